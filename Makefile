@@ -1,0 +1,44 @@
+# make setup   everything a build needs (run, test and lib call it)
+# make run     build, then measure and check all-reduce: make run ARGS="-b 8 -e 1G -f 2"
+# make test    all tests that need no GPU
+# make lib     target/release/libnccl.so.2
+# make check   formatting, lints, documentation, house rules
+# make install PREFIX=/usr/local
+
+PREFIX ?= /usr/local
+ARGS   ?= -b 8 -e 64M -f 8
+
+CARGO_HOME ?= $(HOME)/.cargo
+export PATH := $(CARGO_HOME)/bin:$(PATH)
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: run test lib check setup install
+
+run: lib
+	$(TARGET)/release/hawser perf all_reduce $(ARGS)
+
+# Some tests run the command line tool or load the library: build both before the tests.
+test: setup
+	@echo "test: building"
+	@cargo build --quiet --workspace
+	@cp -f $(TARGET)/debug/libnccl.so $(TARGET)/debug/libnccl.so.2
+	cargo test --workspace
+
+lib: setup
+	@echo "lib: building libnccl.so.2 and hawser (minutes the first time)"
+	@cargo build --quiet --release -p hawser-capi -p hawser-cli
+	@cp -f $(TARGET)/release/libnccl.so $(TARGET)/release/libnccl.so.2
+
+check: setup
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --document-private-items
+	cargo xtask tidy
+
+setup:
+	@scripts/setup.sh
+
+install: lib
+	install -D -m 755 $(TARGET)/release/libnccl.so.2 $(DESTDIR)$(PREFIX)/lib/libnccl.so.2
+	ln -sf libnccl.so.2 $(DESTDIR)$(PREFIX)/lib/libnccl.so
+	install -D -m 755 $(TARGET)/release/hawser $(DESTDIR)$(PREFIX)/bin/hawser

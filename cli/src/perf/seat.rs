@@ -1,0 +1,277 @@
+//! One rank: its communicator, its buffers, what it puts in and what it finds.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use hawser_plan::{Call, Collective, DataType, ReduceOp};
+use hawser_runtime::device::{Device, Memory};
+use hawser_runtime::{Comm, Stream};
+
+use super::collective::{Geometry, Segment, Source, Test};
+use crate::oracle::{Data, Expected};
+
+/// Untouched bytes on both sides of a buffer.
+const GUARD: u64 = 512;
+/// What they hold, and what a receive buffer holds before.
+const PATTERN: u8 = 0xa5;
+
+/// One operation on all ranks.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// Which operation.
+    pub test: Test,
+    /// Element type.
+    pub dtype: DataType,
+    /// Reduction, if it reduces.
+    pub op: Option<ReduceOp>,
+    /// Root; 0 where there is none.
+    pub root: u32,
+    /// Elements.
+    pub geometry: Geometry,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Whether input and output share a buffer.
+    pub in_place: bool,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Wrong elements of the receive buffer.
+    pub wrong: u64,
+    /// Bytes changed outside of it.
+    pub outside: u64,
+}
+
+/// One rank of this thread.
+pub struct Seat {
+    /// Its communicator.
+    pub comm: Comm,
+    rank: u32,
+    device: Arc<dyn Device>,
+    send: Memory,
+    recv: Memory,
+    unalign: u64,
+    registered: Vec<u64>,
+}
+
+impl Case {
+    fn data(&self, seed: u64) -> Data {
+        Data { dtype: self.dtype, op: self.op, ranks: self.ranks, seed }
+    }
+
+    fn bytes(&self, elements: u64) -> u64 {
+        elements * self.dtype.size() as u64
+    }
+
+    /// Bytes of the one buffer of a run in place.
+    fn shared_bytes(&self) -> u64 {
+        self.bytes(self.geometry.send.max(self.geometry.recv))
+    }
+}
+
+impl Seat {
+    /// Allocates buffers for operations of at most `bytes` bytes.
+    ///
+    /// # Errors
+    /// The device has no memory left, or registration failed.
+    pub fn new(comm: Comm, device: Arc<dyn Device>, bytes: u64, unalign: u64, register: bool) -> Result<Self> {
+        let rank = comm.rank();
+        let total = bytes + 2 * GUARD + unalign * 8;
+        let alloc = || device.alloc(total).with_context(|| format!("rank {rank}: no memory for -e {bytes}; lower it"));
+        let (send, recv) = (alloc()?, alloc()?);
+        let mut registered = Vec::new();
+        if register {
+            for memory in [&send, &recv] {
+                registered.push(comm.register(memory.addr, memory.bytes)?);
+            }
+        }
+        Ok(Self { comm, rank, device, send, recv, unalign, registered })
+    }
+
+    /// Undoes [`Seat::new`] and destroys the communicator.
+    ///
+    /// # Errors
+    /// What the runtime reports.
+    pub fn close(self) -> Result<()> {
+        for handle in &self.registered {
+            self.comm.deregister(*handle)?;
+        }
+        self.comm.destroy().with_context(|| format!("rank {}: destroying the communicator", self.rank))
+    }
+
+    /// Fills the buffers for a run of `case`.
+    ///
+    /// # Errors
+    /// A copy to the device failed.
+    pub fn prepare(&self, case: &Case, seed: u64) -> Result<()> {
+        self.device.upload(self.region(&self.recv, case), &self.recv_image(case, seed))?;
+        if !case.in_place {
+            self.device.upload(self.region(&self.send, case), &self.send_image(case, seed))?;
+        }
+        Ok(())
+    }
+
+    /// Compares the buffers after a run of `case` with what belongs there.
+    ///
+    /// # Errors
+    /// A copy from the device failed.
+    pub fn check(&self, case: &Case, seed: u64) -> Result<Findings> {
+        let mut findings = Findings::default();
+        let recv = self.download(&self.recv, case, if case.in_place { case.shared_bytes() } else { case.bytes(case.geometry.recv) })?;
+        if case.test.has_output(self.rank, case.root) {
+            let (guard, end) = (GUARD as usize, recv.len() - GUARD as usize);
+            let is_changed = |b: &&u8| **b != PATTERN;
+            findings.outside += recv[..guard].iter().chain(&recv[end..]).filter(is_changed).count() as u64;
+            let output = if case.in_place { case.test.in_place_offsets(self.rank, case.geometry.count).1 } else { 0 };
+            findings.wrong += self.count_wrong(case, seed, &recv[guard + case.bytes(output) as usize..end]);
+        } else {
+            findings.outside += difference(&recv, &self.recv_image(case, seed));
+        }
+        if !case.in_place {
+            let send = self.download(&self.send, case, case.bytes(case.geometry.send))?;
+            findings.outside += difference(&send, &self.send_image(case, seed));
+        }
+        Ok(findings)
+    }
+
+    /// Puts the operation on the device; [`Test::Hypercube`] is started step by step instead.
+    ///
+    /// # Errors
+    /// What the runtime reports.
+    pub fn start(&self, case: &Case) -> Result<()> {
+        match case.test {
+            Test::One(Collective::SendRecv) => {
+                let (input, output) = self.addresses(case);
+                let bytes = case.bytes(case.geometry.count);
+                self.comm.send(input, bytes, (self.rank + 1) % case.ranks, Stream(0))?;
+                self.comm.recv(output, bytes, (self.rank + case.ranks - 1) % case.ranks, Stream(0))?;
+            }
+            Test::One(_) => {
+                if let Some(call) = self.call(case) {
+                    self.comm.collective(call, Stream(0))?;
+                }
+            }
+            Test::Hypercube => {}
+        }
+        Ok(())
+    }
+
+    /// Step `step` of the hypercube: ranks that differ in that bit exchange all they have.
+    ///
+    /// # Errors
+    /// What the runtime reports.
+    pub fn start_hypercube(&self, case: &Case, step: u32) -> Result<()> {
+        let (input, output) = self.addresses(case);
+        let block = case.bytes(case.geometry.count);
+        let at = |rank: u32| output + u64::from(rank) * block;
+        let peer = self.rank ^ (1 << step);
+        if step == 0 {
+            // The own block moves into place beside the first exchange, which reads the original.
+            if input != at(self.rank) {
+                self.comm.send(input, block, self.rank, Stream(0))?;
+                self.comm.recv(at(self.rank), block, self.rank, Stream(0))?;
+            }
+            if case.ranks > 1 {
+                self.comm.send(input, block, peer, Stream(0))?;
+                self.comm.recv(at(peer), block, peer, Stream(0))?;
+            }
+            return Ok(());
+        }
+        let mine = self.rank >> step << step;
+        self.comm.send(at(mine), block << step, peer, Stream(0))?;
+        self.comm.recv(at(mine ^ (1 << step)), block << step, peer, Stream(0))?;
+        Ok(())
+    }
+
+    /// Waits for everything that was started.
+    ///
+    /// # Errors
+    /// What the device or the communicator reports.
+    pub fn synchronize(&self) -> Result<()> {
+        self.device.synchronize(Stream(0))?;
+        match self.comm.async_error() {
+            Some(error) => Err(anyhow::Error::new(error).context(format!("rank {}", self.rank))),
+            None => Ok(()),
+        }
+    }
+
+    /// The call of `case` on this rank; None if it consists of several.
+    pub fn call(&self, case: &Case) -> Option<Call> {
+        let (input, output) = self.addresses(case);
+        let mut call = case.test.call(case.geometry.count, case.dtype, case.op, case.root)?;
+        call.input = if case.test.has_input(self.rank, case.root) { input } else { 0 };
+        call.output = if case.test.has_output(self.rank, case.root) { output } else { 0 };
+        if call.op == ReduceOp::PreMulSum {
+            call.scalar = case.data(0).scalar(self.rank);
+        }
+        Some(call)
+    }
+
+    fn addresses(&self, case: &Case) -> (u64, u64) {
+        let recv = self.region(&self.recv, case) + GUARD;
+        if !case.in_place {
+            return (self.region(&self.send, case) + GUARD, recv);
+        }
+        let (input, output) = case.test.in_place_offsets(self.rank, case.geometry.count);
+        (recv + case.bytes(input), recv + case.bytes(output))
+    }
+
+    /// First byte of the guard before a buffer.
+    fn region(&self, memory: &Memory, case: &Case) -> u64 {
+        memory.addr + case.bytes(self.unalign)
+    }
+
+    fn download(&self, memory: &Memory, case: &Case, bytes: u64) -> Result<Vec<u8>> {
+        let mut image = vec![0; (bytes + 2 * GUARD) as usize];
+        self.device.download(self.region(memory, case), &mut image)?;
+        Ok(image)
+    }
+
+    fn send_image(&self, case: &Case, seed: u64) -> Vec<u8> {
+        self.image(case, seed, case.bytes(case.geometry.send), Some(0))
+    }
+
+    fn recv_image(&self, case: &Case, seed: u64) -> Vec<u8> {
+        if case.in_place {
+            let (input, _) = case.test.in_place_offsets(self.rank, case.geometry.count);
+            self.image(case, seed, case.shared_bytes(), Some(input))
+        } else {
+            self.image(case, seed, case.bytes(case.geometry.recv), None)
+        }
+    }
+
+    /// A buffer of `bytes` bytes with its guards, and this rank's input from element `input` on.
+    fn image(&self, case: &Case, seed: u64, bytes: u64, input: Option<u64>) -> Vec<u8> {
+        let mut image = vec![PATTERN; (bytes + 2 * GUARD) as usize];
+        if let Some(input) = input.filter(|_| case.test.has_input(self.rank, case.root)) {
+            let first = (GUARD + case.bytes(input)) as usize;
+            let length = case.bytes(case.geometry.send) as usize;
+            case.data(seed).fill(self.rank, &mut image[first..first + length]);
+        }
+        image
+    }
+
+    fn count_wrong(&self, case: &Case, seed: u64, output: &[u8]) -> u64 {
+        let mut rest = output;
+        let mut wrong = 0;
+        for segment in case.test.expected(self.rank, case.ranks, case.root, case.geometry.count) {
+            let (piece, next) = rest.split_at(case.bytes(segment.elements) as usize);
+            wrong += expectation(case, seed, &segment).count_wrong(segment.first, piece);
+            rest = next;
+        }
+        wrong
+    }
+}
+
+fn expectation(case: &Case, seed: u64, segment: &Segment) -> Expected {
+    let data = case.data(seed);
+    match segment.source {
+        Source::Rank(rank) => data.input(rank, case.geometry.send),
+        Source::All => data.reduced(case.op.unwrap_or(ReduceOp::Sum), case.geometry.send),
+    }
+}
+
+fn difference(a: &[u8], b: &[u8]) -> u64 {
+    if a == b { 0 } else { a.iter().zip(b).filter(|(a, b)| a != b).count() as u64 }
+}

@@ -1,0 +1,177 @@
+//! Barrier and sums over all threads of all processes, and how a failure reaches everyone.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use hawser_runtime::Comm;
+
+use super::control::Control;
+
+/// What one thread tells the others.
+pub type Row = [f64; 4];
+
+/// The threads of this process, and through [`Control`] those of the others.
+pub struct Team {
+    threads: usize,
+    timeout: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    control: Control,
+    rows: Vec<Option<Row>>,
+    /// Counts finished exchanges.
+    generation: u64,
+    result: Arc<Vec<Row>>,
+    failure: Option<String>,
+    /// To be aborted when something fails.
+    comms: Vec<Comm>,
+}
+
+impl Team {
+    /// A team of `threads` threads in this process. Every wait is bounded by `timeout`.
+    pub fn new(control: Control, threads: usize, timeout: Duration) -> Self {
+        let state = State {
+            control,
+            rows: vec![None; threads],
+            generation: 0,
+            result: Arc::default(),
+            failure: None,
+            comms: Vec::new(),
+        };
+        Self { threads, timeout, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Communicators that [`Team::fail`] aborts.
+    pub fn register(&self, comms: impl Iterator<Item = Comm>) {
+        self.lock().comms.extend(comms);
+    }
+
+    /// Gives a row and returns the rows of all threads of all processes, in order. Also a barrier.
+    ///
+    /// # Errors
+    /// Some thread failed, or did not come in time.
+    pub fn exchange(&self, thread: usize, row: Row) -> Result<Arc<Vec<Row>>> {
+        let deadline = Instant::now() + self.timeout;
+        let mut state = self.lock();
+        state.rows[thread] = Some(row);
+        let generation = state.generation;
+        if state.rows.iter().all(Option::is_some) && state.failure.is_none() {
+            let outcome = state.exchange_processes();
+            state.generation += 1;
+            self.changed.notify_all();
+            return outcome.map(|()| Arc::clone(&state.result));
+        }
+        while state.generation == generation {
+            if let Some(failure) = &state.failure {
+                return Err(anyhow!("stopped: {failure}"));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let here = state.rows.iter().filter(|r| r.is_some()).count();
+                return Err(anyhow!("only {here} of {} threads arrived within {:?}", self.threads, self.timeout));
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        match &state.failure {
+            Some(failure) => Err(anyhow!("stopped: {failure}")),
+            None => Ok(Arc::clone(&state.result)),
+        }
+    }
+
+    /// Waits for all threads of all processes.
+    ///
+    /// # Errors
+    /// As [`Team::exchange`].
+    pub fn barrier(&self, thread: usize) -> Result<()> {
+        self.exchange(thread, [0.0; 4]).map(drop)
+    }
+
+    /// Tells all threads of this process to stop, and aborts what they wait in. Returns the first
+    /// failure: the cause, whatever followed from it.
+    pub fn fail(&self, text: &str) -> String {
+        let (first, comms) = {
+            let mut state = self.lock();
+            let first = state.failure.get_or_insert_with(|| text.to_owned()).clone();
+            (first, std::mem::take(&mut state.comms))
+        };
+        self.changed.notify_all();
+        for comm in comms {
+            // The communicator is lost either way; the cause is already recorded.
+            let _ = comm.abort();
+        }
+        first
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Runs on the thread that came last.
+    fn exchange_processes(&mut self) -> Result<()> {
+        let mine: Vec<u8> =
+            self.rows.iter_mut().filter_map(Option::take).flatten().flat_map(f64::to_le_bytes).collect();
+        let outcome = self.control.exchange(&mine).map(|all| all.iter().flat_map(|bytes| rows(bytes)).collect());
+        match outcome {
+            Ok(rows) => {
+                self.result = Arc::new(rows);
+                Ok(())
+            }
+            Err(error) => {
+                self.failure.get_or_insert_with(|| format!("{error:#}"));
+                Err(error)
+            }
+        }
+    }
+}
+
+fn rows(bytes: &[u8]) -> Vec<Row> {
+    let word = |b: &[u8]| b.try_into().map_or(f64::NAN, f64::from_le_bytes);
+    let row = |b: &[u8]| std::array::from_fn(|i| word(&b[i * 8..i * 8 + 8]));
+    bytes.chunks_exact(size_of::<Row>()).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::launcher::{Meeting, Place};
+    use super::*;
+
+    fn team(threads: usize) -> Arc<Team> {
+        let place = Place { process: 0, processes: 1, local: 0, launched: false, meeting: Meeting::Alone };
+        let control = Control::meet(&place, Duration::from_secs(60)).expect("alone");
+        Arc::new(Team::new(control, threads, Duration::from_secs(60)))
+    }
+
+    #[test]
+    fn rows_come_back_in_order_round_after_round() {
+        let team = team(3);
+        let threads: Vec<_> = (0..3)
+            .map(|t| {
+                let team = Arc::clone(&team);
+                std::thread::spawn(move || {
+                    (0..100).all(|round| {
+                        let rows = team.exchange(t, [t as f64, f64::from(round), 0.0, 0.0]).expect("exchange");
+                        rows.iter().enumerate().all(|(i, r)| r[0] == i as f64 && r[1] == f64::from(round))
+                    })
+                })
+            })
+            .collect();
+        assert!(threads.into_iter().all(|t| t.join().expect("thread")));
+    }
+
+    #[test]
+    fn a_failure_releases_those_who_wait() {
+        let team = team(2);
+        let waiting = Arc::clone(&team);
+        let thread = std::thread::spawn(move || waiting.barrier(0));
+        assert_eq!(team.fail("rank 1 broke"), "rank 1 broke");
+        assert_eq!(team.fail("follow-up"), "rank 1 broke");
+        let error = thread.join().expect("thread").expect_err("released").to_string();
+        assert!(error.contains("rank 1 broke"), "{error}");
+        assert!(team.barrier(0).is_err());
+    }
+}

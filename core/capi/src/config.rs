@@ -1,0 +1,281 @@
+//! Reading `ncclConfig_t` and `ncclCollConfig_t`: sizes, versions and ranges.
+//!
+//! The caller's struct may be shorter (an older header) or longer (a newer one). What it does not
+//! have is unset; a field that is newer than the version it states is ignored. Unlike NCCL, `minCTAs`
+//! without `maxCTAs` is fine: an unset bound bounds nothing.
+
+use std::ffi::{c_int, c_uint};
+use std::ops::RangeInclusive;
+
+use hawser_runtime::log::{self, Subsys};
+use hawser_runtime::{Config, Error, Result, env};
+
+use crate::args::In;
+use crate::handle::Handle;
+use crate::types::{API_MAGIC, NcclCollConfig, NcclConfig, UNDEF_INT};
+
+/// CTAs of one operation where nobody says otherwise.
+const DEFAULT_MAX_CTAS: u32 = 64;
+/// Longest list of vendor options; a longer one is taken for a cycle.
+const MOST_OPTIONS: usize = 4096;
+
+/// A communicator's configuration after its checks.
+#[derive(Debug, Clone)]
+pub struct CommConfig {
+    /// What the runtime acts on.
+    pub runtime: Config,
+}
+
+impl CommConfig {
+    /// Reads the caller's struct; NULL stands for the defaults.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a struct without initialiser and for a value out of range.
+    pub fn read(config: In<NcclConfig>) -> Result<Self> {
+        let raw = if config.is_null() {
+            NcclConfig::UNDEFINED
+        } else {
+            let raw = config.read_versioned("config", NcclConfig::UNDEFINED, API_MAGIC)?;
+            without_newer_fields(raw)
+        };
+        check(&raw)?;
+        let runtime = Config {
+            // The environment beats the struct, as in NCCL.
+            blocking: env::settings().comm_blocking.unwrap_or(raw.blocking != 0),
+            min_ctas: given(raw.minCTAs),
+            max_ctas: given(raw.maxCTAs),
+            name: In::inside(raw.commName).text(),
+            split_share: raw.splitShare == 1,
+        };
+        Ok(Self { runtime })
+    }
+
+    /// Most CTAs of one operation.
+    pub fn max_ctas(&self) -> u32 {
+        self.runtime.max_ctas.unwrap_or(DEFAULT_MAX_CTAS)
+    }
+}
+
+/// Checks the configuration of one call. What it may ask for and this build cannot do is refused; the
+/// rest are hints and of no effect yet.
+///
+/// # Errors
+/// `InvalidArgument` for a struct without initialiser and for a value out of range; `InvalidUsage`
+/// for an algorithm filter that cannot be kept and for a completion event.
+pub fn check_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<()> {
+    if config.is_null() {
+        return Ok(());
+    }
+    let raw = config.read_versioned("config", NcclCollConfig::UNDEFINED, API_MAGIC)?;
+    let most = c_int::try_from(handle.max_ctas).unwrap_or(c_int::MAX);
+    in_range("minCTAs", raw.minCTAs, 1..=most)?;
+    in_range("maxCTAs", raw.maxCTAs, 1..=most)?;
+    ordered(raw.minCTAs, raw.maxCTAs)?;
+    in_range("nvlsCTAs", raw.nvlsCTAs, 1..=c_int::MAX)?;
+    in_range("cgaClusterSize", raw.cgaClusterSize, 0..=8)?;
+    in_range("forceAlgSelection", raw.forceAlgSelection, 0..=1)?;
+    in_range("CTAPolicy", raw.CTAPolicy, 0..=3)?;
+    let options = options(&raw)?;
+    if options > 0 {
+        log::info(Subsys::Coll, || format!("config->ext: {options} options, none of them Hawser's, ignored"));
+    }
+    algorithm_filter(&raw)?;
+    // The event came with 2.32; in an older header's struct these bytes are the caller's next variable.
+    if raw.version >= 23200 && !raw.launchCompletionEvent.is_null() {
+        return Err(Error::invalid_usage("config->launchCompletionEvent is not offered at this API level")
+            .remedy("leave it NULL and record an event on the stream after the call"));
+    }
+    Ok(())
+}
+
+/// First version whose header has the field (NCCL's gates), with what unsets it.
+type Gate = (c_uint, fn(&mut NcclConfig));
+
+const GATES: [Gate; 9] = [
+    (21400, |c| c.blocking = UNDEF_INT),
+    (21700, |c| {
+        (c.cgaClusterSize, c.minCTAs, c.maxCTAs) = (UNDEF_INT, UNDEF_INT, UNDEF_INT);
+        (c.netName, c.splitShare) = (std::ptr::null(), UNDEF_INT);
+    }),
+    (22500, |c| c.trafficClass = UNDEF_INT),
+    (22700, |c| {
+        c.commName = std::ptr::null();
+        (c.collnetEnable, c.CTAPolicy, c.shrinkShare, c.nvlsCTAs) =
+            (UNDEF_INT, UNDEF_INT, UNDEF_INT, UNDEF_INT);
+    }),
+    (22800, |c| (c.nChannelsPerNetPeer, c.nvlinkCentricSched) = (UNDEF_INT, UNDEF_INT)),
+    (22900, |c| (c.graphUsageMode, c.numRmaCtx) = (UNDEF_INT, UNDEF_INT)),
+    (23000, |c| c.maxP2pPeers = UNDEF_INT),
+    (23005, |c| c.graphStreamOrdering = UNDEF_INT),
+    (23100, |c| {
+        (c.launchOrderImplicit, c.numRmaSig, c.rmaEagerInit) = (UNDEF_INT, UNDEF_INT, UNDEF_INT);
+        (c.hostCftMode, c.nvlsHostMode) = (UNDEF_INT, UNDEF_INT);
+    }),
+];
+
+fn without_newer_fields(mut config: NcclConfig) -> NcclConfig {
+    let version = config.version;
+    for (_, unset) in GATES.iter().filter(|(since, _)| version < *since) {
+        unset(&mut config);
+    }
+    config
+}
+
+fn check(c: &NcclConfig) -> Result<()> {
+    let positive = 1..=c_int::MAX;
+    in_range("blocking", c.blocking, 0..=1)?;
+    in_range("cgaClusterSize", c.cgaClusterSize, 0..=8)?;
+    in_range("minCTAs", c.minCTAs, positive.clone())?;
+    in_range("maxCTAs", c.maxCTAs, positive.clone())?;
+    ordered(c.minCTAs, c.maxCTAs)?;
+    in_range("splitShare", c.splitShare, 0..=1)?;
+    in_range("collnetEnable", c.collnetEnable, 0..=1)?;
+    in_range("CTAPolicy", c.CTAPolicy, 0..=3)?;
+    in_range("shrinkShare", c.shrinkShare, 0..=1)?;
+    in_range("nvlsCTAs", c.nvlsCTAs, positive.clone())?;
+    in_range("nChannelsPerNetPeer", c.nChannelsPerNetPeer, 1..=64)?;
+    in_range("nvlinkCentricSched", c.nvlinkCentricSched, 0..=1)?;
+    in_range("graphUsageMode", c.graphUsageMode, 0..=2)?;
+    in_range("numRmaCtx", c.numRmaCtx, positive.clone())?;
+    in_range("maxP2pPeers", c.maxP2pPeers, positive)?;
+    in_range("graphStreamOrdering", c.graphStreamOrdering, 0..=1)?;
+    in_range("launchOrderImplicit", c.launchOrderImplicit, 0..=1)?;
+    in_range("rmaEagerInit", c.rmaEagerInit, 0..=1)?;
+    in_range("hostCftMode", c.hostCftMode, 1..=3)
+}
+
+fn in_range(field: &str, value: c_int, allowed: RangeInclusive<c_int>) -> Result<()> {
+    if value == UNDEF_INT || allowed.contains(&value) {
+        return Ok(());
+    }
+    let (low, high) = (allowed.start(), allowed.end());
+    let allowed = if *high == c_int::MAX { format!("{low} or more") } else { format!("{low} to {high}") };
+    Err(Error::invalid_argument(format!("config->{field} is {value}"))
+        .remedy(format!("use {allowed}, or leave NCCL_CONFIG_UNDEF_INT for the default")))
+}
+
+fn ordered(min: c_int, max: c_int) -> Result<()> {
+    if min == UNDEF_INT || max == UNDEF_INT || min <= max {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!("config->minCTAs is {min}, more than config->maxCTAs {max}"))
+        .remedy("make minCTAs the smaller one, or leave one of them unset"))
+}
+
+fn given(value: c_int) -> Option<u32> {
+    u32::try_from(value).ok()
+}
+
+/// Walks the vendor options. Hawser has none of its own yet, and other vendors' are not for it.
+fn options(config: &NcclCollConfig) -> Result<usize> {
+    let mut next = config.ext;
+    for count in 0..MOST_OPTIONS {
+        if next.is_null() {
+            return Ok(count);
+        }
+        next = In::inside(next).read("config->ext")?.next;
+    }
+    Err(Error::invalid_argument(format!("config->ext has more than {MOST_OPTIONS} entries"))
+        .remedy("end the list with next = NULL"))
+}
+
+fn algorithm_filter(config: &NcclCollConfig) -> Result<()> {
+    let Some(filter) = In::inside(config.algSelection).text().filter(|text| !text.trim().is_empty()) else {
+        return Ok(());
+    };
+    if config.forceAlgSelection == 0 {
+        log::info(Subsys::Tuning, || {
+            format!("config->algSelection \"{filter}\" is ignored: not offered at this API level")
+        });
+        return Ok(());
+    }
+    Err(Error::invalid_usage(format!("config->algSelection \"{filter}\" cannot be kept at this API level"))
+        .remedy("set NCCL_ALGO or NCCL_PROTO for the process, or forceAlgSelection = 0, or leave algSelection NULL"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hawser_runtime::ErrorKind;
+
+    fn read(config: &NcclConfig) -> Result<CommConfig> {
+        CommConfig::read(In::inside(config))
+    }
+
+    #[test]
+    fn null_and_untouched_structs_give_the_defaults() {
+        for config in [CommConfig::read(In::NULL).unwrap(), read(&NcclConfig::UNDEFINED).unwrap()] {
+            assert!(config.runtime.blocking && !config.runtime.split_share);
+            assert_eq!((config.runtime.min_ctas, config.runtime.max_ctas), (None, None));
+            assert_eq!(config.max_ctas(), DEFAULT_MAX_CTAS);
+        }
+    }
+
+    #[test]
+    fn fields_reach_the_runtime() {
+        let name = c"trainer";
+        let raw = NcclConfig {
+            blocking: 0,
+            minCTAs: 4,
+            maxCTAs: 8,
+            splitShare: 1,
+            commName: name.as_ptr(),
+            ..NcclConfig::UNDEFINED
+        };
+        let config = read(&raw).unwrap().runtime;
+        assert!(!config.blocking && config.split_share);
+        assert_eq!((config.min_ctas, config.max_ctas), (Some(4), Some(8)));
+        assert_eq!(config.name.as_deref(), Some("trainer"));
+    }
+
+    #[test]
+    fn min_without_max_is_accepted() {
+        assert_eq!(
+            read(&NcclConfig { minCTAs: 16, ..NcclConfig::UNDEFINED }).unwrap().runtime.min_ctas,
+            Some(16)
+        );
+    }
+
+    #[test]
+    fn a_short_struct_ends_where_it_says() {
+        // 2.14's header: 24 bytes with blocking as the only field; what follows is the caller's own memory.
+        let raw = NcclConfig { size: 24, version: 21400, blocking: 0, minCTAs: -77, ..NcclConfig::UNDEFINED };
+        assert!(!read(&raw).unwrap().runtime.blocking);
+    }
+
+    #[test]
+    fn a_long_struct_is_read_as_far_as_it_is_known() {
+        let raw = NcclConfig { size: 4096, version: 29900, maxCTAs: 2, ..NcclConfig::UNDEFINED };
+        assert_eq!(read(&raw).unwrap().runtime.max_ctas, Some(2));
+    }
+
+    #[test]
+    fn fields_newer_than_the_stated_version_are_ignored() {
+        let raw = NcclConfig { version: 22600, graphUsageMode: 99, CTAPolicy: 99, ..NcclConfig::UNDEFINED };
+        read(&raw).unwrap();
+        let error = read(&NcclConfig { version: 22900, ..raw }).unwrap_err();
+        assert!(error.text.contains("CTAPolicy"), "{error}");
+    }
+
+    #[test]
+    fn wrong_structs_are_refused_with_the_field() {
+        let base = NcclConfig::UNDEFINED;
+        for (raw, word) in [
+            (NcclConfig { magic: 1, ..base }, "magic"),
+            (NcclConfig { size: 8, ..base }, "size"),
+            (NcclConfig { blocking: 2, ..base }, "blocking"),
+            (NcclConfig { cgaClusterSize: 9, ..base }, "cgaClusterSize"),
+            (NcclConfig { minCTAs: 0, ..base }, "minCTAs"),
+            (NcclConfig { maxCTAs: -5, ..base }, "maxCTAs"),
+            (NcclConfig { minCTAs: 9, maxCTAs: 8, ..base }, "minCTAs"),
+            (NcclConfig { splitShare: 3, ..base }, "splitShare"),
+            (NcclConfig { CTAPolicy: 4, ..base }, "CTAPolicy"),
+            (NcclConfig { nChannelsPerNetPeer: 65, ..base }, "nChannelsPerNetPeer"),
+            (NcclConfig { graphUsageMode: 3, ..base }, "graphUsageMode"),
+        ] {
+            let error = read(&raw).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::InvalidArgument);
+            assert!(error.text.contains(word), "{word}: {error}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The table of live communicators: what an `ncclComm_t` stands for.
+//!
+//! A handle is the address of a small tag that is never freed, so a value is never used twice and a
+//! handle that was destroyed, or was never one, is told apart from a live one without following it.
+//! The tags (16 bytes each) and their entries are the price of that.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use hawser_runtime::{Comm, Error, ErrorKind, Result};
+
+use crate::mem::Windows;
+use crate::redop::UserOps;
+
+/// An `ncclComm_t` as it comes from C.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct CommPtr(*const c_void);
+
+/// A live communicator and what C has attached to it.
+pub struct Handle {
+    /// The runtime's communicator.
+    pub comm: Comm,
+    /// Whether calls wait; otherwise they may return `ncclInProgress`.
+    pub blocking: bool,
+    /// Most CTAs of one operation, as its configuration says.
+    pub max_ctas: u32,
+    /// Reductions made by `ncclRedOpCreatePreMulSum`.
+    pub ops: UserOps,
+    /// Windows made by `ncclCommWindowRegister`.
+    pub windows: Windows,
+}
+
+enum Slot {
+    Live(Arc<Handle>),
+    /// How it ended.
+    Dead(&'static str),
+}
+
+type Shard = RwLock<BTreeMap<usize, Slot>>;
+
+/// Several locks, so that threads with communicators of their own do not meet.
+static SHARDS: [Shard; 16] = [const { RwLock::new(BTreeMap::new()) }; 16];
+
+impl CommPtr {
+    /// What C gets where there is no communicator.
+    pub const NULL: Self = CommPtr(std::ptr::null());
+
+    /// Whether C passed NULL.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Enters a communicator into the table.
+    pub fn publish(comm: Comm, blocking: bool, max_ctas: u32) -> (Self, Arc<Handle>) {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let tag: &'static [u64; 2] = Box::leak(Box::new([u64::from_le_bytes(*b"HAWSERCM"), serial]));
+        let pointer = CommPtr(tag.as_ptr().cast());
+        let handle = Arc::new(Handle {
+            comm,
+            blocking,
+            max_ctas,
+            ops: UserOps::default(),
+            windows: Windows::default(),
+        });
+        write(pointer.shard()).insert(pointer.key(), Slot::Live(handle.clone()));
+        (pointer, handle)
+    }
+
+    /// The communicator, whatever its state.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for NULL, for what is no communicator and for one that was destroyed or aborted.
+    pub fn live(self) -> Result<Arc<Handle>> {
+        match read(self.shard()).get(&self.key()) {
+            Some(Slot::Live(handle)) => Ok(handle.clone()),
+            Some(Slot::Dead(how)) => Err(self.dead(how)),
+            None => Err(self.unknown()),
+        }
+    }
+
+    /// The communicator, if no call on it is still in progress.
+    ///
+    /// # Errors
+    /// As [`CommPtr::live`], and `InvalidArgument` before a non-blocking call is over.
+    pub fn ready(self) -> Result<Arc<Handle>> {
+        let handle = self.live()?;
+        if !handle.blocking
+            && handle.comm.async_error().is_some_and(|error| error.kind == ErrorKind::InProgress)
+        {
+            return Err(Error::invalid_argument(format!(
+                "a call on communicator {:?} is still in progress",
+                self.0
+            ))
+            .remedy("poll ncclCommGetAsyncError until it says ncclSuccess"));
+        }
+        Ok(handle)
+    }
+
+    /// Takes the communicator out of the table and ends it with `end`. A refusal because of how it
+    /// was called leaves it as it was; after anything else the handle is dead.
+    pub fn retire(self, how: &'static str, end: impl FnOnce(&Comm) -> Result<()>) -> Result<()> {
+        let handle = self.take(how)?;
+        let outcome = end(&handle.comm);
+        if outcome
+            .as_ref()
+            .is_err_and(|e| matches!(e.kind, ErrorKind::InvalidUsage | ErrorKind::InvalidArgument))
+        {
+            write(self.shard()).insert(self.key(), Slot::Live(handle));
+        }
+        outcome
+    }
+
+    fn take(self, how: &'static str) -> Result<Arc<Handle>> {
+        let mut shard = write(self.shard());
+        let slot = shard.get_mut(&self.key()).ok_or_else(|| self.unknown())?;
+        match std::mem::replace(slot, Slot::Dead(how)) {
+            Slot::Live(handle) => Ok(handle),
+            Slot::Dead(earlier) => {
+                *slot = Slot::Dead(earlier);
+                Err(self.dead(earlier))
+            }
+        }
+    }
+
+    fn key(self) -> usize {
+        self.0 as usize
+    }
+
+    fn shard(self) -> &'static Shard {
+        &SHARDS[(self.key() >> 5) % SHARDS.len()]
+    }
+
+    fn unknown(self) -> Error {
+        if self.is_null() {
+            return Error::invalid_argument("comm is NULL")
+                .remedy("pass a communicator made by an ncclCommInit function");
+        }
+        Error::invalid_argument(format!("comm {:?} is not a communicator of this library", self.0))
+            .remedy("pass the value that ncclCommInitRank or its kin stored, and load only one libnccl.so.2")
+    }
+
+    fn dead(self, how: &str) -> Error {
+        Error::invalid_argument(format!("communicator {:?} was {how}", self.0))
+            .remedy("do not use it any more")
+    }
+}
+
+impl Handle {
+    /// What a call on this communicator returns: success, or the state of a non-blocking one.
+    pub fn progress(&self) -> Result<()> {
+        if self.blocking { Ok(()) } else { self.comm.async_error().map_or(Ok(()), Err) }
+    }
+
+    /// Puts the rank in front of an error.
+    pub fn name<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|e| {
+            let rank = format!("rank {}", self.comm.rank());
+            if e.text.contains(&rank) { e } else { e.context(rank) }
+        })
+    }
+}
+
+/// All live communicators, for texts that name another one.
+pub fn all() -> Vec<Arc<Handle>> {
+    let live = |slot: &Slot| if let Slot::Live(handle) = slot { Some(handle.clone()) } else { None };
+    SHARDS.iter().flat_map(|shard| read(shard).values().filter_map(live).collect::<Vec<_>>()).collect()
+}
+
+fn read(shard: &'static Shard) -> RwLockReadGuard<'static, BTreeMap<usize, Slot>> {
+    shard.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write(shard: &'static Shard) -> RwLockWriteGuard<'static, BTreeMap<usize, Slot>> {
+    shard.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+// SAFETY: an address that is compared, never followed.
+unsafe impl Send for CommPtr {}

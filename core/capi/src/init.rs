@@ -1,0 +1,145 @@
+//! Making communicators: from unique ids, for all devices of a process, and by splitting.
+
+use std::ffi::c_int;
+
+use hawser_runtime::{Comm, Error, Result, UniqueId, device, unique_id};
+
+use crate::args::{In, Out};
+use crate::config::CommConfig;
+use crate::handle::CommPtr;
+use crate::types::{IdBytes, NcclConfig, SPLIT_NOCOLOR};
+
+/// Most ranks of a communicator.
+const MOST_RANKS: c_int = 1024;
+
+nccl_api! {
+    /// Makes an id for a new communicator and starts the thread at which its ranks meet.
+    fn ncclGetUniqueId / pncclGetUniqueId(uniqueId: Out<IdBytes>) {
+        uniqueId.check("uniqueId")?;
+        uniqueId.set("uniqueId", IdBytes(unique_id()?.to_bytes()))
+    }
+
+    /// Joins a communicator as `rank` of `nranks` with the current device. All ranks call it.
+    fn ncclCommInitRank / pncclCommInitRank(comm: Out<CommPtr>, nranks: c_int, commId: IdBytes, rank: c_int) {
+        init(comm, nranks, &[commId], rank, In::NULL)
+    }
+
+    /// As `ncclCommInitRank`, with a configuration (NULL for the defaults).
+    fn ncclCommInitRankConfig / pncclCommInitRankConfig(
+        comm: Out<CommPtr>, nranks: c_int, commId: IdBytes, rank: c_int, config: In<NcclConfig>,
+    ) {
+        init(comm, nranks, &[commId], rank, config)
+    }
+
+    /// As `ncclCommInitRankConfig`, with several ids that share the work of meeting.
+    fn ncclCommInitRankScalable / pncclCommInitRankScalable(
+        newcomm: Out<CommPtr>, nranks: c_int, myrank: c_int, nId: c_int, commIds: In<IdBytes>, config: In<NcclConfig>,
+    ) {
+        check_size(newcomm, nranks, myrank)?;
+        let ids = commIds.read_all("commIds", id_count(nId, nranks)?)?;
+        init(newcomm, nranks, &ids, myrank, config)
+    }
+
+    /// One communicator per device of the list (NULL: devices 0 to ndev-1), all in this process.
+    fn ncclCommInitAll / pncclCommInitAll(comm: Out<CommPtr>, ndev: c_int, devlist: In<c_int>) {
+        comm.check("comm")?;
+        let comms = Comm::init_all(&ordinals(ndev, devlist)?)?;
+        let config = CommConfig::read(In::NULL)?;
+        let publish = |c| CommPtr::publish(c, config.runtime.blocking, config.max_ctas()).0;
+        comm.set_all("comm", comms.into_iter().map(publish))
+    }
+
+    /// Parts a communicator by colour; `key` orders the ranks of a part. Colour -1 joins none and gets NULL.
+    fn ncclCommSplit / pncclCommSplit(
+        comm: CommPtr, color: c_int, key: c_int, newcomm: Out<CommPtr>, config: In<NcclConfig>,
+    ) {
+        let parent = comm.ready()?;
+        newcomm.set("newcomm", CommPtr::NULL)?;
+        check_color(color)?;
+        let config = if config.is_null() { None } else { Some(CommConfig::read(config)?) };
+        let (blocking, max_ctas) = config.as_ref().map_or((parent.blocking, parent.max_ctas), |c| (c.runtime.blocking, c.max_ctas()));
+        let part = parent.name(parent.comm.split(color, key, config.map(|c| c.runtime)))?;
+        let Some(part) = part else { return parent.progress() };
+        let (pointer, handle) = CommPtr::publish(part, blocking, max_ctas);
+        newcomm.set("newcomm", pointer)?;
+        handle.progress()
+    }
+}
+
+fn init(
+    comm: Out<CommPtr>,
+    nranks: c_int,
+    ids: &[IdBytes],
+    rank: c_int,
+    config: In<NcclConfig>,
+) -> Result<()> {
+    let (ranks, rank) = check_size(comm, nranks, rank)?;
+    comm.set("comm", CommPtr::NULL)?;
+    let at = |error: Error| error.context(format!("rank {rank} of {ranks}"));
+    let config = CommConfig::read(config).map_err(at)?;
+    let ids: Vec<UniqueId> =
+        ids.iter().map(|id| UniqueId::from_bytes(&id.0)).collect::<Result<_>>().map_err(at)?;
+    let made = Comm::init(&ids, ranks, rank, device::current()?, config.runtime.clone())?;
+    let (pointer, handle) = CommPtr::publish(made, config.runtime.blocking, config.max_ctas());
+    comm.set("comm", pointer)?;
+    handle.progress()
+}
+
+fn check_size(comm: Out<CommPtr>, nranks: c_int, rank: c_int) -> Result<(u32, u32)> {
+    comm.check("comm")?;
+    if !(1..=MOST_RANKS).contains(&nranks) {
+        return Err(Error::invalid_argument(format!(
+            "nranks {nranks} is not a number of ranks (this is rank {rank})"
+        ))
+        .remedy(format!("use 1 to {MOST_RANKS}")));
+    }
+    if !(0..nranks).contains(&rank) {
+        return Err(Error::invalid_argument(format!("rank {rank} is not a rank of {nranks}"))
+            .remedy(format!("give each rank its own number from 0 to {}", nranks - 1)));
+    }
+    Ok((nranks.unsigned_abs(), rank.unsigned_abs()))
+}
+
+fn id_count(count: c_int, nranks: c_int) -> Result<usize> {
+    usize::try_from(count).ok().filter(|_| (1..=nranks).contains(&count)).ok_or_else(|| {
+        Error::invalid_argument(format!("nId {count} is not a number of unique ids for {nranks} ranks"))
+            .remedy(format!("use 1 to {nranks}, the same on every rank"))
+    })
+}
+
+fn ordinals(count: c_int, list: In<c_int>) -> Result<Vec<u32>> {
+    if !(1..=MOST_RANKS).contains(&count) {
+        return Err(Error::invalid_argument(format!("ndev {count} is not a number of devices"))
+            .remedy(format!("use 1 to {MOST_RANKS}")));
+    }
+    let count = count.unsigned_abs();
+    let wanted = if list.is_null() {
+        (0..count.cast_signed()).collect()
+    } else {
+        list.read_all("devlist", count as usize)?
+    };
+    let present = device::count();
+    let mut seen = std::collections::BTreeSet::new();
+    let check = |(rank, ordinal): (usize, c_int)| {
+        let valid = u32::try_from(ordinal).ok().filter(|o| *o < present).ok_or_else(|| {
+            Error::invalid_argument(format!(
+                "device {ordinal} of rank {rank} does not exist: this process sees {present}"
+            ))
+            .remedy("check devlist and CUDA_VISIBLE_DEVICES")
+        })?;
+        if seen.insert(valid) {
+            return Ok(valid);
+        }
+        Err(Error::invalid_usage(format!("device {ordinal} is in devlist twice, again for rank {rank}"))
+            .remedy("name each device once"))
+    };
+    wanted.into_iter().enumerate().map(check).collect()
+}
+
+fn check_color(color: c_int) -> Result<()> {
+    if color >= 0 || color == SPLIT_NOCOLOR {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!("color {color} is negative"))
+        .remedy("use 0 or more, or NCCL_SPLIT_NOCOLOR (-1) to join no part"))
+}

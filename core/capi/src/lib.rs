@@ -1,0 +1,38 @@
+//! Hawser's C interface: what a program finds in `libnccl.so.2`.
+//!
+//! ```text
+//! ncclX, pncclX ─► guard (panics, last error, trace) ─► body: check arguments ─► hawser-runtime
+//! ```
+//!
+//! Every name that NCCL 2.32.3 exports is here, as `ncclX` and `pncclX` (a profiler interposes the
+//! first and forwards to the second), and nothing else. Both call one private body, never each
+//! other. A function that this API level does not offer returns `ncclInvalidUsage` and leaves a text.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `macros` | how a function is declared; the guard at the C boundary |
+//! | `args` | pointers and numbers from C, checked where they are used |
+//! | `handle` | the table of live communicators |
+//! | `types`, `config` | layouts, and how versioned structs are read |
+//! | `init`, `comm` | communicators: make, split, end, ask |
+//! | `coll`, `p2p`, `redop` | work on a stream, groups, reductions of the user |
+//! | `mem`, `info` | buffers and windows; version and errors |
+//! | `device_api`, `later`, `param` | names that exist, and what they answer for now |
+
+#[macro_use]
+mod macros;
+
+mod args;
+mod coll;
+mod comm;
+mod config;
+mod device_api;
+mod handle;
+mod info;
+mod init;
+mod later;
+mod mem;
+mod p2p;
+mod param;
+mod redop;
+mod types;

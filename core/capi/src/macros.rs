@@ -1,0 +1,132 @@
+//! How an exported function is declared, and the guard between it and C.
+
+use std::any::Any;
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use hawser_runtime::log::{self, Subsys};
+use hawser_runtime::{Error, ErrorKind, Result, env, last_error, set_last_error};
+
+use crate::types::result;
+
+/// Declares exported functions. Each gets a private body and two names that call it.
+///
+/// `fn ncclX / pncclX(args) { … }` has a body of type `Result<()>` and returns an `ncclResult_t`.
+/// `fn ncclX / pncclX(args) -> T, else fallback { … }` has a body of type `Result<T>` and returns
+/// `fallback` after an error, whose text is kept for `ncclGetLastError`.
+macro_rules! nccl_api {
+    ($($(#[doc = $doc:literal])* fn $name:ident / $twin:ident($($arg:ident: $type:ty),* $(,)?)
+        $(-> $value:ty, else $fallback:expr,)? $body:block)*) => {$(
+        const _: () = {
+            $(#[doc = $doc])*
+            fn body($($arg: $type),*) -> nccl_api!(@type $($value)?) {
+                let run = move || -> hawser_runtime::Result<nccl_api!(@result $($value)?)> {
+                    $crate::macros::trace(stringify!($name), &[$((stringify!($arg), &$arg)),*]);
+                    $body
+                };
+                nccl_api!(@guard stringify!($name), run $(, $value, $fallback)?)
+            }
+
+            /// # Safety
+            /// Pointers are NULL or what NCCL's documentation of the function asks for.
+            #[allow(non_snake_case)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> nccl_api!(@type $($value)?) {
+                body($($arg),*)
+            }
+
+            /// # Safety
+            /// As its twin without the `p`.
+            #[allow(non_snake_case)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $twin($($arg: $type),*) -> nccl_api!(@type $($value)?) {
+                body($($arg),*)
+            }
+        };
+    )*};
+    (@type) => { std::ffi::c_int };
+    (@type $value:ty) => { $value };
+    (@result) => { () };
+    (@result $value:ty) => { $value };
+    (@guard $name:expr, $run:ident) => { $crate::macros::guard($name, $run) };
+    (@guard $name:expr, $run:ident, $value:ty, $fallback:expr) => {
+        $crate::macros::guard_value($name, $fallback, $run)
+    };
+}
+
+/// Runs a body, keeps its error for `ncclGetLastError` and gives NCCL's result code. A panic becomes
+/// `ncclInternalError`.
+pub fn guard(api: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
+    match caught(api, body) {
+        Ok(()) => result::SUCCESS,
+        Err(error) => result::of(error.kind),
+    }
+}
+
+/// As [`guard`] for functions that do not return a result code.
+pub fn guard_value<T>(api: &'static str, fallback: T, body: impl FnOnce() -> Result<T>) -> T {
+    caught(api, body).unwrap_or(fallback)
+}
+
+/// Logs a call with its arguments at `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=CALL`.
+pub fn trace(api: &str, args: &[(&str, &dyn std::fmt::Debug)]) {
+    env::settings(); // the first call of the process sets up the log
+    log::info(Subsys::Call, || {
+        let args: Vec<String> = args.iter().map(|(name, value)| format!("{name}={value:?}")).collect();
+        format!("{api}({})", args.join(", "))
+    });
+}
+
+fn caught<T>(api: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(bug(&*panic)));
+    // Recording runs foreign code too (locks, the log): nothing may escape from it either.
+    catch_unwind(AssertUnwindSafe(|| outcome.inspect_err(|error| record(api, error))))
+        .unwrap_or_else(|panic| Err(bug(&*panic)))
+}
+
+/// Puts the function's name in front of the text and keeps it. The runtime may have logged it already.
+fn record(api: &str, error: &Error) {
+    if error.kind == ErrorKind::InProgress {
+        return;
+    }
+    let text =
+        if error.text.starts_with(api) { error.text.clone() } else { format!("{api}: {}", error.text) };
+    let latest = last_error();
+    if latest == error.text || latest == text { set_last_error(&text) } else { log::warn(&text) }
+}
+
+fn bug(panic: &(dyn Any + Send)) -> Error {
+    let said = panic.downcast_ref::<&str>().copied();
+    let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+    Error::internal(format!("a bug in Hawser stopped this call ({said})"))
+        .remedy("please report it with the output of NCCL_DEBUG=INFO; abort the communicator before going on")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_internal_error_with_a_text() {
+        let code = guard("ncclTest", || panic!("lost {}", 42));
+        assert_eq!(code, result::INTERNAL_ERROR);
+        let text = last_error();
+        assert!(text.starts_with("ncclTest: ") && text.contains("lost 42"), "{text}");
+
+        assert_eq!(guard_value("ncclTest", 7, || -> Result<i32> { panic!("static text") }), 7);
+        assert!(last_error().contains("static text"));
+    }
+
+    #[test]
+    fn every_kind_has_its_code() {
+        for kind in ErrorKind::ALL {
+            let code = guard("ncclTest", || Err(Error::new(kind, "because")));
+            assert!((1..=7).contains(&code), "{kind:?} gave {code}");
+        }
+        assert_eq!(
+            guard("ncclTest", || Err(Error::new(ErrorKind::InProgress, "later"))),
+            result::IN_PROGRESS
+        );
+        assert_eq!(guard("ncclTest", || Ok(())), result::SUCCESS);
+    }
+}

@@ -1,0 +1,77 @@
+//! Send, receive and groups.
+
+use std::ffi::{c_int, c_void};
+
+use hawser_runtime::{Error, Result, Stream, group};
+
+use crate::args::{self, Out};
+use crate::handle::{CommPtr, Handle};
+use crate::types::{SIM_INFO_MAGIC, SimInfo};
+
+nccl_api! {
+    /// Sends `count` elements to `peer`, which receives as many of the same type.
+    fn ncclSend / pncclSend(
+        sendbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr, stream: *const c_void,
+    ) {
+        message(comm, "sendbuff", sendbuff, count, datatype, peer, |handle, addr, bytes, peer| {
+            handle.comm.send(addr, bytes, peer, Stream(stream as u64))
+        })
+    }
+
+    /// Receives `count` elements from `peer`.
+    fn ncclRecv / pncclRecv(
+        recvbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr, stream: *const c_void,
+    ) {
+        message(comm, "recvbuff", recvbuff, count, datatype, peer, |handle, addr, bytes, peer| {
+            handle.comm.recv(addr, bytes, peer, Stream(stream as u64))
+        })
+    }
+
+    /// Opens a group; groups nest.
+    fn ncclGroupStart / pncclGroupStart() {
+        group::start()
+    }
+
+    /// Closes a group; the outermost one launches what was collected.
+    fn ncclGroupEnd / pncclGroupEnd() {
+        group::end()
+    }
+
+    /// Closes a group and estimates its time in microseconds; nothing is launched.
+    fn ncclGroupSimulateEnd / pncclGroupSimulateEnd(simInfo: Out<SimInfo>) {
+        // The group is closed in any case, as in NCCL.
+        let time = group::simulate_end();
+        let unset = SimInfo { size: 0, magic: 0, version: 0, estimated_time: -1.0 };
+        let given = simInfo.input().read_versioned("simInfo", unset, SIM_INFO_MAGIC)?;
+        simInfo.set_prefix("simInfo", &SimInfo { estimated_time: time?, ..given }, given.size)
+    }
+}
+
+/// Tells an open group about an error of a call that belongs to it: its end must fail too.
+pub fn grouped(outcome: Result<()>) -> Result<()> {
+    outcome.inspect_err(group::fail)
+}
+
+fn message(
+    comm: CommPtr,
+    name: &str,
+    buffer: *const c_void,
+    count: usize,
+    datatype: c_int,
+    peer: c_int,
+    submit: impl FnOnce(&Handle, u64, u64, u32) -> Result<()>,
+) -> Result<()> {
+    let checked = |handle: &Handle| {
+        let size = args::data_type(datatype)?.size();
+        let peer = args::rank("peer", peer, handle.comm.ranks())?;
+        let bytes =
+            count.checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
+                Error::invalid_argument(format!("count {count} of {size} bytes exceeds the address space"))
+                    .remedy("pass the count in elements")
+            })?;
+        let addr = if bytes == 0 { buffer as u64 } else { args::buffer(name, buffer, bytes)? };
+        submit(handle, addr, bytes as u64, peer)?;
+        handle.progress()
+    };
+    grouped(comm.ready().and_then(|handle| handle.name(checked(&handle))))
+}

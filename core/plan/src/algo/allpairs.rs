@@ -1,0 +1,68 @@
+//! Everyone to everyone: one hop for a reduce-scatter or an all-gather, two for an all-reduce.
+//!
+//! Every chunk has one reducer. It takes its peers in ascending order, at most [`MAX_FAN`] per
+//! step; its own operand comes at its place among the first [`MAX_FAN`] peers, or after them for a
+//! rank above. Later groups fold onto the partial result, which is kept in the output. One reducer
+//! per chunk makes the results of all ranks equal to the last bit.
+
+use super::{ProgramKey, others};
+use crate::ir::build::{copy_send, input, output, recv, recv_reduce_copy, recv_reduce_copy_send, send};
+use crate::ir::{MAX_FAN, RankProgram, Ref, Step};
+
+/// Above this, a rank's steps (two per peer) and FIFOs are better spent on rings and trees.
+pub const MAX_RANKS: u32 = 64;
+
+/// Reduce-scatter over `ranks` chunks, then all-gather; the last reduction sends at once.
+pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+    let mut steps = scatter_steps(key, rank);
+    let peers: Vec<u32> = others(rank, key.ranks).collect();
+    let (first, rest) = peers.split_at(peers.len().min(MAX_FAN));
+    reduction(&mut steps, key, rank, output(rank), first);
+    steps.extend(rest.chunks(MAX_FAN).map(|group| send(output(rank), group.to_vec())));
+    steps.extend(gather_steps(key, rank));
+    RankProgram::single(steps)
+}
+
+/// Block `b` goes to rank `b`, which reduces it.
+pub fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
+    let mut steps = scatter_steps(key, rank);
+    reduction(&mut steps, key, rank, output(0), &[]);
+    RankProgram::single(steps)
+}
+
+/// Everyone sends its block to all.
+pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
+    let peers: Vec<u32> = others(rank, key.ranks).collect();
+    let (first, rest) = peers.split_at(peers.len().min(MAX_FAN));
+    let mut steps = vec![copy_send(input(0), output(rank), first.to_vec())];
+    steps.extend(rest.chunks(MAX_FAN).map(|group| send(input(0), group.to_vec())));
+    steps.extend(gather_steps(key, rank));
+    RankProgram::single(steps)
+}
+
+fn scatter_steps(key: &ProgramKey, rank: u32) -> Vec<Step> {
+    others(rank, key.ranks).map(|peer| send(input(peer), vec![peer])).collect()
+}
+
+/// Receives in the order in which the peers send: the nearest predecessor sends to us first.
+fn gather_steps(key: &ProgramKey, rank: u32) -> impl Iterator<Item = Step> {
+    let n = key.ranks;
+    (1..n).map(move |d| (rank + n - d) % n).map(|peer| recv(peer, output(peer)))
+}
+
+/// Reduces chunk `rank` of all ranks into `dst`; the last step sends it to `to`.
+fn reduction(steps: &mut Vec<Step>, key: &ProgramKey, rank: u32, dst: Ref, to: &[u32]) {
+    let peers: Vec<u32> = (0..key.ranks).filter(|&peer| peer != rank).collect();
+    let groups = peers.len().div_ceil(MAX_FAN);
+    for (index, group) in peers.chunks(MAX_FAN).enumerate() {
+        let (src, order) = if index == 0 { (input(rank), rank.min(group.len() as u32)) } else { (dst, 0) };
+        let step = if index + 1 < groups {
+            recv_reduce_copy(group.to_vec(), src, order, dst)
+        } else if to.is_empty() {
+            recv_reduce_copy(group.to_vec(), src, order, dst).finish()
+        } else {
+            recv_reduce_copy_send(group.to_vec(), src, order, dst, to.to_vec()).finish()
+        };
+        steps.push(step);
+    }
+}

@@ -1,0 +1,71 @@
+//! Blocks go straight from owner to user: all-to-all, gather and scatter.
+
+use super::ProgramKey;
+use crate::call::Collective;
+use crate::ir::{RankProgram, Step};
+use crate::ir::build::{copy, input, output, recv, send};
+use crate::lower::MAX_CHANNEL_STEPS;
+
+/// Peers served side by side, as far as steps per channel allow.
+const CHANNELS: u32 = 8;
+
+/// Channels of a program of `ranks` ranks: [`CHANNELS`], fewer for few ranks, more where a channel
+/// would get more steps than a device's block can have.
+pub fn channels(collective: Collective, ranks: u32) -> u32 {
+    let per_peer = if collective == Collective::AllToAll { 2 } else { 1 };
+    let peers_per_channel = (MAX_CHANNEL_STEPS - 1) / per_peer;
+    let peers = ranks.saturating_sub(1).max(1);
+    CHANNELS.min(peers).max(peers.div_ceil(peers_per_channel))
+}
+
+/// At distance `d` every rank sends to `rank + d` and receives from `rank - d`: each distance is a
+/// permutation, and all ranks take the distances in the same order.
+pub fn all_to_all(key: &ProgramKey, rank: u32) -> RankProgram {
+    let n = key.ranks;
+    let mut program = RankProgram::with_channels(channels(key.collective, n) as usize);
+    let count = program.channels.len();
+    program.channels[0].push(copy(input(rank), output(rank)));
+    for distance in 1..n {
+        let to = (rank + distance) % n;
+        let from = (rank + n - distance) % n;
+        let channel = &mut program.channels[(distance as usize - 1) % count];
+        channel.push(send(input(to), vec![to]));
+        channel.push(recv(from, output(from)));
+    }
+    program
+}
+
+/// Everyone sends its block to the root.
+pub fn gather(key: &ProgramKey, rank: u32) -> RankProgram {
+    let copy_own = copy(input(0), output(rank));
+    rooted(key, rank, copy_own, |peer| recv(peer, output(peer)), send(input(0), vec![key.root]))
+}
+
+/// The root sends every rank its block.
+pub fn scatter(key: &ProgramKey, rank: u32) -> RankProgram {
+    let copy_own = copy(input(rank), output(0));
+    rooted(key, rank, copy_own, |peer| send(input(peer), vec![peer]), recv(key.root, output(0)))
+}
+
+/// The root runs `own` and `per_peer` for all others, each of which runs `other` in its channel.
+fn rooted(
+    key: &ProgramKey,
+    rank: u32,
+    own: Step,
+    per_peer: impl Fn(u32) -> Step,
+    other: Step,
+) -> RankProgram {
+    let n = key.ranks;
+    let mut program = RankProgram::with_channels(channels(key.collective, n) as usize);
+    let count = program.channels.len();
+    if rank != key.root {
+        let distance = (rank + n - key.root) % n;
+        program.channels[(distance as usize - 1) % count].push(other);
+        return program;
+    }
+    program.channels[0].push(own);
+    for distance in 1..n {
+        program.channels[(distance as usize - 1) % count].push(per_peer((key.root + distance) % n));
+    }
+    program
+}

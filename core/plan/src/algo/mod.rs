@@ -1,0 +1,189 @@
+//! The table of generators: (collective, algorithm) → program, for any rank count and root.
+//!
+//! A generator is a pure function of (key, rank) and costs O(steps of that rank), so a rank of
+//! 1,024 never builds the other 1,023 programs. Every generator is proved by
+//! [`crate::ir::verify`] for 1…64 ranks in this crate's tests.
+
+mod allpairs;
+mod direct;
+mod oneshot;
+mod ring;
+mod tree;
+
+use crate::call::Collective;
+use crate::error::{PlanError, Result};
+use crate::ir::build::{copy, input, output};
+use crate::ir::{Program, RankProgram, Shape};
+use crate::knobs::Algorithm;
+
+/// Most ranks of a program.
+pub const MAX_RANKS: u32 = 1024;
+
+/// What identifies a generated program; equal keys give equal programs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ProgramKey {
+    /// Which collective.
+    pub collective: Collective,
+    /// Which family.
+    pub algorithm: Algorithm,
+    /// Number of ranks, 1…[`MAX_RANKS`].
+    pub ranks: u32,
+    /// Root, 0 where there is none.
+    pub root: u32,
+}
+
+/// What is equal for all ranks of the program; its name is that of the generator (`ring_all_reduce`).
+///
+/// # Errors
+/// `BadProgram` when there is no such generator, or not for so many ranks, or the root is no rank.
+pub fn shape(key: &ProgramKey) -> Result<Shape> {
+    let generator = generator(key)?;
+    let per_block = if key.ranks == 1 { 1 } else { (generator.per_block)(key.ranks) };
+    Ok(Shape {
+        name: name(key.collective, key.algorithm),
+        collective: key.collective,
+        ranks: key.ranks,
+        root: key.root,
+        per_block,
+        scratch: 0,
+    })
+}
+
+/// The program of one rank.
+///
+/// # Errors
+/// Those of [`shape`], and a `rank` that is no rank.
+pub fn rank_program(key: &ProgramKey, rank: u32) -> Result<RankProgram> {
+    let generator = generator(key)?;
+    if rank >= key.ranks {
+        return Err(PlanError::argument(format!("rank {rank} is not one of {} ranks", key.ranks)));
+    }
+    if key.ranks == 1 {
+        let mut step = copy(input(0), output(0));
+        step.finish = key.collective.reduces();
+        return Ok(RankProgram::single(vec![step]));
+    }
+    Ok((generator.build)(key, rank))
+}
+
+/// The programs of all ranks.
+///
+/// # Errors
+/// Those of [`shape`].
+pub fn program(key: &ProgramKey) -> Result<Program> {
+    let ranks = (0..key.ranks).map(|rank| rank_program(key, rank)).collect::<Result<_>>()?;
+    Ok(Program { shape: shape(key)?, ranks })
+}
+
+/// The families that have a generator for `collective`, in the order in which ties are decided.
+pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
+    match collective {
+        Collective::AllReduce => &[Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot, Algorithm::AllPairs],
+        Collective::AllGather | Collective::ReduceScatter => &[Algorithm::Ring, Algorithm::AllPairs],
+        Collective::Broadcast | Collective::Reduce => &[Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot],
+        Collective::AllToAll | Collective::Gather | Collective::Scatter => &[Algorithm::Direct],
+        Collective::SendRecv => &[],
+    }
+}
+
+/// Most ranks for which `algorithm` is offered.
+pub fn max_ranks(algorithm: Algorithm) -> u32 {
+    match algorithm {
+        Algorithm::OneShot => oneshot::MAX_RANKS,
+        Algorithm::AllPairs => allpairs::MAX_RANKS,
+        Algorithm::Ring | Algorithm::Tree | Algorithm::Direct => MAX_RANKS,
+    }
+}
+
+/// The name of a generator, such as `ring_all_reduce`.
+pub fn name(collective: Collective, algorithm: Algorithm) -> String {
+    format!("{}_{}", algorithm.name().to_lowercase(), collective.name())
+}
+
+/// Inverse of [`name`].
+pub fn find(text: &str) -> Option<(Collective, Algorithm)> {
+    let all = Collective::ALL.into_iter().flat_map(|c| algorithms(c).iter().map(move |&a| (c, a)));
+    all.into_iter().find(|&(c, a)| name(c, a) == text)
+}
+
+/// Channels of the program on every rank (those of a rank may be empty).
+///
+/// # Errors
+/// Those of [`shape`].
+pub fn channels(key: &ProgramKey) -> Result<u32> {
+    generator(key)?;
+    Ok(match key.algorithm {
+        _ if key.ranks == 1 => 1,
+        Algorithm::Tree => 2,
+        Algorithm::Direct => direct::channels(key.collective, key.ranks),
+        Algorithm::Ring | Algorithm::OneShot | Algorithm::AllPairs => 1,
+    })
+}
+
+/// How a program is made; only called for two ranks or more.
+struct Generator {
+    per_block: fn(ranks: u32) -> u32,
+    build: fn(key: &ProgramKey, rank: u32) -> RankProgram,
+}
+
+fn generator(key: &ProgramKey) -> Result<Generator> {
+    let ProgramKey { collective, algorithm, ranks, root } = *key;
+    if ranks == 0 || ranks > max_ranks(algorithm) {
+        return Err(PlanError::program(format!(
+            "{} is offered for 1 to {} ranks, not for {ranks}: take another algorithm",
+            name(collective, algorithm),
+            max_ranks(algorithm)
+        )));
+    }
+    if root >= ranks {
+        return Err(PlanError::program(format!("root {root} is not one of {ranks} ranks")));
+    }
+    use Algorithm as A;
+    use Collective as C;
+    let (per_block, build): (fn(u32) -> u32, fn(&ProgramKey, u32) -> RankProgram) = match (algorithm, collective) {
+        (A::Ring, C::AllReduce) => (same, ring::all_reduce),
+        (A::Ring, C::AllGather) => (one, ring::all_gather),
+        (A::Ring, C::ReduceScatter) => (one, ring::reduce_scatter),
+        (A::Ring, C::Broadcast) => (one, ring::broadcast),
+        (A::Ring, C::Reduce) => (one, ring::reduce),
+        (A::Tree, C::AllReduce) => (two, tree::all_reduce),
+        (A::Tree, C::Broadcast) => (two, tree::broadcast),
+        (A::Tree, C::Reduce) => (two, tree::reduce),
+        (A::OneShot, C::AllReduce) => (one, oneshot::all_reduce),
+        (A::OneShot, C::Broadcast) => (one, oneshot::broadcast),
+        (A::OneShot, C::Reduce) => (one, oneshot::reduce),
+        (A::AllPairs, C::AllReduce) => (same, allpairs::all_reduce),
+        (A::AllPairs, C::AllGather) => (one, allpairs::all_gather),
+        (A::AllPairs, C::ReduceScatter) => (one, allpairs::reduce_scatter),
+        (A::Direct, C::AllToAll) => (one, direct::all_to_all),
+        (A::Direct, C::Gather) => (one, direct::gather),
+        (A::Direct, C::Scatter) => (one, direct::scatter),
+        _ => {
+            let offered: Vec<&str> = algorithms(collective).iter().map(|a| a.name()).collect();
+            return Err(PlanError::program(format!(
+                "there is no {} program for {}: offered are {}",
+                algorithm.name(),
+                collective.name(),
+                offered.join(", ")
+            )));
+        }
+    };
+    Ok(Generator { per_block, build })
+}
+
+fn one(_ranks: u32) -> u32 {
+    1
+}
+
+fn two(_ranks: u32) -> u32 {
+    2
+}
+
+fn same(ranks: u32) -> u32 {
+    ranks
+}
+
+/// All ranks but `rank`, beginning with its successor, so that no two ranks begin with the same peer.
+fn others(rank: u32, ranks: u32) -> impl Iterator<Item = u32> {
+    (1..ranks).map(move |d| (rank + d) % ranks)
+}

@@ -1,0 +1,104 @@
+//! Rings and chains: every rank receives from its predecessor and sends to its successor.
+//!
+//! Repeats keep a ring at a handful of steps per rank. Chunk numbers are chosen so that every
+//! chunk of an in-place buffer is read for the last time before it is overwritten.
+
+use super::ProgramKey;
+use crate::ir::build::{
+    copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send, recv_reduce_send, send,
+};
+use crate::ir::{RankProgram, Step};
+
+/// Reduce-scatter, then all-gather, over `ranks` chunks: chunk `c` starts at rank `c`, is complete
+/// at rank `c - 1` and goes round once more.
+pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+    let ring = Ring::new(key, rank);
+    let n = key.ranks;
+    let mut steps = vec![send(input(rank), ring.next())];
+    push_repeat(&mut steps, recv_reduce_send(ring.from(), input(ring.back(1)), 1, ring.next()), n - 2);
+    let complete = ring.back(n - 1);
+    steps.push(recv_reduce_copy_send(ring.from(), input(complete), 1, output(complete), ring.next()).finish());
+    push_repeat(&mut steps, recv_copy_send(ring.previous, output(rank), ring.next()), n - 2);
+    steps.push(recv(ring.previous, output(ring.back(n - 2))));
+    RankProgram::single(steps)
+}
+
+/// Every block starts at its owner and goes round once.
+pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
+    let ring = Ring::new(key, rank);
+    let n = key.ranks;
+    let mut steps = vec![copy_send(input(0), output(rank), ring.next())];
+    push_repeat(&mut steps, recv_copy_send(ring.previous, output(ring.back(1)), ring.next()), n - 2);
+    steps.push(recv(ring.previous, output(ring.back(n - 1))));
+    RankProgram::single(steps)
+}
+
+/// Block `b` starts at rank `b + 1` and is complete at rank `b`.
+pub fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
+    let ring = Ring::new(key, rank);
+    let n = key.ranks;
+    let mut steps = vec![send(input(ring.back(1)), ring.next())];
+    push_repeat(&mut steps, recv_reduce_send(ring.from(), input(ring.back(2)), 1, ring.next()), n - 2);
+    steps.push(recv_reduce_copy(ring.from(), input(rank), 1, output(0)).finish());
+    RankProgram::single(steps)
+}
+
+/// A chain from the root to its predecessor; tiles make it a pipeline.
+pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
+    let ring = Ring::new(key, rank);
+    let step = if rank == key.root {
+        copy_send(input(0), output(0), ring.next())
+    } else if ring.next == key.root {
+        recv(ring.previous, output(0))
+    } else {
+        recv_copy_send(ring.previous, output(0), ring.next())
+    };
+    RankProgram::single(vec![step])
+}
+
+/// A chain from the root's successor to the root.
+pub fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+    let ring = Ring::new(key, rank);
+    let step = if rank == key.root {
+        recv_reduce_copy(ring.from(), input(0), 1, output(0)).finish()
+    } else if ring.previous == key.root {
+        send(input(0), ring.next())
+    } else {
+        recv_reduce_send(ring.from(), input(0), 1, ring.next())
+    };
+    RankProgram::single(vec![step])
+}
+
+/// A rank's place in the ring 0 → 1 → … → 0.
+struct Ring {
+    rank: u32,
+    ranks: u32,
+    next: u32,
+    previous: u32,
+}
+
+impl Ring {
+    fn new(key: &ProgramKey, rank: u32) -> Self {
+        let n = key.ranks;
+        Self { rank, ranks: n, next: (rank + 1) % n, previous: (rank + n - 1) % n }
+    }
+
+    fn next(&self) -> Vec<u32> {
+        vec![self.next]
+    }
+
+    fn from(&self) -> Vec<u32> {
+        vec![self.previous]
+    }
+
+    /// The rank (or chunk) `distance` places back.
+    fn back(&self, distance: u32) -> u32 {
+        (self.rank + self.ranks - distance % self.ranks) % self.ranks
+    }
+}
+
+fn push_repeat(steps: &mut Vec<Step>, step: Step, times: u32) {
+    if times > 0 {
+        steps.push(step.repeat(times, -1));
+    }
+}

@@ -1,0 +1,225 @@
+//! Which program, protocol and how many instances a call gets, and why.
+//!
+//! A pure function of call (without its addresses), world and settings: equal inputs on all ranks
+//! give equal choices on all ranks. Callers may keep the choice per (collective, count, type, root).
+
+use std::fmt;
+
+use crate::algo::{self, ProgramKey};
+use crate::call::{Call, Collective};
+use crate::cost;
+use crate::error::{PlanError, Result};
+use crate::knobs::{Algorithm, Knobs, Protocol};
+use crate::lower::instance_limit;
+use crate::world::{DeviceKind, Link, World};
+
+/// Instances that are tried.
+const INSTANCES: [u32; 7] = [1, 2, 4, 8, 12, 16, 24];
+/// Above this size the host device runs two instances.
+const HOST_SPLIT_BYTES: u64 = 64 << 10;
+
+/// What was decided for a call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// Which program.
+    pub key: ProgramKey,
+    /// Which protocol.
+    pub protocol: Protocol,
+    /// How often the program is laid over the data.
+    pub instances: u32,
+    /// Threads per block.
+    pub threads: u32,
+    /// What the cost model says, in µs.
+    pub predicted_us: f32,
+    /// The reasons.
+    pub why: Why,
+}
+
+/// The candidates, what filtered each, what each would cost, and what decided.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Why {
+    /// Which collective.
+    pub collective: Collective,
+    /// Bytes of the larger of input and output.
+    pub bytes: u64,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// All candidates in the order in which they were looked at.
+    pub candidates: Vec<Candidate>,
+    /// What decided.
+    pub decided: String,
+}
+
+/// One algorithm with one protocol.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// Which family.
+    pub algorithm: Algorithm,
+    /// Which protocol.
+    pub protocol: Protocol,
+    /// Cost or reason.
+    pub outcome: Outcome,
+}
+
+/// What became of a candidate.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// It is possible and would take this long.
+    Predicted {
+        /// Microseconds.
+        us: f32,
+        /// The cheapest number of instances.
+        instances: u32,
+        /// Channels of the program.
+        channels: u32,
+    },
+    /// It is out, for this reason.
+    Filtered(String),
+}
+
+/// Chooses for a call that moves data between the ranks of `world`.
+///
+/// # Errors
+/// `InvalidUsage` when `NCCL_ALGO`, `NCCL_PROTO` or the device leave nothing; the text names which.
+pub fn choose(call: &Call, world: &World, knobs: &Knobs) -> Result<Choice> {
+    let ranks = world.size();
+    let bytes = call.total_bytes(ranks);
+    let mut candidates = Vec::new();
+    for &algorithm in algo::algorithms(call.collective) {
+        let key = ProgramKey { collective: call.collective, algorithm, ranks, root: call.root };
+        for protocol in Protocol::ALL {
+            let outcome = match filter(&key, protocol, world, knobs) {
+                Some(reason) => Outcome::Filtered(reason),
+                None => price(&key, protocol, bytes, world, knobs)?,
+            };
+            candidates.push(Candidate { algorithm, protocol, outcome });
+        }
+    }
+    let Some((best, us, instances, channels)) = cheapest(&candidates) else {
+        return Err(PlanError::usage(nothing_left(call.collective, ranks, &candidates)));
+    };
+    let (algorithm, protocol) = (best.algorithm, best.protocol);
+    let key = ProgramKey { collective: call.collective, algorithm, ranks, root: call.root };
+    let threads = threads(world, protocol, bytes / u64::from(instances * channels));
+    let decided = format!(
+        "{} with {} in {instances} × {channels} blocks of {threads} threads is predicted fastest: {us:.1} µs",
+        algorithm.name(),
+        protocol.name()
+    );
+    let why = Why { collective: call.collective, bytes, ranks, candidates, decided };
+    Ok(Choice { key, protocol, instances, threads, predicted_us: us, why })
+}
+
+/// Why a candidate cannot be, if so.
+fn filter(key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) -> Option<String> {
+    let index = Collective::ALL.iter().position(|&c| c == key.collective).unwrap_or(0);
+    let most = algo::max_ranks(key.algorithm);
+    if key.ranks == 1 {
+        // One copy: settings about algorithms and protocols have nothing to act on.
+        return (protocol != Protocol::Simple).then(|| "one rank only copies".to_string());
+    }
+    if key.ranks > most {
+        return Some(format!("offered up to {most} ranks"));
+    }
+    if knobs.algorithms[index].is_some_and(|mask| mask & algorithm_bit(key.algorithm) == 0) {
+        return Some("left out by NCCL_ALGO".to_string());
+    }
+    if knobs.protocols[index].is_some_and(|mask| mask & protocol_bit(protocol) == 0) {
+        return Some("left out by NCCL_PROTO".to_string());
+    }
+    if knobs.slot_bytes[protocol as usize] < 128 {
+        return Some("its FIFO slots are configured away".to_string());
+    }
+    match (protocol, world.device, world.link) {
+        (Protocol::Simple, _, _) => None,
+        (_, DeviceKind::Host, _) => Some("the host device has the Simple protocol only".to_string()),
+        (_, _, Link::Net) => Some("networks carry the Simple protocol only".to_string()),
+        (Protocol::Ll128, DeviceKind::Cuda { sm }, _) if sm < 70 => Some(format!("LL128 needs sm_70, this is sm_{sm}")),
+        (Protocol::Ll128, _, Link::Pcie | Link::HostMemory) => {
+            Some("LL128 needs lines that land whole: NVLink only".to_string())
+        }
+        _ => None,
+    }
+}
+
+/// The cheapest number of instances of a candidate.
+fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
+    let channels = algo::channels(key)?;
+    let limit = match instance_limit(channels, knobs) {
+        Ok(limit) => limit.min((knobs.max_ctas / channels).max(1)),
+        Err(error) => return Ok(Outcome::Filtered(error.text)),
+    };
+    let limit = match world.device {
+        DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
+        DeviceKind::Host => limit.min(2),
+        DeviceKind::Cuda { .. } => limit,
+    };
+    let least = knobs.min_ctas.div_ceil(channels).min(limit);
+    let mut best: Option<(f32, u32)> = None;
+    for instances in INSTANCES.into_iter().map(|i| i.clamp(least, limit)) {
+        let us = cost::predict(key, channels, protocol, instances, bytes, world, knobs) as f32;
+        if best.is_none_or(|(cheapest, _)| us < cheapest) {
+            best = Some((us, instances));
+        }
+    }
+    let (us, instances) = best.unwrap_or((f32::MAX, 1));
+    Ok(Outcome::Predicted { us, instances, channels })
+}
+
+fn cheapest(candidates: &[Candidate]) -> Option<(&Candidate, f32, u32, u32)> {
+    let mut best: Option<(&Candidate, f32, u32, u32)> = None;
+    for candidate in candidates {
+        if let Outcome::Predicted { us, instances, channels } = candidate.outcome
+            && best.is_none_or(|(_, cheapest, _, _)| us < cheapest)
+        {
+            best = Some((candidate, us, instances, channels));
+        }
+    }
+    best
+}
+
+fn threads(world: &World, protocol: Protocol, bytes_per_block: u64) -> u32 {
+    let usual = cost::threads(world.device, protocol);
+    if protocol == Protocol::Ll && bytes_per_block > 4096 { usual * 2 } else { usual }
+}
+
+fn nothing_left(collective: Collective, ranks: u32, candidates: &[Candidate]) -> String {
+    let mut text = format!("no algorithm and protocol left for {} on {ranks} ranks:", collective.name());
+    for candidate in candidates {
+        text.push_str(&format!("\n  {candidate}"));
+    }
+    text.push_str("\nloosen NCCL_ALGO or NCCL_PROTO");
+    text
+}
+
+/// Bit of an algorithm in [`Knobs::algorithms`].
+pub fn algorithm_bit(algorithm: Algorithm) -> u8 {
+    1 << Algorithm::ALL.iter().position(|&a| a == algorithm).unwrap_or(0)
+}
+
+/// Bit of a protocol in [`Knobs::protocols`].
+pub fn protocol_bit(protocol: Protocol) -> u8 {
+    1 << protocol as u8
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:8} {:6} ", self.algorithm.name(), self.protocol.name())?;
+        match &self.outcome {
+            Outcome::Predicted { us, instances, channels } => {
+                write!(f, "{us:10.1} µs  {instances} × {channels} blocks")
+            }
+            Outcome::Filtered(reason) => write!(f, "{:>10}     {reason}", "-"),
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} of {} bytes on {} ranks", self.collective.name(), self.bytes, self.ranks)?;
+        for candidate in &self.candidates {
+            writeln!(f, "  {candidate}")?;
+        }
+        write!(f, "  decided: {}", self.decided)
+    }
+}

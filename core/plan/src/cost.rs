@@ -1,0 +1,146 @@
+//! What a candidate costs: latency of its hops, bytes on the busiest link, work of its blocks.
+//!
+//! The constants are those of 8×H200 without multicast: 42–44 GB/s of pushes per CTA and 364 GB/s
+//! out of a GPU when all push, 0.68 µs from store to poll, 4 µs for a launch, LL carries half of the
+//! bytes, LL128 94 % of them. PCIe, host memory and the CPU have rougher numbers. A model never has
+//! to be right, only to order the candidates; `Why` prints what it said.
+
+use crate::algo::ProgramKey;
+use crate::call::Collective;
+use crate::knobs::{Algorithm, Knobs, Protocol};
+use crate::world::{DeviceKind, Link, World};
+
+/// Measured constants of a device and a link.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Constants {
+    /// Fixed time of an operation, µs.
+    pub launch_us: f64,
+    /// One hop from a sender's load to the receiver's next step for LL, LL128 and Simple, µs.
+    pub hop_us: [f64; 3],
+    /// Payload out of one rank when all ranks send to one peer each, bytes per µs (MB/s).
+    pub wire: f64,
+    /// Share of `wire` left when all ranks send to all.
+    pub all_to_all: f64,
+    /// What one block streams, bytes per µs.
+    pub block: f64,
+    /// Cost of one more block, µs.
+    pub block_us: f64,
+}
+
+/// Payload per byte on the wire for LL, LL128 and Simple.
+const PAYLOAD: [f64; 3] = [0.5, 0.9375, 1.0];
+/// Share of a hop that a step costs when its tile is not the first.
+const PIPELINED: f64 = 0.5;
+
+/// The constants of a world.
+pub fn constants(world: &World) -> Constants {
+    let nvlink = Constants {
+        launch_us: 4.0,
+        hop_us: [1.3, 1.6, 2.6],
+        wire: 364e3,
+        all_to_all: 0.85,
+        block: 40e3,
+        block_us: 0.04,
+    };
+    match (world.device, world.link) {
+        (DeviceKind::Host, _) => Constants {
+            launch_us: 20.0,
+            hop_us: [5.0; 3],
+            wire: 3e3,
+            all_to_all: 0.9,
+            block: 3e3,
+            block_us: 10.0,
+        },
+        (_, Link::NvLink) => nvlink,
+        (_, Link::Pcie) => Constants { hop_us: [2.0, 3.0, 4.0], wire: 20e3, all_to_all: 0.7, block: 12e3, ..nvlink },
+        (_, Link::HostMemory) => Constants { hop_us: [3.0, 4.0, 6.0], wire: 10e3, block: 5e3, ..nvlink },
+        (_, Link::Net) => Constants { hop_us: [20.0, 20.0, 20.0], wire: 10e3, block: 5e3, ..nvlink },
+    }
+}
+
+/// Threads per block.
+pub fn threads(device: DeviceKind, protocol: Protocol) -> u32 {
+    match (device, protocol) {
+        (DeviceKind::Host, _) => 1,
+        (_, Protocol::Ll) => 256,
+        (_, Protocol::Ll128 | Protocol::Simple) => 512,
+    }
+}
+
+/// Predicted time in µs of a program for `bytes` bytes (the larger of input and output) in
+/// `instances` instances of `channels` channels.
+pub fn predict(
+    key: &ProgramKey,
+    channels: u32,
+    protocol: Protocol,
+    instances: u32,
+    bytes: u64,
+    world: &World,
+    knobs: &Knobs,
+) -> f64 {
+    let constants = constants(world);
+    let traffic = traffic(key, bytes as f64, constants.all_to_all);
+    let payload = PAYLOAD[protocol as usize];
+    let hop = constants.hop_us[protocol as usize];
+    let blocks = f64::from(instances * channels);
+    let slot = f64::from(knobs.slot_bytes[protocol as usize].max(1));
+    let tiles = (traffic.chunk / f64::from(instances) / slot).ceil().max(1.0);
+    let wire = traffic.out / (constants.wire * traffic.share * payload);
+    let work = traffic.streamed / (blocks * constants.block * payload.max(0.6));
+    let waits = (tiles - 1.0) * traffic.waits * hop * PIPELINED;
+    let fill = traffic.fill * (slot.min(traffic.chunk / f64::from(instances)) / constants.block);
+    constants.launch_us + traffic.hops * hop + fill + wire.max(work + waits) + blocks * constants.block_us
+}
+
+/// What a rank of a program does with `bytes` bytes.
+struct Traffic {
+    /// Hops that follow one another for the first tile.
+    hops: f64,
+    /// Hops that every further tile waits for.
+    waits: f64,
+    /// Tiles' times until the last rank of a pipeline has its first tile.
+    fill: f64,
+    /// Bytes out of (or into) the busiest rank.
+    out: f64,
+    /// Share of the wire's rate that the pattern reaches.
+    share: f64,
+    /// Bytes that the busiest rank's blocks send, receive or combine.
+    streamed: f64,
+    /// Bytes of a chunk.
+    chunk: f64,
+}
+
+fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
+    let n = f64::from(key.ranks);
+    let others = n - 1.0;
+    let part = bytes * others / n;
+    let depth = f64::from(key.ranks.max(2).ilog2()) + 1.0;
+    let chain = Traffic { hops: others, waits: 1.0, fill: (n - 2.0).max(0.0), out: bytes, share: 0.95, streamed: bytes, chunk: bytes };
+    let ring = Traffic { hops: others, waits: others, fill: 0.0, out: part, share: 0.95, streamed: part, chunk: bytes / n };
+    let pairs = Traffic { hops: 1.0, waits: 1.0, fill: 0.0, out: part, share: all_to_all, streamed: 1.6 * part, chunk: bytes / n };
+    match (key.algorithm, key.collective) {
+        _ if key.ranks == 1 => Traffic { hops: 0.0, waits: 0.0, fill: 0.0, out: 0.0, share: 1.0, streamed: bytes, chunk: bytes },
+        (Algorithm::Ring, Collective::AllReduce) => {
+            Traffic { hops: 2.0 * others, waits: 2.0 * others, out: 2.0 * part, streamed: 2.0 * part, ..ring }
+        }
+        (Algorithm::Ring, Collective::Broadcast | Collective::Reduce) => chain,
+        (Algorithm::Ring, _) => ring,
+        (Algorithm::Tree, Collective::AllReduce) => {
+            let hops = 2.0 * depth;
+            Traffic { hops, waits: hops, fill: hops, out: 2.0 * bytes, streamed: 3.0 * bytes, chunk: bytes / 2.0, ..chain }
+        }
+        (Algorithm::Tree, _) => {
+            Traffic { hops: depth, fill: depth - 1.0, streamed: 2.0 * bytes, chunk: bytes / 2.0, ..chain }
+        }
+        (Algorithm::OneShot, Collective::AllReduce) => {
+            let out = bytes * others;
+            Traffic { out, streamed: 1.6 * out, chunk: bytes, ..pairs }
+        }
+        (Algorithm::OneShot, _) => Traffic { out: bytes * others, share: 0.95, streamed: bytes * others, chunk: bytes, ..pairs },
+        (Algorithm::AllPairs, Collective::AllReduce) => {
+            Traffic { hops: 2.0, waits: 2.0, out: 2.0 * part, streamed: 3.2 * part, ..pairs }
+        }
+        (Algorithm::Direct, Collective::AllToAll) => Traffic { streamed: 2.0 * part, ..pairs },
+        (Algorithm::AllPairs | Algorithm::Direct, _) => pairs,
+    }
+}

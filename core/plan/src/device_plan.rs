@@ -1,0 +1,323 @@
+//! The image that a device reads: what the kernels and the host interpreter run.
+//!
+//! Every type is `repr(C)` and has a twin in `kernels/cuda/plan.h`; the assertions at the end pin
+//! sizes and offsets, the header pins the same numbers. All addresses are device addresses.
+
+use std::mem::{offset_of, size_of};
+
+use crate::call::DataType;
+use crate::ir::MAX_FAN;
+use crate::knobs::Protocol;
+
+/// Blocks (CTAs) of one launch at most.
+pub const MAX_BLOCKS: usize = 64;
+/// Works of one launch at most.
+pub const MAX_WORKS: usize = 20;
+/// Steps that travel inside the launch arguments; longer programs live in device memory.
+pub const INLINE_STEPS: usize = 24;
+
+/// Step flag: there is a local operand (`src_buf`, `src_chunk`).
+pub const HAS_SRC: u8 = 1;
+/// Step flag: the value is kept (`dst_buf`, `dst_chunk`).
+pub const HAS_DST: u8 = 2;
+/// Step flag: the destination is an operand too (local reduce: `dst = dst ⊕ src`).
+pub const ACC_DST: u8 = 4;
+/// Step flag: multiply the local operand by the scalar on reading (pre-multiplied sum).
+pub const PRE: u8 = 8;
+/// Step flag: divide the value by the number of ranks (integer average).
+pub const POST: u8 = 16;
+/// Step flag: some step of another channel waits for this one: publish it.
+pub const SIGNAL: u8 = 32;
+
+/// `Step::after_channel` when there is nothing to wait for.
+pub const NO_DEP: u16 = 0xffff;
+
+/// One lowered step (64 bytes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Step {
+    /// `HAS_SRC` … `SIGNAL`.
+    pub flags: u8,
+    /// Number of peers in `recv`.
+    pub n_recv: u8,
+    /// Number of peers in `send`.
+    pub n_send: u8,
+    /// Position of the local operand among the operands: operands are recv[0..order], local, recv[order..].
+    pub order: u8,
+    /// [`crate::ir::Buf`] of the local operand.
+    pub src_buf: u8,
+    /// [`crate::ir::Buf`] of the destination.
+    pub dst_buf: u8,
+    /// Channel to wait for, or `NO_DEP`.
+    pub after_channel: u16,
+    /// Step of that channel.
+    pub after_step: u16,
+    /// Zero.
+    pub pad: u16,
+    /// Chunk of the local operand in repetition 0.
+    pub src_chunk: u32,
+    /// Chunk of the destination in repetition 0.
+    pub dst_chunk: u32,
+    /// Repetitions (at least 1).
+    pub times: u32,
+    /// Chunks added per repetition, modulo the chunks of the buffer.
+    pub stride: i32,
+    /// Zero.
+    pub pad2: u32,
+    /// Ranks to receive from.
+    pub recv: [u16; MAX_FAN],
+    /// Ranks to send to.
+    pub send: [u16; MAX_FAN],
+}
+
+/// Which steps, data and FIFOs a block uses (8 bytes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Block {
+    /// First step of its channel.
+    pub first_step: u16,
+    /// Steps of its channel.
+    pub n_steps: u8,
+    /// FIFO lane.
+    pub lane: u8,
+    /// Which instance of the program: takes elements `[instance * instance_elems, +instance_elems)` of every chunk.
+    pub instance: u16,
+    /// Index into `works`.
+    pub work: u8,
+    /// Channel of the program (for dependencies).
+    pub channel: u8,
+}
+
+/// Where the data lies (80 bytes).
+///
+/// Chunk `c` of a buffer: block `b = c / per_block`, `j = c % per_block`; elements
+/// `[b * count + j * chunk, min(b * count + (j + 1) * chunk, (b + 1) * count))`, which may be empty.
+/// Instance `i` takes `[i * instance, (i + 1) * instance)` of the nominal chunk, tile `t` of it
+/// `[t * tile, min((t + 1) * tile, instance))`. **Transfers have the nominal length**: reads past
+/// the real end of a chunk give anything, writes past it are dropped, so sender and receiver
+/// always agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Work {
+    /// Addresses of input, output, scratch (scratch blocks are `chunk * scratch chunks` long: `count = per_block * chunk`).
+    pub base: [u64; 3],
+    /// Elements per block.
+    pub count: u64,
+    /// Nominal elements per chunk; a multiple of a 16-byte pack unless the block is a single chunk.
+    pub chunk: u64,
+    /// Nominal elements per chunk and instance; a multiple of a 16-byte pack.
+    pub instance: u64,
+    /// Elements per tile, at most a slot; a multiple of a 16-byte pack.
+    pub tile: u32,
+    /// Tiles per instance: `ceil(instance / tile)`; 0 when there is nothing to do.
+    pub tiles: u32,
+    /// Chunks per block.
+    pub per_block: u32,
+    /// Chunks of input, output, scratch (the modulus of strides).
+    pub chunks: [u32; 3],
+    /// Zero.
+    pub pad: [u32; 2],
+}
+
+/// Arguments of one launch, passed by value (4,096 bytes at most).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Args {
+    /// Address of the rank's [`DevComm`].
+    pub comm: u64,
+    /// Address of the steps in device memory; 0 = `inline_steps`.
+    pub steps: u64,
+    /// Factor for `PRE`: f32 bits (half, float, bfloat16, fp8), f64 bits (double) or integer; an address if `scalar_is_address`.
+    pub scalar: u64,
+    /// Divisor for `POST`.
+    pub divisor: u32,
+    /// 1 when `scalar` is the address of one element of the data type.
+    pub scalar_is_address: u8,
+    /// [`crate::Protocol`] number.
+    pub protocol: u8,
+    /// Blocks in use (the grid size).
+    pub n_blocks: u8,
+    /// Steps in `inline_steps`.
+    pub n_inline: u8,
+    /// Operation number of the communicator, for error records and traces.
+    pub op_number: u64,
+    /// One entry per block.
+    pub blocks: [Block; MAX_BLOCKS],
+    /// One entry per piece of work.
+    pub works: [Work; MAX_WORKS],
+    /// Short programs travel here.
+    pub inline_steps: [Step; INLINE_STEPS],
+}
+
+/// A FIFO end as the kernel sees it (64 bytes). `Conn` tables are indexed `[lane * ranks + peer]`.
+///
+/// Rules of a FIFO (per protocol `p`, slots of `slot_bytes[p]`, `depth` slots):
+/// 1. The sender owns `sent`, the receiver `taken`; both count slots from 0 and persist between launches.
+/// 2. Slot `s` lies at `fifo + (s % depth) * stride`. The sender may write it when `credit >= s + 1 - depth`.
+/// 3. Simple: the sender writes data, then publishes `tail = s + 1` (release); the receiver waits for `tail >= s + 1` (acquire).
+/// 4. LL and LL128: every word or line carries the flag `(u32 or u64)(s + 1)`; there is no tail.
+/// 5. The receiver has read a slot, then publishes `credit = s + 1` (release) at the sender.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Conn {
+    /// Start of the peer's FIFO memory for what we send (mapped here); protocol `p` at `+ fifo_offset[p]`.
+    pub send_fifo: u64,
+    /// Peer's tail counters for what we send: `u64[3]`, one per 64 bytes, in protocol order.
+    pub send_tail: u64,
+    /// Our credit counters, written by the peer: `u64[3]`, one per 64 bytes.
+    pub send_credit: u64,
+    /// Start of our FIFO memory for what the peer sends.
+    pub recv_fifo: u64,
+    /// Our tail counters, written by the peer.
+    pub recv_tail: u64,
+    /// Peer's credit counters, written by us.
+    pub recv_credit: u64,
+    /// Local persistent counters: `u64 sent[3]`, `u64 taken[3]` (48 bytes), private to the block that uses the lane.
+    pub counters: u64,
+    /// Zero.
+    pub pad: u64,
+}
+
+/// What a kernel must know of its communicator, in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct DevComm {
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Lanes per peer.
+    pub lanes: u32,
+    /// Slots per FIFO.
+    pub depth: u32,
+    /// Payload bytes per slot by protocol.
+    pub slot_bytes: [u32; 3],
+    /// Bytes from slot to slot by protocol (LL: twice the payload; LL128: 128 per 120).
+    pub slot_stride: [u32; 3],
+    /// Offset of each protocol's FIFO from `send_fifo` / `recv_fifo`.
+    pub fifo_offset: [u32; 3],
+    /// Zero.
+    pub pad: u32,
+    /// Address of the `Conn` table.
+    pub conns: u64,
+    /// Address of a host-mapped `u32`: not 0 = leave at once.
+    pub abort: u64,
+    /// Address of a host-mapped [`Report`], written by the first block that gives up.
+    pub report: u64,
+    /// Nanoseconds that a wait may last; 0 = for ever.
+    pub deadline_ns: u64,
+    /// Address of the dependency area: `u32 epoch, u32 done, u64 progress[MAX_BLOCKS]`.
+    pub deps: u64,
+}
+
+/// Why a block gave up, in host memory (32 bytes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Report {
+    /// 0 = nothing, 1 = aborted, 2 = deadline.
+    pub code: u32,
+    /// Block.
+    pub block: u32,
+    /// Step of the block's channel.
+    pub step: u32,
+    /// Peer that was awaited.
+    pub peer: u32,
+    /// 0 = waited to receive, 1 = waited to send, 2 = waited for another channel.
+    pub what: u32,
+    /// Tile.
+    pub tile: u32,
+    /// Operation number.
+    pub op_number: u64,
+}
+
+/// What a kernel does to the values. `Copy` moves bytes of any type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeviceOp {
+    /// No reduction.
+    Copy,
+    /// Sum.
+    Sum,
+    /// Product.
+    Prod,
+    /// Maximum.
+    Max,
+    /// Minimum.
+    Min,
+    /// Sum of pre-multiplied inputs; averages of floating-point types too (factor 1/ranks).
+    PreMulSum,
+    /// Sum divided by the number of ranks at the end: averages of integers.
+    SumDiv,
+}
+
+/// Which kernel runs a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KernelKey {
+    /// Operation.
+    pub op: DeviceOp,
+    /// Element type (`Uint8` for `Copy`).
+    pub dtype: DataType,
+    /// Protocol.
+    pub protocol: Protocol,
+}
+
+impl KernelKey {
+    /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`.
+    /// Sums, products and pre-multiplied sums of integers do not depend on the sign and share the unsigned kernel.
+    pub fn symbol(&self) -> String {
+        let (op, signed) = match self.op {
+            DeviceOp::Copy => return format!("hawser_copy_u8_{}", self.protocol.name().to_lowercase()),
+            DeviceOp::Sum => ("sum", false),
+            DeviceOp::Prod => ("prod", false),
+            DeviceOp::Max => ("max", true),
+            DeviceOp::Min => ("min", true),
+            DeviceOp::PreMulSum => ("premul", false),
+            DeviceOp::SumDiv => ("sumdiv", true),
+        };
+        let dtype = match (self.dtype, signed) {
+            (DataType::Int8, true) => "i8",
+            (DataType::Int8 | DataType::Uint8, _) => "u8",
+            (DataType::Int32, true) => "i32",
+            (DataType::Int32 | DataType::Uint32, _) => "u32",
+            (DataType::Int64, true) => "i64",
+            (DataType::Int64 | DataType::Uint64, _) => "u64",
+            (DataType::Float16, _) => "f16",
+            (DataType::Float32, _) => "f32",
+            (DataType::Float64, _) => "f64",
+            (DataType::Bfloat16, _) => "bf16",
+            (DataType::Float8e4m3, _) => "e4m3",
+            (DataType::Float8e5m2, _) => "e5m2",
+        };
+        format!("hawser_{op}_{dtype}_{}", self.protocol.name().to_lowercase())
+    }
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            comm: 0,
+            steps: 0,
+            scalar: 0,
+            divisor: 1,
+            scalar_is_address: 0,
+            protocol: 0,
+            n_blocks: 0,
+            n_inline: 0,
+            op_number: 0,
+            blocks: [Block::default(); MAX_BLOCKS],
+            works: [Work::default(); MAX_WORKS],
+            inline_steps: [Step::default(); INLINE_STEPS],
+        }
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Step>() == 64 && offset_of!(Step, src_chunk) == 12 && offset_of!(Step, recv) == 32);
+    assert!(size_of::<Block>() == 8);
+    assert!(size_of::<Work>() == 80 && offset_of!(Work, tile) == 48 && offset_of!(Work, chunks) == 60);
+    assert!(size_of::<Conn>() == 64);
+    assert!(size_of::<DevComm>() == 96 && offset_of!(DevComm, conns) == 56);
+    assert!(size_of::<Report>() == 32);
+    assert!(offset_of!(Args, op_number) == 32 && offset_of!(Args, blocks) == 40);
+    assert!(offset_of!(Args, works) == 552 && offset_of!(Args, inline_steps) == 552 + 80 * MAX_WORKS);
+    assert!(size_of::<Args>() <= 4096);
+};

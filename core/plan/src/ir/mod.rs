@@ -1,0 +1,162 @@
+//! Programs: algorithms as data.
+//!
+//! A program says for every rank and channel which steps run in which order. Steps move and
+//! combine **chunks**. Buffers are cut into blocks of the call's `count` elements (see
+//! [`Collective::input_blocks`]) and every block into [`Program::per_block`] chunks, so chunk `c`
+//! lies in block `c / per_block`. Bytes appear only when a program is lowered for one call.
+//!
+//! Two ranks talk over a FIFO named by (channel, sender, receiver). One execution of a step sends
+//! or takes one slot per peer. A device runs the whole program once per *tile* (a piece of every
+//! chunk that fits into a slot), so a program that is free of deadlock with the device's FIFO depth
+//! is so for every size.
+
+pub mod build;
+pub mod draw;
+pub mod text;
+pub mod verify;
+
+use crate::call::Collective;
+
+/// Most peers of one step in each direction.
+pub const MAX_FAN: usize = 8;
+
+/// The buffers of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Buf {
+    /// The user's send buffer.
+    Input = 0,
+    /// The user's receive buffer.
+    Output = 1,
+    /// Memory of the communicator, undefined at the start.
+    Scratch = 2,
+}
+
+/// A chunk of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ref {
+    /// Which buffer.
+    pub buf: Buf,
+    /// Which chunk of it.
+    pub chunk: u32,
+}
+
+/// What a step does. `x` is the value that the step computes; operands are folded in the order
+/// given by [`Step::order`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// `dst = src`
+    Copy,
+    /// `dst = dst ⊕ src`
+    Reduce,
+    /// send `src`
+    Send,
+    /// `dst = src`, and send it
+    CopySend,
+    /// `dst = recv` (exactly one peer)
+    Recv,
+    /// `x = recv` (one peer); send `x`; `dst = x` if there is a `dst`
+    RecvCopySend,
+    /// `x = recv… ⊕ src`; send `x`
+    RecvReduceSend,
+    /// `dst = recv… ⊕ src`
+    RecvReduceCopy,
+    /// `x = recv… ⊕ src`; `dst = x`; send `x`
+    RecvReduceCopySend,
+    /// A hand-written kernel that must equal the program it carries (a later issue).
+    Native(u32),
+}
+
+/// Waits until a step of another channel of the same rank is over (within the same tile).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Dep {
+    /// Channel of the awaited step.
+    pub channel: u32,
+    /// Its index there; all its repetitions must be over.
+    pub step: u32,
+}
+
+/// One step of a channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// What it does.
+    pub op: Op,
+    /// Ranks from which one slot each is taken.
+    pub recv: Vec<u32>,
+    /// Ranks to which the value is sent.
+    pub send: Vec<u32>,
+    /// Local operand.
+    pub src: Option<Ref>,
+    /// Where the value is kept.
+    pub dst: Option<Ref>,
+    /// Position of the local operand among the operands: 0 = before the first peer of `recv`.
+    /// Fixes the order of the reduction.
+    pub order: u32,
+    /// How often the step runs; repetition `i` uses chunk `(chunk + i * stride) mod chunks of the buffer`.
+    pub times: u32,
+    /// See `times`.
+    pub stride: i32,
+    /// The value is complete: the finishing operation (the division of an integer average) is applied here.
+    pub finish: bool,
+    /// Steps of other channels that must be over first.
+    pub after: Vec<Dep>,
+}
+
+/// Steps that run one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Channel {
+    /// The steps.
+    pub steps: Vec<Step>,
+}
+
+/// What one rank runs: its channels run side by side.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RankProgram {
+    /// The channels; the index names the FIFOs.
+    pub channels: Vec<Channel>,
+}
+
+/// What is equal for all ranks of a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// A name for logs, files and `Why`.
+    pub name: String,
+    /// What it computes.
+    pub collective: Collective,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// The root, 0 where there is none.
+    pub root: u32,
+    /// Chunks per block of `count` elements.
+    pub per_block: u32,
+    /// Chunks of scratch.
+    pub scratch: u32,
+}
+
+impl Shape {
+    /// Chunks of a buffer.
+    pub fn chunks(&self, buf: Buf) -> u32 {
+        match buf {
+            Buf::Input => self.collective.input_blocks(self.ranks) * self.per_block,
+            Buf::Output => self.collective.output_blocks(self.ranks) * self.per_block,
+            Buf::Scratch => self.scratch,
+        }
+    }
+}
+
+/// A whole program: all ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// What is equal for all ranks.
+    pub shape: Shape,
+    /// One entry per rank.
+    pub ranks: Vec<RankProgram>,
+}
+
+impl Step {
+    /// The chunk of repetition `i` of a reference, in a buffer of `chunks` chunks.
+    pub fn chunk_at(&self, chunk: u32, i: u32, chunks: u32) -> u32 {
+        let moved = i64::from(chunk) + i64::from(i) * i64::from(self.stride);
+        moved.rem_euclid(i64::from(chunks.max(1))) as u32
+    }
+}

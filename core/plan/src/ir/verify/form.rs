@@ -1,0 +1,118 @@
+//! First pass: every step by itself.
+
+use super::fault::{At, Fault};
+use crate::ir::{Buf, MAX_FAN, Op, Program, Ref, Shape, Step};
+
+/// Chunks of `buf` on `rank`: 0 where the rank has no such buffer.
+pub(super) fn chunks_on(shape: &Shape, buf: Buf, rank: u32) -> u32 {
+    let has = match buf {
+        Buf::Input => shape.collective.has_input(rank, shape.root),
+        Buf::Output => shape.collective.has_output(rank, shape.root),
+        Buf::Scratch => true,
+    };
+    if has { shape.chunks(buf) } else { 0 }
+}
+
+/// Checks shape, operands, peers, bounds and dependencies.
+pub(super) fn check(program: &Program) -> Result<(), Fault> {
+    let shape = &program.shape;
+    check_shape(program)?;
+    for (rank, rank_program) in program.ranks.iter().enumerate() {
+        for (channel, steps) in rank_program.channels.iter().enumerate() {
+            for (number, step) in steps.steps.iter().enumerate() {
+                let at = At { rank: rank as u32, channel: channel as u32, step: number as u32, repetition: 0 };
+                let bad = |what: String| Fault::BadStep { at, what };
+                check_operands(step).map_err(|what| bad(what.to_string()))?;
+                check_peers(step, shape.ranks, at.rank).map_err(bad)?;
+                if step.finish && !shape.collective.reduces() {
+                    return Err(bad("finishes a value, but the collective reduces nothing".to_string()));
+                }
+                for dep in &step.after {
+                    let awaited = rank_program.channels.get(dep.channel as usize);
+                    let exists = awaited.is_some_and(|c| (dep.step as usize) < c.steps.len());
+                    if !exists || dep.channel == at.channel {
+                        return Err(bad(format!(
+                            "waits for channel {} step {}, which is not a step of another channel",
+                            dep.channel, dep.step
+                        )));
+                    }
+                }
+                for reference in step.src.into_iter().chain(step.dst) {
+                    check_bounds(shape, at, reference)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_shape(program: &Program) -> Result<(), Fault> {
+    let shape = &program.shape;
+    let bad = |what: String| Err(Fault::BadShape(what));
+    if shape.ranks == 0 || program.ranks.len() != shape.ranks as usize {
+        return bad(format!("{} ranks are declared, {} have programs", shape.ranks, program.ranks.len()));
+    }
+    if shape.root >= shape.ranks {
+        return bad(format!("root {} is not one of {} ranks", shape.root, shape.ranks));
+    }
+    if shape.per_block == 0 {
+        return bad("a block of no chunks".to_string());
+    }
+    let channels = program.ranks[0].channels.len();
+    if let Some(rank) = program.ranks.iter().position(|rank| rank.channels.len() != channels) {
+        let found = program.ranks[rank].channels.len();
+        return bad(format!("rank {rank} has {found} channels, rank 0 has {channels}: add empty ones"));
+    }
+    Ok(())
+}
+
+fn check_bounds(shape: &Shape, at: At, reference: Ref) -> Result<(), Fault> {
+    let chunks = chunks_on(shape, reference.buf, at.rank);
+    if reference.chunk < chunks { Ok(()) } else { Err(Fault::OutOfBounds { at, reference, chunks }) }
+}
+
+fn check_operands(step: &Step) -> Result<(), &'static str> {
+    let (src, dst) = (step.src.is_some(), step.dst.is_some());
+    let (recv, send) = (step.recv.len(), step.send.len());
+    let fits = match step.op {
+        Op::Copy | Op::Reduce => src && dst && recv == 0 && send == 0,
+        Op::Send => src && !dst && recv == 0 && send > 0,
+        Op::CopySend => src && dst && recv == 0 && send > 0,
+        Op::Recv => !src && dst && recv == 1 && send == 0,
+        Op::RecvCopySend => !src && recv == 1 && send > 0,
+        Op::RecvReduceSend => src && !dst && recv > 0 && send > 0,
+        Op::RecvReduceCopy => src && dst && recv > 0 && send == 0,
+        Op::RecvReduceCopySend => src && dst && recv > 0 && send > 0,
+        Op::Native(_) => return Err("a native step cannot be proved: verify the program that it stands for"),
+    };
+    if !fits {
+        return Err("has operands or peers that its operation does not take, or lacks some");
+    }
+    if step.times == 0 {
+        return Err("runs zero times");
+    }
+    Ok(())
+}
+
+fn check_peers(step: &Step, ranks: u32, rank: u32) -> Result<(), String> {
+    if step.order as usize > step.recv.len() {
+        return Err(format!("order {} is beyond its {} peers", step.order, step.recv.len()));
+    }
+    for (list, what) in [(&step.recv, "receives from"), (&step.send, "sends to")] {
+        if list.len() > MAX_FAN {
+            return Err(format!("{what} {} ranks at once, at most {MAX_FAN} fit", list.len()));
+        }
+        for (place, &peer) in list.iter().enumerate() {
+            if peer >= ranks {
+                return Err(format!("{what} rank {peer}, there are {ranks}"));
+            }
+            if peer == rank {
+                return Err(format!("{what} itself: use a copy"));
+            }
+            if list[..place].contains(&peer) {
+                return Err(format!("{what} rank {peer} twice: use two steps"));
+            }
+        }
+    }
+    Ok(())
+}

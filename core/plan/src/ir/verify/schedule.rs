@@ -1,0 +1,115 @@
+//! Second pass: an order in which all steps can run, or the deadlock.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::fault::{At, Fault, Wait};
+use crate::ir::{Program, Step};
+
+/// Runs the FIFOs of `program` with `depth` slots each and returns the steps in an order that they allow.
+pub(super) fn run(program: &Program, depth: u32) -> Result<Vec<At>, Fault> {
+    let mut network = Network::new(program, depth.max(1));
+    while let Some(process) = network.queue.pop_front() {
+        network.queued[process] = false;
+        while network.advance(process) {}
+    }
+    network.finish()
+}
+
+/// FIFO of a channel: (channel, sender, receiver).
+type FifoKey = (u32, u32, u32);
+
+struct Network<'a> {
+    program: &'a Program,
+    channels: usize,
+    depth: u32,
+    /// Next (step, repetition) of every process `rank * channels + channel`.
+    next: Vec<(u32, u32)>,
+    fifos: HashMap<FifoKey, u32>,
+    /// Processes that may be able to go on.
+    queue: VecDeque<usize>,
+    queued: Vec<bool>,
+    order: Vec<At>,
+}
+
+impl<'a> Network<'a> {
+    fn new(program: &'a Program, depth: u32) -> Self {
+        let channels = program.ranks[0].channels.len();
+        let processes = program.ranks.len() * channels;
+        Self {
+            program,
+            channels,
+            depth,
+            next: vec![(0, 0); processes],
+            fifos: HashMap::new(),
+            queue: (0..processes).collect(),
+            queued: vec![true; processes],
+            order: Vec::new(),
+        }
+    }
+
+    /// Where a process stands and its step, if it has not ended.
+    fn current(&self, process: usize) -> Option<(At, &'a Step)> {
+        let (rank, channel) = (process / self.channels, process % self.channels);
+        let (step, repetition) = self.next[process];
+        let found = self.program.ranks[rank].channels[channel].steps.get(step as usize)?;
+        Some((At { rank: rank as u32, channel: channel as u32, step, repetition }, found))
+    }
+
+    /// What keeps a step from running now.
+    fn obstacle(&self, at: At, step: &Step) -> Option<Wait> {
+        let slots = |from, to| self.fifos.get(&(at.channel, from, to)).copied().unwrap_or(0);
+        let base = at.rank as usize * self.channels;
+        let dep = step.after.iter().find(|dep| self.next[base + dep.channel as usize].0 <= dep.step);
+        if let Some(dep) = dep {
+            return Some(Wait::Step { channel: dep.channel, step: dep.step });
+        }
+        if let Some(&peer) = step.recv.iter().find(|&&peer| slots(peer, at.rank) == 0) {
+            return Some(Wait::Receive(peer));
+        }
+        step.send.iter().find(|&&peer| slots(at.rank, peer) >= self.depth).map(|&peer| Wait::Room(peer))
+    }
+
+    /// Runs the next repetition of a process if it can.
+    fn advance(&mut self, process: usize) -> bool {
+        let Some((at, step)) = self.current(process) else { return false };
+        if self.obstacle(at, step).is_some() {
+            return false;
+        }
+        for &peer in &step.recv {
+            *self.fifos.entry((at.channel, peer, at.rank)).or_default() -= 1;
+            self.wake(peer as usize * self.channels + at.channel as usize);
+        }
+        for &peer in &step.send {
+            *self.fifos.entry((at.channel, at.rank, peer)).or_default() += 1;
+            self.wake(peer as usize * self.channels + at.channel as usize);
+        }
+        self.order.push(at);
+        self.next[process] = if at.repetition + 1 < step.times { (at.step, at.repetition + 1) } else { (at.step + 1, 0) };
+        if self.next[process].1 == 0 && self.channels > 1 {
+            let base = at.rank as usize * self.channels;
+            (base..base + self.channels).filter(|&other| other != process).for_each(|other| self.wake(other));
+        }
+        true
+    }
+
+    fn wake(&mut self, process: usize) {
+        if !self.queued[process] {
+            self.queued[process] = true;
+            self.queue.push_back(process);
+        }
+    }
+
+    fn finish(self) -> Result<Vec<At>, Fault> {
+        let blocked = (0..self.next.len()).filter_map(|process| self.current(process));
+        let waits: Vec<(At, Wait)> =
+            blocked.filter_map(|(at, step)| self.obstacle(at, step).map(|wait| (at, wait))).collect();
+        if !waits.is_empty() {
+            return Err(Fault::Deadlock { depth: self.depth, waits });
+        }
+        let left = self.fifos.iter().filter(|&(_, &slots)| slots > 0).min();
+        match left {
+            Some((&(channel, from, to), &slots)) => Err(Fault::UnbalancedFifo { channel, from, to, slots }),
+            None => Ok(self.order),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Settings that steer the choice. Equal on all ranks: their digest is compared at init.
+
+use crate::call::Collective;
+use crate::choose::{algorithm_bit, protocol_bit};
+use crate::error::{PlanError, Result};
+
+/// Families of programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Algorithm {
+    /// Each rank passes on to the next: least traffic per link, latency grows with ranks.
+    Ring,
+    /// Two complementary binary trees: latency grows with log2 of ranks.
+    Tree,
+    /// Everyone to everyone, all at once, each rank reduces everything (one hop).
+    OneShot,
+    /// Everyone to everyone in two hops (reduce-scatter, then all-gather), or one for the halves.
+    AllPairs,
+    /// Direct messages between root or peers: send/recv and its compositions.
+    Direct,
+}
+
+impl Algorithm {
+    /// All families, in the order in which ties are decided.
+    pub const ALL: [Algorithm; 5] = [Self::Ring, Self::Tree, Self::OneShot, Self::AllPairs, Self::Direct];
+
+    /// Name in `NCCL_ALGO`, texts and files (any case is accepted).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "Ring",
+            Self::Tree => "Tree",
+            Self::OneShot => "OneShot",
+            Self::AllPairs => "AllPairs",
+            Self::Direct => "Direct",
+        }
+    }
+}
+
+/// How a chunk travels and how its arrival is known (NCCL's names).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Protocol {
+    /// 4 bytes of data and 4 of flag per 8-byte word: lowest latency, half the bandwidth.
+    Ll = 0,
+    /// 120 bytes of data and 8 of flag per 128-byte line: needs lines that land whole (NVLink).
+    Ll128 = 1,
+    /// Plain data, then a counter: full bandwidth.
+    Simple = 2,
+}
+
+impl Protocol {
+    /// All protocols in the order of their numbers.
+    pub const ALL: [Protocol; 3] = [Self::Ll, Self::Ll128, Self::Simple];
+
+    /// Name in `NCCL_PROTO`, texts and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ll => "LL",
+            Self::Ll128 => "LL128",
+            Self::Simple => "Simple",
+        }
+    }
+}
+
+/// Settings of the planner, from `NCCL_*` variables and `ncclConfig_t`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Knobs {
+    /// `NCCL_ALGO`: per collective (index of [`crate::Collective::ALL`]) a bit set over [`Algorithm::ALL`]; None = all.
+    pub algorithms: [Option<u8>; 8],
+    /// `NCCL_PROTO`: per collective a bit set over [`Protocol::ALL`]; None = all.
+    pub protocols: [Option<u8>; 8],
+    /// Fewest and most CTAs of one operation (`NCCL_MIN_CTAS`, `NCCL_MAX_CTAS`).
+    pub min_ctas: u32,
+    /// See `min_ctas`.
+    pub max_ctas: u32,
+    /// Bytes of payload per FIFO slot for LL, LL128 and Simple.
+    pub slot_bytes: [u32; 3],
+    /// Slots per FIFO.
+    pub depth: u32,
+    /// FIFOs (lanes) per peer: the most blocks of one operation that talk to one peer.
+    pub lanes: u32,
+    /// Only programs whose reduction order is fixed (all of ours are).
+    pub deterministic: bool,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        Self {
+            algorithms: [None; 8],
+            protocols: [None; 8],
+            min_ctas: 1,
+            max_ctas: 64,
+            slot_bytes: [8 << 10, 15 << 10, 128 << 10],
+            depth: 4,
+            lanes: 24,
+            deterministic: false,
+        }
+    }
+}
+
+impl Knobs {
+    /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`, where a list may begin with `^` (all but
+    /// these). Any case. A list without a function holds for the five collectives that NCCL tunes
+    /// (broadcast, reduce, all-gather, reduce-scatter, all-reduce). NCCL's other algorithms
+    /// (CollNet, NVLS, NVLSTree, PAT) are known words that select nothing here.
+    ///
+    /// # Errors
+    /// `InvalidUsage` that names the unknown word.
+    pub fn parse_algo(text: &str) -> Result<[Option<u8>; 8]> {
+        let known = Algorithm::ALL.iter().map(|a| (a.name(), algorithm_bit(*a)));
+        let foreign = ["CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT"].map(|name| (name, 0));
+        let words: Vec<(&str, u8)> = known.chain(foreign).collect();
+        parse_lists("NCCL_ALGO", text, &words, &TUNED)
+    }
+
+    /// Reads `NCCL_PROTO`, with the grammar of [`Knobs::parse_algo`]; a list without a function holds
+    /// for all collectives.
+    ///
+    /// # Errors
+    /// `InvalidUsage` that names the unknown word.
+    pub fn parse_proto(text: &str) -> Result<[Option<u8>; 8]> {
+        let words = Protocol::ALL.map(|p| (p.name(), protocol_bit(p)));
+        parse_lists("NCCL_PROTO", text, &words, &Collective::ALL)
+    }
+
+    /// A number that differs when settings differ; compared between ranks at init.
+    pub fn digest(&self) -> u64 {
+        let mut digest = Digest::new();
+        for mask in self.algorithms.iter().chain(&self.protocols) {
+            digest.add(mask.map_or(u64::MAX, u64::from));
+        }
+        for number in [self.min_ctas, self.max_ctas, self.depth, self.lanes, u32::from(self.deterministic)] {
+            digest.add(u64::from(number));
+        }
+        self.slot_bytes.iter().for_each(|&bytes| digest.add(u64::from(bytes)));
+        digest.value()
+    }
+}
+
+/// The collectives for which NCCL chooses an algorithm.
+const TUNED: [Collective; 5] = [
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::AllReduce,
+];
+
+fn parse_lists(variable: &str, text: &str, words: &[(&str, u8)], default: &[Collective]) -> Result<[Option<u8>; 8]> {
+    let mut masks = [None; 8];
+    for (number, entry) in text.split(';').enumerate() {
+        let entry = entry.trim();
+        if entry.is_empty() {
+            continue;
+        }
+        let (targets, list) = match entry.split_once(':') {
+            Some((function, list)) => (vec![function_named(variable, function)?], list),
+            None if number == 0 => (default.to_vec(), entry),
+            None => {
+                return Err(PlanError::usage(format!(
+                    "{variable}: only the first list may lack a function, \"{entry}\" does: write function:list"
+                )));
+            }
+        };
+        let mask = parse_list(variable, list, words)?;
+        for (slot, collective) in masks.iter_mut().zip(Collective::ALL) {
+            if targets.contains(&collective) {
+                *slot = Some(mask);
+            }
+        }
+    }
+    Ok(masks)
+}
+
+fn function_named(variable: &str, name: &str) -> Result<Collective> {
+    let plain = |text: &str| text.trim().replace('_', "").to_lowercase();
+    Collective::ALL.into_iter().find(|c| plain(c.name()) == plain(name)).ok_or_else(|| {
+        PlanError::usage(format!(
+            "{variable}: unknown function \"{}\": write Broadcast, Reduce, AllGather, ReduceScatter, AllReduce, \
+             AllToAll, Gather or Scatter",
+            name.trim()
+        ))
+    })
+}
+
+fn parse_list(variable: &str, list: &str, words: &[(&str, u8)]) -> Result<u8> {
+    let (exclude, list) = match list.trim().strip_prefix('^') {
+        Some(rest) => (true, rest),
+        None => (false, list),
+    };
+    let mut mask = 0;
+    for word in list.split(',') {
+        let found = words.iter().find(|(name, _)| name.eq_ignore_ascii_case(word.trim()));
+        let Some((_, bit)) = found else {
+            let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
+            return Err(PlanError::usage(format!(
+                "{variable}: unknown word \"{}\": write some of {}",
+                word.trim(),
+                names.join(", ")
+            )));
+        };
+        mask |= bit;
+    }
+    let all = words.iter().fold(0, |all, (_, bit)| all | bit);
+    Ok(if exclude { all & !mask } else { mask })
+}
+
+/// FNV-1a, for digests that must be equal on all hosts and builds.
+pub(crate) struct Digest(u64);
+
+impl Digest {
+    pub(crate) fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    pub(crate) fn add(&mut self, number: u64) {
+        self.add_bytes(&number.to_le_bytes());
+    }
+
+    pub(crate) fn add_bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mask(masks: &[Option<u8>; 8], collective: Collective) -> Option<u8> {
+        masks[Collective::ALL.iter().position(|&c| c == collective).unwrap()]
+    }
+
+    #[test]
+    fn ncclalgo_grammar() {
+        let ring = algorithm_bit(Algorithm::Ring);
+        let tree = algorithm_bit(Algorithm::Tree);
+        let masks = Knobs::parse_algo("ring;allreduce:tree,RING;broadcast:^tree").unwrap();
+        assert_eq!(mask(&masks, Collective::AllGather), Some(ring));
+        assert_eq!(mask(&masks, Collective::AllReduce), Some(ring | tree));
+        assert_eq!(mask(&masks, Collective::Broadcast), Some(0b11111 & !tree));
+        assert_eq!(mask(&masks, Collective::AllToAll), None);
+        assert_eq!(mask(&Knobs::parse_algo("NVLS").unwrap(), Collective::Reduce), Some(0));
+        assert_eq!(mask(&Knobs::parse_algo("^nvls,pat").unwrap(), Collective::Reduce), Some(0b11111));
+        assert_eq!(Knobs::parse_algo("").unwrap(), [None; 8]);
+        for wrong in ["rings", "ring;tree", "allreduces:ring", "ring,", "^"] {
+            let error = Knobs::parse_algo(wrong).unwrap_err();
+            assert!(error.text.contains("NCCL_ALGO"), "{error}");
+        }
+    }
+
+    #[test]
+    fn ncclproto_grammar() {
+        let masks = Knobs::parse_proto("^LL;allreduce:ll128,simple;alltoall:LL").unwrap();
+        assert_eq!(mask(&masks, Collective::Scatter), Some(0b110));
+        assert_eq!(mask(&masks, Collective::AllReduce), Some(0b110));
+        assert_eq!(mask(&masks, Collective::AllToAll), Some(0b001));
+        assert!(Knobs::parse_proto("LL64").unwrap_err().text.contains("LL64"));
+    }
+
+    #[test]
+    fn digests_tell_settings_apart() {
+        let base = Knobs::default();
+        let others = [
+            Knobs { depth: 8, ..base.clone() },
+            Knobs { lanes: 8, ..base.clone() },
+            Knobs { max_ctas: 8, ..base.clone() },
+            Knobs { slot_bytes: [1, 2, 3], ..base.clone() },
+            Knobs { algorithms: Knobs::parse_algo("ring").unwrap(), ..base.clone() },
+            Knobs { protocols: Knobs::parse_proto("ll").unwrap(), ..base.clone() },
+        ];
+        assert_eq!(base.digest(), Knobs::default().digest());
+        assert!(others.iter().all(|other| other.digest() != base.digest()));
+    }
+}

@@ -1,0 +1,103 @@
+//! Where FIFOs and counters lie in a rank's **heap**, the memory that its peers write into.
+//!
+//! Rank `a` writes what it sends to `b` into `b`'s heap at `entry(lane, a)`; `b` returns credits
+//! into `a`'s heap at `entry(lane, b)`. A pure function of the agreed settings, so no offsets are exchanged.
+
+use crate::device_plan::DevComm;
+use crate::knobs::Knobs;
+
+/// Bytes of the counter page of an entry: tails at 0, credits at 256, one counter per 64 bytes.
+const COUNTERS: u64 = 512;
+
+/// The layout of every heap of a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeapLayout {
+    /// Ranks of the communicator.
+    pub ranks: u32,
+    /// FIFO lanes per peer.
+    pub lanes: u32,
+    /// Slots per FIFO.
+    pub depth: u32,
+    /// Payload bytes per slot by protocol (LL, LL128, Simple).
+    pub slot_bytes: [u32; 3],
+    /// Bytes from slot to slot by protocol.
+    pub slot_stride: [u32; 3],
+    /// Offset of each protocol's FIFO within an entry's FIFO memory.
+    pub fifo_offset: [u32; 3],
+    /// Bytes of an entry.
+    pub entry_bytes: u64,
+}
+
+impl HeapLayout {
+    /// The layout for `ranks` ranks. A slot of 0 bytes leaves a protocol out.
+    pub fn new(ranks: u32, knobs: &Knobs) -> Self {
+        let slot_bytes = knobs.slot_bytes;
+        let slot_stride = [slot_bytes[0] * 2, slot_bytes[1].div_ceil(120) * 128, slot_bytes[2]];
+        let mut fifo_offset = [0; 3];
+        let mut at = 0;
+        for p in 0..3 {
+            fifo_offset[p] = at;
+            at += (slot_stride[p] * knobs.depth).next_multiple_of(512);
+        }
+        let entry_bytes = COUNTERS + u64::from(at);
+        Self { ranks, lanes: knobs.lanes, depth: knobs.depth, slot_bytes, slot_stride, fifo_offset, entry_bytes }
+    }
+
+    /// Bytes of a heap.
+    pub fn heap_bytes(&self) -> u64 {
+        self.entry_bytes * u64::from(self.lanes) * u64::from(self.ranks)
+    }
+
+    /// Offset of the FIFO memory of (`lane`, `peer`).
+    pub fn fifo(&self, lane: u32, peer: u32) -> u64 {
+        self.entry(lane, peer) + COUNTERS
+    }
+
+    /// Offset of the tail counters that `peer` writes.
+    pub fn tail(&self, lane: u32, peer: u32) -> u64 {
+        self.entry(lane, peer)
+    }
+
+    /// Offset of the credit counters that `peer` writes.
+    pub fn credit(&self, lane: u32, peer: u32) -> u64 {
+        self.entry(lane, peer) + 256
+    }
+
+    /// A device image of the settings; addresses are left 0.
+    pub fn dev_comm(&self, rank: u32) -> DevComm {
+        DevComm {
+            rank,
+            ranks: self.ranks,
+            lanes: self.lanes,
+            depth: self.depth,
+            slot_bytes: self.slot_bytes,
+            slot_stride: self.slot_stride,
+            fifo_offset: self.fifo_offset,
+            ..DevComm::default()
+        }
+    }
+
+    fn entry(&self, lane: u32, peer: u32) -> u64 {
+        (u64::from(lane) * u64::from(self.ranks) + u64::from(peer)) * self.entry_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_do_not_overlap_and_fit() {
+        let layout = HeapLayout::new(5, &Knobs { lanes: 3, ..Knobs::default() });
+        let mut starts: Vec<u64> = (0..3).flat_map(|l| (0..5).map(move |p| layout.entry(l, p))).collect();
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|w| w[1] - w[0] == layout.entry_bytes));
+        assert_eq!(starts.last().unwrap() + layout.entry_bytes, layout.heap_bytes());
+        for p in 0..3 {
+            assert_eq!(layout.fifo_offset[p] % 512, 0);
+            let end = layout.fifo_offset[p] + layout.slot_stride[p] * layout.depth;
+            let next = if p == 2 { layout.entry_bytes as u32 - 512 } else { layout.fifo_offset[p + 1] };
+            assert!(end <= next);
+        }
+    }
+}

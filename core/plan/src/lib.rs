@@ -1,0 +1,31 @@
+//! Hawser's planner: from a call to the steps that every rank runs.
+//!
+//! ```text
+//! Call ─► choose ─► algo (Program) ─► ir::verify (tests, imports) ─► lower ─► device_plan
+//! ```
+//!
+//! Deciding is kept apart from doing: this crate has no I/O, no clock, no environment, no thread
+//! and no `unsafe`. A choice is a pure function of what all ranks agreed on ([`World`], [`Knobs`])
+//! and of the [`Call`], so equal inputs on every rank give equal plans on every rank.
+
+#![forbid(unsafe_code)]
+
+pub mod algo;
+pub mod call;
+pub mod choose;
+pub mod cost;
+pub mod device_plan;
+pub mod error;
+pub mod ir;
+pub mod knobs;
+pub mod layout;
+pub mod lower;
+pub mod p2p;
+pub mod world;
+
+pub use call::{Call, Collective, DataType, ReduceOp};
+pub use choose::{Choice, Why};
+pub use error::{PlanError, Result};
+pub use ir::Program;
+pub use knobs::{Algorithm, Knobs, Protocol};
+pub use world::World;

@@ -1,0 +1,250 @@
+//! Batches of point-to-point messages: which launches, blocks and lanes carry them.
+//!
+//! # Why no batch can deadlock
+//! Every message has a key (protocol, pass, round). The protocol is a function of the message's
+//! size and of settings equal on all ranks; the pass is its number among the messages of the same
+//! protocol between the same two ranks in the same direction; the round is `(receiver - sender) mod
+//! ranks`. So both ends give a message the same key. On every rank, launches take the messages in
+//! ascending order of keys and run one after the other, and the messages of one key (at most one
+//! sent and one received) are never parted. Take the smallest key with an unfinished message: on
+//! every rank all launches before the one that holds this key hold smaller keys only, so they end,
+//! and the launch runs with all its blocks side by side. Both ends of the message run: it ends.
+//!
+//! A launch never holds two messages of the same protocol, direction and peer, so no two blocks
+//! share a FIFO end. Messages to a lower rank use the upper half of the lanes, so a block that
+//! sends and a block that receives never share a lane with the same peer either.
+
+use std::collections::HashMap;
+
+use crate::DataType;
+use crate::device_plan::{
+    Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, MAX_WORKS, NO_DEP, Step, Work,
+};
+use crate::error::{PlanError, Result};
+use crate::ir::Buf;
+use crate::knobs::{Knobs, Protocol};
+use crate::lower::{LaunchPlan, cut};
+use crate::world::{DeviceKind, Link, World};
+
+/// One send or receive of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// The other rank.
+    pub peer: u32,
+    /// True: to the peer; false: from it.
+    pub send: bool,
+    /// Address of the buffer.
+    pub addr: u64,
+    /// Length in bytes; equal at both ends.
+    pub bytes: u64,
+}
+
+/// The launches of one group on `rank`, in launch order. Empty if there is nothing to move.
+///
+/// # Errors
+/// `InvalidArgument` for a peer that is no rank; `InvalidUsage` for messages to oneself that do
+/// not pair up.
+pub fn plan(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Knobs) -> Result<Vec<LaunchPlan>> {
+    if let Some(bad) = messages.iter().find(|m| m.peer >= ranks) {
+        let what = if bad.send { "send to" } else { "receive from" };
+        return Err(PlanError::argument(format!(
+            "rank {rank}: {what} rank {}, which is not a rank of this communicator (0..{})",
+            bad.peer,
+            ranks - 1
+        )));
+    }
+    let copies = own_copies(messages, rank)?;
+    let remote = keyed(messages, rank, ranks, world, knobs);
+    let mut launches = Launches { knobs, rank, world, list: Vec::new(), used: Vec::new() };
+    let protocol = remote.first().map_or(Protocol::Simple, |(key, _)| key.protocol);
+    for copy in copies {
+        launches.add(protocol, &[copy])?;
+    }
+    for group in remote.chunk_by(|a, b| a.0 == b.0) {
+        let parts: Vec<Part> = group.iter().map(|(_, message)| Part::message(message)).collect();
+        launches.add(group[0].0.protocol, &parts)?;
+    }
+    Ok(launches.list)
+}
+
+/// The protocol of a message: equal at both ends because sizes and settings are.
+pub fn protocol(bytes: u64, world: &World, knobs: &Knobs) -> Protocol {
+    let DeviceKind::Cuda { sm } = world.device else { return Protocol::Simple };
+    let (ll, ll128) = match world.link {
+        Link::NvLink if sm >= 70 => (16 << 10, 256 << 10),
+        Link::NvLink | Link::Pcie | Link::HostMemory => (16 << 10, 0),
+        Link::Net => (0, 0),
+    };
+    let usable = |p: Protocol| u64::from(knobs.slot_bytes[p as usize]) >= 128;
+    if bytes <= ll && usable(Protocol::Ll) {
+        Protocol::Ll
+    } else if bytes <= ll128 && usable(Protocol::Ll128) {
+        Protocol::Ll128
+    } else {
+        Protocol::Simple
+    }
+}
+
+/// Blocks that carry a message of `bytes` bytes in each direction: equal at both ends.
+pub fn instances(bytes: u64, knobs: &Knobs) -> u32 {
+    let wanted = match bytes {
+        0..=0x1_0000 => 1,
+        0x1_0001..=0x8_0000 => 2,
+        0x8_0001..=0x20_0000 => 4,
+        _ => 8,
+    };
+    wanted.min(knobs.max_ctas).min(knobs.lanes / 2).max(1)
+}
+
+/// What orders messages; equal at both ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    protocol: Protocol,
+    pass: u32,
+    round: u32,
+}
+
+/// A piece of work: a message, or a copy between two messages to oneself.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    peer: u32,
+    send: bool,
+    recv: bool,
+    base: [u64; 3],
+    bytes: u64,
+}
+
+impl Part {
+    fn message(message: &Message) -> Self {
+        let base = if message.send { [message.addr, 0, 0] } else { [0, message.addr, 0] };
+        Self { peer: message.peer, send: message.send, recv: !message.send, base, bytes: message.bytes }
+    }
+
+    fn step(&self) -> Step {
+        let (src_buf, dst_buf) = (Buf::Input as u8, Buf::Output as u8);
+        let mut step = Step { after_channel: NO_DEP, times: 1, src_buf, dst_buf, ..Step::default() };
+        if !self.recv {
+            step.flags |= HAS_SRC;
+        }
+        if !self.send {
+            step.flags |= HAS_DST;
+        }
+        if self.send {
+            step.n_send = 1;
+            step.send[0] = self.peer as u16;
+        }
+        if self.recv {
+            step.n_recv = 1;
+            step.recv[0] = self.peer as u16;
+        }
+        step
+    }
+}
+
+/// Messages to others, sorted by key.
+fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Knobs) -> Vec<(Key, Message)> {
+    let mut seen: HashMap<(Protocol, u32, bool), u32> = HashMap::new();
+    let mut keyed: Vec<(Key, Message)> = messages
+        .iter()
+        .filter(|m| m.peer != rank && m.bytes > 0)
+        .map(|&message| {
+            let protocol = protocol(message.bytes, world, knobs);
+            let count = seen.entry((protocol, message.peer, message.send)).or_default();
+            let pass = *count;
+            *count += 1;
+            let (from, to) = if message.send { (rank, message.peer) } else { (message.peer, rank) };
+            (Key { protocol, pass, round: (to + ranks - from) % ranks }, message)
+        })
+        .collect();
+    keyed.sort_by_key(|&(key, message)| (key, message.send));
+    keyed
+}
+
+/// Pairs the k-th send to oneself with the k-th receive from oneself.
+fn own_copies(messages: &[Message], rank: u32) -> Result<Vec<Part>> {
+    let own = |send: bool| messages.iter().filter(move |m| m.peer == rank && m.send == send);
+    let (sends, recvs) = (own(true).count(), own(false).count());
+    if sends != recvs {
+        return Err(PlanError::usage(format!(
+            "rank {rank}: {sends} sends to itself but {recvs} receives from itself in one group: \
+             put each pair into the same group"
+        )));
+    }
+    let mut copies = Vec::new();
+    for (number, (from, to)) in own(true).zip(own(false)).enumerate() {
+        if from.bytes != to.bytes {
+            return Err(PlanError::usage(format!(
+                "rank {rank}: send {number} to itself has {} bytes, the receive {}: make them equal",
+                from.bytes, to.bytes
+            )));
+        }
+        if from.bytes > 0 {
+            let base = [from.addr, to.addr, 0];
+            copies.push(Part { peer: rank, send: false, recv: false, base, bytes: from.bytes });
+        }
+    }
+    Ok(copies)
+}
+
+/// Fills launches one after the other.
+struct Launches<'a> {
+    knobs: &'a Knobs,
+    rank: u32,
+    world: &'a World,
+    list: Vec<LaunchPlan>,
+    /// Works and (peer, send) pairs of the last launch.
+    used: Vec<(u32, bool)>,
+}
+
+impl Launches<'_> {
+    /// Adds parts that must not be parted.
+    fn add(&mut self, protocol: Protocol, parts: &[Part]) -> Result<()> {
+        let mut cuts = Vec::new();
+        for part in parts {
+            let mut work = Work { base: part.base, count: part.bytes, per_block: 1, chunks: [1, 1, 0], ..Work::default() };
+            let n = cut(&mut work, instances(part.bytes, self.knobs), protocol, 1, self.knobs)?;
+            cuts.push((work, n));
+        }
+        let blocks: usize = cuts.iter().map(|&(_, n)| n as usize).sum();
+        let fits = self.list.last().is_some_and(|last| {
+            last.kernel.protocol == protocol
+                && usize::from(last.args.n_blocks) + blocks <= MAX_BLOCKS
+                && self.used.len() + parts.len() <= MAX_WORKS.min(INLINE_STEPS)
+                && !parts.iter().any(|p| p.peer != self.rank && self.used.contains(&(p.peer, p.send)))
+        });
+        if !fits {
+            self.used.clear();
+            self.list.push(self.empty(protocol));
+        }
+        let Some(launch) = self.list.last_mut() else { return Ok(()) };
+        for (part, (work, n)) in parts.iter().zip(cuts) {
+            let index = self.used.len() as u8;
+            launch.args.works[usize::from(index)] = work;
+            launch.args.inline_steps[usize::from(index)] = part.step();
+            launch.args.n_inline = index + 1;
+            self.used.push((part.peer, part.send));
+            let downward = if part.send { part.peer < self.rank } else { part.peer > self.rank };
+            let first_lane = if downward { self.knobs.lanes / 2 } else { 0 };
+            for instance in 0..n {
+                let lane = if part.send || part.recv { first_lane + instance } else { 0 } as u8;
+                launch.args.blocks[usize::from(launch.args.n_blocks)] = Block {
+                    first_step: u16::from(index),
+                    n_steps: 1,
+                    lane,
+                    instance: instance as u16,
+                    work: index,
+                    channel: index,
+                };
+                launch.args.n_blocks += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn empty(&self, protocol: Protocol) -> LaunchPlan {
+        let kernel = KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, protocol };
+        let threads = crate::cost::threads(self.world.device, protocol);
+        let args = Box::new(Args { protocol: protocol as u8, ..Args::default() });
+        LaunchPlan { args, kernel, threads, scratch_bytes: 0 }
+    }
+}

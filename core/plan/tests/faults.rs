@@ -1,0 +1,277 @@
+//! The verifier catches a planted fault of every class, and names it.
+
+use hawser_plan::algo::{self, ProgramKey};
+use hawser_plan::ir::build::{
+    copy, copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, reduce, scratch, send,
+};
+use hawser_plan::ir::verify::{Fault, verify};
+use hawser_plan::ir::{Channel, Op, Program, RankProgram, Shape, Step};
+use hawser_plan::{Algorithm, Collective};
+
+const DEPTH: u32 = 4;
+
+fn shape(collective: Collective, ranks: u32, per_block: u32, scratch: u32) -> Shape {
+    Shape { name: "planted".into(), collective, ranks, root: 0, per_block, scratch }
+}
+
+fn ring(ranks: u32) -> Program {
+    let key = ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks, root: 0 };
+    algo::program(&key).unwrap()
+}
+
+fn fault(program: &Program) -> Fault {
+    verify(program, DEPTH, false).expect_err("the fault must be found")
+}
+
+fn steps(program: &mut Program, rank: usize) -> &mut Vec<Step> {
+    &mut program.ranks[rank].channels[0].steps
+}
+
+#[test]
+fn wrong_contribution() {
+    let mut program = ring(4);
+    // Rank 2 adds its chunk 0 where chunk 3 belongs.
+    let step = steps(&mut program, 2).iter_mut().find(|step| step.finish).unwrap();
+    assert_eq!(step.src, Some(input(3)));
+    step.src = Some(input(0));
+    let found = fault(&program);
+    assert!(matches!(found, Fault::WrongContribution { chunk: 3, source: 2, source_chunk: 0, .. }), "{found}");
+    assert!(found.to_string().contains("input chunk 0 of rank 2"), "{found}");
+}
+
+#[test]
+fn double_count() {
+    let mut program = ring(3);
+    // Rank 1 folds its own contribution into what it sends: once before and once in the ring.
+    let ring_step = &mut steps(&mut program, 1)[1];
+    assert_eq!(ring_step.op, Op::RecvReduceSend);
+    let doubled = recv_reduce_copy(ring_step.recv.clone(), ring_step.src.unwrap(), 1, scratch(0));
+    let (src, to) = (ring_step.src.unwrap(), ring_step.send.clone());
+    program.shape.scratch = 1;
+    let list = steps(&mut program, 1);
+    list.splice(1..2, [doubled, reduce(src, scratch(0)), send(scratch(0), to)]);
+    let found = fault(&program);
+    assert!(matches!(found, Fault::DoubleCount { source: 1, count: 2, .. }), "{found}");
+}
+
+#[test]
+fn missing_contribution() {
+    let mut program = ring(4);
+    let ring_step = &mut steps(&mut program, 1)[1];
+    *ring_step = Step { op: Op::RecvCopySend, src: None, order: 0, ..ring_step.clone() };
+    let found = fault(&program);
+    assert!(matches!(found, Fault::Missing { source: 1, .. }), "{found}");
+}
+
+#[test]
+fn missing_output() {
+    let mut program = ring(2);
+    let last = steps(&mut program, 1).last_mut().unwrap();
+    last.dst = Some(output(0));
+    assert!(matches!(fault(&program), Fault::Missing { rank: 1, chunk: 1, source: 0 }), "{}", fault(&program));
+}
+
+#[test]
+fn undefined_read() {
+    let mut program = ring(3);
+    program.shape.scratch = 2;
+    steps(&mut program, 2)[0].src = Some(scratch(1));
+    let found = fault(&program);
+    assert!(matches!(found, Fault::UndefinedRead { at, reference } if at.rank == 2 && reference == scratch(1)));
+    assert!(found.to_string().contains("rank 2 channel 0 step 0 reads scratch chunk 1"), "{found}");
+}
+
+#[test]
+fn out_of_bounds() {
+    let mut program = ring(3);
+    steps(&mut program, 1)[0].src = Some(input(3));
+    let found = fault(&program);
+    assert!(matches!(found, Fault::OutOfBounds { at, chunks: 3, .. } if at.rank == 1), "{found}");
+}
+
+#[test]
+fn a_rank_without_the_buffer_is_out_of_bounds() {
+    let program = Program {
+        shape: shape(Collective::Broadcast, 2, 1, 0),
+        ranks: vec![
+            RankProgram::single(vec![copy(input(0), output(0))]),
+            RankProgram::single(vec![copy(input(0), output(0))]),
+        ],
+    };
+    assert!(matches!(fault(&program), Fault::OutOfBounds { at, chunks: 0, .. } if at.rank == 1));
+}
+
+/// Both ranks send `chunks` chunks before they take any.
+fn send_first(chunks: u32) -> Program {
+    let rank = |me: u32| {
+        let peer = 1 - me;
+        let mut steps = vec![send(input(0), vec![peer]).repeat(chunks, 1)];
+        steps.push(recv(peer, output(peer * chunks)).repeat(chunks, 1));
+        steps.push(copy(input(0), output(me * chunks)).repeat(chunks, 1));
+        RankProgram::single(steps)
+    };
+    Program { shape: shape(Collective::AllGather, 2, chunks, 0), ranks: vec![rank(0), rank(1)] }
+}
+
+#[test]
+fn deadlock_at_the_split_size() {
+    for chunks in 1..=DEPTH {
+        assert_eq!(verify(&send_first(chunks), DEPTH, false).unwrap().min_depth, chunks);
+    }
+    let found = fault(&send_first(DEPTH + 1));
+    let Fault::Deadlock { depth, waits } = &found else { panic!("{found}") };
+    assert_eq!((*depth, waits.len()), (DEPTH, 2));
+    let text = found.to_string();
+    assert!(text.contains("rank 0 channel 0 step 0 repetition 4 waits for room in the FIFO to rank 1"), "{text}");
+    assert!(text.contains("rank 1 channel 0 step 0 repetition 4 waits for room in the FIFO to rank 0"), "{text}");
+    assert!(verify(&send_first(DEPTH + 1), DEPTH + 1, false).is_ok());
+}
+
+#[test]
+fn deadlock_of_receivers_and_of_dependencies() {
+    let mut program = ring(3);
+    steps(&mut program, 0).remove(0);
+    assert!(fault(&program).to_string().contains("waits for a slot from rank"), "{}", fault(&program));
+    let both = vec![
+        Channel { steps: vec![copy(input(0), output(0)).after(1, 0)] },
+        Channel { steps: vec![copy(input(1), output(1)).after(0, 0)] },
+    ];
+    let program =
+        Program { shape: shape(Collective::Broadcast, 1, 2, 0), ranks: vec![RankProgram { channels: both }] };
+    assert!(fault(&program).to_string().contains("rank 0 channel 0 step 0 waits for channel 1 step 0"));
+}
+
+/// Rank 0 fills scratch in channel 0 and sends it from channel 1.
+fn two_channels(ordered: bool) -> Program {
+    let mut forward = send(scratch(0), vec![1]);
+    if ordered {
+        forward = forward.after(0, 1);
+    }
+    let root = vec![
+        Channel { steps: vec![copy(input(0), output(0)), copy(output(0), scratch(0))] },
+        Channel { steps: vec![forward] },
+    ];
+    let other = vec![Channel::default(), Channel { steps: vec![recv(0, output(0))] }];
+    let ranks = vec![RankProgram { channels: root }, RankProgram { channels: other }];
+    Program { shape: shape(Collective::Broadcast, 2, 1, 1), ranks }
+}
+
+#[test]
+fn race_between_channels() {
+    assert!(verify(&two_channels(true), DEPTH, false).is_ok());
+    let found = fault(&two_channels(false));
+    let Fault::Race { at, other, reference } = &found else { panic!("{found}") };
+    assert_eq!((at.rank, other.rank, *reference), (0, 0, scratch(0)));
+    assert_ne!(at.channel, other.channel);
+}
+
+#[test]
+fn race_of_two_writers() {
+    let mut program = two_channels(true);
+    program.ranks[0].channels[1].steps.push(copy(input(0), output(0)));
+    program.ranks[0].channels[1].steps[0].after.clear();
+    program.ranks[0].channels[1].steps[0].src = Some(input(0));
+    assert!(matches!(fault(&program), Fault::Race { .. }));
+}
+
+#[test]
+fn a_message_orders_channels_like_a_dependency() {
+    // Rank 0 reads its input in channel 0 and overwrites it in channel 1, in place, but only after
+    // the answer of rank 1 to what channel 0 sent.
+    let zero = vec![
+        Channel { steps: vec![send(input(0), vec![1])] },
+        Channel { steps: vec![recv(1, output(0))] },
+    ];
+    let one = vec![
+        Channel { steps: vec![recv_reduce_copy(vec![0], input(0), 1, output(0)).finish()] },
+        Channel { steps: vec![send(output(0), vec![0]).after(0, 0)] },
+    ];
+    let ranks = vec![RankProgram { channels: zero }, RankProgram { channels: one }];
+    let mut program = Program { shape: shape(Collective::AllReduce, 2, 1, 0), ranks };
+    verify(&program, DEPTH, true).unwrap();
+    program.ranks[1].channels[1].steps[0].after.clear();
+    assert!(matches!(verify(&program, DEPTH, true), Err(Fault::Race { .. })));
+}
+
+#[test]
+fn unbalanced_fifo() {
+    let mut program = ring(2);
+    steps(&mut program, 0).push(send(output(0), vec![1]));
+    let found = fault(&program);
+    assert_eq!(found, Fault::UnbalancedFifo { channel: 0, from: 0, to: 1, slots: 1 });
+}
+
+#[test]
+fn bad_steps() {
+    let cases = [
+        (Step { send: vec![], ..send(input(0), vec![1]) }, "operands or peers"),
+        (send(input(0), vec![0]), "itself"),
+        (send(input(0), vec![7]), "rank 7"),
+        (send(input(0), vec![1, 1]), "twice"),
+        (Step { dst: None, ..recv(1, output(0)) }, "operands or peers"),
+        (recv_reduce_copy(vec![1], input(0), 2, output(0)), "order 2"),
+        (send(input(0), vec![1]).repeat(0, 0), "zero times"),
+        (send(input(0), vec![1]).after(0, 0), "not a step of another channel"),
+        (Step::new(Op::Native(3)), "native"),
+        (send(input(0), (1..10).collect()), "at most 8"),
+    ];
+    for (step, text) in cases {
+        let mut program = ring(2);
+        program.ranks[0].channels[0].steps.push(step);
+        let found = fault(&program);
+        assert!(matches!(found, Fault::BadStep { .. }) && found.to_string().contains(text), "{found}");
+    }
+    let mut program = ring(2);
+    program.ranks.pop();
+    assert!(matches!(fault(&program), Fault::BadShape(_)));
+    let mut program = ring(2);
+    program.ranks[1].channels.push(Channel::default());
+    assert!(matches!(fault(&program), Fault::BadShape(_)));
+}
+
+#[test]
+fn not_finished_and_finished_twice() {
+    let mut program = ring(3);
+    steps(&mut program, 1).iter_mut().for_each(|step| step.finish = false);
+    assert!(matches!(fault(&program), Fault::NotFinished { .. }));
+    let mut program = ring(3);
+    steps(&mut program, 1)[1].finish = true;
+    assert!(matches!(fault(&program), Fault::FinishedTwice { .. }));
+}
+
+#[test]
+fn an_input_overwritten_in_place_is_found() {
+    // Right out of place; in place rank 0 reads its input after the result took its place.
+    let zero = vec![recv_reduce_copy(vec![1], input(0), 1, output(0)).finish(), send(input(0), vec![1])];
+    let one = vec![send(input(0), vec![0]), recv_reduce_copy(vec![0], input(0), 1, output(0)).finish()];
+    let ranks = vec![RankProgram::single(zero), RankProgram::single(one)];
+    let program = Program { shape: shape(Collective::AllReduce, 2, 1, 0), ranks };
+    verify(&program, DEPTH, false).unwrap();
+    assert!(matches!(verify(&program, DEPTH, true), Err(Fault::OverwrittenInput { at, .. }) if at.rank == 0));
+}
+
+#[test]
+fn different_orders_are_not_bitwise_equal() {
+    let rank = |me: u32| {
+        let peers: Vec<u32> = (0..3).filter(|&peer| peer != me).collect();
+        RankProgram::single(vec![
+            send(input(0), peers.clone()),
+            recv_reduce_copy(peers, input(0), 0, output(0)).finish(),
+        ])
+    };
+    let program = Program { shape: shape(Collective::AllReduce, 3, 1, 0), ranks: (0..3).map(rank).collect() };
+    let verdict = verify(&program, DEPTH, false).unwrap();
+    assert!(!verdict.bitwise_equal);
+    assert_eq!(verdict.steps, 6);
+}
+
+#[test]
+fn chains_of_copies_need_no_more_than_one_slot() {
+    let ranks = vec![
+        RankProgram::single(vec![copy_send(input(0), output(0), vec![1])]),
+        RankProgram::single(vec![recv_copy_send(0, output(0), vec![2])]),
+        RankProgram::single(vec![recv(1, output(0))]),
+    ];
+    let program = Program { shape: shape(Collective::Broadcast, 3, 1, 0), ranks };
+    assert_eq!(verify(&program, DEPTH, true).unwrap().min_depth, 1);
+}

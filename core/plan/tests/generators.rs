@@ -1,0 +1,67 @@
+//! Every generator is proved for 1 to 64 ranks, out of place and in place.
+
+use hawser_plan::algo::{self, ProgramKey};
+use hawser_plan::ir::verify::verify;
+use hawser_plan::{Algorithm, Collective};
+
+/// Slots per FIFO on every device.
+const DEPTH: u32 = 4;
+
+fn prove(collective: Collective, algorithm: Algorithm) {
+    let most = algo::max_ranks(algorithm).min(64);
+    for ranks in 1..=most {
+        let mut roots = if collective.rooted() { vec![0, ranks / 2, ranks - 1] } else { vec![0] };
+        roots.dedup();
+        for root in roots {
+            let key = ProgramKey { collective, algorithm, ranks, root };
+            let program = algo::program(&key).unwrap();
+            assert!(program.ranks.iter().all(|r| r.channels.len() as u32 == algo::channels(&key).unwrap()));
+            for in_place in [false, true] {
+                let verdict = verify(&program, DEPTH, in_place).unwrap_or_else(|fault| {
+                    panic!("{} of {ranks} ranks, root {root}, in place {in_place}: {fault}", program.shape.name)
+                });
+                assert!(verdict.bitwise_equal && verdict.deterministic, "{} of {ranks} ranks", program.shape.name);
+                assert!(verdict.min_depth <= 2, "{} of {ranks} ranks: {verdict:?}", program.shape.name);
+            }
+        }
+    }
+}
+
+macro_rules! proofs {
+    ($($name:ident: $collective:ident $algorithm:ident;)*) => {
+        $(#[test]
+        fn $name() {
+            prove(Collective::$collective, Algorithm::$algorithm);
+        })*
+
+        #[test]
+        fn every_generator_is_proved() {
+            let proved = [$((Collective::$collective, Algorithm::$algorithm)),*];
+            for collective in Collective::ALL {
+                for &algorithm in algo::algorithms(collective) {
+                    assert!(proved.contains(&(collective, algorithm)), "{collective:?} {algorithm:?}");
+                }
+            }
+        }
+    };
+}
+
+proofs! {
+    ring_all_reduce: AllReduce Ring;
+    ring_all_gather: AllGather Ring;
+    ring_reduce_scatter: ReduceScatter Ring;
+    ring_broadcast: Broadcast Ring;
+    ring_reduce: Reduce Ring;
+    tree_all_reduce: AllReduce Tree;
+    tree_broadcast: Broadcast Tree;
+    tree_reduce: Reduce Tree;
+    oneshot_all_reduce: AllReduce OneShot;
+    oneshot_broadcast: Broadcast OneShot;
+    oneshot_reduce: Reduce OneShot;
+    allpairs_all_reduce: AllReduce AllPairs;
+    allpairs_all_gather: AllGather AllPairs;
+    allpairs_reduce_scatter: ReduceScatter AllPairs;
+    direct_all_to_all: AllToAll Direct;
+    direct_gather: Gather Direct;
+    direct_scatter: Scatter Direct;
+}

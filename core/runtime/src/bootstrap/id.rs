@@ -1,0 +1,223 @@
+//! The unique id: where ranks meet and the secret that lets them in, in 128 bytes.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0..8 | magic |
+//! | 8 | version |
+//! | 9 | address family: 4 or 6 |
+//! | 10 | 1 if the address comes from `NCCL_COMM_ID`, else 0 |
+//! | 11 | 0 |
+//! | 12..14 | port, little endian |
+//! | 16..32 | address (IPv4 in the first four bytes) |
+//! | 32..64 | secret |
+//! | 64..80 | nonce: tells ids apart in logs and lists |
+//! | 112..128 | checksum over all before it |
+
+use super::auth::Secret;
+use super::wire::Fields;
+use super::{Settings, interface, root, socket};
+use crate::error::{Error, Result};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+
+const MAGIC: [u8; 8] = *b"HAWSERid";
+const VERSION: u8 = 1;
+const SUM_AT: usize = 112;
+
+/// An id of a communicator to be, as `ncclUniqueId` carries it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct UniqueId {
+    pub(super) address: SocketAddr,
+    /// From `NCCL_COMM_ID`: nobody listens yet, rank 0 will.
+    pub(super) fixed: bool,
+    pub(super) secret: Secret,
+    pub(super) nonce: [u8; 16],
+}
+
+impl UniqueId {
+    /// Length of an id in bytes.
+    pub const LEN: usize = 128;
+
+    /// Makes an id and starts its root in this process: a thread that ends when all ranks have met, when nobody comes
+    /// for `settings.init_timeout` after the first one, or on [`super::stop_root`].
+    ///
+    /// With `settings.comm_id` there is no root yet: rank 0 starts it in [`super::Bootstrap::join`]. The secret is then
+    /// derived from the address, so it keeps out accidents only; the network has to keep out attackers.
+    ///
+    /// # Errors
+    /// `InvalidUsage` when no interface fits or `comm_id` is malformed; `System` when the listener cannot be opened.
+    pub fn create(settings: &Settings) -> Result<UniqueId> {
+        if let Some(comm_id) = &settings.comm_id {
+            return from_comm_id(comm_id, settings.family);
+        }
+        let ip = interface::choose(settings.ifname.as_deref(), settings.family, None)?;
+        let (listener, address) = socket::listen_tcp(SocketAddr::new(ip, 0))
+            .map_err(|errno| Error::system(format!("listening on {ip} for the unique id"), errno))?;
+        let id = UniqueId { address, fixed: false, secret: socket::random()?, nonce: socket::random()? };
+        root::start_registered(&id, listener, settings)?;
+        Ok(id)
+    }
+
+    /// The id as `ncclUniqueId` carries it.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8] = VERSION;
+        bytes[10] = self.fixed.into();
+        bytes[12..14].copy_from_slice(&self.address.port().to_le_bytes());
+        match self.address.ip() {
+            IpAddr::V4(ip) => {
+                bytes[9] = 4;
+                bytes[16..20].copy_from_slice(&ip.octets());
+            }
+            IpAddr::V6(ip) => {
+                bytes[9] = 6;
+                bytes[16..32].copy_from_slice(&ip.octets());
+            }
+        }
+        bytes[32..64].copy_from_slice(&self.secret);
+        bytes[64..80].copy_from_slice(&self.nonce);
+        let sum = checksum(&bytes);
+        bytes[SUM_AT..].copy_from_slice(&sum);
+        bytes
+    }
+
+    /// Reads an id that came from another process.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that tells an empty, a foreign and a damaged id apart.
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<UniqueId> {
+        let refuse = |what: &str| {
+            Error::invalid_argument(format!("the unique id {what}"))
+                .remedy("call ncclGetUniqueId on one rank and copy all 128 bytes to the others")
+        };
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Err(refuse("is empty (all bytes are zero)"));
+        }
+        if bytes[..8] != MAGIC {
+            return Err(refuse("was not made by this library"));
+        }
+        if bytes[8] != VERSION {
+            return Err(refuse(&format!("has version {}, this library uses {VERSION}", bytes[8])));
+        }
+        if bytes[SUM_AT..] != checksum(bytes) {
+            return Err(refuse("is damaged (wrong checksum)"));
+        }
+        let mut fields = Fields::new(&bytes[9..80]);
+        let (family, fixed, _) = (fields.u8()?, fields.u8()?, fields.u8()?);
+        let (port, _) = (fields.u16()?, fields.u16()?);
+        let ip = fields.array::<16>()?;
+        let ip = match family {
+            4 => IpAddr::from([ip[0], ip[1], ip[2], ip[3]]),
+            6 => IpAddr::from(ip),
+            _ => return Err(refuse("has an unknown address family")),
+        };
+        let address = SocketAddr::new(ip, port);
+        Ok(UniqueId { address, fixed: fixed == 1, secret: fields.array()?, nonce: fields.array()? })
+    }
+
+    /// Where the root listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// Never prints the secret.
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UniqueId({}, {:02x}{:02x}…)", self.address, self.nonce[0], self.nonce[1])
+    }
+}
+
+fn checksum(bytes: &[u8; UniqueId::LEN]) -> [u8; UniqueId::LEN - SUM_AT] {
+    let mut sum = [0; UniqueId::LEN - SUM_AT];
+    sum.copy_from_slice(&blake3::hash(&bytes[..SUM_AT]).as_bytes()[..UniqueId::LEN - SUM_AT]);
+    sum
+}
+
+/// The same id on every rank that has the same `NCCL_COMM_ID`.
+fn from_comm_id(comm_id: &str, family: Option<u8>) -> Result<UniqueId> {
+    let refuse = |why: String| {
+        Error::invalid_usage(format!("NCCL_COMM_ID={comm_id}: {why}")).remedy("give it as host:port or [ipv6]:port")
+    };
+    let mut found = comm_id.trim().to_socket_addrs().map_err(|error| refuse(error.to_string()))?;
+    let address = found.find(|address| family.is_none_or(|family| (family == 4) == address.is_ipv4()));
+    let address = address.ok_or_else(|| refuse("no address of the wanted family".into()))?;
+    if address.port() == 0 {
+        return Err(refuse("port 0".into()));
+    }
+    let place = address.to_string();
+    let secret = blake3::derive_key("hawser bootstrap NCCL_COMM_ID secret", place.as_bytes());
+    let mut nonce = [0; 16];
+    nonce.copy_from_slice(&blake3::hash(place.as_bytes()).as_bytes()[..16]);
+    Ok(UniqueId { address: SocketAddr::new(address.ip(), address.port()), fixed: true, secret, nonce })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use proptest::prelude::*;
+
+    fn sample(address: &str) -> UniqueId {
+        UniqueId { address: address.parse().unwrap(), fixed: false, secret: [3; 32], nonce: [4; 16] }
+    }
+
+    #[test]
+    fn ids_survive_and_hide_their_secret() {
+        for address in ["10.1.2.3:4567", "[fd00::1]:9"] {
+            let id = sample(address);
+            assert_eq!(UniqueId::from_bytes(&id.to_bytes()).unwrap(), id);
+            assert!(!format!("{id:?}").contains("3, 3"));
+        }
+    }
+
+    #[test]
+    fn empty_foreign_and_damaged_ids_are_told_apart() {
+        let text = |bytes: &[u8; 128]| {
+            let error = UniqueId::from_bytes(bytes).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::InvalidArgument);
+            error.text
+        };
+        assert!(text(&[0; 128]).contains("empty"));
+        assert!(text(&[7; 128]).contains("not made by this library"));
+        let good = sample("10.1.2.3:4567").to_bytes();
+        for at in 9..128 {
+            let mut bad = good;
+            bad[at] ^= 0x10;
+            assert!(text(&bad).contains("damaged"), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn comm_id_gives_the_same_id_everywhere() {
+        let settings = Settings { comm_id: Some("127.0.0.1:7788".into()), ..Settings::default() };
+        let id = UniqueId::create(&settings).unwrap();
+        assert_eq!(id, UniqueId::create(&settings).unwrap());
+        assert_eq!(id.address().to_string(), "127.0.0.1:7788");
+        for bad in ["127.0.0.1", "127.0.0.1:0", "127.0.0.1:port", ""] {
+            let settings = Settings { comm_id: Some(bad.into()), ..Settings::default() };
+            assert_eq!(UniqueId::create(&settings).unwrap_err().kind, ErrorKind::InvalidUsage, "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn random_bytes_never_panic(
+            mut bytes in proptest::collection::vec(any::<u8>(), 128), dress: bool, family in 3u8..8
+        ) {
+            if dress {
+                bytes[..8].copy_from_slice(&MAGIC);
+                bytes[8] = VERSION;
+                bytes[9] = family;
+            }
+            let mut bytes: [u8; 128] = bytes.try_into().unwrap();
+            if dress {
+                let sum = checksum(&bytes);
+                bytes[SUM_AT..].copy_from_slice(&sum);
+            }
+            let parsed = UniqueId::from_bytes(&bytes);
+            prop_assert_eq!(parsed.is_ok(), dress && (family == 4 || family == 6));
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The rank's side of the meeting at the root: hand in one's addresses, get everybody's.
+
+use super::auth::{self, Greeting, Key, ROOT, Retry, Role};
+use super::id::UniqueId;
+use super::socket::{Address, Stream, Token};
+use super::wire::{Fields, Kind, decode_failure, decode_ranks, encode_failure, malformed};
+use super::{Settings, log};
+use crate::error::{Error, ErrorKind, Result};
+use crate::wait::Wait;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// How long a rank tries to tell a root that it is not needed.
+const RELEASE_TIME: Duration = Duration::from_secs(5);
+
+/// Where a rank listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PeerAddress {
+    pub tcp: SocketAddr,
+    pub unix: Token,
+}
+
+impl PeerAddress {
+    /// Bytes of an encoded address.
+    pub const LEN: usize = 1 + 16 + 2 + 16;
+
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        let ip = match self.tcp.ip() {
+            IpAddr::V4(ip) => {
+                bytes[0] = 4;
+                ip.to_ipv6_mapped()
+            }
+            IpAddr::V6(ip) => {
+                bytes[0] = 6;
+                ip
+            }
+        };
+        bytes[1..17].copy_from_slice(&ip.octets());
+        bytes[17..19].copy_from_slice(&self.tcp.port().to_le_bytes());
+        bytes[19..].copy_from_slice(&self.unix);
+        bytes
+    }
+
+    pub fn decode(fields: &mut Fields<'_>) -> Result<PeerAddress> {
+        let family = fields.u8()?;
+        let ip = std::net::Ipv6Addr::from(fields.array::<16>()?);
+        let ip = match family {
+            4 => ip.to_ipv4_mapped().map(IpAddr::V4).ok_or_else(|| malformed("no IPv4 address"))?,
+            6 => IpAddr::V6(ip),
+            _ => return Err(malformed("unknown address family")),
+        };
+        Ok(PeerAddress { tcp: SocketAddr::new(ip, fields.u16()?), unix: fields.array()? })
+    }
+}
+
+/// What a rank tells the root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub nranks: u32,
+    /// How many ids the rank has, and the hash of all of them in order.
+    pub ids: (u32, [u8; 32]),
+    pub address: PeerAddress,
+}
+
+impl Hello {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.nranks.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&self.ids.0.to_le_bytes());
+        bytes.extend_from_slice(&self.ids.1);
+        bytes.extend_from_slice(&self.address.encode());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Hello> {
+        let mut fields = Fields::new(bytes);
+        let nranks = fields.u32()?;
+        let ids = (fields.u32()?, fields.array()?);
+        let address = PeerAddress::decode(&mut fields)?;
+        fields.end()?;
+        Ok(Hello { nranks, ids, address })
+    }
+}
+
+/// Number and hash of a list of ids: equal only for equal lists in equal order.
+pub(super) fn digest(ids: &[UniqueId]) -> (u32, [u8; 32]) {
+    let mut hasher = blake3::Hasher::new();
+    ids.iter().for_each(|id| {
+        hasher.update(&id.to_bytes());
+    });
+    (ids.len() as u32, *hasher.finalize().as_bytes())
+}
+
+/// Hands in `hello` and waits for the addresses of all ranks.
+///
+/// # Errors
+/// What the root says is wrong (missing ranks, two claims of one rank, different rank counts or ids); `InvalidUsage`
+/// when the id is used up; otherwise as [`auth::connect`].
+pub(super) fn meet(
+    id: &UniqueId,
+    rank: u32,
+    hello: &Hello,
+    settings: &Settings,
+    wait: &Wait,
+) -> Result<Vec<PeerAddress>> {
+    let describe = || format!("rank {rank} waits for the root of the unique id at {}", id.address);
+    let stream = connect(id, rank, Role::Join, settings, wait, &describe)?;
+    stream.write_frame(Kind::Hello, 0, &hello.encode(), wait, &describe)?;
+    let limit = (PeerAddress::LEN * hello.nranks as usize).max(FAILURE_LIMIT);
+    let mut missing = None;
+    loop {
+        let describe = || match &missing {
+            Some(missing) => format!("rank {rank} waits for {missing} to join (root at {})", id.address),
+            None => describe(),
+        };
+        let frame = stream.read_frame(limit, wait, &describe)?;
+        match frame.kind {
+            Kind::Status => missing = Some(decode_ranks(&frame.payload)?),
+            Kind::Failure => return Err(decode_failure(&frame.payload)),
+            Kind::Table => return decode_table(&frame.payload, hello.nranks),
+            other => return Err(malformed(format!("{other:?} from the root"))),
+        }
+    }
+}
+
+/// The longest text of a failure.
+const FAILURE_LIMIT: usize = 64 << 10;
+
+fn decode_table(bytes: &[u8], nranks: u32) -> Result<Vec<PeerAddress>> {
+    let mut fields = Fields::new(bytes);
+    let table = (0..nranks).map(|_| PeerAddress::decode(&mut fields)).collect::<Result<_>>()?;
+    fields.end()?;
+    Ok(table)
+}
+
+/// Tells the root of `id` that it is not needed, or (with `failure`) that the meeting of which it is part has failed.
+///
+/// # Errors
+/// Only what the root itself objects; a root that cannot be reached is logged, the meeting will show if it matters.
+pub(super) fn release(
+    id: &UniqueId,
+    rank: u32,
+    failure: Option<&Error>,
+    settings: &Settings,
+    wait: &Wait,
+) -> Result<()> {
+    let describe = || format!("rank {rank} releases the unneeded root at {}", id.address);
+    let wait = wait.at_most(RELEASE_TIME);
+    let talk = || -> Result<Option<Error>> {
+        let stream = connect(id, rank, Role::Release, settings, &wait, &describe)?;
+        let payload = failure.map(encode_failure).unwrap_or_default();
+        stream.write_frame(Kind::Release, 0, &payload, &wait, &describe)?;
+        let frame = stream.read_frame(FAILURE_LIMIT, &wait, &describe)?;
+        Ok((frame.kind == Kind::Failure).then(|| decode_failure(&frame.payload)))
+    };
+    match talk() {
+        Ok(None) => Ok(()),
+        Ok(Some(objection)) => Err(objection),
+        Err(error) if error.kind == ErrorKind::Aborted => Err(error),
+        Err(error) => {
+            log(&error.text);
+            Ok(())
+        }
+    }
+}
+
+fn connect(
+    id: &UniqueId,
+    rank: u32,
+    role: Role,
+    settings: &Settings,
+    wait: &Wait,
+    describe: &dyn Fn() -> String,
+) -> Result<Stream> {
+    let retry = Retry {
+        count: settings.retry_count,
+        sleep: settings.retry_sleep,
+        // The root of an ordinary id listens before the id exists; that of NCCL_COMM_ID may come later.
+        refused: id.fixed,
+        when_refused: if id.fixed {
+            "rank 0 must run on the host that NCCL_COMM_ID names"
+        } else {
+            "the process that created the id is gone or the id was used already; make a fresh id for every communicator"
+        },
+    };
+    let greeting = Greeting { role, rank, target: ROOT };
+    auth::connect(&Address::Tcp(id.address), &Key::derive(&id.secret, "root"), greeting, retry, wait, describe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn random_hellos_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..120), nranks in 0u32..4) {
+            if let Ok(hello) = Hello::decode(&bytes) {
+                prop_assert_eq!(hello.encode(), bytes.clone());
+            }
+            let _ = decode_table(&bytes, nranks);
+        }
+
+        #[test]
+        fn hellos_survive(ip: std::net::IpAddr, port: u16, nranks: u32, count: u32, token: [u8; 16]) {
+            let address = PeerAddress { tcp: SocketAddr::new(ip, port), unix: token };
+            let hello = Hello { nranks, ids: (count, [7; 32]), address };
+            prop_assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! How ranks find each other: unique ids, the meeting at the root, and the channels between ranks afterwards.
+//!
+//! The way of an init: one process makes a [`UniqueId`] (which starts a root thread) and hands it to all ranks by its
+//! own means. Every rank calls [`Bootstrap::join`]: it opens a listener, meets the others at the root, gets everybody's
+//! addresses, and connects to rank 0. Then there are collectives ([`Bootstrap::all_gather`], [`Bootstrap::barrier`]),
+//! messages ([`Bootstrap::send`], [`Bootstrap::recv`]), descriptors between ranks of one host ([`Bootstrap::send_fd`],
+//! [`Bootstrap::recv_fd`]) and children ([`Bootstrap::split`]).
+//!
+//! Invariants: no byte of a connection is believed before its peer proved the secret of the id (see `auth`). No length
+//! from a peer is allocated unchecked. No wait is without abort flag and deadline. Dropping a [`Bootstrap`] joins its
+//! thread and closes its descriptors. The environment is not read here; it comes in as [`Settings`].
+
+mod auth;
+mod fdpass;
+mod id;
+mod interface;
+mod meet;
+mod peer;
+mod root;
+mod service;
+mod socket;
+mod split;
+mod star;
+mod stop;
+mod wire;
+
+pub use id::UniqueId;
+pub use root::{stop_all_roots, stop_root};
+pub use service::MAX_MESSAGE;
+pub use star::MAX_CONTRIBUTION;
+
+use crate::error::{Error, Result};
+use crate::wait::Wait;
+use auth::Secret;
+use meet::{Hello, PeerAddress};
+use peer::Outgoing;
+use rustix::event::{PollFd, PollFlags};
+use service::{Listeners, Service, Shared};
+use star::Star;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+/// What the bootstrap needs to know from the user's environment.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `NCCL_SOCKET_IFNAME`: name prefixes, `^` excludes, `=` exact. `None`: see `interface`.
+    pub ifname: Option<String>,
+    /// `NCCL_SOCKET_FAMILY`: 4 or 6. `None`: either.
+    pub family: Option<u8>,
+    /// How long ranks and roots wait for each other while a communicator forms.
+    pub init_timeout: Duration,
+    /// How long an incoming connection may take to prove the secret.
+    pub handshake_timeout: Duration,
+    /// `NCCL_COMM_ID`: `host:port` of the root that rank 0 starts. `None`: the id's creator starts it.
+    pub comm_id: Option<String>,
+    /// `NCCL_SOCKET_RETRY_CNT`: further tries when a connection is refused or times out.
+    pub retry_count: u32,
+    /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: pause between tries, times the number of the try.
+    pub retry_sleep: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            ifname: None,
+            family: None,
+            init_timeout: Duration::from_secs(300),
+            handshake_timeout: Duration::from_secs(5),
+            comm_id: None,
+            retry_count: 34,
+            retry_sleep: Duration::from_millis(100),
+        }
+    }
+}
+
+/// One rank's connections to the other ranks of a communicator.
+pub struct Bootstrap {
+    rank: u32,
+    nranks: u32,
+    label: String,
+    secret: Secret,
+    peers: Vec<PeerAddress>,
+    settings: Settings,
+    /// The root's address where it decides the interface (`NCCL_COMM_ID`).
+    near: Option<IpAddr>,
+    star: Mutex<Star>,
+    outgoing: Outgoing,
+    splits: AtomicU32,
+    /// `None` for a communicator of one rank.
+    service: Option<Service>,
+}
+
+impl Bootstrap {
+    /// Meets the other ranks. All of them pass the same ids in the same order; the first is the meeting point, the roots
+    /// of the others are told that they are not needed. Waits no longer than `settings.init_timeout` and `wait` allow.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a wrong rank or list of ids; `InvalidUsage` when ranks contradict each other or the id is
+    /// used up; `Timeout` naming the ranks that are missing; `Remote` when one left; `System` from the sockets.
+    pub fn join(ids: &[UniqueId], rank: u32, nranks: u32, settings: &Settings, wait: &Wait) -> Result<Bootstrap> {
+        check_arguments(ids, rank, nranks)?;
+        let wait = &wait.at_most(settings.init_timeout);
+        let label = "world".to_string();
+        let near = ids[0].fixed.then_some(ids[0].address.ip());
+        if nranks == 1 {
+            // Nobody else will come: the root, here or elsewhere, is not needed.
+            if !ids[0].fixed && !stop_root(&ids[0]) {
+                meet::release(&ids[0], rank, None, settings, wait)?;
+            }
+            return Bootstrap::assemble(0, label, ids[0].secret, Vec::new(), None, settings, wait);
+        }
+        let in_init = |error: Error| error.context(format!("rank {rank} of {nranks}"));
+        let listeners = Listeners::open(settings, near).map_err(in_init)?;
+        let own_root = start_fixed_root(&ids[0], rank, settings, wait).map_err(in_init)?;
+        let hello = Hello { nranks, ids: meet::digest(ids), address: listeners.address };
+        let peers = release_own(ids, rank, settings, wait)
+            .and_then(|()| meet::meet(&ids[0], rank, &hello, settings, wait))
+            .inspect_err(|error| release_others(ids, rank, error, settings, wait))
+            .map_err(in_init)?;
+        drop(own_root);
+        let mut joined = Bootstrap::assemble(rank, label, ids[0].secret, peers, Some(listeners), settings, wait)?;
+        joined.near = near;
+        Ok(joined)
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn nranks(&self) -> u32 {
+        self.nranks
+    }
+
+    /// The name errors use for this communicator: `world` after init.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Gives the communicator another name in errors.
+    pub fn set_label(&mut self, label: impl Into<String>) {
+        self.label = label.into();
+    }
+
+    /// Starts the service and forms the star. `listeners` is `None` for a communicator of one rank.
+    fn assemble(
+        rank: u32,
+        label: String,
+        secret: Secret,
+        peers: Vec<PeerAddress>,
+        listeners: Option<Listeners>,
+        settings: &Settings,
+        wait: &Wait,
+    ) -> Result<Bootstrap> {
+        let nranks = peers.len().max(1) as u32;
+        let service = listeners.map(|listeners| Service::start(listeners, &secret, rank, nranks, settings));
+        let bootstrap = Bootstrap {
+            rank,
+            nranks,
+            label,
+            secret,
+            peers,
+            settings: settings.clone(),
+            near: None,
+            star: Mutex::default(),
+            outgoing: Outgoing::default(),
+            splits: AtomicU32::new(0),
+            service: service.transpose()?,
+        };
+        let star = bootstrap.form_star(wait)?;
+        *lock(&bootstrap.star) = star;
+        Ok(bootstrap)
+    }
+
+    fn check_peer(&self, peer: u32) -> Result<()> {
+        if peer < self.nranks {
+            return Ok(());
+        }
+        Err(Error::invalid_argument(format!("rank {}: peer {peer} is not below {} ranks", self.rank, self.nranks)))
+    }
+
+    fn shared(&self) -> Result<&Shared> {
+        match &self.service {
+            Some(service) => Ok(&service.shared),
+            None => Err(Error::invalid_usage(format!("'{}' has one rank: there is nobody to talk to", self.label))),
+        }
+    }
+}
+
+impl fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bootstrap({} of {} in '{}')", self.rank, self.nranks, self.label)
+    }
+}
+
+fn check_arguments(ids: &[UniqueId], rank: u32, nranks: u32) -> Result<()> {
+    let refuse = |what: String| Err(Error::invalid_argument(what));
+    if nranks == 0 || nranks > root::MOST_RANKS {
+        return refuse(format!("nranks = {nranks} is not between 1 and {}", root::MOST_RANKS));
+    }
+    if rank >= nranks {
+        return refuse(format!("rank {rank} is not below nranks = {nranks}"));
+    }
+    if ids.is_empty() || ids.len() > nranks as usize {
+        return refuse(format!("{} unique ids for {nranks} ranks; give between 1 and {nranks}", ids.len()));
+    }
+    for (at, id) in ids.iter().enumerate() {
+        if ids[..at].contains(id) {
+            return refuse(format!("unique id number {at} is given twice; make every id with its own call"));
+        }
+    }
+    Ok(())
+}
+
+/// Rank 0 starts the root that `NCCL_COMM_ID` names. A root of an earlier communicator may just be leaving the port.
+fn start_fixed_root(
+    id: &UniqueId,
+    rank: u32,
+    settings: &Settings,
+    wait: &Wait,
+) -> Result<Option<root::RootHandle>> {
+    if !id.fixed || rank != 0 {
+        return Ok(None);
+    }
+    let bound = wait.until(
+        || match socket::listen_tcp(id.address) {
+            Err(rustix::io::Errno::ADDRINUSE) => None,
+            other => Some(other),
+        },
+        || format!("the address {} of NCCL_COMM_ID is in use", id.address),
+    )?;
+    let (listener, _) = bound.map_err(|errno| {
+        Error::system(format!("listening on {} (NCCL_COMM_ID)", id.address), errno)
+            .remedy("it must be an address of the host where rank 0 runs")
+    })?;
+    root::start_owned(id, listener, settings).map(Some)
+}
+
+/// Rank j tells the root of id number j that it is not needed.
+fn release_own(ids: &[UniqueId], rank: u32, settings: &Settings, wait: &Wait) -> Result<()> {
+    match ids.get(rank as usize) {
+        Some(id) if rank > 0 && !id.fixed => meet::release(id, rank, None, settings, wait),
+        _ => Ok(()),
+    }
+}
+
+/// After a failure: ranks with another order of ids may wait at one of the other roots.
+fn release_others(ids: &[UniqueId], rank: u32, failure: &Error, settings: &Settings, wait: &Wait) {
+    for id in ids.iter().skip(1).filter(|id| !id.fixed) {
+        if let Err(error) = meet::release(id, rank, Some(failure), settings, wait) {
+            log(&error.text);
+        }
+    }
+}
+
+static LOG: RwLock<fn(&str)> = RwLock::new(|_| {});
+
+/// Sets where the bootstrap's remarks go: strangers at the door and whatever has no caller to return an error to.
+/// Until then they go nowhere.
+pub fn set_log(hook: fn(&str)) {
+    *LOG.write().unwrap_or_else(PoisonError::into_inner) = hook;
+}
+
+fn log(text: &str) {
+    let hook = *LOG.read().unwrap_or_else(PoisonError::into_inner);
+    hook(text);
+}
+
+/// The lock, also after a panic of another holder: no holder leaves the data half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Blocks until `stream` is ready for `flags`.
+fn poll_ready(stream: &socket::Stream, flags: PollFlags, wait: &Wait, describe: &dyn Fn() -> String) -> Result<()> {
+    loop {
+        wait.check(describe)?;
+        if socket::poll(&mut [PollFd::new(stream, flags)], Some(wait.slice()))? > 0 {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

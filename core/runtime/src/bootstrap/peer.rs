@@ -1,0 +1,78 @@
+//! Messages from rank to rank, over connections made on first use.
+
+use super::Bootstrap;
+use super::auth::{self, Greeting, Key, Retry, Role};
+use super::lock;
+use super::service::MAX_MESSAGE;
+use super::socket::{Address, Stream};
+use super::wire::Kind;
+use crate::error::{Error, Result};
+use crate::wait::Wait;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// The connections this rank made. Each carries messages in one direction: away from here.
+#[derive(Default)]
+pub(super) struct Outgoing {
+    streams: Mutex<HashMap<u32, Arc<Mutex<Option<Stream>>>>>,
+}
+
+impl Bootstrap {
+    /// Sends `bytes` (at most [`MAX_MESSAGE`]) to `peer`, who gets them with [`Bootstrap::recv`] and the same `tag`.
+    /// Messages with one tag arrive in order. Returns when the kernel has them: the peer need not be receiving.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a wrong rank or length, `Remote` or `System` when the peer is gone, or as [`Wait::check`].
+    pub fn send(&self, peer: u32, tag: u64, bytes: &[u8], wait: &Wait) -> Result<()> {
+        self.check_peer(peer)?;
+        if bytes.len() > MAX_MESSAGE {
+            let text = format!("rank {}: a message of {} bytes to rank {peer}", self.rank, bytes.len());
+            return Err(Error::invalid_argument(format!("{text} is over the limit of {MAX_MESSAGE}")));
+        }
+        if peer == self.rank {
+            self.shared()?.put(|inbox| inbox.push_message(peer, tag, bytes.to_vec()));
+            return Ok(());
+        }
+        let slot = lock(&self.outgoing.streams).entry(peer).or_default().clone();
+        // Held while sending, so that messages of several threads do not mix.
+        let mut slot = lock(&slot);
+        let describe = || format!("rank {} sends to rank {peer} ({})", self.rank, self.label);
+        let stream = match slot.take() {
+            Some(stream) => stream,
+            None => self.dial(Role::Peer, peer, &wait.at_most(self.settings.init_timeout), &describe)?,
+        };
+        // Put back only if whole: a broken or cut off connection is not used again.
+        stream.write_frame(Kind::Message, tag, bytes, wait, &describe)?;
+        *slot = Some(stream);
+        Ok(())
+    }
+
+    /// Takes the next message that `peer` sent with `tag`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a wrong rank, `Remote` when the peer has left, or as [`Wait::check`].
+    pub fn recv(&self, peer: u32, tag: u64, wait: &Wait) -> Result<Vec<u8>> {
+        self.check_peer(peer)?;
+        let describe = || format!("rank {} waits for a message from rank {peer} ({})", self.rank, self.label);
+        self.shared()?.take(wait, &|_| describe(), |inbox| match inbox.pop_message(peer, tag) {
+            Some(message) => Some(Ok(message)),
+            None if inbox.has_left(peer) => {
+                Some(Err(Error::remote(format!("{}: that rank closed its connection", describe()))))
+            }
+            None => None,
+        })
+    }
+
+    /// An authenticated TCP connection to `peer`.
+    pub(super) fn dial(&self, role: Role, peer: u32, wait: &Wait, describe: &dyn Fn() -> String) -> Result<Stream> {
+        let retry = Retry {
+            count: self.settings.retry_count,
+            sleep: self.settings.retry_sleep,
+            refused: false,
+            when_refused: "that rank has ended or left the communicator",
+        };
+        let greeting = Greeting { role, rank: self.rank, target: peer };
+        let address = Address::Tcp(self.peers[peer as usize].tcp);
+        auth::connect(&address, &Key::derive(&self.secret, "peer"), greeting, retry, wait, describe)
+    }
+}

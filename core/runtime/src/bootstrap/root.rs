@@ -1,0 +1,341 @@
+//! The root: the thread behind a unique id where all ranks meet once.
+//!
+//! It collects one authenticated hello per rank, sends everybody the table of addresses and ends. Any contradiction
+//! (two claims of one rank, different rank counts, different id lists, a rank that leaves) ends the meeting at once with
+//! the same text for all who came. While ranks are missing, those who wait are told which, so that their own deadlines
+//! can name them. Before the first hello the root waits as long as its process lives.
+
+use super::auth::{Accepted, Acceptor, Key, ROOT, Role};
+use super::id::UniqueId;
+use super::meet::{Hello, PeerAddress};
+use super::socket::{FrameReader, Incoming, Stream, poll};
+use super::stop::{StopSignal, broadcast, earliest};
+use super::wire::{Kind, decode_failure, encode_failure, encode_ranks, frame_bytes, list_ranks, malformed};
+use super::{Settings, lock, log};
+use crate::error::{Error, ErrorKind, Result};
+use crate::wait::Wait;
+use rustix::event::{PollFd, PollFlags};
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, LazyLock, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Ranks a communicator can have; what a hello may announce.
+pub(super) const MOST_RANKS: u32 = 1 << 20;
+
+/// How often those who wait learn which ranks are missing.
+const STATUS_PERIOD: Duration = Duration::from_millis(50);
+
+/// How long sending the table may take once all ranks are there.
+const TABLE_TIME: Duration = Duration::from_secs(60);
+
+/// Bytes of the longest frame a rank sends to the root.
+const FRAME_LIMIT: usize = 64 << 10;
+
+const STACK: usize = 256 << 10;
+
+/// The roots of this process that nobody else owns, by nonce.
+static ROOTS: LazyLock<Mutex<HashMap<[u8; 16], RootHandle>>> = LazyLock::new(Default::default);
+
+/// A running root; dropping it stops the thread and waits for its end.
+pub(super) struct RootHandle {
+    stop: Arc<StopSignal>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for RootHandle {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.stop.raise();
+            if thread.join().is_err() {
+                log("the bootstrap root thread panicked");
+            }
+        }
+    }
+}
+
+/// Starts the root of a fresh id. It leaves the list of this process's roots when it ends.
+pub(super) fn start_registered(id: &UniqueId, listener: OwnedFd, settings: &Settings) -> Result<()> {
+    let nonce = id.nonce;
+    // The lock is held until the handle is in the list: the thread cannot look for it earlier.
+    let mut roots = lock(&ROOTS);
+    let handle = start(id, listener, settings, move || {
+        if let Some(mut own) = lock(&ROOTS).remove(&nonce) {
+            own.thread = None;
+        }
+    })?;
+    roots.insert(nonce, handle);
+    Ok(())
+}
+
+/// Starts a root that belongs to the caller.
+pub(super) fn start_owned(id: &UniqueId, listener: OwnedFd, settings: &Settings) -> Result<RootHandle> {
+    start(id, listener, settings, || {})
+}
+
+/// Stops the root of `id` if it runs in this process, and waits for its end. Ranks that already came get an error.
+/// Returns whether there was one.
+pub fn stop_root(id: &UniqueId) -> bool {
+    let handle = lock(&ROOTS).remove(&id.nonce);
+    handle.is_some()
+}
+
+/// Stops every root of this process, for the end of the process or of the library.
+pub fn stop_all_roots() {
+    let handles = std::mem::take(&mut *lock(&ROOTS));
+    handles.values().for_each(|handle| handle.stop.raise());
+    drop(handles);
+}
+
+fn start(
+    id: &UniqueId,
+    listener: OwnedFd,
+    settings: &Settings,
+    at_end: impl FnOnce() + Send + 'static,
+) -> Result<RootHandle> {
+    let stop = Arc::new(StopSignal::new()?);
+    let key = Key::derive(&id.secret, "root");
+    let acceptor = Acceptor::new(listener, key, ROOT, &[Role::Join, Role::Release], settings.handshake_timeout);
+    let root = Root {
+        acceptor,
+        stop: stop.clone(),
+        patience: settings.init_timeout,
+        guests: Vec::new(),
+        plan: None,
+        status: Vec::new(),
+    };
+    let name = format!("root at {}", id.address);
+    let run = move || {
+        if let Err(error) = root.run() {
+            log(&format!("bootstrap {name}: {error}"));
+        }
+        at_end();
+    };
+    let thread = std::thread::Builder::new().name("hawser-root".into()).stack_size(STACK).spawn(run);
+    let thread = thread.map_err(|error| Error::system("starting the bootstrap root thread", error))?;
+    Ok(RootHandle { stop, thread: Some(thread) })
+}
+
+struct Root {
+    acceptor: Acceptor,
+    stop: Arc<StopSignal>,
+    patience: Duration,
+    guests: Vec<Guest>,
+    plan: Option<Plan>,
+    /// Ranks missing at the last status.
+    status: Vec<u32>,
+}
+
+/// An authenticated connection.
+struct Guest {
+    stream: Stream,
+    reader: FrameReader,
+    rank: u32,
+    role: Role,
+    came: bool,
+}
+
+/// What the first hello settled.
+struct Plan {
+    first: u32,
+    nranks: u32,
+    ids: (u32, [u8; 32]),
+    addresses: BTreeMap<u32, PeerAddress>,
+    started: Instant,
+    next_status: Instant,
+}
+
+/// How the meeting goes on after an event.
+enum Next {
+    Wait,
+    /// Nobody needs this root.
+    End,
+    /// All ranks are there.
+    Complete,
+}
+
+impl Root {
+    /// Runs the meeting to its end; an error was already told to all who came.
+    fn run(mut self) -> Result<()> {
+        loop {
+            match self.turn() {
+                Ok(Next::Wait) => {}
+                Ok(Next::End) => return Ok(()),
+                Ok(Next::Complete) => return self.send_table(),
+                Err(error) => {
+                    self.tell_all(Kind::Failure, &encode_failure(&error));
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Result<Next> {
+        let ready = self.wait_for_events()?;
+        if self.stop.is_raised() {
+            let text = "the root of the unique id was stopped before all ranks had joined";
+            return Err(Error::new(ErrorKind::Aborted, text));
+        }
+        for at in (0..self.guests.len()).rev().filter(|at| ready[*at]) {
+            match self.listen_to(at)? {
+                Next::Wait => {}
+                next => return Ok(next),
+            }
+        }
+        for accepted in self.acceptor.advance() {
+            self.guests.push(Guest::new(accepted));
+            match self.listen_to(self.guests.len() - 1)? {
+                Next::Wait => {}
+                next => return Ok(next),
+            }
+        }
+        self.watch_the_clock()?;
+        Ok(Next::Wait)
+    }
+
+    /// Blocks until something happens; says which guests have something to read.
+    fn wait_for_events(&self) -> Result<Vec<bool>> {
+        let clock = self.plan.as_ref().map(|plan| plan.next_status.min(plan.started + self.patience));
+        let timeout = earliest([clock, self.acceptor.next_deadline()]);
+        let mut fds = vec![self.stop.poll_fd()];
+        fds.extend(self.guests.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)));
+        self.acceptor.register(&mut fds);
+        poll(&mut fds, timeout)?;
+        Ok(fds[1..=self.guests.len()].iter().map(|fd| !fd.revents().is_empty()).collect())
+    }
+
+    /// Reads what guest number `at` has to say.
+    fn listen_to(&mut self, at: usize) -> Result<Next> {
+        let guest = &mut self.guests[at];
+        let frame = match guest.reader.advance(&guest.stream) {
+            Ok(Incoming::Frame(frame)) => frame,
+            Ok(Incoming::Nothing) => return Ok(Next::Wait),
+            Ok(Incoming::Closed) => return self.farewell(at, "it closed its connection"),
+            Err(error) => return self.farewell(at, &error.text),
+        };
+        match (guest.role, frame.kind) {
+            (Role::Join, Kind::Hello) if !guest.came => {
+                guest.came = true;
+                let rank = guest.rank;
+                self.admit(rank, Hello::decode(&frame.payload)?)
+            }
+            (Role::Release, Kind::Release) => self.release(at, &frame.payload),
+            (role, kind) => Err(malformed(format!("{kind:?} from rank {} as {role:?}", guest.rank))),
+        }
+    }
+
+    /// A guest left. Before its hello that is its own business, afterwards the meeting cannot succeed any more.
+    fn farewell(&mut self, at: usize, why: &str) -> Result<Next> {
+        let guest = self.guests.swap_remove(at);
+        if !guest.came {
+            return Ok(Next::Wait);
+        }
+        let missing = self.missing();
+        let text = format!("rank {} left while {} had not joined yet ({why})", guest.rank, list_ranks(&missing));
+        Err(Error::remote(text).remedy("see the error of that rank"))
+    }
+
+    fn admit(&mut self, rank: u32, hello: Hello) -> Result<Next> {
+        let now = Instant::now();
+        let plan = self.plan.get_or_insert_with(|| Plan {
+            first: rank,
+            nranks: hello.nranks,
+            ids: hello.ids,
+            addresses: BTreeMap::new(),
+            started: now,
+            next_status: now + STATUS_PERIOD,
+        });
+        let first = plan.first;
+        let remedy = "all ranks must be given the same arguments";
+        if hello.nranks != plan.nranks {
+            let text = format!("rank {rank} says nranks = {}, rank {first} says {}", hello.nranks, plan.nranks);
+            return Err(Error::invalid_usage(text).remedy(remedy));
+        }
+        if hello.ids != plan.ids {
+            let text = match (hello.ids.0, plan.ids.0) {
+                (here, there) if here != there => format!("rank {rank} gave {here} unique ids, rank {first} {there}"),
+                _ => format!("rank {rank} and rank {first} gave different unique ids or another order of them"),
+            };
+            return Err(Error::invalid_usage(text).remedy(remedy));
+        }
+        if rank >= plan.nranks || plan.nranks > MOST_RANKS {
+            return Err(malformed(format!("rank {rank} of {}", plan.nranks)));
+        }
+        if plan.addresses.insert(rank, hello.address).is_some() {
+            let text = format!("two callers both say they are rank {rank} of {}", plan.nranks);
+            return Err(Error::invalid_usage(text).remedy("give every rank its own number"));
+        }
+        Ok(if plan.addresses.len() == plan.nranks as usize { Next::Complete } else { Next::Wait })
+    }
+
+    /// Somebody says this root is not where its ranks meet.
+    fn release(&mut self, at: usize, payload: &[u8]) -> Result<Next> {
+        let releaser = self.guests[at].rank;
+        if let Some(plan) = &self.plan {
+            return Err(match payload {
+                [] => Error::invalid_usage(format!(
+                    "the unique ids are in a different order: rank {} has this one first, rank {releaser} has not",
+                    plan.first
+                ))
+                .remedy("give all ranks the same ids in the same order"),
+                _ => decode_failure(payload).context(format!("rank {releaser} could not join")),
+            });
+        }
+        let guest = &self.guests[at];
+        let _ = guest.stream.write_some(&frame_bytes(Kind::Released, 0, &[])?, false);
+        Ok(Next::End)
+    }
+
+    fn watch_the_clock(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let Some(plan) = &mut self.plan else { return Ok(()) };
+        if now >= plan.started + self.patience {
+            let text = format!("{} did not join within {} s", list_ranks(&self.missing()), self.patience.as_secs_f32());
+            return Err(Error::new(ErrorKind::Timeout, text).remedy("check that these ranks run and reached their init"));
+        }
+        if now >= plan.next_status {
+            plan.next_status = now + STATUS_PERIOD;
+            let missing = self.missing();
+            if missing != self.status {
+                self.tell_all(Kind::Status, &encode_ranks(&missing));
+                self.status = missing;
+            }
+        }
+        Ok(())
+    }
+
+    fn missing(&self) -> Vec<u32> {
+        let Some(plan) = &self.plan else { return Vec::new() };
+        (0..plan.nranks).filter(|rank| !plan.addresses.contains_key(rank)).collect()
+    }
+
+    /// A short frame for everybody. Who cannot take it at once has left or will learn it from the closed connection.
+    fn tell_all(&self, kind: Kind, payload: &[u8]) {
+        let Ok(bytes) = frame_bytes(kind, 0, payload) else { return };
+        self.guests.iter().for_each(|guest| {
+            let _ = guest.stream.write_some(&bytes, false);
+        });
+    }
+
+    fn send_table(self) -> Result<()> {
+        let Root { acceptor, guests, plan, stop, .. } = self;
+        // Closed first: who comes now, for another meeting at the same address, is refused at once.
+        drop(acceptor);
+        let Some(plan) = plan else { return Ok(()) };
+        let table: Vec<u8> = plan.addresses.values().flat_map(PeerAddress::encode).collect();
+        let streams: Vec<&Stream> = guests.iter().filter(|guest| guest.came).map(|guest| &guest.stream).collect();
+        let wait = Wait::new(stop.flag(), Some(TABLE_TIME));
+        broadcast(&streams, &frame_bytes(Kind::Table, 0, &table)?, &wait, &|slow| {
+            format!("the root still sends the table to {slow} ranks")
+        })
+        .map_err(|(_, error)| error)
+    }
+}
+
+impl Guest {
+    fn new(accepted: Accepted) -> Guest {
+        let Accepted { stream, role, rank, .. } = accepted;
+        Guest { stream, reader: FrameReader::new(FRAME_LIMIT), rank, role, came: false }
+    }
+}

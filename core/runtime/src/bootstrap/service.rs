@@ -1,0 +1,317 @@
+//! The rank's service thread: lets other ranks in, and puts what they send into the inbox.
+//!
+//! One thread per [`super::Bootstrap`] sleeps in poll(2) over the TCP and the unix-domain listener and all incoming
+//! connections. So a send completes whether or not the receiver is inside a call, and strangers never disturb a caller.
+//!
+//! Rules between the threads: (1) only the service thread reads incoming connections; (2) the inbox is touched only
+//! under its lock, by which bytes and descriptors change hands; (3) whoever puts something in notifies `arrived`.
+
+use super::auth::{Accepted, Acceptor, Key, Role, Secret};
+use super::fdpass;
+use super::meet::PeerAddress;
+use super::socket::{self, FrameReader, Incoming, Stream, poll};
+use super::stop::{StopSignal, earliest};
+use super::wire::{Kind, malformed};
+use super::{Settings, interface, lock, log};
+use crate::error::{Error, Result};
+use crate::wait::Wait;
+use rustix::event::{PollFd, PollFlags};
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The longest message [`super::Bootstrap::send`] takes, in bytes.
+pub const MAX_MESSAGE: usize = 64 << 20;
+
+/// Unread bytes and descriptors in an inbox beyond which senders have to wait.
+const INBOX_BYTES: usize = 256 << 20;
+const INBOX_DESCRIPTORS: usize = 1024;
+
+/// How often a full inbox is looked at again.
+const FULL_PAUSE: Duration = Duration::from_millis(2);
+
+const STACK: usize = 256 << 10;
+
+/// Both listeners of a rank.
+pub(super) struct Listeners {
+    tcp: OwnedFd,
+    unix: OwnedFd,
+    pub address: PeerAddress,
+}
+
+impl Listeners {
+    /// Opens them on the interface the settings choose.
+    pub fn open(settings: &Settings, near: Option<IpAddr>) -> Result<Listeners> {
+        let ip = interface::choose(settings.ifname.as_deref(), settings.family, near)?;
+        let many = "raise the limit of open files (ulimit -n) if there are many ranks in this process";
+        let (tcp, address) = socket::listen_tcp(SocketAddr::new(ip, 0))
+            .map_err(|errno| Error::system(format!("listening on {ip}"), errno).remedy(many))?;
+        let token = socket::random()?;
+        let unix = socket::listen_unix(&token)
+            .map_err(|errno| Error::system("listening on a unix-domain socket", errno).remedy(many))?;
+        Ok(Listeners { tcp, unix, address: PeerAddress { tcp: address, unix: token } })
+    }
+}
+
+/// Everything that came and was not yet asked for.
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub messages: HashMap<(u32, u64), VecDeque<Vec<u8>>>,
+    pub descriptors: HashMap<(u32, u64), VecDeque<OwnedFd>>,
+    /// Arms of the star, at rank 0 while it forms.
+    pub star: HashMap<u32, Stream>,
+    /// Open message connections per rank; zero once all of them were closed again.
+    connections: HashMap<u32, usize>,
+    bytes: usize,
+    held: usize,
+    /// Why nothing will come any more.
+    dead: Option<Error>,
+}
+
+impl Inbox {
+    pub fn push_message(&mut self, from: u32, tag: u64, message: Vec<u8>) {
+        self.bytes += message.len();
+        self.messages.entry((from, tag)).or_default().push_back(message);
+    }
+
+    pub fn push_descriptor(&mut self, from: u32, tag: u64, descriptor: OwnedFd) {
+        self.held += 1;
+        self.descriptors.entry((from, tag)).or_default().push_back(descriptor);
+    }
+
+    pub fn pop_message(&mut self, from: u32, tag: u64) -> Option<Vec<u8>> {
+        let message = pop(&mut self.messages, (from, tag))?;
+        self.bytes -= message.len();
+        Some(message)
+    }
+
+    pub fn pop_descriptor(&mut self, from: u32, tag: u64) -> Option<OwnedFd> {
+        let descriptor = pop(&mut self.descriptors, (from, tag))?;
+        self.held -= 1;
+        Some(descriptor)
+    }
+
+    /// Whether `from` had message connections and closed the last one.
+    pub fn has_left(&self, from: u32) -> bool {
+        self.connections.get(&from) == Some(&0)
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes > INBOX_BYTES || self.held > INBOX_DESCRIPTORS
+    }
+}
+
+fn pop<T>(queues: &mut HashMap<(u32, u64), VecDeque<T>>, key: (u32, u64)) -> Option<T> {
+    let queue = queues.get_mut(&key)?;
+    let item = queue.pop_front();
+    if queue.is_empty() {
+        queues.remove(&key);
+    }
+    item
+}
+
+/// The inbox and the bell that rings when something came.
+#[derive(Default)]
+pub(super) struct Shared {
+    inbox: Mutex<Inbox>,
+    arrived: Condvar,
+}
+
+impl Shared {
+    /// Waits until `probe` finds something in the inbox.
+    pub fn take<T>(
+        &self,
+        wait: &Wait,
+        describe: &dyn Fn(&Inbox) -> String,
+        mut probe: impl FnMut(&mut Inbox) -> Option<Result<T>>,
+    ) -> Result<T> {
+        let mut inbox = lock(&self.inbox);
+        loop {
+            if let Some(found) = probe(&mut inbox) {
+                return found;
+            }
+            if let Some(error) = &inbox.dead {
+                return Err(error.clone());
+            }
+            wait.check(|| describe(&inbox))?;
+            let guard = self.arrived.wait_timeout(inbox, wait.slice());
+            inbox = guard.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+    }
+
+    /// Changes the inbox and rings the bell.
+    pub fn put(&self, change: impl FnOnce(&mut Inbox)) {
+        change(&mut lock(&self.inbox));
+        self.arrived.notify_all();
+    }
+
+    fn is_full(&self) -> bool {
+        lock(&self.inbox).is_full()
+    }
+}
+
+/// The running thread; dropping it closes the listeners and all incoming connections.
+pub(super) struct Service {
+    pub shared: Arc<Shared>,
+    stop: Arc<StopSignal>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Starts serving `rank` of `nranks` ranks that share `secret`.
+    pub fn start(
+        listeners: Listeners,
+        secret: &Secret,
+        rank: u32,
+        nranks: u32,
+        settings: &Settings,
+    ) -> Result<Service> {
+        let (shared, stop) = (Arc::new(Shared::default()), Arc::new(StopSignal::new()?));
+        let (key, limit) = (Key::derive(secret, "peer"), settings.handshake_timeout);
+        let mut server = Server {
+            tcp: Acceptor::new(listeners.tcp, key.clone(), rank, &[Role::Star, Role::Peer], limit),
+            unix: Acceptor::new(listeners.unix, key, rank, &[Role::Descriptor], limit),
+            links: Vec::new(),
+            nranks,
+            shared: shared.clone(),
+            stop: stop.clone(),
+        };
+        let run = move || {
+            if let Err(error) = server.run() {
+                let error = error.context(format!("rank {rank}: the bootstrap service ended"));
+                server.shared.put(|inbox| inbox.dead = Some(error));
+            }
+        };
+        let thread = std::thread::Builder::new().name("hawser-boot".into()).stack_size(STACK).spawn(run);
+        let thread = thread.map_err(|error| Error::system("starting the bootstrap service thread", error))?;
+        Ok(Service { shared, stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.stop.raise();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log("a bootstrap service thread panicked");
+        }
+    }
+}
+
+struct Server {
+    tcp: Acceptor,
+    unix: Acceptor,
+    links: Vec<Link>,
+    nranks: u32,
+    shared: Arc<Shared>,
+    stop: Arc<StopSignal>,
+}
+
+/// An incoming connection.
+struct Link {
+    stream: Stream,
+    rank: u32,
+    /// `None` for a connection that brings descriptors.
+    reader: Option<FrameReader>,
+}
+
+impl Server {
+    fn run(&mut self) -> Result<()> {
+        loop {
+            let ready = self.wait_for_events()?;
+            if self.stop.is_raised() {
+                return Ok(());
+            }
+            for at in (0..self.links.len()).rev().filter(|at| ready[*at]) {
+                self.serve(at);
+            }
+            for accepted in self.tcp.advance().into_iter().chain(self.unix.advance()) {
+                self.admit(accepted);
+            }
+        }
+    }
+
+    /// Blocks until something happens; says which links have something to read.
+    fn wait_for_events(&self) -> Result<Vec<bool>> {
+        let full = self.shared.is_full();
+        let again = full.then(|| Instant::now() + FULL_PAUSE);
+        let timeout = earliest([again, self.tcp.next_deadline(), self.unix.next_deadline()]);
+        let mut fds = vec![self.stop.poll_fd()];
+        self.tcp.register(&mut fds);
+        self.unix.register(&mut fds);
+        let first = fds.len();
+        if !full {
+            fds.extend(self.links.iter().map(|link| PollFd::new(&link.stream, PollFlags::IN)));
+        }
+        poll(&mut fds, timeout)?;
+        let mut ready: Vec<bool> = fds[first..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        ready.resize(self.links.len(), false);
+        Ok(ready)
+    }
+
+    fn admit(&mut self, accepted: Accepted) {
+        let Accepted { stream, role, rank, from } = accepted;
+        if rank >= self.nranks {
+            log(&format!("bootstrap dropped {from}: it says it is rank {rank} of {}", self.nranks));
+            return;
+        }
+        let reader = match role {
+            Role::Star => {
+                self.shared.put(|inbox| {
+                    inbox.star.insert(rank, stream);
+                });
+                return;
+            }
+            Role::Descriptor => None,
+            _ => {
+                self.shared.put(|inbox| *inbox.connections.entry(rank).or_default() += 1);
+                Some(FrameReader::new(MAX_MESSAGE))
+            }
+        };
+        self.links.push(Link { stream, rank, reader });
+        self.serve(self.links.len() - 1);
+    }
+
+    /// Moves whole messages from link number `at` to the inbox; removes the link when it ended.
+    fn serve(&mut self, at: usize) {
+        let outcome = loop {
+            let link = &mut self.links[at];
+            match link.receive(&self.shared) {
+                Ok(true) if !self.shared.is_full() => {}
+                Ok(_) => break Ok(false),
+                Err(end) => break Err(end),
+            }
+        };
+        let Err(end) = outcome else { return };
+        let link = self.links.swap_remove(at);
+        if let Some(error) = end {
+            log(&error.context(format!("bootstrap connection from rank {}", link.rank)).text);
+        }
+        if link.reader.is_some() {
+            self.shared.put(|inbox| *inbox.connections.entry(link.rank).or_default() -= 1);
+        }
+    }
+}
+
+impl Link {
+    /// One message or descriptor: `true` if there was one, an error (or none for a plain end) when the link is over.
+    fn receive(&mut self, shared: &Shared) -> std::result::Result<bool, Option<Error>> {
+        let rank = self.rank;
+        let Some(reader) = &mut self.reader else {
+            let Some((tag, descriptor)) = fdpass::receive(&self.stream)? else { return Ok(false) };
+            shared.put(|inbox| inbox.push_descriptor(rank, tag, descriptor));
+            return Ok(true);
+        };
+        match reader.advance(&self.stream)? {
+            Incoming::Frame(frame) if frame.kind == Kind::Message => {
+                shared.put(|inbox| inbox.push_message(rank, frame.tag, frame.payload));
+                Ok(true)
+            }
+            Incoming::Frame(frame) => Err(Some(malformed(format!("{:?} on a message connection", frame.kind)))),
+            Incoming::Nothing => Ok(false),
+            Incoming::Closed => Err(None),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What the bootstrap's threads share: being told to stop, and one frame for many receivers.
+
+use super::socket::{Stream, poll};
+use crate::error::{Error, Result};
+use crate::wait::{AbortFlag, Wait};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// An [`AbortFlag`] that also wakes a thread out of poll(2).
+pub(super) struct StopSignal {
+    flag: AbortFlag,
+    event: OwnedFd,
+}
+
+impl StopSignal {
+    pub fn new() -> Result<StopSignal> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event = event.map_err(|errno| Error::system("eventfd for the bootstrap", errno))?;
+        Ok(StopSignal { flag: AbortFlag::new(), event })
+    }
+
+    /// Tells the thread to end. The event stays readable, so no later poll(2) can miss it.
+    pub fn raise(&self) {
+        self.flag.raise();
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    pub fn is_raised(&self) -> bool {
+        self.flag.is_raised()
+    }
+
+    pub fn flag(&self) -> AbortFlag {
+        self.flag.clone()
+    }
+
+    pub fn poll_fd(&self) -> PollFd<'_> {
+        PollFd::new(&self.event, PollFlags::IN)
+    }
+}
+
+/// Time from now until the first of some moments; `None` if there is none.
+pub(super) fn earliest<const N: usize>(moments: [Option<Instant>; N]) -> Option<Duration> {
+    let first = moments.into_iter().flatten().min()?;
+    // Rounded up, so that the moment has passed when poll(2) returns.
+    Some(first.saturating_duration_since(Instant::now()) + Duration::from_micros(100))
+}
+
+/// Sends the same bytes to all streams at once. `describe` is told how many have not taken all of them.
+///
+/// # Errors
+/// The position of the stream that failed (none on abort or deadline) and why.
+pub(super) fn broadcast(
+    streams: &[&Stream],
+    bytes: &[u8],
+    wait: &Wait,
+    describe: &dyn Fn(usize) -> String,
+) -> std::result::Result<(), (Option<usize>, Error)> {
+    let mut open: Vec<(usize, usize)> = (0..streams.len()).map(|at| (at, 0)).collect();
+    loop {
+        for (at, sent) in &mut open {
+            while *sent < bytes.len() {
+                match streams[*at].write_some(&bytes[*sent..], false) {
+                    Ok(0) => break,
+                    Ok(count) => *sent += count,
+                    Err(errno) => return Err((Some(*at), Error::system("sending to a rank", errno))),
+                }
+            }
+        }
+        open.retain(|(_, sent)| *sent < bytes.len());
+        if open.is_empty() {
+            return Ok(());
+        }
+        wait.check(|| describe(open.len())).map_err(|error| (None, error))?;
+        let mut fds: Vec<_> = open.iter().map(|(at, _)| PollFd::new(streams[*at], PollFlags::OUT)).collect();
+        poll(&mut fds, Some(wait.slice())).map_err(|error| (None, error))?;
+    }
+}

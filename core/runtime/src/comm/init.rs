@@ -1,0 +1,126 @@
+//! Bring-up of a communicator: named steps, each with a deadline.
+
+use std::sync::Arc;
+
+use hawser_plan::Knobs;
+use hawser_plan::layout::HeapLayout;
+use hawser_plan::world::DeviceKind;
+
+use super::Config;
+use super::card::{Card, agree};
+use super::live::{Live, warm_up};
+use crate::bootstrap::{Bootstrap, UniqueId};
+use crate::device::{self, Device};
+use crate::env::{self, Settings};
+use crate::error::{Error, Result};
+use crate::log::{self, Subsys};
+use crate::transport::{Fabric, Peers};
+use crate::wait::{AbortFlag, Wait};
+
+/// Device memory that the FIFOs of one communicator may take, in bytes per rank.
+const HEAP_BUDGET: u64 = 112 << 20;
+
+/// Programs have up to this many channels, each on a lane of its own.
+const MIN_LANES: u32 = 8;
+
+/// How a rank meets the others.
+pub enum Meeting {
+    /// By unique ids.
+    Ids {
+        /// One id, or several for `ncclCommInitRankScalable`.
+        ids: Vec<UniqueId>,
+        /// Number of ranks.
+        nranks: u32,
+    },
+    /// Through the control connections of a parent communicator.
+    Child {
+        /// The child's control connections, already up.
+        bootstrap: Bootstrap,
+    },
+}
+
+/// Brings a communicator up. Collective over its ranks.
+pub fn bring_up(meeting: Meeting, rank: u32, ordinal: u32, config: &Config, abort: &AbortFlag) -> Result<Arc<Live>> {
+    let settings = env::settings();
+    log::version_once();
+    log::set_device(ordinal);
+    let step = |name: &str| {
+        log::info(Subsys::Init, || format!("rank {rank}: {name}"));
+        Wait::new(abort.clone(), Some(settings.init_timeout))
+    };
+    let wait = step("bootstrap");
+    let bootstrap = match meeting {
+        Meeting::Ids { ids, nranks } => Bootstrap::join(&ids, rank, nranks, &env::bootstrap_settings(), &wait)?,
+        Meeting::Child { bootstrap } => bootstrap,
+    };
+    let device = device::open(ordinal)?;
+    let knobs = knobs(bootstrap.nranks(), device.as_ref(), settings, config)?;
+    let wait = step("agreement");
+    let card = Card::new(device.caps(), settings, &knobs);
+    let cards = bootstrap.all_gather(&card.encode(), &wait)?;
+    let cards: Vec<Card> = cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
+    let agreement = agree(&cards, settings.multi_rank_gpu)?;
+    let wait = step("transport");
+    let layout = HeapLayout::new(bootstrap.nranks(), &knobs);
+    let peers = Peers {
+        rank,
+        processes: &agreement.processes,
+        kind: agreement.heap,
+        deadline_ns: settings.op_timeout.map_or(0, |t| t.as_nanos() as u64),
+    };
+    let fabric = Fabric::connect(device.as_ref(), &bootstrap, &peers, &layout, &wait)?;
+    let name = config.name.clone().unwrap_or_else(|| "world".into());
+    let live = Live {
+        rank,
+        world: agreement.world,
+        knobs,
+        layout,
+        name,
+        bootstrap,
+        device,
+        fabric,
+        programs: Default::default(),
+        scratch: Default::default(),
+        next_op: Default::default(),
+        last_stream: Default::default(),
+    };
+    if live.device.caps().kind != DeviceKind::Host {
+        warm_up(&live)?;
+    }
+    let wait = step("ready");
+    live.bootstrap.barrier(&wait)?;
+    log::info(Subsys::Init, || {
+        let (size, link) = (live.world.size(), live.world.link);
+        format!("{} rank {rank} of {size} up on {}: {link:?}, {} lanes, {} KiB", live.name, live.device.caps().name, live.layout.lanes, live.memory_bytes() >> 10)
+    });
+    Ok(Arc::new(live))
+}
+
+/// Settings of the planner, sized so that the heap stays within its budget.
+fn knobs(ranks: u32, device: &dyn Device, settings: &Settings, config: &Config) -> Result<Knobs> {
+    let mut knobs = Knobs::default();
+    if device.caps().kind == DeviceKind::Host {
+        knobs.slot_bytes = [0, 0, 32 << 10];
+        knobs.lanes = MIN_LANES;
+    }
+    if let Some(bytes) = settings.buffsize {
+        let slot = (bytes / u64::from(knobs.depth)).clamp(512, 4 << 20) & !511;
+        knobs.slot_bytes[2] = slot as u32;
+    }
+    let most = device.caps().multiprocessors.min(hawser_plan::device_plan::MAX_BLOCKS as u32);
+    knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, 64);
+    knobs.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, knobs.max_ctas);
+    if let Some(text) = &settings.algo {
+        knobs.algorithms = Knobs::parse_algo(text).map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
+    }
+    if let Some(text) = &settings.proto {
+        knobs.protocols = Knobs::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
+    }
+    while knobs.lanes > MIN_LANES && HeapLayout::new(ranks, &knobs).heap_bytes() > HEAP_BUDGET {
+        knobs.lanes -= 1;
+    }
+    while knobs.slot_bytes[2] > 4096 && HeapLayout::new(ranks, &knobs).heap_bytes() > HEAP_BUDGET {
+        knobs.slot_bytes = knobs.slot_bytes.map(|b| b / 2);
+    }
+    Ok(knobs)
+}

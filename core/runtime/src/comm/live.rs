@@ -1,0 +1,193 @@
+//! A communicator that is up: plans calls and holds everything that launches need.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use hawser_plan::algo::{self, ProgramKey};
+use hawser_plan::choose::{Choice, choose};
+use hawser_plan::device_plan::{DeviceOp, KernelKey};
+use hawser_plan::layout::HeapLayout;
+use hawser_plan::lower::{self, LaunchPlan, Lowered};
+use hawser_plan::p2p::{self, Message};
+use hawser_plan::{Call, Knobs, World};
+
+use crate::bootstrap::Bootstrap;
+use crate::device::{Device, Memory, Stream};
+use crate::error::{Error, ErrorKind, Result};
+use crate::exec::Launch;
+use crate::log::{self, Subsys};
+use crate::transport::{Fabric, bytes_of};
+
+/// Everything a communicator has once bring-up is over. Freed when the last launch and handle let go.
+pub struct Live {
+    /// This rank.
+    pub rank: u32,
+    /// What all ranks agreed on.
+    pub world: World,
+    /// See `world`.
+    pub knobs: Knobs,
+    /// Where FIFOs lie.
+    pub layout: HeapLayout,
+    /// Name for logs and errors.
+    pub name: String,
+    /// Control connections to the other ranks.
+    pub bootstrap: Bootstrap,
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// FIFO memory and the device's image of the communicator.
+    pub fabric: Fabric,
+    /// Programs in use, lowered for this rank.
+    pub programs: Mutex<HashMap<(ProgramKey, DeviceOp), Arc<Loaded>>>,
+    /// Scratch of programs that need any; replaced by a larger one on demand, old ones stay for graphs.
+    pub scratch: Mutex<Vec<Memory>>,
+    /// Number of the next operation.
+    pub next_op: AtomicU64,
+    /// Stream of the latest launch: operations of a communicator run in call order.
+    pub last_stream: Mutex<Option<Stream>>,
+}
+
+/// A program lowered for this rank, with its image on the device if it does not travel in the arguments.
+pub struct Loaded {
+    lowered: Lowered,
+    image: Option<Memory>,
+}
+
+impl Live {
+    /// Plans a collective call; nothing is launched. Empty for a call without elements.
+    pub fn plan_call(self: &Arc<Self>, call: &Call, stream: Stream) -> Result<Vec<Launch>> {
+        let number = self.next_op.fetch_add(1, Ordering::Relaxed);
+        if call.count == 0 {
+            return Ok(Vec::new());
+        }
+        let choice = choose(call, &self.world, &self.knobs)?;
+        let loaded = self.program(choice.key, lower::device_op(call))?;
+        let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &self.knobs)?;
+        log::info(Subsys::Coll, || {
+            let (algorithm, protocol) = (choice.key.algorithm.name(), choice.protocol.name());
+            let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
+            format!("{} rank {} op {number}: {what}: {algorithm}/{protocol} x {}", self.name, self.rank, plan.args.n_blocks)
+        });
+        Ok(vec![self.complete(plan, loaded.image.as_ref(), number, stream)?])
+    }
+
+    /// Plans a group's messages.
+    pub fn plan_messages(self: &Arc<Self>, messages: &[Message], stream: Stream) -> Result<Vec<Launch>> {
+        let number = self.next_op.fetch_add(1, Ordering::Relaxed);
+        let plans = p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?;
+        plans.into_iter().map(|plan| self.complete(plan, None, number, stream)).collect()
+    }
+
+    /// Puts `stream` behind the communicator's earlier operations.
+    pub fn order_stream(&self, stream: Stream) -> Result<()> {
+        let mut last = lock(&self.last_stream)?;
+        if let Some(earlier) = last.filter(|earlier| *earlier != stream) {
+            self.device.order(earlier, stream)?;
+        }
+        *last = Some(stream);
+        Ok(())
+    }
+
+    /// What a kernel reported when it gave up, as an error.
+    pub fn device_error(&self) -> Option<Error> {
+        let report = self.fabric.report();
+        let (kind, why) = match report.code {
+            0 => return None,
+            1 => (ErrorKind::Aborted, "aborted"),
+            _ => (ErrorKind::Timeout, "deadline passed (HAWSER_OP_TIMEOUT)"),
+        };
+        let what = ["data", "room", "another channel"].get(report.what as usize).unwrap_or(&"a peer");
+        let place = format!("block {}, step {}, tile {}", report.block, report.step, report.tile);
+        let who = format!("communicator {}, rank {}, operation {}", self.name, self.rank, report.op_number);
+        Some(Error::new(kind, format!("{who}: {why} while it waited for {what} of rank {} ({place})", report.peer)))
+    }
+
+    /// Device memory held, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        let scratch = lock(&self.scratch).map_or(0, |s| s.iter().map(|m| m.bytes).sum());
+        let images = lock(&self.programs).map_or(0, |p| p.values().filter_map(|l| l.image.as_ref()).map(|m| m.bytes).sum());
+        self.fabric.bytes() + scratch + images
+    }
+
+    fn program(&self, key: ProgramKey, op: DeviceOp) -> Result<Arc<Loaded>> {
+        let mut programs = lock(&self.programs)?;
+        if let Some(loaded) = programs.get(&(key, op)) {
+            return Ok(loaded.clone());
+        }
+        let lowered = lower::lower(&algo::shape(&key)?, &algo::rank_program(&key, self.rank)?, op)?;
+        let fits = lowered.steps.len() <= hawser_plan::device_plan::INLINE_STEPS;
+        let image = if fits { None } else { Some(self.upload(bytes_of(&lowered.steps))?) };
+        let loaded = Arc::new(Loaded { lowered, image });
+        programs.insert((key, op), loaded.clone());
+        Ok(loaded)
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Memory> {
+        let memory = self.device.alloc(bytes.len() as u64)?;
+        self.device.upload(memory.addr, bytes)?;
+        Ok(memory)
+    }
+
+    /// Fills in the addresses that the planner does not know.
+    fn complete(self: &Arc<Self>, mut plan: LaunchPlan, image: Option<&Memory>, number: u64, stream: Stream) -> Result<Launch> {
+        plan.args.comm = self.fabric.dev_comm.addr;
+        plan.args.op_number = number;
+        if plan.args.n_inline == 0
+            && let Some(image) = image
+        {
+            plan.args.steps = image.addr;
+        }
+        if plan.scratch_bytes > 0 {
+            plan.args.works[0].base[2] = self.scratch(plan.scratch_bytes)?;
+        }
+        Ok(Launch { comm: self.clone(), plan, stream })
+    }
+
+    fn scratch(&self, bytes: u64) -> Result<u64> {
+        let mut scratch = lock(&self.scratch)?;
+        if scratch.last().is_none_or(|m| m.bytes < bytes) {
+            scratch.push(self.device.alloc(bytes.next_power_of_two())?);
+        }
+        scratch.last().map(|m| m.addr).ok_or_else(|| Error::internal("scratch vanished"))
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
+        let last = self.last_stream.get_mut().ok().and_then(|s| s.take());
+        if let Some(stream) = last
+            && let Err(error) = self.device.synchronize(stream)
+        {
+            log::info(Subsys::Init, || format!("{}: waiting for the last stream before freeing: {error}", self.name));
+        }
+    }
+}
+
+impl From<hawser_plan::PlanError> for Error {
+    fn from(error: hawser_plan::PlanError) -> Self {
+        use hawser_plan::error::PlanErrorKind;
+        let kind = match error.kind {
+            PlanErrorKind::InvalidArgument => ErrorKind::InvalidArgument,
+            PlanErrorKind::InvalidUsage => ErrorKind::InvalidUsage,
+            PlanErrorKind::BadProgram => ErrorKind::Internal,
+        };
+        Self::new(kind, error.text)
+    }
+}
+
+/// The explanation of a choice, without running anything.
+pub fn explain(live: &Live, call: &Call) -> Result<Choice> {
+    Ok(choose(call, &live.world, &live.knobs)?)
+}
+
+/// Loads the kernels that most programs start with, so that the first operation does not wait for them.
+pub fn warm_up(live: &Live) -> Result<()> {
+    let protocol = hawser_plan::Protocol::Simple;
+    live.device.prepare(KernelKey { op: DeviceOp::Copy, dtype: hawser_plan::DataType::Uint8, protocol })
+}
+
+/// Locks a mutex; a poisoned one is an internal error, not a panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
+    mutex.lock().map_err(|_| Error::internal("a lock is poisoned by an earlier panic"))
+}

@@ -1,0 +1,30 @@
+//! `ncclMemAlloc` and friends: memory on the calling thread's current device.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock};
+
+use super::live::lock;
+use crate::device::{self, HeapKind, Memory};
+use crate::error::{Error, Result};
+
+/// Allocates device memory that suits every transport (VMM where supported). Zeroed; at least `bytes` long.
+pub fn mem_alloc(bytes: u64) -> Result<u64> {
+    let device = device::open(device::current()?)?;
+    let memory = device.alloc_heap(bytes.max(1), HeapKind::Device)?;
+    let addr = memory.addr;
+    lock(table())?.insert(addr, memory);
+    Ok(addr)
+}
+
+/// Frees memory of [`mem_alloc`]. NULL is accepted.
+pub fn mem_free(addr: u64) -> Result<()> {
+    if addr == 0 || lock(table())?.remove(&addr).is_some() {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!("{addr:#x} was not returned by ncclMemAlloc, or was freed already")))
+}
+
+fn table() -> &'static Mutex<HashMap<u64, Memory>> {
+    static TABLE: OnceLock<Mutex<HashMap<u64, Memory>>> = OnceLock::new();
+    TABLE.get_or_init(Mutex::default)
+}

@@ -1,0 +1,264 @@
+//! Memory that peers of the same host map: made, named, and opened again.
+//!
+//! | heap | same process | other process |
+//! |---|---|---|
+//! | VMM | the physical memory mapped once more, for the importer's device | the same, by file descriptor |
+//! | legacy (`cuMemAlloc`) | the same pointer, peer access enabled | `cuIpcOpenMemHandle` |
+//! | host memory | the same registered range | the memfd mapped and registered once more |
+//!
+//! Rule: [`REGISTRY`] holds weak references, so it never keeps memory alive; every user of a heap in
+//! this process, owner or importer, holds an `Arc` of its [`Body`].
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_uint};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
+
+use super::context::Context;
+use super::memory::{Block, Copier, check_allocation, in_context};
+use super::result::code;
+use super::shared::HostRange;
+use super::token::{self, Kind, Token};
+use super::vmm::{self, Mapping, Physical};
+use crate::device::{Export, HeapKind, Memory};
+use crate::env;
+use crate::error::{Error, Result};
+use crate::log;
+
+/// Legacy heaps are multiples of this: smaller allocations share a block, and IPC shares whole blocks.
+const LEGACY_GRANULARITY: u64 = 2 << 20;
+
+/// Heaps of this process by key.
+static REGISTRY: LazyLock<Mutex<HashMap<u64, Weak<Body>>>> = LazyLock::new(Mutex::default);
+
+/// What a heap is made of.
+enum Body {
+    Vmm(Physical),
+    Legacy(Block),
+    Host(HostRange),
+}
+
+/// The owner's end of a heap. Fields are dropped in this order.
+struct Heap {
+    _mapping: Option<Mapping>,
+    body: Arc<Body>,
+    bytes: u64,
+    key: u64,
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
+}
+
+/// An importer's end of a heap of the same process. Fields are dropped in this order.
+struct Shared {
+    _mapping: Option<Mapping>,
+    _body: Arc<Body>,
+}
+
+/// Zeroed memory for peers to map.
+pub fn alloc(copier: &Copier, context: &Arc<Context>, bytes: u64, kind: HeapKind) -> Result<Memory> {
+    let (mapping, body, addr) = match kind {
+        HeapKind::Host => {
+            let range = HostRange::create(context, bytes)?;
+            let _scope = context.enter_relaxed()?;
+            let addr = range.device_pointer(context)?;
+            (None, Body::Host(range), addr)
+        }
+        HeapKind::Device => match device_heap(context, bytes)? {
+            (mapping, Body::Legacy(block)) => {
+                let addr = block.addr;
+                (mapping, Body::Legacy(block), addr)
+            }
+            (mapping, body) => {
+                let addr = mapping.as_ref().map_or(0, |m| m.addr);
+                (mapping, body, addr)
+            }
+        },
+    };
+    if kind == HeapKind::Device {
+        copier.zero(addr, bytes.max(1))?;
+    }
+    static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
+    let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+    let body = Arc::new(body);
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::downgrade(&body));
+    Ok(Memory { addr, bytes, owner: Box::new(Heap { _mapping: mapping, body, bytes, key }) })
+}
+
+/// Device memory of the kind that the settings, the device and the container allow.
+fn device_heap(context: &Arc<Context>, bytes: u64) -> Result<(Option<Mapping>, Body)> {
+    let wish = env::settings().cumem_enable;
+    if wish != Some(false) && vmm::is_supported(context) {
+        match Physical::create(context, bytes)? {
+            Ok(physical) => {
+                let mapping = Mapping::new(context, &physical).map_err(advise_sharing)?;
+                return Ok((Some(mapping), Body::Vmm(physical)));
+            }
+            // Some containers forbid handles that can be shared.
+            Err(status) if wish.is_none() && matches!(status.code, code::NOT_PERMITTED | code::NOT_SUPPORTED) => {
+                log::info(log::Subsys::Init, || format!("{}; using legacy IPC instead", status.error(context)));
+            }
+            Err(status) => check_allocation(context, status, bytes).map_err(advise_sharing)?,
+        }
+    }
+    let block = Block::new(context, bytes.max(1).next_multiple_of(LEGACY_GRANULARITY))?;
+    Ok((None, Body::Legacy(block)))
+}
+
+/// How a peer maps a heap that [`alloc`] made.
+pub fn export(context: &Arc<Context>, heap: &Memory, kind: HeapKind) -> Result<Export> {
+    let heap: &Heap =
+        heap.owner.downcast_ref().ok_or_else(|| Error::internal(format!("{context}: export of memory that is not a heap")))?;
+    let mut token = Token {
+        kind: Kind::Vmm,
+        pid: std::process::id(),
+        process: *token::process(),
+        key: heap.key,
+        bytes: heap.bytes,
+        mapped: 0,
+        device: context.id.clone(),
+        ipc: [0; 64],
+    };
+    let fd = match (&*heap.body, kind) {
+        (Body::Vmm(physical), HeapKind::Device) => {
+            token.mapped = physical.bytes;
+            Some(physical.export().map_err(advise_sharing)?)
+        }
+        (Body::Legacy(block), HeapKind::Device) => {
+            token.kind = Kind::Legacy;
+            token.mapped = heap.bytes.max(1).next_multiple_of(LEGACY_GRANULARITY);
+            token.ipc = ipc_handle(context, block.addr)?;
+            None
+        }
+        (Body::Host(range), HeapKind::Host) => {
+            token.kind = Kind::Host;
+            token.mapped = range.bytes();
+            Some(range.fd()?)
+        }
+        _ => return Err(Error::internal(format!("{context}: export of a heap of another kind than {kind:?}"))),
+    };
+    Ok(Export { token: token.encode(), fd })
+}
+
+/// Maps a peer's heap for the context's device.
+pub fn import(context: &Arc<Context>, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory> {
+    let token = Token::decode(token)?;
+    if (token.kind == Kind::Host) != (kind == HeapKind::Host) {
+        let text = format!("{context}: a peer offers a heap of kind {:?} where {kind:?} memory was agreed", token.kind);
+        return Err(Error::remote(text).remedy("set NCCL_P2P_DISABLE alike on all ranks"));
+    }
+    let imported = if token.is_local() { import_local(context, &token) } else { import_remote(context, &token, fd) };
+    imported.map_err(|e| e.context(format_args!("mapping the heap of process {} on {} for {context}", token.pid, token.device)))
+}
+
+fn import_local(context: &Arc<Context>, token: &Token) -> Result<Memory> {
+    let found = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).get(&token.key).and_then(Weak::upgrade);
+    let body = found.ok_or_else(|| Error::remote("its owner has freed it"))?;
+    let (mapping, addr) = match &*body {
+        Body::Vmm(physical) => {
+            let mapping = Mapping::new(context, physical).map_err(advise_sharing)?;
+            let addr = mapping.addr;
+            (Some(mapping), addr)
+        }
+        Body::Legacy(block) => {
+            enable_peer_access(context, block.context())?;
+            (None, block.addr)
+        }
+        Body::Host(range) => {
+            let _scope = context.enter_relaxed()?;
+            (None, range.device_pointer(context)?)
+        }
+    };
+    Ok(Memory { addr, bytes: token.bytes, owner: Box::new(Shared { _mapping: mapping, _body: body }) })
+}
+
+fn import_remote(context: &Arc<Context>, token: &Token, fd: Option<OwnedFd>) -> Result<Memory> {
+    let bytes = token.bytes;
+    let need_fd = || Error::internal("the heap's file descriptor did not come with its token");
+    match token.kind {
+        Kind::Vmm => {
+            let fd = fd.ok_or_else(need_fd)?;
+            let physical = Physical::import(context, &fd, token.mapped).map_err(advise_sharing)?;
+            let mapping = Mapping::new(context, &physical).map_err(advise_sharing)?;
+            Ok(Memory { addr: mapping.addr, bytes, owner: Box::new((mapping, physical)) })
+        }
+        Kind::Legacy => {
+            let opened = OpenedHandle::open(context, &token.ipc)?;
+            Ok(Memory { addr: opened.addr, bytes, owner: Box::new(opened) })
+        }
+        Kind::Host => {
+            let range = HostRange::import(context, fd.ok_or_else(need_fd)?, token.mapped)?;
+            let _scope = context.enter_relaxed()?;
+            Ok(Memory { addr: range.device_pointer(context)?, bytes, owner: Box::new(range) })
+        }
+    }
+}
+
+/// Lets the context's device reach memory of `owner`'s device, and the other way round.
+fn enable_peer_access(context: &Context, owner: &Context) -> Result<()> {
+    if context.device == owner.device {
+        return Ok(());
+    }
+    for (from, to) in [(context, owner), (owner, context)] {
+        let _scope = from.enter_relaxed()?;
+        // SAFETY: both contexts are retained.
+        let status = unsafe { from.driver.ctx_enable_peer_access(to.raw, 0) };
+        if status.code != code::PEER_ACCESS_ALREADY_ENABLED {
+            status.check(&format_args!("{from} for {to}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn ipc_handle(context: &Context, addr: CUdeviceptr) -> Result<[u8; 64]> {
+    let _scope = context.enter_relaxed()?;
+    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    // SAFETY: valid for the handle.
+    unsafe { context.driver.ipc_mem_handle(&mut handle, addr) }
+        .check(context)
+        .map_err(|e| e.remedy("set NCCL_P2P_DISABLE=1 on all ranks where CUDA IPC is not allowed"))?;
+    Ok(handle.reserved.map(|c| c as u8))
+}
+
+/// Another process's memory, opened by its IPC handle.
+struct OpenedHandle {
+    context: Arc<Context>,
+    addr: CUdeviceptr,
+}
+
+impl OpenedHandle {
+    fn open(context: &Arc<Context>, ipc: &[u8; 64]) -> Result<Self> {
+        let _scope = context.enter_relaxed()?;
+        let handle = CUipcMemHandle { reserved: ipc.map(|b| b as c_char) };
+        let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
+        let mut addr = 0;
+        // SAFETY: valid for the address; the driver checks the handle.
+        unsafe { context.driver.ipc_open_mem_handle(&mut addr, handle, flags) }.check(context).map_err(|e| {
+            e.remedy("set NCCL_P2P_DISABLE=1 on all ranks where CUDA IPC is not allowed (containers need --ipc=host or a shared PID namespace)")
+        })?;
+        Ok(OpenedHandle { context: context.clone(), addr })
+    }
+}
+
+impl Drop for OpenedHandle {
+    fn drop(&mut self) {
+        in_context(&self.context, || {
+            // SAFETY: opened in `open`; whoever used the memory has let go of it.
+            unsafe { self.context.driver.ipc_close_mem_handle(self.addr) }
+        });
+    }
+}
+
+/// Sharing VMM memory may fail for reasons of the container.
+fn advise_sharing(error: Error) -> Error {
+    error.remedy(
+        "if the container forbids shared handles set NCCL_CUMEM_ENABLE=0 on all ranks (legacy IPC), \
+         if the GPUs have no path to each other NCCL_P2P_DISABLE=1 (staging in host memory)",
+    )
+}

@@ -1,0 +1,270 @@
+//! The embedded kernels: found by symbol, loaded before the first launch, cached per device.
+//!
+//! With CUDA 12 images are libraries, loaded once per process and valid in all contexts; older
+//! drivers load a module per context. [`Kernels::prepare`] makes the driver load the code for
+//! real: lazy loading at launch time may wait for running kernels, and these wait for each other.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
+
+use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary, CUmodule};
+use hawser_kernels::FATBINS;
+use hawser_plan::call::DataType;
+use hawser_plan::device_plan::{DeviceOp, KernelKey};
+use hawser_plan::world::DeviceKind;
+
+use super::context::Context;
+use super::result::{MISSING, Status, code, installed_version};
+use crate::device::Caps;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log;
+
+/// Slots of the cache: operations × types × protocols.
+const SLOTS: usize = 7 * 12 * 3;
+
+/// What an image became. Images are `'static`, so their index names them.
+#[derive(Clone, Copy)]
+enum Loaded {
+    /// By `cuLibraryLoadData`.
+    Library(CUlibrary),
+    /// By `cuModuleLoadData`, in one context.
+    Module(CUmodule),
+}
+
+// SAFETY: handles of the driver, usable from any thread.
+unsafe impl Send for Loaded {}
+
+/// Libraries of this process by index in [`FATBINS`]; they stay for ever, as the images do.
+static LIBRARIES: LazyLock<Mutex<HashMap<usize, Loaded>>> = LazyLock::new(Mutex::default);
+
+/// The kernels of one device.
+pub struct Kernels {
+    context: Arc<Context>,
+    functions: Box<[AtomicPtr<CUfunc_st>; SLOTS]>,
+    /// Modules of this context, for drivers without libraries. They end with the context.
+    modules: Mutex<HashMap<usize, Loaded>>,
+}
+
+impl Kernels {
+    /// Nothing is loaded yet.
+    pub fn new(context: &Arc<Context>) -> Self {
+        Kernels {
+            context: context.clone(),
+            functions: Box::new([const { AtomicPtr::new(ptr::null_mut()) }; SLOTS]),
+            modules: Mutex::default(),
+        }
+    }
+
+    /// The loaded kernel; loads it if `prepare` was not called.
+    #[inline]
+    pub fn function(&self, key: KernelKey, caps: &Caps) -> Result<CUfunction> {
+        let function = self.functions[slot(key)].load(Ordering::Acquire);
+        if !function.is_null() {
+            return Ok(function);
+        }
+        self.prepare(key, caps)?;
+        Ok(self.functions[slot(key)].load(Ordering::Acquire))
+    }
+
+    /// Loads the kernel, which may allocate device memory.
+    pub fn prepare(&self, key: KernelKey, caps: &Caps) -> Result<()> {
+        if !self.functions[slot(key)].load(Ordering::Acquire).is_null() {
+            return Ok(());
+        }
+        log_images();
+        if FATBINS.is_empty() {
+            return Err(Error::new(ErrorKind::Internal, "this library was built without CUDA kernels")
+                .remedy("build it where nvcc is found (`make setup` gets it, NVCC or CUDA_HOME name it), or run on the CPU with HAWSER_DEVICE=host"));
+        }
+        let _scope = self.context.enter_relaxed()?;
+        let function = self.find(key, caps)?;
+        self.load_code(function)?;
+        self.functions[slot(key)].store(function, Ordering::Release);
+        Ok(())
+    }
+
+    /// Looks in the image that should have the symbol, then in all others.
+    fn find(&self, key: KernelKey, caps: &Caps) -> Result<CUfunction> {
+        let symbol = key.symbol();
+        let c_symbol = CString::new(symbol.as_str()).map_err(|_| Error::internal("a kernel symbol with a zero byte"))?;
+        let expected = FATBINS.iter().position(|(name, _)| *name == unit(key));
+        let others = (0..FATBINS.len()).filter(|index| Some(*index) != expected);
+        let mut failure = None;
+        for index in expected.into_iter().chain(others) {
+            match self.load_image(index).and_then(|loaded| self.function_in(loaded, &c_symbol)) {
+                Ok(function) => return Ok(function),
+                Err(status) if status.code == code::NOT_FOUND => {}
+                // What the expected image says is worth more than what the others say.
+                Err(status) => failure = failure.or(Some((index, status))),
+            }
+        }
+        Err(match failure {
+            Some((index, status)) => self.load_error(index, status, &symbol, caps),
+            None => Error::internal(format!("no embedded image has the kernel {symbol}: {}", images_text())),
+        })
+    }
+
+    /// Loads an image once per process or, with old drivers, once per context.
+    fn load_image(&self, index: usize) -> std::result::Result<Loaded, Status> {
+        let image: *const c_void = FATBINS[index].1.as_ptr().cast();
+        let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(library) = libraries.get(&index) {
+            return Ok(*library);
+        }
+        let mut library = ptr::null_mut();
+        let none = ptr::null_mut();
+        // SAFETY: the image is static and complete; there are no options.
+        let status = unsafe {
+            self.context.driver.library_load_data(&mut library, image, none.cast(), none, 0, none.cast(), none, 0)
+        };
+        if status.code != MISSING {
+            let loaded = ok(status, Loaded::Library(library))?;
+            libraries.insert(index, loaded);
+            return Ok(loaded);
+        }
+        drop(libraries);
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules.get(&index) {
+            return Ok(*module);
+        }
+        let mut module = ptr::null_mut();
+        // SAFETY: the image is static and complete.
+        let loaded = ok(unsafe { self.context.driver.module_load_data(&mut module, image) }, Loaded::Module(module))?;
+        modules.insert(index, loaded);
+        Ok(loaded)
+    }
+
+    fn function_in(&self, loaded: Loaded, symbol: &CString) -> std::result::Result<CUfunction, Status> {
+        let driver = self.context.driver;
+        let mut function = ptr::null_mut();
+        match loaded {
+            Loaded::Library(library) => {
+                let mut kernel = ptr::null_mut();
+                // SAFETY: a live library, a C string, a place for the handle.
+                let status = unsafe { driver.library_kernel(&mut kernel, library, symbol.as_ptr()) };
+                ok(status, ())?;
+                // SAFETY: a live kernel, a place for the handle; our context is current.
+                ok(unsafe { driver.kernel_function(&mut function, kernel) }, ())?;
+            }
+            // SAFETY: a live module, a C string, a place for the handle.
+            Loaded::Module(module) => ok(unsafe { driver.module_function(&mut function, module, symbol.as_ptr()) }, ())?,
+        }
+        Ok(function)
+    }
+
+    /// Ends lazy loading for one kernel.
+    fn load_code(&self, function: CUfunction) -> Result<()> {
+        // SAFETY: a live function of the current context.
+        let status = unsafe { self.context.driver.func_load(function) };
+        if status.code != MISSING {
+            return status.check(&self.context);
+        }
+        // Before CUDA 12.4 asking for an attribute does it.
+        let (mut value, attribute): (c_int, _) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
+        // SAFETY: as above, and a place for the number.
+        unsafe { self.context.driver.func_attribute(&mut value, attribute, function) }.check(&self.context)
+    }
+
+    fn load_error(&self, index: usize, status: Status, symbol: &str, caps: &Caps) -> Error {
+        let DeviceKind::Cuda { sm } = caps.kind else { return status.error(&self.context) };
+        status.error(&self.context).context(format_args!("loading the kernel {symbol}")).remedy(format!(
+            "the GPU is sm_{sm}, the driver supports {}, the image {} holds {}",
+            installed_version(),
+            FATBINS[index].0,
+            image_text(index)
+        ))
+    }
+}
+
+/// `value` if the call succeeded.
+fn ok<T>(status: Status, value: T) -> std::result::Result<T, Status> {
+    if status.is_ok() { Ok(value) } else { Err(status) }
+}
+
+/// Position in the cache.
+fn slot(key: KernelKey) -> usize {
+    (key.op as usize * 12 + key.dtype as usize) * 3 + key.protocol as usize
+}
+
+/// The translation unit that should hold a kernel.
+fn unit(key: KernelKey) -> &'static str {
+    if key.op == DeviceOp::Copy {
+        return "k_copy";
+    }
+    match key.dtype {
+        DataType::Float32 | DataType::Float64 => "k_float",
+        DataType::Float16 | DataType::Bfloat16 => "k_half",
+        DataType::Float8e4m3 | DataType::Float8e5m2 => "k_fp8",
+        DataType::Int8 | DataType::Uint8 | DataType::Int32 | DataType::Uint32 | DataType::Int64 | DataType::Uint64 => "k_int",
+    }
+}
+
+fn image_text(index: usize) -> String {
+    let archs: Vec<String> = hawser_kernels::archs(FATBINS[index].1).iter().map(ToString::to_string).collect();
+    if archs.is_empty() { "nothing readable".into() } else { archs.join(" ") }
+}
+
+fn images_text() -> String {
+    let texts: Vec<String> = FATBINS.iter().enumerate().map(|(i, (name, _))| format!("{name} ({})", image_text(i))).collect();
+    if texts.is_empty() { "none".into() } else { texts.join(", ") }
+}
+
+/// Says once what is embedded.
+fn log_images() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| log::info(log::Subsys::Init, || format!("embedded kernels: {}", images_text())));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use hawser_plan::knobs::Protocol;
+
+    use super::*;
+
+    const OPS: [DeviceOp; 7] = [
+        DeviceOp::Copy,
+        DeviceOp::Sum,
+        DeviceOp::Prod,
+        DeviceOp::Max,
+        DeviceOp::Min,
+        DeviceOp::PreMulSum,
+        DeviceOp::SumDiv,
+    ];
+
+    fn keys() -> impl Iterator<Item = KernelKey> {
+        let protocols = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
+        OPS.into_iter().flat_map(move |op| {
+            DataType::ALL.into_iter().flat_map(move |dtype| protocols.map(|protocol| KernelKey { op, dtype, protocol }))
+        })
+    }
+
+    #[test]
+    fn every_key_has_a_slot_of_its_own() {
+        let slots: HashSet<usize> = keys().map(slot).collect();
+        assert_eq!(slots.len(), SLOTS);
+        assert!(slots.into_iter().all(|slot| slot < SLOTS));
+    }
+
+    #[test]
+    fn units_follow_the_type_but_for_copies() {
+        let unit_of = |op, dtype| unit(KernelKey { op, dtype, protocol: Protocol::Ll });
+        assert_eq!(unit_of(DeviceOp::Copy, DataType::Float32), "k_copy");
+        assert_eq!(unit_of(DeviceOp::Sum, DataType::Float64), "k_float");
+        assert_eq!(unit_of(DeviceOp::Max, DataType::Bfloat16), "k_half");
+        assert_eq!(unit_of(DeviceOp::Min, DataType::Float8e5m2), "k_fp8");
+        assert_eq!(unit_of(DeviceOp::SumDiv, DataType::Int64), "k_int");
+    }
+
+    #[test]
+    fn embedded_images_have_the_units_that_are_expected() {
+        let names: HashSet<&str> = FATBINS.iter().map(|(name, _)| *name).collect();
+        let expected: HashSet<&str> = keys().map(unit).collect();
+        // Without a CUDA compiler the table is empty.
+        assert!(names.is_empty() || expected.is_subset(&names), "{names:?} lack some of {expected:?}");
+    }
+}

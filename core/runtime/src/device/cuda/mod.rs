@@ -1,0 +1,204 @@
+//! NVIDIA GPUs, through the CUDA driver.
+//!
+//! ```text
+//! CudaDevice (the Device trait) ─► memory, heap (vmm, shared, token), kernels, query (nvml)
+//!                                   └─► context (current context, capture mode) ─► sys (dlopen) ─► libcuda.so.1
+//! ```
+//!
+//! Invariants: nothing here panics or links without a driver; the caller's current context is
+//! never changed; the legacy stream is never used on our own account; nothing waits for a whole device.
+
+mod context;
+mod heap;
+mod kernels;
+mod memory;
+mod nvml;
+mod query;
+mod result;
+mod shared;
+mod stream;
+mod sys;
+mod token;
+mod vmm;
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_uint};
+use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use cudarc::driver::sys::{CUpointer_attribute, CUstream};
+use hawser_plan::device_plan::{Args, KernelKey};
+
+use self::context::{Context, platform};
+use self::kernels::Kernels;
+use self::memory::Copier;
+use self::result::code;
+use self::stream::Events;
+use crate::device::{Caps, Device, Export, HeapKind, HostWords, Memory, Stream};
+use crate::error::Result;
+
+pub use self::query::{DeviceSummary, PeerLink, summary};
+
+/// Number of GPUs that this process sees, at least 1; the error says why there is none.
+pub fn count() -> Result<u32> {
+    Ok(platform()?.devices.len() as u32)
+}
+
+/// Ordinal of the calling thread's current device; 0 if the thread has no current context.
+pub fn current() -> Result<u32> {
+    platform()?.current()
+}
+
+/// Opens a device. All users of a device in this process share one [`Device`] while it lives.
+pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
+    static OPEN: LazyLock<Mutex<HashMap<u32, Weak<CudaDevice>>>> = LazyLock::new(Mutex::default);
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(device) = open.get(&ordinal).and_then(Weak::upgrade) {
+        return Ok(device);
+    }
+    let device = Arc::new(CudaDevice::new(ordinal)?);
+    open.insert(ordinal, Arc::downgrade(&device));
+    Ok(device)
+}
+
+/// One GPU. Fields are dropped in this order: the context last.
+struct CudaDevice {
+    caps: Caps,
+    copier: Copier,
+    events: Events,
+    kernels: Kernels,
+    context: Arc<Context>,
+}
+
+impl CudaDevice {
+    fn new(ordinal: u32) -> Result<Self> {
+        let caps = query::caps(ordinal)?;
+        let context = Context::retain(ordinal, caps.id.clone())?;
+        Ok(CudaDevice {
+            copier: Copier::new(&context)?,
+            events: Events::new(&context),
+            kernels: Kernels::new(&context),
+            caps,
+            context,
+        })
+    }
+
+    /// One number about a pointer; `None` if the driver does not know the memory.
+    fn pointer_attribute(&self, attribute: CUpointer_attribute, addr: u64) -> Result<Option<c_uint>> {
+        let mut value: c_uint = 0;
+        // SAFETY: the attributes that are asked for are 4 bytes long (or 1, little-endian).
+        let status = unsafe { self.context.driver.pointer_attribute((&raw mut value).cast(), attribute, addr) };
+        if status.code == code::INVALID_VALUE {
+            return Ok(None);
+        }
+        status.check(&self.context)?;
+        Ok(Some(value))
+    }
+}
+
+impl Device for CudaDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Memory> {
+        memory::alloc(&self.copier, bytes)
+    }
+
+    fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory> {
+        heap::alloc(&self.copier, &self.context, bytes, kind)
+    }
+
+    fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export> {
+        heap::export(&self.context, heap, kind)
+    }
+
+    fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory> {
+        heap::import(&self.context, token, fd, kind)
+    }
+
+    fn host_words(&self, bytes: u64) -> Result<HostWords> {
+        memory::host_words(&self.context, bytes)
+    }
+
+    fn upload(&self, addr: u64, bytes: &[u8]) -> Result<()> {
+        self.copier.upload(addr, bytes)
+    }
+
+    fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()> {
+        self.copier.download(addr, bytes)
+    }
+
+    fn prepare(&self, kernel: KernelKey) -> Result<()> {
+        self.kernels.prepare(kernel, &self.caps)
+    }
+
+    fn launch(&self, kernel: KernelKey, args: &Args, threads: u32, stream: Stream) -> Result<()> {
+        if args.n_blocks == 0 {
+            return Ok(());
+        }
+        let function = self.kernels.function(kernel, &self.caps)?;
+        let mut params = [ptr::from_ref(args).cast_mut().cast()];
+        let _scope = self.context.enter()?;
+        // SAFETY: the kernel takes one `Args` by value, which the driver copies before it returns.
+        let status = unsafe {
+            let (grid, handle) = (c_uint::from(args.n_blocks), raw_stream(stream));
+            self.context.driver.launch_kernel(
+                function, grid, 1, 1, threads, 1, 1, 0, handle, params.as_mut_ptr(), ptr::null_mut(),
+            )
+        };
+        if status.is_ok() {
+            return Ok(());
+        }
+        let what = format!("launching {} with {} x {threads} threads on stream {:#x}", kernel.symbol(), args.n_blocks, stream.0);
+        Err(status.error(&self.context).context(what))
+    }
+
+    fn order(&self, earlier: Stream, later: Stream) -> Result<()> {
+        if earlier == later {
+            return Ok(());
+        }
+        self.events.order(raw_stream(earlier), raw_stream(later))
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<()> {
+        let _scope = self.context.enter_relaxed()?;
+        // SAFETY: the caller's stream; the driver checks it.
+        unsafe { self.context.driver.stream_synchronize(raw_stream(stream)) }.check(&self.context)
+    }
+
+    fn accepts(&self, addr: u64) -> Result<bool> {
+        use CUpointer_attribute::{
+            CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as ACCESS, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+        };
+        /// `CU_MEMORYTYPE_DEVICE`.
+        const DEVICE_MEMORY: c_uint = 2;
+        if addr == 0 {
+            return Ok(false);
+        }
+        let _scope = self.context.enter()?;
+        match self.pointer_attribute(MEMORY_TYPE, addr)? {
+            None => Ok(false),
+            Some(DEVICE_MEMORY) if self.pointer_attribute(ORDINAL, addr)? != Some(self.context.device as c_uint) => {
+                // Another GPU's memory: refused only if the driver says that this one has no access.
+                Ok(self.pointer_attribute(ACCESS, addr).ok().flatten() != Some(0))
+            }
+            Some(_) => Ok(true),
+        }
+    }
+
+    fn enter(&self) -> Result<Box<dyn Any>> {
+        Ok(Box::new(self.context.enter()?))
+    }
+}
+
+/// The driver's handle of a stream; `cudaStream_t` is the same type.
+fn raw_stream(stream: Stream) -> CUstream {
+    ptr::with_exposed_provenance_mut(stream.0 as usize)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+//! Order between streams.
+
+use std::ffi::{c_int, c_uint};
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
+
+use super::context::Context;
+use super::memory::in_context;
+use super::result::{MISSING, code};
+use crate::error::Result;
+
+/// Events to reuse: one is free again as soon as the later stream has been told to wait for it.
+pub struct Events {
+    context: Arc<Context>,
+    free: Mutex<Vec<CUevent>>,
+}
+
+// SAFETY: events may be used from any thread; each is taken out of the list while in use.
+unsafe impl Send for Events {}
+// SAFETY: as above.
+unsafe impl Sync for Events {}
+
+impl Events {
+    /// None yet.
+    pub fn new(context: &Arc<Context>) -> Self {
+        Events { context: context.clone(), free: Mutex::default() }
+    }
+
+    /// Lets `later` wait for what is on `earlier` now, unless only one of them is being captured or
+    /// they belong to different captures: no order can be expressed there.
+    pub fn order(&self, earlier: CUstream, later: CUstream) -> Result<()> {
+        let scope = self.context.enter()?;
+        if self.capture(earlier)? != self.capture(later)? {
+            return Ok(());
+        }
+        let event = self.take()?;
+        let driver = self.context.driver;
+        // SAFETY: a live event; the driver checks the caller's stream.
+        let recorded = unsafe { driver.event_record(event, earlier) };
+        let waited = match recorded.is_ok() {
+            // SAFETY: as above; no flags.
+            true => unsafe { driver.stream_wait_event(later, event, 0) },
+            false => recorded,
+        };
+        drop(scope);
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        waited.check(&self.context)
+    }
+
+    /// Identity of the capture that the stream takes part in, if any.
+    fn capture(&self, stream: CUstream) -> Result<Option<u64>> {
+        let (mut status, mut id): (c_int, u64) = (0, 0);
+        let driver = self.context.driver;
+        // SAFETY: valid for a status (an enum of C int size) and an id, the rest is optional.
+        let asked = unsafe {
+            let none = ptr::null_mut();
+            driver.stream_capture_info(stream, (&raw mut status).cast(), &mut id, none.cast(), none.cast(), none.cast())
+        };
+        match asked.code {
+            // The legacy stream while another stream of the thread is captured: not part of the capture.
+            MISSING | code::STREAM_CAPTURE_IMPLICIT => Ok(None),
+            _ => asked.check(&self.context).map(|()| (status != 0).then_some(id)),
+        }
+    }
+
+    fn take(&self) -> Result<CUevent> {
+        if let Some(event) = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            return Ok(event);
+        }
+        let _scope = self.context.enter_relaxed()?;
+        let mut event = ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
+        // SAFETY: valid for the handle.
+        unsafe { self.context.driver.event_create(&mut event, flags) }.check(&self.context)?;
+        Ok(event)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let free = std::mem::take(self.free.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for event in free {
+            in_context(&self.context, || {
+                // SAFETY: created in `take`, in nobody's hands.
+                unsafe { self.context.driver.event_destroy(event) }
+            });
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! CUDA's virtual memory management: physical memory and the address ranges it is mapped at.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
+};
+
+use super::context::{Context, platform};
+use super::memory::in_context;
+use super::result::Status;
+use crate::error::Result;
+
+/// How handles travel: as file descriptors.
+const BY_FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// Whether the device has VMM and can share it by file descriptor.
+pub fn is_supported(context: &Context) -> bool {
+    use CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as SHARES,
+        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as MAPS,
+    };
+    let has = |attribute| platform().and_then(|p| p.attribute(attribute, context.device)).is_ok_and(|value| value != 0);
+    has(MAPS) && has(SHARES)
+}
+
+/// A reference to physical memory, released when dropped; mappings of it stay valid.
+pub struct Physical {
+    context: Arc<Context>,
+    handle: CUmemGenericAllocationHandle,
+    /// Length, a multiple of the granularity.
+    pub bytes: u64,
+}
+
+impl Physical {
+    /// Takes at least `bytes` bytes of the device's memory. The outer result is ours, the inner the allocation's.
+    pub fn create(context: &Arc<Context>, bytes: u64) -> Result<std::result::Result<Self, Status>> {
+        let _scope = context.enter_relaxed()?;
+        let properties = properties(context);
+        let mut granularity: usize = 0;
+        let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: valid for the number and the properties.
+        unsafe { context.driver.mem_granularity(&mut granularity, &properties, least) }.check(&context)?;
+        let bytes = bytes.max(1).next_multiple_of(granularity.max(1) as u64);
+        let mut handle = 0;
+        // SAFETY: valid for the handle and the properties.
+        let status = unsafe { context.driver.mem_create(&mut handle, bytes as usize, &properties, 0) };
+        Ok(match status.is_ok() {
+            true => Ok(Physical { context: context.clone(), handle, bytes }),
+            false => Err(status),
+        })
+    }
+
+    /// Another process's memory by its descriptor, which the driver does not keep.
+    pub fn import(context: &Arc<Context>, fd: &OwnedFd, bytes: u64) -> Result<Self> {
+        let _scope = context.enter_relaxed()?;
+        let mut handle = 0;
+        let number = fd.as_raw_fd() as usize as *mut c_void; // the driver wants the number in a pointer
+        // SAFETY: valid for the handle; the descriptor is open, the driver checks what it is.
+        unsafe { context.driver.mem_import(&mut handle, number, BY_FD) }.check(&context)?;
+        Ok(Physical { context: context.clone(), handle, bytes })
+    }
+
+    /// A new descriptor for another process.
+    pub fn export(&self) -> Result<OwnedFd> {
+        let _scope = self.context.enter_relaxed()?;
+        let mut fd: c_int = -1;
+        // SAFETY: valid for a C int, which this handle type gives.
+        unsafe { self.context.driver.mem_export((&raw mut fd).cast(), self.handle, BY_FD, 0) }.check(&self.context)?;
+        // SAFETY: the driver made the descriptor for us.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // A child that executes another program must not keep our memory alive.
+        let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
+        Ok(fd)
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        in_context(&self.context, || {
+            // SAFETY: created or imported once; the handle is not used again.
+            unsafe { self.context.driver.mem_release(self.handle) }
+        });
+    }
+}
+
+/// Physical memory at an address range that one device may read and write.
+pub struct Mapping {
+    context: Arc<Context>,
+    /// Address of the first byte.
+    pub addr: CUdeviceptr,
+    bytes: usize,
+    is_mapped: bool,
+}
+
+impl Mapping {
+    /// Maps all of `physical` for the context's device.
+    pub fn new(context: &Arc<Context>, physical: &Physical) -> Result<Self> {
+        let _scope = context.enter_relaxed()?;
+        let (driver, bytes) = (context.driver, physical.bytes as usize);
+        let mut addr = 0;
+        // SAFETY: valid for the address; no alignment or place is asked for.
+        unsafe { driver.mem_address_reserve(&mut addr, bytes, 0, 0, 0) }.check(&context)?;
+        let mut mapping = Mapping { context: context.clone(), addr, bytes, is_mapped: false };
+        // SAFETY: the range was just reserved, the handle is alive.
+        unsafe { driver.mem_map(addr, bytes, 0, physical.handle, 0) }.check(&context)?;
+        mapping.is_mapped = true;
+        let access = CUmemAccessDesc {
+            location: location(context),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: valid for the one description.
+        unsafe { driver.mem_set_access(addr, bytes, &access, 1) }.check(&context)?;
+        Ok(mapping)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.is_mapped {
+            in_context(&self.context, || {
+                // SAFETY: mapped in `new`; whoever used the range has let go of it.
+                unsafe { self.context.driver.mem_unmap(self.addr, self.bytes) }
+            });
+        }
+        in_context(&self.context, || {
+            // SAFETY: reserved in `new`, nothing is mapped any more.
+            unsafe { self.context.driver.mem_address_free(self.addr, self.bytes) }
+        });
+    }
+}
+
+fn location(context: &Context) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.device }
+}
+
+fn properties(context: &Context) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: BY_FD,
+        location: location(context),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}

@@ -1,0 +1,179 @@
+//! Arithmetic of the host interpreter: folds operands of a step over the 12 data types.
+//!
+//! Half, bfloat16 and fp8 are folded in `f32` and rounded once per step, as on the GPU.
+
+use half::{bf16, f16};
+use hawser_plan::DataType;
+use hawser_plan::device_plan::DeviceOp;
+
+use super::fp8::{E4m3, E5m2};
+
+/// One operand of a step: `len` elements at `addr` (not necessarily aligned).
+#[derive(Debug, Clone, Copy)]
+pub struct Operand {
+    /// Host address.
+    pub addr: u64,
+    /// Elements that may be read.
+    pub len: usize,
+    /// Multiply by the factor first.
+    pub scaled: bool,
+}
+
+/// What to do with the folded value.
+#[derive(Debug, Clone, Copy)]
+pub struct Rule {
+    /// Reduction.
+    pub op: DeviceOp,
+    /// Factor bits as in `Args::scalar`, or its address.
+    pub scalar: u64,
+    /// See `scalar`.
+    pub scalar_is_address: bool,
+    /// Divide at the end by this (integer averages); 1 = no.
+    pub divisor: u32,
+}
+
+/// Folds `operands` in order and writes the first `len` elements of the value to each of `to`
+/// (address, elements). Elements past an operand's end are as if the operand were absent.
+///
+/// # Safety
+/// Every operand must be readable and every destination writable for its length; destinations must not
+/// overlap operands except where they are equal.
+pub unsafe fn fold(dtype: DataType, rule: &Rule, operands: &[Operand], to: &[(u64, usize)]) {
+    macro_rules! by_type {
+        ($($name:ident => $element:ty),*) => {
+            match dtype {
+                // SAFETY: passed on to the caller.
+                $(DataType::$name => unsafe { run::<$element>(rule, operands, to) },)*
+            }
+        };
+    }
+    by_type!(Int8 => i8, Uint8 => u8, Int32 => i32, Uint32 => u32, Int64 => i64, Uint64 => u64, Float16 => f16,
+        Float32 => f32, Float64 => f64, Bfloat16 => bf16, Float8e4m3 => E4m3, Float8e5m2 => E5m2);
+}
+
+/// # Safety
+/// As [`fold`].
+unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]) {
+    let len = to.iter().map(|(_, n)| *n).max().unwrap_or(0);
+    let factor = if rule.op == DeviceOp::PreMulSum {
+        if rule.scalar_is_address {
+            // SAFETY: the caller of the operation promised one readable element at this address.
+            unsafe { (rule.scalar as *const T).read_unaligned() }.widen()
+        } else {
+            T::factor(rule.scalar)
+        }
+    } else {
+        T::factor(0)
+    };
+    let mut value: Vec<T::Wide> = vec![T::factor(0); len];
+    for (i, operand) in operands.iter().enumerate() {
+        let from = operand.addr as *const T;
+        for (e, v) in value.iter_mut().enumerate().take(operand.len) {
+            // SAFETY: `e < operand.len`, readable by the caller's promise.
+            let mut x = unsafe { from.add(e).read_unaligned() }.widen();
+            if operand.scaled {
+                x = T::times(x, factor);
+            }
+            *v = if i == 0 { x } else { T::combine(rule.op, *v, x) };
+        }
+    }
+    for &(addr, n) in to {
+        let dst = addr as *mut T;
+        for (e, v) in value.iter().enumerate().take(n) {
+            let v = if rule.divisor > 1 { T::divide(*v, rule.divisor) } else { *v };
+            // SAFETY: `e < n`, writable by the caller's promise.
+            unsafe { dst.add(e).write_unaligned(T::narrow(v)) };
+        }
+    }
+}
+
+/// An element type with the wide type it is folded in.
+trait Element: Copy {
+    type Wide: Copy;
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+    fn factor(bits: u64) -> Self::Wide;
+    fn times(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn divide(a: Self::Wide, n: u32) -> Self::Wide;
+    fn combine(op: DeviceOp, a: Self::Wide, b: Self::Wide) -> Self::Wide;
+}
+
+macro_rules! integers {
+    ($($t:ty),*) => { $(impl Element for $t {
+        type Wide = $t;
+        fn widen(self) -> $t { self }
+        fn narrow(wide: $t) -> $t { wide }
+        fn factor(bits: u64) -> $t { bits as $t }
+        fn times(a: $t, b: $t) -> $t { a.wrapping_mul(b) }
+        fn divide(a: $t, n: u32) -> $t { <$t>::try_from(n).map_or(0, |n| a.wrapping_div(n)) }
+        fn combine(op: DeviceOp, a: $t, b: $t) -> $t {
+            match op {
+                DeviceOp::Prod => a.wrapping_mul(b),
+                DeviceOp::Max => a.max(b),
+                DeviceOp::Min => a.min(b),
+                DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => a.wrapping_add(b),
+            }
+        }
+    })* };
+}
+integers!(i8, u8, i32, u32, i64, u64);
+
+macro_rules! floats {
+    ($($t:ty, $wide:ty, $bits:expr, $widen:expr, $narrow:expr;)*) => { $(impl Element for $t {
+        type Wide = $wide;
+        fn widen(self) -> $wide { let f: fn($t) -> $wide = $widen; f(self) }
+        fn narrow(wide: $wide) -> $t { let f: fn($wide) -> $t = $narrow; f(wide) }
+        fn factor(bits: u64) -> $wide { let f: fn(u64) -> $wide = $bits; f(bits) }
+        fn times(a: $wide, b: $wide) -> $wide { a * b }
+        fn divide(a: $wide, n: u32) -> $wide { a / n as $wide }
+        fn combine(op: DeviceOp, a: $wide, b: $wide) -> $wide {
+            match op {
+                DeviceOp::Prod => a * b,
+                DeviceOp::Max => a.max(b),
+                DeviceOp::Min => a.min(b),
+                DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => a + b,
+            }
+        }
+    })* };
+}
+floats! {
+    f32, f32, |b| f32::from_bits(b as u32), |x| x, |x| x;
+    f64, f64, f64::from_bits, |x| x, |x| x;
+    f16, f32, |b| f32::from_bits(b as u32), f16::to_f32, f16::from_f32;
+    bf16, f32, |b| f32::from_bits(b as u32), bf16::to_f32, bf16::from_f32;
+    E4m3, f32, |b| f32::from_bits(b as u32), E4m3::to_f32, E4m3::from_f32;
+    E5m2, f32, |b| f32::from_bits(b as u32), E5m2::to_f32, E5m2::from_f32;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_rounded_once_per_step() {
+        // 2048 + 1 + 1: in half arithmetic each addition rounds back to 2048, in f32 the sum is 2050.
+        let parts = [f16::from_f32(2048.0), f16::ONE, f16::ONE];
+        let operands: Vec<Operand> =
+            parts.iter().map(|p| Operand { addr: std::ptr::from_ref(p) as u64, len: 1, scaled: false }).collect();
+        let rule = Rule { op: DeviceOp::Sum, scalar: 0, scalar_is_address: false, divisor: 1 };
+        let mut out = f16::ZERO;
+        // SAFETY: all addresses are of live locals of one element.
+        unsafe { fold(DataType::Float16, &rule, &operands, &[(std::ptr::from_mut(&mut out) as u64, 1)]) };
+        assert_eq!(out.to_f32(), 2050.0);
+    }
+
+    #[test]
+    fn integer_averages_truncate_and_factors_apply_to_marked_operands() {
+        let (a, b, mut out) = ([-7i32, 5], [0i32, 6], [0i32; 2]);
+        let operand = |x: &[i32; 2], scaled| Operand { addr: x.as_ptr() as u64, len: 2, scaled };
+        let mut rule = Rule { op: DeviceOp::SumDiv, scalar: 0, scalar_is_address: false, divisor: 2 };
+        let to = [(out.as_mut_ptr() as u64, 2)];
+        // SAFETY: all addresses are of live locals of two elements.
+        unsafe { fold(DataType::Int32, &rule, &[operand(&a, false), operand(&b, false)], &to) };
+        assert_eq!(out, [-3, 5]);
+        rule = Rule { op: DeviceOp::PreMulSum, scalar: 10, scalar_is_address: false, divisor: 1 };
+        // SAFETY: as above.
+        unsafe { fold(DataType::Int32, &rule, &[operand(&a, true), operand(&b, false)], &to) };
+        assert_eq!(out, [-70, 56]);
+    }
+}

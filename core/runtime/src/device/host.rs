@@ -1,0 +1,198 @@
+//! The host device: buffers are host memory, programs run on the CPU.
+//!
+//! Heaps are anonymous files (memfd) that other processes of the host map, so communicators of
+//! threads and of processes use the same path.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::world::DeviceKind;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use super::{Caps, Device, Export, HeapKind, HostWords, Memory, Stream};
+use crate::error::{Error, Result};
+
+/// A device that stands for one rank's share of the CPU.
+pub struct HostDevice {
+    caps: Caps,
+}
+
+impl HostDevice {
+    /// A host device. Every one has an identity of its own, so any number of ranks fits a host.
+    pub fn new(ordinal: u32) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = format!("host-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let caps = Caps {
+            kind: DeviceKind::Host,
+            ordinal,
+            id,
+            name: "host CPU".into(),
+            peers: Vec::new(),
+            nvlink: false,
+            multiprocessors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        };
+        Self { caps }
+    }
+}
+
+/// A mapping of this process, unmapped when dropped.
+struct Mapping {
+    addr: usize,
+    bytes: usize,
+    fd: Option<OwnedFd>,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map` and nobody holds this mapping any more.
+        if let Err(e) = unsafe { munmap(self.addr as *mut _, self.bytes) } {
+            crate::log::warn(&format!("munmap of {} bytes failed: {e}", self.bytes));
+        }
+    }
+}
+
+/// Heaps of this process by key, so that ranks of one process share a mapping.
+fn registry() -> &'static Mutex<HashMap<u64, Weak<Mapping>>> {
+    static REGISTRY: OnceLock<Mutex<HashMap<u64, Weak<Mapping>>>> = OnceLock::new();
+    REGISTRY.get_or_init(Mutex::default)
+}
+
+fn map(bytes: u64, fd: Option<OwnedFd>) -> Result<Mapping> {
+    let bytes = usize::try_from(bytes.max(1)).map_err(|_| Error::invalid_argument(format!("{bytes} bytes do not fit the address space")))?;
+    let (access, null) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
+    // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.
+    let addr = unsafe {
+        match &fd {
+            Some(fd) => mmap(null, bytes, access, MapFlags::SHARED, fd, 0),
+            None => mmap_anonymous(null, bytes, access, MapFlags::PRIVATE),
+        }
+    }
+    .map_err(|e| Error::system(format!("mmap of {bytes} bytes of host memory"), e).remedy("free memory or lower NCCL_BUFFSIZE"))?;
+    Ok(Mapping { addr: addr as usize, bytes, fd })
+}
+
+fn memory(mapping: Arc<Mapping>) -> Memory {
+    Memory { addr: mapping.addr as u64, bytes: mapping.bytes as u64, owner: Box::new(mapping) }
+}
+
+impl Device for HostDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Memory> {
+        Ok(memory(Arc::new(map(bytes, None)?)))
+    }
+
+    fn alloc_heap(&self, bytes: u64, _kind: HeapKind) -> Result<Memory> {
+        let fd = memfd_create("hawser-heap", MemfdFlags::CLOEXEC).map_err(|e| Error::system("memfd_create", e))?;
+        ftruncate(&fd, bytes.max(1)).map_err(|e| Error::system(format!("reserving {bytes} bytes of shared memory"), e))?;
+        Ok(memory(Arc::new(map(bytes, Some(fd))?)))
+    }
+
+    fn export(&self, heap: &Memory, _kind: HeapKind) -> Result<Export> {
+        let mapping = heap
+            .owner
+            .downcast_ref::<Arc<Mapping>>()
+            .ok_or_else(|| Error::internal("export of memory that is not a heap of the host device"))?;
+        let mut registry = registry().lock().map_err(|_| Error::internal("heap registry is poisoned"))?;
+        registry.retain(|_, mapping| mapping.strong_count() > 0);
+        registry.insert(heap.addr, Arc::downgrade(mapping));
+        let fd = mapping.fd.as_ref().ok_or_else(|| Error::internal("heap without a descriptor"))?;
+        let fd = fd.as_fd().try_clone_to_owned().map_err(|e| Error::system("dup of a heap's descriptor", e))?;
+        let words = [u64::from(std::process::id()), heap.addr, heap.bytes];
+        Ok(Export { token: words.iter().flat_map(|w| w.to_le_bytes()).collect(), fd: Some(fd) })
+    }
+
+    fn import(&self, token: &[u8], fd: Option<OwnedFd>, _kind: HeapKind) -> Result<Memory> {
+        let word = |i: usize| token.get(i * 8..i * 8 + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+        let (Some(_pid), Some(key), Some(bytes)) = (word(0), word(1), word(2)) else {
+            return Err(Error::remote(format!("a peer sent a heap token of {} bytes, expected 24", token.len())));
+        };
+        if let Some(fd) = fd {
+            let size = rustix::fs::fstat(&fd).map_err(|e| Error::system("fstat of a peer's heap", e))?.st_size;
+            if u64::try_from(size).ok() != Some(bytes) {
+                return Err(Error::remote(format!("a peer's heap has {size} bytes, its token says {bytes}")));
+            }
+            return Ok(memory(Arc::new(map(bytes, Some(fd))?)));
+        }
+        let registry = registry().lock().map_err(|_| Error::internal("heap registry is poisoned"))?;
+        let mapping = registry.get(&key).and_then(Weak::upgrade);
+        mapping.map(memory).ok_or_else(|| Error::remote("a peer of this process freed its heap during bring-up"))
+    }
+
+    fn host_words(&self, bytes: u64) -> Result<HostWords> {
+        let memory = self.alloc(bytes)?;
+        Ok(HostWords { host: memory.addr as *mut u8, memory })
+    }
+
+    fn upload(&self, addr: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller names memory of this device (host memory) of at least this length.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: as in `upload`.
+        unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn prepare(&self, _kernel: KernelKey) -> Result<()> {
+        Ok(())
+    }
+
+    fn launch(&self, _kernel: KernelKey, _args: &Args, _threads: u32, _stream: Stream) -> Result<()> {
+        Err(Error::internal("launches of the host device are run by its interpreter"))
+    }
+
+    fn order(&self, _earlier: Stream, _later: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn synchronize(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn accepts(&self, addr: u64) -> Result<bool> {
+        Ok(addr != 0)
+    }
+
+    fn enter(&self) -> Result<Box<dyn Any>> {
+        Ok(Box::new(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heap_is_shared_within_and_through_its_descriptor() {
+        let device = HostDevice::new(0);
+        let heap = device.alloc_heap(4096, HeapKind::Host).unwrap();
+        let export = device.export(&heap, HeapKind::Host).unwrap();
+        let near = device.import(&export.token, None, HeapKind::Host).unwrap();
+        let far = device.import(&export.token, export.fd, HeapKind::Host).unwrap();
+        device.upload(heap.addr + 8, b"rope").unwrap();
+        for seen in [&near, &far] {
+            let mut bytes = [0; 4];
+            device.download(seen.addr + 8, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"rope");
+        }
+        assert_eq!(near.addr, heap.addr);
+        assert_ne!(far.addr, heap.addr);
+    }
+
+    #[test]
+    fn bad_tokens_are_refused() {
+        let device = HostDevice::new(0);
+        assert!(device.import(b"short", None, HeapKind::Host).is_err());
+        assert!(device.import(&[7; 24], None, HeapKind::Host).is_err());
+    }
+}

@@ -1,0 +1,372 @@
+//! The host interpreter: runs the same lowered steps as the CUDA kernels, as polled state machines.
+//!
+//! Every block of a launch is a small state machine that never blocks: [`run`] polls all blocks of
+//! all communicators that the calling thread drives, so one thread can run a whole group. The rules
+//! of the FIFOs are those of [`hawser_plan::device_plan::Conn`].
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+use hawser_plan::DataType;
+use hawser_plan::Protocol;
+use hawser_plan::device_plan::{
+    ACC_DST, Args, Block, Conn, DevComm, DeviceOp, HAS_DST, HAS_SRC, KernelKey, NO_DEP, POST, PRE, Step, Work,
+};
+
+use super::fold::{Operand, Rule, fold};
+use crate::error::{Error, ErrorKind, Result};
+
+/// A launch for the interpreter. Launches of one communicator (`args.comm`) run in order.
+pub struct HostLaunch<'a> {
+    /// Which kernel a GPU would run: operation and data type.
+    pub kernel: KernelKey,
+    /// The arguments a GPU would get; addresses are host addresses.
+    pub args: &'a Args,
+    /// Name of the communicator, for errors.
+    pub name: &'a str,
+}
+
+/// Runs launches to their end.
+///
+/// Blocking: until all are over, aborted or past the communicator's deadline.
+///
+/// # Errors
+/// `Aborted` or `Timeout` with a sentence that says who waits for whom.
+///
+/// # Safety
+/// All addresses in the arguments must be those of a communicator's live memory and of user buffers of
+/// the promised lengths.
+pub unsafe fn run(launches: &[HostLaunch<'_>]) -> Result<()> {
+    let mut queues: Vec<Vec<Run<'_>>> = Vec::new();
+    for launch in launches.iter().filter(|l| l.args.n_blocks > 0) {
+        // SAFETY: passed on to the caller.
+        let run = unsafe { Run::new(launch) };
+        match queues.iter_mut().find(|q| q[0].args.comm == launch.args.comm) {
+            Some(queue) => queue.push(run),
+            None => queues.push(vec![run]),
+        }
+    }
+    queues.iter_mut().for_each(|q| q.reverse());
+    let started = Instant::now();
+    let mut idle = 0u32;
+    while !queues.is_empty() {
+        let mut moved = false;
+        for queue in &mut queues {
+            let Some(current) = queue.last_mut() else { continue };
+            moved |= current.poll();
+            if current.is_over() {
+                queue.pop();
+            }
+        }
+        queues.retain(|q| !q.is_empty());
+        idle = if moved { 0 } else { idle + 1 };
+        if idle > 0 {
+            queues.iter().filter_map(|q| q.last()).try_for_each(|r| r.check(started))?;
+            pause(idle);
+        }
+    }
+    Ok(())
+}
+
+fn pause(idle: u32) {
+    match idle {
+        0..64 => std::hint::spin_loop(),
+        64..512 => std::thread::yield_now(),
+        _ => std::thread::sleep(std::time::Duration::from_micros(u64::from((idle - 500) / 12).min(200))),
+    }
+}
+
+/// A launch on its way.
+struct Run<'a> {
+    kernel: KernelKey,
+    name: &'a str,
+    args: &'a Args,
+    comm: DevComm,
+    steps: &'a [Step],
+    blocks: Vec<At>,
+}
+
+/// Where a block is.
+#[derive(Debug, Clone, Copy, Default)]
+struct At {
+    tile: u32,
+    step: u32,
+    repetition: u32,
+    over: bool,
+}
+
+impl<'a> Run<'a> {
+    /// # Safety
+    /// As [`run`].
+    unsafe fn new(launch: &HostLaunch<'a>) -> Self {
+        let args = launch.args;
+        let used = &args.blocks[..usize::from(args.n_blocks)];
+        let n_steps = used.iter().map(|b| usize::from(b.first_step) + usize::from(b.n_steps)).max().unwrap_or(0);
+        let steps = if args.steps == 0 {
+            &args.inline_steps[..n_steps]
+        } else {
+            // SAFETY: `args.steps` is the address of at least the steps that the blocks name, alive as long as the launch.
+            unsafe { std::slice::from_raw_parts(args.steps as *const Step, n_steps) }
+        };
+        // SAFETY: `args.comm` is the address of the communicator's image.
+        let comm = unsafe { *(args.comm as *const DevComm) };
+        let at = |b: &Block| {
+            let nothing = args.works[usize::from(b.work)].tiles == 0 || b.n_steps == 0;
+            At { over: nothing, ..At::default() }
+        };
+        let blocks = used.iter().map(at).collect();
+        Self { kernel: launch.kernel, name: launch.name, args, comm, steps, blocks }
+    }
+
+    fn is_over(&self) -> bool {
+        self.blocks.iter().all(|b| b.over)
+    }
+
+    /// Runs every block until it has to wait; says whether anything moved.
+    fn poll(&mut self) -> bool {
+        let mut moved = false;
+        for i in 0..self.blocks.len() {
+            while !self.blocks[i].over && self.awaited(i).is_none() {
+                self.execute(i);
+                self.advance(i);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    fn step(&self, i: usize) -> &'a Step {
+        &self.steps[usize::from(self.args.blocks[i].first_step) + self.blocks[i].step as usize]
+    }
+
+    /// What block `i` waits for: None when it can run its step.
+    fn awaited(&self, i: usize) -> Option<Awaited> {
+        let step = self.step(i);
+        if step.after_channel != NO_DEP && !self.dependency_met(i, step) {
+            return Some(Awaited { what: "another channel", peer: self.comm.rank });
+        }
+        for &peer in &step.recv[..usize::from(step.n_recv)] {
+            let fifo = self.fifo(i, peer);
+            if fifo.tail().load(Ordering::Acquire) <= fifo.taken().load(Ordering::Relaxed) {
+                return Some(Awaited { what: "data", peer: u32::from(peer) });
+            }
+        }
+        for &peer in &step.send[..usize::from(step.n_send)] {
+            let fifo = self.fifo(i, peer);
+            let (sent, credit) = (fifo.sent().load(Ordering::Relaxed), fifo.credit().load(Ordering::Acquire));
+            if sent >= credit + u64::from(self.comm.depth) {
+                return Some(Awaited { what: "room", peer: u32::from(peer) });
+            }
+        }
+        None
+    }
+
+    fn dependency_met(&self, i: usize, step: &Step) -> bool {
+        let mine = &self.args.blocks[i];
+        let same = |b: &Block| b.work == mine.work && b.instance == mine.instance && u16::from(b.channel) == step.after_channel;
+        let Some(other) = self.args.blocks[..self.blocks.len()].iter().position(same) else { return true };
+        let (other, tile) = (&self.blocks[other], self.blocks[i].tile);
+        other.over || (other.tile, other.step) > (tile, u32::from(step.after_step))
+    }
+
+    /// Runs one repetition of a step: everything it needs is there.
+    fn execute(&self, i: usize) {
+        let (step, at) = (self.step(i), self.blocks[i]);
+        let work = &self.args.works[usize::from(self.args.blocks[i].work)];
+        let dtype = if self.kernel.op == DeviceOp::Copy { DataType::Uint8 } else { self.kernel.dtype };
+        let span = Span::new(work, self.args.blocks[i].instance, at, step, dtype.size());
+        let local = |buf: u8, chunk: u32, scaled| {
+            let (addr, len) = span.local(work, buf, chunk);
+            Operand { addr, len, scaled }
+        };
+        let mut operands: Vec<Operand> = Vec::with_capacity(usize::from(step.n_recv) + 2);
+        let slots: Vec<u64> = step.recv[..usize::from(step.n_recv)].iter().map(|&p| self.fifo(i, p).take_slot()).collect();
+        operands.extend(slots.iter().map(|&addr| Operand { addr, len: span.nominal, scaled: false }));
+        let order = usize::from(step.order).min(operands.len());
+        if step.flags & HAS_SRC != 0 {
+            operands.insert(order, local(step.src_buf, step.src_chunk, step.flags & PRE != 0));
+        }
+        if step.flags & ACC_DST != 0 {
+            operands.insert(order, local(step.dst_buf, step.dst_chunk, false));
+        }
+        let mut to: Vec<(u64, usize)> = Vec::with_capacity(usize::from(step.n_send) + 1);
+        if step.flags & HAS_DST != 0 {
+            to.push(span.local(work, step.dst_buf, step.dst_chunk));
+        }
+        to.extend(step.send[..usize::from(step.n_send)].iter().map(|&p| (self.fifo(i, p).send_slot(), span.nominal)));
+        self.combine(dtype, step, &operands, &to);
+        self.publish(i, step);
+    }
+
+    fn combine(&self, dtype: DataType, step: &Step, operands: &[Operand], to: &[(u64, usize)]) {
+        let divisor = if step.flags & POST != 0 { self.args.divisor } else { 1 };
+        if let ([one], 1) = (operands, divisor)
+            && !one.scaled
+        {
+            for &(addr, len) in to {
+                let bytes = len.min(one.len) * dtype.size();
+                // SAFETY: both ranges are within a FIFO slot or a user buffer (see `Span::local`); equal ranges are allowed.
+                unsafe { std::ptr::copy(one.addr as *const u8, addr as *mut u8, bytes) };
+            }
+            return;
+        }
+        let rule = Rule {
+            op: self.kernel.op,
+            scalar: self.args.scalar,
+            scalar_is_address: self.args.scalar_is_address != 0,
+            divisor,
+        };
+        // SAFETY: as above.
+        unsafe { fold(dtype, &rule, operands, to) };
+    }
+
+    /// Tells the peers: slots filled, slots free again.
+    fn publish(&self, i: usize, step: &Step) {
+        for &peer in &step.recv[..usize::from(step.n_recv)] {
+            let fifo = self.fifo(i, peer);
+            let taken = fifo.taken().load(Ordering::Relaxed) + 1;
+            fifo.taken().store(taken, Ordering::Relaxed);
+            fifo.peer_credit().store(taken, Ordering::Release);
+        }
+        for &peer in &step.send[..usize::from(step.n_send)] {
+            let fifo = self.fifo(i, peer);
+            let sent = fifo.sent().load(Ordering::Relaxed) + 1;
+            fifo.sent().store(sent, Ordering::Relaxed);
+            fifo.peer_tail().store(sent, Ordering::Release);
+        }
+    }
+
+    fn advance(&mut self, i: usize) {
+        let (times, n_steps) = (self.step(i).times, u32::from(self.args.blocks[i].n_steps));
+        let tiles = self.args.works[usize::from(self.args.blocks[i].work)].tiles;
+        let at = &mut self.blocks[i];
+        at.repetition += 1;
+        if at.repetition >= times {
+            (at.repetition, at.step) = (0, at.step + 1);
+        }
+        if at.step >= n_steps {
+            (at.step, at.tile) = (0, at.tile + 1);
+        }
+        at.over = at.tile >= tiles;
+    }
+
+    fn fifo(&self, i: usize, peer: u16) -> Fifo {
+        let index = usize::from(self.args.blocks[i].lane) * self.comm.ranks as usize + usize::from(peer);
+        // SAFETY: lowering checked lane and peer against the communicator; the table has lanes * ranks entries.
+        let conn = unsafe { *(self.comm.conns as *const Conn).add(index) };
+        let p = Protocol::Simple as usize;
+        let (offset, stride) = (u64::from(self.comm.fifo_offset[p]), u64::from(self.comm.slot_stride[p]));
+        Fifo { conn, offset, stride, depth: u64::from(self.comm.depth) }
+    }
+
+    /// Whether the run may go on waiting.
+    fn check(&self, started: Instant) -> Result<()> {
+        // SAFETY: the abort word lives as long as the communicator.
+        let aborted = unsafe { &*(self.comm.abort as *const AtomicU32) }.load(Ordering::Acquire) != 0;
+        let limit = std::time::Duration::from_nanos(self.comm.deadline_ns);
+        let late = self.comm.deadline_ns != 0 && started.elapsed() >= limit;
+        if !aborted && !late {
+            return Ok(());
+        }
+        let waiting = (0..self.blocks.len()).find_map(|i| (!self.blocks[i].over).then(|| self.awaited(i).map(|a| (i, a))).flatten());
+        let sentence = waiting.map_or_else(String::new, |(i, a)| {
+            format!(" while it waited for {} of rank {} (block {i}, step {}, tile {})", a.what, a.peer, self.blocks[i].step, self.blocks[i].tile)
+        });
+        let who = format!("communicator {}, rank {}, operation {}", self.name, self.comm.rank, self.args.op_number);
+        Err(if aborted {
+            Error::new(ErrorKind::Aborted, format!("{who}: aborted{sentence}"))
+        } else {
+            let text = format!("{who}: deadline of {:?} passed{sentence}", limit);
+            Error::new(ErrorKind::Timeout, text).remedy("look at that rank, or raise HAWSER_OP_TIMEOUT")
+        })
+    }
+}
+
+/// What a block waits for.
+struct Awaited {
+    what: &'static str,
+    peer: u32,
+}
+
+/// The elements of one tile of one repetition of a step.
+struct Span {
+    /// First element of the tile within its chunk.
+    first: u64,
+    /// Elements that travel.
+    nominal: usize,
+    repetition: u32,
+    stride: i32,
+    size: usize,
+}
+
+impl Span {
+    fn new(work: &Work, instance: u16, at: At, step: &Step, size: usize) -> Self {
+        let within = u64::from(at.tile) * u64::from(work.tile);
+        let nominal = u64::from(work.tile).min(work.instance - within) as usize;
+        let first = u64::from(instance) * work.instance + within;
+        Self { first, nominal, repetition: at.repetition, stride: step.stride, size }
+    }
+
+    /// Address and number of real elements of the tile in a chunk of a buffer (0 past the chunk's end).
+    fn local(&self, work: &Work, buf: u8, chunk: u32) -> (u64, usize) {
+        let buf = usize::from(buf).min(2);
+        let moved = i64::from(chunk) + i64::from(self.repetition) * i64::from(self.stride);
+        let chunk = moved.rem_euclid(i64::from(work.chunks[buf].max(1))) as u64;
+        let count = if buf == 2 { u64::from(work.per_block) * work.chunk } else { work.count };
+        let (block, j) = (chunk / u64::from(work.per_block), chunk % u64::from(work.per_block));
+        let start = j * work.chunk;
+        let end = (start + work.chunk).min(count);
+        let from = start + self.first;
+        let len = end.saturating_sub(from).min(self.nominal as u64) as usize;
+        (work.base[buf] + (block * count + from) * self.size as u64, len)
+    }
+}
+
+/// One FIFO pair of (lane, peer) as the interpreter uses it (protocol Simple).
+struct Fifo {
+    conn: Conn,
+    offset: u64,
+    stride: u64,
+    depth: u64,
+}
+
+impl Fifo {
+    fn take_slot(&self) -> u64 {
+        self.conn.recv_fifo + self.offset + self.taken().load(Ordering::Relaxed) % self.depth * self.stride
+    }
+
+    fn send_slot(&self) -> u64 {
+        self.conn.send_fifo + self.offset + self.sent().load(Ordering::Relaxed) % self.depth * self.stride
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        word(self.conn.recv_tail, 64)
+    }
+
+    fn peer_tail(&self) -> &AtomicU64 {
+        word(self.conn.send_tail, 64)
+    }
+
+    fn credit(&self) -> &AtomicU64 {
+        word(self.conn.send_credit, 64)
+    }
+
+    fn peer_credit(&self) -> &AtomicU64 {
+        word(self.conn.recv_credit, 64)
+    }
+
+    fn sent(&self) -> &AtomicU64 {
+        word(self.conn.counters, 8)
+    }
+
+    fn taken(&self) -> &AtomicU64 {
+        word(self.conn.counters + 24, 8)
+    }
+}
+
+/// The counter of protocol Simple in a table with one counter per `spacing` bytes.
+fn word<'a>(base: u64, spacing: u64) -> &'a AtomicU64 {
+    // SAFETY: the transport filled the table with addresses of live, 8-byte aligned counters of mapped heaps; they are
+    // only touched as atomics, here and in other processes.
+    unsafe { &*((base + spacing * Protocol::Simple as u64) as *const AtomicU64) }
+}

@@ -1,0 +1,163 @@
+//! Devices: where buffers live and programs run.
+//!
+//! [`Device`] is object-safe and called per launch, never per chunk. The caller validates
+//! arguments; a device only reports what the hardware or the driver refused. Addresses are `u64`
+//! and opaque to everyone but the device.
+
+pub mod cuda;
+mod fold;
+mod fp8;
+pub mod host;
+pub mod interp;
+
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+
+use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::world::DeviceKind;
+
+use crate::env;
+use crate::error::{Error, Result};
+
+/// A `cudaStream_t`; 0 is the default stream. The host device ignores it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Stream(pub u64);
+
+/// What a device is and can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caps {
+    /// The kind, as the planner knows it.
+    pub kind: DeviceKind,
+    /// Ordinal in this process.
+    pub ordinal: u32,
+    /// Identity that is equal in all processes of the host: the PCI bus id (`0000:1b:00.0`), with the
+    /// MIG instance if any; on the host device a name unique per rank.
+    pub id: String,
+    /// For logs and `hawser doctor`.
+    pub name: String,
+    /// Identities of the devices whose memory this one can map (peer access).
+    pub peers: Vec<String>,
+    /// Whether peers are reached over NVLink.
+    pub nvlink: bool,
+    /// Most blocks that may run at the same time.
+    pub multiprocessors: u32,
+}
+
+/// Memory that is freed when dropped.
+pub struct Memory {
+    /// Device address of the first byte.
+    pub addr: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// What must stay alive; dropping it frees the memory.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+/// Where a heap lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeapKind {
+    /// Device memory that peers map (the p2p transport).
+    Device,
+    /// Host memory that all devices of the host map (the shm transport).
+    Host,
+}
+
+/// How a peer may map a heap.
+pub struct Export {
+    /// Opaque bytes for [`Device::import`]; the same host only. At most 256 bytes.
+    pub token: Vec<u8>,
+    /// A descriptor that a peer in another process needs as well.
+    pub fd: Option<OwnedFd>,
+}
+
+/// Words that both the host and the device can reach (abort flag, report).
+pub struct HostWords {
+    /// Host address, valid as long as `memory` lives.
+    pub host: *mut u8,
+    /// The memory; `memory.addr` is the device address.
+    pub memory: Memory,
+}
+
+// SAFETY: the pointer is only an address; all accesses go through atomics or after completion.
+unsafe impl Send for HostWords {}
+// SAFETY: as above.
+unsafe impl Sync for HostWords {}
+
+/// A place where programs run.
+pub trait Device: Send + Sync {
+    /// What it is and can do.
+    fn caps(&self) -> &Caps;
+
+    /// Zeroed memory private to the device. Blocking; must work while a stream of the thread is being captured.
+    fn alloc(&self, bytes: u64) -> Result<Memory>;
+
+    /// Zeroed memory that peers of the same host may map.
+    fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory>;
+
+    /// How peers map `heap`, which came from `alloc_heap(kind)`.
+    fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export>;
+
+    /// Maps a peer's heap for this device. `fd` is present when the peer lives in another process and exported one.
+    fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory>;
+
+    /// Memory shared with the host, zeroed.
+    fn host_words(&self, bytes: u64) -> Result<HostWords>;
+
+    /// Copies bytes to device memory and returns when they are there. Must work during a capture.
+    fn upload(&self, addr: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Copies bytes from device memory and returns when they are here (tests, reports).
+    fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Loads a kernel; called for all launches of a group before the first one is launched.
+    fn prepare(&self, kernel: KernelKey) -> Result<()>;
+
+    /// Puts a launch on a stream and returns. Not called on the host device, whose launches the executor polls.
+    fn launch(&self, kernel: KernelKey, args: &Args, threads: u32, stream: Stream) -> Result<()>;
+
+    /// Everything put on `later` from now on runs after what is on `earlier` now. Nothing happens when
+    /// the two are equal or belong to different captures.
+    fn order(&self, earlier: Stream, later: Stream) -> Result<()>;
+
+    /// Waits until everything on `stream` is over. Not during a capture.
+    fn synchronize(&self, stream: Stream) -> Result<()>;
+
+    /// Whether an address can be used by kernels of this device (host memory on the host device).
+    fn accepts(&self, addr: u64) -> Result<bool>;
+
+    /// Enters the device's context on this thread until the guard is dropped.
+    fn enter(&self) -> Result<Box<dyn Any>>;
+}
+
+/// Whether programs run on the CPU: no CUDA driver or GPU was found, or `HAWSER_DEVICE=host`.
+pub fn is_host() -> bool {
+    static HOST: OnceLock<bool> = OnceLock::new();
+    *HOST.get_or_init(|| match env::settings().device.as_str() {
+        "host" => true,
+        "cuda" => false,
+        _ => cuda::count().unwrap_or(0) == 0,
+    })
+}
+
+/// Number of devices. The host device pretends to have as many as anyone asks for.
+pub fn count() -> u32 {
+    if is_host() { u32::MAX } else { cuda::count().unwrap_or(0) }
+}
+
+/// Ordinal of the calling thread's current device.
+pub fn current() -> Result<u32> {
+    if is_host() { Ok(0) } else { cuda::current() }
+}
+
+/// Opens a device.
+pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
+    if is_host() {
+        return Ok(Arc::new(host::HostDevice::new(ordinal)));
+    }
+    let count = cuda::count()?;
+    if ordinal >= count {
+        return Err(Error::invalid_argument(format!("device {ordinal} does not exist: this process sees {count} GPUs")));
+    }
+    cuda::open(ordinal)
+}

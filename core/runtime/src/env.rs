@@ -1,0 +1,278 @@
+//! All settings of the library in one typed table, read once.
+//!
+//! Order: process environment, then the file named by `NCCL_CONF_FILE` (else `~/.nccl.conf`), then
+//! `/etc/nccl.conf`. A value that does not parse is reported once and the default kept; an unknown
+//! `NCCL_*` name is reported with the nearest known one. This is the only file of the runtime that
+//! reads the environment.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::log;
+
+/// The settings of this process.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `HAWSER_DEVICE`: `auto`, `host` or `cuda`.
+    pub device: String,
+    /// `NCCL_CUMEM_ENABLE`: VMM allocations; None = where supported.
+    pub cumem_enable: Option<bool>,
+    /// `NCCL_P2P_DISABLE`.
+    pub p2p_disable: bool,
+    /// `NCCL_SHM_DISABLE`.
+    pub shm_disable: bool,
+    /// `NCCL_ALGO`.
+    pub algo: Option<String>,
+    /// `NCCL_PROTO`.
+    pub proto: Option<String>,
+    /// `NCCL_MIN_CTAS` (old names `NCCL_MIN_NCHANNELS`, `NCCL_MIN_NRINGS`).
+    pub min_ctas: Option<u32>,
+    /// `NCCL_MAX_CTAS` (old names `NCCL_MAX_NCHANNELS`, `NCCL_MAX_NRINGS`).
+    pub max_ctas: Option<u32>,
+    /// `NCCL_BUFFSIZE`: bytes of Simple FIFO per lane and peer.
+    pub buffsize: Option<u64>,
+    /// `NCCL_COMM_BLOCKING`.
+    pub comm_blocking: Option<bool>,
+    /// `NCCL_COMM_ID`.
+    pub comm_id: Option<String>,
+    /// `NCCL_SOCKET_IFNAME`.
+    pub socket_ifname: Option<String>,
+    /// `NCCL_SOCKET_FAMILY`: 4 or 6.
+    pub socket_family: Option<u8>,
+    /// `NCCL_SOCKET_RETRY_CNT`.
+    pub socket_retry_count: u32,
+    /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`.
+    pub socket_retry_sleep: Duration,
+    /// `NCCL_HOSTID`: identity of the host, instead of host name and boot id.
+    pub host_id: Option<String>,
+    /// `NCCL_MULTI_RANK_GPU_ENABLE`.
+    pub multi_rank_gpu: bool,
+    /// `HAWSER_INIT_TIMEOUT` in seconds: how long each step of bring-up may last.
+    pub init_timeout: Duration,
+    /// `HAWSER_HANDSHAKE_TIMEOUT` in seconds: how long a stranger may stay silent.
+    pub handshake_timeout: Duration,
+    /// `HAWSER_OP_TIMEOUT` in seconds: how long an operation may wait for a peer; None = for ever.
+    pub op_timeout: Option<Duration>,
+    /// `NCCL_DEBUG`.
+    pub debug: Option<String>,
+    /// `NCCL_DEBUG_SUBSYS`.
+    pub debug_subsys: Option<String>,
+    /// `NCCL_DEBUG_FILE`.
+    pub debug_file: Option<String>,
+}
+
+/// The settings, read at first use.
+pub fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(|| {
+        let source = Source::read();
+        let settings = source.settings();
+        log::configure(&settings);
+        for complaint in source.complaints() {
+            log::warn(&complaint);
+        }
+        settings
+    })
+}
+
+/// The part of the settings that the bootstrap needs.
+pub fn bootstrap_settings() -> crate::bootstrap::Settings {
+    let s = settings();
+    crate::bootstrap::Settings {
+        ifname: s.socket_ifname.clone(),
+        family: s.socket_family,
+        init_timeout: s.init_timeout,
+        handshake_timeout: s.handshake_timeout,
+        comm_id: s.comm_id.clone(),
+        retry_count: s.socket_retry_count,
+        retry_sleep: s.socket_retry_sleep,
+    }
+}
+
+/// Names that this version honours.
+const HONOURED: &[&str] = &[
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_NRINGS",
+    "NCCL_MAX_NRINGS",
+    "NCCL_BUFFSIZE",
+    "NCCL_COMM_BLOCKING",
+    "NCCL_COMM_ID",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_SOCKET_FAMILY",
+    "NCCL_SOCKET_RETRY_CNT",
+    "NCCL_SOCKET_RETRY_SLEEP_MSEC",
+    "NCCL_HOSTID",
+    "NCCL_MULTI_RANK_GPU_ENABLE",
+    "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",
+    "NCCL_DEBUG_FILE",
+    "NCCL_CONF_FILE",
+    "HAWSER_DEVICE",
+    "HAWSER_INIT_TIMEOUT",
+    "HAWSER_HANDSHAKE_TIMEOUT",
+    "HAWSER_OP_TIMEOUT",
+];
+
+/// Where values come from: names to values, the environment already laid over the files.
+struct Source {
+    values: BTreeMap<String, String>,
+    complaints: std::cell::RefCell<Vec<String>>,
+}
+
+impl Source {
+    fn read() -> Self {
+        let mut values = BTreeMap::new();
+        let home = std::env::var("HOME").map(|h| format!("{h}/.nccl.conf")).ok();
+        let own = std::env::var("NCCL_CONF_FILE").ok().or(home);
+        for path in [Some("/etc/nccl.conf".to_owned()), own].into_iter().flatten() {
+            if let Ok(text) = std::fs::read_to_string(path) {
+                values.extend(parse_file(&text));
+            }
+        }
+        for (name, value) in std::env::vars_os() {
+            let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else { continue };
+            if (name.starts_with("NCCL_") || name.starts_with("HAWSER_")) && !value.is_empty() {
+                values.insert(name.to_owned(), value.to_owned());
+            }
+        }
+        Self { values, complaints: std::cell::RefCell::default() }
+    }
+
+    fn settings(&self) -> Settings {
+        let seconds = |name| self.parsed::<f64>(name, "a number of seconds").filter(|s| *s >= 0.0 && s.is_finite());
+        let old_names = |names: [&str; 3]| names.iter().find_map(|n| self.parsed::<u32>(n, "a positive number"));
+        Settings {
+            device: self.word("HAWSER_DEVICE", &["auto", "host", "cuda"]).unwrap_or_else(|| "auto".into()),
+            cumem_enable: self.parsed::<i64>("NCCL_CUMEM_ENABLE", "0 or 1").filter(|v| *v >= 0).map(|v| v != 0),
+            p2p_disable: self.flag("NCCL_P2P_DISABLE"),
+            shm_disable: self.flag("NCCL_SHM_DISABLE"),
+            algo: self.text("NCCL_ALGO"),
+            proto: self.text("NCCL_PROTO"),
+            min_ctas: old_names(["NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS"]),
+            max_ctas: old_names(["NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS"]),
+            buffsize: self.parsed("NCCL_BUFFSIZE", "a number of bytes"),
+            comm_blocking: self.parsed::<i64>("NCCL_COMM_BLOCKING", "0 or 1").map(|v| v != 0),
+            comm_id: self.text("NCCL_COMM_ID"),
+            socket_ifname: self.text("NCCL_SOCKET_IFNAME"),
+            socket_family: self.word("NCCL_SOCKET_FAMILY", &["AF_INET", "AF_INET6"]).map(|f| if f == "AF_INET6" { 6 } else { 4 }),
+            socket_retry_count: self.parsed("NCCL_SOCKET_RETRY_CNT", "a number").unwrap_or(34),
+            socket_retry_sleep: Duration::from_millis(
+                self.parsed("NCCL_SOCKET_RETRY_SLEEP_MSEC", "milliseconds").unwrap_or(100),
+            ),
+            host_id: self.text("NCCL_HOSTID"),
+            multi_rank_gpu: self.flag("NCCL_MULTI_RANK_GPU_ENABLE"),
+            init_timeout: Duration::from_secs_f64(seconds("HAWSER_INIT_TIMEOUT").unwrap_or(120.0)),
+            handshake_timeout: Duration::from_secs_f64(seconds("HAWSER_HANDSHAKE_TIMEOUT").unwrap_or(5.0)),
+            op_timeout: seconds("HAWSER_OP_TIMEOUT").filter(|s| *s > 0.0).map(Duration::from_secs_f64),
+            debug: self.text("NCCL_DEBUG"),
+            debug_subsys: self.text("NCCL_DEBUG_SUBSYS"),
+            debug_file: self.text("NCCL_DEBUG_FILE"),
+        }
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        self.values.get(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
+    }
+
+    fn parsed<T: std::str::FromStr>(&self, name: &str, accepted: &str) -> Option<T> {
+        let text = self.text(name)?;
+        let value = text.parse().ok();
+        if value.is_none() {
+            self.complain(format!("{name}={text} is ignored: it must be {accepted}"));
+        }
+        value
+    }
+
+    fn flag(&self, name: &str) -> bool {
+        self.parsed::<i64>(name, "0 or 1").is_some_and(|v| v != 0)
+    }
+
+    fn word(&self, name: &str, accepted: &[&str]) -> Option<String> {
+        let text = self.text(name)?;
+        let found = accepted.iter().find(|a| a.eq_ignore_ascii_case(&text)).map(|a| (*a).to_owned());
+        if found.is_none() {
+            self.complain(format!("{name}={text} is ignored: it must be one of {}", accepted.join(", ")));
+        }
+        found
+    }
+
+    fn complain(&self, text: String) {
+        self.complaints.borrow_mut().push(text);
+    }
+
+    /// Values that did not parse, and names that look like typing errors of honoured ones.
+    fn complaints(&self) -> Vec<String> {
+        let mut all = self.complaints.borrow().clone();
+        for name in self.values.keys().filter(|n| !HONOURED.contains(&n.as_str())) {
+            let near = HONOURED.iter().min_by_key(|h| distance(name, h)).filter(|h| distance(name, h) <= 2);
+            if let Some(near) = near {
+                all.push(format!("{name} is not a setting of this library; did you mean {near}?"));
+            }
+        }
+        all
+    }
+}
+
+fn parse_file(text: &str) -> impl Iterator<Item = (String, String)> {
+    text.lines()
+        .filter(|l| !l.starts_with('#'))
+        .filter_map(|l| l.split_once('='))
+        .map(|(n, v)| (n.trim().to_owned(), v.trim().to_owned()))
+}
+
+/// Edit distance between two names.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<u8> = b.bytes().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for j in 0..b.len() {
+            let next = (diagonal + usize::from(ca != b[j])).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], next);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(pairs: &[(&str, &str)]) -> Source {
+        let values = pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        Source { values, complaints: std::cell::RefCell::default() }
+    }
+
+    #[test]
+    fn values_parse_strictly_and_bad_ones_are_reported() {
+        let s = source(&[("NCCL_P2P_DISABLE", "true"), ("NCCL_MAX_CTAS", "8"), ("HAWSER_DEVICE", "HOST")]);
+        let settings = s.settings();
+        assert!(!settings.p2p_disable);
+        assert_eq!(settings.max_ctas, Some(8));
+        assert_eq!(settings.device, "host");
+        assert!(s.complaints()[0].contains("NCCL_P2P_DISABLE=true"));
+    }
+
+    #[test]
+    fn typing_errors_get_the_nearest_name() {
+        let complaints = source(&[("NCCL_ALGOS", "Ring"), ("NCCL_UNRELATED_SETTING", "1")]).complaints();
+        assert_eq!(complaints.len(), 1);
+        assert!(complaints[0].contains("NCCL_ALGO?"));
+    }
+
+    #[test]
+    fn files_are_trimmed_and_comments_skipped() {
+        let pairs: Vec<_> = parse_file("# NCCL_ALGO=Tree\nNCCL_ALGO = Ring \nnonsense\n").collect();
+        assert_eq!(pairs, [("NCCL_ALGO".to_owned(), "Ring".to_owned())]);
+    }
+}

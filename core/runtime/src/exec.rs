@@ -1,0 +1,44 @@
+//! Executors: puts planned launches on devices.
+
+use std::sync::Arc;
+
+use hawser_plan::lower::LaunchPlan;
+use hawser_plan::world::DeviceKind;
+
+use crate::comm::Live;
+use crate::device::Stream;
+use crate::device::interp::{self, HostLaunch};
+use crate::error::Result;
+
+/// A launch of one communicator, addresses filled in.
+pub struct Launch {
+    /// Whose.
+    pub comm: Arc<Live>,
+    /// What.
+    pub plan: LaunchPlan,
+    /// Where.
+    pub stream: Stream,
+}
+
+/// Runs a group's launches: GPUs get theirs on the streams, the host device's run to their end here.
+///
+/// All kernels are loaded before the first launch, since a kernel that is already spinning can keep
+/// the driver from loading another one.
+pub fn run(launches: &[Launch]) -> Result<()> {
+    let is_host = |l: &&Launch| l.comm.device.caps().kind == DeviceKind::Host;
+    for launch in launches.iter().filter(|l| !is_host(l)) {
+        launch.comm.device.prepare(launch.plan.kernel)?;
+    }
+    for launch in launches.iter().filter(|l| !is_host(l)) {
+        launch.comm.order_stream(launch.stream)?;
+        let (plan, device) = (&launch.plan, &launch.comm.device);
+        device.launch(plan.kernel, &plan.args, plan.threads, launch.stream)?;
+    }
+    let host: Vec<HostLaunch<'_>> = launches
+        .iter()
+        .filter(is_host)
+        .map(|l| HostLaunch { kernel: l.plan.kernel, args: &l.plan.args, name: &l.comm.name })
+        .collect();
+    // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
+    unsafe { interp::run(&host) }
+}

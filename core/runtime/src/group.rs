@@ -1,0 +1,196 @@
+//! Groups: what is called between start and end is launched together at the outermost end.
+//!
+//! A group belongs to a thread. It may hold calls on several communicators and the creation of
+//! communicators, which then run side by side. An error of any call is returned again by the end,
+//! and nothing is launched.
+
+use std::cell::RefCell;
+use std::thread;
+
+use hawser_plan::Call;
+use hawser_plan::p2p::Message;
+
+use crate::comm::Comm;
+use crate::device::Stream;
+use crate::error::{Error, Result};
+use crate::exec::{self, Launch};
+
+/// Background work of a communicator.
+pub type Job = Box<dyn FnOnce() -> Result<()> + Send>;
+
+/// One call of a group.
+pub enum Item {
+    /// A collective.
+    Call(Call, Stream),
+    /// A send or a receive.
+    Message(Message, Stream),
+}
+
+#[derive(Default)]
+struct Group {
+    depth: u32,
+    error: Option<Error>,
+    jobs: Vec<(Job, bool)>,
+    comms: Vec<(Comm, Vec<Item>)>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// Opens a group, or one level more.
+pub fn start() -> Result<()> {
+    GROUP.with_borrow_mut(|g| g.depth += 1);
+    Ok(())
+}
+
+/// Levels that are open on this thread.
+pub fn depth() -> u32 {
+    GROUP.with_borrow(|g| g.depth)
+}
+
+/// Closes a level; the outermost one creates communicators, then launches everything.
+///
+/// Blocking: returns when GPU work is on its streams; on the host device when it is over.
+pub fn end() -> Result<()> {
+    match close()? {
+        Some(group) => finish(group),
+        None => Ok(()),
+    }
+}
+
+/// Closes the outermost level without launching anything; an estimate in microseconds for its operations.
+pub fn simulate_end() -> Result<f32> {
+    let Some(group) = close()? else { return Ok(0.0) };
+    if let Some(error) = group.error {
+        return Err(error);
+    }
+    let mut longest = 0f32;
+    for (comm, items) in &group.comms {
+        let mut total = 0f32;
+        for item in items {
+            if let Item::Call(call, _) = item
+                && call.count > 0
+            {
+                total += comm.explain(call)?.predicted_us;
+            }
+        }
+        longest = longest.max(total);
+    }
+    Ok(longest)
+}
+
+/// Adds a call of `comm`; without an open group it runs at once.
+pub fn add(comm: &Comm, item: Result<Item>) -> Result<()> {
+    let alone = depth() == 0;
+    if alone {
+        start()?;
+    }
+    let added = item.and_then(|item| comm.live().map(|_| item));
+    let outcome = GROUP.with_borrow_mut(|g| match added {
+        Ok(item) => {
+            match g.comms.iter_mut().find(|(c, _)| c.id() == comm.id()) {
+                Some((_, items)) => items.push(item),
+                None => g.comms.push((comm.clone(), vec![item])),
+            }
+            Ok(())
+        }
+        Err(error) => {
+            g.error.get_or_insert_with(|| error.clone());
+            Err(error)
+        }
+    });
+    if alone { end() } else { outcome }
+}
+
+/// Records an error of a call of the open group, if there is one, so that its end returns it.
+pub fn record(error: &Error) {
+    GROUP.with_borrow_mut(|g| {
+        if g.depth > 0 {
+            g.error.get_or_insert_with(|| error.clone());
+        }
+    });
+}
+
+/// Adds the creation of a communicator to the open group.
+pub fn add_job(job: Job, blocking: bool) -> Result<()> {
+    GROUP.with_borrow_mut(|g| g.jobs.push((job, blocking)));
+    Ok(())
+}
+
+/// Starts a thread that nobody joins.
+pub fn spawn(name: &str, job: impl FnOnce() + Send + 'static) -> Result<()> {
+    let started = thread::Builder::new().name(name.into()).spawn(job);
+    started.map(drop).map_err(|e| Error::system(format!("starting thread {name}"), e))
+}
+
+/// Takes the group out of the thread when the outermost level closes.
+fn close() -> Result<Option<Group>> {
+    GROUP.with_borrow_mut(|g| match g.depth {
+        0 => Err(Error::invalid_usage("ncclGroupEnd without ncclGroupStart")),
+        1 => Ok(Some(std::mem::take(g))),
+        _ => {
+            g.depth -= 1;
+            Ok(None)
+        }
+    })
+}
+
+fn finish(group: Group) -> Result<()> {
+    if let Some(error) = group.error {
+        return Err(error);
+    }
+    run_jobs(group.jobs)?;
+    let mut launches = Vec::new();
+    for (comm, items) in group.comms {
+        let live = comm.live()?;
+        let planned = plan(&live, items)?;
+        if comm.is_blocking() || !comm.is_host() {
+            launches.extend(planned);
+        } else {
+            comm.in_background(&live, move || exec::run(&planned))?;
+        }
+    }
+    exec::run(&launches)
+}
+
+/// Collectives in call order, then all messages together.
+fn plan(live: &std::sync::Arc<crate::comm::Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
+    let mut launches = Vec::new();
+    let (mut messages, mut on) = (Vec::new(), None);
+    for item in items {
+        match item {
+            Item::Call(call, stream) => launches.extend(live.plan_call(&call, stream)?),
+            Item::Message(message, stream) => {
+                if let Some(first) = on.filter(|first| *first != stream) {
+                    // One launch serves all messages: it waits for the other streams' earlier work.
+                    live.device.order(stream, first)?;
+                }
+                on.get_or_insert(stream);
+                messages.push(message);
+            }
+        }
+    }
+    if let Some(stream) = on {
+        launches.extend(live.plan_messages(&messages, stream)?);
+    }
+    Ok(launches)
+}
+
+/// Runs the creation of communicators side by side; waits for the blocking ones.
+fn run_jobs(jobs: Vec<(Job, bool)>) -> Result<()> {
+    let mut waiting = Vec::new();
+    for (job, blocking) in jobs {
+        let thread = thread::Builder::new().name("hawser-init".into()).spawn(job);
+        let thread = thread.map_err(|e| Error::system("starting an init thread", e))?;
+        if blocking {
+            waiting.push(thread);
+        }
+    }
+    let mut outcome = Ok(());
+    for thread in waiting {
+        let ended = thread.join().unwrap_or_else(|_| Err(Error::internal("a panic during bring-up")));
+        outcome = outcome.and(ended);
+    }
+    outcome
+}

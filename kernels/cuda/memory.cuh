@@ -1,0 +1,169 @@
+// Every access to memory that others write or read at the same time, and the barriers of a block.
+// README.md says which is used where and why.
+#pragma once
+
+#include <cstdint>
+
+namespace hawser {
+
+using u32 = uint32_t;
+using u64 = uint64_t;
+using i32 = int32_t;
+using i64 = int64_t;
+
+struct alignas(16) Pack {
+    u64 x, y;
+};
+
+__device__ __forceinline__ u64 load_acquire_sys(u64 address) {
+    u64 v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(address) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_relaxed_sys(u64 address, u64 v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(v) : "memory");
+}
+
+__device__ __forceinline__ void store_release_gpu(u64 address, u64 v) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(v) : "memory");
+}
+
+__device__ __forceinline__ void fence_acq_rel_sys() {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+__device__ __forceinline__ u32 load_relaxed_sys_u32(u64 address) {
+    u32 v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+    return v;
+}
+
+// Data: 16 bytes that bypass L1. Used for FIFO slots and local buffers alike.
+__device__ __forceinline__ Pack load_pack(u64 address) {
+    Pack v;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(address));
+    return v;
+}
+
+// Plain store: published later by a fence and a counter (Simple), or local.
+__device__ __forceinline__ void store_pack(u64 address, Pack v) {
+    asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(v.x), "l"(v.y) : "memory");
+}
+
+// One LL word: 8 bytes of data between two copies of the flag.
+struct Word {
+    u32 d0, f0, d1, f1;
+};
+
+__device__ __forceinline__ Word load_word(u64 address) {
+    Word v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.d0), "=r"(v.f0), "=r"(v.d1), "=r"(v.f1)
+                 : "l"(address));
+    return v;
+}
+
+__device__ __forceinline__ void store_word(u64 address, u64 data, u32 flag) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(address), "r"((u32)data), "r"(flag),
+                 "r"((u32)(data >> 32))
+                 : "memory");
+}
+
+// An eighth of an LL128 line.
+__device__ __forceinline__ void store_line_part(u64 address, Pack v) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(v.x), "l"(v.y) : "memory");
+}
+
+// Parts of local buffers, for odd addresses and ends.
+template <class W>
+__device__ __forceinline__ u64 load_part(u64 address) {
+    u32 v;
+    if constexpr (sizeof(W) == 8) {
+        u64 w;
+        asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(w) : "l"(address));
+        return w;
+    } else if constexpr (sizeof(W) == 4) {
+        asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(address));
+    } else if constexpr (sizeof(W) == 2) {
+        asm volatile("ld.relaxed.sys.global.u16 %0, [%1];" : "=r"(v) : "l"(address));
+    } else {
+        asm volatile("ld.relaxed.sys.global.u8 %0, [%1];" : "=r"(v) : "l"(address));
+    }
+    return v;
+}
+
+template <class W>
+__device__ __forceinline__ void store_part(u64 address, u64 v) {
+    if constexpr (sizeof(W) == 8) {
+        asm volatile("st.global.u64 [%0], %1;" ::"l"(address), "l"(v) : "memory");
+    } else if constexpr (sizeof(W) == 4) {
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"((u32)v) : "memory");
+    } else if constexpr (sizeof(W) == 2) {
+        asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"((uint16_t)v) : "memory");
+    } else {
+        asm volatile("st.global.u8 [%0], %1;" ::"l"(address), "r"((u32)v) : "memory");
+    }
+}
+
+// Named barriers of the block; `threads` counts all that arrive or wait.
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 threads) {
+    asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 threads) {
+    asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// 8 bytes at `address`, of which only the first `valid` exist (a multiple of SIZE; the rest reads as
+// zero); `address` is a multiple of SIZE.
+template <int SIZE>
+__device__ __noinline__ u64 load_odd(u64 address, i32 valid) {
+    if (valid >= 8) {
+        // The two aligned words around it: each holds at least one wanted byte.
+        u64 aligned = address & ~7ull;
+        u32 shift = (u32)(address & 7) * 8;
+        u64 low = load_part<u64>(aligned), high = load_part<u64>(aligned + 8);
+        return (low >> shift) | (high << (64 - shift)); // shift > 0: aligned pieces do not come here
+    }
+    u64 v = 0;
+#pragma unroll 1
+    for (i32 at = 0; at < valid; at += SIZE) {
+        u64 part = SIZE == 1 ? load_part<uint8_t>(address + at)
+                             : SIZE == 2 ? load_part<uint16_t>(address + at) : load_part<u32>(address + at);
+        v |= part << (8 * at);
+    }
+    return v;
+}
+
+template <int SIZE>
+__device__ __noinline__ void store_odd(u64 address, i32 valid, u64 v) {
+    if (valid >= 8 && SIZE < 4 && (address & 3) == 0) {
+        store_part<u32>(address, v);
+        store_part<u32>(address + 4, v >> 32);
+        return;
+    }
+    valid = valid < 8 ? valid : 8;
+#pragma unroll 1
+    for (i32 at = 0; at < valid; at += SIZE) {
+        if (SIZE == 1) store_part<uint8_t>(address + at, v >> (8 * at));
+        else if (SIZE == 2) store_part<uint16_t>(address + at, v >> (8 * at));
+        else store_part<u32>(address + at, v >> (8 * at));
+    }
+}
+
+// A piece (8 bytes) of a local buffer.
+template <int SIZE>
+__device__ __forceinline__ u64 load_piece(u64 address, i32 valid) {
+    if (valid >= 8 && (SIZE == 8 || (address & 7) == 0)) return load_part<u64>(address);
+    if (SIZE == 8 || valid <= 0) return 0;
+    return load_odd<SIZE == 8 ? 4 : SIZE>(address, valid);
+}
+
+template <int SIZE>
+__device__ __forceinline__ void store_piece(u64 address, i32 valid, u64 v) {
+    if (valid >= 8 && (SIZE == 8 || (address & 7) == 0)) store_part<u64>(address, v);
+    else if (SIZE < 8 && valid > 0) store_odd<SIZE == 8 ? 4 : SIZE>(address, valid, v);
+}
+
+} // namespace hawser

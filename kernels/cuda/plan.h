@@ -1,0 +1,143 @@
+// The image that a launch reads: the C twin of core/plan/src/device_plan.rs, which documents every
+// field. Sizes and offsets are pinned on both sides. Usable from host C++ as well.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+constexpr int HAWSER_MAX_BLOCKS = 64;
+constexpr int HAWSER_MAX_WORKS = 20;
+constexpr int HAWSER_INLINE_STEPS = 24;
+constexpr int HAWSER_MAX_FAN = 8;
+constexpr uint16_t HAWSER_NO_DEP = 0xffff;
+
+// HawserStep::flags
+constexpr uint32_t HAWSER_HAS_SRC = 1;
+constexpr uint32_t HAWSER_HAS_DST = 2;
+constexpr uint32_t HAWSER_ACC_DST = 4;
+constexpr uint32_t HAWSER_PRE = 8;
+constexpr uint32_t HAWSER_POST = 16;
+constexpr uint32_t HAWSER_SIGNAL = 32;
+
+// Protocol numbers: indices into slot_bytes, counters and so on.
+constexpr int HAWSER_LL = 0;
+constexpr int HAWSER_LL128 = 1;
+constexpr int HAWSER_SIMPLE = 2;
+
+// HawserReport::code and HawserReport::what
+constexpr uint32_t HAWSER_ABORTED = 1;
+constexpr uint32_t HAWSER_DEADLINE = 2;
+constexpr uint32_t HAWSER_WAIT_RECV = 0;
+constexpr uint32_t HAWSER_WAIT_SEND = 1;
+constexpr uint32_t HAWSER_WAIT_CHANNEL = 2;
+
+struct HawserStep {
+    uint8_t flags;
+    uint8_t n_recv;
+    uint8_t n_send;
+    uint8_t order;
+    uint8_t src_buf;
+    uint8_t dst_buf;
+    uint16_t after_channel;
+    uint16_t after_step;
+    uint16_t pad;
+    uint32_t src_chunk;
+    uint32_t dst_chunk;
+    uint32_t times;
+    int32_t stride;
+    uint32_t pad2;
+    uint16_t recv[HAWSER_MAX_FAN];
+    uint16_t send[HAWSER_MAX_FAN];
+};
+
+struct HawserBlock {
+    uint16_t first_step;
+    uint8_t n_steps;
+    uint8_t lane;
+    uint16_t instance;
+    uint8_t work;
+    uint8_t channel;
+};
+
+struct HawserWork {
+    uint64_t base[3];
+    uint64_t count;
+    uint64_t chunk;
+    uint64_t instance;
+    uint32_t tile;
+    uint32_t tiles;
+    uint32_t per_block;
+    uint32_t chunks[3];
+    uint32_t pad[2];
+};
+
+struct HawserArgs {
+    uint64_t comm;
+    uint64_t steps;
+    uint64_t scalar;
+    uint32_t divisor;
+    uint8_t scalar_is_address;
+    uint8_t protocol;
+    uint8_t n_blocks;
+    uint8_t n_inline;
+    uint64_t op_number;
+    HawserBlock blocks[HAWSER_MAX_BLOCKS];
+    HawserWork works[HAWSER_MAX_WORKS];
+    HawserStep inline_steps[HAWSER_INLINE_STEPS];
+};
+
+struct HawserConn {
+    uint64_t send_fifo;
+    uint64_t send_tail;
+    uint64_t send_credit;
+    uint64_t recv_fifo;
+    uint64_t recv_tail;
+    uint64_t recv_credit;
+    uint64_t counters;
+    uint64_t pad;
+};
+
+struct HawserDevComm {
+    uint32_t rank;
+    uint32_t ranks;
+    uint32_t lanes;
+    uint32_t depth;
+    uint32_t slot_bytes[3];
+    uint32_t slot_stride[3];
+    uint32_t fifo_offset[3];
+    uint32_t pad;
+    uint64_t conns;
+    uint64_t abort;
+    uint64_t report;
+    uint64_t deadline_ns;
+    uint64_t deps;
+};
+
+struct HawserReport {
+    uint32_t code;
+    uint32_t block;
+    uint32_t step;
+    uint32_t peer;
+    uint32_t what;
+    uint32_t tile;
+    uint64_t op_number;
+};
+
+// The area at HawserDevComm::deps.
+struct HawserDeps {
+    uint32_t epoch;
+    uint32_t done;
+    uint64_t progress[HAWSER_MAX_BLOCKS];
+};
+
+static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 && offsetof(HawserStep, recv) == 32, "");
+static_assert(sizeof(HawserBlock) == 8, "");
+static_assert(sizeof(HawserWork) == 80 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, chunks) == 60, "");
+static_assert(sizeof(HawserConn) == 64 && offsetof(HawserConn, counters) == 48, "");
+static_assert(sizeof(HawserDevComm) == 96 && offsetof(HawserDevComm, conns) == 56, "");
+static_assert(sizeof(HawserReport) == 32, "");
+static_assert(sizeof(HawserDeps) == 8 + 8 * HAWSER_MAX_BLOCKS, "");
+static_assert(offsetof(HawserArgs, op_number) == 32 && offsetof(HawserArgs, blocks) == 40, "");
+static_assert(offsetof(HawserArgs, works) == 552, "");
+static_assert(offsetof(HawserArgs, inline_steps) == 552 + 80 * HAWSER_MAX_WORKS, "");
+static_assert(sizeof(HawserArgs) <= 4096, "");

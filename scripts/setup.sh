@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# Makes a machine able to build Hawser: a Rust toolchain, and a CUDA compiler for the kernels.
+# Prints one line a step, nothing when there is nothing to do. Safe to run again at any time.
+#
+# Settings: HAWSER_NO_KERNELS=1  never look for or install a CUDA compiler
+#           HAWSER_PYTHON=...    the Python that makes .venv (default: python3)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly RUST_MINIMUM=1.95 # rust-version in Cargo.toml
+readonly REQUIREMENTS=scripts/nvcc-requirements.txt
+readonly STAMP=.venv/hawser-nvcc.stamp
+readonly WITHOUT=target/built-without-kernels
+PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH" # before a distribution's older Rust
+
+main() {
+    need_tool cc "a C compiler" gcc libc6-dev
+    need_tool curl "curl, to fetch the Rust toolchain" curl ca-certificates
+    ensure_rust
+    ensure_nvcc
+}
+
+step() { printf 'setup: %s\n' "$*"; }
+fail() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
+
+# The command that installs the given Debian packages, for messages.
+apt_line() {
+    local sudo=
+    [ "$(id -u)" = 0 ] || sudo='sudo '
+    printf '%sapt-get update && %sapt-get install -y %s' "$sudo" "$sudo" "$*"
+}
+
+# need_tool COMMAND DESCRIPTION PACKAGE...
+need_tool() {
+    local tool=$1 what=$2
+    shift 2
+    command -v "$tool" >/dev/null 2>&1 || fail "$what is missing; install it with: $(apt_line "$@")"
+}
+
+# --- Rust ------------------------------------------------------------------------------------
+
+ensure_rust() {
+    if ! rust_is_new_enough; then
+        if command -v rustup >/dev/null 2>&1; then
+            step "updating the Rust toolchain (have $(rust_version), need $RUST_MINIMUM)"
+            rustup --quiet toolchain install stable --profile minimal --no-self-update
+            rustup --quiet default stable
+        else
+            step "installing the Rust toolchain with rustup"
+            curl --proto '=https' --tlsv1.2 -fsSL --retry 3 https://sh.rustup.rs |
+                sh -s -- -y --quiet --no-modify-path --profile minimal -c rustfmt -c clippy ||
+                fail "rustup did not install (see above); needs https://sh.rustup.rs, or install Rust $RUST_MINIMUM yourself"
+        fi
+        hash -r
+        rust_is_new_enough ||
+            fail "cargo in PATH is $(rust_version), Hawser needs $RUST_MINIMUM: put ${CARGO_HOME:-$HOME/.cargo}/bin first in PATH"
+    fi
+    if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+        if command -v rustup >/dev/null 2>&1; then
+            step "adding rustfmt and clippy"
+            rustup --quiet component add rustfmt clippy
+        else
+            step "rustfmt or clippy is missing: make check will not work ($(apt_line rustfmt rust-clippy))"
+        fi
+    fi
+}
+
+rust_version() {
+    cargo --version 2>/dev/null | awk '{ print $2 }' | grep . || echo none
+}
+
+rust_is_new_enough() {
+    local have
+    have=$(rust_version)
+    [ "$have" != none ] && [ "$(printf '%s\n%s\n' "$RUST_MINIMUM" "$have" | sort -V | head -n 1)" = "$RUST_MINIMUM" ]
+}
+
+# --- CUDA compiler ---------------------------------------------------------------------------
+
+ensure_nvcc() {
+    [ -z "${HAWSER_NO_KERNELS:-}" ] || return 0
+    if ! has_cuda_toolkit && ! venv_is_current; then
+        local python=${HAWSER_PYTHON:-python3}
+        if ! "$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then
+            no_kernels "neither a CUDA toolkit nor Python's venv module was found" python3-venv
+            return 0
+        fi
+        if ! install_nvcc "$python"; then
+            no_kernels "installing nvcc from PyPI failed (see above)"
+            return 0
+        fi
+    fi
+    if ! command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1; then
+        no_kernels "nvcc needs a C++ compiler"
+        return 0
+    fi
+    look_again
+}
+
+# The same places, in the same order, as kernels/build.rs.
+has_cuda_toolkit() {
+    if [ -n "${NVCC:-}" ]; then return 0; fi # build.rs then looks nowhere else
+    local home
+    for home in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda; do
+        if [ -n "$home" ] && [ -x "$home/bin/nvcc" ]; then return 0; fi
+    done
+    command -v nvcc >/dev/null 2>&1
+}
+
+venv_is_current() {
+    [ -f "$STAMP" ] && cmp -s "$REQUIREMENTS" "$STAMP"
+}
+
+install_nvcc() {
+    local python=$1
+    step "installing nvcc from PyPI into .venv (about 270 MB)"
+    [ -x .venv/bin/python ] || "$python" -m venv .venv || return 1
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$REQUIREMENTS" || return 1
+    cp "$REQUIREMENTS" "$STAMP"
+}
+
+# After a time without a CUDA compiler, the next build must look for it again.
+look_again() {
+    if [ -f "$WITHOUT" ]; then
+        touch kernels/build.rs
+        rm -f "$WITHOUT"
+    fi
+}
+
+# no_kernels REASON PACKAGE...: the build goes on for the host device only, and says so loudly.
+no_kernels() {
+    local reason=$1
+    shift
+    command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1 || set -- "$@" g++
+    mkdir -p target && touch "$WITHOUT"
+    {
+        echo "setup: ******************************************************************************"
+        echo "setup: * GPU kernels will NOT be built: $reason."
+        echo "setup: * Everything else works, on the host device only. To get the kernels:"
+        [ $# = 0 ] || echo "setup: *   $(apt_line "$@")"
+        echo "setup: *   make setup"
+        echo "setup: ******************************************************************************"
+    } >&2
+}
+
+main "$@"

@@ -1,0 +1,32 @@
+//! Project chores. `cargo xtask tidy` checks the source tree against the rules in CONTRIBUTING.md,
+//! `cargo xtask size FILE` checks the size of the library.
+
+mod size;
+mod tidy;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo xtask tidy | cargo xtask size LIBRARY";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments[..] {
+        ["tidy"] => tidy::run(root()),
+        ["size", library] => size::run(Path::new(library)),
+        _ => Err(USAGE.into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            eprintln!("xtask: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace, wherever cargo was started.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+}
