@@ -1,6 +1,7 @@
 //! Compiles `cuda/*.cu` with nvcc, one fat binary per file, and writes the table that `lib.rs`
 //! embeds. Without nvcc the table is empty and the build goes on with a warning, or stops when
-//! feature `require-kernels` asks for kernels.
+//! feature `require-kernels` asks for kernels. Debug builds embed none unless `HAWSER_CUDA_ARCHS` or
+//! `require-kernels` asks for them: tests without a GPU do not pay for a compilation of minutes.
 //!
 //! Environment: `NVCC`, `NVCC_CCBIN`, `CUDA_HOME`, `CUDA_PATH` choose the compiler,
 //! `HAWSER_CUDA_ARCHS` (e.g. `90`) replaces the list of architectures for quick builds.
@@ -37,7 +38,9 @@ fn main() {
 
 /// The stems of the fat binaries now lying in `out`.
 fn kernels(out: &Path) -> Result<Vec<String>, String> {
-    if feature("NO_KERNELS") {
+    let wanted = feature("REQUIRE_KERNELS") || env::var_os("HAWSER_CUDA_ARCHS").is_some();
+    let debug = env::var("PROFILE").is_ok_and(|profile| profile == "debug");
+    if feature("NO_KERNELS") || (debug && !wanted) {
         return Ok(Vec::new());
     }
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));

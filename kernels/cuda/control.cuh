@@ -7,17 +7,22 @@
 
 namespace hawser {
 
-__device__ __forceinline__ u64 slot_of(u64 number, u32 depth) {
-    return (depth & (depth - 1)) == 0 ? number & (depth - 1) : number % depth;
+// number % depth without a 64-bit division; depth < 65,536.
+__device__ __forceinline__ u32 slot_of(u64 number, u32 depth) {
+    if ((depth & (depth - 1)) == 0) return (u32)number & (depth - 1);
+    u32 rest = (u32)(number >> 32) % depth;
+    rest = (rest << 16 | ((u32)number >> 16)) % depth;
+    return (rest << 16 | ((u32)number & 0xffff)) % depth;
 }
 
 // Reads a connection of rank `peer`: its addresses, then its counters (two dependent loads).
-__device__ __forceinline__ void open_link(Link& link, u64 conns, u64 index, u32 protocol, u32 fifo_offset) {
+__device__ __forceinline__ void open_link(u32 at, u64 conns, u64 index, u32 protocol, u32 fifo_offset) {
+    Link& link = sh.links[at];
     const Pack* conn = (const Pack*)(conns + index * sizeof(HawserConn));
     Pack a = conn[0], b = conn[1], c = conn[2], d = conn[3];
     volatile const u64* counters = (volatile const u64*)d.x;
     u64 sent = counters[protocol], taken = counters[3 + protocol];
-    link.credit_seen = b.x != 0 ? load_acquire_sys(b.x + 64 * protocol) : 0;
+    link.seen[HAWSER_WAIT_SEND] = b.x != 0 ? load_acquire_sys(b.x + 64 * protocol) : 0;
     link.send_fifo = a.x + fifo_offset;
     link.send_tail = a.y + 64 * protocol;
     link.send_credit = b.x + 64 * protocol;
@@ -27,11 +32,12 @@ __device__ __forceinline__ void open_link(Link& link, u64 conns, u64 index, u32 
     link.counters = d.x;
     link.sent = sent;
     link.taken = taken;
-    link.tail_seen = 0;
+    link.seen[HAWSER_WAIT_RECV] = 0;
 }
 
 // The shared entry of `peer`, or -1.
-__device__ __forceinline__ i32 find_link(const Shared& sh, u32 peer) {
+__device__ __forceinline__ i32 find_link(u32 peer) {
+#pragma unroll 1
     for (u32 i = 0; i < MAX_CONNS; i++) {
         u32 at = (peer + i) % MAX_CONNS, key = sh.keys[at];
         if (key == peer) return (i32)at;
@@ -46,13 +52,7 @@ struct Place {
 };
 
 // Where a tile of a chunk lies and how many of its `bytes` bytes exist.
-__device__ __forceinline__ Place place(const HawserWork& w, u32 instance, u32 tile, u32 buf, u32 chunk, u32 turn,
-                                       i32 stride, u32 size, i32 bytes) {
-    u32 chunks = w.chunks[buf];
-    if (turn > 0 && chunks > 0) {
-        i64 moved = ((i64)chunk + (i64)turn * stride) % (i64)chunks;
-        chunk = (u32)(moved < 0 ? moved + chunks : moved);
-    }
+__device__ __forceinline__ Place place(const HawserWork& w, u32 instance, u32 tile, u32 buf, u32 chunk, u32 size, i32 bytes) {
     u32 block = chunk / w.per_block, j = chunk - block * w.per_block;
     u64 at = j * w.chunk + instance * w.instance + (u64)tile * w.tile;
     u64 end = (j + 1) * w.chunk;
@@ -61,8 +61,16 @@ __device__ __forceinline__ Place place(const HawserWork& w, u32 instance, u32 ti
     return {w.base[buf] + (block * w.count + at) * size, left < (u64)bytes ? (i32)left : bytes};
 }
 
+// The chunk of the next repetition.
+__device__ __forceinline__ u32 next_chunk(u32 chunk, i32 stride, u32 chunks) {
+    if (chunks == 0) return chunk;
+    i32 moved = (i32)chunk + stride % (i32)chunks;
+    return (u32)(moved < 0 ? moved + (i32)chunks : moved >= (i32)chunks ? moved - (i32)chunks : moved);
+}
+
 // The block of this launch that runs `channel` for our instance of our work, or -1.
-__device__ __forceinline__ i32 block_of(const Shared& sh, u32 channel) {
+__device__ __forceinline__ i32 block_of(u32 channel) {
+#pragma unroll 1
     for (u32 i = 0; i < sh.n_blocks; i++) {
         const HawserBlock& b = sh.blocks[i];
         if (b.channel == channel && b.instance == sh.block.instance && b.work == sh.block.work) return (i32)i;
@@ -74,61 +82,62 @@ __device__ __forceinline__ i32 block_of(const Shared& sh, u32 channel) {
 struct Awaited {
     u64 address = 0; // 0 = nothing
     u64 value = 0;
-    u64* seen = nullptr;
-    u32 what = 0, peer = 0;
+    u32 what = HAWSER_WAIT_CHANNEL, peer = 0;
+    u32 link = 0; // unless it waits for a channel
 };
 
 // Waits for all lanes together. False: given up.
-__device__ __forceinline__ bool await(Shared& sh, u32 turn, const Record& record, const Awaited& a) {
-    u64 seen = a.seen != nullptr ? *a.seen : 0;
-    bool there = a.address == 0 || (a.seen != nullptr && (i64)(seen - a.value) >= 0);
+__device__ __forceinline__ bool await(u32 turn, const Awaited& a) {
+    bool counter = a.what != HAWSER_WAIT_CHANNEL;
+    bool there = a.address == 0 || (counter && (i64)(sh.links[a.link].seen[a.what] - a.value) >= 0);
     Patience patience;
     while (!__all_sync(ALL_LANES, there)) {
         if (!there) {
-            seen = load_acquire_sys(a.address);
+            u64 seen = load_acquire_sys(a.address);
             there = (i64)(seen - a.value) >= 0;
-            if (there && a.seen != nullptr) *a.seen = seen;
+            if (there && counter) sh.links[a.link].seen[a.what] = seen;
         }
         bool stop = false;
-        if (patience.look() && !there) stop = give_up(sh, turn, record, a.what, a.peer, patience.since);
+        if (patience.due() && !there) stop = give_up(turn, turn, a.what, a.peer, patience.since);
         if (__any_sync(ALL_LANES, stop)) return false;
     }
     return true;
 }
 
 // One end of a connection in this turn: lanes 0-7 take from recv[lane], lanes 8-15 send to send[lane - 8].
-__device__ __forceinline__ Awaited use_link(Shared& sh, Record& r, const HawserStep& step, u32 lane, u32 protocol) {
+__device__ __forceinline__ Awaited use_link(Record& r, const HawserStep& step, u32 lane, u32 protocol) {
     bool sends = lane >= HAWSER_MAX_FAN;
     u32 i = lane % HAWSER_MAX_FAN, depth = sh.comm.depth;
     u32 peer = sends ? step.send[i] : step.recv[i];
-    i32 at = find_link(sh, peer);
-    Link& link = at >= 0 ? sh.links[at] : sh.spilled[lane];
-    if (at < 0) open_link(link, sh.comm.conns, (u64)sh.block.lane * sh.comm.ranks + peer, protocol, sh.comm.fifo_offset[protocol]);
+    i32 at = find_link(peer);
+    u32 index = at >= 0 ? (u32)at : MAX_CONNS + lane;
+    Link& link = sh.links[index];
+    if (at < 0) open_link(index, sh.comm.conns, (u64)sh.block.lane * sh.comm.ranks + peer, protocol, sh.comm.fifo_offset[protocol]);
     u64 number = sends ? link.sent : link.taken, next = number + 1;
-    u64 slot = slot_of(number, depth) * sh.comm.slot_stride[protocol];
-    bool shift = protocol == HAWSER_SIMPLE;
+    u64 slot = (u64)slot_of(number, depth) * sh.comm.slot_stride[protocol];
+    bool simple = protocol == HAWSER_SIMPLE;
     Awaited a;
     a.peer = peer;
     if (sends) {
         link.sent = next;
-        r.out[i + (shift && (step.flags & HAWSER_HAS_DST) ? 1 : 0)] = {link.send_fifo + slot, next};
+        r.out[i + (simple && (step.flags & HAWSER_HAS_DST) ? 1 : 0)] = {link.send_fifo + slot, next};
         r.tail[i] = {link.send_tail, next};
-        if (next > depth) a = {link.send_credit, next - depth, &link.credit_seen, HAWSER_WAIT_SEND, peer};
+        if (next > depth) a = {link.send_credit, next - depth, HAWSER_WAIT_SEND, peer, index};
     } else {
         link.taken = next;
         u32 locals = (step.flags & HAWSER_HAS_SRC ? 1 : 0) + (step.flags & HAWSER_ACC_DST ? 1 : 0);
-        r.in[i + (shift && i >= step.order ? locals : 0)] = {link.recv_fifo + slot, next};
+        r.in[i + (protocol != HAWSER_LL && i >= step.order ? locals : 0)] = {link.recv_fifo + slot, next};
         r.recv_peer[i] = (uint16_t)peer;
         r.credit[i] = {link.recv_credit, next};
-        if (shift) a = {link.recv_tail, next, &link.tail_seen, HAWSER_WAIT_RECV, peer};
+        if (simple) a = {link.recv_tail, next, HAWSER_WAIT_RECV, peer, index};
     }
     if (at < 0) ((volatile u64*)link.counters)[(sends ? 0 : 3) + protocol] = next;
     return a;
 }
 
 // Fills the record of a turn; returns what the lane must wait for.
-__device__ __forceinline__ Awaited fill(Shared& sh, Record& r, const HawserStep& step, u32 index, u32 tile, u32 repetition,
-                                        u32 protocol, u32 size) {
+__device__ __forceinline__ Awaited fill(Record& r, const HawserStep& step, u32 index, u32 tile, u32 chunk,
+                                        bool last, u32 protocol, u32 size) {
     u32 lane = threadIdx.x % WARP, flags = step.flags;
     const HawserWork& w = sh.work;
     u64 rest = w.instance - (u64)tile * w.tile;
@@ -136,29 +145,28 @@ __device__ __forceinline__ Awaited fill(Shared& sh, Record& r, const HawserStep&
     Awaited a;
     u32 n_recv = step.n_recv, n_send = step.n_send;
     if (lane < HAWSER_MAX_FAN ? lane < n_recv : lane < HAWSER_MAX_FAN + n_send && lane < 2 * HAWSER_MAX_FAN)
-        a = use_link(sh, r, step, lane, protocol);
+        a = use_link(r, step, lane, protocol);
     bool has_src = flags & HAWSER_HAS_SRC, has_dst = flags & HAWSER_HAS_DST, acc = flags & HAWSER_ACC_DST;
     u32 order = step.order < n_recv ? step.order : n_recv;
     u32 fast = (u32)bytes / 16;
     if (lane == 16 ? has_src : lane == 17 && (has_dst || acc)) {
         bool src = lane == 16;
-        Place p = place(w, sh.block.instance, tile, src ? step.src_buf : step.dst_buf, src ? step.src_chunk : step.dst_chunk,
-                        repetition, step.stride, size, bytes);
+        Place p = place(w, sh.block.instance, tile, src ? step.src_buf : step.dst_buf, chunk, size, bytes);
         fast = p.address % 16 == 0 ? (u32)p.valid / 16 : 0;
         (src ? r.src : r.dst) = p.address;
         (src ? r.src_valid : r.dst_valid) = p.valid;
-        if (protocol == HAWSER_SIMPLE) {
+        if (protocol != HAWSER_LL) {
             if (src) r.in[order + (acc ? 1 : 0)] = {p.address, 0};
             else if (acc) r.in[order] = {p.address, 0};
-            if (!src && has_dst) r.out[0] = {p.address, 0};
         }
+        if (protocol == HAWSER_SIMPLE && !src && has_dst) r.out[0] = {p.address, 0};
     }
     if (lane == 18 && step.after_channel != HAWSER_NO_DEP) {
-        i32 other = block_of(sh, step.after_channel);
+        i32 other = block_of(step.after_channel);
         if (other >= 0) {
             u64 done = (u64)tile * sh.blocks[other].n_steps + step.after_step + 1;
-            a = {sh.comm.deps + offsetof(HawserDeps, progress) + 8 * (u64)other, ((u64)sh.epoch << 40) + done, nullptr,
-                 HAWSER_WAIT_CHANNEL, step.after_channel};
+            a = {sh.comm.deps + offsetof(HawserDeps, progress) + 8 * (u64)other, ((u64)sh.epoch << 40) + done,
+                 HAWSER_WAIT_CHANNEL, step.after_channel, 0};
         }
     }
     u32 other = __shfl_sync(ALL_LANES, fast, 17);
@@ -179,8 +187,8 @@ __device__ __forceinline__ Awaited fill(Shared& sh, Record& r, const HawserStep&
         r.src_at = has_src ? (uint8_t)(order + (acc ? 1 : 0)) : (uint8_t)NONE;
         r.dst_at = acc ? (uint8_t)order : (uint8_t)NONE;
         r.plain = n_recv + locals == 1 && (flags & (HAWSER_PRE | HAWSER_POST)) == 0;
-        bool last = repetition + 1 >= step.times;
-        r.progress = (flags & HAWSER_SIGNAL) && last
+        // With a single block nobody waits, and the epoch does not advance.
+        r.progress = (flags & HAWSER_SIGNAL) && last && sh.n_blocks > 1
                          ? ((u64)sh.epoch << 40) + (u64)tile * sh.block.n_steps + index + 1
                          : 0;
     }
@@ -188,7 +196,7 @@ __device__ __forceinline__ Awaited fill(Shared& sh, Record& r, const HawserStep&
 }
 
 // Counters of the shared entries go back to global memory, for the next launch.
-__device__ __forceinline__ void save_links(const Shared& sh, u32 protocol) {
+__device__ __forceinline__ void save_links(u32 protocol) {
     for (u32 at = threadIdx.x % WARP; at < MAX_CONNS; at += WARP) {
         if (sh.keys[at] == FREE) continue;
         u64* counters = (u64*)sh.links[at].counters;
@@ -198,7 +206,7 @@ __device__ __forceinline__ void save_links(const Shared& sh, u32 protocol) {
 }
 
 // The preparing warp.
-__device__ __noinline__ void prepare(Shared& sh, u32 protocol, u32 size) {
+__device__ __noinline__ void prepare(u32 protocol, u32 size) {
     u32 lane = threadIdx.x % WARP, threads = blockDim.x, turn = 0;
     for (u32 tile = 0; tile < sh.work.tiles; tile++) {
         for (u32 index = 0; index < sh.block.n_steps; index++) {
@@ -209,33 +217,38 @@ __device__ __noinline__ void prepare(Shared& sh, u32 protocol, u32 size) {
                 __syncwarp();
                 step = &sh.step;
             }
-            u32 times = step->times;
+            u32 times = step->times, chunk = lane == 16 ? step->src_chunk : step->dst_chunk;
+            u32 chunks = sh.work.chunks[lane == 16 ? step->src_buf : step->dst_buf];
             for (u32 repetition = 0; repetition < times; repetition++, turn++) {
                 // The record was last used by turn - 4, which is over when the workers have left turn - 2.
                 if (turn >= 2) barrier_wait(FREED + turn % 2, threads - WARP);
-                if (given_up(sh) <= turn) return;
+                if (given_up() <= turn) {
+                    barrier_arrive(START + turn % 2, threads);
+                    return;
+                }
                 Record& record = sh.records[turn % STAGES];
-                Awaited a = fill(sh, record, *step, index, tile, repetition, protocol, size);
+                Awaited a = fill(record, *step, index, tile, chunk, repetition + 1 == times, protocol, size);
+                chunk = next_chunk(chunk, step->stride, chunks);
                 __syncwarp();
-                bool there = await(sh, turn, record, a);
+                bool there = await(turn, a);
                 __syncwarp();
                 barrier_arrive(START + turn % 2, threads);
                 if (!there) return;
             }
         }
     }
-    save_links(sh, protocol);
+    save_links(protocol);
 }
 
 // The publishing warp.
-__device__ __noinline__ void publish(Shared& sh, u32 protocol) {
+__device__ __noinline__ void publish(u32 protocol) {
     u32 lane = threadIdx.x % WARP, threads = blockDim.x, turns = sh.turns;
     bool simple = protocol == HAWSER_SIMPLE;
     if (turns > 0) barrier_arrive(START + 0, threads);
     if (turns > 1) barrier_arrive(START + 1, threads);
     for (u32 turn = 0; turn < turns; turn++) {
         barrier_wait(MOVED + turn % 2, threads - WARP);
-        if (given_up(sh) <= turn) return;
+        if (given_up() <= turn) return;
         const Record& r = sh.records[turn % STAGES];
         u32 n_recv = r.n_recv, n_send = simple ? r.n_send : 0, i = lane % HAWSER_MAX_FAN;
         bool credits = lane < n_recv, tails = lane >= HAWSER_MAX_FAN && lane < HAWSER_MAX_FAN + n_send;
@@ -246,7 +259,7 @@ __device__ __noinline__ void publish(Shared& sh, u32 protocol) {
         __syncwarp();
         // The record is read: only now may the preparing warp get round to it.
         if (turn + 2 < turns) barrier_arrive(START + turn % 2, threads);
-        if (simple) fence_acq_rel_sys();
+        if (simple && n_recv + n_send > 0) fence_acq_rel_sys();
         if (credits || tails) store_relaxed_sys(to.address, to.flag);
         if (lane == 16 && progress != 0)
             store_release_gpu(sh.comm.deps + offsetof(HawserDeps, progress) + 8 * (u64)blockIdx.x, progress);

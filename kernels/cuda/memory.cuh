@@ -15,6 +15,13 @@ struct alignas(16) Pack {
     u64 x, y;
 };
 
+// One LL word: 8 bytes of data between two copies of the flag.
+struct Word {
+    u32 d0, f0, d1, f1;
+};
+
+#ifndef HAWSER_EMULATED
+
 __device__ __forceinline__ u64 load_acquire_sys(u64 address) {
     u64 v;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(address) : "memory");
@@ -39,6 +46,18 @@ __device__ __forceinline__ u32 load_relaxed_sys_u32(u64 address) {
     return v;
 }
 
+__device__ __forceinline__ u64 now_ns() {
+    u64 t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
+__device__ __forceinline__ u32 add_acq_rel_gpu(u32* address, u32 v) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(v) : "memory");
+    return before;
+}
+
 // Data: 16 bytes that bypass L1. Used for FIFO slots and local buffers alike.
 __device__ __forceinline__ Pack load_pack(u64 address) {
     Pack v;
@@ -50,11 +69,6 @@ __device__ __forceinline__ Pack load_pack(u64 address) {
 __device__ __forceinline__ void store_pack(u64 address, Pack v) {
     asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(v.x), "l"(v.y) : "memory");
 }
-
-// One LL word: 8 bytes of data between two copies of the flag.
-struct Word {
-    u32 d0, f0, d1, f1;
-};
 
 __device__ __forceinline__ Word load_word(u64 address) {
     Word v;
@@ -71,6 +85,8 @@ __device__ __forceinline__ void store_word(u64 address, u64 data, u32 flag) {
 }
 
 // An eighth of an LL128 line.
+__device__ __forceinline__ Pack load_line_part(u64 address) { return load_pack(address); }
+
 __device__ __forceinline__ void store_line_part(u64 address, Pack v) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(v.x), "l"(v.y) : "memory");
 }
@@ -78,19 +94,20 @@ __device__ __forceinline__ void store_line_part(u64 address, Pack v) {
 // Parts of local buffers, for odd addresses and ends.
 template <class W>
 __device__ __forceinline__ u64 load_part(u64 address) {
-    u32 v;
     if constexpr (sizeof(W) == 8) {
-        u64 w;
-        asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(w) : "l"(address));
-        return w;
-    } else if constexpr (sizeof(W) == 4) {
-        asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(address));
+        u64 v;
+        asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(address));
+        return v;
     } else if constexpr (sizeof(W) == 2) {
-        asm volatile("ld.relaxed.sys.global.u16 %0, [%1];" : "=r"(v) : "l"(address));
+        uint16_t v;
+        asm volatile("ld.relaxed.sys.global.u16 %0, [%1];" : "=h"(v) : "l"(address));
+        return v;
     } else {
-        asm volatile("ld.relaxed.sys.global.u8 %0, [%1];" : "=r"(v) : "l"(address));
+        u32 v;
+        if constexpr (sizeof(W) == 4) asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(address));
+        else asm volatile("ld.relaxed.sys.global.u8 %0, [%1];" : "=r"(v) : "l"(address));
+        return v;
     }
-    return v;
 }
 
 template <class W>
@@ -115,55 +132,6 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier, u32 threads) {
     asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// 8 bytes at `address`, of which only the first `valid` exist (a multiple of SIZE; the rest reads as
-// zero); `address` is a multiple of SIZE.
-template <int SIZE>
-__device__ __noinline__ u64 load_odd(u64 address, i32 valid) {
-    if (valid >= 8) {
-        // The two aligned words around it: each holds at least one wanted byte.
-        u64 aligned = address & ~7ull;
-        u32 shift = (u32)(address & 7) * 8;
-        u64 low = load_part<u64>(aligned), high = load_part<u64>(aligned + 8);
-        return (low >> shift) | (high << (64 - shift)); // shift > 0: aligned pieces do not come here
-    }
-    u64 v = 0;
-#pragma unroll 1
-    for (i32 at = 0; at < valid; at += SIZE) {
-        u64 part = SIZE == 1 ? load_part<uint8_t>(address + at)
-                             : SIZE == 2 ? load_part<uint16_t>(address + at) : load_part<u32>(address + at);
-        v |= part << (8 * at);
-    }
-    return v;
-}
-
-template <int SIZE>
-__device__ __noinline__ void store_odd(u64 address, i32 valid, u64 v) {
-    if (valid >= 8 && SIZE < 4 && (address & 3) == 0) {
-        store_part<u32>(address, v);
-        store_part<u32>(address + 4, v >> 32);
-        return;
-    }
-    valid = valid < 8 ? valid : 8;
-#pragma unroll 1
-    for (i32 at = 0; at < valid; at += SIZE) {
-        if (SIZE == 1) store_part<uint8_t>(address + at, v >> (8 * at));
-        else if (SIZE == 2) store_part<uint16_t>(address + at, v >> (8 * at));
-        else store_part<u32>(address + at, v >> (8 * at));
-    }
-}
-
-// A piece (8 bytes) of a local buffer.
-template <int SIZE>
-__device__ __forceinline__ u64 load_piece(u64 address, i32 valid) {
-    if (valid >= 8 && (SIZE == 8 || (address & 7) == 0)) return load_part<u64>(address);
-    if (SIZE == 8 || valid <= 0) return 0;
-    return load_odd<SIZE == 8 ? 4 : SIZE>(address, valid);
-}
-
-template <int SIZE>
-__device__ __forceinline__ void store_piece(u64 address, i32 valid, u64 v) {
-    if (valid >= 8 && (SIZE == 8 || (address & 7) == 0)) store_part<u64>(address, v);
-    else if (SIZE < 8 && valid > 0) store_odd<SIZE == 8 ? 4 : SIZE>(address, valid, v);
-}
+#endif // HAWSER_EMULATED: emulated/device.hpp has them
 
 } // namespace hawser

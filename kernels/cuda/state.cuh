@@ -6,7 +6,10 @@
 
 namespace hawser {
 
-constexpr u32 MAX_CONNS = 64;       // connections kept in shared memory (a power of two)
+#ifndef HAWSER_MAX_CONNS
+#define HAWSER_MAX_CONNS 64
+#endif
+constexpr u32 MAX_CONNS = HAWSER_MAX_CONNS;       // connections kept in shared memory (a power of two)
 constexpr u32 FREE = 0xffffffff;    // key of a free entry
 constexpr u32 NONE = 255;           // no such operand
 constexpr u32 STAGES = 4;           // records of steps under way
@@ -25,7 +28,7 @@ struct Link {
     u64 recv_fifo, recv_tail, recv_credit;
     u64 counters;
     u64 sent, taken;
-    u64 credit_seen, tail_seen;
+    u64 seen[2]; // tail, credit: by WAIT_RECV, WAIT_SEND
     u64 pad;
 };
 
@@ -37,7 +40,7 @@ struct Target {
 // One turn: one repetition of one step for one tile.
 struct Record {
     Target out[HAWSER_MAX_FAN + 1]; // Simple: [local destination,] slots; else slots only
-    Target in[HAWSER_MAX_FAN + 2];  // Simple: operands in order; else the slots of recv
+    Target in[HAWSER_MAX_FAN + 2];  // Simple, LL128: operands in order; LL: the slots of recv
     u64 src, dst;                   // local addresses
     Target credit[HAWSER_MAX_FAN];  // where to publish that the slot of recv[i] has been read
     Target tail[HAWSER_MAX_FAN];    // where to publish that the slot of send[i] has been written
@@ -48,7 +51,7 @@ struct Record {
     u32 step, tile;
     uint16_t recv_peer[HAWSER_MAX_FAN];
     uint8_t flags, n_in, n_out, n_recv, n_send, order;
-    uint8_t src_at, dst_at; // Simple: positions of the local operands in `in`, or NONE
+    uint8_t src_at, dst_at; // positions of the local operands among all operands, or NONE
     bool plain;             // the value is the only operand, bit by bit
 };
 
@@ -60,8 +63,7 @@ struct Shared {
     HawserStep inline_steps[HAWSER_INLINE_STEPS];
     HawserBlock blocks[HAWSER_MAX_BLOCKS];
     u32 keys[MAX_CONNS];                // rank of the peer, or FREE
-    Link links[MAX_CONNS];
-    Link spilled[2 * HAWSER_MAX_FAN];   // peers of this turn that have no entry above
+    Link links[MAX_CONNS + 2 * HAWSER_MAX_FAN]; // by key; then peers of this turn that found no place, by lane
     Record records[STAGES];
     u64 steps;                          // address, or 0: inline
     u64 op_number;
@@ -70,5 +72,10 @@ struct Shared {
     u32 epoch;
     u32 given_up;                       // turn at whose start all leave, or NEVER
 };
+
+// One block's. Named directly everywhere: references would turn into generic addresses.
+#ifndef HAWSER_EMULATED
+static __shared__ Shared sh;
+#endif
 
 } // namespace hawser

@@ -5,11 +5,11 @@
 // four to an accumulator. Maximum and minimum of floats return the other operand if one is a NaN.
 #pragma once
 
-#include "memory.cuh"
+#include "pieces.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+#if __CUDA_ARCH__ >= 890
 #include <cuda_fp8.h>
 #endif
 
@@ -321,9 +321,10 @@ struct Math {
         }
         return v;
     }
-    __device__ __forceinline__ static void fold(Value& v, const Value& w) {
+    // v = v ⊕ w, or w if it is the first operand.
+    __device__ __forceinline__ static void fold(Value& v, const Value& w, bool first) {
 #pragma unroll
-        for (int i = 0; i < N; i++) v.a[i] = apply<OP>(v.a[i], w.a[i]);
+        for (int i = 0; i < N; i++) v.a[i] = first ? w.a[i] : apply<OP>(v.a[i], w.a[i]);
     }
     __device__ __forceinline__ u64 piece(Value v, bool post) const {
         if constexpr (OP == Op::SumDiv) {

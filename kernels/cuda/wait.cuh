@@ -5,20 +5,14 @@
 
 namespace hawser {
 
-constexpr u32 SPINS = 1024; // polls between two looks: well below a millisecond
+constexpr u32 SPINS = 1024; // polls between two looks, a power of two: well below a millisecond
 
-__device__ __forceinline__ u64 now_ns() {
-    u64 t;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-    return t;
-}
+__device__ __forceinline__ u32 given_up() { return *(const volatile u32*)&sh.given_up; }
 
-__device__ __forceinline__ u32 given_up(const Shared& sh) { return *(const volatile u32*)&sh.given_up; }
-
-// Says whether to stop waiting. `since` is 0 at first and keeps the time of the first look. If so,
+// Says whether to stop waiting. `record` is the turn that waits. `since` is 0 at first and keeps the time of the first look. If so,
 // all warps leave at the start of `turn`, and the first one writes the report.
-__device__ __noinline__ bool give_up(Shared& sh, u32 turn, const Record& record, u32 what, u32 peer, u64& since) {
-    if (given_up(sh) != NEVER) return true;
+__device__ __noinline__ bool give_up(u32 turn, u32 record, u32 what, u32 peer, u64& since) {
+    if (given_up() != NEVER) return true;
     u32 code = 0;
     u64 now = now_ns();
     if (since == 0) since = now;
@@ -30,10 +24,10 @@ __device__ __noinline__ bool give_up(Shared& sh, u32 turn, const Record& record,
     if (report != nullptr && atomicCAS_system(&report->code, 0u, code) == 0) {
         volatile HawserReport* to = report;
         to->block = blockIdx.x;
-        to->step = record.step;
+        to->step = sh.records[record % STAGES].step;
         to->peer = peer;
         to->what = what;
-        to->tile = record.tile;
+        to->tile = sh.records[record % STAGES].tile;
         to->op_number = sh.op_number;
         __threadfence_system();
     }
@@ -44,7 +38,11 @@ __device__ __noinline__ bool give_up(Shared& sh, u32 turn, const Record& record,
 struct Patience {
     u64 since = 0;
     u32 spins = 0;
-    __device__ __forceinline__ bool look() { return ++spins % SPINS == 0; }
+    u32 mask = SPINS - 1;
+    // Counts a poll; says whether it is time to look.
+    __device__ __forceinline__ bool due() { return (++spins & mask) == 0; }
+    // After giving up: look at every poll, so that the turn ends soon.
+    __device__ __forceinline__ bool lost() { mask = 0; return true; }
 };
 
 } // namespace hawser

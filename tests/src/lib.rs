@@ -1,3 +1,8 @@
 //! Tests that cross crates: every collective through bootstrap, transports and executors, against an oracle of its own.
 
+pub mod deadline;
+pub mod leaks;
+pub mod mail;
 pub mod oracle;
+pub mod process;
+pub mod world;

@@ -94,9 +94,12 @@ fn wait(children: &mut [Child], mut failure: Option<anyhow::Error>) -> Result<()
     let mut ended: Vec<Option<ExitStatus>> = vec![None; children.len()];
     let mut deadline = failure.as_ref().map(|_| Instant::now() + GRACE);
     while ended.iter().any(Option::is_none) {
-        for (process, child) in children.iter_mut().enumerate().filter(|(i, _)| ended[*i].is_none()) {
+        for (process, (child, ended)) in children.iter_mut().zip(&mut ended).enumerate() {
+            if ended.is_some() {
+                continue;
+            }
             let Some(status) = child.try_wait().context("cannot wait for a process")? else { continue };
-            ended[process] = Some(status);
+            *ended = Some(status);
             if !status.success() && failure.is_none() {
                 failure = Some(anyhow!("process {process} ended with {status}"));
                 deadline = Some(Instant::now() + GRACE);

@@ -78,9 +78,6 @@ pub struct Options {
     /// Reported time: 0 = rank 0, 1 = mean, 2 = least, 3 = most of all threads
     #[arg(short = 'a', long = "average", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=3))]
     pub average: u32,
-    /// 1 = register the buffers
-    #[arg(short = 'R', long = "local_register", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1))]
-    pub register: u32,
     /// Elements by which buffers are misaligned
     #[arg(short = 'u', long = "unalign", default_value_t = 0)]
     pub unalign: u64,

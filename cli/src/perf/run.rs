@@ -30,10 +30,11 @@ pub fn run(options: &Options) -> Result<bool> {
     let id = agree_on_id(&mut control, &place)?;
     let job = shape.job(&mut control, &place)?;
     let plan = plan(options, job.ranks)?;
-    let reporter = match place.process {
-        0 => Some(Reporter::new(options, job, plan.iter().map(|series| series.rows(options)).sum())?),
-        _ => None,
-    };
+    let rows = plan.iter().map(|series| series.rows(options)).sum();
+    let reporter = if place.process == 0 { Some(Reporter::new(options, job, rows)?) } else { None };
+    if let Some(reporter) = reporter.as_ref().filter(|_| leaves_out_hypercube(options, &plan)) {
+        reporter.note("hypercube is left out: it needs a power of two of ranks");
+    }
     let team = Team::new(control, shape.threads as usize, options.deadline());
     let worker = |thread: u32, reporter| {
         let context = Worker { options, team: &team, shape, place: &place, id, plan: &plan, thread };
@@ -135,10 +136,10 @@ fn refuse_graph(options: &Options) -> Result<()> {
 }
 
 fn agree_on_id(control: &mut Control, place: &Place) -> Result<UniqueId> {
-    let mine = if place.process == 0 { unique_id()?.as_bytes().to_vec() } else { Vec::new() };
+    let mine = if place.process == 0 { unique_id()?.to_bytes().to_vec() } else { Vec::new() };
     let all = control.exchange(&mine)?;
     let bytes: [u8; 128] = all[0].as_slice().try_into().map_err(|_| anyhow!("process 0 sent no unique id"))?;
-    Ok(UniqueId::from_bytes(bytes))
+    Ok(UniqueId::from_bytes(&bytes)?)
 }
 
 fn plan(options: &Options, ranks: u32) -> Result<Vec<Series>> {
@@ -160,6 +161,10 @@ fn plan(options: &Options, ranks: u32) -> Result<Vec<Series>> {
         }
     }
     Ok(plan)
+}
+
+fn leaves_out_hypercube(options: &Options, plan: &[Series]) -> bool {
+    options.collective.0.contains(&Test::Hypercube) && plan.iter().all(|series| series.test != Test::Hypercube)
 }
 
 /// What one thread knows.
@@ -186,7 +191,7 @@ impl Worker<'_> {
         }
         self.barrier()?;
         let ok = reporter.map_or(Ok(true), Reporter::finish)?;
-        in_group(seats.len() > 1, || seats.into_iter().try_for_each(Seat::close))?;
+        seats.into_iter().try_for_each(Seat::close)?;
         Ok(ok)
     }
 
@@ -203,11 +208,7 @@ impl Worker<'_> {
         })?;
         self.team.register(comms.iter().map(|(comm, _)| comm.clone()));
         let (bytes, unalign) = (self.options.max_bytes, self.options.unalign);
-        let register = self.options.register == 1;
-        comms
-            .into_iter()
-            .map(|(comm, ordinal)| Seat::new(comm, device::open(ordinal)?, bytes, unalign, register))
-            .collect()
+        comms.into_iter().map(|(comm, ordinal)| Seat::new(comm, device::open(ordinal)?, bytes, unalign)).collect()
     }
 
     fn series(&self, seats: &[Seat], series: &Series, mut reporter: Option<&mut Reporter>) -> Result<()> {

@@ -52,7 +52,6 @@ pub struct Seat {
     send: Memory,
     recv: Memory,
     unalign: u64,
-    registered: Vec<u64>,
 }
 
 impl Case {
@@ -74,29 +73,20 @@ impl Seat {
     /// Allocates buffers for operations of at most `bytes` bytes.
     ///
     /// # Errors
-    /// The device has no memory left, or registration failed.
-    pub fn new(comm: Comm, device: Arc<dyn Device>, bytes: u64, unalign: u64, register: bool) -> Result<Self> {
+    /// The device has no memory left.
+    pub fn new(comm: Comm, device: Arc<dyn Device>, bytes: u64, unalign: u64) -> Result<Self> {
         let rank = comm.rank();
         let total = bytes + 2 * GUARD + unalign * 8;
         let alloc = || device.alloc(total).with_context(|| format!("rank {rank}: no memory for -e {bytes}; lower it"));
         let (send, recv) = (alloc()?, alloc()?);
-        let mut registered = Vec::new();
-        if register {
-            for memory in [&send, &recv] {
-                registered.push(comm.register(memory.addr, memory.bytes)?);
-            }
-        }
-        Ok(Self { comm, rank, device, send, recv, unalign, registered })
+        Ok(Self { comm, rank, device, send, recv, unalign })
     }
 
-    /// Undoes [`Seat::new`] and destroys the communicator.
+    /// Destroys the communicator and frees the buffers.
     ///
     /// # Errors
     /// What the runtime reports.
     pub fn close(self) -> Result<()> {
-        for handle in &self.registered {
-            self.comm.deregister(*handle)?;
-        }
         self.comm.destroy().with_context(|| format!("rank {}: destroying the communicator", self.rank))
     }
 

@@ -88,7 +88,7 @@ impl<T> In<T> {
     }
 
     /// Whether the caller passed NULL.
-    pub fn is_null(self) -> bool {
+    pub fn is_null(&self) -> bool {
         self.0.is_null()
     }
 }

@@ -21,12 +21,12 @@ nccl_api! {
 
     /// Frees the communicator. NULL is fine, as in NCCL.
     fn ncclCommDestroy / pncclCommDestroy(comm: CommPtr) {
-        if comm.is_null() { Ok(()) } else { comm.retire("destroyed by ncclCommDestroy", |c| c.destroy()) }
+        if comm.is_null() { Ok(()) } else { comm.destroy() }
     }
 
     /// Releases what hangs, from any thread, and frees the communicator. NULL is fine, as in NCCL.
     fn ncclCommAbort / pncclCommAbort(comm: CommPtr) {
-        if comm.is_null() { Ok(()) } else { comm.retire("aborted by ncclCommAbort", |c| c.abort()) }
+        if comm.is_null() { Ok(()) } else { comm.abort() }
     }
 
     /// Number of ranks.

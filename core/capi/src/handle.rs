@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use hawser_runtime::{Comm, Error, ErrorKind, Result};
 
-use crate::mem::Windows;
+use crate::mem::Registrations;
 use crate::redop::UserOps;
 
 /// An `ncclComm_t` as it comes from C.
@@ -29,15 +29,22 @@ pub struct Handle {
     pub max_ctas: u32,
     /// Reductions made by `ncclRedOpCreatePreMulSum`.
     pub ops: UserOps,
-    /// Windows made by `ncclCommWindowRegister`.
-    pub windows: Windows,
+    /// Buffers of `ncclCommRegister`.
+    pub buffers: Registrations,
+    /// Windows of `ncclCommWindowRegister`.
+    pub windows: Registrations,
 }
 
 enum Slot {
     Live(Arc<Handle>),
+    /// Being destroyed: only an abort may still come, to release a destroy that hangs.
+    Closing(Arc<Handle>),
     /// How it ended.
     Dead(&'static str),
 }
+
+/// How a communicator ends while `ncclCommDestroy` runs.
+const CLOSING: &str = "handed to ncclCommDestroy";
 
 type Shard = RwLock<BTreeMap<usize, Slot>>;
 
@@ -64,7 +71,8 @@ impl CommPtr {
             blocking,
             max_ctas,
             ops: UserOps::default(),
-            windows: Windows::default(),
+            buffers: Registrations::default(),
+            windows: Registrations::default(),
         });
         write(pointer.shard()).insert(pointer.key(), Slot::Live(handle.clone()));
         (pointer, handle)
@@ -77,6 +85,7 @@ impl CommPtr {
     pub fn live(self) -> Result<Arc<Handle>> {
         match read(self.shard()).get(&self.key()) {
             Some(Slot::Live(handle)) => Ok(handle.clone()),
+            Some(Slot::Closing(_)) => Err(self.dead(CLOSING)),
             Some(Slot::Dead(how)) => Err(self.dead(how)),
             None => Err(self.unknown()),
         }
@@ -100,30 +109,37 @@ impl CommPtr {
         Ok(handle)
     }
 
-    /// Takes the communicator out of the table and ends it with `end`. A refusal because of how it
-    /// was called leaves it as it was; after anything else the handle is dead.
-    pub fn retire(self, how: &'static str, end: impl FnOnce(&Comm) -> Result<()>) -> Result<()> {
-        let handle = self.take(how)?;
-        let outcome = end(&handle.comm);
-        if outcome
-            .as_ref()
-            .is_err_and(|e| matches!(e.kind, ErrorKind::InvalidUsage | ErrorKind::InvalidArgument))
+    /// Destroys the communicator. A refusal because of how it was called leaves it as it was; after
+    /// anything else the handle is dead.
+    pub fn destroy(self) -> Result<()> {
+        let handle = self.swap(false, Slot::Closing)?;
+        let outcome = handle.comm.destroy();
+        let refused = matches!(&outcome, Err(e) if matches!(e.kind, ErrorKind::InvalidUsage | ErrorKind::InvalidArgument));
+        if let Some(slot) = write(self.shard()).get_mut(&self.key())
+            && matches!(slot, Slot::Closing(_))
         {
-            write(self.shard()).insert(self.key(), Slot::Live(handle));
+            *slot = if refused { Slot::Live(handle) } else { Slot::Dead("destroyed by ncclCommDestroy") };
         }
         outcome
     }
 
-    fn take(self, how: &'static str) -> Result<Arc<Handle>> {
+    /// Aborts the communicator, also one whose destruction hangs in another thread.
+    pub fn abort(self) -> Result<()> {
+        self.swap(true, |_| Slot::Dead("aborted by ncclCommAbort"))?.comm.abort()
+    }
+
+    /// Takes the communicator out of its slot and leaves `next` there.
+    fn swap(self, even_closing: bool, next: impl FnOnce(Arc<Handle>) -> Slot) -> Result<Arc<Handle>> {
         let mut shard = write(self.shard());
         let slot = shard.get_mut(&self.key()).ok_or_else(|| self.unknown())?;
-        match std::mem::replace(slot, Slot::Dead(how)) {
-            Slot::Live(handle) => Ok(handle),
-            Slot::Dead(earlier) => {
-                *slot = Slot::Dead(earlier);
-                Err(self.dead(earlier))
-            }
-        }
+        let handle = match slot {
+            Slot::Closing(handle) if even_closing => handle.clone(),
+            Slot::Live(handle) => handle.clone(),
+            Slot::Closing(_) => return Err(self.dead(CLOSING)),
+            Slot::Dead(how) => return Err(self.dead(how)),
+        };
+        *slot = next(handle.clone());
+        Ok(handle)
     }
 
     fn key(self) -> usize {

@@ -10,7 +10,7 @@ use crate::handle::CommPtr;
 use crate::types::{IdBytes, NcclConfig, SPLIT_NOCOLOR};
 
 /// Most ranks of a communicator.
-const MOST_RANKS: c_int = 1024;
+const MOST_RANKS: c_int = hawser_plan::algo::MAX_RANKS.cast_signed();
 
 nccl_api! {
     /// Makes an id for a new communicator and starts the thread at which its ranks meet.

@@ -19,6 +19,7 @@ macro_rules! nccl_api {
         $(-> $value:ty, else $fallback:expr,)? $body:block)*) => {$(
         const _: () = {
             $(#[doc = $doc])*
+            #[allow(non_snake_case, clippy::too_many_arguments)] // parameters are NCCL's
             fn body($($arg: $type),*) -> nccl_api!(@type $($value)?) {
                 let run = move || -> hawser_runtime::Result<nccl_api!(@result $($value)?)> {
                     $crate::macros::trace(stringify!($name), &[$((stringify!($arg), &$arg)),*]);
@@ -29,7 +30,7 @@ macro_rules! nccl_api {
 
             /// # Safety
             /// Pointers are NULL or what NCCL's documentation of the function asks for.
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, clippy::too_many_arguments)]
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $type),*) -> nccl_api!(@type $($value)?) {
                 body($($arg),*)
@@ -37,7 +38,7 @@ macro_rules! nccl_api {
 
             /// # Safety
             /// As its twin without the `p`.
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, clippy::too_many_arguments)]
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $twin($($arg: $type),*) -> nccl_api!(@type $($value)?) {
                 body($($arg),*)
@@ -106,8 +107,12 @@ fn bug(panic: &(dyn Any + Send)) -> Error {
 mod tests {
     use super::*;
 
+    /// The last error is the process's: one test at a time.
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     #[test]
     fn a_panic_becomes_an_internal_error_with_a_text() {
+        let _turn = TURN.lock();
         let code = guard("ncclTest", || panic!("lost {}", 42));
         assert_eq!(code, result::INTERNAL_ERROR);
         let text = last_error();
@@ -119,6 +124,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_its_code() {
+        let _turn = TURN.lock();
         for kind in ErrorKind::ALL {
             let code = guard("ncclTest", || Err(Error::new(kind, "because")));
             assert!((1..=7).contains(&code), "{kind:?} gave {code}");

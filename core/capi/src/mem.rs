@@ -5,12 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hawser_runtime::{Error, Result, mem_alloc, mem_free};
 
 use crate::args::{self, Out};
-use crate::handle::{CommPtr, Handle};
+use crate::handle::CommPtr;
 
 /// All of NCCL's window flags: symmetric, strict ordering, GIN only, CFT counted.
 const WINDOW_FLAGS: c_int = 15;
@@ -33,13 +34,14 @@ nccl_api! {
     ) {
         let live = comm.ready()?;
         handle.set("handle", std::ptr::null())?;
-        handle.set("handle", live.name(register(&live, buff, size))? as *const c_void)
+        handle.set("handle", live.name(live.buffers.add(buff, size))?)
     }
 
     /// Takes a registration back; NULL is fine.
     fn ncclCommDeregister / pncclCommDeregister(comm: CommPtr, handle: *const c_void) {
         let live = comm.ready()?;
-        if handle.is_null() { Ok(()) } else { live.name(live.comm.deregister(handle as u64)) }
+        let known = handle.is_null() || live.buffers.remove(handle).is_some();
+        if known { Ok(()) } else { live.name(Err(no_registration("handle", handle, "ncclCommRegister"))) }
     }
 
     /// Registers a buffer as a window. All ranks call it.
@@ -49,45 +51,55 @@ nccl_api! {
         let live = comm.ready()?;
         win.set("win", std::ptr::null())?;
         check_flags(winFlags)?;
-        let window = live.name(register(&live, buff, size))?;
-        live.windows.table().insert(window, buff as u64);
-        win.set("win", window as *const c_void)
+        win.set("win", live.name(live.windows.add(buff, size))?)
     }
 
     /// Takes a window back; NULL is fine.
     fn ncclCommWindowDeregister / pncclCommWindowDeregister(comm: CommPtr, win: *const c_void) {
         let live = comm.ready()?;
-        if win.is_null() {
-            return Ok(());
-        }
-        let known = live.windows.table().remove(&(win as u64)).is_some();
-        if known { live.name(live.comm.deregister(win as u64)) } else { Err(no_window(win)) }
+        let known = win.is_null() || live.windows.remove(win).is_some();
+        if known { Ok(()) } else { live.name(Err(no_registration("win", win, "ncclCommWindowRegister"))) }
     }
 
     /// The address that a window was made from.
     fn ncclWinGetUserPtr / pncclWinGetUserPtr(comm: CommPtr, win: *const c_void, outUserPtr: Out<*const c_void>) {
         let live = comm.ready()?;
         outUserPtr.set("outUserPtr", std::ptr::null())?;
-        let base = live.windows.table().get(&(win as u64)).copied().ok_or_else(|| no_window(win))?;
+        let base = live.windows.base(win).ok_or_else(|| no_registration("win", win, "ncclCommWindowRegister"));
+        let base = live.name(base)?;
         outUserPtr.set("outUserPtr", base as *const c_void)
     }
 }
 
-/// Windows of one communicator: the handle and the address of its first byte.
+/// Registered buffers or windows of one communicator: the handle that C has, and the buffer's address.
 #[derive(Default)]
-pub struct Windows(Mutex<BTreeMap<u64, u64>>);
+pub struct Registrations(Mutex<BTreeMap<u64, u64>>);
 
-impl Windows {
+impl Registrations {
+    /// Remembers a buffer; the handle is unique in the process and never NULL.
+    fn add(&self, buff: *const c_void, size: usize) -> Result<*const c_void> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        if size == 0 {
+            return Err(Error::invalid_argument("size is 0").remedy("register a buffer that has bytes"));
+        }
+        let base = args::buffer("buff", buff, size)?;
+        // Odd, so that nobody takes it for an address.
+        let handle = NEXT.fetch_add(2, Ordering::Relaxed);
+        self.table().insert(handle, base);
+        Ok(handle as *const c_void)
+    }
+
+    fn remove(&self, handle: *const c_void) -> Option<u64> {
+        self.table().remove(&(handle as u64))
+    }
+
+    fn base(&self, handle: *const c_void) -> Option<u64> {
+        self.table().get(&(handle as u64)).copied()
+    }
+
     fn table(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn register(handle: &Handle, buff: *const c_void, size: usize) -> Result<u64> {
-    if size == 0 {
-        return Err(Error::invalid_argument("size is 0").remedy("register a buffer that has bytes"));
-    }
-    handle.comm.register(args::buffer("buff", buff, size)?, size as u64)
 }
 
 fn check_flags(flags: c_int) -> Result<()> {
@@ -98,7 +110,7 @@ fn check_flags(flags: c_int) -> Result<()> {
         .remedy("combine the NCCL_WIN_ flags 1, 2, 4 and 8 only"))
 }
 
-fn no_window(win: *const c_void) -> Error {
-    Error::invalid_argument(format!("win {win:?} is not a window of this communicator"))
-        .remedy("pass what ncclCommWindowRegister stored, once")
+fn no_registration(name: &str, value: *const c_void, maker: &str) -> Error {
+    Error::invalid_argument(format!("{name} {value:?} is not registered with this communicator"))
+        .remedy(format!("pass what {maker} stored, and only until it was taken back"))
 }

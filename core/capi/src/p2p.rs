@@ -49,7 +49,7 @@ nccl_api! {
 
 /// Tells an open group about an error of a call that belongs to it: its end must fail too.
 pub fn grouped(outcome: Result<()>) -> Result<()> {
-    outcome.inspect_err(group::fail)
+    outcome.inspect_err(group::record)
 }
 
 fn message(

@@ -57,7 +57,12 @@ impl DataType {
     pub const fn is_float(self) -> bool {
         matches!(
             self,
-            Self::Float16 | Self::Float32 | Self::Float64 | Self::Bfloat16 | Self::Float8e4m3 | Self::Float8e5m2
+            Self::Float16
+                | Self::Float32
+                | Self::Float64
+                | Self::Bfloat16
+                | Self::Float8e4m3
+                | Self::Float8e5m2
         )
     }
 
@@ -265,6 +270,7 @@ impl Call {
 
     /// Bytes that decide the choice: the larger of input and output (nccl-tests' size).
     pub fn total_bytes(&self, ranks: u32) -> u64 {
-        self.block_bytes() * u64::from(self.collective.input_blocks(ranks).max(self.collective.output_blocks(ranks)))
+        self.block_bytes()
+            * u64::from(self.collective.input_blocks(ranks).max(self.collective.output_blocks(ranks)))
     }
 }

@@ -10,11 +10,13 @@ use crate::call::{Call, Collective};
 use crate::cost;
 use crate::error::{PlanError, Result};
 use crate::knobs::{Algorithm, Knobs, Protocol};
-use crate::lower::instance_limit;
+use crate::lower::fold;
 use crate::world::{DeviceKind, Link, World};
 
 /// Instances that are tried.
 const INSTANCES: [u32; 7] = [1, 2, 4, 8, 12, 16, 24];
+/// A chunk is not cut into pieces smaller than this.
+const USEFUL_BYTES: u64 = 2 << 10;
 /// Above this size the host device runs two instances.
 const HOST_SPLIT_BYTES: u64 = 64 << 10;
 
@@ -70,7 +72,7 @@ pub enum Outcome {
         us: f32,
         /// The cheapest number of instances.
         instances: u32,
-        /// Channels of the program.
+        /// Blocks of one instance: the program's channels, fewer if some share a block.
         channels: u32,
     },
     /// It is out, for this reason.
@@ -134,7 +136,9 @@ fn filter(key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) ->
         (Protocol::Simple, _, _) => None,
         (_, DeviceKind::Host, _) => Some("the host device has the Simple protocol only".to_string()),
         (_, _, Link::Net) => Some("networks carry the Simple protocol only".to_string()),
-        (Protocol::Ll128, DeviceKind::Cuda { sm }, _) if sm < 70 => Some(format!("LL128 needs sm_70, this is sm_{sm}")),
+        (Protocol::Ll128, DeviceKind::Cuda { sm }, _) if sm < 70 => {
+            Some(format!("LL128 needs sm_70, this is sm_{sm}"))
+        }
         (Protocol::Ll128, _, Link::Pcie | Link::HostMemory) => {
             Some("LL128 needs lines that land whole: NVLink only".to_string())
         }
@@ -144,17 +148,21 @@ fn filter(key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) ->
 
 /// The cheapest number of instances of a candidate.
 fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
-    let channels = algo::channels(key)?;
-    let limit = match instance_limit(channels, knobs) {
-        Ok(limit) => limit.min((knobs.max_ctas / channels).max(1)),
+    let fold = match fold(key, algo::channels(key)?, knobs) {
+        Ok(fold) => fold,
         Err(error) => return Ok(Outcome::Filtered(error.text)),
     };
+    let channels = fold.blocks;
+    let limit = fold.most_instances.min((knobs.max_ctas / channels).max(1));
     let limit = match world.device {
         DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
         DeviceKind::Host => limit.min(2),
         DeviceKind::Cuda { .. } => limit,
     };
+    let chunk = bytes / u64::from(algo::shape(key)?.per_block);
+    let useful = u64::from(limit).min(chunk.div_ceil(USEFUL_BYTES).max(1)) as u32;
     let least = knobs.min_ctas.div_ceil(channels).min(limit);
+    let limit = useful.max(least);
     let mut best: Option<(f32, u32)> = None;
     for instances in INSTANCES.into_iter().map(|i| i.clamp(least, limit)) {
         let us = cost::predict(key, channels, protocol, instances, bytes, world, knobs) as f32;

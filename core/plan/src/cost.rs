@@ -52,7 +52,9 @@ pub fn constants(world: &World) -> Constants {
             block_us: 10.0,
         },
         (_, Link::NvLink) => nvlink,
-        (_, Link::Pcie) => Constants { hop_us: [2.0, 3.0, 4.0], wire: 20e3, all_to_all: 0.7, block: 12e3, ..nvlink },
+        (_, Link::Pcie) => {
+            Constants { hop_us: [2.0, 3.0, 4.0], wire: 20e3, all_to_all: 0.7, block: 12e3, ..nvlink }
+        }
         (_, Link::HostMemory) => Constants { hop_us: [3.0, 4.0, 6.0], wire: 10e3, block: 5e3, ..nvlink },
         (_, Link::Net) => Constants { hop_us: [20.0, 20.0, 20.0], wire: 10e3, block: 5e3, ..nvlink },
     }
@@ -93,6 +95,7 @@ pub fn predict(
 }
 
 /// What a rank of a program does with `bytes` bytes.
+#[derive(Debug, Clone, Copy)]
 struct Traffic {
     /// Hops that follow one another for the first tile.
     hops: f64,
@@ -114,33 +117,63 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
     let n = f64::from(key.ranks);
     let others = n - 1.0;
     let part = bytes * others / n;
-    let depth = f64::from(key.ranks.max(2).ilog2()) + 1.0;
-    let chain = Traffic { hops: others, waits: 1.0, fill: (n - 2.0).max(0.0), out: bytes, share: 0.95, streamed: bytes, chunk: bytes };
-    let ring = Traffic { hops: others, waits: others, fill: 0.0, out: part, share: 0.95, streamed: part, chunk: bytes / n };
-    let pairs = Traffic { hops: 1.0, waits: 1.0, fill: 0.0, out: part, share: all_to_all, streamed: 1.6 * part, chunk: bytes / n };
+    let chain = chain(bytes, n);
+    let ring = Traffic { hops: others, waits: others, fill: 0.0, out: part, chunk: bytes / n, ..chain };
+    let pairs = Traffic { hops: 1.0, waits: 1.0, share: all_to_all, streamed: 1.6 * part, ..ring };
     match (key.algorithm, key.collective) {
-        _ if key.ranks == 1 => Traffic { hops: 0.0, waits: 0.0, fill: 0.0, out: 0.0, share: 1.0, streamed: bytes, chunk: bytes },
+        _ if key.ranks == 1 => Traffic { hops: 0.0, waits: 0.0, out: 0.0, ..chain },
         (Algorithm::Ring, Collective::AllReduce) => {
-            Traffic { hops: 2.0 * others, waits: 2.0 * others, out: 2.0 * part, streamed: 2.0 * part, ..ring }
+            let hops = 2.0 * others;
+            Traffic { hops, waits: hops, out: 2.0 * part, streamed: 2.8 * part, ..ring }
         }
         (Algorithm::Ring, Collective::Broadcast | Collective::Reduce) => chain,
-        (Algorithm::Ring, _) => ring,
-        (Algorithm::Tree, Collective::AllReduce) => {
-            let hops = 2.0 * depth;
-            Traffic { hops, waits: hops, fill: hops, out: 2.0 * bytes, streamed: 3.0 * bytes, chunk: bytes / 2.0, ..chain }
-        }
-        (Algorithm::Tree, _) => {
-            Traffic { hops: depth, fill: depth - 1.0, streamed: 2.0 * bytes, chunk: bytes / 2.0, ..chain }
-        }
+        (Algorithm::Ring, Collective::ReduceScatter) => Traffic { streamed: 1.4 * part, ..ring },
+        (Algorithm::Ring, _) => Traffic { streamed: 1.2 * part, ..ring },
+        (Algorithm::Tree, _) => tree(key, chain),
         (Algorithm::OneShot, Collective::AllReduce) => {
-            let out = bytes * others;
-            Traffic { out, streamed: 1.6 * out, chunk: bytes, ..pairs }
+            Traffic { out: bytes * others, streamed: 1.6 * bytes * others, chunk: bytes, ..pairs }
         }
-        (Algorithm::OneShot, _) => Traffic { out: bytes * others, share: 0.95, streamed: bytes * others, chunk: bytes, ..pairs },
+        (Algorithm::OneShot, _) => {
+            let out = bytes * others;
+            Traffic { out, share: chain.share, streamed: out, chunk: bytes, ..pairs }
+        }
         (Algorithm::AllPairs, Collective::AllReduce) => {
             Traffic { hops: 2.0, waits: 2.0, out: 2.0 * part, streamed: 3.2 * part, ..pairs }
         }
         (Algorithm::Direct, Collective::AllToAll) => Traffic { streamed: 2.0 * part, ..pairs },
         (Algorithm::AllPairs | Algorithm::Direct, _) => pairs,
     }
+}
+
+/// Everything passes through every rank.
+fn chain(bytes: f64, ranks: f64) -> Traffic {
+    Traffic {
+        hops: ranks - 1.0,
+        waits: 1.0,
+        fill: (ranks - 2.0).max(0.0),
+        out: bytes,
+        share: 0.95,
+        streamed: bytes,
+        chunk: bytes,
+    }
+}
+
+/// Halves through two trees; an all-reduce goes up and down before the next tile starts.
+fn tree(key: &ProgramKey, chain: Traffic) -> Traffic {
+    let bytes = chain.out;
+    let depth = f64::from(key.ranks.max(2).ilog2()) + 1.0;
+    let chunk = bytes / 2.0;
+    if key.collective == Collective::AllReduce {
+        let hops = 2.0 * depth;
+        return Traffic {
+            hops,
+            waits: hops,
+            fill: hops,
+            out: 2.0 * bytes,
+            streamed: 3.0 * bytes,
+            chunk,
+            ..chain
+        };
+    }
+    Traffic { hops: depth, fill: depth - 1.0, share: 0.9, streamed: 2.0 * bytes, chunk, ..chain }
 }

@@ -145,7 +145,12 @@ const TUNED: [Collective; 5] = [
     Collective::AllReduce,
 ];
 
-fn parse_lists(variable: &str, text: &str, words: &[(&str, u8)], default: &[Collective]) -> Result<[Option<u8>; 8]> {
+fn parse_lists(
+    variable: &str,
+    text: &str,
+    words: &[(&str, u8)],
+    default: &[Collective],
+) -> Result<[Option<u8>; 8]> {
     let mut masks = [None; 8];
     for (number, entry) in text.split(';').enumerate() {
         let entry = entry.trim();

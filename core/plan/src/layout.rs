@@ -40,7 +40,15 @@ impl HeapLayout {
             at += (slot_stride[p] * knobs.depth).next_multiple_of(512);
         }
         let entry_bytes = COUNTERS + u64::from(at);
-        Self { ranks, lanes: knobs.lanes, depth: knobs.depth, slot_bytes, slot_stride, fifo_offset, entry_bytes }
+        Self {
+            ranks,
+            lanes: knobs.lanes,
+            depth: knobs.depth,
+            slot_bytes,
+            slot_stride,
+            fifo_offset,
+            entry_bytes,
+        }
     }
 
     /// Bytes of a heap.

@@ -1,19 +1,17 @@
 //! From a program to the image that a device reads: [`lower`] once per program and operation,
 //! [`bind`] once per call.
 
-use crate::call::{Call, ReduceOp, Scalar};
+use crate::algo::{self, ProgramKey};
+use crate::call::{Call, DataType, ReduceOp, Scalar};
 use crate::choose::Choice;
 use crate::device_plan::{
-    ACC_DST, Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, NO_DEP, POST, PRE, SIGNAL,
-    Step, Work,
+    ACC_DST, Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, NO_DEP, POST, PRE,
+    SIGNAL, Step, Work,
 };
 use crate::error::{PlanError, Result};
-use crate::ir::{self, Buf, MAX_FAN, Op, RankProgram, Shape};
+use crate::ir::{self, Buf, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
 use crate::knobs::{Knobs, Protocol};
-use crate::DataType;
 
-/// Most steps of one channel ([`Block::n_steps`] is a byte).
-pub const MAX_CHANNEL_STEPS: u32 = 255;
 /// Bytes of a pack: chunks, instances and tiles are multiples of it.
 pub const PACK_BYTES: u64 = 16;
 /// Chunks are cut over no more instances than leave each this many bytes.
@@ -133,12 +131,21 @@ pub fn bind(
         chunks: lowered.chunks,
         ..Work::default()
     };
-    let limit = instance_limit(lowered.channels.len() as u32, knobs)?;
-    let instances = cut(&mut work, choice.instances.clamp(1, limit), choice.protocol, elem, knobs)?;
-    let mut args = Box::new(Args { protocol: choice.protocol as u8, divisor: world_ranks, ..Args::default() });
+    let fold = fold(&choice.key, lowered.channels.len() as u32, knobs)?;
+    if lowered.signals && fold.channels_per_block > 1 {
+        return Err(PlanError::usage(format!(
+            "the program's {} channels wait for each other and need a lane each, there are {}: raise the number of lanes",
+            lowered.channels.len(),
+            knobs.lanes
+        )));
+    }
+    let instances =
+        cut(&mut work, choice.instances.clamp(1, fold.most_instances), choice.protocol, elem, knobs)?;
+    let mut args =
+        Box::new(Args { protocol: choice.protocol as u8, divisor: world_ranks, ..Args::default() });
     (args.scalar, args.scalar_is_address) = scalar(call, world_ranks);
     args.works[0] = work;
-    blocks(&mut args, lowered, instances);
+    blocks(&mut args, lowered, instances, &fold);
     if lowered.steps.len() <= INLINE_STEPS {
         args.inline_steps[..lowered.steps.len()].copy_from_slice(&lowered.steps);
         args.n_inline = lowered.steps.len() as u8;
@@ -175,30 +182,49 @@ pub(crate) fn cut(work: &mut Work, wanted: u32, protocol: Protocol, elem: u64, k
     Ok(work.chunk.div_ceil(work.instance) as u32)
 }
 
-/// Most instances of a program of `channels` channels.
-pub(crate) fn instance_limit(channels: u32, knobs: &Knobs) -> Result<u32> {
-    let blocks = knobs.lanes.min(MAX_BLOCKS as u32);
-    if channels == 0 || channels > blocks {
+/// How channels share blocks; equal on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fold {
+    /// Channels that one block runs one after the other.
+    pub channels_per_block: u32,
+    /// Blocks and lanes of one instance.
+    pub blocks: u32,
+    /// Most instances.
+    pub most_instances: u32,
+}
+
+/// Decides how many channels share a block when lanes, blocks or `NCCL_MAX_CTAS` are fewer than the
+/// program's channels. Channels that follow one another on every rank in the same order, on the
+/// same FIFOs, are programs run one after the other: what was free of deadlock stays so.
+pub(crate) fn fold(key: &ProgramKey, channels: u32, knobs: &Knobs) -> Result<Fold> {
+    let channels = channels.max(1);
+    let available = knobs.lanes.min(MAX_BLOCKS as u32);
+    let wanted = available.min(knobs.max_ctas).max(1);
+    let most = (MAX_CHANNEL_STEPS / algo::most_channel_steps(key)).max(1);
+    let channels_per_block = channels.div_ceil(wanted).min(most);
+    let blocks = channels.div_ceil(channels_per_block);
+    if blocks > available {
         return Err(PlanError::usage(format!(
-            "the program has {channels} channels, but there are {} FIFO lanes and {MAX_BLOCKS} blocks: \
+            "the program's {channels} channels need {blocks} FIFO lanes, there are {}: \
              raise the number of lanes or choose another algorithm",
             knobs.lanes
         )));
     }
-    Ok(blocks / channels)
+    Ok(Fold { channels_per_block, blocks, most_instances: available / blocks })
 }
 
-fn blocks(args: &mut Args, lowered: &Lowered, instances: u32) {
-    let channels = lowered.channels.len() as u32;
+fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, fold: &Fold) {
     let mut n = 0;
     for instance in 0..instances {
-        for (channel, &(first_step, n_steps)) in lowered.channels.iter().enumerate() {
+        for (index, group) in lowered.channels.chunks(fold.channels_per_block as usize).enumerate() {
+            let (first_step, _) = group[0];
+            let n_steps = group.iter().map(|&(_, n)| n).sum();
             if n_steps == 0 {
                 continue;
             }
-            let lane = (channel as u32 + instance * channels) as u8;
+            let lane = (index as u32 + instance * fold.blocks) as u8;
             args.blocks[n] =
-                Block { first_step, n_steps, lane, instance: instance as u16, work: 0, channel: channel as u8 };
+                Block { first_step, n_steps, lane, instance: instance as u16, work: 0, channel: index as u8 };
             n += 1;
         }
     }
@@ -217,7 +243,8 @@ fn scalar(call: &Call, ranks: u32) -> (u64, u8) {
 }
 
 fn lower_step(step: &ir::Step, reduces: DeviceOp) -> std::result::Result<Step, String> {
-    let mut out = Step { after_channel: NO_DEP, times: step.times.max(1), stride: step.stride, ..Step::default() };
+    let mut out =
+        Step { after_channel: NO_DEP, times: step.times.max(1), stride: step.stride, ..Step::default() };
     if let Op::Native(id) = step.op {
         return Err(format!("native kernel {id} is not built in: use the steps that it stands for"));
     }
@@ -246,7 +273,8 @@ fn lower_step(step: &ir::Step, reduces: DeviceOp) -> std::result::Result<Step, S
     match step.after.as_slice() {
         [] => {}
         [dep] => {
-            out.after_channel = u16::try_from(dep.channel).map_err(|_| "awaited channel above 65,535".to_string())?;
+            out.after_channel =
+                u16::try_from(dep.channel).map_err(|_| "awaited channel above 65,535".to_string())?;
             out.after_step = u16::try_from(dep.step).map_err(|_| "awaited step above 65,535".to_string())?;
         }
         more => {
@@ -289,4 +317,100 @@ fn signal(shape: &Shape, lowered: &mut Lowered) -> Result<()> {
         lowered.signals = true;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Collective;
+    use crate::ir::Channel;
+    use crate::ir::build::{copy, input, output, recv_reduce_copy, reduce, scratch, send};
+
+    fn shape(collective: Collective) -> Shape {
+        Shape { name: "test".into(), collective, ranks: 4, root: 0, per_block: 2, scratch: 1 }
+    }
+
+    #[test]
+    fn flags_follow_operands_and_operation() {
+        let steps = vec![
+            recv_reduce_copy(vec![2, 1], input(1), 1, output(0)).finish(),
+            reduce(output(1), scratch(0)),
+            send(input(0), vec![3]).repeat(3, -1),
+        ];
+        let program = RankProgram::single(steps);
+        let plain = lower(&shape(Collective::AllReduce), &program, DeviceOp::Sum).unwrap();
+        let flags: Vec<u8> = plain.steps.iter().map(|step| step.flags).collect();
+        assert_eq!(flags, [HAS_SRC | HAS_DST, HAS_SRC | HAS_DST | ACC_DST, HAS_SRC]);
+        let first = &plain.steps[0];
+        assert_eq!((first.order, first.n_recv, &first.recv[..2], first.src_chunk), (1, 2, &[2, 1][..], 1));
+        assert_eq!((plain.steps[2].times, plain.steps[2].stride, plain.steps[2].send[0]), (3, -1, 3));
+        assert_eq!((plain.chunks, plain.scratch_chunks, plain.signals), ([2, 2, 1], 1, false));
+        let pre = lower(&shape(Collective::AllReduce), &program, DeviceOp::PreMulSum).unwrap();
+        let with_pre: Vec<bool> = pre.steps.iter().map(|step| step.flags & PRE != 0).collect();
+        assert_eq!(with_pre, [true, false, true]);
+        let post = lower(&shape(Collective::AllReduce), &program, DeviceOp::SumDiv).unwrap();
+        let with_post: Vec<bool> = post.steps.iter().map(|step| step.flags & POST != 0).collect();
+        assert_eq!(with_post, [true, false, false]);
+    }
+
+    #[test]
+    fn awaited_steps_signal() {
+        let channels = vec![
+            Channel { steps: vec![copy(input(0), output(0)), copy(input(1), output(1))] },
+            Channel { steps: vec![send(output(0), vec![1]).after(0, 0)] },
+        ];
+        let program = RankProgram { channels };
+        let lowered = lower(&shape(Collective::AllReduce), &program, DeviceOp::Sum).unwrap();
+        let signals: Vec<bool> = lowered.steps.iter().map(|step| step.flags & SIGNAL != 0).collect();
+        assert_eq!(signals, [true, false, false]);
+        assert!(lowered.signals);
+        assert_eq!((lowered.steps[2].after_channel, lowered.steps[2].after_step), (0, 0));
+        assert_eq!((lowered.steps[0].after_channel, lowered.channels), (NO_DEP, vec![(0, 2), (2, 1)]));
+    }
+
+    #[test]
+    fn what_the_image_cannot_say_is_refused() {
+        let cases = [
+            (copy(input(0), output(0)).after(1, 0).after(1, 1), "waits for 2 steps"),
+            (copy(input(0), output(0)).after(5, 0), "which does not exist"),
+            (ir::Step::new(Op::Native(7)), "native kernel 7"),
+            (send(input(0), (0..9).collect()), "9 peers"),
+            (send(input(0), vec![70_000]), "rank 70000"),
+        ];
+        for (step, text) in cases {
+            let program = RankProgram::single(vec![step]);
+            let error = lower(&shape(Collective::AllReduce), &program, DeviceOp::Sum).unwrap_err();
+            assert!(error.text.contains(text), "{error}");
+        }
+        let long = RankProgram::single(vec![copy(input(0), output(0)); 256]);
+        assert!(
+            lower(&shape(Collective::AllReduce), &long, DeviceOp::Sum)
+                .unwrap_err()
+                .text
+                .contains("256 steps")
+        );
+    }
+
+    #[test]
+    fn scalars_of_averages_and_factors() {
+        let call = |op, dtype, scalar| Call {
+            collective: Collective::AllReduce,
+            count: 1,
+            dtype,
+            op,
+            scalar,
+            root: 0,
+            input: 0,
+            output: 0,
+        };
+        let zero = Scalar::Immediate(0);
+        assert_eq!(scalar(&call(ReduceOp::Avg, DataType::Float64, zero), 4), (0.25f64.to_bits(), 0));
+        assert_eq!(
+            scalar(&call(ReduceOp::Avg, DataType::Float16, zero), 8),
+            (u64::from(0.125f32.to_bits()), 0)
+        );
+        assert_eq!(device_op(&call(ReduceOp::Avg, DataType::Int8, zero)), DeviceOp::SumDiv);
+        assert_eq!(scalar(&call(ReduceOp::PreMulSum, DataType::Int32, Scalar::Device(4096)), 2), (4096, 1));
+        assert_eq!(scalar(&call(ReduceOp::Sum, DataType::Int32, zero), 2), (0, 0));
+    }
 }

@@ -1,7 +1,7 @@
 //! Batches of point-to-point messages: which launches, blocks and lanes carry them.
 //!
 //! # Why no batch can deadlock
-//! Every message has a key (protocol, pass, round). The protocol is a function of the message's
+//! Every message has a key: protocol, pass, round. The protocol is a function of the message's
 //! size and of settings equal on all ranks; the pass is its number among the messages of the same
 //! protocol between the same two ranks in the same direction; the round is `(receiver - sender) mod
 //! ranks`. So both ends give a message the same key. On every rank, launches take the messages in
@@ -12,13 +12,16 @@
 //!
 //! A launch never holds two messages of the same protocol, direction and peer, so no two blocks
 //! share a FIFO end. Messages to a lower rank use the upper half of the lanes, so a block that
-//! sends and a block that receives never share a lane with the same peer either.
+//! sends and a block that receives never share a lane with the same peer either (a device keeps the
+//! counters of both directions together). Where there is a single lane, the direction is part of
+//! the key instead, and a launch holds one message per peer.
 
 use std::collections::HashMap;
 
 use crate::DataType;
 use crate::device_plan::{
-    Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, MAX_WORKS, NO_DEP, Step, Work,
+    Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, MAX_WORKS, NO_DEP, Step,
+    Work,
 };
 use crate::error::{PlanError, Result};
 use crate::ir::Buf;
@@ -44,7 +47,13 @@ pub struct Message {
 /// # Errors
 /// `InvalidArgument` for a peer that is no rank; `InvalidUsage` for messages to oneself that do
 /// not pair up.
-pub fn plan(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Knobs) -> Result<Vec<LaunchPlan>> {
+pub fn plan(
+    messages: &[Message],
+    rank: u32,
+    ranks: u32,
+    world: &World,
+    knobs: &Knobs,
+) -> Result<Vec<LaunchPlan>> {
     if let Some(bad) = messages.iter().find(|m| m.peer >= ranks) {
         let what = if bad.send { "send to" } else { "receive from" };
         return Err(PlanError::argument(format!(
@@ -101,6 +110,8 @@ pub fn instances(bytes: u64, knobs: &Knobs) -> u32 {
 struct Key {
     protocol: Protocol,
     pass: u32,
+    /// To a lower rank, where there is one lane only.
+    down: bool,
     round: u32,
 }
 
@@ -153,7 +164,15 @@ fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Kno
             let pass = *count;
             *count += 1;
             let (from, to) = if message.send { (rank, message.peer) } else { (message.peer, rank) };
-            (Key { protocol, pass, round: (to + ranks - from) % ranks }, message)
+            (
+                Key {
+                    protocol,
+                    pass,
+                    down: knobs.lanes < 2 && from > to,
+                    round: (to + ranks - from) % ranks,
+                },
+                message,
+            )
         })
         .collect();
     keyed.sort_by_key(|&(key, message)| (key, message.send));
@@ -201,7 +220,13 @@ impl Launches<'_> {
     fn add(&mut self, protocol: Protocol, parts: &[Part]) -> Result<()> {
         let mut cuts = Vec::new();
         for part in parts {
-            let mut work = Work { base: part.base, count: part.bytes, per_block: 1, chunks: [1, 1, 0], ..Work::default() };
+            let mut work = Work {
+                base: part.base,
+                count: part.bytes,
+                per_block: 1,
+                chunks: [1, 1, 0],
+                ..Work::default()
+            };
             let n = cut(&mut work, instances(part.bytes, self.knobs), protocol, 1, self.knobs)?;
             cuts.push((work, n));
         }
@@ -210,7 +235,7 @@ impl Launches<'_> {
             last.kernel.protocol == protocol
                 && usize::from(last.args.n_blocks) + blocks <= MAX_BLOCKS
                 && self.used.len() + parts.len() <= MAX_WORKS.min(INLINE_STEPS)
-                && !parts.iter().any(|p| p.peer != self.rank && self.used.contains(&(p.peer, p.send)))
+                && !parts.iter().any(|p| p.peer != self.rank && self.meets(p))
         });
         if !fits {
             self.used.clear();
@@ -239,6 +264,13 @@ impl Launches<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a part would share an end of a FIFO with the last launch, or a lane and a peer.
+    fn meets(&self, part: &Part) -> bool {
+        let one_lane = self.knobs.lanes < 2;
+        let same = |&(peer, send): &(u32, bool)| peer == part.peer && (one_lane || send == part.send);
+        self.used.iter().any(same)
     }
 
     fn empty(&self, protocol: Protocol) -> LaunchPlan {

@@ -35,7 +35,10 @@ fn wrong_contribution() {
     assert_eq!(step.src, Some(input(3)));
     step.src = Some(input(0));
     let found = fault(&program);
-    assert!(matches!(found, Fault::WrongContribution { chunk: 3, source: 2, source_chunk: 0, .. }), "{found}");
+    assert!(
+        matches!(found, Fault::WrongContribution { chunk: 3, source: 2, source_chunk: 0, .. }),
+        "{found}"
+    );
     assert!(found.to_string().contains("input chunk 0 of rank 2"), "{found}");
 }
 
@@ -66,9 +69,13 @@ fn missing_contribution() {
 #[test]
 fn missing_output() {
     let mut program = ring(2);
-    let last = steps(&mut program, 1).last_mut().unwrap();
-    last.dst = Some(output(0));
-    assert!(matches!(fault(&program), Fault::Missing { rank: 1, chunk: 1, source: 0 }), "{}", fault(&program));
+    program.shape.scratch = 1;
+    steps(&mut program, 1).last_mut().unwrap().dst = Some(scratch(0));
+    assert!(
+        matches!(fault(&program), Fault::Missing { rank: 1, chunk: 1, source: 0 }),
+        "{}",
+        fault(&program)
+    );
 }
 
 #[test]
@@ -77,7 +84,9 @@ fn undefined_read() {
     program.shape.scratch = 2;
     steps(&mut program, 2)[0].src = Some(scratch(1));
     let found = fault(&program);
-    assert!(matches!(found, Fault::UndefinedRead { at, reference } if at.rank == 2 && reference == scratch(1)));
+    assert!(
+        matches!(found, Fault::UndefinedRead { at, reference } if at.rank == 2 && reference == scratch(1))
+    );
     assert!(found.to_string().contains("rank 2 channel 0 step 0 reads scratch chunk 1"), "{found}");
 }
 
@@ -122,8 +131,14 @@ fn deadlock_at_the_split_size() {
     let Fault::Deadlock { depth, waits } = &found else { panic!("{found}") };
     assert_eq!((*depth, waits.len()), (DEPTH, 2));
     let text = found.to_string();
-    assert!(text.contains("rank 0 channel 0 step 0 repetition 4 waits for room in the FIFO to rank 1"), "{text}");
-    assert!(text.contains("rank 1 channel 0 step 0 repetition 4 waits for room in the FIFO to rank 0"), "{text}");
+    assert!(
+        text.contains("rank 0 channel 0 step 0 repetition 4 waits for room in the FIFO to rank 1"),
+        "{text}"
+    );
+    assert!(
+        text.contains("rank 1 channel 0 step 0 repetition 4 waits for room in the FIFO to rank 0"),
+        "{text}"
+    );
     assert!(verify(&send_first(DEPTH + 1), DEPTH + 1, false).is_ok());
 }
 
@@ -178,10 +193,8 @@ fn race_of_two_writers() {
 fn a_message_orders_channels_like_a_dependency() {
     // Rank 0 reads its input in channel 0 and overwrites it in channel 1, in place, but only after
     // the answer of rank 1 to what channel 0 sent.
-    let zero = vec![
-        Channel { steps: vec![send(input(0), vec![1])] },
-        Channel { steps: vec![recv(1, output(0))] },
-    ];
+    let zero =
+        vec![Channel { steps: vec![send(input(0), vec![1])] }, Channel { steps: vec![recv(1, output(0))] }];
     let one = vec![
         Channel { steps: vec![recv_reduce_copy(vec![0], input(0), 1, output(0)).finish()] },
         Channel { steps: vec![send(output(0), vec![0]).after(0, 0)] },
@@ -227,6 +240,12 @@ fn bad_steps() {
     let mut program = ring(2);
     program.ranks[1].channels.push(Channel::default());
     assert!(matches!(fault(&program), Fault::BadShape(_)));
+    let mut program = ring(2);
+    program.shape.scratch = u32::MAX;
+    assert!(fault(&program).to_string().contains("the verifier takes"));
+    let mut program = ring(2);
+    steps(&mut program, 0)[0].times = u32::MAX;
+    assert!(fault(&program).to_string().contains("the verifier takes"));
 }
 
 #[test]

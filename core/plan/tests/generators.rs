@@ -18,9 +18,16 @@ fn prove(collective: Collective, algorithm: Algorithm) {
             assert!(program.ranks.iter().all(|r| r.channels.len() as u32 == algo::channels(&key).unwrap()));
             for in_place in [false, true] {
                 let verdict = verify(&program, DEPTH, in_place).unwrap_or_else(|fault| {
-                    panic!("{} of {ranks} ranks, root {root}, in place {in_place}: {fault}", program.shape.name)
+                    panic!(
+                        "{} of {ranks} ranks, root {root}, in place {in_place}: {fault}",
+                        program.shape.name
+                    )
                 });
-                assert!(verdict.bitwise_equal && verdict.deterministic, "{} of {ranks} ranks", program.shape.name);
+                assert!(
+                    verdict.bitwise_equal && verdict.deterministic,
+                    "{} of {ranks} ranks",
+                    program.shape.name
+                );
                 assert!(verdict.min_depth <= 2, "{} of {ranks} ranks: {verdict:?}", program.shape.name);
             }
         }

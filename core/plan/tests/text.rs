@@ -46,7 +46,8 @@ fn golden_files() {
     }
 }
 
-const HEADER: &str = "hawser-plan 1\nname x\ncollective all_reduce\nranks 2\nroot 0\nper_block 1\nscratch 0\n";
+const HEADER: &str =
+    "hawser-plan 1\nname x\ncollective all_reduce\nranks 2\nroot 0\nper_block 1\nscratch 0\n";
 
 #[test]
 fn errors_name_line_and_column() {
@@ -75,7 +76,9 @@ fn errors_name_line_and_column() {
 
 #[test]
 fn comments_and_blank_lines_are_skipped() {
-    let text = format!("# a program\n{HEADER}\nrank 0 # first\n\n  channel 0\n    copy dst out:0 src in:0 # any order\n");
+    let text = format!(
+        "# a program\n{HEADER}\nrank 0 # first\n\n  channel 0\n    copy dst out:0 src in:0 # any order\n"
+    );
     let program = from_text(&text).unwrap();
     assert_eq!(program.ranks[0].channels[0].steps[0].dst, Some(Ref { buf: Buf::Output, chunk: 0 }));
 }

@@ -122,7 +122,8 @@ mod tests {
     #[test]
     fn texts_carry_prefix_reason_and_remedy() {
         let refused = std::io::Error::from_raw_os_error(111);
-        let error = Error::system("connect to 10.0.0.1:7", refused).context("rank 3").remedy("start rank 0 first");
+        let error =
+            Error::system("connect to 10.0.0.1:7", refused).context("rank 3").remedy("start rank 0 first");
         assert_eq!(error.kind, ErrorKind::System);
         assert!(error.text.starts_with("rank 3: connect to 10.0.0.1:7 failed: "), "{error}");
         assert!(error.text.contains("os error 111"), "{error}");

@@ -24,6 +24,9 @@ pub struct Launch {
 ///
 /// All kernels are loaded before the first launch, since a kernel that is already spinning can keep
 /// the driver from loading another one.
+///
+/// # Errors
+/// The first failure. On the host device every communicator keeps its own, and refuses further operations.
 pub fn run(launches: &[Launch]) -> Result<()> {
     let is_host = |l: &&Launch| l.comm.device.caps().kind == DeviceKind::Host;
     for launch in launches.iter().filter(|l| !is_host(l)) {
@@ -40,5 +43,12 @@ pub fn run(launches: &[Launch]) -> Result<()> {
         .map(|l| HostLaunch { kernel: l.plan.kernel, args: &l.plan.args, name: &l.comm.name })
         .collect();
     // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
-    unsafe { interp::run(&host) }
+    let failures = unsafe { interp::run(&host) };
+    for (image, error) in &failures {
+        for launch in launches.iter().filter(|l| l.plan.args.comm == *image) {
+            crate::log::warn(&error.text);
+            let _ = launch.comm.broken.set(error.clone());
+        }
+    }
+    failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
 }

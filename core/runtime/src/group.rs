@@ -5,18 +5,29 @@
 //! and nothing is launched.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::thread;
 
 use hawser_plan::Call;
 use hawser_plan::p2p::Message;
 
-use crate::comm::Comm;
+use crate::comm::{Busy, Comm, Live};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::exec::{self, Launch};
 
-/// Background work of a communicator.
-pub type Job = Box<dyn FnOnce() -> Result<()> + Send>;
+/// The creation of a communicator.
+pub(crate) struct Job {
+    /// Jobs of one owner run in the order of their calls: the parent of a split, else the new communicator.
+    pub owner: Comm,
+    /// Whether somebody waits for it.
+    pub blocking: bool,
+    /// What it does. The guard keeps the owner busy and is dropped when the owner is not needed any more.
+    pub work: Work,
+}
+
+/// See [`Job::work`].
+pub(crate) type Work = Box<dyn FnOnce(Option<Busy>) -> Result<()> + Send>;
 
 /// One call of a group.
 pub enum Item {
@@ -30,7 +41,7 @@ pub enum Item {
 struct Group {
     depth: u32,
     error: Option<Error>,
-    jobs: Vec<(Job, bool)>,
+    jobs: Vec<Job>,
     comms: Vec<(Comm, Vec<Item>)>,
 }
 
@@ -86,8 +97,7 @@ pub fn add(comm: &Comm, item: Result<Item>) -> Result<()> {
     if alone {
         start()?;
     }
-    let added = item.and_then(|item| comm.live().map(|_| item));
-    let outcome = GROUP.with_borrow_mut(|g| match added {
+    let outcome = GROUP.with_borrow_mut(|g| match item {
         Ok(item) => {
             match g.comms.iter_mut().find(|(c, _)| c.id() == comm.id()) {
                 Some((_, items)) => items.push(item),
@@ -112,16 +122,13 @@ pub fn record(error: &Error) {
     });
 }
 
-/// Adds the creation of a communicator to the open group.
-pub fn add_job(job: Job, blocking: bool) -> Result<()> {
-    GROUP.with_borrow_mut(|g| g.jobs.push((job, blocking)));
-    Ok(())
-}
-
-/// Starts a thread that nobody joins.
-pub fn spawn(name: &str, job: impl FnOnce() + Send + 'static) -> Result<()> {
-    let started = thread::Builder::new().name(name.into()).spawn(job);
-    started.map(drop).map_err(|e| Error::system(format!("starting thread {name}"), e))
+/// Creates a communicator: now, at the end of the open group, or in the background.
+pub(crate) fn create(job: Job) -> Result<()> {
+    if depth() > 0 {
+        GROUP.with_borrow_mut(|g| g.jobs.push(job));
+        return Ok(());
+    }
+    if job.blocking { (job.work)(None) } else { run_jobs(vec![job]) }
 }
 
 /// Takes the group out of the thread when the outermost level closes.
@@ -141,21 +148,26 @@ fn finish(group: Group) -> Result<()> {
         return Err(error);
     }
     run_jobs(group.jobs)?;
-    let mut launches = Vec::new();
+    // Everything is planned before anything is launched: an error leaves nothing half done.
+    let (mut here, mut background) = (Vec::new(), Vec::new());
     for (comm, items) in group.comms {
         let live = comm.live()?;
         let planned = plan(&live, items)?;
         if comm.is_blocking() || !comm.is_host() {
-            launches.extend(planned);
+            here.extend(planned);
         } else {
-            comm.in_background(&live, move || exec::run(&planned))?;
+            background.push((comm, live, planned));
         }
     }
-    exec::run(&launches)
+    for (comm, live, planned) in background {
+        // A failure stays with the communicator, where `Comm::async_error` finds it.
+        comm.in_background(&live, move || drop(exec::run(&planned)))?;
+    }
+    exec::run(&here)
 }
 
 /// Collectives in call order, then all messages together.
-fn plan(live: &std::sync::Arc<crate::comm::Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
+fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
     let mut launches = Vec::new();
     let (mut messages, mut on) = (Vec::new(), None);
     for item in items {
@@ -177,11 +189,32 @@ fn plan(live: &std::sync::Arc<crate::comm::Live>, items: Vec<Item>) -> Result<Ve
     Ok(launches)
 }
 
+/// Jobs that run one after the other.
+struct Chain {
+    owner: u64,
+    blocking: bool,
+    work: Vec<(Work, Option<Busy>)>,
+}
+
 /// Runs the creation of communicators side by side; waits for the blocking ones.
-fn run_jobs(jobs: Vec<(Job, bool)>) -> Result<()> {
+fn run_jobs(jobs: Vec<Job>) -> Result<()> {
+    let mut chains: Vec<Chain> = Vec::new();
+    for Job { owner, blocking, work } in jobs {
+        let busy = if blocking { None } else { owner.busy()? };
+        let owner = owner.id();
+        match chains.iter_mut().find(|chain| chain.owner == owner) {
+            Some(chain) => {
+                chain.blocking |= blocking;
+                chain.work.push((work, busy));
+            }
+            None => chains.push(Chain { owner, blocking, work: vec![(work, busy)] }),
+        }
+    }
     let mut waiting = Vec::new();
-    for (job, blocking) in jobs {
-        let thread = thread::Builder::new().name("hawser-init".into()).spawn(job);
+    for Chain { blocking, work, .. } in chains {
+        // All of a chain run, also after a failure: the other ranks wait for this one in each.
+        let run = move || work.into_iter().fold(Ok(()), |all, (work, busy)| all.and(work(busy)));
+        let thread = thread::Builder::new().name("hawser-init".into()).spawn(run);
         let thread = thread.map_err(|e| Error::system("starting an init thread", e))?;
         if blocking {
             waiting.push(thread);

@@ -27,7 +27,7 @@ impl Worker {
         let (jobs, inbox) = channel::<Job>();
         let thread = std::thread::Builder::new()
             .name("hawser-progress".into())
-            .spawn(move || inbox.into_iter().for_each(|job| job()))
+            .spawn(move || inbox.into_iter().for_each(run))
             .map_err(|e| Error::system("starting the progress thread", e))?;
         let worker = Arc::new(Self { jobs: Some(jobs), thread: Some(thread) });
         workers.retain(|_, w| w.strong_count() > 0);
@@ -50,6 +50,13 @@ impl Drop for Worker {
         {
             let _ = thread.join();
         }
+    }
+}
+
+/// A job that panics must not take the thread, and all later jobs, with it.
+fn run(job: Job) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
+        crate::log::warn("a background job panicked: a bug in this library");
     }
 }
 

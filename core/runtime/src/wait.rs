@@ -75,7 +75,8 @@ impl Wait {
         }
         match self.limit {
             Some(limit) if self.started.elapsed() >= limit => {
-                let text = format!("{}: no end within the deadline of {}", describe().into(), in_seconds(limit));
+                let text =
+                    format!("{}: no end within the deadline of {}", describe().into(), in_seconds(limit));
                 Err(Error::new(ErrorKind::Timeout, text))
             }
             _ => Ok(()),

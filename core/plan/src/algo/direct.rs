@@ -2,9 +2,8 @@
 
 use super::ProgramKey;
 use crate::call::Collective;
-use crate::ir::{RankProgram, Step};
 use crate::ir::build::{copy, input, output, recv, send};
-use crate::lower::MAX_CHANNEL_STEPS;
+use crate::ir::{MAX_CHANNEL_STEPS, RankProgram, Step};
 
 /// Peers served side by side, as far as steps per channel allow.
 const CHANNELS: u32 = 8;
@@ -12,10 +11,19 @@ const CHANNELS: u32 = 8;
 /// Channels of a program of `ranks` ranks: [`CHANNELS`], fewer for few ranks, more where a channel
 /// would get more steps than a device's block can have.
 pub fn channels(collective: Collective, ranks: u32) -> u32 {
-    let per_peer = if collective == Collective::AllToAll { 2 } else { 1 };
-    let peers_per_channel = (MAX_CHANNEL_STEPS - 1) / per_peer;
+    let peers_per_channel = (MAX_CHANNEL_STEPS - 1) / steps_per_peer(collective);
     let peers = ranks.saturating_sub(1).max(1);
     CHANNELS.min(peers).max(peers.div_ceil(peers_per_channel))
+}
+
+/// Steps of the longest channel of any rank: the copy and the steps of its peers.
+pub fn most_channel_steps(collective: Collective, ranks: u32) -> u32 {
+    let peers = ranks.saturating_sub(1);
+    1 + steps_per_peer(collective) * peers.div_ceil(channels(collective, ranks))
+}
+
+fn steps_per_peer(collective: Collective) -> u32 {
+    if collective == Collective::AllToAll { 2 } else { 1 }
 }
 
 /// At distance `d` every rank sends to `rank + d` and receives from `rank - d`: each distance is a

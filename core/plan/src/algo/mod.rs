@@ -120,11 +120,24 @@ pub fn channels(key: &ProgramKey) -> Result<u32> {
     })
 }
 
+/// Most steps of one channel on any rank, where a program has several channels.
+pub(crate) fn most_channel_steps(key: &ProgramKey) -> u32 {
+    match key.algorithm {
+        Algorithm::Direct => direct::most_channel_steps(key.collective, key.ranks),
+        _ => 2,
+    }
+}
+
 /// How a program is made; only called for two ranks or more.
 struct Generator {
-    per_block: fn(ranks: u32) -> u32,
-    build: fn(key: &ProgramKey, rank: u32) -> RankProgram,
+    per_block: PerBlock,
+    build: Build,
 }
+
+/// Chunks per block for a number of ranks.
+type PerBlock = fn(u32) -> u32;
+/// The program of a rank.
+type Build = fn(&ProgramKey, u32) -> RankProgram;
 
 fn generator(key: &ProgramKey) -> Result<Generator> {
     let ProgramKey { collective, algorithm, ranks, root } = *key;
@@ -140,7 +153,7 @@ fn generator(key: &ProgramKey) -> Result<Generator> {
     }
     use Algorithm as A;
     use Collective as C;
-    let (per_block, build): (fn(u32) -> u32, fn(&ProgramKey, u32) -> RankProgram) = match (algorithm, collective) {
+    let (per_block, build): (PerBlock, Build) = match (algorithm, collective) {
         (A::Ring, C::AllReduce) => (same, ring::all_reduce),
         (A::Ring, C::AllGather) => (one, ring::all_gather),
         (A::Ring, C::ReduceScatter) => (one, ring::reduce_scatter),

@@ -5,7 +5,8 @@
 
 use super::ProgramKey;
 use crate::ir::build::{
-    copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send, recv_reduce_send, send,
+    copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
+    recv_reduce_send, send,
 };
 use crate::ir::{RankProgram, Step};
 
@@ -17,7 +18,8 @@ pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let mut steps = vec![send(input(rank), ring.next())];
     push_repeat(&mut steps, recv_reduce_send(ring.from(), input(ring.back(1)), 1, ring.next()), n - 2);
     let complete = ring.back(n - 1);
-    steps.push(recv_reduce_copy_send(ring.from(), input(complete), 1, output(complete), ring.next()).finish());
+    steps
+        .push(recv_reduce_copy_send(ring.from(), input(complete), 1, output(complete), ring.next()).finish());
     push_repeat(&mut steps, recv_copy_send(ring.previous, output(rank), ring.next()), n - 2);
     steps.push(recv(ring.previous, output(ring.back(n - 2))));
     RankProgram::single(steps)

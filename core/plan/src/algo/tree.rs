@@ -8,7 +8,8 @@
 
 use super::ProgramKey;
 use crate::ir::build::{
-    copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send, recv_reduce_send, send,
+    copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
+    recv_reduce_send, send,
 };
 use crate::ir::{Channel, RankProgram, Step};
 
@@ -16,7 +17,14 @@ use crate::ir::{Channel, RankProgram, Step};
 pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     both(key, rank, |chunk, node| match node.parent {
         None => vec![
-            recv_reduce_copy_send(node.children(), input(chunk), node.order(), output(chunk), node.children()).finish(),
+            recv_reduce_copy_send(
+                node.children(),
+                input(chunk),
+                node.order(),
+                output(chunk),
+                node.children(),
+            )
+            .finish(),
         ],
         Some(parent) => vec![up(chunk, node, parent), down(chunk, node, parent)],
     })

@@ -23,7 +23,12 @@ pub fn to_svg(program: &Program) -> String {
     for (rank, rank_program) in program.ranks.iter().enumerate() {
         for (channel, steps) in rank_program.channels.iter().enumerate() {
             if !steps.steps.is_empty() {
-                columns.push(Column { rank: rank as u32, channel: channel as u32, steps: &steps.steps, next: (0, 0) });
+                columns.push(Column {
+                    rank: rank as u32,
+                    channel: channel as u32,
+                    steps: &steps.steps,
+                    next: (0, 0),
+                });
             }
         }
     }
@@ -34,7 +39,11 @@ pub fn to_svg(program: &Program) -> String {
     let mut svg = head(program, width, height, columns.iter().any(|column| column.current().is_some()));
     for (index, column) in columns.iter().enumerate() {
         let x = GAP + index * COLUMN + WIDTH / 2;
-        let _ = writeln!(svg, r#"<text x="{x}" y="55" class="head">rank {} · {}</text>"#, column.rank, column.channel);
+        let _ = writeln!(
+            svg,
+            r#"<text x="{x}" y="55" class="head">rank {} · {}</text>"#,
+            column.rank, column.channel
+        );
     }
     for arrow in &arrows {
         let (from, to) = (&boxes[arrow.0], &boxes[arrow.1]);
@@ -90,7 +99,8 @@ impl Boxed {
             _ if !step.recv.is_empty() && step.src.is_some() => "reduce",
             _ => "move",
         };
-        let times = if step.times > 1 { format!(" {}/{}", repetition + 1, step.times) } else { String::new() };
+        let times =
+            if step.times > 1 { format!(" {}/{}", repetition + 1, step.times) } else { String::new() };
         let named = |reference: super::Ref| {
             let mut text = ref_text(reference);
             if step.times > 1 && step.stride != 0 {
@@ -122,18 +132,24 @@ fn lay_out(columns: &mut [Column<'_>]) -> (Vec<Boxed>, Vec<(usize, usize)>) {
     while boxes.len() < MAX_BOXES {
         let mut sent = Vec::new();
         let mut moved = false;
-        let ends: HashMap<(u32, u32), usize> = columns.iter().map(|c| ((c.rank, c.channel), c.next.0)).collect();
+        let ends: HashMap<(u32, u32), usize> =
+            columns.iter().map(|c| ((c.rank, c.channel), c.next.0)).collect();
         for (index, column) in columns.iter_mut().enumerate() {
             let Some(step) = column.current() else { continue };
             let key = |peer: u32| (column.channel, peer, column.rank);
-            let arrived = step.recv.iter().all(|&peer| fifos.get(&key(peer)).is_some_and(|fifo| !fifo.is_empty()));
-            let awaited = |dep: &super::Dep| ends.get(&(column.rank, dep.channel)).is_none_or(|&n| n > dep.step as usize);
+            let arrived =
+                step.recv.iter().all(|&peer| fifos.get(&key(peer)).is_some_and(|fifo| !fifo.is_empty()));
+            let awaited = |dep: &super::Dep| {
+                ends.get(&(column.rank, dep.channel)).is_none_or(|&n| n > dep.step as usize)
+            };
             if !arrived || !step.after.iter().all(awaited) {
                 continue;
             }
             let number = boxes.len();
             for &peer in &step.recv {
-                arrows.extend(fifos.get_mut(&key(peer)).and_then(|fifo| fifo.pop_front()).map(|from| (from, number)));
+                arrows.extend(
+                    fifos.get_mut(&key(peer)).and_then(|fifo| fifo.pop_front()).map(|from| (from, number)),
+                );
             }
             sent.extend(step.send.iter().map(|&peer| ((column.channel, column.rank, peer), number)));
             boxes.push(Boxed::new(index, row, step, column.next.1, false));
@@ -186,7 +202,8 @@ mod tests {
 
     #[test]
     fn every_transfer_has_its_arrow() {
-        let key = ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks: 4, root: 0 };
+        let key =
+            ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks: 4, root: 0 };
         let svg = to_svg(&algo::program(&key).unwrap());
         assert_eq!(svg.matches("<line").count(), 4 * 2 * 3);
         // One background, seven steps per rank.
@@ -196,7 +213,8 @@ mod tests {
 
     #[test]
     fn steps_that_cannot_run_are_shown() {
-        let key = ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks: 2, root: 0 };
+        let key =
+            ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks: 2, root: 0 };
         let mut program = algo::program(&key).unwrap();
         program.ranks[0].channels[0].steps.remove(0);
         program.shape.name = "a<b".into();

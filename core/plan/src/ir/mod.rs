@@ -2,7 +2,7 @@
 //!
 //! A program says for every rank and channel which steps run in which order. Steps move and
 //! combine **chunks**. Buffers are cut into blocks of the call's `count` elements (see
-//! [`Collective::input_blocks`]) and every block into [`Program::per_block`] chunks, so chunk `c`
+//! [`Collective::input_blocks`]) and every block into [`Shape::per_block`] chunks, so chunk `c`
 //! lies in block `c / per_block`. Bytes appear only when a program is lowered for one call.
 //!
 //! Two ranks talk over a FIFO named by (channel, sender, receiver). One execution of a step sends
@@ -19,6 +19,9 @@ use crate::call::Collective;
 
 /// Most peers of one step in each direction.
 pub const MAX_FAN: usize = 8;
+
+/// Most steps of one channel on one rank: a device's block counts them in a byte.
+pub const MAX_CHANNEL_STEPS: u32 = 255;
 
 /// The buffers of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

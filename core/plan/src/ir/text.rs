@@ -89,7 +89,8 @@ pub fn step_text(step: &Step) -> String {
         clause("finish", String::new());
     }
     if !step.after.is_empty() {
-        let list: Vec<String> = step.after.iter().map(|dep| format!("{}.{}", dep.channel, dep.step)).collect();
+        let list: Vec<String> =
+            step.after.iter().map(|dep| format!("{}.{}", dep.channel, dep.step)).collect();
         clause("after", list.join(","));
     }
     text
@@ -113,9 +114,13 @@ pub fn from_text(text: &str) -> Result<Program> {
     let mut line = header(MAGIC)?;
     let version: u32 = line.last_number("version")?;
     if version != VERSION {
-        return Err(error(line.number, 1, format!("version {version} is unknown, this reads version {VERSION}")));
+        return Err(error(
+            line.number,
+            1,
+            format!("version {version} is unknown, this reads version {VERSION}"),
+        ));
     }
-    let mut line = header("name")?;
+    let line = header("name")?;
     let name = line.rest();
     let mut line = header("collective")?;
     let (column, word) = line.word("a collective")?;
@@ -123,7 +128,8 @@ pub fn from_text(text: &str) -> Result<Program> {
         .ok_or_else(|| error(line.number, column, format!("unknown collective \"{word}\"")))?;
     line.end()?;
     let mut number = |name: &str| header(name)?.last_number(name);
-    let (ranks, root, per_block, scratch) = (number("ranks")?, number("root")?, number("per_block")?, number("scratch")?);
+    let (ranks, root, per_block, scratch) =
+        (number("ranks")?, number("root")?, number("per_block")?, number("scratch")?);
     let shape = Shape { name, collective, ranks, root, per_block, scratch };
     let mut programs: Vec<RankProgram> = Vec::new();
     for line in lines {
@@ -143,7 +149,8 @@ fn body_line(mut line: Line<'_>, ranks: &mut Vec<RankProgram>) -> Result<()> {
         }
         Some(&(column, "channel")) => {
             line.keyword("channel")?;
-            let rank = ranks.last_mut().ok_or_else(|| error(place, column, "a channel before any rank".into()))?;
+            let rank =
+                ranks.last_mut().ok_or_else(|| error(place, column, "a channel before any rank".into()))?;
             expect_index(place, "channel", line.last_number("channel")?, rank.channels.len())?;
             rank.channels.push(Channel::default());
         }
@@ -244,7 +251,8 @@ impl<'a> Line<'a> {
 
     fn number_of<T: FromStr>(&mut self, what: &str) -> Result<T> {
         let (column, word) = self.word(what)?;
-        word.parse().map_err(|_| error(self.number, column, format!("\"{word}\" is not a number that {what} can be")))
+        word.parse()
+            .map_err(|_| error(self.number, column, format!("\"{word}\" is not a number that {what} can be")))
     }
 
     fn last_number(&mut self, what: &str) -> Result<u32> {
@@ -281,7 +289,9 @@ impl<'a> Line<'a> {
         let mut list = Vec::new();
         for item in word.split(',') {
             let parsed = parse(item);
-            list.push(parsed.ok_or_else(|| error(self.number, column, format!("\"{item}\" is none of {what}")))?);
+            list.push(
+                parsed.ok_or_else(|| error(self.number, column, format!("\"{item}\" is none of {what}")))?,
+            );
             column += item.chars().count() + 1;
         }
         Ok(list)

@@ -5,9 +5,9 @@
 //! it starts when all its slots have arrived and all its receivers have room, which is the
 //! strictest reading a device can have of it. The work is done in three passes:
 //!
-//! 1. [`form`]: operands, peers, bounds, dependencies;
-//! 2. [`schedule`]: an order of all steps at the given FIFO depth, or the deadlock;
-//! 3. [`values`]: who contributed what to every chunk, in which order of reduction; reads of undefined
+//! 1. `form`: operands, peers, bounds, dependencies;
+//! 2. `schedule`: an order of all steps at the given FIFO depth, or the deadlock;
+//! 3. `values`: who contributed what to every chunk, in which order of reduction; reads of undefined
 //!    data; accesses of two channels that no message or dependency orders.
 //!
 //! A value is a multiset of contributions (source rank, input chunk), a `finished` mark, and a hash

@@ -84,7 +84,8 @@ impl Greeting {
         }
         let code = fields.u8()?;
         let roles = [Role::Join, Role::Release, Role::Star, Role::Peer, Role::Descriptor];
-        let role = roles.into_iter().find(|role| *role as u8 == code).ok_or_else(|| malformed("unknown role"))?;
+        let role =
+            roles.into_iter().find(|role| *role as u8 == code).ok_or_else(|| malformed("unknown role"))?;
         Ok(Greeting { role, rank: fields.u32()?, target: fields.u32()? })
     }
 }
@@ -144,7 +145,9 @@ pub(super) fn connect(
                 Err(error) => (error.clone(), error.kind == ErrorKind::Remote),
             },
             Err(Refusal::Gone(error)) => (error, false),
-            Err(Refusal::Os(errno)) => (unreachable(to, errno, &retry, describe), may_pass(errno, retry.refused)),
+            Err(Refusal::Os(errno)) => {
+                (unreachable(to, errno, &retry, describe), may_pass(errno, retry.refused))
+            }
         };
         if !again || tries >= retry.count {
             return Err(error);
@@ -179,7 +182,13 @@ fn unreachable(to: &Address, errno: Errno, retry: &Retry, describe: &dyn Fn() ->
 }
 
 /// The connector's side of the handshake.
-fn introduce(stream: &Stream, key: &Key, who: Greeting, wait: &Wait, describe: &dyn Fn() -> String) -> Result<()> {
+fn introduce(
+    stream: &Stream,
+    key: &Key,
+    who: Greeting,
+    wait: &Wait,
+    describe: &dyn Fn() -> String,
+) -> Result<()> {
     let greeting = who.encode(&random()?);
     let waiting = || format!("{} (handshake)", describe());
     stream.write_all(&greeting, false, wait, &waiting)?;
@@ -192,7 +201,8 @@ fn introduce(stream: &Stream, key: &Key, who: Greeting, wait: &Wait, describe: &
         return Err(Error::invalid_usage(text).remedy("check that all ranks got the same, fresh unique id"));
     }
     if !matches(&key.proof(ACCEPTOR, &greeting, nonce), proof) {
-        let text = format!("{}: the listener there belongs to another communicator (wrong secret)", describe());
+        let text =
+            format!("{}: the listener there belongs to another communicator (wrong secret)", describe());
         return Err(Error::invalid_usage(text).remedy("check that all ranks got the same, fresh unique id"));
     }
     stream.write_all(key.proof(CONNECTOR, &greeting, nonce).as_bytes(), false, wait, &waiting)
@@ -273,13 +283,20 @@ impl Acceptor {
         let mut done = Vec::new();
         for mut pending in std::mem::take(&mut self.pending) {
             let step = match pending.advance(&self.key, self.target, self.roles) {
-                Step::Wait if now >= pending.since + self.limit => Step::Drop("no proof within the time limit".into()),
+                Step::Wait if now >= pending.since + self.limit => {
+                    Step::Drop("no proof within the time limit".into())
+                }
                 step => step,
             };
             match step {
                 Step::Wait => self.pending.push(pending),
                 Step::Done(who) => {
-                    done.push(Accepted { stream: pending.stream, role: who.role, rank: who.rank, from: pending.from });
+                    done.push(Accepted {
+                        stream: pending.stream,
+                        role: who.role,
+                        rank: who.rank,
+                        from: pending.from,
+                    });
                 }
                 Step::Drop(why) => log(&format!("bootstrap dropped a stranger at {}: {why}", pending.from)),
             }

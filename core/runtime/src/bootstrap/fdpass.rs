@@ -3,17 +3,17 @@
 //! The sockets have random names that the table carries, and the same handshake as TCP. They belong to a network
 //! namespace: ranks in containers reach each other only if they share it.
 
+use super::Bootstrap;
 use super::auth::{self, Greeting, Key, Retry, Role};
 use super::socket::{Address, Stream};
 use super::wire::{HEADER, Header, Kind, malformed};
-use super::{Bootstrap, poll_ready};
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -28,11 +28,13 @@ impl Bootstrap {
     pub fn send_fd(&self, peer: u32, tag: u64, fd: BorrowedFd<'_>, wait: &Wait) -> Result<()> {
         self.check_peer(peer)?;
         if peer == self.rank {
-            let copy = fd.try_clone_to_owned().map_err(|error| Error::system("duplicating a descriptor", error))?;
-            self.shared()?.put(|inbox| inbox.push_descriptor(peer, tag, copy));
+            let copy =
+                fd.try_clone_to_owned().map_err(|error| Error::system("duplicating a descriptor", error))?;
+            self.shared.put(|inbox| inbox.push_descriptor(peer, tag, copy));
             return Ok(());
         }
-        let describe = || format!("rank {} sends a file descriptor to rank {peer} ({})", self.rank, self.label);
+        let describe =
+            || format!("rank {} sends a file descriptor to rank {peer} ({})", self.rank, self.label);
         let retry = Retry {
             count: self.settings.retry_count,
             sleep: self.settings.retry_sleep,
@@ -49,7 +51,7 @@ impl Bootstrap {
             match send(&stream, &header, fd) {
                 Ok(HEADER) => return Ok(()),
                 Ok(count) => return Err(Error::internal(format!("{}: {count} bytes went out", describe()))),
-                Err(Errno::AGAIN | Errno::INTR) => poll_ready(&stream, PollFlags::OUT, &wait, &describe)?,
+                Err(Errno::AGAIN | Errno::INTR) => stream.ready(PollFlags::OUT, &wait, &describe)?,
                 Err(errno) => return Err(Error::system(describe(), errno)),
             }
         }
@@ -63,7 +65,7 @@ impl Bootstrap {
         self.check_peer(peer)?;
         let (rank, label) = (self.rank, &self.label);
         let describe = || format!("rank {rank} waits for rank {peer} to send a file descriptor ({label})");
-        self.shared()?.take(wait, &|_| describe(), |inbox| inbox.pop_descriptor(peer, tag).map(Ok))
+        self.shared.take(wait, &|_| describe(), |inbox| inbox.pop_descriptor(peer, tag).map(Ok))
     }
 }
 

@@ -138,7 +138,8 @@ fn checksum(bytes: &[u8; UniqueId::LEN]) -> [u8; UniqueId::LEN - SUM_AT] {
 /// The same id on every rank that has the same `NCCL_COMM_ID`.
 fn from_comm_id(comm_id: &str, family: Option<u8>) -> Result<UniqueId> {
     let refuse = |why: String| {
-        Error::invalid_usage(format!("NCCL_COMM_ID={comm_id}: {why}")).remedy("give it as host:port or [ipv6]:port")
+        Error::invalid_usage(format!("NCCL_COMM_ID={comm_id}: {why}"))
+            .remedy("give it as host:port or [ipv6]:port")
     };
     let mut found = comm_id.trim().to_socket_addrs().map_err(|error| refuse(error.to_string()))?;
     let address = found.find(|address| family.is_none_or(|family| (family == 4) == address.is_ipv4()));

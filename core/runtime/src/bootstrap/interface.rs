@@ -24,7 +24,12 @@ pub(super) fn choose(ifname: Option<&str>, family: Option<u8>, near: Option<IpAd
     select(&interfaces()?, ifname, family, near)
 }
 
-fn select(all: &[Interface], ifname: Option<&str>, family: Option<u8>, near: Option<IpAddr>) -> Result<IpAddr> {
+fn select(
+    all: &[Interface],
+    ifname: Option<&str>,
+    family: Option<u8>,
+    near: Option<IpAddr>,
+) -> Result<IpAddr> {
     let filter = ifname.map(Filter::parse).filter(|filter| !filter.names.is_empty());
     let mut fitting: Vec<&Interface> = all
         .iter()
@@ -59,12 +64,16 @@ impl Filter {
     fn parse(text: &str) -> Filter {
         let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
-        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_string).collect();
+        let names =
+            text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_string).collect();
         Filter { exclude, exact, names }
     }
 
     fn accepts(&self, name: &str) -> bool {
-        let listed = self.names.iter().any(|wanted| if self.exact { name == wanted } else { name.starts_with(wanted) });
+        let listed = self
+            .names
+            .iter()
+            .any(|wanted| if self.exact { name == wanted } else { name.starts_with(wanted) });
         listed != self.exclude
     }
 }
@@ -92,7 +101,10 @@ fn interfaces() -> Result<Vec<Interface>> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs writes one pointer to the place given, which is a live local.
     if unsafe { libc::getifaddrs(&mut head) } != 0 {
-        return Err(Error::system("getifaddrs (listing the network interfaces)", std::io::Error::last_os_error()));
+        return Err(Error::system(
+            "getifaddrs (listing the network interfaces)",
+            std::io::Error::last_os_error(),
+        ));
     }
     let mut found = Vec::new();
     let mut next = head;

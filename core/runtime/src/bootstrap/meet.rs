@@ -184,7 +184,14 @@ fn connect(
         },
     };
     let greeting = Greeting { role, rank, target: ROOT };
-    auth::connect(&Address::Tcp(id.address), &Key::derive(&id.secret, "root"), greeting, retry, wait, describe)
+    auth::connect(
+        &Address::Tcp(id.address),
+        &Key::derive(&id.secret, "root"),
+        greeting,
+        retry,
+        wait,
+        describe,
+    )
 }
 
 #[cfg(test)]

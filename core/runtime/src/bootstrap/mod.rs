@@ -34,13 +34,12 @@ use crate::wait::Wait;
 use auth::Secret;
 use meet::{Hello, PeerAddress};
 use peer::Outgoing;
-use rustix::event::{PollFd, PollFlags};
 use service::{Listeners, Service, Shared};
 use star::Star;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 /// What the bootstrap needs to know from the user's environment.
@@ -89,8 +88,10 @@ pub struct Bootstrap {
     star: Mutex<Star>,
     outgoing: Outgoing,
     splits: AtomicU32,
+    /// What came from other ranks (and from this one).
+    shared: Arc<Shared>,
     /// `None` for a communicator of one rank.
-    service: Option<Service>,
+    _service: Option<Service>,
 }
 
 impl Bootstrap {
@@ -100,7 +101,13 @@ impl Bootstrap {
     /// # Errors
     /// `InvalidArgument` for a wrong rank or list of ids; `InvalidUsage` when ranks contradict each other or the id is
     /// used up; `Timeout` naming the ranks that are missing; `Remote` when one left; `System` from the sockets.
-    pub fn join(ids: &[UniqueId], rank: u32, nranks: u32, settings: &Settings, wait: &Wait) -> Result<Bootstrap> {
+    pub fn join(
+        ids: &[UniqueId],
+        rank: u32,
+        nranks: u32,
+        settings: &Settings,
+        wait: &Wait,
+    ) -> Result<Bootstrap> {
         check_arguments(ids, rank, nranks)?;
         let wait = &wait.at_most(settings.init_timeout);
         let label = "world".to_string();
@@ -120,8 +127,11 @@ impl Bootstrap {
             .and_then(|()| meet::meet(&ids[0], rank, &hello, settings, wait))
             .inspect_err(|error| release_others(ids, rank, error, settings, wait))
             .map_err(in_init)?;
-        drop(own_root);
-        let mut joined = Bootstrap::assemble(rank, label, ids[0].secret, peers, Some(listeners), settings, wait)?;
+        if let Some(root) = own_root {
+            root.finish();
+        }
+        let mut joined =
+            Bootstrap::assemble(rank, label, ids[0].secret, peers, Some(listeners), settings, wait)?;
         joined.near = near;
         Ok(joined)
     }
@@ -157,7 +167,9 @@ impl Bootstrap {
         wait: &Wait,
     ) -> Result<Bootstrap> {
         let nranks = peers.len().max(1) as u32;
-        let service = listeners.map(|listeners| Service::start(listeners, &secret, rank, nranks, settings));
+        let shared = Arc::new(Shared::default());
+        let service =
+            listeners.map(|own| Service::start(own, shared.clone(), &secret, rank, nranks, settings));
         let bootstrap = Bootstrap {
             rank,
             nranks,
@@ -169,7 +181,8 @@ impl Bootstrap {
             star: Mutex::default(),
             outgoing: Outgoing::default(),
             splits: AtomicU32::new(0),
-            service: service.transpose()?,
+            shared,
+            _service: service.transpose()?,
         };
         let star = bootstrap.form_star(wait)?;
         *lock(&bootstrap.star) = star;
@@ -180,14 +193,10 @@ impl Bootstrap {
         if peer < self.nranks {
             return Ok(());
         }
-        Err(Error::invalid_argument(format!("rank {}: peer {peer} is not below {} ranks", self.rank, self.nranks)))
-    }
-
-    fn shared(&self) -> Result<&Shared> {
-        match &self.service {
-            Some(service) => Ok(&service.shared),
-            None => Err(Error::invalid_usage(format!("'{}' has one rank: there is nobody to talk to", self.label))),
-        }
+        Err(Error::invalid_argument(format!(
+            "rank {}: peer {peer} is not below {} ranks",
+            self.rank, self.nranks
+        )))
     }
 }
 
@@ -273,16 +282,6 @@ fn log(text: &str) {
 /// The lock, also after a panic of another holder: no holder leaves the data half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Blocks until `stream` is ready for `flags`.
-fn poll_ready(stream: &socket::Stream, flags: PollFlags, wait: &Wait, describe: &dyn Fn() -> String) -> Result<()> {
-    loop {
-        wait.check(describe)?;
-        if socket::poll(&mut [PollFd::new(stream, flags)], Some(wait.slice()))? > 0 {
-            return Ok(());
-        }
-    }
 }
 
 #[cfg(test)]

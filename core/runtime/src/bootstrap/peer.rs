@@ -30,7 +30,7 @@ impl Bootstrap {
             return Err(Error::invalid_argument(format!("{text} is over the limit of {MAX_MESSAGE}")));
         }
         if peer == self.rank {
-            self.shared()?.put(|inbox| inbox.push_message(peer, tag, bytes.to_vec()));
+            self.shared.put(|inbox| inbox.push_message(peer, tag, bytes.to_vec()));
             return Ok(());
         }
         let slot = lock(&self.outgoing.streams).entry(peer).or_default().clone();
@@ -54,7 +54,7 @@ impl Bootstrap {
     pub fn recv(&self, peer: u32, tag: u64, wait: &Wait) -> Result<Vec<u8>> {
         self.check_peer(peer)?;
         let describe = || format!("rank {} waits for a message from rank {peer} ({})", self.rank, self.label);
-        self.shared()?.take(wait, &|_| describe(), |inbox| match inbox.pop_message(peer, tag) {
+        self.shared.take(wait, &|_| describe(), |inbox| match inbox.pop_message(peer, tag) {
             Some(message) => Some(Ok(message)),
             None if inbox.has_left(peer) => {
                 Some(Err(Error::remote(format!("{}: that rank closed its connection", describe()))))
@@ -64,7 +64,13 @@ impl Bootstrap {
     }
 
     /// An authenticated TCP connection to `peer`.
-    pub(super) fn dial(&self, role: Role, peer: u32, wait: &Wait, describe: &dyn Fn() -> String) -> Result<Stream> {
+    pub(super) fn dial(
+        &self,
+        role: Role,
+        peer: u32,
+        wait: &Wait,
+        describe: &dyn Fn() -> String,
+    ) -> Result<Stream> {
         let retry = Retry {
             count: self.settings.retry_count,
             sleep: self.settings.retry_sleep,

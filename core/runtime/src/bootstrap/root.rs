@@ -2,7 +2,7 @@
 //!
 //! It collects one authenticated hello per rank, sends everybody the table of addresses and ends. Any contradiction
 //! (two claims of one rank, different rank counts, different id lists, a rank that leaves) ends the meeting at once with
-//! the same text for all who came. While ranks are missing, those who wait are told which, so that their own deadlines
+//! the same text for all who came, and for those who come within [`LINGER`] after it. While ranks are missing, those who wait are told which, so that their own deadlines
 //! can name them. Before the first hello the root waits as long as its process lives.
 
 use super::auth::{Accepted, Acceptor, Key, ROOT, Role};
@@ -33,6 +33,9 @@ const TABLE_TIME: Duration = Duration::from_secs(60);
 /// Bytes of the longest frame a rank sends to the root.
 const FRAME_LIMIT: usize = 64 << 10;
 
+/// How long a failed meeting tells the reason to ranks that come late.
+const LINGER: Duration = Duration::from_secs(5);
+
 const STACK: usize = 256 << 10;
 
 /// The roots of this process that nobody else owns, by nonce.
@@ -44,14 +47,23 @@ pub(super) struct RootHandle {
     thread: Option<JoinHandle<()>>,
 }
 
+impl RootHandle {
+    /// Waits for the end of a root that has all its ranks.
+    pub fn finish(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log("the bootstrap root thread panicked");
+        }
+    }
+}
+
 impl Drop for RootHandle {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            self.stop.raise();
-            if thread.join().is_err() {
-                log("the bootstrap root thread panicked");
-            }
-        }
+        self.stop.raise();
+        self.join();
     }
 }
 
@@ -96,7 +108,8 @@ fn start(
 ) -> Result<RootHandle> {
     let stop = Arc::new(StopSignal::new()?);
     let key = Key::derive(&id.secret, "root");
-    let acceptor = Acceptor::new(listener, key, ROOT, &[Role::Join, Role::Release], settings.handshake_timeout);
+    let acceptor =
+        Acceptor::new(listener, key, ROOT, &[Role::Join, Role::Release], settings.handshake_timeout);
     let root = Root {
         acceptor,
         stop: stop.clone(),
@@ -164,7 +177,7 @@ impl Root {
                 Ok(Next::End) => return Ok(()),
                 Ok(Next::Complete) => return self.send_table(),
                 Err(error) => {
-                    self.tell_all(Kind::Failure, &encode_failure(&error));
+                    self.fail(&error);
                     return Err(error);
                 }
             }
@@ -172,7 +185,8 @@ impl Root {
     }
 
     fn turn(&mut self) -> Result<Next> {
-        let ready = self.wait_for_events()?;
+        let clock = self.plan.as_ref().map(|plan| plan.next_status.min(plan.started + self.patience));
+        let ready = self.wait_for_events(clock)?;
         if self.stop.is_raised() {
             let text = "the root of the unique id was stopped before all ranks had joined";
             return Err(Error::new(ErrorKind::Aborted, text));
@@ -183,9 +197,11 @@ impl Root {
                 next => return Ok(next),
             }
         }
-        for accepted in self.acceptor.advance() {
-            self.guests.push(Guest::new(accepted));
-            match self.listen_to(self.guests.len() - 1)? {
+        // All of them become guests before one is heard: an error must reach every one.
+        let known = self.guests.len();
+        self.guests.extend(self.acceptor.advance().into_iter().map(Guest::new));
+        for at in (known..self.guests.len()).rev() {
+            match self.listen_to(at)? {
                 Next::Wait => {}
                 next => return Ok(next),
             }
@@ -194,9 +210,8 @@ impl Root {
         Ok(Next::Wait)
     }
 
-    /// Blocks until something happens; says which guests have something to read.
-    fn wait_for_events(&self) -> Result<Vec<bool>> {
-        let clock = self.plan.as_ref().map(|plan| plan.next_status.min(plan.started + self.patience));
+    /// Blocks until something happens or `clock` strikes; says which guests have something to read.
+    fn wait_for_events(&self, clock: Option<Instant>) -> Result<Vec<bool>> {
         let timeout = earliest([clock, self.acceptor.next_deadline()]);
         let mut fds = vec![self.stop.poll_fd()];
         fds.extend(self.guests.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)));
@@ -232,7 +247,8 @@ impl Root {
             return Ok(Next::Wait);
         }
         let missing = self.missing();
-        let text = format!("rank {} left while {} had not joined yet ({why})", guest.rank, list_ranks(&missing));
+        let text =
+            format!("rank {} left while {} had not joined yet ({why})", guest.rank, list_ranks(&missing));
         Err(Error::remote(text).remedy("see the error of that rank"))
     }
 
@@ -249,13 +265,18 @@ impl Root {
         let first = plan.first;
         let remedy = "all ranks must be given the same arguments";
         if hello.nranks != plan.nranks {
-            let text = format!("rank {rank} says nranks = {}, rank {first} says {}", hello.nranks, plan.nranks);
+            let text =
+                format!("rank {rank} says nranks = {}, rank {first} says {}", hello.nranks, plan.nranks);
             return Err(Error::invalid_usage(text).remedy(remedy));
         }
         if hello.ids != plan.ids {
             let text = match (hello.ids.0, plan.ids.0) {
-                (here, there) if here != there => format!("rank {rank} gave {here} unique ids, rank {first} {there}"),
-                _ => format!("rank {rank} and rank {first} gave different unique ids or another order of them"),
+                (here, there) if here != there => {
+                    format!("rank {rank} gave {here} unique ids, rank {first} {there}")
+                }
+                _ => {
+                    format!("rank {rank} and rank {first} gave different unique ids or another order of them")
+                }
             };
             return Err(Error::invalid_usage(text).remedy(remedy));
         }
@@ -291,8 +312,13 @@ impl Root {
         let now = Instant::now();
         let Some(plan) = &mut self.plan else { return Ok(()) };
         if now >= plan.started + self.patience {
-            let text = format!("{} did not join within {} s", list_ranks(&self.missing()), self.patience.as_secs_f32());
-            return Err(Error::new(ErrorKind::Timeout, text).remedy("check that these ranks run and reached their init"));
+            let text = format!(
+                "{} did not join within {} s",
+                list_ranks(&self.missing()),
+                self.patience.as_secs_f32()
+            );
+            return Err(Error::new(ErrorKind::Timeout, text)
+                .remedy("check that these ranks run and reached their init"));
         }
         if now >= plan.next_status {
             plan.next_status = now + STATUS_PERIOD;
@@ -318,13 +344,41 @@ impl Root {
         });
     }
 
+    /// Tells all who came why the meeting failed, and for a while those who come late.
+    fn fail(&mut self, error: &Error) {
+        let failure = encode_failure(error);
+        self.tell_all(Kind::Failure, &failure);
+        let (Some(plan), Ok(bytes)) = (&self.plan, frame_bytes(Kind::Failure, 0, &failure)) else { return };
+        let came = self.guests.iter().filter(|guest| guest.came).count();
+        let mut untold = (plan.nranks as usize).saturating_sub(came);
+        self.guests.retain(|guest| !guest.came);
+        let end = Instant::now() + LINGER;
+        while untold > 0 && Instant::now() < end && !self.stop.is_raised() {
+            if self.wait_for_events(Some(end)).is_err() {
+                return;
+            }
+            self.guests.extend(self.acceptor.advance().into_iter().map(Guest::new));
+            // Answered only when the hello was read: closing with unread bytes would destroy the answer on its way.
+            self.guests.retain_mut(|guest| match guest.reader.advance(&guest.stream) {
+                Ok(Incoming::Nothing) => true,
+                Ok(Incoming::Frame(_)) => {
+                    let _ = guest.stream.write_some(&bytes, false);
+                    untold = untold.saturating_sub((guest.role == Role::Join).into());
+                    false
+                }
+                Ok(Incoming::Closed) | Err(_) => false,
+            });
+        }
+    }
+
     fn send_table(self) -> Result<()> {
         let Root { acceptor, guests, plan, stop, .. } = self;
         // Closed first: who comes now, for another meeting at the same address, is refused at once.
         drop(acceptor);
         let Some(plan) = plan else { return Ok(()) };
         let table: Vec<u8> = plan.addresses.values().flat_map(PeerAddress::encode).collect();
-        let streams: Vec<&Stream> = guests.iter().filter(|guest| guest.came).map(|guest| &guest.stream).collect();
+        let streams: Vec<&Stream> =
+            guests.iter().filter(|guest| guest.came).map(|guest| &guest.stream).collect();
         let wait = Wait::new(stop.flag(), Some(TABLE_TIME));
         broadcast(&streams, &frame_bytes(Kind::Table, 0, &table)?, &wait, &|slow| {
             format!("the root still sends the table to {slow} ranks")

@@ -155,28 +155,28 @@ impl Shared {
 
 /// The running thread; dropping it closes the listeners and all incoming connections.
 pub(super) struct Service {
-    pub shared: Arc<Shared>,
     stop: Arc<StopSignal>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Service {
-    /// Starts serving `rank` of `nranks` ranks that share `secret`.
+    /// Starts serving `rank` of `nranks` ranks that share `secret`; what comes goes to `shared`.
     pub fn start(
         listeners: Listeners,
+        shared: Arc<Shared>,
         secret: &Secret,
         rank: u32,
         nranks: u32,
         settings: &Settings,
     ) -> Result<Service> {
-        let (shared, stop) = (Arc::new(Shared::default()), Arc::new(StopSignal::new()?));
+        let stop = Arc::new(StopSignal::new()?);
         let (key, limit) = (Key::derive(secret, "peer"), settings.handshake_timeout);
         let mut server = Server {
             tcp: Acceptor::new(listeners.tcp, key.clone(), rank, &[Role::Star, Role::Peer], limit),
             unix: Acceptor::new(listeners.unix, key, rank, &[Role::Descriptor], limit),
             links: Vec::new(),
             nranks,
-            shared: shared.clone(),
+            shared,
             stop: stop.clone(),
         };
         let run = move || {
@@ -187,7 +187,7 @@ impl Service {
         };
         let thread = std::thread::Builder::new().name("hawser-boot".into()).stack_size(STACK).spawn(run);
         let thread = thread.map_err(|error| Error::system("starting the bootstrap service thread", error))?;
-        Ok(Service { shared, stop, thread: Some(thread) })
+        Ok(Service { stop, thread: Some(thread) })
     }
 }
 
@@ -309,7 +309,9 @@ impl Link {
                 shared.put(|inbox| inbox.push_message(rank, frame.tag, frame.payload));
                 Ok(true)
             }
-            Incoming::Frame(frame) => Err(Some(malformed(format!("{:?} on a message connection", frame.kind)))),
+            Incoming::Frame(frame) => {
+                Err(Some(malformed(format!("{:?} on a message connection", frame.kind))))
+            }
             Incoming::Nothing => Ok(false),
             Incoming::Closed => Err(None),
         }

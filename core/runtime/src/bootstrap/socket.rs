@@ -7,7 +7,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -80,7 +82,8 @@ pub(super) fn accept(listener: &OwnedFd) -> std::result::Result<Option<(Stream, 
             if from.is_some() {
                 tune(&fd);
             }
-            let from = from.map_or_else(|| "a process of this host".to_string(), |address| address.to_string());
+            let from =
+                from.map_or_else(|| "a process of this host".to_string(), |address| address.to_string());
             Ok(Some((Stream { fd }, from)))
         }
         // The client was faster in leaving than we in accepting, or there is nobody.
@@ -99,7 +102,11 @@ pub(super) enum Refusal {
 
 impl Stream {
     /// Connects; waits for the answer at most as long as `wait` allows.
-    pub fn connect(to: &Address, wait: &Wait, describe: &dyn Fn() -> String) -> std::result::Result<Stream, Refusal> {
+    pub fn connect(
+        to: &Address,
+        wait: &Wait,
+        describe: &dyn Fn() -> String,
+    ) -> std::result::Result<Stream, Refusal> {
         let fd = match to {
             Address::Tcp(address) => open(tcp_family(address)),
             Address::Unix(_) => open(AddressFamily::UNIX),
@@ -110,18 +117,30 @@ impl Stream {
                 tune(&stream.fd);
                 net::connect(&stream.fd, address)
             }
-            Address::Unix(token) => unix_address(token).and_then(|address| net::connect(&stream.fd, &address)),
+            Address::Unix(token) => {
+                unix_address(token).and_then(|address| net::connect(&stream.fd, &address))
+            }
         };
         match begun {
-            Ok(()) => return Ok(stream),
-            Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Ok(()) => {}
+            Err(Errno::INPROGRESS | Errno::INTR) => {
+                stream.ready(PollFlags::OUT, wait, describe).map_err(Refusal::Gone)?;
+            }
             Err(errno) => return Err(Refusal::Os(errno)),
         }
-        stream.ready(PollFlags::OUT, wait, describe).map_err(Refusal::Gone)?;
         match sockopt::socket_error(&stream.fd) {
+            Ok(Ok(())) if stream.is_its_own_peer() => Err(Refusal::Os(Errno::CONNREFUSED)),
             Ok(Ok(())) => Ok(stream),
             Ok(Err(errno)) | Err(errno) => Err(Refusal::Os(errno)),
         }
+    }
+
+    /// Without a listener, a connection within one host can end at its own beginning if the kernel happens to choose
+    /// the wanted port for it.
+    fn is_its_own_peer(&self) -> bool {
+        let end = |address| SocketAddr::try_from(address).ok();
+        let own = net::getsockname(&self.fd).ok().and_then(end);
+        own.is_some() && own == net::getpeername(&self.fd).ok().flatten().and_then(end)
     }
 
     /// Reads what is there.
@@ -157,7 +176,13 @@ impl Stream {
     }
 
     /// Writes all of `bytes`.
-    pub fn write_all(&self, bytes: &[u8], more: bool, wait: &Wait, describe: &dyn Fn() -> String) -> Result<()> {
+    pub fn write_all(
+        &self,
+        bytes: &[u8],
+        more: bool,
+        wait: &Wait,
+        describe: &dyn Fn() -> String,
+    ) -> Result<()> {
         let mut sent = 0;
         while sent < bytes.len() {
             match self.write_some(&bytes[sent..], more).map_err(|errno| broken(errno, describe))? {
@@ -186,7 +211,7 @@ impl Stream {
     pub fn read_frame(&self, limit: usize, wait: &Wait, describe: &dyn Fn() -> String) -> Result<Frame> {
         let mut reader = FrameReader::new(limit);
         loop {
-            match reader.advance(self)? {
+            match reader.advance(self).map_err(|error| error.context(describe()))? {
                 Incoming::Frame(frame) => return Ok(frame),
                 Incoming::Nothing => self.ready(PollFlags::IN, wait, describe)?,
                 Incoming::Closed => return Err(closed(describe)),
@@ -195,7 +220,7 @@ impl Stream {
     }
 
     /// Blocks until the socket is ready for `flags` (or has an error to report).
-    fn ready(&self, flags: PollFlags, wait: &Wait, describe: &dyn Fn() -> String) -> Result<()> {
+    pub fn ready(&self, flags: PollFlags, wait: &Wait, describe: &dyn Fn() -> String) -> Result<()> {
         loop {
             wait.check(describe)?;
             if poll(&mut [PollFd::new(&self.fd, flags)], Some(wait.slice()))? > 0 {
@@ -363,7 +388,8 @@ mod tests {
             assert!(frame.payload == payload && frame.tag == 9);
         });
         drop(far);
-        let failed = (0..1000).find_map(|_| near.write_all(&[0; 4096], false, &wait, &|| "rank 1".into()).err());
+        let failed =
+            (0..1000).find_map(|_| near.write_all(&[0; 4096], false, &wait, &|| "rank 1".into()).err());
         assert_eq!(failed.unwrap().kind, ErrorKind::Remote);
     }
 }

@@ -26,19 +26,28 @@ impl Bootstrap {
         let card = match &prepared {
             Ok(None) => vec![NOT_A_MEMBER],
             Ok(Some(listeners)) => [&[MEMBER][..], &digest, &listeners.address.encode()].concat(),
-            Err(error) => [&[FAILED][..], &error.text.as_bytes()[..error.text.len().min(TEXT_LIMIT)]].concat(),
+            Err(error) => {
+                [&[FAILED][..], &error.text.as_bytes()[..error.text.len().min(TEXT_LIMIT)]].concat()
+            }
         };
         let cards = self.all_gather(&card, wait)?;
         let Some(listeners) = prepared? else { return Ok(None) };
         let peers = members.iter().map(|member| read_card(*member, &cards[*member as usize], &digest));
         let peers = peers.collect::<Result<Vec<PeerAddress>>>().map_err(|error| {
-            error.context(format!("rank {}: split of '{}' into {}", self.rank, self.label, list_ranks(members)))
+            error.context(format!(
+                "rank {}: split of '{}' into {}",
+                self.rank,
+                self.label,
+                list_ranks(members)
+            ))
         })?;
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or(0) as u32;
         let secret = child_secret(&self.secret, count, &digest);
         let label = format!("{} / split {}", self.label, count + 1);
         let listeners = (members.len() > 1).then_some(listeners);
-        Bootstrap::assemble(rank, label, secret, peers, listeners, &self.settings, wait).map(Some)
+        let mut child = Bootstrap::assemble(rank, label, secret, peers, listeners, &self.settings, wait)?;
+        child.near = self.near;
+        Ok(Some(child))
     }
 
     /// Checks the members and opens this rank's listeners, if it is to be a member.
@@ -88,7 +97,8 @@ fn read_card(rank: u32, card: &[u8], digest: &[u8; 32]) -> Result<PeerAddress> {
 }
 
 fn disagreement(rank: u32, what: &str) -> Error {
-    Error::invalid_usage(format!("rank {rank} {what}")).remedy("all ranks of one color must agree on their list")
+    Error::invalid_usage(format!("rank {rank} {what}"))
+        .remedy("all ranks of one color must agree on their list")
 }
 
 fn members_digest(members: &[u32]) -> [u8; 32] {

@@ -9,8 +9,8 @@ use super::root::MOST_RANKS;
 use super::socket::{FrameReader, Incoming, Stream, poll};
 use super::stop::broadcast;
 use super::wire::{
-    Frame, Kind, decode_failure, decode_parts, decode_ranks, encode_failure, encode_parts, encode_ranks, frame_bytes,
-    list_ranks, malformed,
+    Frame, Kind, decode_failure, decode_parts, decode_ranks, encode_failure, encode_parts, encode_ranks,
+    frame_bytes, list_ranks, malformed,
 };
 use super::{Bootstrap, lock};
 use crate::error::{Error, ErrorKind, Result};
@@ -99,12 +99,15 @@ impl Bootstrap {
             let absent = |there: &std::collections::HashMap<u32, Stream>| {
                 list_ranks(&(1..self.nranks).filter(|rank| !there.contains_key(rank)).collect::<Vec<_>>())
             };
-            let arms = self.shared()?.take(
+            let arms = self.shared.take(
                 wait,
                 &|inbox| format!("rank 0 waits for {} to connect in init '{label}'", absent(&inbox.star)),
-                |inbox| (1..self.nranks).map(|rank| inbox.star.get(&rank)).all(|arm| arm.is_some()).then(|| {
-                    Ok((1..self.nranks).filter_map(|rank| inbox.star.remove(&rank)).collect())
-                }),
+                |inbox| {
+                    (1..self.nranks)
+                        .map(|rank| inbox.star.get(&rank))
+                        .all(|arm| arm.is_some())
+                        .then(|| Ok((1..self.nranks).filter_map(|rank| inbox.star.remove(&rank)).collect()))
+                },
             )?;
             Ends::Hub(arms)
         } else {
@@ -129,14 +132,20 @@ impl Round<'_> {
         let outcome = self.gather(arms, mine).and_then(|parts| {
             let payload = encode_parts(&parts)?;
             if payload.len() > MAX_RESULT {
-                let text = format!("{} '{}': the result of {} bytes is too long", self.what, self.label, payload.len());
+                let text = format!(
+                    "{} '{}': the result of {} bytes is too long",
+                    self.what,
+                    self.label,
+                    payload.len()
+                );
                 return Err(Error::invalid_argument(text));
             }
             let all: Vec<&Stream> = arms.iter().collect();
             let describe = |slow| format!("rank 0 sends {} '{}' to {slow} ranks", self.what, self.label);
-            broadcast(&all, &frame_bytes(Kind::Result, self.number, &payload)?, self.wait, &describe).map_err(
-                |(at, error)| at.map_or(error.clone(), |at| self.left(at as u32 + 1, &error.text)),
-            )?;
+            broadcast(&all, &frame_bytes(Kind::Result, self.number, &payload)?, self.wait, &describe)
+                .map_err(|(at, error)| {
+                    at.map_or(error.clone(), |at| self.left(at as u32 + 1, &error.text))
+                })?;
             Ok(parts)
         });
         outcome.inspect_err(|error| self.tell_all(arms, Kind::Failure, &encode_failure(error)))
@@ -154,8 +163,12 @@ impl Round<'_> {
             let arm = |rank: u32| &arms[rank as usize - 1];
             let mut fds: Vec<_> = open.iter().map(|rank| PollFd::new(arm(*rank), PollFlags::IN)).collect();
             poll(&mut fds, Some(self.wait.slice()))?;
-            let ready: Vec<u32> =
-                open.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(rank, _)| *rank).collect();
+            let ready: Vec<u32> = open
+                .iter()
+                .zip(&fds)
+                .filter(|(_, fd)| !fd.revents().is_empty())
+                .map(|(rank, _)| *rank)
+                .collect();
             for rank in ready {
                 match readers[rank as usize - 1].advance(arm(rank)) {
                     Ok(Incoming::Nothing) => {}
@@ -163,14 +176,17 @@ impl Round<'_> {
                         parts[rank as usize] = self.contribution(rank, frame)?;
                         open.retain(|other| *other != rank);
                     }
-                    Ok(Incoming::Closed) => return Err(self.left(rank, "its process ended or it gave up")),
-                    Err(error) => return Err(self.left(rank, &error.text)),
+                    Ok(Incoming::Closed) => {
+                        return Err(self.left_early(rank, &open, "its process ended or it gave up"));
+                    }
+                    Err(error) => return Err(self.left_early(rank, &open, &error.text)),
                 }
             }
             if open.is_empty() {
                 return Ok(parts);
             }
-            let missing = || format!("rank 0 waits for {} in {} '{}'", list_ranks(&open), self.what, self.label);
+            let missing =
+                || format!("rank 0 waits for {} in {} '{}'", list_ranks(&open), self.what, self.label);
             self.wait.check(missing)?;
             if Instant::now() >= next_status && told != open {
                 self.tell_all(arms, Kind::Status, &encode_ranks(&open));
@@ -195,6 +211,15 @@ impl Round<'_> {
         Error::remote(text).remedy("see the error of that rank")
     }
 
+    /// A rank that gave up may itself have waited for those who are still missing, so they are named too.
+    fn left_early(&self, rank: u32, missing: &[u32], why: &str) -> Error {
+        let others: Vec<u32> = missing.iter().copied().filter(|other| *other != rank).collect();
+        match others.as_slice() {
+            [] => self.left(rank, why),
+            others => self.left(rank, &format!("{why}; {} had not come yet either", list_ranks(others))),
+        }
+    }
+
     /// A short frame for every arm that can take it at once.
     fn tell_all(&self, arms: &[Stream], kind: Kind, payload: &[u8]) {
         let Ok(bytes) = frame_bytes(kind, self.number, payload) else { return };
@@ -209,7 +234,8 @@ impl Round<'_> {
             format!("rank {} waits for rank 0{behind} in {} '{}'", self.rank, self.what, self.label)
         };
         let mut behind = None;
-        hub.write_frame(Kind::Gather, self.number, mine, self.wait, &|| waiting(&None))?;
+        let sent = hub.write_frame(Kind::Gather, self.number, mine, self.wait, &|| waiting(&None));
+        sent.map_err(|error| self.last_words(hub).unwrap_or(error))?;
         loop {
             let frame = hub.read_frame(MAX_RESULT, self.wait, &|| waiting(&behind))?;
             match frame.kind {
@@ -219,6 +245,17 @@ impl Round<'_> {
                 Kind::Failure => return Err(self.reported(&frame.payload)),
                 Kind::Result if frame.tag == self.number => return decode_parts(&frame.payload, nranks),
                 kind => return Err(malformed(format!("{kind:?} number {} from rank 0", frame.tag))),
+            }
+        }
+    }
+
+    /// The reason that rank 0 gave before it closed the connection, if it gave one.
+    fn last_words(&self, hub: &Stream) -> Option<Error> {
+        let now = self.wait.at_most(Duration::ZERO);
+        loop {
+            let frame = hub.read_frame(MAX_RESULT, &now, &|| String::new()).ok()?;
+            if frame.kind == Kind::Failure {
+                return Some(self.reported(&frame.payload));
             }
         }
     }

@@ -56,7 +56,10 @@ impl Header {
     /// The header as sent. Fails when the payload is too long for the length field.
     pub fn encode(&self) -> Result<[u8; HEADER]> {
         let len = u32::try_from(self.len).map_err(|_| {
-            Error::invalid_argument(format!("a bootstrap message of {} bytes is over the limit of 4 GiB", self.len))
+            Error::invalid_argument(format!(
+                "a bootstrap message of {} bytes is over the limit of 4 GiB",
+                self.len
+            ))
         })?;
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&len.to_le_bytes());
@@ -68,7 +71,8 @@ impl Header {
     /// Reads a header that announces at most `limit` payload bytes.
     pub fn parse(bytes: &[u8; HEADER], limit: usize) -> Result<Header> {
         let mut fields = Fields::new(bytes);
-        let (len, kind, zero, tag) = (fields.u32()? as usize, fields.u8()?, fields.array::<3>()?, fields.u64()?);
+        let (len, kind, zero, tag) =
+            (fields.u32()? as usize, fields.u8()?, fields.array::<3>()?, fields.u64()?);
         let kind = Kind::parse(kind).filter(|_| zero == [0; 3]);
         let kind = kind.ok_or_else(|| malformed("unknown frame kind"))?;
         if len > limit {
@@ -142,7 +146,11 @@ impl<'a> Fields<'a> {
     }
 
     pub fn end(self) -> Result<()> {
-        if self.rest.is_empty() { Ok(()) } else { Err(malformed(format!("{} bytes too many", self.rest.len()))) }
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(malformed(format!("{} bytes too many", self.rest.len())))
+        }
     }
 }
 
@@ -151,7 +159,8 @@ pub(super) fn encode_parts(parts: &[Vec<u8>]) -> Result<Vec<u8>> {
     let total: usize = parts.iter().map(Vec::len).sum();
     let mut bytes = Vec::with_capacity(4 * parts.len() + total);
     for part in parts {
-        let len = u32::try_from(part.len()).map_err(|_| Error::invalid_argument("a contribution is over 4 GiB"))?;
+        let len =
+            u32::try_from(part.len()).map_err(|_| Error::invalid_argument("a contribution is over 4 GiB"))?;
         bytes.extend_from_slice(&len.to_le_bytes());
     }
     parts.iter().for_each(|part| bytes.extend_from_slice(part));
@@ -249,10 +258,10 @@ mod tests {
     proptest! {
         #[test]
         fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), count in 0usize..40) {
-            if let Some(header) = bytes.first_chunk::<HEADER>() {
-                if let Ok(header) = Header::parse(header, 1000) {
-                    prop_assert!(header.len <= 1000);
-                }
+            if let Some(header) = bytes.first_chunk::<HEADER>()
+                && let Ok(header) = Header::parse(header, 1000)
+            {
+                prop_assert!(header.len <= 1000);
             }
             if let Ok(parts) = decode_parts(&bytes, count) {
                 prop_assert_eq!(encode_parts(&parts).unwrap(), bytes.clone());

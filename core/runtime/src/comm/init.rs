@@ -9,10 +9,10 @@ use hawser_plan::world::DeviceKind;
 use super::Config;
 use super::card::{Card, agree};
 use super::live::{Live, warm_up};
-use crate::bootstrap::{Bootstrap, UniqueId};
+use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::device::{self, Device};
 use crate::env::{self, Settings};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::log::{self, Subsys};
 use crate::transport::{Fabric, Peers};
 use crate::wait::{AbortFlag, Wait};
@@ -50,7 +50,10 @@ pub fn bring_up(meeting: Meeting, rank: u32, ordinal: u32, config: &Config, abor
     };
     let wait = step("bootstrap");
     let bootstrap = match meeting {
-        Meeting::Ids { ids, nranks } => Bootstrap::join(&ids, rank, nranks, &env::bootstrap_settings(), &wait)?,
+        Meeting::Ids { ids, nranks } => {
+            let joined = Bootstrap::join(&ids, rank, nranks, &env::bootstrap_settings(), &wait);
+            joined.inspect_err(|error| release_root(error, &ids))?
+        }
         Meeting::Child { bootstrap } => bootstrap,
     };
     let device = device::open(ordinal)?;
@@ -82,6 +85,7 @@ pub fn bring_up(meeting: Meeting, rank: u32, ordinal: u32, config: &Config, abor
         programs: Default::default(),
         scratch: Default::default(),
         next_op: Default::default(),
+        broken: Default::default(),
         last_stream: Default::default(),
     };
     if live.device.caps().kind != DeviceKind::Host {
@@ -94,6 +98,13 @@ pub fn bring_up(meeting: Meeting, rank: u32, ordinal: u32, config: &Config, abor
         format!("{} rank {rank} of {size} up on {}: {link:?}, {} lanes, {} KiB", live.name, live.device.caps().name, live.layout.lanes, live.memory_bytes() >> 10)
     });
     Ok(Arc::new(live))
+}
+
+/// A rank that was aborted may not have reached its root, which would wait for it as long as this process lives.
+fn release_root(error: &Error, ids: &[UniqueId]) {
+    if error.kind == ErrorKind::Aborted {
+        ids.iter().for_each(|id| drop(bootstrap::stop_root(id)));
+    }
 }
 
 /// Settings of the planner, sized so that the heap stays within its budget.

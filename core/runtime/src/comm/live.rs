@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::choose::{Choice, choose};
@@ -43,6 +43,8 @@ pub struct Live {
     pub scratch: Mutex<Vec<Memory>>,
     /// Number of the next operation.
     pub next_op: AtomicU64,
+    /// Why an operation failed on this rank: the FIFOs are in an undefined state from then on.
+    pub broken: OnceLock<Error>,
     /// Stream of the latest launch: operations of a communicator run in call order.
     pub last_stream: Mutex<Option<Stream>>,
 }
@@ -88,8 +90,13 @@ impl Live {
         Ok(())
     }
 
+    /// Why no further operation can work, if so: an operation failed on this rank.
+    pub fn failure(&self) -> Option<Error> {
+        self.broken.get().cloned().or_else(|| self.device_error())
+    }
+
     /// What a kernel reported when it gave up, as an error.
-    pub fn device_error(&self) -> Option<Error> {
+    fn device_error(&self) -> Option<Error> {
         let report = self.fabric.report();
         let (kind, why) = match report.code {
             0 => return None,

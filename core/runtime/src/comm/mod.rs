@@ -6,16 +6,18 @@
 //! ```
 //!
 //! A [`Comm`] is a cheap handle. What needs the other ranks ([`Live`]) appears when bring-up is over
-//! and goes when the communicator is destroyed and the last launch has let go of it.
+//! and goes when the communicator is destroyed and the last launch has let go of it. A communicator
+//! whose operation failed stays Ready, but refuses further calls with that failure.
 
 pub mod card;
 mod init;
 mod live;
 mod memory;
+mod split;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 
 use hawser_plan::choose::Choice;
 use hawser_plan::p2p::Message;
@@ -29,8 +31,8 @@ use crate::bootstrap::UniqueId;
 use crate::device::Stream;
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
-use crate::group::{self, Item};
-use crate::wait::{AbortFlag, Wait};
+use crate::group::{self, Item, Job};
+use crate::wait::AbortFlag;
 use init::{Meeting, bring_up};
 use live::lock;
 
@@ -62,8 +64,8 @@ pub struct Comm(Arc<Inner>);
 /// What all handles of a communicator share.
 pub struct Inner {
     id: u64,
-    rank: u32,
-    ranks: u32,
+    /// A child of a split learns it during bring-up.
+    place: OnceLock<Place>,
     ordinal: u32,
     config: Config,
     abort: AbortFlag,
@@ -71,9 +73,17 @@ pub struct Inner {
     changed: Condvar,
 }
 
+/// This rank among the ranks.
+#[derive(Clone, Copy)]
+struct Place {
+    rank: u32,
+    ranks: u32,
+}
+
 enum State {
     Starting,
-    Ready { live: Arc<Live>, pending: u32, failed: Option<Error> },
+    /// `pending`: jobs in the background that use it.
+    Ready { live: Arc<Live>, pending: u32 },
     Failed(Error),
     Finalized(Arc<Live>),
     Gone,
@@ -89,19 +99,32 @@ impl Comm {
     /// Creates rank `rank` of a communicator of `nranks` ranks. Collective. In an open group the work
     /// is done at its end; with `config.blocking == false` it goes on in the background.
     pub fn init(ids: &[UniqueId], nranks: u32, rank: u32, ordinal: u32, config: Config) -> Result<Self> {
-        if nranks == 0 || nranks > hawser_plan::algo::MAX_RANKS {
-            return Err(Error::invalid_argument(format!("{nranks} ranks: a communicator has 1 to {}", hawser_plan::algo::MAX_RANKS)));
+        Self::prepare_init(ids, nranks, rank, ordinal, config).inspect_err(group::record)
+    }
+
+    fn prepare_init(
+        ids: &[UniqueId],
+        nranks: u32,
+        rank: u32,
+        ordinal: u32,
+        config: Config,
+    ) -> Result<Self> {
+        let most = hawser_plan::algo::MAX_RANKS;
+        if nranks == 0 || nranks > most {
+            return Err(Error::invalid_argument(format!("{nranks} ranks: a communicator has 1 to {most}")));
         }
         if rank >= nranks {
             return Err(Error::invalid_argument(format!("rank {rank} is not one of {nranks} ranks")));
         }
         if ids.is_empty() || ids.len() > nranks as usize {
-            return Err(Error::invalid_argument(format!("{} unique ids for {nranks} ranks: 1 to the number of ranks are possible", ids.len())));
+            let text = format!("{} unique ids for {nranks} ranks: 1 to the number of ranks are possible", ids.len());
+            return Err(Error::invalid_argument(text));
         }
-        let comm = Self::new(nranks, rank, ordinal, config);
-        let meeting = Meeting::Ids { ids: ids.to_vec(), nranks };
-        let starting = comm.clone();
-        comm.start(move || starting.bring_up(meeting))?;
+        let blocking = config.blocking;
+        let comm = Self::new(Some(Place { rank, ranks: nranks }), ordinal, config);
+        let (meeting, starting) = (Meeting::Ids { ids: ids.to_vec(), nranks }, Starting(comm.clone()));
+        let work = Box::new(move |_| starting.bring_up(meeting));
+        group::create(Job { owner: comm.clone(), blocking, work })?;
         Ok(comm)
     }
 
@@ -110,70 +133,61 @@ impl Comm {
         let id = unique_id()?;
         let nranks = ordinals.len() as u32;
         group::start()?;
-        let init = |(rank, ordinal): (usize, &u32)| Self::init(&[id], nranks, rank as u32, *ordinal, Config::default());
+        let init = |(rank, ordinal): (usize, &u32)| {
+            Self::init(&[id], nranks, rank as u32, *ordinal, Config::default())
+        };
         let comms = ordinals.iter().enumerate().map(init).collect::<Result<Vec<_>>>();
         group::end()?;
         comms
     }
 
-    /// Makes children: ranks with the same `color` form one, ordered by (`key`, rank). Collective over
-    /// all ranks; `color == -1` takes part but gets none.
-    pub fn split(&self, color: i32, key: i32, config: Option<Config>) -> Result<Option<Self>> {
-        if color < -1 {
-            return Err(Error::invalid_argument(format!("rank {}: color {color} must be -1 (none) or not negative", self.0.rank)));
+    /// Waits for all operations on this rank; afterwards only destroy is of use.
+    ///
+    /// # Errors
+    /// What made bring-up or an earlier operation fail; `InvalidArgument` after destroy or abort.
+    pub fn finalize(&self) -> Result<()> {
+        let mut state = self.settle()?;
+        let live = match &*state {
+            State::Ready { live, .. } | State::Finalized(live) => live.clone(),
+            State::Failed(error) => return Err(error.clone()),
+            State::Starting | State::Gone => return Err(self.gone()),
+        };
+        if let Some(error) = live.failure() {
+            return Err(error);
         }
-        let live = self.live()?;
-        let wait = Wait::new(self.0.abort.clone(), Some(env::settings().init_timeout));
-        let mine: Vec<u8> = color.to_le_bytes().into_iter().chain(key.to_le_bytes()).collect();
-        let all = live.bootstrap.all_gather(&mine, &wait)?;
-        let mut members = Vec::new();
-        for (rank, bytes) in all.iter().enumerate() {
-            let (Some(c), Some(k)) = (int_at(bytes, 0), int_at(bytes, 4)) else {
-                return Err(Error::remote(format!("rank {rank} sent a malformed split request")));
-            };
-            if color >= 0 && c == color {
-                members.push((k, rank as u32));
-            }
-        }
-        members.sort_unstable();
-        let members: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
-        let Some(bootstrap) = live.bootstrap.split(&members, &wait)? else { return Ok(None) };
-        let rank = members.iter().position(|m| *m == self.0.rank).unwrap_or(0) as u32;
-        let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
-        config.name.get_or_insert_with(|| format!("{}/{color}", live.name));
-        let child = Self::new(members.len() as u32, rank, self.0.ordinal, config);
-        let starting = child.clone();
-        child.start(move || starting.bring_up(Meeting::Child { bootstrap }))?;
-        Ok(Some(child))
+        *state = State::Finalized(live.clone());
+        drop(state);
+        let last = *lock(&live.last_stream)?;
+        last.map_or(Ok(()), |stream| live.device.synchronize(stream))
     }
 
-    /// Waits for all operations on this rank; afterwards only destroy is of use.
-    pub fn finalize(&self) -> Result<()> {
-        let live = self.settled()?;
-        let last = *lock(&live.last_stream)?;
-        if let Some(stream) = last {
-            live.device.synchronize(stream)?;
-        }
-        *lock(&self.0.state)? = State::Finalized(live);
+    /// Frees everything. Waits for bring-up and for this rank's operations.
+    ///
+    /// # Errors
+    /// `InvalidArgument` after destroy or abort; `InvalidUsage` inside the group that creates it.
+    pub fn destroy(&self) -> Result<()> {
+        drop(self.settle()?);
+        self.release();
         Ok(())
     }
 
-    /// Frees everything. Waits for this rank's operations.
-    pub fn destroy(&self) -> Result<()> {
-        let pending = self.settled().err().filter(|e| e.kind == ErrorKind::Aborted);
-        self.release();
-        pending.map_or(Ok(()), Err)
-    }
-
-    /// Ends everything that this communicator waits for, from any thread, and frees it.
+    /// Ends everything that this communicator waits for, from any thread, and frees it. Returns when nothing in the
+    /// background uses its buffers any more; bring-up may still be unwinding.
+    ///
+    /// # Errors
+    /// `InvalidArgument` after destroy or abort.
     pub fn abort(&self) -> Result<()> {
         self.0.abort.raise();
-        if let Ok(state) = self.0.state.lock()
-            && let State::Ready { live, .. } | State::Finalized(live) = &*state
-        {
-            live.fabric.abort();
+        let mut state = lock(&self.0.state)?;
+        match &*state {
+            State::Ready { live, .. } | State::Finalized(live) => live.fabric.abort(),
+            State::Starting | State::Failed(_) => {}
+            State::Gone => return Err(self.gone()),
         }
-        let _ = self.settled();
+        while matches!(&*state, State::Ready { pending: 1.., .. }) {
+            state = self.wait_for_change(state)?;
+        }
+        drop(state);
         self.release();
         Ok(())
     }
@@ -181,11 +195,14 @@ impl Comm {
     /// What went wrong in the background; `InProgress` while a non-blocking call runs.
     pub fn async_error(&self) -> Option<Error> {
         let state = self.0.state.lock().ok()?;
+        let in_progress = |what| Some(Error::new(ErrorKind::InProgress, what));
         match &*state {
-            State::Starting => Some(Error::new(ErrorKind::InProgress, "bring-up is in progress")),
-            State::Ready { failed: Some(error), .. } => Some(error.clone()),
-            State::Ready { pending: 1.., .. } => Some(Error::new(ErrorKind::InProgress, "an operation is in progress")),
-            State::Ready { live, .. } | State::Finalized(live) => live.device_error(),
+            State::Starting => in_progress("bring-up is in progress"),
+            State::Ready { live, pending } => match live.failure() {
+                None if *pending > 0 => in_progress("an operation is in progress"),
+                failure => failure,
+            },
+            State::Finalized(live) => live.failure(),
             State::Failed(error) => Some(error.clone()),
             State::Gone => Some(self.gone()),
         }
@@ -193,8 +210,7 @@ impl Comm {
 
     /// Puts a collective on a stream, or into the open group.
     pub fn collective(&self, call: Call, stream: Stream) -> Result<()> {
-        let checked = call.validate(self.0.ranks, self.0.rank).map_err(|e: PlanError| self.name_error(e.into()));
-        group::add(self, checked.map(|()| Item::Call(call, stream)))
+        group::add(self, self.check_call(&call).map(|()| Item::Call(call, stream)))
     }
 
     /// Sends `bytes` bytes to `peer`, matched by its `recv`.
@@ -212,14 +228,14 @@ impl Comm {
         live::explain(&*self.live()?, call)
     }
 
-    /// Number of ranks.
+    /// Number of ranks; 0 for a child whose split is not over or has failed.
     pub fn ranks(&self) -> u32 {
-        self.0.ranks
+        self.0.place.get().map_or(0, |place| place.ranks)
     }
 
-    /// This rank.
+    /// This rank; 0 for a child whose split is not over or has failed.
     pub fn rank(&self) -> u32 {
-        self.0.rank
+        self.0.place.get().map_or(0, |place| place.rank)
     }
 
     /// Ordinal of the device.
@@ -249,43 +265,43 @@ impl Comm {
 
     /// The live part, for operations.
     pub fn live(&self) -> Result<Arc<Live>> {
+        let refuse = |text: &str| Err(self.name_error(Error::invalid_usage(text)));
         match &*lock(&self.0.state)? {
-            State::Ready { failed: Some(error), .. } | State::Failed(error) => Err(error.clone()),
-            State::Ready { live, .. } => Ok(live.clone()),
-            State::Starting => Err(self.name_error(Error::invalid_usage("bring-up is still in progress; poll ncclCommGetAsyncError first"))),
-            State::Finalized(_) => Err(self.name_error(Error::invalid_usage("the communicator was finalized"))),
+            State::Ready { live, .. } => live.failure().map_or_else(|| Ok(live.clone()), Err),
+            State::Failed(error) => Err(error.clone()),
+            State::Starting => refuse("bring-up is still in progress; poll ncclCommGetAsyncError first"),
+            State::Finalized(_) => refuse("the communicator was finalized"),
             State::Gone => Err(self.gone()),
         }
     }
 
-    /// Runs a job for this communicator in the background and counts it as pending until it is over.
-    pub(crate) fn in_background(&self, live: &Arc<Live>, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-        if let State::Ready { pending, .. } = &mut *lock(&self.0.state)? {
-            *pending += 1;
-        }
+    /// Runs a job for this communicator in the background; it is busy until the job is over.
+    pub(crate) fn in_background(&self, live: &Live, job: impl FnOnce() + Send + 'static) -> Result<()> {
         let worker = crate::progress::Worker::of(&live.device.caps().id)?;
-        let (comm, keep) = (self.clone(), worker.clone());
+        let (busy, keep) = (self.busy()?, worker.clone());
         worker.submit(move || {
-            let outcome = job();
-            if let Ok(mut state) = comm.0.state.lock()
-                && let State::Ready { pending, failed, .. } = &mut *state
-            {
-                *pending -= 1;
-                if failed.is_none() {
-                    *failed = outcome.err();
-                }
-            }
-            comm.0.changed.notify_all();
-            drop(keep);
+            job();
+            drop((busy, keep));
         })
     }
 
-    fn new(ranks: u32, rank: u32, ordinal: u32, config: Config) -> Self {
+    /// Counts a job in the background until the guard is dropped; None unless bring-up is over.
+    pub(crate) fn busy(&self) -> Result<Option<Busy>> {
+        let mut state = lock(&self.0.state)?;
+        let State::Ready { pending, .. } = &mut *state else { return Ok(None) };
+        *pending += 1;
+        Ok(Some(Busy(self.clone())))
+    }
+
+    fn is_busy(&self) -> Result<bool> {
+        Ok(matches!(&*lock(&self.0.state)?, State::Ready { pending: 1.., .. }))
+    }
+
+    fn new(place: Option<Place>, ordinal: u32, config: Config) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(Arc::new(Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            rank,
-            ranks,
+            place: place.map_or_else(OnceLock::new, OnceLock::from),
             ordinal,
             config,
             abort: AbortFlag::new(),
@@ -294,64 +310,62 @@ impl Comm {
         }))
     }
 
-    /// Runs bring-up now, at the end of the group, or in the background.
-    fn start(&self, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-        if group::depth() > 0 {
-            return group::add_job(Box::new(job), self.0.config.blocking);
-        }
-        if self.0.config.blocking {
-            return job();
-        }
-        group::spawn("hawser-init", move || drop(job()))
-    }
-
-    fn bring_up(&self, meeting: Meeting) -> Result<()> {
-        let outcome = bring_up(meeting, self.0.rank, self.0.ordinal, &self.0.config, &self.0.abort);
-        let outcome = outcome.map_err(|e| e.context(format!("rank {} of {}", self.0.rank, self.0.ranks)));
-        let mut state = lock(&self.0.state)?;
-        let result = outcome.as_ref().map(|_| ()).map_err(Clone::clone);
-        if matches!(*state, State::Starting) {
-            *state = match outcome {
-                Ok(live) => State::Ready { live, pending: 0, failed: None },
-                Err(error) => {
-                    crate::log::warn(&error.text);
-                    State::Failed(error)
-                }
-            };
+    /// Ends `Starting`, unless an abort was faster.
+    fn started(&self, outcome: Result<Arc<Live>>) {
+        if let Ok(mut state) = self.0.state.lock()
+            && matches!(*state, State::Starting)
+        {
+            *state = outcome.map_or_else(State::Failed, |live| State::Ready { live, pending: 0 });
         }
         self.0.changed.notify_all();
-        result
+    }
+
+    fn check_call(&self, call: &Call) -> Result<()> {
+        self.live()?;
+        call.validate(self.ranks(), self.rank()).map_err(|e: PlanError| self.name_error(e.into()))
     }
 
     fn message(&self, message: Message, stream: Stream) -> Result<()> {
-        let (verb, ranks) = (if message.send { "send to" } else { "recv from" }, self.0.ranks);
-        let fault = if message.peer >= ranks {
-            Some(format!("{verb} rank {}: not a rank of this communicator (0..{})", message.peer, ranks - 1))
-        } else if message.bytes > 0 && message.addr == 0 {
-            Some(format!("{verb} rank {}: the buffer is NULL", message.peer))
-        } else {
-            None
-        };
-        let item = fault.map_or(Ok(Item::Message(message, stream)), |text| Err(self.name_error(Error::invalid_argument(text))));
-        group::add(self, item)
+        group::add(self, self.check_message(&message).map(|()| Item::Message(message, stream)))
     }
 
-    /// Waits until nothing runs in the background; the live part, also of a finalized communicator.
-    fn settled(&self) -> Result<Arc<Live>> {
+    fn check_message(&self, message: &Message) -> Result<()> {
+        self.live()?;
+        let (verb, ranks) = (if message.send { "send to" } else { "recv from" }, self.ranks());
+        let fault = if message.peer >= ranks {
+            format!("not a rank of this communicator (0..{})", ranks - 1)
+        } else if message.bytes > 0 && message.addr == 0 {
+            "the buffer is NULL".into()
+        } else {
+            return Ok(());
+        };
+        Err(self.name_error(Error::invalid_argument(format!("{verb} rank {}: {fault}", message.peer))))
+    }
+
+    /// Waits until bring-up is over and nothing runs in the background. Never `Starting` or `Gone`.
+    fn settle(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = lock(&self.0.state)?;
         loop {
             match &*state {
+                State::Starting if group::depth() > 0 => {
+                    let text = "bring-up is not over: close the open group of this thread first";
+                    return Err(self.name_error(Error::invalid_usage(text)));
+                }
                 State::Starting | State::Ready { pending: 1.., .. } => {}
-                State::Ready { live, .. } | State::Finalized(live) => return Ok(live.clone()),
-                State::Failed(error) => return Err(error.clone()),
+                State::Ready { .. } | State::Finalized(_) | State::Failed(_) => return Ok(state),
                 State::Gone => return Err(self.gone()),
             }
-            state = self.0.changed.wait(state).map_err(|_| Error::internal("a lock is poisoned by an earlier panic"))?;
+            state = self.wait_for_change(state)?;
         }
+    }
+
+    fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+        self.0.changed.wait(state).map_err(|_| Error::internal("a lock is poisoned by an earlier panic"))
     }
 
     fn release(&self) {
         let old = self.0.state.lock().map(|mut state| std::mem::replace(&mut *state, State::Gone));
+        self.0.changed.notify_all();
         drop(old);
     }
 
@@ -360,7 +374,58 @@ impl Comm {
     }
 
     fn name_error(&self, error: Error) -> Error {
-        error.context(format!("rank {} of {}", self.0.rank, self.0.ranks))
+        match self.0.place.get() {
+            Some(Place { rank, ranks }) => error.context(format!("rank {rank} of {ranks}")),
+            None => error.context("child communicator"),
+        }
+    }
+}
+
+/// A communicator that a job brings up. If the job is dropped unrun or panics, bring-up has failed.
+struct Starting(Comm);
+
+impl Starting {
+    fn bring_up(self, meeting: Meeting) -> Result<()> {
+        let Comm(inner) = &self.0;
+        match bring_up(meeting, self.0.rank(), inner.ordinal, &inner.config, &inner.abort) {
+            Ok(live) => {
+                self.0.started(Ok(live));
+                Ok(())
+            }
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Ends bring-up with an error, which it returns with the rank in front.
+    fn fail(self, error: Error) -> Error {
+        let error = self.0.name_error(error);
+        crate::log::warn(&error.text);
+        self.0.started(Err(error.clone()));
+        error
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        let text = "bring-up was not carried out: see the error of the group's end";
+        self.0.started(Err(self.0.name_error(Error::invalid_usage(text))));
+    }
+}
+
+/// A job in the background that uses a communicator.
+pub(crate) struct Busy(Comm);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if let Ok(mut state) = self.0.0.state.lock()
+            && let State::Ready { live, pending } = &mut *state
+        {
+            *pending -= 1;
+            if std::thread::panicking() {
+                let _ = live.broken.set(Error::internal("a background operation panicked: a bug in this library"));
+            }
+        }
+        self.0.0.changed.notify_all();
     }
 }
 
@@ -369,8 +434,4 @@ impl Comm {
     pub fn is_host(&self) -> bool {
         self.live().is_ok_and(|l| l.device.caps().kind == DeviceKind::Host)
     }
-}
-
-fn int_at(bytes: &[u8], at: usize) -> Option<i32> {
-    bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(i32::from_le_bytes)
 }

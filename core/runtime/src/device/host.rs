@@ -119,7 +119,10 @@ impl Device for HostDevice {
             if u64::try_from(size).ok() != Some(bytes) {
                 return Err(Error::remote(format!("a peer's heap has {size} bytes, its token says {bytes}")));
             }
-            return Ok(memory(Arc::new(map(bytes, Some(fd))?)));
+            let mut mapping = map(bytes, Some(fd))?;
+            // The mapping keeps the memory: a descriptor per peer and communicator would run into ulimit -n.
+            mapping.fd = None;
+            return Ok(memory(Arc::new(mapping)));
         }
         let registry = registry().lock().map_err(|_| Error::internal("heap registry is poisoned"))?;
         let mapping = registry.get(&key).and_then(Weak::upgrade);

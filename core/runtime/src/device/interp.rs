@@ -4,6 +4,7 @@
 //! all communicators that the calling thread drives, so one thread can run a whole group. The rules
 //! of the FIFOs are those of [`hawser_plan::device_plan::Conn`].
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -26,46 +27,71 @@ pub struct HostLaunch<'a> {
     pub name: &'a str,
 }
 
-/// Runs launches to their end.
+/// Runs launches to their end and returns the failures: address of the communicator's image, and `Aborted` or
+/// `Timeout` with a sentence that says who waits for whom.
 ///
-/// Blocking: until all are over, aborted or past the communicator's deadline.
-///
-/// # Errors
-/// `Aborted` or `Timeout` with a sentence that says who waits for whom.
+/// Blocking: until all communicators are through, aborted or past their deadline. One that fails does not hold up
+/// the others; its remaining launches are dropped.
 ///
 /// # Safety
 /// All addresses in the arguments must be those of a communicator's live memory and of user buffers of
 /// the promised lengths.
-pub unsafe fn run(launches: &[HostLaunch<'_>]) -> Result<()> {
-    let mut queues: Vec<Vec<Run<'_>>> = Vec::new();
+pub unsafe fn run(launches: &[HostLaunch<'_>]) -> Vec<(u64, Error)> {
+    let mut queues: Vec<Queue<'_>> = Vec::new();
     for launch in launches.iter().filter(|l| l.args.n_blocks > 0) {
         // SAFETY: passed on to the caller.
         let run = unsafe { Run::new(launch) };
-        match queues.iter_mut().find(|q| q[0].args.comm == launch.args.comm) {
-            Some(queue) => queue.push(run),
-            None => queues.push(vec![run]),
+        match queues.iter_mut().find(|q| q.comm == launch.args.comm) {
+            Some(queue) => queue.runs.push_back(run),
+            None => queues.push(Queue { comm: launch.args.comm, runs: [run].into(), waiting_since: None }),
         }
     }
-    queues.iter_mut().for_each(|q| q.reverse());
-    let started = Instant::now();
+    let mut failures = Vec::new();
     let mut idle = 0u32;
     while !queues.is_empty() {
         let mut moved = false;
-        for queue in &mut queues {
-            let Some(current) = queue.last_mut() else { continue };
-            moved |= current.poll();
-            if current.is_over() {
-                queue.pop();
+        queues.retain_mut(|queue| match queue.turn() {
+            Ok(has_moved) => {
+                moved |= has_moved;
+                !queue.runs.is_empty()
             }
-        }
-        queues.retain(|q| !q.is_empty());
+            Err(error) => {
+                failures.push((queue.comm, error));
+                false
+            }
+        });
         idle = if moved { 0 } else { idle + 1 };
         if idle > 0 {
-            queues.iter().filter_map(|q| q.last()).try_for_each(|r| r.check(started))?;
             pause(idle);
         }
     }
-    Ok(())
+    failures
+}
+
+/// The launches of one communicator, in order.
+struct Queue<'a> {
+    /// Address of its image.
+    comm: u64,
+    runs: VecDeque<Run<'a>>,
+    /// When nothing moved any more.
+    waiting_since: Option<Instant>,
+}
+
+impl Queue<'_> {
+    /// Polls the first launch; says whether anything moved.
+    fn turn(&mut self) -> Result<bool> {
+        let Some(current) = self.runs.front_mut() else { return Ok(false) };
+        let moved = current.poll();
+        if moved || current.is_over() {
+            self.waiting_since = None;
+        } else {
+            current.check(*self.waiting_since.get_or_insert_with(Instant::now))?;
+        }
+        if current.is_over() {
+            self.runs.pop_front();
+        }
+        Ok(moved)
+    }
 }
 
 fn pause(idle: u32) {
@@ -260,11 +286,11 @@ impl<'a> Run<'a> {
     }
 
     /// Whether the run may go on waiting.
-    fn check(&self, started: Instant) -> Result<()> {
+    fn check(&self, waiting_since: Instant) -> Result<()> {
         // SAFETY: the abort word lives as long as the communicator.
         let aborted = unsafe { &*(self.comm.abort as *const AtomicU32) }.load(Ordering::Acquire) != 0;
         let limit = std::time::Duration::from_nanos(self.comm.deadline_ns);
-        let late = self.comm.deadline_ns != 0 && started.elapsed() >= limit;
+        let late = self.comm.deadline_ns != 0 && waiting_since.elapsed() >= limit;
         if !aborted && !late {
             return Ok(());
         }

@@ -178,7 +178,11 @@ impl fmt::Display for Fault {
                 write!(f, "undefined read: {at} reads {}, which nobody wrote", name(*reference))
             }
             Self::OverwrittenInput { at, reference } => {
-                write!(f, "overwritten input: {at} reads {} after it was overwritten in place", name(*reference))
+                write!(
+                    f,
+                    "overwritten input: {at} reads {} after it was overwritten in place",
+                    name(*reference)
+                )
             }
             Self::Race { at, other, reference } => {
                 write!(f, "race: {at} and {other} both use {} and nothing orders them", name(*reference))
@@ -199,7 +203,9 @@ impl fmt::Display for Fault {
                 f,
                 "not finished: output chunk {chunk} of rank {rank} never got the finishing operation"
             ),
-            Self::FinishedTwice { at } => write!(f, "finished twice: {at} works on a value that is finished already"),
+            Self::FinishedTwice { at } => {
+                write!(f, "finished twice: {at} works on a value that is finished already")
+            }
         }
     }
 }

@@ -3,6 +3,9 @@
 use super::fault::{At, Fault};
 use crate::ir::{Buf, MAX_FAN, Op, Program, Ref, Shape, Step};
 
+/// Most chunks and executed steps of all ranks, so that a hostile text cannot exhaust memory.
+const MOST: u64 = 1 << 25;
+
 /// Chunks of `buf` on `rank`: 0 where the rank has no such buffer.
 pub(super) fn chunks_on(shape: &Shape, buf: Buf, rank: u32) -> u32 {
     let has = match buf {
@@ -20,7 +23,8 @@ pub(super) fn check(program: &Program) -> Result<(), Fault> {
     for (rank, rank_program) in program.ranks.iter().enumerate() {
         for (channel, steps) in rank_program.channels.iter().enumerate() {
             for (number, step) in steps.steps.iter().enumerate() {
-                let at = At { rank: rank as u32, channel: channel as u32, step: number as u32, repetition: 0 };
+                let at =
+                    At { rank: rank as u32, channel: channel as u32, step: number as u32, repetition: 0 };
                 let bad = |what: String| Fault::BadStep { at, what };
                 check_operands(step).map_err(|what| bad(what.to_string()))?;
                 check_peers(step, shape.ranks, at.rank).map_err(bad)?;
@@ -57,6 +61,16 @@ fn check_shape(program: &Program) -> Result<(), Fault> {
     }
     if shape.per_block == 0 {
         return bad("a block of no chunks".to_string());
+    }
+    let blocks = [shape.collective.input_blocks(shape.ranks), shape.collective.output_blocks(shape.ranks)];
+    let per_rank: u64 = blocks.iter().map(|&b| u64::from(b) * u64::from(shape.per_block)).sum();
+    let chunks = (per_rank + u64::from(shape.scratch)).saturating_mul(u64::from(shape.ranks));
+    let steps = program.ranks.iter().flat_map(|r| &r.channels).flat_map(|c| &c.steps);
+    let executions: u64 = steps.map(|step| u64::from(step.times)).sum();
+    if chunks > MOST || executions > MOST {
+        return bad(format!(
+            "{chunks} chunks and {executions} executed steps, the verifier takes {MOST} of each"
+        ));
     }
     let channels = program.ranks[0].channels.len();
     if let Some(rank) = program.ranks.iter().position(|rank| rank.channels.len() != channels) {

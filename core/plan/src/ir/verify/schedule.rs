@@ -84,7 +84,8 @@ impl<'a> Network<'a> {
             self.wake(peer as usize * self.channels + at.channel as usize);
         }
         self.order.push(at);
-        self.next[process] = if at.repetition + 1 < step.times { (at.step, at.repetition + 1) } else { (at.step + 1, 0) };
+        self.next[process] =
+            if at.repetition + 1 < step.times { (at.step, at.repetition + 1) } else { (at.step + 1, 0) };
         if self.next[process].1 == 0 && self.channels > 1 {
             let base = at.rank as usize * self.channels;
             (base..base + self.channels).filter(|&other| other != process).for_each(|other| self.wake(other));

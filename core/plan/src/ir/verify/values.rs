@@ -48,6 +48,8 @@ struct Cell {
 }
 
 type Clock = Rc<Vec<u32>>;
+/// What travels: a value and what its sender knew.
+type Slot = (Rc<Value>, Clock);
 
 struct Run<'a> {
     program: &'a Program,
@@ -55,7 +57,7 @@ struct Run<'a> {
     in_place: bool,
     /// Cells per rank: input, output, scratch, one after the other.
     cells: Vec<Vec<Cell>>,
-    fifos: HashMap<(u32, u32, u32), VecDeque<(Rc<Value>, Clock)>>,
+    fifos: HashMap<(u32, u32, u32), VecDeque<Slot>>,
     /// Vector clocks per process; empty when no rank has two channels.
     clocks: Vec<Clock>,
     /// Clocks at the end of steps that others wait for.
@@ -66,16 +68,18 @@ impl<'a> Run<'a> {
     fn new(program: &'a Program, in_place: bool) -> Self {
         let shape = &program.shape;
         let channels = program.ranks[0].channels.len();
-        let concurrent = program.ranks.iter().any(|r| r.channels.iter().filter(|c| !c.steps.is_empty()).count() > 1);
+        let concurrent =
+            program.ranks.iter().any(|r| r.channels.iter().filter(|c| !c.steps.is_empty()).count() > 1);
         let processes = if concurrent { program.ranks.len() * channels } else { 0 };
-        let total = [Buf::Input, Buf::Output, Buf::Scratch].iter().map(|&b| shape.chunks(b) as usize).sum::<usize>();
+        let total =
+            [Buf::Input, Buf::Output, Buf::Scratch].iter().map(|&b| shape.chunks(b) as usize).sum::<usize>();
         let mut run = Self {
             program,
             channels,
             in_place,
             cells: program.ranks.iter().map(|_| (0..total).map(|_| Cell::default()).collect()).collect(),
             fifos: HashMap::new(),
-            clocks: vec![Rc::new(vec![0; processes]); processes],
+            clocks: (0..processes).map(|_| Rc::new(vec![0; processes])).collect(),
             ended: HashMap::new(),
         };
         for rank in 0..shape.ranks {
@@ -101,8 +105,12 @@ impl<'a> Run<'a> {
             (Buf::Input, Collective::Gather) if self.in_place && rank == shape.root => output_at(own + chunk),
             (Buf::Input, _) => input_at(chunk),
             (Buf::Output, Collective::ReduceScatter) if self.in_place => input_at(own + chunk),
-            (Buf::Output, Collective::Scatter) if self.in_place && rank == shape.root => input_at(own + chunk),
-            (Buf::Output, Collective::AllReduce | Collective::Reduce | Collective::Broadcast) if self.in_place => {
+            (Buf::Output, Collective::Scatter) if self.in_place && rank == shape.root => {
+                input_at(own + chunk)
+            }
+            (Buf::Output, Collective::AllReduce | Collective::Reduce | Collective::Broadcast)
+                if self.in_place =>
+            {
                 input_at(chunk)
             }
             (Buf::Output, _) => output_at(chunk),
@@ -110,7 +118,8 @@ impl<'a> Run<'a> {
     }
 
     fn step(&mut self, at: At) -> Result<(), Fault> {
-        let step = &self.program.ranks[at.rank as usize].channels[at.channel as usize].steps[at.step as usize];
+        let step =
+            &self.program.ranks[at.rank as usize].channels[at.channel as usize].steps[at.step as usize];
         let process = at.rank as usize * self.channels + at.channel as usize;
         let received = self.receive(at, step, process);
         self.tick(at, step, process);
@@ -229,7 +238,8 @@ impl<'a> Run<'a> {
                 return Err(Fault::Race { at, other: other.at, reference });
             }
         }
-        self.cells[at.rank as usize][index] = Cell { value: Some(Rc::clone(value)), write: access, reads: Vec::new() };
+        self.cells[at.rank as usize][index] =
+            Cell { value: Some(Rc::clone(value)), write: access, reads: Vec::new() };
         Ok(())
     }
 

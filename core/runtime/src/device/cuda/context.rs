@@ -59,7 +59,10 @@ impl Platform {
     /// Handle of a device.
     pub fn device(&self, ordinal: u32) -> Result<CUdevice> {
         self.devices.get(ordinal as usize).copied().ok_or_else(|| {
-            Error::invalid_argument(format!("device {ordinal} does not exist: this process sees {} GPUs", self.devices.len()))
+            Error::invalid_argument(format!(
+                "device {ordinal} does not exist: this process sees {} GPUs",
+                self.devices.len()
+            ))
         })
     }
 
@@ -75,14 +78,17 @@ impl Platform {
         // SAFETY: `current` is valid for the handle.
         unsafe { self.driver.ctx_device(&mut current) }.check(&"the calling thread")?;
         let ordinal = self.devices.iter().position(|device| *device == current);
-        ordinal.map(|o| o as u32).ok_or_else(|| Error::internal(format!("CUDA device handle {current} is not among the devices")))
+        ordinal
+            .map(|o| o as u32)
+            .ok_or_else(|| Error::internal(format!("CUDA device handle {current} is not among the devices")))
     }
 
     /// One number about a device.
     pub fn attribute(&self, attribute: CUdevice_attribute, device: CUdevice) -> Result<i32> {
         let mut value: c_int = 0;
         // SAFETY: `value` is valid for the number.
-        unsafe { self.driver.device_attribute(&mut value, attribute, device) }.check(&format_args!("device {device}"))?;
+        unsafe { self.driver.device_attribute(&mut value, attribute, device) }
+            .check(&format_args!("device {device}"))?;
         Ok(value)
     }
 }
@@ -118,7 +124,8 @@ impl Context {
         let device = platform.device(ordinal)?;
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` is valid for the handle.
-        unsafe { platform.driver.primary_ctx_retain(&mut raw, device) }.check(&format_args!("device {ordinal} ({id})"))?;
+        unsafe { platform.driver.primary_ctx_retain(&mut raw, device) }
+            .check(&format_args!("device {ordinal} ({id})"))?;
         Ok(Arc::new(Context { driver: platform.driver, ordinal, device, raw, id }))
     }
 
@@ -177,7 +184,8 @@ impl Drop for Scope {
     fn drop(&mut self) {
         if let Some(mut mode) = self.capture_mode {
             // SAFETY: `mode` is the mode that the driver gave when the scope began.
-            unsafe { self.driver.thread_exchange_capture_mode((&raw mut mode).cast()) }.warn(&"the calling thread");
+            unsafe { self.driver.thread_exchange_capture_mode((&raw mut mode).cast()) }
+                .warn(&"the calling thread");
         }
         if self.switched {
             // SAFETY: the context was current before (or null), its owner keeps it alive.

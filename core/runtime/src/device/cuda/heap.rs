@@ -101,8 +101,12 @@ fn device_heap(context: &Arc<Context>, bytes: u64) -> Result<(Option<Mapping>, B
                 return Ok((Some(mapping), Body::Vmm(physical)));
             }
             // Some containers forbid handles that can be shared.
-            Err(status) if wish.is_none() && matches!(status.code, code::NOT_PERMITTED | code::NOT_SUPPORTED) => {
-                log::info(log::Subsys::Init, || format!("{}; using legacy IPC instead", status.error(context)));
+            Err(status)
+                if wish.is_none() && matches!(status.code, code::NOT_PERMITTED | code::NOT_SUPPORTED) =>
+            {
+                log::info(log::Subsys::Init, || {
+                    format!("{}; using legacy IPC instead", status.error(context))
+                });
             }
             Err(status) => check_allocation(context, status, bytes).map_err(advise_sharing)?,
         }
@@ -113,8 +117,10 @@ fn device_heap(context: &Arc<Context>, bytes: u64) -> Result<(Option<Mapping>, B
 
 /// How a peer maps a heap that [`alloc`] made.
 pub fn export(context: &Arc<Context>, heap: &Memory, kind: HeapKind) -> Result<Export> {
-    let heap: &Heap =
-        heap.owner.downcast_ref().ok_or_else(|| Error::internal(format!("{context}: export of memory that is not a heap")))?;
+    let heap: &Heap = heap
+        .owner
+        .downcast_ref()
+        .ok_or_else(|| Error::internal(format!("{context}: export of memory that is not a heap")))?;
     let mut token = Token {
         kind: Kind::Vmm,
         pid: std::process::id(),
@@ -141,7 +147,11 @@ pub fn export(context: &Arc<Context>, heap: &Memory, kind: HeapKind) -> Result<E
             token.mapped = range.bytes();
             Some(range.fd()?)
         }
-        _ => return Err(Error::internal(format!("{context}: export of a heap of another kind than {kind:?}"))),
+        _ => {
+            return Err(Error::internal(format!(
+                "{context}: export of a heap of another kind than {kind:?}"
+            )));
+        }
     };
     Ok(Export { token: token.encode(), fd })
 }
@@ -150,15 +160,22 @@ pub fn export(context: &Arc<Context>, heap: &Memory, kind: HeapKind) -> Result<E
 pub fn import(context: &Arc<Context>, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory> {
     let token = Token::decode(token)?;
     if (token.kind == Kind::Host) != (kind == HeapKind::Host) {
-        let text = format!("{context}: a peer offers a heap of kind {:?} where {kind:?} memory was agreed", token.kind);
+        let text = format!(
+            "{context}: a peer offers a heap of kind {:?} where {kind:?} memory was agreed",
+            token.kind
+        );
         return Err(Error::remote(text).remedy("set NCCL_P2P_DISABLE alike on all ranks"));
     }
-    let imported = if token.is_local() { import_local(context, &token) } else { import_remote(context, &token, fd) };
-    imported.map_err(|e| e.context(format_args!("mapping the heap of process {} on {} for {context}", token.pid, token.device)))
+    let imported =
+        if token.is_local() { import_local(context, &token) } else { import_remote(context, &token, fd) };
+    imported.map_err(|e| {
+        e.context(format_args!("mapping the heap of process {} on {} for {context}", token.pid, token.device))
+    })
 }
 
 fn import_local(context: &Arc<Context>, token: &Token) -> Result<Memory> {
-    let found = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).get(&token.key).and_then(Weak::upgrade);
+    let found =
+        REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).get(&token.key).and_then(Weak::upgrade);
     let body = found.ok_or_else(|| Error::remote("its owner has freed it"))?;
     let (mapping, addr) = match &*body {
         Body::Vmm(physical) => {

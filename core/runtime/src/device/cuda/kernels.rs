@@ -12,8 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 
 use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary, CUmodule};
 use hawser_kernels::FATBINS;
-use hawser_plan::call::DataType;
-use hawser_plan::device_plan::{DeviceOp, KernelKey};
+use hawser_plan::device_plan::KernelKey;
 use hawser_plan::world::DeviceKind;
 
 use super::context::Context;
@@ -89,8 +88,9 @@ impl Kernels {
     /// Looks in the image that should have the symbol, then in all others.
     fn find(&self, key: KernelKey, caps: &Caps) -> Result<CUfunction> {
         let symbol = key.symbol();
-        let c_symbol = CString::new(symbol.as_str()).map_err(|_| Error::internal("a kernel symbol with a zero byte"))?;
-        let expected = FATBINS.iter().position(|(name, _)| *name == unit(key));
+        let c_symbol =
+            CString::new(symbol.as_str()).map_err(|_| Error::internal("a kernel symbol with a zero byte"))?;
+        let expected = FATBINS.iter().position(|(name, _)| *name == unit(&symbol));
         let others = (0..FATBINS.len()).filter(|index| Some(*index) != expected);
         let mut failure = None;
         for index in expected.into_iter().chain(others) {
@@ -115,10 +115,19 @@ impl Kernels {
             return Ok(*library);
         }
         let mut library = ptr::null_mut();
-        let none = ptr::null_mut();
+        let none: *mut *mut c_void = ptr::null_mut();
         // SAFETY: the image is static and complete; there are no options.
         let status = unsafe {
-            self.context.driver.library_load_data(&mut library, image, none.cast(), none, 0, none.cast(), none, 0)
+            self.context.driver.library_load_data(
+                &mut library,
+                image,
+                none.cast(),
+                none,
+                0,
+                none.cast(),
+                none,
+                0,
+            )
         };
         if status.code != MISSING {
             let loaded = ok(status, Loaded::Library(library))?;
@@ -132,7 +141,8 @@ impl Kernels {
         }
         let mut module = ptr::null_mut();
         // SAFETY: the image is static and complete.
-        let loaded = ok(unsafe { self.context.driver.module_load_data(&mut module, image) }, Loaded::Module(module))?;
+        let loaded =
+            ok(unsafe { self.context.driver.module_load_data(&mut module, image) }, Loaded::Module(module))?;
         modules.insert(index, loaded);
         Ok(loaded)
     }
@@ -149,8 +159,10 @@ impl Kernels {
                 // SAFETY: a live kernel, a place for the handle; our context is current.
                 ok(unsafe { driver.kernel_function(&mut function, kernel) }, ())?;
             }
-            // SAFETY: a live module, a C string, a place for the handle.
-            Loaded::Module(module) => ok(unsafe { driver.module_function(&mut function, module, symbol.as_ptr()) }, ())?,
+            Loaded::Module(module) => {
+                // SAFETY: a live module, a C string, a place for the handle.
+                ok(unsafe { driver.module_function(&mut function, module, symbol.as_ptr()) }, ())?;
+            }
         }
         Ok(function)
     }
@@ -163,7 +175,8 @@ impl Kernels {
             return status.check(&self.context);
         }
         // Before CUDA 12.4 asking for an attribute does it.
-        let (mut value, attribute): (c_int, _) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
+        let (mut value, attribute): (c_int, _) =
+            (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
         // SAFETY: as above, and a place for the number.
         unsafe { self.context.driver.func_attribute(&mut value, attribute, function) }.check(&self.context)
     }
@@ -189,26 +202,28 @@ fn slot(key: KernelKey) -> usize {
     (key.op as usize * 12 + key.dtype as usize) * 3 + key.protocol as usize
 }
 
-/// The translation unit that should hold a kernel.
-fn unit(key: KernelKey) -> &'static str {
-    if key.op == DeviceOp::Copy {
-        return "k_copy";
-    }
-    match key.dtype {
-        DataType::Float32 | DataType::Float64 => "k_float",
-        DataType::Float16 | DataType::Bfloat16 => "k_half",
-        DataType::Float8e4m3 | DataType::Float8e5m2 => "k_fp8",
-        DataType::Int8 | DataType::Uint8 | DataType::Int32 | DataType::Uint32 | DataType::Int64 | DataType::Uint64 => "k_int",
+/// The image that should hold a kernel, by the operation and type in its symbol (`hawser_<op>_<type>_<protocol>`).
+fn unit(symbol: &str) -> &'static str {
+    let mut parts = symbol.split('_').skip(1);
+    match (parts.next(), parts.next()) {
+        (Some("copy"), _) => "k_copy",
+        (_, Some("f32" | "f64")) => "k_float",
+        (_, Some("f16" | "bf16")) => "k_half",
+        (_, Some("e4m3" | "e5m2")) => "k_fp8",
+        (_, Some("i8" | "i32" | "i64")) => "k_sint",
+        _ => "k_uint",
     }
 }
 
 fn image_text(index: usize) -> String {
-    let archs: Vec<String> = hawser_kernels::archs(FATBINS[index].1).iter().map(ToString::to_string).collect();
+    let archs: Vec<String> =
+        hawser_kernels::archs(FATBINS[index].1).iter().map(ToString::to_string).collect();
     if archs.is_empty() { "nothing readable".into() } else { archs.join(" ") }
 }
 
 fn images_text() -> String {
-    let texts: Vec<String> = FATBINS.iter().enumerate().map(|(i, (name, _))| format!("{name} ({})", image_text(i))).collect();
+    let texts: Vec<String> =
+        FATBINS.iter().enumerate().map(|(i, (name, _))| format!("{name} ({})", image_text(i))).collect();
     if texts.is_empty() { "none".into() } else { texts.join(", ") }
 }
 
@@ -222,6 +237,8 @@ fn log_images() {
 mod tests {
     use std::collections::HashSet;
 
+    use hawser_plan::call::DataType;
+    use hawser_plan::device_plan::DeviceOp;
     use hawser_plan::knobs::Protocol;
 
     use super::*;
@@ -237,9 +254,10 @@ mod tests {
     ];
 
     fn keys() -> impl Iterator<Item = KernelKey> {
-        let protocols = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
         OPS.into_iter().flat_map(move |op| {
-            DataType::ALL.into_iter().flat_map(move |dtype| protocols.map(|protocol| KernelKey { op, dtype, protocol }))
+            DataType::ALL
+                .into_iter()
+                .flat_map(move |dtype| Protocol::ALL.map(|protocol| KernelKey { op, dtype, protocol }))
         })
     }
 
@@ -251,20 +269,37 @@ mod tests {
     }
 
     #[test]
-    fn units_follow_the_type_but_for_copies() {
-        let unit_of = |op, dtype| unit(KernelKey { op, dtype, protocol: Protocol::Ll });
-        assert_eq!(unit_of(DeviceOp::Copy, DataType::Float32), "k_copy");
-        assert_eq!(unit_of(DeviceOp::Sum, DataType::Float64), "k_float");
-        assert_eq!(unit_of(DeviceOp::Max, DataType::Bfloat16), "k_half");
-        assert_eq!(unit_of(DeviceOp::Min, DataType::Float8e5m2), "k_fp8");
-        assert_eq!(unit_of(DeviceOp::SumDiv, DataType::Int64), "k_int");
+    fn units_follow_the_symbol() {
+        let cases = [
+            ("hawser_copy_u8_ll", "k_copy"),
+            ("hawser_sum_f64_simple", "k_float"),
+            ("hawser_max_bf16_ll128", "k_half"),
+            ("hawser_min_e5m2_ll", "k_fp8"),
+            ("hawser_sumdiv_i64_ll", "k_sint"),
+            ("hawser_premul_u32_ll", "k_uint"),
+        ];
+        for (symbol, expected) in cases {
+            assert_eq!(unit(symbol), expected, "{symbol}");
+        }
     }
 
     #[test]
     fn embedded_images_have_the_units_that_are_expected() {
         let names: HashSet<&str> = FATBINS.iter().map(|(name, _)| *name).collect();
-        let expected: HashSet<&str> = keys().map(unit).collect();
+        let expected: HashSet<&str> = keys().map(|key| unit(&key.symbol())).collect();
         // Without a CUDA compiler the table is empty.
         assert!(names.is_empty() || expected.is_subset(&names), "{names:?} lack some of {expected:?}");
+    }
+
+    #[test]
+    fn the_expected_unit_has_the_symbol() {
+        for key in keys().filter(|key| key.op != DeviceOp::SumDiv || !key.dtype.is_float()) {
+            let symbol = key.symbol();
+            if let Some((name, image)) = FATBINS.iter().find(|(name, _)| *name == unit(&symbol)) {
+                // Compressed images keep no names; where one has names it must have this one.
+                let has = |text: &str| image.windows(text.len()).any(|window| window == text.as_bytes());
+                assert!(has(&symbol) || !has("hawser_"), "{name} lacks {symbol}");
+            }
+        }
     }
 }

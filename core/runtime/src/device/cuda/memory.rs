@@ -7,7 +7,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUdeviceptr, CUstream, CUstream_flags};
+use cudarc::driver::sys::{
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUdeviceptr, CUstream, CUstream_flags,
+};
 
 use super::context::Context;
 use super::result::{Status, code, size_text};
@@ -36,7 +38,8 @@ impl Copier {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         let mut stream = ptr::null_mut();
         // SAFETY: valid for the handle.
-        unsafe { context.driver.stream_create_with_priority(&mut stream, flags, greatest) }.check(&context)?;
+        unsafe { context.driver.stream_create_with_priority(&mut stream, flags, greatest) }
+            .check(&context)?;
         Ok(Copier { context: context.clone(), stream })
     }
 
@@ -44,7 +47,8 @@ impl Copier {
     pub fn zero(&self, addr: u64, bytes: u64) -> Result<()> {
         let _scope = self.context.enter_relaxed()?;
         // SAFETY: the caller owns the range; the driver checks it.
-        unsafe { self.context.driver.memset_d8_async(addr, 0, bytes as usize, self.stream) }.check(&self.context)?;
+        unsafe { self.context.driver.memset_d8_async(addr, 0, bytes as usize, self.stream) }
+            .check(&self.context)?;
         self.wait()
     }
 
@@ -55,8 +59,10 @@ impl Copier {
         }
         let _scope = self.context.enter_relaxed()?;
         // SAFETY: the source outlives the copy, which is waited for; the driver checks the range.
-        unsafe { self.context.driver.memcpy_htod_async(addr, bytes.as_ptr().cast(), bytes.len(), self.stream) }
-            .check(&self.context)?;
+        unsafe {
+            self.context.driver.memcpy_htod_async(addr, bytes.as_ptr().cast(), bytes.len(), self.stream)
+        }
+        .check(&self.context)?;
         self.wait()
     }
 
@@ -67,8 +73,10 @@ impl Copier {
         }
         let _scope = self.context.enter_relaxed()?;
         // SAFETY: the destination outlives the copy, which is waited for; the driver checks the range.
-        unsafe { self.context.driver.memcpy_dtoh_async(bytes.as_mut_ptr().cast(), addr, bytes.len(), self.stream) }
-            .check(&self.context)?;
+        unsafe {
+            self.context.driver.memcpy_dtoh_async(bytes.as_mut_ptr().cast(), addr, bytes.len(), self.stream)
+        }
+        .check(&self.context)?;
         self.wait()
     }
 
@@ -187,7 +195,10 @@ pub fn check_allocation(context: &Context, status: Status, bytes: u64) -> Result
         true => format!("{} of {} free", size_text(free as u64), size_text(total as u64)),
         false => "free memory unknown".into(),
     };
-    Err(error.remedy(format!("asked for {}, {free}; leave some memory to the library (a smaller batch)", size_text(bytes))))
+    Err(error.remedy(format!(
+        "asked for {}, {free}; leave some memory to the library (a smaller batch)",
+        size_text(bytes)
+    )))
 }
 
 /// Runs a destructor's driver call in the context. Failures become warnings.

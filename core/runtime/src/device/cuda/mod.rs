@@ -23,7 +23,7 @@ mod vmm;
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_uint;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -86,10 +86,11 @@ impl CudaDevice {
     }
 
     /// One number about a pointer; `None` if the driver does not know the memory.
-    fn pointer_attribute(&self, attribute: CUpointer_attribute, addr: u64) -> Result<Option<c_uint>> {
-        let mut value: c_uint = 0;
-        // SAFETY: the attributes that are asked for are 4 bytes long (or 1, little-endian).
-        let status = unsafe { self.context.driver.pointer_attribute((&raw mut value).cast(), attribute, addr) };
+    fn pointer_attribute(&self, attribute: CUpointer_attribute, addr: u64) -> Result<Option<u64>> {
+        let mut value: u64 = 0;
+        // SAFETY: the attributes that are asked for are at most 8 bytes long (the machine is little-endian).
+        let status =
+            unsafe { self.context.driver.pointer_attribute((&raw mut value).cast(), attribute, addr) };
         if status.code == code::INVALID_VALUE {
             return Ok(None);
         }
@@ -146,13 +147,28 @@ impl Device for CudaDevice {
         let status = unsafe {
             let (grid, handle) = (c_uint::from(args.n_blocks), raw_stream(stream));
             self.context.driver.launch_kernel(
-                function, grid, 1, 1, threads, 1, 1, 0, handle, params.as_mut_ptr(), ptr::null_mut(),
+                function,
+                grid,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                handle,
+                params.as_mut_ptr(),
+                ptr::null_mut(),
             )
         };
         if status.is_ok() {
             return Ok(());
         }
-        let what = format!("launching {} with {} x {threads} threads on stream {:#x}", kernel.symbol(), args.n_blocks, stream.0);
+        let what = format!(
+            "launching {} with {} x {threads} threads on stream {:#x}",
+            kernel.symbol(),
+            args.n_blocks,
+            stream.0
+        );
         Err(status.error(&self.context).context(what))
     }
 
@@ -172,22 +188,25 @@ impl Device for CudaDevice {
     fn accepts(&self, addr: u64) -> Result<bool> {
         use CUpointer_attribute::{
             CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as ACCESS, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
-            CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+            CU_POINTER_ATTRIBUTE_IS_MANAGED as IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
         };
         /// `CU_MEMORYTYPE_DEVICE`.
-        const DEVICE_MEMORY: c_uint = 2;
+        const DEVICE_MEMORY: u64 = 2;
         if addr == 0 {
             return Ok(false);
         }
         let _scope = self.context.enter()?;
         match self.pointer_attribute(MEMORY_TYPE, addr)? {
-            None => Ok(false),
-            Some(DEVICE_MEMORY) if self.pointer_attribute(ORDINAL, addr)? != Some(self.context.device as c_uint) => {
-                // Another GPU's memory: refused only if the driver says that this one has no access.
-                Ok(self.pointer_attribute(ACCESS, addr).ok().flatten() != Some(0))
-            }
-            Some(_) => Ok(true),
+            None => return Ok(false),
+            Some(DEVICE_MEMORY) => {}
+            Some(_) => return Ok(true),
         }
+        if self.pointer_attribute(ORDINAL, addr)? == Some(u64::from(self.context.ordinal)) {
+            return Ok(true);
+        }
+        // Another GPU's memory: refused only if the driver says that this one has no access.
+        let asked = |attribute| self.pointer_attribute(attribute, addr).ok().flatten();
+        Ok(asked(IS_MANAGED) == Some(1) || asked(ACCESS) != Some(0))
     }
 
     fn enter(&self) -> Result<Box<dyn Any>> {

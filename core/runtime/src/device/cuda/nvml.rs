@@ -54,11 +54,10 @@ impl Nvml {
         // SAFETY: NVML's initialisers have no preconditions.
         let library = unsafe { Library::open(Some("libnvidia-ml.so.1"), RTLD_NOW | RTLD_LOCAL) }.ok()?;
         let nvml = Nvml { library };
-        let init = nvml.function::<unsafe extern "C" fn() -> c_int>("nvmlInit_v2")?;
         // SAFETY: takes nothing, may be called any number of times.
-        let code = unsafe { init() };
-        drop(init);
-        if code == 0 {
+        let code =
+            nvml.function::<unsafe extern "C" fn() -> c_int>("nvmlInit_v2").map(|init| unsafe { init() });
+        if code == Some(0) {
             return Some(nvml);
         }
         std::mem::forget(nvml); // not initialised, so there is nothing to shut down
@@ -67,7 +66,11 @@ impl Nvml {
 
     fn links(&self, id: &str, peers: Vec<String>) -> Vec<(String, PeerLink)> {
         let Some(this) = self.device(id) else { return Vec::new() };
-        peers.into_iter().filter_map(|peer| Some((self.link(this, self.device(&peer)?)?, peer))).map(|(l, p)| (p, l)).collect()
+        peers
+            .into_iter()
+            .filter_map(|peer| Some((self.link(this, self.device(&peer)?)?, peer)))
+            .map(|(l, p)| (p, l))
+            .collect()
     }
 
     fn device(&self, bus_id: &str) -> Option<Handle> {

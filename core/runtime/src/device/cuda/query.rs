@@ -63,7 +63,8 @@ fn summary_of(platform: &Platform, ordinal: u32) -> Result<DeviceSummary> {
     let device = platform.device(ordinal)?;
     let mut memory: usize = 0;
     // SAFETY: `memory` is valid for the number.
-    unsafe { platform.driver.device_total_mem(&mut memory, device) }.check(&format_args!("device {ordinal}"))?;
+    unsafe { platform.driver.device_total_mem(&mut memory, device) }
+        .check(&format_args!("device {ordinal}"))?;
     Ok(DeviceSummary {
         ordinal,
         name: name(platform, device)?,
@@ -136,7 +137,8 @@ fn peer_link(platform: &Platform, device: CUdevice, peer: CUdevice) -> PeerLink 
 
 fn compute_capability(platform: &Platform, device: CUdevice) -> Result<u32> {
     use CUdevice_attribute::{
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
     let (major, minor) = (platform.attribute(MAJOR, device)?, platform.attribute(MINOR, device)?);
     Ok((10 * major + minor) as u32)
@@ -160,7 +162,8 @@ fn id(platform: &Platform, device: CUdevice) -> Result<String> {
     let (mut whole, mut instance) = (CUuuid { bytes: [0; 16] }, CUuuid { bytes: [0; 16] });
     // SAFETY: the values are valid for the 16 bytes each.
     let both = unsafe {
-        platform.driver.device_uuid(&mut whole, device).is_ok() && platform.driver.device_uuid_v2(&mut instance, device).is_ok()
+        platform.driver.device_uuid(&mut whole, device).is_ok()
+            && platform.driver.device_uuid_v2(&mut instance, device).is_ok()
     };
     if !both || whole.bytes == instance.bytes {
         return Ok(bus_id);

@@ -79,7 +79,9 @@ impl Status {
         let Status { call, code, since } = self;
         if code == MISSING {
             let (needs, has) = (version_text(since), installed_version());
-            return format!("{call} failed on {place}: the CUDA driver ({has}) lacks it, it came with CUDA {needs}; update the driver");
+            return format!(
+                "{call} failed on {place}: the CUDA driver ({has}) lacks it, it came with CUDA {needs}; update the driver"
+            );
         }
         let mut text = format!("{call} failed on {place}: ");
         match sys::driver().ok().and_then(|d| d.error_texts(code)) {
@@ -104,7 +106,7 @@ pub fn version_text(version: c_int) -> String {
 pub fn size_text(bytes: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
-        Some((unit, name)) if bytes % unit == 0 => format!("{} {name}", bytes / unit),
+        Some((unit, name)) if bytes.is_multiple_of(*unit) => format!("{} {name}", bytes / unit),
         Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
         None => format!("{bytes} bytes"),
     }
@@ -115,7 +117,9 @@ pub fn installed_version() -> String {
     let mut version = 0;
     match sys::driver() {
         // SAFETY: `version` is valid for the one number that the driver writes.
-        Ok(driver) if unsafe { driver.driver_version(&mut version) }.is_ok() => format!("CUDA {}", version_text(version)),
+        Ok(driver) if unsafe { driver.driver_version(&mut version) }.is_ok() => {
+            format!("CUDA {}", version_text(version))
+        }
         _ => "of unknown version".into(),
     }
 }
@@ -134,8 +138,12 @@ fn remedy(error: c_int) -> Option<&'static str> {
         code::ILLEGAL_ADDRESS | code::LAUNCH_FAILED => {
             "an earlier kernel of this process faulted and the device is unusable for it; compute-sanitizer finds the kernel"
         }
-        code::SYSTEM_NOT_READY => "start nvidia-fabricmanager (hosts with NVSwitch need it) or nvidia-persistenced",
-        code::SYSTEM_DRIVER_MISMATCH => "the user-space driver and the kernel module differ: reboot or reinstall the driver",
+        code::SYSTEM_NOT_READY => {
+            "start nvidia-fabricmanager (hosts with NVSwitch need it) or nvidia-persistenced"
+        }
+        code::SYSTEM_DRIVER_MISMATCH => {
+            "the user-space driver and the kernel module differ: reboot or reinstall the driver"
+        }
         code::STREAM_CAPTURE_UNSUPPORTED..=code::STREAM_CAPTURE_WRONG_THREAD => {
             "the call does not fit the stream capture that is going on"
         }
@@ -157,7 +165,8 @@ mod tests {
         assert!(status(code::SUCCESS).check(&place).is_ok());
         let error = status(code::SYSTEM_NOT_READY).check(&place).unwrap_err();
         assert_eq!(error.kind, ErrorKind::UnhandledCuda);
-        for part in ["cuMemCreate failed on device 3 (0000:1b:00.0): ", "802", "; start nvidia-fabricmanager"] {
+        for part in ["cuMemCreate failed on device 3 (0000:1b:00.0): ", "802", "; start nvidia-fabricmanager"]
+        {
             assert!(error.text.contains(part), "{error}");
         }
     }

@@ -15,6 +15,9 @@ use super::result::{code, size_text};
 use crate::error::{Error, Result};
 use crate::log;
 
+/// Lengths are multiples of this: the largest page size of the supported machines.
+const GRANULARITY: u64 = 64 << 10;
+
 /// One mapping of the memory in this process, registered for all devices. A range must be
 /// registered only once, so all users in the process share it.
 pub struct HostRange {
@@ -34,7 +37,7 @@ impl HostRange {
     /// Zeroed memory of at least `bytes` bytes.
     pub fn create(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let what = || format!("{context}: {} of shared host memory", size_text(bytes));
-        let bytes = bytes.max(1).next_multiple_of(rustix::param::page_size() as u64);
+        let bytes = bytes.max(1).next_multiple_of(GRANULARITY);
         let fd = memfd_create("hawser-heap", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| Error::system(format_args!("{}: memfd_create", what()), e))?;
         ftruncate(&fd, bytes).map_err(|e| Error::system(format_args!("{}: ftruncate", what()), e))?;
@@ -45,7 +48,9 @@ impl HostRange {
 
     /// A peer's memory. Its file must be as long as the peer says and must not shrink.
     pub fn import(context: &Arc<Context>, fd: OwnedFd, bytes: u64) -> Result<Self> {
-        let length = fstat(&fd).map_err(|e| Error::system(format_args!("{context}: fstat of a peer's memory"), e))?.st_size;
+        let length = fstat(&fd)
+            .map_err(|e| Error::system(format_args!("{context}: fstat of a peer's memory"), e))?
+            .st_size;
         let seals = fcntl_get_seals(&fd).unwrap_or(SealFlags::empty());
         if (length as u64) < bytes || !seals.contains(SealFlags::SHRINK) {
             return Err(Error::remote(format!(
@@ -59,8 +64,12 @@ impl HostRange {
     fn map(context: &Arc<Context>, fd: OwnedFd, bytes: u64) -> Result<Self> {
         let length = bytes as usize;
         // SAFETY: a new mapping at an address of the kernel's choice, of a file that cannot shrink.
-        let addr = unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0) }
-            .map_err(|e| Error::system(format_args!("{context}: mmap of {} of shared memory", size_text(bytes)), e))?;
+        let addr = unsafe {
+            mmap(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
+        }
+        .map_err(|e| {
+            Error::system(format_args!("{context}: mmap of {} of shared memory", size_text(bytes)), e)
+        })?;
         let mut range = HostRange { context: context.clone(), fd, addr, bytes: length, is_registered: false };
         let _scope = context.enter_relaxed()?;
         let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -88,7 +97,8 @@ impl HostRange {
     /// The file, for a peer in another process.
     pub fn fd(&self) -> Result<OwnedFd> {
         let fd: BorrowedFd<'_> = std::os::fd::AsFd::as_fd(&self.fd);
-        fd.try_clone_to_owned().map_err(|e| Error::system(format_args!("{}: dup of shared memory", self.context), e))
+        fd.try_clone_to_owned()
+            .map_err(|e| Error::system(format_args!("{}: dup of shared memory", self.context), e))
     }
 }
 

@@ -55,8 +55,8 @@ impl Events {
         let driver = self.context.driver;
         // SAFETY: valid for a status (an enum of C int size) and an id, the rest is optional.
         let asked = unsafe {
-            let none = ptr::null_mut();
-            driver.stream_capture_info(stream, (&raw mut status).cast(), &mut id, none.cast(), none.cast(), none.cast())
+            let (graph, nodes, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+            driver.stream_capture_info(stream, (&raw mut status).cast(), &mut id, graph, nodes, count)
         };
         match asked.code {
             // The legacy stream while another stream of the thread is captured: not part of the capture.

@@ -183,7 +183,8 @@ driver_table! {
 impl Driver {
     /// Opens the library, which stays open for ever: threads and exit handlers of it keep running.
     fn load() -> Result<Self, String> {
-        type ProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+        type ProcAddress =
+            unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
         // SAFETY: the driver's initialisers may run at any time and place.
         let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|e| format!("cannot load {LIBRARY}: {}", with_sources(&e)))?;
@@ -201,7 +202,8 @@ impl Driver {
                 }
             }
             // SAFETY: only the address is taken.
-            unsafe { library.get::<*mut c_void>(exact.as_bytes()) }.map_or(ptr::null_mut(), |s| s.as_raw_ptr())
+            unsafe { library.get::<*mut c_void>(exact.as_bytes()) }
+                .map_or(ptr::null_mut(), |s| s.as_raw_ptr())
         };
         // SAFETY: the driver promises name and version; exact names are versioned too.
         unsafe { Driver::resolve(lookup) }
@@ -270,7 +272,8 @@ mod tests {
             unreachable!("not called")
         }
         let optional = ["cuMemCreate", "cuFuncLoad"];
-        let lookup = |name: &str, _| if optional.contains(&name) { ptr::null_mut() } else { never as *mut c_void };
+        let lookup =
+            |name: &str, _| if optional.contains(&name) { ptr::null_mut() } else { never as *mut c_void };
         // SAFETY: of these functions only the missing ones are called below.
         let driver = unsafe { Driver::resolve(lookup) }.unwrap();
         // SAFETY: the function is missing.

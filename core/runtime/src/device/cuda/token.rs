@@ -182,7 +182,8 @@ mod tests {
 
     #[test]
     fn wrong_fields_are_named() {
-        let cases: [(usize, u8, &str); 4] = [(0, 0, "magic"), (4, 9, "version 9"), (5, 0, "kind 0"), (51, 0x80, "length")];
+        let cases: [(usize, u8, &str); 4] =
+            [(0, 0, "magic"), (4, 9, "version 9"), (5, 0, "kind 0"), (51, 0x80, "length")];
         for (at, value, names) in cases {
             let mut token = sample().encode();
             token[at] = value;

@@ -1,13 +1,13 @@
 //! CUDA's virtual memory management: physical memory and the address ranges it is mapped at.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
     CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType,
-    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1,
+    CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
 };
 
 use super::context::{Context, platform};
@@ -22,9 +22,11 @@ const BY_FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDL
 pub fn is_supported(context: &Context) -> bool {
     use CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as SHARES,
-        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as MAPS,
+        CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED as MAPS,
     };
-    let has = |attribute| platform().and_then(|p| p.attribute(attribute, context.device)).is_ok_and(|value| value != 0);
+    let has = |attribute| {
+        platform().and_then(|p| p.attribute(attribute, context.device)).is_ok_and(|value| value != 0)
+    };
     has(MAPS) && has(SHARES)
 }
 
@@ -70,7 +72,8 @@ impl Physical {
         let _scope = self.context.enter_relaxed()?;
         let mut fd: c_int = -1;
         // SAFETY: valid for a C int, which this handle type gives.
-        unsafe { self.context.driver.mem_export((&raw mut fd).cast(), self.handle, BY_FD, 0) }.check(&self.context)?;
+        unsafe { self.context.driver.mem_export((&raw mut fd).cast(), self.handle, BY_FD, 0) }
+            .check(&self.context)?;
         // SAFETY: the driver made the descriptor for us.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // A child that executes another program must not keep our memory alive.

@@ -1,0 +1,318 @@
+//! Bad arguments: each gets NCCL's code and a text that names the function and what is wrong.
+
+mod support;
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{dangling_mut, null, null_mut};
+
+use support::*;
+
+type Act = fn(Comm) -> c_int;
+/// Function, a word that its text must have, the code, the call.
+type Case = (&'static str, &'static str, c_int, Act);
+
+/// A buffer that is long enough for what is called with it.
+fn data() -> Ptr {
+    static DATA: [f32; 64] = [1.0; 64];
+    DATA.as_ptr().cast()
+}
+
+fn check(comm: Comm, cases: &[Case]) {
+    for (function, word, code, call) in cases {
+        let got = call(comm);
+        let text = last_error();
+        assert_eq!(got, *code, "{function} ({word}): {text}");
+        assert!(
+            text.starts_with(&format!("{function}: ")) && text.contains(word),
+            "{function} ({word}): {text}"
+        );
+        assert!(text.contains(';'), "no remedy: {text}");
+    }
+}
+
+#[test]
+fn collectives_and_messages() {
+    let _turn = turn();
+    let comm = single();
+    let cases: &[Case] = &[
+        ("ncclAllReduce", "datatype 12", INVALID_ARGUMENT, |c| {
+            ncclAllReduce(data(), data(), 1, 12, SUM, c, null())
+        }),
+        ("ncclAllReduce", "datatype -1", INVALID_ARGUMENT, |c| {
+            ncclAllReduce(data(), data(), 1, -1, SUM, c, null())
+        }),
+        ("ncclAllReduce", "op 9999", INVALID_ARGUMENT, |c| {
+            ncclAllReduce(data(), data(), 1, 7, 9999, c, null())
+        }),
+        ("ncclAllReduce", "op -1", INVALID_ARGUMENT, |c| ncclAllReduce(data(), data(), 1, 7, -1, c, null())),
+        ("ncclReduceScatter", "op 5000", INVALID_ARGUMENT, |c| {
+            ncclReduceScatter(data(), data(), 1, 7, 5000, c, null())
+        }),
+        ("ncclReduce", "root 1", INVALID_ARGUMENT, |c| ncclReduce(data(), data(), 1, 7, SUM, 1, c, null())),
+        ("ncclBroadcast", "root -1", INVALID_ARGUMENT, |c| {
+            ncclBroadcast(data(), data(), 1, 7, -1, c, null())
+        }),
+        ("ncclBcast", "root 7", INVALID_ARGUMENT, |c| ncclBcast(data(), 1, 7, 7, c, null())),
+        ("ncclGather", "root 1", INVALID_ARGUMENT, |c| ncclGather(data(), data(), 1, 7, 1, c, null())),
+        ("ncclScatter", "root 1", INVALID_ARGUMENT, |c| ncclScatter(data(), data(), 1, 7, 1, c, null())),
+        ("ncclSend", "peer 1", INVALID_ARGUMENT, |c| ncclSend(data(), 1, 7, 1, c, null())),
+        ("ncclSend", "datatype 12", INVALID_ARGUMENT, |c| ncclSend(data(), 1, 12, 0, c, null())),
+        ("ncclSend", "sendbuff is NULL", INVALID_ARGUMENT, |c| ncclSend(null(), 1, 7, 0, c, null())),
+        ("ncclSend", "count", INVALID_ARGUMENT, |c| ncclSend(data(), usize::MAX, 7, 0, c, null())),
+        ("ncclRecv", "peer -2", INVALID_ARGUMENT, |c| ncclRecv(data(), 1, 7, -2, c, null())),
+        ("ncclRecv", "recvbuff is NULL", INVALID_ARGUMENT, |c| ncclRecv(null(), 1, 7, 0, c, null())),
+    ];
+    check(comm, cases);
+    ok(ncclCommDestroy(comm));
+}
+
+#[test]
+fn buffers_and_counts_of_collectives() {
+    let _turn = turn();
+    let comm = single();
+    // These texts come from the planner, in its words.
+    let calls: &[(&str, &str, Act)] = &[
+        ("ncclAllReduce", "NULL", |c| ncclAllReduce(null(), data(), 1, 7, SUM, c, null())),
+        ("ncclAllReduce", "NULL", |c| ncclAllReduce(data(), null(), 1, 7, SUM, c, null())),
+        ("ncclAllReduce", "count", |c| ncclAllReduce(data(), data(), usize::MAX, 8, SUM, c, null())),
+        ("ncclAllGather", "count", |c| ncclAllGather(data(), data(), usize::MAX / 4, 8, c, null())),
+        ("ncclAlltoAll", "NULL", |c| ncclAlltoAll(null(), null(), 1, 7, c, null())),
+    ];
+    for (function, word, call) in calls {
+        assert_eq!(call(comm), INVALID_ARGUMENT);
+        let text = last_error();
+        assert!(text.starts_with(function) && text.contains(word) && text.contains("rank 0"), "{text}");
+    }
+    // Nothing to do: NULL buffers are fine then.
+    ok(ncclAllReduce(null(), null(), 0, FLOAT32, SUM, comm, null()));
+    ok(ncclAlltoAll(null(), null(), 0, FLOAT32, comm, null()));
+    ok(ncclCommDestroy(comm));
+}
+
+#[test]
+fn handles_that_are_none() {
+    let _turn = turn();
+    let dead = single();
+    ok(ncclCommDestroy(dead));
+    let aborted = single();
+    ok(ncclCommAbort(aborted));
+    let calls: &[(&str, Act)] = &[
+        ("ncclAllReduce", |c| ncclAllReduce(data(), data(), 1, 7, SUM, c, null())),
+        ("ncclBcast", |c| ncclBcast(data(), 1, 7, 0, c, null())),
+        ("ncclSend", |c| ncclSend(data(), 1, 7, 0, c, null())),
+        ("ncclRecv", |c| ncclRecv(data(), 1, 7, 0, c, null())),
+        ("ncclCommCount", |c| ncclCommCount(c, &mut 0)),
+        ("ncclCommUserRank", |c| ncclCommUserRank(c, &mut 0)),
+        ("ncclCommCuDevice", |c| ncclCommCuDevice(c, &mut 0)),
+        ("ncclCommGetAsyncError", |c| ncclCommGetAsyncError(c, &mut 0)),
+        ("ncclCommSplit", |c| ncclCommSplit(c, 0, 0, &mut null_mut(), null())),
+        ("ncclRedOpCreatePreMulSum", |c| ncclRedOpCreatePreMulSum(&mut 0, data(), 7, 1, c)),
+        ("ncclRedOpDestroy", |c| ncclRedOpDestroy(5, c)),
+        ("ncclCommRegister", |c| ncclCommRegister(c, data(), 4, &mut null())),
+        ("ncclCommDeregister", |c| ncclCommDeregister(c, null())),
+        ("ncclCommWindowRegister", |c| ncclCommWindowRegister(c, data(), 4, &mut null(), 0)),
+        ("ncclCommQueryProperties", |c| ncclCommQueryProperties(c, null_mut())),
+    ];
+    let garbage: Comm = dangling_mut::<c_void>();
+    for (comm, word) in
+        [(null_mut(), "NULL"), (garbage, "not a communicator"), (dead, "destroyed"), (aborted, "aborted")]
+    {
+        for (function, call) in calls {
+            assert_eq!(call(comm), INVALID_ARGUMENT, "{function} {word}");
+            let text = last_error();
+            assert!(text.starts_with(&format!("{function}: ")) && text.contains(word), "{text}");
+        }
+    }
+    // As NCCL: nothing to end is no error, ending twice is.
+    for end in [ncclCommDestroy, ncclCommAbort, ncclCommFinalize] {
+        ok(end(null_mut()));
+        assert_eq!(end(dead), INVALID_ARGUMENT);
+        assert_eq!(end(garbage), INVALID_ARGUMENT);
+    }
+}
+
+#[test]
+fn making_communicators() {
+    let _turn = turn();
+    let comm = single();
+    let cases: &[Case] = &[
+        ("ncclGetVersion", "version is NULL", INVALID_ARGUMENT, |_| ncclGetVersion(null_mut())),
+        ("ncclGetUniqueId", "uniqueId is NULL", INVALID_ARGUMENT, |_| ncclGetUniqueId(null_mut())),
+        ("ncclCommInitRank", "comm is NULL", INVALID_ARGUMENT, |_| {
+            ncclCommInitRank(null_mut(), 1, Id([0; 128]), 0)
+        }),
+        ("ncclCommInitRank", "nranks 0", INVALID_ARGUMENT, |_| init(0, 0)),
+        ("ncclCommInitRank", "nranks -4", INVALID_ARGUMENT, |_| init(-4, 0)),
+        ("ncclCommInitRank", "nranks 1025", INVALID_ARGUMENT, |_| init(1025, 0)),
+        ("ncclCommInitRank", "rank 2", INVALID_ARGUMENT, |_| init(2, 2)),
+        ("ncclCommInitRank", "rank -1", INVALID_ARGUMENT, |_| init(2, -1)),
+        ("ncclCommInitRank", "unique id is empty", INVALID_ARGUMENT, |_| init(1, 0)),
+        ("ncclCommInitRankConfig", "blocking is 3", INVALID_ARGUMENT, |_| {
+            init_config(&Config::with(Config::BLOCKING, 3))
+        }),
+        ("ncclCommInitRankConfig", "minCTAs is -3", INVALID_ARGUMENT, |_| {
+            init_config(&Config::with(Config::MIN_CTAS, -3))
+        }),
+        ("ncclCommInitRankConfig", "magic", INVALID_ARGUMENT, |_| init_config(&Config::with(2, 1))),
+        ("ncclCommInitRankConfig", "size 12", INVALID_ARGUMENT, |_| init_config(&Config::with(0, 12))),
+        ("ncclCommInitRankScalable", "nId 0", INVALID_ARGUMENT, |_| scalable(0, true)),
+        ("ncclCommInitRankScalable", "nId 2", INVALID_ARGUMENT, |_| scalable(2, true)),
+        ("ncclCommInitRankScalable", "commIds is NULL", INVALID_ARGUMENT, |_| scalable(1, false)),
+        ("ncclCommInitAll", "comm is NULL", INVALID_ARGUMENT, |_| ncclCommInitAll(null_mut(), 1, null())),
+        ("ncclCommInitAll", "ndev -1", INVALID_ARGUMENT, |_| ncclCommInitAll(&mut null_mut(), -1, null())),
+        ("ncclCommInitAll", "twice", INVALID_USAGE, |_| {
+            ncclCommInitAll([null_mut(); 3].as_mut_ptr(), 3, [0, 1, 0].as_ptr())
+        }),
+        ("ncclCommInitAll", "device -1", INVALID_ARGUMENT, |_| ncclCommInitAll(&mut null_mut(), 1, &-1)),
+        ("ncclCommSplit", "color -2", INVALID_ARGUMENT, |c| ncclCommSplit(c, -2, 0, &mut null_mut(), null())),
+        ("ncclCommSplit", "newcomm is NULL", INVALID_ARGUMENT, |c| {
+            ncclCommSplit(c, 0, 0, null_mut(), null())
+        }),
+        ("ncclCommCount", "count is NULL", INVALID_ARGUMENT, |c| ncclCommCount(c, null_mut())),
+        ("ncclCommUserRank", "rank is NULL", INVALID_ARGUMENT, |c| ncclCommUserRank(c, null_mut())),
+        ("ncclCommCuDevice", "device is NULL", INVALID_ARGUMENT, |c| ncclCommCuDevice(c, null_mut())),
+        ("ncclCommGetAsyncError", "asyncError is NULL", INVALID_ARGUMENT, |c| {
+            ncclCommGetAsyncError(c, null_mut())
+        }),
+    ];
+    check(comm, cases);
+    ok(ncclCommDestroy(comm));
+}
+
+fn init(ranks: c_int, rank: c_int) -> c_int {
+    let mut comm = dangling_mut();
+    let code = ncclCommInitRank(&mut comm, ranks, Id([0; 128]), rank);
+    assert!(code != SUCCESS);
+    code
+}
+
+fn init_config(config: &Config) -> c_int {
+    ncclCommInitRankConfig(&mut null_mut(), 1, Id([0; 128]), 0, config)
+}
+
+fn scalable(count: c_int, given: bool) -> c_int {
+    let ids = [Id([0; 128]); 2];
+    let pointer = if given { ids.as_ptr() } else { null() };
+    ncclCommInitRankScalable(&mut null_mut(), 1, 0, count, pointer, null())
+}
+
+#[test]
+fn memory_and_reductions() {
+    let _turn = turn();
+    let comm = single();
+    let cases: &[Case] = &[
+        ("ncclMemAlloc", "ptr is NULL", INVALID_ARGUMENT, |_| ncclMemAlloc(null_mut(), 8)),
+        ("ncclCommRegister", "buff is NULL", INVALID_ARGUMENT, |c| {
+            ncclCommRegister(c, null(), 8, &mut null())
+        }),
+        ("ncclCommRegister", "handle is NULL", INVALID_ARGUMENT, |c| {
+            ncclCommRegister(c, data(), 8, null_mut())
+        }),
+        ("ncclCommRegister", "size is 0", INVALID_ARGUMENT, |c| ncclCommRegister(c, data(), 0, &mut null())),
+        ("ncclCommRegister", "exceeds", INVALID_ARGUMENT, |c| {
+            ncclCommRegister(c, data(), usize::MAX, &mut null())
+        }),
+        ("ncclCommDeregister", "not registered", INVALID_ARGUMENT, |c| ncclCommDeregister(c, data())),
+        ("ncclCommWindowRegister", "winFlags 0x10", INVALID_ARGUMENT, |c| {
+            ncclCommWindowRegister(c, data(), 8, &mut null(), 16)
+        }),
+        ("ncclCommWindowDeregister", "not registered", INVALID_ARGUMENT, |c| {
+            ncclCommWindowDeregister(c, data())
+        }),
+        ("ncclWinGetUserPtr", "not registered", INVALID_ARGUMENT, |c| {
+            ncclWinGetUserPtr(c, data(), &mut null())
+        }),
+        ("ncclRedOpCreatePreMulSum", "op is NULL", INVALID_ARGUMENT, |c| {
+            ncclRedOpCreatePreMulSum(null_mut(), data(), 7, 1, c)
+        }),
+        ("ncclRedOpCreatePreMulSum", "scalar is NULL", INVALID_ARGUMENT, |c| {
+            ncclRedOpCreatePreMulSum(&mut 0, null(), 7, 1, c)
+        }),
+        ("ncclRedOpCreatePreMulSum", "datatype 99", INVALID_ARGUMENT, |c| {
+            ncclRedOpCreatePreMulSum(&mut 0, data(), 99, 1, c)
+        }),
+        ("ncclRedOpCreatePreMulSum", "residence 2", INVALID_ARGUMENT, |c| {
+            ncclRedOpCreatePreMulSum(&mut 0, data(), 7, 2, c)
+        }),
+        ("ncclRedOpDestroy", "op 0 is built in", INVALID_ARGUMENT, |c| ncclRedOpDestroy(0, c)),
+        ("ncclRedOpDestroy", "op 7777777", INVALID_ARGUMENT, |c| ncclRedOpDestroy(7777777, c)),
+    ];
+    check(comm, cases);
+    ok(ncclCommDestroy(comm));
+}
+
+#[test]
+fn configurations_of_one_call() {
+    let _turn = turn();
+    let comm = single();
+    let cases: &[Case] = &[
+        ("ncclAllReduceConfig", "magic", INVALID_ARGUMENT, |c| {
+            with_config(c, &CollConfig::with(CollConfig::MAGIC, 0))
+        }),
+        ("ncclAllReduceConfig", "minCTAs is 0", INVALID_ARGUMENT, |c| {
+            with_config(c, &CollConfig::with(CollConfig::MIN_CTAS, 0))
+        }),
+        ("ncclAllReduceConfig", "maxCTAs is 65", INVALID_ARGUMENT, |c| {
+            with_config(c, &CollConfig::with(CollConfig::MAX_CTAS, 65))
+        }),
+        ("ncclAllReduceConfig", "cgaClusterSize", INVALID_ARGUMENT, |c| {
+            with_config(c, &CollConfig::with(CollConfig::CGA, 9))
+        }),
+        ("ncclAllReduceConfig", "forceAlgSelection", INVALID_ARGUMENT, |c| {
+            with_config(c, &CollConfig::with(CollConfig::FORCE, 2))
+        }),
+        ("ncclAllReduceConfig", "launchCompletionEvent", INVALID_USAGE, |c| {
+            with_config(c, &CollConfig::with(CollConfig::EVENT, 64))
+        }),
+        ("ncclAllReduceConfig", "algSelection \"warp\"", INVALID_USAGE, |c| {
+            with_config(c, &CollConfig::filter(c"warp", 1))
+        }),
+    ];
+    check(comm, cases);
+    ok(with_config(comm, &CollConfig::filter(c"warp", 0)));
+    ok(with_config(comm, &CollConfig::filter(c"", 1)));
+    ok(with_config(comm, &CollConfig::with(CollConfig::MIN_CTAS, 4)));
+    ok(ncclCommDestroy(comm));
+}
+
+fn with_config(comm: Comm, config: &CollConfig) -> c_int {
+    let mut out = [0f32; 4];
+    ncclAllReduceConfig(data(), out.as_mut_ptr().cast(), 4, FLOAT32, SUM, comm, null(), config)
+}
+
+#[test]
+fn functions_that_are_not_offered_say_so() {
+    let _turn = turn();
+    let comm = single();
+    let word = "not offered at Hawser API level";
+    let cases: &[Case] = &[
+        ("ncclCommShrink", word, INVALID_USAGE, |c| {
+            let mut out = dangling_mut();
+            let code = ncclCommShrink(c, &0, 1, &mut out, null(), 0);
+            assert!(out.is_null());
+            code
+        }),
+        ("ncclCommRevoke", word, INVALID_USAGE, |c| ncclCommRevoke(c, 0)),
+        ("ncclCommSuspend", word, INVALID_USAGE, |c| ncclCommSuspend(c, 1)),
+        ("ncclCommMemStats", word, INVALID_USAGE, |c| ncclCommMemStats(c, 3, &mut 9)),
+        ("ncclDevCommCreate", word, INVALID_USAGE, |c| ncclDevCommCreate(c, null(), null())),
+        ("ncclSetEncryption", word, INVALID_USAGE, |_| ncclSetEncryption(null())),
+        ("ncclSignal", word, INVALID_USAGE, |c| ncclSignal(0, 0, 0, 0, c, null())),
+        ("ncclParamBind", word, INVALID_USAGE, |_| ncclParamBind(&mut data(), c"NCCL_ALGO".as_ptr())),
+        ("ncclParamGetI64", word, INVALID_USAGE, |_| ncclParamGetI64(null(), &mut 7)),
+        ("ncclParamGetStr", word, INVALID_USAGE, |_| ncclParamGetStr(null(), &mut null())),
+        ("ncclGetLsaDevicePointer", word, INVALID_USAGE, |_| {
+            ncclGetLsaDevicePointer(null(), 0, 0, &mut null())
+        }),
+        ("ncclTeamRail", word, 0, |c| c_int::from(ncclTeamRail(c) != Team(0, 0, 0))),
+        ("ncclTeamRankToWorld", word, -1, |c| ncclTeamRankToWorld(c, Team(1, 0, 1), 0)),
+        ("ncclLLA2ACalcSlots", word, 0, |_| ncclLLA2ACalcSlots(4, 4)),
+        ("ncclParamDumpAll", word, 0, |_| {
+            ncclParamDumpAll();
+            0
+        }),
+    ];
+    check(comm, cases);
+    ncclResetDebugInit();
+    ok(ncclCommDestroy(comm));
+}

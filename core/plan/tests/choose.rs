@@ -1,0 +1,182 @@
+//! The chooser: what it picks, what it refuses, and that it explains itself.
+
+use hawser_plan::algo;
+use hawser_plan::call::Scalar;
+use hawser_plan::choose::{Outcome, choose};
+use hawser_plan::device_plan::MAX_BLOCKS;
+use hawser_plan::error::PlanErrorKind;
+use hawser_plan::lower::{bind, device_op, lower};
+use hawser_plan::world::{DeviceKind, Link};
+use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+
+const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
+
+fn call(collective: Collective, count: u64) -> Call {
+    Call {
+        collective,
+        count,
+        dtype: DataType::Float32,
+        op: ReduceOp::Sum,
+        scalar: Scalar::Immediate(0),
+        root: 0,
+        input: 16,
+        output: 16,
+    }
+}
+
+fn pick(collective: Collective, count: u64, world: &World, knobs: &Knobs) -> Choice {
+    choose(&call(collective, count), world, knobs).unwrap()
+}
+
+#[test]
+fn small_takes_few_hops_and_large_takes_bandwidth() {
+    let world = World::single_host(8, GPU, Link::NvLink);
+    let knobs = Knobs::default();
+    let small = pick(Collective::AllReduce, 256, &world, &knobs);
+    assert_eq!((small.key.algorithm, small.protocol), (Algorithm::OneShot, Protocol::Ll));
+    let large = pick(Collective::AllReduce, 256 << 20, &world, &knobs);
+    assert_eq!((large.key.algorithm, large.protocol), (Algorithm::Ring, Protocol::Simple));
+    assert!(large.instances >= 8 && small.instances <= 2, "{} and {}", large.instances, small.instances);
+    assert_eq!(pick(Collective::AllGather, 64, &world, &knobs).key.algorithm, Algorithm::AllPairs);
+}
+
+#[test]
+fn every_choice_can_be_bound() {
+    let worlds = [
+        (GPU, Link::NvLink),
+        (GPU, Link::Pcie),
+        (GPU, Link::HostMemory),
+        (DeviceKind::Host, Link::HostMemory),
+    ];
+    let mut settings = vec![Knobs::default(), Knobs { max_ctas: 1, ..Knobs::default() }];
+    settings.push(Knobs { min_ctas: 32, ..Knobs::default() });
+    settings.push(Knobs { lanes: 1, ..Knobs::default() });
+    settings.push(Knobs { lanes: 9, ..Knobs::default() });
+    for (device, link) in worlds {
+        for ranks in [1, 2, 3, 8, 9, 64, 100, 1024] {
+            let world = World::single_host(ranks, device, link);
+            for collective in Collective::ALL {
+                for count in [0, 1, 1000, 1 << 20] {
+                    for knobs in &settings {
+                        check_bound(&call(collective, count), &world, knobs);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check_bound(call: &Call, world: &World, knobs: &Knobs) {
+    let ranks = world.size();
+    let many_steps =
+        call.collective == Collective::AllToAll || call.collective.rooted() && !call.collective.reduces();
+    if knobs.lanes == 1 && ranks > 100 && many_steps && call.collective != Collective::Broadcast {
+        assert!(choose(call, world, knobs).unwrap_err().text.contains("FIFO lanes"));
+        return;
+    }
+    let choice = choose(call, world, knobs).unwrap();
+    assert_eq!(choice, choose(call, world, knobs).unwrap());
+    let shape = algo::shape(&choice.key).unwrap();
+    for rank in [0, ranks / 2, ranks - 1] {
+        let program = algo::rank_program(&choice.key, rank).unwrap();
+        let lowered = lower(&shape, &program, device_op(call)).unwrap();
+        let plan = bind(&lowered, call, &choice, ranks, knobs).unwrap();
+        let blocks = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
+        assert!(blocks.len() <= MAX_BLOCKS && blocks.iter().all(|block| u32::from(block.lane) < knobs.lanes));
+        assert_eq!(blocks.is_empty(), call.count == 0);
+        assert_eq!(plan.args.n_inline > 0, lowered.steps.len() <= plan.args.inline_steps.len());
+        let work = &plan.args.works[0];
+        let tile_bytes = work.tile * plan.kernel.dtype.size() as u32;
+        assert!(tile_bytes <= knobs.slot_bytes[choice.protocol as usize]);
+        if knobs.max_ctas == 1 {
+            let least = if ranks <= 100 { 1 } else { algo::channels(&choice.key).unwrap() };
+            assert!(blocks.len() as u32 <= least, "{} blocks of {:?}", blocks.len(), choice.key);
+        }
+    }
+}
+
+#[test]
+fn settings_filter_and_are_named() {
+    let world = World::single_host(8, GPU, Link::NvLink);
+    let knobs = Knobs { algorithms: Knobs::parse_algo("Tree").unwrap(), ..Knobs::default() };
+    assert_eq!(pick(Collective::AllReduce, 1 << 20, &world, &knobs).key.algorithm, Algorithm::Tree);
+    let error = choose(&call(Collective::AllGather, 8), &world, &knobs).unwrap_err();
+    assert_eq!(error.kind, PlanErrorKind::InvalidUsage);
+    assert!(error.text.contains("left out by NCCL_ALGO"), "{error}");
+    let knobs = Knobs { protocols: Knobs::parse_proto("LL128").unwrap(), ..Knobs::default() };
+    assert_eq!(pick(Collective::AllReduce, 1 << 20, &world, &knobs).protocol, Protocol::Ll128);
+    let pcie = World::single_host(8, GPU, Link::Pcie);
+    let error = choose(&call(Collective::AllReduce, 8), &pcie, &knobs).unwrap_err();
+    assert!(error.text.contains("NCCL_PROTO") && error.text.contains("NVLink only"), "{error}");
+    let old = World::single_host(8, DeviceKind::Cuda { sm: 61 }, Link::NvLink);
+    assert!(choose(&call(Collective::AllReduce, 8), &old, &knobs).unwrap_err().text.contains("sm_70"));
+}
+
+#[test]
+fn one_rank_copies_whatever_the_settings() {
+    let algorithms = Knobs::parse_algo("Tree").unwrap();
+    let knobs = Knobs { algorithms, protocols: Knobs::parse_proto("LL").unwrap(), ..Knobs::default() };
+    let choice = pick(Collective::AllGather, 100, &World::single_host(1, GPU, Link::NvLink), &knobs);
+    assert_eq!(choice.protocol, Protocol::Simple);
+}
+
+#[test]
+fn the_host_device_takes_simple_and_one_or_two_instances() {
+    let world = World::single_host(4, DeviceKind::Host, Link::HostMemory);
+    for power in 0..24 {
+        let choice = pick(Collective::AllReduce, 1 << power, &world, &Knobs::default());
+        assert_eq!(choice.protocol, Protocol::Simple);
+        assert!(choice.instances <= if power <= 14 { 1 } else { 2 });
+    }
+}
+
+#[test]
+fn why_lists_every_candidate() {
+    let world = World::single_host(64, GPU, Link::Pcie);
+    let choice = pick(Collective::AllReduce, 1000, &world, &Knobs::default());
+    assert_eq!(choice.why.candidates.len(), 4 * 3);
+    let text = choice.why.to_string();
+    for part in [
+        "OneShot",
+        "offered up to 9 ranks",
+        "NVLink only",
+        "decided:",
+        "µs",
+        "all_reduce of 4000 bytes on 64",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in\n{text}");
+    }
+    let best = choice.why.candidates.iter().filter_map(|candidate| match candidate.outcome {
+        Outcome::Predicted { us, .. } => Some(us),
+        Outcome::Filtered(_) => None,
+    });
+    assert_eq!(best.fold(f32::MAX, f32::min), choice.predicted_us);
+}
+
+#[test]
+fn large_worlds_are_planned_per_rank() {
+    let world = World::single_host(1024, GPU, Link::NvLink);
+    for collective in Collective::ALL {
+        for &algorithm in algo::algorithms(collective) {
+            let key = algo::ProgramKey {
+                collective,
+                algorithm,
+                ranks: 1024,
+                root: 1000 * u32::from(collective.rooted()),
+            };
+            let shape = match algo::shape(&key) {
+                Ok(shape) => shape,
+                Err(error) => {
+                    assert!(error.text.contains("1 to"), "{error}");
+                    continue;
+                }
+            };
+            for rank in [0, 1, 511, 1000, 1023] {
+                let program = algo::rank_program(&key, rank).unwrap();
+                let lowered = lower(&shape, &program, device_op(&call(collective, 1))).unwrap();
+                assert!(lowered.steps.len() < usize::from(u16::MAX));
+            }
+        }
+    }
+    assert_eq!(world.size(), 1024);
+}

@@ -1,0 +1,250 @@
+//! Every generator gives the right result through `lower` and `bind`, for counts that do and do not
+//! divide, on a plain machine that reads the device image as documented.
+
+mod machine;
+
+use hawser_plan::algo::{self, ProgramKey};
+use hawser_plan::call::Scalar;
+use hawser_plan::choose::{Choice, Why};
+use hawser_plan::lower::{bind, device_op, lower};
+use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp};
+use machine::{Launch, Machine};
+
+/// Bytes of every element in these tests.
+const ELEM: u64 = 8;
+/// Guard bytes around buffers, which nothing may touch.
+const GUARD: usize = 64;
+const GUARD_BYTE: u8 = 0xee;
+
+/// Small slots, so that few elements make many tiles.
+fn knobs(lanes: u32) -> Knobs {
+    Knobs { slot_bytes: [32, 240, 128], lanes, ..Knobs::default() }
+}
+
+struct Case {
+    key: ProgramKey,
+    count: u64,
+    dtype: DataType,
+    op: ReduceOp,
+    protocol: Protocol,
+    instances: u32,
+    in_place: bool,
+    lanes: u32,
+}
+
+impl Case {
+    /// Element `index` of the input of `rank`; a multiple of 840 so that averages of up to 9 ranks are exact.
+    fn input(&self, rank: u32, index: u64) -> i64 {
+        840 * (i64::from(rank) * 131 + (index as i64 % 997) * 7 + 1)
+    }
+
+    fn blocks(&self) -> (u32, u32) {
+        let collective = self.key.collective;
+        (collective.input_blocks(self.key.ranks), collective.output_blocks(self.key.ranks))
+    }
+
+    /// Addresses of input and output and the bytes of a rank's memory.
+    fn layout(&self, rank: u32) -> (u64, u64, usize) {
+        let (inputs, outputs) = self.blocks();
+        let block = self.count * ELEM;
+        let bytes = |blocks: u32| block as usize * blocks as usize;
+        let start = GUARD as u64;
+        let own =
+            |root_only: bool| if root_only && rank != self.key.root { 0 } else { u64::from(rank) * block };
+        if !self.in_place || self.key.collective == Collective::AllToAll {
+            let output = GUARD + bytes(inputs) + GUARD;
+            return (start, output as u64, output + bytes(outputs) + GUARD);
+        }
+        let (input, output) = match self.key.collective {
+            Collective::AllGather => (start + own(false), start),
+            Collective::Gather => (start + own(true), start),
+            Collective::ReduceScatter => (start, start + own(false)),
+            Collective::Scatter => (start, start + own(true)),
+            _ => (start, start),
+        };
+        (input, output, GUARD + bytes(inputs.max(outputs)) + GUARD)
+    }
+
+    fn encode(&self, value: i64) -> [u8; 8] {
+        match self.dtype {
+            DataType::Float64 => (value as f64).to_le_bytes(),
+            _ => value.to_le_bytes(),
+        }
+    }
+
+    fn memory(&self, rank: u32) -> Vec<u8> {
+        let (input, output, bytes) = self.layout(rank);
+        let mut memory = vec![GUARD_BYTE; bytes];
+        let (inputs, outputs) = self.blocks();
+        for byte in &mut memory[output as usize..][..(u64::from(outputs) * self.count * ELEM) as usize] {
+            *byte = 0xcd;
+        }
+        if self.key.collective.has_input(rank, self.key.root) {
+            for index in 0..u64::from(inputs) * self.count {
+                let at = (input + index * ELEM) as usize;
+                memory[at..at + 8].copy_from_slice(&self.encode(self.input(rank, index)));
+            }
+        }
+        memory
+    }
+
+    /// Element `index` of the output of `rank`, from the definition of the collective.
+    fn expected(&self, rank: u32, index: u64) -> i64 {
+        let block = (index / self.count) as u32;
+        let inner = index % self.count;
+        let own = u64::from(rank) * self.count + inner;
+        match self.key.collective {
+            Collective::AllReduce | Collective::Reduce => self.reduced(index),
+            Collective::ReduceScatter => self.reduced(own),
+            Collective::Broadcast => self.input(self.key.root, index),
+            Collective::AllGather | Collective::Gather => self.input(block, inner),
+            Collective::AllToAll => self.input(block, own),
+            Collective::Scatter => self.input(self.key.root, own),
+            Collective::SendRecv => unreachable!("has no program"),
+        }
+    }
+
+    fn reduced(&self, index: u64) -> i64 {
+        let values = (0..self.key.ranks).map(|rank| self.input(rank, index));
+        match self.op {
+            ReduceOp::Sum => values.sum(),
+            ReduceOp::Max => values.max().unwrap(),
+            ReduceOp::Avg => values.sum::<i64>() / i64::from(self.key.ranks),
+            ReduceOp::PreMulSum => values.sum::<i64>() * 3,
+            other => panic!("{other:?} is not needed by these tests"),
+        }
+    }
+
+    fn run(&self) {
+        let ranks = 0..self.key.ranks;
+        let launches: Vec<Vec<Launch>> = ranks.clone().map(|rank| self.launch(rank)).collect();
+        let mut machine = Machine::new(
+            ranks.clone().map(|rank| self.memory(rank)).collect(),
+            2,
+            knobs(self.lanes).slot_bytes,
+        );
+        machine.run(&launches);
+        for rank in ranks {
+            self.check(rank, &machine.memory[rank as usize]);
+        }
+    }
+
+    fn launch(&self, rank: u32) -> Vec<Launch> {
+        let (input, output, _) = self.layout(rank);
+        let call = Call {
+            collective: self.key.collective,
+            count: self.count,
+            dtype: self.dtype,
+            op: self.op,
+            scalar: Scalar::Immediate(3f64.to_bits()),
+            root: self.key.root,
+            input,
+            output,
+        };
+        let why = Why {
+            collective: self.key.collective,
+            bytes: 0,
+            ranks: self.key.ranks,
+            candidates: Vec::new(),
+            decided: String::new(),
+        };
+        let choice = Choice {
+            key: self.key,
+            protocol: self.protocol,
+            instances: self.instances,
+            threads: 1,
+            predicted_us: 0.0,
+            why,
+        };
+        let program = algo::rank_program(&self.key, rank).unwrap();
+        let lowered = lower(&algo::shape(&self.key).unwrap(), &program, device_op(&call)).unwrap();
+        let plan = bind(&lowered, &call, &choice, self.key.ranks, &knobs(self.lanes)).unwrap();
+        assert_eq!(plan.args.n_blocks == 0, self.count == 0, "only empty calls launch nothing");
+        if plan.args.n_blocks == 0 {
+            return Vec::new();
+        }
+        let mut lanes: Vec<u8> =
+            plan.args.blocks[..usize::from(plan.args.n_blocks)].iter().map(|b| b.lane).collect();
+        lanes.sort_unstable();
+        lanes.dedup();
+        assert_eq!(lanes.len(), usize::from(plan.args.n_blocks), "every block has a lane of its own");
+        vec![Launch { plan, steps: lowered.steps }]
+    }
+
+    fn check(&self, rank: u32, memory: &[u8]) {
+        let (_, output, bytes) = self.layout(rank);
+        let name = format!(
+            "{:?} count {} {:?} {:?} {:?} × {} in place {} rank {rank}",
+            self.key, self.count, self.dtype, self.op, self.protocol, self.instances, self.in_place
+        );
+        let guards = memory[..GUARD].iter().chain(&memory[bytes - GUARD..]);
+        assert!(guards.copied().all(|byte| byte == GUARD_BYTE), "{name}: wrote outside of its buffers");
+        if !self.key.collective.has_output(rank, self.key.root) {
+            return;
+        }
+        for index in 0..u64::from(self.blocks().1) * self.count {
+            let at = (output + index * ELEM) as usize;
+            let expected = self.encode(self.expected(rank, index));
+            assert_eq!(memory[at..at + 8], expected, "{name}: element {index}");
+        }
+    }
+}
+
+fn run_all(collective: Collective, algorithm: Algorithm) {
+    let kinds: &[(DataType, ReduceOp)] = if collective.reduces() {
+        &[
+            (DataType::Int64, ReduceOp::Sum),
+            (DataType::Int64, ReduceOp::Avg),
+            (DataType::Float64, ReduceOp::PreMulSum),
+            (DataType::Int64, ReduceOp::Max),
+        ]
+    } else {
+        &[(DataType::Int64, ReduceOp::Sum)]
+    };
+    for ranks in (1..=9).chain([17]).filter(|&n| n <= algo::max_ranks(algorithm)) {
+        let root = if collective.rooted() { ranks - 1 } else { 0 };
+        let key = ProgramKey { collective, algorithm, ranks, root };
+        for (number, count) in [0, 1, 2, 3, 5, 17, 128, 331, 1000].into_iter().enumerate() {
+            let large = u64::from(ranks) * count > 4000;
+            for &(dtype, op) in kinds.iter().take(if large { 1 } else { kinds.len() }) {
+                let protocol = Protocol::ALL[(number + ranks as usize) % 3];
+                for (instances, in_place, lanes) in
+                    [(1, true, 24), (1, false, 1 + number as u32), (3, true, 24)]
+                {
+                    Case { key, count, dtype, op, protocol, instances, in_place, lanes }.run();
+                }
+            }
+        }
+    }
+}
+
+macro_rules! results {
+    ($($name:ident: $collective:ident;)*) => {
+        $(#[test]
+        fn $name() {
+            for &algorithm in algo::algorithms(Collective::$collective) {
+                run_all(Collective::$collective, algorithm);
+            }
+        })*
+    };
+}
+
+results! {
+    all_reduce: AllReduce;
+    reduce: Reduce;
+    broadcast: Broadcast;
+    all_gather: AllGather;
+    reduce_scatter: ReduceScatter;
+    all_to_all: AllToAll;
+    gather: Gather;
+    scatter: Scatter;
+}
+
+#[test]
+fn averages_of_floating_point_types_are_multiplied_first() {
+    let key = ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks: 4, root: 0 };
+    for in_place in [false, true] {
+        let (dtype, op, protocol) = (DataType::Float64, ReduceOp::Avg, Protocol::Simple);
+        Case { key, count: 33, dtype, op, protocol, instances: 2, in_place, lanes: 24 }.run();
+    }
+}

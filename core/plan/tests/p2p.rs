@@ -1,0 +1,162 @@
+//! Batches of sends and receives: launches agree between ranks, end, and move every byte.
+
+mod machine;
+
+use hawser_plan::device_plan::{DeviceOp, MAX_BLOCKS, MAX_WORKS};
+use hawser_plan::error::PlanErrorKind;
+use hawser_plan::lower::LaunchPlan;
+use hawser_plan::p2p::{self, Message};
+use hawser_plan::world::{DeviceKind, Link};
+use hawser_plan::{Knobs, Protocol, World};
+use machine::{Launch, Machine};
+use proptest::prelude::*;
+
+fn world(ranks: u32) -> World {
+    World::single_host(ranks, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
+}
+
+/// One message of a batch: (from, to, bytes).
+type Traffic = Vec<(u32, u32, u64)>;
+
+/// Lays out the buffers of a batch, plans all ranks, runs them and compares every byte.
+fn run(ranks: u32, traffic: &Traffic, world: &World, knobs: &Knobs) -> Vec<Vec<LaunchPlan>> {
+    let mut memory: Vec<Vec<u8>> = vec![vec![0xee; 16]; ranks as usize];
+    let mut messages: Vec<Vec<Message>> = vec![Vec::new(); ranks as usize];
+    let mut expected = Vec::new();
+    for (number, &(from, to, bytes)) in traffic.iter().enumerate() {
+        let data: Vec<u8> = (0..bytes).map(|i| (i * 31 + number as u64 * 17 + 1) as u8).collect();
+        let addr = memory[from as usize].len() as u64;
+        memory[from as usize].extend(&data);
+        messages[from as usize].push(Message { peer: to, send: true, addr, bytes });
+        let addr = memory[to as usize].len() as u64;
+        memory[to as usize].extend(vec![0u8; bytes as usize]);
+        memory[to as usize].push(0xee);
+        messages[to as usize].push(Message { peer: from, send: false, addr, bytes });
+        expected.push((to as usize, addr as usize, data));
+    }
+    let plans: Vec<Vec<LaunchPlan>> =
+        (0..ranks).map(|r| p2p::plan(&messages[r as usize], r, ranks, world, knobs).unwrap()).collect();
+    plans.iter().flatten().for_each(check_launch);
+    let launches: Vec<Vec<Launch>> =
+        plans.iter().map(|list| list.iter().cloned().map(Launch::inline).collect()).collect();
+    let mut machine = Machine::new(memory, 2, knobs.slot_bytes);
+    machine.run(&launches);
+    for (rank, addr, data) in expected {
+        assert!(machine.memory[rank][addr..addr + data.len()] == data, "rank {rank} address {addr}");
+        assert_eq!(machine.memory[rank][addr + data.len()], 0xee, "wrote past the end");
+    }
+    plans
+}
+
+/// No two blocks share an end of a FIFO, nor a lane with the same peer.
+fn check_launch(plan: &LaunchPlan) {
+    assert_eq!(plan.kernel.op, DeviceOp::Copy);
+    assert!(plan.args.n_blocks > 0);
+    let mut used = Vec::new();
+    for block in &plan.args.blocks[..usize::from(plan.args.n_blocks)] {
+        let step = &plan.args.inline_steps[usize::from(block.first_step)];
+        for peer in step.recv[..usize::from(step.n_recv)].iter().chain(&step.send[..usize::from(step.n_send)])
+        {
+            assert!(!used.contains(&(block.lane, *peer)), "lane {} peer {peer} twice", block.lane);
+            used.push((block.lane, *peer));
+        }
+    }
+}
+
+#[test]
+fn all_to_all_with_itself() {
+    let knobs = Knobs { slot_bytes: [64, 240, 512], ..Knobs::default() };
+    for ranks in [1, 2, 3, 8, 16] {
+        let traffic =
+            (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to, 1000 + u64::from(to)))).collect();
+        let plans = run(ranks, &traffic, &world(ranks), &knobs);
+        let launches = (2 * (ranks as usize - 1) + 1).div_ceil(MAX_WORKS - 1).max(1);
+        assert!(
+            plans.iter().all(|list| list.len() <= launches),
+            "{ranks} ranks: {} launches",
+            plans[0].len()
+        );
+    }
+}
+
+#[test]
+fn mixed_sizes_choose_protocols_and_still_end() {
+    let sizes = [1u64, 7, 16 << 10, 100_000, 256 << 10, 300_000, 3 << 20];
+    let knobs = Knobs::default();
+    let mut traffic: Traffic = Vec::new();
+    for (number, &bytes) in sizes.iter().chain(sizes.iter().rev()).enumerate() {
+        let from = number as u32 % 3;
+        traffic.push((from, (from + 1) % 3, bytes));
+        traffic.push(((from + 2) % 3, from, sizes[(number + 3) % sizes.len()]));
+    }
+    let plans = run(3, &traffic, &world(3), &knobs);
+    let protocols: Vec<Protocol> = plans[0].iter().map(|plan| plan.kernel.protocol).collect();
+    assert!(
+        protocols.is_sorted() && protocols.contains(&Protocol::Ll) && protocols.contains(&Protocol::Simple)
+    );
+}
+
+#[test]
+fn many_messages_to_one_peer_keep_their_order() {
+    let traffic = (0..50).map(|i| (0, 1, 10 + i)).chain((0..50).map(|i| (1, 0, 60 - i))).collect();
+    run(2, &traffic, &world(2), &Knobs::default());
+}
+
+#[test]
+fn few_lanes_are_enough() {
+    let traffic: Traffic = vec![(0, 1, 5 << 20), (1, 0, 5 << 20), (0, 1, 3)];
+    for lanes in [1, 2, 3, 4] {
+        let plans = run(2, &traffic, &world(2), &Knobs { lanes, ..Knobs::default() });
+        let blocks = plans.iter().flatten().flat_map(|plan| &plan.args.blocks[..MAX_BLOCKS]);
+        assert!(blocks.clone().all(|block| u32::from(block.lane) < lanes));
+    }
+}
+
+#[test]
+fn empty_messages_are_skipped() {
+    let traffic: Traffic = vec![(0, 1, 0), (1, 1, 0), (0, 1, 9), (1, 0, 0)];
+    let plans = run(2, &traffic, &world(2), &Knobs::default());
+    assert_eq!(plans[0].len(), 1);
+    assert!(run(2, &vec![(0, 1, 0)], &world(2), &Knobs::default()).iter().all(Vec::is_empty));
+}
+
+#[test]
+fn wrong_batches_are_refused() {
+    let knobs = Knobs::default();
+    let message = |peer, send, bytes| Message { peer, send, addr: 64, bytes };
+    let plan = |messages: &[Message]| p2p::plan(messages, 1, 2, &world(2), &knobs).unwrap_err();
+    let error = plan(&[message(2, true, 8)]);
+    assert_eq!(error.kind, PlanErrorKind::InvalidArgument);
+    assert!(error.text.contains("rank 1: send to rank 2"), "{error}");
+    let error = plan(&[message(1, true, 8)]);
+    assert_eq!(error.kind, PlanErrorKind::InvalidUsage);
+    assert!(error.text.contains("1 sends to itself but 0 receives"), "{error}");
+    let error = plan(&[message(1, true, 8), message(1, false, 16)]);
+    assert!(error.text.contains("8 bytes, the receive 16"), "{error}");
+}
+
+#[test]
+fn the_host_and_host_memory_have_no_ll128() {
+    let knobs = Knobs::default();
+    for bytes in [1, 20_000, 200_000, 1 << 24] {
+        let host = World::single_host(2, DeviceKind::Host, Link::HostMemory);
+        assert_eq!(p2p::protocol(bytes, &host, &knobs), Protocol::Simple);
+        for link in [Link::Pcie, Link::HostMemory] {
+            let world = World::single_host(2, DeviceKind::Cuda { sm: 90 }, link);
+            assert_ne!(p2p::protocol(bytes, &world, &knobs), Protocol::Ll128);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn random_batches_end_and_move_every_byte(
+        ranks in 1u32..9,
+        raw in proptest::collection::vec((0u32..8, 0u32..8, prop_oneof![0u64..2000, 15_000u64..20_000, 200_000u64..300_000]), 0..40),
+        lanes in 1u32..25,
+    ) {
+        let traffic = raw.into_iter().map(|(from, to, bytes)| (from % ranks, to % ranks, bytes)).collect();
+        run(ranks, &traffic, &world(ranks), &Knobs { lanes, ..Knobs::default() });
+    }
+}

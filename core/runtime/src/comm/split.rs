@@ -1,0 +1,97 @@
+//! Splitting: children of a communicator.
+
+use std::sync::Arc;
+
+use super::init::Meeting;
+use super::live::Live;
+use super::{Busy, Comm, Config, Place, Starting};
+use crate::bootstrap::Bootstrap;
+use crate::env;
+use crate::error::{Error, Result};
+use crate::group::{self, Job};
+use crate::wait::{AbortFlag, Wait};
+
+impl Comm {
+    /// Makes children: ranks with the same `color` form one, ordered by (`key`, rank). Collective over all ranks of
+    /// this communicator; `color == -1` takes part but gets none. In an open group the work is done at its end; when
+    /// `config.blocking` (else this communicator's) is false it goes on in the background. Until then the child does
+    /// not know its rank. `config == None` takes this communicator's options.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a color below -1; `InvalidUsage` while another call on this communicator is in progress;
+    /// otherwise as [`Comm::init`].
+    pub fn split(&self, color: i32, key: i32, config: Option<Config>) -> Result<Option<Self>> {
+        self.prepare_split(color, key, config).inspect_err(group::record)
+    }
+
+    fn prepare_split(&self, color: i32, key: i32, config: Option<Config>) -> Result<Option<Self>> {
+        if color < -1 {
+            let text = format!("color {color} must be -1 (none) or not negative");
+            return Err(self.name_error(Error::invalid_argument(text)));
+        }
+        let live = self.live()?;
+        if self.is_busy()? {
+            let text = "split: another call on this communicator is in progress";
+            return Err(self.name_error(Error::invalid_usage(text).remedy("poll ncclCommGetAsyncError first")));
+        }
+        let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
+        config.name.get_or_insert_with(|| format!("{}/{color}", live.name));
+        let blocking = config.blocking;
+        let child = (color >= 0).then(|| Self::new(None, self.0.ordinal, config));
+        let split = Split { live, abort: self.0.abort.clone(), color, key };
+        let starting = child.clone().map(Starting);
+        let work = Box::new(move |busy| split.carry_out(starting, busy));
+        group::create(Job { owner: self.clone(), blocking, work })?;
+        Ok(child)
+    }
+}
+
+/// One rank's part in a split.
+struct Split {
+    live: Arc<Live>,
+    /// The parent's flag: meeting the other ranks goes over its connections.
+    abort: AbortFlag,
+    color: i32,
+    key: i32,
+}
+
+impl Split {
+    fn carry_out(self, child: Option<Starting>, busy: Option<Busy>) -> Result<()> {
+        let met = self.meet();
+        // The parent is free again: the child has connections of its own.
+        drop((busy, self));
+        match (met, child) {
+            (Ok(Some((bootstrap, place))), Some(child)) => {
+                let _ = child.0.0.place.set(place);
+                child.bring_up(Meeting::Child { bootstrap })
+            }
+            (Err(error), Some(child)) => Err(child.fail(error)),
+            (met, _) => met.map(drop),
+        }
+    }
+
+    /// Learns who has the same color and connects to them; None without a color.
+    fn meet(&self) -> Result<Option<(Bootstrap, Place)>> {
+        let wait = Wait::new(self.abort.clone(), Some(env::settings().init_timeout));
+        let mine: Vec<u8> = self.color.to_le_bytes().into_iter().chain(self.key.to_le_bytes()).collect();
+        let all = self.live.bootstrap.all_gather(&mine, &wait)?;
+        let mut members = Vec::new();
+        for (rank, bytes) in all.iter().enumerate() {
+            let (Some(color), Some(key)) = (int_at(bytes, 0), int_at(bytes, 4)) else {
+                return Err(Error::remote(format!("rank {rank} sent a malformed split request")));
+            };
+            if self.color >= 0 && color == self.color {
+                members.push((key, rank as u32));
+            }
+        }
+        members.sort_unstable();
+        let members: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
+        let rank = members.iter().position(|m| *m == self.live.rank).unwrap_or(0) as u32;
+        let place = Place { rank, ranks: members.len() as u32 };
+        Ok(self.live.bootstrap.split(&members, &wait)?.map(|bootstrap| (bootstrap, place)))
+    }
+}
+
+fn int_at(bytes: &[u8], at: usize) -> Option<i32> {
+    bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(i32::from_le_bytes)
+}

@@ -1,0 +1,286 @@
+/* A small stand-in for libcuda.so.1, for tests on machines without a GPU: two devices whose memory
+ * is host memory. It checks what the real driver leaves to luck: calls that are unsafe during a
+ * capture, work on the legacy stream, double registration, and objects that are never freed.
+ * Names and numbers are those of the CUDA driver API. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define DEVICES 2
+#define RANGES 256
+#define API __attribute__((visibility("default"))) int
+
+typedef uint64_t ptr_t;
+enum { OK = 0, INVALID_VALUE = 1, OOM = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201, ALREADY_ENABLED = 704,
+       ALREADY_REGISTERED = 712, NOT_PERMITTED = 800, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906, NOT_FOUND = 500 };
+enum { FREE, DEVICE, VMM, OPENED, PINNED, REGISTERED };
+
+struct range { int kind, device, fd; char *addr; size_t bytes; };
+struct context { int device, retained; };
+struct stream { int capture; };
+
+static struct range ranges[RANGES];
+static struct context contexts[DEVICES];
+static int live, capturing, records, waits, launches, peer_access[DEVICES][DEVICES];
+static unsigned last_grid, last_block;
+static __thread struct context *current;
+static __thread int mode;
+
+/* Questions of the tests. */
+API fake_live(void) { return live; }
+API fake_records(void) { return records; }
+API fake_waits(void) { return waits; }
+API fake_launches(void) { return launches; }
+API fake_grid(void) { return (int)last_grid; }
+API fake_block(void) { return (int)last_block; }
+API fake_set_capturing(int on) { return capturing = on; }
+API fake_is_current(void) { return current != 0; }
+API fake_peer_access(int from, int to) { return peer_access[from][to]; }
+
+static int is_env(const char *name) { return getenv(name) != 0; }
+/* Calls that may allocate need a current context and, during any capture, the relaxed mode. */
+static int unsafe_call(void) { return !current ? INVALID_CONTEXT : capturing && mode != 2 ? CAPTURE_UNSUPPORTED : OK; }
+static struct range *find(ptr_t p) {
+  for (int i = 0; i < RANGES; i++) {
+    struct range *r = &ranges[i];
+    if (r->kind && p >= (ptr_t)r->addr && p < (ptr_t)r->addr + r->bytes) return r;
+  }
+  return 0;
+}
+static struct range *add(int kind, char *addr, size_t bytes, int fd) {
+  for (int i = 0; i < RANGES; i++)
+    if (!ranges[i].kind) {
+      ranges[i] = (struct range){kind, current ? current->device : 0, fd, addr, bytes};
+      live++;
+      return &ranges[i];
+    }
+  abort();
+}
+static void drop(struct range *r) { r->kind = FREE; live--; }
+
+API cuInit(unsigned flags) { return is_env("FAKE_NO_DEVICE") ? NO_DEVICE : flags ? INVALID_VALUE : OK; }
+API cuDriverGetVersion(int *v) { *v = 13000; return OK; }
+API cuGetErrorName(int code, const char **text) { return *text = code == OOM ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_OTHER", OK; }
+API cuGetErrorString(int code, const char **text) { return *text = code == OOM ? "out of memory" : "other", OK; }
+API cuDeviceGetCount(int *n) { *n = DEVICES; return OK; }
+API cuDeviceGet(int *d, int ordinal) { *d = ordinal; return OK; }
+API cuDeviceGetName(char *s, int n, int d) { (void)d; snprintf(s, n, "Fake GPU"); return OK; }
+API cuDeviceTotalMem_v2(size_t *b, int d) { (void)d; *b = 1 << 30; return OK; }
+API cuDeviceGetAttribute(int *v, int a, int d) {
+  (void)d;
+  *v = a == 75 ? 9 : a == 76 ? 0 : a == 16 ? 132 : a == 102 || a == 103 ? 1 : 0;
+  return OK;
+}
+API cuDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, n, "0000:%dB:00.0", d + 1); return OK; }
+API cuDeviceCanAccessPeer(int *can, int d, int p) { *can = d != p; return OK; }
+API cuDeviceGetP2PAttribute(int *v, int a, int d, int p) { (void)d, (void)p; *v = a == 3; return OK; }
+API cuDevicePrimaryCtxRetain(struct context **c, int d) {
+  *c = &contexts[d], contexts[d].device = d, contexts[d].retained++, live++;
+  return OK;
+}
+API cuDevicePrimaryCtxRelease_v2(int d) { live--; return contexts[d].retained-- > 0 ? OK : INVALID_CONTEXT; }
+API cuCtxGetCurrent(struct context **c) { *c = current; return OK; }
+API cuCtxSetCurrent(struct context *c) { current = c; return OK; }
+API cuCtxGetDevice(int *d) { return current ? (*d = current->device, OK) : INVALID_CONTEXT; }
+API cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0, *greatest = -5; return OK; }
+API cuCtxEnablePeerAccess(struct context *peer, unsigned flags) {
+  if (!current || flags) return INVALID_CONTEXT;
+  int *on = &peer_access[current->device][peer->device];
+  return *on ? ALREADY_ENABLED : (*on = 1, OK);
+}
+API cuThreadExchangeStreamCaptureMode(int *m) { int old = mode; mode = *m; *m = old; return OK; }
+
+/* Device memory: a memfd, so that another process can open it. */
+API cuMemAlloc_v2(ptr_t *p, size_t n) {
+  int e = unsafe_call();
+  if (e) return e;
+  if (n > 1 << 30) return OOM;
+  int fd = memfd_create("device", 0);
+  if (ftruncate(fd, n)) return OOM;
+  char *a = mmap(0, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  memset(a, 0xee, n);
+  *p = (ptr_t)add(DEVICE, a, n, fd)->addr;
+  return OK;
+}
+API cuMemFree_v2(ptr_t p) {
+  struct range *r = find(p);
+  if (!r || r->kind != DEVICE || (ptr_t)r->addr != p) return INVALID_VALUE;
+  munmap(r->addr, r->bytes), close(r->fd), drop(r);
+  return unsafe_call();
+}
+API cuMemGetInfo_v2(size_t *f, size_t *t) { *f = 12 << 20, *t = 1 << 30; return current ? OK : INVALID_CONTEXT; }
+static int async(ptr_t p, size_t n, struct stream *s) {
+  struct range *r = find(p);
+  if (!s) return CAPTURE_IMPLICIT; /* our own work must not use the legacy stream */
+  return !current ? INVALID_CONTEXT : !r || p + n > (ptr_t)r->addr + r->bytes ? INVALID_VALUE : OK;
+}
+API cuMemsetD8Async(ptr_t p, unsigned char v, size_t n, struct stream *s) {
+  int e = async(p, n, s);
+  return e ? e : (memset((void *)p, v, n), OK);
+}
+API cuMemcpyHtoDAsync_v2(ptr_t p, const void *q, size_t n, struct stream *s) {
+  int e = async(p, n, s);
+  return e ? e : (memcpy((void *)p, q, n), OK);
+}
+API cuMemcpyDtoHAsync_v2(void *q, ptr_t p, size_t n, struct stream *s) {
+  int e = async(p, n, s);
+  return e ? e : (memcpy(q, (void *)p, n), OK);
+}
+
+/* Legacy IPC: process id and descriptor number. */
+API cuIpcGetMemHandle(int *handle, ptr_t p) {
+  struct range *r = find(p);
+  if (!r || r->kind != DEVICE) return INVALID_VALUE;
+  handle[0] = getpid(), handle[1] = r->fd, handle[2] = (int)r->bytes;
+  return OK;
+}
+struct ipc { int n[16]; };
+API cuIpcOpenMemHandle_v2(ptr_t *p, struct ipc h, unsigned flags) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", h.n[0], h.n[1]);
+  int e = unsafe_call(), fd = open(path, O_RDWR);
+  if (e || fd < 0 || flags != 1 || h.n[0] == getpid()) return e ? e : INVALID_VALUE;
+  *p = (ptr_t)add(OPENED, mmap(0, h.n[2], PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), h.n[2], fd)->addr;
+  return OK;
+}
+API cuIpcCloseMemHandle(ptr_t p) {
+  struct range *r = find(p);
+  if (!r || r->kind != OPENED) return INVALID_VALUE;
+  munmap(r->addr, r->bytes), close(r->fd), drop(r);
+  return OK;
+}
+
+/* VMM: a handle is a descriptor plus 1000. */
+struct prop { int type, handle_types, location_type, device; void *win32; unsigned char flags[8]; };
+struct access { int location_type, device, flags; };
+API cuMemGetAllocationGranularity(size_t *g, const struct prop *p, int option) { (void)option; *g = 2 << 20; return p->type == 1 ? OK : INVALID_VALUE; }
+API cuMemCreate(ptr_t *h, size_t n, const struct prop *p, unsigned long long flags) {
+  int e = unsafe_call();
+  if (is_env("FAKE_NO_VMM")) return NOT_PERMITTED;
+  if (e || flags || p->type != 1 || p->handle_types != 1 || p->location_type != 1 || n % (2 << 20)) return e ? e : INVALID_VALUE;
+  if (n > 1 << 30) return OOM;
+  int fd = memfd_create("vmm", 0);
+  if (ftruncate(fd, n)) return OOM;
+  *h = fd + 1000, live++;
+  return OK;
+}
+API cuMemRelease(ptr_t h) { live--; return close((int)h - 1000) ? INVALID_VALUE : OK; }
+API cuMemAddressReserve(ptr_t *p, size_t n, size_t align, ptr_t at, unsigned long long flags) {
+  if (align || at || flags) return INVALID_VALUE;
+  *p = (ptr_t)mmap(0, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), live++;
+  return OK;
+}
+API cuMemAddressFree(ptr_t p, size_t n) { live--; return find(p) || munmap((void *)p, n) ? INVALID_VALUE : OK; }
+API cuMemMap(ptr_t p, size_t n, size_t offset, ptr_t h, unsigned long long flags) {
+  int e = unsafe_call();
+  if (e || offset || flags) return e ? e : INVALID_VALUE;
+  if (mmap((void *)p, n, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)h - 1000, 0) == MAP_FAILED) return INVALID_VALUE;
+  add(VMM, (char *)p, n, -1);
+  return OK;
+}
+API cuMemUnmap(ptr_t p, size_t n) {
+  struct range *r = find(p);
+  if (!r || r->kind != VMM || r->bytes != n) return INVALID_VALUE;
+  drop(r);
+  return mmap((void *)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED ? INVALID_VALUE : OK;
+}
+API cuMemSetAccess(ptr_t p, size_t n, const struct access *a, size_t count) {
+  struct range *r = find(p);
+  if (!r || count != 1 || a->location_type != 1 || a->flags != 3) return INVALID_VALUE;
+  r->device = a->device;
+  return mprotect((void *)p, n, PROT_READ | PROT_WRITE) ? INVALID_VALUE : OK;
+}
+API cuMemExportToShareableHandle(int *fd, ptr_t h, int type, unsigned long long flags) {
+  *fd = dup((int)h - 1000);
+  return type != 1 || flags || *fd < 0 ? INVALID_VALUE : OK;
+}
+API cuMemImportFromShareableHandle(ptr_t *h, void *fd, int type) {
+  int copy = dup((int)(intptr_t)fd);
+  *h = copy + 1000, live++;
+  return type != 1 || copy < 0 ? INVALID_VALUE : OK;
+}
+
+/* Host memory. */
+API cuMemHostAlloc(void **p, size_t n, unsigned flags) {
+  int e = unsafe_call();
+  if (e || flags != 3) return e ? e : INVALID_VALUE;
+  *p = add(PINNED, memset(malloc(n), 0xee, n), n, -1)->addr;
+  return OK;
+}
+API cuMemFreeHost(void *p) {
+  struct range *r = find((ptr_t)p);
+  if (!r || r->kind != PINNED) return INVALID_VALUE;
+  free(r->addr), drop(r);
+  return unsafe_call();
+}
+API cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
+  int e = unsafe_call();
+  if (e || flags != 3) return e ? e : INVALID_VALUE;
+  if (find((ptr_t)p)) return ALREADY_REGISTERED;
+  add(REGISTERED, p, n, -1);
+  return OK;
+}
+API cuMemHostUnregister(void *p) {
+  struct range *r = find((ptr_t)p);
+  if (!r || r->kind != REGISTERED || !current) return INVALID_VALUE;
+  drop(r);
+  return OK;
+}
+API cuMemHostGetDevicePointer_v2(ptr_t *d, void *p, unsigned flags) {
+  struct range *r = find((ptr_t)p);
+  if (!current || flags || !r || r->kind < PINNED) return INVALID_VALUE;
+  *d = (ptr_t)p;
+  return OK;
+}
+API cuPointerGetAttribute(void *data, int attribute, ptr_t p) {
+  struct range *r = find(p);
+  if (!r) return INVALID_VALUE;
+  if (attribute == 8) return *(char *)data = 0, OK;
+  unsigned value = attribute == 2 ? (r->kind < PINNED ? 2 : 1) : attribute == 9 ? r->device
+                 : attribute == 16 ? (!current || r->device == current->device ? 3 : 0) : 0;
+  memcpy(data, &value, sizeof value);
+  return OK;
+}
+
+/* Streams and events. A stream whose address is odd is one of the test's: bits 1.. are its capture. */
+API cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) {
+  if (!current || flags != 1 || priority != -5) return INVALID_VALUE;
+  *s = calloc(1, sizeof **s), live++;
+  return OK;
+}
+API cuStreamDestroy_v2(struct stream *s) { free(s), live--; return OK; }
+API cuStreamSynchronize(struct stream *s) { return s ? unsafe_call() : OK; }
+API cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void *graph, void *deps, size_t *n) {
+  if (graph || deps || n) return INVALID_VALUE;
+  if (!s && capturing) return CAPTURE_IMPLICIT;
+  *id = (uintptr_t)s & 1 ? (uintptr_t)s >> 8 : 0, *status = *id != 0;
+  return OK;
+}
+API cuEventCreate(void **e, unsigned flags) { *e = malloc(1), live++; return flags == 2 ? unsafe_call() : INVALID_VALUE; }
+API cuEventRecord(void *e, void *s) { (void)s; records++; return e && current ? OK : INVALID_VALUE; }
+API cuStreamWaitEvent(void *s, void *e, unsigned flags) { (void)s; waits++; return e && !flags ? OK : INVALID_VALUE; }
+API cuEventDestroy_v2(void *e) { free(e), live--; return OK; }
+
+/* Kernels: every image has every symbol of Hawser's. */
+API cuLibraryLoadData(void **l, const void *code, void *o, void *v, unsigned n, void *lo, void *lv, unsigned ln) {
+  (void)o, (void)v, (void)lo, (void)lv;
+  return n || ln || is_env("FAKE_NO_BINARY") ? 209 : (*l = (void *)code, OK);
+}
+API cuLibraryGetKernel(void **k, void *l, const char *name) { return strncmp(name, "hawser_", 7) ? NOT_FOUND : (*k = l, OK); }
+API cuKernelGetFunction(void **f, void *k) { *f = k; return unsafe_call(); }
+API cuFuncLoad(void *f) { return f ? unsafe_call() : INVALID_VALUE; }
+API cuFuncGetAttribute(int *v, int a, void *f) { (void)a, (void)f; *v = 0; return OK; }
+API cuModuleLoadData(void **m, const void *code) { *m = (void *)code; return unsafe_call(); }
+API cuModuleGetFunction(void **f, void *m, const char *name) { return strncmp(name, "hawser_", 7) ? NOT_FOUND : (*f = m, OK); }
+API cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *s, void **params, void **extra) {
+  (void)s;
+  if (!current || !f || gy * gz * by * bz != 1 || shared || !params || !params[0] || extra || bx > 1024) return INVALID_VALUE;
+  launches++, last_grid = gx, last_block = bx;
+  return OK;
+}

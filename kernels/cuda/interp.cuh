@@ -1,0 +1,130 @@
+// The kernel body: warps 0 to n-3 work, warp n-2 prepares turns, warp n-1 publishes what was moved.
+#pragma once
+
+#include "control.cuh"
+#include "prims_ll.cuh"
+#include "prims_ll128.cuh"
+#include "prims_simple.cuh"
+
+namespace hawser {
+
+// Copies an array of W with all threads.
+template <class W>
+__device__ __forceinline__ void spread(void* to, const void* from, u32 bytes) {
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < bytes / sizeof(W); i += blockDim.x) ((W*)to)[i] = ((const W*)from)[i];
+}
+
+// Enters the peers of all steps into the table of connections and reads their state. Peers that
+// find no place are opened anew in every turn that uses them.
+__device__ __forceinline__ void open_links(const HawserStep* steps, u32 protocol, u64 conns, u32 ranks, u32 fifo_offset) {
+    u32 i = threadIdx.x % 16, n_steps = sh.block.n_steps;
+    bool sends = i >= HAWSER_MAX_FAN;
+    for (u32 s = threadIdx.x / 16; s < n_steps; s += blockDim.x / 16) {
+        const HawserStep& step = steps[s];
+        if (sends ? i - HAWSER_MAX_FAN >= step.n_send : i >= step.n_recv) continue;
+        u32 peer = sends ? step.send[i - HAWSER_MAX_FAN] : step.recv[i];
+#pragma unroll 1
+        for (u32 probe = 0; probe < MAX_CONNS; probe++) {
+            u32 at = (peer + probe) % MAX_CONNS;
+            u32 key = atomicCAS(&sh.keys[at], FREE, peer);
+            if (key == FREE) open_link(at, conns, (u64)sh.block.lane * ranks + peer, protocol, fifo_offset);
+            if (key == FREE || key == peer) break;
+        }
+    }
+}
+
+// Number of turns: every step of every tile, with repetitions. One warp.
+__device__ __forceinline__ void count_turns(const HawserStep* steps) {
+    u32 turns = 0;
+#pragma unroll 1
+    for (u32 s = threadIdx.x % WARP; s < sh.block.n_steps; s += WARP) turns += steps[s].times;
+#pragma unroll
+    for (u32 other = WARP / 2; other > 0; other /= 2) turns += __shfl_xor_sync(ALL_LANES, turns, other);
+    sh.turns = turns * sh.work.tiles;
+}
+
+// Reads the launch's epoch. The last block to have read it sets the one of the next launch.
+__device__ __forceinline__ void take_epoch(u64 deps) {
+    HawserDeps* d = (HawserDeps*)deps;
+    u32 epoch = *(volatile u32*)&d->epoch;
+    sh.epoch = epoch;
+    if (add_acq_rel_gpu(&d->done, 1) + 1 != sh.n_blocks) return;
+    *(volatile u32*)&d->done = 0;
+    *(volatile u32*)&d->epoch = epoch + 1;
+}
+
+// What follows the copying of arguments. The values of the communicator come in registers: their
+// loads are still under way.
+__device__ __noinline__ void enter(u32 protocol, u64 conns, u64 deps, u32 ranks, u32 fifo_offset) {
+    const HawserStep* steps = (const HawserStep*)sh.steps;
+    if (steps == nullptr) steps = sh.inline_steps;
+    open_links(steps, protocol, conns, ranks, fifo_offset);
+    if (threadIdx.x / WARP == blockDim.x / WARP - 1) count_turns(steps);
+    if (threadIdx.x == blockDim.x - 1 && sh.n_blocks > 1) take_epoch(deps);
+}
+
+template <class M, int PROTOCOL>
+__device__ __forceinline__ void work(const M& m, u32 workers) {
+    u32 threads = blockDim.x, turns = sh.turns;
+    for (u32 turn = 0; turn < turns; turn++) {
+        __syncwarp();
+        barrier_wait(START + turn % 2, threads);
+        bool leave = given_up() <= turn;
+        const Record& r = sh.records[turn % STAGES];
+        if (!leave) {
+            if constexpr (PROTOCOL == HAWSER_LL) move_ll(r, m, threadIdx.x, workers, turn);
+            else if constexpr (PROTOCOL == HAWSER_LL128) move_ll128(r, m, threadIdx.x, workers, turn);
+            else move_simple(r, m, threadIdx.x, workers, turn);
+        }
+        __syncwarp();
+        barrier_arrive(MOVED + turn % 2, threads - WARP);
+        if (turn + 2 < turns) barrier_arrive(FREED + turn % 2, threads - WARP);
+        if (leave) return;
+    }
+}
+
+template <class M, int PROTOCOL>
+__device__ __forceinline__ void interpret(const HawserArgs& args) {
+    u32 thread = threadIdx.x, threads = blockDim.x, warp = thread / WARP, warps = threads / WARP;
+    const HawserBlock block = args.blocks[blockIdx.x];
+    // First hop: the communicator. Meanwhile the arguments go to shared memory.
+    const HawserDevComm* comm = (const HawserDevComm*)args.comm;
+    u64 conns = comm->conns, deps = comm->deps;
+    u32 ranks = comm->ranks, fifo_offset = comm->fifo_offset[PROTOCOL];
+    u32 n_inline = args.steps != 0 ? 0 : block.n_steps;
+    M m;
+    m.divisor = args.divisor;
+    m.load_factor(args.scalar, args.scalar_is_address != 0);
+    if (thread < MAX_CONNS) sh.keys[thread] = FREE;
+    spread<u32>(sh.inline_steps, args.inline_steps + (n_inline != 0 ? block.first_step : 0), n_inline * sizeof(HawserStep));
+    spread<u64>(sh.blocks, args.blocks, args.n_blocks * sizeof(HawserBlock));
+    spread<u64>(&sh.work, &args.works[block.work], sizeof(HawserWork));
+    spread<u64>(&sh.comm, comm, sizeof(HawserDevComm));
+    if (thread == 0) {
+        sh.block = block;
+        sh.steps = args.steps != 0 ? args.steps + block.first_step * sizeof(HawserStep) : 0;
+        sh.op_number = args.op_number;
+        sh.n_blocks = args.n_blocks;
+        sh.given_up = NEVER;
+    }
+    __syncthreads();
+    // Second and third hop: connections, then their counters; the epoch beside them.
+    enter(PROTOCOL, conns, deps, ranks, fifo_offset);
+    __syncthreads();
+    if (warp == warps - 2) prepare(PROTOCOL, M::SIZE);
+    else if (warp == warps - 1) publish(PROTOCOL);
+    else work<M, PROTOCOL>(m, threads - 2 * WARP);
+}
+
+} // namespace hawser
+
+#define HAWSER_KERNEL(OP, op, T, type, PROTOCOL, protocol)                                                            \
+    extern "C" __global__ void __launch_bounds__(512, 1)                                                              \
+        hawser_##op##_##type##_##protocol(const __grid_constant__ HawserArgs args) {                                  \
+        hawser::interpret<hawser::Math<T, hawser::Op::OP>, PROTOCOL>(args);                                           \
+    }
+#define HAWSER_KERNELS(OP, op, T, type)                                                                               \
+    HAWSER_KERNEL(OP, op, T, type, HAWSER_LL, ll)                                                                     \
+    HAWSER_KERNEL(OP, op, T, type, HAWSER_LL128, ll128)                                                               \
+    HAWSER_KERNEL(OP, op, T, type, HAWSER_SIMPLE, simple)

@@ -1,0 +1,12 @@
+// 16-bit floats.
+#include "interp.cuh"
+
+#define TYPE(T, type)                      \
+    HAWSER_KERNELS(Sum, sum, T, type)      \
+    HAWSER_KERNELS(Prod, prod, T, type)    \
+    HAWSER_KERNELS(Max, max, T, type)      \
+    HAWSER_KERNELS(Min, min, T, type)      \
+    HAWSER_KERNELS(PreMul, premul, T, type)
+
+TYPE(hawser::F16, f16)
+TYPE(hawser::BF16, bf16)

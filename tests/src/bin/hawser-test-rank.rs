@@ -1,0 +1,110 @@
+//! A rank in a process of its own, for tests.
+//!
+//! ```text
+//! hawser-test-rank rank ID RANKS RANK STEP...   joins, then carries out the steps in order
+//! hawser-test-rank leaks init|abort|split       counts what many rounds leave behind
+//! ```
+//!
+//! Steps: `all_reduce`, `matrix` (all collectives), `again` (all-reduces until one fails), `abort-on-stdin`
+//! (a thread aborts when a line comes), `mark` (writes "mark"), `sleep` (until killed), `finalize`, `destroy`,
+//! `abort`. A step that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its
+//! name the next step follows.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use hawser_plan::{Collective, DataType, ReduceOp};
+use hawser_runtime::{Comm, Config, Error, Result};
+use hawser_tests::oracle::Case;
+use hawser_tests::process::id_from_hex;
+use hawser_tests::{leaks, world};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let outcome = match args[..] {
+        ["rank", id, ranks, rank, ref steps @ ..] => serve(id, ranks, rank, steps),
+        ["leaks", scenario] => leaks::run(scenario).map_err(Error::internal),
+        _ => Err(Error::invalid_argument(format!("{args:?}: see the source"))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&error);
+            ExitCode::from(3)
+        }
+    }
+}
+
+fn serve(id: &str, ranks: &str, rank: &str, steps: &[&str]) -> Result<()> {
+    let bad = || Error::invalid_argument("id, ranks and rank are not what the test passed");
+    let id = id_from_hex(id).ok_or_else(bad)?;
+    let (ranks, rank) = (ranks.parse().map_err(|_| bad())?, rank.parse().map_err(|_| bad())?);
+    let comm = Comm::init(&[id], ranks, rank, 0, Config::default())?;
+    for step in steps {
+        match step.strip_prefix('?') {
+            Some(step) => {
+                let _ = carry_out(&comm, step).inspect_err(report);
+            }
+            None => carry_out(&comm, step)?,
+        }
+    }
+    Ok(())
+}
+
+fn carry_out(comm: &Comm, step: &str) -> Result<()> {
+    match step {
+        "all_reduce" => world::all_reduce(comm, 5_000),
+        "again" => loop {
+            world::all_reduce(comm, 200_000)?;
+        },
+        "matrix" => matrix(comm),
+        "mark" => {
+            println!("mark");
+            Ok(())
+        }
+        "sleep" => loop {
+            std::thread::sleep(Duration::from_secs(1));
+        },
+        "abort-on-stdin" => {
+            let comm = comm.clone();
+            std::thread::spawn(move || {
+                let _ = std::io::stdin().read_line(&mut String::new());
+                comm.abort()
+            });
+            Ok(())
+        }
+        "finalize" => comm.finalize(),
+        "destroy" => comm.destroy(),
+        "abort" => comm.abort(),
+        other => Err(Error::invalid_argument(format!("no step is called {other}"))),
+    }
+}
+
+/// All collectives over a choice of types, operations and sizes: nothing, one, odd, unaligned, several tiles.
+fn matrix(comm: &Comm) -> Result<()> {
+    let ranks = comm.ranks();
+    let types = [DataType::Float32, DataType::Int8, DataType::Bfloat16];
+    for collective in Collective::ALL {
+        for (number, dtype) in types.into_iter().enumerate() {
+            let two = [ReduceOp::ALL[number], ReduceOp::ALL[number + 3]];
+            for &op in if collective.reduces() { &two[..] } else { &[ReduceOp::Sum] } {
+                for count in [0, 1, 131, 20_011] {
+                    let root = if collective.rooted() { ranks - 1 } else { 0 };
+                    let case = Case { collective, dtype, op, ranks, root, count };
+                    world::run(comm, case, false, count % 3)?;
+                    if collective != Collective::AllToAll {
+                        world::run(comm, case, true, 1)?;
+                    }
+                }
+            }
+        }
+        let root = if collective.rooted() { ranks / 2 } else { 0 };
+        world::run(comm, Case { root, ..world::plain(collective, ranks, 300_007) }, false, 1)?;
+    }
+    Ok(())
+}
+
+fn report(error: &Error) {
+    eprintln!("error {:?}: {}", error.kind, error.text);
+}

@@ -1,0 +1,124 @@
+//! Counts what rounds of creating and destroying communicators leave behind in this process.
+
+use std::time::{Duration, Instant};
+
+use hawser_runtime::{Comm, Config, ErrorKind, UniqueId, unique_id};
+
+use crate::deadline::{Deadline, LIMIT};
+use crate::world::{all_reduce, in_threads, non_blocking};
+
+/// What a process holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Holdings {
+    descriptors: usize,
+    threads: usize,
+    /// All mappings: stacks and arenas of the C library come and go.
+    mappings: usize,
+    /// Mappings of communicators' heaps.
+    heaps: usize,
+}
+
+impl Holdings {
+    fn now() -> Self {
+        let entries = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        Self {
+            descriptors: entries("/proc/self/fd"),
+            threads: entries("/proc/self/task"),
+            mappings: maps.lines().count(),
+            heaps: maps.lines().filter(|line| line.contains("hawser-heap")).count(),
+        }
+    }
+
+    /// Whether rounds added nothing. A leak of one thing per round would be at least fifty.
+    fn is_near(&self, before: &Self) -> bool {
+        self.descriptors <= before.descriptors
+            && self.threads <= before.threads
+            && self.heaps <= before.heaps
+            && self.mappings <= before.mappings + 25
+    }
+}
+
+/// Runs a scenario: some rounds to warm up, then many whose remains are counted.
+///
+/// # Errors
+/// What was left behind, or that the scenario is unknown.
+pub fn run(scenario: &str) -> Result<(), String> {
+    let (round, rounds): (fn(), u32) = match scenario {
+        "init" => (init, 200),
+        "abort" => (abort, 50),
+        "split" => (split, 50),
+        "failed" => (failed, 50),
+        other => return Err(format!("no scenario is called {other}")),
+    };
+    let _deadline = Deadline::start();
+    (0..20).for_each(|_| round());
+    settle(|_| false);
+    let before = Holdings::now();
+    (0..rounds).for_each(|_| round());
+    settle(|now| now.is_near(&before));
+    let after = Holdings::now();
+    if after.is_near(&before) {
+        return Ok(());
+    }
+    Err(format!("{rounds} rounds of {scenario} left things behind: before {before:?}, after {after:?}"))
+}
+
+/// Waits until `done`, or until nothing has changed for a while: what was told to end may still be at it.
+fn settle(done: impl Fn(&Holdings) -> bool) {
+    let (started, mut last, mut since) = (Instant::now(), Holdings::now(), Instant::now());
+    while !done(&last) && since.elapsed() < Duration::from_secs(1) && started.elapsed() < LIMIT / 4 {
+        std::thread::sleep(Duration::from_millis(5));
+        let now = Holdings::now();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+}
+
+fn init() {
+    in_threads(2, |comm| all_reduce(comm, 1_000).unwrap());
+}
+
+/// Aborts while an operation hangs, and while bring-up hangs.
+fn abort() {
+    let id = unique_id().unwrap();
+    std::thread::scope(|scope| {
+        let [a, b] = [0, 1].map(|rank| scope.spawn(move || join(id, rank)));
+        let (a, b) = (a.join().unwrap(), b.join().unwrap());
+        let hangs = scope.spawn({
+            let a = a.clone();
+            move || all_reduce(&a, 1_000).unwrap_err()
+        });
+        a.abort().unwrap();
+        b.abort().unwrap();
+        hangs.join().unwrap();
+    });
+    let lonely = Comm::init(&[unique_id().unwrap()], 2, 0, 0, non_blocking()).unwrap();
+    lonely.abort().unwrap();
+}
+
+fn split() {
+    in_threads(3, |comm| {
+        let color = if comm.rank() == 1 { -1 } else { 0 };
+        if let Some(child) = comm.split(color, 0, None).unwrap() {
+            all_reduce(&child, 1_000).unwrap();
+            child.destroy().unwrap();
+        }
+    });
+}
+
+/// Bring-up that fails because both claim the same rank.
+fn failed() {
+    let id = unique_id().unwrap();
+    std::thread::scope(|scope| {
+        let twins = [0, 0].map(|rank| scope.spawn(move || Comm::init(&[id], 2, rank, 0, Config::default())));
+        for twin in twins {
+            assert_eq!(twin.join().unwrap().err().map(|e| e.kind), Some(ErrorKind::InvalidUsage));
+        }
+    });
+}
+
+fn join(id: UniqueId, rank: u32) -> Comm {
+    Comm::init(&[id], 2, rank, rank, Config::default()).unwrap()
+}

@@ -1,0 +1,343 @@
+//! What goes wrong between ranks: everybody gets an error that names rank, cause and remedy, and nobody hangs.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use hawser_plan::Collective;
+use hawser_runtime::{Comm, Config, Error, ErrorKind, Result, Stream, UniqueId, group, unique_id};
+use hawser_tests::deadline::Deadline;
+use hawser_tests::oracle::RankBuffers;
+use hawser_tests::process::{Ended, Process};
+use hawser_tests::world::{all_reduce, call, in_threads, issue, on_host, plain};
+
+/// A rank in a process of its own.
+fn rank(id: &UniqueId, place: (u32, u32), steps: &[&str], settings: &[(&str, &str)]) -> Process {
+    Process::rank(env!("CARGO_BIN_EXE_hawser-test-rank"), id, place, steps, settings)
+}
+
+/// Brings ranks up in threads: rank, number of ranks and ids of each.
+fn init_in_threads(ranks: &[(u32, u32, &[UniqueId])]) -> Vec<Result<Comm>> {
+    std::thread::scope(|scope| {
+        let init = |&(rank, ranks, ids)| scope.spawn(move || Comm::init(ids, ranks, rank, rank, Config::default()));
+        let threads: Vec<_> = ranks.iter().map(init).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[track_caller]
+fn assert_all_fail(outcomes: &[Result<Comm>], kind: ErrorKind, parts: &[&str]) {
+    for outcome in outcomes {
+        let error = outcome.as_ref().err().expect("no error");
+        assert_eq!(error.kind, kind, "{error}");
+        assert!(parts.iter().all(|part| error.text.contains(part)), "{parts:?} not in: {error}");
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes_to_init() {
+    let id = unique_id().unwrap();
+    let settings = [("HAWSER_INIT_TIMEOUT", "1")];
+    let processes = [0, 2].map(|r| rank(&id, (r, 3), &[], &settings));
+    let ended = processes.map(Process::end);
+    // The first whose deadline passes names the missing rank; then the other may learn that the first has left.
+    let first = ended.iter().find(|e| e.output.contains("error Timeout")).expect("nobody timed out");
+    first.expect_error("Timeout", &["rank 1"]);
+    assert!(ended.iter().all(|e| e.output.contains("rank 1") && !e.status.success()), "{}", ended[0].output);
+}
+
+#[test]
+fn ranks_with_different_unique_ids() {
+    let ids = [unique_id().unwrap(), unique_id().unwrap()];
+    let settings = [("HAWSER_INIT_TIMEOUT", "1")];
+    let processes = [0, 1].map(|r| rank(&ids[r as usize], (r, 2), &[], &settings));
+    for (missing, process) in ["rank 1", "rank 0"].into_iter().zip(processes) {
+        process.end().expect_error("Timeout", &[missing]);
+    }
+}
+
+#[test]
+fn unique_ids_in_another_order() {
+    let _deadline = Deadline::start();
+    let (a, b) = (unique_id().unwrap(), unique_id().unwrap());
+    let outcomes = init_in_threads(&[(0, 2, &[a, b]), (1, 2, &[b, a])]);
+    assert!(outcomes.iter().all(Result::is_err));
+    let errors: Vec<&Error> = outcomes.iter().filter_map(|o| o.as_ref().err()).collect();
+    assert!(errors.iter().any(|e| e.kind == ErrorKind::InvalidUsage && e.text.contains("order")), "{errors:?}");
+}
+
+#[test]
+fn damaged_and_foreign_unique_ids() {
+    let good = unique_id().unwrap().to_bytes();
+    for at in [9, 14, 40, 127] {
+        let mut bytes = good;
+        bytes[at] ^= 1;
+        let error = UniqueId::from_bytes(&bytes).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::InvalidArgument);
+        assert!(error.text.contains("damaged") && error.text.contains("ncclGetUniqueId"), "{error}");
+    }
+    assert!(UniqueId::from_bytes(&[0; 128]).unwrap_err().text.contains("empty"));
+    assert!(UniqueId::from_bytes(&[3; 128]).unwrap_err().text.contains("not made by this library"));
+    assert_eq!(UniqueId::from_bytes(&good).unwrap().to_bytes(), good);
+}
+
+#[test]
+fn a_unique_id_used_twice() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let id = unique_id().unwrap();
+    let comms = init_in_threads(&[(0, 2, &[id]), (1, 2, &[id])]);
+    assert!(comms.iter().all(Result::is_ok));
+    let again = init_in_threads(&[(0, 2, &[id]), (1, 2, &[id])]);
+    assert!(again.iter().all(|o| o.as_ref().err().is_some_and(|e| e.text.contains("fresh"))));
+}
+
+#[test]
+fn different_numbers_of_ranks() {
+    let _deadline = Deadline::start();
+    let id = unique_id().unwrap();
+    let outcomes = init_in_threads(&[(0, 2, &[id]), (1, 3, &[id])]);
+    assert_all_fail(&outcomes, ErrorKind::InvalidUsage, &["nranks = 3", "says 2", "same arguments"]);
+}
+
+#[test]
+fn two_with_the_same_rank() {
+    let _deadline = Deadline::start();
+    let id = unique_id().unwrap();
+    let outcomes = init_in_threads(&[(1, 2, &[id]), (1, 2, &[id])]);
+    assert_all_fail(&outcomes, ErrorKind::InvalidUsage, &["rank 1 of 2", "own number"]);
+}
+
+#[test]
+fn impossible_arguments() {
+    let _deadline = Deadline::start();
+    let id = unique_id().unwrap();
+    let outcomes = init_in_threads(&[(0, 0, &[id]), (5, 5, &[id]), (0, 1, &[]), (0, 1, &[id, id]), (0, 4_000_000, &[id])]);
+    assert_all_fail(&outcomes, ErrorKind::InvalidArgument, &[]);
+}
+
+/// Strangers at the root: some say nothing, some send garbage, some hang up. The ranks meet all the same.
+#[test]
+fn strangers_at_the_meeting_point() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let id = unique_id().unwrap();
+    let garbage: Vec<u8> = (0..100_000u32).map(|i| (i * i >> 3) as u8).collect();
+    let strangers: Vec<TcpStream> = (0..12)
+        .map(|number| {
+            let mut stream = TcpStream::connect(id.address()).unwrap();
+            match number % 3 {
+                0 => {}
+                // May fail once the root has hung up on it.
+                1 => drop(stream.write_all(&garbage)),
+                _ => stream.shutdown(std::net::Shutdown::Both).unwrap(),
+            }
+            stream
+        })
+        .collect();
+    let comms = init_in_threads(&[(0, 3, &[id]), (1, 3, &[id]), (2, 3, &[id])]);
+    drop(strangers);
+    std::thread::scope(|scope| {
+        for comm in &comms {
+            scope.spawn(|| all_reduce(comm.as_ref().unwrap(), 1_000).unwrap());
+        }
+    });
+}
+
+#[test]
+fn settings_that_differ_between_ranks() {
+    let id = unique_id().unwrap();
+    let processes = [(0, "Ring"), (1, "Tree")].map(|(r, algo)| rank(&id, (r, 2), &[], &[("NCCL_ALGO", algo)]));
+    for process in processes {
+        process.end().expect_error("InvalidUsage", &["rank 1", "NCCL_ALGO"]);
+    }
+}
+
+#[test]
+fn ranks_on_different_hosts() {
+    let id = unique_id().unwrap();
+    let processes = [(0, "left"), (1, "right")].map(|(r, host)| rank(&id, (r, 2), &[], &[("NCCL_HOSTID", host)]));
+    for process in processes {
+        process.end().expect_error("InvalidUsage", &["left", "right", "one host"]);
+    }
+}
+
+/// Two communicators whose ranks are brought up in crossed order: groups make that possible.
+#[test]
+fn crossed_inits_in_groups() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let (a, b) = (unique_id().unwrap(), unique_id().unwrap());
+    std::thread::scope(|scope| {
+        for (rank, ids) in [(0, [a, b]), (1, [b, a])] {
+            scope.spawn(move || {
+                group::start().unwrap();
+                let comms = ids.map(|id| Comm::init(&[id], 2, rank, rank, Config::default()).unwrap());
+                group::end().unwrap();
+                group::start().unwrap();
+                let issued =
+                    comms.each_ref().map(|c| issue(c, plain(Collective::AllReduce, 2, 5_003), false, 0).unwrap());
+                group::end().unwrap();
+                assert_eq!(issued.iter().find_map(|one| one.fault()), None);
+            });
+        }
+    });
+}
+
+/// An abort from another thread releases a rank whose peer never joins the operation.
+#[test]
+fn abort_releases_an_operation() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let comms = Comm::init_all(&[0, 1]).unwrap();
+    std::thread::scope(|scope| {
+        let hangs = scope.spawn(|| all_reduce(&comms[0], 60_000));
+        // Whether the abort comes before, while or after the operation begins to wait must make no difference.
+        comms[0].abort().unwrap();
+        let error = hangs.join().unwrap().unwrap_err();
+        assert!(error.text.contains("rank 0"), "{error}");
+    });
+    let again = all_reduce(&comms[0], 1).unwrap_err();
+    assert_eq!(again.kind, ErrorKind::InvalidArgument);
+    assert!(again.text.contains("rank 0 of 2") && again.text.contains("aborted"), "{again}");
+    comms[1].destroy().unwrap();
+}
+
+/// One thread drives two of three ranks: an abort of one leaves the other to its own fate.
+#[test]
+fn abort_of_one_communicator_of_a_group() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let (hanging, healthy) = (Comm::init_all(&[0, 1]).unwrap(), Comm::init_all(&[0, 1]).unwrap());
+    std::thread::scope(|scope| {
+        let group = scope.spawn(|| {
+            group::start().unwrap();
+            let lost = issue(&hanging[0], plain(Collective::AllReduce, 2, 60_000), false, 0);
+            let mine = issue(&healthy[0], plain(Collective::AllReduce, 2, 60_000), false, 0).unwrap();
+            (group::end(), lost, mine)
+        });
+        hanging[0].abort().unwrap();
+        let outcome = all_reduce_if_launched(&healthy[1], &group);
+        let (end, _, mine) = group.join().unwrap();
+        let error = end.unwrap_err();
+        if let Some(outcome) = outcome {
+            outcome.unwrap();
+            assert_eq!(mine.fault(), None, "{error}");
+        }
+    });
+    hanging[1].abort().unwrap();
+}
+
+/// Joins the operation of the group unless the abort came before the group was launched.
+fn all_reduce_if_launched<T>(comm: &Comm, group: &std::thread::ScopedJoinHandle<'_, T>) -> Option<Result<()>> {
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(|| all_reduce(comm, 60_000));
+        while !joined.is_finished() {
+            if group.is_finished() && !joined.is_finished() {
+                // Either the group was refused as a whole, or it ended and this side is about to.
+                for _ in 0..200 {
+                    if joined.is_finished() {
+                        return Some(joined.join().unwrap());
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                comm.abort().unwrap();
+                let _ = joined.join();
+                return None;
+            }
+            std::thread::yield_now();
+        }
+        Some(joined.join().unwrap())
+    })
+}
+
+#[test]
+fn calls_after_destroy_and_finalize() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    in_threads(2, |parent| {
+        let comm = parent.split(0, 0, None).unwrap().unwrap();
+        comm.finalize().unwrap();
+        let error = all_reduce(&comm, 4).unwrap_err();
+        assert!(error.text.contains("finalized") && error.kind == ErrorKind::InvalidUsage, "{error}");
+        comm.destroy().unwrap();
+        let calls: [Result<()>; 6] = [
+            all_reduce(&comm, 4),
+            comm.send(8, 8, 0, Stream(0)),
+            comm.finalize(),
+            comm.destroy(),
+            comm.abort(),
+            comm.split(0, 0, None).map(drop),
+        ];
+        for call in calls {
+            let error = call.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::InvalidArgument);
+            assert!(error.text.contains("destroyed") && error.text.contains("of 2"), "{error}");
+        }
+    });
+}
+
+/// A bad call spoils its group: the end returns its error and launches nothing, and the next group works.
+#[test]
+fn an_error_inside_a_group() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    in_threads(2, |comm| {
+        let case = plain(Collective::AllReduce, 2, 1_000);
+        let buffers = RankBuffers::new(&case, comm.rank(), false, 0);
+        group::start().unwrap();
+        comm.collective(call(&case, buffers.addresses(&case, comm.rank())), Stream(0)).unwrap();
+        let bad = plain(Collective::Broadcast, 2, 10);
+        let bad = hawser_plan::Call { root: 2, ..call(&bad, (8, 8)) };
+        let error = comm.collective(bad, Stream(0)).unwrap_err();
+        assert_eq!(group::end().unwrap_err(), error);
+        assert!(error.text.contains("root 2") && error.text.contains("broadcast"), "{error}");
+        assert!(buffers.fault(&case, comm.rank()).is_some(), "the group was launched");
+        all_reduce(comm, 1_000).unwrap();
+    });
+    assert_eq!(group::end().unwrap_err().kind, ErrorKind::InvalidUsage, "no group is open");
+}
+
+/// `HAWSER_OP_TIMEOUT`: the error says who waits for whom, and the communicator refuses further operations with it.
+#[test]
+fn a_rank_that_never_joins_an_operation() {
+    let id = unique_id().unwrap();
+    let settings = [("HAWSER_OP_TIMEOUT", "1")];
+    let steps = ["all_reduce", "mark", "?all_reduce", "?all_reduce", "destroy"];
+    let absent = rank(&id, (1, 2), &["all_reduce", "sleep"], &settings);
+    let ended = rank(&id, (0, 2), &steps, &settings).end();
+    ended.expect_error("Timeout", &["rank 0", "rank 1", "HAWSER_OP_TIMEOUT"]);
+    assert_eq!(ended.output.matches("error Timeout").count(), 2, "{}", ended.output);
+    ended.expect_success();
+    drop(absent);
+}
+
+/// A process dies in mid-operation: one survivor gives up after its deadline, the other is aborted.
+#[test]
+fn a_process_that_is_killed() {
+    let id = unique_id().unwrap();
+    let steps = ["all_reduce", "abort-on-stdin", "mark", "again"];
+    let mut impatient = rank(&id, (0, 3), &steps, &[("HAWSER_OP_TIMEOUT", "2")]);
+    let mut patient = rank(&id, (1, 3), &steps, &[]);
+    let mut victim = rank(&id, (2, 3), &steps, &[]);
+    [&mut impatient, &mut patient, &mut victim].into_iter().for_each(|p| p.wait_for("mark"));
+    victim.kill();
+    impatient.end().expect_error("Timeout", &["rank 0", "waited for"]);
+    patient.tell("abort");
+    let ended: Ended = patient.end();
+    assert!(!ended.status.success());
+    assert!(ended.output.contains("error ") && ended.output.contains("abort"), "{}", ended.output);
+}

@@ -1,0 +1,29 @@
+//! Nothing is left behind: threads, descriptors and mappings after many rounds. Each scenario runs in a process of its
+//! own, where nothing else comes and goes.
+
+use hawser_tests::process::Process;
+
+#[test]
+fn rounds_of_init_and_destroy() {
+    scenario("init");
+}
+
+#[test]
+fn rounds_of_abort() {
+    scenario("abort");
+}
+
+#[test]
+fn rounds_of_split() {
+    scenario("split");
+}
+
+#[test]
+fn rounds_of_failed_init() {
+    scenario("failed");
+}
+
+fn scenario(name: &str) {
+    let args = ["leaks".to_owned(), name.to_owned()];
+    Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, &[]).end().expect_success();
+}
