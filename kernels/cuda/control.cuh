@@ -78,6 +78,11 @@ __device__ __forceinline__ i32 block_of(u32 channel) {
     return -1;
 }
 
+// How far a channel is that has run all repetitions of a step for a tile; grows along the way.
+__device__ __forceinline__ u64 progress_at(const HawserWork& w, u32 tile, u32 n_steps, u32 step) {
+    return ((u64)(tile / w.slices) * n_steps + step) * w.slices + tile % w.slices + 1;
+}
+
 // What a lane of the preparing warp waits for.
 struct Awaited {
     u64 address = 0; // 0 = nothing
@@ -164,7 +169,7 @@ __device__ __forceinline__ Awaited fill(Record& r, const HawserStep& step, u32 i
     if (lane == 18 && step.after_channel != HAWSER_NO_DEP) {
         i32 other = block_of(step.after_channel);
         if (other >= 0) {
-            u64 done = (u64)tile * sh.blocks[other].n_steps + step.after_step + 1;
+            u64 done = progress_at(sh.work, tile, sh.blocks[other].n_steps, step.after_step);
             a = {sh.comm.deps + offsetof(HawserDeps, progress) + 8 * (u64)other, ((u64)sh.epoch << 40) + done,
                  HAWSER_WAIT_CHANNEL, step.after_channel, 0};
         }
@@ -189,7 +194,7 @@ __device__ __forceinline__ Awaited fill(Record& r, const HawserStep& step, u32 i
         r.plain = n_recv + locals == 1 && (flags & (HAWSER_PRE | HAWSER_POST)) == 0;
         // With a single block nobody waits, and the epoch does not advance.
         r.progress = (flags & HAWSER_SIGNAL) && last && sh.n_blocks > 1
-                         ? ((u64)sh.epoch << 40) + (u64)tile * sh.block.n_steps + index + 1
+                         ? ((u64)sh.epoch << 40) + progress_at(sh.work, tile, sh.block.n_steps, index)
                          : 0;
     }
     return a;
@@ -207,8 +212,9 @@ __device__ __forceinline__ void save_links(u32 protocol) {
 
 // The preparing warp.
 __device__ __noinline__ void prepare(u32 protocol, u32 size) {
-    u32 lane = threadIdx.x % WARP, threads = blockDim.x, turn = 0;
-    for (u32 tile = 0; tile < sh.work.tiles; tile++) {
+    u32 lane = threadIdx.x % WARP, threads = blockDim.x, turn = 0, tiles = sh.work.tiles, slices = sh.work.slices;
+    for (u32 group = 0; group < tiles; group += slices) {
+        u32 end = tiles - group < slices ? tiles : group + slices;
         for (u32 index = 0; index < sh.block.n_steps; index++) {
             const HawserStep* step = &sh.inline_steps[index];
             if (sh.steps != 0) {
@@ -219,21 +225,23 @@ __device__ __noinline__ void prepare(u32 protocol, u32 size) {
             }
             u32 times = step->times, chunk = lane == 16 ? step->src_chunk : step->dst_chunk;
             u32 chunks = sh.work.chunks[lane == 16 ? step->src_buf : step->dst_buf];
-            for (u32 repetition = 0; repetition < times; repetition++, turn++) {
-                // The record was last used by turn - 4, which is over when the workers have left turn - 2.
-                if (turn >= 2) barrier_wait(FREED + turn % 2, threads - WARP);
-                if (given_up() <= turn) {
+            for (u32 repetition = 0; repetition < times; repetition++) {
+                for (u32 tile = group; tile < end; tile++, turn++) {
+                    // The record was last used by turn - 4, which is over when the workers have left turn - 2.
+                    if (turn >= 2) barrier_wait(FREED + turn % 2, threads - WARP);
+                    if (given_up() <= turn) {
+                        barrier_arrive(START + turn % 2, threads);
+                        return;
+                    }
+                    Record& record = sh.records[turn % STAGES];
+                    Awaited a = fill(record, *step, index, tile, chunk, repetition + 1 == times, protocol, size);
+                    __syncwarp();
+                    bool there = await(turn, a);
+                    __syncwarp();
                     barrier_arrive(START + turn % 2, threads);
-                    return;
+                    if (!there) return;
                 }
-                Record& record = sh.records[turn % STAGES];
-                Awaited a = fill(record, *step, index, tile, chunk, repetition + 1 == times, protocol, size);
                 chunk = next_chunk(chunk, step->stride, chunks);
-                __syncwarp();
-                bool there = await(turn, a);
-                __syncwarp();
-                barrier_arrive(START + turn % 2, threads);
-                if (!there) return;
             }
         }
     }

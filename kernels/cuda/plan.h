@@ -68,7 +68,8 @@ struct HawserWork {
     uint32_t tiles;
     uint32_t per_block;
     uint32_t chunks[3];
-    uint32_t pad[2];
+    uint32_t slices; // tiles that every repetition of a step moves before the next one starts
+    uint32_t pad;
 };
 
 struct HawserArgs {

@@ -230,7 +230,10 @@ impl RankBuffers {
     pub fn new(case: &Case, rank: u32, in_place: bool, shift: usize) -> Self {
         let size = case.dtype.size();
         let mut input = Buffer::new(case.input_len() * size, shift * size);
-        let mut output = Buffer::new(case.output_len().max(if in_place { case.input_len() } else { 0 }) * size, shift * size);
+        let mut output = Buffer::new(
+            case.output_len().max(if in_place { case.input_len() } else { 0 }) * size,
+            shift * size,
+        );
         let to = if in_place { &mut output } else { &mut input };
         let offset = if in_place { in_place_offset(case, rank).0 } else { 0 };
         for i in 0..case.input_len() {
@@ -262,7 +265,10 @@ impl RankBuffers {
             let got = decode(case.dtype, &self.output.bytes()[at..at + size]);
             if !case.accepts(rank, i, got) {
                 let want = case.output(rank, i);
-                return Some(format!("{case:?} rank {rank} in place {}: element {i} is {got}, expected {want:?}", self.in_place));
+                return Some(format!(
+                    "{case:?} rank {rank} in place {}: element {i} is {got}, expected {want:?}",
+                    self.in_place
+                ));
             }
         }
         None
@@ -296,7 +302,14 @@ mod tests {
 
     #[test]
     fn wrong_results_are_seen() {
-        let case = Case { collective: Collective::AllReduce, dtype: DataType::Float32, op: ReduceOp::Sum, ranks: 3, root: 0, count: 4 };
+        let case = Case {
+            collective: Collective::AllReduce,
+            dtype: DataType::Float32,
+            op: ReduceOp::Sum,
+            ranks: 3,
+            root: 0,
+            count: 4,
+        };
         let buffers = RankBuffers::new(&case, 0, false, 0);
         assert!(buffers.fault(&case, 0).is_some(), "an untouched output must not pass");
         let mut all = RankBuffers::new(&case, 0, false, 1);

@@ -113,7 +113,9 @@ pub fn non_blocking() -> Config {
 pub fn settled(comm: &Comm) -> Option<Error> {
     loop {
         match comm.async_error() {
-            Some(error) if error.kind == ErrorKind::InProgress => std::thread::sleep(Duration::from_micros(200)),
+            Some(error) if error.kind == ErrorKind::InProgress => {
+                std::thread::sleep(Duration::from_micros(200))
+            }
             state => return state,
         }
     }

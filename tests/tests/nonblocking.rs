@@ -32,8 +32,13 @@ fn bring_up_and_operations_in_the_background() {
     for collective in Collective::ALL {
         let case = plain(collective, 3, 50_021);
         let first = issue(&comms[0], case, false, 0).unwrap();
-        assert!(in_progress(&comms[0]) || !collective.reduces(), "{} is over without the others", collective.name());
-        let issued = [first, issue(&comms[1], case, false, 0).unwrap(), issue(&comms[2], case, false, 0).unwrap()];
+        assert!(
+            in_progress(&comms[0]) || !collective.reduces(),
+            "{} is over without the others",
+            collective.name()
+        );
+        let issued =
+            [first, issue(&comms[1], case, false, 0).unwrap(), issue(&comms[2], case, false, 0).unwrap()];
         comms.iter().for_each(wait_until_ready);
         assert_eq!(issued.iter().find_map(|one| one.fault()), None);
     }
@@ -75,7 +80,8 @@ fn groups_of_inits_and_of_operations() {
     let comms: Vec<Comm> = (0..4).map(|rank| start(id, rank, 4)).collect();
     group::end().unwrap();
     comms.iter().for_each(wait_until_ready);
-    let parcels: Vec<Parcel> = (0..4).map(|from| Parcel { from, to: (from + 3) % 4, bytes: 70_001 }).collect();
+    let parcels: Vec<Parcel> =
+        (0..4).map(|from| Parcel { from, to: (from + 3) % 4, bytes: 70_001 }).collect();
     group::start().unwrap();
     let sums: Vec<_> =
         comms.iter().map(|c| issue(c, plain(Collective::AllReduce, 4, 8_111), false, 0).unwrap()).collect();

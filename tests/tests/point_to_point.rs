@@ -46,7 +46,8 @@ fn a_pair_in_both_directions() {
 #[test]
 fn rings() {
     for ranks in [2, 3, 5, 8] {
-        let ring = |bytes, by: u32| (0..ranks).map(move |from| Parcel { from, to: (from + by) % ranks, bytes });
+        let ring =
+            |bytes, by: u32| (0..ranks).map(move |from| Parcel { from, to: (from + by) % ranks, bytes });
         deliver(ranks, &[ring(10_001, 1).collect(), ring(77, ranks - 1).collect(), ring(9, 0).collect()]);
     }
 }
@@ -78,7 +79,8 @@ fn several_messages_to_the_same_peer() {
 #[test]
 fn hypercube() {
     let ranks = 8;
-    let exchange = |bit: u32| (0..ranks).map(move |from| Parcel { from, to: from ^ (1 << bit), bytes: 40_000 << bit });
+    let exchange =
+        |bit: u32| (0..ranks).map(move |from| Parcel { from, to: from ^ (1 << bit), bytes: 40_000 << bit });
     deliver(ranks, &[0, 1, 2].map(|bit| exchange(bit).collect()));
 }
 

@@ -2,7 +2,7 @@
 //! thread per rank and from one thread for all ranks.
 
 use hawser_plan::Collective;
-use hawser_runtime::{Comm, ErrorKind, group};
+use hawser_runtime::{Comm, ErrorKind, Stream, group};
 use hawser_tests::deadline::Deadline;
 use hawser_tests::world::{
     all_reduce, in_threads, issue, non_blocking, on_host, plain, settled, wait_until_ready,
@@ -91,7 +91,8 @@ fn one_thread_splits_in_a_group() {
     group::start().unwrap();
     let split = |(rank, comm): (usize, &Comm)| comm.split(COLORS[rank], -(rank as i32), None).unwrap();
     let children: Vec<Option<Comm>> = parents.iter().enumerate().map(split).collect();
-    assert!(children.iter().flatten().all(|child| all_reduce(child, 1).is_err()), "not before the group's end");
+    let early = |child: &Comm| child.send(8, 8, 0, Stream(0)).is_err();
+    assert!(children.iter().flatten().all(early), "not before the group's end");
     assert!(group::end().is_err(), "the calls on unfinished children count");
     // Nothing was carried out: such children are of no use but to be destroyed.
     for child in children.into_iter().flatten() {
@@ -172,7 +173,10 @@ fn bad_splits_are_refused() {
     in_threads(2, |parent| {
         let error = parent.split(-2, 0, None).err().unwrap();
         assert_eq!(error.kind, ErrorKind::InvalidArgument);
-        assert!(error.text.contains(&format!("rank {}", parent.rank())) && error.text.contains("-2"), "{error}");
+        assert!(
+            error.text.contains(&format!("rank {}", parent.rank())) && error.text.contains("-2"),
+            "{error}"
+        );
         let child = parent.split(0, 0, None).unwrap().unwrap();
         child.destroy().unwrap();
         assert_eq!(child.split(0, 0, None).err().unwrap().kind, ErrorKind::InvalidArgument);
@@ -189,7 +193,11 @@ fn an_abort_of_the_parent_ends_a_split() {
     let _deadline = Deadline::start();
     let parents = Comm::init_all(&[0, 1]).unwrap();
     let child = parents[1].split(0, 0, Some(non_blocking())).unwrap().unwrap();
-    assert_eq!(parents[1].split(0, 0, None).err().map(|e| e.kind), Some(ErrorKind::InvalidUsage), "one at a time");
+    assert_eq!(
+        parents[1].split(0, 0, None).err().map(|e| e.kind),
+        Some(ErrorKind::InvalidUsage),
+        "one at a time"
+    );
     parents[1].abort().unwrap();
     assert_eq!(settled(&child).map(|e| e.kind), Some(ErrorKind::Aborted));
     assert_eq!(child.ranks(), 0);

@@ -1,6 +1,7 @@
 //! Collectives: arguments become one [`Call`] that the runtime plans and runs.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 use hawser_plan::call::Scalar;
 use hawser_plan::{Call, Collective, PlanError, ReduceOp, error::PlanErrorKind};
@@ -97,7 +98,7 @@ impl Request {
         grouped(self.comm.ready().and_then(|handle| handle.name(self.submit_to(&handle))))
     }
 
-    fn submit_to(&self, handle: &Handle) -> Result<()> {
+    fn submit_to(&self, handle: &Arc<Handle>) -> Result<()> {
         let call = self.call(handle)?;
         config::check_call(self.config, handle)?;
         handle.comm.collective(call, Stream(self.stream as u64))?;

@@ -12,6 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use hawser_runtime::{Comm, Error, ErrorKind, Result};
 
 use crate::mem::Registrations;
+use crate::p2p;
 use crate::redop::UserOps;
 
 /// An `ncclComm_t` as it comes from C.
@@ -167,8 +168,12 @@ impl CommPtr {
 
 impl Handle {
     /// What a call on this communicator returns: success, or the state of a non-blocking one.
-    pub fn progress(&self) -> Result<()> {
-        if self.blocking { Ok(()) } else { self.comm.async_error().map_or(Ok(()), Err) }
+    pub fn progress(self: &Arc<Self>) -> Result<()> {
+        if self.blocking {
+            return Ok(());
+        }
+        p2p::remember(self);
+        self.comm.async_error().map_or(Ok(()), Err)
     }
 
     /// Puts the rank in front of an error.

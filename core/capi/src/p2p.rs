@@ -1,6 +1,8 @@
 //! Send, receive and groups.
 
+use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 use hawser_runtime::{Error, Result, Stream, group};
 
@@ -32,15 +34,20 @@ nccl_api! {
         group::start()
     }
 
-    /// Closes a group; the outermost one launches what was collected.
+    /// Closes a group; the outermost one launches what was collected. In progress if a communicator
+    /// of the group that does not block is.
     fn ncclGroupEnd / pncclGroupEnd() {
-        group::end()
+        let outcome = group::end();
+        let members = forget();
+        outcome?;
+        members.iter().find_map(|handle| handle.comm.async_error()).map_or(Ok(()), Err)
     }
 
     /// Closes a group and estimates its time in microseconds; nothing is launched.
     fn ncclGroupSimulateEnd / pncclGroupSimulateEnd(simInfo: Out<SimInfo>) {
         // The group is closed in any case, as in NCCL.
         let time = group::simulate_end();
+        forget();
         let unset = SimInfo { size: 0, magic: 0, version: 0, estimated_time: -1.0 };
         let given = simInfo.input().read_versioned("simInfo", unset, SIM_INFO_MAGIC)?;
         simInfo.set_prefix("simInfo", &SimInfo { estimated_time: time?, ..given }, given.size)
@@ -52,6 +59,23 @@ pub fn grouped(outcome: Result<()>) -> Result<()> {
     outcome.inspect_err(group::record)
 }
 
+thread_local! {
+    /// Communicators of the open group whose calls do not block.
+    static MEMBERS: RefCell<Vec<Arc<Handle>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Notes a communicator that does not block, for the end of the open group.
+pub fn remember(handle: &Arc<Handle>) {
+    if group::depth() > 0 {
+        MEMBERS.with_borrow_mut(|members| members.push(handle.clone()));
+    }
+}
+
+/// Takes the notes, once the outermost group is closed.
+fn forget() -> Vec<Arc<Handle>> {
+    if group::depth() == 0 { MEMBERS.take() } else { Vec::new() }
+}
+
 fn message(
     comm: CommPtr,
     name: &str,
@@ -61,7 +85,7 @@ fn message(
     peer: c_int,
     submit: impl FnOnce(&Handle, u64, u64, u32) -> Result<()>,
 ) -> Result<()> {
-    let checked = |handle: &Handle| {
+    let checked = |handle: &Arc<Handle>| {
         let size = args::data_type(datatype)?.size();
         let peer = args::rank("peer", peer, handle.comm.ranks())?;
         let bytes =

@@ -128,6 +128,33 @@ fn a_communicator_may_be_made_without_blocking() {
     ok(ncclCommDestroy(comm));
 }
 
+#[test]
+fn the_end_of_a_group_tells_that_members_are_in_progress() {
+    let _turn = turn();
+    let (mut id, mut comms) = (Id([0; 128]), [null_mut(); 2]);
+    let config = Config::with(Config::BLOCKING, 0);
+    ok(ncclGetUniqueId(&mut id));
+    ok(ncclGroupStart());
+    for (rank, comm) in (0..).zip(&mut comms) {
+        let code = ncclCommInitRankConfig(comm, 2, id, rank, &config);
+        assert!(code == SUCCESS || code == IN_PROGRESS, "{code}: {}", last_error());
+    }
+    // Success would say that the communicators can be used at once.
+    let code = ncclGroupEnd();
+    assert!(code == IN_PROGRESS || code == SUCCESS && ncclCommCount(comms[0], &mut 0) == SUCCESS, "{code}");
+    comms.iter().for_each(|comm| wait_until_ready(*comm));
+    let mut data = [[1f32; 4], [2f32; 4]];
+    ok(ncclGroupStart());
+    for (comm, data) in comms.iter().zip(&mut data) {
+        ok(all_reduce(*comm, data, SUM));
+    }
+    let code = ncclGroupEnd();
+    assert!(code == SUCCESS || code == IN_PROGRESS, "{code}: {}", last_error());
+    comms.iter().for_each(|comm| wait_until_ready(*comm));
+    assert_eq!(data, [[3.0; 4]; 2]);
+    comms.iter().for_each(|comm| ok(ncclCommDestroy(*comm)));
+}
+
 fn wait_until_ready(comm: Comm) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut state = IN_PROGRESS;

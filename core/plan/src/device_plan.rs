@@ -115,8 +115,42 @@ pub struct Work {
     pub per_block: u32,
     /// Chunks of input, output, scratch (the modulus of strides).
     pub chunks: [u32; 3],
+    /// Tiles that every repetition of a step moves before the next one starts: while one is on the wire,
+    /// the next is being written. `slices` times the slots that the program needs is at most the depth.
+    pub slices: u32,
     /// Zero.
-    pub pad: [u32; 2],
+    pub pad: u32,
+}
+
+/// Where a block is in its work: tiles in groups of `slices`, for each group every step, for each step
+/// every repetition, for each repetition the tiles of the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Place {
+    /// Tile.
+    pub tile: u32,
+    /// Step of the channel.
+    pub step: u32,
+    /// Repetition of the step.
+    pub repetition: u32,
+}
+
+impl Place {
+    /// Moves on; `tile >= work.tiles` afterwards means that the block is over.
+    pub fn advance(&mut self, work: &Work, times: u32, n_steps: u32) {
+        let slices = work.slices.max(1);
+        let first = self.tile / slices * slices;
+        self.tile += 1;
+        if self.tile < (first + slices).min(work.tiles) {
+            return;
+        }
+        (self.tile, self.repetition) = (first, self.repetition + 1);
+        if self.repetition >= times {
+            (self.repetition, self.step) = (0, self.step + 1);
+        }
+        if self.step >= n_steps {
+            (self.step, self.tile) = (0, first + slices);
+        }
+    }
 }
 
 /// Arguments of one launch, passed by value (4,096 bytes at most).

@@ -12,6 +12,8 @@ use crate::error::{PlanError, Result};
 use crate::ir::{self, Buf, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
 use crate::knobs::{Knobs, Protocol};
 
+/// FIFO slots that every generated program gets by with (the tests prove it with the verifier).
+pub const SLOTS_NEEDED: u32 = 2;
 /// Bytes of a pack: chunks, instances and tiles are multiples of it.
 pub const PACK_BYTES: u64 = 16;
 /// Chunks are cut over no more instances than leave each this many bytes.
@@ -141,6 +143,7 @@ pub fn bind(
     }
     let instances =
         cut(&mut work, choice.instances.clamp(1, fold.most_instances), choice.protocol, elem, knobs)?;
+    work.slices = (knobs.depth / SLOTS_NEEDED).max(1);
     let mut args =
         Box::new(Args { protocol: choice.protocol as u8, divisor: world_ranks, ..Args::default() });
     (args.scalar, args.scalar_is_address) = scalar(call, world_ranks);

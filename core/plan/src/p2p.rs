@@ -228,6 +228,7 @@ impl Launches<'_> {
                 ..Work::default()
             };
             let n = cut(&mut work, instances(part.bytes, self.knobs), protocol, 1, self.knobs)?;
+            work.slices = 1;
             cuts.push((work, n));
         }
         let blocks: usize = cuts.iter().map(|&(_, n)| n as usize).sum();

@@ -120,7 +120,7 @@ impl Case {
         let launches: Vec<Vec<Launch>> = ranks.clone().map(|rank| self.launch(rank)).collect();
         let mut machine = Machine::new(
             ranks.clone().map(|rank| self.memory(rank)).collect(),
-            2,
+            knobs(self.lanes).depth,
             knobs(self.lanes).slot_bytes,
         );
         machine.run(&launches);

@@ -20,7 +20,10 @@ impl Worker {
     /// The worker of the device with this identity, started if need be.
     pub fn of(device: &str) -> Result<Arc<Self>> {
         static WORKERS: OnceLock<Mutex<HashMap<String, Weak<Worker>>>> = OnceLock::new();
-        let mut workers = WORKERS.get_or_init(Mutex::default).lock().map_err(|_| Error::internal("worker table is poisoned"))?;
+        let mut workers = WORKERS
+            .get_or_init(Mutex::default)
+            .lock()
+            .map_err(|_| Error::internal("worker table is poisoned"))?;
         if let Some(worker) = workers.get(device).and_then(Weak::upgrade) {
             return Ok(worker);
         }
@@ -38,7 +41,9 @@ impl Worker {
     /// Runs a job after all earlier ones.
     pub fn submit(&self, job: impl FnOnce() + Send + 'static) -> Result<()> {
         let sent = self.jobs.as_ref().map(|jobs| jobs.send(Box::new(job)));
-        sent.filter(std::result::Result::is_ok).map(|_| ()).ok_or_else(|| Error::internal("the progress thread has ended"))
+        sent.filter(std::result::Result::is_ok)
+            .map(|_| ())
+            .ok_or_else(|| Error::internal("the progress thread has ended"))
     }
 }
 

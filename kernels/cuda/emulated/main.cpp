@@ -152,6 +152,7 @@ static void launch(World& w, const Programs& p, const Case& c, const std::vector
         k.instance = up((k.chunk + c.instances - 1) / c.instances);
         k.tile = (u32)std::min<u64>(w.slot_bytes[PROTOCOL] / 16 * pack, k.instance);
         k.tiles = (u32)((k.instance + k.tile - 1) / k.tile);
+        k.slices = w.depth >= 4 ? w.depth / 2 : 1;
         k.chunks[0] = p.in_blocks * p.per_block, k.chunks[1] = p.out_blocks * p.per_block, k.chunks[2] = p.scratch;
         u32 instances = (u32)((k.chunk + k.instance - 1) / k.instance), channels = (u32)p.of[r].size();
         std::vector<HawserStep> steps;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 use hawser_plan::DataType;
 use hawser_plan::device_plan::{
-    ACC_DST, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, NO_DEP, POST, PRE, Step, Work,
+    ACC_DST, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, NO_DEP, POST, PRE, Place, Step, Work,
 };
 use hawser_plan::lower::LaunchPlan;
 
@@ -33,26 +33,6 @@ pub struct Machine {
     fifos: HashMap<(u8, u8, u32, u32), VecDeque<Vec<u8>>>,
 }
 
-/// Progress of a block.
-#[derive(Clone, Copy, Default)]
-struct At {
-    tile: u32,
-    step: u32,
-    repetition: u32,
-}
-
-impl At {
-    fn next(&mut self, step: &Step, block: &Block) {
-        self.repetition += 1;
-        if self.repetition >= step.times {
-            (self.repetition, self.step) = (0, self.step + 1);
-        }
-        if self.step >= u32::from(block.n_steps) {
-            (self.step, self.tile) = (0, self.tile + 1);
-        }
-    }
-}
-
 impl Machine {
     pub fn new(memory: Vec<Vec<u8>>, depth: u32, slot_bytes: [u32; 3]) -> Self {
         Self { memory, depth: depth as usize, slot_bytes, fifos: HashMap::new() }
@@ -61,7 +41,7 @@ impl Machine {
     /// Runs every rank's launches one after the other; panics on a deadlock or a slot left over.
     pub fn run(&mut self, launches: &[Vec<Launch>]) {
         let mut current = vec![0; launches.len()];
-        let mut states: Vec<Vec<At>> = launches.iter().map(|list| start(list.first())).collect();
+        let mut states: Vec<Vec<Place>> = launches.iter().map(|list| start(list.first())).collect();
         loop {
             let mut moved = false;
             for rank in 0..launches.len() {
@@ -90,7 +70,7 @@ impl Machine {
     }
 
     /// Runs one repetition of a block's step if it can.
-    fn advance(&mut self, rank: u32, launch: &Launch, block: &Block, at: &mut At) -> bool {
+    fn advance(&mut self, rank: u32, launch: &Launch, block: &Block, at: &mut Place) -> bool {
         let args = &launch.plan.args;
         let work = &args.works[usize::from(block.work)];
         if at.tile >= work.tiles {
@@ -144,7 +124,7 @@ impl Machine {
         for &peer in send {
             self.fifos.entry(key(me, peer)).or_default().push_back(value.clone());
         }
-        at.next(step, block);
+        at.advance(work, step.times, u32::from(block.n_steps));
         true
     }
 
@@ -161,8 +141,8 @@ impl Machine {
     }
 }
 
-fn start(launch: Option<&Launch>) -> Vec<At> {
-    vec![At::default(); launch.map_or(0, |launch| usize::from(launch.plan.args.n_blocks))]
+fn start(launch: Option<&Launch>) -> Vec<Place> {
+    vec![Place::default(); launch.map_or(0, |launch| usize::from(launch.plan.args.n_blocks))]
 }
 
 fn moved(chunk: u32, step: &Step, repetition: u32, chunks: u32) -> u32 {
@@ -180,7 +160,7 @@ struct Range {
 }
 
 impl Range {
-    fn new(work: &Work, block: &Block, at: &At, elem: usize) -> Self {
+    fn new(work: &Work, block: &Block, at: &Place, elem: usize) -> Self {
         let pack = 16 / elem as u64;
         assert!(work.chunk.is_multiple_of(pack) && work.instance.is_multiple_of(pack));
         assert!(u64::from(work.tile).is_multiple_of(pack));

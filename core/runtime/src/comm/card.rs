@@ -49,23 +49,46 @@ impl Card {
     /// Lines of text, one per field.
     pub fn encode(&self) -> Vec<u8> {
         let flags = [self.nvlink, self.p2p, self.shm].map(u8::from);
-        let head = format!("{}\n{}\n{}\n{}\n{}\n", self.protocol, self.knobs, self.pid, self.sm, flags.map(|f| f.to_string()).join(" "));
+        let head = format!(
+            "{}\n{}\n{}\n{}\n{}\n",
+            self.protocol,
+            self.knobs,
+            self.pid,
+            self.sm,
+            flags.map(|f| f.to_string()).join(" ")
+        );
         format!("{head}{}\n{}\n{}", self.host, self.device, self.peers.join("\n")).into_bytes()
     }
 
     /// Inverse of [`Card::encode`].
     pub fn decode(bytes: &[u8], rank: usize) -> Result<Self> {
-        let bad = || Error::remote(format!("rank {rank} sent a bring-up record that this version does not understand; use the same build everywhere"));
+        let bad = || {
+            Error::remote(format!(
+                "rank {rank} sent a bring-up record that this version does not understand; use the same build everywhere"
+            ))
+        };
         let text = std::str::from_utf8(bytes).map_err(|_| bad())?;
         let mut lines = text.split('\n');
         let mut next = || lines.next().ok_or_else(bad);
         let mut number = |_: &str| -> Result<u64> { next()?.parse().map_err(|_| bad()) };
-        let (protocol, knobs, pid, sm) = (number("protocol")?, number("knobs")?, number("pid")?, number("sm")?);
+        let (protocol, knobs, pid, sm) =
+            (number("protocol")?, number("knobs")?, number("pid")?, number("sm")?);
         let flags: Vec<bool> = next()?.split(' ').map(|f| f == "1").collect();
         let [nvlink, p2p, shm] = flags[..] else { return Err(bad()) };
         let (host, device) = (next()?.to_owned(), next()?.to_owned());
         let peers = lines.filter(|l| !l.is_empty()).map(str::to_owned).collect();
-        Ok(Self { protocol: protocol as u32, knobs, pid: pid as u32, host, device, peers, sm: sm as u32, nvlink, p2p, shm })
+        Ok(Self {
+            protocol: protocol as u32,
+            knobs,
+            pid: pid as u32,
+            host,
+            device,
+            peers,
+            sm: sm as u32,
+            nvlink,
+            p2p,
+            shm,
+        })
     }
 }
 
@@ -84,14 +107,21 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
     for (rank, card) in cards.iter().enumerate() {
         let first = &cards[0];
         if card.protocol != first.protocol {
-            return Err(Error::invalid_usage(format!("rank {rank} runs another build than rank 0 (protocol {} and {})", card.protocol, first.protocol)));
+            return Err(Error::invalid_usage(format!(
+                "rank {rank} runs another build than rank 0 (protocol {} and {})",
+                card.protocol, first.protocol
+            )));
         }
         if card.knobs != first.knobs {
-            let text = format!("rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE and the CTA limits must be equal on all ranks");
+            let text = format!(
+                "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE and the CTA limits must be equal on all ranks"
+            );
             return Err(Error::invalid_usage(text));
         }
         if (card.sm == 0) != (first.sm == 0) {
-            return Err(Error::invalid_usage(format!("rank {rank} and rank 0 differ: one runs on a GPU, the other on the host device; set HAWSER_DEVICE alike")));
+            return Err(Error::invalid_usage(format!(
+                "rank {rank} and rank 0 differ: one runs on a GPU, the other on the host device; set HAWSER_DEVICE alike"
+            )));
         }
     }
     let mut hosts: Vec<&str> = Vec::new();
@@ -105,8 +135,12 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
     }
     if hosts.len() > 1 {
         let other = ranks.iter().position(|r| r.host != 0).unwrap_or(0);
-        let text = format!("ranks 0 and {other} run on different hosts ({} and {}): this version joins ranks of one host only", hosts[0], hosts[1]);
-        return Err(Error::invalid_usage(text).remedy("start all ranks on one host, or unset NCCL_HOSTID if they are on one"));
+        let text = format!(
+            "ranks 0 and {other} run on different hosts ({} and {}): this version joins ranks of one host only",
+            hosts[0], hosts[1]
+        );
+        return Err(Error::invalid_usage(text)
+            .remedy("start all ranks on one host, or unset NCCL_HOSTID if they are on one"));
     }
     check_duplicates(&ranks, multi_rank_gpu)?;
     let (device, link, heap) = links(cards)?;
@@ -119,7 +153,8 @@ fn check_duplicates(ranks: &[RankInfo], allowed: bool) -> Result<()> {
         let first = ranks[..b].iter().position(|r| r.device == second.device);
         if let (Some(a), false) = (first, allowed) {
             let text = format!("ranks {a} and {b} both use device {}: duplicate GPU", second.device);
-            return Err(Error::invalid_usage(text).remedy("give every rank a GPU of its own (cudaSetDevice, CUDA_VISIBLE_DEVICES)"));
+            return Err(Error::invalid_usage(text)
+                .remedy("give every rank a GPU of its own (cudaSetDevice, CUDA_VISIBLE_DEVICES)"));
         }
     }
     Ok(())

@@ -40,7 +40,13 @@ pub enum Meeting {
 }
 
 /// Brings a communicator up. Collective over its ranks.
-pub fn bring_up(meeting: Meeting, rank: u32, ordinal: u32, config: &Config, abort: &AbortFlag) -> Result<Arc<Live>> {
+pub fn bring_up(
+    meeting: Meeting,
+    rank: u32,
+    ordinal: u32,
+    config: &Config,
+    abort: &AbortFlag,
+) -> Result<Arc<Live>> {
     let settings = env::settings();
     log::version_once();
     log::set_device(ordinal);
@@ -61,7 +67,8 @@ pub fn bring_up(meeting: Meeting, rank: u32, ordinal: u32, config: &Config, abor
     let wait = step("agreement");
     let card = Card::new(device.caps(), settings, &knobs);
     let cards = bootstrap.all_gather(&card.encode(), &wait)?;
-    let cards: Vec<Card> = cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
+    let cards: Vec<Card> =
+        cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
     let agreement = agree(&cards, settings.multi_rank_gpu)?;
     let wait = step("transport");
     let layout = HeapLayout::new(bootstrap.nranks(), &knobs);
@@ -95,7 +102,13 @@ pub fn bring_up(meeting: Meeting, rank: u32, ordinal: u32, config: &Config, abor
     live.bootstrap.barrier(&wait)?;
     log::info(Subsys::Init, || {
         let (size, link) = (live.world.size(), live.world.link);
-        format!("{} rank {rank} of {size} up on {}: {link:?}, {} lanes, {} KiB", live.name, live.device.caps().name, live.layout.lanes, live.memory_bytes() >> 10)
+        format!(
+            "{} rank {rank} of {size} up on {}: {link:?}, {} lanes, {} KiB",
+            live.name,
+            live.device.caps().name,
+            live.layout.lanes,
+            live.memory_bytes() >> 10
+        )
     });
     Ok(Arc::new(live))
 }
@@ -103,7 +116,9 @@ pub fn bring_up(meeting: Meeting, rank: u32, ordinal: u32, config: &Config, abor
 /// A rank that was aborted may not have reached its root, which would wait for it as long as this process lives.
 fn release_root(error: &Error, ids: &[UniqueId]) {
     if error.kind == ErrorKind::Aborted {
-        ids.iter().for_each(|id| drop(bootstrap::stop_root(id)));
+        for id in ids {
+            bootstrap::stop_root(id);
+        }
     }
 }
 

@@ -68,7 +68,10 @@ impl Live {
         log::info(Subsys::Coll, || {
             let (algorithm, protocol) = (choice.key.algorithm.name(), choice.protocol.name());
             let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
-            format!("{} rank {} op {number}: {what}: {algorithm}/{protocol} x {}", self.name, self.rank, plan.args.n_blocks)
+            format!(
+                "{} rank {} op {number}: {what}: {algorithm}/{protocol} x {}",
+                self.name, self.rank, plan.args.n_blocks
+            )
         });
         Ok(vec![self.complete(plan, loaded.image.as_ref(), number, stream)?])
     }
@@ -106,13 +109,17 @@ impl Live {
         let what = ["data", "room", "another channel"].get(report.what as usize).unwrap_or(&"a peer");
         let place = format!("block {}, step {}, tile {}", report.block, report.step, report.tile);
         let who = format!("communicator {}, rank {}, operation {}", self.name, self.rank, report.op_number);
-        Some(Error::new(kind, format!("{who}: {why} while it waited for {what} of rank {} ({place})", report.peer)))
+        Some(Error::new(
+            kind,
+            format!("{who}: {why} while it waited for {what} of rank {} ({place})", report.peer),
+        ))
     }
 
     /// Device memory held, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let scratch = lock(&self.scratch).map_or(0, |s| s.iter().map(|m| m.bytes).sum());
-        let images = lock(&self.programs).map_or(0, |p| p.values().filter_map(|l| l.image.as_ref()).map(|m| m.bytes).sum());
+        let images = lock(&self.programs)
+            .map_or(0, |p| p.values().filter_map(|l| l.image.as_ref()).map(|m| m.bytes).sum());
         self.fabric.bytes() + scratch + images
     }
 
@@ -136,7 +143,13 @@ impl Live {
     }
 
     /// Fills in the addresses that the planner does not know.
-    fn complete(self: &Arc<Self>, mut plan: LaunchPlan, image: Option<&Memory>, number: u64, stream: Stream) -> Result<Launch> {
+    fn complete(
+        self: &Arc<Self>,
+        mut plan: LaunchPlan,
+        image: Option<&Memory>,
+        number: u64,
+        stream: Stream,
+    ) -> Result<Launch> {
         plan.args.comm = self.fabric.dev_comm.addr;
         plan.args.op_number = number;
         if plan.args.n_inline == 0
@@ -166,7 +179,9 @@ impl Drop for Live {
         if let Some(stream) = last
             && let Err(error) = self.device.synchronize(stream)
         {
-            log::info(Subsys::Init, || format!("{}: waiting for the last stream before freeing: {error}", self.name));
+            log::info(Subsys::Init, || {
+                format!("{}: waiting for the last stream before freeing: {error}", self.name)
+            });
         }
     }
 }

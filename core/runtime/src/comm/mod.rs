@@ -83,7 +83,10 @@ struct Place {
 enum State {
     Starting,
     /// `pending`: jobs in the background that use it.
-    Ready { live: Arc<Live>, pending: u32 },
+    Ready {
+        live: Arc<Live>,
+        pending: u32,
+    },
     Failed(Error),
     Finalized(Arc<Live>),
     Gone,
@@ -102,13 +105,7 @@ impl Comm {
         Self::prepare_init(ids, nranks, rank, ordinal, config).inspect_err(group::record)
     }
 
-    fn prepare_init(
-        ids: &[UniqueId],
-        nranks: u32,
-        rank: u32,
-        ordinal: u32,
-        config: Config,
-    ) -> Result<Self> {
+    fn prepare_init(ids: &[UniqueId], nranks: u32, rank: u32, ordinal: u32, config: Config) -> Result<Self> {
         let most = hawser_plan::algo::MAX_RANKS;
         if nranks == 0 || nranks > most {
             return Err(Error::invalid_argument(format!("{nranks} ranks: a communicator has 1 to {most}")));
@@ -117,7 +114,8 @@ impl Comm {
             return Err(Error::invalid_argument(format!("rank {rank} is not one of {nranks} ranks")));
         }
         if ids.is_empty() || ids.len() > nranks as usize {
-            let text = format!("{} unique ids for {nranks} ranks: 1 to the number of ranks are possible", ids.len());
+            let text =
+                format!("{} unique ids for {nranks} ranks: 1 to the number of ranks are possible", ids.len());
             return Err(Error::invalid_argument(text));
         }
         let blocking = config.blocking;
@@ -373,11 +371,13 @@ impl Comm {
         self.name_error(Error::invalid_argument("the communicator was destroyed or aborted"))
     }
 
+    /// Puts the rank in front, unless the error has it already.
     fn name_error(&self, error: Error) -> Error {
-        match self.0.place.get() {
-            Some(Place { rank, ranks }) => error.context(format!("rank {rank} of {ranks}")),
-            None => error.context("child communicator"),
-        }
+        let name = match self.0.place.get() {
+            Some(Place { rank, ranks }) => format!("rank {rank} of {ranks}"),
+            None => "child communicator".to_owned(),
+        };
+        if error.text.starts_with(&name) { error } else { error.context(name) }
     }
 }
 
@@ -422,7 +422,9 @@ impl Drop for Busy {
         {
             *pending -= 1;
             if std::thread::panicking() {
-                let _ = live.broken.set(Error::internal("a background operation panicked: a bug in this library"));
+                let _ = live
+                    .broken
+                    .set(Error::internal("a background operation panicked: a bug in this library"));
             }
         }
         self.0.0.changed.notify_all();

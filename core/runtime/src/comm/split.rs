@@ -32,7 +32,9 @@ impl Comm {
         let live = self.live()?;
         if self.is_busy()? {
             let text = "split: another call on this communicator is in progress";
-            return Err(self.name_error(Error::invalid_usage(text).remedy("poll ncclCommGetAsyncError first")));
+            return Err(
+                self.name_error(Error::invalid_usage(text).remedy("poll ncclCommGetAsyncError first"))
+            );
         }
         let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
         config.name.get_or_insert_with(|| format!("{}/{color}", live.name));

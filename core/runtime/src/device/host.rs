@@ -63,7 +63,8 @@ fn registry() -> &'static Mutex<HashMap<u64, Weak<Mapping>>> {
 }
 
 fn map(bytes: u64, fd: Option<OwnedFd>) -> Result<Mapping> {
-    let bytes = usize::try_from(bytes.max(1)).map_err(|_| Error::invalid_argument(format!("{bytes} bytes do not fit the address space")))?;
+    let bytes = usize::try_from(bytes.max(1))
+        .map_err(|_| Error::invalid_argument(format!("{bytes} bytes do not fit the address space")))?;
     let (access, null) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
     // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.
     let addr = unsafe {
@@ -72,7 +73,10 @@ fn map(bytes: u64, fd: Option<OwnedFd>) -> Result<Mapping> {
             None => mmap_anonymous(null, bytes, access, MapFlags::PRIVATE),
         }
     }
-    .map_err(|e| Error::system(format!("mmap of {bytes} bytes of host memory"), e).remedy("free memory or lower NCCL_BUFFSIZE"))?;
+    .map_err(|e| {
+        Error::system(format!("mmap of {bytes} bytes of host memory"), e)
+            .remedy("free memory or lower NCCL_BUFFSIZE")
+    })?;
     Ok(Mapping { addr: addr as usize, bytes, fd })
 }
 
@@ -90,8 +94,10 @@ impl Device for HostDevice {
     }
 
     fn alloc_heap(&self, bytes: u64, _kind: HeapKind) -> Result<Memory> {
-        let fd = memfd_create("hawser-heap", MemfdFlags::CLOEXEC).map_err(|e| Error::system("memfd_create", e))?;
-        ftruncate(&fd, bytes.max(1)).map_err(|e| Error::system(format!("reserving {bytes} bytes of shared memory"), e))?;
+        let fd =
+            memfd_create("hawser-heap", MemfdFlags::CLOEXEC).map_err(|e| Error::system("memfd_create", e))?;
+        ftruncate(&fd, bytes.max(1))
+            .map_err(|e| Error::system(format!("reserving {bytes} bytes of shared memory"), e))?;
         Ok(memory(Arc::new(map(bytes, Some(fd))?)))
     }
 
@@ -104,18 +110,24 @@ impl Device for HostDevice {
         registry.retain(|_, mapping| mapping.strong_count() > 0);
         registry.insert(heap.addr, Arc::downgrade(mapping));
         let fd = mapping.fd.as_ref().ok_or_else(|| Error::internal("heap without a descriptor"))?;
-        let fd = fd.as_fd().try_clone_to_owned().map_err(|e| Error::system("dup of a heap's descriptor", e))?;
+        let fd =
+            fd.as_fd().try_clone_to_owned().map_err(|e| Error::system("dup of a heap's descriptor", e))?;
         let words = [u64::from(std::process::id()), heap.addr, heap.bytes];
         Ok(Export { token: words.iter().flat_map(|w| w.to_le_bytes()).collect(), fd: Some(fd) })
     }
 
     fn import(&self, token: &[u8], fd: Option<OwnedFd>, _kind: HeapKind) -> Result<Memory> {
-        let word = |i: usize| token.get(i * 8..i * 8 + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+        let word =
+            |i: usize| token.get(i * 8..i * 8 + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
         let (Some(_pid), Some(key), Some(bytes)) = (word(0), word(1), word(2)) else {
-            return Err(Error::remote(format!("a peer sent a heap token of {} bytes, expected 24", token.len())));
+            return Err(Error::remote(format!(
+                "a peer sent a heap token of {} bytes, expected 24",
+                token.len()
+            )));
         };
         if let Some(fd) = fd {
-            let size = rustix::fs::fstat(&fd).map_err(|e| Error::system("fstat of a peer's heap", e))?.st_size;
+            let size =
+                rustix::fs::fstat(&fd).map_err(|e| Error::system("fstat of a peer's heap", e))?.st_size;
             if u64::try_from(size).ok() != Some(bytes) {
                 return Err(Error::remote(format!("a peer's heap has {size} bytes, its token says {bytes}")));
             }
@@ -126,7 +138,9 @@ impl Device for HostDevice {
         }
         let registry = registry().lock().map_err(|_| Error::internal("heap registry is poisoned"))?;
         let mapping = registry.get(&key).and_then(Weak::upgrade);
-        mapping.map(memory).ok_or_else(|| Error::remote("a peer of this process freed its heap during bring-up"))
+        mapping
+            .map(memory)
+            .ok_or_else(|| Error::remote("a peer of this process freed its heap during bring-up"))
     }
 
     fn host_words(&self, bytes: u64) -> Result<HostWords> {

@@ -11,7 +11,8 @@ use std::time::Instant;
 use hawser_plan::DataType;
 use hawser_plan::Protocol;
 use hawser_plan::device_plan::{
-    ACC_DST, Args, Block, Conn, DevComm, DeviceOp, HAS_DST, HAS_SRC, KernelKey, NO_DEP, POST, PRE, Step, Work,
+    ACC_DST, Args, Block, Conn, DevComm, DeviceOp, HAS_DST, HAS_SRC, KernelKey, NO_DEP, POST, PRE, Place,
+    Step, Work,
 };
 
 use super::fold::{Operand, Rule, fold};
@@ -112,12 +113,10 @@ struct Run<'a> {
     blocks: Vec<At>,
 }
 
-/// Where a block is.
-#[derive(Debug, Clone, Copy, Default)]
+/// A block on its way.
+#[derive(Debug, Clone, Copy)]
 struct At {
-    tile: u32,
-    step: u32,
-    repetition: u32,
+    place: Place,
     over: bool,
 }
 
@@ -127,7 +126,8 @@ impl<'a> Run<'a> {
     unsafe fn new(launch: &HostLaunch<'a>) -> Self {
         let args = launch.args;
         let used = &args.blocks[..usize::from(args.n_blocks)];
-        let n_steps = used.iter().map(|b| usize::from(b.first_step) + usize::from(b.n_steps)).max().unwrap_or(0);
+        let n_steps =
+            used.iter().map(|b| usize::from(b.first_step) + usize::from(b.n_steps)).max().unwrap_or(0);
         let steps = if args.steps == 0 {
             &args.inline_steps[..n_steps]
         } else {
@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
         let comm = unsafe { *(args.comm as *const DevComm) };
         let at = |b: &Block| {
             let nothing = args.works[usize::from(b.work)].tiles == 0 || b.n_steps == 0;
-            At { over: nothing, ..At::default() }
+            At { place: Place::default(), over: nothing }
         };
         let blocks = used.iter().map(at).collect();
         Self { kernel: launch.kernel, name: launch.name, args, comm, steps, blocks }
@@ -162,7 +162,7 @@ impl<'a> Run<'a> {
     }
 
     fn step(&self, i: usize) -> &'a Step {
-        &self.steps[usize::from(self.args.blocks[i].first_step) + self.blocks[i].step as usize]
+        &self.steps[usize::from(self.args.blocks[i].first_step) + self.blocks[i].place.step as usize]
     }
 
     /// What block `i` waits for: None when it can run its step.
@@ -189,15 +189,21 @@ impl<'a> Run<'a> {
 
     fn dependency_met(&self, i: usize, step: &Step) -> bool {
         let mine = &self.args.blocks[i];
-        let same = |b: &Block| b.work == mine.work && b.instance == mine.instance && u16::from(b.channel) == step.after_channel;
+        let same = |b: &Block| {
+            b.work == mine.work && b.instance == mine.instance && u16::from(b.channel) == step.after_channel
+        };
         let Some(other) = self.args.blocks[..self.blocks.len()].iter().position(same) else { return true };
-        let (other, tile) = (&self.blocks[other], self.blocks[i].tile);
-        other.over || (other.tile, other.step) > (tile, u32::from(step.after_step))
+        let (their, mine) = (&self.args.blocks[other], self.blocks[i].place.tile);
+        let awaited = &self.steps[usize::from(their.first_step) + usize::from(step.after_step)];
+        let slices = self.args.works[usize::from(their.work)].slices.max(1);
+        let at = &self.blocks[other].place;
+        let target = (mine / slices, u32::from(step.after_step), awaited.times - 1, mine % slices);
+        self.blocks[other].over || (at.tile / slices, at.step, at.repetition, at.tile % slices) > target
     }
 
     /// Runs one repetition of a step: everything it needs is there.
     fn execute(&self, i: usize) {
-        let (step, at) = (self.step(i), self.blocks[i]);
+        let (step, at) = (self.step(i), self.blocks[i].place);
         let work = &self.args.works[usize::from(self.args.blocks[i].work)];
         let dtype = if self.kernel.op == DeviceOp::Copy { DataType::Uint8 } else { self.kernel.dtype };
         let span = Span::new(work, self.args.blocks[i].instance, at, step, dtype.size());
@@ -206,7 +212,8 @@ impl<'a> Run<'a> {
             Operand { addr, len, scaled }
         };
         let mut operands: Vec<Operand> = Vec::with_capacity(usize::from(step.n_recv) + 2);
-        let slots: Vec<u64> = step.recv[..usize::from(step.n_recv)].iter().map(|&p| self.fifo(i, p).take_slot()).collect();
+        let slots: Vec<u64> =
+            step.recv[..usize::from(step.n_recv)].iter().map(|&p| self.fifo(i, p).take_slot()).collect();
         operands.extend(slots.iter().map(|&addr| Operand { addr, len: span.nominal, scaled: false }));
         let order = usize::from(step.order).min(operands.len());
         if step.flags & HAS_SRC != 0 {
@@ -219,7 +226,11 @@ impl<'a> Run<'a> {
         if step.flags & HAS_DST != 0 {
             to.push(span.local(work, step.dst_buf, step.dst_chunk));
         }
-        to.extend(step.send[..usize::from(step.n_send)].iter().map(|&p| (self.fifo(i, p).send_slot(), span.nominal)));
+        to.extend(
+            step.send[..usize::from(step.n_send)]
+                .iter()
+                .map(|&p| (self.fifo(i, p).send_slot(), span.nominal)),
+        );
         self.combine(dtype, step, &operands, &to);
         self.publish(i, step);
     }
@@ -264,16 +275,10 @@ impl<'a> Run<'a> {
 
     fn advance(&mut self, i: usize) {
         let (times, n_steps) = (self.step(i).times, u32::from(self.args.blocks[i].n_steps));
-        let tiles = self.args.works[usize::from(self.args.blocks[i].work)].tiles;
+        let work = &self.args.works[usize::from(self.args.blocks[i].work)];
         let at = &mut self.blocks[i];
-        at.repetition += 1;
-        if at.repetition >= times {
-            (at.repetition, at.step) = (0, at.step + 1);
-        }
-        if at.step >= n_steps {
-            (at.step, at.tile) = (0, at.tile + 1);
-        }
-        at.over = at.tile >= tiles;
+        at.place.advance(work, times, n_steps);
+        at.over = at.place.tile >= work.tiles;
     }
 
     fn fifo(&self, i: usize, peer: u16) -> Fifo {
@@ -294,11 +299,16 @@ impl<'a> Run<'a> {
         if !aborted && !late {
             return Ok(());
         }
-        let waiting = (0..self.blocks.len()).find_map(|i| (!self.blocks[i].over).then(|| self.awaited(i).map(|a| (i, a))).flatten());
+        let waiting = (0..self.blocks.len())
+            .find_map(|i| (!self.blocks[i].over).then(|| self.awaited(i).map(|a| (i, a))).flatten());
         let sentence = waiting.map_or_else(String::new, |(i, a)| {
-            format!(" while it waited for {} of rank {} (block {i}, step {}, tile {})", a.what, a.peer, self.blocks[i].step, self.blocks[i].tile)
+            format!(
+                " while it waited for {} of rank {} (block {i}, step {}, tile {})",
+                a.what, a.peer, self.blocks[i].place.step, self.blocks[i].place.tile
+            )
         });
-        let who = format!("communicator {}, rank {}, operation {}", self.name, self.comm.rank, self.args.op_number);
+        let who =
+            format!("communicator {}, rank {}, operation {}", self.name, self.comm.rank, self.args.op_number);
         Err(if aborted {
             Error::new(ErrorKind::Aborted, format!("{who}: aborted{sentence}"))
         } else {
@@ -326,7 +336,7 @@ struct Span {
 }
 
 impl Span {
-    fn new(work: &Work, instance: u16, at: At, step: &Step, size: usize) -> Self {
+    fn new(work: &Work, instance: u16, at: Place, step: &Step, size: usize) -> Self {
         let within = u64::from(at.tile) * u64::from(work.tile);
         let nominal = u64::from(work.tile).min(work.instance - within) as usize;
         let first = u64::from(instance) * work.instance + within;
