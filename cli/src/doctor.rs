@@ -171,10 +171,16 @@ fn network() -> Vec<Finding> {
         let read = |file: &str| read(&format!("/sys/class/net/{name}/{file}"));
         let speed = read("speed").and_then(|s| s.parse::<i64>().ok()).filter(|s| *s > 0);
         let speed = speed.map_or(String::new(), |s| format!(", {s} Mb/s"));
-        findings.push(Finding::note(format!("interface {name}: {}{speed}", read("operstate").unwrap_or_default())));
+        findings.push(Finding::note(format!(
+            "interface {name}: {}{speed}",
+            read("operstate").unwrap_or_default()
+        )));
     }
     if findings.is_empty() {
-        findings.push(Finding::bad("no network interface", "ranks meet over TCP: bring up at least lo (ip link set lo up)"));
+        findings.push(Finding::bad(
+            "no network interface",
+            "ranks meet over TCP: bring up at least lo (ip link set lo up)",
+        ));
     }
     let hcas = entries("/sys/class/infiniband");
     for hca in &hcas {
@@ -185,22 +191,31 @@ fn network() -> Vec<Finding> {
     if hcas.is_empty() {
         findings.push(Finding::note("no RDMA devices (/sys/class/infiniband)"));
     } else if !loads("libibverbs.so.1") {
-        findings.push(Finding::bad("RDMA devices, but no libibverbs.so.1", "apt install libibverbs1 ibverbs-providers"));
+        findings.push(Finding::bad(
+            "RDMA devices, but no libibverbs.so.1",
+            "apt install libibverbs1 ibverbs-providers",
+        ));
     }
     findings
 }
 
 fn hca_port(hca: &str, port: &str) -> Finding {
-    let read = |file: &str| read(&format!("/sys/class/infiniband/{hca}/ports/{port}/{file}")).unwrap_or_default();
+    let read =
+        |file: &str| read(&format!("/sys/class/infiniband/{hca}/ports/{port}/{file}")).unwrap_or_default();
     let (state, rate, layer) = (read("state"), read("rate"), read("link_layer"));
     let text = format!("RDMA {hca} port {port}: {state}, {rate}, {layer}");
-    if state.contains("ACTIVE") { Finding::good(text) } else { Finding::bad(text, "check the cable and the switch or subnet manager") }
+    if state.contains("ACTIVE") {
+        Finding::good(text)
+    } else {
+        Finding::bad(text, "check the cable and the switch or subnet manager")
+    }
 }
 
 fn system() -> Vec<Finding> {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let mut findings = vec![Finding::note(format!("{cores} CPU cores"))];
-    findings.push(memlock(getrlimit(Resource::Memlock).current, !entries("/sys/class/infiniband").is_empty()));
+    findings
+        .push(memlock(getrlimit(Resource::Memlock).current, !entries("/sys/class/infiniband").is_empty()));
     findings.push(match rustix::fs::statvfs("/dev/shm") {
         Ok(stat) => shm(stat.f_blocks * stat.f_frsize),
         Err(error) => Finding::bad(format!("/dev/shm: {error}"), "mount it: mount -t tmpfs tmpfs /dev/shm"),
@@ -220,7 +235,9 @@ fn memlock(limit: Option<u64>, rdma: bool) -> Finding {
             format!("locked memory: {} KiB, too little for RDMA", bytes >> 10),
             "ulimit -l unlimited (docker: --ulimit memlock=-1; Slurm: PropagateResourceLimits)",
         ),
-        Some(bytes) => Finding::note(format!("locked memory: {} KiB (RDMA would need unlimited)", bytes >> 10)),
+        Some(bytes) => {
+            Finding::note(format!("locked memory: {} KiB (RDMA would need unlimited)", bytes >> 10))
+        }
     }
 }
 
@@ -234,7 +251,8 @@ fn shm(bytes: u64) -> Finding {
 }
 
 fn settings() -> Vec<Finding> {
-    let set = std::env::vars_os().filter_map(|(n, v)| Some((n.into_string().ok()?, v.to_string_lossy().into_owned())));
+    let set = std::env::vars_os()
+        .filter_map(|(n, v)| Some((n.into_string().ok()?, v.to_string_lossy().into_owned())));
     let mut set: Vec<_> = set.filter(|(n, _)| n.starts_with("NCCL_") || n.starts_with("HAWSER_")).collect();
     set.sort();
     if set.is_empty() {
@@ -242,7 +260,9 @@ fn settings() -> Vec<Finding> {
     }
     let describe = |(name, value): (String, String)| match variables::judge(&name) {
         variables::Judgement::Honoured => Finding::good(format!("{name}={value}")),
-        variables::Judgement::Known => Finding::note(format!("{name}={value} (a setting of NCCL without effect here yet)")),
+        variables::Judgement::Known => {
+            Finding::note(format!("{name}={value} (a setting of NCCL without effect here yet)"))
+        }
         variables::Judgement::Unknown(near) => Finding::bad(
             format!("{name}={value} is not a known setting"),
             near.map_or("remove it".into(), |near| format!("did you mean {near}?")),
@@ -263,7 +283,8 @@ fn read(path: &str) -> Option<String> {
 }
 
 fn on_path(program: &str) -> bool {
-    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
 fn loads(library: &str) -> bool {
@@ -300,7 +321,10 @@ mod tests {
             peers: peers.to_vec(),
         };
         let gpus = [gpu(0, [Itself, NvLink]), gpu(1, [NvLink, Itself])];
-        assert_eq!(matrix(&gpus), ["P2P       GPU 0   GPU 1", "GPU 0         -  NVLink", "GPU 1    NVLink       -"]);
+        assert_eq!(
+            matrix(&gpus),
+            ["P2P       GPU 0   GPU 1", "GPU 0         -  NVLink", "GPU 1    NVLink       -"]
+        );
         assert_eq!(peer_findings(&gpus), Option::None);
         assert!(peer_findings(&[gpu(0, [Itself, None])]).is_some());
         assert!(matrix(&gpus[..1]).is_empty());

@@ -49,9 +49,14 @@ enum Machine {
 /// # Errors
 /// The collective has no choice, or nothing is left to choose from.
 pub fn run(options: &Options) -> Result<()> {
-    let Some(Test::One(collective)) = Test::from_name(&options.collective).filter(|t| *t != Test::One(Collective::SendRecv))
+    let Some(Test::One(collective)) =
+        Test::from_name(&options.collective).filter(|t| *t != Test::One(Collective::SendRecv))
     else {
-        bail!("{} has no algorithm to choose; known are {}", options.collective, Collective::ALL.map(Collective::name).join(", "));
+        bail!(
+            "{} has no algorithm to choose; known are {}",
+            options.collective,
+            Collective::ALL.map(Collective::name).join(", ")
+        );
     };
     let text = table(options, collective)?;
     // A reader that went away (`| head`) is no error.
@@ -66,7 +71,11 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     };
     let knobs = knobs()?;
     let mut text = format!("# {} on {} ranks\n", collective.name(), options.ranks);
-    let _ = writeln!(text, "# {:>12}  {:10} {:8} {:>9} {:>8} {:>12}", "bytes", "algorithm", "protocol", "instances", "threads", "predicted/us");
+    let _ = writeln!(
+        text,
+        "# {:>12}  {:10} {:8} {:>9} {:>8} {:>12}",
+        "bytes", "algorithm", "protocol", "instances", "threads", "predicted/us"
+    );
     for bytes in sizes(options.bytes) {
         let geometry = Test::One(collective).geometry(bytes, options.datatype, options.ranks);
         let call = Call {
@@ -147,7 +156,8 @@ mod tests {
                         device,
                         full: true,
                     };
-                    let text = table(&options, collective).unwrap_or_else(|e| panic!("{collective:?} {device:?}: {e}"));
+                    let text = table(&options, collective)
+                        .unwrap_or_else(|e| panic!("{collective:?} {device:?}: {e}"));
                     assert!(text.lines().filter(|l| !l.starts_with('#')).count() == 11, "{text}");
                     assert!(text.contains("decided"), "{text}");
                 }

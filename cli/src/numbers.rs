@@ -87,7 +87,9 @@ struct Fp8 {
 
 fn e4m3() -> &'static Fp8 {
     static TABLE: OnceLock<Fp8> = OnceLock::new();
-    TABLE.get_or_init(|| Fp8::new(3, 7, 0x7e, |exponent, mantissa| (exponent == 15 && mantissa == 7).then_some(f64::NAN)))
+    TABLE.get_or_init(|| {
+        Fp8::new(3, 7, 0x7e, |exponent, mantissa| (exponent == 15 && mantissa == 7).then_some(f64::NAN))
+    })
 }
 
 fn e5m2() -> &'static Fp8 {
@@ -154,11 +156,30 @@ mod tests {
 
     #[test]
     fn fp8_known_codes() {
-        let e4m3 = [(0x00, 0.0), (0x01, 2f64.powi(-9)), (0x07, 7.0 / 512.0), (0x08, 2f64.powi(-6)), (0x38, 1.0), (0x3c, 1.5), (0x7e, 448.0), (0xb8, -1.0), (0xfe, -448.0)];
+        let e4m3 = [
+            (0x00, 0.0),
+            (0x01, 2f64.powi(-9)),
+            (0x07, 7.0 / 512.0),
+            (0x08, 2f64.powi(-6)),
+            (0x38, 1.0),
+            (0x3c, 1.5),
+            (0x7e, 448.0),
+            (0xb8, -1.0),
+            (0xfe, -448.0),
+        ];
         for (code, want) in e4m3 {
             assert_eq!(value(DataType::Float8e4m3, code), want, "e4m3 {code:#x}");
         }
-        let e5m2 = [(0x00, 0.0), (0x01, 2f64.powi(-16)), (0x04, 2f64.powi(-14)), (0x3c, 1.0), (0x3e, 1.5), (0x7b, 57344.0), (0x7c, f64::INFINITY), (0xfc, f64::NEG_INFINITY)];
+        let e5m2 = [
+            (0x00, 0.0),
+            (0x01, 2f64.powi(-16)),
+            (0x04, 2f64.powi(-14)),
+            (0x3c, 1.0),
+            (0x3e, 1.5),
+            (0x7b, 57344.0),
+            (0x7c, f64::INFINITY),
+            (0xfc, f64::NEG_INFINITY),
+        ];
         for (code, want) in e5m2 {
             assert_eq!(value(DataType::Float8e5m2, code), want, "e5m2 {code:#x}");
         }

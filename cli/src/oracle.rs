@@ -96,9 +96,9 @@ impl Data {
             ReduceOp::Max => values.max().unwrap_or(0),
             ReduceOp::Min => values.min().unwrap_or(0),
             ReduceOp::Avg => values.fold(0, i128::wrapping_add) / i128::from(self.ranks),
-            ReduceOp::PreMulSum => {
-                inputs.iter().fold(0, |sum: i128, (rank, v)| sum.wrapping_add(v.wrapping_mul(premul_factor(*rank))))
-            }
+            ReduceOp::PreMulSum => inputs
+                .iter()
+                .fold(0, |sum: i128, (rank, v)| sum.wrapping_add(v.wrapping_mul(premul_factor(*rank)))),
         }
     }
 
@@ -142,7 +142,8 @@ impl Data {
             }
             ReduceOp::Avg => {
                 let (window, budget) = average_spread(self.dtype);
-                let scale = if self.dtype == DataType::Float8e4m3 { log2(self.ranks).saturating_sub(6) } else { 0 };
+                let scale =
+                    if self.dtype == DataType::Float8e4m3 { log2(self.ranks).saturating_sub(6) } else { 0 };
                 self.small(rank, i, random, window, budget) as f64 * 2f64.powi(scale as i32)
             }
         })

@@ -61,7 +61,8 @@ pub fn run(options: &Options) -> Result<bool> {
         print(&mut out, &text::to_text(&program));
     }
     if let Some(path) = &which.svg {
-        std::fs::write(path, draw::to_svg(&program)).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(path, draw::to_svg(&program))
+            .with_context(|| format!("cannot write {}", path.display()))?;
         print(&mut out, &format!("# drawn into {}\n", path.display()));
     }
     let (report, ok) = verdicts(&program);
@@ -123,7 +124,11 @@ fn verdicts(program: &Program) -> (String, bool) {
                 "right: {} steps, needs {} of {depth} FIFO slots, {}, {}",
                 verdict.steps,
                 verdict.min_depth,
-                if verdict.bitwise_equal { "equal to the last bit on all ranks" } else { "ranks may differ in rounding" },
+                if verdict.bitwise_equal {
+                    "equal to the last bit on all ranks"
+                } else {
+                    "ranks may differ in rounding"
+                },
                 if verdict.deterministic { "deterministic" } else { "order may differ from run to run" }
             ),
             Err(fault) => {
@@ -146,7 +151,8 @@ mod tests {
 
     #[test]
     fn every_listed_program_loads_and_is_right() {
-        let names: Vec<String> = list().lines().map(|l| l.split_whitespace().next().unwrap_or("").to_owned()).collect();
+        let names: Vec<String> =
+            list().lines().map(|l| l.split_whitespace().next().unwrap_or("").to_owned()).collect();
         assert!(names.contains(&"ring_all_reduce".to_owned()) && names.len() > 10, "{names:?}");
         for name in names {
             let program = load(&which(&name, 3, 0)).unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -104,7 +104,11 @@ fn under_a_launcher() {
     let children: Vec<_> = (0..2)
         .map(|rank| {
             hawser("perf sendrecv -b 1K -e 1K -n 2")
-                .envs([("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), ("PMIX_NAMESPACE", &job)])
+                .envs([
+                    ("OMPI_COMM_WORLD_SIZE", "2"),
+                    ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+                    ("PMIX_NAMESPACE", &job),
+                ])
                 .env("OMPI_COMM_WORLD_RANK", rank.to_string())
                 .env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string())
                 .stdout(std::process::Stdio::piped())
@@ -113,8 +117,10 @@ fn under_a_launcher() {
                 .expect("start")
         })
         .collect();
-    let texts: Vec<String> =
-        children.into_iter().map(|c| checked("under a launcher", c.wait_with_output().expect("wait"))).collect();
+    let texts: Vec<String> = children
+        .into_iter()
+        .map(|c| checked("under a launcher", c.wait_with_output().expect("wait")))
+        .collect();
     assert_right(&texts[0], 1);
     assert_eq!(texts[1], "");
 }

@@ -16,7 +16,7 @@ __device__ __forceinline__ u32 slot_of(u64 number, u32 depth) {
 }
 
 // Reads a connection of rank `peer`: its addresses, then its counters (two dependent loads).
-__device__ __forceinline__ void open_link(u32 at, u64 conns, u64 index, u32 protocol, u32 fifo_offset) {
+__device__ __noinline__ void open_link(u32 at, u64 conns, u64 index, u32 protocol, u32 fifo_offset) {
     Link& link = sh.links[at];
     const Pack* conn = (const Pack*)(conns + index * sizeof(HawserConn));
     Pack a = conn[0], b = conn[1], c = conn[2], d = conn[3];
@@ -228,7 +228,8 @@ __device__ __noinline__ void prepare(u32 protocol, u32 size) {
             for (u32 repetition = 0; repetition < times; repetition++) {
                 for (u32 tile = group; tile < end; tile++, turn++) {
                     // The record was last used by turn - 4, which is over when the workers have left turn - 2.
-                    if (turn >= 2) barrier_wait(FREED + turn % 2, threads - WARP);
+                    __syncwarp();
+                if (turn >= 2) barrier_wait(FREED + turn % 2, threads - WARP);
                     if (given_up() <= turn) {
                         barrier_arrive(START + turn % 2, threads);
                         return;

@@ -36,7 +36,15 @@ const HONOURED: &[&str] = &[
 ];
 
 /// Variables of programs around NCCL, which no library reads.
-const FOREIGN: &[&str] = &["NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PROFILER_", "NCCL_VERSION", "NCCL_ROOT", "NCCL_HOME"];
+const FOREIGN: &[&str] = &[
+    "NCCL_TESTS_",
+    "NCCL_INSPECTOR_",
+    "NCCL_PROFILE_",
+    "NCCL_PROFILER_",
+    "NCCL_VERSION",
+    "NCCL_ROOT",
+    "NCCL_HOME",
+];
 
 /// What a name is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -139,7 +139,8 @@ impl Test {
         }
         let own = u64::from(rank) * count;
         let one = |source, first| vec![Segment { elements: count, source, first }];
-        let each = |first| (0..ranks).map(|r| Segment { elements: count, source: Source::Rank(r), first }).collect();
+        let each =
+            |first| (0..ranks).map(|r| Segment { elements: count, source: Source::Rank(r), first }).collect();
         match self {
             Self::Hypercube => each(0),
             Self::One(collective) => match collective {
@@ -174,7 +175,16 @@ impl Test {
             return None;
         }
         let scalar = hawser_plan::call::Scalar::Immediate(0);
-        Some(Call { collective, count, dtype, op: op.unwrap_or(ReduceOp::Sum), scalar, root, input: 0, output: 0 })
+        Some(Call {
+            collective,
+            count,
+            dtype,
+            op: op.unwrap_or(ReduceOp::Sum),
+            scalar,
+            root,
+            input: 0,
+            output: 0,
+        })
     }
 }
 
@@ -199,17 +209,36 @@ mod tests {
     #[test]
     fn geometry_rounds_blocks_to_16_bytes() {
         let float = DataType::Float32;
-        assert_eq!(test("all_reduce").geometry(1000, float, 3), Geometry { count: 250, send: 250, recv: 250 });
+        assert_eq!(
+            test("all_reduce").geometry(1000, float, 3),
+            Geometry { count: 250, send: 250, recv: 250 }
+        );
         assert_eq!(test("all_gather").geometry(1000, float, 3), Geometry { count: 80, send: 80, recv: 240 });
-        assert_eq!(test("reduce_scatter").geometry(1000, float, 3), Geometry { count: 80, send: 240, recv: 80 });
+        assert_eq!(
+            test("reduce_scatter").geometry(1000, float, 3),
+            Geometry { count: 80, send: 240, recv: 80 }
+        );
         assert_eq!(test("alltoall").geometry(8, float, 4), Geometry { count: 0, send: 0, recv: 0 });
-        assert_eq!(test("hypercube").geometry(64, DataType::Int8, 2), Geometry { count: 32, send: 32, recv: 64 });
+        assert_eq!(
+            test("hypercube").geometry(64, DataType::Int8, 2),
+            Geometry { count: 32, send: 32, recv: 64 }
+        );
     }
 
     #[test]
     fn bus_bandwidth_has_the_published_factors() {
         let seconds = 1e-3;
-        for (name, factor) in [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("alltoall", 0.75), ("gather", 0.75), ("scatter", 0.75), ("broadcast", 1.0), ("reduce", 1.0), ("sendrecv", 1.0)] {
+        for (name, factor) in [
+            ("all_reduce", 1.5),
+            ("all_gather", 0.75),
+            ("reduce_scatter", 0.75),
+            ("alltoall", 0.75),
+            ("gather", 0.75),
+            ("scatter", 0.75),
+            ("broadcast", 1.0),
+            ("reduce", 1.0),
+            ("sendrecv", 1.0),
+        ] {
             let geometry = test(name).geometry(1 << 20, DataType::Float32, 4);
             let (algorithm, bus) = test(name).bandwidth(geometry, DataType::Float32, 4, seconds);
             assert!((algorithm - 1.048_576).abs() < 1e-9, "{name} {algorithm}");
@@ -230,7 +259,10 @@ mod tests {
         let scatter = test("scatter").expected(2, 4, 1, 10);
         assert_eq!(scatter, [Segment { elements: 10, source: Source::Rank(1), first: 20 }]);
         assert_eq!(test("sendrecv").expected(0, 4, 0, 5)[0].source, Source::Rank(3));
-        assert_eq!(test("alltoall").expected(1, 2, 0, 5)[0], Segment { elements: 5, source: Source::Rank(0), first: 5 });
+        assert_eq!(
+            test("alltoall").expected(1, 2, 0, 5)[0],
+            Segment { elements: 5, source: Source::Rank(0), first: 5 }
+        );
     }
 
     #[test]

@@ -97,7 +97,10 @@ fn read_frame(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     stream.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > LIMIT {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, format!("message of {length} bytes")));
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            format!("message of {length} bytes"),
+        ));
     }
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes)?;
@@ -106,8 +109,12 @@ fn read_frame(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
 
 fn listen(first: u16) -> Result<TcpListener> {
     let ports = first..first.saturating_add(PORTS);
-    let listener = ports.clone().find_map(|port| TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))).ok());
-    listener.ok_or_else(|| anyhow!("none of the ports {ports:?} is free on this host; choose another MASTER_PORT"))
+    let listener = ports.clone().find_map(|port| {
+        TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))).ok()
+    });
+    listener.ok_or_else(|| {
+        anyhow!("none of the ports {ports:?} is free on this host; choose another MASTER_PORT")
+    })
 }
 
 /// Accepts until every other process has come. Strangers are turned away.
@@ -124,11 +131,17 @@ fn gather(listener: &TcpListener, processes: u32, word: &str) -> Result<Vec<TcpS
                     *slot = Some(stream);
                 }
             }
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(2)),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                std::thread::sleep(Duration::from_millis(2))
+            }
             Err(e) => return Err(e).context("cannot accept connections"),
         }
         if Instant::now() > deadline {
-            bail!("process {} of {processes} did not come within {} s", missing + 1, MEETING_DEADLINE.as_secs());
+            bail!(
+                "process {} of {processes} did not come within {} s",
+                missing + 1,
+                MEETING_DEADLINE.as_secs()
+            );
         }
     }
     Ok(streams.into_iter().flatten().collect())
@@ -209,13 +222,15 @@ fn greet(host: &str, port: u16, process: u32, word: &str) -> Result<TcpStream> {
 fn write_meeting_file(path: &Path, text: &str) -> Result<()> {
     let staging = path.with_extension(format!("{:x}", unique()));
     let remedy = || format!("cannot write {}; remove it, or set MASTER_ADDR and MASTER_PORT", path.display());
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&staging).with_context(remedy)?;
+    let mut file =
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&staging).with_context(remedy)?;
     file.write_all(text.as_bytes()).with_context(remedy)?;
     std::fs::rename(&staging, path).with_context(remedy)
 }
 
 fn read_meeting_file(path: &Path) -> Result<(Vec<(String, u16)>, String)> {
-    let mut file = std::fs::File::open(path).with_context(|| format!("process 0 has not written {}", path.display()))?;
+    let mut file =
+        std::fs::File::open(path).with_context(|| format!("process 0 has not written {}", path.display()))?;
     if file.metadata()?.uid() != rustix::process::geteuid().as_raw() {
         bail!("{} belongs to another user", path.display());
     }
@@ -234,7 +249,13 @@ mod tests {
 
     fn places(meeting: &Meeting, processes: u32) -> Vec<Place> {
         (0..processes)
-            .map(|process| Place { process, processes, local: process, launched: true, meeting: meeting.clone() })
+            .map(|process| Place {
+                process,
+                processes,
+                local: process,
+                launched: true,
+                meeting: meeting.clone(),
+            })
             .collect()
     }
 
@@ -303,7 +324,8 @@ mod tests {
         let path = scratch_file();
         let mut places = places(&Meeting::File(path), 2);
         let gone = places.pop().expect("two places");
-        let thread = std::thread::spawn(move || drop(Control::meet(&gone, Duration::from_secs(60)).expect("meeting")));
+        let thread =
+            std::thread::spawn(move || drop(Control::meet(&gone, Duration::from_secs(60)).expect("meeting")));
         let mut control = Control::meet(&places[0], Duration::from_secs(60)).expect("meeting");
         thread.join().expect("thread");
         let error = control.exchange(&[]).expect_err("process 1 is gone").to_string();

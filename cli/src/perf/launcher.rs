@@ -239,7 +239,15 @@ mod tests {
 
     #[test]
     fn torchrun_meets_beside_the_store() {
-        let env = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500"), ("TORCHELASTIC_RUN_ID", "a/b")];
+        let env = [
+            ("RANK", "5"),
+            ("WORLD_SIZE", "8"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "node0"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RUN_ID", "a/b"),
+        ];
         assert_eq!(numbers(&env), (5, 8, 1));
         let meeting = read(&env).expect("a place").meeting;
         assert_eq!(meeting, Meeting::Host { host: "node0".into(), port: 29501, job: "a_b".into() });
@@ -247,7 +255,13 @@ mod tests {
 
     #[test]
     fn mpirun_meets_in_a_file_on_one_host() {
-        let env = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "3"), ("OMPI_COMM_WORLD_LOCAL_RANK", "2"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"), ("PMIX_NAMESPACE", "prterun@1")];
+        let env = [
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("OMPI_COMM_WORLD_SIZE", "3"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
+            ("PMIX_NAMESPACE", "prterun@1"),
+        ];
         assert_eq!(numbers(&env), (2, 3, 2));
         match read(&env).expect("a place").meeting {
             Meeting::File(path) => assert!(path.ends_with("hawser-prterun_1"), "{path:?}"),
@@ -257,7 +271,12 @@ mod tests {
 
     #[test]
     fn several_hosts_need_an_address() {
-        let mut env = vec![("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_RANK", "0"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")];
+        let mut env = vec![
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ];
         let error = read(&env).expect_err("no meeting point").to_string();
         assert!(error.contains("MASTER_ADDR"), "{error}");
         env.push(("NCCL_COMM_ID", "[fe80::1]:7000"));
@@ -276,7 +295,14 @@ mod tests {
 
     #[test]
     fn srun_and_pmi_are_known() {
-        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_NUM_NODES", "1")];
+        let slurm = [
+            ("SLURM_PROCID", "1"),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_STEP_NUM_NODES", "1"),
+        ];
         assert_eq!(numbers(&slurm), (1, 2, 1));
         assert_eq!(numbers(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]), (1, 2, 1));
         assert_eq!(numbers(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]), (0, 1, 0));
@@ -285,6 +311,8 @@ mod tests {
     #[test]
     fn bad_numbers_are_refused() {
         assert!(read(&[("RANK", "x"), ("WORLD_SIZE", "2")]).is_err());
-        assert!(read(&[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "1")]).is_err());
+        assert!(
+            read(&[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "1")]).is_err()
+        );
     }
 }

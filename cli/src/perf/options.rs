@@ -181,7 +181,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     };
     let wrong = || format!("{text:?} is not a size; sizes look like 8, 64K, 1.5M or 1G");
     if let Ok(whole) = number.trim().parse::<u64>() {
-        return whole.checked_mul(unit).filter(|s| *s <= i64::MAX as u64).ok_or_else(|| format!("{text} is too large"));
+        return whole
+            .checked_mul(unit)
+            .filter(|s| *s <= i64::MAX as u64)
+            .ok_or_else(|| format!("{text} is too large"));
     }
     let value = number.trim().parse::<f64>().map_err(|_| wrong())? * unit as f64;
     if value >= 0.0 && value < i64::MAX as f64 { Ok(value as u64) } else { Err(wrong()) }
@@ -260,7 +263,15 @@ mod tests {
 
     #[test]
     fn sizes_parse_like_those_of_nccl_tests() {
-        for (text, bytes) in [("8", 8), ("64K", 65536), ("64k", 65536), ("256M", 256 << 20), ("1G", 1 << 30), ("1.5M", 3 << 19), ("0", 0)] {
+        for (text, bytes) in [
+            ("8", 8),
+            ("64K", 65536),
+            ("64k", 65536),
+            ("256M", 256 << 20),
+            ("1G", 1 << 30),
+            ("1.5M", 3 << 19),
+            ("0", 0),
+        ] {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         for text in ["", "K", "-1", "8T", "1e400", "99999999999G", "nan"] {
@@ -273,14 +284,20 @@ mod tests {
         let o = parsed("all_reduce");
         assert_eq!((o.min_bytes, o.max_bytes, o.step_bytes, o.step_factor), (32 << 20, 32 << 20, 1 << 20, 1));
         assert_eq!((o.iterations, o.warmup, o.check, o.aggregated, o.graph), (20, 1, 1, 1, 0));
-        assert_eq!((o.ops.0, o.types.0, o.root), (vec![ReduceOp::Sum], vec![DataType::Float32], Root::One(0)));
+        assert_eq!(
+            (o.ops.0, o.types.0, o.root),
+            (vec![ReduceOp::Sum], vec![DataType::Float32], Root::One(0))
+        );
         assert_eq!((o.threads, o.gpus, o.processes), (None, None, None));
     }
 
     #[test]
     fn short_and_long_names_agree() {
-        let short = parsed("reduce -b 8 -e 1K -f 2 -n 3 -w 4 -c 2 -d half -o max -r 1 -g 2 -t 3 -G 5 -J out.json");
-        let long = parsed("reduce --minbytes 8 --maxbytes 1K --stepfactor 2 --iters 3 --warmup_iters 4 --check 2 --datatype half --op max --root 1 --ngpus 2 --nthreads 3 --cudagraph 5 --output_file out.json");
+        let short =
+            parsed("reduce -b 8 -e 1K -f 2 -n 3 -w 4 -c 2 -d half -o max -r 1 -g 2 -t 3 -G 5 -J out.json");
+        let long = parsed(
+            "reduce --minbytes 8 --maxbytes 1K --stepfactor 2 --iters 3 --warmup_iters 4 --check 2 --datatype half --op max --root 1 --ngpus 2 --nthreads 3 --cudagraph 5 --output_file out.json",
+        );
         assert_eq!(format!("{short:?}"), format!("{long:?}"));
         assert_eq!(short.sizes(), [8, 16, 32, 64, 128, 256, 512, 1024]);
     }
@@ -304,10 +321,24 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for line in ["", "allreduce", "all_reduce -d float17", "all_reduce -o mean", "all_reduce -t 0", "all_reduce -r x", "all_reduce -b x"] {
+        for line in [
+            "",
+            "allreduce",
+            "all_reduce -d float17",
+            "all_reduce -o mean",
+            "all_reduce -t 0",
+            "all_reduce -r x",
+            "all_reduce -b x",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
-        for line in ["all_reduce -b 2 -e 1", "all_reduce -b 1 -e 2 -i 0", "all_reduce -b 0 -e 8 -f 2", "all_reduce -n 0", "hypercube -m 2"] {
+        for line in [
+            "all_reduce -b 2 -e 1",
+            "all_reduce -b 1 -e 2 -i 0",
+            "all_reduce -b 0 -e 8 -f 2",
+            "all_reduce -n 0",
+            "hypercube -m 2",
+        ] {
             assert!(parsed(line).validate().is_err(), "{line}");
         }
         assert!(parsed("reduce -r 4").roots(Test::ALL[4], 4).is_err());

@@ -155,10 +155,23 @@ impl<'a> Reporter<'a> {
         let json = options.json.as_ref().map(|path| {
             File::create(path).with_context(|| format!("cannot create {} for -J", path.display()))
         });
-        let target = if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {elapsed}").unwrap_or_else(|_| ProgressStyle::default_bar());
+        let target = if std::io::stderr().is_terminal() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {elapsed}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
         let progress = ProgressBar::with_draw_target(Some(rows), target).with_style(style);
-        Ok(Self { options, job, progress, json: json.transpose()?, rows: Vec::new(), totals: Totals::default(), start: now() })
+        Ok(Self {
+            options,
+            job,
+            progress,
+            json: json.transpose()?,
+            rows: Vec::new(),
+            totals: Totals::default(),
+            start: now(),
+        })
     }
 
     /// Starts the table of one operation.
@@ -201,7 +214,8 @@ impl<'a> Reporter<'a> {
         self.progress.finish_and_clear();
         self.print(&footer(&self.totals));
         if let Some(mut file) = self.json.take() {
-            serde_json::to_writer_pretty(&mut file, &self.document()).context("cannot write the JSON file")?;
+            serde_json::to_writer_pretty(&mut file, &self.document())
+                .context("cannot write the JSON file")?;
             file.write_all(b"\n").context("cannot write the JSON file")?;
         }
         Ok(self.totals.errors == 0)
@@ -221,7 +235,8 @@ impl<'a> Reporter<'a> {
             let wanted = ["NCCL_", "HAWSER_", "CUDA_"].iter().any(|p| name.starts_with(p));
             wanted.then(|| format!("{name}={value}"))
         };
-        let vars = std::env::vars_os().filter_map(|(n, v)| Some((n.into_string().ok()?, v.into_string().ok()?)));
+        let vars =
+            std::env::vars_os().filter_map(|(n, v)| Some((n.into_string().ok()?, v.into_string().ok()?)));
         Document {
             version: 1,
             program: format!("hawser {}", env!("CARGO_PKG_VERSION")),
@@ -261,7 +276,16 @@ fn header(test: Test, o: &Options, job: &Job) -> String {
     let _ = writeln!(
         text,
         "# nThread {} nGpus {} minBytes {} maxBytes {} step: {step}({kind}) warmup iters: {} iters: {} agg iters: {} validation: {} graph: {} unalign: {}",
-        job.threads, job.gpus, o.min_bytes, o.max_bytes, o.warmup, o.iterations, o.aggregated, o.check, o.graph, o.unalign
+        job.threads,
+        job.gpus,
+        o.min_bytes,
+        o.max_bytes,
+        o.warmup,
+        o.iterations,
+        o.aggregated,
+        o.check,
+        o.graph,
+        o.unalign
     );
     text.push_str("#\n# Using devices\n");
     for device in &job.devices {
@@ -299,7 +323,10 @@ fn line(row: &Row) -> String {
 fn footer(totals: &Totals) -> String {
     let verdict = if totals.errors == 0 { "OK" } else { "FAILED" };
     let average = significant(totals.average());
-    format!("# {:<20} : {} {verdict}\n# {:<20} : {average}\n#\n", "Out of bounds values", totals.errors, "Avg bus bandwidth")
+    format!(
+        "# {:<20} : {} {verdict}\n# {:<20} : {average}\n#\n",
+        "Out of bounds values", totals.errors, "Avg bus bandwidth"
+    )
 }
 
 /// A number in `width` columns with as many of two decimals as fit.
@@ -327,7 +354,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Row {
-        let out_of_place = Outcome { time_us: 12.345, algorithm: 2.718, bus: 4.0, wrong: Some(0) };
+        let out_of_place = Outcome { time_us: 12.345, algorithm: 2.72, bus: 4.0, wrong: Some(0) };
         Row {
             collective: "all_reduce",
             size: 1048576,
@@ -354,7 +381,8 @@ mod tests {
             #[command(flatten)]
             options: Options,
         }
-        let o = <Line as clap::Parser>::parse_from(["perf", "all_reduce", "-b", "8", "-e", "64", "-f", "2"]).options;
+        let o = <Line as clap::Parser>::parse_from(["perf", "all_reduce", "-b", "8", "-e", "64", "-f", "2"])
+            .options;
         let job = Job { ranks: 2, threads: 2, gpus: 1, devices: vec!["Rank  0 on host".into()] };
         let text = header(Test::ALL[0], &o, &job);
         let want = format!(
@@ -389,12 +417,16 @@ mod tests {
 
     #[test]
     fn numbers_fit_their_columns() {
-        for (value, width, want) in [(0.004, 6, "  0.00"), (999.994, 6, "999.99"), (9999.96, 6, "  10000"), (1e9, 7, "  1.0e9")] {
+        for (value, width, want) in
+            [(0.004, 6, "  0.00"), (999.994, 6, "999.99"), (9999.96, 6, "  10000"), (1e9, 7, "  1.0e9")]
+        {
             let text = fitted(value, width);
             assert!(text.len() == width || want.len() > width, "{text:?}");
             assert_eq!(text.trim(), want.trim());
         }
-        for (value, want) in [(0.0, "0"), (6174.8, "6174.8"), (0.1234567, "0.123457"), (1e6, "1000000"), (123456.7, "123457")] {
+        for (value, want) in
+            [(0.0, "0"), (6174.8, "6174.8"), (0.1234567, "0.123457"), (1e6, "1000000"), (123456.7, "123457")]
+        {
             assert_eq!(significant(value), want);
         }
     }

@@ -42,12 +42,14 @@ pub fn run(options: &Options) -> Result<bool> {
     };
     std::thread::scope(|scope| {
         let worker = &worker;
+        scope.spawn(|| team.watch());
         let others: Vec<_> = (1..shape.threads).map(|t| scope.spawn(move || worker(t, None))).collect();
         let mut outcome = worker(0, reporter);
         for other in others {
             let ended = other.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")));
             outcome = outcome.and_then(|ok| ended.map(|others_ok| ok && others_ok));
         }
+        team.finish();
         outcome
     })
 }
@@ -86,7 +88,8 @@ impl Shape {
         };
         let local = threads * gpus;
         let ranks = local.checked_mul(place.processes).filter(|n| *n <= 1024);
-        let ranks = ranks.ok_or_else(|| anyhow!("more than 1024 ranks: lower -t, -g or the number of processes"))?;
+        let ranks =
+            ranks.ok_or_else(|| anyhow!("more than 1024 ranks: lower -t, -g or the number of processes"))?;
         let (needed, count) = ((place.local + 1) * local, device::count());
         if needed > count {
             bail!(
@@ -120,7 +123,9 @@ impl Shape {
             ));
         }
         let all = control.exchange(lines.join("\n").as_bytes())?;
-        let devices = all.iter().flat_map(|text| String::from_utf8_lossy(text).lines().map(str::to_owned).collect::<Vec<_>>());
+        let devices = all
+            .iter()
+            .flat_map(|text| String::from_utf8_lossy(text).lines().map(str::to_owned).collect::<Vec<_>>());
         Ok(Job { ranks: self.ranks, threads: self.threads, gpus: self.gpus, devices: devices.collect() })
     }
 }
@@ -132,13 +137,16 @@ fn refuse_graph(options: &Options) -> Result<()> {
     if device::is_host() {
         bail!("graphs need CUDA: -G cannot be used on the host device");
     }
-    bail!("this version of hawser perf cannot capture CUDA graphs yet: leave -G out, or run nccl-tests with libnccl.so.2")
+    bail!(
+        "this version of hawser perf cannot capture CUDA graphs yet: leave -G out, or run nccl-tests with libnccl.so.2"
+    )
 }
 
 fn agree_on_id(control: &mut Control, place: &Place) -> Result<UniqueId> {
     let mine = if place.process == 0 { unique_id()?.to_bytes().to_vec() } else { Vec::new() };
     let all = control.exchange(&mine)?;
-    let bytes: [u8; 128] = all[0].as_slice().try_into().map_err(|_| anyhow!("process 0 sent no unique id"))?;
+    let bytes: [u8; 128] =
+        all[0].as_slice().try_into().map_err(|_| anyhow!("process 0 sent no unique id"))?;
     Ok(UniqueId::from_bytes(&bytes)?)
 }
 
@@ -164,7 +172,8 @@ fn plan(options: &Options, ranks: u32) -> Result<Vec<Series>> {
 }
 
 fn leaves_out_hypercube(options: &Options, plan: &[Series]) -> bool {
-    options.collective.0.contains(&Test::Hypercube) && plan.iter().all(|series| series.test != Test::Hypercube)
+    options.collective.0.contains(&Test::Hypercube)
+        && plan.iter().all(|series| series.test != Test::Hypercube)
 }
 
 /// What one thread knows.
@@ -208,7 +217,10 @@ impl Worker<'_> {
         })?;
         self.team.register(comms.iter().map(|(comm, _)| comm.clone()));
         let (bytes, unalign) = (self.options.max_bytes, self.options.unalign);
-        comms.into_iter().map(|(comm, ordinal)| Seat::new(comm, device::open(ordinal)?, bytes, unalign)).collect()
+        comms
+            .into_iter()
+            .map(|(comm, ordinal)| Seat::new(comm, device::open(ordinal)?, bytes, unalign))
+            .collect()
     }
 
     fn series(&self, seats: &[Seat], series: &Series, mut reporter: Option<&mut Reporter>) -> Result<()> {
@@ -226,7 +238,8 @@ impl Worker<'_> {
             }
             let seed = i as u64 * 2;
             let (out_of_place, outside) = self.bench(seats, &self.case(series, bytes, false), seed)?;
-            let (in_place, outside_in_place) = self.bench(seats, &self.case(series, bytes, true), seed + 1)?;
+            let (in_place, outside_in_place) =
+                self.bench(seats, &self.case(series, bytes, true), seed + 1)?;
             let Some(reporter) = reporter.as_mut() else { continue };
             let case = self.case(series, bytes, false);
             let row = Row {

@@ -77,7 +77,9 @@ impl Seat {
     pub fn new(comm: Comm, device: Arc<dyn Device>, bytes: u64, unalign: u64) -> Result<Self> {
         let rank = comm.rank();
         let total = bytes + 2 * GUARD + unalign * 8;
-        let alloc = || device.alloc(total).with_context(|| format!("rank {rank}: no memory for -e {bytes}; lower it"));
+        let alloc = || {
+            device.alloc(total).with_context(|| format!("rank {rank}: no memory for -e {bytes}; lower it"))
+        };
         let (send, recv) = (alloc()?, alloc()?);
         Ok(Self { comm, rank, device, send, recv, unalign })
     }
@@ -108,12 +110,17 @@ impl Seat {
     /// A copy from the device failed.
     pub fn check(&self, case: &Case, seed: u64) -> Result<Findings> {
         let mut findings = Findings::default();
-        let recv = self.download(&self.recv, case, if case.in_place { case.shared_bytes() } else { case.bytes(case.geometry.recv) })?;
+        let recv = self.download(
+            &self.recv,
+            case,
+            if case.in_place { case.shared_bytes() } else { case.bytes(case.geometry.recv) },
+        )?;
         if case.test.has_output(self.rank, case.root) {
             let (guard, end) = (GUARD as usize, recv.len() - GUARD as usize);
             let is_changed = |b: &&u8| **b != PATTERN;
             findings.outside += recv[..guard].iter().chain(&recv[end..]).filter(is_changed).count() as u64;
-            let output = if case.in_place { case.test.in_place_offsets(self.rank, case.geometry.count).1 } else { 0 };
+            let output =
+                if case.in_place { case.test.in_place_offsets(self.rank, case.geometry.count).1 } else { 0 };
             findings.wrong += self.count_wrong(case, seed, &recv[guard + case.bytes(output) as usize..end]);
         } else {
             findings.outside += difference(&recv, &self.recv_image(case, seed));

@@ -26,6 +26,7 @@ struct State {
     generation: u64,
     result: Arc<Vec<Row>>,
     failure: Option<String>,
+    finished: bool,
     /// To be aborted when something fails.
     comms: Vec<Comm>,
 }
@@ -39,6 +40,7 @@ impl Team {
             generation: 0,
             result: Arc::default(),
             failure: None,
+            finished: false,
             comms: Vec::new(),
         };
         Self { threads, timeout, state: Mutex::new(state), changed: Condvar::new() }
@@ -71,7 +73,11 @@ impl Team {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let here = state.rows.iter().filter(|r| r.is_some()).count();
-                return Err(anyhow!("only {here} of {} threads arrived within {:?}", self.threads, self.timeout));
+                return Err(anyhow!(
+                    "only {here} of {} threads arrived within {:?}",
+                    self.threads,
+                    self.timeout
+                ));
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -105,6 +111,34 @@ impl Team {
         first
     }
 
+    /// Fails the team when nothing was exchanged for the time of `timeout`. Returns when
+    /// [`Team::finish`] was called or something failed.
+    pub fn watch(&self) {
+        let mut state = self.lock();
+        let (mut seen, mut since) = (state.generation, Instant::now());
+        while !state.finished && state.failure.is_none() {
+            if state.generation != seen {
+                (seen, since) = (state.generation, Instant::now());
+            }
+            let left = self.timeout.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                drop(state);
+                let timeout = self.timeout.as_secs_f64();
+                self.fail(&format!(
+                    "no progress for {timeout} s: a rank hangs or is gone (-T sets this deadline)"
+                ));
+                return;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends [`Team::watch`].
+    pub fn finish(&self) {
+        self.lock().finished = true;
+        self.changed.notify_all();
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -115,7 +149,8 @@ impl State {
     fn exchange_processes(&mut self) -> Result<()> {
         let mine: Vec<u8> =
             self.rows.iter_mut().filter_map(Option::take).flatten().flat_map(f64::to_le_bytes).collect();
-        let outcome = self.control.exchange(&mine).map(|all| all.iter().flat_map(|bytes| rows(bytes)).collect());
+        let outcome =
+            self.control.exchange(&mine).map(|all| all.iter().flat_map(|bytes| rows(bytes)).collect());
         match outcome {
             Ok(rows) => {
                 self.result = Arc::new(rows);
@@ -154,7 +189,8 @@ mod tests {
                 let team = Arc::clone(&team);
                 std::thread::spawn(move || {
                     (0..100).all(|round| {
-                        let rows = team.exchange(t, [t as f64, f64::from(round), 0.0, 0.0]).expect("exchange");
+                        let rows =
+                            team.exchange(t, [t as f64, f64::from(round), 0.0, 0.0]).expect("exchange");
                         rows.iter().enumerate().all(|(i, r)| r[0] == i as f64 && r[1] == f64::from(round))
                     })
                 })
@@ -173,5 +209,18 @@ mod tests {
         let error = thread.join().expect("thread").expect_err("released").to_string();
         assert!(error.contains("rank 1 broke"), "{error}");
         assert!(team.barrier(0).is_err());
+    }
+
+    #[test]
+    fn the_watch_ends_with_the_work_or_fails_it() {
+        let working = team(1);
+        working.finish();
+        working.watch();
+        assert!(working.barrier(0).is_ok());
+        let hanging =
+            Team { timeout: Duration::from_millis(1), ..Arc::into_inner(team(1)).expect("the only one") };
+        hanging.watch();
+        let error = hanging.barrier(0).expect_err("failed").to_string();
+        assert!(error.contains("no progress"), "{error}");
     }
 }

@@ -213,7 +213,10 @@ fn run_jobs(jobs: Vec<Job>) -> Result<()> {
     let mut waiting = Vec::new();
     for Chain { blocking, work, .. } in chains {
         // All of a chain run, also after a failure: the other ranks wait for this one in each.
-        let run = move || work.into_iter().fold(Ok(()), |all, (work, busy)| all.and(work(busy)));
+        let run = move || {
+            let outcomes: Vec<Result<()>> = work.into_iter().map(|(work, busy)| work(busy)).collect();
+            outcomes.into_iter().collect::<Result<()>>()
+        };
         let thread = thread::Builder::new().name("hawser-init".into()).spawn(run);
         let thread = thread.map_err(|e| Error::system("starting an init thread", e))?;
         if blocking {

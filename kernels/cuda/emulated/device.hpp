@@ -21,6 +21,7 @@
 #define __noinline__
 #undef __forceinline__
 #define __forceinline__ inline
+#undef __grid_constant__
 #define __grid_constant__
 #undef __launch_bounds__
 #define __launch_bounds__(...)

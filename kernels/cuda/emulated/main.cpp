@@ -3,7 +3,6 @@
 #include "device.hpp"
 
 using namespace hawser;
-using Bytes_ = std::vector<uint8_t>;
 
 struct World {
     u32 ranks, lanes, depth;
@@ -301,7 +300,7 @@ int main(int argc, char** argv) {
         bool aborted = dice() % 2;
         for (auto& c : w.comms) c.deadline_ns = aborted ? 0 : 100000;
         w.abort = aborted;
-        Case c{4, 1, 96 + 32 * (dice() % 2), 1000, 0, false, false, silent};
+        Case c{4, 1, 96 + 32 * (u32)(dice() % 2), 1000, 0, false, false, silent};
         check<float, Math<float, Op::Sum>>(w, "silent", dice() % 2 ? ring(w.ranks) : one_shot(w.ranks), c, dice() % 3, 0, nullptr, [](int v) { return (float)v; });
         for (u32 r = 0; r < w.ranks; r++) {
             if (r == silent) continue;

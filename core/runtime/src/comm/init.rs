@@ -35,7 +35,7 @@ pub enum Meeting {
     /// Through the control connections of a parent communicator.
     Child {
         /// The child's control connections, already up.
-        bootstrap: Bootstrap,
+        bootstrap: Box<Bootstrap>,
     },
 }
 
@@ -60,7 +60,7 @@ pub fn bring_up(
             let joined = Bootstrap::join(&ids, rank, nranks, &env::bootstrap_settings(), &wait);
             joined.inspect_err(|error| release_root(error, &ids))?
         }
-        Meeting::Child { bootstrap } => bootstrap,
+        Meeting::Child { bootstrap } => *bootstrap,
     };
     let device = device::open(ordinal)?;
     let knobs = knobs(bootstrap.nranks(), device.as_ref(), settings, config)?;
@@ -90,6 +90,7 @@ pub fn bring_up(
         device,
         fabric,
         programs: Default::default(),
+        bounds: Default::default(),
         scratch: Default::default(),
         next_op: Default::default(),
         broken: Default::default(),

@@ -10,7 +10,7 @@ use hawser_plan::device_plan::{DeviceOp, KernelKey};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
-use hawser_plan::{Call, Knobs, World};
+use hawser_plan::{Call, Collective, DataType, Knobs, ReduceOp, World};
 
 use crate::bootstrap::Bootstrap;
 use crate::device::{Device, Memory, Stream};
@@ -39,6 +39,8 @@ pub struct Live {
     pub fabric: Fabric,
     /// Programs in use, lowered for this rank.
     pub programs: Mutex<HashMap<(ProgramKey, DeviceOp), Arc<Loaded>>>,
+    /// Choices already made.
+    pub bounds: Mutex<HashMap<CallKey, Arc<Bound>>>,
     /// Scratch of programs that need any; replaced by a larger one on demand, old ones stay for graphs.
     pub scratch: Mutex<Vec<Memory>>,
     /// Number of the next operation.
@@ -48,6 +50,16 @@ pub struct Live {
     /// Stream of the latest launch: operations of a communicator run in call order.
     pub last_stream: Mutex<Option<Stream>>,
 }
+
+/// What a choice depends on within a communicator: collective, count, type, reduction, root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CallKey(Collective, u64, DataType, ReduceOp, u32);
+
+/// A choice bound to a call's size, with its program.
+type Bound = (LaunchPlan, Arc<Loaded>, Choice);
+
+/// Most choices kept per communicator.
+const MOST_BOUNDS: usize = 4096;
 
 /// A program lowered for this rank, with its image on the device if it does not travel in the arguments.
 pub struct Loaded {
@@ -62,9 +74,9 @@ impl Live {
         if call.count == 0 {
             return Ok(Vec::new());
         }
-        let choice = choose(call, &self.world, &self.knobs)?;
-        let loaded = self.program(choice.key, lower::device_op(call))?;
-        let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &self.knobs)?;
+        let (plan, loaded, choice) = &*self.bound(call)?;
+        let mut plan = plan.clone();
+        (plan.args.works[0].base[0], plan.args.works[0].base[1]) = (call.input, call.output);
         log::info(Subsys::Coll, || {
             let (algorithm, protocol) = (choice.key.algorithm.name(), choice.protocol.name());
             let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
@@ -74,6 +86,27 @@ impl Live {
             )
         });
         Ok(vec![self.complete(plan, loaded.image.as_ref(), number, stream)?])
+    }
+
+    /// The choice for a call, bound to its size. Kept: training repeats a few calls for ever.
+    fn bound(&self, call: &Call) -> Result<Arc<Bound>> {
+        let key = CallKey(call.collective, call.count, call.dtype, call.op, call.root);
+        if let Some(bound) = lock(&self.bounds)?.get(&key) {
+            return Ok(bound.clone());
+        }
+        let choice = choose(call, &self.world, &self.knobs)?;
+        let loaded = self.program(choice.key, lower::device_op(call))?;
+        let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &self.knobs)?;
+        let bound = Arc::new((plan, loaded, choice));
+        // The factor of a pre-multiplied sum is part of the plan but not of the key.
+        if call.op != ReduceOp::PreMulSum {
+            let mut bounds = lock(&self.bounds)?;
+            if bounds.len() >= MOST_BOUNDS {
+                bounds.clear();
+            }
+            bounds.insert(key, bound.clone());
+        }
+        Ok(bound)
     }
 
     /// Plans a group's messages.

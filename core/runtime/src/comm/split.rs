@@ -65,7 +65,7 @@ impl Split {
         match (met, child) {
             (Ok(Some((bootstrap, place))), Some(child)) => {
                 let _ = child.0.0.place.set(place);
-                child.bring_up(Meeting::Child { bootstrap })
+                child.bring_up(Meeting::Child { bootstrap: Box::new(bootstrap) })
             }
             (Err(error), Some(child)) => Err(child.fail(error)),
             (met, _) => met.map(drop),
