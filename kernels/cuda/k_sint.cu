@@ -1,4 +1,4 @@
-// Signed integers, where the sign matters.
+// Signed integers of 4 and 8 bytes, where the sign matters.
 #include "interp.cuh"
 
 #define TYPE(T, type)                 \
@@ -6,6 +6,5 @@
     HAWSER_KERNELS(Min, min, T, type) \
     HAWSER_KERNELS(SumDiv, sumdiv, T, type)
 
-TYPE(int8_t, i8)
 TYPE(int32_t, i32)
 TYPE(int64_t, i64)

@@ -1,4 +1,4 @@
-// Unsigned integers; sums and products of signed ones too.
+// Unsigned integers of 4 and 8 bytes; sums and products of signed ones too.
 #include "interp.cuh"
 
 #define TYPE(T, type)                       \
@@ -9,6 +9,5 @@
     HAWSER_KERNELS(Min, min, T, type)       \
     HAWSER_KERNELS(SumDiv, sumdiv, T, type)
 
-TYPE(uint8_t, u8)
 TYPE(uint32_t, u32)
 TYPE(uint64_t, u64)

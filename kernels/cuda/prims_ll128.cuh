@@ -15,7 +15,7 @@ constexpr u32 WARP_LINES = WARP / LINE_THREADS;
 
 // Lines under way per warp and operand, in units of WARP_LINES.
 template <class M>
-constexpr int LINE_UNROLL = M::OP == Op::Copy ? 4 : 2;
+constexpr int LINE_UNROLL = M::OP == Op::Copy ? 4 : SLOW_LINKS || (M::N == 8 && SOFT_FP8) ? 1 : 2;
 
 // The warp's share of a turn. Line `at + u * stride` belongs to this thread's eighth of the warp.
 template <class M>

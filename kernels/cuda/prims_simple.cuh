@@ -36,7 +36,10 @@ struct PackValues {
 
 // Packs in flight per operand and thread.
 template <class M>
-constexpr int SIMPLE_UNROLL = M::OP == Op::Copy ? 8 : M::OP == Op::SumDiv || M::N == 8 ? 2 : 4;
+constexpr int SIMPLE_UNROLL = M::OP == Op::Copy                                    ? 8
+                              : M::N == 8 && SOFT_FP8                              ? 1
+                              : M::OP == Op::SumDiv || M::N == 8 || SLOW_LINKS     ? 2
+                                                                                   : 4;
 
 // Packs that need no care: all operands two by two, then the value to all destinations.
 template <class M>

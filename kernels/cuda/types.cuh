@@ -17,6 +17,19 @@ namespace hawser {
 
 enum class Op { Copy, Sum, Prod, Max, Min, PreMul, SumDiv };
 
+// Less code where bandwidth is bounded elsewhere: before NVLink 3, and where 8-bit floats are
+// converted by software.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool SLOW_LINKS = true;
+#else
+constexpr bool SLOW_LINKS = false;
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+constexpr bool SOFT_FP8 = true;
+#else
+constexpr bool SOFT_FP8 = false;
+#endif
+
 struct F16 { uint16_t bits; };
 struct BF16 { uint16_t bits; };
 struct E4M3 { uint8_t bits; };

@@ -1,7 +1,8 @@
 //! What a candidate costs: latency of its hops, bytes on the busiest link, work of its blocks.
 //!
-//! The constants are those of 8×H200 without multicast: 42–44 GB/s of pushes per CTA and 364 GB/s
-//! out of a GPU when all push, 0.68 µs from store to poll, 4 µs for a launch, LL carries half of the
+//! The constants are those of H200 GPUs without multicast, measured with the interpreter kernels: 3.5,
+//! 14 and 18 GB/s of payload per CTA with LL, LL128 and Simple, 364 GB/s out of a GPU when all push,
+//! 7.3 µs for an operation without hops, 1.25, 1.5 and 2.5 µs for each hop. LL carries half of the
 //! bytes, LL128 94 % of them. PCIe, host memory and the CPU have rougher numbers. A model never has
 //! to be right, only to order the candidates; `Why` prints what it said.
 
@@ -21,25 +22,25 @@ pub struct Constants {
     pub wire: f64,
     /// Share of `wire` left when all ranks send to all.
     pub all_to_all: f64,
-    /// What one block streams, bytes per µs.
-    pub block: f64,
+    /// What one block streams with LL, LL128 and Simple, bytes of payload per µs.
+    pub block: [f64; 3],
     /// Cost of one more block, µs.
     pub block_us: f64,
 }
 
 /// Payload per byte on the wire for LL, LL128 and Simple.
 const PAYLOAD: [f64; 3] = [0.5, 0.9375, 1.0];
-/// Share of a hop that a step costs when its tile is not the first.
-const PIPELINED: f64 = 0.5;
+/// Share of a hop that a step costs when its tile is not the first, by protocol.
+const PIPELINED: [f64; 3] = [1.0, 1.0, 0.3];
 
 /// The constants of a world.
 pub fn constants(world: &World) -> Constants {
     let nvlink = Constants {
-        launch_us: 4.0,
-        hop_us: [1.3, 1.6, 2.6],
+        launch_us: 7.3,
+        hop_us: [1.25, 1.5, 2.5],
         wire: 364e3,
         all_to_all: 0.85,
-        block: 40e3,
+        block: [3.5e3, 14e3, 18e3],
         block_us: 0.04,
     };
     match (world.device, world.link) {
@@ -48,15 +49,15 @@ pub fn constants(world: &World) -> Constants {
             hop_us: [5.0; 3],
             wire: 3e3,
             all_to_all: 0.9,
-            block: 3e3,
+            block: [3e3; 3],
             block_us: 10.0,
         },
         (_, Link::NvLink) => nvlink,
         (_, Link::Pcie) => {
-            Constants { hop_us: [2.0, 3.0, 4.0], wire: 20e3, all_to_all: 0.7, block: 12e3, ..nvlink }
+            Constants { hop_us: [2.0, 3.0, 4.0], wire: 20e3, all_to_all: 0.7, block: [2e3, 4e3, 12e3], ..nvlink }
         }
-        (_, Link::HostMemory) => Constants { hop_us: [3.0, 4.0, 6.0], wire: 10e3, block: 5e3, ..nvlink },
-        (_, Link::Net) => Constants { hop_us: [20.0, 20.0, 20.0], wire: 10e3, block: 5e3, ..nvlink },
+        (_, Link::HostMemory) => Constants { hop_us: [3.0, 4.0, 6.0], wire: 10e3, block: [1e3, 2e3, 5e3], ..nvlink },
+        (_, Link::Net) => Constants { hop_us: [20.0, 20.0, 20.0], wire: 10e3, block: [1e3, 2e3, 5e3], ..nvlink },
     }
 }
 
@@ -88,9 +89,10 @@ pub fn predict(
     let slot = f64::from(knobs.slot_bytes[protocol as usize].max(1));
     let tiles = (traffic.chunk / f64::from(instances) / slot).ceil().max(1.0);
     let wire = traffic.out / (constants.wire * traffic.share * payload);
-    let work = traffic.streamed / (blocks * constants.block * payload.max(0.6));
-    let waits = (tiles - 1.0) * traffic.waits * hop * PIPELINED;
-    let fill = traffic.fill * (slot.min(traffic.chunk / f64::from(instances)) / constants.block);
+    let block = constants.block[protocol as usize];
+    let work = traffic.streamed / (blocks * block);
+    let waits = (tiles - 1.0) * traffic.waits * hop * PIPELINED[protocol as usize];
+    let fill = traffic.fill * (slot.min(traffic.chunk / f64::from(instances)) / block);
     constants.launch_us + traffic.hops * hop + fill + wire.max(work + waits) + blocks * constants.block_us
 }
 
@@ -118,17 +120,17 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
     let others = n - 1.0;
     let part = bytes * others / n;
     let chain = chain(bytes, n);
-    let ring = Traffic { hops: others, waits: others, fill: 0.0, out: part, chunk: bytes / n, ..chain };
-    let pairs = Traffic { hops: 1.0, waits: 1.0, share: all_to_all, streamed: 1.6 * part, ..ring };
+    let ring = Traffic { hops: others, waits: others, fill: 0.0, out: part, streamed: part, chunk: bytes / n, ..chain };
+    let pairs = Traffic { hops: 1.0, waits: 1.0, share: all_to_all, streamed: part, ..ring };
     match (key.algorithm, key.collective) {
         _ if key.ranks == 1 => Traffic { hops: 0.0, waits: 0.0, out: 0.0, ..chain },
         (Algorithm::Ring, Collective::AllReduce) => {
             let hops = 2.0 * others;
-            Traffic { hops, waits: hops, out: 2.0 * part, streamed: 2.8 * part, ..ring }
+            Traffic { hops, waits: hops, out: 2.0 * part, streamed: 2.0 * part, ..ring }
         }
         (Algorithm::Ring, Collective::Broadcast | Collective::Reduce) => chain,
-        (Algorithm::Ring, Collective::ReduceScatter) => Traffic { streamed: 1.4 * part, ..ring },
-        (Algorithm::Ring, _) => Traffic { streamed: 1.2 * part, ..ring },
+        (Algorithm::Ring, Collective::ReduceScatter) => Traffic { streamed: 1.2 * part, ..ring },
+        (Algorithm::Ring, _) => ring,
         (Algorithm::Tree, _) => tree(key, chain),
         (Algorithm::OneShot, Collective::AllReduce) => {
             Traffic { out: bytes * others, streamed: 1.6 * bytes * others, chunk: bytes, ..pairs }
@@ -138,8 +140,10 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
             Traffic { out, share: chain.share, streamed: out, chunk: bytes, ..pairs }
         }
         (Algorithm::AllPairs, Collective::AllReduce) => {
-            Traffic { hops: 2.0, waits: 2.0, out: 2.0 * part, streamed: 3.2 * part, ..pairs }
+            // Every step of a block costs about a hop, whether it waits or not.
+            Traffic { hops: 2.0 * n - 1.0, waits: 2.0, out: 2.0 * part, streamed: 2.0 * part, ..pairs }
         }
+        (Algorithm::AllPairs, Collective::ReduceScatter) => Traffic { hops: others, ..pairs },
         (Algorithm::Direct, Collective::AllToAll) => Traffic { streamed: 2.0 * part, ..pairs },
         (Algorithm::AllPairs | Algorithm::Direct, _) => pairs,
     }

@@ -32,7 +32,7 @@ fn pick(collective: Collective, count: u64, world: &World, knobs: &Knobs) -> Cho
 fn small_takes_few_hops_and_large_takes_bandwidth() {
     let world = World::single_host(8, GPU, Link::NvLink);
     let knobs = Knobs::default();
-    let small = pick(Collective::AllReduce, 256, &world, &knobs);
+    let small = pick(Collective::AllReduce, 2, &world, &knobs);
     assert_eq!((small.key.algorithm, small.protocol), (Algorithm::OneShot, Protocol::Ll));
     let large = pick(Collective::AllReduce, 256 << 20, &world, &knobs);
     assert_eq!((large.key.algorithm, large.protocol), (Algorithm::Ring, Protocol::Simple));

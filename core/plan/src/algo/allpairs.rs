@@ -30,14 +30,36 @@ pub fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
     RankProgram::single(steps)
 }
 
-/// Everyone sends its block to all.
+/// Everyone sends its block to all. Channel `c` serves the distances `1 + c`, `1 + c + channels`, …, so
+/// that a rank receives from several peers at once; channel 0 keeps the own block too.
 pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
-    let peers: Vec<u32> = others(rank, key.ranks).collect();
-    let (first, rest) = peers.split_at(peers.len().min(MAX_FAN));
-    let mut steps = vec![copy_send(input(0), output(rank), first.to_vec())];
-    steps.extend(rest.chunks(MAX_FAN).map(|group| send(input(0), group.to_vec())));
-    steps.extend(gather_steps(key, rank));
-    RankProgram::single(steps)
+    let n = key.ranks;
+    let channels = gather_channels(n);
+    let mut program = RankProgram::with_channels(channels as usize);
+    for (c, channel) in (0..channels).zip(&mut program.channels) {
+        let distances: Vec<u32> = (1 + c..n).step_by(channels as usize).collect();
+        let peers: Vec<u32> = distances.iter().map(|d| (rank + d) % n).collect();
+        for (index, group) in peers.chunks(MAX_FAN).enumerate() {
+            channel.steps.push(match (c, index) {
+                (0, 0) => copy_send(input(0), output(rank), group.to_vec()),
+                _ => send(input(0), group.to_vec()),
+            });
+        }
+        let senders = distances.iter().map(|d| (rank + n - d) % n);
+        channel.steps.extend(senders.map(|peer| recv(peer, output(peer))));
+    }
+    program
+}
+
+/// Channels of the all-gather.
+pub fn gather_channels(ranks: u32) -> u32 {
+    ranks.saturating_sub(1).clamp(1, 8)
+}
+
+/// Most steps of one channel of the all-gather.
+pub fn most_gather_steps(ranks: u32) -> u32 {
+    let distances = ranks.saturating_sub(1).max(1).div_ceil(gather_channels(ranks));
+    distances + distances.div_ceil(MAX_FAN as u32)
 }
 
 fn scatter_steps(key: &ProgramKey, rank: u32) -> Vec<Step> {

@@ -116,6 +116,7 @@ pub fn channels(key: &ProgramKey) -> Result<u32> {
         _ if key.ranks == 1 => 1,
         Algorithm::Tree => 2,
         Algorithm::Direct => direct::channels(key.collective, key.ranks),
+        Algorithm::AllPairs if key.collective == Collective::AllGather => allpairs::gather_channels(key.ranks),
         Algorithm::Ring | Algorithm::OneShot | Algorithm::AllPairs => 1,
     })
 }
@@ -124,6 +125,7 @@ pub fn channels(key: &ProgramKey) -> Result<u32> {
 pub(crate) fn most_channel_steps(key: &ProgramKey) -> u32 {
     match key.algorithm {
         Algorithm::Direct => direct::most_channel_steps(key.collective, key.ranks),
+        Algorithm::AllPairs => allpairs::most_gather_steps(key.ranks),
         _ => 2,
     }
 }

@@ -140,7 +140,7 @@ impl<'a> Run<'a> {
                 combine(at, operands, step.finish)?
             }
         };
-        if let Some(dst) = step.dst {
+        if let Some(dst) = step.dst.filter(|&dst| !self.copies_onto_itself(at, step, dst)) {
             self.write(at, process, self.moved(step, dst, at), &value)?;
         }
         let clock = self.clocks.get(process).cloned().unwrap_or_default();
@@ -152,6 +152,16 @@ impl<'a> Run<'a> {
             self.ended.insert((process, at.step), clock);
         }
         Ok(())
+    }
+
+    /// In place, a copy of a chunk may find it where it belongs: the same bytes are no write.
+    fn copies_onto_itself(&self, at: At, step: &Step, dst: Ref) -> bool {
+        let cell = |reference| {
+            let moved = self.moved(step, reference, at);
+            self.cell_of(at.rank, moved.buf, moved.chunk)
+        };
+        let copies = matches!(step.op, Op::Copy | Op::CopySend) && !step.finish;
+        copies && step.src.is_some_and(|src| cell(src) == cell(dst))
     }
 
     /// Takes one slot per peer; the clocks of the senders join ours.
