@@ -26,7 +26,8 @@ test: setup
 
 lib: setup
 	@echo "lib: building libnccl.so.2 and hawser (minutes the first time)"
-	@cargo build --quiet --release -p hawser-capi -p hawser-cli
+	@cargo rustc --quiet --release -p hawser-capi --lib --crate-type cdylib
+	@cargo build --quiet --release -p hawser-cli
 	@cp -f $(TARGET)/release/libnccl.so $(TARGET)/release/libnccl.so.2
 
 check: setup

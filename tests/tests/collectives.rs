@@ -1,7 +1,8 @@
 //! Every collective × data type × reduction × number of ranks × size × in and out of place on the host device, one
 //! thread driving all ranks through groups (as `-g N`), and one thread per rank.
 
-use std::sync::OnceLock;
+use std::cell::RefCell;
+use std::collections::HashMap;
 
 use hawser_plan::call::Scalar;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
@@ -61,7 +62,11 @@ fn large_and_unaligned() {
     for ranks in [2, 5, 8] {
         let comms = comms(ranks);
         for collective in Collective::ALL {
-            for (dtype, count, shift) in [(DataType::Float32, 100_003, 1), (DataType::Uint8, 70_001, 3), (DataType::Bfloat16, 33_333, 0)] {
+            for (dtype, count, shift) in [
+                (DataType::Float32, 100_003, 1),
+                (DataType::Uint8, 70_001, 3),
+                (DataType::Bfloat16, 33_333, 0),
+            ] {
                 let case = Case { collective, dtype, op: ReduceOp::Sum, ranks, root: ranks - 1, count };
                 run_group(comms, &case, false, shift);
                 if collective != Collective::AllToAll {
@@ -86,7 +91,14 @@ fn threads() {
                     let comm = Comm::init(&[id], ranks, rank, rank, Default::default()).unwrap();
                     for collective in Collective::ALL {
                         for op in [ReduceOp::Sum, ReduceOp::Avg] {
-                            let case = Case { collective, dtype: DataType::Float32, op, ranks, root: 0, count: 5_001 };
+                            let case = Case {
+                                collective,
+                                dtype: DataType::Float32,
+                                op,
+                                ranks,
+                                root: 0,
+                                count: 5_001,
+                            };
                             run_rank(&comm, &case);
                         }
                     }
@@ -105,9 +117,17 @@ fn a_group_of_many_operations() {
     }
     let ranks = 4;
     let comms = comms(ranks);
-    let cases: Vec<Case> = [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::AllReduce]
-        .map(|collective| Case { collective, dtype: DataType::Int32, op: ReduceOp::Sum, ranks, root: 2, count: 4_099 })
-        .to_vec();
+    let cases: Vec<Case> =
+        [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::AllReduce]
+            .map(|collective| Case {
+                collective,
+                dtype: DataType::Int32,
+                op: ReduceOp::Sum,
+                ranks,
+                root: 2,
+                count: 4_099,
+            })
+            .to_vec();
     let buffers: Vec<Vec<RankBuffers>> =
         cases.iter().map(|c| (0..ranks).map(|r| RankBuffers::new(c, r, false, 0)).collect()).collect();
     group::start().unwrap();
@@ -153,19 +173,18 @@ fn on_host() -> bool {
     device::is_host()
 }
 
-/// Communicators of this process, made once per number of ranks. Tests of one number take turns.
+/// The communicators of this test's thread, made once per number of ranks.
 fn comms(ranks: u32) -> &'static [Comm] {
-    static ALL: OnceLock<std::sync::Mutex<std::collections::HashMap<(std::thread::ThreadId, u32), &'static [Comm]>>> = OnceLock::new();
-    let key = (std::thread::current().id(), ranks);
-    let mut all = ALL.get_or_init(Default::default).lock().unwrap();
-    all.entry(key).or_insert_with(|| {
-        let ordinals: Vec<u32> = (0..ranks).collect();
-        Comm::init_all(&ordinals).unwrap().leak()
-    })
+    thread_local! {
+        static ALL: RefCell<HashMap<u32, &'static [Comm]>> = RefCell::default();
+    }
+    let make = || -> &'static [Comm] { Comm::init_all(&(0..ranks).collect::<Vec<u32>>()).unwrap().leak() };
+    ALL.with_borrow_mut(|all| *all.entry(ranks).or_insert_with(make))
 }
 
 fn run_group(comms: &[Comm], case: &Case, in_place: bool, shift: usize) {
-    let buffers: Vec<RankBuffers> = (0..case.ranks).map(|r| RankBuffers::new(case, r, in_place, shift)).collect();
+    let buffers: Vec<RankBuffers> =
+        (0..case.ranks).map(|r| RankBuffers::new(case, r, in_place, shift)).collect();
     group::start().unwrap();
     for ((rank, comm), buffers) in (0..case.ranks).zip(comms).zip(&buffers) {
         comm.collective(call(case, buffers.addresses(case, rank)), Stream(0)).unwrap();

@@ -53,11 +53,19 @@ pub fn constants(world: &World) -> Constants {
             block_us: 10.0,
         },
         (_, Link::NvLink) => nvlink,
-        (_, Link::Pcie) => {
-            Constants { hop_us: [2.0, 3.0, 4.0], wire: 20e3, all_to_all: 0.7, block: [2e3, 4e3, 12e3], ..nvlink }
+        (_, Link::Pcie) => Constants {
+            hop_us: [2.0, 3.0, 4.0],
+            wire: 20e3,
+            all_to_all: 0.7,
+            block: [2e3, 4e3, 12e3],
+            ..nvlink
+        },
+        (_, Link::HostMemory) => {
+            Constants { hop_us: [3.0, 4.0, 6.0], wire: 10e3, block: [1e3, 2e3, 5e3], ..nvlink }
         }
-        (_, Link::HostMemory) => Constants { hop_us: [3.0, 4.0, 6.0], wire: 10e3, block: [1e3, 2e3, 5e3], ..nvlink },
-        (_, Link::Net) => Constants { hop_us: [20.0, 20.0, 20.0], wire: 10e3, block: [1e3, 2e3, 5e3], ..nvlink },
+        (_, Link::Net) => {
+            Constants { hop_us: [20.0, 20.0, 20.0], wire: 10e3, block: [1e3, 2e3, 5e3], ..nvlink }
+        }
     }
 }
 
@@ -120,7 +128,15 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
     let others = n - 1.0;
     let part = bytes * others / n;
     let chain = chain(bytes, n);
-    let ring = Traffic { hops: others, waits: others, fill: 0.0, out: part, streamed: part, chunk: bytes / n, ..chain };
+    let ring = Traffic {
+        hops: others,
+        waits: others,
+        fill: 0.0,
+        out: part,
+        streamed: part,
+        chunk: bytes / n,
+        ..chain
+    };
     let pairs = Traffic { hops: 1.0, waits: 1.0, share: all_to_all, streamed: part, ..ring };
     match (key.algorithm, key.collective) {
         _ if key.ranks == 1 => Traffic { hops: 0.0, waits: 0.0, out: 0.0, ..chain },

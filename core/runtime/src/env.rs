@@ -148,11 +148,16 @@ impl Source {
     }
 
     fn settings(&self) -> Settings {
-        let seconds = |name| self.parsed::<f64>(name, "a number of seconds").filter(|s| *s >= 0.0 && s.is_finite());
-        let old_names = |names: [&str; 3]| names.iter().find_map(|n| self.parsed::<u32>(n, "a positive number"));
+        let seconds =
+            |name| self.parsed::<f64>(name, "a number of seconds").filter(|s| *s >= 0.0 && s.is_finite());
+        let old_names =
+            |names: [&str; 3]| names.iter().find_map(|n| self.parsed::<u32>(n, "a positive number"));
         Settings {
             device: self.word("HAWSER_DEVICE", &["auto", "host", "cuda"]).unwrap_or_else(|| "auto".into()),
-            cumem_enable: self.parsed::<i64>("NCCL_CUMEM_ENABLE", "0 or 1").filter(|v| *v >= 0).map(|v| v != 0),
+            cumem_enable: self
+                .parsed::<i64>("NCCL_CUMEM_ENABLE", "0 or 1")
+                .filter(|v| *v >= 0)
+                .map(|v| v != 0),
             p2p_disable: self.flag("NCCL_P2P_DISABLE"),
             shm_disable: self.flag("NCCL_SHM_DISABLE"),
             algo: self.text("NCCL_ALGO"),
@@ -163,7 +168,9 @@ impl Source {
             comm_blocking: self.parsed::<i64>("NCCL_COMM_BLOCKING", "0 or 1").map(|v| v != 0),
             comm_id: self.text("NCCL_COMM_ID"),
             socket_ifname: self.text("NCCL_SOCKET_IFNAME"),
-            socket_family: self.word("NCCL_SOCKET_FAMILY", &["AF_INET", "AF_INET6"]).map(|f| if f == "AF_INET6" { 6 } else { 4 }),
+            socket_family: self
+                .word("NCCL_SOCKET_FAMILY", &["AF_INET", "AF_INET6"])
+                .map(|f| if f == "AF_INET6" { 6 } else { 4 }),
             socket_retry_count: self.parsed("NCCL_SOCKET_RETRY_CNT", "a number").unwrap_or(34),
             socket_retry_sleep: Duration::from_millis(
                 self.parsed("NCCL_SOCKET_RETRY_SLEEP_MSEC", "milliseconds").unwrap_or(100),

@@ -116,7 +116,9 @@ pub fn channels(key: &ProgramKey) -> Result<u32> {
         _ if key.ranks == 1 => 1,
         Algorithm::Tree => 2,
         Algorithm::Direct => direct::channels(key.collective, key.ranks),
-        Algorithm::AllPairs if key.collective == Collective::AllGather => allpairs::gather_channels(key.ranks),
+        Algorithm::AllPairs if key.collective == Collective::AllGather => {
+            allpairs::gather_channels(key.ranks)
+        }
         Algorithm::Ring | Algorithm::OneShot | Algorithm::AllPairs => 1,
     })
 }

@@ -72,7 +72,8 @@ unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]
             // SAFETY: `e < operand.len`, readable by the caller's promise.
             let mut x = unsafe { from.add(e).read_unaligned() }.widen();
             if operand.scaled {
-                x = T::times(x, factor);
+                // Rounded to the type, as a peer would receive it: all ranks fold the same values.
+                x = T::narrow(T::times(x, factor)).widen();
             }
             *v = if i == 0 { x } else { T::combine(rule.op, *v, x) };
         }
@@ -153,8 +154,10 @@ mod tests {
     fn halves_are_rounded_once_per_step() {
         // 2048 + 1 + 1: in half arithmetic each addition rounds back to 2048, in f32 the sum is 2050.
         let parts = [f16::from_f32(2048.0), f16::ONE, f16::ONE];
-        let operands: Vec<Operand> =
-            parts.iter().map(|p| Operand { addr: std::ptr::from_ref(p) as u64, len: 1, scaled: false }).collect();
+        let operands: Vec<Operand> = parts
+            .iter()
+            .map(|p| Operand { addr: std::ptr::from_ref(p) as u64, len: 1, scaled: false })
+            .collect();
         let rule = Rule { op: DeviceOp::Sum, scalar: 0, scalar_is_address: false, divisor: 1 };
         let mut out = f16::ZERO;
         // SAFETY: all addresses are of live locals of one element.

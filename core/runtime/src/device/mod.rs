@@ -157,7 +157,9 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
     }
     let count = cuda::count()?;
     if ordinal >= count {
-        return Err(Error::invalid_argument(format!("device {ordinal} does not exist: this process sees {count} GPUs")));
+        return Err(Error::invalid_argument(format!(
+            "device {ordinal} does not exist: this process sees {count} GPUs"
+        )));
     }
     cuda::open(ordinal)
 }

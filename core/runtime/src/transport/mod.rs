@@ -45,7 +45,13 @@ pub struct Peers<'a> {
 
 impl Fabric {
     /// Allocates this rank's heap, exchanges heaps with all peers and builds the image. Collective.
-    pub fn connect(device: &dyn Device, bootstrap: &Bootstrap, peers: &Peers<'_>, layout: &HeapLayout, wait: &Wait) -> Result<Self> {
+    pub fn connect(
+        device: &dyn Device,
+        bootstrap: &Bootstrap,
+        peers: &Peers<'_>,
+        layout: &HeapLayout,
+        wait: &Wait,
+    ) -> Result<Self> {
         let heap = device.alloc_heap(layout.heap_bytes(), peers.kind)?;
         let mapped = exchange(device, bootstrap, peers, &heap, wait)?;
         let words = device.host_words(128)?;
@@ -90,7 +96,13 @@ impl Fabric {
 }
 
 /// Maps every peer's heap; None for this rank.
-fn exchange(device: &dyn Device, bootstrap: &Bootstrap, peers: &Peers<'_>, heap: &Memory, wait: &Wait) -> Result<Vec<Option<Memory>>> {
+fn exchange(
+    device: &dyn Device,
+    bootstrap: &Bootstrap,
+    peers: &Peers<'_>,
+    heap: &Memory,
+    wait: &Wait,
+) -> Result<Vec<Option<Memory>>> {
     let export = device.export(heap, peers.kind)?;
     let tokens = bootstrap.all_gather(&export.token, wait)?;
     let me = peers.rank as usize;
@@ -110,18 +122,31 @@ fn exchange(device: &dyn Device, bootstrap: &Bootstrap, peers: &Peers<'_>, heap:
     let mut mapped = Vec::with_capacity(tokens.len());
     for (peer, (token, fd)) in tokens.iter().zip(received).enumerate() {
         let memory = (peer != me).then(|| device.import(token, fd, peers.kind)).transpose();
-        mapped.push(memory.map_err(|e: Error| e.context(format!("rank {me} cannot map the heap of rank {peer}")))?);
+        mapped.push(
+            memory.map_err(|e: Error| e.context(format!("rank {me} cannot map the heap of rank {peer}")))?,
+        );
     }
     log::info(Subsys::Init, || {
         let far = (0..tokens.len()).filter(|&p| elsewhere(p)).count();
-        format!("rank {me}: mapped {} peers ({far} in other processes), heap {} KiB in {:?} memory", tokens.len() - 1, heap.bytes >> 10, peers.kind)
+        format!(
+            "rank {me}: mapped {} peers ({far} in other processes), heap {} KiB in {:?} memory",
+            tokens.len() - 1,
+            heap.bytes >> 10,
+            peers.kind
+        )
     });
     // Nobody frees its heap or reuses its token before all peers have mapped it.
     bootstrap.barrier(wait)?;
     Ok(mapped)
 }
 
-fn conn_table(layout: &HeapLayout, rank: u32, heap: &Memory, mapped: &[Option<Memory>], counters: u64) -> Vec<Conn> {
+fn conn_table(
+    layout: &HeapLayout,
+    rank: u32,
+    heap: &Memory,
+    mapped: &[Option<Memory>],
+    counters: u64,
+) -> Vec<Conn> {
     let mut table = Vec::with_capacity((layout.lanes * layout.ranks) as usize);
     for lane in 0..layout.lanes {
         for (peer, memory) in (0..layout.ranks).zip(mapped) {
@@ -134,7 +159,8 @@ fn conn_table(layout: &HeapLayout, rank: u32, heap: &Memory, mapped: &[Option<Me
                 recv_fifo: own + layout.fifo(lane, peer),
                 recv_tail: own + layout.tail(lane, peer),
                 recv_credit: theirs + layout.credit(lane, rank),
-                counters: counters + (u64::from(lane) * u64::from(layout.ranks) + u64::from(peer)) * COUNTER_BYTES,
+                counters: counters
+                    + (u64::from(lane) * u64::from(layout.ranks) + u64::from(peer)) * COUNTER_BYTES,
                 pad: 0,
             });
         }
