@@ -1,39 +1,9 @@
 //! Which `NCCL_*` and `HAWSER_*` variables mean something.
 
+use hawser_runtime::env::HONOURED;
+
 /// Names that NCCL 2.32 and its plugins know, one per line.
 const NCCL: &str = include_str!("nccl_names.txt");
-
-/// Names with an effect in this version.
-const HONOURED: &[&str] = &[
-    "NCCL_ALGO",
-    "NCCL_BUFFSIZE",
-    "NCCL_COMM_BLOCKING",
-    "NCCL_COMM_ID",
-    "NCCL_CONF_FILE",
-    "NCCL_CUMEM_ENABLE",
-    "NCCL_DEBUG",
-    "NCCL_DEBUG_FILE",
-    "NCCL_DEBUG_SUBSYS",
-    "NCCL_HOSTID",
-    "NCCL_MAX_CTAS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MAX_NRINGS",
-    "NCCL_MIN_CTAS",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MIN_NRINGS",
-    "NCCL_MULTI_RANK_GPU_ENABLE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_PROTO",
-    "NCCL_SHM_DISABLE",
-    "NCCL_SOCKET_FAMILY",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_SOCKET_RETRY_CNT",
-    "NCCL_SOCKET_RETRY_SLEEP_MSEC",
-    "HAWSER_DEVICE",
-    "HAWSER_HANDSHAKE_TIMEOUT",
-    "HAWSER_INIT_TIMEOUT",
-    "HAWSER_OP_TIMEOUT",
-];
 
 /// Variables of programs around NCCL, which no library reads.
 const FOREIGN: &[&str] = &[

@@ -57,7 +57,7 @@ pub struct Options {
     /// sum, prod, min, max, avg, mulsum or all
     #[arg(short = 'o', long = "op", default_value = "sum", value_parser = parse_ops)]
     pub ops: Ops,
-    /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, fp8_e4m3, fp8_e5m2 or all
+    /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, f8e4m3, f8e5m2 or all
     #[arg(short = 'd', long = "datatype", default_value = "float", value_parser = parse_types)]
     pub types: Types,
     /// Root rank or all
@@ -69,7 +69,7 @@ pub struct Options {
     /// Deadline in seconds for every wait of this program
     #[arg(short = 'T', long = "timeout", default_value_t = 600)]
     pub timeout: u64,
-    /// Launches of a CUDA graph that holds the iterations; 0 = no graph
+    /// Launches of a CUDA graph that holds the timed iterations (-z then waits after each launch); 0 = no graph
     #[arg(short = 'G', long = "cudagraph", default_value_t = 0)]
     pub graph: u32,
     /// File for the results as JSON
@@ -219,14 +219,12 @@ pub fn parse_type(text: &str) -> Result<DataType, String> {
         "float32" | "fp32" => "float",
         "float64" | "fp64" => "double",
         "bf16" => "bfloat16",
-        "f8e4m3" | "fp8e4m3" => "fp8_e4m3",
-        "f8e5m2" | "fp8e5m2" => "fp8_e5m2",
+        "fp8_e4m3" | "fp8e4m3" => "f8e4m3",
+        "fp8_e5m2" | "fp8e5m2" => "f8e5m2",
         other => other,
     };
-    // Whatever spelling the planner prints for fp8, both are read.
-    let plain = |name: &str| name.replace("fp8_", "f8");
     let names = DataType::ALL.map(DataType::name);
-    let found = DataType::ALL.into_iter().find(|d| plain(d.name()) == plain(name));
+    let found = DataType::ALL.into_iter().find(|d| d.name() == name);
     found.ok_or_else(|| format!("known are {} and all", names.join(", ")))
 }
 

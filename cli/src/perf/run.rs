@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use hawser_plan::{DataType, ReduceOp};
+use hawser_runtime::device::Graph;
 use hawser_runtime::{Comm, Config, UniqueId, device, group, unique_id};
 
 use super::collective::Test;
@@ -25,7 +26,9 @@ pub fn run(options: &Options) -> Result<bool> {
         return launcher::spawn(options.processes.unwrap_or(1)).map(|()| true);
     }
     let shape = Shape::new(options, &place)?;
-    refuse_graph(options)?;
+    if options.graph > 0 && device::is_host() {
+        bail!("graphs need CUDA: -G cannot be used on the host device");
+    }
     let mut control = Control::meet(&place, options.deadline())?;
     let id = agree_on_id(&mut control, &place)?;
     let job = shape.job(&mut control, &place)?;
@@ -128,18 +131,6 @@ impl Shape {
             .flat_map(|text| String::from_utf8_lossy(text).lines().map(str::to_owned).collect::<Vec<_>>());
         Ok(Job { ranks: self.ranks, threads: self.threads, gpus: self.gpus, devices: devices.collect() })
     }
-}
-
-fn refuse_graph(options: &Options) -> Result<()> {
-    if options.graph == 0 {
-        return Ok(());
-    }
-    if device::is_host() {
-        bail!("graphs need CUDA: -G cannot be used on the host device");
-    }
-    bail!(
-        "this version of hawser perf cannot capture CUDA graphs yet: leave -G out, or run nccl-tests with libnccl.so.2"
-    )
 }
 
 fn agree_on_id(control: &mut Control, place: &Place) -> Result<UniqueId> {
@@ -288,19 +279,44 @@ impl Worker<'_> {
         Ok((Outcome { time_us: seconds * 1e6, algorithm, bus, wrong }, outside))
     }
 
+    /// Time of all iterations together.
     fn timed(&self, seats: &[Seat], case: &Case) -> Result<Duration> {
+        if self.options.graph > 0 {
+            return self.timed_graph(seats, case);
+        }
         let clock = Instant::now();
         for _ in 0..self.options.iterations {
             start(seats, case, self.options.aggregated)?;
-            if self.options.blocking > 0 {
-                synchronize(seats)?;
-            }
-            if self.options.blocking == 1 {
-                self.barrier()?;
-            }
+            self.pace(seats)?;
         }
         synchronize(seats)?;
         Ok(clock.elapsed())
+    }
+
+    /// As [`Worker::timed`], all iterations in one graph: the mean of its launches.
+    fn timed_graph(&self, seats: &[Seat], case: &Case) -> Result<Duration> {
+        let graphs = capture(seats, || {
+            (0..self.options.iterations).try_for_each(|_| start(seats, case, self.options.aggregated))
+        })?;
+        self.barrier()?;
+        let clock = Instant::now();
+        for _ in 0..self.options.graph {
+            launch(seats, &graphs)?;
+            self.pace(seats)?;
+        }
+        synchronize(seats)?;
+        Ok(clock.elapsed() / self.options.graph)
+    }
+
+    /// `-z`: what happens after each iteration, or after each launch of a graph.
+    fn pace(&self, seats: &[Seat]) -> Result<()> {
+        if self.options.blocking > 0 {
+            synchronize(seats)?;
+        }
+        if self.options.blocking == 1 {
+            self.barrier()?;
+        }
+        Ok(())
     }
 
     /// `-a`: which time of all threads counts.
@@ -323,8 +339,7 @@ impl Worker<'_> {
         for repetition in 0..u64::from(self.options.check) {
             let seed = seed + 1000 * (repetition + 1);
             seats.iter().try_for_each(|seat| seat.prepare(case, seed))?;
-            start(seats, case, 1)?;
-            synchronize(seats)?;
+            self.run_once(seats, case)?;
             let mut mine = [0.0; 4];
             for seat in seats {
                 let findings = seat.check(case, seed)?;
@@ -339,6 +354,17 @@ impl Worker<'_> {
             }
         }
         Ok((Some(wrong as u64), outside as u64))
+    }
+
+    /// Runs `case` to its end, with `-G` as a graph, which lives until it is over.
+    fn run_once(&self, seats: &[Seat], case: &Case) -> Result<()> {
+        if self.options.graph == 0 {
+            start(seats, case, 1)?;
+            return synchronize(seats);
+        }
+        let graphs = capture(seats, || start(seats, case, 1))?;
+        launch(seats, &graphs)?;
+        synchronize(seats)
     }
 
     fn barrier(&self) -> Result<()> {
@@ -361,6 +387,20 @@ fn start(seats: &[Seat], case: &Case, times: u32) -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// Records what `calls` starts: one graph per seat. The captures are ended in any case.
+fn capture(seats: &[Seat], calls: impl FnOnce() -> Result<()>) -> Result<Vec<Graph>> {
+    let mut begun = 0;
+    let called = seats.iter().try_for_each(|seat| seat.begin_capture().map(|()| begun += 1));
+    let called = called.and_then(|()| calls());
+    let graphs: Vec<Result<Graph>> = seats[..begun].iter().map(Seat::end_capture).collect();
+    called?;
+    graphs.into_iter().collect()
+}
+
+fn launch(seats: &[Seat], graphs: &[Graph]) -> Result<()> {
+    seats.iter().zip(graphs).try_for_each(|(seat, graph)| seat.launch(graph))
 }
 
 /// Runs `calls`, inside a group if `grouped`; the group is closed in any case.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
-use hawser_runtime::device::{Device, Memory};
+use hawser_runtime::device::{Device, Graph, Memory, OwnedStream};
 use hawser_runtime::{Comm, Stream};
 
 use super::collective::{Geometry, Segment, Source, Test};
@@ -49,6 +49,7 @@ pub struct Seat {
     pub comm: Comm,
     rank: u32,
     device: Arc<dyn Device>,
+    stream: OwnedStream,
     send: Memory,
     recv: Memory,
     unalign: u64,
@@ -70,10 +71,10 @@ impl Case {
 }
 
 impl Seat {
-    /// Allocates buffers for operations of at most `bytes` bytes.
+    /// Allocates buffers for operations of at most `bytes` bytes, and a stream.
     ///
     /// # Errors
-    /// The device has no memory left.
+    /// The device has no memory left or refused a stream.
     pub fn new(comm: Comm, device: Arc<dyn Device>, bytes: u64, unalign: u64) -> Result<Self> {
         let rank = comm.rank();
         let total = bytes + 2 * GUARD + unalign * 8;
@@ -81,10 +82,11 @@ impl Seat {
             device.alloc(total).with_context(|| format!("rank {rank}: no memory for -e {bytes}; lower it"))
         };
         let (send, recv) = (alloc()?, alloc()?);
-        Ok(Self { comm, rank, device, send, recv, unalign })
+        let stream = device.stream().with_context(|| format!("rank {rank}: no stream"))?;
+        Ok(Self { comm, rank, device, stream, send, recv, unalign })
     }
 
-    /// Destroys the communicator and frees the buffers.
+    /// Destroys the communicator, then frees buffers and stream.
     ///
     /// # Errors
     /// What the runtime reports.
@@ -141,12 +143,12 @@ impl Seat {
             Test::One(Collective::SendRecv) => {
                 let (input, output) = self.addresses(case);
                 let bytes = case.bytes(case.geometry.count);
-                self.comm.send(input, bytes, (self.rank + 1) % case.ranks, Stream(0))?;
-                self.comm.recv(output, bytes, (self.rank + case.ranks - 1) % case.ranks, Stream(0))?;
+                self.comm.send(input, bytes, (self.rank + 1) % case.ranks, self.stream())?;
+                self.comm.recv(output, bytes, (self.rank + case.ranks - 1) % case.ranks, self.stream())?;
             }
             Test::One(_) => {
                 if let Some(call) = self.call(case) {
-                    self.comm.collective(call, Stream(0))?;
+                    self.comm.collective(call, self.stream())?;
                 }
             }
             Test::Hypercube => {}
@@ -166,19 +168,43 @@ impl Seat {
         if step == 0 {
             // The own block moves into place beside the first exchange, which reads the original.
             if input != at(self.rank) {
-                self.comm.send(input, block, self.rank, Stream(0))?;
-                self.comm.recv(at(self.rank), block, self.rank, Stream(0))?;
+                self.comm.send(input, block, self.rank, self.stream())?;
+                self.comm.recv(at(self.rank), block, self.rank, self.stream())?;
             }
             if case.ranks > 1 {
-                self.comm.send(input, block, peer, Stream(0))?;
-                self.comm.recv(at(peer), block, peer, Stream(0))?;
+                self.comm.send(input, block, peer, self.stream())?;
+                self.comm.recv(at(peer), block, peer, self.stream())?;
             }
             return Ok(());
         }
         let mine = self.rank >> step << step;
-        self.comm.send(at(mine), block << step, peer, Stream(0))?;
-        self.comm.recv(at(mine ^ (1 << step)), block << step, peer, Stream(0))?;
+        self.comm.send(at(mine), block << step, peer, self.stream())?;
+        self.comm.recv(at(mine ^ (1 << step)), block << step, peer, self.stream())?;
         Ok(())
+    }
+
+    /// From now on this thread records what is started instead of running it.
+    ///
+    /// # Errors
+    /// The device refused it.
+    pub fn begin_capture(&self) -> Result<()> {
+        self.device.begin_capture(self.stream()).with_context(|| format!("rank {}", self.rank))
+    }
+
+    /// Ends the recording; also if something that was started failed.
+    ///
+    /// # Errors
+    /// A recorded call does not fit a graph.
+    pub fn end_capture(&self) -> Result<Graph> {
+        self.device.end_capture(self.stream()).with_context(|| format!("rank {}", self.rank))
+    }
+
+    /// Puts everything in `graph` on the device.
+    ///
+    /// # Errors
+    /// The device refused it.
+    pub fn launch(&self, graph: &Graph) -> Result<()> {
+        self.device.launch_graph(graph, self.stream()).with_context(|| format!("rank {}", self.rank))
     }
 
     /// Waits for everything that was started.
@@ -186,7 +212,7 @@ impl Seat {
     /// # Errors
     /// What the device or the communicator reports.
     pub fn synchronize(&self) -> Result<()> {
-        self.device.synchronize(Stream(0))?;
+        self.device.synchronize(self.stream())?;
         match self.comm.async_error() {
             Some(error) => Err(anyhow::Error::new(error).context(format!("rank {}", self.rank))),
             None => Ok(()),
@@ -203,6 +229,10 @@ impl Seat {
             call.scalar = case.data(0).scalar(self.rank);
         }
         Some(call)
+    }
+
+    fn stream(&self) -> Stream {
+        self.stream.stream
     }
 
     fn addresses(&self, case: &Case) -> (u64, u64) {
@@ -258,6 +288,14 @@ impl Seat {
             rest = next;
         }
         wrong
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // After a failure operations may still wait for other ranks on the stream and in the buffers.
+        // Fails, as it should, after `close`.
+        let _ = self.comm.abort();
     }
 }
 

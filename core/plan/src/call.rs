@@ -66,7 +66,7 @@ impl DataType {
         )
     }
 
-    /// The name that nccl-tests prints and accepts (`int8`, `half`, `fp8_e4m3`, …).
+    /// The name that nccl-tests prints and accepts (`int8`, `half`, `f8e4m3`, …).
     pub const fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
@@ -79,8 +79,8 @@ impl DataType {
             Self::Float32 => "float",
             Self::Float64 => "double",
             Self::Bfloat16 => "bfloat16",
-            Self::Float8e4m3 => "fp8_e4m3",
-            Self::Float8e5m2 => "fp8_e5m2",
+            Self::Float8e4m3 => "f8e4m3",
+            Self::Float8e5m2 => "f8e5m2",
         }
     }
 }

@@ -94,13 +94,16 @@ pub fn protocol(bytes: u64, world: &World, knobs: &Knobs) -> Protocol {
     }
 }
 
-/// Blocks that carry a message of `bytes` bytes in each direction: equal at both ends.
-pub fn instances(bytes: u64, knobs: &Knobs) -> u32 {
+/// Blocks that carry a message of `bytes` bytes in each direction: equal at both ends. Small messages
+/// get as many as let a rank exchange one with every peer in a single launch.
+pub fn instances(bytes: u64, ranks: u32, knobs: &Knobs) -> u32 {
+    let share = (MAX_BLOCKS as u32 / (2 * ranks.saturating_sub(1).max(1))).clamp(1, 12);
     let wanted = match bytes {
-        0..=0x1_0000 => 1,
-        0x1_0001..=0x8_0000 => 2,
-        0x8_0001..=0x20_0000 => 4,
-        _ => 8,
+        0..=0x4000 => (bytes.div_ceil(4 << 10) as u32).clamp(1, share),
+        0x4001..=0x8_0000 => (bytes.div_ceil(16 << 10) as u32).clamp(1, share),
+        0x8_0001..=0x20_0000 => share.max(4),
+        0x20_0001..=0x200_0000 => 8,
+        _ => 12,
     };
     wanted.min(knobs.max_ctas).min(knobs.lanes / 2).max(1)
 }
@@ -227,7 +230,13 @@ impl Launches<'_> {
                 chunks: [1, 1, 0],
                 ..Work::default()
             };
-            let n = cut(&mut work, instances(part.bytes, self.knobs), protocol, 1, self.knobs)?;
+            let n = cut(
+                &mut work,
+                instances(part.bytes, self.world.size(), self.knobs),
+                protocol,
+                1,
+                self.knobs,
+            )?;
             work.slices = 1;
             cuts.push((work, n));
         }

@@ -90,8 +90,8 @@ pub fn bootstrap_settings() -> crate::bootstrap::Settings {
     }
 }
 
-/// Names that this version honours.
-const HONOURED: &[&str] = &[
+/// Names of the variables that have an effect in this version.
+pub const HONOURED: &[&str] = &[
     "NCCL_CUMEM_ENABLE",
     "NCCL_P2P_DISABLE",
     "NCCL_SHM_DISABLE",

@@ -1,5 +1,7 @@
 //! What every rank tells all others at bring-up, and the agreement checks on it.
 
+use std::sync::OnceLock;
+
 use hawser_plan::world::{DeviceKind, Link, RankInfo};
 use hawser_plan::{Knobs, World};
 
@@ -15,8 +17,8 @@ const PROTOCOL: u32 = 1;
 pub struct Card {
     protocol: u32,
     knobs: u64,
-    /// Process id.
-    pub pid: u32,
+    /// Equal for ranks of one process only.
+    pub process: u64,
     host: String,
     device: String,
     peers: Vec<String>,
@@ -32,7 +34,7 @@ impl Card {
         Self {
             protocol: PROTOCOL,
             knobs: knobs.digest(),
-            pid: std::process::id(),
+            process: process_identity(),
             host: host_identity(settings),
             device: caps.id.clone(),
             peers: caps.peers.clone(),
@@ -53,7 +55,7 @@ impl Card {
             "{}\n{}\n{}\n{}\n{}\n",
             self.protocol,
             self.knobs,
-            self.pid,
+            self.process,
             self.sm,
             flags.map(|f| f.to_string()).join(" ")
         );
@@ -71,8 +73,8 @@ impl Card {
         let mut lines = text.split('\n');
         let mut next = || lines.next().ok_or_else(bad);
         let mut number = |_: &str| -> Result<u64> { next()?.parse().map_err(|_| bad()) };
-        let (protocol, knobs, pid, sm) =
-            (number("protocol")?, number("knobs")?, number("pid")?, number("sm")?);
+        let (protocol, knobs, process, sm) =
+            (number("protocol")?, number("knobs")?, number("process")?, number("sm")?);
         let flags: Vec<bool> = next()?.split(' ').map(|f| f == "1").collect();
         let [nvlink, p2p, shm] = flags[..] else { return Err(bad()) };
         let (host, device) = (next()?.to_owned(), next()?.to_owned());
@@ -80,7 +82,7 @@ impl Card {
         Ok(Self {
             protocol: protocol as u32,
             knobs,
-            pid: pid as u32,
+            process,
             host,
             device,
             peers,
@@ -92,12 +94,12 @@ impl Card {
     }
 }
 
-/// What follows from all cards: the planner's world, the (host, pid) of every rank, and where heaps lie.
+/// What follows from all cards: the planner's world, the process of every rank, and where heaps lie.
 pub struct Agreement {
     /// The world.
     pub world: World,
     /// Process of each rank.
-    pub processes: Vec<(u32, u32)>,
+    pub processes: Vec<u64>,
     /// Where heaps lie.
     pub heap: HeapKind,
 }
@@ -144,7 +146,7 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
     }
     check_duplicates(&ranks, multi_rank_gpu)?;
     let (device, link, heap) = links(cards)?;
-    let processes = ranks.iter().zip(cards).map(|(r, c)| (r.host, c.pid)).collect();
+    let processes = cards.iter().map(|c| c.process).collect();
     Ok(Agreement { world: World { ranks, device, link }, processes, heap })
 }
 
@@ -179,6 +181,21 @@ fn links(cards: &[Card]) -> Result<(DeviceKind, Link, HeapKind)> {
     Err(Error::new(ErrorKind::InvalidUsage, text).remedy("unset NCCL_SHM_DISABLE or NCCL_P2P_DISABLE"))
 }
 
+/// A number that no other process of the job has. Process ids alone do not do: containers of one host may
+/// count from 1 each.
+fn process_identity() -> u64 {
+    static NONCE: OnceLock<u64> = OnceLock::new();
+    let nonce = *NONCE.get_or_init(|| {
+        let mut bytes = [0; 8];
+        match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+            Ok(8) => u64::from_le_bytes(bytes),
+            _ => 0,
+        }
+    });
+    // A forked child has the parent's nonce but an id of its own.
+    nonce.wrapping_add(u64::from(std::process::id()))
+}
+
 /// Host name and boot id, or `NCCL_HOSTID`.
 fn host_identity(settings: &Settings) -> String {
     if let Some(id) = &settings.host_id {
@@ -196,7 +213,7 @@ mod tests {
         Card {
             protocol: PROTOCOL,
             knobs: 7,
-            pid: 1,
+            process: 1,
             host: "h".into(),
             device: device.into(),
             peers: peers.iter().map(|p| (*p).to_owned()).collect(),

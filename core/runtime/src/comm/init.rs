@@ -18,7 +18,7 @@ use crate::transport::{Fabric, Peers};
 use crate::wait::{AbortFlag, Wait};
 
 /// Device memory that the FIFOs of one communicator may take, in bytes per rank.
-const HEAP_BUDGET: u64 = 112 << 20;
+const HEAP_BUDGET: u64 = 121 << 20;
 
 /// Programs have up to this many channels, each on a lane of its own.
 const MIN_LANES: u32 = 8;

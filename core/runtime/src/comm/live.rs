@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::choose::{Choice, choose};
@@ -57,6 +58,9 @@ pub struct CallKey(Collective, u64, DataType, ReduceOp, u32);
 
 /// A choice bound to a call's size, with its program.
 type Bound = (LaunchPlan, Arc<Loaded>, Choice);
+
+/// How long an aborted communicator waits for its stream before it gives its memory up.
+const AFTER_ABORT: Duration = Duration::from_secs(10);
 
 /// Most choices kept per communicator.
 const MOST_BOUNDS: usize = 4096;
@@ -209,12 +213,15 @@ impl Drop for Live {
     fn drop(&mut self) {
         // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
         let last = self.last_stream.get_mut().ok().and_then(|s| s.take());
-        if let Some(stream) = last
-            && let Err(error) = self.device.synchronize(stream)
-        {
-            log::info(Subsys::Init, || {
-                format!("{}: waiting for the last stream before freeing: {error}", self.name)
-            });
+        let Some(stream) = last else { return };
+        let mut aborted: Option<Instant> = None;
+        while self.device.is_idle(stream).is_ok_and(|idle| !idle) {
+            if self.fabric.is_aborted() && aborted.get_or_insert_with(Instant::now).elapsed() > AFTER_ABORT {
+                let text = "its stream is stuck in other work after an abort: the communicator's memory stays allocated";
+                log::warn(&format!("{} rank {}: {text}", self.name, self.rank));
+                return self.fabric.leak();
+            }
+            std::thread::sleep(Duration::from_micros(50));
         }
     }
 }

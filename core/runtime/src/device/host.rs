@@ -14,7 +14,7 @@ use hawser_plan::world::DeviceKind;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use super::{Caps, Device, Export, HeapKind, HostWords, Memory, Stream};
+use super::{Caps, Device, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream};
 use crate::error::{Error, Result};
 
 /// A device that stands for one rank's share of the CPU.
@@ -172,8 +172,28 @@ impl Device for HostDevice {
         Ok(())
     }
 
+    fn stream(&self) -> Result<OwnedStream> {
+        Ok(OwnedStream { stream: Stream(0), owner: Box::new(()) })
+    }
+
+    fn begin_capture(&self, _stream: Stream) -> Result<()> {
+        Err(no_graphs())
+    }
+
+    fn end_capture(&self, _stream: Stream) -> Result<Graph> {
+        Err(no_graphs())
+    }
+
+    fn launch_graph(&self, _graph: &Graph, _stream: Stream) -> Result<()> {
+        Err(no_graphs())
+    }
+
     fn synchronize(&self, _stream: Stream) -> Result<()> {
         Ok(())
+    }
+
+    fn is_idle(&self, _stream: Stream) -> Result<bool> {
+        Ok(true)
     }
 
     fn accepts(&self, addr: u64) -> Result<bool> {
@@ -183,6 +203,11 @@ impl Device for HostDevice {
     fn enter(&self) -> Result<Box<dyn Any>> {
         Ok(Box::new(()))
     }
+}
+
+fn no_graphs() -> Error {
+    Error::invalid_usage("graphs need CUDA: the host device has none")
+        .remedy("run on a GPU, or launch the operations one by one")
 }
 
 #[cfg(test)]
@@ -204,6 +229,22 @@ mod tests {
         }
         assert_eq!(near.addr, heap.addr);
         assert_ne!(far.addr, heap.addr);
+    }
+
+    #[test]
+    fn there_is_a_stream_but_no_graphs() {
+        let device = HostDevice::new(0);
+        let stream = device.stream().unwrap().stream;
+        assert_eq!(stream, Stream(0));
+        let graph = Graph { owner: Box::new(()) };
+        let refused = [
+            device.begin_capture(stream).err(),
+            device.end_capture(stream).err(),
+            device.launch_graph(&graph, stream).err(),
+        ];
+        for error in refused {
+            assert!(error.unwrap().text.contains("graphs need CUDA"));
+        }
     }
 
     #[test]

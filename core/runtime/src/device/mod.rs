@@ -84,6 +84,21 @@ unsafe impl Send for HostWords {}
 // SAFETY: as above.
 unsafe impl Sync for HostWords {}
 
+/// A stream of one's own, destroyed when dropped; work that is on it still runs to its end.
+pub struct OwnedStream {
+    /// The handle, valid as long as `self` lives.
+    pub stream: Stream,
+    /// What must stay alive; dropping it destroys the stream.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+/// A captured and instantiated CUDA graph, destroyed when dropped; a launch that is on its way still
+/// runs to its end. What the captured calls used (communicators, buffers) must outlive its launches.
+pub struct Graph {
+    /// What only the device that made it knows.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
 /// A place where programs run.
 pub trait Device: Send + Sync {
     /// What it is and can do.
@@ -120,8 +135,41 @@ pub trait Device: Send + Sync {
     /// the two are equal or belong to different captures.
     fn order(&self, earlier: Stream, later: Stream) -> Result<()>;
 
+    /// A new stream that does not wait for the default stream; the default stream itself on the host
+    /// device. Must work while a stream of the thread is being captured.
+    ///
+    /// # Errors
+    /// The driver refused it.
+    fn stream(&self) -> Result<OwnedStream>;
+
+    /// From now on calls on `stream`, not the default stream, are recorded instead of run, until
+    /// [`Device::end_capture`] on the same thread. Does not wait. Other threads are not affected
+    /// (`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`).
+    ///
+    /// # Errors
+    /// The stream is being captured already or is the default stream; there are no graphs on the host device.
+    fn begin_capture(&self, stream: Stream) -> Result<()>;
+
+    /// Ends the capture of `stream` and makes what was recorded ready to launch. Blocking, but does not
+    /// wait for work on the device. The capture is over in any case.
+    ///
+    /// # Errors
+    /// `stream` is not being captured by this thread, a recorded call broke the capture, or no memory
+    /// is left; there are no graphs on the host device.
+    fn end_capture(&self, stream: Stream) -> Result<Graph>;
+
+    /// Puts a launch of everything in `graph` on a stream and returns. Launches of one graph run one
+    /// after the other.
+    ///
+    /// # Errors
+    /// The graph is of another device, or the driver refused the launch; there are no graphs on the host device.
+    fn launch_graph(&self, graph: &Graph, stream: Stream) -> Result<()>;
+
     /// Waits until everything on `stream` is over. Not during a capture.
     fn synchronize(&self, stream: Stream) -> Result<()>;
+
+    /// Whether everything on `stream` is over. Does not wait.
+    fn is_idle(&self, stream: Stream) -> Result<bool>;
 
     /// Whether an address can be used by kernels of this device (host memory on the host device).
     fn accepts(&self, addr: u64) -> Result<bool>;

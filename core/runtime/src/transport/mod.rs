@@ -35,8 +35,8 @@ pub struct Fabric {
 pub struct Peers<'a> {
     /// This rank.
     pub rank: u32,
-    /// Process of each rank: (host, pid) pairs compare equal within a process.
-    pub processes: &'a [(u32, u32)],
+    /// Process of each rank: equal numbers mean one process.
+    pub processes: &'a [u64],
     /// Where heaps lie.
     pub kind: HeapKind,
     /// Nanoseconds that a wait on the device may last; 0 = for ever.
@@ -81,6 +81,20 @@ impl Fabric {
     pub fn abort(&self) {
         // SAFETY: the words are at least 128 bytes, aligned, and live as long as `self`.
         unsafe { &*(self.words.host as *const AtomicU32) }.store(1, Ordering::Release);
+    }
+
+    /// Whether [`Fabric::abort`] was called.
+    pub fn is_aborted(&self) -> bool {
+        // SAFETY: as in `abort`.
+        unsafe { &*(self.words.host as *const AtomicU32) }.load(Ordering::Acquire) != 0
+    }
+
+    /// Never frees the memory: a kernel may still be using it.
+    pub fn leak(&mut self) {
+        let nothing = || Memory { addr: 0, bytes: 0, owner: Box::new(()) };
+        std::mem::forget(std::mem::take(&mut self.held));
+        std::mem::forget(std::mem::replace(&mut self.dev_comm, nothing()));
+        std::mem::forget(std::mem::replace(&mut self.words.memory, nothing()));
     }
 
     /// What a launch wrote when it gave up; `code` is 0 when none did.

@@ -1,7 +1,7 @@
 //! NVIDIA GPUs, through the CUDA driver.
 //!
 //! ```text
-//! CudaDevice (the Device trait) ─► memory, heap (vmm, shared, token), kernels, query (nvml)
+//! CudaDevice (the Device trait) ─► memory, heap (vmm, shared, token), kernels, stream, graph, query (nvml)
 //!                                   └─► context (current context, capture mode) ─► sys (dlopen) ─► libcuda.so.1
 //! ```
 //!
@@ -9,6 +9,7 @@
 //! never changed; the legacy stream is never used on our own account; nothing waits for a whole device.
 
 mod context;
+mod graph;
 mod heap;
 mod kernels;
 mod memory;
@@ -36,7 +37,7 @@ use self::kernels::Kernels;
 use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
-use crate::device::{Caps, Device, Export, HeapKind, HostWords, Memory, Stream};
+use crate::device::{Caps, Device, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream};
 use crate::error::Result;
 
 pub use self::query::{DeviceSummary, PeerLink, summary};
@@ -179,10 +180,35 @@ impl Device for CudaDevice {
         self.events.order(raw_stream(earlier), raw_stream(later))
     }
 
+    fn stream(&self) -> Result<OwnedStream> {
+        stream::create(&self.context)
+    }
+
+    fn begin_capture(&self, stream: Stream) -> Result<()> {
+        graph::begin_capture(&self.context, raw_stream(stream))
+    }
+
+    fn end_capture(&self, stream: Stream) -> Result<Graph> {
+        graph::end_capture(&self.context, raw_stream(stream))
+    }
+
+    fn launch_graph(&self, graph: &Graph, stream: Stream) -> Result<()> {
+        graph::launch(&self.context, graph, raw_stream(stream))
+    }
+
     fn synchronize(&self, stream: Stream) -> Result<()> {
         let _scope = self.context.enter_relaxed()?;
         // SAFETY: the caller's stream; the driver checks it.
         unsafe { self.context.driver.stream_synchronize(raw_stream(stream)) }.check(&self.context)
+    }
+
+    fn is_idle(&self, stream: Stream) -> Result<bool> {
+        /// `CUDA_ERROR_NOT_READY`.
+        const NOT_READY: i32 = 600;
+        let _scope = self.context.enter_relaxed()?;
+        // SAFETY: the caller's stream; the driver checks it.
+        let status = unsafe { self.context.driver.stream_query(raw_stream(stream)) };
+        if status.code == NOT_READY { Ok(false) } else { status.check(&self.context).map(|()| true) }
     }
 
     fn accepts(&self, addr: u64) -> Result<bool> {

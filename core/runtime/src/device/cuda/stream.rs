@@ -1,15 +1,51 @@
-//! Order between streams.
+//! Streams of our own, and order between streams.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
 
 use super::context::Context;
 use super::memory::in_context;
 use super::result::{MISSING, code};
+use crate::device::{OwnedStream, Stream};
 use crate::error::Result;
+
+/// Priority of streams that ask for none, `cudaStreamCreate`'s.
+const DEFAULT_PRIORITY: c_int = 0;
+
+/// A stream that does not wait for the legacy stream.
+pub fn create(context: &Arc<Context>) -> Result<OwnedStream> {
+    let _scope = context.enter_relaxed()?;
+    let mut raw: CUstream = ptr::null_mut();
+    let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+    // SAFETY: valid for the handle.
+    unsafe { context.driver.stream_create_with_priority(&mut raw, flags, DEFAULT_PRIORITY) }
+        .check(context)?;
+    let stream = Stream(raw.expose_provenance() as u64);
+    Ok(OwnedStream { stream, owner: Box::new(Owned { context: context.clone(), raw }) })
+}
+
+/// Destroys the stream when dropped.
+struct Owned {
+    context: Arc<Context>,
+    raw: CUstream,
+}
+
+// SAFETY: streams may be used and destroyed from any thread, the driver locks them.
+unsafe impl Send for Owned {}
+// SAFETY: as above.
+unsafe impl Sync for Owned {}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        in_context(&self.context, || {
+            // SAFETY: created in `create`; the handle is not used after its owner, and work on it goes on.
+            unsafe { self.context.driver.stream_destroy(self.raw) }
+        });
+    }
+}
 
 /// Events to reuse: one is free again as soon as the later stream has been told to wait for it.
 pub struct Events {

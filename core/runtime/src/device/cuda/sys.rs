@@ -143,6 +143,7 @@ driver_table! {
         stream_create_with_priority = cuStreamCreateWithPriority @ 5050 (stream: *mut CUstream, flags: c_uint, priority: c_int);
         stream_destroy = cuStreamDestroy_v2 @ 4000 (stream: CUstream);
         stream_synchronize = cuStreamSynchronize @ 2000 (stream: CUstream);
+        stream_query = cuStreamQuery @ 2000 (stream: CUstream);
         stream_wait_event = cuStreamWaitEvent @ 3020 (stream: CUstream, event: CUevent, flags: c_uint);
         event_create = cuEventCreate @ 2000 (event: *mut CUevent, flags: c_uint);
         event_record = cuEventRecord @ 2000 (event: CUevent, stream: CUstream);
@@ -161,6 +162,12 @@ driver_table! {
         thread_exchange_capture_mode = cuThreadExchangeStreamCaptureMode @ 10010 (mode: *mut CUstreamCaptureMode);
         stream_capture_info = cuStreamGetCaptureInfo_v2 @ 11030 (stream: CUstream, status: *mut CUstreamCaptureStatus,
             id: *mut cuuint64_t, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode, n_dependencies: *mut usize);
+        stream_begin_capture = cuStreamBeginCapture_v2 @ 10010 (stream: CUstream, mode: CUstreamCaptureMode);
+        stream_end_capture = cuStreamEndCapture @ 10000 (stream: CUstream, graph: *mut CUgraph);
+        graph_instantiate = cuGraphInstantiateWithFlags @ 11040 (exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
+        graph_launch = cuGraphLaunch @ 10000 (exec: CUgraphExec, stream: CUstream);
+        graph_exec_destroy = cuGraphExecDestroy @ 10000 (exec: CUgraphExec);
+        graph_destroy = cuGraphDestroy @ 10000 (graph: CUgraph);
         mem_create = cuMemCreate @ 10020 (handle: *mut CUmemGenericAllocationHandle, bytes: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong);
         mem_release = cuMemRelease @ 10020 (handle: CUmemGenericAllocationHandle);
         mem_address_reserve = cuMemAddressReserve @ 10020 (ptr: *mut CUdeviceptr, bytes: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong);

@@ -363,6 +363,75 @@ fn kernels_are_loaded_and_launched() {
 }
 
 #[test]
+fn streams_of_our_own_are_destroyed() {
+    with_fake_driver("streams_of_our_own_are_destroyed", &[], || {
+        let device = opened(0);
+        set_capturing(1);
+        let (one, other) = (device.stream().unwrap(), device.stream().unwrap());
+        set_capturing(0);
+        assert!(one.stream != Stream(0) && one.stream != other.stream);
+        device.order(one.stream, other.stream).unwrap();
+        device.synchronize(other.stream).unwrap();
+        drop(device);
+        assert_ne!(fake("fake_live"), 0, "a stream keeps its context");
+        drop((one, other));
+        assert_eq!(fake("fake_live"), 0);
+    });
+}
+
+#[test]
+fn graphs_hold_launches_until_they_are_launched() {
+    with_fake_driver("graphs_hold_launches_until_they_are_launched", &[], || {
+        let key = KernelKey { op: DeviceOp::Sum, dtype: DataType::Float16, protocol: Protocol::Ll128 };
+        let args = Args { n_blocks: 3, ..Args::default() };
+        let has_kernels = i32::from(!hawser_kernels::FATBINS.is_empty());
+        let (device, other) = (opened(0), opened(1));
+        let (stream, beside) = (device.stream().unwrap(), device.stream().unwrap());
+        device.begin_capture(stream.stream).unwrap();
+        device.begin_capture(beside.stream).unwrap();
+        for _ in 0..3 * has_kernels {
+            device.prepare(key).unwrap();
+            device.launch(key, &args, 512, stream.stream).unwrap();
+        }
+        let memory = device.alloc(64).unwrap();
+        device.order(stream.stream, beside.stream).unwrap();
+        assert_eq!((fake("fake_launches"), fake("fake_records")), (0, 0));
+        // The second stream is still being captured.
+        let graph = device.end_capture(stream.stream).unwrap();
+        device.end_capture(beside.stream).unwrap();
+        for _ in 0..2 {
+            device.launch_graph(&graph, stream.stream).unwrap();
+        }
+        device.synchronize(stream.stream).unwrap();
+        assert_eq!((fake("fake_graph_launches"), fake("fake_launches")), (2, 6 * has_kernels));
+        let error = other.launch_graph(&graph, stream.stream).unwrap_err();
+        assert!(error.text.contains("of another device"), "{error}");
+        assert_eq!(fake("fake_is_current"), 0, "the caller's context is as it was");
+        drop((graph, memory, stream, beside, device, other));
+        assert_eq!(fake("fake_live"), 0);
+    });
+}
+
+#[test]
+fn misplaced_captures_are_refused() {
+    with_fake_driver("misplaced_captures_are_refused", &[], || {
+        let device = opened(0);
+        let error = device.begin_capture(Stream(0)).unwrap_err();
+        assert!(error.text.contains("capturing stream 0x0") && error.text.contains("(900)"), "{error}");
+        let stream = device.stream().unwrap();
+        let error = device.end_capture(stream.stream).err().unwrap();
+        assert!(error.text.contains("cuStreamEndCapture failed on device 0"), "{error}");
+        device.begin_capture(stream.stream).unwrap();
+        assert!(device.begin_capture(stream.stream).unwrap_err().text.contains("(401)"));
+        let graph = device.end_capture(stream.stream).unwrap();
+        let error = device.launch_graph(&graph, Stream(0)).unwrap_err();
+        assert!(error.text.contains("launching a graph on stream 0x0"), "{error}");
+        drop((graph, stream, device));
+        assert_eq!(fake("fake_live"), 0);
+    });
+}
+
+#[test]
 fn a_gpu_without_image_is_named() {
     with_fake_driver("a_gpu_without_image_is_named", &[("FAKE_NO_BINARY", "1")], || {
         let key = KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, protocol: Protocol::Simple };
@@ -391,6 +460,12 @@ fn the_machines_own_driver_agrees() {
     assert!(device.accepts(words.memory.addr).unwrap());
     device.order(Stream(0), Stream(2)).unwrap();
     device.synchronize(Stream(2)).unwrap();
+    let own = device.stream().unwrap();
+    device.order(Stream(0), own.stream).unwrap();
+    device.begin_capture(own.stream).unwrap();
+    let graph = device.end_capture(own.stream).unwrap();
+    device.launch_graph(&graph, own.stream).unwrap();
+    device.synchronize(own.stream).unwrap();
     let caps = device.caps();
     let peers = (0..count().unwrap()).map(opened).filter(|peer| caps.peers.contains(&peer.caps().id));
     for peer in peers.chain([device.clone()]) {

@@ -17,16 +17,17 @@
 
 typedef uint64_t ptr_t;
 enum { OK = 0, INVALID_VALUE = 1, OOM = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201, ALREADY_ENABLED = 704,
-       ALREADY_REGISTERED = 712, NOT_PERMITTED = 800, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906, NOT_FOUND = 500 };
+       ALREADY_REGISTERED = 712, ILLEGAL_STATE = 401, NOT_PERMITTED = 800, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906, NOT_FOUND = 500 };
 enum { FREE, DEVICE, VMM, OPENED, PINNED, REGISTERED };
 
 struct range { int kind, device, fd; char *addr; size_t bytes; };
 struct context { int device, retained; };
-struct stream { int capture; };
+struct stream { int capture, nodes; }; /* the capture that it is in, and what was recorded */
+struct graph { int nodes; };
 
 static struct range ranges[RANGES];
 static struct context contexts[DEVICES];
-static int live, capturing, records, waits, launches, peer_access[DEVICES][DEVICES];
+static int live, capturing, captures, records, waits, launches, graph_launches, peer_access[DEVICES][DEVICES];
 static unsigned last_grid, last_block;
 static __thread struct context *current;
 static __thread int mode;
@@ -36,6 +37,7 @@ API fake_live(void) { return live; }
 API fake_records(void) { return records; }
 API fake_waits(void) { return waits; }
 API fake_launches(void) { return launches; }
+API fake_graph_launches(void) { return graph_launches; }
 API fake_grid(void) { return (int)last_grid; }
 API fake_block(void) { return (int)last_block; }
 API fake_set_capturing(int on) { return capturing = on; }
@@ -247,24 +249,53 @@ API cuPointerGetAttribute(void *data, int attribute, ptr_t p) {
   return OK;
 }
 
-/* Streams and events. A stream whose address is odd is one of the test's: bits 1.. are its capture. */
+/* Streams and events. A stream whose address is odd is one of the test's: bits 8 and up are its capture. */
+static int is_own(struct stream *s) { return s && !((uintptr_t)s & 1); }
 API cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) {
-  if (!current || flags != 1 || priority != -5) return INVALID_VALUE;
+  if (!current || flags != 1 || (priority && priority != -5)) return INVALID_VALUE;
+  if (unsafe_call()) return unsafe_call();
   *s = calloc(1, sizeof **s), live++;
   return OK;
 }
 API cuStreamDestroy_v2(struct stream *s) { free(s), live--; return OK; }
 API cuStreamSynchronize(struct stream *s) { return s ? unsafe_call() : OK; }
+API cuStreamQuery(struct stream *s) { return s ? OK : INVALID_VALUE; }
 API cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void *graph, void *deps, size_t *n) {
   if (graph || deps || n) return INVALID_VALUE;
   if (!s && capturing) return CAPTURE_IMPLICIT;
-  *id = (uintptr_t)s & 1 ? (uintptr_t)s >> 8 : 0, *status = *id != 0;
+  *id = (uintptr_t)s & 1 ? (uintptr_t)s >> 8 : is_own(s) ? s->capture : 0, *status = *id != 0;
   return OK;
 }
 API cuEventCreate(void **e, unsigned flags) { *e = malloc(1), live++; return flags == 2 ? unsafe_call() : INVALID_VALUE; }
 API cuEventRecord(void *e, void *s) { (void)s; records++; return e && current ? OK : INVALID_VALUE; }
 API cuStreamWaitEvent(void *s, void *e, unsigned flags) { (void)s; waits++; return e && !flags ? OK : INVALID_VALUE; }
 API cuEventDestroy_v2(void *e) { free(e), live--; return OK; }
+
+/* Graphs: only launches are counted. A capture of one's own is told from the tests' by its large number. */
+API cuStreamBeginCapture_v2(struct stream *s, int how) {
+  if (!current || !is_own(s) || how != 1) return s ? INVALID_VALUE : CAPTURE_UNSUPPORTED;
+  if (s->capture) return ILLEGAL_STATE;
+  s->capture = 1000000 + ++captures, s->nodes = 0, capturing++;
+  return OK;
+}
+API cuStreamEndCapture(struct stream *s, struct graph **g) {
+  if (!current || !is_own(s) || !s->capture) return ILLEGAL_STATE;
+  *g = malloc(sizeof **g), (*g)->nodes = s->nodes, s->capture = 0, capturing--, live++;
+  return OK;
+}
+API cuGraphInstantiateWithFlags(struct graph **e, struct graph *g, unsigned long long flags) {
+  if (!g || flags) return INVALID_VALUE;
+  if (unsafe_call()) return unsafe_call();
+  *e = malloc(sizeof **e), **e = *g, live++;
+  return OK;
+}
+API cuGraphLaunch(struct graph *e, struct stream *s) {
+  if (!current || !e || !is_own(s) || s->capture) return INVALID_VALUE;
+  graph_launches++, launches += e->nodes;
+  return OK;
+}
+API cuGraphExecDestroy(struct graph *e) { free(e), live--; return current ? OK : INVALID_CONTEXT; }
+API cuGraphDestroy(struct graph *g) { free(g), live--; return current ? OK : INVALID_CONTEXT; }
 
 /* Kernels: every image has every symbol of Hawser's. */
 API cuLibraryLoadData(void **l, const void *code, void *o, void *v, unsigned n, void *lo, void *lv, unsigned ln) {
@@ -278,9 +309,9 @@ API cuFuncGetAttribute(int *v, int a, void *f) { (void)a, (void)f; *v = 0; retur
 API cuModuleLoadData(void **m, const void *code) { *m = (void *)code; return unsafe_call(); }
 API cuModuleGetFunction(void **f, void *m, const char *name) { return strncmp(name, "hawser_", 7) ? NOT_FOUND : (*f = m, OK); }
 API cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   void *s, void **params, void **extra) {
-  (void)s;
+                   struct stream *s, void **params, void **extra) {
   if (!current || !f || gy * gz * by * bz != 1 || shared || !params || !params[0] || extra || bx > 1024) return INVALID_VALUE;
+  if (is_own(s) && s->capture) return s->nodes++, OK;
   launches++, last_grid = gx, last_block = bx;
   return OK;
 }

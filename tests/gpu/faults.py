@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Bad input and faults on real GPUs through the C interface: tests/gpu/faults.py libnccl.so.2
+
+Needs PyTorch (for device memory and streams) and two GPUs; says so and ends with 0 where they are missing.
+Every check prints a line; the exit code is 1 if one failed. A watchdog ends a hanging run.
+"""
+
+import ctypes
+import faulthandler
+import os
+import sys
+import threading
+import time
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+P = ctypes.c_void_p
+INVALID_ARGUMENT, INVALID_USAGE = 4, 5
+FAILED = []
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+
+
+def main():
+    if torch is None or torch.cuda.device_count() < 2:
+        print("skipped: needs PyTorch and two GPUs")
+        return 0
+    faulthandler.dump_traceback_later(240, exit=True)
+    nccl = ctypes.CDLL(sys.argv[1])
+    nccl.ncclGetLastError.restype = ctypes.c_char_p
+    for check in (two_ranks_on_one_gpu, abort_releases_a_hang, calls_after_abort, rounds_leak_nothing):
+        check(nccl)
+    print("0 failed" if not FAILED else f"failed: {', '.join(FAILED)}")
+    return 1 if FAILED else 0
+
+
+def expect(name, condition, detail=""):
+    print(f"{'ok  ' if condition else 'FAIL'} {name} {detail}", flush=True)
+    if not condition:
+        FAILED.append(name)
+
+
+def two_ranks_on_one_gpu(nccl):
+    comms = (P * 2)()
+    code = nccl.ncclCommInitAll(comms, 2, (ctypes.c_int * 2)(0, 0))
+    expect("two ranks on one GPU (InitAll)", code == INVALID_USAGE, f"-> {code}")
+    identity, codes = UniqueId(), [None, None]
+    nccl.ncclGetUniqueId(ctypes.byref(identity))
+
+    def rank(r):
+        torch.cuda.set_device(0)
+        codes[r] = nccl.ncclCommInitRank(ctypes.byref(P()), 2, identity, r)
+
+    threads = [threading.Thread(target=rank, args=(r,)) for r in range(2)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    text = nccl.ncclGetLastError(None)
+    expect("two ranks on one GPU (InitRank)", codes == [INVALID_USAGE] * 2, f"-> {codes}: {text.decode()}")
+
+
+def pair(nccl):
+    comms = (P * 2)()
+    expect("init of two ranks", nccl.ncclCommInitAll(comms, 2, None) == 0)
+    return [P(comms[0]), P(comms[1])]
+
+
+def all_reduce(nccl, comm, device, stream):
+    x = torch.ones(1024, device=f"cuda:{device}")
+    torch.cuda.synchronize(device)
+    code = nccl.ncclAllReduce(P(x.data_ptr()), P(x.data_ptr()), ctypes.c_size_t(1024), 7, 0, comm, P(stream.cuda_stream))
+    return code, x
+
+
+def abort_releases_a_hang(nccl):
+    global ABORTED
+    comms = pair(nccl)
+    stream = torch.cuda.Stream(0)
+    torch.cuda.set_device(0)
+    code, keep = all_reduce(nccl, comms[0], 0, stream)
+    expect("one of two ranks joins", code == 0)
+    time.sleep(0.5)
+    expect("its kernel waits for the other", not stream.query())
+    state = ctypes.c_int(-1)
+    nccl.ncclCommGetAsyncError(comms[0], ctypes.byref(state))
+    expect("no asynchronous error yet", state.value == 0, f"-> {state.value}")
+    thread = threading.Thread(target=lambda: nccl.ncclCommAbort(comms[0]))
+    thread.start()
+    thread.join(30)
+    expect("abort from another thread returns", not thread.is_alive())
+    stream.synchronize()
+    expect("the stream is released", stream.query())
+    expect("abort of the idle rank", nccl.ncclCommAbort(comms[1]) == 0)
+    ABORTED = comms[0]
+    del keep
+
+
+def calls_after_abort(nccl):
+    code, _ = all_reduce(nccl, ABORTED, 0, torch.cuda.Stream(0))
+    expect("a call after abort", code == INVALID_ARGUMENT, f"-> {code}: {nccl.ncclGetLastError(None).decode()}")
+
+
+def rounds_leak_nothing(nccl):
+    def count():
+        torch.cuda.synchronize()
+        free = [torch.cuda.mem_get_info(d)[0] for d in range(2)]
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), free
+
+    def once():
+        comms = (P * 2)()
+        code = nccl.ncclCommInitAll(comms, 2, None)
+        streams = [torch.cuda.Stream(d) for d in range(2)]
+        nccl.ncclGroupStart()
+        outcome = [all_reduce(nccl, P(comms[d]), d, streams[d]) for d in range(2)]
+        code |= nccl.ncclGroupEnd()
+        [s.synchronize() for s in streams]
+        good = all(float(x.sum()) == 2048 for _, x in outcome)
+        return code | nccl.ncclCommDestroy(P(comms[0])) | nccl.ncclCommDestroy(P(comms[1])) if good else -1
+
+    codes = {once() for _ in range(5)}
+    before = count()
+    codes |= {once() for _ in range(200)}
+    after = count()
+    lost = max(b - a for b, a in zip(before[2], after[2]))
+    expect("200 rounds of init, all-reduce, destroy", codes == {0}, f"-> {codes}")
+    expect("threads, descriptors and device memory return", after[:2] == before[:2] and lost <= 2 << 20,
+           f"{before[:2]} -> {after[:2]}, {lost >> 20} MiB lost")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
