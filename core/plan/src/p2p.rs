@@ -102,7 +102,6 @@ pub fn instances(bytes: u64, ranks: u32, knobs: &Knobs) -> u32 {
         0..=0x4000 => (bytes.div_ceil(4 << 10) as u32).clamp(1, share),
         0x4001..=0x8_0000 => (bytes.div_ceil(16 << 10) as u32).clamp(1, share),
         0x8_0001..=0x20_0000 => share.max(4),
-        0x20_0001..=0x200_0000 => 8,
         _ => 12,
     };
     wanted.min(knobs.max_ctas).min(knobs.lanes / 2).max(1)

@@ -54,23 +54,14 @@ pub fn bring_up(
         log::info(Subsys::Init, || format!("rank {rank}: {name}"));
         Wait::new(abort.clone(), Some(settings.init_timeout))
     };
-    let wait = step("bootstrap");
-    let bootstrap = match meeting {
-        Meeting::Ids { ids, nranks } => {
-            let joined = Bootstrap::join(&ids, rank, nranks, &env::bootstrap_settings(), &wait);
-            joined.inspect_err(|error| release_root(error, &ids))?
-        }
-        Meeting::Child { bootstrap } => *bootstrap,
-    };
+    let bootstrap = meet(meeting, rank, &step("bootstrap"))?;
     let device = device::open(ordinal)?;
     let knobs = knobs(bootstrap.nranks(), device.as_ref(), settings, config)?;
-    let wait = step("agreement");
     let card = Card::new(device.caps(), settings, &knobs);
-    let cards = bootstrap.all_gather(&card.encode(), &wait)?;
+    let cards = bootstrap.all_gather(&card.encode(), &step("agreement"))?;
     let cards: Vec<Card> =
         cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
     let agreement = agree(&cards, settings.multi_rank_gpu)?;
-    let wait = step("transport");
     let layout = HeapLayout::new(bootstrap.nranks(), &knobs);
     let peers = Peers {
         rank,
@@ -78,7 +69,7 @@ pub fn bring_up(
         kind: agreement.heap,
         deadline_ns: settings.op_timeout.map_or(0, |t| t.as_nanos() as u64),
     };
-    let fabric = Fabric::connect(device.as_ref(), &bootstrap, &peers, &layout, &wait)?;
+    let fabric = Fabric::connect(device.as_ref(), &bootstrap, &peers, &layout, &step("transport"))?;
     let name = config.name.clone().unwrap_or_else(|| "world".into());
     let live = Live {
         rank,
@@ -99,19 +90,29 @@ pub fn bring_up(
     if live.device.caps().kind != DeviceKind::Host {
         warm_up(&live)?;
     }
-    let wait = step("ready");
-    live.bootstrap.barrier(&wait)?;
-    log::info(Subsys::Init, || {
-        let (size, link) = (live.world.size(), live.world.link);
-        format!(
-            "{} rank {rank} of {size} up on {}: {link:?}, {} lanes, {} KiB",
-            live.name,
-            live.device.caps().name,
-            live.layout.lanes,
-            live.memory_bytes() >> 10
-        )
-    });
+    live.bootstrap.barrier(&step("ready"))?;
+    log::info(Subsys::Init, || announcement(&live));
     Ok(Arc::new(live))
+}
+
+/// The control connections to the other ranks.
+fn meet(meeting: Meeting, rank: u32, wait: &Wait) -> Result<Bootstrap> {
+    match meeting {
+        Meeting::Ids { ids, nranks } => {
+            let joined = Bootstrap::join(&ids, rank, nranks, &env::bootstrap_settings(), wait);
+            joined.inspect_err(|error| release_root(error, &ids))
+        }
+        Meeting::Child { bootstrap } => Ok(*bootstrap),
+    }
+}
+
+fn announcement(live: &Live) -> String {
+    let (size, link, device) = (live.world.size(), live.world.link, &live.device.caps().name);
+    let (lanes, memory) = (live.layout.lanes, live.memory_bytes() >> 10);
+    format!(
+        "{} rank {} of {size} up on {device}: {link:?}, {lanes} lanes, {memory} KiB",
+        live.name, live.rank
+    )
 }
 
 /// A rank that was aborted may not have reached its root, which would wait for it as long as this process lives.
