@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 pub fn mem_alloc(bytes: u64) -> Result<u64> {
     let device = device::open(device::current()?)?;
     let memory = device.alloc_heap(bytes.max(1), HeapKind::Device)?;
+    device.share(&memory)?;
     let addr = memory.addr;
     lock(table())?.insert(addr, memory);
     Ok(addr)

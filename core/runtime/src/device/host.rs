@@ -101,6 +101,10 @@ impl Device for HostDevice {
         Ok(memory(Arc::new(map(bytes, Some(fd))?)))
     }
 
+    fn share(&self, _heap: &Memory) -> Result<()> {
+        Ok(())
+    }
+
     fn export(&self, heap: &Memory, _kind: HeapKind) -> Result<Export> {
         let mapping = heap
             .owner

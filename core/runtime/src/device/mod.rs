@@ -110,6 +110,10 @@ pub trait Device: Send + Sync {
     /// Zeroed memory that peers of the same host may map.
     fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory>;
 
+    /// Lets the other devices of this process that have peer access use `heap` too, as they may use
+    /// ordinary device memory in copies (`ncclMemAlloc`).
+    fn share(&self, heap: &Memory) -> Result<()>;
+
     /// How peers map `heap`, which came from `alloc_heap(kind)`.
     fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export>;
 

@@ -10,14 +10,14 @@
 //! this process, owner or importer, holds an `Arc` of its [`Body`].
 
 use std::collections::HashMap;
-use std::ffi::{c_char, c_uint};
+use std::ffi::{c_char, c_int, c_uint};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
 
-use super::context::Context;
+use super::context::{Context, platform};
 use super::memory::{Block, Copier, check_allocation, in_context};
 use super::result::code;
 use super::shared::HostRange;
@@ -43,7 +43,7 @@ enum Body {
 
 /// The owner's end of a heap. Fields are dropped in this order.
 struct Heap {
-    _mapping: Option<Mapping>,
+    mapping: Option<Mapping>,
     body: Arc<Body>,
     bytes: u64,
     key: u64,
@@ -88,7 +88,7 @@ pub fn alloc(copier: &Copier, context: &Arc<Context>, bytes: u64, kind: HeapKind
     let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
     let body = Arc::new(body);
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::downgrade(&body));
-    Ok(Memory { addr, bytes, owner: Box::new(Heap { _mapping: mapping, body, bytes, key }) })
+    Ok(Memory { addr, bytes, owner: Box::new(Heap { mapping, body, bytes, key }) })
 }
 
 /// Device memory of the kind that the settings, the device and the container allow.
@@ -113,6 +113,21 @@ fn device_heap(context: &Arc<Context>, bytes: u64) -> Result<(Option<Mapping>, B
     }
     let block = Block::new(context, bytes.max(1).next_multiple_of(LEGACY_GRANULARITY))?;
     Ok((None, Body::Legacy(block)))
+}
+
+/// Lets every device of this process with peer access use a heap. Legacy memory needs no grant for copies.
+pub fn share(context: &Arc<Context>, heap: &Memory) -> Result<()> {
+    let heap: Option<&Heap> = heap.owner.downcast_ref();
+    let Some(mapping) = heap.and_then(|heap| heap.mapping.as_ref()) else { return Ok(()) };
+    for &device in platform()?.devices.iter().filter(|device| **device != context.device) {
+        let mut can: c_int = 0;
+        // SAFETY: `can` is valid for the number.
+        let asked = unsafe { context.driver.device_can_access_peer(&mut can, device, context.device) };
+        if asked.is_ok() && can != 0 {
+            mapping.grant(device)?;
+        }
+    }
+    Ok(())
 }
 
 /// How a peer maps a heap that [`alloc`] made.

@@ -113,6 +113,10 @@ impl Device for CudaDevice {
         heap::alloc(&self.copier, &self.context, bytes, kind)
     }
 
+    fn share(&self, heap: &Memory) -> Result<()> {
+        heap::share(&self.context, heap)
+    }
+
     fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export> {
         heap::export(&self.context, heap, kind)
     }

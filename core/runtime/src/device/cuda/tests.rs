@@ -206,6 +206,20 @@ fn vmm_heaps_are_shared_in_a_process() {
 }
 
 #[test]
+fn shared_memory_can_be_used_by_peers() {
+    with_fake_driver("shared_memory_can_be_used_by_peers", &[], || {
+        let (owner, peer) = (opened(0), opened(1));
+        let heap = owner.alloc_heap(4096, HeapKind::Device).unwrap();
+        assert!(!peer.accepts(heap.addr).unwrap());
+        owner.share(&heap).unwrap();
+        assert!(peer.accepts(heap.addr).unwrap() && owner.accepts(heap.addr).unwrap());
+        drop(heap);
+        drop((owner, peer));
+        assert_eq!(fake("fake_live"), 0);
+    });
+}
+
+#[test]
 fn legacy_heaps_are_shared_in_a_process() {
     with_fake_driver("legacy_heaps_are_shared_in_a_process", &[("NCCL_CUMEM_ENABLE", "0")], || {
         share_in_process(HeapKind::Device);

@@ -5,9 +5,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1,
-    CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
+    CUdevice, CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
+    CUmemLocationType,
 };
 
 use super::context::{Context, platform};
@@ -112,13 +113,19 @@ impl Mapping {
         // SAFETY: the range was just reserved, the handle is alive.
         unsafe { driver.mem_map(addr, bytes, 0, physical.handle, 0) }.check(&context)?;
         mapping.is_mapped = true;
+        mapping.grant(context.device)?;
+        Ok(mapping)
+    }
+
+    /// Lets a device read and write the range.
+    pub fn grant(&self, device: CUdevice) -> Result<()> {
+        let _scope = self.context.enter_relaxed()?;
         let access = CUmemAccessDesc {
-            location: location(context),
+            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device },
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: valid for the one description.
-        unsafe { driver.mem_set_access(addr, bytes, &access, 1) }.check(&context)?;
-        Ok(mapping)
+        // SAFETY: the range is mapped; valid for the one description.
+        unsafe { self.context.driver.mem_set_access(self.addr, self.bytes, &access, 1) }.check(&self.context)
     }
 }
 

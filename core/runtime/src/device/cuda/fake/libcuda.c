@@ -20,7 +20,7 @@ enum { OK = 0, INVALID_VALUE = 1, OOM = 2, NO_DEVICE = 100, INVALID_CONTEXT = 20
        ALREADY_REGISTERED = 712, ILLEGAL_STATE = 401, NOT_PERMITTED = 800, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906, NOT_FOUND = 500 };
 enum { FREE, DEVICE, VMM, OPENED, PINNED, REGISTERED };
 
-struct range { int kind, device, fd; char *addr; size_t bytes; };
+struct range { int kind, device, fd; char *addr; size_t bytes; int access; };
 struct context { int device, retained; };
 struct stream { int capture, nodes; }; /* the capture that it is in, and what was recorded */
 struct graph { int nodes; };
@@ -57,7 +57,7 @@ static struct range *find(ptr_t p) {
 static struct range *add(int kind, char *addr, size_t bytes, int fd) {
   for (int i = 0; i < RANGES; i++)
     if (!ranges[i].kind) {
-      ranges[i] = (struct range){kind, current ? current->device : 0, fd, addr, bytes};
+      ranges[i] = (struct range){kind, current ? current->device : 0, fd, addr, bytes, 0};
       live++;
       return &ranges[i];
     }
@@ -194,7 +194,8 @@ API cuMemUnmap(ptr_t p, size_t n) {
 API cuMemSetAccess(ptr_t p, size_t n, const struct access *a, size_t count) {
   struct range *r = find(p);
   if (!r || count != 1 || a->location_type != 1 || a->flags != 3) return INVALID_VALUE;
-  r->device = a->device;
+  if (!r->access) r->device = a->device;
+  r->access |= 1 << a->device;
   return mprotect((void *)p, n, PROT_READ | PROT_WRITE) ? INVALID_VALUE : OK;
 }
 API cuMemExportToShareableHandle(int *fd, ptr_t h, int type, unsigned long long flags) {
@@ -244,7 +245,7 @@ API cuPointerGetAttribute(void *data, int attribute, ptr_t p) {
   if (!r) return INVALID_VALUE;
   if (attribute == 8) return *(char *)data = 0, OK;
   unsigned value = attribute == 2 ? (r->kind < PINNED ? 2 : 1) : attribute == 9 ? r->device
-                 : attribute == 16 ? (!current || r->device == current->device ? 3 : 0) : 0;
+                 : attribute == 16 ? (!current || r->device == current->device || r->access >> current->device & 1 ? 3 : 0) : 0;
   memcpy(data, &value, sizeof value);
   return OK;
 }
