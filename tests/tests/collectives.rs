@@ -4,10 +4,10 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use hawser_plan::call::Scalar;
-use hawser_plan::{Call, Collective, DataType, ReduceOp};
-use hawser_runtime::{Comm, Stream, device, group, unique_id};
+use hawser_plan::{Collective, DataType, ReduceOp};
+use hawser_runtime::{Comm, Stream, group, unique_id};
 use hawser_tests::oracle::{Case, RankBuffers};
+use hawser_tests::world::{call, on_host};
 
 const RANKS: [u32; 8] = [1, 2, 3, 4, 5, 7, 8, 16];
 /// Elements per block: nothing, one, odd, not a multiple of anything, more than one tile.
@@ -166,13 +166,6 @@ fn matrix(collective: Collective) {
     }
 }
 
-fn on_host() -> bool {
-    if !device::is_host() {
-        eprintln!("skipped: these tests use host memory; run them with HAWSER_DEVICE=host");
-    }
-    device::is_host()
-}
-
 /// The communicators of this test's thread, made once per number of ranks.
 fn comms(ranks: u32) -> &'static [Comm] {
     thread_local! {
@@ -199,22 +192,4 @@ fn run_rank(comm: &Comm, case: &Case) {
     let buffers = RankBuffers::new(case, comm.rank(), false, 0);
     comm.collective(call(case, buffers.addresses(case, comm.rank())), Stream(0)).unwrap();
     assert_eq!(buffers.fault(case, comm.rank()), None);
-}
-
-fn call(case: &Case, (input, output): (u64, u64)) -> Call {
-    let factor = match case.dtype {
-        DataType::Float64 => Case::FACTOR.to_bits(),
-        d if d.is_float() => u64::from((Case::FACTOR as f32).to_bits()),
-        _ => Case::FACTOR as u64,
-    };
-    Call {
-        collective: case.collective,
-        count: case.count as u64,
-        dtype: case.dtype,
-        op: case.op,
-        scalar: Scalar::Immediate(factor),
-        root: case.root,
-        input,
-        output,
-    }
 }

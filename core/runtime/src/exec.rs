@@ -18,6 +18,9 @@ pub struct Launch {
     pub plan: LaunchPlan,
     /// Where.
     pub stream: Stream,
+    /// Other streams with calls that it serves: it runs after what is on them, and what comes later on them
+    /// runs after it.
+    pub others: Vec<Stream>,
 }
 
 /// Runs a group's launches: GPUs get theirs on the streams, the host device's run to their end here.
@@ -33,9 +36,11 @@ pub fn run(launches: &[Launch]) -> Result<()> {
         launch.comm.device.prepare(launch.plan.kernel)?;
     }
     for launch in launches.iter().filter(|l| !is_host(l)) {
-        launch.comm.order_stream(launch.stream)?;
-        let (plan, device) = (&launch.plan, &launch.comm.device);
-        device.launch(plan.kernel, &plan.args, plan.threads, launch.stream)?;
+        let (plan, device, stream) = (&launch.plan, &launch.comm.device, launch.stream);
+        launch.comm.order_stream(stream)?;
+        launch.others.iter().try_for_each(|other| device.order(*other, stream))?;
+        device.launch(plan.kernel, &plan.args, plan.threads, stream)?;
+        launch.others.iter().try_for_each(|other| device.order(stream, *other))?;
     }
     let host: Vec<HostLaunch<'_>> = launches
         .iter()

@@ -169,22 +169,20 @@ fn finish(group: Group) -> Result<()> {
 /// Collectives in call order, then all messages together.
 fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
     let mut launches = Vec::new();
-    let (mut messages, mut on) = (Vec::new(), None);
+    let (mut messages, mut streams) = (Vec::new(), Vec::new());
     for item in items {
         match item {
             Item::Call(call, stream) => launches.extend(live.plan_call(&call, stream)?),
             Item::Message(message, stream) => {
-                if let Some(first) = on.filter(|first| *first != stream) {
-                    // One launch serves all messages: it waits for the other streams' earlier work.
-                    live.device.order(stream, first)?;
+                if !streams.contains(&stream) {
+                    streams.push(stream);
                 }
-                on.get_or_insert(stream);
                 messages.push(message);
             }
         }
     }
-    if let Some(stream) = on {
-        launches.extend(live.plan_messages(&messages, stream)?);
+    if let Some((first, others)) = streams.split_first() {
+        launches.extend(live.plan_messages(&messages, *first, others)?);
     }
     Ok(launches)
 }

@@ -113,11 +113,20 @@ impl Live {
         Ok(bound)
     }
 
-    /// Plans a group's messages.
-    pub fn plan_messages(self: &Arc<Self>, messages: &[Message], stream: Stream) -> Result<Vec<Launch>> {
+    /// Plans a group's messages, which were put on `stream` and on `others`.
+    pub fn plan_messages(
+        self: &Arc<Self>,
+        messages: &[Message],
+        stream: Stream,
+        others: &[Stream],
+    ) -> Result<Vec<Launch>> {
         let number = self.next_op.fetch_add(1, Ordering::Relaxed);
         let plans = p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?;
-        plans.into_iter().map(|plan| self.complete(plan, None, number, stream)).collect()
+        let complete = |plan| {
+            let launch = self.complete(plan, None, number, stream)?;
+            Ok(Launch { others: others.to_vec(), ..launch })
+        };
+        plans.into_iter().map(complete).collect()
     }
 
     /// Puts `stream` behind the communicator's earlier operations.
@@ -197,7 +206,7 @@ impl Live {
         if plan.scratch_bytes > 0 {
             plan.args.works[0].base[2] = self.scratch(plan.scratch_bytes)?;
         }
-        Ok(Launch { comm: self.clone(), plan, stream })
+        Ok(Launch { comm: self.clone(), plan, stream, others: Vec::new() })
     }
 
     fn scratch(&self, bytes: u64) -> Result<u64> {
