@@ -23,7 +23,7 @@ pub enum Link {
     Pcie,
     /// Staging in host memory.
     HostMemory,
-    /// A network plugin between hosts (a later issue).
+    /// A network plugin between hosts (not offered yet).
     Net,
 }
 

@@ -66,7 +66,7 @@ pub enum Op {
     RecvReduceCopy,
     /// `x = recv… ⊕ src`; `dst = x`; send `x`
     RecvReduceCopySend,
-    /// A hand-written kernel that must equal the program it carries (a later issue).
+    /// A hand-written kernel that must equal the program it carries (not offered yet).
     Native(u32),
 }
 
