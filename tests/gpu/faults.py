@@ -33,7 +33,7 @@ def main():
     faulthandler.dump_traceback_later(240, exit=True)
     nccl = ctypes.CDLL(sys.argv[1])
     nccl.ncclGetLastError.restype = ctypes.c_char_p
-    for check in (two_ranks_on_one_gpu, abort_releases_a_hang, calls_after_abort, rounds_leak_nothing):
+    for check in (two_ranks_on_one_gpu, abort_releases_a_hang, abort_releases_a_destroy, calls_after_abort, rounds_leak_nothing):
         check(nccl)
     print("0 failed" if not FAILED else f"failed: {', '.join(FAILED)}")
     return 1 if FAILED else 0
@@ -96,6 +96,22 @@ def abort_releases_a_hang(nccl):
     expect("the stream is released", stream.query())
     expect("abort of the idle rank", nccl.ncclCommAbort(comms[1]) == 0)
     ABORTED = comms[0]
+    del keep
+
+
+def abort_releases_a_destroy(nccl):
+    comms = pair(nccl)
+    torch.cuda.set_device(0)
+    code, keep = all_reduce(nccl, comms[0], 0, torch.cuda.Stream(0))
+    expect("one of two ranks joins again", code == 0)
+    waiting = threading.Thread(target=lambda: nccl.ncclCommDestroy(comms[0]))
+    waiting.start()
+    time.sleep(0.5)
+    expect("destroy waits for the kernel", waiting.is_alive())
+    nccl.ncclCommAbort(comms[0])
+    waiting.join(30)
+    expect("abort releases a destroy of another thread", not waiting.is_alive())
+    nccl.ncclCommAbort(comms[1])
     del keep
 
 

@@ -80,6 +80,7 @@ pub fn bring_up(
         bootstrap,
         device,
         fabric,
+        abort: abort.clone(),
         programs: Default::default(),
         bounds: Default::default(),
         scratch: Default::default(),

@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exec::Launch;
 use crate::log::{self, Subsys};
 use crate::transport::{Fabric, bytes_of};
+use crate::wait::AbortFlag;
 
 /// Everything a communicator has once bring-up is over. Freed when the last launch and handle let go.
 pub struct Live {
@@ -38,6 +39,8 @@ pub struct Live {
     pub device: Arc<dyn Device>,
     /// FIFO memory and the device's image of the communicator.
     pub fabric: Fabric,
+    /// The communicator's flag: raised by abort, also while a destroy in another thread waits for the device.
+    pub abort: AbortFlag,
     /// Programs in use, lowered for this rank.
     pub programs: Mutex<HashMap<(ProgramKey, DeviceOp), Arc<Loaded>>>,
     /// Choices already made.
@@ -225,6 +228,9 @@ impl Drop for Live {
         let Some(stream) = last else { return };
         let mut aborted: Option<Instant> = None;
         while self.device.is_idle(stream).is_ok_and(|idle| !idle) {
+            if self.abort.is_raised() {
+                self.fabric.abort();
+            }
             if self.fabric.is_aborted() && aborted.get_or_insert_with(Instant::now).elapsed() > AFTER_ABORT {
                 let text = "its stream is stuck in other work after an abort: the communicator's memory stays allocated";
                 log::warn(&format!("{} rank {}: {text}", self.name, self.rank));
