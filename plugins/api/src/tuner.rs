@@ -1,0 +1,170 @@
+//! The tuner interface: chooses algorithm, protocol and number of channels of a collective.
+//!
+//! The host asks with the times that its cost model predicts; the tuner changes them and the host takes the lowest. All
+//! ranks ask with equal arguments and **must get equal answers**: a tuner is a pure function of what it is asked and of
+//! settings that are equal on all ranks.
+
+use crate::error::Result;
+use crate::host::Log;
+
+/// Collectives that tuners are asked about, with NCCL's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+#[allow(missing_docs)] // NCCL's names
+pub enum Function {
+    Broadcast = 0,
+    Reduce = 1,
+    AllGather = 2,
+    ReduceScatter = 3,
+    AllReduce = 4,
+}
+
+impl Function {
+    /// All of them in the order of their numbers.
+    pub const ALL: [Self; 5] =
+        [Self::Broadcast, Self::Reduce, Self::AllGather, Self::ReduceScatter, Self::AllReduce];
+
+    /// Name in rule files: `allreduce`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::AllGather => "allgather",
+            Self::ReduceScatter => "reducescatter",
+            Self::AllReduce => "allreduce",
+        }
+    }
+}
+
+/// Algorithms. 0 to 6 have NCCL's numbers, those from 64 on are this library's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Algorithm(pub u32);
+
+#[allow(missing_docs)] // names of the field
+impl Algorithm {
+    pub const TREE: Self = Self(0);
+    pub const RING: Self = Self(1);
+    pub const COLLNET_DIRECT: Self = Self(2);
+    pub const COLLNET_CHAIN: Self = Self(3);
+    pub const NVLS: Self = Self(4);
+    pub const NVLS_TREE: Self = Self(5);
+    pub const PAT: Self = Self(6);
+    pub const ONE_SHOT: Self = Self(64);
+    pub const ALL_PAIRS: Self = Self(65);
+    pub const HIERARCHICAL: Self = Self(66);
+
+    /// Names in rule files, without case.
+    pub const NAMES: [(Self, &'static str); 10] = [
+        (Self::TREE, "tree"),
+        (Self::RING, "ring"),
+        (Self::COLLNET_DIRECT, "collnet_direct"),
+        (Self::COLLNET_CHAIN, "collnet_chain"),
+        (Self::NVLS, "nvls"),
+        (Self::NVLS_TREE, "nvls_tree"),
+        (Self::PAT, "pat"),
+        (Self::ONE_SHOT, "one_shot"),
+        (Self::ALL_PAIRS, "all_pairs"),
+        (Self::HIERARCHICAL, "hierarchical"),
+    ];
+}
+
+/// Protocols, with NCCL's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[allow(missing_docs)] // NCCL's names
+pub enum Protocol {
+    Ll = 0,
+    Ll128 = 1,
+    Simple = 2,
+}
+
+/// A tuner plugin.
+pub trait Tuner: Send + Sync {
+    /// Name for logs. Constant.
+    fn name(&self) -> &str;
+
+    /// Makes the tuner ready for a communicator.
+    ///
+    /// # Errors
+    /// Any: the host says why and goes on without this tuner.
+    fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>>;
+}
+
+/// What a tuner learns of its communicator.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct TunerConfig {
+    /// Equal on all ranks of the communicator, different for others.
+    pub comm_id: u64,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Number of hosts.
+    pub nodes: u32,
+    /// NVLink domains: number, fewest and most ranks of one.
+    pub domains: (u32, u32, u32),
+    /// Where log lines go.
+    pub log: Log,
+}
+
+impl TunerConfig {
+    /// A communicator whose NVLink domains are its hosts.
+    pub fn new(comm_id: u64, ranks: u32, nodes: u32, log: Log) -> Self {
+        let per_node = ranks / nodes.max(1);
+        Self { comm_id, ranks, nodes, domains: (nodes, per_node, per_node), log }
+    }
+}
+
+/// What is to be tuned.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Question {
+    /// The collective.
+    pub function: Function,
+    /// Bytes of the larger of send and receive side.
+    pub bytes: u64,
+    /// Operations of the group that run together.
+    pub pipelined: u32,
+    /// Both buffers are registered.
+    pub registered: bool,
+}
+
+impl Question {
+    /// A single operation on plain buffers.
+    pub fn new(function: Function, bytes: u64) -> Self {
+        Self { function, bytes, pipelined: 1, registered: false }
+    }
+}
+
+/// One candidate and its predicted time. Tuners lower or raise `us`; below 0 is "impossible" and stays so.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C)]
+pub struct Candidate {
+    /// Which algorithm.
+    pub algorithm: Algorithm,
+    /// Which protocol.
+    pub protocol: Protocol,
+    /// Predicted microseconds; -1.0 = impossible.
+    pub us: f32,
+}
+
+/// What a tuner says besides the times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Answer {
+    /// Channels to use; None = the host's default.
+    pub channels: Option<u32>,
+}
+
+/// A tuner, opened for a communicator.
+pub trait TunerContext: Send + Sync {
+    /// Changes the times of the candidates. Blocking: no. Thread: any, also several at once.
+    ///
+    /// # Errors
+    /// Any: the host logs it once and uses its own times.
+    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer>;
+
+    /// Bytes per chunk for a choice; None = the host's default.
+    fn chunk_bytes(&self, question: &Question, chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
+        let _ = (question, chosen, channels);
+        Ok(None)
+    }
+}

@@ -1,0 +1,7 @@
+//! NCCL's C plugin ABIs in both directions, and the search for plugins.
+//!
+//! *NCCL to Hawser*: a C table found in a [`library::Library`] becomes one boxed adapter onto a trait of `hawser_plugin`,
+//! filled when it is loaded; there are no statics, so several plugins of one version work side by side. *Hawser to
+//! NCCL*: the export macros turn an implementation of such a trait into the tables that NVIDIA's library looks for.
+
+pub mod library;

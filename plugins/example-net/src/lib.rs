@@ -1,0 +1,1 @@
+//! The smallest useful net plugin: hosts that share a file system.

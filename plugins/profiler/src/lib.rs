@@ -1,0 +1,1 @@
+//! Profiler plugin that counts events and writes a Chrome trace.

@@ -1,0 +1,1 @@
+//! Conformance suites that a plugin author runs in one line.

@@ -1,0 +1,1 @@
+//! Tuner plugin that reads rules in NCCL's CSV form.
