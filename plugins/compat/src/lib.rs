@@ -5,3 +5,20 @@
 //! NCCL*: the export macros turn an implementation of such a trait into the tables that NVIDIA's library looks for.
 
 pub mod library;
+pub mod logger;
+
+use std::sync::Arc;
+
+/// A plugin found in a library.
+pub struct Found<T: ?Sized> {
+    /// The symbol that was taken: the newest one there, such as `ncclNetPlugin_v9`.
+    pub symbol: &'static str,
+    /// The plugin behind our own trait. Keeps its library open.
+    pub plugin: Arc<T>,
+}
+
+impl<T: ?Sized> Clone for Found<T> {
+    fn clone(&self) -> Self {
+        Self { symbol: self.symbol, plugin: self.plugin.clone() }
+    }
+}
