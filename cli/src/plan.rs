@@ -91,7 +91,7 @@ fn load(which: &Which) -> Result<Program> {
         if which.root >= which.ranks {
             bail!("--root {} is not one of {} ranks", which.root, which.ranks);
         }
-        let key = ProgramKey { collective, algorithm, ranks: which.ranks, root: which.root };
+        let key = ProgramKey::new(collective, algorithm, which.ranks, which.root);
         return Ok(algo::program(&key)?);
     }
     let path = Path::new(&which.program);

@@ -30,6 +30,7 @@ __device__ __noinline__ void open_link(u32 at, u64 conns, u64 index, u32 protoco
     link.recv_tail = c.x + 64 * protocol;
     link.recv_credit = c.y + 64 * protocol;
     link.counters = d.x;
+    link.send_bytes = d.y;
     link.sent = sent;
     link.taken = taken;
     link.seen[HAWSER_WAIT_RECV] = 0;
@@ -89,6 +90,7 @@ struct Awaited {
     u64 value = 0;
     u32 what = HAWSER_WAIT_CHANNEL, peer = 0;
     u32 link = 0; // unless it waits for a channel
+    u64 bytes_at = 0; // where to tell the bytes of the slot, if somebody asks
 };
 
 // Waits for all lanes together. False: given up.
@@ -119,7 +121,8 @@ __device__ __forceinline__ Awaited use_link(Record& r, const HawserStep& step, u
     Link& link = sh.links[index];
     if (at < 0) open_link(index, sh.comm.conns, (u64)sh.block.lane * sh.comm.ranks + peer, protocol, sh.comm.fifo_offset[protocol]);
     u64 number = sends ? link.sent : link.taken, next = number + 1;
-    u64 slot = (u64)slot_of(number, depth) * sh.comm.slot_stride[protocol];
+    u32 place = slot_of(number, depth);
+    u64 slot = (u64)place * sh.comm.slot_stride[protocol];
     bool simple = protocol == HAWSER_SIMPLE;
     Awaited a;
     a.peer = peer;
@@ -128,6 +131,7 @@ __device__ __forceinline__ Awaited use_link(Record& r, const HawserStep& step, u
         r.out[i + (simple && (step.flags & HAWSER_HAS_DST) ? 1 : 0)] = {link.send_fifo + slot, next};
         r.tail[i] = {link.send_tail, next};
         if (next > depth) a = {link.send_credit, next - depth, HAWSER_WAIT_SEND, peer, index};
+        if (simple && link.send_bytes != 0) a.bytes_at = link.send_bytes + 4 * (u64)place;
     } else {
         link.taken = next;
         u32 locals = (step.flags & HAWSER_HAS_SRC ? 1 : 0) + (step.flags & HAWSER_ACC_DST ? 1 : 0);
@@ -229,7 +233,7 @@ __device__ __noinline__ void prepare(u32 protocol, u32 size) {
                 for (u32 tile = group; tile < end; tile++, turn++) {
                     // The record was last used by turn - 4, which is over when the workers have left turn - 2.
                     __syncwarp();
-                if (turn >= 2) barrier_wait(FREED + turn % 2, threads - WARP);
+                    if (turn >= 2) barrier_wait(FREED + turn % 2, threads - WARP);
                     if (given_up() <= turn) {
                         barrier_arrive(START + turn % 2, threads);
                         return;
@@ -238,6 +242,8 @@ __device__ __noinline__ void prepare(u32 protocol, u32 size) {
                     Awaited a = fill(record, *step, index, tile, chunk, repetition + 1 == times, protocol, size);
                     __syncwarp();
                     bool there = await(turn, a);
+                    // The slot is ours now; the publishing warp's fence orders this before the tail.
+                    if (there && a.bytes_at != 0) store_relaxed_sys_u32(a.bytes_at, (u32)record.bytes);
                     __syncwarp();
                     barrier_arrive(START + turn % 2, threads);
                     if (!there) return;

@@ -32,6 +32,10 @@ __device__ __forceinline__ void store_relaxed_sys(u64 address, u64 v) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(v) : "memory");
 }
 
+__device__ __forceinline__ void store_relaxed_sys_u32(u64 address, u32 v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
+}
+
 __device__ __forceinline__ void store_release_gpu(u64 address, u64 v) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(v) : "memory");
 }

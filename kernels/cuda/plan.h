@@ -95,7 +95,7 @@ struct HawserConn {
     uint64_t recv_tail;
     uint64_t recv_credit;
     uint64_t counters;
-    uint64_t pad;
+    uint64_t send_bytes; // u32[depth]: bytes of each slot that we send; 0 = nobody asks
 };
 
 struct HawserDevComm {

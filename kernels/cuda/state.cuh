@@ -29,7 +29,7 @@ struct Link {
     u64 counters;
     u64 sent, taken;
     u64 seen[2]; // tail, credit: by WAIT_RECV, WAIT_SEND
-    u64 pad;
+    u64 send_bytes; // where the bytes of sent slots are told, or 0
 };
 
 struct Target {

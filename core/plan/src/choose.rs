@@ -88,7 +88,7 @@ pub fn choose(call: &Call, world: &World, knobs: &Knobs) -> Result<Choice> {
     let bytes = call.total_bytes(ranks);
     let mut candidates = Vec::new();
     for &algorithm in algo::algorithms(call.collective) {
-        let key = ProgramKey { collective: call.collective, algorithm, ranks, root: call.root };
+        let key = key(call, algorithm, world);
         for protocol in Protocol::ALL {
             let outcome = match filter(&key, protocol, world, knobs) {
                 Some(reason) => Outcome::Filtered(reason),
@@ -101,7 +101,7 @@ pub fn choose(call: &Call, world: &World, knobs: &Knobs) -> Result<Choice> {
         return Err(PlanError::usage(nothing_left(call.collective, ranks, &candidates)));
     };
     let (algorithm, protocol) = (best.algorithm, best.protocol);
-    let key = ProgramKey { collective: call.collective, algorithm, ranks, root: call.root };
+    let key = key(call, algorithm, world);
     let threads = threads(world, protocol, bytes / u64::from(instances * channels));
     let decided = format!(
         "{} with {} in {instances} × {channels} blocks of {threads} threads is predicted fastest: {us:.1} µs",
@@ -110,6 +110,15 @@ pub fn choose(call: &Call, world: &World, knobs: &Knobs) -> Result<Choice> {
     );
     let why = Why { collective: call.collective, bytes, ranks, candidates, decided };
     Ok(Choice { key, protocol, instances, threads, predicted_us: us, why })
+}
+
+/// The program of a family for a call.
+fn key(call: &Call, algorithm: Algorithm, world: &World) -> ProgramKey {
+    let key = ProgramKey::new(call.collective, algorithm, world.size(), call.root);
+    match algorithm {
+        Algorithm::Hierarchical => ProgramKey { per_host: world.per_host().unwrap_or(0), ..key },
+        _ => key,
+    }
 }
 
 /// Why a candidate cannot be, if so.
@@ -123,6 +132,17 @@ fn filter(key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) ->
     if key.ranks > most {
         return Some(format!("offered up to {most} ranks"));
     }
+    if key.algorithm == Algorithm::Hierarchical {
+        if world.hosts() < 2 {
+            return Some("there is one host only".to_string());
+        }
+        if key.per_host == 0 {
+            return Some("hosts differ in ranks, or their ranks do not follow one another".to_string());
+        }
+        if let Err(error) = algo::shape(key) {
+            return Some(error.text);
+        }
+    }
     if knobs.algorithms[index].is_some_and(|mask| mask & algorithm_bit(key.algorithm) == 0) {
         return Some("left out by NCCL_ALGO".to_string());
     }
@@ -135,7 +155,7 @@ fn filter(key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) ->
     match (protocol, world.device, world.link) {
         (Protocol::Simple, _, _) => None,
         (_, DeviceKind::Host, _) => Some("the host device has the Simple protocol only".to_string()),
-        (_, _, Link::Net) => Some("networks carry the Simple protocol only".to_string()),
+        _ if world.hosts() > 1 => Some("networks carry the Simple protocol only".to_string()),
         (Protocol::Ll128, DeviceKind::Cuda { sm }, _) if sm < 70 => {
             Some(format!("LL128 needs sm_70, this is sm_{sm}"))
         }

@@ -63,9 +63,6 @@ pub fn constants(world: &World) -> Constants {
         (_, Link::HostMemory) => {
             Constants { hop_us: [3.0, 4.0, 6.0], wire: 10e3, block: [1e3, 2e3, 5e3], ..nvlink }
         }
-        (_, Link::Net) => {
-            Constants { hop_us: [20.0, 20.0, 20.0], wire: 10e3, block: [1e3, 2e3, 5e3], ..nvlink }
-        }
     }
 }
 
@@ -101,7 +98,47 @@ pub fn predict(
     let work = traffic.streamed / (blocks * block);
     let waits = (tiles - 1.0) * traffic.waits * hop * PIPELINED[protocol as usize];
     let fill = traffic.fill * (slot.min(traffic.chunk / f64::from(instances)) / block);
-    constants.launch_us + traffic.hops * hop + fill + wire.max(work + waits) + blocks * constants.block_us
+    let (far, far_hops) = if world.hosts() > 1 { net(key, bytes as f64, tiles, world) } else { (0.0, 0.0) };
+    let moved = wire.max(work + waits).max(far);
+    constants.launch_us + traffic.hops * hop + far_hops + fill + moved + blocks * constants.block_us
+}
+
+/// One hop from a FIFO slot on one host to one on another, µs.
+const NET_HOP_US: f64 = 30.0;
+/// Share of a net hop that a step costs when its tile is not the first.
+const NET_PIPELINED: f64 = 0.2;
+/// Megabits per second of a network that does not say.
+const NET_MBPS: u32 = 25_000;
+
+/// What the network adds: µs for the bytes out of the busiest host and the hops of all tiles, and µs for the hops of
+/// the first tile.
+fn net(key: &ProgramKey, bytes: f64, tiles: f64, world: &World) -> (f64, f64) {
+    let (n, hosts) = (f64::from(key.ranks), f64::from(world.hosts()));
+    let local = f64::from(world.places().1);
+    let far = (n - local).max(1.0);
+    let ring = bytes * (n - 1.0) / n;
+    // All ranks of a host send a share of their bytes to every far rank.
+    let pairs = bytes * local * far / n;
+    let levels = hosts.log2().ceil();
+    let (out, hops) = match (key.algorithm, key.collective) {
+        (Algorithm::Ring, Collective::AllReduce) => (2.0 * ring, 2.0 * hosts),
+        (Algorithm::Ring, Collective::Broadcast | Collective::Reduce) => (bytes, hosts - 1.0),
+        (Algorithm::Ring, _) => (ring, hosts),
+        (Algorithm::Tree, Collective::AllReduce) => (2.0 * bytes, 2.0 * levels),
+        (Algorithm::Tree, _) => (bytes, levels),
+        (Algorithm::OneShot, Collective::AllReduce) => (bytes * local * far, 1.0),
+        (Algorithm::OneShot, _) => (bytes * far, 1.0),
+        (Algorithm::AllPairs, Collective::AllReduce) => (2.0 * pairs, 2.0),
+        (Algorithm::AllPairs, _) => (pairs, 1.0),
+        (Algorithm::Direct, Collective::AllToAll) => (pairs, 1.0),
+        (Algorithm::Direct, _) => (bytes * far / n, 1.0),
+        (Algorithm::Hierarchical, _) if hosts == 2.0 => (bytes, 1.0),
+        (Algorithm::Hierarchical, _) => (2.0 * bytes * (hosts - 1.0) / hosts, 2.0 * (hosts - 1.0)),
+    };
+    let mbps = if world.net_mbps == 0 { NET_MBPS } else { world.net_mbps };
+    // A megabit per second is an eighth of a byte per µs.
+    let waits = (tiles - 1.0) * hops * NET_HOP_US * NET_PIPELINED;
+    (out / (f64::from(mbps) / 8.0) + waits, hops * NET_HOP_US)
 }
 
 /// What a rank of a program does with `bytes` bytes.
@@ -148,6 +185,11 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
         (Algorithm::Ring, Collective::ReduceScatter) => Traffic { streamed: 1.2 * part, ..ring },
         (Algorithm::Ring, _) => ring,
         (Algorithm::Tree, _) => tree(key, chain),
+        (Algorithm::Hierarchical, _) => {
+            let local = f64::from(key.per_host.max(1));
+            let inside = 2.0 * bytes * (local - 1.0) / local;
+            Traffic { hops: 2.0, waits: 3.0, out: inside, streamed: 1.2 * inside, chunk: bytes / n, ..pairs }
+        }
         (Algorithm::OneShot, Collective::AllReduce) => {
             Traffic { out: bytes * others, streamed: 1.6 * bytes * others, chunk: bytes, ..pairs }
         }

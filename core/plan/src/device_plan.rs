@@ -191,6 +191,8 @@ pub struct Args {
 /// 3. Simple: the sender writes data, then publishes `tail = s + 1` (release); the receiver waits for `tail >= s + 1` (acquire).
 /// 4. LL and LL128: every word or line carries the flag `(u32 or u64)(s + 1)`; there is no tail.
 /// 5. The receiver has read a slot, then publishes `credit = s + 1` (release) at the sender.
+/// 6. Where `send_bytes` is not 0 (Simple only), the sender writes the bytes that it put into slot `s` to
+///    `send_bytes[s % depth]` before it publishes the tail: who carries slots over a network need not know the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Conn {
@@ -208,8 +210,8 @@ pub struct Conn {
     pub recv_credit: u64,
     /// Local persistent counters: `u64 sent[3]`, `u64 taken[3]` (48 bytes), private to the block that uses the lane.
     pub counters: u64,
-    /// Zero.
-    pub pad: u64,
+    /// Address of `u32[depth]` for the bytes of each slot that we send; 0 = nobody asks.
+    pub send_bytes: u64,
 }
 
 /// What a kernel must know of its communicator, in device memory.

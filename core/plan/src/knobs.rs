@@ -17,11 +17,14 @@ pub enum Algorithm {
     AllPairs,
     /// Direct messages between root or peers: send/recv and its compositions.
     Direct,
+    /// Inside hosts, across hosts, inside hosts.
+    Hierarchical,
 }
 
 impl Algorithm {
     /// All families, in the order in which ties are decided.
-    pub const ALL: [Algorithm; 5] = [Self::Ring, Self::Tree, Self::OneShot, Self::AllPairs, Self::Direct];
+    pub const ALL: [Algorithm; 6] =
+        [Self::Ring, Self::Tree, Self::OneShot, Self::AllPairs, Self::Direct, Self::Hierarchical];
 
     /// Name in `NCCL_ALGO`, texts and files (any case is accepted).
     pub const fn name(self) -> &'static str {
@@ -31,6 +34,7 @@ impl Algorithm {
             Self::OneShot => "OneShot",
             Self::AllPairs => "AllPairs",
             Self::Direct => "Direct",
+            Self::Hierarchical => "Hierarchical",
         }
     }
 }
@@ -247,10 +251,10 @@ mod tests {
         let masks = Knobs::parse_algo("ring;allreduce:tree,RING;broadcast:^tree").unwrap();
         assert_eq!(mask(&masks, Collective::AllGather), Some(ring));
         assert_eq!(mask(&masks, Collective::AllReduce), Some(ring | tree));
-        assert_eq!(mask(&masks, Collective::Broadcast), Some(0b11111 & !tree));
+        assert_eq!(mask(&masks, Collective::Broadcast), Some(0b111111 & !tree));
         assert_eq!(mask(&masks, Collective::AllToAll), None);
         assert_eq!(mask(&Knobs::parse_algo("NVLS").unwrap(), Collective::Reduce), Some(0));
-        assert_eq!(mask(&Knobs::parse_algo("^nvls,pat").unwrap(), Collective::Reduce), Some(0b11111));
+        assert_eq!(mask(&Knobs::parse_algo("^nvls,pat").unwrap(), Collective::Reduce), Some(0b111111));
         assert_eq!(Knobs::parse_algo("").unwrap(), [None; 8]);
         for wrong in ["rings", "ring;tree", "allreduces:ring", "ring,", "^"] {
             let error = Knobs::parse_algo(wrong).unwrap_err();

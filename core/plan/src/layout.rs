@@ -2,6 +2,7 @@
 //!
 //! Rank `a` writes what it sends to `b` into `b`'s heap at `entry(lane, a)`; `b` returns credits
 //! into `a`'s heap at `entry(lane, b)`. A pure function of the agreed settings, so no offsets are exchanged.
+//! Only ranks of one host write into each other's heaps: peers are counted by their place on the host.
 
 use crate::device_plan::DevComm;
 use crate::knobs::Knobs;
@@ -14,6 +15,8 @@ const COUNTERS: u64 = 512;
 pub struct HeapLayout {
     /// Ranks of the communicator.
     pub ranks: u32,
+    /// Ranks of its largest host.
+    pub local: u32,
     /// FIFO lanes per peer.
     pub lanes: u32,
     /// Slots per FIFO.
@@ -29,8 +32,8 @@ pub struct HeapLayout {
 }
 
 impl HeapLayout {
-    /// The layout for `ranks` ranks. A slot of 0 bytes leaves a protocol out.
-    pub fn new(ranks: u32, knobs: &Knobs) -> Self {
+    /// The layout for `ranks` ranks, at most `local` of them on a host. A slot of 0 bytes leaves a protocol out.
+    pub fn new(ranks: u32, local: u32, knobs: &Knobs) -> Self {
         let slot_bytes = knobs.slot_bytes;
         let slot_stride = [slot_bytes[0] * 2, slot_bytes[1].div_ceil(120) * 128, slot_bytes[2]];
         let mut fifo_offset = [0; 3];
@@ -42,6 +45,7 @@ impl HeapLayout {
         let entry_bytes = COUNTERS + u64::from(at);
         Self {
             ranks,
+            local,
             lanes: knobs.lanes,
             depth: knobs.depth,
             slot_bytes,
@@ -53,20 +57,20 @@ impl HeapLayout {
 
     /// Bytes of a heap.
     pub fn heap_bytes(&self) -> u64 {
-        self.entry_bytes * u64::from(self.lanes) * u64::from(self.ranks)
+        self.entry_bytes * u64::from(self.lanes) * u64::from(self.local)
     }
 
-    /// Offset of the FIFO memory of (`lane`, `peer`).
+    /// Offset of the FIFO memory of (`lane`, place `peer`).
     pub fn fifo(&self, lane: u32, peer: u32) -> u64 {
         self.entry(lane, peer) + COUNTERS
     }
 
-    /// Offset of the tail counters that `peer` writes.
+    /// Offset of the tail counters that place `peer` writes.
     pub fn tail(&self, lane: u32, peer: u32) -> u64 {
         self.entry(lane, peer)
     }
 
-    /// Offset of the credit counters that `peer` writes.
+    /// Offset of the credit counters that place `peer` writes.
     pub fn credit(&self, lane: u32, peer: u32) -> u64 {
         self.entry(lane, peer) + 256
     }
@@ -86,7 +90,7 @@ impl HeapLayout {
     }
 
     fn entry(&self, lane: u32, peer: u32) -> u64 {
-        (u64::from(lane) * u64::from(self.ranks) + u64::from(peer)) * self.entry_bytes
+        (u64::from(lane) * u64::from(self.local) + u64::from(peer)) * self.entry_bytes
     }
 }
 
@@ -96,7 +100,7 @@ mod tests {
 
     #[test]
     fn entries_do_not_overlap_and_fit() {
-        let layout = HeapLayout::new(5, &Knobs { lanes: 3, ..Knobs::default() });
+        let layout = HeapLayout::new(9, 5, &Knobs { lanes: 3, ..Knobs::default() });
         let mut starts: Vec<u64> = (0..3).flat_map(|l| (0..5).map(move |p| layout.entry(l, p))).collect();
         starts.sort_unstable();
         assert!(starts.windows(2).all(|w| w[1] - w[0] == layout.entry_bytes));

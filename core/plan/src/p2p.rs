@@ -77,12 +77,14 @@ pub fn plan(
 }
 
 /// The protocol of a message: equal at both ends because sizes and settings are.
-pub fn protocol(bytes: u64, world: &World, knobs: &Knobs) -> Protocol {
+pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Protocol {
     let DeviceKind::Cuda { sm } = world.device else { return Protocol::Simple };
+    if is_far {
+        return Protocol::Simple;
+    }
     let (ll, ll128) = match world.link {
         Link::NvLink if sm >= 70 => (16 << 10, 256 << 10),
         Link::NvLink | Link::Pcie | Link::HostMemory => (16 << 10, 0),
-        Link::Net => (0, 0),
     };
     let usable = |p: Protocol| u64::from(knobs.slot_bytes[p as usize]) >= 128;
     if bytes <= ll && usable(Protocol::Ll) {
@@ -161,7 +163,7 @@ fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Kno
         .iter()
         .filter(|m| m.peer != rank && m.bytes > 0)
         .map(|&message| {
-            let protocol = protocol(message.bytes, world, knobs);
+            let protocol = protocol(message.bytes, world.is_far(rank, message.peer), world, knobs);
             let count = seen.entry((protocol, message.peer, message.send)).or_default();
             let pass = *count;
             *count += 1;

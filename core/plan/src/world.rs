@@ -23,14 +23,12 @@ pub enum Link {
     Pcie,
     /// Staging in host memory.
     HostMemory,
-    /// A network plugin between hosts (not offered yet).
-    Net,
 }
 
 /// One rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankInfo {
-    /// Index of the host, dense from 0 in order of first rank.
+    /// Index of the host, dense from 0 in order of first rank. Ranks that share no memory count as hosts of their own.
     pub host: u32,
     /// PCI bus id of the device, or its index as text on the host device.
     pub device: String,
@@ -43,20 +41,58 @@ pub struct World {
     pub ranks: Vec<RankInfo>,
     /// The device kind, the same on all ranks (the weakest one if they differ).
     pub device: DeviceKind,
-    /// The slowest link between any two ranks.
+    /// The slowest link between two ranks of one host.
     pub link: Link,
+    /// Megabits per second of a host's network, the slowest host's; 0 = not known.
+    pub net_mbps: u32,
 }
 
 impl World {
     /// A world of `ranks` ranks on one host, for tests, `hawser plan` and offline questions.
     pub fn single_host(ranks: u32, device: DeviceKind, link: Link) -> Self {
-        let ranks = (0..ranks).map(|r| RankInfo { host: 0, device: r.to_string() }).collect();
-        Self { ranks, device, link }
+        Self::of_hosts(ranks, ranks.max(1), device, link)
+    }
+
+    /// A world of `ranks` ranks, `per_host` on each host, rank 0 first.
+    pub fn of_hosts(ranks: u32, per_host: u32, device: DeviceKind, link: Link) -> Self {
+        let info = |r: u32| RankInfo { host: r / per_host.max(1), device: (r % per_host.max(1)).to_string() };
+        Self { ranks: (0..ranks).map(info).collect(), device, link, net_mbps: 0 }
     }
 
     /// Number of ranks.
     pub fn size(&self) -> u32 {
         self.ranks.len() as u32
+    }
+
+    /// Number of hosts.
+    pub fn hosts(&self) -> u32 {
+        self.ranks.iter().map(|r| r.host + 1).max().unwrap_or(1)
+    }
+
+    /// Whether two ranks are on different hosts: what passes between them goes through the network.
+    pub fn is_far(&self, a: u32, b: u32) -> bool {
+        let host = |rank: u32| self.ranks.get(rank as usize).map(|r| r.host);
+        host(a) != host(b)
+    }
+
+    /// The place of each rank among the ranks of its host, and the ranks of the largest host.
+    pub fn places(&self) -> (Vec<u32>, u32) {
+        let mut seen = vec![0; self.hosts() as usize];
+        let mut take = |r: &RankInfo| {
+            seen[r.host as usize] += 1;
+            seen[r.host as usize] - 1
+        };
+        let places: Vec<u32> = self.ranks.iter().map(&mut take).collect();
+        let most = seen.into_iter().max().unwrap_or(1);
+        (places, most)
+    }
+
+    /// Ranks per host where every host has equally many and they follow one another; None otherwise.
+    pub fn per_host(&self) -> Option<u32> {
+        let (size, hosts) = (self.size(), self.hosts());
+        let local = size / hosts.max(1);
+        let regular = local > 0 && (0..size).zip(&self.ranks).all(|(rank, info)| info.host == rank / local);
+        (regular && local * hosts == size).then_some(local)
     }
 
     /// A number that differs when worlds differ; compared between ranks at init.
@@ -73,6 +109,7 @@ impl World {
             DeviceKind::Cuda { sm } => 1 + u64::from(sm),
         });
         digest.add(self.link as u64);
+        digest.add(u64::from(self.net_mbps));
         digest.value()
     }
 }

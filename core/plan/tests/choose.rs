@@ -134,7 +134,7 @@ fn the_host_device_takes_simple_and_one_or_two_instances() {
 fn why_lists_every_candidate() {
     let world = World::single_host(64, GPU, Link::Pcie);
     let choice = pick(Collective::AllReduce, 1000, &world, &Knobs::default());
-    assert_eq!(choice.why.candidates.len(), 4 * 3);
+    assert_eq!(choice.why.candidates.len(), 5 * 3);
     let text = choice.why.to_string();
     for part in [
         "OneShot",
@@ -158,12 +158,8 @@ fn large_worlds_are_planned_per_rank() {
     let world = World::single_host(1024, GPU, Link::NvLink);
     for collective in Collective::ALL {
         for &algorithm in algo::algorithms(collective) {
-            let key = algo::ProgramKey {
-                collective,
-                algorithm,
-                ranks: 1024,
-                root: 1000 * u32::from(collective.rooted()),
-            };
+            let key =
+                algo::ProgramKey::new(collective, algorithm, 1024, 1000 * u32::from(collective.rooted()));
             let shape = match algo::shape(&key) {
                 Ok(shape) => shape,
                 Err(error) => {
@@ -179,4 +175,19 @@ fn large_worlds_are_planned_per_rank() {
         }
     }
     assert_eq!(world.size(), 1024);
+}
+
+#[test]
+fn hosts_get_the_simple_protocol_and_may_get_hierarchies() {
+    let world = World::of_hosts(8, 4, GPU, Link::NvLink);
+    let choice = pick(Collective::AllReduce, 64 << 20, &world, &Knobs::default());
+    assert_eq!(choice.protocol, Protocol::Simple);
+    assert_eq!((choice.key.algorithm, choice.key.per_host), (Algorithm::Hierarchical, 4));
+    let mut odd = World::of_hosts(7, 4, GPU, Link::NvLink);
+    let choice = pick(Collective::AllReduce, 64 << 20, &odd, &Knobs::default());
+    assert_ne!(choice.key.algorithm, Algorithm::Hierarchical);
+    assert!(choice.why.to_string().contains("hosts differ in ranks"));
+    odd.ranks.swap(0, 6);
+    assert_eq!(odd.per_host(), None);
+    assert_eq!(World::single_host(8, GPU, Link::NvLink).hosts(), 1);
 }

@@ -203,7 +203,7 @@ fn run_all(collective: Collective, algorithm: Algorithm) {
     };
     for ranks in (1..=9).chain([17]).filter(|&n| n <= algo::max_ranks(algorithm)) {
         let root = if collective.rooted() { ranks - 1 } else { 0 };
-        let key = ProgramKey { collective, algorithm, ranks, root };
+        let key = ProgramKey::new(collective, algorithm, ranks, root);
         for (number, count) in [0, 1, 2, 3, 5, 17, 128, 331, 1000].into_iter().enumerate() {
             let large = u64::from(ranks) * count > 4000;
             for &(dtype, op) in kinds.iter().take(if large { 1 } else { kinds.len() }) {
@@ -242,7 +242,7 @@ results! {
 
 #[test]
 fn averages_of_floating_point_types_are_multiplied_first() {
-    let key = ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks: 4, root: 0 };
+    let key = ProgramKey::new(Collective::AllReduce, Algorithm::Ring, 4, 0);
     for in_place in [false, true] {
         let (dtype, op, protocol) = (DataType::Float64, ReduceOp::Avg, Protocol::Simple);
         Case { key, count: 33, dtype, op, protocol, instances: 2, in_place, lanes: 24 }.run();

@@ -15,7 +15,7 @@ fn shape(collective: Collective, ranks: u32, per_block: u32, scratch: u32) -> Sh
 }
 
 fn ring(ranks: u32) -> Program {
-    let key = ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks, root: 0 };
+    let key = ProgramKey::new(Collective::AllReduce, Algorithm::Ring, ranks, 0);
     algo::program(&key).unwrap()
 }
 

@@ -13,7 +13,7 @@ fn prove(collective: Collective, algorithm: Algorithm) {
         let mut roots = if collective.rooted() { vec![0, ranks / 2, ranks - 1] } else { vec![0] };
         roots.dedup();
         for root in roots {
-            let key = ProgramKey { collective, algorithm, ranks, root };
+            let key = ProgramKey::new(collective, algorithm, ranks, root);
             let program = algo::program(&key).unwrap();
             assert!(program.ranks.iter().all(|r| r.channels.len() as u32 == algo::channels(&key).unwrap()));
             for in_place in [false, true] {
@@ -55,6 +55,7 @@ macro_rules! proofs {
 
 proofs! {
     ring_all_reduce: AllReduce Ring;
+    hierarchical_all_reduce: AllReduce Hierarchical;
     ring_all_gather: AllGather Ring;
     ring_reduce_scatter: ReduceScatter Ring;
     ring_broadcast: Broadcast Ring;

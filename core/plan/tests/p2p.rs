@@ -140,10 +140,10 @@ fn the_host_and_host_memory_have_no_ll128() {
     let knobs = Knobs::default();
     for bytes in [1, 20_000, 200_000, 1 << 24] {
         let host = World::single_host(2, DeviceKind::Host, Link::HostMemory);
-        assert_eq!(p2p::protocol(bytes, &host, &knobs), Protocol::Simple);
+        assert_eq!(p2p::protocol(bytes, false, &host, &knobs), Protocol::Simple);
         for link in [Link::Pcie, Link::HostMemory] {
             let world = World::single_host(2, DeviceKind::Cuda { sm: 90 }, link);
-            assert_ne!(p2p::protocol(bytes, &world, &knobs), Protocol::Ll128);
+            assert_ne!(p2p::protocol(bytes, false, &world, &knobs), Protocol::Ll128);
         }
     }
 }

@@ -176,6 +176,7 @@ namespace hawser {
 template <class T> T& at(u64 address) { return *(T*)address; }
 inline u64 load_acquire_sys(u64 a) { yield_fiber(); return at<u64>(a); }
 inline void store_relaxed_sys(u64 a, u64 v) { at<u64>(a) = v; maybe_yield(); }
+inline void store_relaxed_sys_u32(u64 a, u32 v) { at<u32>(a) = v; maybe_yield(); }
 inline void store_release_gpu(u64 a, u64 v) { at<u64>(a) = v; }
 inline void fence_acq_rel_sys() { for (unsigned n = dice() % 50; n > 0; n--) yield_fiber(); }
 inline u32 load_relaxed_sys_u32(u64 a) { return at<u32>(a); }

@@ -11,6 +11,7 @@ struct World {
     std::vector<uint8_t*> heaps;
     std::vector<std::vector<HawserConn>> conns;
     std::vector<std::vector<u64>> counters;
+    std::vector<std::vector<u32>> told; // bytes of the slots that each connection sent
     std::vector<HawserDevComm> comms;
     std::vector<HawserDeps> deps;
     u32 abort = 0;
@@ -30,20 +31,34 @@ struct World {
             heaps.push_back((uint8_t*)aligned_alloc(512, entry * lanes * n));
             std::memset(heaps[r], 0, entry * lanes * n);
         }
-        comms.resize(n), deps.resize(n), reports.resize(n), conns.resize(n), counters.resize(n);
+        comms.resize(n), deps.resize(n), reports.resize(n), conns.resize(n), counters.resize(n), told.resize(n);
         for (u32 r = 0; r < n; r++) {
-            conns[r].resize(lanes * n), counters[r].resize(lanes * n * 6);
+            conns[r].resize(lanes * n), counters[r].resize(lanes * n * 6), told[r].resize(lanes * n * depth);
             for (u32 l = 0; l < lanes; l++)
                 for (u32 p = 0; p < n; p++) {
                     u64 mine = (u64)heaps[r] + (l * n + p) * entry, theirs = (u64)heaps[p] + (l * n + r) * entry;
                     conns[r][l * n + p] = {theirs + 512, theirs, mine + 256, mine + 512, mine, theirs + 256,
-                                           (u64)&counters[r][(l * n + p) * 6], 0};
+                                           (u64)&counters[r][(l * n + p) * 6],
+                                           p % 2 == 0 ? (u64)&told[r][(l * n + p) * depth] : 0};
                 }
             HawserDevComm& c = comms[r];
             c.rank = r, c.ranks = n, c.lanes = lanes, c.depth = depth;
             for (int p = 0; p < 3; p++) c.slot_bytes[p] = slot_bytes[p], c.slot_stride[p] = stride[p], c.fifo_offset[p] = offset[p];
             c.conns = (u64)conns[r].data(), c.abort = (u64)&abort, c.report = (u64)&reports[r], c.deps = (u64)&deps[r];
         }
+    }
+
+    // Where somebody asks, the bytes of every slot sent with Simple must have been told.
+    void check_told() const {
+        for (u32 r = 0; r < ranks; r++)
+            for (u32 at = 0; at < lanes * ranks; at++) {
+                u64 sent = counters[r][at * 6 + HAWSER_SIMPLE];
+                if (conns[r][at].send_bytes == 0) continue;
+                for (u64 s = sent > depth ? sent - depth : 0; s < sent; s++) {
+                    u32 bytes = told[r][at * depth + s % depth];
+                    REQUIRE(bytes > 0 && bytes <= slot_bytes[HAWSER_SIMPLE] && bytes % 16 == 0, "rank %u told %u", r, bytes);
+                }
+            }
     }
 };
 
@@ -183,6 +198,7 @@ static void launch(World& w, const Programs& p, const Case& c, const std::vector
         }
     }
     run_fibers(fibers);
+    if (PROTOCOL == HAWSER_SIMPLE && c.silent == ~0u) w.check_told();
     if (c.silent == ~0u) REQUIRE(line_stores.empty() && line_loads.empty(), "half a line");
     line_stores.clear(), line_loads.clear();
 }

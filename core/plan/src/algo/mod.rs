@@ -6,6 +6,7 @@
 
 mod allpairs;
 mod direct;
+mod hierarchical;
 mod oneshot;
 mod ring;
 mod tree;
@@ -30,6 +31,15 @@ pub struct ProgramKey {
     pub ranks: u32,
     /// Root, 0 where there is none.
     pub root: u32,
+    /// Ranks of each host, for programs that know hosts; 0 = of their own choosing.
+    pub per_host: u32,
+}
+
+impl ProgramKey {
+    /// A program that knows no hosts, or splits the ranks into hosts by itself.
+    pub const fn new(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32) -> Self {
+        Self { collective, algorithm, ranks, root, per_host: 0 }
+    }
 }
 
 /// What is equal for all ranks of the program; its name is that of the generator (`ring_all_reduce`).
@@ -38,7 +48,7 @@ pub struct ProgramKey {
 /// `BadProgram` when there is no such generator, or not for so many ranks, or the root is no rank.
 pub fn shape(key: &ProgramKey) -> Result<Shape> {
     let generator = generator(key)?;
-    let per_block = if key.ranks == 1 { 1 } else { (generator.per_block)(key.ranks) };
+    let per_block = if key.ranks == 1 { 1 } else { (generator.per_block)(key) };
     Ok(Shape {
         name: name(key.collective, key.algorithm),
         collective: key.collective,
@@ -78,7 +88,13 @@ pub fn program(key: &ProgramKey) -> Result<Program> {
 /// The families that have a generator for `collective`, in the order in which ties are decided.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     match collective {
-        Collective::AllReduce => &[Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot, Algorithm::AllPairs],
+        Collective::AllReduce => &[
+            Algorithm::Ring,
+            Algorithm::Tree,
+            Algorithm::OneShot,
+            Algorithm::AllPairs,
+            Algorithm::Hierarchical,
+        ],
         Collective::AllGather | Collective::ReduceScatter => &[Algorithm::Ring, Algorithm::AllPairs],
         Collective::Broadcast | Collective::Reduce => &[Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot],
         Collective::AllToAll | Collective::Gather | Collective::Scatter => &[Algorithm::Direct],
@@ -91,6 +107,7 @@ pub fn max_ranks(algorithm: Algorithm) -> u32 {
     match algorithm {
         Algorithm::OneShot => oneshot::MAX_RANKS,
         Algorithm::AllPairs => allpairs::MAX_RANKS,
+        Algorithm::Hierarchical => hierarchical::MAX_RANKS,
         Algorithm::Ring | Algorithm::Tree | Algorithm::Direct => MAX_RANKS,
     }
 }
@@ -119,7 +136,7 @@ pub fn channels(key: &ProgramKey) -> Result<u32> {
         Algorithm::AllPairs if key.collective == Collective::AllGather => {
             allpairs::gather_channels(key.ranks)
         }
-        Algorithm::Ring | Algorithm::OneShot | Algorithm::AllPairs => 1,
+        Algorithm::Ring | Algorithm::OneShot | Algorithm::AllPairs | Algorithm::Hierarchical => 1,
     })
 }
 
@@ -138,13 +155,13 @@ struct Generator {
     build: Build,
 }
 
-/// Chunks per block for a number of ranks.
-type PerBlock = fn(u32) -> u32;
+/// Chunks per block.
+type PerBlock = fn(&ProgramKey) -> u32;
 /// The program of a rank.
 type Build = fn(&ProgramKey, u32) -> RankProgram;
 
 fn generator(key: &ProgramKey) -> Result<Generator> {
-    let ProgramKey { collective, algorithm, ranks, root } = *key;
+    let ProgramKey { collective, algorithm, ranks, root, .. } = *key;
     if ranks == 0 || ranks > max_ranks(algorithm) {
         return Err(PlanError::program(format!(
             "{} is offered for 1 to {} ranks, not for {ranks}: take another algorithm",
@@ -172,6 +189,10 @@ fn generator(key: &ProgramKey) -> Result<Generator> {
         (A::AllPairs, C::AllReduce) => (same, allpairs::all_reduce),
         (A::AllPairs, C::AllGather) => (one, allpairs::all_gather),
         (A::AllPairs, C::ReduceScatter) => (one, allpairs::reduce_scatter),
+        (A::Hierarchical, C::AllReduce) => {
+            hierarchical::check(key)?;
+            (hierarchical::per_block, hierarchical::all_reduce)
+        }
         (A::Direct, C::AllToAll) => (one, direct::all_to_all),
         (A::Direct, C::Gather) => (one, direct::gather),
         (A::Direct, C::Scatter) => (one, direct::scatter),
@@ -188,16 +209,16 @@ fn generator(key: &ProgramKey) -> Result<Generator> {
     Ok(Generator { per_block, build })
 }
 
-fn one(_ranks: u32) -> u32 {
+fn one(_key: &ProgramKey) -> u32 {
     1
 }
 
-fn two(_ranks: u32) -> u32 {
+fn two(_key: &ProgramKey) -> u32 {
     2
 }
 
-fn same(ranks: u32) -> u32 {
-    ranks
+fn same(key: &ProgramKey) -> u32 {
+    key.ranks
 }
 
 /// All ranks but `rank`, beginning with its successor, so that no two ranks begin with the same peer.

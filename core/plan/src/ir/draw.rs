@@ -202,8 +202,7 @@ mod tests {
 
     #[test]
     fn every_transfer_has_its_arrow() {
-        let key =
-            ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks: 4, root: 0 };
+        let key = ProgramKey::new(Collective::AllReduce, Algorithm::Ring, 4, 0);
         let svg = to_svg(&algo::program(&key).unwrap());
         assert_eq!(svg.matches("<line").count(), 4 * 2 * 3);
         // One background, seven steps per rank.
@@ -213,8 +212,7 @@ mod tests {
 
     #[test]
     fn steps_that_cannot_run_are_shown() {
-        let key =
-            ProgramKey { collective: Collective::AllReduce, algorithm: Algorithm::Ring, ranks: 2, root: 0 };
+        let key = ProgramKey::new(Collective::AllReduce, Algorithm::Ring, 2, 0);
         let mut program = algo::program(&key).unwrap();
         program.ranks[0].channels[0].steps.remove(0);
         program.shape.name = "a<b".into();

@@ -232,7 +232,7 @@ impl<'a> Run<'a> {
                 .map(|&p| (self.fifo(i, p).send_slot(), span.nominal)),
         );
         self.combine(dtype, step, &operands, &to);
-        self.publish(i, step);
+        self.publish(i, step, span.nominal * span.size);
     }
 
     fn combine(&self, dtype: DataType, step: &Step, operands: &[Operand], to: &[(u64, usize)]) {
@@ -257,8 +257,8 @@ impl<'a> Run<'a> {
         unsafe { fold(dtype, &rule, operands, to) };
     }
 
-    /// Tells the peers: slots filled, slots free again.
-    fn publish(&self, i: usize, step: &Step) {
+    /// Tells the peers: slots filled with `bytes` bytes, slots free again.
+    fn publish(&self, i: usize, step: &Step, bytes: usize) {
         for &peer in &step.recv[..usize::from(step.n_recv)] {
             let fifo = self.fifo(i, peer);
             let taken = fifo.taken().load(Ordering::Relaxed) + 1;
@@ -268,6 +268,9 @@ impl<'a> Run<'a> {
         for &peer in &step.send[..usize::from(step.n_send)] {
             let fifo = self.fifo(i, peer);
             let sent = fifo.sent().load(Ordering::Relaxed) + 1;
+            if let Some(size) = fifo.size_of(sent - 1) {
+                size.store(bytes as u32, Ordering::Relaxed);
+            }
             fifo.sent().store(sent, Ordering::Relaxed);
             fifo.peer_tail().store(sent, Ordering::Release);
         }
@@ -373,6 +376,13 @@ impl Fifo {
 
     fn send_slot(&self) -> u64 {
         self.conn.send_fifo + self.offset + self.sent().load(Ordering::Relaxed) % self.depth * self.stride
+    }
+
+    /// Where the bytes in slot `number` are told, if anybody asks.
+    fn size_of(&self, number: u64) -> Option<&AtomicU32> {
+        let at = self.conn.send_bytes + 4 * (number % self.depth);
+        // SAFETY: as in `word`: `depth` 4-byte words lie there.
+        (self.conn.send_bytes != 0).then(|| unsafe { &*(at as *const AtomicU32) })
     }
 
     fn tail(&self) -> &AtomicU64 {

@@ -175,7 +175,7 @@ fn conn_table(
                 recv_credit: theirs + layout.credit(lane, rank),
                 counters: counters
                     + (u64::from(lane) * u64::from(layout.ranks) + u64::from(peer)) * COUNTER_BYTES,
-                pad: 0,
+                send_bytes: 0,
             });
         }
     }

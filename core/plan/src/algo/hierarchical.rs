@@ -1,0 +1,151 @@
+//! Hosts of equally many ranks: reduce inside each host, all-reduce across, gather inside.
+//!
+//! Rank `h * L + l` is rank `l` of host `h`. Inside a host everyone sends everyone its share (all pairs). Across, the
+//! ranks with equal `l` of all hosts reduce their share among themselves: in one exchange on two hosts, round a ring on
+//! more. So a byte leaves a host `2 (H - 1) / H` times, as in the best ring, after `2 (H - 1)` steps instead of
+//! `2 (H L - 1)`. Chunk `(r, l)` has number `r * L + l`: a step of a ring moves by `L` chunks.
+
+use super::ProgramKey;
+use crate::error::{PlanError, Result};
+use crate::ir::build::{
+    input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send, recv_reduce_send, send,
+};
+use crate::ir::{MAX_CHANNEL_STEPS, MAX_FAN, RankProgram, Step};
+
+/// Most ranks for which a split into hosts exists whatever their number.
+pub const MAX_RANKS: u32 = 120;
+
+/// Most ranks of a host: everyone receives from all others of it in one step.
+const MOST_LOCAL: u32 = MAX_FAN as u32;
+
+/// Steps besides those per chunk of a rank.
+const RING_STEPS: u32 = 5;
+
+/// Checks that the ranks split into hosts of `key.per_host` ranks, and that the program fits a channel.
+pub fn check(key: &ProgramKey) -> Result<()> {
+    let local = per_host(key);
+    let refuse =
+        |why: String| Err(PlanError::program(format!("hierarchical {}: {why}", key.collective.name())));
+    if !key.ranks.is_multiple_of(local) {
+        return refuse(format!("{} ranks are not hosts of {local} ranks each", key.ranks));
+    }
+    if key.ranks > 1 && key.ranks == local {
+        return refuse("there is one host only".into());
+    }
+    if local > MAX_FAN as u32 + 1 {
+        return refuse(format!("{local} ranks per host, at most {} are possible", MAX_FAN + 1));
+    }
+    let steps = 2 * local * rounds(key) + RING_STEPS;
+    if steps > MAX_CHANNEL_STEPS {
+        return refuse(format!("{steps} steps per rank, a channel takes {MAX_CHANNEL_STEPS}"));
+    }
+    Ok(())
+}
+
+/// Chunks per block.
+pub fn per_block(key: &ProgramKey) -> u32 {
+    per_host(key) * rounds(key)
+}
+
+/// See the module.
+pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+    let place = Place::new(key, rank);
+    let mut steps = Vec::new();
+    for round in 0..place.rounds {
+        steps.extend(
+            place.peers().map(|peer| send(input(place.chunk(round, peer % place.local)), vec![peer])),
+        );
+        steps.extend(place.reduce_inside(round));
+    }
+    place.across(&mut steps);
+    if place.local > 1 {
+        for round in 0..place.rounds {
+            steps.push(send(output(place.chunk(round, place.inside)), place.peers().collect()));
+            let from = |peer: u32| recv(peer, output(place.chunk(round, peer % place.local)));
+            steps.extend(place.peers().map(from));
+        }
+    }
+    RankProgram::single(steps)
+}
+
+/// Ranks of a host: what the key says, or the largest possible divisor.
+fn per_host(key: &ProgramKey) -> u32 {
+    if key.per_host > 0 {
+        return key.per_host;
+    }
+    (1..=MOST_LOCAL.min(key.ranks / 2).max(1)).rev().find(|l| key.ranks.is_multiple_of(*l)).unwrap_or(1)
+}
+
+/// Chunks that a rank is responsible for.
+fn rounds(key: &ProgramKey) -> u32 {
+    match key.ranks / per_host(key) {
+        2 => 1,
+        hosts => hosts,
+    }
+}
+
+/// A rank's place.
+struct Place {
+    /// Ranks per host.
+    local: u32,
+    hosts: u32,
+    rounds: u32,
+    host: u32,
+    /// Rank within the host.
+    inside: u32,
+}
+
+impl Place {
+    fn new(key: &ProgramKey, rank: u32) -> Self {
+        let local = per_host(key);
+        let hosts = key.ranks / local;
+        Self { local, hosts, rounds: rounds(key), host: rank / local, inside: rank % local }
+    }
+
+    fn chunk(&self, round: u32, inside: u32) -> u32 {
+        round * self.local + inside
+    }
+
+    /// The other ranks of the host, beginning with the successor.
+    fn peers(&self) -> impl Iterator<Item = u32> {
+        let (first, local, inside) = (self.host * self.local, self.local, self.inside);
+        (1..local).map(move |d| first + (inside + d) % local)
+    }
+
+    /// Folds the host's contributions to an own chunk, in rank order.
+    fn reduce_inside(&self, round: u32) -> Option<Step> {
+        let own = self.chunk(round, self.inside);
+        let mut from: Vec<u32> = self.peers().collect();
+        from.sort_unstable();
+        (self.local > 1).then(|| recv_reduce_copy(from, input(own), self.inside, output(own)))
+    }
+
+    /// All-reduce of the own chunks among the ranks with the same place in all hosts.
+    fn across(&self, steps: &mut Vec<Step>) {
+        let at = |host: u32| (host % self.hosts) * self.local + self.inside;
+        let held = |round: u32| {
+            let chunk = self.chunk(round % self.rounds, self.inside);
+            if self.local > 1 { output(chunk) } else { input(chunk) }
+        };
+        let kept = |round: u32| output(self.chunk(round % self.rounds, self.inside));
+        if self.hosts == 2 {
+            let other = at(self.host + 1);
+            steps.push(send(held(0), vec![other]));
+            steps.push(recv_reduce_copy(vec![other], held(0), self.host, kept(0)).finish());
+            return;
+        }
+        let (h, n) = (self.host, self.hosts);
+        let (next, previous) = (vec![at(h + 1)], at(h + n - 1));
+        let repeat = |steps: &mut Vec<Step>, step: Step| {
+            if n > 2 {
+                steps.push(step.repeat(n - 2, -(self.local as i32)));
+            }
+        };
+        steps.push(send(held(h), next.clone()));
+        repeat(steps, recv_reduce_send(vec![previous], held(h + n - 1), 1, next.clone()));
+        let (from, complete) = (vec![previous], h + 1);
+        steps.push(recv_reduce_copy_send(from, held(complete), 1, kept(complete), next.clone()).finish());
+        repeat(steps, recv_copy_send(previous, kept(h), next));
+        steps.push(recv(previous, kept(h + 2)));
+    }
+}
