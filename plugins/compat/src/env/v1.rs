@@ -1,0 +1,42 @@
+//! Env plugin version 1.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::{offset_of, size_of};
+
+use super::{Finalize, Plugin, Value, Version};
+use crate::common::{self, Missing, required};
+
+pub(super) const VERSION: Version = Version { symbol: "ncclEnvPlugin_v1", read };
+
+/// NCCL's major, minor and patch version, and its suffix.
+pub(super) type Init = unsafe extern "C" fn(u8, u8, u8, *const c_char) -> c_int;
+
+/// `ncclEnv_v1_t`.
+#[repr(C)]
+struct Table {
+    name: *const c_char,
+    init: Option<Init>,
+    finalize: Option<Finalize>,
+    value: Option<Value>,
+}
+
+const _: () = {
+    assert!(size_of::<Table>() == 32);
+    assert!(
+        offset_of!(Table, init) == 8 && offset_of!(Table, finalize) == 16 && offset_of!(Table, value) == 24
+    );
+};
+
+/// # Safety
+/// `table` is the address of an `ncclEnv_v1_t`.
+unsafe fn read(table: *const c_void) -> Result<Plugin, Missing> {
+    // SAFETY: see above.
+    let table = unsafe { &*table.cast::<Table>() };
+    Ok(Plugin {
+        // SAFETY: NULL or a name.
+        name: unsafe { common::text(table.name) }.unwrap_or_else(|| "unnamed".into()),
+        init: super::Init::V1(required(table.init, "init")?),
+        finalize: required(table.finalize, "finalize")?,
+        value: required(table.value, "getEnv")?,
+    })
+}
