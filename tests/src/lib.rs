@@ -3,6 +3,7 @@
 pub mod deadline;
 pub mod leaks;
 pub mod mail;
+pub mod net;
 pub mod oracle;
 pub mod process;
 pub mod world;

@@ -45,6 +45,7 @@ impl CommConfig {
             min_ctas: given(raw.minCTAs),
             max_ctas: given(raw.maxCTAs),
             name: In::inside(raw.commName).text(),
+            host: None,
             split_share: raw.splitShare == 1,
         };
         Ok(Self { runtime })

@@ -54,6 +54,16 @@ pub struct Settings {
     pub handshake_timeout: Duration,
     /// `HAWSER_OP_TIMEOUT` in seconds: how long an operation may wait for a peer; None = for ever.
     pub op_timeout: Option<Duration>,
+    /// `NCCL_NET`: name of the net plugin to use.
+    pub net: Option<String>,
+    /// `NCCL_NET_PLUGIN`: names or paths of libraries with net plugins.
+    pub net_plugin: Option<String>,
+    /// `NCCL_TUNER_PLUGIN`.
+    pub tuner_plugin: Option<String>,
+    /// `NCCL_PROFILER_PLUGIN`.
+    pub profiler_plugin: Option<String>,
+    /// `NCCL_NET_GDR_LEVEL`: whether net plugins may read and write GPU memory (not `LOC` or 0).
+    pub gpu_direct: bool,
     /// `NCCL_DEBUG`.
     pub debug: Option<String>,
     /// `NCCL_DEBUG_SUBSYS`.
@@ -112,6 +122,11 @@ pub const HONOURED: &[&str] = &[
     "NCCL_SOCKET_RETRY_SLEEP_MSEC",
     "NCCL_HOSTID",
     "NCCL_MULTI_RANK_GPU_ENABLE",
+    "NCCL_NET",
+    "NCCL_NET_PLUGIN",
+    "NCCL_TUNER_PLUGIN",
+    "NCCL_PROFILER_PLUGIN",
+    "NCCL_NET_GDR_LEVEL",
     "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",
     "NCCL_DEBUG_FILE",
@@ -180,6 +195,13 @@ impl Source {
             init_timeout: Duration::from_secs_f64(seconds("HAWSER_INIT_TIMEOUT").unwrap_or(120.0)),
             handshake_timeout: Duration::from_secs_f64(seconds("HAWSER_HANDSHAKE_TIMEOUT").unwrap_or(5.0)),
             op_timeout: seconds("HAWSER_OP_TIMEOUT").filter(|s| *s > 0.0).map(Duration::from_secs_f64),
+            net: self.text("NCCL_NET"),
+            net_plugin: self.text("NCCL_NET_PLUGIN"),
+            tuner_plugin: self.text("NCCL_TUNER_PLUGIN"),
+            profiler_plugin: self.text("NCCL_PROFILER_PLUGIN"),
+            gpu_direct: !self
+                .text("NCCL_NET_GDR_LEVEL")
+                .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),
             debug: self.text("NCCL_DEBUG"),
             debug_subsys: self.text("NCCL_DEBUG_SUBSYS"),
             debug_file: self.text("NCCL_DEBUG_FILE"),

@@ -8,7 +8,8 @@ use hawser_plan::world::DeviceKind;
 use crate::comm::Live;
 use crate::device::Stream;
 use crate::device::interp::{self, HostLaunch};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::transport::net::Net;
 
 /// A launch of one communicator, addresses filled in.
 pub struct Launch {
@@ -42,13 +43,15 @@ pub fn run(launches: &[Launch]) -> Result<()> {
         device.launch(plan.kernel, &plan.args, plan.threads, stream)?;
         launch.others.iter().try_for_each(|other| device.order(stream, *other))?;
     }
+    launches.iter().filter_map(|l| l.comm.net.as_ref()).for_each(Net::wake);
     let host: Vec<HostLaunch<'_>> = launches
         .iter()
         .filter(is_host)
         .map(|l| HostLaunch { kernel: l.plan.kernel, args: &l.plan.args, name: &l.comm.name })
         .collect();
     // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
-    let failures = unsafe { interp::run(&host) };
+    let mut failures = unsafe { interp::run(&host) };
+    failures.iter_mut().for_each(|(image, error)| explain(launches, *image, error));
     for (image, error) in &failures {
         for launch in launches.iter().filter(|l| l.plan.args.comm == *image) {
             crate::log::warn(&error.text);
@@ -56,4 +59,13 @@ pub fn run(launches: &[Launch]) -> Result<()> {
         }
     }
     failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// A launch that was aborted because the network failed says so.
+fn explain(launches: &[Launch], image: u64, error: &mut Error) {
+    let fault =
+        |l: &Launch| (l.plan.args.comm == image).then(|| l.comm.fabric.control.fault().cloned()).flatten();
+    if let Some(fault) = launches.iter().find_map(fault) {
+        *error = fault;
+    }
 }

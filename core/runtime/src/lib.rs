@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Comm::collective ─► group ─► plan (hawser-plan) ─► exec ─► device (CUDA kernels or host interpreter)
-//!                                                     FIFOs set up by transport (p2p, shm), bootstrap over TCP
+//!                                                     FIFOs set up by transport (p2p, shm, net), bootstrap over TCP
 //! ```
 
 pub mod bootstrap;
@@ -13,7 +13,9 @@ pub mod error;
 pub mod exec;
 pub mod group;
 pub mod log;
+pub mod plugins;
 pub mod progress;
+pub mod proxy;
 pub mod transport;
 pub mod wait;
 

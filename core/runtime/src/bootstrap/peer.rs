@@ -63,6 +63,19 @@ impl Bootstrap {
         })
     }
 
+    /// The next message that `peer` sent with `tag`, if it is there already. Does not wait.
+    pub fn take(&self, peer: u32, tag: u64) -> Option<Vec<u8>> {
+        self.shared.look(|inbox| inbox.pop_message(peer, tag))
+    }
+
+    /// A message that any rank sent with `tag`, and that rank, if there is one. Does not wait.
+    pub fn take_any(&self, tag: u64) -> Option<(u32, Vec<u8>)> {
+        self.shared.look(|inbox| {
+            let from = inbox.messages.keys().find(|(_, t)| *t == tag)?.0;
+            Some((from, inbox.pop_message(from, tag)?))
+        })
+    }
+
     /// An authenticated TCP connection to `peer`.
     pub(super) fn dial(
         &self,

@@ -142,6 +142,11 @@ impl Shared {
         }
     }
 
+    /// Takes something out of the inbox without waiting.
+    pub fn look<T>(&self, probe: impl FnOnce(&mut Inbox) -> Option<T>) -> Option<T> {
+        probe(&mut lock(&self.inbox))
+    }
+
     /// Changes the inbox and rings the bell.
     pub fn put(&self, change: impl FnOnce(&mut Inbox)) {
         change(&mut lock(&self.inbox));

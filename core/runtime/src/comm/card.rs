@@ -7,16 +7,18 @@ use hawser_plan::{Knobs, World};
 
 use crate::device::{Caps, HeapKind};
 use crate::env::Settings;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// Changes whenever ranks of two builds could not work together.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// One rank's card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
     protocol: u32,
     knobs: u64,
+    /// A random number; rank 0's names the communicator.
+    nonce: u64,
     /// Equal for ranks of one process only.
     pub process: u64,
     host: String,
@@ -30,12 +32,13 @@ pub struct Card {
 
 impl Card {
     /// The card of this rank.
-    pub fn new(caps: &Caps, settings: &Settings, knobs: &Knobs) -> Self {
+    pub fn new(caps: &Caps, settings: &Settings, knobs: &Knobs, host: Option<&str>) -> Self {
         Self {
             protocol: PROTOCOL,
             knobs: knobs.digest(),
+            nonce: random(),
             process: process_identity(),
-            host: host_identity(settings),
+            host: host_identity(host.or(settings.host_id.as_deref())),
             device: caps.id.clone(),
             peers: caps.peers.clone(),
             sm: match caps.kind {
@@ -52,9 +55,10 @@ impl Card {
     pub fn encode(&self) -> Vec<u8> {
         let flags = [self.nvlink, self.p2p, self.shm].map(u8::from);
         let head = format!(
-            "{}\n{}\n{}\n{}\n{}\n",
+            "{}\n{}\n{}\n{}\n{}\n{}\n",
             self.protocol,
             self.knobs,
+            self.nonce,
             self.process,
             self.sm,
             flags.map(|f| f.to_string()).join(" ")
@@ -73,8 +77,8 @@ impl Card {
         let mut lines = text.split('\n');
         let mut next = || lines.next().ok_or_else(bad);
         let mut number = |_: &str| -> Result<u64> { next()?.parse().map_err(|_| bad()) };
-        let (protocol, knobs, process, sm) =
-            (number("protocol")?, number("knobs")?, number("process")?, number("sm")?);
+        let (protocol, knobs, nonce) = (number("protocol")?, number("knobs")?, number("nonce")?);
+        let (process, sm) = (number("process")?, number("sm")?);
         let flags: Vec<bool> = next()?.split(' ').map(|f| f == "1").collect();
         let [nvlink, p2p, shm] = flags[..] else { return Err(bad()) };
         let (host, device) = (next()?.to_owned(), next()?.to_owned());
@@ -82,6 +86,7 @@ impl Card {
         Ok(Self {
             protocol: protocol as u32,
             knobs,
+            nonce,
             process,
             host,
             device,
@@ -102,6 +107,8 @@ pub struct Agreement {
     pub processes: Vec<u64>,
     /// Where heaps lie.
     pub heap: HeapKind,
+    /// A number that names the communicator, equal on all ranks.
+    pub comm_id: u64,
 }
 
 /// Checks that the ranks fit together. The same on every rank, since all see the same cards.
@@ -126,34 +133,29 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
             )));
         }
     }
-    let mut hosts: Vec<&str> = Vec::new();
+    check_duplicates(cards, multi_rank_gpu)?;
+    let (device, link, heap) = links(cards);
+    // Without memory that they share, ranks of one host are as far from each other as hosts.
+    let together = heap.is_some();
+    let mut hosts: Vec<(&str, usize)> = Vec::new();
     let mut ranks = Vec::with_capacity(cards.len());
-    for card in cards {
-        let host = hosts.iter().position(|h| *h == card.host).unwrap_or_else(|| {
-            hosts.push(&card.host);
+    for (rank, card) in cards.iter().enumerate() {
+        let name = (card.host.as_str(), if together { 0 } else { rank });
+        let host = hosts.iter().position(|h| *h == name).unwrap_or_else(|| {
+            hosts.push(name);
             hosts.len() - 1
         });
         ranks.push(RankInfo { host: host as u32, device: card.device.clone() });
     }
-    if hosts.len() > 1 {
-        let other = ranks.iter().position(|r| r.host != 0).unwrap_or(0);
-        let text = format!(
-            "ranks 0 and {other} run on different hosts ({} and {}): this version joins ranks of one host only",
-            hosts[0], hosts[1]
-        );
-        return Err(Error::invalid_usage(text)
-            .remedy("start all ranks on one host, or unset NCCL_HOSTID if they are on one"));
-    }
-    check_duplicates(&ranks, multi_rank_gpu)?;
-    let (device, link, heap) = links(cards)?;
     let processes = cards.iter().map(|c| c.process).collect();
-    Ok(Agreement { world: World { ranks, device, link }, processes, heap })
+    let world = World { ranks, device, link, net_mbps: 0 };
+    Ok(Agreement { world, processes, heap: heap.unwrap_or(HeapKind::Host), comm_id: cards[0].nonce })
 }
 
-fn check_duplicates(ranks: &[RankInfo], allowed: bool) -> Result<()> {
-    for (b, second) in ranks.iter().enumerate() {
-        let first = ranks[..b].iter().position(|r| r.device == second.device);
-        if let (Some(a), false) = (first, allowed) {
+fn check_duplicates(cards: &[Card], allowed: bool) -> Result<()> {
+    for (b, second) in cards.iter().enumerate() {
+        let same = |r: &Card| r.device == second.device && r.host == second.host;
+        if let (Some(a), false) = (cards[..b].iter().position(same), allowed) {
             let text = format!("ranks {a} and {b} both use device {}: duplicate GPU", second.device);
             return Err(Error::invalid_usage(text)
                 .remedy("give every rank a GPU of its own (cudaSetDevice, CUDA_VISIBLE_DEVICES)"));
@@ -162,44 +164,46 @@ fn check_duplicates(ranks: &[RankInfo], allowed: bool) -> Result<()> {
     Ok(())
 }
 
-fn links(cards: &[Card]) -> Result<(DeviceKind, Link, HeapKind)> {
+/// The weakest device, the slowest link between ranks of one host, and where their heaps lie: None if they share no memory.
+fn links(cards: &[Card]) -> (DeviceKind, Link, Option<HeapKind>) {
     let sm = cards.iter().map(|c| c.sm).min().unwrap_or(0);
+    let shm = cards.iter().all(|c| c.shm);
     if sm == 0 {
-        return Ok((DeviceKind::Host, Link::HostMemory, HeapKind::Host));
+        return (DeviceKind::Host, Link::HostMemory, shm.then_some(HeapKind::Host));
     }
     let device = DeviceKind::Cuda { sm };
-    let reaches = |a: &Card, b: &Card| a.device == b.device || a.peers.contains(&b.device);
+    let near = |a: &Card, b: &Card| a.host == b.host && !std::ptr::eq(a, b);
+    let reaches = |a: &Card, b: &Card| !near(a, b) || a.device == b.device || a.peers.contains(&b.device);
     let all_reach = cards.iter().all(|a| cards.iter().all(|b| reaches(a, b)));
     if all_reach && cards.iter().all(|c| c.p2p) {
-        let nvlink = cards.len() == 1 || cards.iter().all(|c| c.nvlink);
-        return Ok((device, if nvlink { Link::NvLink } else { Link::Pcie }, HeapKind::Device));
+        let alone = !cards.iter().any(|a| cards.iter().any(|b| near(a, b)));
+        let nvlink = alone || cards.iter().all(|c| c.nvlink);
+        return (device, if nvlink { Link::NvLink } else { Link::Pcie }, Some(HeapKind::Device));
     }
-    if cards.iter().all(|c| c.shm) {
-        return Ok((device, Link::HostMemory, HeapKind::Host));
-    }
-    let text = "GPUs cannot reach each other's memory (or NCCL_P2P_DISABLE is set) and NCCL_SHM_DISABLE forbids host memory: no transport is left";
-    Err(Error::new(ErrorKind::InvalidUsage, text).remedy("unset NCCL_SHM_DISABLE or NCCL_P2P_DISABLE"))
+    (device, Link::HostMemory, shm.then_some(HeapKind::Host))
 }
 
 /// A number that no other process of the job has. Process ids alone do not do: containers of one host may
 /// count from 1 each.
 fn process_identity() -> u64 {
     static NONCE: OnceLock<u64> = OnceLock::new();
-    let nonce = *NONCE.get_or_init(|| {
-        let mut bytes = [0; 8];
-        match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
-            Ok(8) => u64::from_le_bytes(bytes),
-            _ => 0,
-        }
-    });
+    let nonce = *NONCE.get_or_init(random);
     // A forked child has the parent's nonce but an id of its own.
     nonce.wrapping_add(u64::from(std::process::id()))
 }
 
-/// Host name and boot id, or `NCCL_HOSTID`.
-fn host_identity(settings: &Settings) -> String {
-    if let Some(id) = &settings.host_id {
-        return id.replace('\n', " ");
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_le_bytes(bytes),
+        _ => 0,
+    }
+}
+
+/// The name given (`NCCL_HOSTID`), else host name and boot id.
+fn host_identity(given: Option<&str>) -> String {
+    if let Some(name) = given {
+        return name.replace('\n', " ");
     }
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     format!("{} {}", rustix::system::uname().nodename().to_string_lossy(), boot.trim())
@@ -213,6 +217,7 @@ mod tests {
         Card {
             protocol: PROTOCOL,
             knobs: 7,
+            nonce: 11,
             process: 1,
             host: "h".into(),
             device: device.into(),
@@ -238,16 +243,23 @@ mod tests {
         other.knobs = 8;
         let error = agree(&[card("a", &["b"]), other], false).err().unwrap();
         assert!(error.text.contains("rank 1") && error.text.contains("NCCL_ALGO"));
-        let mut far = card("b", &["a"]);
+    }
+
+    #[test]
+    fn hosts_are_told_apart_by_name() {
+        let mut far = card("a", &[]);
         far.host = "elsewhere".into();
-        assert!(agree(&[card("a", &["b"]), far], false).err().unwrap().text.contains("elsewhere"));
+        let agreement = agree(&[card("a", &["b"]), card("b", &["a"]), far], false).unwrap();
+        assert_eq!((agreement.world.hosts(), agreement.world.per_host()), (2, None));
+        assert_eq!((agreement.heap, agreement.world.link), (HeapKind::Device, Link::NvLink));
+        assert!(agreement.world.is_far(1, 2) && !agreement.world.is_far(0, 1));
     }
 
     #[test]
     fn two_ranks_on_one_gpu_are_refused_unless_allowed() {
         let cards = [card("a", &[]), card("a", &[])];
         let error = agree(&cards, false).err().unwrap();
-        assert_eq!(error.kind, ErrorKind::InvalidUsage);
+        assert_eq!(error.kind, crate::error::ErrorKind::InvalidUsage);
         assert!(error.text.contains("ranks 0 and 1"));
         assert!(agree(&cards, true).is_ok());
     }
@@ -259,6 +271,6 @@ mod tests {
         let mut far = [card("a", &[]), card("b", &["a"])];
         assert_eq!(agree(&far, false).unwrap().heap, HeapKind::Host);
         far[0].shm = false;
-        assert!(agree(&far, false).err().unwrap().text.contains("NCCL_SHM_DISABLE"));
+        assert_eq!(agree(&far, false).unwrap().world.hosts(), 2);
     }
 }

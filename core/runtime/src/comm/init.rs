@@ -2,23 +2,27 @@
 
 use std::sync::Arc;
 
-use hawser_plan::Knobs;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
+use hawser_plan::{Knobs, World};
 
 use super::Config;
-use super::card::{Card, agree};
+use super::card::{Agreement, Card, agree};
 use super::live::{Live, warm_up};
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::device::{self, Device};
 use crate::env::{self, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{self, Subsys};
+use crate::transport::net::{self, Chosen, Net, Setup};
 use crate::transport::{Fabric, Peers};
 use crate::wait::{AbortFlag, Wait};
 
 /// Device memory that the FIFOs of one communicator may take, in bytes per rank.
 const HEAP_BUDGET: u64 = 121 << 20;
+
+/// Bytes of a slot that crosses a network, at least.
+const NET_SLOT: u32 = 128 << 10;
 
 /// Programs have up to this many channels, each on a lane of its own.
 const MIN_LANES: u32 = 8;
@@ -56,31 +60,54 @@ pub fn bring_up(
     };
     let bootstrap = meet(meeting, rank, &step("bootstrap"))?;
     let device = device::open(ordinal)?;
-    let knobs = knobs(bootstrap.nranks(), device.as_ref(), settings, config)?;
-    let card = Card::new(device.caps(), settings, &knobs);
+    let mut knobs = knobs(device.as_ref(), settings, config)?;
+    let card = Card::new(device.caps(), settings, &knobs, config.host.as_deref());
     let cards = bootstrap.all_gather(&card.encode(), &step("agreement"))?;
     let cards: Vec<Card> =
         cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
-    let agreement = agree(&cards, settings.multi_rank_gpu)?;
-    let layout = HeapLayout::new(bootstrap.nranks(), &knobs);
+    let Agreement { mut world, processes, heap, comm_id } = agree(&cards, settings.multi_rank_gpu)?;
+    let (bootstrap, abort) = (Arc::new(bootstrap), abort.clone());
+    let chosen = match world.hosts() {
+        1 => None,
+        _ => Some(choose_net(comm_id, device.as_ref(), &bootstrap, &mut world, &mut knobs, &step("net"))?),
+    };
+    let (places, local) = world.places();
+    fit(&mut knobs, world.size(), local);
+    let layout = HeapLayout::new(world.size(), local, &knobs);
+    let hosts: Vec<u32> = world.ranks.iter().map(|r| r.host).collect();
     let peers = Peers {
         rank,
-        processes: &agreement.processes,
-        kind: agreement.heap,
+        processes: &processes,
+        hosts: &hosts,
+        places: &places,
+        kind: heap,
         deadline_ns: settings.op_timeout.map_or(0, |t| t.as_nanos() as u64),
     };
     let fabric = Fabric::connect(device.as_ref(), &bootstrap, &peers, &layout, &step("transport"))?;
+    let setup = |fabric: &Fabric| Setup {
+        device: device.clone(),
+        bootstrap: bootstrap.clone(),
+        control: fabric.control.clone(),
+        layout: &layout,
+        place: places[rank as usize],
+        wires: fabric.wires(),
+        gpu_direct: settings.gpu_direct,
+        deadline: settings.op_timeout,
+        init_timeout: settings.init_timeout,
+    };
+    let net = chosen.map(|chosen| Net::start(chosen, setup(&fabric))).transpose()?;
     let name = config.name.clone().unwrap_or_else(|| "world".into());
     let live = Live {
         rank,
-        world: agreement.world,
+        world,
         knobs,
         layout,
         name,
         bootstrap,
+        net,
         device,
         fabric,
-        abort: abort.clone(),
+        abort,
         programs: Default::default(),
         bounds: Default::default(),
         scratch: Default::default(),
@@ -107,6 +134,36 @@ fn meet(meeting: Meeting, rank: u32, wait: &Wait) -> Result<Bootstrap> {
     }
 }
 
+/// Opens this rank's net and checks that it is everybody's.
+fn choose_net(
+    comm_id: u64,
+    device: &dyn Device,
+    bootstrap: &Bootstrap,
+    world: &mut World,
+    knobs: &mut Knobs,
+    wait: &Wait,
+) -> Result<Chosen> {
+    let chosen = Chosen::open(comm_id, device);
+    // The others wait for this rank's record, also if it has no net.
+    let none = |error: &Error| format!("0\n0\nnone ({})", error.text).into_bytes();
+    let card = chosen.as_ref().map_or_else(none, Chosen::card);
+    let cards = bootstrap.all_gather(&card, wait)?;
+    let chosen = chosen?;
+    let agreed = net::agree(&cards)?;
+    world.net_mbps = agreed.mbps;
+    // Only Simple crosses a network, and a slot is one message.
+    knobs.slot_bytes = [0, 0, knobs.slot_bytes[2].max(NET_SLOT)];
+    let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX) & !511;
+    if most < 512 {
+        let text =
+            format!("net {} sends at most {} bytes at once, 512 are needed", chosen.name, agreed.most_bytes);
+        return Err(Error::invalid_usage(text));
+    }
+    knobs.slot_bytes[2] = knobs.slot_bytes[2].min(most);
+    knobs.depth = knobs.depth.min(net::MOST_SLOTS);
+    Ok(chosen)
+}
+
 fn announcement(live: &Live) -> String {
     let (size, link, device) = (live.world.size(), live.world.link, &live.device.caps().name);
     let (lanes, memory) = (live.layout.lanes, live.memory_bytes() >> 10);
@@ -125,8 +182,8 @@ fn release_root(error: &Error, ids: &[UniqueId]) {
     }
 }
 
-/// Settings of the planner, sized so that the heap stays within its budget.
-fn knobs(ranks: u32, device: &dyn Device, settings: &Settings, config: &Config) -> Result<Knobs> {
+/// Settings of the planner, before anything is known of the other ranks.
+fn knobs(device: &dyn Device, settings: &Settings, config: &Config) -> Result<Knobs> {
     let mut knobs = Knobs::default();
     if device.caps().kind == DeviceKind::Host {
         knobs.slot_bytes = [0, 0, 32 << 10];
@@ -145,11 +202,16 @@ fn knobs(ranks: u32, device: &dyn Device, settings: &Settings, config: &Config) 
     if let Some(text) = &settings.proto {
         knobs.protocols = Knobs::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
     }
-    while knobs.lanes > MIN_LANES && HeapLayout::new(ranks, &knobs).heap_bytes() > HEAP_BUDGET {
+    Ok(knobs)
+}
+
+/// Lowers lanes, then slots, until the heap stays within its budget.
+fn fit(knobs: &mut Knobs, ranks: u32, local: u32) {
+    let is_over = |knobs: &Knobs| HeapLayout::new(ranks, local, knobs).heap_bytes() > HEAP_BUDGET;
+    while knobs.lanes > MIN_LANES && is_over(knobs) {
         knobs.lanes -= 1;
     }
-    while knobs.slot_bytes[2] > 4096 && HeapLayout::new(ranks, &knobs).heap_bytes() > HEAP_BUDGET {
+    while knobs.slot_bytes[2] > 4096 && is_over(knobs) {
         knobs.slot_bytes = knobs.slot_bytes.map(|b| b / 2);
     }
-    Ok(knobs)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::choose::{Choice, choose};
-use hawser_plan::device_plan::{DeviceOp, KernelKey};
+use hawser_plan::device_plan::{DeviceOp, KernelKey, Step};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
@@ -18,6 +18,7 @@ use crate::device::{Device, Memory, Stream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exec::Launch;
 use crate::log::{self, Subsys};
+use crate::transport::net::{Need, Net};
 use crate::transport::{Fabric, bytes_of};
 use crate::wait::AbortFlag;
 
@@ -34,7 +35,9 @@ pub struct Live {
     /// Name for logs and errors.
     pub name: String,
     /// Control connections to the other ranks.
-    pub bootstrap: Bootstrap,
+    pub bootstrap: Arc<Bootstrap>,
+    /// The network, where ranks share no memory. Before `fabric`, which it works on: it goes first.
+    pub net: Option<Net>,
     /// The device.
     pub device: Arc<dyn Device>,
     /// FIFO memory and the device's image of the communicator.
@@ -104,6 +107,7 @@ impl Live {
         let choice = choose(call, &self.world, &self.knobs)?;
         let loaded = self.program(choice.key, lower::device_op(call))?;
         let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &self.knobs)?;
+        self.connect(&plan, &loaded.lowered.steps)?;
         let bound = Arc::new((plan, loaded, choice));
         // The factor of a pre-multiplied sum is part of the plan but not of the key.
         if call.op != ReduceOp::PreMulSum {
@@ -125,7 +129,8 @@ impl Live {
     ) -> Result<Vec<Launch>> {
         let number = self.next_op.fetch_add(1, Ordering::Relaxed);
         let plans = p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?;
-        let complete = |plan| {
+        let complete = |plan: LaunchPlan| {
+            self.connect(&plan, &plan.args.inline_steps)?;
             let launch = self.complete(plan, None, number, stream)?;
             Ok(Launch { others: others.to_vec(), ..launch })
         };
@@ -144,12 +149,13 @@ impl Live {
 
     /// Why no further operation can work, if so: an operation failed on this rank.
     pub fn failure(&self) -> Option<Error> {
-        self.broken.get().cloned().or_else(|| self.device_error())
+        let net = || self.fabric.control.fault().cloned();
+        self.broken.get().cloned().or_else(net).or_else(|| self.device_error())
     }
 
     /// What a kernel reported when it gave up, as an error.
     fn device_error(&self) -> Option<Error> {
-        let report = self.fabric.report();
+        let report = self.fabric.control.report();
         let (kind, why) = match report.code {
             0 => return None,
             1 => (ErrorKind::Aborted, "aborted"),
@@ -169,7 +175,7 @@ impl Live {
         let scratch = lock(&self.scratch).map_or(0, |s| s.iter().map(|m| m.bytes).sum());
         let images = lock(&self.programs)
             .map_or(0, |p| p.values().filter_map(|l| l.image.as_ref()).map(|m| m.bytes).sum());
-        self.fabric.bytes() + scratch + images
+        self.fabric.bytes() + self.net.as_ref().map_or(0, Net::bytes) + scratch + images
     }
 
     fn program(&self, key: ProgramKey, op: DeviceOp) -> Result<Arc<Loaded>> {
@@ -212,6 +218,25 @@ impl Live {
         Ok(Launch { comm: self.clone(), plan, stream, others: Vec::new() })
     }
 
+    /// Makes sure that the connections which a plan uses exist or are on their way.
+    fn connect(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<()> {
+        let Some(net) = &self.net else { return Ok(()) };
+        let mut needs: Vec<Need> = Vec::new();
+        for block in &plan.args.blocks[..usize::from(plan.args.n_blocks)] {
+            let lane = u32::from(block.lane);
+            for step in steps.iter().skip(block.first_step.into()).take(block.n_steps.into()) {
+                let ends = |peers: &[u16], send: bool| {
+                    let need = move |&peer: &u16| Need { lane, peer: u32::from(peer), send };
+                    peers.iter().map(need).collect::<Vec<_>>()
+                };
+                needs.extend(ends(&step.recv[..step.n_recv.into()], false));
+                needs.extend(ends(&step.send[..step.n_send.into()], true));
+            }
+        }
+        needs.retain(|need| self.world.is_far(self.rank, need.peer));
+        net.want(&needs)
+    }
+
     fn scratch(&self, bytes: u64) -> Result<u64> {
         let mut scratch = lock(&self.scratch)?;
         if scratch.last().is_none_or(|m| m.bytes < bytes) {
@@ -229,11 +254,16 @@ impl Drop for Live {
         let mut aborted: Option<Instant> = None;
         while self.device.is_idle(stream).is_ok_and(|idle| !idle) {
             if self.abort.is_raised() {
-                self.fabric.abort();
+                self.fabric.control.abort();
             }
-            if self.fabric.is_aborted() && aborted.get_or_insert_with(Instant::now).elapsed() > AFTER_ABORT {
+            if self.fabric.control.is_aborted()
+                && aborted.get_or_insert_with(Instant::now).elapsed() > AFTER_ABORT
+            {
                 let text = "its stream is stuck in other work after an abort: the communicator's memory stays allocated";
                 log::warn(&format!("{} rank {}: {text}", self.name, self.rank));
+                if let Some(net) = self.net.take() {
+                    net.leak();
+                }
                 return self.fabric.leak();
             }
             std::thread::sleep(Duration::from_micros(50));

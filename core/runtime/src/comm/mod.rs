@@ -32,9 +32,10 @@ use crate::device::Stream;
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::{self, Item, Job};
+use crate::transport::net::Net;
 use crate::wait::AbortFlag;
 use init::{Meeting, bring_up};
-use live::lock;
+pub(crate) use live::lock;
 
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
 #[derive(Debug, Clone)]
@@ -47,13 +48,16 @@ pub struct Config {
     pub max_ctas: Option<u32>,
     /// Name for logs and errors.
     pub name: Option<String>,
+    /// Name of the host that this rank counts as, instead of `NCCL_HOSTID` and the real one: lets the ranks of one
+    /// process be several hosts.
+    pub host: Option<String>,
     /// Children share resources (accepted; every communicator has its own in this version).
     pub split_share: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { blocking: true, min_ctas: None, max_ctas: None, name: None, split_share: false }
+        Self { blocking: true, min_ctas: None, max_ctas: None, name: None, host: None, split_share: false }
     }
 }
 
@@ -156,7 +160,8 @@ impl Comm {
         *state = State::Finalized(live.clone());
         drop(state);
         let last = *lock(&live.last_stream)?;
-        last.map_or(Ok(()), |stream| live.device.synchronize(stream))
+        last.map_or(Ok(()), |stream| live.device.synchronize(stream))?;
+        live.net.as_ref().map_or(Ok(()), Net::drain)
     }
 
     /// Frees everything. Waits for bring-up and for this rank's operations.
@@ -178,7 +183,7 @@ impl Comm {
         self.0.abort.raise();
         let mut state = lock(&self.0.state)?;
         match &*state {
-            State::Ready { live, .. } | State::Finalized(live) => live.fabric.abort(),
+            State::Ready { live, .. } | State::Finalized(live) => live.fabric.control.abort(),
             State::Starting | State::Failed(_) => {}
             State::Gone => return Err(self.gone()),
         }

@@ -1,34 +1,48 @@
-//! Transports: memory in which the FIFOs between ranks of one host lie.
+//! Transports: memory in which the FIFOs between ranks lie.
 //!
-//! Every rank owns a **heap** that its peers map and write into ([`HeapLayout`] says where). With the
-//! *p2p* transport heaps are device memory, with *shm* host memory that all devices reach. The
-//! executors see only the resulting [`Conn`] table: how a FIFO's memory came about is known here alone.
+//! Inside a host every rank owns a **heap** that its peers map and write into ([`HeapLayout`] says where). With the
+//! *p2p* transport heaps are device memory, with *shm* host memory that all devices reach. Between hosts, FIFOs end
+//! in memory of the same rank, and the proxy carries slots over a net plugin ([`net`]). The executors see only the
+//! resulting [`Conn`] table: how a FIFO's memory came about is known here alone.
+
+pub mod control;
+pub mod net;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
 
-use hawser_plan::device_plan::{Conn, DevComm, MAX_BLOCKS, Report};
+use hawser_plan::device_plan::{Conn, DevComm, MAX_BLOCKS};
 use hawser_plan::layout::HeapLayout;
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{Device, HeapKind, HostWords, Memory};
+use crate::device::{Device, HeapKind, Memory};
 use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::wait::Wait;
+use control::Control;
 
 /// Bytes of a FIFO's private counters: `sent[3]`, `taken[3]`, padded to a cache line.
 const COUNTER_BYTES: u64 = 64;
 /// Tag under which heap descriptors are passed.
 const HEAP_TAG: u64 = 1;
-/// Offset of the report in the host words; the abort flag is at 0.
-const REPORT_AT: usize = 64;
 
 /// All memory of a communicator on one rank.
 pub struct Fabric {
     /// Image of the communicator for the executors.
     pub dev_comm: Memory,
-    words: HostWords,
+    /// What ends its launches.
+    pub control: Arc<Control>,
     held: Vec<Memory>,
+    wires: Wires,
+}
+
+/// The table of connections: where the device has it, and what it holds.
+#[derive(Clone)]
+pub struct Wires {
+    /// Device address.
+    pub conns: u64,
+    /// Its entries, `[lane * ranks + peer]`.
+    pub table: Vec<Conn>,
 }
 
 /// What connecting needs to know of the peers.
@@ -37,14 +51,25 @@ pub struct Peers<'a> {
     pub rank: u32,
     /// Process of each rank: equal numbers mean one process.
     pub processes: &'a [u64],
+    /// Host of each rank.
+    pub hosts: &'a [u32],
+    /// Place of each rank on its host.
+    pub places: &'a [u32],
     /// Where heaps lie.
     pub kind: HeapKind,
     /// Nanoseconds that a wait on the device may last; 0 = for ever.
     pub deadline_ns: u64,
 }
 
+impl Peers<'_> {
+    /// Whether a rank is another one on this rank's host.
+    fn is_near(&self, peer: usize) -> bool {
+        peer != self.rank as usize && self.hosts[peer] == self.hosts[self.rank as usize]
+    }
+}
+
 impl Fabric {
-    /// Allocates this rank's heap, exchanges heaps with all peers and builds the image. Collective.
+    /// Allocates this rank's heap, exchanges heaps with the peers of its host and builds the image. Collective.
     pub fn connect(
         device: &dyn Device,
         bootstrap: &Bootstrap,
@@ -52,55 +77,44 @@ impl Fabric {
         layout: &HeapLayout,
         wait: &Wait,
     ) -> Result<Self> {
-        let heap = device.alloc_heap(layout.heap_bytes(), peers.kind)?;
+        let heap = device.alloc_heap(layout.heap_bytes().max(1), peers.kind)?;
         let mapped = exchange(device, bootstrap, peers, &heap, wait)?;
-        let words = device.host_words(128)?;
+        let control = Control::new(device)?;
         let (lanes, ranks) = (layout.lanes, layout.ranks);
         let entries = u64::from(lanes) * u64::from(ranks);
         let counters = device.alloc(entries * COUNTER_BYTES)?;
         let deps = device.alloc(8 + 8 * MAX_BLOCKS as u64)?;
-        let table = conn_table(layout, peers.rank, &heap, &mapped, counters.addr);
+        let table = conn_table(layout, peers, &heap, &mapped, counters.addr);
         let conns = device.alloc(entries * size_of::<Conn>() as u64)?;
         device.upload(conns.addr, bytes_of(&table))?;
+        let (abort, report) = control.addresses();
         let image = DevComm {
             conns: conns.addr,
-            abort: words.memory.addr,
-            report: words.memory.addr + REPORT_AT as u64,
+            abort,
+            report,
             deadline_ns: peers.deadline_ns,
             deps: deps.addr,
             ..layout.dev_comm(peers.rank)
         };
         let dev_comm = device.alloc(size_of::<DevComm>() as u64)?;
         device.upload(dev_comm.addr, bytes_of(std::slice::from_ref(&image)))?;
+        let wires = Wires { conns: conns.addr, table };
         let mut held = vec![heap, counters, conns, deps];
         held.extend(mapped.into_iter().flatten());
-        Ok(Self { dev_comm, words, held })
+        Ok(Self { dev_comm, control: Arc::new(control), held, wires })
     }
 
-    /// Makes every wait of this communicator's launches end.
-    pub fn abort(&self) {
-        // SAFETY: the words are at least 128 bytes, aligned, and live as long as `self`.
-        unsafe { &*(self.words.host as *const AtomicU32) }.store(1, Ordering::Release);
-    }
-
-    /// Whether [`Fabric::abort`] was called.
-    pub fn is_aborted(&self) -> bool {
-        // SAFETY: as in `abort`.
-        unsafe { &*(self.words.host as *const AtomicU32) }.load(Ordering::Acquire) != 0
+    /// The table of connections, for the net transport to go on with.
+    pub fn wires(&self) -> Wires {
+        self.wires.clone()
     }
 
     /// Never frees the memory: a kernel may still be using it.
     pub fn leak(&mut self) {
-        let nothing = || Memory { addr: 0, bytes: 0, owner: Box::new(()) };
         std::mem::forget(std::mem::take(&mut self.held));
-        std::mem::forget(std::mem::replace(&mut self.dev_comm, nothing()));
-        std::mem::forget(std::mem::replace(&mut self.words.memory, nothing()));
-    }
-
-    /// What a launch wrote when it gave up; `code` is 0 when none did.
-    pub fn report(&self) -> Report {
-        // SAFETY: as above; a report is plain integers, written once, `code` last.
-        unsafe { self.words.host.add(REPORT_AT).cast::<Report>().read_volatile() }
+        let nothing = Memory { addr: 0, bytes: 0, owner: Box::new(()) };
+        std::mem::forget(std::mem::replace(&mut self.dev_comm, nothing));
+        std::mem::forget(self.control.clone());
     }
 
     /// Device memory that this rank allocated (without what is mapped from peers).
@@ -109,7 +123,7 @@ impl Fabric {
     }
 }
 
-/// Maps every peer's heap; None for this rank.
+/// Maps the heaps of the other ranks of the host; None for all others.
 fn exchange(
     device: &dyn Device,
     bootstrap: &Bootstrap,
@@ -120,7 +134,7 @@ fn exchange(
     let export = device.export(heap, peers.kind)?;
     let tokens = bootstrap.all_gather(&export.token, wait)?;
     let me = peers.rank as usize;
-    let elsewhere = |peer: usize| peers.processes[peer] != peers.processes[me];
+    let elsewhere = |peer: usize| peers.is_near(peer) && peers.processes[peer] != peers.processes[me];
     let with_fd = export.fd.is_some();
     let mut received: Vec<Option<OwnedFd>> = tokens.iter().map(|_| None).collect();
     if let Some(fd) = &export.fd {
@@ -135,16 +149,16 @@ fn exchange(
     }
     let mut mapped = Vec::with_capacity(tokens.len());
     for (peer, (token, fd)) in tokens.iter().zip(received).enumerate() {
-        let memory = (peer != me).then(|| device.import(token, fd, peers.kind)).transpose();
+        let memory = peers.is_near(peer).then(|| device.import(token, fd, peers.kind)).transpose();
         mapped.push(
             memory.map_err(|e: Error| e.context(format!("rank {me} cannot map the heap of rank {peer}")))?,
         );
     }
     log::info(Subsys::Init, || {
+        let near = (0..tokens.len()).filter(|&p| peers.is_near(p)).count();
         let far = (0..tokens.len()).filter(|&p| elsewhere(p)).count();
         format!(
-            "rank {me}: mapped {} peers ({far} in other processes), heap {} KiB in {:?} memory",
-            tokens.len() - 1,
+            "rank {me}: mapped {near} peers ({far} in other processes), heap {} KiB in {:?} memory",
             heap.bytes >> 10,
             peers.kind
         )
@@ -154,28 +168,33 @@ fn exchange(
     Ok(mapped)
 }
 
+/// The entries of the ranks of this host; those of others have only their counters.
 fn conn_table(
     layout: &HeapLayout,
-    rank: u32,
+    peers: &Peers<'_>,
     heap: &Memory,
     mapped: &[Option<Memory>],
     counters: u64,
 ) -> Vec<Conn> {
     let mut table = Vec::with_capacity((layout.lanes * layout.ranks) as usize);
+    let (own, here) = (heap.addr, peers.places[peers.rank as usize]);
     for lane in 0..layout.lanes {
         for (peer, memory) in (0..layout.ranks).zip(mapped) {
-            let own = heap.addr;
-            let theirs = memory.as_ref().map_or(own, |m| m.addr);
+            let index = u64::from(lane) * u64::from(layout.ranks) + u64::from(peer);
+            let conn = Conn { counters: counters + index * COUNTER_BYTES, ..Conn::default() };
+            let Some(theirs) = memory.as_ref().map(|m| m.addr) else {
+                table.push(conn);
+                continue;
+            };
+            let there = peers.places[peer as usize];
             table.push(Conn {
-                send_fifo: theirs + layout.fifo(lane, rank),
-                send_tail: theirs + layout.tail(lane, rank),
-                send_credit: own + layout.credit(lane, peer),
-                recv_fifo: own + layout.fifo(lane, peer),
-                recv_tail: own + layout.tail(lane, peer),
-                recv_credit: theirs + layout.credit(lane, rank),
-                counters: counters
-                    + (u64::from(lane) * u64::from(layout.ranks) + u64::from(peer)) * COUNTER_BYTES,
-                send_bytes: 0,
+                send_fifo: theirs + layout.fifo(lane, here),
+                send_tail: theirs + layout.tail(lane, here),
+                send_credit: own + layout.credit(lane, there),
+                recv_fifo: own + layout.fifo(lane, there),
+                recv_tail: own + layout.tail(lane, there),
+                recv_credit: theirs + layout.credit(lane, here),
+                ..conn
             });
         }
     }

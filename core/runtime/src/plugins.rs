@@ -1,0 +1,49 @@
+//! The plugins of this process.
+
+use std::sync::Arc;
+
+use hawser_plugin::builtin::built_in;
+use hawser_plugin::{Component, Level, Log, Net, Subsys};
+
+use crate::env;
+use crate::error::{Error, Result};
+use crate::log;
+
+/// The nets to be tried for a communicator, in order: what `NCCL_NET_PLUGIN` names, then the built-in ones; only the one
+/// that `NCCL_NET` names, if it is set.
+pub fn nets() -> Result<Vec<Arc<dyn Net>>> {
+    let mut nets: Vec<Arc<dyn Net>> = Vec::new();
+    for plugin in built_in() {
+        if let Component::Net(net) = (plugin.make)() {
+            nets.push(net);
+        }
+    }
+    let Some(wanted) = &env::settings().net else { return Ok(nets) };
+    let names: Vec<String> = nets.iter().map(|n| n.name().to_owned()).collect();
+    nets.retain(|net| net.name().eq_ignore_ascii_case(wanted));
+    if nets.is_empty() {
+        let text = format!("NCCL_NET={wanted} names no net that was found; found are: {}", names.join(", "));
+        return Err(Error::invalid_usage(text).remedy("unset NCCL_NET or correct NCCL_NET_PLUGIN"));
+    }
+    Ok(nets)
+}
+
+/// Where plugins log: our own log.
+pub fn log() -> Log {
+    Log::new(|level, subsys, text| match level {
+        Level::Warn | Level::Abort => log::warn(text),
+        _ => log::info(subsystem(subsys), || text.to_owned()),
+    })
+}
+
+fn subsystem(subsys: Subsys) -> log::Subsys {
+    match subsys {
+        Subsys::INIT => log::Subsys::Init,
+        Subsys::TUNING => log::Subsys::Tuning,
+        Subsys::ENV => log::Subsys::Env,
+        Subsys::PROXY => log::Subsys::Proxy,
+        Subsys::REG => log::Subsys::Reg,
+        Subsys::PROFILE => log::Subsys::Profile,
+        _ => log::Subsys::Net,
+    }
+}

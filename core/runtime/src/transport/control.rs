@@ -1,0 +1,69 @@
+//! What ends the work of a communicator on this rank: the abort word that its launches poll, what a launch reported, and
+//! why the network gave up.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use hawser_plan::device_plan::Report;
+
+use crate::device::{Device, HostWords, Memory};
+use crate::error::{Error, Result};
+
+/// Offset of the report in the host words; the abort flag is at 0.
+const REPORT_AT: usize = 64;
+
+/// Shared by the communicator and its proxy.
+pub struct Control {
+    words: HostWords,
+    fault: OnceLock<Error>,
+}
+
+impl Control {
+    /// Nothing has happened yet.
+    pub fn new(device: &dyn Device) -> Result<Self> {
+        Ok(Self { words: device.host_words(128)?, fault: OnceLock::new() })
+    }
+
+    /// Device addresses of the abort word and of the report.
+    pub fn addresses(&self) -> (u64, u64) {
+        (self.words.memory.addr, self.words.memory.addr + REPORT_AT as u64)
+    }
+
+    /// Makes every wait of this communicator's launches end.
+    pub fn abort(&self) {
+        self.word().store(1, Ordering::Release);
+    }
+
+    /// Whether [`Control::abort`] was called.
+    pub fn is_aborted(&self) -> bool {
+        self.word().load(Ordering::Acquire) != 0
+    }
+
+    /// The network failed: remembers the first reason and makes launches end. Says whether this was the first.
+    pub fn fail(&self, error: Error) -> bool {
+        let first = self.fault.set(error).is_ok();
+        self.abort();
+        first
+    }
+
+    /// Why the network failed, if it did.
+    pub fn fault(&self) -> Option<&Error> {
+        self.fault.get()
+    }
+
+    /// What a launch wrote when it gave up; `code` is 0 when none did.
+    pub fn report(&self) -> Report {
+        // SAFETY: the words are 128 bytes and live as long as `self`; a report is plain integers, written once, `code` last.
+        unsafe { self.words.host.add(REPORT_AT).cast::<Report>().read_volatile() }
+    }
+
+    /// Never frees the words: a kernel may still poll them. The `Arc` around this must be leaked with it.
+    pub fn memory(&self) -> &Memory {
+        &self.words.memory
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: the words are at least 128 bytes, aligned, and live as long as `self`.
+        unsafe { &*(self.words.host as *const AtomicU32) }
+    }
+}

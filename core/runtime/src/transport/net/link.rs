@@ -1,0 +1,344 @@
+//! One end of a connection over the network, and the FIFO in front of it.
+//!
+//! The device works on the FIFO as on any other; the proxy plays the peer. At the sender it takes every slot that the
+//! device filled, in order, sends it, and returns the credit when the plugin is done with it. At the receiver it posts
+//! every free slot, in order, and publishes the tail when its data are there. Slot `s` of the sender becomes slot `s` of
+//! the receiver, so nothing but data travels.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use hawser_plan::Protocol;
+use hawser_plan::device_plan::Conn;
+use hawser_plan::layout::HeapLayout;
+use hawser_plugin::net::{
+    Connector, HANDLE_BYTES, Handle, Listener, MemoryKinds, NetContext, Receiver, Region, Registration,
+    Request, Segment, Sender,
+};
+
+use super::arena::Piece;
+use crate::bootstrap::Bootstrap;
+use crate::error::{Error, Result};
+
+/// Offsets in the page in front of the slots: one counter per 64 bytes and protocol, then the bytes of slots.
+const TAILS: u64 = 0;
+const CREDITS: u64 = 256;
+const SIZES: u64 = 512;
+/// Bytes of that page.
+pub const PAGE: u64 = 4096;
+/// Most slots of a FIFO: what the page has room to tell the bytes of.
+pub const MOST_SLOTS: u32 = ((PAGE - SIZES) / 4) as u32;
+
+/// Tag of handles in the bootstrap; the lane is added.
+const HANDLE_TAG: u64 = 0x4e45_5400;
+
+/// Which end of which connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Need {
+    /// FIFO lane.
+    pub lane: u32,
+    /// The rank at the other end.
+    pub peer: u32,
+    /// Whether this rank sends.
+    pub send: bool,
+}
+
+/// Memory of one FIFO.
+pub struct Fifo {
+    piece: Piece,
+    depth: u64,
+    stride: u64,
+    slot_bytes: usize,
+}
+
+impl Fifo {
+    /// Lays a FIFO over a piece of memory.
+    pub fn new(piece: Piece, layout: &HeapLayout) -> Self {
+        let p = Protocol::Simple as usize;
+        Self {
+            piece,
+            depth: u64::from(layout.depth),
+            stride: u64::from(layout.slot_stride[p]),
+            slot_bytes: layout.slot_bytes[p] as usize,
+        }
+    }
+
+    /// Enters the FIFO into the device's table.
+    pub fn enter(&self, conn: &mut Conn, send: bool, layout: &HeapLayout) {
+        // Devices add the offset of the protocol; only Simple comes here.
+        let fifo = self.piece.slots.wrapping_sub(u64::from(layout.fifo_offset[Protocol::Simple as usize]));
+        let (tail, credit) = (self.piece.page_addr + TAILS, self.piece.page_addr + CREDITS);
+        if send {
+            (conn.send_fifo, conn.send_tail, conn.send_credit) = (fifo, tail, credit);
+            conn.send_bytes = self.piece.page_addr + SIZES;
+        } else {
+            (conn.recv_fifo, conn.recv_tail, conn.recv_credit) = (fifo, tail, credit);
+        }
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        self.counter(TAILS)
+    }
+
+    fn credit(&self) -> &AtomicU64 {
+        self.counter(CREDITS)
+    }
+
+    fn counter(&self, at: u64) -> &AtomicU64 {
+        let at = self.piece.page as u64 + at + 64 * Protocol::Simple as u64;
+        // SAFETY: the page is zeroed, 64-byte aligned host memory that lives as long as `self`; only atomics touch it.
+        unsafe { &*(at as *const AtomicU64) }
+    }
+
+    fn size(&self, number: u64) -> usize {
+        let at = self.piece.page as u64 + SIZES + 4 * (number % self.depth);
+        // SAFETY: as in `counter`; `depth` is at most `MOST_SLOTS`.
+        unsafe { &*(at as *const AtomicU32) }.load(Ordering::Relaxed) as usize
+    }
+
+    fn slot(&self, number: u64, bytes: usize, registration: Registration, tag: u32) -> Segment {
+        let addr = self.piece.slots_for_net + number % self.depth * self.stride;
+        Segment { addr, bytes, registration, tag: tag as i32, profile: 0 }
+    }
+
+    fn region(&self) -> Region {
+        let kind = if self.piece.in_device { MemoryKinds::CUDA } else { MemoryKinds::HOST };
+        let bytes = (self.depth * self.stride) as usize;
+        Region { addr: self.piece.slots_for_net, bytes, kind, dmabuf: None }
+    }
+}
+
+/// What a link needs of its communicator.
+pub struct Around<'a> {
+    /// The plugin.
+    pub context: &'a dyn NetContext,
+    /// Carries handles.
+    pub bootstrap: &'a Bootstrap,
+    /// Whether receives into device memory must be flushed.
+    pub flush: bool,
+}
+
+/// The sending end.
+pub struct SendLink {
+    need: Need,
+    device: u32,
+    fifo: Fifo,
+    state: SendState,
+    posted: u64,
+    done: u64,
+    requests: VecDeque<(Request, usize)>,
+}
+
+enum SendState {
+    /// The receiver has not yet said where it listens.
+    Waiting,
+    Connecting(Box<dyn Connector>),
+    Open(Box<dyn Sender>, Registration),
+}
+
+impl SendLink {
+    /// A link that connects as soon as its receiver says where. `device` is the plugin's.
+    pub fn new(need: Need, device: u32, fifo: Fifo) -> Self {
+        let state = SendState::Waiting;
+        Self { need, device, fifo, state, posted: 0, done: 0, requests: VecDeque::new() }
+    }
+
+    /// Which end this is.
+    pub fn need(&self) -> Need {
+        self.need
+    }
+
+    /// Whether everything that the device wrote has been sent.
+    pub fn is_drained(&self) -> bool {
+        self.done == self.fifo.tail().load(Ordering::Acquire)
+    }
+
+    /// Moves on as far as possible without waiting; says whether anything moved.
+    pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
+        match &mut self.state {
+            SendState::Waiting => {
+                let tag = HANDLE_TAG + u64::from(self.need.lane);
+                let Some(bytes) = around.bootstrap.take(self.need.peer, tag) else { return Ok(false) };
+                let handle: Handle = bytes.as_slice().try_into().map_err(|_| {
+                    let text = format!("a net handle of {} bytes, expected {HANDLE_BYTES}", bytes.len());
+                    Error::remote(text)
+                })?;
+                self.state = SendState::Connecting(around.context.connect(self.device, &handle)?);
+                Ok(true)
+            }
+            SendState::Connecting(connector) => {
+                let Some(mut sender) = connector.poll()? else { return Ok(false) };
+                // SAFETY: the FIFO's memory lives until `close` has deregistered it.
+                let registration = unsafe { sender.register(&self.fifo.region()) }?;
+                self.state = SendState::Open(sender, registration);
+                Ok(true)
+            }
+            SendState::Open(..) => self.carry(),
+        }
+    }
+
+    fn carry(&mut self) -> Result<bool> {
+        let SendState::Open(sender, registration) = &mut self.state else { return Ok(false) };
+        let mut moved = false;
+        let tail = self.fifo.tail().load(Ordering::Acquire);
+        while self.posted < tail {
+            let bytes = self.fifo.size(self.posted);
+            if bytes > self.fifo.slot_bytes {
+                let text = format!("a slot of {} bytes was filled with {bytes}", self.fifo.slot_bytes);
+                return Err(Error::internal(text));
+            }
+            let segment = self.fifo.slot(self.posted, bytes, *registration, self.need.lane);
+            // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit below.
+            let Some(request) = unsafe { sender.isend(&segment) }? else { break };
+            self.requests.push_back((request, bytes));
+            self.posted += 1;
+            moved = true;
+        }
+        while let Some(&(request, _)) = self.requests.front()
+            && sender.test(request)?.is_some()
+        {
+            self.requests.pop_front();
+            self.done += 1;
+            self.fifo.credit().store(self.done, Ordering::Release);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Closes the connection. Errors are of no use any more.
+    pub fn close(&mut self) {
+        if let SendState::Open(sender, registration) = &mut self.state
+            && self.requests.is_empty()
+        {
+            let _ = sender.deregister(*registration);
+        }
+        self.state = SendState::Waiting;
+    }
+}
+
+/// The receiving end.
+pub struct RecvLink {
+    need: Need,
+    fifo: Fifo,
+    state: RecvState,
+    posted: u64,
+    done: u64,
+    requests: VecDeque<Request>,
+    /// A flush of the slot at `done`.
+    flush: Option<Request>,
+}
+
+enum RecvState {
+    Listening(Box<dyn Listener>),
+    Open(Box<dyn Receiver>, Registration),
+    Closed,
+}
+
+impl RecvLink {
+    /// Listens, and tells the sender where. May wait for the bootstrap to carry the message.
+    pub fn new(
+        need: Need,
+        device: u32,
+        fifo: Fifo,
+        around: &Around<'_>,
+        wait: &crate::wait::Wait,
+    ) -> Result<Self> {
+        let (handle, listener) = around.context.listen(device)?;
+        around.bootstrap.send(need.peer, HANDLE_TAG + u64::from(need.lane), &handle, wait)?;
+        let state = RecvState::Listening(listener);
+        Ok(Self { need, fifo, state, posted: 0, done: 0, requests: VecDeque::new(), flush: None })
+    }
+
+    /// Which end this is.
+    pub fn need(&self) -> Need {
+        self.need
+    }
+
+    /// Moves on as far as possible without waiting; says whether anything moved.
+    pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
+        match &mut self.state {
+            RecvState::Listening(listener) => {
+                let Some(mut receiver) = listener.accept()? else { return Ok(false) };
+                // SAFETY: the FIFO's memory lives until `close` has deregistered it.
+                let registration = unsafe { receiver.register(&self.fifo.region()) }?;
+                self.state = RecvState::Open(receiver, registration);
+                Ok(true)
+            }
+            RecvState::Open(..) => Ok(self.post()? | self.take(around.flush)?),
+            RecvState::Closed => Ok(false),
+        }
+    }
+
+    /// Posts every free slot.
+    fn post(&mut self) -> Result<bool> {
+        let RecvState::Open(receiver, registration) = &mut self.state else { return Ok(false) };
+        let before = self.posted;
+        let free = self.fifo.credit().load(Ordering::Acquire) + self.fifo.depth;
+        while self.posted < free {
+            let segment = self.fifo.slot(self.posted, self.fifo.slot_bytes, *registration, self.need.lane);
+            // SAFETY: the slot lies in the registered FIFO; the device reads it only after the tail was published.
+            let Some(request) = unsafe { receiver.irecv(&[segment], false) }? else { break };
+            self.requests.push_back(request);
+            self.posted += 1;
+        }
+        Ok(self.posted > before)
+    }
+
+    /// Publishes slots whose data are there.
+    fn take(&mut self, flush: bool) -> Result<bool> {
+        let RecvState::Open(receiver, registration) = &mut self.state else { return Ok(false) };
+        let before = self.done;
+        loop {
+            if let Some(request) = self.flush {
+                if !receiver.test(request, &mut [])? {
+                    break;
+                }
+                self.flush = None;
+            } else {
+                let Some(&request) = self.requests.front() else { break };
+                let mut sizes = [0];
+                if !receiver.test(request, &mut sizes)? {
+                    break;
+                }
+                self.requests.pop_front();
+                if sizes[0] > self.fifo.slot_bytes {
+                    let text = format!("{} bytes arrived for a slot of {}", sizes[0], self.fifo.slot_bytes);
+                    return Err(Error::remote(text));
+                }
+                if flush && self.fifo.piece.in_device {
+                    let segment =
+                        self.fifo.slot(self.done, self.fifo.slot_bytes, *registration, self.need.lane);
+                    // SAFETY: the segment is the slot that the finished receive wrote.
+                    self.flush = unsafe { receiver.flush(&[segment]) }?;
+                    if self.flush.is_some() {
+                        continue;
+                    }
+                }
+            }
+            self.done += 1;
+            self.fifo.tail().store(self.done, Ordering::Release);
+        }
+        Ok(self.done > before)
+    }
+
+    /// Closes the connection with whatever was posted. Errors are of no use any more.
+    pub fn close(&mut self) {
+        self.state = RecvState::Closed;
+    }
+}
+
+impl From<hawser_plugin::Error> for Error {
+    fn from(error: hawser_plugin::Error) -> Self {
+        use crate::error::ErrorKind as Kind;
+        use hawser_plugin::ErrorKind as Theirs;
+        let kind = match error.kind {
+            Theirs::Cuda => Kind::UnhandledCuda,
+            Theirs::System => Kind::System,
+            Theirs::Internal => Kind::Internal,
+            Theirs::InvalidArgument => Kind::InvalidArgument,
+            Theirs::InvalidUsage | Theirs::Unsupported => Kind::InvalidUsage,
+            Theirs::Remote => Kind::Remote,
+        };
+        Self::new(kind, error.text)
+    }
+}

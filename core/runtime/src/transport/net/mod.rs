@@ -1,0 +1,291 @@
+//! The net transport: FIFOs between ranks that share no memory, carried by a net plugin.
+//!
+//! A connection is made when a launch first needs it ([`Net::want`]): both ends derive from the program which lanes and
+//! peers it uses, so nobody has to ask. The receiver listens and sends its handle over the bootstrap; everything else
+//! happens in the proxy, so no call waits for a peer to connect.
+//!
+//! When a connection fails, the communicator fails on this rank, and all other ranks are told over the bootstrap. A
+//! rank that goes in peace says goodbye first, so that its closing connections are no failure.
+
+mod arena;
+mod link;
+mod nic;
+mod task;
+
+pub use link::{MOST_SLOTS, Need};
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hawser_plan::device_plan::Conn;
+use hawser_plan::layout::HeapLayout;
+use hawser_plan::world::DeviceKind;
+use hawser_plugin::net::{NetConfig, NetContext};
+
+use super::control::Control;
+use super::{Wires, bytes_of};
+use crate::bootstrap::Bootstrap;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::log::{self, Subsys};
+use crate::plugins;
+use crate::proxy::{Proxy, Task};
+use crate::wait::Wait;
+use arena::Arena;
+use link::{Fifo, RecvLink, SendLink};
+use nic::Nics;
+use task::NetTask;
+
+/// How long a destroy waits for data that are on their way, unless `HAWSER_OP_TIMEOUT` says otherwise.
+const DRAIN: Duration = Duration::from_secs(60);
+/// How long sending a goodbye to one rank may take.
+const GOODBYE: Duration = Duration::from_millis(500);
+
+/// A net plugin that was chosen for a communicator, before connections are possible.
+pub struct Chosen {
+    /// The plugin's name.
+    pub name: String,
+    context: Box<dyn NetContext>,
+    nics: Nics,
+}
+
+impl Chosen {
+    /// Opens the first usable net plugin.
+    ///
+    /// # Errors
+    /// There is none, or the one that `NCCL_NET` names cannot be used; the text says why for each.
+    pub fn open(comm_id: u64, device: &dyn Device) -> Result<Self> {
+        let mut reasons = String::new();
+        for net in plugins::nets()? {
+            let config = NetConfig::new(comm_id, plugins::log());
+            let opened = net.open(&config).map_err(Error::from);
+            let chosen = opened.and_then(|context| {
+                let nics = Nics::of(context.as_ref(), device.caps())?;
+                Ok(Self { name: net.name().to_owned(), context, nics })
+            });
+            match chosen {
+                Ok(chosen) => return Ok(chosen),
+                Err(error) => {
+                    log::info(Subsys::Net, || format!("net {} cannot be used: {error}", net.name()));
+                    reasons.push_str(&format!("; {}: {error}", net.name()));
+                }
+            }
+        }
+        let text = format!("ranks on several hosts need a net plugin, and none can be used{reasons}");
+        Err(Error::invalid_usage(text).remedy("see NCCL_NET, NCCL_NET_PLUGIN and NCCL_SOCKET_IFNAME"))
+    }
+
+    /// What the other ranks must know: name, megabits per second, longest message.
+    pub fn card(&self) -> Vec<u8> {
+        format!("{}\n{}\n{}", self.nics.mbps(), self.nics.most_bytes(), self.name).into_bytes()
+    }
+}
+
+/// What all ranks' nets have in common.
+pub struct Agreed {
+    /// Megabits per second of the slowest rank.
+    pub mbps: u32,
+    /// The longest message that all take.
+    pub most_bytes: u64,
+}
+
+/// Checks that all ranks chose the same net.
+pub fn agree(cards: &[Vec<u8>]) -> Result<Agreed> {
+    let mut agreed = Agreed { mbps: u32::MAX, most_bytes: u64::MAX };
+    let mut first: Option<&str> = None;
+    for (rank, card) in cards.iter().enumerate() {
+        let fields = std::str::from_utf8(card).ok().map(|text| text.splitn(3, '\n').collect::<Vec<_>>());
+        let parsed = fields.as_deref().and_then(|f| match f {
+            [mbps, bytes, name] => Some((mbps.parse::<u32>().ok()?, bytes.parse::<u64>().ok()?, *name)),
+            _ => None,
+        });
+        let Some((mbps, most_bytes, name)) = parsed else {
+            return Err(Error::remote(format!("rank {rank} sent a net record that does not parse")));
+        };
+        let expected = *first.get_or_insert(name);
+        if !expected.eq_ignore_ascii_case(name) {
+            let text = format!("rank 0 chose the net \"{expected}\" and rank {rank} the net \"{name}\"");
+            return Err(Error::invalid_usage(text).remedy(
+                "give all ranks the same NCCL_NET and NCCL_NET_PLUGIN, and the same plugins (NCCL_DEBUG=INFO says what each found)",
+            ));
+        }
+        agreed.mbps = agreed.mbps.min(mbps);
+        agreed.most_bytes = agreed.most_bytes.min(most_bytes);
+    }
+    Ok(agreed)
+}
+
+/// The network of a communicator on this rank.
+pub struct Net {
+    name: String,
+    device: Arc<dyn Device>,
+    layout: HeapLayout,
+    place: u32,
+    nics: Nics,
+    task: Arc<NetTask>,
+    proxy: Arc<Proxy>,
+    /// Address of the device's table of connections.
+    conns: u64,
+    wiring: Mutex<Wiring>,
+    deadline: Option<Duration>,
+    /// How long a message of bring-up may take.
+    init_timeout: Duration,
+}
+
+/// What exists so far.
+struct Wiring {
+    needs: HashSet<Need>,
+    table: Vec<Conn>,
+    arena: Arena,
+}
+
+/// What [`Net::start`] needs besides the plugin.
+pub struct Setup<'a> {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Carries handles, faults and goodbyes.
+    pub bootstrap: Arc<Bootstrap>,
+    /// Ends launches when the network fails.
+    pub control: Arc<Control>,
+    /// Where FIFOs lie.
+    pub layout: &'a HeapLayout,
+    /// This rank's place on its host.
+    pub place: u32,
+    /// The table that the local transport made.
+    pub wires: Wires,
+    /// Whether slots may lie in GPU memory.
+    pub gpu_direct: bool,
+    /// How long data on their way may take at the end.
+    pub deadline: Option<Duration>,
+    /// How long a message of bring-up may take.
+    pub init_timeout: Duration,
+}
+
+impl Net {
+    /// Starts serving a communicator. No connection exists yet.
+    pub fn start(chosen: Chosen, setup: Setup<'_>) -> Result<Self> {
+        let Setup { device, bootstrap, control, layout, place, wires, gpu_direct, deadline, init_timeout } =
+            setup;
+        let on_gpu = device.caps().kind != DeviceKind::Host;
+        let in_device = gpu_direct && on_gpu && chosen.nics.reach_gpus();
+        let slot = u64::from(layout.slot_stride[2]);
+        let arena = Arena::new(device.as_ref(), slot * u64::from(layout.depth), in_device)?;
+        let proxy = Proxy::of(if on_gpu { &device.caps().id } else { "host" })?;
+        log::info(Subsys::Init, || {
+            let names: Vec<&str> = chosen.nics.properties.iter().map(|p| p.name.as_str()).collect();
+            let memory = if in_device { "GPU memory" } else { "host memory" };
+            format!("net {} on {} from {memory}", chosen.name, names.join(", "))
+        });
+        let task = Arc::new(NetTask::new(chosen.context, bootstrap, control, in_device));
+        proxy.add(task.clone());
+        let wiring = Mutex::new(Wiring { needs: HashSet::new(), table: wires.table, arena });
+        Ok(Self {
+            name: chosen.name,
+            device,
+            layout: *layout,
+            place,
+            nics: chosen.nics,
+            task,
+            proxy,
+            conns: wires.conns,
+            wiring,
+            deadline,
+            init_timeout,
+        })
+    }
+
+    /// The plugin's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes sure that these ends of connections exist or are on their way. Waits only for the bootstrap to take messages.
+    pub fn want(&self, needs: &[Need]) -> Result<()> {
+        let mut wiring = crate::comm::lock(&self.wiring)?;
+        for &need in needs {
+            if !wiring.needs.contains(&need) {
+                self.wire(&mut wiring, need).map_err(|e| e.context(format!("net {}", self.name)))?;
+            }
+        }
+        self.proxy.wake();
+        Ok(())
+    }
+
+    fn wire(&self, wiring: &mut Wiring, need: Need) -> Result<()> {
+        let fifo = Fifo::new(wiring.arena.take(self.device.as_ref())?, &self.layout);
+        let index = (need.lane * self.layout.ranks + need.peer) as usize;
+        let conn =
+            wiring.table.get_mut(index).ok_or_else(|| Error::internal("a connection outside the table"))?;
+        fifo.enter(conn, need.send, &self.layout);
+        self.device
+            .upload(self.conns + (index * size_of::<Conn>()) as u64, bytes_of(std::slice::from_ref(conn)))?;
+        let device = self.nics.device(self.place, need.lane);
+        if need.send {
+            self.task.add_send(SendLink::new(need, device, fifo));
+        } else {
+            let wait = Wait::new(self.task.abort_flag(), Some(self.init_timeout));
+            let link = RecvLink::new(need, device, fifo, &self.task.around(), &wait)?;
+            self.task.add_recv(link);
+        }
+        wiring.needs.insert(need);
+        Ok(())
+    }
+
+    /// Something was launched.
+    pub fn wake(&self) {
+        self.proxy.wake();
+    }
+
+    /// Waits until everything that the device wrote is on its way to where it belongs.
+    pub fn drain(&self) -> Result<()> {
+        let wait = Wait::new(self.task.abort_flag(), Some(self.deadline.unwrap_or(DRAIN)));
+        wait.until(
+            || (self.task.is_over() || self.task.is_drained()).then_some(()),
+            || "the last data are sent to other hosts".to_owned(),
+        )
+    }
+
+    /// Host and device memory held, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.wiring.lock().map_or(0, |w| w.arena.bytes())
+    }
+
+    /// Stops the proxy's work and closes all connections, but frees no memory: a kernel may still be using it.
+    pub fn leak(self) {
+        self.proxy.remove(&(self.task.clone() as Arc<dyn Task>));
+        self.task.close();
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        if let Err(error) = self.drain() {
+            log::warn(&error.context("net: data are lost at the end of a communicator").text);
+        } else if !self.task.is_over() {
+            self.task.say_goodbye(GOODBYE);
+        }
+        self.proxy.remove(&(self.task.clone() as Arc<dyn Task>));
+        self.task.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_must_choose_the_same_net() {
+        let card = |mbps: u32, bytes: u64, name: &str| format!("{mbps}\n{bytes}\n{name}").into_bytes();
+        let agreed = agree(&[card(100, 7, "Socket"), card(50, 9, "SOCKET")]).unwrap();
+        assert_eq!((agreed.mbps, agreed.most_bytes), (50, 7));
+        let error = agree(&[card(1, 1, "IB"), card(1, 1, "Socket")]).err().unwrap();
+        assert!(
+            error.text.contains("\"IB\"")
+                && error.text.contains("rank 1")
+                && error.text.contains("\"Socket\"")
+        );
+        assert!(agree(&[b"x".to_vec()]).is_err());
+    }
+}

@@ -1,0 +1,222 @@
+//! A net plugin for tests, inside one process: copies from posted sends to posted receives, and is as awkward as the
+//! contract allows (answers "not now" at random, completes late). Named "test"; built into the test programs.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use hawser_plugin::net::{
+    Connector, HANDLE_BYTES, Handle, Listener, NetConfig, NetContext, NetProperties, Receiver, Region, Registration,
+    Request, Segment, Sender,
+};
+use hawser_plugin::{BuiltIn, Component, Error, Net, Result, inventory};
+
+inventory::submit! {
+    BuiltIn { name: "test", priority: 1, make: || Component::Net(Arc::new(TestNet)) }
+}
+
+/// See the module.
+pub struct TestNet;
+
+/// Bytes that connections of the whole process carried so far.
+pub fn bytes_carried() -> u64 {
+    CARRIED.load(Ordering::Relaxed)
+}
+
+static CARRIED: AtomicU64 = AtomicU64::new(0);
+
+/// What both ends of a connection share.
+#[derive(Default)]
+struct Pipe {
+    sends: VecDeque<(u64, Segment)>,
+    receives: VecDeque<(u64, Segment)>,
+    /// Finished requests and their sizes.
+    done: HashMap<u64, usize>,
+    next: u64,
+    connected: bool,
+    closed: [bool; 2],
+}
+
+impl Pipe {
+    /// Copies as far as sends meet receives.
+    fn carry(&mut self) {
+        while let (Some(&(send, from)), Some(&(receive, to))) = (self.sends.front(), self.receives.front()) {
+            assert!(from.bytes <= to.bytes, "a send of {} bytes meets a receive of {}", from.bytes, to.bytes);
+            // SAFETY: both ends promised memory that stays valid until their requests are done.
+            unsafe { std::ptr::copy_nonoverlapping(from.addr as *const u8, to.addr as *mut u8, from.bytes) };
+            CARRIED.fetch_add(from.bytes as u64, Ordering::Relaxed);
+            self.done.extend([(send, from.bytes), (receive, from.bytes)]);
+            self.sends.pop_front();
+            self.receives.pop_front();
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+/// One end of a pipe.
+struct End {
+    pipe: Arc<Mutex<Pipe>>,
+    side: usize,
+    dice: u64,
+}
+
+impl End {
+    fn lock(&self) -> MutexGuard<'_, Pipe> {
+        self.pipe.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True once in four.
+    fn not_now(&mut self) -> bool {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        self.dice % 4 == 0
+    }
+
+    fn post(&mut self, segment: &Segment) -> Result<Option<Request>> {
+        if self.not_now() {
+            return Ok(None);
+        }
+        let mut pipe = self.lock();
+        let number = pipe.number();
+        let queue = if self.side == 0 { &mut pipe.sends } else { &mut pipe.receives };
+        queue.push_back((number, *segment));
+        pipe.carry();
+        Ok(Some(Request(number)))
+    }
+
+    fn done(&mut self, request: Request) -> Result<Option<usize>> {
+        if self.not_now() {
+            return Ok(None);
+        }
+        let mut pipe = self.lock();
+        let done = pipe.done.remove(&request.0);
+        if done.is_none() && pipe.closed[1 - self.side] {
+            return Err(Error::remote("the peer closed the connection"));
+        }
+        Ok(done)
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.lock().closed[self.side] = true;
+    }
+}
+
+fn pipes() -> &'static Mutex<HashMap<u64, Arc<Mutex<Pipe>>>> {
+    static PIPES: OnceLock<Mutex<HashMap<u64, Arc<Mutex<Pipe>>>>> = OnceLock::new();
+    PIPES.get_or_init(Mutex::default)
+}
+
+impl Net for TestNet {
+    fn name(&self) -> &str {
+        "test"
+    }
+
+    fn open(&self, _config: &NetConfig) -> Result<Box<dyn NetContext>> {
+        Ok(Box::new(Context))
+    }
+}
+
+struct Context;
+
+impl NetContext for Context {
+    fn devices(&self) -> Result<u32> {
+        Ok(2)
+    }
+
+    fn properties(&self, device: u32) -> Result<NetProperties> {
+        Ok(NetProperties::new(format!("test{device}"), device))
+    }
+
+    fn listen(&self, _device: u32) -> Result<(Handle, Box<dyn Listener>)> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let pipe = Arc::new(Mutex::new(Pipe::default()));
+        pipes().lock().unwrap_or_else(PoisonError::into_inner).insert(number, pipe.clone());
+        let mut handle = [0; HANDLE_BYTES];
+        handle[..8].copy_from_slice(&number.to_le_bytes());
+        Ok((handle, Box::new(Waiting { pipe, dice: number * 0x9e37_79b9 + 1 })))
+    }
+
+    fn connect(&self, _device: u32, handle: &Handle) -> Result<Box<dyn Connector>> {
+        let number = u64::from_le_bytes(handle[..8].try_into().unwrap_or_default());
+        let pipe = pipes().lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        let pipe = pipe.ok_or_else(|| Error::remote("nobody of this process listens there"))?;
+        Ok(Box::new(Waiting { pipe, dice: number * 0x85eb_ca6b + 7 }))
+    }
+}
+
+/// Either end before the connection is up.
+struct Waiting {
+    pipe: Arc<Mutex<Pipe>>,
+    dice: u64,
+}
+
+impl Connector for Waiting {
+    fn poll(&mut self) -> Result<Option<Box<dyn Sender>>> {
+        let mut end = End { pipe: self.pipe.clone(), side: 0, dice: self.dice };
+        let not_now = end.not_now();
+        self.dice = end.dice;
+        if not_now {
+            std::mem::forget(end);
+            return Ok(None);
+        }
+        end.lock().connected = true;
+        Ok(Some(Box::new(end)))
+    }
+}
+
+impl Listener for Waiting {
+    fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
+        let connected = self.pipe.lock().unwrap_or_else(PoisonError::into_inner).connected;
+        let end = || End { pipe: self.pipe.clone(), side: 1, dice: self.dice };
+        Ok(connected.then(|| Box::new(end()) as Box<dyn Receiver>))
+    }
+}
+
+impl Sender for End {
+    unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
+        Ok(Registration(region.addr))
+    }
+
+    fn deregister(&mut self, _registration: Registration) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn isend(&mut self, segment: &Segment) -> Result<Option<Request>> {
+        assert!(segment.registration.0 <= segment.addr, "a segment outside its registration");
+        self.post(segment)
+    }
+
+    fn test(&mut self, request: Request) -> Result<Option<usize>> {
+        self.done(request)
+    }
+}
+
+impl Receiver for End {
+    unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
+        Ok(Registration(region.addr))
+    }
+
+    fn deregister(&mut self, _registration: Registration) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn irecv(&mut self, segments: &[Segment], _optional: bool) -> Result<Option<Request>> {
+        self.post(&segments[0])
+    }
+
+    fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool> {
+        let done = self.done(request)?;
+        if let (Some(bytes), Some(size)) = (done, sizes.first_mut()) {
+            *size = bytes;
+        }
+        Ok(done.is_some())
+    }
+}
