@@ -4,10 +4,12 @@
 //! Rust traits whose documentation is the contract. How they cross a library boundary is not the author's business: the
 //! export macros wrap an implementation for Hawser's own ABI (checked layouts, panics caught) and for NCCL's C ABIs.
 
+pub mod abi;
 pub mod builtin;
 pub mod collnet;
 pub mod env;
 pub mod error;
+mod export;
 pub mod host;
 pub mod net;
 pub mod profiler;

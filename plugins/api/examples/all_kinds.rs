@@ -1,0 +1,186 @@
+//! A plugin library with one component of each kind. The tests of the ABI load it.
+
+#[path = "../../testkit/src/loopback.rs"]
+mod loopback;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hawser_plugin::collnet::{
+    CollNet, CollNetComm, CollNetContext, CollNetListener, CollNetSegment, DataType, ReduceOp,
+};
+use hawser_plugin::env::{Env, EnvContext};
+use hawser_plugin::net::{HANDLE_BYTES, Handle, NetProperties, Region, Registration, Request};
+use hawser_plugin::profiler::{
+    Event, EventHandle, EventMask, EventState, Profiler, ProfilerConfig, ProfilerContext, StateArgs,
+};
+use hawser_plugin::tuner::{Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
+use hawser_plugin::{Error, ErrorKind, Log, Result, Subsys};
+
+hawser_plugin::export_plugin! {
+    net: loopback::Loopback::default(),
+    collnet: Alone,
+    tuner: Halver,
+    profiler: Counter::default(),
+    env: Fixed,
+}
+
+/// A collnet of one rank: what it reduces is what it sent.
+struct Alone;
+
+impl CollNet for Alone {
+    fn name(&self) -> &str {
+        "alone"
+    }
+
+    fn open(&self, comm_id: u64, log: &Log) -> Result<Box<dyn CollNetContext>> {
+        log.info(Subsys::NET, format!("alone in {comm_id}"));
+        Ok(Box::new(Alone))
+    }
+}
+
+impl CollNetContext for Alone {
+    fn devices(&self) -> Result<u32> {
+        Ok(1)
+    }
+
+    fn properties(&self, device: u32) -> Result<NetProperties> {
+        Ok(NetProperties::new("alone", device))
+    }
+
+    fn listen(&self, device: u32) -> Result<(Handle, Box<dyn CollNetListener>)> {
+        Ok(([device as u8; HANDLE_BYTES], Box::new(Alone)))
+    }
+
+    fn supports(&self, dtype: DataType, op: ReduceOp) -> Result<bool> {
+        Ok(dtype == DataType::Uint8 && op == ReduceOp::Sum)
+    }
+}
+
+impl CollNetListener for Alone {
+    fn connect(self: Box<Self>, handles: &[Handle], rank: u32) -> Result<Box<dyn CollNetComm>> {
+        if handles.len() != 1 || rank != 0 {
+            return Err(Error::new(ErrorKind::InvalidUsage, format!("{} ranks, one is all", handles.len())));
+        }
+        Ok(self)
+    }
+}
+
+impl CollNetComm for Alone {
+    unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
+        Ok(Registration(region.addr ^ region.bytes as u64))
+    }
+
+    fn deregister(&mut self, _registration: Registration) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn iall_reduce(
+        &mut self,
+        send: (u64, Registration),
+        recv: (u64, Registration),
+        count: usize,
+        dtype: DataType,
+        _op: ReduceOp,
+    ) -> Result<Option<Request>> {
+        let bytes = count * dtype.size();
+        // SAFETY: our caller keeps both buffers valid.
+        unsafe { std::ptr::copy(send.0 as *const u8, recv.0 as *mut u8, bytes) };
+        Ok(Some(Request(bytes as u64)))
+    }
+
+    unsafe fn iall_gather(
+        &mut self,
+        _send: (u64, Registration),
+        recv: &[CollNetSegment],
+        bytes_per_rank: usize,
+        window: (usize, usize),
+    ) -> Result<Option<Request>> {
+        let sum: usize = recv.iter().map(|segment| segment.bytes).sum();
+        Ok(Some(Request((sum + bytes_per_rank + window.0 + window.1) as u64)))
+    }
+
+    fn test(&mut self, request: Request) -> Result<Option<usize>> {
+        Ok(Some(request.0 as usize))
+    }
+}
+
+/// Halves all times. For 13 bytes it panics, to show what happens then.
+struct Halver;
+
+impl Tuner for Halver {
+    fn name(&self) -> &str {
+        "halver"
+    }
+
+    fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>> {
+        if config.ranks == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "a communicator without ranks"));
+        }
+        Ok(Box::new(Halver))
+    }
+}
+
+impl TunerContext for Halver {
+    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
+        assert_ne!(question.bytes, 13, "an unlucky size");
+        candidates.iter_mut().filter(|c| c.us >= 0.0).for_each(|c| c.us /= 2.0);
+        Ok(Answer { channels: Some(question.pipelined) })
+    }
+
+    fn chunk_bytes(&self, question: &Question, _chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
+        Ok((channels > 1).then(|| question.bytes / u64::from(channels)))
+    }
+}
+
+/// Numbers events. It panics in the state 99, to show what happens then.
+#[derive(Default)]
+struct Counter(AtomicU64);
+
+impl Profiler for Counter {
+    fn name(&self) -> &str {
+        "counter"
+    }
+
+    fn open(&self, config: &ProfilerConfig) -> Result<Box<dyn ProfilerContext>> {
+        let name = config.comm_name.as_deref().unwrap_or("no name");
+        config.log.info(Subsys::PROFILE, format!("{name}: rank {} of {}", config.rank, config.ranks));
+        Ok(Box::new(Self::default()))
+    }
+}
+
+impl ProfilerContext for Counter {
+    fn mask(&self) -> EventMask {
+        EventMask(EventMask::COLL.0 | EventMask::GROUP.0)
+    }
+
+    fn start(&self, event: &Event<'_>) -> Option<EventHandle> {
+        let wanted = self.mask().contains(event.what.kind());
+        wanted.then(|| EventHandle(self.0.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    fn stop(&self, _event: EventHandle) {}
+
+    fn record(&self, _event: EventHandle, state: EventState, _args: StateArgs) {
+        assert_ne!(state.0, 99, "an unlucky state");
+    }
+}
+
+/// One setting.
+struct Fixed;
+
+impl Env for Fixed {
+    fn name(&self) -> &str {
+        "fixed"
+    }
+
+    fn open(&self, version: (u8, u8, u8), log: &Log) -> Result<Box<dyn EnvContext>> {
+        log.info(Subsys::ENV, format!("for NCCL {version:?}"));
+        Ok(Box::new(Fixed))
+    }
+}
+
+impl EnvContext for Fixed {
+    fn value(&self, name: &str) -> Option<String> {
+        (name == "NCCL_DEBUG").then(|| "INFO".to_owned())
+    }
+}

@@ -1,0 +1,49 @@
+//! Tuner plugins of libraries.
+
+use abi_stable::std_types::RSliceMut;
+
+use super::raw_host;
+use crate::abi::raw::plain;
+use crate::abi::raw::tuner::{RawAnswer, RawCandidate, RawTunerBox, RawTunerConfig, RawTunerContextBox};
+use crate::error::Result;
+use crate::tuner::{Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
+
+pub struct LoadedTuner {
+    pub name: String,
+    pub raw: RawTunerBox,
+}
+
+impl Tuner for LoadedTuner {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>> {
+        let (domains, fewest, most) = config.domains;
+        let raw = plain(self.raw.open(RawTunerConfig {
+            comm_id: config.comm_id,
+            ranks: config.ranks,
+            nodes: config.nodes,
+            domains: [domains, fewest, most],
+            spare: 0,
+            host: raw_host(&config.log),
+            room: [0; 8],
+        }))?;
+        Ok(Box::new(LoadedContext(raw)))
+    }
+}
+
+struct LoadedContext(RawTunerContextBox);
+
+impl TunerContext for LoadedContext {
+    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
+        let mut raw: Vec<RawCandidate> = candidates.iter().map(RawCandidate::from).collect();
+        let answer: RawAnswer = plain(self.0.tune(question.into(), RSliceMut::from_mut_slice(&mut raw)))?;
+        candidates.iter_mut().zip(&raw).for_each(|(candidate, raw)| candidate.us = raw.us);
+        Ok(answer.into())
+    }
+
+    fn chunk_bytes(&self, question: &Question, chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
+        plain(self.0.chunk_bytes(question.into(), chosen.into(), channels))
+    }
+}

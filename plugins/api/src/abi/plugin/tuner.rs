@@ -1,0 +1,68 @@
+//! Tuner plugins.
+
+use std::sync::Arc;
+
+use abi_stable::std_types::{ROption, RResult, RSliceMut, RString};
+use abi_stable::type_level::downcasting::TD_Opaque;
+
+use super::Shield;
+use crate::abi::raw::tuner::{
+    RawAnswer, RawCandidate, RawQuestion, RawTuner, RawTunerConfig, RawTunerContext, RawTunerContext_TO,
+    RawTunerContextBox,
+};
+use crate::abi::raw::{RawError, plain_log};
+use crate::error::Error;
+use crate::tuner::{Candidate, Tuner, TunerConfig, TunerContext};
+
+impl RawTuner for Shield<Arc<dyn Tuner>> {
+    fn name(&self) -> RResult<RString, RawError> {
+        self.call(|tuner| Ok(tuner.name().into()))
+    }
+
+    fn open(&self, raw: RawTunerConfig) -> RResult<RawTunerContextBox, RawError> {
+        let log = plain_log(raw.host);
+        self.guard.log_to(&log);
+        let [domains, fewest, most] = raw.domains;
+        let config = TunerConfig {
+            comm_id: raw.comm_id,
+            ranks: raw.ranks,
+            nodes: raw.nodes,
+            domains: (domains, fewest, most),
+            log,
+        };
+        self.call(|tuner| {
+            let context = self.child(tuner.open(&config)?);
+            Ok(RawTunerContext_TO::from_value(context, TD_Opaque))
+        })
+    }
+}
+
+impl RawTunerContext for Shield<Box<dyn TunerContext>> {
+    fn tune(
+        &self,
+        question: RawQuestion,
+        mut raw: RSliceMut<'_, RawCandidate>,
+    ) -> RResult<RawAnswer, RawError> {
+        self.call(|context| {
+            // What this side does not know keeps its time.
+            let known = |(at, raw): (usize, &RawCandidate)| raw.plain().map(|plain| (at, plain));
+            let (places, mut plain): (Vec<usize>, Vec<Candidate>) =
+                raw.iter().enumerate().filter_map(known).unzip();
+            let answer = context.tune(&question.plain()?, &mut plain)?;
+            places.iter().zip(&plain).for_each(|(at, plain)| raw[*at].us = plain.us);
+            Ok(answer.into())
+        })
+    }
+
+    fn chunk_bytes(
+        &self,
+        question: RawQuestion,
+        chosen: RawCandidate,
+        channels: u32,
+    ) -> RResult<ROption<u64>, RawError> {
+        self.call(|context| {
+            let chosen = chosen.plain().ok_or_else(|| Error::unsupported("a chunk size of this protocol"))?;
+            Ok(context.chunk_bytes(&question.plain()?, &chosen, channels)?.into())
+        })
+    }
+}

@@ -1,0 +1,215 @@
+//! Plugins across a library boundary: what goes in comes out, and nothing panics out of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use hawser_plugin::abi::{LoadErrorKind, Manifest, load};
+use hawser_plugin::collnet::{CollNetSegment, DataType, ReduceOp};
+use hawser_plugin::net::{MemoryKinds, NetConfig, Receiver, Region, Registration, Request, Segment, Sender};
+use hawser_plugin::profiler::{Event, EventHandle, EventMask, EventState, ProfilerConfig, StateArgs, What};
+use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, TunerConfig};
+use hawser_plugin::{Component, ErrorKind, Log};
+
+/// Cargo builds the examples before it runs the tests of a package.
+fn example(name: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let target = program.ancestors().nth(2).unwrap();
+    target.join("examples").join(name)
+}
+
+fn all_kinds() -> Manifest {
+    load(&example("liball_kinds.so")).unwrap()
+}
+
+macro_rules! component {
+    ($kind:ident) => {
+        all_kinds().components.into_iter().find_map(|c| match c {
+            Component::$kind(found) => Some(found),
+            _ => None,
+        })
+    };
+}
+
+/// A log that can be read.
+fn log() -> (Log, Arc<Mutex<Vec<String>>>) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let keep = lines.clone();
+    (Log::new(move |level, _, text| keep.lock().unwrap().push(format!("{level:?} {text}"))), lines)
+}
+
+#[test]
+fn a_library_says_what_it_holds() {
+    let found = all_kinds();
+    assert_eq!((found.name.as_str(), found.interface.as_str()), ("hawser-plugin", "1.0.0"));
+    assert_eq!(found.version, "1.0.0");
+    assert_eq!((found.components.len(), found.unknown), (5, 0));
+    assert!(matches!(&found.components[0], Component::Net(net) if net.name() == "loopback"));
+    assert!(matches!(&found.components[4], Component::Env(env) if env.name() == "fixed"));
+    assert_eq!(all_kinds().components.len(), 5, "the same path once more");
+}
+
+#[test]
+fn messages_pass_through_a_net() {
+    let net = component!(Net).unwrap();
+    let context = net.open(&NetConfig::new(7, Log::silent())).unwrap();
+    assert_eq!(context.devices(), Ok(1));
+    let properties = context.properties(0).unwrap();
+    assert_eq!((properties.name.as_str(), properties.max_recvs), ("loopback", 8));
+    assert_eq!((properties.latency_us, properties.rail, &properties.members[..]), (1.0, -1, &[0][..]));
+    let error = context.properties(3).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::InvalidArgument);
+    assert!(error.text.contains("device 3"), "{error}");
+    assert_eq!(context.make_virtual(&[0]).unwrap_err().kind, ErrorKind::Unsupported);
+    assert_eq!(context.connect(0, &[1; 128]).err().unwrap().kind, ErrorKind::InvalidArgument);
+
+    let (handle, mut listener) = context.listen(0).unwrap();
+    assert!(listener.accept().unwrap().is_none());
+    let mut sender = context.connect(0, &handle).unwrap().poll().unwrap().unwrap();
+    let mut receiver = listener.accept().unwrap().unwrap();
+    exchange(&mut *sender, &mut *receiver);
+    drop(sender);
+    let error = receiver.test(Request(1 << 40), &mut []).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Remote);
+}
+
+/// Two messages into one grouped receive, crossed by their tags.
+fn exchange(sender: &mut dyn Sender, receiver: &mut dyn Receiver) {
+    let (from, to) = (*b"first second", [0_u8; 12]);
+    let region = |bytes: &[u8]| Region {
+        addr: bytes.as_ptr() as u64,
+        bytes: bytes.len(),
+        kind: MemoryKinds::HOST,
+        dmabuf: None,
+    };
+    let segment = |registration, base: &[u8], at: usize, bytes, tag| Segment {
+        addr: base.as_ptr() as u64 + at as u64,
+        bytes,
+        registration,
+        tag,
+        profile: 0,
+    };
+    // SAFETY: both arrays live until the end of this function, when everything is done.
+    let (mine, theirs) =
+        unsafe { (sender.register(&region(&from)).unwrap(), receiver.register(&region(&to)).unwrap()) };
+    let places = [segment(theirs, &to, 0, 6, 1), segment(theirs, &to, 6, 6, 2)];
+    // SAFETY: as above.
+    let receive = unsafe { receiver.irecv(&places, false) }.unwrap().unwrap();
+    // SAFETY: as above.
+    let too_many = unsafe { receiver.irecv(&[places[0]; 9], false) };
+    assert!(too_many.unwrap_err().text.contains("9 receives"));
+    // SAFETY: as above.
+    let first = unsafe { sender.isend(&segment(mine, &from, 0, 6, 2)) }.unwrap().unwrap();
+    let mut sizes = [7; 2];
+    assert_eq!(receiver.test(receive, &mut sizes), Ok(false));
+    // SAFETY: as above.
+    let second = unsafe { sender.isend(&segment(mine, &from, 6, 6, 1)) }.unwrap().unwrap();
+    assert_eq!(receiver.test(receive, &mut sizes), Ok(true));
+    assert_eq!((sender.test(first), sender.test(second)), (Ok(Some(6)), Ok(Some(6))));
+    assert_eq!((sizes, &to), ([6, 6], b"secondfirst "));
+    // SAFETY: as above.
+    assert_eq!(unsafe { receiver.flush(&places) }, Ok(None));
+    assert_eq!(sender.deregister(mine), Ok(()));
+    assert_eq!(sender.deregister(mine).unwrap_err().kind, ErrorKind::Internal);
+    assert_eq!(receiver.deregister(theirs), Ok(()));
+}
+
+#[test]
+fn a_collnet_reduces() {
+    let (log, lines) = log();
+    let context = component!(CollNet).unwrap().open(4, &log).unwrap();
+    assert_eq!(lines.lock().unwrap()[..], ["Info alone in 4"]);
+    assert_eq!(context.supports(DataType::Uint8, ReduceOp::Sum), Ok(true));
+    assert_eq!(context.supports(DataType::Float32, ReduceOp::Sum), Ok(false));
+    let (handle, listener) = context.listen(0).unwrap();
+    let error = listener.connect(&[handle; 2], 0).err().unwrap();
+    assert_eq!((error.kind, error.text.as_str()), (ErrorKind::InvalidUsage, "2 ranks, one is all"));
+    let mut comm = context.listen(0).unwrap().1.connect(&[handle], 0).unwrap();
+    let (from, to) = ([3_u8; 16], [0_u8; 16]);
+    let none = Registration(0);
+    let (send, recv) = ((from.as_ptr() as u64, none), (to.as_ptr() as u64, none));
+    // SAFETY: both arrays live on, and the plugin is done when it returns.
+    let request = unsafe { comm.iall_reduce(send, recv, 16, DataType::Uint8, ReduceOp::Sum) };
+    assert_eq!(comm.test(request.unwrap().unwrap()), Ok(Some(16)));
+    assert_eq!(to, from);
+    let part = CollNetSegment { registration: none, addr: recv.0, bytes: 5 };
+    // SAFETY: the plugin touches none of it.
+    let request = unsafe { comm.iall_gather(send, &[part, part], 100, (1000, 10000)) };
+    assert_eq!(comm.test(request.unwrap().unwrap()), Ok(Some(11110)));
+    // SAFETY: refused before anything is touched.
+    let request = unsafe { comm.ireduce_scatter(&[part], recv, 1, (0, 1), DataType::Int8, ReduceOp::Max) };
+    assert_eq!(request.unwrap_err().kind, ErrorKind::Unsupported);
+}
+
+#[test]
+fn a_tuner_changes_times_until_it_panics() {
+    let tuner = component!(Tuner).unwrap();
+    assert!(tuner.open(&TunerConfig::new(1, 0, 1, Log::silent())).is_err());
+    let context = tuner.open(&TunerConfig::new(1, 8, 2, Log::silent())).unwrap();
+    let candidate = |us| Candidate { algorithm: Algorithm::RING, protocol: Protocol::Simple, us };
+    let mut candidates = [candidate(8.0), candidate(-1.0), candidate(3.0)];
+    let mut question = Question::new(Function::AllReduce, 4096);
+    question.pipelined = 4;
+    let answer = context.tune(&question, &mut candidates).unwrap();
+    assert_eq!(answer.channels, Some(4));
+    assert_eq!(candidates.map(|c| c.us), [4.0, -1.0, 1.5]);
+    assert_eq!(context.chunk_bytes(&question, &candidates[0], 4), Ok(Some(1024)));
+    assert_eq!(context.chunk_bytes(&question, &candidates[0], 1), Ok(None));
+
+    let error = context.tune(&Question::new(Function::Reduce, 13), &mut candidates).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Internal);
+    assert!(error.text.starts_with("panicked: ") && error.text.contains("an unlucky size"), "{error}");
+    for refused in [
+        context.tune(&question, &mut candidates).err(),
+        tuner.open(&TunerConfig::new(1, 1, 1, Log::silent())).err(),
+    ] {
+        assert!(refused.unwrap().text.contains("panicked before"));
+    }
+    assert_eq!(candidates.map(|c| c.us), [4.0, -1.0, 1.5]);
+    let fresh = component!(Tuner).unwrap();
+    assert!(fresh.open(&TunerConfig::new(1, 1, 1, Log::silent())).is_ok(), "loaded anew it works again");
+}
+
+#[test]
+fn a_profiler_that_panics_is_switched_off() {
+    let (log, lines) = log();
+    let mut config = ProfilerConfig::new(1, 4, 3, log);
+    config.comm_name = Some("world".to_owned());
+    let context = component!(Profiler).unwrap().open(&config).unwrap();
+    assert_eq!(context.mask(), EventMask(3));
+    let event = |what| Event { parent: None, rank: 0, what };
+    let handles: Vec<_> =
+        [What::Group, What::ProxyCtrl, What::Group].map(|what| context.start(&event(what))).into();
+    assert_eq!(handles, [Some(EventHandle(0)), None, Some(EventHandle(1))]);
+    context.record(EventHandle(0), EventState::PROXY_IDLE, StateArgs::None);
+    context.stop(EventHandle(0));
+    assert_eq!(context.mask(), EventMask(3));
+
+    context.record(EventHandle(1), EventState(99), StateArgs::Bytes(1));
+    context.stop(EventHandle(1));
+    assert_eq!((context.mask(), context.start(&event(What::Group))), (EventMask::NONE, None));
+    let lines = lines.lock().unwrap();
+    assert_eq!(lines[0], "Info world: rank 3 of 4");
+    assert!(lines[1].starts_with("Warn plugin: panicked: ") && lines[1].contains("not used any further"));
+    assert_eq!(lines.len(), 2, "{lines:?}");
+}
+
+#[test]
+fn an_env_answers_and_a_log_that_panics_stays_at_home() {
+    let bad = Log::new(|_, _, _| panic!("the sink is broken"));
+    let context = component!(Env).unwrap().open((2, 32, 3), &bad).unwrap();
+    assert_eq!(context.value("NCCL_DEBUG").as_deref(), Some("INFO"));
+    assert_eq!(context.value("NCCL_NET"), None);
+}
+
+#[test]
+fn what_is_no_plugin_is_refused_with_a_reason() {
+    let missing = load(Path::new("libhawser-nothing.so")).err().unwrap();
+    assert_eq!(missing.kind, LoadErrorKind::Open);
+    assert!(missing.text.contains("libhawser-nothing.so: cannot open shared object file"), "{missing}");
+    let foreign = load(Path::new("libm.so.6")).err().unwrap();
+    assert_eq!(foreign.kind, LoadErrorKind::NotAPlugin);
+    assert!(foreign.text.starts_with("libm.so.6 is not a Hawser plugin"), "{foreign}");
+    let no_library = load(&example("../../../nothing")).err().unwrap();
+    assert_eq!(no_library.kind, LoadErrorKind::Open);
+    assert!(!missing.text.contains('\n') && !no_library.text.contains('\n'));
+}
