@@ -21,6 +21,9 @@ pub struct Options {
     /// Number of ranks
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
+    /// Hosts, with equally many ranks each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    hosts: u32,
     /// A size, or the first and last of a range of doubled ones: 1K..1G
     #[arg(long, default_value = "1K..1G", value_parser = parse_range)]
     bytes: (u64, u64),
@@ -66,9 +69,13 @@ pub fn run(options: &Options) -> Result<()> {
 
 fn table(options: &Options, collective: Collective) -> Result<String> {
     let world = match options.device {
-        Machine::Host => World::single_host(options.ranks, DeviceKind::Host, Link::HostMemory),
-        Machine::H200 => World::single_host(options.ranks, DeviceKind::Cuda { sm: 90 }, Link::NvLink),
+        Machine::Host => (DeviceKind::Host, Link::HostMemory),
+        Machine::H200 => (DeviceKind::Cuda { sm: 90 }, Link::NvLink),
     };
+    if !options.ranks.is_multiple_of(options.hosts) {
+        bail!("{} ranks are not spread evenly over {} hosts", options.ranks, options.hosts);
+    }
+    let world = World::of_hosts(options.ranks, options.ranks / options.hosts, world.0, world.1);
     let knobs = knobs()?;
     let mut text = format!("# {} on {} ranks\n", collective.name(), options.ranks);
     let _ = writeln!(
@@ -147,8 +154,9 @@ mod tests {
     fn every_collective_and_machine_has_a_table() {
         for collective in Collective::ALL {
             for device in [Machine::Host, Machine::H200] {
-                for ranks in [1, 3, 8] {
+                for (ranks, hosts) in [(1, 1), (3, 1), (8, 1), (8, 2), (6, 6)] {
                     let options = Options {
+                        hosts,
                         collective: collective.name().into(),
                         ranks,
                         bytes: (1 << 10, 1 << 20),

@@ -37,6 +37,9 @@ struct Which {
     /// Root of a built-in program
     #[arg(long, default_value_t = 0)]
     root: u32,
+    /// Ranks per host, for programs that know hosts; 0 = the program's own choice
+    #[arg(long, default_value_t = 0)]
+    per_host: u32,
     /// Draw it into this file
     #[arg(long)]
     svg: Option<PathBuf>,
@@ -92,6 +95,7 @@ fn load(which: &Which) -> Result<Program> {
             bail!("--root {} is not one of {} ranks", which.root, which.ranks);
         }
         let key = ProgramKey::new(collective, algorithm, which.ranks, which.root);
+        let key = ProgramKey { per_host: which.per_host, ..key };
         return Ok(algo::program(&key)?);
     }
     let path = Path::new(&which.program);
@@ -146,7 +150,7 @@ mod tests {
     use super::*;
 
     fn which(program: &str, ranks: u32, root: u32) -> Which {
-        Which { program: program.into(), ranks, root, svg: None }
+        Which { program: program.into(), ranks, root, per_host: 0, svg: None }
     }
 
     #[test]

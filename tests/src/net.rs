@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hawser_plugin::net::{
-    Connector, HANDLE_BYTES, Handle, Listener, NetConfig, NetContext, NetProperties, Receiver, Region, Registration,
-    Request, Segment, Sender,
+    Connector, HANDLE_BYTES, Handle, Listener, NetConfig, NetContext, NetProperties, Receiver, Region,
+    Registration, Request, Segment, Sender,
 };
 use hawser_plugin::{BuiltIn, Component, Error, Net, Result, inventory};
 
@@ -136,19 +136,19 @@ impl NetContext for Context {
 
     fn listen(&self, _device: u32) -> Result<(Handle, Box<dyn Listener>)> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let number = u64::from(std::process::id()) << 32 | NEXT.fetch_add(1, Ordering::Relaxed);
         let pipe = Arc::new(Mutex::new(Pipe::default()));
         pipes().lock().unwrap_or_else(PoisonError::into_inner).insert(number, pipe.clone());
         let mut handle = [0; HANDLE_BYTES];
         handle[..8].copy_from_slice(&number.to_le_bytes());
-        Ok((handle, Box::new(Waiting { pipe, dice: number * 0x9e37_79b9 + 1 })))
+        Ok((handle, Box::new(Waiting { pipe, dice: number.wrapping_mul(0x9e37_79b9) | 1 })))
     }
 
     fn connect(&self, _device: u32, handle: &Handle) -> Result<Box<dyn Connector>> {
         let number = u64::from_le_bytes(handle[..8].try_into().unwrap_or_default());
         let pipe = pipes().lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
         let pipe = pipe.ok_or_else(|| Error::remote("nobody of this process listens there"))?;
-        Ok(Box::new(Waiting { pipe, dice: number * 0x85eb_ca6b + 7 }))
+        Ok(Box::new(Waiting { pipe, dice: number.wrapping_mul(0x85eb_ca6b) | 1 }))
     }
 }
 

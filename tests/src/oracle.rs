@@ -46,7 +46,7 @@ impl Case {
         match self.op {
             ReduceOp::Prod => sign * if (i + r) % n < 2 { 2.0 } else { 1.0 },
             ReduceOp::Max | ReduceOp::Min => sign * ((i * 7 + r * 5) % 8) as f64,
-            _ if (i + r) % n < 3 => sign * (1 + i % 2) as f64,
+            _ if (i + r) % n < 3 => sign * (1 + (i + r) % 2) as f64,
             _ => 0.0,
         }
     }

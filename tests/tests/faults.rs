@@ -170,14 +170,25 @@ fn settings_that_differ_between_ranks() {
     }
 }
 
+/// The test net joins ranks of one process only: what a net plugin says ends up in the error, with both ranks.
 #[test]
-fn ranks_on_different_hosts() {
+fn a_net_that_does_not_reach() {
     let id = unique_id().unwrap();
-    let processes =
-        [(0, "left"), (1, "right")].map(|(r, host)| rank(&id, (r, 2), &[], &[("NCCL_HOSTID", host)]));
+    let processes = [(0, "left"), (1, "right")]
+        .map(|(r, host)| rank(&id, (r, 2), &["all_reduce"], &[("NCCL_HOSTID", host), ("NCCL_NET", "test")]));
     for process in processes {
-        process.end().expect_error("InvalidUsage", &["left", "right", "one host"]);
+        process.end().expect_error("Remote", &["rank 0", "rank 1", "nobody of this process listens there"]);
     }
+}
+
+#[test]
+fn a_net_that_does_not_exist() {
+    let id = unique_id().unwrap();
+    let settings = [("NCCL_HOSTID", "left"), ("NCCL_NET", "carrier pigeon")];
+    let one = rank(&id, (0, 2), &[], &settings);
+    let other = rank(&id, (1, 2), &[], &[("NCCL_HOSTID", "right"), ("NCCL_NET", "test")]);
+    one.end().expect_error("InvalidUsage", &["carrier pigeon", "found are"]);
+    other.end().expect_error("InvalidUsage", &["rank 0", "none", "\"test\"", "NCCL_NET"]);
 }
 
 /// Two communicators whose ranks are brought up in crossed order: groups make that possible.

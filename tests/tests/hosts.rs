@@ -12,9 +12,12 @@ fn every_collective_on_hosts_of_many_shapes() {
         let before = net::bytes_carried();
         on_hosts(hosts, |comm| {
             for collective in Collective::ALL {
-                for (dtype, count) in [(DataType::Float32, 1), (DataType::Int8, 131), (DataType::Float32, 70_001)] {
+                for (dtype, count) in
+                    [(DataType::Float32, 1), (DataType::Int8, 131), (DataType::Float32, 70_001)]
+                {
                     let root = if collective.rooted() { comm.ranks() - 1 } else { 0 };
-                    let case = Case { collective, dtype, op: ReduceOp::Sum, ranks: comm.ranks(), root, count };
+                    let case =
+                        Case { collective, dtype, op: ReduceOp::Sum, ranks: comm.ranks(), root, count };
                     run(comm, case, false, count % 2).unwrap();
                 }
             }

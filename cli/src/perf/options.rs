@@ -81,6 +81,9 @@ pub struct Options {
     /// Elements by which buffers are misaligned
     #[arg(short = 'u', long = "unalign", default_value_t = 0)]
     pub unalign: u64,
+    /// Let the ranks count as ranks of this many hosts, in equal parts: what passes between them goes over a net plugin
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub hosts: Option<u32>,
     /// Show for every size which algorithm was chosen, and why
     #[arg(long)]
     pub explain: bool,

@@ -201,7 +201,8 @@ impl Worker<'_> {
         in_group(self.shape.gpus > 1, || {
             for i in 0..self.shape.gpus {
                 let ordinal = self.shape.ordinal(self.place, self.thread * self.shape.gpus + i);
-                let comm = Comm::init(&[self.id], self.shape.ranks, first + i, ordinal, Config::default());
+                let config = Config { host: self.host(first + i), ..Config::default() };
+                let comm = Comm::init(&[self.id], self.shape.ranks, first + i, ordinal, config);
                 comms.push((comm.with_context(|| format!("rank {}", first + i))?, ordinal));
             }
             Ok(())
@@ -212,6 +213,12 @@ impl Worker<'_> {
             .into_iter()
             .map(|(comm, ordinal)| Seat::new(comm, device::open(ordinal)?, bytes, unalign))
             .collect()
+    }
+
+    /// The host that a rank counts as (`--hosts`).
+    fn host(&self, rank: u32) -> Option<String> {
+        let hosts = self.options.hosts?.min(self.shape.ranks);
+        Some(format!("part {} of {hosts}", u64::from(rank) * u64::from(hosts) / u64::from(self.shape.ranks)))
     }
 
     fn series(&self, seats: &[Seat], series: &Series, mut reporter: Option<&mut Reporter>) -> Result<()> {
