@@ -1,0 +1,86 @@
+//! Net v7 (NCCL 2.19): v6 with device offload, which Hawser does not ask for.
+
+use std::ffi::{c_char, c_int};
+
+use hawser_plugin::net::MAX_REQUESTS;
+
+use super::properties::{GetProperties, PropertiesReader, RawProperties, properties};
+use super::signatures::*;
+use crate::common::{Missing, required};
+use crate::net::calls::{Accept, Calls, Connect, Init, Irecv, Isend, Listen, RegMr};
+
+properties! {
+    /// `ncclNetProperties_v7_t`.
+    56 bytes:
+    0 => name: *const c_char,
+    8 => pci_path: *const c_char,
+    16 => guid: u64,
+    24 => ptr_support: c_int,
+    28 => speed: c_int,
+    32 => port: c_int,
+    36 => latency: f32,
+    40 => max_comms: c_int,
+    44 => max_recvs: c_int,
+    48 => device_type: c_int,
+    52 => device_version: c_int,
+}
+
+/// `ncclNet_v7_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+#[allow(missing_docs)] // NCCL's functions
+pub struct Net {
+    pub name: *const c_char,
+    pub init: Option<InitV6>,
+    pub devices: Option<Devices>,
+    pub get_properties: Option<GetProperties<NetProperties>>,
+    pub listen: Option<ListenV6>,
+    pub connect: Option<ConnectV7>,
+    pub accept: Option<AcceptV7>,
+    pub reg_mr: Option<RegMrV6>,
+    pub reg_mr_dma_buf: Option<RegMrDmaBuf>,
+    pub dereg_mr: Option<DeregMr>,
+    pub isend: Option<IsendV6>,
+    pub irecv: Option<IrecvV6>,
+    pub iflush: Option<Iflush>,
+    pub test: Option<Test>,
+    pub close_send: Option<Close>,
+    pub close_recv: Option<Close>,
+    pub close_listen: Option<Close>,
+    pub get_device_mr: Option<GetDeviceMr>,
+    pub irecv_consumed: Option<IrecvConsumed>,
+}
+
+const _: () = assert!(size_of::<Net>() == 152);
+
+impl super::Table for Net {
+    const SYMBOL: &'static str = "ncclNetPlugin_v7";
+
+    unsafe fn calls(&self) -> Result<Calls, Missing> {
+        let get_properties = required(self.get_properties, "getProperties")?;
+        Ok(Calls {
+            max_requests: MAX_REQUESTS,
+            init: Init::V6(required(self.init, "init")?),
+            devices: required(self.devices, "devices")?,
+            // SAFETY: our caller promises that the table's functions may be called.
+            properties: unsafe { PropertiesReader::new(get_properties) },
+            listen: Listen::V6(required(self.listen, "listen")?),
+            connect: Connect::V7(required(self.connect, "connect")?),
+            accept: Accept::V7(required(self.accept, "accept")?),
+            reg_mr: RegMr::V6(required(self.reg_mr, "regMr")?),
+            reg_mr_dma_buf: self.reg_mr_dma_buf,
+            dereg_mr: required(self.dereg_mr, "deregMr")?,
+            isend: Isend::V6(required(self.isend, "isend")?),
+            irecv: Irecv::V6(required(self.irecv, "irecv")?),
+            iflush: self.iflush,
+            test: required(self.test, "test")?,
+            close_send: required(self.close_send, "closeSend")?,
+            close_recv: required(self.close_recv, "closeRecv")?,
+            close_listen: required(self.close_listen, "closeListen")?,
+            irecv_consumed: self.irecv_consumed,
+            make_v_device: None,
+            finalize: None,
+            set_net_attr: None,
+        })
+    }
+}

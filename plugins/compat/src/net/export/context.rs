@@ -1,0 +1,260 @@
+//! What is open of an exported plugin: contexts, and connections on their way.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::null;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use hawser_plugin::net::{Connector, Handle, NetConfig, NetContext, NetProperties, Sender};
+use hawser_plugin::{Error, ErrorKind, Log, Net, Result, Subsys};
+
+use crate::net::abi::properties::RawProperties;
+use crate::net::properties::export;
+
+/// An exported plugin and all that is open of it.
+pub struct State {
+    name: &'static CStr,
+    make: fn() -> Arc<dyn Net>,
+    plugin: OnceLock<Arc<dyn Net>>,
+    open: Mutex<Open>,
+    /// What versions without contexts have instead. Its lock is held while one is opened.
+    process: Mutex<Option<Process>>,
+}
+
+struct Open {
+    /// Of the last `init`.
+    log: Option<Log>,
+    /// Oldest first. NCCL knows them by address, and an address that is not here is not looked at.
+    contexts: Vec<Arc<Context>>,
+    /// Number of devices before any virtual one was made.
+    physical: Option<u32>,
+    /// The virtual devices in the order in which they were made. NCCL makes them once per process, so contexts that are
+    /// opened later must get them too.
+    virtuals: Vec<Vec<u32>>,
+    /// Name and path of each device that was asked for. NCCL keeps their addresses.
+    strings: BTreeMap<u32, (CString, Option<CString>)>,
+}
+
+/// The one `init` of a process, and the contexts by traffic class.
+struct Process {
+    config: NetConfig,
+    contexts: BTreeMap<Option<i32>, Arc<Context>>,
+}
+
+impl State {
+    /// Nothing is open yet; `make` is called when a function of a table is called first.
+    pub const fn new(name: &'static CStr, make: fn() -> Arc<dyn Net>) -> Self {
+        let open = Open {
+            log: None,
+            contexts: Vec::new(),
+            physical: None,
+            virtuals: Vec::new(),
+            strings: BTreeMap::new(),
+        };
+        Self { name, make, plugin: OnceLock::new(), open: Mutex::new(open), process: Mutex::new(None) }
+    }
+
+    /// The name in the tables.
+    pub(super) fn name(&self) -> &'static CStr {
+        self.name
+    }
+
+    /// Where errors go.
+    pub(super) fn log(&self) -> Log {
+        self.open().log.clone().unwrap_or_else(Log::silent)
+    }
+
+    /// Opens a context of its own for a communicator and returns what NCCL calls it.
+    pub(super) fn init(&self, config: &NetConfig) -> Result<*mut c_void> {
+        let context = self.prepare(config)?;
+        let address = Arc::as_ptr(&context).cast_mut().cast();
+        self.open().contexts.push(context);
+        Ok(address)
+    }
+
+    /// Drops a context. Any address is allowed: NCCL 2.28 finalises after an `init` that failed too, with NULL or
+    /// with what another plugin left there.
+    pub(super) fn finalize(&self, address: *mut c_void) {
+        let mut open = self.open();
+        let known = open.contexts.iter().position(|context| is(context, address));
+        let context = known.map(|at| open.contexts.remove(at));
+        drop(open);
+        drop(context); // runs the plugin's code, so not under the lock
+    }
+
+    /// The context with this address.
+    pub(super) fn context(&self, address: *mut c_void) -> Result<Arc<Context>> {
+        let open = self.open();
+        let context = open.contexts.iter().find(|context| is(context, address));
+        context
+            .cloned()
+            .ok_or_else(|| Error::internal("there is no such context: it was not opened, or is finalised"))
+    }
+
+    /// The `init` of versions without contexts. Later ones change nothing.
+    pub(super) fn init_process(&self, config: NetConfig) -> Result<()> {
+        let mut process = self.process();
+        if process.is_none() {
+            let context = self.prepare(&config)?;
+            *process = Some(Process { config, contexts: BTreeMap::from([(None, context)]) });
+        }
+        Ok(())
+    }
+
+    /// The context of the process for a traffic class.
+    pub(super) fn process_context(&self, traffic_class: Option<i32>) -> Result<Arc<Context>> {
+        let mut process = self.process();
+        let process = process.as_mut().ok_or_else(|| Error::internal("called before init"))?;
+        if let Some(context) = process.contexts.get(&traffic_class) {
+            return Ok(context.clone());
+        }
+        let mut config = process.config.clone();
+        config.traffic_class = traffic_class;
+        let context = self.prepare(&config)?;
+        process.contexts.insert(traffic_class, context.clone());
+        Ok(context)
+    }
+
+    /// Number of devices.
+    pub(super) fn devices(&self) -> Result<c_int> {
+        let devices = self.any()?.net.devices()?;
+        let mut open = self.open();
+        if open.virtuals.is_empty() {
+            open.physical = Some(devices);
+        }
+        Ok(c_int::try_from(devices).unwrap_or(c_int::MAX))
+    }
+
+    /// What a device is, for C. The strings live as long as the process.
+    pub(super) fn properties(&self, device: c_int) -> Result<RawProperties> {
+        let number = device_number(device)?;
+        let properties = self.any()?.net.properties(number)?;
+        let mut open = self.open();
+        let (name, path) = open.strings.entry(number).or_insert_with(|| strings(&properties));
+        // The map never drops an entry, and the bytes of a string stay where they are when the map moves it.
+        let path: *const c_char = path.as_ref().map_or(null(), |path| path.as_ptr());
+        Ok(export(&properties, name.as_ptr(), path, device))
+    }
+
+    /// Makes a virtual device, here and in all contexts to come.
+    pub(super) fn make_virtual(&self, members: Vec<u32>) -> Result<u32> {
+        let context = self.any()?;
+        let before = context.net.devices()?;
+        let device = context.net.make_virtual(&members)?;
+        let mut open = self.open();
+        open.physical.get_or_insert(before);
+        open.virtuals.push(members);
+        Ok(device)
+    }
+
+    /// The plugin's own context, with the virtual devices that the process has.
+    fn prepare(&self, config: &NetConfig) -> Result<Arc<Context>> {
+        self.open().log = Some(config.log.clone());
+        let plugin = self.plugin.get_or_init(self.make);
+        if !self.name.to_bytes().eq_ignore_ascii_case(plugin.name().as_bytes()) {
+            let table = self.name.to_string_lossy();
+            let text =
+                format!("net plugin '{}' is '{table}' to NCCL_NET: export it by its name", plugin.name());
+            config.log.info(Subsys::INIT, text);
+        }
+        let net = plugin.open(config)?;
+        let (physical, virtuals) = {
+            let open = self.open();
+            (open.physical, open.virtuals.clone())
+        };
+        if let Some(physical) = physical.filter(|_| !virtuals.is_empty()) {
+            // A plugin may share virtual devices between contexts by itself.
+            let shared = net.devices()?.saturating_sub(physical) as usize;
+            for (at, members) in virtuals.iter().enumerate().skip(shared) {
+                let (made, wanted) = (net.make_virtual(members)?, physical + at as u32);
+                if made != wanted {
+                    let text = format!("virtual device {wanted} of {members:?} came back as {made}");
+                    return Err(Error::internal(text));
+                }
+            }
+        }
+        Ok(Arc::new(Context { connecting: Mutex::new(Vec::new()), net }))
+    }
+
+    /// A context to ask about devices, which are the same for all.
+    fn any(&self) -> Result<Arc<Context>> {
+        if let Some(context) = self.open().contexts.last() {
+            return Ok(context.clone());
+        }
+        self.process_context(None)
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A context of the plugin and the connections that are on their way.
+pub(super) struct Context {
+    connecting: Mutex<Vec<Connecting>>,
+    pub net: Box<dyn NetContext>,
+}
+
+/// A connection on its way. NCCL calls `connect` with the same arguments until it gives a connection, and a plugin must
+/// know by them which one is meant.
+///
+/// The address of the handle is what tells: NCCL 2.28.9 (v11) and 2.30 (v12) keep the handle in the memory of the
+/// pending request (the proxy's request buffer; a local variable of the GPUDirect probe) until `connect` succeeded or
+/// failed, also with their adapters for v8 to v10. The place may be used again after an attempt that was given up,
+/// so device and bytes must agree as well; they name the listener, and no listener takes two senders. Keeping our
+/// state *in* the handle, as plugins in C do, is not possible: a trait's handle may use all 128 bytes, and a pointer in
+/// bytes that came over the network is one that a peer can choose.
+struct Connecting {
+    place: usize,
+    device: u32,
+    handle: Handle,
+    connector: Box<dyn Connector>,
+}
+
+impl Context {
+    /// One attempt to connect; `place` is the address of the handle.
+    pub fn connect(&self, device: c_int, handle: &Handle, place: usize) -> Result<Option<Box<dyn Sender>>> {
+        let device = device_number(device)?;
+        let mut connecting = match self.take(place) {
+            Some(known) if known.device == device && known.handle == *handle => known,
+            _ => {
+                let connector = self.net.connect(device, handle)?;
+                Connecting { place, device, handle: *handle, connector }
+            }
+        };
+        let sender = connecting.connector.poll()?;
+        if sender.is_none() {
+            self.connecting().push(connecting);
+        }
+        Ok(sender)
+    }
+
+    fn take(&self, place: usize) -> Option<Connecting> {
+        let mut connecting = self.connecting();
+        let at = connecting.iter().position(|known| known.place == place)?;
+        Some(connecting.swap_remove(at))
+    }
+
+    fn connecting(&self) -> MutexGuard<'_, Vec<Connecting>> {
+        self.connecting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A device as the traits count them.
+pub(super) fn device_number(device: c_int) -> Result<u32> {
+    let text = || format!("there is no device {device}");
+    u32::try_from(device).map_err(|_| Error::new(ErrorKind::InvalidArgument, text()))
+}
+
+fn is(context: &Arc<Context>, address: *mut c_void) -> bool {
+    Arc::as_ptr(context).cast::<c_void>() == address.cast_const()
+}
+
+fn strings(properties: &NetProperties) -> (CString, Option<CString>) {
+    let string = |text: &String| CString::new(text.replace('\0', " ")).unwrap_or_default();
+    (string(&properties.name), properties.pci_path.as_ref().map(string))
+}
