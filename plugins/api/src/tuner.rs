@@ -52,9 +52,10 @@ impl Algorithm {
     pub const ONE_SHOT: Self = Self(64);
     pub const ALL_PAIRS: Self = Self(65);
     pub const HIERARCHICAL: Self = Self(66);
+    pub const DIRECT: Self = Self(67);
 
     /// Names in rule files, without case.
-    pub const NAMES: [(Self, &'static str); 10] = [
+    pub const NAMES: [(Self, &'static str); 11] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -65,6 +66,7 @@ impl Algorithm {
         (Self::ONE_SHOT, "one_shot"),
         (Self::ALL_PAIRS, "all_pairs"),
         (Self::HIERARCHICAL, "hierarchical"),
+        (Self::DIRECT, "direct"),
     ];
 }
 
