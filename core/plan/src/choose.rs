@@ -79,13 +79,31 @@ pub enum Outcome {
     Filtered(String),
 }
 
+/// What a tuner said about the candidates of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advice {
+    /// Who said it, for `Why`.
+    pub source: String,
+    /// A time for every candidate, in their order; below 0 = not this one.
+    pub us: Vec<f32>,
+    /// Blocks to use; None = as the cost model says.
+    pub blocks: Option<u32>,
+}
+
 /// Chooses for a call that moves data between the ranks of `world`.
 ///
 /// # Errors
 /// `InvalidUsage` when `NCCL_ALGO`, `NCCL_PROTO` or the device leave nothing; the text names which.
 pub fn choose(call: &Call, world: &World, knobs: &Knobs) -> Result<Choice> {
-    let ranks = world.size();
-    let bytes = call.total_bytes(ranks);
+    decide(call, world, knobs, candidates(call, world, knobs)?, None)
+}
+
+/// All candidates for a call, with what filtered each or its predicted time.
+///
+/// # Errors
+/// A program that cannot be made: a bug of this crate.
+pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>> {
+    let bytes = call.total_bytes(world.size());
     let mut candidates = Vec::new();
     for &algorithm in algo::algorithms(call.collective) {
         let key = key(call, algorithm, world);
@@ -97,14 +115,42 @@ pub fn choose(call: &Call, world: &World, knobs: &Knobs) -> Result<Choice> {
             candidates.push(Candidate { algorithm, protocol, outcome });
         }
     }
-    let Some((best, us, instances, channels)) = cheapest(&candidates) else {
+    Ok(candidates)
+}
+
+/// Takes the fastest candidate: by the advice if there is any that leaves one, else by the cost model.
+///
+/// # Errors
+/// As [`choose`].
+pub fn decide(
+    call: &Call,
+    world: &World,
+    knobs: &Knobs,
+    candidates: Vec<Candidate>,
+    advice: Option<&Advice>,
+) -> Result<Choice> {
+    let ranks = world.size();
+    let bytes = call.total_bytes(ranks);
+    let advised = advice.and_then(|advice| Some((best_advised(&candidates, advice)?, advice)));
+    let Some(best) = advised.map(|(best, _)| best).or_else(|| cheapest(&candidates)) else {
         return Err(PlanError::usage(nothing_left(call.collective, ranks, &candidates)));
     };
-    let (algorithm, protocol) = (best.algorithm, best.protocol);
+    let Best { candidate, us, channels, .. } = best;
+    let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
     let key = key(call, algorithm, world);
+    let blocks = advised.and_then(|(_, advice)| advice.blocks);
+    let instances = match blocks {
+        Some(blocks) => {
+            let most = fold(&key, algo::channels(&key)?, knobs)?.most_instances;
+            blocks.div_ceil(channels).clamp(1, most.min((knobs.max_ctas / channels).max(1)))
+        }
+        None => best.instances,
+    };
     let threads = threads(world, protocol, bytes / u64::from(instances * channels));
+    let who =
+        advised.map_or("predicted fastest".into(), |(_, advice)| format!("fastest by {}", advice.source));
     let decided = format!(
-        "{} with {} in {instances} × {channels} blocks of {threads} threads is predicted fastest: {us:.1} µs",
+        "{} with {} in {instances} × {channels} blocks of {threads} threads is {who}: {us:.1} µs",
         algorithm.name(),
         protocol.name()
     );
@@ -194,16 +240,38 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
     Ok(Outcome::Predicted { us, instances, channels })
 }
 
-fn cheapest(candidates: &[Candidate]) -> Option<(&Candidate, f32, u32, u32)> {
-    let mut best: Option<(&Candidate, f32, u32, u32)> = None;
-    for candidate in candidates {
-        if let Outcome::Predicted { us, instances, channels } = candidate.outcome
-            && best.is_none_or(|(_, cheapest, _, _)| us < cheapest)
-        {
-            best = Some((candidate, us, instances, channels));
+/// A candidate that can be taken.
+#[derive(Clone, Copy)]
+struct Best<'a> {
+    candidate: &'a Candidate,
+    us: f32,
+    instances: u32,
+    channels: u32,
+}
+
+fn cheapest(candidates: &[Candidate]) -> Option<Best<'_>> {
+    least(candidates.iter().filter_map(|candidate| match candidate.outcome {
+        Outcome::Predicted { us, instances, channels } => Some(Best { candidate, us, instances, channels }),
+        Outcome::Filtered(_) => None,
+    }))
+}
+
+/// The fastest by the advice; it cannot bring back what is impossible.
+fn best_advised<'a>(candidates: &'a [Candidate], advice: &Advice) -> Option<Best<'a>> {
+    least(candidates.iter().zip(&advice.us).filter_map(|(candidate, &us)| match candidate.outcome {
+        Outcome::Predicted { instances, channels, .. } if us >= 0.0 => {
+            Some(Best { candidate, us, instances, channels })
         }
-    }
-    best
+        _ => None,
+    }))
+}
+
+/// The first of the fastest.
+fn least<'a>(all: impl Iterator<Item = Best<'a>>) -> Option<Best<'a>> {
+    all.fold(None, |best: Option<Best<'a>>, next| match best {
+        Some(best) if best.us <= next.us => Some(best),
+        _ => Some(next),
+    })
 }
 
 fn threads(world: &World, protocol: Protocol, bytes_per_block: u64) -> u32 {

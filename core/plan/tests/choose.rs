@@ -2,7 +2,7 @@
 
 use hawser_plan::algo;
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::{Outcome, choose};
+use hawser_plan::choose::{self, Advice, Outcome, choose};
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::error::PlanErrorKind;
 use hawser_plan::lower::{bind, device_op, lower};
@@ -190,4 +190,24 @@ fn hosts_get_the_simple_protocol_and_may_get_hierarchies() {
     odd.ranks.swap(0, 6);
     assert_eq!(odd.per_host(), None);
     assert_eq!(World::single_host(8, GPU, Link::NvLink).hosts(), 1);
+}
+
+#[test]
+fn advice_beats_the_cost_model_but_not_what_is_impossible() {
+    let (world, knobs) = (World::single_host(8, GPU, Link::NvLink), Knobs::default());
+    let call = call(Collective::AllReduce, 1 << 24);
+    let candidates = choose::candidates(&call, &world, &knobs).unwrap();
+    let at = |a: Algorithm, p: Protocol| {
+        candidates.iter().position(|c| c.algorithm == a && c.protocol == p).unwrap()
+    };
+    let mut advice = Advice { source: "tuner x".into(), us: vec![9.0; candidates.len()], blocks: Some(4) };
+    advice.us[at(Algorithm::Tree, Protocol::Simple)] = 0.0;
+    advice.us[at(Algorithm::Hierarchical, Protocol::Simple)] = 0.0;
+    let choice = choose::decide(&call, &world, &knobs, candidates.clone(), Some(&advice)).unwrap();
+    assert_eq!((choice.key.algorithm, choice.protocol), (Algorithm::Tree, Protocol::Simple));
+    assert_eq!(choice.instances, 2, "a tree has two channels");
+    assert!(choice.why.decided.contains("tuner x"));
+    let nothing = Advice { us: vec![-1.0; candidates.len()], ..advice };
+    let own = choose::decide(&call, &world, &knobs, candidates, Some(&nothing)).unwrap();
+    assert_eq!(own, choose(&call, &world, &knobs).unwrap());
 }

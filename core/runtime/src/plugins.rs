@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hawser_plugin::builtin::built_in;
-use hawser_plugin::{Component, Level, Log, Net, Subsys};
+use hawser_plugin::{Component, Level, Log, Net, Subsys, Tuner};
 
 use crate::env;
 use crate::error::{Error, Result};
@@ -26,6 +26,17 @@ pub fn nets() -> Result<Vec<Arc<dyn Net>>> {
         return Err(Error::invalid_usage(text).remedy("unset NCCL_NET or correct NCCL_NET_PLUGIN"));
     }
     Ok(nets)
+}
+
+/// The tuners to be asked, in order.
+pub fn tuners() -> Result<Vec<Arc<dyn Tuner>>> {
+    Ok(built_in()
+        .iter()
+        .filter_map(|plugin| match (plugin.make)() {
+            Component::Tuner(tuner) => Some(tuner),
+            _ => None,
+        })
+        .collect())
 }
 
 /// Where plugins log: our own log.

@@ -9,6 +9,7 @@ use hawser_plan::{Knobs, World};
 use super::Config;
 use super::card::{Agreement, Card, agree};
 use super::live::{Live, warm_up};
+use super::tune::Tuners;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::device::{self, Device};
 use crate::env::{self, Settings};
@@ -71,6 +72,8 @@ pub fn bring_up(
         1 => None,
         _ => Some(choose_net(comm_id, device.as_ref(), &bootstrap, &mut world, &mut knobs, &step("net"))?),
     };
+    let tuners = Tuners::open(comm_id, &world)?;
+    check_tuners(&bootstrap.all_gather(tuners.names().as_bytes(), &step("tuners"))?)?;
     let (places, local) = world.places();
     fit(&mut knobs, world.size(), local);
     let layout = HeapLayout::new(world.size(), local, &knobs);
@@ -103,6 +106,7 @@ pub fn bring_up(
         knobs,
         layout,
         name,
+        tuners,
         bootstrap,
         net,
         device,
@@ -162,6 +166,14 @@ fn choose_net(
     knobs.slot_bytes[2] = knobs.slot_bytes[2].min(most);
     knobs.depth = knobs.depth.min(net::MOST_SLOTS);
     Ok(chosen)
+}
+
+/// Ranks with different tuners would decide differently.
+fn check_tuners(names: &[Vec<u8>]) -> Result<()> {
+    let Some(rank) = names.iter().position(|n| *n != names[0]) else { return Ok(()) };
+    let [first, other] = [0, rank].map(|r| String::from_utf8_lossy(&names[r]).into_owned());
+    let text = format!("rank 0 has the tuners \"{first}\", rank {rank} has \"{other}\"");
+    Err(Error::invalid_usage(text).remedy("give all ranks the same NCCL_TUNER_PLUGIN, readable everywhere"))
 }
 
 fn announcement(live: &Live) -> String {

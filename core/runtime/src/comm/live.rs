@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::choose::{Choice, choose};
+use hawser_plan::choose::{self, Choice};
 use hawser_plan::device_plan::{DeviceOp, KernelKey, Step};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, ReduceOp, World};
 
+use super::tune::Tuners;
 use crate::bootstrap::Bootstrap;
 use crate::device::{Device, Memory, Stream};
 use crate::error::{Error, ErrorKind, Result};
@@ -34,6 +35,8 @@ pub struct Live {
     pub layout: HeapLayout,
     /// Name for logs and errors.
     pub name: String,
+    /// Tuner plugins.
+    pub tuners: Tuners,
     /// Control connections to the other ranks.
     pub bootstrap: Arc<Bootstrap>,
     /// The network, where ranks share no memory. Before `fabric`, which it works on: it goes first.
@@ -104,7 +107,7 @@ impl Live {
         if let Some(bound) = lock(&self.bounds)?.get(&key) {
             return Ok(bound.clone());
         }
-        let choice = choose(call, &self.world, &self.knobs)?;
+        let choice = self.choose(call)?;
         let loaded = self.program(choice.key, lower::device_op(call))?;
         let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &self.knobs)?;
         self.connect(&plan, &loaded.lowered.steps)?;
@@ -118,6 +121,13 @@ impl Live {
             bounds.insert(key, bound.clone());
         }
         Ok(bound)
+    }
+
+    /// The choice for a call, by the cost model and what tuners make of it.
+    pub fn choose(&self, call: &Call) -> Result<Choice> {
+        let candidates = choose::candidates(call, &self.world, &self.knobs)?;
+        let advice = self.tuners.advise(call, &self.world, &candidates);
+        Ok(choose::decide(call, &self.world, &self.knobs, candidates, advice.as_ref())?)
     }
 
     /// Plans a group's messages, which were put on `stream` and on `others`.
@@ -281,11 +291,6 @@ impl From<hawser_plan::PlanError> for Error {
         };
         Self::new(kind, error.text)
     }
-}
-
-/// The explanation of a choice, without running anything.
-pub fn explain(live: &Live, call: &Call) -> Result<Choice> {
-    Ok(choose(call, &live.world, &live.knobs)?)
 }
 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.

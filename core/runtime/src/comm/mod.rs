@@ -14,6 +14,7 @@ mod init;
 mod live;
 mod memory;
 mod split;
+mod tune;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -228,7 +229,7 @@ impl Comm {
 
     /// Why a call would run as it would.
     pub fn explain(&self, call: &Call) -> Result<Choice> {
-        live::explain(&*self.live()?, call)
+        self.live()?.choose(call)
     }
 
     /// Number of ranks; 0 for a child whose split is not over or has failed.
