@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::world::DeviceKind;
+use hawser_plugin::profiler::{EventState, StateArgs, What};
 
-use crate::comm::Live;
+use crate::comm::{GroupSpans, Live, Span};
 use crate::device::Stream;
 use crate::device::interp::{self, HostLaunch};
 use crate::error::{Error, Result};
@@ -22,6 +23,17 @@ pub struct Launch {
     /// Other streams with calls that it serves: it runs after what is on them, and what comes later on them
     /// runs after it.
     pub others: Vec<Stream>,
+    /// What profilers see of it; the events stop when the launch is dropped.
+    pub events: Events,
+}
+
+/// The events of a launch.
+#[derive(Default)]
+pub struct Events {
+    /// The group that it belongs to.
+    pub group: Option<Arc<GroupSpans>>,
+    /// Its operations.
+    pub operations: Vec<Arc<Span>>,
 }
 
 /// Runs a group's launches: GPUs get theirs on the streams, the host device's run to their end here.
@@ -40,7 +52,9 @@ pub fn run(launches: &[Launch]) -> Result<()> {
         let (plan, device, stream) = (&launch.plan, &launch.comm.device, launch.stream);
         launch.comm.order_stream(stream)?;
         launch.others.iter().try_for_each(|other| device.order(*other, stream))?;
+        let event = launch.events.group.as_ref().and_then(|g| g.launch(stream));
         device.launch(plan.kernel, &plan.args, plan.threads, stream)?;
+        drop(event);
         launch.others.iter().try_for_each(|other| device.order(stream, *other))?;
     }
     launches.iter().filter_map(|l| l.comm.net.as_ref()).for_each(Net::wake);
@@ -49,8 +63,12 @@ pub fn run(launches: &[Launch]) -> Result<()> {
         .filter(is_host)
         .map(|l| HostLaunch { kernel: l.plan.kernel, args: &l.plan.args, name: &l.comm.name })
         .collect();
+    let channels = channels(launches.iter().filter(is_host));
     // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
     let mut failures = unsafe { interp::run(&host) };
+    let timer = now_ns();
+    channels.iter().for_each(|c| c.record(EventState::KERNEL_CH_STOP, StateArgs::Timer(timer)));
+    drop(channels);
     failures.iter_mut().for_each(|(image, error)| explain(launches, *image, error));
     for (image, error) in &failures {
         for launch in launches.iter().filter(|l| l.plan.args.comm == *image) {
@@ -68,4 +86,20 @@ fn explain(launches: &[Launch], image: u64, error: &mut Error) {
     if let Some(fault) = launches.iter().find_map(fault) {
         *error = fault;
     }
+}
+
+/// The events of the channels of launches that begin now.
+fn channels<'a>(launches: impl Iterator<Item = &'a Launch>) -> Vec<Arc<Span>> {
+    let of_launch = |launch: &'a Launch| {
+        let channel = |channel: u8| What::KernelCh { channel, timer: now_ns() };
+        let blocks = 0..launch.plan.args.n_blocks;
+        launch.events.operations.first().map(|op| blocks.filter_map(move |b| op.child(&channel(b))))
+    };
+    launches.filter_map(of_launch).flatten().collect()
+}
+
+/// The host's clock, which stands for the GPU's.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

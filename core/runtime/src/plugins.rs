@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hawser_plugin::builtin::built_in;
-use hawser_plugin::{Component, Level, Log, Net, Subsys, Tuner};
+use hawser_plugin::{Component, Level, Log, Net, Profiler, Subsys, Tuner};
 
 use crate::env;
 use crate::error::{Error, Result};
@@ -34,6 +34,17 @@ pub fn tuners() -> Result<Vec<Arc<dyn Tuner>>> {
         .iter()
         .filter_map(|plugin| match (plugin.make)() {
             Component::Tuner(tuner) => Some(tuner),
+            _ => None,
+        })
+        .collect())
+}
+
+/// The profilers that watch every communicator.
+pub fn profilers() -> Result<Vec<Arc<dyn Profiler>>> {
+    Ok(built_in()
+        .iter()
+        .filter_map(|plugin| match (plugin.make)() {
+            Component::Profiler(profiler) => Some(profiler),
             _ => None,
         })
         .collect())

@@ -10,6 +10,7 @@ use super::Config;
 use super::card::{Agreement, Card, agree};
 use super::live::{Live, warm_up};
 use super::tune::Tuners;
+use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::device::{self, Device};
 use crate::env::{self, Settings};
@@ -74,6 +75,7 @@ pub fn bring_up(
     };
     let tuners = Tuners::open(comm_id, &world)?;
     check_tuners(&bootstrap.all_gather(tuners.names().as_bytes(), &step("tuners"))?)?;
+    let watch = Arc::new(Watch::open(comm_id, config.name.as_deref(), &world, rank)?);
     let (places, local) = world.places();
     fit(&mut knobs, world.size(), local);
     let layout = HeapLayout::new(world.size(), local, &knobs);
@@ -107,6 +109,7 @@ pub fn bring_up(
         layout,
         name,
         tuners,
+        watch,
         bootstrap,
         net,
         device,

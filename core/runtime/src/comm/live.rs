@@ -14,12 +14,13 @@ use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, ReduceOp, World};
 
 use super::tune::Tuners;
+use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
 use crate::device::{Device, Memory, Stream};
 use crate::error::{Error, ErrorKind, Result};
-use crate::exec::Launch;
+use crate::exec::{Events, Launch};
 use crate::log::{self, Subsys};
-use crate::transport::net::{Need, Net};
+use crate::transport::net::{Meter, Need, Net};
 use crate::transport::{Fabric, bytes_of};
 use crate::wait::AbortFlag;
 
@@ -37,6 +38,8 @@ pub struct Live {
     pub name: String,
     /// Tuner plugins.
     pub tuners: Tuners,
+    /// Profiler plugins.
+    pub watch: Arc<Watch>,
     /// Control connections to the other ranks.
     pub bootstrap: Arc<Bootstrap>,
     /// The network, where ranks share no memory. Before `fabric`, which it works on: it goes first.
@@ -82,7 +85,12 @@ pub struct Loaded {
 
 impl Live {
     /// Plans a collective call; nothing is launched. Empty for a call without elements.
-    pub fn plan_call(self: &Arc<Self>, call: &Call, stream: Stream) -> Result<Vec<Launch>> {
+    pub fn plan_call(
+        self: &Arc<Self>,
+        call: &Call,
+        stream: Stream,
+        spans: &Arc<GroupSpans>,
+    ) -> Result<Vec<Launch>> {
         let number = self.next_op.fetch_add(1, Ordering::Relaxed);
         if call.count == 0 {
             return Ok(Vec::new());
@@ -98,7 +106,14 @@ impl Live {
                 self.name, self.rank, plan.args.n_blocks
             )
         });
-        Ok(vec![self.complete(plan, loaded.image.as_ref(), number, stream)?])
+        let chosen = (choice.key.algorithm.name(), choice.protocol.name(), plan.args.n_blocks);
+        let event = spans.collective(call, stream, number, chosen);
+        if let Some(event) = &event {
+            self.expect(&plan, &loaded.lowered.steps, |_| Some(event));
+        }
+        let mut launch = self.complete(plan, loaded.image.as_ref(), number, stream)?;
+        launch.events = Events { group: Some(spans.clone()), operations: event.into_iter().collect() };
+        Ok(vec![launch])
     }
 
     /// The choice for a call, bound to its size. Kept: training repeats a few calls for ever.
@@ -136,13 +151,25 @@ impl Live {
         messages: &[Message],
         stream: Stream,
         others: &[Stream],
+        spans: &Arc<GroupSpans>,
     ) -> Result<Vec<Launch>> {
         let number = self.next_op.fetch_add(1, Ordering::Relaxed);
         let plans = p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?;
+        let watched = |m: &Message| Some((m.peer, m.send, spans.message(m, stream)?));
+        let events: Vec<(u32, bool, Arc<Span>)> = messages.iter().filter_map(watched).collect();
+        let event = |need: Need| {
+            let found = events.iter().find(|(peer, send, _)| (*peer, *send) == (need.peer, need.send));
+            found.map(|(_, _, event)| event)
+        };
         let complete = |plan: LaunchPlan| {
             self.connect(&plan, &plan.args.inline_steps)?;
+            if !events.is_empty() {
+                self.expect(&plan, &plan.args.inline_steps, event);
+            }
             let launch = self.complete(plan, None, number, stream)?;
-            Ok(Launch { others: others.to_vec(), ..launch })
+            let operations = events.iter().map(|(_, _, event)| event.clone()).collect();
+            let events = Events { group: Some(spans.clone()), operations };
+            Ok(Launch { others: others.to_vec(), events, ..launch })
         };
         plans.into_iter().map(complete).collect()
     }
@@ -225,26 +252,48 @@ impl Live {
         if plan.scratch_bytes > 0 {
             plan.args.works[0].base[2] = self.scratch(plan.scratch_bytes)?;
         }
-        Ok(Launch { comm: self.clone(), plan, stream, others: Vec::new() })
+        Ok(Launch { comm: self.clone(), plan, stream, others: Vec::new(), events: Events::default() })
     }
 
     /// Makes sure that the connections which a plan uses exist or are on their way.
     fn connect(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<()> {
         let Some(net) = &self.net else { return Ok(()) };
-        let mut needs: Vec<Need> = Vec::new();
-        for block in &plan.args.blocks[..usize::from(plan.args.n_blocks)] {
-            let lane = u32::from(block.lane);
-            for step in steps.iter().skip(block.first_step.into()).take(block.n_steps.into()) {
-                let ends = |peers: &[u16], send: bool| {
-                    let need = move |&peer: &u16| Need { lane, peer: u32::from(peer), send };
-                    peers.iter().map(need).collect::<Vec<_>>()
-                };
-                needs.extend(ends(&step.recv[..step.n_recv.into()], false));
-                needs.extend(ends(&step.send[..step.n_send.into()], true));
+        let needs: Vec<Need> = self.far_ends(plan, steps).map(|(need, _)| need).collect();
+        net.want(&needs)
+    }
+
+    /// Tells the net which slots belong to which event.
+    fn expect<'a>(&self, plan: &LaunchPlan, steps: &[Step], event: impl Fn(Need) -> Option<&'a Arc<Span>>) {
+        let Some(net) = self.net.as_ref().filter(|_| self.watch.wants(Meter::KINDS)) else { return };
+        let mut slots: HashMap<Need, u64> = HashMap::new();
+        for (need, count) in self.far_ends(plan, steps) {
+            *slots.entry(need).or_default() += count;
+        }
+        for (need, slots) in slots.into_iter().filter(|(_, slots)| *slots > 0) {
+            if let Some(event) = event(need) {
+                net.expect(need, slots, event);
             }
         }
-        needs.retain(|need| self.world.is_far(self.rank, need.peer));
-        net.want(&needs)
+    }
+
+    /// The ends of connections over the network that a plan uses, and the slots that pass there.
+    fn far_ends<'a>(
+        &'a self,
+        plan: &'a LaunchPlan,
+        steps: &'a [Step],
+    ) -> impl Iterator<Item = (Need, u64)> + 'a {
+        let blocks = plan.args.blocks[..usize::from(plan.args.n_blocks)].iter();
+        let used = blocks.flat_map(move |block| {
+            let tiles = u64::from(plan.args.works[usize::from(block.work)].tiles);
+            let of_block = steps.iter().skip(block.first_step.into()).take(block.n_steps.into());
+            of_block.map(move |step| (u32::from(block.lane), step, u64::from(step.times) * tiles))
+        });
+        let ends = used.flat_map(|(lane, step, slots)| {
+            let end = move |&peer: &u16, send| (Need { lane, peer: u32::from(peer), send }, slots);
+            let receives = step.recv[..step.n_recv.into()].iter().map(move |peer| end(peer, false));
+            receives.chain(step.send[..step.n_send.into()].iter().map(move |peer| end(peer, true)))
+        });
+        ends.filter(|(need, _)| self.world.is_far(self.rank, need.peer))
     }
 
     fn scratch(&self, bytes: u64) -> Result<u64> {

@@ -15,6 +15,7 @@ mod live;
 mod memory;
 mod split;
 mod tune;
+mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,7 @@ use hawser_plan::{Call, PlanError};
 
 pub use live::Live;
 pub use memory::{mem_alloc, mem_free};
+pub(crate) use watch::{GroupSpans, Span};
 
 use crate::bootstrap::UniqueId;
 use crate::device::Stream;

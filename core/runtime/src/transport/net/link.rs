@@ -6,6 +6,7 @@
 //! the receiver, so nothing but data travels.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hawser_plan::Protocol;
@@ -17,7 +18,9 @@ use hawser_plugin::net::{
 };
 
 use super::arena::Piece;
+use super::meter::Meter;
 use crate::bootstrap::Bootstrap;
+use crate::comm::Span;
 use crate::error::{Error, Result};
 
 /// Offsets in the page in front of the slots: one counter per 64 bytes and protocol, then the bytes of slots.
@@ -127,6 +130,7 @@ pub struct SendLink {
     posted: u64,
     done: u64,
     requests: VecDeque<(Request, usize)>,
+    meter: Meter,
 }
 
 enum SendState {
@@ -140,12 +144,27 @@ impl SendLink {
     /// A link that connects as soon as its receiver says where. `device` is the plugin's.
     pub fn new(need: Need, device: u32, fifo: Fifo) -> Self {
         let state = SendState::Waiting;
-        Self { need, device, fifo, state, posted: 0, done: 0, requests: VecDeque::new() }
+        Self {
+            need,
+            device,
+            fifo,
+            state,
+            posted: 0,
+            done: 0,
+            requests: VecDeque::new(),
+            meter: Meter::default(),
+        }
     }
 
     /// Which end this is.
     pub fn need(&self) -> Need {
         self.need
+    }
+
+    /// The next slots belong to an operation that is watched.
+    pub fn expect(&mut self, slots: u64, parent: &Arc<Span>) {
+        let so_far = (self.posted, self.fifo.depth);
+        self.meter.expect(self.need, slots, self.fifo.slot_bytes, so_far, parent);
     }
 
     /// Whether everything that the device wrote has been sent.
@@ -191,13 +210,15 @@ impl SendLink {
             // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit below.
             let Some(request) = unsafe { sender.isend(&segment) }? else { break };
             self.requests.push_back((request, bytes));
+            self.meter.begin(self.posted, true);
             self.posted += 1;
             moved = true;
         }
-        while let Some(&(request, _)) = self.requests.front()
+        while let Some(&(request, bytes)) = self.requests.front()
             && sender.test(request)?.is_some()
         {
             self.requests.pop_front();
+            self.meter.end(self.done, bytes, true);
             self.done += 1;
             self.fifo.credit().store(self.done, Ordering::Release);
             moved = true;
@@ -226,6 +247,7 @@ pub struct RecvLink {
     requests: VecDeque<Request>,
     /// A flush of the slot at `done`.
     flush: Option<Request>,
+    meter: Meter,
 }
 
 enum RecvState {
@@ -246,12 +268,22 @@ impl RecvLink {
         let (handle, listener) = around.context.listen(device)?;
         around.bootstrap.send(need.peer, HANDLE_TAG + u64::from(need.lane), &handle, wait)?;
         let state = RecvState::Listening(listener);
-        Ok(Self { need, fifo, state, posted: 0, done: 0, requests: VecDeque::new(), flush: None })
+        let (requests, meter) = (VecDeque::new(), Meter::default());
+        Ok(Self { need, fifo, state, posted: 0, done: 0, requests, flush: None, meter })
     }
 
     /// Which end this is.
     pub fn need(&self) -> Need {
         self.need
+    }
+
+    /// The next slots belong to an operation that is watched.
+    pub fn expect(&mut self, slots: u64, parent: &Arc<Span>) {
+        let so_far = (self.done, self.fifo.depth);
+        self.meter.expect(self.need, slots, self.fifo.slot_bytes, so_far, parent);
+        if !self.meter.is_busy() {
+            self.meter.begin(self.done, false);
+        }
     }
 
     /// Moves on as far as possible without waiting; says whether anything moved.
@@ -315,8 +347,10 @@ impl RecvLink {
                     }
                 }
             }
+            self.meter.end(self.done, self.fifo.slot_bytes, false);
             self.done += 1;
             self.fifo.tail().store(self.done, Ordering::Release);
+            self.meter.begin(self.done, false);
         }
         Ok(self.done > before)
     }

@@ -9,10 +9,12 @@
 
 mod arena;
 mod link;
+mod meter;
 mod nic;
 mod task;
 
 pub use link::{MOST_SLOTS, Need};
+pub use meter::Meter;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -26,6 +28,7 @@ use hawser_plugin::net::{NetConfig, NetContext};
 use super::control::Control;
 use super::{Wires, bytes_of};
 use crate::bootstrap::Bootstrap;
+use crate::comm::Span;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
@@ -230,6 +233,11 @@ impl Net {
         }
         wiring.needs.insert(need);
         Ok(())
+    }
+
+    /// The next `slots` slots of a link belong to an operation that is watched.
+    pub fn expect(&self, need: Need, slots: u64, parent: &Arc<Span>) {
+        self.task.expect(need, slots, parent);
     }
 
     /// Something was launched.

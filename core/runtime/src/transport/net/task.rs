@@ -9,6 +9,7 @@ use hawser_plugin::net::NetContext;
 
 use super::link::{Around, Need, RecvLink, SendLink};
 use crate::bootstrap::Bootstrap;
+use crate::comm::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{self, Subsys};
 use crate::proxy::Task;
@@ -89,6 +90,17 @@ impl NetTask {
     /// Sweeps over this link too.
     pub fn add_recv(&self, link: RecvLink) {
         self.lock().recvs.push(link);
+    }
+
+    /// The next `slots` slots of a link belong to an operation that is watched.
+    pub fn expect(&self, need: Need, slots: u64, parent: &Arc<Span>) {
+        let mut links = self.lock();
+        if let Some(link) = links.sends.iter_mut().find(|l| l.need() == need) {
+            link.expect(slots, parent);
+        }
+        if let Some(link) = links.recvs.iter_mut().find(|l| l.need() == need) {
+            link.expect(slots, parent);
+        }
     }
 
     /// Whether nothing will move any more: the communicator was aborted or the network failed.

@@ -1,0 +1,219 @@
+//! What profiler plugins see of a communicator, in NCCL's event model.
+//!
+//! An event is a [`Span`]: it starts when it is made and stops when the last owner lets go. A span owns its parent, so
+//! parents stop after their children. Without profilers everything here is a look at an empty list.
+
+use std::sync::Arc;
+
+use hawser_plan::p2p::Message;
+use hawser_plan::{Call, World};
+use hawser_plugin::profiler::{
+    Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs, What,
+};
+
+use crate::device::Stream;
+use crate::error::Result;
+use crate::log;
+use crate::plugins;
+
+/// The profilers of a communicator.
+#[derive(Default)]
+pub struct Watch {
+    rank: u32,
+    open: Vec<Box<dyn ProfilerContext>>,
+}
+
+/// Kinds of events and the kinds that must come with them.
+const ANCESTORS: [(EventMask, EventMask); 6] = [
+    (EventMask::PROXY_STEP, EventMask::PROXY_OP),
+    (EventMask::PROXY_OP, EventMask(EventMask::COLL.0 | EventMask::P2P.0)),
+    (EventMask::KERNEL_CH, EventMask(EventMask::COLL.0 | EventMask::P2P.0)),
+    (EventMask::COLL, EventMask(EventMask::COLL_API.0 | EventMask::GROUP.0)),
+    (EventMask::P2P, EventMask(EventMask::P2P_API.0 | EventMask::GROUP.0)),
+    (
+        EventMask(EventMask::COLL_API.0 | EventMask::P2P_API.0 | EventMask::KERNEL_LAUNCH.0),
+        EventMask::GROUP_API,
+    ),
+];
+
+impl Watch {
+    /// Opens all profilers of the process for a communicator. One that fails is left out.
+    pub fn open(comm_id: u64, name: Option<&str>, world: &World, rank: u32) -> Result<Self> {
+        let mut open = Vec::new();
+        for profiler in plugins::profilers()? {
+            let mut config = ProfilerConfig::new(comm_id, world.size(), rank, plugins::log());
+            config.comm_name = name.map(str::to_owned);
+            config.nodes = world.hosts();
+            match profiler.open(&config) {
+                Ok(context) => open.push(context),
+                Err(error) => log::warn(&format!("profiler {} is left out: {error}", profiler.name())),
+            }
+        }
+        Ok(Self { rank, open })
+    }
+
+    /// Whether any profiler wants events of this kind, or of one that comes with it.
+    pub fn wants(&self, kind: EventMask) -> bool {
+        self.open.iter().any(|p| closure(p.mask()).0 & kind.0 != 0)
+    }
+
+    /// Starts an event without a parent; None if nobody wants it.
+    pub fn span(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
+        self.start(None, what)
+    }
+
+    fn start(self: &Arc<Self>, parent: Option<&Arc<Span>>, what: &What<'_>) -> Option<Arc<Span>> {
+        if self.open.is_empty() {
+            return None;
+        }
+        let mut handles = Vec::with_capacity(self.open.len());
+        for (index, profiler) in self.open.iter().enumerate() {
+            let wanted = closure(profiler.mask()).contains(what.kind());
+            let parent = parent.and_then(|p| p.handles[index]);
+            let event = Event { parent, rank: self.rank, what: what.clone() };
+            handles.push(wanted.then(|| profiler.start(&event)).flatten());
+        }
+        let span = Span { watch: self.clone(), parent: parent.cloned(), handles };
+        (span.handles.iter().any(Option::is_some) || parent.is_some()).then(|| Arc::new(span))
+    }
+}
+
+/// A mask with everything that must come along.
+fn closure(mask: EventMask) -> EventMask {
+    let add = |mask: EventMask, (kind, with): &(EventMask, EventMask)| {
+        EventMask(if mask.0 & kind.0 != 0 { mask.0 | with.0 } else { mask.0 })
+    };
+    ANCESTORS.iter().fold(mask, add)
+}
+
+/// A running event, as every profiler knows it.
+pub struct Span {
+    watch: Arc<Watch>,
+    parent: Option<Arc<Span>>,
+    handles: Vec<Option<EventHandle>>,
+}
+
+impl Span {
+    /// Starts an event inside this one.
+    pub fn child(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
+        self.watch.start(Some(self), what)
+    }
+
+    /// The event is in a new state.
+    pub fn record(&self, state: EventState, args: StateArgs) {
+        for (profiler, handle) in self.watch.open.iter().zip(&self.handles) {
+            if let Some(handle) = handle {
+                profiler.record(*handle, state, args);
+            }
+        }
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        for (profiler, handle) in self.watch.open.iter().zip(&self.handles) {
+            if let Some(handle) = handle {
+                profiler.stop(*handle);
+            }
+        }
+        self.parent = None;
+    }
+}
+
+/// The events around one group of calls on a communicator.
+pub struct GroupSpans {
+    api: Option<Arc<Span>>,
+    group: Option<Arc<Span>>,
+}
+
+impl GroupSpans {
+    /// A group is handed over.
+    pub fn start(watch: &Arc<Watch>) -> Self {
+        let api = watch.span(&What::GroupApi { depth: 1, captured: false });
+        Self { api, group: watch.span(&What::Group) }
+    }
+
+    /// A collective of the group; `launches` are its channels.
+    pub fn collective(
+        &self,
+        call: &Call,
+        stream: Stream,
+        number: u64,
+        chosen: (&str, &str, u8),
+    ) -> Option<Arc<Span>> {
+        let (func, datatype) = (nccl_name(call.collective.name()), nccl_type(call.dtype.name()));
+        let root = call.root;
+        let api =
+            What::CollApi { func, count: call.count, datatype, root, stream: stream.0, captured: false };
+        let api = self.api.as_ref()?.child(&api)?;
+        let (algo, proto, channels) = chosen;
+        api.child(&What::Coll {
+            seq: number,
+            func,
+            send: call.input,
+            recv: call.output,
+            count: call.count,
+            root,
+            datatype,
+            channels,
+            warps: 16,
+            algo,
+            proto,
+            group: None,
+        })
+    }
+
+    /// A message of the group.
+    pub fn message(&self, message: &Message, stream: Stream) -> Option<Arc<Span>> {
+        let func = if message.send { "Send" } else { "Recv" };
+        let (count, datatype) = (message.bytes, "ncclInt8");
+        let api = What::P2pApi { func, count, datatype, stream: stream.0, captured: false };
+        let api = self.api.as_ref()?.child(&api)?;
+        let (buff, peer) = (message.addr, message.peer);
+        api.child(&What::P2p { func, buff, datatype, count, peer, channels: 1, group: None })
+    }
+
+    /// A launch of the group is put on a stream; what the returned span lasts.
+    pub fn launch(&self, stream: Stream) -> Option<Arc<Span>> {
+        self.api.as_ref()?.child(&What::KernelLaunch { stream: stream.0 })
+    }
+
+    /// The event of everything that is launched together.
+    pub fn group(&self) -> Option<&Arc<Span>> {
+        self.group.as_ref()
+    }
+}
+
+/// `all_reduce` is `AllReduce` in NCCL's events.
+fn nccl_name(name: &str) -> &'static str {
+    match name {
+        "all_reduce" => "AllReduce",
+        "all_gather" => "AllGather",
+        "reduce_scatter" => "ReduceScatter",
+        "broadcast" => "Broadcast",
+        "reduce" => "Reduce",
+        "alltoall" | "all_to_all" => "AlltoAll",
+        "gather" => "Gather",
+        "scatter" => "Scatter",
+        _ => "Unknown",
+    }
+}
+
+/// `float` is `ncclFloat32` in NCCL's events.
+fn nccl_type(name: &str) -> &'static str {
+    match name {
+        "int8" => "ncclInt8",
+        "uint8" => "ncclUint8",
+        "int32" => "ncclInt32",
+        "uint32" => "ncclUint32",
+        "int64" => "ncclInt64",
+        "uint64" => "ncclUint64",
+        "half" => "ncclFloat16",
+        "float" => "ncclFloat32",
+        "double" => "ncclFloat64",
+        "bfloat16" => "ncclBfloat16",
+        "f8e4m3" => "ncclFloat8e4m3",
+        "f8e5m2" => "ncclFloat8e5m2",
+        _ => "Unknown",
+    }
+}
