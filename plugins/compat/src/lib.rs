@@ -9,6 +9,7 @@ pub mod env;
 pub mod library;
 pub mod logger;
 pub mod net;
+pub mod search;
 pub mod tuner;
 
 use std::sync::Arc;
