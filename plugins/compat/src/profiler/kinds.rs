@@ -1,0 +1,70 @@
+//! Which kinds of events come with others.
+
+use hawser_plugin::profiler::EventMask;
+
+const TASKS: u64 = EventMask::COLL.0 | EventMask::P2P.0;
+const API: u64 = EventMask::GROUP_API.0;
+
+/// Every kind with the kinds that its events may have above them.
+const ABOVE: [(EventMask, u64); 13] = [
+    (EventMask::COLL, EventMask::GROUP.0 | EventMask::COLL_API.0 | API),
+    (EventMask::P2P, EventMask::GROUP.0 | EventMask::P2P_API.0 | API),
+    (EventMask::PROXY_OP, TASKS),
+    (EventMask::PROXY_STEP, EventMask::PROXY_OP.0),
+    (EventMask::KERNEL_CH, TASKS),
+    (EventMask::NET_PLUGIN, EventMask::PROXY_STEP.0),
+    (EventMask::COLL_API, API),
+    (EventMask::P2P_API, API),
+    (EventMask::KERNEL_LAUNCH, API),
+    (EventMask::CE_COLL, EventMask::COLL_API.0 | API),
+    (EventMask::CE_SYNC, EventMask::CE_COLL.0),
+    (EventMask::CE_BATCH, EventMask::CE_COLL.0),
+    (EventMask::GROUP, API),
+];
+
+/// The kinds that a host reports to a profiler with this mask: those in it, and all that may stand above one of them.
+pub fn with_ancestors(mask: EventMask) -> EventMask {
+    let mut all = mask.0;
+    loop {
+        let above =
+            ABOVE.iter().filter(|(kind, _)| all & kind.0 != 0).fold(all, |all, (_, above)| all | above);
+        if above == all {
+            return EventMask(all);
+        }
+        all = above;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ancestors_come_along_and_nothing_else() {
+        let of = |kinds: &[EventMask]| kinds.iter().fold(0, |all, kind| all | kind.0);
+        let api = [EventMask::GROUP_API, EventMask::COLL_API, EventMask::P2P_API];
+        let tasks = [EventMask::GROUP, EventMask::COLL, EventMask::P2P];
+        let common = of(&api) | of(&tasks);
+        let cases = [
+            (EventMask::NONE, 0),
+            (EventMask::PROXY_CTRL, of(&[EventMask::PROXY_CTRL])),
+            (EventMask::GROUP_API, of(&[EventMask::GROUP_API])),
+            (
+                EventMask::COLL,
+                of(&[EventMask::COLL, EventMask::GROUP, EventMask::COLL_API, EventMask::GROUP_API]),
+            ),
+            (EventMask::KERNEL_CH, common | of(&[EventMask::KERNEL_CH])),
+            (
+                EventMask::NET_PLUGIN,
+                common | of(&[EventMask::NET_PLUGIN, EventMask::PROXY_STEP, EventMask::PROXY_OP]),
+            ),
+            (
+                EventMask::CE_SYNC,
+                of(&[EventMask::CE_SYNC, EventMask::CE_COLL, EventMask::COLL_API, EventMask::GROUP_API]),
+            ),
+        ];
+        for (mask, expected) in cases {
+            assert_eq!(with_ancestors(mask).0, expected, "{mask:?}");
+        }
+    }
+}

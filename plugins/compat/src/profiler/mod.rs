@@ -1,0 +1,84 @@
+//! Profilers: `ncclProfiler_v1` to `_v6` (there is no "Plugin" in the name) onto our trait, and our trait as `_v4`, `_v5`
+//! and `_v6`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `v1` .. `v6` | one ABI version each: layouts, and what becomes of our events and states, from v4 on both ways |
+//! | `abi` | what the versions have in common, as a trait of each |
+//! | `adapter` | our trait over any of them |
+//! | `names` | our strings as C strings that outlive the call, and as numbers for v1 |
+//! | `kinds` | which kinds of events come with others |
+//! | [`export`] | the other direction, behind [`export_nccl_profiler!`](crate::export_nccl_profiler) |
+//! | `contexts` | its communicators and handles |
+
+mod abi;
+mod adapter;
+mod contexts;
+#[doc(hidden)]
+pub mod export;
+mod kinds;
+mod names;
+mod v1;
+mod v2;
+mod v3;
+mod v4;
+mod v5;
+mod v6;
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use hawser_plugin::Profiler;
+
+use crate::Found;
+use crate::library::Library;
+use abi::{Abi, Version};
+use adapter::Adapter;
+pub use kinds::with_ancestors;
+
+/// Newest first: the first one that a library has is taken.
+const VERSIONS: [Version; 6] =
+    [v6::V6::VERSION, v5::V5::VERSION, v4::V4::VERSION, v3::V3::VERSION, v2::V2::VERSION, v1::V1::VERSION];
+
+/// The profiler of a library, by the newest of its tables. None: it has none.
+///
+/// # Errors
+/// Its table lacks a function. Older tables are not tried then: a library is initialised once.
+pub fn from_library(library: &Arc<Library>) -> Option<Result<Found<dyn Profiler>, String>> {
+    VERSIONS.iter().find_map(|version| {
+        let table = library.data(version.symbol)?;
+        // SAFETY: the symbol's name says which version its table has.
+        Some(unsafe { adapt(version, table, library) })
+    })
+}
+
+/// The profiler behind a table that was not looked up by its name; `library` is what must stay open.
+///
+/// # Errors
+/// No version that we read has this symbol, or the table lacks a function.
+///
+/// # Safety
+/// `table` is the address of a table of the version that `symbol` names.
+pub unsafe fn from_table(
+    symbol: &str,
+    table: *const c_void,
+    library: &Arc<Library>,
+) -> Result<Found<dyn Profiler>, String> {
+    let version = VERSIONS.iter().find(|version| version.symbol == symbol);
+    let version = version.ok_or_else(|| format!("{symbol} is no profiler of a version that can be read"))?;
+    // SAFETY: the caller's promise.
+    unsafe { adapt(version, table, library) }
+}
+
+/// # Safety
+/// `table` is the address of a table of this version.
+unsafe fn adapt(
+    version: &Version,
+    table: *const c_void,
+    library: &Arc<Library>,
+) -> Result<Found<dyn Profiler>, String> {
+    // SAFETY: the caller's promise.
+    let plugin = unsafe { (version.read)(table) }
+        .map_err(|missing| format!("{} of {}: {missing}", version.symbol, library.path().display()))?;
+    Ok(Found { symbol: version.symbol, plugin: Arc::new(Adapter::new(plugin, library.clone())) })
+}
