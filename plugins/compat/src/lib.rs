@@ -8,6 +8,7 @@ pub mod common;
 pub mod env;
 pub mod library;
 pub mod logger;
+pub mod profiler;
 pub mod net;
 pub mod search;
 pub mod tuner;
