@@ -8,8 +8,8 @@ pub mod common;
 pub mod env;
 pub mod library;
 pub mod logger;
-pub mod profiler;
 pub mod net;
+pub mod profiler;
 pub mod search;
 pub mod tuner;
 

@@ -31,7 +31,7 @@ pub const READERS: Readers = Readers {
     net: crate::net::from_library,
     collnet: not_read,
     tuner: crate::tuner::from_library,
-    profiler: not_read,
+    profiler: crate::profiler::from_library,
     env: crate::env::from_library,
 };
 
