@@ -130,17 +130,20 @@ impl Notes {
         if id >= -1 { id } else { self.replaced(what, id, -1) }
     }
 
-    /// The devices behind a device: never more than there is room for, and none that cannot be.
+    /// The devices behind a device. A number of them that cannot be says that the list was not filled in.
     fn members(&mut self, raw: &RawMembers, device: u32, devices: u32) -> Vec<u32> {
-        let claimed = usize::try_from(raw.count).unwrap_or(0);
-        let listed = &raw.devices[..claimed.min(raw.room).min(MAX_VIRTUAL)];
+        let room = raw.room.min(MAX_VIRTUAL);
+        let Some(count) = usize::try_from(raw.count).ok().filter(|count| (1..=room).contains(count)) else {
+            return self.replaced("vProps.ndevs", raw.count, vec![device]);
+        };
+        let listed = &raw.devices[..count];
         let known = |number: &c_int| u32::try_from(*number).ok().filter(|number| *number < devices);
         let members: Vec<u32> = listed.iter().filter_map(known).collect();
-        if members.len() == claimed && claimed > 0 {
+        if members.len() == count {
             return members;
         }
         let members = if members.is_empty() { vec![device] } else { members };
-        self.replaced("vProps", format!("{} {:?}", raw.count, listed), members)
+        self.replaced("vProps.devs", format!("{listed:?}"), members)
     }
 }
 
@@ -218,7 +221,7 @@ mod tests {
             latency: f32::NAN,
             max_comms: 0,
             max_recvs: 9,
-            members: RawMembers { count: 99, room: 4, devices: [1, -1, 5, 1, 1, 1, 1, 1] },
+            members: RawMembers { count: 4, room: 4, devices: [1, -1, 5, 0, 1, 1, 1, 1] },
             max_p2p_bytes: 0,
             max_collective_bytes: usize::MAX,
             max_multi_request: -3,
@@ -231,14 +234,18 @@ mod tests {
         assert_eq!(properties.memory, MemoryKinds::HOST);
         assert_eq!((properties.speed_mbps, properties.port, properties.latency_us), (0, 0, 0.0));
         assert_eq!((properties.max_comms, properties.max_recvs), (1, 8));
-        assert_eq!(properties.members, [1, 1]);
+        assert_eq!(properties.members, [1, 0]);
         assert_eq!((properties.max_p2p_bytes, properties.max_collective_bytes), (1 << 30, 1 << 40));
         assert_eq!((properties.max_multi_request, properties.rail, properties.plane), (1, -1, -1));
         assert_eq!(notes.len(), 13, "{notes:?}");
         assert!(notes.contains(&"maxRecvs 9 -> 8".to_owned()), "{notes:?}");
-        assert!(notes.contains(&"vProps 99 [1, -1, 5, 1] -> [1, 1]".to_owned()), "{notes:?}");
-        let nobody = RawMembers { count: -5, room: 4, devices: [0; 8] };
-        assert_eq!(import_unnamed(&RawProperties { members: nobody, ..sane() }, 1, 2).0.members, [1]);
+        assert!(notes.contains(&"vProps.devs [1, -1, 5, 0] -> [1, 0]".to_owned()), "{notes:?}");
+        for count in [c_int::MIN, -1, 0, 5, c_int::MAX] {
+            let members = RawMembers { count, room: 4, devices: [0; 8] };
+            let (properties, notes) = import_unnamed(&RawProperties { members, ..sane() }, 1, 2);
+            assert_eq!(properties.members, [1]);
+            assert_eq!(notes, [format!("vProps.ndevs {count} -> [1]")]);
+        }
     }
 
     /// Writes all fields in the layout of a version and reads them back.
@@ -286,8 +293,8 @@ mod tests {
             bits: u32,
             wide: (u64, usize, usize),
             ids: (i16, i16),
-            count: c_int,
-            members: [c_int; 8],
+            count in -2..12,
+            members in proptest::array::uniform8(-2..MAX_DEVICES as c_int + 2),
             room in 0usize..=8,
             devices in 1u32..=MAX_DEVICES,
         ) {
