@@ -1,8 +1,10 @@
 //! dlopen, and why it failed.
 
+use std::ffi::{CStr, OsString, c_char, c_uint};
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::names::{Entry, attempts};
@@ -45,6 +47,9 @@ pub fn open(kind: Kind, entry: &Entry, request: &Request<'_>) -> Result<Arc<Libr
             Err(error) => reasons.extend(reason(path, &error)),
         }
     }
+    if reasons.is_empty() {
+        reasons = foreign_in(&loader_folders(), &attempts);
+    }
     if !reasons.is_empty() {
         return Err(Refusal::other(reasons.join("; ")));
     }
@@ -81,6 +86,52 @@ fn reason(path: &Path, error: &str) -> Option<String> {
             })
         }
     }
+}
+
+/// The dynamic loader passes over files for other machines in its folders as if they were not there: finds those.
+fn foreign_in(folders: &[PathBuf], attempts: &[PathBuf]) -> Vec<String> {
+    let names = attempts.iter().filter(|path| path.components().count() == 1);
+    let paths = names.flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+    paths
+        .filter_map(|path| {
+            let why = foreign(File::open(&path).ok()?).ok()??;
+            Some(format!("{} {why}", path.display()))
+        })
+        .collect()
+}
+
+/// Where the dynamic loader looks for what the program names: `LD_LIBRARY_PATH` and the like.
+fn loader_folders() -> Vec<PathBuf> {
+    /// Size in bytes and number of entries, which follow: a string and flags each.
+    #[repr(C)]
+    struct Head(usize, c_uint);
+    #[repr(C)]
+    struct Entry(*const c_char, c_uint);
+
+    let program = libloading::os::unix::Library::this().into_raw();
+    let mut head = Head(0, 0);
+    // SAFETY: the request fills in a head.
+    if unsafe { libc::dlinfo(program, libc::RTLD_DI_SERINFOSIZE, (&raw mut head).cast()) } != 0 {
+        return Vec::new();
+    }
+    let mut buffer = vec![0_u64; head.0.div_ceil(8) + 2];
+    let whole = buffer.as_mut_ptr();
+    // SAFETY: the buffer has room for the head and for as many bytes as it says, and is aligned for both.
+    let filled = unsafe {
+        whole.cast::<Head>().write(Head(head.0, head.1));
+        libc::dlinfo(program, libc::RTLD_DI_SERINFO, whole.cast())
+    };
+    if filled != 0 {
+        return Vec::new();
+    }
+    // SAFETY: the loader wrote that many entries behind the head; their strings lie in the buffer.
+    let entries = unsafe {
+        let first = whole.cast::<u8>().add(size_of::<Head>()).cast::<Entry>();
+        std::slice::from_raw_parts(first, head.1 as usize)
+    };
+    // SAFETY: terminated strings, as above.
+    let folder = |entry: &Entry| unsafe { CStr::from_ptr(entry.0) }.to_bytes().to_owned();
+    entries.iter().map(|entry| PathBuf::from(OsString::from_vec(folder(entry)))).collect()
 }
 
 /// Why this process cannot load a file; None if its header fits.
@@ -145,6 +196,13 @@ mod tests {
     }
 
     #[test]
+    fn the_loader_tells_its_folders() {
+        let folders = loader_folders();
+        let libc = |folder: &PathBuf| folder.join("libc.so.6").exists();
+        assert!(folders.iter().any(libc), "{folders:?}");
+    }
+
+    #[test]
     fn foreign_files_are_told_from_missing_ones() {
         let folder = std::env::temp_dir().join(format!("hawser-open-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -169,6 +227,9 @@ mod tests {
         assert!(text.starts_with("libx.so needs liby.so.1, which is nowhere"), "{text}");
         let text = reason(Path::new("libx.so"), "undefined symbol: f").unwrap();
         assert_eq!(text, "libx.so cannot be loaded: undefined symbol: f");
+        let attempts = ["other.so", "missing.so", "/usr/other.so"].map(PathBuf::from);
+        let found = foreign_in(&[PathBuf::from("/nothing"), folder.clone()], &attempts);
+        assert_eq!(found, [reason(&other, &lost(&other)).unwrap()]);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
