@@ -255,7 +255,8 @@ fn the_mask_is_read_whenever_it_is_asked_for() {
 #[test]
 fn a_plugin_that_writes_its_mask_once_is_heard_by_all_communicators() {
     let plugin = CPlugin::build("profiler", 5, &[]);
-    (plugin.set("fault", MASK_ONCE), plugin.set("wanted", 6));
+    plugin.set("fault", MASK_ONCE);
+    plugin.set("wanted", 6);
     let profiler = load(&plugin);
     let contexts = [(); 2].map(|()| profiler.open(&config()).unwrap());
     assert_eq!(contexts.each_ref().map(|context| context.mask().0), [6, 6]);
