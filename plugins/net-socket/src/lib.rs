@@ -1,1 +1,99 @@
-//! Net plugin over TCP: several sockets and threads per connection, lost sockets are re-dialled.
+//! Net plugin over TCP: `NCCL_NET=Socket`.
+//!
+//! A connection has one **control** socket and several **data** sockets. The receiver announces its posted receives on
+//! the control socket; short messages come back inside it, long ones are cut into chunks that take whichever data socket
+//! has room, and are read straight into the posted buffers. A few threads per context drive the data sockets of all its
+//! connections; one more accepts, dials and watches. Sockets prove the secret of the handle before a byte is believed,
+//! and are dialled again when they are lost, without losing a byte.
+//!
+//! | module | is about |
+//! |---|---|
+//! | `config`, `interface`, `device` | settings, which interfaces are devices |
+//! | `handle`, `auth`, `frame` | what is on the wire: pure parsers |
+//! | `stream`, `control` | records that survive their socket |
+//! | `queue`, `tx`, `tx_pipe` | the sending end: what is to be done, the connection, a data socket |
+//! | `table`, `rx`, `rx_pipe` | the receiving end |
+//! | `inbound`, `outbound`, `path` | handshakes and ways |
+//! | `service`, `pool` | the threads |
+//! | `context`, `ends` | the plugin interface |
+//!
+//! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`, `pool` and
+//! `service`.
+
+mod auth;
+mod config;
+mod context;
+mod control;
+mod device;
+mod ends;
+mod fault;
+mod frame;
+mod handle;
+mod inbound;
+mod interface;
+mod link;
+mod outbound;
+mod path;
+mod pool;
+mod queue;
+mod region;
+mod rx;
+mod rx_pipe;
+mod service;
+mod shop;
+mod stats;
+mod stream;
+mod sys;
+mod table;
+mod tx;
+mod tx_pipe;
+
+use std::sync::Arc;
+
+use hawser_plugin::net::{NetConfig, NetContext};
+use hawser_plugin::{BuiltIn, Component, Net, Result};
+
+pub use config::Settings;
+#[doc(hidden)]
+pub use fault::{connections, cut};
+#[doc(hidden)]
+pub use stats::{Stats, stats};
+
+hawser_plugin::inventory::submit! {
+    BuiltIn { name: "socket", priority: 100, make: || Component::Net(Arc::new(SocketNet::new())) }
+}
+
+/// The plugin.
+#[derive(Debug, Clone, Default)]
+pub struct SocketNet {
+    settings: Option<Settings>,
+}
+
+impl SocketNet {
+    /// With the settings of the environment, read whenever it is opened.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// With these settings.
+    pub fn with_settings(settings: Settings) -> Self {
+        Self { settings: Some(settings) }
+    }
+}
+
+impl Net for SocketNet {
+    fn name(&self) -> &str {
+        "Socket"
+    }
+
+    fn open(&self, config: &NetConfig) -> Result<Box<dyn NetContext>> {
+        let (settings, complaints) = match &self.settings {
+            Some(settings) => (settings.clone(), Vec::new()),
+            None => Settings::from_environment(),
+        };
+        for complaint in complaints {
+            config.log.warn(format!("Socket: {complaint}"));
+        }
+        Ok(Box::new(context::SocketContext::open(settings, config)?))
+    }
+}

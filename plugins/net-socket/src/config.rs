@@ -1,0 +1,188 @@
+//! The settings, and the one place that reads them from the environment.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Sockets of a connection at most (NCCL's limit too).
+pub const MAX_SOCKETS: usize = 64;
+/// Threads of a context at most (NCCL's limit too).
+pub const MAX_THREADS: usize = 16;
+
+const KIB: usize = 1 << 10;
+
+/// How the plugin behaves. [`Settings::from_environment`] is what the library uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// `NCCL_SOCKET_IFNAME`.
+    pub ifname: Option<String>,
+    /// `NCCL_SOCKET_FAMILY`: 4 or 6; None = both.
+    pub family: Option<u8>,
+    /// `NCCL_SOCKET_NTHREADS`: threads of a context that move long messages. 0: the calling thread moves everything.
+    pub threads: usize,
+    /// Data sockets of a connection: threads (at least 1) times `NCCL_NSOCKS_PERTHREAD`.
+    pub sockets: usize,
+    /// `NCCL_SOCKET_RCVBUF` in bytes; None = the kernel adapts it.
+    pub receive_buffer: Option<usize>,
+    /// `NCCL_SOCKET_SNDBUF` in bytes; None = the kernel adapts it.
+    pub send_buffer: Option<usize>,
+    /// `HAWSER_SOCKET_TIMEOUT`: how long a connection may be without any path to its peer.
+    pub timeout: Duration,
+    /// `HAWSER_SOCKET_ZEROCOPY`: `MSG_ZEROCOPY` for chunks of 64 KiB and more to other hosts.
+    pub zero_copy: bool,
+    /// `HAWSER_SOCKET_INLINE`: messages of up to this many bytes travel in the control connection.
+    pub inline: usize,
+    /// `HAWSER_SOCKET_CHUNK`: largest chunk in bytes.
+    pub chunk: usize,
+    /// `HAWSER_SOCKET_SPIN`: how long a thread looks for more work before it sleeps.
+    pub spin: Duration,
+    /// Devices with these names and addresses instead of what the host has. For tests.
+    #[doc(hidden)]
+    pub forced: Vec<(String, IpAddr)>,
+}
+
+impl Settings {
+    /// The defaults on a machine with this many processors.
+    pub fn new(processors: usize) -> Self {
+        let threads = default_threads(processors);
+        Self {
+            ifname: None,
+            family: None,
+            threads,
+            sockets: threads.max(1),
+            receive_buffer: None,
+            send_buffer: None,
+            timeout: Duration::from_secs(60),
+            zero_copy: false,
+            inline: 16 * KIB,
+            chunk: 256 * KIB,
+            spin: Duration::from_micros(if processors >= 16 { 20 } else { 0 }),
+            forced: Vec::new(),
+        }
+    }
+
+    /// What the environment says, and a sentence about each value that makes no sense.
+    pub fn from_environment() -> (Self, Vec<String>) {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self::read(processors, |name| std::env::var(name).ok())
+    }
+
+    fn read(processors: usize, value: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
+        let mut settings = Self::new(processors);
+        let mut numbers = Numbers { value: &value, complaints: Vec::new() };
+        let threads = numbers.optional("NCCL_SOCKET_NTHREADS", 0, MAX_THREADS);
+        let per_thread = numbers.optional("NCCL_NSOCKS_PERTHREAD", 1, MAX_SOCKETS);
+        settings.threads = threads.unwrap_or(settings.threads);
+        settings.sockets = (settings.threads.max(1) * per_thread.unwrap_or(1)).min(MAX_SOCKETS);
+        settings.receive_buffer = numbers.optional("NCCL_SOCKET_RCVBUF", 4 * KIB, 1 << 30);
+        settings.send_buffer = numbers.optional("NCCL_SOCKET_SNDBUF", 4 * KIB, 1 << 30);
+        let seconds = numbers.optional("HAWSER_SOCKET_TIMEOUT", 1, 86_400);
+        settings.timeout = seconds.map_or(settings.timeout, |s| Duration::from_secs(s as u64));
+        settings.zero_copy = numbers.optional("HAWSER_SOCKET_ZEROCOPY", 0, 1) == Some(1);
+        let inline = numbers.optional("HAWSER_SOCKET_INLINE", 0, crate::frame::MAX_INLINE);
+        settings.inline = inline.unwrap_or(settings.inline);
+        let chunk = numbers.optional("HAWSER_SOCKET_CHUNK", 4 * KIB, crate::frame::MAX_CHUNK);
+        settings.chunk = chunk.unwrap_or(settings.chunk);
+        let spin = numbers.optional("HAWSER_SOCKET_SPIN", 0, 10_000);
+        settings.spin = spin.map_or(settings.spin, |us| Duration::from_micros(us as u64));
+        let mut complaints = numbers.complaints;
+        settings.ifname = value("NCCL_SOCKET_IFNAME").filter(|text| !text.trim().is_empty());
+        settings.family = match value("NCCL_SOCKET_FAMILY").as_deref() {
+            None | Some("") => None,
+            Some("AF_INET") => Some(4),
+            Some("AF_INET6") => Some(6),
+            Some(other) => {
+                complaints
+                    .push(format!("NCCL_SOCKET_FAMILY={other} is ignored: it is AF_INET or AF_INET6"));
+                None
+            }
+        };
+        (settings, complaints)
+    }
+}
+
+/// One rank of a host with eight gets about half of its share: 4 threads from 32 processors on, none below 8.
+fn default_threads(processors: usize) -> usize {
+    (processors / 8).min(4)
+}
+
+struct Numbers<'a> {
+    value: &'a dyn Fn(&str) -> Option<String>,
+    complaints: Vec<String>,
+}
+
+impl Numbers<'_> {
+    /// None: not set, or NCCL's -1 and -2 for "choose yourself", or nonsense.
+    fn optional(&mut self, name: &str, least: usize, most: usize) -> Option<usize> {
+        let text = (self.value)(name)?;
+        match text.trim().parse::<i64>() {
+            Ok(-2 | -1) => None,
+            Ok(number) if usize::try_from(number).is_ok_and(|n| (least..=most).contains(&n)) => {
+                Some(number as usize)
+            }
+            Ok(_) => {
+                self.complaints.push(format!("{name}={text} is ignored: it is from {least} to {most}"));
+                None
+            }
+            Err(_) if text.trim().is_empty() => None,
+            Err(_) => {
+                self.complaints.push(format!("{name}={text} is ignored: it is not a number"));
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> (Settings, Vec<String>) {
+        let find = |name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_string());
+        Settings::read(128, find)
+    }
+
+    #[test]
+    fn the_environment_overrides_the_defaults() {
+        let (plain, complaints) = read(&[]);
+        assert_eq!((plain.clone(), complaints), (Settings::new(128), vec![]));
+        assert_eq!((plain.threads, plain.sockets, plain.timeout.as_secs()), (4, 4, 60));
+        let (settings, complaints) = read(&[
+            ("NCCL_SOCKET_NTHREADS", "3"),
+            ("NCCL_NSOCKS_PERTHREAD", "40"),
+            ("NCCL_SOCKET_IFNAME", "=eth0"),
+            ("NCCL_SOCKET_FAMILY", "AF_INET6"),
+            ("HAWSER_SOCKET_TIMEOUT", "5"),
+            ("HAWSER_SOCKET_ZEROCOPY", "1"),
+            ("NCCL_SOCKET_RCVBUF", "-1"),
+        ]);
+        assert_eq!(complaints, Vec::<String>::new());
+        assert_eq!((settings.threads, settings.sockets), (3, MAX_SOCKETS));
+        assert_eq!((settings.ifname.as_deref(), settings.family), (Some("=eth0"), Some(6)));
+        assert_eq!((settings.timeout.as_secs(), settings.zero_copy), (5, true));
+        assert_eq!(settings.receive_buffer, None);
+    }
+
+    #[test]
+    fn no_threads_is_one_thread_for_the_number_of_sockets() {
+        let (settings, _) = read(&[("NCCL_SOCKET_NTHREADS", "0"), ("NCCL_NSOCKS_PERTHREAD", "3")]);
+        assert_eq!((settings.threads, settings.sockets), (0, 3));
+        assert_eq!(Settings::new(2).threads, 0);
+        assert_eq!(Settings::new(2).sockets, 1);
+    }
+
+    #[test]
+    fn nonsense_is_ignored_aloud() {
+        for (name, text) in [
+            ("NCCL_SOCKET_NTHREADS", "17"),
+            ("NCCL_NSOCKS_PERTHREAD", "0"),
+            ("HAWSER_SOCKET_TIMEOUT", "soon"),
+            ("NCCL_SOCKET_FAMILY", "ipv4"),
+            ("HAWSER_SOCKET_CHUNK", "-7"),
+        ] {
+            let (settings, complaints) = read(&[(name, text)]);
+            assert_eq!(settings, Settings::new(128), "{name}");
+            assert!(complaints.len() == 1 && complaints[0].contains(name), "{complaints:?}");
+        }
+    }
+}

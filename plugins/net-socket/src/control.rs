@@ -1,0 +1,339 @@
+//! The control connection: a [`stream`](crate::stream) in each direction over one socket after the other.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::frame::Record;
+use crate::service::Watch;
+use crate::stream::{Incoming, Outgoing};
+use crate::sys::{self, Moved};
+
+/// The peer is told what we have understood when it keeps this much for us.
+const CONFIRM_EVERY: u64 = 64 << 10;
+/// Unanswered repetitions of a packet after which a path counts as lost: about 1.5 s of silence, longer if the path has
+/// long round trips. A kernel answers even when its program does not read.
+pub(crate) const SILENCE: u32 = 3;
+
+/// What went wrong with a socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Loss {
+    pub reason: String,
+    /// The peer's kernel ended it (end of stream or reset), so the process may be gone.
+    pub is_abrupt: bool,
+}
+
+impl Loss {
+    pub fn of(errno: Errno) -> Self {
+        let is_abrupt = matches!(errno, Errno::CONNRESET | Errno::PIPE);
+        Self { reason: std::io::Error::from(errno).to_string(), is_abrupt }
+    }
+
+    pub fn end_of_stream() -> Self {
+        Self { reason: "the peer's end was closed".into(), is_abrupt: true }
+    }
+
+    pub fn silence() -> Self {
+        Self { reason: "no answer from the peer's host".into(), is_abrupt: false }
+    }
+}
+
+/// Why [`Control::pump`] stopped.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The socket is lost and closed; the stream goes on with another.
+    Socket(Loss),
+    /// The peer speaks nonsense.
+    Peer(String),
+}
+
+impl From<String> for Trouble {
+    fn from(text: String) -> Self {
+        Self::Peer(text)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Control {
+    socket: Option<OwnedFd>,
+    /// Reports the end of the socket to the service thread.
+    watch: Option<Watch>,
+    out: Outgoing,
+    inc: Incoming,
+    /// Of the socket.
+    generation: u32,
+    /// When the last socket was lost, and whether abruptly.
+    down: Option<(Instant, bool)>,
+    /// Records that were pushed without a flush.
+    held: usize,
+    /// The peer has said goodbye.
+    peer_left: bool,
+    /// We have.
+    said_bye: bool,
+    /// `consumed` when [`Control::look`] was called last.
+    heard: u64,
+}
+
+impl Control {
+    /// Without a socket.
+    pub fn new() -> Self {
+        Self {
+            socket: None,
+            watch: None,
+            out: Outgoing::default(),
+            inc: Incoming::default(),
+            generation: 0,
+            down: Some((Instant::now(), false)),
+            held: 0,
+            peer_left: false,
+            said_bye: false,
+            heard: 0,
+        }
+    }
+
+    /// Appends a record; [`Control::flush`] sends it.
+    pub fn push(&mut self, record: &Record<'_>) {
+        self.out.push(record);
+        self.held += 1;
+    }
+
+    /// Records that no flush has seen.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Bytes that the peer has not confirmed.
+    pub fn unconfirmed(&self) -> usize {
+        self.out.unconfirmed()
+    }
+
+    /// Sends what the socket has room for.
+    pub fn flush(&mut self) -> Result<(), Trouble> {
+        self.held = 0;
+        while let Some(socket) = &self.socket {
+            let (first, second) = self.out.unsent();
+            if first.is_empty() && second.is_empty() {
+                if self.said_bye {
+                    sys::finish_writing(socket.as_fd());
+                }
+                return Ok(());
+            }
+            let bytes = if first.is_empty() { second } else { first };
+            let asked = bytes.len();
+            match sys::send(socket.as_fd(), bytes) {
+                Ok(Moved::Bytes(count)) => {
+                    self.out.sent(count);
+                    if count < asked {
+                        return Ok(());
+                    }
+                }
+                Ok(Moved::Nothing | Moved::Closed) => return Ok(()),
+                Err(errno) => return Err(self.lose(Loss::of(errno))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what has arrived, hands the records to `take` and sends what is to be sent. `take` may push records.
+    pub fn pump(
+        &mut self,
+        mut take: impl FnMut(Record<'_>, &mut Outgoing) -> Result<(), String>,
+    ) -> Result<(), Trouble> {
+        let mut end = false;
+        while let Some(socket) = &self.socket {
+            let space = self.inc.space();
+            let asked = space.len();
+            match sys::receive(socket.as_fd(), space) {
+                Ok(Moved::Bytes(count)) => {
+                    let (out, peer_left) = (&mut self.out, &mut self.peer_left);
+                    self.inc.filled::<Trouble>(count, |record| {
+                        match record {
+                            Record::Bye => *peer_left = true,
+                            Record::Confirm { consumed } => return Ok(out.confirm(consumed)?),
+                            _ => {}
+                        }
+                        Ok(take(record, out)?)
+                    })?;
+                    if count < asked {
+                        break;
+                    }
+                }
+                Ok(Moved::Nothing) => break,
+                Ok(Moved::Closed) => {
+                    end = true;
+                    break;
+                }
+                Err(errno) => return Err(self.lose(Loss::of(errno))),
+            }
+        }
+        let threshold = if self.peer_left { 1 } else { CONFIRM_EVERY };
+        if let Some(consumed) = self.inc.to_confirm(threshold) {
+            self.out.push(&Record::Confirm { consumed });
+        }
+        let result = self.flush();
+        if end && result.is_ok() {
+            return Err(self.lose(Loss::end_of_stream()));
+        }
+        result
+    }
+
+    /// Drops the socket.
+    pub fn lose(&mut self, loss: Loss) -> Trouble {
+        (self.socket, self.watch) = (None, None);
+        self.down = Some((Instant::now(), loss.is_abrupt));
+        Trouble::Socket(loss)
+    }
+
+    /// How far we have understood the peer's stream. Only valid for a new socket once the old one is dropped.
+    pub fn consumed(&mut self) -> u64 {
+        (self.socket, self.watch) = (None, None);
+        self.inc.consumed()
+    }
+
+    /// Goes on with another socket.
+    ///
+    /// # Errors
+    /// The peer speaks nonsense.
+    pub fn attach(
+        &mut self,
+        socket: OwnedFd,
+        watch: Option<Watch>,
+        generation: u32,
+        peer_consumed: u64,
+    ) -> Result<(), String> {
+        self.out.resume(peer_consumed)?;
+        self.inc.restart();
+        self.generation = generation;
+        (self.socket, self.watch) = (Some(socket), watch);
+        self.down = None;
+        Ok(())
+    }
+
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub fn socket(&self) -> Option<&OwnedFd> {
+        self.socket.as_ref()
+    }
+
+    /// For how long there has been no socket, and whether the last one ended abruptly.
+    pub fn down_for(&self) -> Option<(Duration, bool)> {
+        self.down.map(|(since, is_abrupt)| (since.elapsed(), is_abrupt))
+    }
+
+    /// Looks after the path, now and then: asks if nothing was heard although something is `wanted`, and gives up on a
+    /// peer whose kernel does not answer.
+    pub fn look(&mut self, wanted: bool) -> Result<(), Trouble> {
+        let Some(socket) = &self.socket else { return Ok(()) };
+        if sys::unanswered(socket.as_fd()) >= SILENCE {
+            return Err(self.lose(Loss::silence()));
+        }
+        let consumed = self.inc.consumed();
+        if wanted && consumed == self.heard && self.out.is_sent() && !self.said_bye {
+            self.out.push(&Record::Confirm { consumed });
+        }
+        self.heard = consumed;
+        self.flush()
+    }
+
+    /// Says that nothing more will be said.
+    pub fn say_bye(&mut self) {
+        if !self.said_bye {
+            self.push(&Record::Bye);
+            self.said_bye = true;
+        }
+    }
+
+    /// After [`Control::say_bye`]: the peer knows all, or has left too.
+    pub fn is_settled(&self) -> bool {
+        self.peer_left || self.out.unconfirmed() == 0
+    }
+
+    /// Ends the socket as a failing network would.
+    pub fn cut(&self) -> bool {
+        self.socket.as_ref().inspect(|socket| sys::cut(socket.as_fd())).is_some()
+    }
+
+    pub fn has_peer_left(&self) -> bool {
+        self.peer_left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sockets() -> (OwnedFd, OwnedFd) {
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        far.set_nonblocking(true).unwrap();
+        (near.into(), far.into())
+    }
+
+    fn pump(control: &mut Control) -> (Vec<u64>, Result<(), Trouble>) {
+        let mut slots = Vec::new();
+        let result = control.pump(|record, _| {
+            if let Record::Done { slot } = record {
+                slots.push(slot);
+            }
+            Ok(())
+        });
+        (slots, result)
+    }
+
+    #[test]
+    fn a_lost_socket_loses_no_record() {
+        let (mut a, mut b) = (Control::new(), Control::new());
+        let (near, far) = sockets();
+        a.attach(near, None, 1, 0).unwrap();
+        b.attach(far, None, 1, 0).unwrap();
+        for slot in 0..3 {
+            a.push(&Record::Done { slot });
+        }
+        a.flush().unwrap();
+        assert_eq!(pump(&mut b), (vec![0, 1, 2], Ok(())));
+        a.push(&Record::Done { slot: 3 });
+        a.flush().unwrap();
+        b.lose(Loss::silence());
+        assert!(matches!(pump(&mut a).1, Err(Trouble::Socket(_))));
+        a.push(&Record::Done { slot: 4 });
+        a.flush().unwrap();
+        let (near, far) = sockets();
+        let (to_a, to_b) = (b.consumed(), a.consumed());
+        a.attach(near, None, 2, to_a).unwrap();
+        b.attach(far, None, 2, to_b).unwrap();
+        a.flush().unwrap();
+        assert_eq!(pump(&mut b), (vec![3, 4], Ok(())));
+        assert!(b.down_for().is_none());
+    }
+
+    #[test]
+    fn a_goodbye_is_confirmed() {
+        let (mut a, mut b) = (Control::new(), Control::new());
+        let (near, far) = sockets();
+        a.attach(near, None, 1, 0).unwrap();
+        b.attach(far, None, 1, 0).unwrap();
+        a.push(&Record::Done { slot: 0 });
+        a.say_bye();
+        a.flush().unwrap();
+        assert!(!a.is_settled());
+        let (slots, end) = pump(&mut b);
+        assert_eq!((slots, b.has_peer_left()), (vec![0], true));
+        let end = if end.is_ok() { pump(&mut b).1 } else { end };
+        assert!(matches!(end, Err(Trouble::Socket(_))));
+        assert!(matches!(pump(&mut a), (_, Ok(()) | Err(Trouble::Socket(_)))));
+        assert!(a.is_settled());
+    }
+
+    #[test]
+    fn nonsense_is_told_apart_from_a_lost_socket() {
+        let mut a = Control::new();
+        let (near, far) = sockets();
+        a.attach(near, None, 1, 0).unwrap();
+        sys::send(far.as_fd(), &[0xff; 8]).unwrap();
+        assert!(matches!(pump(&mut a).1, Err(Trouble::Peer(_))));
+    }
+}

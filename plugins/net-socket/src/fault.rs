@@ -1,0 +1,33 @@
+//! Cuts live sockets, as a failing network would: for tests of this crate and others.
+
+use std::sync::{Mutex, Weak};
+
+use crate::pool::lock;
+
+/// A connection whose sockets can be cut: 0 is the control connection, then the data sockets.
+pub(crate) trait Cut: Send + Sync {
+    fn cut(&self, socket: usize) -> bool;
+}
+
+static ALL: Mutex<Vec<Weak<dyn Cut>>> = Mutex::new(Vec::new());
+
+pub(crate) fn register(connection: Weak<dyn Cut>) {
+    let mut all = lock(&ALL);
+    all.retain(|one| one.strong_count() > 0);
+    all.push(connection);
+}
+
+/// Number of connections of this process, both ends counted, whose sockets can be cut.
+#[doc(hidden)]
+pub fn connections() -> usize {
+    let mut all = lock(&ALL);
+    all.retain(|one| one.strong_count() > 0);
+    all.len()
+}
+
+/// Shuts down a socket: number 0 of a connection carries control, the others data. False if it is not there (now).
+#[doc(hidden)]
+pub fn cut(connection: usize, socket: usize) -> bool {
+    let found = lock(&ALL).get(connection).and_then(Weak::upgrade);
+    found.is_some_and(|connection| connection.cut(socket))
+}

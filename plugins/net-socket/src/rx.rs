@@ -1,0 +1,386 @@
+//! The receiving end of a connection.
+//!
+//! Who runs here: the host's thread (`irecv`, `test`), the pool's threads (`drive`), the service thread (new sockets, ends
+//! of sockets, ticks). The rules:
+//!
+//! 1. Locks are taken in the order control, lane, table. Nothing is received or sent with the table locked.
+//! 2. Chunks are read straight into posted buffers: the sender sends none before it knows the receive (credit). Short
+//!    messages come inside records and are copied.
+//! 3. Of a closed data socket the sender is told once how many whole chunks it brought, after the last byte was read from
+//!    it. What it brought of an unfinished chunk does not count; the sender sends that chunk again on another socket.
+//! 4. A receive is over when every byte came once, so no socket can write into its memory any more.
+//! 5. When the connection has failed, no lane has a socket before the host hears of it: its memory is its own again.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use hawser_plugin::net::Segment;
+use hawser_plugin::{Error, ErrorKind, Result};
+
+use crate::auth::{Answer, Hello, Proof, Refusal, Socket, Welcome};
+use crate::control::{Control, Trouble};
+use crate::fault::{self, Cut};
+use crate::frame::Record;
+use crate::inbound::Listening;
+use crate::link::Link;
+use crate::pool::{Drive, Next, SHARE, lock};
+use crate::rx_pipe::{Driven, Final, RxPipe};
+use crate::service::Member;
+use crate::shop::Shop;
+use crate::stream::Outgoing;
+use crate::sys::{self, Moved};
+use crate::table::Table;
+
+/// After its sockets were closed at the peer's end a sender comes back at once, if its process is alive.
+const GRACE: Duration = Duration::from_secs(5);
+/// Credits are sent in bundles of this many...
+const BUNDLE: usize = 4;
+/// ... as long as the sender still has this many.
+const ENOUGH: usize = 4;
+
+/// See the module.
+pub(crate) struct RxConn {
+    me: Weak<RxConn>,
+    pub link: Link,
+    shop: Arc<Shop>,
+    listening: Arc<Listening>,
+    control: Mutex<Control>,
+    table: Mutex<Table>,
+    pipes: Vec<RxPipe>,
+}
+
+impl RxConn {
+    /// The connection of a handle, before its first socket.
+    pub fn new(listening: Arc<Listening>, pipes: usize, from: &str) -> Arc<Self> {
+        let shop = listening.shop.clone();
+        let connection = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            link: Link::new(shop.log.clone(), format!("receiver from {from}")),
+            listening,
+            control: Mutex::new(Control::new()),
+            table: Mutex::default(),
+            pipes: (0..pipes).map(|_| RxPipe::new()).collect(),
+            shop,
+        });
+        let member: Weak<dyn Member> = connection.me.clone();
+        connection.shop.service.join(member);
+        let cut: Weak<dyn Cut> = connection.me.clone();
+        fault::register(cut);
+        connection
+    }
+
+    /// A socket whose other end knows the secret.
+    pub fn admit(
+        &self,
+        fd: OwnedFd,
+        hello: &Hello,
+        proof: &Proof,
+        answer: Answer,
+        listening: &Listening,
+    ) {
+        if self.link.is_dead() && (self.link.check().is_err() || hello.socket != Socket::Control) {
+            let _ = sys::send(fd.as_fd(), &Welcome::Refused(Refusal::Unknown).encode(proof));
+            return;
+        }
+        let addresses = listening.addresses.clone();
+        match hello.socket {
+            Socket::Control => {
+                let mut control = lock(&self.control);
+                if hello.generation <= control.generation() {
+                    let _ = sys::send(fd.as_fd(), &Welcome::Refused(Refusal::Stale).encode(proof));
+                    return;
+                }
+                let welcome = Welcome::Come { consumed: control.consumed(), addresses }.encode(proof);
+                if sys::send(fd.as_fd(), &welcome) != Ok(Moved::Bytes(welcome.len())) {
+                    return;
+                }
+                let member: Weak<dyn Member> = self.me.clone();
+                let watch = self.shop.service.watch(fd.as_fd(), member, Socket::Control);
+                match control.attach(fd, watch, hello.generation, answer.consumed) {
+                    Ok(()) => self.pump_locked(control),
+                    Err(text) => {
+                        drop(control);
+                        self.handle(Err(Trouble::Peer(text)));
+                    }
+                }
+            }
+            Socket::Pipe(pipe) => self.admit_pipe(fd, hello.generation, usize::from(pipe), proof, addresses),
+        }
+    }
+
+    fn admit_pipe(
+        &self,
+        fd: OwnedFd,
+        generation: u32,
+        index: usize,
+        proof: &Proof,
+        addresses: Vec<std::net::SocketAddr>,
+    ) {
+        let Some(pipe) = self.pipes.get(index) else { return };
+        let join = |fd: std::os::fd::BorrowedFd<'_>| {
+            let connection: Weak<dyn Drive> = self.me.clone();
+            let member: Weak<dyn Member> = self.me.clone();
+            let hint = index + self.listening.number as usize;
+            let ticket = self.shop.pool.attach(fd, connection, index, hint);
+            (ticket.ok().flatten(), self.shop.service.watch(fd, member, Socket::Pipe(index as u16)))
+        };
+        let welcome = Welcome::Come { consumed: 0, addresses }.encode(proof);
+        let last = pipe.attach(fd, generation, join, |fd| {
+            sys::send(fd, &welcome) == Ok(Moved::Bytes(welcome.len()))
+        });
+        if self.link.is_dead() {
+            pipe.close();
+        }
+        if let Some(Some(last)) = last {
+            self.report(index, last);
+        }
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Safety
+    /// The segments are writable and left alone until the request is done or the connection has failed or is closed.
+    pub unsafe fn irecv(&self, segments: &[Segment]) -> Result<Option<u64>> {
+        self.check()?;
+        let mut control = lock(&self.control);
+        let (posted, open) = {
+            let mut table = lock(&self.table);
+            (table.post(segments), table.open())
+        };
+        let Some((request, segments)) = posted else { return Ok(None) };
+        let fresh = segments.len();
+        control.push(&Record::Credit { segments });
+        // What is held back goes with the next record, test or tick.
+        if control.held() >= BUNDLE || open <= ENOUGH + fresh {
+            let trouble = control.flush();
+            drop(control);
+            self.handle(trouble);
+        }
+        Ok(Some(request))
+    }
+
+    /// Whether a request is over, and its sizes.
+    pub fn test(&self, request: u64, sizes: &mut [usize]) -> Result<bool> {
+        if self.finish(request, sizes)? {
+            return Ok(true);
+        }
+        self.check()?;
+        self.pump();
+        if self.shop.pool.is_empty() && lock(&self.table).open() > 0 {
+            (0..self.pipes.len()).for_each(|pipe| {
+                self.drive(pipe);
+            });
+        }
+        if self.finish(request, sizes)? {
+            return Ok(true);
+        }
+        if self.link.has_left() {
+            self.link.fail(Error::remote("the sender has closed the connection with receives unfinished"));
+        }
+        self.check().map(|()| false)
+    }
+
+    fn finish(&self, request: u64, sizes: &mut [usize]) -> Result<bool> {
+        lock(&self.table).finish(request, sizes).map_err(Error::internal)
+    }
+
+    /// The host drops its end.
+    pub fn close(&self) {
+        self.link.close();
+        self.pipes.iter().for_each(RxPipe::close);
+        let mut control = lock(&self.control);
+        control.say_bye();
+        let trouble = control.flush();
+        let settled = control.is_settled();
+        drop(control);
+        self.handle(trouble);
+        if !settled
+            && self.link.is_closed()
+            && let Some(me) = self.me.upgrade()
+        {
+            self.shop.service.say_goodbye(me);
+        }
+    }
+
+    /// # Errors
+    /// The connection has failed; the host's memory is its own again.
+    pub fn check(&self) -> Result<()> {
+        self.link.check().inspect_err(|_| {
+            // Records are copied with control locked: wait for one under way.
+            drop(lock(&self.control));
+            self.pipes.iter().for_each(RxPipe::close);
+        })
+    }
+
+    fn pump(&self) {
+        self.pump_locked(lock(&self.control));
+    }
+
+    fn pump_locked(&self, mut control: MutexGuard<'_, Control>) {
+        let trouble = control.pump(|record, out| self.take(record, out));
+        if control.has_peer_left() {
+            self.link.set_left();
+        }
+        drop(control);
+        self.handle(trouble);
+    }
+
+    /// A record of the sender. With control locked.
+    fn take(&self, record: Record<'_>, out: &mut Outgoing) -> std::result::Result<(), String> {
+        match record {
+            // Confirmed all the same, so that the sender can leave.
+            Record::Inline { .. } | Record::TooLong { .. } if self.link.is_dead() => Ok(()),
+            Record::Inline { slot, data } => {
+                let mut table = lock(&self.table);
+                let addr = table.whole(slot, data.len() as u64)?;
+                // SAFETY: `whole` has checked that a posted segment at `addr` has room for the bytes; the host leaves it
+                // alone until it has asked the table, which is locked. The record lies in memory of our own.
+                unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), addr as *mut u8, data.len()) };
+                Ok(())
+            }
+            Record::PipeDown { pipe, generation } => {
+                let known = self.pipes.get(usize::from(pipe)).ok_or("a socket that does not exist")?;
+                if let Some(last) = known.settle(generation) {
+                    out.push(&Record::PipeFinal { pipe, generation, chunks: last.chunks });
+                }
+                Ok(())
+            }
+            Record::TooLong { slot, bytes } => {
+                let capacity = lock(&self.table).capacity(slot).ok_or("a receive that is not posted")?;
+                let text = format!(
+                    "a send of {bytes} bytes meets a receive of {capacity}: sizes of sends and receives must agree"
+                );
+                self.link.fail(Error::new(ErrorKind::InvalidUsage, text));
+                Ok(())
+            }
+            // Handled by the stream.
+            Record::Confirm { .. } | Record::Bye => Ok(()),
+            other => Err(format!("a sender does not say {other:?}")),
+        }
+    }
+
+    fn handle(&self, trouble: std::result::Result<(), Trouble>) {
+        match trouble {
+            Ok(()) => {}
+            Err(Trouble::Socket(_)) if self.link.has_left() || self.link.is_dead() => {}
+            Err(Trouble::Socket(loss)) => {
+                self.link.info(format!("lost the control socket ({}), waiting for the sender", loss.reason));
+            }
+            Err(Trouble::Peer(text)) => {
+                self.link.fail(Error::remote(format!("the peer speaks nonsense: {text}")));
+            }
+        }
+    }
+
+    /// Tells the sender of complete messages.
+    fn acknowledge(&self, complete: &[u64]) {
+        if complete.is_empty() {
+            return;
+        }
+        let mut control = lock(&self.control);
+        for &slot in complete {
+            control.push(&Record::Done { slot });
+        }
+        let trouble = control.flush();
+        drop(control);
+        self.handle(trouble);
+    }
+
+    /// Tells the sender how far a closed socket came.
+    fn report(&self, pipe: usize, last: Final) {
+        let mut control = lock(&self.control);
+        let Final { generation, chunks } = last;
+        control.push(&Record::PipeFinal { pipe: pipe as u16, generation, chunks });
+        let trouble = control.flush();
+        drop(control);
+        self.handle(trouble);
+    }
+
+    /// Fails the connection when its sender is gone for good.
+    fn watch_deadline(&self, down: Option<(Duration, bool)>) {
+        let Some((down, is_abrupt)) = down else { return };
+        let limit = self.shop.settings.timeout;
+        let text = if is_abrupt && down >= GRACE.min(limit) {
+            let seconds = GRACE.min(limit).as_secs();
+            format!("the sender is lost: its sockets were closed, and it did not come back for {seconds} s")
+        } else if down >= limit {
+            let seconds = limit.as_secs();
+            format!("no path to the sender for {seconds} s (HAWSER_SOCKET_TIMEOUT); check network and peer")
+        } else {
+            return;
+        };
+        self.link.fail(Error::remote(text));
+    }
+}
+
+impl Drop for RxConn {
+    fn drop(&mut self) {
+        self.shop.service.registry.remove(self.listening.number);
+    }
+}
+
+impl Drive for RxConn {
+    fn drive(&self, pipe: usize) -> Next {
+        let mut complete = Vec::new();
+        let driven = self.pipes[pipe].drive(&self.table, SHARE, &mut complete);
+        self.acknowledge(&complete);
+        match driven {
+            Driven::Wait => Next::Wait,
+            Driven::Again => Next::Again,
+            Driven::Lost { last, loss } => {
+                if !self.link.has_left() {
+                    self.link.info(format!("lost data socket {pipe} ({})", loss.reason));
+                }
+                self.report(pipe, last);
+                Next::Wait
+            }
+            Driven::Nonsense(text) => {
+                self.handle(Err(Trouble::Peer(text)));
+                Next::Wait
+            }
+        }
+    }
+}
+
+impl Member for RxConn {
+    fn tick(&self) -> bool {
+        if self.link.is_dead() && !self.link.is_closed() {
+            return false;
+        }
+        self.pump();
+        let (trouble, down) = {
+            let mut control = lock(&self.control);
+            (control.look(false), control.down_for())
+        };
+        self.handle(trouble);
+        if !self.link.has_left() {
+            self.watch_deadline(down);
+        }
+        lock(&self.table).open() > 0 || down.is_some()
+    }
+
+    fn ended(&self, socket: Socket) {
+        match socket {
+            Socket::Control => self.pump(),
+            Socket::Pipe(pipe) if usize::from(pipe) < self.pipes.len() => {
+                while self.drive(usize::from(pipe)) == Next::Again {}
+            }
+            Socket::Pipe(_) => {}
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        let control = lock(&self.control);
+        control.is_settled() || !self.link.is_closed()
+    }
+}
+
+impl Cut for RxConn {
+    fn cut(&self, socket: usize) -> bool {
+        match socket.checked_sub(1) {
+            None => lock(&self.control).cut(),
+            Some(pipe) => self.pipes.get(pipe).is_some_and(RxPipe::cut),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! A data socket at the receiver: reads chunks straight into the posted buffers.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard};
+
+use crate::control::Loss;
+use crate::frame::{CHUNK_HEADER, ChunkHeader};
+use crate::pool::{Ticket, lock};
+use crate::service::Watch;
+use crate::sys::{self, Moved, Span};
+use crate::table::Table;
+
+/// One data socket of a connection, whichever socket that is at the time.
+pub(crate) struct RxPipe(Mutex<Lane>);
+
+/// What the driver owns.
+pub(crate) struct Lane {
+    socket: Option<OwnedFd>,
+    ticket: Option<Ticket>,
+    _watch: Option<Watch>,
+    /// Of the socket, or of the last one: it will not be used again.
+    generation: u32,
+    /// Whole chunks that this socket brought.
+    chunks: u64,
+    header: [u8; CHUNK_HEADER],
+    /// Bytes of the header that are there.
+    have: usize,
+    current: Option<Current>,
+}
+
+struct Current {
+    slot: u64,
+    addr: u64,
+    len: usize,
+    /// Bytes that are still to come.
+    left: usize,
+}
+
+/// What driving led to.
+pub(crate) enum Driven {
+    /// Nothing more has arrived.
+    Wait,
+    /// Its share of bytes is moved.
+    Again,
+    /// The socket is closed.
+    Lost { last: Final, loss: Loss },
+    /// The peer speaks nonsense.
+    Nonsense(String),
+}
+
+/// How far a closed socket came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Final {
+    pub generation: u32,
+    pub chunks: u64,
+}
+
+impl RxPipe {
+    pub fn new() -> Self {
+        Self(Mutex::new(Lane {
+            socket: None,
+            ticket: None,
+            _watch: None,
+            generation: 0,
+            chunks: 0,
+            header: [0; CHUNK_HEADER],
+            have: 0,
+            current: None,
+        }))
+    }
+
+    fn lane(&self) -> MutexGuard<'_, Lane> {
+        lock(&self.0)
+    }
+
+    /// Reads until nothing more has arrived or `share` bytes are moved. Adds the slots that are complete to `complete`.
+    pub fn drive(&self, table: &Mutex<Table>, share: usize, complete: &mut Vec<u64>) -> Driven {
+        let mut lane = self.lane();
+        let mut moved = 0;
+        loop {
+            match lane.read(table, complete) {
+                Ok(Read::Full(count)) => moved += count,
+                Ok(Read::Short) => return Driven::Wait,
+                Ok(Read::End(loss)) => {
+                    let last = lane.close();
+                    return last.map_or(Driven::Wait, |last| Driven::Lost { last, loss });
+                }
+                Err(text) => {
+                    lane.close();
+                    return Driven::Nonsense(text);
+                }
+            }
+            if moved >= share {
+                return Driven::Again;
+            }
+        }
+    }
+
+    /// A new socket, unless a younger one was here; `welcome` says the last words of the handshake on it. If an old one was
+    /// still here it is closed now, and the result says how far it came.
+    pub fn attach(
+        &self,
+        socket: OwnedFd,
+        generation: u32,
+        join: impl FnOnce(BorrowedFd<'_>) -> (Option<Ticket>, Option<Watch>),
+        welcome: impl FnOnce(BorrowedFd<'_>) -> bool,
+    ) -> Option<Option<Final>> {
+        let mut lane = self.lane();
+        if generation <= lane.generation {
+            return None;
+        }
+        let last = lane.close();
+        lane.generation = generation;
+        if !welcome(socket.as_fd()) {
+            return Some(last);
+        }
+        (lane.chunks, lane.have, lane.current) = (0, 0, None);
+        (lane.ticket, lane._watch) = join(socket.as_fd());
+        lane.socket = Some(socket);
+        // Data may have come before the threads knew the socket.
+        if let Some(ticket) = &lane.ticket {
+            ticket.wake();
+        }
+        Some(last)
+    }
+
+    /// The sender has lost the socket of this generation. Some: how far it came, to be told once.
+    pub fn settle(&self, generation: u32) -> Option<Final> {
+        let mut lane = self.lane();
+        if generation > lane.generation {
+            // It never came here, and will not be let in any more.
+            let _ = lane.close();
+            lane.generation = generation;
+            return Some(Final { generation, chunks: 0 });
+        }
+        (generation == lane.generation).then(|| lane.close()).flatten()
+    }
+
+    /// Lets go of the socket. Afterwards it writes to no memory of the host.
+    pub fn close(&self) {
+        let _ = self.lane().close();
+    }
+
+    /// Ends the socket as a failing network would.
+    pub fn cut(&self) -> bool {
+        let lane = self.lane();
+        lane.socket.as_ref().inspect(|socket| sys::cut(socket.as_fd())).is_some()
+    }
+}
+
+enum Read {
+    /// As much as was asked for; there may be more.
+    Full(usize),
+    /// Less: the socket is empty.
+    Short,
+    End(Loss),
+}
+
+impl Lane {
+    /// One call of the kernel: the rest of the current chunk and the next header.
+    fn read(&mut self, table: &Mutex<Table>, complete: &mut Vec<u64>) -> Result<Read, String> {
+        let Some(socket) = &self.socket else { return Ok(Read::Short) };
+        let payload = match &self.current {
+            Some(current) => {
+                Span { addr: current.addr + (current.len - current.left) as u64, len: current.left }
+            }
+            None => Span { addr: self.header.as_ptr() as u64, len: 0 },
+        };
+        let header = Span::of_mut(&mut self.header[self.have..]);
+        let asked = payload.len + header.len;
+        // SAFETY: the header is this lane's own. The payload lies in a posted segment, as `Table::place` has checked; the
+        // host leaves it alone until the receive is over, and that needs these bytes; `close` ends the writing for good.
+        let count = match unsafe { sys::receive_spans(socket.as_fd(), [payload, header]) } {
+            Ok(Moved::Bytes(count)) => count,
+            Ok(Moved::Nothing) => return Ok(Read::Short),
+            Ok(Moved::Closed) => return Ok(Read::End(Loss::end_of_stream())),
+            Err(errno) => return Ok(Read::End(Loss::of(errno))),
+        };
+        let of_payload = count.min(payload.len);
+        if let Some(current) = &mut self.current {
+            current.left -= of_payload;
+            if current.left == 0 {
+                if lock(table).arrived(current.slot, current.len as u64)? {
+                    complete.push(current.slot);
+                }
+                self.chunks += 1;
+                self.current = None;
+            }
+        }
+        self.have += count - of_payload;
+        if self.have == CHUNK_HEADER {
+            let chunk = ChunkHeader::parse(&self.header)?;
+            let addr = lock(table).place(&chunk)?;
+            let len = chunk.len as usize;
+            self.current = Some(Current { slot: chunk.slot, addr, len, left: len });
+            self.have = 0;
+        }
+        Ok(if count == asked { Read::Full(count) } else { Read::Short })
+    }
+
+    /// Drops the socket. Some: there was one.
+    fn close(&mut self) -> Option<Final> {
+        let last = Final { generation: self.generation, chunks: self.chunks };
+        (self.ticket, self._watch) = (None, None);
+        (self.current, self.have) = (None, 0);
+        self.socket.take().map(|_| last)
+    }
+}
+

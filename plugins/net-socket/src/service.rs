@@ -1,0 +1,411 @@
+//! The thread of a context that does what must not wait for the host's calls: it accepts and dials sockets, notices
+//! sockets that end, watches deadlines, and says goodbye for connections that were dropped.
+//!
+//! 1. It sleeps in one epoll. Sockets in use are in it only for their end (`EPOLLRDHUP`), so traffic does not wake it.
+//! 2. Everything it does to a connection goes through the connection's own locks; it holds none of its own meanwhile.
+//! 3. Members are looked at every [`TICK`] while one has something in flight, every [`IDLE_TICK`] otherwise.
+//! 4. It ends with the context, after the goodbyes are said or [`GOODBYE`] has passed.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hawser_plugin::{Log, Subsys};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use crate::auth::Socket;
+use crate::inbound::{Guest, Registry, Visit};
+use crate::outbound::{Dial, Ended, Errand};
+use crate::pool::lock;
+use crate::sys::{self, Bell, Tuning};
+
+const TICK: Duration = Duration::from_millis(250);
+const IDLE_TICK: Duration = Duration::from_secs(1);
+/// How long a dropped connection may take to tell its peer.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// How often goodbyes are looked at.
+const GOODBYE_TICK: Duration = Duration::from_millis(5);
+/// Handshakes of strangers and friends at a time; beyond it the oldest gives way.
+const MOST_GUESTS: usize = 512;
+/// How long listeners rest when the process has no descriptors left.
+const REST: Duration = Duration::from_millis(50);
+
+const BELL: u64 = 0;
+
+/// A connection, as the service sees it.
+pub(crate) trait Member: Send + Sync {
+    /// Looks after deadlines and paths. True: something is in flight.
+    fn tick(&self) -> bool;
+    /// A socket has ended.
+    fn ended(&self, socket: Socket);
+    /// After the goodbye: nothing is left to tell.
+    fn is_settled(&self) -> bool;
+}
+
+enum Command {
+    Listen(Arc<OwnedFd>),
+    Dial(Errand),
+    Join(Weak<dyn Member>),
+    Goodbye(Arc<dyn Member>),
+}
+
+/// The thread's other side: what connections and contexts talk to.
+pub(crate) struct Service {
+    pub registry: Registry,
+    tuning: Tuning,
+    log: Log,
+    epoll: OwnedFd,
+    bell: Bell,
+    commands: Mutex<Vec<Command>>,
+    watched: Mutex<HashMap<u64, (Weak<dyn Member>, Socket)>>,
+    next_token: AtomicU64,
+    stops: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A socket whose end is reported. Dropping it ends that.
+pub(crate) struct Watch {
+    service: Arc<Service>,
+    token: u64,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Watch({})", self.token)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        lock(&self.service.watched).remove(&self.token);
+    }
+}
+
+impl Service {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The kernel has no descriptors or threads left.
+    pub fn start(tuning: Tuning, log: Log) -> Result<Arc<Self>, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let bell = Bell::new()?;
+        epoll::add(&epoll, bell.as_fd(), epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        let service = Arc::new(Self {
+            registry: Registry::default(),
+            tuning,
+            log,
+            epoll,
+            bell,
+            commands: Mutex::default(),
+            watched: Mutex::default(),
+            next_token: AtomicU64::new(BELL + 1),
+            stops: AtomicBool::new(false),
+            thread: Mutex::default(),
+        });
+        let body = Body::new(service.clone());
+        let thread = std::thread::Builder::new().name("hawser-sock-ctl".into()).spawn(move || body.run());
+        let thread = thread.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?;
+        *lock(&service.thread) = Some(thread);
+        Ok(service)
+    }
+
+    /// Ends the thread and waits for it: at most as long as goodbyes take. Not from that thread.
+    pub fn stop(&self) {
+        self.stops.store(true, Ordering::SeqCst);
+        self.bell.ring();
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
+    /// Accepts what comes to this socket from now on.
+    pub fn listen(&self, socket: Arc<OwnedFd>) {
+        self.command(Command::Listen(socket));
+    }
+
+    /// Dials a socket, now or later.
+    pub fn dial(&self, errand: Errand) {
+        self.command(Command::Dial(errand));
+    }
+
+    /// Looks after a connection.
+    pub fn join(&self, member: Weak<dyn Member>) {
+        self.command(Command::Join(member));
+    }
+
+    /// Keeps a dropped connection until it has told its peer.
+    pub fn say_goodbye(&self, member: Arc<dyn Member>) {
+        self.command(Command::Goodbye(member));
+    }
+
+    /// Reports the end of a socket. None only costs time: the loss is noticed with the next use.
+    pub fn watch(
+        self: &Arc<Self>,
+        fd: BorrowedFd<'_>,
+        member: Weak<dyn Member>,
+        socket: Socket,
+    ) -> Option<Watch> {
+        let token = self.token();
+        lock(&self.watched).insert(token, (member, socket));
+        let watch = Watch { service: self.clone(), token };
+        let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).ok().map(|()| watch)
+    }
+
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    fn command(&self, command: Command) {
+        lock(&self.commands).push(command);
+        self.bell.ring();
+    }
+
+    fn token(&self) -> u64 {
+        self.next_token.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// What only the thread touches.
+struct Body {
+    service: Arc<Service>,
+    listeners: HashMap<u64, Arc<OwnedFd>>,
+    guests: HashMap<u64, Guest>,
+    dials: HashMap<u64, Dial>,
+    /// Dials that wait for their time.
+    later: Vec<Errand>,
+    members: Vec<Weak<dyn Member>>,
+    leaving: Vec<(Arc<dyn Member>, Instant)>,
+    next_tick: Instant,
+    /// Listeners that are out of the epoll until then.
+    resting: Option<Instant>,
+    strangers: u64,
+}
+
+impl Body {
+    fn new(service: Arc<Service>) -> Self {
+        Self {
+            service,
+            listeners: HashMap::new(),
+            guests: HashMap::new(),
+            dials: HashMap::new(),
+            later: Vec::new(),
+            members: Vec::new(),
+            leaving: Vec::new(),
+            next_tick: Instant::now(),
+            resting: None,
+            strangers: 0,
+        }
+    }
+
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            self.obey();
+            self.keep_time();
+            if self.service.stops.load(Ordering::SeqCst) && self.leaving.is_empty() {
+                return;
+            }
+            self.wait(&mut events);
+            for event in events.drain(..) {
+                match event.data.u64() {
+                    BELL => self.service.bell.hush(),
+                    token => self.event(token),
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self) {
+        let commands = std::mem::take(&mut *lock(&self.service.commands));
+        for command in commands {
+            match command {
+                Command::Listen(socket) => {
+                    let token = self.service.token();
+                    self.arm(token, &socket);
+                    self.listeners.insert(token, socket);
+                }
+                Command::Dial(errand) => self.later.push(errand),
+                Command::Join(member) => {
+                    self.members.push(member);
+                    self.next_tick = self.next_tick.min(Instant::now() + TICK);
+                }
+                Command::Goodbye(member) => self.leaving.push((member, Instant::now() + GOODBYE)),
+            }
+        }
+    }
+
+    fn arm(&self, token: u64, listener: &OwnedFd) {
+        let data = epoll::EventData::new_u64(token);
+        if let Err(errno) = epoll::add(&self.service.epoll, listener, data, epoll::EventFlags::IN) {
+            self.service.log.warn(format!("Socket: a listener cannot be watched: {errno}"));
+        }
+    }
+
+    fn keep_time(&mut self) {
+        let now = Instant::now();
+        let (due, later) = std::mem::take(&mut self.later).into_iter().partition(|errand| errand.at <= now);
+        self.later = later;
+        for errand in due {
+            self.begin_dial(errand);
+        }
+        let late: Vec<u64> =
+            self.dials.iter().filter(|(_, dial)| dial.deadline <= now).map(|(&t, _)| t).collect();
+        for token in late {
+            self.end_dial(token, Ended::late());
+        }
+        self.guests.retain(|_, guest| guest.deadline > now);
+        if self.resting.is_some_and(|until| until <= now) {
+            self.resting = None;
+            for (&token, listener) in &self.listeners {
+                self.arm(token, listener);
+            }
+        }
+        if !self.members.is_empty() && self.next_tick <= now {
+            self.members.retain(|member| member.strong_count() > 0);
+            let mut busy = false;
+            for member in self.members.iter().filter_map(Weak::upgrade) {
+                busy |= member.tick();
+            }
+            self.next_tick = now + if busy { TICK } else { IDLE_TICK };
+        }
+        self.leaving.retain(|(member, until)| {
+            member.tick();
+            !member.is_settled() && *until > now
+        });
+    }
+
+    /// Sleeps until something happens or the next deadline.
+    fn wait(&self, events: &mut Vec<epoll::Event>) {
+        let now = Instant::now();
+        let tick = (!self.members.is_empty()).then_some(self.next_tick);
+        let goodbye = (!self.leaving.is_empty()).then(|| now + GOODBYE_TICK);
+        let dials = self.dials.values().map(|dial| dial.deadline);
+        let guests = self.guests.values().map(|guest| guest.deadline);
+        let later = self.later.iter().map(|errand| errand.at);
+        let fixed = [tick, goodbye, self.resting].into_iter().flatten();
+        let next = dials.chain(guests).chain(later).chain(fixed).min();
+        let timeout = next.map(|next| {
+            // A millisecond more than needed, because older kernels count in those.
+            let rest = next.saturating_duration_since(now) + Duration::from_millis(1);
+            Timespec {
+                tv_sec: i64::try_from(rest.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(rest.subsec_millis()) * 1_000_000,
+            }
+        });
+        events.clear();
+        let _ =
+            epoll::wait(&self.service.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref());
+    }
+
+    fn event(&mut self, token: u64) {
+        if let Some(listener) = self.listeners.get(&token) {
+            let listener = listener.clone();
+            return self.accept(&listener);
+        }
+        if self.guests.contains_key(&token) {
+            return self.host(token);
+        }
+        if let Some(dial) = self.dials.get_mut(&token) {
+            if let Some(ended) = dial.advance() {
+                self.end_dial(token, ended);
+            }
+            return;
+        }
+        let watched = lock(&self.service.watched).get(&token).cloned();
+        if let Some((member, socket)) = watched
+            && let Some(member) = member.upgrade()
+        {
+            member.ended(socket);
+        }
+    }
+
+    fn accept(&mut self, listener: &OwnedFd) {
+        loop {
+            let (fd, from) = match sys::accept(listener.as_fd()) {
+                Ok(Some(found)) => found,
+                Ok(None) => return,
+                Err(errno) => {
+                    let text = format!("Socket: no connection can be accepted: {errno}; trying again");
+                    self.service.log.info(Subsys::NET, text);
+                    return self.rest();
+                }
+            };
+            self.service.tuning.apply(fd.as_fd());
+            if self.guests.len() >= MOST_GUESTS {
+                let oldest = self.guests.iter().min_by_key(|(_, guest)| guest.deadline).map(|(&t, _)| t);
+                oldest.and_then(|token| self.guests.remove(&token));
+            }
+            let token = self.service.token();
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            if epoll::add(&self.service.epoll, &fd, epoll::EventData::new_u64(token), flags).is_ok() {
+                self.guests.insert(token, Guest::new(fd, from));
+            }
+        }
+    }
+
+    /// The process has no descriptors left: a listener that stays ready would make this thread spin.
+    fn rest(&mut self) {
+        for listener in self.listeners.values() {
+            let _ = epoll::delete(&self.service.epoll, listener);
+        }
+        self.resting = Some(Instant::now() + REST);
+    }
+
+    fn host(&mut self, token: u64) {
+        let Some(mut guest) = self.guests.remove(&token) else { return };
+        match guest.advance(&self.service.registry) {
+            Visit::Wait => {
+                self.guests.insert(token, guest);
+            }
+            Visit::Friend(friend) => {
+                // The connection watches its sockets itself.
+                let _ = epoll::delete(&self.service.epoll, friend.fd());
+                friend.come_in();
+            }
+            Visit::Stranger(reason) => {
+                self.strangers += 1;
+                crate::stats::add(&crate::stats::STRANGERS, 1);
+                let text = format!("Socket: dropped a connection from {}: {reason}", guest.from);
+                if self.strangers == 1 {
+                    self.service.log.warn(text);
+                } else {
+                    self.service.log.info(Subsys::NET, text);
+                }
+            }
+        }
+    }
+
+    fn begin_dial(&mut self, errand: Errand) {
+        let token = self.service.token();
+        let begun = Dial::begin(errand, &self.service.tuning, |fd| {
+            let flags =
+                epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            epoll::add(&self.service.epoll, fd, epoll::EventData::new_u64(token), flags)
+        });
+        match begun {
+            Ok(Some(dial)) => {
+                self.dials.insert(token, dial);
+            }
+            Ok(None) => {}
+            Err((errand, ended)) => self.retry(errand, &ended),
+        }
+    }
+
+    fn end_dial(&mut self, token: u64, ended: Ended) {
+        let Some(dial) = self.dials.remove(&token) else { return };
+        let _ = epoll::delete(&self.service.epoll, dial.fd());
+        if let Some((errand, ended)) = dial.finish(ended) {
+            self.retry(errand, &ended);
+        }
+    }
+
+    fn retry(&mut self, errand: Errand, ended: &Ended) {
+        self.later.extend(errand.again(ended));
+    }
+}

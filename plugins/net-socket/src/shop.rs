@@ -1,0 +1,34 @@
+//! What all connections of a context share.
+
+use std::sync::Arc;
+
+use hawser_plugin::Log;
+use rustix::io::Errno;
+
+use crate::config::Settings;
+use crate::pool::Pool;
+use crate::service::Service;
+use crate::sys::Tuning;
+
+/// See the module. The context stops the threads; connections may outlive it, without being of use.
+pub(crate) struct Shop {
+    pub settings: Settings,
+    pub log: Log,
+    pub service: Arc<Service>,
+    pub pool: Pool,
+}
+
+impl Shop {
+    /// # Errors
+    /// The kernel has no descriptors or threads left.
+    pub fn open(settings: Settings, traffic_class: Option<i32>, log: Log) -> Result<Arc<Self>, Errno> {
+        let service = Service::start(Tuning::new(&settings, traffic_class), log.clone())?;
+        let pool = Pool::new(settings.threads, settings.spin)?;
+        Ok(Arc::new(Self { settings, log, service, pool }))
+    }
+
+    pub fn close(&self) {
+        self.service.stop();
+        self.pool.stop();
+    }
+}

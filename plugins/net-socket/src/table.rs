@@ -1,0 +1,249 @@
+//! What the receiver waits for: posted receives and how much of each has arrived. No I/O.
+//!
+//! 1. A posted receive gets the next slots, one per segment; the sender learns of them in the same order.
+//! 2. A message comes either inside one record or as chunks, never both. Each byte comes once: the sender only repeats
+//!    what this end has said not to have (see `rx`).
+//! 3. A receive is over when all of its segments are.
+
+use std::collections::VecDeque;
+
+use hawser_plugin::net::{MAX_REQUESTS, Segment};
+
+use crate::frame::{ChunkHeader, Posted};
+
+/// Receives that the host may hold. One is over before its successor is posted, so a few more than in flight.
+const MOST_RECEIVES: usize = 2 * MAX_REQUESTS;
+
+#[derive(Debug)]
+struct Slot {
+    addr: u64,
+    capacity: u64,
+    /// Known with the first chunk.
+    total: Option<u64>,
+    arrived: u64,
+    is_over: bool,
+}
+
+#[derive(Debug)]
+struct Receive {
+    first_slot: u64,
+    slots: Vec<Slot>,
+    /// Slots that are not over.
+    left: usize,
+    /// The host was told.
+    told: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    next_slot: u64,
+    /// Request number of the first receive.
+    first: u64,
+    receives: VecDeque<Receive>,
+    /// Slots that are not over.
+    open: usize,
+}
+
+impl Table {
+    /// Posts a receive; None when there is no room. Returns its request and what the sender has to know.
+    pub fn post(&mut self, segments: &[Segment]) -> Option<(u64, Vec<Posted>)> {
+        if self.receives.len() >= MOST_RECEIVES {
+            return None;
+        }
+        let slot = |segment: &Segment| Slot {
+            addr: segment.addr,
+            capacity: segment.bytes as u64,
+            total: None,
+            arrived: 0,
+            is_over: false,
+        };
+        let slots: Vec<Slot> = segments.iter().map(slot).collect();
+        let posted = segments.iter().map(|s| Posted { tag: s.tag, capacity: s.bytes as u64 }).collect();
+        let (first_slot, left) = (self.next_slot, slots.len());
+        self.next_slot += left as u64;
+        self.open += left;
+        self.receives.push_back(Receive { first_slot, slots, left, told: false });
+        Some((self.first + self.receives.len() as u64 - 1, posted))
+    }
+
+    /// Slots that wait for bytes.
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Where a chunk goes.
+    ///
+    /// # Errors
+    /// The peer speaks nonsense.
+    pub fn place(&mut self, chunk: &ChunkHeader) -> Result<u64, String> {
+        let slot = self.slot(chunk.slot)?;
+        let fits = chunk.total <= slot.capacity && *slot.total.get_or_insert(chunk.total) == chunk.total;
+        if !fits || slot.arrived + u64::from(chunk.len) > chunk.total {
+            return Err(format!("a chunk that does not fit the receive {}", chunk.slot));
+        }
+        Ok(slot.addr + chunk.offset)
+    }
+
+    /// All bytes of a chunk are in place. Whether the message is complete.
+    ///
+    /// # Errors
+    /// The peer speaks nonsense.
+    pub fn arrived(&mut self, slot: u64, bytes: u64) -> Result<bool, String> {
+        let known = self.slot(slot)?;
+        known.arrived += bytes;
+        match known.total {
+            Some(total) if known.arrived > total => {
+                Err(format!("more bytes than it said for the receive {slot}"))
+            }
+            Some(total) if known.arrived == total => {
+                self.close(slot, total);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Takes a whole message: where its bytes go. They must be there before the table is asked for anything else.
+    ///
+    /// # Errors
+    /// The peer speaks nonsense.
+    pub fn whole(&mut self, slot: u64, bytes: u64) -> Result<u64, String> {
+        let known = self.slot(slot)?;
+        if bytes > known.capacity || known.total.is_some() {
+            return Err(format!("a message of {bytes} bytes that does not fit the receive {slot}"));
+        }
+        let addr = known.addr;
+        self.close(slot, bytes);
+        Ok(addr)
+    }
+
+    /// The capacity of a slot that waits for bytes.
+    pub fn capacity(&mut self, slot: u64) -> Option<u64> {
+        self.slot(slot).ok().map(|slot| slot.capacity)
+    }
+
+    /// Ends a request that is over, once, and writes its sizes.
+    ///
+    /// # Errors
+    /// There is no such request.
+    pub fn finish(&mut self, request: u64, sizes: &mut [usize]) -> Result<bool, String> {
+        let index = request.checked_sub(self.first).map(|index| index as usize);
+        let receive = index.and_then(|index| self.receives.get_mut(index));
+        let Some(receive) = receive.filter(|receive| !receive.told) else {
+            return Err(format!("request {request} is not in flight"));
+        };
+        if receive.left > 0 {
+            return Ok(false);
+        }
+        receive.told = true;
+        for (size, slot) in sizes.iter_mut().zip(&receive.slots) {
+            *size = slot.arrived as usize;
+        }
+        while self.receives.front().is_some_and(|receive| receive.told) {
+            self.receives.pop_front();
+            self.first += 1;
+        }
+        Ok(true)
+    }
+
+    fn slot(&mut self, number: u64) -> Result<&mut Slot, String> {
+        self.find(number)
+            .map(|receive| {
+                let index = (number - receive.first_slot) as usize;
+                &mut receive.slots[index]
+            })
+            .filter(|slot| !slot.is_over)
+            .ok_or_else(|| format!("bytes for the receive {number}, which is not posted"))
+    }
+
+    fn close(&mut self, number: u64, bytes: u64) {
+        if let Some(receive) = self.find(number) {
+            let index = (number - receive.first_slot) as usize;
+            let slot = &mut receive.slots[index];
+            (slot.arrived, slot.is_over) = (bytes, true);
+            receive.left -= 1;
+            self.open -= 1;
+        }
+    }
+
+    fn find(&mut self, number: u64) -> Option<&mut Receive> {
+        let after = self.receives.partition_point(|receive| receive.first_slot <= number);
+        let receive = self.receives.get_mut(after.checked_sub(1)?)?;
+        (number - receive.first_slot < receive.slots.len() as u64).then_some(receive)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hawser_plugin::net::Registration;
+
+    fn segment(addr: u64, bytes: usize, tag: i32) -> Segment {
+        Segment { addr, bytes, registration: Registration(0), tag, profile: 0 }
+    }
+
+    fn chunk(slot: u64, offset: u64, len: u32, total: u64) -> ChunkHeader {
+        ChunkHeader { slot, total, offset, len }
+    }
+
+    #[test]
+    fn chunks_in_any_order_fill_a_receive() {
+        let mut table = Table::default();
+        let (request, posted) = table.post(&[segment(1000, 100, 4)]).unwrap();
+        assert_eq!(posted, [Posted { tag: 4, capacity: 100 }]);
+        assert_eq!(table.place(&chunk(0, 50, 30, 80)), Ok(1050));
+        assert_eq!(table.arrived(0, 30), Ok(false));
+        assert_eq!(table.finish(request, &mut [0]), Ok(false));
+        assert_eq!(table.place(&chunk(0, 0, 50, 80)), Ok(1000));
+        assert_eq!(table.arrived(0, 50), Ok(true));
+        let mut sizes = [0];
+        assert_eq!(table.finish(request, &mut sizes), Ok(true));
+        assert_eq!((sizes, table.open()), ([80], 0));
+        assert!(table.finish(request, &mut sizes).is_err());
+    }
+
+    #[test]
+    fn a_group_is_over_with_its_last_segment() {
+        let mut table = Table::default();
+        let (request, _) =
+            table.post(&[segment(0, 10, 1), segment(100, 10, 2), segment(200, 0, 3)]).unwrap();
+        let (next, _) = table.post(&[segment(300, 10, 1)]).unwrap();
+        assert_eq!(table.whole(1, 7), Ok(100));
+        assert_eq!(table.whole(3, 10), Ok(300));
+        assert_eq!(table.whole(2, 0), Ok(200));
+        assert_eq!(table.finish(request, &mut []), Ok(false));
+        assert_eq!(table.whole(0, 10), Ok(0));
+        let mut sizes = [99; 3];
+        assert_eq!(table.finish(next, &mut sizes[..1]), Ok(true));
+        assert_eq!(table.finish(request, &mut sizes), Ok(true));
+        assert_eq!(sizes, [10, 7, 0]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let mut table = Table::default();
+        table.post(&[segment(1000, 100, 0)]).unwrap();
+        assert!(table.place(&chunk(1, 0, 1, 1)).is_err());
+        assert!(table.place(&chunk(0, 0, 1, 101)).is_err());
+        assert!(table.place(&chunk(0, 0, 10, 100)).is_ok());
+        assert!(table.place(&chunk(0, 0, 10, 99)).is_err());
+        assert!(table.whole(0, 5).is_err());
+        assert_eq!(table.arrived(0, 10), Ok(false));
+        assert!(table.place(&chunk(0, 0, 91, 100)).is_err());
+        assert!(table.arrived(0, 91).is_err());
+        table.post(&[segment(0, 4, 0)]).unwrap();
+        assert!(table.whole(1, 5).is_err());
+        assert_eq!(table.capacity(1), Some(4));
+        assert_eq!(table.whole(1, 4), Ok(0));
+        assert!(table.whole(1, 4).is_err());
+        assert_eq!(table.capacity(1), None);
+    }
+
+    #[test]
+    fn room_is_bounded() {
+        let mut table = Table::default();
+        let posted = (0..).take_while(|_| table.post(&[segment(0, 1, 0)]).is_some()).count();
+        assert_eq!(posted, MOST_RECEIVES);
+    }
+}
