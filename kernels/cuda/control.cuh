@@ -243,7 +243,7 @@ __device__ __noinline__ void prepare(u32 protocol, u32 size) {
                     __syncwarp();
                     bool there = await(turn, a);
                     // The slot is ours now; the publishing warp's fence orders this before the tail.
-                    if (there && a.bytes_at != 0) store_relaxed_sys_u32(a.bytes_at, (u32)record.bytes);
+                    if (there && a.bytes_at != 0) store_relaxed_sys_u32(a.bytes_at, (u32)record.bytes | sh.work.tag);
                     __syncwarp();
                     barrier_arrive(START + turn % 2, threads);
                     if (!there) return;

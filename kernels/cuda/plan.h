@@ -69,7 +69,7 @@ struct HawserWork {
     uint32_t per_block;
     uint32_t chunks[3];
     uint32_t slices; // tiles that every repetition of a step moves before the next one starts
-    uint32_t pad;
+    uint32_t tag; // added to the bytes told of every slot: type and operation
 };
 
 struct HawserArgs {

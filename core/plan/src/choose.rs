@@ -8,9 +8,10 @@ use std::fmt;
 use crate::algo::{self, ProgramKey};
 use crate::call::{Call, Collective};
 use crate::cost;
+use crate::device_plan::DeviceOp;
 use crate::error::{PlanError, Result};
 use crate::knobs::{Algorithm, Knobs, Protocol};
-use crate::lower::fold;
+use crate::lower::{device_op, fold};
 use crate::world::{DeviceKind, Link, World};
 
 /// Instances that are tried.
@@ -105,8 +106,19 @@ pub fn choose(call: &Call, world: &World, knobs: &Knobs) -> Result<Choice> {
 pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>> {
     let bytes = call.total_bytes(world.size());
     let mut candidates = Vec::new();
-    for &algorithm in algo::algorithms(call.collective) {
+    let collnet = world.collnet != 0 && call.collective == Collective::AllReduce;
+    for &algorithm in algo::algorithms(call.collective).iter().chain(collnet.then_some(&Algorithm::CollNet)) {
         let key = key(call, algorithm, world);
+        if let Some(reason) =
+            (algorithm == Algorithm::CollNet).then(|| refused_by_network(call, world)).flatten()
+        {
+            candidates.push(Candidate {
+                algorithm,
+                protocol: Protocol::Simple,
+                outcome: Outcome::Filtered(reason),
+            });
+            continue;
+        }
         for protocol in Protocol::ALL {
             let outcome = match filter(&key, protocol, world, knobs) {
                 Some(reason) => Outcome::Filtered(reason),
@@ -162,9 +174,24 @@ pub fn decide(
 fn key(call: &Call, algorithm: Algorithm, world: &World) -> ProgramKey {
     let key = ProgramKey::new(call.collective, algorithm, world.size(), call.root);
     match algorithm {
-        Algorithm::Hierarchical => ProgramKey { per_host: world.per_host().unwrap_or(0), ..key },
+        Algorithm::Hierarchical | Algorithm::CollNet => {
+            ProgramKey { per_host: world.per_host().unwrap_or(0), ..key }
+        }
         _ => key,
     }
+}
+
+/// Whether the collnet plugin cannot reduce what a call asks for.
+fn refused_by_network(call: &Call, world: &World) -> Option<String> {
+    let op = match device_op(call) {
+        DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => 0,
+        DeviceOp::Prod => 1,
+        DeviceOp::Max => 2,
+        DeviceOp::Min => 3,
+    };
+    let bit = 5 * call.dtype as u64 + op;
+    let refuses = world.collnet >> bit & 1 == 0;
+    refuses.then(|| format!("the network does not reduce {} by {}", call.dtype.name(), call.op.name()))
 }
 
 /// Why a candidate cannot be, if so.
@@ -178,7 +205,7 @@ fn filter(key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) ->
     if key.ranks > most {
         return Some(format!("offered up to {most} ranks"));
     }
-    if key.algorithm == Algorithm::Hierarchical {
+    if matches!(key.algorithm, Algorithm::Hierarchical | Algorithm::CollNet) {
         if world.hosts() < 2 {
             return Some("there is one host only".to_string());
         }

@@ -132,6 +132,7 @@ fn net(key: &ProgramKey, bytes: f64, tiles: f64, world: &World) -> (f64, f64) {
         (Algorithm::AllPairs, _) => (pairs, 1.0),
         (Algorithm::Direct, Collective::AllToAll) => (pairs, 1.0),
         (Algorithm::Direct, _) => (bytes * far / n, 1.0),
+        (Algorithm::CollNet, _) => (bytes, 1.0),
         (Algorithm::Hierarchical, _) if hosts == 2.0 => (bytes, 1.0),
         (Algorithm::Hierarchical, _) => (2.0 * bytes * (hosts - 1.0) / hosts, 2.0 * (hosts - 1.0)),
     };
@@ -185,10 +186,13 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
         (Algorithm::Ring, Collective::ReduceScatter) => Traffic { streamed: 1.2 * part, ..ring },
         (Algorithm::Ring, _) => ring,
         (Algorithm::Tree, _) => tree(key, chain),
-        (Algorithm::Hierarchical, _) => {
+        (Algorithm::Hierarchical | Algorithm::CollNet, _) => {
             let local = f64::from(key.per_host.max(1));
             let inside = 2.0 * bytes * (local - 1.0) / local;
-            Traffic { hops: 2.0, waits: 3.0, out: inside, streamed: 1.2 * inside, chunk: bytes / n, ..pairs }
+            // What crosses is sent and folded by the blocks, unless the network folds it.
+            let crossing = if key.algorithm == Algorithm::CollNet { bytes } else { 2.0 * bytes } / local;
+            let streamed = 1.2 * inside + crossing;
+            Traffic { hops: 2.0, waits: 3.0, out: inside, streamed, chunk: bytes / n, ..pairs }
         }
         (Algorithm::OneShot, Collective::AllReduce) => {
             Traffic { out: bytes * others, streamed: 1.6 * bytes * others, chunk: bytes, ..pairs }

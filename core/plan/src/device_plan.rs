@@ -118,8 +118,22 @@ pub struct Work {
     /// Tiles that every repetition of a step moves before the next one starts: while one is on the wire,
     /// the next is being written. `slices` times the slots that the program needs is at most the depth.
     pub slices: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Added to the bytes told in `Conn::send_bytes`: [`tag`] of the type and the operation, for networks that reduce.
+    pub tag: u32,
+}
+
+/// Bits of a told size that are bytes; the type and the operation are above.
+pub const TAG_SHIFT: u32 = 24;
+
+/// Type (NCCL's number) and reduction (sum, product, maximum, minimum: 0 to 3) of a slot's elements, above its bytes.
+pub fn tag(dtype: DataType, op: DeviceOp) -> u32 {
+    let op = match op {
+        DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => 0,
+        DeviceOp::Prod => 1,
+        DeviceOp::Max => 2,
+        DeviceOp::Min => 3,
+    };
+    (dtype as u32 | op << 4) << TAG_SHIFT
 }
 
 /// Where a block is in its work: tiles in groups of `slices`, for each group every step, for each step
@@ -183,7 +197,7 @@ pub struct Args {
     pub inline_steps: [Step; INLINE_STEPS],
 }
 
-/// A FIFO end as the kernel sees it (64 bytes). `Conn` tables are indexed `[lane * ranks + peer]`.
+/// A FIFO end as the kernel sees it (64 bytes). `Conn` tables are indexed `[lane * columns + peer]`.
 ///
 /// Rules of a FIFO (per protocol `p`, slots of `slot_bytes[p]`, `depth` slots):
 /// 1. The sender owns `sent`, the receiver `taken`; both count slots from 0 and persist between launches.
@@ -192,7 +206,7 @@ pub struct Args {
 /// 4. LL and LL128: every word or line carries the flag `(u32 or u64)(s + 1)`; there is no tail.
 /// 5. The receiver has read a slot, then publishes `credit = s + 1` (release) at the sender.
 /// 6. Where `send_bytes` is not 0 (Simple only), the sender writes the bytes that it put into slot `s` to
-///    `send_bytes[s % depth]` before it publishes the tail: who carries slots over a network need not know the program.
+///    `send_bytes[s % depth]`, with the work's tag added, before it publishes the tail: who carries slots over a network need not know the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Conn {
@@ -220,7 +234,7 @@ pub struct Conn {
 pub struct DevComm {
     /// This rank.
     pub rank: u32,
-    /// Number of ranks.
+    /// Columns of the `Conn` table: the ranks, and the network.
     pub ranks: u32,
     /// Lanes per peer.
     pub lanes: u32,

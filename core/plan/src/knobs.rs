@@ -19,12 +19,21 @@ pub enum Algorithm {
     Direct,
     /// Inside hosts, across hosts, inside hosts.
     Hierarchical,
+    /// As `Hierarchical`, but the network itself reduces across hosts (a collnet plugin).
+    CollNet,
 }
 
 impl Algorithm {
     /// All families, in the order in which ties are decided.
-    pub const ALL: [Algorithm; 6] =
-        [Self::Ring, Self::Tree, Self::OneShot, Self::AllPairs, Self::Direct, Self::Hierarchical];
+    pub const ALL: [Algorithm; 7] = [
+        Self::Ring,
+        Self::Tree,
+        Self::OneShot,
+        Self::AllPairs,
+        Self::Direct,
+        Self::Hierarchical,
+        Self::CollNet,
+    ];
 
     /// Name in `NCCL_ALGO`, texts and files (any case is accepted).
     pub const fn name(self) -> &'static str {
@@ -35,6 +44,7 @@ impl Algorithm {
             Self::AllPairs => "AllPairs",
             Self::Direct => "Direct",
             Self::Hierarchical => "Hierarchical",
+            Self::CollNet => "CollNet",
         }
     }
 }
@@ -105,14 +115,15 @@ impl Knobs {
     /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`, where a list may begin with `^` (all but
     /// these). Any case. A list without a function holds for the five collectives that NCCL tunes
     /// (broadcast, reduce, all-gather, reduce-scatter, all-reduce). NCCL's other algorithms
-    /// (CollNet, NVLS, NVLSTree, PAT) are known words that select nothing here.
+    /// (NVLS, NVLSTree, PAT) are known words that select nothing here; `CollnetDirect` and `CollnetChain` are `CollNet`.
     ///
     /// # Errors
     /// `InvalidUsage` that names the unknown word.
     pub fn parse_algo(text: &str) -> Result<[Option<u8>; 8]> {
         let known = Algorithm::ALL.iter().map(|a| (a.name(), algorithm_bit(*a)));
-        let foreign = ["CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT"].map(|name| (name, 0));
-        let words: Vec<(&str, u8)> = known.chain(foreign).collect();
+        let foreign = ["NVLS", "NVLSTree", "PAT"].map(|name| (name, 0));
+        let collnet = ["CollnetDirect", "CollnetChain"].map(|name| (name, algorithm_bit(Algorithm::CollNet)));
+        let words: Vec<(&str, u8)> = known.chain(foreign).chain(collnet).collect();
         parse_lists("NCCL_ALGO", text, &words, &TUNED)
     }
 
@@ -251,10 +262,10 @@ mod tests {
         let masks = Knobs::parse_algo("ring;allreduce:tree,RING;broadcast:^tree").unwrap();
         assert_eq!(mask(&masks, Collective::AllGather), Some(ring));
         assert_eq!(mask(&masks, Collective::AllReduce), Some(ring | tree));
-        assert_eq!(mask(&masks, Collective::Broadcast), Some(0b111111 & !tree));
+        assert_eq!(mask(&masks, Collective::Broadcast), Some(0b1111111 & !tree));
         assert_eq!(mask(&masks, Collective::AllToAll), None);
         assert_eq!(mask(&Knobs::parse_algo("NVLS").unwrap(), Collective::Reduce), Some(0));
-        assert_eq!(mask(&Knobs::parse_algo("^nvls,pat").unwrap(), Collective::Reduce), Some(0b111111));
+        assert_eq!(mask(&Knobs::parse_algo("^nvls,pat").unwrap(), Collective::Reduce), Some(0b1111111));
         assert_eq!(Knobs::parse_algo("").unwrap(), [None; 8]);
         for wrong in ["rings", "ring;tree", "allreduces:ring", "ring,", "^"] {
             let error = Knobs::parse_algo(wrong).unwrap_err();

@@ -75,11 +75,16 @@ impl HeapLayout {
         self.entry(lane, peer) + 256
     }
 
+    /// Entries of the device's table of connections per lane: all ranks, and the network.
+    pub fn columns(&self) -> u32 {
+        self.ranks + 1
+    }
+
     /// A device image of the settings; addresses are left 0.
     pub fn dev_comm(&self, rank: u32) -> DevComm {
         DevComm {
             rank,
-            ranks: self.ranks,
+            ranks: self.columns(),
             lanes: self.lanes,
             depth: self.depth,
             slot_bytes: self.slot_bytes,

@@ -6,7 +6,7 @@ use crate::call::{Call, DataType, ReduceOp, Scalar};
 use crate::choose::Choice;
 use crate::device_plan::{
     ACC_DST, Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, NO_DEP, POST, PRE,
-    SIGNAL, Step, Work,
+    SIGNAL, Step, Work, tag,
 };
 use crate::error::{PlanError, Result};
 use crate::ir::{self, Buf, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
@@ -144,6 +144,7 @@ pub fn bind(
     let instances =
         cut(&mut work, choice.instances.clamp(1, fold.most_instances), choice.protocol, elem, knobs)?;
     work.slices = (knobs.depth / SLOTS_NEEDED).max(1);
+    work.tag = tag(dtype, op);
     let mut args =
         Box::new(Args { protocol: choice.protocol as u8, divisor: world_ranks, ..Args::default() });
     (args.scalar, args.scalar_is_address) = scalar(call, world_ranks);

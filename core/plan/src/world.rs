@@ -45,6 +45,8 @@ pub struct World {
     pub link: Link,
     /// Megabits per second of a host's network, the slowest host's; 0 = not known.
     pub net_mbps: u32,
+    /// What the network itself can reduce: bit `5 * type + operation`, with NCCL's numbers; 0 = nothing.
+    pub collnet: u64,
 }
 
 impl World {
@@ -56,7 +58,7 @@ impl World {
     /// A world of `ranks` ranks, `per_host` on each host, rank 0 first.
     pub fn of_hosts(ranks: u32, per_host: u32, device: DeviceKind, link: Link) -> Self {
         let info = |r: u32| RankInfo { host: r / per_host.max(1), device: (r % per_host.max(1)).to_string() };
-        Self { ranks: (0..ranks).map(info).collect(), device, link, net_mbps: 0 }
+        Self { ranks: (0..ranks).map(info).collect(), device, link, net_mbps: 0, collnet: 0 }
     }
 
     /// Number of ranks.
@@ -110,6 +112,7 @@ impl World {
         });
         digest.add(self.link as u64);
         digest.add(u64::from(self.net_mbps));
+        digest.add(self.collnet);
         digest.value()
     }
 }

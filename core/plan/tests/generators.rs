@@ -73,3 +73,37 @@ proofs! {
     direct_gather: Gather Direct;
     direct_scatter: Scatter Direct;
 }
+
+/// The network adds up the shares of the hosts; it counts as one more rank for each place on a host.
+#[test]
+fn collnet_all_reduce() {
+    for (hosts, per_host) in [(2, 1), (3, 1), (2, 2), (4, 3), (2, 8), (16, 4), (9, 7)] {
+        let key = ProgramKey::new(Collective::AllReduce, Algorithm::CollNet, hosts * per_host, 0);
+        let key = ProgramKey { per_host, ..key };
+        let program = algo::program(&key).unwrap();
+        assert_eq!(program.ranks.len() as u32, hosts * per_host + per_host);
+        for in_place in [false, true] {
+            let verdict = verify(&program, DEPTH, in_place)
+                .unwrap_or_else(|fault| panic!("{hosts} hosts of {per_host}, in place {in_place}: {fault}"));
+            assert!(verdict.bitwise_equal && verdict.min_depth <= 2, "{verdict:?}");
+        }
+    }
+}
+
+/// A hierarchy over other hosts than it would choose by itself.
+#[test]
+fn hierarchies_of_given_hosts() {
+    for (hosts, per_host) in [(2, 1), (4, 1), (2, 9), (3, 4), (8, 2), (15, 8)] {
+        let key = ProgramKey::new(Collective::AllReduce, Algorithm::Hierarchical, hosts * per_host, 0);
+        let program = algo::program(&ProgramKey { per_host, ..key }).unwrap();
+        for in_place in [false, true] {
+            let verdict = verify(&program, DEPTH, in_place)
+                .unwrap_or_else(|fault| panic!("{hosts} hosts of {per_host}, in place {in_place}: {fault}"));
+            assert!(verdict.bitwise_equal && verdict.min_depth <= 2, "{verdict:?}");
+        }
+    }
+    for (hosts, per_host) in [(16, 8), (1, 4), (2, 10)] {
+        let key = ProgramKey::new(Collective::AllReduce, Algorithm::Hierarchical, hosts * per_host, 0);
+        assert!(algo::program(&ProgramKey { per_host, ..key }).is_err(), "{hosts} hosts of {per_host}");
+    }
+}

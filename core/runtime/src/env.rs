@@ -62,6 +62,8 @@ pub struct Settings {
     pub tuner_plugin: Option<String>,
     /// `NCCL_PROFILER_PLUGIN`.
     pub profiler_plugin: Option<String>,
+    /// `NCCL_COLLNET_ENABLE`: whether a collnet plugin may reduce in the network.
+    pub collnet: bool,
     /// `NCCL_NET_GDR_LEVEL`: whether net plugins may read and write GPU memory (not `LOC` or 0).
     pub gpu_direct: bool,
     /// `NCCL_DEBUG`.
@@ -127,6 +129,7 @@ pub const HONOURED: &[&str] = &[
     "NCCL_TUNER_PLUGIN",
     "NCCL_PROFILER_PLUGIN",
     "NCCL_NET_GDR_LEVEL",
+    "NCCL_COLLNET_ENABLE",
     "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",
     "NCCL_DEBUG_FILE",
@@ -199,6 +202,7 @@ impl Source {
             net_plugin: self.text("NCCL_NET_PLUGIN"),
             tuner_plugin: self.text("NCCL_TUNER_PLUGIN"),
             profiler_plugin: self.text("NCCL_PROFILER_PLUGIN"),
+            collnet: self.flag("NCCL_COLLNET_ENABLE"),
             gpu_direct: !self
                 .text("NCCL_NET_GDR_LEVEL")
                 .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hawser_plugin::builtin::built_in;
-use hawser_plugin::{Component, Level, Log, Net, Profiler, Subsys, Tuner};
+use hawser_plugin::{CollNet, Component, Level, Log, Net, Profiler, Subsys, Tuner};
 
 use crate::env;
 use crate::error::{Error, Result};
@@ -26,6 +26,17 @@ pub fn nets() -> Result<Vec<Arc<dyn Net>>> {
         return Err(Error::invalid_usage(text).remedy("unset NCCL_NET or correct NCCL_NET_PLUGIN"));
     }
     Ok(nets)
+}
+
+/// The collnet plugins to be tried for a communicator, in order.
+pub fn collnets() -> Vec<Arc<dyn CollNet>> {
+    built_in()
+        .iter()
+        .filter_map(|plugin| match (plugin.make)() {
+            Component::CollNet(collnet) => Some(collnet),
+            _ => None,
+        })
+        .collect()
 }
 
 /// The tuners to be asked, in order.

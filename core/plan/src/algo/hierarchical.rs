@@ -10,7 +10,8 @@ use crate::error::{PlanError, Result};
 use crate::ir::build::{
     input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send, recv_reduce_send, send,
 };
-use crate::ir::{MAX_CHANNEL_STEPS, MAX_FAN, RankProgram, Step};
+use crate::ir::{MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Step};
+use crate::knobs::Algorithm;
 
 /// Most ranks for which a split into hosts exists whatever their number.
 pub const MAX_RANKS: u32 = 120;
@@ -68,6 +69,42 @@ pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     RankProgram::single(steps)
 }
 
+/// As [`all_reduce`], but the network reduces across: peer `key.ranks` of every rank takes its share and gives back the
+/// sum of all hosts' shares.
+pub fn collnet_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+    let place = Place { rounds: 1, ..Place::new(key, rank) };
+    let own = place.chunk(0, place.inside);
+    let network = key.ranks;
+    let mut steps = Vec::new();
+    if place.local == 1 {
+        steps.push(send(input(own), vec![network]));
+        steps.push(recv(network, output(own)).finish());
+        return RankProgram::single(steps);
+    }
+    steps.extend(place.peers().map(|peer| send(input(peer % place.local), vec![peer])));
+    let mut from: Vec<u32> = place.peers().collect();
+    from.sort_unstable();
+    steps.push(recv_reduce_send(from, input(own), place.inside, vec![network]));
+    steps.push(recv_copy_finish(network, own, place.peers().collect()));
+    steps.extend(place.peers().map(|peer| recv(peer, output(peer % place.local))));
+    RankProgram::single(steps)
+}
+
+/// The networks that [`collnet_all_reduce`] talks to, as programs for the verifier: one for each place on a host.
+pub fn networks(key: &ProgramKey) -> Vec<RankProgram> {
+    let local = per_host(key);
+    let network = |place: u32| {
+        let ranks: Vec<u32> = (0..key.ranks / local).map(|host| host * local + place).collect();
+        let step = Step { recv: ranks.clone(), send: ranks, ..Step::new(Op::RecvReduceSend) };
+        RankProgram::single(vec![step])
+    };
+    (0..local).map(network).collect()
+}
+
+fn recv_copy_finish(from: u32, own: u32, to: Vec<u32>) -> Step {
+    recv_copy_send(from, output(own), to).finish()
+}
+
 /// Ranks of a host: what the key says, or the largest possible divisor.
 fn per_host(key: &ProgramKey) -> u32 {
     if key.per_host > 0 {
@@ -79,6 +116,7 @@ fn per_host(key: &ProgramKey) -> u32 {
 /// Chunks that a rank is responsible for.
 fn rounds(key: &ProgramKey) -> u32 {
     match key.ranks / per_host(key) {
+        _ if key.algorithm == Algorithm::CollNet => 1,
         2 => 1,
         hosts => hosts,
     }

@@ -76,13 +76,29 @@ pub fn rank_program(key: &ProgramKey, rank: u32) -> Result<RankProgram> {
     Ok((generator.build)(key, rank))
 }
 
-/// The programs of all ranks.
+/// The programs of all ranks, and of the networks that they talk to if there are any.
 ///
 /// # Errors
 /// Those of [`shape`].
 pub fn program(key: &ProgramKey) -> Result<Program> {
-    let ranks = (0..key.ranks).map(|rank| rank_program(key, rank)).collect::<Result<_>>()?;
+    let mut ranks = (0..key.ranks).map(|rank| rank_program(key, rank)).collect::<Result<Vec<_>>>()?;
+    if key.algorithm == Algorithm::CollNet && key.ranks > 1 {
+        add_networks(key, &mut ranks);
+    }
     Ok(Program { shape: shape(key)?, ranks })
+}
+
+/// Lets every rank talk to the network of its place instead of "the network", and adds those networks.
+fn add_networks(key: &ProgramKey, ranks: &mut Vec<RankProgram>) {
+    let networks = hierarchical::networks(key);
+    let count = networks.len() as u32;
+    for (rank, program) in (0..).zip(ranks.iter_mut()) {
+        for step in program.channels.iter_mut().flat_map(|c| &mut c.steps) {
+            let peers = step.recv.iter_mut().chain(&mut step.send);
+            peers.filter(|peer| **peer == key.ranks).for_each(|peer| *peer += rank % count);
+        }
+    }
+    ranks.extend(networks);
 }
 
 /// The families that have a generator for `collective`, in the order in which ties are decided.
@@ -108,6 +124,7 @@ pub fn max_ranks(algorithm: Algorithm) -> u32 {
         Algorithm::OneShot => oneshot::MAX_RANKS,
         Algorithm::AllPairs => allpairs::MAX_RANKS,
         Algorithm::Hierarchical => hierarchical::MAX_RANKS,
+        Algorithm::CollNet => MAX_RANKS,
         Algorithm::Ring | Algorithm::Tree | Algorithm::Direct => MAX_RANKS,
     }
 }
@@ -136,7 +153,8 @@ pub fn channels(key: &ProgramKey) -> Result<u32> {
         Algorithm::AllPairs if key.collective == Collective::AllGather => {
             allpairs::gather_channels(key.ranks)
         }
-        Algorithm::Ring | Algorithm::OneShot | Algorithm::AllPairs | Algorithm::Hierarchical => 1,
+        Algorithm::Ring | Algorithm::OneShot | Algorithm::AllPairs => 1,
+        Algorithm::Hierarchical | Algorithm::CollNet => 1,
     })
 }
 
@@ -192,6 +210,10 @@ fn generator(key: &ProgramKey) -> Result<Generator> {
         (A::Hierarchical, C::AllReduce) => {
             hierarchical::check(key)?;
             (hierarchical::per_block, hierarchical::all_reduce)
+        }
+        (A::CollNet, C::AllReduce) => {
+            hierarchical::check(key)?;
+            (hierarchical::per_block, hierarchical::collnet_all_reduce)
         }
         (A::Direct, C::AllToAll) => (one, direct::all_to_all),
         (A::Direct, C::Gather) => (one, direct::gather),

@@ -152,7 +152,8 @@ impl Shape {
 pub struct Program {
     /// What is equal for all ranks.
     pub shape: Shape,
-    /// One entry per rank.
+    /// One entry per rank. Entries after the last rank are networks: they have no buffers and only add up what they
+    /// are sent. A rank's own program calls its network "rank `shape.ranks`".
     pub ranks: Vec<RankProgram>,
 }
 

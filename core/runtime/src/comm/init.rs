@@ -16,7 +16,7 @@ use crate::device::{self, Device};
 use crate::env::{self, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{self, Subsys};
-use crate::transport::net::{self, Chosen, Net, Setup};
+use crate::transport::net::{self, Chosen, Net, Rail, Setup};
 use crate::transport::{Fabric, Peers};
 use crate::wait::{AbortFlag, Wait};
 
@@ -95,6 +95,7 @@ pub fn bring_up(
         control: fabric.control.clone(),
         layout: &layout,
         place: places[rank as usize],
+        rail: rail(&hosts, &places, rank),
         wires: fabric.wires(),
         gpu_direct: settings.gpu_direct,
         deadline: settings.op_timeout,
@@ -150,14 +151,18 @@ fn choose_net(
     knobs: &mut Knobs,
     wait: &Wait,
 ) -> Result<Chosen> {
-    let chosen = Chosen::open(comm_id, device);
+    let with_collnet = env::settings().collnet && world.per_host().is_some();
+    let chosen = Chosen::open(comm_id, device, with_collnet);
     // The others wait for this rank's record, also if it has no net.
-    let none = |error: &Error| format!("0\n0\nnone ({})", error.text).into_bytes();
+    let none = |error: &Error| format!("0\n0\nnone ({})\n0\n", error.text.replace('\n', " ")).into_bytes();
     let card = chosen.as_ref().map_or_else(none, Chosen::card);
     let cards = bootstrap.all_gather(&card, wait)?;
-    let chosen = chosen?;
+    let mut chosen = chosen?;
     let agreed = net::agree(&cards)?;
-    world.net_mbps = agreed.mbps;
+    (world.net_mbps, world.collnet) = (agreed.mbps, agreed.collnet);
+    if agreed.collnet == 0 {
+        chosen.without_collnet();
+    }
     // Only Simple crosses a network, and a slot is one message.
     knobs.slot_bytes = [0, 0, knobs.slot_bytes[2].max(NET_SLOT)];
     let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX) & !511;
@@ -169,6 +174,17 @@ fn choose_net(
     knobs.slot_bytes[2] = knobs.slot_bytes[2].min(most);
     knobs.depth = knobs.depth.min(net::MOST_SLOTS);
     Ok(chosen)
+}
+
+/// The ranks with this rank's place on every host, where every host has one.
+fn rail(hosts: &[u32], places: &[u32], rank: u32) -> Option<Rail> {
+    let place = places[rank as usize];
+    let of_place = (0..).zip(places).filter(|(_, p)| **p == place);
+    let mut ranks: Vec<u32> = of_place.map(|(rank, _)| rank).collect();
+    ranks.sort_by_key(|r| hosts[*r as usize]);
+    let own = ranks.iter().position(|r| *r == rank)?;
+    let host_count = hosts.iter().max().map_or(0, |h| h + 1);
+    (ranks.len() as u32 == host_count).then_some(Rail { ranks, own })
 }
 
 /// Ranks with different tuners would decide differently.

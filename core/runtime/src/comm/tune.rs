@@ -112,6 +112,7 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         Algorithm::AllPairs => tuner::Algorithm::ALL_PAIRS,
         Algorithm::Hierarchical => tuner::Algorithm::HIERARCHICAL,
         Algorithm::Direct => tuner::Algorithm::DIRECT,
+        Algorithm::CollNet => tuner::Algorithm::COLLNET_CHAIN,
     };
     let protocol = match candidate.protocol {
         Protocol::Ll => tuner::Protocol::Ll,

@@ -232,7 +232,7 @@ impl<'a> Run<'a> {
                 .map(|&p| (self.fifo(i, p).send_slot(), span.nominal)),
         );
         self.combine(dtype, step, &operands, &to);
-        self.publish(i, step, span.nominal * span.size);
+        self.publish(i, step, (span.nominal * span.size) as u32 | work.tag);
     }
 
     fn combine(&self, dtype: DataType, step: &Step, operands: &[Operand], to: &[(u64, usize)]) {
@@ -257,8 +257,8 @@ impl<'a> Run<'a> {
         unsafe { fold(dtype, &rule, operands, to) };
     }
 
-    /// Tells the peers: slots filled with `bytes` bytes, slots free again.
-    fn publish(&self, i: usize, step: &Step, bytes: usize) {
+    /// Tells the peers: slots filled with `bytes` bytes (and the work's tag), slots free again.
+    fn publish(&self, i: usize, step: &Step, bytes: u32) {
         for &peer in &step.recv[..usize::from(step.n_recv)] {
             let fifo = self.fifo(i, peer);
             let taken = fifo.taken().load(Ordering::Relaxed) + 1;
@@ -269,7 +269,7 @@ impl<'a> Run<'a> {
             let fifo = self.fifo(i, peer);
             let sent = fifo.sent().load(Ordering::Relaxed) + 1;
             if let Some(size) = fifo.size_of(sent - 1) {
-                size.store(bytes as u32, Ordering::Relaxed);
+                size.store(bytes, Ordering::Relaxed);
             }
             fifo.sent().store(sent, Ordering::Relaxed);
             fifo.peer_tail().store(sent, Ordering::Release);

@@ -41,7 +41,7 @@ pub struct Fabric {
 pub struct Wires {
     /// Device address.
     pub conns: u64,
-    /// Its entries, `[lane * ranks + peer]`.
+    /// Its entries, `[lane * columns + peer]`.
     pub table: Vec<Conn>,
 }
 
@@ -80,8 +80,7 @@ impl Fabric {
         let heap = device.alloc_heap(layout.heap_bytes().max(1), peers.kind)?;
         let mapped = exchange(device, bootstrap, peers, &heap, wait)?;
         let control = Control::new(device)?;
-        let (lanes, ranks) = (layout.lanes, layout.ranks);
-        let entries = u64::from(lanes) * u64::from(ranks);
+        let entries = u64::from(layout.lanes) * u64::from(layout.columns());
         let counters = device.alloc(entries * COUNTER_BYTES)?;
         let deps = device.alloc(8 + 8 * MAX_BLOCKS as u64)?;
         let table = conn_table(layout, peers, &heap, &mapped, counters.addr);
@@ -176,13 +175,13 @@ fn conn_table(
     mapped: &[Option<Memory>],
     counters: u64,
 ) -> Vec<Conn> {
-    let mut table = Vec::with_capacity((layout.lanes * layout.ranks) as usize);
+    let mut table = Vec::with_capacity((layout.lanes * layout.columns()) as usize);
     let (own, here) = (heap.addr, peers.places[peers.rank as usize]);
     for lane in 0..layout.lanes {
-        for (peer, memory) in (0..layout.ranks).zip(mapped) {
-            let index = u64::from(lane) * u64::from(layout.ranks) + u64::from(peer);
+        for peer in 0..layout.columns() {
+            let index = u64::from(lane) * u64::from(layout.columns()) + u64::from(peer);
             let conn = Conn { counters: counters + index * COUNTER_BYTES, ..Conn::default() };
-            let Some(theirs) = memory.as_ref().map(|m| m.addr) else {
+            let Some(theirs) = mapped.get(peer as usize).and_then(|m| Some(m.as_ref()?.addr)) else {
                 table.push(conn);
                 continue;
             };

@@ -8,6 +8,9 @@ const MOST: u64 = 1 << 25;
 
 /// Chunks of `buf` on `rank`: 0 where the rank has no such buffer.
 pub(super) fn chunks_on(shape: &Shape, buf: Buf, rank: u32) -> u32 {
+    if rank >= shape.ranks {
+        return 0; // a network
+    }
     let has = match buf {
         Buf::Input => shape.collective.has_input(rank, shape.root),
         Buf::Output => shape.collective.has_output(rank, shape.root),
@@ -26,8 +29,9 @@ pub(super) fn check(program: &Program) -> Result<(), Fault> {
                 let at =
                     At { rank: rank as u32, channel: channel as u32, step: number as u32, repetition: 0 };
                 let bad = |what: String| Fault::BadStep { at, what };
-                check_operands(step).map_err(|what| bad(what.to_string()))?;
-                check_peers(step, shape.ranks, at.rank).map_err(bad)?;
+                let is_network = at.rank >= shape.ranks;
+                check_operands(step, is_network).map_err(|what| bad(what.to_string()))?;
+                check_peers(step, program.ranks.len() as u32, at.rank, is_network).map_err(bad)?;
                 if step.finish && !shape.collective.reduces() {
                     return Err(bad("finishes a value, but the collective reduces nothing".to_string()));
                 }
@@ -53,7 +57,7 @@ pub(super) fn check(program: &Program) -> Result<(), Fault> {
 fn check_shape(program: &Program) -> Result<(), Fault> {
     let shape = &program.shape;
     let bad = |what: String| Err(Fault::BadShape(what));
-    if shape.ranks == 0 || program.ranks.len() != shape.ranks as usize {
+    if shape.ranks == 0 || program.ranks.len() < shape.ranks as usize {
         return bad(format!("{} ranks are declared, {} have programs", shape.ranks, program.ranks.len()));
     }
     if shape.root >= shape.ranks {
@@ -85,10 +89,11 @@ fn check_bounds(shape: &Shape, at: At, reference: Ref) -> Result<(), Fault> {
     if reference.chunk < chunks { Ok(()) } else { Err(Fault::OutOfBounds { at, reference, chunks }) }
 }
 
-fn check_operands(step: &Step) -> Result<(), &'static str> {
+fn check_operands(step: &Step, is_network: bool) -> Result<(), &'static str> {
     let (src, dst) = (step.src.is_some(), step.dst.is_some());
     let (recv, send) = (step.recv.len(), step.send.len());
     let fits = match step.op {
+        Op::RecvReduceSend if is_network => !src && !dst && recv > 0 && send > 0,
         Op::Copy | Op::Reduce => src && dst && recv == 0 && send == 0,
         Op::Send => src && !dst && recv == 0 && send > 0,
         Op::CopySend => src && dst && recv == 0 && send > 0,
@@ -108,12 +113,12 @@ fn check_operands(step: &Step) -> Result<(), &'static str> {
     Ok(())
 }
 
-fn check_peers(step: &Step, ranks: u32, rank: u32) -> Result<(), String> {
+fn check_peers(step: &Step, ranks: u32, rank: u32, is_network: bool) -> Result<(), String> {
     if step.order as usize > step.recv.len() {
         return Err(format!("order {} is beyond its {} peers", step.order, step.recv.len()));
     }
     for (list, what) in [(&step.recv, "receives from"), (&step.send, "sends to")] {
-        if list.len() > MAX_FAN {
+        if list.len() > MAX_FAN && !is_network {
             return Err(format!("{what} {} ranks at once, at most {MAX_FAN} fit", list.len()));
         }
         for (place, &peer) in list.iter().enumerate() {

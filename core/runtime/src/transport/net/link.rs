@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hawser_plan::Protocol;
-use hawser_plan::device_plan::Conn;
+use hawser_plan::device_plan::{Conn, TAG_SHIFT};
 use hawser_plan::layout::HeapLayout;
 use hawser_plugin::net::{
     Connector, HANDLE_BYTES, Handle, Listener, MemoryKinds, NetContext, Receiver, Region, Registration,
@@ -79,6 +79,41 @@ impl Fifo {
         }
     }
 
+    /// Slots that the device has filled.
+    pub fn filled(&self) -> u64 {
+        self.tail().load(Ordering::Acquire)
+    }
+
+    /// Slots that the device has emptied.
+    pub fn emptied(&self) -> u64 {
+        self.credit().load(Ordering::Acquire)
+    }
+
+    /// The first `done` slots may be written again by the device.
+    pub fn publish_credit(&self, done: u64) {
+        self.credit().store(done, Ordering::Release);
+    }
+
+    /// The first `done` slots may be read by the device.
+    pub fn publish_tail(&self, done: u64) {
+        self.tail().store(done, Ordering::Release);
+    }
+
+    /// Number of slots.
+    pub fn depth(&self) -> u64 {
+        self.depth
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Address of a slot for the plugin.
+    pub fn slot_address(&self, number: u64) -> u64 {
+        self.piece.slots_for_net + number % self.depth * self.stride
+    }
+
     fn tail(&self) -> &AtomicU64 {
         self.counter(TAILS)
     }
@@ -93,18 +128,19 @@ impl Fifo {
         unsafe { &*(at as *const AtomicU64) }
     }
 
-    fn size(&self, number: u64) -> usize {
+    /// The bytes that the device put into a slot, and the tag of the work.
+    pub fn told(&self, number: u64) -> u32 {
         let at = self.piece.page as u64 + SIZES + 4 * (number % self.depth);
         // SAFETY: as in `counter`; `depth` is at most `MOST_SLOTS`.
-        unsafe { &*(at as *const AtomicU32) }.load(Ordering::Relaxed) as usize
+        unsafe { &*(at as *const AtomicU32) }.load(Ordering::Relaxed)
     }
 
     fn slot(&self, number: u64, bytes: usize, registration: Registration, tag: u32) -> Segment {
-        let addr = self.piece.slots_for_net + number % self.depth * self.stride;
-        Segment { addr, bytes, registration, tag: tag as i32, profile: 0 }
+        Segment { addr: self.slot_address(number), bytes, registration, tag: tag as i32, profile: 0 }
     }
 
-    fn region(&self) -> Region {
+    /// All slots, to be registered.
+    pub fn region(&self) -> Region {
         let kind = if self.piece.in_device { MemoryKinds::CUDA } else { MemoryKinds::HOST };
         let bytes = (self.depth * self.stride) as usize;
         Region { addr: self.piece.slots_for_net, bytes, kind, dmabuf: None }
@@ -169,7 +205,7 @@ impl SendLink {
 
     /// Whether everything that the device wrote has been sent.
     pub fn is_drained(&self) -> bool {
-        self.done == self.fifo.tail().load(Ordering::Acquire)
+        self.done == self.fifo.filled()
     }
 
     /// Moves on as far as possible without waiting; says whether anything moved.
@@ -199,9 +235,9 @@ impl SendLink {
     fn carry(&mut self) -> Result<bool> {
         let SendState::Open(sender, registration) = &mut self.state else { return Ok(false) };
         let mut moved = false;
-        let tail = self.fifo.tail().load(Ordering::Acquire);
+        let tail = self.fifo.filled();
         while self.posted < tail {
-            let bytes = self.fifo.size(self.posted);
+            let bytes = (self.fifo.told(self.posted) & ((1 << TAG_SHIFT) - 1)) as usize;
             if bytes > self.fifo.slot_bytes {
                 let text = format!("a slot of {} bytes was filled with {bytes}", self.fifo.slot_bytes);
                 return Err(Error::internal(text));
@@ -220,7 +256,7 @@ impl SendLink {
             self.requests.pop_front();
             self.meter.end(self.done, bytes, true);
             self.done += 1;
-            self.fifo.credit().store(self.done, Ordering::Release);
+            self.fifo.publish_credit(self.done);
             moved = true;
         }
         Ok(moved)
@@ -305,7 +341,7 @@ impl RecvLink {
     fn post(&mut self) -> Result<bool> {
         let RecvState::Open(receiver, registration) = &mut self.state else { return Ok(false) };
         let before = self.posted;
-        let free = self.fifo.credit().load(Ordering::Acquire) + self.fifo.depth;
+        let free = self.fifo.emptied() + self.fifo.depth;
         while self.posted < free {
             let segment = self.fifo.slot(self.posted, self.fifo.slot_bytes, *registration, self.need.lane);
             // SAFETY: the slot lies in the registered FIFO; the device reads it only after the tail was published.
@@ -349,7 +385,7 @@ impl RecvLink {
             }
             self.meter.end(self.done, self.fifo.slot_bytes, false);
             self.done += 1;
-            self.fifo.tail().store(self.done, Ordering::Release);
+            self.fifo.publish_tail(self.done);
             self.meter.begin(self.done, false);
         }
         Ok(self.done > before)

@@ -8,11 +8,13 @@
 //! rank that goes in peace says goodbye first, so that its closing connections are no failure.
 
 mod arena;
+mod coll;
 mod link;
 mod meter;
 mod nic;
 mod task;
 
+pub use coll::Rail;
 pub use link::{MOST_SLOTS, Need};
 pub use meter::Meter;
 
@@ -36,6 +38,7 @@ use crate::plugins;
 use crate::proxy::{Proxy, Task};
 use crate::wait::Wait;
 use arena::Arena;
+use coll::{CollLink, CollNet};
 use link::{Fifo, RecvLink, SendLink};
 use nic::Nics;
 use task::NetTask;
@@ -51,6 +54,7 @@ pub struct Chosen {
     pub name: String,
     context: Box<dyn NetContext>,
     nics: Nics,
+    collnet: Option<CollNet>,
 }
 
 impl Chosen {
@@ -58,14 +62,15 @@ impl Chosen {
     ///
     /// # Errors
     /// There is none, or the one that `NCCL_NET` names cannot be used; the text says why for each.
-    pub fn open(comm_id: u64, device: &dyn Device) -> Result<Self> {
+    pub fn open(comm_id: u64, device: &dyn Device, with_collnet: bool) -> Result<Self> {
         let mut reasons = String::new();
         for net in plugins::nets()? {
             let config = NetConfig::new(comm_id, plugins::log());
             let opened = net.open(&config).map_err(Error::from);
             let chosen = opened.and_then(|context| {
                 let nics = Nics::of(context.as_ref(), device.caps())?;
-                Ok(Self { name: net.name().to_owned(), context, nics })
+                let collnet = with_collnet.then(|| CollNet::open(comm_id, device.caps())).flatten();
+                Ok(Self { name: net.name().to_owned(), context, nics, collnet })
             });
             match chosen {
                 Ok(chosen) => return Ok(chosen),
@@ -79,9 +84,16 @@ impl Chosen {
         Err(Error::invalid_usage(text).remedy("see NCCL_NET, NCCL_NET_PLUGIN and NCCL_SOCKET_IFNAME"))
     }
 
-    /// What the other ranks must know: name, megabits per second, longest message.
+    /// What the other ranks must know: megabits per second, longest message, name, and what the network reduces.
     pub fn card(&self) -> Vec<u8> {
-        format!("{}\n{}\n{}", self.nics.mbps(), self.nics.most_bytes(), self.name).into_bytes()
+        let (collnet, reduces) = self.collnet.as_ref().map_or(("", 0), |c| (c.name.as_str(), c.reduces));
+        let (mbps, bytes) = (self.nics.mbps(), self.nics.most_bytes());
+        format!("{mbps}\n{bytes}\n{}\n{reduces}\n{collnet}", self.name).into_bytes()
+    }
+
+    /// Does without the network's own reductions: not all ranks have them.
+    pub fn without_collnet(&mut self) {
+        self.collnet = None;
     }
 }
 
@@ -91,22 +103,28 @@ pub struct Agreed {
     pub mbps: u32,
     /// The longest message that all take.
     pub most_bytes: u64,
+    /// What the network reduces, if all ranks have the same collnet plugin; see [`hawser_plan::World::collnet`].
+    pub collnet: u64,
 }
 
 /// Checks that all ranks chose the same net.
 pub fn agree(cards: &[Vec<u8>]) -> Result<Agreed> {
-    let mut agreed = Agreed { mbps: u32::MAX, most_bytes: u64::MAX };
-    let mut first: Option<&str> = None;
+    let mut agreed = Agreed { mbps: u32::MAX, most_bytes: u64::MAX, collnet: u64::MAX };
+    let mut first: Option<(&str, &str)> = None;
     for (rank, card) in cards.iter().enumerate() {
-        let fields = std::str::from_utf8(card).ok().map(|text| text.splitn(3, '\n').collect::<Vec<_>>());
+        let fields = std::str::from_utf8(card).ok().map(|text| text.splitn(5, '\n').collect::<Vec<_>>());
         let parsed = fields.as_deref().and_then(|f| match f {
-            [mbps, bytes, name] => Some((mbps.parse::<u32>().ok()?, bytes.parse::<u64>().ok()?, *name)),
+            [mbps, bytes, name, reduces, collnet] => {
+                let numbers =
+                    (mbps.parse::<u32>().ok()?, bytes.parse::<u64>().ok()?, reduces.parse::<u64>().ok()?);
+                Some((numbers, *name, *collnet))
+            }
             _ => None,
         });
-        let Some((mbps, most_bytes, name)) = parsed else {
+        let Some(((mbps, most_bytes, reduces), name, collnet)) = parsed else {
             return Err(Error::remote(format!("rank {rank} sent a net record that does not parse")));
         };
-        let expected = *first.get_or_insert(name);
+        let (expected, expected_collnet) = *first.get_or_insert((name, collnet));
         if !expected.eq_ignore_ascii_case(name) {
             let text = format!("rank 0 chose the net \"{expected}\" and rank {rank} the net \"{name}\"");
             return Err(Error::invalid_usage(text).remedy(
@@ -115,6 +133,7 @@ pub fn agree(cards: &[Vec<u8>]) -> Result<Agreed> {
         }
         agreed.mbps = agreed.mbps.min(mbps);
         agreed.most_bytes = agreed.most_bytes.min(most_bytes);
+        agreed.collnet &= if collnet == expected_collnet { reduces } else { 0 };
     }
     Ok(agreed)
 }
@@ -126,6 +145,7 @@ pub struct Net {
     layout: HeapLayout,
     place: u32,
     nics: Nics,
+    collnet: Option<(CollNet, Rail)>,
     task: Arc<NetTask>,
     proxy: Arc<Proxy>,
     /// Address of the device's table of connections.
@@ -155,6 +175,8 @@ pub struct Setup<'a> {
     pub layout: &'a HeapLayout,
     /// This rank's place on its host.
     pub place: u32,
+    /// The ranks with the same place on all hosts; None where hosts differ in ranks.
+    pub rail: Option<Rail>,
     /// The table that the local transport made.
     pub wires: Wires,
     /// Whether slots may lie in GPU memory.
@@ -168,10 +190,21 @@ pub struct Setup<'a> {
 impl Net {
     /// Starts serving a communicator. No connection exists yet.
     pub fn start(chosen: Chosen, setup: Setup<'_>) -> Result<Self> {
-        let Setup { device, bootstrap, control, layout, place, wires, gpu_direct, deadline, init_timeout } =
-            setup;
+        let Setup {
+            device,
+            bootstrap,
+            control,
+            layout,
+            place,
+            rail,
+            wires,
+            gpu_direct,
+            deadline,
+            init_timeout,
+        } = setup;
         let on_gpu = device.caps().kind != DeviceKind::Host;
-        let in_device = gpu_direct && on_gpu && chosen.nics.reach_gpus();
+        let collnet_reaches = chosen.collnet.as_ref().is_none_or(|c| c.reaches_gpus);
+        let in_device = gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
         let slot = u64::from(layout.slot_stride[2]);
         let arena = Arena::new(device.as_ref(), slot * u64::from(layout.depth), in_device)?;
         let proxy = Proxy::of(if on_gpu { &device.caps().id } else { "host" })?;
@@ -189,6 +222,7 @@ impl Net {
             layout: *layout,
             place,
             nics: chosen.nics,
+            collnet: chosen.collnet.zip(rail),
             task,
             proxy,
             conns: wires.conns,
@@ -216,13 +250,11 @@ impl Net {
     }
 
     fn wire(&self, wiring: &mut Wiring, need: Need) -> Result<()> {
+        if need.peer == self.layout.ranks {
+            return self.wire_network(wiring, need.lane);
+        }
         let fifo = Fifo::new(wiring.arena.take(self.device.as_ref())?, &self.layout);
-        let index = (need.lane * self.layout.ranks + need.peer) as usize;
-        let conn =
-            wiring.table.get_mut(index).ok_or_else(|| Error::internal("a connection outside the table"))?;
-        fifo.enter(conn, need.send, &self.layout);
-        self.device
-            .upload(self.conns + (index * size_of::<Conn>()) as u64, bytes_of(std::slice::from_ref(conn)))?;
+        self.enter(wiring, need.lane, need.peer, |conn| fifo.enter(conn, need.send, &self.layout))?;
         let device = self.nics.device(self.place, need.lane);
         if need.send {
             self.task.add_send(SendLink::new(need, device, fifo));
@@ -233,6 +265,36 @@ impl Net {
         }
         wiring.needs.insert(need);
         Ok(())
+    }
+
+    /// Both FIFOs between the device and a network that reduces.
+    fn wire_network(&self, wiring: &mut Wiring, lane: u32) -> Result<()> {
+        let missing = || Error::internal("a program for a network that reduces, and no collnet plugin");
+        let (collnet, rail) = self.collnet.as_ref().ok_or_else(missing)?;
+        let mut fifo = || Ok::<_, Error>(Fifo::new(wiring.arena.take(self.device.as_ref())?, &self.layout));
+        let (send, recv) = (fifo()?, fifo()?);
+        self.enter(wiring, lane, self.layout.ranks, |conn| {
+            send.enter(conn, true, &self.layout);
+            recv.enter(conn, false, &self.layout);
+        })?;
+        let around = self.task.around();
+        let wait = Wait::new(self.task.abort_flag(), Some(self.init_timeout));
+        let link = CollLink::new(lane, collnet, rail.clone(), (send, recv), around.bootstrap, &wait)?;
+        self.task.add_coll(link);
+        for send in [true, false] {
+            wiring.needs.insert(Need { lane, peer: self.layout.ranks, send });
+        }
+        Ok(())
+    }
+
+    /// Changes an entry of the device's table.
+    fn enter(&self, wiring: &mut Wiring, lane: u32, peer: u32, change: impl FnOnce(&mut Conn)) -> Result<()> {
+        let index = (lane * self.layout.columns() + peer) as usize;
+        let conn =
+            wiring.table.get_mut(index).ok_or_else(|| Error::internal("a connection outside the table"))?;
+        change(conn);
+        self.device
+            .upload(self.conns + (index * size_of::<Conn>()) as u64, bytes_of(std::slice::from_ref(conn)))
     }
 
     /// The next `slots` slots of a link belong to an operation that is watched.
@@ -285,9 +347,12 @@ mod tests {
 
     #[test]
     fn ranks_must_choose_the_same_net() {
-        let card = |mbps: u32, bytes: u64, name: &str| format!("{mbps}\n{bytes}\n{name}").into_bytes();
+        let card =
+            |mbps: u32, bytes: u64, name: &str| format!("{mbps}\n{bytes}\n{name}\n6\nsharp").into_bytes();
         let agreed = agree(&[card(100, 7, "Socket"), card(50, 9, "SOCKET")]).unwrap();
-        assert_eq!((agreed.mbps, agreed.most_bytes), (50, 7));
+        assert_eq!((agreed.mbps, agreed.most_bytes, agreed.collnet), (50, 7, 6));
+        let other = b"1\n1\nSocket\n7\nother".to_vec();
+        assert_eq!(agree(&[card(100, 7, "Socket"), other]).unwrap().collnet, 0);
         let error = agree(&[card(1, 1, "IB"), card(1, 1, "Socket")]).err().unwrap();
         assert!(
             error.text.contains("\"IB\"")

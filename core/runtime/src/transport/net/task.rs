@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use hawser_plugin::net::NetContext;
 
+use super::coll::CollLink;
 use super::link::{Around, Need, RecvLink, SendLink};
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
@@ -41,6 +42,7 @@ pub struct NetTask {
 struct Links {
     sends: Vec<SendLink>,
     recvs: Vec<RecvLink>,
+    colls: Vec<CollLink>,
     lost: Vec<Lost>,
     /// Ranks that said goodbye.
     parted: HashSet<u32>,
@@ -92,6 +94,11 @@ impl NetTask {
         self.lock().recvs.push(link);
     }
 
+    /// Sweeps over this link too.
+    pub fn add_coll(&self, link: CollLink) {
+        self.lock().colls.push(link);
+    }
+
     /// The next `slots` slots of a link belong to an operation that is watched.
     pub fn expect(&self, need: Need, slots: u64, parent: &Arc<Span>) {
         let mut links = self.lock();
@@ -110,21 +117,19 @@ impl NetTask {
 
     /// Whether everything that the device wrote has been sent.
     pub fn is_drained(&self) -> bool {
-        self.lock().sends.iter().all(SendLink::is_drained)
+        let links = self.lock();
+        links.sends.iter().all(SendLink::is_drained) && links.colls.iter().all(CollLink::is_drained)
     }
 
     /// Tells the ranks with which there are connections that their end is no failure.
     pub fn say_goodbye(&self, limit: Duration) {
         let links = self.lock();
-        let peers: HashSet<u32> = links
-            .sends
-            .iter()
-            .map(|l| l.need().peer)
-            .chain(links.recvs.iter().map(|l| l.need().peer))
-            .collect();
+        let ends = links.sends.iter().map(SendLink::need).chain(links.recvs.iter().map(RecvLink::need));
+        let rails = links.colls.iter().flat_map(|l| l.ranks().to_vec());
+        let peers: HashSet<u32> = ends.map(|need| need.peer).chain(rails).collect();
         let parted = links.parted.clone();
         drop(links);
-        for peer in peers.into_iter().filter(|p| !parted.contains(p)) {
+        for peer in peers.into_iter().filter(|p| !parted.contains(p) && *p != self.bootstrap.rank()) {
             // One that is gone already does not mind.
             let _ = self.bootstrap.send(peer, GOODBYE_TAG, &[], &Wait::new(AbortFlag::new(), Some(limit)));
         }
@@ -136,7 +141,8 @@ impl NetTask {
         let mut links = self.lock();
         links.sends.iter_mut().for_each(SendLink::close);
         links.recvs.iter_mut().for_each(RecvLink::close);
-        (links.sends, links.recvs) = (Vec::new(), Vec::new());
+        links.colls.iter_mut().for_each(CollLink::close);
+        (links.sends, links.recvs, links.colls) = (Vec::new(), Vec::new(), Vec::new());
     }
 
     /// Sweeps over all links; those that fail are lost.
@@ -161,6 +167,13 @@ impl NetTask {
             kept
         });
         links.recvs.retain_mut(|link| {
+            let kept = keep(link.need(), link.sweep(&around));
+            if !kept {
+                link.close();
+            }
+            kept
+        });
+        links.colls.retain_mut(|link| {
             let kept = keep(link.need(), link.sweep(&around));
             if !kept {
                 link.close();

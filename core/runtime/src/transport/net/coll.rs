@@ -1,0 +1,258 @@
+//! The FIFO pair in front of a network that reduces: what the device sends to "the network" is reduced with the slots
+//! of the other hosts and comes back as the slot that the device receives from it.
+//!
+//! One connection joins the ranks that have the same place on their hosts, for each lane. The plugin may block while it
+//! joins them, so that is done by a thread of its own.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{self, TryRecvError};
+
+use hawser_plan::device_plan::TAG_SHIFT;
+use hawser_plugin::collnet::{CollNetComm, CollNetContext, CollNetListener, DataType, ReduceOp};
+use hawser_plugin::net::{HANDLE_BYTES, Handle, MemoryKinds, Registration, Request};
+
+use super::link::{Around, Fifo, Need};
+use crate::bootstrap::Bootstrap;
+use crate::device::Caps;
+use crate::error::{Error, Result};
+use crate::log::{self, Subsys};
+use crate::plugins;
+use crate::wait::Wait;
+
+/// Tag of handles in the bootstrap; the lane is added.
+const HANDLE_TAG: u64 = 0x4e45_5403_0000;
+
+/// A collnet plugin, opened for a communicator.
+pub struct CollNet {
+    /// Its name.
+    pub name: String,
+    context: Box<dyn CollNetContext>,
+    device: u32,
+    /// What it reduces: see [`hawser_plan::World::collnet`].
+    pub reduces: u64,
+    /// Whether it reads and writes GPU memory.
+    pub reaches_gpus: bool,
+}
+
+impl CollNet {
+    /// Opens the first usable collnet plugin, if there is any.
+    pub fn open(comm_id: u64, caps: &Caps) -> Option<Self> {
+        plugins::collnets().into_iter().find_map(|plugin| {
+            let opened = plugin.open(comm_id, &plugins::log()).map_err(Error::from);
+            let found = opened.and_then(|context| Self::with(plugin.name(), context, caps));
+            found
+                .inspect_err(|e| {
+                    log::info(Subsys::Net, || format!("collnet {} cannot be used: {e}", plugin.name()));
+                })
+                .ok()
+        })
+    }
+
+    fn with(name: &str, context: Box<dyn CollNetContext>, _caps: &Caps) -> Result<Self> {
+        if context.devices()? == 0 {
+            return Err(Error::invalid_usage("it has no devices"));
+        }
+        let properties = context.properties(0)?;
+        if !properties.memory.contains(MemoryKinds::HOST) {
+            return Err(Error::invalid_usage("its device cannot read host memory"));
+        }
+        let mut reduces = 0;
+        for dtype in DataType::ALL {
+            for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min] {
+                let supported = context.supports(dtype, op)?;
+                reduces |= u64::from(supported) << (5 * dtype as u64 + op as u64);
+            }
+        }
+        let reaches_gpus = properties.memory.contains(MemoryKinds::CUDA);
+        Ok(Self { name: name.to_owned(), context, device: 0, reduces, reaches_gpus })
+    }
+}
+
+/// The ranks of a connection.
+#[derive(Clone)]
+pub struct Rail {
+    /// The rank with this rank's place on each host, in the order of hosts.
+    pub ranks: Vec<u32>,
+    /// This rank's position among them.
+    pub own: usize,
+}
+
+/// Both FIFOs of a lane, and the connection behind them.
+pub struct CollLink {
+    lane: u32,
+    rail: Rail,
+    send: Fifo,
+    recv: Fifo,
+    state: State,
+    posted: u64,
+    done: u64,
+    requests: VecDeque<Request>,
+}
+
+enum State {
+    /// Handles of the others are on their way.
+    Gathering {
+        listener: Box<dyn CollNetListener>,
+        handles: Vec<Option<Handle>>,
+    },
+    /// A thread joins the ranks.
+    Joining(mpsc::Receiver<Result<Box<dyn CollNetComm>>>),
+    Open {
+        comm: Box<dyn CollNetComm>,
+        send: Registration,
+        recv: Registration,
+    },
+    Closed,
+}
+
+impl CollLink {
+    /// Listens, and tells the others of the rail where. May wait for the bootstrap to take messages.
+    pub fn new(
+        lane: u32,
+        net: &CollNet,
+        rail: Rail,
+        (send, recv): (Fifo, Fifo),
+        bootstrap: &Bootstrap,
+        wait: &Wait,
+    ) -> Result<Self> {
+        let (handle, listener) = net.context.listen(net.device)?;
+        let mut handles = vec![None; rail.ranks.len()];
+        handles[rail.own] = Some(handle);
+        for &peer in rail.ranks.iter().filter(|&&r| r != bootstrap.rank()) {
+            bootstrap.send(peer, HANDLE_TAG + u64::from(lane), &handle, wait)?;
+        }
+        let state = State::Gathering { listener, handles };
+        Ok(Self { lane, rail, send, recv, state, posted: 0, done: 0, requests: VecDeque::new() })
+    }
+
+    /// The lane and, for texts, the first of the other ranks.
+    pub fn need(&self) -> Need {
+        let peer =
+            self.rail.ranks.iter().enumerate().find(|(i, _)| *i != self.rail.own).map_or(0, |(_, r)| *r);
+        Need { lane: self.lane, peer, send: true }
+    }
+
+    /// All ranks of the connection.
+    pub fn ranks(&self) -> &[u32] {
+        &self.rail.ranks
+    }
+
+    /// Whether everything that the device wrote has been reduced.
+    pub fn is_drained(&self) -> bool {
+        self.done == self.send.filled()
+    }
+
+    /// Moves on as far as possible without waiting; says whether anything moved.
+    pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
+        match &mut self.state {
+            State::Gathering { .. } => self.gather(around.bootstrap),
+            State::Joining(result) => {
+                let mut comm = match result.try_recv() {
+                    Ok(joined) => joined?,
+                    Err(TryRecvError::Empty) => return Ok(false),
+                    Err(TryRecvError::Disconnected) => {
+                        return Err(Error::internal("the collnet plugin panicked while it joined the ranks"));
+                    }
+                };
+                // SAFETY: the FIFOs' memory lives until the connection is closed.
+                let (send, recv) =
+                    unsafe { (comm.register(&self.send.region())?, comm.register(&self.recv.region())?) };
+                self.state = State::Open { comm, send, recv };
+                Ok(true)
+            }
+            State::Open { .. } => self.carry(),
+            State::Closed => Ok(false),
+        }
+    }
+
+    fn gather(&mut self, bootstrap: &Bootstrap) -> Result<bool> {
+        let State::Gathering { handles, .. } = &mut self.state else { return Ok(false) };
+        for (peer, handle) in self.rail.ranks.iter().zip(handles.iter_mut()).filter(|(_, h)| h.is_none()) {
+            if let Some(bytes) = bootstrap.take(*peer, HANDLE_TAG + u64::from(self.lane)) {
+                *handle = Some(bytes.as_slice().try_into().map_err(|_| {
+                    let text = format!("a collnet handle of {} bytes, expected {HANDLE_BYTES}", bytes.len());
+                    Error::remote(text)
+                })?);
+            }
+        }
+        let Some(handles) = handles.iter().copied().collect::<Option<Vec<Handle>>>() else {
+            return Ok(false);
+        };
+        let State::Gathering { listener, .. } = std::mem::replace(&mut self.state, State::Closed) else {
+            return Ok(false);
+        };
+        let (tell, result) = mpsc::channel();
+        let own = self.rail.own as u32;
+        let join = move || drop(tell.send(listener.connect(&handles, own).map_err(Error::from)));
+        std::thread::Builder::new()
+            .name("hawser-collnet".into())
+            .spawn(join)
+            .map_err(|e| Error::system("starting a thread that joins a collnet", e))?;
+        self.state = State::Joining(result);
+        Ok(true)
+    }
+
+    /// Reduces every slot that is filled and has room to come back to.
+    fn carry(&mut self) -> Result<bool> {
+        let State::Open { comm, send, recv } = &mut self.state else { return Ok(false) };
+        let mut moved = false;
+        let ready = self.send.filled().min(self.recv.emptied() + self.recv.depth());
+        while self.posted < ready {
+            let told = self.send.told(self.posted);
+            let (bytes, dtype, op) = decode(told, self.send.slot_bytes())?;
+            let from = (self.send.slot_address(self.posted), *send);
+            let to = (self.recv.slot_address(self.posted), *recv);
+            // SAFETY: both slots lie in registered FIFOs, which the device leaves alone until the counters below move.
+            let request = unsafe { comm.iall_reduce(from, to, bytes / dtype.size(), dtype, op) }?;
+            let Some(request) = request else { break };
+            self.requests.push_back(request);
+            self.posted += 1;
+            moved = true;
+        }
+        while let Some(&request) = self.requests.front()
+            && comm.test(request)?.is_some()
+        {
+            self.requests.pop_front();
+            self.done += 1;
+            self.recv.publish_tail(self.done);
+            self.send.publish_credit(self.done);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Closes the connection. Errors are of no use any more.
+    pub fn close(&mut self) {
+        if let State::Open { comm, send, recv } = &mut self.state
+            && self.requests.is_empty()
+        {
+            let _ = (comm.deregister(*send), comm.deregister(*recv));
+        }
+        self.state = State::Closed;
+    }
+}
+
+/// Bytes, type and operation of a slot.
+fn decode(told: u32, most: usize) -> Result<(usize, DataType, ReduceOp)> {
+    let bytes = (told & ((1 << TAG_SHIFT) - 1)) as usize;
+    let (dtype, op) = ((told >> TAG_SHIFT & 0xf) as usize, (told >> (TAG_SHIFT + 4)) as usize);
+    let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
+    match (DataType::ALL.get(dtype), ops.get(op)) {
+        (Some(&dtype), Some(&op)) if bytes <= most => Ok((bytes, dtype, op)),
+        _ => Err(Error::internal(format!("a slot of {most} bytes is marked {told:#x}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hawser_plan::device_plan::{DeviceOp, tag};
+
+    #[test]
+    fn tags_are_read_back() {
+        let told = 4096 | tag(hawser_plan::DataType::Bfloat16, DeviceOp::Max);
+        assert_eq!(decode(told, 8192).unwrap(), (4096, DataType::Bfloat16, ReduceOp::Max));
+        assert!(decode(told, 4000).is_err());
+        assert!(decode(0xf << TAG_SHIFT, 8192).is_err());
+    }
+}
