@@ -25,9 +25,7 @@ pub struct Calls {
     pub listen: Listen,
     pub connect: Connect,
     pub accept: Accept,
-    pub reg_mr: RegMr,
-    pub reg_mr_dma_buf: Option<RegMrDmaBuf>,
-    pub dereg_mr: DeregMr,
+    pub memory: Memory,
     pub isend: Isend,
     pub irecv: Irecv,
     pub iflush: Option<Iflush>,
@@ -75,6 +73,14 @@ pub enum Accept {
     V7(AcceptV7),
 }
 
+/// Registration.
+#[allow(missing_docs)] // NCCL's functions
+pub struct Memory {
+    pub register: RegMr,
+    pub register_dma_buf: Option<RegMrDmaBuf>,
+    pub deregister: DeregMr,
+}
+
 /// The forms of `regMr`.
 #[allow(missing_docs)] // named by version
 pub enum RegMr {
@@ -110,8 +116,8 @@ pub enum MakeVDevice {
 pub enum Failure {
     /// The plugin returned this code.
     Code(c_int),
-    /// The length does not fit the int of this version.
-    Length(usize),
+    /// The length is more than this version's type can say.
+    Length { length: usize, most: usize },
     /// The plugin does not have this call.
     Absent,
 }
@@ -121,20 +127,18 @@ impl Failure {
     pub fn error(self, what: &str) -> Error {
         match self {
             Self::Code(code) => failure(code, what),
-            Self::Length(length) => Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "{what}: {length} exceeds {}, the most this version can take: use pieces",
-                    c_int::MAX
-                ),
-            ),
+            Self::Length { length, most } => {
+                let text =
+                    format!("{what}: {length} is more than {most}, the most this version takes: use pieces");
+                Error::new(ErrorKind::InvalidArgument, text)
+            }
             Self::Absent => Error::unsupported(what),
         }
     }
 }
 
 /// What a call gives.
-type Outcome<T> = std::result::Result<T, Failure>;
+pub type Outcome<T> = std::result::Result<T, Failure>;
 
 /// The entry may be called when `calls` came from a table that keeps its version's contract, and the objects that are
 /// passed came from the same table and are open. All methods below share this and say only what comes on top.
@@ -173,38 +177,6 @@ impl Calls {
             }
         };
         outcome(code, context)
-    }
-
-    /// Number of devices, as the plugin says.
-    ///
-    /// # Safety
-    /// See the impl block.
-    pub unsafe fn devices(&self) -> Outcome<c_int> {
-        let mut devices = 0;
-        // SAFETY: a valid pointer.
-        let code = unsafe { (self.devices)(&raw mut devices) };
-        outcome(code, devices)
-    }
-
-    /// A listener, NULL if the plugin breaks its contract. `handle` is filled in.
-    ///
-    /// # Safety
-    /// See the impl block; `handle` points to 128 writable bytes.
-    pub unsafe fn listen(
-        &self,
-        context: *mut c_void,
-        device: c_int,
-        handle: *mut c_void,
-    ) -> Outcome<*mut c_void> {
-        let mut listener = null_mut();
-        // SAFETY: the signature goes with the version; the pointers are valid for the call.
-        let code = unsafe {
-            match self.listen {
-                Listen::V6(listen) => listen(device, handle, &raw mut listener),
-                Listen::V11(listen) => listen(context, device, handle, &raw mut listener),
-            }
-        };
-        outcome(code, listener)
     }
 
     /// The sending end, NULL if it is not there yet.
@@ -250,48 +222,6 @@ impl Calls {
             }
         };
         outcome(code, receiver)
-    }
-
-    /// Registers memory. The result is the plugin's, and NULL with plugins that need none.
-    ///
-    /// # Safety
-    /// See the impl block; the memory stays valid until it is deregistered.
-    pub unsafe fn register(
-        &self,
-        connection: *mut c_void,
-        addr: u64,
-        bytes: usize,
-        kind: c_int,
-    ) -> Outcome<*mut c_void> {
-        let mut registration = null_mut();
-        let out = &raw mut registration;
-        // SAFETY: the signature goes with the version; the caller vouches for the memory.
-        let code = unsafe {
-            match self.reg_mr {
-                RegMr::V6(register) => register(connection, pointer(addr), int(bytes)?, kind, out),
-                RegMr::V8(register) => register(connection, pointer(addr), bytes, kind, out),
-            }
-        };
-        outcome(code, registration)
-    }
-
-    /// Registers memory by a descriptor.
-    ///
-    /// # Safety
-    /// As [`Calls::register`].
-    pub unsafe fn register_dma_buf(
-        &self,
-        connection: *mut c_void,
-        (addr, bytes): (u64, usize),
-        kind: c_int,
-        (descriptor, offset): (c_int, u64),
-    ) -> Outcome<*mut c_void> {
-        let mut registration = null_mut();
-        let register = self.reg_mr_dma_buf.ok_or(Failure::Absent)?;
-        let (data, out) = (pointer(addr), &raw mut registration);
-        // SAFETY: the caller vouches for the memory and its descriptor.
-        let code = unsafe { register(connection, data, bytes, kind, offset, descriptor, out) };
-        outcome(code, registration)
     }
 
     /// Begins to send. NULL: not now.
@@ -371,41 +301,6 @@ impl Calls {
         outcome(code, request)
     }
 
-    /// Whether a request is over. `sizes` always has room for the largest group.
-    ///
-    /// # Safety
-    /// See the impl block; the request is in flight.
-    pub unsafe fn test(&self, request: *mut c_void, sizes: &mut [c_int; MAX_RECVS]) -> Outcome<bool> {
-        let mut done = 0;
-        // SAFETY: the request is in flight, the pointers are valid for the call.
-        let code = unsafe { (self.test)(request, &raw mut done, sizes.as_mut_ptr()) };
-        outcome(code, done != 0)
-    }
-
-    /// Makes a virtual device and returns its number, as the plugin says.
-    ///
-    /// # Safety
-    /// See the impl block.
-    pub unsafe fn make_v_device(&self, members: &[u32]) -> Outcome<c_int> {
-        let make = self.make_v_device.as_ref().ok_or(Failure::Absent)?;
-        let mut device = -1;
-        let count = int(members.len())?;
-        // SAFETY: the signature goes with the version; the pointers are valid for the call.
-        let code = unsafe {
-            match make {
-                MakeVDevice::V9(make) => {
-                    let mut members = Members4 { count, devices: padded(members)? };
-                    make(&raw mut device, &raw mut members)
-                }
-                MakeVDevice::V12(make) => {
-                    let mut members = Members8 { count, devices: padded(members)? };
-                    make(&raw mut device, &raw mut members)
-                }
-            }
-        };
-        outcome(code, device)
-    }
-
     /// Passes a hint on, if the plugin wants any.
     ///
     /// # Safety
@@ -415,6 +310,98 @@ impl Calls {
         // SAFETY: a valid pointer.
         let code = unsafe { set(context, &raw mut attributes) };
         outcome(code, ())
+    }
+}
+
+impl Listen {
+    /// A listener, NULL if the plugin breaks its contract. `handle` is filled in.
+    ///
+    /// # Safety
+    /// As with [`Calls`]; `handle` points to 128 writable bytes.
+    pub unsafe fn call(
+        &self,
+        context: *mut c_void,
+        device: c_int,
+        handle: *mut c_void,
+    ) -> Outcome<*mut c_void> {
+        let mut listener = null_mut();
+        // SAFETY: the signature goes with the version; the pointers are valid for the call.
+        let code = unsafe {
+            match self {
+                Self::V6(listen) => listen(device, handle, &raw mut listener),
+                Self::V11(listen) => listen(context, device, handle, &raw mut listener),
+            }
+        };
+        outcome(code, listener)
+    }
+}
+
+impl Memory {
+    /// Registers memory. The result is the plugin's, and NULL with plugins that need none.
+    ///
+    /// # Safety
+    /// As with [`Calls`]; the memory stays valid until it is deregistered.
+    pub unsafe fn register(
+        &self,
+        connection: *mut c_void,
+        addr: u64,
+        bytes: usize,
+        kind: c_int,
+    ) -> Outcome<*mut c_void> {
+        let mut registration = null_mut();
+        let out = &raw mut registration;
+        // SAFETY: the signature goes with the version; the caller vouches for the memory.
+        let code = unsafe {
+            match self.register {
+                RegMr::V6(register) => register(connection, pointer(addr), int(bytes)?, kind, out),
+                RegMr::V8(register) => register(connection, pointer(addr), bytes, kind, out),
+            }
+        };
+        outcome(code, registration)
+    }
+
+    /// Registers memory by a descriptor.
+    ///
+    /// # Safety
+    /// As [`Memory::register`].
+    pub unsafe fn register_dma_buf(
+        &self,
+        connection: *mut c_void,
+        (addr, bytes): (u64, usize),
+        kind: c_int,
+        (descriptor, offset): (c_int, u64),
+    ) -> Outcome<*mut c_void> {
+        let mut registration = null_mut();
+        let register = self.register_dma_buf.ok_or(Failure::Absent)?;
+        let (data, out) = (pointer(addr), &raw mut registration);
+        // SAFETY: the caller vouches for the memory and its descriptor.
+        let code = unsafe { register(connection, data, bytes, kind, offset, descriptor, out) };
+        outcome(code, registration)
+    }
+}
+
+impl MakeVDevice {
+    /// Makes a virtual device and returns its number, as the plugin says.
+    ///
+    /// # Safety
+    /// As with [`Calls`].
+    pub unsafe fn call(&self, members: &[u32]) -> Outcome<c_int> {
+        let mut device = -1;
+        let count = int(members.len())?;
+        // SAFETY: the signature goes with the version; the pointers are valid for the call.
+        let code = unsafe {
+            match self {
+                Self::V9(make) => {
+                    let mut members = Members4 { count, devices: padded(members)? };
+                    make(&raw mut device, &raw mut members)
+                }
+                Self::V12(make) => {
+                    let mut members = Members8 { count, devices: padded(members)? };
+                    make(&raw mut device, &raw mut members)
+                }
+            }
+        };
+        outcome(code, device)
     }
 }
 
@@ -458,7 +445,7 @@ pub fn outcome<T>(code: c_int, result: T) -> Outcome<T> {
 
 /// A length for the versions that count in ints.
 pub fn int(length: usize) -> Outcome<c_int> {
-    c_int::try_from(length).map_err(|_| Failure::Length(length))
+    c_int::try_from(length).map_err(|_| Failure::Length { length, most: c_int::MAX as usize })
 }
 
 /// What the traits carry as a number is a pointer to the plugin.

@@ -1,27 +1,25 @@
 //! Connections of a C plugin behind our traits.
 
-use std::cell::UnsafeCell;
-use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use hawser_plugin::net::{
-    Connector, HANDLE_BYTES, Handle, Listener, MAX_RECVS, MemoryKinds, Receiver, Region, Registration,
-    Request, Segment, Sender,
+    Connector, HANDLE_BYTES, Handle, Listener, MAX_RECVS, Receiver, Region, Registration, Request, Segment,
+    Sender,
 };
 use hawser_plugin::{Error, ErrorKind, Result};
 
-use super::adapter::{Context, Object};
-use super::calls::{number, outcome, pointer};
+use super::adapter::{Context, Loaded};
+use super::calls::{outcome, pointer};
+use super::shared::{Flight, HandleBuffer, InFlight, Object, believed};
 
 /// Opens a listener and returns the handle that the plugin filled in.
 pub fn listen(context: &Arc<Context>, device: u32) -> Result<(Handle, Box<dyn Listener>)> {
-    let plugin = &context.plugin;
-    let number = plugin.device(device)?;
-    let max_recvs = plugin.properties(device, &context.log)?.max_recvs as usize;
+    let Loaded { calls, plugin } = &*context.loaded;
+    let max_recvs = context.properties(device)?.max_recvs as usize;
     let mut handle = HandleBuffer::new(&[0; HANDLE_BYTES]);
     // SAFETY: the context is open and the device exists; the buffer is valid for the call.
-    let comm = unsafe { plugin.calls.listen(context.object.0, number, handle.address()) };
+    let comm = unsafe { calls.listen.call(context.object.0, device as c_int, handle.address()) };
     let comm = comm.map_err(|failure| plugin.error(&format!("listen on device {device}"), failure))?;
     if comm.is_null() {
         return Err(plugin.broken("listen", "gave no listener"));
@@ -32,34 +30,9 @@ pub fn listen(context: &Arc<Context>, device: u32) -> Result<(Handle, Box<dyn Li
 
 /// Begins to connect.
 pub fn connect(context: &Arc<Context>, device: u32, handle: &Handle) -> Result<Box<dyn Connector>> {
-    let number = context.plugin.device(device)?;
-    let max_recvs = context.plugin.properties(device, &context.log)?.max_recvs as usize;
-    Ok(Box::new(AdaptedConnector {
-        context: context.clone(),
-        device: number,
-        handle: Box::new(HandleBuffer::new(handle)),
-        max_recvs,
-        used: false,
-    }))
-}
-
-/// A handle where a plugin may keep the state of a connection on its way: it has its own memory, which stays where it
-/// is, aligned for whatever struct the plugin sees in it.
-#[repr(C, align(64))]
-struct HandleBuffer(UnsafeCell<Handle>);
-
-impl HandleBuffer {
-    fn new(handle: &Handle) -> Self {
-        Self(UnsafeCell::new(*handle))
-    }
-
-    fn address(&self) -> *mut c_void {
-        self.0.get().cast()
-    }
-
-    fn bytes(&mut self) -> &Handle {
-        self.0.get_mut()
-    }
+    let max_recvs = context.properties(device)?.max_recvs as usize;
+    let (context, handle) = (context.clone(), Box::new(HandleBuffer::new(handle)));
+    Ok(Box::new(AdaptedConnector { context, device: device as c_int, handle, max_recvs, used: false }))
 }
 
 struct AdaptedListener {
@@ -71,27 +44,27 @@ struct AdaptedListener {
 
 impl Listener for AdaptedListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
-        let plugin = &self.context.plugin;
+        let Loaded { calls, plugin } = &*self.context.loaded;
         if self.used {
             return Err(Error::internal("this listener is used up: it has accepted, or failed to"));
         }
         // SAFETY: the listener is open.
-        let comm = unsafe { plugin.calls.accept(self.comm.0) };
+        let comm = unsafe { calls.accept(self.comm.0) };
         let comm = comm.inspect_err(|_| self.used = true);
         let comm = comm.map_err(|failure| plugin.error("accept", failure))?;
         if comm.is_null() {
             return Ok(None);
         }
         self.used = true;
-        let end = Connection::new(&self.context, comm, self.max_recvs, plugin.calls.max_requests);
-        Ok(Some(Box::new(AdaptedReceiver(end))))
+        let end = Connection::new(&self.context, comm, calls.max_requests);
+        Ok(Some(Box::new(AdaptedReceiver { end, max_recvs: self.max_recvs })))
     }
 }
 
 impl Drop for AdaptedListener {
     fn drop(&mut self) {
         // SAFETY: the listener is open and not used any more.
-        let code = unsafe { (self.context.plugin.calls.close_listen)(self.comm.0) };
+        let code = unsafe { (self.context.loaded.calls.close_listen)(self.comm.0) };
         self.context.log_failure("closeListen", code);
     }
 }
@@ -107,21 +80,20 @@ struct AdaptedConnector {
 impl Connector for AdaptedConnector {
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>> {
         let context = &self.context;
-        let plugin = &context.plugin;
+        let Loaded { calls, plugin } = &*context.loaded;
         if self.used {
             return Err(Error::internal("this connector is used up: it has connected, or failed to"));
         }
         let (device, class, handle) = (self.device, context.traffic_class, self.handle.address());
         // SAFETY: the context is open, the device exists; the buffer is the same at each attempt.
-        let comm = unsafe { plugin.calls.connect(context.object.0, device, class, handle) };
+        let comm = unsafe { calls.connect(context.object.0, device, class, handle) };
         let comm = comm.inspect_err(|_| self.used = true);
         let comm = comm.map_err(|failure| plugin.error(&format!("connect on device {device}"), failure))?;
         if comm.is_null() {
             return Ok(None);
         }
         self.used = true;
-        let limit = plugin.calls.max_requests * self.max_recvs;
-        Ok(Some(Box::new(AdaptedSender(Connection::new(context, comm, self.max_recvs, limit)))))
+        Ok(Some(Box::new(AdaptedSender(Connection::new(context, comm, calls.max_requests * self.max_recvs)))))
     }
 }
 
@@ -129,91 +101,36 @@ impl Connector for AdaptedConnector {
 struct Connection {
     context: Arc<Context>,
     comm: Object,
-    /// Receives that the device can group.
-    max_recvs: usize,
-    /// Requests that the plugin can hold. More are refused with "not now"; some plugins fail instead.
-    limit: usize,
-    /// Oldest first.
-    in_flight: VecDeque<Flight>,
-}
-
-/// A request in flight.
-struct Flight {
-    request: Request,
-    /// Bytes per segment; none of a flush.
-    bytes: [usize; MAX_RECVS],
+    in_flight: InFlight,
 }
 
 impl Connection {
-    fn new(context: &Arc<Context>, comm: *mut c_void, max_recvs: usize, limit: usize) -> Self {
-        Self { context: context.clone(), comm: Object(comm), max_recvs, limit, in_flight: VecDeque::new() }
+    fn new(context: &Arc<Context>, comm: *mut c_void, limit: usize) -> Self {
+        Self { context: context.clone(), comm: Object(comm), in_flight: InFlight::new(limit) }
     }
 
     /// # Safety
     /// As [`Sender::register`].
     unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
-        let plugin = &self.context.plugin;
-        let made = match (region.kind, region.dmabuf) {
-            (MemoryKinds::HOST | MemoryKinds::CUDA, _) => {
-                // SAFETY: the connection is open; the caller vouches for the memory.
-                let made = unsafe {
-                    plugin.calls.register(self.comm.0, region.addr, region.bytes, region.kind.0 as c_int)
-                };
-                made.map_err(|failure| plugin.error("regMr", failure))
-            }
-            (MemoryKinds::DMABUF, Some(descriptor)) => {
-                let memory = (region.addr, region.bytes);
-                // NCCL names the kind of memory, not the way to it.
-                let kind = MemoryKinds::CUDA.0 as c_int;
-                // SAFETY: as above.
-                let made = unsafe { plugin.calls.register_dma_buf(self.comm.0, memory, kind, descriptor) };
-                made.map_err(|failure| plugin.error("regMrDmaBuf", failure))
-            }
-            (kind, _) => {
-                let text = format!(
-                    "cannot register memory of kind {}: name one kind, and DMA-BUF with its descriptor",
-                    kind.0
-                );
-                Err(Error::new(ErrorKind::InvalidArgument, text))
-            }
-        };
-        Ok(Registration(number(made?)))
+        let Loaded { calls, plugin } = &*self.context.loaded;
+        // SAFETY: the connection is open; the caller vouches for the memory.
+        unsafe { plugin.register(&calls.memory, self.comm.0, region) }
     }
 
     fn deregister(&mut self, registration: Registration) -> Result<()> {
-        let plugin = &self.context.plugin;
-        // SAFETY: the connection is open; the plugin gave this registration.
-        let code = unsafe { (plugin.calls.dereg_mr)(self.comm.0, pointer(registration.0)) };
-        outcome(code, ()).map_err(|failure| plugin.error("deregMr", failure))
+        let Loaded { calls, plugin } = &*self.context.loaded;
+        // SAFETY: the connection is open; the host names a registration of it.
+        unsafe { plugin.deregister(&calls.memory, self.comm.0, registration) }
     }
 
-    fn is_full(&self) -> bool {
-        self.in_flight.len() >= self.limit
-    }
-
-    /// Keeps what a call began; NULL was "not now".
-    fn began(&mut self, request: *mut c_void, segments: &[Segment]) -> Option<Request> {
-        if request.is_null() {
-            return None;
-        }
-        let request = Request(number(request));
-        let mut bytes = [0; MAX_RECVS];
-        bytes.iter_mut().zip(segments).for_each(|(bytes, segment)| *bytes = segment.bytes);
-        self.in_flight.push_back(Flight { request, bytes });
-        Some(request)
-    }
-
-    /// Whether a request is over; then it is forgotten, and `sizes` holds what the plugin wrote. `sizes` comes in as
-    /// what counts if the plugin writes nothing.
+    /// As [`InFlight::test`].
     fn test(&mut self, request: Request, sizes: &mut [c_int; MAX_RECVS]) -> Result<Option<Flight>> {
-        let plugin = &self.context.plugin;
-        let Some(at) = self.in_flight.iter().position(|flight| flight.request == request) else {
-            return Err(Error::internal(format!("test: request {:#x} is not in flight", request.0)));
-        };
-        // SAFETY: the plugin gave this request and has not said yet that it is over.
-        let done = unsafe { plugin.calls.test(pointer(request.0), sizes) };
-        let done = done.map_err(|failure| plugin.error("test", failure))?;
-        Ok(if done { self.in_flight.remove(at) } else { None })
+        let Loaded { calls, plugin } = &*self.context.loaded;
+        self.in_flight.test(request, sizes, |request, done, sizes| {
+            // SAFETY: the plugin gave this request and has not said yet that it is over; the pointers are valid.
+            let code = unsafe { (calls.test)(request, done, sizes) };
+            outcome(code, ()).map_err(|failure| plugin.error("test", failure))
+        })
     }
 }
 
@@ -230,24 +147,21 @@ impl Sender for AdaptedSender {
     }
 
     unsafe fn isend(&mut self, segment: &Segment) -> Result<Option<Request>> {
-        if self.0.is_full() {
+        if self.0.in_flight.is_full() {
             return Ok(None);
         }
-        let plugin = &self.0.context.plugin;
+        let Loaded { calls, plugin } = &*self.0.context.loaded;
         // SAFETY: the connection is open; the caller vouches for the segment.
-        let request = unsafe { plugin.calls.isend(self.0.comm.0, segment) };
+        let request = unsafe { calls.isend(self.0.comm.0, segment) };
         let request = request.map_err(|failure| plugin.error("isend", failure))?;
-        Ok(self.0.began(request, std::slice::from_ref(segment)))
+        Ok(self.0.in_flight.began(request, [segment.bytes]))
     }
 
     fn test(&mut self, request: Request) -> Result<Option<usize>> {
         const UNWRITTEN: c_int = -1;
         let mut sizes = [UNWRITTEN; MAX_RECVS];
-        let Some(flight) = self.0.test(request, &mut sizes)? else { return Ok(None) };
-        // NCCL does not look at the size of a send, so plugins are careless with it: what cannot be is not believed.
-        let posted = flight.bytes[0];
-        let said = usize::try_from(sizes[0]).ok().filter(|said| *said <= posted);
-        Ok(Some(if posted > c_int::MAX as usize { posted } else { said.unwrap_or(posted) }))
+        let flight = self.0.test(request, &mut sizes)?;
+        Ok(flight.map(|flight| believed(sizes[0], flight.bytes[0])))
     }
 }
 
@@ -255,16 +169,20 @@ impl Drop for AdaptedSender {
     fn drop(&mut self) {
         let context = &self.0.context;
         // SAFETY: the connection is open and not used any more.
-        context.log_failure("closeSend", unsafe { (context.plugin.calls.close_send)(self.0.comm.0) });
+        context.log_failure("closeSend", unsafe { (context.loaded.calls.close_send)(self.0.comm.0) });
     }
 }
 
-struct AdaptedReceiver(Connection);
+struct AdaptedReceiver {
+    end: Connection,
+    /// Receives that the device can group.
+    max_recvs: usize,
+}
 
 impl AdaptedReceiver {
     /// Refuses groups that would overrun the plugin's arrays, or ours.
     fn check_group(&self, segments: &[Segment]) -> Result<()> {
-        let most = self.0.max_recvs;
+        let most = self.max_recvs;
         if (1..=most).contains(&segments.len()) {
             return Ok(());
         }
@@ -276,23 +194,23 @@ impl AdaptedReceiver {
 impl Receiver for AdaptedReceiver {
     unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
         // SAFETY: the caller's promise.
-        unsafe { self.0.register(region) }
+        unsafe { self.end.register(region) }
     }
 
     fn deregister(&mut self, registration: Registration) -> Result<()> {
-        self.0.deregister(registration)
+        self.end.deregister(registration)
     }
 
     unsafe fn irecv(&mut self, segments: &[Segment], optional_completion: bool) -> Result<Option<Request>> {
         self.check_group(segments)?;
-        if self.0.is_full() {
+        if self.end.in_flight.is_full() {
             return Ok(None);
         }
-        let plugin = &self.0.context.plugin;
+        let Loaded { calls, plugin } = &*self.end.context.loaded;
         // SAFETY: the connection is open; the caller vouches for the segments.
-        let request = unsafe { plugin.calls.irecv(self.0.comm.0, segments, optional_completion) };
+        let request = unsafe { calls.irecv(self.end.comm.0, segments, optional_completion) };
         let request = request.map_err(|failure| plugin.error("irecv", failure))?;
-        Ok(self.0.began(request, segments))
+        Ok(self.end.in_flight.began(request, segments.iter().map(|segment| segment.bytes)))
     }
 
     unsafe fn flush(&mut self, segments: &[Segment]) -> Result<Option<Request>> {
@@ -300,18 +218,18 @@ impl Receiver for AdaptedReceiver {
             return Ok(None);
         }
         self.check_group(segments)?;
-        let plugin = &self.0.context.plugin;
+        let Loaded { calls, plugin } = &*self.end.context.loaded;
         // SAFETY: the connection is open; the caller vouches for the segments.
-        let request = unsafe { plugin.calls.iflush(self.0.comm.0, segments) };
+        let request = unsafe { calls.iflush(self.end.comm.0, segments) };
         let request = request.map_err(|failure| plugin.error("iflush", failure))?;
-        Ok(self.0.began(request, &[]))
+        Ok(self.end.in_flight.began(request, []))
     }
 
     fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool> {
         let preset: [usize; MAX_RECVS] = std::array::from_fn(|at| sizes.get(at).copied().unwrap_or(0));
         let told = preset.map(|size| c_int::try_from(size).unwrap_or(c_int::MAX));
         let mut written = told;
-        let Some(flight) = self.0.test(request, &mut written)? else { return Ok(false) };
+        let Some(flight) = self.end.test(request, &mut written)? else { return Ok(false) };
         for (at, size) in sizes.iter_mut().enumerate().take(MAX_RECVS) {
             let room = flight.bytes[at];
             // The ABI's sizes are ints: of a buffer beyond their range they say nothing.
@@ -320,26 +238,26 @@ impl Receiver for AdaptedReceiver {
             }
             *size = usize::try_from(written[at]).ok().filter(|said| *said <= room).ok_or_else(|| {
                 let text = format!("says {} bytes arrived in a buffer of {room}", written[at]);
-                self.0.context.plugin.broken("test", text)
+                self.end.context.loaded.plugin.broken("test", text)
             })?;
         }
         Ok(true)
     }
 
     fn consumed(&mut self, segments: usize, request: Request) -> Result<()> {
-        let plugin = &self.0.context.plugin;
-        let Some(consumed) = plugin.calls.irecv_consumed else { return Ok(()) };
+        let Loaded { calls, plugin } = &*self.end.context.loaded;
+        let Some(consumed) = calls.irecv_consumed else { return Ok(()) };
         let count = c_int::try_from(segments).unwrap_or(c_int::MAX);
         // SAFETY: the connection is open; the caller names a request of it.
-        let code = unsafe { consumed(self.0.comm.0, count, pointer(request.0)) };
+        let code = unsafe { consumed(self.end.comm.0, count, pointer(request.0)) };
         outcome(code, ()).map_err(|failure| plugin.error("irecvConsumed", failure))
     }
 }
 
 impl Drop for AdaptedReceiver {
     fn drop(&mut self) {
-        let context = &self.0.context;
+        let context = &self.end.context;
         // SAFETY: the connection is open and not used any more.
-        context.log_failure("closeRecv", unsafe { (context.plugin.calls.close_recv)(self.0.comm.0) });
+        context.log_failure("closeRecv", unsafe { (context.loaded.calls.close_recv)(self.end.comm.0) });
     }
 }

@@ -7,12 +7,13 @@
 //!
 //! *Hawser to NCCL*: [`export_nccl_net!`](crate::export_nccl_net) makes a Rust plugin loadable by NVIDIA's library.
 
-mod abi;
+pub(crate) mod abi;
 mod adapter;
-mod calls;
+pub(crate) mod calls;
 mod connection;
 pub mod export;
 mod properties;
+pub(crate) mod shared;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -73,5 +74,6 @@ unsafe fn load(
     // SAFETY: the caller's promise.
     let calls = unsafe { (version.read)(table) };
     let calls = calls.map_err(|missing| format!("{symbol} '{name}' cannot be used: {missing}"))?;
-    Ok(Found { symbol, plugin: Arc::new(adapter::Adapter::new(symbol, name, calls, library)) })
+    let plugin = shared::Plugin::new("net plugin", symbol, name, library);
+    Ok(Found { symbol, plugin: Arc::new(adapter::Adapter::new(calls, plugin)) })
 }

@@ -8,7 +8,7 @@ use super::properties::{GetProperties, PropertiesReader};
 use super::signatures::*;
 use super::v9::NetProperties;
 use crate::common::{Missing, required};
-use crate::net::calls::{Accept, Calls, Connect, Init, Irecv, Isend, Listen, MakeVDevice, RegMr};
+use crate::net::calls::{Accept, Calls, Connect, Init, Irecv, Isend, Listen, MakeVDevice, Memory, RegMr};
 
 /// `ncclNet_v10_t`.
 #[derive(Clone, Copy)]
@@ -53,9 +53,11 @@ impl super::Table for Net {
             listen: Listen::V6(required(self.listen, "listen")?),
             connect: Connect::V10(required(self.connect, "connect")?),
             accept: Accept::V7(required(self.accept, "accept")?),
-            reg_mr: RegMr::V8(required(self.reg_mr, "regMr")?),
-            reg_mr_dma_buf: self.reg_mr_dma_buf,
-            dereg_mr: required(self.dereg_mr, "deregMr")?,
+            memory: Memory {
+                register: RegMr::V8(required(self.reg_mr, "regMr")?),
+                register_dma_buf: self.reg_mr_dma_buf,
+                deregister: required(self.dereg_mr, "deregMr")?,
+            },
             isend: Isend::V10(required(self.isend, "isend")?),
             irecv: Irecv::V10(required(self.irecv, "irecv")?),
             iflush: self.iflush,

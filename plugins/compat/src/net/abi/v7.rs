@@ -7,7 +7,7 @@ use hawser_plugin::net::MAX_REQUESTS;
 use super::properties::{GetProperties, PropertiesReader, RawProperties, properties};
 use super::signatures::*;
 use crate::common::{Missing, required};
-use crate::net::calls::{Accept, Calls, Connect, Init, Irecv, Isend, Listen, RegMr};
+use crate::net::calls::{Accept, Calls, Connect, Init, Irecv, Isend, Listen, Memory, RegMr};
 
 properties! {
     /// `ncclNetProperties_v7_t`.
@@ -67,9 +67,11 @@ impl super::Table for Net {
             listen: Listen::V6(required(self.listen, "listen")?),
             connect: Connect::V7(required(self.connect, "connect")?),
             accept: Accept::V7(required(self.accept, "accept")?),
-            reg_mr: RegMr::V6(required(self.reg_mr, "regMr")?),
-            reg_mr_dma_buf: self.reg_mr_dma_buf,
-            dereg_mr: required(self.dereg_mr, "deregMr")?,
+            memory: Memory {
+                register: RegMr::V6(required(self.reg_mr, "regMr")?),
+                register_dma_buf: self.reg_mr_dma_buf,
+                deregister: required(self.dereg_mr, "deregMr")?,
+            },
             isend: Isend::V6(required(self.isend, "isend")?),
             irecv: Irecv::V6(required(self.irecv, "irecv")?),
             iflush: self.iflush,
