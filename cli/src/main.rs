@@ -9,6 +9,9 @@ mod plan;
 
 use std::process::ExitCode;
 
+// Built-in plugins: named here, or the linker would leave them out.
+use hawser_net_socket as _;
+
 use clap::{Parser, Subcommand};
 
 /// Collectives for GPUs and CPUs: measure, explain, examine.

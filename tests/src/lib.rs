@@ -7,3 +7,6 @@ pub mod net;
 pub mod oracle;
 pub mod process;
 pub mod world;
+
+// Built-in plugins: named here, or the linker would leave them out.
+use hawser_net_socket as _;

@@ -14,7 +14,7 @@ use hawser_tests::oracle::Case;
 use hawser_tests::world::{call, on_host, plain, run};
 
 inventory::submit! {
-    BuiltIn { name: "test collnet", priority: 1, make: || Component::CollNet(Arc::new(Summer)) }
+    BuiltIn { name: "test", priority: 1, make: || Component::CollNet(Arc::new(Summer)) }
 }
 
 inventory::submit! {

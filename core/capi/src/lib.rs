@@ -36,3 +36,6 @@ mod p2p;
 mod param;
 mod redop;
 mod types;
+
+// Built-in plugins: named here, or the linker would leave them out.
+use hawser_net_socket as _;

@@ -1,7 +1,7 @@
 //! All settings of the library in one typed table, read once.
 //!
-//! Order: process environment, then the file named by `NCCL_CONF_FILE` (else `~/.nccl.conf`), then
-//! `/etc/nccl.conf`. A value that does not parse is reported once and the default kept; an unknown
+//! An env plugin (`NCCL_ENV_PLUGIN`), if there is one, is the only source. Without it: process environment, then the
+//! file named by `NCCL_CONF_FILE` (else `~/.nccl.conf`), then `/etc/nccl.conf`. A value that does not parse is reported once and the default kept; an unknown
 //! `NCCL_*` name is reported with the nearest known one. This is the only file of the runtime that
 //! reads the environment.
 
@@ -62,6 +62,8 @@ pub struct Settings {
     pub tuner_plugin: Option<String>,
     /// `NCCL_PROFILER_PLUGIN`.
     pub profiler_plugin: Option<String>,
+    /// `HAWSER_PLUGIN_PROBE`: plugins are tried in a process of their own first, so that one that crashes is named.
+    pub plugin_probe: bool,
     /// `NCCL_COLLNET_ENABLE`: whether a collnet plugin may reduce in the network.
     pub collnet: bool,
     /// `NCCL_NET_GDR_LEVEL`: whether net plugins may read and write GPU memory (not `LOC` or 0).
@@ -134,7 +136,9 @@ pub const HONOURED: &[&str] = &[
     "NCCL_DEBUG_SUBSYS",
     "NCCL_DEBUG_FILE",
     "NCCL_CONF_FILE",
+    "NCCL_ENV_PLUGIN",
     "HAWSER_DEVICE",
+    "HAWSER_PLUGIN_PROBE",
     "HAWSER_INIT_TIMEOUT",
     "HAWSER_HANDSHAKE_TIMEOUT",
     "HAWSER_OP_TIMEOUT",
@@ -148,6 +152,11 @@ struct Source {
 
 impl Source {
     fn read() -> Self {
+        let named = std::env::var("NCCL_ENV_PLUGIN").ok();
+        if let Some(plugin) = crate::plugins::env(named.as_deref()) {
+            let known = HONOURED.iter().filter_map(|name| Some(((*name).to_owned(), plugin.value(name)?)));
+            return Self { values: known.collect(), complaints: std::cell::RefCell::default() };
+        }
         let mut values = BTreeMap::new();
         let home = std::env::var("HOME").map(|h| format!("{h}/.nccl.conf")).ok();
         let own = std::env::var("NCCL_CONF_FILE").ok().or(home);
@@ -202,6 +211,7 @@ impl Source {
             net_plugin: self.text("NCCL_NET_PLUGIN"),
             tuner_plugin: self.text("NCCL_TUNER_PLUGIN"),
             profiler_plugin: self.text("NCCL_PROFILER_PLUGIN"),
+            plugin_probe: self.flag("HAWSER_PLUGIN_PROBE"),
             collnet: self.flag("NCCL_COLLNET_ENABLE"),
             gpu_direct: !self
                 .text("NCCL_NET_GDR_LEVEL")

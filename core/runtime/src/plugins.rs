@@ -1,72 +1,106 @@
-//! The plugins of this process.
+//! The plugins of this process: what the search finds by `NCCL_NET_PLUGIN`, `NCCL_TUNER_PLUGIN`, `NCCL_PROFILER_PLUGIN` and
+//! `NCCL_ENV_PLUGIN`, and what is built in.
 
-use std::sync::Arc;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use hawser_plugin::builtin::built_in;
-use hawser_plugin::{CollNet, Component, Level, Log, Net, Profiler, Subsys, Tuner};
+use hawser_compat::search::probe::Probe;
+use hawser_compat::search::{self, Candidate, NetCandidate, Request};
+use hawser_plugin::env::EnvContext;
+use hawser_plugin::{Level, Log, Profiler, Subsys, Tuner};
 
 use crate::env;
 use crate::error::{Error, Result};
 use crate::log;
 
+/// The NCCL version that this library stands for, told to env plugins.
+const NCCL_VERSION: (u8, u8, u8) = (2, 32, 3);
+/// How long a plugin may take in a probe (`HAWSER_PLUGIN_PROBE=1`).
+const PROBE_DEADLINE: Duration = Duration::from_secs(10);
+
 /// The nets to be tried for a communicator, in order: what `NCCL_NET_PLUGIN` names, then the built-in ones; only the one
 /// that `NCCL_NET` names, if it is set.
-pub fn nets() -> Result<Vec<Arc<dyn Net>>> {
-    let mut nets: Vec<Arc<dyn Net>> = Vec::new();
-    for plugin in built_in() {
-        if let Component::Net(net) = (plugin.make)() {
-            nets.push(net);
-        }
-    }
-    let Some(wanted) = &env::settings().net else { return Ok(nets) };
-    let names: Vec<String> = nets.iter().map(|n| n.name().to_owned()).collect();
-    nets.retain(|net| net.name().eq_ignore_ascii_case(wanted));
+///
+/// # Errors
+/// `NCCL_NET` names no net that was found.
+pub fn nets() -> Result<Vec<NetCandidate>> {
+    let settings = env::settings();
+    let log = log();
+    let found = search::find_nets(&request(settings.net_plugin.as_deref(), &log));
+    let mut nets = found.candidates;
+    let Some(wanted) = &settings.net else { return Ok(nets) };
+    let names: Vec<String> = nets.iter().map(|n| n.net.plugin.name().to_owned()).collect();
+    nets.retain(|net| net.net.plugin.name().eq_ignore_ascii_case(wanted));
     if nets.is_empty() {
-        let text = format!("NCCL_NET={wanted} names no net that was found; found are: {}", names.join(", "));
+        let failed: String = found.failed.iter().map(|line| format!("; {line}")).collect();
+        let text =
+            format!("NCCL_NET={wanted} names no net that was found; found are: {}{failed}", names.join(", "));
         return Err(Error::invalid_usage(text).remedy("unset NCCL_NET or correct NCCL_NET_PLUGIN"));
     }
     Ok(nets)
 }
 
-/// The collnet plugins to be tried for a communicator, in order.
-pub fn collnets() -> Vec<Arc<dyn CollNet>> {
-    built_in()
-        .iter()
-        .filter_map(|plugin| match (plugin.make)() {
-            Component::CollNet(collnet) => Some(collnet),
-            _ => None,
-        })
-        .collect()
-}
-
 /// The tuners to be asked, in order.
-pub fn tuners() -> Result<Vec<Arc<dyn Tuner>>> {
-    Ok(built_in()
-        .iter()
-        .filter_map(|plugin| match (plugin.make)() {
-            Component::Tuner(tuner) => Some(tuner),
-            _ => None,
-        })
-        .collect())
+pub fn tuners() -> Vec<Candidate<dyn Tuner>> {
+    let log = log();
+    // Tuners may be in net libraries, which are opened first.
+    search::find_nets(&request(env::settings().net_plugin.as_deref(), &log));
+    search::find_tuners(&request(env::settings().tuner_plugin.as_deref(), &log)).candidates
 }
 
 /// The profilers that watch every communicator.
-pub fn profilers() -> Result<Vec<Arc<dyn Profiler>>> {
-    Ok(built_in()
-        .iter()
-        .filter_map(|plugin| match (plugin.make)() {
-            Component::Profiler(profiler) => Some(profiler),
-            _ => None,
-        })
-        .collect())
+pub fn profilers() -> Vec<Candidate<dyn Profiler>> {
+    let log = log();
+    search::find_profilers(&request(env::settings().profiler_plugin.as_deref(), &log)).candidates
+}
+
+/// The env plugin, if there is one. Called while settings are read, so it asks for none.
+pub(crate) fn env(value: Option<&str>) -> Option<Box<dyn EnvContext>> {
+    let log = log();
+    search::find_envs(&Request::new(value, beside(), &log)).candidates.into_iter().find_map(|candidate| {
+        let opened = candidate.plugin.open(NCCL_VERSION, &log);
+        let complain = |error: &hawser_plugin::Error| {
+            log::warn(&format!("env plugin {} is left out: {error}", candidate.plugin.name()));
+        };
+        opened.inspect_err(complain).ok()
+    })
+}
+
+fn request<'a>(value: Option<&'a str>, log: &'a Log) -> Request<'a> {
+    let probe = Probe { program: None, deadline: PROBE_DEADLINE };
+    Request { probe: env::settings().plugin_probe.then_some(probe), ..Request::new(value, beside(), log) }
+}
+
+/// The folder of the library that holds this code.
+fn beside() -> Option<&'static Path> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let find = || {
+        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: any address may be asked for; `info` is valid for a write.
+        let found = unsafe { libc::dladdr(beside as fn() -> _ as *const libc::c_void, info.as_mut_ptr()) };
+        // SAFETY: zeroed, and filled by dladdr if it says so; all its fields are pointers.
+        let name = unsafe { info.assume_init() }.dli_fname;
+        if found == 0 || name.is_null() {
+            return None;
+        }
+        // SAFETY: dladdr gives a terminated string that lives as long as the library.
+        let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes()));
+        path.canonicalize().ok()?.parent().map(Path::to_owned)
+    };
+    FOLDER.get_or_init(find).as_deref()
 }
 
 /// Where plugins log: our own log.
 pub fn log() -> Log {
-    Log::new(|level, subsys, text| match level {
+    static LOG: OnceLock<Arc<Log>> = OnceLock::new();
+    let write = |level: Level, subsys: Subsys, text: &str| match level {
         Level::Warn | Level::Abort => log::warn(text),
         _ => log::info(subsystem(subsys), || text.to_owned()),
-    })
+    };
+    LOG.get_or_init(|| Arc::new(Log::new(write))).as_ref().clone()
 }
 
 fn subsystem(subsys: Subsys) -> log::Subsys {

@@ -73,9 +73,9 @@ pub fn bring_up(
         1 => None,
         _ => Some(choose_net(comm_id, device.as_ref(), &bootstrap, &mut world, &mut knobs, &step("net"))?),
     };
-    let tuners = Tuners::open(comm_id, &world)?;
+    let tuners = Tuners::open(comm_id, &world);
     check_tuners(&bootstrap.all_gather(tuners.names().as_bytes(), &step("tuners"))?)?;
-    let watch = Arc::new(Watch::open(comm_id, config.name.as_deref(), &world, rank)?);
+    let watch = Arc::new(Watch::open(comm_id, config.name.as_deref(), &world, rank));
     let (places, local) = world.places();
     fit(&mut knobs, world.size(), local);
     let layout = HeapLayout::new(world.size(), local, &knobs);

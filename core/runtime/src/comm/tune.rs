@@ -6,7 +6,6 @@ use hawser_plan::choose::{Advice, Candidate, Outcome};
 use hawser_plan::{Algorithm, Call, Collective, Protocol, World};
 use hawser_plugin::tuner::{self, Function, Question, TunerConfig, TunerContext};
 
-use crate::error::Result;
 use crate::log::{self, Subsys};
 use crate::plugins;
 
@@ -24,9 +23,10 @@ struct Open {
 
 impl Tuners {
     /// Opens all tuners of the process for a communicator. One that fails is left out.
-    pub fn open(comm_id: u64, world: &World) -> Result<Self> {
+    pub fn open(comm_id: u64, world: &World) -> Self {
         let mut open = Vec::new();
-        for tuner in plugins::tuners()? {
+        for candidate in plugins::tuners() {
+            let tuner = &candidate.plugin;
             let name = tuner.name().to_owned();
             let config = TunerConfig::new(comm_id, world.size(), world.hosts(), plugins::log());
             match tuner.open(&config) {
@@ -34,7 +34,7 @@ impl Tuners {
                 Err(error) => log::warn(&format!("tuner {name} is left out: {error}")),
             }
         }
-        Ok(Self { open })
+        Self { open }
     }
 
     /// Their names: equal on all ranks, or ranks would decide differently.

@@ -12,7 +12,6 @@ use hawser_plugin::profiler::{
 };
 
 use crate::device::Stream;
-use crate::error::Result;
 use crate::log;
 use crate::plugins;
 
@@ -38,9 +37,10 @@ const ANCESTORS: [(EventMask, EventMask); 6] = [
 
 impl Watch {
     /// Opens all profilers of the process for a communicator. One that fails is left out.
-    pub fn open(comm_id: u64, name: Option<&str>, world: &World, rank: u32) -> Result<Self> {
+    pub fn open(comm_id: u64, name: Option<&str>, world: &World, rank: u32) -> Self {
         let mut open = Vec::new();
-        for profiler in plugins::profilers()? {
+        for candidate in plugins::profilers() {
+            let profiler = &candidate.plugin;
             let mut config = ProfilerConfig::new(comm_id, world.size(), rank, plugins::log());
             config.comm_name = name.map(str::to_owned);
             config.nodes = world.hosts();
@@ -49,7 +49,7 @@ impl Watch {
                 Err(error) => log::warn(&format!("profiler {} is left out: {error}", profiler.name())),
             }
         }
-        Ok(Self { rank, open })
+        Self { rank, open }
     }
 
     /// Whether any profiler wants events of this kind, or of one that comes with it.

@@ -7,13 +7,14 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, TryRecvError};
 
+use hawser_compat::search::Candidate;
 use hawser_plan::device_plan::TAG_SHIFT;
+use hawser_plugin::CollNet as Plugin;
 use hawser_plugin::collnet::{CollNetComm, CollNetContext, CollNetListener, DataType, ReduceOp};
 use hawser_plugin::net::{HANDLE_BYTES, Handle, MemoryKinds, Registration, Request};
 
 use super::link::{Around, Fifo, Need};
 use crate::bootstrap::Bootstrap;
-use crate::device::Caps;
 use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::plugins;
@@ -35,20 +36,18 @@ pub struct CollNet {
 }
 
 impl CollNet {
-    /// Opens the first usable collnet plugin, if there is any.
-    pub fn open(comm_id: u64, caps: &Caps) -> Option<Self> {
-        plugins::collnets().into_iter().find_map(|plugin| {
-            let opened = plugin.open(comm_id, &plugins::log()).map_err(Error::from);
-            let found = opened.and_then(|context| Self::with(plugin.name(), context, caps));
-            found
-                .inspect_err(|e| {
-                    log::info(Subsys::Net, || format!("collnet {} cannot be used: {e}", plugin.name()));
-                })
-                .ok()
-        })
+    /// Opens the collnet that came with the chosen net. Its failure does not hurt the net.
+    pub fn open(candidate: &Candidate<dyn Plugin>, comm_id: u64) -> Option<Self> {
+        let plugin = &candidate.plugin;
+        let opened = plugin.open(comm_id, &plugins::log()).map_err(Error::from);
+        let found = opened.and_then(|context| Self::with(plugin.name(), context));
+        let complain = |e: &Error| {
+            log::info(Subsys::Net, || format!("collnet {} cannot be used: {e}", plugin.name()));
+        };
+        found.inspect_err(complain).ok()
     }
 
-    fn with(name: &str, context: Box<dyn CollNetContext>, _caps: &Caps) -> Result<Self> {
+    fn with(name: &str, context: Box<dyn CollNetContext>) -> Result<Self> {
         if context.devices()? == 0 {
             return Err(Error::invalid_usage("it has no devices"));
         }

@@ -64,12 +64,14 @@ impl Chosen {
     /// There is none, or the one that `NCCL_NET` names cannot be used; the text says why for each.
     pub fn open(comm_id: u64, device: &dyn Device, with_collnet: bool) -> Result<Self> {
         let mut reasons = String::new();
-        for net in plugins::nets()? {
+        for candidate in plugins::nets()? {
+            let net = &candidate.net.plugin;
             let config = NetConfig::new(comm_id, plugins::log());
             let opened = net.open(&config).map_err(Error::from);
             let chosen = opened.and_then(|context| {
                 let nics = Nics::of(context.as_ref(), device.caps())?;
-                let collnet = with_collnet.then(|| CollNet::open(comm_id, device.caps())).flatten();
+                let offered = candidate.collnet.as_ref().filter(|_| with_collnet);
+                let collnet = offered.and_then(|offered| CollNet::open(offered, comm_id));
                 Ok(Self { name: net.name().to_owned(), context, nics, collnet })
             });
             match chosen {
