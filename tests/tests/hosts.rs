@@ -4,6 +4,7 @@ use hawser_plan::{Collective, DataType, ReduceOp};
 use hawser_runtime::{Comm, Config, unique_id};
 use hawser_tests::net;
 use hawser_tests::oracle::Case;
+use hawser_tests::process::Process;
 use hawser_tests::world::{on_host, run};
 
 #[test]
@@ -43,4 +44,31 @@ fn on_hosts(hosts: &str, work: impl Fn(&Comm) + Sync) {
             });
         }
     });
+}
+
+/// Two hosts of two processes each, over TCP.
+#[test]
+fn processes_on_two_hosts_over_sockets() {
+    processes(4, |rank| [("NCCL_HOSTID", ["left", "right"][rank as usize / 2]), ("NCCL_NET", "Socket")]);
+}
+
+/// One host whose ranks may not share memory: everything goes over TCP.
+#[test]
+fn processes_of_one_host_over_sockets() {
+    processes(3, |_| [("NCCL_SHM_DISABLE", "1"), ("NCCL_NET", "Socket")]);
+}
+
+fn processes(ranks: u32, settings: impl Fn(u32) -> [(&'static str, &'static str); 2]) {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let start = |rank| {
+        let steps = ["matrix", "finalize", "destroy"];
+        Process::rank(env!("CARGO_BIN_EXE_hawser-test-rank"), &id, (rank, ranks), &steps, &settings(rank))
+    };
+    let processes: Vec<Process> = (0..ranks).map(start).collect();
+    for process in processes {
+        process.end().expect_success();
+    }
 }
