@@ -4,6 +4,7 @@
 //! filled when it is loaded; there are no statics, so several plugins of one version work side by side. *Hawser to
 //! NCCL*: the export macros turn an implementation of such a trait into the tables that NVIDIA's library looks for.
 
+pub mod collnet;
 pub mod common;
 pub mod env;
 pub mod library;
