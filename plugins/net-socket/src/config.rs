@@ -67,6 +67,18 @@ impl Settings {
         Self::read(processors, |name| std::env::var(name).ok())
     }
 
+    /// How long a peer whose host refuses connections may still come back: 3 s unless the timeout is short. Its listener
+    /// was there before its handle was, so its process is most likely gone.
+    pub(crate) fn patience_with_refusals(&self) -> Duration {
+        (self.timeout / 20).min(Duration::from_secs(3))
+    }
+
+    /// How long a sender whose sockets were closed at its end may take to come back: 5 s unless the timeout is short. It
+    /// dials at once if its process is alive.
+    pub(crate) fn patience_with_silence(&self) -> Duration {
+        (self.timeout / 12).min(Duration::from_secs(5))
+    }
+
     fn read(processors: usize, value: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
         let mut settings = Self::new(processors);
         let mut numbers = Numbers { value: &value, complaints: Vec::new() };

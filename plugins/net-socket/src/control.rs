@@ -66,8 +66,6 @@ pub(crate) struct Control {
     generation: u32,
     /// When the last socket was lost, and whether abruptly.
     down: Option<(Instant, bool)>,
-    /// Records that were pushed without a flush.
-    held: usize,
     /// The peer has said goodbye.
     peer_left: bool,
     /// We have.
@@ -86,7 +84,6 @@ impl Control {
             inc: Incoming::default(),
             generation: 0,
             down: Some((Instant::now(), false)),
-            held: 0,
             peer_left: false,
             said_bye: false,
             heard: 0,
@@ -96,12 +93,6 @@ impl Control {
     /// Appends a record; [`Control::flush`] sends it.
     pub fn push(&mut self, record: &Record<'_>) {
         self.out.push(record);
-        self.held += 1;
-    }
-
-    /// Records that no flush has seen.
-    pub fn held(&self) -> usize {
-        self.held
     }
 
     /// Bytes that the peer has not confirmed.
@@ -111,7 +102,6 @@ impl Control {
 
     /// Sends what the socket has room for.
     pub fn flush(&mut self) -> Result<(), Trouble> {
-        self.held = 0;
         while let Some(socket) = &self.socket {
             let (first, second) = self.out.unsent();
             if first.is_empty() && second.is_empty() {

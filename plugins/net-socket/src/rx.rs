@@ -32,13 +32,6 @@ use crate::stream::Outgoing;
 use crate::sys::{self, Moved};
 use crate::table::Table;
 
-/// After its sockets were closed at the peer's end a sender comes back at once, if its process is alive.
-const GRACE: Duration = Duration::from_secs(5);
-/// Credits are sent in bundles of this many...
-const BUNDLE: usize = 4;
-/// ... as long as the sender still has this many.
-const ENOUGH: usize = 4;
-
 /// See the module.
 pub(crate) struct RxConn {
     me: Weak<RxConn>,
@@ -144,19 +137,12 @@ impl RxConn {
     pub unsafe fn irecv(&self, segments: &[Segment]) -> Result<Option<u64>> {
         self.check()?;
         let mut control = lock(&self.control);
-        let (posted, open) = {
-            let mut table = lock(&self.table);
-            (table.post(segments), table.open())
-        };
+        let posted = lock(&self.table).post(segments);
         let Some((request, segments)) = posted else { return Ok(None) };
-        let fresh = segments.len();
         control.push(&Record::Credit { segments });
-        // What is held back goes with the next record, test or tick.
-        if control.held() >= BUNDLE || open <= ENOUGH + fresh {
-            let trouble = control.flush();
-            drop(control);
-            self.handle(trouble);
-        }
+        let trouble = control.flush();
+        drop(control);
+        self.handle(trouble);
         Ok(Some(request))
     }
 
@@ -301,8 +287,8 @@ impl RxConn {
     fn watch_deadline(&self, down: Option<(Duration, bool)>) {
         let Some((down, is_abrupt)) = down else { return };
         let limit = self.shop.settings.timeout;
-        let text = if is_abrupt && down >= GRACE.min(limit) {
-            let seconds = GRACE.min(limit).as_secs();
+        let text = if is_abrupt && down >= self.shop.settings.patience_with_silence() {
+            let seconds = down.as_secs();
             format!("the sender is lost: its sockets were closed, and it did not come back for {seconds} s")
         } else if down >= limit {
             let seconds = limit.as_secs();

@@ -43,8 +43,6 @@ use crate::tx_pipe::{Driven, TxPipe};
 const MOST_KEPT: usize = 1 << 20;
 /// The host's thread sends messages of up to this many bytes itself if their socket is idle.
 const DIRECT: usize = 128 << 10;
-/// For how long a peer that refuses may do so: its process may be gone, or just not be there yet.
-const GRACE: Duration = Duration::from_secs(3);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -484,7 +482,7 @@ impl TxConn {
         }
         let since = *paths.refused.get_or_insert_with(Instant::now);
         drop(paths);
-        if since.elapsed() >= GRACE {
+        if since.elapsed() >= self.shop.settings.patience_with_refusals() {
             self.link.fail(Error::remote(format!("the receiver is lost: {reason}")));
         }
     }
