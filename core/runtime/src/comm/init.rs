@@ -4,30 +4,19 @@ use std::sync::Arc;
 
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
-use hawser_plan::{Knobs, World};
 
 use super::Config;
-use super::card::{Agreement, Card, agree};
+use super::decide::{Decided, decide};
 use super::live::{Live, warm_up};
-use super::tune::Tuners;
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
-use crate::device::{self, Device};
-use crate::env::{self, Settings};
+use crate::device;
+use crate::env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{self, Subsys};
-use crate::transport::net::{self, Chosen, Net, Rail, Setup};
+use crate::transport::net::{Net, Rail, Setup};
 use crate::transport::{Fabric, Peers};
 use crate::wait::{AbortFlag, Wait};
-
-/// Device memory that the FIFOs of one communicator may take, in bytes per rank.
-const HEAP_BUDGET: u64 = 121 << 20;
-
-/// Bytes of a slot that crosses a network, at least.
-const NET_SLOT: u32 = 128 << 10;
-
-/// Programs have up to this many channels, each on a lane of its own.
-const MIN_LANES: u32 = 8;
 
 /// How a rank meets the others.
 pub enum Meeting {
@@ -62,46 +51,29 @@ pub fn bring_up(
     };
     let bootstrap = meet(meeting, rank, &step("bootstrap"))?;
     let device = device::open(ordinal)?;
-    let mut knobs = knobs(device.as_ref(), settings, config)?;
-    let card = Card::new(device.caps(), settings, &knobs, config.host.as_deref());
-    let cards = bootstrap.all_gather(&card.encode(), &step("agreement"))?;
-    let cards: Vec<Card> =
-        cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
-    let Agreement { mut world, processes, heap, comm_id } = agree(&cards, settings.multi_rank_gpu)?;
-    let (bootstrap, abort) = (Arc::new(bootstrap), abort.clone());
-    let chosen = match world.hosts() {
-        1 => None,
-        _ => Some(choose_net(comm_id, device.as_ref(), &bootstrap, &mut world, &mut knobs, &step("net"))?),
-    };
-    let tuners = Tuners::open(comm_id, &world);
-    check_tuners(&bootstrap.all_gather(tuners.names().as_bytes(), &step("tuners"))?)?;
-    let watch = Arc::new(Watch::open(comm_id, config.name.as_deref(), &world, rank));
+    let decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
+    let watch = Watch::open(decided.comm_id, config.name.as_deref(), &decided.world, rank);
+    let Decided { bootstrap, world, knobs, processes, heap, tuners, chosen, .. } = decided;
     let (places, local) = world.places();
-    fit(&mut knobs, world.size(), local);
     let layout = HeapLayout::new(world.size(), local, &knobs);
     let hosts: Vec<u32> = world.ranks.iter().map(|r| r.host).collect();
-    let peers = Peers {
-        rank,
-        processes: &processes,
-        hosts: &hosts,
-        places: &places,
-        kind: heap,
-        deadline_ns: settings.op_timeout.map_or(0, |t| t.as_nanos() as u64),
-    };
+    let deadline_ns = settings.op_timeout.map_or(0, |t| t.as_nanos() as u64);
+    let (hosts, places, kind) = (&hosts[..], &places[..], heap);
+    let peers = Peers { rank, processes: &processes, hosts, places, kind, deadline_ns };
     let fabric = Fabric::connect(device.as_ref(), &bootstrap, &peers, &layout, &step("transport"))?;
-    let setup = |fabric: &Fabric| Setup {
+    let setup = || Setup {
         device: device.clone(),
         bootstrap: bootstrap.clone(),
         control: fabric.control.clone(),
         layout: &layout,
         place: places[rank as usize],
-        rail: rail(&hosts, &places, rank),
+        rail: rail(hosts, places, rank),
         wires: fabric.wires(),
         gpu_direct: settings.gpu_direct,
         deadline: settings.op_timeout,
         init_timeout: settings.init_timeout,
     };
-    let net = chosen.map(|chosen| Net::start(chosen, setup(&fabric))).transpose()?;
+    let net = chosen.map(|chosen| Net::start(chosen, setup())).transpose()?;
     let name = config.name.clone().unwrap_or_else(|| "world".into());
     let live = Live {
         rank,
@@ -110,12 +82,12 @@ pub fn bring_up(
         layout,
         name,
         tuners,
-        watch,
+        watch: Arc::new(watch),
         bootstrap,
         net,
         device,
         fabric,
-        abort,
+        abort: abort.clone(),
         programs: Default::default(),
         bounds: Default::default(),
         scratch: Default::default(),
@@ -142,40 +114,6 @@ fn meet(meeting: Meeting, rank: u32, wait: &Wait) -> Result<Bootstrap> {
     }
 }
 
-/// Opens this rank's net and checks that it is everybody's.
-fn choose_net(
-    comm_id: u64,
-    device: &dyn Device,
-    bootstrap: &Bootstrap,
-    world: &mut World,
-    knobs: &mut Knobs,
-    wait: &Wait,
-) -> Result<Chosen> {
-    let with_collnet = env::settings().collnet && world.per_host().is_some();
-    let chosen = Chosen::open(comm_id, device, with_collnet);
-    // The others wait for this rank's record, also if it has no net.
-    let none = |error: &Error| format!("0\n0\nnone ({})\n0\n", error.text.replace('\n', " ")).into_bytes();
-    let card = chosen.as_ref().map_or_else(none, Chosen::card);
-    let cards = bootstrap.all_gather(&card, wait)?;
-    let mut chosen = chosen?;
-    let agreed = net::agree(&cards)?;
-    (world.net_mbps, world.collnet) = (agreed.mbps, agreed.collnet);
-    if agreed.collnet == 0 {
-        chosen.without_collnet();
-    }
-    // Only Simple crosses a network, and a slot is one message.
-    knobs.slot_bytes = [0, 0, knobs.slot_bytes[2].max(NET_SLOT)];
-    let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX) & !511;
-    if most < 512 {
-        let text =
-            format!("net {} sends at most {} bytes at once, 512 are needed", chosen.name, agreed.most_bytes);
-        return Err(Error::invalid_usage(text));
-    }
-    knobs.slot_bytes[2] = knobs.slot_bytes[2].min(most);
-    knobs.depth = knobs.depth.min(net::MOST_SLOTS);
-    Ok(chosen)
-}
-
 /// The ranks with this rank's place on every host, where every host has one.
 fn rail(hosts: &[u32], places: &[u32], rank: u32) -> Option<Rail> {
     let place = places[rank as usize];
@@ -185,14 +123,6 @@ fn rail(hosts: &[u32], places: &[u32], rank: u32) -> Option<Rail> {
     let own = ranks.iter().position(|r| *r == rank)?;
     let host_count = hosts.iter().max().map_or(0, |h| h + 1);
     (ranks.len() as u32 == host_count).then_some(Rail { ranks, own })
-}
-
-/// Ranks with different tuners would decide differently.
-fn check_tuners(names: &[Vec<u8>]) -> Result<()> {
-    let Some(rank) = names.iter().position(|n| *n != names[0]) else { return Ok(()) };
-    let [first, other] = [0, rank].map(|r| String::from_utf8_lossy(&names[r]).into_owned());
-    let text = format!("rank 0 has the tuners \"{first}\", rank {rank} has \"{other}\"");
-    Err(Error::invalid_usage(text).remedy("give all ranks the same NCCL_TUNER_PLUGIN, readable everywhere"))
 }
 
 fn announcement(live: &Live) -> String {
@@ -210,39 +140,5 @@ fn release_root(error: &Error, ids: &[UniqueId]) {
         for id in ids {
             bootstrap::stop_root(id);
         }
-    }
-}
-
-/// Settings of the planner, before anything is known of the other ranks.
-fn knobs(device: &dyn Device, settings: &Settings, config: &Config) -> Result<Knobs> {
-    let mut knobs = Knobs::default();
-    if device.caps().kind == DeviceKind::Host {
-        knobs.slot_bytes = [0, 0, 32 << 10];
-        knobs.lanes = MIN_LANES;
-    }
-    if let Some(bytes) = settings.buffsize {
-        let slot = (bytes / u64::from(knobs.depth)).clamp(512, 4 << 20) & !511;
-        knobs.slot_bytes[2] = slot as u32;
-    }
-    let most = device.caps().multiprocessors.min(hawser_plan::device_plan::MAX_BLOCKS as u32);
-    knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, 64);
-    knobs.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, knobs.max_ctas);
-    if let Some(text) = &settings.algo {
-        knobs.algorithms = Knobs::parse_algo(text).map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
-    }
-    if let Some(text) = &settings.proto {
-        knobs.protocols = Knobs::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
-    }
-    Ok(knobs)
-}
-
-/// Lowers lanes, then slots, until the heap stays within its budget.
-fn fit(knobs: &mut Knobs, ranks: u32, local: u32) {
-    let is_over = |knobs: &Knobs| HeapLayout::new(ranks, local, knobs).heap_bytes() > HEAP_BUDGET;
-    while knobs.lanes > MIN_LANES && is_over(knobs) {
-        knobs.lanes -= 1;
-    }
-    while knobs.slot_bytes[2] > 4096 && is_over(knobs) {
-        knobs.slot_bytes = knobs.slot_bytes.map(|b| b / 2);
     }
 }

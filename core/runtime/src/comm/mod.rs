@@ -10,6 +10,7 @@
 //! whose operation failed stays Ready, but refuses further calls with that failure.
 
 pub mod card;
+mod decide;
 mod init;
 mod live;
 mod memory;

@@ -1,0 +1,147 @@
+//! What all ranks of a communicator decide together at bring-up: who is where, which net joins the hosts, what the tuners
+//! are, and the planner's settings. Every decision follows from records that all ranks exchange, so all decide alike.
+
+use std::sync::Arc;
+
+use hawser_plan::layout::HeapLayout;
+use hawser_plan::world::DeviceKind;
+use hawser_plan::{Knobs, World};
+
+use super::Config;
+use super::card::{Agreement, Card, agree};
+use super::tune::Tuners;
+use crate::bootstrap::Bootstrap;
+use crate::device::{Device, HeapKind};
+use crate::env::{self, Settings};
+use crate::error::{Error, Result};
+use crate::transport::net::{self, Chosen};
+use crate::wait::Wait;
+
+/// Device memory that the FIFOs of one communicator may take, in bytes per rank.
+const HEAP_BUDGET: u64 = 121 << 20;
+
+/// Bytes of a slot that crosses a network, at least.
+const NET_SLOT: u32 = 128 << 10;
+
+/// Programs have up to this many channels, each on a lane of its own.
+const MIN_LANES: u32 = 8;
+
+/// What was decided.
+pub struct Decided {
+    /// Control connections to the other ranks.
+    pub bootstrap: Arc<Bootstrap>,
+    /// Who is where.
+    pub world: World,
+    /// Settings of the planner.
+    pub knobs: Knobs,
+    /// Process of each rank.
+    pub processes: Vec<u64>,
+    /// Where heaps lie.
+    pub heap: HeapKind,
+    /// Names the communicator, equal on all ranks.
+    pub comm_id: u64,
+    /// Tuner plugins, the same on all ranks.
+    pub tuners: Tuners,
+    /// The net that joins the hosts, if there are several.
+    pub chosen: Option<Chosen>,
+}
+
+/// Decides with all other ranks. `step` starts the clock of a named step.
+pub fn decide(
+    bootstrap: Arc<Bootstrap>,
+    device: &dyn Device,
+    config: &Config,
+    step: &dyn Fn(&str) -> Wait,
+) -> Result<Decided> {
+    let settings = env::settings();
+    let mut knobs = knobs(device, settings, config)?;
+    let card = Card::new(device.caps(), settings, &knobs, config.host.as_deref());
+    let cards = bootstrap.all_gather(&card.encode(), &step("agreement"))?;
+    let cards: Vec<Card> =
+        cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
+    let Agreement { mut world, processes, heap, comm_id } = agree(&cards, settings.multi_rank_gpu)?;
+    let chosen = match world.hosts() {
+        1 => None,
+        _ => Some(choose_net(comm_id, device, &bootstrap, &mut world, &mut knobs, &step("net"))?),
+    };
+    let tuners = Tuners::open(comm_id, &world);
+    check_tuners(&bootstrap.all_gather(tuners.names().as_bytes(), &step("tuners"))?)?;
+    fit(&mut knobs, world.size(), world.places().1);
+    Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen })
+}
+
+/// Opens this rank's net and checks that it is everybody's.
+fn choose_net(
+    comm_id: u64,
+    device: &dyn Device,
+    bootstrap: &Bootstrap,
+    world: &mut World,
+    knobs: &mut Knobs,
+    wait: &Wait,
+) -> Result<Chosen> {
+    let with_collnet = env::settings().collnet && world.per_host().is_some();
+    let chosen = Chosen::open(comm_id, device, with_collnet);
+    // The others wait for this rank's record, also if it has no net.
+    let none = |error: &Error| format!("0\n0\nnone ({})\n0\n", error.text.replace('\n', " ")).into_bytes();
+    let card = chosen.as_ref().map_or_else(none, Chosen::card);
+    let cards = bootstrap.all_gather(&card, wait)?;
+    let mut chosen = chosen?;
+    let agreed = net::agree(&cards)?;
+    (world.net_mbps, world.collnet) = (agreed.mbps, agreed.collnet);
+    if agreed.collnet == 0 {
+        chosen.without_collnet();
+    }
+    // Only Simple crosses a network, and a slot is one message.
+    knobs.slot_bytes = [0, 0, knobs.slot_bytes[2].max(NET_SLOT)];
+    let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX) & !511;
+    if most < 512 {
+        let text =
+            format!("net {} sends at most {} bytes at once, 512 are needed", chosen.name, agreed.most_bytes);
+        return Err(Error::invalid_usage(text));
+    }
+    knobs.slot_bytes[2] = knobs.slot_bytes[2].min(most);
+    knobs.depth = knobs.depth.min(net::MOST_SLOTS);
+    Ok(chosen)
+}
+
+/// Ranks with different tuners would decide differently.
+fn check_tuners(names: &[Vec<u8>]) -> Result<()> {
+    let Some(rank) = names.iter().position(|n| *n != names[0]) else { return Ok(()) };
+    let [first, other] = [0, rank].map(|r| String::from_utf8_lossy(&names[r]).into_owned());
+    let text = format!("rank 0 has the tuners \"{first}\", rank {rank} has \"{other}\"");
+    Err(Error::invalid_usage(text).remedy("give all ranks the same NCCL_TUNER_PLUGIN, readable everywhere"))
+}
+
+/// Settings of the planner, before anything is known of the other ranks.
+fn knobs(device: &dyn Device, settings: &Settings, config: &Config) -> Result<Knobs> {
+    let mut knobs = Knobs::default();
+    if device.caps().kind == DeviceKind::Host {
+        knobs.slot_bytes = [0, 0, 32 << 10];
+        knobs.lanes = MIN_LANES;
+    }
+    if let Some(bytes) = settings.buffsize {
+        let slot = (bytes / u64::from(knobs.depth)).clamp(512, 4 << 20) & !511;
+        knobs.slot_bytes[2] = slot as u32;
+    }
+    let most = device.caps().multiprocessors.min(hawser_plan::device_plan::MAX_BLOCKS as u32);
+    knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, 64);
+    knobs.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, knobs.max_ctas);
+    if let Some(text) = &settings.algo {
+        knobs.algorithms = Knobs::parse_algo(text).map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
+    }
+    if let Some(text) = &settings.proto {
+        knobs.protocols = Knobs::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
+    }
+    Ok(knobs)
+}
+
+/// Lowers lanes, then slots, until the heap stays within its budget.
+fn fit(knobs: &mut Knobs, ranks: u32, local: u32) {
+    let is_over = |knobs: &Knobs| HeapLayout::new(ranks, local, knobs).heap_bytes() > HEAP_BUDGET;
+    while knobs.lanes > MIN_LANES && is_over(knobs) {
+        knobs.lanes -= 1;
+    }
+    while knobs.slot_bytes[2] > 4096 && is_over(knobs) {
+        knobs.slot_bytes = knobs.slot_bytes.map(|b| b / 2);
+    }
+}
