@@ -83,8 +83,13 @@ impl LoadError {
 /// A library that cannot be opened, is no plugin, or was built for another version of the interface; see
 /// [`LoadErrorKind`].
 pub fn load(path: &Path) -> Result<Manifest, LoadError> {
-    let library = RawLibrary::load_at(path)
-        .map_err(|error| LoadError::new(LoadErrorKind::Open, one_line(&error.to_string())))?;
+    let library = RawLibrary::load_at(path).map_err(|error| {
+        let why = match &error {
+            LibraryError::OpenError { err, .. } => err.to_string(),
+            other => other.to_string(),
+        };
+        LoadError::new(LoadErrorKind::Open, one_line(&why))
+    })?;
     // SAFETY: the reference is used while `library` lives, or after it was leaked.
     let header = unsafe { abi_header_from_raw_library(&library) }.map_err(|_| {
         let text = format!("{} is not a Hawser plugin: it lacks the symbol {SYMBOL}", path.display());
