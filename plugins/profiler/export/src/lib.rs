@@ -1,0 +1,7 @@
+//! [`hawser_profiler`] for NVIDIA's NCCL: `libnccl-profiler-hawser.so`, loaded with `NCCL_PROFILER_PLUGIN=hawser`.
+//!
+//! A crate of its own, because the exported symbols end up in every library that links it.
+
+use std::sync::Arc;
+
+hawser_compat::export_nccl_profiler!(Arc::new(hawser_profiler::TraceProfiler::from_env()), c"hawser");

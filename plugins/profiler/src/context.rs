@@ -1,0 +1,177 @@
+//! A communicator that is watched.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use hawser_plugin::profiler::{
+    Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs,
+};
+use hawser_plugin::{Log, Subsys};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::count::Counts;
+use crate::file::TraceFile;
+use crate::record::{Record, dropped_line, process_line};
+use crate::settings::host;
+use crate::tree::Tree;
+
+/// A communicator, with or without a trace.
+pub struct Context {
+    mask: EventMask,
+    log: Log,
+    label: String,
+    counts: Mutex<Counts>,
+    /// Events that are in the counts and not in the trace.
+    dropped: AtomicU64,
+    trace: Option<Trace>,
+}
+
+struct Trace {
+    file: Arc<TraceFile>,
+    process: u32,
+    tree: Mutex<Tree>,
+    last_event: Arc<AtomicU64>,
+}
+
+impl Context {
+    /// `number` tells the communicators of this process apart.
+    pub fn new(
+        config: &ProfilerConfig,
+        mask: EventMask,
+        file: Option<Arc<TraceFile>>,
+        number: u64,
+        last_event: Arc<AtomicU64>,
+    ) -> Self {
+        let id = config.comm_id;
+        let name = config.comm_name.as_ref().map_or(String::new(), |name| format!(" {name:?}"));
+        let label = format!("rank {} of {}, communicator{name} {id:#x}", config.rank, config.ranks);
+        let trace = file.map(|file| {
+            let process = process_number(number);
+            let title = format!("{label}, {} {}", host(), std::process::id());
+            file.send_line(process_line(process, &title), TraceFile::deadline());
+            Trace { file, process, tree: Mutex::new(Tree::new(process, mask)), last_event }
+        });
+        let (counts, dropped) = (Mutex::default(), AtomicU64::new(0));
+        Self { mask, log: config.log.clone(), label, counts, dropped, trace }
+    }
+
+    fn send(&self, trace: &Trace, done: Vec<Record>) {
+        let lost = done.into_iter().map(|record| trace.file.send(record)).filter(|sent| !sent).count();
+        if lost > 0 {
+            self.dropped.fetch_add(lost as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+impl ProfilerContext for Context {
+    fn mask(&self) -> EventMask {
+        self.mask
+    }
+
+    fn start(&self, event: &Event<'_>) -> Option<EventHandle> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).add(&event.what);
+        let trace = self.trace.as_ref()?;
+        let id = trace.last_event.fetch_add(1, Ordering::Relaxed) + 1;
+        if !trace.tree().start(id, event, thread(), now()) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(EventHandle(id))
+    }
+
+    fn stop(&self, event: EventHandle) {
+        let Some(trace) = &self.trace else { return };
+        let mut done = Vec::new();
+        trace.tree().stop(event.0, now(), &mut done);
+        self.send(trace, done);
+    }
+
+    fn record(&self, event: EventHandle, state: EventState, args: StateArgs) {
+        if let Some(trace) = &self.trace {
+            trace.tree().record(event.0, state, args, now());
+        }
+    }
+}
+
+impl Trace {
+    fn tree(&self) -> MutexGuard<'_, Tree> {
+        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes what is left and says what there was.
+impl Drop for Context {
+    fn drop(&mut self) {
+        let mut text = format!("profiler: {}: ", self.label);
+        text += &self.counts.lock().unwrap_or_else(PoisonError::into_inner).summary();
+        let mut dropped = self.dropped.load(Ordering::Relaxed);
+        if let Some(trace) = &self.trace {
+            let deadline = TraceFile::deadline();
+            dropped += trace.close(dropped, deadline);
+            if !trace.file.flush(deadline) {
+                self.log.warn("profiler: the trace is not written yet, and is not waited for any longer");
+            }
+            let lost = trace.file.lost();
+            if lost > 0 {
+                text += &format!("; {lost} lines of its file could not be written");
+            }
+        }
+        if dropped > 0 {
+            text += &format!("; {dropped} events are not in the trace: ask for fewer kinds");
+        }
+        self.log.info(Subsys::PROFILE, text);
+    }
+}
+
+impl Trace {
+    /// Writes the events that are left, and how many are missing, `before` and here. Gives the latter.
+    fn close(&self, before: u64, deadline: Instant) -> u64 {
+        let left = self.tree().close(now());
+        let lost =
+            left.into_iter().map(|record| self.file.send_late(record, deadline)).filter(|sent| !sent).count();
+        let dropped = before + lost as u64;
+        if dropped > 0 {
+            self.file.send_line(dropped_line(self.process, dropped), deadline);
+        }
+        lost as u64
+    }
+}
+
+/// Nanoseconds of the monotonic clock, which the processes of a host share.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Number of the calling thread.
+fn thread() -> u32 {
+    thread_local!(static NUMBER: u32 = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+    NUMBER.with(|number| *number)
+}
+
+/// A communicator's number in the trace: different for those of other processes and hosts, so that traces can be joined.
+fn process_number(number: u64) -> u32 {
+    let mut text = host().into_bytes();
+    text.extend(std::process::id().to_le_bytes());
+    text.extend(number.to_le_bytes());
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    let hash = text.iter().fold(0xcbf2_9ce4_8422_2325, step);
+    ((hash >> 32) as u32 & 0x7fff_ffff).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_run_and_numbers_differ() {
+        let before = now();
+        assert!(before > 0 && now() >= before);
+        assert_eq!(thread(), thread());
+        let other = std::thread::spawn(thread).join().unwrap();
+        assert_ne!(thread(), other);
+        assert_ne!(process_number(0), process_number(1));
+        assert!((0..1000).all(|number| process_number(number) <= i32::MAX as u32));
+    }
+}

@@ -1,0 +1,168 @@
+//! Names of events and their particulars, for people who look at the trace.
+
+use hawser_plugin::profiler::{EventMask, EventState, What};
+
+/// A particular of an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    Number(u64),
+    Truth(bool),
+    Text(String),
+    /// An address or another number that is read in hexadecimal.
+    Hex(u64),
+}
+
+/// Particulars by name.
+pub type Particulars = Vec<(&'static str, Value)>;
+
+/// Kinds by bit: their names, and whether their events follow each other in one thread and nest there.
+pub const KINDS: [(&str, bool); 15] = [
+    ("group", false),
+    ("coll", false),
+    ("p2p", false),
+    ("proxy_op", false),
+    ("proxy_step", false),
+    ("proxy_ctrl", true),
+    ("kernel_ch", false),
+    ("net_plugin", false),
+    ("group_api", true),
+    ("coll_api", true),
+    ("p2p_api", true),
+    ("kernel_launch", true),
+    ("ce_coll", false),
+    ("ce_sync", false),
+    ("ce_batch", false),
+];
+
+/// Number of the bit of a kind, for [`KINDS`].
+pub fn index(kind: EventMask) -> usize {
+    (kind.0.trailing_zeros() as usize).min(KINDS.len() - 1)
+}
+
+/// What stands on the event's bar.
+pub fn name(what: &What<'_>) -> String {
+    match what {
+        What::Coll { func, .. } | What::P2p { func, .. } | What::CeColl { func, .. } => (*func).to_owned(),
+        What::CollApi { func, .. } | What::P2pApi { func, .. } => format!("nccl{func}"),
+        What::GroupApi { .. } => "ncclGroup".to_owned(),
+        What::Group => "group".to_owned(),
+        What::ProxyOp { is_send: true, .. } => "proxy send".to_owned(),
+        What::ProxyOp { is_send: false, .. } => "proxy receive".to_owned(),
+        What::ProxyStep { .. } => "proxy step".to_owned(),
+        What::ProxyCtrl => "proxy thread".to_owned(),
+        What::KernelCh { .. } => "kernel channel".to_owned(),
+        What::KernelLaunch { .. } => "kernel launch".to_owned(),
+        What::NetPlugin { .. } => "network".to_owned(),
+        What::CeSync { .. } => "copy engine sync".to_owned(),
+        What::CeBatch { .. } => "copy engine batch".to_owned(),
+        _ => "event".to_owned(),
+    }
+}
+
+/// Everything else that the host said.
+pub fn particulars(what: &What<'_>) -> Particulars {
+    let text = |text: &str| Value::Text(text.to_owned());
+    let small = |number: u32| Value::Number(number.into());
+    match *what {
+        What::Coll { seq, send, recv, count, root, datatype, channels, warps, algo, proto, .. } => vec![
+            ("seq", Value::Number(seq)),
+            ("count", Value::Number(count)),
+            ("datatype", text(datatype)),
+            ("algo", text(algo)),
+            ("proto", text(proto)),
+            ("channels", small(channels.into())),
+            ("warps", small(warps.into())),
+            ("root", small(root)),
+            ("send", Value::Hex(send)),
+            ("recv", Value::Hex(recv)),
+        ],
+        What::P2p { buff, datatype, count, peer, channels, .. } => vec![
+            ("peer", small(peer)),
+            ("count", Value::Number(count)),
+            ("datatype", text(datatype)),
+            ("channels", small(channels.into())),
+            ("buff", Value::Hex(buff)),
+        ],
+        What::ProxyOp { pid, channel, peer, steps, chunk_bytes, .. } => vec![
+            ("peer", small(peer)),
+            ("channel", small(channel.into())),
+            ("steps", small(steps)),
+            ("chunk_bytes", small(chunk_bytes)),
+            ("pid", Value::Number(u64::try_from(pid).unwrap_or(0))),
+        ],
+        What::ProxyStep { step } => vec![("step", small(step))],
+        What::KernelCh { channel, timer } => {
+            vec![("channel", small(channel.into())), ("gpu_start_ns", Value::Number(timer))]
+        }
+        What::NetPlugin { id, data } => vec![("plugin", Value::Hex(id as u64)), ("data", Value::Hex(data))],
+        What::GroupApi { depth, captured } => {
+            vec![("depth", small(depth)), ("captured", Value::Truth(captured))]
+        }
+        What::CollApi { count, datatype, root, stream, captured, .. } => vec![
+            ("count", Value::Number(count)),
+            ("datatype", text(datatype)),
+            ("root", small(root)),
+            ("stream", Value::Hex(stream)),
+            ("captured", Value::Truth(captured)),
+        ],
+        What::P2pApi { count, datatype, stream, captured, .. } => vec![
+            ("count", Value::Number(count)),
+            ("datatype", text(datatype)),
+            ("stream", Value::Hex(stream)),
+            ("captured", Value::Truth(captured)),
+        ],
+        What::KernelLaunch { stream } => vec![("stream", Value::Hex(stream))],
+        What::CeColl { seq, send, recv, count, root, datatype, stream, .. } => vec![
+            ("seq", Value::Number(seq)),
+            ("count", Value::Number(count)),
+            ("datatype", text(datatype)),
+            ("root", small(root)),
+            ("send", Value::Hex(send)),
+            ("recv", Value::Hex(recv)),
+            ("stream", Value::Hex(stream)),
+        ],
+        What::CeSync { complete, ranks } => {
+            vec![("complete", Value::Truth(complete)), ("ranks", small(ranks))]
+        }
+        What::CeBatch { ops, bytes, intra_sync } => vec![
+            ("ops", small(ops)),
+            ("bytes", Value::Number(bytes)),
+            ("intra_sync", Value::Truth(intra_sync)),
+        ],
+        _ => Vec::new(),
+    }
+}
+
+/// The name of a state.
+pub fn state(state: EventState) -> &'static str {
+    match state {
+        EventState::SEND_GPU_WAIT => "send_gpu_wait",
+        EventState::SEND_PEER_WAIT => "send_peer_wait",
+        EventState::SEND_WAIT => "send_wait",
+        EventState::RECV_WAIT => "recv_wait",
+        EventState::RECV_FLUSH_WAIT => "recv_flush_wait",
+        EventState::RECV_GPU_WAIT => "recv_gpu_wait",
+        EventState::PROXY_IDLE => "idle",
+        EventState::PROXY_ACTIVE => "active",
+        EventState::PROXY_SLEEP => "sleep",
+        EventState::PROXY_WAKEUP => "wakeup",
+        EventState::PROXY_APPEND => "append",
+        EventState::PROXY_APPEND_END => "append_end",
+        EventState::PROXY_OP_IN_PROGRESS => "in_progress",
+        EventState::NET_PLUGIN_UPDATE => "update",
+        EventState::KERNEL_CH_STOP => "kernel_stop",
+        EventState::GROUP_START_API_STOP => "group_start_over",
+        EventState::GROUP_END_API_START => "group_end_begins",
+        _ => "other",
+    }
+}
+
+/// Bytes of an element by the name of its type; 1 if it is unknown.
+pub fn element_bytes(datatype: &str) -> u64 {
+    match datatype.strip_prefix("nccl").unwrap_or(datatype) {
+        "Float16" | "Bfloat16" => 2,
+        "Int32" | "Uint32" | "Float32" => 4,
+        "Int64" | "Uint64" | "Float64" => 8,
+        _ => 1,
+    }
+}

@@ -1,0 +1,225 @@
+//! A finished event, and its lines in the trace.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+use serde_json::json;
+
+use crate::describe::{KINDS, Particulars, Value};
+
+/// A finished event. Times are nanoseconds of the host's monotonic clock, which its processes share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Number of the communicator's process in the trace.
+    pub process: u32,
+    /// Handle of the event.
+    pub id: u64,
+    /// Handle of the event above it.
+    pub parent: Option<u64>,
+    /// Index in [`KINDS`].
+    pub kind: usize,
+    pub name: String,
+    pub particulars: Particulars,
+    /// The thread that started it.
+    pub thread: u32,
+    pub start: u64,
+    pub end: u64,
+    /// States and when they came.
+    pub states: Vec<(&'static str, u64)>,
+    /// Its communicator was closed before it was over.
+    pub unfinished: bool,
+}
+
+impl Record {
+    /// The event as lines of a Chrome trace, joined like the others. Events that nest in their thread are one complete
+    /// event; others, which may overlap, are an asynchronous pair.
+    pub fn lines(&self) -> String {
+        let (category, nests) = KINDS[self.kind];
+        let begin = Line {
+            ph: if nests { "X" } else { "b" },
+            cat: category,
+            name: &self.name,
+            pid: self.process,
+            tid: self.thread,
+            ts: microseconds(self.start),
+            dur: nests.then(|| microseconds(self.end.saturating_sub(self.start))),
+            id2: (!nests).then(|| Id { local: hex(self.id) }),
+            args: Some(Args(self)),
+        };
+        if nests {
+            return json(&begin);
+        }
+        let end = Line { ph: "e", ts: microseconds(self.end), id2: begin.id2.clone(), args: None, ..begin };
+        format!("{}{}{}", json(&begin), crate::file::SEPARATOR, json(&end))
+    }
+}
+
+/// A line of the trace, with the names of the format.
+#[derive(Serialize)]
+struct Line<'a> {
+    ph: &'static str,
+    cat: &'static str,
+    name: &'a str,
+    pid: u32,
+    tid: u32,
+    ts: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dur: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id2: Option<Id>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Args<'a>>,
+}
+
+/// The number of an asynchronous event within its process.
+#[derive(Serialize, Clone)]
+struct Id {
+    local: String,
+}
+
+/// Nothing in a line can fail to be written; an empty object would still be a line.
+fn json(line: &Line<'_>) -> String {
+    serde_json::to_string(line).unwrap_or_else(|_| "{}".to_owned())
+}
+
+/// The line that names a communicator's process.
+pub fn process_line(process: u32, name: &str) -> String {
+    json!({ "ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": { "name": name } })
+        .to_string()
+}
+
+/// The line that says how many events of a communicator are missing.
+pub fn dropped_line(process: u32, count: u64) -> String {
+    let labels = format!("{count} events are missing");
+    json!({ "ph": "M", "name": "process_labels", "pid": process, "tid": 0, "args": { "labels": labels } })
+        .to_string()
+}
+
+/// A time as the trace has it.
+fn microseconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1000.0
+}
+
+fn hex(number: u64) -> String {
+    format!("{number:#x}")
+}
+
+/// Everything about the event that has no place of its own.
+#[derive(Clone, Copy)]
+struct Args<'a>(&'a Record);
+
+impl Serialize for Args<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let record = self.0;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("event", &hex(record.id))?;
+        if let Some(parent) = record.parent {
+            map.serialize_entry("parent", &hex(parent))?;
+        }
+        for (name, value) in &record.particulars {
+            match value {
+                Value::Number(number) => map.serialize_entry(name, number)?,
+                Value::Truth(truth) => map.serialize_entry(name, truth)?,
+                Value::Text(text) => map.serialize_entry(name, text)?,
+                Value::Hex(number) => map.serialize_entry(name, &hex(*number))?,
+            }
+        }
+        if !record.states.is_empty() {
+            map.serialize_entry("states_us", &States(record))?;
+        }
+        if record.unfinished {
+            map.serialize_entry("unfinished", &true)?;
+        }
+        map.end()
+    }
+}
+
+/// Name and microseconds since the start of each state.
+struct States<'a>(&'a Record);
+
+impl Serialize for States<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let since = |at: u64| microseconds(at.saturating_sub(self.0.start));
+        serializer.collect_seq(self.0.states.iter().map(|(name, at)| (name, since(*at))))
+    }
+}
+
+/// For logs: sizes as people write them.
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = ["kB", "MB", "GB", "TB", "PB"];
+        let (mut size, mut unit) = (self.0 as f64, "B");
+        for larger in units {
+            if size < 1000.0 {
+                break;
+            }
+            (size, unit) = (size / 1000.0, larger);
+        }
+        if unit == "B" { write!(f, "{} B", self.0) } else { write!(f, "{size:.1} {unit}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(kind: usize) -> Record {
+        Record {
+            process: 7,
+            id: 26,
+            parent: Some(25),
+            kind,
+            name: "All\"Reduce".into(),
+            particulars: vec![
+                ("count", Value::Number(u64::MAX)),
+                ("captured", Value::Truth(true)),
+                ("algo", Value::Text("RING\n".into())),
+                ("send", Value::Hex(0x1000)),
+            ],
+            thread: 99,
+            start: 1_234_567,
+            end: 2_000_000,
+            states: vec![("send_wait", 1_234_667), ("send_wait", 1_300_567)],
+            unfinished: false,
+        }
+    }
+
+    #[test]
+    fn what_overlaps_is_a_pair() {
+        let lines = record(1).lines();
+        let [begin, end]: [serde_json::Value; 2] = serde_json::from_str(&format!("[{lines}]")).unwrap();
+        let args = json!({
+            "event": "0x1a", "parent": "0x19", "count": u64::MAX, "captured": true, "algo": "RING\n", "send": "0x1000",
+            "states_us": [["send_wait", 0.1], ["send_wait", 66.0]],
+        });
+        let id = json!({ "local": "0x1a" });
+        let common = json!({ "cat": "coll", "name": "All\"Reduce", "pid": 7, "tid": 99, "id2": id });
+        let with = |extra: serde_json::Value| {
+            let mut all = common.clone();
+            all.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            all
+        };
+        assert_eq!(begin, with(json!({ "ph": "b", "ts": 1234.567, "args": args })));
+        assert_eq!(end, with(json!({ "ph": "e", "ts": 2000.0 })));
+    }
+
+    #[test]
+    fn what_nests_is_one_event() {
+        let mut record = record(9);
+        (record.parent, record.unfinished, record.end) = (None, true, 0);
+        record.states.clear();
+        let line: serde_json::Value = serde_json::from_str(&record.lines()).unwrap();
+        assert_eq!((&line["ph"], &line["cat"], &line["dur"]), (&json!("X"), &json!("coll_api"), &json!(0.0)));
+        assert_eq!(line["args"]["unfinished"], json!(true));
+        assert!(line.get("id2").is_none() && line["args"].get("parent").is_none());
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        let sizes = [0, 999, 1000, 1_234_567, 5_000_000_000, u64::MAX].map(|bytes| Bytes(bytes).to_string());
+        assert_eq!(sizes, ["0 B", "999 B", "1.0 kB", "1.2 MB", "5.0 GB", "18446.7 PB"]);
+    }
+}
