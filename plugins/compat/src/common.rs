@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hawser_plugin::{Error, ErrorKind, Log, Result};
+use hawser_plugin::{Error, ErrorKind, Log, Result, Subsys};
 
 /// `ncclSuccess`.
 pub const SUCCESS: c_int = 0;
@@ -45,7 +45,10 @@ pub fn failure(code: c_int, what: &str) -> Error {
         7 => (ErrorKind::Internal, "ncclInProgress, which is no result of this call"),
         _ => (ErrorKind::Internal, "not a code of ncclResult_t"),
     };
-    Error::new(kind, format!("{what} failed with {code} ({name}); NCCL_DEBUG=INFO shows what the plugin logged"))
+    Error::new(
+        kind,
+        format!("{what} failed with {code} ({name}); NCCL_DEBUG=INFO shows what the plugin logged"),
+    )
 }
 
 /// The code of an error for NCCL, which knows no "unsupported": asking for what a plugin lacks is the caller's bug.
@@ -71,14 +74,21 @@ pub unsafe fn text(text: *const c_char) -> Option<String> {
     Some(String::from_utf8_lossy(bytes).into_owned()).filter(|text| !text.is_empty())
 }
 
-/// Runs a call that came from C: errors are logged and become their code, a panic becomes `ncclInternalError`.
+/// Runs a call that came from C: errors are logged and become their code, a panic becomes `ncclInternalError`. That
+/// something is not offered is no warning: hosts ask to find out.
 pub fn guard(who: &CStr, call: &str, log: impl FnOnce() -> Log, run: impl FnOnce() -> Result<()>) -> c_int {
     let error = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(())) => return SUCCESS,
         Ok(Err(error)) => error,
         Err(panic) => Error::internal(format!("panicked: {}", panic_text(panic.as_ref()))),
     };
-    let report = || log().warn(format!("{}: {call}: {error}", who.to_string_lossy()));
+    let report = || {
+        let text = format!("{}: {call}: {error}", who.to_string_lossy());
+        match error.kind {
+            ErrorKind::Unsupported => log().info(Subsys::ALL, text),
+            _ => log().warn(text),
+        }
+    };
     // A log that panics has nowhere to complain.
     let _ = catch_unwind(AssertUnwindSafe(report));
     code(error.kind)
@@ -93,6 +103,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hawser_plugin::Level;
     use std::sync::{Arc, Mutex};
 
     #[test]
@@ -136,14 +147,19 @@ mod tests {
     fn nothing_but_a_code_leaves_the_guard() {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let keep = lines.clone();
-        let log = Log::new(move |_, _, line| keep.lock().unwrap().push(line.to_owned()));
+        let log = Log::new(move |level, _, line| keep.lock().unwrap().push((level, line.to_owned())));
         let run = |body: &dyn Fn() -> Result<()>| guard(c"mine", "isend", || log.clone(), body);
         assert_eq!(run(&|| Ok(())), 0);
         assert_eq!(run(&|| Err(Error::remote("peer 3 left"))), 6);
         assert_eq!(run(&|| panic!("no {}", "way")), 3);
+        assert_eq!(run(&|| Err(Error::unsupported("flight"))), 3);
         let loud = Log::new(|_, _, _| panic!("even the log"));
         assert_eq!(guard(c"mine", "isend", || loud, || Err(Error::remote("x"))), 6);
-        let expected = ["mine: isend: peer 3 left", "mine: isend: panicked: no way"];
+        let expected = [
+            (Level::Warn, "mine: isend: peer 3 left".to_owned()),
+            (Level::Warn, "mine: isend: panicked: no way".to_owned()),
+            (Level::Info, "mine: isend: flight is not offered by this plugin".to_owned()),
+        ];
         assert_eq!(*lines.lock().unwrap(), expected);
     }
 }

@@ -43,8 +43,23 @@ unsafe impl<T> Sync for Static<T> {}
 
 /// Makes a Rust net plugin loadable by NVIDIA's library: defines the symbols `ncclNetPlugin_v8` to `_v12` in a `cdylib`.
 ///
-/// ```ignore
-/// hawser_compat::export_nccl_net!("Pigeon", std::sync::Arc::new(PigeonNet::new()));
+/// ```
+/// use hawser_plugin::net::{Net, NetConfig, NetContext};
+///
+/// struct PigeonNet;
+///
+/// impl Net for PigeonNet {
+///     fn name(&self) -> &str {
+///         "Pigeon"
+///     }
+///
+///     fn open(&self, _: &NetConfig) -> hawser_plugin::Result<Box<dyn NetContext>> {
+///         Err(hawser_plugin::Error::internal("the pigeons are out"))
+///     }
+/// }
+///
+/// hawser_compat::export_nccl_net!("Pigeon", std::sync::Arc::new(PigeonNet));
+/// # fn main() {}
 /// ```
 ///
 /// The expression, of type `Arc<dyn Net>`, is evaluated once, at the first call of a table's function. NCCL reads the
