@@ -19,8 +19,11 @@ use net_support::*;
 /// Held by the test whose log is the sink.
 static TURN: Mutex<()> = Mutex::new(());
 
+/// A line as a log got it.
+type Line = (Level, Subsys, String);
+
 /// A log and the lines that it got.
-fn keeping_log() -> (Log, Arc<Mutex<Vec<(Level, Subsys, String)>>>) {
+fn keeping_log() -> (Log, Arc<Mutex<Vec<Line>>>) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let keep = lines.clone();
     let log =
