@@ -95,6 +95,15 @@ pub fn particulars(what: &What<'_>) -> Particulars {
             vec![("channel", small(channel.into())), ("gpu_start_ns", Value::Number(timer))]
         }
         What::NetPlugin { id, data } => vec![("plugin", Value::Hex(id as u64)), ("data", Value::Hex(data))],
+        _ => call_particulars(what),
+    }
+}
+
+/// Those of the user's calls and of copy engines.
+fn call_particulars(what: &What<'_>) -> Particulars {
+    let text = |text: &str| Value::Text(text.to_owned());
+    let small = |number: u32| Value::Number(number.into());
+    match *what {
         What::GroupApi { depth, captured } => {
             vec![("depth", small(depth)), ("captured", Value::Truth(captured))]
         }
