@@ -12,6 +12,7 @@ pub mod logger;
 pub mod net;
 pub mod profiler;
 pub mod search;
+mod table;
 pub mod tuner;
 
 use std::sync::Arc;

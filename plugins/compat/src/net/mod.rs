@@ -21,8 +21,8 @@ use std::sync::Arc;
 use hawser_plugin::Net;
 
 use crate::Found;
-use crate::common::text;
 use crate::library::Library;
+use crate::table::{self, Version};
 
 /// The symbols that [`from_library`] looks for, in this order.
 pub fn symbols() -> impl Iterator<Item = &'static str> {
@@ -35,8 +35,7 @@ pub fn symbols() -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// The table cannot be used: a line that says which entry is NULL.
 pub fn from_library(library: &Arc<Library>) -> Option<Result<Found<dyn Net>, String>> {
-    let here = |version: &'static abi::Version| Some((version, library.data(version.symbol)?));
-    let (version, table) = abi::NEWEST_FIRST.iter().find_map(here)?;
+    let (version, table) = table::first(&abi::NEWEST_FIRST, library)?;
     // SAFETY: by its name, the symbol is a table of this version; the adapter keeps the library open.
     Some(unsafe { load(version, table, Some(library.clone())) })
 }
@@ -63,17 +62,12 @@ pub unsafe fn from_table(symbol: &str, table: *const c_void) -> Result<Found<dyn
 /// # Safety
 /// As [`from_table`]; if there is a library, it holds the table.
 unsafe fn load(
-    version: &abi::Version,
+    version: &Version<calls::Calls>,
     table: *const c_void,
     library: Option<Arc<Library>>,
 ) -> Result<Found<dyn Net>, String> {
-    let symbol = version.symbol;
-    // SAFETY: each table begins with a pointer to its name.
-    let name = unsafe { text(table.cast::<*const std::ffi::c_char>().read_unaligned()) };
-    let name = name.ok_or_else(|| format!("{symbol} cannot be used: its name is NULL or empty"))?;
     // SAFETY: the caller's promise.
-    let calls = unsafe { (version.read)(table) };
-    let calls = calls.map_err(|missing| format!("{symbol} '{name}' cannot be used: {missing}"))?;
-    let plugin = shared::Plugin::new("net plugin", symbol, name, library);
-    Ok(Found { symbol, plugin: Arc::new(adapter::Adapter::new(calls, plugin)) })
+    let (name, calls) = unsafe { version.load(table) }?;
+    let plugin = shared::Plugin::new("net plugin", version.symbol, name, library);
+    Ok(Found { symbol: version.symbol, plugin: Arc::new(adapter::Adapter::new(calls, plugin)) })
 }

@@ -10,13 +10,11 @@ pub mod v7;
 pub mod v8;
 pub mod v9;
 
-use std::ffi::c_void;
-
 use super::calls::Calls;
-use crate::common::Missing;
+use crate::table::Version;
 
 /// The tables that are looked for, in this order.
-pub const NEWEST_FIRST: [Version; 7] = [
+pub const NEWEST_FIRST: [Version<Calls>; 7] = [
     Version::of::<v12::CollNet>(),
     Version::of::<v11::CollNet>(),
     Version::of::<v10::CollNet>(),
@@ -26,40 +24,48 @@ pub const NEWEST_FIRST: [Version; 7] = [
     Version::of::<v6::CollNet>(),
 ];
 
-/// How a table of one version is found and read.
-pub struct Version {
-    /// The data symbol.
-    pub symbol: &'static str,
-    /// Reads the table.
-    ///
-    /// # Safety
-    /// As [`Table::calls`]; the address is that of a table of this version.
-    pub read: unsafe fn(*const c_void) -> Result<Calls, Missing>,
+/// The body of a version's [`Table::calls`](crate::table::Table::calls): which forms its entries have, and those that not all versions have.
+macro_rules! calls {
+    ($table:ident {
+        init: $init:ident,
+        listen: $listen:ident,
+        reg_mr: $reg_mr:ident,
+        iallreduce: $iallreduce:ident,
+        finalize: $finalize:expr,
+        $($field:ident: $value:expr,)+
+    }) => {{
+        use $crate::collnet::calls::{Iallreduce, Init, Operations};
+        use $crate::common::required;
+        use $crate::net::abi::properties::PropertiesReader;
+        use $crate::net::calls::{Listen, Memory, RegMr};
+        let init = Init::$init(required($table.init, "init")?);
+        let finalize: Option<net::Close> = $finalize;
+        let operations = || {
+            let get_properties = required($table.get_properties, "getProperties")?;
+            if matches!(init, Init::V11(_)) {
+                required(finalize, "finalize")?;
+            }
+            Ok(Operations {
+                // SAFETY: what `Table::calls` asks of its caller.
+                properties: unsafe { PropertiesReader::new(get_properties) },
+                listen: Listen::$listen(required($table.listen, "listen")?),
+                connect: required($table.connect, "connect")?,
+                reduce_support: required($table.reduce_support, "reduceSupport")?,
+                memory: Memory {
+                    register: RegMr::$reg_mr(required($table.reg_mr, "regMr")?),
+                    register_dma_buf: $table.reg_mr_dma_buf,
+                    deregister: required($table.dereg_mr, "deregMr")?,
+                },
+                iallreduce: Iallreduce::$iallreduce(required($table.iallreduce, "iallreduce")?),
+                iflush: $table.iflush,
+                test: required($table.test, "test")?,
+                close_coll: required($table.close_coll, "closeColl")?,
+                close_listen: required($table.close_listen, "closeListen")?,
+                $($field: $value,)+
+            })
+        };
+        let operations = operations();
+        Ok(Calls { init, devices: required($table.devices, "devices")?, finalize, operations })
+    }};
 }
-
-impl Version {
-    const fn of<T: Table>() -> Self {
-        Self { symbol: T::SYMBOL, read: read::<T> }
-    }
-}
-
-/// # Safety
-/// As [`Table::calls`]; `table` points to a readable `T`.
-unsafe fn read<T: Table>(table: *const c_void) -> Result<Calls, Missing> {
-    // SAFETY: the caller knows the type by the symbol; nothing is said about alignment, so none is assumed.
-    let table = unsafe { table.cast::<T>().read_unaligned() };
-    // SAFETY: the caller's promise.
-    unsafe { table.calls() }
-}
-
-/// A table of one version.
-pub trait Table: Copy {
-    /// The data symbol that holds it.
-    const SYMBOL: &'static str;
-
-    /// The calls behind it, or the entry that is missing.
-    ///
-    /// # Safety
-    /// The functions keep NCCL's contract for this version, for as long as the calls live.
-    unsafe fn calls(&self) -> Result<Calls, Missing>;
-}
+use calls;

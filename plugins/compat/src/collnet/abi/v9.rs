@@ -2,13 +2,15 @@
 
 use std::ffi::c_char;
 
+use super::calls;
 use super::signatures::*;
-use crate::collnet::calls::{Calls, Iallreduce, Init, Operations, Parts};
-use crate::common::{Missing, required};
-use crate::net::abi::properties::{GetProperties, PropertiesReader};
+use crate::collnet::calls::{Calls, Parts};
+use crate::common::Missing;
+use crate::net::abi::properties::GetProperties;
 use crate::net::abi::signatures as net;
 use crate::net::abi::v9::NetProperties;
-use crate::net::calls::{Listen, MakeVDevice, Memory, RegMr};
+use crate::net::calls::MakeVDevice;
+use crate::table::Table;
 
 /// `ncclCollNet_v9_t`.
 #[derive(Clone, Copy)]
@@ -36,45 +38,19 @@ pub struct CollNet {
 
 const _: () = assert!(size_of::<CollNet>() == 144);
 
-impl super::Table for CollNet {
+impl Table for CollNet {
+    type Calls = Calls;
     const SYMBOL: &'static str = "ncclCollNetPlugin_v9";
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
-        Ok(Calls {
-            init: Init::V6(required(self.init, "init")?),
-            devices: required(self.devices, "devices")?,
+        calls!(self {
+            init: V6,
+            listen: V6,
+            reg_mr: V8,
+            iallreduce: V9,
             finalize: None,
-            // SAFETY: the caller's promise.
-            operations: unsafe { self.operations() },
-        })
-    }
-}
-
-impl CollNet {
-    /// What a plugin without devices may lack.
-    ///
-    /// # Safety
-    /// As [`super::Table::calls`].
-    unsafe fn operations(&self) -> Result<Operations, Missing> {
-        let get_properties = required(self.get_properties, "getProperties")?;
-        Ok(Operations {
-            // SAFETY: our caller promises that the table's functions may be called.
-            properties: unsafe { PropertiesReader::new(get_properties) },
-            listen: Listen::V6(required(self.listen, "listen")?),
-            connect: required(self.connect, "connect")?,
-            reduce_support: required(self.reduce_support, "reduceSupport")?,
-            memory: Memory {
-                register: RegMr::V8(required(self.reg_mr, "regMr")?),
-                register_dma_buf: self.reg_mr_dma_buf,
-                deregister: required(self.dereg_mr, "deregMr")?,
-            },
-            iallreduce: Iallreduce::V9(required(self.iallreduce, "iallreduce")?),
             iallgather: self.iallgather.map(Parts::V9),
             ireducescatter: self.ireducescatter.map(Parts::V9),
-            iflush: self.iflush,
-            test: required(self.test, "test")?,
-            close_coll: required(self.close_coll, "closeColl")?,
-            close_listen: required(self.close_listen, "closeListen")?,
             make_v_device: self.make_v_device.map(MakeVDevice::V9),
         })
     }

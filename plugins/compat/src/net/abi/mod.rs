@@ -14,13 +14,13 @@ pub mod v7;
 pub mod v8;
 pub mod v9;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use super::calls::Calls;
-use crate::common::Missing;
+use crate::table::Version;
 
 /// The tables that are looked for, in this order.
-pub const NEWEST_FIRST: [Version; 7] = [
+pub const NEWEST_FIRST: [Version<Calls>; 7] = [
     Version::of::<v12::Net>(),
     Version::of::<v11::Net>(),
     Version::of::<v10::Net>(),
@@ -30,43 +30,55 @@ pub const NEWEST_FIRST: [Version; 7] = [
     Version::of::<v6::Net>(),
 ];
 
-/// How a table of one version is found and read.
-pub struct Version {
-    /// The data symbol.
-    pub symbol: &'static str,
-    /// Reads the table.
-    ///
-    /// # Safety
-    /// As [`Table::calls`]; the address is that of a table of this version.
-    pub read: unsafe fn(*const c_void) -> Result<Calls, Missing>,
+/// The body of a version's [`Table::calls`](crate::table::Table::calls): which forms its entries have, and the fields of [`Calls`] that not all
+/// versions have.
+macro_rules! calls {
+    ($table:ident {
+        init: $init:ident,
+        listen: $listen:ident,
+        connect: $connect:ident,
+        accept: $accept:ident,
+        reg_mr: $reg_mr:ident,
+        isend: $isend:ident,
+        irecv: $irecv:ident,
+        finalize: $finalize:expr,
+        $($field:ident: $value:expr,)+
+    }) => {{
+        use $crate::common::required;
+        use $crate::net::abi::properties::PropertiesReader;
+        use $crate::net::calls::{Accept, Connect, Init, Irecv, Isend, Listen, Memory, RegMr};
+        let get_properties = required($table.get_properties, "getProperties")?;
+        let init = Init::$init(required($table.init, "init")?);
+        let finalize = $finalize;
+        if matches!(init, Init::V11(_)) {
+            required(finalize, "finalize")?;
+        }
+        Ok(Calls {
+            init,
+            finalize,
+            devices: required($table.devices, "devices")?,
+            // SAFETY: what `Table::calls` asks of its caller.
+            properties: unsafe { PropertiesReader::new(get_properties) },
+            listen: Listen::$listen(required($table.listen, "listen")?),
+            connect: Connect::$connect(required($table.connect, "connect")?),
+            accept: Accept::$accept(required($table.accept, "accept")?),
+            memory: Memory {
+                register: RegMr::$reg_mr(required($table.reg_mr, "regMr")?),
+                register_dma_buf: $table.reg_mr_dma_buf,
+                deregister: required($table.dereg_mr, "deregMr")?,
+            },
+            isend: Isend::$isend(required($table.isend, "isend")?),
+            irecv: Irecv::$irecv(required($table.irecv, "irecv")?),
+            iflush: $table.iflush,
+            test: required($table.test, "test")?,
+            close_send: required($table.close_send, "closeSend")?,
+            close_recv: required($table.close_recv, "closeRecv")?,
+            close_listen: required($table.close_listen, "closeListen")?,
+            $($field: $value,)+
+        })
+    }};
 }
-
-impl Version {
-    const fn of<T: Table>() -> Self {
-        Self { symbol: T::SYMBOL, read: read::<T> }
-    }
-}
-
-/// # Safety
-/// As [`Table::calls`]; `table` points to a readable `T`.
-unsafe fn read<T: Table>(table: *const c_void) -> Result<Calls, Missing> {
-    // SAFETY: the caller knows the type by the symbol; nothing is said about alignment, so none is assumed.
-    let table = unsafe { table.cast::<T>().read_unaligned() };
-    // SAFETY: the caller's promise.
-    unsafe { table.calls() }
-}
-
-/// A table of one version.
-pub trait Table: Copy {
-    /// The data symbol that holds it.
-    const SYMBOL: &'static str;
-
-    /// The calls behind it, or the entry that is missing.
-    ///
-    /// # Safety
-    /// The functions keep NCCL's contract for this version, for as long as the calls live.
-    unsafe fn calls(&self) -> Result<Calls, Missing>;
-}
+use calls;
 
 /// `ncclNetDeviceHandle`: what device offload would need. Only its address is passed, as NULL.
 #[repr(C)]

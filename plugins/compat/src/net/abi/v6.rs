@@ -2,10 +2,12 @@
 
 use std::ffi::{c_char, c_int};
 
-use super::properties::{GetProperties, PropertiesReader, RawProperties, properties};
+use super::calls;
+use super::properties::{GetProperties, RawProperties, properties};
 use super::signatures::*;
-use crate::common::{Missing, required};
-use crate::net::calls::{Accept, Calls, Connect, Init, Irecv, Isend, Listen, Memory, RegMr};
+use crate::common::Missing;
+use crate::net::calls::Calls;
+use crate::table::Table;
 
 properties! {
     /// `ncclNetProperties_v6_t`.
@@ -47,35 +49,23 @@ pub struct Net {
 
 const _: () = assert!(size_of::<Net>() == 136);
 
-impl super::Table for Net {
+impl Table for Net {
+    type Calls = Calls;
     const SYMBOL: &'static str = "ncclNetPlugin_v6";
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
-        let get_properties = required(self.get_properties, "getProperties")?;
-        Ok(Calls {
+        calls!(self {
+            init: V6,
+            listen: V6,
+            connect: V6,
+            accept: V6,
+            reg_mr: V6,
+            isend: V6,
+            irecv: V6,
+            finalize: None,
             max_requests: 8, // what plugins of that time are promised
-            init: Init::V6(required(self.init, "init")?),
-            devices: required(self.devices, "devices")?,
-            // SAFETY: our caller promises that the table's functions may be called.
-            properties: unsafe { PropertiesReader::new(get_properties) },
-            listen: Listen::V6(required(self.listen, "listen")?),
-            connect: Connect::V6(required(self.connect, "connect")?),
-            accept: Accept::V6(required(self.accept, "accept")?),
-            memory: Memory {
-                register: RegMr::V6(required(self.reg_mr, "regMr")?),
-                register_dma_buf: self.reg_mr_dma_buf,
-                deregister: required(self.dereg_mr, "deregMr")?,
-            },
-            isend: Isend::V6(required(self.isend, "isend")?),
-            irecv: Irecv::V6(required(self.irecv, "irecv")?),
-            iflush: self.iflush,
-            test: required(self.test, "test")?,
-            close_send: required(self.close_send, "closeSend")?,
-            close_recv: required(self.close_recv, "closeRecv")?,
-            close_listen: required(self.close_listen, "closeListen")?,
             irecv_consumed: None,
             make_v_device: None,
-            finalize: None,
             set_net_attr: None,
         })
     }

@@ -5,10 +5,12 @@ use std::ffi::{c_char, c_int};
 use hawser_plugin::net::MAX_REQUESTS;
 
 use super::Members4;
-use super::properties::{GetProperties, PropertiesReader, RawProperties, properties};
+use super::calls;
+use super::properties::{GetProperties, RawProperties, properties};
 use super::signatures::*;
-use crate::common::{Missing, required};
-use crate::net::calls::{Accept, Calls, Connect, Init, Irecv, Isend, Listen, MakeVDevice, Memory, RegMr};
+use crate::common::Missing;
+use crate::net::calls::{Calls, MakeVDevice};
+use crate::table::Table;
 
 properties! {
     /// `ncclNetProperties_v9_t` and `_v10_t`.
@@ -60,35 +62,23 @@ pub struct Net {
 
 const _: () = assert!(size_of::<Net>() == 160);
 
-impl super::Table for Net {
+impl Table for Net {
+    type Calls = Calls;
     const SYMBOL: &'static str = "ncclNetPlugin_v9";
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
-        let get_properties = required(self.get_properties, "getProperties")?;
-        Ok(Calls {
+        calls!(self {
+            init: V6,
+            listen: V6,
+            connect: V7,
+            accept: V7,
+            reg_mr: V8,
+            isend: V9,
+            irecv: V9,
+            finalize: None,
             max_requests: MAX_REQUESTS,
-            init: Init::V6(required(self.init, "init")?),
-            devices: required(self.devices, "devices")?,
-            // SAFETY: our caller promises that the table's functions may be called.
-            properties: unsafe { PropertiesReader::new(get_properties) },
-            listen: Listen::V6(required(self.listen, "listen")?),
-            connect: Connect::V7(required(self.connect, "connect")?),
-            accept: Accept::V7(required(self.accept, "accept")?),
-            memory: Memory {
-                register: RegMr::V8(required(self.reg_mr, "regMr")?),
-                register_dma_buf: self.reg_mr_dma_buf,
-                deregister: required(self.dereg_mr, "deregMr")?,
-            },
-            isend: Isend::V9(required(self.isend, "isend")?),
-            irecv: Irecv::V9(required(self.irecv, "irecv")?),
-            iflush: self.iflush,
-            test: required(self.test, "test")?,
-            close_send: required(self.close_send, "closeSend")?,
-            close_recv: required(self.close_recv, "closeRecv")?,
-            close_listen: required(self.close_listen, "closeListen")?,
             irecv_consumed: self.irecv_consumed,
             make_v_device: self.make_v_device.map(MakeVDevice::V9),
-            finalize: None,
             set_net_attr: None,
         })
     }

@@ -1,0 +1,67 @@
+//! Tables of functions, and the search for the newest one in a library.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+
+use crate::common::{Missing, text};
+use crate::library::Library;
+
+/// A table of one version.
+pub trait Table: Copy {
+    /// What all versions become.
+    type Calls;
+    /// The data symbol that holds it.
+    const SYMBOL: &'static str;
+
+    /// The calls behind it, or the entry that is missing.
+    ///
+    /// # Safety
+    /// The functions keep NCCL's contract for this version, for as long as the calls live.
+    unsafe fn calls(&self) -> Result<Self::Calls, Missing>;
+}
+
+/// How a table of one version is found and read.
+pub struct Version<C> {
+    /// The data symbol.
+    pub symbol: &'static str,
+    read: unsafe fn(*const c_void) -> Result<C, Missing>,
+}
+
+impl<C> Version<C> {
+    /// The version with this table.
+    pub const fn of<T: Table<Calls = C>>() -> Self {
+        Self { symbol: T::SYMBOL, read: read::<T> }
+    }
+
+    /// The name in a table and the calls behind it, or why it cannot be used.
+    ///
+    /// # Safety
+    /// As [`Table::calls`]; the address is that of a table of this version, whose name is a terminated string.
+    pub unsafe fn load(&self, table: *const c_void) -> Result<(String, C), String> {
+        let symbol = self.symbol;
+        // SAFETY: each table begins with a pointer to its name.
+        let name = unsafe { text(table.cast::<*const c_char>().read_unaligned()) };
+        let name = name.ok_or_else(|| format!("{symbol} cannot be used: its name is NULL or empty"))?;
+        // SAFETY: the caller's promise.
+        let calls = unsafe { (self.read)(table) };
+        let calls = calls.map_err(|missing| format!("{symbol} '{name}' cannot be used: {missing}"))?;
+        Ok((name, calls))
+    }
+}
+
+/// The first version that a library holds, and its table.
+pub fn first<'a, C>(
+    versions: &'a [Version<C>],
+    library: &Arc<Library>,
+) -> Option<(&'a Version<C>, *const c_void)> {
+    versions.iter().find_map(|version| Some((version, library.data(version.symbol)?)))
+}
+
+/// # Safety
+/// As [`Table::calls`]; `table` points to a readable `T`.
+unsafe fn read<T: Table>(table: *const c_void) -> Result<T::Calls, Missing> {
+    // SAFETY: the caller knows the type by the symbol; nothing is said about alignment, so none is assumed.
+    let table = unsafe { table.cast::<T>().read_unaligned() };
+    // SAFETY: the caller's promise.
+    unsafe { table.calls() }
+}
