@@ -48,6 +48,8 @@ fn a_list_gives_all_its_nets_and_then_the_built_in_ones() {
     assert_eq!(one.net.origin, Origin::Library(folder.path("libnccl-net-one.so")));
     assert!(one.net.demanded && two.net.demanded && !last.net.demanded);
     assert_eq!(last.net.origin, Origin::BuiltIn);
+    let collnet = one.collnet.as_ref().unwrap();
+    assert_eq!((collnet.plugin.name(), collnet.interface.as_str()), ("together", "ncclCollNetPlugin_v8"));
     assert!(two.collnet.is_none() && last.collnet.is_none() && !nets.none);
 
     let [failed] = &nets.failed[..] else { panic!("{:?}", nets.failed) };

@@ -29,15 +29,11 @@ pub struct Readers {
 /// The adapters of this crate.
 pub const READERS: Readers = Readers {
     net: crate::net::from_library,
-    collnet: not_read,
+    collnet: crate::collnet::from_library,
     tuner: crate::tuner::from_library,
     profiler: crate::profiler::from_library,
     env: crate::env::from_library,
 };
-
-fn not_read<T: ?Sized>(_library: &Arc<Library>) -> Option<Result<Found<T>, String>> {
-    None
-}
 
 /// Versions of NCCL's tables that a library may hold, newest first: prefix of the symbol and its versions.
 const TABLES: [(&str, std::ops::RangeInclusive<u32>); 7] = [
