@@ -118,7 +118,7 @@ fn version_6_sets_the_chunk_size() {
     let [ring, .., own] = candidates()[..] else { panic!() };
     assert_eq!(context.chunk_bytes(&question(), &ring, 12).unwrap(), Some(65536));
     assert_eq!(context.chunk_bytes(&question(), &own, 12).unwrap(), None, "no name for it in C");
-    let line = "chunk 0x10 function=2 bytes=5000000000 choice=1/2 channels=12 in=0";
+    let line = "chunk 0x10 function=2 bytes=5000000000 choice=1/2 channels=12 in=1073741824";
     assert_eq!(plugin.recorded(), [line]);
     plugin.set("fault", TUNE_NOTHING);
     assert_eq!(context.chunk_bytes(&question(), &ring, 12).unwrap(), None);
