@@ -24,3 +24,7 @@
 pub mod conformance;
 pub mod loopback;
 mod macros;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/plugin-guide.md")]
+struct Guide;

@@ -24,13 +24,22 @@ impl Folder {
     }
 
     /// Compiles `plugin.c` with macros.
+    #[allow(dead_code)] // not every test that has this module
     pub fn build(&self, name: &str, macros: &[&str]) -> PathBuf {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/search/plugin.c");
+        let macros: Vec<String> = macros.iter().map(|name| format!("-D{name}")).collect();
+        let macros: Vec<&str> = macros.iter().map(String::as_str).collect();
+        self.compile(name, include_str!("plugin.c"), &macros)
+    }
+
+    /// Compiles a source.
+    pub fn compile(&self, name: &str, source: &str, options: &[&str]) -> PathBuf {
+        let file = self.path(&format!("{name}.c"));
+        std::fs::write(&file, source).unwrap();
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
         let output = Command::new(&compiler)
             .args(["-std=gnu11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC"])
-            .args(macros.iter().map(|name| format!("-D{name}")))
-            .arg(source)
+            .args(options)
+            .arg(&file)
             .arg("-o")
             .arg(self.path(name))
             .output()
@@ -47,6 +56,7 @@ impl Drop for Folder {
 }
 
 /// What cargo built of an example of this package.
+#[allow(dead_code)] // as above
 pub fn example(name: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let path = program.ancestors().nth(2).unwrap().join("examples").join(name);
