@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use hawser_net_socket::{Settings, SocketNet};
 use hawser_plugin::net::{
-    Connector, HANDLE_BYTES, Listener, MemoryKinds, NetConfig, NetContext, Receiver, Region, Request, Segment,
-    Sender,
+    Connector, HANDLE_BYTES, Listener, MemoryKinds, NetConfig, NetContext, Receiver, Region, Request,
+    Segment, Sender,
 };
 use hawser_plugin::{Log, Net};
 
@@ -377,7 +377,8 @@ mod plain {
             let mut size = (self.bytes as u64).to_le_bytes();
             loop {
                 let in_head = self.head < 8;
-                let part = if in_head { &mut size[self.head..] } else { &mut self.memory[self.at..self.bytes] };
+                let part =
+                    if in_head { &mut size[self.head..] } else { &mut self.memory[self.at..self.bytes] };
                 let part_is_empty = part.is_empty();
                 let moved = if part_is_empty {
                     Ok(0)

@@ -104,8 +104,7 @@ impl Settings {
             Some("AF_INET") => Some(4),
             Some("AF_INET6") => Some(6),
             Some(other) => {
-                complaints
-                    .push(format!("NCCL_SOCKET_FAMILY={other} is ignored: it is AF_INET or AF_INET6"));
+                complaints.push(format!("NCCL_SOCKET_FAMILY={other} is ignored: it is AF_INET or AF_INET6"));
                 None
             }
         };

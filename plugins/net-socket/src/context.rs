@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use hawser_plugin::net::{Connector, Handle, Listener, NetConfig, NetContext, NetProperties, Receiver, Sender};
+use hawser_plugin::net::{
+    Connector, Handle, Listener, NetConfig, NetContext, NetProperties, Receiver, Sender,
+};
 use hawser_plugin::{Error, ErrorKind, Result, Subsys};
 
 use crate::config::Settings;
@@ -52,12 +54,7 @@ impl SocketContext {
         config.log.info(Subsys::NET, text);
         let numbered = (0..).zip(interfaces);
         let devices = numbered.map(|(number, interface)| Device::physical(number, interface)).collect();
-        Ok(Self {
-            settings,
-            config: config.clone(),
-            devices: RwLock::new(devices),
-            lazy: Mutex::default(),
-        })
+        Ok(Self { settings, config: config.clone(), devices: RwLock::new(devices), lazy: Mutex::default() })
     }
 
     fn device(&self, number: u32) -> Result<Device> {

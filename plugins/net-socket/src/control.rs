@@ -159,7 +159,7 @@ impl Control {
             }
         }
         let threshold = if self.peer_left { 1 } else { CONFIRM_EVERY };
-        if let Some(consumed) = self.inc.to_confirm(threshold) {
+        if let Some(consumed) = self.inc.take_confirmation(threshold) {
             self.out.push(&Record::Confirm { consumed });
         }
         let result = self.flush();

@@ -36,7 +36,10 @@ impl Device {
     pub fn combined(number: u32, members: &[u32], all: &[Device]) -> Result<Self> {
         let wrong = |text: String| Err(Error::new(ErrorKind::InvalidUsage, text));
         if members.is_empty() || members.len() > MAX_VIRTUAL {
-            return wrong(format!("a virtual device of {} members; 1 to {MAX_VIRTUAL} can be", members.len()));
+            return wrong(format!(
+                "a virtual device of {} members; 1 to {MAX_VIRTUAL} can be",
+                members.len()
+            ));
         }
         let mut parts = Vec::new();
         for (i, &member) in members.iter().enumerate() {

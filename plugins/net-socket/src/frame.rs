@@ -199,10 +199,7 @@ impl ChunkHeader {
         let end = chunk.offset.checked_add(u64::from(chunk.len));
         let fits = chunk.len > 0 && chunk.len as usize <= MAX_CHUNK && end.is_some_and(|e| e <= chunk.total);
         if u32_at(bytes, 0) != Some(CHUNK_MAGIC) || !fits {
-            return Err(format!(
-                "a chunk of {} bytes at {} of {}",
-                chunk.len, chunk.offset, chunk.total
-            ));
+            return Err(format!("a chunk of {} bytes at {} of {}", chunk.len, chunk.offset, chunk.total));
         }
         Ok(chunk)
     }

@@ -109,7 +109,7 @@ pub(crate) enum Visit {
     /// The next event.
     Wait,
     /// It knows the secret.
-    Friend(Friend),
+    Friend(Box<Friend>),
     /// It does not.
     Stranger(&'static str),
 }
@@ -175,7 +175,7 @@ impl Guest {
         };
         let fd = self.fd.take()?;
         let from = self.from.clone();
-        Some(Visit::Friend(Friend { fd, from, hello, listening, proof, answer }))
+        Some(Visit::Friend(Box::new(Friend { fd, from, hello, listening, proof, answer })))
     }
 
     /// The first bytes on a fresh socket always fit its buffer.

@@ -38,10 +38,8 @@ impl Interface {
 /// # Errors
 /// `InvalidUsage` when the user's list fits none, naming what there is.
 pub(crate) fn select(all: &[Interface], ifname: Option<&str>, family: Option<u8>) -> Result<Vec<Interface>> {
-    let of_family: Vec<&Interface> = all
-        .iter()
-        .filter(|one| family.is_none_or(|family| (family == 4) == one.address.is_ipv4()))
-        .collect();
+    let of_family: Vec<&Interface> =
+        all.iter().filter(|one| family.is_none_or(|family| (family == 4) == one.address.is_ipv4())).collect();
     let filter = ifname.map(Filter::parse).filter(|filter| !filter.names.is_empty());
     let found = match &filter {
         Some(filter) => pick(&of_family, |name| filter.accepts(name)),

@@ -11,7 +11,7 @@
 //! | `config`, `interface`, `device` | settings, which interfaces are devices |
 //! | `handle`, `auth`, `frame` | what is on the wire: pure parsers |
 //! | `stream`, `control` | records that survive their socket |
-//! | `queue`, `tx`, `tx_pipe` | the sending end: what is to be done, the connection, a data socket |
+//! | `queue`, `tx`, `tx_dial`, `tx_pipe` | the sending end: what is to be done, the connection, its dials, a data socket |
 //! | `table`, `rx`, `rx_pipe` | the receiving end |
 //! | `inbound`, `outbound`, `path` | handshakes and ways |
 //! | `service`, `pool` | the threads |
@@ -46,6 +46,7 @@ mod stream;
 mod sys;
 mod table;
 mod tx;
+mod tx_dial;
 mod tx_pipe;
 
 use std::sync::Arc;

@@ -125,8 +125,9 @@ mod tests {
     fn the_control_connection_tries_every_way() {
         let members = [member("eth0", "10.0.0.2"), member("eth1", "10.0.1.2")];
         let peer = remotes(&["10.0.0.3:5", "10.0.1.3:6"]);
-        let ports: std::collections::BTreeSet<u16> =
-            (0..4).map(|attempt| choose(&members, &peer, Socket::Control, attempt).unwrap().1.port()).collect();
+        let ports: std::collections::BTreeSet<u16> = (0..4)
+            .map(|attempt| choose(&members, &peer, Socket::Control, attempt).unwrap().1.port())
+            .collect();
         assert_eq!(ports.len(), 2);
     }
 

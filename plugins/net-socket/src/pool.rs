@@ -10,6 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -29,6 +30,8 @@ const BELL: u64 = 0;
 pub(crate) trait Drive: Send + Sync {
     /// Moves bytes on a data socket.
     fn drive(&self, pipe: usize) -> Next;
+    /// Driving it panicked: a bug of ours, which must not look like a silent peer.
+    fn broke(&self);
 }
 
 /// What a socket needs next.
@@ -188,18 +191,18 @@ impl Worker {
         while !self.stops.load(Ordering::SeqCst) {
             let worked = self.drive_list();
             // Work in hand: only look. Else first look for a while, then sleep.
-            let mut found = self.poll(&mut events, Some(Duration::ZERO));
+            let mut found = self.poll(&mut events, false);
             if !worked && found == 0 && !spin.is_zero() {
                 let until = Instant::now() + spin;
                 while found == 0 && lock(&self.list).is_empty() && Instant::now() < until {
                     std::hint::spin_loop();
-                    found = self.poll(&mut events, Some(Duration::ZERO));
+                    found = self.poll(&mut events, false);
                 }
             }
             if !worked && found == 0 {
                 self.sleeps.store(true, Ordering::SeqCst);
-                let rest = if lock(&self.list).is_empty() { None } else { Some(Duration::ZERO) };
-                self.poll(&mut events, rest);
+                let nothing = lock(&self.list).is_empty();
+                self.poll(&mut events, nothing);
                 self.sleeps.store(false, Ordering::SeqCst);
             }
             for event in events.drain(..) {
@@ -227,18 +230,19 @@ impl Worker {
         let task = lock(&self.tasks).get(&token).cloned();
         let Some(task) = task else { return };
         let Some(connection) = task.connection.upgrade() else { return };
-        if connection.drive(task.pipe) == Next::Again {
-            lock(&self.list).push_back(token);
+        match catch_unwind(AssertUnwindSafe(|| connection.drive(task.pipe))) {
+            Ok(Next::Again) => lock(&self.list).push_back(token),
+            Ok(Next::Wait) => {}
+            Err(_) => connection.broke(),
         }
     }
 
-    fn poll(&self, events: &mut Vec<epoll::Event>, timeout: Option<Duration>) -> usize {
+    /// Number of events; `sleep` waits for one.
+    fn poll(&self, events: &mut Vec<epoll::Event>, sleep: bool) -> usize {
         events.clear();
-        let timeout = timeout.map(|_| Timespec { tv_sec: 0, tv_nsec: 0 });
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
-            Ok(count) => count,
-            Err(_) => 0,
-        }
+        let timeout = (!sleep).then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        let found = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref());
+        found.unwrap_or_default()
     }
 }
 
@@ -264,8 +268,14 @@ mod tests {
             let mut bytes = [0; 64];
             let got = lock(&self.socket).read(&mut bytes).unwrap_or(0);
             let _ = self.calls.send((pipe, got));
-            let more = self.again.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+            assert!(&bytes[..got] != b"panic");
+            let more =
+                self.again.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
             if more.is_ok() { Next::Again } else { Next::Wait }
+        }
+
+        fn broke(&self) {
+            let _ = self.calls.send((99, 99));
         }
     }
 
@@ -284,6 +294,8 @@ mod tests {
         assert_eq!(seen.recv_timeout(limit).unwrap(), (7, 0));
         far.write_all(b"abc").unwrap();
         while seen.recv_timeout(limit).unwrap() != (7, 3) {}
+        far.write_all(b"panic").unwrap();
+        while seen.recv_timeout(limit).unwrap() != (99, 99) {}
         reader.again.store(5, Ordering::SeqCst);
         ticket.wake();
         (0..6).for_each(|_| assert_eq!(seen.recv_timeout(limit).unwrap().0, 7));

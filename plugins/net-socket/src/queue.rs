@@ -286,10 +286,10 @@ mod tests {
         let (request, slot) = begin(&mut queue, 0, 300_000).unwrap();
         assert_eq!(queue.waiting(), 2);
         let chunks: Vec<Chunk> = std::iter::from_fn(|| queue.claim()).collect();
-        assert_eq!(chunks.iter().map(|c| (c.offset, c.len)).collect::<Vec<_>>(), [
-            (0, 151_552),
-            (151_552, 148_448)
-        ]);
+        assert_eq!(
+            chunks.iter().map(|c| (c.offset, c.len)).collect::<Vec<_>>(),
+            [(0, 151_552), (151_552, 148_448)]
+        );
         assert!(chunks.iter().all(|c| c.addr == 0x1000 + c.offset && c.total == 300_000));
         assert_eq!(queue.waiting(), 0);
         assert_eq!(queue.finish(request), Ok(None));

@@ -64,14 +64,7 @@ impl RxConn {
     }
 
     /// A socket whose other end knows the secret.
-    pub fn admit(
-        &self,
-        fd: OwnedFd,
-        hello: &Hello,
-        proof: &Proof,
-        answer: Answer,
-        listening: &Listening,
-    ) {
+    pub fn admit(&self, fd: OwnedFd, hello: &Hello, proof: &Proof, answer: Answer, listening: &Listening) {
         if self.link.is_dead() && (self.link.check().is_err() || hello.socket != Socket::Control) {
             let _ = sys::send(fd.as_fd(), &Welcome::Refused(Refusal::Unknown).encode(proof));
             return;
@@ -119,9 +112,8 @@ impl RxConn {
             (ticket.ok().flatten(), self.shop.service.watch(fd, member, Socket::Pipe(index as u16)))
         };
         let welcome = Welcome::Come { consumed: 0, addresses }.encode(proof);
-        let last = pipe.attach(fd, generation, join, |fd| {
-            sys::send(fd, &welcome) == Ok(Moved::Bytes(welcome.len()))
-        });
+        let last = pipe
+            .attach(fd, generation, join, |fd| sys::send(fd, &welcome) == Ok(Moved::Bytes(welcome.len())));
         if self.link.is_dead() {
             pipe.close();
         }
@@ -326,6 +318,10 @@ impl Drive for RxConn {
                 Next::Wait
             }
         }
+    }
+
+    fn broke(&self) {
+        self.link.fail(Error::internal("a thread of the plugin panicked: a bug of the Socket plugin"));
     }
 }
 

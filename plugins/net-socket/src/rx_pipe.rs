@@ -206,4 +206,3 @@ impl Lane {
         self.socket.take().map(|_| last)
     }
 }
-

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -53,6 +54,13 @@ enum Command {
     Goodbye(Arc<dyn Member>),
 }
 
+/// Whose socket it is, and which.
+#[derive(Clone)]
+struct Watched {
+    member: Weak<dyn Member>,
+    socket: Socket,
+}
+
 /// The thread's other side: what connections and contexts talk to.
 pub(crate) struct Service {
     pub registry: Registry,
@@ -61,7 +69,7 @@ pub(crate) struct Service {
     epoll: OwnedFd,
     bell: Bell,
     commands: Mutex<Vec<Command>>,
-    watched: Mutex<HashMap<u64, (Weak<dyn Member>, Socket)>>,
+    watched: Mutex<HashMap<u64, Watched>>,
     next_token: AtomicU64,
     stops: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -151,7 +159,7 @@ impl Service {
         socket: Socket,
     ) -> Option<Watch> {
         let token = self.token();
-        lock(&self.watched).insert(token, (member, socket));
+        lock(&self.watched).insert(token, Watched { member, socket });
         let watch = Watch { service: self.clone(), token };
         let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).ok().map(|()| watch)
@@ -221,6 +229,15 @@ impl Body {
         }
     }
 
+    /// A bug in the work for one connection must not end the thread of all.
+    fn shielded<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let result = catch_unwind(AssertUnwindSafe(work));
+        if result.is_err() {
+            self.service.log.warn("Socket: a panic in the service thread: a bug of the Socket plugin");
+        }
+        result.ok()
+    }
+
     fn obey(&mut self) {
         let commands = std::mem::take(&mut *lock(&self.service.commands));
         for command in commands {
@@ -270,14 +287,19 @@ impl Body {
             self.members.retain(|member| member.strong_count() > 0);
             let mut busy = false;
             for member in self.members.iter().filter_map(Weak::upgrade) {
-                busy |= member.tick();
+                busy |= self.shielded(|| member.tick()).unwrap_or(false);
             }
             self.next_tick = now + if busy { TICK } else { IDLE_TICK };
         }
-        self.leaving.retain(|(member, until)| {
-            member.tick();
-            !member.is_settled() && *until > now
+        let mut leaving = std::mem::take(&mut self.leaving);
+        leaving.retain(|(member, until)| {
+            let look = || {
+                member.tick();
+                member.is_settled()
+            };
+            !self.shielded(look).unwrap_or(true) && *until > now
         });
+        self.leaving = leaving;
     }
 
     /// Sleeps until something happens or the next deadline.
@@ -299,8 +321,7 @@ impl Body {
             }
         });
         events.clear();
-        let _ =
-            epoll::wait(&self.service.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref());
+        let _ = epoll::wait(&self.service.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref());
     }
 
     fn event(&mut self, token: u64) {
@@ -318,10 +339,10 @@ impl Body {
             return;
         }
         let watched = lock(&self.service.watched).get(&token).cloned();
-        if let Some((member, socket)) = watched
+        if let Some(Watched { member, socket }) = watched
             && let Some(member) = member.upgrade()
         {
-            member.ended(socket);
+            self.shielded(|| member.ended(socket));
         }
     }
 
@@ -366,7 +387,7 @@ impl Body {
             Visit::Friend(friend) => {
                 // The connection watches its sockets itself.
                 let _ = epoll::delete(&self.service.epoll, friend.fd());
-                friend.come_in();
+                self.shielded(|| friend.come_in());
             }
             Visit::Stranger(reason) => {
                 self.strangers += 1;
@@ -384,8 +405,10 @@ impl Body {
     fn begin_dial(&mut self, errand: Errand) {
         let token = self.service.token();
         let begun = Dial::begin(errand, &self.service.tuning, |fd| {
-            let flags =
-                epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            let flags = epoll::EventFlags::IN
+                | epoll::EventFlags::OUT
+                | epoll::EventFlags::RDHUP
+                | epoll::EventFlags::ET;
             epoll::add(&self.service.epoll, fd, epoll::EventData::new_u64(token), flags)
         });
         match begun {
@@ -400,7 +423,7 @@ impl Body {
     fn end_dial(&mut self, token: u64, ended: Ended) {
         let Some(dial) = self.dials.remove(&token) else { return };
         let _ = epoll::delete(&self.service.epoll, dial.fd());
-        if let Some((errand, ended)) = dial.finish(ended) {
+        if let Some((errand, ended)) = self.shielded(|| dial.finish(ended)).flatten() {
             self.retry(errand, &ended);
         }
     }

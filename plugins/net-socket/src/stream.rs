@@ -11,8 +11,10 @@ use std::collections::VecDeque;
 
 use crate::frame::{MAX_RECORD, Record};
 
-/// Bytes that are read in one call at most, and room for the part of a record that is left over.
-const READ_AHEAD: usize = 64 << 10;
+/// Bytes that are read in one call at first; more when records are longer.
+const READ_AHEAD: usize = 32 << 10;
+/// Room for the longest record.
+const MOST_READ_AHEAD: usize = MAX_RECORD.next_power_of_two();
 
 /// What this end says.
 #[derive(Debug, Default)]
@@ -102,8 +104,9 @@ pub(crate) struct Incoming {
 impl Incoming {
     /// Where the socket's next bytes go; tell [`Incoming::filled`] how many there were.
     pub fn space(&mut self) -> &mut [u8] {
-        if self.buffer.is_empty() {
-            self.buffer.resize(MAX_RECORD + READ_AHEAD, 0);
+        if self.have == self.buffer.len() {
+            let more = (self.buffer.len() * 2).clamp(READ_AHEAD, MOST_READ_AHEAD);
+            self.buffer.resize(more, 0);
         }
         &mut self.buffer[self.have..]
     }
@@ -135,7 +138,7 @@ impl Incoming {
     }
 
     /// The number to confirm, if the peer has to keep at least `threshold` bytes because it does not know it.
-    pub fn to_confirm(&mut self, threshold: u64) -> Option<u64> {
+    pub fn take_confirmation(&mut self, threshold: u64) -> Option<u64> {
         if self.consumed - self.confirmed < threshold.max(1) {
             return None;
         }
@@ -179,15 +182,38 @@ mod tests {
             out.push(&Record::Done { slot });
         }
         assert_eq!(carry(&mut out, &mut inc, 40, 40), [0, 1]);
-        assert_eq!(inc.to_confirm(33), None);
-        assert_eq!(inc.to_confirm(32), Some(32));
-        assert_eq!(inc.to_confirm(1), None);
+        assert_eq!(inc.take_confirmation(33), None);
+        assert_eq!(inc.take_confirmation(32), Some(32));
+        assert_eq!(inc.take_confirmation(1), None);
         out.confirm(32).unwrap();
         assert_eq!(out.unconfirmed(), 32);
         out.confirm(16).unwrap();
         assert!(out.confirm(41).is_err());
         assert!(out.resume(31).is_err());
         assert!(!out.is_sent());
+    }
+
+    #[test]
+    fn the_longest_record_fits() {
+        let (mut out, mut inc) = (Outgoing::default(), Incoming::default());
+        let data = vec![7; crate::frame::MAX_INLINE];
+        out.push(&Record::Inline { slot: 5, data: &data });
+        let mut seen = 0;
+        while !out.is_sent() {
+            let space = inc.space();
+            let (first, second) = out.unsent();
+            let bytes = if first.is_empty() { second } else { first };
+            let count = bytes.len().min(space.len());
+            assert!(count > 0);
+            space[..count].copy_from_slice(&bytes[..count]);
+            out.sent(count);
+            inc.filled::<String>(count, |record| {
+                seen += usize::from(record == Record::Inline { slot: 5, data: &data });
+                Ok(())
+            })
+            .unwrap();
+        }
+        assert_eq!(seen, 1);
     }
 
     #[test]
@@ -211,7 +237,7 @@ mod tests {
                 }
                 let arrive = bytes.saturating_sub(lost);
                 seen.extend(carry(&mut out, &mut inc, bytes, arrive));
-                if confirm && let Some(consumed) = inc.to_confirm(1) {
+                if confirm && let Some(consumed) = inc.take_confirmation(1) {
                     out.confirm(consumed).unwrap();
                 }
                 // What did not arrive is only ever lost together with the socket.

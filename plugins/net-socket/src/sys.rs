@@ -347,9 +347,8 @@ mod tests {
         let (mut first, mut second) = ([0; 5], [0; 9]);
         let got = until(|| {
             // SAFETY: both spans are live arrays.
-            match unsafe {
-                receive_spans(far.as_fd(), [Span::of_mut(&mut first), Span::of_mut(&mut second)])
-            } {
+            match unsafe { receive_spans(far.as_fd(), [Span::of_mut(&mut first), Span::of_mut(&mut second)]) }
+            {
                 Ok(Moved::Nothing) => None,
                 other => Some(other),
             }

@@ -206,8 +206,7 @@ mod tests {
     #[test]
     fn a_group_is_over_with_its_last_segment() {
         let mut table = Table::default();
-        let (request, _) =
-            table.post(&[segment(0, 10, 1), segment(100, 10, 2), segment(200, 0, 3)]).unwrap();
+        let (request, _) = table.post(&[segment(0, 10, 1), segment(100, 10, 2), segment(200, 0, 3)]).unwrap();
         let (next, _) = table.post(&[segment(300, 10, 1)]).unwrap();
         assert_eq!(table.whole(1, 7), Ok(100));
         assert_eq!(table.whole(3, 10), Ok(300));

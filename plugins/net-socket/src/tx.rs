@@ -13,73 +13,55 @@
 //!    where the peer has understood them.
 //! 5. When the connection has failed, no lane has a socket before the host hears of it: its memory is its own again.
 
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
 
 use hawser_plugin::net::Segment;
 use hawser_plugin::{Error, ErrorKind, Result};
 
-use crate::auth::{Answer, Hello, Refusal, Socket};
+use crate::auth::Socket;
 use crate::control::{Control, Loss, Trouble};
 use crate::fault::{self, Cut};
 use crate::frame::Record;
 use crate::handle::Place;
 use crate::interface::Interface;
 use crate::link::Link;
-use crate::outbound::{Ended, Errand, Start};
-use crate::path;
+use crate::outbound::Errand;
 use crate::pool::{Drive, Next, SHARE, lock};
 use crate::queue::Queue;
-use crate::service::{Member, Watch};
+use crate::service::Member;
 use crate::shop::Shop;
 use crate::stats;
 use crate::stream::Outgoing;
+use crate::tx_dial::Paths;
 use crate::tx_pipe::{Driven, TxPipe};
 
 /// What the control stream keeps of short messages at most.
 const MOST_KEPT: usize = 1 << 20;
 /// The host's thread sends messages of up to this many bytes itself if their socket is idle.
 const DIRECT: usize = 128 << 10;
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(crate) struct TxConn {
-    me: Weak<TxConn>,
+    pub(crate) me: Weak<TxConn>,
     pub link: Link,
-    shop: Arc<Shop>,
+    pub(crate) shop: Arc<Shop>,
     /// Random, tells this connection from others at the same listener.
-    number: u64,
-    place: Place,
+    pub(crate) number: u64,
+    pub(crate) place: Place,
     /// The interfaces to send from.
-    members: Vec<Interface>,
-    control: Mutex<Control>,
+    pub(crate) members: Vec<Interface>,
+    pub(crate) control: Mutex<Control>,
     queue: Mutex<Queue>,
     /// Chunks that no socket has taken; written with the queue locked.
     waiting: AtomicUsize,
-    pipes: Vec<TxPipe>,
+    pub(crate) pipes: Vec<TxPipe>,
     /// Where new chunks are offered first.
     turn: AtomicUsize,
-    paths: Mutex<Paths>,
-    is_up: AtomicBool,
+    pub(crate) paths: Mutex<Paths>,
+    pub(crate) is_up: AtomicBool,
     /// The host wanted to send and could not.
     is_starved: AtomicBool,
-}
-
-struct Paths {
-    /// Where the listener lives: of the handle, then as it said itself.
-    remotes: Vec<SocketAddr>,
-    /// Sockets dialled for control.
-    dialled: u32,
-    /// Since when the peer refuses.
-    refused: Option<Instant>,
-    /// The last reason why control could not be dialled.
-    reason: String,
-    /// Since when there is no data socket.
-    no_pipes: Option<Instant>,
 }
 
 impl TxConn {
@@ -97,13 +79,7 @@ impl TxConn {
             waiting: AtomicUsize::new(0),
             pipes: (0..pipes).map(|_| TxPipe::new()).collect(),
             turn: AtomicUsize::new(0),
-            paths: Mutex::new(Paths {
-                remotes: place.addresses.clone(),
-                dialled: 0,
-                refused: None,
-                reason: "no answer yet".into(),
-                no_pipes: None,
-            }),
+            paths: Mutex::new(Paths::new(place.addresses.clone())),
             is_up: AtomicBool::new(false),
             is_starved: AtomicBool::new(false),
             place,
@@ -246,7 +222,7 @@ impl TxConn {
     }
 
     /// Finds sockets for waiting chunks. `direct`: one of them may be driven by this thread.
-    fn move_chunks(&self, direct: bool) {
+    pub(crate) fn move_chunks(&self, direct: bool) {
         let mut wanted = self.waiting.load(Ordering::SeqCst);
         let mut direct = direct || self.shop.pool.is_empty();
         let start = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -284,7 +260,7 @@ impl TxConn {
         self.pump_locked(lock(&self.control));
     }
 
-    fn pump_locked(&self, mut control: std::sync::MutexGuard<'_, Control>) {
+    pub(crate) fn pump_locked(&self, mut control: std::sync::MutexGuard<'_, Control>) {
         let trouble = control.pump(|record, out| self.take(record, out));
         if control.has_peer_left() {
             self.link.set_left();
@@ -325,7 +301,7 @@ impl TxConn {
         }
     }
 
-    fn handle(&self, trouble: std::result::Result<(), Trouble>) {
+    pub(crate) fn handle(&self, trouble: std::result::Result<(), Trouble>) {
         match trouble {
             Ok(()) => {}
             Err(Trouble::Socket(_)) if self.link.has_left() => {}
@@ -340,7 +316,7 @@ impl TxConn {
         }
     }
 
-    fn redial(&self, socket: Socket) {
+    pub(crate) fn redial(&self, socket: Socket) {
         if let Some(me) = self.me.upgrade() {
             self.shop.service.dial(Errand::now(&me, socket));
         }
@@ -354,164 +330,6 @@ impl TxConn {
         drop(control);
         self.handle(trouble);
     }
-
-    /// What a dial needs; None if the socket is not wanted any more.
-    pub fn begin_dial(&self, socket: Socket, attempt: u32) -> Option<Start> {
-        let wanted = match socket {
-            Socket::Control => !self.link.is_dead() || self.link.is_closed(),
-            Socket::Pipe(_) => !self.link.is_dead(),
-        };
-        let nonce = wanted.then(crate::sys::random)?.ok()?;
-        let (generation, consumed) = match socket {
-            Socket::Pipe(pipe) => (self.pipes.get(usize::from(pipe))?.next_generation()?, 0),
-            Socket::Control => {
-                let mut control = lock(&self.control);
-                if control.socket().is_some() {
-                    return None;
-                }
-                let mut paths = lock(&self.paths);
-                paths.dialled += 1;
-                (paths.dialled, control.consumed())
-            }
-        };
-        let (origin, to) = path::choose(&self.members, &lock(&self.paths).remotes, socket, attempt)?;
-        let hello = Hello {
-            listener: self.place.listener,
-            connection: self.number,
-            socket,
-            pipes: self.pipes.len() as u16,
-            generation,
-            nonce,
-        };
-        Some(Start { origin, to, hello, secret: self.place.secret, answer: Answer { consumed } })
-    }
-
-    /// A socket is connected and both ends trust it.
-    pub fn dialled(
-        &self,
-        fd: OwnedFd,
-        hello: &Hello,
-        to: SocketAddr,
-        consumed: u64,
-        addresses: Vec<SocketAddr>,
-    ) {
-        let watch = self.watch(&fd, hello.socket);
-        match hello.socket {
-            Socket::Control => self.control_dialled(fd, hello, watch, consumed, addresses),
-            Socket::Pipe(pipe) => {
-                let index = usize::from(pipe);
-                let connection: Weak<dyn Drive> = self.me.clone();
-                let ticket = self.shop.pool.attach(fd.as_fd(), connection, index, index + self.number as usize);
-                let Ok(ticket) = ticket else { return };
-                let zero_copy = self.shop.settings.zero_copy && !path::is_local(to.ip());
-                if !self.link.is_dead()
-                    && self.pipes[index].attach(fd, hello.generation, ticket, watch, zero_copy)
-                {
-                    if hello.generation > 1 {
-                        stats::add(&stats::REDIALLED, 1);
-                        self.link.info(format!("data socket {index} is back"));
-                    }
-                    if self.link.is_dead() {
-                        self.pipes[index].close();
-                    }
-                    self.move_chunks(false);
-                    // It may have ended before the lane knew it.
-                    self.ended(hello.socket);
-                }
-            }
-        }
-    }
-
-    fn control_dialled(
-        &self,
-        fd: OwnedFd,
-        hello: &Hello,
-        watch: Option<Watch>,
-        consumed: u64,
-        addresses: Vec<SocketAddr>,
-    ) {
-        let mut control = lock(&self.control);
-        {
-            let mut paths = lock(&self.paths);
-            if control.socket().is_some() || paths.dialled != hello.generation {
-                return;
-            }
-            paths.remotes = addresses;
-            paths.refused = None;
-        }
-        if let Err(text) = control.attach(fd, watch, hello.generation, consumed) {
-            drop(control);
-            return self.handle(Err(Trouble::Peer(text)));
-        }
-        self.pump_locked(control);
-        if self.is_up.swap(true, Ordering::AcqRel) {
-            stats::add(&stats::REDIALLED, 1);
-            self.link.info("the control socket is back");
-        } else {
-            (0..self.pipes.len()).for_each(|pipe| self.redial(Socket::Pipe(pipe as u16)));
-        }
-    }
-
-    /// A dial failed. The pause before the next one; None if there is none.
-    pub fn dial_failed(&self, socket: Socket, attempt: u32, ended: &Ended) -> Option<Duration> {
-        if socket == Socket::Control {
-            self.judge(ended);
-        }
-        if self.link.is_dead() && !(self.link.is_closed() && socket == Socket::Control) {
-            return None;
-        }
-        Some((FIRST_PAUSE * 2u32.saturating_pow(attempt.min(8))).min(LONGEST_PAUSE))
-    }
-
-    /// Whether the peer is gone for good.
-    fn judge(&self, ended: &Ended) {
-        let mut paths = lock(&self.paths);
-        let (reason, is_refusal) = match ended {
-            Ended::Refused => ("its process is gone (connection refused)".to_string(), true),
-            Ended::Unwanted(Refusal::Unknown) => ("it has closed its end".into(), true),
-            Ended::Unwanted(Refusal::Taken) => ("another sender has used the handle".into(), true),
-            Ended::Wrong => ("what listens there does not know the secret of the handle".into(), true),
-            Ended::Unwanted(Refusal::Stale) => ("an older connection is still there".into(), false),
-            Ended::Failed(reason) => (reason.clone(), false),
-            Ended::Well { .. } => return,
-        };
-        paths.reason.clone_from(&reason);
-        if !is_refusal {
-            paths.refused = None;
-            return;
-        }
-        let since = *paths.refused.get_or_insert_with(Instant::now);
-        drop(paths);
-        if since.elapsed() >= self.shop.settings.patience_with_refusals() {
-            self.link.fail(Error::remote(format!("the receiver is lost: {reason}")));
-        }
-    }
-
-    /// Fails the connection when there has been no path for too long.
-    fn watch_deadline(&self, control_down: Option<Duration>, busy: bool) {
-        let limit = self.shop.settings.timeout;
-        let pipes_down = {
-            let mut paths = lock(&self.paths);
-            if !busy || self.pipes.iter().any(TxPipe::is_up) {
-                paths.no_pipes = None;
-            } else {
-                paths.no_pipes.get_or_insert_with(Instant::now);
-            }
-            paths.no_pipes.map(|since| since.elapsed())
-        };
-        if control_down.max(pipes_down).is_some_and(|down| down >= limit) {
-            let reason = lock(&self.paths).reason.clone();
-            let seconds = limit.as_secs();
-            self.link.fail(Error::remote(format!(
-                "no path to the receiver for {seconds} s (HAWSER_SOCKET_TIMEOUT): {reason}; check network and peer"
-            )));
-        }
-    }
-
-    fn watch(&self, fd: &OwnedFd, socket: Socket) -> Option<Watch> {
-        let member: Weak<dyn Member> = self.me.clone();
-        self.shop.service.watch(fd.as_fd(), member, socket)
-    }
 }
 
 impl Drive for TxConn {
@@ -524,6 +342,10 @@ impl Drive for TxConn {
                 Next::Wait
             }
         }
+    }
+
+    fn broke(&self) {
+        self.link.fail(Error::internal("a thread of the plugin panicked: a bug of the Socket plugin"));
     }
 }
 

@@ -271,15 +271,10 @@ impl Lane {
         };
         let header = &current.header[current.sent.min(CHUNK_HEADER)..];
         let done = current.sent.saturating_sub(CHUNK_HEADER);
-        let payload =
-            Span { addr: current.addr + done as u64, len: current.len - CHUNK_HEADER - done };
+        let payload = Span { addr: current.addr + done as u64, len: current.len - CHUNK_HEADER - done };
         let pinned = self.zero_copy && payload.len >= ZERO_COPY_FROM && header.is_empty();
         // With zero copy the header goes alone: its memory is ours and changes.
-        let first = if self.zero_copy && !header.is_empty() {
-            Span { len: 0, ..payload }
-        } else {
-            payload
-        };
+        let first = if self.zero_copy && !header.is_empty() { Span { len: 0, ..payload } } else { payload };
         // SAFETY: the header lives in `current`; the payload is part of a message that is not over, because messages are
         // only over when the receiver has all of their bytes, or after `close` has emptied this lane under its lock.
         let moved = unsafe { sys::send_spans(socket.as_fd(), [Span::of(header), first], pinned) };
@@ -294,7 +289,7 @@ impl Lane {
         };
         if pinned {
             self.notices += 1;
-            if self.notices % NOTICES == 0 {
+            if self.notices.is_multiple_of(NOTICES) {
                 sys::drop_notices(socket.as_fd());
             }
         }

@@ -52,8 +52,7 @@ fn ipv6_passes() {
 #[test]
 fn a_virtual_device_uses_all_of_its_interfaces() {
     let mut settings = settings(2, 2);
-    settings.forced =
-        (1..=3).map(|i| (format!("lo:{i}"), format!("127.0.0.{i}").parse().unwrap())).collect();
+    settings.forced = (1..=3).map(|i| (format!("lo:{i}"), format!("127.0.0.{i}").parse().unwrap())).collect();
     let (from, to) = (open(&settings), open(&settings));
     for context in [&from, &to] {
         assert_eq!(context.devices().unwrap(), 3);
