@@ -46,7 +46,7 @@ impl NetContext for Files {
         DirBuilder::new().mode(0o700).create(&folder).map_err(failed)?;
         let mut handle = [0; HANDLE_BYTES];
         handle[..name.len()].copy_from_slice(name.as_bytes());
-        Ok((handle, Box::new(End::receiving(folder))))
+        Ok((handle, end(folder, remove)))
     }
     fn connect(&self, device: u32, handle: &Handle) -> Result<Box<dyn Connector>> {
         self.properties(device)?;
@@ -54,7 +54,7 @@ impl NetContext for Files {
         if !name.starts_with("hawser-files-") || name.contains(['/', '\0']) {
             return Err(Error::new(ErrorKind::InvalidArgument, "the handle is not one of the net 'files'"));
         }
-        Ok(Box::new(End::new(env::temp_dir().join(name), |_| ())))
+        Ok(end(env::temp_dir().join(name), |_| ()))
     }
 }
 
@@ -66,14 +66,12 @@ struct End {
     leave: fn(&Path),
 }
 
-impl End {
-    /// The receiving side, which cleans up.
-    fn receiving(folder: PathBuf) -> Self {
-        Self::new(folder, |folder| drop(fs::remove_dir_all(folder)))
-    }
-    fn new(folder: PathBuf, leave: fn(&Path)) -> Self {
-        Self { folder, next: 0, receives: BTreeMap::new(), leave }
-    }
+fn end(folder: PathBuf, leave: fn(&Path)) -> Box<End> {
+    Box::new(End { folder, next: 0, receives: BTreeMap::new(), leave })
+}
+
+fn remove(folder: &Path) {
+    let _ = fs::remove_dir_all(folder);
 }
 
 impl Drop for End {
@@ -88,7 +86,7 @@ impl Listener for End {
             return Ok(None);
         }
         self.leave = |_| (); // the folder is the receiver's now
-        Ok(Some(Box::new(End::receiving(self.folder.clone()))))
+        Ok(Some(end(self.folder.clone(), remove)))
     }
 }
 
@@ -97,7 +95,7 @@ impl Connector for End {
         let failed = |error| Error::remote(format!("the listener is gone or taken: {error}"));
         File::create_new(self.folder.join("sender")).map_err(failed)?;
         let say_goodbye = |folder: &Path| drop(File::create_new(folder.join("gone")));
-        Ok(Some(Box::new(End::new(self.folder.clone(), say_goodbye))))
+        Ok(Some(end(self.folder.clone(), say_goodbye)))
     }
 }
 
