@@ -2,6 +2,7 @@
 # make run     build, then measure and check all-reduce: make run ARGS="-b 8 -e 1G -f 2"
 # make test    all tests that need no GPU
 # make lib     target/release/libnccl.so.2
+# make plugins libnccl-net-hawser-socket.so and its siblings, for NVIDIA's NCCL
 # make check   formatting, lints, documentation, house rules
 # make install PREFIX=/usr/local
 
@@ -12,7 +13,7 @@ CARGO_HOME ?= $(HOME)/.cargo
 export PATH := $(CARGO_HOME)/bin:$(PATH)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: run test lib check setup install
+.PHONY: run test lib plugins check setup install
 
 run: lib
 	$(TARGET)/release/hawser perf all_reduce $(ARGS)
@@ -29,6 +30,15 @@ lib: setup
 	@cargo rustc --quiet --release -p hawser-capi --lib --crate-type cdylib
 	@cargo build --quiet --release -p hawser-cli
 	@cp -f $(TARGET)/release/libnccl.so $(TARGET)/release/libnccl.so.2
+
+plugins: setup
+	@echo "plugins: building"
+	@cargo rustc --quiet --release -p hawser-net-socket-export --lib --crate-type cdylib
+	@cargo rustc --quiet --release -p hawser-tuner-export --lib --crate-type cdylib
+	@cargo rustc --quiet --release -p hawser-profiler-export --lib --crate-type cdylib
+	@cd $(TARGET)/release && cp -f libnccl_net_hawser_socket.so libnccl-net-hawser-socket.so
+	@cd $(TARGET)/release && cp -f libnccl_tuner_hawser.so libnccl-tuner-hawser.so
+	@cd $(TARGET)/release && cp -f libnccl_profiler_hawser.so libnccl-profiler-hawser.so
 
 check: setup
 	cargo fmt --all --check
