@@ -101,7 +101,7 @@ pub trait CollNetListener: Send {
     fn connect(self: Box<Self>, handles: &[Handle], rank: u32) -> Result<Box<dyn CollNetComm>>;
 }
 
-/// A part of a buffer for [`CollNetComm::iallgather`] and [`CollNetComm::ireduce_scatter`].
+/// A part of a buffer for [`CollNetComm::iall_gather`] and [`CollNetComm::ireduce_scatter`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollNetSegment {
     /// The registration that holds it.

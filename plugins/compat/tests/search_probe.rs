@@ -3,6 +3,7 @@
 #[path = "search/library.rs"]
 mod library;
 
+use std::path::Path;
 use std::time::Duration;
 
 use hawser_compat::search::probe::{Failed, Probe, probe};
@@ -34,16 +35,20 @@ fn good_libraries_pass() {
 }
 
 #[test]
+fn a_helper_that_helps_nobody_is_no_verdict() {
+    let folder = Folder::new();
+    let path = folder.build("libbad.so", &["NET=bad", "ON_LOAD=crash()"]);
+    for program in ["/bin/false", "/bin/true", "/nowhere/helper"] {
+        let how = Probe { program: Some(Path::new(program)), deadline: LONG };
+        assert_eq!(probe(&path, Kind::Net, &how), Ok(()), "{program}");
+    }
+}
+
+#[test]
 fn crashes_are_named() {
     let folder = Folder::new();
     let cases = [
-        (
-            "a",
-            "NET=x",
-            "ON_LOAD=crash()",
-            Kind::Net,
-            "in step 'loading': the process was killed by SIGSEGV",
-        ),
+        ("a", "NET=x", "ON_LOAD=crash()", Kind::Net, "in step 'loading': the process was killed by SIGSEGV"),
         ("b", "NET=x", "IN_INIT=abort()", Kind::Net, "in step 'init': the process was killed by SIGABRT"),
         ("c", "TUNER=x", "IN_INIT=_exit(3)", Kind::Tuner, "in step 'init': the process ended with code 3"),
         ("d", "ENV=x", "IN_INIT=_exit(0)", Kind::Env, "in step 'init': the process ended"),

@@ -1,6 +1,6 @@
 //! The one-line suites.
 
-/// A `#[test]` for each case of [`conformance::net`](crate::conformance::net).
+/// A `#[test]` for each case of [`conformance::net()`](crate::conformance::net()).
 #[macro_export]
 macro_rules! net_suite {
     ($make:expr $(, known_failures: [$($known:literal),* $(,)?])? $(,)?) => {
@@ -17,7 +17,7 @@ macro_rules! net_suite {
     };
 }
 
-/// A `#[test]` for each case of [`conformance::collnet`](crate::conformance::collnet).
+/// A `#[test]` for each case of [`conformance::collnet()`](crate::conformance::collnet()).
 #[macro_export]
 macro_rules! collnet_suite {
     ($make:expr $(, known_failures: [$($known:literal),* $(,)?])? $(,)?) => {
@@ -29,7 +29,7 @@ macro_rules! collnet_suite {
     };
 }
 
-/// A `#[test]` for each case of [`conformance::tuner`](crate::conformance::tuner).
+/// A `#[test]` for each case of [`conformance::tuner()`](crate::conformance::tuner()).
 #[macro_export]
 macro_rules! tuner_suite {
     ($make:expr $(, known_failures: [$($known:literal),* $(,)?])? $(,)?) => {
@@ -41,7 +41,7 @@ macro_rules! tuner_suite {
     };
 }
 
-/// A `#[test]` for each case of [`conformance::profiler`](crate::conformance::profiler).
+/// A `#[test]` for each case of [`conformance::profiler()`](crate::conformance::profiler()).
 #[macro_export]
 macro_rules! profiler_suite {
     ($make:expr $(, known_failures: [$($known:literal),* $(,)?])? $(,)?) => {
@@ -53,7 +53,7 @@ macro_rules! profiler_suite {
     };
 }
 
-/// A `#[test]` for each case of [`conformance::env`](crate::conformance::env).
+/// A `#[test]` for each case of [`conformance::env()`](crate::conformance::env()).
 #[macro_export]
 macro_rules! env_suite {
     ($make:expr $(, known_failures: [$($known:literal),* $(,)?])? $(,)?) => {

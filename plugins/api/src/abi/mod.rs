@@ -1,7 +1,7 @@
 //! How Rust plugins cross a library boundary: a checked, growing ABI behind the plain traits.
 //!
 //! Authors implement the traits of this crate and write [`export_plugin!`](crate::export_plugin) in a `cdylib`; the host
-//! calls [`load`] and gets the same traits back. In between lies `raw`, a frozen mirror of the traits made of types with
+//! calls [`load()`] and gets the same traits back. In between lies `raw`, a frozen mirror of the traits made of types with
 //! a fixed layout (crate `abi_stable`):
 //!
 //! ```text

@@ -12,9 +12,9 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`names`] | from the value of a variable to what is opened |
-//! | [`open`] | dlopen, and why it failed |
-//! | [`contents`] | what a library holds |
+//! | `names` | from the value of a variable to what is opened |
+//! | `open` | dlopen, and why it failed |
+//! | `contents` | what a library holds |
 //! | [`probe`] | trying a library in a process that may die |
 
 mod contents;

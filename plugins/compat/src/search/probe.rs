@@ -49,7 +49,7 @@ pub enum Failed {
 /// Blocking: up to the deadline. Thread: any.
 ///
 /// # Errors
-/// See [`Failed`]. If there can be no other process, the plugin counts as fine.
+/// See [`Failed`]. If there can be no other process, or it never gets to the plugin, the plugin counts as fine.
 pub fn probe(path: &Path, kind: Kind, how: &Probe<'_>) -> Result<(), Failed> {
     let child = match how.program {
         Some(program) => spawned(program, kind, path),
@@ -147,6 +147,9 @@ fn forked(kind: Kind, path: &Path) -> std::io::Result<Child> {
 
 fn in_child(kind: Kind, path: &Path, writing: OwnedFd) -> ! {
     let mut reports = std::fs::File::from(writing);
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is whole; nobody wants the core of a process that is there to crash.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
     let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         steps(kind, path, &mut |line| {
             let _ = writeln!(reports, "{MARK}{line}");
@@ -160,11 +163,11 @@ impl Child {
     /// Follows the reports to their end and says what they mean.
     fn judge(mut self, path: &Path, deadline: Duration) -> Result<(), Failed> {
         let until = Instant::now() + deadline;
-        let (mut text, mut step) = (String::new(), String::from("start"));
+        let (mut text, mut step) = (String::new(), None);
         loop {
             while let Some((line, rest)) = text.split_once('\n') {
                 match line.strip_prefix(MARK).map(|line| line.split_once(' ').unwrap_or((line, ""))) {
-                    Some(("step", name)) => step = name.to_owned(),
+                    Some(("step", name)) => step = Some(name.to_owned()),
                     Some(("done", _)) => {
                         self.end(until);
                         return Ok(());
@@ -178,18 +181,22 @@ impl Child {
                 }
                 text = rest.to_owned();
             }
-            match self.more(until) {
-                More::Text(more) => text.push_str(&more),
+            let how = match self.more(until) {
+                More::Text(more) => {
+                    text.push_str(&more);
+                    continue;
+                }
                 More::End => {
                     let how = self.end(until).unwrap_or_else(|| "ended".to_owned());
-                    return Err(crashed(path, &step, &format!("the process {how}")));
+                    format!("the process {how}")
                 }
                 More::Late => {
                     self.end(until);
-                    let how = format!("it was not through after {} s", deadline.as_secs_f32());
-                    return Err(crashed(path, &step, &how));
+                    format!("it was not through after {} s", deadline.as_secs_f32())
                 }
-            }
+            };
+            // Without a single report the plugin was never touched: the fault is the helper's, or the fork's.
+            return step.map_or(Ok(()), |step| Err(crashed(path, &step, &how)));
         }
     }
 
