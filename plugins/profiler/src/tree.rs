@@ -2,8 +2,9 @@
 //!
 //! The host's stop of a collective or message only says that it is enqueued: it is over with its last child (proxy
 //! operation or kernel channel), and children begin after that stop. How many kernel channels to wait for is known;
-//! where none are reported, a task waits for children until nothing happened to it for a while. Children of children count
-//! alike. All times are arguments.
+//! where none are reported, a task waits for children until nothing happened to it for a while. If that is in vain again
+//! and again, the host is one whose stop is the end, and nobody waits any more, unless a child comes late after all.
+//! Children of children count alike. All times are arguments.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,6 +19,8 @@ const MOST_OPEN: usize = 1 << 14;
 const MOST_WAITING: usize = 1024;
 /// Nanoseconds after which a task without open children waits no longer.
 const PATIENCE: u64 = 2_000_000_000;
+/// So many tasks wait in vain before the others stop waiting.
+const VAIN: u32 = 16;
 /// States that are kept of an event.
 const MOST_STATES: usize = 16;
 /// Kinds of children that keep their parent open.
@@ -33,6 +36,8 @@ pub struct Tree {
     open: HashMap<u64, Open>,
     /// Stopped tasks that wait for children, oldest first; some are over already.
     waiting: VecDeque<u64>,
+    /// Tasks that waited since a child last came after a stop.
+    vain: u32,
 }
 
 struct Open {
@@ -66,6 +71,7 @@ impl Tree {
             kernels_come: mask.contains(EventMask::KERNEL_CH),
             open: HashMap::new(),
             waiting: VecDeque::new(),
+            vain: 0,
         }
     }
 
@@ -76,10 +82,14 @@ impl Tree {
         }
         let kind = event.what.kind();
         let parent = event.parent.map(|parent| parent.0);
-        if kind.0 & HOLDING != 0
-            && let Some(parent) = parent.and_then(|parent| self.open.get_mut(&parent))
-        {
-            parent.children += 1;
+        if let Some(parent) = parent.filter(|_| kind.0 & HOLDING != 0) {
+            let parent = self.open.get_mut(&parent);
+            if parent.as_ref().is_none_or(|parent| parent.stopped) {
+                self.vain = 0;
+            }
+            if let Some(parent) = parent {
+                parent.children += 1;
+            }
         }
         let record = Record {
             process: self.process,
@@ -115,6 +125,9 @@ impl Tree {
         let Some(event) = self.open.get_mut(&id).filter(|event| !event.stopped) else { return };
         event.stopped = true;
         event.record.end = event.record.end.max(now);
+        if self.vain >= VAIN {
+            event.waits = Waits::No;
+        }
         if event.waits != Waits::No {
             self.waiting.push_back(id);
         }
@@ -189,6 +202,7 @@ impl Tree {
             self.waiting.pop_front();
             if let Some(event) = self.open.get_mut(&oldest) {
                 event.waits = Waits::No;
+                self.vain = self.vain.saturating_add(1);
                 self.finish(oldest, done);
             }
         }
@@ -302,6 +316,24 @@ mod tests {
         assert_eq!(probe.over(), [(4, 60, PATIENCE + 100), (2, 2, 12)]);
         probe.stop(3, PATIENCE + 200);
         assert_eq!(probe.over(), [(3, 50, PATIENCE + 200), (1, 1, PATIENCE + 200)]);
+    }
+
+    #[test]
+    fn who_waits_in_vain_stops_waiting_until_a_child_is_late() {
+        let mut probe = Probe::new(ALL);
+        let (mut id, mut now) = (0, 0);
+        let mut task = |probe: &mut Probe| {
+            (id, now) = (id + 1, now + PATIENCE);
+            probe.start(id, 0, coll(2), now);
+            probe.stop(id, now);
+            (id, probe.over().iter().any(|over| over.0 == id))
+        };
+        let waited = (0..100).take_while(|_| !task(&mut probe).1).count();
+        assert_eq!(waited as u32, VAIN + 1, "those, and the one whose stop shows it");
+        let (last, over) = task(&mut probe);
+        assert!(over);
+        probe.start(1000, last, KERNEL, 0);
+        assert!(!task(&mut probe).1, "the late child");
     }
 
     #[test]
