@@ -18,6 +18,11 @@ use crate::world::{DeviceKind, Link, World};
 const INSTANCES: [u32; 7] = [1, 2, 4, 8, 12, 16, 24];
 /// A chunk is not cut into pieces smaller than this.
 const USEFUL_BYTES: u64 = 2 << 10;
+/// Over a network, a chunk is not cut into pieces smaller than this, nor into more pieces than [`NET_INSTANCES`]:
+/// measured over TCP, where one connection at a time is fastest up to a few MiB, and four are from 16 MiB on.
+const NET_USEFUL_BYTES: u64 = 1 << 20;
+/// See [`NET_USEFUL_BYTES`].
+const NET_INSTANCES: u32 = 4;
 /// Above this size the host device runs two instances.
 const HOST_SPLIT_BYTES: u64 = 64 << 10;
 
@@ -250,10 +255,12 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
     let limit = match world.device {
         DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
         DeviceKind::Host => limit.min(2),
+        DeviceKind::Cuda { .. } if world.hosts() > 1 => limit.min(NET_INSTANCES),
         DeviceKind::Cuda { .. } => limit,
     };
+    let useful_bytes = if world.hosts() > 1 { NET_USEFUL_BYTES } else { USEFUL_BYTES };
     let chunk = bytes / u64::from(algo::shape(key)?.per_block);
-    let useful = u64::from(limit).min(chunk.div_ceil(USEFUL_BYTES).max(1)) as u32;
+    let useful = u64::from(limit).min(chunk.div_ceil(useful_bytes).max(1)) as u32;
     let least = knobs.min_ctas.div_ceil(channels).min(limit);
     let limit = useful.max(least);
     let mut best: Option<(f32, u32)> = None;

@@ -98,7 +98,11 @@ pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Proto
 
 /// Blocks that carry a message of `bytes` bytes in each direction: equal at both ends. Small messages
 /// get as many as let a rank exchange one with every peer in a single launch.
-pub fn instances(bytes: u64, ranks: u32, knobs: &Knobs) -> u32 {
+pub fn instances(bytes: u64, is_far: bool, ranks: u32, knobs: &Knobs) -> u32 {
+    if is_far {
+        // As many connections as bring anything over TCP.
+        return (bytes.div_ceil(1 << 20).clamp(1, 4) as u32).min(knobs.max_ctas).min(knobs.lanes / 2).max(1);
+    }
     let share = (MAX_BLOCKS as u32 / (2 * ranks.saturating_sub(1).max(1))).clamp(1, 12);
     let wanted = match bytes {
         0..=0x4000 => (bytes.div_ceil(4 << 10) as u32).clamp(1, share),
@@ -233,7 +237,7 @@ impl Launches<'_> {
             };
             let n = cut(
                 &mut work,
-                instances(part.bytes, self.world.size(), self.knobs),
+                instances(part.bytes, self.world.is_far(self.rank, part.peer), self.world.size(), self.knobs),
                 protocol,
                 1,
                 self.knobs,

@@ -97,6 +97,13 @@ pub fn info(subsys: Subsys, text: impl FnOnce() -> String) {
     }
 }
 
+/// A line for those who hunt a bug (`NCCL_DEBUG=TRACE`).
+pub fn trace(subsys: Subsys, text: impl FnOnce() -> String) {
+    if LEVEL.load(Ordering::Relaxed) >= 4 && wants(subsys) {
+        write_line("TRACE", &text());
+    }
+}
+
 /// Whether lines of a subsystem are written.
 pub fn wants(subsys: Subsys) -> bool {
     LEVEL.load(Ordering::Relaxed) >= 3 && MASK.load(Ordering::Relaxed) & subsys as u32 != 0

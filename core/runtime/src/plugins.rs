@@ -98,7 +98,8 @@ pub fn log() -> Log {
     static LOG: OnceLock<Arc<Log>> = OnceLock::new();
     let write = |level: Level, subsys: Subsys, text: &str| match level {
         Level::Warn | Level::Abort => log::warn(text),
-        _ => log::info(subsystem(subsys), || text.to_owned()),
+        Level::Trace => log::trace(subsystem(subsys), || text.to_owned()),
+        Level::Version | Level::Info => log::info(subsystem(subsys), || text.to_owned()),
     };
     LOG.get_or_init(|| Arc::new(Log::new(write))).as_ref().clone()
 }

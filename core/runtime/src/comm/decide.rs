@@ -19,9 +19,11 @@ use crate::wait::Wait;
 
 /// Device memory that the FIFOs of one communicator may take, in bytes per rank.
 const HEAP_BUDGET: u64 = 121 << 20;
+/// The same where slots cross a network: eight lanes for eight ranks of a host.
+const NET_HEAP_BUDGET: u64 = 160 << 20;
 
 /// Bytes of a slot that crosses a network, at least.
-const NET_SLOT: u32 = 128 << 10;
+const NET_SLOT: u32 = 512 << 10;
 
 /// Programs have up to this many channels, each on a lane of its own.
 const MIN_LANES: u32 = 8;
@@ -137,7 +139,8 @@ fn knobs(device: &dyn Device, settings: &Settings, config: &Config) -> Result<Kn
 
 /// Lowers lanes, then slots, until the heap stays within its budget.
 fn fit(knobs: &mut Knobs, ranks: u32, local: u32) {
-    let is_over = |knobs: &Knobs| HeapLayout::new(ranks, local, knobs).heap_bytes() > HEAP_BUDGET;
+    let budget = if local < ranks { NET_HEAP_BUDGET } else { HEAP_BUDGET };
+    let is_over = |knobs: &Knobs| HeapLayout::new(ranks, local, knobs).heap_bytes() > budget;
     while knobs.lanes > MIN_LANES && is_over(knobs) {
         knobs.lanes -= 1;
     }
