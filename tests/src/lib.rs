@@ -4,6 +4,7 @@ pub mod deadline;
 pub mod leaks;
 pub mod mail;
 pub mod net;
+pub mod netns;
 pub mod oracle;
 pub mod process;
 pub mod world;

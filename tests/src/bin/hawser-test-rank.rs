@@ -5,17 +5,23 @@
 //! hawser-test-rank leaks init|abort|split       counts what many rounds leave behind
 //! ```
 //!
-//! Steps: `all_reduce`, `matrix` (all collectives), `again` (all-reduces until one fails), `abort-on-stdin`
+//! ID `env` is the one that `NCCL_COMM_ID` stands for.
+//!
+//! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `again` (all-reduces until one
+//! fails), `rounds` (until rank 0 reads the line `stop`; other lines it writes back after one more round), `abort-on-stdin`
 //! (a thread aborts when a line comes), `mark` (writes "mark"), `sleep` (until killed), `finalize`, `destroy`,
 //! `abort`. A step that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its
 //! name the next step follows.
 
+use std::io::stdin;
+use std::os::unix::process::parent_id;
 use std::process::ExitCode;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use hawser_plan::{Collective, DataType, ReduceOp};
-use hawser_runtime::{Comm, Config, Error, Result};
-use hawser_tests::oracle::Case;
+use hawser_runtime::{Comm, Config, Error, Result, Stream, unique_id};
+use hawser_tests::oracle::{Buffer, Case, decode, encode};
 use hawser_tests::process::id_from_hex;
 use hawser_tests::{leaks, world};
 
@@ -37,8 +43,9 @@ fn main() -> ExitCode {
 }
 
 fn serve(id: &str, ranks: &str, rank: &str, steps: &[&str]) -> Result<()> {
+    end_with_parent();
     let bad = || Error::invalid_argument("id, ranks and rank are not what the test passed");
-    let id = id_from_hex(id).ok_or_else(bad)?;
+    let id = if id == "env" { unique_id()? } else { id_from_hex(id).ok_or_else(bad)? };
     let (ranks, rank) = (ranks.parse().map_err(|_| bad())?, rank.parse().map_err(|_| bad())?);
     let comm = Comm::init(&[id], ranks, rank, 0, Config::default())?;
     for step in steps {
@@ -52,6 +59,17 @@ fn serve(id: &str, ranks: &str, rank: &str, steps: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// A test that is killed leaves no process behind.
+fn end_with_parent() {
+    let parent = parent_id();
+    std::thread::spawn(move || {
+        while parent_id() == parent {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        std::process::exit(4)
+    });
+}
+
 fn carry_out(comm: &Comm, step: &str) -> Result<()> {
     match step {
         "all_reduce" => world::all_reduce(comm, 5_000),
@@ -59,6 +77,8 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
             world::all_reduce(comm, 200_000)?;
         },
         "matrix" => matrix(comm),
+        "small" => small(comm),
+        "rounds" => rounds(comm),
         "mark" => {
             println!("mark");
             Ok(())
@@ -69,7 +89,7 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "abort-on-stdin" => {
             let comm = comm.clone();
             std::thread::spawn(move || {
-                let _ = std::io::stdin().read_line(&mut String::new());
+                let _ = stdin().read_line(&mut String::new());
                 comm.abort()
             });
             Ok(())
@@ -103,6 +123,45 @@ fn matrix(comm: &Comm) -> Result<()> {
         world::run(comm, Case { root, ..world::plain(collective, ranks, 300_007) }, false, 1)?;
     }
     Ok(())
+}
+
+/// All collectives, with little and with more data.
+fn small(comm: &Comm) -> Result<()> {
+    for collective in Collective::ALL {
+        for count in [1, 131, 40_009] {
+            world::run(comm, world::plain(collective, comm.ranks(), count), false, 1)?;
+        }
+    }
+    Ok(())
+}
+
+/// Collectives until rank 0 is told to stop. A line is answered when all ranks have begun and ended a round after it.
+fn rounds(comm: &Comm) -> Result<()> {
+    let (tell, lines) = channel();
+    if comm.rank() == 0 {
+        std::thread::spawn(move || {
+            stdin().lines().map_while(std::io::Result::ok).try_for_each(|l| tell.send(l))
+        });
+    }
+    loop {
+        let told: Vec<String> = lines.try_iter().collect();
+        for collective in [Collective::AllReduce, Collective::AllToAll, Collective::ReduceScatter] {
+            world::run(comm, world::plain(collective, comm.ranks(), 30_011), false, 1)?;
+        }
+        let (end, answers): (Vec<String>, _) = told.into_iter().partition(|line| line == "stop");
+        answers.iter().for_each(|line| println!("{line}"));
+        if rank_0_says(comm, !end.is_empty())? {
+            return Ok(());
+        }
+    }
+}
+
+fn rank_0_says(comm: &Comm, yes: bool) -> Result<bool> {
+    let case = world::plain(Collective::Broadcast, comm.ranks(), 1);
+    let mut answer = Buffer::new(4, 0);
+    answer.bytes_mut().copy_from_slice(&encode(case.dtype, if yes { 1.0 } else { 0.0 }));
+    comm.collective(world::call(&case, (answer.addr(), answer.addr())), Stream(0))?;
+    Ok(decode(case.dtype, answer.bytes()) != 0.0)
 }
 
 fn report(error: &Error) {
