@@ -1,5 +1,8 @@
 //! A net plugin for tests, inside one process: copies from posted sends to posted receives, and is as awkward as the
 //! contract allows (answers "not now" at random, completes late). Named "test"; built into the test programs.
+//!
+//! It fails where plugins exist that would wait: in `accept` before the peer's `connect` was called, and in `isend` before
+//! the peer has accepted.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +12,7 @@ use hawser_plugin::net::{
     Connector, HANDLE_BYTES, Handle, Listener, NetConfig, NetContext, NetProperties, Receiver, Region,
     Registration, Request, Segment, Sender,
 };
-use hawser_plugin::{BuiltIn, Component, Error, Net, Result, inventory};
+use hawser_plugin::{BuiltIn, Component, Error, ErrorKind, Net, Result, inventory};
 
 inventory::submit! {
     BuiltIn { name: "test", priority: 1, make: || Component::Net(Arc::new(TestNet)) }
@@ -33,7 +36,9 @@ struct Pipe {
     /// Finished requests and their sizes.
     done: HashMap<u64, usize>,
     next: u64,
+    called: bool,
     connected: bool,
+    accepted: bool,
     closed: [bool; 2],
 }
 
@@ -74,7 +79,7 @@ impl End {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;
         self.dice ^= self.dice << 17;
-        self.dice % 4 == 0
+        self.dice.is_multiple_of(4)
     }
 
     fn post(&mut self, segment: &Segment) -> Result<Option<Request>> {
@@ -119,6 +124,11 @@ impl Net for TestNet {
     }
 
     fn open(&self, _config: &NetConfig) -> Result<Box<dyn NetContext>> {
+        let program = std::env::current_exe().unwrap_or_default();
+        let is_alone = program.file_stem().is_some_and(|name| name == "hawser-test-rank");
+        if is_alone && std::env::var_os("NCCL_NET").is_none_or(|name| name != "test") {
+            return Err(Error::new(ErrorKind::InvalidUsage, "the ranks are in processes of their own"));
+        }
         Ok(Box::new(Context))
     }
 }
@@ -161,6 +171,7 @@ struct Waiting {
 impl Connector for Waiting {
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>> {
         let mut end = End { pipe: self.pipe.clone(), side: 0, dice: self.dice };
+        end.lock().called = true;
         let not_now = end.not_now();
         self.dice = end.dice;
         if not_now {
@@ -174,9 +185,13 @@ impl Connector for Waiting {
 
 impl Listener for Waiting {
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
-        let connected = self.pipe.lock().unwrap_or_else(PoisonError::into_inner).connected;
+        let mut pipe = self.pipe.lock().unwrap_or_else(PoisonError::into_inner);
+        if !pipe.called {
+            return Err(Error::internal("accept before the peer's connect: some plugins wait here"));
+        }
+        pipe.accepted = pipe.connected;
         let end = || End { pipe: self.pipe.clone(), side: 1, dice: self.dice };
-        Ok(connected.then(|| Box::new(end()) as Box<dyn Receiver>))
+        Ok(pipe.connected.then(|| Box::new(end()) as Box<dyn Receiver>))
     }
 }
 
@@ -191,6 +206,9 @@ impl Sender for End {
 
     unsafe fn isend(&mut self, segment: &Segment) -> Result<Option<Request>> {
         assert!(segment.registration.0 <= segment.addr, "a segment outside its registration");
+        if !self.lock().accepted {
+            return Err(Error::internal("isend before the peer has accepted: some plugins wait here"));
+        }
         self.post(segment)
     }
 

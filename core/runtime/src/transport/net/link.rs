@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use hawser_plan::Protocol;
 use hawser_plan::device_plan::{Conn, TAG_SHIFT};
@@ -22,6 +23,7 @@ use super::meter::Meter;
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
 use crate::error::{Error, Result};
+use crate::wait::{AbortFlag, Wait};
 
 /// Offsets in the page in front of the slots: one counter per 64 bytes and protocol, then the bytes of slots.
 const TAILS: u64 = 0;
@@ -32,8 +34,14 @@ pub const PAGE: u64 = 4096;
 /// Most slots of a FIFO: what the page has room to tell the bytes of.
 pub const MOST_SLOTS: u32 = ((PAGE - SIZES) / 4) as u32;
 
-/// Tag of handles in the bootstrap; the lane is added.
+/// Tags in the bootstrap, to which the lane is added: a receiver's handle; its sender has begun to connect; the receiver
+/// has accepted. Plugins exist that wait in `accept` for their peer's `connect`, and in `test` for its `accept`; with
+/// these messages, what they wait for has been called already, and does not depend on what this thread does next.
 const HANDLE_TAG: u64 = 0x4e45_5400;
+const CALLING_TAG: u64 = 0x4e45_5404_0000;
+const ACCEPTED_TAG: u64 = 0x4e45_5405_0000;
+/// How long telling the other end may take.
+const TELL: Duration = Duration::from_secs(20);
 
 /// Which end of which connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -157,12 +165,27 @@ pub struct Around<'a> {
     pub flush: bool,
 }
 
+impl Around<'_> {
+    /// Tells the rank at the other end of a link something about it.
+    fn tell(&self, need: Need, tag: u64) -> Result<()> {
+        let wait = Wait::new(AbortFlag::new(), Some(TELL));
+        self.bootstrap.send(need.peer, tag + u64::from(need.lane), &[], &wait)
+    }
+
+    /// Whether the rank at the other end has told it. True once.
+    fn was_told(&self, need: Need, tag: u64) -> bool {
+        self.bootstrap.take(need.peer, tag + u64::from(need.lane)).is_some()
+    }
+}
+
 /// The sending end.
 pub struct SendLink {
     need: Need,
     device: u32,
     fifo: Fifo,
     state: SendState,
+    /// The receiver is ready.
+    accepted: bool,
     posted: u64,
     done: u64,
     requests: VecDeque<(Request, usize)>,
@@ -172,7 +195,9 @@ pub struct SendLink {
 enum SendState {
     /// The receiver has not yet said where it listens.
     Waiting,
-    Connecting(Box<dyn Connector>),
+    /// With whether the receiver knows.
+    Connecting(Box<dyn Connector>, bool),
+    /// Carries nothing until the receiver has accepted.
     Open(Box<dyn Sender>, Registration),
 }
 
@@ -185,6 +210,7 @@ impl SendLink {
             device,
             fifo,
             state,
+            accepted: false,
             posted: 0,
             done: 0,
             requests: VecDeque::new(),
@@ -218,17 +244,25 @@ impl SendLink {
                     let text = format!("a net handle of {} bytes, expected {HANDLE_BYTES}", bytes.len());
                     Error::remote(text)
                 })?;
-                self.state = SendState::Connecting(around.context.connect(self.device, &handle)?);
+                self.state = SendState::Connecting(around.context.connect(self.device, &handle)?, false);
                 Ok(true)
             }
-            SendState::Connecting(connector) => {
-                let Some(mut sender) = connector.poll()? else { return Ok(false) };
+            SendState::Connecting(connector, told) => {
+                let sender = connector.poll()?;
+                if !*told {
+                    around.tell(self.need, CALLING_TAG)?;
+                    *told = true;
+                }
+                let Some(mut sender) = sender else { return Ok(false) };
                 // SAFETY: the FIFO's memory lives until `close` has deregistered it.
                 let registration = unsafe { sender.register(&self.fifo.region()) }?;
                 self.state = SendState::Open(sender, registration);
                 Ok(true)
             }
-            SendState::Open(..) => self.carry(),
+            SendState::Open(..) => {
+                self.accepted = self.accepted || around.was_told(self.need, ACCEPTED_TAG);
+                if self.accepted { self.carry() } else { Ok(false) }
+            }
         }
     }
 
@@ -287,23 +321,18 @@ pub struct RecvLink {
 }
 
 enum RecvState {
-    Listening(Box<dyn Listener>),
+    /// With whether the sender has begun to connect.
+    Listening(Box<dyn Listener>, bool),
     Open(Box<dyn Receiver>, Registration),
     Closed,
 }
 
 impl RecvLink {
     /// Listens, and tells the sender where. May wait for the bootstrap to carry the message.
-    pub fn new(
-        need: Need,
-        device: u32,
-        fifo: Fifo,
-        around: &Around<'_>,
-        wait: &crate::wait::Wait,
-    ) -> Result<Self> {
+    pub fn new(need: Need, device: u32, fifo: Fifo, around: &Around<'_>, wait: &Wait) -> Result<Self> {
         let (handle, listener) = around.context.listen(device)?;
         around.bootstrap.send(need.peer, HANDLE_TAG + u64::from(need.lane), &handle, wait)?;
-        let state = RecvState::Listening(listener);
+        let state = RecvState::Listening(listener, false);
         let (requests, meter) = (VecDeque::new(), Meter::default());
         Ok(Self { need, fifo, state, posted: 0, done: 0, requests, flush: None, meter })
     }
@@ -325,10 +354,15 @@ impl RecvLink {
     /// Moves on as far as possible without waiting; says whether anything moved.
     pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
         match &mut self.state {
-            RecvState::Listening(listener) => {
+            RecvState::Listening(listener, called) => {
+                *called = *called || around.was_told(self.need, CALLING_TAG);
+                if !*called {
+                    return Ok(false);
+                }
                 let Some(mut receiver) = listener.accept()? else { return Ok(false) };
                 // SAFETY: the FIFO's memory lives until `close` has deregistered it.
                 let registration = unsafe { receiver.register(&self.fifo.region()) }?;
+                around.tell(self.need, ACCEPTED_TAG)?;
                 self.state = RecvState::Open(receiver, registration);
                 Ok(true)
             }
