@@ -188,7 +188,7 @@ pub struct SendLink {
     accepted: bool,
     posted: u64,
     done: u64,
-    requests: VecDeque<(Request, usize)>,
+    requests: VecDeque<Request>,
     meter: Meter,
 }
 
@@ -279,16 +279,16 @@ impl SendLink {
             let segment = self.fifo.slot(self.posted, bytes, *registration, self.need.lane);
             // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit below.
             let Some(request) = unsafe { sender.isend(&segment) }? else { break };
-            self.requests.push_back((request, bytes));
-            self.meter.begin(self.posted, true);
+            self.requests.push_back(request);
+            self.meter.sends(self.posted, bytes);
             self.posted += 1;
             moved = true;
         }
-        while let Some(&(request, bytes)) = self.requests.front()
+        while let Some(&request) = self.requests.front()
             && sender.test(request)?.is_some()
         {
             self.requests.pop_front();
-            self.meter.end(self.done, bytes, true);
+            self.meter.sent(self.done);
             self.done += 1;
             self.fifo.publish_credit(self.done);
             moved = true;
@@ -347,7 +347,7 @@ impl RecvLink {
         let so_far = (self.done, self.fifo.depth);
         self.meter.expect(self.need, slots, self.fifo.slot_bytes, so_far, parent);
         if !self.meter.is_busy() {
-            self.meter.begin(self.done, false);
+            self.meter.receives(self.done);
         }
     }
 
@@ -398,7 +398,8 @@ impl RecvLink {
                 self.flush = None;
             } else {
                 let Some(&request) = self.requests.front() else { break };
-                let mut sizes = [0];
+                // What counts if the plugin does not say.
+                let mut sizes = [self.fifo.slot_bytes];
                 if !receiver.test(request, &mut sizes)? {
                     break;
                 }
@@ -407,6 +408,7 @@ impl RecvLink {
                     let text = format!("{} bytes arrived for a slot of {}", sizes[0], self.fifo.slot_bytes);
                     return Err(Error::remote(text));
                 }
+                self.meter.received(self.done, sizes[0]);
                 if flush && self.fifo.piece.in_device {
                     let segment =
                         self.fifo.slot(self.done, self.fifo.slot_bytes, *registration, self.need.lane);
@@ -417,10 +419,10 @@ impl RecvLink {
                     }
                 }
             }
-            self.meter.end(self.done, self.fifo.slot_bytes, false);
+            self.meter.readable(self.done);
             self.done += 1;
             self.fifo.publish_tail(self.done);
-            self.meter.begin(self.done, false);
+            self.meter.receives(self.done);
         }
         Ok(self.done > before)
     }

@@ -18,6 +18,8 @@ pub struct Meter {
     steps: VecDeque<(u64, Option<Arc<Span>>)>,
     /// The first slot that belongs to no operation that was expected.
     covered: u64,
+    /// Bytes of the slot that was received last.
+    arrived: usize,
 }
 
 struct Op {
@@ -59,33 +61,64 @@ impl Meter {
         }
     }
 
-    /// Slot `number` is on its way.
-    pub fn begin(&mut self, number: u64, send: bool) {
-        let Some(op) = self.ops.front_mut() else { return };
+    /// Slot `number`, which the device has filled, was given to the plugin.
+    pub fn sends(&mut self, number: u64, bytes: usize) {
+        if let Some(step) = self.begin(number) {
+            step.record(EventState::SEND_GPU_WAIT, StateArgs::Bytes(0));
+            step.record(EventState::SEND_PEER_WAIT, StateArgs::Bytes(0));
+            step.record(EventState::SEND_WAIT, StateArgs::Bytes(bytes as u64));
+        }
+    }
+
+    /// The plugin is done with slot `number`.
+    pub fn sent(&mut self, number: u64) {
+        self.end(number);
+    }
+
+    /// Slot `number` is the next to receive.
+    pub fn receives(&mut self, number: u64) {
+        if let Some(step) = self.begin(number) {
+            step.record(EventState::RECV_WAIT, StateArgs::Bytes(0));
+        }
+    }
+
+    /// The data of slot `number` have come.
+    pub fn received(&mut self, number: u64, bytes: usize) {
+        self.arrived = bytes;
+        if let Some((first, Some(step))) = self.steps.front()
+            && *first == number
+        {
+            step.record(EventState::RECV_FLUSH_WAIT, StateArgs::Bytes(bytes as u64));
+        }
+    }
+
+    /// The device may read slot `number`.
+    pub fn readable(&mut self, number: u64) {
+        if let Some(step) = self.end(number) {
+            step.record(EventState::RECV_GPU_WAIT, StateArgs::Bytes(self.arrived as u64));
+        }
+    }
+
+    fn begin(&mut self, number: u64) -> Option<Arc<Span>> {
+        let op = self.ops.front_mut()?;
         let step = What::ProxyStep { step: op.begun as u32 };
         let span = op.span.as_ref().and_then(|op| op.child(&step));
-        if let Some(span) = &span {
-            let state = if send { EventState::SEND_WAIT } else { EventState::RECV_WAIT };
-            span.record(state, StateArgs::Bytes(0));
-        }
         op.begun += 1;
         let is_last = op.begun == op.slots;
-        self.steps.push_back((number, span));
+        self.steps.push_back((number, span.clone()));
         if is_last {
             // The last step keeps the operation's event open.
             self.ops.pop_front();
         }
+        span
     }
 
-    /// Slot `number` has arrived where it belongs.
-    pub fn end(&mut self, number: u64, bytes: usize, send: bool) {
+    /// The event of slot `number` stops when the result is dropped.
+    fn end(&mut self, number: u64) -> Option<Arc<Span>> {
         if self.steps.front().is_none_or(|(first, _)| *first != number) {
-            return;
+            return None;
         }
-        if let Some((_, Some(span))) = self.steps.pop_front() {
-            let state = if send { EventState::SEND_WAIT } else { EventState::RECV_GPU_WAIT };
-            span.record(state, StateArgs::Bytes(bytes as u64));
-        }
+        self.steps.pop_front()?.1
     }
 
     /// Whether a slot is on its way.
