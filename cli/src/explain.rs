@@ -76,7 +76,11 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
         bail!("{} ranks are not spread evenly over {} hosts", options.ranks, options.hosts);
     }
     let world = World::of_hosts(options.ranks, options.ranks / options.hosts, world.0, world.1);
-    let knobs = knobs()?;
+    let mut knobs = knobs()?;
+    if options.hosts > 1 {
+        // As bring-up sets them where slots cross a network.
+        knobs.slot_bytes = [0, 0, 512 << 10];
+    }
     let mut text = format!("# {} on {} ranks\n", collective.name(), options.ranks);
     let _ = writeln!(
         text,

@@ -118,7 +118,8 @@ fn net(key: &ProgramKey, bytes: f64, tiles: f64, world: &World) -> (f64, f64) {
     let far = (n - local).max(1.0);
     let ring = bytes * (n - 1.0) / n;
     // All ranks of a host send a share of their bytes to every far rank.
-    let pairs = bytes * local * far / n;
+    // Many senders to one receiver do not fill its link.
+    let pairs = bytes * local * far / n / if hosts > 2.0 { 0.85 } else { 1.0 };
     let levels = hosts.log2().ceil();
     let (out, hops) = match (key.algorithm, key.collective) {
         (Algorithm::Ring, Collective::AllReduce) => (2.0 * ring, 2.0 * hosts),

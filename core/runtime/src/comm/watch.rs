@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use hawser_compat::profiler::with_ancestors;
 use hawser_plan::p2p::Message;
 use hawser_plan::{Call, World};
 use hawser_plugin::profiler::{
@@ -21,19 +22,6 @@ pub struct Watch {
     rank: u32,
     open: Vec<Box<dyn ProfilerContext>>,
 }
-
-/// Kinds of events and the kinds that must come with them.
-const ANCESTORS: [(EventMask, EventMask); 6] = [
-    (EventMask::PROXY_STEP, EventMask::PROXY_OP),
-    (EventMask::PROXY_OP, EventMask(EventMask::COLL.0 | EventMask::P2P.0)),
-    (EventMask::KERNEL_CH, EventMask(EventMask::COLL.0 | EventMask::P2P.0)),
-    (EventMask::COLL, EventMask(EventMask::COLL_API.0 | EventMask::GROUP.0)),
-    (EventMask::P2P, EventMask(EventMask::P2P_API.0 | EventMask::GROUP.0)),
-    (
-        EventMask(EventMask::COLL_API.0 | EventMask::P2P_API.0 | EventMask::KERNEL_LAUNCH.0),
-        EventMask::GROUP_API,
-    ),
-];
 
 impl Watch {
     /// Opens all profilers of the process for a communicator. One that fails is left out.
@@ -54,49 +42,63 @@ impl Watch {
 
     /// Whether any profiler wants events of this kind, or of one that comes with it.
     pub fn wants(&self, kind: EventMask) -> bool {
-        self.open.iter().any(|p| closure(p.mask()).0 & kind.0 != 0)
+        self.open.iter().any(|p| with_ancestors(p.mask()).0 & kind.0 != 0)
     }
 
     /// Starts an event without a parent; None if nobody wants it.
     pub fn span(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
-        self.start(None, what)
+        self.start(None, None, what)
     }
 
-    fn start(self: &Arc<Self>, parent: Option<&Arc<Span>>, what: &What<'_>) -> Option<Arc<Span>> {
+    fn start(
+        self: &Arc<Self>,
+        parent: Option<&Arc<Span>>,
+        group: Option<&Arc<Span>>,
+        what: &What<'_>,
+    ) -> Option<Arc<Span>> {
         if self.open.is_empty() {
             return None;
         }
         let mut handles = Vec::with_capacity(self.open.len());
         for (index, profiler) in self.open.iter().enumerate() {
-            let wanted = closure(profiler.mask()).contains(what.kind());
-            let parent = parent.and_then(|p| p.handles[index]);
-            let event = Event { parent, rank: self.rank, what: what.clone() };
+            let wanted = with_ancestors(profiler.mask()).contains(what.kind());
+            let known = |span: Option<&Arc<Span>>| span.and_then(|s| s.handles[index]);
+            let what = in_group(what, known(group));
+            let event = Event { parent: known(parent), rank: self.rank, what };
             handles.push(wanted.then(|| profiler.start(&event)).flatten());
         }
-        let span = Span { watch: self.clone(), parent: parent.cloned(), handles };
+        let span = Span { watch: self.clone(), parent: parent.cloned(), _group: group.cloned(), handles };
         (span.handles.iter().any(Option::is_some) || parent.is_some()).then(|| Arc::new(span))
     }
 }
 
-/// A mask with everything that must come along.
-fn closure(mask: EventMask) -> EventMask {
-    let add = |mask: EventMask, (kind, with): &(EventMask, EventMask)| {
-        EventMask(if mask.0 & kind.0 != 0 { mask.0 | with.0 } else { mask.0 })
-    };
-    ANCESTORS.iter().fold(mask, add)
+/// The event with its group as one profiler knows it.
+fn in_group<'a>(what: &What<'a>, handle: Option<EventHandle>) -> What<'a> {
+    let mut what = what.clone();
+    if let What::Coll { group, .. } | What::P2p { group, .. } = &mut what {
+        *group = handle;
+    }
+    what
 }
 
 /// A running event, as every profiler knows it.
 pub struct Span {
     watch: Arc<Watch>,
     parent: Option<Arc<Span>>,
+    /// Kept open while this event lasts.
+    _group: Option<Arc<Span>>,
     handles: Vec<Option<EventHandle>>,
 }
 
 impl Span {
     /// Starts an event inside this one.
     pub fn child(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
-        self.watch.start(Some(self), what)
+        self.watch.start(Some(self), None, what)
+    }
+
+    /// Starts an event inside this one that belongs to a group.
+    fn child_of_group(self: &Arc<Self>, group: Option<&Arc<Span>>, what: &What<'_>) -> Option<Arc<Span>> {
+        self.watch.start(Some(self), group, what)
     }
 
     /// The event is in a new state.
@@ -147,7 +149,7 @@ impl GroupSpans {
             What::CollApi { func, count: call.count, datatype, root, stream: stream.0, captured: false };
         let api = self.api.as_ref()?.child(&api)?;
         let (algo, proto, channels) = chosen;
-        api.child(&What::Coll {
+        let what = What::Coll {
             seq: number,
             func,
             send: call.input,
@@ -160,7 +162,8 @@ impl GroupSpans {
             algo,
             proto,
             group: None,
-        })
+        };
+        api.child_of_group(self.group.as_ref(), &what)
     }
 
     /// A message of the group.
@@ -170,17 +173,13 @@ impl GroupSpans {
         let api = What::P2pApi { func, count, datatype, stream: stream.0, captured: false };
         let api = self.api.as_ref()?.child(&api)?;
         let (buff, peer) = (message.addr, message.peer);
-        api.child(&What::P2p { func, buff, datatype, count, peer, channels: 1, group: None })
+        let what = What::P2p { func, buff, datatype, count, peer, channels: 1, group: None };
+        api.child_of_group(self.group.as_ref(), &what)
     }
 
     /// A launch of the group is put on a stream; what the returned span lasts.
     pub fn launch(&self, stream: Stream) -> Option<Arc<Span>> {
         self.api.as_ref()?.child(&What::KernelLaunch { stream: stream.0 })
-    }
-
-    /// The event of everything that is launched together.
-    pub fn group(&self) -> Option<&Arc<Span>> {
-        self.group.as_ref()
     }
 }
 
