@@ -7,12 +7,14 @@ mod oracle;
 mod perf;
 mod plan;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 // Built-in plugins: named here, or the linker would leave them out.
 use hawser_net_socket as _;
 
 use clap::{Parser, Subcommand};
+use hawser_compat::search::probe;
 
 /// Collectives for GPUs and CPUs: measure, explain, examine.
 #[derive(Parser)]
@@ -31,7 +33,12 @@ enum Command {
     /// Show which algorithm is chosen for which size, and why
     Explain(explain::Options),
     /// Say what this machine offers, what is missing and how to get it
-    Doctor,
+    Doctor {
+        /// Only load a plugin library and try its first steps: net, tuner, profiler or env, and its path. What the
+        /// library does with `HAWSER_PLUGIN_PROBE=.../hawser`
+        #[arg(long, num_args = 2, value_names = ["KIND", "PATH"])]
+        probe: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -39,10 +46,15 @@ fn main() -> ExitCode {
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
         Command::Explain(options) => explain::run(&options).map(|()| true),
-        Command::Doctor => {
-            doctor::run();
-            Ok(true)
-        }
+        Command::Doctor { probe } => match &probe[..] {
+            [kind, path] => probe::helper(kind, Path::new(path), std::io::stdout())
+                .map(|()| true)
+                .map_err(anyhow::Error::msg),
+            _ => {
+                doctor::run();
+                Ok(true)
+            }
+        },
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -62,8 +62,9 @@ pub struct Settings {
     pub tuner_plugin: Option<String>,
     /// `NCCL_PROFILER_PLUGIN`.
     pub profiler_plugin: Option<String>,
-    /// `HAWSER_PLUGIN_PROBE`: plugins are tried in a process of their own first, so that one that crashes is named.
-    pub plugin_probe: bool,
+    /// `HAWSER_PLUGIN_PROBE`: plugins are tried in a process of their own first, so that one that crashes is named. 1 =
+    /// in a forked child; the path of the `hawser` program = in that (a fork does not suit every process).
+    pub plugin_probe: Option<String>,
     /// `NCCL_COLLNET_ENABLE`: whether a collnet plugin may reduce in the network.
     pub collnet: bool,
     /// `NCCL_NET_GDR_LEVEL`: whether net plugins may read and write GPU memory (not `LOC` or 0).
@@ -211,7 +212,7 @@ impl Source {
             net_plugin: self.text("NCCL_NET_PLUGIN"),
             tuner_plugin: self.text("NCCL_TUNER_PLUGIN"),
             profiler_plugin: self.text("NCCL_PROFILER_PLUGIN"),
-            plugin_probe: self.flag("HAWSER_PLUGIN_PROBE"),
+            plugin_probe: self.text("HAWSER_PLUGIN_PROBE").filter(|v| v != "0"),
             collnet: self.flag("NCCL_COLLNET_ENABLE"),
             gpu_direct: !self
                 .text("NCCL_NET_GDR_LEVEL")

@@ -18,7 +18,7 @@ use crate::log;
 
 /// The NCCL version that this library stands for, told to env plugins.
 const NCCL_VERSION: (u8, u8, u8) = (2, 32, 3);
-/// How long a plugin may take in a probe (`HAWSER_PLUGIN_PROBE=1`).
+/// How long a plugin may take in a probe (`HAWSER_PLUGIN_PROBE`).
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The nets to be tried for a communicator, in order: what `NCCL_NET_PLUGIN` names, then the built-in ones; only the one
@@ -70,8 +70,11 @@ pub(crate) fn env(value: Option<&str>) -> Option<Box<dyn EnvContext>> {
 }
 
 fn request<'a>(value: Option<&'a str>, log: &'a Log) -> Request<'a> {
-    let probe = Probe { program: None, deadline: PROBE_DEADLINE };
-    Request { probe: env::settings().plugin_probe.then_some(probe), ..Request::new(value, beside(), log) }
+    let probe = env::settings().plugin_probe.as_deref().map(|how| {
+        let program = (how != "1").then(|| Path::new(how));
+        Probe { program, deadline: PROBE_DEADLINE }
+    });
+    Request { probe, ..Request::new(value, beside(), log) }
 }
 
 /// The folder of the library that holds this code.

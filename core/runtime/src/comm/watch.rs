@@ -60,15 +60,19 @@ impl Watch {
             return None;
         }
         let mut handles = Vec::with_capacity(self.open.len());
+        // Profilers of NCCL's versions 1 to 4 have no place for calls, but for the operations inside them: an event that is
+        // wanted exists even if no profiler takes it.
+        let mut is_wanted = parent.is_some();
         for (index, profiler) in self.open.iter().enumerate() {
             let wanted = with_ancestors(profiler.mask()).contains(what.kind());
+            is_wanted |= wanted;
             let known = |span: Option<&Arc<Span>>| span.and_then(|s| s.handles[index]);
             let what = in_group(what, known(group));
             let event = Event { parent: known(parent), rank: self.rank, what };
             handles.push(wanted.then(|| profiler.start(&event)).flatten());
         }
         let span = Span { watch: self.clone(), parent: parent.cloned(), _group: group.cloned(), handles };
-        (span.handles.iter().any(Option::is_some) || parent.is_some()).then(|| Arc::new(span))
+        is_wanted.then(|| Arc::new(span))
     }
 }
 
@@ -149,6 +153,8 @@ impl GroupSpans {
             What::CollApi { func, count: call.count, datatype, root, stream: stream.0, captured: false };
         let api = self.api.as_ref()?.child(&api)?;
         let (algo, proto, channels) = chosen;
+        // NCCL's spelling.
+        let (algo, proto) = (algo.to_ascii_uppercase(), proto.to_ascii_uppercase());
         let what = What::Coll {
             seq: number,
             func,
@@ -159,8 +165,8 @@ impl GroupSpans {
             datatype,
             channels,
             warps: 16,
-            algo,
-            proto,
+            algo: &algo,
+            proto: &proto,
             group: None,
         };
         api.child_of_group(self.group.as_ref(), &what)
@@ -214,5 +220,60 @@ fn nccl_type(name: &str) -> &'static str {
         "f8e4m3" => "ncclFloat8e4m3",
         "f8e5m2" => "ncclFloat8e5m2",
         _ => "Unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use hawser_plan::call::Scalar;
+    use hawser_plan::{Collective, DataType, ReduceOp};
+
+    use super::*;
+
+    type Seen = (Option<EventHandle>, Option<EventHandle>, String);
+
+    /// A profiler that knows groups and operations but no calls, as NCCL's below version 5.
+    struct Old(Arc<Mutex<Vec<Seen>>>);
+
+    impl ProfilerContext for Old {
+        fn mask(&self) -> EventMask {
+            EventMask::COLL
+        }
+
+        fn start(&self, event: &Event<'_>) -> Option<EventHandle> {
+            let (group, text) = match &event.what {
+                What::Group => (None, "group".to_owned()),
+                What::Coll { group, algo, proto, .. } => (*group, format!("{algo} {proto}")),
+                _ => return None,
+            };
+            let mut seen = self.0.lock().unwrap();
+            seen.push((event.parent, group, text));
+            Some(EventHandle(seen.len() as u64))
+        }
+
+        fn stop(&self, _event: EventHandle) {}
+    }
+
+    #[test]
+    fn a_profiler_without_calls_sees_operations_in_their_group() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let watch = Arc::new(Watch { rank: 0, open: vec![Box::new(Old(seen.clone()))] });
+        let call = Call {
+            collective: Collective::AllReduce,
+            count: 1,
+            dtype: DataType::Float32,
+            op: ReduceOp::Sum,
+            scalar: Scalar::Immediate(0),
+            root: 0,
+            input: 16,
+            output: 16,
+        };
+        let spans = GroupSpans::start(&watch);
+        let event = spans.collective(&call, Stream(0), 0, ("Ring", "Simple", 1));
+        assert!(event.is_some());
+        let group = (None, None, "group".to_owned());
+        assert_eq!(*seen.lock().unwrap(), [group, (None, Some(EventHandle(1)), "RING SIMPLE".to_owned())]);
     }
 }
