@@ -1,7 +1,7 @@
 //! The proxy: one thread per device that moves slots between FIFOs and the network.
 //!
 //! It sweeps over the tasks of all communicators of its device. While something moves it does not rest; afterwards it
-//! spins, yields and finally sleeps up to [`LONGEST_SLEEP`] between sweeps. It has to look by itself, since launches
+//! spins, yields and finally sleeps up to 200 µs between sweeps. It has to look by itself, since launches
 //! replayed from a CUDA graph are announced by nobody; a launch that the host sees wakes it ([`Proxy::wake`]).
 //!
 //! Rules between the threads: (1) the list of tasks is touched under its lock only, which a sweep holds; (2) who wants

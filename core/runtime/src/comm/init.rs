@@ -61,19 +61,19 @@ pub fn bring_up(
     let (hosts, places, kind) = (&hosts[..], &places[..], heap);
     let peers = Peers { rank, processes: &processes, hosts, places, kind, deadline_ns };
     let fabric = Fabric::connect(device.as_ref(), &bootstrap, &peers, &layout, &step("transport"))?;
-    let setup = || Setup {
-        device: device.clone(),
-        bootstrap: bootstrap.clone(),
-        control: fabric.control.clone(),
-        layout: &layout,
-        place: places[rank as usize],
-        rail: rail(hosts, places, rank),
-        wires: fabric.wires(),
-        gpu_direct: settings.gpu_direct,
-        deadline: settings.op_timeout,
-        init_timeout: settings.init_timeout,
-    };
-    let net = chosen.map(|chosen| Net::start(chosen, setup())).transpose()?;
+    let net = chosen.map(|chosen| {
+        let setup = Setup {
+            device: device.clone(),
+            bootstrap: bootstrap.clone(),
+            control: fabric.control.clone(),
+            layout: &layout,
+            place: places[rank as usize],
+            rail: rail(hosts, places, rank),
+            wires: fabric.wires(),
+        };
+        Net::start(chosen, setup, settings)
+    });
+    let net = net.transpose()?;
     let name = config.name.clone().unwrap_or_else(|| "world".into());
     let live = Live {
         rank,

@@ -32,6 +32,7 @@ use super::{Wires, bytes_of};
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
 use crate::device::Device;
+use crate::env::Settings;
 use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::plugins;
@@ -181,32 +182,15 @@ pub struct Setup<'a> {
     pub rail: Option<Rail>,
     /// The table that the local transport made.
     pub wires: Wires,
-    /// Whether slots may lie in GPU memory.
-    pub gpu_direct: bool,
-    /// How long data on their way may take at the end.
-    pub deadline: Option<Duration>,
-    /// How long a message of bring-up may take.
-    pub init_timeout: Duration,
 }
 
 impl Net {
     /// Starts serving a communicator. No connection exists yet.
-    pub fn start(chosen: Chosen, setup: Setup<'_>) -> Result<Self> {
-        let Setup {
-            device,
-            bootstrap,
-            control,
-            layout,
-            place,
-            rail,
-            wires,
-            gpu_direct,
-            deadline,
-            init_timeout,
-        } = setup;
+    pub fn start(chosen: Chosen, setup: Setup<'_>, settings: &Settings) -> Result<Self> {
+        let Setup { device, bootstrap, control, layout, place, rail, wires } = setup;
         let on_gpu = device.caps().kind != DeviceKind::Host;
         let collnet_reaches = chosen.collnet.as_ref().is_none_or(|c| c.reaches_gpus);
-        let in_device = gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
+        let in_device = settings.gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
         let slot = u64::from(layout.slot_stride[2]);
         let arena = Arena::new(device.as_ref(), slot * u64::from(layout.depth), in_device)?;
         let proxy = Proxy::of(if on_gpu { &device.caps().id } else { "host" })?;
@@ -229,8 +213,8 @@ impl Net {
             proxy,
             conns: wires.conns,
             wiring,
-            deadline,
-            init_timeout,
+            deadline: settings.op_timeout,
+            init_timeout: settings.init_timeout,
         })
     }
 
