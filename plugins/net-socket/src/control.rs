@@ -6,16 +6,13 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::frame::Record;
+use crate::pulse::Pulse;
 use crate::service::Watch;
 use crate::stream::{Incoming, Outgoing};
 use crate::sys::{self, Moved};
 
 /// The peer is told what we have understood when it keeps this much for us.
 const CONFIRM_EVERY: u64 = 64 << 10;
-/// Unanswered repetitions of a packet after which a path counts as lost: about 1.5 s of silence, longer if the path has
-/// long round trips. A kernel answers even when its program does not read.
-pub(crate) const SILENCE: u32 = 3;
-
 /// What went wrong with a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Loss {
@@ -36,6 +33,10 @@ impl Loss {
 
     pub fn silence() -> Self {
         Self { reason: "no answer from the peer's host".into(), is_abrupt: false }
+    }
+
+    pub fn standstill() -> Self {
+        Self { reason: "nothing moves".into(), is_abrupt: false }
     }
 }
 
@@ -70,6 +71,7 @@ pub(crate) struct Control {
     peer_left: bool,
     /// We have.
     said_bye: bool,
+    pulse: Pulse,
     /// `consumed` when [`Control::look`] was called last.
     heard: u64,
 }
@@ -86,6 +88,7 @@ impl Control {
             down: Some((Instant::now(), false)),
             peer_left: false,
             said_bye: false,
+            pulse: Pulse::default(),
             heard: 0,
         }
     }
@@ -197,6 +200,7 @@ impl Control {
         self.inc.restart();
         self.generation = generation;
         (self.socket, self.watch) = (Some(socket), watch);
+        self.pulse.restart();
         self.down = None;
         Ok(())
     }
@@ -218,8 +222,8 @@ impl Control {
     /// peer whose kernel does not answer.
     pub fn look(&mut self, wanted: bool) -> Result<(), Trouble> {
         let Some(socket) = &self.socket else { return Ok(()) };
-        if sys::unanswered(socket.as_fd()) >= SILENCE {
-            return Err(self.lose(Loss::silence()));
+        if let Some(loss) = self.pulse.look(socket.as_fd()) {
+            return Err(self.lose(loss));
         }
         let consumed = self.inc.consumed();
         if wanted && consumed == self.heard && self.out.is_sent() && !self.said_bye {

@@ -14,7 +14,7 @@
 //! | `queue`, `tx`, `tx_dial`, `tx_pipe` | the sending end: what is to be done, the connection, its dials, a data socket |
 //! | `table`, `rx`, `rx_pipe` | the receiving end |
 //! | `inbound`, `outbound`, `path` | handshakes and ways |
-//! | `service`, `pool` | the threads |
+//! | `service`, `pool`, `pulse` | the threads, and whether a path is alive |
 //! | `context`, `ends` | the plugin interface |
 //!
 //! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`, `pool` and
@@ -35,6 +35,7 @@ mod link;
 mod outbound;
 mod path;
 mod pool;
+mod pulse;
 mod queue;
 mod region;
 mod rx;

@@ -251,6 +251,28 @@ impl RxConn {
         }
     }
 
+    /// Reads chunks; see [`RxPipe::drive`].
+    fn read(&self, pipe: usize, to_the_end: bool) -> Next {
+        let mut complete = Vec::new();
+        let driven = self.pipes[pipe].drive(&self.table, SHARE, to_the_end, &mut complete);
+        self.acknowledge(&complete);
+        match driven {
+            Driven::Wait => Next::Wait,
+            Driven::Again => Next::Again,
+            Driven::Lost { last, loss } => {
+                if !self.link.has_left() {
+                    self.link.info(format!("lost data socket {pipe} ({})", loss.reason));
+                }
+                self.report(pipe, last);
+                Next::Wait
+            }
+            Driven::Nonsense(text) => {
+                self.handle(Err(Trouble::Peer(text)));
+                Next::Wait
+            }
+        }
+    }
+
     /// Tells the sender of complete messages.
     fn acknowledge(&self, complete: &[u64]) {
         if complete.is_empty() {
@@ -300,24 +322,7 @@ impl Drop for RxConn {
 
 impl Drive for RxConn {
     fn drive(&self, pipe: usize) -> Next {
-        let mut complete = Vec::new();
-        let driven = self.pipes[pipe].drive(&self.table, SHARE, &mut complete);
-        self.acknowledge(&complete);
-        match driven {
-            Driven::Wait => Next::Wait,
-            Driven::Again => Next::Again,
-            Driven::Lost { last, loss } => {
-                if !self.link.has_left() {
-                    self.link.info(format!("lost data socket {pipe} ({})", loss.reason));
-                }
-                self.report(pipe, last);
-                Next::Wait
-            }
-            Driven::Nonsense(text) => {
-                self.handle(Err(Trouble::Peer(text)));
-                Next::Wait
-            }
-        }
+        self.read(pipe, false)
     }
 
     fn broke(&self) {
@@ -346,7 +351,7 @@ impl Member for RxConn {
         match socket {
             Socket::Control => self.pump(),
             Socket::Pipe(pipe) if usize::from(pipe) < self.pipes.len() => {
-                while self.drive(usize::from(pipe)) == Next::Again {}
+                while self.read(usize::from(pipe), true) == Next::Again {}
             }
             Socket::Pipe(_) => {}
         }

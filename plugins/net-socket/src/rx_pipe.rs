@@ -74,13 +74,21 @@ impl RxPipe {
     }
 
     /// Reads until nothing more has arrived or `share` bytes are moved. Adds the slots that are complete to `complete`.
-    pub fn drive(&self, table: &Mutex<Table>, share: usize, complete: &mut Vec<u64>) -> Driven {
+    /// A read that brings less than it could has emptied the socket; only `to_the_end` looks for an end of stream behind it.
+    pub fn drive(
+        &self,
+        table: &Mutex<Table>,
+        share: usize,
+        to_the_end: bool,
+        complete: &mut Vec<u64>,
+    ) -> Driven {
         let mut lane = self.lane();
         let mut moved = 0;
         loop {
             match lane.read(table, complete) {
                 Ok(Read::Full(count)) => moved += count,
-                Ok(Read::Short) => return Driven::Wait,
+                Ok(Read::Short(count)) if to_the_end && count > 0 => moved += count,
+                Ok(Read::Short(_)) => return Driven::Wait,
                 Ok(Read::End(loss)) => {
                     let last = lane.close();
                     return last.map_or(Driven::Wait, |last| Driven::Lost { last, loss });
@@ -152,14 +160,14 @@ enum Read {
     /// As much as was asked for; there may be more.
     Full(usize),
     /// Less: the socket is empty.
-    Short,
+    Short(usize),
     End(Loss),
 }
 
 impl Lane {
     /// One call of the kernel: the rest of the current chunk and the next header.
     fn read(&mut self, table: &Mutex<Table>, complete: &mut Vec<u64>) -> Result<Read, String> {
-        let Some(socket) = &self.socket else { return Ok(Read::Short) };
+        let Some(socket) = &self.socket else { return Ok(Read::Short(0)) };
         let payload = match &self.current {
             Some(current) => {
                 Span { addr: current.addr + (current.len - current.left) as u64, len: current.left }
@@ -172,7 +180,7 @@ impl Lane {
         // host leaves it alone until the receive is over, and that needs these bytes; `close` ends the writing for good.
         let count = match unsafe { sys::receive_spans(socket.as_fd(), [payload, header]) } {
             Ok(Moved::Bytes(count)) => count,
-            Ok(Moved::Nothing) => return Ok(Read::Short),
+            Ok(Moved::Nothing) => return Ok(Read::Short(0)),
             Ok(Moved::Closed) => return Ok(Read::End(Loss::end_of_stream())),
             Err(errno) => return Ok(Read::End(Loss::of(errno))),
         };
@@ -195,7 +203,7 @@ impl Lane {
             self.current = Some(Current { slot: chunk.slot, addr, len, left: len });
             self.have = 0;
         }
-        Ok(if count == asked { Read::Full(count) } else { Read::Short })
+        Ok(if count == asked { Read::Full(count) } else { Read::Short(count) })
     }
 
     /// Drops the socket. Some: there was one.

@@ -14,6 +14,9 @@ const BACKLOG: i32 = 4096;
 /// An idle socket asks its peer after 10 s, three times every 5 s.
 const KEEPALIVE: (u64, u64, u32) = (10, 5, 3);
 
+/// Bytes that a data socket holds and has not put on the network, about.
+const MOST_UNSENT: usize = 512 << 10;
+
 /// What a transfer did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moved {
@@ -224,6 +227,12 @@ impl Tuning {
     }
 }
 
+/// Limits what the kernel holds unsent, so that chunks go to the socket that really moves. Within a host all do.
+pub(crate) fn limit_unsent(fd: BorrowedFd<'_>) {
+    let bytes = (MOST_UNSENT as i32).to_ne_bytes();
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &bytes);
+}
+
 /// Announces zero-copy sends. False: this kernel has none.
 pub(crate) fn allow_zero_copy(fd: BorrowedFd<'_>) -> bool {
     set_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &1i32.to_ne_bytes())
@@ -246,10 +255,23 @@ pub(crate) fn drop_notices(fd: BorrowedFd<'_>) {
     }
 }
 
-/// How often the kernel has repeated its oldest packet or window probe without any answer.
-pub(crate) fn unanswered(fd: BorrowedFd<'_>) -> u32 {
-    // The first bytes of tcp_info: state, ca_state, retransmits, probes.
-    let mut info = [0u8; 8];
+/// What the kernel knows of the way to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Flow {
+    /// How often it has repeated its oldest packet or window probe without any answer.
+    pub unanswered: u32,
+    /// Bytes that the peer's kernel has acknowledged.
+    pub acknowledged: u64,
+    /// Bytes are unacknowledged or not even sent.
+    pub is_pending: bool,
+    /// The peer has room for more, or this kernel does not say.
+    pub has_room: bool,
+}
+
+/// None: this is no TCP socket.
+pub(crate) fn flow(fd: BorrowedFd<'_>) -> Option<Flow> {
+    // tcp_info as of Linux 5.4; older kernels fill less.
+    let mut info = [0u8; 232];
     let mut len = info.len() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `info`.
     let result = unsafe {
@@ -261,7 +283,22 @@ pub(crate) fn unanswered(fd: BorrowedFd<'_>) -> u32 {
             &raw mut len,
         )
     };
-    if result != 0 { 0 } else { u32::from(info[2]).max(u32::from(info[3])) }
+    if result != 0 {
+        return None;
+    }
+    let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    let (retransmits, probes) = (info[2], info[3]);
+    let (segment, unacked, unsent) = (word(16), word(24), word(144));
+    let knows_window = len as usize >= info.len();
+    let has_room = !knows_window || word(228) >= segment;
+    let mut acknowledged = [0; 8];
+    acknowledged.copy_from_slice(&info[120..128]);
+    Some(Flow {
+        unanswered: u32::from(retransmits.max(probes)),
+        acknowledged: u64::from_ne_bytes(acknowledged),
+        is_pending: unacked > 0 || unsent > 0,
+        has_room,
+    })
 }
 
 /// Ends both directions at once.
@@ -355,7 +392,8 @@ mod tests {
         });
         assert_eq!((got, &first, &second[..3]), (Ok(Moved::Bytes(8)), b"headb", &b"ody"[..]));
         assert_eq!(receive(far.as_fd(), &mut first), Ok(Moved::Nothing));
-        assert_eq!(unanswered(near.as_fd()), 0);
+        let quiet = until(|| flow(near.as_fd()).filter(|flow| !flow.is_pending));
+        assert_eq!((quiet.unanswered, quiet.acknowledged), (0, 9)); // the SYN counts
         drop(far);
         until(|| send(near.as_fd(), &[0; 4096]).err());
         assert_ne!(receive(near.as_fd(), &mut first), Ok(Moved::Nothing));

@@ -93,11 +93,12 @@ impl TxConn {
                 let ticket =
                     self.shop.pool.attach(fd.as_fd(), connection, index, index + self.number as usize);
                 let Ok(ticket) = ticket else { return };
-                let zero_copy = self.shop.settings.zero_copy && !path::is_local(to.ip());
+                let is_far = !path::is_local(to.ip());
+                let zero_copy = is_far && self.shop.settings.zero_copy;
                 // The kernel reports the end of zero-copy sends as it does the end of a socket.
                 let watch = if zero_copy { None } else { self.watch(&fd, hello.socket) };
                 if !self.link.is_dead()
-                    && self.pipes[index].attach(fd, hello.generation, ticket, watch, zero_copy)
+                    && self.pipes[index].attach(fd, hello.generation, ticket, watch, is_far, zero_copy)
                 {
                     if hello.generation > 1 {
                         stats::add(&stats::REDIALLED, 1);

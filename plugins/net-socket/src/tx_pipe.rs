@@ -12,9 +12,10 @@ use std::sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
-use crate::control::{Loss, SILENCE};
+use crate::control::Loss;
 use crate::frame::{CHUNK_HEADER, ChunkHeader};
 use crate::pool::{Ticket, lock};
+use crate::pulse::Pulse;
 use crate::queue::{Chunk, Queue};
 use crate::service::Watch;
 use crate::stats;
@@ -51,6 +52,7 @@ pub(crate) struct Lane {
     forgotten: u64,
     zero_copy: bool,
     notices: u32,
+    pulse: Pulse,
 }
 
 struct Current {
@@ -87,6 +89,7 @@ impl TxPipe {
                 forgotten: 0,
                 zero_copy: false,
                 notices: 0,
+                pulse: Pulse::default(),
             }),
         }
     }
@@ -159,14 +162,13 @@ impl TxPipe {
         Some((lane.lose(), loss))
     }
 
-    /// Looks whether the peer's kernel still answers.
+    /// Looks whether the path is alive.
     pub fn look(&self) -> Option<(u32, Loss)> {
         let mut lane = self.lane();
-        if sys::unanswered(lane.socket.as_ref()?.as_fd()) < SILENCE {
-            return None;
-        }
+        let Lane { socket, pulse, .. } = &mut *lane;
+        let loss = pulse.look(socket.as_ref()?.as_fd())?;
         self.state.store(DOWN, Ordering::SeqCst);
-        Some((lane.lose(), Loss::silence()))
+        Some((lane.lose(), loss))
     }
 
     /// The number of the next socket to be dialled; None if none is needed.
@@ -179,24 +181,29 @@ impl TxPipe {
         Some(lane.dialled)
     }
 
-    /// A new socket. False: it is not wanted any more.
+    /// A new socket, to another host if `is_far`. False: it is not wanted any more.
     pub fn attach(
         &self,
         socket: OwnedFd,
         generation: u32,
         ticket: Option<Ticket>,
         watch: Option<Watch>,
+        is_far: bool,
         zero_copy: bool,
     ) -> bool {
         let mut lane = self.lane();
         if lane.socket.is_some() || lane.is_dying || generation != lane.dialled {
             return false;
         }
-        lane.zero_copy = zero_copy && sys::allow_zero_copy(socket.as_fd());
+        if is_far {
+            sys::limit_unsent(socket.as_fd());
+        }
+        lane.zero_copy = is_far && zero_copy && sys::allow_zero_copy(socket.as_fd());
         (lane.socket, lane.ticket, lane._watch) = (Some(socket), ticket, watch);
         lane.generation = generation;
         lane.given.clear();
         lane.forgotten = 0;
+        lane.pulse.restart();
         self.state.store(IDLE, Ordering::SeqCst);
         true
     }

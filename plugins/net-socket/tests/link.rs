@@ -75,6 +75,8 @@ fn a_link_may_be_away_for_a_while() {
                 stream.step(sender.as_mut(), receiver.as_mut()).unwrap();
                 (stream.received > stalled + 50).then_some(())
             });
+            // Before the buffers of messages under way.
+            drop((sender, receiver));
         }
     });
 }
@@ -92,6 +94,7 @@ fn a_link_that_stays_away_is_an_error_that_names_the_peer() {
         let error = until("the error", || stream.step(sender.as_mut(), receiver.as_mut()).err());
         assert_eq!(error.kind, ErrorKind::Remote);
         assert!(error.text.contains("127.0.0.1"), "{error}");
+        drop((sender, receiver));
     });
 }
 

@@ -10,7 +10,7 @@ use hawser_plugin::net::{
 use hawser_plugin::{Error, Log, Net};
 
 /// Nothing in these tests takes longer, however busy the machine is.
-pub const LIMIT: Duration = Duration::from_secs(120);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Settings with this many threads and data sockets, on the loopback interface.
 pub fn settings(threads: usize, sockets: usize) -> Settings {
