@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! hawser-test-rank rank ID RANKS RANK STEP...   joins, then carries out the steps in order
+//! hawser-test-rank hosts HOSTS STEP...           a thread per rank; rank i counts as one of the host named by letter i
 //! hawser-test-rank leaks init|abort|split       counts what many rounds leave behind
 //! ```
 //!
@@ -10,15 +11,18 @@
 //! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `again` (all-reduces until one
 //! fails), `rounds` (until rank 0 reads the line `stop`; other lines it writes back after one more round), `abort-on-stdin`
 //! (a thread aborts when a line comes), `mark` (writes "mark"), `sleep` (until killed), `finalize`, `destroy`,
-//! `abort`. A step that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its
+//! `abort`, `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its
 //! name the next step follows.
 
+use std::ffi::CStr;
 use std::io::stdin;
 use std::os::unix::process::parent_id;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use hawser_compat::library::Library;
 use hawser_plan::{Collective, DataType, ReduceOp};
 use hawser_runtime::{Comm, Config, Error, Result, Stream, unique_id};
 use hawser_tests::oracle::{Buffer, Case, decode, encode};
@@ -30,6 +34,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match args[..] {
         ["rank", id, ranks, rank, ref steps @ ..] => serve(id, ranks, rank, steps),
+        ["hosts", hosts, ref steps @ ..] => serve_hosts(hosts, steps),
         ["leaks", scenario] => leaks::run(scenario).map_err(Error::internal),
         _ => Err(Error::invalid_argument(format!("{args:?}: see the source"))),
     };
@@ -47,15 +52,45 @@ fn serve(id: &str, ranks: &str, rank: &str, steps: &[&str]) -> Result<()> {
     let bad = || Error::invalid_argument("id, ranks and rank are not what the test passed");
     let id = if id == "env" { unique_id()? } else { id_from_hex(id).ok_or_else(bad)? };
     let (ranks, rank) = (ranks.parse().map_err(|_| bad())?, rank.parse().map_err(|_| bad())?);
-    let comm = Comm::init(&[id], ranks, rank, 0, Config::default())?;
+    carry_out_all(&Comm::init(&[id], ranks, rank, 0, Config::default())?, steps)
+}
+
+fn serve_hosts(hosts: &str, steps: &[&str]) -> Result<()> {
+    end_with_parent();
+    let (id, ranks) = (unique_id()?, hosts.len() as u32);
+    let run = |rank: u32, host: char| {
+        let config = Config { host: Some(host.into()), ..Config::default() };
+        carry_out_all(&Comm::init(&[id], ranks, rank, rank, config)?, steps)
+    };
+    std::thread::scope(|scope| {
+        let start = |(rank, host)| scope.spawn(move || run(rank, host));
+        let threads: Vec<_> = (0..).zip(hosts.chars()).map(start).collect();
+        let join = |t: std::thread::ScopedJoinHandle<'_, Result<()>>| {
+            t.join().unwrap_or_else(|_| Err(Error::internal("a rank panicked")))
+        };
+        threads.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
+fn carry_out_all(comm: &Comm, steps: &[&str]) -> Result<()> {
     for step in steps {
         match step.strip_prefix('?') {
             Some(step) => {
-                let _ = carry_out(&comm, step).inspect_err(report);
+                let _ = carry_out(comm, step).inspect_err(report);
             }
-            None => carry_out(&comm, step)?,
+            None => carry_out(comm, step)?,
         }
     }
+    Ok(())
+}
+
+/// Writes the text that a C test plugin keeps in its variable `recorded`.
+fn print_recorded(path: &str) -> Result<()> {
+    let library = Library::open(Path::new(path)).map_err(Error::invalid_argument)?;
+    let text =
+        library.data("recorded").ok_or_else(|| Error::invalid_argument(format!("{path} records nothing")))?;
+    // SAFETY: the recorder keeps its text terminated.
+    println!("{}", unsafe { CStr::from_ptr(text.cast()) }.to_string_lossy());
     Ok(())
 }
 
@@ -97,6 +132,7 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "finalize" => comm.finalize(),
         "destroy" => comm.destroy(),
         "abort" => comm.abort(),
+        recorded if recorded.starts_with("recorded=") => print_recorded(&recorded["recorded=".len()..]),
         other => Err(Error::invalid_argument(format!("no step is called {other}"))),
     }
 }
