@@ -237,6 +237,18 @@ mod tests {
         assert!(Card::decode(b"1\n2", 3).is_err());
     }
 
+    proptest::proptest! {
+        /// What another rank sends is an error at worst.
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, text in "([0-9]{1,22}\n){3,6}[01 ]{0,6}\n.{0,9}\n.{0,9}") {
+            for bytes in [bytes, text.into_bytes()] {
+                if let Ok(card) = Card::decode(&bytes, 3) {
+                    let _ = agree(&[card.clone(), card], true);
+                }
+            }
+        }
+    }
+
     #[test]
     fn disagreement_names_the_rank() {
         let mut other = card("b", &["a"]);

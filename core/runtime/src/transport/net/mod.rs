@@ -331,6 +331,15 @@ impl Drop for Net {
 mod tests {
     use super::*;
 
+    proptest::proptest! {
+        /// What another rank sends is an error at worst.
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, text in "[0-9]{0,12}\n[0-9]{0,22}\n.{0,9}\n[0-9]{0,22}\n.{0,9}") {
+            let _ = agree(&[bytes.clone(), text.clone().into_bytes()]);
+            let _ = agree(&[text.into_bytes(), bytes]);
+        }
+    }
+
     #[test]
     fn ranks_must_choose_the_same_net() {
         let card =
