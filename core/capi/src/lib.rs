@@ -39,3 +39,12 @@ mod types;
 
 // Built-in plugins: named here, or the linker would leave them out.
 use hawser_net_socket as _;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_built_in_plugins_are_linked() {
+        let names: Vec<&str> = hawser_plugin::builtin::built_in().iter().map(|b| b.name).collect();
+        assert_eq!(names, ["socket"]);
+    }
+}
