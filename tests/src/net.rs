@@ -28,6 +28,13 @@ pub fn bytes_carried() -> u64 {
 
 static CARRIED: AtomicU64 = AtomicU64::new(0);
 
+/// After so many more sends of the whole process, one fails; `u64::MAX` = never.
+pub fn break_after(sends: u64) {
+    LEFT.store(sends, Ordering::Relaxed);
+}
+
+static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
+
 /// What both ends of a connection share.
 #[derive(Default)]
 struct Pipe {
@@ -83,6 +90,11 @@ impl End {
     }
 
     fn post(&mut self, segment: &Segment) -> Result<Option<Request>> {
+        let count = |left: u64| (left != u64::MAX).then(|| left.checked_sub(1).unwrap_or(u64::MAX));
+        if self.side == 0 && LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count) == Ok(0) {
+            let timed_out = std::io::Error::from_raw_os_error(110);
+            return Err(Error::system("sending through the test net", timed_out));
+        }
         if self.not_now() {
             return Ok(None);
         }

@@ -1,11 +1,11 @@
 //! Ranks of several hosts, in threads of this process, over a net plugin that is as awkward as its contract allows.
 
 use hawser_plan::{Collective, DataType, ReduceOp};
-use hawser_runtime::{Comm, Config, unique_id};
+use hawser_runtime::{Comm, Config, Stream, group, unique_id};
 use hawser_tests::net;
 use hawser_tests::oracle::Case;
 use hawser_tests::process::Process;
-use hawser_tests::world::{on_host, run};
+use hawser_tests::world::{Issued, all_reduce, issue, on_host, plain, run};
 
 #[test]
 fn every_collective_on_hosts_of_many_shapes() {
@@ -25,6 +25,76 @@ fn every_collective_on_hosts_of_many_shapes() {
         });
         assert!(net::bytes_carried() > before, "{hosts}: nothing went over the net");
     }
+}
+
+/// Children of a split, and messages of all sizes in both directions, over hosts.
+#[test]
+fn splits_and_messages_between_hosts() {
+    on_hosts("aabbc", |comm| {
+        let (rank, ranks) = (comm.rank(), comm.ranks());
+        let child = comm.split((rank % 2) as i32, 0, None).unwrap().unwrap();
+        all_reduce(&child, 10_007).unwrap();
+        for bytes in [1usize, 4_096, 3_000_001] {
+            let from: Vec<u8> =
+                (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add(rank as u8)).collect();
+            let mut to = vec![vec![0u8; bytes]; ranks as usize];
+            group::start().unwrap();
+            for peer in 0..ranks {
+                comm.send(from.as_ptr() as u64, bytes as u64, peer, Stream(0)).unwrap();
+                comm.recv(to[peer as usize].as_mut_ptr() as u64, bytes as u64, peer, Stream(0)).unwrap();
+            }
+            group::end().unwrap();
+            for (peer, got) in to.iter().enumerate() {
+                let right = |(i, b): (usize, &u8)| *b == (i as u8).wrapping_mul(31).wrapping_add(peer as u8);
+                assert!(got.iter().enumerate().all(right), "{bytes} bytes from rank {peer} to rank {rank}");
+            }
+        }
+        all_reduce(comm, 10_007).unwrap();
+        child.destroy().unwrap();
+    });
+}
+
+/// One thread drives all ranks of all hosts through groups: nothing may wait for a peer to connect.
+#[test]
+fn one_thread_for_all_hosts() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    group::start().unwrap();
+    let init = |(rank, host): (u32, char)| {
+        let config = Config { host: Some(host.to_string()), ..Config::default() };
+        Comm::init(&[id], 6, rank, rank, config).unwrap()
+    };
+    let comms: Vec<Comm> = (0..).zip("aabbcc".chars()).map(init).collect();
+    group::end().unwrap();
+    for collective in Collective::ALL {
+        group::start().unwrap();
+        let issued: Vec<Issued> =
+            comms.iter().map(|comm| issue(comm, plain(collective, 6, 50_021), false, 0).unwrap()).collect();
+        group::end().unwrap();
+        for issued in issued {
+            assert_eq!(issued.fault(), None);
+        }
+    }
+    comms.iter().for_each(|comm| comm.destroy().unwrap());
+}
+
+/// A net that fails on one rank fails the communicator on all of them, with the cause and who had it.
+#[test]
+fn a_net_that_breaks_ends_the_job_everywhere() {
+    if !on_host() {
+        return;
+    }
+    let args = ["hosts", "abcd", "all_reduce", "break", "?again", "?all_reduce"].map(str::to_owned);
+    let process = Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, &[("NCCL_NET", "test")]);
+    let ended = process.end();
+    ended.expect_error("System", &["sending through the test net", "110", "failed sending to rank"]);
+    let errors: Vec<&str> = ended.output.lines().filter(|line| line.starts_with("error ")).collect();
+    assert_eq!(errors.len(), 8, "four ranks, twice each:\n{}", ended.output);
+    let cause = errors.iter().find_map(|line| line.strip_prefix("error System: ")?.split_once(" failed"));
+    let (culprit, _) = cause.expect("the rank that failed");
+    assert!(errors.iter().all(|line| line.contains(culprit)), "all name {culprit}:\n{}", ended.output);
 }
 
 /// A communicator whose rank `i` counts as a rank of host `hosts[i]`; every rank does `work` in a thread of its own.

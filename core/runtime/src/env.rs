@@ -84,6 +84,7 @@ pub fn settings() -> &'static Settings {
         let source = Source::read();
         let settings = source.settings();
         log::configure(&settings);
+        crate::bootstrap::set_log(|text| log::info(log::Subsys::Bootstrap, || text.to_owned()));
         for complaint in source.complaints() {
             log::warn(&complaint);
         }

@@ -10,7 +10,7 @@
 //!
 //! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `again` (all-reduces until one
 //! fails), `rounds` (until rank 0 reads the line `stop`; other lines it writes back after one more round), `abort-on-stdin`
-//! (a thread aborts when a line comes), `mark` (writes "mark"), `sleep` (until killed), `finalize`, `destroy`,
+//! (a thread aborts when a line comes), `mark` (writes "mark"), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`,
 //! `abort`, `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its
 //! name the next step follows.
 
@@ -114,6 +114,10 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "matrix" => matrix(comm),
         "small" => small(comm),
         "rounds" => rounds(comm),
+        "break" => {
+            hawser_tests::net::break_after(40);
+            Ok(())
+        }
         "mark" => {
             println!("mark");
             Ok(())

@@ -3,7 +3,8 @@
 //! The connector sends a greeting (magic, version, role, its rank, the rank it wants to reach, 32 random bytes). The
 //! acceptor answers with 32 random bytes and its proof: the keyed hash (BLAKE3) of a label, the greeting and its own
 //! random bytes. The connector checks it and sends its proof, made with another label. Neither proof can be replayed
-//! or reflected. What follows on the connection is not encrypted.
+//! or reflected. The acceptor welcomes it with one more byte: without that, a connector whose proof is late (the network
+//! was away for a while) would send on a connection that the acceptor has given up. What follows is not encrypted.
 //!
 //! [`Acceptor`] drives many handshakes at once without blocking: a stranger who says nothing, garbage or half a
 //! handshake costs a slot until the time limit, and never delays the others.
@@ -25,10 +26,11 @@ pub(super) type Secret = [u8; 32];
 pub(super) const ROOT: u32 = u32::MAX;
 
 const MAGIC: [u8; 8] = *b"HAWSboot";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const GREETING: usize = 50;
 const ANSWER: usize = 8 + 32 + 32;
 const PROOF: usize = 32;
+const WELCOME: [u8; 1] = [1];
 
 /// Handshakes in progress at one listener; beyond it the oldest gives way once it is older than [`GRACE`].
 const MOST_PENDING: usize = 128;
@@ -205,7 +207,8 @@ fn introduce(
             format!("{}: the listener there belongs to another communicator (wrong secret)", describe());
         return Err(Error::invalid_usage(text).remedy("check that all ranks got the same, fresh unique id"));
     }
-    stream.write_all(key.proof(CONNECTOR, &greeting, nonce).as_bytes(), false, wait, &waiting)
+    stream.write_all(key.proof(CONNECTOR, &greeting, nonce).as_bytes(), false, wait, &waiting)?;
+    stream.read_exact(&mut [0; WELCOME.len()], wait, &waiting)
 }
 
 fn matches(expected: &blake3::Hash, proof: &[u8]) -> bool {
@@ -358,9 +361,13 @@ impl Pending {
                     Err(error) => return Step::Drop(error.text),
                 },
                 Some(expected) if expected.have == PROOF => {
-                    return match matches(&expected.hash, &expected.bytes) {
-                        true => Step::Done(expected.who),
-                        false => Step::Drop("wrong proof (other unique id?)".into()),
+                    if !matches(&expected.hash, &expected.bytes) {
+                        return Step::Drop("wrong proof (other unique id?)".into());
+                    }
+                    return match self.stream.write_some(&WELCOME, false) {
+                        Ok(1) => Step::Done(expected.who),
+                        Ok(_) => Step::Drop("it takes no bytes".into()),
+                        Err(errno) => Step::Drop(std::io::Error::from(errno).to_string()),
                     };
                 }
                 _ => {}

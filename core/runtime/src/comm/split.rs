@@ -38,6 +38,7 @@ impl Comm {
         }
         let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
         config.name.get_or_insert_with(|| format!("{}/{color}", live.name));
+        config.host = config.host.or_else(|| self.0.config.host.clone());
         let blocking = config.blocking;
         let child = (color >= 0).then(|| Self::new(None, self.0.ordinal, config));
         let split = Split { live, abort: self.0.abort.clone(), color, key };

@@ -224,11 +224,15 @@ impl Net {
     }
 
     /// Makes sure that these ends of connections exist or are on their way. Waits only for the bootstrap to take messages.
+    ///
+    /// # Errors
+    /// Why the network failed. Afterwards the communicator is over on all ranks.
     pub fn want(&self, needs: &[Need]) -> Result<()> {
         let mut wiring = crate::comm::lock(&self.wiring)?;
         for &need in needs {
             if !wiring.needs.contains(&need) {
-                self.wire(&mut wiring, need).map_err(|e| e.context(format!("net {}", self.name)))?;
+                let wired = self.wire(&mut wiring, need).map_err(|e| e.context(format!("net {}", self.name)));
+                wired.map_err(|error| self.task.give_up(error))?;
             }
         }
         self.proxy.wake();

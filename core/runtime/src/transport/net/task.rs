@@ -216,6 +216,17 @@ impl NetTask {
         }
     }
 
+    /// After an error outside the sweeps, ends the communicator unless that was the reason. Returns the reason.
+    pub fn give_up(&self, error: Error) -> Error {
+        if let Some(fault) = self.control.fault() {
+            return fault.clone();
+        }
+        if error.kind != ErrorKind::Aborted {
+            self.fail(error.clone());
+        }
+        error
+    }
+
     /// Ends the communicator on this rank and tells the others.
     fn fail(&self, error: Error) {
         log::warn(&error.text);
