@@ -345,12 +345,13 @@ mod plain {
         lanes
             .map(|(out, listener)| {
                 let inc = tune(listener.accept().expect("accepting").0);
-                let memory = || vec![1; 8 + options.bytes * options.flight];
+                let memory = || vec![1; options.bytes * options.flight];
                 let lane = |socket, sends| Plain {
                     socket,
                     sends,
                     memory: memory(),
                     bytes: options.bytes,
+                    start: 0,
                     at: 0,
                     head: 0,
                 };
@@ -366,6 +367,8 @@ mod plain {
         sends: bool,
         memory: Vec<u8>,
         bytes: usize,
+        /// Where the current message lies.
+        start: usize,
         /// Bytes of the current message that are moved, and of its size in front.
         at: usize,
         head: usize,
@@ -377,8 +380,11 @@ mod plain {
             let mut size = (self.bytes as u64).to_le_bytes();
             loop {
                 let in_head = self.head < 8;
-                let part =
-                    if in_head { &mut size[self.head..] } else { &mut self.memory[self.at..self.bytes] };
+                let part = if in_head {
+                    &mut size[self.head..]
+                } else {
+                    &mut self.memory[self.start + self.at..self.start + self.bytes]
+                };
                 let part_is_empty = part.is_empty();
                 let moved = if part_is_empty {
                     Ok(0)
@@ -394,6 +400,7 @@ mod plain {
                 }
                 if self.head == 8 && self.at == self.bytes {
                     (self.head, self.at) = (0, 0);
+                    self.start = (self.start + self.bytes) % self.memory.len().max(1);
                     over += 1;
                     if over == 8 {
                         return over;

@@ -35,7 +35,7 @@ pub(crate) struct Chunk {
 
 /// A segment that waits for a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Target {
     pub slot: u64,
     pub capacity: u64,
 }
@@ -117,11 +117,11 @@ impl Queue {
     }
 
     /// Where a message with this tag would go now.
-    pub fn place(&self, tag: i32) -> Option<Place> {
+    pub fn target(&self, tag: i32) -> Option<Target> {
         let credit = self.credits.front()?;
         let index = credit.find(tag)?;
         let slot = credit.first_slot + index as u64;
-        Some(Place { slot, capacity: credit.segments[index].capacity })
+        Some(Target { slot, capacity: credit.segments[index].capacity })
     }
 
     /// Whether the host may begin one more.
@@ -129,26 +129,26 @@ impl Queue {
         self.messages.len() < MOST_REQUESTS
     }
 
-    /// Begins the message that goes to [`Queue::place`] and will be cut for `sockets` sockets.
-    pub fn begin(&mut self, place: Place, addr: u64, bytes: usize, sockets: usize, most: usize) -> u64 {
+    /// Begins the message that goes to [`Queue::target`] and will be cut for `sockets` sockets.
+    pub fn begin(&mut self, target: Target, addr: u64, bytes: usize, sockets: usize, most: usize) -> u64 {
         let chunk = bytes.div_ceil(sockets.max(1)).next_multiple_of(GRAIN).max(LEAST_CHUNK).min(most);
-        let message = Message { addr, bytes, slot: place.slot, claimed: 0, chunk, state: State::Open };
-        let request = self.push(place, message);
+        let message = Message { addr, bytes, slot: target.slot, claimed: 0, chunk, state: State::Open };
+        let request = self.push(target, message);
         self.unclaimed.push_back(request);
         self.open += 1;
         request
     }
 
     /// As [`Queue::begin`] for a message that is safe already.
-    pub fn begin_done(&mut self, place: Place, bytes: usize) -> u64 {
+    pub fn begin_done(&mut self, target: Target, bytes: usize) -> u64 {
         let message =
-            Message { addr: 0, bytes, slot: place.slot, claimed: bytes, chunk: 0, state: State::Done };
-        self.push(place, message)
+            Message { addr: 0, bytes, slot: target.slot, claimed: bytes, chunk: 0, state: State::Done };
+        self.push(target, message)
     }
 
-    fn push(&mut self, place: Place, message: Message) -> u64 {
+    fn push(&mut self, target: Target, message: Message) -> u64 {
         if let Some(credit) = self.credits.front_mut() {
-            credit.taken |= 1 << (place.slot - credit.first_slot);
+            credit.taken |= 1 << (target.slot - credit.first_slot);
             if credit.taken.count_ones() as usize == credit.segments.len() {
                 self.credits.pop_front();
             }
@@ -260,8 +260,8 @@ mod tests {
     }
 
     fn begin(queue: &mut Queue, tag: i32, bytes: usize) -> Option<(u64, u64)> {
-        let place = queue.place(tag)?;
-        Some((queue.begin(place, 0x1000, bytes, 2, 256 << 10), place.slot))
+        let target = queue.target(tag)?;
+        Some((queue.begin(target, 0x1000, bytes, 2, 256 << 10), target.slot))
     }
 
     #[test]
@@ -312,8 +312,8 @@ mod tests {
         }
         for i in 0..MOST_REQUESTS as u64 {
             assert!(queue.has_room());
-            let place = queue.place(0).unwrap();
-            assert_eq!(queue.begin_done(place, 7), i);
+            let target = queue.target(0).unwrap();
+            assert_eq!(queue.begin_done(target, 7), i);
         }
         assert!(!queue.has_room());
         for i in (1..MOST_REQUESTS as u64).rev() {

@@ -28,7 +28,7 @@ use crate::interface::Interface;
 use crate::link::Link;
 use crate::outbound::Errand;
 use crate::pool::{Drive, Next, SHARE, lock};
-use crate::queue::Queue;
+use crate::queue::{Queue, Target};
 use crate::service::Member;
 use crate::shop::Shop;
 use crate::stats;
@@ -38,8 +38,9 @@ use crate::tx_pipe::{Driven, TxPipe};
 
 /// What the control stream keeps of short messages at most.
 const MOST_KEPT: usize = 1 << 20;
-/// The host's thread sends messages of up to this many bytes itself if their socket is idle.
-const DIRECT: usize = 128 << 10;
+/// The host's thread sends a message of up to this many bytes itself if nothing else is under way: waking a thread takes
+/// as long as the copy.
+const DIRECT: usize = 64 << 10;
 
 /// See the module.
 pub(crate) struct TxConn {
@@ -104,31 +105,25 @@ impl TxConn {
     /// The segment is readable until the request is done or the connection has failed or is closed.
     pub unsafe fn isend(&self, segment: &Segment) -> Result<Option<u64>> {
         self.check()?;
-        let mut place = lock(&self.queue).place(segment.tag);
-        if place.is_none() {
+        let mut target = lock(&self.queue).target(segment.tag);
+        if target.is_none() {
             self.pump();
-            place = lock(&self.queue).place(segment.tag);
+            target = lock(&self.queue).target(segment.tag);
         }
         if self.link.has_left() {
             return self.give_up();
         }
-        let Some(place) = place.filter(|_| lock(&self.queue).has_room()) else {
+        let Some(target) = target.filter(|_| lock(&self.queue).has_room()) else {
             self.check()?;
             self.is_starved.store(true, Ordering::Relaxed);
             return Ok(None);
         };
-        if segment.bytes as u64 > place.capacity {
-            return self.refuse(place.slot, segment.bytes as u64, place.capacity);
+        if segment.bytes as u64 > target.capacity {
+            return self.refuse(target.slot, segment.bytes as u64, target.capacity);
         }
         if segment.bytes > self.shop.settings.inline {
-            let (sockets, most) = (self.pipes.len(), self.shop.settings.chunk);
-            let request = {
-                let mut queue = lock(&self.queue);
-                let request = queue.begin(place, segment.addr, segment.bytes, sockets, most);
-                self.count(&queue);
-                request
-            };
-            self.move_chunks(segment.bytes <= DIRECT);
+            let (request, is_alone) = self.begin(target, segment);
+            self.move_chunks(is_alone && segment.bytes <= DIRECT);
             return Ok(Some(request));
         }
         let mut control = lock(&self.control);
@@ -142,13 +137,25 @@ impl TxConn {
             // SAFETY: the caller vouches for the segment, which nobody writes now.
             unsafe { std::slice::from_raw_parts(segment.addr as *const u8, segment.bytes) }
         };
-        control.push(&Record::Inline { slot: place.slot, data });
+        control.push(&Record::Inline { slot: target.slot, data });
         stats::add(&stats::INLINE, 1);
-        let request = lock(&self.queue).begin_done(place, segment.bytes);
+        let request = lock(&self.queue).begin_done(target, segment.bytes);
         let trouble = control.flush();
         drop(control);
         self.handle(trouble);
         Ok(Some(request))
+    }
+
+    /// Puts a message into the queue. Returns its request and whether there is no other.
+    fn begin(&self, target: Target, segment: &Segment) -> (u64, bool) {
+        let sockets = self.pipes.len();
+        // With one socket there is no reason to cut, but that all sockets of a thread get their turn.
+        let most = self.shop.settings.chunk.max(if sockets == 1 { SHARE } else { 0 });
+        let mut queue = lock(&self.queue);
+        let is_alone = !queue.any_open();
+        let request = queue.begin(target, segment.addr, segment.bytes, sockets, most);
+        self.count(&queue);
+        (request, is_alone)
     }
 
     /// Whether a request is over.
