@@ -398,7 +398,9 @@ impl Pending {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wait::AbortFlag;
     use proptest::prelude::*;
+    use std::net::SocketAddr;
 
     #[test]
     fn greetings_survive_and_proofs_depend_on_everything() {
@@ -417,6 +419,55 @@ mod tests {
             Key::derive(&[2; 32], "peer").proof(ACCEPTOR, &greeting, &[9; 32]),
         ];
         assert!(others.iter().all(|other| !matches(other, proof.as_bytes())));
+    }
+
+    /// The network is away when the proof is on its way, for longer than the acceptor waits.
+    #[test]
+    fn a_proof_that_comes_too_late_is_given_again() {
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (listener, address) = socket::listen_tcp(local).unwrap();
+        let (key, limit) = (Key::derive(&[3; 32], "peer"), Duration::from_millis(50));
+        let mut acceptor = Acceptor::new(listener, key.clone(), 1, &[Role::Peer], limit);
+        let wait = Wait::new(AbortFlag::new(), Some(Duration::from_secs(20)));
+        let (network, entrance) = socket::listen_tcp(local).unwrap();
+        let arrival = || wait.until(|| socket::accept(&network).unwrap(), || "a connection").unwrap().0;
+        let test = || "the test".to_string();
+        let dial = || Stream::connect(&Address::Tcp(address), &wait, &test).ok().unwrap();
+        std::thread::scope(|scope| {
+            let connector = scope.spawn(|| {
+                let retry = Retry { count: 3, sleep: limit, refused: false, when_refused: "" };
+                let who = Greeting { role: Role::Peer, rank: 0, target: 1 };
+                connect(&Address::Tcp(entrance), &key, who, retry, &wait, &test)
+            });
+            let pass = |from: &Stream, to: &Stream, bytes: usize| {
+                let mut bytes = vec![0; bytes];
+                from.read_exact(&mut bytes, &wait, &test).unwrap();
+                to.write_all(&bytes, false, &wait, &test).unwrap();
+            };
+            let (near, far) = (arrival(), dial());
+            pass(&near, &far, GREETING);
+            while acceptor.pending.first().is_none_or(|pending| pending.proof.is_none()) {
+                wait.check(test).unwrap();
+                assert!(acceptor.advance().is_empty());
+            }
+            pass(&far, &near, ANSWER);
+            while !acceptor.pending.is_empty() {
+                wait.check(test).unwrap();
+                assert!(acceptor.advance().is_empty());
+            }
+            drop((near, far));
+            let (near, far) = (arrival(), dial());
+            let network = scope.spawn(move || {
+                pass(&near, &far, GREETING);
+                pass(&far, &near, ANSWER);
+                pass(&near, &far, PROOF);
+                pass(&far, &near, WELCOME.len());
+            });
+            let accepted = wait.until(|| acceptor.advance().pop(), test).unwrap();
+            assert_eq!((accepted.role, accepted.rank), (Role::Peer, 0));
+            network.join().unwrap();
+            assert!(connector.join().unwrap().is_ok());
+        });
     }
 
     proptest! {
