@@ -229,6 +229,11 @@ impl SendLink {
         self.meter.expect(self.need, slots, self.fifo.slot_bytes, so_far, parent);
     }
 
+    /// Slots that the plugin has sent.
+    pub fn sent(&self) -> u64 {
+        self.done
+    }
+
     /// Whether everything that the device wrote has been sent.
     pub fn is_drained(&self) -> bool {
         self.done == self.fifo.filled()
@@ -340,6 +345,11 @@ impl RecvLink {
     /// Which end this is.
     pub fn need(&self) -> Need {
         self.need
+    }
+
+    /// Slots that have come.
+    pub fn come(&self) -> u64 {
+        self.done
     }
 
     /// The next slots belong to an operation that is watched.

@@ -5,13 +5,15 @@
 //! happens in the proxy, so no call waits for a peer to connect.
 //!
 //! When a connection fails, the communicator fails on this rank, and all other ranks are told over the bootstrap. A
-//! rank that goes in peace says goodbye first, so that its closing connections are no failure.
+//! rank that goes in peace says goodbye first, so that its closing connections are no failure, and stays until all that it
+//! sent has come.
 
 mod arena;
 mod coll;
 mod link;
 mod meter;
 mod nic;
+mod parting;
 mod task;
 
 pub use coll::Rail;
@@ -48,6 +50,8 @@ use task::NetTask;
 const DRAIN: Duration = Duration::from_secs(60);
 /// How long sending a goodbye to one rank may take.
 const GOODBYE: Duration = Duration::from_millis(500);
+/// How long a rank that leaves stays until others have received what it sent.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A net plugin that was chosen for a communicator, before connections are possible.
 pub struct Chosen {
@@ -324,7 +328,7 @@ impl Drop for Net {
         if let Err(error) = self.drain() {
             log::warn(&error.context("net: data are lost at the end of a communicator").text);
         } else if !self.task.is_over() {
-            self.task.say_goodbye(GOODBYE);
+            self.task.say_goodbye(GOODBYE, PATIENCE);
         }
         self.proxy.remove(&(self.task.clone() as Arc<dyn Task>));
         self.task.close();

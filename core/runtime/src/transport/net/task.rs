@@ -9,6 +9,7 @@ use hawser_plugin::net::NetContext;
 
 use super::coll::CollLink;
 use super::link::{Around, Need, RecvLink, SendLink};
+use super::parting::{self, Parting};
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
 use crate::error::{Error, ErrorKind, Result};
@@ -17,9 +18,11 @@ use crate::proxy::Task;
 use crate::transport::control::Control;
 use crate::wait::{AbortFlag, Wait};
 
-/// Tags of messages over the bootstrap: a rank's network failed; a rank goes in peace.
+/// Tags of messages over the bootstrap: a rank's network failed; a rank goes in peace; all that a rank which goes has sent
+/// has come.
 const FAULT_TAG: u64 = 0x4e45_5401_0000;
 const GOODBYE_TAG: u64 = 0x4e45_5402_0000;
+const THANKS_TAG: u64 = 0x4e45_5406_0000;
 /// Sweeps between two looks at messages of other ranks.
 const LOOK_EVERY: u32 = 64;
 /// How long a lost connection waits for its peer's goodbye, which travels another way.
@@ -44,8 +47,7 @@ struct Links {
     recvs: Vec<RecvLink>,
     colls: Vec<CollLink>,
     lost: Vec<Lost>,
-    /// Ranks that said goodbye.
-    parted: HashSet<u32>,
+    parting: Parting,
 }
 
 /// A connection that failed.
@@ -53,6 +55,8 @@ struct Lost {
     need: Need,
     error: Error,
     since: Instant,
+    /// Slots that had come.
+    come: u64,
 }
 
 impl NetTask {
@@ -121,17 +125,34 @@ impl NetTask {
         links.sends.iter().all(SendLink::is_drained) && links.colls.iter().all(CollLink::is_drained)
     }
 
-    /// Tells the ranks with which there are connections that their end is no failure.
-    pub fn say_goodbye(&self, limit: Duration) {
-        let links = self.lock();
+    /// Tells the ranks with which there are connections that their end is no failure, each within `limit`, and stays, for
+    /// at most `patience`, until all that this rank sent has come.
+    pub fn say_goodbye(&self, limit: Duration, patience: Duration) {
+        let mut links = self.lock();
+        links.parting.is_leaving = true;
         let ends = links.sends.iter().map(SendLink::need).chain(links.recvs.iter().map(RecvLink::need));
         let rails = links.colls.iter().flat_map(|l| l.ranks().to_vec());
         let peers: HashSet<u32> = ends.map(|need| need.peer).chain(rails).collect();
-        let parted = links.parted.clone();
+        let farewell = |peer: &u32| {
+            let own = links.sends.iter().filter(|link| link.need().peer == *peer);
+            (*peer, parting::goodbye(own.map(|link| (link.need().lane, link.sent()))))
+        };
+        let stay = |peer: &&u32| **peer != self.bootstrap.rank() && !links.parting.has_parted(**peer);
+        let farewells: Vec<(u32, Vec<u8>)> = peers.iter().filter(stay).map(farewell).collect();
         drop(links);
-        for peer in peers.into_iter().filter(|p| !parted.contains(p) && *p != self.bootstrap.rank()) {
+        let told = farewells.into_iter().filter(|(peer, text)| {
             // One that is gone already does not mind.
-            let _ = self.bootstrap.send(peer, GOODBYE_TAG, &[], &Wait::new(AbortFlag::new(), Some(limit)));
+            let wait = Wait::new(AbortFlag::new(), Some(limit));
+            self.bootstrap.send(*peer, GOODBYE_TAG, text, &wait).is_ok() && !text.is_empty()
+        });
+        let told: Vec<u32> = told.map(|(peer, _)| peer).collect();
+        let content = || {
+            let links = self.lock();
+            (self.is_over() || told.iter().all(|peer| links.parting.is_content(*peer))).then_some(())
+        };
+        let wait = Wait::new(self.abort_flag(), Some(patience));
+        if let Err(error) = wait.until(content, || "the last data come to where they were sent".to_owned()) {
+            log::info(Subsys::Net, || format!("connections are closed early: {error}"));
         }
     }
 
@@ -149,32 +170,33 @@ impl NetTask {
     fn carry(&self, links: &mut Links) -> bool {
         let around = self.around();
         let (mut moved, mut lost) = (false, Vec::new());
-        let mut keep = |need: Need, outcome: Result<bool>| match outcome {
+        let mut keep = |need: Need, come: u64, outcome: Result<bool>| match outcome {
             Ok(has_moved) => {
                 moved |= has_moved;
                 true
             }
             Err(error) => {
-                lost.push(Lost { need, error, since: Instant::now() });
+                lost.push(Lost { need, error, since: Instant::now(), come });
                 false
             }
         };
         links.sends.retain_mut(|link| {
-            let kept = keep(link.need(), link.sweep(&around));
+            let kept = keep(link.need(), 0, link.sweep(&around));
             if !kept {
                 link.close();
             }
             kept
         });
         links.recvs.retain_mut(|link| {
-            let kept = keep(link.need(), link.sweep(&around));
+            let outcome = link.sweep(&around);
+            let kept = keep(link.need(), link.come(), outcome);
             if !kept {
                 link.close();
             }
             kept
         });
         links.colls.retain_mut(|link| {
-            let kept = keep(link.need(), link.sweep(&around));
+            let kept = keep(link.need(), 0, link.sweep(&around));
             if !kept {
                 link.close();
             }
@@ -186,8 +208,11 @@ impl NetTask {
 
     /// Looks at what other ranks say.
     fn listen(&self, links: &mut Links) {
-        while let Some((peer, _)) = self.bootstrap.take_any(GOODBYE_TAG) {
-            links.parted.insert(peer);
+        while let Some((peer, text)) = self.bootstrap.take_any(GOODBYE_TAG) {
+            links.parting.hear(peer, &text);
+        }
+        while let Some((peer, _)) = self.bootstrap.take_any(THANKS_TAG) {
+            links.parting.thank(peer);
         }
         if let Some((peer, text)) = self.bootstrap.take_any(FAULT_TAG) {
             let text = format!("rank {peer} reports: {}", String::from_utf8_lossy(&text));
@@ -196,23 +221,39 @@ impl NetTask {
         }
     }
 
-    /// A lost connection is a failure unless its peer went in peace.
+    /// A lost connection is a failure unless its peer went in peace, and all that it sent has come.
     fn judge(&self, links: &mut Links) {
-        let parted = &links.parted;
+        let parting = &links.parting;
+        let is_short = |lost: &Lost| parting.is_short(lost.need, lost.come);
         links.lost.retain(|lost| {
-            let peaceful = parted.contains(&lost.need.peer);
+            let peaceful = parting.has_parted(lost.need.peer) && !is_short(lost);
             if peaceful {
                 log::info(Subsys::Net, || format!("rank {} has closed its connections", lost.need.peer));
             }
             !peaceful
         });
         let sure = |lost: &Lost| lost.error.kind != ErrorKind::Remote && lost.error.kind != ErrorKind::System;
-        let fatal = links.lost.iter().find(|lost| sure(lost) || lost.since.elapsed() > GRACE);
+        let fatal =
+            links.lost.iter().find(|lost| sure(lost) || is_short(lost) || lost.since.elapsed() > GRACE);
         if let Some(lost) = fatal {
             let rank = self.bootstrap.rank();
             let verb = if lost.need.send { "sending to" } else { "receiving from" };
             let text = format!("rank {rank} failed {verb} rank {}: {}", lost.need.peer, lost.error.text);
             self.fail(Error::new(lost.error.kind, text));
+        }
+    }
+
+    /// Tells ranks that leave when all that they sent has come.
+    fn thank(&self, links: &mut Links) {
+        let Links { recvs, lost, parting, .. } = links;
+        let come = |need: Need| {
+            let open = recvs.iter().find(|link| link.need() == need).map(RecvLink::come);
+            let lost = || lost.iter().find(|lost| lost.need == need).map(|lost| lost.come);
+            open.or_else(lost).unwrap_or(u64::MAX)
+        };
+        for peer in parting.complete(come) {
+            // One that did not stay does not mind.
+            let _ = self.bootstrap.send(peer, THANKS_TAG, &[], &Wait::new(AbortFlag::new(), Some(TELL)));
         }
     }
 
@@ -262,9 +303,11 @@ impl Task for NetTask {
         let moved = self.carry(&mut links);
         if !moved && self.sweeps.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY)
             || !links.lost.is_empty()
+            || links.parting.is_going_on()
         {
             self.listen(&mut links);
             self.judge(&mut links);
+            self.thank(&mut links);
         }
         moved
     }

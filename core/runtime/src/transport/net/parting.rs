@@ -1,0 +1,102 @@
+//! How ranks part: one that leaves says how many slots it has sent over which lanes, and stays until they have come.
+//! Plugins exist whose receivers lose what is on its way when the sender closes the connection.
+
+use std::collections::{HashMap, HashSet};
+
+use super::link::Need;
+
+/// Bytes of a lane in a goodbye.
+const ENTRY: usize = 12;
+
+/// What a rank knows of those that leave.
+#[derive(Default)]
+pub struct Parting {
+    /// Ranks that said goodbye.
+    parted: HashSet<u32>,
+    /// What ranks that said goodbye have sent, until all of it has come: slots by lane.
+    sent: HashMap<u32, HashMap<u32, u64>>,
+    /// Ranks to which all that this rank sent has come.
+    thanked: HashSet<u32>,
+    /// This rank leaves.
+    pub is_leaving: bool,
+}
+
+/// The goodbye of a rank that has sent so many slots over these lanes to the reader.
+pub fn goodbye(sent: impl Iterator<Item = (u32, u64)>) -> Vec<u8> {
+    sent.flat_map(|(lane, slots)| [&lane.to_le_bytes()[..], &slots.to_le_bytes()].concat()).collect()
+}
+
+impl Parting {
+    /// A goodbye has come. What does not parse counts as nothing sent.
+    pub fn hear(&mut self, peer: u32, goodbye: &[u8]) {
+        let entry = |bytes: &[u8]| {
+            let (lane, slots) = bytes.split_at_checked(4)?;
+            Some((u32::from_le_bytes(lane.try_into().ok()?), u64::from_le_bytes(slots.try_into().ok()?)))
+        };
+        self.parted.insert(peer);
+        self.sent.insert(peer, goodbye.chunks_exact(ENTRY).filter_map(entry).collect());
+    }
+
+    /// All that this rank sent to `peer` has come.
+    pub fn thank(&mut self, peer: u32) {
+        self.thanked.insert(peer);
+    }
+
+    /// Whether `peer` said goodbye.
+    pub fn has_parted(&self, peer: u32) -> bool {
+        self.parted.contains(&peer)
+    }
+
+    /// Whether `peer` needs this rank no more. One that leaves has got all that it waited for.
+    pub fn is_content(&self, peer: u32) -> bool {
+        self.parted.contains(&peer) || self.thanked.contains(&peer)
+    }
+
+    /// Whether this rank has to look at what others say more often.
+    pub fn is_going_on(&self) -> bool {
+        self.is_leaving || !self.sent.is_empty()
+    }
+
+    /// Whether the peer has left and sent more than the `come` slots.
+    pub fn is_short(&self, need: Need, come: u64) -> bool {
+        let sent = self.sent.get(&need.peer).and_then(|lanes| lanes.get(&need.lane));
+        !need.send && sent.is_some_and(|sent| *sent > come)
+    }
+
+    /// The ranks that have left and whose slots have all come: each once. `come` says how many have.
+    pub fn complete(&mut self, come: impl Fn(Need) -> u64) -> Vec<u32> {
+        let all = |peer: u32, lanes: &HashMap<u32, u64>| {
+            lanes.iter().all(|(lane, sent)| come(Need { lane: *lane, peer, send: false }) >= *sent)
+        };
+        self.sent.extract_if(|peer, lanes| all(*peer, lanes)).map(|(peer, _)| peer).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_thanked_once_when_all_its_slots_have_come() {
+        let need = |lane| Need { lane, peer: 3, send: false };
+        let mut parting = Parting::default();
+        assert!(!parting.is_content(3) && !parting.is_going_on());
+        parting.hear(3, &goodbye([(0, 5), (7, 1 << 40)].into_iter()));
+        assert!(parting.has_parted(3) && parting.is_content(3) && parting.is_going_on());
+        assert!(parting.is_short(need(0), 4) && !parting.is_short(need(0), 5));
+        assert!(!parting.is_short(Need { send: true, ..need(0) }, 0) && !parting.is_short(need(1), 0));
+        assert!(parting.complete(|need| if need.lane == 0 { 5 } else { 9 }).is_empty());
+        assert_eq!(parting.complete(|_| 1 << 40), [3]);
+        assert!(parting.complete(|_| u64::MAX).is_empty() && !parting.is_going_on());
+        assert!(!parting.is_short(need(7), 0));
+    }
+
+    #[test]
+    fn any_goodbye_is_one() {
+        for text in [&b""[..], b"short", &[0xff; 25]] {
+            let mut parting = Parting::default();
+            parting.hear(1, text);
+            assert!(parting.has_parted(1));
+        }
+    }
+}
