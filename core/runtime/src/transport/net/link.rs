@@ -273,6 +273,7 @@ impl SendLink {
 
     fn carry(&mut self) -> Result<bool> {
         let SendState::Open(sender, registration) = &mut self.state else { return Ok(false) };
+        self.meter.look();
         let mut moved = false;
         let tail = self.fifo.filled();
         while self.posted < tail {
@@ -356,9 +357,6 @@ impl RecvLink {
     pub fn expect(&mut self, slots: u64, parent: &Arc<Span>) {
         let so_far = (self.done, self.fifo.depth);
         self.meter.expect(self.need, slots, self.fifo.slot_bytes, so_far, parent);
-        if !self.meter.is_busy() {
-            self.meter.receives(self.done);
-        }
     }
 
     /// Moves on as far as possible without waiting; says whether anything moved.
@@ -376,7 +374,13 @@ impl RecvLink {
                 self.state = RecvState::Open(receiver, registration);
                 Ok(true)
             }
-            RecvState::Open(..) => Ok(self.post()? | self.take(around.flush)?),
+            RecvState::Open(..) => {
+                self.meter.look();
+                if self.meter.is_waiting() {
+                    self.meter.receives(self.done);
+                }
+                Ok(self.post()? | self.take(around.flush)?)
+            }
             RecvState::Closed => Ok(false),
         }
     }

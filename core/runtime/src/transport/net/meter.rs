@@ -2,6 +2,8 @@
 //!
 //! A launch says how many slots it will move over a link; the proxy then reports slots as they begin and end. Launches
 //! that the host does not see (replayed graphs) move slots that belong to no operation: they are not reported.
+//!
+//! Its events start and stop in the proxy's thread, as with NCCL: plugins exist that count them per thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,9 +25,23 @@ pub struct Meter {
 }
 
 struct Op {
-    span: Option<Arc<Span>>,
+    parent: Arc<Span>,
+    what: What<'static>,
     slots: u64,
     begun: u64,
+    /// None: not started. Some(None): nobody wants it.
+    span: Option<Option<Arc<Span>>>,
+}
+
+impl Op {
+    fn start(&mut self) -> Option<&Arc<Span>> {
+        let start = || {
+            let span = self.parent.child(&self.what)?;
+            span.record(EventState::PROXY_OP_IN_PROGRESS, StateArgs::None);
+            Some(span)
+        };
+        self.span.get_or_insert_with(start).as_ref()
+    }
 }
 
 impl Meter {
@@ -52,13 +68,23 @@ impl Meter {
             chunk_bytes: slot_bytes as u32,
             is_send: need.send,
         };
-        let span = parent.child(&what);
-        if let Some(span) = &span {
-            span.record(EventState::PROXY_OP_IN_PROGRESS, StateArgs::None);
+        self.ops.push_back(Op { parent: parent.clone(), what, slots, begun: early, span: None });
+    }
+
+    /// Reports operations that begin, and those whose slots had all passed before they were known.
+    pub fn look(&mut self) {
+        while let Some(op) = self.ops.front_mut() {
+            op.start();
+            if op.begun < op.slots {
+                break;
+            }
+            self.ops.pop_front();
         }
-        if early < slots {
-            self.ops.push_back(Op { span, slots, begun: early });
-        }
+    }
+
+    /// Whether an operation is expected and none of its slots is on its way.
+    pub fn is_waiting(&self) -> bool {
+        self.steps.is_empty() && !self.ops.is_empty()
     }
 
     /// Slot `number`, which the device has filled, was given to the plugin.
@@ -100,9 +126,10 @@ impl Meter {
     }
 
     fn begin(&mut self, number: u64) -> Option<Arc<Span>> {
+        self.look();
         let op = self.ops.front_mut()?;
         let step = What::ProxyStep { step: op.begun as u32 };
-        let span = op.span.as_ref().and_then(|op| op.child(&step));
+        let span = op.start().and_then(|op| op.child(&step));
         op.begun += 1;
         let is_last = op.begun == op.slots;
         self.steps.push_back((number, span.clone()));
@@ -119,11 +146,6 @@ impl Meter {
             return None;
         }
         self.steps.pop_front()?.1
-    }
-
-    /// Whether a slot is on its way.
-    pub fn is_busy(&self) -> bool {
-        !self.steps.is_empty()
     }
 
     /// The kinds of events that it reports.
