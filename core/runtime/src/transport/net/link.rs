@@ -443,6 +443,9 @@ impl RecvLink {
 
     /// Closes the connection with whatever was posted. Errors are of no use any more.
     pub fn close(&mut self) {
+        if let RecvState::Open(receiver, registration) = &mut self.state {
+            let _ = receiver.deregister(*registration);
+        }
         self.state = RecvState::Closed;
     }
 }
