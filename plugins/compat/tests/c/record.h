@@ -17,15 +17,21 @@ typedef void logger_t(int level, unsigned long subsys, const char *file, int lin
 __attribute__((format(printf, 1, 2), unused))
 static void record(const char *format, ...)
 {
-    size_t space = sizeof recorded - recorded_bytes;
+    static char is_writing;
+    size_t space;
     va_list arguments;
     int written;
 
+    /* Ranks may be threads. */
+    while (__atomic_test_and_set(&is_writing, __ATOMIC_ACQUIRE))
+        ;
+    space = sizeof recorded - recorded_bytes;
     va_start(arguments, format);
     written = vsnprintf(recorded + recorded_bytes, space, format, arguments);
     va_end(arguments);
     if (written > 0 && (size_t)written < space)
         recorded_bytes += written;
+    __atomic_clear(&is_writing, __ATOMIC_RELEASE);
 }
 
 /* A string that may be NULL. */
