@@ -174,6 +174,18 @@ fn virtual_devices_are_in_every_later_context() {
     assert_eq!(two.make_virtual(&[40]).unwrap_err().kind, ErrorKind::InvalidArgument);
 }
 
+/// As in one process with a rank per thread: the first thread makes the device, all use it.
+#[test]
+fn virtual_devices_are_in_contexts_that_were_open_before() {
+    own_plugin!(PLUGIN, Before);
+    let communicator = || open(&load("ncclNetPlugin_v12", export::v12::<Before>(NAME)).plugin);
+    let (one, two) = (communicator(), communicator());
+    assert_eq!(two.make_virtual(&[0, 2]), Ok(DEVICES));
+    let (mut sender, mut receiver) = join(&*one, &*one, DEVICES);
+    exchange(&mut *sender, &mut *receiver, true);
+    assert_eq!(two.properties(DEVICES).unwrap().members, [0, 2]);
+}
+
 #[test]
 fn a_pending_connection_is_known_by_its_handle() {
     own_plugin!(PLUGIN, Pending);

@@ -85,10 +85,10 @@ impl State {
     /// The context with this address.
     pub(super) fn context(&self, address: *mut c_void) -> Result<Arc<Context>> {
         let open = self.open();
-        let context = open.contexts.iter().find(|context| is(context, address));
-        context
-            .cloned()
-            .ok_or_else(|| Error::internal("there is no such context: it was not opened, or is finalised"))
+        let context = open.contexts.iter().find(|context| is(context, address)).cloned();
+        drop(open);
+        let missing = || Error::internal("there is no such context: it was not opened, or is finalised");
+        self.level(context.ok_or_else(missing)?)
     }
 
     /// The `init` of versions without contexts. Later ones change nothing.
@@ -106,13 +106,13 @@ impl State {
         let mut process = self.process();
         let process = process.as_mut().ok_or_else(|| Error::internal("called before init"))?;
         if let Some(context) = process.contexts.get(&traffic_class) {
-            return Ok(context.clone());
+            return self.level(context.clone());
         }
         let mut config = process.config.clone();
         config.traffic_class = traffic_class;
         let context = self.prepare(&config)?;
         process.contexts.insert(traffic_class, context.clone());
-        Ok(context)
+        self.level(context)
     }
 
     /// Number of devices.
@@ -136,7 +136,7 @@ impl State {
         Ok(export(&properties, name.as_ptr(), path, device))
     }
 
-    /// Makes a virtual device, here and in all contexts to come.
+    /// Makes a virtual device, for all contexts: the others get it when they are used next.
     pub(super) fn make_virtual(&self, members: Vec<u32>) -> Result<u32> {
         let context = self.any()?;
         let before = context.net.devices()?;
@@ -147,7 +147,33 @@ impl State {
         Ok(device)
     }
 
-    /// The plugin's own context, with the virtual devices that the process has.
+    /// Gives a context the virtual devices that were made through other ones: NCCL makes each once per process, and uses it
+    /// in contexts that were open before too (one process with a rank per thread).
+    fn level(&self, context: Arc<Context>) -> Result<Arc<Context>> {
+        let mut made = context.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let (physical, virtuals) = {
+            let open = self.open();
+            if *made >= open.virtuals.len() {
+                drop(made);
+                return Ok(context);
+            }
+            (open.physical.unwrap_or(0), open.virtuals.clone())
+        };
+        // A plugin may share virtual devices between contexts by itself.
+        let shared = context.net.devices()?.saturating_sub(physical) as usize;
+        for (at, members) in virtuals.iter().enumerate().skip(shared) {
+            let (device, wanted) = (context.net.make_virtual(members)?, physical + at as u32);
+            if device != wanted {
+                let text = format!("virtual device {wanted} of {members:?} came back as {device}");
+                return Err(Error::internal(text));
+            }
+        }
+        *made = virtuals.len();
+        drop(made);
+        Ok(context)
+    }
+
+    /// The plugin's own context.
     fn prepare(&self, config: &NetConfig) -> Result<Arc<Context>> {
         self.open().log = Some(config.log.clone());
         let plugin = self.plugin.get_or_init(self.make);
@@ -158,30 +184,16 @@ impl State {
             config.log.info(Subsys::INIT, text);
         }
         let net = plugin.open(config)?;
-        let (physical, virtuals) = {
-            let open = self.open();
-            (open.physical, open.virtuals.clone())
-        };
-        if let Some(physical) = physical.filter(|_| !virtuals.is_empty()) {
-            // A plugin may share virtual devices between contexts by itself.
-            let shared = net.devices()?.saturating_sub(physical) as usize;
-            for (at, members) in virtuals.iter().enumerate().skip(shared) {
-                let (made, wanted) = (net.make_virtual(members)?, physical + at as u32);
-                if made != wanted {
-                    let text = format!("virtual device {wanted} of {members:?} came back as {made}");
-                    return Err(Error::internal(text));
-                }
-            }
-        }
-        Ok(Arc::new(Context { connecting: Mutex::new(Vec::new()), net }))
+        Ok(Arc::new(Context { connecting: Mutex::new(Vec::new()), made: Mutex::new(0), net }))
     }
 
     /// A context to ask about devices, which are the same for all.
     fn any(&self) -> Result<Arc<Context>> {
-        if let Some(context) = self.open().contexts.last() {
-            return Ok(context.clone());
+        let last = self.open().contexts.last().cloned();
+        match last {
+            Some(context) => self.level(context),
+            None => self.process_context(None),
         }
-        self.process_context(None)
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -196,6 +208,8 @@ impl State {
 /// A context of the plugin and the connections that are on their way.
 pub(super) struct Context {
     connecting: Mutex<Vec<Connecting>>,
+    /// Virtual devices of the process that it has.
+    made: Mutex<usize>,
     pub net: Box<dyn NetContext>,
 }
 
