@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -35,9 +35,11 @@ pub struct Network {
 impl Network {
     /// Sets it up. None, with a line that says why, where that is not allowed.
     pub fn start(hosts: u32, nics: u32, family: Family) -> Option<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        // One at a time: the first namespace ever makes `ip` prepare their folder.
+        static NUMBER: Mutex<u32> = Mutex::new(0);
+        let mut number = NUMBER.lock().unwrap_or_else(PoisonError::into_inner);
         remove_leftovers();
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        *number += 1;
         let name = format!("{PREFIX}{}-{number}", std::process::id());
         if let Err(why) = ip(&["netns", "add", &format!("{name}-switch")], "") {
             eprintln!("skipped: no network namespace can be made here (it takes root and iproute2): {why}");

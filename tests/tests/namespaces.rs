@@ -109,6 +109,21 @@ fn a_cable_is_pulled_and_put_back() {
     expect_success(ranks);
 }
 
+/// A cable is out while ranks make connections, for longer than listeners wait for a proof of identity.
+#[test]
+fn a_cable_is_out_while_ranks_connect() {
+    let Some(network) = network(0, 1, Family::V4) else { return };
+    let steps = ["mark", "rounds", "finalize", "destroy"];
+    let mut ranks = start_all(&network, &steps, &[("HAWSER_HANDSHAKE_TIMEOUT", "1")]);
+    ranks[0].wait_for("mark");
+    network.pull(2, 0);
+    std::thread::sleep(OUT);
+    network.plug(2, 0);
+    ask(&mut ranks[0], "after");
+    ranks[0].tell("stop");
+    expect_success(ranks);
+}
+
 /// Both processes of a host die at once.
 #[test]
 fn a_host_dies() {
@@ -152,7 +167,7 @@ fn a_stranger_knocks_at_every_door() {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 seen.extend(knock());
-                std::thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(Duration::from_millis(100));
             }
         });
         let outcome = catch_unwind(AssertUnwindSafe(|| expect_success(ranks)));
