@@ -136,6 +136,9 @@ pub struct NetProperties {
     pub max_recvs: u32,
     /// Physical devices behind it; itself if it is physical.
     pub members: Vec<u32>,
+    /// Connections of a virtual device that this one is a member of go on when other members are lost. Hosts then make one
+    /// of all devices that they use side by side.
+    pub outlives_members: bool,
     /// Longest send of point-to-point traffic in bytes.
     pub max_p2p_bytes: u64,
     /// Longest message of a collective operation in bytes.
@@ -166,6 +169,7 @@ impl NetProperties {
             max_comms: 65536,
             max_recvs: 1,
             members: vec![device],
+            outlives_members: false,
             max_p2p_bytes: 1 << 30,
             max_collective_bytes: 512 << 20,
             max_multi_request: 1,

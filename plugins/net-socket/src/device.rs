@@ -67,6 +67,7 @@ impl Device {
 
 fn common(properties: &mut NetProperties) {
     properties.max_recvs = MAX_RECVS as u32;
+    properties.outlives_members = true;
     properties.max_multi_request = MAX_REQUESTS as u32;
     properties.max_p2p_bytes = MOST_BYTES;
     properties.max_collective_bytes = MOST_BYTES;

@@ -1,8 +1,9 @@
-//! Which NICs of a net plugin a rank uses: those nearest to its device, spread over the ranks of the host.
+//! Which NICs of a net plugin a rank uses: those nearest to its device, as one device if the plugin then survives the
+//! loss of a NIC, else spread over lanes and the ranks of the host.
 
 use std::path::{Path, PathBuf};
 
-use hawser_plugin::net::{MemoryKinds, NetContext, NetProperties};
+use hawser_plugin::net::{MAX_VIRTUAL, MemoryKinds, NetContext, NetProperties};
 
 use crate::device::Caps;
 use crate::error::{Error, Result};
@@ -54,7 +55,29 @@ impl Nics {
             return Err(Error::invalid_usage("none of its devices can send from host memory"));
         }
         let (near, properties) = near.into_iter().unzip();
-        Ok(Self { near, properties })
+        Ok(Self { near, properties }.merged(context))
+    }
+
+    /// All NICs as one, if such a device survives the loss of some of them: then a connection does, too.
+    fn merged(self, context: &dyn NetContext) -> Self {
+        let survives = self.properties.iter().all(|p| p.outlives_members);
+        if !survives || !(2..=MAX_VIRTUAL).contains(&self.near.len()) {
+            return self;
+        }
+        let merge = || {
+            let device = context.make_virtual(&self.near)?;
+            Ok::<_, hawser_plugin::Error>(Self {
+                near: vec![device],
+                properties: vec![context.properties(device)?],
+            })
+        };
+        match merge() {
+            Ok(merged) => merged,
+            Err(error) => {
+                log::info(Subsys::Net, || format!("NICs are used side by side, not as one: {error}"));
+                self
+            }
+        }
     }
 
     /// The device for a lane; `place` is the rank's place on its host.

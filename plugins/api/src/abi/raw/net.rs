@@ -99,7 +99,7 @@ pub struct RawListening {
     pub listener: RawListenerBox,
 }
 
-/// [`NetProperties`]. Bits of `flags`: 0 global registration, 1 force flush.
+/// [`NetProperties`]. Bits of `flags`: 0 global registration, 1 force flush, 2 outlives members.
 #[repr(C)]
 #[derive(StableAbi)]
 pub struct RawNetProperties {
@@ -130,7 +130,9 @@ impl From<NetProperties> for RawNetProperties {
             name: p.name.into(),
             pci_path: p.pci_path.map(RString::from).into(),
             guid: p.guid,
-            flags: u64::from(p.global_registration) | u64::from(p.force_flush) << 1,
+            flags: u64::from(p.global_registration)
+                | u64::from(p.force_flush) << 1
+                | u64::from(p.outlives_members) << 2,
             memory: p.memory.0,
             speed_mbps: p.speed_mbps,
             port: p.port,
@@ -159,6 +161,7 @@ impl From<RawNetProperties> for NetProperties {
             memory: MemoryKinds(raw.memory),
             global_registration: raw.flags & 1 != 0,
             force_flush: raw.flags & 2 != 0,
+            outlives_members: raw.flags & 4 != 0,
             speed_mbps: raw.speed_mbps,
             port: raw.port,
             latency_us: raw.latency_us,
