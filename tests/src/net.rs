@@ -28,6 +28,13 @@ pub fn bytes_carried() -> u64 {
 
 static CARRIED: AtomicU64 = AtomicU64::new(0);
 
+/// Whether the plugin was opened with this traffic class.
+pub fn was_opened_with(traffic_class: i32) -> bool {
+    CLASSES.lock().unwrap_or_else(PoisonError::into_inner).contains(&traffic_class)
+}
+
+static CLASSES: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
 /// After so many more sends of the whole process, one fails; `u64::MAX` = never.
 pub fn break_after(sends: u64) {
     LEFT.store(sends, Ordering::Relaxed);
@@ -135,7 +142,8 @@ impl Net for TestNet {
         "test"
     }
 
-    fn open(&self, _config: &NetConfig) -> Result<Box<dyn NetContext>> {
+    fn open(&self, config: &NetConfig) -> Result<Box<dyn NetContext>> {
+        CLASSES.lock().unwrap_or_else(PoisonError::into_inner).extend(config.traffic_class);
         let program = std::env::current_exe().unwrap_or_default();
         let is_alone = program.file_stem().is_some_and(|name| name == "hawser-test-rank");
         if is_alone && std::env::var_os("NCCL_NET").is_none_or(|name| name != "test") {

@@ -80,6 +80,27 @@ fn one_thread_for_all_hosts() {
     comms.iter().for_each(|comm| comm.destroy().unwrap());
 }
 
+/// What the user asks of the packets arrives at the plugin.
+#[test]
+fn the_traffic_class_reaches_the_net() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            scope.spawn(move || {
+                let host = Some(rank.to_string());
+                let config = Config { host, traffic_class: Some(105), ..Config::default() };
+                let comm = Comm::init(&[id], 2, rank, rank, config).unwrap();
+                all_reduce(&comm, 100).unwrap();
+                comm.destroy().unwrap();
+            });
+        }
+    });
+    assert!(net::was_opened_with(105) && !net::was_opened_with(106));
+}
+
 /// A net that fails on one rank fails the communicator on all of them, with the cause and who had it.
 #[test]
 fn a_net_that_breaks_ends_the_job_everywhere() {

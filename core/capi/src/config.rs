@@ -45,6 +45,7 @@ impl CommConfig {
             min_ctas: given(raw.minCTAs),
             max_ctas: given(raw.maxCTAs),
             name: In::inside(raw.commName).text(),
+            traffic_class: (raw.trafficClass != UNDEF_INT).then_some(raw.trafficClass),
             host: None,
             split_share: raw.splitShare == 1,
         };

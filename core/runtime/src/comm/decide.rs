@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
 use hawser_plan::{Knobs, World};
+use hawser_plugin::net::NetConfig;
 
 use super::Config;
 use super::card::{Agreement, Card, agree};
@@ -14,6 +15,7 @@ use crate::bootstrap::Bootstrap;
 use crate::device::{Device, HeapKind};
 use crate::env::{self, Settings};
 use crate::error::{Error, Result};
+use crate::plugins;
 use crate::transport::net::{self, Chosen};
 use crate::wait::Wait;
 
@@ -64,7 +66,11 @@ pub fn decide(
     let Agreement { mut world, processes, heap, comm_id } = agree(&cards, settings.multi_rank_gpu)?;
     let chosen = match world.hosts() {
         1 => None,
-        _ => Some(choose_net(comm_id, device, &bootstrap, &mut world, &mut knobs, &step("net"))?),
+        _ => {
+            let mut net_config = NetConfig::new(comm_id, plugins::log());
+            net_config.traffic_class = config.traffic_class;
+            Some(choose_net(&net_config, device, &bootstrap, &mut world, &mut knobs, &step("net"))?)
+        }
     };
     let tuners = Tuners::open(comm_id, &world);
     check_tuners(&bootstrap.all_gather(tuners.names().as_bytes(), &step("tuners"))?)?;
@@ -74,7 +80,7 @@ pub fn decide(
 
 /// Opens this rank's net and checks that it is everybody's.
 fn choose_net(
-    comm_id: u64,
+    net_config: &NetConfig,
     device: &dyn Device,
     bootstrap: &Bootstrap,
     world: &mut World,
@@ -82,7 +88,7 @@ fn choose_net(
     wait: &Wait,
 ) -> Result<Chosen> {
     let with_collnet = env::settings().collnet && world.per_host().is_some();
-    let chosen = Chosen::open(comm_id, device, with_collnet);
+    let chosen = Chosen::open(net_config, device, with_collnet);
     // The others wait for this rank's record, also if it has no net.
     let none = |error: &Error| format!("0\n0\nnone ({})\n0\n", error.text.replace('\n', " ")).into_bytes();
     let card = chosen.as_ref().map_or_else(none, Chosen::card);

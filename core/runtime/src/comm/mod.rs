@@ -52,6 +52,8 @@ pub struct Config {
     pub max_ctas: Option<u32>,
     /// Name for logs and errors.
     pub name: Option<String>,
+    /// Traffic class of the communicator's packets, for net plugins that know such.
+    pub traffic_class: Option<i32>,
     /// Name of the host that this rank counts as, instead of `NCCL_HOSTID` and the real one: lets the ranks of one
     /// process be several hosts.
     pub host: Option<String>,
@@ -61,7 +63,15 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { blocking: true, min_ctas: None, max_ctas: None, name: None, host: None, split_share: false }
+        Self {
+            blocking: true,
+            min_ctas: None,
+            max_ctas: None,
+            name: None,
+            traffic_class: None,
+            host: None,
+            split_share: false,
+        }
     }
 }
 

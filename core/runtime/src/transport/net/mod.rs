@@ -27,7 +27,7 @@ use std::time::Duration;
 use hawser_plan::device_plan::Conn;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
-use hawser_plugin::net::{NetConfig, NetContext};
+use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
 
 use super::control::Control;
 use super::{Wires, bytes_of};
@@ -67,16 +67,15 @@ impl Chosen {
     ///
     /// # Errors
     /// There is none, or the one that `NCCL_NET` names cannot be used; the text says why for each.
-    pub fn open(comm_id: u64, device: &dyn Device, with_collnet: bool) -> Result<Self> {
+    pub fn open(config: &NetConfig, device: &dyn Device, with_collnet: bool) -> Result<Self> {
         let mut reasons = String::new();
         for candidate in plugins::nets()? {
             let net = &candidate.net.plugin;
-            let config = NetConfig::new(comm_id, plugins::log());
-            let opened = net.open(&config).map_err(Error::from);
+            let opened = net.open(config).map_err(Error::from);
             let chosen = opened.and_then(|context| {
                 let nics = Nics::of(context.as_ref(), device.caps())?;
                 let offered = candidate.collnet.as_ref().filter(|_| with_collnet);
-                let collnet = offered.and_then(|offered| CollNet::open(offered, comm_id));
+                let collnet = offered.and_then(|offered| CollNet::open(offered, config.comm_id));
                 Ok(Self { name: net.name().to_owned(), context, nics, collnet })
             });
             match chosen {
@@ -203,6 +202,16 @@ impl Net {
             let memory = if in_device { "GPU memory" } else { "host memory" };
             format!("net {} on {} from {memory}", chosen.name, names.join(", "))
         });
+        let flows = Flows {
+            max_peers: layout.ranks as i32 - 1,
+            min_peers: 1,
+            max_flows: layout.lanes as i32,
+            min_flows: 1,
+        };
+        let attributes = NetAttributes { send: flows, recv: flows, what: [u32::MAX; 3] };
+        if let Err(error) = chosen.context.set_attributes(&attributes) {
+            log::info(Subsys::Net, || format!("net {} does not take hints: {error}", chosen.name));
+        }
         let task = Arc::new(NetTask::new(chosen.context, bootstrap, control, in_device));
         proxy.add(task.clone());
         let wiring = Mutex::new(Wiring { needs: HashSet::new(), table: wires.table, arena });
