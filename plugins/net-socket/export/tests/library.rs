@@ -19,12 +19,11 @@ fn through_nccls_tables() -> Arc<dyn Net> {
     found.plugin
 }
 
-/// NCCL's codes have no "unsupported", and its tables make virtual devices for the process, not for a context: contexts
-/// that are open already do not get them.
+/// NCCL's codes have no "unsupported".
 mod through_c {
     hawser_plugin_testkit::net_suite!(
         super::through_nccls_tables(),
-        known_failures: ["other_memory_is_refused", "virtual_devices"]
+        known_failures: ["other_memory_is_refused"]
     );
 }
 
