@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::choose;
+use hawser_plan::knobs::NET_SLOT_BYTES;
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Call, Collective, DataType, Knobs, ReduceOp, World};
 
@@ -79,7 +80,7 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     let mut knobs = knobs()?;
     if options.hosts > 1 {
         // As bring-up sets them where slots cross a network.
-        knobs.slot_bytes = [0, 0, 512 << 10];
+        knobs.slot_bytes = [0, 0, NET_SLOT_BYTES];
     }
     let mut text = format!("# {} on {} ranks\n", collective.name(), options.ranks);
     let _ = writeln!(

@@ -41,6 +41,22 @@ pub fn in_threads(ranks: u32, work: impl Fn(&Comm) + Sync) {
     });
 }
 
+/// A communicator in threads of this process whose rank `i` counts as a rank of host `hosts[i]`.
+pub fn on_hosts(hosts: &str, config: &Config, work: impl Fn(&Comm) + Sync) {
+    let (id, ranks) = (unique_id().unwrap(), hosts.len() as u32);
+    std::thread::scope(|scope| {
+        for (rank, host) in (0..).zip(hosts.chars()) {
+            let work = &work;
+            scope.spawn(move || {
+                let config = Config { host: Some(host.to_string()), ..config.clone() };
+                let comm = Comm::init(&[id], ranks, rank, rank, config).unwrap();
+                work(&comm);
+                comm.destroy().unwrap();
+            });
+        }
+    });
+}
+
 /// The call of a case with its buffers.
 pub fn call(case: &Case, (input, output): (u64, u64)) -> Call {
     let factor = match case.dtype {

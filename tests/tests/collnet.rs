@@ -9,9 +9,9 @@ use hawser_plugin::collnet::{CollNet, CollNetComm, CollNetContext, CollNetListen
 use hawser_plugin::net::{HANDLE_BYTES, Handle, NetProperties, Region, Registration, Request};
 use hawser_plugin::tuner::{self, Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
 use hawser_plugin::{BuiltIn, Component, Error, Log, Result, inventory};
-use hawser_runtime::{Comm, Config, unique_id};
+use hawser_runtime::Config;
 use hawser_tests::oracle::Case;
-use hawser_tests::world::{call, on_host, plain, run};
+use hawser_tests::world::{call, on_host, on_hosts, plain, run};
 
 inventory::submit! {
     BuiltIn { name: "test", priority: 1, make: || Component::CollNet(Arc::new(Summer)) }
@@ -202,7 +202,7 @@ fn the_network_reduces_what_it_can() {
     }
     for hosts in ["ab", "aabb", "abcabc", "aaabbb", "aabbccdd"] {
         let before = REDUCTIONS.load(Ordering::Relaxed);
-        on_hosts(hosts, |comm| {
+        on_hosts(hosts, &Config::default(), |comm| {
             let ranks = comm.ranks();
             let choice =
                 comm.explain(&call(&plain(Collective::AllReduce, ranks, 1 << 20), (16, 16))).unwrap();
@@ -226,19 +226,4 @@ fn the_network_reduces_what_it_can() {
         let used = REDUCTIONS.load(Ordering::Relaxed) > before;
         assert_eq!(used, hosts != "abcabc", "{hosts}");
     }
-}
-
-fn on_hosts(hosts: &str, work: impl Fn(&Comm) + Sync) {
-    let id = unique_id().unwrap();
-    std::thread::scope(|scope| {
-        for (rank, host) in hosts.chars().enumerate() {
-            let (work, ranks) = (&work, hosts.len() as u32);
-            scope.spawn(move || {
-                let config = Config { host: Some(host.to_string()), ..Config::default() };
-                let comm = Comm::init(&[id], ranks, rank as u32, rank as u32, config).unwrap();
-                work(&comm);
-                comm.destroy().unwrap();
-            });
-        }
-    });
 }

@@ -5,13 +5,16 @@ use hawser_runtime::{Comm, Config, Stream, group, unique_id};
 use hawser_tests::net;
 use hawser_tests::oracle::Case;
 use hawser_tests::process::Process;
-use hawser_tests::world::{Issued, all_reduce, issue, on_host, plain, run};
+use hawser_tests::world::{Issued, all_reduce, issue, on_host, on_hosts, plain, run};
 
 #[test]
 fn every_collective_on_hosts_of_many_shapes() {
+    if !on_host() {
+        return;
+    }
     for hosts in ["ab", "aab", "aabb", "abab", "abcd", "aaabbb", "aabbccdd"] {
         let before = net::bytes_carried();
-        on_hosts(hosts, |comm| {
+        on_hosts(hosts, &Config::default(), |comm| {
             for collective in Collective::ALL {
                 for (dtype, count) in
                     [(DataType::Float32, 1), (DataType::Int8, 131), (DataType::Float32, 70_001)]
@@ -30,7 +33,10 @@ fn every_collective_on_hosts_of_many_shapes() {
 /// Children of a split, and messages of all sizes in both directions, over hosts.
 #[test]
 fn splits_and_messages_between_hosts() {
-    on_hosts("aabbc", |comm| {
+    if !on_host() {
+        return;
+    }
+    on_hosts("aabbc", &Config::default(), |comm| {
         let (rank, ranks) = (comm.rank(), comm.ranks());
         let child = comm.split((rank % 2) as i32, 0, None).unwrap().unwrap();
         all_reduce(&child, 10_007).unwrap();
@@ -86,18 +92,8 @@ fn the_traffic_class_reaches_the_net() {
     if !on_host() {
         return;
     }
-    let id = unique_id().unwrap();
-    std::thread::scope(|scope| {
-        for rank in 0..2 {
-            scope.spawn(move || {
-                let host = Some(rank.to_string());
-                let config = Config { host, traffic_class: Some(105), ..Config::default() };
-                let comm = Comm::init(&[id], 2, rank, rank, config).unwrap();
-                all_reduce(&comm, 100).unwrap();
-                comm.destroy().unwrap();
-            });
-        }
-    });
+    let config = Config { traffic_class: Some(105), ..Config::default() };
+    on_hosts("ab", &config, |comm| all_reduce(comm, 100).unwrap());
     assert!(net::was_opened_with(105) && !net::was_opened_with(106));
 }
 
@@ -116,25 +112,6 @@ fn a_net_that_breaks_ends_the_job_everywhere() {
     let cause = errors.iter().find_map(|line| line.strip_prefix("error System: ")?.split_once(" failed"));
     let (culprit, _) = cause.expect("the rank that failed");
     assert!(errors.iter().all(|line| line.contains(culprit)), "all name {culprit}:\n{}", ended.output);
-}
-
-/// A communicator whose rank `i` counts as a rank of host `hosts[i]`; every rank does `work` in a thread of its own.
-fn on_hosts(hosts: &str, work: impl Fn(&Comm) + Sync) {
-    if !on_host() {
-        return;
-    }
-    let id = unique_id().unwrap();
-    std::thread::scope(|scope| {
-        for (rank, host) in hosts.chars().enumerate() {
-            let (work, ranks) = (&work, hosts.len() as u32);
-            scope.spawn(move || {
-                let config = Config { host: Some(host.to_string()), ..Config::default() };
-                let comm = Comm::init(&[id], ranks, rank as u32, rank as u32, config).unwrap();
-                work(&comm);
-                comm.destroy().unwrap();
-            });
-        }
-    });
 }
 
 /// Two hosts of two processes each, over TCP.

@@ -10,8 +10,8 @@ use hawser_plugin::profiler::{
 };
 use hawser_plugin::tuner::{self, Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
 use hawser_plugin::{BuiltIn, Component, Error, Result, inventory};
-use hawser_runtime::{Comm, Config, unique_id};
-use hawser_tests::world::{call, on_host, plain, run};
+use hawser_runtime::Config;
+use hawser_tests::world::{call, on_host, on_hosts, plain, run};
 
 inventory::submit! {
     BuiltIn { name: "test tuner", priority: 1, make: || Component::Tuner(Arc::new(TreeLover)) }
@@ -141,7 +141,7 @@ fn advice_is_followed_and_everything_is_seen() {
     if !on_host() {
         return;
     }
-    on_two_hosts(|comm| {
+    on_hosts("aabb", &Config::default(), |comm| {
         let choice = |collective, count| comm.explain(&call(&plain(collective, 4, count), (16, 16))).unwrap();
         let advised = choice(Collective::AllReduce, 100_000);
         assert_eq!((advised.key.algorithm, advised.instances), (Algorithm::Tree, 1));
@@ -155,7 +155,9 @@ fn advice_is_followed_and_everything_is_seen() {
     let seen = std::mem::take(&mut *EVENTS.lock().unwrap());
     check(&seen);
     WANTS_STEPS.store(false, Ordering::Relaxed);
-    on_two_hosts(|comm| run(comm, plain(Collective::AllReduce, 4, 1000), false, 0).unwrap());
+    on_hosts("aabb", &Config::default(), |comm| {
+        run(comm, plain(Collective::AllReduce, 4, 1000), false, 0).unwrap()
+    });
     assert!(EVENTS.lock().unwrap().is_empty(), "events that nobody asked for");
 }
 
@@ -180,19 +182,4 @@ fn check(seen: &[Seen]) {
     }
     let steps: Vec<&Seen> = seen.iter().filter(|e| e.kind == EventMask::PROXY_STEP).collect();
     assert!(steps.len() > 10 && steps.iter().all(|e| e.bytes > 0), "{} steps", steps.len());
-}
-
-fn on_two_hosts(work: impl Fn(&Comm) + Sync) {
-    let id = unique_id().unwrap();
-    std::thread::scope(|scope| {
-        for rank in 0..4 {
-            let work = &work;
-            scope.spawn(move || {
-                let config = Config { host: Some((rank / 2).to_string()), ..Config::default() };
-                let comm = Comm::init(&[id], 4, rank, rank, config).unwrap();
-                work(&comm);
-                comm.destroy().unwrap();
-            });
-        }
-    });
 }

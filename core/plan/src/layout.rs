@@ -55,8 +55,11 @@ impl HeapLayout {
         }
     }
 
-    /// Bytes of a heap.
+    /// Bytes of a heap: none where no two ranks share a host.
     pub fn heap_bytes(&self) -> u64 {
+        if self.local < 2 {
+            return 0;
+        }
         self.entry_bytes * u64::from(self.lanes) * u64::from(self.local)
     }
 
@@ -110,6 +113,7 @@ mod tests {
         starts.sort_unstable();
         assert!(starts.windows(2).all(|w| w[1] - w[0] == layout.entry_bytes));
         assert_eq!(starts.last().unwrap() + layout.entry_bytes, layout.heap_bytes());
+        assert_eq!(HeapLayout::new(9, 1, &Knobs::default()).heap_bytes(), 0);
         for p in 0..3 {
             assert_eq!(layout.fifo_offset[p] % 512, 0);
             let end = layout.fifo_offset[p] + layout.slot_stride[p] * layout.depth;

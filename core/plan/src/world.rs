@@ -71,7 +71,8 @@ impl World {
         self.ranks.iter().map(|r| r.host + 1).max().unwrap_or(1)
     }
 
-    /// Whether two ranks are on different hosts: what passes between them goes through the network.
+    /// Whether two ranks are on different hosts: what passes between them goes through the network. So does what passes
+    /// between a rank and a network that reduces, "rank" [`World::size`].
     pub fn is_far(&self, a: u32, b: u32) -> bool {
         let host = |rank: u32| self.ranks.get(rank as usize).map(|r| r.host);
         host(a) != host(b)

@@ -1,5 +1,5 @@
 //! One background thread per device for what must not block the caller: launches of non-blocking
-//! communicators on the host device (and, later, the network proxy).
+//! communicators on the host device (the network has a thread of its own: `proxy`).
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};

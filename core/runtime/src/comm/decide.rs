@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use hawser_plan::knobs::NET_SLOT_BYTES;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
 use hawser_plan::{Knobs, World};
@@ -23,9 +24,6 @@ use crate::wait::Wait;
 const HEAP_BUDGET: u64 = 121 << 20;
 /// The same where slots cross a network: eight lanes for eight ranks of a host.
 const NET_HEAP_BUDGET: u64 = 160 << 20;
-
-/// Bytes of a slot that crosses a network, at least.
-const NET_SLOT: u32 = 512 << 10;
 
 /// Programs have up to this many channels, each on a lane of its own.
 const MIN_LANES: u32 = 8;
@@ -100,7 +98,8 @@ fn choose_net(
         chosen.without_collnet();
     }
     // Only Simple crosses a network, and a slot is one message.
-    knobs.slot_bytes = [0, 0, knobs.slot_bytes[2].max(NET_SLOT)];
+    let simple = if env::settings().buffsize.is_some() { knobs.slot_bytes[2] } else { NET_SLOT_BYTES };
+    knobs.slot_bytes = [0, 0, simple];
     let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX) & !511;
     if most < 512 {
         let text =

@@ -50,8 +50,7 @@ impl Tuners {
         if self.open.is_empty() || world.size() == 1 {
             return None;
         }
-        let mut question = Question::new(function, call.total_bytes(world.size()));
-        question.pipelined = 1;
+        let question = Question::new(function, call.total_bytes(world.size()));
         let mut table: Vec<tuner::Candidate> = candidates.iter().map(in_their_terms).collect();
         let (mut sources, mut blocks) = (Vec::new(), None);
         for tuner in &self.open {

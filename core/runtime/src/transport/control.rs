@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use hawser_plan::device_plan::Report;
 
-use crate::device::{Device, HostWords, Memory};
+use crate::device::{Device, HostWords};
 use crate::error::{Error, Result};
 
 /// Offset of the report in the host words; the abort flag is at 0.
@@ -55,11 +55,6 @@ impl Control {
     pub fn report(&self) -> Report {
         // SAFETY: the words are 128 bytes and live as long as `self`; a report is plain integers, written once, `code` last.
         unsafe { self.words.host.add(REPORT_AT).cast::<Report>().read_volatile() }
-    }
-
-    /// Never frees the words: a kernel may still poll them. The `Arc` around this must be leaked with it.
-    pub fn memory(&self) -> &Memory {
-        &self.words.memory
     }
 
     fn word(&self) -> &AtomicU32 {

@@ -231,11 +231,6 @@ impl Net {
         })
     }
 
-    /// The plugin's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Makes sure that these ends of connections exist or are on their way. Waits only for the bootstrap to take messages.
     ///
     /// # Errors
