@@ -1,0 +1,234 @@
+"""Memory, streams and arithmetic for the programs of this folder: PyTorch on GPUs, or numpy on the host device.
+
+`open_layer(ranks, host)` gives one of the two, or None with the reason why there is none. Arrays are one-dimensional;
+buffers are arrays of bytes. What both libraries spell alike (`+`, slices, `layer.xp.where`) is used as it is.
+With `host` the library under test takes host memory (`HAWSER_DEVICE=host`), streams are null and calls return when
+their work is done; numpy and ml_dtypes are needed.
+"""
+
+import contextlib
+import ctypes
+import os
+
+# Name, NCCL's number, bytes, largest whole number up to which all are exact, signed, float (digits of mantissa, 0 = integer).
+TYPES = [
+    ("int8", 0, 1, 127, True, 0),
+    ("uint8", 1, 1, 255, False, 0),
+    ("int32", 2, 4, 1 << 24, True, 0),
+    ("uint32", 3, 4, 1 << 24, False, 0),
+    ("int64", 4, 8, 1 << 24, True, 0),
+    ("uint64", 5, 8, 1 << 24, False, 0),
+    ("half", 6, 2, 2048, True, 10),
+    ("float", 7, 4, 1 << 24, True, 23),
+    ("double", 8, 8, 1 << 24, True, 52),
+    ("bfloat16", 9, 2, 256, True, 7),
+    ("f8e4m3", 10, 1, 16, True, 3),
+    ("f8e5m2", 11, 1, 8, True, 2),
+]
+
+
+class Type:
+    """A data type of NCCL."""
+
+    def __init__(self, name, number, size, exact, signed, digits):
+        self.name, self.number, self.size, self.exact, self.signed, self.digits = name, number, size, exact, signed, digits
+        self.tiny = name.startswith("f8")
+
+    def __repr__(self):
+        return self.name
+
+
+def open_layer(ranks, host):
+    """(layer, None), or (None, why there is none)."""
+    if host:
+        os.environ["HAWSER_DEVICE"] = "host"
+        try:
+            return NumpyLayer(), None
+        except ImportError as error:
+            return None, f"--host needs numpy and ml_dtypes ({error})"
+    try:
+        import torch
+    except ImportError:
+        return None, "needs PyTorch (or --host and numpy)"
+    if not torch.cuda.is_available() or torch.cuda.device_count() == 0:
+        return None, "needs a GPU (or --host and numpy)"
+    if ranks > torch.cuda.device_count():
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    return TorchLayer(torch), None
+
+
+class TorchLayer:
+    """Rank `r` uses GPU `r % GPUs`."""
+
+    on_host = False
+
+    def __init__(self, torch):
+        self.torch = self.xp = torch
+        self.gpus = torch.cuda.device_count()
+        names = "int8 uint8 int32 int32 int64 int64 float16 float32 float64 bfloat16 float8_e4m3fn float8_e5m2".split()
+        pairs = [(Type(*row), getattr(torch, name, None)) for row, name in zip(TYPES, names)]
+        self.formats = {t.number: f for t, f in pairs if f is not None}
+        self.types = [t for t, f in pairs if f is not None]
+        self.driver = ctypes.CDLL("libcuda.so.1")
+
+    def use(self, place):
+        self.torch.cuda.set_device(place % self.gpus)
+
+    def default_ranks(self):
+        return self.gpus
+
+    def stream(self, place):
+        return self.torch.cuda.Stream(place % self.gpus)
+
+    def handle(self, stream):
+        return stream.cuda_stream
+
+    def on(self, stream):
+        """Allocations and arithmetic inside are on this stream and its GPU."""
+        return self.torch.cuda.stream(stream)
+
+    def after(self, later, earlier):
+        later.wait_stream(earlier)
+
+    def synchronize(self):
+        for gpu in range(self.gpus):
+            self.torch.cuda.synchronize(gpu)
+
+    def _device(self, place):
+        return f"cuda:{place % self.gpus}"
+
+    def filled(self, place, n, value):
+        return self.torch.full((n,), value, dtype=self.torch.uint8, device=self._device(place))
+
+    def counters(self, place, n):
+        return self.torch.zeros(n, dtype=self.torch.int64, device=self._device(place))
+
+    def index(self, place, start, stop):
+        return self.torch.arange(start, stop, dtype=self.torch.int32, device=self._device(place))
+
+    def encode(self, x, dtype):
+        """Numbers as bytes of elements."""
+        if dtype.tiny:
+            x = x.to(self.torch.float32)
+        return x.to(self.formats[dtype.number]).contiguous().view(self.torch.uint8)
+
+    def decode(self, raw, dtype):
+        """Bytes of elements as numbers: double for that type, float for all others."""
+        wide = self.torch.float64 if dtype.name == "double" else self.torch.float32
+        return raw.contiguous().view(self.formats[dtype.number]).to(wide)
+
+    def raw(self, x, size):
+        """The low `size` bytes of 32-bit numbers; 8 bytes: twice the number."""
+        if size == 8:
+            return self.torch.stack((x, x), 1).reshape(-1).view(self.torch.uint8)
+        formats = {1: self.torch.int8, 2: self.torch.int16, 4: self.torch.int32}
+        return x.to(formats[size]).contiguous().view(self.torch.uint8)
+
+    def floats(self, x, dtype):
+        return x.to(self.torch.float64 if dtype.name == "double" else self.torch.float32)
+
+    def address(self, x):
+        return x.data_ptr()
+
+    def moved(self, x, place):
+        return x.to(self._device(place))
+
+    def number(self, x):
+        return int(x)
+
+    def capture(self, streams, work):
+        """Executable graphs of what `work()` puts on the streams, one each."""
+        graphs, relaxed = [], 2
+        for place, stream in streams:
+            self.use(place)
+            self._check(self.driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream.cuda_stream), relaxed))
+        work()
+        for place, stream in streams:
+            self.use(place)
+            graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
+            self._check(self.driver.cuStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph)))
+            self._check(self.driver.cuGraphInstantiateWithFlags(ctypes.byref(ready), graph, ctypes.c_ulonglong(0)))
+            graphs.append(ready)
+        return graphs
+
+    def replay(self, place, graph, stream):
+        self.use(place)
+        self._check(self.driver.cuGraphLaunch(graph, ctypes.c_void_p(stream.cuda_stream)))
+
+    def _check(self, code):
+        if code != 0:
+            raise RuntimeError(f"the CUDA driver returned {code} from a graph call")
+
+
+class NumpyLayer:
+    """Everything in host memory. There are no graphs."""
+
+    on_host = True
+
+    def __init__(self):
+        import ml_dtypes
+        import numpy
+
+        self.xp = numpy
+        names = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64".split()
+        formats = [getattr(numpy, name) for name in names]
+        formats += [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+        self.types = [Type(*row) for row in TYPES]
+        self.formats = {t.number: f for t, f in zip(self.types, formats)}
+
+    def use(self, place):
+        pass
+
+    def default_ranks(self):
+        return 4
+
+    def stream(self, place):
+        return None
+
+    def handle(self, stream):
+        return None
+
+    def on(self, stream):
+        return contextlib.nullcontext()
+
+    def after(self, later, earlier):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def filled(self, place, n, value):
+        return self.xp.full(n, value, dtype=self.xp.uint8)
+
+    def counters(self, place, n):
+        return self.xp.zeros(n, dtype=self.xp.int64)
+
+    def index(self, place, start, stop):
+        return self.xp.arange(start, stop, dtype=self.xp.int32)
+
+    def encode(self, x, dtype):
+        if dtype.tiny:
+            x = x.astype(self.xp.float32)
+        return x.astype(self.formats[dtype.number]).view(self.xp.uint8)
+
+    def decode(self, raw, dtype):
+        wide = self.xp.float64 if dtype.name == "double" else self.xp.float32
+        return raw.view(self.formats[dtype.number]).astype(wide)
+
+    def raw(self, x, size):
+        if size == 8:
+            return self.xp.stack((x, x), 1).reshape(-1).view(self.xp.uint8)
+        formats = {1: self.xp.int8, 2: self.xp.int16, 4: self.xp.int32}
+        return x.astype(formats[size]).view(self.xp.uint8)
+
+    def floats(self, x, dtype):
+        return x.astype(self.xp.float64 if dtype.name == "double" else self.xp.float32)
+
+    def address(self, x):
+        return x.ctypes.data
+
+    def moved(self, x, place):
+        return x
+
+    def number(self, x):
+        return int(x)

@@ -1,0 +1,165 @@
+"""The part of NCCL's C interface that the programs of this folder use, by ctypes, and communicators of one process.
+
+One thread drives all ranks: calls of several ranks are between `group()`. A `Watchdog` ends the process with a line
+that says what hung.
+"""
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+import time
+
+P, SIZE, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+INVALID_USAGE = 5
+NO_COLOR = -1
+PREMULSUM_HOST = 1
+
+CALLS = {
+    "all_reduce": ("ncclAllReduce", "type op"),
+    "reduce": ("ncclReduce", "type op root"),
+    "broadcast": ("ncclBroadcast", "type root"),
+    "all_gather": ("ncclAllGather", "type"),
+    "reduce_scatter": ("ncclReduceScatter", "type op"),
+    "all_to_all": ("ncclAlltoAll", "type"),
+    "gather": ("ncclGather", "type root"),
+    "scatter": ("ncclScatter", "type root"),
+}
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+
+
+class NcclError(Exception):
+    """A call returned a code other than success."""
+
+    def __init__(self, code, text):
+        super().__init__(f"result {code}: {text}")
+        self.code, self.text = code, text
+
+    @property
+    def not_offered(self):
+        """Whether the settings left nothing that could do the call, or name what the library does not know."""
+        return self.code == INVALID_USAGE and ("no algorithm and protocol left" in self.text or "unknown word" in self.text)
+
+
+class Library:
+    """A libnccl.so.2."""
+
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(os.path.abspath(path))
+        self.lib.ncclGetLastError.restype = ctypes.c_char_p
+        for name, parameters in CALLS.values():
+            rest = [INT] * len(parameters.split())
+            getattr(self.lib, name).argtypes = [P, P, SIZE, *rest, P, P]
+        self.lib.ncclSend.argtypes = self.lib.ncclRecv.argtypes = [P, SIZE, INT, INT, P, P]
+        self.lib.ncclCommInitRank.argtypes = [P, INT, UniqueId, INT]
+        self.lib.ncclCommSplit.argtypes = [P, INT, INT, P, P]
+        self.lib.ncclRedOpCreatePreMulSum.argtypes = [P, P, INT, INT, P]
+
+    def check(self, code):
+        if code != 0:
+            raise NcclError(code, (self.lib.ncclGetLastError(None) or b"").decode())
+
+    @contextlib.contextmanager
+    def group(self):
+        self.check(self.lib.ncclGroupStart())
+        try:
+            yield
+        except BaseException:
+            self.lib.ncclGroupEnd()
+            raise
+        self.check(self.lib.ncclGroupEnd())
+
+
+class Communicator:
+    """The ranks of one communicator. `places[rank]` says on which of the machine's places (streams, GPU) a rank runs."""
+
+    def __init__(self, library, handles, places, name):
+        self.library, self.handles, self.places, self.name = library, handles, places, name
+        self.size = len(handles)
+        self.user_ops = {}
+
+    def call(self, collective, rank, addresses, count, dtype, op, root, stream):
+        """Issues the call of one rank. `dtype` and `op` are NCCL's numbers."""
+        name, parameters = CALLS[collective]
+        values = {"type": dtype, "op": op, "root": root}
+        arguments = [values[word] for word in parameters.split()]
+        function = getattr(self.library.lib, name)
+        self.library.check(function(*addresses, count, *arguments, self.handles[rank], stream))
+
+    def send(self, rank, address, count, dtype, peer, stream):
+        self.library.check(self.library.lib.ncclSend(address, count, dtype, peer, self.handles[rank], stream))
+
+    def recv(self, rank, address, count, dtype, peer, stream):
+        self.library.check(self.library.lib.ncclRecv(address, count, dtype, peer, self.handles[rank], stream))
+
+    def premulsum(self, rank, dtype, factor):
+        """The number of a pre-multiplied sum on `rank`; `factor` is the bytes of one element."""
+        key = (rank, dtype, factor)
+        if key not in self.user_ops:
+            number, scalar = INT(), ctypes.create_string_buffer(factor, len(factor))
+            create = self.library.lib.ncclRedOpCreatePreMulSum
+            self.library.check(create(ctypes.byref(number), scalar, dtype, PREMULSUM_HOST, self.handles[rank]))
+            self.user_ops[key] = number.value
+        return self.user_ops[key]
+
+    def state(self, rank):
+        """The asynchronous error of a rank, 0 if there is none."""
+        state = INT()
+        self.library.check(self.library.lib.ncclCommGetAsyncError(self.handles[rank], ctypes.byref(state)))
+        return state.value
+
+    def destroy(self):
+        with self.library.group():
+            for handle in self.handles:
+                self.library.check(self.library.lib.ncclCommDestroy(handle))
+
+
+def world(library, layer, ranks):
+    """A communicator of `ranks` ranks, rank `r` on place `r`."""
+    identity = UniqueId()
+    library.check(library.lib.ncclGetUniqueId(ctypes.byref(identity)))
+    handles = [P() for _ in range(ranks)]
+    with library.group():
+        for rank, handle in enumerate(handles):
+            layer.use(rank)
+            library.check(library.lib.ncclCommInitRank(ctypes.byref(handle), ranks, identity, rank))
+    return Communicator(library, handles, list(range(ranks)), "world")
+
+
+def split(parent, layer, colors, keys, name):
+    """The parts of `parent`, one for each color but `NO_COLOR`, ranks in the order of their keys."""
+    handles = [P() for _ in range(parent.size)]
+    with parent.library.group():
+        for rank, handle in enumerate(handles):
+            layer.use(parent.places[rank])
+            function = parent.library.lib.ncclCommSplit
+            parent.library.check(function(parent.handles[rank], colors[rank], keys[rank], ctypes.byref(handle), None))
+    parts = []
+    for color in sorted(set(colors) - {NO_COLOR}):
+        members = sorted((r for r in range(parent.size) if colors[r] == color), key=lambda r: (keys[r], r))
+        own, places = [handles[r] for r in members], [parent.places[r] for r in members]
+        parts.append(Communicator(parent.library, own, places, f"{name}{color}"))
+    return parts
+
+
+class Watchdog:
+    """Ends the process with exit code 1 and the current text when a step lasts longer than `seconds`."""
+
+    def __init__(self, seconds):
+        self.seconds, self.text, self.deadline = seconds, lambda: "start", time.monotonic() + seconds
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def step(self, text):
+        """A step begins; `text()` says which, if it hangs."""
+        self.text, self.deadline = text, time.monotonic() + self.seconds
+
+    def _watch(self):
+        while time.monotonic() < self.deadline:
+            time.sleep(0.2)
+        print(f"HANG: no progress for {self.seconds} s in: {self.text()}", flush=True)
+        sys.stdout.flush()
+        os._exit(1)
