@@ -1,6 +1,6 @@
 //! The built program, as a user runs it, on the host device.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// `hawser` on the host device with a clean environment.
@@ -50,6 +50,31 @@ fn assert_right(text: &str, count: usize) {
     }
     assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
     assert!(text.contains("# Avg bus bandwidth    : "), "{text}");
+}
+
+/// The `libnccl.so` that Cargo built for this test: it lies beside the test's executable.
+fn library() -> String {
+    let path = std::env::current_exe().expect("this test").with_file_name("libnccl.so");
+    assert!(path.is_file(), "{} is missing: run cargo build -p hawser-capi", path.display());
+    path.into_os_string().into_string().expect("UTF-8")
+}
+
+/// `tests/NAME.c` as a shared object; None, with a line that says so, without a compiler.
+fn shared_object(source: &str, options: &[&str]) -> Option<PathBuf> {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let object = scratch(&format!("{source}.so"));
+    let code = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{source}.c"));
+    let mut command = Command::new(&compiler);
+    command
+        .args(["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"])
+        .args([&object, &code])
+        .args(options);
+    let Ok(built) = command.arg("-ldl").output() else {
+        eprintln!("skipped: no C compiler ({compiler}); install gcc or set CC");
+        return None;
+    };
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    Some(object)
 }
 
 fn scratch(name: &str) -> PathBuf {
@@ -137,6 +162,120 @@ fn json_and_explanations() {
     assert_eq!(row["out_of_place"]["nwrong"].as_u64(), Some(0));
     assert_eq!(json["config"]["ranks"].as_u64(), Some(2));
     assert_eq!(json["out_of_bounds"]["okay"].as_bool(), Some(true));
+}
+
+#[test]
+fn a_loaded_library_runs_everything() {
+    let library = library();
+    let text = text(&format!("perf all -b 4K -e 36K -i 16001 -n 2 -t 2 -r all --library {library}"));
+    assert_right(&text, (6 + 4 * 2) * 3);
+    assert!(text.contains("# library: /") && text.contains("libnccl.so, version 2."), "{text}");
+    let sums = format!(
+        "perf reduce_scatter,all_reduce -b 4K -e 4K -n 1 -w 0 -t 3 -d all -o all --library {library}"
+    );
+    assert_right(&self::text(&sums), 2 * 12 * 6);
+}
+
+#[test]
+fn a_loaded_library_with_several_communicators_per_thread() {
+    let library = library();
+    assert_right(&text(&format!("perf all -b 64 -e 64K -f 32 -n 2 -t 1 -g 4 --library {library}")), 10 * 3);
+    let several = format!(
+        "perf all_gather,reduce -b 64K -e 64K -n 2 -m 3 -t 2 -g 2 -u 1 -o mulsum --library {library}"
+    );
+    assert_right(&text(&several), 2);
+}
+
+#[test]
+fn a_loaded_library_in_several_processes() {
+    let library = library();
+    let file = scratch("loaded.json");
+    let command = format!(
+        "perf all_reduce,sendrecv,alltoall -b 1K -e 1M -f 32 -n 2 -p 2 -t 2 --library {library} --json {}",
+        file.display()
+    );
+    assert_right(&text(&command), 3 * 3);
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).expect("file")).expect("JSON");
+    std::fs::remove_file(&file).expect("remove");
+    let config = &json["config"];
+    assert_eq!(config["ranks"].as_u64(), Some(4));
+    assert!(config["library"]["path"].as_str().expect("a path").ends_with("libnccl.so"), "{config}");
+    assert!(config["library"]["version"].as_str().expect("a version").starts_with("2."), "{config}");
+    assert!(config["init_ms"].as_f64().expect("a time") > 0.0, "{config}");
+    let names: Vec<_> =
+        json["results"].as_array().expect("rows").iter().map(|row| row["collective"].as_str()).collect();
+    assert_eq!([names[0], names[3], names[6]], [Some("all_reduce"), Some("sendrecv"), Some("alltoall")]);
+}
+
+#[test]
+fn one_half_and_a_limit_of_time() {
+    let file = scratch("half.json");
+    let command = format!(
+        "perf all_reduce -b 1K -e 1K -n 5000000 -t 2 --point-ms 20 --skip-in-place -J {}",
+        file.display()
+    );
+    let text = text(&command);
+    assert_eq!(rows(&text)[0][9..], ["-", "-", "-", "-"]);
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).expect("file")).expect("JSON");
+    std::fs::remove_file(&file).expect("remove");
+    let row = &json["results"][0];
+    assert!(row["in_place"].is_null(), "{row}");
+    let operations = row["out_of_place"]["operations"].as_u64().expect("a number");
+    assert!((1..5_000_000).contains(&operations), "{operations}");
+}
+
+#[test]
+fn a_library_of_an_older_nccl_gets_messages_instead() {
+    let Some(old) = shared_object("old", &[]) else { return };
+    let target = ("OLD_NCCL_TARGET", library());
+    let perf = |options: &str| {
+        let command = format!("perf {options} --library {}", old.display());
+        hawser(&command).env(target.0, &target.1).output().expect("run")
+    };
+    let right = perf("all -b 4K -e 36K -i 16001 -n 2 -t 3 -r all");
+    let grouped = perf("alltoall,gather,scatter -b 64K -e 64K -n 2 -m 2 -t 1 -g 3 -r 1");
+    let refused = perf("all_reduce -b 64 -e 64 -t 2 -o mulsum");
+    std::fs::remove_file(&old).expect("remove");
+    let right = checked("old", right);
+    assert!(right.contains("version 2.7.8") && right.contains("hypercube is left out"), "{right}");
+    assert_right(&right, (5 + 4 * 3) * 3);
+    assert_right(&checked("old, grouped", grouped), 3);
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && error.contains("ncclRedOpCreatePreMulSum"), "{error}");
+}
+
+#[test]
+fn a_library_that_is_none_is_refused() {
+    let missing = refused("/nonexistent/libnccl.so.2");
+    assert!(missing.contains("/nonexistent/libnccl.so.2: cannot open shared object file"), "{missing}");
+    // The program's own C library is a library, but another one.
+    let other = refused("libc.so.6");
+    assert!(other.contains("no function ncclGetVersion"), "{other}");
+}
+
+#[test]
+fn a_failing_call_names_itself_and_its_rank() {
+    let folder = scratch("failing");
+    std::fs::create_dir_all(&folder).expect("folder");
+    let nccl = folder.join("libnccl.so.2");
+    std::os::unix::fs::symlink(library(), &nccl).expect("link");
+    let rpath = format!("-Wl,-rpath,{}", folder.display());
+    let text = shared_object("failing", &[nccl.to_str().expect("UTF-8"), &rpath]).map(|object| {
+        let text = refused(object.to_str().expect("UTF-8"));
+        std::fs::remove_file(&object).expect("remove");
+        text
+    });
+    std::fs::remove_dir_all(&folder).expect("remove");
+    let Some(text) = text else { return };
+    let wanted = "rank 1: ncclAllReduce failed: ";
+    assert!(text.contains(wanted) && text.contains("(ncclResult_t 5): out of luck"), "{text}");
+}
+
+/// What a run with `library` says, which must fail.
+fn refused(library: &str) -> String {
+    let output = run(&format!("perf all_reduce -b 8 -e 8 -t 2 --library {library}"));
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]

@@ -15,7 +15,8 @@ use super::collective::Test;
     or 4 threads on the host device. Runs under torchrun, mpirun and srun as it is. \
     Unlike in nccl-tests, -p is a number of processes; threads always initialize in parallel.")]
 pub struct Options {
-    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather, scatter, sendrecv, hypercube or all
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather, scatter, sendrecv, hypercube, several
+    /// of them with commas between, or all
     #[arg(value_parser = parse_tests)]
     pub collective: Tests,
     /// Threads per process
@@ -73,7 +74,7 @@ pub struct Options {
     #[arg(short = 'G', long = "cudagraph", default_value_t = 0)]
     pub graph: u32,
     /// File for the results as JSON
-    #[arg(short = 'J', long = "output_file")]
+    #[arg(short = 'J', long = "output_file", visible_alias = "json")]
     pub json: Option<PathBuf>,
     /// Reported time: 0 = rank 0, 1 = mean, 2 = least, 3 = most of all threads
     #[arg(short = 'a', long = "average", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=3))]
@@ -84,9 +85,28 @@ pub struct Options {
     /// Let the ranks count as ranks of this many hosts, in equal parts: what passes between them goes over a net plugin
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub hosts: Option<u32>,
+    /// Measure this libnccl.so.2 (a path, or a name that the loader searches) instead of the linked library
+    #[arg(long, value_name = "PATH")]
+    pub library: Option<PathBuf>,
+    /// Milliseconds that one measurement should take at most: fewer iterations, and launches of a graph, where one
+    /// operation takes long
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub point_ms: Option<u64>,
+    /// Leave out the measurements in place
+    #[arg(long)]
+    pub skip_in_place: bool,
     /// Show for every size which algorithm was chosen, and why
     #[arg(long)]
     pub explain: bool,
+}
+
+/// How often an operation is run for one measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Repetitions {
+    /// Timed iterations, at least 1.
+    pub iterations: u32,
+    /// Launches of a graph that holds them; 0 = no graph.
+    pub launches: u32,
 }
 
 /// Parsed list of operations.
@@ -128,6 +148,14 @@ impl Options {
         if self.aggregated > 1 && self.collective.0.contains(&Test::Hypercube) {
             bail!("hypercube's steps depend on each other, so they cannot share a group: use -m 1");
         }
+        if self.library.is_some() && self.explain {
+            bail!("--explain cannot see into a --library; leave one of them out");
+        }
+        if self.library.is_some() && self.hosts.is_some() {
+            bail!(
+                "--hosts is for the linked library; with --library start processes with NCCL_HOSTID of their own"
+            );
+        }
         Ok(())
     }
 
@@ -164,6 +192,18 @@ impl Options {
         if test.reduces() { self.ops.0.iter().copied().map(Some).collect() } else { vec![None] }
     }
 
+    /// How often to repeat an operation that takes about `seconds`.
+    pub fn repetitions(&self, seconds: f64) -> Repetitions {
+        let Some(limit) = self.point_ms else {
+            return Repetitions { iterations: self.iterations, launches: self.graph };
+        };
+        // The cast saturates.
+        let fit = |seconds: f64, most: u32| ((limit as f64 / 1e3 / seconds) as u32).clamp(most.min(1), most);
+        let seconds = seconds * f64::from(self.aggregated);
+        let iterations = fit(seconds, self.iterations);
+        Repetitions { iterations, launches: fit(seconds * f64::from(iterations), self.graph) }
+    }
+
     /// Deadline of every wait of this program.
     pub fn deadline(&self) -> Duration {
         Duration::from_secs(self.timeout)
@@ -198,7 +238,8 @@ fn parse_tests(text: &str) -> Result<Tests, String> {
         return Ok(Tests(Test::ALL.to_vec()));
     }
     let names = Test::ALL.map(Test::name).join(", ");
-    Test::from_name(text).map(|t| Tests(vec![t])).ok_or_else(|| format!("known are {names} and all"))
+    let found: Option<Vec<_>> = text.split(',').map(|name| Test::from_name(name.trim())).collect();
+    found.map(Tests).ok_or_else(|| format!("known are {names} and all"))
 }
 
 fn parse_ops(text: &str) -> Result<Ops, String> {
@@ -314,6 +355,28 @@ mod tests {
     }
 
     #[test]
+    fn several_operations_come_in_the_given_order() {
+        let names = |line| parsed(line).collective.0.into_iter().map(Test::name).collect::<Vec<_>>();
+        assert_eq!(names("sendrecv,all_to_all"), ["sendrecv", "alltoall"]);
+        assert!(parse("all_reduce,nothing").is_err() && parse("all_reduce,").is_err());
+    }
+
+    #[test]
+    fn long_operations_are_repeated_less() {
+        let repeat = |line, seconds| {
+            let found = parsed(line).repetitions(seconds);
+            (found.iterations, found.launches)
+        };
+        assert_eq!(repeat("all_reduce -n 200", 10.0), (200, 0));
+        let line = "all_reduce -n 200 --point-ms 50";
+        let eager = [0.0, 1e-5, 1e-3, 0.04, 10.0].map(|seconds| repeat(line, seconds));
+        assert_eq!(eager, [(200, 0), (200, 0), (50, 0), (1, 0), (1, 0)]);
+        let line = "all_reduce -n 20 -G 10 -m 2 --point-ms 50";
+        let graphs = [1e-5, 1e-4, 1e-3, 10.0].map(|seconds| repeat(line, seconds));
+        assert_eq!(graphs, [(20, 10), (20, 10), (20, 1), (1, 1)]);
+    }
+
+    #[test]
     fn steps_add_up() {
         assert_eq!(parsed("gather -b 10 -e 35 -i 10").sizes(), [10, 20, 30]);
         assert_eq!(parsed("gather -b 0 -e 0").sizes(), [0]);
@@ -339,6 +402,8 @@ mod tests {
             "all_reduce -b 0 -e 8 -f 2",
             "all_reduce -n 0",
             "hypercube -m 2",
+            "all_reduce --library libnccl.so.2 --explain",
+            "all_reduce --library libnccl.so.2 --hosts 2",
         ] {
             assert!(parsed(line).validate().is_err(), "{line}");
         }

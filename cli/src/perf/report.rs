@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use super::collective::Test;
+use super::library::About;
 use super::options::Options;
 
 /// One direction (out of place or in place) of one row.
@@ -26,6 +27,8 @@ pub struct Outcome {
     /// Wrong elements; None if nobody looked.
     #[serde(rename = "nwrong")]
     pub wrong: Option<u64>,
+    /// How many operations the time is the mean of.
+    pub operations: u64,
 }
 
 /// One line of the table.
@@ -47,8 +50,8 @@ pub struct Row {
     pub root: i64,
     /// Different buffers.
     pub out_of_place: Outcome,
-    /// The same buffer.
-    pub in_place: Outcome,
+    /// The same buffer; None if that was left out.
+    pub in_place: Option<Outcome>,
     /// What was chosen, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<String>,
@@ -66,7 +69,7 @@ pub struct Totals {
 impl Totals {
     /// Adds a row's outcomes, and bytes that were changed outside the receive buffers.
     pub fn add(&mut self, row: &Row, outside: u64) {
-        for outcome in [row.out_of_place, row.in_place] {
+        for outcome in [Some(row.out_of_place), row.in_place].into_iter().flatten() {
             self.errors += outcome.wrong.unwrap_or(0);
             self.bus += outcome.bus;
             self.samples += 1;
@@ -96,6 +99,8 @@ struct Document<'a> {
 
 #[derive(Serialize)]
 struct Config<'a> {
+    library: &'a About,
+    init_ms: f64,
     ranks: u32,
     nthreads: u32,
     ngpus: u32,
@@ -108,6 +113,7 @@ struct Config<'a> {
     aggregated_iterations: u32,
     validation: u32,
     graph: u32,
+    point_ms: Option<u64>,
     devices: &'a [String],
 }
 
@@ -125,6 +131,8 @@ struct Bandwidth {
 /// Shape of the job, for the header.
 #[derive(Debug, Clone)]
 pub struct Job {
+    /// What is measured.
+    pub library: About,
     /// All ranks.
     pub ranks: u32,
     /// Threads per process.
@@ -143,6 +151,7 @@ pub struct Reporter<'a> {
     json: Option<File>,
     rows: Vec<Row>,
     totals: Totals,
+    init_ms: f64,
     start: u64,
 }
 
@@ -170,8 +179,15 @@ impl<'a> Reporter<'a> {
             json: json.transpose()?,
             rows: Vec::new(),
             totals: Totals::default(),
+            init_ms: 0.0,
             start: now(),
         })
+    }
+
+    /// How long the slowest thread took to make its communicators.
+    pub fn made(&mut self, seconds: f64) {
+        self.init_ms = seconds * 1e3;
+        self.note(&format!("communicators made in {:.1} ms", self.init_ms));
     }
 
     /// Starts the table of one operation.
@@ -245,6 +261,8 @@ impl<'a> Reporter<'a> {
             args: std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect(),
             env: vars.filter_map(settings).collect(),
             config: Config {
+                library: &self.job.library,
+                init_ms: self.init_ms,
                 ranks: self.job.ranks,
                 nthreads: self.job.threads,
                 ngpus: self.job.gpus,
@@ -257,6 +275,7 @@ impl<'a> Reporter<'a> {
                 aggregated_iterations: o.aggregated,
                 validation: o.check,
                 graph: o.graph,
+                point_ms: o.point_ms,
                 devices: &self.job.devices,
             },
             results: &self.rows,
@@ -287,6 +306,8 @@ fn header(test: Test, o: &Options, job: &Job) -> String {
         o.graph,
         o.unalign
     );
+    let path = job.library.path.as_deref().unwrap_or("linked");
+    let _ = writeln!(text, "# library: {path}, version {}", job.library.version);
     text.push_str("#\n# Using devices\n");
     for device in &job.devices {
         let _ = writeln!(text, "#  {device}");
@@ -308,6 +329,7 @@ fn line(row: &Row) -> String {
         let wrong = o.wrong.map_or("N/A".to_owned(), |w| w.to_string());
         format!("  {}  {}  {}  {wrong:>6}", fitted(o.time_us, 7), fitted(o.algorithm, 6), fitted(o.bus, 6))
     };
+    let none = format!("  {:>7}  {:>6}  {:>6}  {:>6}", "-", "-", "-", "-");
     format!(
         "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}",
         row.size,
@@ -316,7 +338,7 @@ fn line(row: &Row) -> String {
         row.op,
         row.root,
         half(&row.out_of_place),
-        half(&row.in_place)
+        row.in_place.as_ref().map_or(none, half)
     )
 }
 
@@ -354,7 +376,8 @@ mod tests {
     use super::*;
 
     fn sample() -> Row {
-        let out_of_place = Outcome { time_us: 12.345, algorithm: 2.72, bus: 4.0, wrong: Some(0) };
+        let out_of_place =
+            Outcome { time_us: 12.345, algorithm: 2.72, bus: 4.0, wrong: Some(0), operations: 20 };
         Row {
             collective: "all_reduce",
             size: 1048576,
@@ -363,7 +386,13 @@ mod tests {
             op: "sum",
             root: -1,
             out_of_place,
-            in_place: Outcome { time_us: 123456.7, algorithm: 1234.567, bus: 12345.6, wrong: None },
+            in_place: Some(Outcome {
+                time_us: 123456.7,
+                algorithm: 1234.567,
+                bus: 12345.6,
+                wrong: None,
+                operations: 20,
+            }),
             choice: None,
         }
     }
@@ -372,6 +401,8 @@ mod tests {
     fn rows_look_like_those_of_nccl_tests() {
         let want = "     1048576        262144     float     sum      -1    12.35    2.72    4.00       0   123457  1234.6   12346     N/A";
         assert_eq!(line(&sample()), want);
+        let half = line(&Row { in_place: None, ..sample() });
+        assert_eq!((half.len(), half.split_whitespace().count()), (want.len(), 13));
     }
 
     #[test]
@@ -383,12 +414,14 @@ mod tests {
         }
         let o = <Line as clap::Parser>::parse_from(["perf", "all_reduce", "-b", "8", "-e", "64", "-f", "2"])
             .options;
-        let job = Job { ranks: 2, threads: 2, gpus: 1, devices: vec!["Rank  0 on host".into()] };
+        let library = About { path: Some("libnccl.so.2".into()), version: "2.28.9".into() };
+        let job = Job { library, ranks: 2, threads: 2, gpus: 1, devices: vec!["Rank  0 on host".into()] };
         let text = header(Test::ALL[0], &o, &job);
         let want = format!(
             "\
 # hawser {} perf all_reduce
 # nThread 2 nGpus 1 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0
+# library: libnccl.so.2, version 2.28.9
 #
 # Using devices
 #  Rank  0 on host

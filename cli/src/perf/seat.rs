@@ -1,13 +1,15 @@
 //! One rank: its communicator, its buffers, what it puts in and what it finds.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
+use hawser_runtime::Stream;
 use hawser_runtime::device::{Device, Graph, Memory, OwnedStream};
-use hawser_runtime::{Comm, Stream};
 
 use super::collective::{Geometry, Segment, Source, Test};
+use super::library::Communicator;
 use crate::oracle::{Data, Expected};
 
 /// Untouched bytes on both sides of a buffer.
@@ -46,7 +48,7 @@ pub struct Findings {
 /// One rank of this thread.
 pub struct Seat {
     /// Its communicator.
-    pub comm: Comm,
+    pub comm: Box<dyn Communicator>,
     rank: u32,
     device: Arc<dyn Device>,
     stream: OwnedStream,
@@ -75,8 +77,13 @@ impl Seat {
     ///
     /// # Errors
     /// The device has no memory left or refused a stream.
-    pub fn new(comm: Comm, device: Arc<dyn Device>, bytes: u64, unalign: u64) -> Result<Self> {
-        let rank = comm.rank();
+    pub fn new(
+        comm: Box<dyn Communicator>,
+        rank: u32,
+        device: Arc<dyn Device>,
+        bytes: u64,
+        unalign: u64,
+    ) -> Result<Self> {
         let total = bytes + 2 * GUARD + unalign * 8;
         let alloc = || {
             device.alloc(total).with_context(|| format!("rank {rank}: no memory for -e {bytes}; lower it"))
@@ -89,9 +96,9 @@ impl Seat {
     /// Destroys the communicator, then frees buffers and stream.
     ///
     /// # Errors
-    /// What the runtime reports.
+    /// What the library reports.
     pub fn close(self) -> Result<()> {
-        self.comm.destroy().with_context(|| format!("rank {}: destroying the communicator", self.rank))
+        self.comm.destroy()
     }
 
     /// Fills the buffers for a run of `case`.
@@ -137,7 +144,7 @@ impl Seat {
     /// Puts the operation on the device; [`Test::Hypercube`] is started step by step instead.
     ///
     /// # Errors
-    /// What the runtime reports.
+    /// What the library reports.
     pub fn start(&self, case: &Case) -> Result<()> {
         match case.test {
             Test::One(Collective::SendRecv) => {
@@ -148,7 +155,7 @@ impl Seat {
             }
             Test::One(_) => {
                 if let Some(call) = self.call(case) {
-                    self.comm.collective(call, self.stream())?;
+                    self.comm.collective(&call, self.stream())?;
                 }
             }
             Test::Hypercube => {}
@@ -159,7 +166,7 @@ impl Seat {
     /// Step `step` of the hypercube: ranks that differ in that bit exchange all they have.
     ///
     /// # Errors
-    /// What the runtime reports.
+    /// What the library reports.
     pub fn start_hypercube(&self, case: &Case, step: u32) -> Result<()> {
         let (input, output) = self.addresses(case);
         let block = case.bytes(case.geometry.count);
@@ -207,24 +214,31 @@ impl Seat {
         self.device.launch_graph(graph, self.stream()).with_context(|| format!("rank {}", self.rank))
     }
 
-    /// Waits for everything that was started.
+    /// Polls until everything that was started is over, as nccl-tests does.
     ///
     /// # Errors
-    /// What the device or the communicator reports.
-    pub fn synchronize(&self) -> Result<()> {
-        self.device.synchronize(self.stream())?;
-        match self.comm.async_error() {
-            Some(error) => Err(anyhow::Error::new(error).context(format!("rank {}", self.rank))),
-            None => Ok(()),
+    /// What the device or the communicator reports; or it took longer than `timeout`.
+    pub fn synchronize(&self, timeout: Duration) -> Result<()> {
+        let begun = Instant::now();
+        while !self.device.is_idle(self.stream()).with_context(|| format!("rank {}", self.rank))? {
+            self.comm.healthy()?;
+            if begun.elapsed() > timeout {
+                let seconds = timeout.as_secs();
+                bail!(
+                    "rank {}: an operation did not end within {seconds} s (-T sets this deadline)",
+                    self.rank
+                );
+            }
+            std::thread::yield_now();
         }
+        self.comm.healthy()
     }
 
     /// The call of `case` on this rank; None if it consists of several.
     pub fn call(&self, case: &Case) -> Option<Call> {
         let (input, output) = self.addresses(case);
         let mut call = case.test.call(case.geometry.count, case.dtype, case.op, case.root)?;
-        call.input = if case.test.has_input(self.rank, case.root) { input } else { 0 };
-        call.output = if case.test.has_output(self.rank, case.root) { output } else { 0 };
+        (call.input, call.output) = (input, output);
         if call.op == ReduceOp::PreMulSum {
             call.scalar = case.data(0).scalar(self.rank);
         }
@@ -294,8 +308,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         // After a failure operations may still wait for other ranks on the stream and in the buffers.
-        // Fails, as it should, after `close`.
-        let _ = self.comm.abort();
+        self.comm.abort();
     }
 }
 

@@ -4,9 +4,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use hawser_runtime::Comm;
 
 use super::control::Control;
+use super::library::Stop;
+
+/// How long threads may take to come back after a failure.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// What one thread tells the others.
 pub type Row = [f64; 4];
@@ -15,6 +18,7 @@ pub type Row = [f64; 4];
 pub struct Team {
     threads: usize,
     timeout: Duration,
+    grace: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -27,8 +31,8 @@ struct State {
     result: Arc<Vec<Row>>,
     failure: Option<String>,
     finished: bool,
-    /// To be aborted when something fails.
-    comms: Vec<Comm>,
+    /// To be called when something fails.
+    stops: Vec<Stop>,
 }
 
 impl Team {
@@ -41,14 +45,14 @@ impl Team {
             result: Arc::default(),
             failure: None,
             finished: false,
-            comms: Vec::new(),
+            stops: Vec::new(),
         };
-        Self { threads, timeout, state: Mutex::new(state), changed: Condvar::new() }
+        Self { threads, timeout, grace: GRACE, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Communicators that [`Team::fail`] aborts.
-    pub fn register(&self, comms: impl Iterator<Item = Comm>) {
-        self.lock().comms.extend(comms);
+    /// What [`Team::fail`] calls, so that nobody waits in a communicator for ever.
+    pub fn register(&self, stops: impl Iterator<Item = Stop>) {
+        self.lock().stops.extend(stops);
     }
 
     /// Gives a row and returns the rows of all threads of all processes, in order. Also a barrier.
@@ -95,48 +99,65 @@ impl Team {
         self.exchange(thread, [0.0; 4]).map(drop)
     }
 
-    /// Tells all threads of this process to stop, and aborts what they wait in. Returns the first
+    /// Tells all threads of this process to stop, and stops what they wait in. Returns the first
     /// failure: the cause, whatever followed from it.
     pub fn fail(&self, text: &str) -> String {
-        let (first, comms) = {
-            let mut state = self.lock();
-            let first = state.failure.get_or_insert_with(|| text.to_owned()).clone();
-            (first, std::mem::take(&mut state.comms))
-        };
-        self.changed.notify_all();
-        for comm in comms {
-            // The communicator is lost either way; the cause is already recorded.
-            let _ = comm.abort();
-        }
+        let (first, stops) = self.record(text);
+        stops.iter().for_each(|stop| stop());
         first
     }
 
     /// Fails the team when nothing was exchanged for the time of `timeout`. Returns when
-    /// [`Team::finish`] was called or something failed.
-    pub fn watch(&self) {
+    /// [`Team::finish`] was called; or, with the failure, when something failed and threads did not come
+    /// back in the time of `grace`: they hang in a call that nothing can end.
+    pub fn watch(&self) -> Option<String> {
         let mut state = self.lock();
         let (mut seen, mut since) = (state.generation, Instant::now());
-        while !state.finished && state.failure.is_none() {
+        let mut failed: Option<Instant> = None;
+        while !state.finished {
+            if state.failure.is_some() {
+                failed = failed.or_else(|| Some(Instant::now()));
+            }
             if state.generation != seen {
                 (seen, since) = (state.generation, Instant::now());
             }
-            let left = self.timeout.saturating_sub(since.elapsed());
+            let left = match failed {
+                Some(failed) => self.grace.saturating_sub(failed.elapsed()),
+                None => self.timeout.saturating_sub(since.elapsed()),
+            };
+            if left.is_zero() && failed.is_some() {
+                return state.failure.clone();
+            }
             if left.is_zero() {
                 drop(state);
                 let timeout = self.timeout.as_secs_f64();
-                self.fail(&format!(
+                let (_, stops) = self.record(&format!(
                     "no progress for {timeout} s: a rank hangs or is gone (-T sets this deadline)"
                 ));
-                return;
+                // Apart, since stopping may hang as well.
+                std::thread::spawn(move || stops.iter().for_each(|stop| stop()));
+                state = self.lock();
+                continue;
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+        None
     }
 
     /// Ends [`Team::watch`].
     pub fn finish(&self) {
         self.lock().finished = true;
         self.changed.notify_all();
+    }
+
+    /// The first failure, and what is to be stopped because of it, once.
+    fn record(&self, text: &str) -> (String, Vec<Stop>) {
+        let mut state = self.lock();
+        let first = state.failure.get_or_insert_with(|| text.to_owned()).clone();
+        let stops = std::mem::take(&mut state.stops);
+        drop(state);
+        self.changed.notify_all();
+        (first, stops)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -212,14 +233,23 @@ mod tests {
     }
 
     #[test]
-    fn the_watch_ends_with_the_work_or_fails_it() {
+    fn the_watch_ends_with_the_work() {
         let working = team(1);
         working.finish();
-        working.watch();
+        assert_eq!(working.watch(), None);
         assert!(working.barrier(0).is_ok());
+    }
+
+    #[test]
+    fn the_watch_fails_and_stops_what_hangs_and_tells_who_never_returns() {
+        let (sender, stopped) = std::sync::mpsc::channel();
+        let short = Duration::from_millis(1);
         let hanging =
-            Team { timeout: Duration::from_millis(1), ..Arc::into_inner(team(1)).expect("the only one") };
-        hanging.watch();
+            Team { timeout: short, grace: short, ..Arc::into_inner(team(1)).expect("the only one") };
+        hanging.register(std::iter::once(Box::new(move || sender.send(()).expect("send")) as Stop));
+        let failure = hanging.watch().expect("nobody finished");
+        assert!(failure.contains("no progress"), "{failure}");
+        stopped.recv_timeout(Duration::from_secs(60)).expect("stopped");
         let error = hanging.barrier(0).expect_err("failed").to_string();
         assert!(error.contains("no progress"), "{error}");
     }

@@ -1,0 +1,92 @@
+//! The runtime that this program is linked with, called without the C interface between.
+
+use anyhow::{Context, Result};
+use hawser_plan::Call;
+use hawser_runtime::{Comm, Config, Stream, UniqueId, group, unique_id};
+
+use super::{About, Communicator, Id, Joining, Library, Stop};
+
+/// The linked runtime.
+pub struct Linked {
+    about: About,
+}
+
+impl Linked {
+    /// It is always there.
+    pub fn new() -> Self {
+        Self { about: About { path: None, version: format!("hawser {}", env!("CARGO_PKG_VERSION")) } }
+    }
+}
+
+impl Library for Linked {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn unique_id(&self) -> Result<Id> {
+        Ok(unique_id()?.to_bytes())
+    }
+
+    fn join(&self, joining: &Joining) -> Result<Box<dyn Communicator>> {
+        let config = Config { host: joining.host.clone(), ..Config::default() };
+        let id = UniqueId::from_bytes(joining.id)?;
+        let comm = Comm::init(&[id], joining.ranks, joining.rank, joining.device.caps().ordinal, config)
+            .with_context(|| format!("rank {}", joining.rank))?;
+        Ok(Box::new(Rank(comm)))
+    }
+
+    fn group_start(&self) -> Result<()> {
+        Ok(group::start()?)
+    }
+
+    fn group_end(&self) -> Result<()> {
+        Ok(group::end()?)
+    }
+}
+
+struct Rank(Comm);
+
+impl Communicator for Rank {
+    fn collective(&self, call: &Call, stream: Stream) -> Result<()> {
+        Ok(self.0.collective(*call, stream)?)
+    }
+
+    fn send(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()> {
+        Ok(self.0.send(addr, bytes, peer, stream)?)
+    }
+
+    fn recv(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()> {
+        Ok(self.0.recv(addr, bytes, peer, stream)?)
+    }
+
+    fn healthy(&self) -> Result<()> {
+        match self.0.async_error() {
+            Some(error) => Err(anyhow::Error::new(error).context(format!("rank {}", self.0.rank()))),
+            None => Ok(()),
+        }
+    }
+
+    fn stop(&self) -> Stop {
+        let comm = self.0.clone();
+        Box::new(move || {
+            // The communicator is lost either way; the cause is already recorded.
+            let _ = comm.abort();
+        })
+    }
+
+    fn explain(&self, call: &Call) -> String {
+        match self.0.explain(call) {
+            Ok(choice) => choice.why.to_string(),
+            Err(error) => format!("no choice: {error}"),
+        }
+    }
+
+    fn destroy(&self) -> Result<()> {
+        self.0.destroy().with_context(|| format!("rank {}: destroying the communicator", self.0.rank()))
+    }
+
+    fn abort(&self) {
+        // Fails, as it should, after `destroy`.
+        let _ = self.0.abort();
+    }
+}

@@ -1,0 +1,103 @@
+//! What is measured: the linked runtime, or a `libnccl.so.2` that is loaded by its path.
+//!
+//! Buffers, streams, graphs, loops and checks are the same for both; only the calls of a communicator differ.
+
+mod api;
+mod linked;
+mod loaded;
+
+use std::path::Path;
+
+use anyhow::Result;
+use hawser_plan::Call;
+use hawser_runtime::Stream;
+use hawser_runtime::device::Device;
+use serde::Serialize;
+
+/// Bytes of a unique id.
+pub const ID_BYTES: usize = 128;
+
+/// A unique id as it travels between processes.
+pub type Id = [u8; ID_BYTES];
+
+/// Makes one communicator's calls return with an error soon; may be called from any thread, at any time.
+pub type Stop = Box<dyn Fn() + Send>;
+
+/// Which library.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct About {
+    /// Its path; None for the linked runtime.
+    pub path: Option<String>,
+    /// The NCCL version that it claims to be, or that of this program.
+    pub version: String,
+}
+
+/// The place of a rank to be.
+pub struct Joining<'a> {
+    /// What all ranks share.
+    pub id: &'a Id,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// This one.
+    pub rank: u32,
+    /// Its device.
+    pub device: &'a dyn Device,
+    /// The host that it counts as, if not the real one.
+    pub host: Option<String>,
+}
+
+/// A library that makes communicators.
+pub trait Library: Send + Sync {
+    /// Which library.
+    fn about(&self) -> &About;
+
+    /// A new unique id; its meeting point, if any, is in this process.
+    fn unique_id(&self) -> Result<Id>;
+
+    /// Creates a communicator; inside a group it is of use only after the group's end.
+    fn join(&self, joining: &Joining) -> Result<Box<dyn Communicator>>;
+
+    /// Opens a group on this thread.
+    fn group_start(&self) -> Result<()>;
+
+    /// Closes it: everything called since then is put on its streams.
+    fn group_end(&self) -> Result<()>;
+}
+
+/// One rank. Only its own thread uses it; [`Communicator::stop`] is for the others.
+pub trait Communicator {
+    /// Puts a collective on a stream, or into the open group.
+    fn collective(&self, call: &Call, stream: Stream) -> Result<()>;
+
+    /// Sends bytes to a peer, or puts that into the open group.
+    fn send(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()>;
+
+    /// Receives bytes from a peer, or puts that into the open group.
+    fn recv(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()>;
+
+    /// Fails if something went wrong in the background, or after [`Communicator::stop`].
+    fn healthy(&self) -> Result<()>;
+
+    /// How others stop it.
+    fn stop(&self) -> Stop;
+
+    /// Why a call runs as it does.
+    fn explain(&self, call: &Call) -> String;
+
+    /// Frees it after its last operation.
+    fn destroy(&self) -> Result<()>;
+
+    /// Frees it whatever still runs; does nothing after [`Communicator::destroy`].
+    fn abort(&self);
+}
+
+/// The library at `path`, or the linked runtime.
+///
+/// # Errors
+/// The file is no library, needs something that is missing, or lacks one of NCCL's functions.
+pub fn open(path: Option<&Path>) -> Result<Box<dyn Library>> {
+    Ok(match path {
+        None => Box::new(linked::Linked::new()),
+        Some(path) => Box::new(loaded::Loaded::open(path)?),
+    })
+}

@@ -1,0 +1,330 @@
+//! One thread of the measurement: its ranks, and the loops over sizes and iterations.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use hawser_plan::ReduceOp;
+use hawser_runtime::device::{self, Device, Graph};
+
+use super::collective::Test;
+use super::launcher::Place;
+use super::library::{Id, Joining, Library};
+use super::options::{Options, Repetitions};
+use super::report::{Outcome, Reporter, Row};
+use super::run::{Series, Shape};
+use super::seat::{Case, Seat};
+use super::team::{self, Team};
+
+/// What one thread knows.
+pub struct Worker<'a> {
+    /// The command line.
+    pub options: &'a Options,
+    /// What is measured.
+    pub library: &'a dyn Library,
+    /// All threads.
+    pub team: &'a Team,
+    /// How many there are.
+    pub shape: Shape,
+    /// Where this process stands.
+    pub place: &'a Place,
+    /// Of the one communicator.
+    pub id: Id,
+    /// What is to be measured.
+    pub plan: &'a [Series],
+    /// Index in the process.
+    pub thread: u32,
+}
+
+impl Worker<'_> {
+    /// Measures everything. Returns whether all results were right (true without a reporter).
+    ///
+    /// # Errors
+    /// Bring-up or an operation failed, here or elsewhere.
+    pub fn run(&self, mut reporter: Option<Reporter>) -> Result<bool> {
+        let devices = self.devices()?;
+        // Current from now on, as in programs that use the CUDA runtime.
+        let _current: Box<dyn Any> = devices[0].enter()?;
+        let seats = self.sit_down(&devices, reporter.as_mut())?;
+        for _ in 0..self.options.cycles {
+            for series in self.plan {
+                if let Some(reporter) = reporter.as_mut().filter(|_| series.first) {
+                    reporter.begin(series.test);
+                }
+                self.series(&seats, series, reporter.as_mut())?;
+            }
+        }
+        self.barrier()?;
+        let ok = reporter.map_or(Ok(true), Reporter::finish)?;
+        seats.into_iter().try_for_each(Seat::close)?;
+        Ok(ok)
+    }
+
+    fn devices(&self) -> Result<Vec<Arc<dyn Device>>> {
+        let first = self.thread * self.shape.gpus;
+        let ordinals = (first..first + self.shape.gpus).map(|index| self.shape.ordinal(self.place, index));
+        ordinals.map(|ordinal| Ok(device::open(ordinal)?)).collect()
+    }
+
+    fn sit_down(&self, devices: &[Arc<dyn Device>], reporter: Option<&mut Reporter>) -> Result<Vec<Seat>> {
+        let first = (self.place.process * self.shape.threads + self.thread) * self.shape.gpus;
+        let mut comms = Vec::new();
+        self.barrier()?;
+        let clock = Instant::now();
+        self.in_group(self.shape.gpus > 1, || {
+            for (rank, device) in (first..).zip(devices) {
+                let (device, host) = (device.as_ref(), self.host(rank));
+                let joining = Joining { id: &self.id, ranks: self.shape.ranks, rank, device, host };
+                comms.push(self.library.join(&joining)?);
+            }
+            Ok(())
+        })?;
+        let seconds = clock.elapsed().as_secs_f64();
+        self.team.register(comms.iter().map(|comm| comm.stop()));
+        let slowest = self.exchange([seconds, 0.0, 0.0, 0.0])?.iter().map(|row| row[0]).fold(0.0, f64::max);
+        if let Some(reporter) = reporter {
+            reporter.made(slowest);
+        }
+        let (bytes, unalign) = (self.options.max_bytes, self.options.unalign);
+        let seat = |((comm, device), rank): ((_, &Arc<dyn Device>), _)| {
+            Seat::new(comm, rank, Arc::clone(device), bytes, unalign)
+        };
+        comms.into_iter().zip(devices).zip(first..).map(seat).collect()
+    }
+
+    /// The host that a rank counts as (`--hosts`).
+    fn host(&self, rank: u32) -> Option<String> {
+        let hosts = self.options.hosts?.min(self.shape.ranks);
+        Some(format!("part {} of {hosts}", u64::from(rank) * u64::from(hosts) / u64::from(self.shape.ranks)))
+    }
+
+    fn series(&self, seats: &[Seat], series: &Series, mut reporter: Option<&mut Reporter>) -> Result<()> {
+        self.barrier()?;
+        for bytes in self.options.warmup_sizes() {
+            let case = self.case(series, bytes, false);
+            for _ in 0..self.options.warmup {
+                self.start(seats, &case, 1)?;
+            }
+            self.synchronize(seats)?;
+        }
+        for (i, bytes) in self.options.sizes().into_iter().enumerate() {
+            if let Some(reporter) = &reporter {
+                reporter.working(|| format!("{} {} {bytes} B", series.test.name(), series.dtype.name()));
+            }
+            let seed = i as u64 * 2;
+            let (out_of_place, outside) = self.bench(seats, &self.case(series, bytes, false), seed)?;
+            let (in_place, outside_in_place) = if self.options.skip_in_place {
+                (None, 0)
+            } else {
+                let (outcome, outside) = self.bench(seats, &self.case(series, bytes, true), seed + 1)?;
+                (Some(outcome), outside)
+            };
+            let Some(reporter) = reporter.as_mut() else { continue };
+            let case = self.case(series, bytes, false);
+            let row = Row {
+                collective: series.test.name(),
+                size: case.geometry.send.max(case.geometry.recv) * series.dtype.size() as u64,
+                count: case.geometry.count,
+                dtype: series.dtype.name(),
+                op: series.op.map_or("none", ReduceOp::name),
+                root: series.root.map_or(-1, i64::from),
+                out_of_place,
+                in_place,
+                choice: self.options.explain.then(|| explain(&seats[0], &case)),
+            };
+            reporter.row(row, outside + outside_in_place);
+        }
+        Ok(())
+    }
+
+    fn case(&self, series: &Series, bytes: u64, in_place: bool) -> Case {
+        let ranks = self.shape.ranks;
+        Case {
+            test: series.test,
+            dtype: series.dtype,
+            op: series.op,
+            root: series.root.unwrap_or(0),
+            geometry: series.test.geometry(bytes, series.dtype, ranks),
+            ranks,
+            in_place,
+        }
+    }
+
+    /// Times `case`, then checks it. Returns bytes changed outside the receive buffers, too.
+    fn bench(&self, seats: &[Seat], case: &Case, seed: u64) -> Result<(Outcome, u64)> {
+        if self.options.check > 0 {
+            // Numbers of moderate size, so that nothing but speed is measured.
+            seats.iter().try_for_each(|seat| seat.prepare(case, seed))?;
+        }
+        let repetitions = self.repetitions(seats, case)?;
+        self.barrier()?;
+        let elapsed = self.timed(seats, case, repetitions)?;
+        let operations = u64::from(repetitions.iterations) * u64::from(self.options.aggregated);
+        let seconds = self.average(elapsed.as_secs_f64() / operations as f64)?;
+        let (algorithm, bus) = case.test.bandwidth(case.geometry, case.dtype, case.ranks, seconds);
+        let (wrong, outside) = self.checked(seats, case, seed)?;
+        let operations = operations * u64::from(repetitions.launches.max(1));
+        Ok((Outcome { time_us: seconds * 1e6, algorithm, bus, wrong, operations }, outside))
+    }
+
+    /// Runs `case` once, and says how often to repeat it, alike on all ranks.
+    fn repetitions(&self, seats: &[Seat], case: &Case) -> Result<Repetitions> {
+        self.barrier()?;
+        let clock = Instant::now();
+        self.start(seats, case, 1)?;
+        self.synchronize(seats)?;
+        let rows = self.exchange([clock.elapsed().as_secs_f64(), 0.0, 0.0, 0.0])?;
+        Ok(self.options.repetitions(rows.iter().map(|row| row[0]).fold(0.0, f64::max)))
+    }
+
+    /// Time of all iterations together.
+    fn timed(&self, seats: &[Seat], case: &Case, repetitions: Repetitions) -> Result<Duration> {
+        if repetitions.launches > 0 {
+            return self.timed_graph(seats, case, repetitions);
+        }
+        let clock = Instant::now();
+        for _ in 0..repetitions.iterations {
+            self.start(seats, case, self.options.aggregated)?;
+            self.pace(seats)?;
+        }
+        self.synchronize(seats)?;
+        Ok(clock.elapsed())
+    }
+
+    /// As [`Worker::timed`], all iterations in one graph: the mean of its launches.
+    fn timed_graph(&self, seats: &[Seat], case: &Case, repetitions: Repetitions) -> Result<Duration> {
+        let graphs = capture(seats, || {
+            (0..repetitions.iterations).try_for_each(|_| self.start(seats, case, self.options.aggregated))
+        })?;
+        self.barrier()?;
+        let clock = Instant::now();
+        for _ in 0..repetitions.launches {
+            launch(seats, &graphs)?;
+            self.pace(seats)?;
+        }
+        self.synchronize(seats)?;
+        Ok(clock.elapsed() / repetitions.launches)
+    }
+
+    /// `-z`: what happens after each iteration, or after each launch of a graph.
+    fn pace(&self, seats: &[Seat]) -> Result<()> {
+        if self.options.blocking > 0 {
+            self.synchronize(seats)?;
+        }
+        if self.options.blocking == 1 {
+            self.barrier()?;
+        }
+        Ok(())
+    }
+
+    /// `-a`: which time of all threads counts.
+    fn average(&self, seconds: f64) -> Result<f64> {
+        let rows = self.exchange([seconds, 0.0, 0.0, 0.0])?;
+        let times = rows.iter().map(|row| row[0]);
+        Ok(match self.options.average {
+            0 => rows[0][0],
+            1 => times.sum::<f64>() / rows.len() as f64,
+            2 => times.fold(f64::INFINITY, f64::min),
+            _ => times.fold(0.0, f64::max),
+        })
+    }
+
+    fn checked(&self, seats: &[Seat], case: &Case, seed: u64) -> Result<(Option<u64>, u64)> {
+        if self.options.check == 0 || (case.in_place && !case.test.checks_in_place()) {
+            return Ok((None, 0));
+        }
+        let (mut wrong, mut outside) = (0.0, 0.0);
+        for repetition in 0..u64::from(self.options.check) {
+            let seed = seed + 1000 * (repetition + 1);
+            seats.iter().try_for_each(|seat| seat.prepare(case, seed))?;
+            self.run_once(seats, case)?;
+            let mut mine = [0.0; 4];
+            for seat in seats {
+                let findings = seat.check(case, seed)?;
+                mine[0] += findings.wrong as f64;
+                mine[1] += findings.outside as f64;
+            }
+            let rows = self.exchange(mine)?;
+            wrong += rows.iter().map(|row| row[0]).sum::<f64>();
+            outside += rows.iter().map(|row| row[1]).sum::<f64>();
+            if wrong + outside > 0.0 {
+                break;
+            }
+        }
+        Ok((Some(wrong as u64), outside as u64))
+    }
+
+    /// Runs `case` to its end, with `-G` as a graph, which lives until it is over.
+    fn run_once(&self, seats: &[Seat], case: &Case) -> Result<()> {
+        if self.options.graph == 0 {
+            self.start(seats, case, 1)?;
+            return self.synchronize(seats);
+        }
+        let graphs = capture(seats, || self.start(seats, case, 1))?;
+        launch(seats, &graphs)?;
+        self.synchronize(seats)
+    }
+
+    /// Puts `times` operations of every seat on its device, in one group if there are several.
+    fn start(&self, seats: &[Seat], case: &Case, times: u32) -> Result<()> {
+        if case.test == Test::Hypercube {
+            for step in 0..case.ranks.trailing_zeros().max(1) {
+                self.in_group(true, || seats.iter().try_for_each(|seat| seat.start_hypercube(case, step)))?;
+            }
+            return Ok(());
+        }
+        let several = seats.len() > 1 || times > 1 || case.test.call(0, case.dtype, case.op, 0).is_none();
+        self.in_group(several, || {
+            for _ in 0..times {
+                seats.iter().try_for_each(|seat| seat.start(case))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Runs `calls`, inside a group if `grouped`; the group is closed in any case.
+    fn in_group(&self, grouped: bool, calls: impl FnOnce() -> Result<()>) -> Result<()> {
+        if !grouped {
+            return calls();
+        }
+        self.library.group_start()?;
+        let called = calls();
+        let ended = self.library.group_end();
+        called?;
+        ended
+    }
+
+    fn synchronize(&self, seats: &[Seat]) -> Result<()> {
+        seats.iter().try_for_each(|seat| seat.synchronize(self.options.deadline()))
+    }
+
+    fn exchange(&self, row: team::Row) -> Result<Arc<Vec<team::Row>>> {
+        self.team.exchange(self.thread as usize, row)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.team.barrier(self.thread as usize)
+    }
+}
+
+/// Records what `calls` starts: one graph per seat. The captures are ended in any case.
+fn capture(seats: &[Seat], calls: impl FnOnce() -> Result<()>) -> Result<Vec<Graph>> {
+    let mut begun = 0;
+    let called = seats.iter().try_for_each(|seat| seat.begin_capture().map(|()| begun += 1));
+    let called = called.and_then(|()| calls());
+    let graphs: Vec<Result<Graph>> = seats[..begun].iter().map(Seat::end_capture).collect();
+    called?;
+    graphs.into_iter().collect()
+}
+
+fn launch(seats: &[Seat], graphs: &[Graph]) -> Result<()> {
+    seats.iter().zip(graphs).try_for_each(|(seat, graph)| seat.launch(graph))
+}
+
+fn explain(seat: &Seat, case: &Case) -> String {
+    match seat.call(case) {
+        Some(call) => seat.comm.explain(&call),
+        None => "sends and receives: no algorithm to choose".into(),
+    }
+}
