@@ -9,29 +9,28 @@ numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if a 
 """
 
 import argparse
-import json
-import os
-import signal
 import sys
 import time
-import traceback
+
+sys.dont_write_bytecode = True
 
 import cases
+import children
 import layer as layers
 import nccl
 
 ALGORITHMS = ["Ring", "Tree", "OneShot", "AllPairs", "Direct"]
 PROTOCOLS = ["LL", "LL128", "Simple", "SymLL", "SymSimple"]
 COUNTS = [0, 1, 2, 3, 7, 15, 16, 17, 127, 1000, 4095, 4096, 4097, 100_003, (1 << 20) + 3]
-FUNCTIONS = "allreduce reduce broadcast allgather reducescatter alltoall gather scatter".split()
-DEFAULT = "default"
 
 
 def main():
     options = arguments()
     rows, bad = [], 0
     for pair in options.pairs:
-        row = in_child(pair, options)
+        row = children.in_child(pair, lambda: Suite(options, pair).run(), options.timeout + 60)
+        if "failed" in row:
+            row |= {"ran": {}, "refused": {}, "wrong": 1, "texts": [row["failed"]]}
         if "skipped" in row:
             print(f"skipped: {row['skipped']}")
             return 0
@@ -47,7 +46,7 @@ def main():
 
 
 def arguments():
-    every = [DEFAULT] + [f"{a}/{p}" for a in ALGORITHMS for p in PROTOCOLS]
+    every = [children.DEFAULT] + [f"{a}/{p}" for a in ALGORITHMS for p in PROTOCOLS]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library")
     parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
@@ -70,49 +69,6 @@ def describe(pair, row):
     if refused:
         lines.append(f"{'':18} not offered: {refused}")
     return "\n".join(lines + [f"{'':18} {text}" for text in row["texts"]])
-
-
-def in_child(pair, options):
-    """What a forked process says about a pair. It opens the GPUs and the library, this one does not."""
-    try:
-        import torch  # noqa: F401  (once for all children)
-    except ImportError:
-        pass
-    begin, (read, write) = time.monotonic(), os.pipe()
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        code = 1
-        try:
-            force(pair)
-            report = json.dumps(Suite(options, pair).run())
-            with os.fdopen(write, "w") as out:
-                out.write(report)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    os.close(write)
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    signal.alarm(int(options.timeout) + 60)
-    with os.fdopen(read) as out:
-        text = out.read()
-    _, status = os.waitpid(child, 0)
-    signal.alarm(0)
-    row = json.loads(text) if text else {"ran": {}, "refused": {}, "wrong": 1, "texts": [f"did not end well: status {status}"]}
-    return row | {"seconds": time.monotonic() - begin}
-
-
-def force(pair):
-    for name in ("NCCL_ALGO", "NCCL_PROTO"):
-        os.environ.pop(name, None)
-    if pair != DEFAULT:
-        algorithm, protocol = pair.split("/")
-        os.environ["NCCL_ALGO"] = ";".join(f"{function}:{algorithm}" for function in FUNCTIONS)
-        os.environ["NCCL_PROTO"] = protocol
 
 
 class Suite:
@@ -187,7 +143,7 @@ class Suite:
 
     def exchanges(self):
         """Send and receive go by size, not by `NCCL_ALGO`: they run where nothing is forced and with Direct."""
-        if self.pair != DEFAULT and not self.pair.startswith("Direct"):
+        if self.pair != children.DEFAULT and not self.pair.startswith("Direct"):
             return
         n, types = self.ranks, self.layer.types
         for turn, count in enumerate([*COUNTS, self.options.large // 4]):

@@ -148,12 +148,22 @@ class TorchLayer:
             graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
             self._check(self.driver.cuStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph)))
             self._check(self.driver.cuGraphInstantiateWithFlags(ctypes.byref(ready), graph, ctypes.c_ulonglong(0)))
+            self._check(self.driver.cuGraphDestroy(graph))
             graphs.append(ready)
         return graphs
 
     def replay(self, place, graph, stream):
         self.use(place)
         self._check(self.driver.cuGraphLaunch(graph, ctypes.c_void_p(stream.cuda_stream)))
+
+    def drop(self, graphs):
+        for graph in graphs:
+            self._check(self.driver.cuGraphExecDestroy(graph))
+
+    def delay(self, stream, cycles):
+        """Keeps a stream busy for some clock cycles of its GPU."""
+        with self.on(stream):
+            self.torch.cuda._sleep(cycles)
 
     def _check(self, code):
         if code != 0:
@@ -195,6 +205,9 @@ class NumpyLayer:
         pass
 
     def synchronize(self):
+        pass
+
+    def delay(self, stream, cycles):
         pass
 
     def filled(self, place, n, value):
