@@ -1,5 +1,5 @@
 // Integers of 1 byte.
-#include "interp.cuh"
+#include "kernels.cuh"
 
 #define SIGNED_TOO(T, type)           \
     HAWSER_KERNELS(Max, max, T, type) \

@@ -1,4 +1,4 @@
 // Bytes that are only moved.
-#include "interp.cuh"
+#include "kernels.cuh"
 
 HAWSER_KERNELS(Copy, copy, uint8_t, u8)

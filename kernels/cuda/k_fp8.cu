@@ -1,5 +1,5 @@
 // 8-bit floats.
-#include "interp.cuh"
+#include "kernels.cuh"
 
 #define TYPE(T, type)                      \
     HAWSER_KERNELS(Sum, sum, T, type)      \

@@ -50,6 +50,12 @@ __device__ __forceinline__ u32 load_relaxed_sys_u32(u64 address) {
     return v;
 }
 
+__device__ __forceinline__ u32 load_acquire_sys_u32(u64 address) {
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+    return v;
+}
+
 __device__ __forceinline__ u64 now_ns() {
     u64 t;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));

@@ -131,6 +131,52 @@ struct HawserDeps {
     uint64_t progress[HAWSER_MAX_BLOCKS];
 };
 
+// What a kernel of one or two exchanges reads: core/plan/src/exchange.rs documents every field.
+constexpr int HAWSER_EXCHANGE_RANKS = 8;
+constexpr uint32_t HAWSER_WORD_SLOT = 8192; // a word of 16 bytes for each of 512 threads
+constexpr uint32_t HAWSER_LINE_SLOT = 4096; // eight rows of four lines
+constexpr uint32_t HAWSER_TILE_SLOT = 8192;
+constexpr uint32_t HAWSER_UNIT_FLAGS = 32; // bytes of a warp's flags: one of 4 bytes for each rank
+
+// HawserExchange::form
+constexpr uint32_t HAWSER_FOLD = 1;    // what comes first is combined into one value
+constexpr uint32_t HAWSER_OWN = 2;     // src[0] is an operand too
+constexpr uint32_t HAWSER_SECOND = 4;  // the value goes on in a second exchange
+constexpr uint32_t HAWSER_SAME = 8;    // all of src are equal
+constexpr uint32_t HAWSER_SCALE = 16;  // src is multiplied by the scalar on reading
+constexpr uint32_t HAWSER_DIVIDE = 32; // the value is divided by the divisor
+constexpr uint32_t HAWSER_ALIGNED = 64; // all of src and dst are multiples of 16
+
+struct HawserExchange {
+    uint64_t to[HAWSER_EXCHANGE_RANKS];
+    uint64_t src[HAWSER_EXCHANGE_RANKS];
+    uint64_t src_len[HAWSER_EXCHANGE_RANKS];
+    uint64_t dst[HAWSER_EXCHANGE_RANKS];
+    uint64_t len[HAWSER_EXCHANGE_RANKS];
+    uint64_t mine;
+    uint64_t comm;
+    uint64_t epochs;
+    uint64_t scalar;
+    uint64_t op_number;
+    uint64_t most;
+    uint64_t least;
+    uint32_t divisor;
+    uint32_t tile;
+    uint32_t flags_at;
+    uint8_t rank;
+    uint8_t ranks;
+    uint8_t form;
+    uint8_t scalar_is_address;
+    uint8_t send1;
+    uint8_t recv1;
+    uint8_t keep;
+    uint8_t send2;
+    uint8_t recv2;
+    uint8_t pad[3];
+};
+
+static_assert(sizeof(HawserExchange) == 400 && offsetof(HawserExchange, mine) == 320, "");
+static_assert(offsetof(HawserExchange, divisor) == 376 && offsetof(HawserExchange, recv2) == 396, "");
 static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 && offsetof(HawserStep, recv) == 32, "");
 static_assert(sizeof(HawserBlock) == 8, "");
 static_assert(sizeof(HawserWork) == 80 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, chunks) == 60, "");
