@@ -1,10 +1,10 @@
 """Collectives with data that tells mistakes apart, what they must give, and buffers with guards.
 
-What only moves data moves bits of a hash (every eighth case all zeros, every eighth all ones: values that could pass for
-flags). What reduces gets small whole numbers, so that every sum is exact in its type in any order and results are compared bit by
-bit. Averages of floats get multiples of the number of ranks. The one exception is the average of float and double
-over a number of ranks that is no power of two (of 8-bit floats, if the number is not exact in the type): there every
-contribution and every partial sum may be rounded, and results may differ by `Case.tolerance()`.
+What only moves data moves bits of a hash (every eighth case all zeros, every eighth all ones: values that could pass
+for flags). What reduces gets small whole numbers, so that every sum is exact in its type in any order and results are
+compared bit by bit. Averages of floats get multiples of the number of ranks. The one exception is the average of float
+and double over a number of ranks that is no power of two (of 8-bit floats, if the number is not exact in the type):
+there every contribution and every partial sum may be rounded, and results may differ by `Case.tolerance()`.
 """
 
 import dataclasses
@@ -78,11 +78,14 @@ class Case:
             return 0, own
         return 0, 0
 
-    def op_number(self, communicator, rank, layer):
+    def op_number(self, communicator, rank):
+        """NCCL's number of the reduction; a pre-multiplied sum is made at its first use."""
         if self.op != "premulsum" or not self.reduces:
             return OPS.index(self.op) if self.reduces else 0
-        factor = bytes(layer.encode(layer.index(0, FACTOR, FACTOR + 1), self.dtype).tolist())
-        return communicator.premulsum(rank, self.dtype.number, factor)
+        dtype = self.dtype
+        # Two is 0x40 and zeros in every float type.
+        factor = bytes(dtype.size - 1) + b"\x40" if dtype.digits else FACTOR.to_bytes(dtype.size, "little")
+        return communicator.premulsum(rank, dtype.number, factor)
 
     def input(self, layer, place, rank, start, stop):
         """Bytes of the elements `start..stop` of the input of `rank`."""
@@ -221,7 +224,7 @@ class RankWork:
         return self.input.address + self.input_at, self.output.address + self.output_at
 
     def issue(self, communicator, stream):
-        case, op = self.case, self.case.op_number(communicator, self.rank, self.layer)
+        case, op = self.case, self.case.op_number(communicator, self.rank)
         number = case.dtype.number
         communicator.call(case.collective, self.rank, self.addresses(), case.count, number, op, case.root, stream)
 

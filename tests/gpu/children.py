@@ -12,7 +12,7 @@ DEFAULT = "default"
 
 
 def in_child(pair, work, timeout):
-    """The dictionary that `work()` gives in a forked process with `pair` (`Ring/LL` or `default`) forced, and `seconds`.
+    """What `work()` gives in a forked process with `pair` (`Ring/LL` or `default`) forced, with `seconds` added.
 
     The child opens GPUs and library, this process does not. A child that ends otherwise gives `failed`.
     """

@@ -4,9 +4,9 @@
 Random floats over a wide range of exponents, many of which cancel, so that the order of additions shows. all_reduce
 must give the same bits on all ranks; all_reduce, reduce_scatter and reduce the same bits in every repetition, eager and
 as a replayed CUDA graph, in place, and in buffers that are not aligned, while ranks are delayed at random. With OneShot
-or AllPairs forced the sum must be x0 + x1 + ... in the order of ranks, folded in float and rounded once (16-bit types: up
-to 8 ranks). A process per forced pair, as in forced.py. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs
-there); says so and ends with 0 otherwise. The exit code is 1 if bits differ.
+or AllPairs forced the sum must be x0 + x1 + ... in the order of ranks, folded in float and rounded once (16-bit types:
+up to 8 ranks). A process per forced pair, as in forced.py. Needs PyTorch and a GPU, or `--host` with numpy and
+ml_dtypes (no graphs there); says so and ends with 0 otherwise. The exit code is 1 if bits differ.
 """
 
 import argparse
@@ -88,7 +88,8 @@ class Suite:
         self.streams = [layer.stream(place) for place in range(self.ranks)]
         for collective, dtype, total in self.plan():
             blocks = self.ranks if collective == "reduce_scatter" else 1
-            case = cases.Case(collective, dtype, "sum", max(1, total // dtype.size // blocks), self.ranks - 1, self.ranks, total)
+            count = max(1, total // dtype.size // blocks)
+            case = cases.Case(collective, dtype, "sum", count, self.ranks - 1, self.ranks, total)
             watchdog.step(lambda: f"{self.pair}: {case}")
             try:
                 Trial(self, case).run()
@@ -102,7 +103,8 @@ class Suite:
 
     def plan(self):
         types = [t for t in self.layer.types if t.name in FORMATS]
-        sizes = sorted(s for s in SIZES + [s + 4 for s in AROUND] + [s - 4 for s in AROUND] if s <= self.options.largest)
+        sizes = SIZES + [s + 4 for s in AROUND] + [s - 4 for s in AROUND]
+        sizes = sorted(s for s in sizes if s <= self.options.largest)
         for turn, size in enumerate(sizes):
             for dtype in types:
                 yield "all_reduce", dtype, size
@@ -138,7 +140,8 @@ class Trial:
         self.expect("a repetition")
         if not self.layer.on_host:
             self.replays(plain)
-        for name, in_place, shift in (("in place", True, 0), ("not aligned", False, 1), ("in place and not aligned", True, 1)):
+        ways = (("in place", True, 0), ("not aligned", False, 1), ("in place and not aligned", True, 1))
+        for name, in_place, shift in ways:
             buffers = self.buffers(in_place, shift)
             for _ in range(3):
                 self.again(buffers, lambda: self.issue(buffers))

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Every collective with every algorithm and protocol forced in turn: tests/gpu/forced.py libnccl.so.2 [ranks]
 
-A process per pair (`NCCL_ALGO` and `NCCL_PROTO` are read once), first one with nothing forced. Types, reductions, counts,
-roots, in place and not, buffers aligned and not; results, inputs, outputs that must stay and guards around all buffers
-are compared (`cases.py` says how exactly). What the library refuses with "no algorithm and protocol left" is listed as
-not offered. One thread drives all ranks, which share GPUs if there are more. Needs PyTorch and a GPU, or `--host` with
-numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if a result is wrong or a pair did not end.
+A process per pair (`NCCL_ALGO` and `NCCL_PROTO` are read once), first one with nothing forced. Types, reductions,
+counts, roots, in place and not, buffers aligned and not; results, inputs, outputs that must stay and guards around all
+buffers are compared (`cases.py` says how exactly). What the library refuses with "no algorithm and protocol left" is
+listed as not offered. One thread drives all ranks, which share GPUs if there are more. Needs PyTorch and a GPU, or
+`--host` with numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if a result is wrong or a pair
+did not end.
 """
 
 import argparse
@@ -180,6 +181,7 @@ class Suite:
         for stream, work in zip(self.streams, works):
             with self.layer.on(stream):
                 counts.append(work.wrong())
+        self.layer.synchronize()
         counts = [self.layer.number(count) for count in counts]
         self.ran[name] = self.ran.get(name, 0) + 1
         if any(counts):

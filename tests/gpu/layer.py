@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import os
 
-# Name, NCCL's number, bytes, largest whole number up to which all are exact, signed, float (digits of mantissa, 0 = integer).
+# Name, NCCL's number, bytes, largest whole number up to which all are used, signed, bits of mantissa (0 = integer).
 TYPES = [
     ("int8", 0, 1, 127, True, 0),
     ("uint8", 1, 1, 255, False, 0),
@@ -31,7 +31,8 @@ class Type:
     """A data type of NCCL."""
 
     def __init__(self, name, number, size, exact, signed, digits):
-        self.name, self.number, self.size, self.exact, self.signed, self.digits = name, number, size, exact, signed, digits
+        self.name, self.number, self.size = name, number, size
+        self.exact, self.signed, self.digits = exact, signed, digits
         self.tiny = name.startswith("f8")
 
     def __repr__(self):
@@ -54,6 +55,8 @@ def open_layer(ranks, host):
         return None, "needs a GPU (or --host and numpy)"
     if ranks > torch.cuda.device_count():
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    # Kernels wait for each other: streams of ranks that share a GPU must not share a queue.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     return TorchLayer(torch), None
 
 
@@ -89,6 +92,9 @@ class TorchLayer:
 
     def after(self, later, earlier):
         later.wait_stream(earlier)
+
+    def busy(self, stream):
+        return not stream.query()
 
     def synchronize(self):
         for gpu in range(self.gpus):
@@ -203,6 +209,9 @@ class NumpyLayer:
 
     def after(self, later, earlier):
         pass
+
+    def busy(self, stream):
+        return False
 
     def synchronize(self):
         pass

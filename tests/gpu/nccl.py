@@ -42,7 +42,8 @@ class NcclError(Exception):
     @property
     def not_offered(self):
         """Whether the settings left nothing that could do the call, or name what the library does not know."""
-        return self.code == INVALID_USAGE and ("no algorithm and protocol left" in self.text or "unknown word" in self.text)
+        words = ("no algorithm and protocol left", "unknown word")
+        return self.code == INVALID_USAGE and any(word in self.text for word in words)
 
 
 class Library:
@@ -75,7 +76,7 @@ class Library:
 
 
 class Communicator:
-    """The ranks of one communicator. `places[rank]` says on which of the machine's places (streams, GPU) a rank runs."""
+    """The ranks of one communicator. `places[rank]` is where a rank runs: its GPU and streams."""
 
     def __init__(self, library, handles, places, name):
         self.library, self.handles, self.places, self.name = library, handles, places, name
