@@ -1,9 +1,9 @@
-//! Runs the kernel source on the CPU (`cuda/emulated`): results, guards, barriers, leaving early.
+//! Runs the kernel source on the CPU (`cuda/emulated`): results, guards, barriers, launches in a row, leaving early.
 //!
 //! Needs a C++ compiler and CUDA's headers (for the fp8 and half types); says so and passes without them.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 #[test]
 fn the_kernels_are_right_under_emulation() {
@@ -11,28 +11,48 @@ fn the_kernels_are_right_under_emulation() {
         eprintln!("skipped: no CUDA headers (cuda_fp8.h); `make setup` installs them");
         return;
     };
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/emulated/main.cpp");
-    let compiled = Command::new("g++")
-        .args(["-std=c++17", "-O2", "-w", "-I"])
-        .arg(include)
-        .arg("-o")
-        .arg(&program)
-        .arg(source)
-        .output();
-    let Ok(compiled) = compiled else {
+    let Some(program) = compiled(&include) else {
         eprintln!("skipped: no g++");
         return;
     };
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    // Seed and number of rounds; a round takes some ten seconds.
-    let run = Command::new(&program).args(["7", "1"]).output().expect("the emulation starts");
+    // Seed and number of rounds; a round takes a second.
+    let run = Command::new(&program).args(["7", "6"]).output().expect("the emulation starts");
     assert!(
         run.status.success(),
         "{}{}",
         String::from_utf8_lossy(&run.stdout),
         String::from_utf8_lossy(&run.stderr)
     );
+}
+
+/// The program, its files compiled side by side; none without a compiler.
+fn compiled(include: &Path) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/emulated");
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let objects = ["main", "exchange"].map(|name| build.join(name).with_extension("o"));
+    let compile = |object: &PathBuf| {
+        let file = source.join(object.file_stem()?).with_extension("cpp");
+        let flags = ["-std=c++17", "-O1", "-w", "-c", "-I"];
+        let command = Command::new("g++")
+            .args(flags)
+            .arg(include)
+            .arg("-o")
+            .arg(object)
+            .arg(file)
+            .stderr(Stdio::piped())
+            .spawn();
+        command.ok()
+    };
+    let compilers = objects.iter().map(compile).collect::<Option<Vec<_>>>()?;
+    for compiler in compilers {
+        let output = compiler.wait_with_output().expect("the compiler ends");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let program = build.join("emulated");
+    let linked =
+        Command::new("g++").arg("-o").arg(&program).args(&objects).output().expect("the linker starts");
+    assert!(linked.status.success(), "{}", String::from_utf8_lossy(&linked.stderr));
+    Some(program)
 }
 
 /// The first folder with CUDA's fp8 header: of a toolkit, or of the project's own environment.

@@ -1,17 +1,13 @@
 // A GPU of fibers: enough of CUDA to run the kernels' source on one CPU thread, in random
 // interleavings. Barriers and warp operations check that they are used as the hardware demands. It
-// shows errors of logic (deadlocks, wrong slots, wrong places), not of memory order.
+// shows errors of logic (deadlocks, wrong slots, wrong places) and flags that overtake plain stores for
+// want of a fence; of memory order it knows nothing else.
 #pragma once
 
-#include <cstdio>
-#include <cstdlib>
+#include "fibers.hpp"
+
 #include <cstring>
-#include <functional>
 #include <map>
-#include <memory>
-#include <random>
-#include <ucontext.h>
-#include <vector>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -26,95 +22,59 @@
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 
-struct Barrier {
-    unsigned count = 0, phase = 0, threads = 0;
-    std::vector<bool> here = std::vector<bool>(1024);
-};
-struct Warp {
-    uint64_t values[2][32];
-    const char* what[2];
-    unsigned count = 0, generation = 0;
-};
-struct BlockRun {
-    unsigned index, threads;
-    Barrier barriers[16];
-    std::vector<Warp> warps = std::vector<Warp>(32);
-    std::shared_ptr<void> shared;
-};
-struct Fiber {
-    ucontext_t context;
-    std::vector<char> stack = std::vector<char>(128 << 10);
-    BlockRun* block;
-    unsigned thread;
-    std::function<void()> body;
-    bool over = false;
-};
 struct Dim { unsigned x; };
-
-inline Dim emulated_thread, emulated_block, emulated_dim;
-inline Fiber* fiber;
-inline ucontext_t scheduler;
-inline std::mt19937 dice;
-inline uint64_t emulated_ns = 1;
+inline Dim emulated_thread, emulated_block, emulated_dim, emulated_grid;
 #define threadIdx emulated_thread
 #define blockIdx emulated_block
 #define blockDim emulated_dim
+#define gridDim emulated_grid
 
-#define REQUIRE(x, ...)                                                          \
-    if (!(x)) {                                                                  \
-        std::printf("%s:%d: %s: ", __FILE__, __LINE__, #x);                      \
-        std::printf(__VA_ARGS__);                                                \
-        std::printf("\n");                                                       \
-        std::abort();                                                            \
-    }
-
-inline void yield_fiber() { swapcontext(&fiber->context, &scheduler); }
-inline void maybe_yield() { if (dice() % 4 == 0) yield_fiber(); }
-
-inline void run_fibers(std::vector<std::unique_ptr<Fiber>>& fibers) {
-    static void (*start)() = [] { fiber->body(); fiber->over = true; yield_fiber(); };
-    for (auto& f : fibers) {
-        getcontext(&f->context);
-        f->context.uc_stack = {f->stack.data(), 0, f->stack.size()};
-        f->context.uc_link = nullptr;
-        makecontext(&f->context, start, 0);
-    }
-    std::vector<Fiber*> alive;
-    for (auto& f : fibers) alive.push_back(f.get());
-    uint64_t switches = 0;
-    while (!alive.empty()) {
-        size_t i = dice() % alive.size();
-        // Bursts: one warp or thread may run far ahead.
-        unsigned burst = dice() % 8 == 0 ? 64 : 1;
-        fiber = alive[i];
-        for (unsigned n = 0; n < burst && !fiber->over; n++) {
-            emulated_thread = {fiber->thread};
-            emulated_block = {fiber->block->index};
-            emulated_dim = {fiber->block->threads};
-            swapcontext(&scheduler, &fiber->context);
-            emulated_ns += 10;
-        }
-        if (fiber->over) { alive[i] = alive.back(); alive.pop_back(); }
-        REQUIRE(++switches < 400u * 1000 * 1000, "no end: %zu threads wait", alive.size());
+// Stores of 16 bytes land late and in any order, until a fence of the same thread or, after a barrier of the warp, of another.
+inline bool weak_stores = false;
+inline void land(Warp& w, size_t i) {
+    std::memcpy((void*)w.pending[i].address, &w.pending[i].x, 16);
+    w.pending[i] = w.pending.back();
+    w.pending.pop_back();
+    emulated_progress++;
+}
+inline void land_all(Warp& w, unsigned lane, bool others) {
+    for (size_t i = w.pending.size(); i-- > 0;) {
+        const Pending& p = w.pending[i];
+        if (p.lane == lane || (others && p.generation != w.generation)) land(w, i);
     }
 }
 
+inline void Fibers::step(Fiber& f, unsigned times) {
+    fiber = &f;
+    for (unsigned n = 0; n < times && !f.over; n++) {
+        emulated_thread = {f.thread}, emulated_block = {f.block->index};
+        emulated_dim = {f.block->threads}, emulated_grid = {f.block->grid};
+        resume_fiber();
+        emulated_ns += 10;
+        if (f.waits_for && *f.waits_for == f.waits_value) return;
+    }
+    if (!f.over) return;
+    BlockRun& block = *f.block;
+    Warp& warp = block.warps[f.thread / 32];
+    land_all(warp, f.thread % 32, false);
+    block.left++, warp.left++;
+    if (block.all.count != 0 && block.all.count == block.threads - block.left) block.all.complete();
+}
+
+inline Warp& own_warp() { return fiber->block->warps[fiber->thread / 32]; }
 inline void emulated_arrive(unsigned id, unsigned threads) {
     Barrier& b = fiber->block->barriers[id];
     REQUIRE(b.count == 0 || b.threads == threads, "barrier %u: %u or %u threads", id, b.threads, threads);
     REQUIRE(!b.here[fiber->thread], "barrier %u: thread %u arrives twice", id, fiber->thread);
     b.threads = threads;
     b.here[fiber->thread] = true;
-    if (++b.count == threads) {
-        b.count = 0;
-        b.phase++;
-        b.here.assign(1024, false);
-    }
+    if (++b.count == threads) b.complete();
+    emulated_progress++;
 }
 inline void emulated_sync(unsigned id, unsigned threads) {
     unsigned phase = fiber->block->barriers[id].phase;
     emulated_arrive(id, threads);
-    while (fiber->block->barriers[id].phase == phase) yield_fiber();
+    wait_for_change(fiber->block->barriers[id].phase, phase);
 }
 inline const uint64_t* emulated_warp(const char* what, uint64_t value) {
     Warp& w = fiber->block->warps[fiber->thread / 32];
@@ -123,10 +83,20 @@ inline const uint64_t* emulated_warp(const char* what, uint64_t value) {
     w.what[g % 2] = what;
     w.values[g % 2][fiber->thread % 32] = value;
     if (++w.count == 32) w.count = 0, w.generation++;
-    while (w.generation == g) yield_fiber();
+    wait_for_change(w.generation, g);
     return w.values[g % 2];
 }
-inline void __syncthreads() { emulated_sync(0, emulated_dim.x); }
+// Threads that have left do not count. `whole_warps`: they must have left as whole warps, as `barrier.aligned` demands; a
+// compiler may let lanes that leave a loop wait for the others of their warp, who then wait for them.
+inline bool whole_warps = true;
+inline void __syncthreads() {
+    BlockRun& block = *fiber->block;
+    REQUIRE(!whole_warps || own_warp().left == 0, "thread %u waits at a barrier, lanes of its warp have left", fiber->thread);
+    unsigned phase = block.all.phase;
+    if (++block.all.count == block.threads - block.left) block.all.complete();
+    emulated_progress++;
+    wait_for_change(block.all.phase, phase);
+}
 inline void __syncwarp() { emulated_warp("syncwarp", 0); }
 inline bool __all_sync(unsigned, bool v) {
     const uint64_t* all = emulated_warp("all", v);
@@ -151,6 +121,7 @@ inline uint32_t atomicCAS(uint32_t* p, uint32_t want, uint32_t v) {
 inline uint32_t atomicCAS_system(uint32_t* p, uint32_t want, uint32_t v) { return atomicCAS(p, want, v); }
 inline void atomicMin(uint32_t* p, uint32_t v) { if (v < *p) *p = v; }
 inline void __threadfence_system() {}
+inline int __ffs(unsigned v) { return __builtin_ffs((int)v); }
 template <class To, class From> To as(From v) { To t; std::memcpy(&t, &v, sizeof t); return t; }
 inline float __uint_as_float(uint32_t v) { return as<float>(v); }
 inline uint32_t __float_as_uint(float v) { return as<uint32_t>(v); }
@@ -175,33 +146,54 @@ namespace hawser {
 
 template <class T> T& at(u64 address) { return *(T*)address; }
 inline u64 load_acquire_sys(u64 a) { yield_fiber(); return at<u64>(a); }
-inline void store_relaxed_sys(u64 a, u64 v) { at<u64>(a) = v; maybe_yield(); }
-inline void store_relaxed_sys_u32(u64 a, u32 v) { at<u32>(a) = v; maybe_yield(); }
+inline u32 load_acquire_sys_u32(u64 a) { yield_fiber(); return at<u32>(a); }
+template <class W> void store(u64 a, W v) {
+    at<W>(a) = v;
+    emulated_progress++;
+    maybe_yield();
+}
+inline void store_relaxed_sys(u64 a, u64 v) { store(a, v); }
+inline void store_relaxed_sys_u32(u64 a, u32 v) { store(a, v); }
 inline void store_release_gpu(u64 a, u64 v) { at<u64>(a) = v; }
-inline void fence_acq_rel_sys() { for (unsigned n = dice() % 50; n > 0; n--) yield_fiber(); }
+inline void fence_acq_rel_sys() {
+    land_all(own_warp(), fiber->thread % 32, true);
+    for (unsigned n = dice() % 50; n > 0; n--) yield_fiber();
+}
 inline u32 load_relaxed_sys_u32(u64 a) { return at<u32>(a); }
 inline u64 now_ns() { return emulated_ns; }
 inline u32 add_acq_rel_gpu(u32* a, u32 v) { u32 old = *a; *a += v; return old; }
-inline Pack load_pack(u64 a) { maybe_yield(); return at<Pack>(a); }
-inline void store_pack(u64 a, Pack v) { at<Pack>(a) = v; maybe_yield(); }
+inline Pack load_pack(u64 a) {
+    REQUIRE(a % 16 == 0, "misaligned load");
+    maybe_yield();
+    return at<Pack>(a);
+}
+inline void store_pack(u64 a, Pack v) {
+    if (!weak_stores) return store(a, v);
+    REQUIRE(a % 16 == 0, "misaligned store");
+    Warp& w = own_warp();
+    w.pending.push_back({a, v.x, v.y, fiber->thread % 32, w.generation});
+    if (dice() % 2) land(w, dice() % w.pending.size());
+    maybe_yield();
+}
 inline Word load_word(u64 a) { yield_fiber(); return at<Word>(a); }
-inline void store_word(u64 a, u64 d, u32 f) { at<Word>(a) = {(u32)d, f, (u32)(d >> 32), f}; maybe_yield(); }
+inline void store_word(u64 a, u64 d, u32 f) { store(a, Word{(u32)d, f, (u32)(d >> 32), f}); }
 // A line is stored when its eight parts have come, and loaded as it was when the first part was asked for.
 struct LineCopy { Pack parts[8]; unsigned count = 0; };
 inline std::map<std::pair<Warp*, u64>, LineCopy> line_stores, line_loads;
 inline void store_line_part(u64 a, Pack v) {
-    auto key = std::make_pair(&fiber->block->warps[fiber->thread / 32], a & ~127ull);
+    auto key = std::make_pair(&own_warp(), a & ~127ull);
     LineCopy& line = line_stores[key];
     line.parts[a % 128 / 16] = v;
     if (++line.count == 8) {
         std::memcpy((void*)(a & ~127ull), line.parts, 128);
         line_stores.erase(key);
+        emulated_progress++;
     }
     maybe_yield();
 }
 inline Pack load_line_part(u64 a) {
     yield_fiber();
-    auto key = std::make_pair(&fiber->block->warps[fiber->thread / 32], a & ~127ull);
+    auto key = std::make_pair(&own_warp(), a & ~127ull);
     LineCopy& line = line_loads[key];
     if (line.count == 0) std::memcpy(line.parts, (void*)(a & ~127ull), 128);
     Pack v = line.parts[a % 128 / 16];
@@ -215,16 +207,9 @@ template <class W> u64 load_part(u64 a) {
 template <class W> void store_part(u64 a, u64 v) {
     REQUIRE(a % sizeof(W) == 0, "misaligned store");
     at<W>(a) = (W)v;
+    emulated_progress++;
 }
 inline void barrier_wait(u32 b, u32 n) { emulated_sync(b, n); }
 inline void barrier_arrive(u32 b, u32 n) { emulated_arrive(b, n); maybe_yield(); }
 
 } // namespace hawser
-
-#include "../state.cuh"
-
-namespace hawser {
-inline Shared& emulated_shared() { return *(Shared*)fiber->block->shared.get(); }
-} // namespace hawser
-#define sh emulated_shared()
-#include "../interp.cuh"
