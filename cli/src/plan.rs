@@ -82,7 +82,7 @@ fn list() -> String {
     let mut text = String::new();
     for collective in Collective::ALL {
         for algorithm in algo::algorithms(collective) {
-            let most = algo::max_ranks(*algorithm);
+            let most = algo::max_ranks(collective, *algorithm);
             text += &format!("{:24} up to {most} ranks\n", algo::name(collective, *algorithm));
         }
     }

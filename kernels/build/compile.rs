@@ -35,7 +35,6 @@ impl Job<'_> {
     /// output for the first unit that failed.
     pub fn run(&self) -> Result<Vec<String>, String> {
         let units = self.files(&["cu"])?;
-        let inputs = self.inputs()?;
         let workers = self.jobs.clamp(1, units.len().max(1));
         let threads = (self.jobs / workers).max(1);
         let queue = Mutex::new(units.iter());
@@ -45,7 +44,7 @@ impl Job<'_> {
                 scope.spawn(|| {
                     loop {
                         let Some(unit) = queue.lock().expect("no panic inside").next() else { break };
-                        if let Err(text) = self.unit(unit, inputs, threads) {
+                        if let Err(text) = self.unit(unit, threads) {
                             failures.lock().expect("no panic inside").push(text);
                         }
                     }
@@ -59,7 +58,8 @@ impl Job<'_> {
     }
 
     /// Compiles one `.cu` file, or takes it from the cache.
-    fn unit(&self, unit: &Path, inputs: u64, threads: usize) -> Result<(), String> {
+    fn unit(&self, unit: &Path, threads: usize) -> Result<(), String> {
+        let inputs = self.inputs(unit)?;
         let result = self.out.join(format!("{}.fatbin", stem(unit)));
         let cached =
             self.cache.as_ref().map(|cache| cache.join(format!("{}-{inputs:016x}.fatbin", stem(unit))));
@@ -112,13 +112,21 @@ impl Job<'_> {
         arguments
     }
 
-    /// A number that changes with the compiler, the arguments and any file beside the sources.
-    fn inputs(&self) -> Result<u64, String> {
+    /// A number that changes with the compiler, the arguments, the unit and the files of the folder that it includes.
+    fn inputs(&self, unit: &Path) -> Result<u64, String> {
         let mut hasher = DefaultHasher::new();
         (&self.nvcc.path, &self.nvcc.version, self.arguments()).hash(&mut hasher);
-        for file in self.files(&["cu", "cuh", "h", "hpp"])? {
-            let bytes = fs::read(&file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
-            (file.file_name(), bytes).hash(&mut hasher);
+        let (mut files, mut next) = (vec![unit.to_path_buf()], 0);
+        while let Some(file) = files.get(next) {
+            let text =
+                fs::read_to_string(file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
+            (file.file_name(), &text).hash(&mut hasher);
+            let folder = file.parent().unwrap_or(self.sources);
+            let found: Vec<PathBuf> = included(&text).map(|name| folder.join(name)).collect();
+            files.extend(
+                found.into_iter().filter(|f| f.exists()).filter(|f| !files.contains(f)).collect::<Vec<_>>(),
+            );
+            next += 1;
         }
         Ok(hasher.finish())
     }
@@ -140,6 +148,11 @@ impl Job<'_> {
         files.sort();
         Ok(files)
     }
+}
+
+/// Names in lines `#include "name"`.
+fn included(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.trim().strip_prefix("#include \"")?.split('"').next())
 }
 
 fn stem(file: &Path) -> String {

@@ -67,6 +67,7 @@ __device__ __forceinline__ void send_bare_lines(const HawserExchange& a, const L
 template <class M, bool WHOLE>
 __device__ __forceinline__ void send_rows(const HawserExchange& a, const M& m, const LinePart& part, u64 at, u64 offset, u32 rows,
                                           u32 epoch) {
+    if (a.send1 == 0 && a.keep == 0) return; // there may be no input at all
     bool same = a.form & HAWSER_SAME;
     u32 first = same || in(a.keep, a.rank) ? 0 : 1, last = same ? 1 : a.ranks;
 #pragma unroll 1

@@ -59,6 +59,7 @@ template <class M, bool WHOLE>
 __device__ __forceinline__ u64 send_words(const HawserExchange& a, const M& m, u64 at, u64 offset, u32 epoch) {
     u32 n = a.ranks, form = a.form, send = a.send1;
     u64 sent[PEERS];
+    if (send == 0 && a.keep == 0 && !(form & HAWSER_OWN)) return 0; // there may be no input at all
     if (form & HAWSER_SAME) {
         sent[0] = get_piece<M, WHOLE>(a.src[0], a.src_len[0], at);
         if (in(a.keep, a.rank)) put_piece<M, WHOLE>(a.dst[a.rank], a.len[a.rank], at, sent[0]);

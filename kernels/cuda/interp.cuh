@@ -118,3 +118,13 @@ __device__ __forceinline__ void interpret(const HawserArgs& args) {
 }
 
 } // namespace hawser
+
+#define HAWSER_KERNEL(OP, op, T, type, PROTOCOL, protocol)                                                            \
+    extern "C" __global__ void __launch_bounds__(512, 1)                                                              \
+        hawser_##op##_##type##_##protocol(const __grid_constant__ HawserArgs args) {                                  \
+        hawser::interpret<hawser::Math<T, hawser::Op::OP>, PROTOCOL>(args);                                           \
+    }
+#define HAWSER_KERNELS(OP, op, T, type)                                                                               \
+    HAWSER_KERNEL(OP, op, T, type, HAWSER_LL, ll)                                                                     \
+    HAWSER_KERNEL(OP, op, T, type, HAWSER_LL128, ll128)                                                               \
+    HAWSER_KERNEL(OP, op, T, type, HAWSER_SIMPLE, simple)

@@ -1,5 +1,5 @@
 // Integers of 1 byte.
-#include "kernels.cuh"
+#include "interp.cuh"
 
 #define SIGNED_TOO(T, type)           \
     HAWSER_KERNELS(Max, max, T, type) \

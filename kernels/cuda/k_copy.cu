@@ -1,4 +1,4 @@
 // Bytes that are only moved.
-#include "kernels.cuh"
+#include "interp.cuh"
 
 HAWSER_KERNELS(Copy, copy, uint8_t, u8)

@@ -1,5 +1,5 @@
 // 16-bit floats.
-#include "kernels.cuh"
+#include "interp.cuh"
 
 #define TYPE(T, type)                      \
     HAWSER_KERNELS(Sum, sum, T, type)      \

@@ -1,5 +1,5 @@
 // Signed integers of 4 and 8 bytes, where the sign matters.
-#include "kernels.cuh"
+#include "interp.cuh"
 
 #define TYPE(T, type)                 \
     HAWSER_KERNELS(Max, max, T, type) \

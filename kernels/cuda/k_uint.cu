@@ -1,5 +1,5 @@
 // Unsigned integers of 4 and 8 bytes; sums and products of signed ones too.
-#include "kernels.cuh"
+#include "interp.cuh"
 
 #define TYPE(T, type)                       \
     HAWSER_KERNELS(Sum, sum, T, type)       \

@@ -10,6 +10,7 @@ use crate::call::{Call, Collective};
 use crate::cost;
 use crate::device_plan::DeviceOp;
 use crate::error::{PlanError, Result};
+use crate::exchange;
 use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::lower::{device_op, fold};
 use crate::world::{DeviceKind, Link, World};
@@ -124,8 +125,9 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
             });
             continue;
         }
-        for protocol in Protocol::ALL {
-            let outcome = match filter(&key, protocol, world, knobs) {
+        let fused = exchange::is_known(algorithm);
+        for protocol in Protocol::ALL.into_iter().filter(|p| fused || !p.is_exchange()) {
+            let outcome = match filter(call, &key, protocol, world, knobs) {
                 Some(reason) => Outcome::Filtered(reason),
                 None => price(&key, protocol, bytes, world, knobs)?,
             };
@@ -157,13 +159,17 @@ pub fn decide(
     let key = key(call, algorithm, world);
     let blocks = advised.and_then(|(_, advice)| advice.blocks);
     let instances = match blocks {
+        Some(blocks) if protocol.is_exchange() => blocks.clamp(1, best.instances),
         Some(blocks) => {
             let most = fold(&key, algo::channels(&key)?, knobs)?.most_instances;
             blocks.div_ceil(channels).clamp(1, most.min((knobs.max_ctas / channels).max(1)))
         }
         None => best.instances,
     };
-    let threads = threads(world, protocol, bytes / u64::from(instances * channels));
+    let threads = match protocol.is_exchange() {
+        true => exchange::grid(protocol, longest_part(&key, bytes), instances).1,
+        false => threads(world, protocol, bytes / u64::from(instances * channels)),
+    };
     let who =
         advised.map_or("predicted fastest".into(), |(_, advice)| format!("fastest by {}", advice.source));
     let decided = format!(
@@ -186,6 +192,12 @@ fn key(call: &Call, algorithm: Algorithm, world: &World) -> ProgramKey {
     }
 }
 
+/// Bytes of the longest part of an exchange that moves `bytes` (the larger of input and output).
+fn longest_part(key: &ProgramKey, bytes: u64) -> u64 {
+    let blocks = key.collective.input_blocks(key.ranks).max(key.collective.output_blocks(key.ranks));
+    exchange::longest_part(key.collective, key.algorithm, bytes / u64::from(blocks.max(1)), key.ranks)
+}
+
 /// Whether the collnet plugin cannot reduce what a call asks for.
 fn refused_by_network(call: &Call, world: &World) -> Option<String> {
     let op = match device_op(call) {
@@ -200,9 +212,9 @@ fn refused_by_network(call: &Call, world: &World) -> Option<String> {
 }
 
 /// Why a candidate cannot be, if so.
-fn filter(key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) -> Option<String> {
+fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) -> Option<String> {
     let index = Collective::ALL.iter().position(|&c| c == key.collective).unwrap_or(0);
-    let most = algo::max_ranks(key.algorithm);
+    let most = algo::max_ranks(key.collective, key.algorithm);
     if key.ranks == 1 {
         // One copy: settings about algorithms and protocols have nothing to act on.
         return (protocol != Protocol::Simple).then(|| "one rank only copies".to_string());
@@ -227,6 +239,9 @@ fn filter(key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) ->
     if knobs.protocols[index].is_some_and(|mask| mask & protocol_bit(protocol) == 0) {
         return Some("left out by NCCL_PROTO".to_string());
     }
+    if protocol.is_exchange() {
+        return exchange::refused(call, key, protocol, world);
+    }
     if knobs.slot_bytes[protocol as usize] < 128 {
         return Some("its FIFO slots are configured away".to_string());
     }
@@ -246,6 +261,13 @@ fn filter(key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) ->
 
 /// The cheapest number of instances of a candidate.
 fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
+    if protocol.is_exchange() {
+        let most = longest_part(key, bytes);
+        let (blocks, threads, tile) = exchange::grid(protocol, most, knobs.max_ctas);
+        let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
+        let us = cost::predict_exchange(key, protocol, (blocks, rounds), bytes, world) as f32;
+        return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
+    }
     let fold = match fold(key, algo::channels(key)?, knobs) {
         Ok(fold) => fold,
         Err(error) => return Ok(Outcome::Filtered(error.text)),

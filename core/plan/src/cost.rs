@@ -71,7 +71,7 @@ pub fn threads(device: DeviceKind, protocol: Protocol) -> u32 {
     match (device, protocol) {
         (DeviceKind::Host, _) => 1,
         (_, Protocol::Ll) => 256,
-        (_, Protocol::Ll128 | Protocol::Simple) => 512,
+        _ => 512,
     }
 }
 
@@ -101,6 +101,51 @@ pub fn predict(
     let (far, far_hops) = if world.hosts() > 1 { net(key, bytes as f64, tiles, world) } else { (0.0, 0.0) };
     let moved = wire.max(work + waits).max(far);
     constants.launch_us + traffic.hops * hop + far_hops + fill + moved + blocks * constants.block_us
+}
+
+/// Fixed time of an exchange kernel (SymLL, SymLL128, SymSimple), µs; each exchange; and each row or tile that a warp moves
+/// after the first.
+const EXCHANGE_US: [(f64, f64, f64); 3] = [(1.6, 1.8, 2.0), (2.0, 2.2, 0.9), (2.8, 4.7, 6.0)];
+/// Share of the wire's rate that their stores reach.
+const EXCHANGE_SHARE: [f64; 3] = [0.88, 0.85, 0.9];
+/// What one of their blocks sends, bytes per µs.
+const EXCHANGE_BLOCK: [f64; 3] = [8e3, 14e3, 20e3];
+
+/// Predicted time in µs of an exchange kernel in `blocks` blocks that begin `rounds` times.
+pub fn predict_exchange(
+    key: &ProgramKey,
+    protocol: Protocol,
+    (blocks, rounds): (u32, u64),
+    bytes: u64,
+    world: &World,
+) -> f64 {
+    let index = match protocol {
+        Protocol::SymLl => 0,
+        Protocol::SymLl128 => 1,
+        _ => 2,
+    };
+    let constants = constants(world);
+    let out = traffic(key, bytes as f64, 1.0).out;
+    let exchanges = exchanges(key);
+    let (fixed, each, again) = EXCHANGE_US[index];
+    let rate = (constants.wire * EXCHANGE_SHARE[index] * EXCHANGE_PAYLOAD[index])
+        .min(f64::from(blocks) * EXCHANGE_BLOCK[index]);
+    // While a round waits for its peers, the wire is still busy with the one before.
+    let waits = (rounds as f64 - 1.0) * again * exchanges;
+    fixed + each * exchanges + (out / rate).max(waits) + f64::from(blocks) * EXCHANGE_BLOCK_US
+}
+
+/// Payload per byte on the wire.
+const EXCHANGE_PAYLOAD: [f64; 3] = [0.5, 0.9375, 1.0];
+/// Cost of one more block, µs.
+const EXCHANGE_BLOCK_US: f64 = 0.005;
+
+/// Exchanges of a program.
+fn exchanges(key: &ProgramKey) -> f64 {
+    use Collective::{AllReduce, Broadcast, Reduce};
+    let two =
+        key.algorithm == Algorithm::AllPairs && matches!(key.collective, AllReduce | Broadcast | Reduce);
+    if two { 2.0 } else { 1.0 }
 }
 
 /// One hop from a FIFO slot on one host to one on another, µs.
@@ -205,6 +250,17 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
         (Algorithm::AllPairs, Collective::AllReduce) => {
             // Every step of a block costs about a hop, whether it waits or not.
             Traffic { hops: 2.0 * n - 1.0, waits: 2.0, out: 2.0 * part, streamed: 2.0 * part, ..pairs }
+        }
+        (Algorithm::AllPairs, Collective::Broadcast | Collective::Reduce) => {
+            // All of it leaves the root, or comes to it; every other rank passes on its share.
+            Traffic {
+                hops: others + 1.0,
+                waits: 2.0,
+                out: bytes,
+                streamed: 2.0 * bytes,
+                chunk: bytes / others,
+                ..pairs
+            }
         }
         (Algorithm::AllPairs, Collective::ReduceScatter) => Traffic { hops: others, ..pairs },
         (Algorithm::Direct, Collective::AllToAll) => Traffic { streamed: 2.0 * part, ..pairs },

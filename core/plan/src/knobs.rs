@@ -59,11 +59,23 @@ pub enum Protocol {
     Ll128 = 1,
     /// Plain data, then a counter: full bandwidth.
     Simple = 2,
+    /// A fused kernel over symmetric staging ([`crate::exchange`]): words of 8 bytes of data between two flags.
+    SymLl = 3,
+    /// A fused kernel: lines of 120 bytes of data and 8 of flag (NVLink).
+    SymLl128 = 4,
+    /// A fused kernel: tiles of plain data, then a flag per warp.
+    SymSimple = 5,
 }
 
 impl Protocol {
     /// All protocols in the order of their numbers.
-    pub const ALL: [Protocol; 3] = [Self::Ll, Self::Ll128, Self::Simple];
+    pub const ALL: [Protocol; 6] =
+        [Self::Ll, Self::Ll128, Self::Simple, Self::SymLl, Self::SymLl128, Self::SymSimple];
+
+    /// Whether a fused kernel does it in exchanges, without FIFOs.
+    pub const fn is_exchange(self) -> bool {
+        matches!(self, Self::SymLl | Self::SymLl128 | Self::SymSimple)
+    }
 
     /// Name in `NCCL_PROTO`, texts and files.
     pub const fn name(self) -> &'static str {
@@ -71,6 +83,9 @@ impl Protocol {
             Self::Ll => "LL",
             Self::Ll128 => "LL128",
             Self::Simple => "Simple",
+            Self::SymLl => "SymLL",
+            Self::SymLl128 => "SymLL128",
+            Self::SymSimple => "SymSimple",
         }
     }
 }
@@ -280,7 +295,7 @@ mod tests {
     #[test]
     fn ncclproto_grammar() {
         let masks = Knobs::parse_proto("^LL;allreduce:ll128,simple;alltoall:LL").unwrap();
-        assert_eq!(mask(&masks, Collective::Scatter), Some(0b110));
+        assert_eq!(mask(&masks, Collective::Scatter), Some(0b111110));
         assert_eq!(mask(&masks, Collective::AllReduce), Some(0b110));
         assert_eq!(mask(&masks, Collective::AllToAll), Some(0b001));
         assert!(Knobs::parse_proto("LL64").unwrap_err().text.contains("LL64"));

@@ -5,6 +5,7 @@
 //! Only ranks of one host write into each other's heaps: peers are counted by their place on the host.
 
 use crate::device_plan::DevComm;
+use crate::exchange::Area;
 use crate::knobs::Knobs;
 
 /// Bytes of the counter page of an entry: tails at 0, credits at 256, one counter per 64 bytes.
@@ -29,6 +30,8 @@ pub struct HeapLayout {
     pub fifo_offset: [u32; 3],
     /// Bytes of an entry.
     pub entry_bytes: u64,
+    /// The area for exchanges behind the entries, if ranks have any.
+    pub area: Option<Area>,
 }
 
 impl HeapLayout {
@@ -52,7 +55,13 @@ impl HeapLayout {
             slot_stride,
             fifo_offset,
             entry_bytes,
+            area: None,
         }
+    }
+
+    /// The same with areas for exchanges.
+    pub fn with_area(self) -> Self {
+        Self { area: Some(Area::new(self.ranks)), ..self }
     }
 
     /// Bytes of a heap: none where no two ranks share a host.
@@ -60,6 +69,11 @@ impl HeapLayout {
         if self.local < 2 {
             return 0;
         }
+        self.area_at() + self.area.map_or(0, |area| area.bytes)
+    }
+
+    /// Offset of the area for exchanges.
+    pub fn area_at(&self) -> u64 {
         self.entry_bytes * u64::from(self.lanes) * u64::from(self.local)
     }
 
@@ -114,6 +128,9 @@ mod tests {
         assert!(starts.windows(2).all(|w| w[1] - w[0] == layout.entry_bytes));
         assert_eq!(starts.last().unwrap() + layout.entry_bytes, layout.heap_bytes());
         assert_eq!(HeapLayout::new(9, 1, &Knobs::default()).heap_bytes(), 0);
+        let with_area = HeapLayout::new(8, 8, &Knobs::default()).with_area();
+        assert_eq!(with_area.area_at() % 512, 0);
+        assert_eq!(with_area.heap_bytes(), with_area.area_at() + with_area.area.unwrap().bytes);
         for p in 0..3 {
             assert_eq!(layout.fifo_offset[p] % 512, 0);
             let end = layout.fifo_offset[p] + layout.slot_stride[p] * layout.depth;

@@ -16,6 +16,7 @@ pub mod choose;
 pub mod cost;
 pub mod device_plan;
 pub mod error;
+pub mod exchange;
 pub mod ir;
 pub mod knobs;
 pub mod layout;

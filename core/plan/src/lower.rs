@@ -236,7 +236,7 @@ fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, fold: &Fold) {
 }
 
 /// The factor of `PRE`, and 1 if it is an address.
-fn scalar(call: &Call, ranks: u32) -> (u64, u8) {
+pub(crate) fn scalar(call: &Call, ranks: u32) -> (u64, u8) {
     match (call.op, call.scalar) {
         (ReduceOp::Avg, _) if call.dtype == DataType::Float64 => ((1.0 / f64::from(ranks)).to_bits(), 0),
         (ReduceOp::Avg, _) if call.dtype.is_float() => (u64::from((1.0 / ranks as f32).to_bits()), 0),

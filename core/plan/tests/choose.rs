@@ -5,6 +5,7 @@ use hawser_plan::call::Scalar;
 use hawser_plan::choose::{self, Advice, Outcome, choose};
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::error::PlanErrorKind;
+use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, Knobs, Protocol, ReduceOp, World};
@@ -33,9 +34,9 @@ fn small_takes_few_hops_and_large_takes_bandwidth() {
     let world = World::single_host(8, GPU, Link::NvLink);
     let knobs = Knobs::default();
     let small = pick(Collective::AllReduce, 2, &world, &knobs);
-    assert_eq!((small.key.algorithm, small.protocol), (Algorithm::OneShot, Protocol::Ll));
+    assert_eq!((small.key.algorithm, small.protocol), (Algorithm::OneShot, Protocol::SymLl));
     let large = pick(Collective::AllReduce, 256 << 20, &world, &knobs);
-    assert_eq!((large.key.algorithm, large.protocol), (Algorithm::Ring, Protocol::Simple));
+    assert!(matches!(large.protocol, Protocol::Simple | Protocol::SymSimple), "{:?}", large.protocol);
     assert!(large.instances >= 8 && small.instances <= 2, "{} and {}", large.instances, small.instances);
     assert_eq!(pick(Collective::AllGather, 64, &world, &knobs).key.algorithm, Algorithm::AllPairs);
 }
@@ -76,6 +77,12 @@ fn check_bound(call: &Call, world: &World, knobs: &Knobs) {
     }
     let choice = choose(call, world, knobs).unwrap();
     assert_eq!(choice, choose(call, world, knobs).unwrap());
+    if choice.protocol.is_exchange() {
+        let plan = ExchangePlan::new(call, &choice, ranks - 1, ranks, knobs);
+        assert!(plan.blocks <= knobs.max_ctas && plan.blocks >= 1);
+        assert_eq!(plan.threads, choice.threads);
+        return;
+    }
     let shape = algo::shape(&choice.key).unwrap();
     for rank in [0, ranks / 2, ranks - 1] {
         let program = algo::rank_program(&choice.key, rank).unwrap();
@@ -134,7 +141,8 @@ fn the_host_device_takes_simple_and_one_or_two_instances() {
 fn why_lists_every_candidate() {
     let world = World::single_host(64, GPU, Link::Pcie);
     let choice = pick(Collective::AllReduce, 1000, &world, &Knobs::default());
-    assert_eq!(choice.why.candidates.len(), 5 * 3);
+    // Two of the five can be exchanges too.
+    assert_eq!(choice.why.candidates.len(), 5 * 3 + 2 * 3);
     let text = choice.why.to_string();
     for part in [
         "OneShot",

@@ -201,7 +201,7 @@ fn run_all(collective: Collective, algorithm: Algorithm) {
     } else {
         &[(DataType::Int64, ReduceOp::Sum)]
     };
-    for ranks in (1..=9).chain([17]).filter(|&n| n <= algo::max_ranks(algorithm)) {
+    for ranks in (1..=9).chain([17]).filter(|&n| n <= algo::max_ranks(collective, algorithm)) {
         let root = if collective.rooted() { ranks - 1 } else { 0 };
         let key = ProgramKey::new(collective, algorithm, ranks, root);
         for (number, count) in [0, 1, 2, 3, 5, 17, 128, 331, 1000].into_iter().enumerate() {

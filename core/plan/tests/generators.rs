@@ -8,7 +8,7 @@ use hawser_plan::{Algorithm, Collective};
 const DEPTH: u32 = 4;
 
 fn prove(collective: Collective, algorithm: Algorithm) {
-    let most = algo::max_ranks(algorithm).min(64);
+    let most = algo::max_ranks(collective, algorithm).min(64);
     for ranks in 1..=most {
         let mut roots = if collective.rooted() { vec![0, ranks / 2, ranks - 1] } else { vec![0] };
         roots.dedup();
@@ -69,6 +69,8 @@ proofs! {
     allpairs_all_reduce: AllReduce AllPairs;
     allpairs_all_gather: AllGather AllPairs;
     allpairs_reduce_scatter: ReduceScatter AllPairs;
+    allpairs_broadcast: Broadcast AllPairs;
+    allpairs_reduce: Reduce AllPairs;
     direct_all_to_all: AllToAll Direct;
     direct_gather: Gather Direct;
     direct_scatter: Scatter Direct;

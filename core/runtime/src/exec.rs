@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use hawser_plan::device_plan::KernelKey;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::world::DeviceKind;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
 use crate::comm::{GroupSpans, Live, Span};
-use crate::device::Stream;
 use crate::device::interp::{self, HostLaunch};
+use crate::device::{ExchangeLaunch, Stream};
 use crate::error::{Error, Result};
 use crate::transport::net::Net;
 
@@ -17,7 +18,7 @@ pub struct Launch {
     /// Whose.
     pub comm: Arc<Live>,
     /// What.
-    pub plan: LaunchPlan,
+    pub work: Work,
     /// Where.
     pub stream: Stream,
     /// Other streams with calls that it serves: it runs after what is on them, and what comes later on them
@@ -25,6 +26,38 @@ pub struct Launch {
     pub others: Vec<Stream>,
     /// What profilers see of it; the events stop when the launch is dropped.
     pub events: Events,
+}
+
+impl Launch {
+    /// Whether it belongs to the communicator with this image.
+    fn runs_for(&self, image: u64) -> bool {
+        self.comm.fabric.dev_comm.addr == image
+    }
+}
+
+/// What a launch runs.
+pub enum Work {
+    /// The steps of a program.
+    Steps(LaunchPlan),
+    /// A fused kernel.
+    Exchange(KernelKey, Box<ExchangeLaunch>),
+}
+
+impl Work {
+    fn kernel(&self) -> KernelKey {
+        match self {
+            Self::Steps(plan) => plan.kernel,
+            Self::Exchange(kernel, _) => *kernel,
+        }
+    }
+
+    /// The plan, if an interpreter runs it.
+    fn steps(&self) -> Option<&LaunchPlan> {
+        match self {
+            Self::Steps(plan) => Some(plan),
+            Self::Exchange(..) => None,
+        }
+    }
 }
 
 /// The events of a launch.
@@ -46,14 +79,17 @@ pub struct Events {
 pub fn run(launches: &[Launch]) -> Result<()> {
     let is_host = |l: &&Launch| l.comm.device.caps().kind == DeviceKind::Host;
     for launch in launches.iter().filter(|l| !is_host(l)) {
-        launch.comm.device.prepare(launch.plan.kernel)?;
+        launch.comm.device.prepare(launch.work.kernel())?;
     }
     for launch in launches.iter().filter(|l| !is_host(l)) {
-        let (plan, device, stream) = (&launch.plan, &launch.comm.device, launch.stream);
+        let (device, stream) = (&launch.comm.device, launch.stream);
         launch.comm.order_stream(stream)?;
         launch.others.iter().try_for_each(|other| device.order(*other, stream))?;
         let event = launch.events.group.as_ref().and_then(|g| g.launch(stream));
-        device.launch(plan.kernel, &plan.args, plan.threads, stream)?;
+        match &launch.work {
+            Work::Steps(plan) => device.launch(plan.kernel, &plan.args, plan.threads, stream)?,
+            Work::Exchange(kernel, launch) => device.launch_exchange(*kernel, launch, stream)?,
+        }
         drop(event);
         launch.others.iter().try_for_each(|other| device.order(stream, *other))?;
     }
@@ -61,7 +97,8 @@ pub fn run(launches: &[Launch]) -> Result<()> {
     let host: Vec<HostLaunch<'_>> = launches
         .iter()
         .filter(is_host)
-        .map(|l| HostLaunch { kernel: l.plan.kernel, args: &l.plan.args, name: &l.comm.name })
+        .filter_map(|l| Some((l.work.steps()?, &l.comm.name)))
+        .map(|(plan, name)| HostLaunch { kernel: plan.kernel, args: &plan.args, name })
         .collect();
     let channels = channels(launches.iter().filter(is_host));
     // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
@@ -71,7 +108,7 @@ pub fn run(launches: &[Launch]) -> Result<()> {
     drop(channels);
     failures.iter_mut().for_each(|(image, error)| explain(launches, *image, error));
     for (image, error) in &failures {
-        for launch in launches.iter().filter(|l| l.plan.args.comm == *image) {
+        for launch in launches.iter().filter(|l| l.runs_for(*image)) {
             crate::log::warn(&error.text);
             let _ = launch.comm.broken.set(error.clone());
         }
@@ -81,8 +118,7 @@ pub fn run(launches: &[Launch]) -> Result<()> {
 
 /// A launch that was aborted because the network failed says so.
 fn explain(launches: &[Launch], image: u64, error: &mut Error) {
-    let fault =
-        |l: &Launch| (l.plan.args.comm == image).then(|| l.comm.fabric.control.fault().cloned()).flatten();
+    let fault = |l: &Launch| l.runs_for(image).then(|| l.comm.fabric.control.fault().cloned()).flatten();
     if let Some(fault) = launches.iter().find_map(fault) {
         *error = fault;
     }
@@ -92,7 +128,7 @@ fn explain(launches: &[Launch], image: u64, error: &mut Error) {
 fn channels<'a>(launches: impl Iterator<Item = &'a Launch>) -> Vec<Arc<Span>> {
     let of_launch = |launch: &'a Launch| {
         let channel = |channel: u8| What::KernelCh { channel, timer: now_ns() };
-        let blocks = 0..launch.plan.args.n_blocks;
+        let blocks = 0..launch.work.steps().map_or(0, |plan| plan.args.n_blocks);
         launch.events.operations.first().map(|op| blocks.filter_map(move |b| op.child(&channel(b))))
     };
     launches.filter_map(of_launch).flatten().collect()

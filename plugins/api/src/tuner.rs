@@ -53,9 +53,13 @@ impl Algorithm {
     pub const ALL_PAIRS: Self = Self(65);
     pub const HIERARCHICAL: Self = Self(66);
     pub const DIRECT: Self = Self(67);
+    /// `ONE_SHOT` by a fused kernel; protocols are those of its staging: LL for words, LL128 for lines, Simple for tiles.
+    pub const SYM_ONE_SHOT: Self = Self(68);
+    /// `ALL_PAIRS` by a fused kernel.
+    pub const SYM_ALL_PAIRS: Self = Self(69);
 
     /// Names in rule files, without case.
-    pub const NAMES: [(Self, &'static str); 11] = [
+    pub const NAMES: [(Self, &'static str); 13] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -67,6 +71,8 @@ impl Algorithm {
         (Self::ALL_PAIRS, "all_pairs"),
         (Self::HIERARCHICAL, "hierarchical"),
         (Self::DIRECT, "direct"),
+        (Self::SYM_ONE_SHOT, "sym_one_shot"),
+        (Self::SYM_ALL_PAIRS, "sym_all_pairs"),
     ];
 }
 

@@ -6,8 +6,14 @@
 //! per chunk makes the results of all ranks equal to the last bit.
 
 use super::{ProgramKey, others};
-use crate::ir::build::{copy_send, input, output, recv, recv_reduce_copy, recv_reduce_copy_send, send};
+use crate::ir::build::{
+    copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
+    recv_reduce_send, send,
+};
 use crate::ir::{MAX_FAN, RankProgram, Ref, Step};
+
+/// A rank that is not the root has no place for partial results of a reduction: it takes all peers in one step.
+pub const MAX_REDUCE_RANKS: u32 = MAX_FAN as u32 + 1;
 
 /// Above this, a rank's steps (two per peer) and FIFOs are better spent on rings and trees.
 pub const MAX_RANKS: u32 = 64;
@@ -51,6 +57,52 @@ pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
     program
 }
 
+/// The root sends every other rank a chunk, which that one passes on to all but the root: as many bytes leave the root
+/// as it has.
+pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
+    let peers = others(rank, key.ranks);
+    if rank == key.root {
+        let steps =
+            peers.map(|peer| copy_send(input(chunk(key, peer)), output(chunk(key, peer)), vec![peer]));
+        return RankProgram::single(steps.collect());
+    }
+    let readers: Vec<u32> = peers.filter(|&peer| peer != key.root).collect();
+    let own = output(chunk(key, rank));
+    let (first, rest) = readers.split_at(readers.len().min(MAX_FAN));
+    let mut steps = vec![match first {
+        [] => recv(key.root, own),
+        first => recv_copy_send(key.root, own, first.to_vec()),
+    }];
+    steps.extend(rest.chunks(MAX_FAN).map(|group| send(own, group.to_vec())));
+    let senders = gather_order(key, rank).filter(|&peer| peer != key.root);
+    steps.extend(senders.map(|peer| recv(peer, output(chunk(key, peer)))));
+    RankProgram::single(steps)
+}
+
+/// Every rank but the root reduces a chunk and sends it to the root: as many bytes come to the root as it gets.
+pub fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+    let peers: Vec<u32> = others(rank, key.ranks).filter(|&peer| peer != key.root).collect();
+    let mut steps: Vec<Step> = peers.iter().map(|&peer| send(input(chunk(key, peer)), vec![peer])).collect();
+    if rank == key.root {
+        let senders = gather_order(key, rank);
+        steps.extend(senders.map(|peer| recv(peer, output(chunk(key, peer)))));
+        return RankProgram::single(steps);
+    }
+    let from: Vec<u32> = (0..key.ranks).filter(|&peer| peer != rank).collect();
+    steps.push(recv_reduce_send(from, input(chunk(key, rank)), rank, vec![key.root]).finish());
+    RankProgram::single(steps)
+}
+
+/// Chunks of broadcast and reduce: one for every rank but the root.
+pub fn rooted_chunks(key: &ProgramKey) -> u32 {
+    key.ranks.saturating_sub(1).max(1)
+}
+
+/// The chunk of a rank that is not the root.
+fn chunk(key: &ProgramKey, rank: u32) -> u32 {
+    if rank < key.root { rank } else { rank - 1 }
+}
+
 /// Channels of the all-gather.
 pub fn gather_channels(ranks: u32) -> u32 {
     ranks.saturating_sub(1).clamp(1, 8)
@@ -68,8 +120,12 @@ fn scatter_steps(key: &ProgramKey, rank: u32) -> Vec<Step> {
 
 /// Receives in the order in which the peers send: the nearest predecessor sends to us first.
 fn gather_steps(key: &ProgramKey, rank: u32) -> impl Iterator<Item = Step> {
+    gather_order(key, rank).map(|peer| recv(peer, output(peer)))
+}
+
+fn gather_order(key: &ProgramKey, rank: u32) -> impl Iterator<Item = u32> {
     let n = key.ranks;
-    (1..n).map(move |d| (rank + n - d) % n).map(|peer| recv(peer, output(peer)))
+    (1..n).map(move |d| (rank + n - d) % n)
 }
 
 /// Reduces chunk `rank` of all ranks into `dst`; the last step sends it to `to`.

@@ -112,15 +112,18 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
             Algorithm::Hierarchical,
         ],
         Collective::AllGather | Collective::ReduceScatter => &[Algorithm::Ring, Algorithm::AllPairs],
-        Collective::Broadcast | Collective::Reduce => &[Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot],
+        Collective::Broadcast | Collective::Reduce => {
+            &[Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot, Algorithm::AllPairs]
+        }
         Collective::AllToAll | Collective::Gather | Collective::Scatter => &[Algorithm::Direct],
         Collective::SendRecv => &[],
     }
 }
 
 /// Most ranks for which `algorithm` is offered.
-pub fn max_ranks(algorithm: Algorithm) -> u32 {
+pub fn max_ranks(collective: Collective, algorithm: Algorithm) -> u32 {
     match algorithm {
+        Algorithm::AllPairs if collective == Collective::Reduce => allpairs::MAX_REDUCE_RANKS,
         Algorithm::OneShot => oneshot::MAX_RANKS,
         Algorithm::AllPairs => allpairs::MAX_RANKS,
         Algorithm::Hierarchical => hierarchical::MAX_RANKS,
@@ -180,11 +183,11 @@ type Build = fn(&ProgramKey, u32) -> RankProgram;
 
 fn generator(key: &ProgramKey) -> Result<Generator> {
     let ProgramKey { collective, algorithm, ranks, root, .. } = *key;
-    if ranks == 0 || ranks > max_ranks(algorithm) {
+    if ranks == 0 || ranks > max_ranks(collective, algorithm) {
         return Err(PlanError::program(format!(
             "{} is offered for 1 to {} ranks, not for {ranks}: take another algorithm",
             name(collective, algorithm),
-            max_ranks(algorithm)
+            max_ranks(collective, algorithm)
         )));
     }
     if root >= ranks {
@@ -207,6 +210,8 @@ fn generator(key: &ProgramKey) -> Result<Generator> {
         (A::AllPairs, C::AllReduce) => (same, allpairs::all_reduce),
         (A::AllPairs, C::AllGather) => (one, allpairs::all_gather),
         (A::AllPairs, C::ReduceScatter) => (one, allpairs::reduce_scatter),
+        (A::AllPairs, C::Broadcast) => (allpairs::rooted_chunks, allpairs::broadcast),
+        (A::AllPairs, C::Reduce) => (allpairs::rooted_chunks, allpairs::reduce),
         (A::Hierarchical, C::AllReduce) => {
             hierarchical::check(key)?;
             (hierarchical::per_block, hierarchical::all_reduce)

@@ -55,7 +55,10 @@ pub fn bring_up(
     let watch = Watch::open(decided.comm_id, config.name.as_deref(), &decided.world, rank);
     let Decided { bootstrap, world, knobs, processes, heap, tuners, chosen, .. } = decided;
     let (places, local) = world.places();
-    let layout = HeapLayout::new(world.size(), local, &knobs);
+    let mut layout = HeapLayout::new(world.size(), local, &knobs);
+    if hawser_plan::exchange::has_areas(&world, &knobs) {
+        layout = layout.with_area();
+    }
     let hosts: Vec<u32> = world.ranks.iter().map(|r| r.host).collect();
     let deadline_ns = settings.op_timeout.map_or(0, |t| t.as_nanos() as u64);
     let (hosts, places, kind) = (&hosts[..], &places[..], heap);

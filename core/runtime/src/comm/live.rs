@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::choose::{self, Choice};
 use hawser_plan::device_plan::{DeviceOp, KernelKey, Step};
+use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
@@ -16,9 +17,9 @@ use hawser_plan::{Call, Collective, DataType, Knobs, ReduceOp, World};
 use super::tune::Tuners;
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
-use crate::device::{Device, Memory, Stream};
+use crate::device::{Device, ExchangeLaunch, Memory, Stream};
 use crate::error::{Error, ErrorKind, Result};
-use crate::exec::{Events, Launch};
+use crate::exec::{Events, Launch, Work};
 use crate::log::{self, Subsys};
 use crate::transport::net::{Meter, Need, Net};
 use crate::transport::{Fabric, bytes_of};
@@ -68,8 +69,13 @@ pub struct Live {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CallKey(Collective, u64, DataType, ReduceOp, u32);
 
-/// A choice bound to a call's size, with its program.
-type Bound = (LaunchPlan, Arc<Loaded>, Choice);
+/// A choice bound to a call's size.
+pub enum Bound {
+    /// Steps of a program.
+    Steps(LaunchPlan, Arc<Loaded>, Choice),
+    /// A fused kernel.
+    Exchange(ExchangePlan, Choice),
+}
 
 /// How long an aborted communicator waits for its stream before it gives its memory up.
 const AFTER_ABORT: Duration = Duration::from_secs(10);
@@ -95,25 +101,54 @@ impl Live {
         if call.count == 0 {
             return Ok(Vec::new());
         }
-        let (plan, loaded, choice) = &*self.bound(call)?;
-        let mut plan = plan.clone();
-        (plan.args.works[0].base[0], plan.args.works[0].base[1]) = (call.input, call.output);
+        let bound = self.bound(call)?;
+        let (choice, blocks) = match &*bound {
+            Bound::Steps(plan, _, choice) => (choice, plan.args.n_blocks),
+            Bound::Exchange(plan, choice) => (choice, plan.blocks as u8),
+        };
+        self.log_call(call, choice, blocks, number);
+        let chosen = (choice.key.algorithm.name(), choice.protocol.name(), blocks);
+        let event = spans.collective(call, stream, number, chosen);
+        let mut launch = match &*bound {
+            Bound::Steps(plan, loaded, _) => {
+                let mut plan = plan.clone();
+                (plan.args.works[0].base[0], plan.args.works[0].base[1]) = (call.input, call.output);
+                if let Some(event) = &event {
+                    self.expect(&plan, &loaded.lowered.steps, |_| Some(event));
+                }
+                self.complete(plan, loaded.image.as_ref(), number, stream)?
+            }
+            Bound::Exchange(plan, _) => {
+                let launch = Box::new(exchange_launch(plan, call, number));
+                let work = Work::Exchange(plan.kernel, launch);
+                Launch { comm: self.clone(), work, stream, others: Vec::new(), events: Events::default() }
+            }
+        };
+        launch.events = Events { group: Some(spans.clone()), operations: event.into_iter().collect() };
+        Ok(vec![launch])
+    }
+
+    /// Puts a call on its stream at once if a fused kernel does it and nobody watches: no allocation, no group. False: the
+    /// call needs the long way.
+    pub fn launch_now(&self, call: &Call, stream: Stream) -> Result<bool> {
+        if call.count == 0 || self.fabric.exchange().is_none() || !self.watch.is_idle() {
+            return Ok(false);
+        }
+        let bound = self.bound(call)?;
+        let Bound::Exchange(plan, choice) = &*bound else { return Ok(false) };
+        let number = self.next_op.fetch_add(1, Ordering::Relaxed);
+        self.log_call(call, choice, plan.blocks as u8, number);
+        self.order_stream(stream)?;
+        self.device.launch_exchange(plan.kernel, &exchange_launch(plan, call, number), stream)?;
+        Ok(true)
+    }
+
+    fn log_call(&self, call: &Call, choice: &Choice, blocks: u8, number: u64) {
         log::info(Subsys::Coll, || {
             let (algorithm, protocol) = (choice.key.algorithm.name(), choice.protocol.name());
             let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
-            format!(
-                "{} rank {} op {number}: {what}: {algorithm}/{protocol} x {}",
-                self.name, self.rank, plan.args.n_blocks
-            )
+            format!("{} rank {} op {number}: {what}: {algorithm}/{protocol} x {blocks}", self.name, self.rank)
         });
-        let chosen = (choice.key.algorithm.name(), choice.protocol.name(), plan.args.n_blocks);
-        let event = spans.collective(call, stream, number, chosen);
-        if let Some(event) = &event {
-            self.expect(&plan, &loaded.lowered.steps, |_| Some(event));
-        }
-        let mut launch = self.complete(plan, loaded.image.as_ref(), number, stream)?;
-        launch.events = Events { group: Some(spans.clone()), operations: event.into_iter().collect() };
-        Ok(vec![launch])
     }
 
     /// The choice for a call, bound to its size. Kept: training repeats a few calls for ever.
@@ -123,10 +158,19 @@ impl Live {
             return Ok(bound.clone());
         }
         let choice = self.choose(call)?;
-        let loaded = self.program(choice.key, lower::device_op(call))?;
-        let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &self.knobs)?;
-        self.connect(&plan, &loaded.lowered.steps)?;
-        let bound = Arc::new((plan, loaded, choice));
+        let bound = if choice.protocol.is_exchange() {
+            let (size, image) = (self.world.size(), self.fabric.dev_comm.addr);
+            let mut plan = ExchangePlan::new(call, &choice, self.rank, size, &self.knobs);
+            let exchange = self.fabric.exchange();
+            let exchange = exchange.ok_or_else(|| Error::internal("an exchange without areas"))?;
+            plan.connect(&exchange.areas, exchange.epochs, image);
+            Arc::new(Bound::Exchange(plan, choice))
+        } else {
+            let loaded = self.program(choice.key, lower::device_op(call))?;
+            let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &self.knobs)?;
+            self.connect(&plan, &loaded.lowered.steps)?;
+            Arc::new(Bound::Steps(plan, loaded, choice))
+        };
         // The factor of a pre-multiplied sum is part of the plan but not of the key.
         if call.op != ReduceOp::PreMulSum {
             let mut bounds = lock(&self.bounds)?;
@@ -252,7 +296,8 @@ impl Live {
         if plan.scratch_bytes > 0 {
             plan.args.works[0].base[2] = self.scratch(plan.scratch_bytes)?;
         }
-        Ok(Launch { comm: self.clone(), plan, stream, others: Vec::new(), events: Events::default() })
+        let work = Work::Steps(plan);
+        Ok(Launch { comm: self.clone(), work, stream, others: Vec::new(), events: Events::default() })
     }
 
     /// Makes sure that the connections which a plan uses exist or are on their way.
@@ -340,6 +385,11 @@ impl From<hawser_plan::PlanError> for Error {
         };
         Self::new(kind, error.text)
     }
+}
+
+fn exchange_launch(plan: &ExchangePlan, call: &Call, number: u64) -> ExchangeLaunch {
+    let args = plan.bind(call.input, call.output, plan.scalar(), number);
+    ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads }
 }
 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.

@@ -227,7 +227,10 @@ impl Comm {
 
     /// Puts a collective on a stream, or into the open group.
     pub fn collective(&self, call: Call, stream: Stream) -> Result<()> {
-        group::add(self, self.check_call(&call).map(|()| Item::Call(call, stream)))
+        if group::depth() == 0 && self.check_call(&call)?.launch_now(&call, stream)? {
+            return Ok(());
+        }
+        group::add(self, self.check_call(&call).map(|_| Item::Call(call, stream)))
     }
 
     /// Sends `bytes` bytes to `peer`, matched by its `recv`.
@@ -337,9 +340,10 @@ impl Comm {
         self.0.changed.notify_all();
     }
 
-    fn check_call(&self, call: &Call) -> Result<()> {
-        self.live()?;
-        call.validate(self.ranks(), self.rank()).map_err(|e: PlanError| self.name_error(e.into()))
+    fn check_call(&self, call: &Call) -> Result<Arc<Live>> {
+        let live = self.live()?;
+        call.validate(self.ranks(), self.rank()).map_err(|e: PlanError| self.name_error(e.into()))?;
+        Ok(live)
     }
 
     fn message(&self, message: Message, stream: Stream) -> Result<()> {

@@ -105,6 +105,9 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         Outcome::Filtered(_) => -1.0,
     };
     let algorithm = match candidate.algorithm {
+        // NCCL's tables know no fused kernels: they are families of their own.
+        Algorithm::OneShot if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ONE_SHOT,
+        Algorithm::AllPairs if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ALL_PAIRS,
         Algorithm::Ring => tuner::Algorithm::RING,
         Algorithm::Tree => tuner::Algorithm::TREE,
         Algorithm::OneShot => tuner::Algorithm::ONE_SHOT,
@@ -114,9 +117,9 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         Algorithm::CollNet => tuner::Algorithm::COLLNET_CHAIN,
     };
     let protocol = match candidate.protocol {
-        Protocol::Ll => tuner::Protocol::Ll,
-        Protocol::Ll128 => tuner::Protocol::Ll128,
-        Protocol::Simple => tuner::Protocol::Simple,
+        Protocol::Ll | Protocol::SymLl => tuner::Protocol::Ll,
+        Protocol::Ll128 | Protocol::SymLl128 => tuner::Protocol::Ll128,
+        Protocol::Simple | Protocol::SymSimple => tuner::Protocol::Simple,
     };
     tuner::Candidate { algorithm, protocol, us }
 }

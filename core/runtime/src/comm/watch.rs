@@ -40,6 +40,11 @@ impl Watch {
         Self { rank, open }
     }
 
+    /// Whether nobody looks.
+    pub fn is_idle(&self) -> bool {
+        self.open.is_empty()
+    }
+
     /// Whether any profiler wants events of this kind, or of one that comes with it.
     pub fn wants(&self, kind: EventMask) -> bool {
         self.open.iter().any(|p| with_ancestors(p.mask()).0 & kind.0 != 0)

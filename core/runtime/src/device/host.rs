@@ -14,7 +14,7 @@ use hawser_plan::world::DeviceKind;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use super::{Caps, Device, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream};
+use super::{Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream};
 use crate::error::{Error, Result};
 
 /// A device that stands for one rank's share of the CPU.
@@ -170,6 +170,10 @@ impl Device for HostDevice {
 
     fn launch(&self, _kernel: KernelKey, _args: &Args, _threads: u32, _stream: Stream) -> Result<()> {
         Err(Error::internal("launches of the host device are run by its interpreter"))
+    }
+
+    fn launch_exchange(&self, _kernel: KernelKey, _launch: &ExchangeLaunch, _stream: Stream) -> Result<()> {
+        Err(Error::internal("the host device runs the steps of a program"))
     }
 
     fn order(&self, _earlier: Stream, _later: Stream) -> Result<()> {

@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::exchange::ExchangeArgs;
 use hawser_plan::world::DeviceKind;
 
 use crate::env;
@@ -99,6 +100,17 @@ pub struct Graph {
     pub owner: Box<dyn Any + Send + Sync>,
 }
 
+/// A launch of an exchange kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct ExchangeLaunch {
+    /// What it reads.
+    pub args: ExchangeArgs,
+    /// Grid size.
+    pub blocks: u32,
+    /// Threads per block.
+    pub threads: u32,
+}
+
 /// A place where programs run.
 pub trait Device: Send + Sync {
     /// What it is and can do.
@@ -134,6 +146,10 @@ pub trait Device: Send + Sync {
 
     /// Puts a launch on a stream and returns. Not called on the host device, whose launches the executor polls.
     fn launch(&self, kernel: KernelKey, args: &Args, threads: u32, stream: Stream) -> Result<()>;
+
+    /// Puts a launch of an exchange kernel on a stream and returns. It may begin while the launch before it on the stream
+    /// ends, and waits for its end in the kernel.
+    fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()>;
 
     /// Everything put on `later` from now on runs after what is on `earlier` now. Nothing happens when
     /// the two are equal or belong to different captures.

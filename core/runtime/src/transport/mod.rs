@@ -34,6 +34,15 @@ pub struct Fabric {
     pub control: Arc<Control>,
     held: Vec<Memory>,
     wires: Wires,
+    exchange: Option<Exchange>,
+}
+
+/// What exchange kernels need: the areas of all ranks as this device sees them, and this rank's counters.
+pub struct Exchange {
+    /// Addresses by rank.
+    pub areas: Vec<u64>,
+    /// Address of the counters.
+    pub epochs: u64,
 }
 
 /// The table of connections: where the device has it, and what it holds.
@@ -98,14 +107,21 @@ impl Fabric {
         let dev_comm = device.alloc(size_of::<DevComm>() as u64)?;
         device.upload(dev_comm.addr, bytes_of(std::slice::from_ref(&image)))?;
         let wires = Wires { conns: conns.addr, table };
+        let (exchange, epochs) = exchange_areas(device, layout, peers, &heap, &mapped)?.unzip();
         let mut held = vec![heap, counters, conns, deps];
+        held.extend(epochs);
         held.extend(mapped.into_iter().flatten());
-        Ok(Self { dev_comm, control: Arc::new(control), held, wires })
+        Ok(Self { dev_comm, control: Arc::new(control), held, wires, exchange })
     }
 
     /// The table of connections, for the net transport to go on with.
     pub fn wires(&self) -> Wires {
         self.wires.clone()
+    }
+
+    /// The areas for exchanges, if ranks have any.
+    pub fn exchange(&self) -> Option<&Exchange> {
+        self.exchange.as_ref()
     }
 
     /// Never frees the memory: a kernel may still be using it.
@@ -118,7 +134,8 @@ impl Fabric {
 
     /// Device memory that this rank allocated (without what is mapped from peers).
     pub fn bytes(&self) -> u64 {
-        self.held.iter().take(4).map(|m| m.bytes).sum::<u64>() + self.dev_comm.bytes
+        self.held.iter().take(if self.exchange.is_some() { 5 } else { 4 }).map(|m| m.bytes).sum::<u64>()
+            + self.dev_comm.bytes
     }
 }
 
@@ -165,6 +182,26 @@ fn exchange(
     // Nobody frees its heap or reuses its token before all peers have mapped it.
     bootstrap.barrier(wait)?;
     Ok(mapped)
+}
+
+/// The areas of all ranks, and the memory of this rank's counters.
+fn exchange_areas(
+    device: &dyn Device,
+    layout: &HeapLayout,
+    peers: &Peers<'_>,
+    heap: &Memory,
+    mapped: &[Option<Memory>],
+) -> Result<Option<(Exchange, Memory)>> {
+    let Some(area) = layout.area else { return Ok(None) };
+    let epochs = device.alloc(area.epoch_bytes)?;
+    let base = |rank: usize| match &mapped[rank] {
+        Some(theirs) => Ok(theirs.addr),
+        None if rank == peers.rank as usize => Ok(heap.addr),
+        None => Err(Error::internal(format!("no way to the area of rank {rank}"))),
+    };
+    let areas: Result<Vec<u64>> =
+        (0..mapped.len()).map(|rank| base(rank).map(|base| base + layout.area_at())).collect();
+    Ok(Some((Exchange { areas: areas?, epochs: epochs.addr }, epochs)))
 }
 
 /// The entries of the ranks of this host; those of others have only their counters.

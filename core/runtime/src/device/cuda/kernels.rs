@@ -13,6 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary, CUmodule};
 use hawser_kernels::FATBINS;
 use hawser_plan::device_plan::KernelKey;
+use hawser_plan::knobs::Protocol;
 use hawser_plan::world::DeviceKind;
 
 use super::context::Context;
@@ -22,7 +23,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::log;
 
 /// Slots of the cache: operations × types × protocols.
-const SLOTS: usize = 7 * 12 * 3;
+const SLOTS: usize = 7 * 12 * PROTOCOLS;
+/// Kinds of kernels.
+const PROTOCOLS: usize = Protocol::ALL.len();
 
 /// What an image became. Images are `'static`, so their index names them.
 #[derive(Clone, Copy)]
@@ -199,12 +202,21 @@ fn ok<T>(status: Status, value: T) -> std::result::Result<T, Status> {
 
 /// Position in the cache.
 fn slot(key: KernelKey) -> usize {
-    (key.op as usize * 12 + key.dtype as usize) * 3 + key.protocol as usize
+    (key.op as usize * 12 + key.dtype as usize) * PROTOCOLS + key.protocol as usize
 }
 
 /// The image that should hold a kernel, by the operation and type in its symbol (`hawser_<op>_<type>_<protocol>`).
 fn unit(symbol: &str) -> &'static str {
     let mut parts = symbol.split('_').skip(1);
+    if symbol.contains("_sym") {
+        return match (parts.next(), parts.next()) {
+            (Some("copy"), _) => "x_copy",
+            (_, Some("f32" | "f64")) => "x_float",
+            (_, Some("f16")) => "x_half",
+            (_, Some("bf16")) => "x_bfloat",
+            _ => "x_integer",
+        };
+    }
     match (parts.next(), parts.next()) {
         (Some("copy"), _) => "k_copy",
         (_, Some("f32" | "f64")) => "k_float",
@@ -239,7 +251,6 @@ mod tests {
 
     use hawser_plan::call::DataType;
     use hawser_plan::device_plan::DeviceOp;
-    use hawser_plan::knobs::Protocol;
 
     use super::*;
 
@@ -277,6 +288,9 @@ mod tests {
             ("hawser_min_e5m2_ll", "k_fp8"),
             ("hawser_sumdiv_i64_ll", "k_sint"),
             ("hawser_premul_u32_ll", "k_uint"),
+            ("hawser_sum_bf16_symll128", "x_bfloat"),
+            ("hawser_sum_u32_symsimple", "x_integer"),
+            ("hawser_copy_u8_symll", "x_copy"),
         ];
         for (symbol, expected) in cases {
             assert_eq!(unit(symbol), expected, "{symbol}");
@@ -293,7 +307,11 @@ mod tests {
 
     #[test]
     fn the_expected_unit_has_the_symbol() {
-        for key in keys().filter(|key| key.op != DeviceOp::SumDiv || !key.dtype.is_float()) {
+        let built = |key: &KernelKey| match key.protocol.is_exchange() {
+            true => hawser_plan::exchange::has_kernel(key.op, key.dtype),
+            false => key.op != DeviceOp::SumDiv || !key.dtype.is_float(),
+        };
+        for key in keys().filter(built) {
             let symbol = key.symbol();
             if let Some((name, image)) = FATBINS.iter().find(|(name, _)| *name == unit(&symbol)) {
                 // Compressed images keep no names; where one has names it must have this one.

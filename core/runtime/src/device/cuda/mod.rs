@@ -1,7 +1,7 @@
 //! NVIDIA GPUs, through the CUDA driver.
 //!
 //! ```text
-//! CudaDevice (the Device trait) ─► memory, heap (vmm, shared, token), kernels, stream, graph, query (nvml)
+//! CudaDevice (the Device trait) ─► memory, heap (vmm, shared, token), kernels, launch, stream, graph, query (nvml)
 //!                                   └─► context (current context, capture mode) ─► sys (dlopen) ─► libcuda.so.1
 //! ```
 //!
@@ -12,6 +12,7 @@ mod context;
 mod graph;
 mod heap;
 mod kernels;
+mod launch;
 mod memory;
 mod nvml;
 mod query;
@@ -24,20 +25,23 @@ mod vmm;
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::ffi::c_uint;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
 use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::world::DeviceKind;
 
 use self::context::{Context, platform};
 use self::kernels::Kernels;
+use self::launch::Grid;
 use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
-use crate::device::{Caps, Device, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream};
+use crate::device::{
+    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream,
+};
 use crate::error::Result;
 
 pub use self::query::{DeviceSummary, PeerLink, summary};
@@ -146,35 +150,15 @@ impl Device for CudaDevice {
             return Ok(());
         }
         let function = self.kernels.function(kernel, &self.caps)?;
-        let mut params = [ptr::from_ref(args).cast_mut().cast()];
-        let _scope = self.context.enter()?;
-        // SAFETY: the kernel takes one `Args` by value, which the driver copies before it returns.
-        let status = unsafe {
-            let (grid, handle) = (c_uint::from(args.n_blocks), raw_stream(stream));
-            self.context.driver.launch_kernel(
-                function,
-                grid,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                0,
-                handle,
-                params.as_mut_ptr(),
-                ptr::null_mut(),
-            )
-        };
-        if status.is_ok() {
-            return Ok(());
-        }
-        let what = format!(
-            "launching {} with {} x {threads} threads on stream {:#x}",
-            kernel.symbol(),
-            args.n_blocks,
-            stream.0
-        );
-        Err(status.error(&self.context).context(what))
+        let grid = Grid { blocks: args.n_blocks.into(), threads, overlaps: false };
+        launch::launch(&self.context, function, kernel, grid, ptr::from_ref(args).cast(), stream)
+    }
+
+    fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()> {
+        let function = self.kernels.function(kernel, &self.caps)?;
+        let overlaps = matches!(self.caps.kind, DeviceKind::Cuda { sm: 90.. });
+        let grid = Grid { blocks: launch.blocks, threads: launch.threads, overlaps };
+        launch::launch(&self.context, function, kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
     fn order(&self, earlier: Stream, later: Stream) -> Result<()> {

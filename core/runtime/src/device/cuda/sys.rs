@@ -156,6 +156,8 @@ driver_table! {
             params: *mut *mut c_void, extra: *mut *mut c_void);
     }
     optional {
+        launch_kernel_ex = cuLaunchKernelEx @ 11060 (config: *const CUlaunchConfig, function: CUfunction,
+            params: *mut *mut c_void, extra: *mut *mut c_void);
         device_p2p_attribute = cuDeviceGetP2PAttribute @ 8000 (value: *mut c_int, attribute: CUdevice_P2PAttribute, src: CUdevice, dst: CUdevice);
         device_uuid = cuDeviceGetUuid @ 9020 (uuid: *mut CUuuid, dev: CUdevice);
         device_uuid_v2 = cuDeviceGetUuid_v2 @ 11040 (uuid: *mut CUuuid, dev: CUdevice);

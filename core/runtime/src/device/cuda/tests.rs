@@ -377,6 +377,22 @@ fn kernels_are_loaded_and_launched() {
 }
 
 #[test]
+fn exchange_kernels_may_start_early() {
+    with_fake_driver("exchange_kernels_may_start_early", &[], || {
+        let device = opened(0);
+        let key = KernelKey { op: DeviceOp::Sum, dtype: DataType::Float32, protocol: Protocol::SymLl };
+        let launch = ExchangeLaunch { args: Default::default(), blocks: 5, threads: 256 };
+        if hawser_kernels::FATBINS.is_empty() {
+            assert!(device.launch_exchange(key, &launch, Stream(0)).is_err());
+            return;
+        }
+        device.launch_exchange(key, &launch, Stream(0)).unwrap();
+        assert_eq!((fake("fake_launches"), fake("fake_grid"), fake("fake_block")), (1, 5, 256));
+        assert_eq!(fake("fake_overlapping"), 1);
+    });
+}
+
+#[test]
 fn streams_of_our_own_are_destroyed() {
     with_fake_driver("streams_of_our_own_are_destroyed", &[], || {
         let device = opened(0);

@@ -27,7 +27,7 @@ struct graph { int nodes; };
 
 static struct range ranges[RANGES];
 static struct context contexts[DEVICES];
-static int live, capturing, captures, records, waits, launches, graph_launches, peer_access[DEVICES][DEVICES];
+static int live, capturing, captures, records, waits, launches, overlapping, graph_launches, peer_access[DEVICES][DEVICES];
 static unsigned last_grid, last_block;
 static __thread struct context *current;
 static __thread int mode;
@@ -37,6 +37,7 @@ API fake_live(void) { return live; }
 API fake_records(void) { return records; }
 API fake_waits(void) { return waits; }
 API fake_launches(void) { return launches; }
+API fake_overlapping(void) { return overlapping; }
 API fake_graph_launches(void) { return graph_launches; }
 API fake_grid(void) { return (int)last_grid; }
 API fake_block(void) { return (int)last_block; }
@@ -315,4 +316,13 @@ API cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
   if (is_own(s) && s->capture) return s->nodes++, OK;
   launches++, last_grid = gx, last_block = bx;
   return OK;
+}
+
+// The beginning of CUlaunchConfig; attributes: programmatic stream serialization is number 6.
+struct config { unsigned grid[3], block[3], shared; struct stream *stream; struct attribute { int id; char pad[4]; char value[64]; } *attributes; unsigned count; };
+
+API cuLaunchKernelEx(const struct config *c, void *f, void **params, void **extra) {
+  if (!c || c->count != 1 || c->attributes->id != 6 || c->attributes->value[0] != 1) return INVALID_VALUE;
+  overlapping++;
+  return cuLaunchKernel(f, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream, params, extra);
 }

@@ -1,0 +1,543 @@
+//! Collectives of one host as one or two **exchanges**: every rank writes into the areas of all others, then waits for all.
+//!
+//! A fused kernel runs a whole call that way and equals the program of the same name and algorithm, which other devices run
+//! step by step: [`Algorithm::OneShot`], [`Algorithm::AllPairs`] and [`Algorithm::Direct`]. [`ExchangePlan::new`] says which
+//! bytes go where, `kernels/cuda/exchange*.cuh` moves them.
+//!
+//! In an exchange, rank `a` sends rank `b` a **part**. In the first one the part has the length of `b`'s entry of
+//! [`ExchangeArgs::len`], in the second that of `a`'s. Peers are counted from the own rank on (`k`: rank + k) where data
+//! leave, and by rank (`p`) where they come in, since values are combined in the order of ranks.
+
+use std::mem::{offset_of, size_of};
+
+use crate::algo::ProgramKey;
+use crate::call::{Call, Collective};
+use crate::choose::{Choice, protocol_bit};
+use crate::device_plan::{DeviceOp, KernelKey};
+use crate::knobs::{Algorithm, Protocol};
+use crate::lower::{PACK_BYTES, device_op, scalar};
+use crate::world::{DeviceKind, Link, World};
+use crate::{DataType, Knobs};
+
+/// Most ranks of an exchange.
+pub const RANKS: usize = 8;
+/// Most threads of a block.
+pub const THREADS: u32 = 512;
+
+/// Form: what comes first is combined into one value.
+pub const FOLD: u8 = 1;
+/// Form: `src[0]` is an operand too.
+pub const OWN: u8 = 2;
+/// Form: the value goes on in a second exchange.
+pub const SECOND: u8 = 4;
+/// Form: all of `src` are equal.
+pub const SAME: u8 = 8;
+/// Form: `src` is multiplied by the scalar on reading.
+pub const SCALE: u8 = 16;
+/// Form: the value is divided by the divisor.
+pub const DIVIDE: u8 = 32;
+/// Form: all of `src` and `dst` are multiples of a pack.
+pub const ALIGNED: u8 = 64;
+
+/// Bytes of a slot: a word of 16 bytes for each thread; eight rows of four lines; a tile.
+const SLOT: [u64; 3] = [8 << 10, 4 << 10, 8 << 10];
+/// Most blocks by protocol: each has slots of its own.
+const BLOCKS: [u32; 3] = [64, 64, 32];
+/// Warps of a block at most.
+const WARPS: u64 = THREADS as u64 / 32;
+/// Bytes of data in a row of lines.
+const ROW_DATA: u64 = 480;
+/// Bytes of the flags of a warp: four for each rank.
+const UNIT_FLAGS: u64 = 32;
+
+/// Arguments of an exchange kernel, passed by value (400 bytes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct ExchangeArgs {
+    /// By k: where this rank's slots lie in the area of rank + k.
+    pub to: [u64; RANKS],
+    /// By k: user data for rank + k; `src[0]` is this rank's own.
+    pub src: [u64; RANKS],
+    /// By k: bytes of the part of rank + k.
+    pub src_len: [u64; RANKS],
+    /// By rank: where what came from it is kept; the own entry is for the combined value. 0 = nowhere.
+    pub dst: [u64; RANKS],
+    /// By rank: bytes of its part.
+    pub len: [u64; RANKS],
+    /// This rank's area.
+    pub mine: u64,
+    /// Address of the rank's [`crate::device_plan::DevComm`].
+    pub comm: u64,
+    /// Address of this rank's counters of exchanges: `u32` for each block (SymLL) or warp.
+    pub epochs: u64,
+    /// As [`crate::device_plan::Args::scalar`].
+    pub scalar: u64,
+    /// Operation number of the communicator, for error records.
+    pub op_number: u64,
+    /// Bytes of the longest part, rounded up to a pack.
+    pub most: u64,
+    /// Bytes of the shortest part that is not empty by design.
+    pub least: u64,
+    /// Divisor for [`DIVIDE`].
+    pub divisor: u32,
+    /// Bytes of everything that a warp moves at a time (SymLL128: a multiple of 480; SymSimple: a power of two).
+    pub tile: u32,
+    /// Offset of the flags in an area (SymSimple).
+    pub flags_at: u32,
+    /// This rank.
+    pub rank: u8,
+    /// Ranks.
+    pub ranks: u8,
+    /// [`FOLD`] … [`ALIGNED`].
+    pub form: u8,
+    /// 1 when `scalar` is an address.
+    pub scalar_is_address: u8,
+    /// By k: peers that get data in the first exchange.
+    pub send1: u8,
+    /// By rank: peers whose data count in the first exchange.
+    pub recv1: u8,
+    /// By rank: parts whose user data stay on this rank too, `src` of its k to `dst`.
+    pub keep: u8,
+    /// As `send1`, of the second exchange.
+    pub send2: u8,
+    /// As `recv1`, of the second exchange.
+    pub recv2: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+}
+
+/// Where the slots of the protocols lie in an area. Every rank has one area, which its peers write into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Area {
+    /// Offset of the slots by protocol.
+    pub slots: [u64; 3],
+    /// Offset of the flags of SymSimple.
+    pub flags: u64,
+    /// Bytes of an area.
+    pub bytes: u64,
+    /// Offset of the counters by protocol in the rank's private memory.
+    pub epochs: [u64; 3],
+    /// Bytes of the counters.
+    pub epoch_bytes: u64,
+}
+
+impl Area {
+    /// The areas of `ranks` ranks.
+    pub fn new(ranks: u32) -> Self {
+        let units = |i: usize| u64::from(BLOCKS[i]) * WARPS;
+        let ranks = u64::from(ranks);
+        // Two parities; the slots of words are laid out for the most ranks, so that offsets are constants.
+        let words = u64::from(BLOCKS[0]) * 2 * RANKS as u64 * SLOT[0];
+        let lines = units(1) * 2 * ranks * SLOT[1];
+        let tiles = units(2) * 2 * ranks * SLOT[2];
+        let flags = words + lines + tiles;
+        let counters = [u64::from(BLOCKS[0]) * 4, units(1) * 4, units(2) * 4];
+        Self {
+            slots: [0, words, words + lines],
+            flags,
+            bytes: flags + units(2) * UNIT_FLAGS,
+            epochs: [0, counters[0], counters[0] + counters[1]],
+            epoch_bytes: counters.iter().sum(),
+        }
+    }
+}
+
+/// Whether the ranks of `world` have areas: the settings let some call be an exchange.
+pub fn has_areas(world: &World, knobs: &Knobs) -> bool {
+    let bits = Protocol::ALL.into_iter().filter(|p| p.is_exchange()).fold(0, |all, p| all | protocol_bit(p));
+    let wanted = knobs.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bits != 0));
+    wanted && refused_world(world).is_none()
+}
+
+fn refused_world(world: &World) -> Option<String> {
+    match (world.device, world.link) {
+        (DeviceKind::Host, _) => Some("the host device has the Simple protocol only".into()),
+        _ if world.hosts() > 1 => Some("exchanges are for the ranks of one host".into()),
+        _ if !(2..=RANKS as u32).contains(&world.size()) => {
+            Some(format!("exchanges are for 2 to {RANKS} ranks"))
+        }
+        (DeviceKind::Cuda { sm }, _) if sm < 90 => {
+            Some(format!("exchange kernels need sm_90, this is sm_{sm}"))
+        }
+        (_, Link::HostMemory) => Some("exchanges need peer access between GPUs".into()),
+        _ => None,
+    }
+}
+
+/// Whether programs of a family can be exchanges.
+pub const fn is_known(algorithm: Algorithm) -> bool {
+    matches!(algorithm, Algorithm::OneShot | Algorithm::AllPairs | Algorithm::Direct)
+}
+
+/// Whether there are exchange kernels for an operation on a type: those that training and inference call all the time.
+/// Each takes seconds to compile and kilobytes of the library.
+pub fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
+    use DataType::{
+        Bfloat16, Float8e4m3, Float8e5m2, Float16, Float32, Float64, Int32, Int64, Uint32, Uint64,
+    };
+    match op {
+        DeviceOp::Copy => true,
+        DeviceOp::Sum => match dtype {
+            Int32 | Uint32 | Int64 | Uint64 | Float16 | Bfloat16 | Float32 | Float64 | Float8e4m3
+            | Float8e5m2 => true,
+            DataType::Int8 | DataType::Uint8 => false,
+        },
+        DeviceOp::PreMulSum | DeviceOp::Max => matches!(dtype, Float16 | Bfloat16 | Float32),
+        DeviceOp::Prod | DeviceOp::Min | DeviceOp::SumDiv => false,
+    }
+}
+
+/// Why a call has no exchange kernel of `protocol` by the program `key` in this world, if so.
+pub fn refused(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World) -> Option<String> {
+    if let Some(reason) = refused_world(world) {
+        return Some(reason);
+    }
+    if !has_kernel(device_op(call), call.dtype) {
+        return Some(format!("no fused kernel reduces {} by {}", call.dtype.name(), call.op.name()));
+    }
+    if protocol == Protocol::SymLl128 && world.link != Link::NvLink {
+        return Some("SymLL128 needs lines that land whole: NVLink only".into());
+    }
+    (!is_known(key.algorithm)).then(|| "its steps are no exchanges".into())
+}
+
+/// Blocks and threads for a call, and what a warp moves at a time: (blocks, threads, tile).
+pub fn grid(protocol: Protocol, most: u64, max_ctas: u32) -> (u32, u32, u32) {
+    let (index, most) = (index(protocol), most.max(PACK_BYTES));
+    let limit = u64::from(BLOCKS[index].min(max_ctas.max(1)));
+    // Half of the threads are faster where they hold everything.
+    let few = u64::from(THREADS) / 2;
+    match protocol {
+        Protocol::SymLl => {
+            let words = most.div_ceil(8);
+            let threads = if words <= few * limit { few } else { u64::from(THREADS) };
+            let threads = threads.min(words.next_multiple_of(32).max(64));
+            (words.div_ceil(threads).min(limit) as u32, threads as u32, 0)
+        }
+        Protocol::SymLl128 => {
+            let rows = most.div_ceil(ROW_DATA);
+            let threads = if rows <= few / 32 * limit { few } else { u64::from(THREADS) };
+            let units = threads / 32 * limit;
+            let per_unit = rows.div_ceil(units).min(SLOT[1] / 512);
+            let blocks = rows.div_ceil(per_unit).div_ceil(threads / 32).min(limit);
+            (blocks as u32, threads as u32, (per_unit * ROW_DATA) as u32)
+        }
+        _ => {
+            let units = WARPS * limit;
+            let tile = most.div_ceil(units).next_power_of_two().clamp(512, SLOT[2]);
+            (most.div_ceil(tile).div_ceil(WARPS).min(limit) as u32, THREADS, tile as u32)
+        }
+    }
+}
+
+/// How often a block or warp begins anew, since the grid does not hold everything at once.
+pub fn rounds(protocol: Protocol, most: u64, blocks: u32, threads: u32, tile: u32) -> u64 {
+    let at_once = match protocol {
+        Protocol::SymLl => u64::from(blocks * threads) * 8,
+        _ => u64::from(blocks * threads / 32) * u64::from(tile),
+    };
+    most.div_ceil(at_once.max(1))
+}
+
+/// Position of a protocol among the exchange protocols.
+fn index(protocol: Protocol) -> usize {
+    match protocol {
+        Protocol::SymLl => 0,
+        Protocol::SymLl128 => 1,
+        _ => 2,
+    }
+}
+
+/// Bytes of the longest part of a call: what decides about the grid.
+pub fn longest_part(collective: Collective, algorithm: Algorithm, block_bytes: u64, ranks: u32) -> u64 {
+    let parts = match (collective, algorithm) {
+        (Collective::AllReduce, Algorithm::AllPairs) => u64::from(ranks),
+        (Collective::Broadcast | Collective::Reduce, Algorithm::AllPairs) => u64::from(ranks.max(2)) - 1,
+        _ => 1,
+    };
+    block_bytes.div_ceil(parts).next_multiple_of(PACK_BYTES)
+}
+
+/// One launch, ready but for addresses: `src` and `dst` are offsets in the call's buffers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExchangePlan {
+    args: ExchangeArgs,
+    /// By rank: whether `dst` is a place in the output.
+    has_dst: u8,
+    /// Whether all offsets are multiples of a pack.
+    aligned: bool,
+    /// Which kernel.
+    pub kernel: KernelKey,
+    /// Grid size.
+    pub blocks: u32,
+    /// Threads per block.
+    pub threads: u32,
+}
+
+impl ExchangePlan {
+    /// Plans `call` for `rank`. The choice must be one that [`refused`] does not refuse.
+    pub fn new(call: &Call, choice: &Choice, rank: u32, ranks: u32, knobs: &Knobs) -> Self {
+        let op = device_op(call);
+        let bytes = call.block_bytes();
+        let mut parts = Parts::new(rank, ranks);
+        parts.fill(call.collective, choice.key.algorithm, call.root, bytes);
+        let Parts { mut args, has_dst, .. } = parts;
+        args.most = longest_part(call.collective, choice.key.algorithm, bytes, ranks);
+        let mut max_ctas = knobs.max_ctas;
+        if choice.instances > 0 {
+            max_ctas = max_ctas.min(choice.instances);
+        }
+        let (blocks, threads, tile) = grid(choice.protocol, args.most, max_ctas);
+        args.tile = tile;
+        args.divisor = ranks;
+        (args.scalar, args.scalar_is_address) = scalar(call, ranks);
+        args.form |= match op {
+            DeviceOp::PreMulSum => SCALE,
+            DeviceOp::SumDiv => DIVIDE,
+            _ => 0,
+        };
+        let offsets = args.src.iter().chain(&args.dst);
+        let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
+        let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
+        let kernel = KernelKey { op, dtype, protocol: choice.protocol };
+        Self { args, has_dst, aligned, kernel, blocks, threads }
+    }
+
+    /// Names the areas of all ranks, the counters of this one, and its image of the communicator.
+    pub fn connect(&mut self, areas: &[u64], epochs: u64, comm: u64) {
+        let args = &mut self.args;
+        let (area, index, ranks) = (Area::new(areas.len() as u32), index(self.kernel.protocol), areas.len());
+        let at = |rank: usize| areas.get(rank).map_or(0, |base| base + area.slots[index]);
+        let own = usize::from(args.rank);
+        for (k, to) in args.to.iter_mut().enumerate().take(ranks) {
+            *to = at((own + k) % ranks) + own as u64 * SLOT[index];
+        }
+        args.mine = at(own);
+        args.flags_at = (area.flags - area.slots[2]) as u32;
+        args.epochs = epochs + area.epochs[index];
+        args.comm = comm;
+    }
+
+    /// The arguments of a launch for these buffers.
+    pub fn bind(&self, input: u64, output: u64, scalar: u64, op_number: u64) -> ExchangeArgs {
+        let mut args = self.args;
+        args.src.iter_mut().for_each(|src| *src += input);
+        for (p, dst) in args.dst.iter_mut().enumerate() {
+            *dst = if self.has_dst >> p & 1 == 1 { *dst + output } else { 0 };
+        }
+        if self.aligned && (input | output).is_multiple_of(PACK_BYTES) {
+            args.form |= ALIGNED;
+        }
+        // In place there is nothing to keep.
+        if args.keep != 0 {
+            let p = args.keep.trailing_zeros() as usize;
+            let k = (p + usize::from(args.ranks) - usize::from(args.rank)) % usize::from(args.ranks);
+            if args.src[k] == args.dst[p] {
+                args.keep = 0;
+            }
+        }
+        (args.scalar, args.op_number) = (scalar, op_number);
+        args
+    }
+
+    /// The factor as planned, for calls that have no other.
+    pub fn scalar(&self) -> u64 {
+        self.args.scalar
+    }
+
+    /// The plan's arguments; `src` and `dst` are offsets.
+    pub fn args(&self) -> &ExchangeArgs {
+        &self.args
+    }
+}
+
+/// Fills in what goes where.
+struct Parts {
+    args: ExchangeArgs,
+    has_dst: u8,
+    rank: usize,
+    ranks: usize,
+    /// All peers, by k and by rank.
+    all_k: u8,
+    all_p: u8,
+}
+
+impl Parts {
+    fn new(rank: u32, ranks: u32) -> Self {
+        let everyone = ((1u32 << ranks) - 1) as u8;
+        let args = ExchangeArgs { rank: rank as u8, ranks: ranks as u8, ..ExchangeArgs::default() };
+        let all_p = everyone & !(1 << rank);
+        Self { args, has_dst: 0, rank: rank as usize, ranks: ranks as usize, all_k: everyone & !1, all_p }
+    }
+
+    fn fill(&mut self, collective: Collective, algorithm: Algorithm, root: u32, bytes: u64) {
+        use Collective as C;
+        let two_hops = algorithm == Algorithm::AllPairs;
+        let root = root as usize;
+        match collective {
+            C::AllReduce if two_hops => self.all_reduce_in_shards(bytes),
+            C::Broadcast if two_hops => self.broadcast_in_shards(root, bytes),
+            C::Reduce if two_hops => self.reduce_in_shards(root, bytes),
+            C::AllReduce => self.all_reduce(bytes),
+            C::Broadcast => self.broadcast(root, bytes),
+            C::Reduce => self.reduce(root, bytes),
+            C::AllGather => self.all_gather(bytes),
+            C::ReduceScatter => self.reduce_scatter(bytes),
+            C::AllToAll => self.all_to_all(bytes),
+            C::Gather => self.gather(root, bytes),
+            C::Scatter => self.scatter(root, bytes),
+            C::SendRecv => {}
+        }
+    }
+
+    fn all_reduce(&mut self, bytes: u64) {
+        self.equal_parts(bytes);
+        self.keep_at(self.rank, 0);
+        (self.args.form, self.args.send1, self.args.recv1) = (FOLD | OWN | SAME, self.all_k, self.all_p);
+    }
+
+    fn broadcast(&mut self, root: usize, bytes: u64) {
+        self.equal_parts(bytes);
+        self.args.form = SAME;
+        self.keep_at(root, 0);
+        if self.rank == root {
+            (self.args.send1, self.args.keep) = (self.all_k, 1 << root);
+        } else {
+            self.args.recv1 = 1 << root;
+        }
+    }
+
+    fn reduce(&mut self, root: usize, bytes: u64) {
+        self.equal_parts(bytes);
+        if self.rank == root {
+            self.keep_at(root, 0);
+            (self.args.form, self.args.recv1) = (FOLD | OWN, self.all_p);
+        } else {
+            self.args.send1 = 1 << self.k_of(root);
+        }
+    }
+
+    fn all_gather(&mut self, bytes: u64) {
+        self.equal_parts(bytes);
+        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+        (self.args.form, self.args.send1, self.args.recv1) = (SAME, self.all_k, self.all_p);
+        self.args.keep = 1 << self.rank;
+    }
+
+    fn reduce_scatter(&mut self, bytes: u64) {
+        self.equal_parts(bytes);
+        self.send_blocks(bytes);
+        self.keep_at(self.rank, 0);
+        (self.args.form, self.args.send1, self.args.recv1) = (FOLD | OWN, self.all_k, self.all_p);
+    }
+
+    fn all_to_all(&mut self, bytes: u64) {
+        self.equal_parts(bytes);
+        self.send_blocks(bytes);
+        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+        (self.args.send1, self.args.recv1) = (self.all_k, self.all_p);
+        self.args.keep = 1 << self.rank;
+    }
+
+    fn gather(&mut self, root: usize, bytes: u64) {
+        self.equal_parts(bytes);
+        if self.rank == root {
+            (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+            (self.args.recv1, self.args.keep) = (self.all_p, 1 << root);
+        } else {
+            self.args.send1 = 1 << self.k_of(root);
+        }
+    }
+
+    fn scatter(&mut self, root: usize, bytes: u64) {
+        self.equal_parts(bytes);
+        self.keep_at(root, 0);
+        if self.rank == root {
+            self.send_blocks(bytes);
+            (self.args.send1, self.args.keep) = (self.all_k, 1 << root);
+        } else {
+            self.args.recv1 = 1 << root;
+        }
+    }
+
+    /// Reduce-scatter over the shards of all ranks, then all-gather.
+    fn all_reduce_in_shards(&mut self, bytes: u64) {
+        let owners: Vec<usize> = (0..self.ranks).collect();
+        self.shards(&owners, bytes);
+        owners.iter().for_each(|&p| self.has_dst |= 1 << p);
+        self.args.form = FOLD | OWN | SECOND;
+        (self.args.send1, self.args.send2) = (self.all_k, self.all_k);
+        (self.args.recv1, self.args.recv2) = (self.all_p, self.all_p);
+    }
+
+    /// The root sends every other rank a shard, which that one passes on to all but the root.
+    fn broadcast_in_shards(&mut self, root: usize, bytes: u64) {
+        let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
+        self.shards(&owners, bytes);
+        owners.iter().for_each(|&p| self.has_dst |= 1 << p);
+        self.args.form = FOLD | SECOND;
+        if self.rank == root {
+            (self.args.send1, self.args.keep) = (self.all_k, self.all_p);
+            return;
+        }
+        self.args.recv1 = 1 << root;
+        self.args.send2 = self.all_k & !(1 << self.k_of(root));
+        self.args.recv2 = self.all_p & !(1 << root);
+    }
+
+    /// Every rank but the root reduces a shard and sends it to the root.
+    fn reduce_in_shards(&mut self, root: usize, bytes: u64) {
+        let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
+        self.shards(&owners, bytes);
+        self.args.form = FOLD | SECOND;
+        self.args.send1 = self.all_k;
+        if self.rank == root {
+            owners.iter().for_each(|&p| self.has_dst |= 1 << p);
+            self.args.recv2 = self.all_p;
+            return;
+        }
+        let root_k = 1 << self.k_of(root);
+        self.args.form |= OWN;
+        (self.args.send1, self.args.send2) = (self.all_k & !root_k, root_k);
+        self.args.recv1 = self.all_p;
+    }
+
+    /// Every rank has a part of `bytes` bytes; what is sent lies at the start of the input.
+    fn equal_parts(&mut self, bytes: u64) {
+        self.args.len[..self.ranks].fill(bytes);
+        self.args.src_len[..self.ranks].fill(bytes);
+        self.args.least = bytes;
+    }
+
+    /// Rank `p` gets block `p` of the input.
+    fn send_blocks(&mut self, bytes: u64) {
+        for k in 0..self.ranks {
+            self.args.src[k] = ((self.rank + k) % self.ranks) as u64 * bytes;
+        }
+    }
+
+    /// Cuts `bytes` bytes of input and output into a shard for each owner.
+    fn shards(&mut self, owners: &[usize], bytes: u64) {
+        let shard = bytes.div_ceil(owners.len().max(1) as u64).next_multiple_of(PACK_BYTES);
+        for (index, &p) in owners.iter().enumerate() {
+            let at = index as u64 * shard;
+            let (k, len) = (self.k_of(p), bytes.saturating_sub(at).min(shard));
+            (self.args.src[k], self.args.src_len[k]) = (at, len);
+            (self.args.dst[p], self.args.len[p], self.args.least) = (at, len, len);
+        }
+    }
+
+    fn keep_at(&mut self, p: usize, offset: u64) {
+        self.args.dst[p] = offset;
+        self.has_dst |= 1 << p;
+    }
+
+    fn k_of(&self, p: usize) -> usize {
+        (p + self.ranks - self.rank) % self.ranks
+    }
+}
+
+const _: () = {
+    assert!(size_of::<ExchangeArgs>() == 400 && offset_of!(ExchangeArgs, mine) == 320);
+    assert!(offset_of!(ExchangeArgs, divisor) == 376 && offset_of!(ExchangeArgs, recv2) == 396);
+};

@@ -1,0 +1,285 @@
+//! Exchanges of all ranks, played on numbers: what arrives must be what the collective means.
+
+use std::collections::BTreeMap;
+
+use hawser_plan::algo::ProgramKey;
+use hawser_plan::call::Scalar;
+use hawser_plan::choose::{Choice, Why};
+use hawser_plan::exchange::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
+use hawser_plan::world::{DeviceKind, Link};
+use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+use proptest::prelude::*;
+
+const SYM: [Protocol; 3] = [Protocol::SymLl, Protocol::SymLl128, Protocol::SymSimple];
+/// Addresses of the buffers of rank 0; each rank has its own megabytes.
+const INPUT: u64 = 1 << 40;
+const OUTPUT: u64 = 1 << 50;
+const RANK_BYTES: u64 = 1 << 30;
+
+fn choice(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, protocol: Protocol) -> Choice {
+    let why = Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new() };
+    let key = ProgramKey::new(collective, algorithm, ranks, root);
+    Choice { key, protocol, instances: 64, threads: 512, predicted_us: 0.0, why }
+}
+
+fn call(collective: Collective, count: u64, root: u32, rank: u32, in_place: bool) -> Call {
+    let output = OUTPUT + u64::from(rank) * RANK_BYTES;
+    let block = count * 4;
+    let input = match (in_place, collective) {
+        (false, _) => INPUT + u64::from(rank) * RANK_BYTES,
+        (true, Collective::AllGather | Collective::Gather) => output + u64::from(rank) * block,
+        (true, _) => output,
+    };
+    // In place, blocks that come out alone lie at this rank's place of the input.
+    let output = match (in_place, collective) {
+        (true, Collective::ReduceScatter | Collective::Scatter) => output + u64::from(rank) * block,
+        _ => output,
+    };
+    Call {
+        collective,
+        count,
+        dtype: DataType::Int32,
+        op: ReduceOp::Sum,
+        scalar: Scalar::Immediate(0),
+        root,
+        input: if collective.has_input(rank, root) { input } else { 0 },
+        output: if collective.has_output(rank, root) { output } else { 0 },
+    }
+}
+
+/// Memory by element address: a rank's contribution is a power of 1,000 so that sums show who took part.
+type Memory = BTreeMap<u64, i64>;
+
+fn value(rank: u32, element: u64) -> i64 {
+    1000i64.pow(rank % 6) * (1 + (element % 7) as i64) + i64::from(rank)
+}
+
+struct Machine {
+    memory: Memory,
+    args: Vec<ExchangeArgs>,
+}
+
+impl Machine {
+    fn read(&self, address: u64, bytes: u64) -> Vec<i64> {
+        (0..bytes / 4)
+            .map(|i| *self.memory.get(&(address + 4 * i)).expect("memory that was written"))
+            .collect()
+    }
+
+    fn write(&mut self, address: u64, values: &[i64]) {
+        assert_ne!(address, 0);
+        for (at, value) in (address..).step_by(4).zip(values) {
+            self.memory.insert(at, *value);
+        }
+    }
+
+    /// Both exchanges, all ranks in step: a rank writes what is its own before it looks at what came.
+    fn run(&mut self) {
+        let n = self.args.len();
+        let mut sent: Vec<Vec<Option<Vec<i64>>>> = vec![vec![None; n]; n];
+        for a in self.args.clone() {
+            let rank = usize::from(a.rank);
+            for k in (1..n).filter(|k| a.send1 >> k & 1 == 1) {
+                assert!(a.form & SAME == 0 || a.src[k] == a.src[0]);
+                let to = (rank + k) % n;
+                assert_eq!(a.src_len[k], a.len[to]);
+                sent[rank][to] = Some(self.read(a.src[k], a.src_len[k]));
+            }
+        }
+        let mut values: Vec<Option<Vec<i64>>> = vec![None; n];
+        for a in self.args.clone() {
+            let rank = usize::from(a.rank);
+            for p in (0..n).filter(|p| a.keep >> p & 1 == 1) {
+                let k = (p + n - rank) % n;
+                let kept = self.read(a.src[k], a.src_len[k]);
+                self.write(a.dst[p], &kept);
+            }
+            let received = (0..n).filter(|p| a.recv1 >> p & 1 == 1);
+            if a.form & FOLD == 0 {
+                for p in received {
+                    let data = sent[p][rank].clone().expect("data that was sent");
+                    assert_eq!(data.len() as u64 * 4, a.len[rank]);
+                    self.write(a.dst[p], &data);
+                }
+                continue;
+            }
+            let mut operands: Vec<Vec<i64>> =
+                received.map(|p| sent[p][rank].clone().expect("data that was sent")).collect();
+            if a.form & OWN != 0 {
+                operands.push(self.read(a.src[0], a.src_len[0]));
+            }
+            let sum = operands.into_iter().reduce(|x, y| x.iter().zip(&y).map(|(x, y)| x + y).collect());
+            if let Some(sum) = &sum
+                && a.dst[rank] != 0
+            {
+                self.write(a.dst[rank], sum);
+            }
+            values[rank] = sum;
+        }
+        for a in self.args.clone().into_iter().filter(|a| a.form & SECOND != 0) {
+            let rank = usize::from(a.rank);
+            for p in (0..n).filter(|p| a.recv2 >> p & 1 == 1) {
+                assert!(self.args[p].send2 >> ((rank + n - p) % n) & 1 == 1, "{p} sends {rank} its value");
+                let value = values[p].clone().expect("a value");
+                assert_eq!(value.len() as u64 * 4, a.len[p]);
+                self.write(a.dst[p], &value);
+            }
+        }
+    }
+}
+
+fn check(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, count: u64, in_place: bool) {
+    let protocol = SYM[(count % 3) as usize];
+    let chosen = choice(collective, algorithm, ranks, root, protocol);
+    let mut machine = Machine { memory: Memory::new(), args: Vec::new() };
+    for rank in 0..ranks {
+        let call = call(collective, count, root, rank, in_place);
+        let plan = ExchangePlan::new(&call, &chosen, rank, ranks, &Knobs::default());
+        assert!(plan.blocks >= 1 && plan.threads % 32 == 0 && plan.threads <= exchange::THREADS);
+        machine.args.push(plan.bind(call.input, call.output, 0, 0));
+        if call.input != 0 {
+            let elements = count * u64::from(collective.input_blocks(ranks));
+            let data: Vec<i64> = (0..elements).map(|i| value(rank, i)).collect();
+            machine.write(call.input, &data);
+        }
+    }
+    machine.run();
+    for rank in 0..ranks {
+        let call = call(collective, count, root, rank, in_place);
+        if call.output == 0 {
+            continue;
+        }
+        let wanted = meaning(collective, ranks, root, rank, count);
+        let got = machine.read(call.output, wanted.len() as u64 * 4);
+        assert_eq!(got, wanted, "{collective:?} {algorithm:?} rank {rank} of {ranks}, root {root}, {count}");
+    }
+}
+
+/// What a rank must get.
+fn meaning(collective: Collective, ranks: u32, root: u32, rank: u32, count: u64) -> Vec<i64> {
+    use Collective as C;
+    let all = 0..u64::from(ranks) * count;
+    let sum = |i: u64| (0..ranks).map(|r| value(r, i)).sum::<i64>();
+    let (own, count_64) = (u64::from(rank), count.max(1));
+    match collective {
+        C::AllReduce | C::Reduce => (0..count).map(sum).collect(),
+        C::ReduceScatter => (own * count..(own + 1) * count).map(sum).collect(),
+        C::Broadcast => (0..count).map(|i| value(root, i)).collect(),
+        C::AllGather | C::Gather => all.map(|i| value((i / count_64) as u32, i % count_64)).collect(),
+        C::AllToAll => all.map(|i| value((i / count_64) as u32, own * count + i % count_64)).collect(),
+        C::Scatter => (own * count..(own + 1) * count).map(|i| value(root, i)).collect(),
+        C::SendRecv => Vec::new(),
+    }
+}
+
+fn programs() -> Vec<(Collective, Algorithm)> {
+    use Algorithm::{AllPairs, Direct, OneShot};
+    use Collective as C;
+    vec![
+        (C::AllReduce, OneShot),
+        (C::AllReduce, AllPairs),
+        (C::Broadcast, OneShot),
+        (C::Broadcast, AllPairs),
+        (C::Reduce, OneShot),
+        (C::Reduce, AllPairs),
+        (C::AllGather, AllPairs),
+        (C::ReduceScatter, AllPairs),
+        (C::AllToAll, Direct),
+        (C::Gather, Direct),
+        (C::Scatter, Direct),
+    ]
+}
+
+#[test]
+fn every_exchange_does_what_its_collective_means() {
+    for (collective, algorithm) in programs() {
+        for ranks in 2..=8 {
+            for root in if collective.rooted() { vec![0, ranks / 2, ranks - 1] } else { vec![0] } {
+                for count in [1, 3, 4, 31, 100, 1001] {
+                    let can = collective != Collective::AllToAll;
+                    (0..=u8::from(can))
+                        .for_each(|p| check(collective, algorithm, ranks, root, count, p == 1));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn areas_fit_their_slots() {
+    let knobs = Knobs::default();
+    for ranks in 2..=8 {
+        let area = Area::new(ranks);
+        for protocol in SYM {
+            for power in 0..34 {
+                let most = 16u64 << power;
+                let (blocks, threads, tile) = exchange::grid(protocol, most, knobs.max_ctas);
+                let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
+                assert!(rounds >= 1 && blocks >= 1, "{protocol:?} {most}");
+                let units = u64::from(blocks * threads / 32);
+                let (slot, ranks) = (8192, u64::from(ranks));
+                match protocol {
+                    Protocol::SymLl => assert!(u64::from(blocks) * 2 * 8 * slot <= area.slots[1]),
+                    Protocol::SymLl128 => {
+                        assert!(tile % 480 == 0 && tile / 480 <= 8 && tile > 0);
+                        assert!(area.slots[1] + units * 2 * ranks * slot / 2 <= area.slots[2]);
+                    }
+                    _ => {
+                        assert!(tile.is_power_of_two() && (512..=8192).contains(&tile));
+                        assert!(area.slots[2] + units * 2 * ranks * slot <= area.flags);
+                        assert!(area.flags + units * 32 <= area.bytes);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn worlds_without_exchanges_say_why() {
+    let key = ProgramKey::new(Collective::AllReduce, Algorithm::OneShot, 4, 0);
+    let call = call(Collective::AllReduce, 8, 0, 0, false);
+    let gpu = |sm| DeviceKind::Cuda { sm };
+    let cases = [
+        (World::single_host(4, DeviceKind::Host, Link::HostMemory), "host device"),
+        (World::single_host(9, gpu(90), Link::NvLink), "2 to 8 ranks"),
+        (World::of_hosts(4, 2, gpu(90), Link::NvLink), "one host"),
+        (World::single_host(4, gpu(80), Link::NvLink), "sm_90"),
+        (World::single_host(4, gpu(90), Link::HostMemory), "peer access"),
+        (World::single_host(4, gpu(90), Link::Pcie), "NVLink only"),
+    ];
+    for (world, part) in cases {
+        let reason = exchange::refused(&call, &key, Protocol::SymLl128, &world).unwrap();
+        assert!(reason.contains(part), "{reason}");
+    }
+    let world = World::single_host(4, gpu(90), Link::NvLink);
+    assert!(SYM.iter().all(|p| exchange::refused(&call, &key, *p, &world).is_none()));
+    let rare = Call { op: ReduceOp::Prod, ..call };
+    assert!(exchange::refused(&rare, &key, Protocol::SymLl, &world).unwrap().contains("int32 by prod"));
+}
+
+#[test]
+fn addresses_are_filled_in() {
+    let chosen = choice(Collective::AllReduce, Algorithm::AllPairs, 4, 0, Protocol::SymSimple);
+    let call = call(Collective::AllReduce, 64, 0, 1, false);
+    let mut plan = ExchangePlan::new(&call, &chosen, 1, 4, &Knobs::default());
+    let area = Area::new(4);
+    plan.connect(&[1 << 30, 2 << 30, 3 << 30, 4 << 30], 1 << 20, 77);
+    let args = plan.bind(4096, 8192, 5, 6);
+    assert_eq!((args.comm, args.op_number, args.scalar), (77, 6, 5));
+    assert_eq!(args.mine, (2 << 30) + area.slots[2]);
+    assert_eq!(args.to[3], (1 << 30) + area.slots[2] + 8192, "rank 0 is three after rank 1");
+    assert_eq!((args.src[0], args.dst[1], args.src[3], args.dst[0]), (4096 + 64, 8192 + 64, 4096, 8192));
+    assert_ne!(args.form & exchange::ALIGNED, 0);
+    assert_eq!(plan.bind(4100, 8192, 0, 0).form & exchange::ALIGNED, 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #[test]
+    fn any_count(which in 0..11usize, ranks in 2..=8u32, root in 0..8u32, count in 1..3000u64, in_place: bool) {
+        let (collective, algorithm) = programs()[which];
+        let root = if collective.rooted() { root % ranks } else { 0 };
+        check(collective, algorithm, ranks, root, count, in_place && collective != Collective::AllToAll);
+    }
+}

@@ -1,0 +1,86 @@
+//! Kernel launches.
+
+use std::ffi::{c_uint, c_void};
+use std::mem::zeroed;
+use std::ptr;
+
+use cudarc::driver::sys::{CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig};
+use hawser_plan::device_plan::KernelKey;
+
+use super::context::Context;
+use super::raw_stream;
+use super::result::{MISSING, Status, code};
+use crate::device::Stream;
+use crate::error::Result;
+
+/// How a kernel is launched.
+#[derive(Clone, Copy)]
+pub struct Grid {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// The kernel waits itself for the end of the one before it on the stream (`griddepcontrol.wait`), so it may start
+    /// earlier (programmatic dependent launch).
+    pub overlaps: bool,
+}
+
+/// Launches a kernel that takes one structure, at `args`, by value.
+pub fn launch(
+    context: &Context,
+    function: CUfunction,
+    kernel: KernelKey,
+    grid: Grid,
+    args: *const c_void,
+    stream: Stream,
+) -> Result<()> {
+    let mut params = [args.cast_mut()];
+    let _scope = context.enter()?;
+    let mut status = Status { call: "cuLaunchKernelEx", code: MISSING, since: 0 };
+    if grid.overlaps {
+        status = overlapping(context, function, grid, &mut params, stream);
+    }
+    // Without that kind of launch, or where a capture does not take it, the kernel follows as any other.
+    if matches!(status.code, MISSING | code::NOT_SUPPORTED) {
+        status = plain(context, function, grid, &mut params, stream);
+    }
+    if status.is_ok() {
+        return Ok(());
+    }
+    let (blocks, threads) = (grid.blocks, grid.threads);
+    let what =
+        format!("launching {} with {blocks} x {threads} threads on stream {:#x}", kernel.symbol(), stream.0);
+    Err(status.error(context).context(what))
+}
+
+fn plain(
+    context: &Context,
+    function: CUfunction,
+    grid: Grid,
+    params: &mut [*mut c_void; 1],
+    stream: Stream,
+) -> Status {
+    let (blocks, threads): (c_uint, c_uint) = (grid.blocks, grid.threads);
+    let (stream, params) = (raw_stream(stream), params.as_mut_ptr());
+    let driver = context.driver;
+    // SAFETY: the kernel takes one structure by value, which the driver copies before it returns.
+    unsafe { driver.launch_kernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, ptr::null_mut()) }
+}
+
+fn overlapping(
+    context: &Context,
+    function: CUfunction,
+    grid: Grid,
+    params: &mut [*mut c_void; 1],
+    stream: Stream,
+) -> Status {
+    // SAFETY: both are plain C structures for which zeros mean "nothing asked for".
+    let (mut config, mut attribute): (CUlaunchConfig, CUlaunchAttribute) = unsafe { (zeroed(), zeroed()) };
+    attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    (config.gridDimX, config.gridDimY, config.gridDimZ) = (grid.blocks, 1, 1);
+    (config.blockDimX, config.blockDimY, config.blockDimZ) = (grid.threads, 1, 1);
+    (config.hStream, config.attrs, config.numAttrs) = (raw_stream(stream), &raw mut attribute, 1);
+    // SAFETY: as in `plain`; the configuration and its attribute live until the call returns.
+    unsafe { context.driver.launch_kernel_ex(&config, function, params.as_mut_ptr(), ptr::null_mut()) }
+}

@@ -1,0 +1,24 @@
+// The exchange kernels of an operation and a type, named as KernelKey::symbol says: hawser_<operation>_<type>_<protocol>.
+// core/plan/src/exchange.rs lists which there are.
+#pragma once
+
+#include "exchange_lines.cuh"
+#include "exchange_tiles.cuh"
+#include "exchange_words.cuh"
+
+// The planner does not offer exchanges to older GPUs, and compiling takes time.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define HAWSER_SINCE_SM90(...)
+#else
+#define HAWSER_SINCE_SM90(...) __VA_ARGS__
+#endif
+
+#define HAWSER_EXCHANGE(OP, op, T, type, function, protocol)                                                          \
+    extern "C" __global__ void __launch_bounds__(512, 1)                                                              \
+        hawser_##op##_##type##_##protocol(const __grid_constant__ HawserExchange args) {                              \
+        HAWSER_SINCE_SM90(hawser::function<hawser::Math<T, hawser::Op::OP>>(args);)                                   \
+    }
+#define HAWSER_EXCHANGES(OP, op, T, type)                                                                             \
+    HAWSER_EXCHANGE(OP, op, T, type, exchange_words, symll)                                                           \
+    HAWSER_EXCHANGE(OP, op, T, type, exchange_lines, symll128)                                                        \
+    HAWSER_EXCHANGE(OP, op, T, type, exchange_tiles, symsimple)
