@@ -135,7 +135,7 @@ fn check(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, co
     for rank in 0..ranks {
         let call = call(collective, count, root, rank, in_place);
         let plan = ExchangePlan::new(&call, &chosen, rank, ranks, &Knobs::default());
-        assert!(plan.blocks >= 1 && plan.threads % 32 == 0 && plan.threads <= exchange::THREADS);
+        assert!(plan.blocks >= 1 && plan.threads.is_multiple_of(32) && plan.threads <= exchange::THREADS);
         machine.args.push(plan.bind(call.input, call.output, 0, 0));
         if call.input != 0 {
             let elements = count * u64::from(collective.input_blocks(ranks));
@@ -221,7 +221,7 @@ fn areas_fit_their_slots() {
                 match protocol {
                     Protocol::SymLl => assert!(u64::from(blocks) * 2 * 8 * slot <= area.slots[1]),
                     Protocol::SymLl128 => {
-                        assert!(tile % 480 == 0 && tile / 480 <= 8 && tile > 0);
+                        assert!(tile.is_multiple_of(480) && tile / 480 <= 8 && tile > 0);
                         assert!(area.slots[1] + units * 2 * ranks * slot / 2 <= area.slots[2]);
                     }
                     _ => {

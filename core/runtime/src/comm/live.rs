@@ -74,7 +74,7 @@ pub enum Bound {
     /// Steps of a program.
     Steps(LaunchPlan, Arc<Loaded>, Choice),
     /// A fused kernel.
-    Exchange(ExchangePlan, Choice),
+    Exchange(Box<ExchangePlan>, Choice),
 }
 
 /// How long an aborted communicator waits for its stream before it gives its memory up.
@@ -164,7 +164,7 @@ impl Live {
             let exchange = self.fabric.exchange();
             let exchange = exchange.ok_or_else(|| Error::internal("an exchange without areas"))?;
             plan.connect(&exchange.areas, exchange.epochs, image);
-            Arc::new(Bound::Exchange(plan, choice))
+            Arc::new(Bound::Exchange(Box::new(plan), choice))
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
             let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &self.knobs)?;
