@@ -89,14 +89,18 @@ inline const uint64_t* emulated_warp(const char* what, uint64_t value) {
 // Threads that have left do not count. `whole_warps`: they must have left as whole warps, as `barrier.aligned` demands; a
 // compiler may let lanes that leave a loop wait for the others of their warp, who then wait for them.
 inline bool whole_warps = true;
-inline void __syncthreads() {
+inline bool __syncthreads_or(bool vote) {
     BlockRun& block = *fiber->block;
     REQUIRE(!whole_warps || own_warp().left == 0, "thread %u waits at a barrier, lanes of its warp have left", fiber->thread);
     unsigned phase = block.all.phase;
+    if (block.all.count == 0) block.votes[phase % 2] = false;
+    block.votes[phase % 2] |= vote;
     if (++block.all.count == block.threads - block.left) block.all.complete();
     emulated_progress++;
     wait_for_change(block.all.phase, phase);
+    return block.votes[phase % 2];
 }
+inline void __syncthreads() { __syncthreads_or(false); }
 inline void __syncwarp() { emulated_warp("syncwarp", 0); }
 inline bool __all_sync(unsigned, bool v) {
     const uint64_t* all = emulated_warp("all", v);

@@ -97,13 +97,13 @@ static void run(std::vector<std::unique_ptr<Launch>>& chain, u32 silent, bool dr
     line_stores.clear(), line_loads.clear();
 }
 
-static std::unique_ptr<Launch> random_launch(Machine& m, int protocol, u64 number) {
+static std::unique_ptr<Launch> random_launch(Machine& m, int protocol, u64 number, u32 most_grid = MAX_GRID, u32 most_threads = MAX_THREADS) {
     auto launch = std::make_unique<Launch>();
     Launch& l = *launch;
     l.ranks = m.ranks, l.number = number, l.protocol = protocol;
     l.pattern = (Pattern)(dice() % PATTERNS);
     l.element = reduces(l.pattern) ? &REDUCED[dice() % 5] : &COPY;
-    l.grid = 1 + dice() % MAX_GRID, l.threads = 32 * (1 + dice() % (MAX_THREADS / 32));
+    l.grid = 1 + dice() % most_grid, l.threads = 32 * (1 + dice() % (most_threads / 32));
     l.tile = protocol == LINES ? 480 * (1 + dice() % 3) : dice() % 4 == 0 ? 1536 : 512;
     if (protocol == LINES && dice() % 8 == 0) l.tile = 480 * 8;
     l.root = dice() % m.ranks;
@@ -135,7 +135,7 @@ constexpr bool LANES_LEAVE_ALONE = true;
 static void absence_is_noticed(u32 ranks, int protocol, bool aborted) {
     Machine m(ranks);
     std::vector<std::unique_ptr<Launch>> chain;
-    chain.push_back(random_launch(m, protocol, 7));
+    chain.push_back(random_launch(m, protocol, 7, 2, 64)); // few threads: each polls thousands of times
     const Launch& l = *chain[0];
     u32 silent = dice() % ranks;
     m.abort = aborted;

@@ -46,6 +46,7 @@ struct BlockRun {
     unsigned index, grid, threads, left = 0;
     Barrier barriers[16];
     Barrier all; // of __syncthreads: those that have not left
+    bool votes[2];
     std::vector<Warp> warps = std::vector<Warp>(32);
     std::shared_ptr<void> shared;
 };
@@ -137,7 +138,7 @@ public:
             quiet = emulated_progress == seen ? quiet + 1 : 0;
             seen = emulated_progress;
             if (policy.kind != Policy::ALL && quiet > 200 + 40 * alive.size()) until = tries;
-            REQUIRE(quiet < 40u * 1000 * 1000, "no end: %zu threads wait, such as %u of block %u of rank %u", alive.size(),
+            REQUIRE(quiet < 100u * 1000 * 1000, "no end: %zu threads wait, such as %u of block %u of rank %u", alive.size(),
                     alive[0]->thread, alive[0]->block->index, alive[0]->rank);
             size_t i = dice() % alive.size();
             Fiber& f = *alive[i];
