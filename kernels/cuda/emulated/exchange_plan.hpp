@@ -267,7 +267,7 @@ private:
         if (rooted && !at_root && (pattern == SCATTER || pattern == BROADCAST_1)) a.recv1 = (u8)of_root;
         bool folds = pattern == ALL_REDUCE_1 || pattern == REDUCE_SCATTER || (pattern == REDUCE_1 && at_root);
         if (!reduces(pattern) && (!rooted || (at_root && in[r] != 0))) a.keep = (u8)own;
-        bool same = pattern == ALL_REDUCE_1 || pattern == ALL_GATHER || (pattern == BROADCAST_1 && at_root);
+        bool same = pattern == ALL_REDUCE_1 || pattern == ALL_GATHER || pattern == BROADCAST_1; // others have no input
         return (folds ? HAWSER_FOLD | HAWSER_OWN : 0) | (same ? HAWSER_SAME : 0);
     }
 };
