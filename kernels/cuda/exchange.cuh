@@ -23,11 +23,18 @@ constexpr u32 LOOK = 1024; // polls between two looks at the abort word, a power
 static __shared__ u32 block_lost; // somebody of the block has given up
 #endif
 
-// The grid before this one on the stream is over, and the next one may begin to start. Nothing in memory is touched before.
+// Waits until the grid before this one on the stream is over. Nothing in memory is touched before.
 __device__ __forceinline__ void follow_previous_grid() {
 #if !defined(HAWSER_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next grid on the stream may take its place on the multiprocessors. Only after the last wait for a peer: a grid that
+// occupies room while this one still waits could keep away the very kernel that the peer must run first.
+__device__ __forceinline__ void let_next_grid_start() {
+#if !defined(HAWSER_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

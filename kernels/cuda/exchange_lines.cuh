@@ -11,7 +11,15 @@ constexpr u32 ROW_DATA = 480; // four lines: what a warp stores with one instruc
 constexpr u32 ROW_BYTES = 512;
 constexpr int ROWS_AHEAD = 4; // user loads under way per lane
 
-// A lane's sixteenth bytes of a row: which bytes of the data, and whether it is the one with the flag.
+// A line is whole only if its eight lanes store it with one instruction. Lanes that read odd ends of user data take ways of
+// their own, and the compiler may go on with copies of the code that follows: then lanes meet at __syncwarp in different
+// places and store one after the other. In a function that is not inlined there is one place only.
+__device__ __noinline__ void store_together(u64 address, Pack v) {
+    __syncwarp();
+    store_line_part(address, v);
+}
+
+// A lane's sixteen bytes of a row: which bytes of the data, and whether it is the one with the flag.
 struct LinePart {
     u32 place = threadIdx.x % LANES / 8 * 120 + threadIdx.x % 8 * 16;
     bool flag = threadIdx.x % 8 == 7;
@@ -27,9 +35,12 @@ struct LinePart {
         put_piece<M, WHOLE>(address, len, at, v.x);
         if (!flag) put_piece<M, WHOLE>(address, len, at + 8, v.y);
     }
+    template <bool WHOLE>
     __device__ __forceinline__ void send(u64 address, Pack v, u32 epoch) const {
+        v.y = flag ? (u64)epoch : v.y;
+        if constexpr (!WHOLE) return store_together(address, v);
         __syncwarp();
-        store_line_part(address, {v.x, flag ? (u64)epoch : v.y});
+        store_line_part(address, v);
     }
 };
 
@@ -55,12 +66,25 @@ __device__ __forceinline__ bool receive_row(const HawserExchange& a, const LineP
     }
 }
 
+// The same for lanes that may have parted: see store_together.
+__device__ __noinline__ bool receive_row_together(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
+                                                  u32 number, Pack (&v)[PEERS]) {
+    return receive_row(a, part, slots, mask, epoch, number, v);
+}
+
+template <bool WHOLE>
+__device__ __forceinline__ bool receive(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
+                                        u32 number, Pack (&v)[PEERS]) {
+    if constexpr (WHOLE) return receive_row(a, part, slots, mask, epoch, number, v);
+    else return receive_row_together(a, part, slots, mask, epoch, number, v);
+}
+
 // A line without data for every peer outside `mask`.
 __device__ __forceinline__ void send_bare_lines(const HawserExchange& a, const LinePart& part, u32 mask, u64 offset, u32 epoch) {
     u32 others = all_k(a) & ~mask;
 #pragma unroll 1
     for (u32 k = 1; others != 0 && k < a.ranks; k++)
-        if (in(others, k)) part.send(a.to[k] + offset, {0, 0}, epoch);
+        if (in(others, k)) part.send<false>(a.to[k] + offset, {0, 0}, epoch);
 }
 
 // Reads rows [0, rows) of every part from `at` on, and sends them.
@@ -89,12 +113,12 @@ __device__ __forceinline__ void send_rows(const HawserExchange& a, const M& m, c
                 Pack out = prepared(m, v[b], a.form);
                 u64 to = offset + (row + b) * ROW_BYTES;
                 if (!same) {
-                    if (send) part.send(a.to[k] + to, out, epoch);
+                    if (send) part.template send<WHOLE>(a.to[k] + to, out, epoch);
                     continue;
                 }
 #pragma unroll
                 for (u32 d = 1; d < PEERS; d++)
-                    if (in(a.send1, d)) part.send(a.to[d] + to, out, epoch);
+                    if (in(a.send1, d)) part.template send<WHOLE>(a.to[d] + to, out, epoch);
             }
         }
     }
@@ -140,7 +164,7 @@ __device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& 
         u32 mask = row == 0 ? all_p(a) : a.recv1;
         Pack own = {0, 0};
         if (form & HAWSER_OWN) own = part.template get<M, WHOLE>(a.src[0], a.src_len[0], row_at);
-        if (!receive_row(a, part, a.mine + here + row * ROW_BYTES, mask, epoch, number, v)) return false;
+        if (!receive<WHOLE>(a, part, a.mine + here + row * ROW_BYTES, mask, epoch, number, v)) return false;
         if (!fold) {
 #pragma unroll
             for (u32 p = 0; p < PEERS; p++)
@@ -151,7 +175,7 @@ __device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& 
         if (second) {
 #pragma unroll
             for (u32 k = 1; k < PEERS; k++)
-                if (in(a.send2, k)) part.send(a.to[k] + there + row * ROW_BYTES, value, epoch + 1);
+                if (in(a.send2, k)) part.template send<WHOLE>(a.to[k] + there + row * ROW_BYTES, value, epoch + 1);
         }
         if (dst != 0) part.template put<M, WHOLE>(dst, len, row_at, value);
     }
@@ -160,7 +184,7 @@ __device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& 
 #pragma unroll 1
     for (u32 row = 0; row < rows; row++) {
         u32 mask = row == 0 ? all_p(a) : a.recv2;
-        if (!receive_row(a, part, a.mine + there + row * ROW_BYTES, mask, epoch + 1, number + 1, v)) return false;
+        if (!receive<WHOLE>(a, part, a.mine + there + row * ROW_BYTES, mask, epoch + 1, number + 1, v)) return false;
 #pragma unroll
         for (u32 p = 0; p < PEERS; p++)
             if (in(a.recv2, p)) part.template put<M, WHOLE>(a.dst[p], a.len[p], at + row * ROW_DATA, v[p]);
@@ -188,6 +212,7 @@ __device__ __forceinline__ void exchange_lines(const HawserExchange& a) {
         epoch += a.form & HAWSER_SECOND ? 2 : 1;
         number += 2;
     }
+    let_next_grid_start();
     __syncwarp();
     if (lane == 0) store_relaxed_sys_u32(counter, epoch);
 }

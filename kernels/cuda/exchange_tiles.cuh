@@ -38,12 +38,14 @@ struct Tile {
         bool there = !has_peer;
         for (u32 polls = 1;; polls++) {
             if (!there) there = (i32)(load_acquire_sys_u32(flag_of) - epoch) >= 0;
-            if (__all_sync(WHOLE_WARP, there)) return true;
+            if (__all_sync(WHOLE_WARP, there)) break;
             if (polls % LOOK == 0) {
                 bool stop = !there && stop_waiting(a, number, rank_of(a, lane), since);
                 if (__any_sync(WHOLE_WARP, stop)) return false;
             }
         }
+        __syncwarp(); // what a lane has acquired is there for all: votes do not say so
+        return true;
     }
 };
 
@@ -240,6 +242,7 @@ __device__ __forceinline__ void exchange_tiles(const HawserExchange& a) {
         epoch += a.form & HAWSER_SECOND ? 2 : 1;
         number += 2;
     }
+    let_next_grid_start();
     __syncwarp();
     if (t.lane == 0) store_relaxed_sys_u32(counter, epoch);
 }

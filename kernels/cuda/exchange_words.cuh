@@ -97,7 +97,11 @@ __device__ __forceinline__ bool exchange_word(const HawserExchange& a, const M& 
     u64 own = 0, data[PEERS];
     send_flags(a, a.send1, here, epoch);
     if (active) own = send_words<M, WHOLE>(a, m, at, here, epoch);
-    if (!receive_words(a, a.mine + here, everyone | (active ? a.recv1 : 0), epoch, number, data)) return false;
+    bool good = receive_words(a, a.mine + here, everyone | (active ? a.recv1 : 0), epoch, number, data);
+    // A bare flag speaks for the whole block: all of it must have read the first exchange. All leave, or none.
+    bool bare = (form & HAWSER_SECOND) && a.send2 != all_k(a);
+    if (bare) good = !__syncthreads_or(!good);
+    if (!good) return false;
     if (!(form & HAWSER_FOLD)) {
 #pragma unroll
         for (u32 p = 0; p < PEERS; p++)
@@ -106,11 +110,7 @@ __device__ __forceinline__ bool exchange_word(const HawserExchange& a, const M& 
     }
     u64 value = fold_pieces(a, m, own, data);
     if (form & HAWSER_SECOND) {
-        // A bare flag speaks for the whole block: all of it must have read the first exchange.
-        if (a.send2 != all_k(a)) {
-            __syncthreads();
-            send_flags(a, a.send2, there, epoch + 1);
-        }
+        if (bare) send_flags(a, a.send2, there, epoch + 1);
 #pragma unroll
         for (u32 k = 1; k < PEERS; k++)
             if (active && in(a.send2, k)) store_word(a.to[k] + there, value, epoch + 1);
@@ -136,15 +136,17 @@ __device__ __forceinline__ void exchange_words(const HawserExchange& a) {
     __syncthreads(); // all have read the counter
     u32 bytes = 8 * blockDim.x, in_block = 8 * threadIdx.x;
     u64 offset = (u64)blockIdx.x * (2 * PEERS * HAWSER_WORD_SLOT) + 16 * threadIdx.x;
+    bool good = true;
     for (u64 base = (u64)blockIdx.x * bytes; base < a.most; base += (u64)gridDim.x * bytes) {
-        if (number != 0) __syncthreads(); // the block has read all words of the exchange before the last
+        // The block has read all words of the exchange before the last; all leave, or none.
+        if (number != 0 && __syncthreads_or(!good)) break;
         bool whole = (a.form & HAWSER_ALIGNED) && base + bytes <= a.least;
-        bool good = whole ? exchange_word<M, true>(a, m, base + in_block, offset, epoch + 1, number)
-                          : exchange_word<M, false>(a, m, base + in_block, offset, epoch + 1, number);
-        if (!good) break;
+        good = whole ? exchange_word<M, true>(a, m, base + in_block, offset, epoch + 1, number)
+                     : exchange_word<M, false>(a, m, base + in_block, offset, epoch + 1, number);
         epoch += a.form & HAWSER_SECOND ? 2 : 1;
         number += 2;
     }
+    let_next_grid_start();
     if (threadIdx.x == 0) store_relaxed_sys_u32(counter, epoch);
 }
 

@@ -40,9 +40,9 @@ pub const DIVIDE: u8 = 32;
 pub const ALIGNED: u8 = 64;
 
 /// Bytes of a slot: a word of 16 bytes for each thread; eight rows of four lines; a tile.
-const SLOT: [u64; 3] = [8 << 10, 4 << 10, 8 << 10];
+const SLOT: [u64; 3] = [8 << 10, 4 << 10, 4 << 10];
 /// Most blocks by protocol: each has slots of its own.
-const BLOCKS: [u32; 3] = [64, 64, 32];
+const BLOCKS: [u32; 3] = [64, 64, 64];
 /// Warps of a block at most.
 const WARPS: u64 = THREADS as u64 / 32;
 /// Bytes of data in a row of lines.

@@ -1,5 +1,8 @@
 //! What the planner may know of the job and the machine. Equal on all ranks.
 
+use std::fmt;
+
+use crate::cost::Constants;
 use crate::knobs::Digest;
 
 /// The kind of device that runs the steps.
@@ -14,6 +17,26 @@ pub enum DeviceKind {
     },
 }
 
+impl fmt::Display for DeviceKind {
+    /// `host` or `cuda:90`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Cuda { sm } => write!(f, "cuda:{sm}"),
+        }
+    }
+}
+
+impl DeviceKind {
+    /// Inverse of `to_string`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name.strip_prefix("cuda:") {
+            Some(sm) => sm.parse().ok().map(|sm| Self::Cuda { sm }),
+            None => (name == "host").then_some(Self::Host),
+        }
+    }
+}
+
 /// What joins two ranks of one host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Link {
@@ -23,6 +46,25 @@ pub enum Link {
     Pcie,
     /// Staging in host memory.
     HostMemory,
+}
+
+impl Link {
+    /// All links, the fastest first.
+    pub const ALL: [Link; 3] = [Self::NvLink, Self::Pcie, Self::HostMemory];
+
+    /// Name in options and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NvLink => "nvlink",
+            Self::Pcie => "pcie",
+            Self::HostMemory => "host",
+        }
+    }
+
+    /// Inverse of [`Link::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|link| link.name() == name)
+    }
 }
 
 /// One rank.
@@ -35,7 +77,7 @@ pub struct RankInfo {
 }
 
 /// The job as the planner sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct World {
     /// One entry per rank.
     pub ranks: Vec<RankInfo>,
@@ -47,9 +89,17 @@ pub struct World {
     pub net_mbps: u32,
     /// What the network itself can reduce: bit `5 * type + operation`, with NCCL's numbers; 0 = nothing.
     pub collnet: u64,
+    /// What the cost model knows of device and link.
+    pub constants: Constants,
 }
 
 impl World {
+    /// A world of these ranks, without a network, with the built-in constants.
+    pub fn new(ranks: Vec<RankInfo>, device: DeviceKind, link: Link) -> Self {
+        let constants = Constants::builtin(device, link);
+        Self { ranks, device, link, net_mbps: 0, collnet: 0, constants }
+    }
+
     /// A world of `ranks` ranks on one host, for tests, `hawser plan` and offline questions.
     pub fn single_host(ranks: u32, device: DeviceKind, link: Link) -> Self {
         Self::of_hosts(ranks, ranks.max(1), device, link)
@@ -58,7 +108,7 @@ impl World {
     /// A world of `ranks` ranks, `per_host` on each host, rank 0 first.
     pub fn of_hosts(ranks: u32, per_host: u32, device: DeviceKind, link: Link) -> Self {
         let info = |r: u32| RankInfo { host: r / per_host.max(1), device: (r % per_host.max(1)).to_string() };
-        Self { ranks: (0..ranks).map(info).collect(), device, link, net_mbps: 0, collnet: 0 }
+        Self::new((0..ranks).map(info).collect(), device, link)
     }
 
     /// Number of ranks.
@@ -114,6 +164,7 @@ impl World {
         digest.add(self.link as u64);
         digest.add(u64::from(self.net_mbps));
         digest.add(self.collnet);
+        self.constants.add_to(&mut digest);
         digest.value()
     }
 }

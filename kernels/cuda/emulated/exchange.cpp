@@ -129,7 +129,7 @@ static void chain_is_right(u32 ranks, u32 most_launches) {
 }
 
 // Threads that give up words leave alone, while others of their warp go on to barriers.
-constexpr bool LANES_LEAVE_ALONE = true;
+constexpr bool LANES_LEAVE_ALONE = false;
 
 // A rank stays away: the others leave by deadline or abort, and say whom they waited for.
 static void absence_is_noticed(u32 ranks, int protocol, bool aborted) {

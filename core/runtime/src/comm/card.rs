@@ -148,7 +148,7 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
         ranks.push(RankInfo { host: host as u32, device: card.device.clone() });
     }
     let processes = cards.iter().map(|c| c.process).collect();
-    let world = World { ranks, device, link, net_mbps: 0, collnet: 0 };
+    let world = World::new(ranks, device, link);
     Ok(Agreement { world, processes, heap: heap.unwrap_or(HeapKind::Host), comm_id: cards[0].nonce })
 }
 

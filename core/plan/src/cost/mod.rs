@@ -1,70 +1,17 @@
 //! What a candidate costs: latency of its hops, bytes on the busiest link, work of its blocks.
 //!
-//! The constants are those of H200 GPUs without multicast, measured with the interpreter kernels: 3.5,
-//! 14 and 18 GB/s of payload per CTA with LL, LL128 and Simple, 364 GB/s out of a GPU when all push,
-//! 7.3 µs for an operation without hops, 1.25, 1.5 and 2.5 µs for each hop. LL carries half of the
-//! bytes, LL128 94 % of them. PCIe, host memory and the CPU have rougher numbers. A model never has
-//! to be right, only to order the candidates; `Why` prints what it said.
+//! The formulas are here, the numbers in [`Constants`]: built-in ones, or those that `hawser measure` found on a machine
+//! ([`fit`]). A model never has to be right, only to order the candidates; `Why` prints what it said.
+
+mod constants;
+//pub mod fit;
+
+pub use constants::{Constants, Path};
 
 use crate::algo::ProgramKey;
 use crate::call::Collective;
 use crate::knobs::{Algorithm, Knobs, Protocol};
-use crate::world::{DeviceKind, Link, World};
-
-/// Measured constants of a device and a link.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Constants {
-    /// Fixed time of an operation, µs.
-    pub launch_us: f64,
-    /// One hop from a sender's load to the receiver's next step for LL, LL128 and Simple, µs.
-    pub hop_us: [f64; 3],
-    /// Payload out of one rank when all ranks send to one peer each, bytes per µs (MB/s).
-    pub wire: f64,
-    /// Share of `wire` left when all ranks send to all.
-    pub all_to_all: f64,
-    /// What one block streams with LL, LL128 and Simple, bytes of payload per µs.
-    pub block: [f64; 3],
-    /// Cost of one more block, µs.
-    pub block_us: f64,
-}
-
-/// Payload per byte on the wire for LL, LL128 and Simple.
-const PAYLOAD: [f64; 3] = [0.5, 0.9375, 1.0];
-/// Share of a hop that a step costs when its tile is not the first, by protocol.
-const PIPELINED: [f64; 3] = [1.0, 1.0, 0.3];
-
-/// The constants of a world.
-pub fn constants(world: &World) -> Constants {
-    let nvlink = Constants {
-        launch_us: 7.3,
-        hop_us: [1.25, 1.5, 2.5],
-        wire: 364e3,
-        all_to_all: 0.85,
-        block: [3.5e3, 14e3, 18e3],
-        block_us: 0.04,
-    };
-    match (world.device, world.link) {
-        (DeviceKind::Host, _) => Constants {
-            launch_us: 20.0,
-            hop_us: [5.0; 3],
-            wire: 3e3,
-            all_to_all: 0.9,
-            block: [3e3; 3],
-            block_us: 10.0,
-        },
-        (_, Link::NvLink) => nvlink,
-        (_, Link::Pcie) => Constants {
-            hop_us: [2.0, 3.0, 4.0],
-            wire: 20e3,
-            all_to_all: 0.7,
-            block: [2e3, 4e3, 12e3],
-            ..nvlink
-        },
-        (_, Link::HostMemory) => {
-            Constants { hop_us: [3.0, 4.0, 6.0], wire: 10e3, block: [1e3, 2e3, 5e3], ..nvlink }
-        }
-    }
-}
+use crate::world::{DeviceKind, World};
 
 /// Threads per block.
 pub fn threads(device: DeviceKind, protocol: Protocol) -> u32 {
@@ -86,30 +33,20 @@ pub fn predict(
     world: &World,
     knobs: &Knobs,
 ) -> f64 {
-    let constants = constants(world);
+    let constants = &world.constants;
+    let path = constants.path(protocol);
     let traffic = traffic(key, bytes as f64, constants.all_to_all);
-    let payload = PAYLOAD[protocol as usize];
-    let hop = constants.hop_us[protocol as usize];
     let blocks = f64::from(instances * channels);
     let slot = f64::from(knobs.slot_bytes[protocol as usize].max(1));
     let tiles = (traffic.chunk / f64::from(instances) / slot).ceil().max(1.0);
-    let wire = traffic.out / (constants.wire * traffic.share * payload);
-    let block = constants.block[protocol as usize];
-    let work = traffic.streamed / (blocks * block);
-    let waits = (tiles - 1.0) * traffic.waits * hop * PIPELINED[protocol as usize];
-    let fill = traffic.fill * (slot.min(traffic.chunk / f64::from(instances)) / block);
+    let wire = traffic.out / (constants.wire() * traffic.share * path.wire_share);
+    let work = traffic.streamed / (blocks * path.block());
+    let waits = (tiles - 1.0) * traffic.waits * path.round_us;
+    let fill = traffic.fill * (slot.min(traffic.chunk / f64::from(instances)) / path.block());
     let (far, far_hops) = if world.hosts() > 1 { net(key, bytes as f64, tiles, world) } else { (0.0, 0.0) };
     let moved = wire.max(work + waits).max(far);
-    constants.launch_us + traffic.hops * hop + far_hops + fill + moved + blocks * constants.block_us
+    path.fixed_us + traffic.hops * path.hop_us + far_hops + fill + moved + blocks * path.block_us
 }
-
-/// Fixed time of an exchange kernel (SymLL, SymLL128, SymSimple), µs; each exchange; and each row or tile that a warp moves
-/// after the first.
-const EXCHANGE_US: [(f64, f64, f64); 3] = [(1.6, 1.8, 2.0), (2.0, 2.2, 0.9), (2.8, 4.7, 6.0)];
-/// Share of the wire's rate that their stores reach.
-const EXCHANGE_SHARE: [f64; 3] = [0.88, 0.85, 0.9];
-/// What one of their blocks sends, bytes per µs.
-const EXCHANGE_BLOCK: [f64; 3] = [8e3, 14e3, 20e3];
 
 /// Predicted time in µs of an exchange kernel in `blocks` blocks that begin `rounds` times.
 pub fn predict_exchange(
@@ -119,26 +56,14 @@ pub fn predict_exchange(
     bytes: u64,
     world: &World,
 ) -> f64 {
-    let index = match protocol {
-        Protocol::SymLl => 0,
-        Protocol::SymLl128 => 1,
-        _ => 2,
-    };
-    let constants = constants(world);
+    let path = world.constants.path(protocol);
     let out = traffic(key, bytes as f64, 1.0).out;
     let exchanges = exchanges(key);
-    let (fixed, each, again) = EXCHANGE_US[index];
-    let rate = (constants.wire * EXCHANGE_SHARE[index] * EXCHANGE_PAYLOAD[index])
-        .min(f64::from(blocks) * EXCHANGE_BLOCK[index]);
+    let rate = (world.constants.wire() * path.wire_share).min(f64::from(blocks) * path.block());
     // While a round waits for its peers, the wire is still busy with the one before.
-    let waits = (rounds as f64 - 1.0) * again * exchanges;
-    fixed + each * exchanges + (out / rate).max(waits) + f64::from(blocks) * EXCHANGE_BLOCK_US
+    let waits = (rounds as f64 - 1.0) * path.round_us * exchanges;
+    path.fixed_us + path.hop_us * exchanges + (out / rate).max(waits) + f64::from(blocks) * path.block_us
 }
-
-/// Payload per byte on the wire.
-const EXCHANGE_PAYLOAD: [f64; 3] = [0.5, 0.9375, 1.0];
-/// Cost of one more block, µs.
-const EXCHANGE_BLOCK_US: f64 = 0.005;
 
 /// Exchanges of a program.
 fn exchanges(key: &ProgramKey) -> f64 {
@@ -148,10 +73,6 @@ fn exchanges(key: &ProgramKey) -> f64 {
     if two { 2.0 } else { 1.0 }
 }
 
-/// One hop from a FIFO slot on one host to one on another, µs.
-const NET_HOP_US: f64 = 30.0;
-/// Share of a net hop that a step costs when its tile is not the first.
-const NET_PIPELINED: f64 = 0.2;
 /// Megabits per second of a network that does not say.
 const NET_MBPS: u32 = 25_000;
 
@@ -184,8 +105,8 @@ fn net(key: &ProgramKey, bytes: f64, tiles: f64, world: &World) -> (f64, f64) {
     };
     let mbps = if world.net_mbps == 0 { NET_MBPS } else { world.net_mbps };
     // A megabit per second is an eighth of a byte per µs.
-    let waits = (tiles - 1.0) * hops * NET_HOP_US * NET_PIPELINED;
-    (out / (f64::from(mbps) / 8.0) + waits, hops * NET_HOP_US)
+    let waits = (tiles - 1.0) * hops * world.constants.net_round_us;
+    (out / (f64::from(mbps) / 8.0) + waits, hops * world.constants.net_hop_us)
 }
 
 /// What a rank of a program does with `bytes` bytes.
