@@ -66,7 +66,7 @@ pub enum Op {
     RecvReduceCopy,
     /// `x = recv… ⊕ src`; `dst = x`; send `x`
     RecvReduceCopySend,
-    /// A hand-written kernel that must equal the program it carries (not offered yet).
+    /// A hand-written kernel inside a program. None is offered: fused kernels are protocols of whole programs (ADR 8).
     Native(u32),
 }
 
