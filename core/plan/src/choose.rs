@@ -182,7 +182,7 @@ pub fn decide(
 }
 
 /// The program of a family for a call.
-fn key(call: &Call, algorithm: Algorithm, world: &World) -> ProgramKey {
+pub(crate) fn key(call: &Call, algorithm: Algorithm, world: &World) -> ProgramKey {
     let key = ProgramKey::new(call.collective, algorithm, world.size(), call.root);
     match algorithm {
         Algorithm::Hierarchical | Algorithm::CollNet => {
@@ -262,10 +262,8 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
 /// The cheapest number of instances of a candidate.
 fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
     if protocol.is_exchange() {
-        let most = longest_part(key, bytes);
-        let (blocks, threads, tile) = exchange::grid(protocol, most, knobs.max_ctas);
-        let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
-        let us = cost::predict_exchange(key, protocol, (blocks, rounds), bytes, world) as f32;
+        let blocks = exchange::grid(protocol, longest_part(key, bytes), knobs.max_ctas).0;
+        let us = predict(key, protocol, (blocks, 1), bytes, world, knobs) as f32;
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
     }
     let fold = match fold(key, algo::channels(key)?, knobs) {
@@ -287,13 +285,31 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
     let limit = useful.max(least);
     let mut best: Option<(f32, u32)> = None;
     for instances in INSTANCES.into_iter().map(|i| i.clamp(least, limit)) {
-        let us = cost::predict(key, channels, protocol, instances, bytes, world, knobs) as f32;
+        let us = predict(key, protocol, (instances, channels), bytes, world, knobs) as f32;
         if best.is_none_or(|(cheapest, _)| us < cheapest) {
             best = Some((us, instances));
         }
     }
     let (us, instances) = best.unwrap_or((f32::MAX, 1));
     Ok(Outcome::Predicted { us, instances, channels })
+}
+
+/// Predicted µs of a candidate for `bytes` bytes in `instances` instances of `channels` channels.
+pub(crate) fn predict(
+    key: &ProgramKey,
+    protocol: Protocol,
+    (instances, channels): (u32, u32),
+    bytes: u64,
+    world: &World,
+    knobs: &Knobs,
+) -> f64 {
+    if !protocol.is_exchange() {
+        return cost::predict(key, channels, protocol, instances, bytes, world, knobs);
+    }
+    let most = longest_part(key, bytes);
+    let (blocks, threads, tile) = exchange::grid(protocol, most, instances);
+    let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
+    cost::predict_exchange(key, protocol, (blocks, rounds), bytes, world)
 }
 
 /// A candidate that can be taken.

@@ -171,7 +171,10 @@ impl Constants {
     /// All numbers with their names (`SymLL.hop_us`), to compare them.
     pub fn named(&self) -> Vec<(String, f64)> {
         let mut copy = *self;
-        copy.entries().into_iter().map(|(section, key, _, value)| (format!("{section}.{key}"), *value)).collect()
+        copy.entries()
+            .into_iter()
+            .map(|(section, key, _, value)| (format!("{section}.{key}"), *value))
+            .collect()
     }
 
     /// Bytes per µs.

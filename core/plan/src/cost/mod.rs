@@ -4,7 +4,7 @@
 //! ([`fit`]). A model never has to be right, only to order the candidates; `Why` prints what it said.
 
 mod constants;
-//pub mod fit;
+pub mod fit;
 
 pub use constants::{Constants, Path};
 
