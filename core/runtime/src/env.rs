@@ -6,6 +6,7 @@
 //! reads the environment.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -69,6 +70,10 @@ pub struct Settings {
     pub collnet: bool,
     /// `NCCL_NET_GDR_LEVEL`: whether net plugins may read and write GPU memory (not `LOC` or 0).
     pub gpu_direct: bool,
+    /// `HAWSER_LINKS`: file with constants of the cost model, as `hawser measure` writes it; `none` = the built-in ones.
+    pub links: Option<String>,
+    /// The user's folder for caches: `$XDG_CACHE_HOME`, else `~/.cache`.
+    pub cache: Option<PathBuf>,
     /// `NCCL_DEBUG`.
     pub debug: Option<String>,
     /// `NCCL_DEBUG_SUBSYS`.
@@ -140,6 +145,7 @@ pub const HONOURED: &[&str] = &[
     "NCCL_CONF_FILE",
     "NCCL_ENV_PLUGIN",
     "HAWSER_DEVICE",
+    "HAWSER_LINKS",
     "HAWSER_PLUGIN_PROBE",
     "HAWSER_INIT_TIMEOUT",
     "HAWSER_HANDSHAKE_TIMEOUT",
@@ -218,6 +224,8 @@ impl Source {
             gpu_direct: !self
                 .text("NCCL_NET_GDR_LEVEL")
                 .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),
+            links: self.text("HAWSER_LINKS"),
+            cache: cache_folder(),
             debug: self.text("NCCL_DEBUG"),
             debug_subsys: self.text("NCCL_DEBUG_SUBSYS"),
             debug_file: self.text("NCCL_DEBUG_FILE"),
@@ -265,6 +273,12 @@ impl Source {
         }
         all
     }
+}
+
+/// Only an absolute `XDG_CACHE_HOME` counts, as its specification demands.
+fn cache_folder() -> Option<PathBuf> {
+    let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
 }
 
 fn parse_file(text: &str) -> impl Iterator<Item = (String, String)> {

@@ -1,8 +1,10 @@
 //! What all ranks of a communicator decide together at bring-up: who is where, which net joins the hosts, what the tuners
 //! are, and the planner's settings. Every decision follows from records that all ranks exchange, so all decide alike.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::knobs::NET_SLOT_BYTES;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
@@ -11,9 +13,10 @@ use hawser_plugin::net::NetConfig;
 
 use super::Config;
 use super::card::{Agreement, Card, agree};
+use super::links;
 use super::tune::Tuners;
 use crate::bootstrap::Bootstrap;
-use crate::device::{Device, HeapKind};
+use crate::device::{self, Device, HeapKind};
 use crate::env::{self, Settings};
 use crate::error::{Error, Result};
 use crate::plugins;
@@ -56,7 +59,8 @@ pub fn decide(
     step: &dyn Fn(&str) -> Wait,
 ) -> Result<Decided> {
     let settings = env::settings();
-    let mut knobs = knobs(device, settings, config)?;
+    let caps = device.caps();
+    let mut knobs = knobs(caps.kind, caps.multiprocessors, settings, config)?;
     let card = Card::new(device.caps(), settings, &knobs, config.host.as_deref());
     let cards = bootstrap.all_gather(&card.encode(), &step("agreement"))?;
     let cards: Vec<Card> =
@@ -70,10 +74,52 @@ pub fn decide(
             Some(choose_net(&net_config, device, &bootstrap, &mut world, &mut knobs, &step("net"))?)
         }
     };
+    let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
+    links::take(&bootstrap.all_gather(&offers, &step("links"))?[0], &mut world)?;
     let tuners = Tuners::open(comm_id, &world);
     check_tuners(&bootstrap.all_gather(tuners.names().as_bytes(), &step("tuners"))?)?;
     fit(&mut knobs, world.size(), world.places().1);
     Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen })
+}
+
+/// The world and the settings of a communicator whose ranks have these devices of this process, without making one.
+///
+/// # Errors
+/// A device cannot be opened, or settings are wrong.
+pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
+    let settings = env::settings();
+    let devices = ordinals.iter().map(|&ordinal| device::open(ordinal)).collect::<Result<Vec<_>>>()?;
+    let Some(first) = devices.first() else { return Err(Error::invalid_argument("no devices")) };
+    let caps = first.caps();
+    let mut knobs = knobs(caps.kind, caps.multiprocessors, settings, &Config::default())?;
+    let card = |device: &Arc<dyn Device>| Card::new(device.caps(), settings, &knobs, None);
+    let cards: Vec<Card> = devices.iter().map(card).collect();
+    let Agreement { mut world, .. } = agree(&cards, settings.multi_rank_gpu)?;
+    links::take(&links::offer(0, settings, &caps.name, &world), &mut world)?;
+    if world.hosts() > 1 {
+        knobs_for_network(&mut knobs, settings);
+    }
+    fit(&mut knobs, world.size(), world.places().1);
+    Ok((world, knobs))
+}
+
+/// The settings that ranks of `world` would have, on devices that need not be here.
+///
+/// # Errors
+/// Settings are wrong.
+pub fn knobs_of(world: &World) -> Result<Knobs> {
+    let settings = env::settings();
+    let mut knobs = knobs(world.device, MAX_BLOCKS as u32, settings, &Config::default())?;
+    if world.hosts() > 1 {
+        knobs_for_network(&mut knobs, settings);
+    }
+    fit(&mut knobs, world.size(), world.places().1);
+    Ok(knobs)
+}
+
+/// Where `hawser measure` leaves its constants for so many ranks of a host on a device of this name.
+pub fn cache_file(device: &str, ranks: u32) -> Option<PathBuf> {
+    links::cache_file(env::settings(), device, ranks)
 }
 
 /// Opens this rank's net and checks that it is everybody's.
@@ -97,9 +143,7 @@ fn choose_net(
     if agreed.collnet == 0 {
         chosen.without_collnet();
     }
-    // Only Simple crosses a network, and a slot is one message.
-    let simple = if env::settings().buffsize.is_some() { knobs.slot_bytes[2] } else { NET_SLOT_BYTES };
-    knobs.slot_bytes = [0, 0, simple];
+    knobs_for_network(knobs, env::settings());
     let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX) & !511;
     if most < 512 {
         let text =
@@ -107,8 +151,14 @@ fn choose_net(
         return Err(Error::invalid_usage(text));
     }
     knobs.slot_bytes[2] = knobs.slot_bytes[2].min(most);
-    knobs.depth = knobs.depth.min(net::MOST_SLOTS);
     Ok(chosen)
+}
+
+/// Only Simple crosses a network, and a slot is one message.
+fn knobs_for_network(knobs: &mut Knobs, settings: &Settings) {
+    let simple = if settings.buffsize.is_some() { knobs.slot_bytes[2] } else { NET_SLOT_BYTES };
+    knobs.slot_bytes = [0, 0, simple];
+    knobs.depth = knobs.depth.min(net::MOST_SLOTS);
 }
 
 /// Ranks with different tuners would decide differently.
@@ -120,9 +170,9 @@ fn check_tuners(names: &[Vec<u8>]) -> Result<()> {
 }
 
 /// Settings of the planner, before anything is known of the other ranks.
-fn knobs(device: &dyn Device, settings: &Settings, config: &Config) -> Result<Knobs> {
+fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: &Config) -> Result<Knobs> {
     let mut knobs = Knobs::default();
-    if device.caps().kind == DeviceKind::Host {
+    if device == DeviceKind::Host {
         knobs.slot_bytes = [0, 0, 32 << 10];
         knobs.lanes = MIN_LANES;
     }
@@ -130,7 +180,7 @@ fn knobs(device: &dyn Device, settings: &Settings, config: &Config) -> Result<Kn
         let slot = (bytes / u64::from(knobs.depth)).clamp(512, 4 << 20) & !511;
         knobs.slot_bytes[2] = slot as u32;
     }
-    let most = device.caps().multiprocessors.min(hawser_plan::device_plan::MAX_BLOCKS as u32);
+    let most = multiprocessors.min(MAX_BLOCKS as u32);
     knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, 64);
     knobs.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, knobs.max_ctas);
     if let Some(text) = &settings.algo {

@@ -12,6 +12,7 @@
 pub mod card;
 mod decide;
 mod init;
+mod links;
 mod live;
 mod memory;
 mod split;
@@ -27,6 +28,7 @@ use hawser_plan::p2p::Message;
 use hawser_plan::world::DeviceKind;
 use hawser_plan::{Call, PlanError};
 
+pub use decide::{cache_file, knobs_of, outlook};
 pub use live::Live;
 pub use memory::{mem_alloc, mem_free};
 pub(crate) use watch::{GroupSpans, Span};
