@@ -1,15 +1,17 @@
 //! `hawser explain`: which algorithm is chosen for which size, and why, without running anything.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::Write as _;
+use std::path::PathBuf;
 
-use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use anyhow::{Context, Result, bail};
+use clap::Args;
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::choose;
-use hawser_plan::knobs::NET_SLOT_BYTES;
+use hawser_plan::choose::{Candidate, Outcome, choose};
+use hawser_plan::cost::Constants;
 use hawser_plan::world::{DeviceKind, Link};
-use hawser_plan::{Call, Collective, DataType, Knobs, ReduceOp, World};
+use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+use hawser_runtime::comm;
 
 use crate::perf::collective::Test;
 use crate::perf::options::{parse_size, parse_type};
@@ -31,21 +33,21 @@ pub struct Options {
     /// Element type
     #[arg(long, short = 'd', default_value = "float", value_parser = parse_type)]
     datatype: DataType,
-    /// The machine
-    #[arg(long, value_enum, default_value_t = Machine::H200)]
-    device: Machine,
+    /// The device: host, h200, or cuda: and a compute capability, such as cuda:90
+    #[arg(long, default_value = "h200", value_parser = parse_device)]
+    device: DeviceKind,
+    /// What joins the ranks of a host: nvlink, pcie or host (memory of the host) [default: the device's best]
+    #[arg(long, value_parser = parse_link)]
+    link: Option<Link>,
+    /// File with constants of the cost model, as `hawser measure` writes it, instead of the built-in ones
+    #[arg(long, value_name = "FILE")]
+    links: Option<PathBuf>,
+    /// Only sizes at which another algorithm or protocol takes over
+    #[arg(long)]
+    changes: bool,
     /// All candidates of every size
     #[arg(long)]
     full: bool,
-}
-
-/// Machines that can be asked about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Machine {
-    /// Host memory and CPU threads
-    Host,
-    /// H200 GPUs joined by NVLink
-    H200,
 }
 
 /// Runs `hawser explain`.
@@ -68,51 +70,143 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// What a size gets.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// Bytes of the larger of input and output.
+    pub bytes: u64,
+    /// What is chosen.
+    pub choice: Choice,
+    /// GB/s of the bus that were predicted.
+    pub busbw: f64,
+    /// The fastest of the others, and its µs.
+    pub next: Option<(Algorithm, Protocol, f32)>,
+}
+
+impl Line {
+    /// Asks the planner for the size nearest to `bytes`.
+    ///
+    /// # Errors
+    /// Nothing is left to choose from.
+    pub fn new(
+        collective: Collective,
+        bytes: u64,
+        dtype: DataType,
+        world: &World,
+        knobs: &Knobs,
+    ) -> Result<Self> {
+        let (test, ranks) = (Test::One(collective), world.size());
+        let geometry = test.geometry(bytes, dtype, ranks);
+        let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
+        let call =
+            Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
+        let choice = choose(&call, world, knobs)?;
+        let own = (choice.key.algorithm, choice.protocol);
+        let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.protocol) != own);
+        let times = others.filter_map(|c| match c.outcome {
+            Outcome::Predicted { us, .. } => Some((c.algorithm, c.protocol, us)),
+            Outcome::Filtered(_) => None,
+        });
+        let next = times.min_by(|a, b| a.2.total_cmp(&b.2));
+        let busbw = test.bandwidth(geometry, dtype, ranks, f64::from(choice.predicted_us) / 1e6).1;
+        Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, next })
+    }
+
+    /// Whether another algorithm or protocol is chosen than in `other`.
+    pub fn differs(&self, other: &Line) -> bool {
+        let way = |line: &Line| (line.choice.key.algorithm, line.choice.protocol);
+        way(self) != way(other)
+    }
+
+    /// Blocks of the launch.
+    fn blocks(&self) -> u32 {
+        let own =
+            |c: &&Candidate| (c.algorithm, c.protocol) == (self.choice.key.algorithm, self.choice.protocol);
+        let channels = self.choice.why.candidates.iter().find(own).map_or(1, |c| match c.outcome {
+            Outcome::Predicted { channels, .. } => channels,
+            Outcome::Filtered(_) => 1,
+        });
+        self.choice.instances * channels
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:>14}  {:12} {:9} {:>6} {:>7} {:>12.1} {:>10.2}",
+            self.bytes,
+            self.choice.key.algorithm.name(),
+            self.choice.protocol.name(),
+            self.blocks(),
+            self.choice.threads,
+            self.choice.predicted_us,
+            self.busbw
+        )?;
+        match self.next {
+            Some((algorithm, protocol, us)) => {
+                write!(f, "  {:22} {us:>10.1}", format!("{} {}", algorithm.name(), protocol.name()))
+            }
+            None => write!(f, "  {:22} {:>10}", "-", "-"),
+        }
+    }
+}
+
+/// The sizes of a range at which the way changes, the first size included.
+///
+/// # Errors
+/// As [`Line::new`].
+pub fn changes(
+    collective: Collective,
+    bytes: (u64, u64),
+    dtype: DataType,
+    world: &World,
+    knobs: &Knobs,
+) -> Result<Vec<Line>> {
+    let mut lines: Vec<Line> = Vec::new();
+    for bytes in sizes(bytes) {
+        let line = Line::new(collective, bytes, dtype, world, knobs)?;
+        if lines.last().is_none_or(|last| line.differs(last)) {
+            lines.push(line);
+        }
+    }
+    Ok(lines)
+}
+
 fn table(options: &Options, collective: Collective) -> Result<String> {
-    let world = match options.device {
-        Machine::Host => (DeviceKind::Host, Link::HostMemory),
-        Machine::H200 => (DeviceKind::Cuda { sm: 90 }, Link::NvLink),
+    let (world, source) = world(options)?;
+    let knobs = comm::knobs_of(&world)?;
+    let (bytes, dtype) = (options.bytes, options.datatype);
+    let lines = match options.changes {
+        true => changes(collective, bytes, dtype, &world, &knobs)?,
+        false => sizes(bytes)
+            .map(|bytes| Line::new(collective, bytes, dtype, &world, &knobs))
+            .collect::<Result<_>>()?,
     };
-    if !options.ranks.is_multiple_of(options.hosts) {
-        bail!("{} ranks are not spread evenly over {} hosts", options.ranks, options.hosts);
-    }
-    let world = World::of_hosts(options.ranks, options.ranks / options.hosts, world.0, world.1);
-    let mut knobs = knobs()?;
-    if options.hosts > 1 {
-        // As bring-up sets them where slots cross a network.
-        knobs.slot_bytes = [0, 0, NET_SLOT_BYTES];
-    }
-    let mut text = format!("# {} on {} ranks\n", collective.name(), options.ranks);
+    let mut text = format!(
+        "# {} on {} ranks, {} over {}, {source} constants\n",
+        collective.name(),
+        options.ranks,
+        world.device,
+        world.link.name()
+    );
     let _ = writeln!(
         text,
-        "# {:>12}  {:10} {:8} {:>9} {:>8} {:>12}",
-        "bytes", "algorithm", "protocol", "instances", "threads", "predicted/us"
+        "# {:>12}  {:12} {:9} {:>6} {:>7} {:>12} {:>10}  {:22} {:>10}",
+        "bytes",
+        "algorithm",
+        "protocol",
+        "blocks",
+        "threads",
+        "predicted/us",
+        "busbw/GB/s",
+        "next best",
+        "us"
     );
-    for bytes in sizes(options.bytes) {
-        let geometry = Test::One(collective).geometry(bytes, options.datatype, options.ranks);
-        let call = Call {
-            collective,
-            count: geometry.count,
-            dtype: options.datatype,
-            op: ReduceOp::Sum,
-            scalar: Scalar::Immediate(0),
-            root: 0,
-            input: 0,
-            output: 0,
-        };
-        let choice = choose(&call, &world, &knobs)?;
-        let _ = writeln!(
-            text,
-            "{:>14}  {:10} {:8} {:>9} {:>8} {:>12.1}",
-            call.total_bytes(options.ranks),
-            choice.key.algorithm.name(),
-            choice.protocol.name(),
-            choice.instances,
-            choice.threads,
-            choice.predicted_us
-        );
-        if options.full || options.bytes.0 == options.bytes.1 {
-            for line in choice.why.to_string().lines() {
+    for line in lines {
+        let _ = writeln!(text, "{line}");
+        if options.full || bytes.0 == bytes.1 {
+            for line in line.choice.why.to_string().lines() {
                 let _ = writeln!(text, "#   {line}");
             }
         }
@@ -120,20 +214,44 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     Ok(text)
 }
 
-/// `NCCL_ALGO` and `NCCL_PROTO` count here as they do in a job.
-fn knobs() -> Result<Knobs> {
-    let mut knobs = Knobs::default();
-    if let Ok(text) = std::env::var("NCCL_ALGO") {
-        knobs.algorithms = Knobs::parse_algo(&text)?;
+/// The world that is asked about, and where its constants are from.
+fn world(options: &Options) -> Result<(World, String)> {
+    let link = match (options.device, options.link) {
+        (DeviceKind::Host, Some(Link::NvLink | Link::Pcie)) => bail!("the host device has --link host only"),
+        (DeviceKind::Host, _) => Link::HostMemory,
+        (DeviceKind::Cuda { .. }, link) => link.unwrap_or(Link::NvLink),
+    };
+    if !options.ranks.is_multiple_of(options.hosts) {
+        bail!("{} ranks are not spread evenly over {} hosts", options.ranks, options.hosts);
     }
-    if let Ok(text) = std::env::var("NCCL_PROTO") {
-        knobs.protocols = Knobs::parse_proto(&text)?;
-    }
-    Ok(knobs)
+    let mut world = World::of_hosts(options.ranks, options.ranks / options.hosts, options.device, link);
+    let Some(path) = &options.links else { return Ok((world, "built-in".into())) };
+    let name = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name} for --links"))?;
+    let constants = Constants::parse(&text, options.device, link).with_context(|| name.to_string())?;
+    let Some(constants) = constants else {
+        bail!(
+            "{name} is not for {} over {}: give --device and --link as it says",
+            options.device,
+            link.name()
+        )
+    };
+    world.constants = constants;
+    Ok((world, format!("{name}'s")))
 }
 
 fn sizes((first, last): (u64, u64)) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(first), |s| s.max(&1).checked_mul(2)).take_while(move |s| *s <= last)
+}
+
+fn parse_device(text: &str) -> Result<DeviceKind, String> {
+    let name = if text.eq_ignore_ascii_case("h200") { "cuda:90" } else { text };
+    DeviceKind::from_name(name).ok_or_else(|| "known are host, h200 and cuda:NN, such as cuda:90".into())
+}
+
+fn parse_link(text: &str) -> Result<Link, String> {
+    let names = || Link::ALL.map(Link::name).join(", ");
+    Link::from_name(text).ok_or_else(|| format!("known are {}", names()))
 }
 
 fn parse_range(text: &str) -> Result<(u64, u64), String> {
@@ -155,26 +273,62 @@ mod tests {
         assert_eq!(sizes((0, 2)).collect::<Vec<_>>(), [0, 2]);
     }
 
+    fn options(collective: Collective, device: DeviceKind, (ranks, hosts): (u32, u32)) -> Options {
+        Options {
+            hosts,
+            collective: collective.name().into(),
+            ranks,
+            bytes: (1 << 10, 1 << 20),
+            datatype: DataType::Float32,
+            device,
+            link: None,
+            links: None,
+            changes: false,
+            full: false,
+        }
+    }
+
+    fn rows(text: &str) -> Vec<&str> {
+        text.lines().filter(|l| !l.starts_with('#')).collect()
+    }
+
     #[test]
     fn every_collective_and_machine_has_a_table() {
         for collective in Collective::ALL {
-            for device in [Machine::Host, Machine::H200] {
-                for (ranks, hosts) in [(1, 1), (3, 1), (8, 1), (8, 2), (6, 6)] {
-                    let options = Options {
-                        hosts,
-                        collective: collective.name().into(),
-                        ranks,
-                        bytes: (1 << 10, 1 << 20),
-                        datatype: DataType::Float32,
-                        device,
-                        full: true,
-                    };
+            for device in ["host", "h200", "cuda:80"].map(|name| parse_device(name).unwrap()) {
+                for shape in [(1, 1), (3, 1), (8, 1), (8, 2), (6, 6)] {
+                    let options = Options { full: true, ..options(collective, device, shape) };
                     let text = table(&options, collective)
                         .unwrap_or_else(|e| panic!("{collective:?} {device:?}: {e}"));
-                    assert!(text.lines().filter(|l| !l.starts_with('#')).count() == 11, "{text}");
-                    assert!(text.contains("decided"), "{text}");
+                    assert!(rows(&text).len() == 11 && text.contains("decided"), "{text}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn changes_are_the_lines_that_differ() {
+        let device = DeviceKind::Cuda { sm: 90 };
+        let all = Options { bytes: (8, 8 << 30), ..options(Collective::AllReduce, device, (8, 1)) };
+        let text = table(&all, Collective::AllReduce).unwrap();
+        let few = table(&Options { changes: true, ..all }, Collective::AllReduce).unwrap();
+        let way = |row: &str| row.split_whitespace().skip(1).take(2).map(str::to_owned).collect::<Vec<_>>();
+        let mut expected = rows(&text);
+        assert_eq!(expected.len(), 31, "{text}");
+        expected.dedup_by_key(|row| way(row));
+        assert!(expected.len() > 2 && expected == rows(&few), "{few}");
+    }
+
+    #[test]
+    fn links_and_devices_have_names() {
+        assert_eq!(parse_device("H200"), parse_device("cuda:90"));
+        assert!(parse_device("gpu").is_err() && parse_link("sli").is_err());
+        let host =
+            Options { link: Some(Link::NvLink), ..options(Collective::AllReduce, DeviceKind::Host, (2, 1)) };
+        assert!(table(&host, Collective::AllReduce).unwrap_err().to_string().contains("--link host"));
+        let device = DeviceKind::Cuda { sm: 90 };
+        let pcie = Options { link: Some(Link::Pcie), ..options(Collective::AllReduce, device, (2, 1)) };
+        let text = table(&pcie, Collective::AllReduce).unwrap();
+        assert!(text.contains("cuda:90 over pcie, built-in") && !text.contains("SymLL128"), "{text}");
     }
 }
