@@ -11,14 +11,6 @@ constexpr u32 ROW_DATA = 480; // four lines: what a warp stores with one instruc
 constexpr u32 ROW_BYTES = 512;
 constexpr int ROWS_AHEAD = 4; // user loads under way per lane
 
-// A line is whole only if its eight lanes store it with one instruction. Lanes that read odd ends of user data take ways of
-// their own, and the compiler may go on with copies of the code that follows: then lanes meet at __syncwarp in different
-// places and store one after the other. In a function that is not inlined there is one place only.
-__device__ __noinline__ void store_together(u64 address, Pack v) {
-    __syncwarp();
-    store_line_part(address, v);
-}
-
 // A lane's sixteen bytes of a row: which bytes of the data, and whether it is the one with the flag.
 struct LinePart {
     u32 place = threadIdx.x % LANES / 8 * 120 + threadIdx.x % 8 * 16;
@@ -35,14 +27,25 @@ struct LinePart {
         put_piece<M, WHOLE>(address, len, at, v.x);
         if (!flag) put_piece<M, WHOLE>(address, len, at + 8, v.y);
     }
-    template <bool WHOLE>
+    // Stores a line with one instruction.
     __device__ __forceinline__ void send(u64 address, Pack v, u32 epoch) const {
-        v.y = flag ? (u64)epoch : v.y;
-        if constexpr (!WHOLE) return store_together(address, v);
         __syncwarp();
-        store_line_part(address, v);
+        store_line_part(address, {v.x, flag ? (u64)epoch : v.y});
+    }
+    // Stores what a lane has of a line in `turn` 0 or 1: the flag in turn 1. In between is a fence.
+    __device__ __forceinline__ void send_in(u32 turn, u64 address, Pack v, u32 epoch) const {
+        if (turn == 1 && flag) store_line_part_alone(address, {v.x, (u64)epoch});
+        if (turn == 0 && !flag) store_pack(address, v);
     }
 };
+
+// Between the turns of lines that are not stored with one instruction. Lanes that read odd ends of user data take ways of
+// their own, and nothing brings them together for sure: __syncwarp only lets them wait for each other.
+__device__ __forceinline__ void next_turn() {
+    __syncwarp();
+    fence_acq_rel_sys();
+    __syncwarp();
+}
 
 // Waits for a row from all ranks of `mask`; `slots` is the row's address of rank 0. False: given up.
 __device__ __forceinline__ bool receive_row(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
@@ -66,17 +69,36 @@ __device__ __forceinline__ bool receive_row(const HawserExchange& a, const LineP
     }
 }
 
-// The same for lanes that may have parted: see store_together.
-__device__ __noinline__ bool receive_row_together(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
-                                                  u32 number, Pack (&v)[PEERS]) {
-    return receive_row(a, part, slots, mask, epoch, number, v);
+// The same for lanes that may have parted: flags first, then, behind a fence, the data.
+__device__ __forceinline__ bool receive_row_in_turns(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
+                                                     u32 number, Pack (&v)[PEERS]) {
+    u64 since = 0;
+    for (u32 polls = 1;; polls++) {
+        u32 missing = 0;
+#pragma unroll
+        for (u32 p = 0; p < PEERS; p++) {
+            if (!in(mask, p) || !part.flag) continue;
+            v[p] = load_line_part_alone(slots + p * HAWSER_LINE_SLOT);
+            if (v[p].y != epoch) missing |= 1u << p;
+        }
+        if (!__any_sync(WHOLE_WARP, missing != 0)) break;
+        if (polls % LOOK == 0) {
+            bool stop = missing != 0 && stop_waiting(a, number, __ffs(missing) - 1, since);
+            if (__any_sync(WHOLE_WARP, stop)) return false;
+        }
+    }
+    next_turn();
+#pragma unroll
+    for (u32 p = 0; p < PEERS; p++)
+        if (in(mask, p) && !part.flag) v[p] = load_line_part_alone(slots + p * HAWSER_LINE_SLOT);
+    return true;
 }
 
 template <bool WHOLE>
 __device__ __forceinline__ bool receive(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
                                         u32 number, Pack (&v)[PEERS]) {
     if constexpr (WHOLE) return receive_row(a, part, slots, mask, epoch, number, v);
-    else return receive_row_together(a, part, slots, mask, epoch, number, v);
+    else return receive_row_in_turns(a, part, slots, mask, epoch, number, v);
 }
 
 // A line without data for every peer outside `mask`.
@@ -84,13 +106,14 @@ __device__ __forceinline__ void send_bare_lines(const HawserExchange& a, const L
     u32 others = all_k(a) & ~mask;
 #pragma unroll 1
     for (u32 k = 1; others != 0 && k < a.ranks; k++)
-        if (in(others, k)) part.send<false>(a.to[k] + offset, {0, 0}, epoch);
+        if (in(others, k)) part.send_in(1, a.to[k] + offset, {0, 0}, epoch);
 }
 
-// Reads rows [0, rows) of every part from `at` on, and sends them.
+// Reads rows [0, rows) of every part from `at` on, and sends them: whole, or what belongs to `turn`.
 template <class M, bool WHOLE>
 __device__ __forceinline__ void send_rows(const HawserExchange& a, const M& m, const LinePart& part, u64 at, u64 offset, u32 rows,
-                                          u32 epoch) {
+                                          u32 epoch, u32 turn) {
+    if (!WHOLE && part.flag != (turn == 1)) return;
     if (a.send1 == 0 && a.keep == 0) return; // there may be no input at all
     bool same = a.form & HAWSER_SAME;
     u32 first = same || in(a.keep, a.rank) ? 0 : 1, last = same ? 1 : a.ranks;
@@ -113,12 +136,14 @@ __device__ __forceinline__ void send_rows(const HawserExchange& a, const M& m, c
                 Pack out = prepared(m, v[b], a.form);
                 u64 to = offset + (row + b) * ROW_BYTES;
                 if (!same) {
-                    if (send) part.template send<WHOLE>(a.to[k] + to, out, epoch);
+                    if (send && WHOLE) part.send(a.to[k] + to, out, epoch);
+                    else if (send) part.send_in(turn, a.to[k] + to, out, epoch);
                     continue;
                 }
 #pragma unroll
                 for (u32 d = 1; d < PEERS; d++)
-                    if (in(a.send1, d)) part.template send<WHOLE>(a.to[d] + to, out, epoch);
+                    if (in(a.send1, d) && WHOLE) part.send(a.to[d] + to, out, epoch);
+                    else if (in(a.send1, d)) part.send_in(turn, a.to[d] + to, out, epoch);
             }
         }
     }
@@ -147,6 +172,21 @@ __device__ __forceinline__ Pack fold_row(const HawserExchange& a, const M& m, Pa
     return last;
 }
 
+// Sends a row of the value.
+template <bool WHOLE>
+__device__ __forceinline__ void send_row(const HawserExchange& a, const LinePart& part, u64 offset, Pack value, u32 epoch) {
+#pragma unroll
+    for (u32 turn = 0; turn < (WHOLE ? 1 : 2); turn++) {
+        if (turn == 1) next_turn();
+#pragma unroll
+        for (u32 k = 1; k < PEERS; k++) {
+            if (!in(a.send2, k)) continue;
+            if constexpr (WHOLE) part.send(a.to[k] + offset, value, epoch);
+            else part.send_in(turn, a.to[k] + offset, value, epoch);
+        }
+    }
+}
+
 // One or two exchanges of the warp's tile at `at`. `offset`: of its lines of even epochs.
 template <class M, bool WHOLE>
 __device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& m, u64 at, u64 offset, u32 epoch, u32 number) {
@@ -155,7 +195,11 @@ __device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& 
     u64 parity = a.ranks * HAWSER_LINE_SLOT, here = offset + epoch % 2 * parity, there = offset + (epoch + 1) % 2 * parity;
     bool fold = form & HAWSER_FOLD, second = form & HAWSER_SECOND;
     send_bare_lines(a, part, a.send1, here, epoch);
-    send_rows<M, WHOLE>(a, m, part, at, here, rows, epoch);
+    send_rows<M, WHOLE>(a, m, part, at, here, rows, epoch, 0);
+    if constexpr (!WHOLE) {
+        next_turn();
+        send_rows<M, WHOLE>(a, m, part, at, here, rows, epoch, 1);
+    }
     u64 dst = in(a.keep, rank) ? 0 : a.dst[rank], len = a.len[rank];
     Pack v[PEERS];
 #pragma unroll 1
@@ -172,11 +216,7 @@ __device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& 
             continue;
         }
         Pack value = fold_row(a, m, own, v);
-        if (second) {
-#pragma unroll
-            for (u32 k = 1; k < PEERS; k++)
-                if (in(a.send2, k)) part.template send<WHOLE>(a.to[k] + there + row * ROW_BYTES, value, epoch + 1);
-        }
+        if (second) send_row<WHOLE>(a, part, there + row * ROW_BYTES, value, epoch + 1);
         if (dst != 0) part.template put<M, WHOLE>(dst, len, row_at, value);
     }
     if (!second) return true;

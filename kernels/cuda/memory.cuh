@@ -101,6 +101,10 @@ __device__ __forceinline__ void store_line_part(u64 address, Pack v) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(v.x), "l"(v.y) : "memory");
 }
 
+// The same by lanes that may not be together: the line is not whole, order comes from fences.
+__device__ __forceinline__ Pack load_line_part_alone(u64 address) { return load_pack(address); }
+__device__ __forceinline__ void store_line_part_alone(u64 address, Pack v) { store_line_part(address, v); }
+
 // Parts of local buffers, for odd addresses and ends.
 template <class W>
 __device__ __forceinline__ u64 load_part(u64 address) {

@@ -195,6 +195,14 @@ inline void store_line_part(u64 a, Pack v) {
     }
     maybe_yield();
 }
+inline Pack load_line_part_alone(u64 a) {
+    yield_fiber();
+    return at<Pack>(a);
+}
+inline void store_line_part_alone(u64 a, Pack v) {
+    at<Pack>(a) = v;
+    maybe_yield();
+}
 inline Pack load_line_part(u64 a) {
     yield_fiber();
     auto key = std::make_pair(&own_warp(), a & ~127ull);
