@@ -1,7 +1,8 @@
-//! `hawser`: measures and checks collectives, shows programs and choices, examines the machine.
+//! `hawser`: measures and checks collectives, shows programs and choices, fits the cost model, examines the machine.
 
 mod doctor;
 mod explain;
+mod measure;
 mod numbers;
 mod oracle;
 mod perf;
@@ -32,6 +33,8 @@ enum Command {
     Plan(plan::Options),
     /// Show which algorithm is chosen for which size, and why
     Explain(explain::Options),
+    /// Measure this machine, so that algorithms are chosen by its own figures
+    Measure(measure::Options),
     /// Say what this machine offers, what is missing and how to get it
     Doctor {
         /// Only load a plugin library and try its first steps: net, tuner, profiler or env, and its path. What the
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
         Command::Explain(options) => explain::run(&options).map(|()| true),
+        Command::Measure(options) => measure::run(&options).map(|()| true),
         Command::Doctor { probe } => match &probe[..] {
             [kind, path] => probe::helper(kind, Path::new(path), std::io::stdout())
                 .map(|()| true)

@@ -170,9 +170,7 @@ impl<'a> Problem<'a> {
     fn new(samples: &'a [Sample], world: &'a World, knobs: &'a Knobs) -> Self {
         let names = world.constants.named();
         let fixed_by_format = |name: &str| {
-            name.ends_with(".block_us")
-                || name.starts_with("net.")
-                || name.ends_with(".wire_share") && !name.starts_with("Sym")
+            name.starts_with("net.") || name.ends_with(".wire_share") && !name.starts_with("Sym")
         };
         let free = names.iter().enumerate().filter(|(_, (name, _))| !fixed_by_format(name));
         let start = world.constants.values().into_iter().map(|v| v.max(1e-3)).collect();

@@ -59,10 +59,21 @@ pub fn predict_exchange(
     let path = world.constants.path(protocol);
     let out = traffic(key, bytes as f64, 1.0).out;
     let exchanges = exchanges(key);
-    let rate = (world.constants.wire() * path.wire_share).min(f64::from(blocks) * path.block());
+    let wire = world.constants.wire() * path.wire_share * rooted_share(key);
+    let rate = wire.min(f64::from(blocks) * path.block());
     // While a round waits for its peers, the wire is still busy with the one before.
     let waits = (rounds as f64 - 1.0) * path.round_us * exchanges;
     path.fixed_us + path.hop_us * exchanges + (out / rate).max(waits) + f64::from(blocks) * path.block_us
+}
+
+/// Share of the wire's rate that programs reach in which the root has more to do than the others: its part of the second
+/// exchange waits for theirs.
+fn rooted_share(key: &ProgramKey) -> f64 {
+    match (key.algorithm, key.collective) {
+        (Algorithm::AllPairs, Collective::Broadcast) => 0.85,
+        (Algorithm::AllPairs, Collective::Reduce) => 0.6,
+        _ => 1.0,
+    }
 }
 
 /// Exchanges of a program.

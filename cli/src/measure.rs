@@ -1,0 +1,497 @@
+//! `hawser measure`: fits the cost model to this machine.
+//!
+//! Every algorithm and protocol that the ranks can have is forced in turn, in a process of its own (`hawser perf` with
+//! `NCCL_ALGO` and `NCCL_PROTO`), so that one that hangs or dies takes nothing along. The times go to
+//! [`hawser_plan::cost::fit`]; what it finds goes into the file that communicators of this user read by default.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write as _;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use hawser_plan::cost::Constants;
+use hawser_plan::cost::fit::{Fit, Run, Sample, fit, runs};
+use hawser_plan::world::DeviceKind;
+use hawser_plan::{Collective, DataType, Knobs, World};
+use hawser_runtime::{comm, device};
+use serde::Deserialize;
+
+use crate::explain;
+use crate::perf::options::parse_size;
+
+/// Measures collectives and fits the constants of the cost model to this machine.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Ranks, each with a GPU of its own [default: all GPUs; 2 on the host device]
+    #[arg(short = 'g', long = "ngpus", value_parser = clap::value_parser!(u32).range(2..=1024))]
+    gpus: Option<u32>,
+    /// First size
+    #[arg(short = 'b', long = "minbytes", default_value = "1K", value_parser = parse_size)]
+    min_bytes: u64,
+    /// Last size [default: 256M; 4M on the host device]
+    #[arg(short = 'e', long = "maxbytes", value_parser = parse_size)]
+    max_bytes: Option<u64>,
+    /// Factor from size to size
+    #[arg(short = 'f', long = "stepfactor", default_value_t = 8, value_parser = clap::value_parser!(u64).range(2..))]
+    factor: u64,
+    /// How often everything is measured; the median counts
+    #[arg(short = 'N', long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    cycles: u32,
+    /// Milliseconds for one measurement at most
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    point_ms: u64,
+    /// File to write, instead of the one that communicators of this user read by default
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Write no file
+    #[arg(long)]
+    dry_run: bool,
+    /// Show every sample: measured and predicted times
+    #[arg(long)]
+    samples: bool,
+}
+
+/// Deadline of one run, in seconds: `hawser perf` keeps it for its waits, and is killed at twice of it.
+const RUN_SECONDS: u64 = 120;
+
+/// Beginnings of the variables by which launchers tell a process its place.
+const LAUNCHERS: [&str; 7] = ["RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "HAWSER_PROCESS"];
+
+/// Runs `hawser measure`.
+///
+/// # Errors
+/// The device, a run or the file failed.
+pub fn run(options: &Options) -> Result<()> {
+    let is_host = device::is_host();
+    let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { device::count() });
+    if ranks < 2 {
+        bail!(
+            "there is {ranks} GPU here, and a cost model needs at least 2 ranks; HAWSER_DEVICE=host takes the CPU"
+        );
+    }
+    let ordinals: Vec<u32> = (0..ranks).collect();
+    let name = device::open(0)?.caps().name.clone();
+    let (world, knobs) = comm::outlook(&ordinals)?;
+    let out = destination(options, &name, ranks)?;
+    let start = World { constants: Constants::builtin(world.device, world.link), ..world.clone() };
+    let bench = Bench { options, is_host, world: start, knobs: plain(&knobs) };
+    let runs = runs(&bench.world, &bench.knobs)?;
+    print(&format!("# {ranks} ranks on {name}, {} over {}\n", world.device, world.link.name()));
+    let mut samples = Vec::new();
+    for (number, run) in (1..).zip(&runs) {
+        let blocks = if run.max_ctas == bench.knobs.max_ctas { "" } else { ", one block" };
+        let what = format!("{} {}{blocks}", run.algorithm.name(), run.protocol.name());
+        print(&format!("# {number}/{}: {what}\n", runs.len()));
+        samples.extend(bench.measure(run).with_context(|| what)?);
+    }
+    let found = fit(&samples, &bench.world, &bench.knobs);
+    print(&bench.report(&world.constants, &found, &samples)?);
+    match out {
+        Some(path) => {
+            write(&path, &file(&found, &bench.world, &name))?;
+            print(&format!("# written: {}\n", path.display()));
+        }
+        None => print("# nothing written (--dry-run)\n"),
+    }
+    Ok(())
+}
+
+/// Where to write; found out before anything is measured.
+fn destination(options: &Options, device: &str, ranks: u32) -> Result<Option<PathBuf>> {
+    if options.dry_run {
+        return Ok(None);
+    }
+    let path = options.out.clone().or_else(|| comm::cache_file(device, ranks));
+    path.map(Some).ok_or_else(|| {
+        anyhow!(
+            "neither XDG_CACHE_HOME nor HOME is an absolute path: name a file with --out, or use --dry-run"
+        )
+    })
+}
+
+/// The settings without what the user forces or limits: everything is forced here in turn.
+fn plain(knobs: &Knobs) -> Knobs {
+    Knobs { algorithms: [None; 8], protocols: [None; 8], min_ctas: 1, ..knobs.clone() }
+}
+
+/// What measures.
+struct Bench<'a> {
+    options: &'a Options,
+    is_host: bool,
+    /// With the built-in constants, which the runs have too.
+    world: World,
+    knobs: Knobs,
+}
+
+/// The part of `hawser perf`'s JSON that counts.
+#[derive(Deserialize)]
+struct Document {
+    results: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    collective: String,
+    count: u64,
+    out_of_place: Outcome,
+    choice: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Outcome {
+    time: f64,
+}
+
+impl Bench<'_> {
+    /// Makes one run.
+    fn measure(&self, run: &Run) -> Result<Vec<Sample>> {
+        let folder = Folder::new()?;
+        let json = folder.0.join("run.json");
+        let mut child = self.command(run, &json)?.spawn().context("cannot start this program again")?;
+        let status = wait(&mut child, Duration::from_secs(2 * RUN_SECONDS))?;
+        if !status.success() {
+            bail!("hawser perf ended with {status}; its reason is above");
+        }
+        let text = std::fs::read(&json).context("hawser perf left no results")?;
+        let document: Document = serde_json::from_slice(&text).context("hawser perf's results")?;
+        self.samples(run, &document.results)
+    }
+
+    fn command(&self, run: &Run, json: &Path) -> Result<Command> {
+        let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+        let names: Vec<&str> = run.collectives.iter().map(|c| c.name()).collect();
+        let most = self.options.max_bytes.unwrap_or(if self.is_host { 4 << 20 } else { 256 << 20 });
+        let words = [
+            format!("perf {} -t {} -g 1 -c 0 -w 1 -n 20", names.join(","), self.world.size()),
+            format!("-b {} -e {most} -f {}", self.options.min_bytes.min(most), self.options.factor),
+            format!("-N {} --point-ms {}", self.options.cycles, self.options.point_ms),
+            format!("--skip-in-place --explain -T {RUN_SECONDS}"),
+            // Calls one by one would measure how fast this program calls.
+            if self.is_host { String::new() } else { "-G 10".into() },
+        ];
+        command.args(words.iter().flat_map(|w| w.split_whitespace())).arg("--json").arg(json);
+        // What would make it a part of a larger job.
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| LAUNCHERS.iter().any(|prefix| name.starts_with(prefix))) {
+                command.env_remove(name);
+            }
+        }
+        let lists = |word: &str| names.iter().fold(String::new(), |all, name| format!("{all};{name}:{word}"));
+        command
+            .env("NCCL_ALGO", lists(run.algorithm.name()))
+            .env("NCCL_PROTO", lists(run.protocol.name()))
+            .env("NCCL_MIN_CTAS", "1")
+            .env("NCCL_MAX_CTAS", run.max_ctas.to_string())
+            .env("HAWSER_LINKS", "none")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        Ok(command)
+    }
+
+    /// The medians of a run's cycles.
+    fn samples(&self, run: &Run, rows: &[Row]) -> Result<Vec<Sample>> {
+        let mut times: BTreeMap<(&str, u64), Vec<f64>> = BTreeMap::new();
+        for row in rows.iter().filter(|row| row.count > 0) {
+            times.entry((row.collective.as_str(), row.count)).or_default().push(row.out_of_place.time);
+        }
+        let mut samples = Vec::new();
+        for ((name, count), mut times) in times {
+            times.sort_by(f64::total_cmp);
+            let us = times[times.len() / 2];
+            let collective =
+                Collective::from_name(name).with_context(|| format!("{name} is no collective"))?;
+            let sample = run.sample(collective, count, us, &self.world, &self.knobs)?;
+            let sample = sample.with_context(|| format!("{name} of {count} floats is not possible so"))?;
+            let row = rows.iter().find(|row| (row.collective.as_str(), row.count) == (name, count));
+            check(row.and_then(|row| row.choice.as_deref()).unwrap_or_default(), &sample)?;
+            if us > 0.0 {
+                samples.push(sample);
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Old and new constants, errors, regrets, switch-over points.
+    fn report(&self, old: &Constants, found: &Fit, samples: &[Sample]) -> Result<String> {
+        let mut text = format!("#\n# {:20} {:>12} {:>12}\n", "constant", "in use", "fitted");
+        let is_measured = |name: &str| {
+            let section = name.split('.').next().unwrap_or_default();
+            section == "link" || samples.iter().any(|s| s.protocol.name() == section)
+        };
+        let pairs = old.named().into_iter().zip(found.constants.named());
+        for ((name, old), (_, new)) in pairs.filter(|((name, _), _)| is_measured(name)) {
+            let mark = if (new / old).ln().abs() > 0.02 { "" } else { "  same" };
+            let _ = writeln!(text, "  {name:20} {old:>12.4} {new:>12.4}{mark}");
+        }
+        let world = World { constants: found.constants, ..self.world.clone() };
+        let _ = writeln!(text, "#\n# {} samples; predicted times are off by", samples.len());
+        let _ =
+            writeln!(text, "#   built-in constants: {:.1} % (median)", (found.error_before - 1.0) * 100.0);
+        let _ = writeln!(text, "#   fitted constants:   {:.1} %", (found.error - 1.0) * 100.0);
+        if self.options.samples {
+            text += &self.sample_lines(&world, samples);
+        }
+        text += &self.regrets(&world, samples);
+        for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
+            let _ = writeln!(text, "#\n# {}: from these sizes on (in use, then fitted)", collective.name());
+            for constants in [*old, found.constants] {
+                let world = World { constants, ..self.world.clone() };
+                for line in
+                    explain::changes(collective, (8, 8 << 30), DataType::Float32, &world, &self.knobs)?
+                {
+                    let _ = writeln!(text, "{line}");
+                }
+                text += "#\n";
+            }
+        }
+        Ok(text)
+    }
+
+    fn sample_lines(&self, world: &World, samples: &[Sample]) -> String {
+        let mut text =
+            format!("#\n# {:58} {:>10} {:>10} {:>6}\n", "sample", "measured", "predicted", "ratio");
+        for sample in samples {
+            let predicted = sample.predicted_us(world, &self.knobs);
+            let ratio = predicted / sample.us;
+            let _ =
+                writeln!(text, "  {:58} {:>10.1} {predicted:>10.1} {ratio:>6.2}", title(sample), sample.us);
+        }
+        text
+    }
+
+    /// For every size: how much slower what the model takes is than the fastest that was measured.
+    fn regrets(&self, world: &World, samples: &[Sample]) -> String {
+        let mut text = format!("#\n# {:14} {:>12} {:>10}  to\n", "collective", "bytes", "lost");
+        let losses = self.losses(world, samples);
+        for Loss { taken, fastest } in &losses {
+            let to = if taken == fastest {
+                "-".into()
+            } else {
+                format!("{} instead of {}", way(taken), way(fastest))
+            };
+            let (name, bytes, lost) = (taken.key.collective.name(), taken.bytes, taken.us / fastest.us);
+            let _ = writeln!(text, "  {name:14} {bytes:>12} {:>8.1} %  {to}", (lost - 1.0) * 100.0);
+        }
+        let (fitted, builtin) = (mean(&losses), mean(&self.losses(&self.world, samples)));
+        let _ = writeln!(text, "# mean loss: fitted {fitted:.1} %, built-in {builtin:.1} %");
+        if fitted > builtin {
+            text += "# the built-in constants choose better here: measure again on an idle machine, or remove the file\n";
+        }
+        text
+    }
+
+    fn losses<'s>(&self, world: &World, samples: &'s [Sample]) -> Vec<Loss<'s>> {
+        let mut groups: BTreeMap<(&str, u64), Vec<&Sample>> = BTreeMap::new();
+        for sample in samples {
+            let group = groups.entry((sample.key.collective.name(), sample.bytes)).or_default();
+            // Small sizes run alike with one block and with the most.
+            match group.iter_mut().find(|other| way(other) == way(sample)) {
+                Some(other) if other.us <= sample.us => {}
+                Some(other) => *other = sample,
+                None => group.push(sample),
+            }
+        }
+        let us = |s: &Sample| s.predicted_us(world, &self.knobs);
+        let loss = |group: &Vec<&'s Sample>| {
+            let taken = group.iter().copied().min_by(|a, b| us(a).total_cmp(&us(b)))?;
+            let fastest = group.iter().copied().min_by(|a, b| a.us.total_cmp(&b.us))?;
+            Some(Loss { taken, fastest })
+        };
+        groups.values().filter_map(loss).collect()
+    }
+}
+
+/// What a model takes for a size, and what was fastest.
+struct Loss<'s> {
+    taken: &'s Sample,
+    fastest: &'s Sample,
+}
+
+/// Mean loss in percent.
+fn mean(losses: &[Loss]) -> f64 {
+    let sum: f64 = losses.iter().map(|loss| loss.taken.us / loss.fastest.us - 1.0).sum();
+    100.0 * sum / losses.len().max(1) as f64
+}
+
+/// That the run did what was asked for, in as many blocks as the planner says here.
+fn check(choice: &str, sample: &Sample) -> Result<()> {
+    let (instances, channels) = sample.grid;
+    let (algorithm, protocol) = (sample.key.algorithm.name(), sample.protocol.name());
+    let expected = format!("decided: {algorithm} with {protocol} in {instances} × {channels} blocks");
+    let decided = choice.lines().last().unwrap_or_default().trim();
+    if !decided.starts_with(&expected) {
+        bail!(
+            "{}: \"{decided}\" instead of \"{expected}\": a tuner or an env plugin decides; unset NCCL_TUNER_PLUGIN \
+             and NCCL_ENV_PLUGIN",
+            title(sample)
+        );
+    }
+    Ok(())
+}
+
+fn title(sample: &Sample) -> String {
+    format!("{} {} {}", sample.key.collective.name(), sample.bytes, way(sample))
+}
+
+fn way(sample: &Sample) -> String {
+    let blocks = sample.grid.0 * sample.grid.1;
+    format!("{} {} in {blocks}", sample.key.algorithm.name(), sample.protocol.name())
+}
+
+fn file(found: &Fit, world: &World, name: &str) -> String {
+    let kind = if world.device == DeviceKind::Host { "CPU threads" } else { "GPUs" };
+    format!(
+        "# Constants of Hawser's cost model for {} {kind} ({name}), by hawser measure {}.\n\
+         # Median error of predicted times: {:.1} %. Times in µs, rates in GB/s. Lines may be left out.\n\
+         ranks = {}\n{}",
+        world.size(),
+        env!("CARGO_PKG_VERSION"),
+        (found.error - 1.0) * 100.0,
+        world.size(),
+        found.constants.text(world.device, world.link)
+    )
+}
+
+/// Readers see the old file or the new one, never a part.
+fn write(path: &Path, text: &str) -> Result<()> {
+    let place = || format!("cannot write {}", path.display());
+    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(place)?;
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    written.with_context(place)
+}
+
+fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait().context("cannot wait for hawser perf")? {
+            return Ok(status);
+        }
+        if Instant::now() >= deadline {
+            // It may have ended just now, which is as good.
+            let _ = child.kill();
+            let _ = child.wait();
+            bail!("hawser perf did not end within {limit:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A folder of this user only, removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self> {
+        let word = RandomState::new().hash_one(std::process::id());
+        let name = format!("hawser-measure-{}-{word:x}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        made.with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A reader that went away (`| head`) is no reason to stop measuring.
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use hawser_plan::world::Link;
+    use hawser_plan::{Algorithm, Protocol};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options() -> Options {
+        Line::parse_from(["measure"]).options
+    }
+
+    fn bench(options: &Options) -> Bench<'_> {
+        let world = World::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        Bench { options, is_host: false, world, knobs: Knobs::default() }
+    }
+
+    fn run() -> Run {
+        let collectives = vec![Collective::AllReduce, Collective::AllGather];
+        Run { algorithm: Algorithm::AllPairs, protocol: Protocol::SymLl, max_ctas: 8, collectives }
+    }
+
+    fn row(time: f64, decided: &str) -> Row {
+        let choice = Some(format!("all_reduce of …\n  decided: {decided}"));
+        Row { collective: "all_reduce".into(), count: 1024, out_of_place: Outcome { time }, choice }
+    }
+
+    #[test]
+    fn medians_of_what_was_asked_for_become_samples() {
+        let options = options();
+        let bench = bench(&options);
+        let right = "AllPairs with SymLL in 1 × 1 blocks of 128 threads is predicted fastest: 1 µs";
+        let rows = [row(5.0, right), row(90.0, right), row(4.0, right)];
+        let samples = bench.samples(&run(), &rows).unwrap();
+        assert_eq!(samples.len(), 1);
+        assert_eq!((samples[0].us, samples[0].bytes, samples[0].grid), (5.0, 4096, (1, 1)));
+        let wrong = "Ring with Simple in 1 × 1 blocks of 512 threads is fastest by tuner x: 1 µs";
+        let error = bench.samples(&run(), &[row(5.0, wrong)]).unwrap_err().to_string();
+        assert!(error.contains("by tuner x") && error.contains("NCCL_TUNER_PLUGIN"), "{error}");
+    }
+
+    #[test]
+    fn a_run_is_forced_by_variables() {
+        let options = options();
+        let command = bench(&options).command(&run(), Path::new("/x.json")).unwrap();
+        let value = |name: &str| {
+            command
+                .get_envs()
+                .find(|(n, _)| *n == name)
+                .and_then(|(_, v)| Some(v?.to_str()?.to_owned()))
+                .unwrap()
+        };
+        let (algo, proto) =
+            (Knobs::parse_algo(&value("NCCL_ALGO")), Knobs::parse_proto(&value("NCCL_PROTO")));
+        let bit = 1 << Protocol::SymLl as u8;
+        // Of Collective::ALL, all_reduce is the first, reduce the second.
+        assert_eq!((proto.unwrap()[0], algo.unwrap()[1]), (Some(bit), None));
+        assert_eq!((value("NCCL_MAX_CTAS").as_str(), value("HAWSER_LINKS").as_str()), ("8", "none"));
+        let args: Vec<_> = command.get_args().filter_map(|a| a.to_str()).collect();
+        assert!(args.starts_with(&["perf", "all_reduce,all_gather", "-t", "4"]) && args.contains(&"-G"));
+        assert!(args.ends_with(&["--json", "/x.json"]), "{args:?}");
+    }
+
+    #[test]
+    fn the_file_is_what_communicators_read() {
+        let world = World::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        let mut constants = world.constants;
+        constants.wire_gbs = 123.456;
+        let found = Fit { constants, error_before: 2.0, error: 1.05 };
+        let text = file(&found, &world, "NVIDIA H200");
+        assert_eq!(Constants::parse(&text, world.device, world.link).unwrap(), Some(constants), "{text}");
+        assert!(text.contains("5.0 %") && text.contains("ranks = 8"), "{text}");
+        assert_eq!(Constants::parse(&text, world.device, Link::Pcie).unwrap(), None);
+    }
+}
