@@ -16,16 +16,18 @@ struct LinePart {
     u32 place = threadIdx.x % LANES / 8 * 120 + threadIdx.x % 8 * 16;
     bool flag = threadIdx.x % 8 == 7;
 
-    template <class M, bool WHOLE>
+    // EVEN: pieces of 8 bytes are aligned and there or not, so that no lane takes a way of its own.
+    template <class M, bool EVEN>
     __device__ __forceinline__ Pack get(u64 address, u64 len, u64 row_at) const {
         u64 at = row_at + place;
-        return {get_piece<M, WHOLE>(address, len, at), flag ? 0 : get_piece<M, WHOLE>(address, len, at + 8)};
+        bool x = !EVEN || at < len, y = !flag && (!EVEN || at + 8 < len);
+        return {x ? get_piece<M, EVEN>(address, len, at) : 0, y ? get_piece<M, EVEN>(address, len, at + 8) : 0};
     }
-    template <class M, bool WHOLE>
+    template <class M, bool EVEN>
     __device__ __forceinline__ void put(u64 address, u64 len, u64 row_at, Pack v) const {
         u64 at = row_at + place;
-        put_piece<M, WHOLE>(address, len, at, v.x);
-        if (!flag) put_piece<M, WHOLE>(address, len, at + 8, v.y);
+        if (!EVEN || at < len) put_piece<M, EVEN>(address, len, at, v.x);
+        if (!flag && (!EVEN || at + 8 < len)) put_piece<M, EVEN>(address, len, at + 8, v.y);
     }
     // Stores a line with one instruction.
     __device__ __forceinline__ void send(u64 address, Pack v, u32 epoch) const {
@@ -94,10 +96,10 @@ __device__ __forceinline__ bool receive_row_in_turns(const HawserExchange& a, co
     return true;
 }
 
-template <bool WHOLE>
+template <bool EVEN>
 __device__ __forceinline__ bool receive(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
                                         u32 number, Pack (&v)[PEERS]) {
-    if constexpr (WHOLE) return receive_row(a, part, slots, mask, epoch, number, v);
+    if constexpr (EVEN) return receive_row(a, part, slots, mask, epoch, number, v);
     else return receive_row_in_turns(a, part, slots, mask, epoch, number, v);
 }
 
@@ -110,10 +112,10 @@ __device__ __forceinline__ void send_bare_lines(const HawserExchange& a, const L
 }
 
 // Reads rows [0, rows) of every part from `at` on, and sends them: whole, or what belongs to `turn`.
-template <class M, bool WHOLE>
+template <class M, bool EVEN>
 __device__ __forceinline__ void send_rows(const HawserExchange& a, const M& m, const LinePart& part, u64 at, u64 offset, u32 rows,
                                           u32 epoch, u32 turn) {
-    if (!WHOLE && part.flag != (turn == 1)) return;
+    if (!EVEN && part.flag != (turn == 1)) return;
     if (a.send1 == 0 && a.keep == 0) return; // there may be no input at all
     bool same = a.form & HAWSER_SAME;
     u32 first = same || in(a.keep, a.rank) ? 0 : 1, last = same ? 1 : a.ranks;
@@ -128,21 +130,21 @@ __device__ __forceinline__ void send_rows(const HawserExchange& a, const M& m, c
             Pack v[ROWS_AHEAD];
 #pragma unroll
             for (u32 b = 0; b < ROWS_AHEAD; b++)
-                if (row + b < rows) v[b] = part.template get<M, WHOLE>(src, len, at + (row + b) * ROW_DATA);
+                if (row + b < rows) v[b] = part.template get<M, EVEN>(src, len, at + (row + b) * ROW_DATA);
 #pragma unroll
             for (u32 b = 0; b < ROWS_AHEAD; b++) {
                 if (row + b >= rows) break;
-                if (keep) part.template put<M, WHOLE>(a.dst[p], a.len[p], at + (row + b) * ROW_DATA, v[b]);
+                if (keep) part.template put<M, EVEN>(a.dst[p], a.len[p], at + (row + b) * ROW_DATA, v[b]);
                 Pack out = prepared(m, v[b], a.form);
                 u64 to = offset + (row + b) * ROW_BYTES;
                 if (!same) {
-                    if (send && WHOLE) part.send(a.to[k] + to, out, epoch);
+                    if (send && EVEN) part.send(a.to[k] + to, out, epoch);
                     else if (send) part.send_in(turn, a.to[k] + to, out, epoch);
                     continue;
                 }
 #pragma unroll
                 for (u32 d = 1; d < PEERS; d++)
-                    if (in(a.send1, d) && WHOLE) part.send(a.to[d] + to, out, epoch);
+                    if (in(a.send1, d) && EVEN) part.send(a.to[d] + to, out, epoch);
                     else if (in(a.send1, d)) part.send_in(turn, a.to[d] + to, out, epoch);
             }
         }
@@ -173,61 +175,62 @@ __device__ __forceinline__ Pack fold_row(const HawserExchange& a, const M& m, Pa
 }
 
 // Sends a row of the value.
-template <bool WHOLE>
+template <bool EVEN>
 __device__ __forceinline__ void send_row(const HawserExchange& a, const LinePart& part, u64 offset, Pack value, u32 epoch) {
 #pragma unroll
-    for (u32 turn = 0; turn < (WHOLE ? 1 : 2); turn++) {
+    for (u32 turn = 0; turn < (EVEN ? 1 : 2); turn++) {
         if (turn == 1) next_turn();
 #pragma unroll
         for (u32 k = 1; k < PEERS; k++) {
             if (!in(a.send2, k)) continue;
-            if constexpr (WHOLE) part.send(a.to[k] + offset, value, epoch);
+            if constexpr (EVEN) part.send(a.to[k] + offset, value, epoch);
             else part.send_in(turn, a.to[k] + offset, value, epoch);
         }
     }
 }
 
 // One or two exchanges of the warp's tile at `at`. `offset`: of its lines of even epochs.
-template <class M, bool WHOLE>
+template <class M, bool EVEN>
 __device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& m, u64 at, u64 offset, u32 epoch, u32 number) {
     LinePart part;
     u32 rank = a.rank, form = a.form, rows = (u32)(rest(a.most, at, (i32)a.tile) + ROW_DATA - 1) / ROW_DATA;
     u64 parity = a.ranks * HAWSER_LINE_SLOT, here = offset + epoch % 2 * parity, there = offset + (epoch + 1) % 2 * parity;
     bool fold = form & HAWSER_FOLD, second = form & HAWSER_SECOND;
     send_bare_lines(a, part, a.send1, here, epoch);
-    send_rows<M, WHOLE>(a, m, part, at, here, rows, epoch, 0);
-    if constexpr (!WHOLE) {
+    send_rows<M, EVEN>(a, m, part, at, here, rows, epoch, 0);
+    if constexpr (!EVEN) {
         next_turn();
-        send_rows<M, WHOLE>(a, m, part, at, here, rows, epoch, 1);
+        send_rows<M, EVEN>(a, m, part, at, here, rows, epoch, 1);
     }
     u64 dst = in(a.keep, rank) ? 0 : a.dst[rank], len = a.len[rank];
-    Pack v[PEERS];
+    Pack v[PEERS], next = {0, 0};
+    if (form & HAWSER_OWN) next = part.template get<M, EVEN>(a.src[0], a.src_len[0], at);
 #pragma unroll 1
     for (u32 row = 0; row < rows; row++) {
         u64 row_at = at + row * ROW_DATA;
         u32 mask = row == 0 ? all_p(a) : a.recv1;
-        Pack own = {0, 0};
-        if (form & HAWSER_OWN) own = part.template get<M, WHOLE>(a.src[0], a.src_len[0], row_at);
-        if (!receive<WHOLE>(a, part, a.mine + here + row * ROW_BYTES, mask, epoch, number, v)) return false;
+        Pack own = next; // one row ahead, under way while we wait
+        if ((form & HAWSER_OWN) && row + 1 < rows) next = part.template get<M, EVEN>(a.src[0], a.src_len[0], row_at + ROW_DATA);
+        if (!receive<EVEN>(a, part, a.mine + here + row * ROW_BYTES, mask, epoch, number, v)) return false;
         if (!fold) {
 #pragma unroll
             for (u32 p = 0; p < PEERS; p++)
-                if (in(a.recv1, p)) part.template put<M, WHOLE>(a.dst[p], len, row_at, v[p]);
+                if (in(a.recv1, p)) part.template put<M, EVEN>(a.dst[p], len, row_at, v[p]);
             continue;
         }
         Pack value = fold_row(a, m, own, v);
-        if (second) send_row<WHOLE>(a, part, there + row * ROW_BYTES, value, epoch + 1);
-        if (dst != 0) part.template put<M, WHOLE>(dst, len, row_at, value);
+        if (second) send_row<EVEN>(a, part, there + row * ROW_BYTES, value, epoch + 1);
+        if (dst != 0) part.template put<M, EVEN>(dst, len, row_at, value);
     }
     if (!second) return true;
     send_bare_lines(a, part, a.send2, there, epoch + 1);
 #pragma unroll 1
     for (u32 row = 0; row < rows; row++) {
         u32 mask = row == 0 ? all_p(a) : a.recv2;
-        if (!receive<WHOLE>(a, part, a.mine + there + row * ROW_BYTES, mask, epoch + 1, number + 1, v)) return false;
+        if (!receive<EVEN>(a, part, a.mine + there + row * ROW_BYTES, mask, epoch + 1, number + 1, v)) return false;
 #pragma unroll
         for (u32 p = 0; p < PEERS; p++)
-            if (in(a.recv2, p)) part.template put<M, WHOLE>(a.dst[p], a.len[p], at + row * ROW_DATA, v[p]);
+            if (in(a.recv2, p)) part.template put<M, EVEN>(a.dst[p], a.len[p], at + row * ROW_DATA, v[p]);
     }
     return true;
 }
@@ -245,8 +248,8 @@ __device__ __forceinline__ void exchange_lines(const HawserExchange& a) {
     __syncthreads();
     u64 offset = (u64)unit * (2 * a.ranks * HAWSER_LINE_SLOT) + 16 * lane;
     for (u64 at = (u64)unit * a.tile; at < a.most; at += (u64)gridDim.x * warps * a.tile) {
-        bool whole = (a.form & HAWSER_ALIGNED) && at + a.tile <= a.least;
-        bool good = whole ? exchange_rows<M, true>(a, m, at, offset, epoch + 1, number)
+        bool even = (a.form & HAWSER_ALIGNED) && (a.form & HAWSER_EIGHTS);
+        bool good = even ? exchange_rows<M, true>(a, m, at, offset, epoch + 1, number)
                           : exchange_rows<M, false>(a, m, at, offset, epoch + 1, number);
         if (!good) break;
         epoch += a.form & HAWSER_SECOND ? 2 : 1;

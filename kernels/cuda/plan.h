@@ -146,6 +146,7 @@ constexpr uint32_t HAWSER_SAME = 8;    // all of src are equal
 constexpr uint32_t HAWSER_SCALE = 16;  // src is multiplied by the scalar on reading
 constexpr uint32_t HAWSER_DIVIDE = 32; // the value is divided by the divisor
 constexpr uint32_t HAWSER_ALIGNED = 64; // all of src and dst are multiples of 16
+constexpr uint32_t HAWSER_EIGHTS = 128; // all of len are multiples of 8
 
 struct HawserExchange {
     uint64_t to[HAWSER_EXCHANGE_RANKS];

@@ -38,6 +38,8 @@ pub const SCALE: u8 = 16;
 pub const DIVIDE: u8 = 32;
 /// Form: all of `src` and `dst` are multiples of a pack.
 pub const ALIGNED: u8 = 64;
+/// Form: all of `len` are multiples of 8 bytes.
+pub const EIGHTS: u8 = 128;
 
 /// Bytes of a slot: a word of 16 bytes for each thread; eight rows of four lines; a tile.
 const SLOT: [u64; 3] = [8 << 10, 4 << 10, 4 << 10];
@@ -88,7 +90,7 @@ pub struct ExchangeArgs {
     pub rank: u8,
     /// Ranks.
     pub ranks: u8,
-    /// [`FOLD`] … [`ALIGNED`].
+    /// [`FOLD`] … [`EIGHTS`].
     pub form: u8,
     /// 1 when `scalar` is an address.
     pub scalar_is_address: u8,
@@ -230,10 +232,13 @@ pub fn grid(protocol: Protocol, most: u64, max_ctas: u32) -> (u32, u32, u32) {
     }
 }
 
-/// How often a block or warp begins anew, since the grid does not hold everything at once.
+/// How often a block or warp begins anew (a warp of lines: with the next row), since the grid does not hold everything at
+/// once.
 pub fn rounds(protocol: Protocol, most: u64, blocks: u32, threads: u32, tile: u32) -> u64 {
     let at_once = match protocol {
         Protocol::SymLl => u64::from(blocks * threads) * 8,
+        // Rows of a warp follow one another.
+        Protocol::SymLl128 => u64::from(blocks * threads / 32) * ROW_DATA,
         _ => u64::from(blocks * threads / 32) * u64::from(tile),
     };
     most.div_ceil(at_once.max(1))
@@ -296,6 +301,9 @@ impl ExchangePlan {
             DeviceOp::SumDiv => DIVIDE,
             _ => 0,
         };
+        if args.len.iter().chain(&args.src_len).all(|len| len.is_multiple_of(8)) {
+            args.form |= EIGHTS;
+        }
         let offsets = args.src.iter().chain(&args.dst);
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
         let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };

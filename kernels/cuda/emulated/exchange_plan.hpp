@@ -207,7 +207,9 @@ private:
         if (in_place && number % 2) a.keep = 0; // what would be kept is there
         bool aligned = true;
         for (u32 k = 0; k < ranks; k++) aligned &= (a.src[k] | a.dst[k]) % 16 == 0;
-        a.form = (u8)(form | element->form | (aligned ? HAWSER_ALIGNED : 0));
+        bool eights = true;
+        for (u32 p = 0; p < HAWSER_EXCHANGE_RANKS; p++) eights &= a.len[p] % 8 == 0 && a.src_len[p] % 8 == 0;
+        a.form = (u8)(form | element->form | (aligned ? HAWSER_ALIGNED : 0) | (eights ? HAWSER_EIGHTS : 0));
         return a;
     }
     static u64 up(u64 v) { return (v + 15) / 16 * 16; }
