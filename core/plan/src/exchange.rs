@@ -49,6 +49,8 @@ const BLOCKS: [u32; 3] = [64, 64, 64];
 const WARPS: u64 = THREADS as u64 / 32;
 /// Bytes of data in a row of lines.
 const ROW_DATA: u64 = 480;
+/// What it costs, in rows, that a warp needs its slots again: it waits for its peers. Measured.
+const NEW_SLOT_ROWS: u64 = 5;
 /// Bytes of the flags of a warp: four for each rank.
 const UNIT_FLAGS: u64 = 32;
 
@@ -235,13 +237,15 @@ pub fn grid(protocol: Protocol, most: u64, max_ctas: u32) -> (u32, u32, u32) {
 /// How often a block or warp begins anew (a warp of lines: with the next row), since the grid does not hold everything at
 /// once.
 pub fn rounds(protocol: Protocol, most: u64, blocks: u32, threads: u32, tile: u32) -> u64 {
-    let at_once = match protocol {
-        Protocol::SymLl => u64::from(blocks * threads) * 8,
-        // Rows of a warp follow one another.
-        Protocol::SymLl128 => u64::from(blocks * threads / 32) * ROW_DATA,
-        _ => u64::from(blocks * threads / 32) * u64::from(tile),
-    };
-    most.div_ceil(at_once.max(1))
+    let warps = u64::from(blocks * threads / 32).max(1);
+    match protocol {
+        Protocol::SymLl => most.div_ceil(u64::from(blocks * threads).max(1) * 8),
+        Protocol::SymLl128 => {
+            let rows = most.div_ceil(warps * ROW_DATA);
+            if rows * ROW_DATA > u64::from(tile) { rows + NEW_SLOT_ROWS } else { rows }
+        }
+        _ => most.div_ceil(warps * u64::from(tile.max(1))),
+    }
 }
 
 /// Position of a protocol among the exchange protocols.
