@@ -170,7 +170,8 @@ fn a_fit_finds_the_constants_behind_the_times() {
         assert!(found.error_before > 1.1 && found.error < 1.005, "{ranks} ranks: {found:?}");
         let mut wrong = differences(&found.constants, &truth, 0.05);
         // What never decides about a time cannot be seen in it.
-        wrong.retain(|text| !["round_us", "block_gbs", "block_us"].iter().any(|name| text.contains(name)));
+        let unseen = ["round_us", "block_gbs", "block_us", "SymLL128.wire_share"]; // rows decide, not the wire
+        wrong.retain(|text| !unseen.iter().any(|name| text.contains(name)));
         assert!(wrong.is_empty(), "{ranks} ranks: {wrong:#?}");
     }
 }

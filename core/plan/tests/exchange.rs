@@ -225,8 +225,8 @@ fn areas_fit_their_slots() {
                         assert!(area.slots[1] + units * 2 * ranks * slot / 2 <= area.slots[2]);
                     }
                     _ => {
-                        assert!(tile.is_power_of_two() && (512..=4096).contains(&tile));
-                        assert!(area.slots[2] + units * 2 * ranks * slot / 2 <= area.flags);
+                        assert!(tile.is_power_of_two() && (512..=8192).contains(&tile));
+                        assert!(area.slots[2] + units * 2 * ranks * slot <= area.flags);
                         assert!(area.flags + units * 32 <= area.bytes);
                     }
                 }
@@ -268,7 +268,7 @@ fn addresses_are_filled_in() {
     let args = plan.bind(4096, 8192, 5, 6);
     assert_eq!((args.comm, args.op_number, args.scalar), (77, 6, 5));
     assert_eq!(args.mine, (2 << 30) + area.slots[2]);
-    assert_eq!(args.to[3], (1 << 30) + area.slots[2] + 4096, "rank 0 is three after rank 1");
+    assert_eq!(args.to[3], (1 << 30) + area.slots[2] + 8192, "rank 0 is three after rank 1");
     assert_eq!((args.src[0], args.dst[1], args.src[3], args.dst[0]), (4096 + 64, 8192 + 64, 4096, 8192));
     assert_ne!(args.form & exchange::ALIGNED, 0);
     assert_eq!(plan.bind(4100, 8192, 0, 0).form & exchange::ALIGNED, 0);
