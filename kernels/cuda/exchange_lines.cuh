@@ -106,6 +106,7 @@ __device__ __forceinline__ bool receive(const HawserExchange& a, const LinePart&
 // A line without data for every peer outside `mask`.
 __device__ __forceinline__ void send_bare_lines(const HawserExchange& a, const LinePart& part, u32 mask, u64 offset, u32 epoch) {
     u32 others = all_k(a) & ~mask;
+    __syncwarp(); // a bare flag speaks for the whole warp: all lanes have read what came before
 #pragma unroll 1
     for (u32 k = 1; others != 0 && k < a.ranks; k++)
         if (in(others, k)) part.send_in(1, a.to[k] + offset, {0, 0}, epoch);
