@@ -235,6 +235,28 @@ fn areas_fit_their_slots() {
     }
 }
 
+/// The kernels know the sizes of slots and flags by constants of their own.
+#[test]
+fn the_kernels_count_with_the_same_numbers() {
+    let header = include_str!("../../../kernels/cuda/plan.h");
+    let number = |name: &str| -> u64 {
+        let rest = header.split(&format!("{name} = ")).nth(1).expect(name);
+        rest.split(';').next().unwrap().parse().expect(name)
+    };
+    let (area, ranks, blocks, warps) = (Area::new(8), 8, 32, 16);
+    let slots = |at: usize, end: u64, units: u64| (end - area.slots[at]) / (units * 2 * ranks);
+    assert_eq!(number("HAWSER_EXCHANGE_RANKS"), exchange::RANKS as u64);
+    assert_eq!(number("HAWSER_WORD_SLOT"), slots(0, area.slots[1], blocks));
+    assert_eq!(number("HAWSER_LINE_SLOT"), slots(1, area.slots[2], blocks * warps));
+    assert_eq!(number("HAWSER_TILE_SLOT"), slots(2, area.flags, blocks * warps));
+    assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.bytes - area.flags) / (blocks * warps));
+    let forms = [("FOLD", FOLD), ("OWN", OWN), ("SECOND", SECOND), ("SAME", SAME)];
+    let more = [("SCALE", exchange::SCALE), ("DIVIDE", exchange::DIVIDE), ("ALIGNED", exchange::ALIGNED)];
+    for (name, bit) in forms.into_iter().chain(more).chain([("EIGHTS", exchange::EIGHTS)]) {
+        assert_eq!(number(&format!("HAWSER_{name}")), u64::from(bit), "{name}");
+    }
+}
+
 #[test]
 fn worlds_without_exchanges_say_why() {
     let key = ProgramKey::new(Collective::AllReduce, Algorithm::OneShot, 4, 0);
