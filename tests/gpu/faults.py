@@ -33,7 +33,9 @@ def main():
     faulthandler.dump_traceback_later(240, exit=True)
     nccl = ctypes.CDLL(sys.argv[1])
     nccl.ncclGetLastError.restype = ctypes.c_char_p
-    for check in (two_ranks_on_one_gpu, abort_releases_a_hang, abort_releases_a_destroy, calls_after_abort, rounds_leak_nothing):
+    checks = (two_ranks_on_one_gpu, crossed_order_in_a_group, streams_that_are_gone, abort_releases_a_hang,
+              abort_releases_a_destroy, calls_after_abort, rounds_leak_nothing)
+    for check in checks:
         check(nccl)
     print("0 failed" if not FAILED else f"failed: {', '.join(FAILED)}")
     return 1 if FAILED else 0
@@ -74,6 +76,48 @@ def all_reduce(nccl, comm, device, stream):
     torch.cuda.synchronize(device)
     code = nccl.ncclAllReduce(P(x.data_ptr()), P(x.data_ptr()), ctypes.c_size_t(1024), 7, 0, comm, P(stream.cuda_stream))
     return code, x
+
+
+def crossed_order_in_a_group(nccl):
+    """One group calls two communicators in different orders on the two ranks, everything of a rank on one stream."""
+    comms, buffers = [pair(nccl), pair(nccl)], []
+    streams = [torch.cuda.Stream(device) for device in range(2)]
+    size = 8 << 20  # does not fit into FIFOs: each kernel needs its partner
+    nccl.ncclGroupStart()
+    for device in range(2):
+        for comm in (comms if device == 0 else comms[::-1]):
+            x = torch.ones(size, device=f"cuda:{device}")
+            torch.cuda.synchronize(device)
+            buffers.append(x)
+            at, stream = P(x.data_ptr()), P(streams[device].cuda_stream)
+            nccl.ncclAllReduce(at, at, ctypes.c_size_t(size), 7, 0, comm[device], stream)
+    code = nccl.ncclGroupEnd()
+    [stream.synchronize() for stream in streams]
+    right = all(bool((x == 2).all()) for x in buffers)
+    expect("two communicators in crossed order in a group", code == 0 and right, f"-> {code}")
+    [nccl.ncclCommDestroy(comm) for both in comms for comm in both]
+
+
+def streams_that_are_gone(nccl):
+    """A stream is destroyed between two calls, and another one before the communicator is."""
+    comms, driver, right = pair(nccl), ctypes.CDLL("libcuda.so.1"), True
+    for _ in range(2):
+        streams, buffers, codes = [P(), P()], [], []
+        nccl.ncclGroupStart()
+        for device in range(2):
+            torch.cuda.set_device(device)
+            driver.cuStreamCreate(ctypes.byref(streams[device]), 1)
+            x = torch.ones(1024, device=f"cuda:{device}")
+            torch.cuda.synchronize(device)
+            buffers.append(x)
+            at = P(x.data_ptr())
+            codes.append(nccl.ncclAllReduce(at, at, ctypes.c_size_t(1024), 7, 0, comms[device], streams[device]))
+        codes.append(nccl.ncclGroupEnd())
+        [driver.cuStreamSynchronize(stream) for stream in streams]
+        [driver.cuStreamDestroy_v2(stream) for stream in streams]
+        right &= not any(codes) and all(bool((x == 2).all()) for x in buffers)
+    codes = [nccl.ncclCommDestroy(comm) for comm in comms]
+    expect("streams that are gone", right and not any(codes), f"-> {codes}")
 
 
 def abort_releases_a_hang(nccl):

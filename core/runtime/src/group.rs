@@ -148,10 +148,14 @@ fn finish(group: Group) -> Result<()> {
         return Err(error);
     }
     run_jobs(group.jobs)?;
+    let comms = group.comms.into_iter().map(|(comm, items)| Ok((comm.live()?, comm, items)));
+    let mut comms = comms.collect::<Result<Vec<_>>>()?;
+    // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream would
+    // otherwise wait for each other.
+    comms.sort_by_key(|(live, _, _)| live.comm_id);
     // Everything is planned before anything is launched: an error leaves nothing half done.
     let (mut here, mut background) = (Vec::new(), Vec::new());
-    for (comm, items) in group.comms {
-        let live = comm.live()?;
+    for (live, comm, items) in comms {
         let planned = plan(&live, items)?;
         if comm.is_blocking() || !comm.is_host() {
             here.extend(planned);

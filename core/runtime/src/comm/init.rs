@@ -53,7 +53,7 @@ pub fn bring_up(
     let device = device::open(ordinal)?;
     let decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
     let watch = Watch::open(decided.comm_id, config.name.as_deref(), &decided.world, rank);
-    let Decided { bootstrap, world, knobs, processes, heap, tuners, chosen, .. } = decided;
+    let Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen } = decided;
     let (places, local) = world.places();
     let mut layout = HeapLayout::new(world.size(), local, &knobs);
     if hawser_plan::exchange::has_areas(&world, &knobs) {
@@ -84,6 +84,7 @@ pub fn bring_up(
         knobs,
         layout,
         name,
+        comm_id,
         tuners,
         watch: Arc::new(watch),
         bootstrap,

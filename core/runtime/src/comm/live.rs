@@ -37,6 +37,8 @@ pub struct Live {
     pub layout: HeapLayout,
     /// Name for logs and errors.
     pub name: String,
+    /// The same number on all ranks, and on no other communicator.
+    pub comm_id: u64,
     /// Tuner plugins.
     pub tuners: Tuners,
     /// Profiler plugins.
@@ -61,8 +63,17 @@ pub struct Live {
     pub next_op: AtomicU64,
     /// Why an operation failed on this rank: the FIFOs are in an undefined state from then on.
     pub broken: OnceLock<Error>,
-    /// Stream of the latest launch: operations of a communicator run in call order.
-    pub last_stream: Mutex<Option<Stream>>,
+    /// Where the latest launches went: operations of a communicator run in call order.
+    pub last_stream: Mutex<LastStream>,
+}
+
+/// Streams of a communicator's latest launches.
+#[derive(Debug, Default)]
+pub struct LastStream {
+    /// Of the latest one, captures apart.
+    pub eager: Option<Stream>,
+    /// Of the latest one that went into a capture, and which capture, unless it is all on `eager`.
+    captured: Option<(u64, Stream)>,
 }
 
 /// What a choice depends on within a communicator: collective, count, type, reduction, root.
@@ -218,13 +229,25 @@ impl Live {
         plans.into_iter().map(complete).collect()
     }
 
-    /// Puts `stream` behind the communicator's earlier operations.
+    /// Puts `stream` behind the communicator's earlier operations: in a capture behind those of the same capture, else
+    /// behind those that no capture took.
     pub fn order_stream(&self, stream: Stream) -> Result<()> {
         let mut last = lock(&self.last_stream)?;
-        if let Some(earlier) = last.filter(|earlier| *earlier != stream) {
+        if last.eager == Some(stream) && last.captured.is_none() {
+            return Ok(());
+        }
+        let capture = self.device.capture(stream)?;
+        let earlier = match (capture, last.captured) {
+            (Some(capture), Some((of, captured))) if of == capture => Some(captured),
+            _ => last.eager,
+        };
+        if let Some(earlier) = earlier.filter(|earlier| *earlier != stream) {
             self.device.order(earlier, stream)?;
         }
-        *last = Some(stream);
+        match capture {
+            Some(capture) => last.captured = Some((capture, stream)),
+            None => last.eager = Some(stream),
+        }
         Ok(())
     }
 
@@ -353,7 +376,7 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
-        let last = self.last_stream.get_mut().ok().and_then(|s| s.take());
+        let last = self.last_stream.get_mut().ok().and_then(|last| last.eager.take());
         let Some(stream) = last else { return };
         let mut aborted: Option<Instant> = None;
         while self.device.is_idle(stream).is_ok_and(|idle| !idle) {

@@ -175,7 +175,7 @@ impl Comm {
         }
         *state = State::Finalized(live.clone());
         drop(state);
-        let last = *lock(&live.last_stream)?;
+        let last = lock(&live.last_stream)?.eager;
         last.map_or(Ok(()), |stream| live.device.synchronize(stream))?;
         live.net.as_ref().map_or(Ok(()), Net::drain)
     }

@@ -180,6 +180,10 @@ impl Device for HostDevice {
         Ok(())
     }
 
+    fn capture(&self, _stream: Stream) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     fn stream(&self) -> Result<OwnedStream> {
         Ok(OwnedStream { stream: Stream(0), owner: Box::new(()) })
     }

@@ -155,6 +155,9 @@ pub trait Device: Send + Sync {
     /// the two are equal or belong to different captures.
     fn order(&self, earlier: Stream, later: Stream) -> Result<()>;
 
+    /// Which capture the stream takes part in, if any.
+    fn capture(&self, stream: Stream) -> Result<Option<u64>>;
+
     /// A new stream that does not wait for the default stream; the default stream itself on the host
     /// device. Must work while a stream of the thread is being captured.
     ///

@@ -168,6 +168,11 @@ impl Device for CudaDevice {
         self.events.order(raw_stream(earlier), raw_stream(later))
     }
 
+    fn capture(&self, stream: Stream) -> Result<Option<u64>> {
+        let _scope = self.context.enter()?;
+        self.events.capture(raw_stream(stream))
+    }
+
     fn stream(&self) -> Result<OwnedStream> {
         stream::create(&self.context)
     }

@@ -85,8 +85,8 @@ impl Events {
         waited.check(&self.context)
     }
 
-    /// Identity of the capture that the stream takes part in, if any.
-    fn capture(&self, stream: CUstream) -> Result<Option<u64>> {
+    /// Identity of the capture that the stream takes part in, if any. The context must be current.
+    pub fn capture(&self, stream: CUstream) -> Result<Option<u64>> {
         let (mut status, mut id): (c_int, u64) = (0, 0);
         let driver = self.context.driver;
         // SAFETY: valid for a status (an enum of C int size) and an id, the rest is optional.
