@@ -13,13 +13,13 @@ use hawser_plugin::net::{HANDLE_BYTES, Handle, NetProperties, Region, Registrati
 use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, Profiler, ProfilerConfig, ProfilerContext, StateArgs,
 };
-use hawser_plugin::tuner::{Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
+use hawser_plugin::tuner::{Agreement, Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
 use hawser_plugin::{Error, ErrorKind, Log, Result, Subsys};
 
 hawser_plugin::export_plugin! {
     net: loopback::Loopback::default(),
     collnet: Alone,
-    tuner: Halver,
+    tuner: Halver(String::new()),
     profiler: Counter::default(),
     env: Fixed,
 }
@@ -104,8 +104,8 @@ impl CollNetComm for Alone {
     }
 }
 
-/// Halves all times. For 13 bytes it panics, to show what happens then.
-struct Halver;
+/// Halves all times. For 13 bytes it panics, to show what happens then. Holds the name of its communicator.
+struct Halver(String);
 
 impl Tuner for Halver {
     fn name(&self) -> &str {
@@ -116,7 +116,7 @@ impl Tuner for Halver {
         if config.ranks == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "a communicator without ranks"));
         }
-        Ok(Box::new(Halver))
+        Ok(Box::new(Halver(config.name.clone())))
     }
 }
 
@@ -129,6 +129,15 @@ impl TunerContext for Halver {
 
     fn chunk_bytes(&self, question: &Question, _chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
         Ok((channels > 1).then(|| question.bytes / u64::from(channels)))
+    }
+
+    fn agreement(&self) -> Option<Agreement> {
+        Some(Agreement { digest: u64::MAX - 1, source: format!("halves of {}", self.0) })
+    }
+
+    fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
+        let Question { data_type, op, in_graph, .. } = question;
+        Ok(format!("{data_type:?} {op:?} {in_graph:?} {}", candidates.len()))
     }
 }
 

@@ -4,6 +4,7 @@
 //! ranks ask with equal arguments and **must get equal answers**: a tuner is a pure function of what it is asked and of
 //! settings that are equal on all ranks.
 
+use crate::collnet::DataType;
 use crate::error::Result;
 use crate::host::Log;
 
@@ -86,6 +87,36 @@ pub enum Protocol {
     Simple = 2,
 }
 
+/// Reductions, with NCCL's numbers. All that `ncclRedOpCreatePreMulSum` makes are one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[allow(missing_docs)] // NCCL's names
+pub enum Reduction {
+    Sum = 0,
+    Prod = 1,
+    Max = 2,
+    Min = 3,
+    Avg = 4,
+    PreMulSum = 5,
+}
+
+impl Reduction {
+    /// All of them in the order of their numbers.
+    pub const ALL: [Self; 6] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg, Self::PreMulSum];
+
+    /// Name in rule files: `sum`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Max => "max",
+            Self::Min => "min",
+            Self::Avg => "avg",
+            Self::PreMulSum => "premulsum",
+        }
+    }
+}
+
 /// A tuner plugin.
 pub trait Tuner: Send + Sync {
     /// Name for logs. Constant.
@@ -94,7 +125,8 @@ pub trait Tuner: Send + Sync {
     /// Makes the tuner ready for a communicator.
     ///
     /// # Errors
-    /// Any: the host says why and goes on without this tuner.
+    /// `InvalidUsage`: the user's settings for this tuner are wrong; the communicator fails on all ranks with this text.
+    /// Any other: the host says why and goes on without this tuner.
     fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>>;
 }
 
@@ -110,6 +142,8 @@ pub struct TunerConfig {
     pub nodes: u32,
     /// NVLink domains: number, fewest and most ranks of one.
     pub domains: (u32, u32, u32),
+    /// The name that the program gave the communicator; empty = none, or the host does not tell.
+    pub name: String,
     /// Where log lines go.
     pub log: Log,
 }
@@ -118,7 +152,7 @@ impl TunerConfig {
     /// A communicator whose NVLink domains are its hosts.
     pub fn new(comm_id: u64, ranks: u32, nodes: u32, log: Log) -> Self {
         let per_node = ranks / nodes.max(1);
-        Self { comm_id, ranks, nodes, domains: (nodes, per_node, per_node), log }
+        Self { comm_id, ranks, nodes, domains: (nodes, per_node, per_node), name: String::new(), log }
     }
 }
 
@@ -134,12 +168,18 @@ pub struct Question {
     pub pipelined: u32,
     /// Both buffers are registered.
     pub registered: bool,
+    /// Type of the elements; None = the host does not tell (NCCL never does).
+    pub data_type: Option<DataType>,
+    /// The reduction; None = nothing is reduced, or the host does not tell.
+    pub op: Option<Reduction>,
+    /// Whether the operation is captured into a graph; None = the host does not tell.
+    pub in_graph: Option<bool>,
 }
 
 impl Question {
     /// A single operation on plain buffers.
     pub fn new(function: Function, bytes: u64) -> Self {
-        Self { function, bytes, pipelined: 1, registered: false }
+        Self { function, bytes, pipelined: 1, registered: false, data_type: None, op: None, in_graph: None }
     }
 }
 
@@ -162,6 +202,15 @@ pub struct Answer {
     pub channels: Option<u32>,
 }
 
+/// What the answers of a tuner depend on besides the questions. Ranks where it differs would decide differently.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agreement {
+    /// Equal only where the tuner answers alike.
+    pub digest: u64,
+    /// Where the settings are from, for the error that names ranks: files, how much of them counts here.
+    pub source: String,
+}
+
 /// A tuner, opened for a communicator.
 pub trait TunerContext: Send + Sync {
     /// Changes the times of the candidates. Blocking: no. Thread: any, also several at once.
@@ -174,5 +223,20 @@ pub trait TunerContext: Send + Sync {
     fn chunk_bytes(&self, question: &Question, chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
         let _ = (question, chosen, channels);
         Ok(None)
+    }
+
+    /// What all ranks must have in common; the host compares it at bring-up. None: nothing to compare.
+    fn agreement(&self) -> Option<Agreement> {
+        None
+    }
+
+    /// What this tuner makes of a question, for people: asked after [`TunerContext::tune`], with the times from before it,
+    /// when somebody wants to know. The first line says what decided, further lines how it came to that. Empty: nothing.
+    ///
+    /// # Errors
+    /// Any: the host then knows the name of the tuner only.
+    fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
+        let _ = (question, candidates);
+        Ok(String::new())
     }
 }

@@ -7,7 +7,7 @@ use hawser_plugin::abi::{LoadErrorKind, Manifest, load};
 use hawser_plugin::collnet::{CollNetSegment, DataType, ReduceOp};
 use hawser_plugin::net::{MemoryKinds, NetConfig, Receiver, Region, Registration, Request, Segment, Sender};
 use hawser_plugin::profiler::{Event, EventHandle, EventMask, EventState, ProfilerConfig, StateArgs, What};
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, TunerConfig};
+use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, Reduction, TunerConfig};
 use hawser_plugin::{Component, ErrorKind, Log};
 
 /// Cargo builds the examples before it runs the tests of a package.
@@ -138,6 +138,28 @@ fn a_collnet_reduces() {
     // SAFETY: refused before anything is touched.
     let request = unsafe { comm.ireduce_scatter(&[part], recv, 1, (0, 1), DataType::Int8, ReduceOp::Max) };
     assert_eq!(request.unwrap_err().kind, ErrorKind::Unsupported);
+}
+
+#[test]
+fn a_tuner_says_what_it_depends_on_and_why() {
+    let tuner = component!(Tuner).unwrap();
+    let mut config = TunerConfig::new(1, 8, 2, Log::silent());
+    config.name = "tensor 3".to_owned();
+    let context = tuner.open(&config).unwrap();
+    let agreement = context.agreement().unwrap();
+    assert_eq!((agreement.digest, agreement.source.as_str()), (u64::MAX - 1, "halves of tensor 3"));
+    let candidate = Candidate { algorithm: Algorithm::RING, protocol: Protocol::Simple, us: 1.0 };
+    let why = |question: &Question| context.why(question, &[candidate; 2]).unwrap();
+    let mut question = Question::new(Function::AllReduce, 4096);
+    assert_eq!(why(&question), "None None None 2");
+    for (data_type, op, in_graph) in [
+        (DataType::Int8, Reduction::Sum, false),
+        (DataType::Float8e5m2, Reduction::PreMulSum, true),
+        (DataType::Float32, Reduction::Avg, false),
+    ] {
+        (question.data_type, question.op, question.in_graph) = (Some(data_type), Some(op), Some(in_graph));
+        assert_eq!(why(&question), format!("Some({data_type:?}) Some({op:?}) Some({in_graph}) 2"));
+    }
 }
 
 #[test]

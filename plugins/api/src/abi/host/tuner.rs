@@ -1,12 +1,14 @@
 //! Tuner plugins of libraries.
 
-use abi_stable::std_types::RSliceMut;
+use abi_stable::std_types::{RSlice, RSliceMut, RString};
 
 use super::raw_host;
 use crate::abi::raw::plain;
-use crate::abi::raw::tuner::{RawAnswer, RawCandidate, RawTunerBox, RawTunerConfig, RawTunerContextBox};
+use crate::abi::raw::tuner::{
+    RawAgreement, RawAnswer, RawCandidate, RawTunerBox, RawTunerConfig, RawTunerContextBox,
+};
 use crate::error::Result;
-use crate::tuner::{Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
+use crate::tuner::{Agreement, Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
 
 pub struct LoadedTuner {
     pub name: String,
@@ -20,7 +22,7 @@ impl Tuner for LoadedTuner {
 
     fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>> {
         let (domains, fewest, most) = config.domains;
-        let raw = plain(self.raw.open(RawTunerConfig {
+        let raw = RawTunerConfig {
             comm_id: config.comm_id,
             ranks: config.ranks,
             nodes: config.nodes,
@@ -28,8 +30,8 @@ impl Tuner for LoadedTuner {
             spare: 0,
             host: raw_host(&config.log),
             room: [0; 8],
-        }))?;
-        Ok(Box::new(LoadedContext(raw)))
+        };
+        Ok(Box::new(LoadedContext(plain(self.raw.open_named(raw, RString::from(config.name.as_str())))?)))
     }
 }
 
@@ -45,5 +47,16 @@ impl TunerContext for LoadedContext {
 
     fn chunk_bytes(&self, question: &Question, chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
         plain(self.0.chunk_bytes(question.into(), chosen.into(), channels))
+    }
+
+    fn agreement(&self) -> Option<Agreement> {
+        // A plugin that panics here has nothing to agree on any more: it is not asked again.
+        let raw: RawAgreement = plain(self.0.agreement()).ok()?;
+        raw.into()
+    }
+
+    fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
+        let raw: Vec<RawCandidate> = candidates.iter().map(RawCandidate::from).collect();
+        plain(self.0.why(question.into(), RSlice::from_slice(&raw)))
     }
 }

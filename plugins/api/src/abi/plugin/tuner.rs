@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use abi_stable::std_types::{ROption, RResult, RSliceMut, RString};
+use abi_stable::std_types::{ROption, RResult, RSlice, RSliceMut, RString};
 use abi_stable::type_level::downcasting::TD_Opaque;
 
 use super::Shield;
 use crate::abi::raw::tuner::{
-    RawAnswer, RawCandidate, RawQuestion, RawTuner, RawTunerConfig, RawTunerContext, RawTunerContext_TO,
-    RawTunerContextBox,
+    RawAgreement, RawAnswer, RawCandidate, RawQuestion, RawTuner, RawTunerConfig, RawTunerContext,
+    RawTunerContext_TO, RawTunerContextBox,
 };
 use crate::abi::raw::{RawError, plain_log};
 use crate::error::Error;
@@ -20,6 +20,10 @@ impl RawTuner for Shield<Arc<dyn Tuner>> {
     }
 
     fn open(&self, raw: RawTunerConfig) -> RResult<RawTunerContextBox, RawError> {
+        self.open_named(raw, RString::new())
+    }
+
+    fn open_named(&self, raw: RawTunerConfig, name: RString) -> RResult<RawTunerContextBox, RawError> {
         let log = plain_log(raw.host);
         self.guard.log_to(&log);
         let [domains, fewest, most] = raw.domains;
@@ -28,6 +32,7 @@ impl RawTuner for Shield<Arc<dyn Tuner>> {
             ranks: raw.ranks,
             nodes: raw.nodes,
             domains: (domains, fewest, most),
+            name: name.into(),
             log,
         };
         self.call(|tuner| {
@@ -63,6 +68,17 @@ impl RawTunerContext for Shield<Box<dyn TunerContext>> {
         self.call(|context| {
             let chosen = chosen.plain().ok_or_else(|| Error::unsupported("a chunk size of this protocol"))?;
             Ok(context.chunk_bytes(&question.plain()?, &chosen, channels)?.into())
+        })
+    }
+
+    fn agreement(&self) -> RResult<RawAgreement, RawError> {
+        self.call(|context| Ok(context.agreement().into()))
+    }
+
+    fn why(&self, question: RawQuestion, raw: RSlice<'_, RawCandidate>) -> RResult<RString, RawError> {
+        self.call(|context| {
+            let plain: Vec<Candidate> = raw.iter().filter_map(RawCandidate::plain).collect();
+            Ok(context.why(&question.plain()?, &plain)?.into())
         })
     }
 }

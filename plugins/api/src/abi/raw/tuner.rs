@@ -1,17 +1,22 @@
 //! Mirror of [`crate::tuner`].
 
-use abi_stable::std_types::{RBox, ROption, RResult, RSliceMut, RString};
+use abi_stable::std_types::{RBox, ROk, ROption, RResult, RSlice, RSliceMut, RString};
 use abi_stable::{StableAbi, sabi_trait};
 
 use super::{RawError, RawHostBox};
+use crate::collnet::DataType;
 use crate::error::{Error, Result};
-use crate::tuner::{Algorithm, Answer, Candidate, Function, Protocol, Question};
+use crate::tuner::{Agreement, Algorithm, Answer, Candidate, Function, Protocol, Question, Reduction};
 
 #[sabi_trait]
 pub trait RawTuner: Send + Sync {
     fn name(&self) -> RResult<RString, RawError>;
     #[sabi(last_prefix_field)]
     fn open(&self, config: RawTunerConfig) -> RResult<RawTunerContextBox, RawError>;
+    /// `open` with the name of the communicator.
+    fn open_named(&self, config: RawTunerConfig, _name: RString) -> RResult<RawTunerContextBox, RawError> {
+        self.open(config)
+    }
 }
 
 #[sabi_trait]
@@ -28,6 +33,16 @@ pub trait RawTunerContext: Send + Sync {
         chosen: RawCandidate,
         channels: u32,
     ) -> RResult<ROption<u64>, RawError>;
+    fn agreement(&self) -> RResult<RawAgreement, RawError> {
+        ROk(RawAgreement::from(None))
+    }
+    fn why(
+        &self,
+        _question: RawQuestion,
+        _candidates: RSlice<'_, RawCandidate>,
+    ) -> RResult<RString, RawError> {
+        ROk(RString::new())
+    }
 }
 
 pub type RawTunerBox = RawTuner_TO<'static, RBox<()>>;
@@ -46,7 +61,8 @@ pub struct RawTunerConfig {
     pub room: [u64; 8],
 }
 
-/// [`Question`]. Bit 0 of `flags`: registered.
+/// [`Question`]. Bits of `flags`: 0 registered, 1 whether in a graph is known, 2 it is. `room[0]`: one more than the number of
+/// the data type, and from bit 32 on one more than that of the reduction; 0 = not given.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct RawQuestion {
@@ -63,8 +79,14 @@ impl From<&Question> for RawQuestion {
             function: q.function as i32,
             pipelined: q.pipelined,
             bytes: q.bytes,
-            flags: u64::from(q.registered),
-            room: [0; 5],
+            flags: u64::from(q.registered) | q.in_graph.map_or(0, |graph| 2 | u64::from(graph) << 2),
+            room: [
+                q.data_type.map_or(0, |t| t as u64 + 1) | q.op.map_or(0, |op| (op as u64 + 1) << 32),
+                0,
+                0,
+                0,
+                0,
+            ],
         }
     }
 }
@@ -81,8 +103,16 @@ impl RawQuestion {
             bytes: self.bytes,
             pipelined: self.pipelined,
             registered: self.flags & 1 != 0,
+            data_type: nth(&DataType::ALL, self.room[0] & 0xffff_ffff),
+            op: nth(&Reduction::ALL, self.room[0] >> 32),
+            in_graph: (self.flags & 2 != 0).then_some(self.flags & 4 != 0),
         })
     }
+}
+
+/// The thing with a number that was sent as one more; None for 0 and for what this side does not know.
+fn nth<T: Copy>(all: &[T], number: u64) -> Option<T> {
+    all.get(usize::try_from(number).ok()?.checked_sub(1)?).copied()
 }
 
 /// [`Candidate`].
@@ -127,5 +157,29 @@ impl From<Answer> for RawAnswer {
 impl From<RawAnswer> for Answer {
     fn from(raw: RawAnswer) -> Self {
         Self { channels: raw.channels.into_option() }
+    }
+}
+
+/// [`Agreement`]. `present` is 0 where there is none.
+#[repr(C)]
+#[derive(StableAbi)]
+pub struct RawAgreement {
+    pub present: u64,
+    pub digest: u64,
+    pub source: RString,
+    pub room: [u64; 4],
+}
+
+impl From<Option<Agreement>> for RawAgreement {
+    fn from(agreement: Option<Agreement>) -> Self {
+        let present = u64::from(agreement.is_some());
+        let (digest, source) = agreement.map_or((0, String::new()), |a| (a.digest, a.source));
+        Self { present, digest, source: source.into(), room: [0; 4] }
+    }
+}
+
+impl From<RawAgreement> for Option<Agreement> {
+    fn from(raw: RawAgreement) -> Self {
+        (raw.present != 0).then(|| Agreement { digest: raw.digest, source: raw.source.into() })
     }
 }
