@@ -1,6 +1,8 @@
 //! From a program to the image that a device reads: [`lower`] once per program and operation,
 //! [`bind`] once per call.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::algo::{self, ProgramKey};
 use crate::call::{Call, DataType, ReduceOp, Scalar};
 use crate::choose::Choice;
@@ -9,7 +11,7 @@ use crate::device_plan::{
     SIGNAL, Step, Work, tag,
 };
 use crate::error::{PlanError, Result};
-use crate::ir::{self, Buf, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
+use crate::ir::{self, Buf, Channel, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
 use crate::knobs::{Knobs, Protocol};
 
 /// FIFO slots that every generated program gets by with (the tests prove it with the verifier).
@@ -26,6 +28,8 @@ pub struct Lowered {
     pub steps: Vec<Step>,
     /// First step and number of steps of every channel; a channel may be empty.
     pub channels: Vec<(u16, u8)>,
+    /// Lane of every channel within an instance.
+    pub lanes: Vec<u8>,
     /// Chunks of scratch.
     pub scratch_chunks: u32,
     /// Whether some channel waits for another one.
@@ -71,39 +75,53 @@ pub fn device_op(call: &Call) -> DeviceOp {
 /// Lowers the program of one rank. Reads of the input get `PRE` for a pre-multiplied sum, finishing
 /// steps get `POST` for a divided one.
 ///
+/// A device's step waits for one other step: one that waits for several gets steps that do nothing but wait before it.
+///
 /// # Errors
 /// `BadProgram` for what the device image cannot say: more than [`MAX_FAN`] peers, more than
-/// [`MAX_CHANNEL_STEPS`] steps per channel, two dependencies of one step, a native step.
+/// [`MAX_CHANNEL_STEPS`] steps per channel, a native step.
 pub fn lower(shape: &Shape, program: &RankProgram, reduces: DeviceOp) -> Result<Lowered> {
     let mut steps = Vec::new();
     let mut channels = Vec::new();
     for (index, channel) in program.channels.iter().enumerate() {
-        let count = u8::try_from(channel.steps.len()).map_err(|_| {
+        let total = device_steps(channel);
+        let count = u8::try_from(total).map_err(|_| {
             PlanError::program(format!(
-                "{}: channel {index} has {} steps, a block takes {MAX_CHANNEL_STEPS}: spread them over more channels",
+                "{}: channel {index} has {total} steps, a block takes {MAX_CHANNEL_STEPS}: spread them over more channels",
                 shape.name,
-                channel.steps.len()
             ))
         })?;
         let first = u16::try_from(steps.len())
             .map_err(|_| PlanError::program(format!("{}: more than 65,535 steps on one rank", shape.name)))?;
         channels.push((first, count));
         for (number, step) in channel.steps.iter().enumerate() {
-            let lowered = lower_step(step, reduces).map_err(|what| {
+            let bad = |what: String| {
                 PlanError::program(format!("{}: channel {index} step {number}: {what}", shape.name))
-            })?;
-            steps.push(lowered);
+            };
+            let mut lowered = lower_step(step, reduces).map_err(bad)?;
+            let mut waits = waits(program, step).map_err(bad)?;
+            let last = waits.pop();
+            let waits = waits.into_iter().map(|wait| (wait, Step { times: 1, ..Step::default() }));
+            for ((channel, step), mut lowered) in waits.chain(last.map(|last| (last, lowered))) {
+                (lowered.after_channel, lowered.after_step) = (channel, step);
+                steps.push(lowered);
+            }
+            if last.is_none() {
+                lowered.after_channel = NO_DEP;
+                steps.push(lowered);
+            }
         }
     }
     let mut lowered = Lowered {
         steps,
         channels,
+        lanes: lanes(shape, program)?,
         scratch_chunks: shape.scratch,
         signals: false,
         chunks: [Buf::Input, Buf::Output, Buf::Scratch].map(|buf| shape.chunks(buf)),
         per_block: shape.per_block,
     };
-    signal(shape, &mut lowered)?;
+    signal(&mut lowered);
     Ok(lowered)
 }
 
@@ -191,8 +209,10 @@ pub(crate) fn cut(work: &mut Work, wanted: u32, protocol: Protocol, elem: u64, k
 pub(crate) struct Fold {
     /// Channels that one block runs one after the other.
     pub channels_per_block: u32,
-    /// Blocks and lanes of one instance.
+    /// Blocks of one instance.
     pub blocks: u32,
+    /// Lanes of one instance.
+    pub lanes: u32,
     /// Most instances.
     pub most_instances: u32,
 }
@@ -214,7 +234,7 @@ pub(crate) fn fold(key: &ProgramKey, channels: u32, knobs: &Knobs) -> Result<Fol
             knobs.lanes
         )));
     }
-    Ok(Fold { channels_per_block, blocks, most_instances: available / blocks })
+    Ok(Fold { channels_per_block, blocks, lanes: blocks, most_instances: available / blocks })
 }
 
 fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, fold: &Fold) {
@@ -247,8 +267,7 @@ pub(crate) fn scalar(call: &Call, ranks: u32) -> (u64, u8) {
 }
 
 fn lower_step(step: &ir::Step, reduces: DeviceOp) -> std::result::Result<Step, String> {
-    let mut out =
-        Step { after_channel: NO_DEP, times: step.times.max(1), stride: step.stride, ..Step::default() };
+    let mut out = Step { times: step.times.max(1), stride: step.stride, ..Step::default() };
     if let Op::Native(id) = step.op {
         return Err(format!("native kernel {id} is not built in: use the steps that it stands for"));
     }
@@ -274,21 +293,43 @@ fn lower_step(step: &ir::Step, reduces: DeviceOp) -> std::result::Result<Step, S
     out.order = u8::try_from(step.order).map_err(|_| format!("order {} is more than 255", step.order))?;
     out.n_recv = peers(&step.recv, &mut out.recv)?;
     out.n_send = peers(&step.send, &mut out.send)?;
-    match step.after.as_slice() {
-        [] => {}
-        [dep] => {
-            out.after_channel =
-                u16::try_from(dep.channel).map_err(|_| "awaited channel above 65,535".to_string())?;
-            out.after_step = u16::try_from(dep.step).map_err(|_| "awaited step above 65,535".to_string())?;
-        }
-        more => {
-            return Err(format!(
-                "waits for {} steps, the device waits for one: chain the dependencies over several steps",
-                more.len()
-            ));
-        }
-    }
     Ok(out)
+}
+
+/// The last step of every channel that `step` waits for, as channel and device step.
+fn waits(program: &RankProgram, step: &ir::Step) -> std::result::Result<Vec<(u16, u16)>, String> {
+    let mut last: BTreeMap<u32, u32> = BTreeMap::new();
+    for dep in &step.after {
+        let awaited = last.entry(dep.channel).or_default();
+        *awaited = dep.step.max(*awaited);
+    }
+    let number = |(channel, step): (u32, u32)| {
+        let missing = || format!("waits for step {step} of channel {channel}, which does not exist");
+        let steps = &program.channels.get(channel as usize).ok_or_else(missing)?.steps;
+        let before = steps.get(..=step as usize).ok_or_else(missing)?;
+        let number = before.iter().map(device_steps_of).sum::<usize>() - 1;
+        let narrow = |n: usize| u16::try_from(n).map_err(|_| format!("awaited step {n} is above 65,535"));
+        Ok((narrow(channel as usize)?, narrow(number)?))
+    };
+    last.into_iter().map(number).collect()
+}
+
+/// Device steps of a channel.
+fn device_steps(channel: &Channel) -> usize {
+    channel.steps.iter().map(device_steps_of).sum()
+}
+
+/// A step and the steps before it that only wait.
+fn device_steps_of(step: &ir::Step) -> usize {
+    let awaited: BTreeSet<u32> = step.after.iter().map(|dep| dep.channel).collect();
+    awaited.len().max(1)
+}
+
+fn lanes(shape: &Shape, program: &RankProgram) -> Result<Vec<u8>> {
+    let lanes = (0..program.channels.len() as u32).map(|channel| u8::try_from(program.lane(channel)));
+    lanes
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|_| PlanError::program(format!("{}: more than 256 lanes on one rank", shape.name)))
 }
 
 fn peers(list: &[u32], out: &mut [u16; MAX_FAN]) -> std::result::Result<u8, String> {
@@ -302,7 +343,7 @@ fn peers(list: &[u32], out: &mut [u16; MAX_FAN]) -> std::result::Result<u8, Stri
 }
 
 /// Marks the steps that others wait for.
-fn signal(shape: &Shape, lowered: &mut Lowered) -> Result<()> {
+fn signal(lowered: &mut Lowered) {
     let awaited: Vec<(u16, u16)> = lowered
         .steps
         .iter()
@@ -310,24 +351,16 @@ fn signal(shape: &Shape, lowered: &mut Lowered) -> Result<()> {
         .map(|step| (step.after_channel, step.after_step))
         .collect();
     for (channel, step) in awaited {
-        let found = lowered.channels.get(usize::from(channel)).filter(|&&(_, n)| step < u16::from(n));
-        let Some(&(first, _)) = found else {
-            return Err(PlanError::program(format!(
-                "{}: a step waits for step {step} of channel {channel}, which does not exist",
-                shape.name
-            )));
-        };
+        let (first, _) = lowered.channels[usize::from(channel)];
         lowered.steps[usize::from(first) + usize::from(step)].flags |= SIGNAL;
         lowered.signals = true;
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Collective;
-    use crate::ir::Channel;
     use crate::ir::build::{copy, input, output, recv_reduce_copy, reduce, scratch, send};
 
     fn shape(collective: Collective) -> Shape {
@@ -363,7 +396,7 @@ mod tests {
             Channel { steps: vec![copy(input(0), output(0)), copy(input(1), output(1))] },
             Channel { steps: vec![send(output(0), vec![1]).after(0, 0)] },
         ];
-        let program = RankProgram { channels };
+        let program = RankProgram { channels, lanes: Vec::new() };
         let lowered = lower(&shape(Collective::AllReduce), &program, DeviceOp::Sum).unwrap();
         let signals: Vec<bool> = lowered.steps.iter().map(|step| step.flags & SIGNAL != 0).collect();
         assert_eq!(signals, [true, false, false]);
@@ -373,9 +406,32 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_waits_for_several_gets_steps_that_only_wait() {
+        let one = |step| Channel { steps: vec![step] };
+        let waiting = copy(output(0), scratch(0)).after(0, 0).after(1, 0).after(0, 1);
+        let two = vec![copy(input(1), output(1)), copy(input(0), output(0)).after(1, 0)];
+        let channels = vec![
+            Channel { steps: two },
+            one(copy(input(0), output(0))),
+            Channel { steps: vec![waiting, copy(output(1), scratch(0))] },
+            one(copy(input(0), output(0)).after(2, 1)),
+        ];
+        let program = RankProgram { channels, lanes: vec![0, 0, 1, 0] };
+        let lowered = lower(&shape(Collective::AllReduce), &program, DeviceOp::Sum).unwrap();
+        assert_eq!(lowered.channels, [(0, 2), (2, 1), (3, 3), (6, 1)]);
+        assert_eq!(lowered.lanes, [0, 0, 1, 0]);
+        let waits: Vec<(u16, u16)> = lowered.steps.iter().map(|s| (s.after_channel, s.after_step)).collect();
+        let none = (NO_DEP, 0);
+        assert_eq!(waits, [none, (1, 0), none, (0, 1), (1, 0), none, (2, 2)]);
+        let only_waits = &lowered.steps[3];
+        assert_eq!((only_waits.flags, only_waits.n_recv, only_waits.n_send, only_waits.times), (0, 0, 0, 1));
+        let signals: Vec<bool> = lowered.steps.iter().map(|step| step.flags & SIGNAL != 0).collect();
+        assert_eq!(signals, [false, true, true, false, false, true, false]);
+    }
+
+    #[test]
     fn what_the_image_cannot_say_is_refused() {
         let cases = [
-            (copy(input(0), output(0)).after(1, 0).after(1, 1), "waits for 2 steps"),
             (copy(input(0), output(0)).after(5, 0), "which does not exist"),
             (ir::Step::new(Op::Native(7)), "native kernel 7"),
             (send(input(0), (0..9).collect()), "9 peers"),

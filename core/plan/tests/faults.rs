@@ -151,8 +151,10 @@ fn deadlock_of_receivers_and_of_dependencies() {
         Channel { steps: vec![copy(input(0), output(0)).after(1, 0)] },
         Channel { steps: vec![copy(input(1), output(1)).after(0, 0)] },
     ];
-    let program =
-        Program { shape: shape(Collective::Broadcast, 1, 2, 0), ranks: vec![RankProgram { channels: both }] };
+    let program = Program {
+        shape: shape(Collective::Broadcast, 1, 2, 0),
+        ranks: vec![RankProgram { channels: both, lanes: Vec::new() }],
+    };
     assert!(fault(&program).to_string().contains("rank 0 channel 0 step 0 waits for channel 1 step 0"));
 }
 
@@ -167,7 +169,10 @@ fn two_channels(ordered: bool) -> Program {
         Channel { steps: vec![forward] },
     ];
     let other = vec![Channel::default(), Channel { steps: vec![recv(0, output(0))] }];
-    let ranks = vec![RankProgram { channels: root }, RankProgram { channels: other }];
+    let ranks = vec![
+        RankProgram { channels: root, lanes: Vec::new() },
+        RankProgram { channels: other, lanes: Vec::new() },
+    ];
     Program { shape: shape(Collective::Broadcast, 2, 1, 1), ranks }
 }
 
@@ -199,7 +204,10 @@ fn a_message_orders_channels_like_a_dependency() {
         Channel { steps: vec![recv_reduce_copy(vec![0], input(0), 1, output(0)).finish()] },
         Channel { steps: vec![send(output(0), vec![0]).after(0, 0)] },
     ];
-    let ranks = vec![RankProgram { channels: zero }, RankProgram { channels: one }];
+    let ranks = vec![
+        RankProgram { channels: zero, lanes: Vec::new() },
+        RankProgram { channels: one, lanes: Vec::new() },
+    ];
     let mut program = Program { shape: shape(Collective::AllReduce, 2, 1, 0), ranks };
     verify(&program, DEPTH, true).unwrap();
     program.ranks[1].channels[1].steps[0].after.clear();
@@ -211,7 +219,7 @@ fn unbalanced_fifo() {
     let mut program = ring(2);
     steps(&mut program, 0).push(send(output(0), vec![1]));
     let found = fault(&program);
-    assert_eq!(found, Fault::UnbalancedFifo { channel: 0, from: 0, to: 1, slots: 1 });
+    assert_eq!(found, Fault::UnbalancedFifo { lane: 0, from: 0, to: 1, slots: 1 });
 }
 
 #[test]
@@ -293,4 +301,19 @@ fn chains_of_copies_need_no_more_than_one_slot() {
     ];
     let program = Program { shape: shape(Collective::Broadcast, 3, 1, 0), ranks };
     assert_eq!(verify(&program, DEPTH, true).unwrap().min_depth, 1);
+}
+
+#[test]
+fn two_channels_on_one_fifo() {
+    let both = |step: fn(u32) -> Step| {
+        let channels = vec![Channel { steps: vec![step(0)] }, Channel { steps: vec![step(1)] }];
+        RankProgram { channels, lanes: vec![0, 0] }
+    };
+    let root = both(|chunk| copy_send(input(chunk), output(chunk), vec![1]));
+    let other = both(|chunk| recv(0, output(chunk)));
+    let mut program = Program { shape: shape(Collective::Broadcast, 2, 2, 0), ranks: vec![root, other] };
+    let found = fault(&program);
+    assert!(matches!(&found, Fault::BadShape(text) if text.contains("on lane 0")), "{found}");
+    program.ranks.iter_mut().for_each(|rank| rank.lanes = vec![3, 1]);
+    assert!(verify(&program, DEPTH, false).is_ok());
 }

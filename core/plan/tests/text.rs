@@ -116,7 +116,14 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn program() -> impl Strategy<Value = Program> {
     let channel = proptest::collection::vec(step(), 0..4).prop_map(|steps| Channel { steps });
-    let rank = proptest::collection::vec(channel, 0..3).prop_map(|channels| RankProgram { channels });
+    let rank = proptest::collection::vec(channel, 0..3).prop_flat_map(|channels| {
+        let count = channels.len();
+        let own = proptest::collection::vec(0..9u32, count)
+            .prop_filter("the usual", |l| l.iter().zip(0..).any(|(a, b)| *a != b));
+        let lanes =
+            if count == 0 { Just(Vec::new()).boxed() } else { prop_oneof![Just(Vec::new()), own].boxed() };
+        lanes.prop_map(move |lanes| RankProgram { channels: channels.clone(), lanes })
+    });
     let numbers = (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>());
     let collective = proptest::sample::select(Collective::ALL.to_vec());
     ("[a-z_0-9]{1,12}( [a-z]{1,5})?", collective, numbers, proptest::collection::vec(rank, 0..4)).prop_map(

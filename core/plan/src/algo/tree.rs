@@ -52,7 +52,7 @@ pub fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
 
 fn both(key: &ProgramKey, rank: u32, steps: impl Fn(u32, &Node) -> Vec<Step>) -> RankProgram {
     let channels = (0..2).map(|tree| Channel { steps: steps(tree, &Node::new(key, rank, tree)) }).collect();
-    RankProgram { channels }
+    RankProgram { channels, lanes: Vec::new() }
 }
 
 fn up(chunk: u32, node: &Node, parent: u32) -> Step {

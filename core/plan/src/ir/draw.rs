@@ -26,6 +26,7 @@ pub fn to_svg(program: &Program) -> String {
                 columns.push(Column {
                     rank: rank as u32,
                     channel: channel as u32,
+                    lane: rank_program.lane(channel as u32),
                     steps: &steps.steps,
                     next: (0, 0),
                 });
@@ -68,6 +69,7 @@ pub fn to_svg(program: &Program) -> String {
 struct Column<'a> {
     rank: u32,
     channel: u32,
+    lane: u32,
     steps: &'a [Step],
     next: (usize, u32),
 }
@@ -136,7 +138,7 @@ fn lay_out(columns: &mut [Column<'_>]) -> (Vec<Boxed>, Vec<(usize, usize)>) {
             columns.iter().map(|c| ((c.rank, c.channel), c.next.0)).collect();
         for (index, column) in columns.iter_mut().enumerate() {
             let Some(step) = column.current() else { continue };
-            let key = |peer: u32| (column.channel, peer, column.rank);
+            let key = |peer: u32| (column.lane, peer, column.rank);
             let arrived =
                 step.recv.iter().all(|&peer| fifos.get(&key(peer)).is_some_and(|fifo| !fifo.is_empty()));
             let awaited = |dep: &super::Dep| {
@@ -151,7 +153,7 @@ fn lay_out(columns: &mut [Column<'_>]) -> (Vec<Boxed>, Vec<(usize, usize)>) {
                     fifos.get_mut(&key(peer)).and_then(|fifo| fifo.pop_front()).map(|from| (from, number)),
                 );
             }
-            sent.extend(step.send.iter().map(|&peer| ((column.channel, column.rank, peer), number)));
+            sent.extend(step.send.iter().map(|&peer| ((column.lane, column.rank, peer), number)));
             boxes.push(Boxed::new(index, row, step, column.next.1, false));
             column.advance();
             moved = true;

@@ -5,7 +5,8 @@
 //! [`Collective::input_blocks`]) and every block into [`Shape::per_block`] chunks, so chunk `c`
 //! lies in block `c / per_block`. Bytes appear only when a program is lowered for one call.
 //!
-//! Two ranks talk over a FIFO named by (channel, sender, receiver). One execution of a step sends
+//! Two ranks talk over a FIFO named by (lane, sender, receiver); the lane of a channel is its number unless the program
+//! says otherwise. One execution of a step sends
 //! or takes one slot per peer. A device runs the whole program once per *tile* (a piece of every
 //! chunk that fits into a slot), so a program that is free of deadlock with the device's FIFO depth
 //! is so for every size.
@@ -115,8 +116,11 @@ pub struct Channel {
 /// What one rank runs: its channels run side by side.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankProgram {
-    /// The channels; the index names the FIFOs.
+    /// The channels.
     pub channels: Vec<Channel>,
+    /// The lane of each channel, which names its FIFOs; empty = channel `c` has lane `c`. Channels of a rank that share a
+    /// lane share no peer.
+    pub lanes: Vec<u32>,
 }
 
 /// What is equal for all ranks of a program.
@@ -155,6 +159,18 @@ pub struct Program {
     /// One entry per rank. Entries after the last rank are networks: they have no buffers and only add up what they
     /// are sent. A rank's own program calls its network "rank `shape.ranks`".
     pub ranks: Vec<RankProgram>,
+}
+
+impl RankProgram {
+    /// The lane of a channel: its FIFOs are (lane, sender, receiver).
+    pub fn lane(&self, channel: u32) -> u32 {
+        self.lanes.get(channel as usize).copied().unwrap_or(channel)
+    }
+
+    /// Lanes up to the highest one.
+    pub fn lane_count(&self) -> u32 {
+        (0..self.channels.len() as u32).map(|channel| self.lane(channel) + 1).max().unwrap_or(0)
+    }
 }
 
 impl Step {

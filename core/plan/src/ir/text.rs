@@ -18,7 +18,7 @@
 //!
 //! A step is an operation and clauses in any order: `from RANK,…`, `src BUF:CHUNK`, `order N`,
 //! `dst BUF:CHUNK`, `to RANK,…`, `times N`, `stride N`, `finish`, `after CHANNEL.STEP,…`. Buffers are
-//! `in`, `out` and `scratch`. `#` begins a comment. Ranks and channels come in ascending order.
+//! `in`, `out` and `scratch`. `channel 3 lane 0` is a channel whose FIFOs are not those of its number. `#` begins a comment. Ranks and channels come in ascending order.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -46,7 +46,9 @@ pub fn to_text(program: &Program) -> String {
     for (rank, rank_program) in program.ranks.iter().enumerate() {
         let _ = write!(text, "\nrank {rank}\n");
         for (number, channel) in rank_program.channels.iter().enumerate() {
-            let _ = writeln!(text, "  channel {number}");
+            let lane = rank_program.lane(number as u32);
+            let named = if lane == number as u32 { String::new() } else { format!(" lane {lane}") };
+            let _ = writeln!(text, "  channel {number}{named}");
             for step in &channel.steps {
                 let _ = writeln!(text, "    {}", step_text(step));
             }
@@ -151,7 +153,15 @@ fn body_line(mut line: Line<'_>, ranks: &mut Vec<RankProgram>) -> Result<()> {
             line.keyword("channel")?;
             let rank =
                 ranks.last_mut().ok_or_else(|| error(place, column, "a channel before any rank".into()))?;
-            expect_index(place, "channel", line.last_number("channel")?, rank.channels.len())?;
+            let number = line.number_of("channel")?;
+            expect_index(place, "channel", number, rank.channels.len())?;
+            let lane = if line.words.len() > line.next { Some(lane(&mut line)?) } else { None };
+            if lane.is_some() && rank.lanes.is_empty() {
+                rank.lanes.extend(0..number);
+            }
+            if lane.is_some() || !rank.lanes.is_empty() {
+                rank.lanes.push(lane.unwrap_or(number));
+            }
             rank.channels.push(Channel::default());
         }
         _ => {
@@ -162,6 +172,11 @@ fn body_line(mut line: Line<'_>, ranks: &mut Vec<RankProgram>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn lane(line: &mut Line<'_>) -> Result<u32> {
+    line.keyword("lane")?;
+    line.last_number("lane")
 }
 
 fn expect_index(line: usize, what: &str, found: u32, expected: usize) -> Result<()> {

@@ -47,8 +47,8 @@ pub enum Fault {
     },
     /// Slots were sent and never taken.
     UnbalancedFifo {
-        /// Channel of the FIFO.
-        channel: u32,
+        /// Lane of the FIFO.
+        lane: u32,
         /// Sender.
         from: u32,
         /// Receiver.
@@ -170,9 +170,9 @@ impl fmt::Display for Fault {
                 write!(f, "out of bounds: {at} uses {name}, the buffer has {chunks} chunks on this rank")
             }
             Self::Deadlock { depth, waits } => deadlock(f, *depth, waits),
-            Self::UnbalancedFifo { channel, from, to, slots } => write!(
+            Self::UnbalancedFifo { lane, from, to, slots } => write!(
                 f,
-                "unbalanced FIFO: {slots} slots from rank {from} to rank {to} in channel {channel} are never taken"
+                "unbalanced FIFO: {slots} slots from rank {from} to rank {to} on lane {lane} are never taken"
             ),
             Self::UndefinedRead { at, reference } => {
                 write!(f, "undefined read: {at} reads {}, which nobody wrote", name(*reference))

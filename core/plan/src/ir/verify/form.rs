@@ -1,7 +1,9 @@
 //! First pass: every step by itself.
 
+use std::collections::HashMap;
+
 use super::fault::{At, Fault};
-use crate::ir::{Buf, MAX_FAN, Op, Program, Ref, Shape, Step};
+use crate::ir::{Buf, MAX_FAN, Op, Program, RankProgram, Ref, Shape, Step};
 
 /// Most chunks and executed steps of all ranks, so that a hostile text cannot exhaust memory.
 const MOST: u64 = 1 << 25;
@@ -24,6 +26,7 @@ pub(super) fn check(program: &Program) -> Result<(), Fault> {
     let shape = &program.shape;
     check_shape(program)?;
     for (rank, rank_program) in program.ranks.iter().enumerate() {
+        check_lanes(rank as u32, rank_program)?;
         for (channel, steps) in rank_program.channels.iter().enumerate() {
             for (number, step) in steps.steps.iter().enumerate() {
                 let at =
@@ -80,6 +83,33 @@ fn check_shape(program: &Program) -> Result<(), Fault> {
     if let Some(rank) = program.ranks.iter().position(|rank| rank.channels.len() != channels) {
         let found = program.ranks[rank].channels.len();
         return bad(format!("rank {rank} has {found} channels, rank 0 has {channels}: add empty ones"));
+    }
+    Ok(())
+}
+
+/// A FIFO's counters belong to one channel of a rank.
+fn check_lanes(rank: u32, program: &RankProgram) -> Result<(), Fault> {
+    if program.lanes.is_empty() {
+        return Ok(());
+    }
+    let channels = program.channels.len();
+    if program.lanes.len() != channels {
+        return Err(Fault::BadShape(format!(
+            "rank {rank} names {} lanes for {channels} channels",
+            program.lanes.len()
+        )));
+    }
+    let mut users = HashMap::new();
+    for (channel, steps) in program.channels.iter().enumerate() {
+        let lane = program.lane(channel as u32);
+        for &peer in steps.steps.iter().flat_map(|step| step.recv.iter().chain(&step.send)) {
+            let user = *users.entry((lane, peer)).or_insert(channel);
+            if user != channel {
+                return Err(Fault::BadShape(format!(
+                    "channels {user} and {channel} of rank {rank} both talk to rank {peer} on lane {lane}: give them different lanes"
+                )));
+            }
+        }
     }
     Ok(())
 }

@@ -15,13 +15,17 @@ pub(super) fn run(program: &Program, depth: u32) -> Result<Vec<At>, Fault> {
     network.finish()
 }
 
-/// FIFO of a channel: (channel, sender, receiver).
+/// FIFO: (lane, sender, receiver).
 type FifoKey = (u32, u32, u32);
 
 struct Network<'a> {
     program: &'a Program,
     channels: usize,
     depth: u32,
+    /// Lane of every process.
+    lanes: Vec<u32>,
+    /// Processes of a (rank, lane).
+    users: HashMap<(u32, u32), Vec<usize>>,
     /// Next (step, repetition) of every process `rank * channels + channel`.
     next: Vec<(u32, u32)>,
     fifos: HashMap<FifoKey, u32>,
@@ -35,10 +39,21 @@ impl<'a> Network<'a> {
     fn new(program: &'a Program, depth: u32) -> Self {
         let channels = program.ranks[0].channels.len();
         let processes = program.ranks.len() * channels;
+        let lanes: Vec<u32> = program
+            .ranks
+            .iter()
+            .flat_map(|rank| (0..channels as u32).map(|channel| rank.lane(channel)))
+            .collect();
+        let mut users: HashMap<(u32, u32), Vec<usize>> = HashMap::new();
+        for (process, &lane) in lanes.iter().enumerate() {
+            users.entry(((process / channels) as u32, lane)).or_default().push(process);
+        }
         Self {
             program,
             channels,
             depth,
+            lanes,
+            users,
             next: vec![(0, 0); processes],
             fifos: HashMap::new(),
             queue: (0..processes).collect(),
@@ -57,8 +72,9 @@ impl<'a> Network<'a> {
 
     /// What keeps a step from running now.
     fn obstacle(&self, at: At, step: &Step) -> Option<Wait> {
-        let slots = |from, to| self.fifos.get(&(at.channel, from, to)).copied().unwrap_or(0);
         let base = at.rank as usize * self.channels;
+        let lane = self.lanes[base + at.channel as usize];
+        let slots = |from, to| self.fifos.get(&(lane, from, to)).copied().unwrap_or(0);
         let dep = step.after.iter().find(|dep| self.next[base + dep.channel as usize].0 <= dep.step);
         if let Some(dep) = dep {
             return Some(Wait::Step { channel: dep.channel, step: dep.step });
@@ -75,13 +91,14 @@ impl<'a> Network<'a> {
         if self.obstacle(at, step).is_some() {
             return false;
         }
+        let lane = self.lanes[process];
         for &peer in &step.recv {
-            *self.fifos.entry((at.channel, peer, at.rank)).or_default() -= 1;
-            self.wake(peer as usize * self.channels + at.channel as usize);
+            *self.fifos.entry((lane, peer, at.rank)).or_default() -= 1;
+            self.wake_peer(peer, lane);
         }
         for &peer in &step.send {
-            *self.fifos.entry((at.channel, at.rank, peer)).or_default() += 1;
-            self.wake(peer as usize * self.channels + at.channel as usize);
+            *self.fifos.entry((lane, at.rank, peer)).or_default() += 1;
+            self.wake_peer(peer, lane);
         }
         self.order.push(at);
         self.next[process] =
@@ -91,6 +108,11 @@ impl<'a> Network<'a> {
             (base..base + self.channels).filter(|&other| other != process).for_each(|other| self.wake(other));
         }
         true
+    }
+
+    fn wake_peer(&mut self, peer: u32, lane: u32) {
+        let users = self.users.get(&(peer, lane)).cloned().unwrap_or_default();
+        users.into_iter().for_each(|process| self.wake(process));
     }
 
     fn wake(&mut self, process: usize) {
@@ -109,7 +131,7 @@ impl<'a> Network<'a> {
         }
         let left = self.fifos.iter().filter(|&(_, &slots)| slots > 0).min();
         match left {
-            Some((&(channel, from, to), &slots)) => Err(Fault::UnbalancedFifo { channel, from, to, slots }),
+            Some((&(lane, from, to), &slots)) => Err(Fault::UnbalancedFifo { lane, from, to, slots }),
             None => Ok(self.order),
         }
     }

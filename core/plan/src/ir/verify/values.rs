@@ -144,8 +144,9 @@ impl<'a> Run<'a> {
             self.write(at, process, self.moved(step, dst, at), &value)?;
         }
         let clock = self.clocks.get(process).cloned().unwrap_or_default();
+        let lane = self.program.ranks[at.rank as usize].lane(at.channel);
         for &peer in &step.send {
-            let key = (at.channel, at.rank, peer);
+            let key = (lane, at.rank, peer);
             self.fifos.entry(key).or_default().push_back((Rc::clone(&value), Rc::clone(&clock)));
         }
         if !self.clocks.is_empty() && at.repetition + 1 == step.times {
@@ -160,15 +161,18 @@ impl<'a> Run<'a> {
             let moved = self.moved(step, reference, at);
             self.cell_of(at.rank, moved.buf, moved.chunk)
         };
-        let copies = matches!(step.op, Op::Copy | Op::CopySend) && !step.finish;
+        // Reading an input of a reduction applies its factor: what is written differs from what was read.
+        let plain = !self.program.shape.collective.reduces() && !step.finish;
+        let copies = matches!(step.op, Op::Copy | Op::CopySend) && plain;
         copies && step.src.is_some_and(|src| cell(src) == cell(dst))
     }
 
     /// Takes one slot per peer; the clocks of the senders join ours.
     fn receive(&mut self, at: At, step: &Step, process: usize) -> Vec<Rc<Value>> {
         let mut values = Vec::with_capacity(step.recv.len() + 1);
+        let lane = self.program.ranks[at.rank as usize].lane(at.channel);
         for &peer in &step.recv {
-            let slot = self.fifos.get_mut(&(at.channel, peer, at.rank)).and_then(VecDeque::pop_front);
+            let slot = self.fifos.get_mut(&(lane, peer, at.rank)).and_then(VecDeque::pop_front);
             let Some((value, clock)) = slot else { continue };
             values.push(value);
             self.join(process, &clock);
