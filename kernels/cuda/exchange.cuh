@@ -9,6 +9,7 @@
 // a rank (dst, len, recv1, recv2, keep), since values are combined in the order of ranks.
 #pragma once
 
+#include "done.cuh"
 #include "plan.h"
 #include "types.cuh"
 

@@ -259,6 +259,7 @@ __device__ __forceinline__ void exchange_lines(const HawserExchange& a) {
     let_next_grid_start();
     __syncwarp();
     if (lane == 0) store_relaxed_sys_u32(counter, epoch);
+    count_block(a.done);
 }
 
 } // namespace hawser

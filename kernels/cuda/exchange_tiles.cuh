@@ -245,6 +245,7 @@ __device__ __forceinline__ void exchange_tiles(const HawserExchange& a) {
     let_next_grid_start();
     __syncwarp();
     if (t.lane == 0) store_relaxed_sys_u32(counter, epoch);
+    count_block(a.done);
 }
 
 } // namespace hawser

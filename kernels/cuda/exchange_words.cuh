@@ -148,6 +148,7 @@ __device__ __forceinline__ void exchange_words(const HawserExchange& a) {
     }
     let_next_grid_start();
     if (threadIdx.x == 0) store_relaxed_sys_u32(counter, epoch);
+    count_block(a.done);
 }
 
 } // namespace hawser

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "control.cuh"
+#include "done.cuh"
 #include "prims_ll.cuh"
 #include "prims_ll128.cuh"
 #include "prims_simple.cuh"
@@ -115,6 +116,7 @@ __device__ __forceinline__ void interpret(const HawserArgs& args) {
     if (warp == warps - 2) prepare(PROTOCOL, M::SIZE);
     else if (warp == warps - 1) publish(PROTOCOL);
     else work<M, PROTOCOL>(m, threads - 2 * WARP);
+    count_block(args.done);
 }
 
 } // namespace hawser

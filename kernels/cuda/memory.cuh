@@ -68,6 +68,10 @@ __device__ __forceinline__ u32 add_acq_rel_gpu(u32* address, u32 v) {
     return before;
 }
 
+__device__ __forceinline__ void add_release_gpu(u64 address, u32 v) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
+}
+
 // Data: 16 bytes that bypass L1. Used for FIFO slots and local buffers alike.
 __device__ __forceinline__ Pack load_pack(u64 address) {
     Pack v;

@@ -82,6 +82,7 @@ struct HawserArgs {
     uint8_t n_blocks;
     uint8_t n_inline;
     uint64_t op_number;
+    uint64_t done; // counter of blocks that are over; 0 = nobody counts
     HawserBlock blocks[HAWSER_MAX_BLOCKS];
     HawserWork works[HAWSER_MAX_WORKS];
     HawserStep inline_steps[HAWSER_INLINE_STEPS];
@@ -159,6 +160,7 @@ struct HawserExchange {
     uint64_t epochs;
     uint64_t scalar;
     uint64_t op_number;
+    uint64_t done;
     uint64_t most;
     uint64_t least;
     uint32_t divisor;
@@ -176,8 +178,8 @@ struct HawserExchange {
     uint8_t pad[3];
 };
 
-static_assert(sizeof(HawserExchange) == 400 && offsetof(HawserExchange, mine) == 320, "");
-static_assert(offsetof(HawserExchange, divisor) == 376 && offsetof(HawserExchange, recv2) == 396, "");
+static_assert(sizeof(HawserExchange) == 408 && offsetof(HawserExchange, mine) == 320, "");
+static_assert(offsetof(HawserExchange, divisor) == 384 && offsetof(HawserExchange, recv2) == 404, "");
 static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 && offsetof(HawserStep, recv) == 32, "");
 static_assert(sizeof(HawserBlock) == 8, "");
 static_assert(sizeof(HawserWork) == 80 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, chunks) == 60, "");
@@ -185,7 +187,7 @@ static_assert(sizeof(HawserConn) == 64 && offsetof(HawserConn, counters) == 48, 
 static_assert(sizeof(HawserDevComm) == 96 && offsetof(HawserDevComm, conns) == 56, "");
 static_assert(sizeof(HawserReport) == 32, "");
 static_assert(sizeof(HawserDeps) == 8 + 8 * HAWSER_MAX_BLOCKS, "");
-static_assert(offsetof(HawserArgs, op_number) == 32 && offsetof(HawserArgs, blocks) == 40, "");
-static_assert(offsetof(HawserArgs, works) == 552, "");
-static_assert(offsetof(HawserArgs, inline_steps) == 552 + 80 * HAWSER_MAX_WORKS, "");
+static_assert(offsetof(HawserArgs, op_number) == 32 && offsetof(HawserArgs, blocks) == 48, "");
+static_assert(offsetof(HawserArgs, works) == 560, "");
+static_assert(offsetof(HawserArgs, inline_steps) == 560 + 80 * HAWSER_MAX_WORKS, "");
 static_assert(sizeof(HawserArgs) <= 4096, "");

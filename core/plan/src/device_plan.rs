@@ -189,6 +189,8 @@ pub struct Args {
     pub n_inline: u8,
     /// Operation number of the communicator, for error records and traces.
     pub op_number: u64,
+    /// Address of a `u32` to which every block adds 1 at its end; 0 = none.
+    pub done: u64,
     /// One entry per block.
     pub blocks: [Block; MAX_BLOCKS],
     /// One entry per piece of work.
@@ -353,6 +355,7 @@ impl Default for Args {
             n_blocks: 0,
             n_inline: 0,
             op_number: 0,
+            done: 0,
             blocks: [Block::default(); MAX_BLOCKS],
             works: [Work::default(); MAX_WORKS],
             inline_steps: [Step::default(); INLINE_STEPS],
@@ -367,7 +370,7 @@ const _: () = {
     assert!(size_of::<Conn>() == 64);
     assert!(size_of::<DevComm>() == 96 && offset_of!(DevComm, conns) == 56);
     assert!(size_of::<Report>() == 32);
-    assert!(offset_of!(Args, op_number) == 32 && offset_of!(Args, blocks) == 40);
-    assert!(offset_of!(Args, works) == 552 && offset_of!(Args, inline_steps) == 552 + 80 * MAX_WORKS);
+    assert!(offset_of!(Args, op_number) == 32 && offset_of!(Args, blocks) == 48);
+    assert!(offset_of!(Args, works) == 560 && offset_of!(Args, inline_steps) == 560 + 80 * MAX_WORKS);
     assert!(size_of::<Args>() <= 4096);
 };

@@ -55,7 +55,7 @@ const NEW_SLOT_ROWS: u64 = 5;
 /// Bytes of the flags of a warp: four for each rank.
 const UNIT_FLAGS: u64 = 32;
 
-/// Arguments of an exchange kernel, passed by value (400 bytes).
+/// Arguments of an exchange kernel, passed by value (408 bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct ExchangeArgs {
@@ -79,6 +79,8 @@ pub struct ExchangeArgs {
     pub scalar: u64,
     /// Operation number of the communicator, for error records.
     pub op_number: u64,
+    /// As [`crate::device_plan::Args::done`].
+    pub done: u64,
     /// Bytes of the longest part, rounded up to a pack.
     pub most: u64,
     /// Bytes of the shortest part that is not empty by design.
@@ -551,6 +553,6 @@ impl Parts {
 }
 
 const _: () = {
-    assert!(size_of::<ExchangeArgs>() == 400 && offset_of!(ExchangeArgs, mine) == 320);
-    assert!(offset_of!(ExchangeArgs, divisor) == 376 && offset_of!(ExchangeArgs, recv2) == 396);
+    assert!(size_of::<ExchangeArgs>() == 408 && offset_of!(ExchangeArgs, mine) == 320);
+    assert!(offset_of!(ExchangeArgs, divisor) == 384 && offset_of!(ExchangeArgs, recv2) == 404);
 };

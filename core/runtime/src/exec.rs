@@ -51,6 +51,13 @@ impl Work {
         }
     }
 
+    fn blocks(&self) -> u32 {
+        match self {
+            Self::Steps(plan) => plan.args.n_blocks.into(),
+            Self::Exchange(_, launch) => launch.blocks,
+        }
+    }
+
     /// The plan, if an interpreter runs it.
     fn steps(&self) -> Option<&LaunchPlan> {
         match self {
@@ -76,23 +83,15 @@ pub struct Events {
 ///
 /// # Errors
 /// The first failure. On the host device every communicator keeps its own, and refuses further operations.
-pub fn run(launches: &[Launch]) -> Result<()> {
+pub fn run(launches: &mut [Launch]) -> Result<()> {
     let is_host = |l: &&Launch| l.comm.device.caps().kind == DeviceKind::Host;
     for launch in launches.iter().filter(|l| !is_host(l)) {
         launch.comm.device.prepare(launch.work.kernel())?;
     }
-    for launch in launches.iter().filter(|l| !is_host(l)) {
-        let (device, stream) = (&launch.comm.device, launch.stream);
-        launch.comm.order_stream(stream)?;
-        launch.others.iter().try_for_each(|other| device.order(*other, stream))?;
-        let event = launch.events.group.as_ref().and_then(|g| g.launch(stream));
-        match &launch.work {
-            Work::Steps(plan) => device.launch(plan.kernel, &plan.args, plan.threads, stream)?,
-            Work::Exchange(kernel, launch) => device.launch_exchange(*kernel, launch, stream)?,
-        }
-        drop(event);
-        launch.others.iter().try_for_each(|other| device.order(stream, *other))?;
+    for launch in launches.iter_mut().filter(|l| !is_host(&&**l)) {
+        put(launch)?;
     }
+    let launches = &*launches;
     launches.iter().filter_map(|l| l.comm.net.as_ref()).for_each(Net::wake);
     let host: Vec<HostLaunch<'_>> = launches
         .iter()
@@ -114,6 +113,26 @@ pub fn run(launches: &[Launch]) -> Result<()> {
         }
     }
     failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// Puts a launch on its stream.
+fn put(launch: &mut Launch) -> Result<()> {
+    let Launch { comm, work, stream, others, events } = launch;
+    let (device, stream) = (&*comm.device, *stream);
+    others.iter().try_for_each(|other| device.order(*other, stream))?;
+    let event = events.group.as_ref().and_then(|g| g.launch(stream));
+    comm.order.put(device, stream, work.blocks(), |done| match work {
+        Work::Steps(plan) => {
+            plan.args.done = done;
+            device.launch(plan.kernel, &plan.args, plan.threads, stream)
+        }
+        Work::Exchange(kernel, launch) => {
+            launch.args.done = done;
+            device.launch_exchange(*kernel, launch, stream)
+        }
+    })?;
+    drop(event);
+    others.iter().try_for_each(|other| device.order(stream, *other))
 }
 
 /// A launch that was aborted because the network failed says so.

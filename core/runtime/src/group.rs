@@ -163,11 +163,11 @@ fn finish(group: Group) -> Result<()> {
             background.push((comm, live, planned));
         }
     }
-    for (comm, live, planned) in background {
+    for (comm, live, mut planned) in background {
         // A failure stays with the communicator, where `Comm::async_error` finds it.
-        comm.in_background(&live, move || drop(exec::run(&planned)))?;
+        comm.in_background(&live, move || drop(exec::run(&mut planned)))?;
     }
-    exec::run(&here)
+    exec::run(&mut here)
 }
 
 /// Collectives in call order, then all messages together.

@@ -8,6 +8,7 @@ use hawser_plan::world::DeviceKind;
 use super::Config;
 use super::decide::{Decided, decide};
 use super::live::{Live, warm_up};
+use super::order::Order;
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::device;
@@ -78,6 +79,7 @@ pub fn bring_up(
     });
     let net = net.transpose()?;
     let name = config.name.clone().unwrap_or_else(|| "world".into());
+    let order = Order::new(fabric.done());
     let live = Live {
         rank,
         world,
@@ -97,7 +99,7 @@ pub fn bring_up(
         scratch: Default::default(),
         next_op: Default::default(),
         broken: Default::default(),
-        last_stream: Default::default(),
+        order,
     };
     if live.device.caps().kind != DeviceKind::Host {
         warm_up(&live)?;

@@ -14,6 +14,7 @@ use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, ReduceOp, World};
 
+use super::order::Order;
 use super::tune::Tuners;
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
@@ -63,17 +64,8 @@ pub struct Live {
     pub next_op: AtomicU64,
     /// Why an operation failed on this rank: the FIFOs are in an undefined state from then on.
     pub broken: OnceLock<Error>,
-    /// Where the latest launches went: operations of a communicator run in call order.
-    pub last_stream: Mutex<LastStream>,
-}
-
-/// Streams of a communicator's latest launches.
-#[derive(Debug, Default)]
-pub struct LastStream {
-    /// Of the latest one, captures apart.
-    pub eager: Option<Stream>,
-    /// Of the latest one that went into a capture, and which capture, unless it is all on `eager`.
-    captured: Option<(u64, Stream)>,
+    /// See there.
+    pub order: Order,
 }
 
 /// What a choice depends on within a communicator: collective, count, type, reduction, root.
@@ -149,8 +141,11 @@ impl Live {
         let Bound::Exchange(plan, choice) = &*bound else { return Ok(false) };
         let number = self.next_op.fetch_add(1, Ordering::Relaxed);
         self.log_call(call, choice, plan.blocks as u8, number);
-        self.order_stream(stream)?;
-        self.device.launch_exchange(plan.kernel, &exchange_launch(plan, call, number), stream)?;
+        let mut launch = exchange_launch(plan, call, number);
+        self.order.put(&*self.device, stream, launch.blocks, |done| {
+            launch.args.done = done;
+            self.device.launch_exchange(plan.kernel, &launch, stream)
+        })?;
         Ok(true)
     }
 
@@ -227,28 +222,6 @@ impl Live {
             Ok(Launch { others: others.to_vec(), events, ..launch })
         };
         plans.into_iter().map(complete).collect()
-    }
-
-    /// Puts `stream` behind the communicator's earlier operations: in a capture behind those of the same capture, else
-    /// behind those that no capture took.
-    pub fn order_stream(&self, stream: Stream) -> Result<()> {
-        let mut last = lock(&self.last_stream)?;
-        if last.eager == Some(stream) && last.captured.is_none() {
-            return Ok(());
-        }
-        let capture = self.device.capture(stream)?;
-        let earlier = match (capture, last.captured) {
-            (Some(capture), Some((of, captured))) if of == capture => Some(captured),
-            _ => last.eager,
-        };
-        if let Some(earlier) = earlier.filter(|earlier| *earlier != stream) {
-            self.device.order(earlier, stream)?;
-        }
-        match capture {
-            Some(capture) => last.captured = Some((capture, stream)),
-            None => last.eager = Some(stream),
-        }
-        Ok(())
     }
 
     /// Why no further operation can work, if so: an operation failed on this rank.
@@ -376,10 +349,9 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
-        let last = self.last_stream.get_mut().ok().and_then(|last| last.eager.take());
-        let Some(stream) = last else { return };
+        let Ok(Some(end)) = self.order.end(&*self.device) else { return };
         let mut aborted: Option<Instant> = None;
-        while self.device.is_idle(stream).is_ok_and(|idle| !idle) {
+        while self.device.is_idle(end.stream).is_ok_and(|idle| !idle) {
             if self.abort.is_raised() {
                 self.fabric.control.abort();
             }

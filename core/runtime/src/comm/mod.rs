@@ -15,6 +15,7 @@ mod init;
 mod links;
 mod live;
 mod memory;
+mod order;
 mod split;
 mod tune;
 mod watch;
@@ -31,6 +32,8 @@ use hawser_plan::{Call, PlanError};
 pub use decide::{cache_file, knobs_of, outlook};
 pub use live::Live;
 pub use memory::{mem_alloc, mem_free};
+#[cfg(test)]
+pub(crate) use order::Order;
 pub(crate) use watch::{GroupSpans, Span};
 
 use crate::bootstrap::UniqueId;
@@ -175,8 +178,8 @@ impl Comm {
         }
         *state = State::Finalized(live.clone());
         drop(state);
-        let last = lock(&live.last_stream)?.eager;
-        last.map_or(Ok(()), |stream| live.device.synchronize(stream))?;
+        let end = live.order.end(&*live.device)?;
+        end.map_or(Ok(()), |end| live.device.synchronize(end.stream))?;
         live.net.as_ref().map_or(Ok(()), Net::drain)
     }
 

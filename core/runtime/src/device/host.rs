@@ -14,7 +14,10 @@ use hawser_plan::world::DeviceKind;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use super::{Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream};
+use super::{
+    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream,
+    StreamState,
+};
 use crate::error::{Error, Result};
 
 /// A device that stands for one rank's share of the CPU.
@@ -180,8 +183,12 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn capture(&self, _stream: Stream) -> Result<Option<u64>> {
-        Ok(None)
+    fn stream_state(&self, stream: Stream) -> Result<StreamState> {
+        Ok(StreamState { id: stream.0, capture: None })
+    }
+
+    fn wait_value(&self, _stream: Stream, _addr: u64, _value: u32) -> Result<bool> {
+        Ok(false)
     }
 
     fn stream(&self) -> Result<OwnedStream> {

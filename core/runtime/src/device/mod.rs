@@ -25,6 +25,15 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Stream(pub u64);
 
+/// What a stream is at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamState {
+    /// Tells it from streams that had or will have the same handle.
+    pub id: u64,
+    /// The capture that it takes part in, if any.
+    pub capture: Option<u64>,
+}
+
 /// What a device is and can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
@@ -155,8 +164,12 @@ pub trait Device: Send + Sync {
     /// the two are equal or belong to different captures.
     fn order(&self, earlier: Stream, later: Stream) -> Result<()>;
 
-    /// Which capture the stream takes part in, if any.
-    fn capture(&self, stream: Stream) -> Result<Option<u64>>;
+    /// Which stream it is, and which capture it takes part in.
+    fn stream_state(&self, stream: Stream) -> Result<StreamState>;
+
+    /// Everything put on `stream` from now on waits until the `u32` at `addr` has counted to `value` or further (it may
+    /// wrap). False: this device cannot do that.
+    fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool>;
 
     /// A new stream that does not wait for the default stream; the default stream itself on the host
     /// device. Must work while a stream of the thread is being captured.

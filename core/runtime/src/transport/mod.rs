@@ -23,6 +23,8 @@ use control::Control;
 
 /// Bytes of a FIFO's private counters: `sent[3]`, `taken[3]`, padded to a cache line.
 const COUNTER_BYTES: u64 = 64;
+/// Bytes of what the channels of a launch tell each other (`HawserDeps`); the counter of blocks that are over follows.
+const DEPS_BYTES: u64 = 8 + 8 * MAX_BLOCKS as u64;
 /// Tag under which heap descriptors are passed.
 const HEAP_TAG: u64 = 1;
 
@@ -35,6 +37,7 @@ pub struct Fabric {
     held: Vec<Memory>,
     wires: Wires,
     exchange: Option<Exchange>,
+    done: u64,
 }
 
 /// What exchange kernels need: the areas of all ranks as this device sees them, and this rank's counters.
@@ -91,7 +94,7 @@ impl Fabric {
         let control = Control::new(device)?;
         let entries = u64::from(layout.lanes) * u64::from(layout.columns());
         let counters = device.alloc(entries * COUNTER_BYTES)?;
-        let deps = device.alloc(8 + 8 * MAX_BLOCKS as u64)?;
+        let deps = device.alloc(DEPS_BYTES + 4)?;
         let table = conn_table(layout, peers, &heap, &mapped, counters.addr);
         let conns = device.alloc(entries * size_of::<Conn>() as u64)?;
         device.upload(conns.addr, bytes_of(&table))?;
@@ -107,16 +110,22 @@ impl Fabric {
         let dev_comm = device.alloc(size_of::<DevComm>() as u64)?;
         device.upload(dev_comm.addr, bytes_of(std::slice::from_ref(&image)))?;
         let wires = Wires { conns: conns.addr, table };
+        let done = deps.addr + DEPS_BYTES;
         let (exchange, epochs) = exchange_areas(device, layout, peers, &heap, &mapped)?.unzip();
         let mut held = vec![heap, counters, conns, deps];
         held.extend(epochs);
         held.extend(mapped.into_iter().flatten());
-        Ok(Self { dev_comm, control: Arc::new(control), held, wires, exchange })
+        Ok(Self { dev_comm, control: Arc::new(control), held, wires, exchange, done })
     }
 
     /// The table of connections, for the net transport to go on with.
     pub fn wires(&self) -> Wires {
         self.wires.clone()
+    }
+
+    /// Address of the `u32` to which blocks of launches add 1 when they are over.
+    pub fn done(&self) -> u64 {
+        self.done
     }
 
     /// The areas for exchanges, if ranks have any.

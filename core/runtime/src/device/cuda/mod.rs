@@ -41,6 +41,7 @@ use self::result::code;
 use self::stream::Events;
 use crate::device::{
     Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream,
+    StreamState,
 };
 use crate::error::Result;
 
@@ -168,9 +169,18 @@ impl Device for CudaDevice {
         self.events.order(raw_stream(earlier), raw_stream(later))
     }
 
-    fn capture(&self, stream: Stream) -> Result<Option<u64>> {
+    fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         let _scope = self.context.enter()?;
-        self.events.capture(raw_stream(stream))
+        let stream = raw_stream(stream);
+        Ok(StreamState {
+            id: stream::id(&self.context, stream)?,
+            capture: stream::capture(&self.context, stream)?,
+        })
+    }
+
+    fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool> {
+        let _scope = self.context.enter()?;
+        stream::wait_value(&self.context, raw_stream(stream), addr, value)
     }
 
     fn stream(&self) -> Result<OwnedStream> {

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamWaitValue_flags};
 
 use super::context::Context;
 use super::memory::in_context;
@@ -47,6 +47,41 @@ impl Drop for Owned {
     }
 }
 
+/// A number that no other stream of the process ever has; the handle where the driver cannot tell. The context must be
+/// current, as in all that follows.
+pub fn id(context: &Context, stream: CUstream) -> Result<u64> {
+    let mut id = 0;
+    // SAFETY: valid for the id; the driver checks the caller's stream.
+    let asked = unsafe { context.driver.stream_id(stream, &mut id) };
+    if asked.code == MISSING { Ok(stream.addr() as u64) } else { asked.check(context).map(|()| id) }
+}
+
+/// Identity of the capture that the stream takes part in, if any.
+pub fn capture(context: &Context, stream: CUstream) -> Result<Option<u64>> {
+    let (mut status, mut id): (c_int, u64) = (0, 0);
+    // SAFETY: valid for a status (an enum of C int size) and an id, the rest is optional.
+    let asked = unsafe {
+        let (graph, nodes, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        context.driver.stream_capture_info(stream, (&raw mut status).cast(), &mut id, graph, nodes, count)
+    };
+    match asked.code {
+        // The legacy stream while another stream of the thread is captured: not part of the capture.
+        MISSING | code::STREAM_CAPTURE_IMPLICIT => Ok(None),
+        _ => asked.check(context).map(|()| (status != 0).then_some(id)),
+    }
+}
+
+/// Lets the stream wait until the word at `addr` has counted to `value`; false where the driver or the GPU cannot do that.
+pub fn wait_value(context: &Context, stream: CUstream, addr: u64, value: u32) -> Result<bool> {
+    let flags = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
+    // SAFETY: the word is device memory that lives until the work on the stream is over (`Live`); the driver checks the rest.
+    let waited = unsafe { context.driver.stream_wait_value(stream, addr, value, flags) };
+    match waited.code {
+        MISSING | code::NOT_SUPPORTED => Ok(false),
+        _ => waited.check(context).map(|()| true),
+    }
+}
+
 /// Events to reuse: one is free again as soon as the later stream has been told to wait for it.
 pub struct Events {
     context: Arc<Context>,
@@ -68,7 +103,7 @@ impl Events {
     /// they belong to different captures: no order can be expressed there.
     pub fn order(&self, earlier: CUstream, later: CUstream) -> Result<()> {
         let scope = self.context.enter()?;
-        if self.capture(earlier)? != self.capture(later)? {
+        if capture(&self.context, earlier)? != capture(&self.context, later)? {
             return Ok(());
         }
         let event = self.take()?;
@@ -83,22 +118,6 @@ impl Events {
         drop(scope);
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(event);
         waited.check(&self.context)
-    }
-
-    /// Identity of the capture that the stream takes part in, if any. The context must be current.
-    pub fn capture(&self, stream: CUstream) -> Result<Option<u64>> {
-        let (mut status, mut id): (c_int, u64) = (0, 0);
-        let driver = self.context.driver;
-        // SAFETY: valid for a status (an enum of C int size) and an id, the rest is optional.
-        let asked = unsafe {
-            let (graph, nodes, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-            driver.stream_capture_info(stream, (&raw mut status).cast(), &mut id, graph, nodes, count)
-        };
-        match asked.code {
-            // The legacy stream while another stream of the thread is captured: not part of the capture.
-            MISSING | code::STREAM_CAPTURE_IMPLICIT => Ok(None),
-            _ => asked.check(&self.context).map(|()| (status != 0).then_some(id)),
-        }
     }
 
     fn take(&self) -> Result<CUevent> {

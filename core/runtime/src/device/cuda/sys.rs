@@ -164,6 +164,8 @@ driver_table! {
         thread_exchange_capture_mode = cuThreadExchangeStreamCaptureMode @ 10010 (mode: *mut CUstreamCaptureMode);
         stream_capture_info = cuStreamGetCaptureInfo_v2 @ 11030 (stream: CUstream, status: *mut CUstreamCaptureStatus,
             id: *mut cuuint64_t, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode, n_dependencies: *mut usize);
+        stream_id = cuStreamGetId @ 12000 (stream: CUstream, id: *mut c_ulonglong);
+        stream_wait_value = cuStreamWaitValue32_v2 @ 11070 (stream: CUstream, addr: CUdeviceptr, value: cuuint32_t, flags: c_uint);
         stream_begin_capture = cuStreamBeginCapture_v2 @ 10010 (stream: CUstream, mode: CUstreamCaptureMode);
         stream_end_capture = cuStreamEndCapture @ 10000 (stream: CUstream, graph: *mut CUgraph);
         graph_instantiate = cuGraphInstantiateWithFlags @ 11040 (exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);

@@ -27,7 +27,7 @@ struct graph { int nodes; };
 
 static struct range ranges[RANGES];
 static struct context contexts[DEVICES];
-static int live, capturing, captures, records, waits, launches, overlapping, graph_launches, peer_access[DEVICES][DEVICES];
+static int live, capturing, captures, records, waits, value_waits, launches, overlapping, graph_launches, peer_access[DEVICES][DEVICES];
 static unsigned last_grid, last_block;
 static __thread struct context *current;
 static __thread int mode;
@@ -36,6 +36,7 @@ static __thread int mode;
 API fake_live(void) { return live; }
 API fake_records(void) { return records; }
 API fake_waits(void) { return waits; }
+API fake_value_waits(void) { return value_waits; }
 API fake_launches(void) { return launches; }
 API fake_overlapping(void) { return overlapping; }
 API fake_graph_launches(void) { return graph_launches; }
@@ -266,6 +267,13 @@ API cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void 
   if (graph || deps || n) return INVALID_VALUE;
   if (!s && capturing) return CAPTURE_IMPLICIT;
   *id = (uintptr_t)s & 1 ? (uintptr_t)s >> 8 : is_own(s) ? s->capture : 0, *status = *id != 0;
+  return OK;
+}
+API cuStreamGetId(struct stream *s, unsigned long long *id) { *id = (uintptr_t)s; return current ? OK : INVALID_CONTEXT; }
+API cuStreamWaitValue32_v2(struct stream *s, ptr_t p, unsigned value, unsigned flags) {
+  (void)s, (void)value;
+  if (!current || flags || !p || p % 4) return INVALID_VALUE;
+  value_waits++;
   return OK;
 }
 API cuEventCreate(void **e, unsigned flags) { *e = malloc(1), live++; return flags == 2 ? unsafe_call() : INVALID_VALUE; }
