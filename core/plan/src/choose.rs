@@ -9,6 +9,7 @@ use crate::algo::{self, ProgramKey};
 use crate::call::{Call, Collective};
 use crate::cost;
 use crate::device_plan::DeviceOp;
+use crate::dma;
 use crate::error::{PlanError, Result};
 use crate::exchange;
 use crate::knobs::{Algorithm, Knobs, Protocol};
@@ -126,7 +127,9 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
             continue;
         }
         let fused = exchange::is_known(algorithm);
-        for protocol in Protocol::ALL.into_iter().filter(|p| fused || !p.is_exchange()) {
+        let moves = !call.collective.reduces();
+        let can = |p: &Protocol| (fused || !p.is_exchange()) && (moves || *p != Protocol::Dma);
+        for protocol in Protocol::ALL.into_iter().filter(can) {
             let outcome = match filter(call, &key, protocol, world, knobs) {
                 Some(reason) => Outcome::Filtered(reason),
                 None => price(&key, protocol, bytes, world, knobs)?,
@@ -134,7 +137,36 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
             candidates.push(Candidate { algorithm, protocol, outcome });
         }
     }
+    pass_sm(call, world, knobs, &mut candidates)?;
     Ok(candidates)
+}
+
+/// `NCCL_PASS_SM`: where copy engines can do a call, all else is out.
+///
+/// # Errors
+/// `InvalidUsage` where they have to and cannot; the text names why each program is out.
+fn pass_sm(call: &Call, world: &World, knobs: &Knobs, candidates: &mut [Candidate]) -> Result<()> {
+    if knobs.pass_sm == 0 || call.collective.reduces() || world.size() == 1 {
+        return Ok(());
+    }
+    let possible =
+        |c: &Candidate| c.protocol == Protocol::Dma && matches!(c.outcome, Outcome::Predicted { .. });
+    if candidates.iter().any(possible) {
+        for candidate in candidates.iter_mut().filter(|c| c.protocol != Protocol::Dma) {
+            candidate.outcome = Outcome::Filtered("left out by NCCL_PASS_SM".into());
+        }
+        return Ok(());
+    }
+    if knobs.pass_sm < 2 {
+        return Ok(());
+    }
+    let reasons: Vec<String> =
+        candidates.iter().filter(|c| c.protocol == Protocol::Dma).map(|c| format!("\n  {c}")).collect();
+    Err(PlanError::usage(format!(
+        "NCCL_PASS_SM=2: {} cannot run without multiprocessors:{}\nset NCCL_PASS_SM=1 to let kernels do what copy engines cannot",
+        call.collective.name(),
+        reasons.concat()
+    )))
 }
 
 /// Takes the fastest candidate: by the advice if there is any that leaves one, else by the cost model.
@@ -159,7 +191,9 @@ pub fn decide(
     let key = key(call, algorithm, world);
     let blocks = advised.and_then(|(_, advice)| advice.blocks);
     let instances = match blocks {
-        Some(blocks) if protocol.is_exchange() => blocks.clamp(1, best.instances),
+        Some(blocks) if protocol.is_exchange() || protocol == Protocol::Dma => {
+            blocks.clamp(1, best.instances)
+        }
         Some(blocks) => {
             let most = fold(&key, algo::channels(&key)?, knobs)?.most_instances;
             blocks.div_ceil(channels).clamp(1, most.min((knobs.max_ctas / channels).max(1)))
@@ -242,7 +276,10 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
     if protocol.is_exchange() {
         return exchange::refused(call, key, protocol, world);
     }
-    if knobs.slot_bytes[protocol as usize] < 128 {
+    if protocol == Protocol::Dma {
+        return dma::refused(key, world, knobs);
+    }
+    if knobs.slot_bytes[protocol.slots()] < 128 {
         return Some("its FIFO slots are configured away".to_string());
     }
     match (protocol, world.device, world.link) {
@@ -265,6 +302,15 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
         let blocks = exchange::grid(protocol, longest_part(key, bytes), knobs.max_ctas).0;
         let us = predict(key, protocol, (blocks, 1), bytes, world, knobs) as f32;
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
+    }
+    if protocol == Protocol::Dma {
+        let knobs = dma::knobs(knobs, world.places().1);
+        if let Err(error) = fold(key, algo::channels(key)?, &knobs) {
+            return Ok(Outcome::Filtered(error.text));
+        }
+        let instances = dma::instances(key, bytes, knobs.slot_bytes[2].into());
+        let us = predict(key, protocol, (instances, 1), bytes, world, &knobs) as f32;
+        return Ok(Outcome::Predicted { us, instances, channels: 1 });
     }
     let fold = match fold(key, algo::channels(key)?, knobs) {
         Ok(fold) => fold,

@@ -167,6 +167,43 @@ impl Place {
     }
 }
 
+/// The elements of one tile of one repetition of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    /// First element of the tile within its chunk.
+    first: u64,
+    /// Elements that travel.
+    pub nominal: usize,
+    repetition: u32,
+    stride: i32,
+    /// Bytes of an element.
+    pub size: usize,
+}
+
+impl Span {
+    /// For a block's instance at a place, with elements of `size` bytes.
+    pub fn new(work: &Work, instance: u16, at: Place, step: &Step, size: usize) -> Self {
+        let within = u64::from(at.tile) * u64::from(work.tile);
+        let nominal = u64::from(work.tile).min(work.instance - within) as usize;
+        let first = u64::from(instance) * work.instance + within;
+        Self { first, nominal, repetition: at.repetition, stride: step.stride, size }
+    }
+
+    /// Address and number of real elements of the tile in a chunk of a buffer (0 past the chunk's end).
+    pub fn local(&self, work: &Work, buf: u8, chunk: u32) -> (u64, usize) {
+        let buf = usize::from(buf).min(2);
+        let moved = i64::from(chunk) + i64::from(self.repetition) * i64::from(self.stride);
+        let chunk = moved.rem_euclid(i64::from(work.chunks[buf].max(1))) as u64;
+        let count = if buf == 2 { u64::from(work.per_block) * work.chunk } else { work.count };
+        let (block, j) = (chunk / u64::from(work.per_block), chunk % u64::from(work.per_block));
+        let start = j * work.chunk;
+        let end = (start + work.chunk).min(count);
+        let from = start + self.first;
+        let len = end.saturating_sub(from).min(self.nominal as u64) as usize;
+        (work.base[buf] + (block * count + from) * self.size as u64, len)
+    }
+}
+
 /// Arguments of one launch, passed by value (4,096 bytes at most).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]

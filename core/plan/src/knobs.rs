@@ -65,12 +65,23 @@ pub enum Protocol {
     SymLl128 = 4,
     /// A fused kernel: tiles of plain data, then a flag per warp.
     SymSimple = 5,
+    /// Copy engines and stream memory operations, no kernel ([`crate::dma`]).
+    Dma = 6,
 }
 
 impl Protocol {
     /// All protocols in the order of their numbers.
-    pub const ALL: [Protocol; 6] =
-        [Self::Ll, Self::Ll128, Self::Simple, Self::SymLl, Self::SymLl128, Self::SymSimple];
+    pub const ALL: [Protocol; 7] =
+        [Self::Ll, Self::Ll128, Self::Simple, Self::SymLl, Self::SymLl128, Self::SymSimple, Self::Dma];
+
+    /// Which of [`Knobs::slot_bytes`] its slots are; staging has the size that [`crate::dma::knobs`] puts there.
+    pub const fn slots(self) -> usize {
+        match self {
+            Self::Ll => 0,
+            Self::Ll128 => 1,
+            Self::Simple | Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::Dma => 2,
+        }
+    }
 
     /// Whether a fused kernel does it in exchanges, without FIFOs.
     pub const fn is_exchange(self) -> bool {
@@ -86,6 +97,7 @@ impl Protocol {
             Self::SymLl => "SymLL",
             Self::SymLl128 => "SymLL128",
             Self::SymSimple => "SymSimple",
+            Self::Dma => "DMA",
         }
     }
 }
@@ -109,6 +121,10 @@ pub struct Knobs {
     pub lanes: u32,
     /// Only programs whose reduction order is fixed (all of ours are).
     pub deterministic: bool,
+    /// `NCCL_PASS_SM`: 1 prefers copy engines for what they can do, 2 insists on them.
+    pub pass_sm: u8,
+    /// `NCCL_PSM_BUFFER_SIZE`: bytes of staging per peer; 0 = as fits.
+    pub staging_bytes: u64,
 }
 
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message. Measured over TCP,
@@ -126,6 +142,8 @@ impl Default for Knobs {
             depth: 4,
             lanes: 24,
             deterministic: false,
+            pass_sm: 0,
+            staging_bytes: 0,
         }
     }
 }
@@ -166,6 +184,8 @@ impl Knobs {
             digest.add(u64::from(number));
         }
         self.slot_bytes.iter().for_each(|&bytes| digest.add(u64::from(bytes)));
+        digest.add(u64::from(self.pass_sm));
+        digest.add(self.staging_bytes);
         digest.value()
     }
 }
@@ -295,7 +315,7 @@ mod tests {
     #[test]
     fn ncclproto_grammar() {
         let masks = Knobs::parse_proto("^LL;allreduce:ll128,simple;alltoall:LL").unwrap();
-        assert_eq!(mask(&masks, Collective::Scatter), Some(0b111110));
+        assert_eq!(mask(&masks, Collective::Scatter), Some(0b1111110));
         assert_eq!(mask(&masks, Collective::AllReduce), Some(0b110));
         assert_eq!(mask(&masks, Collective::AllToAll), Some(0b001));
         assert!(Knobs::parse_proto("LL64").unwrap_err().text.contains("LL64"));
@@ -309,6 +329,8 @@ mod tests {
             Knobs { lanes: 8, ..base.clone() },
             Knobs { max_ctas: 8, ..base.clone() },
             Knobs { slot_bytes: [1, 2, 3], ..base.clone() },
+            Knobs { pass_sm: 1, ..base.clone() },
+            Knobs { staging_bytes: 1, ..base.clone() },
             Knobs { algorithms: Knobs::parse_algo("ring").unwrap(), ..base.clone() },
             Knobs { protocols: Knobs::parse_proto("ll").unwrap(), ..base.clone() },
         ];

@@ -5,6 +5,7 @@
 //! Only ranks of one host write into each other's heaps: peers are counted by their place on the host.
 
 use crate::device_plan::DevComm;
+use crate::dma::Staging;
 use crate::exchange::Area;
 use crate::knobs::Knobs;
 
@@ -32,6 +33,8 @@ pub struct HeapLayout {
     pub entry_bytes: u64,
     /// The area for exchanges behind the entries, if ranks have any.
     pub area: Option<Area>,
+    /// Staging for copy engines behind that, if ranks have any.
+    pub staging: Option<Staging>,
 }
 
 impl HeapLayout {
@@ -56,6 +59,7 @@ impl HeapLayout {
             fifo_offset,
             entry_bytes,
             area: None,
+            staging: None,
         }
     }
 
@@ -64,12 +68,23 @@ impl HeapLayout {
         Self { area: Some(Area::new(self.ranks)), ..self }
     }
 
+    /// The same with staging for copy engines.
+    pub fn with_staging(self, knobs: &Knobs) -> Self {
+        Self { staging: Some(Staging::new(self.local, knobs)), ..self }
+    }
+
     /// Bytes of a heap: none where no two ranks share a host.
     pub fn heap_bytes(&self) -> u64 {
         if self.local < 2 {
             return 0;
         }
-        self.area_at() + self.area.map_or(0, |area| area.bytes)
+        self.staging_at() + self.staging.map_or(0, |staging| staging.bytes())
+    }
+
+    /// Offset of the staging for copy engines.
+    pub fn staging_at(&self) -> u64 {
+        let end = self.area_at() + self.area.map_or(0, |area| area.bytes);
+        if self.staging.is_some() { end.next_multiple_of(64 << 10) } else { end }
     }
 
     /// Offset of the area for exchanges.

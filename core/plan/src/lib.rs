@@ -15,6 +15,7 @@ pub mod call;
 pub mod choose;
 pub mod cost;
 pub mod device_plan;
+pub mod dma;
 pub mod error;
 pub mod exchange;
 pub mod ir;

@@ -181,12 +181,12 @@ pub fn bind(
 /// Returns the number of instances, 0 when there is nothing to do.
 pub(crate) fn cut(work: &mut Work, wanted: u32, protocol: Protocol, elem: u64, knobs: &Knobs) -> Result<u32> {
     let pack = PACK_BYTES / elem;
-    let slot = u64::from(knobs.slot_bytes[protocol as usize]) / PACK_BYTES * pack;
+    let slot = u64::from(knobs.slot_bytes[protocol.slots()]) / PACK_BYTES * pack;
     if slot == 0 {
         return Err(PlanError::usage(format!(
             "protocol {} has no FIFO slots (slot size {} bytes): choose another one",
             protocol.name(),
-            knobs.slot_bytes[protocol as usize]
+            knobs.slot_bytes[protocol.slots()]
         )));
     }
     if work.count == 0 {

@@ -23,6 +23,7 @@ use crate::device_plan::{
     Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, MAX_WORKS, NO_DEP, Step,
     Work,
 };
+use crate::dma;
 use crate::error::{PlanError, Result};
 use crate::ir::Buf;
 use crate::knobs::{Knobs, Protocol};
@@ -64,8 +65,10 @@ pub fn plan(
     }
     let copies = own_copies(messages, rank)?;
     let remote = keyed(messages, rank, ranks, world, knobs);
-    let mut launches = Launches { knobs, rank, world, list: Vec::new(), used: Vec::new() };
-    let protocol = remote.first().map_or(Protocol::Simple, |(key, _)| key.protocol);
+    let staged = dma::has_staging(world, knobs).then(|| dma::knobs(knobs, world.places().1));
+    let own = if staged.is_some() { Protocol::Dma } else { Protocol::Simple };
+    let mut launches = Launches { knobs, staged, rank, world, list: Vec::new(), used: Vec::new() };
+    let protocol = remote.first().map_or(own, |(key, _)| key.protocol);
     for copy in copies {
         launches.add(protocol, &[copy])?;
     }
@@ -78,6 +81,9 @@ pub fn plan(
 
 /// The protocol of a message: equal at both ends because sizes and settings are.
 pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Protocol {
+    if !is_far && dma::has_staging(world, knobs) {
+        return Protocol::Dma;
+    }
     let DeviceKind::Cuda { sm } = world.device else { return Protocol::Simple };
     if is_far {
         return Protocol::Simple;
@@ -86,7 +92,7 @@ pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Proto
         Link::NvLink if sm >= 70 => (16 << 10, 256 << 10),
         Link::NvLink | Link::Pcie | Link::HostMemory => (16 << 10, 0),
     };
-    let usable = |p: Protocol| u64::from(knobs.slot_bytes[p as usize]) >= 128;
+    let usable = |p: Protocol| u64::from(knobs.slot_bytes[p.slots()]) >= 128;
     if bytes <= ll && usable(Protocol::Ll) {
         Protocol::Ll
     } else if bytes <= ll128 && usable(Protocol::Ll128) {
@@ -216,6 +222,8 @@ fn own_copies(messages: &[Message], rank: u32) -> Result<Vec<Part>> {
 /// Fills launches one after the other.
 struct Launches<'a> {
     knobs: &'a Knobs,
+    /// The settings for copy engines, where they are used.
+    staged: Option<Knobs>,
     rank: u32,
     world: &'a World,
     list: Vec<LaunchPlan>,
@@ -235,13 +243,7 @@ impl Launches<'_> {
                 chunks: [1, 1, 0],
                 ..Work::default()
             };
-            let n = cut(
-                &mut work,
-                instances(part.bytes, self.world.is_far(self.rank, part.peer), self.world.size(), self.knobs),
-                protocol,
-                1,
-                self.knobs,
-            )?;
+            let n = self.cut(&mut work, part, protocol)?;
             work.slices = 1;
             cuts.push((work, n));
         }
@@ -257,6 +259,7 @@ impl Launches<'_> {
             self.list.push(self.empty(protocol));
         }
         let Some(launch) = self.list.last_mut() else { return Ok(()) };
+        let first_of_key = self.used.len() as u8;
         for (part, (work, n)) in parts.iter().zip(cuts) {
             let index = self.used.len() as u8;
             launch.args.works[usize::from(index)] = work;
@@ -264,7 +267,8 @@ impl Launches<'_> {
             launch.args.n_inline = index + 1;
             self.used.push((part.peer, part.send));
             let downward = if part.send { part.peer < self.rank } else { part.peer > self.rank };
-            let first_lane = if downward { self.knobs.lanes / 2 } else { 0 };
+            let shares_lanes = protocol == Protocol::Dma;
+            let first_lane = if downward && !shares_lanes { self.knobs.lanes / 2 } else { 0 };
             for instance in 0..n {
                 let lane = if part.send || part.recv { first_lane + instance } else { 0 } as u8;
                 launch.args.blocks[usize::from(launch.args.n_blocks)] = Block {
@@ -273,12 +277,23 @@ impl Launches<'_> {
                     lane,
                     instance: instance as u16,
                     work: index,
-                    channel: index,
+                    // Copy engines begin what has one key together.
+                    channel: if shares_lanes { first_of_key } else { index },
                 };
                 launch.args.n_blocks += 1;
             }
         }
         Ok(())
+    }
+
+    /// Cuts a part's work into tiles and blocks; returns the number of blocks.
+    fn cut(&self, work: &mut Work, part: &Part, protocol: Protocol) -> Result<u32> {
+        if let (Protocol::Dma, Some(staged)) = (protocol, &self.staged) {
+            let blocks = if part.bytes > u64::from(staged.slot_bytes[2]) / 8 { dma::LANES } else { 1 };
+            return cut(work, blocks, protocol, 1, staged);
+        }
+        let is_far = self.world.is_far(self.rank, part.peer);
+        cut(work, instances(part.bytes, is_far, self.world.size(), self.knobs), protocol, 1, self.knobs)
     }
 
     /// Whether a part would share an end of a FIFO with the last launch, or a lane and a peer.

@@ -70,6 +70,12 @@ pub struct Settings {
     pub collnet: bool,
     /// `NCCL_NET_GDR_LEVEL`: whether net plugins may read and write GPU memory (not `LOC` or 0).
     pub gpu_direct: bool,
+    /// `NCCL_PASS_SM`: 0, 1 or 2, see [`hawser_plan::Knobs::pass_sm`].
+    pub pass_sm: u8,
+    /// `NCCL_PSM_BUFFER_SIZE`: staging for copy engines per peer, in bytes.
+    pub staging_bytes: u64,
+    /// `NCCL_SM_FREE_VERBOSE`: 1 tells the path of each kind of call once, 2 of every call.
+    pub sm_free_verbose: u8,
     /// `HAWSER_LINKS`: file with constants of the cost model, as `hawser measure` writes it; `none` = the built-in ones.
     pub links: Option<String>,
     /// The user's folder for caches: `$XDG_CACHE_HOME`, else `~/.cache`.
@@ -138,6 +144,9 @@ pub const HONOURED: &[&str] = &[
     "NCCL_TUNER_PLUGIN",
     "NCCL_PROFILER_PLUGIN",
     "NCCL_NET_GDR_LEVEL",
+    "NCCL_PASS_SM",
+    "NCCL_PSM_BUFFER_SIZE",
+    "NCCL_SM_FREE_VERBOSE",
     "NCCL_COLLNET_ENABLE",
     "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",
@@ -224,6 +233,9 @@ impl Source {
             gpu_direct: !self
                 .text("NCCL_NET_GDR_LEVEL")
                 .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),
+            pass_sm: self.level("NCCL_PASS_SM"),
+            staging_bytes: self.size("NCCL_PSM_BUFFER_SIZE").unwrap_or(0),
+            sm_free_verbose: self.level("NCCL_SM_FREE_VERBOSE"),
             links: self.text("HAWSER_LINKS"),
             cache: cache_folder(),
             debug: self.text("NCCL_DEBUG"),
@@ -247,6 +259,28 @@ impl Source {
 
     fn flag(&self, name: &str) -> bool {
         self.parsed::<i64>(name, "0 or 1").is_some_and(|v| v != 0)
+    }
+
+    /// 0, 1 or 2.
+    fn level(&self, name: &str) -> u8 {
+        let accepted = "0, 1 or 2";
+        let level = self.parsed::<u8>(name, accepted).unwrap_or(0);
+        if level > 2 {
+            self.complain(format!("{name}={level} is ignored: it must be {accepted}"));
+            return 0;
+        }
+        level
+    }
+
+    /// Bytes: a number, perhaps with K, M, G or T (binary), perhaps followed by B or iB.
+    fn size(&self, name: &str) -> Option<u64> {
+        let text = self.text(name)?;
+        let bytes = parse_size(&text);
+        if bytes.is_none() {
+            let accepted = "a number of bytes such as 33554432, 512MB or 1.5GB";
+            self.complain(format!("{name}={text} is ignored: it must be {accepted}"));
+        }
+        bytes
     }
 
     fn word(&self, name: &str, accepted: &[&str]) -> Option<String> {
@@ -288,6 +322,23 @@ fn parse_file(text: &str) -> impl Iterator<Item = (String, String)> {
         .map(|(n, v)| (n.trim().to_owned(), v.trim().to_owned()))
 }
 
+/// See [`Source::size`].
+fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim().to_ascii_lowercase();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim();
+    let (shift, rest) = match unit.chars().next() {
+        Some(letter @ ('k' | 'm' | 'g' | 't')) => {
+            (10 * (1 + "kmgt".find(letter).unwrap_or(0) as i32), &unit[1..])
+        }
+        _ => (0, unit),
+    };
+    let bytes = number.parse::<f64>().ok()? * f64::from(shift).exp2();
+    (matches!(rest, "" | "b") || rest == "ib" && shift > 0).then_some(())?;
+    (bytes.fract() == 0.0 && bytes < 2f64.powi(60)).then_some(bytes as u64)
+}
+
 /// Edit distance between two names.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<u8> = b.bytes().collect();
@@ -320,6 +371,27 @@ mod tests {
         assert_eq!(settings.max_ctas, Some(8));
         assert_eq!(settings.device, "host");
         assert!(s.complaints()[0].contains("NCCL_P2P_DISABLE=true"));
+    }
+
+    #[test]
+    fn sizes_take_binary_units() {
+        let sizes = [
+            ("33554432", 32 << 20),
+            ("512MB", 512 << 20),
+            ("2GB", 2 << 30),
+            ("2 GiB", 2 << 30),
+            ("1.5g", 3 << 29),
+        ];
+        for (text, bytes) in sizes {
+            assert_eq!(parse_size(text), Some(bytes), "{text}");
+        }
+        for wrong in ["", "MB", "12X", "1.3", "-1", "5iB", "1e9", "9999999TB", "1..2"] {
+            assert_eq!(parse_size(wrong), None, "{wrong}");
+        }
+        let s = source(&[("NCCL_PASS_SM", "3"), ("NCCL_PSM_BUFFER_SIZE", "12 parsecs")]);
+        assert_eq!((s.settings().pass_sm, s.settings().staging_bytes), (0, 0));
+        assert!(s.complaints().iter().any(|c| c.contains("NCCL_PASS_SM=3") && c.contains("0, 1 or 2")));
+        assert!(s.complaints().iter().any(|c| c.contains("12 parsecs") && c.contains("512MB")));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Executors: puts planned launches on devices.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hawser_plan::device_plan::KernelKey;
@@ -7,9 +8,10 @@ use hawser_plan::lower::LaunchPlan;
 use hawser_plan::world::DeviceKind;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
-use crate::comm::{GroupSpans, Live, Span};
+use crate::comm::{GroupSpans, Live, Loaded, Span};
 use crate::device::interp::{self, HostLaunch};
-use crate::device::{ExchangeLaunch, Stream};
+use crate::device::{Device, ExchangeLaunch, Stream};
+use crate::dma::Emission;
 use crate::error::{Error, Result};
 use crate::transport::net::Net;
 
@@ -41,13 +43,17 @@ pub enum Work {
     Steps(LaunchPlan),
     /// A fused kernel.
     Exchange(KernelKey, Box<ExchangeLaunch>),
+    /// The steps of a program by copy engines.
+    Copies(LaunchPlan, Option<Arc<Loaded>>),
 }
 
 impl Work {
-    fn kernel(&self) -> KernelKey {
+    /// The kernel, if one runs it.
+    fn kernel(&self) -> Option<KernelKey> {
         match self {
-            Self::Steps(plan) => plan.kernel,
-            Self::Exchange(kernel, _) => *kernel,
+            Self::Steps(plan) => Some(plan.kernel),
+            Self::Exchange(kernel, _) => Some(*kernel),
+            Self::Copies(..) => None,
         }
     }
 
@@ -55,13 +61,14 @@ impl Work {
         match self {
             Self::Steps(plan) => plan.args.n_blocks.into(),
             Self::Exchange(_, launch) => launch.blocks,
+            Self::Copies(..) => 1,
         }
     }
 
-    /// The plan, if an interpreter runs it.
+    /// The plan, if the steps of a program are run.
     fn steps(&self) -> Option<&LaunchPlan> {
         match self {
-            Self::Steps(plan) => Some(plan),
+            Self::Steps(plan) | Self::Copies(plan, _) => Some(plan),
             Self::Exchange(..) => None,
         }
     }
@@ -86,22 +93,21 @@ pub struct Events {
 pub fn run(launches: &mut [Launch]) -> Result<()> {
     let is_host = |l: &&Launch| l.comm.device.caps().kind == DeviceKind::Host;
     for launch in launches.iter().filter(|l| !is_host(l)) {
-        launch.comm.device.prepare(launch.work.kernel())?;
+        launch.work.kernel().map_or(Ok(()), |kernel| launch.comm.device.prepare(kernel))?;
     }
-    for launch in launches.iter_mut().filter(|l| !is_host(&&**l)) {
-        put(launch)?;
+    // One communicator after the other, in the order that all ranks have; its ranks in this thread side by side.
+    for launches in launches.chunk_by_mut(|a, b| a.comm.comm_id == b.comm.comm_id) {
+        if !is_host(&&launches[0]) {
+            put_all(launches)?;
+        }
     }
     let launches = &*launches;
     launches.iter().filter_map(|l| l.comm.net.as_ref()).for_each(Net::wake);
-    let host: Vec<HostLaunch<'_>> = launches
-        .iter()
-        .filter(is_host)
-        .filter_map(|l| Some((l.work.steps()?, &l.comm.name)))
-        .map(|(plan, name)| HostLaunch { kernel: plan.kernel, args: &plan.args, name })
-        .collect();
+    let host: Vec<HostLaunch<'_>> =
+        launches.iter().filter(is_host).filter_map(host_launch).collect::<Result<_>>()?;
     let channels = channels(launches.iter().filter(is_host));
     // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
-    let mut failures = unsafe { interp::run(&host) };
+    let mut failures = unsafe { interp::run(host) };
     let timer = now_ns();
     channels.iter().for_each(|c| c.record(EventState::KERNEL_CH_STOP, StateArgs::Timer(timer)));
     drop(channels);
@@ -115,24 +121,89 @@ pub fn run(launches: &mut [Launch]) -> Result<()> {
     failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
 }
 
-/// Puts a launch on its stream.
-fn put(launch: &mut Launch) -> Result<()> {
+/// A launch for the host device's interpreter.
+fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
+    let (plan, copies) = match &launch.work {
+        Work::Steps(plan) => (plan, None),
+        Work::Copies(plan, loaded) => (plan, Some(launch.comm.commands(plan, loaded.as_deref()))),
+        Work::Exchange(..) => return None,
+    };
+    let name = &launch.comm.name;
+    let with = |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, copies };
+    Some(copies.transpose().map(with))
+}
+
+/// Puts the launches of one communicator on their streams: those of a rank in order, ranks in turns, since a device takes
+/// only so much before another rank has to go on.
+fn put_all(launches: &mut [Launch]) -> Result<()> {
+    let mut ranks: Vec<(*const Live, VecDeque<&mut Launch>)> = Vec::new();
+    for launch in launches {
+        let rank = Arc::as_ptr(&launch.comm);
+        match ranks.iter_mut().find(|(of, _)| *of == rank) {
+            Some((_, queue)) => queue.push_back(launch),
+            None => ranks.push((rank, [launch].into())),
+        }
+    }
+    let mut current: Vec<Option<Putting<'_>>> = ranks.iter().map(|_| None).collect();
+    let mut left = true;
+    while left {
+        left = false;
+        for ((_, queue), current) in ranks.iter_mut().zip(&mut current) {
+            match current.take() {
+                Some(mut putting) => match putting.emission.round()? {
+                    true => *current = Some(putting),
+                    false => putting.finish()?,
+                },
+                None => match queue.pop_front() {
+                    Some(launch) => *current = put(launch)?,
+                    None => continue,
+                },
+            }
+            left = true;
+        }
+    }
+    Ok(())
+}
+
+/// A launch of copy engines that is being put on its streams.
+struct Putting<'a> {
+    emission: Emission<'a>,
+    device: &'a dyn Device,
+    stream: Stream,
+    others: &'a [Stream],
+}
+
+impl Putting<'_> {
+    fn finish(self) -> Result<()> {
+        self.emission.finish()?;
+        self.others.iter().try_for_each(|other| self.device.order(self.stream, *other))
+    }
+}
+
+/// Puts a launch on its stream, or begins to.
+fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
     let Launch { comm, work, stream, others, events } = launch;
-    let (device, stream) = (&*comm.device, *stream);
+    let (device, stream, others) = (&*comm.device, *stream, &others[..]);
     others.iter().try_for_each(|other| device.order(*other, stream))?;
+    let blocks = work.blocks();
     let event = events.group.as_ref().and_then(|g| g.launch(stream));
-    comm.order.put(device, stream, work.blocks(), |done| match work {
-        Work::Steps(plan) => {
+    match work {
+        Work::Steps(plan) => comm.order.put(device, stream, blocks, |done| {
             plan.args.done = done;
             device.launch(plan.kernel, &plan.args, plan.threads, stream)
-        }
-        Work::Exchange(kernel, launch) => {
+        })?,
+        Work::Exchange(kernel, launch) => comm.order.put(device, stream, blocks, |done| {
             launch.args.done = done;
             device.launch_exchange(*kernel, launch, stream)
+        })?,
+        Work::Copies(plan, loaded) => {
+            let emission = comm.begin_copies(plan, loaded.as_deref(), stream)?;
+            return Ok(Some(Putting { emission, device, stream, others }));
         }
-    })?;
+    }
     drop(event);
-    others.iter().try_for_each(|other| device.order(stream, *other))
+    others.iter().try_for_each(|other| device.order(stream, *other))?;
+    Ok(None)
 }
 
 /// A launch that was aborted because the network failed says so.

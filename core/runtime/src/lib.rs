@@ -8,6 +8,7 @@
 pub mod bootstrap;
 pub mod comm;
 pub mod device;
+pub mod dma;
 pub mod env;
 pub mod error;
 pub mod exec;

@@ -37,7 +37,7 @@ pub fn predict(
     let path = constants.path(protocol);
     let traffic = traffic(key, bytes as f64, constants.all_to_all);
     let blocks = f64::from(instances * channels);
-    let slot = f64::from(knobs.slot_bytes[protocol as usize].max(1));
+    let slot = f64::from(knobs.slot_bytes[protocol.slots()].max(1));
     let tiles = (traffic.chunk / f64::from(instances) / slot).ceil().max(1.0);
     let wire = traffic.out / (constants.wire() * traffic.share * path.wire_share);
     let work = traffic.streamed / (blocks * path.block());

@@ -12,6 +12,7 @@ use super::order::Order;
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::device;
+use crate::dma::Dma;
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{self, Subsys};
@@ -60,6 +61,9 @@ pub fn bring_up(
     if hawser_plan::exchange::has_areas(&world, &knobs) {
         layout = layout.with_area();
     }
+    if hawser_plan::dma::has_staging(&world, &knobs) {
+        layout = layout.with_staging(&knobs);
+    }
     let hosts: Vec<u32> = world.ranks.iter().map(|r| r.host).collect();
     let deadline_ns = settings.op_timeout.map_or(0, |t| t.as_nanos() as u64);
     let (hosts, places, kind) = (&hosts[..], &places[..], heap);
@@ -80,6 +84,8 @@ pub fn bring_up(
     let net = net.transpose()?;
     let name = config.name.clone().unwrap_or_else(|| "world".into());
     let order = Order::new(fabric.done());
+    let is_host = device.caps().kind == DeviceKind::Host;
+    let dma = fabric.staging().map(|bases| Dma::new(bases.clone(), &device, &fabric.control, is_host));
     let live = Live {
         rank,
         world,
@@ -100,6 +106,7 @@ pub fn bring_up(
         next_op: Default::default(),
         broken: Default::default(),
         order,
+        dma: dma.transpose()?,
     };
     if live.device.caps().kind != DeviceKind::Host {
         warm_up(&live)?;

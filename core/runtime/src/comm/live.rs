@@ -12,13 +12,14 @@ use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
-use hawser_plan::{Call, Collective, DataType, Knobs, ReduceOp, World};
+use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, dma};
 
 use super::order::Order;
 use super::tune::Tuners;
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
 use crate::device::{Device, ExchangeLaunch, Memory, Stream};
+use crate::dma::{Dma, Emission, Who};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exec::{Events, Launch, Work};
 use crate::log::{self, Subsys};
@@ -66,6 +67,8 @@ pub struct Live {
     pub broken: OnceLock<Error>,
     /// See there.
     pub order: Order,
+    /// Copy engines, if ranks have staging for them.
+    pub dma: Option<Dma>,
 }
 
 /// What a choice depends on within a communicator: collective, count, type, reduction, root.
@@ -119,7 +122,7 @@ impl Live {
                 if let Some(event) = &event {
                     self.expect(&plan, &loaded.lowered.steps, |_| Some(event));
                 }
-                self.complete(plan, loaded.image.as_ref(), number, stream)?
+                self.complete(plan, Some(loaded), number, stream)?
             }
             Bound::Exchange(plan, _) => {
                 let launch = Box::new(exchange_launch(plan, call, number));
@@ -173,7 +176,10 @@ impl Live {
             Arc::new(Bound::Exchange(Box::new(plan), choice))
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
-            let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &self.knobs)?;
+            let staged =
+                (choice.protocol == Protocol::Dma).then(|| dma::knobs(&self.knobs, self.layout.local));
+            let knobs = staged.as_ref().unwrap_or(&self.knobs);
+            let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), knobs)?;
             self.connect(&plan, &loaded.lowered.steps)?;
             Arc::new(Bound::Steps(plan, loaded, choice))
         };
@@ -222,6 +228,31 @@ impl Live {
             Ok(Launch { others: others.to_vec(), events, ..launch })
         };
         plans.into_iter().map(complete).collect()
+    }
+
+    /// Begins a launch of copy engines.
+    pub fn begin_copies<'a>(
+        &'a self,
+        plan: &'a LaunchPlan,
+        loaded: Option<&'a Loaded>,
+        stream: Stream,
+    ) -> Result<Emission<'a>> {
+        let who = Who { name: &self.name, rank: self.rank, op_number: plan.args.op_number };
+        let steps = steps_of(plan, loaded);
+        self.copier()?.begin(&*self.device, &self.order, (plan, steps), stream, who)
+    }
+
+    /// The commands of a launch of copy engines on the host device.
+    pub fn commands(
+        &self,
+        plan: &LaunchPlan,
+        loaded: Option<&Loaded>,
+    ) -> Result<[Vec<dma::What>; dma::STREAMS as usize]> {
+        self.copier()?.commands(plan, steps_of(plan, loaded))
+    }
+
+    fn copier(&self) -> Result<&Dma> {
+        self.dma.as_ref().ok_or_else(|| Error::internal("a launch of copy engines without staging"))
     }
 
     /// Why no further operation can work, if so: an operation failed on this rank.
@@ -278,21 +309,24 @@ impl Live {
     fn complete(
         self: &Arc<Self>,
         mut plan: LaunchPlan,
-        image: Option<&Memory>,
+        loaded: Option<&Arc<Loaded>>,
         number: u64,
         stream: Stream,
     ) -> Result<Launch> {
         plan.args.comm = self.fabric.dev_comm.addr;
         plan.args.op_number = number;
         if plan.args.n_inline == 0
-            && let Some(image) = image
+            && let Some(image) = loaded.and_then(|loaded| loaded.image.as_ref())
         {
             plan.args.steps = image.addr;
         }
         if plan.scratch_bytes > 0 {
             plan.args.works[0].base[2] = self.scratch(plan.scratch_bytes)?;
         }
-        let work = Work::Steps(plan);
+        let work = match plan.kernel.protocol {
+            Protocol::Dma => Work::Copies(plan, loaded.cloned()),
+            _ => Work::Steps(plan),
+        };
         Ok(Launch { comm: self.clone(), work, stream, others: Vec::new(), events: Events::default() })
     }
 
@@ -349,6 +383,16 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
+        self.settle();
+        if let Some(dma) = &self.dma {
+            dma.close();
+        }
+    }
+}
+
+impl Live {
+    /// Waits until launches are over, for a while only after an abort.
+    fn settle(&mut self) {
         let Ok(Some(end)) = self.order.end(&*self.device) else { return };
         let mut aborted: Option<Instant> = None;
         while self.device.is_idle(end.stream).is_ok_and(|idle| !idle) {
@@ -379,6 +423,14 @@ impl From<hawser_plan::PlanError> for Error {
             PlanErrorKind::BadProgram => ErrorKind::Internal,
         };
         Self::new(kind, error.text)
+    }
+}
+
+/// The steps that a plan's blocks name, on the host.
+fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a Loaded>) -> &'a [Step] {
+    match loaded {
+        Some(loaded) if plan.args.n_inline == 0 => &loaded.lowered.steps,
+        _ => &plan.args.inline_steps,
     }
 }
 

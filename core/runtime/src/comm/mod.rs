@@ -30,10 +30,9 @@ use hawser_plan::world::DeviceKind;
 use hawser_plan::{Call, PlanError};
 
 pub use decide::{cache_file, knobs_of, outlook};
-pub use live::Live;
+pub use live::{Live, Loaded};
 pub use memory::{mem_alloc, mem_free};
-#[cfg(test)]
-pub(crate) use order::Order;
+pub(crate) use order::{Order, Turn};
 pub(crate) use watch::{GroupSpans, Span};
 
 use crate::bootstrap::UniqueId;

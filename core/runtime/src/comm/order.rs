@@ -28,6 +28,16 @@ struct State {
     captured: Option<(Stream, u64)>,
 }
 
+/// One launch.
+pub struct Turn {
+    stream: Stream,
+    id: u64,
+    /// Address of the word that it counts; 0 in a capture.
+    pub done: u64,
+    /// What the word says before.
+    pub before: u32,
+}
+
 impl Order {
     /// Nothing launched yet; the word at `done` is 0.
     pub fn new(done: u64) -> Self {
@@ -43,6 +53,13 @@ impl Order {
         blocks: u32,
         launch: impl FnOnce(u64) -> Result<()>,
     ) -> Result<()> {
+        let turn = self.begin(device, stream)?;
+        launch(turn.done)?;
+        self.finish(&turn, blocks)
+    }
+
+    /// Puts `stream` behind all earlier launches. What follows ends with [`Order::finish`], before the next begins.
+    pub fn begin(&self, device: &dyn Device, stream: Stream) -> Result<Turn> {
         let mut state = lock(&self.state)?;
         let now = device.stream_state(stream)?;
         if let Some(capture) = now.capture {
@@ -51,16 +68,23 @@ impl Order {
                 _ => {}
             }
             state.captured = Some((stream, capture));
-            return launch(0);
+            return Ok(Turn { stream, id: now.id, done: 0, before: 0 });
         }
         if let Some((earlier, _)) = state.eager.filter(|(_, id)| *id != now.id)
             && !device.wait_value(stream, self.done, state.blocks)?
         {
             device.order(earlier, stream)?;
         }
-        launch(self.done)?;
-        state.eager = Some((stream, now.id));
-        state.blocks = state.blocks.wrapping_add(blocks);
+        Ok(Turn { stream, id: now.id, done: self.done, before: state.blocks })
+    }
+
+    /// The launch that began so is on its stream and counts that many blocks.
+    pub fn finish(&self, turn: &Turn, blocks: u32) -> Result<()> {
+        if turn.done != 0 {
+            let mut state = lock(&self.state)?;
+            state.eager = Some((turn.stream, turn.id));
+            state.blocks = turn.before.wrapping_add(blocks);
+        }
         Ok(())
     }
 

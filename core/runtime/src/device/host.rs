@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::{
-    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream,
+    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream, Stream,
     StreamState,
 };
 use crate::error::{Error, Result};
@@ -185,6 +185,14 @@ impl Device for HostDevice {
 
     fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         Ok(StreamState { id: stream.0, capture: None })
+    }
+
+    fn copy(&self, _stream: Stream, _dst: u64, _src: u64, _bytes: u64) -> Result<()> {
+        Err(Error::internal("the host device polls its copies"))
+    }
+
+    fn memory_ops(&self, _stream: Stream, _ops: &[MemoryOp]) -> Result<()> {
+        Err(Error::internal("the host device polls its copies"))
     }
 
     fn wait_value(&self, _stream: Stream, _addr: u64, _value: u32) -> Result<bool> {

@@ -12,10 +12,12 @@ use hawser_plan::DataType;
 use hawser_plan::Protocol;
 use hawser_plan::device_plan::{
     ACC_DST, Args, Block, Conn, DevComm, DeviceOp, HAS_DST, HAS_SRC, KernelKey, NO_DEP, POST, PRE, Place,
-    Step, Work,
+    Span, Step,
 };
+use hawser_plan::dma::{STREAMS, What};
 
 use super::fold::{Operand, Rule, fold};
+use crate::dma::host::Copies;
 use crate::error::{Error, ErrorKind, Result};
 
 /// A launch for the interpreter. Launches of one communicator (`args.comm`) run in order.
@@ -26,6 +28,8 @@ pub struct HostLaunch<'a> {
     pub args: &'a Args,
     /// Name of the communicator, for errors.
     pub name: &'a str,
+    /// The commands by stream if copy engines run it instead of a kernel.
+    pub copies: Option<[Vec<What>; STREAMS as usize]>,
 }
 
 /// Runs launches to their end and returns the failures: address of the communicator's image, and `Aborted` or
@@ -37,14 +41,15 @@ pub struct HostLaunch<'a> {
 /// # Safety
 /// All addresses in the arguments must be those of a communicator's live memory and of user buffers of
 /// the promised lengths.
-pub unsafe fn run(launches: &[HostLaunch<'_>]) -> Vec<(u64, Error)> {
+pub unsafe fn run(launches: Vec<HostLaunch<'_>>) -> Vec<(u64, Error)> {
     let mut queues: Vec<Queue<'_>> = Vec::new();
-    for launch in launches.iter().filter(|l| l.args.n_blocks > 0) {
+    for launch in launches.into_iter().filter(|l| l.args.n_blocks > 0) {
         // SAFETY: passed on to the caller.
+        let comm = launch.args.comm;
         let run = unsafe { Run::new(launch) };
-        match queues.iter_mut().find(|q| q.comm == launch.args.comm) {
+        match queues.iter_mut().find(|q| q.comm == comm) {
             Some(queue) => queue.runs.push_back(run),
-            None => queues.push(Queue { comm: launch.args.comm, runs: [run].into(), waiting_since: None }),
+            None => queues.push(Queue { comm, runs: [run].into(), waiting_since: None }),
         }
     }
     let mut failures = Vec::new();
@@ -111,6 +116,8 @@ struct Run<'a> {
     comm: DevComm,
     steps: &'a [Step],
     blocks: Vec<At>,
+    /// Copy engines run it, not the blocks.
+    copies: Option<Copies>,
 }
 
 /// A block on its way.
@@ -123,7 +130,7 @@ struct At {
 impl<'a> Run<'a> {
     /// # Safety
     /// As [`run`].
-    unsafe fn new(launch: &HostLaunch<'a>) -> Self {
+    unsafe fn new(launch: HostLaunch<'a>) -> Self {
         let args = launch.args;
         let used = &args.blocks[..usize::from(args.n_blocks)];
         let n_steps =
@@ -141,15 +148,23 @@ impl<'a> Run<'a> {
             At { place: Place::default(), over: nothing }
         };
         let blocks = used.iter().map(at).collect();
-        Self { kernel: launch.kernel, name: launch.name, args, comm, steps, blocks }
+        let copies = launch.copies.map(Copies::new);
+        Self { kernel: launch.kernel, name: launch.name, args, comm, steps, blocks, copies }
     }
 
     fn is_over(&self) -> bool {
+        if let Some(copies) = &self.copies {
+            return copies.is_over();
+        }
         self.blocks.iter().all(|b| b.over)
     }
 
     /// Runs every block until it has to wait; says whether anything moved.
     fn poll(&mut self) -> bool {
+        if let Some(copies) = &mut self.copies {
+            // SAFETY: the caller of `run` promised it.
+            return unsafe { copies.poll() };
+        }
         let mut moved = false;
         for i in 0..self.blocks.len() {
             while !self.blocks[i].over && self.awaited(i).is_none() {
@@ -304,12 +319,19 @@ impl<'a> Run<'a> {
         }
         let waiting = (0..self.blocks.len())
             .find_map(|i| (!self.blocks[i].over).then(|| self.awaited(i).map(|a| (i, a))).flatten());
-        let sentence = waiting.map_or_else(String::new, |(i, a)| {
-            format!(
-                " while it waited for {} of rank {} (block {i}, step {}, tile {})",
-                a.what, a.peer, self.blocks[i].place.step, self.blocks[i].place.tile
-            )
-        });
+        let copies = || {
+            let peer = self.copies.as_ref()?.awaited()?;
+            Some(format!(" while copy engines waited for rank {peer}"))
+        };
+        let sentence = waiting.filter(|_| self.copies.is_none()).map_or_else(
+            || copies().unwrap_or_default(),
+            |(i, a)| {
+                format!(
+                    " while it waited for {} of rank {} (block {i}, step {}, tile {})",
+                    a.what, a.peer, self.blocks[i].place.step, self.blocks[i].place.tile
+                )
+            },
+        );
         let who =
             format!("communicator {}, rank {}, operation {}", self.name, self.comm.rank, self.args.op_number);
         Err(if aborted {
@@ -325,40 +347,6 @@ impl<'a> Run<'a> {
 struct Awaited {
     what: &'static str,
     peer: u32,
-}
-
-/// The elements of one tile of one repetition of a step.
-struct Span {
-    /// First element of the tile within its chunk.
-    first: u64,
-    /// Elements that travel.
-    nominal: usize,
-    repetition: u32,
-    stride: i32,
-    size: usize,
-}
-
-impl Span {
-    fn new(work: &Work, instance: u16, at: Place, step: &Step, size: usize) -> Self {
-        let within = u64::from(at.tile) * u64::from(work.tile);
-        let nominal = u64::from(work.tile).min(work.instance - within) as usize;
-        let first = u64::from(instance) * work.instance + within;
-        Self { first, nominal, repetition: at.repetition, stride: step.stride, size }
-    }
-
-    /// Address and number of real elements of the tile in a chunk of a buffer (0 past the chunk's end).
-    fn local(&self, work: &Work, buf: u8, chunk: u32) -> (u64, usize) {
-        let buf = usize::from(buf).min(2);
-        let moved = i64::from(chunk) + i64::from(self.repetition) * i64::from(self.stride);
-        let chunk = moved.rem_euclid(i64::from(work.chunks[buf].max(1))) as u64;
-        let count = if buf == 2 { u64::from(work.per_block) * work.chunk } else { work.count };
-        let (block, j) = (chunk / u64::from(work.per_block), chunk % u64::from(work.per_block));
-        let start = j * work.chunk;
-        let end = (start + work.chunk).min(count);
-        let from = start + self.first;
-        let len = end.saturating_sub(from).min(self.nominal as u64) as usize;
-        (work.base[buf] + (block * count + from) * self.size as u64, len)
-    }
 }
 
 /// One FIFO pair of (lane, peer) as the interpreter uses it (protocol Simple).

@@ -25,6 +25,23 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Stream(pub u64);
 
+/// What a stream does with a `u32` in memory, without a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryOp {
+    /// Waits until it is not 0 (below 2^31).
+    Wait {
+        /// Where.
+        addr: u64,
+    },
+    /// Writes it, when everything before it on the stream can be seen.
+    Write {
+        /// Where.
+        addr: u64,
+        /// What.
+        value: u32,
+    },
+}
+
 /// What a stream is at the moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamState {
@@ -170,6 +187,12 @@ pub trait Device: Send + Sync {
     /// Everything put on `stream` from now on waits until the `u32` at `addr` has counted to `value` or further (it may
     /// wrap). False: this device cannot do that.
     fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool>;
+
+    /// Puts a copy on a stream, by a copy engine. The addresses are this device's view of any memory.
+    fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()>;
+
+    /// Puts operations on words of memory on a stream, in order.
+    fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()>;
 
     /// A new stream that does not wait for the default stream; the default stream itself on the host
     /// device. Must work while a stream of the thread is being captured.

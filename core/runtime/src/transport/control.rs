@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 
 /// Offset of the report in the host words; the abort flag is at 0.
 const REPORT_AT: usize = 64;
+/// Offsets of the counters of copy engines' operations.
+const MARKS_AT: [usize; 2] = [16, 32];
 
 /// Shared by the communicator and its proxy.
 pub struct Control {
@@ -27,6 +29,17 @@ impl Control {
     /// Device addresses of the abort word and of the report.
     pub fn addresses(&self) -> (u64, u64) {
         (self.words.memory.addr, self.words.memory.addr + REPORT_AT as u64)
+    }
+
+    /// Device addresses of two counters that streams write: operations of copy engines that have begun, and that are over.
+    pub fn marks(&self) -> [u64; 2] {
+        MARKS_AT.map(|at| self.words.memory.addr + at as u64)
+    }
+
+    /// The counters at [`Control::marks`].
+    pub fn marked(&self) -> [u32; 2] {
+        // SAFETY: as in `word`; aligned to 4 bytes.
+        MARKS_AT.map(|at| unsafe { &*self.words.host.add(at).cast::<AtomicU32>() }.load(Ordering::Acquire))
     }
 
     /// Makes every wait of this communicator's launches end.

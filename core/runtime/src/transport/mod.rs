@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use hawser_plan::device_plan::{Conn, DevComm, MAX_BLOCKS};
+use hawser_plan::dma::Bases;
 use hawser_plan::layout::HeapLayout;
 
 use crate::bootstrap::Bootstrap;
@@ -37,6 +38,7 @@ pub struct Fabric {
     held: Vec<Memory>,
     wires: Wires,
     exchange: Option<Exchange>,
+    staging: Option<Bases>,
     done: u64,
 }
 
@@ -111,11 +113,12 @@ impl Fabric {
         device.upload(dev_comm.addr, bytes_of(std::slice::from_ref(&image)))?;
         let wires = Wires { conns: conns.addr, table };
         let done = deps.addr + DEPS_BYTES;
+        let staging = staging(device, layout, peers, &heap, &mapped)?;
         let (exchange, epochs) = exchange_areas(device, layout, peers, &heap, &mapped)?.unzip();
         let mut held = vec![heap, counters, conns, deps];
         held.extend(epochs);
         held.extend(mapped.into_iter().flatten());
-        Ok(Self { dev_comm, control: Arc::new(control), held, wires, exchange, done })
+        Ok(Self { dev_comm, control: Arc::new(control), held, wires, exchange, staging, done })
     }
 
     /// The table of connections, for the net transport to go on with.
@@ -126,6 +129,11 @@ impl Fabric {
     /// Address of the `u32` to which blocks of launches add 1 when they are over.
     pub fn done(&self) -> u64 {
         self.done
+    }
+
+    /// Everybody's staging for copy engines, if ranks have any.
+    pub fn staging(&self) -> Option<&Bases> {
+        self.staging.as_ref()
     }
 
     /// The areas for exchanges, if ranks have any.
@@ -211,6 +219,26 @@ fn exchange_areas(
     let areas: Result<Vec<u64>> =
         (0..mapped.len()).map(|rank| base(rank).map(|base| base + layout.area_at())).collect();
     Ok(Some((Exchange { areas: areas?, epochs: epochs.addr }, epochs)))
+}
+
+/// Everybody's staging, with this rank's slots free. Nobody looks at them before all ranks have passed a barrier.
+fn staging(
+    device: &dyn Device,
+    layout: &HeapLayout,
+    peers: &Peers<'_>,
+    heap: &Memory,
+    mapped: &[Option<Memory>],
+) -> Result<Option<Bases>> {
+    let Some(staging) = layout.staging else { return Ok(None) };
+    let own = heap.addr + layout.staging_at();
+    let (at, bytes) = staging.free_words();
+    let words: Vec<u32> = (0..bytes / 4).map(|word| u32::from(word % 4 == 0)).collect();
+    device.upload(own + at, bytes_of(&words))?;
+    let base =
+        |theirs: &Option<Memory>| theirs.as_ref().map_or(0, |memory| memory.addr + layout.staging_at());
+    let mut all: Vec<u64> = mapped.iter().map(base).collect();
+    all[peers.rank as usize] = own;
+    Ok(Some(Bases { rank: peers.rank, staging: all, places: peers.places.to_vec(), layout: staging }))
 }
 
 /// The entries of the ranks of this host; those of others have only their counters.

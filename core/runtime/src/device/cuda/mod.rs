@@ -40,7 +40,7 @@ use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
 use crate::device::{
-    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, OwnedStream, Stream,
+    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream, Stream,
     StreamState,
 };
 use crate::error::Result;
@@ -176,6 +176,17 @@ impl Device for CudaDevice {
             id: stream::id(&self.context, stream)?,
             capture: stream::capture(&self.context, stream)?,
         })
+    }
+
+    fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {
+        let _scope = self.context.enter()?;
+        stream::copy(&self.context, raw_stream(stream), dst, src, bytes)
+    }
+
+    fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()> {
+        let _scope = self.context.enter()?;
+        ops.chunks(stream::MOST_OPS)
+            .try_for_each(|ops| stream::memory_ops(&self.context, raw_stream(stream), ops))
     }
 
     fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool> {

@@ -4,12 +4,14 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamWaitValue_flags};
+use cudarc::driver::sys::{
+    CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamBatchMemOpParams, CUstreamWaitValue_flags,
+};
 
 use super::context::Context;
 use super::memory::in_context;
 use super::result::{MISSING, code};
-use crate::device::{OwnedStream, Stream};
+use crate::device::{MemoryOp, OwnedStream, Stream};
 use crate::error::Result;
 
 /// Priority of streams that ask for none, `cudaStreamCreate`'s.
@@ -80,6 +82,34 @@ pub fn wait_value(context: &Context, stream: CUstream, addr: u64, value: u32) ->
         MISSING | code::NOT_SUPPORTED => Ok(false),
         _ => waited.check(context).map(|()| true),
     }
+}
+
+/// Most operations of a batch: the driver takes 256.
+pub const MOST_OPS: usize = 256;
+
+/// Puts a copy on a stream.
+pub fn copy(context: &Context, stream: CUstream, dst: u64, src: u64, bytes: u64) -> Result<()> {
+    // SAFETY: the caller's memory, which lives until the work on the stream is over; the driver checks the rest.
+    unsafe { context.driver.memcpy_async(dst, src, bytes as usize, stream) }.check(context)
+}
+
+/// Puts at most [`MOST_OPS`] operations on a stream.
+pub fn memory_ops(context: &Context, stream: CUstream, ops: &[MemoryOp]) -> Result<()> {
+    /// `CU_STREAM_MEM_OP_WAIT_VALUE_32`, `CU_STREAM_MEM_OP_WRITE_VALUE_32`.
+    const KINDS: [u64; 2] = [1, 2];
+    /// `CU_STREAM_WAIT_VALUE_GEQ`, and the default of writes: a fence before.
+    const FLAGS: u64 = 0;
+    // The parameters are 48 bytes: kind, address, value, flags, alias.
+    let param = |op: &MemoryOp| match *op {
+        MemoryOp::Wait { addr } => CUstreamBatchMemOpParams { pad: [KINDS[0], addr, 1, FLAGS, 0, 0] },
+        MemoryOp::Write { addr, value } => {
+            CUstreamBatchMemOpParams { pad: [KINDS[1], addr, value.into(), FLAGS, 0, 0] }
+        }
+    };
+    let mut params: Vec<CUstreamBatchMemOpParams> = ops.iter().map(param).collect();
+    // SAFETY: as many parameters as told; the driver copies them before it returns. Memory as in `copy`.
+    unsafe { context.driver.stream_batch_mem_op(stream, params.len() as c_uint, params.as_mut_ptr(), 0) }
+        .check(context)
 }
 
 /// Events to reuse: one is free again as soon as the later stream has been told to wait for it.

@@ -135,6 +135,7 @@ driver_table! {
         mem_host_device_pointer = cuMemHostGetDevicePointer_v2 @ 3020 (dev_ptr: *mut CUdeviceptr, ptr: *mut c_void, flags: c_uint);
         memset_d8_async = cuMemsetD8Async @ 3020 (dst: CUdeviceptr, value: c_uchar, n: usize, stream: CUstream);
         memcpy_htod_async = cuMemcpyHtoDAsync_v2 @ 3020 (dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream);
+        memcpy_async = cuMemcpyAsync @ 4000 (dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
         memcpy_dtoh_async = cuMemcpyDtoHAsync_v2 @ 3020 (dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream);
         pointer_attribute = cuPointerGetAttribute @ 4000 (data: *mut c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr);
         ipc_mem_handle = cuIpcGetMemHandle @ 4010 (handle: *mut CUipcMemHandle, ptr: CUdeviceptr);
@@ -165,6 +166,8 @@ driver_table! {
         stream_capture_info = cuStreamGetCaptureInfo_v2 @ 11030 (stream: CUstream, status: *mut CUstreamCaptureStatus,
             id: *mut cuuint64_t, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode, n_dependencies: *mut usize);
         stream_id = cuStreamGetId @ 12000 (stream: CUstream, id: *mut c_ulonglong);
+        stream_batch_mem_op = cuStreamBatchMemOp_v2 @ 11070 (stream: CUstream, count: c_uint,
+            ops: *mut CUstreamBatchMemOpParams, flags: c_uint);
         stream_wait_value = cuStreamWaitValue32_v2 @ 11070 (stream: CUstream, addr: CUdeviceptr, value: cuuint32_t, flags: c_uint);
         stream_begin_capture = cuStreamBeginCapture_v2 @ 10010 (stream: CUstream, mode: CUstreamCaptureMode);
         stream_end_capture = cuStreamEndCapture @ 10000 (stream: CUstream, graph: *mut CUgraph);

@@ -270,6 +270,22 @@ API cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void 
   return OK;
 }
 API cuStreamGetId(struct stream *s, unsigned long long *id) { *id = (uintptr_t)s; return current ? OK : INVALID_CONTEXT; }
+API cuMemcpyAsync(ptr_t to, ptr_t from, size_t n, struct stream *s) {
+  if (async(to, n, s)) return async(to, n, s);
+  memmove((void *)to, (void *)from, n);
+  return OK;
+}
+/* Operations: 1 waits for a 32-bit value, 2 writes one; a wait that is not met yet would wait for ever here. */
+API cuStreamBatchMemOp_v2(struct stream *s, unsigned count, struct memop { int what; ptr_t at; uint32_t value; uint32_t pad; unsigned flags; ptr_t alias; } *ops, unsigned flags) {
+  (void)s;
+  if (!current || flags || count > 256) return INVALID_VALUE;
+  for (unsigned i = 0; i < count; i++) {
+    if (!ops[i].at || ops[i].at % 4 || ops[i].flags || (ops[i].what != 1 && ops[i].what != 2)) return INVALID_VALUE;
+    if (ops[i].what == 2) *(uint32_t *)ops[i].at = ops[i].value;
+    else value_waits++;
+  }
+  return OK;
+}
 API cuStreamWaitValue32_v2(struct stream *s, ptr_t p, unsigned value, unsigned flags) {
   (void)s, (void)value;
   if (!current || flags || !p || p % 4) return INVALID_VALUE;

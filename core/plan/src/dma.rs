@@ -1,0 +1,362 @@
+//! Launches without a kernel: copy engines move slots of **staging** memory, stream memory operations tell of them.
+//!
+//! The steps are those of any program of moves; a block runs on a stream of its own, or after the blocks that share it. A
+//! slot has two words: `full`, in the memory of its owner, set by the peer that filled it, and `free`, in the memory of
+//! that peer, set by the owner that has emptied it. Whoever waits for a word clears it, so a replayed graph finds the words
+//! as it left them. Commands come out in rounds, the sends of a round before its receives: a device that runs all its
+//! streams one after the other in that order still gets to the end.
+
+use crate::algo::{self, ProgramKey};
+use crate::call::Collective;
+use crate::choose::protocol_bit;
+use crate::device_plan::{Block, HAS_DST, HAS_SRC, Place, Span, Step};
+use crate::knobs::{Algorithm, Knobs, Protocol};
+use crate::lower::LaunchPlan;
+use crate::world::{DeviceKind, Link, World};
+
+/// Streams in each direction, and staging lanes per peer.
+pub const LANES: u32 = 2;
+/// Slots of a lane.
+pub const DEPTH: u32 = 3;
+/// Staging of a rank, unless the user says otherwise.
+const STAGING_BYTES: u64 = 192 << 20;
+/// Largest and smallest slot.
+const MOST_SLOT: u64 = 16 << 20;
+const LEAST_SLOT: u64 = 4 << 10;
+/// Bytes from word to word.
+const WORD: u64 = 16;
+/// Alignment of slots.
+const PAGE: u64 = 64 << 10;
+
+/// Whether ranks have staging: `NCCL_PASS_SM` asks for it, and copy engines can do something.
+pub fn has_staging(world: &World, knobs: &Knobs) -> bool {
+    let bit = protocol_bit(Protocol::Dma);
+    let wanted = knobs.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
+    wanted && refused_world(world, knobs).is_none()
+}
+
+fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
+    match world.link {
+        _ if knobs.pass_sm == 0 => Some("copy engines are used with NCCL_PASS_SM=1".into()),
+        _ if world.size() < 2 => Some("there is one rank only".into()),
+        _ if world.hosts() > 1 => Some("copy engines reach the ranks of one host".into()),
+        Link::HostMemory if world.device != DeviceKind::Host => {
+            Some("copy engines need peer access between GPUs".into())
+        }
+        _ => None,
+    }
+}
+
+/// Why copy engines cannot do a program, if so.
+pub fn refused(key: &ProgramKey, world: &World, knobs: &Knobs) -> Option<String> {
+    if let Some(reason) = refused_world(world, knobs) {
+        return Some(reason);
+    }
+    if key.collective.reduces() {
+        return Some("copy engines do not reduce".into());
+    }
+    (!is_known(key)).then(|| "its channels wait for each other".into())
+}
+
+/// Programs whose channels do not wait for each other.
+fn is_known(key: &ProgramKey) -> bool {
+    use Collective::{AllGather, AllToAll, Broadcast, Gather, Scatter};
+    matches!(
+        (key.algorithm, key.collective),
+        (Algorithm::Ring, AllGather | Broadcast)
+            | (Algorithm::AllPairs, AllGather)
+            | (Algorithm::Direct, AllToAll | Gather | Scatter)
+    )
+}
+
+/// The settings under which programs are bound to calls for copy engines: one block runs all channels, so that ranks go
+/// through their peers in the same order, and there is a block per lane.
+pub fn knobs(knobs: &Knobs, local: u32) -> Knobs {
+    let slot = Staging::new(local, knobs).slot_bytes as u32;
+    Knobs { slot_bytes: [0, 0, slot], depth: DEPTH, lanes: LANES, min_ctas: 1, max_ctas: 1, ..knobs.clone() }
+}
+
+/// Blocks that a program of `channels` channels is cut into.
+pub fn instances(key: &ProgramKey, bytes: u64, slot: u64) -> u32 {
+    let share = algo::shape(key).map_or(1, |shape| u64::from(shape.per_block.max(1)));
+    if bytes / share > slot / 8 { LANES } else { 1 }
+}
+
+/// Where staging lies in a rank's heap, from its start on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Staging {
+    /// Ranks of the largest host.
+    pub local: u32,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+}
+
+impl Staging {
+    /// For hosts of at most `local` ranks.
+    pub fn new(local: u32, knobs: &Knobs) -> Self {
+        let slots = u64::from(LANES * DEPTH) * u64::from(local.max(2) - 1);
+        let wanted = match knobs.staging_bytes {
+            0 => STAGING_BYTES / slots,
+            per_peer => per_peer / u64::from(LANES * DEPTH),
+        };
+        let slot = wanted.clamp(LEAST_SLOT, MOST_SLOT);
+        Self { local, slot_bytes: 1 << slot.ilog2() }
+    }
+
+    /// Bytes of it all.
+    pub fn bytes(&self) -> u64 {
+        self.slots_at() + self.slots() * self.slot_bytes
+    }
+
+    /// Bytes of the words, which lie first: `full`, then `free`.
+    pub fn word_bytes(&self) -> u64 {
+        2 * self.slots() * WORD
+    }
+
+    /// Offset and bytes of the `free` words: all are 1 at first, the `full` ones 0.
+    pub fn free_words(&self) -> (u64, u64) {
+        (self.slots() * WORD, self.slots() * WORD)
+    }
+
+    /// Offset of a slot that place `peer`, as place `owner` counts it, fills.
+    fn slot(&self, owner: u32, at: At) -> u64 {
+        self.slots_at() + self.index(owner, at) * self.slot_bytes
+    }
+
+    /// Offset of the word that says that a slot is full.
+    fn full(&self, owner: u32, at: At) -> u64 {
+        self.index(owner, at) * WORD
+    }
+
+    /// Offset of the word that says, in the heap of place `owner`, that its slot at place `peer` is free.
+    fn free(&self, owner: u32, at: At) -> u64 {
+        (self.slots() + self.index(owner, at)) * WORD
+    }
+
+    fn slots(&self) -> u64 {
+        u64::from(LANES * DEPTH) * u64::from(self.local.max(2) - 1)
+    }
+
+    fn slots_at(&self) -> u64 {
+        self.word_bytes().next_multiple_of(PAGE)
+    }
+
+    fn index(&self, owner: u32, at: At) -> u64 {
+        let peer = if at.peer > owner { at.peer - 1 } else { at.peer };
+        u64::from((at.lane * (self.local.max(2) - 1) + peer) * DEPTH + at.slot)
+    }
+}
+
+/// A slot of a lane between two places.
+#[derive(Debug, Clone, Copy)]
+struct At {
+    lane: u32,
+    peer: u32,
+    slot: u32,
+}
+
+/// What a rank knows of everybody's staging: addresses by rank as its device sees them; 0 where it reaches none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bases {
+    /// This rank.
+    pub rank: u32,
+    /// By rank.
+    pub staging: Vec<u64>,
+    /// Place on its host by rank.
+    pub places: Vec<u32>,
+    /// The layout.
+    pub layout: Staging,
+}
+
+/// Slots that a rank has filled and emptied so far, by peer and lane; kept from launch to launch.
+#[derive(Debug, Clone, Default)]
+pub struct Counters {
+    sent: Vec<u32>,
+    taken: Vec<u32>,
+}
+
+impl Counters {
+    fn next(list: &mut Vec<u32>, peer: u32, lane: u32) -> u32 {
+        let index = (peer * LANES + lane) as usize;
+        if list.len() <= index {
+            list.resize(index + 1, 0);
+        }
+        let slot = list[index];
+        list[index] = (slot + 1) % DEPTH;
+        slot
+    }
+}
+
+/// One thing to put on a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Command {
+    /// Which of the launch's streams, below [`STREAMS`].
+    pub stream: u32,
+    /// What.
+    pub what: What,
+}
+
+/// See [`Command`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// Wait until the word at `addr` is not 0, then make it 0. `peer` is who sets it.
+    Await {
+        /// Address in this rank's memory.
+        addr: u64,
+        /// For errors.
+        peer: u32,
+    },
+    /// Copy bytes.
+    Copy {
+        /// To.
+        dst: u64,
+        /// From.
+        src: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// Make the word at `addr` 1 when everything before it on the stream is there.
+    Set {
+        /// Address in a peer's memory.
+        addr: u64,
+    },
+}
+
+/// Streams of a launch: [`LANES`] that send, or send and receive, then as many that only receive.
+pub const STREAMS: u32 = 2 * LANES;
+
+/// Puts out the commands of one launch, round after round.
+///
+/// Blocks that follow one another and have the same channel go side by side; those with another channel come after them. So
+/// ranks begin messages in the order of their keys ([`crate::p2p`]), also where all streams are one.
+pub struct Emitter<'a> {
+    plan: &'a LaunchPlan,
+    steps: &'a [Step],
+    bases: &'a Bases,
+    /// Blocks that are left, the next one last.
+    left: Vec<Block>,
+    /// Blocks under way, those that send first, and where they are.
+    current: Vec<(u32, Block, Place)>,
+}
+
+impl<'a> Emitter<'a> {
+    /// For a launch of protocol [`Protocol::Dma`] with the steps that its blocks name.
+    pub fn new(plan: &'a LaunchPlan, steps: &'a [Step], bases: &'a Bases) -> Self {
+        let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
+        let busy = |b: &&Block| plan.args.works[usize::from(b.work)].tiles > 0 && b.n_steps > 0;
+        let left = used.iter().filter(busy).rev().copied().collect();
+        Self { plan, steps, bases, left, current: Vec::new() }
+    }
+
+    /// Which streams get commands.
+    pub fn streams(&self) -> [bool; STREAMS as usize] {
+        let mut used = [false; STREAMS as usize];
+        self.left.iter().for_each(|block| used[self.stream(block) as usize] = true);
+        used
+    }
+
+    /// Adds the commands of the next round; false when there is none left.
+    pub fn round(&mut self, counters: &mut Counters, out: &mut Vec<Command>) -> bool {
+        if self.current.is_empty() {
+            self.begin();
+        }
+        let mut current = std::mem::take(&mut self.current);
+        for (stream, block, place) in &mut current {
+            let step = &self.steps[usize::from(block.first_step) + place.step as usize];
+            self.tile(block, *place, step, *stream, counters, out);
+            let work = &self.plan.args.works[usize::from(block.work)];
+            place.advance(work, step.times, block.n_steps.into());
+        }
+        let moved = !current.is_empty();
+        current.retain(|(_, block, place)| place.tile < self.plan.args.works[usize::from(block.work)].tiles);
+        self.current = current;
+        moved
+    }
+
+    /// Takes the next blocks that go side by side.
+    fn begin(&mut self) {
+        let Some(channel) = self.left.last().map(|block| block.channel) else { return };
+        while let Some(block) = self.left.pop_if(|block| block.channel == channel) {
+            self.current.push((self.stream(&block), block, Place::default()));
+        }
+        self.current.sort_by_key(|(stream, _, _)| *stream);
+    }
+
+    fn stream(&self, block: &Block) -> u32 {
+        let mut own = self.steps.iter().skip(block.first_step.into()).take(block.n_steps.into());
+        let only_receives = own.all(|step| step.n_recv > 0 && step.n_send == 0);
+        u32::from(block.lane) % LANES + if only_receives { LANES } else { 0 }
+    }
+
+    /// The commands of one tile of one repetition of a step.
+    fn tile(
+        &self,
+        block: &Block,
+        at: Place,
+        step: &Step,
+        stream: u32,
+        counters: &mut Counters,
+        out: &mut Vec<Command>,
+    ) {
+        let work = &self.plan.args.works[usize::from(block.work)];
+        let span = Span::new(work, block.instance, at, step, 1);
+        let lane = u32::from(block.lane) % LANES;
+        let mut put = |what| out.push(Command { stream, what });
+        let mut taken = None;
+        let mut from = (step.flags & HAS_SRC != 0).then(|| span.local(work, step.src_buf, step.src_chunk));
+        if step.n_recv > 0 {
+            let peer = u32::from(step.recv[0]);
+            let slot = Counters::next(&mut counters.taken, peer, lane);
+            let ends = self.ends(peer, lane, slot);
+            put(What::Await { addr: ends.full_here, peer });
+            from = Some((ends.slot_here, span.nominal));
+            taken = Some(ends.free_there);
+        }
+        let (src, length) = from.unwrap_or((0, 0));
+        if step.flags & HAS_DST != 0 {
+            let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
+            let bytes = length.min(room) as u64;
+            if bytes > 0 && dst != src {
+                put(What::Copy { dst, src, bytes });
+            }
+        }
+        for &peer in &step.send[..usize::from(step.n_send)] {
+            let peer = u32::from(peer);
+            let slot = Counters::next(&mut counters.sent, peer, lane);
+            let ends = self.ends(peer, lane, slot);
+            put(What::Await { addr: ends.free_here, peer });
+            if length > 0 {
+                put(What::Copy { dst: ends.slot_there, src, bytes: length as u64 });
+            }
+            put(What::Set { addr: ends.full_there });
+        }
+        if let Some(addr) = taken {
+            put(What::Set { addr });
+        }
+    }
+
+    fn ends(&self, peer: u32, lane: u32, slot: u32) -> Ends {
+        let Bases { rank, staging, places, layout } = self.bases;
+        let (here, there) = (places[*rank as usize], places[peer as usize]);
+        let (own, theirs) = (staging[*rank as usize], staging[peer as usize]);
+        let (of_them, of_us) = (At { lane, peer: there, slot }, At { lane, peer: here, slot });
+        Ends {
+            slot_here: own + layout.slot(here, of_them),
+            full_here: own + layout.full(here, of_them),
+            free_here: own + layout.free(here, of_them),
+            slot_there: theirs + layout.slot(there, of_us),
+            full_there: theirs + layout.full(there, of_us),
+            free_there: theirs + layout.free(there, of_us),
+        }
+    }
+}
+
+/// Addresses of a slot number in both directions: our slot that the peer fills, its slot that we fill, and their words.
+struct Ends {
+    slot_here: u64,
+    full_here: u64,
+    free_here: u64,
+    slot_there: u64,
+    full_there: u64,
+    free_there: u64,
+}

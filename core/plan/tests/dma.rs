@@ -1,0 +1,279 @@
+//! Launches for copy engines, on simulated ranks: streams that progress in any order, and devices that run all streams of a
+//! rank as one.
+
+use std::collections::{HashMap, VecDeque};
+
+use hawser_plan::algo::{rank_program, shape};
+use hawser_plan::call::Scalar;
+use hawser_plan::choose::choose;
+use hawser_plan::dma::{self, Bases, Counters, Emitter, STREAMS, Staging, What};
+use hawser_plan::lower::{LaunchPlan, bind, device_op, lower};
+use hawser_plan::p2p::{self, Message};
+use hawser_plan::world::{DeviceKind, Link, World};
+use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp};
+use proptest::prelude::*;
+
+/// Slots of 4 KiB.
+fn settings() -> Knobs {
+    Knobs { pass_sm: 1, staging_bytes: 6 * 4096, ..Knobs::default() }
+}
+
+fn world(ranks: u32) -> World {
+    World::single_host(ranks, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
+}
+
+/// Memory of all ranks: rank r's byte i has the address (r + 1) << 32 | i. User buffers come first, staging at `STAGING`.
+struct Machine {
+    memory: Vec<Vec<u8>>,
+    bases: Vec<Bases>,
+    counters: Vec<Counters>,
+}
+
+const STAGING: u64 = 1 << 24;
+
+fn address(rank: u32, at: u64) -> u64 {
+    (u64::from(rank) + 1) << 32 | at
+}
+
+impl Machine {
+    fn new(ranks: u32) -> Self {
+        let layout = Staging::new(ranks, &settings());
+        let mut memory = vec![vec![0u8; (STAGING + layout.bytes()) as usize]; ranks as usize];
+        let (at, bytes) = layout.free_words();
+        for rank in &mut memory {
+            for word in (0..bytes).step_by(16) {
+                rank[(STAGING + at + word) as usize] = 1;
+            }
+        }
+        let staging: Vec<u64> = (0..ranks).map(|r| address(r, STAGING)).collect();
+        let places: Vec<u32> = (0..ranks).collect();
+        let bases =
+            (0..ranks).map(|rank| Bases { rank, staging: staging.clone(), places: places.clone(), layout });
+        Self { memory, bases: bases.collect(), counters: vec![Counters::default(); ranks as usize] }
+    }
+
+    fn at(&mut self, addr: u64, bytes: u64) -> &mut [u8] {
+        let (rank, at) = ((addr >> 32) as usize - 1, (addr & 0xffff_ffff) as usize);
+        &mut self.memory[rank][at..at + bytes as usize]
+    }
+
+    /// Runs one launch sequence per rank to its end; `pick` chooses who goes on. `alias`: one queue per rank.
+    fn run(
+        &mut self,
+        launches: &[Vec<(LaunchPlan, Vec<hawser_plan::device_plan::Step>)>],
+        alias: bool,
+        seed: u64,
+    ) {
+        let mut queues: Vec<VecDeque<What>> = Vec::new();
+        let mut ends: HashMap<usize, u32> = HashMap::new();
+        for (rank, list) in launches.iter().enumerate() {
+            let mut own = vec![VecDeque::new(); if alias { 1 } else { STREAMS as usize }];
+            for (plan, steps) in list {
+                let mut commands = Vec::new();
+                let mut emitter = Emitter::new(plan, steps, &self.bases[rank]);
+                while emitter.round(&mut self.counters[rank], &mut commands) {}
+                for command in commands {
+                    own[if alias { 0 } else { command.stream as usize }].push_back(command.what);
+                }
+            }
+            for queue in own {
+                ends.insert(queues.len(), rank as u32);
+                queues.push(queue);
+            }
+        }
+        let mut state = seed | 1;
+        let mut stuck = 0;
+        while queues.iter().any(|queue| !queue.is_empty()) {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let index = (state >> 33) as usize % queues.len();
+            let Some(&what) = queues[index].front() else { continue };
+            let done = match what {
+                What::Await { addr, peer } => {
+                    assert_eq!((addr >> 32) as u32 - 1, ends[&index], "waits for own memory");
+                    assert_ne!(peer, ends[&index]);
+                    let word = self.at(addr, 1);
+                    std::mem::take(&mut word[0]) == 1
+                }
+                What::Set { addr } => {
+                    assert_eq!(std::mem::replace(&mut self.at(addr, 1)[0], 1), 0, "a word is set twice");
+                    true
+                }
+                What::Copy { dst, src, bytes } => {
+                    let data = self.at(src, bytes).to_vec();
+                    self.at(dst, bytes).copy_from_slice(&data);
+                    true
+                }
+            };
+            stuck = if done { 0 } else { stuck + 1 };
+            assert!(stuck < 100_000, "nobody goes on");
+            if done {
+                queues[index].pop_front();
+            }
+        }
+        self.check_words();
+    }
+
+    /// Everything is free again.
+    fn check_words(&self) {
+        let layout = self.bases[0].layout;
+        let (at, bytes) = layout.free_words();
+        for rank in &self.memory {
+            let word = |i: u64| rank[(STAGING + i) as usize];
+            assert!(
+                (0..at).step_by(16).all(|i| word(i) == 0)
+                    && (at..at + bytes).step_by(16).all(|i| word(i) == 1)
+            );
+        }
+    }
+}
+
+fn collective(machine: &mut Machine, collective: Collective, ranks: u32, bytes: u64, alias: bool, seed: u64) {
+    let (world, knobs) = (world(ranks), settings());
+    let root = (seed % u64::from(ranks)) as u32;
+    let (ins, outs) = (collective.input_blocks(ranks), collective.output_blocks(ranks));
+    let staged = dma::knobs(&knobs, ranks);
+    let mut launches = Vec::new();
+    for rank in 0..ranks {
+        let call = Call {
+            collective,
+            count: bytes,
+            dtype: DataType::Uint8,
+            op: ReduceOp::Sum,
+            scalar: Scalar::Immediate(0),
+            root,
+            input: address(rank, 0),
+            output: address(rank, 1 << 20),
+        };
+        for i in 0..u64::from(ins) * bytes {
+            machine.memory[rank as usize][i as usize] = (seed ^ u64::from(rank) * 31 ^ i * 7 ^ i >> 8) as u8;
+        }
+        machine.memory[rank as usize][1 << 20..][..(u64::from(outs) * bytes) as usize].fill(0xee);
+        let choice = choose(&call, &world, &knobs).unwrap();
+        assert_eq!(choice.protocol, Protocol::Dma, "{}", choice.why);
+        let lowered =
+            lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
+                .unwrap();
+        let plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
+        launches.push(vec![(plan, lowered.steps)]);
+    }
+    machine.run(&launches, alias, seed);
+    let input = |rank: u32, block: u64, i: u64| {
+        let i = block * bytes + i;
+        (seed ^ u64::from(rank) * 31 ^ i * 7 ^ i >> 8) as u8
+    };
+    for rank in 0..ranks {
+        for block in 0..u64::from(outs) {
+            let expected = |i: u64| match collective {
+                Collective::AllGather => input(block as u32, 0, i),
+                Collective::AllToAll => input(block as u32, u64::from(rank), i),
+                Collective::Broadcast => input(root, 0, i),
+                Collective::Gather if rank == root => input(block as u32, 0, i),
+                Collective::Scatter => input(root, u64::from(rank), i),
+                _ => 0xee,
+            };
+            let got = machine.at(address(rank, (1 << 20) + block * bytes), bytes).to_vec();
+            let wrong = (0..bytes).find(|&i| got[i as usize] != expected(i));
+            assert_eq!(wrong, None, "{collective:?} rank {rank} of {ranks} block {block} bytes {bytes}");
+        }
+    }
+}
+
+const MOVES: [Collective; 5] = [
+    Collective::AllGather,
+    Collective::AllToAll,
+    Collective::Broadcast,
+    Collective::Gather,
+    Collective::Scatter,
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn collectives_end_right_whatever_streams_do(
+        ranks in 2u32..6, kinds in prop::collection::vec((0usize..5, 1u64..60_000), 1..4), alias: bool, seed: u64
+    ) {
+        let mut machine = Machine::new(ranks);
+        for (kind, bytes) in kinds {
+            collective(&mut machine, MOVES[kind], ranks, bytes, alias, seed);
+        }
+    }
+
+    #[test]
+    fn messages_end_right_whatever_streams_do(
+        ranks in 2u32..6,
+        list in prop::collection::vec((0u32..6, 0u32..6, 0u64..70_000), 1..12),
+        alias: bool,
+        seed: u64,
+    ) {
+        let (world, knobs) = (world(ranks), settings());
+        let mut machine = Machine::new(ranks);
+        let mut messages = vec![Vec::new(); ranks as usize];
+        let (mut used, mut checks) = (vec![0u64; ranks as usize], Vec::new());
+        for (number, (from, to, bytes)) in list.into_iter().enumerate() {
+            let (from, to) = (from % ranks, to % ranks);
+            let (src, dst) = (used[from as usize], used[to as usize] + if from == to { bytes } else { 0 });
+            used[from as usize] = src + bytes;
+            used[to as usize] = dst + bytes;
+            for i in 0..bytes {
+                machine.memory[from as usize][(src + i) as usize] = (number as u64 * 91 ^ i ^ i >> 8) as u8;
+            }
+            messages[from as usize].push(Message { peer: to, send: true, addr: address(from, src), bytes });
+            messages[to as usize].push(Message { peer: from, send: false, addr: address(to, dst), bytes });
+            checks.push((number, address(to, dst), bytes));
+        }
+        let launches: Vec<Vec<_>> = (0..ranks)
+            .map(|rank| {
+                let plans = p2p::plan(&messages[rank as usize], rank, ranks, &world, &knobs).unwrap();
+                plans
+                    .into_iter()
+                    .map(|plan| {
+                        assert_eq!(plan.kernel.protocol, Protocol::Dma);
+                        let steps = plan.args.inline_steps.to_vec();
+                        (plan, steps)
+                    })
+                    .collect()
+            })
+            .collect();
+        machine.run(&launches, alias, seed);
+        for (number, addr, bytes) in checks {
+            let got = machine.at(addr, bytes).to_vec();
+            let right = (0..bytes).all(|i| got[i as usize] == (number as u64 * 91 ^ i ^ i >> 8) as u8);
+            prop_assert!(right, "message {}", number);
+        }
+    }
+}
+
+#[test]
+fn reductions_and_worlds_without_staging_take_other_ways() {
+    let call = |collective| Call {
+        collective,
+        count: 1 << 20,
+        dtype: DataType::Float32,
+        op: ReduceOp::Sum,
+        scalar: Scalar::Immediate(0),
+        root: 0,
+        input: 0,
+        output: 0,
+    };
+    let strict = Knobs { pass_sm: 2, ..settings() };
+    let reduced = choose(&call(Collective::AllReduce), &world(4), &strict).unwrap();
+    assert_ne!(reduced.protocol, Protocol::Dma);
+    let hosts = World::of_hosts(4, 2, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    let error = choose(&call(Collective::AllGather), &hosts, &strict).unwrap_err();
+    assert!(error.text.contains("one host") && error.text.contains("NCCL_PASS_SM=1"), "{}", error.text);
+    let lenient = choose(&call(Collective::AllGather), &hosts, &settings()).unwrap();
+    assert_ne!(lenient.protocol, Protocol::Dma);
+    let off = choose(&call(Collective::AllGather), &world(4), &Knobs::default()).unwrap();
+    assert!(off.why.to_string().contains("NCCL_PASS_SM=1"));
+}
+
+#[test]
+fn staging_fits_its_budget() {
+    for local in 2..=64 {
+        let staging = Staging::new(local, &Knobs::default());
+        assert!(staging.bytes() <= (193 << 20), "{local}: {}", staging.bytes());
+        assert!(staging.slot_bytes.is_power_of_two());
+    }
+    assert_eq!(Staging::new(8, &Knobs::default()).slot_bytes, 4 << 20);
+}

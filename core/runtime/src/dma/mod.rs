@@ -1,0 +1,182 @@
+//! The executor of copy engines: launches without a kernel ([`hawser_plan::dma`] says what they do).
+//!
+//! A launch forks from the caller's stream to streams of the communicator, puts copies and operations on words there, and
+//! joins them again. Nothing waits on the host. [`watch`] ends launches that are aborted or late.
+
+pub mod host;
+mod watch;
+
+use std::sync::{Arc, Mutex};
+
+use hawser_plan::device_plan::Step;
+use hawser_plan::dma::{Bases, Counters, Emitter, LANES, STREAMS, What};
+use hawser_plan::lower::LaunchPlan;
+
+use crate::comm::{Order, Turn, lock};
+use crate::device::{Device, MemoryOp, OwnedStream, Stream};
+use crate::error::Result;
+use crate::transport::control::Control;
+use watch::Watched;
+
+/// What a communicator's launches for copy engines share.
+pub struct Dma {
+    bases: Bases,
+    state: Mutex<State>,
+    watched: Option<Arc<Watched>>,
+}
+
+#[derive(Default)]
+struct State {
+    counters: Counters,
+    /// Made by the first launch.
+    streams: Vec<OwnedStream>,
+}
+
+/// Who a launch is for, in errors.
+#[derive(Clone, Copy)]
+pub struct Who<'a> {
+    /// Communicator.
+    pub name: &'a str,
+    /// This rank.
+    pub rank: u32,
+    /// Number of the operation.
+    pub op_number: u64,
+}
+
+impl Dma {
+    /// With everybody's staging. On a GPU, launches are watched from now on.
+    pub fn new(
+        bases: Bases,
+        device: &Arc<dyn Device>,
+        control: &Arc<Control>,
+        is_host: bool,
+    ) -> Result<Self> {
+        let watched =
+            if is_host { None } else { Some(Watched::start(device.clone(), control.clone(), &bases)?) };
+        Ok(Self { bases, state: Mutex::default(), watched })
+    }
+
+    /// All commands of a launch by stream, for the host device.
+    pub fn commands(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<[Vec<What>; STREAMS as usize]> {
+        let mut state = lock(&self.state)?;
+        let mut emitter = Emitter::new(plan, steps, &self.bases);
+        let (mut commands, mut queues) = (Vec::new(), [const { Vec::new() }; STREAMS as usize]);
+        while emitter.round(&mut state.counters, &mut commands) {}
+        commands.iter().for_each(|command| queues[command.stream as usize].push(command.what));
+        Ok(queues)
+    }
+
+    /// Begins a launch behind everything of the communicator and of `stream`.
+    pub fn begin<'a>(
+        &'a self,
+        device: &'a dyn Device,
+        order: &'a Order,
+        (plan, steps): (&'a LaunchPlan, &'a [Step]),
+        stream: Stream,
+        who: Who<'_>,
+    ) -> Result<Emission<'a>> {
+        let streams = self.streams(device)?;
+        let turn = order.begin(device, stream)?;
+        let emitter = Emitter::new(plan, steps, &self.bases);
+        let used = emitter.streams();
+        if let Some(watched) = self.watched.as_ref().filter(|_| turn.done != 0) {
+            let peers = peers(plan, steps);
+            device.memory_ops(stream, &[watched.begin(who, peers)?])?;
+        }
+        for (own, _) in streams.iter().zip(used).filter(|(_, used)| *used) {
+            device.order(stream, *own)?;
+        }
+        let pending = [const { Vec::new() }; STREAMS as usize];
+        Ok(Emission { dma: self, device, order, emitter, stream, streams, used, turn, pending })
+    }
+
+    /// The staging of this rank goes: nothing is written there any more. Launches in replayed graphs are over or released.
+    pub fn close(&self) {
+        if let Some(watched) = &self.watched {
+            watched.close();
+        }
+    }
+
+    fn streams(&self, device: &dyn Device) -> Result<[Stream; STREAMS as usize]> {
+        let mut state = lock(&self.state)?;
+        while state.streams.len() < STREAMS as usize {
+            state.streams.push(device.stream()?);
+        }
+        Ok(std::array::from_fn(|i| state.streams[i].stream))
+    }
+}
+
+/// A launch that is being put on its streams.
+pub struct Emission<'a> {
+    dma: &'a Dma,
+    device: &'a dyn Device,
+    order: &'a Order,
+    emitter: Emitter<'a>,
+    stream: Stream,
+    streams: [Stream; STREAMS as usize],
+    used: [bool; STREAMS as usize],
+    turn: Turn,
+    /// By stream: operations on words that wait for the next copy, to go in one batch.
+    pending: [Vec<MemoryOp>; STREAMS as usize],
+}
+
+impl Emission<'_> {
+    /// Puts the next round on the streams; false when there is none left.
+    pub fn round(&mut self) -> Result<bool> {
+        let mut commands = Vec::with_capacity(4 * LANES as usize);
+        let more = self.emitter.round(&mut lock(&self.dma.state)?.counters, &mut commands);
+        for command in commands {
+            let (stream, pending) =
+                (self.streams[command.stream as usize], &mut self.pending[command.stream as usize]);
+            match command.what {
+                What::Await { addr, .. } => {
+                    pending.extend([MemoryOp::Wait { addr }, MemoryOp::Write { addr, value: 0 }]);
+                }
+                What::Set { addr } => pending.push(MemoryOp::Write { addr, value: 1 }),
+                What::Copy { dst, src, bytes } => {
+                    flush(self.device, stream, pending)?;
+                    self.device.copy(stream, dst, src, bytes)?;
+                }
+            }
+        }
+        Ok(more)
+    }
+
+    /// Joins the streams.
+    pub fn finish(mut self) -> Result<()> {
+        for (index, used) in self.used.into_iter().enumerate().filter(|(_, used)| *used) {
+            debug_assert!(used);
+            flush(self.device, self.streams[index], &mut self.pending[index])?;
+            self.device.order(self.streams[index], self.stream)?;
+        }
+        if self.turn.done == 0 {
+            return Ok(());
+        }
+        let mut ops = vec![MemoryOp::Write { addr: self.turn.done, value: self.turn.before.wrapping_add(1) }];
+        if let Some(watched) = &self.dma.watched {
+            ops.push(watched.end());
+        }
+        self.device.memory_ops(self.stream, &ops)?;
+        self.order.finish(&self.turn, 1)
+    }
+}
+
+fn flush(device: &dyn Device, stream: Stream, pending: &mut Vec<MemoryOp>) -> Result<()> {
+    if !pending.is_empty() {
+        device.memory_ops(stream, pending)?;
+        pending.clear();
+    }
+    Ok(())
+}
+
+/// The ranks that a launch exchanges data with.
+fn peers(plan: &LaunchPlan, steps: &[Step]) -> Vec<u32> {
+    let blocks = plan.args.blocks[..usize::from(plan.args.n_blocks)].iter();
+    let used = blocks.flat_map(|b| steps.iter().skip(b.first_step.into()).take(b.n_steps.into()));
+    let of_step =
+        |s: &Step| [s.recv[..s.n_recv.into()].to_vec(), s.send[..s.n_send.into()].to_vec()].concat();
+    let mut peers: Vec<u32> = used.flat_map(of_step).map(u32::from).collect();
+    peers.sort_unstable();
+    peers.dedup();
+    peers
+}
