@@ -304,13 +304,12 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
     }
     if protocol == Protocol::Dma {
-        let knobs = dma::knobs(knobs, world.places().1);
+        let knobs = dma::knobs(knobs, world.places().1, dma::part(key, bytes));
         if let Err(error) = fold(key, algo::channels(key)?, &knobs) {
             return Ok(Outcome::Filtered(error.text));
         }
-        let instances = dma::instances(key, bytes, knobs.slot_bytes[2].into());
-        let us = predict(key, protocol, (instances, 1), bytes, world, &knobs) as f32;
-        return Ok(Outcome::Predicted { us, instances, channels: 1 });
+        let us = predict(key, protocol, (dma::LANES, 1), bytes, world, &knobs) as f32;
+        return Ok(Outcome::Predicted { us, instances: dma::LANES, channels: 1 });
     }
     let fold = match fold(key, algo::channels(key)?, knobs) {
         Ok(fold) => fold,

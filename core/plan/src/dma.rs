@@ -1,6 +1,6 @@
 //! Launches without a kernel: copy engines move slots of **staging** memory, stream memory operations tell of them.
 //!
-//! The steps are those of any program of moves; a block runs on a stream of its own, or after the blocks that share it. A
+//! The steps are those of any program of moves; the sends of a lane share a stream, and so do its receives. A
 //! slot has two words: `full`, in the memory of its owner, set by the peer that filled it, and `free`, in the memory of
 //! that peer, set by the owner that has emptied it. Whoever waits for a word clears it, so a replayed graph finds the words
 //! as it left them. Commands come out in rounds, the sends of a round before its receives: a device that runs all its
@@ -14,14 +14,14 @@ use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::lower::LaunchPlan;
 use crate::world::{DeviceKind, Link, World};
 
-/// Streams in each direction, and staging lanes per peer.
-pub const LANES: u32 = 2;
+/// Streams in each direction, and staging lanes per peer: a second lane is no faster, and takes memory from the slots.
+pub const LANES: u32 = 1;
 /// Slots of a lane.
 pub const DEPTH: u32 = 3;
 /// Staging of a rank, unless the user says otherwise.
 const STAGING_BYTES: u64 = 192 << 20;
 /// Largest and smallest slot.
-const MOST_SLOT: u64 = 16 << 20;
+const MOST_SLOT: u64 = 32 << 20;
 const LEAST_SLOT: u64 = 4 << 10;
 /// Bytes from word to word.
 const WORD: u64 = 16;
@@ -69,17 +69,31 @@ fn is_known(key: &ProgramKey) -> bool {
     )
 }
 
-/// The settings under which programs are bound to calls for copy engines: one block runs all channels, so that ranks go
-/// through their peers in the same order, and there is a block per lane.
-pub fn knobs(knobs: &Knobs, local: u32) -> Knobs {
-    let slot = Staging::new(local, knobs).slot_bytes as u32;
-    Knobs { slot_bytes: [0, 0, slot], depth: DEPTH, lanes: LANES, min_ctas: 1, max_ctas: 1, ..knobs.clone() }
+/// The settings under which programs are bound to calls that give each peer `bytes` bytes: one block runs all channels, so
+/// that ranks go through their peers in the same order.
+pub fn knobs(knobs: &Knobs, local: u32, bytes: u64) -> Knobs {
+    let slot = Staging::new(local, knobs).slot_bytes.min(tile(bytes)) as u32;
+    Knobs {
+        slot_bytes: [0, 0, slot],
+        depth: DEPTH,
+        lanes: LANES,
+        min_ctas: 1,
+        max_ctas: LANES,
+        ..knobs.clone()
+    }
 }
 
-/// Blocks that a program of `channels` channels is cut into.
-pub fn instances(key: &ProgramKey, bytes: u64, slot: u64) -> u32 {
-    let share = algo::shape(key).map_or(1, |shape| u64::from(shape.per_block.max(1)));
-    if bytes / share > slot / 8 { LANES } else { 1 }
+/// Bytes of a part that a call of a program gives each peer.
+pub fn part(key: &ProgramKey, bytes: u64) -> u64 {
+    bytes / algo::shape(key).map_or(1, |shape| u64::from(shape.per_block.max(1)))
+}
+
+/// The tile with which a message is fastest: each costs about 8 µs (measured: copies and stream memory operations take
+/// turns), and the first and the last of them are alone on their way. Largest where a slot takes no more.
+fn tile(bytes: u64) -> u64 {
+    /// Bytes that a link moves in the time that a tile costs.
+    const COST: u64 = 3 << 20;
+    bytes.saturating_mul(COST).isqrt().max(LEAST_SLOT).next_multiple_of(LEAST_SLOT).min(MOST_SLOT)
 }
 
 /// Where staging lies in a rank's heap, from its start on.
@@ -222,8 +236,12 @@ pub enum What {
     },
 }
 
-/// Streams of a launch: [`LANES`] that send, or send and receive, then as many that only receive.
-pub const STREAMS: u32 = 2 * LANES;
+/// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive, and one for what
+/// stays on the rank. Steps of the programs that copy engines run do not read what others have written to the user's
+/// memory, so they need no order among each other.
+pub const STREAMS: u32 = 2 * LANES + 1;
+/// The last of them.
+const COPIES: u32 = 2 * LANES;
 
 /// Puts out the commands of one launch, round after round.
 ///
@@ -236,7 +254,7 @@ pub struct Emitter<'a> {
     /// Blocks that are left, the next one last.
     left: Vec<Block>,
     /// Blocks under way, those that send first, and where they are.
-    current: Vec<(u32, Block, Place)>,
+    current: Vec<(Block, Place)>,
 }
 
 impl<'a> Emitter<'a> {
@@ -248,27 +266,20 @@ impl<'a> Emitter<'a> {
         Self { plan, steps, bases, left, current: Vec::new() }
     }
 
-    /// Which streams get commands.
-    pub fn streams(&self) -> [bool; STREAMS as usize] {
-        let mut used = [false; STREAMS as usize];
-        self.left.iter().for_each(|block| used[self.stream(block) as usize] = true);
-        used
-    }
-
     /// Adds the commands of the next round; false when there is none left.
     pub fn round(&mut self, counters: &mut Counters, out: &mut Vec<Command>) -> bool {
         if self.current.is_empty() {
             self.begin();
         }
         let mut current = std::mem::take(&mut self.current);
-        for (stream, block, place) in &mut current {
+        for (block, place) in &mut current {
             let step = &self.steps[usize::from(block.first_step) + place.step as usize];
-            self.tile(block, *place, step, *stream, counters, out);
+            self.tile(block, *place, step, counters, out);
             let work = &self.plan.args.works[usize::from(block.work)];
             place.advance(work, step.times, block.n_steps.into());
         }
         let moved = !current.is_empty();
-        current.retain(|(_, block, place)| place.tile < self.plan.args.works[usize::from(block.work)].tiles);
+        current.retain(|(block, place)| place.tile < self.plan.args.works[usize::from(block.work)].tiles);
         self.current = current;
         moved
     }
@@ -277,61 +288,53 @@ impl<'a> Emitter<'a> {
     fn begin(&mut self) {
         let Some(channel) = self.left.last().map(|block| block.channel) else { return };
         while let Some(block) = self.left.pop_if(|block| block.channel == channel) {
-            self.current.push((self.stream(&block), block, Place::default()));
+            self.current.push((block, Place::default()));
         }
-        self.current.sort_by_key(|(stream, _, _)| *stream);
-    }
-
-    fn stream(&self, block: &Block) -> u32 {
-        let mut own = self.steps.iter().skip(block.first_step.into()).take(block.n_steps.into());
-        let only_receives = own.all(|step| step.n_recv > 0 && step.n_send == 0);
-        u32::from(block.lane) % LANES + if only_receives { LANES } else { 0 }
+        let receives = |block: &Block| self.steps[usize::from(block.first_step)].n_send == 0;
+        self.current.sort_by_key(|(block, _)| receives(block));
     }
 
     /// The commands of one tile of one repetition of a step.
-    fn tile(
-        &self,
-        block: &Block,
-        at: Place,
-        step: &Step,
-        stream: u32,
-        counters: &mut Counters,
-        out: &mut Vec<Command>,
-    ) {
+    fn tile(&self, block: &Block, at: Place, step: &Step, counters: &mut Counters, out: &mut Vec<Command>) {
         let work = &self.plan.args.works[usize::from(block.work)];
         let span = Span::new(work, block.instance, at, step, 1);
         let lane = u32::from(block.lane) % LANES;
-        let mut put = |what| out.push(Command { stream, what });
+        let sends = &step.send[..usize::from(step.n_send)];
+        let stream = lane + if sends.is_empty() { LANES } else { 0 };
+        let mut put = |stream, what| out.push(Command { stream, what });
         let mut taken = None;
-        let mut from = (step.flags & HAS_SRC != 0).then(|| span.local(work, step.src_buf, step.src_chunk));
+        let (mut src, mut length) = (0, 0);
         if step.n_recv > 0 {
             let peer = u32::from(step.recv[0]);
             let slot = Counters::next(&mut counters.taken, peer, lane);
             let ends = self.ends(peer, lane, slot);
-            put(What::Await { addr: ends.full_here, peer });
-            from = Some((ends.slot_here, span.nominal));
+            put(stream, What::Await { addr: ends.full_here, peer });
+            (src, length) = (ends.slot_here, span.nominal);
             taken = Some(ends.free_there);
+        } else if step.flags & HAS_SRC != 0 {
+            (src, length) = span.local(work, step.src_buf, step.src_chunk);
         }
-        let (src, length) = from.unwrap_or((0, 0));
-        if step.flags & HAS_DST != 0 {
-            let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
-            let bytes = length.min(room) as u64;
-            if bytes > 0 && dst != src {
-                put(What::Copy { dst, src, bytes });
-            }
-        }
-        for &peer in &step.send[..usize::from(step.n_send)] {
+        for &peer in sends {
             let peer = u32::from(peer);
             let slot = Counters::next(&mut counters.sent, peer, lane);
             let ends = self.ends(peer, lane, slot);
-            put(What::Await { addr: ends.free_here, peer });
+            put(stream, What::Await { addr: ends.free_here, peer });
             if length > 0 {
-                put(What::Copy { dst: ends.slot_there, src, bytes: length as u64 });
+                put(stream, What::Copy { dst: ends.slot_there, src, bytes: length as u64 });
             }
-            put(What::Set { addr: ends.full_there });
+            put(stream, What::Set { addr: ends.full_there });
+        }
+        if step.flags & HAS_DST != 0 {
+            let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
+            let bytes = length.min(room) as u64;
+            // What stays on the rank does not hold up what goes.
+            let stream = if taken.is_some() { stream } else { COPIES };
+            if bytes > 0 && dst != src {
+                put(stream, What::Copy { dst, src, bytes });
+            }
         }
         if let Some(addr) = taken {
-            put(What::Set { addr });
+            put(stream, What::Set { addr });
         }
     }
 

@@ -65,9 +65,8 @@ pub fn plan(
     }
     let copies = own_copies(messages, rank)?;
     let remote = keyed(messages, rank, ranks, world, knobs);
-    let staged = dma::has_staging(world, knobs).then(|| dma::knobs(knobs, world.places().1));
-    let own = if staged.is_some() { Protocol::Dma } else { Protocol::Simple };
-    let mut launches = Launches { knobs, staged, rank, world, list: Vec::new(), used: Vec::new() };
+    let own = if dma::has_staging(world, knobs) { Protocol::Dma } else { Protocol::Simple };
+    let mut launches = Launches { knobs, rank, world, list: Vec::new(), used: Vec::new() };
     let protocol = remote.first().map_or(own, |(key, _)| key.protocol);
     for copy in copies {
         launches.add(protocol, &[copy])?;
@@ -222,8 +221,6 @@ fn own_copies(messages: &[Message], rank: u32) -> Result<Vec<Part>> {
 /// Fills launches one after the other.
 struct Launches<'a> {
     knobs: &'a Knobs,
-    /// The settings for copy engines, where they are used.
-    staged: Option<Knobs>,
     rank: u32,
     world: &'a World,
     list: Vec<LaunchPlan>,
@@ -288,9 +285,9 @@ impl Launches<'_> {
 
     /// Cuts a part's work into tiles and blocks; returns the number of blocks.
     fn cut(&self, work: &mut Work, part: &Part, protocol: Protocol) -> Result<u32> {
-        if let (Protocol::Dma, Some(staged)) = (protocol, &self.staged) {
-            let blocks = if part.bytes > u64::from(staged.slot_bytes[2]) / 8 { dma::LANES } else { 1 };
-            return cut(work, blocks, protocol, 1, staged);
+        if protocol == Protocol::Dma {
+            let staged = dma::knobs(self.knobs, self.world.places().1, part.bytes);
+            return cut(work, dma::LANES, protocol, 1, &staged);
         }
         let is_far = self.world.is_far(self.rank, part.peer);
         cut(work, instances(part.bytes, is_far, self.world.size(), self.knobs), protocol, 1, self.knobs)

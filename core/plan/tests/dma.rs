@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 /// Slots of 4 KiB.
 fn settings() -> Knobs {
-    Knobs { pass_sm: 1, staging_bytes: 6 * 4096, ..Knobs::default() }
+    Knobs { pass_sm: 1, staging_bytes: 3 * 4096, ..Knobs::default() }
 }
 
 fn world(ranks: u32) -> World {
@@ -131,7 +131,6 @@ fn collective(machine: &mut Machine, collective: Collective, ranks: u32, bytes: 
     let (world, knobs) = (world(ranks), settings());
     let root = (seed % u64::from(ranks)) as u32;
     let (ins, outs) = (collective.input_blocks(ranks), collective.output_blocks(ranks));
-    let staged = dma::knobs(&knobs, ranks);
     let mut launches = Vec::new();
     for rank in 0..ranks {
         let call = Call {
@@ -153,6 +152,7 @@ fn collective(machine: &mut Machine, collective: Collective, ranks: u32, bytes: 
         let lowered =
             lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
                 .unwrap();
+        let staged = dma::knobs(&knobs, ranks, dma::part(&choice.key, call.total_bytes(ranks)));
         let plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
         launches.push(vec![(plan, lowered.steps)]);
     }
@@ -275,5 +275,6 @@ fn staging_fits_its_budget() {
         assert!(staging.bytes() <= (193 << 20), "{local}: {}", staging.bytes());
         assert!(staging.slot_bytes.is_power_of_two());
     }
-    assert_eq!(Staging::new(8, &Knobs::default()).slot_bytes, 4 << 20);
+    assert_eq!(Staging::new(8, &Knobs::default()).slot_bytes, 8 << 20);
+    assert_eq!(Staging::new(2, &Knobs::default()).slot_bytes, 32 << 20);
 }

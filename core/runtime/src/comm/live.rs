@@ -176,8 +176,9 @@ impl Live {
             Arc::new(Bound::Exchange(Box::new(plan), choice))
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
+            let part = |bytes| dma::knobs(&self.knobs, self.layout.local, dma::part(&choice.key, bytes));
             let staged =
-                (choice.protocol == Protocol::Dma).then(|| dma::knobs(&self.knobs, self.layout.local));
+                (choice.protocol == Protocol::Dma).then(|| part(call.total_bytes(self.world.size())));
             let knobs = staged.as_ref().unwrap_or(&self.knobs);
             let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), knobs)?;
             self.connect(&plan, &loaded.lowered.steps)?;

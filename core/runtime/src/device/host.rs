@@ -183,6 +183,10 @@ impl Device for HostDevice {
         Ok(())
     }
 
+    fn fork(&self, _earlier: Stream, _later: Stream) -> Result<()> {
+        Ok(())
+    }
+
     fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         Ok(StreamState { id: stream.0, capture: None })
     }

@@ -181,6 +181,9 @@ pub trait Device: Send + Sync {
     /// the two are equal or belong to different captures.
     fn order(&self, earlier: Stream, later: Stream) -> Result<()>;
 
+    /// The same, and `later`, a stream of our own, takes part in a capture of `earlier` from now on.
+    fn fork(&self, earlier: Stream, later: Stream) -> Result<()>;
+
     /// Which stream it is, and which capture it takes part in.
     fn stream_state(&self, stream: Stream) -> Result<StreamState>;
 

@@ -78,15 +78,11 @@ impl Dma {
         let streams = self.streams(device)?;
         let turn = order.begin(device, stream)?;
         let emitter = Emitter::new(plan, steps, &self.bases);
-        let used = emitter.streams();
         if let Some(watched) = self.watched.as_ref().filter(|_| turn.done != 0) {
             let peers = peers(plan, steps);
             device.memory_ops(stream, &[watched.begin(who, peers)?])?;
         }
-        for (own, _) in streams.iter().zip(used).filter(|(_, used)| *used) {
-            device.order(stream, *own)?;
-        }
-        let pending = [const { Vec::new() }; STREAMS as usize];
+        let (used, pending) = ([false; STREAMS as usize], [const { Vec::new() }; STREAMS as usize]);
         Ok(Emission { dma: self, device, order, emitter, stream, streams, used, turn, pending })
     }
 
@@ -114,6 +110,7 @@ pub struct Emission<'a> {
     emitter: Emitter<'a>,
     stream: Stream,
     streams: [Stream; STREAMS as usize],
+    /// Which of them have forked from `stream`.
     used: [bool; STREAMS as usize],
     turn: Turn,
     /// By stream: operations on words that wait for the next copy, to go in one batch.
@@ -126,8 +123,11 @@ impl Emission<'_> {
         let mut commands = Vec::with_capacity(4 * LANES as usize);
         let more = self.emitter.round(&mut lock(&self.dma.state)?.counters, &mut commands);
         for command in commands {
-            let (stream, pending) =
-                (self.streams[command.stream as usize], &mut self.pending[command.stream as usize]);
+            let index = command.stream as usize;
+            if !std::mem::replace(&mut self.used[index], true) {
+                self.device.fork(self.stream, self.streams[index])?;
+            }
+            let (stream, pending) = (self.streams[index], &mut self.pending[index]);
             match command.what {
                 What::Await { addr, .. } => {
                     pending.extend([MemoryOp::Wait { addr }, MemoryOp::Write { addr, value: 0 }]);
@@ -144,8 +144,7 @@ impl Emission<'_> {
 
     /// Joins the streams.
     pub fn finish(mut self) -> Result<()> {
-        for (index, used) in self.used.into_iter().enumerate().filter(|(_, used)| *used) {
-            debug_assert!(used);
+        for index in (0..STREAMS as usize).filter(|index| self.used[*index]) {
             flush(self.device, self.streams[index], &mut self.pending[index])?;
             self.device.order(self.streams[index], self.stream)?;
         }

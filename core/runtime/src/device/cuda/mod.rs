@@ -169,13 +169,17 @@ impl Device for CudaDevice {
         self.events.order(raw_stream(earlier), raw_stream(later))
     }
 
+    fn fork(&self, earlier: Stream, later: Stream) -> Result<()> {
+        self.events.fork(raw_stream(earlier), raw_stream(later))
+    }
+
     fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         let _scope = self.context.enter()?;
         let stream = raw_stream(stream);
-        Ok(StreamState {
-            id: stream::id(&self.context, stream)?,
-            capture: stream::capture(&self.context, stream)?,
-        })
+        let capture = stream::capture(&self.context, stream)?;
+        // The driver does not tell the id of a stream in a capture, and nobody needs it.
+        let id = if capture.is_some() { 0 } else { stream::id(&self.context, stream)? };
+        Ok(StreamState { id, capture })
     }
 
     fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {

@@ -136,6 +136,13 @@ impl Events {
         if capture(&self.context, earlier)? != capture(&self.context, later)? {
             return Ok(());
         }
+        drop(scope);
+        self.fork(earlier, later)
+    }
+
+    /// Lets `later` wait for what is on `earlier` now; it takes part in a capture of `earlier` from then on.
+    pub fn fork(&self, earlier: CUstream, later: CUstream) -> Result<()> {
+        let scope = self.context.enter()?;
         let event = self.take()?;
         let driver = self.context.driver;
         // SAFETY: a live event; the driver checks the caller's stream.

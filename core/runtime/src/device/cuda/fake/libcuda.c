@@ -269,7 +269,12 @@ API cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void 
   *id = (uintptr_t)s & 1 ? (uintptr_t)s >> 8 : is_own(s) ? s->capture : 0, *status = *id != 0;
   return OK;
 }
-API cuStreamGetId(struct stream *s, unsigned long long *id) { *id = (uintptr_t)s; return current ? OK : INVALID_CONTEXT; }
+API cuStreamGetId(struct stream *s, unsigned long long *id) {
+  if (!current) return INVALID_CONTEXT;
+  if ((uintptr_t)s & 1 ? (uintptr_t)s >> 8 : is_own(s) && s->capture) return CAPTURE_UNSUPPORTED;
+  *id = (uintptr_t)s;
+  return OK;
+}
 API cuMemcpyAsync(ptr_t to, ptr_t from, size_t n, struct stream *s) {
   if (async(to, n, s)) return async(to, n, s);
   memmove((void *)to, (void *)from, n);
