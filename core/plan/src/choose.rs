@@ -155,6 +155,11 @@ pub fn decide(
         return Err(PlanError::usage(nothing_left(call.collective, ranks, &candidates)));
     };
     let Best { candidate, us, channels, .. } = best;
+    let us = match candidate.outcome {
+        // Advice of 0 is an order, no estimate.
+        Outcome::Predicted { us: own, .. } if us == 0.0 => own,
+        _ => us,
+    };
     let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
     let key = key(call, algorithm, world);
     let blocks = advised.and_then(|(_, advice)| advice.blocks);
