@@ -74,12 +74,25 @@ pub struct Settings {
     pub links: Option<String>,
     /// The user's folder for caches: `$XDG_CACHE_HOME`, else `~/.cache`.
     pub cache: Option<PathBuf>,
+    /// `HAWSER_EXPLAIN`: who writes why calls run as they do.
+    pub explain: Explain,
     /// `NCCL_DEBUG`.
     pub debug: Option<String>,
     /// `NCCL_DEBUG_SUBSYS`.
     pub debug_subsys: Option<String>,
     /// `NCCL_DEBUG_FILE`.
     pub debug_file: Option<String>,
+}
+
+/// Values of `HAWSER_EXPLAIN`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Explain {
+    /// Nobody (0).
+    No,
+    /// Rank 0 of every communicator (1).
+    First,
+    /// Every rank (`all`).
+    All,
 }
 
 /// The settings, read at first use.
@@ -144,7 +157,10 @@ pub const HONOURED: &[&str] = &[
     "NCCL_DEBUG_FILE",
     "NCCL_CONF_FILE",
     "NCCL_ENV_PLUGIN",
+    "NCCL_TUNER_CONFIG_FILE",
     "HAWSER_DEVICE",
+    "HAWSER_EXPLAIN",
+    "HAWSER_RULES",
     "HAWSER_LINKS",
     "HAWSER_PLUGIN_PROBE",
     "HAWSER_INIT_TIMEOUT",
@@ -226,6 +242,11 @@ impl Source {
                 .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),
             links: self.text("HAWSER_LINKS"),
             cache: cache_folder(),
+            explain: match self.word("HAWSER_EXPLAIN", &["0", "1", "all"]).as_deref() {
+                Some("1") => Explain::First,
+                Some("all") => Explain::All,
+                _ => Explain::No,
+            },
             debug: self.text("NCCL_DEBUG"),
             debug_subsys: self.text("NCCL_DEBUG_SUBSYS"),
             debug_file: self.text("NCCL_DEBUG_FILE"),

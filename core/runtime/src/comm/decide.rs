@@ -14,7 +14,7 @@ use hawser_plugin::net::NetConfig;
 use super::Config;
 use super::card::{Agreement, Card, agree};
 use super::links;
-use super::tune::Tuners;
+use super::tune::{self, Tuners};
 use crate::bootstrap::Bootstrap;
 use crate::device::{self, Device, HeapKind};
 use crate::env::{self, Settings};
@@ -76,8 +76,8 @@ pub fn decide(
     };
     let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
     links::take(&bootstrap.all_gather(&offers, &step("links"))?[0], &mut world)?;
-    let tuners = Tuners::open(comm_id, &world);
-    check_tuners(&bootstrap.all_gather(tuners.names().as_bytes(), &step("tuners"))?)?;
+    let tuners = Tuners::open(comm_id, &world, config.name.as_deref());
+    tune::check(&bootstrap.all_gather(&tuners.card(), &step("tuners"))?)?;
     fit(&mut knobs, world.size(), world.places().1);
     Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen })
 }
@@ -159,14 +159,6 @@ fn knobs_for_network(knobs: &mut Knobs, settings: &Settings) {
     let simple = if settings.buffsize.is_some() { knobs.slot_bytes[2] } else { NET_SLOT_BYTES };
     knobs.slot_bytes = [0, 0, simple];
     knobs.depth = knobs.depth.min(net::MOST_SLOTS);
-}
-
-/// Ranks with different tuners would decide differently.
-fn check_tuners(names: &[Vec<u8>]) -> Result<()> {
-    let Some(rank) = names.iter().position(|n| *n != names[0]) else { return Ok(()) };
-    let [first, other] = [0, rank].map(|r| String::from_utf8_lossy(&names[r]).into_owned());
-    let text = format!("rank 0 has the tuners \"{first}\", rank {rank} has \"{other}\"");
-    Err(Error::invalid_usage(text).remedy("give all ranks the same NCCL_TUNER_PLUGIN, readable everywhere"))
 }
 
 /// Settings of the planner, before anything is known of the other ranks.
