@@ -304,8 +304,13 @@ fn question(call: &Call, world: &World) -> Option<Question> {
     Some(question)
 }
 
+/// Added to the prices of algorithms that nobody has measured.
+const UNMEASURED_US: f32 = 1e6;
+
 fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
     let us = match candidate.outcome {
+        // Prices of what nobody has measured mean little: a tuner has to want it.
+        Outcome::Predicted { us, .. } if candidate.algorithm.is_unmeasured() => us + UNMEASURED_US,
         Outcome::Predicted { us, .. } => us,
         Outcome::Filtered(_) => -1.0,
     };
@@ -320,6 +325,14 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         Algorithm::Hierarchical => tuner::Algorithm::HIERARCHICAL,
         Algorithm::Direct => tuner::Algorithm::DIRECT,
         Algorithm::CollNet => tuner::Algorithm::COLLNET_CHAIN,
+        Algorithm::Pat => tuner::Algorithm::PAT,
+        // Known by no name there: numbers that no table has.
+        Algorithm::RecursiveDoubling => tuner::Algorithm(80),
+        Algorithm::HalvingDoubling => tuner::Algorithm(81),
+        Algorithm::Bruck => tuner::Algorithm(82),
+        Algorithm::Pairwise => tuner::Algorithm(83),
+        Algorithm::Knomial => tuner::Algorithm(84),
+        Algorithm::Imported(program) => tuner::Algorithm(1024 + program.place()),
     };
     let protocol = match candidate.protocol {
         Protocol::Ll | Protocol::SymLl => tuner::Protocol::Ll,
