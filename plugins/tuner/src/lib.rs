@@ -12,6 +12,7 @@
 //! | `rule`, `range`, `names` | what a rule is, and its words |
 //! | `engine` | the answer to a question, and why |
 //! | `lint` | rules that can never count |
+//! | `write` | rules back to TOML, and the layout of a file |
 
 pub mod csv;
 pub mod engine;
@@ -22,6 +23,7 @@ pub mod range;
 pub mod rule;
 pub mod schema;
 mod settings;
+pub mod write;
 
 use std::sync::Arc;
 

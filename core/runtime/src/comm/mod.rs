@@ -34,7 +34,7 @@ pub use live::Live;
 pub use memory::{mem_alloc, mem_free};
 #[cfg(test)]
 pub(crate) use order::Order;
-pub use tune::{Chosen, Tuners};
+pub use tune::{Chosen, Tuners, asked};
 pub(crate) use watch::{GroupSpans, Span};
 
 use crate::bootstrap::UniqueId;

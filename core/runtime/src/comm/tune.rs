@@ -169,11 +169,10 @@ impl Tuners {
     /// Each tuner sees the times that the one before it left. One that fails is ignored for this call.
     fn advise(&self, call: &Call, world: &World, candidates: &[Candidate]) -> (Option<Advice>, Vec<String>) {
         let nobody = (None, Vec::new());
-        let Some(question) = question(call, world).filter(|_| !self.open.is_empty()) else { return nobody };
-        if world.size() == 1 {
+        if self.open.is_empty() || world.size() == 1 {
             return nobody;
         }
-        let mut table: Vec<tuner::Candidate> = candidates.iter().map(in_their_terms).collect();
+        let Some((question, mut table)) = asked(call, world, candidates) else { return nobody };
         let (mut sources, mut notes, mut blocks) = (Vec::new(), Vec::new(), None);
         for tuner in &self.open {
             let before = table.clone();
@@ -266,6 +265,15 @@ fn differing<'a>(tuner: &str, ranks: usize, rank: usize, field: impl Fn(usize, u
     let remedy = "give all ranks the same files (HAWSER_RULES, or hawser-rules.toml beside the library) and the same \
                   name of the communicator";
     Error::invalid_usage(text).remedy(remedy)
+}
+
+/// What tuners are asked about a call: the question, and the candidates in their terms. None for what they are not asked about.
+pub fn asked(
+    call: &Call,
+    world: &World,
+    candidates: &[Candidate],
+) -> Option<(Question, Vec<tuner::Candidate>)> {
+    Some((question(call, world)?, candidates.iter().map(in_their_terms).collect()))
 }
 
 fn config(comm_id: u64, world: &World, name: Option<&str>) -> TunerConfig {
