@@ -7,13 +7,13 @@ mod numbers;
 mod oracle;
 mod perf;
 mod plan;
+mod rules;
 
 use std::path::Path;
 use std::process::ExitCode;
 
 // Built-in plugins: named here, or the linker would leave them out.
 use hawser_net_socket as _;
-use hawser_tuner as _;
 
 use clap::{Parser, Subcommand};
 use hawser_compat::search::probe;
@@ -34,6 +34,8 @@ enum Command {
     Plan(plan::Options),
     /// Show which algorithm is chosen for which size, and why
     Explain(explain::Options),
+    /// Check, explain, lay out and import rule files
+    Rules(rules::Options),
     /// Measure this machine, so that algorithms are chosen by its own figures
     Measure(measure::Options),
     /// Say what this machine offers, what is missing and how to get it
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
         Command::Explain(options) => explain::run(&options).map(|()| true),
+        Command::Rules(options) => rules::run(&options),
         Command::Measure(options) => measure::run(&options).map(|()| true),
         Command::Doctor { probe } => match &probe[..] {
             [kind, path] => probe::helper(kind, Path::new(path), std::io::stdout())
