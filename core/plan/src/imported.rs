@@ -58,15 +58,26 @@ pub fn read(source: &str) -> Result<Imported> {
     Ok(Imported { program, protocol, bytes: (0, u64::MAX), min_depth, right_in_place, traffic })
 }
 
-/// The number of ranks that a program file is for.
+/// What a program file is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// The name of the algorithm.
+    pub name: String,
+    /// Number of ranks.
+    pub ranks: u32,
+}
+
+/// Name and ranks of a program file, without a proof.
 ///
 /// # Errors
 /// As [`read`], as far as it looks.
-pub fn ranks_of(source: &str) -> Result<u32> {
+pub fn head(source: &str) -> Result<Head> {
     if is_plan(source) {
-        return Ok(text::from_text(source)?.shape.ranks);
+        let shape = text::from_text(source)?.shape;
+        return Ok(Head { name: shape.name, ranks: shape.ranks });
     }
-    msccl::ranks_of(source).map_err(|error| PlanError::program(error.to_string()))
+    let head = msccl::head(source).map_err(|error| PlanError::program(error.to_string()))?;
+    Ok(Head { name: head.0, ranks: head.1 })
 }
 
 fn is_plan(source: &str) -> bool {
@@ -106,6 +117,10 @@ impl Imported {
         }
         if shape.root != call.root {
             return Some(format!("made for root {}", shape.root));
+        }
+        if !self.right_in_place {
+            // Ranks cannot know of each other whether a call is in place.
+            return Some("wrong in place, which any rank's call may be".into());
         }
         if bytes < least || bytes > most {
             let most = if most == u64::MAX { "any size".to_string() } else { format!("{most} bytes") };

@@ -72,6 +72,10 @@ pub struct Settings {
     pub gpu_direct: bool,
     /// `HAWSER_LINKS`: file with constants of the cost model, as `hawser measure` writes it; `none` = the built-in ones.
     pub links: Option<String>,
+    /// `MSCCL_XML_FILES`: program files (MSCCL's XML, or `.plan`), separated by `:`; the first that fits a call runs it.
+    pub msccl_files: Option<String>,
+    /// `MSCCL_ALGO_DIR`: folder of such files, tried after those that are named.
+    pub msccl_folder: Option<String>,
     /// The user's folder for caches: `$XDG_CACHE_HOME`, else `~/.cache`.
     pub cache: Option<PathBuf>,
     /// `HAWSER_EXPLAIN`: who writes why calls run as they do.
@@ -158,6 +162,8 @@ pub const HONOURED: &[&str] = &[
     "NCCL_CONF_FILE",
     "NCCL_ENV_PLUGIN",
     "NCCL_TUNER_CONFIG_FILE",
+    "MSCCL_XML_FILES",
+    "MSCCL_ALGO_DIR",
     "HAWSER_DEVICE",
     "HAWSER_EXPLAIN",
     "HAWSER_RULES",
@@ -191,7 +197,7 @@ impl Source {
         }
         for (name, value) in std::env::vars_os() {
             let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else { continue };
-            if (name.starts_with("NCCL_") || name.starts_with("HAWSER_")) && !value.is_empty() {
+            if ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|p| name.starts_with(p)) && !value.is_empty() {
                 values.insert(name.to_owned(), value.to_owned());
             }
         }
@@ -241,6 +247,8 @@ impl Source {
                 .text("NCCL_NET_GDR_LEVEL")
                 .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),
             links: self.text("HAWSER_LINKS"),
+            msccl_files: self.text("MSCCL_XML_FILES"),
+            msccl_folder: self.text("MSCCL_ALGO_DIR"),
             cache: cache_folder(),
             explain: match self.word("HAWSER_EXPLAIN", &["0", "1", "all"]).as_deref() {
                 Some("1") => Explain::First,

@@ -65,12 +65,12 @@ impl Fifos {
     }
 }
 
-/// The number of ranks that a file is for.
+/// The name of a file's algorithm and the number of ranks that it is for, without a proof.
 ///
 /// # Errors
-/// It is no XML, or has no `algo` with `ngpus`.
-pub fn ranks_of(text: &str) -> Result<u32> {
-    xml::ranks_of(text)
+/// It is no XML, or has no `algo` with `name` and `ngpus`.
+pub fn head(text: &str) -> Result<(String, u32)> {
+    xml::head(text)
 }
 
 /// Reads a file and proves its program.

@@ -153,10 +153,11 @@ const MOST_STEPS: usize = 1 << 20;
 const MOST: u32 = 1024;
 const MOST_CHUNKS: u32 = 1 << 16;
 
-/// The number of ranks that a file is for, without reading all of it.
-pub(super) fn ranks_of(text: &str) -> Result<u32> {
+/// Name and number of ranks.
+pub(super) fn head(text: &str) -> Result<(String, u32)> {
     let document = parse(text)?;
-    root(&document)?.number("ngpus", 1, MOST)
+    let algo = root(&document)?;
+    Ok((algo.required("name")?.trim().to_owned(), algo.number("ngpus", 1, MOST)?))
 }
 
 /// Reads a file.

@@ -13,6 +13,7 @@ pub mod card;
 mod decide;
 mod init;
 mod links;
+mod programs;
 mod live;
 mod memory;
 mod order;
