@@ -7,11 +7,13 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::{Candidate, Outcome, choose};
+use hawser_plan::choose::{Candidate, Outcome};
 use hawser_plan::cost::Constants;
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, Knobs, Protocol, ReduceOp, World};
-use hawser_runtime::comm;
+use hawser_runtime::comm::{self, Chosen, Tuners};
+use hawser_tuner::RuleTuner;
+use hawser_tuner::files;
 
 use crate::perf::collective::Test;
 use crate::perf::options::{parse_size, parse_type};
@@ -21,18 +23,35 @@ use crate::perf::options::{parse_size, parse_type};
 pub struct Options {
     /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather or scatter
     collective: String,
-    /// Number of ranks
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    ranks: u32,
-    /// Hosts, with equally many ranks each
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    hosts: u32,
     /// A size, or the first and last of a range of doubled ones: 1K..1G
     #[arg(long, default_value = "1K..1G", value_parser = parse_range)]
     bytes: (u64, u64),
     /// Element type
     #[arg(long, short = 'd', default_value = "float", value_parser = parse_type)]
     datatype: DataType,
+    /// Rule files, separated by commas, in the order in which they count; none = no rules [default: those that a job started
+    /// here would have: HAWSER_RULES, or the usual places]
+    #[arg(long, value_name = "FILES")]
+    rules: Option<String>,
+    /// Only sizes at which another algorithm or protocol takes over
+    #[arg(long)]
+    changes: bool,
+    /// All candidates of every size, and what rules make of it
+    #[arg(long)]
+    full: bool,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+/// The ranks that are asked about.
+#[derive(Debug, Clone, Args)]
+pub struct Machine {
+    /// Number of ranks
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: u32,
+    /// Hosts, with equally many ranks each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    hosts: u32,
     /// The device: host, h200, or cuda: and a compute capability, such as cuda:90
     #[arg(long, default_value = "h200", value_parser = parse_device)]
     device: DeviceKind,
@@ -42,12 +61,6 @@ pub struct Options {
     /// File with constants of the cost model, as `hawser measure` writes it, instead of the built-in ones
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
-    /// Only sizes at which another algorithm or protocol takes over
-    #[arg(long)]
-    changes: bool,
-    /// All candidates of every size
-    #[arg(long)]
-    full: bool,
 }
 
 /// Runs `hawser explain`.
@@ -81,10 +94,12 @@ pub struct Line {
     pub busbw: f64,
     /// The fastest of the others, and its µs.
     pub next: Option<(Algorithm, Protocol, f32)>,
+    /// What rules have to do with it.
+    notes: Vec<String>,
 }
 
 impl Line {
-    /// Asks the planner for the size nearest to `bytes`.
+    /// Asks the planner, and the tuners, for the size nearest to `bytes`.
     ///
     /// # Errors
     /// Nothing is left to choose from.
@@ -92,15 +107,15 @@ impl Line {
         collective: Collective,
         bytes: u64,
         dtype: DataType,
-        world: &World,
-        knobs: &Knobs,
+        (world, knobs): (&World, &Knobs),
+        tuners: &Tuners,
     ) -> Result<Self> {
         let (test, ranks) = (Test::One(collective), world.size());
         let geometry = test.geometry(bytes, dtype, ranks);
         let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
         let call =
             Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
-        let choice = choose(&call, world, knobs)?;
+        let Chosen { choice, notes } = tuners.choose(&call, world, knobs)?;
         let own = (choice.key.algorithm, choice.protocol);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.protocol) != own);
         let times = others.filter_map(|c| match c.outcome {
@@ -109,7 +124,7 @@ impl Line {
         });
         let next = times.min_by(|a, b| a.2.total_cmp(&b.2));
         let busbw = test.bandwidth(geometry, dtype, ranks, f64::from(choice.predicted_us) / 1e6).1;
-        Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, next })
+        Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, next, notes })
     }
 
     /// Whether another algorithm or protocol is chosen than in `other`.
@@ -152,7 +167,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// The sizes of a range at which the way changes, the first size included.
+/// The sizes of a range at which the way changes, the first size included. Without rules.
 ///
 /// # Errors
 /// As [`Line::new`].
@@ -163,9 +178,15 @@ pub fn changes(
     world: &World,
     knobs: &Knobs,
 ) -> Result<Vec<Line>> {
+    let tuners = Tuners::default();
+    let line = |bytes| Line::new(collective, bytes, dtype, (world, knobs), &tuners);
+    changing(sizes(bytes).map(line))
+}
+
+fn changing(all: impl Iterator<Item = Result<Line>>) -> Result<Vec<Line>> {
     let mut lines: Vec<Line> = Vec::new();
-    for bytes in sizes(bytes) {
-        let line = Line::new(collective, bytes, dtype, world, knobs)?;
+    for line in all {
+        let line = line?;
         if lines.last().is_none_or(|last| line.differs(last)) {
             lines.push(line);
         }
@@ -174,19 +195,16 @@ pub fn changes(
 }
 
 fn table(options: &Options, collective: Collective) -> Result<String> {
-    let (world, source) = world(options)?;
+    let (world, source) = options.machine.world()?;
     let knobs = comm::knobs_of(&world)?;
     let (bytes, dtype) = (options.bytes, options.datatype);
-    let lines = match options.changes {
-        true => changes(collective, bytes, dtype, &world, &knobs)?,
-        false => sizes(bytes)
-            .map(|bytes| Line::new(collective, bytes, dtype, &world, &knobs))
-            .collect::<Result<_>>()?,
-    };
+    let (tuners, rules) = tuners(options.rules.as_deref(), &world)?;
+    let all = sizes(bytes).map(|bytes| Line::new(collective, bytes, dtype, (&world, &knobs), &tuners));
+    let lines = if options.changes { changing(all)? } else { all.collect::<Result<_>>()? };
     let mut text = format!(
-        "# {} on {} ranks, {} over {}, {source} constants\n",
+        "# {} on {} ranks, {} over {}, {source} constants{rules}\n",
         collective.name(),
-        options.ranks,
+        world.size(),
         world.device,
         world.link.name()
     );
@@ -206,7 +224,8 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     for line in lines {
         let _ = writeln!(text, "{line}");
         if options.full || bytes.0 == bytes.1 {
-            for line in line.choice.why.to_string().lines() {
+            let chosen = Chosen { choice: line.choice, notes: line.notes };
+            for line in chosen.to_string().lines() {
                 let _ = writeln!(text, "#   {line}");
             }
         }
@@ -214,30 +233,49 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     Ok(text)
 }
 
-/// The world that is asked about, and where its constants are from.
-fn world(options: &Options) -> Result<(World, String)> {
-    let link = match (options.device, options.link) {
-        (DeviceKind::Host, Some(Link::NvLink | Link::Pcie)) => bail!("the host device has --link host only"),
-        (DeviceKind::Host, _) => Link::HostMemory,
-        (DeviceKind::Cuda { .. }, link) => link.unwrap_or(Link::NvLink),
-    };
-    if !options.ranks.is_multiple_of(options.hosts) {
-        bail!("{} ranks are not spread evenly over {} hosts", options.ranks, options.hosts);
+impl Machine {
+    /// The world that is asked about, and where its constants are from.
+    ///
+    /// # Errors
+    /// The options contradict each other, or the file of constants is not for this machine.
+    pub fn world(&self) -> Result<(World, String)> {
+        let link = match (self.device, self.link) {
+            (DeviceKind::Host, Some(Link::NvLink | Link::Pcie)) => {
+                bail!("the host device has --link host only")
+            }
+            (DeviceKind::Host, _) => Link::HostMemory,
+            (DeviceKind::Cuda { .. }, link) => link.unwrap_or(Link::NvLink),
+        };
+        if !self.ranks.is_multiple_of(self.hosts) {
+            bail!("{} ranks are not spread evenly over {} hosts", self.ranks, self.hosts);
+        }
+        let mut world = World::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link);
+        let Some(path) = &self.links else { return Ok((world, "built-in".into())) };
+        let name = path.display();
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {name} for --links"))?;
+        let constants = Constants::parse(&text, self.device, link).with_context(|| name.to_string())?;
+        let Some(constants) = constants else {
+            bail!(
+                "{name} is not for {} over {}: give --device and --link as it says",
+                self.device,
+                link.name()
+            )
+        };
+        world.constants = constants;
+        Ok((world, format!("{name}'s")))
     }
-    let mut world = World::of_hosts(options.ranks, options.ranks / options.hosts, options.device, link);
-    let Some(path) = &options.links else { return Ok((world, "built-in".into())) };
-    let name = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name} for --links"))?;
-    let constants = Constants::parse(&text, options.device, link).with_context(|| name.to_string())?;
-    let Some(constants) = constants else {
-        bail!(
-            "{name} is not for {} over {}: give --device and --link as it says",
-            options.device,
-            link.name()
-        )
-    };
-    world.constants = constants;
-    Ok((world, format!("{name}'s")))
+}
+
+/// The tuner of these rule files, and how the heading goes on.
+fn tuners(names: Option<&str>, world: &World) -> Result<(Tuners, String)> {
+    let files = names.map_or_else(files::ours, files::named_in);
+    if files.is_empty() {
+        return Ok((Tuners::default(), String::new()));
+    }
+    let shown: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
+    let tuners = Tuners::of(&RuleTuner::new(files), world, None)?;
+    Ok((tuners, format!(", rules of {}", shown.join(", "))))
 }
 
 fn sizes((first, last): (u64, u64)) -> impl Iterator<Item = u64> {
@@ -275,16 +313,13 @@ mod tests {
 
     fn options(collective: Collective, device: DeviceKind, (ranks, hosts): (u32, u32)) -> Options {
         Options {
-            hosts,
             collective: collective.name().into(),
-            ranks,
             bytes: (1 << 10, 1 << 20),
             datatype: DataType::Float32,
-            device,
-            link: None,
-            links: None,
+            rules: Some("none".into()),
             changes: false,
             full: false,
+            machine: Machine { ranks, hosts, device, link: None, links: None },
         }
     }
 
@@ -323,12 +358,48 @@ mod tests {
     fn links_and_devices_have_names() {
         assert_eq!(parse_device("H200"), parse_device("cuda:90"));
         assert!(parse_device("gpu").is_err() && parse_link("sli").is_err());
-        let host =
-            Options { link: Some(Link::NvLink), ..options(Collective::AllReduce, DeviceKind::Host, (2, 1)) };
-        assert!(table(&host, Collective::AllReduce).unwrap_err().to_string().contains("--link host"));
-        let device = DeviceKind::Cuda { sm: 90 };
-        let pcie = Options { link: Some(Link::Pcie), ..options(Collective::AllReduce, device, (2, 1)) };
-        let text = table(&pcie, Collective::AllReduce).unwrap();
+        let with = |device, link| {
+            let base = options(Collective::AllReduce, device, (2, 1));
+            let machine = Machine { link: Some(link), ..base.machine.clone() };
+            table(&Options { machine, ..base }, Collective::AllReduce)
+        };
+        let host = with(DeviceKind::Host, Link::NvLink).unwrap_err().to_string();
+        assert!(host.contains("--link host"), "{host}");
+        let text = with(DeviceKind::Cuda { sm: 90 }, Link::Pcie).unwrap();
         assert!(text.contains("cuda:90 over pcie, built-in") && !text.contains("SymLL128"), "{text}");
+    }
+
+    #[test]
+    fn rules_change_the_table_and_are_named() {
+        let path = std::env::temp_dir().join(format!("hawser-table-{}.toml", std::process::id()));
+        std::fs::write(
+            &path,
+            "[[rule]]\nmatch.bytes = \"64K..\"\nuse = { algorithm = \"tree\", protocol = \"simple\" }\n",
+        )
+        .unwrap();
+        let name = path.display().to_string();
+        let base = options(Collective::AllReduce, DeviceKind::Cuda { sm: 90 }, (8, 1));
+        let ruled = Options { rules: Some(name.clone()), full: true, ..base };
+        let text = table(&ruled, Collective::AllReduce).unwrap();
+        assert!(text.lines().next().unwrap().ends_with(&format!("constants, rules of {name}")), "{text}");
+        for row in rows(&text) {
+            let mut words = row.split_whitespace();
+            let large = words.next().unwrap().parse::<u64>().unwrap() >= 64 << 10;
+            assert_eq!(words.next() == Some("Tree"), large, "{row}");
+            assert!(
+                words.nth(3).unwrap().parse::<f64>().unwrap() > 0.0,
+                "an order has a predicted time: {row}"
+            );
+        }
+        let place = format!("tuner hawser-rules: rule at {name}:1:1");
+        assert!(text.contains(&format!("#     {place}")) && text.contains("no rule decided"), "{text}");
+        let few = table(&Options { changes: true, full: false, ..ruled }, Collective::AllReduce).unwrap();
+        assert_eq!(rows(&few).last().map(|row| row.contains(" Tree ")), Some(true), "{few}");
+        std::fs::write(&path, "[[rule]]\nuse = 1\n").unwrap();
+        let broken = options(Collective::AllReduce, DeviceKind::Host, (2, 1));
+        let broken = Options { rules: Some(name.clone()), ..broken };
+        let error = format!("{:#}", table(&broken, Collective::AllReduce).unwrap_err());
+        assert!(error.contains(&format!("{name}:2:7: an action is a table")), "{error}");
+        std::fs::remove_file(path).unwrap();
     }
 }

@@ -7,6 +7,7 @@ mod numbers;
 mod oracle;
 mod perf;
 mod plan;
+mod rules;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -33,6 +34,8 @@ enum Command {
     Plan(plan::Options),
     /// Show which algorithm is chosen for which size, and why
     Explain(explain::Options),
+    /// Check, explain, lay out and import rule files
+    Rules(rules::Options),
     /// Measure this machine, so that algorithms are chosen by its own figures
     Measure(measure::Options),
     /// Say what this machine offers, what is missing and how to get it
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
         Command::Explain(options) => explain::run(&options).map(|()| true),
+        Command::Rules(options) => rules::run(&options),
         Command::Measure(options) => measure::run(&options).map(|()| true),
         Command::Doctor { probe } => match &probe[..] {
             [kind, path] => probe::helper(kind, Path::new(path), std::io::stdout())

@@ -11,3 +11,4 @@ pub mod world;
 
 // Built-in plugins: named here, or the linker would leave them out.
 use hawser_net_socket as _;
+use hawser_tuner as _;

@@ -30,7 +30,8 @@ impl Process {
     pub fn start(binary: &str, args: &[String], settings: &[(&str, &str)]) -> Self {
         let mut command = Command::new(binary);
         for (name, _) in std::env::vars_os() {
-            if name.to_str().is_some_and(|n| n.starts_with("NCCL_") || n.starts_with("HAWSER_")) {
+            if name.to_str().is_some_and(|n| ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|p| n.starts_with(p)))
+            {
                 command.env_remove(name);
             }
         }

@@ -39,6 +39,7 @@ mod types;
 
 // Built-in plugins: named here, or the linker would leave them out.
 use hawser_net_socket as _;
+use hawser_tuner as _;
 
 #[cfg(test)]
 mod tests {

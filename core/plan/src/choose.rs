@@ -112,7 +112,7 @@ pub fn choose(call: &Call, world: &World, knobs: &Knobs) -> Result<Choice> {
 /// A program that cannot be made: a bug of this crate.
 pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>> {
     let bytes = call.total_bytes(world.size());
-    let mut candidates = Vec::new();
+    let mut candidates = imported(call, world, knobs)?;
     let collnet = world.collnet != 0 && call.collective == Collective::AllReduce;
     for &algorithm in algo::algorithms(call.collective).iter().chain(collnet.then_some(&Algorithm::CollNet)) {
         let key = key(call, algorithm, world);
@@ -169,7 +169,29 @@ fn pass_sm(call: &Call, world: &World, knobs: &Knobs, candidates: &mut [Candidat
     )))
 }
 
-/// Takes the fastest candidate: by the advice if there is any that leaves one, else by the cost model.
+/// The user's programs for the collective. Each is offered with its author's protocol first; another one is for worlds
+/// that do not have that.
+fn imported(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>> {
+    let bytes = call.total_bytes(world.size());
+    let mut candidates = Vec::new();
+    for &program in knobs.imports.iter().filter(|p| p.program.shape.collective == call.collective) {
+        let key = key(call, Algorithm::Imported(program), world);
+        let others =
+            [Protocol::Simple, Protocol::Ll, Protocol::Ll128].into_iter().filter(|&p| p != program.protocol);
+        for protocol in [program.protocol].into_iter().chain(others) {
+            let refused = program.refuses(call, world.size(), knobs);
+            let outcome = match refused.or_else(|| filter(call, &key, protocol, world, knobs)) {
+                Some(reason) => Outcome::Filtered(reason),
+                None => price(&key, protocol, bytes, world, knobs)?,
+            };
+            candidates.push(Candidate { algorithm: key.algorithm, protocol, outcome });
+        }
+    }
+    Ok(candidates)
+}
+
+/// Takes the fastest candidate by the advice if there is any that leaves one; else the first program that the user brought;
+/// else the fastest by the cost model.
 ///
 /// # Errors
 /// As [`choose`].
@@ -183,10 +205,15 @@ pub fn decide(
     let ranks = world.size();
     let bytes = call.total_bytes(ranks);
     let advised = advice.and_then(|advice| Some((best_advised(&candidates, advice)?, advice)));
-    let Some(best) = advised.map(|(best, _)| best).or_else(|| cheapest(&candidates)) else {
+    let Some(best) = advised.map(|(best, _)| best).or_else(|| taken(&candidates)) else {
         return Err(PlanError::usage(nothing_left(call.collective, ranks, &candidates)));
     };
     let Best { candidate, us, channels, .. } = best;
+    let us = match candidate.outcome {
+        // Advice of 0 is an order, no estimate.
+        Outcome::Predicted { us: own, .. } if us == 0.0 => own,
+        _ => us,
+    };
     let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
     let key = key(call, algorithm, world);
     let blocks = advised.and_then(|(_, advice)| advice.blocks);
@@ -204,8 +231,11 @@ pub fn decide(
         true => exchange::grid(protocol, longest_part(&key, bytes), instances).1,
         false => threads(world, protocol, bytes / u64::from(instances * channels)),
     };
-    let who =
-        advised.map_or("predicted fastest".into(), |(_, advice)| format!("fastest by {}", advice.source));
+    let who = match (advised, algorithm) {
+        (Some((_, advice)), _) => format!("fastest by {}", advice.source),
+        (None, Algorithm::Imported(_)) => "the first of your programs that fits".into(),
+        _ => "predicted fastest".into(),
+    };
     let decided = format!(
         "{} with {} in {instances} × {channels} blocks of {threads} threads is {who}: {us:.1} µs",
         algorithm.name(),
@@ -366,11 +396,19 @@ struct Best<'a> {
     channels: u32,
 }
 
-fn cheapest(candidates: &[Candidate]) -> Option<Best<'_>> {
-    least(candidates.iter().filter_map(|candidate| match candidate.outcome {
-        Outcome::Predicted { us, instances, channels } => Some(Best { candidate, us, instances, channels }),
-        Outcome::Filtered(_) => None,
-    }))
+/// Without advice: the first program of the user's, else the cheapest that was measured, else the cheapest.
+fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
+    let possible = || {
+        candidates.iter().filter_map(|candidate| match candidate.outcome {
+            Outcome::Predicted { us, instances, channels } => {
+                Some(Best { candidate, us, instances, channels })
+            }
+            Outcome::Filtered(_) => None,
+        })
+    };
+    let brought = possible().find(|best| matches!(best.candidate.algorithm, Algorithm::Imported(_)));
+    let measured = || least(possible().filter(|best| !best.candidate.algorithm.is_unmeasured()));
+    brought.or_else(measured).or_else(|| least(possible()))
 }
 
 /// The fastest by the advice; it cannot bring back what is impossible.
@@ -406,8 +444,22 @@ fn nothing_left(collective: Collective, ranks: u32, candidates: &[Candidate]) ->
 }
 
 /// Bit of an algorithm in [`Knobs::algorithms`].
-pub fn algorithm_bit(algorithm: Algorithm) -> u8 {
-    1 << Algorithm::ALL.iter().position(|&a| a == algorithm).unwrap_or(0)
+pub fn algorithm_bit(algorithm: Algorithm) -> u64 {
+    match algorithm {
+        Algorithm::Imported(program) => program_bit(program.place()),
+        _ => 1 << Algorithm::ALL.iter().position(|&a| a == algorithm).unwrap_or(0),
+    }
+}
+
+/// Bits of all programs that users bring.
+pub const ALL_PROGRAMS: u64 = !0 << FIRST_PROGRAM;
+
+/// Bits below are those of built-in algorithms.
+const FIRST_PROGRAM: u32 = 24;
+
+/// Bit of the program at this place of the process's list; those beyond the set share the last one.
+pub fn program_bit(place: u32) -> u64 {
+    1 << place.saturating_add(FIRST_PROGRAM).min(u64::BITS - 1)
 }
 
 /// Bit of a protocol in [`Knobs::protocols`].

@@ -1,8 +1,9 @@
 //! Settings that steer the choice. Equal on all ranks: their digest is compared at init.
 
 use crate::call::Collective;
-use crate::choose::{algorithm_bit, protocol_bit};
+use crate::choose::{ALL_PROGRAMS, algorithm_bit, program_bit, protocol_bit};
 use crate::error::{PlanError, Result};
+use crate::imported::Handle;
 
 /// Families of programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,11 +22,25 @@ pub enum Algorithm {
     Hierarchical,
     /// As `Hierarchical`, but the network itself reduces across hosts (a collnet plugin).
     CollNet,
+    /// Everything to a partner at twice the distance each time: log2 hops, all bytes in each.
+    RecursiveDoubling,
+    /// Rabenseifner's: halves to partners until every rank has one part, then back. log2 hops twice, bytes as a ring.
+    HalvingDoubling,
+    /// Blocks travel by the binary digits of their distance: log2 peers per rank.
+    Bruck,
+    /// Two by two: every rank exchanges with one other at a time.
+    Pairwise,
+    /// Trees whose nodes have many children: fewer hops than binary ones.
+    Knomial,
+    /// Binomial trees from every rank at once, the largest distance first (NCCL's parallel aggregated trees).
+    Pat,
+    /// A program that the user brought.
+    Imported(Handle),
 }
 
 impl Algorithm {
-    /// All families, in the order in which ties are decided.
-    pub const ALL: [Algorithm; 7] = [
+    /// All built-in families, in the order in which ties are decided.
+    pub const ALL: [Algorithm; 13] = [
         Self::Ring,
         Self::Tree,
         Self::OneShot,
@@ -33,7 +48,22 @@ impl Algorithm {
         Self::Direct,
         Self::Hierarchical,
         Self::CollNet,
+        Self::RecursiveDoubling,
+        Self::HalvingDoubling,
+        Self::Bruck,
+        Self::Pairwise,
+        Self::Knomial,
+        Self::Pat,
     ];
+
+    /// Whether nobody has measured it on a GPU yet: the cost model does not take it unless the user names nothing else.
+    pub const fn is_unmeasured(self) -> bool {
+        use Algorithm as A;
+        matches!(
+            self,
+            A::RecursiveDoubling | A::HalvingDoubling | A::Bruck | A::Pairwise | A::Knomial | A::Pat
+        )
+    }
 
     /// Name in `NCCL_ALGO`, texts and files (any case is accepted).
     pub const fn name(self) -> &'static str {
@@ -45,6 +75,13 @@ impl Algorithm {
             Self::Direct => "Direct",
             Self::Hierarchical => "Hierarchical",
             Self::CollNet => "CollNet",
+            Self::RecursiveDoubling => "RecursiveDoubling",
+            Self::HalvingDoubling => "HalvingDoubling",
+            Self::Bruck => "Bruck",
+            Self::Pairwise => "Pairwise",
+            Self::Knomial => "Knomial",
+            Self::Pat => "PAT",
+            Self::Imported(handle) => handle.name(),
         }
     }
 }
@@ -105,8 +142,10 @@ impl Protocol {
 /// Settings of the planner, from `NCCL_*` variables and `ncclConfig_t`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Knobs {
-    /// `NCCL_ALGO`: per collective (index of [`crate::Collective::ALL`]) a bit set over [`Algorithm::ALL`]; None = all.
-    pub algorithms: [Option<u8>; 8],
+    /// `NCCL_ALGO`: per collective (index of [`crate::Collective::ALL`]) a set of [`algorithm_bit`]s; None = all.
+    pub algorithms: [Option<u64>; 8],
+    /// Programs that the user brought, in the order in which they are tried.
+    pub imports: Vec<Handle>,
     /// `NCCL_PROTO`: per collective a bit set over [`Protocol::ALL`]; None = all.
     pub protocols: [Option<u8>; 8],
     /// Fewest and most CTAs of one operation (`NCCL_MIN_CTAS`, `NCCL_MAX_CTAS`).
@@ -135,6 +174,7 @@ impl Default for Knobs {
     fn default() -> Self {
         Self {
             algorithms: [None; 8],
+            imports: Vec::new(),
             protocols: [None; 8],
             min_ctas: 1,
             max_ctas: 64,
@@ -152,16 +192,26 @@ impl Knobs {
     /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`, where a list may begin with `^` (all but
     /// these). Any case. A list without a function holds for the five collectives that NCCL tunes
     /// (broadcast, reduce, all-gather, reduce-scatter, all-reduce). NCCL's other algorithms
-    /// (NVLS, NVLSTree, PAT) are known words that select nothing here; `CollnetDirect` and `CollnetChain` are `CollNet`.
+    /// (NVLS, NVLSTree) are known words that select nothing here; `CollnetDirect` and `CollnetChain` are `CollNet`.
+    /// `MSCCL` is all programs that the user brought.
     ///
     /// # Errors
     /// `InvalidUsage` that names the unknown word.
-    pub fn parse_algo(text: &str) -> Result<[Option<u8>; 8]> {
+    pub fn parse_algo(text: &str) -> Result<[Option<u64>; 8]> {
+        Self::parse_algo_with(text, &[])
+    }
+
+    /// The same, where `programs` are the names of programs that the user brought, in the order of [`Handle::place`].
+    ///
+    /// # Errors
+    /// As [`Knobs::parse_algo`].
+    pub fn parse_algo_with(text: &str, programs: &[String]) -> Result<[Option<u64>; 8]> {
         let known = Algorithm::ALL.iter().map(|a| (a.name(), algorithm_bit(*a)));
-        let foreign = ["NVLS", "NVLSTree", "PAT"].map(|name| (name, 0));
+        let foreign = ["NVLS", "NVLSTree"].map(|name| (name, 0));
         let collnet = ["CollnetDirect", "CollnetChain"].map(|name| (name, algorithm_bit(Algorithm::CollNet)));
-        let words: Vec<(&str, u8)> = known.chain(foreign).chain(collnet).collect();
-        parse_lists("NCCL_ALGO", text, &words, &TUNED)
+        let brought = (0..).zip(programs).map(|(place, name)| (name.as_str(), program_bit(place)));
+        let words = known.chain(foreign).chain(collnet).chain([("MSCCL", ALL_PROGRAMS)]).chain(brought);
+        parse_lists("NCCL_ALGO", text, &words.collect::<Vec<_>>(), &TUNED)
     }
 
     /// Reads `NCCL_PROTO`, with the grammar of [`Knobs::parse_algo`]; a list without a function holds
@@ -170,16 +220,19 @@ impl Knobs {
     /// # Errors
     /// `InvalidUsage` that names the unknown word.
     pub fn parse_proto(text: &str) -> Result<[Option<u8>; 8]> {
-        let words = Protocol::ALL.map(|p| (p.name(), protocol_bit(p)));
-        parse_lists("NCCL_PROTO", text, &words, &Collective::ALL)
+        let words = Protocol::ALL.map(|p| (p.name(), u64::from(protocol_bit(p))));
+        let masks = parse_lists("NCCL_PROTO", text, &words, &Collective::ALL)?;
+        Ok(masks.map(|mask| mask.map(|mask| mask as u8)))
     }
 
     /// A number that differs when settings differ; compared between ranks at init.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::new();
-        for mask in self.algorithms.iter().chain(&self.protocols) {
-            digest.add(mask.map_or(u64::MAX, u64::from));
+        let protocols = self.protocols.map(|mask| mask.map(u64::from));
+        for mask in self.algorithms.iter().chain(&protocols) {
+            digest.add(mask.unwrap_or(u64::MAX));
         }
+        self.imports.iter().for_each(|program| digest.add(program.digest()));
         for number in [self.min_ctas, self.max_ctas, self.depth, self.lanes, u32::from(self.deterministic)] {
             digest.add(u64::from(number));
         }
@@ -202,9 +255,9 @@ const TUNED: [Collective; 5] = [
 fn parse_lists(
     variable: &str,
     text: &str,
-    words: &[(&str, u8)],
+    words: &[(&str, u64)],
     default: &[Collective],
-) -> Result<[Option<u8>; 8]> {
+) -> Result<[Option<u64>; 8]> {
     let mut masks = [None; 8];
     for (number, entry) in text.split(';').enumerate() {
         let entry = entry.trim();
@@ -241,7 +294,7 @@ fn function_named(variable: &str, name: &str) -> Result<Collective> {
     })
 }
 
-fn parse_list(variable: &str, list: &str, words: &[(&str, u8)]) -> Result<u8> {
+fn parse_list(variable: &str, list: &str, words: &[(&str, u64)]) -> Result<u64> {
     let (exclude, list) = match list.trim().strip_prefix('^') {
         Some(rest) => (true, rest),
         None => (false, list),
@@ -290,24 +343,31 @@ impl Digest {
 mod tests {
     use super::*;
 
-    fn mask(masks: &[Option<u8>; 8], collective: Collective) -> Option<u8> {
+    fn mask<T: Copy>(masks: &[Option<T>; 8], collective: Collective) -> Option<T> {
         masks[Collective::ALL.iter().position(|&c| c == collective).unwrap()]
     }
 
     #[test]
     fn ncclalgo_grammar() {
+        let programs = ["other".to_string(), "My".to_string()];
+        let parse = |text| Knobs::parse_algo_with(text, &programs);
+        let all = Algorithm::ALL.iter().fold(ALL_PROGRAMS, |all, a| all | algorithm_bit(*a));
         let ring = algorithm_bit(Algorithm::Ring);
         let tree = algorithm_bit(Algorithm::Tree);
-        let masks = Knobs::parse_algo("ring;allreduce:tree,RING;broadcast:^tree").unwrap();
+        let masks = parse("ring;allreduce:tree,RING;broadcast:^tree").unwrap();
         assert_eq!(mask(&masks, Collective::AllGather), Some(ring));
         assert_eq!(mask(&masks, Collective::AllReduce), Some(ring | tree));
-        assert_eq!(mask(&masks, Collective::Broadcast), Some(0b1111111 & !tree));
+        assert_eq!(mask(&masks, Collective::Broadcast), Some(all & !tree));
         assert_eq!(mask(&masks, Collective::AllToAll), None);
-        assert_eq!(mask(&Knobs::parse_algo("NVLS").unwrap(), Collective::Reduce), Some(0));
-        assert_eq!(mask(&Knobs::parse_algo("^nvls,pat").unwrap(), Collective::Reduce), Some(0b1111111));
-        assert_eq!(Knobs::parse_algo("").unwrap(), [None; 8]);
+        assert_eq!(mask(&parse("NVLS").unwrap(), Collective::Reduce), Some(0));
+        let no_pat = mask(&parse("^nvls,pat").unwrap(), Collective::Reduce);
+        assert_eq!(no_pat, Some(all & !algorithm_bit(Algorithm::Pat)));
+        assert_eq!(mask(&parse("my,RING").unwrap(), Collective::Reduce), Some(ring | program_bit(1)));
+        assert_eq!(mask(&parse("msccl").unwrap(), Collective::Reduce), Some(ALL_PROGRAMS));
+        assert_eq!(mask(&parse("^MSCCL").unwrap(), Collective::Reduce), Some(all & !ALL_PROGRAMS));
+        assert_eq!(parse("").unwrap(), [None; 8]);
         for wrong in ["rings", "ring;tree", "allreduces:ring", "ring,", "^"] {
-            let error = Knobs::parse_algo(wrong).unwrap_err();
+            let error = parse(wrong).unwrap_err();
             assert!(error.text.contains("NCCL_ALGO"), "{error}");
         }
     }

@@ -18,10 +18,12 @@ pub mod device_plan;
 pub mod dma;
 pub mod error;
 pub mod exchange;
+pub mod imported;
 pub mod ir;
 pub mod knobs;
 pub mod layout;
 pub mod lower;
+pub mod msccl;
 pub mod p2p;
 pub mod world;
 

@@ -11,8 +11,9 @@ use crate::device_plan::{
     SIGNAL, Step, Work, tag,
 };
 use crate::error::{PlanError, Result};
+use crate::imported::Imported;
 use crate::ir::{self, Buf, Channel, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
-use crate::knobs::{Knobs, Protocol};
+use crate::knobs::{Algorithm, Knobs, Protocol};
 
 /// FIFO slots that every generated program gets by with (the tests prove it with the verifier).
 pub const SLOTS_NEEDED: u32 = 2;
@@ -161,7 +162,7 @@ pub fn bind(
     }
     let instances =
         cut(&mut work, choice.instances.clamp(1, fold.most_instances), choice.protocol, elem, knobs)?;
-    work.slices = (knobs.depth / SLOTS_NEEDED).max(1);
+    work.slices = (knobs.depth / slots_needed(&choice.key)).max(1);
     work.tag = tag(dtype, op);
     let mut args =
         Box::new(Args { protocol: choice.protocol as u8, divisor: world_ranks, ..Args::default() });
@@ -175,6 +176,13 @@ pub fn bind(
     let scratch_bytes = u64::from(lowered.scratch_chunks) * work.chunk * elem;
     let kernel = KernelKey { op, dtype, protocol: choice.protocol };
     Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes })
+}
+
+fn slots_needed(key: &ProgramKey) -> u32 {
+    match key.algorithm {
+        Algorithm::Imported(program) => program.min_depth.max(1),
+        _ => SLOTS_NEEDED,
+    }
 }
 
 /// Cuts `work.count` elements of `elem` bytes into chunks, at most `wanted` instances, and tiles.
@@ -222,6 +230,11 @@ pub(crate) struct Fold {
 /// same FIFOs, are programs run one after the other: what was free of deadlock stays so.
 pub(crate) fn fold(key: &ProgramKey, channels: u32, knobs: &Knobs) -> Result<Fold> {
     let channels = channels.max(1);
+    if let Algorithm::Imported(program) = key.algorithm
+        && key.ranks > 1
+    {
+        return fold_imported(&program, knobs);
+    }
     let available = knobs.lanes.min(MAX_BLOCKS as u32);
     let wanted = available.min(knobs.max_ctas).max(1);
     let most = (MAX_CHANNEL_STEPS / algo::most_channel_steps(key)).max(1);
@@ -237,6 +250,19 @@ pub(crate) fn fold(key: &ProgramKey, channels: u32, knobs: &Knobs) -> Result<Fol
     Ok(Fold { channels_per_block, blocks, lanes: blocks, most_instances: available / blocks })
 }
 
+/// The user's programs say which channels share lanes; every channel is a block.
+fn fold_imported(program: &Imported, knobs: &Knobs) -> Result<Fold> {
+    let (lanes, blocks) = (program.lanes(), program.channels());
+    let instances = (knobs.lanes / lanes).min(MAX_BLOCKS as u32 / blocks);
+    if instances > 0 {
+        return Ok(Fold { channels_per_block: 1, blocks, lanes, most_instances: instances });
+    }
+    Err(PlanError::usage(format!(
+        "needs {lanes} FIFO lanes and {blocks} blocks, there are {} and {MAX_BLOCKS}",
+        knobs.lanes
+    )))
+}
+
 fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, fold: &Fold) {
     let mut n = 0;
     for instance in 0..instances {
@@ -246,7 +272,10 @@ fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, fold: &Fold) {
             if n_steps == 0 {
                 continue;
             }
-            let lane = (index as u32 + instance * fold.blocks) as u8;
+            // Channels that share a block use its lane one after the other, as if they were one channel.
+            let own =
+                if fold.channels_per_block == 1 { u32::from(lowered.lanes[index]) } else { index as u32 };
+            let lane = (own + instance * fold.lanes) as u8;
             args.blocks[n] =
                 Block { first_step, n_steps, lane, instance: instance as u16, work: 0, channel: index as u8 };
             n += 1;

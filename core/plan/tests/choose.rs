@@ -119,6 +119,34 @@ fn settings_filter_and_are_named() {
     assert!(choose(&call(Collective::AllReduce, 8), &old, &knobs).unwrap_err().text.contains("sm_70"));
 }
 
+/// Programs that no GPU has measured are for those who name them.
+#[test]
+fn what_nobody_measured_is_taken_by_name_only() {
+    for ranks in [2, 4, 8, 16, 64] {
+        let world = World::single_host(ranks, GPU, Link::NvLink);
+        for collective in Collective::ALL {
+            for power in 0..31 {
+                let choice = pick(collective, 1 << power, &world, &Knobs::default());
+                assert!(!choice.key.algorithm.is_unmeasured(), "{:?} of 2^{power} on {ranks}", choice.key);
+            }
+        }
+    }
+    let world = World::single_host(8, GPU, Link::NvLink);
+    for (list, collective, algorithm) in [
+        ("allreduce:halvingdoubling", Collective::AllReduce, Algorithm::HalvingDoubling),
+        ("allreduce:RecursiveDoubling", Collective::AllReduce, Algorithm::RecursiveDoubling),
+        ("pat", Collective::AllGather, Algorithm::Pat),
+        ("pat", Collective::ReduceScatter, Algorithm::Pat),
+        ("alltoall:bruck", Collective::AllToAll, Algorithm::Bruck),
+        ("alltoall:pairwise", Collective::AllToAll, Algorithm::Pairwise),
+        ("knomial", Collective::Broadcast, Algorithm::Knomial),
+        ("knomial,ring", Collective::Reduce, Algorithm::Ring),
+    ] {
+        let knobs = Knobs { algorithms: Knobs::parse_algo(list).unwrap(), ..Knobs::default() };
+        assert_eq!(pick(collective, 1 << 20, &world, &knobs).key.algorithm, algorithm, "{list}");
+    }
+}
+
 #[test]
 fn one_rank_copies_whatever_the_settings() {
     let algorithms = Knobs::parse_algo("Tree").unwrap();
@@ -141,8 +169,8 @@ fn the_host_device_takes_simple_and_one_or_two_instances() {
 fn why_lists_every_candidate() {
     let world = World::single_host(64, GPU, Link::Pcie);
     let choice = pick(Collective::AllReduce, 1000, &world, &Knobs::default());
-    // Two of the five can be exchanges too.
-    assert_eq!(choice.why.candidates.len(), 5 * 3 + 2 * 3);
+    // Two of the seven can be exchanges too.
+    assert_eq!(choice.why.candidates.len(), 7 * 3 + 2 * 3);
     let text = choice.why.to_string();
     for part in [
         "OneShot",
@@ -154,7 +182,8 @@ fn why_lists_every_candidate() {
     ] {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
-    let best = choice.why.candidates.iter().filter_map(|candidate| match candidate.outcome {
+    let measured = choice.why.candidates.iter().filter(|candidate| !candidate.algorithm.is_unmeasured());
+    let best = measured.filter_map(|candidate| match candidate.outcome {
         Outcome::Predicted { us, .. } => Some(us),
         Outcome::Filtered(_) => None,
     });

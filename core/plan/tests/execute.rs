@@ -1,12 +1,16 @@
 //! Every generator gives the right result through `lower` and `bind`, for counts that do and do not
 //! divide, on a plain machine that reads the device image as documented.
 
+mod files;
 mod machine;
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::{Choice, Why};
+use hawser_plan::imported::{self, Handle};
+use hawser_plan::ir::text::to_text;
 use hawser_plan::lower::{bind, device_op, lower};
+use hawser_plan::msccl::{Window, to_xml};
 use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp};
 use machine::{Launch, Machine};
 
@@ -17,8 +21,15 @@ const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xee;
 
 /// Small slots, so that few elements make many tiles.
-fn knobs(lanes: u32) -> Knobs {
-    Knobs { slot_bytes: [32, 240, 128], lanes, ..Knobs::default() }
+fn knobs(key: &ProgramKey, lanes: u32) -> Knobs {
+    let usual = Knobs { slot_bytes: [32, 240, 128], lanes, ..Knobs::default() };
+    match key.algorithm {
+        Algorithm::Imported(program) => {
+            let depth = usual.depth.max(program.min_depth);
+            Knobs { depth, lanes: lanes.max(program.lanes()), ..usual }
+        }
+        _ => usual,
+    }
 }
 
 struct Case {
@@ -117,12 +128,16 @@ impl Case {
 
     fn run(&self) {
         let ranks = 0..self.key.ranks;
-        let launches: Vec<Vec<Launch>> = ranks.clone().map(|rank| self.launch(rank)).collect();
-        let mut machine = Machine::new(
-            ranks.clone().map(|rank| self.memory(rank)).collect(),
-            knobs(self.lanes).depth,
-            knobs(self.lanes).slot_bytes,
-        );
+        let mut launches: Vec<Vec<Launch>> = ranks.clone().map(|rank| self.launch(rank)).collect();
+        let mut memory: Vec<Vec<u8>> = ranks.clone().map(|rank| self.memory(rank)).collect();
+        for (memory, launch) in memory.iter_mut().zip(&mut launches) {
+            for launch in launch {
+                launch.plan.args.works[0].base[2] = memory.len() as u64;
+                memory.resize(memory.len() + launch.plan.scratch_bytes as usize, 0xcd);
+            }
+        }
+        let knobs = knobs(&self.key, self.lanes);
+        let mut machine = Machine::new(memory, knobs.depth, knobs.slot_bytes);
         machine.run(&launches);
         for rank in ranks {
             self.check(rank, &machine.memory[rank as usize]);
@@ -158,7 +173,7 @@ impl Case {
         };
         let program = algo::rank_program(&self.key, rank).unwrap();
         let lowered = lower(&algo::shape(&self.key).unwrap(), &program, device_op(&call)).unwrap();
-        let plan = bind(&lowered, &call, &choice, self.key.ranks, &knobs(self.lanes)).unwrap();
+        let plan = bind(&lowered, &call, &choice, self.key.ranks, &knobs(&self.key, self.lanes)).unwrap();
         assert_eq!(plan.args.n_blocks == 0, self.count == 0, "only empty calls launch nothing");
         if plan.args.n_blocks == 0 {
             return Vec::new();
@@ -167,7 +182,11 @@ impl Case {
             plan.args.blocks[..usize::from(plan.args.n_blocks)].iter().map(|b| b.lane).collect();
         lanes.sort_unstable();
         lanes.dedup();
-        assert_eq!(lanes.len(), usize::from(plan.args.n_blocks), "every block has a lane of its own");
+        let shares = matches!(self.key.algorithm, Algorithm::Imported(_));
+        assert!(
+            shares || lanes.len() == usize::from(plan.args.n_blocks),
+            "every block has a lane of its own"
+        );
         vec![Launch { plan, steps: lowered.steps }]
     }
 
@@ -177,7 +196,7 @@ impl Case {
             "{:?} count {} {:?} {:?} {:?} × {} in place {} rank {rank}",
             self.key, self.count, self.dtype, self.op, self.protocol, self.instances, self.in_place
         );
-        let guards = memory[..GUARD].iter().chain(&memory[bytes - GUARD..]);
+        let guards = memory[..GUARD].iter().chain(&memory[bytes - GUARD..bytes]);
         assert!(guards.copied().all(|byte| byte == GUARD_BYTE), "{name}: wrote outside of its buffers");
         if !self.key.collective.has_output(rank, self.key.root) {
             return;
@@ -190,17 +209,20 @@ impl Case {
     }
 }
 
-fn run_all(collective: Collective, algorithm: Algorithm) {
-    let kinds: &[(DataType, ReduceOp)] = if collective.reduces() {
-        &[
+fn kinds(collective: Collective) -> &'static [(DataType, ReduceOp)] {
+    match collective.reduces() {
+        true => &[
             (DataType::Int64, ReduceOp::Sum),
             (DataType::Int64, ReduceOp::Avg),
             (DataType::Float64, ReduceOp::PreMulSum),
             (DataType::Int64, ReduceOp::Max),
-        ]
-    } else {
-        &[(DataType::Int64, ReduceOp::Sum)]
-    };
+        ],
+        false => &[(DataType::Int64, ReduceOp::Sum)],
+    }
+}
+
+fn run_all(collective: Collective, algorithm: Algorithm) {
+    let kinds = kinds(collective);
     for ranks in (1..=9).chain([17]).filter(|&n| n <= algo::max_ranks(collective, algorithm)) {
         let root = if collective.rooted() { ranks - 1 } else { 0 };
         let key = ProgramKey::new(collective, algorithm, ranks, root);
@@ -246,5 +268,52 @@ fn averages_of_floating_point_types_are_multiplied_first() {
     for in_place in [false, true] {
         let (dtype, op, protocol) = (DataType::Float64, ReduceOp::Avg, Protocol::Simple);
         Case { key, count: 33, dtype, op, protocol, instances: 2, in_place, lanes: 24 }.run();
+    }
+}
+
+fn run_imported(program: Handle) {
+    let shape = &program.program.shape;
+    let key = ProgramKey::new(shape.collective, Algorithm::Imported(program), shape.ranks, shape.root);
+    for (number, count) in [0, 1, 5, 128, 331].into_iter().enumerate() {
+        for &(dtype, op) in kinds(shape.collective) {
+            let protocol = Protocol::ALL[number % 3];
+            for (instances, in_place) in [(1, true), (1, false), (2, true)] {
+                if in_place && !program.right_in_place {
+                    continue;
+                }
+                // Averages are exact for these numbers of ranks only.
+                if op != ReduceOp::Avg || shape.ranks <= 9 {
+                    Case { key, count, dtype, op, protocol, instances, in_place, lanes: 24 }.run();
+                }
+            }
+        }
+    }
+}
+
+/// MSCCL files of this repository, and those of a folder that a variable names.
+#[test]
+fn imported_programs() {
+    for (name, text) in files::own().into_iter().chain(files::corpus().into_iter().flatten()) {
+        if let Ok(program) = imported::read(&text) {
+            println!("{name}");
+            run_imported(Handle::keep(program, 0));
+        }
+    }
+}
+
+/// What was exported computes the same.
+#[test]
+fn exported_programs() {
+    let window = Window { protocol: Protocol::Ll, bytes: (0, u64::MAX) };
+    for collective in Collective::ALL {
+        for &algorithm in algo::algorithms(collective) {
+            for ranks in [2, 3, 5, 8] {
+                let root = if collective.rooted() { 1 } else { 0 };
+                let program = algo::program(&ProgramKey::new(collective, algorithm, ranks, root)).unwrap();
+                let xml = imported::read(&to_xml(&program, &window).unwrap()).unwrap();
+                run_imported(Handle::keep(xml, 0));
+                run_imported(Handle::keep(imported::read(&to_text(&program)).unwrap(), 0));
+            }
+        }
     }
 }

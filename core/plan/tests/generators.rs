@@ -72,6 +72,14 @@ proofs! {
     allpairs_broadcast: Broadcast AllPairs;
     allpairs_reduce: Reduce AllPairs;
     direct_all_to_all: AllToAll Direct;
+    recursive_doubling_all_reduce: AllReduce RecursiveDoubling;
+    halving_doubling_all_reduce: AllReduce HalvingDoubling;
+    bruck_all_to_all: AllToAll Bruck;
+    pairwise_all_to_all: AllToAll Pairwise;
+    knomial_broadcast: Broadcast Knomial;
+    knomial_reduce: Reduce Knomial;
+    pat_all_gather: AllGather Pat;
+    pat_reduce_scatter: ReduceScatter Pat;
     direct_gather: Gather Direct;
     direct_scatter: Scatter Direct;
 }

@@ -78,14 +78,31 @@ pub struct Settings {
     pub sm_free_verbose: u8,
     /// `HAWSER_LINKS`: file with constants of the cost model, as `hawser measure` writes it; `none` = the built-in ones.
     pub links: Option<String>,
+    /// `MSCCL_XML_FILES`: program files (MSCCL's XML, or `.plan`), separated by `:`; the first that fits a call runs it.
+    pub msccl_files: Option<String>,
+    /// `MSCCL_ALGO_DIR`: folder of such files, tried after those that are named.
+    pub msccl_folder: Option<String>,
     /// The user's folder for caches: `$XDG_CACHE_HOME`, else `~/.cache`.
     pub cache: Option<PathBuf>,
+    /// `HAWSER_EXPLAIN`: who writes why calls run as they do.
+    pub explain: Explain,
     /// `NCCL_DEBUG`.
     pub debug: Option<String>,
     /// `NCCL_DEBUG_SUBSYS`.
     pub debug_subsys: Option<String>,
     /// `NCCL_DEBUG_FILE`.
     pub debug_file: Option<String>,
+}
+
+/// Values of `HAWSER_EXPLAIN`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Explain {
+    /// Nobody (0).
+    No,
+    /// Rank 0 of every communicator (1).
+    First,
+    /// Every rank (`all`).
+    All,
 }
 
 /// The settings, read at first use.
@@ -153,7 +170,12 @@ pub const HONOURED: &[&str] = &[
     "NCCL_DEBUG_FILE",
     "NCCL_CONF_FILE",
     "NCCL_ENV_PLUGIN",
+    "NCCL_TUNER_CONFIG_FILE",
+    "MSCCL_XML_FILES",
+    "MSCCL_ALGO_DIR",
     "HAWSER_DEVICE",
+    "HAWSER_EXPLAIN",
+    "HAWSER_RULES",
     "HAWSER_LINKS",
     "HAWSER_PLUGIN_PROBE",
     "HAWSER_INIT_TIMEOUT",
@@ -184,7 +206,7 @@ impl Source {
         }
         for (name, value) in std::env::vars_os() {
             let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else { continue };
-            if (name.starts_with("NCCL_") || name.starts_with("HAWSER_")) && !value.is_empty() {
+            if ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|p| name.starts_with(p)) && !value.is_empty() {
                 values.insert(name.to_owned(), value.to_owned());
             }
         }
@@ -237,7 +259,14 @@ impl Source {
             staging_bytes: self.size("NCCL_PSM_BUFFER_SIZE").unwrap_or(0),
             sm_free_verbose: self.level("NCCL_SM_FREE_VERBOSE"),
             links: self.text("HAWSER_LINKS"),
+            msccl_files: self.text("MSCCL_XML_FILES"),
+            msccl_folder: self.text("MSCCL_ALGO_DIR"),
             cache: cache_folder(),
+            explain: match self.word("HAWSER_EXPLAIN", &["0", "1", "all"]).as_deref() {
+                Some("1") => Explain::First,
+                Some("all") => Explain::All,
+                _ => Explain::No,
+            },
             debug: self.text("NCCL_DEBUG"),
             debug_subsys: self.text("NCCL_DEBUG_SUBSYS"),
             debug_file: self.text("NCCL_DEBUG_FILE"),

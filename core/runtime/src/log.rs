@@ -104,6 +104,11 @@ pub fn trace(subsys: Subsys, text: impl FnOnce() -> String) {
     }
 }
 
+/// What the user asked for with `HAWSER_EXPLAIN`: written at every level.
+pub fn explain(text: &str) {
+    text.lines().for_each(|line| write_line("EXPLAIN", line));
+}
+
 /// Whether lines of a subsystem are written.
 pub fn wants(subsys: Subsys) -> bool {
     LEVEL.load(Ordering::Relaxed) >= 3 && MASK.load(Ordering::Relaxed) & subsys as u32 != 0

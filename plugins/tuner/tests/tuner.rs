@@ -1,11 +1,12 @@
 //! The tuner, asked as a host asks it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, TunerConfig, TunerContext};
 use hawser_plugin::{Error, ErrorKind, Level, Log, Tuner};
-use hawser_tuner::CsvTuner;
+use hawser_tuner::RuleTuner;
+use hawser_tuner::files::{Absent, RuleFile};
 
 type Lines = Arc<Mutex<Vec<(Level, String)>>>;
 
@@ -15,16 +16,26 @@ fn listening() -> (Log, Lines) {
     (Log::new(move |level, _, line| keep.lock().unwrap().push((level, line.to_owned()))), lines)
 }
 
-fn open(rules: &str, ranks: u32, nodes: u32) -> (Result<Box<dyn TunerContext>, Error>, Lines) {
+type Opened = (Result<Box<dyn TunerContext>, Error>, Lines);
+
+/// A tuner with these files, by name and text.
+fn open_all(files: &[(&str, &str)], ranks: u32, nodes: u32) -> Opened {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("rules.csv");
-    std::fs::write(&file, rules).unwrap();
-    open_file(&file, ranks, nodes)
+    let write = |(name, text): &(&str, &str)| {
+        let path: PathBuf = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        RuleFile::named(path)
+    };
+    open_files(files.iter().map(write).collect(), ranks, nodes)
 }
 
-fn open_file(file: &Path, ranks: u32, nodes: u32) -> (Result<Box<dyn TunerContext>, Error>, Lines) {
+fn open_files(files: Vec<RuleFile>, ranks: u32, nodes: u32) -> Opened {
     let (log, lines) = listening();
-    (CsvTuner::new(file).open(&TunerConfig::new(1, ranks, nodes, log)), lines)
+    (RuleTuner::new(files).open(&TunerConfig::new(1, ranks, nodes, log)), lines)
+}
+
+fn open(csv: &str, ranks: u32, nodes: u32) -> Opened {
+    open_all(&[("rules.csv", csv)], ranks, nodes)
 }
 
 /// Times of ring/simple, tree/ll, pat/simple (impossible) and one_shot/ll after a question, and the channels.
@@ -43,7 +54,7 @@ fn ask(context: &dyn TunerContext, question: &Question) -> (Vec<f32>, Option<u32
 const UNTOUCHED: ([f32; 4], Option<u32>) = ([10.0, 5.0, -1.0, 2.0], None);
 
 #[test]
-fn the_first_fitting_rule_counts() {
+fn the_first_fitting_line_counts() {
     let rules = "allreduce,0,100,ring,simple,4,-1,-1\n\
                  allreduce,50,1000,tree,ll,-1,-1,-1\n\
                  allreduce,2000,3000,tree,ll,8,-1,-1,2,1\n\
@@ -69,7 +80,7 @@ fn the_first_fitting_rule_counts() {
 }
 
 #[test]
-fn rules_are_for_some_communicators() {
+fn lines_are_for_some_communicators() {
     let rules = "allreduce,0,-1,ring,simple,1,2,16\n\
                  allreduce,0,-1,tree,ll,2,-1,8\n\
                  allreduce,0,-1,one_shot,ll,3,1,-1\n";
@@ -78,14 +89,17 @@ fn rules_are_for_some_communicators() {
         let answer = ask(&*context.unwrap(), &Question::new(Function::AllReduce, 1)).1;
         assert_eq!(answer, channels, "{ranks} ranks on {nodes} hosts");
         let count = usize::from(channels.is_some());
-        let line = format!("{count} of them for {ranks} ranks on {nodes} hosts");
         let lines = lines.lock().unwrap();
-        assert!(lines[0].0 == Level::Info && lines[0].1.contains(&line), "{lines:?}");
+        assert!(
+            lines[0].0 == Level::Info && lines[0].1.starts_with(&format!("rules: {count} of 3 rules in ")),
+            "{lines:?}"
+        );
+        assert!(lines[0].1.ends_with(&format!("count for {ranks} ranks on {nodes} hosts")), "{lines:?}");
     }
 }
 
 #[test]
-fn the_impossible_is_said_once_and_left() {
+fn an_impossible_line_is_said_once_and_no_other_stands_in() {
     let rules = "allreduce,0,10,pat,simple,4,-1,-1\n\
                  allreduce,0,-1,ring,simple,4,-1,-1\n\
                  reduce,0,-1,nvls,ll,4,-1,-1\n";
@@ -99,47 +113,52 @@ fn the_impossible_is_said_once_and_left() {
     let warnings: Vec<&String> =
         lines.iter().filter(|line| line.0 == Level::Warn).map(|line| &line.1).collect();
     assert_eq!(warnings.len(), 2, "{lines:?}");
-    assert!(warnings[0].contains("line 1 (allreduce,0,10,pat,simple,4,-1,-1,-1,-1)"), "{warnings:?}");
+    assert!(warnings[0].contains("rules.csv:1:1 (all_reduce, bytes ..=10 -> pat/simple"), "{warnings:?}");
 }
 
 #[test]
-fn without_a_file_nothing_happens() {
-    let folder = tempfile::tempdir().unwrap();
-    let (context, lines) = open_file(&folder.path().join("none.csv"), 8, 1);
-    let (times, channels) = ask(&*context.unwrap(), &Question::new(Function::AllReduce, 1));
-    assert_eq!((times, channels), (UNTOUCHED.0.into(), None));
-    let lines = lines.lock().unwrap();
-    assert!(lines[0].0 == Level::Warn && lines[0].1.contains("NCCL_TUNER_CONFIG_FILE"), "{lines:?}");
+fn files_count_in_their_order_and_forms_mix() {
+    let toml = "[[rule]]\nmatch.bytes = \"..1K\"\nuse = { algorithm = \"one_shot\", channels = 9 }\n";
+    let csv = "allreduce,0,-1,tree,ll,2,-1,-1\n";
+    let (context, lines) = open_all(&[("a.toml", toml), ("b.csv", csv)], 8, 1);
+    let context = context.unwrap();
+    let asked = |bytes| ask(&*context, &Question::new(Function::AllReduce, bytes)).1;
+    assert_eq!((asked(1023), asked(1024)), (Some(9), Some(2)));
+    assert!(lines.lock().unwrap()[0].1.contains("a.toml, "), "{lines:?}");
+    let (context, _) = open_all(&[("b.csv", csv), ("a.toml", toml)], 8, 1);
+    assert_eq!(ask(&*context.unwrap(), &Question::new(Function::AllReduce, 7)).1, Some(2));
 }
 
 #[test]
-fn a_file_with_bad_lines_is_refused_with_all_of_them() {
-    let bad = "allreduce,0,1,rng,ll,1,1,1\n";
-    let (context, _) = open(&format!("{bad}allreduce,0,1,ring,ll,1,1,1\nreduce,0\n"), 8, 1);
+fn a_file_that_is_not_there_is_wrong_odd_or_fine() {
+    let file = |absent| vec![RuleFile { absent, ..RuleFile::named(Path::new("/nonexistent/rules.csv")) }];
+    let error = open_files(file(Absent::Wrong), 8, 1).0.err().unwrap();
+    assert_eq!(error.kind, ErrorKind::InvalidUsage);
+    assert!(error.text.contains("/nonexistent/rules.csv") && error.text.contains("no such file"), "{error}");
+    for (absent, level) in [(Absent::Odd, Level::Warn), (Absent::Fine, Level::Info)] {
+        let (context, lines) = open_files(file(absent), 8, 1);
+        let (times, channels) = ask(&*context.unwrap(), &Question::new(Function::AllReduce, 1));
+        assert_eq!((times, channels), (UNTOUCHED.0.into(), None));
+        let lines = lines.lock().unwrap();
+        assert!(
+            lines[0].0 == level && lines[0].1.contains("changed") | lines[0].1.contains("changes"),
+            "{lines:?}"
+        );
+    }
+}
+
+#[test]
+fn a_broken_file_is_refused_with_all_its_faults() {
+    let (context, _) = open("allreduce,0,1,rng,ll,1,1,1\nallreduce,0,1,ring,ll,1,1,1\nreduce,0\n", 8, 1);
     let error = context.err().unwrap();
     assert_eq!(error.kind, ErrorKind::InvalidUsage);
-    for part in ["2 lines are wrong", "rules.csv:1: algorithm \"rng\"", "rules.csv:3: 2 fields"] {
+    for part in ["2 things are wrong", "rules.csv:1:1: algorithm \"rng\"", "rules.csv:3:1: 2 fields"] {
         assert!(error.text.contains(part), "{error}");
     }
-    let (context, _) = open(&bad.repeat(50), 8, 1);
-    let text = context.err().unwrap().text;
-    assert!(text.contains("rules.csv:20:") && !text.contains("rules.csv:21:"), "{text}");
-    assert!(text.ends_with("and 30 more"), "{text}");
-}
-
-#[test]
-fn what_is_no_rule_file_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let error = open_file(folder.path(), 8, 1).0.err().unwrap();
-    assert!(error.text.contains("no regular file"), "{error}");
-    let file = folder.path().join("latin");
-    std::fs::write(&file, b"# caf\xe9\n").unwrap();
-    let error = open_file(&file, 8, 1).0.err().unwrap();
-    assert!(error.text.contains("is not UTF-8"), "{error}");
-    let file = folder.path().join("huge");
-    std::fs::File::create(&file).unwrap().set_len((16 << 20) + 1).unwrap();
-    let error = open_file(&file, 8, 1).0.err().unwrap();
-    assert!(error.text.contains("larger than 16 MiB"), "{error}");
-    let error = open_file(&file.join("below"), 8, 1).0.err().unwrap();
-    assert_eq!(error.kind, ErrorKind::System);
+    let (context, _) = open_all(&[("a.toml", "[[rule]]\nuse = { algorithm = \"rng\" }")], 8, 1);
+    let error = context.err().unwrap();
+    assert_eq!(error.kind, ErrorKind::InvalidUsage);
+    for part in ["1 thing is wrong", "a.toml:2:21: algorithm \"rng\"", "hawser rules check"] {
+        assert!(error.text.contains(part), "{error}");
+    }
 }

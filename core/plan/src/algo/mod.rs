@@ -5,9 +5,13 @@
 //! [`crate::ir::verify`] for 1…64 ranks in this crate's tests.
 
 mod allpairs;
+mod alltoall;
 mod direct;
 mod hierarchical;
+mod knomial;
 mod oneshot;
+mod pat;
+mod recursive;
 mod ring;
 mod tree;
 
@@ -47,6 +51,9 @@ impl ProgramKey {
 /// # Errors
 /// `BadProgram` when there is no such generator, or not for so many ranks, or the root is no rank.
 pub fn shape(key: &ProgramKey) -> Result<Shape> {
+    if let Some(program) = imported(key) {
+        return Ok(program.shape.clone());
+    }
     let generator = generator(key)?;
     let per_block = if key.ranks == 1 { 1 } else { (generator.per_block)(key) };
     Ok(Shape {
@@ -55,7 +62,7 @@ pub fn shape(key: &ProgramKey) -> Result<Shape> {
         ranks: key.ranks,
         root: key.root,
         per_block,
-        scratch: 0,
+        scratch: if key.algorithm == Algorithm::Knomial { knomial::scratch(key) } else { 0 },
     })
 }
 
@@ -73,7 +80,10 @@ pub fn rank_program(key: &ProgramKey, rank: u32) -> Result<RankProgram> {
         step.finish = key.collective.reduces();
         return Ok(RankProgram::single(vec![step]));
     }
-    Ok((generator.build)(key, rank))
+    Ok(match imported(key) {
+        Some(program) => program.ranks[rank as usize].clone(),
+        None => (generator.build)(key, rank),
+    })
 }
 
 /// The programs of all ranks, and of the networks that they talk to if there are any.
@@ -110,13 +120,26 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
             Algorithm::OneShot,
             Algorithm::AllPairs,
             Algorithm::Hierarchical,
+            Algorithm::RecursiveDoubling,
+            Algorithm::HalvingDoubling,
         ],
-        Collective::AllGather | Collective::ReduceScatter => &[Algorithm::Ring, Algorithm::AllPairs],
-        Collective::Broadcast | Collective::Reduce => {
-            &[Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot, Algorithm::AllPairs]
+        Collective::AllGather | Collective::ReduceScatter => {
+            &[Algorithm::Ring, Algorithm::AllPairs, Algorithm::Pat]
         }
-        Collective::AllToAll | Collective::Gather | Collective::Scatter => &[Algorithm::Direct],
+        Collective::Broadcast | Collective::Reduce => {
+            &[Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot, Algorithm::AllPairs, Algorithm::Knomial]
+        }
+        Collective::AllToAll => &[Algorithm::Direct, Algorithm::Bruck, Algorithm::Pairwise],
+        Collective::Gather | Collective::Scatter => &[Algorithm::Direct],
         Collective::SendRecv => &[],
+    }
+}
+
+/// The user's program that a key names.
+fn imported(key: &ProgramKey) -> Option<&'static Program> {
+    match key.algorithm {
+        Algorithm::Imported(program) if key.ranks > 1 => Some(program.program()),
+        _ => None,
     }
 }
 
@@ -129,6 +152,13 @@ pub fn max_ranks(collective: Collective, algorithm: Algorithm) -> u32 {
         Algorithm::Hierarchical => hierarchical::MAX_RANKS,
         Algorithm::CollNet => MAX_RANKS,
         Algorithm::Ring | Algorithm::Tree | Algorithm::Direct => MAX_RANKS,
+        Algorithm::RecursiveDoubling => recursive::MAX_DOUBLING_RANKS,
+        Algorithm::HalvingDoubling => recursive::MAX_HALVING_RANKS,
+        Algorithm::Bruck => alltoall::MAX_BRUCK_RANKS,
+        Algorithm::Pairwise => alltoall::MAX_PAIRWISE_RANKS,
+        Algorithm::Knomial => knomial::MAX_RANKS,
+        Algorithm::Pat => pat::MAX_RANKS,
+        Algorithm::Imported(program) => program.program().shape.ranks,
     }
 }
 
@@ -158,6 +188,10 @@ pub fn channels(key: &ProgramKey) -> Result<u32> {
         }
         Algorithm::Ring | Algorithm::OneShot | Algorithm::AllPairs => 1,
         Algorithm::Hierarchical | Algorithm::CollNet => 1,
+        Algorithm::Bruck => alltoall::bruck_channels(key.ranks),
+        Algorithm::RecursiveDoubling | Algorithm::HalvingDoubling | Algorithm::Pairwise => 1,
+        Algorithm::Knomial | Algorithm::Pat => 1,
+        Algorithm::Imported(program) => program.channels(),
     })
 }
 
@@ -166,6 +200,7 @@ pub(crate) fn most_channel_steps(key: &ProgramKey) -> u32 {
     match key.algorithm {
         Algorithm::Direct => direct::most_channel_steps(key.collective, key.ranks),
         Algorithm::AllPairs => allpairs::most_gather_steps(key.ranks),
+        Algorithm::Bruck => alltoall::most_bruck_steps(key.ranks),
         _ => 2,
     }
 }
@@ -221,6 +256,16 @@ fn generator(key: &ProgramKey) -> Result<Generator> {
             (hierarchical::per_block, hierarchical::collnet_all_reduce)
         }
         (A::Direct, C::AllToAll) => (one, direct::all_to_all),
+        (A::RecursiveDoubling, C::AllReduce) => (one, recursive::doubling_all_reduce),
+        (A::HalvingDoubling, C::AllReduce) => (recursive::parts, recursive::halving_doubling_all_reduce),
+        (A::Bruck, C::AllToAll) => (one, alltoall::bruck_all_to_all),
+        (A::Pairwise, C::AllToAll) => (one, alltoall::pairwise_all_to_all),
+        (A::Knomial, C::Broadcast) => (one, knomial::broadcast),
+        (A::Knomial, C::Reduce) => (one, knomial::reduce),
+        (A::Pat, C::AllGather) => (one, pat::all_gather),
+        (A::Pat, C::ReduceScatter) => (one, pat::reduce_scatter),
+        // Handled before; its ranks and root are checked here.
+        (A::Imported(_), _) => (one, ring::all_gather),
         (A::Direct, C::Gather) => (one, direct::gather),
         (A::Direct, C::Scatter) => (one, direct::scatter),
         _ => {

@@ -10,6 +10,8 @@ pub use constants::{Constants, Path};
 
 use crate::algo::ProgramKey;
 use crate::call::Collective;
+use crate::imported::Imported;
+use crate::ir::Buf;
 use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::world::{DeviceKind, World};
 
@@ -113,6 +115,16 @@ fn net(key: &ProgramKey, bytes: f64, tiles: f64, world: &World) -> (f64, f64) {
         (Algorithm::CollNet, _) => (bytes, 1.0),
         (Algorithm::Hierarchical, _) if hosts == 2.0 => (bytes, 1.0),
         (Algorithm::Hierarchical, _) => (2.0 * bytes * (hosts - 1.0) / hosts, 2.0 * (hosts - 1.0)),
+        (Algorithm::RecursiveDoubling, _) => (bytes * local * levels, levels),
+        (Algorithm::HalvingDoubling, _) => (2.0 * bytes * local, 2.0 * levels),
+        (Algorithm::Bruck, _) => (pairs * levels, levels),
+        (Algorithm::Pairwise, _) => (pairs, far),
+        (Algorithm::Knomial, _) => (3.0 * bytes, (levels / 2.0).ceil()),
+        (Algorithm::Pat, _) => (ring * local, levels),
+        (Algorithm::Imported(program), _) => {
+            let traffic = imported(&program, bytes);
+            (traffic.out * local, traffic.hops)
+        }
     };
     let mbps = if world.net_mbps == 0 { NET_MBPS } else { world.net_mbps };
     // A megabit per second is an eighth of a byte per µs.
@@ -197,7 +209,34 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
         (Algorithm::AllPairs, Collective::ReduceScatter) => Traffic { hops: others, ..pairs },
         (Algorithm::Direct, Collective::AllToAll) => Traffic { streamed: 2.0 * part, ..pairs },
         (Algorithm::AllPairs | Algorithm::Direct, _) => pairs,
+        (Algorithm::Imported(program), _) => imported(&program, bytes),
+        _ => unmeasured(key, bytes, &pairs),
     }
+}
+
+/// A program that the user brought: what its busiest rank does.
+fn imported(program: &Imported, bytes: f64) -> Traffic {
+    let shape = &program.program.shape;
+    let chunks = shape.chunks(Buf::Input).max(shape.chunks(Buf::Output));
+    let chunk = bytes / f64::from(chunks.max(1));
+    let hops = f64::from(program.traffic.hops);
+    let (out, streamed) = (program.traffic.out as f64 * chunk, program.traffic.moved as f64 * chunk);
+    Traffic { hops, waits: hops, fill: 0.0, out, share: 0.8, streamed, chunk }
+}
+
+/// Programs that no GPU has run for a measurement: by their form alone.
+fn unmeasured(key: &ProgramKey, bytes: f64, pairs: &Traffic) -> Traffic {
+    let n = f64::from(key.ranks);
+    let levels = n.log2().ceil();
+    let (hops, out, chunk) = match key.algorithm {
+        Algorithm::RecursiveDoubling => (levels, bytes * levels, bytes),
+        Algorithm::HalvingDoubling => (2.0 * levels, 2.0 * pairs.out, bytes / n),
+        Algorithm::Bruck => (levels, pairs.out * levels / 2.0, bytes / n),
+        Algorithm::Pairwise => (n - 1.0, pairs.out, bytes / n),
+        Algorithm::Knomial => ((levels / 2.0).ceil(), 3.0 * bytes * (levels / 2.0).ceil(), bytes),
+        _ => (levels, pairs.out, bytes / n),
+    };
+    Traffic { hops, waits: hops, fill: 0.0, out, streamed: 2.0 * out, chunk, ..*pairs }
 }
 
 /// Everything passes through every rank.

@@ -21,6 +21,7 @@ mod schedule;
 mod values;
 
 pub use fault::{At, Fault};
+pub(crate) use values::expected;
 
 use super::Program;
 

@@ -47,10 +47,18 @@ impl Machine {
             for rank in 0..launches.len() {
                 let Some(launch) = launches[rank].get(current[rank]) else { continue };
                 let mut ended = true;
-                for (index, at) in states[rank].iter_mut().enumerate() {
-                    while self.advance(rank as u32, launch, &launch.plan.args.blocks[index], at) {
+                for index in 0..states[rank].len() {
+                    while is_due(launch, &states[rank], index)
+                        && self.advance(
+                            rank as u32,
+                            launch,
+                            &launch.plan.args.blocks[index],
+                            &mut states[rank][index],
+                        )
+                    {
                         moved = true;
                     }
+                    let at = states[rank][index];
                     let work = launch.plan.args.works[usize::from(launch.plan.args.blocks[index].work)];
                     ended &= at.tile >= work.tiles;
                 }
@@ -77,7 +85,6 @@ impl Machine {
             return false;
         }
         let step = &launch.steps[usize::from(block.first_step) + at.step as usize];
-        assert_eq!(step.after_channel, NO_DEP, "this machine knows no dependencies");
         let key = |from: u16, to: u16| (args.protocol, block.lane, u32::from(from), u32::from(to));
         let me = rank as u16;
         let recv = &step.recv[..usize::from(step.n_recv)];
@@ -113,6 +120,11 @@ impl Machine {
         if step.flags & ACC_DST != 0 {
             operands.insert(0, self.load(rank, work, step.dst_buf, dst, &range));
         }
+        if operands.is_empty() {
+            // A step that only waits.
+            at.advance(work, step.times, u32::from(block.n_steps));
+            return true;
+        }
         let mut value = operands.remove(0);
         operands.iter().for_each(|operand| fold(&mut value, operand, launch));
         if step.flags & POST != 0 {
@@ -139,6 +151,30 @@ impl Machine {
         let (at, real) = range.place(work, buf, chunk);
         self.memory[rank as usize][at..at + real].copy_from_slice(&value[..real]);
     }
+}
+
+/// Whether the step of another channel that a block waits for is over, in all its repetitions for the tile.
+fn is_due(launch: &Launch, places: &[Place], index: usize) -> bool {
+    let blocks = &launch.plan.args.blocks;
+    let (block, at) = (&blocks[index], places[index]);
+    let work = &launch.plan.args.works[usize::from(block.work)];
+    if at.tile >= work.tiles {
+        return false;
+    }
+    let step = &launch.steps[usize::from(block.first_step) + at.step as usize];
+    if step.after_channel == NO_DEP {
+        return true;
+    }
+    let awaited = |b: &Block| u16::from(b.channel) == step.after_channel && b.instance == block.instance;
+    let Some(other) = blocks[..places.len()].iter().position(awaited) else { return true };
+    let (slices, there) = (work.slices.max(1), places[other]);
+    let group = |tile: u32| tile / slices;
+    let times = launch.steps[usize::from(blocks[other].first_step) + usize::from(step.after_step)].times;
+    let is_past = |there: Place| {
+        let place = (group(there.tile), there.step, there.repetition, there.tile % slices);
+        place > (group(at.tile), u32::from(step.after_step), times - 1, at.tile % slices)
+    };
+    there.tile >= work.tiles || is_past(there)
 }
 
 fn start(launch: Option<&Launch>) -> Vec<Place> {

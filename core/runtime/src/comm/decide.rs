@@ -7,6 +7,7 @@ use std::sync::Arc;
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::knobs::NET_SLOT_BYTES;
 use hawser_plan::layout::HeapLayout;
+use hawser_plan::msccl;
 use hawser_plan::world::DeviceKind;
 use hawser_plan::{Knobs, World};
 use hawser_plugin::net::NetConfig;
@@ -14,7 +15,8 @@ use hawser_plugin::net::NetConfig;
 use super::Config;
 use super::card::{Agreement, Card, agree};
 use super::links;
-use super::tune::Tuners;
+use super::programs;
+use super::tune::{self, Tuners};
 use crate::bootstrap::Bootstrap;
 use crate::device::{self, Device, HeapKind};
 use crate::env::{self, Settings};
@@ -76,9 +78,15 @@ pub fn decide(
     };
     let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
     links::take(&bootstrap.all_gather(&offers, &step("links"))?[0], &mut world)?;
-    let tuners = Tuners::open(comm_id, &world);
-    check_tuners(&bootstrap.all_gather(tuners.names().as_bytes(), &step("tuners"))?)?;
-    fit(&mut knobs, world.size(), world.places().1);
+    let tuners = Tuners::open(comm_id, &world, config.name.as_deref());
+    let programs = programs::load(settings, world.size());
+    // What programs and tuners need to have in common goes round together.
+    let cards = bootstrap.all_gather(&pair(&tuners.card(), &programs.card()), &step("tuners"))?;
+    let (tuner_cards, program_cards): (Vec<_>, Vec<_>) = cards.iter().map(|card| unpair(card)).unzip();
+    tune::check(&tuner_cards)?;
+    programs::check(&program_cards)?;
+    programs.take(&mut knobs, if world.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    fit(&mut knobs, world.size(), world.places().1, programs.lanes());
     Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen })
 }
 
@@ -96,10 +104,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
     let cards: Vec<Card> = devices.iter().map(card).collect();
     let Agreement { mut world, .. } = agree(&cards, settings.multi_rank_gpu)?;
     links::take(&links::offer(0, settings, &caps.name, &world), &mut world)?;
-    if world.hosts() > 1 {
-        knobs_for_network(&mut knobs, settings);
-    }
-    fit(&mut knobs, world.size(), world.places().1);
+    finish(&mut knobs, &world, settings)?;
     Ok((world, knobs))
 }
 
@@ -110,11 +115,34 @@ pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
 pub fn knobs_of(world: &World) -> Result<Knobs> {
     let settings = env::settings();
     let mut knobs = knobs(world.device, MAX_BLOCKS as u32, settings, &Config::default())?;
-    if world.hosts() > 1 {
-        knobs_for_network(&mut knobs, settings);
-    }
-    fit(&mut knobs, world.size(), world.places().1);
+    finish(&mut knobs, world, settings)?;
     Ok(knobs)
+}
+
+/// What is left to settle for a world that is only thought of.
+fn finish(knobs: &mut Knobs, world: &World, settings: &Settings) -> Result<()> {
+    let far = world.hosts() > 1;
+    if far {
+        knobs_for_network(knobs, settings);
+    }
+    let programs = programs::load(settings, world.size());
+    programs::check(&[programs.card()])?;
+    programs.take(knobs, if far { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    fit(knobs, world.size(), world.places().1, programs.lanes());
+    Ok(())
+}
+
+/// Two records in one.
+fn pair(a: &[u8], b: &[u8]) -> Vec<u8> {
+    [&(a.len() as u64).to_le_bytes(), a, b].concat()
+}
+
+/// Inverse of [`pair`]; a record that is too short gives empty ones, which no rank sends.
+fn unpair(record: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let parts = record
+        .split_first_chunk()
+        .and_then(|(length, rest)| rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?));
+    parts.map_or_else(Default::default, |(a, b)| (a.to_vec(), b.to_vec()))
 }
 
 /// Where `hawser measure` leaves its constants for so many ranks of a host on a device of this name.
@@ -161,14 +189,6 @@ fn knobs_for_network(knobs: &mut Knobs, settings: &Settings) {
     knobs.depth = knobs.depth.min(net::MOST_SLOTS);
 }
 
-/// Ranks with different tuners would decide differently.
-fn check_tuners(names: &[Vec<u8>]) -> Result<()> {
-    let Some(rank) = names.iter().position(|n| *n != names[0]) else { return Ok(()) };
-    let [first, other] = [0, rank].map(|r| String::from_utf8_lossy(&names[r]).into_owned());
-    let text = format!("rank 0 has the tuners \"{first}\", rank {rank} has \"{other}\"");
-    Err(Error::invalid_usage(text).remedy("give all ranks the same NCCL_TUNER_PLUGIN, readable everywhere"))
-}
-
 /// Settings of the planner, before anything is known of the other ranks.
 fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: &Config) -> Result<Knobs> {
     let mut knobs = Knobs::default();
@@ -185,7 +205,8 @@ fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: 
     knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, 64);
     knobs.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, knobs.max_ctas);
     if let Some(text) = &settings.algo {
-        knobs.algorithms = Knobs::parse_algo(text).map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
+        let masks = Knobs::parse_algo_with(text, &programs::names(settings));
+        knobs.algorithms = masks.map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
     }
     if let Some(text) = &settings.proto {
         knobs.protocols = Knobs::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
@@ -193,11 +214,11 @@ fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: 
     Ok(knobs)
 }
 
-/// Lowers lanes, then slots, until the heap stays within its budget.
-fn fit(knobs: &mut Knobs, ranks: u32, local: u32) {
+/// Lowers lanes, but not below what programs need, then slots, until the heap stays within its budget.
+fn fit(knobs: &mut Knobs, ranks: u32, local: u32, least_lanes: u32) {
     let budget = if local < ranks { NET_HEAP_BUDGET } else { HEAP_BUDGET };
     let is_over = |knobs: &Knobs| HeapLayout::new(ranks, local, knobs).heap_bytes() > budget;
-    while knobs.lanes > MIN_LANES && is_over(knobs) {
+    while knobs.lanes > MIN_LANES.max(least_lanes) && is_over(knobs) {
         knobs.lanes -= 1;
     }
     while knobs.slot_bytes[2] > 4096 && is_over(knobs) {

@@ -1,12 +1,13 @@
 //! A communicator that is up: plans calls and holds everything that launches need.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::choose::{self, Choice};
+use hawser_plan::choose::Choice;
 use hawser_plan::device_plan::{DeviceOp, KernelKey, Step};
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
@@ -166,7 +167,9 @@ impl Live {
         if let Some(bound) = lock(&self.bounds)?.get(&key) {
             return Ok(bound.clone());
         }
-        let choice = self.choose(call)?;
+        let chosen = self.tuners.choose(call, &self.world, &self.knobs)?;
+        self.tuners.show(&self.name, self.rank, call, &chosen);
+        let choice = chosen.choice;
         let bound = if choice.protocol.is_exchange() {
             let (size, image) = (self.world.size(), self.fabric.dev_comm.addr);
             let mut plan = ExchangePlan::new(call, &choice, self.rank, size, &self.knobs);
@@ -177,10 +180,11 @@ impl Live {
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
             let part = |bytes| dma::knobs(&self.knobs, self.layout.local, dma::part(&choice.key, bytes));
-            let staged =
-                (choice.protocol == Protocol::Dma).then(|| part(call.total_bytes(self.world.size())));
-            let knobs = staged.as_ref().unwrap_or(&self.knobs);
-            let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), knobs)?;
+            let knobs = match choice.protocol {
+                Protocol::Dma => Cow::Owned(part(call.total_bytes(self.world.size()))),
+                _ => self.tuners.knobs(call, &self.world, &choice, &self.knobs),
+            };
+            let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &knobs)?;
             self.connect(&plan, &loaded.lowered.steps)?;
             Arc::new(Bound::Steps(plan, loaded, choice))
         };
@@ -197,9 +201,7 @@ impl Live {
 
     /// The choice for a call, by the cost model and what tuners make of it.
     pub fn choose(&self, call: &Call) -> Result<Choice> {
-        let candidates = choose::candidates(call, &self.world, &self.knobs)?;
-        let advice = self.tuners.advise(call, &self.world, &candidates);
-        Ok(choose::decide(call, &self.world, &self.knobs, candidates, advice.as_ref())?)
+        Ok(self.tuners.choose(call, &self.world, &self.knobs)?.choice)
     }
 
     /// Plans a group's messages, which were put on `stream` and on `others`.

@@ -16,6 +16,7 @@ mod links;
 mod live;
 mod memory;
 mod order;
+mod programs;
 mod split;
 mod tune;
 mod watch;
@@ -33,6 +34,7 @@ pub use decide::{cache_file, knobs_of, outlook};
 pub use live::{Live, Loaded};
 pub use memory::{mem_alloc, mem_free};
 pub(crate) use order::{Order, Turn};
+pub use tune::{Chosen, Tuners, asked};
 pub(crate) use watch::{GroupSpans, Span};
 
 use crate::bootstrap::UniqueId;

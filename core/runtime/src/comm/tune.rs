@@ -1,19 +1,43 @@
-//! What tuner plugins say about a call, put into the planner's terms.
+//! What tuner plugins say about a call, put into the planner's terms; what ranks must have in common for that; and why a call
+//! runs as it does.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt::{self, Write as _};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hawser_plan::choose::{Advice, Candidate, Outcome};
-use hawser_plan::{Algorithm, Call, Collective, Protocol, World};
-use hawser_plugin::tuner::{self, Function, Question, TunerConfig, TunerContext};
+use hawser_plan::choose::{self, Advice, Candidate, Choice, Outcome};
+use hawser_plan::{Algorithm, Call, Collective, Knobs, Protocol, ReduceOp, World};
+use hawser_plugin::collnet::DataType;
+use hawser_plugin::tuner::{self, Function, Question, Reduction, TunerConfig, TunerContext};
 
+use crate::env::{self, Explain};
+use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::plugins;
+
+/// First lines of what a rank tells the others: its tuners are open, or one of them cannot be.
+const OPEN: &str = "open";
+const FAILED: &str = "failed";
+/// The smallest chunk that is followed, in bytes.
+const LEAST_CHUNK: u64 = 512;
+/// So many calls are remembered as explained.
+const MOST_SHOWN: usize = 4096;
 
 /// The tuners of a communicator, in the order in which they are asked.
 #[derive(Default)]
 pub struct Tuners {
     open: Vec<Open>,
+    /// Why one cannot be used at all: the communicator fails.
+    failed: Option<String>,
+    /// Calls that were explained.
+    shown: Mutex<HashSet<Shown>>,
 }
+
+/// A call without its addresses.
+#[derive(PartialEq, Eq, Hash)]
+struct Shown(Collective, u64, hawser_plan::DataType, ReduceOp, u32);
 
 struct Open {
     name: String,
@@ -21,73 +45,251 @@ struct Open {
     has_failed: AtomicBool,
 }
 
-impl Tuners {
-    /// Opens all tuners of the process for a communicator. One that fails is left out.
-    pub fn open(comm_id: u64, world: &World) -> Self {
-        let mut open = Vec::new();
-        for candidate in plugins::tuners() {
-            let tuner = &candidate.plugin;
-            let name = tuner.name().to_owned();
-            let config = TunerConfig::new(comm_id, world.size(), world.hosts(), plugins::log());
-            match tuner.open(&config) {
-                Ok(context) => open.push(Open { name, context, has_failed: AtomicBool::new(false) }),
-                Err(error) => log::warn(&format!("tuner {name} is left out: {error}")),
+/// A choice and what tuners had to do with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    /// The choice.
+    pub choice: Choice,
+    /// What each tuner that has something to say makes of the call, in lines.
+    pub notes: Vec<String>,
+}
+
+/// Candidates, what removed each, predicted times, what decided, and the rules of tuners.
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.choice.why)?;
+        for note in &self.notes {
+            for (at, line) in note.lines().enumerate() {
+                write!(f, "\n  {}{line}", if at == 0 { "" } else { "  " })?;
             }
         }
-        Self { open }
+        Ok(())
+    }
+}
+
+impl Tuners {
+    /// Opens all tuners of the process for a communicator. One that fails is left out; one whose settings are wrong fails the
+    /// communicator, when ranks compare.
+    pub fn open(comm_id: u64, world: &World, name: Option<&str>) -> Self {
+        let mut tuners = Self::default();
+        for candidate in plugins::tuners() {
+            let tuner = &candidate.plugin;
+            match tuner.open(&config(comm_id, world, name)) {
+                Ok(context) => tuners.add(tuner.name(), context),
+                Err(error) if error.kind == hawser_plugin::ErrorKind::InvalidUsage => {
+                    tuners.failed.get_or_insert(format!("tuner {}: {error}", tuner.name()));
+                }
+                Err(error) => log::warn(&format!("tuner {} is left out: {error}", tuner.name())),
+            }
+        }
+        tuners
     }
 
-    /// Their names: equal on all ranks, or ranks would decide differently.
-    pub fn names(&self) -> String {
-        self.open.iter().map(|t| t.name.as_str()).collect::<Vec<_>>().join(", ")
+    /// One tuner, for questions without a communicator.
+    ///
+    /// # Errors
+    /// The tuner's.
+    pub fn of(tuner: &dyn hawser_plugin::Tuner, world: &World, name: Option<&str>) -> Result<Self> {
+        let mut tuners = Self::default();
+        let context = tuner.open(&config(0, world, name)).map_err(|e| Error::invalid_usage(e.text))?;
+        tuners.add(tuner.name(), context);
+        Ok(tuners)
     }
 
-    /// What the tuners make of the candidates; None if there is no tuner or none has an opinion.
+    fn add(&mut self, name: &str, context: Box<dyn TunerContext>) {
+        self.open.push(Open { name: name.to_owned(), context, has_failed: AtomicBool::new(false) });
+    }
+
+    /// What this rank tells the others: which tuners it has and what their answers depend on.
+    pub fn card(&self) -> Vec<u8> {
+        if let Some(error) = &self.failed {
+            return format!("{FAILED}\n{error}").into_bytes();
+        }
+        let mut text = OPEN.to_owned();
+        for tuner in &self.open {
+            let (digest, source) =
+                tuner.context.agreement().map_or((0, String::new()), |a| (a.digest, a.source));
+            let plain = |text: &str| text.replace(['\n', '\t'], " ");
+            let _ = write!(text, "\n{}\t{digest:016x}\t{}", plain(&tuner.name), plain(&source));
+        }
+        text.into_bytes()
+    }
+
+    /// The choice for a call, by the cost model and what tuners make of it.
+    ///
+    /// # Errors
+    /// Nothing is left to choose from.
+    pub fn choose(&self, call: &Call, world: &World, knobs: &Knobs) -> Result<Chosen> {
+        let candidates = choose::candidates(call, world, knobs)?;
+        let (advice, notes) = self.advise(call, world, &candidates);
+        let choice = choose::decide(call, world, knobs, candidates, advice.as_ref())?;
+        Ok(Chosen { choice, notes })
+    }
+
+    /// Settings for laying a choice over a call: with the chunk size that the last tuner with an opinion wants.
+    pub fn knobs<'k>(&self, call: &Call, world: &World, choice: &Choice, knobs: &'k Knobs) -> Cow<'k, Knobs> {
+        let (at, own) = (choice.protocol as usize, (choice.key.algorithm, choice.protocol));
+        let taken = choice.why.candidates.iter().find(|c| (c.algorithm, c.protocol) == own);
+        let (Some(question), Some(taken)) = (question(call, world), taken) else {
+            return Cow::Borrowed(knobs);
+        };
+        let Some(&slot) = knobs.slot_bytes.get(at) else { return Cow::Borrowed(knobs) };
+        let channels = match taken.outcome {
+            Outcome::Predicted { channels, .. } => channels * choice.instances,
+            Outcome::Filtered(_) => choice.instances,
+        };
+        let ask = |tuner: &Open| {
+            let asked = tuner.context.chunk_bytes(&question, &in_their_terms(taken), channels);
+            asked.map_err(|error| tuner.complain(&error)).ok().flatten()
+        };
+        let Some(chunk) = self.open.iter().filter_map(ask).next_back() else { return Cow::Borrowed(knobs) };
+        let mut knobs = knobs.clone();
+        knobs.slot_bytes[at] = slot.min(u32::try_from(chunk.max(LEAST_CHUNK)).unwrap_or(slot));
+        Cow::Owned(knobs)
+    }
+
+    /// Writes why a call runs as it does, if `HAWSER_EXPLAIN` wants that of this rank: once per call that differs.
+    pub fn show(&self, name: &str, rank: u32, call: &Call, chosen: &Chosen) {
+        let wanted = match env::settings().explain {
+            Explain::No => false,
+            Explain::First => rank == 0,
+            Explain::All => true,
+        };
+        let Some(mut shown) = wanted.then(|| self.shown.lock().ok()).flatten() else { return };
+        if shown.len() >= MOST_SHOWN {
+            shown.clear();
+        }
+        if shown.insert(Shown(call.collective, call.count, call.dtype, call.op, call.root)) {
+            log::explain(&format!("communicator {name}, rank {rank}: {chosen}"));
+        }
+    }
+
+    /// What the tuners make of the candidates, if any has an opinion, and what they say about it.
     ///
     /// Each tuner sees the times that the one before it left. One that fails is ignored for this call.
-    pub fn advise(&self, call: &Call, world: &World, candidates: &[Candidate]) -> Option<Advice> {
-        let function = function(call.collective)?;
+    fn advise(&self, call: &Call, world: &World, candidates: &[Candidate]) -> (Option<Advice>, Vec<String>) {
+        let nobody = (None, Vec::new());
         if self.open.is_empty() || world.size() == 1 {
-            return None;
+            return nobody;
         }
-        let question = Question::new(function, call.total_bytes(world.size()));
-        let mut table: Vec<tuner::Candidate> = candidates.iter().map(in_their_terms).collect();
-        let (mut sources, mut blocks) = (Vec::new(), None);
+        let Some((question, mut table)) = asked(call, world, candidates) else { return nobody };
+        let (mut sources, mut notes, mut blocks) = (Vec::new(), Vec::new(), None);
         for tuner in &self.open {
             let before = table.clone();
             match tuner.context.tune(&question, &mut table) {
                 Ok(answer) => {
+                    let why = tuner.context.why(&question, &before).unwrap_or_default();
                     if table != before || answer.channels.is_some() {
-                        sources.push(tuner.name.as_str());
+                        let first = why.lines().next().map_or_else(String::new, |line| format!(": {line}"));
+                        sources.push(format!("{}{first}", tuner.name));
+                    }
+                    if !why.is_empty() {
+                        notes.push(format!("tuner {}: {why}", tuner.name));
                     }
                     blocks = answer.channels.or(blocks);
                 }
                 Err(error) => {
                     table = before;
-                    if !tuner.has_failed.swap(true, Ordering::Relaxed) {
-                        log::warn(&format!(
-                            "tuner {}: {error}; its advice is ignored where it fails",
-                            tuner.name
-                        ));
-                    }
+                    tuner.complain(&error);
                 }
             }
         }
         if sources.is_empty() {
-            return None;
+            return (None, notes);
         }
         let source = format!("tuner {}", sources.join(", "));
         log::info(Subsys::Tuning, || {
-            format!("{} of {} bytes: advice of {source}", function.name(), question.bytes)
+            format!("{} of {} bytes: advice of {source}", question.function.name(), question.bytes)
         });
         // A time that is no number is no advice.
         let us = |c: &tuner::Candidate| if c.us.is_nan() { -1.0 } else { c.us };
-        Some(Advice { source, us: table.iter().map(us).collect(), blocks })
+        (Some(Advice { source, us: table.iter().map(us).collect(), blocks }), notes)
     }
 }
 
-fn function(collective: Collective) -> Option<Function> {
-    Some(match collective {
+impl Open {
+    /// Says once that the tuner fails.
+    fn complain(&self, error: &hawser_plugin::Error) {
+        if !self.has_failed.swap(true, Ordering::Relaxed) {
+            log::warn(&format!("tuner {}: {error}; its advice is ignored where it fails", self.name));
+        }
+    }
+}
+
+/// Compares what all ranks told: with different tuners or rules they would decide differently.
+///
+/// # Errors
+/// `InvalidUsage` that names ranks, tuners and where their settings are from.
+pub fn check(cards: &[Vec<u8>]) -> Result<()> {
+    let cards: Vec<Cow<'_, str>> = cards.iter().map(|card| String::from_utf8_lossy(card)).collect();
+    let failed = |card: &Cow<'_, str>| {
+        card.split_once('\n').filter(|(kind, _)| *kind == FAILED).map(|(_, text)| text.to_owned())
+    };
+    if let Some((rank, text)) =
+        cards.iter().map(failed).enumerate().find_map(|(rank, text)| Some((rank, text?)))
+    {
+        let others = cards.iter().filter(|card| failed(card).is_some()).count() - 1;
+        let also = if others == 0 { String::new() } else { format!(" (and {others} more ranks)") };
+        return Err(Error::invalid_usage(format!("rank {rank}{also}: {text}")));
+    }
+    let told: Vec<Vec<Vec<&str>>> = cards
+        .iter()
+        .map(|card| card.lines().skip(1).map(|line| line.split('\t').collect()).collect())
+        .collect();
+    let names = |rank: usize| told[rank].iter().map(|tuner| tuner[0]).collect::<Vec<_>>().join(", ");
+    if let Some(rank) = (1..told.len()).find(|rank| names(*rank) != names(0)) {
+        let text = format!("rank 0 has the tuners \"{}\", rank {rank} has \"{}\"", names(0), names(rank));
+        return Err(Error::invalid_usage(text)
+            .remedy("give all ranks the same NCCL_TUNER_PLUGIN, readable everywhere"));
+    }
+    for at in 0..told.first().map_or(0, Vec::len) {
+        let field = |rank: usize, field: usize| told[rank][at].get(field).copied().unwrap_or_default();
+        if let Some(rank) = (1..told.len()).find(|rank| field(*rank, 1) != field(0, 1)) {
+            return Err(differing(names(0).split(", ").nth(at).unwrap_or("?"), told.len(), rank, field));
+        }
+    }
+    Ok(())
+}
+
+/// Ranks differ in what a tuner depends on: field 1 is its digest, field 2 its source.
+fn differing<'a>(tuner: &str, ranks: usize, rank: usize, field: impl Fn(usize, usize) -> &'a str) -> Error {
+    let of = |first: usize| {
+        let all: Vec<String> =
+            (0..ranks).filter(|r| field(*r, 1) == field(first, 1)).map(|r| r.to_string()).collect();
+        let few = all.len().min(8);
+        let more = if few < all.len() { format!(" and {} more", all.len() - few) } else { String::new() };
+        let has = if all.len() == 1 { "rank" } else { "ranks" };
+        format!("{has} {}{more}: {}", all[..few].join(", "), field(first, 2))
+    };
+    let text = format!("the rules of tuner {tuner} differ between ranks. {}; {}", of(0), of(rank));
+    let remedy = "give all ranks the same files (HAWSER_RULES, or hawser-rules.toml beside the library) and the same \
+                  name of the communicator";
+    Error::invalid_usage(text).remedy(remedy)
+}
+
+/// What tuners are asked about a call: the question, and the candidates in their terms. None for what they are not asked about.
+pub fn asked(
+    call: &Call,
+    world: &World,
+    candidates: &[Candidate],
+) -> Option<(Question, Vec<tuner::Candidate>)> {
+    Some((question(call, world)?, candidates.iter().map(in_their_terms).collect()))
+}
+
+fn config(comm_id: u64, world: &World, name: Option<&str>) -> TunerConfig {
+    let mut per_host = vec![0; world.hosts() as usize];
+    world.ranks.iter().for_each(|rank| per_host[rank.host as usize] += 1);
+    let fewest = per_host.iter().copied().min().unwrap_or(0);
+    let most = per_host.iter().copied().max().unwrap_or(0);
+    let mut config = TunerConfig::new(comm_id, world.size(), world.hosts(), plugins::log());
+    config.domains = (world.hosts(), fewest, most);
+    config.name = name.unwrap_or_default().to_owned();
+    config
+}
+
+/// A call in the tuners' terms; None for what they are not asked about.
+fn question(call: &Call, world: &World) -> Option<Question> {
+    let function = match call.collective {
         Collective::AllReduce => Function::AllReduce,
         Collective::AllGather => Function::AllGather,
         Collective::ReduceScatter => Function::ReduceScatter,
@@ -96,11 +298,27 @@ fn function(collective: Collective) -> Option<Function> {
         Collective::AllToAll | Collective::Gather | Collective::Scatter | Collective::SendRecv => {
             return None;
         }
-    })
+    };
+    let mut question = Question::new(function, call.total_bytes(world.size()));
+    question.data_type = DataType::ALL.get(call.dtype as usize).copied();
+    question.op = call.collective.reduces().then_some(match call.op {
+        ReduceOp::Sum => Reduction::Sum,
+        ReduceOp::Prod => Reduction::Prod,
+        ReduceOp::Max => Reduction::Max,
+        ReduceOp::Min => Reduction::Min,
+        ReduceOp::Avg => Reduction::Avg,
+        ReduceOp::PreMulSum => Reduction::PreMulSum,
+    });
+    Some(question)
 }
+
+/// Added to the prices of algorithms that nobody has measured.
+const UNMEASURED_US: f32 = 1e6;
 
 fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
     let us = match candidate.outcome {
+        // Prices of what nobody has measured mean little: a tuner has to want it.
+        Outcome::Predicted { us, .. } if candidate.algorithm.is_unmeasured() => us + UNMEASURED_US,
         Outcome::Predicted { us, .. } => us,
         Outcome::Filtered(_) => -1.0,
     };
@@ -115,6 +333,14 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         Algorithm::Hierarchical => tuner::Algorithm::HIERARCHICAL,
         Algorithm::Direct => tuner::Algorithm::DIRECT,
         Algorithm::CollNet => tuner::Algorithm::COLLNET_CHAIN,
+        Algorithm::Pat => tuner::Algorithm::PAT,
+        // Known by no name there: numbers that no table has.
+        Algorithm::RecursiveDoubling => tuner::Algorithm(80),
+        Algorithm::HalvingDoubling => tuner::Algorithm(81),
+        Algorithm::Bruck => tuner::Algorithm(82),
+        Algorithm::Pairwise => tuner::Algorithm(83),
+        Algorithm::Knomial => tuner::Algorithm(84),
+        Algorithm::Imported(program) => tuner::Algorithm(1024 + program.place()),
     };
     let protocol = match candidate.protocol {
         Protocol::Ll | Protocol::SymLl => tuner::Protocol::Ll,
@@ -122,4 +348,94 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         Protocol::Simple | Protocol::SymSimple | Protocol::Dma => tuner::Protocol::Simple,
     };
     tuner::Candidate { algorithm, protocol, us }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(cards: &[&str]) -> Option<String> {
+        let cards: Vec<Vec<u8>> = cards.iter().map(|card| card.as_bytes().to_vec()).collect();
+        check(&cards).err().map(|error| error.to_string())
+    }
+
+    /// Orders trees, in chunks of so many bytes.
+    struct Trees(u64);
+
+    impl TunerContext for Trees {
+        fn tune(&self, _: &Question, table: &mut [tuner::Candidate]) -> hawser_plugin::Result<tuner::Answer> {
+            let trees = table.iter_mut().filter(|c| c.algorithm == tuner::Algorithm::TREE && c.us >= 0.0);
+            trees.for_each(|tree| tree.us = 0.0);
+            Ok(tuner::Answer::default())
+        }
+
+        fn chunk_bytes(
+            &self,
+            question: &Question,
+            chosen: &tuner::Candidate,
+            channels: u32,
+        ) -> hawser_plugin::Result<Option<u64>> {
+            assert_eq!((question.data_type, question.op), (Some(DataType::Float16), Some(Reduction::Max)));
+            assert!(chosen.algorithm == tuner::Algorithm::TREE && chosen.us > 0.0 && channels == 2);
+            Ok(Some(self.0))
+        }
+    }
+
+    #[test]
+    fn an_order_keeps_the_predicted_time_and_gets_its_chunks() {
+        let world =
+            World::single_host(4, hawser_plan::world::DeviceKind::Host, hawser_plan::world::Link::HostMemory);
+        let knobs = Knobs { slot_bytes: [0, 0, 32 << 10], lanes: 8, ..Knobs::default() };
+        let call = Call {
+            collective: Collective::AllReduce,
+            count: 1000,
+            dtype: hawser_plan::DataType::Float16,
+            op: ReduceOp::Max,
+            scalar: hawser_plan::call::Scalar::Immediate(0),
+            root: 0,
+            input: 16,
+            output: 16,
+        };
+        for (chunk, expected) in [(4096, 4096), (1, 512), (u64::MAX, 32 << 10)] {
+            let mut tuners = Tuners::default();
+            tuners.add("trees", Box::new(Trees(chunk)));
+            let Chosen { choice, notes } = tuners.choose(&call, &world, &knobs).unwrap();
+            assert!(choice.key.algorithm == Algorithm::Tree && choice.predicted_us > 0.0 && notes.is_empty());
+            assert_eq!(tuners.knobs(&call, &world, &choice, &knobs).slot_bytes[2], expected);
+        }
+        let nobody = Tuners::default();
+        let choice = nobody.choose(&call, &world, &knobs).unwrap().choice;
+        assert_eq!(*nobody.knobs(&call, &world, &choice, &knobs), knobs);
+    }
+
+    #[test]
+    fn equal_ranks_agree() {
+        assert_eq!(text(&["open"; 3]), None);
+        let one = "open\nrules\t00ff\t2 of 3 rules in a\nx\t0000\t";
+        assert_eq!(text(&[one, one]), None);
+        assert_eq!(text(&[one, &one.replace("in a", "in b")]), None, "only what counts is compared");
+    }
+
+    #[test]
+    fn other_rules_name_ranks_and_files() {
+        let card = |digest, source| format!("open\nother\t0001\t\nrules\t{digest}\t{source}");
+        let (a, b) = (card("00aa", "1 of 1 rules in a.toml"), card("00bb", "no rules"));
+        let text = text(&[&a, &b, &a, &b]).unwrap();
+        for part in [
+            "the rules of tuner rules differ",
+            "ranks 0, 2: 1 of 1 rules in a.toml; ranks 1, 3: no rules",
+            "HAWSER_RULES",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_tuners_and_failures_are_told() {
+        let text = |cards: &[&str]| text(cards).unwrap();
+        let names = text(&["open\na\t1\t\nb\t2\t", "open\na\t1\t"]);
+        assert!(names.contains("rank 0 has the tuners \"a, b\", rank 1 has \"a\""), "{names}");
+        let broken = text(&["open\na\t1\t", "failed\nr.toml:1:2: no\nsecond line", "failed\nx"]);
+        assert!(broken.contains("rank 1 (and 1 more ranks): r.toml:1:2: no\nsecond line"), "{broken}");
+    }
 }

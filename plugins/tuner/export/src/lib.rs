@@ -4,4 +4,4 @@
 
 use std::sync::Arc;
 
-hawser_compat::export_nccl_tuner!(Arc::new(hawser_tuner::CsvTuner::from_env()), c"hawser");
+hawser_compat::export_nccl_tuner!(Arc::new(hawser_tuner::RuleTuner::from_env()), c"hawser");

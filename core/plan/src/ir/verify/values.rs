@@ -237,7 +237,9 @@ impl<'a> Run<'a> {
             (Buf::Input, false) if self.program.shape.collective.reduces() => {
                 Err(Fault::OverwrittenInput { at, reference })
             }
-            (_, true) => Err(Fault::UndefinedRead { at, reference }),
+            (_, true) if self.program.shape.collective.reduces() => {
+                Err(Fault::UndefinedRead { at, reference })
+            }
             _ => Ok(Rc::clone(value)),
         }
     }
@@ -297,7 +299,7 @@ fn check_output(shape: &Shape, rank: u32, chunk: u32, value: Option<&Value>) -> 
 }
 
 /// Which ranks contribute to an output chunk, and with which chunk of their input.
-fn expected(shape: &Shape, rank: u32, chunk: u32) -> (std::ops::Range<u32>, u32) {
+pub(crate) fn expected(shape: &Shape, rank: u32, chunk: u32) -> (std::ops::Range<u32>, u32) {
     let all = 0..shape.ranks;
     let only = |source: u32| source..source + 1;
     let block = chunk / shape.per_block;

@@ -1,10 +1,13 @@
-//! Rules and their file.
+//! Rule files in CSV, as the example that NCCL comes with has them.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use hawser_plugin::tuner::{Algorithm, Function, Protocol, Question};
+use hawser_plugin::tuner::{Algorithm, Function, Protocol};
+
+use crate::rule::{self, Action, Match, Place, Ranges, Way};
 
 const PROTOCOLS: [(Protocol, &str); 3] =
     [(Protocol::Ll, "ll"), (Protocol::Ll128, "ll128"), (Protocol::Simple, "simple")];
@@ -40,17 +43,32 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Whether it is for such a communicator.
-    pub fn fits_communicator(&self, ranks: u32, nodes: u32) -> bool {
-        self.ranks.is_none_or(|wanted| wanted == ranks) && self.nodes.is_none_or(|wanted| wanted == nodes)
-    }
-
-    /// Whether it answers a question of its communicator.
-    pub fn fits(&self, question: &Question) -> bool {
-        self.function == question.function
-            && self.bytes.contains(&question.bytes)
-            && self.pipelined.is_none_or(|wanted| wanted == question.pipelined)
-            && self.registered.is_none_or(|wanted| wanted == question.registered)
+    /// In the terms of all rules. `file` is where it stands.
+    pub fn general(&self, file: &Arc<str>) -> rule::Rule {
+        let exactly = |number: Option<u32>| Ranges(number.map(|n| n.into()..=n.into()).into_iter().collect());
+        let bytes = match self.bytes == (0..=u64::MAX) {
+            true => Ranges::default(),
+            false => Ranges(vec![self.bytes.clone()]),
+        };
+        let when = Match {
+            collectives: 1 << self.function as u32,
+            bytes,
+            ranks: exactly(self.ranks),
+            hosts: exactly(self.nodes),
+            registered: self.registered,
+            pipelined: self.pipelined,
+            ..Match::default()
+        };
+        let way = Way::exactly(self.algorithm, self.protocol);
+        rule::Rule {
+            place: Place { file: file.clone(), line: self.line, column: 1 },
+            name: None,
+            priority: 0,
+            when,
+            chain: vec![Action { way, channels: self.channels, chunk: None }],
+            never_worse: false,
+            ends: true,
+        }
     }
 }
 

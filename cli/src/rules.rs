@@ -1,0 +1,230 @@
+//! `hawser rules`: checks rule files, lays them out, imports those of others, and shows what one makes of a call.
+
+mod explain;
+mod import;
+mod ompi;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use hawser_tuner::files::{Form, RuleFile};
+use hawser_tuner::lint::lint;
+use hawser_tuner::rule::Rule;
+use hawser_tuner::write;
+
+/// Options of `hawser rules`.
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Say all that is wrong in rule files, and which rules can never count
+    Check {
+        /// Rule files: TOML, or NCCL's CSV by the endings .csv and .conf
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Warnings fail too
+        #[arg(long)]
+        strict: bool,
+    },
+    /// Show which rules match a call, which wins, and what becomes of it
+    Explain(explain::Options),
+    /// Lay TOML rule files out: spaces, empty lines; comments and order stay
+    Fmt {
+        /// Rule files, changed in place
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Change nothing, only fail if a file is not laid out
+        #[arg(long)]
+        check: bool,
+    },
+    /// Turn an NCCL tuner file (CSV) or an Open MPI table (coll_tuned_dynamic_rules_filename) into TOML
+    FromCsv(import::Options),
+}
+
+/// Runs `hawser rules`. Returns whether everything is right.
+///
+/// # Errors
+/// A file cannot be read or written, or what is asked for makes no sense.
+pub fn run(options: &Options) -> Result<bool> {
+    let (text, right) = match &options.command {
+        Command::Check { files, strict } => check(files, *strict)?,
+        Command::Explain(options) => (explain::text(options)?, true),
+        Command::Fmt { files, check } => layout(files, *check)?,
+        Command::FromCsv(options) => (import::run(options)?, true),
+    };
+    // A reader that went away (`| head`) is no error.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(right)
+}
+
+/// The rules of all files.
+///
+/// # Errors
+/// All that is wrong in the first file that cannot be used.
+pub fn read(files: &[RuleFile]) -> Result<Vec<Rule>> {
+    let mut rules = Vec::new();
+    for file in files {
+        rules.extend(file.read()?.unwrap_or_default());
+    }
+    Ok(rules)
+}
+
+fn check(files: &[PathBuf], strict: bool) -> Result<(String, bool)> {
+    let (mut text, mut rules, mut right) = (String::new(), Vec::new(), true);
+    for path in files {
+        match RuleFile::named(path).read() {
+            Ok(read) => {
+                let read = read.unwrap_or_default();
+                let count = read.len();
+                let _ = writeln!(
+                    text,
+                    "{}: {count} {}",
+                    path.display(),
+                    if count == 1 { "rule" } else { "rules" }
+                );
+                rules.extend(read);
+            }
+            Err(unusable) => {
+                right = false;
+                for problem in &unusable.problems {
+                    let _ = match problem.place.line {
+                        0 => writeln!(text, "{}: error: {}", unusable.file, problem.text),
+                        _ => writeln!(text, "{}: error: {}", problem.place, problem.text),
+                    };
+                }
+            }
+        }
+    }
+    for warning in lint(&rules) {
+        let _ = writeln!(text, "{}: warning: {}", warning.place, warning.text);
+        right &= !strict;
+    }
+    Ok((text, right))
+}
+
+fn layout(files: &[PathBuf], check: bool) -> Result<(String, bool)> {
+    let (mut text, mut right) = (String::new(), true);
+    for path in files {
+        let name = path.display();
+        let file = RuleFile::named(path);
+        if file.form == Form::Csv {
+            bail!("{name} is CSV: hawser rules from-csv turns it into TOML");
+        }
+        // A file that cannot be read or used is left as it is.
+        let rules = file.read()?.unwrap_or_default();
+        let before = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+        let after = write::layout(&before);
+        let again = file.parse(&after).with_context(|| format!("laying out {name}"))?;
+        if !same(&rules, &again) {
+            bail!("laying out {name} would change its rules: it stays as it is. Please report this file");
+        }
+        if before == after {
+            continue;
+        }
+        right &= !check;
+        match check {
+            true => drop(writeln!(text, "{name}: is not laid out: hawser rules fmt {name} does it")),
+            false => {
+                replace(path, &after)?;
+                let _ = writeln!(text, "{name}: laid out");
+            }
+        }
+    }
+    Ok((text, right))
+}
+
+/// Whether rules say the same, wherever they stand.
+fn same(one: &[Rule], other: &[Rule]) -> bool {
+    let plain =
+        |rules: &[Rule]| -> Vec<_> { rules.iter().map(|r| (r.name.clone(), r.to_string())).collect() };
+    plain(one) == plain(other)
+}
+
+/// Writes a file anew, all of it or nothing.
+fn replace(path: &Path, text: &str) -> Result<()> {
+    let name = path.display();
+    // A link stays a link.
+    let path = path.canonicalize().with_context(|| format!("cannot find {name}"))?;
+    let mut beside = path.clone().into_os_string();
+    beside.push(format!(".{}.new", std::process::id()));
+    let write = || -> std::io::Result<()> {
+        std::fs::write(&beside, text)?;
+        std::fs::set_permissions(&beside, std::fs::metadata(&path)?.permissions())?;
+        std::fs::rename(&beside, &path)
+    };
+    write()
+        .inspect_err(|_| drop(std::fs::remove_file(&beside)))
+        .with_context(|| format!("cannot write {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder of its own.
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("hawser-rules-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn check_tells_faults_and_rules_that_cannot_count() {
+        let folder = folder("check");
+        let file = |name: &str, text: &str| {
+            let path = folder.join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let good = file("good.toml", "[[rule]]\nuse = [{ algorithm = \"ring\" }, \"default\"]\n");
+        let late = file("late.toml", "[[rule]]\nmatch.bytes = \"..4K\"\nuse = { algorithm = \"tree\" }\n");
+        let bad = file("bad.toml", "\n[[rule]]\nuse = { algorithm = \"rng\" }\n");
+        let csv = file("some.csv", "allreduce,0,-1,tree,ll,2,1,-1\n");
+        let (good_name, late_name, bad_name) = (good.display(), late.display(), bad.display());
+        assert_eq!(
+            check(std::slice::from_ref(&good), true).unwrap(),
+            (format!("{good_name}: 1 rule\n"), true)
+        );
+        let warned = format!(
+            "{good_name}: 1 rule\n{late_name}: 1 rule\n{late_name}:1:1: warning: can never count: rule at {good_name}:1:1 comes \
+             before it and takes all its calls\n"
+        );
+        assert_eq!(check(&[good.clone(), late.clone()], false).unwrap(), (warned.clone(), true));
+        assert_eq!(check(&[good.clone(), late.clone()], true).unwrap(), (warned, false));
+        let (text, right) = check(&[bad.clone(), csv], false).unwrap();
+        let start = format!(
+            "{bad_name}:3:21: error: algorithm \"rng\" is not known; did you mean \"ring\"? Known are tree,"
+        );
+        assert!(!right && text.starts_with(&start) && text.ends_with("some.csv: 1 rule\n"), "{text}");
+        let (text, right) = check(&[folder.join("none.toml")], false).unwrap();
+        assert!(!right && text.ends_with("none.toml: error: there is no such file\n"), "{text}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn fmt_changes_files_in_place() {
+        let folder = folder("fmt");
+        let path = folder.join("a.toml");
+        std::fs::write(&path, "# why\n[[rule]]\nuse={algorithm=\"ring\"}\n").unwrap();
+        let all = std::slice::from_ref(&path);
+        let (text, right) = layout(all, true).unwrap();
+        assert!(!right && text.contains("is not laid out"), "{text}");
+        assert!(layout(all, false).unwrap().1);
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            "# why\n[[rule]]\nuse = { algorithm = \"ring\" }\n"
+        );
+        assert_eq!(layout(all, true).unwrap(), (String::new(), true));
+        std::fs::write(&path, "[[rule]]\nuse={algorithm=\"rng\"}\n").unwrap();
+        assert!(layout(all, false).unwrap_err().to_string().contains(":2:16: algorithm"));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing is left behind");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,186 @@
+//! `hawser rules explain`: what rules make of one call.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use hawser_plan::call::Scalar;
+use hawser_plan::choose;
+use hawser_plan::{Call, Collective, DataType, ReduceOp};
+use hawser_plugin::Log;
+use hawser_plugin::tuner::{Tuner, TunerConfig};
+use hawser_runtime::comm::{self, Tuners};
+use hawser_tuner::RuleTuner;
+use hawser_tuner::engine::{Engine, Outcome, describe};
+use hawser_tuner::files::RuleFile;
+use hawser_tuner::rule::{Job, Rule};
+
+use crate::explain::Machine;
+use crate::perf::collective::Test;
+use crate::perf::options::{parse_size, parse_type};
+
+/// Options of `hawser rules explain`.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Rule files, in the order in which they count
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// all_reduce, all_gather, reduce_scatter, broadcast or reduce
+    #[arg(long)]
+    collective: String,
+    /// Bytes of the larger of input and output
+    #[arg(long, value_parser = parse_size)]
+    bytes: u64,
+    /// Element type
+    #[arg(long, short = 'd', default_value = "float", value_parser = parse_type)]
+    datatype: DataType,
+    /// Reduction: sum, prod, max, min, avg or mulsum
+    #[arg(long, short = 'o', default_value = "sum", value_parser = parse_op)]
+    op: ReduceOp,
+    /// Name of the communicator
+    #[arg(long, default_value = "")]
+    communicator: String,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+/// What `hawser rules explain` prints.
+///
+/// # Errors
+/// A file cannot be used, or nothing is left to choose from.
+pub fn text(options: &Options) -> Result<String> {
+    let Some(Test::One(collective)) = Test::from_name(&options.collective) else {
+        bail!(
+            "{} is no collective: known are {}",
+            options.collective,
+            Collective::ALL.map(Collective::name).join(", ")
+        );
+    };
+    let (world, source) = options.machine.world()?;
+    let knobs = comm::knobs_of(&world)?;
+    let geometry = Test::One(collective).geometry(options.bytes, options.datatype, world.size());
+    let (dtype, op) = (options.datatype, options.op);
+    let scalar = Scalar::Immediate(0);
+    let call = Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
+    let candidates = choose::candidates(&call, &world, &knobs)?;
+    let Some((question, table)) = comm::asked(&call, &world, &candidates) else {
+        bail!("rules are not asked about {}: it has one way only", collective.name());
+    };
+    let files: Vec<RuleFile> = options.files.iter().map(RuleFile::named).collect();
+    let rules = super::read(&files)?;
+    let tuner = RuleTuner::new(files);
+    let name = Some(options.communicator.as_str());
+    let chosen = Tuners::of(&tuner, &world, name)?.choose(&call, &world, &knobs)?;
+
+    let mut config = TunerConfig::new(0, world.size(), world.hosts(), Log::silent());
+    config.name = options.communicator.clone();
+    let job = Job::from(&config);
+    let engine = Engine::new(&rules, "", &job, Log::silent());
+    let mut seen: Vec<(&Rule, Outcome<'_>)> = Vec::new();
+    engine.trace(&question, &table, |rule, outcome| seen.push((rule, outcome)));
+    let mut text = format!(
+        "{} of {} bytes of {}{} on {} ranks, {} hosts, {} over {}, {source} constants\n",
+        collective.name(),
+        question.bytes,
+        dtype.name(),
+        if collective.reduces() { format!(" by {}", op.name()) } else { String::new() },
+        world.size(),
+        world.hosts(),
+        world.device,
+        world.link.name()
+    );
+    let _ = writeln!(text, "rules of {}, in the order in which they are looked at:", tuner.name());
+    list(&mut text, &rules, &job, &seen);
+    let _ = writeln!(
+        text,
+        "what the chooser made of it:\n  {}",
+        chosen.choice.why.to_string().replace('\n', "\n  ")
+    );
+    Ok(text)
+}
+
+/// A line per rule, and below it what became of it.
+fn list(text: &mut String, rules: &[Rule], job: &Job, seen: &[(&Rule, Outcome<'_>)]) {
+    let mut ordered: Vec<&Rule> = rules.iter().collect();
+    ordered.sort_by_key(|rule| std::cmp::Reverse(rule.priority)); // stable
+    if ordered.is_empty() {
+        let _ = writeln!(text, "  none");
+    }
+    for rule in ordered {
+        let _ = writeln!(text, "  {}: {rule}", rule.title());
+        let mut outcomes = seen.iter().filter(|(other, _)| other.place == rule.place).peekable();
+        if let Err(key) = rule.when.fits_job(job) {
+            let _ = writeln!(text, "    another communicator is meant ({key})");
+        } else if outcomes.peek().is_none() {
+            let _ = writeln!(
+                text,
+                "    not looked at: a rule before it decided, or it is for another collective"
+            );
+        }
+        for (_, outcome) in outcomes {
+            let wins = if matches!(outcome, Outcome::Taken(..) | Outcome::Default) { "WINS: " } else { "" };
+            let _ = writeln!(text, "    {wins}{}", describe(*outcome));
+        }
+    }
+}
+
+fn parse_op(text: &str) -> Result<ReduceOp, String> {
+    let names = ReduceOp::ALL.map(ReduceOp::name).join(", ");
+    ReduceOp::ALL.into_iter().find(|op| op.name() == text).ok_or_else(|| format!("known are {names}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn explained(rules: &str, arguments: &[&str]) -> String {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("hawser-explain-{}-{number}.toml", std::process::id()));
+        std::fs::write(&path, rules).unwrap();
+        let name = path.to_str().unwrap();
+        let first = ["explain", name, "--collective", "all_reduce", "--device", "host"];
+        let all = first.iter().chain(arguments);
+        let line = Line::try_parse_from(all).unwrap_or_else(|error| panic!("{error}"));
+        let text = text(&line.options).unwrap_or_else(|error| panic!("{error:#}")).replace(name, "R");
+        std::fs::remove_file(path).unwrap();
+        text
+    }
+
+    const RULES: &str = "[[rule]]\nmatch.ranks = 16\nuse = { algorithm = \"ring\" }\n\
+                         [[rule]]\nname = \"small\"\npriority = 1\nmatch.bytes = \"..4K\"\nuse = { algorithm = \"one_shot\" }\n\
+                         [[rule]]\nname = \"rest\"\nmatch.communicator = \"tp*\"\nuse = [{ algorithm = \"nvls\" }, { algorithm = \"tree\" }]\n\
+                         [[rule]]\nuse = { algorithm = \"ring\" }\n";
+
+    #[test]
+    fn every_rule_and_the_winner_are_shown() {
+        let text = explained(RULES, &["--bytes", "64K", "--ranks", "4", "--communicator", "tp_1"]);
+        let wanted = "all_reduce of 65536 bytes of float by sum on 4 ranks, 1 hosts, host over host, built-in constants\n\
+                      rules of hawser-rules, in the order in which they are looked at:\n  \
+                      rule \"small\" (R:4:1): bytes ..4K -> one_shot priority 1\n    another call is meant (bytes)\n  \
+                      rule at R:1:1: ranks 16 -> ring\n    another communicator is meant (ranks)\n  \
+                      rule \"rest\" (R:9:1): communicator tp* -> nvls, else tree\n    nvls: impossible here\n    WINS: tree: takes tree/simple, ";
+        assert!(text.starts_with(wanted), "{text}");
+        for part in [
+            "  rule at R:13:1: always -> ring\n    not looked at",
+            "what the chooser made of it:\n  all_reduce of 65536 bytes on 4 ranks\n",
+            "is fastest by tuner hawser-rules: rule \"rest\" (R:9:1): ",
+            "the host device has the Simple protocol only",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        let text = explained(RULES, &["--bytes", "4000", "--ranks", "4"]);
+        assert!(text.contains("WINS: one_shot: takes one_shot/simple"), "{text}");
+        let text = explained("", &["--bytes", "4000", "--ranks", "4"]);
+        assert!(text.contains("\n  none\n") && text.contains("predicted fastest"), "{text}");
+    }
+}

@@ -1,0 +1,137 @@
+//! `hawser rules from-csv`: rule files of others as TOML.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use hawser_tuner::files::{Form, RuleFile};
+use hawser_tuner::{csv, write};
+
+use super::ompi;
+
+/// Options of `hawser rules from-csv`.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// NCCL's tuner file (CSV), or a table for Open MPI's coll_tuned_dynamic_rules_filename
+    file: PathBuf,
+    /// What the file is [default: what it looks like]
+    #[arg(long, value_enum)]
+    from: Option<From>,
+    /// Write a new file instead of to standard output
+    #[arg(long, short)]
+    output: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum From {
+    /// NCCL's CSV
+    Nccl,
+    /// Open MPI's table of numbers
+    Ompi,
+}
+
+/// Imports a file; returns what is to be printed.
+///
+/// # Errors
+/// The file cannot be understood, or the output file is there already.
+pub fn run(options: &Options) -> Result<String> {
+    let name = options.file.display().to_string();
+    let before = std::fs::read_to_string(&options.file).with_context(|| format!("cannot read {name}"))?;
+    let text = converted(&name, &before, options.from)?;
+    let Some(output) = &options.output else { return Ok(text) };
+    let shown = output.display();
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).open(output);
+    let mut file =
+        file.with_context(|| format!("cannot make {shown} (a file that is there is not replaced)"))?;
+    file.write_all(text.as_bytes()).with_context(|| format!("cannot write {shown}"))?;
+    Ok(String::new())
+}
+
+fn converted(name: &str, text: &str, from: Option<From>) -> Result<String> {
+    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+    if first.is_some_and(|line| line.starts_with('{')) {
+        bail!(
+            "{name} is JSON (Open MPI's version 3), which cannot be imported: give the table of numbers (version 1 or 2)"
+        );
+    }
+    let looks = if first.is_some_and(|line| line.contains(',')) { From::Nccl } else { From::Ompi };
+    let body = match from.unwrap_or(looks) {
+        From::Nccl => nccl(name, text)?,
+        From::Ompi => ompi::toml(name, text)?,
+    };
+    let text = format!("# Made by hawser rules from-csv of {}\n{body}", one_line(name));
+    let made = RuleFile { form: Form::Toml, ..RuleFile::named("the rules made") };
+    made.parse(&text).with_context(|| format!("importing {name}"))?;
+    Ok(text)
+}
+
+/// NCCL's lines as rules, each below its line.
+fn nccl(name: &str, text: &str) -> Result<String> {
+    let file: Arc<str> = name.into();
+    let rules = csv::parse(text).map_err(|bad| {
+        let lines: String = bad.iter().map(|line| format!("\n{name}:{line}")).collect();
+        anyhow::anyhow!("{name} is no tuner file of NCCL:{lines}")
+    })?;
+    let lines: Vec<&str> = text.lines().collect();
+    let line = |rule: &csv::Rule| lines.get(rule.line as usize - 1).map_or("", |line| line.trim());
+    let each = |rule: &csv::Rule| {
+        format!("\n# line {}: {}\n{}", rule.line, one_line(line(rule)), write::toml(&rule.general(&file)))
+    };
+    Ok(rules.iter().map(each).collect())
+}
+
+/// A text that a comment may hold.
+fn one_line(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CSV: &str = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks\n\
+                       # small ones\n\
+                       allreduce,0,65535,tree,ll,2,1,-1\n\
+                       broadcast,65536,-1,ring,simple,-1,-1,8,-1,1\n\
+                       reduce,4096,8192,sym_all_pairs,ll128,-1,-1,-1\n";
+
+    #[test]
+    fn nccls_lines_become_rules() {
+        let text = converted("t.csv", CSV, None).unwrap();
+        let wanted = "# Made by hawser rules from-csv of t.csv\n\n\
+            # line 3: allreduce,0,65535,tree,ll,2,1,-1\n\
+            [[rule]]\n\
+            match = { collective = \"all_reduce\", bytes = \"..64K\", hosts = \"1\" }\n\
+            use = [{ algorithm = \"tree\", protocol = \"ll\", channels = 2 }, \"default\"]\n\n\
+            # line 4: broadcast,65536,-1,ring,simple,-1,-1,8,-1,1\n\
+            [[rule]]\n\
+            match = { collective = \"broadcast\", bytes = \"64K..\", ranks = \"8\", registered = true }\n\
+            use = [{ algorithm = \"ring\", protocol = \"simple\" }, \"default\"]\n\n\
+            # line 5: reduce,4096,8192,sym_all_pairs,ll128,-1,-1,-1\n\
+            [[rule]]\n\
+            match = { collective = \"reduce\", bytes = \"4K..=8K\" }\n\
+            use = [{ algorithm = \"sym_all_pairs\", protocol = \"ll128\" }, \"default\"]\n";
+        assert_eq!(text, wanted);
+        assert_eq!(hawser_tuner::write::layout(&text), text, "it is laid out");
+    }
+
+    #[test]
+    fn what_cannot_be_imported_is_told() {
+        let error = |text: &str| format!("{:#}", converted("t", text, None).unwrap_err());
+        assert!(error("allreduce,0,1,rng,ll,1,1,1\n").contains("t:1: algorithm \"rng\" is unknown"));
+        assert!(error("{\"rule_file_version\": 3}").contains("version 3"));
+        assert!(error("").contains("t: the table ends"));
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_not_replaced() {
+        let path = std::env::temp_dir().join(format!("hawser-import-{}.csv", std::process::id()));
+        std::fs::write(&path, CSV).unwrap();
+        let options = Options { file: path.clone(), from: None, output: Some(path.clone()) };
+        assert!(format!("{:#}", run(&options).unwrap_err()).contains("is not replaced"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), CSV);
+        std::fs::remove_file(path).unwrap();
+    }
+}

@@ -1,0 +1,210 @@
+//! Programs that users bring: from MSCCL's XML files and from `.plan` files.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+
+use crate::call::Call;
+use crate::error::{PlanError, Result};
+use crate::ir::{Program, text, verify};
+use crate::knobs::{Digest, Knobs, Protocol};
+use crate::msccl::{self, MOST_SLOTS};
+
+/// A program from a file, and when it may run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Imported {
+    /// The program; its name is the algorithm's.
+    pub program: Program,
+    /// The protocol that its author meant; others are taken where that one cannot be.
+    pub protocol: Protocol,
+    /// Bytes of the larger buffer for which it is meant, both included.
+    pub bytes: (u64, u64),
+    /// FIFO slots that it needs.
+    pub min_depth: u32,
+    /// Whether input and output may be the same memory.
+    pub right_in_place: bool,
+    /// What the cost model may know.
+    pub traffic: Traffic,
+}
+
+/// What the busiest rank of a program does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Messages on the longest way.
+    pub hops: u32,
+    /// Chunks that it sends.
+    pub out: u64,
+    /// Chunks that its blocks move or combine.
+    pub moved: u64,
+}
+
+/// Reads a program file: MSCCL's XML, or the `.plan` text.
+///
+/// # Errors
+/// `BadProgram`: the text begins with `line:column:`, or says what the verifier found.
+pub fn read(source: &str) -> Result<Imported> {
+    if !is_plan(source) {
+        let import = msccl::read(source).map_err(|error| PlanError::program(error.to_string()))?;
+        return Ok(import.imported);
+    }
+    let program = text::from_text(source)?;
+    let at_start = |what: String| PlanError::program(format!("1:1: {what}"));
+    let prove = |in_place| verify::verify(&program, MOST_SLOTS, in_place);
+    let verdict = prove(false).map_err(|fault| at_start(fault.to_string()))?;
+    let right_in_place = prove(true).is_ok();
+    let traffic = msccl::traffic(&program, program.shape.ranks.max(2).ilog2() + 1);
+    let (protocol, min_depth) = (Protocol::Simple, verdict.min_depth);
+    Ok(Imported { program, protocol, bytes: (0, u64::MAX), min_depth, right_in_place, traffic })
+}
+
+/// What a program file is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// The name of the algorithm.
+    pub name: String,
+    /// Number of ranks.
+    pub ranks: u32,
+}
+
+/// Name and ranks of a program file, without a proof.
+///
+/// # Errors
+/// As [`read`], as far as it looks.
+pub fn head(source: &str) -> Result<Head> {
+    if is_plan(source) {
+        let shape = text::from_text(source)?.shape;
+        return Ok(Head { name: shape.name, ranks: shape.ranks });
+    }
+    let head = msccl::head(source).map_err(|error| PlanError::program(error.to_string()))?;
+    Ok(Head { name: head.0, ranks: head.1 })
+}
+
+fn is_plan(source: &str) -> bool {
+    source
+        .lines()
+        .map(str::trim)
+        .find(|line| !line.is_empty() && !line.starts_with('#'))
+        .is_some_and(|l| l.starts_with("hawser-plan"))
+}
+
+impl Imported {
+    /// FIFO lanes of one instance.
+    pub fn lanes(&self) -> u32 {
+        self.program.ranks.iter().map(|rank| rank.lane_count()).max().unwrap_or(0).max(1)
+    }
+
+    /// Channels of every rank.
+    pub fn channels(&self) -> u32 {
+        self.program.ranks.first().map_or(0, |rank| rank.channels.len() as u32).max(1)
+    }
+
+    /// A number that differs when programs, or when they may run, differ.
+    pub fn digest(&self) -> u64 {
+        let mut digest = Digest::new();
+        digest.add_bytes(text::to_text(&self.program).as_bytes());
+        [self.protocol as u64, self.bytes.0, self.bytes.1].iter().for_each(|&number| digest.add(number));
+        digest.value()
+    }
+
+    /// Why it does not fit a call on `ranks` ranks, if so.
+    pub fn refuses(&self, call: &Call, ranks: u32, knobs: &Knobs) -> Option<String> {
+        let shape = &self.program.shape;
+        let (least, most) = self.bytes;
+        let bytes = call.total_bytes(ranks);
+        if shape.ranks != ranks {
+            return Some(format!("made for {} ranks", shape.ranks));
+        }
+        if shape.root != call.root {
+            return Some(format!("made for root {}", shape.root));
+        }
+        if !self.right_in_place {
+            // Ranks cannot know of each other whether a call is in place.
+            return Some("wrong in place, which any rank's call may be".into());
+        }
+        if bytes < least || bytes > most {
+            let most = if most == u64::MAX { "any size".to_string() } else { format!("{most} bytes") };
+            return Some(format!("made for {least} bytes to {most}"));
+        }
+        if self.min_depth > knobs.depth {
+            return Some(format!("needs {} FIFO slots, there are {}", self.min_depth, knobs.depth));
+        }
+        None
+    }
+}
+
+/// A program in use. It lives as long as the process, so that choices can name it.
+#[derive(Clone, Copy)]
+pub struct Handle {
+    imported: &'static Imported,
+    digest: u64,
+    place: u32,
+}
+
+impl Handle {
+    /// Keeps a program for ever. `place` is its place in the list of all programs of the process.
+    pub fn keep(imported: Imported, place: u32) -> Self {
+        let digest = imported.digest();
+        Self { imported: Box::leak(Box::new(imported)), digest, place }
+    }
+
+    /// The name of the algorithm.
+    pub const fn name(self) -> &'static str {
+        self.imported.program.shape.name.as_str()
+    }
+
+    /// The program.
+    pub const fn program(self) -> &'static Program {
+        &self.imported.program
+    }
+
+    /// See [`Imported::digest`].
+    pub const fn digest(self) -> u64 {
+        self.digest
+    }
+
+    /// Its place in the list of all programs of the process.
+    pub const fn place(self) -> u32 {
+        self.place
+    }
+}
+
+impl Deref for Handle {
+    type Target = Imported;
+
+    fn deref(&self) -> &Imported {
+        self.imported
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Handle").field(&self.name()).finish()
+    }
+}
+
+impl PartialEq for Handle {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Handle {}
+
+impl PartialOrd for Handle {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Handle {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.name(), self.digest, self.place).cmp(&(other.name(), other.digest, other.place))
+    }
+}
+
+impl Hash for Handle {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.digest.hash(state);
+    }
+}

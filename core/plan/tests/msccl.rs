@@ -1,0 +1,180 @@
+//! MSCCL's XML: broken files are refused with their class of fault and their line, right ones are proved, exports come
+//! back, sizes that are safe elsewhere are found.
+
+mod files;
+
+use hawser_plan::algo::{self, ProgramKey};
+use hawser_plan::ir::text::{from_text, to_text};
+use hawser_plan::ir::verify::verify;
+use hawser_plan::msccl::{self, Class, Dialect, Fifos, Window};
+use hawser_plan::{Collective, Protocol};
+
+const WINDOW: Window = Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) };
+
+#[test]
+fn broken_files_are_refused_with_class_and_place() {
+    let mut classes = Vec::new();
+    let mut wrong = Vec::new();
+    for (name, text) in files::own() {
+        let class = name.split('.').next().unwrap().replace('_', " ");
+        let (found, said) = match msccl::read(&text) {
+            Ok(_) => ("right".to_owned(), String::new()),
+            Err(error) => {
+                (format!("{}:{} {}", error.line, error.column, error.class.name()), error.to_string())
+            }
+        };
+        let note =
+            text.lines().next().unwrap().trim_start_matches("<!-- ").trim_end_matches(" -->").to_owned();
+        let expected = if class == "valid" { "right".to_owned() } else { note };
+        if found != expected || (class != "valid" && !found.ends_with(&class)) {
+            wrong.push(format!("{name}: expected {expected}, found {found} {said}"));
+        }
+        classes.push(class);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    classes.dedup();
+    assert_eq!(classes.len(), 18, "every class of fault, and files that are right: {classes:?}");
+}
+
+#[test]
+fn texts_that_were_cut_anywhere_are_refused() {
+    for (name, text) in files::own().into_iter().filter(|(name, _)| name.starts_with("valid")) {
+        let end = text.rfind("</algo>").unwrap();
+        for cut in (0..end).step_by(7).filter(|cut| text.is_char_boundary(*cut)) {
+            assert!(msccl::read(&text[..cut]).is_err(), "{name} cut at {cut}");
+        }
+    }
+}
+
+#[test]
+fn dialects_and_windows() {
+    let file = |name: &str| files::own().into_iter().find(|(n, _)| n == name).unwrap().1;
+    let read = |text: &str| msccl::read(text).unwrap();
+    assert_eq!(read(&file("valid.pair")).dialect, Dialect::Research);
+    assert_eq!(read(&file("valid.azure")).dialect, Dialect::Azure);
+    let synthesizer = read(&file("valid.synthesizer"));
+    assert_eq!((synthesizer.dialect, synthesizer.imported.bytes), (Dialect::Synthesizer, (0, u64::MAX)));
+    assert!(synthesizer.imported.right_in_place);
+    assert!(!read(&file("valid.only_apart")).imported.right_in_place);
+    let window =
+        |text: &str, with: &str| read(&text.replacen("ngpus", &format!("{with} ngpus"), 1)).imported.bytes;
+    let pair = file("valid.pair");
+    // The research runtime excludes the end of its window.
+    assert_eq!(window(&pair, r#"minBytes="8" maxBytes="1024""#), (8, 1023));
+    assert_eq!(window(&pair, r#"maxBytes="0""#), (0, u64::MAX));
+    let azure = file("valid.azure").replace(r#"minBytes="0" maxBytes="0""#, "");
+    assert_eq!(window(&azure, r#"minBytes="8" maxBytes="1024""#), (8, 1024));
+    assert_eq!(window(&azure, r#"minBytes="8" maxBytes="0""#), (8, u64::MAX));
+}
+
+/// Recursive halving and doubling with `cnt` 4 at most: as a file of eight ranks that sends before it receives.
+#[test]
+fn the_largest_safe_size_is_found() {
+    let mut text = String::from(
+        "<algo name=\"swap\" proto=\"Simple\" nchannels=\"1\" nchunksperloop=\"16\" ngpus=\"2\" coll=\"alltoall\" inplace=\"0\">",
+    );
+    let step = |s: u32, kind: &str, src: (&str, u32), dst: (&str, u32), cnt: u32| {
+        format!(
+            "<step s=\"{s}\" type=\"{kind}\" srcbuf=\"{}\" srcoff=\"{}\" dstbuf=\"{}\" dstoff=\"{}\" cnt=\"{cnt}\" depid=\"-1\" deps=\"-1\" hasdep=\"0\"/>",
+            src.0, src.1, dst.0, dst.1
+        )
+    };
+    for rank in 0..2 {
+        let (own, other) = (8 * rank, 8 * (1 - rank));
+        text += &format!(
+            "<gpu id=\"{rank}\" i_chunks=\"16\" o_chunks=\"16\" s_chunks=\"0\"><tb id=\"0\" send=\"{0}\" recv=\"{0}\" chan=\"0\">",
+            1 - rank
+        );
+        text += &step(0, "s", ("i", other), ("o", own), 8);
+        text += &step(1, "r", ("i", own), ("o", other), 8);
+        text += &step(2, "cpy", ("i", own), ("o", own), 8);
+        text += "</tb></gpu>";
+    }
+    text += "</algo>";
+    let import = msccl::read(&text).unwrap();
+    // Eight chunks, two slots: at least four must fit a slot.
+    assert_eq!(import.safe_bytes(Fifos { slots: 2, bytes: 1 << 20 }), Some(16 * (1 << 20) / 4));
+    assert_eq!(import.safe_bytes_of_msccl(), Some(16 * (2 << 20) / 4));
+    assert_eq!(import.safe_bytes(Fifos { slots: 8, bytes: 1 << 20 }), None);
+    // Chunk by chunk it needs as many slots.
+    assert_eq!(import.imported.min_depth, 8);
+}
+
+/// Every built-in program as XML and back: proved again, for the same collective, and the same text a second time.
+#[test]
+fn exports_come_back() {
+    for collective in Collective::ALL {
+        for &algorithm in algo::algorithms(collective) {
+            for ranks in [2, 3, 4, 5, 8, 9] {
+                let root = if collective.rooted() { ranks - 1 } else { 0 };
+                let key = ProgramKey::new(collective, algorithm, ranks, root);
+                let program = algo::program(&key).unwrap();
+                let xml = msccl::to_xml(&program, &WINDOW).unwrap_or_else(|error| panic!("{error}"));
+                let import = msccl::read(&xml)
+                    .unwrap_or_else(|e| panic!("{} of {ranks}: {e}\n{xml}", program.shape.name));
+                let found = &import.imported;
+                let shape = &found.program.shape;
+                assert_eq!((shape.collective, shape.ranks, shape.root), (collective, ranks, root));
+                assert_eq!(
+                    (import.dialect, found.bytes, found.protocol),
+                    (Dialect::Azure, (0, u64::MAX), Protocol::Simple)
+                );
+                assert!(
+                    found.right_in_place && found.min_depth <= 2,
+                    "{} of {ranks}: {}",
+                    shape.name,
+                    found.min_depth
+                );
+                let again = msccl::read(&msccl::to_xml(&found.program, &WINDOW).unwrap()).unwrap();
+                assert_eq!(again.imported.program.shape.collective, collective);
+                let plan = from_text(&to_text(&found.program)).unwrap();
+                assert_eq!(plan, found.program);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_msccl_cannot_say_is_refused() {
+    let key = ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::Ring, 2, 0);
+    let mut program = algo::program(&key).unwrap();
+    let exchange = Window { protocol: Protocol::SymLl, ..WINDOW };
+    assert!(msccl::to_xml(&program, &exchange).unwrap_err().text.contains("no FIFOs"));
+    program.ranks.iter_mut().for_each(|rank| rank.lanes = vec![32]);
+    assert!(msccl::to_xml(&program, &WINDOW).unwrap_err().text.contains("33 channels"));
+    let key = ProgramKey {
+        per_host: 2,
+        ..ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::CollNet, 4, 0)
+    };
+    let network = algo::program(&key).unwrap();
+    assert!(msccl::to_xml(&network, &WINDOW).unwrap_err().text.contains("networks"));
+}
+
+/// Files of other people's generators, with the verdicts that their README gives, from the folder that a variable names.
+#[test]
+fn corpus() {
+    let Some(folder) = files::corpus() else { return };
+    for (name, text) in folder {
+        let found = msccl::read(&text);
+        let class = found.as_ref().map_err(|error| error.class).map(|_| ());
+        match name.as_str() {
+            "ar_pcie_hier_8_LL_i1" => assert_eq!(class, Err(Class::DoubleCount), "{name}"),
+            "pipe_ring_4_c1_i1" | "pipe_ring_8_c8_i1" => assert_eq!(class, Err(Class::WrongResult), "{name}"),
+            "cust_alltonext_fwd_2n" => assert_eq!(class, Err(Class::Collective), "{name}"),
+            _ => {
+                let import = found.unwrap_or_else(|error| panic!("{name}: {error}"));
+                assert!(import.imported.right_in_place, "{name}");
+                let safe = if name == "ar_rhd_8_Simple_i1" { Some(8 << 20) } else { None };
+                assert_eq!(import.safe_bytes_of_msccl(), safe, "{name}");
+                // The owner of a chunk reduces it, but for programs in which everybody reduces all.
+                let verdict = verify(&import.imported.program, msccl::MOST_SLOTS, true).unwrap();
+                assert_eq!(verdict.bitwise_equal, !name.starts_with("ar_1step"), "{name}");
+            }
+        }
+        if name == "ar_allpairs_8_LL_i1" || name == "ar_allpairs_8_LL_i2" {
+            let import = msccl::read(&text).unwrap();
+            let safe = import.safe_bytes(Fifos::of_msccl(Protocol::Simple));
+            assert_eq!(safe, Some(if name.ends_with("i2") { 64 << 20 } else { 32 << 20 }), "{name}");
+        }
+    }
+}

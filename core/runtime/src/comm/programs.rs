@@ -1,0 +1,297 @@
+//! Programs that users bring: `MSCCL_XML_FILES` and `MSCCL_ALGO_DIR`. Files are read once per process and proved when a
+//! communicator of their number of ranks is made; ranks compare what they have.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use hawser_plan::Knobs;
+use hawser_plan::device_plan::MAX_BLOCKS;
+use hawser_plan::imported::{self, Handle};
+
+use crate::env::Settings;
+use crate::error::{Error, Result};
+use crate::log::{self, Subsys};
+
+/// Longest file that is read, in bytes.
+const MOST_BYTES: u64 = 64 << 20;
+/// First lines of what a rank tells the others: its programs, or why it has none.
+const OPEN: &str = "open";
+const FAILED: &str = "failed";
+const REMEDY: &str =
+    "correct the file, or take it out of MSCCL_XML_FILES; hawser plan verify FILE tells more";
+
+/// A file that was read.
+struct Program {
+    path: PathBuf,
+    text: String,
+    /// The name of the algorithm, unlike all others.
+    name: String,
+    ranks: u32,
+    /// The user named the file: it has to be right.
+    is_named: bool,
+    proved: OnceLock<std::result::Result<Handle, String>>,
+}
+
+/// All files of the process, in the order in which their programs are tried.
+#[derive(Default)]
+struct Files {
+    programs: Vec<Program>,
+    /// Why a file that the user named cannot be used.
+    failed: Option<String>,
+}
+
+/// The programs for communicators of some size.
+#[derive(Default)]
+pub struct Programs {
+    handles: Vec<(Handle, PathBuf)>,
+    failed: Option<String>,
+}
+
+/// Names of all programs, for `NCCL_ALGO`.
+pub fn names(settings: &Settings) -> Vec<String> {
+    files(settings).programs.iter().map(|program| program.name.clone()).collect()
+}
+
+/// The programs for communicators of `ranks` ranks. Files that are wrong are left out unless the user named them.
+pub fn load(settings: &Settings, ranks: u32) -> Programs {
+    let files = files(settings);
+    let mut programs = Programs { failed: files.failed.clone(), ..Programs::default() };
+    for (place, file) in (0..).zip(&files.programs).filter(|(_, file)| file.ranks == ranks) {
+        match file.proved.get_or_init(|| file.prove(place)) {
+            Ok(handle) => programs.handles.push((*handle, file.path.clone())),
+            Err(error) if file.is_named => {
+                programs.failed.get_or_insert(error.clone());
+            }
+            Err(_) => {}
+        }
+    }
+    programs
+}
+
+impl Programs {
+    /// What this rank tells the others.
+    pub fn card(&self) -> Vec<u8> {
+        if let Some(error) = &self.failed {
+            return format!("{FAILED}\n{error}").into_bytes();
+        }
+        let mut text = OPEN.to_owned();
+        for (program, path) in &self.handles {
+            let path = path.to_string_lossy().replace(['\n', '\t'], " ");
+            let _ = write!(text, "\n{}\t{:016x}\t{path}", program.name(), program.digest());
+        }
+        text.into_bytes()
+    }
+
+    /// Makes them candidates: the settings get the lanes and slots that they need.
+    pub fn take(&self, knobs: &mut Knobs, most_slots: u32) {
+        knobs.imports = self.handles.iter().map(|(program, _)| *program).collect();
+        knobs.lanes = knobs.lanes.max(self.lanes());
+        let slots =
+            self.handles.iter().map(|(program, _)| program.min_depth).max().unwrap_or(0).min(most_slots);
+        if slots > knobs.depth {
+            // The FIFOs of Simple keep their bytes.
+            let slot = u64::from(knobs.slot_bytes[2]) * u64::from(knobs.depth) / u64::from(slots);
+            knobs.slot_bytes[2] = (slot as u32 & !511).max(512);
+            knobs.depth = slots;
+        }
+    }
+
+    /// FIFO lanes that the largest of them needs.
+    pub fn lanes(&self) -> u32 {
+        self.handles.iter().map(|(program, _)| program.lanes().min(MAX_BLOCKS as u32)).max().unwrap_or(0)
+    }
+}
+
+/// Compares what all ranks told: with different programs they would hang.
+///
+/// # Errors
+/// `InvalidUsage` that names ranks, programs and files.
+pub fn check(cards: &[Vec<u8>]) -> Result<()> {
+    let cards: Vec<String> = cards.iter().map(|card| String::from_utf8_lossy(card).into_owned()).collect();
+    for (rank, card) in cards.iter().enumerate() {
+        if let Some((FAILED, text)) = card.split_once('\n') {
+            return Err(Error::invalid_usage(format!("rank {rank}: {text}")).remedy(REMEDY));
+        }
+    }
+    let told = |rank: usize| -> Vec<Vec<&str>> {
+        cards[rank].lines().skip(1).map(|line| line.splitn(3, '\t').collect()).collect()
+    };
+    let first = told(0);
+    let same = |a: &[Vec<&str>], b: &[Vec<&str>]| {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a[..2.min(a.len())] == b[..2.min(b.len())])
+    };
+    for rank in 1..cards.len() {
+        let other = told(rank);
+        if same(&first, &other) {
+            continue;
+        }
+        let at = (0..first.len().max(other.len()))
+            .find(|&at| first.get(at).map(|line| line.get(..2)) != other.get(at).map(|line| line.get(..2)));
+        let name = |list: &[Vec<&str>]| match at.and_then(|at| list.get(at)).map(Vec::as_slice) {
+            Some([name, digest, path]) => format!("{name} ({digest}) from {path}"),
+            _ => "none".to_owned(),
+        };
+        let place = at.unwrap_or(0) + 1;
+        let text = format!(
+            "the programs of MSCCL_XML_FILES and MSCCL_ALGO_DIR differ: number {place} of rank 0 is {}, of rank {rank} {}",
+            name(&first),
+            name(&other)
+        );
+        return Err(Error::invalid_usage(text).remedy("give all ranks the same files in the same order"));
+    }
+    Ok(())
+}
+
+fn files(settings: &Settings) -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| {
+        Files::read(
+            settings.msccl_files.as_deref().unwrap_or(""),
+            settings.msccl_folder.as_deref().map(Path::new),
+        )
+    })
+}
+
+impl Files {
+    /// Files that are named, in their order, then those of the folder, in the order of their names.
+    fn read(named: &str, folder: Option<&Path>) -> Self {
+        let mut files = Self::default();
+        let mut known = HashSet::new();
+        for path in named.split(':').map(str::trim).filter(|path| !path.is_empty()) {
+            if let Err(error) = files.add(Path::new(path), true, &mut known) {
+                files.failed.get_or_insert(error);
+            }
+        }
+        for path in folder.map(listed).unwrap_or_default() {
+            if let Err(error) = files.add(&path, false, &mut known) {
+                log::warn(&format!("MSCCL_ALGO_DIR: {error}; the file is left out"));
+            }
+        }
+        files
+    }
+
+    fn add(
+        &mut self,
+        path: &Path,
+        is_named: bool,
+        known: &mut HashSet<String>,
+    ) -> std::result::Result<(), String> {
+        let text = read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let head = imported::head(&text).map_err(|error| format!("{}:{error}", path.display()))?;
+        let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+        let names = [head.name.clone(), format!("{}@{stem}", head.name)];
+        let numbered = (2..).map(|number| format!("{}@{stem}#{number}", head.name));
+        let Some(name) = names.into_iter().chain(numbered).find(|name| !known.contains(&name.to_lowercase()))
+        else {
+            return Err(format!("{}: no name is left", path.display()));
+        };
+        known.insert(name.to_lowercase());
+        let proved = OnceLock::new();
+        self.programs.push(Program {
+            path: path.to_owned(),
+            text,
+            name,
+            ranks: head.ranks,
+            is_named,
+            proved,
+        });
+        Ok(())
+    }
+}
+
+impl Program {
+    fn prove(&self, place: u32) -> std::result::Result<Handle, String> {
+        let path = self.path.display();
+        let mut program = imported::read(&self.text).map_err(|error| {
+            let text = format!("{path}:{error}");
+            if !self.is_named {
+                log::warn(&format!("MSCCL_ALGO_DIR: {text}; the file is left out"));
+            }
+            text
+        })?;
+        program.program.shape.name = self.name.clone();
+        log::info(Subsys::Tuning, || {
+            let shape = &program.program.shape;
+            let what = format!("{} on {} ranks", shape.collective.name(), shape.ranks);
+            format!(
+                "{path}: program {} for {what} is proved; needs {} FIFO slots",
+                self.name, program.min_depth
+            )
+        });
+        Ok(Handle::keep(program, place))
+    }
+}
+
+/// Program files of a folder, sorted, so that all ranks have one order.
+fn listed(folder: &Path) -> Vec<PathBuf> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => {
+            log::warn(&format!("MSCCL_ALGO_DIR={}: {error}", folder.display()));
+            return Vec::new();
+        }
+    };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|e| e == "xml" || e == "plan"));
+    paths.sort();
+    paths
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let mut file = File::open(path)?.take(MOST_BYTES + 1);
+    file.read_to_string(&mut text)?;
+    if text.len() as u64 > MOST_BYTES {
+        return Err(std::io::Error::other(format!("longer than {MOST_BYTES} bytes")));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_with_other_programs_are_told_apart() {
+        let card = |lines: &[&str]| [&[OPEN], lines].concat().join("\n").into_bytes();
+        let (a, b) = (card(&["x\t01\t/a/x.xml"]), card(&["x\t01\t/b/x.xml"]));
+        assert!(check(&[a.clone(), b, a.clone()]).is_ok(), "where a file lies does not matter");
+        let error = check(&[a.clone(), a.clone(), card(&["x\t02\t/c/x.xml"])]).unwrap_err().to_string();
+        for part in ["rank 0 is x (01) from /a/x.xml", "of rank 2 x (02) from /c/x.xml", "same files"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = check(&[a.clone(), card(&[])]).unwrap_err().to_string();
+        assert!(error.contains("of rank 1 none"), "{error}");
+        let failed = format!("{FAILED}\nf.xml:1:2: syntax: bad").into_bytes();
+        let error = check(&[a, failed]).unwrap_err().to_string();
+        assert!(
+            error.contains("rank 1: f.xml:1:2: syntax: bad") && error.contains("hawser plan verify"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn files_are_read_in_order_and_get_names_of_their_own() {
+        let folder = std::env::temp_dir().join(format!("hawser-programs-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let algo = |name: &str, ranks: u32| {
+            format!(
+                "<algo name=\"{name}\" proto=\"LL\" nchannels=\"1\" nchunksperloop=\"2\" ngpus=\"{ranks}\" coll=\"allreduce\"></algo>"
+            )
+        };
+        for (file, name, ranks) in [("b.xml", "pairs", 2), ("a.xml", "Pairs", 4), ("c.xml", "other", 2)] {
+            std::fs::write(folder.join(file), algo(name, ranks)).unwrap();
+        }
+        std::fs::write(folder.join("readme.txt"), "no program").unwrap();
+        let named = folder.join("c.xml");
+        let files = Files::read(&format!("{}::/no/such.xml", named.display()), Some(&folder));
+        let found: Vec<(&str, u32)> = files.programs.iter().map(|p| (p.name.as_str(), p.ranks)).collect();
+        assert_eq!(found, [("other", 2), ("Pairs", 4), ("pairs@b", 2), ("other@c", 2)]);
+        assert!(files.failed.unwrap().starts_with("/no/such.xml: "));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,284 @@
+//! Rules at work: the answer to a question, without allocating, and why it is so.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hawser_plugin::tuner::{Agreement, Answer, Candidate, Function, Question, TunerConfig, TunerContext};
+use hawser_plugin::{Log, Result};
+
+use crate::names;
+use crate::rule::{Action, GUARD, Job, Rule};
+
+/// The rules that count for a communicator.
+pub struct Engine {
+    rules: Vec<Armed>,
+    /// For each function the rules that may fit, in the order in which they are looked at.
+    of: [Vec<Entry>; Function::ALL.len()],
+    /// What is told about the files: how many rules count.
+    source: String,
+    log: Log,
+}
+
+/// A rule in the list of a function, with what most rules differ in.
+struct Entry {
+    /// No other sizes fit.
+    bytes: (u64, u64),
+    /// Place of the rule.
+    at: usize,
+}
+
+struct Armed {
+    rule: Rule,
+    /// It was said that nothing of it is possible, or that the host tells too little.
+    said: AtomicBool,
+}
+
+/// What became of a rule for a question.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Outcome<'a> {
+    /// Another call is meant: the key of the condition that fails.
+    Other(&'static str),
+    /// The host does not tell what the condition with this key asks for.
+    Unknown(&'static str),
+    /// An action is impossible here.
+    Impossible(&'a Action),
+    /// Nothing of the rule is possible here.
+    Nothing,
+    /// An action of a `never_worse` rule looks slower than the cost model's own choice: microseconds of both.
+    Slower(&'a Action, f32, f32),
+    /// The rule leaves it to the cost model.
+    Default,
+    /// An action was taken, with this candidate.
+    Taken(&'a Action, Candidate),
+}
+
+/// What was decided.
+struct Decision<'a> {
+    action: &'a Action,
+    /// Place of the candidate.
+    at: usize,
+}
+
+/// What a tuner's configuration tells of a communicator.
+impl From<&TunerConfig> for Job {
+    fn from(config: &TunerConfig) -> Self {
+        let (_, fewest, most) = config.domains;
+        let (ranks, hosts) = (config.ranks, config.nodes);
+        Self { ranks, hosts, per_host: (fewest, most), name: config.name.clone() }
+    }
+}
+
+impl Engine {
+    /// Picks the rules for a communicator. `files` is what logs call their source.
+    pub fn new(rules: &[Rule], files: &str, job: &Job, log: Log) -> Self {
+        let mut fitting: Vec<&Rule> = rules.iter().filter(|rule| rule.when.fits_job(job).is_ok()).collect();
+        fitting.sort_by_key(|rule| std::cmp::Reverse(rule.priority)); // stable
+        let source = match rules.is_empty() {
+            true => "no rules".to_owned(),
+            false => format!("{} of {} rules in {files}", fitting.len(), rules.len()),
+        };
+        let entry = |(at, rule): (usize, &&Rule)| {
+            let ranges = &rule.when.bytes.0;
+            let first = ranges.iter().map(|range| *range.start()).min().unwrap_or(0);
+            let last = ranges.iter().map(|range| *range.end()).max().unwrap_or(u64::MAX);
+            Entry { bytes: (first, last), at }
+        };
+        let of = std::array::from_fn(|number| {
+            let mask = |rule: &Rule| rule.when.collectives == 0 || rule.when.collectives >> number & 1 != 0;
+            fitting.iter().enumerate().filter(|(_, rule)| mask(rule)).map(entry).collect()
+        });
+        let armed = |rule: &Rule| Armed { rule: rule.clone(), said: AtomicBool::new(false) };
+        Self { rules: fitting.into_iter().map(armed).collect(), of, source, log }
+    }
+
+    /// How many rules count here, and where they are from.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Tells what became of every rule that was looked at, in order, until one decided.
+    pub fn trace<'a>(
+        &'a self,
+        question: &Question,
+        candidates: &[Candidate],
+        mut see: impl FnMut(&'a Rule, Outcome<'a>),
+    ) {
+        self.decide(question, candidates, |armed, outcome| see(&armed.rule, outcome));
+    }
+
+    /// The decision, and everything on the way to it.
+    #[inline]
+    fn decide<'a>(
+        &'a self,
+        question: &Question,
+        candidates: &[Candidate],
+        mut see: impl FnMut(&'a Armed, Outcome<'a>),
+    ) -> Option<Decision<'a>> {
+        let mut floor = None;
+        for Entry { bytes: (first, last), at } in self.of.get(question.function as usize)? {
+            let armed = &self.rules[*at];
+            if question.bytes < *first || question.bytes > *last {
+                see(armed, Outcome::Other("bytes"));
+                continue;
+            }
+            let rule = &armed.rule;
+            if let Err(key) = rule.when.fits_call(question) {
+                see(armed, unmet(key, question));
+                continue;
+            }
+            let mut possible = false;
+            for action in &rule.chain {
+                if *action == Action::DEFAULT {
+                    see(armed, Outcome::Default);
+                    return None;
+                }
+                let Some(at) = cheapest(candidates, |candidate| action.way.takes(candidate)) else {
+                    see(armed, Outcome::Impossible(action));
+                    continue;
+                };
+                possible = true;
+                let taken = candidates[at];
+                if rule.never_worse {
+                    let floor = *floor.get_or_insert_with(|| {
+                        cheapest(candidates, |_| true).map_or(0.0, |at| candidates[at].us)
+                    });
+                    if taken.us > floor * GUARD {
+                        see(armed, Outcome::Slower(action, taken.us, floor));
+                        continue;
+                    }
+                }
+                see(armed, Outcome::Taken(action, taken));
+                return Some(Decision { action, at });
+            }
+            if !possible {
+                see(armed, Outcome::Nothing);
+            }
+            if rule.ends {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Says once per rule that nothing of it was possible, or that it can never match here.
+    fn complain(&self, question: &Question, candidates: &[Candidate]) {
+        let (name, bytes) = (question.function.name(), question.bytes);
+        self.decide(question, candidates, |armed, outcome| {
+            let text = match outcome {
+                Outcome::Nothing => format!("asks for what is impossible for {name} of {bytes} bytes here"),
+                Outcome::Unknown(key) => {
+                    format!("has the condition {key}, which this library does not tell: it is passed over")
+                }
+                _ => return,
+            };
+            if !armed.said.swap(true, Ordering::Relaxed) {
+                let rule = &armed.rule;
+                self.log.warn(format!("rules: {} ({rule}) {text}. Said once", rule.title()));
+            }
+        });
+    }
+}
+
+impl TunerContext for Engine {
+    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
+        let mut odd = false;
+        let decision = self.decide(question, candidates, |armed, outcome| {
+            let is_odd = matches!(outcome, Outcome::Nothing | Outcome::Unknown(_));
+            odd |= is_odd && !armed.said.load(Ordering::Relaxed);
+        });
+        let answer = decision.map(|Decision { action, at }| (at, action.channels));
+        if odd {
+            self.complain(question, candidates);
+        }
+        let Some((at, channels)) = answer else { return Ok(Answer::default()) };
+        candidates[at].us = 0.0;
+        Ok(Answer { channels })
+    }
+
+    fn chunk_bytes(&self, question: &Question, chosen: &Candidate, _: u32) -> Result<Option<u64>> {
+        // The times of the others are not told, so the first action that means the chosen one counts.
+        let chosen = Candidate { us: chosen.us.max(0.0), ..*chosen };
+        let decision = self.decide(question, std::slice::from_ref(&chosen), |_, _| {});
+        Ok(decision.and_then(|decision| decision.action.chunk))
+    }
+
+    fn agreement(&self) -> Option<Agreement> {
+        // FNV-1a, equal on all hosts and builds.
+        let mut digest = 0xcbf2_9ce4_8422_2325_u64;
+        for armed in &self.rules {
+            for byte in format!("{}\n", armed.rule).bytes() {
+                digest = (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            }
+        }
+        Some(Agreement { digest, source: self.source.clone() })
+    }
+
+    fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
+        let (mut first, mut lines, mut others) = (None, String::new(), 0);
+        self.trace(question, candidates, |rule, outcome| {
+            if matches!(outcome, Outcome::Taken(..) | Outcome::Default) {
+                first = Some(rule.title());
+            }
+            match outcome {
+                Outcome::Other(_) => others += 1,
+                Outcome::Nothing => {}
+                _ => drop(write!(lines, "\n{}: {}", rule.title(), describe(outcome))),
+            }
+        });
+        let Some(first) = first else {
+            let nothing = self.rules.is_empty() && lines.is_empty();
+            let text = format!("no rule decided ({}){lines}", self.source);
+            return Ok(if nothing { String::new() } else { text });
+        };
+        Ok(format!("{first}{lines}\n{} counted here; {others} before it are for other calls", self.source))
+    }
+}
+
+/// The place of the cheapest possible candidate that is meant.
+#[inline]
+fn cheapest(candidates: &[Candidate], is_meant: impl Fn(&Candidate) -> bool) -> Option<usize> {
+    let mut best: Option<(usize, f32)> = None;
+    for (at, candidate) in candidates.iter().enumerate() {
+        // Also false for what is no number.
+        let is_better = candidate.us >= 0.0 && best.is_none_or(|(_, us)| candidate.us < us);
+        if is_better && is_meant(candidate) {
+            best = Some((at, candidate.us));
+        }
+    }
+    best.map(|(at, _)| at)
+}
+
+/// A condition fails because the call is another one, or because the host does not tell.
+#[inline]
+fn unmet<'a>(key: &'static str, question: &Question) -> Outcome<'a> {
+    let is_unknown = match key {
+        "data_type" => question.data_type.is_none(),
+        "in_graph" => question.in_graph.is_none(),
+        // Where nothing is reduced, there is no reduction to tell.
+        "op" => question.op.is_none() && question.data_type.is_none(),
+        _ => false,
+    };
+    if is_unknown { Outcome::Unknown(key) } else { Outcome::Other(key) }
+}
+
+/// An outcome for people.
+pub fn describe(outcome: Outcome<'_>) -> String {
+    match outcome {
+        Outcome::Other(key) => format!("another call is meant ({key})"),
+        Outcome::Unknown(key) => format!("passed over: this library does not tell {key}"),
+        Outcome::Impossible(action) => format!("{action}: impossible here"),
+        Outcome::Slower(action, us, floor) => {
+            format!("{action}: passed over, {us:.1} µs predicted and {floor:.1} µs without it (never_worse)")
+        }
+        Outcome::Nothing => "nothing of it is possible here".to_owned(),
+        Outcome::Default => "leaves it to the cost model".to_owned(),
+        Outcome::Taken(action, candidate) => {
+            let algorithm = names::algorithm_name(candidate.algorithm);
+            let protocol = names::protocol_name(candidate.algorithm, candidate.protocol);
+            format!("{action}: takes {algorithm}/{protocol}, {:.1} µs predicted", candidate.us)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::schema::parse;
+use hawser_plugin::Level;
+use hawser_plugin::collnet::DataType;
+use hawser_plugin::tuner::{Algorithm, Protocol, Reduction};
+
+fn job() -> Job {
+    Job { ranks: 8, hosts: 2, per_host: (4, 4), name: "tp_0".to_owned() }
+}
+
+fn engine(text: &str) -> Engine {
+    Engine::new(&parse("r.toml", text).unwrap(), "r.toml", &job(), Log::silent())
+}
+
+/// Times that a cost model may give.
+fn candidates() -> [Candidate; 6] {
+    let candidate = |algorithm, protocol, us| Candidate { algorithm, protocol, us };
+    [
+        candidate(Algorithm::RING, Protocol::Ll, 12.0),
+        candidate(Algorithm::RING, Protocol::Simple, 10.0),
+        candidate(Algorithm::TREE, Protocol::Ll, 5.0),
+        candidate(Algorithm::ALL_PAIRS, Protocol::Ll, -1.0),
+        candidate(Algorithm::ALL_PAIRS, Protocol::Simple, 9.0),
+        candidate(Algorithm::SYM_ALL_PAIRS, Protocol::Ll128, 2.0),
+    ]
+}
+
+fn question(bytes: u64) -> Question {
+    let mut question = Question::new(Function::AllReduce, bytes);
+    (question.data_type, question.op) = (Some(DataType::Float32), Some(Reduction::Sum));
+    question
+}
+
+/// What is taken, and with how many channels.
+fn asked(engine: &Engine, question: &Question) -> (Option<(Algorithm, Protocol)>, Option<u32>) {
+    let mut list = candidates();
+    let answer = engine.tune(question, &mut list).unwrap();
+    let mut changed = list.iter().zip(candidates()).filter(|(new, old)| **new != *old).map(|(new, _)| new);
+    let taken = changed.next();
+    assert!(changed.next().is_none() && taken.is_none_or(|taken| taken.us == 0.0), "{list:?}");
+    (taken.map(|taken| (taken.algorithm, taken.protocol)), answer.channels)
+}
+
+const RING: (Algorithm, Protocol) = (Algorithm::RING, Protocol::Simple);
+const TREE: (Algorithm, Protocol) = (Algorithm::TREE, Protocol::Ll);
+const PAIRS: (Algorithm, Protocol) = (Algorithm::ALL_PAIRS, Protocol::Simple);
+const FUSED: (Algorithm, Protocol) = (Algorithm::SYM_ALL_PAIRS, Protocol::Ll128);
+
+#[test]
+fn the_cheapest_of_what_an_action_means_is_taken() {
+    for (action, taken) in [
+        ("algorithm = \"ring\"", RING),
+        ("algorithm = \"ring\", protocol = \"ll\"", (Algorithm::RING, Protocol::Ll)),
+        ("algorithm = \"all_pairs\"", FUSED),
+        ("algorithm = \"all_pairs\", protocol = \"simple\"", PAIRS),
+        ("protocol = \"symll128\"", FUSED),
+        ("protocol = \"ll\"", TREE),
+        ("channels = 3", FUSED),
+    ] {
+        let engine = engine(&format!("[[rule]]\nuse = {{ {action} }}"));
+        let channels = (action == "channels = 3").then_some(3);
+        assert_eq!(asked(&engine, &question(1)), (Some(taken), channels), "{action}");
+    }
+}
+
+#[test]
+fn the_first_possible_of_a_chain_wins_and_later_rules_stand_in() {
+    let nothing = "use = [{ algorithm = \"pat\" }, { algorithm = \"all_pairs\", protocol = \"ll\" }]";
+    let chain =
+        "use = [{ algorithm = \"nvls\", channels = 1 }, { algorithm = \"tree\", channels = 2 }, \"default\"]";
+    let tree = engine(&format!("[[rule]]\n{nothing}\n[[rule]]\n{chain}"));
+    assert_eq!(asked(&tree, &question(1)), (Some(TREE), Some(2)));
+    assert_eq!(asked(&engine(&format!("[[rule]]\n{nothing}")), &question(1)), (None, None));
+    let stopped = format!("[[rule]]\nuse = [{{ algorithm = \"pat\" }}, \"default\"]\n[[rule]]\n{chain}");
+    assert_eq!(asked(&engine(&stopped), &question(1)), (None, None), "the default ends it");
+}
+
+#[test]
+fn priority_counts_before_order() {
+    let rule =
+        |priority, name| format!("[[rule]]\npriority = {priority}\nuse = {{ algorithm = \"{name}\" }}\n");
+    assert_eq!(asked(&engine(&(rule(0, "ring") + &rule(0, "tree"))), &question(1)).0, Some(RING));
+    assert_eq!(asked(&engine(&(rule(0, "ring") + &rule(1, "tree"))), &question(1)).0, Some(TREE));
+    assert_eq!(asked(&engine(&(rule(-1, "ring") + &rule(0, "tree"))), &question(1)).0, Some(TREE));
+}
+
+#[test]
+fn what_looks_worse_is_passed_over_if_that_is_wanted() {
+    let rules = |tree: &str| {
+        format!(
+            "never_worse = {tree}\n[[rule]]\nuse = [{{ algorithm = \"tree\" }}, {{ algorithm = \"all_pairs\" }}]"
+        )
+    };
+    assert_eq!(asked(&engine(&rules("false")), &question(1)).0, Some(TREE));
+    assert_eq!(asked(&engine(&rules("true")), &question(1)).0, Some(FUSED));
+    let engine = engine("[[rule]]\nnever_worse = true\nuse = { algorithm = \"tree\" }");
+    let mut close = candidates();
+    close[5].us = 4.6;
+    engine.tune(&question(1), &mut close).unwrap();
+    assert_eq!(close[2].us, 0.0, "5.0 is within a tenth of 4.6");
+}
+
+#[test]
+fn conditions_are_obeyed() {
+    let takes = |when: &str, question: &Question| {
+        asked(&engine(&format!("[[rule]]\nmatch = {{ {when} }}\nuse = {{ algorithm = \"ring\" }}")), question)
+            .0
+            .is_some()
+    };
+    for (when, holds) in [
+        ("bytes = \"..100\"", true),
+        ("bytes = \"..99\"", false),
+        ("bytes = [5, \"99..\"]", true),
+        ("collective = \"all_gather\"", false),
+        ("collective = [\"all_gather\", \"all_reduce\"]", true),
+        ("ranks = 8, hosts = 2, ranks_per_host = 4", true),
+        ("ranks = \"9..\"", false),
+        ("hosts = 1", false),
+        ("ranks_per_host = \"5..\"", false),
+        ("communicator = \"tp*\"", true),
+        ("communicator = [\"dp*\", \"pp*\"]", false),
+        ("data_type = \"float\", op = [\"sum\", \"max\"]", true),
+        ("data_type = \"half\"", false),
+        ("op = \"max\"", false),
+        ("registered = false, operations = 1", true),
+        ("registered = true", false),
+        ("operations = 2", false),
+        ("in_graph = false", false),
+    ] {
+        assert_eq!(takes(when, &question(99)), holds, "{when}");
+    }
+    let mut graph = question(99);
+    graph.in_graph = Some(false);
+    assert!(takes("in_graph = false", &graph) && !takes("in_graph = true", &graph));
+}
+
+#[test]
+fn uneven_hosts_fit_if_all_of_them_do() {
+    let rules =
+        |range| parse("r", &format!("[[rule]]\nmatch.ranks_per_host = {range}\nuse = \"default\"")).unwrap();
+    let job = Job { per_host: (3, 4), ..job() };
+    assert_eq!(rules("4")[0].when.fits_job(&job), Err("ranks_per_host"));
+    assert_eq!(rules("\"3..=4\"")[0].when.fits_job(&job), Ok(()));
+}
+
+#[test]
+fn what_cannot_be_is_said_once_per_rule() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let keep = lines.clone();
+    let log = Log::new(move |level, _, text| keep.lock().unwrap().push((level, text.to_owned())));
+    let text = "[[rule]]\nname = \"a\"\nuse = { algorithm = \"pat\" }\n[[rule]]\nmatch.in_graph = true\nuse = { algorithm = \"ring\" }\n\
+                [[rule]]\nnever_worse = true\nuse = { algorithm = \"ring\" }";
+    let engine = Engine::new(&parse("r.toml", text).unwrap(), "r.toml", &job(), log);
+    for bytes in [1, 2, 3] {
+        assert_eq!(asked(&engine, &question(bytes)).0, None);
+    }
+    let lines = lines.lock().unwrap();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines.iter().all(|(level, _)| *level == Level::Warn));
+    assert!(
+        lines[0].1.contains(
+            "rule \"a\" (r.toml:1:1) (always -> pat) asks for what is impossible for allreduce of 1"
+        )
+    );
+    assert!(
+        lines[1].1.contains("r.toml:4:1")
+            && lines[1].1.contains("in_graph, which this library does not tell")
+    );
+}
+
+#[test]
+fn chunks_are_those_of_the_action_that_means_the_choice() {
+    let engine = engine(
+        "[[rule]]\nuse = [{ algorithm = \"tree\", chunk = \"4K\" }, { algorithm = \"ring\", chunk = \"8K\" }]",
+    );
+    let chunk = |at: usize| engine.chunk_bytes(&question(1), &candidates()[at], 2).unwrap();
+    assert_eq!((chunk(1), chunk(2), chunk(4)), (Some(8192), Some(4096), None));
+}
+
+#[test]
+fn equal_rules_agree_wherever_they_stand() {
+    let digest = |text: &str| engine(text).agreement().unwrap().digest;
+    let rule = "[[rule]]\nuse = { algorithm = \"tree\" }\n";
+    let named = "# comment\n\n[[rule]]\nname = \"x\"\nuse = [{ algorithm = \"Tree\" }]\n";
+    assert_eq!(digest(rule), digest(named));
+    let other_job = format!("{rule}[[rule]]\nmatch.ranks = 9\nuse = {{ algorithm = \"ring\" }}");
+    assert_eq!(digest(rule), digest(&other_job), "rules that do not count are not compared");
+    let others = [
+        String::new(),
+        rule.replace("tree", "ring"),
+        format!("never_worse = true\n{rule}"),
+        format!("{rule}priority = 2"),
+        format!("{rule}match.bytes = \"..4K\""),
+        rule.replace("\"tree\"", "\"tree\", chunk = \"4K\""),
+        format!("{rule}{rule}"),
+    ];
+    for other in &others {
+        assert_ne!(digest(rule), digest(other), "{other}");
+    }
+}
+
+#[test]
+fn why_names_the_rule_and_what_came_before() {
+    let engine = engine(
+        "[[rule]]\nmatch.bytes = 7\nuse = { algorithm = \"ring\" }\n[[rule]]\nname = \"pat\"\nuse = { algorithm = \"pat\" }\n\
+         [[rule]]\nname = \"it\"\nuse = [{ algorithm = \"nvls\" }, { algorithm = \"tree\" }]",
+    );
+    let why = engine.why(&question(1), &candidates()).unwrap();
+    let lines: Vec<&str> = why.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "rule \"it\" (r.toml:7:1)",
+            "rule \"pat\" (r.toml:4:1): pat: impossible here",
+            "rule \"it\" (r.toml:7:1): nvls: impossible here",
+            "rule \"it\" (r.toml:7:1): tree: takes tree/ll, 5.0 µs predicted",
+            "3 of 3 rules in r.toml counted here; 1 before it are for other calls"
+        ]
+    );
+    assert_eq!(self::engine("").why(&question(1), &candidates()), Ok(String::new()));
+    let other = self::engine("[[rule]]\nmatch.bytes = 7\nuse = \"default\"").why(&question(1), &candidates());
+    assert_eq!(other.as_deref(), Ok("no rule decided (1 of 1 rules in r.toml)"));
+}

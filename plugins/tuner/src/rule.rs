@@ -1,0 +1,323 @@
+//! A rule: when it counts, and what is to be done then.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use hawser_plugin::collnet::DataType;
+use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, Reduction};
+
+use crate::names::{self, DATA_TYPES, PROTOCOLS};
+use crate::range;
+
+/// Where something stands in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The file, as it was named.
+    pub file: Arc<str>,
+    /// From 1.
+    pub line: u32,
+    /// In characters, from 1.
+    pub column: u32,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+    }
+}
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// Where it begins.
+    pub place: Place,
+    /// What its author calls it.
+    pub name: Option<String>,
+    /// Rules with a higher number are looked at first; equal ones in their order.
+    pub priority: i64,
+    /// When it counts.
+    pub when: Match,
+    /// What is done: the first that is possible.
+    pub chain: Vec<Action>,
+    /// An action that the cost model takes for slower than its own choice, by more than [`GUARD`], is passed over.
+    pub never_worse: bool,
+    /// Where nothing of the chain is possible, no later rule stands in (NCCL's CSV files).
+    pub ends: bool,
+}
+
+/// How much slower than the cost model's own choice an action of a `never_worse` rule may look. The model is not more exact.
+pub const GUARD: f32 = 1.1;
+
+impl Rule {
+    /// `rule "small" (rules.toml:4:1)`.
+    pub fn title(&self) -> String {
+        match &self.name {
+            Some(name) => format!("rule \"{name}\" ({})", self.place),
+            None => format!("rule at {}", self.place),
+        }
+    }
+}
+
+/// Everything but where it stands and its name: what ranks must have in common.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ->", self.when)?;
+        for (at, action) in self.chain.iter().enumerate() {
+            write!(f, "{} {action}", if at == 0 { "" } else { ", else" })?;
+        }
+        for (mark, is) in [(" never_worse", self.never_worse), (" ends", self.ends)] {
+            f.write_str(if is { mark } else { "" })?;
+        }
+        if self.priority == 0 { Ok(()) } else { write!(f, " priority {}", self.priority) }
+    }
+}
+
+/// Ranges of which one has to hold; none = any number.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ranges(pub Vec<RangeInclusive<u64>>);
+
+impl Ranges {
+    /// Whether a number is in one of them.
+    pub fn holds(&self, number: u64) -> bool {
+        self.0.is_empty() || self.0.iter().any(|range| range.contains(&number))
+    }
+
+    /// Whether every number that `other` allows is in one of these.
+    fn covers(&self, other: &Self) -> bool {
+        let inside = |inner: &RangeInclusive<u64>| {
+            self.0.iter().any(|outer| outer.contains(inner.start()) && outer.contains(inner.end()))
+        };
+        self.0.is_empty() || (!other.0.is_empty() && other.0.iter().all(inside))
+    }
+}
+
+/// Conditions; all that are given have to hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Match {
+    /// Bit per number of [`Function`]; 0 = any.
+    pub collectives: u32,
+    /// Bytes of the larger of send and receive side.
+    pub bytes: Ranges,
+    /// Ranks of the communicator.
+    pub ranks: Ranges,
+    /// Ranks of every host.
+    pub ranks_per_host: Ranges,
+    /// Hosts.
+    pub hosts: Ranges,
+    /// Bit per number of [`DataType`]; 0 = any.
+    pub data_types: u32,
+    /// Bit per number of [`Reduction`]; 0 = any.
+    pub ops: u32,
+    /// Both buffers are registered, or not.
+    pub registered: Option<bool>,
+    /// In a graph, or not.
+    pub in_graph: Option<bool>,
+    /// Operations of the group that run together.
+    pub pipelined: Option<u32>,
+    /// Patterns for the communicator's name; none = any.
+    pub communicators: Vec<String>,
+}
+
+/// What a rule learns of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Ranks.
+    pub ranks: u32,
+    /// Hosts.
+    pub hosts: u32,
+    /// Fewest and most ranks of a host.
+    pub per_host: (u32, u32),
+    /// Its name; empty = none.
+    pub name: String,
+}
+
+impl Match {
+    /// Whether it is for such a communicator; if not, which condition fails.
+    ///
+    /// # Errors
+    /// The key of the condition that fails.
+    pub fn fits_job(&self, job: &Job) -> Result<(), &'static str> {
+        let (fewest, most) = job.per_host;
+        let named = |pattern: &String| names::matches_glob(pattern, &job.name);
+        let held = [
+            ("ranks", self.ranks.holds(job.ranks.into())),
+            ("hosts", self.hosts.holds(job.hosts.into())),
+            (
+                "ranks_per_host",
+                self.ranks_per_host.holds(fewest.into()) && self.ranks_per_host.holds(most.into()),
+            ),
+            ("communicator", self.communicators.is_empty() || self.communicators.iter().any(named)),
+        ];
+        held.iter().find(|(_, holds)| !holds).map_or(Ok(()), |(key, _)| Err(*key))
+    }
+
+    /// Whether it is for such a call; communicators apart. If not, which condition fails.
+    ///
+    /// # Errors
+    /// The key of the condition that fails.
+    #[inline]
+    pub fn fits_call(&self, question: &Question) -> Result<(), &'static str> {
+        let bit = |mask: u32, number: Option<u32>| mask == 0 || number.is_some_and(|n| mask >> n & 1 != 0);
+        if !bit(self.collectives, Some(question.function as u32)) {
+            return Err("collective");
+        }
+        if !self.bytes.holds(question.bytes) {
+            return Err("bytes");
+        }
+        if !bit(self.data_types, question.data_type.map(|t| t as u32)) {
+            return Err("data_type");
+        }
+        if !bit(self.ops, question.op.map(|op| op as u32)) {
+            return Err("op");
+        }
+        if self.registered.is_some_and(|wanted| wanted != question.registered) {
+            return Err("registered");
+        }
+        if self.in_graph.is_some() && self.in_graph != question.in_graph {
+            return Err("in_graph");
+        }
+        if self.pipelined.is_some_and(|wanted| wanted != question.pipelined) {
+            return Err("operations");
+        }
+        Ok(())
+    }
+
+    /// Whether it holds wherever `other` does.
+    pub fn covers(&self, other: &Self) -> bool {
+        let mask = |own: u32, other: u32| own == 0 || (other != 0 && other & !own == 0);
+        let same = |own: Option<bool>, other: Option<bool>| own.is_none() || own == other;
+        let names = self.communicators.is_empty()
+            || self.communicators.iter().any(|pattern| pattern == "*")
+            || (!other.communicators.is_empty()
+                && other.communicators.iter().all(|name| self.communicators.contains(name)));
+        names
+            && mask(self.collectives, other.collectives)
+            && mask(self.data_types, other.data_types)
+            && mask(self.ops, other.ops)
+            && same(self.registered, other.registered)
+            && same(self.in_graph, other.in_graph)
+            && (self.pipelined.is_none() || self.pipelined == other.pipelined)
+            && self.bytes.covers(&other.bytes)
+            && self.ranks.covers(&other.ranks)
+            && self.ranks_per_host.covers(&other.ranks_per_host)
+            && self.hosts.covers(&other.hosts)
+    }
+}
+
+impl fmt::Display for Match {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut words: Vec<String> = Vec::new();
+        let bits = |mask: u32, name: &dyn Fn(u32) -> &'static str| {
+            let names: Vec<&str> = (0..32).filter(|bit| mask >> bit & 1 != 0).map(name).collect();
+            names.join("|")
+        };
+        if self.collectives != 0 {
+            let name = |bit: u32| Function::ALL.get(bit as usize).map_or("?", |f| names::collective_name(*f));
+            words.push(bits(self.collectives, &name));
+        }
+        for (key, ranges, sizes) in [
+            ("bytes", &self.bytes, true),
+            ("ranks", &self.ranks, false),
+            ("ranks_per_host", &self.ranks_per_host, false),
+            ("hosts", &self.hosts, false),
+        ] {
+            if !ranges.0.is_empty() {
+                let texts: Vec<String> = ranges.0.iter().map(|r| range::text(r, sizes)).collect();
+                words.push(format!("{key} {}", texts.join("|")));
+            }
+        }
+        if self.data_types != 0 {
+            words.push(bits(self.data_types, &|bit| {
+                DataType::ALL.get(bit as usize).map_or("?", |t| type_name(*t))
+            }));
+        }
+        if self.ops != 0 {
+            words.push(bits(self.ops, &|bit| Reduction::ALL.get(bit as usize).map_or("?", |op| op.name())));
+        }
+        for (key, value) in [("registered", self.registered), ("in_graph", self.in_graph)] {
+            words.extend(value.map(|value| format!("{key} {value}")));
+        }
+        words.extend(self.pipelined.map(|count| format!("operations {count}")));
+        if !self.communicators.is_empty() {
+            words.push(format!("communicator {}", self.communicators.join("|")));
+        }
+        f.write_str(if words.is_empty() { "always" } else { "" })?;
+        f.write_str(&words.join(", "))
+    }
+}
+
+fn type_name(data_type: DataType) -> &'static str {
+    let known = DATA_TYPES.iter().find(|(known, _)| *known == data_type);
+    known.and_then(|(_, names)| names.first()).copied().unwrap_or("?")
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Action {
+    /// Algorithms and protocols to take.
+    pub way: Way,
+    /// Channels (CTAs) to take; None = as the cost model says.
+    pub channels: Option<u32>,
+    /// Bytes per chunk; None = the library's.
+    pub chunk: Option<u64>,
+}
+
+impl Action {
+    /// Leaves everything to the cost model.
+    pub const DEFAULT: Self = Self { way: Way::ANY, channels: None, chunk: None };
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::DEFAULT {
+            return f.write_str("default");
+        }
+        write!(f, "{}", self.way)?;
+        self.channels.map_or(Ok(()), |channels| write!(f, " channels {channels}"))?;
+        self.chunk.map_or(Ok(()), |chunk| write!(f, " chunk {}", range::size(chunk)))
+    }
+}
+
+/// Which candidates an action means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// The family, and its fused form if that is meant too; None = any.
+    pub algorithm: Option<(Algorithm, Algorithm)>,
+    /// Bit per protocol, for plain programs and for fused kernels.
+    pub protocols: (u8, u8),
+}
+
+impl Way {
+    /// Every candidate.
+    pub const ANY: Self = Self { algorithm: None, protocols: (7, 7) };
+
+    /// One algorithm with one protocol, as in NCCL's table.
+    pub fn exactly(algorithm: Algorithm, protocol: Protocol) -> Self {
+        let bit = 1 << protocol as u8;
+        Self { algorithm: Some((algorithm, algorithm)), protocols: (bit, bit) }
+    }
+
+    /// Whether a candidate is meant.
+    #[inline]
+    pub fn takes(self, candidate: &Candidate) -> bool {
+        let named = self.algorithm.is_none_or(|(a, b)| candidate.algorithm == a || candidate.algorithm == b);
+        let mask = if names::is_fused(candidate.algorithm) { self.protocols.1 } else { self.protocols.0 };
+        named && mask >> candidate.protocol as u8 & 1 != 0
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.algorithm.map_or("any", |(algorithm, _)| names::algorithm_name(algorithm)))?;
+        let named = |&(protocol, fused, _): &(Protocol, bool, &str)| {
+            let mask = if fused { self.protocols.1 } else { self.protocols.0 };
+            mask >> protocol as u8 & 1 != 0
+        };
+        if self.protocols == (7, 7) {
+            return Ok(());
+        }
+        let words: Vec<&str> = PROTOCOLS.iter().filter(|p| named(p)).map(|(_, _, name)| *name).collect();
+        write!(f, "/{}", words.join("|"))
+    }
+}

@@ -1,0 +1,226 @@
+//! Programs that users bring (`MSCCL_XML_FILES`, `MSCCL_ALGO_DIR`) run: right results for every type and reduction, in
+//! place and out of place, for counts that do not divide; calls that do not fit go the usual way; ranks compare files.
+//!
+//! Settings are read once per process, so every file gets a process: this program again, with the test `child` only.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use hawser_plan::algo::{self, ProgramKey};
+use hawser_plan::imported::{self, Imported};
+use hawser_plan::ir::text::to_text;
+use hawser_plan::msccl::{Window, to_xml};
+use hawser_plan::{Collective, DataType, Protocol, ReduceOp};
+use hawser_runtime::{Comm, Stream, group, unique_id};
+use hawser_tests::deadline::Deadline;
+use hawser_tests::oracle::{Case, RankBuffers};
+use hawser_tests::process::Process;
+use hawser_tests::world::{call, on_host};
+
+/// Tells the child which file it has.
+const CHILD: &str = "HAWSER_TEST_PROGRAM";
+
+#[test]
+fn files_of_this_repository() {
+    for (name, path) in
+        files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/plan/tests/msccl"), "valid")
+    {
+        // Wrong in place, so it must never run.
+        check(&path, name != "valid.only_apart");
+    }
+}
+
+/// Files of other people's generators, from the folder that a variable names.
+#[test]
+fn files_from_elsewhere() {
+    let Some(folder) = std::env::var_os("HAWSER_MSCCL_DIR") else { return };
+    for (_, path) in files(Path::new(&folder), "") {
+        if imported::read(&std::fs::read_to_string(&path).unwrap()).is_ok() {
+            check(&path, true);
+        }
+    }
+}
+
+/// Built-in programs that were written as XML and as `.plan`.
+#[test]
+fn exported_programs() {
+    let folder = folder("exported");
+    for collective in Collective::ALL {
+        for &algorithm in algo::algorithms(collective) {
+            let root = if collective.rooted() { 1 } else { 0 };
+            let program = algo::program(&ProgramKey::new(collective, algorithm, 5, root)).unwrap();
+            let window = Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) };
+            let name = algo::name(collective, algorithm);
+            let xml = folder.join(format!("{name}.xml"));
+            std::fs::write(&xml, to_xml(&program, &window).unwrap()).unwrap();
+            check(&xml, true);
+        }
+        let program =
+            algo::program(&ProgramKey::new(collective, algo::algorithms(collective)[0], 3, 0)).unwrap();
+        let plan = folder.join(format!("{}.plan", collective.name()));
+        std::fs::write(&plan, to_text(&program)).unwrap();
+        check(&plan, true);
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_window_is_kept_and_what_lies_outside_goes_the_usual_way() {
+    if !on_host() {
+        return;
+    }
+    let folder = folder("window");
+    let program = algo::program(&ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::Pat, 2, 0));
+    assert!(program.is_err());
+    let key = ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::HalvingDoubling, 2, 0);
+    let window = Window { protocol: Protocol::Ll, bytes: (8_000, 20_000) };
+    let xml =
+        to_xml(&algo::program(&key).unwrap(), &window).unwrap().replace("halvingdoubling_all_reduce", "mine");
+    std::fs::write(folder.join("mine.xml"), xml).unwrap();
+    std::fs::write(folder.join("broken.xml"), "<algo name=\"x\" ngpus=\"2\">").unwrap();
+    let folder_name = folder.to_str().unwrap();
+    let run = |steps: &[&str], more: &[(&str, &str)]| {
+        let args: Vec<String> = ["hosts", "aa"].iter().chain(steps).map(|s| (*s).to_owned()).collect();
+        let log = ("NCCL_DEBUG_SUBSYS", "COLL,INIT");
+        let settings =
+            [("NCCL_DEBUG", "INFO"), log, ("HAWSER_EXPLAIN", "1"), ("MSCCL_ALGO_DIR", folder_name)];
+        let settings: Vec<_> = settings.iter().chain(more).copied().collect();
+        let ended = Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, &settings).end();
+        ended.expect_success();
+        ended.output
+    };
+    // 20,000 bytes fit.
+    let inside = run(&["all_reduce", "destroy"], &[]);
+    assert!(inside.contains("all_reduce 5000 x float: mine/Simple"), "{inside}");
+    assert!(inside.contains("the first of your programs that fits"), "{inside}");
+    assert!(inside.contains("broken.xml:1:") && inside.contains("left out"), "{inside}");
+    // With a name of its own in NCCL_ALGO, and without.
+    let named = run(&["all_reduce", "destroy"], &[("NCCL_ALGO", "MINE")]);
+    assert!(named.contains("mine/Simple"), "{named}");
+    let ring = run(&["all_reduce", "destroy"], &[("NCCL_ALGO", "ring")]);
+    assert!(ring.contains("Ring/Simple") && ring.contains("left out by NCCL_ALGO"), "{ring}");
+    let text = std::fs::read_to_string(folder.join("mine.xml")).unwrap();
+    std::fs::write(folder.join("mine.xml"), text.replace("maxBytes=\"20000\"", "maxBytes=\"19999\""))
+        .unwrap();
+    let outside = run(&["all_reduce", "destroy"], &[]);
+    assert!(!outside.contains("mine/"), "{outside}");
+    assert!(outside.contains("made for 8000 bytes to 19999 bytes"), "{outside}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn ranks_with_different_files_are_told() {
+    if !on_host() {
+        return;
+    }
+    let folder = folder("differ");
+    let window = Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) };
+    let key = ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::Ring, 2, 0);
+    let xml = to_xml(&algo::program(&key).unwrap(), &window).unwrap();
+    let broken = xml.replacen("type=\"r\"", "type=\"rcs\"", 1);
+    let other = xml.replacen("minBytes=\"0\"", "minBytes=\"4\"", 1);
+    let cases = [
+        (
+            &other,
+            vec![
+                "number 1 of rank 0 is ring_all_reduce",
+                "0.xml, of rank 1 ring_all_reduce",
+                "1.xml",
+                "same files",
+            ],
+        ),
+        (&broken, vec!["rank 1: ", "1.xml:6:7: mismatch: ", "hawser plan verify"]),
+    ];
+    for (text, parts) in cases {
+        let id = unique_id().unwrap();
+        let paths = [folder.join("0.xml"), folder.join("1.xml")];
+        std::fs::write(&paths[0], &xml).unwrap();
+        std::fs::write(&paths[1], text).unwrap();
+        let start = |rank: u32| {
+            let settings = [("MSCCL_XML_FILES", paths[rank as usize].to_str().unwrap())];
+            Process::rank(env!("CARGO_BIN_EXE_hawser-test-rank"), &id, (rank, 2), &["all_reduce"], &settings)
+        };
+        let processes = [0, 1].map(start);
+        processes.into_iter().for_each(|process| process.end().expect_error("InvalidUsage", &parts));
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Runs the file that a parent names, in every way.
+#[test]
+fn child() {
+    let Some(path) = std::env::var_os(CHILD) else { return };
+    let _deadline = Deadline::start();
+    let program = imported::read(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let Imported { program, .. } = program;
+    let (ranks, root, collective) = (program.shape.ranks, program.shape.root, program.shape.collective);
+    let comms = Comm::init_all(&(0..ranks).collect::<Vec<u32>>()).unwrap();
+    let large = program.shape.per_block * ranks > 64;
+    for dtype in DataType::ALL {
+        let ops: &[ReduceOp] = if collective.reduces() { &ReduceOp::ALL } else { &[ReduceOp::Sum] };
+        for &op in ops {
+            for count in
+                [1, 129, 1027].into_iter().filter(|&count| !large || count == 1027 || dtype.size() == 4)
+            {
+                let case = Case { collective, dtype, op, ranks, root, count };
+                run(&comms, &case, false, count % 2);
+                if collective != Collective::AllToAll {
+                    run(&comms, &case, true, 0);
+                }
+            }
+        }
+    }
+    // Several tiles of several instances.
+    let case = Case { collective, dtype: DataType::Float32, op: ReduceOp::Sum, ranks, root, count: 100_003 };
+    run(&comms, &case, collective != Collective::AllToAll, 1);
+}
+
+fn run(comms: &[Comm], case: &Case, in_place: bool, shift: usize) {
+    let buffers: Vec<RankBuffers> =
+        (0..case.ranks).map(|rank| RankBuffers::new(case, rank, in_place, shift)).collect();
+    group::start().unwrap();
+    for ((rank, comm), buffers) in (0..case.ranks).zip(comms).zip(&buffers) {
+        comm.collective(call(case, buffers.addresses(case, rank)), Stream(0)).unwrap();
+    }
+    group::end().unwrap();
+    for (rank, buffers) in (0..case.ranks).zip(&buffers) {
+        assert_eq!(buffers.fault(case, rank), None, "{case:?} in place {in_place}");
+    }
+}
+
+/// Runs a file in a process of its own; `runs`: it is what runs the calls.
+fn check(path: &Path, runs: bool) {
+    if !on_host() {
+        return;
+    }
+    let name = imported::head(&std::fs::read_to_string(path).unwrap()).unwrap().name;
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["child", "--exact", "--nocapture"]).env(CHILD, path).env("MSCCL_XML_FILES", path);
+    child.env("HAWSER_DEVICE", "host").env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "COLL,INIT");
+    let ended = child.output().unwrap();
+    let output =
+        [ended.stdout, ended.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    let last = output.lines().rev().take(20).collect::<Vec<_>>().join("\n");
+    assert!(ended.status.success(), "{}: {last}", path.display());
+    let operations: Vec<&str> = output.lines().filter(|line| line.contains(" op ")).collect();
+    assert!(!operations.is_empty(), "{}: {last}", path.display());
+    let by_it = |line: &&&str| line.contains(&format!(": {name}/Simple x "));
+    let ran = operations.iter().filter(by_it).count();
+    assert_eq!(ran, if runs { operations.len() } else { 0 }, "{}: {last}", path.display());
+}
+
+/// XML files of a folder whose names begin so, by name.
+fn files(folder: &Path, begin: &str) -> Vec<(String, PathBuf)> {
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|e| e == "xml"));
+    paths.sort();
+    let named = |path: PathBuf| (path.file_stem().unwrap().to_string_lossy().into_owned(), path);
+    paths.into_iter().map(named).filter(|(name, _)| name.starts_with(begin)).collect()
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("hawser-programs-test-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
