@@ -198,7 +198,7 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     let (world, source) = options.machine.world()?;
     let knobs = comm::knobs_of(&world)?;
     let (bytes, dtype) = (options.bytes, options.datatype);
-    let (tuners, rules) = tuners(options.rules.as_deref(), &world)?;
+    let (tuners, rules) = tuners(options.rules.as_deref(), &world, &knobs)?;
     let all = sizes(bytes).map(|bytes| Line::new(collective, bytes, dtype, (&world, &knobs), &tuners));
     let lines = if options.changes { changing(all)? } else { all.collect::<Result<_>>()? };
     let mut text = format!(
@@ -268,13 +268,13 @@ impl Machine {
 }
 
 /// The tuner of these rule files, and how the heading goes on.
-fn tuners(names: Option<&str>, world: &World) -> Result<(Tuners, String)> {
+fn tuners(names: Option<&str>, world: &World, knobs: &Knobs) -> Result<(Tuners, String)> {
     let files = names.map_or_else(files::ours, files::named_in);
     if files.is_empty() {
         return Ok((Tuners::default(), String::new()));
     }
     let shown: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
-    let tuners = Tuners::of(&RuleTuner::new(files), world, None)?;
+    let tuners = Tuners::of(&RuleTuner::new(files), world, knobs, None)?;
     Ok((tuners, format!(", rules of {}", shown.join(", "))))
 }
 

@@ -1,13 +1,14 @@
-//! `hawser plan`: prints, verifies and draws programs, from a file or from a generator's name.
+//! `hawser plan`: prints, verifies, draws and exports programs, from a file or from a generator's name.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::ir::{Buf, draw, text, verify};
-use hawser_plan::{Collective, Knobs, Program};
+use hawser_plan::msccl::{self, Import, Window};
+use hawser_plan::{Collective, Program, Protocol};
 
 /// Options of `hawser plan`.
 #[derive(Debug, Args)]
@@ -24,12 +25,58 @@ enum Command {
     Show(Which),
     /// Only verify it
     Verify(Which),
+    /// Write it as a file for MSCCL_XML_FILES
+    Export(Export),
+}
+
+/// How to write a program.
+#[derive(Debug, Args)]
+struct Export {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    form: Form,
+    /// Write to this file instead of the standard output
+    #[arg(long, short)]
+    out: Option<PathBuf>,
+    /// The protocol that the XML names
+    #[arg(long, value_enum, ignore_case = true, default_value_t = Fifo::Simple)]
+    protocol: Fifo,
+    /// Fewest bytes (of the larger buffer) for which the XML is meant
+    #[arg(long, default_value_t = 0)]
+    min_bytes: u64,
+    /// Most bytes; 0 = no limit
+    #[arg(long, default_value_t = 0)]
+    max_bytes: u64,
+}
+
+/// Which form.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Form {
+    /// MSCCL's XML
+    #[arg(long)]
+    msccl: bool,
+    /// The text form of this library
+    #[arg(long)]
+    plan: bool,
+}
+
+/// Protocols with FIFOs.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Fifo {
+    #[value(name = "LL")]
+    Ll,
+    #[value(name = "LL128")]
+    Ll128,
+    #[value(name = "Simple")]
+    Simple,
 }
 
 /// Which program.
 #[derive(Debug, Args)]
 struct Which {
-    /// A .plan file, or the name of a built-in program (see `hawser plan list`)
+    /// A .plan file, an MSCCL XML file, or the name of a built-in program (see `hawser plan list`)
     program: String,
     /// Ranks of a built-in program
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -58,8 +105,9 @@ pub fn run(options: &Options) -> Result<bool> {
         }
         Command::Show(which) => (which, true),
         Command::Verify(which) => (which, false),
+        Command::Export(export) => return write(&mut out, export).map(|()| true),
     };
-    let program = load(which)?;
+    let (program, import) = load(which)?;
     if show {
         print(&mut out, &text::to_text(&program));
     }
@@ -70,7 +118,46 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     let (report, ok) = verdicts(&program);
     print(&mut out, &report);
+    print(&mut out, &import.map_or_else(String::new, |import| facts(&import)));
     Ok(ok)
+}
+
+fn write(out: &mut impl Write, export: &Export) -> Result<()> {
+    let (program, _) = load(&export.which)?;
+    let most = if export.max_bytes == 0 { u64::MAX } else { export.max_bytes };
+    if export.min_bytes > most {
+        bail!("--min-bytes {} is above --max-bytes {most}: no call would fit", export.min_bytes);
+    }
+    let protocol = match export.protocol {
+        Fifo::Ll => Protocol::Ll,
+        Fifo::Ll128 => Protocol::Ll128,
+        Fifo::Simple => Protocol::Simple,
+    };
+    let text = match export.form.plan {
+        true => text::to_text(&program),
+        false => msccl::to_xml(&program, &Window { protocol, bytes: (export.min_bytes, most) })?,
+    };
+    match &export.out {
+        Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
+        None => {
+            print(out, &text);
+            Ok(())
+        }
+    }
+}
+
+/// What an MSCCL file says of itself, and what follows from it.
+fn facts(import: &Import) -> String {
+    let (least, most) = import.imported.bytes;
+    let size = |bytes: u64| if bytes == u64::MAX { "any size".to_owned() } else { format!("{bytes} bytes") };
+    let safe =
+        import.safe_bytes_of_msccl().map_or("every size".to_owned(), |bytes| format!("up to {bytes} bytes"));
+    format!(
+        "# MSCCL         {} dialect, {}, for {least} bytes to {}; in MSCCL's own FIFOs it cannot hang for {safe}\n",
+        import.dialect.name(),
+        import.imported.protocol.name(),
+        size(most)
+    )
 }
 
 /// A reader that went away (`| head`) is no error.
@@ -83,33 +170,44 @@ fn list() -> String {
     for collective in Collective::ALL {
         for algorithm in algo::algorithms(collective) {
             let most = algo::max_ranks(collective, *algorithm);
-            text += &format!("{:24} up to {most} ranks\n", algo::name(collective, *algorithm));
+            let note = if algorithm.is_unmeasured() {
+                ", not measured yet: runs only if NCCL_ALGO or a rule names it"
+            } else {
+                ""
+            };
+            text += &format!("{:28} up to {most} ranks{note}\n", algo::name(collective, *algorithm));
         }
     }
     text
 }
 
-fn load(which: &Which) -> Result<Program> {
+/// The program, and what its MSCCL file says if it is from one.
+fn load(which: &Which) -> Result<(Program, Option<Import>)> {
     if let Some((collective, algorithm)) = algo::find(&which.program) {
         if which.root >= which.ranks {
             bail!("--root {} is not one of {} ranks", which.root, which.ranks);
         }
         let key = ProgramKey::new(collective, algorithm, which.ranks, which.root);
         let key = ProgramKey { per_host: which.per_host, ..key };
-        return Ok(algo::program(&key)?);
+        return Ok((algo::program(&key)?, None));
     }
     let path = Path::new(&which.program);
     if !path.exists() {
         bail!("{} is neither a file nor a built-in program; `hawser plan list` names those", which.program);
     }
     let source = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    text::from_text(&source).map_err(|error| anyhow!("{}:{error}", path.display()))
+    if source.trim_start().starts_with('<') {
+        let import = msccl::read(&source).map_err(|error| anyhow!("{}:{error}", path.display()))?;
+        return Ok((import.imported.program.clone(), Some(import)));
+    }
+    let program = text::from_text(&source).map_err(|error| anyhow!("{}:{error}", path.display()))?;
+    Ok((program, None))
 }
 
 /// What the verifier says about both uses of the buffers, and whether the program is right.
 fn verdicts(program: &Program) -> (String, bool) {
     let shape = &program.shape;
-    let depth = Knobs::default().depth;
+    let depth = msccl::MOST_SLOTS;
     let chunks = |buf| shape.chunks(buf);
     let mut report = format!(
         "# {}: {} on {} ranks, root {}, chunks: {} input, {} output, {} scratch\n",
@@ -125,7 +223,7 @@ fn verdicts(program: &Program) -> (String, bool) {
     for (in_place, name) in [(false, "out of place"), (true, "in place")] {
         let line = match verify::verify(program, depth, in_place) {
             Ok(verdict) => format!(
-                "right: {} steps, needs {} of {depth} FIFO slots, {}, {}",
+                "right: {} steps, needs {} FIFO slots, {}, {}",
                 verdict.steps,
                 verdict.min_depth,
                 if verdict.bitwise_equal {
@@ -159,7 +257,7 @@ mod tests {
             list().lines().map(|l| l.split_whitespace().next().unwrap_or("").to_owned()).collect();
         assert!(names.contains(&"ring_all_reduce".to_owned()) && names.len() > 10, "{names:?}");
         for name in names {
-            let program = load(&which(&name, 3, 0)).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let (program, _) = load(&which(&name, 3, 0)).unwrap_or_else(|e| panic!("{name}: {e}"));
             let (report, ok) = verdicts(&program);
             assert!(ok, "{report}");
         }
@@ -167,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_broken_program_is_called_wrong() {
-        let mut program = load(&which("ring_all_reduce", 3, 0)).expect("a program");
+        let (mut program, _) = load(&which("ring_all_reduce", 3, 0)).expect("a program");
         program.ranks[1].channels[0].steps.pop();
         let (report, ok) = verdicts(&program);
         assert!(!ok && report.contains("WRONG"), "{report}");
@@ -178,5 +276,31 @@ mod tests {
         let error = load(&which("ring_all_redoce", 4, 0)).expect_err("unknown").to_string();
         assert!(error.contains("plan list"), "{error}");
         assert!(load(&which("ring_broadcast", 4, 4)).is_err());
+    }
+
+    #[test]
+    fn exports_load_again() {
+        let folder = std::env::temp_dir().join(format!("hawser-export-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        for (plan, file) in [(false, "a.xml"), (true, "a.plan")] {
+            let out = folder.join(file);
+            let export = Export {
+                which: which("tree_all_reduce", 5, 0),
+                form: Form { msccl: !plan, plan },
+                out: Some(out.clone()),
+                protocol: Fifo::Ll,
+                min_bytes: 0,
+                max_bytes: 4096,
+            };
+            write(&mut Vec::new(), &export).expect("an export");
+            let (program, import) = load(&which(out.to_str().expect("a plain path"), 0, 0)).expect("a file");
+            assert!(verdicts(&program).1 && import.is_none() == plan);
+            let said = import.map(|import| facts(&import)).unwrap_or_default();
+            assert_eq!(said.contains("LL, for 0 bytes to 4096 bytes"), !plan, "{said}");
+        }
+        std::fs::write(folder.join("b.xml"), "<algo name='x'>").expect("a file");
+        let error = load(&which(folder.join("b.xml").to_str().expect("a path"), 4, 0)).expect_err("broken");
+        assert!(error.to_string().contains("b.xml:1:1: syntax"), "{error}");
+        std::fs::remove_dir_all(folder).expect("a folder");
     }
 }

@@ -3,9 +3,17 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use hawser_plan::algo::{self, ProgramKey};
+use hawser_plan::imported::{self, Handle};
+use hawser_plan::ir::text::to_text;
+use hawser_plan::world::{DeviceKind, Link};
+use hawser_plan::{Algorithm, Collective, Knobs, World};
+use hawser_runtime::comm::Tuners;
 use hawser_runtime::unique_id;
 use hawser_tests::process::{Ended, Process};
-use hawser_tests::world::on_host;
+use hawser_tests::world::{call, on_host, plain};
+use hawser_tuner::RuleTuner;
+use hawser_tuner::files::RuleFile;
 
 const RANK: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
 
@@ -96,6 +104,31 @@ fn conditions_and_chains_decide_which_rule_counts() {
     };
     assert_eq!(ran_on("aabb"), "Hierarchical");
     assert_eq!(ran_on("aaaa"), "OneShot", "four ranks per host");
+}
+
+/// Offline: what is chosen for an all-reduce of four ranks, where the user brought a program.
+#[test]
+fn a_rule_takes_a_program_that_the_user_brought() {
+    let key = ProgramKey::new(Collective::AllReduce, Algorithm::Tree, 4, 0);
+    let mut program = algo::program(&key).unwrap();
+    program.shape.name = "mine".into();
+    let brought = Handle::keep(imported::read(&to_text(&program)).unwrap(), 3);
+    let knobs = Knobs { imports: vec![brought], slot_bytes: [0, 0, 32 << 10], lanes: 8, ..Knobs::default() };
+    let world = World::single_host(4, DeviceKind::Host, Link::HostMemory);
+    let chosen = |rules: &str| {
+        let tuner = RuleTuner::new(vec![RuleFile::named(file("toml", rules))]);
+        let tuners = Tuners::of(&tuner, &world, &knobs, None).unwrap();
+        let call = call(&plain(Collective::AllReduce, 4, 1000), (16, 16));
+        tuners.choose(&call, &world, &knobs).unwrap().choice
+    };
+    let mine = chosen("[[rule]]\nuse = [{ program = \"yours\" }, { program = \"mine\" }]");
+    assert!(
+        mine.key.algorithm == Algorithm::Imported(brought) && mine.why.decided.contains("rule at"),
+        "{}",
+        mine.why
+    );
+    let ring = chosen("[[rule]]\nuse = [{ program = \"yours\" }, { algorithm = \"ring\" }]");
+    assert_eq!(ring.key.algorithm, Algorithm::Ring);
 }
 
 #[test]

@@ -71,7 +71,7 @@ pub fn text(options: &Options) -> Result<String> {
     let rules = super::read(&files)?;
     let tuner = RuleTuner::new(files);
     let name = Some(options.communicator.as_str());
-    let chosen = Tuners::of(&tuner, &world, name)?.choose(&call, &world, &knobs)?;
+    let chosen = Tuners::of(&tuner, &world, &knobs, name)?.choose(&call, &world, &knobs)?;
 
     let mut config = TunerConfig::new(0, world.size(), world.hosts(), Log::silent());
     config.name = options.communicator.clone();

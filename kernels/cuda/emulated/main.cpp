@@ -75,6 +75,7 @@ struct World {
 struct Programs { // steps by rank, by channel
     std::vector<std::vector<std::vector<HawserStep>>> of;
     u32 per_block = 1, in_blocks = 1, out_blocks = 1, scratch = 0;
+    bool one_lane = false; // the channels of a rank share a lane, each with peers of its own
 };
 
 static HawserStep step() {
@@ -146,6 +147,34 @@ static Programs two_channels(u32 n) {
     return p;
 }
 
+// A channel per peer, all on one lane; one more waits for all of them in steps that only wait, then adds everything up.
+static Programs shared_lane(u32 n) {
+    Programs p;
+    p.scratch = n - 1;
+    p.one_lane = true;
+    for (u32 r = 0; r < n; r++) {
+        std::vector<std::vector<HawserStep>> channels;
+        std::vector<HawserStep> sums = {dst(src(step(), 0, 0), 1, 0)};
+        for (u32 k = 0; k + 1 < n; k++) {
+            u32 peer = (r + 1 + k) % n;
+            HawserStep take = from(dst(step(), 2, k), peer);
+            take.flags |= HAWSER_SIGNAL;
+            channels.push_back({to(src(step(), 0, 0), peer), take});
+            HawserStep wait = step();
+            wait.after_channel = (uint16_t)k, wait.after_step = 1;
+            sums.push_back(wait);
+        }
+        for (u32 k = 0; k + 1 < n; k++) {
+            HawserStep sum = dst(src(step(), 2, k), 1, 0);
+            sum.flags |= HAWSER_ACC_DST | (k + 2 == n ? HAWSER_POST : 0);
+            sums.push_back(sum);
+        }
+        channels.push_back(sums);
+        p.of.push_back(channels);
+    }
+    return p;
+}
+
 struct Case {
     u32 size, instances, threads;
     u64 count;
@@ -182,7 +211,7 @@ static void launch(World& w, const Programs& p, const Case& c, const std::vector
         std::vector<HawserStep> steps;
         for (u32 ch = 0; ch < channels; ch++) {
             for (u32 i = 0; i < instances; i++)
-                a.blocks[a.n_blocks++] = {(uint16_t)steps.size(), (uint8_t)p.of[r][ch].size(), (uint8_t)(ch + i * channels), (uint16_t)i, 3, (uint8_t)ch};
+                a.blocks[a.n_blocks++] = {(uint16_t)steps.size(), (uint8_t)p.of[r][ch].size(), (uint8_t)(p.one_lane ? i : ch + i * channels), (uint16_t)i, 3, (uint8_t)ch};
             steps.insert(steps.end(), p.of[r][ch].begin(), p.of[r][ch].end());
         }
         if (c.uploaded || steps.size() > HAWSER_INLINE_STEPS) {
@@ -269,7 +298,8 @@ static void programs(World& w, std::function<T(int)> make, u64 scalar, int facto
             for (auto& r : p.of) for (auto& ch : r) for (auto& s : ch) if ((s.flags & HAWSER_HAS_SRC) && s.src_buf == 0) s.flags |= HAWSER_PRE;
         return p;
     };
-    switch (dice() % 4) {
+    switch (dice() % 5) {
+    case 3: return check<T, M>(w, "shared lane", pre(shared_lane(n)), c, protocol, scalar, sum, make);
     case 0:
         c.in_place = dice() % 2;
         return check<T, M>(w, "one-shot", pre(one_shot(n)), c, protocol, scalar, sum, make);

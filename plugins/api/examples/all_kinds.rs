@@ -116,7 +116,7 @@ impl Tuner for Halver {
         if config.ranks == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "a communicator without ranks"));
         }
-        Ok(Box::new(Halver(config.name.clone())))
+        Ok(Box::new(Halver(format!("{} {}", config.name, config.programs.join("+")))))
     }
 }
 

@@ -58,9 +58,21 @@ impl Algorithm {
     pub const SYM_ONE_SHOT: Self = Self(68);
     /// `ALL_PAIRS` by a fused kernel.
     pub const SYM_ALL_PAIRS: Self = Self(69);
+    pub const RECURSIVE_DOUBLING: Self = Self(80);
+    pub const HALVING_DOUBLING: Self = Self(81);
+    pub const BRUCK: Self = Self(82);
+    pub const PAIRWISE: Self = Self(83);
+    pub const KNOMIAL: Self = Self(84);
+    /// The number of the first program that the user brought; `TunerConfig::programs` has their names.
+    pub const FIRST_PROGRAM: u32 = 1024;
+
+    /// The program at this place of `TunerConfig::programs`.
+    pub const fn program(place: u32) -> Self {
+        Self(Self::FIRST_PROGRAM.saturating_add(place))
+    }
 
     /// Names in rule files, without case.
-    pub const NAMES: [(Self, &'static str); 13] = [
+    pub const NAMES: [(Self, &'static str); 18] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -74,6 +86,11 @@ impl Algorithm {
         (Self::DIRECT, "direct"),
         (Self::SYM_ONE_SHOT, "sym_one_shot"),
         (Self::SYM_ALL_PAIRS, "sym_all_pairs"),
+        (Self::RECURSIVE_DOUBLING, "recursive_doubling"),
+        (Self::HALVING_DOUBLING, "halving_doubling"),
+        (Self::BRUCK, "bruck"),
+        (Self::PAIRWISE, "pairwise"),
+        (Self::KNOMIAL, "knomial"),
     ];
 }
 
@@ -144,6 +161,8 @@ pub struct TunerConfig {
     pub domains: (u32, u32, u32),
     /// The name that the program gave the communicator; empty = none, or the host does not tell.
     pub name: String,
+    /// Names of the programs that the user brought, by their places: algorithms from [`Algorithm::FIRST_PROGRAM`] on.
+    pub programs: Vec<String>,
     /// Where log lines go.
     pub log: Log,
 }
@@ -152,7 +171,15 @@ impl TunerConfig {
     /// A communicator whose NVLink domains are its hosts.
     pub fn new(comm_id: u64, ranks: u32, nodes: u32, log: Log) -> Self {
         let per_node = ranks / nodes.max(1);
-        Self { comm_id, ranks, nodes, domains: (nodes, per_node, per_node), name: String::new(), log }
+        Self {
+            comm_id,
+            ranks,
+            nodes,
+            domains: (nodes, per_node, per_node),
+            name: String::new(),
+            programs: Vec::new(),
+            log,
+        }
     }
 }
 
@@ -183,6 +210,10 @@ impl Question {
     }
 }
 
+/// From this time on a candidate's `us` is a price that nobody has compared with a measured time, added to this number: tuners that
+/// take the lowest time leave such candidates alone, those that want one can name it.
+pub const UNMEASURED_US: f32 = 1e6;
+
 /// One candidate and its predicted time. Tuners lower or raise `us`; below 0 is "impossible" and stays so.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
@@ -191,7 +222,7 @@ pub struct Candidate {
     pub algorithm: Algorithm,
     /// Which protocol.
     pub protocol: Protocol,
-    /// Predicted microseconds; -1.0 = impossible.
+    /// Predicted microseconds; -1.0 = impossible; see also [`UNMEASURED_US`].
     pub us: f32,
 }
 

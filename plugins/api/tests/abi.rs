@@ -145,9 +145,10 @@ fn a_tuner_says_what_it_depends_on_and_why() {
     let tuner = component!(Tuner).unwrap();
     let mut config = TunerConfig::new(1, 8, 2, Log::silent());
     config.name = "tensor 3".to_owned();
+    config.programs = vec!["a".to_owned(), "b".to_owned()];
     let context = tuner.open(&config).unwrap();
     let agreement = context.agreement().unwrap();
-    assert_eq!((agreement.digest, agreement.source.as_str()), (u64::MAX - 1, "halves of tensor 3"));
+    assert_eq!((agreement.digest, agreement.source.as_str()), (u64::MAX - 1, "halves of tensor 3 a+b"));
     let candidate = Candidate { algorithm: Algorithm::RING, protocol: Protocol::Simple, us: 1.0 };
     let why = |question: &Question| context.why(question, &[candidate; 2]).unwrap();
     let mut question = Question::new(Function::AllReduce, 4096);

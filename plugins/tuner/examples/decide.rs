@@ -47,7 +47,7 @@ fn rules(count: u32, when: impl Fn(u32) -> String) -> String {
 
 /// Nanoseconds of a decision by these rules.
 fn cost(text: &str) -> f64 {
-    let job = Job { ranks: 8, hosts: 1, per_host: (8, 8), name: "world".to_owned() };
+    let job = Job { ranks: 8, hosts: 1, per_host: (8, 8), name: "world".to_owned(), programs: Vec::new() };
     let rules = parse("rules", text).expect("rules of this program");
     let engine = Engine::new(&rules, "rules", &job, Log::silent());
     let before = candidates();

@@ -65,7 +65,7 @@ impl Rule {
             name: None,
             priority: 0,
             when,
-            chain: vec![Action { way, channels: self.channels, chunk: None }],
+            chain: vec![Action { program: None, way, channels: self.channels, chunk: None }],
             never_worse: false,
             ends: true,
         }

@@ -3,11 +3,13 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hawser_plugin::tuner::{Agreement, Answer, Candidate, Function, Question, TunerConfig, TunerContext};
+use hawser_plugin::tuner::{
+    Agreement, Algorithm, Answer, Candidate, Function, Question, TunerConfig, TunerContext, UNMEASURED_US,
+};
 use hawser_plugin::{Log, Result};
 
 use crate::names;
-use crate::rule::{Action, GUARD, Job, Rule};
+use crate::rule::{Action, GUARD, Job, Rule, Way};
 
 /// The rules that count for a communicator.
 pub struct Engine {
@@ -64,7 +66,8 @@ impl From<&TunerConfig> for Job {
     fn from(config: &TunerConfig) -> Self {
         let (_, fewest, most) = config.domains;
         let (ranks, hosts) = (config.ranks, config.nodes);
-        Self { ranks, hosts, per_host: (fewest, most), name: config.name.clone() }
+        let (name, programs) = (config.name.clone(), config.programs.clone());
+        Self { ranks, hosts, per_host: (fewest, most), name, programs }
     }
 }
 
@@ -87,7 +90,11 @@ impl Engine {
             let mask = |rule: &Rule| rule.when.collectives == 0 || rule.when.collectives >> number & 1 != 0;
             fitting.iter().enumerate().filter(|(_, rule)| mask(rule)).map(entry).collect()
         });
-        let armed = |rule: &Rule| Armed { rule: rule.clone(), said: AtomicBool::new(false) };
+        let armed = |rule: &Rule| {
+            let mut rule = rule.clone();
+            rule.chain.iter_mut().for_each(|action| resolve(action, &job.programs));
+            Armed { rule, said: AtomicBool::new(false) }
+        };
         Self { rules: fitting.into_iter().map(armed).collect(), of, source, log }
     }
 
@@ -132,7 +139,13 @@ impl Engine {
                     see(armed, Outcome::Default);
                     return None;
                 }
-                let Some(at) = cheapest(candidates, |candidate| action.way.takes(candidate)) else {
+                let meant = |candidate: &Candidate| action.way.takes(candidate);
+                // A program's candidates begin with the protocol that its author meant.
+                let at = match action.program {
+                    Some(_) => candidates.iter().position(|c| c.us >= 0.0 && meant(c)),
+                    None => cheapest(candidates, meant),
+                };
+                let Some(at) = at else {
                     see(armed, Outcome::Impossible(action));
                     continue;
                 };
@@ -234,6 +247,14 @@ impl TunerContext for Engine {
     }
 }
 
+/// Finds the number of an action's program. One that is not there is impossible.
+fn resolve(action: &mut Action, programs: &[String]) {
+    let Some(wanted) = &action.program else { return };
+    let place = (0..).zip(programs).find(|(_, name)| *name == wanted).map(|(place, _)| place);
+    let algorithm = place.map_or(Way::MISSING, Algorithm::program);
+    action.way.algorithm = Some((algorithm, algorithm));
+}
+
 /// The place of the cheapest possible candidate that is meant.
 #[inline]
 fn cheapest(candidates: &[Candidate], is_meant: impl Fn(&Candidate) -> bool) -> Option<usize> {
@@ -261,21 +282,32 @@ fn unmet<'a>(key: &'static str, question: &Question) -> Outcome<'a> {
     if is_unknown { Outcome::Unknown(key) } else { Outcome::Other(key) }
 }
 
+/// A price for people.
+fn predicted(us: f32) -> String {
+    match us >= UNMEASURED_US {
+        true => format!("{:.1} µs predicted, never measured,", us - UNMEASURED_US),
+        false => format!("{us:.1} µs predicted"),
+    }
+}
+
 /// An outcome for people.
 pub fn describe(outcome: Outcome<'_>) -> String {
     match outcome {
         Outcome::Other(key) => format!("another call is meant ({key})"),
         Outcome::Unknown(key) => format!("passed over: this library does not tell {key}"),
-        Outcome::Impossible(action) => format!("{action}: impossible here"),
+        Outcome::Impossible(action) => match action.way.algorithm {
+            Some((Way::MISSING, _)) => format!("{action}: there is no such program"),
+            _ => format!("{action}: impossible here"),
+        },
         Outcome::Slower(action, us, floor) => {
-            format!("{action}: passed over, {us:.1} µs predicted and {floor:.1} µs without it (never_worse)")
+            format!("{action}: passed over, {} and {floor:.1} µs without it (never_worse)", predicted(us))
         }
         Outcome::Nothing => "nothing of it is possible here".to_owned(),
         Outcome::Default => "leaves it to the cost model".to_owned(),
         Outcome::Taken(action, candidate) => {
             let algorithm = names::algorithm_name(candidate.algorithm);
             let protocol = names::protocol_name(candidate.algorithm, candidate.protocol);
-            format!("{action}: takes {algorithm}/{protocol}, {:.1} µs predicted", candidate.us)
+            format!("{action}: takes {algorithm}/{protocol}, {}", predicted(candidate.us))
         }
     }
 }

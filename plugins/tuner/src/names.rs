@@ -68,6 +68,9 @@ pub(crate) fn collective_name(function: Function) -> &'static str {
 
 /// The name of an algorithm in rule files; `?` for one without.
 pub(crate) fn algorithm_name(algorithm: Algorithm) -> &'static str {
+    if algorithm.0 >= Algorithm::FIRST_PROGRAM {
+        return "program";
+    }
     Algorithm::NAMES.iter().find(|(known, _)| *known == algorithm).map_or("?", |(_, name)| name)
 }
 

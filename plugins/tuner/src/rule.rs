@@ -130,6 +130,8 @@ pub struct Job {
     pub per_host: (u32, u32),
     /// Its name; empty = none.
     pub name: String,
+    /// Programs that the user brought, by their places.
+    pub programs: Vec<String>,
 }
 
 impl Match {
@@ -255,6 +257,8 @@ fn type_name(data_type: DataType) -> &'static str {
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Action {
+    /// A program that the user brought, by its name; `way` then has its protocols only.
+    pub program: Option<String>,
     /// Algorithms and protocols to take.
     pub way: Way,
     /// Channels (CTAs) to take; None = as the cost model says.
@@ -265,7 +269,7 @@ pub struct Action {
 
 impl Action {
     /// Leaves everything to the cost model.
-    pub const DEFAULT: Self = Self { way: Way::ANY, channels: None, chunk: None };
+    pub const DEFAULT: Self = Self { program: None, way: Way::ANY, channels: None, chunk: None };
 }
 
 impl fmt::Display for Action {
@@ -273,7 +277,13 @@ impl fmt::Display for Action {
         if *self == Self::DEFAULT {
             return f.write_str("default");
         }
-        write!(f, "{}", self.way)?;
+        match &self.program {
+            Some(program) => {
+                write!(f, "program {program}")?;
+                self.way.write_protocols(f)?;
+            }
+            None => write!(f, "{}", self.way)?,
+        }
         self.channels.map_or(Ok(()), |channels| write!(f, " channels {channels}"))?;
         self.chunk.map_or(Ok(()), |chunk| write!(f, " chunk {}", range::size(chunk)))
     }
@@ -289,6 +299,8 @@ pub struct Way {
 }
 
 impl Way {
+    /// Stands for a program that is not there: no candidate has it.
+    pub const MISSING: Algorithm = Algorithm(u32::MAX);
     /// Every candidate.
     pub const ANY: Self = Self { algorithm: None, protocols: (7, 7) };
 
@@ -307,17 +319,23 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.algorithm.map_or("any", |(algorithm, _)| names::algorithm_name(algorithm)))?;
+impl Way {
+    fn write_protocols(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.protocols == (7, 7) {
+            return Ok(());
+        }
         let named = |&(protocol, fused, _): &(Protocol, bool, &str)| {
             let mask = if fused { self.protocols.1 } else { self.protocols.0 };
             mask >> protocol as u8 & 1 != 0
         };
-        if self.protocols == (7, 7) {
-            return Ok(());
-        }
         let words: Vec<&str> = PROTOCOLS.iter().filter(|p| named(p)).map(|(_, _, name)| *name).collect();
         write!(f, "/{}", words.join("|"))
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.algorithm.map_or("any", |(algorithm, _)| names::algorithm_name(algorithm)))?;
+        self.write_protocols(f)
     }
 }

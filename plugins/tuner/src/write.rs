@@ -94,6 +94,7 @@ fn action(action: &Action) -> String {
         return quoted("default");
     }
     let mut pairs = Vec::new();
+    pairs.extend(action.program.as_deref().map(|program| ("program", quoted(program))));
     let algorithm = action.way.algorithm.map(|(algorithm, _)| algorithm);
     pairs.extend(algorithm.map(|algorithm| ("algorithm", quoted(names::algorithm_name(algorithm)))));
     let (plain, fused) = action.way.protocols;
@@ -259,7 +260,7 @@ mod tests {
 name = "a \"b\" \\ c"
 priority = -3
 match = { collective = ["all_gather", "all_reduce"], bytes = ["..64K", "1M..=2M"], ranks = "8", hosts = "2..", data_type = ["half", "bfloat16"], op = "premulsum", registered = true, in_graph = false, operations = 2, communicator = ["tp*", "x"] }
-use = [{ algorithm = "all_pairs", protocol = "symll" }, { protocol = "simple", channels = 4, chunk = "64K" }, { algorithm = "sym_one_shot", protocol = "symll128" }, "default"]
+use = [{ algorithm = "all_pairs", protocol = "symll" }, { protocol = "simple", channels = 4, chunk = "64K" }, { algorithm = "sym_one_shot", protocol = "symll128" }, { program = "my one" }, "default"]
 never_worse = true
 "#;
 

@@ -43,7 +43,8 @@ fn no_decision_allocates() {
         (other.repeat(100), None),
         (format!("{}{impossible}{unknown}{ring}", other.repeat(98)), Some(4)),
     ] {
-        let job = Job { ranks: 8, hosts: 1, per_host: (8, 8), name: "world".to_owned() };
+        let job =
+            Job { ranks: 8, hosts: 1, per_host: (8, 8), name: "world".to_owned(), programs: Vec::new() };
         let engine = Engine::new(&parse("r", &text).unwrap(), "r", &job, Log::silent());
         let candidate = |algorithm, us| Candidate { algorithm, protocol: Protocol::Simple, us };
         let list = [

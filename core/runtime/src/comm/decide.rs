@@ -78,7 +78,7 @@ pub fn decide(
     };
     let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
     links::take(&bootstrap.all_gather(&offers, &step("links"))?[0], &mut world)?;
-    let tuners = Tuners::open(comm_id, &world, config.name.as_deref());
+    let tuners = Tuners::open(comm_id, &world, &knobs, config.name.as_deref());
     let programs = programs::load(settings, world.size());
     // What programs and tuners need to have in common goes round together.
     let cards = bootstrap.all_gather(&pair(&tuners.card(), &programs.card()), &step("tuners"))?;

@@ -70,11 +70,11 @@ impl fmt::Display for Chosen {
 impl Tuners {
     /// Opens all tuners of the process for a communicator. One that fails is left out; one whose settings are wrong fails the
     /// communicator, when ranks compare.
-    pub fn open(comm_id: u64, world: &World, name: Option<&str>) -> Self {
+    pub fn open(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) -> Self {
         let mut tuners = Self::default();
         for candidate in plugins::tuners() {
             let tuner = &candidate.plugin;
-            match tuner.open(&config(comm_id, world, name)) {
+            match tuner.open(&config(comm_id, world, knobs, name)) {
                 Ok(context) => tuners.add(tuner.name(), context),
                 Err(error) if error.kind == hawser_plugin::ErrorKind::InvalidUsage => {
                     tuners.failed.get_or_insert(format!("tuner {}: {error}", tuner.name()));
@@ -89,9 +89,14 @@ impl Tuners {
     ///
     /// # Errors
     /// The tuner's.
-    pub fn of(tuner: &dyn hawser_plugin::Tuner, world: &World, name: Option<&str>) -> Result<Self> {
+    pub fn of(
+        tuner: &dyn hawser_plugin::Tuner,
+        world: &World,
+        knobs: &Knobs,
+        name: Option<&str>,
+    ) -> Result<Self> {
         let mut tuners = Self::default();
-        let context = tuner.open(&config(0, world, name)).map_err(|e| Error::invalid_usage(e.text))?;
+        let context = tuner.open(&config(0, world, knobs, name)).map_err(|e| Error::invalid_usage(e.text))?;
         tuners.add(tuner.name(), context);
         Ok(tuners)
     }
@@ -276,7 +281,7 @@ pub fn asked(
     Some((question(call, world)?, candidates.iter().map(in_their_terms).collect()))
 }
 
-fn config(comm_id: u64, world: &World, name: Option<&str>) -> TunerConfig {
+fn config(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) -> TunerConfig {
     let mut per_host = vec![0; world.hosts() as usize];
     world.ranks.iter().for_each(|rank| per_host[rank.host as usize] += 1);
     let fewest = per_host.iter().copied().min().unwrap_or(0);
@@ -284,6 +289,13 @@ fn config(comm_id: u64, world: &World, name: Option<&str>) -> TunerConfig {
     let mut config = TunerConfig::new(comm_id, world.size(), world.hosts(), plugins::log());
     config.domains = (world.hosts(), fewest, most);
     config.name = name.unwrap_or_default().to_owned();
+    for program in &knobs.imports {
+        let place = program.place() as usize;
+        if config.programs.len() <= place {
+            config.programs.resize(place + 1, String::new());
+        }
+        config.programs[place] = program.name().to_owned();
+    }
     config
 }
 
@@ -312,13 +324,10 @@ fn question(call: &Call, world: &World) -> Option<Question> {
     Some(question)
 }
 
-/// Added to the prices of algorithms that nobody has measured.
-const UNMEASURED_US: f32 = 1e6;
-
 fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
     let us = match candidate.outcome {
         // Prices of what nobody has measured mean little: a tuner has to want it.
-        Outcome::Predicted { us, .. } if candidate.algorithm.is_unmeasured() => us + UNMEASURED_US,
+        Outcome::Predicted { us, .. } if candidate.algorithm.is_unmeasured() => us + tuner::UNMEASURED_US,
         Outcome::Predicted { us, .. } => us,
         Outcome::Filtered(_) => -1.0,
     };
@@ -334,13 +343,12 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         Algorithm::Direct => tuner::Algorithm::DIRECT,
         Algorithm::CollNet => tuner::Algorithm::COLLNET_CHAIN,
         Algorithm::Pat => tuner::Algorithm::PAT,
-        // Known by no name there: numbers that no table has.
-        Algorithm::RecursiveDoubling => tuner::Algorithm(80),
-        Algorithm::HalvingDoubling => tuner::Algorithm(81),
-        Algorithm::Bruck => tuner::Algorithm(82),
-        Algorithm::Pairwise => tuner::Algorithm(83),
-        Algorithm::Knomial => tuner::Algorithm(84),
-        Algorithm::Imported(program) => tuner::Algorithm(1024 + program.place()),
+        Algorithm::RecursiveDoubling => tuner::Algorithm::RECURSIVE_DOUBLING,
+        Algorithm::HalvingDoubling => tuner::Algorithm::HALVING_DOUBLING,
+        Algorithm::Bruck => tuner::Algorithm::BRUCK,
+        Algorithm::Pairwise => tuner::Algorithm::PAIRWISE,
+        Algorithm::Knomial => tuner::Algorithm::KNOMIAL,
+        Algorithm::Imported(program) => tuner::Algorithm::program(program.place()),
     };
     let protocol = match candidate.protocol {
         Protocol::Ll | Protocol::SymLl => tuner::Protocol::Ll,

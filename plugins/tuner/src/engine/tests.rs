@@ -7,7 +7,7 @@ use hawser_plugin::collnet::DataType;
 use hawser_plugin::tuner::{Algorithm, Protocol, Reduction};
 
 fn job() -> Job {
-    Job { ranks: 8, hosts: 2, per_host: (4, 4), name: "tp_0".to_owned() }
+    Job { ranks: 8, hosts: 2, per_host: (4, 4), name: "tp_0".to_owned(), programs: vec!["mine".to_owned()] }
 }
 
 fn engine(text: &str) -> Engine {
@@ -75,6 +75,43 @@ fn the_first_possible_of_a_chain_wins_and_later_rules_stand_in() {
     assert_eq!(asked(&engine(&format!("[[rule]]\n{nothing}")), &question(1)), (None, None));
     let stopped = format!("[[rule]]\nuse = [{{ algorithm = \"pat\" }}, \"default\"]\n[[rule]]\n{chain}");
     assert_eq!(asked(&engine(&stopped), &question(1)), (None, None), "the default ends it");
+}
+
+#[test]
+fn programs_are_taken_by_their_names_in_their_authors_protocol() {
+    let program = |protocol, us| Candidate { algorithm: Algorithm::program(0), protocol, us };
+    let mut list = candidates().to_vec();
+    list.extend([
+        program(Protocol::Ll128, -1.0),
+        program(Protocol::Simple, 70.0),
+        program(Protocol::Ll, 60.0),
+    ]);
+    let taken = |rules: &str| {
+        let mut asked = list.clone();
+        engine(rules).tune(&question(1), &mut asked).unwrap();
+        asked.iter().position(|candidate| candidate.us == 0.0)
+    };
+    assert_eq!(taken("[[rule]]\nuse = { program = \"mine\" }"), Some(7), "the first that is possible");
+    assert_eq!(taken("[[rule]]\nuse = { program = \"mine\", protocol = \"ll\" }"), Some(8));
+    assert_eq!(taken("[[rule]]\nuse = [{ program = \"yours\" }, { algorithm = \"tree\" }]"), Some(2));
+    let why = engine("[[rule]]\nuse = { program = \"yours\" }").why(&question(1), &list).unwrap();
+    assert!(why.contains("program yours: there is no such program"), "{why}");
+}
+
+#[test]
+fn what_nobody_measured_has_to_be_named() {
+    let mut list = candidates().to_vec();
+    list.push(Candidate {
+        algorithm: Algorithm::KNOMIAL,
+        protocol: Protocol::Simple,
+        us: UNMEASURED_US + 1.5,
+    });
+    let why = |rules: &str| engine(rules).why(&question(1), &list).unwrap();
+    let named = why("[[rule]]\nuse = { algorithm = \"knomial\" }");
+    assert!(named.contains("takes knomial/simple, 1.5 µs predicted, never measured"), "{named}");
+    let careful = why("[[rule]]\nnever_worse = true\nuse = { algorithm = \"knomial\" }");
+    assert!(careful.contains("passed over"), "{careful}");
+    assert!(why("[[rule]]\nuse = { protocol = \"simple\" }").contains("takes all_pairs/simple"));
 }
 
 #[test]

@@ -55,20 +55,21 @@ impl Reader<'_> {
             );
         }
         self.missing(table);
+        let program = find(table, "program").and_then(|value| {
+            if find(table, "algorithm").is_some() {
+                self.problem(
+                    value.span(),
+                    "an action has an algorithm or a program, not both: make two of it",
+                );
+            }
+            self.text(value, "program").map(str::to_owned)
+        });
         let way = self.way(table);
-        Some(Action { way, channels: self.channels(table), chunk: self.chunk(table) })
+        Some(Action { program, way, channels: self.channels(table), chunk: self.chunk(table) })
     }
 
     /// What this library does not have yet.
     fn missing(&mut self, table: &DeTable<'_>) {
-        if let Some(value) = find(table, "program")
-            && let Some(name) = self.text(value, "program")
-        {
-            let text = format!(
-                "program \"{name}\" cannot be used: this library does not import programs yet; name an algorithm instead"
-            );
-            self.problem(value.span(), text);
-        }
         if let Some(value) = find(table, "executor")
             && let Some(word) = self.text(value, "executor")
         {

@@ -127,7 +127,12 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
     ("[[rule]]\nuse = { chunk = \"many\" }", (2, 17), "chunk: \"many\" is no size"),
     ("[[rule]]\nuse = { executor = \"dma\" }", (2, 20), "no executor \"dma\" (copy engines): write \"sm\""),
     ("[[rule]]\nuse = { executor = \"gpu\" }", (2, 20), "executor \"gpu\" is not known"),
-    ("[[rule]]\nuse = { program = \"a.xml\" }", (2, 19), "does not import programs yet"),
+    ("[[rule]]\nuse = { program = 1 }", (2, 19), "program is a text"),
+    (
+        "[[rule]]\nuse = { program = \"a\", algorithm = \"ring\" }",
+        (2, 19),
+        "an algorithm or a program, not both",
+    ),
     ("[[rule]\nname = 1", (1, 8), ""),
     ("a = \"é\" b", (1, 9), ""),
 ];

@@ -1,6 +1,6 @@
 //! Tuner plugins of libraries.
 
-use abi_stable::std_types::{RSlice, RSliceMut, RString};
+use abi_stable::std_types::{RSlice, RSliceMut, RString, RVec};
 
 use super::raw_host;
 use crate::abi::raw::plain;
@@ -31,7 +31,9 @@ impl Tuner for LoadedTuner {
             host: raw_host(&config.log),
             room: [0; 8],
         };
-        Ok(Box::new(LoadedContext(plain(self.raw.open_named(raw, RString::from(config.name.as_str())))?)))
+        let names = std::iter::once(&config.name).chain(&config.programs);
+        let names: RVec<RString> = names.map(|name| RString::from(name.as_str())).collect();
+        Ok(Box::new(LoadedContext(plain(self.raw.open_named(raw, names))?)))
     }
 }
 

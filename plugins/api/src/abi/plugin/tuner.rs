@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use abi_stable::std_types::{ROption, RResult, RSlice, RSliceMut, RString};
+use abi_stable::std_types::{ROption, RResult, RSlice, RSliceMut, RString, RVec};
 use abi_stable::type_level::downcasting::TD_Opaque;
 
 use super::Shield;
@@ -20,10 +20,11 @@ impl RawTuner for Shield<Arc<dyn Tuner>> {
     }
 
     fn open(&self, raw: RawTunerConfig) -> RResult<RawTunerContextBox, RawError> {
-        self.open_named(raw, RString::new())
+        self.open_named(raw, RVec::new())
     }
 
-    fn open_named(&self, raw: RawTunerConfig, name: RString) -> RResult<RawTunerContextBox, RawError> {
+    fn open_named(&self, raw: RawTunerConfig, names: RVec<RString>) -> RResult<RawTunerContextBox, RawError> {
+        let mut names = names.into_iter().map(String::from);
         let log = plain_log(raw.host);
         self.guard.log_to(&log);
         let [domains, fewest, most] = raw.domains;
@@ -32,7 +33,8 @@ impl RawTuner for Shield<Arc<dyn Tuner>> {
             ranks: raw.ranks,
             nodes: raw.nodes,
             domains: (domains, fewest, most),
-            name: name.into(),
+            name: names.next().unwrap_or_default(),
+            programs: names.collect(),
             log,
         };
         self.call(|tuner| {

@@ -1,6 +1,6 @@
 //! Mirror of [`crate::tuner`].
 
-use abi_stable::std_types::{RBox, ROk, ROption, RResult, RSlice, RSliceMut, RString};
+use abi_stable::std_types::{RBox, ROk, ROption, RResult, RSlice, RSliceMut, RString, RVec};
 use abi_stable::{StableAbi, sabi_trait};
 
 use super::{RawError, RawHostBox};
@@ -13,8 +13,12 @@ pub trait RawTuner: Send + Sync {
     fn name(&self) -> RResult<RString, RawError>;
     #[sabi(last_prefix_field)]
     fn open(&self, config: RawTunerConfig) -> RResult<RawTunerContextBox, RawError>;
-    /// `open` with the name of the communicator.
-    fn open_named(&self, config: RawTunerConfig, _name: RString) -> RResult<RawTunerContextBox, RawError> {
+    /// `open` with names: of the communicator, then of programs.
+    fn open_named(
+        &self,
+        config: RawTunerConfig,
+        _names: RVec<RString>,
+    ) -> RResult<RawTunerContextBox, RawError> {
         self.open(config)
     }
 }

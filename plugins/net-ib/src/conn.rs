@@ -1,0 +1,529 @@
+//! One end of a connection: drives its state machine with what its lanes and its side connection say.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hawser_plugin::{Error, Log, Result, Subsys};
+
+use crate::config::{Pairing, Settings};
+use crate::hello::Block;
+use crate::lane::{Lane, Seen, queue_depth};
+use crate::port::Port;
+use crate::proto::rail::Spec;
+use crate::proto::rails::{Fault, Rails, Role};
+use crate::proto::rx::Rx;
+use crate::proto::tx::Tx;
+use crate::proto::wire::Message;
+use crate::proto::{Action, Epoch, MAX_RAILS, Path, Rules, Time, Why, Write};
+use crate::side::{End, Side};
+use crate::stats;
+use crate::verbs::{Cq, Span, Wc};
+
+/// The side connection is looked at this often while all is well.
+const SIDE: Duration = Duration::from_micros(500);
+/// Rails that are not up when the first one is get this long.
+const LATE: Duration = Duration::from_millis(500);
+
+/// A state machine as the driver sees it.
+pub(crate) trait Machine {
+    fn rails(&mut self) -> &mut Rails;
+    fn arrived(&mut self, rail: u8, epoch: Epoch, imm: u32, bytes: u64, now: Time);
+    fn completed(&mut self, rail: u8, epoch: Epoch, wr: u64, now: Time);
+    fn fenced(&mut self, rail: u8, epoch: Epoch, now: Time);
+    fn message(&mut self, path: Path, message: Message, now: Time);
+    fn tick(&mut self, now: Time);
+    /// The host waits for something.
+    fn is_busy(&self) -> bool;
+    /// What the peer must hear before this end goes.
+    fn last_words(&self) -> Option<Message>;
+    fn has_peer_left(&self) -> bool;
+}
+
+macro_rules! machine {
+    ($type:ty, $arrived:expr, $words:expr) => {
+        impl Machine for $type {
+            fn rails(&mut self) -> &mut Rails {
+                &mut self.rails
+            }
+            fn arrived(&mut self, rail: u8, epoch: Epoch, imm: u32, bytes: u64, now: Time) {
+                $arrived(self, rail, epoch, imm, bytes, now);
+            }
+            fn completed(&mut self, rail: u8, epoch: Epoch, wr: u64, now: Time) {
+                self.completed(rail, epoch, wr, now);
+            }
+            fn fenced(&mut self, rail: u8, epoch: Epoch, now: Time) {
+                self.fenced(rail, epoch, now);
+            }
+            fn message(&mut self, path: Path, message: Message, now: Time) {
+                self.message(path, message, now);
+            }
+            fn tick(&mut self, now: Time) {
+                self.tick(now);
+            }
+            fn is_busy(&self) -> bool {
+                self.open() > 0 || self.opening
+            }
+            fn last_words(&self) -> Option<Message> {
+                $words(self)
+            }
+            fn has_peer_left(&self) -> bool {
+                self.left
+            }
+        }
+    };
+}
+
+machine!(
+    Tx,
+    |tx: &mut Tx, _, _, _, _, _| {
+        tx.rails.fault.get_or_insert(Fault::Protocol("the receiver wrote data"));
+    },
+    |_: &Tx| None
+);
+machine!(Rx, Rx::arrived, |rx: &Rx| Some(rx.last_words()));
+
+/// Memory of a message that is being sent.
+pub(crate) struct Job {
+    pub addr: u64,
+    /// Keys per port of this end.
+    pub lkeys: Vec<u32>,
+    pub to: u64,
+    /// Keys per port of the peer.
+    pub rkeys: Vec<u32>,
+    /// The message fills its receive.
+    pub full: bool,
+}
+
+/// What a connection is made of.
+pub(crate) struct Parts {
+    pub ports: Vec<Arc<Port>>,
+    pub tiers: Vec<u8>,
+    pub side: Side,
+    pub peer: Block,
+    pub settings: Settings,
+    pub traffic_class: u8,
+    pub log: Log,
+}
+
+/// See the module.
+pub(crate) struct Conn<M> {
+    pub machine: M,
+    lanes: Vec<Lane>,
+    queues: Vec<Box<dyn Cq>>,
+    ports: Vec<Arc<Port>>,
+    generations: Vec<u64>,
+    addresses: Vec<Option<[u8; 16]>>,
+    names: Vec<String>,
+    side: Side,
+    side_at: Instant,
+    settings: Settings,
+    class: u8,
+    log: Log,
+    name: String,
+    born: Instant,
+    up_at: Option<Instant>,
+    pub jobs: HashMap<u64, Job>,
+    error: Option<Error>,
+    seen: Vec<Wc>,
+    counted: u64,
+}
+
+/// Pairs of local and remote ports. Both ends call it alike: `sender` and `receiver` are numbers of ports.
+pub(crate) fn pairs(sender: usize, receiver: usize, pairing: Pairing, qps: usize) -> Vec<(usize, usize)> {
+    let most = sender.max(receiver);
+    let mut pairs: Vec<(usize, usize)> = match pairing {
+        Pairing::Same => (0..most).map(|n| (n % sender, n % receiver)).collect(),
+        Pairing::Cross => (0..most).map(|n| (n % sender, (n + 1) % receiver)).collect(),
+        Pairing::All => (0..sender).flat_map(|s| (0..receiver).map(move |r| (s, r))).collect(),
+    };
+    pairs = pairs.iter().copied().cycle().take(pairs.len() * qps.max(1)).collect();
+    pairs.truncate(MAX_RAILS);
+    pairs
+}
+
+impl<M: Machine> Conn<M> {
+    pub fn new(parts: Parts, role: Role, make: impl FnOnce(&[Spec], Rules) -> M) -> Result<Self> {
+        let Parts { ports, tiers, side, peer, settings, traffic_class: class, log } = parts;
+        let mine = ports.len();
+        // The sender's choice counts at both ends.
+        let pairs: Vec<(usize, usize)> = match role {
+            Role::Sender => pairs(mine, peer.ports.len(), settings.pairing, usize::from(settings.qps)),
+            Role::Receiver => {
+                let swapped = pairs(peer.ports.len(), mine, peer.pairing, usize::from(peer.qps));
+                swapped.into_iter().map(|(remote, local)| (local, remote)).collect()
+            }
+        };
+        let spec = |&(local, remote): &(usize, usize)| Spec {
+            weight: ports[local].speed_mbps.min(peer.ports[remote].speed_mbps).max(1),
+            tier: tiers[local].max(peer.ports[remote].tier),
+            usable: ports[local].state().is_usable(),
+        };
+        let specs: Vec<Spec> = pairs.iter().map(spec).collect();
+        let rules = Rules {
+            silence: settings.silence.as_micros() as Time,
+            deadline: settings.deadline.as_micros() as Time,
+            most_chunk: settings.chunk,
+            failover: settings.failover && peer.failover,
+            ..Rules::default()
+        };
+        let mut queues = Vec::new();
+        for (at, port) in ports.iter().enumerate() {
+            let lanes = pairs.iter().filter(|pair| pair.0 == at).count();
+            let queue = port.device.queue(queue_depth(lanes.max(1)));
+            queues
+                .push(queue.map_err(|errno| system(format!("a completion queue on {}", port.name), errno))?);
+        }
+        let names = pairs.iter().map(|&(l, r)| format!("{}–{}", ports[l].name, peer.ports[r].name)).collect();
+        let end = if role == Role::Sender { "sender to" } else { "receiver from" };
+        Ok(Self {
+            machine: make(&specs, rules),
+            lanes: pairs.into_iter().map(|(local, remote)| Lane::new(local, remote)).collect(),
+            generations: ports.iter().map(|port| port.generation()).collect(),
+            addresses: ports.iter().map(|port| address(port)).collect(),
+            name: format!("{end} {}", side.peer.ip()),
+            queues,
+            ports,
+            names,
+            side,
+            side_at: Instant::now(),
+            settings,
+            class,
+            log,
+            born: Instant::now(),
+            up_at: None,
+            jobs: HashMap::new(),
+            error: None,
+            seen: Vec::new(),
+            counted: 0,
+        })
+    }
+
+    pub fn ports(&self) -> &[Arc<Port>] {
+        &self.ports
+    }
+
+    pub fn now(&self) -> Time {
+        self.born.elapsed().as_micros() as Time
+    }
+
+    /// Whether data may flow: all rails are up, or one is and the others are late.
+    pub fn is_up(&mut self) -> bool {
+        let all = &self.machine.rails().all;
+        if !all.iter().any(|rail| rail.is_up()) {
+            return false;
+        }
+        let ready = all.iter().all(|rail| rail.is_up() || !rail.usable);
+        let since = *self.up_at.get_or_insert_with(Instant::now);
+        ready || since.elapsed() > LATE
+    }
+
+    /// # Errors
+    /// Why the connection failed.
+    pub fn check(&self) -> Result<()> {
+        self.error.as_ref().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Moves everything that can be moved.
+    ///
+    /// # Errors
+    /// Why the connection failed.
+    pub fn progress(&mut self) -> Result<()> {
+        self.check()?;
+        self.look_at_ports();
+        self.look_aside();
+        self.poll();
+        self.fence();
+        let now = self.now();
+        self.machine.tick(now);
+        self.act();
+        if let Some(fault) = self.machine.rails().fault.clone() {
+            return Err(self.fail(&fault));
+        }
+        Ok(())
+    }
+
+    fn look_at_ports(&mut self) {
+        for at in 0..self.ports.len() {
+            let generation = self.ports[at].generation();
+            if std::mem::replace(&mut self.generations[at], generation) == generation {
+                continue;
+            }
+            let state = self.ports[at].state();
+            let address = address(&self.ports[at]);
+            let moved = std::mem::replace(&mut self.addresses[at], address) != address;
+            let now = self.now();
+            for rail in 0..self.lanes.len() {
+                if self.lanes[rail].local == at {
+                    let why = if state.fatal { Why::Device } else { Why::Port };
+                    let rails = self.machine.rails();
+                    if moved || !state.is_usable() {
+                        rails.usable(rail as u8, false, why, now);
+                    }
+                    rails.usable(rail as u8, state.is_usable(), why, now);
+                }
+            }
+        }
+    }
+
+    fn look_aside(&mut self) {
+        let calm = self.machine.rails().all.iter().all(|rail| rail.is_up());
+        if calm && self.side_at.elapsed() < SIDE {
+            return;
+        }
+        self.side_at = Instant::now();
+        let now = self.now();
+        match self.side.turn() {
+            Ok(messages) => {
+                for message in messages {
+                    self.machine.message(Path::Side, message, now);
+                }
+            }
+            Err(text) => drop(self.machine.rails().fault.get_or_insert(Fault::Protocol(text))),
+        }
+        let Some(end) = self.side.end() else { return };
+        let left = self.machine.has_peer_left();
+        let rails = self.machine.rails();
+        if end == End::Closed && !left {
+            rails.fault.get_or_insert(Fault::Gone);
+        } else if std::mem::replace(&mut rails.side, false) && !left {
+            let text = "the side connection is lost; rails are set up again over other rails only";
+            self.log.info(Subsys::NET, format!("IB: {}: {text}", self.name));
+        }
+    }
+
+    fn poll(&mut self) {
+        let now = self.now();
+        for at in 0..self.queues.len() {
+            let mut seen = std::mem::take(&mut self.seen);
+            seen.clear();
+            if self.queues[at].poll(&mut seen).is_err() {
+                for rail in 0..self.lanes.len() {
+                    if self.lanes[rail].local == at {
+                        self.machine.rails().usable(rail as u8, false, Why::Device, now);
+                    }
+                }
+            }
+            for wc in &seen {
+                let fits = |lane: &Lane| lane.local == at && lane.has_pair(wc.qp);
+                if let Some(rail) = self.lanes.iter().position(fits) {
+                    self.take(rail, wc, now);
+                }
+            }
+            self.seen = seen;
+        }
+    }
+
+    fn take(&mut self, rail: usize, wc: &Wc, now: Time) {
+        let lane = &mut self.lanes[rail];
+        let (epoch, stopping) = (lane.epoch(), lane.is_stopping());
+        let number = rail as u8;
+        match lane.seen(wc) {
+            Seen::Arrived { imm, bytes } => self.machine.arrived(number, epoch, imm, bytes, now),
+            Seen::Control(bytes) => match Message::decode(&bytes) {
+                Ok(message) => self.machine.message(Path::Rail(number, epoch), message, now),
+                Err(text) => drop(self.machine.rails().fault.get_or_insert(Fault::Protocol(text))),
+            },
+            Seen::Sent(wr) => self.machine.completed(number, epoch, wr, now),
+            Seen::Failed(status) if !stopping => {
+                self.machine.rails().fail(number, epoch, Why::Completion(status.min(63) as u8), now);
+            }
+            Seen::Failed(_) | Seen::Nothing => {}
+        }
+    }
+
+    fn fence(&mut self) {
+        for rail in 0..self.lanes.len() {
+            if self.lanes[rail].is_fenced() {
+                let (epoch, now) = (self.lanes[rail].epoch(), self.now());
+                self.machine.fenced(rail as u8, epoch, now);
+            }
+        }
+    }
+
+    /// Does what the machine wants.
+    pub fn act(&mut self) {
+        loop {
+            let actions = self.machine.rails().take();
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                self.perform(action);
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        let now = self.now();
+        match action {
+            Action::Make { rail, epoch, peer } => {
+                let (lane, settings) = (&mut self.lanes[usize::from(rail)], &self.settings);
+                let (port, queue) = (&self.ports[lane.local], &mut self.queues[lane.local]);
+                let made = lane.make(epoch, port, &mut **queue, settings).and_then(|blob| match peer {
+                    Some(peer) => lane.connect(&peer, port, settings, self.class).map(|()| blob),
+                    None => Ok(blob),
+                });
+                match made {
+                    Ok(blob) => self.machine.rails().made(rail, epoch, blob, now),
+                    Err(errno) => self.machine.rails().fail(rail, epoch, verbs(errno), now),
+                }
+            }
+            Action::Connect { rail, epoch, peer } => {
+                let lane = &mut self.lanes[usize::from(rail)];
+                match lane.connect(&peer, &self.ports[lane.local], &self.settings, self.class) {
+                    Ok(()) => self.machine.rails().connected(rail, epoch, now),
+                    Err(errno) => self.machine.rails().fail(rail, epoch, verbs(errno), now),
+                }
+            }
+            Action::Fence { rail, .. } => self.lanes[usize::from(rail)].stop(),
+            Action::Write(write) => self.write(&write, now),
+            Action::Send { path: Path::Side, message, .. } => self.side.send(&message),
+            Action::Send { path: Path::Rail(rail, epoch), wr, message } => {
+                if let Err(errno) = self.lanes[usize::from(rail)].send(wr, &message.encode()) {
+                    self.machine.rails().fail(rail, epoch, verbs(errno), now);
+                }
+            }
+            Action::Note { rail, epoch, up, why } => self.note(rail, epoch, up, why),
+        }
+    }
+
+    fn write(&mut self, write: &Write, now: Time) {
+        let lane = &mut self.lanes[usize::from(write.rail)];
+        let Some(job) = self.jobs.get(&write.slot) else { return };
+        let port = &self.ports[lane.local];
+        let adaptive = self.settings.adaptive_routing.unwrap_or(!port.state().info.ethernet);
+        let split = adaptive && job.full && write.len > self.settings.ar_threshold;
+        let lkey = job.lkeys[lane.local];
+        let rkey = job.rkeys.get(lane.remote).copied().unwrap_or(0);
+        let span = Span { addr: job.addr + write.offset, len: write.len as u32, lkey };
+        stats::add(&stats::BYTES, write.len);
+        stats::add(&stats::CHUNKS, 1);
+        // SAFETY: the host leaves the memory alone until its request is over, which is when no lane reads it (rule 4 of
+        // `proto`), or until the connection has failed or is closed, which destroys the lanes.
+        let posted = unsafe { lane.write(write.wr, span, (job.to + write.offset, rkey), write.imm, split) };
+        if let Err(errno) = posted {
+            self.machine.rails().fail(write.rail, write.epoch, verbs(errno), now);
+        }
+    }
+
+    fn note(&mut self, rail: u8, epoch: Epoch, up: bool, why: Why) {
+        let rails = &self.names[usize::from(rail)];
+        let text = match (up, epoch) {
+            (true, 1) => format!("rail {rails} is up"),
+            (true, _) => format!("rail {rails} is back"),
+            (false, _) => format!("rail {rails} is stopped: {why}"),
+        };
+        stats::add(if up { &stats::RAISED } else { &stats::STOPPED }, 1);
+        self.log.info(Subsys::NET, format!("IB: {}: {text}", self.name));
+    }
+
+    /// Adds to the counters what the machine counted.
+    pub fn count_resent(&mut self, total: u64) {
+        stats::add(&stats::RESENT, total - std::mem::replace(&mut self.counted, total));
+    }
+
+    /// The connection is of no use any more: the host's memory is its own again.
+    fn fail(&mut self, fault: &Fault) -> Error {
+        self.lanes.iter_mut().for_each(Lane::destroy);
+        let text = self.describe(fault);
+        if !matches!(fault, Fault::Peer(_) | Fault::Left | Fault::Gone) {
+            self.side.send(&Message::Fail(text.clone()));
+            let _ = self.side.turn();
+        }
+        let error = Error::remote(text).context(&self.name);
+        self.log.info(Subsys::NET, format!("IB: {error}"));
+        self.error = Some(error.clone());
+        error
+    }
+
+    /// The host breaks the connection with this sentence.
+    pub fn break_off(&mut self, error: Error) -> Error {
+        self.lanes.iter_mut().for_each(Lane::destroy);
+        self.side.send(&Message::Fail(error.text.clone()));
+        let _ = self.side.turn();
+        self.error = Some(error.clone());
+        error
+    }
+
+    fn describe(&mut self, fault: &Fault) -> String {
+        let names = &self.names;
+        let rails = self.machine.rails();
+        match fault {
+            Fault::NoRail => {
+                let reasons = names.iter().zip(&rails.all).filter(|(_, rail)| !rail.is_up());
+                let reasons: Vec<String> =
+                    reasons.map(|(name, rail)| format!("{name}: {}", rail.why)).collect();
+                format!(
+                    "no rail was up for {} s ({}); look at cables, switches and `ibv_devinfo` of both hosts, or raise HAWSER_IB_DEADLINE",
+                    self.settings.deadline.as_secs(),
+                    reasons.join("; ")
+                )
+            }
+            Fault::Rail(rail) => format!(
+                "rail {} failed ({}), and failover is off (NCCL_ENABLE_FAULT_TOLERANCE)",
+                names[usize::from(*rail)],
+                rails.all[usize::from(*rail)].why
+            ),
+            Fault::Protocol(text) => format!("the peer speaks nonsense: {text}"),
+            Fault::Peer(text) => format!("the peer has failed: {text}"),
+            Fault::Left => "the peer has closed the connection with requests unfinished".into(),
+            Fault::Gone => "the process of the peer is gone".into(),
+        }
+    }
+
+    /// The host drops its end: nothing of its memory is touched after this.
+    pub fn close(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::destroy);
+        if self.error.is_none() {
+            if let Some(words) = self.machine.last_words() {
+                self.side.send(&words);
+            }
+            self.side.send(&Message::Bye);
+        }
+        let _ = self.side.turn();
+    }
+
+    /// Whether a closed end has said all that it has to say.
+    pub fn is_finished(&mut self) -> bool {
+        self.side.finish()
+    }
+
+    /// Whether somebody waits for this end, or it is not settled.
+    pub fn is_busy(&mut self) -> bool {
+        self.machine.is_busy()
+            || self.machine.rails().all.iter().any(|rail| !rail.is_up() || !rail.posted.is_empty())
+    }
+}
+
+fn address(port: &Port) -> Option<[u8; 16]> {
+    port.state().gid.map(|(_, gid)| gid.bytes)
+}
+
+fn verbs(errno: i32) -> Why {
+    Why::Verbs(errno.clamp(0, 127) as u8)
+}
+
+pub(crate) fn system(what: String, errno: i32) -> Error {
+    Error::system(what, std::io::Error::from_raw_os_error(errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ports_are_paired_whatever_their_numbers() {
+        assert_eq!(pairs(2, 2, Pairing::Same, 1), [(0, 0), (1, 1)]);
+        assert_eq!(pairs(2, 2, Pairing::Cross, 1), [(0, 1), (1, 0)]);
+        assert_eq!(pairs(1, 3, Pairing::Same, 1), [(0, 0), (0, 1), (0, 2)]);
+        assert_eq!(pairs(2, 2, Pairing::All, 1).len(), 4);
+        assert_eq!(pairs(1, 1, Pairing::Same, 3), [(0, 0); 3]);
+        for (sender, receiver) in [(1, 8), (9, 9), (3, 5)] {
+            let all = pairs(sender, receiver, Pairing::Same, 1);
+            assert!((0..sender).all(|s| all.iter().any(|pair| pair.0 == s)));
+            assert!((0..receiver).all(|r| all.iter().any(|pair| pair.1 == r)));
+            assert!(pairs(sender, receiver, Pairing::All, 16).len() <= MAX_RAILS);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Both ends of a connection as the host holds them.
+
+use std::sync::{Arc, Mutex};
+
+use hawser_plugin::net::{
+    MAX_RECVS, MAX_REQUESTS, MemoryKinds, Receiver, Region, Registration, Request, Segment, Sender,
+};
+use hawser_plugin::{Error, ErrorKind, Result};
+
+use crate::conn::{Conn, Job, system};
+use crate::keeper::Keeper;
+use crate::port::{Port, lock};
+use crate::proto::rx::Rx;
+use crate::proto::tx::Tx;
+use crate::proto::wire::Entry;
+
+/// Messages that a sender holds at most.
+const MOST_SENDS: usize = MAX_REQUESTS * MAX_RECVS;
+
+/// A region, and its local and remote key on each port.
+type Known = (Region, Vec<(u32, u32)>);
+
+/// Memory that is registered at an end: on each of its ports.
+pub(crate) struct Regions {
+    ports: Vec<Arc<Port>>,
+    kinds: MemoryKinds,
+    all: Vec<Option<Known>>,
+    free: Vec<usize>,
+}
+
+impl Regions {
+    pub fn new(ports: Vec<Arc<Port>>, kinds: MemoryKinds) -> Self {
+        Self { ports, kinds, all: Vec::new(), free: Vec::new() }
+    }
+
+    /// # Safety
+    /// The memory stays valid until it is deregistered.
+    unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
+        if !self.kinds.contains(region.kind) || region.kind.0.count_ones() != 1 {
+            return Err(Error::unsupported("this kind of memory"));
+        }
+        if region.addr.checked_add(region.bytes as u64).is_none() {
+            return Err(Error::internal("a region ends beyond the address space"));
+        }
+        let mut keys: Vec<(u32, u32)> = Vec::new();
+        for at in 0..self.ports.len() {
+            // SAFETY: the caller vouches for the memory.
+            match unsafe { self.ports[at].register(region) } {
+                Ok(mr) => keys.push((mr.lkey, mr.rkey)),
+                Err(errno) => {
+                    self.ports[..at].iter().for_each(|port| {
+                        let _ = port.deregister(region);
+                    });
+                    let what = format!("registering {} bytes with {}", region.bytes, self.ports[at].name);
+                    return Err(system(what, errno));
+                }
+            }
+        }
+        let index = self.free.pop().unwrap_or(self.all.len());
+        if index == self.all.len() {
+            self.all.push(None);
+        }
+        self.all[index] = Some((*region, keys));
+        Ok(Registration(index as u64))
+    }
+
+    fn deregister(&mut self, registration: Registration) -> Result<()> {
+        let known = usize::try_from(registration.0).ok().and_then(|index| self.all.get_mut(index));
+        let Some((region, _)) = known.and_then(Option::take) else {
+            return Err(Error::internal(format!("registration {} does not exist", registration.0)));
+        };
+        self.free.push(registration.0 as usize);
+        for port in &self.ports {
+            port.deregister(&region)
+                .map_err(|errno| system(format!("deregistering with {}", port.name), errno))?;
+        }
+        Ok(())
+    }
+
+    /// The keys of the region that holds a segment.
+    fn check(&self, segment: &Segment) -> Result<&[(u32, u32)]> {
+        let known = usize::try_from(segment.registration.0).ok().and_then(|index| self.all.get(index));
+        let Some(Some((region, keys))) = known else {
+            let text = format!("registration {} does not exist at this connection", segment.registration.0);
+            return Err(Error::internal(text));
+        };
+        let offset = segment.addr.checked_sub(region.addr);
+        let end = offset.and_then(|offset| offset.checked_add(segment.bytes as u64));
+        if end.is_some_and(|end| end <= region.bytes as u64) || segment.bytes == 0 {
+            return Ok(keys);
+        }
+        Err(Error::internal(format!(
+            "a segment of {} bytes at {:#x} leaves its region of {} bytes at {:#x}",
+            segment.bytes, segment.addr, region.bytes, region.addr
+        )))
+    }
+}
+
+impl Drop for Regions {
+    fn drop(&mut self) {
+        for (region, _) in self.all.iter().flatten() {
+            self.ports.iter().for_each(|port| {
+                let _ = port.deregister(region);
+            });
+        }
+    }
+}
+
+/// The sending end.
+pub(crate) struct IbSender {
+    conn: Arc<Mutex<Conn<Tx>>>,
+    regions: Regions,
+    keeper: Arc<Keeper>,
+}
+
+impl IbSender {
+    pub fn new(conn: Arc<Mutex<Conn<Tx>>>, kinds: MemoryKinds, keeper: Arc<Keeper>) -> Self {
+        let ports = lock(&conn).ports().to_vec();
+        Self { conn, regions: Regions::new(ports, kinds), keeper }
+    }
+}
+
+impl Sender for IbSender {
+    unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.regions.register(region) }
+    }
+
+    fn deregister(&mut self, registration: Registration) -> Result<()> {
+        self.regions.deregister(registration)
+    }
+
+    unsafe fn isend(&mut self, segment: &Segment) -> Result<Option<Request>> {
+        let keys = self.regions.check(segment)?;
+        let mut conn = lock(&self.conn);
+        conn.check()?;
+        if conn.machine.target(segment.tag).is_none() {
+            conn.progress()?;
+        }
+        let Some((slot, room)) = conn.machine.target(segment.tag) else {
+            if conn.machine.left {
+                return Err(Error::remote("the receiver has closed the connection"));
+            }
+            return Ok(None);
+        };
+        let bytes = segment.bytes as u64;
+        if bytes > room {
+            let text =
+                format!("a message of {bytes} bytes is longer than its receive {slot} of {room} bytes");
+            return Err(conn.break_off(Error::new(ErrorKind::InvalidUsage, text)));
+        }
+        if conn.machine.open() >= MOST_SENDS {
+            return Ok(None);
+        }
+        let now = conn.now();
+        let Some(target) = conn.machine.begin(segment.tag, bytes, now) else { return Ok(None) };
+        let job = Job {
+            addr: segment.addr,
+            lkeys: keys.iter().map(|key| key.0).collect(),
+            to: target.entry.addr,
+            rkeys: target.entry.keys,
+            full: bytes == target.entry.bytes,
+        };
+        conn.jobs.insert(target.slot, job);
+        conn.act();
+        Ok(Some(Request(target.slot)))
+    }
+
+    fn test(&mut self, request: Request) -> Result<Option<usize>> {
+        let mut conn = lock(&self.conn);
+        let conn = &mut *conn;
+        if !conn.machine.is_known(request.0) {
+            conn.check()?;
+            return Err(Error::internal(format!("request {} is not in flight", request.0)));
+        }
+        let moved = conn.progress();
+        conn.count_resent(conn.machine.resent);
+        match conn.machine.finish(request.0) {
+            Some(bytes) => {
+                conn.jobs.remove(&request.0);
+                Ok(Some(bytes as usize))
+            }
+            None => moved.map(|()| None),
+        }
+    }
+}
+
+impl Drop for IbSender {
+    fn drop(&mut self) {
+        lock(&self.conn).close();
+        self.keeper.close(self.conn.clone());
+    }
+}
+
+/// The receiving end.
+pub(crate) struct IbReceiver {
+    conn: Arc<Mutex<Conn<Rx>>>,
+    regions: Regions,
+    keeper: Arc<Keeper>,
+}
+
+impl IbReceiver {
+    pub fn new(conn: Arc<Mutex<Conn<Rx>>>, kinds: MemoryKinds, keeper: Arc<Keeper>) -> Self {
+        let ports = lock(&conn).ports().to_vec();
+        Self { conn, regions: Regions::new(ports, kinds), keeper }
+    }
+}
+
+impl Receiver for IbReceiver {
+    unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.regions.register(region) }
+    }
+
+    fn deregister(&mut self, registration: Registration) -> Result<()> {
+        self.regions.deregister(registration)
+    }
+
+    unsafe fn irecv(&mut self, segments: &[Segment], _optional_completion: bool) -> Result<Option<Request>> {
+        if segments.is_empty() || segments.len() > MAX_RECVS {
+            let text = format!("a receive of {} segments; 1 to {MAX_RECVS} can be", segments.len());
+            return Err(Error::internal(text));
+        }
+        let entry = |segment: &Segment| {
+            let keys = self.regions.check(segment)?.iter().map(|key| key.1).collect();
+            Ok(Entry { tag: segment.tag, addr: segment.addr, bytes: segment.bytes as u64, keys })
+        };
+        let entries = segments.iter().map(entry).collect::<Result<Vec<_>>>()?;
+        let mut conn = lock(&self.conn);
+        conn.check()?;
+        let now = conn.now();
+        let Some(number) = conn.machine.post(entries, now) else {
+            conn.progress()?;
+            return Ok(None);
+        };
+        conn.act();
+        Ok(Some(Request(number)))
+    }
+
+    fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool> {
+        let mut conn = lock(&self.conn);
+        let moved = conn.progress();
+        match conn.machine.finish(request.0) {
+            None => {
+                moved?;
+                Err(Error::internal(format!("request {} is not in flight", request.0)))
+            }
+            Some(None) => moved.map(|()| false),
+            Some(Some(found)) => {
+                sizes.iter_mut().zip(found).for_each(|(size, bytes)| *size = bytes as usize);
+                Ok(true)
+            }
+        }
+    }
+}
+
+impl Drop for IbReceiver {
+    fn drop(&mut self) {
+        lock(&self.conn).close();
+        self.keeper.close(self.conn.clone());
+    }
+}

@@ -1,0 +1,347 @@
+//! Queue pairs of a rail at one end, and the buffers of its control messages.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hawser_plugin::net::{MemoryKinds, Region};
+
+use crate::config::Settings;
+use crate::port::Port;
+use crate::proto::Epoch;
+use crate::proto::wire::MAX_MESSAGE;
+use crate::verbs::{Caps, Cq, Errno, Qp, Route, Span, Wc};
+
+/// Receives that are posted: more than a peer has under way (see `Rules::window`).
+const RECEIVES: usize = 192;
+/// Buffers of control messages under way.
+const CONTROLS: usize = 96;
+/// Work requests under way: chunks, twice because they may be split, and control messages.
+const SENDS: u32 = 320;
+/// Bytes that are asked to go inline.
+const INLINE: u32 = 220;
+/// Marks receives among the numbers of work requests.
+const RECEIVE: u64 = 1 << 63;
+/// A pair that does not flush is destroyed after this.
+const DRAIN: Duration = Duration::from_millis(200);
+
+/// Entries that the completion queue of so many lanes needs.
+pub(crate) fn queue_depth(lanes: usize) -> u32 {
+    (lanes * (RECEIVES + SENDS as usize)) as u32
+}
+
+/// One rail at one end.
+pub(crate) struct Lane {
+    /// Index among the connection's ports here and at the peer.
+    pub local: usize,
+    pub remote: usize,
+    epoch: Epoch,
+    qp: Option<Box<dyn Qp>>,
+    psn: u32,
+    slab: Option<Slab>,
+    /// Work requests that did not complete.
+    receives: usize,
+    sends: usize,
+    stopping: Option<Instant>,
+    turn: usize,
+}
+
+/// What a completion means.
+#[derive(Debug)]
+pub(crate) enum Seen {
+    Arrived { imm: u32, bytes: u64 },
+    Control(Vec<u8>),
+    Sent(u64),
+    Failed(u32),
+    Nothing,
+}
+
+impl Lane {
+    pub fn new(local: usize, remote: usize) -> Self {
+        let (epoch, psn, receives, sends, turn) = (0, 0, 0, 0, 0);
+        Self { local, remote, epoch, qp: None, psn, slab: None, receives, sends, stopping: None, turn }
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    pub fn has_pair(&self, number: u32) -> bool {
+        self.qp.as_ref().is_some_and(|qp| qp.number() == number)
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    /// Makes a queue pair for an epoch and tells where it is.
+    pub fn make(
+        &mut self,
+        epoch: Epoch,
+        port: &Arc<Port>,
+        cq: &mut dyn Cq,
+        settings: &Settings,
+    ) -> Result<Vec<u8>, Errno> {
+        self.epoch = epoch;
+        let state = port.state();
+        let (_, gid) = state.gid.ok_or(libc::EADDRNOTAVAIL)?;
+        if self.slab.is_none() {
+            self.slab = Some(Slab::new(port.clone())?);
+        }
+        let inline = if settings.inline { INLINE } else { 0 };
+        let caps = Caps { sends: SENDS, receives: RECEIVES as u32, inline };
+        let mut qp = cq.pair(port.number, settings.pkey, caps)?;
+        self.psn = random_psn();
+        let blob = Blob {
+            qp: qp.number(),
+            psn: self.psn,
+            lid: state.info.lid,
+            mtu: state.info.mtu,
+            ethernet: state.info.ethernet,
+            gid: gid.bytes,
+        };
+        (self.receives, self.sends) = (0, 0);
+        for index in 0..RECEIVES {
+            let span = self.slab.as_ref().ok_or(libc::ENOMEM)?.receive(index);
+            // SAFETY: the slab outlives the pair.
+            unsafe { qp.receive(RECEIVE | index as u64, span)? };
+            self.receives += 1;
+        }
+        self.qp = Some(qp);
+        Ok(blob.encode())
+    }
+
+    /// Connects to the peer's pair.
+    pub fn connect(&mut self, blob: &[u8], port: &Port, settings: &Settings, class: u8) -> Result<(), Errno> {
+        let peer = Blob::decode(blob).ok_or(libc::EPROTO)?;
+        let state = port.state();
+        let (gid_index, _) = state.gid.ok_or(libc::EADDRNOTAVAIL)?;
+        if peer.ethernet != state.info.ethernet {
+            return Err(libc::EPROTOTYPE);
+        }
+        let route = Route {
+            port: port.number,
+            ethernet: peer.ethernet,
+            qp: peer.qp,
+            psn: (self.psn, peer.psn),
+            lid: peer.lid,
+            gid: peer.gid,
+            gid_index: gid_index as u8,
+            mtu: peer.mtu.min(state.info.mtu),
+            service_level: settings.service_level,
+            traffic_class: class,
+            timeout: settings.timeout,
+            retries: settings.retries,
+        };
+        self.qp.as_mut().ok_or(libc::ENOTCONN)?.connect(&route)
+    }
+
+    /// Sends a control message.
+    pub fn send(&mut self, wr: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let (Some(qp), Some(slab)) = (&mut self.qp, &mut self.slab) else { return Err(libc::ENOTCONN) };
+        if bytes.len() as u32 <= qp.inline() {
+            let span = Span { addr: bytes.as_ptr() as u64, len: bytes.len() as u32, lkey: 0 };
+            // SAFETY: inline bytes are copied before this returns.
+            unsafe { qp.send(wr, span, true)? };
+        } else {
+            let span = slab.fill(self.turn, bytes);
+            self.turn = (self.turn + 1) % CONTROLS;
+            // SAFETY: the slab outlives the pair, and this part of it is not used again before the work request is over:
+            // fewer control messages are under way than there are parts.
+            unsafe { qp.send(wr, span, false)? };
+        }
+        self.sends += 1;
+        Ok(())
+    }
+
+    /// Writes a chunk.
+    ///
+    /// # Safety
+    /// The memory is readable until the work request is over or the lane is fenced.
+    pub unsafe fn write(
+        &mut self,
+        wr: u64,
+        span: Span,
+        to: (u64, u32),
+        imm: u32,
+        split: bool,
+    ) -> Result<(), Errno> {
+        let qp = self.qp.as_mut().ok_or(libc::ENOTCONN)?;
+        // SAFETY: the caller vouches for the memory.
+        unsafe { qp.write(wr, span, to, imm, split)? };
+        self.sends += 1;
+        Ok(())
+    }
+
+    /// Takes a completion of this lane, and posts its receive again.
+    pub fn seen(&mut self, wc: &Wc) -> Seen {
+        let is_receive = wc.wr & RECEIVE != 0;
+        if wc.status != 0 {
+            let count = if is_receive { &mut self.receives } else { &mut self.sends };
+            *count = count.saturating_sub(1);
+            return Seen::Failed(wc.status);
+        }
+        if !is_receive {
+            self.sends = self.sends.saturating_sub(1);
+            return Seen::Sent(wc.wr);
+        }
+        let index = (wc.wr & !RECEIVE) as usize;
+        let (Some(slab), Some(qp)) = (&self.slab, &mut self.qp) else { return Seen::Nothing };
+        let seen = match wc.imm {
+            Some(imm) => Seen::Arrived { imm, bytes: u64::from(wc.bytes) },
+            None => Seen::Control(slab.read(index, wc.bytes as usize)),
+        };
+        // SAFETY: the slab outlives the pair; the receive is over, so its part is free.
+        let again = self.stopping.is_none() && unsafe { qp.receive(wc.wr, slab.receive(index)) }.is_ok();
+        if !again {
+            self.receives = self.receives.saturating_sub(1);
+        }
+        seen
+    }
+
+    /// Begins to fence.
+    pub fn stop(&mut self) {
+        self.stopping = Some(Instant::now());
+        if let Some(qp) = &mut self.qp
+            && qp.stop().is_err()
+        {
+            // It does not even take a state: destroying it is all that is left.
+            (self.receives, self.sends) = (0, 0);
+        }
+    }
+
+    /// Whether the fence is complete: everything flushed, or destroyed.
+    pub fn is_fenced(&mut self) -> bool {
+        let Some(since) = self.stopping else { return false };
+        let flushed = self.receives == 0 && self.sends == 0;
+        if self.qp.is_some() && !flushed && since.elapsed() < DRAIN {
+            return false;
+        }
+        self.destroy();
+        true
+    }
+
+    /// Nothing lands or is read through this lane after this returns.
+    pub fn destroy(&mut self) {
+        self.qp = None;
+        self.stopping = None;
+        (self.receives, self.sends) = (0, 0);
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // The pair before the memory that it uses.
+        self.qp = None;
+        self.slab = None;
+    }
+}
+
+fn random_psn() -> u32 {
+    let mut bytes = [0; 4];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    u32::from_le_bytes(bytes) & 0xff_ffff
+}
+
+/// Registered memory for control messages: first those that come, then those that go.
+struct Slab {
+    bytes: Box<[u8]>,
+    region: Region,
+    lkey: u32,
+    port: Arc<Port>,
+}
+
+impl Slab {
+    fn new(port: Arc<Port>) -> Result<Self, Errno> {
+        let bytes = vec![0u8; (RECEIVES + CONTROLS) * MAX_MESSAGE].into_boxed_slice();
+        let region =
+            Region { addr: bytes.as_ptr() as u64, bytes: bytes.len(), kind: MemoryKinds::HOST, dmabuf: None };
+        // SAFETY: the box is deregistered before it is dropped.
+        let mr = unsafe { port.register(&region) }?;
+        Ok(Self { bytes, region, lkey: mr.lkey, port })
+    }
+
+    fn receive(&self, index: usize) -> Span {
+        let addr = self.region.addr + (index * MAX_MESSAGE) as u64;
+        Span { addr, len: MAX_MESSAGE as u32, lkey: self.lkey }
+    }
+
+    fn read(&self, index: usize, bytes: usize) -> Vec<u8> {
+        let start = index.min(RECEIVES - 1) * MAX_MESSAGE;
+        self.bytes[start..start + bytes.min(MAX_MESSAGE)].to_vec()
+    }
+
+    fn fill(&mut self, turn: usize, bytes: &[u8]) -> Span {
+        let start = (RECEIVES + turn) * MAX_MESSAGE;
+        let len = bytes.len().min(MAX_MESSAGE);
+        self.bytes[start..start + len].copy_from_slice(&bytes[..len]);
+        Span { addr: self.region.addr + start as u64, len: len as u32, lkey: self.lkey }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        let _ = self.port.deregister(&self.region);
+    }
+}
+
+/// Where a queue pair is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Blob {
+    qp: u32,
+    psn: u32,
+    lid: u16,
+    mtu: u8,
+    ethernet: bool,
+    gid: [u8; 16],
+}
+
+const BLOB: usize = 28;
+
+impl Blob {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(BLOB);
+        bytes.extend_from_slice(&self.qp.to_le_bytes());
+        bytes.extend_from_slice(&self.psn.to_le_bytes());
+        bytes.extend_from_slice(&self.lid.to_le_bytes());
+        bytes.extend_from_slice(&[self.mtu, u8::from(self.ethernet)]);
+        bytes.extend_from_slice(&self.gid);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; BLOB] = bytes.try_into().ok()?;
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&bytes[12..]);
+        let (qp, psn) = (word(0), word(4));
+        let sane = qp < 1 << 24 && psn < 1 << 24 && (1..=5).contains(&bytes[10]) && bytes[11] < 2;
+        let lid = u16::from_le_bytes([bytes[8], bytes[9]]);
+        sane.then_some(Self { qp, psn, lid, mtu: bytes[10], ethernet: bytes[11] == 1, gid })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::Rules;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn blobs_come_back_and_any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Some(blob) = Blob::decode(&bytes) {
+                prop_assert_eq!(blob.encode(), bytes);
+            }
+            let blob = Blob { qp: 77, psn: 0xff_ffff, lid: 3, mtu: 5, ethernet: true, gid: [7; 16] };
+            prop_assert_eq!(Blob::decode(&blob.encode()), Some(blob));
+        }
+    }
+
+    #[test]
+    fn the_queues_are_longer_than_what_may_be_under_way() {
+        let rules = Rules::default();
+        assert!(rules.window + rules.control_window + 8 < RECEIVES as u32);
+        assert!(rules.control_window + 16 < CONTROLS as u32);
+        assert!(2 * rules.window + CONTROLS as u32 <= SENDS);
+    }
+}

@@ -1,0 +1,402 @@
+//! All rails of one end: what sender and receiver have in common. See the rules of [`proto`](super).
+
+use super::rail::{Phase, Posted, Rail, Spec, Work};
+use super::wire::{Message, State};
+use super::{Action, Epoch, Path, Rules, Time, Why};
+
+/// Which end this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    Sender,
+    Receiver,
+}
+
+/// Why a connection is over.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Fault {
+    /// No rail was up for as long as the rules allow.
+    NoRail,
+    /// A rail failed, and the rules do not allow to go on without.
+    Rail(u8),
+    /// The peer said nonsense.
+    Protocol(&'static str),
+    /// The peer has failed, and says why.
+    Peer(String),
+    /// The peer has closed its end with work unfinished.
+    Left,
+    /// The process of the peer is gone.
+    Gone,
+}
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Rails {
+    pub rules: Rules,
+    pub role: Role,
+    pub all: Vec<Rail>,
+    /// The side path works.
+    pub side: bool,
+    pub fault: Option<Fault>,
+    /// A state is to be sent as soon as a path is there.
+    pub say: bool,
+    pub out: Vec<ActionBox>,
+    said_at: Time,
+    /// Since when no rail is up.
+    dark_since: Option<Time>,
+    next_wr: u64,
+    turn: usize,
+}
+
+/// An action that waits for the driver. Drivers take them at once, so they are no part of the state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ActionBox(pub Action);
+
+impl std::hash::Hash for ActionBox {
+    fn hash<H: std::hash::Hasher>(&self, _: &mut H) {}
+}
+
+impl Rails {
+    pub fn new(role: Role, specs: &[Spec], rules: Rules, now: Time) -> Self {
+        Self {
+            rules,
+            role,
+            all: specs.iter().map(|&spec| Rail::new(spec, now)).collect(),
+            side: true,
+            fault: None,
+            say: false,
+            out: Vec::new(),
+            said_at: now,
+            dark_since: Some(now),
+            next_wr: 1,
+            turn: 0,
+        }
+    }
+
+    pub fn any_up(&self) -> bool {
+        self.all.iter().any(Rail::is_up)
+    }
+
+    /// The epoch of a rail is no good any more.
+    pub fn fail(&mut self, rail: u8, epoch: Epoch, why: Why, now: Time) {
+        let Some(known) = self.all.get_mut(usize::from(rail)).filter(|known| known.epoch == epoch) else {
+            return;
+        };
+        if matches!(known.phase, Phase::Down | Phase::Fencing) {
+            return;
+        }
+        let was_up = known.is_up();
+        known.lose(why, &self.rules, now);
+        self.act(Action::Fence { rail, epoch });
+        if was_up {
+            self.act(Action::Note { rail, epoch, up: false, why });
+            if !self.rules.failover {
+                self.fault.get_or_insert(Fault::Rail(rail));
+            }
+        }
+        if !self.any_up() {
+            self.dark_since.get_or_insert(now);
+        }
+    }
+
+    /// The driver has fenced; returns what was under way. Ignored if nobody asked.
+    pub fn fenced(&mut self, rail: u8, epoch: Epoch, now: Time) -> Vec<Work> {
+        let Some(known) = self.all.get_mut(usize::from(rail)) else { return Vec::new() };
+        if known.phase != Phase::Fencing || known.epoch != epoch {
+            return Vec::new();
+        }
+        known.fenced = known.epoch.max(known.peer_fenced);
+        known.epoch = known.fenced;
+        known.enter(Phase::Down, now);
+        self.say = true;
+        known.clear()
+    }
+
+    /// The local port of a rail became usable, or not.
+    pub fn usable(&mut self, rail: u8, usable: bool, why: Why, now: Time) {
+        let Some(known) = self.all.get_mut(usize::from(rail)) else { return };
+        known.usable = usable;
+        let epoch = known.epoch;
+        if usable {
+            known.hurry(&self.rules, now);
+        } else {
+            self.fail(rail, epoch, why, now);
+        }
+    }
+
+    /// The driver made a queue pair; `blob` tells the peer where it is.
+    pub fn made(&mut self, rail: u8, epoch: Epoch, blob: Vec<u8>, now: Time) {
+        if !self.is_in(rail, epoch, Phase::Making) {
+            return;
+        }
+        let (phase, message) = match self.role {
+            Role::Sender => (Phase::Offered, Message::Offer { rail, epoch, blob }),
+            Role::Receiver => (Phase::Ready, Message::Answer { rail, epoch, blob }),
+        };
+        self.all[usize::from(rail)].enter(phase, now);
+        self.spread(&message, now);
+    }
+
+    /// Sender: the driver connected the queue pair.
+    pub fn connected(&mut self, rail: u8, epoch: Epoch, now: Time) {
+        if self.is_in(rail, epoch, Phase::Connecting) {
+            self.all[usize::from(rail)].enter(Phase::Probing(0), now);
+            self.send(Path::Rail(rail, epoch), Message::Probe { rail, epoch, number: 0 }, now);
+        }
+    }
+
+    /// The peer has closed its end: its queue pairs are gone, so nothing here will complete.
+    pub fn retire(&mut self, now: Time) {
+        self.rules.failover = true;
+        for rail in 0..self.all.len() {
+            self.usable(rail as u8, false, Why::Peer(Why::New.code()), now);
+        }
+    }
+
+    /// Offers, answers, probes and echoes.
+    pub fn on_setup(&mut self, path: Path, message: Message, now: Time) {
+        match (message, self.role) {
+            (Message::Offer { rail, epoch, blob }, Role::Receiver) => self.on_offer(rail, epoch, blob, now),
+            (Message::Answer { rail, epoch, blob }, Role::Sender)
+                if self.is_in(rail, epoch, Phase::Offered) =>
+            {
+                self.all[usize::from(rail)].enter(Phase::Connecting, now);
+                self.act(Action::Connect { rail, epoch, peer: blob });
+            }
+            (Message::Probe { rail, epoch, number }, Role::Receiver) if path == Path::Rail(rail, epoch) => {
+                if self.is_in(rail, epoch, Phase::Ready) {
+                    self.raise(rail, now);
+                }
+                if self.is_in(rail, epoch, Phase::Up) {
+                    self.send(path, Message::Echo { rail, epoch, number }, now);
+                }
+            }
+            (Message::Echo { rail, epoch, number }, Role::Sender) if path == Path::Rail(rail, epoch) => {
+                if !self.is_in(rail, epoch, Phase::Probing(number)) {
+                    return;
+                }
+                let number = number + 1;
+                if number >= self.rules.probes {
+                    return self.raise(rail, now);
+                }
+                self.all[usize::from(rail)].phase = Phase::Probing(number);
+                self.send(path, Message::Probe { rail, epoch, number }, now);
+            }
+            _ => {}
+        }
+    }
+
+    fn on_offer(&mut self, rail: u8, epoch: Epoch, blob: Vec<u8>, now: Time) {
+        let Some(known) = self.all.get_mut(usize::from(rail)) else {
+            self.fault.get_or_insert(Fault::Protocol("it offered a rail that does not exist"));
+            return;
+        };
+        if epoch <= known.fenced {
+            self.say = true;
+            return;
+        }
+        if known.phase == Phase::Down && known.usable && epoch > known.epoch {
+            known.epoch = epoch;
+            known.enter(Phase::Making, now);
+            self.act(Action::Make { rail, epoch, peer: Some(blob) });
+        }
+    }
+
+    fn raise(&mut self, rail: u8, now: Time) {
+        let known = &mut self.all[usize::from(rail)];
+        known.enter(Phase::Up, now);
+        let (epoch, why) = (known.epoch, known.why);
+        self.dark_since = None;
+        self.act(Action::Note { rail, epoch, up: true, why });
+    }
+
+    /// Takes the common part of the peer's state.
+    pub fn on_state(&mut self, state: &State, now: Time) {
+        if state.fenced.len() != self.all.len() {
+            self.fault.get_or_insert(Fault::Protocol("its state is of another number of rails"));
+            return;
+        }
+        for rail in 0..self.all.len() {
+            let (fenced, heard) = (state.fenced[rail], state.heard[rail]);
+            let known = &mut self.all[rail];
+            if self.role == Role::Sender && fenced > known.epoch || heard > known.fenced {
+                self.fault.get_or_insert(Fault::Protocol("its state is from the future"));
+                return;
+            }
+            if fenced > known.peer_fenced {
+                known.peer_fenced = fenced;
+                self.say = true;
+            }
+            known.peer_heard = known.peer_heard.max(heard);
+            self.say |= known.peer_heard < known.fenced && known.phase == Phase::Down && heard < known.fenced;
+            if known.phase == Phase::Down {
+                if known.fenced < known.peer_fenced {
+                    known.fenced = known.peer_fenced;
+                    known.epoch = known.epoch.max(known.fenced);
+                    self.say = true;
+                }
+            } else if known.peer_fenced >= known.epoch {
+                let (epoch, why) = (known.epoch, Why::Peer(state.why[rail]));
+                self.fail(rail as u8, epoch, why, now);
+            }
+        }
+        self.say |= state.want;
+    }
+
+    /// The common part of this end's state.
+    pub fn state(&self) -> State {
+        State {
+            fenced: self.all.iter().map(|rail| rail.fenced).collect(),
+            heard: self.all.iter().map(|rail| rail.peer_fenced).collect(),
+            why: self.all.iter().map(|rail| rail.why.code()).collect(),
+            want: false,
+            frontier: None,
+            receipt: None,
+        }
+    }
+
+    /// Where a state is to be sent now; empty: nowhere.
+    pub fn state_paths(&mut self, wants: bool, now: Time) -> Vec<Path> {
+        let unheard = |rail: &Rail| {
+            rail.peer_heard < rail.fenced || (rail.phase == Phase::Down && rail.peer_fenced < rail.epoch)
+        };
+        let again = now.saturating_sub(self.said_at) >= self.rules.repeat;
+        let due = self.say || again && (wants || self.all.iter().any(unheard));
+        if !due {
+            return Vec::new();
+        }
+        let paths = self.paths();
+        if !paths.is_empty() {
+            (self.say, self.said_at) = (false, now);
+        }
+        paths
+    }
+
+    /// The side path, and one rail that is up: a different one each time.
+    fn paths(&mut self) -> Vec<Path> {
+        let mut paths = Vec::new();
+        if self.side {
+            paths.push(Path::Side);
+        }
+        let count = self.all.len();
+        let room = self.rules.control_window + 8;
+        let next = (0..count).map(|i| (self.turn + i) % count).find(|&rail| {
+            let rail = &self.all[rail];
+            rail.is_up() && rail.controls < room
+        });
+        if let Some(rail) = next {
+            self.turn = rail + 1;
+            paths.push(Path::Rail(rail as u8, self.all[rail].epoch));
+        }
+        paths
+    }
+
+    fn spread(&mut self, message: &Message, now: Time) {
+        for path in self.paths() {
+            self.send(path, message.clone(), now);
+        }
+    }
+
+    /// The rail that is best for a short message.
+    pub fn control_path(&self) -> Option<Path> {
+        let room = |rail: &(usize, &Rail)| rail.1.is_up() && rail.1.controls < self.rules.control_window;
+        let best = self.all.iter().enumerate().filter(room).min_by_key(|(_, rail)| rail.bytes / rail.weight);
+        best.map(|(number, rail)| Path::Rail(number as u8, rail.epoch))
+    }
+
+    pub fn send(&mut self, path: Path, message: Message, now: Time) {
+        let mut wr = 0;
+        if let Path::Rail(rail, _) = path {
+            wr = self.post(rail, Work::Control, 64, now);
+        }
+        self.act(Action::Send { path, wr, message });
+    }
+
+    /// Books a work request and returns its number.
+    pub fn post(&mut self, rail: u8, work: Work, bytes: u64, now: Time) -> u64 {
+        let wr = self.next_wr;
+        self.next_wr += 1;
+        self.all[usize::from(rail)].post(Posted { wr, work, bytes, at: now });
+        wr
+    }
+
+    /// A completion without error.
+    pub fn completed(&mut self, rail: u8, epoch: Epoch, wr: u64, now: Time) -> Vec<Work> {
+        match self.all.get_mut(usize::from(rail)) {
+            Some(known) if known.epoch == epoch && known.phase != Phase::Down => known.complete(wr, now),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Looks at the clock. `busy`: somebody waits for this connection.
+    pub fn tick(&mut self, busy: bool, now: Time) {
+        for rail in 0..self.all.len() {
+            let known = &self.all[rail];
+            let age = now.saturating_sub(known.since);
+            let late = age >= self.rules.attempt;
+            let why = match known.phase {
+                Phase::Making | Phase::Offered | Phase::Connecting if late => Some(Why::NoAnswer),
+                Phase::Probing(_) | Phase::Ready if late => Some(Why::NoProbe),
+                Phase::Up if !known.posted.is_empty() => {
+                    (now.saturating_sub(known.moved) >= self.rules.silence).then_some(Why::Silence)
+                }
+                _ => None,
+            };
+            if let Some(why) = why {
+                self.fail(rail as u8, self.all[rail].epoch, why, now);
+            }
+            self.begin(rail, now);
+        }
+        if !busy {
+            // The wait is counted from when somebody waits.
+            self.dark_since = self.dark_since.map(|_| now);
+        }
+        if !self.any_up() && busy && self.rules.deadline > 0 {
+            let since = *self.dark_since.get_or_insert(now);
+            if now.saturating_sub(since) >= self.rules.deadline {
+                self.fault.get_or_insert(Fault::NoRail);
+            }
+        }
+    }
+
+    /// Sender: the next epoch of a rail, if it is time.
+    fn begin(&mut self, rail: usize, now: Time) {
+        let reachable = self.side || self.any_up();
+        let known = &mut self.all[rail];
+        let ready = known.phase == Phase::Down && known.usable && known.peer_fenced >= known.epoch;
+        if self.role == Role::Sender && ready && reachable && now >= known.retry_at {
+            known.epoch += 1;
+            known.enter(Phase::Making, now);
+            let epoch = known.epoch;
+            self.act(Action::Make { rail: rail as u8, epoch, peer: None });
+        }
+    }
+
+    /// When `tick` has something to do if nothing else happens; for simulated clocks.
+    #[cfg(test)]
+    pub fn timers(&self) -> Vec<Time> {
+        let mut timers = vec![self.said_at + self.rules.repeat];
+        for rail in &self.all {
+            match rail.phase {
+                Phase::Down => timers.push(rail.retry_at),
+                Phase::Up if rail.posted.is_empty() => {}
+                Phase::Up => timers.push(rail.moved + self.rules.silence),
+                Phase::Fencing => {}
+                _ => timers.push(rail.since + self.rules.attempt),
+            }
+        }
+        timers.extend(self.dark_since.map(|since| since + self.rules.deadline));
+        timers
+    }
+
+    fn is_in(&self, rail: u8, epoch: Epoch, phase: Phase) -> bool {
+        self.all.get(usize::from(rail)).is_some_and(|known| known.epoch == epoch && known.phase == phase)
+    }
+
+    pub fn act(&mut self, action: Action) {
+        self.out.push(ActionBox(action));
+    }
+
+    pub fn take(&mut self) -> Vec<Action> {
+        self.out.drain(..).map(|boxed| boxed.0).collect()
+    }
+}
