@@ -44,8 +44,8 @@ pub const EIGHTS: u8 = 128;
 /// Bytes of a slot: a word of 16 bytes for each thread; eight rows of four lines; a tile.
 const SLOT: [u64; 3] = [8 << 10, 4 << 10, 8 << 10];
 /// Most blocks by protocol: each has slots of its own. A block fills a multiprocessor, and kernels of several communicators
-/// must find room side by side, in whatever order they come: four of 32 blocks fit into 132 multiprocessors.
-const BLOCKS: [u32; 3] = [32, 32, 32];
+/// must find room side by side, in whatever order they come: three of 44 blocks fit into 132 multiprocessors.
+const BLOCKS: [u32; 3] = [32, 32, 44];
 /// Warps of a block at most.
 const WARPS: u64 = THREADS as u64 / 32;
 /// Bytes of data in a row of lines.

@@ -207,6 +207,10 @@ impl Device for HostDevice {
         Ok(OwnedStream { stream: Stream(0), owner: Box::new(()) })
     }
 
+    fn urgent_stream(&self) -> Result<OwnedStream> {
+        self.stream()
+    }
+
     fn begin_capture(&self, _stream: Stream) -> Result<()> {
         Err(no_graphs())
     }

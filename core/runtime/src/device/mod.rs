@@ -204,6 +204,9 @@ pub trait Device: Send + Sync {
     /// The driver refused it.
     fn stream(&self) -> Result<OwnedStream>;
 
+    /// The same with the highest priority: work of others does not share its hardware queue.
+    fn urgent_stream(&self) -> Result<OwnedStream>;
+
     /// From now on calls on `stream`, not the default stream, are recorded instead of run, until
     /// [`Device::end_capture`] on the same thread. Does not wait. Other threads are not affected
     /// (`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`).

@@ -96,7 +96,7 @@ impl Dma {
     fn streams(&self, device: &dyn Device) -> Result<[Stream; STREAMS as usize]> {
         let mut state = lock(&self.state)?;
         while state.streams.len() < STREAMS as usize {
-            state.streams.push(device.stream()?);
+            state.streams.push(device.urgent_stream()?);
         }
         Ok(std::array::from_fn(|i| state.streams[i].stream))
     }

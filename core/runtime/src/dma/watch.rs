@@ -59,7 +59,7 @@ impl Watched {
         let words = bases.staging[bases.rank as usize];
         let release = (0..bases.layout.word_bytes()).step_by(16);
         let release = release.map(|at| MemoryOp::Write { addr: words + at, value: 1 }).collect();
-        let stream = device.stream()?;
+        let stream = device.urgent_stream()?;
         let watched = Arc::new(Self { device, control, stream, release, state: Mutex::default() });
         Watcher::get()?.add(&watched);
         Ok(watched)

@@ -199,7 +199,11 @@ impl Device for CudaDevice {
     }
 
     fn stream(&self) -> Result<OwnedStream> {
-        stream::create(&self.context)
+        stream::create(&self.context, false)
+    }
+
+    fn urgent_stream(&self) -> Result<OwnedStream> {
+        stream::create(&self.context, true)
     }
 
     fn begin_capture(&self, stream: Stream) -> Result<()> {

@@ -17,13 +17,18 @@ use crate::error::Result;
 /// Priority of streams that ask for none, `cudaStreamCreate`'s.
 const DEFAULT_PRIORITY: c_int = 0;
 
-/// A stream that does not wait for the legacy stream.
-pub fn create(context: &Arc<Context>) -> Result<OwnedStream> {
+/// A stream that does not wait for the legacy stream, of the usual or of the highest priority.
+pub fn create(context: &Arc<Context>, urgent: bool) -> Result<OwnedStream> {
     let _scope = context.enter_relaxed()?;
+    let (mut least, mut highest) = (DEFAULT_PRIORITY, DEFAULT_PRIORITY);
+    if urgent {
+        // SAFETY: valid for both numbers.
+        unsafe { context.driver.stream_priority_range(&mut least, &mut highest) }.check(context)?;
+    }
     let mut raw: CUstream = ptr::null_mut();
     let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
     // SAFETY: valid for the handle.
-    unsafe { context.driver.stream_create_with_priority(&mut raw, flags, DEFAULT_PRIORITY) }
+    unsafe { context.driver.stream_create_with_priority(&mut raw, flags, highest) }
         .check(context)?;
     let stream = Stream(raw.expose_provenance() as u64);
     Ok(OwnedStream { stream, owner: Box::new(Owned { context: context.clone(), raw }) })

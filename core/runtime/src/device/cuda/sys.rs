@@ -142,6 +142,7 @@ driver_table! {
         ipc_open_mem_handle = cuIpcOpenMemHandle_v2 @ 11000 (ptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
         ipc_close_mem_handle = cuIpcCloseMemHandle @ 4010 (ptr: CUdeviceptr);
         stream_create_with_priority = cuStreamCreateWithPriority @ 5050 (stream: *mut CUstream, flags: c_uint, priority: c_int);
+        stream_priority_range = cuCtxGetStreamPriorityRange @ 5050 (least: *mut c_int, greatest: *mut c_int);
         stream_destroy = cuStreamDestroy_v2 @ 4000 (stream: CUstream);
         stream_synchronize = cuStreamSynchronize @ 2000 (stream: CUstream);
         stream_query = cuStreamQuery @ 2000 (stream: CUstream);

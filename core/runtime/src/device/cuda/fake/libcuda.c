@@ -260,6 +260,7 @@ API cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) 
   *s = calloc(1, sizeof **s), live++;
   return OK;
 }
+API cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0, *greatest = -5; return current ? OK : INVALID_CONTEXT; }
 API cuStreamDestroy_v2(struct stream *s) { free(s), live--; return OK; }
 API cuStreamSynchronize(struct stream *s) { return s ? unsafe_call() : OK; }
 API cuStreamQuery(struct stream *s) { return s ? OK : INVALID_VALUE; }
