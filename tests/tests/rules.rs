@@ -106,6 +106,20 @@ fn conditions_and_chains_decide_which_rule_counts() {
     assert_eq!(ran_on("aaaa"), "OneShot", "four ranks per host");
 }
 
+#[test]
+fn rules_also_count_for_what_nccl_asks_no_tuner_about() {
+    if !on_host() {
+        return;
+    }
+    for (name, algorithm) in [("bruck", "Bruck"), ("pairwise", "Pairwise"), ("direct", "Direct")] {
+        let text = format!("[[rule]]\nmatch.collective = \"alltoall\"\nuse = {{ algorithm = \"{name}\" }}\n");
+        let output = run("aaa", &["small", "destroy"], &[("HAWSER_RULES", &file("toml", &text))]);
+        let lines: Vec<&str> = output.lines().filter(|line| line.contains(": alltoall ")).collect();
+        let wanted = format!(": {algorithm}/Simple");
+        assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&wanted)), "{output}");
+    }
+}
+
 /// Offline: what is chosen for an all-reduce of four ranks, where the user brought a program.
 #[test]
 fn a_rule_takes_a_program_that_the_user_brought() {
