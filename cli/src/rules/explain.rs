@@ -9,7 +9,7 @@ use hawser_plan::call::Scalar;
 use hawser_plan::choose;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_plugin::Log;
-use hawser_plugin::tuner::{Tuner, TunerConfig};
+use hawser_plugin::tuner::Tuner;
 use hawser_runtime::comm::{self, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::engine::{Engine, Outcome, describe};
@@ -73,9 +73,7 @@ pub fn text(options: &Options) -> Result<String> {
     let name = Some(options.communicator.as_str());
     let chosen = Tuners::of(&tuner, &world, &knobs, name)?.choose(&call, &world, &knobs)?;
 
-    let mut config = TunerConfig::new(0, world.size(), world.hosts(), Log::silent());
-    config.name = options.communicator.clone();
-    let job = Job::from(&config);
+    let job = Job::from(&comm::tuner_config(0, &world, &knobs, name));
     let engine = Engine::new(&rules, "", &job, Log::silent());
     let mut seen: Vec<(&Rule, Outcome<'_>)> = Vec::new();
     engine.trace(&question, &table, |rule, outcome| seen.push((rule, outcome)));

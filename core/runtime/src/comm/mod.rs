@@ -35,7 +35,7 @@ pub use live::Live;
 pub use memory::{mem_alloc, mem_free};
 #[cfg(test)]
 pub(crate) use order::Order;
-pub use tune::{Chosen, Tuners, asked};
+pub use tune::{Chosen, Tuners, asked, config as tuner_config};
 pub(crate) use watch::{GroupSpans, Span};
 
 use crate::bootstrap::UniqueId;

@@ -292,7 +292,8 @@ pub fn asked(
     Some((question(call, world)?, candidates.iter().map(in_their_terms).collect()))
 }
 
-fn config(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) -> TunerConfig {
+/// What tuners learn of a communicator.
+pub fn config(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) -> TunerConfig {
     let mut per_host = vec![0; world.hosts() as usize];
     world.ranks.iter().for_each(|rank| per_host[rank.host as usize] += 1);
     let fewest = per_host.iter().copied().min().unwrap_or(0);
