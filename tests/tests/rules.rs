@@ -106,6 +106,40 @@ fn conditions_and_chains_decide_which_rule_counts() {
     assert_eq!(ran_on("aaaa"), "OneShot", "four ranks per host");
 }
 
+#[test]
+fn rules_also_count_for_what_nccl_asks_no_tuner_about() {
+    if !on_host() {
+        return;
+    }
+    for (name, algorithm) in [("bruck", "Bruck"), ("pairwise", "Pairwise"), ("direct", "Direct")] {
+        let text = format!("[[rule]]\nmatch.collective = \"alltoall\"\nuse = {{ algorithm = \"{name}\" }}\n");
+        let output = run("aaa", &["small", "destroy"], &[("HAWSER_RULES", &file("toml", &text))]);
+        let lines: Vec<&str> = output.lines().filter(|line| line.contains(": alltoall ")).collect();
+        let wanted = format!(": {algorithm}/Simple");
+        assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&wanted)), "{output}");
+    }
+}
+
+#[test]
+fn rules_decide_between_the_users_programs_and_algorithms() {
+    if !on_host() {
+        return;
+    }
+    let mut program = algo::program(&ProgramKey::new(Collective::AllReduce, Algorithm::Tree, 4, 0)).unwrap();
+    program.shape.name = "mine".into();
+    let plan = file("plan", &to_text(&program));
+    let ran_by = |rules: &str| {
+        let rules = file("toml", rules);
+        let settings = [("MSCCL_XML_FILES", plan.as_str()), ("HAWSER_RULES", &rules)];
+        let output = run("aaaa", &["all_reduce", "destroy"], &settings);
+        (ran(&output).split('/').next().unwrap_or_default().to_owned(), output.contains("advice of"))
+    };
+    assert_eq!(ran_by(""), ("mine".into(), false), "without rules the user's programs come first");
+    assert_eq!(ran_by("[[rule]]\nuse = { algorithm = \"ring\" }"), ("Ring".into(), true));
+    let chain = "[[rule]]\nuse = [{ program = \"yours\" }, { program = \"mine\", protocol = \"simple\" }]";
+    assert_eq!(ran_by(chain), ("mine".into(), true));
+}
+
 /// Offline: what is chosen for an all-reduce of four ranks, where the user brought a program.
 #[test]
 fn a_rule_takes_a_program_that_the_user_brought() {

@@ -9,7 +9,7 @@ use hawser_plan::call::Scalar;
 use hawser_plan::choose;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_plugin::Log;
-use hawser_plugin::tuner::{Tuner, TunerConfig};
+use hawser_plugin::tuner::Tuner;
 use hawser_runtime::comm::{self, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::engine::{Engine, Outcome, describe};
@@ -26,7 +26,7 @@ pub struct Options {
     /// Rule files, in the order in which they count
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// all_reduce, all_gather, reduce_scatter, broadcast or reduce
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather or scatter
     #[arg(long)]
     collective: String,
     /// Bytes of the larger of input and output
@@ -73,20 +73,19 @@ pub fn text(options: &Options) -> Result<String> {
     let name = Some(options.communicator.as_str());
     let chosen = Tuners::of(&tuner, &world, &knobs, name)?.choose(&call, &world, &knobs)?;
 
-    let mut config = TunerConfig::new(0, world.size(), world.hosts(), Log::silent());
-    config.name = options.communicator.clone();
-    let job = Job::from(&config);
+    let job = Job::from(&comm::tuner_config(0, &world, &knobs, name));
     let engine = Engine::new(&rules, "", &job, Log::silent());
     let mut seen: Vec<(&Rule, Outcome<'_>)> = Vec::new();
     engine.trace(&question, &table, |rule, outcome| seen.push((rule, outcome)));
     let mut text = format!(
-        "{} of {} bytes of {}{} on {} ranks, {} hosts, {} over {}, {source} constants\n",
+        "{} of {} bytes of {}{} on {} ranks, {} {}, {} over {}, {source} constants\n",
         collective.name(),
         question.bytes,
         dtype.name(),
         if collective.reduces() { format!(" by {}", op.name()) } else { String::new() },
         world.size(),
         world.hosts(),
+        if world.hosts() == 1 { "host" } else { "hosts" },
         world.device,
         world.link.name()
     );
@@ -164,7 +163,7 @@ mod tests {
     #[test]
     fn every_rule_and_the_winner_are_shown() {
         let text = explained(RULES, &["--bytes", "64K", "--ranks", "4", "--communicator", "tp_1"]);
-        let wanted = "all_reduce of 65536 bytes of float by sum on 4 ranks, 1 hosts, host over host, built-in constants\n\
+        let wanted = "all_reduce of 65536 bytes of float by sum on 4 ranks, 1 host, host over host, built-in constants\n\
                       rules of hawser-rules, in the order in which they are looked at:\n  \
                       rule \"small\" (R:4:1): bytes ..4K -> one_shot priority 1\n    another call is meant (bytes)\n  \
                       rule at R:1:1: ranks 16 -> ring\n    another communicator is meant (ranks)\n  \

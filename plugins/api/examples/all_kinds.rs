@@ -135,6 +135,10 @@ impl TunerContext for Halver {
         Some(Agreement { digest: u64::MAX - 1, source: format!("halves of {}", self.0) })
     }
 
+    fn wants_every_collective(&self) -> bool {
+        true
+    }
+
     fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
         let Question { data_type, op, in_graph, .. } = question;
         Ok(format!("{data_type:?} {op:?} {in_graph:?} {}", candidates.len()))

@@ -18,12 +18,28 @@ pub enum Function {
     AllGather = 2,
     ReduceScatter = 3,
     AllReduce = 4,
+    AllToAll = 8,
+    Scatter = 9,
+    Gather = 10,
 }
 
 impl Function {
-    /// All of them in the order of their numbers.
+    /// Those that every tuner is asked about, in the order of their numbers.
     pub const ALL: [Self; 5] =
         [Self::Broadcast, Self::Reduce, Self::AllGather, Self::ReduceScatter, Self::AllReduce];
+
+    /// Those and the ones that only tuners are asked about which want that
+    /// ([`TunerContext::wants_every_collective`]).
+    pub const EVERY: [Self; 8] = [
+        Self::Broadcast,
+        Self::Reduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllReduce,
+        Self::AllToAll,
+        Self::Scatter,
+        Self::Gather,
+    ];
 
     /// Name in rule files: `allreduce`.
     pub const fn name(self) -> &'static str {
@@ -33,6 +49,9 @@ impl Function {
             Self::AllGather => "allgather",
             Self::ReduceScatter => "reducescatter",
             Self::AllReduce => "allreduce",
+            Self::AllToAll => "alltoall",
+            Self::Scatter => "scatter",
+            Self::Gather => "gather",
         }
     }
 }
@@ -58,6 +77,8 @@ impl Algorithm {
     pub const SYM_ONE_SHOT: Self = Self(68);
     /// `ALL_PAIRS` by a fused kernel.
     pub const SYM_ALL_PAIRS: Self = Self(69);
+    /// `DIRECT` by a fused kernel.
+    pub const SYM_DIRECT: Self = Self(70);
     pub const RECURSIVE_DOUBLING: Self = Self(80);
     pub const HALVING_DOUBLING: Self = Self(81);
     pub const BRUCK: Self = Self(82);
@@ -72,7 +93,7 @@ impl Algorithm {
     }
 
     /// Names in rule files, without case.
-    pub const NAMES: [(Self, &'static str); 18] = [
+    pub const NAMES: [(Self, &'static str); 19] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -86,6 +107,7 @@ impl Algorithm {
         (Self::DIRECT, "direct"),
         (Self::SYM_ONE_SHOT, "sym_one_shot"),
         (Self::SYM_ALL_PAIRS, "sym_all_pairs"),
+        (Self::SYM_DIRECT, "sym_direct"),
         (Self::RECURSIVE_DOUBLING, "recursive_doubling"),
         (Self::HALVING_DOUBLING, "halving_doubling"),
         (Self::BRUCK, "bruck"),
@@ -259,6 +281,11 @@ pub trait TunerContext: Send + Sync {
     /// What all ranks must have in common; the host compares it at bring-up. None: nothing to compare.
     fn agreement(&self) -> Option<Agreement> {
         None
+    }
+
+    /// Whether it is asked about all-to-all, scatter and gather too, which NCCL asks no tuner about. Constant.
+    fn wants_every_collective(&self) -> bool {
+        false
     }
 
     /// What this tuner makes of a question, for people: asked after [`TunerContext::tune`], with the times from before it,

@@ -149,7 +149,11 @@ fn a_tuner_says_what_it_depends_on_and_why() {
     let context = tuner.open(&config).unwrap();
     let agreement = context.agreement().unwrap();
     assert_eq!((agreement.digest, agreement.source.as_str()), (u64::MAX - 1, "halves of tensor 3 a+b"));
+    assert!(context.wants_every_collective());
     let candidate = Candidate { algorithm: Algorithm::RING, protocol: Protocol::Simple, us: 1.0 };
+    for function in Function::EVERY {
+        assert!(context.tune(&Question::new(function, 1), &mut [candidate]).is_ok(), "{function:?}");
+    }
     let why = |question: &Question| context.why(question, &[candidate; 2]).unwrap();
     let mut question = Question::new(Function::AllReduce, 4096);
     assert_eq!(why(&question), "None None None 2");

@@ -6,16 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hawser_plugin::tuner::{
     Agreement, Algorithm, Answer, Candidate, Function, Question, TunerConfig, TunerContext, UNMEASURED_US,
 };
-use hawser_plugin::{Log, Result};
+use hawser_plugin::{Log, Result, Subsys};
 
 use crate::names;
 use crate::rule::{Action, GUARD, Job, Rule, Way};
+
+/// One more than the largest number of a function.
+const FUNCTIONS: usize = Function::Gather as usize + 1;
 
 /// The rules that count for a communicator.
 pub struct Engine {
     rules: Vec<Armed>,
     /// For each function the rules that may fit, in the order in which they are looked at.
-    of: [Vec<Entry>; Function::ALL.len()],
+    of: [Vec<Entry>; FUNCTIONS],
     /// What is told about the files: how many rules count.
     source: String,
     log: Log,
@@ -186,7 +189,12 @@ impl Engine {
             };
             if !armed.said.swap(true, Ordering::Relaxed) {
                 let rule = &armed.rule;
-                self.log.warn(format!("rules: {} ({rule}) {text}. Said once", rule.title()));
+                let text = format!("rules: {} ({rule}) {text}. Said once", rule.title());
+                // One for any collective cannot be possible for all of them.
+                match rule.when.collectives {
+                    0 if outcome == Outcome::Nothing => self.log.info(Subsys::TUNING, text),
+                    _ => self.log.warn(text),
+                }
             }
         });
     }
@@ -224,6 +232,10 @@ impl TunerContext for Engine {
             }
         }
         Some(Agreement { digest, source: self.source.clone() })
+    }
+
+    fn wants_every_collective(&self) -> bool {
+        true
     }
 
     fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {

@@ -4,12 +4,15 @@ use hawser_plugin::collnet::DataType;
 use hawser_plugin::tuner::{Algorithm, Function, Protocol};
 
 /// Collectives: the name that is written out first, then other spellings (NCCL's and nccl-tests').
-pub(crate) const COLLECTIVES: [(Function, &str); 5] = [
+pub(crate) const COLLECTIVES: [(Function, &str); 8] = [
     (Function::AllReduce, "all_reduce"),
     (Function::AllGather, "all_gather"),
     (Function::ReduceScatter, "reduce_scatter"),
     (Function::Broadcast, "broadcast"),
     (Function::Reduce, "reduce"),
+    (Function::AllToAll, "alltoall"),
+    (Function::Scatter, "scatter"),
+    (Function::Gather, "gather"),
 ];
 
 /// Data types: nccl-tests' names, then others.
@@ -39,8 +42,11 @@ pub(crate) const PROTOCOLS: [(Protocol, bool, &str); 6] = [
 ];
 
 /// Families that also run as a fused kernel: the plain one, the fused one.
-const FUSED: [(Algorithm, Algorithm); 2] =
-    [(Algorithm::ONE_SHOT, Algorithm::SYM_ONE_SHOT), (Algorithm::ALL_PAIRS, Algorithm::SYM_ALL_PAIRS)];
+const FUSED: [(Algorithm, Algorithm); 3] = [
+    (Algorithm::ONE_SHOT, Algorithm::SYM_ONE_SHOT),
+    (Algorithm::ALL_PAIRS, Algorithm::SYM_ALL_PAIRS),
+    (Algorithm::DIRECT, Algorithm::SYM_DIRECT),
+];
 
 /// Whether an algorithm is one of a fused kernel.
 pub(crate) fn is_fused(algorithm: Algorithm) -> bool {

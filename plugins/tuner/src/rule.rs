@@ -215,7 +215,8 @@ impl fmt::Display for Match {
             names.join("|")
         };
         if self.collectives != 0 {
-            let name = |bit: u32| Function::ALL.get(bit as usize).map_or("?", |f| names::collective_name(*f));
+            let known = |bit: u32| Function::EVERY.into_iter().find(|f| *f as u32 == bit);
+            let name = |bit: u32| known(bit).map_or("?", names::collective_name);
             words.push(bits(self.collectives, &name));
         }
         for (key, ranges, sizes) in [

@@ -59,7 +59,7 @@ fn conditions(when: &Match) -> Vec<(&'static str, String)> {
     let mut pairs = Vec::new();
     let set = |mask: u32, number: u32| mask >> number & 1 != 0;
     if when.collectives != 0 {
-        let all = Function::ALL.into_iter().filter(|f| set(when.collectives, *f as u32));
+        let all = Function::EVERY.into_iter().filter(|f| set(when.collectives, *f as u32));
         pairs.push(("collective", texts(all.map(|f| names::collective_name(f).to_owned()))));
     }
     for (key, ranges, sizes) in [
@@ -259,7 +259,7 @@ mod tests {
     const RULES: &str = r#"[[rule]]
 name = "a \"b\" \\ c"
 priority = -3
-match = { collective = ["all_gather", "all_reduce"], bytes = ["..64K", "1M..=2M"], ranks = "8", hosts = "2..", data_type = ["half", "bfloat16"], op = "premulsum", registered = true, in_graph = false, operations = 2, communicator = ["tp*", "x"] }
+match = { collective = ["all_gather", "all_reduce", "alltoall"], bytes = ["..64K", "1M..=2M"], ranks = "8", hosts = "2..", data_type = ["half", "bfloat16"], op = "premulsum", registered = true, in_graph = false, operations = 2, communicator = ["tp*", "x"] }
 use = [{ algorithm = "all_pairs", protocol = "symll" }, { protocol = "simple", channels = 4, chunk = "64K" }, { algorithm = "sym_one_shot", protocol = "symll128" }, { program = "my one" }, "default"]
 never_worse = true
 "#;

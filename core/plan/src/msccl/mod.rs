@@ -2,13 +2,14 @@
 //!
 //! Import: elements (`xml`), what can be checked step by step (`check`), an order of all steps or the deadlock (`run`),
 //! then a program, with every value followed (`translate`). The program is proved by [`crate::ir::verify`] like any
-//! other; what that finds is told as a place in the file. In `rrc`, `rrs` and `rrcs` the local operand is the source, as in
+//! other; what that finds is told as a place in the file. At last steps are joined where that is the same (`optimise`). In `rrc`, `rrs` and `rrcs` the local operand is the source, as in
 //! every kernel that runs these files.
 
 mod check;
 mod export;
 mod fault;
 mod memory;
+mod optimise;
 mod race;
 mod run;
 mod translate;
@@ -82,15 +83,12 @@ pub fn read(text: &str) -> Result<Import> {
     check::check(&mut algo)?;
     let translated = translate::translate(&algo)?;
     let (min_depth, right_in_place) = prove(&algo, &translated)?;
-    let traffic = traffic(&translated.program, translated.hops);
-    let imported = Imported {
-        program: translated.program,
-        protocol: algo.protocol,
-        bytes: algo.window,
-        min_depth,
-        right_in_place,
-        traffic,
-    };
+    let hops = translated.hops;
+    let better = optimise::optimise(&translated.program, right_in_place);
+    let (program, min_depth) = better.unwrap_or((translated.program, min_depth));
+    let traffic = traffic(&program, hops);
+    let imported =
+        Imported { program, protocol: algo.protocol, bytes: algo.window, min_depth, right_in_place, traffic };
     Ok(Import { imported, dialect: algo.dialect, algo })
 }
 

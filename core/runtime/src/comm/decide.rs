@@ -78,14 +78,14 @@ pub fn decide(
     };
     let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
     links::take(&bootstrap.all_gather(&offers, &step("links"))?[0], &mut world)?;
-    let tuners = Tuners::open(comm_id, &world, &knobs, config.name.as_deref());
     let programs = programs::load(settings, world.size());
+    programs.take(&mut knobs, if world.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    let tuners = Tuners::open(comm_id, &world, &knobs, config.name.as_deref());
     // What programs and tuners need to have in common goes round together.
     let cards = bootstrap.all_gather(&pair(&tuners.card(), &programs.card()), &step("tuners"))?;
     let (tuner_cards, program_cards): (Vec<_>, Vec<_>) = cards.iter().map(|card| unpair(card)).unzip();
     tune::check(&tuner_cards)?;
     programs::check(&program_cards)?;
-    programs.take(&mut knobs, if world.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
     fit(&mut knobs, world.size(), world.places().1, programs.lanes());
     Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen })
 }

@@ -34,7 +34,7 @@ pub use decide::{cache_file, knobs_of, outlook};
 pub use live::{Live, Loaded};
 pub use memory::{mem_alloc, mem_free};
 pub(crate) use order::{Order, Turn};
-pub use tune::{Chosen, Tuners, asked};
+pub use tune::{Chosen, Tuners, asked, config as tuner_config};
 pub(crate) use watch::{GroupSpans, Span};
 
 use crate::bootstrap::UniqueId;

@@ -42,6 +42,8 @@ struct Shown(Collective, u64, hawser_plan::DataType, ReduceOp, u32);
 struct Open {
     name: String,
     context: Box<dyn TunerContext>,
+    /// It is asked about what NCCL asks no tuner about.
+    wants_every: bool,
     has_failed: AtomicBool,
 }
 
@@ -102,7 +104,8 @@ impl Tuners {
     }
 
     fn add(&mut self, name: &str, context: Box<dyn TunerContext>) {
-        self.open.push(Open { name: name.to_owned(), context, has_failed: AtomicBool::new(false) });
+        let (name, wants_every) = (name.to_owned(), context.wants_every_collective());
+        self.open.push(Open { name, context, wants_every, has_failed: AtomicBool::new(false) });
     }
 
     /// What this rank tells the others: which tuners it has and what their answers depend on.
@@ -147,7 +150,11 @@ impl Tuners {
             let asked = tuner.context.chunk_bytes(&question, &in_their_terms(taken), channels);
             asked.map_err(|error| tuner.complain(&error)).ok().flatten()
         };
-        let Some(chunk) = self.open.iter().filter_map(ask).next_back() else { return Cow::Borrowed(knobs) };
+        let Some(chunk) =
+            self.open.iter().filter(|tuner| tuner.is_for(&question)).filter_map(ask).next_back()
+        else {
+            return Cow::Borrowed(knobs);
+        };
         let mut knobs = knobs.clone();
         knobs.slot_bytes[at] = slot.min(u32::try_from(chunk.max(LEAST_CHUNK)).unwrap_or(slot));
         Cow::Owned(knobs)
@@ -179,7 +186,7 @@ impl Tuners {
         }
         let Some((question, mut table)) = asked(call, world, candidates) else { return nobody };
         let (mut sources, mut notes, mut blocks) = (Vec::new(), Vec::new(), None);
-        for tuner in &self.open {
+        for tuner in self.open.iter().filter(|tuner| tuner.is_for(&question)) {
             let before = table.clone();
             match tuner.context.tune(&question, &mut table) {
                 Ok(answer) => {
@@ -213,6 +220,10 @@ impl Tuners {
 }
 
 impl Open {
+    fn is_for(&self, question: &Question) -> bool {
+        self.wants_every || Function::ALL.contains(&question.function)
+    }
+
     /// Says once that the tuner fails.
     fn complain(&self, error: &hawser_plugin::Error) {
         if !self.has_failed.swap(true, Ordering::Relaxed) {
@@ -281,7 +292,8 @@ pub fn asked(
     Some((question(call, world)?, candidates.iter().map(in_their_terms).collect()))
 }
 
-fn config(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) -> TunerConfig {
+/// What tuners learn of a communicator.
+pub fn config(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) -> TunerConfig {
     let mut per_host = vec![0; world.hosts() as usize];
     world.ranks.iter().for_each(|rank| per_host[rank.host as usize] += 1);
     let fewest = per_host.iter().copied().min().unwrap_or(0);
@@ -307,9 +319,10 @@ fn question(call: &Call, world: &World) -> Option<Question> {
         Collective::ReduceScatter => Function::ReduceScatter,
         Collective::Broadcast => Function::Broadcast,
         Collective::Reduce => Function::Reduce,
-        Collective::AllToAll | Collective::Gather | Collective::Scatter | Collective::SendRecv => {
-            return None;
-        }
+        Collective::AllToAll => Function::AllToAll,
+        Collective::Gather => Function::Gather,
+        Collective::Scatter => Function::Scatter,
+        Collective::SendRecv => return None,
     };
     let mut question = Question::new(function, call.total_bytes(world.size()));
     question.data_type = DataType::ALL.get(call.dtype as usize).copied();
@@ -335,6 +348,7 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         // NCCL's tables know no fused kernels: they are families of their own.
         Algorithm::OneShot if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ONE_SHOT,
         Algorithm::AllPairs if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ALL_PAIRS,
+        Algorithm::Direct if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_DIRECT,
         Algorithm::Ring => tuner::Algorithm::RING,
         Algorithm::Tree => tuner::Algorithm::TREE,
         Algorithm::OneShot => tuner::Algorithm::ONE_SHOT,

@@ -187,7 +187,7 @@ fn what_cannot_be_is_said_once_per_rule() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let keep = lines.clone();
     let log = Log::new(move |level, _, text| keep.lock().unwrap().push((level, text.to_owned())));
-    let text = "[[rule]]\nname = \"a\"\nuse = { algorithm = \"pat\" }\n[[rule]]\nmatch.in_graph = true\nuse = { algorithm = \"ring\" }\n\
+    let text = "[[rule]]\nname = \"a\"\nmatch.collective = \"all_reduce\"\nuse = { algorithm = \"pat\" }\n[[rule]]\nmatch.in_graph = true\nuse = { algorithm = \"ring\" }\n\
                 [[rule]]\nnever_worse = true\nuse = { algorithm = \"ring\" }";
     let engine = Engine::new(&parse("r.toml", text).unwrap(), "r.toml", &job(), log);
     for bytes in [1, 2, 3] {
@@ -196,13 +196,11 @@ fn what_cannot_be_is_said_once_per_rule() {
     let lines = lines.lock().unwrap();
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(lines.iter().all(|(level, _)| *level == Level::Warn));
+    assert!(lines[0].1.contains(
+        "rule \"a\" (r.toml:1:1) (all_reduce -> pat) asks for what is impossible for allreduce of 1"
+    ));
     assert!(
-        lines[0].1.contains(
-            "rule \"a\" (r.toml:1:1) (always -> pat) asks for what is impossible for allreduce of 1"
-        )
-    );
-    assert!(
-        lines[1].1.contains("r.toml:4:1")
+        lines[1].1.contains("r.toml:5:1")
             && lines[1].1.contains("in_graph, which this library does not tell")
     );
 }

@@ -93,7 +93,7 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
         "did you mean \"all_reduce\"?",
     ),
     (
-        "[[rule]]\nmatch.collective = \"alltoall\"\nuse = \"default\"",
+        "[[rule]]\nmatch.collective = \"sendrecv\"\nuse = \"default\"",
         (2, 20),
         "is not known. Known are all_reduce,",
     ),

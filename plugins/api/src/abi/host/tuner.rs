@@ -57,6 +57,10 @@ impl TunerContext for LoadedContext {
         raw.into()
     }
 
+    fn wants_every_collective(&self) -> bool {
+        self.0.wants_every_collective()
+    }
+
     fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
         let raw: Vec<RawCandidate> = candidates.iter().map(RawCandidate::from).collect();
         plain(self.0.why(question.into(), RSlice::from_slice(&raw)))

@@ -77,6 +77,10 @@ impl RawTunerContext for Shield<Box<dyn TunerContext>> {
         self.call(|context| Ok(context.agreement().into()))
     }
 
+    fn wants_every_collective(&self) -> bool {
+        self.call_or(false, |context| Some(context.wants_every_collective()))
+    }
+
     fn why(&self, question: RawQuestion, raw: RSlice<'_, RawCandidate>) -> RResult<RString, RawError> {
         self.call(|context| {
             let plain: Vec<Candidate> = raw.iter().filter_map(RawCandidate::plain).collect();

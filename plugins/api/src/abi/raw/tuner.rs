@@ -40,6 +40,9 @@ pub trait RawTunerContext: Send + Sync {
     fn agreement(&self) -> RResult<RawAgreement, RawError> {
         ROk(RawAgreement::from(None))
     }
+    fn wants_every_collective(&self) -> bool {
+        false
+    }
     fn why(
         &self,
         _question: RawQuestion,
@@ -99,7 +102,7 @@ impl RawQuestion {
     /// # Errors
     /// A newer host may ask about functions that this side does not know.
     pub fn plain(&self) -> Result<Question> {
-        let function = Function::ALL.into_iter().find(|f| *f as i32 == self.function);
+        let function = Function::EVERY.into_iter().find(|f| *f as i32 == self.function);
         let function =
             function.ok_or_else(|| Error::unsupported(format!("tuning of function {}", self.function)))?;
         Ok(Question {
