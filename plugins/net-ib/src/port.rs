@@ -77,7 +77,11 @@ impl Port {
         }
         // The kernel may be a moment behind its own event.
         new.info.active &= event != Some(Event::PortDown(self.number));
-        new.gid = gid::choose(&*self.device, self.number, &self.settings.wish()).ok();
+        // The whole table is only read when the address is not what it was.
+        let same = |&(index, gid): &(u32, Gid)| self.device.gid(self.number, index) == Some(gid);
+        if event == Some(Event::Gid(self.number)) || !new.gid.as_ref().is_some_and(same) {
+            new.gid = gid::choose(&*self.device, self.number, &self.settings.wish()).ok();
+        }
         let changed = std::mem::replace(&mut *lock(&self.state), new) != new;
         if changed {
             self.generation.fetch_add(1, Ordering::AcqRel);

@@ -148,7 +148,7 @@ impl Rails {
     pub fn retire(&mut self, now: Time) {
         self.rules.failover = true;
         for rail in 0..self.all.len() {
-            self.usable(rail as u8, false, Why::Peer(Why::New.code()), now);
+            self.usable(rail as u8, false, Why::Closed, now);
         }
     }
 
