@@ -149,6 +149,7 @@ class Guest:
     def __init__(self, number, options, image, folder, ports, words):
         self.log = os.path.join(folder, f"vm{number}.log")
         self.monitor_path, self.line_path = (os.path.join(folder, f"{kind}{number}") for kind in ("mon", "cmd"))
+        self.open = {}
         side = "listen" if number == 1 else "connect"
         kernel = sorted(glob.glob(os.path.join(options.kernel, "boot/vmlinuz-*")))[-1]
         append = (f"console=ttyS0 quiet panic=-1 mitigations=off net.ifnames=0 vmid={number} "
@@ -172,16 +173,23 @@ class Guest:
             return []
 
     def say(self, path, text):
-        with socket.socket(socket.AF_UNIX) as line:
-            line.connect(path)
-            line.sendall(text.encode() + b"\n")
-            time.sleep(0.2)
+        # Lines stay open: QEMU drops what a guest has not read when its line is closed.
+        if path not in self.open:
+            self.open[path] = socket.socket(socket.AF_UNIX)
+            self.open[path].connect(path)
+        self.open[path].sendall(text.encode() + b"\n")
 
     def link(self, rail, up):
         self.say(self.monitor_path, f"set_link n{rail} {'on' if up else 'off'}")
 
     def run(self, command):
         self.say(self.line_path, command)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        for line in self.open.values():
+            line.close()
 
 
 def free_ports(count):
@@ -227,8 +235,7 @@ def play(case, options, image):
             return judge(case, guests, options)
         finally:
             for guest in guests:
-                guest.process.kill()
-                guest.process.wait()
+                guest.end()
 
 
 def tails(guests):
