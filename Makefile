@@ -34,9 +34,11 @@ lib: setup
 plugins: setup
 	@echo "plugins: building"
 	@cargo rustc --quiet --release -p hawser-net-socket-export --lib --crate-type cdylib
+	@cargo rustc --quiet --release -p hawser-net-ib-export --lib --crate-type cdylib
 	@cargo rustc --quiet --release -p hawser-tuner-export --lib --crate-type cdylib
 	@cargo rustc --quiet --release -p hawser-profiler-export --lib --crate-type cdylib
 	@cd $(TARGET)/release && cp -f libnccl_net_hawser_socket.so libnccl-net-hawser-socket.so
+	@cd $(TARGET)/release && cp -f libnccl_net_hawser_ib.so libnccl-net-hawser-ib.so
 	@cd $(TARGET)/release && cp -f libnccl_tuner_hawser.so libnccl-tuner-hawser.so
 	@cd $(TARGET)/release && cp -f libnccl_profiler_hawser.so libnccl-profiler-hawser.so
 

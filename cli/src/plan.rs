@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use hawser_plan::algo::{self, ProgramKey};
+use hawser_plan::imported;
 use hawser_plan::ir::{Buf, draw, text, verify};
 use hawser_plan::msccl::{self, Import, Window};
 use hawser_plan::{Collective, Program, Protocol};
@@ -196,6 +197,7 @@ fn load(which: &Which) -> Result<(Program, Option<Import>)> {
         bail!("{} is neither a file nor a built-in program; `hawser plan list` names those", which.program);
     }
     let source = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    imported::refuse_json(&source).map_err(|error| anyhow!("{}:{error}", path.display()))?;
     if source.trim_start().starts_with('<') {
         let import = msccl::read(&source).map_err(|error| anyhow!("{}:{error}", path.display()))?;
         return Ok((import.imported.program.clone(), Some(import)));

@@ -21,6 +21,7 @@ import layer as layers
 import nccl
 
 ALGORITHMS = ["Ring", "Tree", "OneShot", "AllPairs", "Direct"]
+ALGORITHMS += ["RecursiveDoubling", "HalvingDoubling", "Bruck", "Pairwise", "Knomial", "PAT"]
 PROTOCOLS = ["LL", "LL128", "Simple", "SymLL", "SymSimple"]
 COUNTS = [0, 1, 2, 3, 7, 15, 16, 17, 127, 1000, 4095, 4096, 4097, 100_003, (1 << 20) + 3]
 

@@ -10,7 +10,7 @@ use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported::{self, Imported};
 use hawser_plan::ir::text::to_text;
 use hawser_plan::msccl::{Window, to_xml};
-use hawser_plan::{Collective, DataType, Protocol, ReduceOp};
+use hawser_plan::{Algorithm, Collective, DataType, Protocol, ReduceOp};
 use hawser_runtime::{Comm, Stream, group, unique_id};
 use hawser_tests::deadline::Deadline;
 use hawser_tests::oracle::{Case, RankBuffers};
@@ -64,15 +64,73 @@ fn exported_programs() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// Ranks of one process, a letter for the host of each, do the steps with right results; returns the log.
+fn hosts(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> String {
+    let args: Vec<String> = ["hosts", hosts].iter().chain(steps).map(|s| (*s).to_owned()).collect();
+    let log = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "COLL,INIT"), ("HAWSER_EXPLAIN", "1")];
+    let settings: Vec<_> = log.iter().chain(settings).copied().collect();
+    let ended = Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, &settings).end();
+    ended.expect_success();
+    ended.output
+}
+
+/// Slots that cross a network belong to channels that share lanes, too.
+#[test]
+fn programs_run_between_hosts() {
+    if !on_host() {
+        return;
+    }
+    let folder = folder("hosts");
+    let window = Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) };
+    for algorithm in [Algorithm::AllPairs, Algorithm::Tree, Algorithm::HalvingDoubling] {
+        let program = algo::program(&ProgramKey::new(Collective::AllReduce, algorithm, 4, 0)).unwrap();
+        let path = folder.join("program.xml");
+        std::fs::write(&path, to_xml(&program, &window).unwrap()).unwrap();
+        let name = format!(": {}/Simple x ", algo::name(Collective::AllReduce, algorithm));
+        for of in ["aabb", "abab", "abcd"] {
+            let output = hosts(
+                of,
+                &["all_reduce", "small", "destroy"],
+                &[("MSCCL_XML_FILES", path.to_str().unwrap())],
+            );
+            assert!(output.contains(&name), "{of}: {output}");
+        }
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// What the cost model does not take by itself runs by name.
+#[test]
+fn algorithms_that_nobody_measured_run_by_name() {
+    if !on_host() {
+        return;
+    }
+    for (list, names) in [
+        (
+            "allreduce:RecursiveDoubling;alltoall:bruck;reduce:knomial",
+            ["RecursiveDoubling", "Bruck", "Knomial"],
+        ),
+        ("allgather:pat;reducescatter:pat;broadcast:knomial", ["PAT", "PAT", "Knomial"]),
+        ("allreduce:halvingdoubling;alltoall:pairwise", ["HalvingDoubling", "Pairwise", "Pairwise"]),
+    ] {
+        for of in ["aaaaa", "aabb", "aaabbbccc"] {
+            let output = hosts(of, &["small", "destroy"], &[("NCCL_ALGO", list)]);
+            for name in names {
+                assert!(output.contains(&format!("float: {name}/Simple x ")), "{name} on {of}: {output}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_window_is_kept_and_what_lies_outside_goes_the_usual_way() {
     if !on_host() {
         return;
     }
     let folder = folder("window");
-    let program = algo::program(&ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::Pat, 2, 0));
+    let program = algo::program(&ProgramKey::new(Collective::AllReduce, Algorithm::Pat, 2, 0));
     assert!(program.is_err());
-    let key = ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::HalvingDoubling, 2, 0);
+    let key = ProgramKey::new(Collective::AllReduce, Algorithm::HalvingDoubling, 2, 0);
     let window = Window { protocol: Protocol::Ll, bytes: (8_000, 20_000) };
     let xml =
         to_xml(&algo::program(&key).unwrap(), &window).unwrap().replace("halvingdoubling_all_reduce", "mine");
@@ -80,14 +138,7 @@ fn a_window_is_kept_and_what_lies_outside_goes_the_usual_way() {
     std::fs::write(folder.join("broken.xml"), "<algo name=\"x\" ngpus=\"2\">").unwrap();
     let folder_name = folder.to_str().unwrap();
     let run = |steps: &[&str], more: &[(&str, &str)]| {
-        let args: Vec<String> = ["hosts", "aa"].iter().chain(steps).map(|s| (*s).to_owned()).collect();
-        let log = ("NCCL_DEBUG_SUBSYS", "COLL,INIT");
-        let settings =
-            [("NCCL_DEBUG", "INFO"), log, ("HAWSER_EXPLAIN", "1"), ("MSCCL_ALGO_DIR", folder_name)];
-        let settings: Vec<_> = settings.iter().chain(more).copied().collect();
-        let ended = Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, &settings).end();
-        ended.expect_success();
-        ended.output
+        hosts("aa", steps, &[&[("MSCCL_ALGO_DIR", folder_name)], more].concat())
     };
     // 20,000 bytes fit.
     let inside = run(&["all_reduce", "destroy"], &[]);
@@ -115,7 +166,7 @@ fn ranks_with_different_files_are_told() {
     }
     let folder = folder("differ");
     let window = Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) };
-    let key = ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::Ring, 2, 0);
+    let key = ProgramKey::new(Collective::AllReduce, Algorithm::Ring, 2, 0);
     let xml = to_xml(&algo::program(&key).unwrap(), &window).unwrap();
     let broken = xml.replacen("type=\"r\"", "type=\"rcs\"", 1);
     let other = xml.replacen("minBytes=\"0\"", "minBytes=\"4\"", 1);

@@ -44,6 +44,7 @@ pub struct Traffic {
 /// # Errors
 /// `BadProgram`: the text begins with `line:column:`, or says what the verifier found.
 pub fn read(source: &str) -> Result<Imported> {
+    refuse_json(source)?;
     if !is_plan(source) {
         let import = msccl::read(source).map_err(|error| PlanError::program(error.to_string()))?;
         return Ok(import.imported);
@@ -72,12 +73,26 @@ pub struct Head {
 /// # Errors
 /// As [`read`], as far as it looks.
 pub fn head(source: &str) -> Result<Head> {
+    refuse_json(source)?;
     if is_plan(source) {
         let shape = text::from_text(source)?.shape;
         return Ok(Head { name: shape.name, ranks: shape.ranks });
     }
     let head = msccl::head(source).map_err(|error| PlanError::program(error.to_string()))?;
     Ok(Head { name: head.0, ranks: head.1 })
+}
+
+/// MSCCL++'s execution plans are JSON.
+///
+/// # Errors
+/// `BadProgram` that says so.
+pub fn refuse_json(source: &str) -> Result<()> {
+    match source.trim_start().starts_with('{') {
+        true => Err(PlanError::program(
+            "1:1: syntax: JSON, as MSCCL++ writes execution plans: this version reads MSCCL's XML and .plan files only",
+        )),
+        false => Ok(()),
+    }
 }
 
 fn is_plan(source: &str) -> bool {
@@ -206,5 +221,31 @@ impl Ord for Handle {
 impl Hash for Handle {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.digest.hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_are_told_apart() {
+        let plan = "# mine\n\nhawser-plan 1\nname copy\ncollective broadcast\nranks 2\nroot 0\nper_block 1\nscratch 0\n\
+                    rank 0\nchannel 0\ncopy_send src in:0 dst out:0 to 1\nrank 1\nchannel 0\nrecv from 0 dst out:0\n";
+        assert_eq!(head(plan), Ok(Head { name: "copy".into(), ranks: 2 }));
+        let program = read(plan).unwrap();
+        assert!(program.right_in_place && program.min_depth == 1 && program.lanes() == 1);
+        let changed = Imported { bytes: (1, 2), ..program.clone() };
+        assert_ne!(changed.digest(), program.digest());
+        let errors = [
+            ("{\"name\": \"x\"}", "MSCCL++"),
+            ("<algo>", "1:1: syntax"),
+            ("nothing", "1:1: syntax"),
+            (&plan.replace("recv from 0", "recv from 1"), "receives from itself"),
+        ];
+        for (text, part) in errors {
+            let error = read(text).unwrap_err().text;
+            assert!(error.contains(part), "{error}");
+        }
     }
 }

@@ -6,7 +6,9 @@ use hawser_plan::choose::{self, Advice, Outcome, choose};
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::error::PlanErrorKind;
 use hawser_plan::exchange::ExchangePlan;
+use hawser_plan::imported::{self, Handle};
 use hawser_plan::lower::{bind, device_op, lower};
+use hawser_plan::msccl::{Window, to_xml};
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, Knobs, Protocol, ReduceOp, World};
 
@@ -247,4 +249,38 @@ fn advice_beats_the_cost_model_but_not_what_is_impossible() {
     let nothing = Advice { us: vec![-1.0; candidates.len()], ..advice };
     let own = choose::decide(&call, &world, &knobs, candidates, Some(&nothing)).unwrap();
     assert_eq!(own, choose(&call, &world, &knobs).unwrap());
+}
+
+/// Programs of users come first where they fit; `Why` says what kept them out elsewhere.
+#[test]
+fn programs_of_users_come_first() {
+    let key = algo::ProgramKey::new(Collective::AllReduce, Algorithm::RecursiveDoubling, 8, 0);
+    let window = Window { protocol: Protocol::Ll, bytes: (1024, 65_536) };
+    let xml = to_xml(&algo::program(&key).unwrap(), &window).unwrap();
+    let mine = Handle::keep(imported::read(&xml.replace("recursivedoubling_all_reduce", "mine")).unwrap(), 0);
+    let knobs = Knobs { imports: vec![mine], ..Knobs::default() };
+    let world = World::single_host(8, GPU, Link::NvLink);
+    for (count, runs) in [(255, false), (256, true), (16_384, true), (16_385, false)] {
+        let choice = pick(Collective::AllReduce, count, &world, &knobs);
+        assert_eq!(choice.key.algorithm == Algorithm::Imported(mine), runs, "{}", choice.why);
+        let reason = if runs { "first of your programs" } else { "made for 1024 bytes to 65536 bytes" };
+        assert!(choice.why.to_string().contains(reason), "{}", choice.why);
+        assert!(!runs || choice.protocol == Protocol::Ll);
+    }
+    let reason =
+        |world: &World, knobs: &Knobs, collective| pick(collective, 4096, world, knobs).why.to_string();
+    let other = World::single_host(4, GPU, Link::NvLink);
+    assert!(reason(&other, &knobs, Collective::AllReduce).contains("made for 8 ranks"));
+    assert!(!reason(&world, &knobs, Collective::AllGather).contains("mine"));
+    let algorithms = Knobs::parse_algo("tree").unwrap();
+    let without = Knobs { algorithms, ..knobs.clone() };
+    assert!(reason(&world, &without, Collective::AllReduce).contains("left out by NCCL_ALGO"));
+    let algorithms = Knobs::parse_algo_with("tree,mine", &["mine".to_owned()]).unwrap();
+    let with = Knobs { algorithms, ..knobs.clone() };
+    assert_eq!(pick(Collective::AllReduce, 4096, &world, &with).key.algorithm, Algorithm::Imported(mine));
+    // The protocol of the file is not there: another one is taken.
+    let simple = Knobs { protocols: Knobs::parse_proto("Simple").unwrap(), ..knobs.clone() };
+    let choice = pick(Collective::AllReduce, 4096, &world, &simple);
+    assert_eq!((choice.key.algorithm, choice.protocol), (Algorithm::Imported(mine), Protocol::Simple));
+    assert_ne!(knobs.digest(), Knobs::default().digest());
 }

@@ -8,6 +8,7 @@ use hawser_plan::ir::text::{from_text, to_text};
 use hawser_plan::ir::verify::verify;
 use hawser_plan::msccl::{self, Class, Dialect, Fifos, Window};
 use hawser_plan::{Collective, Protocol};
+use proptest::prelude::*;
 
 const WINDOW: Window = Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) };
 
@@ -42,6 +43,34 @@ fn texts_that_were_cut_anywhere_are_refused() {
         let end = text.rfind("</algo>").unwrap();
         for cut in (0..end).step_by(7).filter(|cut| text.is_char_boundary(*cut)) {
             assert!(msccl::read(&text[..cut]).is_err(), "{name} cut at {cut}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Values of attributes are exchanged at random: what is accepted has been proved, whatever it is.
+    #[test]
+    fn files_with_other_values_are_refused_or_right(
+        file in 0..6_usize,
+        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<proptest::sample::Index>()), 1..4),
+    ) {
+        const VALUES: [&str; 16] =
+            ["-1", "0", "1", "2", "3", "7", "65536", "4294967295", "s", "r", "rrc", "rrs", "re", "i", "o", "nop"];
+        let valid: Vec<(String, String)> = files::own().into_iter().filter(|(n, _)| n.starts_with("valid")).collect();
+        let mut text = valid[file % valid.len()].1.clone();
+        for (place, value) in changes {
+            let quotes: Vec<usize> = text.match_indices('"').map(|(at, _)| at).collect();
+            if quotes.len() < 2 {
+                break;
+            }
+            let pair = place.index(quotes.len() / 2);
+            text.replace_range(quotes[2 * pair] + 1..quotes[2 * pair + 1], VALUES[value.index(VALUES.len())]);
+        }
+        if let Ok(import) = msccl::read(&text) {
+            let verdict = verify(&import.imported.program, msccl::MOST_SLOTS, false);
+            prop_assert!(verdict.is_ok_and(|verdict| verdict.min_depth == import.imported.min_depth), "{text}");
         }
     }
 }

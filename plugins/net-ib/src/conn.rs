@@ -125,6 +125,7 @@ pub(crate) struct Conn<M> {
     up_at: Option<Instant>,
     pub jobs: HashMap<u64, Job>,
     error: Option<Error>,
+    is_closed: bool,
     seen: Vec<Wc>,
     counted: u64,
 }
@@ -194,6 +195,7 @@ impl<M: Machine> Conn<M> {
             up_at: None,
             jobs: HashMap::new(),
             error: None,
+            is_closed: false,
             seen: Vec::new(),
             counted: 0,
         })
@@ -230,6 +232,9 @@ impl<M: Machine> Conn<M> {
     /// Why the connection failed.
     pub fn progress(&mut self) -> Result<()> {
         self.check()?;
+        if self.is_closed {
+            return Ok(());
+        }
         self.look_at_ports();
         self.look_aside();
         self.poll();
@@ -474,6 +479,7 @@ impl<M: Machine> Conn<M> {
 
     /// The host drops its end: nothing of its memory is touched after this.
     pub fn close(&mut self) {
+        self.is_closed = true;
         self.lanes.iter_mut().for_each(Lane::destroy);
         if self.error.is_none() {
             if let Some(words) = self.machine.last_words() {

@@ -1,6 +1,8 @@
 //! Queue pairs of a rail at one end, and the buffers of its control messages.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hawser_plugin::net::{MemoryKinds, Region};
@@ -40,8 +42,11 @@ pub(crate) struct Lane {
     slab: Option<Slab>,
     /// Work requests that did not complete.
     receives: usize,
-    sends: usize,
+    /// Their numbers, and how many completions each gives when it is flushed.
+    sends: VecDeque<(u64, u8)>,
     stopping: Option<Instant>,
+    /// Destroys a pair that did not flush.
+    doom: Option<JoinHandle<()>>,
     turn: usize,
 }
 
@@ -57,8 +62,19 @@ pub(crate) enum Seen {
 
 impl Lane {
     pub fn new(local: usize, remote: usize) -> Self {
-        let (epoch, psn, receives, sends, turn) = (0, 0, 0, 0, 0);
-        Self { local, remote, epoch, qp: None, psn, slab: None, receives, sends, stopping: None, turn }
+        Self {
+            local,
+            remote,
+            epoch: 0,
+            qp: None,
+            psn: 0,
+            slab: None,
+            receives: 0,
+            sends: VecDeque::new(),
+            stopping: None,
+            doom: None,
+            turn: 0,
+        }
     }
 
     pub fn epoch(&self) -> Epoch {
@@ -99,7 +115,7 @@ impl Lane {
             ethernet: state.info.ethernet,
             gid: gid.bytes,
         };
-        (self.receives, self.sends) = (0, 0);
+        self.forget();
         for index in 0..RECEIVES {
             let span = self.slab.as_ref().ok_or(libc::ENOMEM)?.receive(index);
             // SAFETY: the slab outlives the pair.
@@ -149,7 +165,7 @@ impl Lane {
             // fewer control messages are under way than there are parts.
             unsafe { qp.send(wr, span, false)? };
         }
-        self.sends += 1;
+        self.sends.push_back((wr, 1));
         Ok(())
     }
 
@@ -168,7 +184,7 @@ impl Lane {
         let qp = self.qp.as_mut().ok_or(libc::ENOTCONN)?;
         // SAFETY: the caller vouches for the memory.
         unsafe { qp.write(wr, span, to, imm, split)? };
-        self.sends += 1;
+        self.sends.push_back((wr, if split { 2 } else { 1 }));
         Ok(())
     }
 
@@ -176,12 +192,17 @@ impl Lane {
     pub fn seen(&mut self, wc: &Wc) -> Seen {
         let is_receive = wc.wr & RECEIVE != 0;
         if wc.status != 0 {
-            let count = if is_receive { &mut self.receives } else { &mut self.sends };
-            *count = count.saturating_sub(1);
+            if is_receive {
+                self.receives = self.receives.saturating_sub(1);
+            } else {
+                self.flushed(wc.wr);
+            }
             return Seen::Failed(wc.status);
         }
         if !is_receive {
-            self.sends = self.sends.saturating_sub(1);
+            while self.sends.front().is_some_and(|send| send.0 <= wc.wr) {
+                self.sends.pop_front();
+            }
             return Seen::Sent(wc.wr);
         }
         let index = (wc.wr & !RECEIVE) as usize;
@@ -198,40 +219,79 @@ impl Lane {
         seen
     }
 
-    /// Begins to fence.
-    pub fn stop(&mut self) {
-        self.stopping = Some(Instant::now());
-        if let Some(qp) = &mut self.qp
-            && qp.stop().is_err()
-        {
-            // It does not even take a state: destroying it is all that is left.
-            (self.receives, self.sends) = (0, 0);
+    /// A work request has failed or was flushed; those before it are over.
+    fn flushed(&mut self, wr: u64) {
+        while let Some(send) = self.sends.front_mut().filter(|send| send.0 <= wr) {
+            if send.0 == wr && send.1 > 1 {
+                send.1 -= 1;
+                return;
+            }
+            self.sends.pop_front();
         }
     }
 
-    /// Whether the fence is complete: everything flushed, or destroyed.
+    fn forget(&mut self) {
+        self.receives = 0;
+        self.sends.clear();
+    }
+
+    /// Begins to fence.
+    pub fn stop(&mut self) {
+        self.stopping = Some(Instant::now());
+        if let Some(mut qp) = self.qp.take() {
+            match qp.stop() {
+                Ok(()) => self.qp = Some(qp),
+                // It does not even take a state: destroying it is all that is left.
+                Err(_) => self.doom = bury(qp),
+            }
+        }
+    }
+
+    /// Whether the fence is complete: everything was flushed, or the pair is destroyed. Drivers may take seconds to destroy
+    /// a pair, so a thread does it, and other rails go on meanwhile.
     pub fn is_fenced(&mut self) -> bool {
         let Some(since) = self.stopping else { return false };
-        let flushed = self.receives == 0 && self.sends == 0;
+        let flushed = self.receives == 0 && self.sends.is_empty();
         if self.qp.is_some() && !flushed && since.elapsed() < DRAIN {
             return false;
         }
-        self.destroy();
+        if let Some(qp) = self.qp.take() {
+            let doom = bury(qp);
+            if !flushed {
+                self.doom = doom;
+            }
+        }
+        if self.doom.as_ref().is_some_and(|doom| !doom.is_finished()) {
+            return false;
+        }
+        self.doom = None;
+        self.stopping = None;
+        self.forget();
         true
     }
 
     /// Nothing lands or is read through this lane after this returns.
     pub fn destroy(&mut self) {
         self.qp = None;
+        if let Some(doom) = self.doom.take() {
+            let _ = doom.join();
+        }
         self.stopping = None;
-        (self.receives, self.sends) = (0, 0);
+        self.forget();
     }
+}
+
+/// Destroys a queue pair in a thread of its own; None: it is done.
+fn bury(qp: Box<dyn Qp>) -> Option<JoinHandle<()>> {
+    let builder = std::thread::Builder::new().name("hawser-ib-bury".into());
+    // Without a thread the closure is dropped here, and the pair with it.
+    builder.spawn(move || drop(qp)).ok()
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
         // The pair before the memory that it uses.
-        self.qp = None;
+        self.destroy();
         self.slab = None;
     }
 }

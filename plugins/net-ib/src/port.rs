@@ -18,6 +18,8 @@ pub(crate) struct Port {
     pub name: String,
     pub speed_mbps: u32,
     settings: Settings,
+    /// How good the first address was: a worse one reaches fewer peers, so the port waits for one as good.
+    rank: Option<u32>,
     state: Mutex<PortState>,
     /// Grows with each change of the state.
     generation: AtomicU64,
@@ -52,6 +54,7 @@ impl Port {
             name,
             speed_mbps: info.speed_mbps.max(1),
             settings: settings.clone(),
+            rank: gid.and_then(|(_, gid)| settings.wish().rank(&gid, info.ethernet)),
             state: Mutex::new(PortState { info, gid, fatal: false }),
             generation: AtomicU64::new(1),
             registered: Mutex::default(),
@@ -77,7 +80,13 @@ impl Port {
         }
         // The kernel may be a moment behind its own event.
         new.info.active &= event != Some(Event::PortDown(self.number));
-        new.gid = gid::choose(&*self.device, self.number, &self.settings.wish()).ok();
+        // The whole table is only read when the address is not what it was.
+        let same = |&(index, gid): &(u32, Gid)| self.device.gid(self.number, index) == Some(gid);
+        if event == Some(Event::Gid(self.number)) || !new.gid.as_ref().is_some_and(same) {
+            let wish = self.settings.wish();
+            let found = gid::choose(&*self.device, self.number, &wish).ok();
+            new.gid = found.filter(|(_, gid)| wish.rank(gid, new.info.ethernet) >= self.rank);
+        }
         let changed = std::mem::replace(&mut *lock(&self.state), new) != new;
         if changed {
             self.generation.fetch_add(1, Ordering::AcqRel);

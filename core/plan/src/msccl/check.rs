@@ -10,12 +10,19 @@ use crate::ir::Buf;
 /// Most blocks of a rank: a launch has no more.
 pub(super) const MOST_BLOCKS: usize = crate::device_plan::MAX_BLOCKS;
 
+/// Most contributions to chunks of all ranks, chunks that steps move, and blocks times steps, so that the proof of no file
+/// exhausts memory.
+const MOST_VALUES: u64 = 1 << 26;
+const MOST_MOVES: u64 = 1 << 24;
+const MOST_ORDERS: u64 = 1 << 28;
+
 /// Sorts ranks and blocks by their numbers, then checks everything that needs no execution.
 pub(super) fn check(algo: &mut Algo) -> Result<()> {
     algo.gpus.sort_by_key(|gpu| gpu.id);
     algo.gpus.iter_mut().for_each(|gpu| gpu.blocks.sort_by_key(|block| block.id));
     let algo = &*algo;
     shape(algo)?;
+    size(algo)?;
     for gpu in &algo.gpus {
         counts(algo, gpu)?;
         for block in &gpu.blocks {
@@ -74,6 +81,29 @@ fn shape(algo: &Algo) -> Result<()> {
     }
     if let Some(root) = algo.root.filter(|root| *root >= algo.ranks) {
         return bad(Class::Attribute, format!("root {root} is not one of {} ranks", algo.ranks));
+    }
+    Ok(())
+}
+
+/// What it takes to follow every value and every block has limits.
+fn size(algo: &Algo) -> Result<()> {
+    let blocks = || algo.gpus.iter().flat_map(|gpu| &gpu.blocks);
+    let steps = || blocks().flat_map(|block| &block.steps);
+    let scratch: u64 = algo.gpus.iter().map(|gpu| u64::from(gpu.used[2])).sum();
+    let ranks = u64::from(algo.ranks);
+    let values =
+        (2 * ranks * u64::from(algo.chunks) + scratch) * if algo.collective.reduces() { ranks } else { 1 };
+    let moves: u64 = steps().map(|step| u64::from(step.count)).sum();
+    let orders = blocks().count() as u64 * steps().count() as u64;
+    for (found, most, what) in [
+        (values, MOST_VALUES, "contributions to chunks"),
+        (moves, MOST_MOVES, "moved chunks"),
+        (orders, MOST_ORDERS, "blocks times steps"),
+    ] {
+        if found > most {
+            let text = format!("too large to prove: {found} {what}, at most {most}");
+            return Err(ImportError::new(Class::Limit, algo.pos, text));
+        }
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The order in which the steps of a file can run, with FIFOs of some depth.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::fault::{Class, ImportError, Result};
 use super::xml::{Algo, Step};
@@ -12,17 +12,24 @@ pub(super) type Place = (usize, usize, usize);
 /// Returns the order in which steps were begun.
 pub(super) fn order(algo: &Algo, depth: u64, fused: u32) -> Result<Vec<Place>> {
     let mut state = State::new(algo, depth, fused);
-    loop {
+    let mut queue: VecDeque<usize> = (0..state.blocks.len()).collect();
+    let mut is_queued = vec![true; state.blocks.len()];
+    while let Some(block) = queue.pop_front() {
+        is_queued[block] = false;
         let mut moved = false;
-        for block in 0..state.blocks.len() {
-            while state.advance(block) {
-                moved = true;
-            }
+        while state.advance(block) {
+            moved = true;
         }
         if !moved {
-            return state.finish();
+            continue;
+        }
+        for other in state.neighbours(block) {
+            if !std::mem::replace(&mut is_queued[other], true) {
+                queue.push_back(other);
+            }
         }
     }
+    state.finish()
 }
 
 /// A block on its way: the next step, and how many of its slots have been received and sent.
@@ -52,6 +59,18 @@ impl<'a> State<'a> {
             blocks.extend((0..gpu.blocks.len()).map(|block| At { rank, block, step: 0, slots: 0 }));
         }
         Self { algo, depth, fused: fused.max(1), blocks, first, fifos: HashMap::new(), order: Vec::new() }
+    }
+
+    /// The other blocks of the rank and those of its peers: whom a step can let go on.
+    fn neighbours(&self, index: usize) -> impl Iterator<Item = usize> + use<> {
+        let at = &self.blocks[index];
+        let block = &self.algo.gpus[at.rank].blocks[at.block];
+        let ranks = [Some(at.rank as u32), block.send, block.recv].into_iter().flatten();
+        let of = |rank: u32| {
+            let first = self.first[rank as usize];
+            first..first + self.algo.gpus[rank as usize].blocks.len()
+        };
+        ranks.map(of).collect::<Vec<_>>().into_iter().flatten().filter(move |other| *other != index)
     }
 
     fn step(&self, index: usize) -> Option<&'a Step> {
@@ -144,6 +163,14 @@ pub(super) fn safe_bytes(algo: &Algo, fifos: Fifos) -> Option<u64> {
     if safe(1) {
         return None;
     }
-    let fused = (2..=widest).find(|&fused| safe(fused));
-    Some(fused.map_or(0, |fused| fifos.bytes / u64::from(fused) * u64::from(algo.chunks)))
+    // The more fit a slot the fewer slots it takes: halve the interval.
+    let (mut low, mut high) = (1, widest);
+    if !safe(high) {
+        return Some(0);
+    }
+    while low + 1 < high {
+        let middle = low.midpoint(high);
+        if safe(middle) { high = middle } else { low = middle }
+    }
+    Some(fifos.bytes / u64::from(high) * u64::from(algo.chunks))
 }

@@ -129,6 +129,8 @@ pub(crate) enum Why {
     NoAnswer,
     /// Probes did not come back in time.
     NoProbe,
+    /// The peer has closed its end of the connection.
+    Closed,
     /// A verbs call failed with this errno.
     Verbs(u8),
 }
@@ -143,6 +145,7 @@ impl Why {
             Why::Silence => 3,
             Why::NoAnswer => 4,
             Why::NoProbe => 5,
+            Why::Closed => 6,
             Why::Peer(code) => code,
             Why::Completion(status) => 0x40 | (status & 0x3f),
             Why::Verbs(errno) => 0x80 | (errno & 0x7f),
@@ -165,6 +168,7 @@ impl fmt::Display for Why {
             2 => write!(f, "its device reported a fatal event"),
             3 => write!(f, "nothing completed in time (silent loss)"),
             4 => write!(f, "the peer did not answer in time"),
+            6 => write!(f, "the other end is closed"),
             5 => write!(f, "probes did not come back in time"),
             0x40..=0x7f => write!(f, "completion error {} ({})", code & 0x3f, status_text(code & 0x3f)),
             0x80.. => write!(

@@ -148,7 +148,7 @@ impl Rails {
     pub fn retire(&mut self, now: Time) {
         self.rules.failover = true;
         for rail in 0..self.all.len() {
-            self.usable(rail as u8, false, Why::Peer(Why::New.code()), now);
+            self.usable(rail as u8, false, Why::Closed, now);
         }
     }
 
@@ -360,10 +360,11 @@ impl Rails {
 
     /// Sender: the next epoch of a rail, if it is time.
     fn begin(&mut self, rail: usize, now: Time) {
-        let reachable = self.side || self.any_up();
+        let dark = !self.any_up();
+        let reachable = self.side || !dark;
         let known = &mut self.all[rail];
         let ready = known.phase == Phase::Down && known.usable && known.peer_fenced >= known.epoch;
-        if self.role == Role::Sender && ready && reachable && now >= known.retry_at {
+        if self.role == Role::Sender && ready && reachable && now >= known.due(dark, &self.rules) {
             known.epoch += 1;
             known.enter(Phase::Making, now);
             let epoch = known.epoch;
@@ -377,7 +378,7 @@ impl Rails {
         let mut timers = vec![self.said_at + self.rules.repeat];
         for rail in &self.all {
             match rail.phase {
-                Phase::Down => timers.push(rail.retry_at),
+                Phase::Down => timers.push(rail.due(!self.any_up(), &self.rules)),
                 Phase::Up if rail.posted.is_empty() => {}
                 Phase::Up => timers.push(rail.moved + self.rules.silence),
                 Phase::Fencing => {}

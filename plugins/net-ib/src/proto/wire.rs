@@ -148,8 +148,9 @@ impl Message {
             Message::Bye => out.push(8),
             Message::Fail(text) => {
                 out.push(9);
-                let bytes: String = text.chars().take(MAX_MESSAGE / 5).collect();
-                out.extend_from_slice(bytes.as_bytes());
+                let fits =
+                    (0..=text.len().min(MAX_MESSAGE - 1)).rev().find(|&end| text.is_char_boundary(end));
+                out.extend_from_slice(&text.as_bytes()[..fits.unwrap_or(0)]);
             }
         }
         out
@@ -377,6 +378,7 @@ mod tests {
             Message::Echo { rail: 1, epoch: 2, number: 4 },
             Message::Bye,
             Message::Fail("why".into()),
+            Message::Fail("–".repeat((MAX_MESSAGE - 1) / 3)),
         ];
         for message in all {
             let bytes = message.encode();
@@ -387,6 +389,13 @@ mod tests {
                 assert!(text.is_err() || bytes[0] == 9);
             }
         }
+    }
+
+    #[test]
+    fn long_sentences_are_cut() {
+        let bytes = Message::Fail("–".repeat(MAX_MESSAGE)).encode();
+        assert!(bytes.len() <= MAX_MESSAGE && bytes.len() > MAX_MESSAGE - 4);
+        assert!(Message::decode(&bytes).is_ok_and(|message| message != Message::Fail(String::new())));
     }
 
     #[test]

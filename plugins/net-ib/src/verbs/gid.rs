@@ -50,7 +50,7 @@ impl Wish {
     }
 
     /// How good an address is; None: of no use.
-    fn rank(&self, gid: &Gid, ethernet: bool) -> Option<u32> {
+    pub fn rank(&self, gid: &Gid, ethernet: bool) -> Option<u32> {
         if gid.is_empty() {
             return None;
         }

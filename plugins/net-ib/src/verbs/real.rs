@@ -1,6 +1,5 @@
 //! Verbs of the machine, through libibverbs.
 
-use std::collections::VecDeque;
 use std::ffi::{CStr, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -23,9 +22,7 @@ pub(crate) struct Machine;
 /// The library is opened once per process.
 fn library() -> Result<&'static Library, String> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-    let load = || {
-        Library::load(&crate::config::library())
-    };
+    let load = || Library::load(&crate::config::library());
     LIBRARY.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
@@ -54,18 +51,41 @@ impl Verbs for Machine {
     }
 }
 
-struct Opened {
+/// An open device; closed when the last of its queues is gone.
+struct Handle {
     lib: &'static Library,
     context: *mut IbvContext,
     pd: *mut IbvPd,
+}
+
+// SAFETY: libibverbs is thread-safe; the pointers are only passed to it.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: queues keep their device; registrations are given back by their ports, which keep it too.
+        unsafe {
+            (self.lib.dealloc_pd)(self.pd);
+            (self.lib.close_device)(self.context);
+        }
+    }
+}
+
+struct Opened {
+    handle: Arc<Handle>,
     info: DeviceInfo,
     folder: PathBuf,
 }
 
-// SAFETY: libibverbs is thread-safe; the pointers are only passed to it.
-unsafe impl Send for Opened {}
-// SAFETY: as above.
-unsafe impl Sync for Opened {}
+impl std::ops::Deref for Opened {
+    type Target = Handle;
+
+    fn deref(&self) -> &Handle {
+        &self.handle
+    }
+}
 
 impl Opened {
     fn new(lib: &'static Library, device: *mut super::sys::IbvDevice) -> Option<Self> {
@@ -102,7 +122,7 @@ impl Opened {
             dmabuf: lib.reg_dmabuf_mr.is_some() && takes_dmabuf(lib, pd),
             name,
         };
-        Some(Self { lib, context, pd, info, folder })
+        Some(Self { handle: Arc::new(Handle { lib, context, pd }), info, folder })
     }
 
     fn attribute(&self, port: u8, name: &str) -> Option<String> {
@@ -228,17 +248,7 @@ impl Device for Opened {
         if cq.is_null() {
             return Err(last_errno());
         }
-        Ok(Box::new(Queue { lib: self.lib, cq, pd: self.pd, ready: VecDeque::new() }))
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        // SAFETY: queues and registrations are dropped before their device (see `ports`).
-        unsafe {
-            (self.lib.dealloc_pd)(self.pd);
-            (self.lib.close_device)(self.context);
-        }
+        Ok(Box::new(Queue(Arc::new(CqHandle { device: self.handle.clone(), cq }))))
     }
 }
 
@@ -283,25 +293,34 @@ fn lanes(width: u8) -> u32 {
     }
 }
 
-struct Queue {
-    lib: &'static Library,
+/// A completion queue; destroyed when the last of its queue pairs is gone.
+struct CqHandle {
+    device: Arc<Handle>,
     cq: *mut IbvCq,
-    pd: *mut IbvPd,
-    ready: VecDeque<Wc>,
 }
 
 // SAFETY: libibverbs is thread-safe; the pointers are only passed to it.
-unsafe impl Send for Queue {}
+unsafe impl Send for CqHandle {}
+// SAFETY: as above.
+unsafe impl Sync for CqHandle {}
+
+impl Drop for CqHandle {
+    fn drop(&mut self) {
+        // SAFETY: its queue pairs keep it, so there are none.
+        unsafe { (self.device.lib.destroy_cq)(self.cq) };
+    }
+}
+
+struct Queue(Arc<CqHandle>);
 
 impl Cq for Queue {
     fn poll(&mut self, out: &mut Vec<Wc>) -> Result<(), Errno> {
-        out.extend(self.ready.drain(..));
         // SAFETY: the queue is alive, and so is its context.
-        let poll = unsafe { (*(*self.cq).context).ops.poll_cq }.ok_or(libc::ENOSYS)?;
+        let poll = unsafe { (*(*self.0.cq).context).ops.poll_cq }.ok_or(libc::ENOSYS)?;
         loop {
             let mut batch = [IbvWc::default(); BATCH];
             // SAFETY: the array has this many entries.
-            let found = unsafe { poll(self.cq, BATCH as c_int, batch.as_mut_ptr()) };
+            let found = unsafe { poll(self.0.cq, BATCH as c_int, batch.as_mut_ptr()) };
             let found = usize::try_from(found).map_err(|_| libc::EIO)?;
             out.extend(batch[..found].iter().map(|wc| Wc {
                 qp: wc.qp_num,
@@ -318,10 +337,11 @@ impl Cq for Queue {
     }
 
     fn pair(&mut self, port: u8, pkey: u16, caps: Caps) -> Result<Box<dyn Qp>, Errno> {
+        let device = &self.0.device;
         let mut attr = IbvQpInitAttr {
             qp_context: std::ptr::null_mut(),
-            send_cq: self.cq,
-            recv_cq: self.cq,
+            send_cq: self.0.cq,
+            recv_cq: self.0.cq,
             srq: std::ptr::null_mut(),
             cap: IbvQpCap {
                 max_send_wr: caps.sends,
@@ -334,17 +354,17 @@ impl Cq for Queue {
             sq_sig_all: 0,
         };
         // SAFETY: domain and queue are alive.
-        let mut qp = unsafe { (self.lib.create_qp)(self.pd, &mut attr) };
+        let mut qp = unsafe { (device.lib.create_qp)(device.pd, &mut attr) };
         if qp.is_null() && caps.inline > 0 {
             attr.cap.max_inline_data = 0;
             // SAFETY: as above.
-            qp = unsafe { (self.lib.create_qp)(self.pd, &mut attr) };
+            qp = unsafe { (device.lib.create_qp)(device.pd, &mut attr) };
         }
         if qp.is_null() {
             return Err(last_errno());
         }
         let inline = attr.cap.max_inline_data.min(caps.inline);
-        let mut pair = Pair { lib: self.lib, qp, inline };
+        let mut pair = Pair { queue: self.0.clone(), qp, inline };
         let access = (bits::LOCAL_WRITE | bits::REMOTE_WRITE) as u32;
         let attr = IbvQpAttr {
             qp_state: bits::QPS_INIT,
@@ -358,15 +378,8 @@ impl Cq for Queue {
     }
 }
 
-impl Drop for Queue {
-    fn drop(&mut self) {
-        // SAFETY: its queue pairs are dropped before.
-        unsafe { (self.lib.destroy_cq)(self.cq) };
-    }
-}
-
 struct Pair {
-    lib: &'static Library,
+    queue: Arc<CqHandle>,
     qp: *mut IbvQp,
     inline: u32,
 }
@@ -377,7 +390,7 @@ unsafe impl Send for Pair {}
 impl Pair {
     fn modify(&mut self, mut attr: IbvQpAttr, mask: c_int) -> Result<(), Errno> {
         // SAFETY: the pair is alive; the struct has the library's layout.
-        check(unsafe { (self.lib.modify_qp)(self.qp, &mut attr, mask) })
+        check(unsafe { (self.queue.device.lib.modify_qp)(self.qp, &mut attr, mask) })
     }
 
     /// # Safety
@@ -495,7 +508,7 @@ impl Qp for Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         // SAFETY: it came from create_qp and is not used again.
-        unsafe { (self.lib.destroy_qp)(self.qp) };
+        unsafe { (self.queue.device.lib.destroy_qp)(self.qp) };
     }
 }
 

@@ -313,15 +313,7 @@ impl Drop for Pair {
         if let Some(queue) = state.queues.get_mut(&qp.queue) {
             queue.retain(|wc| wc.qp != self.number);
         }
-        // What is on the wire may still arrive.
-        for mut packet in qp.sends.into_iter().filter(|packet| !packet.landed) {
-            if packet.bytes.is_none() {
-                // SAFETY: the memory is the sender's until this returns.
-                packet.bytes = Some(unsafe { copy(packet.span) });
-            }
-            state.late.push((qp.peer, packet));
-        }
-        state.late.truncate(256);
+        state.leave_on_the_wire(qp.peer, qp.sends);
     }
 }
 
@@ -467,12 +459,26 @@ impl State {
         let Some(qp) = self.qps.get_mut(&number).filter(|qp| !qp.broken) else { return };
         qp.broken = true;
         let queue = qp.queue;
-        let sends: Vec<u64> = qp.sends.iter().map(|packet| packet.wr).collect();
+        let (peer, flying) = (qp.peer, std::mem::take(&mut qp.sends));
+        let sends: Vec<u64> = flying.iter().map(|packet| packet.wr).collect();
         let receives: Vec<u64> = qp.receives.drain(..).map(|(wr, _)| wr).collect();
         for (at, wr) in sends.into_iter().chain(receives).enumerate() {
             let status = if at == 0 { status } else { FLUSHED };
             self.complete(queue, Wc { qp: number, wr, status, vendor: 0, imm: None, bytes: 0 });
         }
+        self.leave_on_the_wire(peer, flying);
+    }
+
+    /// What a broken or destroyed pair has sent may still arrive. Its memory is the sender's until this returns.
+    fn leave_on_the_wire(&mut self, peer: u32, flying: VecDeque<Packet>) {
+        for mut packet in flying.into_iter().filter(|packet| !packet.landed && packet.write.is_some()) {
+            if packet.bytes.is_none() {
+                // SAFETY: the work request is not complete for its owner, so the memory is readable.
+                packet.bytes = Some(unsafe { copy(packet.span) });
+            }
+            self.late.push((peer, packet));
+        }
+        self.late.truncate(256);
     }
 
     fn complete(&mut self, queue: u64, wc: Wc) {

@@ -121,3 +121,19 @@ fn one_rail_breaks_and_comes_back() {
         explore(&Case { rails: 1, plan, breaks, lossy: true, doubles: 1, recovery: true, side: true });
     assert!(states > 1000, "{states} states");
 }
+
+#[test]
+fn both_rails_of_two_break() {
+    let (plan, breaks) = (vec![vec![16]], 2);
+    let states =
+        explore(&Case { rails: 2, plan, breaks, lossy: false, doubles: 0, recovery: false, side: false });
+    assert!(states > 1000, "{states} states");
+}
+
+#[test]
+fn two_chunks_on_two_rails_and_one_break() {
+    let (plan, breaks) = (vec![vec![32]], 1);
+    let states =
+        explore(&Case { rails: 2, plan, breaks, lossy: true, doubles: 0, recovery: false, side: false });
+    assert!(states > 1000, "{states} states");
+}

@@ -245,6 +245,27 @@ fn a_rail_that_returns_is_used_again() {
 }
 
 #[test]
+fn the_last_rail_is_never_damped() {
+    let mut world = World::new(&specs(1), &rules(), vec![vec![1000]; 4], 8);
+    world.turn();
+    world.drain();
+    for flap in 0..20 {
+        world.step(Move::Port(0, flap % 2, false));
+        world.drain();
+        world.plan.push(vec![1000]);
+        world.pass(300_000);
+        world.drain();
+        world.step(Move::Port(0, flap % 2, true));
+        let back = world.now;
+        while !world.is_over() {
+            world.drain();
+            assert!(world.now - back < 3_000_000, "flap {flap}: {}", world.summary());
+            world.pass(20_000);
+        }
+    }
+}
+
+#[test]
 fn without_failover_the_first_loss_is_the_end() {
     let rules = Rules { failover: false, ..rules() };
     let mut world = World::new(&specs(2), &rules, vec![vec![1000]; 30], 8);

@@ -1,0 +1,237 @@
+//! One end of a connection over the machine's verbs, for `tests/lab`: sends or receives numbered messages with a check
+//! sum for some seconds and prints what happened, a line per second and a last one.
+//!
+//!     lab_end receive PORT SECONDS BYTES      then, on the other machine
+//!     lab_end send ADDRESS:PORT SECONDS BYTES
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use hawser_net_ib::{IbNet, stats};
+use hawser_plugin::net::{
+    HANDLE_BYTES, MemoryKinds, NetConfig, NetContext, Region, Registration, Request, Segment,
+};
+use hawser_plugin::{Error, Log, Net};
+
+/// Messages under way.
+const FLYING: usize = 8;
+/// Buffers: those under way and those that must stay as they were left.
+const BUFFERS: usize = 3 * FLYING;
+/// A buffer that nobody may write.
+const POISON: u8 = 0xa5;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, role, place, seconds, bytes] = &arguments[..] else { panic!("see the top of the source") };
+    let (seconds, bytes): (u64, usize) = (seconds.parse().unwrap(), bytes.parse().unwrap());
+    let log = Log::new(|_, _, text| println!("LAB log {text}"));
+    let context = IbNet::new().open(&NetConfig::new(1, log)).unwrap();
+    let devices = context.devices().unwrap();
+    assert!(devices > 0, "no devices");
+    let members: Vec<u32> = (0..devices).collect();
+    let device = context.make_virtual(&members).unwrap();
+    let time = Duration::from_secs(seconds);
+    let mut end = match role.as_str() {
+        "receive" => End::receiver(&*context, device, place.parse().unwrap(), bytes),
+        _ => End::sender(&*context, device, place, bytes),
+    };
+    println!("LAB up");
+    end.run(time);
+}
+
+enum Half {
+    Out(Box<dyn hawser_plugin::net::Sender>),
+    In(Box<dyn hawser_plugin::net::Receiver>),
+}
+
+struct End {
+    half: Half,
+    buffers: Vec<(Vec<u8>, Registration)>,
+    flying: VecDeque<(u64, usize, Request)>,
+    begun: u64,
+    over: u64,
+    /// For the last message.
+    peer: TcpStream,
+}
+
+impl End {
+    fn receiver(context: &dyn NetContext, device: u32, port: u16, bytes: usize) -> Self {
+        let (mut peer, _) = TcpListener::bind(("0.0.0.0", port)).unwrap().accept().unwrap();
+        let (handle, mut listener) = context.listen(device).unwrap();
+        peer.write_all(&handle).unwrap();
+        let mut receiver = wait(|| listener.accept());
+        let buffers = (0..BUFFERS).map(|_| {
+            let buffer = vec![POISON; bytes];
+            // SAFETY: the buffers live as long as the connection.
+            let registration = unsafe { receiver.register(&region(&buffer)) }.unwrap();
+            (buffer, registration)
+        });
+        let buffers = buffers.collect();
+        Self { half: Half::In(receiver), buffers, flying: VecDeque::new(), begun: 0, over: 0, peer }
+    }
+
+    fn sender(context: &dyn NetContext, device: u32, place: &str, bytes: usize) -> Self {
+        let start = Instant::now();
+        let mut peer = loop {
+            match TcpStream::connect(place) {
+                Ok(peer) => break peer,
+                Err(error) => assert!(start.elapsed().as_secs() < 60, "{place}: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        };
+        let mut handle = [0; HANDLE_BYTES];
+        peer.read_exact(&mut handle).unwrap();
+        let mut connector = context.connect(device, &handle).unwrap();
+        let mut sender = wait(|| connector.poll());
+        let buffers = (0..BUFFERS).map(|_| {
+            let buffer = vec![0; bytes];
+            // SAFETY: the buffers live as long as the connection.
+            let registration = unsafe { sender.register(&region(&buffer)) }.unwrap();
+            (buffer, registration)
+        });
+        let buffers = buffers.collect();
+        Self { half: Half::Out(sender), buffers, flying: VecDeque::new(), begun: 0, over: 0, peer }
+    }
+
+    fn run(&mut self, time: Duration) {
+        let start = Instant::now();
+        let (mut last, mut longest, mut told) = (Instant::now(), Duration::ZERO, 0);
+        loop {
+            let is_sender = matches!(self.half, Half::Out(_));
+            if start.elapsed() > time && is_sender && self.flying.is_empty() {
+                break;
+            }
+            let before = self.over;
+            if let Err(error) = self.step(!is_sender || start.elapsed() < time) {
+                let silent = last.elapsed();
+                if self.is_end() {
+                    break;
+                }
+                println!("LAB error after {} ms: {error}", silent.as_millis());
+                return;
+            }
+            if self.over > before {
+                longest = longest.max(last.elapsed());
+                last = Instant::now();
+            }
+            let seconds = start.elapsed().as_secs();
+            if seconds > told {
+                told = seconds;
+                println!("LAB second {seconds} messages {} gap {} ms", self.over, longest.as_millis());
+            }
+        }
+        if matches!(self.half, Half::Out(_)) {
+            self.peer.write_all(&self.over.to_le_bytes()).unwrap();
+        }
+        let own = stats();
+        println!(
+            "LAB done messages {} longest gap {} ms resent {} stopped {} raised {} per second {}",
+            self.over,
+            longest.as_millis(),
+            own.resent,
+            own.stopped,
+            own.raised,
+            self.over / start.elapsed().as_secs().max(1)
+        );
+    }
+
+    /// The sender has ended in peace, and everything that it sent has come.
+    fn is_end(&mut self) -> bool {
+        let is_receiver = matches!(self.half, Half::In(_));
+        let mut sent = [0; 8];
+        let told = is_receiver
+            && self.peer.set_read_timeout(Some(Duration::from_secs(2))).is_ok()
+            && self.peer.read_exact(&mut sent).is_ok();
+        told && u64::from_le_bytes(sent) == self.over
+    }
+
+    fn step(&mut self, more: bool) -> Result<(), Error> {
+        while more && self.flying.len() < FLYING {
+            let at = (self.begun % BUFFERS as u64) as usize;
+            let (buffer, registration) = &mut self.buffers[at];
+            let request = match &mut self.half {
+                Half::Out(sender) => {
+                    fill(self.begun, buffer);
+                    // SAFETY: the buffer is left alone until the request is over.
+                    unsafe { sender.isend(&segment(buffer, *registration))? }
+                }
+                Half::In(receiver) => {
+                    let clean = buffer.iter().all(|&byte| byte == POISON);
+                    assert!(clean, "a late write before message {}", self.begun);
+                    // SAFETY: as above.
+                    unsafe { receiver.irecv(&[segment(buffer, *registration)], false)? }
+                }
+            };
+            let Some(request) = request else { break };
+            self.flying.push_back((self.begun, at, request));
+            self.begun += 1;
+        }
+        while let Some(&(number, at, request)) = self.flying.front() {
+            let bytes = self.buffers[at].0.len();
+            let is_over = match &mut self.half {
+                Half::Out(sender) => sender.test(request)?.is_some(),
+                Half::In(receiver) => {
+                    let mut sizes = [0];
+                    let is_over = receiver.test(request, &mut sizes)?;
+                    assert!(!is_over || sizes == [bytes], "message {number} has {sizes:?} bytes");
+                    is_over
+                }
+            };
+            if !is_over {
+                break;
+            }
+            if let Half::In(_) = self.half {
+                check(number, &self.buffers[at].0);
+                self.buffers[at].0.fill(POISON);
+            }
+            self.flying.pop_front();
+            self.over += 1;
+        }
+        Ok(())
+    }
+}
+
+fn wait<T>(mut ask: impl FnMut() -> hawser_plugin::Result<Option<T>>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = ask().unwrap() {
+            return answer;
+        }
+        assert!(start.elapsed().as_secs() < 60, "the connection does not come up");
+        std::thread::sleep(Duration::from_micros(300));
+    }
+}
+
+fn region(bytes: &[u8]) -> Region {
+    Region { addr: bytes.as_ptr() as u64, bytes: bytes.len(), kind: MemoryKinds::HOST, dmabuf: None }
+}
+
+fn segment(bytes: &[u8], registration: Registration) -> Segment {
+    Segment { addr: bytes.as_ptr() as u64, bytes: bytes.len(), registration, tag: 0, profile: 0 }
+}
+
+/// Number, pseudo-random words, and their sum at the end.
+fn fill(number: u64, bytes: &mut [u8]) {
+    let (mut state, mut sum) = (number ^ 0x9e37_79b9_7f4a_7c15, number);
+    let words = bytes.len() / 8;
+    for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let value = match at {
+            0 => number,
+            _ if at == words - 1 => sum,
+            _ => state,
+        };
+        sum = sum.rotate_left(7) ^ value;
+        word.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+fn check(number: u64, bytes: &[u8]) {
+    let mut wanted = bytes.to_vec();
+    fill(number, &mut wanted);
+    let found = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    assert!(found == number, "message {number} was wanted and {found} came: lost, doubled or out of order");
+    assert!(wanted == bytes, "message {number} is corrupt");
+}
