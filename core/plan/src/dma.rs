@@ -35,7 +35,8 @@ pub fn has_staging(world: &World, knobs: &Knobs) -> bool {
     wanted && refused_world(world, knobs).is_none()
 }
 
-fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
+/// Why copy engines can do nothing for a communicator, if so.
+pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
     match world.link {
         _ if knobs.pass_sm == 0 => Some("copy engines are used with NCCL_PASS_SM=1".into()),
         _ if world.size() < 2 => Some("there is one rank only".into()),

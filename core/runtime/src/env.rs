@@ -74,8 +74,6 @@ pub struct Settings {
     pub pass_sm: u8,
     /// `NCCL_PSM_BUFFER_SIZE`: staging for copy engines per peer, in bytes.
     pub staging_bytes: u64,
-    /// `NCCL_SM_FREE_VERBOSE`: 1 tells the path of each kind of call once, 2 of every call.
-    pub sm_free_verbose: u8,
     /// `HAWSER_LINKS`: file with constants of the cost model, as `hawser measure` writes it; `none` = the built-in ones.
     pub links: Option<String>,
     /// `MSCCL_XML_FILES`: program files (MSCCL's XML, or `.plan`), separated by `:`; the first that fits a call runs it.
@@ -163,7 +161,6 @@ pub const HONOURED: &[&str] = &[
     "NCCL_NET_GDR_LEVEL",
     "NCCL_PASS_SM",
     "NCCL_PSM_BUFFER_SIZE",
-    "NCCL_SM_FREE_VERBOSE",
     "NCCL_COLLNET_ENABLE",
     "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",
@@ -257,7 +254,6 @@ impl Source {
                 .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),
             pass_sm: self.level("NCCL_PASS_SM"),
             staging_bytes: self.size("NCCL_PSM_BUFFER_SIZE").unwrap_or(0),
-            sm_free_verbose: self.level("NCCL_SM_FREE_VERBOSE"),
             links: self.text("HAWSER_LINKS"),
             msccl_files: self.text("MSCCL_XML_FILES"),
             msccl_folder: self.text("MSCCL_ALGO_DIR"),

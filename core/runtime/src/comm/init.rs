@@ -113,7 +113,31 @@ pub fn bring_up(
     }
     live.bootstrap.barrier(&step("ready"))?;
     log::info(Subsys::Init, || announcement(&live));
+    if live.knobs.pass_sm > 0 {
+        log::info(Subsys::Init, || sm_free(&live));
+    }
     Ok(Arc::new(live))
+}
+
+/// What `NCCL_PASS_SM` comes to for a communicator.
+fn sm_free(live: &Live) -> String {
+    let (name, rank, level) = (&live.name, live.rank, live.knobs.pass_sm);
+    let who = format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}");
+    match live.layout.staging {
+        Some(staging) => format!(
+            "{who}: send/recv, all_gather, all_to_all, broadcast, gather and scatter by copy engines, staging {} MiB in slots of {} KiB; \
+             all_reduce, reduce_scatter and reduce by kernels: copy engines do not reduce",
+            staging.bytes() >> 20,
+            staging.slot_bytes >> 10
+        ),
+        None => {
+            let reason = hawser_plan::dma::refused_world(&live.world, &live.knobs);
+            format!(
+                "{who}: everything by kernels: {}",
+                reason.unwrap_or_else(|| "left out by NCCL_PROTO".into())
+            )
+        }
+    }
 }
 
 /// The control connections to the other ranks.

@@ -28,8 +28,7 @@ pub fn create(context: &Arc<Context>, urgent: bool) -> Result<OwnedStream> {
     let mut raw: CUstream = ptr::null_mut();
     let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
     // SAFETY: valid for the handle.
-    unsafe { context.driver.stream_create_with_priority(&mut raw, flags, highest) }
-        .check(context)?;
+    unsafe { context.driver.stream_create_with_priority(&mut raw, flags, highest) }.check(context)?;
     let stream = Stream(raw.expose_provenance() as u64);
     Ok(OwnedStream { stream, owner: Box::new(Owned { context: context.clone(), raw }) })
 }

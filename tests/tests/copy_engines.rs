@@ -1,0 +1,99 @@
+//! Launches without a kernel on the host device, through the same path as on GPUs: `NCCL_PASS_SM`.
+
+use hawser_runtime::unique_id;
+use hawser_tests::process::Process;
+use hawser_tests::world::on_host;
+
+const RANK: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
+/// Slots of 4 KiB, so that messages have many tiles.
+const SMALL_SLOTS: (&str, &str) = ("NCCL_PSM_BUFFER_SIZE", "12K");
+const LOG: [(&str, &str); 2] = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT,COLL")];
+
+/// Ranks of one process, a letter for the host of each.
+fn threads(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> hawser_tests::process::Ended {
+    let mut args = vec!["hosts".to_owned(), hosts.to_owned()];
+    args.extend(steps.iter().map(|s| (*s).to_owned()));
+    let all: Vec<(&str, &str)> = LOG.into_iter().chain(settings.iter().copied()).collect();
+    Process::start(RANK, &args, &all).end()
+}
+
+/// Lines of the log about calls of a collective.
+fn calls<'a>(output: &'a str, collective: &str) -> Vec<&'a str> {
+    let named = format!(": {collective} ");
+    output.lines().filter(|line| line.contains(" op ") && line.contains(&named)).collect()
+}
+
+#[test]
+fn moves_go_by_copy_engines_with_right_results_and_reductions_by_kernels() {
+    if !on_host() {
+        return;
+    }
+    for ranks in ["aa", "aaa", "aaaaa"] {
+        let ended = threads(ranks, &["matrix", "finalize", "destroy"], &[("NCCL_PASS_SM", "1"), SMALL_SLOTS]);
+        ended.expect_success();
+        for collective in ["all_gather", "alltoall", "broadcast", "gather", "scatter"] {
+            let lines = calls(&ended.output, collective);
+            assert!(!lines.is_empty(), "{collective}");
+            assert!(lines.iter().all(|line| line.contains("/DMA x ")), "{collective}: {lines:?}");
+        }
+        let reduced = calls(&ended.output, "all_reduce");
+        assert!(!reduced.is_empty() && reduced.iter().all(|line| line.contains("/Simple x ")));
+        assert!(ended.output.contains("SM_FREE"), "told at bring-up");
+    }
+    let without = threads("aa", &["small", "destroy"], &[]);
+    without.expect_success();
+    assert!(!without.output.contains("/DMA") && !without.output.contains("SM_FREE"));
+}
+
+#[test]
+fn processes_share_staging() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let start = |rank| {
+        let settings = [("NCCL_PASS_SM", "1"), SMALL_SLOTS];
+        Process::rank(RANK, &id, (rank, 3), &["matrix", "finalize", "destroy"], &settings)
+    };
+    let processes: Vec<Process> = (0..3).map(start).collect();
+    processes.into_iter().for_each(|process| process.end().expect_success());
+}
+
+#[test]
+fn what_cannot_be_is_refused_or_goes_another_way() {
+    if !on_host() {
+        return;
+    }
+    // Two hosts: kernels and the network, unless copy engines are a must.
+    let between = threads("ab", &["small", "destroy"], &[("NCCL_PASS_SM", "1")]);
+    between.expect_success();
+    assert!(!between.output.contains("/DMA"), "{}", between.output);
+    let must = threads("ab", &["small"], &[("NCCL_PASS_SM", "2")]);
+    must.expect_error("InvalidUsage", &["NCCL_PASS_SM=2", "cannot run without multiprocessors"]);
+    // Ranks that differ in the setting.
+    let id = unique_id().unwrap();
+    let start = |rank: u32| {
+        let settings = [("NCCL_PASS_SM", if rank == 0 { "1" } else { "0" })];
+        Process::rank(RANK, &id, (rank, 2), &["small"], &settings)
+    };
+    let processes: Vec<Process> = (0..2).map(start).collect();
+    for process in processes {
+        process.end().expect_error("InvalidUsage", &["rank"]);
+    }
+}
+
+#[test]
+fn a_missing_peer_is_named_when_the_deadline_passes() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let start = |rank: u32| {
+        let settings = [("NCCL_PASS_SM", "1"), ("HAWSER_OP_TIMEOUT", "1")];
+        let steps: &[&str] = if rank == 0 { &["small"] } else { &["sleep"] };
+        Process::rank(RANK, &id, (rank, 2), steps, &settings)
+    };
+    let (first, mut second) = (start(0), start(1));
+    first.end().expect_error("Timeout", &["rank 1"]);
+    second.kill();
+}
