@@ -299,7 +299,7 @@ impl<'a> Emitter<'a> {
     fn tile(&self, block: &Block, at: Place, step: &Step, counters: &mut Counters, out: &mut Vec<Command>) {
         let work = &self.plan.args.works[usize::from(block.work)];
         let span = Span::new(work, block.instance, at, step, 1);
-        let lane = u32::from(block.lane) % LANES;
+        let lane = u32::from(block.lane);
         let sends = &step.send[..usize::from(step.n_send)];
         let stream = lane + if sends.is_empty() { LANES } else { 0 };
         let mut put = |stream, what| out.push(Command { stream, what });

@@ -144,7 +144,8 @@ fn collective(machine: &mut Machine, collective: Collective, ranks: u32, bytes: 
             output: address(rank, 1 << 20),
         };
         for i in 0..u64::from(ins) * bytes {
-            machine.memory[rank as usize][i as usize] = (seed ^ u64::from(rank) * 31 ^ i * 7 ^ i >> 8) as u8;
+            machine.memory[rank as usize][i as usize] =
+                (seed ^ (u64::from(rank) * 31) ^ (i * 7) ^ (i >> 8)) as u8;
         }
         machine.memory[rank as usize][1 << 20..][..(u64::from(outs) * bytes) as usize].fill(0xee);
         let choice = choose(&call, &world, &knobs).unwrap();
@@ -159,7 +160,7 @@ fn collective(machine: &mut Machine, collective: Collective, ranks: u32, bytes: 
     machine.run(&launches, alias, seed);
     let input = |rank: u32, block: u64, i: u64| {
         let i = block * bytes + i;
-        (seed ^ u64::from(rank) * 31 ^ i * 7 ^ i >> 8) as u8
+        (seed ^ (u64::from(rank) * 31) ^ (i * 7) ^ (i >> 8)) as u8
     };
     for rank in 0..ranks {
         for block in 0..u64::from(outs) {
@@ -216,7 +217,7 @@ proptest! {
             used[from as usize] = src + bytes;
             used[to as usize] = dst + bytes;
             for i in 0..bytes {
-                machine.memory[from as usize][(src + i) as usize] = (number as u64 * 91 ^ i ^ i >> 8) as u8;
+                machine.memory[from as usize][(src + i) as usize] = ((number as u64 * 91) ^ i ^ (i >> 8)) as u8;
             }
             messages[from as usize].push(Message { peer: to, send: true, addr: address(from, src), bytes });
             messages[to as usize].push(Message { peer: from, send: false, addr: address(to, dst), bytes });
@@ -238,7 +239,7 @@ proptest! {
         machine.run(&launches, alias, seed);
         for (number, addr, bytes) in checks {
             let got = machine.at(addr, bytes).to_vec();
-            let right = (0..bytes).all(|i| got[i as usize] == (number as u64 * 91 ^ i ^ i >> 8) as u8);
+            let right = (0..bytes).all(|i| got[i as usize] == ((number as u64 * 91) ^ i ^ (i >> 8)) as u8);
             prop_assert!(right, "message {}", number);
         }
     }

@@ -44,8 +44,8 @@ pub struct HostLaunch<'a> {
 pub unsafe fn run(launches: Vec<HostLaunch<'_>>) -> Vec<(u64, Error)> {
     let mut queues: Vec<Queue<'_>> = Vec::new();
     for launch in launches.into_iter().filter(|l| l.args.n_blocks > 0) {
-        // SAFETY: passed on to the caller.
         let comm = launch.args.comm;
+        // SAFETY: passed on to the caller.
         let run = unsafe { Run::new(launch) };
         match queues.iter_mut().find(|q| q.comm == comm) {
             Some(queue) => queue.runs.push_back(run),
