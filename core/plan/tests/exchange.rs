@@ -243,13 +243,13 @@ fn the_kernels_count_with_the_same_numbers() {
         let rest = header.split(&format!("{name} = ")).nth(1).expect(name);
         rest.split(';').next().unwrap().parse().expect(name)
     };
-    let (area, ranks, blocks, warps) = (Area::new(8), 8, 32, 16);
+    let (area, ranks, blocks, tile_blocks, warps) = (Area::new(8), 8, 32, 44, 16);
     let slots = |at: usize, end: u64, units: u64| (end - area.slots[at]) / (units * 2 * ranks);
     assert_eq!(number("HAWSER_EXCHANGE_RANKS"), exchange::RANKS as u64);
     assert_eq!(number("HAWSER_WORD_SLOT"), slots(0, area.slots[1], blocks));
     assert_eq!(number("HAWSER_LINE_SLOT"), slots(1, area.slots[2], blocks * warps));
-    assert_eq!(number("HAWSER_TILE_SLOT"), slots(2, area.flags, blocks * warps));
-    assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.bytes - area.flags) / (blocks * warps));
+    assert_eq!(number("HAWSER_TILE_SLOT"), slots(2, area.flags, tile_blocks * warps));
+    assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.bytes - area.flags) / (tile_blocks * warps));
     let forms = [("FOLD", FOLD), ("OWN", OWN), ("SECOND", SECOND), ("SAME", SAME)];
     let more = [("SCALE", exchange::SCALE), ("DIVIDE", exchange::DIVIDE), ("ALIGNED", exchange::ALIGNED)];
     for (name, bit) in forms.into_iter().chain(more).chain([("EIGHTS", exchange::EIGHTS)]) {

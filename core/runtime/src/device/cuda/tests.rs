@@ -555,3 +555,20 @@ fn operations_are_ordered_without_streams_that_may_be_gone() {
         assert_eq!(put(other), (0, 0, true));
     });
 }
+
+#[test]
+fn words_are_waited_for_and_written_without_a_kernel() {
+    with_fake_driver("words_are_waited_for_and_written_without_a_kernel", &[], || {
+        let device = opened(0);
+        let memory = device.alloc(64).unwrap();
+        let (word, other) = (memory.addr, memory.addr + 16);
+        let stream = device.urgent_stream().unwrap();
+        let ops = [MemoryOp::Write { addr: word, value: 7 }, MemoryOp::Wait { addr: word }];
+        // More than the driver takes at once.
+        let many: Vec<MemoryOp> = ops.into_iter().cycle().take(600).collect();
+        device.memory_ops(stream.stream, &many).unwrap();
+        assert_eq!(fake("fake_value_waits"), 300);
+        device.copy(stream.stream, other, word, 4).unwrap();
+        assert_eq!(bytes_at(&*device, other, 4), [7, 0, 0, 0]);
+    });
+}

@@ -260,7 +260,6 @@ API cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) 
   *s = calloc(1, sizeof **s), live++;
   return OK;
 }
-API cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0, *greatest = -5; return current ? OK : INVALID_CONTEXT; }
 API cuStreamDestroy_v2(struct stream *s) { free(s), live--; return OK; }
 API cuStreamSynchronize(struct stream *s) { return s ? unsafe_call() : OK; }
 API cuStreamQuery(struct stream *s) { return s ? OK : INVALID_VALUE; }
@@ -282,7 +281,8 @@ API cuMemcpyAsync(ptr_t to, ptr_t from, size_t n, struct stream *s) {
   return OK;
 }
 /* Operations: 1 waits for a 32-bit value, 2 writes one; a wait that is not met yet would wait for ever here. */
-API cuStreamBatchMemOp_v2(struct stream *s, unsigned count, struct memop { int what; ptr_t at; uint32_t value; uint32_t pad; unsigned flags; ptr_t alias; } *ops, unsigned flags) {
+struct memop { int what; ptr_t at; uint32_t value, high; unsigned flags; ptr_t alias, pad; };
+API cuStreamBatchMemOp_v2(struct stream *s, unsigned count, struct memop *ops, unsigned flags) {
   (void)s;
   if (!current || flags || count > 256) return INVALID_VALUE;
   for (unsigned i = 0; i < count; i++) {
