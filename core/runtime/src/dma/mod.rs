@@ -1,7 +1,7 @@
 //! The executor of copy engines: launches without a kernel ([`hawser_plan::dma`] says what they do).
 //!
 //! A launch forks from the caller's stream to streams of the communicator, puts copies and operations on words there, and
-//! joins them again. Nothing waits on the host. [`watch`] ends launches that are aborted or late.
+//! joins them again. Nothing waits on the host. `watch.rs` ends launches that are aborted or late.
 
 pub mod host;
 mod watch;
