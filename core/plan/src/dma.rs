@@ -14,7 +14,8 @@ use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::lower::LaunchPlan;
 use crate::world::{DeviceKind, Link, World};
 
-/// Streams in each direction, and staging lanes per peer: a second lane is no faster, and takes memory from the slots.
+/// Streams in each direction, and staging lanes per peer. A second lane would take half of the slots' memory, and larger slots are
+/// faster.
 pub const LANES: u32 = 1;
 /// Slots of a lane.
 pub const DEPTH: u32 = 3;

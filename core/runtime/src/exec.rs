@@ -13,6 +13,7 @@ use crate::device::interp::{self, HostLaunch};
 use crate::device::{Device, ExchangeLaunch, Stream};
 use crate::dma::Emission;
 use crate::error::{Error, Result};
+use crate::transport::control::Control;
 use crate::transport::net::Net;
 
 /// A launch of one communicator, addresses filled in.
@@ -150,10 +151,7 @@ fn put_all(launches: &mut [Launch]) -> Result<()> {
         left = false;
         for ((_, queue), current) in ranks.iter_mut().zip(&mut current) {
             match current.take() {
-                Some(mut putting) => match putting.emission.round()? {
-                    true => *current = Some(putting),
-                    false => putting.finish()?,
-                },
+                Some(putting) => *current = putting.go_on()?,
                 None => match queue.pop_front() {
                     Some(launch) => *current = put(launch)?,
                     None => continue,
@@ -171,12 +169,25 @@ struct Putting<'a> {
     device: &'a dyn Device,
     stream: Stream,
     others: &'a [Stream],
+    control: Arc<Control>,
 }
 
 impl Putting<'_> {
-    fn finish(self) -> Result<()> {
-        self.emission.finish()?;
-        self.others.iter().try_for_each(|other| self.device.order(self.stream, *other))
+    /// Puts the next commands on the streams; None when all are. After a failure the communicator is broken: peers wait for
+    /// what this rank has not put there.
+    fn go_on(mut self) -> Result<Option<Self>> {
+        let control = self.control.clone();
+        let turn = || {
+            if self.emission.round()? {
+                return Ok(Some(self));
+            }
+            self.emission.finish()?;
+            self.others.iter().try_for_each(|other| self.device.order(self.stream, *other))?;
+            Ok(None)
+        };
+        turn().inspect_err(|error: &Error| {
+            control.fail(error.clone());
+        })
     }
 }
 
@@ -198,7 +209,8 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
         })?,
         Work::Copies(plan, loaded) => {
             let emission = comm.begin_copies(plan, loaded.as_deref(), stream)?;
-            return Ok(Some(Putting { emission, device, stream, others }));
+            let control = comm.fabric.control.clone();
+            return Ok(Some(Putting { emission, device, stream, others, control }));
         }
     }
     drop(event);

@@ -402,6 +402,9 @@ impl Live {
             if self.abort.is_raised() {
                 self.fabric.control.abort();
             }
+            if let Some(dma) = &self.dma {
+                dma.release();
+            }
             if self.fabric.control.is_aborted()
                 && aborted.get_or_insert_with(Instant::now).elapsed() > AFTER_ABORT
             {

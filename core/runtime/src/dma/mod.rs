@@ -86,6 +86,13 @@ impl Dma {
         Ok(Emission { dma: self, device, order, emitter, stream, streams, used, turn, pending })
     }
 
+    /// Releases launches of an aborted communicator.
+    pub fn release(&self) {
+        if let Some(watched) = &self.watched {
+            watched.release();
+        }
+    }
+
     /// The staging of this rank goes: nothing is written there any more. Launches in replayed graphs are over or released.
     pub fn close(&self) {
         if let Some(watched) = &self.watched {

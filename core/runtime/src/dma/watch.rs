@@ -83,10 +83,18 @@ impl Watched {
         MemoryOp::Write { addr: self.control.marks()[1], value: number }
     }
 
+    /// Releases what waits, if the communicator is aborted: replayed graphs too, which the thread knows nothing of.
+    pub fn release(&self) {
+        if self.control.is_aborted() {
+            self.look(None);
+        }
+    }
+
     /// Never touches staging again.
     pub fn close(&self) {
         let begin = Instant::now();
         while self.control.is_aborted() && begin.elapsed() < GRAPHS {
+            self.release();
             std::thread::sleep(PERIOD);
         }
         self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
