@@ -121,6 +121,11 @@ impl Staging {
         Self { local, slot_bytes: 1 << slot.ilog2() }
     }
 
+    /// The setting that halves the slots; None if they are as small as `least` already.
+    pub fn halved(&self, least: u64) -> Option<u64> {
+        (self.slot_bytes > least.max(LEAST_SLOT)).then(|| self.slot_bytes / 2 * u64::from(LANES * DEPTH))
+    }
+
     /// Bytes of it all.
     pub fn bytes(&self) -> u64 {
         self.slots_at() + self.slots() * self.slot_bytes

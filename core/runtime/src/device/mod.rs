@@ -20,6 +20,7 @@ use hawser_plan::world::DeviceKind;
 
 use crate::env;
 use crate::error::{Error, Result};
+use crate::pool::Pool;
 
 /// A `cudaStream_t`; 0 is the default stream. The host device ignores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -159,6 +160,9 @@ pub trait Device: Send + Sync {
     /// Zeroed memory that peers of the same host may map.
     fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory>;
 
+    /// Where its memory comes from.
+    fn pool(&self) -> &Arc<Pool>;
+
     /// Lets the other devices of this process that have peer access use `heap` too, as they may use
     /// ordinary device memory in copies (`ncclMemAlloc`).
     fn share(&self, heap: &Memory) -> Result<()>;
@@ -280,6 +284,16 @@ pub fn is_host() -> bool {
     })
 }
 
+/// `96 MiB`, for people.
+pub fn size_text(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) if bytes.is_multiple_of(*unit) => format!("{} {name}", bytes / unit),
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} bytes"),
+    }
+}
+
 /// Number of devices. The host device pretends to have as many as anyone asks for.
 pub fn count() -> u32 {
     if is_host() { u32::MAX } else { cuda::count().unwrap_or(0) }
@@ -293,7 +307,7 @@ pub fn current() -> Result<u32> {
 /// Opens a device.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
     if is_host() {
-        return Ok(Arc::new(host::HostDevice::new(ordinal)));
+        return Ok(Arc::new(host::HostDevice::new(ordinal)?));
     }
     let count = cuda::count()?;
     if ordinal >= count {

@@ -44,7 +44,9 @@ use crate::device::{
     Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream,
     Stream, StreamState,
 };
+use crate::env;
 use crate::error::Result;
+use crate::pool::{self, Pool, Source};
 
 pub use self::query::{DeviceSummary, PeerLink, summary};
 
@@ -77,7 +79,8 @@ fn opened(ordinal: u32) -> Result<Arc<CudaDevice>> {
 /// One GPU. Fields are dropped in this order: the context last.
 struct CudaDevice {
     caps: Caps,
-    copier: Copier,
+    pool: Arc<Pool>,
+    copier: Arc<Copier>,
     events: Events,
     kernels: Kernels,
     context: Arc<Context>,
@@ -87,8 +90,12 @@ impl CudaDevice {
     fn new(ordinal: u32) -> Result<Self> {
         let caps = query::caps(ordinal)?;
         let context = Context::retain(ordinal, caps.id.clone())?;
+        let copier = Arc::new(Copier::new(&context)?);
+        let name = format!("device {ordinal} ({})", caps.id);
+        let source = || -> Result<Box<dyn Source>> { Ok(Box::new(copier.clone())) };
         Ok(CudaDevice {
-            copier: Copier::new(&context)?,
+            pool: pool::of(&name, &env::settings().pool, source)?,
+            copier,
             events: Events::new(&context),
             kernels: Kernels::new(&context),
             caps,
@@ -116,11 +123,15 @@ impl Device for CudaDevice {
     }
 
     fn alloc(&self, bytes: u64) -> Result<Memory> {
-        memory::alloc(&self.copier, bytes)
+        self.pool.alloc(bytes)
     }
 
     fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory> {
-        heap::alloc(&self.copier, &self.context, bytes, kind)
+        heap::alloc(&self.pool, &self.copier, &self.context, bytes, kind)
+    }
+
+    fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
     fn share(&self, heap: &Memory) -> Result<()> {
