@@ -25,6 +25,10 @@ const SIDE: Duration = Duration::from_micros(500);
 /// Rails that are not up when the first one is get this long.
 const LATE: Duration = Duration::from_millis(500);
 
+/// The connection's clock stands still while its process does not run, or the machine sleeps: beyond this, time in which
+/// nobody looked does not count. Else a rail would be silent because nobody listened.
+const STALL: Duration = Duration::from_millis(100);
+
 /// A state machine as the driver sees it.
 pub(crate) trait Machine {
     fn rails(&mut self) -> &mut Rails;
@@ -121,7 +125,7 @@ pub(crate) struct Conn<M> {
     class: u8,
     log: Log,
     name: String,
-    born: Instant,
+    clock: Clock,
     up_at: Option<Instant>,
     pub jobs: HashMap<u64, Job>,
     error: Option<Error>,
@@ -165,6 +169,8 @@ impl<M: Machine> Conn<M> {
             silence: settings.silence.as_micros() as Time,
             deadline: settings.deadline.as_micros() as Time,
             most_chunk: settings.chunk,
+            strikes: settings.flaps,
+            recovery: settings.recovery,
             failover: settings.failover && peer.failover,
             ..Rules::default()
         };
@@ -188,10 +194,10 @@ impl<M: Machine> Conn<M> {
             names,
             side,
             side_at: Instant::now(),
+            clock: Clock::new(STALL.max(settings.silence / 4)),
             settings,
             class,
             log,
-            born: Instant::now(),
             up_at: None,
             jobs: HashMap::new(),
             error: None,
@@ -205,8 +211,8 @@ impl<M: Machine> Conn<M> {
         &self.ports
     }
 
-    pub fn now(&self) -> Time {
-        self.born.elapsed().as_micros() as Time
+    pub fn now(&mut self) -> Time {
+        self.clock.read(Instant::now()).as_micros() as Time
     }
 
     /// Whether data may flow: all rails are up, or one is and the others are late.
@@ -502,6 +508,25 @@ impl<M: Machine> Conn<M> {
     }
 }
 
+/// Counts the time in which somebody looks.
+struct Clock {
+    last: Instant,
+    counted: Duration,
+    most: Duration,
+}
+
+impl Clock {
+    fn new(most: Duration) -> Self {
+        Self { last: Instant::now(), counted: Duration::ZERO, most }
+    }
+
+    fn read(&mut self, now: Instant) -> Duration {
+        self.counted += now.saturating_duration_since(self.last).min(self.most);
+        self.last = self.last.max(now);
+        self.counted
+    }
+}
+
 fn address(port: &Port) -> Option<[u8; 16]> {
     port.state().gid.map(|(_, gid)| gid.bytes)
 }
@@ -517,6 +542,16 @@ pub(crate) fn system(what: String, errno: i32) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_in_which_nobody_looks_does_not_count() {
+        let mut clock = Clock::new(STALL);
+        let (start, millis) = (clock.last, Duration::from_millis);
+        assert_eq!(clock.read(start + millis(70)), millis(70));
+        assert_eq!(clock.read(start + millis(5000)), millis(170));
+        assert_eq!(clock.read(start + millis(4000)), millis(170));
+        assert_eq!(clock.read(start + millis(5030)), millis(200));
+    }
 
     #[test]
     fn all_ports_are_paired_whatever_their_numbers() {
