@@ -1,5 +1,7 @@
 """Faults that the lab can make. Each is a list of (second, what, guest, rail or command, up)."""
 
+import time
+
 from guests import nic
 
 # Packets of the rail that start with an acknowledgement's opcode (17) go to a band that loses them.
@@ -96,7 +98,23 @@ KINDS = ["sender-cable", "receiver-cable", "both-ends-cable", "down-inside", "ad
          "lost-acks", "loss", "flaps", "second-fault", "one-left-silent"]
 
 
-def inject(guest_of, fault):
-    """Does one thing."""
-    _, what, guest, where, *up = fault
-    guest_of[guest].link(where, up[0]) if what == "link" else guest_of[guest].run(where)
+def inject(lab, fault):
+    """Does one thing, and returns when it is done."""
+    _, what, number, where, *up = fault
+    guest = lab.guests[number - 1]
+    if what == "link":
+        return guest.link(where, up[0])
+    mark = lab.mark()
+    guest.run(where + "; echo LAB did it")
+    lab.wait("LAB did it", 10, mark, (number,))
+
+
+def carry_out(lab, faults, before=0):
+    """Does all of it, `before` seconds from now. The clock of the faults begins when the first one is done. Returns that."""
+    time.sleep(before)
+    start = None
+    for fault in faults:
+        time.sleep(max(0, start + fault[0] - time.monotonic()) if start else 0)
+        inject(lab, fault)
+        start = start or time.monotonic()
+    return start

@@ -11,7 +11,6 @@ import random
 import re
 import sys
 import tempfile
-import time
 
 import faults as make
 from guests import Lab, missing
@@ -35,14 +34,13 @@ def cases(seed):
     made = [Case("quiet", 4, [])]
     for kind in make.KINDS:
         what = make.injection(kind, random.Random(f"{seed} {kind}"))
-        faults = [(second + 1.5, *rest) for second, *rest in what.faults]
-        made.append(Case(kind, what.length + 5, faults, what.bar, stops=int(what.stops)))
+        made.append(Case(kind, what.length + 5, what.faults, what.bar, stops=int(what.stops)))
     dice = random.Random(seed)
-    made.append(Case("killed", 15, [(dice.uniform(1, 3), "run", 2, "pkill -9 -x lab_end")], error="", alone=1))
-    dark = [fault for rail in (1, 2) for fault in make.cable(2, rail, dice.uniform(1, 2), 14)]
+    made.append(Case("killed", 15, [(0, "run", 2, "pkill -9 -x lab_end")], error="", alone=1))
+    dark = [fault for rail in (1, 2) for fault in make.cable(2, rail, dice.uniform(0, 1), 9)]
     made.append(Case("both-cables", 15, dark, error="no rail was up", settings=["HAWSER_IB_DEADLINE=4"]))
     without = ["NCCL_IB_RESILIENCY_PORT_FAILOVER=0"]
-    made.append(Case("failover-off", 10, make.cable(2, 1, 1.5, 6), error="failover is off", settings=without))
+    made.append(Case("failover-off", 10, make.cable(2, 1, 0, 4), error="failover is off", settings=without))
     return made
 
 
@@ -64,11 +62,8 @@ def play(case, lab, options):
     mark = lab.mark()
     if not pair(lab, options, int(case.seconds), case.settings, mark):
         return ["the connection did not come up"] + lab.tails(min(mark))
-    start, starved = time.monotonic(), [guest.starved() for guest in lab.guests]
-    guest_of = {guest.number: guest for guest in lab.guests}
-    for fault in case.faults:
-        time.sleep(max(0, start + fault[0] - time.monotonic()))
-        make.inject(guest_of, fault)
+    starved = [guest.starved() for guest in lab.guests]
+    make.carry_out(lab, case.faults, before=1.5)
     lab.wait("LAB end exit", case.seconds + 60, mark, (1, 2))
     for guest, before in zip(lab.guests, starved):
         print(f"  guest {guest.number}: waited {guest.starved() - before:.1f} s for a processor of the host")

@@ -19,7 +19,6 @@ BACK = 5.0
 class Soak:
     def __init__(self, lab, options, pair):
         self.lab, self.options, self.pair = lab, options, pair
-        self.guest_of = {guest.number: guest for guest in lab.guests}
         self.rows, self.wrong = [], []
         self.record = open(options.record, "a") if options.record else None
 
@@ -61,17 +60,17 @@ class Soak:
         """Makes a fault, waits until all is well again, and writes down what it cost."""
         start, heard = time.monotonic(), self.lab.mark()
         starved = [guest.starved() for guest in self.lab.guests]
-        for fault in what.faults:
-            time.sleep(max(0, start + fault[0] - time.monotonic()))
-            make.inject(self.guest_of, fault)
+        done = make.carry_out(self.lab, what.faults)
         healed = time.monotonic()
         back = self.wait_for_rails(mark, healed)
         row = {
-            "number": len(self.rows) + 1, "kind": what.kind, "what": str(what), "bar": what.bar, **self.gaps(start, heard),
+            "number": len(self.rows) + 1, "kind": what.kind, "what": str(what), "bar": what.bar, **self.gaps(done, heard),
             "back": round(back - healed, 2) if back else None,
             "starved": [round(guest.starved() - was, 2) for guest, was in zip(self.lab.guests, starved)],
             "seconds": round(time.monotonic() - start, 1), "load": os.getloadavg()[0],
         }
+        if row["gap"] > what.bar:
+            row["story"] = self.story(start, heard)
         self.rows.append(row)
         over = "" if row["gap"] <= what.bar else f" OVER {what.bar:.1f}"
         print(f"{row['number']:4} {what.kind:16} gap {row['gap']:5.2f}{over} own {row['own']} detected {row['detected']} "
@@ -94,6 +93,12 @@ class Soak:
                     stops += 1
                     stopped = min(stopped or when, when)
         return {"gap": gap, "own": own, "detected": round(stopped - start, 2) if stopped else None, "stops": stops}
+
+    def story(self, start, heard):
+        """What both ends said, with the seconds since the fault."""
+        said = [(when - start, f"{guest.number}: {line[8:]}") for guest, since in zip(self.lab.guests, heard)
+                for when, line in list(guest.heard[since:]) if line.startswith("LAB end ")]
+        return [f"{when:.2f} {line}" for when, line in sorted(said)]
 
     def wait_for_rails(self, mark, healed):
         """When all rails of both ends were up again, and for a moment."""
@@ -133,6 +138,6 @@ class Soak:
                 middle = statistics.median(backs) if backs else float("nan")
                 print(f"{kind:16} {len(rows):5} {statistics.median(gaps):12.2f} {max(gaps):8.2f} {rows[0]['bar']:6.1f} {over:5} "
                       f"{middle:13.2f} {max(backs, default=0):8.2f}")
-        late = sum((row["back"] or PATIENCE) > BACK for row in self.rows)
+        late = sum(row["back"] is None or row["back"] > BACK for row in self.rows)
         print(f"back later than {BACK:.0f} s: {late}")
         print("\n".join(f"WRONG: {text}" for text in self.wrong) or "nothing lost, doubled, changed, late or out of order")

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hawser_plugin::{Error, Log, Result, Subsys};
+use hawser_plugin::{Error, Level, Log, Result, Subsys};
 
 use crate::config::{Pairing, Settings};
 use crate::hello::Block;
@@ -345,8 +345,10 @@ impl<M: Machine> Conn<M> {
 
     fn fence(&mut self) {
         for rail in 0..self.lanes.len() {
-            if self.lanes[rail].is_fenced() {
+            if let Some(took) = self.lanes[rail].is_fenced() {
                 let (epoch, now) = (self.lanes[rail].epoch(), self.now());
+                let text = format!("IB: {}: rail {} is fenced after {took:.1?}", self.name, self.names[rail]);
+                self.log.line(Level::Trace, Subsys::NET, &text);
                 self.machine.fenced(rail as u8, epoch, now);
             }
         }
