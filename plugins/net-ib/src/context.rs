@@ -154,6 +154,7 @@ impl Shop {
             side,
             peer,
             settings: self.settings.clone(),
+            profiler: self.config.profiler,
             traffic_class: self.settings.traffic_class.or(class).unwrap_or(0),
             log: self.config.log.clone(),
         }

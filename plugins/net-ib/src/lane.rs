@@ -85,6 +85,11 @@ impl Lane {
         self.qp.as_ref().is_some_and(|qp| qp.number() == number)
     }
 
+    /// Number of the queue pair; 0 = there is none.
+    pub fn pair_number(&self) -> u32 {
+        self.qp.as_ref().map_or(0, |qp| qp.number())
+    }
+
     pub fn is_stopping(&self) -> bool {
         self.stopping.is_some()
     }

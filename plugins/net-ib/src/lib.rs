@@ -12,6 +12,7 @@
 //! | `verbs` | libibverbs behind a trait, and a test double |
 //! | `handle`, `hello`, `side` | the handle, the authenticated handshake, the TCP connection beside the rails |
 //! | `lane`, `conn`, `keeper` | queue pairs, what drives the state machine, the thread that helps |
+//! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `ends` | the plugin interface |
 
 mod address;
@@ -24,6 +25,7 @@ mod hello;
 mod keeper;
 mod lane;
 mod port;
+mod profile;
 mod proto;
 mod side;
 mod stats;
@@ -35,7 +37,7 @@ use hawser_plugin::net::{NetConfig, NetContext};
 use hawser_plugin::{BuiltIn, Component, Error, ErrorKind, Net, Result, Subsys};
 
 pub use config::{Pairing, Settings};
-pub use stats::{Stats, stats};
+pub use stats::{Latency, RailStats, Stats, rails, stats};
 #[doc(hidden)]
 pub use verbs::soft;
 

@@ -87,6 +87,8 @@ pub(crate) struct Rail {
     /// When the phase began.
     pub since: Time,
     pub retry_at: Time,
+    /// Sender: chunks that had to be written again.
+    pub lost: u64,
     strikes: u32,
     tries: u32,
 }
@@ -113,6 +115,7 @@ impl Rail {
             moved: now,
             since: now,
             retry_at: now,
+            lost: 0,
             strikes: 0,
             tries: 0,
         }

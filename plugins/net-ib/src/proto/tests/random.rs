@@ -134,7 +134,7 @@ fn everything_arrives_once_and_in_time_whatever_happens() {
     for seed in 0..schedules() {
         let mut world = run(seed);
         finish(&mut world, 120_000_000, seed);
-        resent += world.tx.resent;
+        resent += world.tx.rails.all.iter().map(|rail| rail.lost).sum::<u64>();
         match world.faults() {
             [None, None] => assert!(world.is_over()),
             // Faults may well last longer than the deadline, if there is one.
