@@ -23,8 +23,6 @@ pub struct Settings {
     pub device: String,
     /// `NCCL_CUMEM_ENABLE`: VMM allocations; None = where supported.
     pub cumem_enable: Option<bool>,
-    /// `NCCL_ZERO_COPY`: whether copy engines may move data from user buffer to user buffer.
-    pub zero_copy: Option<bool>,
     /// `NCCL_P2P_DISABLE`.
     pub p2p_disable: bool,
     /// `NCCL_SHM_DISABLE`.
@@ -87,7 +85,7 @@ pub struct Settings {
     pub sm_free_verbose: u8,
     /// `NCCL_DMA_ENABLE`: whether copy engines may move data.
     pub dma_enable: bool,
-    /// `NCCL_ZERO_COPY`: 1 = also unregistered buffers without staging (no path of this version does).
+    /// `NCCL_ZERO_COPY`: 0 = all through staging, else copy engines move data from user buffer to user buffer.
     pub zero_copy: Option<bool>,
     /// `NCCL_DIRECT_PATH`: 0 = through host memory even where GPUs reach each other.
     pub direct_path: Option<bool>,
@@ -270,7 +268,6 @@ impl Source {
                 .parsed::<i64>("NCCL_CUMEM_ENABLE", "0 or 1")
                 .filter(|v| *v >= 0)
                 .map(|v| v != 0),
-            zero_copy: self.parsed::<i64>("NCCL_ZERO_COPY", "0 or 1").map(|v| v != 0),
             p2p_disable: self.flag("NCCL_P2P_DISABLE"),
             shm_disable: self.flag("NCCL_SHM_DISABLE"),
             algo: self.text("NCCL_ALGO"),

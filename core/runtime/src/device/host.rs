@@ -35,6 +35,18 @@ impl HostDevice {
     /// # Errors
     /// The thread of `NCCL_CUMEM_MONITOR` could not be started.
     pub fn new(ordinal: u32) -> Result<Self> {
+        Self::with_pool(ordinal, &format!("host device {ordinal}"), &env::settings().pool)
+    }
+
+    /// One for memory that the ranks of a host share beside that of their devices: it does not count for the limits of pools.
+    ///
+    /// # Errors
+    /// None in this version.
+    pub fn beside() -> Result<Self> {
+        Self::with_pool(0, "host memory beside devices", &pool::Policy::default())
+    }
+
+    fn with_pool(ordinal: u32, name: &str, policy: &pool::Policy) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = format!("host-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let caps = Caps {
@@ -47,7 +59,7 @@ impl HostDevice {
             multiprocessors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
         };
         let source = || -> Result<Box<dyn Source>> { Ok(Box::new(HostSource)) };
-        let pool = pool::of(&format!("host device {ordinal}"), &env::settings().pool, source)?;
+        let pool = pool::of(name, policy, source)?;
         Ok(Self { caps, pool })
     }
 }

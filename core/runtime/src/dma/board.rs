@@ -118,7 +118,7 @@ impl Board {
         let me = peers.rank as usize;
         let local = peers.places.iter().max().map_or(1, |place| place + 1);
         // The device of the CPU maps memory of the host, whatever runs the programs.
-        let host = HostDevice::new(0);
+        let host = HostDevice::beside()?;
         let heap = host.alloc_heap(u64::from(local) * size_of::<Ring>() as u64, HeapKind::Host)?;
         let mapped = crate::transport::exchange(&host, bootstrap, peers, &heap, wait)?;
         let ring = |base: u64, place: u32| {
