@@ -95,7 +95,7 @@ impl Dma {
             let peers = peers(plan, steps);
             device.memory_ops(stream, &[watched.begin(who, peers)?])?;
         }
-        let (used, pending) = ([false; STREAMS as usize], [const { Vec::new() }; STREAMS as usize]);
+        let (used, pending) = ([false; STREAMS as usize], Vec::new());
         Ok(Emission { dma: self, device, order, emitter, commands, stream, streams, used, turn, pending })
     }
 
@@ -158,8 +158,9 @@ pub struct Emission<'a> {
     /// Which of them have forked from `stream`.
     used: [bool; STREAMS as usize],
     turn: Turn,
-    /// By stream: operations on words that wait for the next copy, to go in one batch.
-    pending: [Vec<MemoryOp>; STREAMS as usize],
+    /// Operations on words, by stream, that wait for the next copy, to go in batches. None of any stream is put off beyond a
+    /// copy: streams may share a hardware queue, where what comes later would wait behind what it releases.
+    pending: Vec<(usize, MemoryOp)>,
 }
 
 impl Emission<'_> {
@@ -172,15 +173,15 @@ impl Emission<'_> {
             if !std::mem::replace(&mut self.used[index], true) {
                 self.device.fork(self.stream, self.streams[index])?;
             }
-            let (stream, pending) = (self.streams[index], &mut self.pending[index]);
             match command.what {
                 What::Await { addr, .. } => {
-                    pending.extend([MemoryOp::Wait { addr }, MemoryOp::Write { addr, value: 0 }]);
+                    let ops = [MemoryOp::Wait { addr }, MemoryOp::Write { addr, value: 0 }];
+                    self.pending.extend(ops.map(|op| (index, op)));
                 }
-                What::Set { addr } => pending.push(MemoryOp::Write { addr, value: 1 }),
+                What::Set { addr } => self.pending.push((index, MemoryOp::Write { addr, value: 1 })),
                 What::Copy { dst, src, bytes } => {
-                    flush(self.device, stream, pending)?;
-                    self.device.copy(stream, dst, src, bytes)?;
+                    self.flush()?;
+                    self.device.copy(self.streams[index], dst, src, bytes)?;
                 }
             }
         }
@@ -189,8 +190,8 @@ impl Emission<'_> {
 
     /// Joins the streams.
     pub fn finish(mut self) -> Result<()> {
+        self.flush()?;
         for index in (0..STREAMS as usize).filter(|index| self.used[*index]) {
-            flush(self.device, self.streams[index], &mut self.pending[index])?;
             self.device.order(self.streams[index], self.stream)?;
         }
         if self.turn.done == 0 {
@@ -203,14 +204,16 @@ impl Emission<'_> {
         self.device.memory_ops(self.stream, &ops)?;
         self.order.finish(&self.turn, 1)
     }
-}
 
-fn flush(device: &dyn Device, stream: Stream, pending: &mut Vec<MemoryOp>) -> Result<()> {
-    if !pending.is_empty() {
-        device.memory_ops(stream, pending)?;
-        pending.clear();
+    /// Puts the operations on words on their streams, in their order.
+    fn flush(&mut self) -> Result<()> {
+        for batch in self.pending.chunk_by(|a, b| a.0 == b.0) {
+            let ops: Vec<MemoryOp> = batch.iter().map(|(_, op)| *op).collect();
+            self.device.memory_ops(self.streams[batch[0].0], &ops)?;
+        }
+        self.pending.clear();
+        Ok(())
     }
-    Ok(())
 }
 
 /// The ranks that a launch exchanges data with.
