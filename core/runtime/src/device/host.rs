@@ -179,6 +179,14 @@ impl Device for HostDevice {
         Err(Error::internal("the host device runs the steps of a program"))
     }
 
+    fn reach(&self, _peers: &[&str]) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn is_reached(&self, _addr: u64, _bytes: u64) -> Result<bool> {
+        Ok(false)
+    }
+
     fn order(&self, _earlier: Stream, _later: Stream) -> Result<()> {
         Ok(())
     }

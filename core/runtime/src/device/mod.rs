@@ -135,6 +135,8 @@ pub struct ExchangeLaunch {
     pub blocks: u32,
     /// Threads per block.
     pub threads: u32,
+    /// Bytes of shared memory that a block asks for at the launch.
+    pub shared_bytes: u32,
 }
 
 /// A place where programs run.
@@ -238,6 +240,13 @@ pub trait Device: Send + Sync {
 
     /// Whether an address can be used by kernels of this device (host memory on the host device).
     fn accepts(&self, addr: u64) -> Result<bool>;
+
+    /// Lets kernels of this device use ordinary memory of the devices with these [`Caps::id`]s in this process, and the other
+    /// way round. False: they cannot.
+    fn reach(&self, peers: &[&str]) -> Result<bool>;
+
+    /// Whether devices that were named to [`Device::reach`] can use `bytes` bytes at `addr`, which lie on this device.
+    fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool>;
 
     /// Enters the device's context on this thread until the guard is dropped.
     fn enter(&self) -> Result<Box<dyn Any>>;

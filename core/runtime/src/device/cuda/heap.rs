@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
 
@@ -34,6 +34,9 @@ const LEGACY_GRANULARITY: u64 = 2 << 20;
 /// Heaps of this process by key.
 static REGISTRY: LazyLock<Mutex<HashMap<u64, Weak<Body>>>> = LazyLock::new(Mutex::default);
 
+/// Where heaps lie that all devices of this process with peer access may use: (device, first address, bytes).
+static SHARED: Mutex<Vec<(u32, CUdeviceptr, u64)>> = Mutex::new(Vec::new());
+
 /// What a heap is made of.
 enum Body {
     Vmm(Physical),
@@ -52,6 +55,9 @@ struct Heap {
 impl Drop for Heap {
     fn drop(&mut self) {
         REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        if let Some(mapping) = &self.mapping {
+            shared().retain(|(_, first, _)| *first != mapping.addr);
+        }
     }
 }
 
@@ -127,7 +133,21 @@ pub fn share(context: &Arc<Context>, heap: &Memory) -> Result<()> {
             mapping.grant(device)?;
         }
     }
+    shared().push((context.ordinal, mapping.addr, heap.map_or(0, |heap| heap.bytes)));
     Ok(())
+}
+
+/// Whether [`share`] has been called for memory of the device that holds all of a range.
+pub fn is_shared(context: &Context, addr: u64, bytes: u64) -> bool {
+    let holds = |(ordinal, first, length): &(u32, CUdeviceptr, u64)| {
+        let offset = addr.checked_sub(*first);
+        *ordinal == context.ordinal && offset.is_some_and(|at| at <= *length && bytes <= *length - at)
+    };
+    shared().iter().any(holds)
+}
+
+fn shared() -> MutexGuard<'static, Vec<(u32, CUdeviceptr, u64)>> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How a peer maps a heap that [`alloc`] made.
@@ -233,7 +253,7 @@ fn import_remote(context: &Arc<Context>, token: &Token, fd: Option<OwnedFd>) -> 
 }
 
 /// Lets the context's device reach memory of `owner`'s device, and the other way round.
-fn enable_peer_access(context: &Context, owner: &Context) -> Result<()> {
+pub fn enable_peer_access(context: &Context, owner: &Context) -> Result<()> {
     if context.device == owner.device {
         return Ok(());
     }

@@ -44,8 +44,12 @@ use crate::device::{
     StreamState,
 };
 use crate::error::Result;
+use crate::log;
 
 pub use self::query::{DeviceSummary, PeerLink, summary};
+
+/// `CU_MEMORYTYPE_DEVICE`.
+const DEVICE_MEMORY: u64 = 2;
 
 /// Number of GPUs that this process sees, at least 1; the error says why there is none.
 pub fn count() -> Result<u32> {
@@ -151,14 +155,15 @@ impl Device for CudaDevice {
             return Ok(());
         }
         let function = self.kernels.function(kernel, &self.caps)?;
-        let grid = Grid { blocks: args.n_blocks.into(), threads, overlaps: false };
+        let grid = Grid { blocks: args.n_blocks.into(), threads, shared_bytes: 0, overlaps: false };
         launch::launch(&self.context, function, kernel, grid, ptr::from_ref(args).cast(), stream)
     }
 
     fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()> {
         let function = self.kernels.function(kernel, &self.caps)?;
         let overlaps = matches!(self.caps.kind, DeviceKind::Cuda { sm: 90.. });
-        let grid = Grid { blocks: launch.blocks, threads: launch.threads, overlaps };
+        let &ExchangeLaunch { blocks, threads, shared_bytes, .. } = launch;
+        let grid = Grid { blocks, threads, shared_bytes, overlaps };
         launch::launch(&self.context, function, kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
@@ -238,8 +243,6 @@ impl Device for CudaDevice {
             CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as ACCESS, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
             CU_POINTER_ATTRIBUTE_IS_MANAGED as IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
         };
-        /// `CU_MEMORYTYPE_DEVICE`.
-        const DEVICE_MEMORY: u64 = 2;
         if addr == 0 {
             return Ok(false);
         }
@@ -255,6 +258,38 @@ impl Device for CudaDevice {
         // Another GPU's memory: refused only if the driver says that this one has no access.
         let asked = |attribute| self.pointer_attribute(attribute, addr).ok().flatten();
         Ok(asked(IS_MANAGED) == Some(1) || asked(ACCESS) != Some(0))
+    }
+
+    fn reach(&self, peers: &[&str]) -> Result<bool> {
+        for ordinal in 0..platform()?.devices.len() as u32 {
+            let id = query::id_of(ordinal)?;
+            if id == self.caps.id || !peers.contains(&id.as_str()) {
+                continue;
+            }
+            let peer = Context::retain(ordinal, id)?;
+            if let Err(error) = heap::enable_peer_access(&self.context, &peer) {
+                log::info(log::Subsys::Init, || format!("no direct use of each other's memory: {error}"));
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool> {
+        use CUpointer_attribute::{
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as IS_ORDINARY,
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+        };
+        let _scope = self.context.enter()?;
+        let is_own = self.pointer_attribute(ORDINAL, addr)? == Some(u64::from(self.context.ordinal));
+        if !is_own || self.pointer_attribute(MEMORY_TYPE, addr)? != Some(DEVICE_MEMORY) {
+            return Ok(false);
+        }
+        // What `cuMemAlloc` gave is what other processes may open; peer access is about the same memory. All other memory
+        // has access rights of its own.
+        Ok(self.pointer_attribute(IS_ORDINARY, addr)? == Some(1)
+            || heap::is_shared(&self.context, addr, bytes))
     }
 
     fn enter(&self) -> Result<Box<dyn Any>> {
