@@ -19,6 +19,8 @@ pub struct Settings {
     pub device: String,
     /// `NCCL_CUMEM_ENABLE`: VMM allocations; None = where supported.
     pub cumem_enable: Option<bool>,
+    /// `NCCL_ZERO_COPY`: whether copy engines may move data from user buffer to user buffer.
+    pub zero_copy: Option<bool>,
     /// `NCCL_P2P_DISABLE`.
     pub p2p_disable: bool,
     /// `NCCL_SHM_DISABLE`.
@@ -221,6 +223,7 @@ impl Source {
                 .parsed::<i64>("NCCL_CUMEM_ENABLE", "0 or 1")
                 .filter(|v| *v >= 0)
                 .map(|v| v != 0),
+            zero_copy: self.parsed::<i64>("NCCL_ZERO_COPY", "0 or 1").map(|v| v != 0),
             p2p_disable: self.flag("NCCL_P2P_DISABLE"),
             shm_disable: self.flag("NCCL_SHM_DISABLE"),
             algo: self.text("NCCL_ALGO"),

@@ -143,7 +143,7 @@ fn finish(knobs: &mut Knobs, world: &World, settings: &Settings) -> Result<()> {
 /// Whether this rank's device and those of all ranks, in this process, use each other's memory from now on.
 fn reaches_all(device: &dyn Device, world: &World) -> Result<bool> {
     let ids: Vec<&str> = world.ranks.iter().map(|rank| rank.device.as_str()).collect();
-    device.reach(&ids)
+    device.reach_all(&ids)
 }
 
 /// Two records in one.

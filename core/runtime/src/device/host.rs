@@ -15,8 +15,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::{
-    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream, Stream,
-    StreamState,
+    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream,
+    Stream, StreamState,
 };
 use crate::error::{Error, Result};
 
@@ -179,7 +179,7 @@ impl Device for HostDevice {
         Err(Error::internal("the host device runs the steps of a program"))
     }
 
-    fn reach(&self, _peers: &[&str]) -> Result<bool> {
+    fn reach_all(&self, _ids: &[&str]) -> Result<bool> {
         Ok(false)
     }
 
@@ -241,6 +241,27 @@ impl Device for HostDevice {
 
     fn accepts(&self, addr: u64) -> Result<bool> {
         Ok(addr != 0)
+    }
+
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
+        // Threads share everything.
+        Ok(Some(Exposed { base: addr, bytes: u64::MAX - addr, id: 0 }))
+    }
+
+    fn exposed_handle(&self, _exposed: &Exposed) -> Result<[u8; 64]> {
+        Err(Error::internal("another process cannot map the user's host memory"))
+    }
+
+    fn open_exposed(&self, _handle: &[u8; 64]) -> Result<Memory> {
+        Err(Error::internal("another process cannot map the user's host memory"))
+    }
+
+    fn sample(&self) -> Result<Option<(Memory, Exposed)>> {
+        Ok(None)
+    }
+
+    fn reach(&self, _ordinal: u32) -> Result<()> {
+        Ok(())
     }
 
     fn enter(&self) -> Result<Box<dyn Any>> {

@@ -3,24 +3,30 @@
 //! A launch forks from the caller's stream to streams of the communicator, puts copies and operations on words there, and
 //! joins them again. Nothing waits on the host. `watch.rs` ends launches that are aborted or late.
 
+mod board;
 pub mod host;
 mod watch;
 
 use std::sync::{Arc, Mutex};
 
 use hawser_plan::device_plan::Step;
-use hawser_plan::dma::{Bases, Counters, Emitter, LANES, STREAMS, What};
+use hawser_plan::dma::{Bases, Command, Counters, Emitter, STREAMS, Way, What};
 use hawser_plan::lower::LaunchPlan;
 
 use crate::comm::{Order, Turn, lock};
 use crate::device::{Device, MemoryOp, OwnedStream, Stream};
 use crate::error::Result;
+use crate::log::{self, Subsys};
 use crate::transport::control::Control;
 use watch::Watched;
+
+pub use board::Board;
 
 /// What a communicator's launches for copy engines share.
 pub struct Dma {
     bases: Bases,
+    board: Option<Board>,
+    control: Arc<Control>,
     state: Mutex<State>,
     watched: Option<Arc<Watched>>,
 }
@@ -47,20 +53,26 @@ impl Dma {
     /// With everybody's staging. On a GPU, launches are watched from now on.
     pub fn new(
         bases: Bases,
+        board: Option<Board>,
         device: &Arc<dyn Device>,
         control: &Arc<Control>,
         is_host: bool,
     ) -> Result<Self> {
         let watched =
             if is_host { None } else { Some(Watched::start(device.clone(), control.clone(), &bases)?) };
-        Ok(Self { bases, state: Mutex::default(), watched })
+        Ok(Self { bases, board, control: control.clone(), state: Mutex::default(), watched })
     }
 
     /// All commands of a launch by stream, for the host device.
-    pub fn commands(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<[Vec<What>; STREAMS as usize]> {
+    pub fn commands(
+        &self,
+        device: &dyn Device,
+        plan: &LaunchPlan,
+        steps: &[Step],
+    ) -> Result<[Vec<What>; STREAMS as usize]> {
+        let (mut emitter, mut commands) = self.agreed(device, plan, steps, false)?;
         let mut state = lock(&self.state)?;
-        let mut emitter = Emitter::new(plan, steps, &self.bases);
-        let (mut commands, mut queues) = (Vec::new(), [const { Vec::new() }; STREAMS as usize]);
+        let mut queues = [const { Vec::new() }; STREAMS as usize];
         while emitter.round(&mut state.counters, &mut commands) {}
         commands.iter().for_each(|command| queues[command.stream as usize].push(command.what));
         Ok(queues)
@@ -77,13 +89,37 @@ impl Dma {
     ) -> Result<Emission<'a>> {
         let streams = self.streams(device)?;
         let turn = order.begin(device, stream)?;
-        let emitter = Emitter::new(plan, steps, &self.bases);
+        let is_captured = device.stream_state(stream)?.capture.is_some();
+        let (emitter, commands) = self.agreed(device, plan, steps, is_captured)?;
         if let Some(watched) = self.watched.as_ref().filter(|_| turn.done != 0) {
             let peers = peers(plan, steps);
             device.memory_ops(stream, &[watched.begin(who, peers)?])?;
         }
         let (used, pending) = ([false; STREAMS as usize], [const { Vec::new() }; STREAMS as usize]);
-        Ok(Emission { dma: self, device, order, emitter, stream, streams, used, turn, pending })
+        Ok(Emission { dma: self, device, order, emitter, commands, stream, streams, used, turn, pending })
+    }
+
+    /// What emits a launch's commands, with the first of them: both ends of its transfers have met where they can be direct.
+    fn agreed<'a>(
+        &'a self,
+        device: &dyn Device,
+        plan: &'a LaunchPlan,
+        steps: &'a [Step],
+        is_captured: bool,
+    ) -> Result<(Emitter<'a>, Vec<Command>)> {
+        let (mut emitter, mut commands) = (Emitter::new(plan, steps, &self.bases), Vec::new());
+        if let Some(board) = self.board.as_ref().filter(|_| plan.is_direct) {
+            let legs = emitter.legs();
+            let ways = legs.iter().map(|leg| board.meet(device, leg, is_captured, &self.control));
+            let ways: Vec<Way> = ways.collect::<Result<_>>()?;
+            log::info(Subsys::Coll, || {
+                let direct = ways.iter().filter(|way| **way != Way::Staged).count();
+                let (rank, number) = (self.bases.rank, plan.args.op_number);
+                format!("SM_FREE rank {rank} op {number}: {direct} of {} transfers direct", ways.len())
+            });
+            emitter.agree(&legs, &ways, &mut commands);
+        }
+        Ok((emitter, commands))
     }
 
     /// Releases launches of an aborted communicator.
@@ -115,6 +151,8 @@ pub struct Emission<'a> {
     device: &'a dyn Device,
     order: &'a Order,
     emitter: Emitter<'a>,
+    /// Those that are not on their streams.
+    commands: Vec<Command>,
     stream: Stream,
     streams: [Stream; STREAMS as usize],
     /// Which of them have forked from `stream`.
@@ -127,7 +165,7 @@ pub struct Emission<'a> {
 impl Emission<'_> {
     /// Puts the next round on the streams; false when there is none left.
     pub fn round(&mut self) -> Result<bool> {
-        let mut commands = Vec::with_capacity(4 * LANES as usize);
+        let mut commands = std::mem::take(&mut self.commands);
         let more = self.emitter.round(&mut lock(&self.dma.state)?.counters, &mut commands);
         for command in commands {
             let index = command.stream as usize;

@@ -9,6 +9,7 @@
 //! never changed; the legacy stream is never used on our own account; nothing waits for a whole device.
 
 mod context;
+mod expose;
 mod graph;
 mod heap;
 mod kernels;
@@ -40,11 +41,10 @@ use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
 use crate::device::{
-    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream, Stream,
-    StreamState,
+    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream,
+    Stream, StreamState,
 };
 use crate::error::Result;
-use crate::log;
 
 pub use self::query::{DeviceSummary, PeerLink, summary};
 
@@ -63,6 +63,10 @@ pub fn current() -> Result<u32> {
 
 /// Opens a device. All users of a device in this process share one [`Device`] while it lives.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
+    Ok(opened(ordinal)?)
+}
+
+fn opened(ordinal: u32) -> Result<Arc<CudaDevice>> {
     static OPEN: LazyLock<Mutex<HashMap<u32, Weak<CudaDevice>>>> = LazyLock::new(Mutex::default);
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = open.get(&ordinal).and_then(Weak::upgrade) {
@@ -260,36 +264,32 @@ impl Device for CudaDevice {
         Ok(asked(IS_MANAGED) == Some(1) || asked(ACCESS) != Some(0))
     }
 
-    fn reach(&self, peers: &[&str]) -> Result<bool> {
-        for ordinal in 0..platform()?.devices.len() as u32 {
-            let id = query::id_of(ordinal)?;
-            if id == self.caps.id || !peers.contains(&id.as_str()) {
-                continue;
-            }
-            let peer = Context::retain(ordinal, id)?;
-            if let Err(error) = heap::enable_peer_access(&self.context, &peer) {
-                log::info(log::Subsys::Init, || format!("no direct use of each other's memory: {error}"));
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    fn reach_all(&self, ids: &[&str]) -> Result<bool> {
+        self.reach_devices(ids)
     }
 
     fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool> {
-        use CUpointer_attribute::{
-            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
-            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as IS_ORDINARY,
-            CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
-        };
-        let _scope = self.context.enter()?;
-        let is_own = self.pointer_attribute(ORDINAL, addr)? == Some(u64::from(self.context.ordinal));
-        if !is_own || self.pointer_attribute(MEMORY_TYPE, addr)? != Some(DEVICE_MEMORY) {
-            return Ok(false);
-        }
-        // What `cuMemAlloc` gave is what other processes may open; peer access is about the same memory. All other memory
-        // has access rights of its own.
-        Ok(self.pointer_attribute(IS_ORDINARY, addr)? == Some(1)
-            || heap::is_shared(&self.context, addr, bytes))
+        self.is_open(addr, bytes)
+    }
+
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
+        self.allocation(addr)
+    }
+
+    fn exposed_handle(&self, exposed: &Exposed) -> Result<[u8; 64]> {
+        self.handle_of(exposed)
+    }
+
+    fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory> {
+        self.open_handle(handle)
+    }
+
+    fn sample(&self) -> Result<Option<(Memory, Exposed)>> {
+        self.user_memory()
+    }
+
+    fn reach(&self, ordinal: u32) -> Result<()> {
+        self.reach_device(ordinal)
     }
 
     fn enter(&self) -> Result<Box<dyn Any>> {

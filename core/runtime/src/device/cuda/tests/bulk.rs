@@ -26,7 +26,11 @@ fn ordinary_memory_is_reached_and_other_memory_if_it_was_shared() {
         let (device, peer) = (opened(0), opened(1));
         let ids = [device.caps().id.clone(), peer.caps().id.clone()];
         let ids = [ids[0].as_str(), ids[1].as_str()];
-        assert!(device.reach(&ids).unwrap() && device.reach(&ids).unwrap() && peer.reach(&ids).unwrap());
+        assert!(
+            device.reach_all(&ids).unwrap()
+                && device.reach_all(&ids).unwrap()
+                && peer.reach_all(&ids).unwrap()
+        );
         let (own, foreign) = (device.alloc(4096).unwrap(), peer.alloc(4096).unwrap());
         assert!(device.is_reached(own.addr + 64, 64).unwrap());
         assert!(!device.is_reached(foreign.addr, 64).unwrap(), "another device's");
