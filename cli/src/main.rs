@@ -1,4 +1,4 @@
-//! `hawser`: measures and checks collectives, shows programs and choices, fits the cost model, examines the machine.
+//! `hawser`: measures and checks collectives, shows programs and choices, fits the cost model, changes rules, examines the machine.
 
 mod doctor;
 mod explain;
@@ -34,7 +34,7 @@ enum Command {
     Plan(plan::Options),
     /// Show which algorithm is chosen for which size, and why
     Explain(explain::Options),
-    /// Check, explain, lay out and import rule files
+    /// Check, explain, lay out and import rule files; change the rules of processes that run
     Rules(rules::Options),
     /// Measure this machine, so that algorithms are chosen by its own figures
     Measure(measure::Options),

@@ -1,16 +1,18 @@
 //! Bring-up of a communicator: named steps, each with a deadline.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
 
 use super::Config;
 use super::decide::{Decided, decide};
-use super::live::{Live, warm_up};
+use super::live::{Choices, Live, warm_up};
 use super::order::Order;
+use super::tune::config as tuner_config;
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
+use crate::change::{Place, Seat, Seated, Staged, Turn};
 use crate::device;
 use crate::dma::Dma;
 use crate::env;
@@ -86,6 +88,18 @@ pub fn bring_up(
     let order = Order::new(fabric.done());
     let is_host = device.caps().kind == DeviceKind::Host;
     let dma = fabric.staging().map(|bases| Dma::new(bases.clone(), &device, &fabric.control, is_host));
+    let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));
+    let place = Place {
+        comm_id,
+        name: name.clone(),
+        bootstrap: bootstrap.clone(),
+        control: fabric.control.clone(),
+        tuners: tuners.clone(),
+        config: tuner_config(comm_id, &world, &knobs, config.name.as_deref()),
+        turn: turn.clone(),
+        limit: settings.rules_timeout,
+    };
+    let seated = (world.size() > 1).then(|| Seated::new(Seat::new(place))).transpose()?;
     let live = Live {
         rank,
         world,
@@ -93,7 +107,8 @@ pub fn bring_up(
         layout,
         name,
         comm_id,
-        tuners,
+        turn,
+        seated,
         watch: Arc::new(watch),
         bootstrap,
         net,
@@ -101,9 +116,9 @@ pub fn bring_up(
         fabric,
         abort: abort.clone(),
         programs: Default::default(),
-        bounds: Default::default(),
+        choices: Mutex::new(Choices::new(tuners)),
         scratch: Default::default(),
-        next_op: Default::default(),
+        next_batch: Default::default(),
         broken: Default::default(),
         order,
         dma: dma.transpose()?,
