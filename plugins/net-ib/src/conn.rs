@@ -536,6 +536,11 @@ impl<M: Machine> Conn<M> {
         let _ = self.side.turn();
     }
 
+    /// Whether there is no queue pair on a port, so that nothing is on its way through it.
+    pub fn is_quiet(&self, port: usize) -> bool {
+        self.lanes.iter().all(|lane| lane.local != port || lane.is_empty())
+    }
+
     /// Nothing of the host's memory is touched after this.
     fn destroy(&mut self) {
         self.lanes.iter_mut().for_each(Lane::destroy);

@@ -47,6 +47,8 @@ pub(crate) struct Lane {
     stopping: Option<Instant>,
     /// Destroys a pair that did not flush.
     doom: Option<JoinHandle<()>>,
+    /// Destroys one that did.
+    tomb: Option<JoinHandle<()>>,
     turn: usize,
 }
 
@@ -73,6 +75,7 @@ impl Lane {
             sends: VecDeque::new(),
             stopping: None,
             doom: None,
+            tomb: None,
             turn: 0,
         }
     }
@@ -88,6 +91,12 @@ impl Lane {
     /// Number of the queue pair; 0 = there is none.
     pub fn pair_number(&self) -> u32 {
         self.qp.as_ref().map_or(0, |qp| qp.number())
+    }
+
+    /// There is no queue pair, and none is being destroyed.
+    pub fn is_empty(&self) -> bool {
+        let is_over = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
+        self.qp.is_none() && is_over(&self.doom) && is_over(&self.tomb)
     }
 
     pub fn is_stopping(&self) -> bool {
@@ -262,7 +271,9 @@ impl Lane {
         }
         if let Some(qp) = self.qp.take() {
             let doom = bury(qp);
-            if !flushed {
+            if flushed {
+                self.tomb = doom;
+            } else {
                 self.doom = doom;
             }
         }
