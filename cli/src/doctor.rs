@@ -264,7 +264,9 @@ fn settings() -> Vec<Finding> {
         variables::Judgement::Known => {
             Finding::note(format!("{name}={value} (a setting of NCCL without effect here yet)"))
         }
-        variables::Judgement::Refused(why) => Finding::note(format!("{name}={value} (no effect here: {why})")),
+        variables::Judgement::Refused(why) => {
+            Finding::note(format!("{name}={value} (no effect here: {why})"))
+        }
         variables::Judgement::Unknown(near) => Finding::bad(
             format!("{name}={value} is not a known setting"),
             near.map_or("remove it".into(), |near| format!("did you mean {near}?")),

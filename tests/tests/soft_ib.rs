@@ -7,7 +7,9 @@ use std::time::Duration;
 use hawser_net_ib::soft::Fabric;
 use hawser_net_ib::{IbNet, Settings};
 use hawser_plan::Collective;
-use hawser_plugin::profiler::{Event, EventHandle, EventMask, Profiler, ProfilerConfig, ProfilerContext, What};
+use hawser_plugin::profiler::{
+    Event, EventHandle, EventMask, Profiler, ProfilerConfig, ProfilerContext, What,
+};
 use hawser_plugin::{BuiltIn, Component, Result, inventory};
 use hawser_runtime::Config;
 use hawser_tests::world::{on_host, on_hosts, plain, run};

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use hawser_plugin::Log;
 use hawser_plugin::net::{
     MemoryKinds, NetConfig, NetContext, NetProperties, Receiver, Region, Request, Segment, Sender,
 };

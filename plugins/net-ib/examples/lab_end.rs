@@ -95,7 +95,16 @@ impl End {
             (buffer, registration)
         });
         let buffers = buffers.collect();
-        Self { half: Half::In(receiver), buffers, flying: VecDeque::new(), begun: 0, over: 0, most, checked, peer }
+        Self {
+            half: Half::In(receiver),
+            buffers,
+            flying: VecDeque::new(),
+            begun: 0,
+            over: 0,
+            most,
+            checked,
+            peer,
+        }
     }
 
     fn sender(context: &dyn NetContext, device: u32, place: &str, bytes: usize) -> Self {
@@ -119,7 +128,16 @@ impl End {
             (buffer, registration)
         });
         let buffers = buffers.collect();
-        Self { half: Half::Out(sender), buffers, flying: VecDeque::new(), begun: 0, over: 0, most, checked, peer }
+        Self {
+            half: Half::Out(sender),
+            buffers,
+            flying: VecDeque::new(),
+            begun: 0,
+            over: 0,
+            most,
+            checked,
+            peer,
+        }
     }
 
     fn run(&mut self, time: Duration) {

@@ -156,7 +156,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("NCCL_IB_EVENT_BASED_LB", "chunks always go to the rail that is idle first"),
     ("NCCL_IB_EVENT_BASED_LB_REMOTE", "chunks always go to the rail that is idle first"),
     ("NCCL_IB_WQE_LATENCY_REPORT", "latencies are counted always: see the last log lines of a connection"),
-    ("NCCL_IB_WQE_LATENCY_THRESHOLD_NS", "latencies are counted always: see the last log lines of a connection"),
+    (
+        "NCCL_IB_WQE_LATENCY_THRESHOLD_NS",
+        "latencies are counted always: see the last log lines of a connection",
+    ),
     ("NCCL_IB_CUDA_SUPPORT", "HAWSER_IB_GPU offers GPU memory"),
     ("NCCL_IB_GDR_LEVEL", "HAWSER_IB_GPU offers GPU memory, NCCL_NET_GDR_LEVEL says whether it is used"),
     ("NCCL_IB_RETRY_COUNT", "the name is NCCL_IB_RETRY_CNT"),
@@ -327,7 +330,9 @@ mod tests {
 
     #[test]
     fn names_are_honoured_refused_or_foreign() {
-        for name in ["NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "HAWSER_IB_RAILS", "NCCL_IBVERBS_LIB", "NCCL_SOCKET_IFNAME"] {
+        for name in
+            ["NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "HAWSER_IB_RAILS", "NCCL_IBVERBS_LIB", "NCCL_SOCKET_IFNAME"]
+        {
             assert_eq!(regard(name), Regard::Honoured, "{name}");
         }
         assert!(matches!(regard("NCCL_IB_ECE_ENABLE"), Regard::Refused(why) if !why.is_empty()));

@@ -236,8 +236,7 @@ impl IbReceiver {
         for (port, flusher) in self.regions.ports.iter().zip(&mut self.flushers) {
             if flusher.is_none() {
                 let made = Flusher::new(port.clone(), &self.settings);
-                *flusher =
-                    Some(made.map_err(|errno| system(format!("a flush with {}", port.name), errno))?);
+                *flusher = Some(made.map_err(|errno| system(format!("a flush with {}", port.name), errno))?);
             }
         }
         let keys = self.regions.check(segment)?;

@@ -11,12 +11,13 @@
 //! | `proto` | the connection as a state machine, and its rules: no I/O |
 //! | `verbs` | libibverbs behind a trait, and a test double |
 //! | `handle`, `hello`, `side` | the handle, the authenticated handshake, the TCP connection beside the rails |
-//! | `lane`, `conn`, `keeper` | queue pairs, what drives the state machine, the thread that helps |
+//! | `pairs`, `lane`, `conn`, `clock`, `keeper` | which ports make rails, queue pairs, what drives the state machine, the thread that helps |
 //! | `flush` | GPU memory: makes what arrived visible |
 //! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `ends` | the plugin interface |
 
 mod address;
+mod clock;
 mod config;
 mod conn;
 mod context;
@@ -26,6 +27,7 @@ mod handle;
 mod hello;
 mod keeper;
 mod lane;
+mod pairs;
 mod port;
 mod profile;
 mod proto;

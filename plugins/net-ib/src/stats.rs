@@ -99,7 +99,10 @@ pub fn rails() -> Vec<RailStats> {
 impl std::fmt::Display for RailStats {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { bytes, chunks, lost, raised, stopped, .. } = self;
-        write!(f, "{bytes} bytes in {chunks} chunks, {lost} lost, up {raised} times, stopped {stopped} times")?;
+        write!(
+            f,
+            "{bytes} bytes in {chunks} chunks, {lost} lost, up {raised} times, stopped {stopped} times"
+        )?;
         let Some(Latency { count, median, slow, largest }) = self.latency else { return Ok(()) };
         write!(f, ", last {count} completions: median {median} µs, 99 % {slow} µs, largest {largest} µs")
     }

@@ -38,12 +38,7 @@ fn transfer(fabric: &Fabric, target: &mut [u8], region: Region, fault: bool) -> 
     let context = open(fabric, true);
     let (mut sender, mut receiver) = ends(&*context);
     let source: Vec<u8> = (0..BYTES).map(|at| (at * 7 + at / 256) as u8).collect();
-    let host = Region {
-        addr: source.as_ptr() as u64,
-        bytes: BYTES,
-        kind: MemoryKinds::HOST,
-        dmabuf: None,
-    };
+    let host = Region { addr: source.as_ptr() as u64, bytes: BYTES, kind: MemoryKinds::HOST, dmabuf: None };
     // SAFETY: both live until the connection is closed.
     let (from, to) = unsafe { (sender.register(&host).unwrap(), receiver.register(&region).unwrap()) };
     let segment = |addr, registration| Segment { addr, bytes: BYTES, registration, tag: 0, profile: 0 };
@@ -80,8 +75,7 @@ fn a_flush_reads_through_every_device() {
     for fault in [false, true] {
         let mut target = vec![0; BYTES];
         let (addr, kind) = (target.as_mut_ptr() as u64, MemoryKinds::CUDA);
-        let before =
-            transfer(&fabric, &mut target, Region { addr, bytes: BYTES, kind, dmabuf: None }, fault);
+        let before = transfer(&fabric, &mut target, Region { addr, bytes: BYTES, kind, dmabuf: None }, fault);
         assert!(before.iter().filter(|&&byte| byte == 0).count() > BYTES / 2, "it was seen without a flush");
     }
 }
@@ -93,12 +87,8 @@ fn dmabuf_is_registered_by_descriptor_and_offset() {
     file.write_all_at(&[0], 4096 + BYTES as u64 - 1).unwrap();
     let mut target = vec![0; BYTES];
     let addr = target.as_mut_ptr() as u64;
-    let region = |fd, offset| Region {
-        addr,
-        bytes: BYTES,
-        kind: MemoryKinds::DMABUF,
-        dmabuf: Some((fd, offset)),
-    };
+    let region =
+        |fd, offset| Region { addr, bytes: BYTES, kind: MemoryKinds::DMABUF, dmabuf: Some((fd, offset)) };
     transfer(&fabric, &mut target, region(file.as_raw_fd(), 4096), false);
     let context = open(&fabric, true);
     let (_, mut receiver) = ends(&*context);

@@ -52,7 +52,9 @@ fn rails_count_and_chunks_are_events() {
     assert_eq!(rails.len(), 2);
     let [first, second] = &rails[..] else { unreachable!() };
     assert!((!first.up, first.stopped, second.up, second.stopped) == (true, 1, true, 0), "{rails:?}");
-    assert!(rails.iter().all(|rail| rail.chunks > 10 && rail.latency.is_some_and(|latency| latency.count > 10)));
+    assert!(
+        rails.iter().all(|rail| rail.chunks > 10 && rail.latency.is_some_and(|latency| latency.count > 10))
+    );
     assert!(second.bytes > first.bytes);
     let (chunks, bytes) = (first.chunks + second.chunks, first.bytes + second.bytes);
     assert_eq!((STARTED.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed)), (chunks, bytes));

@@ -62,7 +62,8 @@ fn a_c_program_drives_it_through_every_version() {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let fabric = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
     for version in 8..=12 {
-        let program = std::env::temp_dir().join(format!("hawser-ib-harness-{}-{version}", std::process::id()));
+        let program =
+            std::env::temp_dir().join(format!("hawser-ib-harness-{}-{version}", std::process::id()));
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
         let compiled = Command::new(&compiler)
             .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", &format!("-DVERSION={version}")])
@@ -75,7 +76,10 @@ fn a_c_program_drives_it_through_every_version() {
         let _ = std::fs::remove_file(&program);
         let text = String::from_utf8_lossy(&run.stdout).into_owned();
         let ending = if fabric > 0 { "passed on" } else { "declined" };
-        assert!(run.status.success() && text.contains(&format!("harness v{version}: HawserIB {ending}")), "{text}");
+        assert!(
+            run.status.success() && text.contains(&format!("harness v{version}: HawserIB {ending}")),
+            "{text}"
+        );
         assert!(fabric > 0 || text.contains("log: ") && text.contains("IB: off: "), "{text}");
     }
 }

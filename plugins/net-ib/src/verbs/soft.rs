@@ -325,15 +325,7 @@ impl Qp for Pair {
     }
 
     unsafe fn read(&mut self, wr: u64, span: Span, from: (u64, u32)) -> Result<(), Errno> {
-        self.push(Packet {
-            wr,
-            span,
-            bytes: None,
-            write: None,
-            read: Some(from),
-            imm: None,
-            landed: false,
-        })
+        self.push(Packet { wr, span, bytes: None, write: None, read: Some(from), imm: None, landed: false })
     }
 }
 
