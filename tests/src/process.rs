@@ -59,13 +59,22 @@ impl Process {
 
     /// Waits for a line that the process writes.
     pub fn wait_for(&mut self, line: &str) {
+        self.wait_until(line, |got| got == line);
+    }
+
+    /// Waits for a line with this part.
+    pub fn wait_for_part(&mut self, part: &str) {
+        self.wait_until(part, |got| got.contains(part));
+    }
+
+    fn wait_until(&mut self, line: &str, is_it: impl Fn(&str) -> bool) {
         let until = Instant::now() + LIMIT;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let got = self.lines.recv_timeout(left);
             let got = got.unwrap_or_else(|_| panic!("no line '{line}' in:\n{}", self.output));
             self.output += &format!("{got}\n");
-            if got == line {
+            if is_it(&got) {
                 return;
             }
         }

@@ -17,6 +17,7 @@ mod live;
 mod memory;
 mod order;
 mod programs;
+mod sm_free;
 mod split;
 mod tune;
 mod watch;
