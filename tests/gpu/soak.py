@@ -90,6 +90,8 @@ class Soak:
         if not self.options.threads:
             self.follow(list(range(self.ranks)), self.end_window)
         else:
+            if not self.layer.on_host:
+                [self.layer.reserve(place, stream) for place in range(self.ranks) for stream in self.streams[place]]
             barrier = threading.Barrier(self.ranks, action=self.end_window)
             threads = [threading.Thread(target=self.thread, args=(place, barrier)) for place in range(self.ranks)]
             [thread.start() for thread in threads]
