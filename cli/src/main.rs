@@ -1,4 +1,5 @@
-//! `hawser`: measures and checks collectives, shows programs and choices, fits the cost model, examines the machine.
+//! `hawser`: measures and checks collectives, shows programs and choices, fits the cost model, finds and
+//! changes rules, examines the machine.
 
 mod doctor;
 mod explain;
@@ -8,6 +9,7 @@ mod oracle;
 mod perf;
 mod plan;
 mod rules;
+mod tune;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -35,10 +37,12 @@ enum Command {
     Plan(plan::Options),
     /// Show which algorithm is chosen for which size, and why
     Explain(explain::Options),
-    /// Check, explain, lay out and import rule files
+    /// Check, explain, lay out and import rule files; change the rules of processes that run
     Rules(rules::Options),
     /// Measure this machine, so that algorithms are chosen by its own figures
     Measure(measure::Options),
+    /// Find rules for this machine: measure what can run, and write down what is surely faster
+    Tune(tune::Options),
     /// Say what this machine offers, what is missing and how to get it
     Doctor {
         /// Only load a plugin library and try its first steps: net, tuner, profiler or env, and its path. What the
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
         Command::Explain(options) => explain::run(&options).map(|()| true),
         Command::Rules(options) => rules::run(&options),
         Command::Measure(options) => measure::run(&options).map(|()| true),
+        Command::Tune(options) => tune::run(&options).map(|()| true),
         Command::Doctor { net: true, .. } => doctor::net::run(),
         Command::Doctor { probe, .. } => match &probe[..] {
             [kind, path] => probe::helper(kind, Path::new(path), std::io::stdout())

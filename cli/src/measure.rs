@@ -61,7 +61,8 @@ pub struct Options {
 const RUN_SECONDS: u64 = 120;
 
 /// Beginnings of the variables by which launchers tell a process its place.
-const LAUNCHERS: [&str; 7] = ["RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "HAWSER_PROCESS"];
+pub(crate) const LAUNCHERS: [&str; 7] =
+    ["RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "HAWSER_PROCESS"];
 
 /// Runs `hawser measure`.
 ///
@@ -373,7 +374,8 @@ fn write(path: &Path, text: &str) -> Result<()> {
     written.with_context(place)
 }
 
-fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+/// Waits for a child, which is killed when it takes too long.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
     let deadline = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait().context("cannot wait for hawser perf")? {
@@ -390,10 +392,14 @@ fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
 }
 
 /// A folder of this user only, removed when dropped.
-struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Result<Self> {
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn new() -> Result<Self> {
         let word = RandomState::new().hash_one(std::process::id());
         let name = format!("hawser-measure-{}-{word:x}", std::process::id());
         let path = std::env::temp_dir().join(name);

@@ -1,5 +1,7 @@
-//! `hawser rules`: checks rule files, lays them out, imports those of others, and shows what one makes of a call.
+//! `hawser rules`: checks rule files, lays them out, imports those of others, shows what one makes of a call, and changes the
+//! rules of processes that run.
 
+mod apply;
 mod explain;
 mod import;
 mod ompi;
@@ -44,6 +46,10 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Change the rules of processes that run: on all ranks of a communicator at one collective, or nowhere
+    Apply(apply::Options),
+    /// Show the processes of this user on this host whose rules can be changed, and their communicators
+    List(apply::Who),
     /// Turn an NCCL tuner file (CSV) or an Open MPI table (coll_tuned_dynamic_rules_filename) into TOML
     FromCsv(import::Options),
 }
@@ -57,6 +63,8 @@ pub fn run(options: &Options) -> Result<bool> {
         Command::Check { files, strict } => check(files, *strict)?,
         Command::Explain(options) => (explain::text(options)?, true),
         Command::Fmt { files, check } => layout(files, *check)?,
+        Command::Apply(options) => apply::apply(options)?,
+        Command::List(who) => (apply::list(who)?, true),
         Command::FromCsv(options) => (import::run(options)?, true),
     };
     // A reader that went away (`| head`) is no error.

@@ -8,7 +8,7 @@ use hawser_plan::call::Scalar;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_runtime::{Comm, Config, Error, ErrorKind, Result, Stream, device, unique_id};
 
-use crate::oracle::{Case, RankBuffers};
+use crate::oracle::{Buffer, Case, RankBuffers, decode, encode};
 
 /// Whether the tests can run: they use host memory.
 pub fn on_host() -> bool {
@@ -118,6 +118,18 @@ pub fn run(comm: &Comm, case: Case, in_place: bool, shift: usize) -> Result<()> 
 /// As [`run`].
 pub fn all_reduce(comm: &Comm, count: usize) -> Result<()> {
     run(comm, plain(Collective::AllReduce, comm.ranks(), count), false, 0)
+}
+
+/// Whether rank 0 says yes; all ranks ask.
+///
+/// # Errors
+/// The library's.
+pub fn rank_0_says(comm: &Comm, yes: bool) -> Result<bool> {
+    let case = plain(Collective::Broadcast, comm.ranks(), 1);
+    let mut answer = Buffer::new(4, 0);
+    answer.bytes_mut().copy_from_slice(&encode(case.dtype, if yes { 1.0 } else { 0.0 }));
+    comm.collective(call(&case, (answer.addr(), answer.addr())), Stream(0))?;
+    Ok(decode(case.dtype, answer.bytes()) != 0.0)
 }
 
 /// Options of a communicator whose calls return at once.

@@ -101,6 +101,14 @@ pub struct Settings {
     pub cache: Option<PathBuf>,
     /// `HAWSER_EXPLAIN`: who writes why calls run as they do.
     pub explain: Explain,
+    /// `HAWSER_RULES_WATCH`: rule files that count anew when they change; 1 = those of `HAWSER_RULES`.
+    pub rules_watch: Vec<PathBuf>,
+    /// `HAWSER_RULES_TIMEOUT` in seconds: how long ranks may take for each step of a change of rules.
+    pub rules_timeout: Duration,
+    /// `HAWSER_RUNTIME_DIR`: folder of the sockets through which rules of a process can be changed; `none` = no socket.
+    pub runtime_folder: Option<PathBuf>,
+    /// `HAWSER_JOB`: what `hawser rules apply --job` finds this process by; else `SLURM_JOB_ID`.
+    pub job: Option<String>,
     /// `NCCL_DEBUG`.
     pub debug: Option<String>,
     /// `NCCL_DEBUG_SUBSYS`.
@@ -214,6 +222,10 @@ pub const HONOURED: &[&str] = &[
     "HAWSER_DEVICE",
     "HAWSER_EXPLAIN",
     "HAWSER_RULES",
+    "HAWSER_RULES_WATCH",
+    "HAWSER_RULES_TIMEOUT",
+    "HAWSER_RUNTIME_DIR",
+    "HAWSER_JOB",
     "HAWSER_LINKS",
     "HAWSER_PLUGIN_PROBE",
     "HAWSER_INIT_TIMEOUT",
@@ -316,10 +328,34 @@ impl Source {
                 Some("all") => Explain::All,
                 _ => Explain::No,
             },
+            rules_watch: self.watched(),
+            rules_timeout: Duration::from_secs_f64(
+                seconds("HAWSER_RULES_TIMEOUT").filter(|s| *s > 0.0 && *s <= 86_400.0).unwrap_or(10.0),
+            ),
+            runtime_folder: match self.text("HAWSER_RUNTIME_DIR") {
+                Some(folder) if folder == "none" => None,
+                Some(folder) => Some(folder.into()),
+                None => Some(runtime_folder()),
+            },
+            job: self.text("HAWSER_JOB").or_else(|| std::env::var("SLURM_JOB_ID").ok()),
             debug: self.text("NCCL_DEBUG"),
             debug_subsys: self.text("NCCL_DEBUG_SUBSYS"),
             debug_file: self.text("NCCL_DEBUG_FILE"),
         }
+    }
+
+    /// The files of `HAWSER_RULES_WATCH`.
+    fn watched(&self) -> Vec<PathBuf> {
+        let Some(text) = self.text("HAWSER_RULES_WATCH").filter(|text| text != "0") else {
+            return Vec::new();
+        };
+        let named =
+            if text == "1" { self.text("HAWSER_RULES").filter(|text| text != "none") } else { Some(text) };
+        if named.is_none() {
+            self.complain("HAWSER_RULES_WATCH=1 is ignored: HAWSER_RULES names no file to watch".to_owned());
+        }
+        let files = named.unwrap_or_default();
+        files.split(',').map(str::trim).filter(|file| !file.is_empty()).map(PathBuf::from).collect()
     }
 
     fn text(&self, name: &str) -> Option<String> {
@@ -385,6 +421,12 @@ impl Source {
         }
         all
     }
+}
+
+/// Where sockets lie if nobody says it: a folder of this user alone, where no variable of the environment makes a difference
+/// between a job and the shell in which somebody asks for it.
+fn runtime_folder() -> PathBuf {
+    format!("/dev/shm/hawser-{}", rustix::process::geteuid().as_raw()).into()
 }
 
 /// Only an absolute `XDG_CACHE_HOME` counts, as its specification demands.

@@ -31,8 +31,8 @@ pub(crate) type Work = Box<dyn FnOnce(Option<Busy>) -> Result<()> + Send>;
 
 /// One call of a group.
 pub enum Item {
-    /// A collective.
-    Call(Call, Stream),
+    /// A collective; the number that it has already, if any.
+    Call(Call, Stream, Option<u64>),
     /// A send or a receive.
     Message(Message, Stream),
 }
@@ -80,7 +80,7 @@ pub fn simulate_end() -> Result<f32> {
     for (comm, items) in &group.comms {
         let mut total = 0f32;
         for item in items {
-            if let Item::Call(call, _) = item
+            if let Item::Call(call, ..) = item
                 && call.count > 0
             {
                 total += comm.explain(call)?.predicted_us;
@@ -177,7 +177,9 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
     let (mut messages, mut streams) = (Vec::new(), Vec::new());
     for item in items {
         match item {
-            Item::Call(call, stream) => launches.extend(live.plan_call(&call, stream, &spans)?),
+            Item::Call(call, stream, number) => {
+                launches.extend(live.plan_call(&call, stream, &spans, number)?);
+            }
             Item::Message(message, stream) => {
                 if !streams.contains(&stream) {
                     streams.push(stream);

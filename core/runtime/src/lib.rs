@@ -6,6 +6,7 @@
 //! ```
 
 pub mod bootstrap;
+pub mod change;
 pub mod comm;
 pub mod device;
 pub mod dma;

@@ -13,7 +13,9 @@ use hawser_plugin::net::{HANDLE_BYTES, Handle, NetProperties, Region, Registrati
 use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, Profiler, ProfilerConfig, ProfilerContext, StateArgs,
 };
-use hawser_plugin::tuner::{Agreement, Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
+use hawser_plugin::tuner::{
+    Agreement, Answer, Candidate, Question, SettingsFile, Tuner, TunerConfig, TunerContext,
+};
 use hawser_plugin::{Error, ErrorKind, Log, Result, Subsys};
 
 hawser_plugin::export_plugin! {
@@ -117,6 +119,14 @@ impl Tuner for Halver {
             return Err(Error::new(ErrorKind::InvalidArgument, "a communicator without ranks"));
         }
         Ok(Box::new(Halver(format!("{} {}", config.name, config.programs.join("+")))))
+    }
+
+    fn open_with(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<Box<dyn TunerContext>> {
+        let names: Vec<String> = files.iter().map(|file| format!("{}={}", file.name, file.text)).collect();
+        if names.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidUsage, "no files"));
+        }
+        Ok(Box::new(Halver(format!("{} {}", config.name, names.join("+")))))
     }
 }
 

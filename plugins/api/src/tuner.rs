@@ -5,7 +5,7 @@
 //! settings that are equal on all ranks.
 
 use crate::collnet::DataType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::Log;
 
 /// Collectives that tuners are asked about, with NCCL's numbers.
@@ -167,6 +167,27 @@ pub trait Tuner: Send + Sync {
     /// `InvalidUsage`: the user's settings for this tuner are wrong; the communicator fails on all ranks with this text.
     /// Any other: the host says why and goes on without this tuner.
     fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>>;
+
+    /// As [`Tuner::open`], with settings that stand in these files instead of where the tuner would look: asked while a
+    /// communicator works, when somebody wants other rules for it. The host takes the new context in place of the old one on
+    /// all ranks at the same operation. No files = no settings.
+    ///
+    /// # Errors
+    /// `Unsupported`: this tuner has no such settings and stays as it is. Any other: nothing changes on any rank, and whoever
+    /// wanted it gets this text.
+    fn open_with(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<Box<dyn TunerContext>> {
+        let _ = (config, files);
+        Err(Error::unsupported("settings that change while a communicator works"))
+    }
+}
+
+/// A file with settings, read by somebody else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SettingsFile {
+    /// What messages call it: its path.
+    pub name: String,
+    /// What stands in it.
+    pub text: String,
 }
 
 /// What a tuner learns of its communicator.

@@ -7,7 +7,9 @@ use hawser_plugin::abi::{LoadErrorKind, Manifest, load};
 use hawser_plugin::collnet::{CollNetSegment, DataType, ReduceOp};
 use hawser_plugin::net::{MemoryKinds, NetConfig, Receiver, Region, Registration, Request, Segment, Sender};
 use hawser_plugin::profiler::{Event, EventHandle, EventMask, EventState, ProfilerConfig, StateArgs, What};
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, Reduction, TunerConfig};
+use hawser_plugin::tuner::{
+    Algorithm, Candidate, Function, Protocol, Question, Reduction, SettingsFile, TunerConfig,
+};
 use hawser_plugin::{Component, ErrorKind, Log};
 
 /// Cargo builds the examples before it runs the tests of a package.
@@ -165,6 +167,18 @@ fn a_tuner_says_what_it_depends_on_and_why() {
         (question.data_type, question.op, question.in_graph) = (Some(data_type), Some(op), Some(in_graph));
         assert_eq!(why(&question), format!("Some({data_type:?}) Some({op:?}) Some({in_graph}) 2"));
     }
+}
+
+#[test]
+fn a_tuner_takes_settings_from_the_host() {
+    let tuner = component!(Tuner).unwrap();
+    let mut config = TunerConfig::new(1, 8, 2, Log::silent());
+    config.name = "tensor 3".to_owned();
+    let file = |name: &str, text: &str| SettingsFile { name: name.into(), text: text.into() };
+    let context = tuner.open_with(&config, &[file("a", "1\n"), file("b", "")]).unwrap();
+    assert_eq!(context.agreement().unwrap().source, "halves of tensor 3 a=1\n+b=");
+    let error = tuner.open_with(&config, &[]).err().unwrap();
+    assert_eq!((error.kind, error.text.as_str()), (ErrorKind::InvalidUsage, "no files"));
 }
 
 #[test]

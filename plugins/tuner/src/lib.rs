@@ -25,9 +25,11 @@ pub mod schema;
 mod settings;
 pub mod write;
 
+pub use names::matches_glob;
+
 use std::sync::Arc;
 
-use hawser_plugin::tuner::{TunerConfig, TunerContext};
+use hawser_plugin::tuner::{SettingsFile, TunerConfig, TunerContext};
 use hawser_plugin::{BuiltIn, Component, Result, Subsys, Tuner, inventory};
 
 use engine::Engine;
@@ -103,15 +105,28 @@ impl Tuner for RuleTuner {
                 None => {}
             }
         }
-        let engine = Engine::new(&rules, &names.join(", "), &Job::from(config), config.log.clone());
-        let (ranks, hosts) = (config.ranks, config.nodes);
-        config.log.info(
-            Subsys::TUNING,
-            match names.is_empty() {
-                true => format!("rules: no file ({} is not set): nothing is changed", settings::RULES),
-                false => format!("rules: {} count for {ranks} ranks on {hosts} hosts", engine.source()),
-            },
-        );
-        Ok(Box::new(engine))
+        if names.is_empty() {
+            let none = format!("rules: no file ({} is not set): nothing is changed", settings::RULES);
+            config.log.info(Subsys::TUNING, none);
+        }
+        Ok(Box::new(engine(&rules, &names, config)))
     }
+
+    fn open_with(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<Box<dyn TunerContext>> {
+        let read = |file: &SettingsFile| RuleFile::named(&file.name).parse(&file.text);
+        let rules: Vec<Vec<Rule>> = files.iter().map(read).collect::<std::result::Result<_, _>>()?;
+        let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
+        Ok(Box::new(engine(&rules.concat(), &names, config)))
+    }
+}
+
+/// The rules that count for a communicator, announced in its log.
+fn engine(rules: &[Rule], names: &[String], config: &TunerConfig) -> Engine {
+    let engine = Engine::new(rules, &names.join(", "), &Job::from(config), config.log.clone());
+    if !names.is_empty() {
+        let (source, ranks, hosts) = (engine.source(), config.ranks, config.nodes);
+        let text = format!("rules: {source} count for {ranks} ranks on {hosts} hosts");
+        config.log.info(Subsys::TUNING, text);
+    }
+    engine
 }

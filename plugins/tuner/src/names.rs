@@ -117,7 +117,7 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 /// Whether `text` is what a pattern with `*` (any text) and `?` (one character) describes.
-pub(crate) fn matches_glob(pattern: &str, text: &str) -> bool {
+pub fn matches_glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t, mut star) = (0, 0, None);
     while t < text.len() {

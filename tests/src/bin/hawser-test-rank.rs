@@ -9,7 +9,8 @@
 //! ID `env` is the one that `NCCL_COMM_ID` stands for.
 //!
 //! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `again` (all-reduces until one
-//! fails), `rounds` (until rank 0 reads the line `stop`; other lines it writes back after one more round), `abort-on-stdin`
+//! fails), `follow` (the same; writes "changed" after some changes of rules), `changes` (`follow` beside a thread that
+//! changes rules), `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`; other lines it writes back after one more round), `abort-on-stdin`
 //! (a thread aborts when a line comes), `mark` (writes "mark"), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`,
 //! `abort`, `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its
 //! name the next step follows.
@@ -24,8 +25,10 @@ use std::time::Duration;
 
 use hawser_compat::library::Library;
 use hawser_plan::{Collective, DataType, ReduceOp};
-use hawser_runtime::{Comm, Config, Error, Result, Stream, unique_id};
-use hawser_tests::oracle::{Buffer, Case, decode, encode};
+use hawser_plugin::tuner::SettingsFile;
+use hawser_runtime::change::Switch;
+use hawser_runtime::{Comm, Config, Error, Result, unique_id};
+use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
 use hawser_tests::{leaks, world};
 
@@ -118,6 +121,16 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
             hawser_tests::net::break_after(40);
             Ok(())
         }
+        "changes" => {
+            let proposer = comm.clone();
+            std::thread::spawn(move || change_rules(&proposer));
+            follow(comm)
+        }
+        "follow" => follow(comm),
+        "switches" => {
+            print_switches(comm);
+            Ok(())
+        }
         "mark" => {
             println!("mark");
             Ok(())
@@ -192,18 +205,44 @@ fn rounds(comm: &Comm) -> Result<()> {
         }
         let (end, answers): (Vec<String>, _) = told.into_iter().partition(|line| line == "stop");
         answers.iter().for_each(|line| println!("{line}"));
-        if rank_0_says(comm, !end.is_empty())? {
+        if world::rank_0_says(comm, !end.is_empty())? {
             return Ok(());
         }
     }
 }
 
-fn rank_0_says(comm: &Comm, yes: bool) -> Result<bool> {
-    let case = world::plain(Collective::Broadcast, comm.ranks(), 1);
-    let mut answer = Buffer::new(4, 0);
-    answer.bytes_mut().copy_from_slice(&encode(case.dtype, if yes { 1.0 } else { 0.0 }));
-    comm.collective(world::call(&case, (answer.addr(), answer.addr())), Stream(0))?;
-    Ok(decode(case.dtype, answer.bytes()) != 0.0)
+/// Other rules, one after the other, until something fails.
+fn change_rules(comm: &Comm) {
+    for number in 0u32.. {
+        let (algorithm, channels) = (["ring", "tree", "all_pairs"][number as usize % 3], 1 + number % 2);
+        let text = format!("[[rule]]\nuse = {{ algorithm = \"{algorithm}\", channels = {channels} }}\n");
+        match comm.change_rules(&[SettingsFile { name: format!("{number}.toml"), text }]) {
+            Ok(_) => {}
+            // This thread is faster than the calls.
+            Err(error) if error.text.contains("too many") => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => return report(&error),
+        }
+    }
+}
+
+/// All-reduces until one fails. Says "changed" after some changes of rules.
+fn follow(comm: &Comm) -> Result<()> {
+    let mut said = false;
+    for round in 0.. {
+        world::all_reduce(comm, 3_000)?;
+        if round % 8 == 0 && !said && comm.rule_changes().len() >= 3 {
+            said = true;
+            println!("changed");
+        }
+    }
+    Ok(())
+}
+
+/// Writes the changes of rules that this rank took.
+fn print_switches(comm: &Comm) {
+    for Switch { change, at, begun, digest } in comm.rule_changes() {
+        println!("switch {change} {at} {begun} {digest:016x}");
+    }
 }
 
 fn report(error: &Error) {

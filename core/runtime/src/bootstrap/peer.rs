@@ -76,6 +76,27 @@ impl Bootstrap {
         })
     }
 
+    /// Calls `hook`, in a thread of the bootstrap, when a message with `tag` has come or a rank has closed its connection. It
+    /// must not wait. There is one hook; the first counts.
+    pub fn on_message(&self, tag: u64, hook: impl Fn() + Send + Sync + 'static) {
+        self.shared.hook(tag, Box::new(hook));
+    }
+
+    /// Whether `peer` had connections with this rank and closed them: it has ended, or dropped its `Bootstrap`. What it sent
+    /// before can still be taken.
+    pub fn has_left(&self, peer: u32) -> bool {
+        match self.shared.look(|inbox| inbox.open_connections(peer)) {
+            Some(0) => return true,
+            // What came last may not have been read yet.
+            Some(_) => return false,
+            None => {}
+        }
+        let slot = lock(&self.outgoing.streams).get(&peer).cloned();
+        // Peers never write there: whatever can be read is the end. One that is being sent to is looked at another time.
+        let slot = slot.as_ref().and_then(|slot| slot.try_lock().ok());
+        slot.is_some_and(|slot| slot.as_ref().is_some_and(Stream::is_at_end))
+    }
+
     /// An authenticated TCP connection to `peer`.
     pub(super) fn dial(
         &self,

@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -94,6 +94,11 @@ impl Inbox {
         Some(descriptor)
     }
 
+    /// Message connections of `from` that are open; None if there was never one.
+    pub fn open_connections(&self, from: u32) -> Option<usize> {
+        self.connections.get(&from).copied()
+    }
+
     /// Whether `from` had message connections and closed the last one.
     pub fn has_left(&self, from: u32) -> bool {
         self.connections.get(&from) == Some(&0)
@@ -118,7 +123,11 @@ fn pop<T>(queues: &mut HashMap<(u32, u64), VecDeque<T>>, key: (u32, u64)) -> Opt
 pub(super) struct Shared {
     inbox: Mutex<Inbox>,
     arrived: Condvar,
+    /// Told of messages with a tag, and of connections that end.
+    hook: OnceLock<Hook>,
 }
+
+type Hook = (u64, Box<dyn Fn() + Send + Sync>);
 
 impl Shared {
     /// Waits until `probe` finds something in the inbox.
@@ -151,6 +160,21 @@ impl Shared {
     pub fn put(&self, change: impl FnOnce(&mut Inbox)) {
         change(&mut lock(&self.inbox));
         self.arrived.notify_all();
+    }
+
+    /// Calls `hook` in the service thread whenever a message with `tag` has come or a connection has ended. The first one
+    /// counts.
+    pub fn hook(&self, tag: u64, hook: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.hook.set((tag, hook));
+    }
+
+    /// `tag`: of what has come; None when a connection ended.
+    fn tell_hook(&self, tag: Option<u64>) {
+        if let Some((wanted, hook)) = self.hook.get()
+            && tag.is_none_or(|tag| tag == *wanted)
+        {
+            hook();
+        }
     }
 
     fn is_full(&self) -> bool {
@@ -296,6 +320,7 @@ impl Server {
         }
         if link.reader.is_some() {
             self.shared.put(|inbox| *inbox.connections.entry(link.rank).or_default() -= 1);
+            self.shared.tell_hook(None);
         }
     }
 }
@@ -311,7 +336,9 @@ impl Link {
         };
         match reader.advance(&self.stream)? {
             Incoming::Frame(frame) if frame.kind == Kind::Message => {
-                shared.put(|inbox| inbox.push_message(rank, frame.tag, frame.payload));
+                let tag = frame.tag;
+                shared.put(|inbox| inbox.push_message(rank, tag, frame.payload));
+                shared.tell_hook(Some(tag));
                 Ok(true)
             }
             Incoming::Frame(frame) => {

@@ -153,6 +153,14 @@ impl Stream {
         }
     }
 
+    /// Whether the other end has closed the connection, and all that it sent was read.
+    pub fn is_at_end(&self) -> bool {
+        match net::recv(&self.fd, &mut [0; 1], RecvFlags::PEEK) {
+            Ok((count, _)) => count == 0,
+            Err(errno) => !matches!(errno, Errno::AGAIN | Errno::INTR),
+        }
+    }
+
     /// Writes what fits, possibly nothing. `more` says that further bytes follow at once.
     pub fn write_some(&self, bytes: &[u8], more: bool) -> std::result::Result<usize, Errno> {
         let more = if more { SendFlags::MORE } else { SendFlags::empty() };

@@ -1,6 +1,6 @@
 //! Bring-up of a communicator: named steps, each with a deadline.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use hawser_plan::dma::Bases;
 use hawser_plan::layout::HeapLayout;
@@ -8,11 +8,13 @@ use hawser_plan::world::DeviceKind;
 
 use super::Config;
 use super::decide::{Decided, decide};
-use super::live::{Live, warm_up};
+use super::live::{Choices, Live, warm_up};
 use super::order::Order;
 use super::sm_free::{self, SmFree};
+use super::tune::config as tuner_config;
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
+use crate::change::{Place, Seat, Seated, Staged, Turn};
 use crate::device;
 use crate::dma::{Board, Dma};
 use crate::env;
@@ -87,6 +89,18 @@ pub fn bring_up(
         Dma::new(bases.clone(), board, &device, &fabric.control, is_host)
     };
     let dma = fabric.staging().map(copies);
+    let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));
+    let place = Place {
+        comm_id,
+        name: name.clone(),
+        bootstrap: bootstrap.clone(),
+        control: fabric.control.clone(),
+        tuners: tuners.clone(),
+        config: tuner_config(comm_id, &world, &knobs, config.name.as_deref()),
+        turn: turn.clone(),
+        limit: settings.rules_timeout,
+    };
+    let seated = (world.size() > 1).then(|| Seated::new(Seat::new(place))).transpose()?;
     let live = Live {
         rank,
         world,
@@ -94,7 +108,8 @@ pub fn bring_up(
         layout,
         name,
         comm_id,
-        tuners,
+        turn,
+        seated,
         watch: Arc::new(watch),
         bootstrap,
         net,
@@ -102,9 +117,9 @@ pub fn bring_up(
         fabric,
         abort: abort.clone(),
         programs: Default::default(),
-        bounds: Default::default(),
+        choices: Mutex::new(Choices::new(tuners)),
         scratch: Default::default(),
-        next_op: Default::default(),
+        next_batch: Default::default(),
         broken: Default::default(),
         order,
         dma: dma.transpose()?,

@@ -13,13 +13,14 @@ use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
-use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, dma};
+use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, bulk, dma};
 
 use super::order::Order;
 use super::sm_free::SmFree;
 use super::tune::Tuners;
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
+use crate::change::{Seated, Staged, Switch, Turn};
 use crate::device::{Device, ExchangeLaunch, Memory, Stream};
 use crate::dma::{Dma, Emission, Who};
 use crate::error::{Error, ErrorKind, Result};
@@ -43,8 +44,10 @@ pub struct Live {
     pub name: String,
     /// The same number on all ranks, and on no other communicator.
     pub comm_id: u64,
-    /// Tuner plugins.
-    pub tuners: Tuners,
+    /// Counts collectives, and knows when the rules change.
+    pub turn: Arc<Turn<Staged>>,
+    /// This rank's part in changes of rules; None where it is alone.
+    pub seated: Option<Seated>,
     /// Profiler plugins.
     pub watch: Arc<Watch>,
     /// Control connections to the other ranks.
@@ -59,12 +62,12 @@ pub struct Live {
     pub abort: AbortFlag,
     /// Programs in use, lowered for this rank.
     pub programs: Mutex<HashMap<(ProgramKey, DeviceOp), Arc<Loaded>>>,
-    /// Choices already made.
-    pub bounds: Mutex<HashMap<CallKey, Arc<Bound>>>,
+    /// The tuners that count, and choices already made with them.
+    pub choices: Mutex<Choices>,
     /// Scratch of programs that need any; replaced by a larger one on demand, old ones stay for graphs.
     pub scratch: Mutex<Vec<Memory>>,
-    /// Number of the next operation.
-    pub next_op: AtomicU64,
+    /// Number of the next batch of messages.
+    pub next_batch: AtomicU64,
     /// Why an operation failed on this rank: the FIFOs are in an undefined state from then on.
     pub broken: OnceLock<Error>,
     /// See there.
@@ -73,6 +76,28 @@ pub struct Live {
     pub dma: Option<Dma>,
     /// Lines about them.
     pub sm_free: SmFree,
+}
+
+/// The tuners of a communicator, and choices made with them.
+pub struct Choices {
+    /// Tuner plugins.
+    pub tuners: Arc<Tuners>,
+    bounds: HashMap<CallKey, Arc<Bound>>,
+}
+
+impl Choices {
+    /// Nothing is chosen yet.
+    pub fn new(tuners: Arc<Tuners>) -> Self {
+        Self { tuners, bounds: HashMap::new() }
+    }
+}
+
+/// What came of a call that wanted the short way.
+pub enum Now {
+    /// It is on its stream.
+    Launched,
+    /// It needs the long way; the number that it has already, if any.
+    Later(Option<u64>),
 }
 
 /// What a choice depends on within a communicator: collective, count, type, reduction, root.
@@ -85,6 +110,17 @@ pub enum Bound {
     Steps(LaunchPlan, Arc<Loaded>, Choice),
     /// A fused kernel.
     Exchange(Box<ExchangePlan>, Choice),
+}
+
+/// Set in the numbers of batches of messages, which only their two ranks count.
+const MESSAGES: u64 = 1 << 63;
+
+/// "operation 7", or "messages 7": what a number in a report means.
+pub fn operation(number: u64) -> String {
+    match number & MESSAGES {
+        0 => format!("operation {number}"),
+        _ => format!("messages {}", number & !MESSAGES),
+    }
 }
 
 /// How long an aborted communicator waits for its stream before it gives its memory up.
@@ -100,14 +136,16 @@ pub struct Loaded {
 }
 
 impl Live {
-    /// Plans a collective call; nothing is launched. Empty for a call without elements.
+    /// Plans a collective call; nothing is launched. Empty for a call without elements. `number`: that of
+    /// [`Live::launch_now`].
     pub fn plan_call(
         self: &Arc<Self>,
         call: &Call,
         stream: Stream,
         spans: &Arc<GroupSpans>,
+        number: Option<u64>,
     ) -> Result<Vec<Launch>> {
-        let number = self.next_op.fetch_add(1, Ordering::Relaxed);
+        let number = number.map_or_else(|| self.begin(), Ok)?;
         if call.count == 0 {
             return Ok(Vec::new());
         }
@@ -129,7 +167,7 @@ impl Live {
                 self.complete(plan, Some(loaded), number, stream)?
             }
             Bound::Exchange(plan, _) => {
-                let launch = Box::new(exchange_launch(plan, call, number));
+                let launch = Box::new(self.exchange_launch(plan, call, number)?);
                 let work = Work::Exchange(plan.kernel, launch);
                 Launch { comm: self.clone(), work, stream, others: Vec::new(), events: Events::default() }
             }
@@ -138,22 +176,79 @@ impl Live {
         Ok(vec![launch])
     }
 
-    /// Puts a call on its stream at once if a fused kernel does it and nobody watches: no allocation, no group. False: the
-    /// call needs the long way.
-    pub fn launch_now(&self, call: &Call, stream: Stream) -> Result<bool> {
+    /// Puts a call on its stream at once if a fused kernel does it and nobody watches: no allocation, no group.
+    pub fn launch_now(&self, call: &Call, stream: Stream) -> Result<Now> {
         if call.count == 0 || self.fabric.exchange().is_none() || !self.watch.is_idle() {
-            return Ok(false);
+            return Ok(Now::Later(None));
         }
+        let number = self.begin()?;
         let bound = self.bound(call)?;
-        let Bound::Exchange(plan, choice) = &*bound else { return Ok(false) };
-        let number = self.next_op.fetch_add(1, Ordering::Relaxed);
+        let Bound::Exchange(plan, choice) = &*bound else { return Ok(Now::Later(Some(number))) };
         self.log_call(call, choice, plan.blocks as u8, number);
-        let mut launch = exchange_launch(plan, call, number);
+        let mut launch = self.exchange_launch(plan, call, number)?;
         self.order.put(&*self.device, stream, launch.blocks, |done| {
             launch.args.done = done;
             self.device.launch_exchange(plan.kernel, &launch, stream)
         })?;
-        Ok(true)
+        Ok(Now::Launched)
+    }
+
+    /// The number of a collective that begins now: all ranks count alike. Rules that count from there on are taken.
+    #[inline]
+    fn begin(&self) -> Result<u64> {
+        let (number, asks) = self.turn.begin();
+        if asks {
+            self.change(number)?;
+        }
+        Ok(number)
+    }
+
+    /// Takes the rules that count from a collective on, and waits where ranks have not decided yet.
+    #[cold]
+    fn change(&self, number: u64) -> Result<()> {
+        let stop = || {
+            let aborted = self.abort.is_raised() || self.fabric.control.is_aborted();
+            let text = format!("rank {}: aborted while ranks agreed on a change of rules", self.rank);
+            aborted.then(|| self.failure().unwrap_or_else(|| Error::new(ErrorKind::Aborted, text)))
+        };
+        let take = |change, at, staged: Staged| {
+            let Staged { tuners, digest } = staged;
+            log::info(Subsys::Tuning, || {
+                let (name, rank, rules) = (&self.name, self.rank, tuners.sources());
+                format!(
+                    "{name} rank {rank} op {number}: change {change} of the rules counts from here on: {rules}"
+                )
+            });
+            *lock(&self.choices)? = Choices::new(Arc::new(tuners));
+            if let Some(seated) = &self.seated {
+                seated.seat().remember(Switch { change, at, begun: number, digest });
+            }
+            Ok(())
+        };
+        self.turn.pass(number, stop, take).inspect_err(|error| {
+            // This rank has not begun what the others wait for.
+            if error.kind == ErrorKind::Remote {
+                self.fabric.control.fail(error.clone());
+            }
+        })
+    }
+
+    fn exchange_launch(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<ExchangeLaunch> {
+        let mut args = plan.bind(call.input, call.output, plan.scalar(), number);
+        if let Some(buffers) = plan.to_reach(call.input, call.output) {
+            let mut used = buffers.into_iter().filter(|(_, bytes)| *bytes > 0);
+            let all = used.try_fold(true, |all, (addr, bytes)| {
+                Ok::<_, Error>(all && self.device.is_reached(addr, bytes)?)
+            })?;
+            if all {
+                args.bulk |= bulk::READY;
+            } else {
+                let text = "other GPUs cannot use these buffers in place (cudaMalloc, ncclMemAlloc): staged in few blocks";
+                log::info(Subsys::Coll, || format!("{} rank {} op {number}: {text}", self.name, self.rank));
+            }
+        }
+        let shared_bytes = plan.shared_bytes();
+        Ok(ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads, shared_bytes })
     }
 
     fn log_call(&self, call: &Call, choice: &Choice, blocks: u8, number: u64) {
@@ -168,11 +263,15 @@ impl Live {
     /// The choice for a call, bound to its size. Kept: training repeats a few calls for ever.
     fn bound(&self, call: &Call) -> Result<Arc<Bound>> {
         let key = CallKey(call.collective, call.count, call.dtype, call.op, call.root);
-        if let Some(bound) = lock(&self.bounds)?.get(&key) {
-            return Ok(bound.clone());
-        }
-        let chosen = self.tuners.choose(call, &self.world, &self.knobs)?;
-        self.tuners.show(&self.name, self.rank, call, &chosen);
+        let tuners = {
+            let choices = lock(&self.choices)?;
+            if let Some(bound) = choices.bounds.get(&key) {
+                return Ok(bound.clone());
+            }
+            choices.tuners.clone()
+        };
+        let chosen = tuners.choose(call, &self.world, &self.knobs)?;
+        tuners.show(&self.name, self.rank, call, &chosen);
         let choice = chosen.choice;
         let bound = if choice.protocol.is_exchange() {
             let (size, image) = (self.world.size(), self.fabric.dev_comm.addr);
@@ -186,7 +285,7 @@ impl Live {
             let part = |bytes| dma::knobs(&self.knobs, self.layout.local, dma::part(&choice.key, bytes));
             let knobs = match choice.protocol {
                 Protocol::Dma => Cow::Owned(part(call.total_bytes(self.world.size()))),
-                _ => self.tuners.knobs(call, &self.world, &choice, &self.knobs),
+                _ => tuners.knobs(call, &self.world, &choice, &self.knobs),
             };
             let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &knobs)?;
             self.connect(&plan, &loaded.lowered.steps)?;
@@ -194,18 +293,21 @@ impl Live {
         };
         // The factor of a pre-multiplied sum is part of the plan but not of the key.
         if call.op != ReduceOp::PreMulSum {
-            let mut bounds = lock(&self.bounds)?;
-            if bounds.len() >= MOST_BOUNDS {
-                bounds.clear();
+            let mut choices = lock(&self.choices)?;
+            if choices.bounds.len() >= MOST_BOUNDS {
+                choices.bounds.clear();
             }
-            bounds.insert(key, bound.clone());
+            if Arc::ptr_eq(&choices.tuners, &tuners) {
+                choices.bounds.insert(key, bound.clone());
+            }
         }
         Ok(bound)
     }
 
     /// The choice for a call, by the cost model and what tuners make of it.
     pub fn choose(&self, call: &Call) -> Result<Choice> {
-        Ok(self.tuners.choose(call, &self.world, &self.knobs)?.choice)
+        let tuners = lock(&self.choices)?.tuners.clone();
+        Ok(tuners.choose(call, &self.world, &self.knobs)?.choice)
     }
 
     /// Plans a group's messages, which were put on `stream` and on `others`.
@@ -216,7 +318,7 @@ impl Live {
         others: &[Stream],
         spans: &Arc<GroupSpans>,
     ) -> Result<Vec<Launch>> {
-        let number = self.next_op.fetch_add(1, Ordering::Relaxed);
+        let number = MESSAGES | self.next_batch.fetch_add(1, Ordering::Relaxed);
         let plans = p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?;
         if let Some(plan) = plans.first() {
             let bytes = messages.iter().map(|message| message.bytes).sum();
@@ -282,7 +384,8 @@ impl Live {
         };
         let what = ["data", "room", "another channel"].get(report.what as usize).unwrap_or(&"a peer");
         let place = format!("block {}, step {}, tile {}", report.block, report.step, report.tile);
-        let who = format!("communicator {}, rank {}, operation {}", self.name, self.rank, report.op_number);
+        let operation = operation(report.op_number);
+        let who = format!("communicator {}, rank {}, {operation}", self.name, self.rank);
         Some(Error::new(
             kind,
             format!("{who}: {why} while it waited for {what} of rank {} ({place})", report.peer),
@@ -393,6 +496,8 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
+        // The others need not wait for this rank to change rules.
+        drop(self.seated.take());
         // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
         self.settle();
         if let Some(dma) = &self.dma {
@@ -446,11 +551,6 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a Loaded>) -> &'a [Step] 
         Some(loaded) if plan.args.n_inline == 0 => &loaded.lowered.steps,
         _ => &plan.args.inline_steps,
     }
-}
-
-fn exchange_launch(plan: &ExchangePlan, call: &Call, number: u64) -> ExchangeLaunch {
-    let args = plan.bind(call.input, call.output, plan.scalar(), number);
-    ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads }
 }
 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.

@@ -30,8 +30,10 @@ use hawser_plan::choose::Choice;
 use hawser_plan::p2p::Message;
 use hawser_plan::world::DeviceKind;
 use hawser_plan::{Call, PlanError};
+use hawser_plugin::tuner::SettingsFile;
 
 pub use decide::{cache_file, knobs_of, outlook};
+pub(crate) use live::operation;
 pub use live::{Live, Loaded};
 pub use memory::{mem_alloc, mem_free};
 pub(crate) use order::{Order, Turn};
@@ -39,6 +41,7 @@ pub use tune::{Chosen, Tuners, asked, config as tuner_config};
 pub(crate) use watch::{GroupSpans, Span};
 
 use crate::bootstrap::UniqueId;
+use crate::change::{Outcome, Switch};
 use crate::device::Stream;
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
@@ -46,6 +49,7 @@ use crate::group::{self, Item, Job};
 use crate::transport::net::Net;
 use crate::wait::AbortFlag;
 use init::{Meeting, bring_up};
+use live::Now;
 pub(crate) use live::lock;
 
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
@@ -234,10 +238,14 @@ impl Comm {
 
     /// Puts a collective on a stream, or into the open group.
     pub fn collective(&self, call: Call, stream: Stream) -> Result<()> {
-        if group::depth() == 0 && self.check_call(&call)?.launch_now(&call, stream)? {
-            return Ok(());
+        let mut number = None;
+        if group::depth() == 0 {
+            match self.check_call(&call)?.launch_now(&call, stream)? {
+                Now::Launched => return Ok(()),
+                Now::Later(taken) => number = taken,
+            }
         }
-        group::add(self, self.check_call(&call).map(|_| Item::Call(call, stream)))
+        group::add(self, self.check_call(&call).map(|_| Item::Call(call, stream, number)))
     }
 
     /// Sends `bytes` bytes to `peer`, matched by its `recv`.
@@ -253,6 +261,47 @@ impl Comm {
     /// Why a call would run as it would.
     pub fn explain(&self, call: &Call) -> Result<Choice> {
         self.live()?.choose(call)
+    }
+
+    /// Changes the rules of this communicator on all ranks, from one collective on, to those in these files; without files to
+    /// none. One rank asks, from any thread; the others need not know. Returns the first collective (counted from 0 on
+    /// each rank) with the new rules. It may be one that nobody has called yet.
+    ///
+    /// # Errors
+    /// `InvalidUsage`: nothing has changed on any rank, and why; `Remote`: rank 0 could not be asked.
+    pub fn change_rules(&self, files: &[SettingsFile]) -> Result<u64> {
+        let live = self.live()?;
+        let Some(seated) = &live.seated else {
+            return Err(Error::invalid_usage("one rank alone only copies, whatever rules say"));
+        };
+        let (tell, outcome) = std::sync::mpsc::channel();
+        seated.seat().propose(files, Box::new(move |outcome| drop(tell.send(outcome))));
+        // The communicator may end before the answer comes.
+        drop(live);
+        match outcome.recv_timeout(env::settings().rules_timeout * 10) {
+            Ok(Outcome::Changed(at)) => Ok(at),
+            Ok(Outcome::Unchanged(why)) => {
+                Err(self.name_error(Error::invalid_usage(format!("the rules stay as they are: {why}"))))
+            }
+            Ok(Outcome::Unknown(why)) => {
+                Err(self.name_error(Error::remote(format!("what became of the rules is not known: {why}"))))
+            }
+            Err(_) => Err(self.name_error(Error::new(
+                ErrorKind::Timeout,
+                "what became of the rules is not known: no answer within 10 times HAWSER_RULES_TIMEOUT",
+            ))),
+        }
+    }
+
+    /// The changes of rules that have happened on this rank, the latest few thousand of them.
+    pub fn rule_changes(&self) -> Vec<Switch> {
+        match lock(&self.0.state).as_deref() {
+            // Also when it has failed.
+            Ok(State::Ready { live, .. } | State::Finalized(live)) => {
+                live.seated.as_ref().map_or_else(Vec::new, |seated| seated.seat().switches())
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Number of ranks; 0 for a child whose split is not over or has failed.

@@ -4,13 +4,14 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::{self, Write as _};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use hawser_plan::choose::{self, Advice, Candidate, Choice, Outcome};
 use hawser_plan::{Algorithm, Call, Collective, Knobs, Protocol, ReduceOp, World};
+use hawser_plugin::Tuner;
 use hawser_plugin::collnet::DataType;
-use hawser_plugin::tuner::{self, Function, Question, Reduction, TunerConfig, TunerContext};
+use hawser_plugin::tuner::{self, Function, Question, Reduction, SettingsFile, TunerConfig, TunerContext};
 
 use crate::env::{self, Explain};
 use crate::error::{Error, Result};
@@ -28,7 +29,7 @@ const MOST_SHOWN: usize = 4096;
 /// The tuners of a communicator, in the order in which they are asked.
 #[derive(Default)]
 pub struct Tuners {
-    open: Vec<Open>,
+    open: Vec<Arc<Open>>,
     /// Why one cannot be used at all: the communicator fails.
     failed: Option<String>,
     /// Calls that were explained.
@@ -41,6 +42,8 @@ struct Shown(Collective, u64, hawser_plan::DataType, ReduceOp, u32);
 
 struct Open {
     name: String,
+    /// Opens it again, with other settings.
+    tuner: Option<Arc<dyn Tuner>>,
     context: Box<dyn TunerContext>,
     /// It is asked about what NCCL asks no tuner about.
     wants_every: bool,
@@ -77,7 +80,7 @@ impl Tuners {
         for candidate in plugins::tuners() {
             let tuner = &candidate.plugin;
             match tuner.open(&config(comm_id, world, knobs, name)) {
-                Ok(context) => tuners.add(tuner.name(), context),
+                Ok(context) => tuners.add(Some(tuner.clone()), tuner.name(), context),
                 Err(error) if error.kind == hawser_plugin::ErrorKind::InvalidUsage => {
                     tuners.failed.get_or_insert(format!("tuner {}: {error}", tuner.name()));
                 }
@@ -99,13 +102,51 @@ impl Tuners {
     ) -> Result<Self> {
         let mut tuners = Self::default();
         let context = tuner.open(&config(0, world, knobs, name)).map_err(|e| Error::invalid_usage(e.text))?;
-        tuners.add(tuner.name(), context);
+        tuners.add(None, tuner.name(), context);
         Ok(tuners)
     }
 
-    fn add(&mut self, name: &str, context: Box<dyn TunerContext>) {
+    fn add(&mut self, tuner: Option<Arc<dyn Tuner>>, name: &str, context: Box<dyn TunerContext>) {
         let (name, wants_every) = (name.to_owned(), context.wants_every_collective());
-        self.open.push(Open { name, context, wants_every, has_failed: AtomicBool::new(false) });
+        let has_failed = AtomicBool::new(false);
+        self.open.push(Arc::new(Open { name, tuner, context, wants_every, has_failed }));
+    }
+
+    /// These tuners with the settings in these files instead of their own, where they take such; and a digest that is equal
+    /// on ranks that then choose alike. Nothing changes here.
+    ///
+    /// # Errors
+    /// What is wrong with the files, or that no tuner takes any.
+    pub fn with_settings(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<(Self, u64)> {
+        let mut tuners = Self::default();
+        let mut taken = false;
+        for open in &self.open {
+            let again = open.tuner.as_ref().map(|tuner| tuner.open_with(config, files));
+            match again {
+                Some(Ok(context)) => {
+                    taken = true;
+                    tuners.add(open.tuner.clone(), &open.name, context);
+                }
+                Some(Err(error)) if error.kind != hawser_plugin::ErrorKind::Unsupported => {
+                    return Err(Error::invalid_usage(format!("tuner {}: {error}", open.name)));
+                }
+                _ => tuners.open.push(open.clone()),
+            }
+        }
+        if !taken {
+            let all: Vec<&str> = self.open.iter().map(|open| open.name.as_str()).collect();
+            let text = format!("no tuner takes rules here; there are \"{}\"", all.join(", "));
+            return Err(Error::invalid_usage(text));
+        }
+        let digest = blake3::hash(&without_sources(&tuners.card()));
+        let first = digest.as_bytes().first_chunk().copied().unwrap_or_default();
+        Ok((tuners, u64::from_le_bytes(first)))
+    }
+
+    /// Where the rules are from, for logs.
+    pub fn sources(&self) -> String {
+        let source = |open: &Arc<Open>| open.context.agreement().map(|agreement| agreement.source);
+        self.open.iter().filter_map(source).collect::<Vec<_>>().join("; ")
     }
 
     /// What this rank tells the others: which tuners it has and what their answers depend on.
@@ -150,8 +191,12 @@ impl Tuners {
             let asked = tuner.context.chunk_bytes(&question, &in_their_terms(taken), channels);
             asked.map_err(|error| tuner.complain(&error)).ok().flatten()
         };
-        let Some(chunk) =
-            self.open.iter().filter(|tuner| tuner.is_for(&question)).filter_map(ask).next_back()
+        let Some(chunk) = self
+            .open
+            .iter()
+            .filter(|tuner| tuner.is_for(&question))
+            .filter_map(|tuner| ask(tuner))
+            .next_back()
         else {
             return Cow::Borrowed(knobs);
         };
@@ -230,6 +275,13 @@ impl Open {
             log::warn(&format!("tuner {}: {error}; its advice is ignored where it fails", self.name));
         }
     }
+}
+
+/// A card with names and digests only.
+fn without_sources(card: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(card);
+    let kept = |line: &str| line.split('\t').take(2).collect::<Vec<_>>().join("\t");
+    text.lines().map(kept).collect::<Vec<_>>().join("\n").into_bytes()
 }
 
 /// Compares what all ranks told: with different tuners or rules they would decide differently.
@@ -367,7 +419,7 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
     let protocol = match candidate.protocol {
         Protocol::Ll | Protocol::SymLl => tuner::Protocol::Ll,
         Protocol::Ll128 | Protocol::SymLl128 => tuner::Protocol::Ll128,
-        Protocol::Simple | Protocol::SymSimple | Protocol::Dma => tuner::Protocol::Simple,
+        Protocol::Simple | Protocol::SymSimple | Protocol::SymBulk | Protocol::Dma => tuner::Protocol::Simple,
     };
     tuner::Candidate { algorithm, protocol, us }
 }
@@ -420,7 +472,7 @@ mod tests {
         };
         for (chunk, expected) in [(4096, 4096), (1, 512), (u64::MAX, 32 << 10)] {
             let mut tuners = Tuners::default();
-            tuners.add("trees", Box::new(Trees(chunk)));
+            tuners.add(None, "trees", Box::new(Trees(chunk)));
             let Chosen { choice, notes } = tuners.choose(&call, &world, &knobs).unwrap();
             assert!(choice.key.algorithm == Algorithm::Tree && choice.predicted_us > 0.0 && notes.is_empty());
             assert_eq!(tuners.knobs(&call, &world, &choice, &knobs).slot_bytes[2], expected);

@@ -17,6 +17,7 @@ use hawser_plan::device_plan::{
 use hawser_plan::dma::{STREAMS, What};
 
 use super::fold::{Operand, Rule, fold};
+use crate::comm::operation;
 use crate::dma::host::Copies;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -332,8 +333,12 @@ impl<'a> Run<'a> {
                 )
             },
         );
-        let who =
-            format!("communicator {}, rank {}, operation {}", self.name, self.comm.rank, self.args.op_number);
+        let who = format!(
+            "communicator {}, rank {}, {}",
+            self.name,
+            self.comm.rank,
+            operation(self.args.op_number)
+        );
         Err(if aborted {
             Error::new(ErrorKind::Aborted, format!("{who}: aborted{sentence}"))
         } else {

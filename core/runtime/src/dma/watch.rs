@@ -69,7 +69,12 @@ impl Watched {
     pub fn begin(&self, who: Who<'_>, peers: Vec<u32>) -> Result<MemoryOp> {
         let mut state = lock(&self.state)?;
         state.issued = state.issued.wrapping_add(1);
-        let who = format!("communicator {}, rank {}, operation {}", who.name, who.rank, who.op_number);
+        let who = format!(
+            "communicator {}, rank {}, {}",
+            who.name,
+            who.rank,
+            crate::comm::operation(who.op_number)
+        );
         let number = state.issued;
         state.under_way.push_back(Launch { number, who, peers });
         drop(state);

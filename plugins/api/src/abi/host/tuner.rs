@@ -8,7 +8,7 @@ use crate::abi::raw::tuner::{
     RawAgreement, RawAnswer, RawCandidate, RawTunerBox, RawTunerConfig, RawTunerContextBox,
 };
 use crate::error::Result;
-use crate::tuner::{Agreement, Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
+use crate::tuner::{Agreement, Answer, Candidate, Question, SettingsFile, Tuner, TunerConfig, TunerContext};
 
 pub struct LoadedTuner {
     pub name: String,
@@ -21,20 +21,34 @@ impl Tuner for LoadedTuner {
     }
 
     fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>> {
-        let (domains, fewest, most) = config.domains;
-        let raw = RawTunerConfig {
-            comm_id: config.comm_id,
-            ranks: config.ranks,
-            nodes: config.nodes,
-            domains: [domains, fewest, most],
-            spare: 0,
-            host: raw_host(&config.log),
-            room: [0; 8],
-        };
-        let names = std::iter::once(&config.name).chain(&config.programs);
-        let names: RVec<RString> = names.map(|name| RString::from(name.as_str())).collect();
-        Ok(Box::new(LoadedContext(plain(self.raw.open_named(raw, names))?)))
+        Ok(Box::new(LoadedContext(plain(self.raw.open_named(raw_config(config), names(config)))?)))
     }
+
+    fn open_with(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<Box<dyn TunerContext>> {
+        let files: RVec<RString> =
+            files.iter().flat_map(|file| [file.name.as_str().into(), file.text.as_str().into()]).collect();
+        let opened = self.raw.open_with(raw_config(config), names(config), files);
+        Ok(Box::new(LoadedContext(plain(opened)?)))
+    }
+}
+
+fn raw_config(config: &TunerConfig) -> RawTunerConfig {
+    let (domains, fewest, most) = config.domains;
+    RawTunerConfig {
+        comm_id: config.comm_id,
+        ranks: config.ranks,
+        nodes: config.nodes,
+        domains: [domains, fewest, most],
+        spare: 0,
+        host: raw_host(&config.log),
+        room: [0; 8],
+    }
+}
+
+/// Of the communicator, then of programs.
+fn names(config: &TunerConfig) -> RVec<RString> {
+    let names = std::iter::once(&config.name).chain(&config.programs);
+    names.map(|name| RString::from(name.as_str())).collect()
 }
 
 struct LoadedContext(RawTunerContextBox);

@@ -12,7 +12,7 @@ use crate::abi::raw::tuner::{
 };
 use crate::abi::raw::{RawError, plain_log};
 use crate::error::Error;
-use crate::tuner::{Candidate, Tuner, TunerConfig, TunerContext};
+use crate::tuner::{Candidate, SettingsFile, Tuner, TunerConfig, TunerContext};
 
 impl RawTuner for Shield<Arc<dyn Tuner>> {
     fn name(&self) -> RResult<RString, RawError> {
@@ -24,11 +24,36 @@ impl RawTuner for Shield<Arc<dyn Tuner>> {
     }
 
     fn open_named(&self, raw: RawTunerConfig, names: RVec<RString>) -> RResult<RawTunerContextBox, RawError> {
+        let config = self.plain_config(raw, names);
+        self.call(|tuner| {
+            let context = self.child(tuner.open(&config)?);
+            Ok(RawTunerContext_TO::from_value(context, TD_Opaque))
+        })
+    }
+
+    fn open_with(
+        &self,
+        raw: RawTunerConfig,
+        names: RVec<RString>,
+        files: RVec<RString>,
+    ) -> RResult<RawTunerContextBox, RawError> {
+        let config = self.plain_config(raw, names);
+        let file = |pair: &[RString]| SettingsFile { name: pair[0].to_string(), text: pair[1].to_string() };
+        let files: Vec<SettingsFile> = files.chunks_exact(2).map(file).collect();
+        self.call(|tuner| {
+            let context = self.child(tuner.open_with(&config, &files)?);
+            Ok(RawTunerContext_TO::from_value(context, TD_Opaque))
+        })
+    }
+}
+
+impl Shield<Arc<dyn Tuner>> {
+    fn plain_config(&self, raw: RawTunerConfig, names: RVec<RString>) -> TunerConfig {
         let mut names = names.into_iter().map(String::from);
         let log = plain_log(raw.host);
         self.guard.log_to(&log);
         let [domains, fewest, most] = raw.domains;
-        let config = TunerConfig {
+        TunerConfig {
             comm_id: raw.comm_id,
             ranks: raw.ranks,
             nodes: raw.nodes,
@@ -36,11 +61,7 @@ impl RawTuner for Shield<Arc<dyn Tuner>> {
             name: names.next().unwrap_or_default(),
             programs: names.collect(),
             log,
-        };
-        self.call(|tuner| {
-            let context = self.child(tuner.open(&config)?);
-            Ok(RawTunerContext_TO::from_value(context, TD_Opaque))
-        })
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Mirror of [`crate::tuner`].
 
-use abi_stable::std_types::{RBox, ROk, ROption, RResult, RSlice, RSliceMut, RString, RVec};
+use abi_stable::std_types::{RBox, RErr, ROk, ROption, RResult, RSlice, RSliceMut, RString, RVec};
 use abi_stable::{StableAbi, sabi_trait};
 
 use super::{RawError, RawHostBox};
@@ -20,6 +20,15 @@ pub trait RawTuner: Send + Sync {
         _names: RVec<RString>,
     ) -> RResult<RawTunerContextBox, RawError> {
         self.open(config)
+    }
+    /// `open_named` with settings: names and texts of files in turns.
+    fn open_with(
+        &self,
+        _config: RawTunerConfig,
+        _names: RVec<RString>,
+        _files: RVec<RString>,
+    ) -> RResult<RawTunerContextBox, RawError> {
+        RErr(Error::unsupported("settings that change while a communicator works").into())
     }
 }
 

@@ -1,0 +1,305 @@
+//! The ways in which collectives can run here, and one measurement of one way.
+
+use std::fmt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use hawser_plan::call::Scalar;
+use hawser_plan::choose::{self, Outcome};
+use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+use serde::{Deserialize, Serialize};
+
+use super::Options;
+use crate::measure::{Folder, LAUNCHERS, wait};
+
+/// Deadline of one run, in seconds: `hawser perf` keeps it for its waits, and is killed at twice of it.
+const RUN_SECONDS: u64 = 120;
+
+/// A way to run: what a rule's `use` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way {
+    /// As the cost model has it.
+    Default,
+    /// Forced.
+    Forced {
+        /// Which family.
+        algorithm: Algorithm,
+        /// Which protocol.
+        protocol: Protocol,
+        /// How many channels; None = as the cost model says.
+        channels: Option<u32>,
+    },
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Forced { algorithm, protocol, channels } => {
+                write!(f, "{}/{}", algorithm.name(), protocol.name())?;
+                channels.map_or(Ok(()), |channels| write!(f, "/{channels}"))
+            }
+        }
+    }
+}
+
+impl Way {
+    /// The words of a rule's `use`; empty for the default.
+    pub fn action(name: &str) -> String {
+        let mut parts = name.split('/');
+        let (Some(algorithm), Some(protocol)) = (parts.next(), parts.next()) else { return String::new() };
+        let channels = parts.next().map_or_else(String::new, |channels| format!(", channels = {channels}"));
+        let (algorithm, protocol) = (snake(algorithm), protocol.to_lowercase());
+        format!("{{ algorithm = \"{algorithm}\", protocol = \"{protocol}\"{channels} }}")
+    }
+}
+
+/// `AllPairs` as rules spell it.
+fn snake(name: &str) -> String {
+    let mut text = String::new();
+    for (at, c) in name.chars().enumerate() {
+        if c.is_uppercase() && at > 0 {
+            text.push('_');
+        }
+        text.extend(c.to_lowercase());
+    }
+    text
+}
+
+/// A time that was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Which collective.
+    pub collective: String,
+    /// Bytes of the larger of input and output.
+    pub bytes: u64,
+    /// Microseconds of one operation.
+    pub us: f64,
+    /// What ran: algorithm, protocol, blocks.
+    pub ran: String,
+}
+
+/// The part of `hawser perf`'s JSON that counts.
+#[derive(Deserialize)]
+struct Document {
+    results: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    collective: String,
+    size: u64,
+    count: u64,
+    out_of_place: Time,
+    choice: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Time {
+    time: f64,
+}
+
+/// What measures.
+pub struct Bench<'a> {
+    options: &'a Options,
+    is_host: bool,
+    ranks: u32,
+    ways: Vec<Way>,
+}
+
+impl<'a> Bench<'a> {
+    /// Finds the ways in which any of the sizes can run.
+    ///
+    /// # Errors
+    /// A program that cannot be made: a bug.
+    pub fn new(
+        options: &'a Options,
+        is_host: bool,
+        ranks: u32,
+        world: &World,
+        knobs: &Knobs,
+    ) -> Result<Self> {
+        let knobs = Knobs { algorithms: [None; 8], protocols: [None; 8], ..knobs.clone() };
+        let mut ways = vec![Way::Default];
+        let last = last(options, is_host);
+        for &collective in &options.collectives {
+            let mut bytes = options.min_bytes.min(last);
+            while bytes <= last {
+                for candidate in choose::candidates(&call(collective, bytes, ranks), world, &knobs)? {
+                    let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
+                    let is_plain = !matches!(algorithm, Algorithm::Imported(_)) && protocol != Protocol::Dma;
+                    if !is_plain || matches!(candidate.outcome, Outcome::Filtered(_)) {
+                        continue;
+                    }
+                    for channels in std::iter::once(None).chain(options.channels.iter().map(|c| Some(*c))) {
+                        let way = Way::Forced { algorithm, protocol, channels };
+                        if !ways.contains(&way) {
+                            ways.push(way);
+                        }
+                    }
+                }
+                bytes = bytes.saturating_mul(options.factor);
+            }
+        }
+        Ok(Self { options, is_host, ranks, ways })
+    }
+
+    /// The ways, the default first.
+    pub fn ways(&self) -> &[Way] {
+        &self.ways
+    }
+
+    /// What is measured, in words: two runs with the same words can be put together.
+    pub fn question(&self, device: &str) -> String {
+        let Options { collectives, min_bytes, factor, point_ms, .. } = self.options;
+        let names: Vec<&str> = collectives.iter().map(|c| c.name()).collect();
+        let ways: Vec<String> = self.ways.iter().map(Way::to_string).collect();
+        format!(
+            "{} of {min_bytes}..{} by {factor}, {point_ms} ms, {} ranks on {device}: {}; hawser {}",
+            names.join(","),
+            last(self.options, self.is_host),
+            self.ranks,
+            ways.join(" "),
+            env!("CARGO_PKG_VERSION")
+        )
+    }
+
+    /// Measures all collectives and sizes in one way. Sizes that cannot run so are left out.
+    ///
+    /// # Errors
+    /// The run failed, or something else decides here.
+    pub fn measure(&self, way: &Way) -> Result<Vec<Sample>> {
+        let folder = Folder::new()?;
+        let json = folder.path().join("run.json");
+        let rules = folder.path().join("rules.toml");
+        let text = match way {
+            Way::Default => String::new(),
+            forced => format!("[[rule]]\nuse = {}\n", Way::action(&forced.to_string())),
+        };
+        std::fs::write(&rules, text).context("a rule file for a measurement")?;
+        let mut child = self.command(&json, &rules)?.spawn().context("cannot start this program again")?;
+        let status = wait(&mut child, Duration::from_secs(2 * RUN_SECONDS))?;
+        if !status.success() {
+            bail!("hawser perf ended with {status}; its reason is above");
+        }
+        let text = std::fs::read(&json).context("hawser perf left no results")?;
+        let document: Document = serde_json::from_slice(&text).context("hawser perf's results")?;
+        samples(way, document.results)
+    }
+
+    fn command(&self, json: &Path, rules: &Path) -> Result<Command> {
+        let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+        let Options { collectives, min_bytes, factor, point_ms, .. } = self.options;
+        let names: Vec<&str> = collectives.iter().map(|c| c.name()).collect();
+        let last = last(self.options, self.is_host);
+        let words = [
+            format!("perf {} -t {} -g 1 -c 0 -w 1 -n 20", names.join(","), self.ranks),
+            format!("-b {} -e {last} -f {factor} -N 1", (*min_bytes).min(last)),
+            format!("--point-ms {point_ms} --skip-in-place --explain -T {RUN_SECONDS}"),
+            // Calls one by one would measure how fast this program calls.
+            if self.is_host { String::new() } else { "-G 10".into() },
+        ];
+        command.args(words.iter().flat_map(|w| w.split_whitespace())).arg("--json").arg(json);
+        for (name, _) in std::env::vars_os() {
+            let is_of = |prefixes: &[&str]| {
+                name.to_str().is_some_and(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+            };
+            // What would make it a part of a larger job, or decide instead of the rule.
+            if is_of(&LAUNCHERS) || is_of(&["NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER", "HAWSER_EXPLAIN"]) {
+                command.env_remove(name);
+            }
+        }
+        let none = Path::new("none");
+        let has_rules = std::fs::metadata(rules).is_ok_and(|meta| meta.len() > 0);
+        command
+            .env("HAWSER_RULES", if has_rules { rules } else { none })
+            .env("HAWSER_RUNTIME_DIR", "none")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        Ok(command)
+    }
+}
+
+/// What a run has measured, without sizes at which the way was impossible.
+fn samples(way: &Way, rows: Vec<Row>) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    for row in rows.into_iter().filter(|row| row.count > 0 && row.out_of_place.time > 0.0) {
+        let choice = row.choice.unwrap_or_default();
+        let decided = choice.lines().find_map(|line| line.trim().strip_prefix("decided: "));
+        let decided = decided.context("hawser perf does not tell what ran")?;
+        let (ran, by) = decided.split_once(" blocks").context("hawser perf tells otherwise than expected")?;
+        let is_forced = match way {
+            Way::Default => {
+                if by.contains("by tuner") {
+                    bail!("\"{decided}\": a tuner decides; unset NCCL_TUNER_PLUGIN");
+                }
+                true
+            }
+            Way::Forced { algorithm, protocol, .. } => {
+                ran.starts_with(&format!("{} with {} in ", algorithm.name(), protocol.name()))
+            }
+        };
+        if is_forced {
+            let (collective, bytes, us) = (row.collective, row.size, row.out_of_place.time);
+            let ran = ran.replace(" with ", "/").replace(" in ", " x ").replace(" × ", "x");
+            samples.push(Sample { collective, bytes, us, ran });
+        }
+    }
+    Ok(samples)
+}
+
+fn last(options: &Options, is_host: bool) -> u64 {
+    options.max_bytes.unwrap_or(if is_host { 1 << 20 } else { 256 << 20 })
+}
+
+/// A call of about so many bytes.
+fn call(collective: Collective, bytes: u64, ranks: u32) -> Call {
+    let blocks = collective.input_blocks(ranks).max(collective.output_blocks(ranks));
+    let count = (bytes / 4 / u64::from(blocks)).max(1);
+    let (dtype, op, scalar) = (DataType::Float32, ReduceOp::Sum, Scalar::Immediate(0));
+    Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forced() -> Way {
+        Way::Forced { algorithm: Algorithm::AllPairs, protocol: Protocol::SymLl, channels: Some(4) }
+    }
+
+    fn row(decided: &str) -> Row {
+        let choice = Some(format!("all_reduce of …\n  decided: {decided}"));
+        let out_of_place = Time { time: 5.0 };
+        Row { collective: "all_reduce".into(), size: 4096, count: 1024, out_of_place, choice }
+    }
+
+    #[test]
+    fn ways_are_actions_of_rules() {
+        let way = forced().to_string();
+        assert_eq!(way, "AllPairs/SymLL/4");
+        let action = Way::action(&way);
+        assert_eq!(action, r#"{ algorithm = "all_pairs", protocol = "symll", channels = 4 }"#);
+        let rules = format!("[[rule]]\nuse = {action}\n");
+        let file = hawser_tuner::files::RuleFile::named("x.toml");
+        for algorithm in ["Ring", "Tree", "HalvingDoubling", "Bruck", "OneShot"] {
+            let text = rules.replace("all_pairs", &snake(algorithm));
+            assert_eq!(file.parse(&text).unwrap().len(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_ran_otherwise_are_left_out() {
+        let right =
+            "AllPairs with SymLL in 1 × 4 blocks of 128 threads is fastest by tuner hawser-rules: 1 µs";
+        let other = "Ring with Simple in 1 × 1 blocks of 512 threads is predicted fastest: 1 µs";
+        let got = samples(&forced(), vec![row(right), row(other)]).unwrap();
+        assert_eq!(got.len(), 1);
+        assert_eq!((got[0].bytes, got[0].us, got[0].ran.as_str()), (4096, 5.0, "AllPairs/SymLL x 1x4"));
+        assert_eq!(samples(&Way::Default, vec![row(other)]).unwrap().len(), 1);
+        let error = samples(&Way::Default, vec![row(right)]).unwrap_err().to_string();
+        assert!(error.contains("NCCL_TUNER_PLUGIN"), "{error}");
+    }
+}

@@ -1,0 +1,180 @@
+//! `hawser tune`: measures what can run on this machine, and writes a rule file for where something is surely faster than what
+//! the cost model takes.
+//!
+//! Everything is measured in rounds, each way in a process of its own (`hawser perf` under a rule that forces it), so that a
+//! drift of the machine meets all ways alike. What was measured is kept in a file beside the rules until they are written:
+//! after an interruption the same command goes on where it was.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `bench` | ways to run, one measurement |
+//! | `state` | what was measured so far, kept over an interruption |
+//! | `decide` | which way is surely faster where: pure |
+//! | `report` | the rule file with its evidence, and the plot |
+
+mod bench;
+mod decide;
+mod report;
+mod state;
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use hawser_plan::Collective;
+use hawser_runtime::{comm, device};
+use hawser_tuner::files::RuleFile;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::perf::options::parse_size;
+use bench::Bench;
+use state::State;
+
+/// Finds rules for this machine.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Collectives, by NCCL's names
+    #[arg(default_value = "all_reduce,all_gather,reduce_scatter", value_delimiter = ',', value_parser = collective)]
+    collectives: Vec<Collective>,
+    /// Ranks, each with a GPU of its own [default: all GPUs; 2 on the host device]
+    #[arg(short = 'g', long = "ngpus", value_parser = clap::value_parser!(u32).range(2..=1024))]
+    gpus: Option<u32>,
+    /// First size
+    #[arg(short = 'b', long = "minbytes", default_value = "1K", value_parser = parse_size)]
+    min_bytes: u64,
+    /// Last size [default: 256M; 1M on the host device]
+    #[arg(short = 'e', long = "maxbytes", value_parser = parse_size)]
+    max_bytes: Option<u64>,
+    /// Factor from size to size
+    #[arg(short = 'f', long = "stepfactor", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    factor: u64,
+    /// How often everything is measured; with fewer than 3 nothing can be sure
+    #[arg(short = 'N', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(3..=100))]
+    rounds: u32,
+    /// Numbers of channels to try besides the cost model's own
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    channels: Vec<u32>,
+    /// Least gain worth a rule, in percent
+    #[arg(long, default_value_t = 5.0, value_parser = percent)]
+    gain: f64,
+    /// Milliseconds for one measurement at most
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    point_ms: u64,
+    /// The rule file to write
+    #[arg(short = 'o', long, default_value = "hawser-rules.toml")]
+    out: PathBuf,
+    /// The plot of times and winners, as SVG [default: the rule file's name with .svg]
+    #[arg(long)]
+    plot: Option<PathBuf>,
+    /// Forget what an interrupted run has measured
+    #[arg(long)]
+    restart: bool,
+    /// Write over a rule file that is there
+    #[arg(long)]
+    force: bool,
+    /// Stop after so many measurements, as an interruption would
+    #[arg(long, hide = true)]
+    stop_after: Option<usize>,
+}
+
+/// Runs `hawser tune`.
+///
+/// # Errors
+/// The device, a measurement or a file failed, or a rule file is there already.
+pub fn run(options: &Options) -> Result<()> {
+    let is_host = device::is_host();
+    let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { device::count() });
+    if ranks < 2 {
+        bail!(
+            "there is {ranks} GPU here, and rules are for at least 2 ranks; HAWSER_DEVICE=host takes the CPU"
+        );
+    }
+    let out = &options.out;
+    if out.exists() && !options.force {
+        bail!(
+            "{} is there already: name another file with --out, or write over it with --force",
+            out.display()
+        );
+    }
+    let name = device::open(0)?.caps().name.clone();
+    let (world, knobs) = comm::outlook(&(0..ranks).collect::<Vec<_>>())?;
+    let bench = Bench::new(options, is_host, ranks, &world, &knobs)?;
+    let mut state = State::open(&state_file(out), &bench.question(&name), options.restart)?;
+    println!("# {ranks} ranks on {name}, {} ways, {} rounds", bench.ways().len(), options.rounds);
+    if state.done() > 0 {
+        println!("# going on after {} measurements of an interrupted run", state.done());
+    }
+    measure(options, &bench, &mut state)?;
+    let tables = decide::tables(state.samples());
+    let found = decide::rules(&tables, options.gain / 100.0);
+    let facts = report::Facts { device: &name, ranks, rounds: options.rounds, gain: options.gain };
+    let text = report::rule_file(&tables, &found, &facts);
+    // What is written has to be what the library reads.
+    RuleFile::named(out).parse(&text).context("the rules that were found cannot be read: a bug")?;
+    write(out, &text)?;
+    let plot = options.plot.clone().unwrap_or_else(|| out.with_extension("svg"));
+    write(&plot, &report::svg(&tables, &found, &facts))?;
+    state.remove();
+    print!("{}", report::summary(&tables, &found));
+    println!("# written: {} ({} rules), {}", out.display(), found.len(), plot.display());
+    Ok(())
+}
+
+/// Measures what is not measured yet.
+fn measure(options: &Options, bench: &Bench<'_>, state: &mut State) -> Result<()> {
+    let total = options.rounds as usize * bench.ways().len();
+    let bar = ProgressBar::new(total as u64);
+    if !std::io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta} left)");
+    bar.set_style(style.context("the progress bar's template")?);
+    bar.set_position(state.done() as u64);
+    let mut made = 0;
+    for round in 0..options.rounds {
+        for way in bench.ways() {
+            if state.has(round, &way.to_string()) {
+                continue;
+            }
+            if options.stop_after == Some(made) {
+                bail!("stopped after {made} measurements; the same command goes on from here");
+            }
+            bar.set_message(way.to_string());
+            let samples = bench.measure(way).with_context(|| format!("measuring {way}"))?;
+            state.add(round, &way.to_string(), samples)?;
+            made += 1;
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Where measurements are kept until the rules are written.
+fn state_file(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".tuning.json");
+    name.into()
+}
+
+/// Readers see the old file or the new one, never a part.
+fn write(path: &Path, text: &str) -> Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn collective(text: &str) -> Result<Collective, String> {
+    let known = Collective::from_name(text).filter(|c| *c != Collective::SendRecv);
+    known.ok_or_else(|| format!("{text} is no collective that rules are asked about"))
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.0..=90.0).contains(number));
+    number.ok_or_else(|| "it must be between 0 and 90".to_owned())
+}

@@ -1,0 +1,337 @@
+//! The rule file with its evidence, and the plot of what was measured.
+
+use std::fmt::Write as _;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hawser_tuner::range;
+use hawser_tuner::write::quoted;
+
+use super::bench::Way;
+use super::decide::{Found, Table, Tables, Times};
+
+/// What was measured on, and how.
+pub struct Facts<'a> {
+    /// Name of the device.
+    pub device: &'a str,
+    /// Ranks.
+    pub ranks: u32,
+    /// Rounds.
+    pub rounds: u32,
+    /// Least gain in percent.
+    pub gain: f64,
+}
+
+/// The text of the rule file.
+pub fn rule_file(tables: &Tables, found: &[Found], facts: &Facts<'_>) -> String {
+    let Facts { device, ranks, rounds, gain } = facts;
+    let mut text = format!(
+        "# Rules by hawser tune {} for {ranks} ranks of one host on {device}, {}.\n\
+         # Every way was measured in {rounds} rounds (float, sums, out of place). A rule stands where a way was faster than what the\n\
+         # cost model takes in all of them but the extreme fifth on either side, and by at least {gain} % in the median.\n\
+         # Sizes that were not measured have no rule. Times in µs: median, and half the width of the range in percent.\n\
+         version = 1\n",
+        env!("CARGO_PKG_VERSION"),
+        date()
+    );
+    for rule in found {
+        let Found { collective, bytes: (first, last), way, sizes } = rule;
+        let table = &tables[collective];
+        let bytes = range::text(&(*first..=*last), true);
+        let _ = write!(
+            text,
+            "\n# {:>10}  {:>18}  {:>18}  {:>6}  instead of\n",
+            "bytes", "cost model", way, "gain"
+        );
+        for size in sizes {
+            let row = &table[size];
+            if let (Some(default), Some(times)) = (row.default(), row.ways.get(way)) {
+                let gain = (1.0 - times.median() / default.median()) * 100.0;
+                let _ = writeln!(
+                    text,
+                    "# {size:>10}  {:>18}  {:>18}  {gain:>4.0} %  {}",
+                    figure(default),
+                    figure(times),
+                    default.ran
+                );
+            }
+        }
+        let name = quoted(&format!("tuned {collective} {bytes}"));
+        let _ = write!(
+            text,
+            "[[rule]]\nname = {name}\nmatch = {{ collective = \"{collective}\", bytes = \"{bytes}\", ranks = {ranks}, hosts = 1 }}\n\
+             use = {}\n",
+            Way::action(way)
+        );
+    }
+    for (collective, table) in tables {
+        let covered =
+            |size: &u64| found.iter().any(|f| f.collective == *collective && f.sizes.contains(size));
+        let left: Vec<String> =
+            table.keys().filter(|size| !covered(size)).map(|size| range::size(*size)).collect();
+        if !left.is_empty() {
+            let _ = write!(text, "\n# {collective}: nothing is surely better for {}\n", left.join(", "));
+        }
+    }
+    text
+}
+
+/// What was found, for the terminal.
+pub fn summary(tables: &Tables, found: &[Found]) -> String {
+    let mut text = String::new();
+    for (collective, table) in tables {
+        let _ = writeln!(text, "# {collective}: {:>8}  {:>18}  {:>18}  way", "bytes", "cost model", "winner");
+        for (size, row) in table {
+            let Some(default) = row.default() else { continue };
+            let rule = found.iter().find(|f| f.collective == *collective && f.sizes.contains(size));
+            let times = rule.and_then(|rule| row.ways.get(&rule.way));
+            let (winner, way) = match (times, rule) {
+                (Some(times), Some(rule)) => (figure(times), rule.way.as_str()),
+                _ => ("-".to_owned(), "-"),
+            };
+            let size = range::size(*size);
+            let gap = collective.len();
+            let _ = writeln!(text, "  {:gap$}  {size:>8}  {:>18}  {winner:>18}  {way}", "", figure(default));
+        }
+    }
+    text
+}
+
+fn figure(times: &Times) -> String {
+    format!("{:.2} ± {:.0} %", times.median(), times.spread() * 100.0)
+}
+
+/// Today in UTC.
+fn date() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (year, month, day) = civil(seconds / 86_400);
+    format!("{year}-{month:02}-{day:02}")
+}
+
+/// Year, month and day of a number of days since 1970.
+fn civil(days: u64) -> (u64, u64, u64) {
+    // Years that begin in March have their leap day at the end.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (year + era * 400 + u64::from(month <= 2), month, day)
+}
+
+const WIDTH: f64 = 900.0;
+const PANEL: f64 = 340.0;
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 230.0;
+const TOP: f64 = 50.0;
+const BAND: f64 = 26.0;
+const COLOURS: [&str; 8] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c8c00"];
+
+/// The plot: a panel for each collective with the times of all ways, and a band that shows the winner by size.
+pub fn svg(tables: &Tables, found: &[Found], facts: &Facts<'_>) -> String {
+    let height = TOP + PANEL * tables.len() as f64;
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" font-family=\"sans-serif\" \
+         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{LEFT}\" y=\"24\" font-size=\"16\">hawser tune: {} ranks on {}, medians of {} rounds</text>\n",
+        facts.ranks,
+        escaped(facts.device),
+        facts.rounds
+    );
+    for (at, (collective, table)) in tables.iter().enumerate() {
+        let own: Vec<&Found> = found.iter().filter(|f| f.collective == *collective).collect();
+        panel(&mut text, TOP + PANEL * at as f64, collective, table, &own);
+    }
+    text + "</svg>\n"
+}
+
+/// From sizes and times to places.
+struct Scale {
+    x: (f64, f64),
+    y: (f64, f64),
+    top: f64,
+}
+
+impl Scale {
+    fn new(table: &Table, top: f64) -> Option<Self> {
+        let medians = table.values().flat_map(|row| row.ways.values()).map(|times| times.median().ln());
+        let (low, high) = medians.fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
+        let (first, last) = (*table.keys().next()?, *table.keys().next_back()?);
+        let wide =
+            |low: f64, high: f64| if high - low < 1e-6 { (low - 0.5, high + 0.5) } else { (low, high) };
+        let (x, y) = (wide((first as f64).ln(), (last as f64).ln()), wide(low, high));
+        Some(Self { x, y, top })
+    }
+
+    fn x(&self, bytes: u64) -> f64 {
+        let part = ((bytes as f64).ln() - self.x.0) / (self.x.1 - self.x.0);
+        LEFT + part.clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn y(&self, us: f64) -> f64 {
+        let part = (us.ln() - self.y.0) / (self.y.1 - self.y.0);
+        self.top + (1.0 - part) * (PANEL - BAND - 70.0)
+    }
+}
+
+fn panel(text: &mut String, top: f64, collective: &str, table: &Table, found: &[&Found]) {
+    let Some(scale) = Scale::new(table, top + 20.0) else { return };
+    let _ =
+        writeln!(text, "<text x=\"{LEFT}\" y=\"{:.0}\" font-weight=\"bold\">{collective}</text>", top + 8.0);
+    let mut ways: Vec<&str> = found.iter().map(|f| f.way.as_str()).collect();
+    ways.sort_unstable();
+    ways.dedup();
+    let colour = |way: &str| ways.iter().position(|w| *w == way).map(|at| COLOURS[at % COLOURS.len()]);
+    let all: std::collections::BTreeSet<&str> =
+        table.values().flat_map(|row| row.ways.keys()).map(String::as_str).collect();
+    // What wins and the default are drawn last, above the others.
+    let (plain, marked): (Vec<&str>, Vec<&str>) =
+        all.into_iter().partition(|way| colour(way).is_none() && *way != "default");
+    for way in plain.into_iter().chain(marked) {
+        let stroke = match way {
+            "default" => "stroke=\"black\" stroke-width=\"2\" stroke-dasharray=\"5 3\"".to_owned(),
+            _ => match colour(way) {
+                Some(colour) => format!("stroke=\"{colour}\" stroke-width=\"2.5\""),
+                None => "stroke=\"#c8c8c8\" stroke-width=\"1\"".to_owned(),
+            },
+        };
+        let point = |(bytes, row): (&u64, &super::decide::Row)| {
+            row.ways.get(way).map(|times| format!("{:.1},{:.1}", scale.x(*bytes), scale.y(times.median())))
+        };
+        let points: Vec<String> = table.iter().filter_map(point).collect();
+        let _ = writeln!(
+            text,
+            "<polyline fill=\"none\" {stroke} points=\"{}\"><title>{}</title></polyline>",
+            points.join(" "),
+            escaped(way)
+        );
+    }
+    axes(text, &scale, table);
+    band(text, &scale, found, &colour);
+    let mut y = top + 30.0;
+    let entries = ways.iter().map(|way| (*way, colour(way).unwrap_or("black")));
+    for (way, colour) in
+        entries.chain([("what the cost model takes (dashed)", "black"), ("others", "#a0a0a0")])
+    {
+        let x = WIDTH - RIGHT + 16.0;
+        let _ = writeln!(text, "<text x=\"{x:.0}\" y=\"{y:.0}\" fill=\"{colour}\">{}</text>", escaped(way));
+        y += 17.0;
+    }
+}
+
+fn axes(text: &mut String, scale: &Scale, table: &Table) {
+    let bottom = scale.top + PANEL - BAND - 70.0;
+    let right = WIDTH - RIGHT;
+    let _ = writeln!(
+        text,
+        "<path d=\"M{LEFT} {:.0}V{bottom:.0}H{right:.0}\" fill=\"none\" stroke=\"black\"/>",
+        scale.top
+    );
+    for bytes in table.keys() {
+        let (x, y) = (scale.x(*bytes), bottom + BAND + 18.0);
+        let size = range::size(*bytes);
+        let _ = writeln!(
+            text,
+            "<text x=\"{x:.1}\" y=\"{y:.0}\" text-anchor=\"middle\" font-size=\"10\">{size}</text>"
+        );
+    }
+    for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
+        let us = (scale.y.0 + part * (scale.y.1 - scale.y.0)).exp();
+        let (x, y) = (LEFT - 6.0, scale.y(us));
+        let us = if us < 10.0 { format!("{us:.1}") } else { format!("{us:.0}") };
+        let _ = writeln!(
+            text,
+            "<text x=\"{x:.0}\" y=\"{:.1}\" text-anchor=\"end\" font-size=\"10\">{us} µs</text>",
+            y + 3.0
+        );
+    }
+}
+
+/// The winner by size.
+fn band<'c>(text: &mut String, scale: &Scale, found: &[&Found], colour: &impl Fn(&str) -> Option<&'c str>) {
+    let y = scale.top + PANEL - BAND - 64.0;
+    let width = WIDTH - LEFT - RIGHT;
+    let _ =
+        writeln!(text, "<rect x=\"{LEFT}\" y=\"{y:.0}\" width=\"{width}\" height=\"14\" fill=\"#eeeeee\"/>");
+    for Found { bytes: (first, last), way, .. } in found {
+        let (x, end) = (scale.x(*first), scale.x(*last));
+        let _ = writeln!(
+            text,
+            "<rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{:.1}\" height=\"14\" fill=\"{}\"><title>{}</title></rect>",
+            (end - x).max(3.0),
+            colour(way).unwrap_or("black"),
+            escaped(way)
+        );
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tune::bench::Sample;
+    use crate::tune::decide;
+
+    fn measured() -> (Tables, Vec<Found>) {
+        let sample =
+            |bytes, us| Sample { collective: "all_reduce".into(), bytes, us, ran: "Ring/LL x 1x2".into() };
+        let mut samples = Vec::new();
+        for round in 0..5 {
+            let late = f64::from(round) / 10.0;
+            for (bytes, a, b) in [(1 << 10, 10.0, 8.0), (1 << 12, 12.0, 9.0), (1 << 14, 20.0, 30.0)] {
+                samples.push(("default", sample(bytes, a + late)));
+                samples.push(("AllPairs/SymLL/4", sample(bytes, b + late)));
+            }
+        }
+        let tables = decide::tables(samples.iter().map(|(way, sample)| (*way, sample)));
+        let found = decide::rules(&tables, 0.05);
+        (tables, found)
+    }
+
+    fn facts() -> Facts<'static> {
+        Facts { device: "<H200>", ranks: 8, rounds: 5, gain: 5.0 }
+    }
+
+    #[test]
+    fn the_file_says_what_was_measured_and_is_read_back() {
+        let (tables, found) = measured();
+        let text = rule_file(&tables, &found, &facts());
+        for part in [
+            "for 8 ranks of one host on <H200>, 20",
+            "#       1024      10.20 ± 1 %       8.20 ± 2 %    20 %  Ring/LL x 1x2\n",
+            "match = { collective = \"all_reduce\", bytes = \"1K..8K\", ranks = 8, hosts = 1 }\n\
+             use = { algorithm = \"all_pairs\", protocol = \"symll\", channels = 4 }\n",
+            "# all_reduce: nothing is surely better for 16K\n",
+        ] {
+            assert!(text.contains(part), "no {part} in\n{text}");
+        }
+        let rules = hawser_tuner::files::RuleFile::named("x.toml").parse(&text).unwrap();
+        assert_eq!(rules.len(), 1);
+        assert_eq!(rules[0].name.as_deref(), Some("tuned all_reduce 1K..8K"));
+        let summary = summary(&tables, &found);
+        assert!(summary.contains("AllPairs/SymLL/4") && summary.lines().count() == 4, "{summary}");
+    }
+
+    #[test]
+    fn the_plot_has_a_line_per_way_and_the_winners() {
+        let (tables, found) = measured();
+        let text = svg(&tables, &found, &facts());
+        assert_eq!((text.matches("<polyline").count(), text.matches("height=\"14\"").count()), (2, 2));
+        assert!(text.contains("&lt;H200>") && !text.contains("NaN") && !text.contains("inf"), "{text}");
+        // One size, one time.
+        let one = [("default", Sample { collective: "x".into(), bytes: 8, us: 1.0, ran: String::new() })];
+        let tables = decide::tables(one.iter().map(|(way, sample)| (*way, sample)));
+        let text = svg(&tables, &[], &facts());
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    }
+
+    #[test]
+    fn days_are_dates() {
+        assert_eq!((civil(0), civil(19_782), civil(20_778)), ((1970, 1, 1), (2024, 2, 29), (2026, 11, 21)));
+    }
+}

@@ -1,0 +1,352 @@
+//! A rank's place in the protocol: its machines, its connections, and what it has proposed.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hawser_plugin::tuner::{SettingsFile, TunerConfig};
+
+use super::protocol::{Body, Coordinator, Gate, Limits, Member, Message, Outcome, Todo};
+use super::turn::Turn;
+use super::{service, wire};
+use crate::bootstrap::Bootstrap;
+use crate::comm::Tuners;
+use crate::error::Error;
+use crate::log::{self, Subsys};
+use crate::transport::control::Control;
+use crate::wait::{AbortFlag, Wait};
+
+/// Tag of messages over the bootstrap.
+const TAG: u64 = 0x4e45_5408_0000;
+/// How long handing one message to a rank may take.
+const TELL: Duration = Duration::from_secs(2);
+/// Changes that are remembered for [`Seat::switches`].
+const MOST_REMEMBERED: usize = 8192;
+
+/// The rules that a change brings.
+pub struct Staged {
+    /// With the new rules.
+    pub tuners: Tuners,
+    /// Equal on all ranks.
+    pub digest: u64,
+}
+
+/// A change that has happened on a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Switch {
+    /// Its number, the same on all ranks.
+    pub change: u64,
+    /// The first collective with the new rules, as decided.
+    pub at: u64,
+    /// The collective before which this rank took them.
+    pub begun: u64,
+    /// Of the rules.
+    pub digest: u64,
+}
+
+/// What a seat is made of.
+pub struct Place {
+    /// Number of the communicator.
+    pub comm_id: u64,
+    /// Its name.
+    pub name: String,
+    /// Control connections to the other ranks.
+    pub bootstrap: Arc<Bootstrap>,
+    /// Ends operations when the communicator cannot go on.
+    pub control: Arc<Control>,
+    /// The tuners that it began with.
+    pub tuners: Arc<Tuners>,
+    /// What tuners learn of it.
+    pub config: TunerConfig,
+    /// What its calls pass.
+    pub turn: Arc<Turn<Staged>>,
+    /// How long ranks may take for each step.
+    pub limit: Duration,
+}
+
+/// A rank of a communicator, where its process reaches it.
+pub struct Seat {
+    /// Number of the communicator.
+    pub comm_id: u64,
+    /// Its name.
+    pub name: String,
+    /// This rank.
+    pub rank: u32,
+    /// How many there are.
+    pub ranks: u32,
+    turn: Arc<Turn<Staged>>,
+    work: Mutex<Option<Work>>,
+    /// Proposals that nobody has looked at.
+    fresh: Mutex<VecDeque<Proposal>>,
+    switches: Mutex<VecDeque<Switch>>,
+}
+
+struct Proposal {
+    content: Arc<[u8]>,
+    done: Done,
+}
+
+/// Told what became of a proposal.
+pub type Done = Box<dyn FnOnce(Outcome) + Send>;
+
+struct Work {
+    place: Place,
+    member: Member<Staged>,
+    coordinator: Option<Coordinator>,
+    proposals: HashMap<u64, (Done, Duration)>,
+    last_proposal: u64,
+    /// Whether this rank ever had part in a change: only then others have to hear that it goes.
+    has_met: bool,
+    gone: Vec<bool>,
+    limit: Duration,
+}
+
+impl Seat {
+    /// A seat that nobody serves yet.
+    pub fn new(place: Place) -> Self {
+        let (rank, ranks, limit) = (place.bootstrap.rank(), place.bootstrap.nranks(), place.limit);
+        place.bootstrap.on_message(TAG, service::ring);
+        let limits = Limits { step: limit };
+        Self {
+            comm_id: place.comm_id,
+            name: place.name.clone(),
+            rank,
+            ranks,
+            turn: place.turn.clone(),
+            fresh: Mutex::default(),
+            switches: Mutex::default(),
+            work: Mutex::new(Some(Work {
+                place,
+                member: Member::new(limits),
+                coordinator: (rank == 0).then(|| Coordinator::new(ranks, limits)),
+                proposals: HashMap::new(),
+                last_proposal: 0,
+                has_met: false,
+                gone: vec![false; ranks as usize],
+                limit,
+            })),
+        }
+    }
+
+    /// Proposes other rules for all ranks. `done` is told the outcome from the thread that serves seats; it must not wait.
+    pub fn propose(&self, files: &[SettingsFile], done: Done) {
+        let content = wire::pack(files);
+        let most = crate::bootstrap::MAX_MESSAGE / 2;
+        if content.len() > most {
+            let why = format!("{} bytes of rules are more than the {most} that can be sent", content.len());
+            return done(Outcome::Unchanged(why));
+        }
+        lock(&self.fresh).push_back(Proposal { content, done });
+        service::ring();
+    }
+
+    /// Collectives that this rank has begun.
+    pub fn begun(&self) -> u64 {
+        self.turn.begun()
+    }
+
+    /// The changes that have happened on this rank, the latest of them.
+    pub fn switches(&self) -> Vec<Switch> {
+        lock(&self.switches).iter().copied().collect()
+    }
+
+    /// A change has happened.
+    pub fn remember(&self, switch: Switch) {
+        let mut switches = lock(&self.switches);
+        if switches.len() >= MOST_REMEMBERED {
+            switches.pop_front();
+        }
+        switches.push_back(switch);
+    }
+
+    /// Does what there is to do. Says whether time matters: it wants to be called again soon.
+    pub fn step(&self, now: Duration) -> bool {
+        let mut work = lock(&self.work);
+        let Some(work) = work.as_mut() else { return false };
+        let fresh: Vec<Proposal> = lock(&self.fresh).drain(..).collect();
+        let mut todo = Todo::default();
+        for Proposal { content, done } in fresh {
+            work.last_proposal += 1;
+            let until = now + work.limit * 8;
+            work.proposals.insert(work.last_proposal, (done, until));
+            work.member.propose(work.last_proposal, content, &mut todo);
+        }
+        work.carry_out(todo, now);
+        work.listen(now);
+        work.tick(now);
+        work.member.is_busy() || work.coordinator.as_ref().is_some_and(Coordinator::is_busy)
+    }
+
+    /// Leaves: tells the others, and lets everything go.
+    pub fn close(&self) {
+        let Some(mut work) = lock(&self.work).take() else { return };
+        let mut todo = Todo::default();
+        match &mut work.coordinator {
+            Some(coordinator) if work.has_met => coordinator.leave(&mut todo),
+            None if work.has_met => work.member.leave(&mut todo),
+            _ => {}
+        }
+        // What this rank would tell itself nobody hears any more.
+        todo.send.retain(|(to, _)| *to != self.rank);
+        if !work.place.control.is_aborted() {
+            work.carry_out(todo, Duration::ZERO);
+        }
+        let fresh: Vec<Proposal> = lock(&self.fresh).drain(..).collect();
+        let open = work.proposals.into_values().map(|(done, _)| done);
+        for done in open.chain(fresh.into_iter().map(|proposal| proposal.done)) {
+            done(Outcome::Unknown("this rank has left the communicator".to_owned()));
+        }
+    }
+}
+
+impl Work {
+    /// Takes what other ranks say, then notices who is gone.
+    fn listen(&mut self, now: Duration) {
+        let (rank, ranks) = (self.place.bootstrap.rank(), self.place.bootstrap.nranks());
+        // Whoever is gone now has sent all that is taken below.
+        let watched = match (&self.coordinator, self.has_met) {
+            (_, false) => 0..0,
+            (Some(_), true) => 1..ranks,
+            (None, true) => 0..1,
+        };
+        let is_news = |other: &u32| !self.gone[*other as usize] && self.place.bootstrap.has_left(*other);
+        let gone: Vec<u32> = watched.filter(|other| *other != rank).filter(is_news).collect();
+        while let Some((from, bytes)) = self.place.bootstrap.take_any(TAG) {
+            match wire::decode(&bytes) {
+                Some(message) => self.hear(from, message, now),
+                None => {
+                    log::warn(&format!("{}: rank {from} sent a malformed message about rules", self.who()))
+                }
+            }
+        }
+        for other in gone {
+            self.lost(other, now);
+        }
+    }
+
+    fn hear(&mut self, from: u32, message: Message, now: Duration) {
+        self.has_met = true;
+        let mut todo = Todo::default();
+        let is_for_coordinator = wire::is_for_coordinator(&message.body)
+            || message.body == Body::Farewell && self.coordinator.is_some();
+        match &mut self.coordinator {
+            Some(coordinator) if is_for_coordinator => coordinator.hear(from, message, now, &mut todo),
+            _ if from == 0 => {
+                let Place { tuners, config, turn, .. } = &self.place;
+                let check = |content: &[u8]| {
+                    let files = wire::unpack(content).ok_or("the rules came damaged")?;
+                    let staged = tuners.with_settings(config, &files).map_err(|error| error.text)?;
+                    Ok((Staged { tuners: staged.0, digest: staged.1 }, staged.1))
+                };
+                self.member.hear(message, now, &mut &**turn, &check, &mut todo);
+            }
+            _ => log::warn(&format!("{}: rank {from} sent rank 0's part of a change", self.who())),
+        }
+        self.carry_out(todo, now);
+    }
+
+    fn tick(&mut self, now: Duration) {
+        let mut todo = Todo::default();
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.tick(now, &mut todo);
+        }
+        let turn = self.place.turn.clone();
+        self.member.tick(now, &mut &*turn, &mut todo);
+        self.carry_out(todo, now);
+        let late: Vec<u64> = self
+            .proposals
+            .iter()
+            .filter(|(_, (_, until))| now >= *until)
+            .map(|(number, _)| *number)
+            .collect();
+        for number in late {
+            self.tell(number, Outcome::Unknown("rank 0 has not answered in time".to_owned()));
+        }
+    }
+
+    fn lost(&mut self, rank: u32, now: Duration) {
+        if std::mem::replace(&mut self.gone[rank as usize], true) {
+            return;
+        }
+        let mut todo = Todo::default();
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.lost(rank, now, &mut todo);
+        } else if rank == 0 {
+            let turn = self.place.turn.clone();
+            self.member.lost(&mut &*turn, &mut todo);
+        }
+        self.carry_out(todo, now);
+    }
+
+    fn carry_out(&mut self, todo: Todo, now: Duration) {
+        for note in todo.notes {
+            log::info(Subsys::Tuning, || format!("{}: {note}", self.who()));
+        }
+        if let Some(why) = todo.fail {
+            let text = format!("{}: {why}: the communicator is of no use any more", self.who());
+            log::warn(&text);
+            self.place.control.fail(Error::remote(text));
+        }
+        for (number, outcome) in todo.outcomes {
+            self.tell(number, outcome);
+        }
+        let (own, mut lost) = (self.place.bootstrap.rank(), Vec::new());
+        for (to, message) in todo.send {
+            if to == own {
+                self.hear(own, message, now);
+            } else if !self.gone[to as usize] && !lost.contains(&to) && !self.send(to, &message) {
+                lost.push(to);
+            }
+        }
+        for rank in lost {
+            self.lost(rank, now);
+        }
+    }
+
+    fn send(&mut self, to: u32, message: &Message) -> bool {
+        self.has_met = true;
+        let wait = Wait::new(AbortFlag::new(), Some(TELL));
+        let sent = self.place.bootstrap.send(to, TAG, &wire::encode(message), &wait);
+        if let Err(error) = &sent {
+            log::info(Subsys::Tuning, || format!("{}: {error}", self.who()));
+        }
+        sent.is_ok()
+    }
+
+    fn tell(&mut self, number: u64, outcome: Outcome) {
+        if let Some((done, _)) = self.proposals.remove(&number) {
+            done(outcome);
+        }
+    }
+
+    fn who(&self) -> String {
+        format!("communicator {}, rank {}", self.place.name, self.place.bootstrap.rank())
+    }
+}
+
+impl super::protocol::Fences<Staged> for &Turn<Staged> {
+    fn fence(&mut self, margin: u64) -> u64 {
+        Turn::fence(self, margin)
+    }
+
+    fn release(&mut self) {
+        self.with(Gate::release);
+    }
+
+    fn commit(&mut self, change: u64, at: u64, staged: Staged) {
+        self.with(|gate| gate.commit(change, at, staged));
+    }
+
+    fn doubt(&mut self, why: String) {
+        self.with(|gate| gate.doubt(why));
+    }
+
+    fn is_full(&self) -> bool {
+        self.with(|gate| gate.is_full())
+    }
+}
+
+/// The lock, also after a panic of another holder.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,167 @@
+//! The thread of a process that serves the seats of its communicators, answers other programs and watches rule files.
+//!
+//! It sleeps until a message comes, somebody asks or proposes, or a change is open. It is there as long as the process has a
+//! communicator of more than one rank.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::files::Watched;
+use super::seat::Seat;
+use super::socket::Door;
+use crate::env;
+use crate::error::{Error, Result};
+use crate::log::{self, Subsys};
+
+/// How soon time is looked at again while a change is open.
+const SOON: Duration = Duration::from_millis(20);
+/// Stack of the thread: rules are read there.
+const STACK: usize = 1 << 20;
+
+#[derive(Default)]
+struct Service {
+    seats: Vec<Arc<Seat>>,
+    thread: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
+}
+
+static SERVICE: Mutex<Option<Service>> = Mutex::new(None);
+/// Held while the thread starts or ends.
+static CHANGING: Mutex<()> = Mutex::new(());
+
+/// A seat that is served until this is dropped.
+pub struct Seated(Arc<Seat>);
+
+impl Seated {
+    /// Begins to serve a seat.
+    ///
+    /// # Errors
+    /// The system has no thread or descriptor left.
+    pub fn new(seat: Seat) -> Result<Self> {
+        let _changing = lock(&CHANGING);
+        bell()?;
+        let seat = Arc::new(seat);
+        let mut service = lock(&SERVICE);
+        let service = service.get_or_insert_default();
+        service.seats.push(seat.clone());
+        if service.thread.is_none() {
+            let stop = Arc::new(AtomicBool::new(false));
+            let told = stop.clone();
+            let run = move || {
+                let work = std::panic::AssertUnwindSafe(|| serve(&told));
+                if std::panic::catch_unwind(work).is_err() {
+                    log::warn(
+                        "the thread for changes of rules panicked: a bug in this library; rules stay as they are",
+                    );
+                }
+            };
+            let thread = std::thread::Builder::new().name("hawser-rules".into()).stack_size(STACK).spawn(run);
+            match thread {
+                Ok(thread) => service.thread = Some((stop, thread)),
+                Err(error) => {
+                    service.seats.pop();
+                    return Err(Error::system("starting the thread for changes of rules", error));
+                }
+            }
+        }
+        Ok(Self(seat))
+    }
+
+    /// The seat.
+    pub fn seat(&self) -> &Arc<Seat> {
+        &self.0
+    }
+}
+
+impl Drop for Seated {
+    fn drop(&mut self) {
+        self.0.close();
+        let _changing = lock(&CHANGING);
+        let ended = {
+            let mut service = lock(&SERVICE);
+            let Some(service) = service.as_mut() else { return };
+            service.seats.retain(|seat| !Arc::ptr_eq(seat, &self.0));
+            if service.seats.is_empty() { service.thread.take() } else { None }
+        };
+        if let Some((stop, thread)) = ended {
+            stop.store(true, Ordering::Release);
+            ring();
+            // A communicator may end in a callback that this thread runs.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Whether a communicator of this process can change its rules.
+pub fn process_has_seats() -> bool {
+    !seats().is_empty()
+}
+
+/// Wakes the thread. Does not wait.
+pub(super) fn ring() {
+    if let Ok(bell) = bell() {
+        let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    }
+}
+
+/// The seats of this process.
+pub(super) fn seats() -> Vec<Arc<Seat>> {
+    lock(&SERVICE).as_ref().map_or_else(Vec::new, |service| service.seats.clone())
+}
+
+fn bell() -> Result<&'static OwnedFd> {
+    static BELL: OnceLock<std::result::Result<OwnedFd, Error>> = OnceLock::new();
+    let make = || {
+        let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        made.map_err(|errno| Error::system("eventfd for changes of rules", errno))
+    };
+    BELL.get_or_init(make).as_ref().map_err(Clone::clone)
+}
+
+fn serve(stop: &AtomicBool) {
+    let Ok(bell) = bell() else { return };
+    let settings = env::settings();
+    let mut door = Door::open(settings).unwrap_or_else(|error| {
+        log::info(Subsys::Init, || format!("other programs cannot change rules of this process: {error}"));
+        None
+    });
+    let mut watched = Watched::new(settings);
+    let began = Instant::now();
+    let mut pause: Option<Duration> = Some(Duration::ZERO);
+    while !stop.load(Ordering::Acquire) {
+        let waits = wait_for_events(bell, door.as_ref(), pause);
+        if let Err(error) = waits {
+            log::warn(&format!("changes of rules: {error}"));
+            std::thread::sleep(SOON);
+        }
+        let mut count = [0; 8];
+        let _ = rustix::io::read(bell, &mut count);
+        let now = began.elapsed();
+        let seats = seats();
+        let busy = seats.iter().filter(|seat| seat.step(now)).count();
+        let answering = door.as_mut().is_some_and(|door| door.serve(&seats));
+        let next = watched.as_mut().map(|watched| watched.look(&seats, now));
+        pause = if busy > 0 || answering { Some(SOON) } else { next };
+    }
+}
+
+fn wait_for_events(bell: &OwnedFd, door: Option<&Door>, pause: Option<Duration>) -> Result<()> {
+    let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
+    fds.extend(door.map(|door| PollFd::new(door.listener(), PollFlags::IN)));
+    let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
+    match poll(&mut fds, pause.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(Error::system("poll", errno)),
+    }
+}
+
+/// The lock, also after a panic of another holder.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
