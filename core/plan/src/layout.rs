@@ -5,9 +5,10 @@
 //! Only ranks of one host write into each other's heaps: peers are counted by their place on the host.
 
 use crate::device_plan::DevComm;
-use crate::dma::Staging;
-use crate::exchange::Area;
+use crate::dma::{self, Staging};
+use crate::exchange::{self, Area};
 use crate::knobs::Knobs;
+use crate::world::World;
 
 /// Bytes of the counter page of an entry: tails at 0, credits at 256, one counter per 64 bytes.
 const COUNTERS: u64 = 512;
@@ -61,6 +62,18 @@ impl HeapLayout {
             area: None,
             staging: None,
         }
+    }
+
+    /// The layout of a communicator, with all that its heaps hold.
+    pub fn of(world: &World, knobs: &Knobs) -> Self {
+        let mut layout = Self::new(world.size(), world.places().1, knobs);
+        if exchange::has_areas(world, knobs) {
+            layout = layout.with_area();
+        }
+        if dma::has_staging(world, knobs) {
+            layout = layout.with_staging(knobs);
+        }
+        layout
     }
 
     /// The same with areas for exchanges.

@@ -5,12 +5,16 @@
 //! `NCCL_*` name is reported with the nearest known one. This is the only file of the runtime that
 //! reads the environment.
 
+mod sm_free;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use crate::error::{Error, Result};
 use crate::log;
+use crate::pool;
 
 /// The settings of this process.
 #[derive(Debug, Clone)]
@@ -74,6 +78,19 @@ pub struct Settings {
     pub pass_sm: u8,
     /// `NCCL_PSM_BUFFER_SIZE`: staging for copy engines per peer, in bytes.
     pub staging_bytes: u64,
+    /// `NCCL_CUMEM_POOL_SIZE`, `_PREALLOC`, `_GROWTH_FACTOR`, `_MAX_SIZE`, `_TRIM_THRESHOLD`, `_MONITOR`,
+    /// `_MONITOR_INTERVAL`: the memory of each device.
+    pub pool: pool::Policy,
+    /// `NCCL_SM_FREE_VERBOSE`: lines about what runs without multiprocessors, and why not: 1 = at the first use, 2 = always.
+    pub sm_free_verbose: u8,
+    /// `NCCL_DMA_ENABLE`: whether copy engines may move data.
+    pub dma_enable: bool,
+    /// `NCCL_ZERO_COPY`: 0 = all through staging, else copy engines move data from user buffer to user buffer.
+    pub zero_copy: Option<bool>,
+    /// `NCCL_DIRECT_PATH`: 0 = through host memory even where GPUs reach each other.
+    pub direct_path: Option<bool>,
+    /// Values of the settings above that mean nothing: communicators refuse to come up with them.
+    pub faults: Vec<String>,
     /// `HAWSER_LINKS`: file with constants of the cost model, as `hawser measure` writes it; `none` = the built-in ones.
     pub links: Option<String>,
     /// `MSCCL_XML_FILES`: program files (MSCCL's XML, or `.plan`), separated by `:`; the first that fits a call runs it.
@@ -100,6 +117,16 @@ pub struct Settings {
     pub debug_file: Option<String>,
 }
 
+impl Settings {
+    /// Whether all values that must mean something do.
+    ///
+    /// # Errors
+    /// `InvalidUsage` with the name, the value and the accepted form of each that does not.
+    pub fn check(&self) -> Result<()> {
+        if self.faults.is_empty() { Ok(()) } else { Err(Error::invalid_usage(self.faults.join("; "))) }
+    }
+}
+
 /// Values of `HAWSER_EXPLAIN`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Explain {
@@ -119,8 +146,8 @@ pub fn settings() -> &'static Settings {
         let settings = source.settings();
         log::configure(&settings);
         crate::bootstrap::set_log(|text| log::info(log::Subsys::Bootstrap, || text.to_owned()));
-        for complaint in source.complaints() {
-            log::warn(&complaint);
+        for complaint in source.complaints().iter().chain(&settings.faults) {
+            log::warn(complaint);
         }
         settings
     })
@@ -143,6 +170,20 @@ pub fn bootstrap_settings() -> crate::bootstrap::Settings {
 /// Names of the variables that have an effect in this version.
 pub const HONOURED: &[&str] = &[
     "NCCL_CUMEM_ENABLE",
+    "NCCL_CUMEM_HOST_ENABLE",
+    "NCCL_CUMEM_POOL_SIZE",
+    "NCCL_CUMEM_PREALLOC",
+    "NCCL_CUMEM_GROWTH_FACTOR",
+    "NCCL_CUMEM_MAX_SIZE",
+    "NCCL_CUMEM_TRIM_THRESHOLD",
+    "NCCL_CUMEM_MONITOR",
+    "NCCL_CUMEM_MONITOR_INTERVAL",
+    "NCCL_SM_FREE_VERBOSE",
+    "NCCL_ZERO_COPY",
+    "NCCL_DMA_ENABLE",
+    "NCCL_DIRECT_PATH",
+    "NCCL_PXN_DISABLE",
+    "NCCL_ENABLE_FAULT_TOLERANCE",
     "NCCL_P2P_DISABLE",
     "NCCL_SHM_DISABLE",
     "NCCL_ALGO",
@@ -196,6 +237,8 @@ pub const HONOURED: &[&str] = &[
 struct Source {
     values: BTreeMap<String, String>,
     complaints: std::cell::RefCell<Vec<String>>,
+    /// Like complaints, but nothing comes up with them.
+    faults: std::cell::RefCell<Vec<String>>,
 }
 
 impl Source {
@@ -203,7 +246,7 @@ impl Source {
         let named = std::env::var("NCCL_ENV_PLUGIN").ok();
         if let Some(plugin) = crate::plugins::env(named.as_deref()) {
             let known = HONOURED.iter().filter_map(|name| Some(((*name).to_owned(), plugin.value(name)?)));
-            return Self { values: known.collect(), complaints: std::cell::RefCell::default() };
+            return Self::of(known.collect());
         }
         let mut values = BTreeMap::new();
         let home = std::env::var("HOME").map(|h| format!("{h}/.nccl.conf")).ok();
@@ -219,7 +262,11 @@ impl Source {
                 values.insert(name.to_owned(), value.to_owned());
             }
         }
-        Self { values, complaints: std::cell::RefCell::default() }
+        Self::of(values)
+    }
+
+    fn of(values: BTreeMap<String, String>) -> Self {
+        Self { values, complaints: Default::default(), faults: Default::default() }
     }
 
     fn settings(&self) -> Settings {
@@ -266,6 +313,12 @@ impl Source {
                 .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),
             pass_sm: self.level("NCCL_PASS_SM"),
             staging_bytes: self.size("NCCL_PSM_BUFFER_SIZE").unwrap_or(0),
+            pool: self.pool(),
+            sm_free_verbose: self.sm_free_verbose(),
+            dma_enable: self.choice("NCCL_DMA_ENABLE").unwrap_or(true),
+            zero_copy: self.choice("NCCL_ZERO_COPY"),
+            direct_path: self.choice("NCCL_DIRECT_PATH"),
+            faults: self.faults(),
             links: self.text("HAWSER_LINKS"),
             msccl_files: self.text("MSCCL_XML_FILES"),
             msccl_folder: self.text("MSCCL_ALGO_DIR"),
@@ -425,9 +478,9 @@ fn distance(a: &str, b: &str) -> usize {
 mod tests {
     use super::*;
 
-    fn source(pairs: &[(&str, &str)]) -> Source {
+    pub(super) fn source(pairs: &[(&str, &str)]) -> Source {
         let values = pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
-        Source { values, complaints: std::cell::RefCell::default() }
+        Source::of(values)
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod exec;
 pub mod group;
 pub mod log;
 pub mod plugins;
+pub mod pool;
 pub mod progress;
 pub mod proxy;
 pub mod transport;

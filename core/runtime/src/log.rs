@@ -109,6 +109,11 @@ pub fn explain(text: &str) {
     text.lines().for_each(|line| write_line("EXPLAIN", line));
 }
 
+/// A line that a setting of its own asked for (`NCCL_CUMEM_MONITOR`, `NCCL_SM_FREE_VERBOSE`): written at every level.
+pub fn monitor(text: &str) {
+    write_line("INFO", text);
+}
+
 /// Whether lines of a subsystem are written.
 pub fn wants(subsys: Subsys) -> bool {
     LEVEL.load(Ordering::Relaxed) >= 3 && MASK.load(Ordering::Relaxed) & subsys as u32 != 0

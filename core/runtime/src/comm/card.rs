@@ -5,12 +5,12 @@ use std::sync::OnceLock;
 use hawser_plan::world::{DeviceKind, Link, RankInfo};
 use hawser_plan::{Knobs, World};
 
-use crate::device::{Caps, HeapKind};
+use crate::device::{Device, HeapKind};
 use crate::env::Settings;
 use crate::error::{Error, Result};
 
 /// Changes whenever ranks of two builds could not work together.
-const PROTOCOL: u32 = 3;
+const PROTOCOL: u32 = 4;
 
 /// One rank's card.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,10 @@ pub struct Card {
     nonce: u64,
     /// Equal for ranks of one process only.
     pub process: u64,
+    /// Bytes that the rank's pool may still give (`NCCL_CUMEM_MAX_SIZE`).
+    room: u64,
+    /// The pool's number in its process.
+    pool: u64,
     host: String,
     device: String,
     peers: Vec<String>,
@@ -32,8 +36,11 @@ pub struct Card {
 
 impl Card {
     /// The card of this rank.
-    pub fn new(caps: &Caps, settings: &Settings, knobs: &Knobs, host: Option<&str>) -> Self {
+    pub fn new(device: &dyn Device, settings: &Settings, knobs: &Knobs, host: Option<&str>) -> Self {
+        let caps = device.caps();
         Self {
+            room: device.pool().room(),
+            pool: device.pool().id(),
             protocol: PROTOCOL,
             knobs: knobs.digest(),
             nonce: random(),
@@ -46,7 +53,7 @@ impl Card {
                 DeviceKind::Cuda { sm } => sm,
             },
             nvlink: caps.nvlink,
-            p2p: !settings.p2p_disable,
+            p2p: !settings.p2p_disable && settings.direct_path != Some(false),
             shm: !settings.shm_disable,
         }
     }
@@ -55,11 +62,13 @@ impl Card {
     pub fn encode(&self) -> Vec<u8> {
         let flags = [self.nvlink, self.p2p, self.shm].map(u8::from);
         let head = format!(
-            "{}\n{}\n{}\n{}\n{}\n{}\n",
+            "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n",
             self.protocol,
             self.knobs,
             self.nonce,
             self.process,
+            self.room,
+            self.pool,
             self.sm,
             flags.map(|f| f.to_string()).join(" ")
         );
@@ -78,7 +87,7 @@ impl Card {
         let mut next = || lines.next().ok_or_else(bad);
         let mut number = |_: &str| -> Result<u64> { next()?.parse().map_err(|_| bad()) };
         let (protocol, knobs, nonce) = (number("protocol")?, number("knobs")?, number("nonce")?);
-        let (process, sm) = (number("process")?, number("sm")?);
+        let (process, room, pool, sm) = (number("process")?, number("room")?, number("pool")?, number("sm")?);
         let flags: Vec<bool> = next()?.split(' ').map(|f| f == "1").collect();
         let [nvlink, p2p, shm] = flags[..] else { return Err(bad()) };
         let (host, device) = (next()?.to_owned(), next()?.to_owned());
@@ -88,6 +97,8 @@ impl Card {
             knobs,
             nonce,
             process,
+            room,
+            pool,
             host,
             device,
             peers,
@@ -150,6 +161,14 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
     let processes = cards.iter().map(|c| c.process).collect();
     let world = World::new(ranks, device, link);
     Ok(Agreement { world, processes, heap: heap.unwrap_or(HeapKind::Host), comm_id: cards[0].nonce })
+}
+
+/// Bytes that each rank may take: what the poorest has, where ranks share a pool its part.
+pub fn room(cards: &[Card]) -> u64 {
+    let sharing = |card: &Card| {
+        cards.iter().filter(|other| (other.process, other.pool) == (card.process, card.pool)).count() as u64
+    };
+    cards.iter().map(|card| card.room / sharing(card)).min().unwrap_or(u64::MAX)
 }
 
 fn check_duplicates(cards: &[Card], allowed: bool) -> Result<()> {
@@ -219,6 +238,8 @@ mod tests {
             knobs: 7,
             nonce: 11,
             process: 1,
+            room: u64::MAX,
+            pool: 0,
             host: "h".into(),
             device: device.into(),
             peers: peers.iter().map(|p| (*p).to_owned()).collect(),
@@ -255,6 +276,14 @@ mod tests {
         other.knobs = 8;
         let error = agree(&[card("a", &["b"]), other], false).err().unwrap();
         assert!(error.text.contains("rank 1") && error.text.contains("NCCL_ALGO"));
+    }
+
+    #[test]
+    fn ranks_of_one_pool_share_what_is_left() {
+        let with = |process, pool, room| Card { process, pool, room, ..card("a", &[]) };
+        assert_eq!(room(&[with(1, 1, 90), with(1, 1, 90), with(1, 2, 50), with(2, 1, 60)]), 45);
+        assert_eq!(room(&[with(1, 1, 90), with(1, 2, 50), with(2, 1, 40)]), 40);
+        assert!(room(&[with(1, 1, u64::MAX), with(2, 1, u64::MAX)]) == u64::MAX);
     }
 
     #[test]

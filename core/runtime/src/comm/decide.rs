@@ -4,24 +4,27 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use hawser_plan::choose::protocol_bit;
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::knobs::NET_SLOT_BYTES;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::msccl;
 use hawser_plan::world::DeviceKind;
-use hawser_plan::{Knobs, World};
+use hawser_plan::{Knobs, Protocol, World};
 use hawser_plugin::net::NetConfig;
 
 use super::Config;
-use super::card::{Agreement, Card, agree};
+use super::card::{self, Agreement, Card, agree};
 use super::links;
 use super::programs;
 use super::tune::{self, Tuners};
 use crate::bootstrap::Bootstrap;
-use crate::device::{self, Device, HeapKind};
+use crate::device::{self, Device, HeapKind, size_text};
 use crate::env::{self, Settings};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::plugins;
+use crate::pool::GRANULARITY;
 use crate::transport::net::{self, Chosen};
 use crate::wait::Wait;
 
@@ -63,16 +66,18 @@ pub fn decide(
     let settings = env::settings();
     let caps = device.caps();
     let mut knobs = knobs(caps.kind, caps.multiprocessors, settings, config)?;
-    let card = Card::new(device.caps(), settings, &knobs, config.host.as_deref());
-    let cards = bootstrap.all_gather(&card.encode(), &step("agreement"))?;
+    let own = Card::new(device, settings, &knobs, config.host.as_deref());
+    let cards = bootstrap.all_gather(&own.encode(), &step("agreement"))?;
     let cards: Vec<Card> =
         cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
+    let room = card::room(&cards);
     let Agreement { mut world, processes, heap, comm_id } = agree(&cards, settings.multi_rank_gpu)?;
     let chosen = match world.hosts() {
         1 => None,
         _ => {
             let mut net_config = NetConfig::new(comm_id, plugins::log());
             net_config.traffic_class = config.traffic_class;
+            net_config.profiler = Some(net::report);
             Some(choose_net(&net_config, device, &bootstrap, &mut world, &mut knobs, &step("net"))?)
         }
     };
@@ -87,6 +92,7 @@ pub fn decide(
     tune::check(&tuner_cards)?;
     programs::check(&program_cards)?;
     fit(&mut knobs, world.size(), world.places().1, programs.lanes());
+    fit_room(&mut knobs, &world, room, programs.lanes())?;
     Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen })
 }
 
@@ -100,7 +106,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
     let Some(first) = devices.first() else { return Err(Error::invalid_argument("no devices")) };
     let caps = first.caps();
     let mut knobs = knobs(caps.kind, caps.multiprocessors, settings, &Config::default())?;
-    let card = |device: &Arc<dyn Device>| Card::new(device.caps(), settings, &knobs, None);
+    let card = |device: &Arc<dyn Device>| Card::new(&**device, settings, &knobs, None);
     let cards: Vec<Card> = devices.iter().map(card).collect();
     let Agreement { mut world, .. } = agree(&cards, settings.multi_rank_gpu)?;
     links::take(&links::offer(0, settings, &caps.name, &world), &mut world)?;
@@ -200,7 +206,7 @@ fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: 
         let slot = (bytes / u64::from(knobs.depth)).clamp(512, 4 << 20) & !511;
         knobs.slot_bytes[2] = slot as u32;
     }
-    (knobs.pass_sm, knobs.staging_bytes) = (settings.pass_sm, settings.staging_bytes);
+    (knobs.pass_sm, knobs.staging_bytes) = (pass_sm(settings)?, settings.staging_bytes);
     let most = multiprocessors.min(MAX_BLOCKS as u32);
     knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, 64);
     knobs.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, knobs.max_ctas);
@@ -223,5 +229,88 @@ fn fit(knobs: &mut Knobs, ranks: u32, local: u32, least_lanes: u32) {
     }
     while knobs.slot_bytes[2] > 4096 && is_over(knobs) {
         knobs.slot_bytes = knobs.slot_bytes.map(|b| b / 2);
+    }
+}
+
+/// `NCCL_PASS_SM`, if `NCCL_DMA_ENABLE` lets copy engines move data.
+fn pass_sm(settings: &Settings) -> Result<u8> {
+    match settings.pass_sm {
+        level if settings.dma_enable || level == 0 => Ok(level),
+        1 => {
+            log::warn("NCCL_PASS_SM=1 has no effect: NCCL_DMA_ENABLE=0 forbids copy engines");
+            Ok(0)
+        }
+        level => {
+            let text = format!("NCCL_PASS_SM={level} needs copy engines, NCCL_DMA_ENABLE=0 forbids them");
+            Err(Error::invalid_usage(text).remedy("take one of the two back"))
+        }
+    }
+}
+
+/// Lowers staging, lanes, fused kernels and slots until a rank's memory fits what is left under `NCCL_CUMEM_MAX_SIZE` on the poorest rank.
+fn fit_room(knobs: &mut Knobs, world: &World, room: u64, least_lanes: u32) -> Result<()> {
+    /// Tables and counters, whose segment may be new.
+    const TABLES: u64 = 2 * GRANULARITY;
+    /// Smaller staging slots are slower than FIFOs with fewer lanes.
+    const USEFUL_SLOT: u64 = 256 << 10;
+    let layout = |knobs: &Knobs| HeapLayout::of(world, knobs);
+    let need = |knobs: &Knobs| layout(knobs).heap_bytes().next_multiple_of(GRANULARITY) + TABLES;
+    while need(knobs) > room {
+        let halved = |least| layout(knobs).staging.and_then(|staging| staging.halved(least));
+        if let Some(bytes) = halved(USEFUL_SLOT) {
+            knobs.staging_bytes = bytes;
+        } else if knobs.lanes > MIN_LANES.max(least_lanes) {
+            knobs.lanes -= 1;
+        } else if layout(knobs).area.is_some() {
+            without_exchanges(knobs);
+        } else if knobs.slot_bytes[2] > 4096 {
+            knobs.slot_bytes = knobs.slot_bytes.map(|bytes| bytes / 2);
+        } else if let Some(bytes) = halved(0) {
+            knobs.staging_bytes = bytes;
+        } else {
+            let text = format!(
+                "a communicator of {} ranks needs {} of device memory at least, NCCL_CUMEM_MAX_SIZE leaves {} on one of them",
+                world.size(),
+                size_text(need(knobs)),
+                size_text(room)
+            );
+            return Err(
+                Error::invalid_usage(text).remedy("raise it, or destroy communicators that are not needed")
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Leaves out the protocols of fused kernels, whose areas are as large as all FIFOs.
+fn without_exchanges(knobs: &mut Knobs) {
+    let fused = Protocol::ALL.into_iter().filter(|p| p.is_exchange()).fold(0, |all, p| all | protocol_bit(p));
+    knobs.protocols = knobs.protocols.map(|mask| Some(mask.unwrap_or(u8::MAX) & !fused));
+}
+
+#[cfg(test)]
+mod tests {
+    use hawser_plan::world::Link;
+
+    use super::*;
+
+    fn bytes(world: &World, knobs: &Knobs) -> u64 {
+        HeapLayout::of(world, knobs).heap_bytes()
+    }
+
+    #[test]
+    fn memory_fits_what_is_left_or_the_limit_is_named() {
+        let world = World::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        let mut full = Knobs { pass_sm: 1, ..Knobs::default() };
+        fit(&mut full, 8, 8, 0);
+        let unlimited = bytes(&world, &full);
+        for room in [u64::MAX, 1 << 30, 256 << 20, 128 << 20, 64 << 20, 12 << 20] {
+            let mut knobs = full.clone();
+            fit_room(&mut knobs, &world, room, 0).unwrap();
+            assert!(bytes(&world, &knobs) <= room, "{room}");
+            assert_eq!(knobs == full, room > unlimited + (8 << 20), "{room}");
+        }
+        let error = fit_room(&mut full.clone(), &world, 1 << 20, 0).unwrap_err();
+        assert!(error.text.contains("NCCL_CUMEM_MAX_SIZE leaves 1 MiB"), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use hawser_plan::dma::Bases;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
 
@@ -9,12 +10,13 @@ use super::Config;
 use super::decide::{Decided, decide};
 use super::live::{Choices, Live, warm_up};
 use super::order::Order;
+use super::sm_free::{self, SmFree};
 use super::tune::config as tuner_config;
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::change::{Place, Seat, Seated, Staged, Turn};
 use crate::device;
-use crate::dma::Dma;
+use crate::dma::{Board, Dma};
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{self, Subsys};
@@ -47,6 +49,7 @@ pub fn bring_up(
     abort: &AbortFlag,
 ) -> Result<Arc<Live>> {
     let settings = env::settings();
+    settings.check()?;
     log::version_once();
     log::set_device(ordinal);
     let step = |name: &str| {
@@ -58,14 +61,8 @@ pub fn bring_up(
     let decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
     let watch = Watch::open(decided.comm_id, config.name.as_deref(), &decided.world, rank);
     let Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen } = decided;
-    let (places, local) = world.places();
-    let mut layout = HeapLayout::new(world.size(), local, &knobs);
-    if hawser_plan::exchange::has_areas(&world, &knobs) {
-        layout = layout.with_area();
-    }
-    if hawser_plan::dma::has_staging(&world, &knobs) {
-        layout = layout.with_staging(&knobs);
-    }
+    let places = world.places().0;
+    let layout = HeapLayout::of(&world, &knobs);
     let hosts: Vec<u32> = world.ranks.iter().map(|r| r.host).collect();
     let deadline_ns = settings.op_timeout.map_or(0, |t| t.as_nanos() as u64);
     let (hosts, places, kind) = (&hosts[..], &places[..], heap);
@@ -87,7 +84,11 @@ pub fn bring_up(
     let name = config.name.clone().unwrap_or_else(|| "world".into());
     let order = Order::new(fabric.done());
     let is_host = device.caps().kind == DeviceKind::Host;
-    let dma = fabric.staging().map(|bases| Dma::new(bases.clone(), &device, &fabric.control, is_host));
+    let copies = |bases: &Bases| {
+        let board = Board::connect(device.as_ref(), &bootstrap, &peers, abort, &step("direct copies"))?;
+        Dma::new(bases.clone(), board, &device, &fabric.control, is_host)
+    };
+    let dma = fabric.staging().map(copies);
     let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));
     let place = Place {
         comm_id,
@@ -122,37 +123,18 @@ pub fn bring_up(
         broken: Default::default(),
         order,
         dma: dma.transpose()?,
+        sm_free: SmFree::new(settings.sm_free_verbose),
     };
     if live.device.caps().kind != DeviceKind::Host {
         warm_up(&live)?;
     }
+    live.device.pool().fill()?;
     live.bootstrap.barrier(&step("ready"))?;
     log::info(Subsys::Init, || announcement(&live));
     if live.knobs.pass_sm > 0 {
-        log::info(Subsys::Init, || sm_free(&live));
+        log::info(Subsys::Init, || sm_free::announcement(&live));
     }
     Ok(Arc::new(live))
-}
-
-/// What `NCCL_PASS_SM` comes to for a communicator.
-fn sm_free(live: &Live) -> String {
-    let (name, rank, level) = (&live.name, live.rank, live.knobs.pass_sm);
-    let who = format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}");
-    match live.layout.staging {
-        Some(staging) => format!(
-            "{who}: send/recv, all_gather, all_to_all, broadcast, gather and scatter by copy engines, staging {} MiB in slots of {} KiB; \
-             all_reduce, reduce_scatter and reduce by kernels: copy engines do not reduce",
-            staging.bytes() >> 20,
-            staging.slot_bytes >> 10
-        ),
-        None => {
-            let reason = hawser_plan::dma::refused_world(&live.world, &live.knobs);
-            format!(
-                "{who}: everything by kernels: {}",
-                reason.unwrap_or_else(|| "left out by NCCL_PROTO".into())
-            )
-        }
-    }
 }
 
 /// The control connections to the other ranks.

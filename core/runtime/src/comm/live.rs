@@ -16,6 +16,7 @@ use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, dma};
 
 use super::order::Order;
+use super::sm_free::SmFree;
 use super::tune::Tuners;
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
@@ -73,6 +74,8 @@ pub struct Live {
     pub order: Order,
     /// Copy engines, if ranks have staging for them.
     pub dma: Option<Dma>,
+    /// Lines about them.
+    pub sm_free: SmFree,
 }
 
 /// The tuners of a communicator, and choices made with them.
@@ -118,6 +121,11 @@ pub fn operation(number: u64) -> String {
         0 => format!("operation {number}"),
         _ => format!("messages {}", number & !MESSAGES),
     }
+}
+
+/// The same in few letters: "op 7" or "messages 7".
+pub fn op(number: u64) -> String {
+    operation(number).replace("operation", "op")
 }
 
 /// How long an aborted communicator waits for its stream before it gives its memory up.
@@ -231,6 +239,7 @@ impl Live {
     }
 
     fn log_call(&self, call: &Call, choice: &Choice, blocks: u8, number: u64) {
+        self.sm_free.call(self, call, choice, number);
         log::info(Subsys::Coll, || {
             let (algorithm, protocol) = (choice.key.algorithm.name(), choice.protocol.name());
             let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
@@ -298,6 +307,10 @@ impl Live {
     ) -> Result<Vec<Launch>> {
         let number = MESSAGES | self.next_batch.fetch_add(1, Ordering::Relaxed);
         let plans = p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?;
+        if let Some(plan) = plans.first() {
+            let bytes = messages.iter().map(|message| message.bytes).sum();
+            self.sm_free.messages(self, bytes, number, plan.kernel.protocol == Protocol::Dma);
+        }
         let watched = |m: &Message| Some((m.peer, m.send, spans.message(m, stream)?));
         let events: Vec<(u32, bool, Arc<Span>)> = messages.iter().filter_map(watched).collect();
         let event = |need: Need| {
@@ -335,7 +348,7 @@ impl Live {
         plan: &LaunchPlan,
         loaded: Option<&Loaded>,
     ) -> Result<[Vec<dma::What>; dma::STREAMS as usize]> {
-        self.copier()?.commands(plan, steps_of(plan, loaded))
+        self.copier()?.commands(&*self.device, plan, steps_of(plan, loaded))
     }
 
     fn copier(&self) -> Result<&Dma> {

@@ -5,10 +5,12 @@ use std::sync::{Mutex, OnceLock};
 
 use super::live::lock;
 use crate::device::{self, HeapKind, Memory};
+use crate::env;
 use crate::error::{Error, Result};
 
 /// Allocates device memory that suits every transport (VMM where supported). Zeroed; at least `bytes` long.
 pub fn mem_alloc(bytes: u64) -> Result<u64> {
+    env::settings().check()?;
     let device = device::open(device::current()?)?;
     let memory = device.alloc_heap(bytes.max(1), HeapKind::Device)?;
     device.share(&memory)?;

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use hawser_plan::device_plan::{Args, KernelKey};
@@ -15,19 +15,38 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::{
-    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream, Stream,
-    StreamState,
+    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream,
+    Stream, StreamState,
 };
+use crate::env;
 use crate::error::{Error, Result};
+use crate::pool::{self, Pool, Source, Ticket};
 
 /// A device that stands for one rank's share of the CPU.
 pub struct HostDevice {
     caps: Caps,
+    pool: Arc<Pool>,
 }
 
 impl HostDevice {
-    /// A host device. Every one has an identity of its own, so any number of ranks fits a host.
-    pub fn new(ordinal: u32) -> Self {
+    /// A host device. Every one has an identity of its own, so any number of ranks fits a host; those of one ordinal share a
+    /// pool.
+    ///
+    /// # Errors
+    /// The thread of `NCCL_CUMEM_MONITOR` could not be started.
+    pub fn new(ordinal: u32) -> Result<Self> {
+        Self::with_pool(ordinal, &format!("host device {ordinal}"), &env::settings().pool)
+    }
+
+    /// One for memory that the ranks of a host share beside that of their devices: it does not count for the limits of pools.
+    ///
+    /// # Errors
+    /// None in this version.
+    pub fn beside() -> Result<Self> {
+        Self::with_pool(0, "host memory beside devices", &pool::Policy::default())
+    }
+
+    fn with_pool(ordinal: u32, name: &str, policy: &pool::Policy) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = format!("host-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let caps = Caps {
@@ -39,7 +58,9 @@ impl HostDevice {
             nvlink: false,
             multiprocessors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
         };
-        Self { caps }
+        let source = || -> Result<Box<dyn Source>> { Ok(Box::new(HostSource)) };
+        let pool = pool::of(name, policy, source)?;
+        Ok(Self { caps, pool })
     }
 }
 
@@ -48,6 +69,46 @@ struct Mapping {
     addr: usize,
     bytes: usize,
     fd: Option<OwnedFd>,
+    /// Whether somebody was told how to map it: then it is never used for anything else.
+    is_exported: AtomicBool,
+    /// The pool's leave; none for an importer's mapping and for the pool's own.
+    ticket: Option<Arc<Ticket>>,
+}
+
+/// The owner's end of a heap.
+struct Heap {
+    /// Taken out when it is dropped.
+    mapping: Option<Arc<Mapping>>,
+    pool: Arc<Pool>,
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        let Some(mapping) = self.mapping.take() else { return };
+        let is_free = Arc::strong_count(&mapping) == 1 && !mapping.is_exported.load(Ordering::Acquire);
+        if let (Some(ticket), true) = (mapping.ticket.clone(), is_free) {
+            self.pool.keep(ticket, Box::new(mapping));
+        }
+    }
+}
+
+/// Anonymous memory for the pool.
+struct HostSource;
+
+impl Source for HostSource {
+    fn take(&self, bytes: u64) -> Result<Memory> {
+        Ok(memory(Arc::new(map(bytes, None)?)))
+    }
+
+    fn zero(&self, addr: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the pool owns the range and nobody else knows it.
+        unsafe { std::ptr::write_bytes(addr as *mut u8, 0, bytes as usize) };
+        Ok(())
+    }
+
+    fn is_zeroed(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for Mapping {
@@ -80,7 +141,7 @@ fn map(bytes: u64, fd: Option<OwnedFd>) -> Result<Mapping> {
         Error::system(format!("mmap of {bytes} bytes of host memory"), e)
             .remedy("free memory or lower NCCL_BUFFSIZE")
     })?;
-    Ok(Mapping { addr: addr as usize, bytes, fd })
+    Ok(Mapping { addr: addr as usize, bytes, fd, is_exported: false.into(), ticket: None })
 }
 
 fn memory(mapping: Arc<Mapping>) -> Memory {
@@ -93,15 +154,35 @@ impl Device for HostDevice {
     }
 
     fn alloc(&self, bytes: u64) -> Result<Memory> {
-        Ok(memory(Arc::new(map(bytes, None)?)))
+        self.pool.alloc(bytes)
     }
 
     fn alloc_heap(&self, bytes: u64, _kind: HeapKind) -> Result<Memory> {
-        let fd =
-            memfd_create("hawser-heap", MemfdFlags::CLOEXEC).map_err(|e| Error::system("memfd_create", e))?;
-        ftruncate(&fd, bytes.max(1))
-            .map_err(|e| Error::system(format!("reserving {bytes} bytes of shared memory"), e))?;
-        Ok(memory(Arc::new(map(bytes, Some(fd))?)))
+        let length = bytes.max(1);
+        let kept = self.pool.reuse(length).and_then(|(_, payload)| payload.downcast::<Arc<Mapping>>().ok());
+        let mapping = match kept {
+            Some(mapping) => {
+                HostSource.zero(mapping.addr as u64, length)?;
+                *mapping
+            }
+            None => {
+                let ticket = self.pool.ticket(length)?;
+                let fd = memfd_create("hawser-heap", MemfdFlags::CLOEXEC)
+                    .map_err(|e| Error::system("memfd_create", e))?;
+                ftruncate(&fd, length)
+                    .map_err(|e| Error::system(format!("reserving {bytes} bytes of shared memory"), e))?;
+                let mut mapping = map(length, Some(fd))?;
+                mapping.ticket = Some(ticket);
+                Arc::new(mapping)
+            }
+        };
+        let (addr, bytes) = (mapping.addr as u64, mapping.bytes as u64);
+        let owner = Heap { mapping: Some(mapping), pool: self.pool.clone() };
+        Ok(Memory { addr, bytes, owner: Box::new(owner) })
+    }
+
+    fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
     fn share(&self, _heap: &Memory) -> Result<()> {
@@ -111,7 +192,8 @@ impl Device for HostDevice {
     fn export(&self, heap: &Memory, _kind: HeapKind) -> Result<Export> {
         let mapping = heap
             .owner
-            .downcast_ref::<Arc<Mapping>>()
+            .downcast_ref::<Heap>()
+            .and_then(|heap| heap.mapping.as_ref())
             .ok_or_else(|| Error::internal("export of memory that is not a heap of the host device"))?;
         let mut registry = registry().lock().map_err(|_| Error::internal("heap registry is poisoned"))?;
         registry.retain(|_, mapping| mapping.strong_count() > 0);
@@ -119,6 +201,7 @@ impl Device for HostDevice {
         let fd = mapping.fd.as_ref().ok_or_else(|| Error::internal("heap without a descriptor"))?;
         let fd =
             fd.as_fd().try_clone_to_owned().map_err(|e| Error::system("dup of a heap's descriptor", e))?;
+        mapping.is_exported.store(true, Ordering::Release);
         let words = [u64::from(std::process::id()), heap.addr, heap.bytes];
         Ok(Export { token: words.iter().flat_map(|w| w.to_le_bytes()).collect(), fd: Some(fd) })
     }
@@ -151,7 +234,7 @@ impl Device for HostDevice {
     }
 
     fn host_words(&self, bytes: u64) -> Result<HostWords> {
-        let memory = self.alloc(bytes)?;
+        let memory = memory(Arc::new(map(bytes, None)?));
         Ok(HostWords { host: memory.addr as *mut u8, memory })
     }
 
@@ -235,6 +318,27 @@ impl Device for HostDevice {
         Ok(addr != 0)
     }
 
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
+        // Threads share everything.
+        Ok(Some(Exposed { base: addr, bytes: u64::MAX - addr, id: 0 }))
+    }
+
+    fn exposed_handle(&self, _exposed: &Exposed) -> Result<[u8; 64]> {
+        Err(Error::internal("another process cannot map the user's host memory"))
+    }
+
+    fn open_exposed(&self, _handle: &[u8; 64]) -> Result<Memory> {
+        Err(Error::internal("another process cannot map the user's host memory"))
+    }
+
+    fn sample(&self) -> Result<Option<(Memory, Exposed)>> {
+        Ok(None)
+    }
+
+    fn reach(&self, _ordinal: u32) -> Result<()> {
+        Ok(())
+    }
+
     fn enter(&self) -> Result<Box<dyn Any>> {
         Ok(Box::new(()))
     }
@@ -251,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_heap_is_shared_within_and_through_its_descriptor() {
-        let device = HostDevice::new(0);
+        let device = HostDevice::new(0).unwrap();
         let heap = device.alloc_heap(4096, HeapKind::Host).unwrap();
         let export = device.export(&heap, HeapKind::Host).unwrap();
         let near = device.import(&export.token, None, HeapKind::Host).unwrap();
@@ -268,7 +372,7 @@ mod tests {
 
     #[test]
     fn there_is_a_stream_but_no_graphs() {
-        let device = HostDevice::new(0);
+        let device = HostDevice::new(0).unwrap();
         let stream = device.stream().unwrap().stream;
         assert_eq!(stream, Stream(0));
         let graph = Graph { owner: Box::new(()) };
@@ -284,7 +388,7 @@ mod tests {
 
     #[test]
     fn bad_tokens_are_refused() {
-        let device = HostDevice::new(0);
+        let device = HostDevice::new(0).unwrap();
         assert!(device.import(b"short", None, HeapKind::Host).is_err());
         assert!(device.import(&[7; 24], None, HeapKind::Host).is_err());
     }

@@ -20,6 +20,7 @@ use hawser_plan::world::DeviceKind;
 
 use crate::env;
 use crate::error::{Error, Result};
+use crate::pool::Pool;
 
 /// A `cudaStream_t`; 0 is the default stream. The host device ignores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -90,6 +91,17 @@ pub enum HeapKind {
     Host,
 }
 
+/// An allocation of the user that copy engines of peers can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exposed {
+    /// Its first byte.
+    pub base: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Tells it from those that were or will be at the same address.
+    pub id: u64,
+}
+
 /// How a peer may map a heap.
 pub struct Export {
     /// Opaque bytes for [`Device::import`]; the same host only. At most 256 bytes.
@@ -147,6 +159,9 @@ pub trait Device: Send + Sync {
 
     /// Zeroed memory that peers of the same host may map.
     fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory>;
+
+    /// Where its memory comes from.
+    fn pool(&self) -> &Arc<Pool>;
 
     /// Lets the other devices of this process that have peer access use `heap` too, as they may use
     /// ordinary device memory in copies (`ncclMemAlloc`).
@@ -239,6 +254,22 @@ pub trait Device: Send + Sync {
     /// Whether an address can be used by kernels of this device (host memory on the host device).
     fn accepts(&self, addr: u64) -> Result<bool>;
 
+    /// The allocation around an address if copy engines of other devices of this process can reach it after
+    /// [`Device::reach`], and those of other processes through [`Device::exposed_handle`]. Works during a capture.
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>>;
+
+    /// What another process opens to map an allocation.
+    fn exposed_handle(&self, exposed: &Exposed) -> Result<[u8; 64]>;
+
+    /// Maps an allocation of a process of this host. `addr` is where its first byte is.
+    fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory>;
+
+    /// Memory as users have it, to try whether peers can map it; None where no other process can.
+    fn sample(&self) -> Result<Option<(Memory, Exposed)>>;
+
+    /// Lets this device and another one of this process, which is open, reach each other's memory.
+    fn reach(&self, ordinal: u32) -> Result<()>;
+
     /// Enters the device's context on this thread until the guard is dropped.
     fn enter(&self) -> Result<Box<dyn Any>>;
 }
@@ -251,6 +282,16 @@ pub fn is_host() -> bool {
         "cuda" => false,
         _ => cuda::count().unwrap_or(0) == 0,
     })
+}
+
+/// `96 MiB`, for people.
+pub fn size_text(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) if bytes.is_multiple_of(*unit) => format!("{} {name}", bytes / unit),
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} bytes"),
+    }
 }
 
 /// Number of devices. The host device pretends to have as many as anyone asks for.
@@ -266,7 +307,7 @@ pub fn current() -> Result<u32> {
 /// Opens a device.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
     if is_host() {
-        return Ok(Arc::new(host::HostDevice::new(ordinal)));
+        return Ok(Arc::new(host::HostDevice::new(ordinal)?));
     }
     let count = cuda::count()?;
     if ordinal >= count {

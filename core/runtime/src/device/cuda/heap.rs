@@ -6,13 +6,15 @@
 //! | legacy (`cuMemAlloc`) | the same pointer, peer access enabled | `cuIpcOpenMemHandle` |
 //! | host memory | the same registered range | the memfd mapped and registered once more |
 //!
+//! Lengths are multiples of the pool's granularity: smaller legacy allocations share a block, and IPC shares whole blocks.
+//!
 //! Rule: [`REGISTRY`] holds weak references, so it never keeps memory alive; every user of a heap in
 //! this process, owner or importer, holds an `Arc` of its [`Body`].
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
@@ -22,36 +24,66 @@ use super::memory::{Block, Copier, check_allocation, in_context};
 use super::result::code;
 use super::shared::HostRange;
 use super::token::{self, Kind, Token};
-use super::vmm::{self, Mapping, Physical};
+use super::vmm::{self, Mapping, Physical, Use};
 use crate::device::{Export, HeapKind, Memory};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::log;
-
-/// Legacy heaps are multiples of this: smaller allocations share a block, and IPC shares whole blocks.
-const LEGACY_GRANULARITY: u64 = 2 << 20;
+use crate::pool::{GRANULARITY, Pool, Ticket};
 
 /// Heaps of this process by key.
 static REGISTRY: LazyLock<Mutex<HashMap<u64, Weak<Body>>>> = LazyLock::new(Mutex::default);
 
+/// What everybody in this process who uses a heap holds. Fields are dropped in this order.
+struct Body {
+    made_of: Made,
+    /// Whether somebody was told how to map it: then it is never used for anything else.
+    is_exported: AtomicBool,
+    /// The pool's leave; none for host memory.
+    ticket: Option<Arc<Ticket>>,
+}
+
 /// What a heap is made of.
-enum Body {
+enum Made {
     Vmm(Physical),
     Legacy(Block),
     Host(HostRange),
 }
 
-/// The owner's end of a heap. Fields are dropped in this order.
+/// The owner's end of a heap.
 struct Heap {
-    mapping: Option<Mapping>,
-    body: Arc<Body>,
+    /// Taken out when it is dropped.
+    held: Option<Held>,
+    pool: Arc<Pool>,
     bytes: u64,
     key: u64,
+}
+
+/// A heap that the pool may keep. Fields are dropped in this order.
+struct Held {
+    mapping: Option<Mapping>,
+    body: Arc<Body>,
+}
+
+impl Held {
+    fn addr(&self) -> u64 {
+        match (&self.mapping, &self.body.made_of) {
+            (Some(mapping), _) => mapping.addr,
+            (None, Made::Legacy(block)) => block.addr,
+            (None, Made::Vmm(_) | Made::Host(_)) => 0,
+        }
+    }
 }
 
 impl Drop for Heap {
     fn drop(&mut self) {
         REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        let Some(held) = self.held.take() else { return };
+        // Nobody finds it any more: those who have it are counted.
+        let is_free = Arc::strong_count(&held.body) == 1 && !held.body.is_exported.load(Ordering::Acquire);
+        if let (Some(ticket), true) = (held.body.ticket.clone(), is_free) {
+            self.pool.keep(ticket, Box::new(held));
+        }
     }
 }
 
@@ -62,43 +94,63 @@ struct Shared {
 }
 
 /// Zeroed memory for peers to map.
-pub fn alloc(copier: &Copier, context: &Arc<Context>, bytes: u64, kind: HeapKind) -> Result<Memory> {
-    let (mapping, body, addr) = match kind {
+pub fn alloc(
+    pool: &Arc<Pool>,
+    copier: &Copier,
+    context: &Arc<Context>,
+    bytes: u64,
+    kind: HeapKind,
+) -> Result<Memory> {
+    let (held, addr) = match kind {
         HeapKind::Host => {
             let range = HostRange::create(context, bytes)?;
             let _scope = context.enter_relaxed()?;
             let addr = range.device_pointer(context)?;
-            (None, Body::Host(range), addr)
+            let body = Body { made_of: Made::Host(range), is_exported: false.into(), ticket: None };
+            (Held { mapping: None, body: Arc::new(body) }, addr)
         }
-        HeapKind::Device => match device_heap(context, bytes)? {
-            (mapping, Body::Legacy(block)) => {
-                let addr = block.addr;
-                (mapping, Body::Legacy(block), addr)
-            }
-            (mapping, body) => {
-                let addr = mapping.as_ref().map_or(0, |m| m.addr);
-                (mapping, body, addr)
-            }
-        },
+        HeapKind::Device => {
+            let held = device_heap(pool, context, bytes)?;
+            let addr = held.addr();
+            (held, addr)
+        }
     };
+    static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
+    let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::downgrade(&held.body));
+    let heap = Heap { held: Some(held), pool: pool.clone(), bytes, key };
     if kind == HeapKind::Device {
         copier.zero(addr, bytes.max(1))?;
     }
-    static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
-    let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
-    let body = Arc::new(body);
-    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::downgrade(&body));
-    Ok(Memory { addr, bytes, owner: Box::new(Heap { mapping, body, bytes, key }) })
+    Ok(Memory { addr, bytes, owner: Box::new(heap) })
+}
+
+/// Device memory that the pool kept, or new one.
+fn device_heap(pool: &Arc<Pool>, context: &Arc<Context>, bytes: u64) -> Result<Held> {
+    let rounded = bytes.max(1).next_multiple_of(GRANULARITY);
+    if let Some((_, payload)) = pool.reuse(rounded)
+        && let Ok(held) = payload.downcast::<Held>()
+    {
+        return Ok(*held);
+    }
+    let ticket = pool.ticket(rounded)?;
+    let mut made = new_device_heap(context, rounded);
+    if made.is_err() && pool.give_back() {
+        made = new_device_heap(context, rounded);
+    }
+    let (mapping, made_of) = made?;
+    let body = Body { made_of, is_exported: false.into(), ticket: Some(ticket) };
+    Ok(Held { mapping, body: Arc::new(body) })
 }
 
 /// Device memory of the kind that the settings, the device and the container allow.
-fn device_heap(context: &Arc<Context>, bytes: u64) -> Result<(Option<Mapping>, Body)> {
+fn new_device_heap(context: &Arc<Context>, bytes: u64) -> Result<(Option<Mapping>, Made)> {
     let wish = env::settings().cumem_enable;
     if wish != Some(false) && vmm::is_supported(context) {
-        match Physical::create(context, bytes)? {
+        match Physical::create(context, bytes, Use::Shared)? {
             Ok(physical) => {
                 let mapping = Mapping::new(context, &physical).map_err(advise_sharing)?;
-                return Ok((Some(mapping), Body::Vmm(physical)));
+                return Ok((Some(mapping), Made::Vmm(physical)));
             }
             // Some containers forbid handles that can be shared.
             Err(status)
@@ -111,14 +163,14 @@ fn device_heap(context: &Arc<Context>, bytes: u64) -> Result<(Option<Mapping>, B
             Err(status) => check_allocation(context, status, bytes).map_err(advise_sharing)?,
         }
     }
-    let block = Block::new(context, bytes.max(1).next_multiple_of(LEGACY_GRANULARITY))?;
-    Ok((None, Body::Legacy(block)))
+    Ok((None, Made::Legacy(Block::new(context, bytes)?)))
 }
 
 /// Lets every device of this process with peer access use a heap. Legacy memory needs no grant for copies.
 pub fn share(context: &Arc<Context>, heap: &Memory) -> Result<()> {
     let heap: Option<&Heap> = heap.owner.downcast_ref();
-    let Some(mapping) = heap.and_then(|heap| heap.mapping.as_ref()) else { return Ok(()) };
+    let held = heap.and_then(|heap| heap.held.as_ref());
+    let Some(mapping) = held.and_then(|held| held.mapping.as_ref()) else { return Ok(()) };
     for &device in platform()?.devices.iter().filter(|device| **device != context.device) {
         let mut can: c_int = 0;
         // SAFETY: `can` is valid for the number.
@@ -146,18 +198,22 @@ pub fn export(context: &Arc<Context>, heap: &Memory, kind: HeapKind) -> Result<E
         device: context.id.clone(),
         ipc: [0; 64],
     };
-    let fd = match (&*heap.body, kind) {
-        (Body::Vmm(physical), HeapKind::Device) => {
+    let body = match &heap.held {
+        Some(held) => &held.body,
+        None => return Err(Error::internal("export of a heap that is gone")),
+    };
+    let fd = match (&body.made_of, kind) {
+        (Made::Vmm(physical), HeapKind::Device) => {
             token.mapped = physical.bytes;
             Some(physical.export().map_err(advise_sharing)?)
         }
-        (Body::Legacy(block), HeapKind::Device) => {
+        (Made::Legacy(block), HeapKind::Device) => {
             token.kind = Kind::Legacy;
-            token.mapped = heap.bytes.max(1).next_multiple_of(LEGACY_GRANULARITY);
+            token.mapped = heap.bytes.max(1).next_multiple_of(GRANULARITY);
             token.ipc = ipc_handle(context, block.addr)?;
             None
         }
-        (Body::Host(range), HeapKind::Host) => {
+        (Made::Host(range), HeapKind::Host) => {
             token.kind = Kind::Host;
             token.mapped = range.bytes();
             Some(range.fd()?)
@@ -168,6 +224,7 @@ pub fn export(context: &Arc<Context>, heap: &Memory, kind: HeapKind) -> Result<E
             )));
         }
     };
+    body.is_exported.store(true, Ordering::Release);
     Ok(Export { token: token.encode(), fd })
 }
 
@@ -192,17 +249,17 @@ fn import_local(context: &Arc<Context>, token: &Token) -> Result<Memory> {
     let found =
         REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).get(&token.key).and_then(Weak::upgrade);
     let body = found.ok_or_else(|| Error::remote("its owner has freed it"))?;
-    let (mapping, addr) = match &*body {
-        Body::Vmm(physical) => {
+    let (mapping, addr) = match &body.made_of {
+        Made::Vmm(physical) => {
             let mapping = Mapping::new(context, physical).map_err(advise_sharing)?;
             let addr = mapping.addr;
             (Some(mapping), addr)
         }
-        Body::Legacy(block) => {
+        Made::Legacy(block) => {
             enable_peer_access(context, block.context())?;
             (None, block.addr)
         }
-        Body::Host(range) => {
+        Made::Host(range) => {
             let _scope = context.enter_relaxed()?;
             (None, range.device_pointer(context)?)
         }
@@ -233,7 +290,7 @@ fn import_remote(context: &Arc<Context>, token: &Token, fd: Option<OwnedFd>) -> 
 }
 
 /// Lets the context's device reach memory of `owner`'s device, and the other way round.
-fn enable_peer_access(context: &Context, owner: &Context) -> Result<()> {
+pub fn enable_peer_access(context: &Context, owner: &Context) -> Result<()> {
     if context.device == owner.device {
         return Ok(());
     }
@@ -248,7 +305,7 @@ fn enable_peer_access(context: &Context, owner: &Context) -> Result<()> {
     Ok(())
 }
 
-fn ipc_handle(context: &Context, addr: CUdeviceptr) -> Result<[u8; 64]> {
+pub fn ipc_handle(context: &Context, addr: CUdeviceptr) -> Result<[u8; 64]> {
     let _scope = context.enter_relaxed()?;
     let mut handle = CUipcMemHandle { reserved: [0; 64] };
     // SAFETY: valid for the handle.
@@ -259,13 +316,15 @@ fn ipc_handle(context: &Context, addr: CUdeviceptr) -> Result<[u8; 64]> {
 }
 
 /// Another process's memory, opened by its IPC handle.
-struct OpenedHandle {
+pub struct OpenedHandle {
     context: Arc<Context>,
-    addr: CUdeviceptr,
+    /// Where it is mapped.
+    pub addr: CUdeviceptr,
 }
 
 impl OpenedHandle {
-    fn open(context: &Arc<Context>, ipc: &[u8; 64]) -> Result<Self> {
+    /// Maps it.
+    pub fn open(context: &Arc<Context>, ipc: &[u8; 64]) -> Result<Self> {
         let _scope = context.enter_relaxed()?;
         let handle = CUipcMemHandle { reserved: ipc.map(|b| b as c_char) };
         let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;

@@ -12,9 +12,12 @@ use cudarc::driver::sys::{
 };
 
 use super::context::Context;
-use super::result::{Status, code, size_text};
-use crate::device::{HostWords, Memory};
+use super::result::{Status, code};
+use super::vmm::{self, Mapping, Physical, Use};
+use crate::device::{HostWords, Memory, size_text};
+use crate::env;
 use crate::error::Result;
+use crate::pool::Source;
 
 /// The stream that fills and copies.
 pub struct Copier {
@@ -128,11 +131,37 @@ impl Drop for Block {
     }
 }
 
-/// Zeroed memory that no peer maps.
-pub fn alloc(copier: &Copier, bytes: u64) -> Result<Memory> {
-    let block = Block::new(&copier.context, bytes.max(1))?;
-    copier.zero(block.addr, bytes.max(1))?;
-    Ok(Memory { addr: block.addr, bytes, owner: Box::new(block) })
+/// The pool's memory: VMM where it may be used, else `cuMemAlloc`.
+impl Source for Arc<Copier> {
+    fn take(&self, bytes: u64) -> Result<Memory> {
+        let context = &self.context;
+        if env::settings().cumem_enable != Some(false) && vmm::is_supported(context) {
+            match Physical::create(context, bytes, Use::Private)? {
+                Ok(physical) => {
+                    let mapping = Mapping::new(context, &physical)?;
+                    return Ok(Memory {
+                        addr: mapping.addr,
+                        bytes: physical.bytes,
+                        owner: Box::new((mapping, physical)),
+                    });
+                }
+                Err(status) if !matches!(status.code, code::NOT_PERMITTED | code::NOT_SUPPORTED) => {
+                    check_allocation(context, status, bytes)?;
+                }
+                Err(_) => {}
+            }
+        }
+        let block = Block::new(context, bytes)?;
+        Ok(Memory { addr: block.addr, bytes, owner: Box::new(block) })
+    }
+
+    fn zero(&self, addr: u64, bytes: u64) -> Result<()> {
+        Copier::zero(self, addr, bytes)
+    }
+
+    fn is_zeroed(&self) -> bool {
+        false
+    }
 }
 
 /// Page-locked host memory that all devices see.
@@ -190,6 +219,7 @@ pub fn check_allocation(context: &Context, status: Status, bytes: u64) -> Result
         return Err(error.remedy(format!("asked for {}", size_text(bytes))));
     }
     let (mut free, mut total): (usize, usize) = (0, 0);
+    let _scope = context.enter_relaxed();
     // SAFETY: valid for the two numbers.
     let free = match unsafe { context.driver.mem_info(&mut free, &mut total) }.is_ok() {
         true => format!("{} of {} free", size_text(free as u64), size_text(total as u64)),

@@ -9,6 +9,7 @@
 //! never changed; the legacy stream is never used on our own account; nothing waits for a whole device.
 
 mod context;
+mod expose;
 mod graph;
 mod heap;
 mod kernels;
@@ -40,10 +41,12 @@ use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
 use crate::device::{
-    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream, Stream,
-    StreamState,
+    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream,
+    Stream, StreamState,
 };
+use crate::env;
 use crate::error::Result;
+use crate::pool::{self, Pool, Source};
 
 pub use self::query::{DeviceSummary, PeerLink, summary};
 
@@ -59,6 +62,10 @@ pub fn current() -> Result<u32> {
 
 /// Opens a device. All users of a device in this process share one [`Device`] while it lives.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
+    Ok(opened(ordinal)?)
+}
+
+fn opened(ordinal: u32) -> Result<Arc<CudaDevice>> {
     static OPEN: LazyLock<Mutex<HashMap<u32, Weak<CudaDevice>>>> = LazyLock::new(Mutex::default);
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = open.get(&ordinal).and_then(Weak::upgrade) {
@@ -72,7 +79,8 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
 /// One GPU. Fields are dropped in this order: the context last.
 struct CudaDevice {
     caps: Caps,
-    copier: Copier,
+    pool: Arc<Pool>,
+    copier: Arc<Copier>,
     events: Events,
     kernels: Kernels,
     context: Arc<Context>,
@@ -82,8 +90,12 @@ impl CudaDevice {
     fn new(ordinal: u32) -> Result<Self> {
         let caps = query::caps(ordinal)?;
         let context = Context::retain(ordinal, caps.id.clone())?;
+        let copier = Arc::new(Copier::new(&context)?);
+        let name = format!("device {ordinal} ({})", caps.id);
+        let source = || -> Result<Box<dyn Source>> { Ok(Box::new(copier.clone())) };
         Ok(CudaDevice {
-            copier: Copier::new(&context)?,
+            pool: pool::of(&name, &env::settings().pool, source)?,
+            copier,
             events: Events::new(&context),
             kernels: Kernels::new(&context),
             caps,
@@ -111,11 +123,15 @@ impl Device for CudaDevice {
     }
 
     fn alloc(&self, bytes: u64) -> Result<Memory> {
-        memory::alloc(&self.copier, bytes)
+        self.pool.alloc(bytes)
     }
 
     fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory> {
-        heap::alloc(&self.copier, &self.context, bytes, kind)
+        heap::alloc(&self.pool, &self.copier, &self.context, bytes, kind)
+    }
+
+    fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
     fn share(&self, heap: &Memory) -> Result<()> {
@@ -255,6 +271,26 @@ impl Device for CudaDevice {
         // Another GPU's memory: refused only if the driver says that this one has no access.
         let asked = |attribute| self.pointer_attribute(attribute, addr).ok().flatten();
         Ok(asked(IS_MANAGED) == Some(1) || asked(ACCESS) != Some(0))
+    }
+
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
+        self.allocation(addr)
+    }
+
+    fn exposed_handle(&self, exposed: &Exposed) -> Result<[u8; 64]> {
+        self.handle_of(exposed)
+    }
+
+    fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory> {
+        self.open_handle(handle)
+    }
+
+    fn sample(&self) -> Result<Option<(Memory, Exposed)>> {
+        self.user_memory()
+    }
+
+    fn reach(&self, ordinal: u32) -> Result<()> {
+        self.reach_device(ordinal)
     }
 
     fn enter(&self) -> Result<Box<dyn Any>> {

@@ -102,16 +102,6 @@ pub fn version_text(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// `96 MiB`, for people.
-pub fn size_text(bytes: u64) -> String {
-    const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
-        Some((unit, name)) if bytes.is_multiple_of(*unit) => format!("{} {name}", bytes / unit),
-        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
-        None => format!("{bytes} bytes"),
-    }
-}
-
 /// Highest CUDA version of the installed driver, as text.
 pub fn installed_version() -> String {
     let mut version = 0;
@@ -154,6 +144,7 @@ fn remedy(error: c_int) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::size_text;
 
     fn status(code: c_int) -> Status {
         Status { call: "cuMemCreate", code, since: 10020 }

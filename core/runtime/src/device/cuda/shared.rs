@@ -11,7 +11,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::context::Context;
 use super::memory::{device_pointer, in_context};
-use super::result::{code, size_text};
+use super::result::code;
+use crate::device::size_text;
 use crate::error::{Error, Result};
 use crate::log;
 

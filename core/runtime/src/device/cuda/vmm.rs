@@ -31,6 +31,15 @@ pub fn is_supported(context: &Context) -> bool {
     has(MAPS) && has(SHARES)
 }
 
+/// Whom physical memory is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// This process alone.
+    Private,
+    /// Other processes too, by file descriptor.
+    Shared,
+}
+
 /// A reference to physical memory, released when dropped; mappings of it stay valid.
 pub struct Physical {
     context: Arc<Context>,
@@ -41,9 +50,9 @@ pub struct Physical {
 
 impl Physical {
     /// Takes at least `bytes` bytes of the device's memory. The outer result is ours, the inner the allocation's.
-    pub fn create(context: &Arc<Context>, bytes: u64) -> Result<std::result::Result<Self, Status>> {
+    pub fn create(context: &Arc<Context>, bytes: u64, of: Use) -> Result<std::result::Result<Self, Status>> {
         let _scope = context.enter_relaxed()?;
-        let properties = properties(context);
+        let properties = properties(context, of);
         let mut granularity: usize = 0;
         let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         // SAFETY: valid for the number and the properties.
@@ -148,15 +157,21 @@ fn location(context: &Context) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.device }
 }
 
-fn properties(context: &Context) -> CUmemAllocationProp {
+fn properties(context: &Context, of: Use) -> CUmemAllocationProp {
+    use CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED as FOR_NICS;
+    let for_nics =
+        platform().and_then(|p| p.attribute(FOR_NICS, context.device)).is_ok_and(|value| value != 0);
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: BY_FD,
+        requestedHandleTypes: match of {
+            Use::Private => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            Use::Shared => BY_FD,
+        },
         location: location(context),
         win32HandleMetaData: std::ptr::null_mut(),
         allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
-            gpuDirectRDMACapable: 0,
+            gpuDirectRDMACapable: for_nics.into(),
             usage: 0,
             reserved: [0; 4],
         },

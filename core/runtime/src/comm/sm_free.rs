@@ -1,0 +1,103 @@
+//! Lines with the tag `SM_FREE`: what of a communicator runs without multiprocessors, what does not, and why.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+
+use hawser_plan::choose::{Choice, Outcome};
+use hawser_plan::{Call, Collective, Protocol};
+
+use super::live::{Live, lock, op};
+use crate::env;
+use crate::log;
+
+/// What `NCCL_PASS_SM` comes to for a communicator.
+pub fn announcement(live: &Live) -> String {
+    let (name, rank, level) = (&live.name, live.rank, live.knobs.pass_sm);
+    let who = format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}");
+    let Some(staging) = live.layout.staging else {
+        let reason = hawser_plan::dma::refused_world(&live.world, &live.knobs);
+        let reason = reason.unwrap_or_else(|| "left out by NCCL_PROTO".into());
+        return format!("{who}: everything by kernels: {reason}");
+    };
+    let zero_copy = match env::settings().zero_copy {
+        Some(false) => "; NCCL_ZERO_COPY=0: all of it through staging",
+        _ => "",
+    };
+    format!(
+        "{who}: send/recv, all_gather, all_to_all, broadcast, gather and scatter by copy engines, staging {} MiB in slots of {} KiB; \
+         all_reduce, reduce_scatter and reduce by kernels: copy engines do not reduce{zero_copy}",
+        staging.bytes() >> 20,
+        staging.slot_bytes >> 10
+    )
+}
+
+/// What `NCCL_SM_FREE_VERBOSE` asks a communicator for.
+pub struct SmFree {
+    level: u8,
+    /// Collectives and size classes that had their line.
+    told: Mutex<HashSet<(Collective, u32)>>,
+}
+
+impl SmFree {
+    /// 0 = no lines, 1 = one for each collective and power of two of bytes, 2 = one for each operation.
+    pub fn new(level: u8) -> Self {
+        Self { level, told: Mutex::default() }
+    }
+
+    /// A call runs.
+    pub fn call(&self, live: &Live, call: &Call, choice: &Choice, number: u64) {
+        if self.level == 0 {
+            return;
+        }
+        let bytes = call.total_bytes(live.world.size());
+        self.tell(live, call.collective, bytes, number, choice.protocol == Protocol::Dma, || {
+            if live.knobs.pass_sm == 0 {
+                return "NCCL_PASS_SM is 0".into();
+            }
+            if call.collective.reduces() {
+                return "copy engines do not reduce".into();
+            }
+            let candidates = choice.why.candidates.iter();
+            let reason = candidates.filter(|c| c.protocol == Protocol::Dma).find_map(|c| match &c.outcome {
+                Outcome::Filtered(reason) => Some(reason.clone()),
+                Outcome::Predicted { .. } => None,
+            });
+            reason.unwrap_or_else(|| "no program of moves does it".into())
+        });
+    }
+
+    /// A batch of messages runs, `bytes` in all.
+    pub fn messages(&self, live: &Live, bytes: u64, number: u64, is_free: bool) {
+        if self.level > 0 {
+            let reason = || hawser_plan::dma::refused_world(&live.world, &live.knobs).unwrap_or_default();
+            self.tell(live, Collective::SendRecv, bytes, number, is_free, reason);
+        }
+    }
+
+    fn tell(
+        &self,
+        live: &Live,
+        what: Collective,
+        bytes: u64,
+        number: u64,
+        is_free: bool,
+        reason: impl FnOnce() -> String,
+    ) {
+        let class = bytes.max(1).ilog2();
+        if self.level < 2 && !lock(&self.told).is_ok_and(|mut told| told.insert((what, class))) {
+            return;
+        }
+        let how = match (is_free, live.layout.staging) {
+            (true, Some(staging)) => {
+                format!("copy engines, slots of at most {} KiB", staging.slot_bytes >> 10)
+            }
+            _ => format!("kernels: {}", reason()),
+        };
+        let (name, rank) = (&live.name, live.rank);
+        log::monitor(&format!(
+            "SM_FREE {name} rank {rank} {}: {} {bytes} bytes: {how}",
+            op(number),
+            what.name()
+        ));
+    }
+}

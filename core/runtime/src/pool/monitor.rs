@@ -1,0 +1,96 @@
+//! Lines with a pool's figures (`NCCL_CUMEM_MONITOR`).
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::Stats;
+use crate::error::{Error, Result};
+use crate::log;
+
+/// What a pool and its monitor share.
+pub struct Board {
+    name: String,
+    figures: Mutex<(Stats, bool)>,
+    changed: Condvar,
+}
+
+impl Board {
+    /// Nothing taken yet.
+    pub fn new(name: String) -> Self {
+        Self { name, figures: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// The figures now.
+    pub fn stats(&self) -> Stats {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// New figures.
+    pub fn set(&self, stats: Stats) {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).0 = stats;
+    }
+
+    /// Writes a line.
+    pub fn write(&self, stats: &Stats, limit: Option<u64>, why: &str) {
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        log::monitor(&format!(
+            "MEMORY_POOL {}: committed {}, in use {}, idle {}, peak {}, limit {}, growths {}, trims {}, refusals {} ({why})",
+            self.name,
+            mib(stats.committed),
+            mib(stats.in_use),
+            mib(stats.committed - stats.in_use),
+            mib(stats.peak),
+            limit.map_or_else(|| "none".into(), mib),
+            stats.growths,
+            stats.trims,
+            stats.refusals
+        ));
+    }
+}
+
+/// A thread that writes a line at every interval until it is dropped.
+pub struct Monitor {
+    board: Arc<Board>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Monitor {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn start(board: Arc<Board>, interval: Duration, limit: Option<u64>) -> Result<Self> {
+        let seen = board.clone();
+        let thread = std::thread::Builder::new()
+            .name("hawser-pool".into())
+            .spawn(move || watch(&seen, interval, limit))
+            .map_err(|e| Error::system("starting the thread of NCCL_CUMEM_MONITOR", e))?;
+        Ok(Self { board, thread: Some(thread) })
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.board.figures.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        self.board.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch(board: &Board, interval: Duration, limit: Option<u64>) {
+    let mut figures = board.figures.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let waited = board.changed.wait_timeout_while(figures, interval, |(_, over)| !*over);
+        let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !timeout.timed_out() {
+            return;
+        }
+        let stats = guard.0;
+        drop(guard);
+        board.write(&stats, limit, "interval");
+        figures = board.figures.lock().unwrap_or_else(PoisonError::into_inner);
+    }
+}
