@@ -123,6 +123,11 @@ pub fn operation(number: u64) -> String {
     }
 }
 
+/// The same in few letters: "op 7" or "messages 7".
+pub fn op(number: u64) -> String {
+    operation(number).replace("operation", "op")
+}
+
 /// How long an aborted communicator waits for its stream before it gives its memory up.
 const AFTER_ABORT: Duration = Duration::from_secs(10);
 

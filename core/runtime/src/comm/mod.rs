@@ -33,8 +33,8 @@ use hawser_plan::{Call, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 
 pub use decide::{cache_file, knobs_of, outlook};
-pub(crate) use live::operation;
 pub use live::{Live, Loaded};
+pub(crate) use live::{op, operation};
 pub use memory::{mem_alloc, mem_free};
 pub(crate) use order::{Order, Turn};
 pub use tune::{Chosen, Tuners, asked, config as tuner_config};
