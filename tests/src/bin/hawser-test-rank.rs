@@ -8,7 +8,7 @@
 //!
 //! ID `env` is the one that `NCCL_COMM_ID` stands for.
 //!
-//! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `again` (all-reduces until one
+//! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors` (parts of different lengths), `decision` (writes which rule decided last), `again` (all-reduces until one
 //! fails), `rounds` (until rank 0 reads the line `stop`; other lines it writes back after one more round), `abort-on-stdin`
 //! (a thread aborts when a line comes), `mark` (writes "mark"), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`,
 //! `abort`, `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its
@@ -27,7 +27,7 @@ use hawser_plan::{Collective, DataType, ReduceOp};
 use hawser_runtime::{Comm, Config, Error, Result, Stream, unique_id};
 use hawser_tests::oracle::{Buffer, Case, decode, encode};
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{leaks, world};
+use hawser_tests::{leaks, vectors, world};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -113,6 +113,11 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         },
         "matrix" => matrix(comm),
         "small" => small(comm),
+        "vectors" => vectors::run_all(comm),
+        "decision" => {
+            println!("decision: {:?}", comm.last_decision()?.and_then(|last| last.rule));
+            Ok(())
+        }
         "rounds" => rounds(comm),
         "break" => {
             hawser_tests::net::break_after(40);
