@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 // Built-in plugins: named here, or the linker would leave them out.
+use hawser_net_ib as _;
 use hawser_net_socket as _;
 
 use clap::{Parser, Subcommand};

@@ -11,5 +11,6 @@ pub mod vectors;
 pub mod world;
 
 // Built-in plugins: named here, or the linker would leave them out.
+use hawser_net_ib as _;
 use hawser_net_socket as _;
 use hawser_tuner as _;

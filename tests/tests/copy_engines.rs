@@ -39,6 +39,16 @@ fn moves_go_by_copy_engines_with_right_results_and_reductions_by_kernels() {
         let reduced = calls(&ended.output, "all_reduce");
         assert!(!reduced.is_empty() && reduced.iter().all(|line| line.contains("/Simple x ")));
         assert!(ended.output.contains("SM_FREE"), "told at bring-up");
+        // Threads reach each other's buffers.
+        let direct = ended.output.lines().filter(|line| line.contains("transfers direct"));
+        assert!(direct.clone().any(|line| !line.contains(": 0 of ")), "some transfers are direct");
+    }
+    // The same through staging alone.
+    for ranks in ["aa", "aaaa"] {
+        let staged = [("NCCL_PASS_SM", "1"), ("NCCL_ZERO_COPY", "0"), SMALL_SLOTS];
+        let ended = threads(ranks, &["matrix", "finalize", "destroy"], &staged);
+        ended.expect_success();
+        assert!(!ended.output.contains("transfers direct"), "staged");
     }
     let without = threads("aa", &["small", "destroy"], &[]);
     without.expect_success();

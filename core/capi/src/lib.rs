@@ -41,6 +41,7 @@ mod types;
 mod vector;
 
 // Built-in plugins: named here, or the linker would leave them out.
+use hawser_net_ib as _;
 use hawser_net_socket as _;
 use hawser_tuner as _;
 

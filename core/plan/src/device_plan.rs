@@ -189,6 +189,12 @@ impl Span {
         Self { first, nominal, repetition: at.repetition, stride: step.stride, size }
     }
 
+    /// All tiles of a repetition of a step as one.
+    pub fn whole(work: &Work, instance: u16, repetition: u32, step: &Step, size: usize) -> Self {
+        let first = u64::from(instance) * work.instance;
+        Self { first, nominal: work.instance as usize, repetition, stride: step.stride, size }
+    }
+
     /// Address and number of real elements of the tile in a chunk of a buffer (0 past the chunk's end).
     pub fn local(&self, work: &Work, buf: u8, chunk: u32) -> (u64, usize) {
         let buf = usize::from(buf).min(2);

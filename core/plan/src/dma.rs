@@ -26,6 +26,8 @@ const MOST_SLOT: u64 = 32 << 20;
 const LEAST_SLOT: u64 = 4 << 10;
 /// Bytes from word to word.
 const WORD: u64 = 16;
+/// Words of direct transfers with a peer: "first" and "done", for what goes there and for what comes from there.
+const DIRECT_WORDS: u64 = 4;
 /// Alignment of slots.
 const PAGE: u64 = 64 << 10;
 
@@ -129,9 +131,9 @@ impl Staging {
         self.slots_at() + self.slots() * self.slot_bytes
     }
 
-    /// Bytes of the words, which lie first: `full`, then `free`.
+    /// Bytes of the words, which lie first: `full`, then `free`, then those of direct transfers.
     pub fn word_bytes(&self) -> u64 {
-        2 * self.slots() * WORD
+        (2 * self.slots() + DIRECT_WORDS * u64::from(self.local.max(2) - 1)) * WORD
     }
 
     /// Offset and bytes of the `free` words: all are 1 at first, the `full` ones 0.
@@ -152,6 +154,13 @@ impl Staging {
     /// Offset of the word that says, in the heap of place `owner`, that its slot at place `peer` is free.
     fn free(&self, owner: u32, at: At) -> u64 {
         (self.slots() + self.index(owner, at)) * WORD
+    }
+
+    /// Offset of the words of direct transfers between place `owner` and place `peer`, as `owner` has them.
+    fn direct(&self, owner: u32, peer: u32, owner_sends: bool) -> u64 {
+        let peer = u64::from(if peer > owner { peer - 1 } else { peer });
+        let first = 2 * self.slots() + peer * DIRECT_WORDS + if owner_sends { 0 } else { 2 };
+        first * WORD
     }
 
     fn slots(&self) -> u64 {
@@ -250,7 +259,48 @@ pub const STREAMS: u32 = 2 * LANES + 1;
 /// The last of them.
 const COPIES: u32 = 2 * LANES;
 
+/// What a step of this rank sends to a peer, or gets from it, as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leg {
+    /// The other rank.
+    pub peer: u32,
+    /// True: to the peer.
+    pub send: bool,
+    /// Where this rank's end begins.
+    pub addr: u64,
+    /// Bytes of this rank's end.
+    pub bytes: u64,
+    /// Index of the block, and the step and its repetition.
+    at: (usize, u32, u32),
+}
+
+/// How a leg goes. Both ends have to agree: neither knows the other's buffer when it is called first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Through staging.
+    Staged,
+    /// The peer, which is called later, will copy: this rank tells it that its end is ready, and waits.
+    First,
+    /// This rank, called later, copies straight between its end and the peer's.
+    Second {
+        /// The peer's end as this rank's device sees it.
+        addr: u64,
+        /// Its bytes.
+        bytes: u64,
+    },
+}
+
+/// Whether all legs of a program begin and end in user buffers: nothing is passed on from staging. Equal on all ranks.
+pub fn is_direct(key: &ProgramKey) -> bool {
+    key.algorithm != Algorithm::Ring || key.ranks == 2
+}
+
 /// Puts out the commands of one launch, round after round.
+///
+/// **Direct transfers.** [`Emitter::legs`] lists what could go straight from user buffer to user buffer, [`Emitter::agree`] takes
+/// what both ends have made of it. Whoever was called first says at the beginning of its launch that its ends are ready; whoever
+/// was called second copies when it comes to the leg; the first waits for all its legs at the end of its launch. So a device
+/// that runs all its streams as one still gets to the end.
 ///
 /// Blocks that follow one another and have the same channel go side by side; those with another channel come after them. So
 /// ranks begin messages in the order of their keys ([`crate::p2p`]), also where all streams are one.
@@ -258,10 +308,14 @@ pub struct Emitter<'a> {
     plan: &'a LaunchPlan,
     steps: &'a [Step],
     bases: &'a Bases,
-    /// Blocks that are left, the next one last.
-    left: Vec<Block>,
+    /// Blocks that are left, with their indices, the next one last.
+    left: Vec<(usize, Block)>,
     /// Blocks under way, those that send first, and where they are.
-    current: Vec<(Block, Place)>,
+    current: Vec<(usize, Block, Place)>,
+    /// Legs that do not go through staging.
+    direct: Vec<(Leg, Way)>,
+    /// Waits for the peers that copy.
+    owed: Vec<Command>,
 }
 
 impl<'a> Emitter<'a> {
@@ -269,8 +323,55 @@ impl<'a> Emitter<'a> {
     pub fn new(plan: &'a LaunchPlan, steps: &'a [Step], bases: &'a Bases) -> Self {
         let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
         let busy = |b: &&Block| plan.args.works[usize::from(b.work)].tiles > 0 && b.n_steps > 0;
-        let left = used.iter().filter(busy).rev().copied().collect();
-        Self { plan, steps, bases, left, current: Vec::new() }
+        let left = used.iter().enumerate().filter(|(_, b)| busy(b)).rev().map(|(i, b)| (i, *b)).collect();
+        Self { plan, steps, bases, left, current: Vec::new(), direct: Vec::new(), owed: Vec::new() }
+    }
+
+    /// Legs that may be direct, in an order that is the same at both ends for each pair of ranks and direction; the first one
+    /// of each. Only for launches without forwarding ([`is_direct`]).
+    pub fn legs(&self) -> Vec<Leg> {
+        let mut legs: Vec<Leg> = Vec::new();
+        for &(index, block) in self.left.iter().rev() {
+            let work = &self.plan.args.works[usize::from(block.work)];
+            for number in 0..u32::from(block.n_steps) {
+                let step = &self.steps[usize::from(block.first_step) + number as usize];
+                for repetition in 0..step.times {
+                    let span = Span::whole(work, block.instance, repetition, step, 1);
+                    let mut add = |peer: u16, send: bool, (addr, bytes): (u64, usize)| {
+                        let (peer, bytes) = (u32::from(peer), bytes as u64);
+                        if !legs.iter().any(|leg| (leg.peer, leg.send) == (peer, send)) {
+                            legs.push(Leg { peer, send, addr, bytes, at: (index, number, repetition) });
+                        }
+                    };
+                    let (src, dst) = (step.flags & HAS_SRC != 0, step.flags & HAS_DST != 0);
+                    if step.n_recv > 0 && dst {
+                        add(step.recv[0], false, span.local(work, step.dst_buf, step.dst_chunk));
+                    }
+                    let sends = &step.send[..usize::from(step.n_send)];
+                    for &peer in sends.iter().filter(|_| src && step.n_recv == 0) {
+                        add(peer, true, span.local(work, step.src_buf, step.src_chunk));
+                    }
+                }
+            }
+        }
+        legs
+    }
+
+    /// Takes the ways of [`Emitter::legs`], before the first round.
+    pub fn agree(&mut self, legs: &[Leg], ways: &[Way], out: &mut Vec<Command>) {
+        for (leg, way) in legs.iter().zip(ways) {
+            if *way == Way::Staged {
+                continue;
+            }
+            self.direct.push((*leg, *way));
+            if *way == Way::First {
+                let words = self.direct_words(leg);
+                let stream = if leg.send { 0 } else { LANES };
+                out.push(Command { stream, what: What::Set { addr: words.first_there } });
+                let what = What::Await { addr: words.done_here, peer: leg.peer };
+                self.owed.push(Command { stream, what });
+            }
+        }
     }
 
     /// Adds the commands of the next round; false when there is none left.
@@ -279,40 +380,55 @@ impl<'a> Emitter<'a> {
             self.begin();
         }
         let mut current = std::mem::take(&mut self.current);
-        for (block, place) in &mut current {
+        for (index, block, place) in &mut current {
             let step = &self.steps[usize::from(block.first_step) + place.step as usize];
-            self.tile(block, *place, step, counters, out);
+            self.tile((*index, block), *place, step, counters, out);
             let work = &self.plan.args.works[usize::from(block.work)];
             place.advance(work, step.times, block.n_steps.into());
         }
         let moved = !current.is_empty();
-        current.retain(|(block, place)| place.tile < self.plan.args.works[usize::from(block.work)].tiles);
+        current.retain(|(_, block, place)| place.tile < self.plan.args.works[usize::from(block.work)].tiles);
         self.current = current;
+        if !moved {
+            out.append(&mut self.owed);
+        }
         moved
     }
 
     /// Takes the next blocks that go side by side.
     fn begin(&mut self) {
-        let Some(channel) = self.left.last().map(|block| block.channel) else { return };
-        while let Some(block) = self.left.pop_if(|block| block.channel == channel) {
-            self.current.push((block, Place::default()));
+        let Some(channel) = self.left.last().map(|(_, block)| block.channel) else { return };
+        while let Some((index, block)) = self.left.pop_if(|(_, block)| block.channel == channel) {
+            self.current.push((index, block, Place::default()));
         }
         let receives = |block: &Block| self.steps[usize::from(block.first_step)].n_send == 0;
-        self.current.sort_by_key(|(block, _)| receives(block));
+        self.current.sort_by_key(|(_, block, _)| receives(block));
     }
 
     /// The commands of one tile of one repetition of a step.
-    fn tile(&self, block: &Block, at: Place, step: &Step, counters: &mut Counters, out: &mut Vec<Command>) {
+    fn tile(
+        &self,
+        (index, block): (usize, &Block),
+        at: Place,
+        step: &Step,
+        counters: &mut Counters,
+        out: &mut Vec<Command>,
+    ) {
         let work = &self.plan.args.works[usize::from(block.work)];
         let span = Span::new(work, block.instance, at, step, 1);
         let lane = u32::from(block.lane);
         let sends = &step.send[..usize::from(step.n_send)];
         let stream = lane + if sends.is_empty() { LANES } else { 0 };
         let mut put = |stream, what| out.push(Command { stream, what });
+        let direct = |peer: u32, send: bool| self.direct_leg((index, at.step, at.repetition), peer, send);
         let mut taken = None;
         let (mut src, mut length) = (0, 0);
         if step.n_recv > 0 {
             let peer = u32::from(step.recv[0]);
+            if let Some((leg, way)) = direct(peer, false) {
+                self.straight(leg, way, at, stream, &mut put);
+                return;
+            }
             let slot = Counters::next(&mut counters.taken, peer, lane);
             let ends = self.ends(peer, lane, slot);
             put(stream, What::Await { addr: ends.full_here, peer });
@@ -323,6 +439,10 @@ impl<'a> Emitter<'a> {
         }
         for &peer in sends {
             let peer = u32::from(peer);
+            if let Some((leg, way)) = direct(peer, true) {
+                self.straight(leg, way, at, stream, &mut put);
+                continue;
+            }
             let slot = Counters::next(&mut counters.sent, peer, lane);
             let ends = self.ends(peer, lane, slot);
             put(stream, What::Await { addr: ends.free_here, peer });
@@ -345,6 +465,35 @@ impl<'a> Emitter<'a> {
         }
     }
 
+    /// The whole of a direct leg, at its first tile.
+    fn straight(&self, leg: &Leg, way: Way, at: Place, stream: u32, put: &mut impl FnMut(u32, What)) {
+        let Way::Second { addr, bytes } = way else { return };
+        if at.tile > 0 {
+            return;
+        }
+        let words = self.direct_words(leg);
+        put(stream, What::Await { addr: words.first_here, peer: leg.peer });
+        let bytes = bytes.min(leg.bytes);
+        let (dst, src) = if leg.send { (addr, leg.addr) } else { (leg.addr, addr) };
+        if bytes > 0 {
+            put(stream, What::Copy { dst, src, bytes });
+        }
+        put(stream, What::Set { addr: words.done_there });
+    }
+
+    fn direct_leg(&self, at: (usize, u32, u32), peer: u32, send: bool) -> Option<(&Leg, Way)> {
+        let found = self.direct.iter().find(|(leg, _)| (leg.at, leg.peer, leg.send) == (at, peer, send));
+        found.map(|(leg, way)| (leg, *way))
+    }
+
+    fn direct_words(&self, leg: &Leg) -> DirectWords {
+        let Bases { rank, staging, places, layout } = self.bases;
+        let (here, there) = (places[*rank as usize], places[leg.peer as usize]);
+        let own = staging[*rank as usize] + layout.direct(here, there, leg.send);
+        let theirs = staging[leg.peer as usize] + layout.direct(there, here, !leg.send);
+        DirectWords { first_here: own, done_here: own + WORD, first_there: theirs, done_there: theirs + WORD }
+    }
+
     fn ends(&self, peer: u32, lane: u32, slot: u32) -> Ends {
         let Bases { rank, staging, places, layout } = self.bases;
         let (here, there) = (places[*rank as usize], places[peer as usize]);
@@ -359,6 +508,15 @@ impl<'a> Emitter<'a> {
             free_there: theirs + layout.free(there, of_us),
         }
     }
+}
+
+/// Addresses of the words of a direct leg: "whoever was called first is ready" and "whoever was called second has copied", in this
+/// rank's memory and in the peer's.
+struct DirectWords {
+    first_here: u64,
+    done_here: u64,
+    first_there: u64,
+    done_there: u64,
 }
 
 /// Addresses of a slot number in both directions: our slot that the peer fills, its slot that we fill, and their words.

@@ -54,6 +54,8 @@ pub struct LaunchPlan {
     pub threads: u32,
     /// Scratch memory needed, in bytes.
     pub scratch_bytes: u64,
+    /// Whether copy engines may move it from user buffer to user buffer ([`crate::dma::is_direct`]).
+    pub is_direct: bool,
 }
 
 /// What the device does to values for `call`: averages of floating-point types are sums of inputs
@@ -175,7 +177,8 @@ pub fn bind(
     }
     let scratch_bytes = u64::from(lowered.scratch_chunks) * work.chunk * elem;
     let kernel = KernelKey { op, dtype, protocol: choice.protocol };
-    Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes })
+    let is_direct = crate::dma::is_direct(&choice.key);
+    Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, is_direct })
 }
 
 fn slots_needed(key: &ProgramKey) -> u32 {

@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use hawser_plan::algo::{rank_program, shape};
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::choose;
-use hawser_plan::dma::{self, Bases, Counters, Emitter, STREAMS, Staging, What};
+use hawser_plan::dma::{self, Bases, Counters, Emitter, Leg, STREAMS, Staging, Way, What};
 use hawser_plan::lower::{LaunchPlan, bind, device_op, lower};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::world::{DeviceKind, Link, World};
@@ -57,35 +57,46 @@ impl Machine {
         &mut self.memory[rank][at..at + bytes as usize]
     }
 
-    /// Runs one launch sequence per rank to its end; `pick` chooses who goes on. `alias`: one queue per rank.
+    /// Runs one launch sequence per rank to its end; chance chooses who is called next, and who goes on. `alias`: one queue per
+    /// rank. `direct`: launches may copy from user buffer to user buffer.
     fn run(
         &mut self,
         launches: &[Vec<(LaunchPlan, Vec<hawser_plan::device_plan::Step>)>],
-        alias: bool,
+        (alias, direct): (bool, bool),
         seed: u64,
     ) {
-        let mut queues: Vec<VecDeque<What>> = Vec::new();
-        let mut ends: HashMap<usize, u32> = HashMap::new();
-        for (rank, list) in launches.iter().enumerate() {
-            let mut own = vec![VecDeque::new(); if alias { 1 } else { STREAMS as usize }];
-            for (plan, steps) in list {
-                let mut commands = Vec::new();
-                let mut emitter = Emitter::new(plan, steps, &self.bases[rank]);
-                while emitter.round(&mut self.counters[rank], &mut commands) {}
-                for command in commands {
-                    own[if alias { 0 } else { command.stream as usize }].push_back(command.what);
-                }
+        let mut state = seed | 1;
+        let mut chance = |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        let per_rank = if alias { 1 } else { STREAMS as usize };
+        let mut queues: Vec<VecDeque<What>> = vec![VecDeque::new(); launches.len() * per_rank];
+        let ends: HashMap<usize, u32> =
+            (0..queues.len()).map(|queue| (queue, (queue / per_rank) as u32)).collect();
+        let mut left: Vec<VecDeque<_>> = launches.iter().map(|list| list.iter().collect()).collect();
+        let mut board: HashMap<(u32, u32), VecDeque<(bool, Offer)>> = HashMap::new();
+        while left.iter().any(|list| !list.is_empty()) {
+            let rank = chance(left.len());
+            let Some((plan, steps)) = left[rank].pop_front() else { continue };
+            let mut commands = Vec::new();
+            let mut emitter = Emitter::new(plan, steps, &self.bases[rank]);
+            if direct {
+                let legs = emitter.legs();
+                let ways: Vec<Way> =
+                    legs.iter().map(|leg| meet(&mut board, rank as u32, leg, chance(4) == 0)).collect();
+                emitter.agree(&legs, &ways, &mut commands);
             }
-            for queue in own {
-                ends.insert(queues.len(), rank as u32);
-                queues.push(queue);
+            while emitter.round(&mut self.counters[rank], &mut commands) {}
+            for command in commands {
+                let stream = if alias { 0 } else { command.stream as usize };
+                queues[rank * per_rank + stream].push_back(command.what);
             }
         }
-        let mut state = seed | 1;
+        assert!(board.values().all(VecDeque::is_empty), "a leg without its other end");
         let mut stuck = 0;
         while queues.iter().any(|queue| !queue.is_empty()) {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let index = (state >> 33) as usize % queues.len();
+            let index = chance(queues.len());
             let Some(&what) = queues[index].front() else { continue };
             let done = match what {
                 What::Await { addr, peer } => {
@@ -122,16 +133,43 @@ impl Machine {
             assert!(
                 (0..at).step_by(16).all(|i| word(i) == 0)
                     && (at..at + bytes).step_by(16).all(|i| word(i) == 1)
+                    && (at + bytes..layout.word_bytes()).step_by(16).all(|i| word(i) == 0)
             );
         }
     }
 }
 
-fn collective(machine: &mut Machine, collective: Collective, ranks: u32, bytes: u64, alias: bool, seed: u64) {
+/// An end that was called first: its address and bytes, or None for staging.
+type Offer = Option<(u64, u64)>;
+
+/// What a leg's end gets when it is called.
+fn meet(board: &mut HashMap<(u32, u32), VecDeque<(bool, Offer)>>, rank: u32, leg: &Leg, staged: bool) -> Way {
+    let pair = if leg.send { (rank, leg.peer) } else { (leg.peer, rank) };
+    let waiting = board.entry(pair).or_default();
+    match waiting.front() {
+        Some((send, _)) if *send != leg.send => match waiting.pop_front() {
+            Some((_, Some((addr, bytes)))) => Way::Second { addr, bytes },
+            _ => Way::Staged,
+        },
+        _ => {
+            waiting.push_back((leg.send, (!staged).then_some((leg.addr, leg.bytes))));
+            if staged { Way::Staged } else { Way::First }
+        }
+    }
+}
+
+fn collective(
+    machine: &mut Machine,
+    collective: Collective,
+    ranks: u32,
+    bytes: u64,
+    (alias, direct): (bool, bool),
+    seed: u64,
+) {
     let (world, knobs) = (world(ranks), settings());
     let root = (seed % u64::from(ranks)) as u32;
     let (ins, outs) = (collective.input_blocks(ranks), collective.output_blocks(ranks));
-    let mut launches = Vec::new();
+    let (mut launches, mut all_direct) = (Vec::new(), direct);
     for rank in 0..ranks {
         let call = Call {
             collective,
@@ -153,11 +191,12 @@ fn collective(machine: &mut Machine, collective: Collective, ranks: u32, bytes: 
         let lowered =
             lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
                 .unwrap();
+        all_direct &= dma::is_direct(&choice.key);
         let staged = dma::knobs(&knobs, ranks, dma::part(&choice.key, call.total_bytes(ranks)));
         let plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
         launches.push(vec![(plan, lowered.steps)]);
     }
-    machine.run(&launches, alias, seed);
+    machine.run(&launches, (alias, all_direct), seed);
     let input = |rank: u32, block: u64, i: u64| {
         let i = block * bytes + i;
         (seed ^ (u64::from(rank) * 31) ^ (i * 7) ^ (i >> 8)) as u8
@@ -192,11 +231,12 @@ proptest! {
 
     #[test]
     fn collectives_end_right_whatever_streams_do(
-        ranks in 2u32..6, kinds in prop::collection::vec((0usize..5, 1u64..60_000), 1..4), alias: bool, seed: u64
+        ranks in 2u32..6, kinds in prop::collection::vec((0usize..5, 1u64..60_000), 1..4),
+        alias: bool, direct: bool, seed: u64
     ) {
         let mut machine = Machine::new(ranks);
         for (kind, bytes) in kinds {
-            collective(&mut machine, MOVES[kind], ranks, bytes, alias, seed);
+            collective(&mut machine, MOVES[kind], ranks, bytes, (alias, direct), seed);
         }
     }
 
@@ -205,6 +245,7 @@ proptest! {
         ranks in 2u32..6,
         list in prop::collection::vec((0u32..6, 0u32..6, 0u64..70_000), 1..12),
         alias: bool,
+        direct: bool,
         seed: u64,
     ) {
         let (world, knobs) = (world(ranks), settings());
@@ -236,7 +277,7 @@ proptest! {
                     .collect()
             })
             .collect();
-        machine.run(&launches, alias, seed);
+        machine.run(&launches, (alias, direct), seed);
         for (number, addr, bytes) in checks {
             let got = machine.at(addr, bytes).to_vec();
             let right = (0..bytes).all(|i| got[i as usize] == ((number as u64 * 91) ^ i ^ (i >> 8)) as u8);

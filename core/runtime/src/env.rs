@@ -85,7 +85,7 @@ pub struct Settings {
     pub sm_free_verbose: u8,
     /// `NCCL_DMA_ENABLE`: whether copy engines may move data.
     pub dma_enable: bool,
-    /// `NCCL_ZERO_COPY`: 1 = also unregistered buffers without staging (no path of this version does).
+    /// `NCCL_ZERO_COPY`: 0 = all through staging, else copy engines move data from user buffer to user buffer.
     pub zero_copy: Option<bool>,
     /// `NCCL_DIRECT_PATH`: 0 = through host memory even where GPUs reach each other.
     pub direct_path: Option<bool>,

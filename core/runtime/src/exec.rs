@@ -208,8 +208,11 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
             device.launch_exchange(*kernel, launch, stream)
         })?,
         Work::Copies(plan, loaded) => {
-            let emission = comm.begin_copies(plan, loaded.as_deref(), stream)?;
             let control = comm.fabric.control.clone();
+            let emission = comm.begin_copies(plan, loaded.as_deref(), stream);
+            let emission = emission.inspect_err(|error| {
+                control.fail(error.clone());
+            })?;
             return Ok(Some(Putting { emission, device, stream, others, control }));
         }
     }

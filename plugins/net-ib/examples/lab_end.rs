@@ -1,12 +1,16 @@
 //! One end of a connection over the machine's verbs, for `tests/lab`: sends or receives numbered messages with a check
-//! sum for some seconds and prints what happened, a line per second and a last one.
+//! sum for some seconds, or until the file `/run/lab-stop` is there, and prints what happened: a line for each gap in the
+//! traffic, and a last one.
 //!
 //!     lab_end receive PORT SECONDS BYTES      then, on the other machine
 //!     lab_end send ADDRESS:PORT SECONDS BYTES
+//!
+//! `LAB_UNCHECKED=1`: nothing is filled in or looked at, to measure. `LAB_FLYING`: messages under way (8).
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hawser_net_ib::{IbNet, stats};
@@ -15,10 +19,8 @@ use hawser_plugin::net::{
 };
 use hawser_plugin::{Error, Log, Net};
 
-/// Messages under way.
-const FLYING: usize = 8;
-/// Buffers: those under way and those that must stay as they were left.
-const BUFFERS: usize = 3 * FLYING;
+/// Time without a message that is worth a line.
+const GAP: Duration = Duration::from_millis(60);
 /// A buffer that nobody may write.
 const POISON: u8 = 0xa5;
 
@@ -26,7 +28,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, role, place, seconds, bytes] = &arguments[..] else { panic!("see the top of the source") };
     let (seconds, bytes): (u64, usize) = (seconds.parse().unwrap(), bytes.parse().unwrap());
-    let log = Log::new(|_, _, text| println!("LAB log {text}"));
+    let log = Log::new(|_, _, text| println!("log {text}"));
     let context = IbNet::new().open(&NetConfig::new(1, log)).unwrap();
     let devices = context.devices().unwrap();
     assert!(devices > 0, "no devices");
@@ -37,7 +39,7 @@ fn main() {
         "receive" => End::receiver(&*context, device, place.parse().unwrap(), bytes),
         _ => End::sender(&*context, device, place, bytes),
     };
-    println!("LAB up");
+    println!("up");
     end.run(time);
 }
 
@@ -52,8 +54,31 @@ struct End {
     flying: VecDeque<(u64, usize, Request)>,
     begun: u64,
     over: u64,
+    /// Messages under way.
+    most: usize,
+    checked: bool,
     /// For the last message.
     peer: TcpStream,
+}
+
+/// The longest time between two things.
+struct Pause {
+    last: Instant,
+    longest: Duration,
+}
+
+impl Pause {
+    fn new() -> Self {
+        Self { last: Instant::now(), longest: Duration::ZERO }
+    }
+
+    /// It happened now. How long it took.
+    fn happened(&mut self) -> Duration {
+        let took = self.last.elapsed();
+        self.last += took;
+        self.longest = self.longest.max(took);
+        took
+    }
 }
 
 impl End {
@@ -62,14 +87,24 @@ impl End {
         let (handle, mut listener) = context.listen(device).unwrap();
         peer.write_all(&handle).unwrap();
         let mut receiver = wait(|| listener.accept());
-        let buffers = (0..BUFFERS).map(|_| {
+        let (most, checked) = (flying(), checked());
+        let buffers = (0..3 * most).map(|_| {
             let buffer = vec![POISON; bytes];
             // SAFETY: the buffers live as long as the connection.
             let registration = unsafe { receiver.register(&region(&buffer)) }.unwrap();
             (buffer, registration)
         });
         let buffers = buffers.collect();
-        Self { half: Half::In(receiver), buffers, flying: VecDeque::new(), begun: 0, over: 0, peer }
+        Self {
+            half: Half::In(receiver),
+            buffers,
+            flying: VecDeque::new(),
+            begun: 0,
+            over: 0,
+            most,
+            checked,
+            peer,
+        }
     }
 
     fn sender(context: &dyn NetContext, device: u32, place: &str, bytes: usize) -> Self {
@@ -85,55 +120,66 @@ impl End {
         peer.read_exact(&mut handle).unwrap();
         let mut connector = context.connect(device, &handle).unwrap();
         let mut sender = wait(|| connector.poll());
-        let buffers = (0..BUFFERS).map(|_| {
+        let (most, checked) = (flying(), checked());
+        let buffers = (0..3 * most).map(|_| {
             let buffer = vec![0; bytes];
             // SAFETY: the buffers live as long as the connection.
             let registration = unsafe { sender.register(&region(&buffer)) }.unwrap();
             (buffer, registration)
         });
         let buffers = buffers.collect();
-        Self { half: Half::Out(sender), buffers, flying: VecDeque::new(), begun: 0, over: 0, peer }
+        Self {
+            half: Half::Out(sender),
+            buffers,
+            flying: VecDeque::new(),
+            begun: 0,
+            over: 0,
+            most,
+            checked,
+            peer,
+        }
     }
 
     fn run(&mut self, time: Duration) {
         let start = Instant::now();
-        let (mut last, mut longest, mut told) = (Instant::now(), Duration::ZERO, 0);
-        loop {
-            let is_sender = matches!(self.half, Half::Out(_));
-            if start.elapsed() > time && is_sender && self.flying.is_empty() {
-                break;
-            }
+        let (mut message, mut turn, mut told) = (Pause::new(), Pause::new(), Instant::now());
+        let (mut stop, is_sender) = (false, matches!(self.half, Half::Out(_)));
+        while !(stop && is_sender && self.flying.is_empty()) {
             let before = self.over;
-            if let Err(error) = self.step(!is_sender || start.elapsed() < time) {
-                let silent = last.elapsed();
+            if let Err(error) = self.step(!is_sender || !stop) {
+                let silent = message.last.elapsed();
                 if self.is_end() {
                     break;
                 }
-                println!("LAB error after {} ms: {error}", silent.as_millis());
+                println!("error after {} ms: {error}", silent.as_millis());
                 return;
             }
+            // How long this process did not even get to look.
+            turn.happened();
             if self.over > before {
-                longest = longest.max(last.elapsed());
-                last = Instant::now();
+                let gap = message.happened();
+                let own = std::mem::take(&mut turn.longest);
+                if gap > GAP {
+                    println!("gap {} ms own {} ms messages {before}", gap.as_millis(), own.as_millis());
+                }
             }
-            let seconds = start.elapsed().as_secs();
-            if seconds > told {
-                told = seconds;
-                println!("LAB second {seconds} messages {} gap {} ms", self.over, longest.as_millis());
+            if told.elapsed() > Duration::from_millis(500) {
+                told = Instant::now();
+                stop = start.elapsed() > time || Path::new("/run/lab-stop").exists();
             }
         }
-        if matches!(self.half, Half::Out(_)) {
+        if is_sender {
             self.peer.write_all(&self.over.to_le_bytes()).unwrap();
         }
-        let own = stats();
+        let (own, seconds) = (stats(), start.elapsed().as_secs_f64());
         println!(
-            "LAB done messages {} longest gap {} ms resent {} stopped {} raised {} per second {}",
+            "done messages {} longest gap {} ms resent {} stopped {} raised {} MB/s {:.2}",
             self.over,
-            longest.as_millis(),
+            message.longest.as_millis(),
             own.resent,
             own.stopped,
             own.raised,
-            self.over / start.elapsed().as_secs().max(1)
+            self.over as f64 * self.buffers[0].0.len() as f64 / seconds / 1e6,
         );
     }
 
@@ -148,17 +194,19 @@ impl End {
     }
 
     fn step(&mut self, more: bool) -> Result<(), Error> {
-        while more && self.flying.len() < FLYING {
-            let at = (self.begun % BUFFERS as u64) as usize;
+        while more && self.flying.len() < self.most {
+            let at = (self.begun % self.buffers.len() as u64) as usize;
             let (buffer, registration) = &mut self.buffers[at];
             let request = match &mut self.half {
                 Half::Out(sender) => {
-                    fill(self.begun, buffer);
+                    if self.checked {
+                        fill(self.begun, buffer);
+                    }
                     // SAFETY: the buffer is left alone until the request is over.
                     unsafe { sender.isend(&segment(buffer, *registration))? }
                 }
                 Half::In(receiver) => {
-                    let clean = buffer.iter().all(|&byte| byte == POISON);
+                    let clean = !self.checked || buffer.iter().all(|&byte| byte == POISON);
                     assert!(clean, "a late write before message {}", self.begun);
                     // SAFETY: as above.
                     unsafe { receiver.irecv(&[segment(buffer, *registration)], false)? }
@@ -182,7 +230,7 @@ impl End {
             if !is_over {
                 break;
             }
-            if let Half::In(_) = self.half {
+            if self.checked && matches!(self.half, Half::In(_)) {
                 check(number, &self.buffers[at].0);
                 self.buffers[at].0.fill(POISON);
             }
@@ -191,6 +239,14 @@ impl End {
         }
         Ok(())
     }
+}
+
+fn flying() -> usize {
+    std::env::var("LAB_FLYING").map_or(8, |text| text.parse().unwrap())
+}
+
+fn checked() -> bool {
+    std::env::var_os("LAB_UNCHECKED").is_none()
 }
 
 fn wait<T>(mut ask: impl FnMut() -> hawser_plugin::Result<Option<T>>) -> T {

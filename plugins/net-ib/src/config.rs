@@ -47,6 +47,10 @@ pub struct Settings {
     pub deadline: Duration,
     /// `HAWSER_IB_SILENCE`: a rail on which nothing completes for this long is stopped.
     pub silence: Duration,
+    /// `HAWSER_IB_FLAPS`: a rail that fails more often than this within a minute waits longer.
+    pub flaps: u32,
+    /// `NCCL_IB_RESILIENCY_PORT_RECOVERY`: a rail that failed may come back.
+    pub recovery: bool,
     /// `HAWSER_IB_SPARES`: devices beside the wanted ones that stand by.
     pub spares: usize,
     /// `HAWSER_IB_RAILS`: which ports are paired.
@@ -92,6 +96,8 @@ impl Default for Settings {
             failover: true,
             deadline: Duration::from_secs(10),
             silence: Duration::from_secs(1),
+            flaps: 5,
+            recovery: true,
             spares: 1,
             pairing: Pairing::Same,
             chunk: 1 << 20,
@@ -164,6 +170,8 @@ impl Settings {
         own.deadline = seconds.map_or(own.deadline, Duration::from_secs);
         let silence = from.number("HAWSER_IB_SILENCE", 50, 600_000);
         own.silence = silence.map_or(own.silence, Duration::from_millis);
+        own.flaps = from.number("HAWSER_IB_FLAPS", 0, 1 << 30).map_or(own.flaps, |n| n as u32);
+        own.recovery = from.flag("NCCL_IB_RESILIENCY_PORT_RECOVERY", true);
         own.spares = from.number("HAWSER_IB_SPARES", 0, 8).map_or(own.spares, |n| n as usize);
         own.chunk = from.number("HAWSER_IB_CHUNK", 4096, 1 << 30).unwrap_or(own.chunk);
         own.gpu = from.flag("HAWSER_IB_GPU", false);

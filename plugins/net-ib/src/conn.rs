@@ -1,15 +1,17 @@
 //! One end of a connection: drives its state machine with what its lanes and its side connection say.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hawser_plugin::{Error, Log, Result, Subsys};
+use hawser_plugin::host::NetProfiler;
+use hawser_plugin::{Error, Level, Log, Result, Subsys};
 
 use crate::config::{Pairing, Settings};
 use crate::hello::Block;
 use crate::lane::{Lane, Seen, queue_depth};
 use crate::port::Port;
+use crate::profile::Event;
 use crate::proto::rail::Spec;
 use crate::proto::rails::{Fault, Rails, Role};
 use crate::proto::rx::Rx;
@@ -17,13 +19,17 @@ use crate::proto::tx::Tx;
 use crate::proto::wire::Message;
 use crate::proto::{Action, Epoch, MAX_RAILS, Path, Rules, Time, Why, Write};
 use crate::side::{End, Side};
-use crate::stats;
+use crate::stats::RailCounters;
 use crate::verbs::{Cq, Span, Wc};
 
 /// The side connection is looked at this often while all is well.
 const SIDE: Duration = Duration::from_micros(500);
 /// Rails that are not up when the first one is get this long.
 const LATE: Duration = Duration::from_millis(500);
+
+/// The connection's clock stands still while its process does not run, or the machine sleeps: beyond this, time in which
+/// nobody looked does not count. Else a rail would be silent because nobody listened.
+const STALL: Duration = Duration::from_millis(100);
 
 /// A state machine as the driver sees it.
 pub(crate) trait Machine {
@@ -93,6 +99,15 @@ pub(crate) struct Job {
     pub rkeys: Vec<u32>,
     /// The message fills its receive.
     pub full: bool,
+    /// The host's event that holds those of the chunks; 0 = none.
+    pub profile: u64,
+}
+
+/// A chunk that was posted.
+struct Flight {
+    wr: u64,
+    at: Time,
+    _event: Option<Event>,
 }
 
 /// What a connection is made of.
@@ -103,6 +118,7 @@ pub(crate) struct Parts {
     pub peer: Block,
     pub settings: Settings,
     pub traffic_class: u8,
+    pub profiler: Option<NetProfiler>,
     pub log: Log,
 }
 
@@ -115,19 +131,22 @@ pub(crate) struct Conn<M> {
     generations: Vec<u64>,
     addresses: Vec<Option<[u8; 16]>>,
     names: Vec<String>,
+    counters: Vec<Arc<RailCounters>>,
+    /// Chunks under way on each rail.
+    flights: Vec<VecDeque<Flight>>,
+    profiler: Option<NetProfiler>,
     side: Side,
     side_at: Instant,
     settings: Settings,
     class: u8,
     log: Log,
     name: String,
-    born: Instant,
+    clock: Clock,
     up_at: Option<Instant>,
     pub jobs: HashMap<u64, Job>,
     error: Option<Error>,
     is_closed: bool,
     seen: Vec<Wc>,
-    counted: u64,
 }
 
 /// Pairs of local and remote ports. Both ends call it alike: `sender` and `receiver` are numbers of ports.
@@ -145,7 +164,7 @@ pub(crate) fn pairs(sender: usize, receiver: usize, pairing: Pairing, qps: usize
 
 impl<M: Machine> Conn<M> {
     pub fn new(parts: Parts, role: Role, make: impl FnOnce(&[Spec], Rules) -> M) -> Result<Self> {
-        let Parts { ports, tiers, side, peer, settings, traffic_class: class, log } = parts;
+        let Parts { ports, tiers, side, peer, settings, traffic_class: class, profiler, log } = parts;
         let mine = ports.len();
         // The sender's choice counts at both ends.
         let pairs: Vec<(usize, usize)> = match role {
@@ -165,6 +184,8 @@ impl<M: Machine> Conn<M> {
             silence: settings.silence.as_micros() as Time,
             deadline: settings.deadline.as_micros() as Time,
             most_chunk: settings.chunk,
+            strikes: settings.flaps,
+            recovery: settings.recovery,
             failover: settings.failover && peer.failover,
             ..Rules::default()
         };
@@ -175,29 +196,33 @@ impl<M: Machine> Conn<M> {
             queues
                 .push(queue.map_err(|errno| system(format!("a completion queue on {}", port.name), errno))?);
         }
-        let names = pairs.iter().map(|&(l, r)| format!("{}–{}", ports[l].name, peer.ports[r].name)).collect();
+        let rail = |&(l, r): &(usize, usize)| format!("{}–{}", ports[l].name, peer.ports[r].name);
+        let names: Vec<String> = pairs.iter().map(rail).collect();
         let end = if role == Role::Sender { "sender to" } else { "receiver from" };
+        let name = format!("{end} {}", side.peer.ip());
         Ok(Self {
             machine: make(&specs, rules),
             lanes: pairs.into_iter().map(|(local, remote)| Lane::new(local, remote)).collect(),
             generations: ports.iter().map(|port| port.generation()).collect(),
             addresses: ports.iter().map(|port| address(port)).collect(),
-            name: format!("{end} {}", side.peer.ip()),
+            counters: names.iter().map(|rail| RailCounters::new(&name, rail)).collect(),
+            flights: names.iter().map(|_| VecDeque::new()).collect(),
+            profiler,
+            name,
             queues,
             ports,
             names,
             side,
             side_at: Instant::now(),
+            clock: Clock::new(STALL.max(settings.silence / 4)),
             settings,
             class,
             log,
-            born: Instant::now(),
             up_at: None,
             jobs: HashMap::new(),
             error: None,
             is_closed: false,
             seen: Vec::new(),
-            counted: 0,
         })
     }
 
@@ -205,8 +230,8 @@ impl<M: Machine> Conn<M> {
         &self.ports
     }
 
-    pub fn now(&self) -> Time {
-        self.born.elapsed().as_micros() as Time
+    pub fn now(&mut self) -> Time {
+        self.clock.read(Instant::now()).as_micros() as Time
     }
 
     /// Whether data may flow: all rails are up, or one is and the others are late.
@@ -329,7 +354,10 @@ impl<M: Machine> Conn<M> {
                 Ok(message) => self.machine.message(Path::Rail(number, epoch), message, now),
                 Err(text) => drop(self.machine.rails().fault.get_or_insert(Fault::Protocol(text))),
             },
-            Seen::Sent(wr) => self.machine.completed(number, epoch, wr, now),
+            Seen::Sent(wr) => {
+                self.landed(rail, wr, now);
+                self.machine.completed(number, epoch, wr, now);
+            }
             Seen::Failed(status) if !stopping => {
                 self.machine.rails().fail(number, epoch, Why::Completion(status.min(63) as u8), now);
             }
@@ -337,10 +365,20 @@ impl<M: Machine> Conn<M> {
         }
     }
 
+    /// A queue pair completes in order: chunks up to this work request are over.
+    fn landed(&mut self, rail: usize, wr: u64, now: Time) {
+        while let Some(flight) = self.flights[rail].pop_front_if(|flight| flight.wr <= wr) {
+            self.counters[rail].took(now.saturating_sub(flight.at));
+        }
+    }
+
     fn fence(&mut self) {
         for rail in 0..self.lanes.len() {
-            if self.lanes[rail].is_fenced() {
+            if let Some(took) = self.lanes[rail].is_fenced() {
                 let (epoch, now) = (self.lanes[rail].epoch(), self.now());
+                let text = format!("IB: {}: rail {} is fenced after {took:.1?}", self.name, self.names[rail]);
+                self.log.line(Level::Trace, Subsys::NET, &text);
+                self.flights[rail].clear();
                 self.machine.fenced(rail as u8, epoch, now);
             }
         }
@@ -402,8 +440,14 @@ impl<M: Machine> Conn<M> {
         let lkey = job.lkeys[lane.local];
         let rkey = job.rkeys.get(lane.remote).copied().unwrap_or(0);
         let span = Span { addr: job.addr + write.offset, len: write.len as u32, lkey };
-        stats::add(&stats::BYTES, write.len);
-        stats::add(&stats::CHUNKS, 1);
+        let rail = usize::from(write.rail);
+        self.counters[rail].wrote(write.len);
+        let start = |profiler: &NetProfiler| {
+            let place = (lane.local, lane.pair_number());
+            Event::start(*profiler, job.profile, place, write.wr, write.len)
+        };
+        let event = self.profiler.as_ref().filter(|_| job.profile != 0).and_then(start);
+        self.flights[rail].push_back(Flight { wr: write.wr, at: now, _event: event });
         // SAFETY: the host leaves the memory alone until its request is over, which is when no lane reads it (rule 4 of
         // `proto`), or until the connection has failed or is closed, which destroys the lanes.
         let posted = unsafe { lane.write(write.wr, span, (job.to + write.offset, rkey), write.imm, split) };
@@ -419,18 +463,19 @@ impl<M: Machine> Conn<M> {
             (true, _) => format!("rail {rails} is back"),
             (false, _) => format!("rail {rails} is stopped: {why}"),
         };
-        stats::add(if up { &stats::RAISED } else { &stats::STOPPED }, 1);
+        self.counters[usize::from(rail)].changed(up);
         self.log.info(Subsys::NET, format!("IB: {}: {text}", self.name));
     }
 
     /// Adds to the counters what the machine counted.
-    pub fn count_resent(&mut self, total: u64) {
-        stats::add(&stats::RESENT, total - std::mem::replace(&mut self.counted, total));
+    pub fn count(&mut self) {
+        let rails = &self.machine.rails().all;
+        rails.iter().zip(&self.counters).for_each(|(rail, counters)| counters.lost(rail.lost));
     }
 
     /// The connection is of no use any more: the host's memory is its own again.
     fn fail(&mut self, fault: &Fault) -> Error {
-        self.lanes.iter_mut().for_each(Lane::destroy);
+        self.destroy();
         let text = self.describe(fault);
         if !matches!(fault, Fault::Peer(_) | Fault::Left | Fault::Gone) {
             self.side.send(&Message::Fail(text.clone()));
@@ -444,7 +489,7 @@ impl<M: Machine> Conn<M> {
 
     /// The host breaks the connection with this sentence.
     pub fn break_off(&mut self, error: Error) -> Error {
-        self.lanes.iter_mut().for_each(Lane::destroy);
+        self.destroy();
         self.side.send(&Message::Fail(error.text.clone()));
         let _ = self.side.turn();
         self.error = Some(error.clone());
@@ -480,7 +525,8 @@ impl<M: Machine> Conn<M> {
     /// The host drops its end: nothing of its memory is touched after this.
     pub fn close(&mut self) {
         self.is_closed = true;
-        self.lanes.iter_mut().for_each(Lane::destroy);
+        self.destroy();
+        self.sum_up();
         if self.error.is_none() {
             if let Some(words) = self.machine.last_words() {
                 self.side.send(&words);
@@ -488,6 +534,20 @@ impl<M: Machine> Conn<M> {
             self.side.send(&Message::Bye);
         }
         let _ = self.side.turn();
+    }
+
+    /// Nothing of the host's memory is touched after this.
+    fn destroy(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::destroy);
+        self.flights.iter_mut().for_each(VecDeque::clear);
+    }
+
+    /// One line per rail that has sent anything.
+    fn sum_up(&mut self) {
+        self.count();
+        for rail in self.counters.iter().map(|counters| counters.read()).filter(|rail| rail.chunks > 0) {
+            self.log.info(Subsys::NET, format!("IB: {}: rail {}: {rail}", self.name, rail.rail));
+        }
     }
 
     /// Whether a closed end has said all that it has to say.
@@ -499,6 +559,25 @@ impl<M: Machine> Conn<M> {
     pub fn is_busy(&mut self) -> bool {
         self.machine.is_busy()
             || self.machine.rails().all.iter().any(|rail| !rail.is_up() || !rail.posted.is_empty())
+    }
+}
+
+/// Counts the time in which somebody looks.
+struct Clock {
+    last: Instant,
+    counted: Duration,
+    most: Duration,
+}
+
+impl Clock {
+    fn new(most: Duration) -> Self {
+        Self { last: Instant::now(), counted: Duration::ZERO, most }
+    }
+
+    fn read(&mut self, now: Instant) -> Duration {
+        self.counted += now.saturating_duration_since(self.last).min(self.most);
+        self.last = self.last.max(now);
+        self.counted
     }
 }
 
@@ -517,6 +596,16 @@ pub(crate) fn system(what: String, errno: i32) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_in_which_nobody_looks_does_not_count() {
+        let mut clock = Clock::new(STALL);
+        let (start, millis) = (clock.last, Duration::from_millis);
+        assert_eq!(clock.read(start + millis(70)), millis(70));
+        assert_eq!(clock.read(start + millis(5000)), millis(170));
+        assert_eq!(clock.read(start + millis(4000)), millis(170));
+        assert_eq!(clock.read(start + millis(5030)), millis(200));
+    }
 
     #[test]
     fn all_ports_are_paired_whatever_their_numbers() {

@@ -47,14 +47,12 @@ pub(crate) struct IbContext {
 }
 
 impl IbContext {
-    pub fn open(settings: Settings, config: &NetConfig, verbs: &dyn Verbs) -> Result<Self> {
-        let ports = match find(&settings, verbs) {
-            Ok(ports) => ports,
-            Err(why) => {
-                config.log.info(Subsys::NET, format!("IB: off: {why}"));
-                return Ok(Self { shop: None, ports: Vec::new(), devices: RwLock::default() });
-            }
-        };
+    /// Without devices.
+    pub fn empty() -> Self {
+        Self { shop: None, ports: Vec::new(), devices: RwLock::default() }
+    }
+
+    pub fn open(settings: Settings, config: &NetConfig, ports: Vec<Arc<Port>>) -> Result<Self> {
         let names: Vec<String> = ports.iter().map(|port| describe(port)).collect();
         config.log.info(Subsys::NET, format!("IB: using {}", names.join(", ")));
         let all = |kind: fn(&Port) -> bool| settings.gpu && ports.iter().all(|port| kind(port));
@@ -99,7 +97,10 @@ impl IbContext {
 }
 
 /// The ports to use.
-fn find(settings: &Settings, verbs: &dyn Verbs) -> std::result::Result<Vec<Arc<Port>>, String> {
+///
+/// # Errors
+/// A sentence that says why there are none.
+pub(crate) fn find(settings: &Settings, verbs: &dyn Verbs) -> std::result::Result<Vec<Arc<Port>>, String> {
     if settings.disable {
         return Err("NCCL_IB_DISABLE is set".into());
     }
@@ -153,6 +154,7 @@ impl Shop {
             side,
             peer,
             settings: self.settings.clone(),
+            profiler: self.config.profiler,
             traffic_class: self.settings.traffic_class.or(class).unwrap_or(0),
             log: self.config.log.clone(),
         }

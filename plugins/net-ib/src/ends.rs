@@ -160,6 +160,7 @@ impl Sender for IbSender {
             to: target.entry.addr,
             rkeys: target.entry.keys,
             full: bytes == target.entry.bytes,
+            profile: segment.profile,
         };
         conn.jobs.insert(target.slot, job);
         conn.act();
@@ -174,7 +175,7 @@ impl Sender for IbSender {
             return Err(Error::internal(format!("request {} is not in flight", request.0)));
         }
         let moved = conn.progress();
-        conn.count_resent(conn.machine.resent);
+        conn.count();
         match conn.machine.finish(request.0) {
             Some(bytes) => {
                 conn.jobs.remove(&request.0);

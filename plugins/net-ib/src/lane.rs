@@ -85,6 +85,11 @@ impl Lane {
         self.qp.as_ref().is_some_and(|qp| qp.number() == number)
     }
 
+    /// Number of the queue pair; 0 = there is none.
+    pub fn pair_number(&self) -> u32 {
+        self.qp.as_ref().map_or(0, |qp| qp.number())
+    }
+
     pub fn is_stopping(&self) -> bool {
         self.stopping.is_some()
     }
@@ -248,12 +253,12 @@ impl Lane {
     }
 
     /// Whether the fence is complete: everything was flushed, or the pair is destroyed. Drivers may take seconds to destroy
-    /// a pair, so a thread does it, and other rails go on meanwhile.
-    pub fn is_fenced(&mut self) -> bool {
-        let Some(since) = self.stopping else { return false };
+    /// a pair, so a thread does it, and other rails go on meanwhile. Says once how long it took.
+    pub fn is_fenced(&mut self) -> Option<Duration> {
+        let since = self.stopping?;
         let flushed = self.receives == 0 && self.sends.is_empty();
         if self.qp.is_some() && !flushed && since.elapsed() < DRAIN {
-            return false;
+            return None;
         }
         if let Some(qp) = self.qp.take() {
             let doom = bury(qp);
@@ -262,12 +267,12 @@ impl Lane {
             }
         }
         if self.doom.as_ref().is_some_and(|doom| !doom.is_finished()) {
-            return false;
+            return None;
         }
         self.doom = None;
         self.stopping = None;
         self.forget();
-        true
+        Some(since.elapsed())
     }
 
     /// Nothing lands or is read through this lane after this returns.

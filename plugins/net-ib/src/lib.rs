@@ -12,6 +12,7 @@
 //! | `verbs` | libibverbs behind a trait, and a test double |
 //! | `handle`, `hello`, `side` | the handle, the authenticated handshake, the TCP connection beside the rails |
 //! | `lane`, `conn`, `keeper` | queue pairs, what drives the state machine, the thread that helps |
+//! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `ends` | the plugin interface |
 
 mod address;
@@ -24,6 +25,7 @@ mod hello;
 mod keeper;
 mod lane;
 mod port;
+mod profile;
 mod proto;
 mod side;
 mod stats;
@@ -32,12 +34,16 @@ mod verbs;
 use std::sync::Arc;
 
 use hawser_plugin::net::{NetConfig, NetContext};
-use hawser_plugin::{Net, Result};
+use hawser_plugin::{BuiltIn, Component, Error, ErrorKind, Net, Result, Subsys};
 
 pub use config::{Pairing, Settings};
-pub use stats::{Stats, stats};
+pub use stats::{Latency, RailStats, Stats, rails, stats};
 #[doc(hidden)]
 pub use verbs::soft;
+
+hawser_plugin::inventory::submit! {
+    BuiltIn { name: "ib", priority: 50, make: || Component::Net(Arc::new(IbNet::new())) }
+}
 
 /// The plugin.
 #[derive(Clone)]
@@ -64,6 +70,44 @@ impl IbNet {
     }
 }
 
+impl IbNet {
+    /// As [`Net::open`], but where there is no device that can be used it says why in an INFO line and gives a context
+    /// without devices. That is what NCCL expects of a plugin that declines.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn open_anyway(&self, config: &NetConfig) -> Result<Box<dyn NetContext>> {
+        let (settings, complaints) = self.settings();
+        match context::find(&settings, &*self.verbs) {
+            Ok(ports) => self.open_ports(config, settings, complaints, ports),
+            Err(why) => {
+                config.log.info(Subsys::NET, format!("IB: off: {why}"));
+                Ok(Box::new(context::IbContext::empty()))
+            }
+        }
+    }
+
+    fn settings(&self) -> (Settings, Vec<String>) {
+        match &self.settings {
+            Some(settings) => (settings.clone(), Vec::new()),
+            None => Settings::from_environment(),
+        }
+    }
+
+    fn open_ports(
+        &self,
+        config: &NetConfig,
+        settings: Settings,
+        complaints: Vec<String>,
+        ports: Vec<Arc<port::Port>>,
+    ) -> Result<Box<dyn NetContext>> {
+        for complaint in complaints {
+            config.log.warn(format!("IB: {complaint}"));
+        }
+        Ok(Box::new(context::IbContext::open(settings, config, ports)?))
+    }
+}
+
 impl Default for IbNet {
     fn default() -> Self {
         Self::new()
@@ -76,13 +120,9 @@ impl Net for IbNet {
     }
 
     fn open(&self, config: &NetConfig) -> Result<Box<dyn NetContext>> {
-        let (settings, complaints) = match &self.settings {
-            Some(settings) => (settings.clone(), Vec::new()),
-            None => Settings::from_environment(),
-        };
-        for complaint in complaints {
-            config.log.warn(format!("IB: {complaint}"));
-        }
-        Ok(Box::new(context::IbContext::open(settings, config, &*self.verbs)?))
+        let (settings, complaints) = self.settings();
+        let ports = context::find(&settings, &*self.verbs);
+        let ports = ports.map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
+        self.open_ports(config, settings, complaints, ports)
     }
 }

@@ -77,6 +77,7 @@ pub fn decide(
         _ => {
             let mut net_config = NetConfig::new(comm_id, plugins::log());
             net_config.traffic_class = config.traffic_class;
+            net_config.profiler = Some(net::report);
             Some(choose_net(&net_config, device, &bootstrap, &mut world, &mut knobs, &step("net"))?)
         }
     };

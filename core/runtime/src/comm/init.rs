@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hawser_plan::dma::Bases;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
 
@@ -13,7 +14,7 @@ use super::sm_free::{self, SmFree};
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::device;
-use crate::dma::Dma;
+use crate::dma::{Board, Dma};
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{self, Subsys};
@@ -81,7 +82,11 @@ pub fn bring_up(
     let name = config.name.clone().unwrap_or_else(|| "world".into());
     let order = Order::new(fabric.done());
     let is_host = device.caps().kind == DeviceKind::Host;
-    let dma = fabric.staging().map(|bases| Dma::new(bases.clone(), &device, &fabric.control, is_host));
+    let copies = |bases: &Bases| {
+        let board = Board::connect(device.as_ref(), &bootstrap, &peers, abort, &step("direct copies"))?;
+        Dma::new(bases.clone(), board, &device, &fabric.control, is_host)
+    };
+    let dma = fabric.staging().map(copies);
     let live = Live {
         rank,
         world,

@@ -263,7 +263,7 @@ impl Live {
         plan: &LaunchPlan,
         loaded: Option<&Loaded>,
     ) -> Result<[Vec<dma::What>; dma::STREAMS as usize]> {
-        self.copier()?.commands(plan, steps_of(plan, loaded))
+        self.copier()?.commands(&*self.device, plan, steps_of(plan, loaded))
     }
 
     fn copier(&self) -> Result<&Dma> {

@@ -20,7 +20,7 @@ pub fn announcement(live: &Live) -> String {
         return format!("{who}: everything by kernels: {reason}");
     };
     let zero_copy = match env::settings().zero_copy {
-        Some(true) => "; NCCL_ZERO_COPY=1: staged all the same, this version copies nothing directly",
+        Some(false) => "; NCCL_ZERO_COPY=0: all of it through staging",
         _ => "",
     };
     format!(

@@ -110,6 +110,11 @@ impl Span {
         self.watch.start(Some(self), group, what)
     }
 
+    /// Whether any profiler wants events of this kind.
+    pub fn wants(&self, kind: EventMask) -> bool {
+        self.watch.wants(kind)
+    }
+
     /// The event is in a new state.
     pub fn record(&self, state: EventState, args: StateArgs) {
         for (profiler, handle) in self.watch.open.iter().zip(&self.handles) {

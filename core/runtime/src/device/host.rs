@@ -15,8 +15,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::{
-    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream, Stream,
-    StreamState,
+    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream,
+    Stream, StreamState,
 };
 use crate::env;
 use crate::error::{Error, Result};
@@ -35,6 +35,18 @@ impl HostDevice {
     /// # Errors
     /// The thread of `NCCL_CUMEM_MONITOR` could not be started.
     pub fn new(ordinal: u32) -> Result<Self> {
+        Self::with_pool(ordinal, &format!("host device {ordinal}"), &env::settings().pool)
+    }
+
+    /// One for memory that the ranks of a host share beside that of their devices: it does not count for the limits of pools.
+    ///
+    /// # Errors
+    /// None in this version.
+    pub fn beside() -> Result<Self> {
+        Self::with_pool(0, "host memory beside devices", &pool::Policy::default())
+    }
+
+    fn with_pool(ordinal: u32, name: &str, policy: &pool::Policy) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = format!("host-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let caps = Caps {
@@ -47,7 +59,7 @@ impl HostDevice {
             multiprocessors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
         };
         let source = || -> Result<Box<dyn Source>> { Ok(Box::new(HostSource)) };
-        let pool = pool::of(&format!("host device {ordinal}"), &env::settings().pool, source)?;
+        let pool = pool::of(name, policy, source)?;
         Ok(Self { caps, pool })
     }
 }
@@ -304,6 +316,27 @@ impl Device for HostDevice {
 
     fn accepts(&self, addr: u64) -> Result<bool> {
         Ok(addr != 0)
+    }
+
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
+        // Threads share everything.
+        Ok(Some(Exposed { base: addr, bytes: u64::MAX - addr, id: 0 }))
+    }
+
+    fn exposed_handle(&self, _exposed: &Exposed) -> Result<[u8; 64]> {
+        Err(Error::internal("another process cannot map the user's host memory"))
+    }
+
+    fn open_exposed(&self, _handle: &[u8; 64]) -> Result<Memory> {
+        Err(Error::internal("another process cannot map the user's host memory"))
+    }
+
+    fn sample(&self) -> Result<Option<(Memory, Exposed)>> {
+        Ok(None)
+    }
+
+    fn reach(&self, _ordinal: u32) -> Result<()> {
+        Ok(())
     }
 
     fn enter(&self) -> Result<Box<dyn Any>> {

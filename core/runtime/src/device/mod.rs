@@ -91,6 +91,17 @@ pub enum HeapKind {
     Host,
 }
 
+/// An allocation of the user that copy engines of peers can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exposed {
+    /// Its first byte.
+    pub base: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Tells it from those that were or will be at the same address.
+    pub id: u64,
+}
+
 /// How a peer may map a heap.
 pub struct Export {
     /// Opaque bytes for [`Device::import`]; the same host only. At most 256 bytes.
@@ -242,6 +253,22 @@ pub trait Device: Send + Sync {
 
     /// Whether an address can be used by kernels of this device (host memory on the host device).
     fn accepts(&self, addr: u64) -> Result<bool>;
+
+    /// The allocation around an address if copy engines of other devices of this process can reach it after
+    /// [`Device::reach`], and those of other processes through [`Device::exposed_handle`]. Works during a capture.
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>>;
+
+    /// What another process opens to map an allocation.
+    fn exposed_handle(&self, exposed: &Exposed) -> Result<[u8; 64]>;
+
+    /// Maps an allocation of a process of this host. `addr` is where its first byte is.
+    fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory>;
+
+    /// Memory as users have it, to try whether peers can map it; None where no other process can.
+    fn sample(&self) -> Result<Option<(Memory, Exposed)>>;
+
+    /// Lets this device and another one of this process, which is open, reach each other's memory.
+    fn reach(&self, ordinal: u32) -> Result<()>;
 
     /// Enters the device's context on this thread until the guard is dropped.
     fn enter(&self) -> Result<Box<dyn Any>>;

@@ -3,24 +3,30 @@
 //! A launch forks from the caller's stream to streams of the communicator, puts copies and operations on words there, and
 //! joins them again. Nothing waits on the host. `watch.rs` ends launches that are aborted or late.
 
+mod board;
 pub mod host;
 mod watch;
 
 use std::sync::{Arc, Mutex};
 
 use hawser_plan::device_plan::Step;
-use hawser_plan::dma::{Bases, Counters, Emitter, LANES, STREAMS, What};
+use hawser_plan::dma::{Bases, Command, Counters, Emitter, STREAMS, Way, What};
 use hawser_plan::lower::LaunchPlan;
 
 use crate::comm::{Order, Turn, lock};
 use crate::device::{Device, MemoryOp, OwnedStream, Stream};
 use crate::error::Result;
+use crate::log::{self, Subsys};
 use crate::transport::control::Control;
 use watch::Watched;
+
+pub use board::Board;
 
 /// What a communicator's launches for copy engines share.
 pub struct Dma {
     bases: Bases,
+    board: Option<Board>,
+    control: Arc<Control>,
     state: Mutex<State>,
     watched: Option<Arc<Watched>>,
 }
@@ -47,20 +53,26 @@ impl Dma {
     /// With everybody's staging. On a GPU, launches are watched from now on.
     pub fn new(
         bases: Bases,
+        board: Option<Board>,
         device: &Arc<dyn Device>,
         control: &Arc<Control>,
         is_host: bool,
     ) -> Result<Self> {
         let watched =
             if is_host { None } else { Some(Watched::start(device.clone(), control.clone(), &bases)?) };
-        Ok(Self { bases, state: Mutex::default(), watched })
+        Ok(Self { bases, board, control: control.clone(), state: Mutex::default(), watched })
     }
 
     /// All commands of a launch by stream, for the host device.
-    pub fn commands(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<[Vec<What>; STREAMS as usize]> {
+    pub fn commands(
+        &self,
+        device: &dyn Device,
+        plan: &LaunchPlan,
+        steps: &[Step],
+    ) -> Result<[Vec<What>; STREAMS as usize]> {
+        let (mut emitter, mut commands) = self.agreed(device, plan, steps, false)?;
         let mut state = lock(&self.state)?;
-        let mut emitter = Emitter::new(plan, steps, &self.bases);
-        let (mut commands, mut queues) = (Vec::new(), [const { Vec::new() }; STREAMS as usize]);
+        let mut queues = [const { Vec::new() }; STREAMS as usize];
         while emitter.round(&mut state.counters, &mut commands) {}
         commands.iter().for_each(|command| queues[command.stream as usize].push(command.what));
         Ok(queues)
@@ -77,13 +89,37 @@ impl Dma {
     ) -> Result<Emission<'a>> {
         let streams = self.streams(device)?;
         let turn = order.begin(device, stream)?;
-        let emitter = Emitter::new(plan, steps, &self.bases);
+        let is_captured = device.stream_state(stream)?.capture.is_some();
+        let (emitter, commands) = self.agreed(device, plan, steps, is_captured)?;
         if let Some(watched) = self.watched.as_ref().filter(|_| turn.done != 0) {
             let peers = peers(plan, steps);
             device.memory_ops(stream, &[watched.begin(who, peers)?])?;
         }
-        let (used, pending) = ([false; STREAMS as usize], [const { Vec::new() }; STREAMS as usize]);
-        Ok(Emission { dma: self, device, order, emitter, stream, streams, used, turn, pending })
+        let (used, pending) = ([false; STREAMS as usize], Vec::new());
+        Ok(Emission { dma: self, device, order, emitter, commands, stream, streams, used, turn, pending })
+    }
+
+    /// What emits a launch's commands, with the first of them: both ends of its transfers have met where they can be direct.
+    fn agreed<'a>(
+        &'a self,
+        device: &dyn Device,
+        plan: &'a LaunchPlan,
+        steps: &'a [Step],
+        is_captured: bool,
+    ) -> Result<(Emitter<'a>, Vec<Command>)> {
+        let (mut emitter, mut commands) = (Emitter::new(plan, steps, &self.bases), Vec::new());
+        if let Some(board) = self.board.as_ref().filter(|_| plan.is_direct) {
+            let legs = emitter.legs();
+            let ways = legs.iter().map(|leg| board.meet(device, leg, is_captured, &self.control));
+            let ways: Vec<Way> = ways.collect::<Result<_>>()?;
+            log::info(Subsys::Coll, || {
+                let direct = ways.iter().filter(|way| **way != Way::Staged).count();
+                let (rank, number) = (self.bases.rank, plan.args.op_number);
+                format!("SM_FREE rank {rank} op {number}: {direct} of {} transfers direct", ways.len())
+            });
+            emitter.agree(&legs, &ways, &mut commands);
+        }
+        Ok((emitter, commands))
     }
 
     /// Releases launches of an aborted communicator.
@@ -115,34 +151,37 @@ pub struct Emission<'a> {
     device: &'a dyn Device,
     order: &'a Order,
     emitter: Emitter<'a>,
+    /// Those that are not on their streams.
+    commands: Vec<Command>,
     stream: Stream,
     streams: [Stream; STREAMS as usize],
     /// Which of them have forked from `stream`.
     used: [bool; STREAMS as usize],
     turn: Turn,
-    /// By stream: operations on words that wait for the next copy, to go in one batch.
-    pending: [Vec<MemoryOp>; STREAMS as usize],
+    /// Operations on words, by stream, that wait for the next copy, to go in batches. None of any stream is put off beyond a
+    /// copy: streams may share a hardware queue, where what comes later would wait behind what it releases.
+    pending: Vec<(usize, MemoryOp)>,
 }
 
 impl Emission<'_> {
     /// Puts the next round on the streams; false when there is none left.
     pub fn round(&mut self) -> Result<bool> {
-        let mut commands = Vec::with_capacity(4 * LANES as usize);
+        let mut commands = std::mem::take(&mut self.commands);
         let more = self.emitter.round(&mut lock(&self.dma.state)?.counters, &mut commands);
         for command in commands {
             let index = command.stream as usize;
             if !std::mem::replace(&mut self.used[index], true) {
                 self.device.fork(self.stream, self.streams[index])?;
             }
-            let (stream, pending) = (self.streams[index], &mut self.pending[index]);
             match command.what {
                 What::Await { addr, .. } => {
-                    pending.extend([MemoryOp::Wait { addr }, MemoryOp::Write { addr, value: 0 }]);
+                    let ops = [MemoryOp::Wait { addr }, MemoryOp::Write { addr, value: 0 }];
+                    self.pending.extend(ops.map(|op| (index, op)));
                 }
-                What::Set { addr } => pending.push(MemoryOp::Write { addr, value: 1 }),
+                What::Set { addr } => self.pending.push((index, MemoryOp::Write { addr, value: 1 })),
                 What::Copy { dst, src, bytes } => {
-                    flush(self.device, stream, pending)?;
-                    self.device.copy(stream, dst, src, bytes)?;
+                    self.flush()?;
+                    self.device.copy(self.streams[index], dst, src, bytes)?;
                 }
             }
         }
@@ -151,8 +190,8 @@ impl Emission<'_> {
 
     /// Joins the streams.
     pub fn finish(mut self) -> Result<()> {
+        self.flush()?;
         for index in (0..STREAMS as usize).filter(|index| self.used[*index]) {
-            flush(self.device, self.streams[index], &mut self.pending[index])?;
             self.device.order(self.streams[index], self.stream)?;
         }
         if self.turn.done == 0 {
@@ -165,14 +204,16 @@ impl Emission<'_> {
         self.device.memory_ops(self.stream, &ops)?;
         self.order.finish(&self.turn, 1)
     }
-}
 
-fn flush(device: &dyn Device, stream: Stream, pending: &mut Vec<MemoryOp>) -> Result<()> {
-    if !pending.is_empty() {
-        device.memory_ops(stream, pending)?;
-        pending.clear();
+    /// Puts the operations on words on their streams, in their order.
+    fn flush(&mut self) -> Result<()> {
+        for batch in self.pending.chunk_by(|a, b| a.0 == b.0) {
+            let ops: Vec<MemoryOp> = batch.iter().map(|(_, op)| *op).collect();
+            self.device.memory_ops(self.streams[batch[0].0], &ops)?;
+        }
+        self.pending.clear();
+        Ok(())
     }
-    Ok(())
 }
 
 /// The ranks that a launch exchanges data with.

@@ -157,7 +157,7 @@ impl Fabric {
 }
 
 /// Maps the heaps of the other ranks of the host; None for all others.
-fn exchange(
+pub(crate) fn exchange(
     device: &dyn Device,
     bootstrap: &Bootstrap,
     peers: &Peers<'_>,

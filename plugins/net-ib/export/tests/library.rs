@@ -54,3 +54,32 @@ fn it_needs_no_verbs_library_and_exports_the_plugins_names_only() {
         ("_1as_0lib_1header_0root_bmodule_bloader", &nccls.each_ref().map(String::as_str)[..])
     );
 }
+
+/// The C harness, compiled against each version's table, drives the library. Where there are devices that is traffic with
+/// every byte checked (`tests/lab` does it with soft-RoCE), elsewhere it shows that the library declines.
+#[test]
+fn a_c_program_drives_it_through_every_version() {
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let fabric = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
+    for version in 8..=12 {
+        let program =
+            std::env::temp_dir().join(format!("hawser-ib-harness-{}-{version}", std::process::id()));
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let compiled = Command::new(&compiler)
+            .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", &format!("-DVERSION={version}")])
+            .args([here.join("tests/harness.c").as_os_str(), "-I".as_ref()])
+            .arg(here.join("../../compat/tests/c"))
+            .args(["-o".as_ref(), program.as_os_str(), "-ldl".as_ref()])
+            .status();
+        assert!(compiled.is_ok_and(|status| status.success()), "{compiler} does not compile the harness");
+        let run = Command::new(&program).arg(built()).env("NCCL_SOCKET_IFNAME", "=lo").output().unwrap();
+        let _ = std::fs::remove_file(&program);
+        let text = String::from_utf8_lossy(&run.stdout).into_owned();
+        let ending = if fabric > 0 { "passed on" } else { "declined" };
+        assert!(
+            run.status.success() && text.contains(&format!("harness v{version}: HawserIB {ending}")),
+            "{text}"
+        );
+        assert!(fabric > 0 || text.contains("log: ") && text.contains("IB: off: "), "{text}");
+    }
+}

@@ -77,6 +77,8 @@ pub(crate) struct Rules {
     pub most_chunk: u64,
     /// Go on when a rail fails. Without it the first failure is the connection's.
     pub failover: bool,
+    /// A rail that carried data and failed may be set up again. The sender's rule counts.
+    pub recovery: bool,
 }
 
 impl Default for Rules {
@@ -97,6 +99,7 @@ impl Default for Rules {
             least_chunk: 64 << 10,
             most_chunk: 1 << 20,
             failover: true,
+            recovery: true,
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) enum Phase {
     Connecting,
     /// Sender: probes are under way; so many came back.
     Probing(u8),
-    /// Receiver: connected, waiting for a probe.
+    /// Receiver: connected, waiting for probes.
     Ready,
     /// It carries data.
     Up,
@@ -74,6 +74,8 @@ pub(crate) struct Rail {
     pub bytes: u64,
     /// Control messages in `posted`.
     pub controls: u32,
+    /// The probe or its echo that came last and was not answered yet.
+    pub probed: Option<u8>,
     /// Chunks written in this epoch.
     pub written: u32,
     /// Chunks of this epoch that the receiver has taken off its queue.
@@ -85,6 +87,8 @@ pub(crate) struct Rail {
     /// When the phase began.
     pub since: Time,
     pub retry_at: Time,
+    /// Sender: chunks that had to be written again.
+    pub lost: u64,
     strikes: u32,
     tries: u32,
 }
@@ -104,12 +108,14 @@ impl Rail {
             posted: VecDeque::new(),
             bytes: 0,
             controls: 0,
+            probed: None,
             written: 0,
             taken: 0,
             told: 0,
             moved: now,
             since: now,
             retry_at: now,
+            lost: 0,
             strikes: 0,
             tries: 0,
         }
@@ -121,6 +127,7 @@ impl Rail {
 
     pub fn enter(&mut self, phase: Phase, now: Time) {
         self.phase = phase;
+        self.probed = None;
         self.since = now;
         self.moved = now;
         if phase == Phase::Up {
@@ -156,6 +163,11 @@ impl Rail {
     /// When the next attempt may begin; `dark`: no rail is up, so neither back-off nor damping has anything to spare.
     pub fn due(&self, dark: bool, rules: &Rules) -> Time {
         if dark { self.retry_at.min(self.since.saturating_add(2 * rules.pause)) } else { self.retry_at }
+    }
+
+    /// It was up once, and failed.
+    pub fn has_failed(&self) -> bool {
+        self.strikes > 0
     }
 
     fn is_damped(&self, rules: &Rules) -> bool {

@@ -162,26 +162,42 @@ impl Rails {
                 self.all[usize::from(rail)].enter(Phase::Connecting, now);
                 self.act(Action::Connect { rail, epoch, peer: blob });
             }
-            (Message::Probe { rail, epoch, number }, Role::Receiver) if path == Path::Rail(rail, epoch) => {
-                if self.is_in(rail, epoch, Phase::Ready) {
-                    self.raise(rail, now);
-                }
-                if self.is_in(rail, epoch, Phase::Up) {
-                    self.send(path, Message::Echo { rail, epoch, number }, now);
-                }
+            (Message::Probe { rail, epoch, number }, Role::Receiver)
+                if path == Path::Rail(rail, epoch) && self.is_in(rail, epoch, Phase::Ready) =>
+            {
+                self.all[usize::from(rail)].probed = Some(number);
+                self.advance(rail, now);
             }
-            (Message::Echo { rail, epoch, number }, Role::Sender) if path == Path::Rail(rail, epoch) => {
-                if !self.is_in(rail, epoch, Phase::Probing(number)) {
-                    return;
-                }
-                let number = number + 1;
-                if number >= self.rules.probes {
-                    return self.raise(rail, now);
-                }
-                self.all[usize::from(rail)].phase = Phase::Probing(number);
-                self.send(path, Message::Probe { rail, epoch, number }, now);
+            (Message::Echo { rail, epoch, number }, Role::Sender)
+                if path == Path::Rail(rail, epoch) && self.is_in(rail, epoch, Phase::Probing(number)) =>
+            {
+                self.all[usize::from(rail)].probed = Some(number);
+                self.advance(rail, now);
             }
             _ => {}
+        }
+    }
+
+    /// The next step of probing, when the last one came and nothing of this end waits for its acknowledgement: a rail that
+    /// carries data one way and loses acknowledgements does not come up.
+    fn advance(&mut self, rail: u8, now: Time) {
+        let known = &mut self.all[usize::from(rail)];
+        let (epoch, path) = (known.epoch, Path::Rail(rail, known.epoch));
+        let Some(number) = known.probed.take_if(|_| known.posted.is_empty()) else { return };
+        let is_last = number + 1 >= self.rules.probes;
+        match self.role {
+            Role::Sender if is_last => self.raise(rail, now),
+            Role::Sender => {
+                let number = number + 1;
+                known.phase = Phase::Probing(number);
+                self.send(path, Message::Probe { rail, epoch, number }, now);
+            }
+            Role::Receiver => {
+                if is_last {
+                    self.raise(rail, now);
+                }
+                self.send(path, Message::Echo { rail, epoch, number }, now);
+            }
         }
     }
 
@@ -321,10 +337,12 @@ impl Rails {
 
     /// A completion without error.
     pub fn completed(&mut self, rail: u8, epoch: Epoch, wr: u64, now: Time) -> Vec<Work> {
-        match self.all.get_mut(usize::from(rail)) {
+        let works = match self.all.get_mut(usize::from(rail)) {
             Some(known) if known.epoch == epoch && known.phase != Phase::Down => known.complete(wr, now),
-            _ => Vec::new(),
-        }
+            _ => return Vec::new(),
+        };
+        self.advance(rail, now);
+        works
     }
 
     /// Looks at the clock. `busy`: somebody waits for this connection.
@@ -363,7 +381,8 @@ impl Rails {
         let dark = !self.any_up();
         let reachable = self.side || !dark;
         let known = &mut self.all[rail];
-        let ready = known.phase == Phase::Down && known.usable && known.peer_fenced >= known.epoch;
+        let may = self.rules.recovery || !known.has_failed();
+        let ready = may && known.phase == Phase::Down && known.usable && known.peer_fenced >= known.epoch;
         if self.role == Role::Sender && ready && reachable && now >= known.due(dark, &self.rules) {
             known.epoch += 1;
             known.enter(Phase::Making, now);

@@ -63,8 +63,6 @@ pub(crate) struct Tx {
     pub left: bool,
     /// Somebody waits for the connection to come up.
     pub opening: bool,
-    /// Chunks that were written a second time.
-    pub resent: u64,
 }
 
 impl Tx {
@@ -79,7 +77,6 @@ impl Tx {
             record: Record::default(),
             left: false,
             opening: true,
-            resent: 0,
         }
     }
 
@@ -263,11 +260,11 @@ impl Tx {
                     arrive(sending, at);
                 } else if fenced[usize::from(rail)] >= epoch {
                     sending.chunks[at] = Chunk::Waiting;
+                    self.rails.all[usize::from(rail)].lost += 1;
                     again.push((slot, at as u8));
                 }
             }
         }
-        self.resent += again.len() as u64;
         for chunk in again.into_iter().rev() {
             self.waiting.push_front(chunk);
         }

@@ -18,6 +18,9 @@ const MOST: usize = 400_000;
 /// Buffers of each end.
 const BUFFERS: usize = 24;
 
+/// The profiler's handle that sends carry.
+pub const PARENT: u64 = 77;
+
 /// Settings for tests: the handshake over the loopback interface, quick to notice silence.
 pub fn settings() -> Settings {
     let mut settings = Settings::default();
@@ -54,10 +57,14 @@ impl Pair {
     }
 
     pub fn between(senders: usize, receivers: usize, settings: Settings) -> Self {
+        Self::with(senders, receivers, settings, &NetConfig::new(1, Log::silent()))
+    }
+
+    pub fn with(senders: usize, receivers: usize, settings: Settings, config: &NetConfig) -> Self {
         let fabric = Fabric::new(senders + receivers);
         let open = |range| {
             let net = IbNet::on_soft(settings.clone(), fabric.host(range));
-            net.open(&NetConfig::new(1, Log::silent())).unwrap()
+            net.open(config).unwrap()
         };
         let (from, to) = (open(0..senders), open(senders..senders + receivers));
         let virtual_of = |context: &dyn NetContext, count: usize| {
@@ -145,7 +152,7 @@ impl Stream {
     }
 
     fn segment(buffer: &(Vec<u8>, Registration), bytes: usize) -> Segment {
-        Segment { addr: buffer.0.as_ptr() as u64, bytes, registration: buffer.1, tag: 0, profile: 0 }
+        Segment { addr: buffer.0.as_ptr() as u64, bytes, registration: buffer.1, tag: 0, profile: PARENT }
     }
 
     /// Posts, sends and tests what there is.

@@ -290,7 +290,7 @@ fn import_remote(context: &Arc<Context>, token: &Token, fd: Option<OwnedFd>) -> 
 }
 
 /// Lets the context's device reach memory of `owner`'s device, and the other way round.
-fn enable_peer_access(context: &Context, owner: &Context) -> Result<()> {
+pub fn enable_peer_access(context: &Context, owner: &Context) -> Result<()> {
     if context.device == owner.device {
         return Ok(());
     }
@@ -305,7 +305,7 @@ fn enable_peer_access(context: &Context, owner: &Context) -> Result<()> {
     Ok(())
 }
 
-fn ipc_handle(context: &Context, addr: CUdeviceptr) -> Result<[u8; 64]> {
+pub fn ipc_handle(context: &Context, addr: CUdeviceptr) -> Result<[u8; 64]> {
     let _scope = context.enter_relaxed()?;
     let mut handle = CUipcMemHandle { reserved: [0; 64] };
     // SAFETY: valid for the handle.
@@ -316,13 +316,15 @@ fn ipc_handle(context: &Context, addr: CUdeviceptr) -> Result<[u8; 64]> {
 }
 
 /// Another process's memory, opened by its IPC handle.
-struct OpenedHandle {
+pub struct OpenedHandle {
     context: Arc<Context>,
-    addr: CUdeviceptr,
+    /// Where it is mapped.
+    pub addr: CUdeviceptr,
 }
 
 impl OpenedHandle {
-    fn open(context: &Arc<Context>, ipc: &[u8; 64]) -> Result<Self> {
+    /// Maps it.
+    pub fn open(context: &Arc<Context>, ipc: &[u8; 64]) -> Result<Self> {
         let _scope = context.enter_relaxed()?;
         let handle = CUipcMemHandle { reserved: ipc.map(|b| b as c_char) };
         let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;

@@ -9,6 +9,7 @@
 //! never changed; the legacy stream is never used on our own account; nothing waits for a whole device.
 
 mod context;
+mod expose;
 mod graph;
 mod heap;
 mod kernels;
@@ -40,8 +41,8 @@ use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
 use crate::device::{
-    Caps, Device, ExchangeLaunch, Export, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream, Stream,
-    StreamState,
+    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream,
+    Stream, StreamState,
 };
 use crate::env;
 use crate::error::Result;
@@ -61,6 +62,10 @@ pub fn current() -> Result<u32> {
 
 /// Opens a device. All users of a device in this process share one [`Device`] while it lives.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
+    Ok(opened(ordinal)?)
+}
+
+fn opened(ordinal: u32) -> Result<Arc<CudaDevice>> {
     static OPEN: LazyLock<Mutex<HashMap<u32, Weak<CudaDevice>>>> = LazyLock::new(Mutex::default);
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = open.get(&ordinal).and_then(Weak::upgrade) {
@@ -266,6 +271,26 @@ impl Device for CudaDevice {
         // Another GPU's memory: refused only if the driver says that this one has no access.
         let asked = |attribute| self.pointer_attribute(attribute, addr).ok().flatten();
         Ok(asked(IS_MANAGED) == Some(1) || asked(ACCESS) != Some(0))
+    }
+
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
+        self.allocation(addr)
+    }
+
+    fn exposed_handle(&self, exposed: &Exposed) -> Result<[u8; 64]> {
+        self.handle_of(exposed)
+    }
+
+    fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory> {
+        self.open_handle(handle)
+    }
+
+    fn sample(&self) -> Result<Option<(Memory, Exposed)>> {
+        self.user_memory()
+    }
+
+    fn reach(&self, ordinal: u32) -> Result<()> {
+        self.reach_device(ordinal)
     }
 
     fn enter(&self) -> Result<Box<dyn Any>> {

@@ -127,6 +127,7 @@ driver_table! {
         ctx_enable_peer_access = cuCtxEnablePeerAccess @ 4000 (peer: CUcontext, flags: c_uint);
         mem_alloc = cuMemAlloc_v2 @ 3020 (ptr: *mut CUdeviceptr, bytes: usize);
         mem_free = cuMemFree_v2 @ 3020 (ptr: CUdeviceptr);
+        mem_address_range = cuMemGetAddressRange_v2 @ 3020 (base: *mut CUdeviceptr, bytes: *mut usize, ptr: CUdeviceptr);
         mem_info = cuMemGetInfo_v2 @ 3020 (free: *mut usize, total: *mut usize);
         mem_host_alloc = cuMemHostAlloc @ 2020 (ptr: *mut *mut c_void, bytes: usize, flags: c_uint);
         mem_free_host = cuMemFreeHost @ 2000 (ptr: *mut c_void);

@@ -282,7 +282,8 @@ impl SendLink {
                 let text = format!("a slot of {} bytes was filled with {bytes}", self.fifo.slot_bytes);
                 return Err(Error::internal(text));
             }
-            let segment = self.fifo.slot(self.posted, bytes, *registration, self.need.lane);
+            let mut segment = self.fifo.slot(self.posted, bytes, *registration, self.need.lane);
+            segment.profile = self.meter.sending(self.posted);
             // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit below.
             let Some(request) = unsafe { sender.isend(&segment) }? else { break };
             self.requests.push_back(request);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use hawser_plugin::profiler::{EventMask, EventState, StateArgs, What};
 
+use super::events;
 use super::link::Need;
 use crate::comm::Span;
 
@@ -87,9 +88,19 @@ impl Meter {
         self.steps.is_empty() && !self.ops.is_empty()
     }
 
+    /// Slot `number` is about to be given to the plugin, perhaps for the second time. What the plugin's own events belong
+    /// to, valid until the slot is [`sent`](Self::sent); 0 = nobody wants them.
+    pub fn sending(&mut self, number: u64) -> u64 {
+        if self.steps.back().is_none_or(|(last, _)| *last != number) {
+            self.begin(number);
+        }
+        let step = self.steps.back().and_then(|(last, step)| step.as_ref().filter(|_| *last == number));
+        step.filter(|step| step.wants(EventMask::NET_PLUGIN)).map_or(0, events::handle)
+    }
+
     /// Slot `number`, which the device has filled, was given to the plugin.
     pub fn sends(&mut self, number: u64, bytes: usize) {
-        if let Some(step) = self.begin(number) {
+        if let Some((_, Some(step))) = self.steps.back().filter(|(last, _)| *last == number) {
             step.record(EventState::SEND_GPU_WAIT, StateArgs::Bytes(0));
             step.record(EventState::SEND_PEER_WAIT, StateArgs::Bytes(0));
             step.record(EventState::SEND_WAIT, StateArgs::Bytes(bytes as u64));

@@ -10,6 +10,7 @@
 
 mod arena;
 mod coll;
+mod events;
 mod link;
 mod meter;
 mod nic;
@@ -17,6 +18,7 @@ mod parting;
 mod task;
 
 pub use coll::Rail;
+pub use events::report;
 pub use link::{MOST_SLOTS, Need};
 pub use meter::Meter;
 

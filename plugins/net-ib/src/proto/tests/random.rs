@@ -134,7 +134,7 @@ fn everything_arrives_once_and_in_time_whatever_happens() {
     for seed in 0..schedules() {
         let mut world = run(seed);
         finish(&mut world, 120_000_000, seed);
-        resent += world.tx.resent;
+        resent += world.tx.rails.all.iter().map(|rail| rail.lost).sum::<u64>();
         match world.faults() {
             [None, None] => assert!(world.is_over()),
             // Faults may well last longer than the deadline, if there is one.
@@ -276,4 +276,50 @@ fn without_failover_the_first_loss_is_the_end() {
     }
     world.step(Move::Port(1, SENDER, false));
     assert_eq!(world.tx.rails.fault, Some(Fault::Rail(1)));
+}
+
+#[test]
+fn without_recovery_a_rail_that_failed_stays_away() {
+    let rules = Rules { recovery: false, ..rules() };
+    let mut world = World::new(&specs(2), &rules, vec![vec![1000]; 4], 8);
+    world.turn();
+    world.drain();
+    assert!(world.tx.rails.all.iter().all(|rail| rail.is_up()));
+    world.step(Move::Port(0, SENDER, false));
+    world.drain();
+    world.step(Move::Port(0, SENDER, true));
+    for _ in 0..200 {
+        world.plan.push(vec![1000]);
+        world.pass(300_000);
+        world.drain();
+    }
+    assert!(world.is_over(), "{}", world.summary());
+    let up: Vec<bool> = world.tx.rails.all.iter().map(|rail| rail.is_up()).collect();
+    assert_eq!(up, [false, true]);
+}
+
+#[test]
+fn a_rail_that_loses_acknowledgements_does_not_come_back() {
+    for end in [SENDER, RECEIVER] {
+        let mut world = World::new(&specs(2), &rules(), vec![vec![1000]; 4], 8);
+        world.turn();
+        world.drain();
+        world.step(Move::Port(0, end, false));
+        world.drain();
+        world.step(Move::Port(0, end, true));
+        let is_up = |world: &World| world.tx.rails.all[0].is_up() && world.rx.rails.all[0].is_up();
+        for _ in 0..200 {
+            let fits = |step: &&Move| !matches!(step, Move::Ack(0, _, from) if *from == end);
+            while let Some(&step) = world.progress().iter().find(fits) {
+                world.step(step);
+                assert!(!is_up(&world), "end {end}: {}", world.summary());
+            }
+            world.pass(50_000);
+        }
+        for _ in 0..200 {
+            world.drain();
+            world.pass(50_000);
+        }
+        assert!(is_up(&world), "end {end}: {}", world.summary());
+    }
 }

@@ -137,6 +137,12 @@ API cuMemcpyDtoHAsync_v2(void *q, ptr_t p, size_t n, struct stream *s) {
 }
 
 /* Legacy IPC: process id and descriptor number. */
+API cuMemGetAddressRange_v2(ptr_t *base, size_t *bytes, ptr_t p) {
+  struct range *r = find(p);
+  if (!r || r->kind != DEVICE) return INVALID_VALUE;
+  *base = (ptr_t)r->addr, *bytes = r->bytes;
+  return OK;
+}
 API cuIpcGetMemHandle(int *handle, ptr_t p) {
   struct range *r = find(p);
   if (!r || r->kind != DEVICE) return INVALID_VALUE;
@@ -246,6 +252,8 @@ API cuPointerGetAttribute(void *data, int attribute, ptr_t p) {
   struct range *r = find(p);
   if (!r) return INVALID_VALUE;
   if (attribute == 8) return *(char *)data = 0, OK;
+  if (attribute == 13) return *(char *)data = r->kind == DEVICE, OK;
+  if (attribute == 7) return *(uint64_t *)data = (uint64_t)(r->addr), OK;
   unsigned value = attribute == 2 ? (r->kind < PINNED ? 2 : 1) : attribute == 9 ? r->device
                  : attribute == 16 ? (!current || r->device == current->device || r->access >> current->device & 1 ? 3 : 0) : 0;
   memcpy(data, &value, sizeof value);

@@ -1,0 +1,67 @@
+//! The user's memory for peers: which allocation an address is in, and how a peer's device reaches it.
+//!
+//! Only memory of `cuMemAlloc` (`cudaMalloc`): peers of the process reach it once peer access is on, other processes open
+//! its IPC handle. Other memory may be made of pieces, or mapped for its own device alone.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUpointer_attribute;
+
+use super::CudaDevice;
+use super::heap::{OpenedHandle, enable_peer_access, ipc_handle};
+use super::memory::Block;
+use crate::device::{Exposed, Memory};
+use crate::error::Result;
+
+/// Bytes of a sample: smaller allocations share a block, and IPC shares whole blocks.
+const SAMPLE_BYTES: u64 = 2 << 20;
+
+impl CudaDevice {
+    /// See [`crate::device::Device::expose`].
+    pub(super) fn allocation(&self, addr: u64) -> Result<Option<Exposed>> {
+        use CUpointer_attribute::{
+            CU_POINTER_ATTRIBUTE_BUFFER_ID as BUFFER_ID, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as IS_LEGACY,
+        };
+        let _scope = self.context.enter()?;
+        // Flags are one byte; the rest of the word stays 0.
+        if self.pointer_attribute(IS_LEGACY, addr)? != Some(1)
+            || self.pointer_attribute(ORDINAL, addr)? != Some(u64::from(self.context.ordinal))
+        {
+            return Ok(None);
+        }
+        let Some(id) = self.pointer_attribute(BUFFER_ID, addr)? else { return Ok(None) };
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: valid for the address and the length.
+        unsafe { self.context.driver.mem_address_range(&mut base, &mut bytes, addr) }.check(&self.context)?;
+        Ok(Some(Exposed { base, bytes: bytes as u64, id }))
+    }
+
+    /// See [`crate::device::Device::exposed_handle`].
+    pub(super) fn handle_of(&self, exposed: &Exposed) -> Result<[u8; 64]> {
+        ipc_handle(&self.context, exposed.base)
+    }
+
+    /// See [`crate::device::Device::open_exposed`].
+    pub(super) fn open_handle(&self, handle: &[u8; 64]) -> Result<Memory> {
+        let opened = OpenedHandle::open(&self.context, handle)?;
+        Ok(Memory { addr: opened.addr, bytes: 0, owner: Box::new(opened) })
+    }
+
+    /// See [`crate::device::Device::sample`].
+    pub(super) fn user_memory(&self) -> Result<Option<(Memory, Exposed)>> {
+        let block = Block::new(&self.context, SAMPLE_BYTES)?;
+        let addr = block.addr;
+        let memory = Memory { addr, bytes: SAMPLE_BYTES, owner: Box::new(block) };
+        Ok(self.allocation(addr)?.map(|exposed| (memory, exposed)))
+    }
+
+    /// See [`crate::device::Device::reach`].
+    pub(super) fn reach_device(&self, ordinal: u32) -> Result<()> {
+        if ordinal == self.context.ordinal {
+            return Ok(());
+        }
+        let peer = super::opened(ordinal)?;
+        enable_peer_access(&self.context, Arc::as_ref(&peer.context))
+    }
+}
