@@ -4,6 +4,7 @@
 # make lib     target/release/libnccl.so.2
 # make plugins libnccl-net-hawser-socket.so and its siblings, for NVIDIA's NCCL
 # make check   formatting, lints, documentation, house rules
+# make lab     what the tests between virtual machines need (Debian; else it says what is missing)
 # make install PREFIX=/usr/local
 
 PREFIX ?= /usr/local
@@ -13,7 +14,7 @@ CARGO_HOME ?= $(HOME)/.cargo
 export PATH := $(CARGO_HOME)/bin:$(PATH)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: run test lib plugins check setup install
+.PHONY: run test lib plugins check setup lab install
 
 run: lib
 	$(TARGET)/release/hawser perf all_reduce $(ARGS)
@@ -50,6 +51,9 @@ check: setup
 
 setup:
 	@scripts/setup.sh
+
+lab:
+	@scripts/lab.sh
 
 install: lib
 	install -D -m 755 $(TARGET)/release/libnccl.so.2 $(DESTDIR)$(PREFIX)/lib/libnccl.so.2

@@ -1,5 +1,6 @@
 //! `hawser doctor`: what this machine offers, what is missing, and how to get it.
 
+pub mod net;
 mod variables;
 
 use std::fmt;
@@ -262,6 +263,9 @@ fn settings() -> Vec<Finding> {
         variables::Judgement::Honoured => Finding::good(format!("{name}={value}")),
         variables::Judgement::Known => {
             Finding::note(format!("{name}={value} (a setting of NCCL without effect here yet)"))
+        }
+        variables::Judgement::Refused(why) => {
+            Finding::note(format!("{name}={value} (no effect here: {why})"))
         }
         variables::Judgement::Unknown(near) => Finding::bad(
             format!("{name}={value} is not a known setting"),

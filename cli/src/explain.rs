@@ -58,6 +58,9 @@ pub struct Machine {
     /// What joins the ranks of a host: nvlink, pcie or host (memory of the host) [default: the device's best]
     #[arg(long, value_parser = parse_link)]
     link: Option<Link>,
+    /// All ranks are in one process, and their GPUs reach each other's memory
+    #[arg(long)]
+    one_process: bool,
     /// File with constants of the cost model, as `hawser measure` writes it, instead of the built-in ones
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
@@ -250,6 +253,7 @@ impl Machine {
             bail!("{} ranks are not spread evenly over {} hosts", self.ranks, self.hosts);
         }
         let mut world = World::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link);
+        world.direct = self.one_process;
         let Some(path) = &self.links else { return Ok((world, "built-in".into())) };
         let name = path.display();
         let text =
@@ -319,7 +323,7 @@ mod tests {
             rules: Some("none".into()),
             changes: false,
             full: false,
-            machine: Machine { ranks, hosts, device, link: None, links: None },
+            machine: Machine { ranks, hosts, device, link: None, links: None, one_process: false },
         }
     }
 

@@ -49,6 +49,9 @@ enum Command {
         /// library does with `HAWSER_PLUGIN_PROBE=.../hawser`
         #[arg(long, num_args = 2, value_names = ["KIND", "PATH"])]
         probe: Vec<String>,
+        /// Open every net, list its devices, send some data from each net to itself and show what its rails counted
+        #[arg(long, conflicts_with = "probe")]
+        net: bool,
     },
 }
 
@@ -60,7 +63,8 @@ fn main() -> ExitCode {
         Command::Rules(options) => rules::run(&options),
         Command::Measure(options) => measure::run(&options).map(|()| true),
         Command::Tune(options) => tune::run(&options).map(|()| true),
-        Command::Doctor { probe } => match &probe[..] {
+        Command::Doctor { net: true, .. } => doctor::net::run(),
+        Command::Doctor { probe, .. } => match &probe[..] {
             [kind, path] => probe::helper(kind, Path::new(path), std::io::stdout())
                 .map(|()| true)
                 .map_err(anyhow::Error::msg),

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "exchange.cuh"
+#ifndef HAWSER_EMULATED
+#include "exchange_bulk.cuh"
+#endif
 
 namespace hawser {
 
@@ -226,14 +229,20 @@ __device__ __forceinline__ Tile own_tile(const HawserExchange& a, u32 unit) {
 template <class M>
 __device__ __forceinline__ void exchange_tiles(const HawserExchange& a) {
     follow_previous_grid();
+    if (threadIdx.x == 0) block_lost = 0;
+    __syncthreads();
+#if !defined(HAWSER_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (a.bulk != 0 && exchange_bulk<M>(a)) {
+        let_next_grid_start();
+        return count_block(a.done);
+    }
+#endif
     u32 warps = blockDim.x / LANES, unit = blockIdx.x * warps + threadIdx.x / LANES;
     u64 counter = a.epochs + 4 * (u64)unit;
     u32 epoch = load_relaxed_sys_u32(counter), number = 0;
     M m;
     m.divisor = a.divisor;
     m.load_factor(a.scalar, a.scalar_is_address != 0);
-    if (threadIdx.x == 0) block_lost = 0;
-    __syncthreads();
     Tile t = own_tile(a, unit);
     for (t.at = (u64)unit * a.tile; t.at < a.most; t.at += (u64)gridDim.x * warps * a.tile) {
         bool whole = (a.form & HAWSER_ALIGNED) && t.at + a.tile <= a.least;

@@ -138,6 +138,14 @@ constexpr uint32_t HAWSER_WORD_SLOT = 8192; // a word of 16 bytes for each of 51
 constexpr uint32_t HAWSER_LINE_SLOT = 4096; // eight rows of four lines
 constexpr uint32_t HAWSER_TILE_SLOT = 8192;
 constexpr uint32_t HAWSER_UNIT_FLAGS = 32; // bytes of a warp's flags: one of 4 bytes for each rank
+constexpr uint32_t HAWSER_TILE_UNITS = 704; // warps that have such flags; behind them lie the lines of SymBulk
+constexpr uint32_t HAWSER_BULK_BLOCKS = 12;
+constexpr uint32_t HAWSER_BULK_LINE = 32;       // read address, write address, state and epoch; for block, parity and rank
+constexpr uint32_t HAWSER_BULK_SHARED = 196608; // bytes of shared memory that a launch asks for
+
+// HawserExchange::bulk
+constexpr uint32_t HAWSER_BULK_TRY = 1;   // SymBulk
+constexpr uint32_t HAWSER_BULK_READY = 2; // peers reach this rank's buffers
 
 // HawserExchange::form
 constexpr uint32_t HAWSER_FOLD = 1;    // what comes first is combined into one value
@@ -175,11 +183,12 @@ struct HawserExchange {
     uint8_t keep;
     uint8_t send2;
     uint8_t recv2;
-    uint8_t pad[3];
+    uint8_t bulk;
+    uint8_t pad[2];
 };
 
 static_assert(sizeof(HawserExchange) == 408 && offsetof(HawserExchange, mine) == 320, "");
-static_assert(offsetof(HawserExchange, divisor) == 384 && offsetof(HawserExchange, recv2) == 404, "");
+static_assert(offsetof(HawserExchange, divisor) == 384 && offsetof(HawserExchange, bulk) == 405, "");
 static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 && offsetof(HawserStep, recv) == 32, "");
 static_assert(sizeof(HawserBlock) == 8, "");
 static_assert(sizeof(HawserWork) == 80 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, chunks) == 60, "");

@@ -22,7 +22,7 @@ import nccl
 
 ALGORITHMS = ["Ring", "Tree", "OneShot", "AllPairs", "Direct"]
 ALGORITHMS += ["RecursiveDoubling", "HalvingDoubling", "Bruck", "Pairwise", "Knomial", "PAT"]
-PROTOCOLS = ["LL", "LL128", "Simple", "SymLL", "SymSimple"]
+PROTOCOLS = ["LL", "LL128", "Simple", "SymLL", "SymSimple", "SymBulk"]
 COUNTS = [0, 1, 2, 3, 7, 15, 16, 17, 127, 1000, 4095, 4096, 4097, 100_003, (1 << 20) + 3]
 
 
@@ -132,11 +132,26 @@ class Suite:
                     turn += 1
                     in_place, shift = places[turn // 2 % len(places)]
                     yield self.maker(collective, dtype, op, count, last * (turn & 1), in_place, shift)
+        if self.pair.endswith("SymBulk"):
+            yield from self.bulk(collective, ops, places)
         for name, (in_place, shift) in (("float", places[0]), ("bfloat16", places[-1])):
             dtype = next(t for t in types if t.name == name)
             blocks = 1 if collective in ("all_reduce", "reduce", "broadcast") else self.ranks
             count = self.options.large // dtype.size // blocks + 1
             yield self.maker(collective, dtype, "sum", count, last * shift, in_place, shift)
+
+    def bulk(self, collective, ops, places):
+        """Sizes that this protocol takes; where a block is the whole, also such that leave bytes behind the last 16."""
+        aligned, shifted = ([place for place in places if place[1] == shift] for shift in (0, 1))
+        is_whole, turn = collective in ("all_reduce", "reduce", "broadcast"), 0
+        for dtype in self.layer.types[:: 3 if self.options.quick else 1]:
+            for op in ops:
+                for root in (0, self.ranks - 1):
+                    turn += 1
+                    fitting = shifted if turn % 7 == 0 else aligned
+                    in_place, shift = fitting[turn // 2 % len(fitting)]
+                    count = (1 << 20) + (3 * (turn // 4 & 1) if is_whole else 0)
+                    yield self.maker(collective, dtype, op, count, root, in_place, shift)
 
     def maker(self, collective, dtype, op, count, root, in_place, shift):
         self.tag += 1

@@ -1,5 +1,6 @@
 """Virtual machines for the lab: two or three guests with a management NIC and some rails each."""
 
+import bisect
 import glob
 import os
 import shutil
@@ -20,6 +21,9 @@ PACKAGES = {
     "tc": "iproute2",
 }
 KERNEL_HINT = "give --kernel DIR: `apt-get download linux-image-...-amd64` and `dpkg-deb -x` of any Debian 12 kernel"
+
+# How often it is looked whether a guest gets the host's processors.
+SAMPLE = 0.03
 
 INIT = """#!/bin/sh
 /bin/busybox mkdir -p /proc /sys /dev /host /ov /new
@@ -84,7 +88,7 @@ class Guest:
     def __init__(self, number, lab):
         self.log = os.path.join(lab.folder, f"vm{number}.log")
         self.monitor_path, self.line_path = (os.path.join(lab.folder, f"{kind}{number}") for kind in ("mon", "cmd"))
-        self.number, self.lab, self.open, self.heard = number, lab, {}, []
+        self.number, self.lab, self.open, self.heard, self.samples = number, lab, {}, [], []
         kernel = sorted(glob.glob(os.path.join(lab.kernel, "boot/vmlinuz-*")))[-1]
         append = (f"console=ttyS0 quiet panic=-1 mitigations=off net.ifnames=0 vmid={number} script={HERE}/guest.sh "
                   f"folder={os.getcwd()}")
@@ -117,18 +121,18 @@ class Guest:
 
     def listen(self):
         """Collects the lines of the serial log as they come."""
-        rest = ""
+        rest = b""
         while not os.path.exists(self.log) and not self.ended:
             time.sleep(0.05)
-        with open(self.log, errors="replace") as log:
+        with open(self.log, "rb") as log:
             while not self.ended:
                 text = log.read()
-                if not text:
-                    time.sleep(0.01)
-                    continue
                 now = time.monotonic()
-                *lines, rest = (rest + text).split("\n")
-                self.heard += [(now, line.strip()) for line in lines]
+                *lines, rest = (rest + text).split(b"\n")
+                self.heard += [(now, line.decode(errors="replace").strip()) for line in lines]
+                if not self.samples or now - self.samples[-1][0] > SAMPLE:
+                    self.samples.append((now, self.starved()))
+                time.sleep(0.01)
 
     def lines(self, start=0):
         """What programs in the guest said since a mark."""
@@ -157,6 +161,17 @@ class Guest:
             except (OSError, IndexError):
                 pass
         return max(waits)
+
+    def starved_between(self, start, end):
+        """The part of a time for which the virtual processor was starved."""
+        def at(when):
+            right = bisect.bisect_left(self.samples, (when,))
+            if right in (0, len(self.samples)):
+                return self.samples[min(right, len(self.samples) - 1)][1]
+            (t0, s0), (t1, s1) = self.samples[right - 1:right + 1]
+            return s0 + (s1 - s0) * (when - t0) / (t1 - t0)
+
+        return at(end) - at(start) if self.samples else 0.0
 
     def end(self):
         self.ended = True

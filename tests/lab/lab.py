@@ -3,6 +3,7 @@
 
     tests/lab/lab.py --kernel DIR [--only ci] [--case NAME ...] [--seed N]
     tests/lab/lab.py --kernel DIR --injections 300 --record FILE
+    tests/lab/lab.py --kernel DIR --run collectives|harness|doctor|rates|ring
 """
 
 import argparse
@@ -14,6 +15,7 @@ import tempfile
 
 import faults as make
 from guests import Lab, missing
+from programs import PROGRAMS
 from soak import Soak
 
 QUICK = ["HAWSER_IB_SILENCE=1000"]
@@ -111,11 +113,19 @@ def parse():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--injections", type=int, default=0, help="soak: so many faults, one after the other")
     parser.add_argument("--record", help="soak: a line of JSON per injection")
+    parser.add_argument("--run", choices=sorted(PROGRAMS), help="something else than a pair of programs")
+    parser.add_argument("--rank", default="target/debug/hawser-test-rank", help="collectives: the program")
+    parser.add_argument("--faults", type=int, default=12, help="collectives: so many")
+    parser.add_argument("--plugin", default="target/debug/libnccl_net_hawser_ib.so", help="harness: the library")
+    parser.add_argument("--hawser", default="target/debug/hawser", help="doctor: the program")
+    parser.add_argument("--seconds", type=int, default=6, help="rates: of each measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="rates: turns")
     parser.add_argument("--strict", action="store_true", help="a gap above its bar is a failure (idle machines only)")
     parser.add_argument("--bytes", type=int, default=65536)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
-    options.program = os.path.abspath(options.program)
+    for path in ("program", "rank", "plugin", "hawser"):
+        setattr(options, path, os.path.abspath(getattr(options, path)))
     return options
 
 
@@ -128,8 +138,12 @@ def main():
         print(f"lab: not run: {why}")
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(options.kernel, folder)
+        lab = Lab(options.kernel, folder, *((4, 3) if options.run == "ring" else ()))
         try:
+            if options.run:
+                wrong = PROGRAMS[options.run](lab, options)
+                print("\n".join(wrong) or "  ok")
+                return int(bool(wrong))
             return Soak(lab, options, pair).run() if options.injections else run_cases(lab, options)
         finally:
             lab.end()

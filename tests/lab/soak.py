@@ -73,7 +73,8 @@ class Soak:
             row["story"] = self.story(start, heard)
         self.rows.append(row)
         over = "" if row["gap"] <= what.bar else f" OVER {what.bar:.1f}"
-        print(f"{row['number']:4} {what.kind:16} gap {row['gap']:5.2f}{over} own {row['own']} detected {row['detected']} "
+        print(f"{row['number']:4} {what.kind:16} gap {row['gap']:5.2f}{over} starved in it {row['without']:.2f} own "
+              f"{row['own']} detected {row['detected']} "
               f"stops {row['stops']} back {row['back']} starved {row['starved']} load {row['load']:.1f}", flush=True)
         if self.record:
             self.record.write(json.dumps(row) + "\n")
@@ -82,17 +83,20 @@ class Soak:
             self.wrong.append(f"injection {row['number']}: rails did not come back\n" + "\n".join(self.lab.tails(0, 40)))
 
     def gaps(self, start, heard):
-        """The longest pause at the receiver, and how long its process did not run in it; when the first rail was stopped."""
-        gap, own, stopped, stops = 0.0, 0.0, None, 0
+        """The longest pause at the receiver, how long its process did not look in it, and how long a guest had no processor of
+        the host in it; when the first rail was stopped."""
+        gap, own, end, stopped, stops = 0.0, 0.0, 0.0, None, 0
         for guest, since in zip(self.lab.guests, heard):
             for when, line in list(guest.heard[since:]):
                 found = re.search(r"end gap (\d+) ms own (\d+) ms", line)
                 if found and guest.number == 1 and int(found[1]) / 1000 > gap:
-                    gap, own = int(found[1]) / 1000, int(found[2]) / 1000
+                    gap, own, end = int(found[1]) / 1000, int(found[2]) / 1000, when
                 if "is stopped" in line:
                     stops += 1
                     stopped = min(stopped or when, when)
-        return {"gap": gap, "own": own, "detected": round(stopped - start, 2) if stopped else None, "stops": stops}
+        without = max(guest.starved_between(end - gap, end) for guest in self.lab.guests) if gap else 0.0
+        detected = round(stopped - start, 2) if stopped else None
+        return {"gap": gap, "without": round(without, 2), "own": own, "detected": detected, "stops": stops}
 
     def story(self, start, heard):
         """What both ends said, with the seconds since the fault."""
@@ -129,15 +133,17 @@ class Soak:
 
     def report(self):
         print(f"\n{len(self.rows)} injections, seed {self.options.seed}")
-        print(f"{'kind':16} {'count':>5} {'gap: median':>12} {'largest':>8} {'bar':>6} {'over':>5} {'back: median':>13} {'largest':>8}")
+        print(f"{'kind':16} {'count':>5} {'gap: median':>12} {'largest':>8} {'bar':>6} {'over':>5} {'unexplained':>11} {'back: median':>13} {'largest':>8}")
         for kind in make.KINDS:
             rows = [row for row in self.rows if row["kind"] == kind]
             if rows:
                 gaps, backs = [row["gap"] for row in rows], [row["back"] for row in rows if row["back"] is not None]
                 over = sum(row["gap"] > row["bar"] for row in rows)
+                bare = sum(row["gap"] - row["without"] > row["bar"] for row in rows)
                 middle = statistics.median(backs) if backs else float("nan")
-                print(f"{kind:16} {len(rows):5} {statistics.median(gaps):12.2f} {max(gaps):8.2f} {rows[0]['bar']:6.1f} {over:5} "
+                print(f"{kind:16} {len(rows):5} {statistics.median(gaps):12.2f} {max(gaps):8.2f} {rows[0]['bar']:6.1f} {over:5} {bare:11} "
                       f"{middle:13.2f} {max(backs, default=0):8.2f}")
         late = sum(row["back"] is None or row["back"] > BACK for row in self.rows)
         print(f"back later than {BACK:.0f} s: {late}")
+        print("over: gaps above their bar; unexplained: still above it without the time for which a guest had no processor")
         print("\n".join(f"WRONG: {text}" for text in self.wrong) or "nothing lost, doubled, changed, late or out of order")

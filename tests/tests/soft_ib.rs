@@ -34,7 +34,6 @@ fn net() -> IbNet {
     let mut settings = Settings::default();
     settings.ifname = Some("=lo".into());
     settings.flaps = 1_000_000;
-    settings.chunk = 16 << 10;
     IbNet::on_soft(settings, fabric().host(0..DEVICES))
 }
 
@@ -66,7 +65,7 @@ impl ProfilerContext for Counter {
             assert!(id == 1 << 16 | 1 && data != 0 && event.parent.is_some());
             // SAFETY: the payload of IB's events, valid during the call: a kind, then the operation, whose length is last.
             let (kind, bytes) = unsafe { (*(data as *const u8), *((data + 32) as *const u64)) };
-            assert!(kind == 1 && bytes <= 16 << 10, "kind {kind}, {bytes} bytes");
+            assert!(kind == 1 && bytes <= 1 << 20, "kind {kind}, {bytes} bytes");
             STARTED.fetch_add(1, Ordering::Relaxed);
             OPEN.lock().unwrap().push(handle);
         }

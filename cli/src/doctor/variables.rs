@@ -1,5 +1,6 @@
 //! Which `NCCL_*` and `HAWSER_*` variables mean something.
 
+use hawser_net_ib::{Regard, regard};
 use hawser_runtime::env::HONOURED;
 
 /// Names that NCCL 2.32 and its plugins know, one per line.
@@ -23,6 +24,8 @@ pub enum Judgement {
     Honoured,
     /// NCCL knows it, this version does nothing with it.
     Known,
+    /// NCCL knows it, and it has no effect here for this reason.
+    Refused(&'static str),
     /// Nobody knows it; perhaps this one was meant.
     Unknown(Option<&'static str>),
 }
@@ -31,6 +34,11 @@ pub enum Judgement {
 pub fn judge(name: &str) -> Judgement {
     if HONOURED.contains(&name) {
         return Judgement::Honoured;
+    }
+    match regard(name) {
+        Regard::Honoured => return Judgement::Honoured,
+        Regard::Refused(why) => return Judgement::Refused(why),
+        Regard::Foreign => {}
     }
     if NCCL.lines().any(|known| known == name) || FOREIGN.iter().any(|prefix| name.starts_with(prefix)) {
         return Judgement::Known;
@@ -62,6 +70,11 @@ mod tests {
     fn names_are_judged() {
         assert_eq!(judge("NCCL_ALGO"), Judgement::Honoured);
         assert_eq!(judge("NCCL_NVLS_ENABLE"), Judgement::Known);
+        assert_eq!(judge("NCCL_IB_HCA"), Judgement::Honoured);
+        let of_ib = NCCL.lines().filter(|name| name.starts_with("NCCL_IB_"));
+        for name in of_ib {
+            assert!(!matches!(judge(name), Judgement::Known), "nobody says what becomes of {name}");
+        }
         assert_eq!(judge("NCCL_TESTS_DEVICE"), Judgement::Known);
         assert_eq!(judge("NCCL_P2P_DISABEL"), Judgement::Unknown(Some("NCCL_P2P_DISABLE")));
         assert_eq!(judge("HAWSER_DEVISE"), Judgement::Unknown(Some("HAWSER_DEVICE")));

@@ -329,7 +329,8 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
 /// The cheapest number of instances of a candidate.
 fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
     if protocol.is_exchange() {
-        let blocks = exchange::grid(protocol, longest_part(key, bytes), knobs.max_ctas).0;
+        let max_ctas = exchange::useful_blocks(key, protocol).min(knobs.max_ctas);
+        let blocks = exchange::grid(protocol, longest_part(key, bytes), max_ctas).0;
         let us = predict(key, protocol, (blocks, 1), bytes, world, knobs) as f32;
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
     }

@@ -359,8 +359,11 @@ impl KernelKey {
     /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`.
     /// Sums, products and pre-multiplied sums of integers do not depend on the sign and share the unsigned kernel.
     pub fn symbol(&self) -> String {
+        // One kernel does both: SymBulk is a way that its arguments ask for.
+        let protocol = if self.protocol == Protocol::SymBulk { Protocol::SymSimple } else { self.protocol };
+        let protocol = protocol.name().to_lowercase();
         let (op, signed) = match self.op {
-            DeviceOp::Copy => return format!("hawser_copy_u8_{}", self.protocol.name().to_lowercase()),
+            DeviceOp::Copy => return format!("hawser_copy_u8_{protocol}"),
             DeviceOp::Sum => ("sum", false),
             DeviceOp::Prod => ("prod", false),
             DeviceOp::Max => ("max", true),
@@ -382,7 +385,7 @@ impl KernelKey {
             (DataType::Float8e4m3, _) => "e4m3",
             (DataType::Float8e5m2, _) => "e5m2",
         };
-        format!("hawser_{op}_{dtype}_{}", self.protocol.name().to_lowercase())
+        format!("hawser_{op}_{dtype}_{protocol}")
     }
 }
 

@@ -8,9 +8,13 @@
 //! [`ExchangeArgs::len`], in the second that of `a`'s. Peers are counted from the own rank on (`k`: rank + k) where data
 //! leave, and by rank (`p`) where they come in, since values are combined in the order of ranks.
 
+mod parts;
+
 use std::mem::{offset_of, size_of};
 
+use self::parts::Parts;
 use crate::algo::ProgramKey;
+use crate::bulk;
 use crate::call::{Call, Collective};
 use crate::choose::{Choice, protocol_bit};
 use crate::device_plan::{DeviceOp, KernelKey};
@@ -109,8 +113,10 @@ pub struct ExchangeArgs {
     pub send2: u8,
     /// As `recv1`, of the second exchange.
     pub recv2: u8,
+    /// [`bulk::TRY`], [`bulk::READY`].
+    pub bulk: u8,
     /// Zero.
-    pub pad: [u8; 3],
+    pub pad: [u8; 2],
 }
 
 /// Where the slots of the protocols lie in an area. Every rank has one area, which its peers write into.
@@ -120,9 +126,11 @@ pub struct Area {
     pub slots: [u64; 3],
     /// Offset of the flags of SymSimple.
     pub flags: u64,
+    /// Offset of the lines of SymBulk.
+    pub lines: u64,
     /// Bytes of an area.
     pub bytes: u64,
-    /// Offset of the counters by protocol in the rank's private memory.
+    /// Offset of the counters by protocol in the rank's private memory; those of SymBulk follow.
     pub epochs: [u64; 3],
     /// Bytes of the counters.
     pub epoch_bytes: u64,
@@ -138,13 +146,15 @@ impl Area {
         let lines = units(1) * 2 * ranks * SLOT[1];
         let tiles = units(2) * 2 * ranks * SLOT[2];
         let flags = words + lines + tiles;
+        let end = flags + units(2) * UNIT_FLAGS;
         let counters = [u64::from(BLOCKS[0]) * 4, units(1) * 4, units(2) * 4];
         Self {
             slots: [0, words, words + lines],
             flags,
-            bytes: flags + units(2) * UNIT_FLAGS,
+            lines: end,
+            bytes: end + bulk::LINES_BYTES,
             epochs: [0, counters[0], counters[0] + counters[1]],
-            epoch_bytes: counters.iter().sum(),
+            epoch_bytes: counters.iter().sum::<u64>() + u64::from(bulk::BLOCKS) * 4,
         }
     }
 }
@@ -156,7 +166,7 @@ pub fn has_areas(world: &World, knobs: &Knobs) -> bool {
     wanted && refused_world(world).is_none()
 }
 
-fn refused_world(world: &World) -> Option<String> {
+pub(crate) fn refused_world(world: &World) -> Option<String> {
     match (world.device, world.link) {
         (DeviceKind::Host, _) => Some("the host device has the Simple protocol only".into()),
         _ if world.hosts() > 1 => Some("exchanges are for the ranks of one host".into()),
@@ -205,13 +215,28 @@ pub fn refused(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World)
     if protocol == Protocol::SymLl128 && world.link != Link::NvLink {
         return Some("SymLL128 needs lines that land whole: NVLink only".into());
     }
-    (!is_known(key.algorithm)).then(|| "its steps are no exchanges".into())
+    if !is_known(key.algorithm) {
+        return Some("its steps are no exchanges".into());
+    }
+    if protocol == Protocol::SymBulk { bulk::refused(call, key, world) } else { None }
+}
+
+/// Blocks that a program makes use of.
+pub fn useful_blocks(key: &ProgramKey, protocol: Protocol) -> u32 {
+    match protocol {
+        Protocol::SymBulk => bulk::useful_blocks(key),
+        _ => most_blocks(protocol),
+    }
+}
+
+fn most_blocks(protocol: Protocol) -> u32 {
+    if protocol == Protocol::SymBulk { bulk::BLOCKS } else { BLOCKS[index(protocol)] }
 }
 
 /// Blocks and threads for a call, and what a warp moves at a time: (blocks, threads, tile).
 pub fn grid(protocol: Protocol, most: u64, max_ctas: u32) -> (u32, u32, u32) {
-    let (index, most) = (index(protocol), most.max(PACK_BYTES));
-    let limit = u64::from(BLOCKS[index].min(max_ctas.max(1)));
+    let most = most.max(PACK_BYTES);
+    let limit = u64::from(most_blocks(protocol).min(max_ctas.max(1)));
     // Half of the threads are faster where they hold everything.
     let few = u64::from(THREADS) / 2;
     match protocol {
@@ -247,11 +272,12 @@ pub fn rounds(protocol: Protocol, most: u64, blocks: u32, threads: u32, tile: u3
             let rows = most.div_ceil(warps * ROW_DATA);
             if rows * ROW_DATA > u64::from(tile) { rows + NEW_SLOT_ROWS } else { rows }
         }
+        Protocol::SymBulk => 1,
         _ => most.div_ceil(warps * u64::from(tile.max(1))),
     }
 }
 
-/// Position of a protocol among the exchange protocols.
+/// Position of a protocol among those that have slots: SymBulk has those of SymSimple.
 fn index(protocol: Protocol) -> usize {
     match protocol {
         Protocol::SymLl => 0,
@@ -278,6 +304,10 @@ pub struct ExchangePlan {
     has_dst: u8,
     /// Whether all offsets are multiples of a pack.
     aligned: bool,
+    /// Bytes of input and output that this rank has.
+    used: [u64; 2],
+    /// Whether, in place, ranks would overwrite what has not been sent yet.
+    needs_two_buffers: bool,
     /// Which kernel.
     pub kernel: KernelKey,
     /// Grid size.
@@ -311,11 +341,23 @@ impl ExchangePlan {
         if args.len.iter().chain(&args.src_len).all(|len| len.is_multiple_of(8)) {
             args.form |= EIGHTS;
         }
+        if choice.protocol == Protocol::SymBulk {
+            args.bulk = bulk::TRY;
+            // Where values are combined all data are read, also those of ranks that get none.
+            args.form |= if call.collective.reduces() { FOLD } else { 0 };
+        }
         let offsets = args.src.iter().chain(&args.dst);
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
         let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
         let kernel = KernelKey { op, dtype, protocol: choice.protocol };
-        Self { args, has_dst, aligned, kernel, blocks, threads }
+        let blocks_of = |some: bool, blocks: u32| if some { bytes * u64::from(blocks) } else { 0 };
+        let (collective, root) = (call.collective, call.root);
+        let used = [
+            blocks_of(collective.has_input(rank, root), collective.input_blocks(ranks)),
+            blocks_of(collective.has_output(rank, root), collective.output_blocks(ranks)),
+        ];
+        let needs_two_buffers = collective == Collective::AllToAll;
+        Self { args, has_dst, aligned, used, needs_two_buffers, kernel, blocks, threads }
     }
 
     /// Names the areas of all ranks, the counters of this one, and its image of the communicator.
@@ -355,6 +397,18 @@ impl ExchangePlan {
         args
     }
 
+    /// Input and output as (address, bytes), if a launch for them has to know whether other ranks reach them
+    /// ([`bulk::READY`]).
+    pub fn to_reach(&self, input: u64, output: u64) -> Option<[(u64, u64); 2]> {
+        let possible = self.args.bulk & bulk::TRY != 0 && !(self.needs_two_buffers && input == output);
+        possible.then_some([(input, self.used[0]), (output, self.used[1])])
+    }
+
+    /// Bytes of shared memory that a block of a launch asks for.
+    pub fn shared_bytes(&self) -> u32 {
+        if self.args.bulk & bulk::TRY != 0 { bulk::SHARED_BYTES } else { 0 }
+    }
+
     /// The factor as planned, for calls that have no other.
     pub fn scalar(&self) -> u64 {
         self.args.scalar
@@ -366,193 +420,7 @@ impl ExchangePlan {
     }
 }
 
-/// Fills in what goes where.
-struct Parts {
-    args: ExchangeArgs,
-    has_dst: u8,
-    rank: usize,
-    ranks: usize,
-    /// All peers, by k and by rank.
-    all_k: u8,
-    all_p: u8,
-}
-
-impl Parts {
-    fn new(rank: u32, ranks: u32) -> Self {
-        let everyone = ((1u32 << ranks) - 1) as u8;
-        let args = ExchangeArgs { rank: rank as u8, ranks: ranks as u8, ..ExchangeArgs::default() };
-        let all_p = everyone & !(1 << rank);
-        Self { args, has_dst: 0, rank: rank as usize, ranks: ranks as usize, all_k: everyone & !1, all_p }
-    }
-
-    fn fill(&mut self, collective: Collective, algorithm: Algorithm, root: u32, bytes: u64) {
-        use Collective as C;
-        let two_hops = algorithm == Algorithm::AllPairs;
-        let root = root as usize;
-        match collective {
-            C::AllReduce if two_hops => self.all_reduce_in_shards(bytes),
-            C::Broadcast if two_hops => self.broadcast_in_shards(root, bytes),
-            C::Reduce if two_hops => self.reduce_in_shards(root, bytes),
-            C::AllReduce => self.all_reduce(bytes),
-            C::Broadcast => self.broadcast(root, bytes),
-            C::Reduce => self.reduce(root, bytes),
-            C::AllGather => self.all_gather(bytes),
-            C::ReduceScatter => self.reduce_scatter(bytes),
-            C::AllToAll => self.all_to_all(bytes),
-            C::Gather => self.gather(root, bytes),
-            C::Scatter => self.scatter(root, bytes),
-            C::SendRecv => {}
-        }
-    }
-
-    fn all_reduce(&mut self, bytes: u64) {
-        self.equal_parts(bytes);
-        self.keep_at(self.rank, 0);
-        (self.args.form, self.args.send1, self.args.recv1) = (FOLD | OWN | SAME, self.all_k, self.all_p);
-    }
-
-    fn broadcast(&mut self, root: usize, bytes: u64) {
-        self.equal_parts(bytes);
-        self.args.form = SAME;
-        self.keep_at(root, 0);
-        if self.rank == root {
-            (self.args.send1, self.args.keep) = (self.all_k, 1 << root);
-        } else {
-            self.args.recv1 = 1 << root;
-        }
-    }
-
-    fn reduce(&mut self, root: usize, bytes: u64) {
-        self.equal_parts(bytes);
-        if self.rank == root {
-            self.keep_at(root, 0);
-            (self.args.form, self.args.recv1) = (FOLD | OWN, self.all_p);
-        } else {
-            self.args.send1 = 1 << self.k_of(root);
-        }
-    }
-
-    fn all_gather(&mut self, bytes: u64) {
-        self.equal_parts(bytes);
-        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
-        (self.args.form, self.args.send1, self.args.recv1) = (SAME, self.all_k, self.all_p);
-        self.args.keep = 1 << self.rank;
-    }
-
-    fn reduce_scatter(&mut self, bytes: u64) {
-        self.equal_parts(bytes);
-        self.send_blocks(bytes);
-        self.keep_at(self.rank, 0);
-        (self.args.form, self.args.send1, self.args.recv1) = (FOLD | OWN, self.all_k, self.all_p);
-    }
-
-    fn all_to_all(&mut self, bytes: u64) {
-        self.equal_parts(bytes);
-        self.send_blocks(bytes);
-        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
-        (self.args.send1, self.args.recv1) = (self.all_k, self.all_p);
-        self.args.keep = 1 << self.rank;
-    }
-
-    fn gather(&mut self, root: usize, bytes: u64) {
-        self.equal_parts(bytes);
-        if self.rank == root {
-            (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
-            (self.args.recv1, self.args.keep) = (self.all_p, 1 << root);
-        } else {
-            self.args.send1 = 1 << self.k_of(root);
-        }
-    }
-
-    fn scatter(&mut self, root: usize, bytes: u64) {
-        self.equal_parts(bytes);
-        self.keep_at(root, 0);
-        if self.rank == root {
-            self.send_blocks(bytes);
-            (self.args.send1, self.args.keep) = (self.all_k, 1 << root);
-        } else {
-            self.args.recv1 = 1 << root;
-        }
-    }
-
-    /// Reduce-scatter over the shards of all ranks, then all-gather.
-    fn all_reduce_in_shards(&mut self, bytes: u64) {
-        let owners: Vec<usize> = (0..self.ranks).collect();
-        self.shards(&owners, bytes);
-        owners.iter().for_each(|&p| self.has_dst |= 1 << p);
-        self.args.form = FOLD | OWN | SECOND;
-        (self.args.send1, self.args.send2) = (self.all_k, self.all_k);
-        (self.args.recv1, self.args.recv2) = (self.all_p, self.all_p);
-    }
-
-    /// The root sends every other rank a shard, which that one passes on to all but the root.
-    fn broadcast_in_shards(&mut self, root: usize, bytes: u64) {
-        let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
-        self.shards(&owners, bytes);
-        owners.iter().for_each(|&p| self.has_dst |= 1 << p);
-        self.args.form = FOLD | SECOND;
-        if self.rank == root {
-            (self.args.send1, self.args.keep) = (self.all_k, self.all_p);
-            return;
-        }
-        self.args.recv1 = 1 << root;
-        self.args.send2 = self.all_k & !(1 << self.k_of(root));
-        self.args.recv2 = self.all_p & !(1 << root);
-    }
-
-    /// Every rank but the root reduces a shard and sends it to the root.
-    fn reduce_in_shards(&mut self, root: usize, bytes: u64) {
-        let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
-        self.shards(&owners, bytes);
-        self.args.form = FOLD | SECOND;
-        self.args.send1 = self.all_k;
-        if self.rank == root {
-            owners.iter().for_each(|&p| self.has_dst |= 1 << p);
-            self.args.recv2 = self.all_p;
-            return;
-        }
-        let root_k = 1 << self.k_of(root);
-        self.args.form |= OWN;
-        (self.args.send1, self.args.send2) = (self.all_k & !root_k, root_k);
-        self.args.recv1 = self.all_p;
-    }
-
-    /// Every rank has a part of `bytes` bytes; what is sent lies at the start of the input.
-    fn equal_parts(&mut self, bytes: u64) {
-        self.args.len[..self.ranks].fill(bytes);
-        self.args.src_len[..self.ranks].fill(bytes);
-        self.args.least = bytes;
-    }
-
-    /// Rank `p` gets block `p` of the input.
-    fn send_blocks(&mut self, bytes: u64) {
-        for k in 0..self.ranks {
-            self.args.src[k] = ((self.rank + k) % self.ranks) as u64 * bytes;
-        }
-    }
-
-    /// Cuts `bytes` bytes of input and output into a shard for each owner.
-    fn shards(&mut self, owners: &[usize], bytes: u64) {
-        let shard = bytes.div_ceil(owners.len().max(1) as u64).next_multiple_of(PACK_BYTES);
-        for (index, &p) in owners.iter().enumerate() {
-            let at = index as u64 * shard;
-            let (k, len) = (self.k_of(p), bytes.saturating_sub(at).min(shard));
-            (self.args.src[k], self.args.src_len[k]) = (at, len);
-            (self.args.dst[p], self.args.len[p], self.args.least) = (at, len, len);
-        }
-    }
-
-    fn keep_at(&mut self, p: usize, offset: u64) {
-        self.args.dst[p] = offset;
-        self.has_dst |= 1 << p;
-    }
-
-    fn k_of(&self, p: usize) -> usize {
-        (p + self.ranks - self.rank) % self.ranks
-    }
-}
-
 const _: () = {
     assert!(size_of::<ExchangeArgs>() == 408 && offset_of!(ExchangeArgs, mine) == 320);
-    assert!(offset_of!(ExchangeArgs, divisor) == 384 && offset_of!(ExchangeArgs, recv2) == 404);
+    assert!(offset_of!(ExchangeArgs, divisor) == 384 && offset_of!(ExchangeArgs, bulk) == 405);
 };

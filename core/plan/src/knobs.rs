@@ -104,25 +104,35 @@ pub enum Protocol {
     SymSimple = 5,
     /// Copy engines and stream memory operations, no kernel ([`crate::dma`]).
     Dma = 6,
+    /// A fused kernel: bulk copies between the buffers of one process ([`crate::bulk`]).
+    SymBulk = 7,
 }
 
 impl Protocol {
     /// All protocols in the order of their numbers.
-    pub const ALL: [Protocol; 7] =
-        [Self::Ll, Self::Ll128, Self::Simple, Self::SymLl, Self::SymLl128, Self::SymSimple, Self::Dma];
+    pub const ALL: [Protocol; 8] = [
+        Self::Ll,
+        Self::Ll128,
+        Self::Simple,
+        Self::SymLl,
+        Self::SymLl128,
+        Self::SymSimple,
+        Self::Dma,
+        Self::SymBulk,
+    ];
 
     /// Which of [`Knobs::slot_bytes`] its slots are; staging has the size that [`crate::dma::knobs`] puts there.
     pub const fn slots(self) -> usize {
         match self {
             Self::Ll => 0,
             Self::Ll128 => 1,
-            Self::Simple | Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::Dma => 2,
+            Self::Simple | Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::Dma | Self::SymBulk => 2,
         }
     }
 
     /// Whether a fused kernel does it in exchanges, without FIFOs.
     pub const fn is_exchange(self) -> bool {
-        matches!(self, Self::SymLl | Self::SymLl128 | Self::SymSimple)
+        matches!(self, Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::SymBulk)
     }
 
     /// Name in `NCCL_PROTO`, texts and files.
@@ -135,6 +145,7 @@ impl Protocol {
             Self::SymLl128 => "SymLL128",
             Self::SymSimple => "SymSimple",
             Self::Dma => "DMA",
+            Self::SymBulk => "SymBulk",
         }
     }
 }
@@ -375,7 +386,7 @@ mod tests {
     #[test]
     fn ncclproto_grammar() {
         let masks = Knobs::parse_proto("^LL;allreduce:ll128,simple;alltoall:LL").unwrap();
-        assert_eq!(mask(&masks, Collective::Scatter), Some(0b1111110));
+        assert_eq!(mask(&masks, Collective::Scatter), Some(0b1111_1110));
         assert_eq!(mask(&masks, Collective::AllReduce), Some(0b110));
         assert_eq!(mask(&masks, Collective::AllToAll), Some(0b001));
         assert!(Knobs::parse_proto("LL64").unwrap_err().text.contains("LL64"));

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod algo;
+pub mod bulk;
 pub mod call;
 pub mod choose;
 pub mod cost;

@@ -89,6 +89,8 @@ pub struct World {
     pub net_mbps: u32,
     /// What the network itself can reduce: bit `5 * type + operation`, with NCCL's numbers; 0 = nothing.
     pub collnet: u64,
+    /// Whether all ranks are in one process and their devices reach each other's ordinary memory ([`crate::bulk`]).
+    pub direct: bool,
     /// What the cost model knows of device and link.
     pub constants: Constants,
 }
@@ -97,7 +99,7 @@ impl World {
     /// A world of these ranks, without a network, with the built-in constants.
     pub fn new(ranks: Vec<RankInfo>, device: DeviceKind, link: Link) -> Self {
         let constants = Constants::builtin(device, link);
-        Self { ranks, device, link, net_mbps: 0, collnet: 0, constants }
+        Self { ranks, device, link, net_mbps: 0, collnet: 0, direct: false, constants }
     }
 
     /// A world of `ranks` ranks on one host, for tests, `hawser plan` and offline questions.
@@ -164,6 +166,7 @@ impl World {
         digest.add(self.link as u64);
         digest.add(u64::from(self.net_mbps));
         digest.add(self.collnet);
+        digest.add(u64::from(self.direct));
         self.constants.add_to(&mut digest);
         digest.value()
     }

@@ -320,3 +320,55 @@ fn staging_fits_its_budget() {
     assert_eq!(Staging::new(8, &Knobs::default()).slot_bytes, 8 << 20);
     assert_eq!(Staging::new(2, &Knobs::default()).slot_bytes, 32 << 20);
 }
+
+#[test]
+fn what_is_direct_touches_no_staging() {
+    let ranks = 4;
+    let mut machine = Machine::new(ranks);
+    let staging: Vec<std::ops::Range<u64>> = machine
+        .bases
+        .iter()
+        .map(|b| {
+            let base = b.staging[b.rank as usize];
+            base + b.layout.word_bytes()..base + b.layout.bytes()
+        })
+        .collect();
+    let (world, knobs) = (world(ranks), settings());
+    let call = Call {
+        collective: Collective::AllToAll,
+        count: 50_000,
+        dtype: DataType::Uint8,
+        op: ReduceOp::Sum,
+        scalar: Scalar::Immediate(0),
+        root: 0,
+        input: 0,
+        output: 0,
+    };
+    let choice = choose(&call, &world, &knobs).unwrap();
+    let (mut board, mut copied) = (HashMap::new(), HashMap::new());
+    for rank in 0..ranks {
+        let call = Call { input: address(rank, 0), output: address(rank, 1 << 20), ..call };
+        let lowered =
+            lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
+                .unwrap();
+        let staged = dma::knobs(&knobs, ranks, dma::part(&choice.key, call.total_bytes(ranks)));
+        let plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
+        assert!(plan.is_direct);
+        let mut emitter = Emitter::new(&plan, &lowered.steps, &machine.bases[rank as usize]);
+        let (legs, mut commands) = (emitter.legs(), Vec::new());
+        assert_eq!(legs.len(), 2 * (ranks as usize - 1));
+        let ways: Vec<Way> = legs.iter().map(|leg| meet(&mut board, rank, leg, false)).collect();
+        emitter.agree(&legs, &ways, &mut commands);
+        while emitter.round(&mut machine.counters[rank as usize], &mut commands) {}
+        for command in commands {
+            if let What::Copy { dst, src, bytes } = command.what {
+                let is_staged = |at: u64| staging.iter().any(|range| range.contains(&at));
+                assert!(!is_staged(dst) && !is_staged(src), "{:#x} from {:#x}", dst, src);
+                *copied.entry((src >> 32, dst >> 32)).or_insert(0) += bytes;
+            }
+        }
+    }
+    // Each pair of ranks and direction once, whoever copied, and what stays.
+    assert_eq!(copied.len(), 16);
+    assert!(copied.values().all(|bytes| *bytes == 50_000), "{copied:?}");
+}

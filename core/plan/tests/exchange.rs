@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use hawser_plan::algo::ProgramKey;
+use hawser_plan::bulk;
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::{Choice, Why};
+use hawser_plan::choose::{Choice, Why, choose};
 use hawser_plan::exchange::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp, World};
@@ -128,8 +129,69 @@ impl Machine {
     }
 }
 
+/// The way of SymBulk, one rank after the other: what a rank reads from others it takes when its turn comes, and what it
+/// writes it writes then. So it must not matter who is first.
+fn run_bulk(machine: &mut Machine, order: &[usize]) {
+    let (args, n) = (machine.args.clone(), machine.args.len());
+    for &rank in order {
+        let a = args[rank];
+        assert_eq!((a.bulk, a.form & FOLD), (bulk::TRY, args[0].form & FOLD), "all read or all write");
+        let k_of = |p: usize| (p + n - rank) % n;
+        for p in (0..n).filter(|p| a.keep >> p & 1 == 1) {
+            let kept = machine.read(a.src[k_of(p)], a.src_len[k_of(p)]);
+            machine.write(a.dst[p], &kept);
+        }
+        if a.form & FOLD == 0 {
+            for k in (1..n).filter(|k| a.send1 >> k & 1 == 1) {
+                let to = args[(rank + k) % n];
+                assert!(to.recv1 >> rank & 1 == 1 && to.len[usize::from(to.rank)] == a.src_len[k]);
+                let data = machine.read(a.src[k], a.src_len[k]);
+                machine.write(to.dst[rank], &data);
+            }
+            continue;
+        }
+        let own = u8::from(a.form & OWN != 0) << rank;
+        let operands: Vec<Vec<i64>> = (0..n)
+            .filter(|p| (a.recv1 | own) >> p & 1 == 1)
+            .map(|p| {
+                let k = (n - k_of(p)) % n;
+                assert!(p == rank || args[p].send1 >> k & 1 == 1, "{p} has data for {rank}");
+                assert_eq!(args[p].src_len[k], a.len[rank]);
+                machine.read(args[p].src[k], a.len[rank])
+            })
+            .collect();
+        let Some(sum) = operands.into_iter().reduce(|x, y| x.iter().zip(&y).map(|(x, y)| x + y).collect())
+        else {
+            continue;
+        };
+        for k in (1..n).filter(|k| a.form & SECOND != 0 && a.send2 >> k & 1 == 1) {
+            let to = args[(rank + k) % n];
+            assert!(to.recv2 >> rank & 1 == 1 && to.len[rank] == a.len[rank]);
+            machine.write(to.dst[rank], &sum);
+        }
+        if a.dst[rank] != 0 && a.keep >> rank & 1 == 0 {
+            machine.write(a.dst[rank], &sum);
+        }
+    }
+}
+
 fn check(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, count: u64, in_place: bool) {
     let protocol = SYM[(count % 3) as usize];
+    check_with(protocol, collective, algorithm, ranks, root, count, in_place);
+    if (collective, algorithm) != (Collective::AllReduce, Algorithm::OneShot) {
+        check_with(Protocol::SymBulk, collective, algorithm, ranks, root, count, in_place);
+    }
+}
+
+fn check_with(
+    protocol: Protocol,
+    collective: Collective,
+    algorithm: Algorithm,
+    ranks: u32,
+    root: u32,
+    count: u64,
+    in_place: bool,
+) {
     let chosen = choice(collective, algorithm, ranks, root, protocol);
     let mut machine = Machine { memory: Memory::new(), args: Vec::new() };
     for rank in 0..ranks {
@@ -143,7 +205,12 @@ fn check(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, co
             machine.write(call.input, &data);
         }
     }
-    machine.run();
+    let order: Vec<usize> = (0..ranks as usize).map(|i| (i * 5 + count as usize) % ranks as usize).collect();
+    match protocol {
+        Protocol::SymBulk if ranks != 5 => run_bulk(&mut machine, &order),
+        Protocol::SymBulk => run_bulk(&mut machine, &[4, 2, 0, 1, 3]),
+        _ => machine.run(),
+    }
     for rank in 0..ranks {
         let call = call(collective, count, root, rank, in_place);
         if call.output == 0 {
@@ -249,7 +316,21 @@ fn the_kernels_count_with_the_same_numbers() {
     assert_eq!(number("HAWSER_WORD_SLOT"), slots(0, area.slots[1], blocks));
     assert_eq!(number("HAWSER_LINE_SLOT"), slots(1, area.slots[2], blocks * warps));
     assert_eq!(number("HAWSER_TILE_SLOT"), slots(2, area.flags, tile_blocks * warps));
-    assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.bytes - area.flags) / (tile_blocks * warps));
+    assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.lines - area.flags) / (tile_blocks * warps));
+    assert_eq!(number("HAWSER_TILE_UNITS"), tile_blocks * warps);
+    assert_eq!(
+        number("HAWSER_TILE_UNITS"),
+        (area.epoch_bytes - area.epochs[2]) / 4 - u64::from(bulk::BLOCKS)
+    );
+    assert_eq!(number("HAWSER_BULK_BLOCKS"), u64::from(bulk::BLOCKS));
+    assert_eq!(number("HAWSER_BULK_SHARED"), u64::from(bulk::SHARED_BYTES));
+    // A line for each parity and a flag, of every rank and block.
+    let of_rank = (area.bytes - area.lines) / (u64::from(bulk::BLOCKS) * ranks);
+    assert_eq!(of_rank, 2 * number("HAWSER_BULK_LINE") + 4);
+    assert_eq!(
+        (number("HAWSER_BULK_TRY"), number("HAWSER_BULK_READY")),
+        (bulk::TRY.into(), bulk::READY.into())
+    );
     let forms = [("FOLD", FOLD), ("OWN", OWN), ("SECOND", SECOND), ("SAME", SAME)];
     let more = [("SCALE", exchange::SCALE), ("DIVIDE", exchange::DIVIDE), ("ALIGNED", exchange::ALIGNED)];
     for (name, bit) in forms.into_iter().chain(more).chain([("EIGHTS", exchange::EIGHTS)]) {
@@ -278,6 +359,90 @@ fn worlds_without_exchanges_say_why() {
     assert!(SYM.iter().all(|p| exchange::refused(&call, &key, *p, &world).is_none()));
     let rare = Call { op: ReduceOp::Prod, ..call };
     assert!(exchange::refused(&rare, &key, Protocol::SymLl, &world).unwrap().contains("int32 by prod"));
+}
+
+#[test]
+fn bulk_copies_say_what_they_cannot_do() {
+    let mut world = World::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    let refused = |world: &World, call: &Call, algorithm| {
+        let key = ProgramKey::new(call.collective, algorithm, 4, 0);
+        exchange::refused(call, &key, Protocol::SymBulk, world)
+    };
+    let sum = call(Collective::AllReduce, 1 << 20, 0, 0, false);
+    let gather = |count| call(Collective::AllGather, count, 0, 0, false);
+    assert!(refused(&world, &sum, Algorithm::AllPairs).unwrap().contains("one process"));
+    world.direct = true;
+    assert_eq!(refused(&world, &sum, Algorithm::AllPairs), None);
+    assert_eq!(refused(&world, &gather(1 << 20), Algorithm::AllPairs), None);
+    let average = Call { op: ReduceOp::Avg, dtype: DataType::Float32, ..sum };
+    assert_eq!(refused(&world, &average, Algorithm::AllPairs), None);
+    let scaled = Call { op: ReduceOp::PreMulSum, dtype: DataType::Float32, ..sum };
+    let cases = [
+        (sum, Algorithm::OneShot, "in place"),
+        (scaled, Algorithm::AllPairs, "factor of its own"),
+        (gather((1 << 20) + 1), Algorithm::AllPairs, "no multiple of 16"),
+        (gather(1 << 10), Algorithm::AllPairs, "parts of 4096 bytes"),
+        (Call { op: ReduceOp::Prod, ..sum }, Algorithm::AllPairs, "no fused kernel"),
+        (sum, Algorithm::Ring, "no exchanges"),
+    ];
+    for (call, algorithm, part) in cases {
+        let reason = refused(&world, &call, algorithm).unwrap();
+        assert!(reason.contains(part), "{reason}");
+    }
+    let small = World { device: DeviceKind::Cuda { sm: 120 }, ..world };
+    assert!(refused(&small, &sum, Algorithm::AllPairs).unwrap().contains("192 KiB"));
+}
+
+#[test]
+fn large_calls_of_one_process_take_bulk_copies() {
+    let apart = World::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    let direct = World { direct: true, ..apart.clone() };
+    let pick = |world: &World, collective, bytes: u64, knobs: &Knobs| {
+        let blocks = collective_blocks(collective, 2);
+        choose(&call(collective, bytes / 4 / blocks, 0, 0, false), world, knobs).unwrap()
+    };
+    let plain = Knobs::default();
+    for collective in
+        [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather, Collective::AllToAll]
+    {
+        let large = pick(&direct, collective, 256 << 20, &plain);
+        assert_eq!(large.protocol, Protocol::SymBulk, "{}", large.why);
+        assert!(large.instances <= bulk::BLOCKS);
+        assert_ne!(pick(&direct, collective, 256 << 10, &plain).protocol, Protocol::SymBulk);
+        assert_ne!(pick(&apart, collective, 256 << 20, &plain).protocol, Protocol::SymBulk);
+        let without = Knobs { protocols: Knobs::parse_proto("^symbulk").unwrap(), ..Knobs::default() };
+        assert_ne!(pick(&direct, collective, 256 << 20, &without).protocol, Protocol::SymBulk);
+        let few = pick(&direct, collective, 256 << 20, &Knobs { max_ctas: 3, ..Knobs::default() });
+        assert!(few.protocol != Protocol::SymBulk || few.instances == 3, "{}", few.why);
+    }
+    assert!(bulk::is_wanted(&apart, &plain, &[7, 7]) && !bulk::is_wanted(&apart, &plain, &[7, 8]));
+    let without = Knobs { protocols: Knobs::parse_proto("^symbulk").unwrap(), ..Knobs::default() };
+    assert!(!bulk::is_wanted(&apart, &without, &[7, 7]));
+    let staged = World::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
+    assert!(!bulk::is_wanted(&staged, &plain, &[7, 7]));
+}
+
+fn collective_blocks(collective: Collective, ranks: u32) -> u64 {
+    collective.input_blocks(ranks).max(collective.output_blocks(ranks)).into()
+}
+
+#[test]
+fn launches_of_bulk_copies_know_their_buffers() {
+    let plan = |collective, rank, protocol| {
+        let chosen = choice(collective, Algorithm::AllPairs, 4, 0, protocol);
+        ExchangePlan::new(&call(collective, 1 << 20, 0, rank, false), &chosen, rank, 4, &Knobs::default())
+    };
+    let gather = plan(Collective::AllGather, 1, Protocol::SymBulk);
+    assert_eq!(gather.to_reach(16, 32), Some([(16, 4 << 20), (32, 16 << 20)]));
+    assert_eq!((gather.shared_bytes(), gather.blocks, gather.threads), (192 << 10, bulk::BLOCKS, 512));
+    assert_eq!(gather.kernel.symbol(), "hawser_copy_u8_symsimple");
+    let reduce = plan(Collective::Reduce, 1, Protocol::SymBulk);
+    assert_eq!(reduce.to_reach(16, 0), Some([(16, 4 << 20), (0, 0)]), "only the root has an output");
+    let transpose = plan(Collective::AllToAll, 1, Protocol::SymBulk);
+    assert!(transpose.to_reach(16, 32).is_some());
+    assert_eq!(transpose.to_reach(16, 16), None, "blocks would be overwritten before they are sent");
+    let tiles = plan(Collective::AllGather, 1, Protocol::SymSimple);
+    assert_eq!((tiles.to_reach(16, 32), tiles.shared_bytes(), tiles.bind(16, 32, 0, 0).bulk), (None, 0, 0));
 }
 
 #[test]

@@ -21,6 +21,8 @@ use hawser_plugin::{Error, Log, Net};
 
 /// Time without a message that is worth a line.
 const GAP: Duration = Duration::from_millis(60);
+/// Turns without anything new before it rests.
+const SPINS: u32 = 100;
 /// A buffer that nobody may write.
 const POISON: u8 = 0xa5;
 
@@ -143,7 +145,7 @@ impl End {
     fn run(&mut self, time: Duration) {
         let start = Instant::now();
         let (mut message, mut turn, mut told) = (Pause::new(), Pause::new(), Instant::now());
-        let (mut stop, is_sender) = (false, matches!(self.half, Half::Out(_)));
+        let (mut stop, mut idle, is_sender) = (false, 0, matches!(self.half, Half::Out(_)));
         while !(stop && is_sender && self.flying.is_empty()) {
             let before = self.over;
             if let Err(error) = self.step(!is_sender || !stop) {
@@ -156,6 +158,11 @@ impl End {
             }
             // How long this process did not even get to look.
             turn.happened();
+            idle = if self.over > before { 0 } else { idle + 1 };
+            if idle > SPINS {
+                // As the library's proxy does.
+                std::thread::sleep(Duration::from_micros(200));
+            }
             if self.over > before {
                 let gap = message.happened();
                 let own = std::mem::take(&mut turn.longest);

@@ -57,7 +57,7 @@ pub struct Settings {
     pub pairing: Pairing,
     /// `HAWSER_IB_CHUNK`: largest chunk in bytes.
     pub chunk: u64,
-    /// `HAWSER_IB_GPU`: offer GPU memory. Off by default: there is no flush yet, which GPUs before Hopper need.
+    /// `HAWSER_IB_GPU`: offer GPU memory. Off by default: it never ran on a real HCA.
     pub gpu: bool,
     /// `NCCL_SOCKET_IFNAME`: interfaces of the handshake.
     pub ifname: Option<String>,
@@ -113,6 +113,11 @@ pub(crate) fn library() -> String {
     name.unwrap_or_else(|| "libibverbs.so.1".into())
 }
 
+/// `NCCL_IB_DEVICE_PCI_ORDER`: devices in the order of their PCI addresses, else as the library lists them.
+pub(crate) fn is_pci_order() -> bool {
+    std::env::var("NCCL_IB_DEVICE_PCI_ORDER").map_or(true, |text| text.trim() != "0")
+}
+
 /// Names that NCCL knows and this plugin has no use for, with the reason that the user is told.
 const REFUSED: &[(&str, &str)] = &[
     ("NCCL_IB_SPLIT_DATA_ON_QPS", "chunks always go to the rail that is idle first"),
@@ -135,7 +140,59 @@ const REFUSED: &[(&str, &str)] = &[
     ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX", "a port may come back at any time"),
     ("NCCL_IB_MQP_RETRY_ALL", "a rail whose set-up fails is tried again with back-off"),
     ("NCCL_IB_MQP_RETRY_CNT", "a rail whose set-up fails is tried again with back-off"),
+    ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "a rail whose set-up fails is tried again with back-off"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", OWN_RECOVERY),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE", OWN_RECOVERY),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL", OWN_RECOVERY),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE", OWN_RECOVERY),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT", OWN_RECOVERY),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT", OWN_RECOVERY),
+    ("NCCL_IB_SORT_MERGE_NICS", "devices are joined per connection, not fused"),
+    ("NCCL_IB_SUBNET_PREFIX_LEN", "HAWSER_IB_RAILS says which ports are paired"),
+    ("NCCL_IB_RAIL_POLICY", "HAWSER_IB_RAILS says which ports are paired"),
+    ("NCCL_IB_WARN_RAIL_LOCAL", "the log says which ports are paired"),
+    ("NCCL_IB_QUERY_PORT_SPEED", "speeds are read from sysfs"),
+    ("NCCL_IB_PKEY_VALUE", "NCCL_IB_PKEY takes an index"),
+    ("NCCL_IB_EVENT_BASED_LB", "chunks always go to the rail that is idle first"),
+    ("NCCL_IB_EVENT_BASED_LB_REMOTE", "chunks always go to the rail that is idle first"),
+    ("NCCL_IB_WQE_LATENCY_REPORT", "latencies are counted always: see the last log lines of a connection"),
+    (
+        "NCCL_IB_WQE_LATENCY_THRESHOLD_NS",
+        "latencies are counted always: see the last log lines of a connection",
+    ),
+    ("NCCL_IB_CUDA_SUPPORT", "HAWSER_IB_GPU offers GPU memory"),
+    ("NCCL_IB_GDR_LEVEL", "HAWSER_IB_GPU offers GPU memory, NCCL_NET_GDR_LEVEL says whether it is used"),
+    ("NCCL_IB_RETRY_COUNT", "the name is NCCL_IB_RETRY_CNT"),
 ];
+
+/// Names that are not settings of one opening.
+const OF_THE_PROCESS: &[&str] = &["NCCL_IBVERBS_LIB", "NCCL_IB_DEVICE_PCI_ORDER"];
+
+const OWN_RECOVERY: &str = "rails come back by probes of their own, with back-off";
+
+/// What this plugin does with a variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Regard {
+    /// It has an effect.
+    Honoured,
+    /// It has none, for this reason.
+    Refused(&'static str),
+    /// It is none of this plugin's.
+    Foreign,
+}
+
+/// What this plugin does with a variable of this name.
+pub fn regard(name: &str) -> Regard {
+    if let Some((_, why)) = REFUSED.iter().find(|refused| refused.0 == name) {
+        return Regard::Refused(why);
+    }
+    let is_read = std::cell::Cell::new(OF_THE_PROCESS.contains(&name));
+    Settings::read(|asked| {
+        is_read.set(is_read.get() || asked == name);
+        None
+    });
+    if is_read.get() { Regard::Honoured } else { Regard::Foreign }
+}
 
 impl Settings {
     /// What the environment says, and a sentence about each value that makes no sense or is of no use here.
@@ -269,6 +326,17 @@ mod tests {
         let on = |pairs: &[(&str, &str)]| read(pairs).0.failover;
         assert!(on(&[]) && !on(&[("NCCL_ENABLE_FAULT_TOLERANCE", "0")]));
         assert!(on(&[("NCCL_ENABLE_FAULT_TOLERANCE", "0"), ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1")]));
+    }
+
+    #[test]
+    fn names_are_honoured_refused_or_foreign() {
+        for name in
+            ["NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "HAWSER_IB_RAILS", "NCCL_IBVERBS_LIB", "NCCL_SOCKET_IFNAME"]
+        {
+            assert_eq!(regard(name), Regard::Honoured, "{name}");
+        }
+        assert!(matches!(regard("NCCL_IB_ECE_ENABLE"), Regard::Refused(why) if !why.is_empty()));
+        assert_eq!(regard("NCCL_ALGO"), Regard::Foreign);
     }
 
     #[test]

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use hawser_plugin::host::NetProfiler;
 use hawser_plugin::{Error, Level, Log, Result, Subsys};
 
-use crate::config::{Pairing, Settings};
+use crate::clock::Clock;
+use crate::config::Settings;
 use crate::hello::Block;
 use crate::lane::{Lane, Seen, queue_depth};
+use crate::pairs::pairs;
 use crate::port::Port;
 use crate::profile::Event;
 use crate::proto::rail::Spec;
@@ -17,7 +19,7 @@ use crate::proto::rails::{Fault, Rails, Role};
 use crate::proto::rx::Rx;
 use crate::proto::tx::Tx;
 use crate::proto::wire::Message;
-use crate::proto::{Action, Epoch, MAX_RAILS, Path, Rules, Time, Why, Write};
+use crate::proto::{Action, Epoch, Path, Rules, Time, Why, Write};
 use crate::side::{End, Side};
 use crate::stats::RailCounters;
 use crate::verbs::{Cq, Span, Wc};
@@ -26,10 +28,6 @@ use crate::verbs::{Cq, Span, Wc};
 const SIDE: Duration = Duration::from_micros(500);
 /// Rails that are not up when the first one is get this long.
 const LATE: Duration = Duration::from_millis(500);
-
-/// The connection's clock stands still while its process does not run, or the machine sleeps: beyond this, time in which
-/// nobody looked does not count. Else a rail would be silent because nobody listened.
-const STALL: Duration = Duration::from_millis(100);
 
 /// A state machine as the driver sees it.
 pub(crate) trait Machine {
@@ -149,19 +147,6 @@ pub(crate) struct Conn<M> {
     seen: Vec<Wc>,
 }
 
-/// Pairs of local and remote ports. Both ends call it alike: `sender` and `receiver` are numbers of ports.
-pub(crate) fn pairs(sender: usize, receiver: usize, pairing: Pairing, qps: usize) -> Vec<(usize, usize)> {
-    let most = sender.max(receiver);
-    let mut pairs: Vec<(usize, usize)> = match pairing {
-        Pairing::Same => (0..most).map(|n| (n % sender, n % receiver)).collect(),
-        Pairing::Cross => (0..most).map(|n| (n % sender, (n + 1) % receiver)).collect(),
-        Pairing::All => (0..sender).flat_map(|s| (0..receiver).map(move |r| (s, r))).collect(),
-    };
-    pairs = pairs.iter().copied().cycle().take(pairs.len() * qps.max(1)).collect();
-    pairs.truncate(MAX_RAILS);
-    pairs
-}
-
 impl<M: Machine> Conn<M> {
     pub fn new(parts: Parts, role: Role, make: impl FnOnce(&[Spec], Rules) -> M) -> Result<Self> {
         let Parts { ports, tiers, side, peer, settings, traffic_class: class, profiler, log } = parts;
@@ -214,7 +199,7 @@ impl<M: Machine> Conn<M> {
             names,
             side,
             side_at: Instant::now(),
-            clock: Clock::new(STALL.max(settings.silence / 4)),
+            clock: Clock::new(settings.silence / 4),
             settings,
             class,
             log,
@@ -262,6 +247,7 @@ impl<M: Machine> Conn<M> {
         }
         self.look_at_ports();
         self.look_aside();
+        self.connect();
         self.poll();
         self.fence();
         let now = self.now();
@@ -372,6 +358,20 @@ impl<M: Machine> Conn<M> {
         }
     }
 
+    /// Takes the pairs that were connected meanwhile.
+    fn connect(&mut self) {
+        for rail in 0..self.lanes.len() {
+            let Some(outcome) = self.lanes[rail].connected() else { continue };
+            let (epoch, now, number) = (self.lanes[rail].epoch(), self.now(), rail as u8);
+            let rails = self.machine.rails();
+            match outcome {
+                Ok(Some(answer)) => rails.made(number, epoch, answer, now),
+                Ok(None) => rails.connected(number, epoch, now),
+                Err(errno) => rails.fail(number, epoch, verbs(errno), now),
+            }
+        }
+    }
+
     fn fence(&mut self) {
         for rail in 0..self.lanes.len() {
             if let Some(took) = self.lanes[rail].is_fenced() {
@@ -403,20 +403,22 @@ impl<M: Machine> Conn<M> {
             Action::Make { rail, epoch, peer } => {
                 let (lane, settings) = (&mut self.lanes[usize::from(rail)], &self.settings);
                 let (port, queue) = (&self.ports[lane.local], &mut self.queues[lane.local]);
-                let made = lane.make(epoch, port, &mut **queue, settings).and_then(|blob| match peer {
-                    Some(peer) => lane.connect(&peer, port, settings, self.class).map(|()| blob),
-                    None => Ok(blob),
+                let made = lane.make(epoch, port, &mut **queue, settings);
+                let outcome = made.and_then(|blob| match peer {
+                    Some(peer) => lane.connect(&peer, port, settings, self.class, Some(blob)).map(|()| None),
+                    None => Ok(Some(blob)),
                 });
-                match made {
-                    Ok(blob) => self.machine.rails().made(rail, epoch, blob, now),
+                match outcome {
+                    Ok(Some(blob)) => self.machine.rails().made(rail, epoch, blob, now),
+                    Ok(None) => {}
                     Err(errno) => self.machine.rails().fail(rail, epoch, verbs(errno), now),
                 }
             }
             Action::Connect { rail, epoch, peer } => {
                 let lane = &mut self.lanes[usize::from(rail)];
-                match lane.connect(&peer, &self.ports[lane.local], &self.settings, self.class) {
-                    Ok(()) => self.machine.rails().connected(rail, epoch, now),
-                    Err(errno) => self.machine.rails().fail(rail, epoch, verbs(errno), now),
+                let port = &self.ports[lane.local];
+                if let Err(errno) = lane.connect(&peer, port, &self.settings, self.class, None) {
+                    self.machine.rails().fail(rail, epoch, verbs(errno), now);
                 }
             }
             Action::Fence { rail, .. } => self.lanes[usize::from(rail)].stop(),
@@ -536,6 +538,11 @@ impl<M: Machine> Conn<M> {
         let _ = self.side.turn();
     }
 
+    /// Whether there is no queue pair on a port, so that nothing is on its way through it.
+    pub fn is_quiet(&self, port: usize) -> bool {
+        self.lanes.iter().all(|lane| lane.local != port || lane.is_empty())
+    }
+
     /// Nothing of the host's memory is touched after this.
     fn destroy(&mut self) {
         self.lanes.iter_mut().for_each(Lane::destroy);
@@ -562,25 +569,6 @@ impl<M: Machine> Conn<M> {
     }
 }
 
-/// Counts the time in which somebody looks.
-struct Clock {
-    last: Instant,
-    counted: Duration,
-    most: Duration,
-}
-
-impl Clock {
-    fn new(most: Duration) -> Self {
-        Self { last: Instant::now(), counted: Duration::ZERO, most }
-    }
-
-    fn read(&mut self, now: Instant) -> Duration {
-        self.counted += now.saturating_duration_since(self.last).min(self.most);
-        self.last = self.last.max(now);
-        self.counted
-    }
-}
-
 fn address(port: &Port) -> Option<[u8; 16]> {
     port.state().gid.map(|(_, gid)| gid.bytes)
 }
@@ -591,34 +579,4 @@ fn verbs(errno: i32) -> Why {
 
 pub(crate) fn system(what: String, errno: i32) -> Error {
     Error::system(what, std::io::Error::from_raw_os_error(errno))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn time_in_which_nobody_looks_does_not_count() {
-        let mut clock = Clock::new(STALL);
-        let (start, millis) = (clock.last, Duration::from_millis);
-        assert_eq!(clock.read(start + millis(70)), millis(70));
-        assert_eq!(clock.read(start + millis(5000)), millis(170));
-        assert_eq!(clock.read(start + millis(4000)), millis(170));
-        assert_eq!(clock.read(start + millis(5030)), millis(200));
-    }
-
-    #[test]
-    fn all_ports_are_paired_whatever_their_numbers() {
-        assert_eq!(pairs(2, 2, Pairing::Same, 1), [(0, 0), (1, 1)]);
-        assert_eq!(pairs(2, 2, Pairing::Cross, 1), [(0, 1), (1, 0)]);
-        assert_eq!(pairs(1, 3, Pairing::Same, 1), [(0, 0), (0, 1), (0, 2)]);
-        assert_eq!(pairs(2, 2, Pairing::All, 1).len(), 4);
-        assert_eq!(pairs(1, 1, Pairing::Same, 3), [(0, 0); 3]);
-        for (sender, receiver) in [(1, 8), (9, 9), (3, 5)] {
-            let all = pairs(sender, receiver, Pairing::Same, 1);
-            assert!((0..sender).all(|s| all.iter().any(|pair| pair.0 == s)));
-            assert!((0..receiver).all(|r| all.iter().any(|pair| pair.1 == r)));
-            assert!(pairs(sender, receiver, Pairing::All, 16).len() <= MAX_RAILS);
-        }
-    }
 }

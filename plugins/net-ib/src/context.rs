@@ -319,7 +319,8 @@ impl Listener for IbListener {
             conn.machine.opening = false;
         }
         let Some(conn) = self.conn.take() else { return Ok(None) };
-        Ok(Some(Box::new(IbReceiver::new(conn, self.shop.kinds, self.shop.keeper.clone()))))
+        let Shop { kinds, keeper, settings, .. } = &*self.shop;
+        Ok(Some(Box::new(IbReceiver::new(conn, *kinds, keeper.clone(), settings.clone()))))
     }
 }
 

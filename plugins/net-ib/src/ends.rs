@@ -1,5 +1,6 @@
 //! Both ends of a connection as the host holds them.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use hawser_plugin::net::{
@@ -7,7 +8,9 @@ use hawser_plugin::net::{
 };
 use hawser_plugin::{Error, ErrorKind, Result};
 
+use crate::config::Settings;
 use crate::conn::{Conn, Job, system};
+use crate::flush::{Flusher, Read};
 use crate::keeper::Keeper;
 use crate::port::{Port, lock};
 use crate::proto::rx::Rx;
@@ -79,15 +82,21 @@ impl Regions {
 
     /// The keys of the region that holds a segment.
     fn check(&self, segment: &Segment) -> Result<&[(u32, u32)]> {
+        self.find(segment).map(|known| &known.1[..])
+    }
+
+    /// The region that holds a segment.
+    fn find(&self, segment: &Segment) -> Result<&Known> {
         let known = usize::try_from(segment.registration.0).ok().and_then(|index| self.all.get(index));
-        let Some(Some((region, keys))) = known else {
+        let Some(Some(known)) = known else {
             let text = format!("registration {} does not exist at this connection", segment.registration.0);
             return Err(Error::internal(text));
         };
+        let region = &known.0;
         let offset = segment.addr.checked_sub(region.addr);
         let end = offset.and_then(|offset| offset.checked_add(segment.bytes as u64));
         if end.is_some_and(|end| end <= region.bytes as u64) || segment.bytes == 0 {
-            return Ok(keys);
+            return Ok(known);
         }
         Err(Error::internal(format!(
             "a segment of {} bytes at {:#x} leaves its region of {} bytes at {:#x}",
@@ -193,17 +202,71 @@ impl Drop for IbSender {
     }
 }
 
+/// Marks requests that are flushes.
+const FLUSH: u64 = 1 << 63;
+
 /// The receiving end.
 pub(crate) struct IbReceiver {
     conn: Arc<Mutex<Conn<Rx>>>,
     regions: Regions,
     keeper: Arc<Keeper>,
+    settings: Settings,
+    /// One per port, made when it is needed.
+    flushers: Vec<Option<Flusher>>,
+    /// Reads that are not over, with their ports.
+    flushes: HashMap<u64, Vec<(usize, Read)>>,
+    next_flush: u64,
 }
 
 impl IbReceiver {
-    pub fn new(conn: Arc<Mutex<Conn<Rx>>>, kinds: MemoryKinds, keeper: Arc<Keeper>) -> Self {
+    pub fn new(
+        conn: Arc<Mutex<Conn<Rx>>>,
+        kinds: MemoryKinds,
+        keeper: Arc<Keeper>,
+        settings: Settings,
+    ) -> Self {
         let ports = lock(&conn).ports().to_vec();
-        Self { conn, regions: Regions::new(ports, kinds), keeper }
+        let flushers = ports.iter().map(|_| None).collect();
+        let regions = Regions::new(ports, kinds);
+        Self { conn, regions, keeper, settings, flushers, flushes: HashMap::new(), next_flush: FLUSH }
+    }
+
+    /// A read through each port that may have written to a segment.
+    fn begin_flush(&mut self, segment: &Segment) -> Result<Vec<(usize, Read)>> {
+        for (port, flusher) in self.regions.ports.iter().zip(&mut self.flushers) {
+            if flusher.is_none() {
+                let made = Flusher::new(port.clone(), &self.settings);
+                *flusher = Some(made.map_err(|errno| system(format!("a flush with {}", port.name), errno))?);
+            }
+        }
+        let keys = self.regions.check(segment)?;
+        Ok(keys.iter().enumerate().map(|(at, key)| (at, Read::new((segment.addr, key.1)))).collect())
+    }
+
+    fn test_flush(&mut self, request: Request) -> Result<bool> {
+        let Some(reads) = self.flushes.get_mut(&request.0) else {
+            return Err(Error::internal(format!("request {} is not in flight", request.0)));
+        };
+        let (conn, flushers) = (&self.conn, &mut self.flushers);
+        let mut failed = None;
+        reads.retain_mut(|(at, read)| {
+            let Some(flusher) = &mut flushers[*at] else { return false };
+            let quiet = lock(conn).is_quiet(*at);
+            // SAFETY: the caller of `flush` keeps the segment registered until the request is over.
+            let over = unsafe { flusher.is_over(read, quiet) };
+            over.inspect_err(|&errno| failed = Some((*at, errno))).is_ok_and(|over| !over)
+        });
+        let is_over = reads.is_empty();
+        if is_over || failed.is_some() {
+            self.flushes.remove(&request.0);
+        }
+        if let Some((at, errno)) = failed {
+            return Err(system(format!("a flush with {}", self.regions.ports[at].name), errno));
+        }
+        if !is_over {
+            lock(&self.conn).progress()?;
+        }
+        Ok(is_over)
     }
 }
 
@@ -238,7 +301,24 @@ impl Receiver for IbReceiver {
         Ok(Some(Request(number)))
     }
 
+    unsafe fn flush(&mut self, segments: &[Segment]) -> Result<Option<Request>> {
+        // Segments of a group lie in one GPU's memory: one of them stands for all.
+        let Some(segment) = segments.iter().rfind(|segment| segment.bytes > 0) else { return Ok(None) };
+        if self.regions.find(segment)?.0.kind == MemoryKinds::HOST {
+            return Ok(None);
+        }
+        let reads = self.begin_flush(segment)?;
+        let request = Request(self.next_flush);
+        self.next_flush += 1;
+        self.flushes.insert(request.0, reads);
+        // Begins the reads.
+        self.test_flush(request).map(|is_over| (!is_over).then_some(request))
+    }
+
     fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool> {
+        if request.0 & FLUSH != 0 {
+            return self.test_flush(request);
+        }
         let mut conn = lock(&self.conn);
         let moved = conn.progress();
         match conn.machine.finish(request.0) {

@@ -45,10 +45,19 @@ pub(crate) struct Lane {
     /// Their numbers, and how many completions each gives when it is flushed.
     sends: VecDeque<(u64, u8)>,
     stopping: Option<Instant>,
+    /// Connects a pair: over Ethernet the kernel asks for the peer's address meanwhile, for a second or more.
+    connecting: Option<JoinHandle<Connected>>,
+    /// What the peer shall be told when the pair is connected; None: it knows.
+    answer: Option<Vec<u8>>,
     /// Destroys a pair that did not flush.
     doom: Option<JoinHandle<()>>,
+    /// Destroys one that did.
+    tomb: Option<JoinHandle<()>>,
     turn: usize,
 }
+
+/// A pair that is connected, or is not for this reason.
+type Connected = (Box<dyn Qp>, Result<(), Errno>);
 
 /// What a completion means.
 #[derive(Debug)]
@@ -72,7 +81,10 @@ impl Lane {
             receives: 0,
             sends: VecDeque::new(),
             stopping: None,
+            connecting: None,
+            answer: None,
             doom: None,
+            tomb: None,
             turn: 0,
         }
     }
@@ -88,6 +100,12 @@ impl Lane {
     /// Number of the queue pair; 0 = there is none.
     pub fn pair_number(&self) -> u32 {
         self.qp.as_ref().map_or(0, |qp| qp.number())
+    }
+
+    /// There is no queue pair, and none is being destroyed.
+    pub fn is_empty(&self) -> bool {
+        let is_over = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
+        self.connecting.is_none() && self.qp.is_none() && is_over(&self.doom) && is_over(&self.tomb)
     }
 
     pub fn is_stopping(&self) -> bool {
@@ -131,8 +149,15 @@ impl Lane {
         Ok(blob.encode())
     }
 
-    /// Connects to the peer's pair.
-    pub fn connect(&mut self, blob: &[u8], port: &Port, settings: &Settings, class: u8) -> Result<(), Errno> {
+    /// Begins to connect to the peer's pair, in a thread of its own. `answer` is kept until that is done.
+    pub fn connect(
+        &mut self,
+        blob: &[u8],
+        port: &Port,
+        settings: &Settings,
+        class: u8,
+        answer: Option<Vec<u8>>,
+    ) -> Result<(), Errno> {
         let peer = Blob::decode(blob).ok_or(libc::EPROTO)?;
         let state = port.state();
         let (gid_index, _) = state.gid.ok_or(libc::EADDRNOTAVAIL)?;
@@ -153,7 +178,33 @@ impl Lane {
             timeout: settings.timeout,
             retries: settings.retries,
         };
-        self.qp.as_mut().ok_or(libc::ENOTCONN)?.connect(&route)
+        let mut qp = self.qp.take().ok_or(libc::ENOTCONN)?;
+        self.answer = answer;
+        let connect = move || {
+            let outcome = qp.connect(&route);
+            (qp, outcome)
+        };
+        let thread = std::thread::Builder::new().name("hawser-ib-connect".into()).spawn(connect);
+        self.connecting = Some(thread.map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?);
+        Ok(())
+    }
+
+    /// Once, when connecting is over: what the peer shall be told, or why it failed.
+    pub fn connected(&mut self) -> Option<Result<Option<Vec<u8>>, Errno>> {
+        if self.is_stopping() || !self.connecting.as_ref()?.is_finished() {
+            return None;
+        }
+        let outcome = self.end_connecting();
+        Some(outcome.map(|()| self.answer.take()))
+    }
+
+    /// Waits for the thread.
+    fn end_connecting(&mut self) -> Result<(), Errno> {
+        let Some(Ok((qp, outcome))) = self.connecting.take().map(JoinHandle::join) else {
+            return Err(libc::ENOTCONN);
+        };
+        self.qp = Some(qp);
+        outcome
     }
 
     /// Sends a control message.
@@ -243,6 +294,10 @@ impl Lane {
     /// Begins to fence.
     pub fn stop(&mut self) {
         self.stopping = Some(Instant::now());
+        self.stop_pair();
+    }
+
+    fn stop_pair(&mut self) {
         if let Some(mut qp) = self.qp.take() {
             match qp.stop() {
                 Ok(()) => self.qp = Some(qp),
@@ -256,13 +311,22 @@ impl Lane {
     /// a pair, so a thread does it, and other rails go on meanwhile. Says once how long it took.
     pub fn is_fenced(&mut self) -> Option<Duration> {
         let since = self.stopping?;
+        if let Some(thread) = &self.connecting {
+            if !thread.is_finished() {
+                return None;
+            }
+            let _ = self.end_connecting();
+            self.stop_pair();
+        }
         let flushed = self.receives == 0 && self.sends.is_empty();
         if self.qp.is_some() && !flushed && since.elapsed() < DRAIN {
             return None;
         }
         if let Some(qp) = self.qp.take() {
             let doom = bury(qp);
-            if !flushed {
+            if flushed {
+                self.tomb = doom;
+            } else {
                 self.doom = doom;
             }
         }
@@ -277,6 +341,7 @@ impl Lane {
 
     /// Nothing lands or is read through this lane after this returns.
     pub fn destroy(&mut self) {
+        let _ = self.end_connecting();
         self.qp = None;
         if let Some(doom) = self.doom.take() {
             let _ = doom.join();

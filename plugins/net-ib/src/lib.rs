@@ -11,19 +11,23 @@
 //! | `proto` | the connection as a state machine, and its rules: no I/O |
 //! | `verbs` | libibverbs behind a trait, and a test double |
 //! | `handle`, `hello`, `side` | the handle, the authenticated handshake, the TCP connection beside the rails |
-//! | `lane`, `conn`, `keeper` | queue pairs, what drives the state machine, the thread that helps |
+//! | `pairs`, `lane`, `conn`, `clock`, `keeper` | which ports make rails, queue pairs, what drives the state machine, the thread that helps |
+//! | `flush` | GPU memory: makes what arrived visible |
 //! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `ends` | the plugin interface |
 
 mod address;
+mod clock;
 mod config;
 mod conn;
 mod context;
 mod ends;
+mod flush;
 mod handle;
 mod hello;
 mod keeper;
 mod lane;
+mod pairs;
 mod port;
 mod profile;
 mod proto;
@@ -36,7 +40,7 @@ use std::sync::Arc;
 use hawser_plugin::net::{NetConfig, NetContext};
 use hawser_plugin::{BuiltIn, Component, Error, ErrorKind, Net, Result, Subsys};
 
-pub use config::{Pairing, Settings};
+pub use config::{Pairing, Regard, Settings, regard};
 pub use stats::{Latency, RailStats, Stats, rails, stats};
 #[doc(hidden)]
 pub use verbs::soft;

@@ -198,7 +198,9 @@ fn rounds(comm: &Comm) -> Result<()> {
     }
     loop {
         let told: Vec<String> = lines.try_iter().collect();
-        for collective in [Collective::AllReduce, Collective::AllToAll, Collective::ReduceScatter] {
+        for collective in
+            [Collective::AllReduce, Collective::AllGather, Collective::AllToAll, Collective::ReduceScatter]
+        {
             world::run(comm, world::plain(collective, comm.ranks(), 30_011), false, 1)?;
         }
         let (end, answers): (Vec<String>, _) = told.into_iter().partition(|line| line == "stop");

@@ -38,13 +38,13 @@ pub struct Constants {
     /// The same for each further tile, µs.
     pub net_round_us: f64,
     /// By protocol, in the order of [`Protocol::ALL`].
-    pub paths: [Path; 7],
+    pub paths: [Path; 8],
 }
 
-/// The numbers of the FIFO protocols (LL, LL128, Simple) and of the fused kernels (SymLL, SymLL128, SymSimple), and of copy engines (DMA): fixed µs,
-/// µs of a hop, µs of a further round, GB/s of a block, share of the wire, µs of a block. H200 GPUs, NVLink without
+/// The numbers of the FIFO protocols (LL, LL128, Simple) and of the fused kernels (SymLL, SymLL128, SymSimple; SymBulk
+/// is the last), and of copy engines (DMA): fixed µs, µs of a hop, µs of a further round, GB/s of a block, share of the wire, µs of a block. H200 GPUs, NVLink without
 /// multicast, calls one by one (in a graph about 0.6 µs less).
-const NVLINK: [[f64; 6]; 7] = [
+const NVLINK: [[f64; 6]; 8] = [
     [7.3, 1.25, 1.25, 3.5, 0.5, 0.04],
     [7.3, 1.5, 1.5, 14.0, 0.9375, 0.04],
     [7.3, 2.5, 0.75, 18.0, 0.94, 0.04],
@@ -52,9 +52,10 @@ const NVLINK: [[f64; 6]; 7] = [
     [2.3, 2.2, 2.1, 14.0, 0.78, 0.005],
     [2.4, 4.2, 3.0, 10.3, 0.9, 0.005],
     [14.0, 9.0, 2.0, 180.0, 1.0, 1.0],
+    [9.0, 0.8, 1.0, 42.0, 0.92, 0.005],
 ];
 /// The same over PCIe, roughly.
-const PCIE: [[f64; 6]; 7] = [
+const PCIE: [[f64; 6]; 8] = [
     [7.3, 2.0, 2.0, 2.0, 0.5, 0.04],
     [7.3, 3.0, 3.0, 4.0, 0.9375, 0.04],
     [7.3, 4.0, 1.2, 12.0, 1.0, 0.04],
@@ -62,9 +63,10 @@ const PCIE: [[f64; 6]; 7] = [
     [2.0, 4.0, 2.0, 14.0, 0.797, 0.005],
     [2.6, 7.0, 8.0, 20.0, 0.9, 0.005],
     [20.0, 12.0, 4.0, 12.0, 1.0, 1.0],
+    [12.0, 2.0, 2.0, 12.0, 0.9, 0.005],
 ];
 /// The same for GPUs that meet in host memory, roughly.
-const HOST_MEMORY: [[f64; 6]; 7] = [
+const HOST_MEMORY: [[f64; 6]; 8] = [
     [7.3, 3.0, 3.0, 1.0, 0.5, 0.04],
     [7.3, 4.0, 4.0, 2.0, 0.9375, 0.04],
     [7.3, 6.0, 1.8, 5.0, 1.0, 0.04],
@@ -72,9 +74,10 @@ const HOST_MEMORY: [[f64; 6]; 7] = [
     [2.0, 6.0, 4.0, 14.0, 0.797, 0.005],
     [2.6, 9.0, 10.0, 20.0, 0.9, 0.005],
     [20.0, 12.0, 4.0, 12.0, 1.0, 1.0],
+    [12.0, 2.0, 2.0, 12.0, 0.9, 0.005],
 ];
 /// The same for threads of the CPU, roughly; only Simple counts.
-const CPU: [[f64; 6]; 7] = [[20.0, 5.0, 1.5, 3.0, 1.0, 10.0]; 7];
+const CPU: [[f64; 6]; 8] = [[20.0, 5.0, 1.5, 3.0, 1.0, 10.0]; 8];
 
 /// What a number may be.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -61,7 +61,8 @@ pub fn predict_exchange(
     let path = world.constants.path(protocol);
     let out = traffic(key, bytes as f64, 1.0).out;
     let exchanges = exchanges(key);
-    let wire = world.constants.wire() * path.wire_share * rooted_share(key);
+    let share = if protocol == Protocol::SymBulk { 1.0 } else { rooted_share(key) };
+    let wire = world.constants.wire() * path.wire_share * share;
     let rate = wire.min(f64::from(blocks) * path.block());
     // While a round waits for its peers, the wire is still busy with the one before.
     let waits = (rounds as f64 - 1.0) * path.round_us * exchanges;

@@ -10,7 +10,7 @@ use hawser_plan::knobs::NET_SLOT_BYTES;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::msccl;
 use hawser_plan::world::DeviceKind;
-use hawser_plan::{Knobs, Protocol, World};
+use hawser_plan::{Knobs, Protocol, World, bulk};
 use hawser_plugin::net::NetConfig;
 
 use super::Config;
@@ -82,7 +82,11 @@ pub fn decide(
         }
     };
     let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
-    links::take(&bootstrap.all_gather(&offers, &step("links"))?[0], &mut world)?;
+    let direct = bulk::is_wanted(&world, &knobs, &processes) && reaches_all(device, &world)?;
+    let records = bootstrap.all_gather(&pair(&offers, &[u8::from(direct)]), &step("links"))?;
+    let (offers, direct): (Vec<_>, Vec<_>) = records.iter().map(|record| unpair(record)).unzip();
+    links::take(&offers[0], &mut world)?;
+    world.direct = direct.iter().all(|said| said[..] == [1]);
     let programs = programs::load(settings, world.size());
     programs.take(&mut knobs, if world.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
     let tuners = Tuners::open(comm_id, &world, &knobs, config.name.as_deref());
@@ -108,8 +112,12 @@ pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
     let mut knobs = knobs(caps.kind, caps.multiprocessors, settings, &Config::default())?;
     let card = |device: &Arc<dyn Device>| Card::new(&**device, settings, &knobs, None);
     let cards: Vec<Card> = devices.iter().map(card).collect();
-    let Agreement { mut world, .. } = agree(&cards, settings.multi_rank_gpu)?;
+    let Agreement { mut world, processes, .. } = agree(&cards, settings.multi_rank_gpu)?;
     links::take(&links::offer(0, settings, &caps.name, &world), &mut world)?;
+    world.direct = bulk::is_wanted(&world, &knobs, &processes);
+    for device in &devices {
+        world.direct = world.direct && reaches_all(device.as_ref(), &world)?;
+    }
     finish(&mut knobs, &world, settings)?;
     Ok((world, knobs))
 }
@@ -136,6 +144,12 @@ fn finish(knobs: &mut Knobs, world: &World, settings: &Settings) -> Result<()> {
     programs.take(knobs, if far { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
     fit(knobs, world.size(), world.places().1, programs.lanes());
     Ok(())
+}
+
+/// Whether this rank's device and those of all ranks, in this process, use each other's memory from now on.
+fn reaches_all(device: &dyn Device, world: &World) -> Result<bool> {
+    let ids: Vec<&str> = world.ranks.iter().map(|rank| rank.device.as_str()).collect();
+    device.reach_all(&ids)
 }
 
 /// Two records in one.

@@ -13,7 +13,7 @@ use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
-use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, dma};
+use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, bulk, dma};
 
 use super::order::Order;
 use super::sm_free::SmFree;
@@ -172,7 +172,7 @@ impl Live {
                 self.complete(plan, Some(loaded), number, stream)?
             }
             Bound::Exchange(plan, _) => {
-                let launch = Box::new(exchange_launch(plan, call, number));
+                let launch = Box::new(self.exchange_launch(plan, call, number)?);
                 let work = Work::Exchange(plan.kernel, launch);
                 Launch { comm: self.clone(), work, stream, others: Vec::new(), events: Events::default() }
             }
@@ -190,7 +190,7 @@ impl Live {
         let bound = self.bound(call)?;
         let Bound::Exchange(plan, choice) = &*bound else { return Ok(Now::Later(Some(number))) };
         self.log_call(call, choice, plan.blocks as u8, number);
-        let mut launch = exchange_launch(plan, call, number);
+        let mut launch = self.exchange_launch(plan, call, number)?;
         self.order.put(&*self.device, stream, launch.blocks, |done| {
             launch.args.done = done;
             self.device.launch_exchange(plan.kernel, &launch, stream)
@@ -236,6 +236,24 @@ impl Live {
                 self.fabric.control.fail(error.clone());
             }
         })
+    }
+
+    fn exchange_launch(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<ExchangeLaunch> {
+        let mut args = plan.bind(call.input, call.output, plan.scalar(), number);
+        if let Some(buffers) = plan.to_reach(call.input, call.output) {
+            let mut used = buffers.into_iter().filter(|(_, bytes)| *bytes > 0);
+            let all = used.try_fold(true, |all, (addr, bytes)| {
+                Ok::<_, Error>(all && self.device.is_reached(addr, bytes)?)
+            })?;
+            if all {
+                args.bulk |= bulk::READY;
+            } else {
+                let text = "other GPUs cannot use these buffers in place (cudaMalloc, ncclMemAlloc): staged in few blocks";
+                log::info(Subsys::Coll, || format!("{} rank {} op {number}: {text}", self.name, self.rank));
+            }
+        }
+        let shared_bytes = plan.shared_bytes();
+        Ok(ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads, shared_bytes })
     }
 
     fn log_call(&self, call: &Call, choice: &Choice, blocks: u8, number: u64) {
@@ -538,11 +556,6 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a Loaded>) -> &'a [Step] 
         Some(loaded) if plan.args.n_inline == 0 => &loaded.lowered.steps,
         _ => &plan.args.inline_steps,
     }
-}
-
-fn exchange_launch(plan: &ExchangePlan, call: &Call, number: u64) -> ExchangeLaunch {
-    let args = plan.bind(call.input, call.output, plan.scalar(), number);
-    ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads }
 }
 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.

@@ -262,6 +262,14 @@ impl Device for HostDevice {
         Err(Error::internal("the host device runs the steps of a program"))
     }
 
+    fn reach_all(&self, _ids: &[&str]) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn is_reached(&self, _addr: u64, _bytes: u64) -> Result<bool> {
+        Ok(false)
+    }
+
     fn order(&self, _earlier: Stream, _later: Stream) -> Result<()> {
         Ok(())
     }

@@ -147,6 +147,8 @@ pub struct ExchangeLaunch {
     pub blocks: u32,
     /// Threads per block.
     pub threads: u32,
+    /// Bytes of shared memory that a block asks for at the launch.
+    pub shared_bytes: u32,
 }
 
 /// A place where programs run.
@@ -253,6 +255,13 @@ pub trait Device: Send + Sync {
 
     /// Whether an address can be used by kernels of this device (host memory on the host device).
     fn accepts(&self, addr: u64) -> Result<bool>;
+
+    /// Lets kernels of this device use ordinary memory of the devices with these [`Caps::id`]s in this process, and the other
+    /// way round. False: they cannot.
+    fn reach_all(&self, ids: &[&str]) -> Result<bool>;
+
+    /// Whether devices that were named to [`Device::reach_all`] can use `bytes` bytes at `addr`, which lie on this device.
+    fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool>;
 
     /// The allocation around an address if copy engines of other devices of this process can reach it after
     /// [`Device::reach`], and those of other processes through [`Device::exposed_handle`]. Works during a capture.

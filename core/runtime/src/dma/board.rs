@@ -340,3 +340,80 @@ fn probe(
     let line = |bytes: &Vec<u8>| (0..ranks).map(|p| bytes.get(p) == Some(&1)).collect();
     Ok(all.iter().map(line).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both sides of one ring, each in a thread: exactly one end of each transfer gets the other's posting, and the right one.
+    #[test]
+    fn of_two_ends_one_is_second() {
+        const TRANSFERS: u64 = 3 * RING + 5;
+        let host = HostDevice::beside().unwrap();
+        let memory = host.alloc_heap(size_of::<Ring>() as u64, HeapKind::Host).unwrap();
+        let control = Control::new(&host).unwrap();
+        let side = |side: usize| {
+            let board = Board {
+                rank: side as u32,
+                ends: Vec::new(),
+                handles: Mutex::default(),
+                abort: AbortFlag::new(),
+                _memory: Vec::new(),
+            };
+            let mut seconds = Vec::new();
+            for number in 0..TRANSFERS {
+                let own = Posting {
+                    is_direct: 1,
+                    is_captured: 0,
+                    addr: number * 2 + side as u64,
+                    bytes: number,
+                    base: 0,
+                    id: 0,
+                    handle: [side as u8; 64],
+                };
+                let ring = RingAt(memory.addr as *const Ring);
+                if let Some(theirs) = board.exchange(ring, side, own, 1 - side as u32, &control).unwrap() {
+                    assert_eq!((theirs.addr, theirs.bytes), (number * 2 + 1 - side as u64, number));
+                    assert_eq!(theirs.handle, [1 - side as u8; 64]);
+                    seconds.push(number);
+                }
+                if number % 7 == side as u64 {
+                    std::thread::yield_now();
+                }
+            }
+            seconds
+        };
+        let (mut all, other) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| side(1));
+            (side(0), other.join().unwrap())
+        });
+        all.extend(other);
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..TRANSFERS));
+    }
+
+    /// Nobody goes further ahead than the ring is long.
+    #[test]
+    fn a_side_that_is_a_ring_ahead_waits_until_aborted() {
+        let host = HostDevice::beside().unwrap();
+        let memory = host.alloc_heap(size_of::<Ring>() as u64, HeapKind::Host).unwrap();
+        let (control, abort) = (Control::new(&host).unwrap(), AbortFlag::new());
+        let board = Board {
+            rank: 0,
+            ends: Vec::new(),
+            handles: Mutex::default(),
+            abort: abort.clone(),
+            _memory: Vec::new(),
+        };
+        let own =
+            Posting { is_direct: 0, is_captured: 0, addr: 0, bytes: 0, base: 0, id: 0, handle: [0; 64] };
+        let ring = || RingAt(memory.addr as *const Ring);
+        for _ in 0..RING {
+            assert!(board.exchange(ring(), 0, own, 1, &control).unwrap().is_none());
+        }
+        abort.raise();
+        let error = board.exchange(ring(), 0, own, 1, &control).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Aborted);
+        assert!(error.text.contains("ahead of rank 1"), "{error}");
+    }
+}

@@ -173,4 +173,9 @@ pub(crate) trait Qp: Send {
         imm: u32,
         split: bool,
     ) -> Result<(), Errno>;
+    /// An RDMA read.
+    ///
+    /// # Safety
+    /// The memory is writable until the completion, or until the pair is dropped.
+    unsafe fn read(&mut self, wr: u64, into: Span, from: (u64, u32)) -> Result<(), Errno>;
 }

@@ -46,7 +46,9 @@ impl Verbs for Machine {
         let mut opened: Vec<Arc<dyn Device>> =
             opened.into_iter().map(|device| Arc::new(device) as Arc<dyn Device>).collect();
         // By PCI address, as NCCL does: equal on hosts of one kind.
-        opened.sort_by_key(|device| (device.info().pci_path.clone(), device.info().name.clone()));
+        if crate::config::is_pci_order() {
+            opened.sort_by_key(|device| (device.info().pci_path.clone(), device.info().name.clone()));
+        }
         Ok(opened)
     }
 }
@@ -365,7 +367,7 @@ impl Cq for Queue {
         }
         let inline = attr.cap.max_inline_data.min(caps.inline);
         let mut pair = Pair { queue: self.0.clone(), qp, inline };
-        let access = (bits::LOCAL_WRITE | bits::REMOTE_WRITE) as u32;
+        let access = (bits::LOCAL_WRITE | bits::REMOTE_WRITE | bits::REMOTE_READ) as u32;
         let attr = IbvQpAttr {
             qp_state: bits::QPS_INIT,
             port_num: port,
@@ -502,6 +504,11 @@ impl Qp for Pair {
             self.post(wr, span, bits::RDMA_WRITE, 0, to, 0)?;
             self.post(wr, Span { len: 0, ..span }, bits::RDMA_WRITE_IMM, bits::SIGNALED, to, imm)
         }
+    }
+
+    unsafe fn read(&mut self, wr: u64, into: Span, from: (u64, u32)) -> Result<(), Errno> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.post(wr, into, bits::RDMA_READ, bits::SIGNALED, from, 0) }
     }
 }
 

@@ -4,7 +4,7 @@
 //! receiver's memory some time before the completions; what a destroyed queue pair had sent may still land, as long as
 //! the receiving queue pair is there; a broken pair flushes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hawser_plugin::net::{MemoryKinds, Region};
@@ -33,6 +33,10 @@ struct State {
     devices: Vec<SoftDevice>,
     qps: BTreeMap<u32, SoftQp>,
     regions: BTreeMap<u32, (u64, u64)>,
+    /// Keys of regions in GPU memory; None: devices do not reach it.
+    gpu: Option<BTreeSet<u32>>,
+    /// What devices wrote to GPU memory and the GPU does not see yet.
+    unseen: Vec<(usize, u64, Vec<u8>)>,
     queues: BTreeMap<u64, VecDeque<Wc>>,
     /// Sent by queue pairs that are gone: may still land.
     late: Vec<(u32, Packet)>,
@@ -70,6 +74,7 @@ struct Packet {
     /// The bytes, once the sender's memory may not be read any more, or inline.
     bytes: Option<Vec<u8>>,
     write: Option<(u64, u32)>,
+    read: Option<(u64, u32)>,
     imm: Option<u32>,
     /// The receiver has it; only the acknowledgement is missing.
     landed: bool,
@@ -120,6 +125,13 @@ impl Fabric {
         (state.chaos, state.dice) = (one_of, seed);
     }
 
+    /// From now on devices reach "GPU memory": any memory that is registered as such, by address or as DMA-BUF. What
+    /// they write there is seen after a read by the same device, not before.
+    pub fn with_gpus(self) -> Self {
+        self.lock().gpu = Some(BTreeSet::new());
+        self
+    }
+
     /// Writes that landed after the queue pair that sent them was gone.
     pub fn landed_late(&self) -> u64 {
         self.lock().landed_late
@@ -140,8 +152,8 @@ impl Verbs for Host {
                 pci_path: None,
                 guid: device.guid,
                 ports: vec![1],
-                peer_memory: false,
-                dmabuf: false,
+                peer_memory: state.gpu.is_some(),
+                dmabuf: state.gpu.is_some(),
             };
             Arc::new(Opened { fabric: self.fabric.clone(), number, info }) as Arc<dyn Device>
         };
@@ -176,18 +188,24 @@ impl Device for Opened {
     }
 
     unsafe fn register(&self, region: &Region, _: bool) -> Result<Mr, Errno> {
-        if region.kind != MemoryKinds::HOST {
-            return Err(libc::EOPNOTSUPP);
-        }
         let mut state = self.fabric.lock();
         state.next += 1;
         let key = state.next;
+        if region.kind != MemoryKinds::HOST {
+            state.gpu.as_mut().ok_or(libc::EOPNOTSUPP)?.insert(key);
+        }
+        if region.kind == MemoryKinds::DMABUF {
+            is_mapped(region)?;
+        }
         state.regions.insert(key, (region.addr, region.bytes as u64));
         Ok(Mr { lkey: key, rkey: key, token: u64::from(key) })
     }
 
     fn deregister(&self, mr: Mr) -> Result<(), Errno> {
-        self.fabric.lock().regions.remove(&mr.rkey).map(drop).ok_or(libc::EINVAL)
+        let mut state = self.fabric.lock();
+        let found = state.regions.remove(&mr.rkey).ok_or(libc::EINVAL)?;
+        state.unseen.retain(|(_, addr, _)| !(found.0..found.0 + found.1).contains(addr));
+        Ok(())
     }
 
     fn queue(&self, _: u32) -> Result<Box<dyn Cq>, Errno> {
@@ -291,7 +309,7 @@ impl Qp for Pair {
     unsafe fn send(&mut self, wr: u64, span: Span, inline: bool) -> Result<(), Errno> {
         // SAFETY: the caller vouches for the memory.
         let bytes = inline.then(|| unsafe { copy(span) });
-        self.push(Packet { wr, span, bytes, write: None, imm: None, landed: false })
+        self.push(Packet { wr, span, bytes, write: None, read: None, imm: None, landed: false })
     }
 
     unsafe fn write(
@@ -302,7 +320,12 @@ impl Qp for Pair {
         imm: u32,
         _split: bool,
     ) -> Result<(), Errno> {
-        self.push(Packet { wr, span, bytes: None, write: Some(to), imm: Some(imm), landed: false })
+        let imm = Some(imm);
+        self.push(Packet { wr, span, bytes: None, write: Some(to), read: None, imm, landed: false })
+    }
+
+    unsafe fn read(&mut self, wr: u64, span: Span, from: (u64, u32)) -> Result<(), Errno> {
+        self.push(Packet { wr, span, bytes: None, write: None, read: Some(from), imm: None, landed: false })
     }
 }
 
@@ -314,7 +337,21 @@ impl Drop for Pair {
             queue.retain(|wc| wc.qp != self.number);
         }
         state.leave_on_the_wire(qp.peer, qp.sends);
+        state.show(qp.device);
     }
+}
+
+/// Whether a descriptor stands for so many bytes.
+fn is_mapped(region: &Region) -> Result<(), Errno> {
+    let Some((fd, offset)) = region.dmabuf else { return Err(libc::EINVAL) };
+    // SAFETY: all-zero bytes are a valid value of this plain struct, which the call fills for any descriptor.
+    let (code, stat) = unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        (libc::fstat(fd, &mut stat), stat)
+    };
+    let end = offset.checked_add(region.bytes as u64);
+    let fits = code == 0 && end.is_some_and(|end| end <= stat.st_size as u64);
+    if fits { Ok(()) } else { Err(libc::EBADF) }
 }
 
 /// # Safety
@@ -409,8 +446,38 @@ impl State {
         false
     }
 
+    /// A device reads its own host's GPU memory.
+    fn read(&mut self, number: u32) -> bool {
+        let Some(qp) = self.qps.get_mut(&number) else { return false };
+        let (device, Some(packet)) = (qp.device, qp.sends.front_mut()) else { return false };
+        let (Some((from, key)), span) = (packet.read, packet.span) else { return false };
+        packet.landed = true;
+        if !self.fits(from, key, u64::from(span.len)) {
+            self.break_pair(number, ACCESS);
+            return false;
+        }
+        self.show(device);
+        // SAFETY: both are registered, and the pair is alive.
+        unsafe { std::ptr::copy(from as *const u8, span.addr as *mut u8, span.len as usize) };
+        true
+    }
+
+    /// GPUs see what this device wrote.
+    fn show(&mut self, device: usize) {
+        let (seen, unseen) = std::mem::take(&mut self.unseen).into_iter().partition(|one| one.0 == device);
+        self.unseen = unseen;
+        let seen: Vec<(usize, u64, Vec<u8>)> = seen;
+        for (_, addr, bytes) in seen {
+            // SAFETY: the region is registered: what is written to others is forgotten.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
+        }
+    }
+
     /// Puts the oldest packet into the peer's memory. False: the peer is not ready, or refuses.
     fn land(&mut self, number: u32, peer: u32) -> bool {
+        if self.qps.get(&number).is_some_and(|qp| qp.sends.front().is_some_and(|p| p.read.is_some())) {
+            return self.read(number);
+        }
         let Some((wr, into)) = self.qps.get(&peer).and_then(|qp| qp.receives.front().copied()) else {
             return false;
         };
@@ -426,7 +493,12 @@ impl State {
             return false;
         }
         let from = packet.bytes.as_ref().map_or(packet.span.addr as *const u8, |bytes| bytes.as_ptr());
-        if packet.span.len > 0 {
+        if self.gpu.as_ref().is_some_and(|gpu| gpu.contains(&key)) {
+            // SAFETY: the source belongs to a work request that is not complete, or is our copy.
+            let bytes = unsafe { copy(Span { addr: from as u64, ..packet.span }) };
+            let device = self.qps.get(&peer).map_or(0, |qp| qp.device);
+            self.unseen.push((device, addr, bytes));
+        } else if packet.span.len > 0 {
             // SAFETY: the target is registered and its pair is alive; the source belongs to a work request that is not
             // complete, or is our copy.
             unsafe { std::ptr::copy(from, addr as *mut u8, packet.span.len as usize) };

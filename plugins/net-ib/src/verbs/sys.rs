@@ -255,6 +255,7 @@ pub(crate) mod bits {
     pub const RDMA_WRITE: u32 = 0;
     pub const RDMA_WRITE_IMM: u32 = 1;
     pub const SEND: u32 = 2;
+    pub const RDMA_READ: u32 = 4;
     pub const SIGNALED: u32 = 2;
     pub const INLINE: u32 = 8;
     pub const WITH_IMM: u32 = 2;

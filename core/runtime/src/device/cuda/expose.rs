@@ -8,10 +8,13 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUpointer_attribute;
 
 use super::CudaDevice;
-use super::heap::{OpenedHandle, enable_peer_access, ipc_handle};
+use super::context::platform;
+use super::heap::{OpenedHandle, enable_peer_access, ipc_handle, is_shared};
 use super::memory::Block;
+use super::query;
 use crate::device::{Exposed, Memory};
 use crate::error::Result;
+use crate::log::{self, Subsys};
 
 /// Bytes of a sample: smaller allocations share a block, and IPC shares whole blocks.
 const SAMPLE_BYTES: u64 = 2 << 20;
@@ -63,5 +66,37 @@ impl CudaDevice {
         }
         let peer = super::opened(ordinal)?;
         enable_peer_access(&self.context, Arc::as_ref(&peer.context))
+    }
+
+    /// See [`crate::device::Device::reach_all`].
+    pub(super) fn reach_devices(&self, ids: &[&str]) -> Result<bool> {
+        for ordinal in 0..platform()?.devices.len() as u32 {
+            if !ids.contains(&query::id_of(ordinal)?.as_str()) {
+                continue;
+            }
+            if let Err(error) = self.reach_device(ordinal) {
+                log::info(Subsys::Init, || format!("no direct use of each other's memory: {error}"));
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// See [`crate::device::Device::is_reached`].
+    pub(super) fn is_open(&self, addr: u64, bytes: u64) -> Result<bool> {
+        use CUpointer_attribute::{
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as IS_LEGACY,
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+        };
+        /// `CU_MEMORYTYPE_DEVICE`.
+        const DEVICE_MEMORY: u64 = 2;
+        let _scope = self.context.enter()?;
+        let is_own = self.pointer_attribute(ORDINAL, addr)? == Some(u64::from(self.context.ordinal));
+        if !is_own || self.pointer_attribute(MEMORY_TYPE, addr)? != Some(DEVICE_MEMORY) {
+            return Ok(false);
+        }
+        // All other memory has access rights of its own.
+        Ok(self.pointer_attribute(IS_LEGACY, addr)? == Some(1) || is_shared(&self.context, addr, bytes))
     }
 }

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
 
@@ -42,6 +42,9 @@ struct Body {
     /// The pool's leave; none for host memory.
     ticket: Option<Arc<Ticket>>,
 }
+
+/// Where heaps lie that all devices of this process with peer access may use: (device, first address, bytes).
+static SHARED: Mutex<Vec<(u32, CUdeviceptr, u64)>> = Mutex::new(Vec::new());
 
 /// What a heap is made of.
 enum Made {
@@ -78,6 +81,9 @@ impl Held {
 impl Drop for Heap {
     fn drop(&mut self) {
         REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        if let Some(mapping) = self.held.as_ref().and_then(|held| held.mapping.as_ref()) {
+            shared().retain(|(_, first, _)| *first != mapping.addr);
+        }
         let Some(held) = self.held.take() else { return };
         // Nobody finds it any more: those who have it are counted.
         let is_free = Arc::strong_count(&held.body) == 1 && !held.body.is_exported.load(Ordering::Acquire);
@@ -179,7 +185,21 @@ pub fn share(context: &Arc<Context>, heap: &Memory) -> Result<()> {
             mapping.grant(device)?;
         }
     }
+    shared().push((context.ordinal, mapping.addr, heap.map_or(0, |heap| heap.bytes)));
     Ok(())
+}
+
+/// Whether [`share`] has been called for memory of the device that holds all of a range.
+pub fn is_shared(context: &Context, addr: u64, bytes: u64) -> bool {
+    let holds = |(ordinal, first, length): &(u32, CUdeviceptr, u64)| {
+        let offset = addr.checked_sub(*first);
+        *ordinal == context.ordinal && offset.is_some_and(|at| at <= *length && bytes <= *length - at)
+    };
+    shared().iter().any(holds)
+}
+
+fn shared() -> MutexGuard<'static, Vec<(u32, CUdeviceptr, u64)>> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How a peer maps a heap that [`alloc`] made.

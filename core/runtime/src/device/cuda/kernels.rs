@@ -12,6 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 
 use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary, CUmodule};
 use hawser_kernels::FATBINS;
+use hawser_plan::bulk;
 use hawser_plan::device_plan::KernelKey;
 use hawser_plan::knobs::Protocol;
 use hawser_plan::world::DeviceKind;
@@ -84,6 +85,9 @@ impl Kernels {
         let _scope = self.context.enter_relaxed()?;
         let function = self.find(key, caps)?;
         self.load_code(function)?;
+        if key.protocol == Protocol::SymBulk {
+            self.allow_shared(function, bulk::SHARED_BYTES)?;
+        }
         self.functions[slot(key)].store(function, Ordering::Release);
         Ok(())
     }
@@ -182,6 +186,14 @@ impl Kernels {
             (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
         // SAFETY: as above, and a place for the number.
         unsafe { self.context.driver.func_attribute(&mut value, attribute, function) }.check(&self.context)
+    }
+
+    /// Lets launches ask for so much shared memory.
+    fn allow_shared(&self, function: CUfunction, bytes: u32) -> Result<()> {
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: a live function of the current context; the driver checks the number.
+        unsafe { self.context.driver.func_set_attribute(function, attribute, bytes as c_int) }
+            .check(&self.context)
     }
 
     fn load_error(&self, index: usize, status: Status, symbol: &str, caps: &Caps) -> Error {

@@ -20,6 +20,8 @@ pub struct Grid {
     pub blocks: u32,
     /// Threads of a block.
     pub threads: u32,
+    /// Bytes of shared memory of a block beyond what the kernel always has.
+    pub shared_bytes: u32,
     /// The kernel waits itself for the end of the one before it on the stream (`griddepcontrol.wait`), so it may start
     /// earlier (programmatic dependent launch).
     pub overlaps: bool,
@@ -60,11 +62,13 @@ fn plain(
     params: &mut [*mut c_void; 1],
     stream: Stream,
 ) -> Status {
-    let (blocks, threads): (c_uint, c_uint) = (grid.blocks, grid.threads);
+    let (blocks, threads, shared): (c_uint, c_uint, c_uint) = (grid.blocks, grid.threads, grid.shared_bytes);
     let (stream, params) = (raw_stream(stream), params.as_mut_ptr());
     let driver = context.driver;
     // SAFETY: the kernel takes one structure by value, which the driver copies before it returns.
-    unsafe { driver.launch_kernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, ptr::null_mut()) }
+    unsafe {
+        driver.launch_kernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, params, ptr::null_mut())
+    }
 }
 
 fn overlapping(
@@ -80,6 +84,7 @@ fn overlapping(
     attribute.value.programmaticStreamSerializationAllowed = 1;
     (config.gridDimX, config.gridDimY, config.gridDimZ) = (grid.blocks, 1, 1);
     (config.blockDimX, config.blockDimY, config.blockDimZ) = (grid.threads, 1, 1);
+    config.sharedMemBytes = grid.shared_bytes;
     (config.hStream, config.attrs, config.numAttrs) = (raw_stream(stream), &raw mut attribute, 1);
     // SAFETY: as in `plain`; the configuration and its attribute live until the call returns.
     unsafe { context.driver.launch_kernel_ex(&config, function, params.as_mut_ptr(), ptr::null_mut()) }

@@ -50,6 +50,9 @@ use crate::pool::{self, Pool, Source};
 
 pub use self::query::{DeviceSummary, PeerLink, summary};
 
+/// `CU_MEMORYTYPE_DEVICE`.
+const DEVICE_MEMORY: u64 = 2;
+
 /// Number of GPUs that this process sees, at least 1; the error says why there is none.
 pub fn count() -> Result<u32> {
     Ok(platform()?.devices.len() as u32)
@@ -167,14 +170,15 @@ impl Device for CudaDevice {
             return Ok(());
         }
         let function = self.kernels.function(kernel, &self.caps)?;
-        let grid = Grid { blocks: args.n_blocks.into(), threads, overlaps: false };
+        let grid = Grid { blocks: args.n_blocks.into(), threads, shared_bytes: 0, overlaps: false };
         launch::launch(&self.context, function, kernel, grid, ptr::from_ref(args).cast(), stream)
     }
 
     fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()> {
         let function = self.kernels.function(kernel, &self.caps)?;
         let overlaps = matches!(self.caps.kind, DeviceKind::Cuda { sm: 90.. });
-        let grid = Grid { blocks: launch.blocks, threads: launch.threads, overlaps };
+        let &ExchangeLaunch { blocks, threads, shared_bytes, .. } = launch;
+        let grid = Grid { blocks, threads, shared_bytes, overlaps };
         launch::launch(&self.context, function, kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
@@ -254,8 +258,6 @@ impl Device for CudaDevice {
             CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as ACCESS, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
             CU_POINTER_ATTRIBUTE_IS_MANAGED as IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
         };
-        /// `CU_MEMORYTYPE_DEVICE`.
-        const DEVICE_MEMORY: u64 = 2;
         if addr == 0 {
             return Ok(false);
         }
@@ -271,6 +273,14 @@ impl Device for CudaDevice {
         // Another GPU's memory: refused only if the driver says that this one has no access.
         let asked = |attribute| self.pointer_attribute(attribute, addr).ok().flatten();
         Ok(asked(IS_MANAGED) == Some(1) || asked(ACCESS) != Some(0))
+    }
+
+    fn reach_all(&self, ids: &[&str]) -> Result<bool> {
+        self.reach_devices(ids)
+    }
+
+    fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool> {
+        self.is_open(addr, bytes)
     }
 
     fn expose(&self, addr: u64) -> Result<Option<Exposed>> {

@@ -95,6 +95,12 @@ pub fn caps(ordinal: u32) -> Result<Caps> {
     })
 }
 
+/// Identity of a device, as in [`Caps::id`].
+pub fn id_of(ordinal: u32) -> Result<String> {
+    let platform = platform()?;
+    id(platform, platform.device(ordinal)?)
+}
+
 /// Identities of the peers, and whether all of them are reached over NVLink. Devices that
 /// `CUDA_VISIBLE_DEVICES` hides from this process count too: another process may own them.
 fn peers(platform: &Platform, device: CUdevice, id: &str) -> Result<(Vec<String>, bool)> {

@@ -154,6 +154,7 @@ driver_table! {
         module_load_data = cuModuleLoadData @ 2000 (module: *mut CUmodule, image: *const c_void);
         module_function = cuModuleGetFunction @ 2000 (function: *mut CUfunction, module: CUmodule, name: *const c_char);
         func_attribute = cuFuncGetAttribute @ 2020 (value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
+        func_set_attribute = cuFuncSetAttribute @ 9000 (function: CUfunction, attribute: CUfunction_attribute, value: c_int);
         launch_kernel = cuLaunchKernel @ 4000 (function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
             block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: CUstream,
             params: *mut *mut c_void, extra: *mut *mut c_void);

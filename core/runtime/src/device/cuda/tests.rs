@@ -1,6 +1,7 @@
 //! The device against a stand-in for the driver (`fake/libcuda.c`): which calls are made, in which
 //! state, and that everything is given back. What a GPU does with them is tested on GPUs.
 
+mod bulk;
 mod pool;
 
 use std::io::{Read, Write};
@@ -383,7 +384,7 @@ fn exchange_kernels_may_start_early() {
     with_fake_driver("exchange_kernels_may_start_early", &[], || {
         let device = opened(0);
         let key = KernelKey { op: DeviceOp::Sum, dtype: DataType::Float32, protocol: Protocol::SymLl };
-        let launch = ExchangeLaunch { args: Default::default(), blocks: 5, threads: 256 };
+        let launch = ExchangeLaunch { args: Default::default(), blocks: 5, threads: 256, shared_bytes: 0 };
         if hawser_kernels::FATBINS.is_empty() {
             assert!(device.launch_exchange(key, &launch, Stream(0)).is_err());
             return;
@@ -516,9 +517,12 @@ fn the_machines_own_driver_agrees() {
         }
     }
     if !hawser_kernels::FATBINS.is_empty() {
-        for protocol in Protocol::ALL {
+        // Copy engines have no kernels.
+        for protocol in Protocol::ALL.into_iter().filter(|p| *p != Protocol::Dma) {
             device.prepare(KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, protocol }).unwrap();
-            for dtype in DataType::ALL {
+            let fused = protocol.is_exchange();
+            let has = |dtype: &DataType| !fused || hawser_plan::exchange::has_kernel(DeviceOp::Sum, *dtype);
+            for dtype in DataType::ALL.into_iter().filter(has) {
                 device.prepare(KernelKey { op: DeviceOp::Sum, dtype, protocol }).unwrap();
             }
         }

@@ -28,7 +28,7 @@ struct graph { int nodes; };
 static struct range ranges[RANGES];
 static struct context contexts[DEVICES];
 static int live, capturing, captures, records, waits, value_waits, launches, overlapping, graph_launches, peer_access[DEVICES][DEVICES];
-static unsigned last_grid, last_block;
+static unsigned last_grid, last_block, last_shared, most_shared;
 static __thread struct context *current;
 static __thread int mode;
 
@@ -42,6 +42,7 @@ API fake_overlapping(void) { return overlapping; }
 API fake_graph_launches(void) { return graph_launches; }
 API fake_grid(void) { return (int)last_grid; }
 API fake_block(void) { return (int)last_block; }
+API fake_shared(void) { return (int)last_shared; }
 API fake_set_capturing(int on) { return capturing = on; }
 API fake_is_current(void) { return current != 0; }
 API fake_peer_access(int from, int to) { return peer_access[from][to]; }
@@ -252,7 +253,7 @@ API cuPointerGetAttribute(void *data, int attribute, ptr_t p) {
   struct range *r = find(p);
   if (!r) return INVALID_VALUE;
   if (attribute == 8) return *(char *)data = 0, OK;
-  if (attribute == 13) return *(char *)data = r->kind == DEVICE, OK;
+  if (attribute == 10) return *(char *)data = r->kind == DEVICE, OK; // suits legacy IPC
   if (attribute == 7) return *(uint64_t *)data = (uint64_t)(r->addr), OK;
   unsigned value = attribute == 2 ? (r->kind < PINNED ? 2 : 1) : attribute == 9 ? r->device
                  : attribute == 16 ? (!current || r->device == current->device || r->access >> current->device & 1 ? 3 : 0) : 0;
@@ -346,13 +347,15 @@ API cuLibraryGetKernel(void **k, void *l, const char *name) { return strncmp(nam
 API cuKernelGetFunction(void **f, void *k) { *f = k; return unsafe_call(); }
 API cuFuncLoad(void *f) { return f ? unsafe_call() : INVALID_VALUE; }
 API cuFuncGetAttribute(int *v, int a, void *f) { (void)a, (void)f; *v = 0; return OK; }
+// Launches may ask for no more shared memory than a kernel was allowed (attribute 8); an H200 has 227 KiB.
+API cuFuncSetAttribute(void *f, int a, int v) { return !f || a != 8 || v > 227 << 10 ? INVALID_VALUE : (most_shared = v, OK); }
 API cuModuleLoadData(void **m, const void *code) { *m = (void *)code; return unsafe_call(); }
 API cuModuleGetFunction(void **f, void *m, const char *name) { return strncmp(name, "hawser_", 7) ? NOT_FOUND : (*f = m, OK); }
 API cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    struct stream *s, void **params, void **extra) {
-  if (!current || !f || gy * gz * by * bz != 1 || shared || !params || !params[0] || extra || bx > 1024) return INVALID_VALUE;
+  if (!current || !f || gy * gz * by * bz != 1 || shared > most_shared || !params || !params[0] || extra || bx > 1024) return INVALID_VALUE;
   if (is_own(s) && s->capture) return s->nodes++, OK;
-  launches++, last_grid = gx, last_block = bx;
+  launches++, last_grid = gx, last_block = bx, last_shared = shared;
   return OK;
 }
 

@@ -1,0 +1,196 @@
+//! Which bytes go where in the exchanges of a program.
+
+use super::{ExchangeArgs, FOLD, OWN, SAME, SECOND};
+use crate::call::Collective;
+use crate::knobs::Algorithm;
+use crate::lower::PACK_BYTES;
+
+/// Fills in what goes where.
+pub(super) struct Parts {
+    /// Masks, offsets and lengths.
+    pub args: ExchangeArgs,
+    /// By rank: whether `dst` is a place in the output.
+    pub has_dst: u8,
+    rank: usize,
+    ranks: usize,
+    /// All peers, by k and by rank.
+    all_k: u8,
+    all_p: u8,
+}
+
+impl Parts {
+    /// Nothing yet.
+    pub fn new(rank: u32, ranks: u32) -> Self {
+        let everyone = ((1u32 << ranks) - 1) as u8;
+        let args = ExchangeArgs { rank: rank as u8, ranks: ranks as u8, ..ExchangeArgs::default() };
+        let all_p = everyone & !(1 << rank);
+        Self { args, has_dst: 0, rank: rank as usize, ranks: ranks as usize, all_k: everyone & !1, all_p }
+    }
+
+    /// Everything for a collective whose blocks have `bytes` bytes.
+    pub fn fill(&mut self, collective: Collective, algorithm: Algorithm, root: u32, bytes: u64) {
+        use Collective as C;
+        let two_hops = algorithm == Algorithm::AllPairs;
+        let root = root as usize;
+        match collective {
+            C::AllReduce if two_hops => self.all_reduce_in_shards(bytes),
+            C::Broadcast if two_hops => self.broadcast_in_shards(root, bytes),
+            C::Reduce if two_hops => self.reduce_in_shards(root, bytes),
+            C::AllReduce => self.all_reduce(bytes),
+            C::Broadcast => self.broadcast(root, bytes),
+            C::Reduce => self.reduce(root, bytes),
+            C::AllGather => self.all_gather(bytes),
+            C::ReduceScatter => self.reduce_scatter(bytes),
+            C::AllToAll => self.all_to_all(bytes),
+            C::Gather => self.gather(root, bytes),
+            C::Scatter => self.scatter(root, bytes),
+            C::SendRecv => {}
+        }
+    }
+
+    fn all_reduce(&mut self, bytes: u64) {
+        self.equal_parts(bytes);
+        self.keep_at(self.rank, 0);
+        (self.args.form, self.args.send1, self.args.recv1) = (FOLD | OWN | SAME, self.all_k, self.all_p);
+    }
+
+    fn broadcast(&mut self, root: usize, bytes: u64) {
+        self.equal_parts(bytes);
+        self.args.form = SAME;
+        self.keep_at(root, 0);
+        if self.rank == root {
+            (self.args.send1, self.args.keep) = (self.all_k, 1 << root);
+        } else {
+            self.args.recv1 = 1 << root;
+        }
+    }
+
+    fn reduce(&mut self, root: usize, bytes: u64) {
+        self.equal_parts(bytes);
+        if self.rank == root {
+            self.keep_at(root, 0);
+            (self.args.form, self.args.recv1) = (FOLD | OWN, self.all_p);
+        } else {
+            self.args.send1 = 1 << self.k_of(root);
+        }
+    }
+
+    fn all_gather(&mut self, bytes: u64) {
+        self.equal_parts(bytes);
+        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+        (self.args.form, self.args.send1, self.args.recv1) = (SAME, self.all_k, self.all_p);
+        self.args.keep = 1 << self.rank;
+    }
+
+    fn reduce_scatter(&mut self, bytes: u64) {
+        self.equal_parts(bytes);
+        self.send_blocks(bytes);
+        self.keep_at(self.rank, 0);
+        (self.args.form, self.args.send1, self.args.recv1) = (FOLD | OWN, self.all_k, self.all_p);
+    }
+
+    fn all_to_all(&mut self, bytes: u64) {
+        self.equal_parts(bytes);
+        self.send_blocks(bytes);
+        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+        (self.args.send1, self.args.recv1) = (self.all_k, self.all_p);
+        self.args.keep = 1 << self.rank;
+    }
+
+    fn gather(&mut self, root: usize, bytes: u64) {
+        self.equal_parts(bytes);
+        if self.rank == root {
+            (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+            (self.args.recv1, self.args.keep) = (self.all_p, 1 << root);
+        } else {
+            self.args.send1 = 1 << self.k_of(root);
+        }
+    }
+
+    fn scatter(&mut self, root: usize, bytes: u64) {
+        self.equal_parts(bytes);
+        self.keep_at(root, 0);
+        if self.rank == root {
+            self.send_blocks(bytes);
+            (self.args.send1, self.args.keep) = (self.all_k, 1 << root);
+        } else {
+            self.args.recv1 = 1 << root;
+        }
+    }
+
+    /// Reduce-scatter over the shards of all ranks, then all-gather.
+    fn all_reduce_in_shards(&mut self, bytes: u64) {
+        let owners: Vec<usize> = (0..self.ranks).collect();
+        self.shards(&owners, bytes);
+        owners.iter().for_each(|&p| self.has_dst |= 1 << p);
+        self.args.form = FOLD | OWN | SECOND;
+        (self.args.send1, self.args.send2) = (self.all_k, self.all_k);
+        (self.args.recv1, self.args.recv2) = (self.all_p, self.all_p);
+    }
+
+    /// The root sends every other rank a shard, which that one passes on to all but the root.
+    fn broadcast_in_shards(&mut self, root: usize, bytes: u64) {
+        let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
+        self.shards(&owners, bytes);
+        owners.iter().for_each(|&p| self.has_dst |= 1 << p);
+        self.args.form = FOLD | SECOND;
+        if self.rank == root {
+            (self.args.send1, self.args.keep) = (self.all_k, self.all_p);
+            return;
+        }
+        self.args.recv1 = 1 << root;
+        self.args.send2 = self.all_k & !(1 << self.k_of(root));
+        self.args.recv2 = self.all_p & !(1 << root);
+    }
+
+    /// Every rank but the root reduces a shard and sends it to the root.
+    fn reduce_in_shards(&mut self, root: usize, bytes: u64) {
+        let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
+        self.shards(&owners, bytes);
+        self.args.form = FOLD | SECOND;
+        self.args.send1 = self.all_k;
+        if self.rank == root {
+            owners.iter().for_each(|&p| self.has_dst |= 1 << p);
+            self.args.recv2 = self.all_p;
+            return;
+        }
+        let root_k = 1 << self.k_of(root);
+        self.args.form |= OWN;
+        (self.args.send1, self.args.send2) = (self.all_k & !root_k, root_k);
+        self.args.recv1 = self.all_p;
+    }
+
+    /// Every rank has a part of `bytes` bytes; what is sent lies at the start of the input.
+    fn equal_parts(&mut self, bytes: u64) {
+        self.args.len[..self.ranks].fill(bytes);
+        self.args.src_len[..self.ranks].fill(bytes);
+        self.args.least = bytes;
+    }
+
+    /// Rank `p` gets block `p` of the input.
+    fn send_blocks(&mut self, bytes: u64) {
+        for k in 0..self.ranks {
+            self.args.src[k] = ((self.rank + k) % self.ranks) as u64 * bytes;
+        }
+    }
+
+    /// Cuts `bytes` bytes of input and output into a shard for each owner.
+    fn shards(&mut self, owners: &[usize], bytes: u64) {
+        let shard = bytes.div_ceil(owners.len().max(1) as u64).next_multiple_of(PACK_BYTES);
+        for (index, &p) in owners.iter().enumerate() {
+            let at = index as u64 * shard;
+            let (k, len) = (self.k_of(p), bytes.saturating_sub(at).min(shard));
+            (self.args.src[k], self.args.src_len[k]) = (at, len);
+            (self.args.dst[p], self.args.len[p], self.args.least) = (at, len, len);
+        }
+    }
+
+    fn keep_at(&mut self, p: usize, offset: u64) {
+        self.args.dst[p] = offset;
+        self.has_dst |= 1 << p;
+    }
+
+    fn k_of(&self, p: usize) -> usize {
+        (p + self.ranks - self.rank) % self.ranks
+    }
+}
