@@ -32,8 +32,8 @@ fn an_interrupted_run_goes_on_and_writes_rules() {
     let folder = Folder(std::env::temp_dir().join(format!("hawser-tune-{}", std::process::id())));
     let folder = &folder.0;
     std::fs::create_dir_all(folder).unwrap();
-    let small = ["tune", "all_reduce,broadcast", "-g", "3", "-b", "1K", "-e", "16K", "-f", "4", "-N", "3"];
-    let small = [&small[..], &["--point-ms", "1", "--channels", "1", "-o", "found.toml"]].concat();
+    let small = ["tune", "all_reduce,broadcast", "-g", "3", "-b", "1K", "-e", "4K", "-f", "4", "-N", "3"];
+    let small = [&small[..], &["--point-ms", "1", "-o", "found.toml"]].concat();
     let tune = |more: &[&str]| told(hawser(folder, &[&small[..], more].concat()));
     let file = |name: &str| folder.join(name);
 

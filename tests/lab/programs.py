@@ -92,7 +92,7 @@ def ours(lab, options, settings, seconds, port):
     mark = lab.mark()
     for guest in lab.guests[:2]:
         role = f"receive {port}" if guest.number == 1 else f"send 10.9.0.1:{port}"
-        guest.run(f"rm -f /run/lab-stop; start end env LAB_UNCHECKED=1 {settings} {options.program} {role} {seconds} 1048576")
+        guest.run(f"rm -f /run/lab-stop; start end env {settings} {options.program} {role} {seconds} 1048576 unchecked")
     lab.wait("LAB end exit", 60 + seconds, mark, (1, 2))
     done = re.search(r"MB/s ([\d.]+)", " ".join(lab.guests[1].lines(mark[1])))
     return float(done[1]) if done else 0.0
@@ -116,7 +116,7 @@ def rates(lab, options):
     sides = {
         "ib_write_bw": lambda port: theirs(lab, options.seconds, port),
         "one rail": lambda port: ours(lab, options, one, options.seconds, port),
-        "two rails": lambda port: ours(lab, options, "LAB_TWO=1", options.seconds, port),
+        "two rails": lambda port: ours(lab, options, "", options.seconds, port),
         "failover off": lambda port: ours(lab, options, one + " NCCL_IB_RESILIENCY_PORT_FAILOVER=0", options.seconds, port),
     }
     found, port = {name: [] for name in sides}, PORT

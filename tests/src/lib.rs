@@ -7,6 +7,7 @@ pub mod net;
 pub mod netns;
 pub mod oracle;
 pub mod process;
+pub mod vectors;
 pub mod world;
 
 // Built-in plugins: named here, or the linker would leave them out.

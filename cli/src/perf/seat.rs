@@ -86,7 +86,9 @@ impl Seat {
     ) -> Result<Self> {
         let total = bytes + 2 * GUARD + unalign * 8;
         let alloc = || {
-            device.alloc(total).with_context(|| format!("rank {rank}: no memory for -e {bytes}; lower it"))
+            device
+                .alloc_as_user(total)
+                .with_context(|| format!("rank {rank}: no memory for -e {bytes}; lower it"))
         };
         let (send, recv) = (alloc()?, alloc()?);
         let stream = device.stream().with_context(|| format!("rank {rank}: no stream"))?;

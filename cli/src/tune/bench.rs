@@ -285,7 +285,7 @@ mod tests {
         let rules = format!("[[rule]]\nuse = {action}\n");
         let file = hawser_tuner::files::RuleFile::named("x.toml");
         for algorithm in ["Ring", "Tree", "HalvingDoubling", "Bruck", "OneShot"] {
-            let text = rules.replace("all_pairs", &snake(algorithm));
+            let text = rules.replace("all_pairs", &snake(algorithm)).replace("symll", "simple");
             assert_eq!(file.parse(&text).unwrap().len(), 1, "{text}");
         }
     }

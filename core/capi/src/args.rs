@@ -9,6 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use hawser_plan::DataType;
 use hawser_runtime::{Error, Result};
 
+use crate::decision;
 use crate::types::API_MAGIC;
 
 /// A struct for which any bytes are a value.
@@ -57,6 +58,11 @@ impl<T: Copy> Out<T> {
             unsafe { self.0.add(i).write_unaligned(value) }
         }
         Ok(())
+    }
+
+    /// Whether the caller passed NULL.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
     }
 
     /// The same pointer for reading what the caller put there.
@@ -132,10 +138,10 @@ impl<T: Plain> In<T> {
     pub fn read_versioned(self, name: &str, undefined: T, magic: c_uint) -> Result<T> {
         let header = In(self.0.cast::<Header>()).read(name)?;
         if header.magic != magic {
-            let initialiser = if magic == API_MAGIC {
-                "NCCL's initialiser of the struct"
-            } else {
-                "NCCL_SIM_INFO_INITIALIZER"
+            let initialiser = match magic {
+                API_MAGIC => "NCCL's initialiser of the struct",
+                decision::MAGIC => "HAWSER_DECISION_INITIALIZER",
+                _ => "NCCL_SIM_INFO_INITIALIZER",
             };
             return Err(Error::invalid_argument(format!(
                 "{name} has magic number {:#x} instead of {magic:#x}",

@@ -16,6 +16,7 @@
 //! | `types`, `config` | layouts, and how versioned structs are read |
 //! | `init`, `comm` | communicators: make, split, end, ask |
 //! | `coll`, `p2p`, `redop` | work on a stream, groups, reductions of the user |
+//! | `vector`, `decision` | functions of our own (`hawser.h`): parts of different lengths; what ran and why |
 //! | `mem`, `info` | buffers and windows; version and errors |
 //! | `device_api`, `later`, `param` | names that exist, and what they answer for now |
 
@@ -26,6 +27,7 @@ mod args;
 mod coll;
 mod comm;
 mod config;
+mod decision;
 mod device_api;
 mod handle;
 mod info;
@@ -36,6 +38,7 @@ mod p2p;
 mod param;
 mod redop;
 mod types;
+mod vector;
 
 // Built-in plugins: named here, or the linker would leave them out.
 use hawser_net_ib as _;

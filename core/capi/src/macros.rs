@@ -55,6 +55,25 @@ macro_rules! nccl_api {
     };
 }
 
+/// Declares exported functions of our own, which have one name: `fn hawserX(args) { … }` has a body of type `Result<()>` and
+/// returns an `ncclResult_t`.
+macro_rules! hawser_api {
+    ($($(#[doc = $doc:literal])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        $(#[doc = $doc])*
+        ///
+        /// # Safety
+        /// Pointers are NULL or what `hawser.h` asks for.
+        #[allow(non_snake_case, clippy::too_many_arguments)] // as NCCL's functions
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
+            $crate::macros::guard(stringify!($name), move || {
+                $crate::macros::trace(stringify!($name), &[$((stringify!($arg), &$arg)),*]);
+                $body
+            })
+        }
+    )*};
+}
+
 /// Runs a body, keeps its error for `ncclGetLastError` and gives NCCL's result code. A panic becomes
 /// `ncclInternalError`.
 pub fn guard(api: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {

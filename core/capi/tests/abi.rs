@@ -24,7 +24,7 @@ fn exports_are_nccls_names_and_nothing_else() {
     }
     let listed = fs::read_to_string(sources().join("exports.txt")).unwrap();
     let listed: BTreeSet<String> = listed.lines().map(str::to_owned).collect();
-    assert_eq!(listed.len(), 193);
+    assert_eq!(listed.len(), 198);
     let missing: Vec<_> = listed.difference(&exported).collect();
     let foreign: Vec<_> = exported.difference(&listed).collect();
     assert!(missing.is_empty() && foreign.is_empty(), "missing: {missing:?}, foreign: {foreign:?}");
@@ -82,6 +82,13 @@ fn four_ranks_in_c_threads_and_in_groups_of_one_thread() {
     let Some(place) = Place::new("allreduce") else { return };
     let program = place.program("allreduce");
     place.run(Command::new(program), "allreduce: ok");
+}
+
+#[test]
+fn parts_of_different_lengths_and_what_ran() {
+    let Some(place) = Place::new("vector") else { return };
+    let program = place.program("vector");
+    place.run(Command::new(program), "vector: ok");
 }
 
 #[test]

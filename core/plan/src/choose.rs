@@ -58,6 +58,8 @@ pub struct Why {
     pub candidates: Vec<Candidate>,
     /// What decided.
     pub decided: String,
+    /// The tuner and its rule, with file and line, if one decided.
+    pub rule: Option<String>,
 }
 
 /// One algorithm with one protocol.
@@ -241,7 +243,8 @@ pub fn decide(
         algorithm.name(),
         protocol.name()
     );
-    let why = Why { collective: call.collective, bytes, ranks, candidates, decided };
+    let rule = advised.map(|(_, advice)| advice.source.clone());
+    let why = Why { collective: call.collective, bytes, ranks, candidates, decided, rule };
     Ok(Choice { key, protocol, instances, threads, predicted_us: us, why })
 }
 

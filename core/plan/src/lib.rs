@@ -26,6 +26,7 @@ pub mod layout;
 pub mod lower;
 pub mod msccl;
 pub mod p2p;
+pub mod vector;
 pub mod world;
 
 pub use call::{Call, Collective, DataType, ReduceOp};

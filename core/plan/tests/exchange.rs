@@ -18,7 +18,7 @@ const OUTPUT: u64 = 1 << 50;
 const RANK_BYTES: u64 = 1 << 30;
 
 fn choice(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, protocol: Protocol) -> Choice {
-    let why = Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new() };
+    let why = Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
     let key = ProgramKey::new(collective, algorithm, ranks, root);
     Choice { key, protocol, instances: 64, threads: 512, predicted_us: 0.0, why }
 }

@@ -162,6 +162,7 @@ impl Case {
             ranks: self.key.ranks,
             candidates: Vec::new(),
             decided: String::new(),
+            rule: None,
         };
         let choice = Choice {
             key: self.key,

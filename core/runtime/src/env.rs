@@ -99,6 +99,8 @@ pub struct Settings {
     pub msccl_folder: Option<String>,
     /// The user's folder for caches: `$XDG_CACHE_HOME`, else `~/.cache`.
     pub cache: Option<PathBuf>,
+    /// `HAWSER_BULK`: ranks of one process may move large data straight between the users' buffers (SymBulk).
+    pub bulk: bool,
     /// `HAWSER_EXPLAIN`: who writes why calls run as they do.
     pub explain: Explain,
     /// `HAWSER_RULES_WATCH`: rule files that count anew when they change; 1 = those of `HAWSER_RULES`.
@@ -220,6 +222,7 @@ pub const HONOURED: &[&str] = &[
     "MSCCL_XML_FILES",
     "MSCCL_ALGO_DIR",
     "HAWSER_DEVICE",
+    "HAWSER_BULK",
     "HAWSER_EXPLAIN",
     "HAWSER_RULES",
     "HAWSER_RULES_WATCH",
@@ -323,6 +326,7 @@ impl Source {
             msccl_files: self.text("MSCCL_XML_FILES"),
             msccl_folder: self.text("MSCCL_ALGO_DIR"),
             cache: cache_folder(),
+            bulk: self.flag("HAWSER_BULK"),
             explain: match self.word("HAWSER_EXPLAIN", &["0", "1", "all"]).as_deref() {
                 Some("1") => Explain::First,
                 Some("all") => Explain::All,

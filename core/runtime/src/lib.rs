@@ -23,7 +23,7 @@ pub mod transport;
 pub mod wait;
 
 pub use bootstrap::UniqueId;
-pub use comm::{Comm, Config, mem_alloc, mem_free, unique_id};
+pub use comm::{Comm, Config, Decision, mem_alloc, mem_free, unique_id};
 pub use device::Stream;
 pub use error::{Error, ErrorKind, Result};
 pub use log::{last_error, set_last_error};

@@ -5,7 +5,7 @@
 //!     lab_end receive PORT SECONDS BYTES      then, on the other machine
 //!     lab_end send ADDRESS:PORT SECONDS BYTES
 //!
-//! `LAB_UNCHECKED=1`: nothing is filled in or looked at, to measure. `LAB_FLYING`: messages under way (8).
+//! With a fifth word, `unchecked`, nothing is filled in or looked at, to measure.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -19,6 +19,8 @@ use hawser_plugin::net::{
 };
 use hawser_plugin::{Error, Log, Net};
 
+/// Messages under way.
+const FLYING: usize = 8;
 /// Time without a message that is worth a line.
 const GAP: Duration = Duration::from_millis(60);
 /// Turns without anything new before it rests.
@@ -28,7 +30,10 @@ const POISON: u8 = 0xa5;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    let [_, role, place, seconds, bytes] = &arguments[..] else { panic!("see the top of the source") };
+    let [_, role, place, seconds, bytes, more @ ..] = &arguments[..] else {
+        panic!("see the top of the source")
+    };
+    let checked = !more.iter().any(|word| word == "unchecked");
     let (seconds, bytes): (u64, usize) = (seconds.parse().unwrap(), bytes.parse().unwrap());
     let log = Log::new(|_, _, text| println!("log {text}"));
     let context = IbNet::new().open(&NetConfig::new(1, log)).unwrap();
@@ -41,6 +46,7 @@ fn main() {
         "receive" => End::receiver(&*context, device, place.parse().unwrap(), bytes),
         _ => End::sender(&*context, device, place, bytes),
     };
+    end.checked = checked;
     println!("up");
     end.run(time);
 }
@@ -56,8 +62,6 @@ struct End {
     flying: VecDeque<(u64, usize, Request)>,
     begun: u64,
     over: u64,
-    /// Messages under way.
-    most: usize,
     checked: bool,
     /// For the last message.
     peer: TcpStream,
@@ -89,8 +93,7 @@ impl End {
         let (handle, mut listener) = context.listen(device).unwrap();
         peer.write_all(&handle).unwrap();
         let mut receiver = wait(|| listener.accept());
-        let (most, checked) = (flying(), checked());
-        let buffers = (0..3 * most).map(|_| {
+        let buffers = (0..3 * FLYING).map(|_| {
             let buffer = vec![POISON; bytes];
             // SAFETY: the buffers live as long as the connection.
             let registration = unsafe { receiver.register(&region(&buffer)) }.unwrap();
@@ -103,8 +106,7 @@ impl End {
             flying: VecDeque::new(),
             begun: 0,
             over: 0,
-            most,
-            checked,
+            checked: true,
             peer,
         }
     }
@@ -122,8 +124,7 @@ impl End {
         peer.read_exact(&mut handle).unwrap();
         let mut connector = context.connect(device, &handle).unwrap();
         let mut sender = wait(|| connector.poll());
-        let (most, checked) = (flying(), checked());
-        let buffers = (0..3 * most).map(|_| {
+        let buffers = (0..3 * FLYING).map(|_| {
             let buffer = vec![0; bytes];
             // SAFETY: the buffers live as long as the connection.
             let registration = unsafe { sender.register(&region(&buffer)) }.unwrap();
@@ -136,8 +137,7 @@ impl End {
             flying: VecDeque::new(),
             begun: 0,
             over: 0,
-            most,
-            checked,
+            checked: true,
             peer,
         }
     }
@@ -201,7 +201,7 @@ impl End {
     }
 
     fn step(&mut self, more: bool) -> Result<(), Error> {
-        while more && self.flying.len() < self.most {
+        while more && self.flying.len() < FLYING {
             let at = (self.begun % self.buffers.len() as u64) as usize;
             let (buffer, registration) = &mut self.buffers[at];
             let request = match &mut self.half {
@@ -246,14 +246,6 @@ impl End {
         }
         Ok(())
     }
-}
-
-fn flying() -> usize {
-    std::env::var("LAB_FLYING").map_or(8, |text| text.parse().unwrap())
-}
-
-fn checked() -> bool {
-    std::env::var_os("LAB_UNCHECKED").is_none()
 }
 
 fn wait<T>(mut ask: impl FnMut() -> hawser_plugin::Result<Option<T>>) -> T {

@@ -183,8 +183,7 @@ impl<M: Machine> Conn<M> {
         }
         let rail = |&(l, r): &(usize, usize)| format!("{}–{}", ports[l].name, peer.ports[r].name);
         let names: Vec<String> = pairs.iter().map(rail).collect();
-        let end = if role == Role::Sender { "sender to" } else { "receiver from" };
-        let name = format!("{end} {}", side.peer.ip());
+        let name = role.describe(side.peer.ip());
         Ok(Self {
             machine: make(&specs, rules),
             lanes: pairs.into_iter().map(|(local, remote)| Lane::new(local, remote)).collect(),

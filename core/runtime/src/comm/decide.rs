@@ -82,7 +82,7 @@ pub fn decide(
         }
     };
     let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
-    let direct = bulk::is_wanted(&world, &knobs, &processes) && reaches_all(device, &world)?;
+    let direct = settings.bulk && bulk::is_wanted(&world, &knobs, &processes) && reaches_all(device, &world)?;
     let records = bootstrap.all_gather(&pair(&offers, &[u8::from(direct)]), &step("links"))?;
     let (offers, direct): (Vec<_>, Vec<_>) = records.iter().map(|record| unpair(record)).unzip();
     links::take(&offers[0], &mut world)?;
@@ -114,7 +114,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
     let cards: Vec<Card> = devices.iter().map(card).collect();
     let Agreement { mut world, processes, .. } = agree(&cards, settings.multi_rank_gpu)?;
     links::take(&links::offer(0, settings, &caps.name, &world), &mut world)?;
-    world.direct = bulk::is_wanted(&world, &knobs, &processes);
+    world.direct = settings.bulk && bulk::is_wanted(&world, &knobs, &processes);
     for device in &devices {
         world.direct = world.direct && reaches_all(device.as_ref(), &world)?;
     }

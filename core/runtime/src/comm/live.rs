@@ -15,9 +15,10 @@ use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, bulk, dma};
 
+use super::last::{Batch, Bounds};
 use super::order::Order;
 use super::sm_free::SmFree;
-use super::tune::Tuners;
+use super::tune::{Chosen, Tuners};
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
 use crate::change::{Seated, Staged, Switch, Turn};
@@ -82,13 +83,14 @@ pub struct Live {
 pub struct Choices {
     /// Tuner plugins.
     pub tuners: Arc<Tuners>,
-    bounds: HashMap<CallKey, Arc<Bound>>,
+    /// The choices.
+    pub bounds: Bounds,
 }
 
 impl Choices {
     /// Nothing is chosen yet.
     pub fn new(tuners: Arc<Tuners>) -> Self {
-        Self { tuners, bounds: HashMap::new() }
+        Self { tuners, bounds: Bounds::default() }
     }
 }
 
@@ -107,9 +109,19 @@ pub struct CallKey(Collective, u64, DataType, ReduceOp, u32);
 /// A choice bound to a call's size.
 pub enum Bound {
     /// Steps of a program.
-    Steps(LaunchPlan, Arc<Loaded>, Choice),
+    Steps(LaunchPlan, Arc<Loaded>, Chosen),
     /// A fused kernel.
-    Exchange(Box<ExchangePlan>, Choice),
+    Exchange(Box<ExchangePlan>, Chosen),
+}
+
+impl Bound {
+    /// The choice, and the blocks that it runs in.
+    pub fn chosen(&self) -> (&Chosen, u8) {
+        match self {
+            Self::Steps(plan, _, chosen) => (chosen, plan.args.n_blocks),
+            Self::Exchange(plan, chosen) => (chosen, plan.blocks as u8),
+        }
+    }
 }
 
 /// Set in the numbers of batches of messages, which only their two ranks count.
@@ -123,11 +135,13 @@ pub fn operation(number: u64) -> String {
     }
 }
 
+/// The same in few letters: "op 7" or "messages 7".
+pub fn op(number: u64) -> String {
+    operation(number).replace("operation", "op")
+}
+
 /// How long an aborted communicator waits for its stream before it gives its memory up.
 const AFTER_ABORT: Duration = Duration::from_secs(10);
-
-/// Most choices kept per communicator.
-const MOST_BOUNDS: usize = 4096;
 
 /// A program lowered for this rank, with its image on the device if it does not travel in the arguments.
 pub struct Loaded {
@@ -149,11 +163,8 @@ impl Live {
         if call.count == 0 {
             return Ok(Vec::new());
         }
-        let bound = self.bound(call)?;
-        let (choice, blocks) = match &*bound {
-            Bound::Steps(plan, _, choice) => (choice, plan.args.n_blocks),
-            Bound::Exchange(plan, choice) => (choice, plan.blocks as u8),
-        };
+        let bound = self.bound(call, number)?;
+        let (Chosen { choice, .. }, blocks) = bound.chosen();
         self.log_call(call, choice, blocks, number);
         let chosen = (choice.key.algorithm.name(), choice.protocol.name(), blocks);
         let event = spans.collective(call, stream, number, chosen);
@@ -182,8 +193,10 @@ impl Live {
             return Ok(Now::Later(None));
         }
         let number = self.begin()?;
-        let bound = self.bound(call)?;
-        let Bound::Exchange(plan, choice) = &*bound else { return Ok(Now::Later(Some(number))) };
+        let bound = self.bound(call, number)?;
+        let Bound::Exchange(plan, Chosen { choice, .. }) = &*bound else {
+            return Ok(Now::Later(Some(number)));
+        };
         self.log_call(call, choice, plan.blocks as u8, number);
         let mut launch = self.exchange_launch(plan, call, number)?;
         self.order.put(&*self.device, stream, launch.blocks, |done| {
@@ -261,46 +274,40 @@ impl Live {
     }
 
     /// The choice for a call, bound to its size. Kept: training repeats a few calls for ever.
-    fn bound(&self, call: &Call) -> Result<Arc<Bound>> {
+    fn bound(&self, call: &Call, number: u64) -> Result<Arc<Bound>> {
         let key = CallKey(call.collective, call.count, call.dtype, call.op, call.root);
         let tuners = {
-            let choices = lock(&self.choices)?;
-            if let Some(bound) = choices.bounds.get(&key) {
-                return Ok(bound.clone());
+            let mut choices = lock(&self.choices)?;
+            if let Some(bound) = choices.bounds.find(&key, number) {
+                return Ok(bound);
             }
             choices.tuners.clone()
         };
         let chosen = tuners.choose(call, &self.world, &self.knobs)?;
         tuners.show(&self.name, self.rank, call, &chosen);
-        let choice = chosen.choice;
+        let choice = &chosen.choice;
         let bound = if choice.protocol.is_exchange() {
             let (size, image) = (self.world.size(), self.fabric.dev_comm.addr);
-            let mut plan = ExchangePlan::new(call, &choice, self.rank, size, &self.knobs);
+            let mut plan = ExchangePlan::new(call, choice, self.rank, size, &self.knobs);
             let exchange = self.fabric.exchange();
             let exchange = exchange.ok_or_else(|| Error::internal("an exchange without areas"))?;
             plan.connect(&exchange.areas, exchange.epochs, image);
-            Arc::new(Bound::Exchange(Box::new(plan), choice))
+            Arc::new(Bound::Exchange(Box::new(plan), chosen))
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
             let part = |bytes| dma::knobs(&self.knobs, self.layout.local, dma::part(&choice.key, bytes));
             let knobs = match choice.protocol {
                 Protocol::Dma => Cow::Owned(part(call.total_bytes(self.world.size()))),
-                _ => tuners.knobs(call, &self.world, &choice, &self.knobs),
+                _ => tuners.knobs(call, &self.world, choice, &self.knobs),
             };
-            let plan = lower::bind(&loaded.lowered, call, &choice, self.world.size(), &knobs)?;
+            let plan = lower::bind(&loaded.lowered, call, choice, self.world.size(), &knobs)?;
             self.connect(&plan, &loaded.lowered.steps)?;
-            Arc::new(Bound::Steps(plan, loaded, choice))
+            Arc::new(Bound::Steps(plan, loaded, chosen))
         };
         // The factor of a pre-multiplied sum is part of the plan but not of the key.
-        if call.op != ReduceOp::PreMulSum {
-            let mut choices = lock(&self.choices)?;
-            if choices.bounds.len() >= MOST_BOUNDS {
-                choices.bounds.clear();
-            }
-            if Arc::ptr_eq(&choices.tuners, &tuners) {
-                choices.bounds.insert(key, bound.clone());
-            }
-        }
+        let mut choices = lock(&self.choices)?;
+        let again = call.op != ReduceOp::PreMulSum && Arc::ptr_eq(&choices.tuners, &tuners);
+        choices.bounds.keep(key, number, &bound, again);
         Ok(bound)
     }
 
@@ -321,8 +328,11 @@ impl Live {
         let number = MESSAGES | self.next_batch.fetch_add(1, Ordering::Relaxed);
         let plans = p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?;
         if let Some(plan) = plans.first() {
-            let bytes = messages.iter().map(|message| message.bytes).sum();
+            let bytes: u64 = messages.iter().map(|message| message.bytes).sum();
             self.sm_free.messages(self, bytes, number, plan.kernel.protocol == Protocol::Dma);
+            let channels = plans.iter().map(|plan| u32::from(plan.args.n_blocks)).sum();
+            let batch = Batch { messages: messages.len(), bytes, protocol: plan.kernel.protocol, channels };
+            lock(&self.choices)?.bounds.batch(number & !MESSAGES, batch);
         }
         let watched = |m: &Message| Some((m.peer, m.send, spans.message(m, stream)?));
         let events: Vec<(u32, bool, Arc<Span>)> = messages.iter().filter_map(watched).collect();

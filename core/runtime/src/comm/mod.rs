@@ -12,6 +12,7 @@
 pub mod card;
 mod decide;
 mod init;
+mod last;
 mod links;
 mod live;
 mod memory;
@@ -28,13 +29,15 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 
 use hawser_plan::choose::Choice;
 use hawser_plan::p2p::Message;
+use hawser_plan::vector::Vector;
 use hawser_plan::world::DeviceKind;
-use hawser_plan::{Call, PlanError};
+use hawser_plan::{Call, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 
 pub use decide::{cache_file, knobs_of, outlook};
-pub(crate) use live::operation;
+pub use last::Decision;
 pub use live::{Live, Loaded};
+pub(crate) use live::{op, operation};
 pub use memory::{mem_alloc, mem_free};
 pub(crate) use order::{Order, Turn};
 pub use tune::{Chosen, Tuners, asked, config as tuner_config};
@@ -256,6 +259,21 @@ impl Comm {
     /// Receives `bytes` bytes from `peer`, matched by its `send`.
     pub fn recv(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()> {
         self.message(Message { peer, send: false, addr, bytes }, stream)
+    }
+
+    /// Puts a collective whose parts differ in length on a stream, or into the open group. It is carried by messages, which
+    /// match those of other ranks in the order of the calls.
+    pub fn vector(&self, vector: &Vector<'_>, dtype: DataType, stream: Stream) -> Result<()> {
+        let planned = || {
+            self.live()?;
+            let messages = vector.messages(dtype, self.rank(), self.ranks());
+            messages.map_err(|e: PlanError| self.name_error(e.into()))
+        };
+        let messages = planned().inspect_err(group::record)?;
+        group::start()?;
+        let added = messages.into_iter().try_for_each(|message| self.message(message, stream));
+        let ended = group::end();
+        added.and(ended)
     }
 
     /// Why a call would run as it would.

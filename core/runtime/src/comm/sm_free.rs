@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use hawser_plan::choose::{Choice, Outcome};
 use hawser_plan::{Call, Collective, Protocol};
 
-use super::live::{Live, lock};
+use super::live::{Live, lock, op};
 use crate::env;
 use crate::log;
 
@@ -95,7 +95,8 @@ impl SmFree {
         };
         let (name, rank) = (&live.name, live.rank);
         log::monitor(&format!(
-            "SM_FREE {name} rank {rank} op {number}: {} {bytes} bytes: {how}",
+            "SM_FREE {name} rank {rank} {}: {} {bytes} bytes: {how}",
+            op(number),
             what.name()
         ));
     }

@@ -273,8 +273,8 @@ pub trait Device: Send + Sync {
     /// Maps an allocation of a process of this host. `addr` is where its first byte is.
     fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory>;
 
-    /// Memory as users have it, to try whether peers can map it; None where no other process can.
-    fn sample(&self) -> Result<Option<(Memory, Exposed)>>;
+    /// Zeroed memory as programs take it (`cudaMalloc`), outside the pool.
+    fn alloc_as_user(&self, bytes: u64) -> Result<Memory>;
 
     /// Lets this device and another one of this process, which is open, reach each other's memory.
     fn reach(&self, ordinal: u32) -> Result<()>;

@@ -26,6 +26,8 @@ use crate::wait::{AbortFlag, Wait};
 const RING: u64 = 2048;
 /// Mappings of a peer's buffers that are kept at most, unless more are in use at once.
 const MOST_OPENED: usize = 32;
+/// Bytes of a sample: smaller allocations share a block, and IPC shares whole blocks.
+const SAMPLE_BYTES: u64 = 2 << 20;
 /// How often a rank that is a ring ahead looks at the abort flag.
 const SLICE: Duration = Duration::from_millis(20);
 
@@ -310,8 +312,10 @@ fn probe(
     let wanted = env::settings().zero_copy != Some(false);
     let elsewhere =
         |p: usize| p != me && peers.hosts[p] == peers.hosts[me] && peers.processes[p] != peers.processes[me];
-    let sample = if wanted && (0..peers.hosts.len()).any(elsewhere) { device.sample()? } else { None };
-    let handle = sample.as_ref().and_then(|(_, exposed)| device.exposed_handle(exposed).ok());
+    let is_asked = wanted && (0..peers.hosts.len()).any(elsewhere);
+    let sample = is_asked.then(|| device.alloc_as_user(SAMPLE_BYTES)).transpose()?;
+    let exposed = sample.as_ref().map(|memory| device.expose(memory.addr)).transpose()?.flatten();
+    let handle = exposed.and_then(|exposed| device.exposed_handle(&exposed).ok());
     let mut token = vec![u8::from(wanted), u8::from(handle.is_some())];
     token.extend(device.caps().ordinal.to_le_bytes());
     token.extend(handle.unwrap_or([0; 64]));

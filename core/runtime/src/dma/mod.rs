@@ -114,8 +114,8 @@ impl Dma {
             let ways: Vec<Way> = ways.collect::<Result<_>>()?;
             log::info(Subsys::Coll, || {
                 let direct = ways.iter().filter(|way| **way != Way::Staged).count();
-                let (rank, number) = (self.bases.rank, plan.args.op_number);
-                format!("SM_FREE rank {rank} op {number}: {direct} of {} transfers direct", ways.len())
+                let (rank, op) = (self.bases.rank, crate::comm::op(plan.args.op_number));
+                format!("SM_FREE rank {rank} {op}: {direct} of {} transfers direct", ways.len())
             });
             emitter.agree(&legs, &ways, &mut commands);
         }

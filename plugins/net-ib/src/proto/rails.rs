@@ -11,6 +11,16 @@ pub(crate) enum Role {
     Receiver,
 }
 
+impl Role {
+    /// For log lines.
+    pub fn describe(self, peer: std::net::IpAddr) -> String {
+        match self {
+            Self::Sender => format!("sender to {peer}"),
+            Self::Receiver => format!("receiver from {peer}"),
+        }
+    }
+}
+
 /// Why a connection is over.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Fault {

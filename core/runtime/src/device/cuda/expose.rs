@@ -16,9 +16,6 @@ use crate::device::{Exposed, Memory};
 use crate::error::Result;
 use crate::log::{self, Subsys};
 
-/// Bytes of a sample: smaller allocations share a block, and IPC shares whole blocks.
-const SAMPLE_BYTES: u64 = 2 << 20;
-
 impl CudaDevice {
     /// See [`crate::device::Device::expose`].
     pub(super) fn allocation(&self, addr: u64) -> Result<Option<Exposed>> {
@@ -51,12 +48,11 @@ impl CudaDevice {
         Ok(Memory { addr: opened.addr, bytes: 0, owner: Box::new(opened) })
     }
 
-    /// See [`crate::device::Device::sample`].
-    pub(super) fn user_memory(&self) -> Result<Option<(Memory, Exposed)>> {
-        let block = Block::new(&self.context, SAMPLE_BYTES)?;
-        let addr = block.addr;
-        let memory = Memory { addr, bytes: SAMPLE_BYTES, owner: Box::new(block) };
-        Ok(self.allocation(addr)?.map(|exposed| (memory, exposed)))
+    /// See [`crate::device::Device::alloc_as_user`].
+    pub(super) fn user_memory(&self, bytes: u64) -> Result<Memory> {
+        let block = Block::new(&self.context, bytes.max(1))?;
+        self.copier.zero(block.addr, bytes.max(1))?;
+        Ok(Memory { addr: block.addr, bytes, owner: Box::new(block) })
     }
 
     /// See [`crate::device::Device::reach`].

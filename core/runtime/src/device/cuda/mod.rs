@@ -295,8 +295,8 @@ impl Device for CudaDevice {
         self.open_handle(handle)
     }
 
-    fn sample(&self) -> Result<Option<(Memory, Exposed)>> {
-        self.user_memory()
+    fn alloc_as_user(&self, bytes: u64) -> Result<Memory> {
+        self.user_memory(bytes)
     }
 
     fn reach(&self, ordinal: u32) -> Result<()> {

@@ -22,7 +22,7 @@ pub fn handle(span: &Arc<Span>) -> u64 {
 /// The callback. Returns 0, or 3 (`ncclInternalError`) for a type that does not exist.
 ///
 /// # Safety
-/// To start, `event` is valid for a write and `parent` is NULL or a [`handle`] that is valid; else `event` is one that
+/// To start, `event` is valid for a write and `parent` is NULL or a handle of a span that lives; else `event` is one that
 /// this function wrote and that was not stopped. The payload is only handed on.
 pub unsafe extern "C" fn report(
     event: *mut *mut c_void,

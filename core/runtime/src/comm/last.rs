@@ -1,0 +1,178 @@
+//! Choices already made, and which of them the last operation took: what [`Comm::last_decision`] tells.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hawser_plan::Protocol;
+use hawser_plan::world::DeviceKind;
+
+use super::Comm;
+use super::live::{Bound, CallKey, Live, lock};
+use crate::error::{Error, Result};
+
+/// Most choices kept per communicator.
+const MOST: usize = 4096;
+
+/// The choices of a communicator.
+#[derive(Default)]
+pub struct Bounds {
+    kept: HashMap<CallKey, Arc<Bound>>,
+    last: Option<Last>,
+}
+
+/// The last operation, and its number.
+enum Last {
+    /// A choice that is kept.
+    Kept(u64, CallKey),
+    /// A choice that is not.
+    Once(u64, Arc<Bound>),
+    /// Messages.
+    Batch(u64, Batch),
+}
+
+/// Messages that ran together.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch {
+    /// How many.
+    pub messages: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Protocol of the first launch.
+    pub protocol: Protocol,
+    /// Blocks of all launches.
+    pub channels: u32,
+}
+
+impl Bounds {
+    /// The choice for a call that operation `number` makes.
+    pub fn find(&mut self, key: &CallKey, number: u64) -> Option<Arc<Bound>> {
+        let bound = self.kept.get(key)?.clone();
+        self.last = Some(Last::Kept(number, *key));
+        Some(bound)
+    }
+
+    /// Remembers a choice that operation `number` made.
+    pub fn keep(&mut self, key: CallKey, number: u64, bound: &Arc<Bound>, again: bool) {
+        if !again {
+            self.last = Some(Last::Once(number, bound.clone()));
+            return;
+        }
+        if self.kept.len() >= MOST {
+            self.kept.clear();
+        }
+        self.kept.insert(key, bound.clone());
+        self.last = Some(Last::Kept(number, key));
+    }
+
+    /// Messages ran.
+    pub fn batch(&mut self, number: u64, batch: Batch) {
+        self.last = Some(Last::Batch(number, batch));
+    }
+
+    /// Forgets all choices; what the last operation took is not known any more.
+    pub fn clear(&mut self) {
+        self.kept.clear();
+        self.last = None;
+    }
+}
+
+/// What the last operation of a communicator ran, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// Number of the operation, from 0 on.
+    pub operation: u64,
+    /// Snake-case name of the collective; `sendrecv` for messages.
+    pub collective: String,
+    /// Bytes of the larger of input and output; of all messages.
+    pub bytes: u64,
+    /// Name of the algorithm or program; empty for messages.
+    pub algorithm: String,
+    /// Name of the protocol.
+    pub protocol: String,
+    /// Who ran it: `sm` (kernels), `dma` (copy engines) or `host`.
+    pub executor: &'static str,
+    /// Blocks of the launches.
+    pub channels: u32,
+    /// Threads of each; 0 where there are none.
+    pub threads: u32,
+    /// What the cost model, or the tuner that decided, said: µs; 0 for messages.
+    pub predicted_us: f32,
+    /// The tuner and its rule, with file and line, if one decided.
+    pub rule: Option<String>,
+    /// All of it for people: candidates, what removed each or what each would cost, and the tuners' rules.
+    pub text: String,
+}
+
+impl Comm {
+    /// What the last operation that was put on a stream ran, and why. None before the first one, and after choices were forgotten.
+    ///
+    /// # Errors
+    /// The communicator is not up.
+    pub fn last_decision(&self) -> Result<Option<Decision>> {
+        let live = self.live()?;
+        let found = {
+            let choices = lock(&live.choices)?;
+            let bounds = &choices.bounds;
+            match &bounds.last {
+                None => return Ok(None),
+                Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(&live, *number, *batch))),
+                Some(Last::Once(number, bound)) => (*number, bound.clone()),
+                Some(Last::Kept(number, key)) => {
+                    let bound = bounds.kept.get(key);
+                    (*number, bound.ok_or_else(|| Error::internal("a choice vanished"))?.clone())
+                }
+            }
+        };
+        Ok(Some(of_choice(&live, found.0, &found.1)))
+    }
+}
+
+fn of_choice(live: &Live, operation: u64, bound: &Bound) -> Decision {
+    let (chosen, blocks) = bound.chosen();
+    let choice = &chosen.choice;
+    Decision {
+        operation,
+        collective: choice.why.collective.name().into(),
+        bytes: choice.why.bytes,
+        algorithm: choice.key.algorithm.name().into(),
+        protocol: choice.protocol.name().into(),
+        executor: executor(live, choice.protocol),
+        channels: blocks.into(),
+        threads: if executor(live, choice.protocol) == "sm" { choice.threads } else { 0 },
+        predicted_us: choice.predicted_us,
+        rule: choice.why.rule.clone(),
+        text: chosen.to_string(),
+    }
+}
+
+fn of_batch(live: &Live, operation: u64, batch: Batch) -> Decision {
+    let executor = executor(live, batch.protocol);
+    let text = format!(
+        "{} messages of {} bytes in all\n  decided: {} in {} blocks by their sizes and by what connects the ranks",
+        batch.messages,
+        batch.bytes,
+        batch.protocol.name(),
+        batch.channels
+    );
+    Decision {
+        operation,
+        collective: "sendrecv".into(),
+        bytes: batch.bytes,
+        algorithm: String::new(),
+        protocol: batch.protocol.name().into(),
+        executor,
+        channels: batch.channels,
+        threads: 0,
+        predicted_us: 0.0,
+        rule: None,
+        text,
+    }
+}
+
+fn executor(live: &Live, protocol: Protocol) -> &'static str {
+    match (protocol, live.world.device) {
+        (Protocol::Dma, _) => "dma",
+        (_, DeviceKind::Host) => "host",
+        _ => "sm",
+    }
+}
