@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hawser_plan::dma::{Leg, Way};
+use hawser_plan::world::DeviceKind;
 
 use crate::bootstrap::Bootstrap;
 use crate::comm::lock;
@@ -310,6 +311,9 @@ fn probe(
 ) -> Result<Vec<Vec<bool>>> {
     let me = peers.rank as usize;
     let wanted = env::settings().zero_copy != Some(false);
+    // With peer access between the GPUs of a process, calls of the driver wait for all of them: to load a kernel in one thread
+    // may wait for what another thread has not called yet. Who asks for direct copies there knows.
+    let near = env::settings().zero_copy == Some(true) || device.caps().kind == DeviceKind::Host;
     let elsewhere =
         |p: usize| p != me && peers.hosts[p] == peers.hosts[me] && peers.processes[p] != peers.processes[me];
     let is_asked = wanted && (0..peers.hosts.len()).any(elsewhere);
@@ -328,7 +332,7 @@ fn probe(
         }
         let ordinal = u32::from_le_bytes([token[2], token[3], token[4], token[5]]);
         match elsewhere(peer) {
-            false => device.reach(ordinal).is_ok(),
+            false => near && device.reach(ordinal).is_ok(),
             true => {
                 let mut handle = [0; 64];
                 handle.copy_from_slice(&token[6..]);
