@@ -1,6 +1,10 @@
 // LL128: lines of 128 bytes carry 120 bytes of data and a flag of 8 bytes. Eight threads of a warp
 // store a line with one instruction and load it with one. Needs links that deliver such a line
 // whole (NVLink). No fence, no tail.
+//
+// One instruction: that holds only while the eight threads stay together. Where local data have odd ends or addresses, threads
+// of a warp take different ways, and even after __syncwarp the compiler may let each store and load its part for itself. So
+// such lines go in two turns with a fence in between: data before the flag, and the flag before the data on the other side.
 #pragma once
 
 #include "types.cuh"
@@ -25,6 +29,7 @@ struct Lines {
     const Record& r;
     u32 part = threadIdx.x % LINE_THREADS; // which 16 bytes of the line
     u32 at, stride, lines;
+    bool together; // the warp's threads have not parted: the same for all of them
 
     __device__ __forceinline__ bool mine(int u) const { return at + u * stride < lines; }
     __device__ __forceinline__ u32 data_at(int u) const { return (at + u * stride) * LINE_DATA + part * 16; }
@@ -44,7 +49,7 @@ struct Lines {
             bool missing = false;
 #pragma unroll
             for (int u = 0; u < U; u++) missing |= mine(u) && flag_part() && v[u].y != from.flag;
-            if (!__any_sync(ALL_LANES, missing)) return;
+            if (!__any_sync(ALL_LANES, missing)) break;
             bool stop = patience.due() && give_up(turn + 1, turn, HAWSER_WAIT_RECV, peer, patience.since);
             if (__any_sync(ALL_LANES, stop)) {
                 patience.lost();
@@ -52,6 +57,17 @@ struct Lines {
             }
             load(v, from.address);
         }
+        if (together) return;
+        part_turns();
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (mine(u) && !flag_part()) v[u] = load_line_part_alone(from.address + slot_at(u));
+    }
+    // Between the flags and the data of lines that are not moved with one instruction.
+    static __device__ __forceinline__ void part_turns() {
+        __syncwarp();
+        fence_acq_rel_sys();
+        __syncwarp();
     }
     __device__ __forceinline__ void load_local(Pack (&v)[U], u64 address, i32 valid) const {
 #pragma unroll
@@ -78,9 +94,19 @@ struct Lines {
         for (u32 o = 0; o < n_out; o++) {
             Target to = r.out[o];
             __syncwarp();
+            if (together) {
+#pragma unroll
+                for (int u = 0; u < U; u++)
+                    if (mine(u)) store_line_part(to.address + slot_at(u), {v[u].x, flag_part() ? to.flag : v[u].y});
+                continue;
+            }
 #pragma unroll
             for (int u = 0; u < U; u++)
-                if (mine(u)) store_line_part(to.address + slot_at(u), {v[u].x, flag_part() ? to.flag : v[u].y});
+                if (mine(u) && !flag_part()) store_pack(to.address + slot_at(u), v[u]);
+            part_turns();
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (mine(u) && flag_part()) store_line_part_alone(to.address + slot_at(u), {v[u].x, to.flag});
         }
     }
 };
@@ -126,11 +152,18 @@ __device__ __forceinline__ void move_ll128(const Record& r, const M& m, u32 work
     Patience patience;
     u32 total = ((u32)r.bytes + LINE_DATA - 1) / LINE_DATA, stride = workers / LINE_THREADS;
     u32 first = worker / WARP * WARP_LINES; // of the warp
+    bool src = r.flags & HAWSER_HAS_SRC, dst = r.flags & (HAWSER_HAS_DST | HAWSER_ACC_DST);
+    bool together = (((src ? r.src : 0) | (dst ? r.dst : 0)) & 7) == 0;
     for (u32 base = first; base < total; base += U * stride) {
         Lines<M> lines{r};
         lines.at = base + worker % WARP / LINE_THREADS;
         lines.stride = stride;
         lines.lines = total;
+        // Lines of the warp up to here must exist as a whole. Who has parted may stay so until the next turn of the block.
+        u32 last = base + (U - 1) * stride + WARP_LINES;
+        i32 needed = (i32)((last < total ? last : total) * LINE_DATA);
+        together = together && (!src || needed <= r.src_valid) && (!dst || needed <= r.dst_valid);
+        lines.together = together;
         Pack v[U];
         reduce_lines(lines, m, v, turn, patience);
         lines.send(v);
