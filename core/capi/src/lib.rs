@@ -50,6 +50,6 @@ mod tests {
     #[test]
     fn the_built_in_plugins_are_linked() {
         let names: Vec<&str> = hawser_plugin::builtin::built_in().iter().map(|b| b.name).collect();
-        assert_eq!(names, ["rules", "socket"]);
+        assert_eq!(names, ["rules", "ib", "socket"]);
     }
 }
