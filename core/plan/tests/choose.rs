@@ -172,7 +172,7 @@ fn why_lists_every_candidate() {
     let world = World::single_host(64, GPU, Link::Pcie);
     let choice = pick(Collective::AllReduce, 1000, &world, &Knobs::default());
     // Two of the seven can be exchanges too.
-    assert_eq!(choice.why.candidates.len(), 7 * 3 + 2 * 3);
+    assert_eq!(choice.why.candidates.len(), 7 * 3 + 2 * 4);
     let text = choice.why.to_string();
     for part in [
         "OneShot",

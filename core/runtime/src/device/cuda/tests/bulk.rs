@@ -31,7 +31,7 @@ fn ordinary_memory_is_reached_and_other_memory_if_it_was_shared() {
                 && device.reach_all(&ids).unwrap()
                 && peer.reach_all(&ids).unwrap()
         );
-        let (own, foreign) = (device.alloc(4096).unwrap(), peer.alloc(4096).unwrap());
+        let (own, foreign) = (device.alloc_as_user(4096).unwrap(), peer.alloc_as_user(4096).unwrap());
         assert!(device.is_reached(own.addr + 64, 64).unwrap());
         assert!(!device.is_reached(foreign.addr, 64).unwrap(), "another device's");
         assert!(!device.is_reached(&raw const own as u64, 8).unwrap());
