@@ -1,6 +1,7 @@
 //! `hawser`: measures and checks collectives, shows programs and choices, fits the cost model, finds and
 //! changes rules, examines the machine.
 
+mod again;
 mod doctor;
 mod explain;
 mod measure;

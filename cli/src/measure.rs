@@ -6,12 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
@@ -20,8 +17,8 @@ use hawser_plan::cost::fit::{Fit, Run, Sample, fit, runs};
 use hawser_plan::world::DeviceKind;
 use hawser_plan::{Collective, DataType, Knobs, World};
 use hawser_runtime::{comm, device};
-use serde::Deserialize;
 
+use crate::again::{self, Folder, Row, Sweep};
 use crate::explain;
 use crate::perf::options::parse_size;
 
@@ -56,13 +53,6 @@ pub struct Options {
     #[arg(long)]
     samples: bool,
 }
-
-/// Deadline of one run, in seconds: `hawser perf` keeps it for its waits, and is killed at twice of it.
-const RUN_SECONDS: u64 = 120;
-
-/// Beginnings of the variables by which launchers tell a process its place.
-pub(crate) const LAUNCHERS: [&str; 7] =
-    ["RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "HAWSER_PROCESS"];
 
 /// Runs `hawser measure`.
 ///
@@ -130,69 +120,23 @@ struct Bench<'a> {
     knobs: Knobs,
 }
 
-/// The part of `hawser perf`'s JSON that counts.
-#[derive(Deserialize)]
-struct Document {
-    results: Vec<Row>,
-}
-
-#[derive(Deserialize)]
-struct Row {
-    collective: String,
-    count: u64,
-    out_of_place: Outcome,
-    choice: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Outcome {
-    time: f64,
-}
-
 impl Bench<'_> {
     /// Makes one run.
     fn measure(&self, run: &Run) -> Result<Vec<Sample>> {
-        let folder = Folder::new()?;
-        let json = folder.0.join("run.json");
-        let mut child = self.command(run, &json)?.spawn().context("cannot start this program again")?;
-        let status = wait(&mut child, Duration::from_secs(2 * RUN_SECONDS))?;
-        if !status.success() {
-            bail!("hawser perf ended with {status}; its reason is above");
-        }
-        let text = std::fs::read(&json).context("hawser perf left no results")?;
-        let document: Document = serde_json::from_slice(&text).context("hawser perf's results")?;
-        self.samples(run, &document.results)
-    }
-
-    fn command(&self, run: &Run, json: &Path) -> Result<Command> {
-        let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
-        let names: Vec<&str> = run.collectives.iter().map(|c| c.name()).collect();
-        let most = self.options.max_bytes.unwrap_or(if self.is_host { 4 << 20 } else { 256 << 20 });
-        let words = [
-            format!("perf {} -t {} -g 1 -c 0 -w 1 -n 20", names.join(","), self.world.size()),
-            format!("-b {} -e {most} -f {}", self.options.min_bytes.min(most), self.options.factor),
-            format!("-N {} --point-ms {}", self.options.cycles, self.options.point_ms),
-            format!("--skip-in-place --explain -T {RUN_SECONDS}"),
-            // Calls one by one would measure how fast this program calls.
-            if self.is_host { String::new() } else { "-G 10".into() },
-        ];
-        command.args(words.iter().flat_map(|w| w.split_whitespace())).arg("--json").arg(json);
-        // What would make it a part of a larger job.
-        for (name, _) in std::env::vars_os() {
-            if name.to_str().is_some_and(|name| LAUNCHERS.iter().any(|prefix| name.starts_with(prefix))) {
-                command.env_remove(name);
-            }
-        }
-        let lists = |word: &str| names.iter().fold(String::new(), |all, name| format!("{all};{name}:{word}"));
-        command
-            .env("NCCL_ALGO", lists(run.algorithm.name()))
-            .env("NCCL_PROTO", lists(run.protocol.name()))
-            .env("NCCL_MIN_CTAS", "1")
-            .env("NCCL_MAX_CTAS", run.max_ctas.to_string())
-            .env("HAWSER_LINKS", "none")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        Ok(command)
+        let sweep = Sweep {
+            collectives: &run.collectives,
+            ranks: self.world.size(),
+            bytes: (
+                self.options.min_bytes,
+                self.options.max_bytes.unwrap_or(if self.is_host { 4 << 20 } else { 256 << 20 }),
+            ),
+            factor: self.options.factor,
+            cycles: self.options.cycles,
+            point_ms: self.options.point_ms,
+            is_host: self.is_host,
+        };
+        let rows = again::perf(&Folder::new()?, &sweep, &[], |command| force(run, command))?;
+        self.samples(run, &rows)
     }
 
     /// The medians of a run's cycles.
@@ -308,6 +252,19 @@ impl Bench<'_> {
     }
 }
 
+/// Lets a run take its algorithm and protocol, whatever the model says.
+fn force(run: &Run, command: &mut Command) {
+    let lists = |word: &str| {
+        run.collectives.iter().fold(String::new(), |all, c| format!("{all};{}:{word}", c.name()))
+    };
+    command
+        .env("NCCL_ALGO", lists(run.algorithm.name()))
+        .env("NCCL_PROTO", lists(run.protocol.name()))
+        .env("NCCL_MIN_CTAS", "1")
+        .env("NCCL_MAX_CTAS", run.max_ctas.to_string())
+        .env("HAWSER_LINKS", "none");
+}
+
 /// What a model takes for a size, and what was fastest.
 struct Loss<'s> {
     taken: &'s Sample,
@@ -374,47 +331,6 @@ fn write(path: &Path, text: &str) -> Result<()> {
     written.with_context(place)
 }
 
-/// Waits for a child, which is killed when it takes too long.
-pub(crate) fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
-    let deadline = Instant::now() + limit;
-    loop {
-        if let Some(status) = child.try_wait().context("cannot wait for hawser perf")? {
-            return Ok(status);
-        }
-        if Instant::now() >= deadline {
-            // It may have ended just now, which is as good.
-            let _ = child.kill();
-            let _ = child.wait();
-            bail!("hawser perf did not end within {limit:?}");
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A folder of this user only, removed when dropped.
-pub(crate) struct Folder(PathBuf);
-
-impl Folder {
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    pub(crate) fn new() -> Result<Self> {
-        let word = RandomState::new().hash_one(std::process::id());
-        let name = format!("hawser-measure-{}-{word:x}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
-        made.with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A reader that went away (`| head`) is no reason to stop measuring.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
@@ -424,6 +340,7 @@ fn print(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::again::Time;
     use clap::Parser;
     use hawser_plan::world::Link;
     use hawser_plan::{Algorithm, Protocol};
@@ -450,7 +367,8 @@ mod tests {
 
     fn row(time: f64, decided: &str) -> Row {
         let choice = Some(format!("all_reduce of …\n  decided: {decided}"));
-        Row { collective: "all_reduce".into(), count: 1024, out_of_place: Outcome { time }, choice }
+        let out_of_place = Time { time };
+        Row { collective: "all_reduce".into(), size: 4096, count: 1024, out_of_place, choice }
     }
 
     #[test]
@@ -469,8 +387,8 @@ mod tests {
 
     #[test]
     fn a_run_is_forced_by_variables() {
-        let options = options();
-        let command = bench(&options).command(&run(), Path::new("/x.json")).unwrap();
+        let mut command = Command::new("hawser");
+        force(&run(), &mut command);
         let value = |name: &str| {
             command
                 .get_envs()
@@ -484,9 +402,6 @@ mod tests {
         // Of Collective::ALL, all_reduce is the first, reduce the second.
         assert_eq!((proto.unwrap()[0], algo.unwrap()[1]), (Some(bit), None));
         assert_eq!((value("NCCL_MAX_CTAS").as_str(), value("HAWSER_LINKS").as_str()), ("8", "none"));
-        let args: Vec<_> = command.get_args().filter_map(|a| a.to_str()).collect();
-        assert!(args.starts_with(&["perf", "all_reduce,all_gather", "-t", "4"]) && args.contains(&"-G"));
-        assert!(args.ends_with(&["--json", "/x.json"]), "{args:?}");
     }
 
     #[test]

@@ -2,8 +2,6 @@
 
 use std::fmt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use hawser_plan::call::Scalar;
@@ -12,10 +10,7 @@ use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, Reduce
 use serde::{Deserialize, Serialize};
 
 use super::Options;
-use crate::measure::{Folder, LAUNCHERS, wait};
-
-/// Deadline of one run, in seconds: `hawser perf` keeps it for its waits, and is killed at twice of it.
-const RUN_SECONDS: u64 = 120;
+use crate::again::{self, Folder, Row, Sweep};
 
 /// A way to run: what a rule's `use` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,26 +76,6 @@ pub struct Sample {
     pub ran: String,
 }
 
-/// The part of `hawser perf`'s JSON that counts.
-#[derive(Deserialize)]
-struct Document {
-    results: Vec<Row>,
-}
-
-#[derive(Deserialize)]
-struct Row {
-    collective: String,
-    size: u64,
-    count: u64,
-    out_of_place: Time,
-    choice: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Time {
-    time: f64,
-}
-
 /// What measures.
 pub struct Bench<'a> {
     options: &'a Options,
@@ -129,8 +104,10 @@ impl<'a> Bench<'a> {
             while bytes <= last {
                 for candidate in choose::candidates(&call(collective, bytes, ranks), world, &knobs)? {
                     let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
-                    let is_plain = !matches!(algorithm, Algorithm::Imported(_)) && protocol != Protocol::Dma;
-                    if !is_plain || matches!(candidate.outcome, Outcome::Filtered(_)) {
+                    // Rules cannot name all.
+                    let has_name = !matches!(algorithm, Algorithm::Imported(_))
+                        && !matches!(protocol, Protocol::Dma | Protocol::SymBulk);
+                    if !has_name || matches!(candidate.outcome, Outcome::Filtered(_)) {
                         continue;
                     }
                     for channels in std::iter::once(None).chain(options.channels.iter().map(|c| Some(*c))) {
@@ -172,53 +149,30 @@ impl<'a> Bench<'a> {
     /// The run failed, or something else decides here.
     pub fn measure(&self, way: &Way) -> Result<Vec<Sample>> {
         let folder = Folder::new()?;
-        let json = folder.path().join("run.json");
         let rules = folder.path().join("rules.toml");
         let text = match way {
             Way::Default => String::new(),
             forced => format!("[[rule]]\nuse = {}\n", Way::action(&forced.to_string())),
         };
         std::fs::write(&rules, text).context("a rule file for a measurement")?;
-        let mut child = self.command(&json, &rules)?.spawn().context("cannot start this program again")?;
-        let status = wait(&mut child, Duration::from_secs(2 * RUN_SECONDS))?;
-        if !status.success() {
-            bail!("hawser perf ended with {status}; its reason is above");
-        }
-        let text = std::fs::read(&json).context("hawser perf left no results")?;
-        let document: Document = serde_json::from_slice(&text).context("hawser perf's results")?;
-        samples(way, document.results)
-    }
-
-    fn command(&self, json: &Path, rules: &Path) -> Result<Command> {
-        let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
         let Options { collectives, min_bytes, factor, point_ms, .. } = self.options;
-        let names: Vec<&str> = collectives.iter().map(|c| c.name()).collect();
-        let last = last(self.options, self.is_host);
-        let words = [
-            format!("perf {} -t {} -g 1 -c 0 -w 1 -n 20", names.join(","), self.ranks),
-            format!("-b {} -e {last} -f {factor} -N 1", (*min_bytes).min(last)),
-            format!("--point-ms {point_ms} --skip-in-place --explain -T {RUN_SECONDS}"),
-            // Calls one by one would measure how fast this program calls.
-            if self.is_host { String::new() } else { "-G 10".into() },
-        ];
-        command.args(words.iter().flat_map(|w| w.split_whitespace())).arg("--json").arg(json);
-        for (name, _) in std::env::vars_os() {
-            let is_of = |prefixes: &[&str]| {
-                name.to_str().is_some_and(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
-            };
-            // What would make it a part of a larger job, or decide instead of the rule.
-            if is_of(&LAUNCHERS) || is_of(&["NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER", "HAWSER_EXPLAIN"]) {
-                command.env_remove(name);
-            }
-        }
-        let none = Path::new("none");
-        let has_rules = std::fs::metadata(rules).is_ok_and(|meta| meta.len() > 0);
-        command
-            .env("HAWSER_RULES", if has_rules { rules } else { none })
-            .env("HAWSER_RUNTIME_DIR", "none")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        Ok(command)
+        let sweep = Sweep {
+            collectives,
+            ranks: self.ranks,
+            bytes: (*min_bytes, last(self.options, self.is_host)),
+            factor: *factor,
+            cycles: 1,
+            point_ms: *point_ms,
+            is_host: self.is_host,
+        };
+        // What would decide instead of the rule.
+        let others = ["NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER", "HAWSER_EXPLAIN"];
+        let rows = again::perf(&folder, &sweep, &others, |command| {
+            command
+                .env("HAWSER_RULES", if *way == Way::Default { Path::new("none") } else { &rules })
+                .env("HAWSER_RUNTIME_DIR", "none");
+        })?;
+        samples(way, rows)
     }
 }
 
@@ -265,6 +219,7 @@ fn call(collective: Collective, bytes: u64, ranks: u32) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::again::Time;
 
     fn forced() -> Way {
         Way::Forced { algorithm: Algorithm::AllPairs, protocol: Protocol::SymLl, channels: Some(4) }

@@ -80,19 +80,9 @@ impl CudaDevice {
 
     /// See [`crate::device::Device::is_reached`].
     pub(super) fn is_open(&self, addr: u64, bytes: u64) -> Result<bool> {
-        use CUpointer_attribute::{
-            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
-            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as IS_LEGACY,
-            CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
-        };
-        /// `CU_MEMORYTYPE_DEVICE`.
-        const DEVICE_MEMORY: u64 = 2;
-        let _scope = self.context.enter()?;
-        let is_own = self.pointer_attribute(ORDINAL, addr)? == Some(u64::from(self.context.ordinal));
-        if !is_own || self.pointer_attribute(MEMORY_TYPE, addr)? != Some(DEVICE_MEMORY) {
-            return Ok(false);
-        }
+        let within =
+            |e: Exposed| addr.checked_sub(e.base).is_some_and(|at| at <= e.bytes && bytes <= e.bytes - at);
         // All other memory has access rights of its own.
-        Ok(self.pointer_attribute(IS_LEGACY, addr)? == Some(1) || is_shared(&self.context, addr, bytes))
+        Ok(self.allocation(addr)?.map_or_else(|| is_shared(&self.context, addr, bytes), within))
     }
 }
