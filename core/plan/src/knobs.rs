@@ -175,6 +175,8 @@ pub struct Knobs {
     pub pass_sm: u8,
     /// `NCCL_PSM_BUFFER_SIZE`: bytes of staging per peer; 0 = as fits.
     pub staging_bytes: u64,
+    /// `HAWSER_FUSE`: small collectives of a group share launches.
+    pub fuse: bool,
 }
 
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message. Measured over TCP,
@@ -195,6 +197,7 @@ impl Default for Knobs {
             deterministic: false,
             pass_sm: 0,
             staging_bytes: 0,
+            fuse: true,
         }
     }
 }
@@ -250,6 +253,7 @@ impl Knobs {
         self.slot_bytes.iter().for_each(|&bytes| digest.add(u64::from(bytes)));
         digest.add(u64::from(self.pass_sm));
         digest.add(self.staging_bytes);
+        digest.add(u64::from(self.fuse));
         digest.value()
     }
 }
@@ -402,6 +406,7 @@ mod tests {
             Knobs { slot_bytes: [1, 2, 3], ..base.clone() },
             Knobs { pass_sm: 1, ..base.clone() },
             Knobs { staging_bytes: 1, ..base.clone() },
+            Knobs { fuse: false, ..base.clone() },
             Knobs { algorithms: Knobs::parse_algo("ring").unwrap(), ..base.clone() },
             Knobs { protocols: Knobs::parse_proto("ll").unwrap(), ..base.clone() },
         ];

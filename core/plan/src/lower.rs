@@ -176,7 +176,7 @@ pub fn bind(
         args.n_inline = lowered.steps.len() as u8;
     }
     let scratch_bytes = u64::from(lowered.scratch_chunks) * work.chunk * elem;
-    let kernel = KernelKey { op, dtype, protocol: choice.protocol };
+    let kernel = KernelKey { op, dtype, protocol: choice.protocol, bundle: false };
     let is_direct = crate::dma::is_direct(&choice.key);
     Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, is_direct })
 }

@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::exchange::ExchangeArgs;
+use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
 
 use crate::env;
@@ -193,6 +194,9 @@ pub trait Device: Send + Sync {
     /// Puts a launch of an exchange kernel on a stream and returns. It may begin while the launch before it on the stream
     /// ends, and waits for its end in the kernel.
     fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()>;
+
+    /// The same for a kernel that runs several exchanges.
+    fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()>;
 
     /// Everything put on `later` from now on runs after what is on `earlier` now. Nothing happens when
     /// the two are equal or belong to different captures.
