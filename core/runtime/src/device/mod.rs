@@ -5,8 +5,6 @@
 //! and opaque to everyone but the device.
 
 pub mod cuda;
-mod fold;
-mod fp8;
 pub mod host;
 pub mod interp;
 
