@@ -84,7 +84,10 @@ impl Vector<'_> {
     /// `InvalidArgument` for a root that is no rank, for too few counts, for lengths that exceed the address space, for parts of an
     /// output that overlap, for a buffer that is NULL, and where the two ends of the rank's own part differ in length.
     pub fn messages(&self, dtype: DataType, rank: u32, ranks: u32) -> Result<Vec<Message>> {
-        let at = |error: PlanError| PlanError { text: format!("{}: {}", self.name(), error.text), ..error };
+        let at = |mut error: PlanError| {
+            error.text = format!("{}: {}", self.name(), error.text);
+            error
+        };
         self.planned(dtype.size() as u64, rank, ranks).map_err(at)
     }
 

@@ -181,7 +181,8 @@ mod tests {
 
     fn pick(ifname: Option<&str>, family: Option<u8>, near: Option<&str>) -> String {
         let near = near.map(|near| near.parse().unwrap());
-        select(&host(), ifname, family, near).map_or_else(|error| error.text, |address| address.to_string())
+        select(&host(), ifname, family, near)
+            .map_or_else(|error| error.into_text(), |address| address.to_string())
     }
 
     #[test]

@@ -235,7 +235,7 @@ impl Work {
                 let Place { tuners, config, turn, .. } = &self.place;
                 let check = |content: &[u8]| {
                     let files = wire::unpack(content).ok_or("the rules came damaged")?;
-                    let staged = tuners.with_settings(config, &files).map_err(|error| error.text)?;
+                    let staged = tuners.with_settings(config, &files).map_err(|error| error.into_text())?;
                     Ok((Staged { tuners: staged.0, digest: staged.1 }, staged.1))
                 };
                 self.member.hear(message, now, &mut &**turn, &check, &mut todo);

@@ -26,7 +26,7 @@ pub struct RawError {
 
 impl From<Error> for RawError {
     fn from(error: Error) -> Self {
-        Self { kind: error.kind as u32, text: error.text.into(), room: [0; 2] }
+        Self { kind: error.kind as u32, text: error.into_text().into(), room: [0; 2] }
     }
 }
 
@@ -41,7 +41,7 @@ impl From<RawError> for Error {
             16 => ErrorKind::Unsupported,
             _ => ErrorKind::Internal,
         };
-        Self { kind, text: raw.text.into() }
+        Self::new(kind, raw.text)
     }
 }
 
