@@ -40,6 +40,7 @@ pub struct Rule {
 /// # Safety
 /// Every operand must be readable and every destination writable for its length; destinations must not
 /// overlap operands except where they are equal.
+#[inline(never)] // in its caller it would be compiled as that is: for size
 pub unsafe fn fold(dtype: DataType, rule: &Rule, operands: &[Operand], to: &[(u64, usize)]) {
     macro_rules! by_type {
         ($($name:ident => $element:ty),*) => {

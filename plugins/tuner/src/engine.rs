@@ -9,7 +9,7 @@ use hawser_plugin::tuner::{
 use hawser_plugin::{Log, Result, Subsys};
 
 use crate::names;
-use crate::rule::{Action, GUARD, Job, Rule, Way};
+use crate::rule::{self, Action, GUARD, Job, Rule, Way};
 
 /// One more than the largest number of a function.
 const FUNCTIONS: usize = Function::Gather as usize + 1;
@@ -78,7 +78,7 @@ impl Engine {
     /// Picks the rules for a communicator. `files` is what logs call their source.
     pub fn new(rules: &[Rule], files: &str, job: &Job, log: Log) -> Self {
         let mut fitting: Vec<&Rule> = rules.iter().filter(|rule| rule.when.fits_job(job).is_ok()).collect();
-        fitting.sort_by_key(|rule| std::cmp::Reverse(rule.priority)); // stable
+        rule::in_order(&mut fitting);
         let source = match rules.is_empty() {
             true => "no rules".to_owned(),
             false => format!("{} of {} rules in {files}", fitting.len(), rules.len()),

@@ -153,7 +153,7 @@ fn rail(hosts: &[u32], places: &[u32], rank: u32) -> Option<Rail> {
     let place = places[rank as usize];
     let of_place = (0..).zip(places).filter(|(_, p)| **p == place);
     let mut ranks: Vec<u32> = of_place.map(|(rank, _)| rank).collect();
-    ranks.sort_by_key(|r| hosts[*r as usize]);
+    ranks.sort_unstable_by_key(|r| hosts[*r as usize]);
     let own = ranks.iter().position(|r| *r == rank)?;
     let host_count = hosts.iter().max().map_or(0, |h| h + 1);
     (ranks.len() as u32 == host_count).then_some(Rail { ranks, own })
