@@ -58,7 +58,13 @@ pub fn text(options: &Options) -> Result<String> {
         );
     };
     let (world, source) = options.machine.world()?;
-    let knobs = comm::knobs_of(&world)?;
+    let mut knobs = comm::knobs_of(&world)?;
+    let files: Vec<RuleFile> = options.files.iter().map(RuleFile::named).collect();
+    let rules = super::read(&files)?;
+    let tuner = RuleTuner::new(files);
+    let name = Some(options.communicator.as_str());
+    let tuners = Tuners::of(&tuner, &world, &knobs, name)?;
+    knobs.copy_engines = tuners.wants_copy_engines();
     let geometry = Test::One(collective).geometry(options.bytes, options.datatype, world.size());
     let (dtype, op) = (options.datatype, options.op);
     let scalar = Scalar::Immediate(0);
@@ -67,11 +73,7 @@ pub fn text(options: &Options) -> Result<String> {
     let Some((question, table)) = comm::asked(&call, &world, &candidates) else {
         bail!("rules are not asked about {}: it has one way only", collective.name());
     };
-    let files: Vec<RuleFile> = options.files.iter().map(RuleFile::named).collect();
-    let rules = super::read(&files)?;
-    let tuner = RuleTuner::new(files);
-    let name = Some(options.communicator.as_str());
-    let chosen = Tuners::of(&tuner, &world, &knobs, name)?.choose(&call, &world, &knobs)?;
+    let chosen = tuners.choose(&call, &world, &knobs)?;
 
     let job = Job::from(&comm::tuner_config(0, &world, &knobs, name));
     let engine = Engine::new(&rules, "", &job, Log::silent());

@@ -71,6 +71,8 @@ pub struct Candidate {
     pub protocol: Protocol,
     /// Cost or reason.
     pub outcome: Outcome,
+    /// Why it is taken only if advice orders it, if so.
+    pub held: Option<&'static str>,
 }
 
 /// What became of a candidate.
@@ -125,6 +127,7 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
                 algorithm,
                 protocol: Protocol::Simple,
                 outcome: Outcome::Filtered(reason),
+                held: None,
             });
             continue;
         }
@@ -136,26 +139,34 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
                 Some(reason) => Outcome::Filtered(reason),
                 None => price(&key, protocol, bytes, world, knobs)?,
             };
-            candidates.push(Candidate { algorithm, protocol, outcome });
+            candidates.push(Candidate { algorithm, protocol, outcome, held: None });
         }
     }
     pass_sm(call, world, knobs, &mut candidates)?;
     Ok(candidates)
 }
 
-/// `NCCL_PASS_SM`: where copy engines can do a call, all else is out.
+/// `NCCL_PASS_SM`: where copy engines can do a call, all else is held back, or out if they have to. Without it they are held back.
 ///
 /// # Errors
 /// `InvalidUsage` where they have to and cannot; the text names why each program is out.
 fn pass_sm(call: &Call, world: &World, knobs: &Knobs, candidates: &mut [Candidate]) -> Result<()> {
-    if knobs.pass_sm == 0 || call.collective.reduces() || world.size() == 1 {
+    if call.collective.reduces() || world.size() == 1 {
+        return Ok(());
+    }
+    if knobs.pass_sm == 0 {
+        let copied = candidates.iter_mut().filter(|c| c.protocol == Protocol::Dma);
+        copied.for_each(|c| c.held = Some("for a rule with executor = \"dma\""));
         return Ok(());
     }
     let possible =
         |c: &Candidate| c.protocol == Protocol::Dma && matches!(c.outcome, Outcome::Predicted { .. });
     if candidates.iter().any(possible) {
         for candidate in candidates.iter_mut().filter(|c| c.protocol != Protocol::Dma) {
-            candidate.outcome = Outcome::Filtered("left out by NCCL_PASS_SM".into());
+            match knobs.pass_sm {
+                1 => candidate.held = Some("NCCL_PASS_SM; for a rule with executor = \"sm\""),
+                _ => candidate.outcome = Outcome::Filtered("left out by NCCL_PASS_SM".into()),
+            }
         }
         return Ok(());
     }
@@ -186,7 +197,7 @@ fn imported(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>>
                 Some(reason) => Outcome::Filtered(reason),
                 None => price(&key, protocol, bytes, world, knobs)?,
             };
-            candidates.push(Candidate { algorithm: key.algorithm, protocol, outcome });
+            candidates.push(Candidate { algorithm: key.algorithm, protocol, outcome, held: None });
         }
     }
     Ok(candidates)
@@ -404,10 +415,10 @@ struct Best<'a> {
 fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
     let possible = || {
         candidates.iter().filter_map(|candidate| match candidate.outcome {
-            Outcome::Predicted { us, instances, channels } => {
+            Outcome::Predicted { us, instances, channels } if candidate.held.is_none() => {
                 Some(Best { candidate, us, instances, channels })
             }
-            Outcome::Filtered(_) => None,
+            _ => None,
         })
     };
     let brought = possible().find(|best| matches!(best.candidate.algorithm, Algorithm::Imported(_)));
@@ -418,7 +429,9 @@ fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
 /// The fastest by the advice; it cannot bring back what is impossible.
 fn best_advised<'a>(candidates: &'a [Candidate], advice: &Advice) -> Option<Best<'a>> {
     least(candidates.iter().zip(&advice.us).filter_map(|(candidate, &us)| match candidate.outcome {
-        Outcome::Predicted { instances, channels, .. } if us >= 0.0 => {
+        Outcome::Predicted { instances, channels, .. }
+            if us == 0.0 || us > 0.0 && candidate.held.is_none() =>
+        {
             Some(Best { candidate, us, instances, channels })
         }
         _ => None,
@@ -476,7 +489,8 @@ impl fmt::Display for Candidate {
         write!(f, "{:8} {:6} ", self.algorithm.name(), self.protocol.name())?;
         match &self.outcome {
             Outcome::Predicted { us, instances, channels } => {
-                write!(f, "{us:10.1} µs  {instances} × {channels} blocks")
+                write!(f, "{us:10.1} µs  {instances} × {channels} blocks")?;
+                self.held.map_or(Ok(()), |reason| write!(f, "  held back: {reason}"))
             }
             Outcome::Filtered(reason) => write!(f, "{:>10}     {reason}", "-"),
         }

@@ -173,6 +173,8 @@ pub struct Knobs {
     pub deterministic: bool,
     /// `NCCL_PASS_SM`: 1 prefers copy engines for what they can do, 2 insists on them.
     pub pass_sm: u8,
+    /// Ranks have staging for copy engines though `pass_sm` is 0: rules may ask for them.
+    pub copy_engines: bool,
     /// `NCCL_PSM_BUFFER_SIZE`: bytes of staging per peer; 0 = as fits.
     pub staging_bytes: u64,
 }
@@ -194,6 +196,7 @@ impl Default for Knobs {
             lanes: 24,
             deterministic: false,
             pass_sm: 0,
+            copy_engines: false,
             staging_bytes: 0,
         }
     }
@@ -249,6 +252,7 @@ impl Knobs {
         }
         self.slot_bytes.iter().for_each(|&bytes| digest.add(u64::from(bytes)));
         digest.add(u64::from(self.pass_sm));
+        digest.add(u64::from(self.copy_engines));
         digest.add(self.staging_bytes);
         digest.value()
     }
@@ -401,6 +405,7 @@ mod tests {
             Knobs { max_ctas: 8, ..base.clone() },
             Knobs { slot_bytes: [1, 2, 3], ..base.clone() },
             Knobs { pass_sm: 1, ..base.clone() },
+            Knobs { copy_engines: true, ..base.clone() },
             Knobs { staging_bytes: 1, ..base.clone() },
             Knobs { algorithms: Knobs::parse_algo("ring").unwrap(), ..base.clone() },
             Knobs { protocols: Knobs::parse_proto("ll").unwrap(), ..base.clone() },

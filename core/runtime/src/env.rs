@@ -76,6 +76,8 @@ pub struct Settings {
     pub gpu_direct: bool,
     /// `NCCL_PASS_SM`: 0, 1 or 2, see [`hawser_plan::Knobs::pass_sm`].
     pub pass_sm: u8,
+    /// `NCCL_CTA_POLICY`: whether communicators do without multiprocessors where they can; None = as each is made.
+    pub no_ctas: Option<bool>,
     /// `NCCL_PSM_BUFFER_SIZE`: staging for copy engines per peer, in bytes.
     pub staging_bytes: u64,
     /// `NCCL_CUMEM_POOL_SIZE`, `_PREALLOC`, `_GROWTH_FACTOR`, `_MAX_SIZE`, `_TRIM_THRESHOLD`, `_MONITOR`,
@@ -211,6 +213,7 @@ pub const HONOURED: &[&str] = &[
     "NCCL_PROFILER_PLUGIN",
     "NCCL_NET_GDR_LEVEL",
     "NCCL_PASS_SM",
+    "NCCL_CTA_POLICY",
     "NCCL_PSM_BUFFER_SIZE",
     "NCCL_COLLNET_ENABLE",
     "NCCL_DEBUG",
@@ -315,6 +318,7 @@ impl Source {
                 .text("NCCL_NET_GDR_LEVEL")
                 .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),
             pass_sm: self.level("NCCL_PASS_SM"),
+            no_ctas: self.no_ctas(),
             staging_bytes: self.size("NCCL_PSM_BUFFER_SIZE").unwrap_or(0),
             pool: self.pool(),
             sm_free_verbose: self.sm_free_verbose(),

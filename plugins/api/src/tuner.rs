@@ -79,6 +79,12 @@ impl Algorithm {
     pub const SYM_ALL_PAIRS: Self = Self(69);
     /// `DIRECT` by a fused kernel.
     pub const SYM_DIRECT: Self = Self(70);
+    /// `RING` by copy engines; the protocol is Simple.
+    pub const DMA_RING: Self = Self(72);
+    /// `ALL_PAIRS` by copy engines.
+    pub const DMA_ALL_PAIRS: Self = Self(73);
+    /// `DIRECT` by copy engines.
+    pub const DMA_DIRECT: Self = Self(74);
     pub const RECURSIVE_DOUBLING: Self = Self(80);
     pub const HALVING_DOUBLING: Self = Self(81);
     pub const BRUCK: Self = Self(82);
@@ -93,7 +99,7 @@ impl Algorithm {
     }
 
     /// Names in rule files, without case.
-    pub const NAMES: [(Self, &'static str); 19] = [
+    pub const NAMES: [(Self, &'static str); 22] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -108,6 +114,9 @@ impl Algorithm {
         (Self::SYM_ONE_SHOT, "sym_one_shot"),
         (Self::SYM_ALL_PAIRS, "sym_all_pairs"),
         (Self::SYM_DIRECT, "sym_direct"),
+        (Self::DMA_RING, "dma_ring"),
+        (Self::DMA_ALL_PAIRS, "dma_all_pairs"),
+        (Self::DMA_DIRECT, "dma_direct"),
         (Self::RECURSIVE_DOUBLING, "recursive_doubling"),
         (Self::HALVING_DOUBLING, "halving_doubling"),
         (Self::BRUCK, "bruck"),
@@ -257,6 +266,11 @@ impl Question {
 /// take the lowest time leave such candidates alone, those that want one can name it.
 pub const UNMEASURED_US: f32 = 1e6;
 
+/// From this time on a candidate is held back: the user's settings (`NCCL_PASS_SM`) want multiprocessors or copy engines, and this one
+/// uses the other. The predicted time is added to this number. Only a tuner that sets it to 0 gets it, which one should do only where
+/// it was told to by name. Tuners that do not want every collective see such candidates as impossible.
+pub const HELD_US: f32 = 16_777_216.0;
+
 /// One candidate and its predicted time. Tuners lower or raise `us`; below 0 is "impossible" and stays so.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
@@ -306,6 +320,12 @@ pub trait TunerContext: Send + Sync {
 
     /// Whether it is asked about all-to-all, scatter and gather too, which NCCL asks no tuner about. Constant.
     fn wants_every_collective(&self) -> bool {
+        false
+    }
+
+    /// Whether it may ask for copy engines ([`Algorithm::DMA_RING`] and its like) where the settings do not: the host then takes
+    /// the memory that they need. Constant, and equal on all ranks that agree.
+    fn wants_copy_engines(&self) -> bool {
         false
     }
 

@@ -4,12 +4,13 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hawser_plugin::tuner::{
-    Agreement, Algorithm, Answer, Candidate, Function, Question, TunerConfig, TunerContext, UNMEASURED_US,
+    Agreement, Algorithm, Answer, Candidate, Function, HELD_US, Question, TunerConfig, TunerContext,
+    UNMEASURED_US,
 };
 use hawser_plugin::{Log, Result, Subsys};
 
 use crate::names;
-use crate::rule::{Action, GUARD, Job, Rule, Way};
+use crate::rule::{Action, Executor, GUARD, Job, Rule, Way};
 
 /// One more than the largest number of a function.
 const FUNCTIONS: usize = Function::Gather as usize + 1;
@@ -156,10 +157,10 @@ impl Engine {
                 let taken = candidates[at];
                 if rule.never_worse {
                     let floor = *floor.get_or_insert_with(|| {
-                        cheapest(candidates, |_| true).map_or(0.0, |at| candidates[at].us)
+                        cheapest(candidates, |_| true).map_or(0.0, |at| time_of(&candidates[at]))
                     });
-                    if taken.us > floor * GUARD {
-                        see(armed, Outcome::Slower(action, taken.us, floor));
+                    if time_of(&taken) > floor * GUARD {
+                        see(armed, Outcome::Slower(action, time_of(&taken), floor));
                         continue;
                     }
                 }
@@ -238,6 +239,11 @@ impl TunerContext for Engine {
         true
     }
 
+    fn wants_copy_engines(&self) -> bool {
+        let asks = |action: &Action| action.way.executor == Some(Executor::Dma);
+        self.rules.iter().any(|armed| armed.rule.chain.iter().any(asks))
+    }
+
     fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
         let (mut first, mut lines, mut others) = (None, String::new(), 0);
         self.trace(question, candidates, |rule, outcome| {
@@ -265,6 +271,11 @@ fn resolve(action: &mut Action, programs: &[String]) {
     let place = (0..).zip(programs).find(|(_, name)| *name == wanted).map(|(place, _)| place);
     let algorithm = place.map_or(Way::MISSING, Algorithm::program);
     action.way.algorithm = Some((algorithm, algorithm));
+}
+
+/// The predicted time, also of what is held back.
+fn time_of(candidate: &Candidate) -> f32 {
+    if candidate.us >= HELD_US { candidate.us - HELD_US } else { candidate.us }
 }
 
 /// The place of the cheapest possible candidate that is meant.
@@ -296,6 +307,7 @@ fn unmet<'a>(key: &'static str, question: &Question) -> Outcome<'a> {
 
 /// A price for people.
 fn predicted(us: f32) -> String {
+    let us = if us >= HELD_US { us - HELD_US } else { us };
     match us >= UNMEASURED_US {
         true => format!("{:.1} µs predicted, never measured,", us - UNMEASURED_US),
         false => format!("{us:.1} µs predicted"),

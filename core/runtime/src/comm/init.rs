@@ -131,7 +131,7 @@ pub fn bring_up(
     live.device.pool().fill()?;
     live.bootstrap.barrier(&step("ready"))?;
     log::info(Subsys::Init, || announcement(&live));
-    if live.knobs.pass_sm > 0 {
+    if live.knobs.pass_sm > 0 || live.knobs.copy_engines {
         log::info(Subsys::Init, || sm_free::announcement(&live));
     }
     Ok(Arc::new(live))

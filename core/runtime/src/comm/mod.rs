@@ -64,6 +64,8 @@ pub struct Config {
     pub min_ctas: Option<u32>,
     /// Most CTAs of an operation.
     pub max_ctas: Option<u32>,
+    /// Copy engines do what they can, as with `NCCL_PASS_SM=1`.
+    pub sm_free: bool,
     /// Name for logs and errors.
     pub name: Option<String>,
     /// Traffic class of the communicator's packets, for net plugins that know such.
@@ -81,6 +83,7 @@ impl Default for Config {
             blocking: true,
             min_ctas: None,
             max_ctas: None,
+            sm_free: false,
             name: None,
             traffic_class: None,
             host: None,

@@ -149,6 +149,11 @@ impl Tuners {
         self.open.iter().filter_map(source).collect::<Vec<_>>().join("; ")
     }
 
+    /// Whether one of them may ask for copy engines where the settings do not.
+    pub fn wants_copy_engines(&self) -> bool {
+        self.open.iter().any(|tuner| tuner.context.wants_copy_engines())
+    }
+
     /// What this rank tells the others: which tuners it has and what their answers depend on.
     pub fn card(&self) -> Vec<u8> {
         if let Some(error) = &self.failed {
@@ -233,7 +238,18 @@ impl Tuners {
         let (mut sources, mut notes, mut blocks) = (Vec::new(), Vec::new(), None);
         for tuner in self.open.iter().filter(|tuner| tuner.is_for(&question)) {
             let before = table.clone();
-            match tuner.context.tune(&question, &mut table) {
+            if !tuner.wants_every {
+                // It knows nothing of executors and could take what the settings do not want.
+                table.iter_mut().filter(|c| c.us >= tuner::HELD_US).for_each(|c| c.us = -1.0);
+            }
+            let shown = table.clone();
+            let answer = tuner.context.tune(&question, &mut table);
+            for ((now, shown), before) in table.iter_mut().zip(&shown).zip(&before) {
+                if now.us == shown.us {
+                    now.us = before.us;
+                }
+            }
+            match answer {
                 Ok(answer) => {
                     let why = tuner.context.why(&question, &before).unwrap_or_default();
                     if table != before || answer.channels.is_some() {
@@ -396,7 +412,12 @@ fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         Outcome::Predicted { us, .. } => us,
         Outcome::Filtered(_) => -1.0,
     };
+    let us = if us >= 0.0 && candidate.held.is_some() { us + tuner::HELD_US } else { us };
     let algorithm = match candidate.algorithm {
+        // Nor copy engines.
+        Algorithm::Ring if candidate.protocol == Protocol::Dma => tuner::Algorithm::DMA_RING,
+        Algorithm::AllPairs if candidate.protocol == Protocol::Dma => tuner::Algorithm::DMA_ALL_PAIRS,
+        Algorithm::Direct if candidate.protocol == Protocol::Dma => tuner::Algorithm::DMA_DIRECT,
         // NCCL's tables know no fused kernels: they are families of their own.
         Algorithm::OneShot if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ONE_SHOT,
         Algorithm::AllPairs if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ALL_PAIRS,

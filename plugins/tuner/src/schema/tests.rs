@@ -46,7 +46,7 @@ fn every_key_is_read() {
     assert_eq!(
         large.to_string(),
         "bytes 1M..=2M|4M..8M|77, ranks_per_host 4|8, hosts 2.., registered true, in_graph false, operations 2, \
-         communicator tp*|dp_? -> any/simple chunk 128K"
+         communicator tp*|dp_? -> any/simple by sm chunk 128K"
     );
     assert_eq!(parse("a", ""), Ok(vec![]));
 }
@@ -57,7 +57,11 @@ fn a_family_means_its_fused_form_too() {
     let both = way("algorithm = \"AllPairs\"");
     assert_eq!(
         both,
-        Way { algorithm: Some((Algorithm::ALL_PAIRS, Algorithm::SYM_ALL_PAIRS)), protocols: (7, 7) }
+        Way {
+            algorithm: Some((Algorithm::ALL_PAIRS, Algorithm::SYM_ALL_PAIRS)),
+            protocols: (7, 7),
+            executor: None
+        }
     );
     assert_eq!(way("algorithm = \"all_pairs\", protocol = \"ll\"").protocols, (1, 0));
     assert_eq!(way("algorithm = \"all_pairs\", protocol = \"symll128\"").protocols, (0, 2));
@@ -125,7 +129,13 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
     ("[[rule]]\nuse = { channels = 0 }", (2, 20), "channels is a number from 1 to 1024"),
     ("[[rule]]\nuse = { chunk = \"5M\" }", (2, 17), "a chunk has 512 bytes to 4M"),
     ("[[rule]]\nuse = { chunk = \"many\" }", (2, 17), "chunk: \"many\" is no size"),
-    ("[[rule]]\nuse = { executor = \"dma\" }", (2, 20), "no executor \"dma\" (copy engines): write \"sm\""),
+    ("[[rule]]\nuse = { executor = \"dma\", algorithm = \"tree\" }", (2, 20), "copy engines do not run tree"),
+    ("[[rule]]\nuse = { executor = \"dma\", program = \"a\" }", (2, 20), "copy engines do not run programs"),
+    (
+        "[[rule]]\nuse = { executor = \"sm\", algorithm = \"dma_ring\" }",
+        (2, 20),
+        "dma_ring is for copy engines",
+    ),
     ("[[rule]]\nuse = { executor = \"gpu\" }", (2, 20), "executor \"gpu\" is not known"),
     ("[[rule]]\nuse = { program = 1 }", (2, 19), "program is a text"),
     (

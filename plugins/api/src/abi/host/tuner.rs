@@ -75,6 +75,10 @@ impl TunerContext for LoadedContext {
         self.0.wants_every_collective()
     }
 
+    fn wants_copy_engines(&self) -> bool {
+        self.0.wants_copy_engines()
+    }
+
     fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
         let raw: Vec<RawCandidate> = candidates.iter().map(RawCandidate::from).collect();
         plain(self.0.why(question.into(), RSlice::from_slice(&raw)))

@@ -102,6 +102,10 @@ impl RawTunerContext for Shield<Box<dyn TunerContext>> {
         self.call_or(false, |context| Some(context.wants_every_collective()))
     }
 
+    fn wants_copy_engines(&self) -> bool {
+        self.call_or(false, |context| Some(context.wants_copy_engines()))
+    }
+
     fn why(&self, question: RawQuestion, raw: RSlice<'_, RawCandidate>) -> RResult<RString, RawError> {
         self.call(|context| {
             let plain: Vec<Candidate> = raw.iter().filter_map(RawCandidate::plain).collect();

@@ -59,6 +59,9 @@ pub trait RawTunerContext: Send + Sync {
     ) -> RResult<RString, RawError> {
         ROk(RString::new())
     }
+    fn wants_copy_engines(&self) -> bool {
+        false
+    }
 }
 
 pub type RawTunerBox = RawTuner_TO<'static, RBox<()>>;
