@@ -7,6 +7,7 @@
 use crate::collnet::DataType;
 use crate::error::{Error, Result};
 use crate::host::Log;
+use crate::learner::Learner;
 
 /// Collectives that tuners are asked about, with NCCL's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -188,6 +189,16 @@ pub trait Tuner: Send + Sync {
         let _ = (config, files);
         Err(Error::unsupported("settings that change while a communicator works"))
     }
+
+    /// What learns from the times of a communicator and proposes other settings for it, which then come by
+    /// [`Tuner::open_with`]. Asked on rank 0, after [`Tuner::open`]. None: this tuner does not learn.
+    ///
+    /// # Errors
+    /// Any: the host says why and goes on without.
+    fn learner(&self, config: &TunerConfig) -> Result<Option<Box<dyn Learner>>> {
+        let _ = config;
+        Ok(None)
+    }
 }
 
 /// A file with settings, read by somebody else.
@@ -251,14 +262,25 @@ pub struct Question {
     pub data_type: Option<DataType>,
     /// The reduction; None = nothing is reduced, or the host does not tell.
     pub op: Option<Reduction>,
-    /// Whether the operation is captured into a graph; None = the host does not tell.
+    /// Whether the operation is captured into a graph; None = the host does not tell (see [`TunerContext::wants_in_graph`]).
     pub in_graph: Option<bool>,
+    /// The trial that the operation is for, see [`TunerContext::trial`]; None = none.
+    pub trial: Option<u32>,
 }
 
 impl Question {
     /// A single operation on plain buffers.
     pub fn new(function: Function, bytes: u64) -> Self {
-        Self { function, bytes, pipelined: 1, registered: false, data_type: None, op: None, in_graph: None }
+        Self {
+            function,
+            bytes,
+            pipelined: 1,
+            registered: false,
+            data_type: None,
+            op: None,
+            in_graph: None,
+            trial: None,
+        }
     }
 }
 
@@ -326,6 +348,26 @@ pub trait TunerContext: Send + Sync {
     /// Whether it may ask for copy engines ([`Algorithm::DMA_RING`] and its like) where the settings do not: the host then takes
     /// the memory that they need. Constant, and equal on all ranks that agree.
     fn wants_copy_engines(&self) -> bool {
+        false
+    }
+
+    /// Whether its answers depend on [`Question::in_graph`], which costs the host a call of the driver for every operation.
+    /// Constant.
+    fn wants_in_graph(&self) -> bool {
+        false
+    }
+
+    /// Whether an operation is for trying something, and what: its questions then have this number as [`Question::trial`].
+    /// Operations are numbered alike on all ranks, from 0. The host keeps answers by this number, so there must be few that
+    /// differ (16). It never asks for operations that are captured into a graph. A pure function, asked for every operation.
+    fn trial(&self, operation: u64) -> Option<u32> {
+        let _ = operation;
+        None
+    }
+
+    /// Whether the host should measure some operations, those of trials among them, for the [`Learner`]. Constant, and equal
+    /// on all ranks that agree.
+    fn wants_times(&self) -> bool {
         false
     }
 

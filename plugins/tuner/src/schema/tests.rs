@@ -52,6 +52,20 @@ fn every_key_is_read() {
 }
 
 #[test]
+fn adaptive_mode_is_read() {
+    let adaptive = |text: &str| contents("a", text).unwrap().adaptive().map(|adaptive| adaptive.period);
+    assert_eq!(adaptive("mode = \"Adaptive\""), Some(100));
+    assert_eq!(adaptive("mode = \"adaptive\"\nbudget = 0.1"), Some(10));
+    assert_eq!(adaptive("mode = \"adaptive\"\nbudget = 0"), Some(0));
+    assert_eq!((adaptive("budget = 0.1"), adaptive("mode = \"fixed\"")), (None, None));
+    let avoid = contents("a", "[[avoid]]\nmatch.ranks = 4\nuse = { algorithm = \"tree\" }").unwrap().avoid;
+    assert_eq!(avoid[0].to_string(), "ranks 4 -> tree");
+    let join = |texts: [&str; 2]| Contents::join(texts.map(|text| contents("a", text).unwrap()).into());
+    let both = join(["mode = \"adaptive\"\nbudget = 0.05", "budget = 0\n[[rule]]\nuse = \"default\""]);
+    assert_eq!((both.adaptive().map(|adaptive| adaptive.period), both.rules.len()), (Some(0), 1));
+}
+
+#[test]
 fn a_family_means_its_fused_form_too() {
     let way = |text: &str| parse("a", &format!("[[rule]]\nuse = {{ {text} }}")).unwrap()[0].chain[0].way;
     let both = way("algorithm = \"AllPairs\"");
@@ -80,10 +94,22 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
     (
         "verson = 1",
         (1, 1),
-        "no key \"verson\"; did you mean \"version\"? Known are version, never_worse, rule",
+        "no key \"verson\"; did you mean \"version\"? Known are version, never_worse, mode, budget, rule, avoid",
     ),
     ("version = 2", (1, 11), "version is 1 in this library"),
     ("[rule]\nname = \"a\"", (1, 1), "begin each rule with [[rule]]"),
+    ("avoid = 1", (1, 9), "begin each avoid with [[avoid]]"),
+    (
+        "[[avoid]]\npriority = 1\nuse = \"default\"",
+        (2, 1),
+        "avoid has no key \"priority\". Known are match, use",
+    ),
+    ("mode = \"adaptve\"", (1, 8), "did you mean \"adaptive\"? Known are fixed, adaptive"),
+    ("mode = true", (1, 8), "mode is a text"),
+    ("budget = 0.5", (1, 10), "budget is the share of operations that are trials, 0 to 0.1: 0.01 is 1 %"),
+    ("budget = -1", (1, 10), "budget is the share"),
+    ("budget = \"1%\"", (1, 10), "budget is the share"),
+    ("budget = nan", (1, 10), "budget is the share"),
     ("[[rules]]", (1, 3), "did you mean \"rule\"?"),
     ("[[rule]]\nname = \"a\"", (1, 1), "the rule does nothing: add use"),
     ("[[rule]]\nprority = 1\nuse = \"default\"", (2, 1), "did you mean \"priority\"?"),
