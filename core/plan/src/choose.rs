@@ -236,7 +236,7 @@ pub fn decide(
         }
         Some(blocks) => {
             let most = fold(&key, algo::channels(&key)?, knobs)?.most_instances;
-            blocks.div_ceil(channels).clamp(1, most.min((knobs.max_ctas / channels).max(1)))
+            blocks.div_ceil(channels).clamp(1, most.min((knobs.most_ctas(call.collective) / channels).max(1)))
         }
         None => best.instances,
     };
@@ -343,7 +343,7 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
 /// The cheapest number of instances of a candidate.
 fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
     if protocol.is_exchange() {
-        let max_ctas = exchange::useful_blocks(key, protocol).min(knobs.max_ctas);
+        let max_ctas = exchange::useful_blocks(key, protocol).min(knobs.most_ctas(key.collective));
         let blocks = exchange::grid(protocol, longest_part(key, bytes), max_ctas).0;
         let us = predict(key, protocol, (blocks, 1), bytes, world, knobs) as f32;
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
@@ -361,7 +361,11 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
         Err(error) => return Ok(Outcome::Filtered(error.text)),
     };
     let channels = fold.blocks;
-    let limit = fold.most_instances.min((knobs.max_ctas / channels).max(1));
+    let most = knobs.most_ctas(key.collective);
+    if channels > most && most < knobs.max_ctas {
+        return Ok(Outcome::Filtered(format!("needs {channels} CTAs, HAWSER_SM_FREE_CTAS allows {most}")));
+    }
+    let limit = fold.most_instances.min((most / channels).max(1));
     let limit = match world.device {
         DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
         DeviceKind::Host => limit.min(2),

@@ -177,6 +177,8 @@ pub struct Knobs {
     pub copy_engines: bool,
     /// `NCCL_PSM_BUFFER_SIZE`: bytes of staging per peer; 0 = as fits.
     pub staging_bytes: u64,
+    /// `HAWSER_SM_FREE_CTAS`: most CTAs of a reduction while copy engines do what only moves.
+    pub reducing_ctas: u32,
 }
 
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message. Measured over TCP,
@@ -198,6 +200,7 @@ impl Default for Knobs {
             pass_sm: 0,
             copy_engines: false,
             staging_bytes: 0,
+            reducing_ctas: 2,
         }
     }
 }
@@ -239,6 +242,15 @@ impl Knobs {
         Ok(masks.map(|mask| mask.map(|mask| mask as u8)))
     }
 
+    /// Most CTAs of an operation. Computing keeps the others when copy engines are asked for: what reduces gets few then.
+    pub fn most_ctas(&self, collective: Collective) -> u32 {
+        if self.pass_sm > 0 && collective.reduces() {
+            self.max_ctas.min(self.reducing_ctas)
+        } else {
+            self.max_ctas
+        }
+    }
+
     /// A number that differs when settings differ; compared between ranks at init.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::new();
@@ -254,6 +266,7 @@ impl Knobs {
         digest.add(u64::from(self.pass_sm));
         digest.add(u64::from(self.copy_engines));
         digest.add(self.staging_bytes);
+        digest.add(u64::from(self.reducing_ctas));
         digest.value()
     }
 }
@@ -407,6 +420,7 @@ mod tests {
             Knobs { pass_sm: 1, ..base.clone() },
             Knobs { copy_engines: true, ..base.clone() },
             Knobs { staging_bytes: 1, ..base.clone() },
+            Knobs { reducing_ctas: 1, ..base.clone() },
             Knobs { algorithms: Knobs::parse_algo("ring").unwrap(), ..base.clone() },
             Knobs { protocols: Knobs::parse_proto("ll").unwrap(), ..base.clone() },
         ];

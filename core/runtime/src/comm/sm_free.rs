@@ -29,9 +29,10 @@ pub fn announcement(live: &Live) -> String {
     let messages = if level > 0 { "send/recv, " } else { "" };
     format!(
         "{who}: {messages}all_gather, all_to_all, broadcast, gather and scatter by copy engines, staging {} MiB in slots of {} KiB; \
-         all_reduce, reduce_scatter and reduce by kernels: copy engines do not reduce{zero_copy}",
+         all_reduce, reduce_scatter and reduce by kernels of at most {} CTAs: copy engines do not reduce{zero_copy}",
         staging.bytes() >> 20,
-        staging.slot_bytes >> 10
+        staging.slot_bytes >> 10,
+        live.knobs.most_ctas(Collective::AllReduce)
     )
 }
 
