@@ -4,7 +4,13 @@
 //! slot has two words: `full`, in the memory of its owner, set by the peer that filled it, and `free`, in the memory of
 //! that peer, set by the owner that has emptied it. Whoever waits for a word clears it, so a replayed graph finds the words
 //! as it left them. Commands come out in rounds, the sends of a round before its receives: a device that runs all its
-//! streams one after the other in that order still gets to the end.
+//! streams one after the other in that order still gets to the end. Between hosts both words and slots are this rank's own,
+//! and the proxy is the peer ([`far`]).
+
+pub mod far;
+mod staging;
+
+use std::sync::Arc;
 
 use crate::algo::{self, ProgramKey};
 use crate::call::Collective;
@@ -13,23 +19,20 @@ use crate::device_plan::{Block, HAS_DST, HAS_SRC, Place, Span, Step};
 use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::lower::LaunchPlan;
 use crate::world::{DeviceKind, Link, World};
+use far::Far;
+use staging::At;
+pub use staging::Staging;
 
 /// Streams in each direction, and staging lanes per peer. A second lane would take half of the slots' memory, and larger slots are
 /// faster.
 pub const LANES: u32 = 1;
 /// Slots of a lane.
 pub const DEPTH: u32 = 3;
-/// Staging of a rank, unless the user says otherwise.
-const STAGING_BYTES: u64 = 192 << 20;
 /// Largest and smallest slot.
 const MOST_SLOT: u64 = 32 << 20;
 const LEAST_SLOT: u64 = 4 << 10;
 /// Bytes from word to word.
 const WORD: u64 = 16;
-/// Words of direct transfers with a peer: "first" and "done", for what goes there and for what comes from there.
-const DIRECT_WORDS: u64 = 4;
-/// Alignment of slots.
-const PAGE: u64 = 64 << 10;
 
 /// Whether ranks have staging: `NCCL_PASS_SM` asks for it, and copy engines can do something.
 pub fn has_staging(world: &World, knobs: &Knobs) -> bool {
@@ -43,9 +46,8 @@ pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
     match world.link {
         _ if knobs.pass_sm == 0 => Some("copy engines are used with NCCL_PASS_SM=1".into()),
         _ if world.size() < 2 => Some("there is one rank only".into()),
-        _ if world.hosts() > 1 => Some("copy engines reach the ranks of one host".into()),
         Link::HostMemory if world.device != DeviceKind::Host => {
-            Some("copy engines need peer access between GPUs".into())
+            Some("copy engines need peer access between the GPUs of a host".into())
         }
         _ => None,
     }
@@ -75,10 +77,15 @@ fn is_known(key: &ProgramKey) -> bool {
 
 /// The settings under which programs are bound to calls that give each peer `bytes` bytes: one block runs all channels, so
 /// that ranks go through their peers in the same order.
-pub fn knobs(knobs: &Knobs, local: u32, bytes: u64) -> Knobs {
-    let slot = Staging::new(local, knobs).slot_bytes.min(tile(bytes)) as u32;
+pub fn knobs(knobs: &Knobs, world: &World, bytes: u64) -> Knobs {
+    let (local, far) = (world.places().1, world.hosts() > 1);
+    let most = |near: u64| if far { far::slot_bytes(world, knobs).min(near) } else { near };
+    let slot = match local {
+        1 => most(MOST_SLOT),
+        _ => most(Staging::new(local, knobs).slot_bytes),
+    };
     Knobs {
-        slot_bytes: [0, 0, slot],
+        slot_bytes: [0, 0, slot.min(tile(bytes)) as u32],
         depth: DEPTH,
         lanes: LANES,
         min_ctas: 1,
@@ -100,97 +107,12 @@ fn tile(bytes: u64) -> u64 {
     bytes.saturating_mul(COST).isqrt().max(LEAST_SLOT).next_multiple_of(LEAST_SLOT).min(MOST_SLOT)
 }
 
-/// Where staging lies in a rank's heap, from its start on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Staging {
-    /// Ranks of the largest host.
-    pub local: u32,
-    /// Bytes of a slot.
-    pub slot_bytes: u64,
-}
-
-impl Staging {
-    /// For hosts of at most `local` ranks.
-    pub fn new(local: u32, knobs: &Knobs) -> Self {
-        let slots = u64::from(LANES * DEPTH) * u64::from(local.max(2) - 1);
-        let wanted = match knobs.staging_bytes {
-            0 => STAGING_BYTES / slots,
-            per_peer => per_peer / u64::from(LANES * DEPTH),
-        };
-        let slot = wanted.clamp(LEAST_SLOT, MOST_SLOT);
-        Self { local, slot_bytes: 1 << slot.ilog2() }
-    }
-
-    /// The setting that halves the slots; None if they are as small as `least` already.
-    pub fn halved(&self, least: u64) -> Option<u64> {
-        (self.slot_bytes > least.max(LEAST_SLOT)).then(|| self.slot_bytes / 2 * u64::from(LANES * DEPTH))
-    }
-
-    /// Bytes of it all.
-    pub fn bytes(&self) -> u64 {
-        self.slots_at() + self.slots() * self.slot_bytes
-    }
-
-    /// Bytes of the words, which lie first: `full`, then `free`, then those of direct transfers.
-    pub fn word_bytes(&self) -> u64 {
-        (2 * self.slots() + DIRECT_WORDS * u64::from(self.local.max(2) - 1)) * WORD
-    }
-
-    /// Offset and bytes of the `free` words: all are 1 at first, the `full` ones 0.
-    pub fn free_words(&self) -> (u64, u64) {
-        (self.slots() * WORD, self.slots() * WORD)
-    }
-
-    /// Offset of a slot that place `peer`, as place `owner` counts it, fills.
-    fn slot(&self, owner: u32, at: At) -> u64 {
-        self.slots_at() + self.index(owner, at) * self.slot_bytes
-    }
-
-    /// Offset of the word that says that a slot is full.
-    fn full(&self, owner: u32, at: At) -> u64 {
-        self.index(owner, at) * WORD
-    }
-
-    /// Offset of the word that says, in the heap of place `owner`, that its slot at place `peer` is free.
-    fn free(&self, owner: u32, at: At) -> u64 {
-        (self.slots() + self.index(owner, at)) * WORD
-    }
-
-    /// Offset of the words of direct transfers between place `owner` and place `peer`, as `owner` has them.
-    fn direct(&self, owner: u32, peer: u32, owner_sends: bool) -> u64 {
-        let peer = u64::from(if peer > owner { peer - 1 } else { peer });
-        let first = 2 * self.slots() + peer * DIRECT_WORDS + if owner_sends { 0 } else { 2 };
-        first * WORD
-    }
-
-    fn slots(&self) -> u64 {
-        u64::from(LANES * DEPTH) * u64::from(self.local.max(2) - 1)
-    }
-
-    fn slots_at(&self) -> u64 {
-        self.word_bytes().next_multiple_of(PAGE)
-    }
-
-    fn index(&self, owner: u32, at: At) -> u64 {
-        let peer = if at.peer > owner { at.peer - 1 } else { at.peer };
-        u64::from((at.lane * (self.local.max(2) - 1) + peer) * DEPTH + at.slot)
-    }
-}
-
-/// A slot of a lane between two places.
-#[derive(Debug, Clone, Copy)]
-struct At {
-    lane: u32,
-    peer: u32,
-    slot: u32,
-}
-
-/// What a rank knows of everybody's staging: addresses by rank as its device sees them; 0 where it reaches none.
+/// What a rank knows of everybody's staging: addresses by rank as its device sees them; 0 on other hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bases {
     /// This rank.
     pub rank: u32,
-    /// By rank.
+    /// By rank; 0 where a rank is on another host.
     pub staging: Vec<u64>,
     /// Place on its host by rank.
     pub places: Vec<u32>,
@@ -250,14 +172,25 @@ pub enum What {
         /// Address in a peer's memory.
         addr: u64,
     },
+    /// Make the word at `addr` this value likewise: the proxy reads it.
+    Tell {
+        /// Address in memory that the CPU reaches.
+        addr: u64,
+        /// 1 and the bytes of the slot.
+        value: u32,
+    },
 }
 
-/// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive, and one for what
-/// stays on the rank. Steps of the programs that copy engines run do not read what others have written to the user's
-/// memory, so they need no order among each other.
-pub const STREAMS: u32 = 2 * LANES + 1;
-/// The last of them.
+/// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive, one for what
+/// stays on the rank, and two that send to other hosts and receive from there. Steps of the programs that copy engines run do
+/// not read what others have written to the user's memory, so they need no order among each other.
+pub const STREAMS: u32 = NEAR_STREAMS + 2;
+/// Those that launches within a host use, which come first.
+pub const NEAR_STREAMS: u32 = 2 * LANES + 1;
+/// The last of these.
 const COPIES: u32 = 2 * LANES;
+const FAR_SENDS: u32 = NEAR_STREAMS;
+const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
 
 /// What a step of this rank sends to a peer, or gets from it, as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -308,6 +241,9 @@ pub struct Emitter<'a> {
     plan: &'a LaunchPlan,
     steps: &'a [Step],
     bases: &'a Bases,
+    far: Arc<Far>,
+    /// Slots between hosts that this launch has filled and emptied so far.
+    far_counters: Counters,
     /// Blocks that are left, with their indices, the next one last.
     left: Vec<(usize, Block)>,
     /// Blocks under way, those that send first, and where they are.
@@ -319,12 +255,14 @@ pub struct Emitter<'a> {
 }
 
 impl<'a> Emitter<'a> {
-    /// For a launch of protocol [`Protocol::Dma`] with the steps that its blocks name.
-    pub fn new(plan: &'a LaunchPlan, steps: &'a [Step], bases: &'a Bases) -> Self {
+    /// For a launch of protocol [`Protocol::Dma`] with the steps that its blocks name. `far` has the ends of all its peers on
+    /// other hosts.
+    pub fn new(plan: &'a LaunchPlan, steps: &'a [Step], bases: &'a Bases, far: Arc<Far>) -> Self {
         let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
         let busy = |b: &&Block| plan.args.works[usize::from(b.work)].tiles > 0 && b.n_steps > 0;
         let left = used.iter().enumerate().filter(|(_, b)| busy(b)).rev().map(|(i, b)| (i, *b)).collect();
-        Self { plan, steps, bases, left, current: Vec::new(), direct: Vec::new(), owed: Vec::new() }
+        let (far_counters, current) = (Counters::default(), Vec::new());
+        Self { plan, steps, bases, far, far_counters, left, current, direct: Vec::new(), owed: Vec::new() }
     }
 
     /// Legs that may be direct, in an order that is the same at both ends for each pair of ranks and direction; the first one
@@ -379,16 +317,18 @@ impl<'a> Emitter<'a> {
         if self.current.is_empty() {
             self.begin();
         }
+        let mut far = std::mem::take(&mut self.far_counters);
+        let mut turns = Turns { near: counters, far: &mut far };
         let mut current = std::mem::take(&mut self.current);
         for (index, block, place) in &mut current {
             let step = &self.steps[usize::from(block.first_step) + place.step as usize];
-            self.tile((*index, block), *place, step, counters, out);
+            self.tile((*index, block), *place, step, &mut turns, out);
             let work = &self.plan.args.works[usize::from(block.work)];
             place.advance(work, step.times, block.n_steps.into());
         }
         let moved = !current.is_empty();
         current.retain(|(_, block, place)| place.tile < self.plan.args.works[usize::from(block.work)].tiles);
-        self.current = current;
+        (self.current, self.far_counters) = (current, far);
         if !moved {
             out.append(&mut self.owed);
         }
@@ -411,58 +351,112 @@ impl<'a> Emitter<'a> {
         (index, block): (usize, &Block),
         at: Place,
         step: &Step,
-        counters: &mut Counters,
+        turns: &mut Turns<'_>,
         out: &mut Vec<Command>,
     ) {
         let work = &self.plan.args.works[usize::from(block.work)];
         let span = Span::new(work, block.instance, at, step, 1);
         let lane = u32::from(block.lane);
         let sends = &step.send[..usize::from(step.n_send)];
-        let stream = lane + if sends.is_empty() { LANES } else { 0 };
         let mut put = |stream, what| out.push(Command { stream, what });
         let direct = |peer: u32, send: bool| self.direct_leg((index, at.step, at.repetition), peer, send);
         let mut taken = None;
         let (mut src, mut length) = (0, 0);
         if step.n_recv > 0 {
             let peer = u32::from(step.recv[0]);
+            let stream = self.stream(block, peer, false);
             if let Some((leg, way)) = direct(peer, false) {
                 self.straight(leg, way, at, stream, &mut put);
                 return;
             }
-            let slot = Counters::next(&mut counters.taken, peer, lane);
-            let ends = self.ends(peer, lane, slot);
+            let ends = self.next(turns, (peer, false), lane);
             put(stream, What::Await { addr: ends.full_here, peer });
             (src, length) = (ends.slot_here, span.nominal);
-            taken = Some(ends.free_there);
+            taken = Some((stream, self.signal(peer, ends.free_there, 0)));
         } else if step.flags & HAS_SRC != 0 {
             (src, length) = span.local(work, step.src_buf, step.src_chunk);
         }
         for &peer in sends {
             let peer = u32::from(peer);
+            let stream = self.stream(block, peer, true);
             if let Some((leg, way)) = direct(peer, true) {
                 self.straight(leg, way, at, stream, &mut put);
                 continue;
             }
-            let slot = Counters::next(&mut counters.sent, peer, lane);
-            let ends = self.ends(peer, lane, slot);
+            let ends = self.next(turns, (peer, true), lane);
             put(stream, What::Await { addr: ends.free_here, peer });
             if length > 0 {
                 put(stream, What::Copy { dst: ends.slot_there, src, bytes: length as u64 });
             }
-            put(stream, What::Set { addr: ends.full_there });
+            // A message of no bytes is not every network's.
+            put(stream, self.signal(peer, ends.full_there, length.max(1) as u32));
         }
         if step.flags & HAS_DST != 0 {
             let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
             let bytes = length.min(room) as u64;
             // What stays on the rank does not hold up what goes.
-            let stream = if taken.is_some() { stream } else { COPIES };
+            let stream = taken.map_or(COPIES, |(stream, _)| stream);
             if bytes > 0 && dst != src {
                 put(stream, What::Copy { dst, src, bytes });
             }
         }
-        if let Some(addr) = taken {
-            put(stream, What::Set { addr });
+        if let Some((stream, signal)) = taken {
+            put(stream, signal);
         }
+    }
+
+    /// The stream for what a block exchanges with a peer. All that comes from one peer comes on one stream: its slots are taken
+    /// in their order. So a block that passes anything on has one stream.
+    fn stream(&self, block: &Block, peer: u32, send: bool) -> u32 {
+        let first = usize::from(block.first_step);
+        let steps = &self.steps[first..first + usize::from(block.n_steps)];
+        let lane = u32::from(block.lane);
+        match (self.is_far(peer), send) {
+            _ if steps.iter().any(|step| step.n_recv > 0 && step.n_send > 0) => lane,
+            (false, true) => lane,
+            (false, false) => lane + LANES,
+            (true, true) => FAR_SENDS,
+            (true, false) => FAR_RECEIVES,
+        }
+    }
+
+    /// Whether a peer is on another host.
+    fn is_far(&self, peer: u32) -> bool {
+        self.bases.staging[peer as usize] == 0
+    }
+
+    /// The peers on other hosts of which an end is missing, if any: a launch without them would wait for nobody.
+    pub fn missing(&self) -> Option<u32> {
+        let blocks = self.left.iter().map(|(_, block)| block);
+        let steps = blocks.flat_map(|b| self.steps.iter().skip(b.first_step.into()).take(b.n_steps.into()));
+        let mut ends = steps.flat_map(|step| {
+            let sends = step.send[..step.n_send.into()].iter().map(|peer| (u32::from(*peer), true));
+            sends.chain(step.recv[..step.n_recv.into()].iter().map(|peer| (u32::from(*peer), false)))
+        });
+        let found = ends.find(|(peer, send)| self.is_far(*peer) && self.far.end(*peer, *send).is_none());
+        found.map(|(peer, _)| peer)
+    }
+
+    /// The slot that is next in a direction.
+    fn next(&self, turns: &mut Turns<'_>, (peer, send): (u32, bool), lane: u32) -> Ends {
+        let far = self.far.end(peer, send).filter(|_| self.is_far(peer));
+        let counters = if far.is_some() { &mut *turns.far } else { &mut *turns.near };
+        let slot = Counters::next(if send { &mut counters.sent } else { &mut counters.taken }, peer, lane);
+        let Some(end) = far else { return self.ends(peer, lane, slot) };
+        let (data, ready, told) = (end.data(slot), end.ready(slot), end.told(slot));
+        Ends {
+            slot_here: data,
+            full_here: ready,
+            free_here: ready,
+            slot_there: data,
+            full_there: told,
+            free_there: told,
+        }
+    }
+
+    /// Tells a peer, or the proxy in its place, of a slot with these bytes.
+    fn signal(&self, peer: u32, addr: u64, bytes: u32) -> What {
+        if self.is_far(peer) { What::Tell { addr, value: bytes + 1 } } else { What::Set { addr } }
     }
 
     /// The whole of a direct leg, at its first tile.
@@ -508,6 +502,12 @@ impl<'a> Emitter<'a> {
             free_there: theirs + layout.free(there, of_us),
         }
     }
+}
+
+/// The slots that are next.
+struct Turns<'a> {
+    near: &'a mut Counters,
+    far: &'a mut Counters,
 }
 
 /// Addresses of the words of a direct leg: "whoever was called first is ready" and "whoever was called second has copied", in this

@@ -175,6 +175,8 @@ pub struct Knobs {
     pub pass_sm: u8,
     /// `NCCL_PSM_BUFFER_SIZE`: bytes of staging per peer; 0 = as fits.
     pub staging_bytes: u64,
+    /// The longest message that the network between hosts takes.
+    pub message_bytes: u64,
 }
 
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message. Measured over TCP,
@@ -195,6 +197,7 @@ impl Default for Knobs {
             deterministic: false,
             pass_sm: 0,
             staging_bytes: 0,
+            message_bytes: u64::MAX,
         }
     }
 }
@@ -250,6 +253,7 @@ impl Knobs {
         self.slot_bytes.iter().for_each(|&bytes| digest.add(u64::from(bytes)));
         digest.add(u64::from(self.pass_sm));
         digest.add(self.staging_bytes);
+        digest.add(self.message_bytes);
         digest.value()
     }
 }

@@ -10,14 +10,15 @@ mod watch;
 use std::sync::{Arc, Mutex};
 
 use hawser_plan::device_plan::Step;
-use hawser_plan::dma::{Bases, Command, Counters, Emitter, STREAMS, Way, What};
+use hawser_plan::dma::{Bases, Command, Counters, Emitter, NEAR_STREAMS, STREAMS, Way, What};
 use hawser_plan::lower::LaunchPlan;
 
 use crate::comm::{Order, Turn, lock};
 use crate::device::{Device, MemoryOp, OwnedStream, Stream};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::transport::control::Control;
+use crate::transport::net::Stage;
 use watch::Watched;
 
 pub use board::Board;
@@ -26,6 +27,8 @@ pub use board::Board;
 pub struct Dma {
     bases: Bases,
     board: Option<Board>,
+    /// Slots that the network carries, where there are several hosts.
+    stage: Option<Arc<Stage>>,
     control: Arc<Control>,
     state: Mutex<State>,
     watched: Option<Arc<Watched>>,
@@ -53,14 +56,16 @@ impl Dma {
     /// With everybody's staging. On a GPU, launches are watched from now on.
     pub fn new(
         bases: Bases,
-        board: Option<Board>,
+        (board, stage): (Option<Board>, Option<Arc<Stage>>),
         device: &Arc<dyn Device>,
         control: &Arc<Control>,
         is_host: bool,
     ) -> Result<Self> {
-        let watched =
-            if is_host { None } else { Some(Watched::start(device.clone(), control.clone(), &bases)?) };
-        Ok(Self { bases, board, control: control.clone(), state: Mutex::default(), watched })
+        let watched = match is_host {
+            true => None,
+            false => Some(Watched::start(device.clone(), control.clone(), &bases, stage.clone())?),
+        };
+        Ok(Self { bases, board, stage, control: control.clone(), state: Mutex::default(), watched })
     }
 
     /// All commands of a launch by stream, for the host device.
@@ -107,7 +112,11 @@ impl Dma {
         steps: &'a [Step],
         is_captured: bool,
     ) -> Result<(Emitter<'a>, Vec<Command>)> {
-        let (mut emitter, mut commands) = (Emitter::new(plan, steps, &self.bases), Vec::new());
+        let far = self.stage.as_ref().map(|stage| stage.ends()).unwrap_or_default();
+        let (mut emitter, mut commands) = (Emitter::new(plan, steps, &self.bases, far), Vec::new());
+        if let Some(peer) = emitter.missing() {
+            return Err(Error::internal(format!("no slots for rank {peer} of another host")));
+        }
         if let Some(board) = self.board.as_ref().filter(|_| plan.is_direct) {
             let legs = emitter.legs();
             let ways = legs.iter().map(|leg| board.meet(device, leg, is_captured, &self.control));
@@ -138,10 +147,11 @@ impl Dma {
 
     fn streams(&self, device: &dyn Device) -> Result<[Stream; STREAMS as usize]> {
         let mut state = lock(&self.state)?;
-        while state.streams.len() < STREAMS as usize {
+        let used = if self.stage.is_some() { STREAMS } else { NEAR_STREAMS };
+        while state.streams.len() < used as usize {
             state.streams.push(device.urgent_stream()?);
         }
-        Ok(std::array::from_fn(|i| state.streams[i].stream))
+        Ok(std::array::from_fn(|i| state.streams.get(i).map_or_else(Stream::default, |own| own.stream)))
     }
 }
 
@@ -179,6 +189,7 @@ impl Emission<'_> {
                     self.pending.extend(ops.map(|op| (index, op)));
                 }
                 What::Set { addr } => self.pending.push((index, MemoryOp::Write { addr, value: 1 })),
+                What::Tell { addr, value } => self.pending.push((index, MemoryOp::Write { addr, value })),
                 What::Copy { dst, src, bytes } => {
                     self.flush()?;
                     self.device.copy(self.streams[index], dst, src, bytes)?;
