@@ -10,6 +10,7 @@ use crate::device_plan::{
     ACC_DST, Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, NO_DEP, POST, PRE,
     SIGNAL, Step, Work, tag,
 };
+use crate::dma::Direct;
 use crate::error::{PlanError, Result};
 use crate::imported::Imported;
 use crate::ir::{self, Buf, Channel, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
@@ -54,8 +55,8 @@ pub struct LaunchPlan {
     pub threads: u32,
     /// Scratch memory needed, in bytes.
     pub scratch_bytes: u64,
-    /// Whether copy engines may move it from user buffer to user buffer ([`crate::dma::is_direct`]).
-    pub is_direct: bool,
+    /// How copy engines may move it from user buffer to user buffer.
+    pub direct: Direct,
 }
 
 /// What the device does to values for `call`: averages of floating-point types are sums of inputs
@@ -177,8 +178,8 @@ pub fn bind(
     }
     let scratch_bytes = u64::from(lowered.scratch_chunks) * work.chunk * elem;
     let kernel = KernelKey { op, dtype, protocol: choice.protocol };
-    let is_direct = crate::dma::is_direct(&choice.key);
-    Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, is_direct })
+    let direct = Direct::of(&choice.key, work.chunk * elem);
+    Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, direct })
 }
 
 fn slots_needed(key: &ProgramKey) -> u32 {

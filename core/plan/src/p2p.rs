@@ -304,6 +304,6 @@ impl Launches<'_> {
         let kernel = KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, protocol };
         let threads = crate::cost::threads(self.world.device, protocol);
         let args = Box::new(Args { protocol: protocol as u8, ..Args::default() });
-        LaunchPlan { args, kernel, threads, scratch_bytes: 0, is_direct: true }
+        LaunchPlan { args, kernel, threads, scratch_bytes: 0, direct: dma::Direct::Free }
     }
 }

@@ -8,7 +8,7 @@ use hawser_plan::algo::{rank_program, shape};
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::choose;
 use hawser_plan::dma::far::{self, End, Far, WORDS};
-use hawser_plan::dma::{self, Bases, Counters, DEPTH, Emitter, Leg, STREAMS, Staging, Way, What};
+use hawser_plan::dma::{self, Bases, Counters, DEPTH, Direct, Emitter, Leg, STREAMS, Staging, Way, What};
 use hawser_plan::lower::{LaunchPlan, bind, device_op, lower};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::world::{DeviceKind, Link, World};
@@ -48,8 +48,10 @@ struct Wire {
     is_posted: bool,
 }
 
-const STAGING: u64 = 1 << 24;
-const FAR: u64 = 1 << 25;
+const STAGING: u64 = 1 << 25;
+const FAR: u64 = 1 << 26;
+/// Output buffers.
+const OUTPUT: u64 = 1 << 23;
 
 fn address(rank: u32, at: u64) -> u64 {
     (u64::from(rank) + 1) << 32 | at
@@ -67,7 +69,7 @@ impl Machine {
         let slot = far::slot_bytes(&world, &settings());
         let end_bytes = u64::from(DEPTH) * (WORDS + slot);
         let bytes = FAR + 2 * u64::from(ranks) * end_bytes;
-        let mut memory = vec![vec![0u8; bytes as usize]; ranks as usize];
+        let mut memory: Vec<Vec<u8>> = (0..ranks).map(|_| vec![0; bytes as usize]).collect();
         let (at, bytes) = layout.free_words();
         for rank in &mut memory {
             for word in (0..bytes).step_by(16) {
@@ -165,7 +167,7 @@ impl Machine {
                     .iter()
                     .map(|leg| match self.world.is_far(rank as u32, leg.peer) {
                         true => Way::Staged,
-                        false => meet(&mut board, rank as u32, leg, chance(4) == 0),
+                        false => meet(&mut board, rank as u32, (leg, plan.direct), chance(4) == 0),
                     })
                     .collect();
                 emitter.agree(&legs, &ways, &mut commands);
@@ -247,7 +249,14 @@ impl Machine {
 type Offer = Option<(u64, u64)>;
 
 /// What a leg's end gets when it is called.
-fn meet(board: &mut HashMap<(u32, u32), VecDeque<(bool, Offer)>>, rank: u32, leg: &Leg, staged: bool) -> Way {
+fn meet(
+    board: &mut HashMap<(u32, u32), VecDeque<(bool, Offer)>>,
+    rank: u32,
+    (leg, direct): (&Leg, Direct),
+    staged: bool,
+) -> Way {
+    let is_chain = direct == Direct::Chain;
+    let staged = staged || is_chain && leg.send;
     let pair = if leg.send { (rank, leg.peer) } else { (leg.peer, rank) };
     let waiting = board.entry(pair).or_default();
     match waiting.front() {
@@ -273,7 +282,7 @@ fn collective(
     let (world, ranks) = (machine.world.clone(), machine.world.size());
     let root = (seed % u64::from(ranks)) as u32;
     let (ins, outs) = (collective.input_blocks(ranks), collective.output_blocks(ranks));
-    let (mut launches, mut all_direct) = (Vec::new(), direct);
+    let mut launches = Vec::new();
     for rank in 0..ranks {
         let call = Call {
             collective,
@@ -283,24 +292,30 @@ fn collective(
             scalar: Scalar::Immediate(0),
             root,
             input: address(rank, 0),
-            output: address(rank, 1 << 20),
+            output: address(rank, OUTPUT),
         };
         for i in 0..u64::from(ins) * bytes {
             machine.memory[rank as usize][i as usize] =
                 (seed ^ (u64::from(rank) * 31) ^ (i * 7) ^ (i >> 8)) as u8;
         }
-        machine.memory[rank as usize][1 << 20..][..(u64::from(outs) * bytes) as usize].fill(0xee);
+        machine.memory[rank as usize][OUTPUT as usize..][..(u64::from(outs) * bytes) as usize].fill(0xee);
         let choice = choose(&call, &world, knobs).unwrap();
         assert_eq!(choice.protocol, Protocol::Dma, "{}", choice.why);
         let lowered =
             lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
                 .unwrap();
-        all_direct &= dma::is_direct(&choice.key);
         let staged = dma::knobs(knobs, &world, dma::part(&choice.key, call.total_bytes(ranks)));
-        let plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
+        let mut plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
+        // As large calls do.
+        let in_step = matches!(collective, Collective::AllGather | Collective::AllToAll)
+            && plan.direct == Direct::Free
+            && ranks > 2;
+        if in_step && seed & 2 != 0 {
+            plan.direct = Direct::LockStep;
+        }
         launches.push(vec![(plan, lowered.steps)]);
     }
-    machine.run(&launches, (alias, all_direct), seed);
+    machine.run(&launches, (alias, direct), seed);
     let input = |rank: u32, block: u64, i: u64| {
         let i = block * bytes + i;
         (seed ^ (u64::from(rank) * 31) ^ (i * 7) ^ (i >> 8)) as u8
@@ -315,7 +330,7 @@ fn collective(
                 Collective::Scatter => input(root, u64::from(rank), i),
                 _ => 0xee,
             };
-            let got = machine.at(address(rank, (1 << 20) + block * bytes), bytes).to_vec();
+            let got = machine.at(address(rank, OUTPUT + block * bytes), bytes).to_vec();
             let wrong = (0..bytes).find(|&i| got[i as usize] != expected(i));
             assert_eq!(wrong, None, "{collective:?} rank {rank} of {ranks} block {block} bytes {bytes}");
         }
@@ -396,6 +411,22 @@ proptest! {
 }
 
 #[test]
+fn a_chain_takes_many_tiles_at_once() {
+    for (ranks, seed) in [(3, 2), (4, 7)] {
+        for alias in [false, true] {
+            collective(
+                &mut Machine::new(ranks),
+                Collective::Broadcast,
+                &settings(),
+                4 << 20,
+                (alias, true),
+                seed,
+            );
+        }
+    }
+}
+
+#[test]
 fn reductions_and_worlds_without_staging_take_other_ways() {
     let call = |collective| Call {
         collective,
@@ -456,17 +487,18 @@ fn what_is_direct_touches_no_staging() {
     let choice = choose(&call, &world, &knobs).unwrap();
     let (mut board, mut copied) = (HashMap::new(), HashMap::new());
     for rank in 0..ranks {
-        let call = Call { input: address(rank, 0), output: address(rank, 1 << 20), ..call };
+        let call = Call { input: address(rank, 0), output: address(rank, OUTPUT), ..call };
         let lowered =
             lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
                 .unwrap();
         let staged = dma::knobs(&knobs, &world, dma::part(&choice.key, call.total_bytes(ranks)));
         let plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
-        assert!(plan.is_direct);
+        assert_eq!(plan.direct, Direct::Free);
         let mut emitter = Emitter::new(&plan, &lowered.steps, &machine.bases[rank as usize], Arc::default());
         let (legs, mut commands) = (emitter.legs(), Vec::new());
         assert_eq!(legs.len(), 2 * (ranks as usize - 1));
-        let ways: Vec<Way> = legs.iter().map(|leg| meet(&mut board, rank, leg, false)).collect();
+        let ways: Vec<Way> =
+            legs.iter().map(|leg| meet(&mut board, rank, (leg, plan.direct), false)).collect();
         emitter.agree(&legs, &ways, &mut commands);
         while emitter.round(&mut machine.counters[rank as usize], &mut commands) {}
         for command in commands {

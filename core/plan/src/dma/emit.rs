@@ -1,143 +1,16 @@
-//! Launches without a kernel: copy engines move slots of **staging** memory, stream memory operations tell of them.
-//!
-//! The steps are those of any program of moves; the sends of a lane share a stream, and so do its receives. A
-//! slot has two words: `full`, in the memory of its owner, set by the peer that filled it, and `free`, in the memory of
-//! that peer, set by the owner that has emptied it. Whoever waits for a word clears it, so a replayed graph finds the words
-//! as it left them. Commands come out in rounds, the sends of a round before its receives: a device that runs all its
-//! streams one after the other in that order still gets to the end. Between hosts both words and slots are this rank's own,
-//! and the proxy is the peer ([`far`]).
+//! The commands of a launch: what each stream waits for, copies and tells.
 
-pub mod far;
-mod staging;
-
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::algo::{self, ProgramKey};
-use crate::call::Collective;
-use crate::choose::protocol_bit;
-use crate::device_plan::{Block, HAS_DST, HAS_SRC, Place, Span, Step};
-use crate::knobs::{Algorithm, Knobs, Protocol};
+use super::direct::{Direct, Leg, Turn, Way, turns};
+use super::far::Far;
+use super::{At, Bases, Counters, LANES, WORD, tile};
+use crate::device_plan::{Block, HAS_DST, HAS_SRC, Place, Span, Step, Work};
 use crate::lower::LaunchPlan;
-use crate::world::{DeviceKind, Link, World};
-use far::Far;
-use staging::At;
-pub use staging::Staging;
 
-/// Streams in each direction, and staging lanes per peer. A second lane would take half of the slots' memory, and larger slots are
-/// faster.
-pub const LANES: u32 = 1;
-/// Slots of a lane.
-pub const DEPTH: u32 = 3;
-/// Largest and smallest slot.
-const MOST_SLOT: u64 = 32 << 20;
-const LEAST_SLOT: u64 = 4 << 10;
-/// Bytes from word to word.
-const WORD: u64 = 16;
-
-/// Whether ranks have staging: `NCCL_PASS_SM` asks for it, and copy engines can do something.
-pub fn has_staging(world: &World, knobs: &Knobs) -> bool {
-    let bit = protocol_bit(Protocol::Dma);
-    let wanted = knobs.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
-    wanted && refused_world(world, knobs).is_none()
-}
-
-/// Why copy engines can do nothing for a communicator, if so.
-pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
-    match world.link {
-        _ if knobs.pass_sm == 0 => Some("copy engines are used with NCCL_PASS_SM=1".into()),
-        _ if world.size() < 2 => Some("there is one rank only".into()),
-        Link::HostMemory if world.device != DeviceKind::Host => {
-            Some("copy engines need peer access between the GPUs of a host".into())
-        }
-        _ => None,
-    }
-}
-
-/// Why copy engines cannot do a program, if so.
-pub fn refused(key: &ProgramKey, world: &World, knobs: &Knobs) -> Option<String> {
-    if let Some(reason) = refused_world(world, knobs) {
-        return Some(reason);
-    }
-    if key.collective.reduces() {
-        return Some("copy engines do not reduce".into());
-    }
-    (!is_known(key)).then(|| "its channels wait for each other".into())
-}
-
-/// Programs whose channels do not wait for each other.
-fn is_known(key: &ProgramKey) -> bool {
-    use Collective::{AllGather, AllToAll, Broadcast, Gather, Scatter};
-    matches!(
-        (key.algorithm, key.collective),
-        (Algorithm::Ring, AllGather | Broadcast)
-            | (Algorithm::AllPairs, AllGather)
-            | (Algorithm::Direct, AllToAll | Gather | Scatter)
-    )
-}
-
-/// The settings under which programs are bound to calls that give each peer `bytes` bytes: one block runs all channels, so
-/// that ranks go through their peers in the same order.
-pub fn knobs(knobs: &Knobs, world: &World, bytes: u64) -> Knobs {
-    let (local, far) = (world.places().1, world.hosts() > 1);
-    let most = |near: u64| if far { far::slot_bytes(world, knobs).min(near) } else { near };
-    let slot = match local {
-        1 => most(MOST_SLOT),
-        _ => most(Staging::new(local, knobs).slot_bytes),
-    };
-    Knobs {
-        slot_bytes: [0, 0, slot.min(tile(bytes)) as u32],
-        depth: DEPTH,
-        lanes: LANES,
-        min_ctas: 1,
-        max_ctas: LANES,
-        ..knobs.clone()
-    }
-}
-
-/// Bytes of a part that a call of a program gives each peer.
-pub fn part(key: &ProgramKey, bytes: u64) -> u64 {
-    bytes / algo::shape(key).map_or(1, |shape| u64::from(shape.per_block.max(1)))
-}
-
-/// The tile with which a message is fastest: each costs about 8 µs (measured: copies and stream memory operations take
-/// turns), and the first and the last of them are alone on their way. Largest where a slot takes no more.
-fn tile(bytes: u64) -> u64 {
-    /// Bytes that a link moves in the time that a tile costs.
-    const COST: u64 = 3 << 20;
-    bytes.saturating_mul(COST).isqrt().max(LEAST_SLOT).next_multiple_of(LEAST_SLOT).min(MOST_SLOT)
-}
-
-/// What a rank knows of everybody's staging: addresses by rank as its device sees them; 0 on other hosts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bases {
-    /// This rank.
-    pub rank: u32,
-    /// By rank; 0 where a rank is on another host.
-    pub staging: Vec<u64>,
-    /// Place on its host by rank.
-    pub places: Vec<u32>,
-    /// The layout.
-    pub layout: Staging,
-}
-
-/// Slots that a rank has filled and emptied so far, by peer and lane; kept from launch to launch.
-#[derive(Debug, Clone, Default)]
-pub struct Counters {
-    sent: Vec<u32>,
-    taken: Vec<u32>,
-}
-
-impl Counters {
-    fn next(list: &mut Vec<u32>, peer: u32, lane: u32) -> u32 {
-        let index = (peer * LANES + lane) as usize;
-        if list.len() <= index {
-            list.resize(index + 1, 0);
-        }
-        let slot = list[index];
-        list[index] = (slot + 1) % DEPTH;
-        slot
-    }
-}
+/// Turns of a launch in lock-step that are open at once.
+const OPEN_TURNS: usize = 1;
 
 /// One thing to put on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,48 +65,15 @@ const COPIES: u32 = 2 * LANES;
 const FAR_SENDS: u32 = NEAR_STREAMS;
 const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
 
-/// What a step of this rank sends to a peer, or gets from it, as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Leg {
-    /// The other rank.
-    pub peer: u32,
-    /// True: to the peer.
-    pub send: bool,
-    /// Where this rank's end begins.
-    pub addr: u64,
-    /// Bytes of this rank's end.
-    pub bytes: u64,
-    /// Index of the block, and the step and its repetition.
-    at: (usize, u32, u32),
-}
-
-/// How a leg goes. Both ends have to agree: neither knows the other's buffer when it is called first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Through staging.
-    Staged,
-    /// The peer, which is called later, will copy: this rank tells it that its end is ready, and waits.
-    First,
-    /// This rank, called later, copies straight between its end and the peer's.
-    Second {
-        /// The peer's end as this rank's device sees it.
-        addr: u64,
-        /// Its bytes.
-        bytes: u64,
-    },
-}
-
-/// Whether all legs of a program begin and end in user buffers: nothing is passed on from staging. Equal on all ranks.
-pub fn is_direct(key: &ProgramKey) -> bool {
-    key.algorithm != Algorithm::Ring || key.ranks == 2
-}
-
 /// Puts out the commands of one launch, round after round.
 ///
 /// **Direct transfers.** [`Emitter::legs`] lists what could go straight from user buffer to user buffer, [`Emitter::agree`] takes
 /// what both ends have made of it. Whoever was called first says at the beginning of its launch that its ends are ready; whoever
 /// was called second copies when it comes to the leg; the first waits for all its legs at the end of its launch. So a device
 /// that runs all its streams as one still gets to the end.
+///
+/// In **lock-step** the first says that its ends of a turn are ready when the turn before is over, and waits for them at the end
+/// of the turn. Along a **chain** the words of staging tell of tiles, whose bytes lie in the users' buffers.
 ///
 /// Blocks that follow one another and have the same channel go side by side; those with another channel come after them. So
 /// ranks begin messages in the order of their keys ([`crate::p2p`]), also where all streams are one.
@@ -252,6 +92,8 @@ pub struct Emitter<'a> {
     direct: Vec<(Leg, Way)>,
     /// Waits for the peers that copy.
     owed: Vec<Command>,
+    /// In lock-step.
+    turns: Vec<Turn>,
 }
 
 impl<'a> Emitter<'a> {
@@ -261,14 +103,27 @@ impl<'a> Emitter<'a> {
         let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
         let busy = |b: &&Block| plan.args.works[usize::from(b.work)].tiles > 0 && b.n_steps > 0;
         let left = used.iter().enumerate().filter(|(_, b)| busy(b)).rev().map(|(i, b)| (i, *b)).collect();
-        let (far_counters, current) = (Counters::default(), Vec::new());
-        Self { plan, steps, bases, far, far_counters, left, current, direct: Vec::new(), owed: Vec::new() }
+        Self {
+            plan,
+            steps,
+            bases,
+            far,
+            far_counters: Counters::default(),
+            left,
+            current: Vec::new(),
+            direct: Vec::new(),
+            owed: Vec::new(),
+            turns: Vec::new(),
+        }
     }
 
     /// Legs that may be direct, in an order that is the same at both ends for each pair of ranks and direction; the first one
-    /// of each. Only for launches without forwarding ([`is_direct`]).
+    /// of each.
     pub fn legs(&self) -> Vec<Leg> {
         let mut legs: Vec<Leg> = Vec::new();
+        if self.plan.direct == Direct::No {
+            return legs;
+        }
         for &(index, block) in self.left.iter().rev() {
             let work = &self.plan.args.works[usize::from(block.work)];
             for number in 0..u32::from(block.n_steps) {
@@ -281,13 +136,16 @@ impl<'a> Emitter<'a> {
                             legs.push(Leg { peer, send, addr, bytes, at: (index, number, repetition) });
                         }
                     };
+                    let passes_on = self.plan.direct == Direct::Chain;
                     let (src, dst) = (step.flags & HAS_SRC != 0, step.flags & HAS_DST != 0);
-                    if step.n_recv > 0 && dst {
-                        add(step.recv[0], false, span.local(work, step.dst_buf, step.dst_chunk));
-                    }
                     let sends = &step.send[..usize::from(step.n_send)];
-                    for &peer in sends.iter().filter(|_| src && step.n_recv == 0) {
-                        add(peer, true, span.local(work, step.src_buf, step.src_chunk));
+                    if step.n_recv > 0 && dst {
+                        let end = span.local(work, step.dst_buf, step.dst_chunk);
+                        add(step.recv[0], false, end);
+                        sends.iter().filter(|_| passes_on).for_each(|&peer| add(peer, true, end));
+                    } else if step.n_recv == 0 && src {
+                        let end = span.local(work, step.src_buf, step.src_chunk);
+                        sends.iter().for_each(|&peer| add(peer, true, end));
                     }
                 }
             }
@@ -297,18 +155,22 @@ impl<'a> Emitter<'a> {
 
     /// Takes the ways of [`Emitter::legs`], before the first round.
     pub fn agree(&mut self, legs: &[Leg], ways: &[Way], out: &mut Vec<Command>) {
-        for (leg, way) in legs.iter().zip(ways) {
-            if *way == Way::Staged {
-                continue;
+        let direct = legs.iter().copied().zip(ways.iter().copied()).filter(|(_, way)| *way != Way::Staged);
+        self.direct = direct.collect();
+        if self.plan.direct == Direct::LockStep {
+            self.turns = turns(legs, ways);
+        }
+        if self.turns.is_empty() {
+            let tells = self.plan.direct == Direct::Chain;
+            for (leg, _) in self.direct.iter().filter(|(_, way)| *way == Way::First) {
+                out.push(self.ready(leg));
+                if !tells {
+                    self.owed.push(self.over(leg));
+                }
             }
-            self.direct.push((*leg, *way));
-            if *way == Way::First {
-                let words = self.direct_words(leg);
-                let stream = if leg.send { 0 } else { LANES };
-                out.push(Command { stream, what: What::Set { addr: words.first_there } });
-                let what = What::Await { addr: words.done_here, peer: leg.peer };
-                self.owed.push(Command { stream, what });
-            }
+        }
+        for turn in 0..OPEN_TURNS {
+            self.open(turn, out);
         }
     }
 
@@ -318,11 +180,15 @@ impl<'a> Emitter<'a> {
             self.begin();
         }
         let mut far = std::mem::take(&mut self.far_counters);
-        let mut turns = Turns { near: counters, far: &mut far };
+        let mut slots = Slots { near: counters, far: &mut far };
         let mut current = std::mem::take(&mut self.current);
         for (index, block, place) in &mut current {
             let step = &self.steps[usize::from(block.first_step) + place.step as usize];
-            self.tile((*index, block), *place, step, &mut turns, out);
+            match self.chain((*index, block), *place, step) {
+                Some(chain) => chain.tile(*place, &mut slots, out),
+                None => self.tile((*index, block), *place, step, &mut slots, out),
+            }
+            self.end_turn((*index, place.step, place.repetition), place.tile, out);
             let work = &self.plan.args.works[usize::from(block.work)];
             place.advance(work, step.times, block.n_steps.into());
         }
@@ -351,7 +217,7 @@ impl<'a> Emitter<'a> {
         (index, block): (usize, &Block),
         at: Place,
         step: &Step,
-        turns: &mut Turns<'_>,
+        slots: &mut Slots<'_>,
         out: &mut Vec<Command>,
     ) {
         let work = &self.plan.args.works[usize::from(block.work)];
@@ -369,7 +235,7 @@ impl<'a> Emitter<'a> {
                 self.straight(leg, way, at, stream, &mut put);
                 return;
             }
-            let ends = self.next(turns, (peer, false), lane);
+            let ends = self.next(slots, (peer, false), lane);
             put(stream, What::Await { addr: ends.full_here, peer });
             (src, length) = (ends.slot_here, span.nominal);
             taken = Some((stream, self.signal(peer, ends.free_there, 0)));
@@ -383,13 +249,12 @@ impl<'a> Emitter<'a> {
                 self.straight(leg, way, at, stream, &mut put);
                 continue;
             }
-            let ends = self.next(turns, (peer, true), lane);
+            let ends = self.next(slots, (peer, true), lane);
             put(stream, What::Await { addr: ends.free_here, peer });
             if length > 0 {
                 put(stream, What::Copy { dst: ends.slot_there, src, bytes: length as u64 });
             }
-            // A message of no bytes is not every network's.
-            put(stream, self.signal(peer, ends.full_there, length.max(1) as u32));
+            put(stream, self.signal(peer, ends.full_there, length as u64));
         }
         if step.flags & HAS_DST != 0 {
             let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
@@ -438,9 +303,9 @@ impl<'a> Emitter<'a> {
     }
 
     /// The slot that is next in a direction.
-    fn next(&self, turns: &mut Turns<'_>, (peer, send): (u32, bool), lane: u32) -> Ends {
+    fn next(&self, slots: &mut Slots<'_>, (peer, send): (u32, bool), lane: u32) -> Ends {
         let far = self.far.end(peer, send).filter(|_| self.is_far(peer));
-        let counters = if far.is_some() { &mut *turns.far } else { &mut *turns.near };
+        let counters = if far.is_some() { &mut *slots.far } else { &mut *slots.near };
         let slot = Counters::next(if send { &mut counters.sent } else { &mut counters.taken }, peer, lane);
         let Some(end) = far else { return self.ends(peer, lane, slot) };
         let (data, ready, told) = (end.data(slot), end.ready(slot), end.told(slot));
@@ -454,9 +319,13 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Tells a peer, or the proxy in its place, of a slot with these bytes.
-    fn signal(&self, peer: u32, addr: u64, bytes: u32) -> What {
-        if self.is_far(peer) { What::Tell { addr, value: bytes + 1 } } else { What::Set { addr } }
+    /// Tells a peer of a slot; the proxy in its place how many bytes it has. A message of no bytes is not every network's.
+    fn signal(&self, peer: u32, addr: u64, bytes: u64) -> What {
+        if self.is_far(peer) {
+            What::Tell { addr, value: 1 + bytes.max(1) as u32 }
+        } else {
+            What::Set { addr }
+        }
     }
 
     /// The whole of a direct leg, at its first tile.
@@ -475,9 +344,60 @@ impl<'a> Emitter<'a> {
         put(stream, What::Set { addr: words.done_there });
     }
 
+    /// At the last step of a turn: waits for what peers copy, and opens another turn.
+    fn end_turn(&self, at: (usize, u32, u32), tile: u32, out: &mut Vec<Command>) {
+        let Some(turn) = self.turns.iter().position(|[_, (last, _)]| last.at == at).filter(|_| tile == 0)
+        else {
+            return;
+        };
+        let firsts = self.turns[turn].iter().filter(|(_, way)| *way == Way::First);
+        out.extend(firsts.map(|(leg, _)| self.over(leg)));
+        self.open(turn + OPEN_TURNS, out);
+    }
+
+    fn open(&self, turn: usize, out: &mut Vec<Command>) {
+        let firsts = self.turns.get(turn).into_iter().flatten().filter(|(_, way)| *way == Way::First);
+        out.extend(firsts.map(|(leg, _)| self.ready(leg)));
+    }
+
+    /// Tells the peer that this rank's end is ready.
+    fn ready(&self, leg: &Leg) -> Command {
+        let what = What::Set { addr: self.direct_words(leg).first_there };
+        Command { stream: if leg.send { 0 } else { LANES }, what }
+    }
+
+    /// Waits until the peer has copied.
+    fn over(&self, leg: &Leg) -> Command {
+        let what = What::Await { addr: self.direct_words(leg).done_here, peer: leg.peer };
+        Command { stream: if leg.send { 0 } else { LANES }, what }
+    }
+
     fn direct_leg(&self, at: (usize, u32, u32), peer: u32, send: bool) -> Option<(&Leg, Way)> {
         let found = self.direct.iter().find(|(leg, _)| (leg.at, leg.peer, leg.send) == (at, peer, send));
         found.map(|(leg, way)| (leg, *way))
+    }
+
+    /// What a step does along a chain; None where both its legs go through staging.
+    fn chain<'e>(
+        &'e self,
+        (index, block): (usize, &'e Block),
+        at: Place,
+        step: &'e Step,
+    ) -> Option<Chain<'e>> {
+        if self.plan.direct != Direct::Chain {
+            return None;
+        }
+        let leg = |peer: u32, send| self.direct_leg((index, at.step, at.repetition), peer, send);
+        let from = (step.n_recv > 0).then(|| u32::from(step.recv[0]));
+        let to = (step.n_send > 0).then(|| u32::from(step.send[0]));
+        let (arrives, goes) = (from.and_then(|peer| leg(peer, false)), to.and_then(|peer| leg(peer, true)));
+        if arrives.is_none() && goes.is_none() {
+            return None;
+        }
+        let work = &self.plan.args.works[usize::from(block.work)];
+        let hops = self.bases.staging.len() as u64 - 2;
+        let at_once = (tile(work.instance / hops.max(1)) / u64::from(work.tile)).max(1) as u32;
+        Some(Chain { emitter: self, block, step, work, from, to, arrives: arrives.is_some(), goes, at_once })
     }
 
     fn direct_words(&self, leg: &Leg) -> DirectWords {
@@ -505,7 +425,7 @@ impl<'a> Emitter<'a> {
 }
 
 /// The slots that are next.
-struct Turns<'a> {
+struct Slots<'a> {
     near: &'a mut Counters,
     far: &'a mut Counters,
 }
@@ -527,4 +447,123 @@ struct Ends {
     slot_there: u64,
     full_there: u64,
     free_there: u64,
+}
+
+/// A step of a chain with a leg that is direct. Its tiles go in groups, a copy each.
+struct Chain<'e> {
+    emitter: &'e Emitter<'e>,
+    block: &'e Block,
+    step: &'e Step,
+    work: &'e Work,
+    from: Option<u32>,
+    to: Option<u32>,
+    /// What comes is written to the user's buffer by the peer.
+    arrives: bool,
+    /// What goes is written to the peer's buffer.
+    goes: Option<(&'e Leg, Way)>,
+    /// Tiles of a group.
+    at_once: u32,
+}
+
+impl Chain<'_> {
+    /// At the last tile of a group: takes the group, and passes it on.
+    fn tile(&self, at: Place, slots: &mut Slots<'_>, out: &mut Vec<Command>) {
+        if !(at.tile + 1).is_multiple_of(self.at_once) && at.tile + 1 < self.work.tiles {
+            return;
+        }
+        let tiles = at.tile / self.at_once * self.at_once..at.tile + 1;
+        let taken = match self.from {
+            Some(peer) => self.take(peer, &tiles, slots, out),
+            None => {
+                self.keep(&tiles, out);
+                None
+            }
+        };
+        if let Some(peer) = self.to {
+            self.pass_on(peer, &tiles, slots, out);
+        }
+        // Only when it has been passed on: the peer's words allow it so many groups.
+        out.extend(taken.map(|signal| self.command(signal)));
+    }
+
+    /// Waits for what comes; through staging it is copied to the user's buffer. Returns what is still to be told.
+    fn take(
+        &self,
+        peer: u32,
+        tiles: &Range<u32>,
+        slots: &mut Slots<'_>,
+        out: &mut Vec<Command>,
+    ) -> Option<What> {
+        let lane = u32::from(self.block.lane);
+        let mut next = || self.emitter.next(slots, (peer, false), lane);
+        if self.arrives {
+            let ends = next();
+            out.push(self.command(What::Await { addr: ends.full_here, peer }));
+            return Some(self.emitter.signal(peer, ends.free_there, 0));
+        }
+        for tile in tiles.clone() {
+            let (ends, (dst, bytes)) = (next(), self.end(&(tile..tile + 1)));
+            out.push(self.command(What::Await { addr: ends.full_here, peer }));
+            if bytes > 0 {
+                out.push(self.command(What::Copy { dst, src: ends.slot_here, bytes }));
+            }
+            out.push(self.command(self.emitter.signal(peer, ends.free_there, 0)));
+        }
+        None
+    }
+
+    /// What the first of the chain keeps itself.
+    fn keep(&self, tiles: &Range<u32>, out: &mut Vec<Command>) {
+        let (src, bytes) = self.end(tiles);
+        let (dst, _) = self.local(tiles, self.step.dst_buf, self.step.dst_chunk);
+        if self.step.flags & HAS_DST != 0 && bytes > 0 && dst != src {
+            out.push(Command { stream: COPIES, what: What::Copy { dst, src, bytes } });
+        }
+    }
+
+    fn pass_on(&self, peer: u32, tiles: &Range<u32>, slots: &mut Slots<'_>, out: &mut Vec<Command>) {
+        let lane = u32::from(self.block.lane);
+        let parts = match self.goes {
+            Some(_) => vec![tiles.clone()],
+            None => tiles.clone().map(|tile| tile..tile + 1).collect(),
+        };
+        if let Some((leg, _)) = self.goes.filter(|_| tiles.start == 0) {
+            let addr = self.emitter.direct_words(leg).first_here;
+            out.push(self.command(What::Await { addr, peer }));
+        }
+        for part in parts {
+            let ends = self.emitter.next(slots, (peer, true), lane);
+            let (src, bytes) = self.end(&part);
+            let dst = match self.goes {
+                Some((leg, Way::Second { addr, .. })) => addr + (src - leg.addr),
+                _ => ends.slot_there,
+            };
+            out.push(self.command(What::Await { addr: ends.free_here, peer }));
+            if bytes > 0 {
+                out.push(self.command(What::Copy { dst, src, bytes }));
+            }
+            out.push(self.command(self.emitter.signal(peer, ends.full_there, bytes)));
+        }
+    }
+
+    /// Address and bytes of tiles at this rank: of the input where the chain begins, of the output elsewhere.
+    fn end(&self, tiles: &Range<u32>) -> (u64, u64) {
+        match self.from {
+            Some(_) => self.local(tiles, self.step.dst_buf, self.step.dst_chunk),
+            None => self.local(tiles, self.step.src_buf, self.step.src_chunk),
+        }
+    }
+
+    fn local(&self, tiles: &Range<u32>, buf: u8, chunk: u32) -> (u64, u64) {
+        let at = |tile| Place { tile, ..Place::default() };
+        let span = |tile| Span::new(self.work, self.block.instance, at(tile), self.step, 1);
+        let (first, _) = span(tiles.start).local(self.work, buf, chunk);
+        let (last, bytes) = span(tiles.end - 1).local(self.work, buf, chunk);
+        (first, last + bytes as u64 - first)
+    }
+
+    fn command(&self, what: What) -> Command {
+        let lane = u32::from(self.block.lane);
+        Command { stream: lane + if self.to.is_none() { LANES } else { 0 }, what }
+    }
 }
