@@ -75,11 +75,12 @@ fn what_cannot_be_is_refused_or_goes_another_way() {
     if !on_host() {
         return;
     }
-    // Two hosts: kernels and the network, unless copy engines are a must.
-    let between = threads("ab", &["small", "destroy"], &[("NCCL_PASS_SM", "1")]);
-    between.expect_success();
-    assert!(!between.output.contains("/DMA"), "{}", between.output);
-    let must = threads("ab", &["small"], &[("NCCL_PASS_SM", "2")]);
+    // Programs that copy engines cannot run: kernels, unless copy engines are a must.
+    let tree = [("NCCL_ALGO", "Broadcast:Tree"), ("NCCL_PASS_SM", "1")];
+    let lenient = threads("ab", &["small", "destroy"], &tree);
+    lenient.expect_success();
+    assert!(calls(&lenient.output, "broadcast").iter().all(|line| line.contains("/Simple x ")));
+    let must = threads("ab", &["small"], &[tree[0], ("NCCL_PASS_SM", "2")]);
     must.expect_error("InvalidUsage", &["NCCL_PASS_SM=2", "cannot run without multiprocessors"]);
     // Ranks that differ in the setting.
     let id = unique_id().unwrap();
@@ -157,4 +158,96 @@ fn a_communicator_may_ask_for_itself() {
         seen.into_inner().unwrap()
     };
     assert_eq!((ran(true), ran(false)), (vec!["dma"; 2], vec!["host"; 2]));
+}
+
+/// Hosts of several shapes, over a net that is as awkward as its contract allows; and as must, through staging alone, over TCP.
+#[test]
+fn moves_between_hosts_go_by_copy_engines_and_the_net() {
+    if !on_host() {
+        return;
+    }
+    let steps = ["matrix", "vectors", "mixed", "finalize", "destroy"];
+    for (hosts, net) in
+        [("ab", "test"), ("aabb", "test"), ("abab", "test"), ("abcaa", "test"), ("aab", "Socket")]
+    {
+        let settings = [("NCCL_PASS_SM", "1"), ("NCCL_NET", net), SMALL_SLOTS];
+        let ended = threads(hosts, &steps, &settings);
+        ended.expect_success();
+        for collective in ["all_gather", "alltoall", "broadcast", "gather", "scatter"] {
+            let lines = calls(&ended.output, collective);
+            assert!(!lines.is_empty(), "{collective}");
+            assert!(lines.iter().all(|line| line.contains("/DMA x ")), "{collective}: {lines:?}");
+        }
+        let reduced = calls(&ended.output, "all_reduce");
+        assert!(!reduced.is_empty() && reduced.iter().all(|line| line.contains("/Simple x ")));
+        let told = format!("by copy engines, between hosts by net {net} from slots of 4 KiB in host memory");
+        let told = if hosts == "ab" {
+            told
+        } else {
+            told.replace("engines,", "engines, staging 0 MiB in slots of 4 KiB,")
+        };
+        assert!(ended.output.contains(&told), "{told}:\n{}", ended.output);
+    }
+    let staged = [("NCCL_PASS_SM", "2"), ("NCCL_ZERO_COPY", "0"), ("NCCL_ALGO", "Ring"), SMALL_SLOTS];
+    let ended = threads("aabb", &["small", "mixed", "destroy"], &staged);
+    ended.expect_success();
+    assert!(calls(&ended.output, "all_gather").iter().all(|line| line.contains(": Ring/DMA x ")));
+}
+
+#[test]
+fn processes_on_two_hosts_move_without_kernels() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let start = |rank: u32| {
+        let host = ["left", "right"][rank as usize / 2];
+        let settings = [("NCCL_PASS_SM", "1"), ("NCCL_HOSTID", host), ("NCCL_NET", "Socket")];
+        Process::rank(RANK, &id, (rank, 4), &["small", "mixed", "finalize", "destroy"], &settings)
+    };
+    let processes: Vec<Process> = (0..4).map(start).collect();
+    processes.into_iter().for_each(|process| process.end().expect_success());
+}
+
+#[test]
+fn a_peer_on_another_host_may_be_missing() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let start = |rank: u32, steps: &[&str]| {
+        let host = ["left", "right"][rank as usize];
+        let net = ("NCCL_NET", "Socket");
+        let settings = [("NCCL_PASS_SM", "1"), ("NCCL_HOSTID", host), net, ("HAWSER_OP_TIMEOUT", "1")];
+        Process::rank(RANK, &id, (rank, 2), steps, &settings)
+    };
+    // Until the deadline.
+    let (first, mut second) = (start(0, &["gathers"]), start(1, &["sleep"]));
+    first.end().expect_error("Timeout", &["rank 1"]);
+    second.kill();
+    // Until it is aborted.
+    let id = unique_id().unwrap();
+    let start = |rank: u32, steps: &[&str]| {
+        let host = ["left", "right"][rank as usize];
+        let settings = [("NCCL_PASS_SM", "1"), ("NCCL_HOSTID", host), ("NCCL_NET", "Socket")];
+        Process::rank(RANK, &id, (rank, 2), steps, &settings)
+    };
+    let (mut first, mut second) = (start(0, &["abort-on-stdin", "mark", "gathers"]), start(1, &["sleep"]));
+    first.wait_for("mark");
+    first.tell("now");
+    first.end().expect_error("Aborted", &[]);
+    second.kill();
+}
+
+/// What the plugin cannot mend ends the communicator on all ranks, with the cause.
+#[test]
+fn a_net_that_breaks_ends_copies_everywhere() {
+    if !on_host() {
+        return;
+    }
+    let settings = [("NCCL_NET", "test"), ("NCCL_PASS_SM", "1")];
+    let ended = threads("abcd", &["small", "break", "?gathers", "?gathers"], &settings);
+    ended.expect_error("System", &["sending through the test net", "110", "failed sending to rank"]);
+    let errors = ended.output.lines().filter(|line| line.starts_with("error ")).count();
+    assert_eq!(errors, 8, "four ranks, twice each:\n{}", ended.output);
 }

@@ -349,7 +349,7 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
     }
     if protocol == Protocol::Dma {
-        let knobs = dma::knobs(knobs, world.places().1, dma::part(key, bytes));
+        let knobs = dma::knobs(knobs, world, dma::part(key, bytes));
         if let Err(error) = fold(key, algo::channels(key)?, &knobs) {
             return Ok(Outcome::Filtered(error.text));
         }

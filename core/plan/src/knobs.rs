@@ -179,6 +179,8 @@ pub struct Knobs {
     pub staging_bytes: u64,
     /// `HAWSER_SM_FREE_CTAS`: most CTAs of a reduction while copy engines do what only moves.
     pub reducing_ctas: u32,
+    /// The longest message that the network between hosts takes.
+    pub message_bytes: u64,
 }
 
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message. Measured over TCP,
@@ -201,6 +203,7 @@ impl Default for Knobs {
             copy_engines: false,
             staging_bytes: 0,
             reducing_ctas: 2,
+            message_bytes: u64::MAX,
         }
     }
 }
@@ -267,6 +270,7 @@ impl Knobs {
         digest.add(u64::from(self.copy_engines));
         digest.add(self.staging_bytes);
         digest.add(u64::from(self.reducing_ctas));
+        digest.add(self.message_bytes);
         digest.value()
     }
 }

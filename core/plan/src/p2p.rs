@@ -85,7 +85,7 @@ fn by_copy_engines(world: &World, knobs: &Knobs) -> bool {
 
 /// The protocol of a message: equal at both ends because sizes and settings are.
 pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Protocol {
-    if !is_far && by_copy_engines(world, knobs) {
+    if by_copy_engines(world, knobs) {
         return Protocol::Dma;
     }
     let DeviceKind::Cuda { sm } = world.device else { return Protocol::Simple };
@@ -291,7 +291,7 @@ impl Launches<'_> {
     /// Cuts a part's work into tiles and blocks; returns the number of blocks.
     fn cut(&self, work: &mut Work, part: &Part, protocol: Protocol) -> Result<u32> {
         if protocol == Protocol::Dma {
-            let staged = dma::knobs(self.knobs, self.world.places().1, part.bytes);
+            let staged = dma::knobs(self.knobs, self.world, part.bytes);
             return cut(work, dma::LANES, protocol, 1, &staged);
         }
         let is_far = self.world.is_far(self.rank, part.peer);

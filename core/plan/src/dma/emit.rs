@@ -1,8 +1,10 @@
 //! The commands of a launch: what each stream waits for, copies and tells.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::direct::{Direct, Leg, Turn, Way, turns};
+use super::far::Far;
 use super::{At, Bases, Counters, LANES, WORD, tile};
 use crate::device_plan::{Block, HAS_DST, HAS_SRC, Place, Span, Step, Work};
 use crate::lower::LaunchPlan;
@@ -43,14 +45,25 @@ pub enum What {
         /// Address in a peer's memory.
         addr: u64,
     },
+    /// Make the word at `addr` this value likewise: the proxy reads it.
+    Tell {
+        /// Address in memory that the CPU reaches.
+        addr: u64,
+        /// 1 and the bytes of the slot.
+        value: u32,
+    },
 }
 
-/// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive, and one for what
-/// stays on the rank. Steps of the programs that copy engines run do not read what others have written to the user's
-/// memory, so they need no order among each other.
-pub const STREAMS: u32 = 2 * LANES + 1;
-/// The last of them.
+/// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive, one for what
+/// stays on the rank, and two that send to other hosts and receive from there. Steps of the programs that copy engines run do
+/// not read what others have written to the user's memory, so they need no order among each other.
+pub const STREAMS: u32 = NEAR_STREAMS + 2;
+/// Those that launches within a host use, which come first.
+pub const NEAR_STREAMS: u32 = 2 * LANES + 1;
+/// The last of these.
 const COPIES: u32 = 2 * LANES;
+const FAR_SENDS: u32 = NEAR_STREAMS;
+const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
 
 /// Puts out the commands of one launch, round after round.
 ///
@@ -68,6 +81,9 @@ pub struct Emitter<'a> {
     plan: &'a LaunchPlan,
     steps: &'a [Step],
     bases: &'a Bases,
+    far: Arc<Far>,
+    /// Slots between hosts that this launch has filled and emptied so far.
+    far_counters: Counters,
     /// Blocks that are left, with their indices, the next one last.
     left: Vec<(usize, Block)>,
     /// Blocks under way, those that send first, and where they are.
@@ -81,8 +97,9 @@ pub struct Emitter<'a> {
 }
 
 impl<'a> Emitter<'a> {
-    /// For a launch of protocol [`Protocol::Dma`] with the steps that its blocks name.
-    pub fn new(plan: &'a LaunchPlan, steps: &'a [Step], bases: &'a Bases) -> Self {
+    /// For a launch of protocol [`Protocol::Dma`] with the steps that its blocks name. `far` has the ends of all its peers on
+    /// other hosts.
+    pub fn new(plan: &'a LaunchPlan, steps: &'a [Step], bases: &'a Bases, far: Arc<Far>) -> Self {
         let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
         let busy = |b: &&Block| plan.args.works[usize::from(b.work)].tiles > 0 && b.n_steps > 0;
         let left = used.iter().enumerate().filter(|(_, b)| busy(b)).rev().map(|(i, b)| (i, *b)).collect();
@@ -90,6 +107,8 @@ impl<'a> Emitter<'a> {
             plan,
             steps,
             bases,
+            far,
+            far_counters: Counters::default(),
             left,
             current: Vec::new(),
             direct: Vec::new(),
@@ -160,12 +179,14 @@ impl<'a> Emitter<'a> {
         if self.current.is_empty() {
             self.begin();
         }
+        let mut far = std::mem::take(&mut self.far_counters);
+        let mut slots = Slots { near: counters, far: &mut far };
         let mut current = std::mem::take(&mut self.current);
         for (index, block, place) in &mut current {
             let step = &self.steps[usize::from(block.first_step) + place.step as usize];
             match self.chain((*index, block), *place, step) {
-                Some(chain) => chain.tile(*place, counters, out),
-                None => self.tile((*index, block), *place, step, counters, out),
+                Some(chain) => chain.tile(*place, &mut slots, out),
+                None => self.tile((*index, block), *place, step, &mut slots, out),
             }
             self.end_turn((*index, place.step, place.repetition), place.tile, out);
             let work = &self.plan.args.works[usize::from(block.work)];
@@ -173,7 +194,7 @@ impl<'a> Emitter<'a> {
         }
         let moved = !current.is_empty();
         current.retain(|(_, block, place)| place.tile < self.plan.args.works[usize::from(block.work)].tiles);
-        self.current = current;
+        (self.current, self.far_counters) = (current, far);
         if !moved {
             out.append(&mut self.owed);
         }
@@ -196,57 +217,114 @@ impl<'a> Emitter<'a> {
         (index, block): (usize, &Block),
         at: Place,
         step: &Step,
-        counters: &mut Counters,
+        slots: &mut Slots<'_>,
         out: &mut Vec<Command>,
     ) {
         let work = &self.plan.args.works[usize::from(block.work)];
         let span = Span::new(work, block.instance, at, step, 1);
         let lane = u32::from(block.lane);
         let sends = &step.send[..usize::from(step.n_send)];
-        let stream = lane + if sends.is_empty() { LANES } else { 0 };
         let mut put = |stream, what| out.push(Command { stream, what });
         let direct = |peer: u32, send: bool| self.direct_leg((index, at.step, at.repetition), peer, send);
         let mut taken = None;
         let (mut src, mut length) = (0, 0);
         if step.n_recv > 0 {
             let peer = u32::from(step.recv[0]);
+            let stream = self.stream(block, peer, false);
             if let Some((leg, way)) = direct(peer, false) {
                 self.straight(leg, way, at, stream, &mut put);
                 return;
             }
-            let slot = Counters::next(&mut counters.taken, peer, lane);
-            let ends = self.ends(peer, lane, slot);
+            let ends = self.next(slots, (peer, false), lane);
             put(stream, What::Await { addr: ends.full_here, peer });
             (src, length) = (ends.slot_here, span.nominal);
-            taken = Some(ends.free_there);
+            taken = Some((stream, self.signal(peer, ends.free_there, 0)));
         } else if step.flags & HAS_SRC != 0 {
             (src, length) = span.local(work, step.src_buf, step.src_chunk);
         }
         for &peer in sends {
             let peer = u32::from(peer);
+            let stream = self.stream(block, peer, true);
             if let Some((leg, way)) = direct(peer, true) {
                 self.straight(leg, way, at, stream, &mut put);
                 continue;
             }
-            let slot = Counters::next(&mut counters.sent, peer, lane);
-            let ends = self.ends(peer, lane, slot);
+            let ends = self.next(slots, (peer, true), lane);
             put(stream, What::Await { addr: ends.free_here, peer });
             if length > 0 {
                 put(stream, What::Copy { dst: ends.slot_there, src, bytes: length as u64 });
             }
-            put(stream, What::Set { addr: ends.full_there });
+            put(stream, self.signal(peer, ends.full_there, length as u64));
         }
         if step.flags & HAS_DST != 0 {
             let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
             let bytes = length.min(room) as u64;
             // What stays on the rank does not hold up what goes.
-            let stream = if taken.is_some() { stream } else { COPIES };
+            let stream = taken.map_or(COPIES, |(stream, _)| stream);
             if bytes > 0 && dst != src {
                 put(stream, What::Copy { dst, src, bytes });
             }
         }
-        if let Some(addr) = taken {
-            put(stream, What::Set { addr });
+        if let Some((stream, signal)) = taken {
+            put(stream, signal);
+        }
+    }
+
+    /// The stream for what a block exchanges with a peer. All that comes from one peer comes on one stream: its slots are taken
+    /// in their order. So a block that passes anything on has one stream.
+    fn stream(&self, block: &Block, peer: u32, send: bool) -> u32 {
+        let first = usize::from(block.first_step);
+        let steps = &self.steps[first..first + usize::from(block.n_steps)];
+        let lane = u32::from(block.lane);
+        match (self.is_far(peer), send) {
+            _ if steps.iter().any(|step| step.n_recv > 0 && step.n_send > 0) => lane,
+            (false, true) => lane,
+            (false, false) => lane + LANES,
+            (true, true) => FAR_SENDS,
+            (true, false) => FAR_RECEIVES,
+        }
+    }
+
+    /// Whether a peer is on another host.
+    fn is_far(&self, peer: u32) -> bool {
+        self.bases.staging[peer as usize] == 0
+    }
+
+    /// The peers on other hosts of which an end is missing, if any: a launch without them would wait for nobody.
+    pub fn missing(&self) -> Option<u32> {
+        let blocks = self.left.iter().map(|(_, block)| block);
+        let steps = blocks.flat_map(|b| self.steps.iter().skip(b.first_step.into()).take(b.n_steps.into()));
+        let mut ends = steps.flat_map(|step| {
+            let sends = step.send[..step.n_send.into()].iter().map(|peer| (u32::from(*peer), true));
+            sends.chain(step.recv[..step.n_recv.into()].iter().map(|peer| (u32::from(*peer), false)))
+        });
+        let found = ends.find(|(peer, send)| self.is_far(*peer) && self.far.end(*peer, *send).is_none());
+        found.map(|(peer, _)| peer)
+    }
+
+    /// The slot that is next in a direction.
+    fn next(&self, slots: &mut Slots<'_>, (peer, send): (u32, bool), lane: u32) -> Ends {
+        let far = self.far.end(peer, send).filter(|_| self.is_far(peer));
+        let counters = if far.is_some() { &mut *slots.far } else { &mut *slots.near };
+        let slot = Counters::next(if send { &mut counters.sent } else { &mut counters.taken }, peer, lane);
+        let Some(end) = far else { return self.ends(peer, lane, slot) };
+        let (data, ready, told) = (end.data(slot), end.ready(slot), end.told(slot));
+        Ends {
+            slot_here: data,
+            full_here: ready,
+            free_here: ready,
+            slot_there: data,
+            full_there: told,
+            free_there: told,
+        }
+    }
+
+    /// Tells a peer of a slot; the proxy in its place how many bytes it has. A message of no bytes is not every network's.
+    fn signal(&self, peer: u32, addr: u64, bytes: u64) -> What {
+        if self.is_far(peer) {
+            What::Tell { addr, value: 1 + bytes.max(1) as u32 }
+        } else {
+            What::Set { addr }
         }
     }
 
@@ -346,6 +424,12 @@ impl<'a> Emitter<'a> {
     }
 }
 
+/// The slots that are next.
+struct Slots<'a> {
+    near: &'a mut Counters,
+    far: &'a mut Counters,
+}
+
 /// Addresses of the words of a direct leg: "whoever was called first is ready" and "whoever was called second has copied", in this
 /// rank's memory and in the peer's.
 struct DirectWords {
@@ -383,39 +467,39 @@ struct Chain<'e> {
 
 impl Chain<'_> {
     /// At the last tile of a group: takes the group, and passes it on.
-    fn tile(&self, at: Place, counters: &mut Counters, out: &mut Vec<Command>) {
+    fn tile(&self, at: Place, slots: &mut Slots<'_>, out: &mut Vec<Command>) {
         if !(at.tile + 1).is_multiple_of(self.at_once) && at.tile + 1 < self.work.tiles {
             return;
         }
         let tiles = at.tile / self.at_once * self.at_once..at.tile + 1;
         let taken = match self.from {
-            Some(peer) => self.take(peer, &tiles, counters, out),
+            Some(peer) => self.take(peer, &tiles, slots, out),
             None => {
                 self.keep(&tiles, out);
                 None
             }
         };
         if let Some(peer) = self.to {
-            self.pass_on(peer, &tiles, counters, out);
+            self.pass_on(peer, &tiles, slots, out);
         }
         // Only when it has been passed on: the peer's words allow it so many groups.
-        out.extend(taken.map(|addr| self.command(What::Set { addr })));
+        out.extend(taken.map(|signal| self.command(signal)));
     }
 
-    /// Waits for what comes; through staging it is copied to the user's buffer. Returns the word that is still to be set.
+    /// Waits for what comes; through staging it is copied to the user's buffer. Returns what is still to be told.
     fn take(
         &self,
         peer: u32,
         tiles: &Range<u32>,
-        counters: &mut Counters,
+        slots: &mut Slots<'_>,
         out: &mut Vec<Command>,
-    ) -> Option<u64> {
+    ) -> Option<What> {
         let lane = u32::from(self.block.lane);
-        let mut next = || self.emitter.ends(peer, lane, Counters::next(&mut counters.taken, peer, lane));
+        let mut next = || self.emitter.next(slots, (peer, false), lane);
         if self.arrives {
             let ends = next();
             out.push(self.command(What::Await { addr: ends.full_here, peer }));
-            return Some(ends.free_there);
+            return Some(self.emitter.signal(peer, ends.free_there, 0));
         }
         for tile in tiles.clone() {
             let (ends, (dst, bytes)) = (next(), self.end(&(tile..tile + 1)));
@@ -423,7 +507,7 @@ impl Chain<'_> {
             if bytes > 0 {
                 out.push(self.command(What::Copy { dst, src: ends.slot_here, bytes }));
             }
-            out.push(self.command(What::Set { addr: ends.free_there }));
+            out.push(self.command(self.emitter.signal(peer, ends.free_there, 0)));
         }
         None
     }
@@ -437,7 +521,7 @@ impl Chain<'_> {
         }
     }
 
-    fn pass_on(&self, peer: u32, tiles: &Range<u32>, counters: &mut Counters, out: &mut Vec<Command>) {
+    fn pass_on(&self, peer: u32, tiles: &Range<u32>, slots: &mut Slots<'_>, out: &mut Vec<Command>) {
         let lane = u32::from(self.block.lane);
         let parts = match self.goes {
             Some(_) => vec![tiles.clone()],
@@ -448,7 +532,7 @@ impl Chain<'_> {
             out.push(self.command(What::Await { addr, peer }));
         }
         for part in parts {
-            let ends = self.emitter.ends(peer, lane, Counters::next(&mut counters.sent, peer, lane));
+            let ends = self.emitter.next(slots, (peer, true), lane);
             let (src, bytes) = self.end(&part);
             let dst = match self.goes {
                 Some((leg, Way::Second { addr, .. })) => addr + (src - leg.addr),
@@ -458,7 +542,7 @@ impl Chain<'_> {
             if bytes > 0 {
                 out.push(self.command(What::Copy { dst, src, bytes }));
             }
-            out.push(self.command(What::Set { addr: ends.full_there }));
+            out.push(self.command(self.emitter.signal(peer, ends.full_there, bytes)));
         }
     }
 

@@ -4,10 +4,12 @@
 //! slot has two words: `full`, in the memory of its owner, set by the peer that filled it, and `free`, in the memory of
 //! that peer, set by the owner that has emptied it. Whoever waits for a word clears it, so a replayed graph finds the words
 //! as it left them. Commands come out in rounds, the sends of a round before its receives: a device that runs all its
-//! streams one after the other in that order still gets to the end.
+//! streams one after the other in that order still gets to the end. Between hosts both words and slots are this rank's own,
+//! and the proxy is the peer ([`far`]).
 
 mod direct;
 mod emit;
+pub mod far;
 
 use crate::algo::{self, ProgramKey};
 use crate::call::Collective;
@@ -16,7 +18,7 @@ use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::world::{DeviceKind, Link, World};
 
 pub use direct::{Direct, Leg, Way};
-pub use emit::{Command, Emitter, STREAMS, What};
+pub use emit::{Command, Emitter, NEAR_STREAMS, STREAMS, What};
 
 /// Streams in each direction, and staging lanes per peer. A second lane would take half of the slots' memory, and larger slots are
 /// faster.
@@ -49,9 +51,8 @@ pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
             Some("copy engines are used with NCCL_PASS_SM=1, or where a rule asks for them".into())
         }
         _ if world.size() < 2 => Some("there is one rank only".into()),
-        _ if world.hosts() > 1 => Some("copy engines reach the ranks of one host".into()),
         Link::HostMemory if world.device != DeviceKind::Host => {
-            Some("copy engines need peer access between GPUs".into())
+            Some("copy engines need peer access between the GPUs of a host".into())
         }
         _ => None,
     }
@@ -81,10 +82,14 @@ fn is_known(key: &ProgramKey) -> bool {
 
 /// The settings under which programs are bound to calls that give each peer `bytes` bytes: one block runs all channels, so
 /// that ranks go through their peers in the same order.
-pub fn knobs(knobs: &Knobs, local: u32, bytes: u64) -> Knobs {
-    let slot = Staging::new(local, knobs).slot_bytes.min(tile(bytes)) as u32;
+pub fn knobs(knobs: &Knobs, world: &World, bytes: u64) -> Knobs {
+    let near = match world.places().1 {
+        1 => MOST_SLOT,
+        local => Staging::new(local, knobs).slot_bytes,
+    };
+    let slot = if world.hosts() > 1 { far::slot_bytes(world, knobs).min(near) } else { near };
     Knobs {
-        slot_bytes: [0, 0, slot],
+        slot_bytes: [0, 0, slot.min(tile(bytes)) as u32],
         depth: DEPTH,
         lanes: LANES,
         min_ctas: 1,
@@ -195,7 +200,7 @@ struct At {
     slot: u32,
 }
 
-/// What a rank knows of everybody's staging: addresses by rank as its device sees them; 0 where it reaches none.
+/// What a rank knows of everybody's staging: addresses by rank as its device sees them; 0 on other hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bases {
     /// This rank.

@@ -201,6 +201,7 @@ fn choose_net(
         return Err(Error::invalid_usage(text));
     }
     knobs.slot_bytes[2] = knobs.slot_bytes[2].min(most);
+    knobs.message_bytes = most.into();
     Ok(chosen)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use hawser_plan::dma::Bases;
+use hawser_plan::dma::{Bases, far};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
 
@@ -78,6 +78,7 @@ pub fn bring_up(
             place: places[rank as usize],
             rail: rail(hosts, places, rank),
             wires: fabric.wires(),
+            staged: layout.staging.map(|_| far::slot_bytes(&world, &knobs)),
         };
         Net::start(chosen, setup, settings)
     });
@@ -87,7 +88,8 @@ pub fn bring_up(
     let is_host = device.caps().kind == DeviceKind::Host;
     let copies = |bases: &Bases| {
         let board = Board::connect(device.as_ref(), &bootstrap, &peers, abort, &step("direct copies"))?;
-        Dma::new(bases.clone(), board, &device, &fabric.control, is_host)
+        let stage = net.as_ref().and_then(Net::stage).cloned();
+        Dma::new(bases.clone(), (board, stage), &device, &fabric.control, is_host)
     };
     let dma = fabric.staging().map(copies);
     let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));

@@ -1,7 +1,7 @@
 //! A communicator that is up: plans calls and holds everything that launches need.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use crate::dma::{Dma, Emission, Who};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exec::{Events, Launch, Work};
 use crate::log::{self, Subsys};
-use crate::transport::net::{Meter, Need, Net};
+use crate::transport::net::{Meter, Need, Net, Stage};
 use crate::transport::{Fabric, bytes_of};
 use crate::wait::AbortFlag;
 
@@ -317,7 +317,7 @@ impl Live {
             Arc::new(Bound::Exchange(Box::new(plan), chosen))
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
-            let part = |bytes| dma::knobs(&self.knobs, self.layout.local, dma::part(&choice.key, bytes));
+            let part = |bytes| dma::knobs(&self.knobs, &self.world, dma::part(&choice.key, bytes));
             let knobs = match choice.protocol {
                 Protocol::Dma => Cow::Owned(part(call.total_bytes(self.world.size()))),
                 _ => tuners.knobs(call, facts, &self.world, choice, &self.knobs),
@@ -479,7 +479,7 @@ impl Live {
     /// Makes sure that the connections which a plan uses exist or are on their way.
     fn connect(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<()> {
         let Some(net) = &self.net else { return Ok(()) };
-        let needs: Vec<Need> = self.far_ends(plan, steps).map(|(need, _)| need).collect();
+        let needs: Vec<Need> = self.far_ends(plan, steps).into_iter().map(|(need, _)| need).collect();
         net.want(&needs)
     }
 
@@ -498,11 +498,7 @@ impl Live {
     }
 
     /// The ends of connections over the network that a plan uses, and the slots that pass there.
-    fn far_ends<'a>(
-        &'a self,
-        plan: &'a LaunchPlan,
-        steps: &'a [Step],
-    ) -> impl Iterator<Item = (Need, u64)> + 'a {
+    fn far_ends<'a>(&'a self, plan: &'a LaunchPlan, steps: &'a [Step]) -> Vec<(Need, u64)> {
         let blocks = plan.args.blocks[..usize::from(plan.args.n_blocks)].iter();
         let used = blocks.flat_map(move |block| {
             let tiles = u64::from(plan.args.works[usize::from(block.work)].tiles);
@@ -514,7 +510,11 @@ impl Live {
             let receives = step.recv[..step.n_recv.into()].iter().map(move |peer| end(peer, false));
             receives.chain(step.send[..step.n_send.into()].iter().map(move |peer| end(peer, true)))
         });
-        ends.filter(|(need, _)| self.world.is_far(self.rank, need.peer))
+        let ends = ends.filter(|(need, _)| self.world.is_far(self.rank, need.peer));
+        match plan.kernel.protocol {
+            Protocol::Dma => staged_ends(ends, self.layout.lanes),
+            _ => ends.collect(),
+        }
     }
 
     fn scratch(&self, bytes: u64) -> Result<u64> {
@@ -583,6 +583,19 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a Loaded>) -> &'a [Step] 
         Some(loaded) if plan.args.n_inline == 0 => &loaded.lowered.steps,
         _ => &plan.args.inline_steps,
     }
+}
+
+/// The slots of copy engines that such tiles pass through, each with a connection of its own.
+fn staged_ends(ends: impl Iterator<Item = (Need, u64)>, lanes: u32) -> Vec<(Need, u64)> {
+    let mut tiles: BTreeMap<(u32, bool), u64> = BTreeMap::new();
+    for (need, slots) in ends {
+        *tiles.entry((need.peer, need.send)).or_default() += slots;
+    }
+    let slots = |((peer, send), tiles): ((u32, bool), u64)| {
+        let end = move |slot| (Stage::need(lanes, peer, send, slot), dma::far::passes(tiles, slot));
+        (0..dma::DEPTH).map(end)
+    };
+    tiles.into_iter().flat_map(slots).filter(|(_, passes)| *passes > 0).collect()
 }
 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.

@@ -11,14 +11,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hawser_plan::device_plan::Step;
-use hawser_plan::dma::{Bases, Command, Counters, Direct, Emitter, Leg, STREAMS, Way, What};
+use hawser_plan::dma::{Bases, Command, Counters, Direct, Emitter, Leg, NEAR_STREAMS, STREAMS, Way, What};
 use hawser_plan::lower::LaunchPlan;
 
 use crate::comm::{Order, Turn, lock};
 use crate::device::{Device, MemoryOp, OwnedStream, Stream};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::transport::control::Control;
+use crate::transport::net::Stage;
 use board::Meeting;
 use watch::Watched;
 
@@ -31,6 +32,8 @@ const MOST_PATIENCE: Duration = Duration::from_micros(500);
 pub struct Dma {
     bases: Bases,
     board: Option<Board>,
+    /// Slots that the network carries, where there are several hosts.
+    stage: Option<Arc<Stage>>,
     control: Arc<Control>,
     state: Mutex<State>,
     watched: Option<Arc<Watched>>,
@@ -58,14 +61,16 @@ impl Dma {
     /// With everybody's staging. On a GPU, launches are watched from now on.
     pub fn new(
         bases: Bases,
-        board: Option<Board>,
+        (board, stage): (Option<Board>, Option<Arc<Stage>>),
         device: &Arc<dyn Device>,
         control: &Arc<Control>,
         is_host: bool,
     ) -> Result<Self> {
-        let watched =
-            if is_host { None } else { Some(Watched::start(device.clone(), control.clone(), &bases)?) };
-        Ok(Self { bases, board, control: control.clone(), state: Mutex::default(), watched })
+        let watched = match is_host {
+            true => None,
+            false => Some(Watched::start(device.clone(), control.clone(), &bases, stage.clone())?),
+        };
+        Ok(Self { bases, board, stage, control: control.clone(), state: Mutex::default(), watched })
     }
 
     /// All commands of a launch by stream, for the host device.
@@ -75,7 +80,7 @@ impl Dma {
         plan: &LaunchPlan,
         steps: &[Step],
     ) -> Result<[Vec<What>; STREAMS as usize]> {
-        let mut emitter = Emitter::new(plan, steps, &self.bases);
+        let mut emitter = self.emitter(plan, steps)?;
         let mut commands = Vec::new();
         if let Some(arrival) = self.arrive(device, &emitter, plan, false)? {
             // What the other ranks of a thread have to say they have not said yet.
@@ -100,7 +105,7 @@ impl Dma {
         let streams = self.streams(device)?;
         let turn = order.begin(device, stream)?;
         let is_captured = device.stream_state(stream)?.capture.is_some();
-        let emitter = Emitter::new(plan, steps, &self.bases);
+        let emitter = self.emitter(plan, steps)?;
         let arrival = self.arrive(device, &emitter, plan, is_captured)?;
         if let Some(watched) = self.watched.as_ref().filter(|_| turn.done != 0) {
             let peers = peers(plan, steps);
@@ -108,6 +113,15 @@ impl Dma {
         }
         let (used, pending) = ([false; STREAMS as usize], Vec::new());
         Ok(Emission { dma: self, device, order, emitter, arrival, stream, streams, used, turn, pending })
+    }
+
+    fn emitter<'a>(&'a self, plan: &'a LaunchPlan, steps: &'a [Step]) -> Result<Emitter<'a>> {
+        let far = self.stage.as_ref().map(|stage| stage.ends()).unwrap_or_default();
+        let emitter = Emitter::new(plan, steps, &self.bases, far);
+        match emitter.missing() {
+            None => Ok(emitter),
+            Some(peer) => Err(Error::internal(format!("no slots for rank {peer} of another host"))),
+        }
     }
 
     /// Tells peers where this rank receives. None: nothing is direct.
@@ -171,10 +185,11 @@ impl Dma {
 
     fn streams(&self, device: &dyn Device) -> Result<[Stream; STREAMS as usize]> {
         let mut state = lock(&self.state)?;
-        while state.streams.len() < STREAMS as usize {
+        let used = if self.stage.is_some() { STREAMS } else { NEAR_STREAMS };
+        while state.streams.len() < used as usize {
             state.streams.push(device.urgent_stream()?);
         }
-        Ok(std::array::from_fn(|i| state.streams[i].stream))
+        Ok(std::array::from_fn(|i| state.streams.get(i).map_or_else(Stream::default, |own| own.stream)))
     }
 }
 
@@ -241,6 +256,7 @@ impl Emission<'_> {
                     self.pending.extend(ops.map(|op| (index, op)));
                 }
                 What::Set { addr } => self.pending.push((index, MemoryOp::Write { addr, value: 1 })),
+                What::Tell { addr, value } => self.pending.push((index, MemoryOp::Write { addr, value })),
                 What::Copy { dst, src, bytes } => {
                     self.flush()?;
                     self.device.copy(self.streams[index], dst, src, bytes)?;
