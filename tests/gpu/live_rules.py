@@ -256,7 +256,7 @@ def record(log, load, changer):
             faults.append(f"{name}: change {change} was taken at {ranks}")
     for name in names:
         count = sum(1 for key in taken if key[0] == name)
-        if count != changer.changed:
+        if count < changer.changed:
             faults.append(f"{name} took {count} changes of {changer.changed}")
     return faults
 

@@ -1,8 +1,9 @@
 //! Launches without a kernel on the host device, through the same path as on GPUs: `NCCL_PASS_SM`.
 
-use hawser_runtime::unique_id;
+use hawser_plan::Collective;
+use hawser_runtime::{Config, unique_id};
 use hawser_tests::process::Process;
-use hawser_tests::world::on_host;
+use hawser_tests::world::{self, on_host, on_hosts};
 
 const RANK: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
 /// Slots of 4 KiB, so that messages have many tiles.
@@ -107,6 +108,56 @@ fn a_missing_peer_is_named_when_the_deadline_passes() {
     let (first, mut second) = (start(0), start(1));
     first.end().expect_error("Timeout", &["rank 1"]);
     second.kill();
+}
+
+#[test]
+fn a_rule_gives_single_calls_to_copy_engines_or_takes_them_away() {
+    if !on_host() {
+        return;
+    }
+    let file = std::env::temp_dir().join(format!("hawser-executor-{}.toml", std::process::id()));
+    let rules = |text: &str| std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap();
+    let run = |pass_sm| {
+        let settings = [("HAWSER_RULES", path), ("NCCL_PASS_SM", pass_sm), SMALL_SLOTS];
+        let ended = threads("aaa", &["small", "destroy"], &settings);
+        ended.expect_success();
+        ended.output
+    };
+    let by_copies = |output: &str, collective| {
+        let lines = calls(output, collective);
+        assert!(!lines.is_empty(), "{output}");
+        lines.iter().filter(|line| line.contains("/DMA")).count() as f64 / lines.len() as f64
+    };
+    rules("[[rule]]\nmatch.collective = \"all_gather\"\nuse = { executor = \"dma\" }\n");
+    let output = run("0");
+    assert!(output.contains("SM_FREE world rank 0: for rules that ask for it: all_gather"), "{output}");
+    assert_eq!((by_copies(&output, "all_gather"), by_copies(&output, "broadcast")), (1.0, 0.0));
+    rules(
+        "[[rule]]\nmatch = { collective = \"all_gather\", bytes = \"..4K\" }\nuse = { executor = \"sm\" }\n",
+    );
+    let output = run("1");
+    let share = by_copies(&output, "all_gather");
+    assert!(share > 0.0 && share < 1.0 && by_copies(&output, "broadcast") == 1.0, "{share}: {output}");
+    assert_eq!(by_copies(&run("2"), "all_gather"), 1.0, "what insists on copy engines is not softened");
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn a_communicator_may_ask_for_itself() {
+    if !on_host() {
+        return;
+    }
+    let ran = |sm_free| {
+        let config = Config { sm_free, ..Config::default() };
+        let seen = std::sync::Mutex::new(Vec::new());
+        on_hosts("aa", &config, |comm| {
+            world::run(comm, world::plain(Collective::AllGather, 2, 10_000), false, 0).unwrap();
+            seen.lock().unwrap().push(comm.last_decision().unwrap().unwrap().executor);
+        });
+        seen.into_inner().unwrap()
+    };
+    assert_eq!((ran(true), ran(false)), (vec!["dma"; 2], vec!["host"; 2]));
 }
 
 /// Hosts of several shapes, over a net that is as awkward as its contract allows; and as must, through staging alone, over TCP.

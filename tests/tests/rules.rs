@@ -8,7 +8,7 @@ use hawser_plan::imported::{self, Handle};
 use hawser_plan::ir::text::to_text;
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Collective, Knobs, World};
-use hawser_runtime::comm::Tuners;
+use hawser_runtime::comm::{Facts, Tuners};
 use hawser_runtime::unique_id;
 use hawser_tests::process::{Ended, Process};
 use hawser_tests::world::{call, on_host, plain};
@@ -153,7 +153,7 @@ fn a_rule_takes_a_program_that_the_user_brought() {
         let tuner = RuleTuner::new(vec![RuleFile::named(file("toml", rules))]);
         let tuners = Tuners::of(&tuner, &world, &knobs, None).unwrap();
         let call = call(&plain(Collective::AllReduce, 4, 1000), (16, 16));
-        tuners.choose(&call, &world, &knobs).unwrap().choice
+        tuners.choose(&call, Facts::default(), &world, &knobs).unwrap().choice
     };
     let mine = chosen("[[rule]]\nuse = [{ program = \"yours\" }, { program = \"mine\" }]");
     assert!(

@@ -325,7 +325,7 @@ impl ExchangePlan {
         parts.fill(call.collective, choice.key.algorithm, call.root, bytes);
         let Parts { mut args, has_dst, .. } = parts;
         args.most = longest_part(call.collective, choice.key.algorithm, bytes, ranks);
-        let mut max_ctas = knobs.max_ctas;
+        let mut max_ctas = knobs.most_ctas(call.collective);
         if choice.instances > 0 {
             max_ctas = max_ctas.min(choice.instances);
         }

@@ -240,7 +240,7 @@ pub(crate) fn fold(key: &ProgramKey, channels: u32, knobs: &Knobs) -> Result<Fol
         return fold_imported(&program, knobs);
     }
     let available = knobs.lanes.min(MAX_BLOCKS as u32);
-    let wanted = available.min(knobs.max_ctas).max(1);
+    let wanted = available.min(knobs.most_ctas(key.collective)).max(1);
     let most = (MAX_CHANNEL_STEPS / algo::most_channel_steps(key)).max(1);
     let channels_per_block = channels.div_ceil(wanted).min(most);
     let blocks = channels.div_ceil(channels_per_block);

@@ -65,7 +65,7 @@ pub fn plan(
     }
     let copies = own_copies(messages, rank)?;
     let remote = keyed(messages, rank, ranks, world, knobs);
-    let own = if dma::has_staging(world, knobs) { Protocol::Dma } else { Protocol::Simple };
+    let own = if by_copy_engines(world, knobs) { Protocol::Dma } else { Protocol::Simple };
     let mut launches = Launches { knobs, rank, world, list: Vec::new(), used: Vec::new() };
     let protocol = remote.first().map_or(own, |(key, _)| key.protocol);
     for copy in copies {
@@ -78,9 +78,14 @@ pub fn plan(
     Ok(launches.list)
 }
 
+/// Whether copy engines carry messages: rules are not asked about them.
+fn by_copy_engines(world: &World, knobs: &Knobs) -> bool {
+    knobs.pass_sm > 0 && dma::has_staging(world, knobs)
+}
+
 /// The protocol of a message: equal at both ends because sizes and settings are.
 pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Protocol {
-    if dma::has_staging(world, knobs) {
+    if by_copy_engines(world, knobs) {
         return Protocol::Dma;
     }
     let DeviceKind::Cuda { sm } = world.device else { return Protocol::Simple };

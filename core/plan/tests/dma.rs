@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use hawser_plan::algo::{rank_program, shape};
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::choose;
+use hawser_plan::choose::{self, Outcome, choose};
 use hawser_plan::dma::far::{self, End, Far, WORDS};
 use hawser_plan::dma::{self, Bases, Counters, DEPTH, Direct, Emitter, Leg, STREAMS, Staging, Way, What};
+use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::lower::{LaunchPlan, bind, device_op, lower};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::world::{DeviceKind, Link, World};
@@ -451,6 +452,46 @@ fn reductions_and_worlds_without_staging_take_other_ways() {
     assert_eq!(choose(&call(Collective::AllGather), &alone, &strict).unwrap().protocol, Protocol::Dma);
     let off = choose(&call(Collective::AllGather), &world(4), &Knobs::default()).unwrap();
     assert!(off.why.to_string().contains("NCCL_PASS_SM=1"));
+}
+
+/// What reduces beside copy engines keeps few multiprocessors, by every candidate and in what is launched.
+#[test]
+fn reductions_are_light() {
+    for (collective, ctas) in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce]
+        .into_iter()
+        .flat_map(|c| [(c, 1), (c, 2), (c, 5)])
+    {
+        let knobs = Knobs { reducing_ctas: ctas, ..settings() };
+        for (ranks, count) in
+            [2, 3, 8, 16].into_iter().flat_map(|r| [1u64, 5000, 1 << 20, 1 << 28].map(|n| (r, n)))
+        {
+            let call = Call {
+                collective,
+                count,
+                dtype: DataType::Float32,
+                op: ReduceOp::Sum,
+                scalar: Scalar::Immediate(0),
+                root: 0,
+                input: 0,
+                output: 1 << 40,
+            };
+            let world = world(ranks);
+            for candidate in choose::candidates(&call, &world, &knobs).unwrap() {
+                if let Outcome::Predicted { instances, channels, .. } = candidate.outcome {
+                    assert!(instances * channels <= ctas, "{candidate} with {ranks} ranks");
+                }
+            }
+            let choice = choose(&call, &world, &knobs).unwrap();
+            let blocks = if choice.protocol.is_exchange() {
+                ExchangePlan::new(&call, &choice, 0, ranks, &knobs).blocks
+            } else {
+                let program = rank_program(&choice.key, 0).unwrap();
+                let lowered = lower(&shape(&choice.key).unwrap(), &program, device_op(&call)).unwrap();
+                bind(&lowered, &call, &choice, ranks, &knobs).unwrap().args.n_blocks.into()
+            };
+            assert!(blocks <= ctas, "{blocks} blocks: {}", choice.why);
+        }
+    }
 }
 
 #[test]

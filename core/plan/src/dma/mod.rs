@@ -37,7 +37,7 @@ const DIRECT_WORDS: u64 = 4;
 /// Alignment of slots.
 const PAGE: u64 = 64 << 10;
 
-/// Whether ranks have staging: `NCCL_PASS_SM` asks for it, and copy engines can do something.
+/// Whether ranks have staging: `NCCL_PASS_SM` or a rule asks for it, and copy engines can do something.
 pub fn has_staging(world: &World, knobs: &Knobs) -> bool {
     let bit = protocol_bit(Protocol::Dma);
     let wanted = knobs.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
@@ -47,7 +47,9 @@ pub fn has_staging(world: &World, knobs: &Knobs) -> bool {
 /// Why copy engines can do nothing for a communicator, if so.
 pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
     match world.link {
-        _ if knobs.pass_sm == 0 => Some("copy engines are used with NCCL_PASS_SM=1".into()),
+        _ if knobs.pass_sm == 0 && !knobs.copy_engines => {
+            Some("copy engines are used with NCCL_PASS_SM=1, or where a rule asks for them".into())
+        }
         _ if world.size() < 2 => Some("there is one rank only".into()),
         Link::HostMemory if world.device != DeviceKind::Host && world.places().1 > 1 => {
             Some("copy engines need peer access between the GPUs of a host".into())

@@ -11,7 +11,8 @@ use super::decide::{Decided, decide};
 use super::live::{Choices, Live, warm_up};
 use super::order::Order;
 use super::sm_free::{self, SmFree};
-use super::tune::config as tuner_config;
+use super::terms::config as tuner_config;
+use super::times::Times;
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::change::{Place, Seat, Seated, Staged, Turn};
@@ -92,6 +93,7 @@ pub fn bring_up(
     };
     let dma = fabric.staging().map(copies);
     let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));
+    let times = Times::new(&device, tuners.wants().times);
     let place = Place {
         comm_id,
         name: name.clone(),
@@ -100,6 +102,7 @@ pub fn bring_up(
         tuners: tuners.clone(),
         config: tuner_config(comm_id, &world, &knobs, config.name.as_deref()),
         turn: turn.clone(),
+        times: times.clone(),
         limit: settings.rules_timeout,
     };
     let seated = (world.size() > 1).then(|| Seated::new(Seat::new(place))).transpose()?;
@@ -126,6 +129,8 @@ pub fn bring_up(
         order,
         dma: dma.transpose()?,
         sm_free: SmFree::new(settings.sm_free_verbose),
+        windows: Default::default(),
+        times,
     };
     if live.device.caps().kind != DeviceKind::Host {
         warm_up(&live)?;
@@ -133,7 +138,7 @@ pub fn bring_up(
     live.device.pool().fill()?;
     live.bootstrap.barrier(&step("ready"))?;
     log::info(Subsys::Init, || announcement(&live));
-    if live.knobs.pass_sm > 0 {
+    if live.knobs.pass_sm > 0 || live.knobs.copy_engines {
         log::info(Subsys::Init, || sm_free::announcement(&live));
     }
     Ok(Arc::new(live))

@@ -15,9 +15,11 @@ use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, bulk, dma};
 
+use super::facts::{Facts, Windows};
 use super::last::{Batch, Bounds};
 use super::order::Order;
 use super::sm_free::SmFree;
+use super::times::{Timed, Times};
 use super::tune::{Chosen, Tuners};
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
@@ -77,6 +79,10 @@ pub struct Live {
     pub dma: Option<Dma>,
     /// Lines about them.
     pub sm_free: SmFree,
+    /// Symmetric windows.
+    pub windows: Windows,
+    /// How long operations took, if somebody wants to know.
+    pub times: Arc<Times>,
 }
 
 /// The tuners of a communicator, and choices made with them.
@@ -102,9 +108,9 @@ pub enum Now {
     Later(Option<u64>),
 }
 
-/// What a choice depends on within a communicator: collective, count, type, reduction, root.
+/// What a choice depends on within a communicator: collective, count, type, reduction, root, and what tuners may ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct CallKey(Collective, u64, DataType, ReduceOp, u32);
+pub struct CallKey(Collective, u64, DataType, ReduceOp, u32, Facts);
 
 /// A choice bound to a call's size.
 pub enum Bound {
@@ -163,7 +169,7 @@ impl Live {
         if call.count == 0 {
             return Ok(Vec::new());
         }
-        let bound = self.bound(call, number)?;
+        let (bound, timed) = self.bound(call, stream, number)?;
         let (Chosen { choice, .. }, blocks) = bound.chosen();
         self.log_call(call, choice, blocks, number);
         let chosen = (choice.key.algorithm.name(), choice.protocol.name(), blocks);
@@ -180,10 +186,11 @@ impl Live {
             Bound::Exchange(plan, _) => {
                 let launch = Box::new(self.exchange_launch(plan, call, number)?);
                 let work = Work::Exchange(plan.kernel, launch);
-                Launch { comm: self.clone(), work, stream, others: Vec::new(), events: Events::default() }
+                Launch::new(self, work, stream)
             }
         };
         launch.events = Events { group: Some(spans.clone()), operations: event.into_iter().collect() };
+        launch.timed = timed;
         Ok(vec![launch])
     }
 
@@ -193,7 +200,7 @@ impl Live {
             return Ok(Now::Later(None));
         }
         let number = self.begin()?;
-        let bound = self.bound(call, number)?;
+        let (bound, timed) = self.bound(call, stream, number)?;
         let Bound::Exchange(plan, Chosen { choice, .. }) = &*bound else {
             return Ok(Now::Later(Some(number)));
         };
@@ -201,7 +208,7 @@ impl Live {
         let mut launch = self.exchange_launch(plan, call, number)?;
         self.order.put(&*self.device, stream, launch.blocks, |done| {
             launch.args.done = done;
-            self.device.launch_exchange(plan.kernel, &launch, stream)
+            Timed::around(timed, stream, || self.device.launch_exchange(plan.kernel, &launch, stream))
         })?;
         Ok(Now::Launched)
     }
@@ -232,8 +239,10 @@ impl Live {
                     "{name} rank {rank} op {number}: change {change} of the rules counts from here on: {rules}"
                 )
             });
+            self.times.want(tuners.wants().times);
             *lock(&self.choices)? = Choices::new(Arc::new(tuners));
             if let Some(seated) = &self.seated {
+                seated.wake();
                 seated.seat().remember(Switch { change, at, begun: number, digest });
             }
             Ok(())
@@ -273,17 +282,28 @@ impl Live {
         });
     }
 
-    /// The choice for a call, bound to its size. Kept: training repeats a few calls for ever.
-    fn bound(&self, call: &Call, number: u64) -> Result<Arc<Bound>> {
-        let key = CallKey(call.collective, call.count, call.dtype, call.op, call.root);
-        let tuners = {
-            let mut choices = lock(&self.choices)?;
-            if let Some(bound) = choices.bounds.find(&key, number) {
-                return Ok(bound);
+    /// The choice for a call, bound to its size, and how it is timed, if it is. Kept: training repeats a few calls for ever.
+    fn bound(&self, call: &Call, stream: Stream, number: u64) -> Result<(Arc<Bound>, Option<Timed>)> {
+        let mut choices = lock(&self.choices)?;
+        let (facts, is_timed) = self.facts(&choices.tuners, call, stream, number)?;
+        let key = CallKey(call.collective, call.count, call.dtype, call.op, call.root, facts);
+        let bound = match choices.bounds.find(&key, number) {
+            Some(bound) => bound,
+            None => {
+                let tuners = choices.tuners.clone();
+                drop(choices);
+                self.bind(call, key, &tuners, number)?
             }
-            choices.tuners.clone()
         };
-        let chosen = tuners.choose(call, &self.world, &self.knobs)?;
+        let ran = (call, self.world.size());
+        let timed = is_timed.then(|| Timed::new(&self.times, ran, (bound.chosen().0, facts), number));
+        Ok((bound, timed.flatten()))
+    }
+
+    /// Makes the choice for a call, and keeps it.
+    fn bind(&self, call: &Call, key: CallKey, tuners: &Arc<Tuners>, number: u64) -> Result<Arc<Bound>> {
+        let facts = key.5;
+        let chosen = tuners.choose(call, facts, &self.world, &self.knobs)?;
         tuners.show(&self.name, self.rank, call, &chosen);
         let choice = &chosen.choice;
         let bound = if choice.protocol.is_exchange() {
@@ -298,7 +318,7 @@ impl Live {
             let part = |bytes| dma::knobs(&self.knobs, &self.world, dma::part(&choice.key, bytes));
             let knobs = match choice.protocol {
                 Protocol::Dma => Cow::Owned(part(call.total_bytes(self.world.size()))),
-                _ => tuners.knobs(call, &self.world, choice, &self.knobs),
+                _ => tuners.knobs(call, facts, &self.world, choice, &self.knobs),
             };
             let plan = lower::bind(&loaded.lowered, call, choice, self.world.size(), &knobs)?;
             self.connect(&plan, &loaded.lowered.steps)?;
@@ -306,7 +326,7 @@ impl Live {
         };
         // The factor of a pre-multiplied sum is part of the plan but not of the key.
         let mut choices = lock(&self.choices)?;
-        let again = call.op != ReduceOp::PreMulSum && Arc::ptr_eq(&choices.tuners, &tuners);
+        let again = call.op != ReduceOp::PreMulSum && Arc::ptr_eq(&choices.tuners, tuners);
         choices.bounds.keep(key, number, &bound, again);
         Ok(bound)
     }
@@ -314,7 +334,7 @@ impl Live {
     /// The choice for a call, by the cost model and what tuners make of it.
     pub fn choose(&self, call: &Call) -> Result<Choice> {
         let tuners = lock(&self.choices)?.tuners.clone();
-        Ok(tuners.choose(call, &self.world, &self.knobs)?.choice)
+        Ok(tuners.choose(call, Facts::default(), &self.world, &self.knobs)?.choice)
     }
 
     /// Plans a group's messages, which were put on `stream` and on `others`.
@@ -451,7 +471,7 @@ impl Live {
             Protocol::Dma => Work::Copies(plan, loaded.cloned()),
             _ => Work::Steps(plan),
         };
-        Ok(Launch { comm: self.clone(), work, stream, others: Vec::new(), events: Events::default() })
+        Ok(Launch::new(self, work, stream))
     }
 
     /// Makes sure that the connections which a plan uses exist or are on their way.

@@ -14,7 +14,10 @@ use crate::log;
 /// What `NCCL_PASS_SM` comes to for a communicator.
 pub fn announcement(live: &Live) -> String {
     let (name, rank, level) = (&live.name, live.rank, live.knobs.pass_sm);
-    let who = format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}");
+    let who = match level {
+        0 => format!("SM_FREE {name} rank {rank}: for rules that ask for it"),
+        _ => format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}"),
+    };
     let Some(staging) = live.layout.staging else {
         let reason = dma::refused_world(&live.world, &live.knobs);
         let reason = reason.unwrap_or_else(|| "left out by NCCL_PROTO".into());
@@ -35,9 +38,11 @@ pub fn announcement(live: &Live) -> String {
         Some(false) if live.layout.local > 1 => "; NCCL_ZERO_COPY=0: all of it through staging",
         _ => "",
     };
+    let messages = if level > 0 { "send/recv, " } else { "" };
     format!(
-        "{who}: send/recv, all_gather, all_to_all, broadcast, gather and scatter by copy engines{near}{far}; \
-         all_reduce, reduce_scatter and reduce by kernels: copy engines do not reduce{zero_copy}"
+        "{who}: {messages}all_gather, all_to_all, broadcast, gather and scatter by copy engines{near}{far}; \
+         all_reduce, reduce_scatter and reduce by kernels of at most {} CTAs: copy engines do not reduce{zero_copy}",
+        live.knobs.most_ctas(Collective::AllReduce)
     )
 }
 
@@ -61,11 +66,14 @@ impl SmFree {
         }
         let bytes = call.total_bytes(live.world.size());
         self.tell(live, call.collective, bytes, number, choice.protocol == Protocol::Dma, || {
-            if live.knobs.pass_sm == 0 {
+            if live.knobs.pass_sm == 0 && !live.knobs.copy_engines {
                 return "NCCL_PASS_SM is 0".into();
             }
             if call.collective.reduces() {
                 return "copy engines do not reduce".into();
+            }
+            if let Some(rule) = &choice.why.rule {
+                return rule.clone();
             }
             let candidates = choice.why.candidates.iter();
             let reason = candidates.filter(|c| c.protocol == Protocol::Dma).find_map(|c| match &c.outcome {
