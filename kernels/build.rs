@@ -91,16 +91,20 @@ fn feature(name: &str) -> bool {
     env::var_os(format!("CARGO_FEATURE_{name}")).is_some()
 }
 
-/// Rust source of the embedded table.
+/// Rust source of the embedded tables: the library's kernels, and those of tools.
 fn table(names: &[String]) -> String {
-    let mut text = String::from("pub static TABLE: &[(&str, &[u8])] = &[\n");
-    for name in names {
-        writeln!(
-            text,
-            "    ({name:?}, &Aligned(*include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))).0),"
-        )
-        .expect("writing to a String");
+    let (tools, own): (Vec<&String>, Vec<&String>) = names.iter().partition(|name| name.starts_with("t_"));
+    let mut text = String::new();
+    for (table, names) in [("TABLE", own), ("TOOLS", tools)] {
+        writeln!(text, "pub static {table}: &[(&str, &[u8])] = &[").expect("writing to a String");
+        for name in names {
+            writeln!(
+                text,
+                "    ({name:?}, &Aligned(*include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))).0),"
+            )
+            .expect("writing to a String");
+        }
+        text.push_str("];\n");
     }
-    text.push_str("];\n");
     text
 }

@@ -85,7 +85,7 @@ pub fn perf(
 }
 
 fn command(sweep: &Sweep<'_>, json: &Path, without: &[&str]) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    let mut command = alone(without)?;
     let names: Vec<&str> = sweep.collectives.iter().map(|c| c.name()).collect();
     let (first, last) = sweep.bytes;
     let words = [
@@ -96,19 +96,30 @@ fn command(sweep: &Sweep<'_>, json: &Path, without: &[&str]) -> Result<Command> 
         if sweep.is_host { String::new() } else { "-G 10".into() },
     ];
     command.args(words.iter().flat_map(|w| w.split_whitespace())).arg("--json").arg(json);
-    // What would make it a part of a larger job, or what the caller decides.
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    Ok(command)
+}
+
+/// This program, not as a part of a larger job, and without variables that begin with one of `without`.
+///
+/// # Errors
+/// Its path is not known.
+pub fn alone(without: &[&str]) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
     for (name, _) in std::env::vars_os() {
         let begins = |prefix: &&str| name.to_str().is_some_and(|name| name.starts_with(*prefix));
         if LAUNCHERS.iter().chain(without).any(begins) {
             command.env_remove(name);
         }
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null());
     Ok(command)
 }
 
 /// Waits for a child, which is killed when it takes too long.
-fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+///
+/// # Errors
+/// It took too long.
+pub fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
     let deadline = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait().context("cannot wait for hawser perf")? {

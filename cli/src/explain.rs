@@ -11,7 +11,7 @@ use hawser_plan::choose::{Candidate, Outcome};
 use hawser_plan::cost::Constants;
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, Knobs, Protocol, ReduceOp, World};
-use hawser_runtime::comm::{self, Chosen, Tuners};
+use hawser_runtime::comm::{self, Chosen, Facts, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
 
@@ -118,10 +118,10 @@ impl Line {
         let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
         let call =
             Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
-        let Chosen { choice, notes } = tuners.choose(&call, world, knobs)?;
+        let Chosen { choice, notes } = tuners.choose(&call, Facts::default(), world, knobs)?;
         let own = (choice.key.algorithm, choice.protocol);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.protocol) != own);
-        let times = others.filter_map(|c| match c.outcome {
+        let times = others.filter(|c| c.held.is_none()).filter_map(|c| match c.outcome {
             Outcome::Predicted { us, .. } => Some((c.algorithm, c.protocol, us)),
             Outcome::Filtered(_) => None,
         });
@@ -199,9 +199,10 @@ fn changing(all: impl Iterator<Item = Result<Line>>) -> Result<Vec<Line>> {
 
 fn table(options: &Options, collective: Collective) -> Result<String> {
     let (world, source) = options.machine.world()?;
-    let knobs = comm::knobs_of(&world)?;
+    let mut knobs = comm::knobs_of(&world)?;
     let (bytes, dtype) = (options.bytes, options.datatype);
     let (tuners, rules) = tuners(options.rules.as_deref(), &world, &knobs)?;
+    knobs.copy_engines = tuners.wants_copy_engines();
     let all = sizes(bytes).map(|bytes| Line::new(collective, bytes, dtype, (&world, &knobs), &tuners));
     let lines = if options.changes { changing(all)? } else { all.collect::<Result<_>>()? };
     let mut text = format!(

@@ -10,6 +10,7 @@ mod oracle;
 mod perf;
 mod plan;
 mod rules;
+mod svg;
 mod tune;
 
 use std::path::Path;
@@ -33,7 +34,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Measure a collective and check its results (nccl-tests' options and columns)
-    Perf(Box<perf::Options>),
+    Perf(Box<perf::Perf>),
     /// Show, verify or draw a program
     Plan(plan::Options),
     /// Show which algorithm is chosen for which size, and why

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use hawser_tuner::files::{Form, RuleFile};
+use hawser_tuner::adaptive::describe;
+use hawser_tuner::files::{Contents, Form, RuleFile};
 use hawser_tuner::lint::lint;
 use hawser_tuner::rule::Rule;
 use hawser_tuner::write;
@@ -79,7 +80,7 @@ pub fn run(options: &Options) -> Result<bool> {
 pub fn read(files: &[RuleFile]) -> Result<Vec<Rule>> {
     let mut rules = Vec::new();
     for file in files {
-        rules.extend(file.read()?.unwrap_or_default());
+        rules.extend(file.read()?.unwrap_or_default().rules);
     }
     Ok(rules)
 }
@@ -90,14 +91,15 @@ fn check(files: &[PathBuf], strict: bool) -> Result<(String, bool)> {
         match RuleFile::named(path).read() {
             Ok(read) => {
                 let read = read.unwrap_or_default();
-                let count = read.len();
+                let count = read.rules.len();
+                let adaptive = read.adaptive().map_or_else(String::new, |a| format!(", {}", describe(a)));
                 let _ = writeln!(
                     text,
-                    "{}: {count} {}",
+                    "{}: {count} {}{adaptive}",
                     path.display(),
                     if count == 1 { "rule" } else { "rules" }
                 );
-                rules.extend(read);
+                rules.extend(read.rules);
             }
             Err(unusable) => {
                 right = false;
@@ -129,7 +131,7 @@ fn layout(files: &[PathBuf], check: bool) -> Result<(String, bool)> {
         let rules = file.read()?.unwrap_or_default();
         let before = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
         let after = write::layout(&before);
-        let again = file.parse(&after).with_context(|| format!("laying out {name}"))?;
+        let again = file.contents(&after).with_context(|| format!("laying out {name}"))?;
         if !same(&rules, &again) {
             bail!("laying out {name} would change its rules: it stays as it is. Please report this file");
         }
@@ -148,11 +150,13 @@ fn layout(files: &[PathBuf], check: bool) -> Result<(String, bool)> {
     Ok((text, right))
 }
 
-/// Whether rules say the same, wherever they stand.
-fn same(one: &[Rule], other: &[Rule]) -> bool {
-    let plain =
-        |rules: &[Rule]| -> Vec<_> { rules.iter().map(|r| (r.name.clone(), r.to_string())).collect() };
-    plain(one) == plain(other)
+/// Whether files say the same, wherever it stands.
+fn same(one: &Contents, other: &Contents) -> bool {
+    let plain = |all: &Contents| -> Vec<_> {
+        all.rules.iter().chain(&all.avoid).map(|r| (r.name.clone(), r.to_string())).collect()
+    };
+    let rest = |all: &Contents| (all.rules.len(), all.mode, all.budget);
+    plain(one) == plain(other) && rest(one) == rest(other)
 }
 
 /// Writes a file anew, all of it or nothing.

@@ -141,6 +141,20 @@ __device__ __forceinline__ void store_part(u64 address, u64 v) {
     }
 }
 
+// Eight bytes if `some`, else 0 or nothing. Predicated, no branch: lanes that are together stay together.
+__device__ __forceinline__ u64 load_part_if(bool some, u64 address) {
+    u64 v;
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u64 %0, 0; @p ld.relaxed.sys.global.u64 %0, [%1]; }"
+                 : "=&l"(v)
+                 : "l"(address), "r"((u32)some));
+    return v;
+}
+
+__device__ __forceinline__ void store_part_if(bool some, u64 address, u64 v) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.u64 [%0], %1; }" ::"l"(address), "l"(v), "r"((u32)some)
+                 : "memory");
+}
+
 // Named barriers of the block; `threads` counts all that arrive or wait.
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 threads) {
     asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

@@ -2,9 +2,10 @@
 // store a line with one instruction and load it with one. Needs links that deliver such a line
 // whole (NVLink). No fence, no tail.
 //
-// One instruction: that holds only while the eight threads stay together. Where local data have odd ends or addresses, threads
-// of a warp take different ways, and even after __syncwarp the compiler may let each store and load its part for itself. So
-// such lines go in two turns with a fence in between: data before the flag, and the flag before the data on the other side.
+// One instruction: that holds only while the eight threads stay together. Local data in whole pieces of 8 bytes are read and
+// written by predicated instructions, which part nobody. Where they have odd ends or addresses, threads of a warp take different
+// ways, and even after __syncwarp the compiler may let each store and load its part for itself. So lines of such messages go in
+// two turns with a fence in between: data before the flag, and the flag before the data on the other side.
 #pragma once
 
 #include "types.cuh"
@@ -29,7 +30,7 @@ struct Lines {
     const Record& r;
     u32 part = threadIdx.x % LINE_THREADS; // which 16 bytes of the line
     u32 at, stride, lines;
-    bool together; // the warp's threads have not parted: the same for all of them
+    bool together; // local data are whole pieces, so threads do not part: the same for all of them
 
     __device__ __forceinline__ bool mine(int u) const { return at + u * stride < lines; }
     __device__ __forceinline__ u32 data_at(int u) const { return (at + u * stride) * LINE_DATA + part * 16; }
@@ -73,8 +74,13 @@ struct Lines {
 #pragma unroll
         for (int u = 0; u < U; u++) {
             v[u] = {0, 0};
-            if (!mine(u)) continue;
             i32 left = valid - (i32)data_at(u);
+            if (together) {
+                v[u].x = load_part_if(mine(u) && left >= 8, address + data_at(u));
+                v[u].y = load_part_if(mine(u) && left >= 16 && !flag_part(), address + data_at(u) + 8);
+                continue;
+            }
+            if (!mine(u)) continue;
             v[u].x = load_piece<SIZE>(address + data_at(u), left);
             if (!flag_part()) v[u].y = load_piece<SIZE>(address + data_at(u) + 8, left - 8);
         }
@@ -82,8 +88,13 @@ struct Lines {
     __device__ __forceinline__ void store_local(const Pack (&v)[U]) const {
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            if (!mine(u)) continue;
             i32 left = r.dst_valid - (i32)data_at(u);
+            if (together) {
+                store_part_if(mine(u) && left >= 8, r.dst + data_at(u), v[u].x);
+                store_part_if(mine(u) && left >= 16 && !flag_part(), r.dst + data_at(u) + 8, v[u].y);
+                continue;
+            }
+            if (!mine(u)) continue;
             store_piece<SIZE>(r.dst + data_at(u), left, v[u].x);
             if (!flag_part()) store_piece<SIZE>(r.dst + data_at(u) + 8, left - 8, v[u].y);
         }
@@ -152,17 +163,14 @@ __device__ __forceinline__ void move_ll128(const Record& r, const M& m, u32 work
     Patience patience;
     u32 total = ((u32)r.bytes + LINE_DATA - 1) / LINE_DATA, stride = workers / LINE_THREADS;
     u32 first = worker / WARP * WARP_LINES; // of the warp
-    bool src = r.flags & HAWSER_HAS_SRC, dst = r.flags & (HAWSER_HAS_DST | HAWSER_ACC_DST);
-    bool together = (((src ? r.src : 0) | (dst ? r.dst : 0)) & 7) == 0;
+    u64 src = r.flags & HAWSER_HAS_SRC ? r.src | (u32)r.src_valid : 0;
+    u64 dst = r.flags & (HAWSER_HAS_DST | HAWSER_ACC_DST) ? r.dst | (u32)r.dst_valid : 0;
+    bool together = ((src | dst) & 7) == 0;
     for (u32 base = first; base < total; base += U * stride) {
         Lines<M> lines{r};
         lines.at = base + worker % WARP / LINE_THREADS;
         lines.stride = stride;
         lines.lines = total;
-        // Lines of the warp up to here must exist as a whole. Who has parted may stay so until the next turn of the block.
-        u32 last = base + (U - 1) * stride + WARP_LINES;
-        i32 needed = (i32)((last < total ? last : total) * LINE_DATA);
-        together = together && (!src || needed <= r.src_valid) && (!dst || needed <= r.dst_valid);
         lines.together = together;
         Pack v[U];
         reduce_lines(lines, m, v, turn, patience);

@@ -9,7 +9,7 @@ mod fatbin;
 
 pub use fatbin::{Arch, archs};
 
-/// One fat binary per `.cu` file: its file stem, and the image as the driver takes it
+/// One fat binary per `.cu` file of the library: its file stem, and the image as the driver takes it
 /// (`cuLibraryLoadData`, `cuModuleLoadData`). Images are aligned to 64 bytes, sorted by name.
 /// Empty if the crate was built without a CUDA compiler or with feature `no-kernels`.
 pub static FATBINS: &[(&str, &[u8])] = table::TABLE;
@@ -17,6 +17,15 @@ pub static FATBINS: &[(&str, &[u8])] = table::TABLE;
 /// The image called `name`, if it was built.
 pub fn image(name: &str) -> Option<&'static [u8]> {
     FATBINS.iter().find(|(stem, _)| *stem == name).map(|(_, image)| *image)
+}
+
+/// Images that the library has no use for but tools have; see [`tool`].
+static TOOLS: &[(&str, &[u8])] = table::TOOLS;
+
+/// The image of a tool's kernels, a file whose name begins with `t_`, if it was built. What never calls this does not
+/// contain them.
+pub fn tool(name: &str) -> Option<&'static [u8]> {
+    TOOLS.iter().find(|(stem, _)| *stem == name).map(|(_, image)| *image)
 }
 
 mod table {

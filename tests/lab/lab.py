@@ -112,6 +112,7 @@ def parse():
     parser.add_argument("--only", choices=["ci"], help="a choice of cases that takes less than five minutes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--injections", type=int, default=0, help="soak: so many faults, one after the other")
+    parser.add_argument("--kinds", help="soak: only these, with commas between them")
     parser.add_argument("--record", help="soak: a line of JSON per injection")
     parser.add_argument("--run", choices=sorted(PROGRAMS), help="something else than a pair of programs")
     parser.add_argument("--rank", default="target/debug/hawser-test-rank", help="collectives: the program")

@@ -26,7 +26,7 @@ class Soak:
         dice = random.Random(self.options.seed)
         kinds = []
         while len(kinds) < self.options.injections:
-            turn = make.KINDS[:]
+            turn = self.options.kinds.split(",") if self.options.kinds else make.KINDS[:]
             dice.shuffle(turn)
             kinds += turn
         kinds = kinds[:self.options.injections]

@@ -3,6 +3,7 @@
 pub mod deadline;
 pub mod leaks;
 pub mod mail;
+pub mod mixed;
 pub mod net;
 pub mod netns;
 pub mod oracle;

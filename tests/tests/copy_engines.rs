@@ -1,8 +1,9 @@
 //! Launches without a kernel on the host device, through the same path as on GPUs: `NCCL_PASS_SM`.
 
-use hawser_runtime::unique_id;
+use hawser_plan::Collective;
+use hawser_runtime::{Config, unique_id};
 use hawser_tests::process::Process;
-use hawser_tests::world::on_host;
+use hawser_tests::world::{self, on_host, on_hosts};
 
 const RANK: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
 /// Slots of 4 KiB, so that messages have many tiles.
@@ -74,11 +75,12 @@ fn what_cannot_be_is_refused_or_goes_another_way() {
     if !on_host() {
         return;
     }
-    // Two hosts: kernels and the network, unless copy engines are a must.
-    let between = threads("ab", &["small", "destroy"], &[("NCCL_PASS_SM", "1")]);
-    between.expect_success();
-    assert!(!between.output.contains("/DMA"), "{}", between.output);
-    let must = threads("ab", &["small"], &[("NCCL_PASS_SM", "2")]);
+    // Programs that copy engines cannot run: kernels, unless copy engines are a must.
+    let tree = [("NCCL_ALGO", "Broadcast:Tree"), ("NCCL_PASS_SM", "1")];
+    let lenient = threads("ab", &["small", "destroy"], &tree);
+    lenient.expect_success();
+    assert!(calls(&lenient.output, "broadcast").iter().all(|line| line.contains("/Simple x ")));
+    let must = threads("ab", &["small"], &[tree[0], ("NCCL_PASS_SM", "2")]);
     must.expect_error("InvalidUsage", &["NCCL_PASS_SM=2", "cannot run without multiprocessors"]);
     // Ranks that differ in the setting.
     let id = unique_id().unwrap();
@@ -106,4 +108,146 @@ fn a_missing_peer_is_named_when_the_deadline_passes() {
     let (first, mut second) = (start(0), start(1));
     first.end().expect_error("Timeout", &["rank 1"]);
     second.kill();
+}
+
+#[test]
+fn a_rule_gives_single_calls_to_copy_engines_or_takes_them_away() {
+    if !on_host() {
+        return;
+    }
+    let file = std::env::temp_dir().join(format!("hawser-executor-{}.toml", std::process::id()));
+    let rules = |text: &str| std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap();
+    let run = |pass_sm| {
+        let settings = [("HAWSER_RULES", path), ("NCCL_PASS_SM", pass_sm), SMALL_SLOTS];
+        let ended = threads("aaa", &["small", "destroy"], &settings);
+        ended.expect_success();
+        ended.output
+    };
+    let by_copies = |output: &str, collective| {
+        let lines = calls(output, collective);
+        assert!(!lines.is_empty(), "{output}");
+        lines.iter().filter(|line| line.contains("/DMA")).count() as f64 / lines.len() as f64
+    };
+    rules("[[rule]]\nmatch.collective = \"all_gather\"\nuse = { executor = \"dma\" }\n");
+    let output = run("0");
+    assert!(output.contains("SM_FREE world rank 0: for rules that ask for it: all_gather"), "{output}");
+    assert_eq!((by_copies(&output, "all_gather"), by_copies(&output, "broadcast")), (1.0, 0.0));
+    rules(
+        "[[rule]]\nmatch = { collective = \"all_gather\", bytes = \"..4K\" }\nuse = { executor = \"sm\" }\n",
+    );
+    let output = run("1");
+    let share = by_copies(&output, "all_gather");
+    assert!(share > 0.0 && share < 1.0 && by_copies(&output, "broadcast") == 1.0, "{share}: {output}");
+    assert_eq!(by_copies(&run("2"), "all_gather"), 1.0, "what insists on copy engines is not softened");
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn a_communicator_may_ask_for_itself() {
+    if !on_host() {
+        return;
+    }
+    let ran = |sm_free| {
+        let config = Config { sm_free, ..Config::default() };
+        let seen = std::sync::Mutex::new(Vec::new());
+        on_hosts("aa", &config, |comm| {
+            world::run(comm, world::plain(Collective::AllGather, 2, 10_000), false, 0).unwrap();
+            seen.lock().unwrap().push(comm.last_decision().unwrap().unwrap().executor);
+        });
+        seen.into_inner().unwrap()
+    };
+    assert_eq!((ran(true), ran(false)), (vec!["dma"; 2], vec!["host"; 2]));
+}
+
+/// Hosts of several shapes, over a net that is as awkward as its contract allows; and as must, through staging alone, over TCP.
+#[test]
+fn moves_between_hosts_go_by_copy_engines_and_the_net() {
+    if !on_host() {
+        return;
+    }
+    let steps = ["matrix", "vectors", "mixed", "finalize", "destroy"];
+    for (hosts, net) in
+        [("ab", "test"), ("aabb", "test"), ("abab", "test"), ("abcaa", "test"), ("aab", "Socket")]
+    {
+        let settings = [("NCCL_PASS_SM", "1"), ("NCCL_NET", net), SMALL_SLOTS];
+        let ended = threads(hosts, &steps, &settings);
+        ended.expect_success();
+        for collective in ["all_gather", "alltoall", "broadcast", "gather", "scatter"] {
+            let lines = calls(&ended.output, collective);
+            assert!(!lines.is_empty(), "{collective}");
+            assert!(lines.iter().all(|line| line.contains("/DMA x ")), "{collective}: {lines:?}");
+        }
+        let reduced = calls(&ended.output, "all_reduce");
+        assert!(!reduced.is_empty() && reduced.iter().all(|line| line.contains("/Simple x ")));
+        let told = format!("by copy engines, between hosts by net {net} from slots of 4 KiB in host memory");
+        let told = if hosts == "ab" {
+            told
+        } else {
+            told.replace("engines,", "engines, staging 0 MiB in slots of 4 KiB,")
+        };
+        assert!(ended.output.contains(&told), "{told}:\n{}", ended.output);
+    }
+    let staged = [("NCCL_PASS_SM", "2"), ("NCCL_ZERO_COPY", "0"), ("NCCL_ALGO", "Ring"), SMALL_SLOTS];
+    let ended = threads("aabb", &["small", "mixed", "destroy"], &staged);
+    ended.expect_success();
+    assert!(calls(&ended.output, "all_gather").iter().all(|line| line.contains(": Ring/DMA x ")));
+}
+
+#[test]
+fn processes_on_two_hosts_move_without_kernels() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let start = |rank: u32| {
+        let host = ["left", "right"][rank as usize / 2];
+        let settings = [("NCCL_PASS_SM", "1"), ("NCCL_HOSTID", host), ("NCCL_NET", "Socket")];
+        Process::rank(RANK, &id, (rank, 4), &["small", "mixed", "finalize", "destroy"], &settings)
+    };
+    let processes: Vec<Process> = (0..4).map(start).collect();
+    processes.into_iter().for_each(|process| process.end().expect_success());
+}
+
+#[test]
+fn a_peer_on_another_host_may_be_missing() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let start = |rank: u32, steps: &[&str]| {
+        let host = ["left", "right"][rank as usize];
+        let net = ("NCCL_NET", "Socket");
+        let settings = [("NCCL_PASS_SM", "1"), ("NCCL_HOSTID", host), net, ("HAWSER_OP_TIMEOUT", "1")];
+        Process::rank(RANK, &id, (rank, 2), steps, &settings)
+    };
+    // Until the deadline.
+    let (first, mut second) = (start(0, &["gathers"]), start(1, &["sleep"]));
+    first.end().expect_error("Timeout", &["rank 1"]);
+    second.kill();
+    // Until it is aborted.
+    let id = unique_id().unwrap();
+    let start = |rank: u32, steps: &[&str]| {
+        let host = ["left", "right"][rank as usize];
+        let settings = [("NCCL_PASS_SM", "1"), ("NCCL_HOSTID", host), ("NCCL_NET", "Socket")];
+        Process::rank(RANK, &id, (rank, 2), steps, &settings)
+    };
+    let (mut first, mut second) = (start(0, &["abort-on-stdin", "mark", "gathers"]), start(1, &["sleep"]));
+    first.wait_for("mark");
+    first.tell("now");
+    first.end().expect_error("Aborted", &[]);
+    second.kill();
+}
+
+/// What the plugin cannot mend ends the communicator on all ranks, with the cause.
+#[test]
+fn a_net_that_breaks_ends_copies_everywhere() {
+    if !on_host() {
+        return;
+    }
+    let settings = [("NCCL_NET", "test"), ("NCCL_PASS_SM", "1")];
+    let ended = threads("abcd", &["small", "break", "?gathers", "?gathers"], &settings);
+    ended.expect_error("System", &["sending through the test net", "110", "failed sending to rank"]);
+    let errors = ended.output.lines().filter(|line| line.starts_with("error ")).count();
+    assert_eq!(errors, 8, "four ranks, twice each:\n{}", ended.output);
 }

@@ -5,12 +5,14 @@
 //!                                                    seat (one rank: buffers, oracle) ┘
 //!                                                     └► library (linked, or a libnccl.so.2)
 //! ```
+//! [`overlap`] measures them beside GEMMs.
 
 pub mod collective;
 mod control;
 mod launcher;
 mod library;
 pub mod options;
+mod overlap;
 mod report;
 mod run;
 mod seat;
@@ -18,4 +20,34 @@ mod team;
 mod worker;
 
 pub use options::Options;
-pub use run::run;
+
+use anyhow::{Result, anyhow};
+use clap::{Args, Subcommand};
+
+/// The command line: operations with options, or a measurement of another kind.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Perf {
+    #[command(subcommand)]
+    kind: Option<Kind>,
+    #[command(flatten)]
+    options: Option<Options>,
+}
+
+#[derive(Subcommand)]
+enum Kind {
+    /// Measure what a collective and a GEMM on the same GPUs cost each other, and compare
+    Overlap(overlap::Options),
+}
+
+/// Runs `hawser perf`. Returns whether all results were right.
+///
+/// # Errors
+/// Options, bring-up or an operation failed.
+pub fn run(perf: &Perf) -> Result<bool> {
+    match (&perf.kind, &perf.options) {
+        (Some(Kind::Overlap(options)), _) => overlap::run(options),
+        (None, Some(options)) => run::run(options),
+        (None, None) => Err(anyhow!("perf needs the name of an operation")),
+    }
+}

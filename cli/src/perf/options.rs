@@ -240,7 +240,11 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if value >= 0.0 && value < i64::MAX as f64 { Ok(value as u64) } else { Err(wrong()) }
 }
 
-fn parse_tests(text: &str) -> Result<Tests, String> {
+/// Operations by their names, with commas between.
+///
+/// # Errors
+/// Lists the known names.
+pub fn parse_tests(text: &str) -> Result<Tests, String> {
     if text == "all" {
         return Ok(Tests(Test::ALL.to_vec()));
     }

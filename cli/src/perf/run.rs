@@ -152,7 +152,8 @@ impl Shape {
     }
 }
 
-fn agree_on_id(library: &dyn Library, control: &mut Control, place: &Place) -> Result<Id> {
+/// The unique id that process 0 made.
+pub fn agree_on_id(library: &dyn Library, control: &mut Control, place: &Place) -> Result<Id> {
     let mine = if place.process == 0 { library.unique_id()?.to_vec() } else { Vec::new() };
     let all = control.exchange(&mine)?;
     all[0].as_slice().try_into().context("process 0 sent no unique id")

@@ -99,10 +99,11 @@ impl Seat {
         unalign: u64,
     ) -> Result<Self> {
         let total = bytes + 2 * GUARD + unalign * 8;
-        let alloc = || {
-            device.alloc_as_user(total).with_context(|| {
-                format!("rank {rank}: no memory for buffers of {bytes} bytes; lower -e or -m")
-            })
+        let alloc = || match comm.window(total)? {
+            Some(memory) => Ok(memory),
+            None => device
+                .alloc_as_user(total)
+                .with_context(|| format!("rank {rank}: no memory for {bytes} bytes; lower the size")),
         };
         let (send, recv) = (alloc()?, alloc()?);
         let stream = device.stream().with_context(|| format!("rank {rank}: no stream"))?;
@@ -265,7 +266,8 @@ impl Seat {
         Some(call)
     }
 
-    fn stream(&self) -> Stream {
+    /// Where operations are put.
+    pub fn stream(&self) -> Stream {
         self.stream.stream
     }
 

@@ -75,7 +75,8 @@ impl Worker<'_> {
         self.in_group(self.shape.gpus > 1, || {
             for (rank, device) in (first..).zip(devices) {
                 let (device, host) = (device.as_ref(), self.host(rank));
-                let joining = Joining { id: &self.id, ranks: self.shape.ranks, rank, device, host };
+                let (id, ranks) = (&self.id, self.shape.ranks);
+                let joining = Joining { id, ranks, rank, device, host, zero_ctas: false };
                 comms.push(self.library.join(&joining)?);
             }
             Ok(())

@@ -10,7 +10,7 @@ use hawser_plan::choose;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_plugin::Log;
 use hawser_plugin::tuner::Tuner;
-use hawser_runtime::comm::{self, Tuners};
+use hawser_runtime::comm::{self, Facts, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::engine::{Engine, Outcome, describe};
 use hawser_tuner::files::RuleFile;
@@ -41,6 +41,12 @@ pub struct Options {
     /// Name of the communicator
     #[arg(long, default_value = "")]
     communicator: String,
+    /// The call is captured into a CUDA graph
+    #[arg(long)]
+    in_graph: bool,
+    /// Both buffers lie in symmetric windows
+    #[arg(long)]
+    registered: bool,
     #[command(flatten)]
     machine: Machine,
 }
@@ -58,20 +64,23 @@ pub fn text(options: &Options) -> Result<String> {
         );
     };
     let (world, source) = options.machine.world()?;
-    let knobs = comm::knobs_of(&world)?;
+    let mut knobs = comm::knobs_of(&world)?;
+    let files: Vec<RuleFile> = options.files.iter().map(RuleFile::named).collect();
+    let rules = super::read(&files)?;
+    let tuner = RuleTuner::new(files);
+    let name = Some(options.communicator.as_str());
+    let tuners = Tuners::of(&tuner, &world, &knobs, name)?;
+    knobs.copy_engines = tuners.wants_copy_engines();
     let geometry = Test::One(collective).geometry(options.bytes, options.datatype, world.size());
     let (dtype, op) = (options.datatype, options.op);
     let scalar = Scalar::Immediate(0);
     let call = Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
     let candidates = choose::candidates(&call, &world, &knobs)?;
-    let Some((question, table)) = comm::asked(&call, &world, &candidates) else {
+    let facts = Facts { in_graph: options.in_graph, registered: options.registered, trial: None };
+    let Some((question, table)) = comm::asked(&call, facts, &world, &candidates) else {
         bail!("rules are not asked about {}: it has one way only", collective.name());
     };
-    let files: Vec<RuleFile> = options.files.iter().map(RuleFile::named).collect();
-    let rules = super::read(&files)?;
-    let tuner = RuleTuner::new(files);
-    let name = Some(options.communicator.as_str());
-    let chosen = Tuners::of(&tuner, &world, &knobs, name)?.choose(&call, &world, &knobs)?;
+    let chosen = tuners.choose(&call, facts, &world, &knobs)?;
 
     let job = Job::from(&comm::tuner_config(0, &world, &knobs, name));
     let engine = Engine::new(&rules, "", &job, Log::silent());
@@ -179,6 +188,17 @@ mod tests {
         }
         let text = explained(RULES, &["--bytes", "4000", "--ranks", "4"]);
         assert!(text.contains("WINS: one_shot: takes one_shot/simple"), "{text}");
+        let when =
+            "[[rule]]\nmatch = { in_graph = true, registered = true }\nuse = { algorithm = \"tree\" }\n";
+        for (flags, wins) in [
+            (&["--in-graph", "--registered"][..], true),
+            (&["--in-graph"], false),
+            (&["--registered"], false),
+        ] {
+            let arguments = [&["--bytes", "4000", "--ranks", "4"], flags].concat();
+            let text = explained(when, &arguments);
+            assert_eq!(text.contains("WINS: tree"), wins, "{text}");
+        }
         let text = explained("", &["--bytes", "4000", "--ranks", "4"]);
         assert!(text.contains("\n  none\n") && text.contains("predicted fastest"), "{text}");
     }

@@ -8,6 +8,7 @@ use hawser_tuner::write::quoted;
 
 use super::bench::Way;
 use super::decide::{Found, Table, Tables, Times};
+use crate::svg::{self, COLOURS, escaped};
 
 /// What was measured on, and how.
 pub struct Facts<'a> {
@@ -126,20 +127,13 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 230.0;
 const TOP: f64 = 50.0;
 const BAND: f64 = 26.0;
-const COLOURS: [&str; 8] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c8c00"];
 
 /// The plot: a panel for each collective with the times of all ways, and a band that shows the winner by size.
 pub fn svg(tables: &Tables, found: &[Found], facts: &Facts<'_>) -> String {
     let height = TOP + PANEL * tables.len() as f64;
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"24\" font-size=\"16\">hawser tune: {} ranks on {}, medians of {} rounds</text>\n",
-        facts.ranks,
-        escaped(facts.device),
-        facts.rounds
-    );
+    let title =
+        format!("hawser tune: {} ranks on {}, medians of {} rounds", facts.ranks, facts.device, facts.rounds);
+    let mut text = svg::begin((WIDTH, height), LEFT, &title);
     for (at, (collective, table)) in tables.iter().enumerate() {
         let own: Vec<&Found> = found.iter().filter(|f| f.collective == *collective).collect();
         panel(&mut text, TOP + PANEL * at as f64, collective, table, &own);
@@ -265,10 +259,6 @@ fn band<'c>(text: &mut String, scale: &Scale, found: &[&Found], colour: &impl Fn
             escaped(way)
         );
     }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

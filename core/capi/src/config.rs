@@ -19,6 +19,9 @@ const DEFAULT_MAX_CTAS: u32 = 64;
 /// Longest list of vendor options; a longer one is taken for a cycle.
 const MOST_OPTIONS: usize = 4096;
 
+/// `NCCL_CTA_POLICY_ZERO`: no CTAs where that is possible.
+const CTA_POLICY_ZERO: c_int = 2;
+
 /// A communicator's configuration after its checks.
 #[derive(Debug, Clone)]
 pub struct CommConfig {
@@ -44,6 +47,7 @@ impl CommConfig {
             blocking: env::settings().comm_blocking.unwrap_or(raw.blocking != 0),
             min_ctas: given(raw.minCTAs),
             max_ctas: given(raw.maxCTAs),
+            sm_free: raw.CTAPolicy != UNDEF_INT && raw.CTAPolicy & CTA_POLICY_ZERO != 0,
             name: In::inside(raw.commName).text(),
             traffic_class: (raw.trafficClass != UNDEF_INT).then_some(raw.trafficClass),
             host: None,

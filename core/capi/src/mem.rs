@@ -1,7 +1,8 @@
 //! Memory, registered buffers and windows.
 //!
 //! Registration is accepted and remembered; at this API level a registered buffer is used like any
-//! other. A window is opaque to kernels too: the device API is not offered.
+//! other. A window is opaque to kernels too: the device API is not offered. Symmetric windows, which all
+//! ranks make alike, are what rules with `registered` ask for.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -15,6 +16,8 @@ use crate::handle::CommPtr;
 
 /// All of NCCL's window flags: symmetric, strict ordering, GIN only, CFT counted.
 const WINDOW_FLAGS: c_int = 15;
+/// `NCCL_WIN_COLL_SYMMETRIC`.
+const SYMMETRIC: c_int = 1;
 
 nccl_api! {
     /// Allocates memory on the current device that peers can map. Size 0 gives NULL.
@@ -34,7 +37,7 @@ nccl_api! {
     ) {
         let live = comm.ready()?;
         handle.set("handle", std::ptr::null())?;
-        handle.set("handle", live.name(live.buffers.add(buff, size))?)
+        handle.set("handle", live.name(live.buffers.add(buff, size, false))?)
     }
 
     /// Takes a registration back; NULL is fine.
@@ -51,14 +54,26 @@ nccl_api! {
         let live = comm.ready()?;
         win.set("win", std::ptr::null())?;
         check_flags(winFlags)?;
-        win.set("win", live.name(live.windows.add(buff, size))?)
+        let is_symmetric = winFlags & SYMMETRIC != 0;
+        let made = live.name(live.windows.add(buff, size, is_symmetric))?;
+        if is_symmetric {
+            live.comm.add_window(buff as u64, size as u64)?;
+        }
+        win.set("win", made)
     }
 
     /// Takes a window back; NULL is fine.
     fn ncclCommWindowDeregister / pncclCommWindowDeregister(comm: CommPtr, win: *const c_void) {
         let live = comm.ready()?;
-        let known = win.is_null() || live.windows.remove(win).is_some();
-        if known { Ok(()) } else { live.name(Err(no_registration("win", win, "ncclCommWindowRegister"))) }
+        let Some(window) = live.windows.remove(win) else {
+            let known = win.is_null();
+            let unknown = || live.name(Err(no_registration("win", win, "ncclCommWindowRegister")));
+            return if known { Ok(()) } else { unknown() };
+        };
+        if window.is_symmetric {
+            live.comm.remove_window(window.base, window.bytes);
+        }
+        Ok(())
     }
 
     /// The address that a window was made from.
@@ -71,13 +86,21 @@ nccl_api! {
     }
 }
 
-/// Registered buffers or windows of one communicator: the handle that C has, and the buffer's address.
+/// Registered buffers or windows of one communicator, by the handle that C has.
 #[derive(Default)]
-pub struct Registrations(Mutex<BTreeMap<u64, u64>>);
+pub struct Registrations(Mutex<BTreeMap<u64, Registered>>);
+
+/// A registered buffer.
+#[derive(Debug, Clone, Copy)]
+struct Registered {
+    base: u64,
+    bytes: u64,
+    is_symmetric: bool,
+}
 
 impl Registrations {
     /// Remembers a buffer; the handle is unique in the process and never NULL.
-    fn add(&self, buff: *const c_void, size: usize) -> Result<*const c_void> {
+    fn add(&self, buff: *const c_void, size: usize, is_symmetric: bool) -> Result<*const c_void> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         if size == 0 {
             return Err(Error::invalid_argument("size is 0").remedy("register a buffer that has bytes"));
@@ -85,19 +108,19 @@ impl Registrations {
         let base = args::buffer("buff", buff, size)?;
         // Odd, so that nobody takes it for an address.
         let handle = NEXT.fetch_add(2, Ordering::Relaxed);
-        self.table().insert(handle, base);
+        self.table().insert(handle, Registered { base, bytes: size as u64, is_symmetric });
         Ok(handle as *const c_void)
     }
 
-    fn remove(&self, handle: *const c_void) -> Option<u64> {
+    fn remove(&self, handle: *const c_void) -> Option<Registered> {
         self.table().remove(&(handle as u64))
     }
 
     fn base(&self, handle: *const c_void) -> Option<u64> {
-        self.table().get(&(handle as u64)).copied()
+        self.table().get(&(handle as u64)).map(|window| window.base)
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<u64, Registered>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -71,6 +71,8 @@ pub struct Candidate {
     pub protocol: Protocol,
     /// Cost or reason.
     pub outcome: Outcome,
+    /// Why it is taken only if advice orders it, if so.
+    pub held: Option<&'static str>,
 }
 
 /// What became of a candidate.
@@ -125,6 +127,7 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
                 algorithm,
                 protocol: Protocol::Simple,
                 outcome: Outcome::Filtered(reason),
+                held: None,
             });
             continue;
         }
@@ -136,26 +139,34 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
                 Some(reason) => Outcome::Filtered(reason),
                 None => price(&key, protocol, bytes, world, knobs)?,
             };
-            candidates.push(Candidate { algorithm, protocol, outcome });
+            candidates.push(Candidate { algorithm, protocol, outcome, held: None });
         }
     }
     pass_sm(call, world, knobs, &mut candidates)?;
     Ok(candidates)
 }
 
-/// `NCCL_PASS_SM`: where copy engines can do a call, all else is out.
+/// `NCCL_PASS_SM`: where copy engines can do a call, all else is held back, or out if they have to. Without it they are held back.
 ///
 /// # Errors
 /// `InvalidUsage` where they have to and cannot; the text names why each program is out.
 fn pass_sm(call: &Call, world: &World, knobs: &Knobs, candidates: &mut [Candidate]) -> Result<()> {
-    if knobs.pass_sm == 0 || call.collective.reduces() || world.size() == 1 {
+    if call.collective.reduces() || world.size() == 1 {
+        return Ok(());
+    }
+    if knobs.pass_sm == 0 {
+        let copied = candidates.iter_mut().filter(|c| c.protocol == Protocol::Dma);
+        copied.for_each(|c| c.held = Some("for a rule with executor = \"dma\""));
         return Ok(());
     }
     let possible =
         |c: &Candidate| c.protocol == Protocol::Dma && matches!(c.outcome, Outcome::Predicted { .. });
     if candidates.iter().any(possible) {
         for candidate in candidates.iter_mut().filter(|c| c.protocol != Protocol::Dma) {
-            candidate.outcome = Outcome::Filtered("left out by NCCL_PASS_SM".into());
+            match knobs.pass_sm {
+                1 => candidate.held = Some("NCCL_PASS_SM; for a rule with executor = \"sm\""),
+                _ => candidate.outcome = Outcome::Filtered("left out by NCCL_PASS_SM".into()),
+            }
         }
         return Ok(());
     }
@@ -186,7 +197,7 @@ fn imported(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>>
                 Some(reason) => Outcome::Filtered(reason),
                 None => price(&key, protocol, bytes, world, knobs)?,
             };
-            candidates.push(Candidate { algorithm: key.algorithm, protocol, outcome });
+            candidates.push(Candidate { algorithm: key.algorithm, protocol, outcome, held: None });
         }
     }
     Ok(candidates)
@@ -225,7 +236,7 @@ pub fn decide(
         }
         Some(blocks) => {
             let most = fold(&key, algo::channels(&key)?, knobs)?.most_instances;
-            blocks.div_ceil(channels).clamp(1, most.min((knobs.max_ctas / channels).max(1)))
+            blocks.div_ceil(channels).clamp(1, most.min((knobs.most_ctas(call.collective) / channels).max(1)))
         }
         None => best.instances,
     };
@@ -332,13 +343,13 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
 /// The cheapest number of instances of a candidate.
 fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
     if protocol.is_exchange() {
-        let max_ctas = exchange::useful_blocks(key, protocol).min(knobs.max_ctas);
+        let max_ctas = exchange::useful_blocks(key, protocol).min(knobs.most_ctas(key.collective));
         let blocks = exchange::grid(protocol, longest_part(key, bytes), max_ctas).0;
         let us = predict(key, protocol, (blocks, 1), bytes, world, knobs) as f32;
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
     }
     if protocol == Protocol::Dma {
-        let knobs = dma::knobs(knobs, world.places().1, dma::part(key, bytes));
+        let knobs = dma::knobs(knobs, world, dma::part(key, bytes));
         if let Err(error) = fold(key, algo::channels(key)?, &knobs) {
             return Ok(Outcome::Filtered(error.into_text()));
         }
@@ -350,7 +361,11 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
         Err(error) => return Ok(Outcome::Filtered(error.into_text())),
     };
     let channels = fold.blocks;
-    let limit = fold.most_instances.min((knobs.max_ctas / channels).max(1));
+    let most = knobs.most_ctas(key.collective);
+    if channels > most && most < knobs.max_ctas {
+        return Ok(Outcome::Filtered(format!("needs {channels} CTAs, HAWSER_SM_FREE_CTAS allows {most}")));
+    }
+    let limit = fold.most_instances.min((most / channels).max(1));
     let limit = match world.device {
         DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
         DeviceKind::Host => limit.min(2),
@@ -404,10 +419,10 @@ struct Best<'a> {
 fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
     let possible = || {
         candidates.iter().filter_map(|candidate| match candidate.outcome {
-            Outcome::Predicted { us, instances, channels } => {
+            Outcome::Predicted { us, instances, channels } if candidate.held.is_none() => {
                 Some(Best { candidate, us, instances, channels })
             }
-            Outcome::Filtered(_) => None,
+            _ => None,
         })
     };
     let brought = possible().find(|best| matches!(best.candidate.algorithm, Algorithm::Imported(_)));
@@ -418,7 +433,9 @@ fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
 /// The fastest by the advice; it cannot bring back what is impossible.
 fn best_advised<'a>(candidates: &'a [Candidate], advice: &Advice) -> Option<Best<'a>> {
     least(candidates.iter().zip(&advice.us).filter_map(|(candidate, &us)| match candidate.outcome {
-        Outcome::Predicted { instances, channels, .. } if us >= 0.0 => {
+        Outcome::Predicted { instances, channels, .. }
+            if us == 0.0 || us > 0.0 && candidate.held.is_none() =>
+        {
             Some(Best { candidate, us, instances, channels })
         }
         _ => None,
@@ -476,7 +493,8 @@ impl fmt::Display for Candidate {
         write!(f, "{:8} {:6} ", self.algorithm.name(), self.protocol.name())?;
         match &self.outcome {
             Outcome::Predicted { us, instances, channels } => {
-                write!(f, "{us:10.1} µs  {instances} × {channels} blocks")
+                write!(f, "{us:10.1} µs  {instances} × {channels} blocks")?;
+                self.held.map_or(Ok(()), |reason| write!(f, "  held back: {reason}"))
             }
             Outcome::Filtered(reason) => write!(f, "{:>10}     {reason}", "-"),
         }

@@ -358,6 +358,11 @@ pub struct KernelKey {
 }
 
 impl KernelKey {
+    /// A kernel of one program or exchange.
+    pub const fn new(op: DeviceOp, dtype: DataType, protocol: Protocol) -> Self {
+        Self { op, dtype, protocol, bundle: false }
+    }
+
     /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`; `_bundle` follows where it
     /// runs several exchanges.
     /// Sums, products and pre-multiplied sums of integers do not depend on the sign and share the unsigned kernel.

@@ -330,7 +330,7 @@ impl ExchangePlan {
         parts.fill(call.collective, choice.key.algorithm, call.root, bytes);
         let Parts { mut args, has_dst, shape, .. } = parts;
         args.most = longest_part(call.collective, choice.key.algorithm, bytes, ranks);
-        let mut max_ctas = knobs.max_ctas;
+        let mut max_ctas = knobs.most_ctas(call.collective);
         if choice.instances > 0 {
             max_ctas = max_ctas.min(choice.instances);
         }
@@ -354,7 +354,7 @@ impl ExchangePlan {
         let offsets = args.src.iter().chain(&args.dst);
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
         let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
-        let kernel = KernelKey { op, dtype, protocol: choice.protocol, bundle: false };
+        let kernel = KernelKey::new(op, dtype, choice.protocol);
         let blocks_of = |some: bool, blocks: u32| if some { bytes * u64::from(blocks) } else { 0 };
         let (collective, root) = (call.collective, call.root);
         let used = [

@@ -173,10 +173,16 @@ pub struct Knobs {
     pub deterministic: bool,
     /// `NCCL_PASS_SM`: 1 prefers copy engines for what they can do, 2 insists on them.
     pub pass_sm: u8,
+    /// Ranks have staging for copy engines though `pass_sm` is 0: rules may ask for them.
+    pub copy_engines: bool,
     /// `NCCL_PSM_BUFFER_SIZE`: bytes of staging per peer; 0 = as fits.
     pub staging_bytes: u64,
     /// `HAWSER_FUSE`: small collectives of a group share launches.
     pub fuse: bool,
+    /// `HAWSER_SM_FREE_CTAS`: most CTAs of a reduction while copy engines do what only moves.
+    pub reducing_ctas: u32,
+    /// The longest message that the network between hosts takes.
+    pub message_bytes: u64,
 }
 
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message. Measured over TCP,
@@ -196,8 +202,11 @@ impl Default for Knobs {
             lanes: 24,
             deterministic: false,
             pass_sm: 0,
+            copy_engines: false,
             staging_bytes: 0,
             fuse: true,
+            reducing_ctas: 2,
+            message_bytes: u64::MAX,
         }
     }
 }
@@ -239,6 +248,15 @@ impl Knobs {
         Ok(masks.map(|mask| mask.map(|mask| mask as u8)))
     }
 
+    /// Most CTAs of an operation. Computing keeps the others when copy engines are asked for: what reduces gets few then.
+    pub fn most_ctas(&self, collective: Collective) -> u32 {
+        if self.pass_sm > 0 && collective.reduces() {
+            self.max_ctas.min(self.reducing_ctas)
+        } else {
+            self.max_ctas
+        }
+    }
+
     /// A number that differs when settings differ; compared between ranks at init.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::new();
@@ -252,8 +270,11 @@ impl Knobs {
         }
         self.slot_bytes.iter().for_each(|&bytes| digest.add(u64::from(bytes)));
         digest.add(u64::from(self.pass_sm));
+        digest.add(u64::from(self.copy_engines));
         digest.add(self.staging_bytes);
         digest.add(u64::from(self.fuse));
+        digest.add(u64::from(self.reducing_ctas));
+        digest.add(self.message_bytes);
         digest.value()
     }
 }
@@ -405,8 +426,10 @@ mod tests {
             Knobs { max_ctas: 8, ..base.clone() },
             Knobs { slot_bytes: [1, 2, 3], ..base.clone() },
             Knobs { pass_sm: 1, ..base.clone() },
+            Knobs { copy_engines: true, ..base.clone() },
             Knobs { staging_bytes: 1, ..base.clone() },
             Knobs { fuse: false, ..base.clone() },
+            Knobs { reducing_ctas: 1, ..base.clone() },
             Knobs { algorithms: Knobs::parse_algo("ring").unwrap(), ..base.clone() },
             Knobs { protocols: Knobs::parse_proto("ll").unwrap(), ..base.clone() },
         ];

@@ -10,6 +10,7 @@ use crate::device_plan::{
     ACC_DST, Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, NO_DEP, POST, PRE,
     SIGNAL, Step, Work, tag,
 };
+use crate::dma::Direct;
 use crate::error::{PlanError, Result};
 use crate::imported::Imported;
 use crate::ir::{self, Buf, Channel, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
@@ -54,8 +55,8 @@ pub struct LaunchPlan {
     pub threads: u32,
     /// Scratch memory needed, in bytes.
     pub scratch_bytes: u64,
-    /// Whether copy engines may move it from user buffer to user buffer ([`crate::dma::is_direct`]).
-    pub is_direct: bool,
+    /// How copy engines may move it from user buffer to user buffer.
+    pub direct: Direct,
 }
 
 /// What the device does to values for `call`: averages of floating-point types are sums of inputs
@@ -176,9 +177,9 @@ pub fn bind(
         args.n_inline = lowered.steps.len() as u8;
     }
     let scratch_bytes = u64::from(lowered.scratch_chunks) * work.chunk * elem;
-    let kernel = KernelKey { op, dtype, protocol: choice.protocol, bundle: false };
-    let is_direct = crate::dma::is_direct(&choice.key);
-    Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, is_direct })
+    let kernel = KernelKey::new(op, dtype, choice.protocol);
+    let direct = Direct::of(&choice.key, work.chunk * elem);
+    Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, direct })
 }
 
 fn slots_needed(key: &ProgramKey) -> u32 {
@@ -239,7 +240,7 @@ pub(crate) fn fold(key: &ProgramKey, channels: u32, knobs: &Knobs) -> Result<Fol
         return fold_imported(&program, knobs);
     }
     let available = knobs.lanes.min(MAX_BLOCKS as u32);
-    let wanted = available.min(knobs.max_ctas).max(1);
+    let wanted = available.min(knobs.most_ctas(key.collective)).max(1);
     let most = (MAX_CHANNEL_STEPS / algo::most_channel_steps(key)).max(1);
     let channels_per_block = channels.div_ceil(wanted).min(most);
     let blocks = channels.div_ceil(channels_per_block);

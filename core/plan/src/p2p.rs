@@ -65,7 +65,7 @@ pub fn plan(
     }
     let copies = own_copies(messages, rank)?;
     let remote = keyed(messages, rank, ranks, world, knobs);
-    let own = if dma::has_staging(world, knobs) { Protocol::Dma } else { Protocol::Simple };
+    let own = if by_copy_engines(world, knobs) { Protocol::Dma } else { Protocol::Simple };
     let mut launches = Launches { knobs, rank, world, list: Vec::new(), used: Vec::new() };
     let protocol = remote.first().map_or(own, |(key, _)| key.protocol);
     for copy in copies {
@@ -78,9 +78,14 @@ pub fn plan(
     Ok(launches.list)
 }
 
+/// Whether copy engines carry messages: rules are not asked about them.
+fn by_copy_engines(world: &World, knobs: &Knobs) -> bool {
+    knobs.pass_sm > 0 && dma::has_staging(world, knobs)
+}
+
 /// The protocol of a message: equal at both ends because sizes and settings are.
 pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Protocol {
-    if !is_far && dma::has_staging(world, knobs) {
+    if by_copy_engines(world, knobs) {
         return Protocol::Dma;
     }
     let DeviceKind::Cuda { sm } = world.device else { return Protocol::Simple };
@@ -286,7 +291,7 @@ impl Launches<'_> {
     /// Cuts a part's work into tiles and blocks; returns the number of blocks.
     fn cut(&self, work: &mut Work, part: &Part, protocol: Protocol) -> Result<u32> {
         if protocol == Protocol::Dma {
-            let staged = dma::knobs(self.knobs, self.world.places().1, part.bytes);
+            let staged = dma::knobs(self.knobs, self.world, part.bytes);
             return cut(work, dma::LANES, protocol, 1, &staged);
         }
         let is_far = self.world.is_far(self.rank, part.peer);
@@ -301,9 +306,9 @@ impl Launches<'_> {
     }
 
     fn empty(&self, protocol: Protocol) -> LaunchPlan {
-        let kernel = KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, protocol, bundle: false };
+        let kernel = KernelKey::new(DeviceOp::Copy, DataType::Uint8, protocol);
         let threads = crate::cost::threads(self.world.device, protocol);
         let args = Box::new(Args { protocol: protocol as u8, ..Args::default() });
-        LaunchPlan { args, kernel, threads, scratch_bytes: 0, is_direct: true }
+        LaunchPlan { args, kernel, threads, scratch_bytes: 0, direct: dma::Direct::Free }
     }
 }

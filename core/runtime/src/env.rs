@@ -76,8 +76,12 @@ pub struct Settings {
     pub gpu_direct: bool,
     /// `NCCL_PASS_SM`: 0, 1 or 2, see [`hawser_plan::Knobs::pass_sm`].
     pub pass_sm: u8,
+    /// `NCCL_CTA_POLICY`: whether communicators do without multiprocessors where they can; None = as each is made.
+    pub no_ctas: Option<bool>,
     /// `NCCL_PSM_BUFFER_SIZE`: staging for copy engines per peer, in bytes.
     pub staging_bytes: u64,
+    /// `HAWSER_SM_FREE_CTAS`, see [`hawser_plan::Knobs::reducing_ctas`].
+    pub reducing_ctas: Option<u32>,
     /// `NCCL_CUMEM_POOL_SIZE`, `_PREALLOC`, `_GROWTH_FACTOR`, `_MAX_SIZE`, `_TRIM_THRESHOLD`, `_MONITOR`,
     /// `_MONITOR_INTERVAL`: the memory of each device.
     pub pool: pool::Policy,
@@ -213,6 +217,7 @@ pub const HONOURED: &[&str] = &[
     "NCCL_PROFILER_PLUGIN",
     "NCCL_NET_GDR_LEVEL",
     "NCCL_PASS_SM",
+    "NCCL_CTA_POLICY",
     "NCCL_PSM_BUFFER_SIZE",
     "NCCL_COLLNET_ENABLE",
     "NCCL_DEBUG",
@@ -318,7 +323,9 @@ impl Source {
                 .text("NCCL_NET_GDR_LEVEL")
                 .is_some_and(|v| v == "0" || v.eq_ignore_ascii_case("LOC")),
             pass_sm: self.level("NCCL_PASS_SM"),
+            no_ctas: self.no_ctas(),
             staging_bytes: self.size("NCCL_PSM_BUFFER_SIZE").unwrap_or(0),
+            reducing_ctas: self.reducing_ctas(),
             pool: self.pool(),
             sm_free_verbose: self.sm_free_verbose(),
             dma_enable: self.choice("NCCL_DMA_ENABLE").unwrap_or(true),
@@ -384,6 +391,16 @@ impl Source {
     }
 
     /// 0, 1 or 2.
+    fn reducing_ctas(&self) -> Option<u32> {
+        let (name, accepted) = ("HAWSER_SM_FREE_CTAS", "a number from 1 to 64");
+        let ctas = self.parsed::<u32>(name, accepted)?;
+        if !(1..=64).contains(&ctas) {
+            self.complain(format!("{name}={ctas} is ignored: it must be {accepted}"));
+            return None;
+        }
+        Some(ctas)
+    }
+
     fn level(&self, name: &str) -> u8 {
         let accepted = "0, 1 or 2";
         let level = self.parsed::<u8>(name, accepted).unwrap_or(0);

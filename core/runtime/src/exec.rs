@@ -9,9 +9,9 @@ use hawser_plan::lower::LaunchPlan;
 use hawser_plan::world::DeviceKind;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
-use crate::comm::{GroupSpans, Live, Loaded, Span};
+use crate::comm::{GroupSpans, Live, Loaded, Span, Timed};
 use crate::device::interp::{self, HostLaunch};
-use crate::device::{Device, ExchangeLaunch, Stream};
+use crate::device::{Device, ExchangeLaunch, Moment, Stream};
 use crate::dma::Emission;
 use crate::error::{Error, Result};
 use crate::transport::control::Control;
@@ -30,9 +30,17 @@ pub struct Launch {
     pub others: Vec<Stream>,
     /// What profilers see of it; the events stop when the launch is dropped.
     pub events: Events,
+    /// How long it takes, if somebody wants to know.
+    pub timed: Option<Timed>,
 }
 
 impl Launch {
+    /// Without events.
+    pub fn new(comm: &Arc<Live>, work: Work, stream: Stream) -> Self {
+        let (others, events) = (Vec::new(), Events::default());
+        Self { comm: comm.clone(), work, stream, others, events, timed: None }
+    }
+
     /// Whether it belongs to the communicator with this image.
     fn runs_for(&self, image: u64) -> bool {
         self.comm.fabric.dev_comm.addr == image
@@ -107,13 +115,18 @@ pub fn run(launches: &mut [Launch]) -> Result<()> {
             put_all(launches)?;
         }
     }
+    let timed = timed(launches.iter_mut().filter(|l| is_host(&&**l)));
     let launches = &*launches;
     launches.iter().filter_map(|l| l.comm.net.as_ref()).for_each(Net::wake);
     let host: Vec<HostLaunch<'_>> =
         launches.iter().filter(is_host).filter_map(host_launch).collect::<Result<_>>()?;
     let channels = channels(launches.iter().filter(is_host));
+    let from: Vec<_> = timed.iter().map(|timed| timed.begin(Stream::default())).collect();
     // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
     let mut failures = unsafe { interp::run(host) };
+    if failures.is_empty() {
+        timed.into_iter().zip(from).for_each(|(timed, from)| timed.end(from, Stream::default()));
+    }
     let timer = now_ns();
     channels.iter().for_each(|c| c.record(EventState::KERNEL_CH_STOP, StateArgs::Timer(timer)));
     drop(channels);
@@ -125,6 +138,20 @@ pub fn run(launches: &mut [Launch]) -> Result<()> {
         }
     }
     failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// What is to be timed of launches of the host device, which run side by side: ranks of one operation that is alone.
+fn timed<'a>(launches: impl Iterator<Item = &'a mut Launch>) -> Vec<Timed> {
+    let (mut all, mut of) = (Vec::new(), None);
+    for launch in launches {
+        let Some(timed) = launch.timed.take() else { return Vec::new() };
+        let own = (launch.comm.comm_id, timed.number());
+        if *of.get_or_insert(own) != own {
+            return Vec::new();
+        }
+        all.push(timed);
+    }
+    all
 }
 
 /// A launch for the host device's interpreter.
@@ -175,6 +202,7 @@ struct Putting<'a> {
     stream: Stream,
     others: &'a [Stream],
     control: Arc<Control>,
+    timed: Option<(Option<Moment>, Timed)>,
 }
 
 impl Putting<'_> {
@@ -187,6 +215,9 @@ impl Putting<'_> {
                 return Ok(Some(self));
             }
             self.emission.finish()?;
+            if let Some((from, timed)) = self.timed {
+                timed.end(from, self.stream);
+            }
             self.others.iter().try_for_each(|other| self.device.order(self.stream, *other))?;
             Ok(None)
         };
@@ -198,7 +229,7 @@ impl Putting<'_> {
 
 /// Puts a launch on its stream, or begins to.
 fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
-    let Launch { comm, work, stream, others, events } = launch;
+    let Launch { comm, work, stream, others, events, timed } = launch;
     let (device, stream, others) = (&*comm.device, *stream, &others[..]);
     others.iter().try_for_each(|other| device.order(*other, stream))?;
     let blocks = work.blocks();
@@ -206,11 +237,12 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
     match work {
         Work::Steps(plan) => comm.order.put(device, stream, blocks, |done| {
             plan.args.done = done;
-            device.launch(plan.kernel, &plan.args, plan.threads, stream)
+            let put = || device.launch(plan.kernel, &plan.args, plan.threads, stream);
+            Timed::around(timed.take(), stream, put)
         })?,
         Work::Exchange(kernel, launch) => comm.order.put(device, stream, blocks, |done| {
             launch.args.done = done;
-            device.launch_exchange(*kernel, launch, stream)
+            Timed::around(timed.take(), stream, || device.launch_exchange(*kernel, launch, stream))
         })?,
         Work::Bundle(launch) => comm.order.put(device, stream, blocks, |done| {
             launch.args.done = done;
@@ -222,7 +254,8 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
             let emission = emission.inspect_err(|error| {
                 control.fail(error.clone());
             })?;
-            return Ok(Some(Putting { emission, device, stream, others, control }));
+            let timed = timed.take().map(|timed| (timed.begin(stream), timed));
+            return Ok(Some(Putting { emission, device, stream, others, control, timed }));
         }
     }
     drop(event);

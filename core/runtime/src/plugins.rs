@@ -102,7 +102,12 @@ pub fn log() -> Log {
     let write = |level: Level, subsys: Subsys, text: &str| match level {
         Level::Warn | Level::Abort => log::warn(text),
         Level::Trace => log::trace(subsystem(subsys), || text.to_owned()),
-        Level::Version | Level::Info => log::info(subsystem(subsys), || text.to_owned()),
+        Level::Version | Level::Info => {
+            log::info(subsystem(subsys), || text.to_owned());
+            if subsys.0 & Subsys::STRESS.0 != 0 {
+                crate::change::stressed(text);
+            }
+        }
     };
     LOG.get_or_init(|| Arc::new(Log::new(write))).as_ref().clone()
 }

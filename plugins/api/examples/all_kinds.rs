@@ -4,11 +4,13 @@
 mod loopback;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use hawser_plugin::collnet::{
     CollNet, CollNetComm, CollNetContext, CollNetListener, CollNetSegment, DataType, ReduceOp,
 };
 use hawser_plugin::env::{Env, EnvContext};
+use hawser_plugin::learner::{Learner, Measured, Proposal};
 use hawser_plugin::net::{HANDLE_BYTES, Handle, NetProperties, Region, Registration, Request};
 use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, Profiler, ProfilerConfig, ProfilerContext, StateArgs,
@@ -128,6 +130,37 @@ impl Tuner for Halver {
         }
         Ok(Box::new(Halver(format!("{} {}", config.name, names.join("+")))))
     }
+
+    fn learner(&self, config: &TunerConfig) -> Result<Option<Box<dyn Learner>>> {
+        Ok((config.ranks > 2).then(|| Box::new(Teller(Vec::new())) as Box<dyn Learner>))
+    }
+}
+
+/// Proposes what it was told. It panics when it hears of nothing, to show what happens then.
+struct Teller(Vec<String>);
+
+impl Learner for Teller {
+    fn rebase(&mut self, files: &[SettingsFile], now: Duration) {
+        self.0.push(format!("{files:?} {now:?}"));
+    }
+
+    fn measured(&mut self, measured: &Measured, now: Duration) {
+        self.0.push(format!("{measured:?} {now:?}"));
+    }
+
+    fn stressed(&mut self, what: &str, now: Duration) {
+        assert_ne!(what, "", "something has happened");
+        self.0.push(format!("{what} {now:?}"));
+    }
+
+    fn propose(&mut self, _: Duration) -> Option<Proposal> {
+        let text = self.0.pop()?;
+        Some(Proposal { why: "told".into(), files: vec![SettingsFile { name: "a".into(), text }] })
+    }
+
+    fn settled(&mut self, outcome: std::result::Result<u64, String>, now: Duration) {
+        self.0.push(format!("{outcome:?} {now:?}"));
+    }
 }
 
 impl TunerContext for Halver {
@@ -149,9 +182,21 @@ impl TunerContext for Halver {
         true
     }
 
+    fn wants_in_graph(&self) -> bool {
+        true
+    }
+
+    fn trial(&self, operation: u64) -> Option<u32> {
+        operation.is_multiple_of(2).then_some(operation as u32)
+    }
+
+    fn wants_times(&self) -> bool {
+        true
+    }
+
     fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
-        let Question { data_type, op, in_graph, .. } = question;
-        Ok(format!("{data_type:?} {op:?} {in_graph:?} {}", candidates.len()))
+        let Question { data_type, op, in_graph, trial, .. } = question;
+        Ok(format!("{data_type:?} {op:?} {in_graph:?} {trial:?} {}", candidates.len()))
     }
 }
 

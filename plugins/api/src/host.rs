@@ -30,6 +30,8 @@ impl Subsys {
     pub const PROXY: Self = Self(0x400);
     pub const REG: Self = Self(0x2000);
     pub const PROFILE: Self = Self(0x4000);
+    /// Not NCCL's; see [`Log::stress`].
+    pub const STRESS: Self = Self(1 << 62);
     pub const ALL: Self = Self(u64::MAX);
 }
 
@@ -66,6 +68,12 @@ impl Log {
     /// A line for those who ask for it.
     pub fn info(&self, subsys: Subsys, text: impl AsRef<str>) {
         self.line(Level::Info, subsys, text.as_ref());
+    }
+
+    /// A line of a net that says what it has lost while it goes on with the rest: hosts that learn from measured times take
+    /// them for other times than before.
+    pub fn stress(&self, text: impl AsRef<str>) {
+        self.line(Level::Info, Subsys(Subsys::NET.0 | Subsys::STRESS.0), text.as_ref());
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::collnet::DataType;
 use crate::error::{Error, Result};
 use crate::host::Log;
+use crate::learner::Learner;
 
 /// Collectives that tuners are asked about, with NCCL's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,6 +80,12 @@ impl Algorithm {
     pub const SYM_ALL_PAIRS: Self = Self(69);
     /// `DIRECT` by a fused kernel.
     pub const SYM_DIRECT: Self = Self(70);
+    /// `RING` by copy engines; the protocol is Simple.
+    pub const DMA_RING: Self = Self(72);
+    /// `ALL_PAIRS` by copy engines.
+    pub const DMA_ALL_PAIRS: Self = Self(73);
+    /// `DIRECT` by copy engines.
+    pub const DMA_DIRECT: Self = Self(74);
     pub const RECURSIVE_DOUBLING: Self = Self(80);
     pub const HALVING_DOUBLING: Self = Self(81);
     pub const BRUCK: Self = Self(82);
@@ -93,7 +100,7 @@ impl Algorithm {
     }
 
     /// Names in rule files, without case.
-    pub const NAMES: [(Self, &'static str); 19] = [
+    pub const NAMES: [(Self, &'static str); 22] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -108,6 +115,9 @@ impl Algorithm {
         (Self::SYM_ONE_SHOT, "sym_one_shot"),
         (Self::SYM_ALL_PAIRS, "sym_all_pairs"),
         (Self::SYM_DIRECT, "sym_direct"),
+        (Self::DMA_RING, "dma_ring"),
+        (Self::DMA_ALL_PAIRS, "dma_all_pairs"),
+        (Self::DMA_DIRECT, "dma_direct"),
         (Self::RECURSIVE_DOUBLING, "recursive_doubling"),
         (Self::HALVING_DOUBLING, "halving_doubling"),
         (Self::BRUCK, "bruck"),
@@ -179,6 +189,16 @@ pub trait Tuner: Send + Sync {
         let _ = (config, files);
         Err(Error::unsupported("settings that change while a communicator works"))
     }
+
+    /// What learns from the times of a communicator and proposes other settings for it, which then come by
+    /// [`Tuner::open_with`]. Asked on rank 0, after [`Tuner::open`]. None: this tuner does not learn.
+    ///
+    /// # Errors
+    /// Any: the host says why and goes on without.
+    fn learner(&self, config: &TunerConfig) -> Result<Option<Box<dyn Learner>>> {
+        let _ = config;
+        Ok(None)
+    }
 }
 
 /// A file with settings, read by somebody else.
@@ -242,20 +262,36 @@ pub struct Question {
     pub data_type: Option<DataType>,
     /// The reduction; None = nothing is reduced, or the host does not tell.
     pub op: Option<Reduction>,
-    /// Whether the operation is captured into a graph; None = the host does not tell.
+    /// Whether the operation is captured into a graph; None = the host does not tell (see [`TunerContext::wants_in_graph`]).
     pub in_graph: Option<bool>,
+    /// The trial that the operation is for, see [`TunerContext::trial`]; None = none.
+    pub trial: Option<u32>,
 }
 
 impl Question {
     /// A single operation on plain buffers.
     pub fn new(function: Function, bytes: u64) -> Self {
-        Self { function, bytes, pipelined: 1, registered: false, data_type: None, op: None, in_graph: None }
+        Self {
+            function,
+            bytes,
+            pipelined: 1,
+            registered: false,
+            data_type: None,
+            op: None,
+            in_graph: None,
+            trial: None,
+        }
     }
 }
 
 /// From this time on a candidate's `us` is a price that nobody has compared with a measured time, added to this number: tuners that
 /// take the lowest time leave such candidates alone, those that want one can name it.
 pub const UNMEASURED_US: f32 = 1e6;
+
+/// From this time on a candidate is held back: the user's settings (`NCCL_PASS_SM`) want multiprocessors or copy engines, and this one
+/// uses the other. The predicted time is added to this number. Only a tuner that sets it to 0 gets it, which one should do only where
+/// it was told to by name. Tuners that do not want every collective see such candidates as impossible.
+pub const HELD_US: f32 = 16_777_216.0;
 
 /// One candidate and its predicted time. Tuners lower or raise `us`; below 0 is "impossible" and stays so.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -306,6 +342,32 @@ pub trait TunerContext: Send + Sync {
 
     /// Whether it is asked about all-to-all, scatter and gather too, which NCCL asks no tuner about. Constant.
     fn wants_every_collective(&self) -> bool {
+        false
+    }
+
+    /// Whether it may ask for copy engines ([`Algorithm::DMA_RING`] and its like) where the settings do not: the host then takes
+    /// the memory that they need. Constant, and equal on all ranks that agree.
+    fn wants_copy_engines(&self) -> bool {
+        false
+    }
+
+    /// Whether its answers depend on [`Question::in_graph`], which costs the host a call of the driver for every operation.
+    /// Constant.
+    fn wants_in_graph(&self) -> bool {
+        false
+    }
+
+    /// Whether an operation is for trying something, and what: its questions then have this number as [`Question::trial`].
+    /// Operations are numbered alike on all ranks, from 0. The host keeps answers by this number, so there must be few that
+    /// differ (16). It never asks for operations that are captured into a graph. A pure function, asked for every operation.
+    fn trial(&self, operation: u64) -> Option<u32> {
+        let _ = operation;
+        None
+    }
+
+    /// Whether the host should measure some operations, those of trials among them, for the [`Learner`]. Constant, and equal
+    /// on all ranks that agree.
+    fn wants_times(&self) -> bool {
         false
     }
 

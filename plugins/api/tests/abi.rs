@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use hawser_plugin::abi::{LoadErrorKind, Manifest, load};
 use hawser_plugin::collnet::{CollNetSegment, DataType, ReduceOp};
+use hawser_plugin::learner::{Learner, Measured};
 use hawser_plugin::net::{MemoryKinds, NetConfig, Receiver, Region, Registration, Request, Segment, Sender};
 use hawser_plugin::profiler::{Event, EventHandle, EventMask, EventState, ProfilerConfig, StateArgs, What};
 use hawser_plugin::tuner::{
@@ -158,14 +160,21 @@ fn a_tuner_says_what_it_depends_on_and_why() {
     }
     let why = |question: &Question| context.why(question, &[candidate; 2]).unwrap();
     let mut question = Question::new(Function::AllReduce, 4096);
-    assert_eq!(why(&question), "None None None 2");
+    assert_eq!(why(&question), "None None None None 2");
+    assert!(context.wants_in_graph() && context.wants_times());
+    assert_eq!((context.trial(4), context.trial(5)), (Some(4), None));
     for (data_type, op, in_graph) in [
         (DataType::Int8, Reduction::Sum, false),
         (DataType::Float8e5m2, Reduction::PreMulSum, true),
         (DataType::Float32, Reduction::Avg, false),
     ] {
         (question.data_type, question.op, question.in_graph) = (Some(data_type), Some(op), Some(in_graph));
-        assert_eq!(why(&question), format!("Some({data_type:?}) Some({op:?}) Some({in_graph}) 2"));
+        question.trial = Some(op as u32);
+        let trial = op as u32;
+        assert_eq!(
+            why(&question),
+            format!("Some({data_type:?}) Some({op:?}) Some({in_graph}) Some({trial}) 2")
+        );
     }
 }
 
@@ -179,6 +188,47 @@ fn a_tuner_takes_settings_from_the_host() {
     assert_eq!(context.agreement().unwrap().source, "halves of tensor 3 a=1\n+b=");
     let error = tuner.open_with(&config, &[]).err().unwrap();
     assert_eq!((error.kind, error.text.as_str()), (ErrorKind::InvalidUsage, "no files"));
+}
+
+#[test]
+fn a_tuner_learns_until_it_panics() {
+    let tuner = component!(Tuner).unwrap();
+    assert!(tuner.learner(&TunerConfig::new(1, 2, 1, Log::silent())).unwrap().is_none());
+    let (log, told) = log();
+    let mut learner = tuner.learner(&TunerConfig::new(1, 8, 1, log)).unwrap().unwrap();
+    let now = Duration::from_nanos(7);
+    let measured = |late| Measured {
+        function: Function::AllToAll,
+        bytes: 1 << 40,
+        algorithm: Algorithm::program(3),
+        protocol: Protocol::Ll128,
+        trial: true,
+        us: 1.5,
+        late,
+    };
+    let file = SettingsFile { name: "x".into(), text: "y".into() };
+    let mut text = |tell: &dyn Fn(&mut dyn Learner)| {
+        tell(&mut *learner);
+        learner.propose(now).map(|proposal| (proposal.why, proposal.files[0].text.clone()))
+    };
+    for late in [None, Some((7, 2.5))] {
+        let (_, seen) = text(&|learner| learner.measured(&measured(late), now)).unwrap();
+        assert_eq!(seen, format!("{:?} 7ns", measured(late)));
+    }
+    let (why, seen) = text(&|learner| learner.rebase(std::slice::from_ref(&file), now)).unwrap();
+    assert_eq!((why.as_str(), seen), ("told", format!("{:?} 7ns", [&file])));
+    let settled = |outcome: std::result::Result<u64, String>| format!("{outcome:?} 7ns");
+    for outcome in [Ok(u64::MAX), Err("why".to_owned())] {
+        let (_, seen) = text(&|learner| learner.settled(outcome.clone(), now)).unwrap();
+        assert_eq!(seen, settled(outcome));
+    }
+    assert_eq!(text(&|learner| learner.stressed("rail", now)).unwrap().1, "rail 7ns");
+    assert_eq!(text(&|_| ()), None);
+    assert_eq!(text(&|learner| learner.stressed("", now)), None);
+    assert_eq!(text(&|learner| learner.stressed("rail", now)), None, "it is not asked again");
+    let told = told.lock().unwrap();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("tuner halver does not learn any more: "), "{told:?}");
 }
 
 #[test]

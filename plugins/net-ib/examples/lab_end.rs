@@ -87,6 +87,12 @@ impl Pause {
     }
 }
 
+/// Milliseconds for which this thread could have run and the guest's kernel ran something else (proc(5), schedstat).
+fn queued() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0) / 1_000_000
+}
+
 impl End {
     fn receiver(context: &dyn NetContext, device: u32, port: u16, bytes: usize) -> Self {
         let (mut peer, _) = TcpListener::bind(("0.0.0.0", port)).unwrap().accept().unwrap();
@@ -145,7 +151,8 @@ impl End {
     fn run(&mut self, time: Duration) {
         let start = Instant::now();
         let (mut message, mut turn, mut told) = (Pause::new(), Pause::new(), Instant::now());
-        let (mut stop, mut idle, is_sender) = (false, 0, matches!(self.half, Half::Out(_)));
+        let (mut stop, mut idle, mut waited, is_sender) =
+            (false, 0, queued(), matches!(self.half, Half::Out(_)));
         while !(stop && is_sender && self.flying.is_empty()) {
             let before = self.over;
             if let Err(error) = self.step(!is_sender || !stop) {
@@ -156,7 +163,7 @@ impl End {
                 println!("error after {} ms: {error}", silent.as_millis());
                 return;
             }
-            // How long this process did not even get to look.
+            // How long this process did not even get to look, and for how much of it the guest's processor was elsewhere.
             turn.happened();
             idle = if self.over > before { 0 } else { idle + 1 };
             if idle > SPINS {
@@ -166,9 +173,12 @@ impl End {
             if self.over > before {
                 let gap = message.happened();
                 let own = std::mem::take(&mut turn.longest);
+                let queued = queued();
                 if gap > GAP {
-                    println!("gap {} ms own {} ms messages {before}", gap.as_millis(), own.as_millis());
+                    let (gap, own) = (gap.as_millis(), own.as_millis());
+                    println!("gap {gap} ms own {own} ms messages {before} queued {} ms", queued - waited);
                 }
+                waited = queued;
             }
             if told.elapsed() > Duration::from_millis(500) {
                 told = Instant::now();

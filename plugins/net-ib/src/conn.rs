@@ -465,7 +465,8 @@ impl<M: Machine> Conn<M> {
             (false, _) => format!("rail {rails} is stopped: {why}"),
         };
         self.counters[usize::from(rail)].changed(up);
-        self.log.info(Subsys::NET, format!("IB: {}: {text}", self.name));
+        let text = format!("IB: {}: {text}", self.name);
+        if up { self.log.info(Subsys::NET, text) } else { self.log.stress(text) }
     }
 
     /// Adds to the counters what the machine counted.

@@ -73,6 +73,11 @@ impl Link {
     pub fn info(&self, text: impl std::fmt::Display) {
         self.log.info(Subsys::NET, format!("Socket: {}: {text}", self.name));
     }
+
+    /// A line about what is lost while the rest goes on.
+    pub fn stress(&self, text: impl std::fmt::Display) {
+        self.log.stress(format!("Socket: {}: {text}", self.name));
+    }
 }
 
 #[cfg(test)]

@@ -330,7 +330,7 @@ impl TxConn {
     }
 
     fn pipe_lost(&self, index: usize, generation: u32, loss: &Loss) {
-        self.link.info(format!("lost data socket {index} ({}), the others carry on", loss.reason));
+        self.link.stress(format!("lost data socket {index} ({}), the others carry on", loss.reason));
         let mut control = lock(&self.control);
         control.push(&Record::PipeDown { pipe: index as u16, generation });
         let trouble = control.flush();

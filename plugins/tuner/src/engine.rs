@@ -4,12 +4,14 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hawser_plugin::tuner::{
-    Agreement, Algorithm, Answer, Candidate, Function, Question, TunerConfig, TunerContext, UNMEASURED_US,
+    Agreement, Algorithm, Answer, Candidate, Function, HELD_US, Question, TunerConfig, TunerContext,
+    UNMEASURED_US,
 };
 use hawser_plugin::{Log, Result, Subsys};
 
+use crate::adaptive::{self, Adaptive};
 use crate::names;
-use crate::rule::{self, Action, GUARD, Job, Rule, Way};
+use crate::rule::{self, Action, Executor, GUARD, Job, Rule, Way};
 
 /// One more than the largest number of a function.
 const FUNCTIONS: usize = Function::Gather as usize + 1;
@@ -21,6 +23,10 @@ pub struct Engine {
     of: [Vec<Entry>; FUNCTIONS],
     /// What is told about the files: how many rules count.
     source: String,
+    adaptive: Option<Adaptive>,
+    /// What is not tried.
+    avoid: Vec<Rule>,
+    programs: Vec<String>,
     log: Log,
 }
 
@@ -93,12 +99,26 @@ impl Engine {
             let mask = |rule: &Rule| rule.when.collectives == 0 || rule.when.collectives >> number & 1 != 0;
             fitting.iter().enumerate().filter(|(_, rule)| mask(rule)).map(entry).collect()
         });
-        let armed = |rule: &Rule| {
-            let mut rule = rule.clone();
-            rule.chain.iter_mut().for_each(|action| resolve(action, &job.programs));
-            Armed { rule, said: AtomicBool::new(false) }
-        };
-        Self { rules: fitting.into_iter().map(armed).collect(), of, source, log }
+        let armed = |rule: &Rule| Armed { rule: resolved(rule, &job.programs), said: AtomicBool::new(false) };
+        Self {
+            rules: fitting.into_iter().map(armed).collect(),
+            of,
+            source,
+            adaptive: None,
+            avoid: Vec::new(),
+            programs: job.programs.clone(),
+            log,
+        }
+    }
+
+    /// With adaptive mode, if it is asked for, and what it does not try.
+    pub fn adaptive(mut self, adaptive: Option<Adaptive>, avoid: &[Rule]) -> Self {
+        self.adaptive = adaptive;
+        self.avoid = avoid.iter().map(|rule| resolved(rule, &self.programs)).collect();
+        if let Some(adaptive) = adaptive {
+            let _ = write!(self.source, ", {}", adaptive::describe(adaptive));
+        }
+        self
     }
 
     /// How many rules count here, and where they are from.
@@ -156,10 +176,10 @@ impl Engine {
                 let taken = candidates[at];
                 if rule.never_worse {
                     let floor = *floor.get_or_insert_with(|| {
-                        cheapest(candidates, |_| true).map_or(0.0, |at| candidates[at].us)
+                        cheapest(candidates, |_| true).map_or(0.0, |at| time_of(&candidates[at]))
                     });
-                    if taken.us > floor * GUARD {
-                        see(armed, Outcome::Slower(action, taken.us, floor));
+                    if time_of(&taken) > floor * GUARD {
+                        see(armed, Outcome::Slower(action, time_of(&taken), floor));
                         continue;
                     }
                 }
@@ -174,6 +194,12 @@ impl Engine {
             }
         }
         None
+    }
+
+    /// The place of the candidate that an operation tries, if it is for a trial.
+    fn tried(&self, question: &Question, candidates: &[Candidate]) -> Option<usize> {
+        let trial = question.trial.filter(|_| self.adaptive.is_some())?;
+        adaptive::pick(trial, question, candidates, &self.avoid)
     }
 
     /// Says once per rule that nothing of it was possible, or that it can never match here.
@@ -202,6 +228,10 @@ impl Engine {
 
 impl TunerContext for Engine {
     fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
+        if let Some(at) = self.tried(question, candidates) {
+            candidates[at].us = 0.0;
+            return Ok(Answer::default());
+        }
         let mut odd = false;
         let decision = self.decide(question, candidates, |armed, outcome| {
             let is_odd = matches!(outcome, Outcome::Nothing | Outcome::Unknown(_));
@@ -226,10 +256,15 @@ impl TunerContext for Engine {
     fn agreement(&self) -> Option<Agreement> {
         // FNV-1a, equal on all hosts and builds.
         let mut digest = 0xcbf2_9ce4_8422_2325_u64;
-        for armed in &self.rules {
-            for byte in format!("{}\n", armed.rule).bytes() {
+        let mut add = |line: String| {
+            for byte in line.bytes() {
                 digest = (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
             }
+        };
+        self.rules.iter().for_each(|armed| add(format!("{}\n", armed.rule)));
+        if let Some(adaptive) = self.adaptive {
+            add(format!("{}\n", adaptive::describe(adaptive)));
+            self.avoid.iter().for_each(|rule| add(format!("avoid {rule}\n")));
         }
         Some(Agreement { digest, source: self.source.clone() })
     }
@@ -238,7 +273,29 @@ impl TunerContext for Engine {
         true
     }
 
+    fn wants_copy_engines(&self) -> bool {
+        let asks = |action: &Action| action.way.executor == Some(Executor::Dma);
+        self.rules.iter().any(|armed| armed.rule.chain.iter().any(asks))
+    }
+
+    fn wants_in_graph(&self) -> bool {
+        self.rules.iter().any(|armed| armed.rule.when.in_graph.is_some())
+    }
+
+    fn trial(&self, operation: u64) -> Option<u32> {
+        self.adaptive.and_then(|adaptive| adaptive.trial(operation))
+    }
+
+    fn wants_times(&self) -> bool {
+        self.adaptive.is_some()
+    }
+
     fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
+        if let Some(at) = self.tried(question, candidates) {
+            let Candidate { algorithm, protocol, us } = candidates[at];
+            let way = adaptive::Way { algorithm, protocol };
+            return Ok(format!("a trial of adaptive mode: takes {way}, {}", predicted(us)));
+        }
         let (mut first, mut lines, mut others) = (None, String::new(), 0);
         self.trace(question, candidates, |rule, outcome| {
             if matches!(outcome, Outcome::Taken(..) | Outcome::Default) {
@@ -259,12 +316,24 @@ impl TunerContext for Engine {
     }
 }
 
+/// A rule whose programs have their numbers.
+fn resolved(rule: &Rule, programs: &[String]) -> Rule {
+    let mut rule = rule.clone();
+    rule.chain.iter_mut().for_each(|action| resolve(action, programs));
+    rule
+}
+
 /// Finds the number of an action's program. One that is not there is impossible.
 fn resolve(action: &mut Action, programs: &[String]) {
     let Some(wanted) = &action.program else { return };
     let place = (0..).zip(programs).find(|(_, name)| *name == wanted).map(|(place, _)| place);
     let algorithm = place.map_or(Way::MISSING, Algorithm::program);
     action.way.algorithm = Some((algorithm, algorithm));
+}
+
+/// The predicted time, also of what is held back.
+fn time_of(candidate: &Candidate) -> f32 {
+    if candidate.us >= HELD_US { candidate.us - HELD_US } else { candidate.us }
 }
 
 /// The place of the cheapest possible candidate that is meant.
@@ -296,6 +365,7 @@ fn unmet<'a>(key: &'static str, question: &Question) -> Outcome<'a> {
 
 /// A price for people.
 fn predicted(us: f32) -> String {
+    let us = if us >= HELD_US { us - HELD_US } else { us };
     match us >= UNMEASURED_US {
         true => format!("{:.1} µs predicted, never measured,", us - UNMEASURED_US),
         false => format!("{us:.1} µs predicted"),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use hawser_plugin::{Error, ErrorKind};
 
+use crate::adaptive::{Adaptive, DEFAULT_BUDGET};
 use crate::rule::{Place, Rule};
 use crate::schema::Problem;
 use crate::{csv, schema, settings};
@@ -26,6 +27,52 @@ pub struct RuleFile {
     pub form: Form,
     /// What is done if it is not there.
     pub absent: Absent,
+}
+
+/// What stands in a rule file, or in several.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Contents {
+    /// Rules, in their order.
+    pub rules: Vec<Rule>,
+    /// What adaptive mode does not try: for these calls, these ways.
+    pub avoid: Vec<Rule>,
+    /// How rules come about, if the file says so.
+    pub mode: Option<Mode>,
+    /// The share of operations that are trials, if the file says so.
+    pub budget: Option<f64>,
+}
+
+/// How rules come about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// They are those of the files.
+    Fixed,
+    /// Others are tried and learned while the job runs.
+    Adaptive,
+}
+
+impl Mode {
+    /// Words in files.
+    pub const NAMES: [(Self, &'static str); 2] = [(Self::Fixed, "fixed"), (Self::Adaptive, "adaptive")];
+}
+
+impl Contents {
+    /// Several files in their order: the last word counts.
+    pub fn join(all: Vec<Self>) -> Self {
+        let mut joined = Self::default();
+        for Self { rules, avoid, mode, budget } in all {
+            joined.rules.extend(rules);
+            joined.avoid.extend(avoid);
+            (joined.mode, joined.budget) = (mode.or(joined.mode), budget.or(joined.budget));
+        }
+        joined
+    }
+
+    /// Adaptive mode, if it is asked for.
+    pub fn adaptive(&self) -> Option<Adaptive> {
+        let budget = self.budget.unwrap_or(DEFAULT_BUDGET);
+        (self.mode == Some(Mode::Adaptive)).then(|| Adaptive::with_budget(budget))
+    }
 }
 
 /// Forms of rule files.
@@ -57,18 +104,24 @@ impl RuleFile {
         Self { path, form, absent: Absent::Wrong }
     }
 
-    /// Its rules; None if it is not there.
+    /// Its text; None if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn text(&self) -> Result<Option<String>, Unusable> {
+        let found = text(&self.path).map_err(|text| self.unusable(vec![self.whole(text)]))?;
+        if found.is_none() && self.absent == Absent::Wrong {
+            return Err(self.unusable(vec![self.whole("there is no such file".to_owned())]));
+        }
+        Ok(found)
+    }
+
+    /// What stands in it; None if it is not there.
     ///
     /// # Errors
     /// All that is wrong with it.
-    pub fn read(&self) -> Result<Option<Vec<Rule>>, Unusable> {
-        let Some(text) = text(&self.path).map_err(|text| self.unusable(vec![self.whole(text)]))? else {
-            return match self.absent {
-                Absent::Wrong => Err(self.unusable(vec![self.whole("there is no such file".to_owned())])),
-                Absent::Odd | Absent::Fine => Ok(None),
-            };
-        };
-        self.parse(&text).map(Some)
+    pub fn read(&self) -> Result<Option<Contents>, Unusable> {
+        self.text()?.map(|text| self.contents(&text)).transpose()
     }
 
     /// The rules of a text that stands for the file.
@@ -76,9 +129,17 @@ impl RuleFile {
     /// # Errors
     /// All that is wrong with it.
     pub fn parse(&self, text: &str) -> Result<Vec<Rule>, Unusable> {
+        self.contents(text).map(|contents| contents.rules)
+    }
+
+    /// What stands in a text that stands for the file.
+    ///
+    /// # Errors
+    /// All that is wrong with it.
+    pub fn contents(&self, text: &str) -> Result<Contents, Unusable> {
         let name = self.path.display().to_string();
         if self.form == Form::Toml {
-            return schema::parse(&name, text).map_err(|problems| self.unusable(problems));
+            return schema::contents(&name, text).map_err(|problems| self.unusable(problems));
         }
         let file: Arc<str> = name.into();
         let rules = csv::parse(text).map_err(|bad| {
@@ -86,7 +147,8 @@ impl RuleFile {
             let problem = |line: csv::BadLine| Problem { place: place(line.line), text: line.text };
             self.unusable(bad.into_iter().map(problem).collect())
         })?;
-        Ok(rules.iter().map(|rule| rule.general(&file)).collect())
+        let rules = rules.iter().map(|rule| rule.general(&file)).collect();
+        Ok(Contents { rules, ..Contents::default() })
     }
 
     fn unusable(&self, problems: Vec<Problem>) -> Unusable {

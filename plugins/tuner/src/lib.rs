@@ -11,9 +11,11 @@
 //! | `csv` | NCCL's form |
 //! | `rule`, `range`, `names` | what a rule is, and its words |
 //! | `engine` | the answer to a question, and why |
+//! | `adaptive` | rules that are learned while a job runs |
 //! | `lint` | rules that can never count |
 //! | `write` | rules back to TOML, and the layout of a file |
 
+pub mod adaptive;
 pub mod csv;
 pub mod engine;
 pub mod files;
@@ -29,12 +31,14 @@ pub use names::matches_glob;
 
 use std::sync::Arc;
 
+use hawser_plugin::learner::Learner;
 use hawser_plugin::tuner::{SettingsFile, TunerConfig, TunerContext};
 use hawser_plugin::{BuiltIn, Component, Result, Subsys, Tuner, inventory};
 
+use adaptive::Learning;
 use engine::Engine;
-use files::{Absent, Form, RuleFile};
-use rule::{Job, Rule};
+use files::{Absent, Contents, Form, RuleFile};
+use rule::Job;
 
 /// Where CSV rules are looked for by the plugin for NVIDIA's NCCL if nothing is set: NVIDIA's example has the same name.
 const DEFAULT_CSV: &str = "nccl_tuner.conf";
@@ -87,13 +91,13 @@ impl Tuner for RuleTuner {
     }
 
     fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>> {
-        let mut rules: Vec<Rule> = Vec::new();
+        let mut all: Vec<Contents> = Vec::new();
         let mut names: Vec<String> = Vec::new();
         for file in &self.files {
             let name = file.path.display().to_string();
             match file.read()? {
                 Some(read) => {
-                    rules.extend(read);
+                    all.push(read);
                     names.push(name);
                 }
                 None if file.absent == Absent::Odd => {
@@ -109,20 +113,31 @@ impl Tuner for RuleTuner {
             let none = format!("rules: no file ({} is not set): nothing is changed", settings::RULES);
             config.log.info(Subsys::TUNING, none);
         }
-        Ok(Box::new(engine(&rules, &names, config)))
+        Ok(Box::new(engine(all, &names, config)))
     }
 
     fn open_with(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<Box<dyn TunerContext>> {
-        let read = |file: &SettingsFile| RuleFile::named(&file.name).parse(&file.text);
-        let rules: Vec<Vec<Rule>> = files.iter().map(read).collect::<std::result::Result<_, _>>()?;
+        let read = |file: &SettingsFile| RuleFile::named(&file.name).contents(&file.text);
+        let all: Vec<Contents> = files.iter().map(read).collect::<std::result::Result<_, _>>()?;
         let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
-        Ok(Box::new(engine(&rules.concat(), &names, config)))
+        Ok(Box::new(engine(all, &names, config)))
+    }
+
+    fn learner(&self, config: &TunerConfig) -> Result<Option<Box<dyn Learner>>> {
+        let mut files = Vec::new();
+        for file in &self.files {
+            let name = file.path.display().to_string();
+            files.extend(file.text()?.map(|text| SettingsFile { name, text }));
+        }
+        Ok(Some(Box::new(Learning::new(config, files))))
     }
 }
 
 /// The rules that count for a communicator, announced in its log.
-fn engine(rules: &[Rule], names: &[String], config: &TunerConfig) -> Engine {
-    let engine = Engine::new(rules, &names.join(", "), &Job::from(config), config.log.clone());
+fn engine(all: Vec<Contents>, names: &[String], config: &TunerConfig) -> Engine {
+    let contents = Contents::join(all);
+    let engine = Engine::new(&contents.rules, &names.join(", "), &Job::from(config), config.log.clone());
+    let engine = engine.adaptive(contents.adaptive(), &contents.avoid);
     if !names.is_empty() {
         let (source, ranks, hosts) = (engine.source(), config.ranks, config.nodes);
         let text = format!("rules: {source} count for {ranks} ranks on {hosts} hosts");

@@ -48,6 +48,23 @@ const FUSED: [(Algorithm, Algorithm); 3] = [
     (Algorithm::DIRECT, Algorithm::SYM_DIRECT),
 ];
 
+/// Families that also run by copy engines: the plain one, that one.
+const COPIED: [(Algorithm, Algorithm); 3] = [
+    (Algorithm::RING, Algorithm::DMA_RING),
+    (Algorithm::ALL_PAIRS, Algorithm::DMA_ALL_PAIRS),
+    (Algorithm::DIRECT, Algorithm::DMA_DIRECT),
+];
+
+/// Whether an algorithm is one of copy engines.
+pub(crate) fn is_copied(algorithm: Algorithm) -> bool {
+    COPIED.iter().any(|(_, copied)| *copied == algorithm)
+}
+
+/// The form of a family for copy engines.
+pub(crate) fn copied_form(algorithm: Algorithm) -> Option<Algorithm> {
+    COPIED.iter().find(|(plain, _)| *plain == algorithm).map(|(_, copied)| *copied)
+}
+
 /// Whether an algorithm is one of a fused kernel.
 pub(crate) fn is_fused(algorithm: Algorithm) -> bool {
     FUSED.iter().any(|(_, fused)| *fused == algorithm)

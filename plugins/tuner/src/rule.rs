@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use hawser_plugin::collnet::DataType;
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, Reduction};
+use hawser_plugin::tuner::{Algorithm, Candidate, Function, HELD_US, Protocol, Question, Reduction};
 
 use crate::names::{self, DATA_TYPES, PROTOCOLS};
 use crate::range;
@@ -287,6 +287,7 @@ impl fmt::Display for Action {
             Some(program) => {
                 write!(f, "program {program}")?;
                 self.way.write_protocols(f)?;
+                self.way.write_executor(f)?;
             }
             None => write!(f, "{}", self.way)?,
         }
@@ -302,30 +303,59 @@ pub struct Way {
     pub algorithm: Option<(Algorithm, Algorithm)>,
     /// Bit per protocol, for plain programs and for fused kernels.
     pub protocols: (u8, u8),
+    /// Who has to run it; None = as the settings say.
+    pub executor: Option<Executor>,
+}
+
+/// Who runs a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Executor {
+    /// Kernels.
+    Sm,
+    /// Copy engines.
+    Dma,
 }
 
 impl Way {
     /// Stands for a program that is not there: no candidate has it.
     pub const MISSING: Algorithm = Algorithm(u32::MAX);
     /// Every candidate.
-    pub const ANY: Self = Self { algorithm: None, protocols: (7, 7) };
+    pub const ANY: Self = Self { algorithm: None, protocols: (7, 7), executor: None };
 
     /// One algorithm with one protocol, as in NCCL's table.
     pub fn exactly(algorithm: Algorithm, protocol: Protocol) -> Self {
         let bit = 1 << protocol as u8;
-        Self { algorithm: Some((algorithm, algorithm)), protocols: (bit, bit) }
+        Self { algorithm: Some((algorithm, algorithm)), protocols: (bit, bit), executor: None }
     }
 
     /// Whether a candidate is meant.
     #[inline]
     pub fn takes(self, candidate: &Candidate) -> bool {
-        let named = self.algorithm.is_none_or(|(a, b)| candidate.algorithm == a || candidate.algorithm == b);
+        let copied = names::is_copied(candidate.algorithm);
+        let fits = match self.executor {
+            // What the settings hold back has to be asked for.
+            None => candidate.us < HELD_US,
+            Some(executor) => (executor == Executor::Dma) == copied,
+        };
+        let named = fits
+            && self.algorithm.is_none_or(|(a, b)| {
+                let own = candidate.algorithm;
+                own == a || own == b || copied && names::copied_form(a) == Some(own)
+            });
         let mask = if names::is_fused(candidate.algorithm) { self.protocols.1 } else { self.protocols.0 };
         named && mask >> candidate.protocol as u8 & 1 != 0
     }
 }
 
 impl Way {
+    fn write_executor(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.executor {
+            None => Ok(()),
+            Some(Executor::Sm) => f.write_str(" by sm"),
+            Some(Executor::Dma) => f.write_str(" by dma"),
+        }
+    }
+
     fn write_protocols(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.protocols == (7, 7) {
             return Ok(());
@@ -342,6 +372,7 @@ impl Way {
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.algorithm.map_or("any", |(algorithm, _)| names::algorithm_name(algorithm)))?;
-        self.write_protocols(f)
+        self.write_protocols(f)?;
+        self.write_executor(f)
     }
 }

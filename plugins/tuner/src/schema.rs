@@ -9,6 +9,8 @@ use hawser_plugin::tuner::Reduction;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::adaptive::MOST_BUDGET;
+use crate::files::{Contents, Mode};
 use crate::names::{self, COLLECTIVES, DATA_TYPES};
 use crate::range;
 use crate::rule::{Match, Place, Ranges, Rule};
@@ -16,7 +18,8 @@ use crate::rule::{Match, Place, Ranges, Rule};
 mod action;
 
 /// Keys of a file, of a rule, and of its conditions.
-const FILE_KEYS: [&str; 3] = ["version", "never_worse", "rule"];
+const FILE_KEYS: [&str; 6] = ["version", "never_worse", "mode", "budget", "rule", "avoid"];
+const AVOID_KEYS: [&str; 2] = ["match", "use"];
 const RULE_KEYS: [&str; 5] = ["name", "priority", "match", "use", "never_worse"];
 const MATCH_KEYS: [&str; 11] = [
     "collective",
@@ -47,21 +50,29 @@ impl std::fmt::Display for Problem {
     }
 }
 
+/// The rules of a file in TOML; `file` is its name for places.
+///
+/// # Errors
+/// As [`contents`].
+pub fn parse(file: &str, text: &str) -> Result<Vec<Rule>, Vec<Problem>> {
+    contents(file, text).map(|contents| contents.rules)
+}
+
 /// Reads the text of a rule file in TOML; `file` is its name for places.
 ///
 /// # Errors
 /// All that is wrong, in the order of the text; no rule counts then.
-pub fn parse(file: &str, text: &str) -> Result<Vec<Rule>, Vec<Problem>> {
+pub fn contents(file: &str, text: &str) -> Result<Contents, Vec<Problem>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut reader = Reader::new(file, text);
     let (document, errors) = DeTable::parse_recoverable(text);
     for error in &errors {
         reader.problem(error.span().unwrap_or(0..0), error.message().to_owned());
     }
-    let rules = if errors.is_empty() { reader.document(document.get_ref()) } else { Vec::new() };
+    let contents = if errors.is_empty() { reader.document(document.get_ref()) } else { Contents::default() };
     let mut problems = reader.problems;
     if problems.is_empty() {
-        return Ok(rules);
+        return Ok(contents);
     }
     problems.sort_by_key(|problem| (problem.place.line, problem.place.column));
     Err(problems)
@@ -95,25 +106,59 @@ impl<'t> Reader<'t> {
         self.problems.push(Problem { place, text: text.into() });
     }
 
-    fn document(&mut self, table: &DeTable<'_>) -> Vec<Rule> {
+    fn document(&mut self, table: &DeTable<'_>) -> Contents {
         self.only(table, &FILE_KEYS, "a rule file");
         if let Some(value) = find(table, "version")
             && self.integer(value, "version", 1..=1).is_none()
         {
-            return Vec::new();
+            return Contents::default();
         }
         let careful = find(table, "never_worse").and_then(|value| self.flag(value, "never_worse"));
-        let Some(value) = find(table, "rule") else { return Vec::new() };
-        let Some(all) = value.get_ref().as_array() else {
-            self.problem(value.span(), "rule is a list: begin each rule with [[rule]] on a line of its own");
-            return Vec::new();
+        let mut list = |key, keys: &[&'static str]| -> Vec<Rule> {
+            let Some(value) = find(table, key) else { return Vec::new() };
+            let Some(all) = value.get_ref().as_array() else {
+                let text = format!("{key} is a list: begin each {key} with [[{key}]] on a line of its own");
+                self.problem(value.span(), text);
+                return Vec::new();
+            };
+            all.iter().filter_map(|value| self.rule(value, keys, careful.unwrap_or(false))).collect()
         };
-        all.iter().filter_map(|value| self.rule(value, careful.unwrap_or(false))).collect()
+        let (rules, avoid) = (list("rule", &RULE_KEYS), list("avoid", &AVOID_KEYS));
+        let mode = find(table, "mode").and_then(|value| self.mode(value));
+        let budget = find(table, "budget").and_then(|value| self.budget(value));
+        Contents { rules, avoid, mode, budget }
     }
 
-    fn rule(&mut self, value: &Value<'_>, careful: bool) -> Option<Rule> {
+    fn mode(&mut self, value: &Value<'_>) -> Option<Mode> {
+        let word = self.text(value, "mode")?;
+        let known = Mode::NAMES.iter().find(|(_, name)| names::same(name, word));
+        if known.is_none() {
+            let words = || Mode::NAMES.iter().map(|(_, name)| *name);
+            self.unknown(value.span(), "mode", word, words(), &words().collect::<Vec<_>>().join(", "));
+        }
+        known.map(|(mode, _)| *mode)
+    }
+
+    fn budget(&mut self, value: &Value<'_>) -> Option<f64> {
+        let share = match value.get_ref() {
+            DeValue::Integer(number) => {
+                i64::from_str_radix(number.as_str(), number.radix()).ok().map(|n| n as f64)
+            }
+            DeValue::Float(number) => number.as_str().replace('_', "").parse().ok(),
+            _ => None,
+        };
+        let share = share.filter(|share| (0.0..=MOST_BUDGET).contains(share));
+        if share.is_none() {
+            let text =
+                format!("budget is the share of operations that are trials, 0 to {MOST_BUDGET}: 0.01 is 1 %");
+            self.problem(value.span(), text);
+        }
+        share
+    }
+
+    fn rule(&mut self, value: &Value<'_>, keys: &[&'static str], careful: bool) -> Option<Rule> {
         let table = self.table(value, "a rule")?;
-        self.only(table, &RULE_KEYS, "a rule");
+        self.only(table, keys, if keys == AVOID_KEYS { "avoid" } else { "a rule" });
         let text = |reader: &mut Self, key| find(table, key).and_then(|value| reader.text(value, key));
         let name = text(self, "name").map(str::to_owned);
         let priority = find(table, "priority")

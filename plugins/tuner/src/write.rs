@@ -4,7 +4,7 @@ use hawser_plugin::tuner::{Function, Reduction};
 
 use crate::names::{self, DATA_TYPES, PROTOCOLS};
 use crate::range;
-use crate::rule::{Action, Match, Rule};
+use crate::rule::{Action, Executor, Match, Rule};
 
 /// A rule as a `[[rule]]` of a TOML file.
 pub fn toml(rule: &Rule) -> String {
@@ -105,6 +105,11 @@ fn action(action: &Action) -> String {
         };
         pairs.extend(PROTOCOLS.iter().find(is_meant).map(|(_, _, name)| ("protocol", quoted(name))));
     }
+    let executor = |executor| match executor {
+        Executor::Sm => quoted("sm"),
+        Executor::Dma => quoted("dma"),
+    };
+    pairs.extend(action.way.executor.map(|it| ("executor", executor(it))));
     pairs.extend(action.channels.map(|channels| ("channels", channels.to_string())));
     pairs.extend(action.chunk.map(|chunk| ("chunk", quoted(&range::size(chunk)))));
     table(&pairs)
@@ -260,7 +265,7 @@ mod tests {
 name = "a \"b\" \\ c"
 priority = -3
 match = { collective = ["all_gather", "all_reduce", "alltoall"], bytes = ["..64K", "1M..=2M"], ranks = "8", hosts = "2..", data_type = ["half", "bfloat16"], op = "premulsum", registered = true, in_graph = false, operations = 2, communicator = ["tp*", "x"] }
-use = [{ algorithm = "all_pairs", protocol = "symll" }, { protocol = "simple", channels = 4, chunk = "64K" }, { algorithm = "sym_one_shot", protocol = "symll128" }, { program = "my one" }, "default"]
+use = [{ algorithm = "all_pairs", protocol = "symll" }, { protocol = "simple", channels = 4, chunk = "64K" }, { algorithm = "sym_one_shot", protocol = "symll128" }, { program = "my one" }, { algorithm = "ring", executor = "dma" }, "default"]
 never_worse = true
 "#;
 

@@ -8,7 +8,8 @@
 //!
 //! ID `env` is the one that `NCCL_COMM_ID` stands for.
 //!
-//! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors` (parts of different lengths), `decision` (writes which rule decided last), `again` (all-reduces until one
+//! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors` (parts of different lengths), `mixed` (groups of
+//! collectives and messages), `gathers` (all-gathers until one fails), `decision` (writes which rule decided last), `again` (all-reduces until one
 //! fails), `follow` (the same; writes "changed" after some changes of rules), `changes` (`follow` beside a thread that
 //! changes rules), `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`; other lines it writes back after one more round), `abort-on-stdin`
 //! (a thread aborts when a line comes), `mark` (writes "mark"), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`,
@@ -30,7 +31,7 @@ use hawser_runtime::change::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{leaks, vectors, world};
+use hawser_tests::{leaks, mixed, vectors, world};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -117,6 +118,10 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "matrix" => matrix(comm),
         "small" => small(comm),
         "vectors" => vectors::run_all(comm),
+        "mixed" => (0..3).try_for_each(|_| mixed::run(comm)),
+        "gathers" => loop {
+            world::run(comm, world::plain(Collective::AllGather, comm.ranks(), 30_011), false, 1)?;
+        },
         "decision" => {
             println!("decision: {:?}", comm.last_decision()?.and_then(|last| last.rule));
             Ok(())

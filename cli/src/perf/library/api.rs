@@ -25,6 +25,57 @@ const IN_PROGRESS: Status = 7;
 #[repr(C)]
 pub struct UniqueId(pub Id);
 
+/// `ncclConfig_t` as of NCCL 2.27: what is not set is "undefined", and later fields are not there.
+#[repr(C)]
+pub struct Config {
+    size: usize,
+    magic: u32,
+    version: c_int,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+    traffic_class: c_int,
+    name: *const c_char,
+    collnet: c_int,
+    cta_policy: c_int,
+    shrink_share: c_int,
+    nvls_ctas: c_int,
+}
+
+const _: () = assert!(size_of::<Config>() == 72 && std::mem::offset_of!(Config, cta_policy) == 60);
+
+impl Config {
+    /// With `NCCL_CTA_POLICY_ZERO`.
+    pub fn zero_ctas() -> Self {
+        /// `NCCL_CONFIG_UNDEF_INT`.
+        const UNDEFINED: c_int = c_int::MIN;
+        /// `NCCL_API_MAGIC`.
+        const MAGIC: u32 = 0xcafe_beef;
+        /// `NCCL_CTA_POLICY_ZERO`.
+        const ZERO: c_int = 2;
+        Self {
+            size: size_of::<Self>(),
+            magic: MAGIC,
+            version: 22_700,
+            blocking: UNDEFINED,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: std::ptr::null(),
+            split_share: UNDEFINED,
+            traffic_class: UNDEFINED,
+            name: std::ptr::null(),
+            collnet: UNDEFINED,
+            cta_policy: ZERO,
+            shrink_share: UNDEFINED,
+            nvls_ctas: UNDEFINED,
+        }
+    }
+}
+
 /// Send and receive buffer, count, type, reduction, communicator, stream.
 type Reducing =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, CudaStream) -> Status;
@@ -112,6 +163,14 @@ table! {
         scatter: Rooted = "ncclScatter",
         /// `ncclRedOpCreatePreMulSum`, since NCCL 2.11
         create_premul_sum: unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, c_int, Comm) -> Status = "ncclRedOpCreatePreMulSum",
+        /// `ncclCommInitRankConfig`, since NCCL 2.14
+        init_config: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int, *mut Config) -> Status = "ncclCommInitRankConfig",
+        /// `ncclMemAlloc`, since NCCL 2.19
+        mem_alloc: unsafe extern "C" fn(*mut *mut c_void, usize) -> Status = "ncclMemAlloc",
+        /// `ncclMemFree`, since NCCL 2.19
+        mem_free: unsafe extern "C" fn(*mut c_void) -> Status = "ncclMemFree",
+        /// `ncclCommWindowRegister`, since NCCL 2.27
+        window_register: unsafe extern "C" fn(Comm, *mut c_void, usize, *mut *mut c_void, c_int) -> Status = "ncclCommWindowRegister",
         /// `ncclRedOpDestroy`, since NCCL 2.11
         destroy_op: unsafe extern "C" fn(c_int, Comm) -> Status = "ncclRedOpDestroy",
     }

@@ -1,7 +1,7 @@
 //! The runtime that this program is linked with, called without the C interface between.
 
 use anyhow::{Context, Result};
-use hawser_plan::Call;
+use hawser_plan::{Call, Protocol};
 use hawser_runtime::{Comm, Config, Stream, UniqueId, group, unique_id};
 
 use super::{About, Communicator, Id, Joining, Library, Stop};
@@ -57,6 +57,11 @@ impl Communicator for Rank {
 
     fn recv(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()> {
         Ok(self.0.recv(addr, bytes, peer, stream)?)
+    }
+
+    fn ctas(&self) -> Option<u32> {
+        let last = self.0.last_decision().ok()??;
+        Some(if last.protocol == Protocol::Dma.name() { 0 } else { last.channels })
     }
 
     fn healthy(&self) -> Result<()> {

@@ -13,8 +13,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use hawser_plan::call::Scalar;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_runtime::Stream;
+use hawser_runtime::device::Memory;
 
-use super::api::{Api, Comm, CudaStream, Status, UniqueId};
+use super::api::{Api, Comm, Config, CudaStream, Status, UniqueId};
 use super::{About, Communicator, ID_BYTES, Id, Joining, Library, Stop};
 use crate::numbers::{Number, encode};
 
@@ -71,12 +72,21 @@ impl Library for Loaded {
             ranks,
             handle: Rc::new(Cell::new(ptr::null_mut())),
             stopped: Arc::default(),
+            zero_ctas: joining.zero_ctas,
         };
         // The library takes the thread's current device.
         let _device: Box<dyn Any> = joining.device.enter().with_context(|| format!("rank {rank}"))?;
-        let id = UniqueId(*joining.id);
+        let (id, handle) = (UniqueId(*joining.id), comm.handle.as_ptr());
+        let (ranks, rank) = (ranks as c_int, rank as c_int);
+        if joining.zero_ctas {
+            let init = self.api.init_config.ok_or_else(|| no_policy("ncclCommInitRankConfig"))?;
+            // SAFETY: as below; the configuration is read before the function returns.
+            let status = unsafe { init(handle, ranks, id, rank, &mut Config::zero_ctas()) };
+            comm.check(status, "ncclCommInitRankConfig")?;
+            return Ok(Box::new(comm));
+        }
         // SAFETY: the cell lives as long as `comm`, which the caller keeps beyond the end of the group.
-        let status = unsafe { (self.api.init_rank)(comm.handle.as_ptr(), ranks as c_int, id, rank as c_int) };
+        let status = unsafe { (self.api.init_rank)(handle, ranks, id, rank) };
         comm.check(status, "ncclCommInitRank")?;
         Ok(Box::new(comm))
     }
@@ -100,6 +110,7 @@ struct Rank {
     /// Null before the end of the group that makes it, and after destroy or abort.
     handle: Rc<Cell<Comm>>,
     stopped: Arc<AtomicBool>,
+    zero_ctas: bool,
 }
 
 impl Communicator for Rank {
@@ -127,6 +138,32 @@ impl Communicator for Rank {
         // SAFETY: as for send; nothing else writes the buffer meanwhile.
         let status = unsafe { (self.api.recv)(buffer, bytes as usize, kind, peer as c_int, comm, stream) };
         self.check(status, "ncclRecv")
+    }
+
+    fn window(&self, bytes: u64) -> Result<Option<Memory>> {
+        /// `NCCL_WIN_COLL_SYMMETRIC`.
+        const SYMMETRIC: c_int = 1;
+        /// What lengths of windows are multiples of.
+        const PAGE: u64 = 2 << 20;
+        if !self.zero_ctas {
+            return Ok(None);
+        }
+        let alloc = self.api.mem_alloc.ok_or_else(|| no_policy("ncclMemAlloc"))?;
+        let free = self.api.mem_free.ok_or_else(|| no_policy("ncclMemFree"))?;
+        let register = self.api.window_register.ok_or_else(|| no_policy("ncclCommWindowRegister"))?;
+        let (mut address, mut window) = (ptr::null_mut(), ptr::null_mut());
+        let bytes = bytes.next_multiple_of(PAGE);
+        // SAFETY: valid for an address; the device's context is current.
+        self.check(unsafe { alloc(&mut address, bytes as usize) }, "ncclMemAlloc")?;
+        let memory = Memory {
+            addr: address.expose_provenance() as u64,
+            bytes,
+            owner: Box::new(Windowed { address: address.expose_provenance(), free }),
+        };
+        // SAFETY: a live communicator; memory of that length, which outlives it; valid for a window.
+        let status = unsafe { register(self.comm()?, address, bytes as usize, &mut window, SYMMETRIC) };
+        self.check(status, "ncclCommWindowRegister")?;
+        Ok(Some(memory))
     }
 
     fn healthy(&self) -> Result<()> {
@@ -272,6 +309,23 @@ impl Rank {
         // SAFETY: made by this communicator; operations that were started keep what they need.
         self.check(unsafe { destroy(op, self.comm()?) }, "ncclRedOpDestroy")
     }
+}
+
+/// Memory of `ncclMemAlloc`.
+struct Windowed {
+    address: usize,
+    free: unsafe extern "C" fn(*mut c_void) -> Status,
+}
+
+impl Drop for Windowed {
+    fn drop(&mut self) {
+        // SAFETY: the library gave it, and the communicator that knew it is gone. A failure leaves it allocated.
+        let _ = unsafe { (self.free)(ptr::with_exposed_provenance_mut(self.address)) };
+    }
+}
+
+fn no_policy(function: &str) -> anyhow::Error {
+    anyhow!("the library has no {function}: the zero-CTA policy needs NCCL 2.28 or later")
 }
 
 /// A call's arguments as C takes them.

@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::Result;
 use hawser_plan::Call;
 use hawser_runtime::Stream;
-use hawser_runtime::device::Device;
+use hawser_runtime::device::{Device, Memory};
 use serde::Serialize;
 
 /// Bytes of a unique id.
@@ -44,6 +44,8 @@ pub struct Joining<'a> {
     pub device: &'a dyn Device,
     /// The host that it counts as, if not the real one.
     pub host: Option<String>,
+    /// With the zero-CTA policy, which needs [`Communicator::window`]s.
+    pub zero_ctas: bool,
 }
 
 /// A library that makes communicators.
@@ -74,6 +76,16 @@ pub trait Communicator {
 
     /// Receives bytes from a peer, or puts that into the open group.
     fn recv(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()>;
+
+    /// Memory for buffers that the communicator knows, where it was made with [`Joining::zero_ctas`]. Collective.
+    fn window(&self, _bytes: u64) -> Result<Option<Memory>> {
+        Ok(None)
+    }
+
+    /// CTAs of the operation that was put on a stream last, if the library tells.
+    fn ctas(&self) -> Option<u32> {
+        None
+    }
 
     /// Fails if something went wrong in the background, or after [`Communicator::stop`].
     fn healthy(&self) -> Result<()>;

@@ -10,11 +10,13 @@
 //! | `socket` | what other programs ask, and how |
 //! | `client` | asking another process |
 //! | `files` | rule files that are watched |
+//! | `learn` | rules that are learned from measured times |
 //!
 //! `docs/adr/0010-live-change.md` says why it is so.
 
 pub mod client;
 mod files;
+mod learn;
 mod protocol;
 mod seat;
 mod service;
@@ -24,5 +26,5 @@ mod wire;
 
 pub use protocol::Outcome;
 pub use seat::{Place, Seat, Staged, Switch};
-pub use service::{Seated, process_has_seats};
+pub use service::{Seated, process_has_seats, stressed};
 pub use turn::Turn;

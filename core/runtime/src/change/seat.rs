@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use hawser_plugin::tuner::{SettingsFile, TunerConfig};
 
+use super::learn::{self, Learning};
 use super::protocol::{Body, Coordinator, Gate, Limits, Member, Message, Outcome, Todo};
 use super::turn::Turn;
 use super::{service, wire};
 use crate::bootstrap::Bootstrap;
-use crate::comm::Tuners;
+use crate::comm::{Times, Tuners};
 use crate::error::Error;
 use crate::log::{self, Subsys};
 use crate::transport::control::Control;
@@ -18,6 +19,12 @@ use crate::wait::{AbortFlag, Wait};
 
 /// Tag of messages over the bootstrap.
 const TAG: u64 = 0x4e45_5408_0000;
+/// The same of times, which nobody is woken for.
+const TIMES: u64 = 0x4e45_5409_0000;
+/// The same of what makes operations slow on a rank.
+const STRESS: u64 = 0x4e45_540a_0000;
+/// So much of it waits to be told.
+const MOST_STRESS: usize = 16;
 /// How long handing one message to a rank may take.
 const TELL: Duration = Duration::from_secs(2);
 /// Changes that are remembered for [`Seat::switches`].
@@ -60,6 +67,8 @@ pub struct Place {
     pub config: TunerConfig,
     /// What its calls pass.
     pub turn: Arc<Turn<Staged>>,
+    /// How long its operations took, if rules want to know.
+    pub times: Arc<Times>,
     /// How long ranks may take for each step.
     pub limit: Duration,
 }
@@ -74,10 +83,15 @@ pub struct Seat {
     pub rank: u32,
     /// How many there are.
     pub ranks: u32,
+    /// On how many hosts.
+    pub hosts: u32,
     turn: Arc<Turn<Staged>>,
+    times: Arc<Times>,
     work: Mutex<Option<Work>>,
     /// Proposals that nobody has looked at.
     fresh: Mutex<VecDeque<Proposal>>,
+    /// What makes operations slow on this rank, for those who learn from times.
+    stress: Mutex<VecDeque<String>>,
     switches: Mutex<VecDeque<Switch>>,
 }
 
@@ -99,6 +113,10 @@ struct Work {
     has_met: bool,
     gone: Vec<bool>,
     limit: Duration,
+    /// Rank 0: what learns from times.
+    learning: Option<Learning>,
+    /// Rank 0: the change that is staged here, and what it brings.
+    staged: (u64, Arc<[u8]>),
 }
 
 impl Seat {
@@ -107,13 +125,17 @@ impl Seat {
         let (rank, ranks, limit) = (place.bootstrap.rank(), place.bootstrap.nranks(), place.limit);
         place.bootstrap.on_message(TAG, service::ring);
         let limits = Limits { step: limit };
+        let learner = (rank == 0).then(|| place.tuners.learner(&place.config)).flatten();
         Self {
             comm_id: place.comm_id,
             name: place.name.clone(),
             rank,
             ranks,
+            hosts: place.config.nodes,
             turn: place.turn.clone(),
+            times: place.times.clone(),
             fresh: Mutex::default(),
+            stress: Mutex::default(),
             switches: Mutex::default(),
             work: Mutex::new(Some(Work {
                 place,
@@ -124,6 +146,8 @@ impl Seat {
                 has_met: false,
                 gone: vec![false; ranks as usize],
                 limit,
+                learning: learner.map(|learner| Learning::new(learner, ranks)),
+                staged: (0, Arc::from([])),
             })),
         }
     }
@@ -166,15 +190,27 @@ impl Seat {
         let fresh: Vec<Proposal> = lock(&self.fresh).drain(..).collect();
         let mut todo = Todo::default();
         for Proposal { content, done } in fresh {
-            work.last_proposal += 1;
-            let until = now + work.limit * 8;
-            work.proposals.insert(work.last_proposal, (done, until));
-            work.member.propose(work.last_proposal, content, &mut todo);
+            work.propose(content, done, now, &mut todo);
         }
+        let stress = lock(&self.stress).drain(..).collect();
+        work.learn(stress, now, &mut todo);
         work.carry_out(todo, now);
         work.listen(now);
         work.tick(now);
         work.member.is_busy() || work.coordinator.as_ref().is_some_and(Coordinator::is_busy)
+    }
+
+    /// Something makes operations slow on this rank.
+    pub fn stressed(&self, text: &str) {
+        let mut all = lock(&self.stress);
+        if all.len() < MOST_STRESS {
+            all.push_back(text.to_owned());
+        }
+    }
+
+    /// Whether it has to be asked now and then, since rules want to know times.
+    pub fn is_timed(&self) -> bool {
+        self.times.is_wanted()
     }
 
     /// Leaves: tells the others, and lets everything go.
@@ -200,6 +236,52 @@ impl Seat {
 }
 
 impl Work {
+    fn propose(&mut self, content: Arc<[u8]>, done: Done, now: Duration, todo: &mut Todo) {
+        self.last_proposal += 1;
+        let until = now + self.limit * 8;
+        self.proposals.insert(self.last_proposal, (done, until));
+        self.member.propose(self.last_proposal, content, todo);
+    }
+
+    /// Tells rank 0 the times of operations; there, lets the learner make something of them.
+    fn learn(&mut self, stress: Vec<String>, now: Duration, todo: &mut Todo) {
+        let (taken, own) = (self.place.times.take(), self.place.bootstrap.rank());
+        let Some(learning) = &mut self.learning else {
+            let times = (!taken.is_empty()).then(|| (TIMES, learn::encode(&taken)));
+            let stress = stress.into_iter().map(|text| (STRESS, text.into_bytes()));
+            for (tag, bytes) in times.into_iter().chain(stress) {
+                if self.gone[0] || self.place.bootstrap.has_left(0) {
+                    return;
+                }
+                let wait = Wait::new(AbortFlag::new(), Some(TELL));
+                // What is lost is not learned from.
+                let _ = self.place.bootstrap.send(0, tag, &bytes, &wait);
+            }
+            return;
+        };
+        let heard = std::iter::from_fn(|| self.place.bootstrap.take_any(STRESS));
+        let heard: Vec<_> =
+            heard.map(|(from, bytes)| (from, String::from_utf8_lossy(&bytes).into_owned())).collect();
+        for (from, text) in stress.into_iter().map(|text| (own, text)).chain(heard) {
+            learning.stressed(&format!("rank {from}: {text}"), now);
+        }
+        while let Some((from, bytes)) = self.place.bootstrap.take_any(TIMES) {
+            if let Some(times) = learn::decode(&bytes) {
+                learning.hear(from, &times, now);
+            }
+        }
+        learning.take(own, &taken, now);
+        if let Some(proposal) = learning.propose(now) {
+            let who = &self.place.name;
+            log::info(Subsys::Tuning, || {
+                format!("communicator {who}: adaptive mode proposes: {}", proposal.why)
+            });
+            let content = wire::pack(&proposal.files);
+            learning.proposed(self.last_proposal + 1, content.clone());
+            self.propose(content, Box::new(|_| ()), now, todo);
+        }
+    }
+
     /// Takes what other ranks say, then notices who is gone.
     fn listen(&mut self, now: Duration) {
         let (rank, ranks) = (self.place.bootstrap.rank(), self.place.bootstrap.nranks());
@@ -233,12 +315,25 @@ impl Work {
             Some(coordinator) if is_for_coordinator => coordinator.hear(from, message, now, &mut todo),
             _ if from == 0 => {
                 let Place { tuners, config, turn, .. } = &self.place;
+                let learning = self.learning.as_ref();
                 let check = |content: &[u8]| {
+                    if let Some(why) = learning.and_then(|learning| learning.refuses(content)) {
+                        return Err(why);
+                    }
                     let files = wire::unpack(content).ok_or("the rules came damaged")?;
                     let staged = tuners.with_settings(config, &files).map_err(|error| error.into_text())?;
                     Ok((Staged { tuners: staged.0, digest: staged.1 }, staged.1))
                 };
+                let (change, is_commit) = (message.number, matches!(message.body, Body::Commit(_)));
+                if let Body::Stage(content) = &message.body {
+                    self.staged = (change, content.clone());
+                }
                 self.member.hear(message, now, &mut &**turn, &check, &mut todo);
+                if let Some(learning) =
+                    self.learning.as_mut().filter(|_| is_commit && self.staged.0 == change)
+                {
+                    learning.decided(&self.staged.1, now);
+                }
             }
             _ => log::warn(&format!("{}: rank {from} sent rank 0's part of a change", self.who())),
         }
@@ -260,7 +355,11 @@ impl Work {
             .map(|(number, _)| *number)
             .collect();
         for number in late {
-            self.tell(number, Outcome::Unknown("rank 0 has not answered in time".to_owned()));
+            let outcome = Outcome::Unknown("rank 0 has not answered in time".to_owned());
+            if let Some(learning) = &mut self.learning {
+                learning.settled(number, &outcome, now);
+            }
+            self.tell(number, outcome);
         }
     }
 
@@ -288,6 +387,9 @@ impl Work {
             self.place.control.fail(Error::remote(text));
         }
         for (number, outcome) in todo.outcomes {
+            if let Some(learning) = &mut self.learning {
+                learning.settled(number, &outcome, now);
+            }
             self.tell(number, outcome);
         }
         let (own, mut lost) = (self.place.bootstrap.rank(), Vec::new());

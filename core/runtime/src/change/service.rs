@@ -20,6 +20,8 @@ use crate::log::{self, Subsys};
 
 /// How soon time is looked at again while a change is open.
 const SOON: Duration = Duration::from_millis(20);
+/// How soon times of operations are looked at again where rules want to know them.
+const TIMES: Duration = Duration::from_millis(50);
 /// Stack of the thread: rules are read there.
 const STACK: usize = 1 << 20;
 
@@ -68,7 +70,13 @@ impl Seated {
                 }
             }
         }
+        ring();
         Ok(Self(seat))
+    }
+
+    /// Other rules count: the thread looks whether they want times.
+    pub fn wake(&self) {
+        ring();
     }
 
     /// The seat.
@@ -101,6 +109,16 @@ impl Drop for Seated {
 /// Whether a communicator of this process can change its rules.
 pub fn process_has_seats() -> bool {
     !seats().is_empty()
+}
+
+/// A net has lost something and goes on with the rest: tells those who learn from times. Does not wait.
+pub fn stressed(text: &str) {
+    let is_meant = |seat: &Arc<Seat>| seat.hosts > 1 && seat.is_timed();
+    let timed: Vec<Arc<Seat>> = seats().into_iter().filter(is_meant).collect();
+    timed.iter().for_each(|seat| seat.stressed(text));
+    if !timed.is_empty() {
+        ring();
+    }
 }
 
 /// Wakes the thread. Does not wait.
@@ -147,7 +165,8 @@ fn serve(stop: &AtomicBool) {
         let busy = seats.iter().filter(|seat| seat.step(now)).count();
         let answering = door.as_mut().is_some_and(|door| door.serve(&seats));
         let next = watched.as_mut().map(|watched| watched.look(&seats, now));
-        pause = if busy > 0 || answering { Some(SOON) } else { next };
+        let timed = seats.iter().any(|seat| seat.is_timed()).then_some(TIMES);
+        pause = if busy > 0 || answering { Some(SOON) } else { next.into_iter().chain(timed).min() };
     }
 }
 

@@ -10,6 +10,7 @@ use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::exchange::bundle::{self, BundleLaunch, Gathering, Member, Place};
 
 use super::live::{Bound, Live};
+use super::times::Timed;
 use super::tune::Chosen;
 use super::watch::{GroupSpans, Span};
 use crate::device::Stream;
@@ -34,6 +35,8 @@ struct Planned {
     stream: Stream,
     number: u64,
     event: Option<Arc<Span>>,
+    /// How it is timed, where it has a launch of its own: one of several tells nothing about each.
+    timed: Option<Timed>,
 }
 
 impl Planned {
@@ -59,12 +62,12 @@ impl<'a> Calls<'a> {
         if call.count == 0 {
             return Ok(());
         }
-        let bound = live.bound(call, number)?;
+        let (bound, timed) = live.bound(call, stream, number)?;
         let (Chosen { choice, .. }, blocks) = bound.chosen();
         live.log_call(call, choice, blocks, number);
         let chosen = (choice.key.algorithm.name(), choice.protocol.name(), blocks);
         let event = self.spans.collective(call, stream, number, chosen);
-        let planned = Planned { bound, call: *call, stream, number, event };
+        let planned = Planned { bound, call: *call, stream, number, event, timed };
         if !self.gather(&planned) {
             self.flush()?;
             if !self.gather(&planned) {
@@ -101,7 +104,7 @@ impl<'a> Calls<'a> {
     }
 
     fn launch_alone(&mut self, planned: &Planned) -> Result<()> {
-        let &Planned { ref bound, ref call, stream, number, ref event } = planned;
+        let &Planned { ref bound, ref call, stream, number, ref event, ref timed } = planned;
         let mut launch = match &**bound {
             Bound::Steps(plan, loaded, _) => {
                 let mut plan = plan.clone();
@@ -113,11 +116,12 @@ impl<'a> Calls<'a> {
             }
             Bound::Exchange(plan, _) => {
                 let launch = Box::new(self.live.exchange_launch(plan, call, number)?);
-                self.launch(Work::Exchange(plan.kernel, launch), stream)
+                Launch::new(self.live, Work::Exchange(plan.kernel, launch), stream)
             }
         };
         launch.events.group = Some(self.spans.clone());
         launch.events.operations = event.iter().cloned().collect();
+        launch.timed = timed.clone();
         self.launches.push(launch);
         Ok(())
     }
@@ -140,15 +144,11 @@ impl<'a> Calls<'a> {
                 let (name, rank, blocks) = (&self.live.name, self.live.rank, launch.blocks);
                 format!("{name} rank {rank} op {first} to {last}: one launch of {blocks} x {threads}")
             });
-            let mut launch = self.launch(Work::Bundle(Box::new(launch)), pairs[0].1.stream);
+            let mut launch = Launch::new(self.live, Work::Bundle(Box::new(launch)), pairs[0].1.stream);
             let operations = pairs.iter().filter_map(|(_, planned)| planned.event.clone()).collect();
             launch.events = Events { group: Some(self.spans.clone()), operations };
             self.launches.push(launch);
         }
-    }
-
-    fn launch(&self, work: Work, stream: Stream) -> Launch {
-        Launch { comm: self.live.clone(), work, stream, others: Vec::new(), events: Events::default() }
     }
 }
 

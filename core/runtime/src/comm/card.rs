@@ -134,7 +134,7 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
         }
         if card.knobs != first.knobs {
             let text = format!(
-                "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE and the CTA limits must be equal on all ranks"
+                "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, NCCL_PASS_SM, the CTA limits and the CTA policy must be equal on all ranks"
             );
             return Err(Error::invalid_usage(text));
         }

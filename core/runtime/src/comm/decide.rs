@@ -95,6 +95,8 @@ pub fn decide(
     let (tuner_cards, program_cards): (Vec<_>, Vec<_>) = cards.iter().map(|card| unpair(card)).unzip();
     tune::check(&tuner_cards)?;
     programs::check(&program_cards)?;
+    // Rules that count are equal on all ranks by now.
+    knobs.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
     fit(&mut knobs, world.size(), world.places().1, programs.lanes());
     fit_room(&mut knobs, &world, room, programs.lanes())?;
     Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen })
@@ -199,6 +201,7 @@ fn choose_net(
         return Err(Error::invalid_usage(text));
     }
     knobs.slot_bytes[2] = knobs.slot_bytes[2].min(most);
+    knobs.message_bytes = most.into();
     Ok(chosen)
 }
 
@@ -220,7 +223,8 @@ fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: 
         let slot = (bytes / u64::from(knobs.depth)).clamp(512, 4 << 20) & !511;
         knobs.slot_bytes[2] = slot as u32;
     }
-    (knobs.pass_sm, knobs.staging_bytes) = (pass_sm(settings)?, settings.staging_bytes);
+    (knobs.pass_sm, knobs.staging_bytes) = (pass_sm(settings, config)?, settings.staging_bytes);
+    knobs.reducing_ctas = settings.reducing_ctas.unwrap_or(knobs.reducing_ctas);
     knobs.fuse = settings.fuse;
     let most = multiprocessors.min(MAX_BLOCKS as u32);
     knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, 64);
@@ -247,9 +251,9 @@ fn fit(knobs: &mut Knobs, ranks: u32, local: u32, least_lanes: u32) {
     }
 }
 
-/// `NCCL_PASS_SM`, if `NCCL_DMA_ENABLE` lets copy engines move data.
-fn pass_sm(settings: &Settings) -> Result<u8> {
-    match settings.pass_sm {
+/// `NCCL_PASS_SM`, or what the communicator's own options ask for, if `NCCL_DMA_ENABLE` lets copy engines move data.
+fn pass_sm(settings: &Settings, config: &Config) -> Result<u8> {
+    match settings.pass_sm.max(settings.no_ctas.unwrap_or(config.sm_free).into()) {
         level if settings.dma_enable || level == 0 => Ok(level),
         1 => {
             log::warn("NCCL_PASS_SM=1 has no effect: NCCL_DMA_ENABLE=0 forbids copy engines");

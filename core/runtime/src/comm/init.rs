@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use hawser_plan::dma::Bases;
+use hawser_plan::dma::{Bases, far};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
 
@@ -11,7 +11,8 @@ use super::decide::{Decided, decide};
 use super::live::{Choices, Live, warm_up};
 use super::order::Order;
 use super::sm_free::{self, SmFree};
-use super::tune::config as tuner_config;
+use super::terms::config as tuner_config;
+use super::times::Times;
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::change::{Place, Seat, Seated, Staged, Turn};
@@ -77,19 +78,21 @@ pub fn bring_up(
             place: places[rank as usize],
             rail: rail(hosts, places, rank),
             wires: fabric.wires(),
+            staged: layout.staging.map(|_| far::slot_bytes(&world, &knobs)),
         };
         Net::start(chosen, setup, settings)
     });
     let net = net.transpose()?;
     let name = config.name.clone().unwrap_or_else(|| "world".into());
-    let order = Order::new(fabric.done());
     let is_host = device.caps().kind == DeviceKind::Host;
     let copies = |bases: &Bases| {
         let board = Board::connect(device.as_ref(), &bootstrap, &peers, abort, &step("direct copies"))?;
-        Dma::new(bases.clone(), board, &device, &fabric.control, is_host)
+        let stage = net.as_ref().and_then(Net::stage).cloned();
+        Dma::new(bases.clone(), (board, stage), &device, &fabric.control, is_host)
     };
     let dma = fabric.staging().map(copies);
     let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));
+    let times = Times::new(&device, tuners.wants().times);
     let place = Place {
         comm_id,
         name: name.clone(),
@@ -98,6 +101,7 @@ pub fn bring_up(
         tuners: tuners.clone(),
         config: tuner_config(comm_id, &world, &knobs, config.name.as_deref()),
         turn: turn.clone(),
+        times: times.clone(),
         limit: settings.rules_timeout,
     };
     let seated = (world.size() > 1).then(|| Seated::new(Seat::new(place))).transpose()?;
@@ -114,6 +118,7 @@ pub fn bring_up(
         bootstrap,
         net,
         device,
+        order: Order::new(fabric.done()),
         fabric,
         abort: abort.clone(),
         programs: Default::default(),
@@ -121,9 +126,10 @@ pub fn bring_up(
         scratch: Default::default(),
         next_batch: Default::default(),
         broken: Default::default(),
-        order,
         dma: dma.transpose()?,
         sm_free: SmFree::new(settings.sm_free_verbose),
+        windows: Default::default(),
+        times,
     };
     if live.device.caps().kind != DeviceKind::Host {
         warm_up(&live)?;
@@ -131,7 +137,7 @@ pub fn bring_up(
     live.device.pool().fill()?;
     live.bootstrap.barrier(&step("ready"))?;
     log::info(Subsys::Init, || announcement(&live));
-    if live.knobs.pass_sm > 0 {
+    if live.knobs.pass_sm > 0 || live.knobs.copy_engines {
         log::info(Subsys::Init, || sm_free::announcement(&live));
     }
     Ok(Arc::new(live))

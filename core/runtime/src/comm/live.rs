@@ -1,7 +1,7 @@
 //! A communicator that is up: plans calls and holds everything that launches need.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,9 +15,11 @@ use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, bulk, dma};
 
+use super::facts::{Facts, Windows};
 use super::last::{Batch, Bounds};
 use super::order::Order;
 use super::sm_free::SmFree;
+use super::times::{Timed, Times};
 use super::tune::{Chosen, Tuners};
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
@@ -27,7 +29,7 @@ use crate::dma::{Dma, Emission, Who};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exec::{Events, Launch, Work};
 use crate::log::{self, Subsys};
-use crate::transport::net::{Meter, Need, Net};
+use crate::transport::net::{Meter, Need, Net, Stage};
 use crate::transport::{Fabric, bytes_of};
 use crate::wait::AbortFlag;
 
@@ -77,6 +79,10 @@ pub struct Live {
     pub dma: Option<Dma>,
     /// Lines about them.
     pub sm_free: SmFree,
+    /// Symmetric windows.
+    pub windows: Windows,
+    /// How long operations took, if somebody wants to know.
+    pub times: Arc<Times>,
 }
 
 /// The tuners of a communicator, and choices made with them.
@@ -102,9 +108,9 @@ pub enum Now {
     Later(Option<u64>),
 }
 
-/// What a choice depends on within a communicator: collective, count, type, reduction, root.
+/// What a choice depends on within a communicator: collective, count, type, reduction, root, and what tuners may ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct CallKey(Collective, u64, DataType, ReduceOp, u32);
+pub struct CallKey(Collective, u64, DataType, ReduceOp, u32, Facts);
 
 /// A choice bound to a call's size.
 pub enum Bound {
@@ -163,7 +169,7 @@ impl Live {
             return Ok(Now::Later(None));
         }
         let number = self.begin()?;
-        let bound = self.bound(call, number)?;
+        let (bound, timed) = self.bound(call, stream, number)?;
         let Bound::Exchange(plan, Chosen { choice, .. }) = &*bound else {
             return Ok(Now::Later(Some(number)));
         };
@@ -171,7 +177,7 @@ impl Live {
         let mut launch = self.exchange_launch(plan, call, number)?;
         self.order.put(&*self.device, stream, launch.blocks, |done| {
             launch.args.done = done;
-            self.device.launch_exchange(plan.kernel, &launch, stream)
+            Timed::around(timed, stream, || self.device.launch_exchange(plan.kernel, &launch, stream))
         })?;
         Ok(Now::Launched)
     }
@@ -202,8 +208,10 @@ impl Live {
                     "{name} rank {rank} op {number}: change {change} of the rules counts from here on: {rules}"
                 )
             });
+            self.times.want(tuners.wants().times);
             *lock(&self.choices)? = Choices::new(Arc::new(tuners));
             if let Some(seated) = &self.seated {
+                seated.wake();
                 seated.seat().remember(Switch { change, at, begun: number, digest });
             }
             Ok(())
@@ -245,18 +253,31 @@ impl Live {
         });
     }
 
-    /// The choice for a call, bound to its size. Kept: training repeats a few calls for ever.
-    pub fn bound(&self, call: &Call, number: u64) -> Result<Arc<Bound>> {
-        let key = CallKey(call.collective, call.count, call.dtype, call.op, call.root);
-        let tuners = {
-            let mut choices = lock(&self.choices)?;
-            if let Some(bound) = choices.bounds.find(&key, number) {
-                return Ok(bound);
+    /// The choice for a call, bound to its size, and how it is timed, if it is. Kept: training repeats a few calls for ever.
+    pub fn bound(&self, call: &Call, stream: Stream, number: u64) -> Result<(Arc<Bound>, Option<Timed>)> {
+        let mut choices = lock(&self.choices)?;
+        let (facts, is_timed) = self.facts(&choices.tuners, call, stream, number)?;
+        let key = CallKey(call.collective, call.count, call.dtype, call.op, call.root, facts);
+        let bound = match choices.bounds.find(&key, number) {
+            Some(bound) => bound,
+            None => {
+                let tuners = choices.tuners.clone();
+                drop(choices);
+                self.bind(call, key, &tuners, number)?
             }
-            choices.tuners.clone()
         };
-        let chosen = tuners.choose(call, &self.world, &self.knobs)?;
-        tuners.show(&self.name, self.rank, call, &chosen);
+        let ran = (call, self.world.size());
+        let timed = is_timed.then(|| Timed::new(&self.times, ran, (bound.chosen().0, facts), number));
+        Ok((bound, timed.flatten()))
+    }
+
+    /// Makes the choice for a call, and keeps it.
+    fn bind(&self, call: &Call, key: CallKey, tuners: &Arc<Tuners>, number: u64) -> Result<Arc<Bound>> {
+        let facts = key.5;
+        let chosen = tuners.choose(call, facts, &self.world, &self.knobs)?;
+        if facts.trial.is_none() {
+            tuners.show(&self.name, self.rank, call, &chosen);
+        }
         let choice = &chosen.choice;
         let bound = if choice.protocol.is_exchange() {
             let (size, image) = (self.world.size(), self.fabric.dev_comm.addr);
@@ -267,10 +288,10 @@ impl Live {
             Arc::new(Bound::Exchange(Box::new(plan), chosen))
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
-            let part = |bytes| dma::knobs(&self.knobs, self.layout.local, dma::part(&choice.key, bytes));
+            let part = |bytes| dma::knobs(&self.knobs, &self.world, dma::part(&choice.key, bytes));
             let knobs = match choice.protocol {
                 Protocol::Dma => Cow::Owned(part(call.total_bytes(self.world.size()))),
-                _ => tuners.knobs(call, &self.world, choice, &self.knobs),
+                _ => tuners.knobs(call, facts, &self.world, choice, &self.knobs),
             };
             let plan = lower::bind(&loaded.lowered, call, choice, self.world.size(), &knobs)?;
             self.connect(&plan, &loaded.lowered.steps)?;
@@ -278,7 +299,7 @@ impl Live {
         };
         // The factor of a pre-multiplied sum is part of the plan but not of the key.
         let mut choices = lock(&self.choices)?;
-        let again = call.op != ReduceOp::PreMulSum && Arc::ptr_eq(&choices.tuners, &tuners);
+        let again = call.op != ReduceOp::PreMulSum && Arc::ptr_eq(&choices.tuners, tuners);
         choices.bounds.keep(key, number, &bound, again);
         Ok(bound)
     }
@@ -286,7 +307,7 @@ impl Live {
     /// The choice for a call, by the cost model and what tuners make of it.
     pub fn choose(&self, call: &Call) -> Result<Choice> {
         let tuners = lock(&self.choices)?.tuners.clone();
-        Ok(tuners.choose(call, &self.world, &self.knobs)?.choice)
+        Ok(tuners.choose(call, Facts::default(), &self.world, &self.knobs)?.choice)
     }
 
     /// Plans a group's messages, which were put on `stream` and on `others`.
@@ -423,13 +444,13 @@ impl Live {
             Protocol::Dma => Work::Copies(plan, loaded.cloned()),
             _ => Work::Steps(plan),
         };
-        Ok(Launch { comm: self.clone(), work, stream, others: Vec::new(), events: Events::default() })
+        Ok(Launch::new(self, work, stream))
     }
 
     /// Makes sure that the connections which a plan uses exist or are on their way.
     fn connect(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<()> {
         let Some(net) = &self.net else { return Ok(()) };
-        let needs: Vec<Need> = self.far_ends(plan, steps).map(|(need, _)| need).collect();
+        let needs: Vec<Need> = self.far_ends(plan, steps).into_iter().map(|(need, _)| need).collect();
         net.want(&needs)
     }
 
@@ -453,11 +474,7 @@ impl Live {
     }
 
     /// The ends of connections over the network that a plan uses, and the slots that pass there.
-    fn far_ends<'a>(
-        &'a self,
-        plan: &'a LaunchPlan,
-        steps: &'a [Step],
-    ) -> impl Iterator<Item = (Need, u64)> + 'a {
+    fn far_ends<'a>(&'a self, plan: &'a LaunchPlan, steps: &'a [Step]) -> Vec<(Need, u64)> {
         let blocks = plan.args.blocks[..usize::from(plan.args.n_blocks)].iter();
         let used = blocks.flat_map(move |block| {
             let tiles = u64::from(plan.args.works[usize::from(block.work)].tiles);
@@ -469,7 +486,11 @@ impl Live {
             let receives = step.recv[..step.n_recv.into()].iter().map(move |peer| end(peer, false));
             receives.chain(step.send[..step.n_send.into()].iter().map(move |peer| end(peer, true)))
         });
-        ends.filter(|(need, _)| self.world.is_far(self.rank, need.peer))
+        let ends = ends.filter(|(need, _)| self.world.is_far(self.rank, need.peer));
+        match plan.kernel.protocol {
+            Protocol::Dma => staged_ends(ends, self.layout.lanes),
+            _ => ends.collect(),
+        }
     }
 
     fn scratch(&self, bytes: u64) -> Result<u64> {
@@ -540,15 +561,23 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a Loaded>) -> &'a [Step] 
     }
 }
 
+/// The slots of copy engines that such tiles pass through, each with a connection of its own.
+fn staged_ends(ends: impl Iterator<Item = (Need, u64)>, lanes: u32) -> Vec<(Need, u64)> {
+    let mut tiles: BTreeMap<(u32, bool), u64> = BTreeMap::new();
+    for (need, slots) in ends {
+        *tiles.entry((need.peer, need.send)).or_default() += slots;
+    }
+    let slots = |((peer, send), tiles): ((u32, bool), u64)| {
+        let end = move |slot| (Stage::need(lanes, peer, send, slot), dma::far::passes(tiles, slot));
+        (0..dma::DEPTH).map(end)
+    };
+    tiles.into_iter().flat_map(slots).filter(|(_, passes)| *passes > 0).collect()
+}
+
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.
 pub fn warm_up(live: &Live) -> Result<()> {
     let protocol = hawser_plan::Protocol::Simple;
-    live.device.prepare(KernelKey {
-        op: DeviceOp::Copy,
-        dtype: hawser_plan::DataType::Uint8,
-        protocol,
-        bundle: false,
-    })
+    live.device.prepare(KernelKey::new(DeviceOp::Copy, hawser_plan::DataType::Uint8, protocol))
 }
 
 /// Locks a mutex; a poisoned one is an internal error, not a panic.

@@ -12,6 +12,7 @@
 mod calls;
 pub mod card;
 mod decide;
+mod facts;
 mod init;
 mod last;
 mod links;
@@ -21,6 +22,8 @@ mod order;
 mod programs;
 mod sm_free;
 mod split;
+mod terms;
+mod times;
 mod tune;
 mod watch;
 
@@ -37,12 +40,16 @@ use hawser_plugin::tuner::SettingsFile;
 
 pub(crate) use calls::Calls;
 pub use decide::{cache_file, knobs_of, outlook};
+pub use facts::Facts;
 pub use last::Decision;
 pub use live::{Live, Loaded};
 pub(crate) use live::{op, operation};
 pub use memory::{mem_alloc, mem_free};
 pub(crate) use order::{Order, Turn};
-pub use tune::{Chosen, Tuners, asked, config as tuner_config};
+pub use terms::{asked, config as tuner_config};
+pub(crate) use times::Timed;
+pub use times::{Ran, Taken, Times};
+pub use tune::{Chosen, Tuners};
 pub(crate) use watch::{GroupSpans, Span};
 
 use crate::bootstrap::UniqueId;
@@ -66,6 +73,8 @@ pub struct Config {
     pub min_ctas: Option<u32>,
     /// Most CTAs of an operation.
     pub max_ctas: Option<u32>,
+    /// Copy engines do what they can, as with `NCCL_PASS_SM=1`.
+    pub sm_free: bool,
     /// Name for logs and errors.
     pub name: Option<String>,
     /// Traffic class of the communicator's packets, for net plugins that know such.
@@ -83,6 +92,7 @@ impl Default for Config {
             blocking: true,
             min_ctas: None,
             max_ctas: None,
+            sm_free: false,
             name: None,
             traffic_class: None,
             host: None,
@@ -321,6 +331,23 @@ impl Comm {
                 live.seated.as_ref().map_or_else(Vec::new, |seated| seated.seat().switches())
             }
             _ => Vec::new(),
+        }
+    }
+
+    /// A buffer of this rank is a symmetric window of the communicator: all ranks say so of theirs. Calls whose buffers lie in
+    /// such count as registered for rules.
+    ///
+    /// # Errors
+    /// The communicator is not up.
+    pub fn add_window(&self, addr: u64, bytes: u64) -> Result<()> {
+        self.live()?.windows.add(addr, bytes);
+        Ok(())
+    }
+
+    /// Takes a window of [`Comm::add_window`] back.
+    pub fn remove_window(&self, addr: u64, bytes: u64) {
+        if let Ok(State::Ready { live, .. } | State::Finalized(live)) = lock(&self.0.state).as_deref() {
+            live.windows.remove(addr, bytes);
         }
     }
 

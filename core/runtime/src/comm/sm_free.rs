@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 
 use hawser_plan::choose::{Choice, Outcome};
+use hawser_plan::dma::{self, far};
 use hawser_plan::{Call, Collective, Protocol};
 
 use super::live::{Live, lock, op};
@@ -13,21 +14,35 @@ use crate::log;
 /// What `NCCL_PASS_SM` comes to for a communicator.
 pub fn announcement(live: &Live) -> String {
     let (name, rank, level) = (&live.name, live.rank, live.knobs.pass_sm);
-    let who = format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}");
+    let who = match level {
+        0 => format!("SM_FREE {name} rank {rank}: for rules that ask for it"),
+        _ => format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}"),
+    };
     let Some(staging) = live.layout.staging else {
-        let reason = hawser_plan::dma::refused_world(&live.world, &live.knobs);
+        let reason = dma::refused_world(&live.world, &live.knobs);
         let reason = reason.unwrap_or_else(|| "left out by NCCL_PROTO".into());
         return format!("{who}: everything by kernels: {reason}");
     };
+    let near = match live.layout.local {
+        1 => String::new(),
+        _ => format!(", staging {} MiB in slots of {} KiB", staging.bytes() >> 20, staging.slot_bytes >> 10),
+    };
+    let far = match &live.net {
+        Some(net) => {
+            let slot = far::slot_bytes(&live.world, &live.knobs) >> 10;
+            format!(", between hosts by net {} from slots of {slot} KiB in host memory", net.name())
+        }
+        None => String::new(),
+    };
     let zero_copy = match env::settings().zero_copy {
-        Some(false) => "; NCCL_ZERO_COPY=0: all of it through staging",
+        Some(false) if live.layout.local > 1 => "; NCCL_ZERO_COPY=0: all of it through staging",
         _ => "",
     };
+    let messages = if level > 0 { "send/recv, " } else { "" };
     format!(
-        "{who}: send/recv, all_gather, all_to_all, broadcast, gather and scatter by copy engines, staging {} MiB in slots of {} KiB; \
-         all_reduce, reduce_scatter and reduce by kernels: copy engines do not reduce{zero_copy}",
-        staging.bytes() >> 20,
-        staging.slot_bytes >> 10
+        "{who}: {messages}all_gather, all_to_all, broadcast, gather and scatter by copy engines{near}{far}; \
+         all_reduce, reduce_scatter and reduce by kernels of at most {} CTAs: copy engines do not reduce{zero_copy}",
+        live.knobs.most_ctas(Collective::AllReduce)
     )
 }
 
@@ -51,11 +66,14 @@ impl SmFree {
         }
         let bytes = call.total_bytes(live.world.size());
         self.tell(live, call.collective, bytes, number, choice.protocol == Protocol::Dma, || {
-            if live.knobs.pass_sm == 0 {
+            if live.knobs.pass_sm == 0 && !live.knobs.copy_engines {
                 return "NCCL_PASS_SM is 0".into();
             }
             if call.collective.reduces() {
                 return "copy engines do not reduce".into();
+            }
+            if let Some(rule) = &choice.why.rule {
+                return rule.clone();
             }
             let candidates = choice.why.candidates.iter();
             let reason = candidates.filter(|c| c.protocol == Protocol::Dma).find_map(|c| match &c.outcome {
@@ -69,7 +87,7 @@ impl SmFree {
     /// A batch of messages runs, `bytes` in all.
     pub fn messages(&self, live: &Live, bytes: u64, number: u64, is_free: bool) {
         if self.level > 0 {
-            let reason = || hawser_plan::dma::refused_world(&live.world, &live.knobs).unwrap_or_default();
+            let reason = || dma::refused_world(&live.world, &live.knobs).unwrap_or_default();
             self.tell(live, Collective::SendRecv, bytes, number, is_free, reason);
         }
     }
@@ -88,8 +106,9 @@ impl SmFree {
             return;
         }
         let how = match (is_free, live.layout.staging) {
-            (true, Some(staging)) => {
-                format!("copy engines, slots of at most {} KiB", staging.slot_bytes >> 10)
+            (true, Some(_)) => {
+                let slot = dma::knobs(&live.knobs, &live.world, u64::MAX).slot_bytes[2];
+                format!("copy engines, slots of at most {} KiB", slot >> 10)
             }
             _ => format!("kernels: {}", reason()),
         };

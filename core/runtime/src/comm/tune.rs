@@ -1,5 +1,4 @@
-//! What tuner plugins say about a call, put into the planner's terms; what ranks must have in common for that; and why a call
-//! runs as it does.
+//! What tuner plugins say about a call, what ranks must have in common for that, and why a call runs as it does.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -8,11 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hawser_plan::choose::{self, Advice, Candidate, Choice, Outcome};
-use hawser_plan::{Algorithm, Call, Collective, Knobs, Protocol, ReduceOp, World};
+use hawser_plan::{Call, Collective, Knobs, ReduceOp, World};
 use hawser_plugin::Tuner;
-use hawser_plugin::collnet::DataType;
-use hawser_plugin::tuner::{self, Function, Question, Reduction, SettingsFile, TunerConfig, TunerContext};
+use hawser_plugin::learner::Learner;
+use hawser_plugin::tuner::{self, Function, Question, SettingsFile, TunerConfig, TunerContext};
 
+use super::facts::Facts;
+use super::terms;
 use crate::env::{self, Explain};
 use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
@@ -34,6 +35,16 @@ pub struct Tuners {
     failed: Option<String>,
     /// Calls that were explained.
     shown: Mutex<HashSet<Shown>>,
+    wants: Wants,
+}
+
+/// What tuners want to know that has its price.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wants {
+    /// Whether calls are captured into graphs.
+    pub in_graph: bool,
+    /// How long operations take.
+    pub times: bool,
 }
 
 /// A call without its addresses.
@@ -79,7 +90,7 @@ impl Tuners {
         let mut tuners = Self::default();
         for candidate in plugins::tuners() {
             let tuner = &candidate.plugin;
-            match tuner.open(&config(comm_id, world, knobs, name)) {
+            match tuner.open(&terms::config(comm_id, world, knobs, name)) {
                 Ok(context) => tuners.add(Some(tuner.clone()), tuner.name(), context),
                 Err(error) if error.kind == hawser_plugin::ErrorKind::InvalidUsage => {
                     tuners.failed.get_or_insert(format!("tuner {}: {error}", tuner.name()));
@@ -101,8 +112,9 @@ impl Tuners {
         name: Option<&str>,
     ) -> Result<Self> {
         let mut tuners = Self::default();
-        let context =
-            tuner.open(&config(0, world, knobs, name)).map_err(|e| Error::invalid_usage(e.into_text()))?;
+        let context = tuner
+            .open(&terms::config(0, world, knobs, name))
+            .map_err(|e| Error::invalid_usage(e.into_text()))?;
         tuners.add(None, tuner.name(), context);
         Ok(tuners)
     }
@@ -110,7 +122,13 @@ impl Tuners {
     fn add(&mut self, tuner: Option<Arc<dyn Tuner>>, name: &str, context: Box<dyn TunerContext>) {
         let (name, wants_every) = (name.to_owned(), context.wants_every_collective());
         let has_failed = AtomicBool::new(false);
-        self.open.push(Arc::new(Open { name, tuner, context, wants_every, has_failed }));
+        self.push(Arc::new(Open { name, tuner, context, wants_every, has_failed }));
+    }
+
+    fn push(&mut self, open: Arc<Open>) {
+        self.wants.in_graph |= open.context.wants_in_graph();
+        self.wants.times |= open.context.wants_times();
+        self.open.push(open);
     }
 
     /// These tuners with the settings in these files instead of their own, where they take such; and a digest that is equal
@@ -131,7 +149,7 @@ impl Tuners {
                 Some(Err(error)) if error.kind != hawser_plugin::ErrorKind::Unsupported => {
                     return Err(Error::invalid_usage(format!("tuner {}: {error}", open.name)));
                 }
-                _ => tuners.open.push(open.clone()),
+                _ => tuners.push(open.clone()),
             }
         }
         if !taken {
@@ -148,6 +166,32 @@ impl Tuners {
     pub fn sources(&self) -> String {
         let source = |open: &Arc<Open>| open.context.agreement().map(|agreement| agreement.source);
         self.open.iter().filter_map(source).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Whether one of them may ask for copy engines where the settings do not.
+    pub fn wants_copy_engines(&self) -> bool {
+        self.open.iter().any(|tuner| tuner.context.wants_copy_engines())
+    }
+
+    /// What they want to know that has its price.
+    #[inline]
+    pub fn wants(&self) -> Wants {
+        self.wants
+    }
+
+    /// The trial that a collective is for.
+    pub fn trial(&self, number: u64) -> Option<u32> {
+        self.open.iter().find_map(|tuner| tuner.context.trial(number))
+    }
+
+    /// The first that learns; it is asked on rank 0.
+    pub fn learner(&self, config: &TunerConfig) -> Option<Box<dyn Learner>> {
+        let of = |open: &Arc<Open>| {
+            let learner = open.tuner.as_ref()?.learner(config);
+            let complain = |error: &_| log::warn(&format!("tuner {} does not learn: {error}", open.name));
+            learner.inspect_err(complain).ok().flatten()
+        };
+        self.open.iter().find_map(of)
     }
 
     /// What this rank tells the others: which tuners it has and what their answers depend on.
@@ -169,18 +213,25 @@ impl Tuners {
     ///
     /// # Errors
     /// Nothing is left to choose from.
-    pub fn choose(&self, call: &Call, world: &World, knobs: &Knobs) -> Result<Chosen> {
+    pub fn choose(&self, call: &Call, facts: Facts, world: &World, knobs: &Knobs) -> Result<Chosen> {
         let candidates = choose::candidates(call, world, knobs)?;
-        let (advice, notes) = self.advise(call, world, &candidates);
+        let (advice, notes) = self.advise(call, facts, world, &candidates);
         let choice = choose::decide(call, world, knobs, candidates, advice.as_ref())?;
         Ok(Chosen { choice, notes })
     }
 
     /// Settings for laying a choice over a call: with the chunk size that the last tuner with an opinion wants.
-    pub fn knobs<'k>(&self, call: &Call, world: &World, choice: &Choice, knobs: &'k Knobs) -> Cow<'k, Knobs> {
+    pub fn knobs<'k>(
+        &self,
+        call: &Call,
+        facts: Facts,
+        world: &World,
+        choice: &Choice,
+        knobs: &'k Knobs,
+    ) -> Cow<'k, Knobs> {
         let (at, own) = (choice.protocol as usize, (choice.key.algorithm, choice.protocol));
         let taken = choice.why.candidates.iter().find(|c| (c.algorithm, c.protocol) == own);
-        let (Some(question), Some(taken)) = (question(call, world), taken) else {
+        let (Some(question), Some(taken)) = (terms::question(call, facts, world), taken) else {
             return Cow::Borrowed(knobs);
         };
         let Some(&slot) = knobs.slot_bytes.get(at) else { return Cow::Borrowed(knobs) };
@@ -189,7 +240,7 @@ impl Tuners {
             Outcome::Filtered(_) => choice.instances,
         };
         let ask = |tuner: &Open| {
-            let asked = tuner.context.chunk_bytes(&question, &in_their_terms(taken), channels);
+            let asked = tuner.context.chunk_bytes(&question, &terms::in_their_terms(taken), channels);
             asked.map_err(|error| tuner.complain(&error)).ok().flatten()
         };
         let Some(chunk) = self
@@ -225,16 +276,33 @@ impl Tuners {
     /// What the tuners make of the candidates, if any has an opinion, and what they say about it.
     ///
     /// Each tuner sees the times that the one before it left. One that fails is ignored for this call.
-    fn advise(&self, call: &Call, world: &World, candidates: &[Candidate]) -> (Option<Advice>, Vec<String>) {
+    fn advise(
+        &self,
+        call: &Call,
+        facts: Facts,
+        world: &World,
+        candidates: &[Candidate],
+    ) -> (Option<Advice>, Vec<String>) {
         let nobody = (None, Vec::new());
         if self.open.is_empty() || world.size() == 1 {
             return nobody;
         }
-        let Some((question, mut table)) = asked(call, world, candidates) else { return nobody };
+        let Some((question, mut table)) = terms::asked(call, facts, world, candidates) else { return nobody };
         let (mut sources, mut notes, mut blocks) = (Vec::new(), Vec::new(), None);
         for tuner in self.open.iter().filter(|tuner| tuner.is_for(&question)) {
             let before = table.clone();
-            match tuner.context.tune(&question, &mut table) {
+            if !tuner.wants_every {
+                // It knows nothing of executors and could take what the settings do not want.
+                table.iter_mut().filter(|c| c.us >= tuner::HELD_US).for_each(|c| c.us = -1.0);
+            }
+            let shown = table.clone();
+            let answer = tuner.context.tune(&question, &mut table);
+            for ((now, shown), before) in table.iter_mut().zip(&shown).zip(&before) {
+                if now.us == shown.us {
+                    now.us = before.us;
+                }
+            }
+            match answer {
                 Ok(answer) => {
                     let why = tuner.context.why(&question, &before).unwrap_or_default();
                     if table != before || answer.channels.is_some() {
@@ -336,97 +404,12 @@ fn differing<'a>(tuner: &str, ranks: usize, rank: usize, field: impl Fn(usize, u
     Error::invalid_usage(text).remedy(remedy)
 }
 
-/// What tuners are asked about a call: the question, and the candidates in their terms. None for what they are not asked about.
-pub fn asked(
-    call: &Call,
-    world: &World,
-    candidates: &[Candidate],
-) -> Option<(Question, Vec<tuner::Candidate>)> {
-    Some((question(call, world)?, candidates.iter().map(in_their_terms).collect()))
-}
-
-/// What tuners learn of a communicator.
-pub fn config(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) -> TunerConfig {
-    let mut per_host = vec![0; world.hosts() as usize];
-    world.ranks.iter().for_each(|rank| per_host[rank.host as usize] += 1);
-    let fewest = per_host.iter().copied().min().unwrap_or(0);
-    let most = per_host.iter().copied().max().unwrap_or(0);
-    let mut config = TunerConfig::new(comm_id, world.size(), world.hosts(), plugins::log());
-    config.domains = (world.hosts(), fewest, most);
-    config.name = name.unwrap_or_default().to_owned();
-    for program in &knobs.imports {
-        let place = program.place() as usize;
-        if config.programs.len() <= place {
-            config.programs.resize(place + 1, String::new());
-        }
-        config.programs[place] = program.name().to_owned();
-    }
-    config
-}
-
-/// A call in the tuners' terms; None for what they are not asked about.
-fn question(call: &Call, world: &World) -> Option<Question> {
-    let function = match call.collective {
-        Collective::AllReduce => Function::AllReduce,
-        Collective::AllGather => Function::AllGather,
-        Collective::ReduceScatter => Function::ReduceScatter,
-        Collective::Broadcast => Function::Broadcast,
-        Collective::Reduce => Function::Reduce,
-        Collective::AllToAll => Function::AllToAll,
-        Collective::Gather => Function::Gather,
-        Collective::Scatter => Function::Scatter,
-        Collective::SendRecv => return None,
-    };
-    let mut question = Question::new(function, call.total_bytes(world.size()));
-    question.data_type = DataType::ALL.get(call.dtype as usize).copied();
-    question.op = call.collective.reduces().then_some(match call.op {
-        ReduceOp::Sum => Reduction::Sum,
-        ReduceOp::Prod => Reduction::Prod,
-        ReduceOp::Max => Reduction::Max,
-        ReduceOp::Min => Reduction::Min,
-        ReduceOp::Avg => Reduction::Avg,
-        ReduceOp::PreMulSum => Reduction::PreMulSum,
-    });
-    Some(question)
-}
-
-fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
-    let us = match candidate.outcome {
-        // Prices of what nobody has measured mean little: a tuner has to want it.
-        Outcome::Predicted { us, .. } if candidate.algorithm.is_unmeasured() => us + tuner::UNMEASURED_US,
-        Outcome::Predicted { us, .. } => us,
-        Outcome::Filtered(_) => -1.0,
-    };
-    let algorithm = match candidate.algorithm {
-        // NCCL's tables know no fused kernels: they are families of their own.
-        Algorithm::OneShot if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ONE_SHOT,
-        Algorithm::AllPairs if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ALL_PAIRS,
-        Algorithm::Direct if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_DIRECT,
-        Algorithm::Ring => tuner::Algorithm::RING,
-        Algorithm::Tree => tuner::Algorithm::TREE,
-        Algorithm::OneShot => tuner::Algorithm::ONE_SHOT,
-        Algorithm::AllPairs => tuner::Algorithm::ALL_PAIRS,
-        Algorithm::Hierarchical => tuner::Algorithm::HIERARCHICAL,
-        Algorithm::Direct => tuner::Algorithm::DIRECT,
-        Algorithm::CollNet => tuner::Algorithm::COLLNET_CHAIN,
-        Algorithm::Pat => tuner::Algorithm::PAT,
-        Algorithm::RecursiveDoubling => tuner::Algorithm::RECURSIVE_DOUBLING,
-        Algorithm::HalvingDoubling => tuner::Algorithm::HALVING_DOUBLING,
-        Algorithm::Bruck => tuner::Algorithm::BRUCK,
-        Algorithm::Pairwise => tuner::Algorithm::PAIRWISE,
-        Algorithm::Knomial => tuner::Algorithm::KNOMIAL,
-        Algorithm::Imported(program) => tuner::Algorithm::program(program.place()),
-    };
-    let protocol = match candidate.protocol {
-        Protocol::Ll | Protocol::SymLl => tuner::Protocol::Ll,
-        Protocol::Ll128 | Protocol::SymLl128 => tuner::Protocol::Ll128,
-        Protocol::Simple | Protocol::SymSimple | Protocol::SymBulk | Protocol::Dma => tuner::Protocol::Simple,
-    };
-    tuner::Candidate { algorithm, protocol, us }
-}
-
 #[cfg(test)]
 mod tests {
+    use hawser_plan::Algorithm;
+    use hawser_plugin::collnet::DataType;
+    use hawser_plugin::tuner::Reduction;
+
     use super::*;
 
     fn text(cards: &[&str]) -> Option<String> {
@@ -474,13 +457,16 @@ mod tests {
         for (chunk, expected) in [(4096, 4096), (1, 512), (u64::MAX, 32 << 10)] {
             let mut tuners = Tuners::default();
             tuners.add(None, "trees", Box::new(Trees(chunk)));
-            let Chosen { choice, notes } = tuners.choose(&call, &world, &knobs).unwrap();
+            let Chosen { choice, notes } = tuners.choose(&call, Facts::default(), &world, &knobs).unwrap();
             assert!(choice.key.algorithm == Algorithm::Tree && choice.predicted_us > 0.0 && notes.is_empty());
-            assert_eq!(tuners.knobs(&call, &world, &choice, &knobs).slot_bytes[2], expected);
+            assert_eq!(
+                tuners.knobs(&call, Facts::default(), &world, &choice, &knobs).slot_bytes[2],
+                expected
+            );
         }
         let nobody = Tuners::default();
-        let choice = nobody.choose(&call, &world, &knobs).unwrap().choice;
-        assert_eq!(*nobody.knobs(&call, &world, &choice, &knobs), knobs);
+        let choice = nobody.choose(&call, Facts::default(), &world, &knobs).unwrap().choice;
+        assert_eq!(*nobody.knobs(&call, Facts::default(), &world, &choice, &knobs), knobs);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::exchange::bundle::BundleLaunch;
@@ -16,8 +17,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::{
-    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream,
-    Stream, StreamState,
+    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, Moment,
+    OwnedStream, Stream, StreamState,
 };
 use crate::env;
 use crate::error::{Error, Result};
@@ -317,6 +318,18 @@ impl Device for HostDevice {
 
     fn launch_graph(&self, _graph: &Graph, _stream: Stream) -> Result<()> {
         Err(no_graphs())
+    }
+
+    fn moment(&self, _stream: Stream) -> Result<Moment> {
+        // What is called has run to its end.
+        Ok(Moment { owner: Box::new(Instant::now()) })
+    }
+
+    fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>> {
+        let of = |moment: &Moment| moment.owner.downcast_ref::<Instant>().copied();
+        let (earlier, later) =
+            of(earlier).zip(of(later)).ok_or_else(|| Error::internal("a moment of a GPU"))?;
+        Ok(Some(later - earlier))
     }
 
     fn synchronize(&self, _stream: Stream) -> Result<()> {

@@ -318,21 +318,20 @@ impl<'a> Run<'a> {
         if !aborted && !late {
             return Ok(());
         }
-        let waiting = (0..self.blocks.len())
-            .find_map(|i| (!self.blocks[i].over).then(|| self.awaited(i).map(|a| (i, a))).flatten());
-        let copies = || {
-            let peer = self.copies.as_ref()?.awaited()?;
-            Some(format!(" while copy engines waited for rank {peer}"))
+        let sentence = match &self.copies {
+            // Copy engines use no FIFOs: there may be none.
+            Some(copies) => {
+                copies.awaited().map(|peer| format!(" while copy engines waited for rank {peer}"))
+            }
+            None => (0..self.blocks.len()).filter(|i| !self.blocks[*i].over).find_map(|i| {
+                let Awaited { what, peer } = self.awaited(i)?;
+                let Place { step, tile, .. } = self.blocks[i].place;
+                Some(format!(
+                    " while it waited for {what} of rank {peer} (block {i}, step {step}, tile {tile})"
+                ))
+            }),
         };
-        let sentence = waiting.filter(|_| self.copies.is_none()).map_or_else(
-            || copies().unwrap_or_default(),
-            |(i, a)| {
-                format!(
-                    " while it waited for {} of rank {} (block {i}, step {}, tile {})",
-                    a.what, a.peer, self.blocks[i].place.step, self.blocks[i].place.tile
-                )
-            },
-        );
+        let sentence = sentence.unwrap_or_default();
         let who = format!(
             "communicator {}, rank {}, {}",
             self.name,

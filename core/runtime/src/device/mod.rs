@@ -11,6 +11,7 @@ pub mod interp;
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::exchange::ExchangeArgs;
@@ -137,6 +138,12 @@ pub struct Graph {
     pub owner: Box<dyn Any + Send + Sync>,
 }
 
+/// When everything is over that was on a stream at some point.
+pub struct Moment {
+    /// What only the device that made it knows.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
 /// A launch of an exchange kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeLaunch {
@@ -248,6 +255,12 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// The graph is of another device, or the driver refused the launch; there are no graphs on the host device.
     fn launch_graph(&self, graph: &Graph, stream: Stream) -> Result<()>;
+
+    /// The moment when everything is over that is on `stream` now. Not during a capture.
+    fn moment(&self, stream: Stream) -> Result<Moment>;
+
+    /// The time from one moment to a later one; None while that has not come. Does not wait; other threads may capture.
+    fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>>;
 
     /// Waits until everything on `stream` is over. Not during a capture.
     fn synchronize(&self, stream: Stream) -> Result<()>;

@@ -2,12 +2,13 @@
 //!
 //! Neither end knows the other's buffer when it is called. Each direction between two ranks has a ring; its n-th slot is for
 //! their n-th transfer, whichever end comes first. The first end leaves its **posting**, an address and how to map it, and goes
-//! on; the second takes it and copies. Nobody waits, unless one end is [`RING`] transfers ahead.
+//! on; the second takes it and copies. A sender gives the receiver a moment to come first, since pushing is faster than pulling.
+//! Otherwise nobody waits, unless one end is [`RING`] transfers ahead.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hawser_plan::dma::{Leg, Way};
 use hawser_plan::world::DeviceKind;
@@ -31,6 +32,17 @@ const MOST_OPENED: usize = 32;
 const SAMPLE_BYTES: u64 = 2 << 20;
 /// How often a rank that is a ring ahead looks at the abort flag.
 const SLICE: Duration = Duration::from_millis(20);
+
+/// The call that comes to a leg.
+#[derive(Clone, Copy)]
+pub struct Meeting<'a> {
+    /// It is being captured into a graph.
+    pub is_captured: bool,
+    /// It is a chain, in which only senders copy.
+    pub is_chain: bool,
+    /// Ends waits.
+    pub control: &'a Control,
+}
 
 /// What an end leaves.
 #[derive(Debug, Clone, Copy)]
@@ -153,18 +165,21 @@ impl Board {
         }))
     }
 
-    /// Comes to a leg: posts this end, or takes the other one.
+    /// Comes to a leg: posts this end, or takes the other one, for which a sender waits until `until`.
     ///
     /// # Errors
     /// The peer is a ring behind until the deadline; only one end is captured into a graph; a peer's memory cannot be mapped.
-    pub fn meet(&self, device: &dyn Device, leg: &Leg, is_captured: bool, control: &Control) -> Result<Way> {
+    pub fn meet(&self, device: &dyn Device, leg: &Leg, call: &Meeting<'_>, until: Instant) -> Result<Way> {
+        let &Meeting { is_captured, is_chain, control } = call;
         let Some(end) = &self.ends[leg.peer as usize] else { return Ok(Way::Staged) };
         let own = self.posting(device, leg, is_captured, end.is_near)?;
         let (ring, side) = if leg.send { (end.sends, 0) } else { (end.receives, 1) };
-        let Some(theirs) = self.exchange(ring, side, own, leg.peer, control)? else {
-            return Ok(if own.is_direct == 1 { Way::First } else { Way::Staged });
+        let Some(theirs) = self.exchange(ring, side, own, (leg.peer, until), control)? else {
+            // A chain is pushed, or staged.
+            let is_direct = own.is_direct == 1 && !(leg.send && is_chain);
+            return Ok(if is_direct { Way::First } else { Way::Staged });
         };
-        if theirs.is_direct == 0 {
+        if theirs.is_direct == 0 || !leg.send && is_chain {
             return Ok(Way::Staged);
         }
         if theirs.is_captured != own.is_captured {
@@ -220,7 +235,7 @@ impl Board {
         RingAt(ring): RingAt,
         side: usize,
         own: Posting,
-        peer: u32,
+        (peer, until): (u32, Instant),
         control: &Control,
     ) -> Result<Option<Posting>> {
         // SAFETY: the ring lives in memory that `self` keeps mapped; all of it is valid for any bytes.
@@ -233,6 +248,14 @@ impl Board {
         )?;
         let slot = &ring.slots[(number % RING) as usize];
         let empty = number / RING * 3;
+        // Who sends had better come second.
+        while side == 0
+            && slot.claim.load(Ordering::Relaxed) == empty
+            && Instant::now() < until
+            && !control.is_aborted()
+        {
+            std::hint::spin_loop();
+        }
         // SAFETY: until this side has claimed the slot, or found it claimed, nobody else touches its posting of this generation;
         // the peer was through with the last generation's when it counted it.
         unsafe { slot.postings[side].get().write(own) };
@@ -353,6 +376,10 @@ fn probe(
 mod tests {
     use super::*;
 
+    fn now() -> Instant {
+        Instant::now()
+    }
+
     /// Both sides of one ring, each in a thread: exactly one end of each transfer gets the other's posting, and the right one.
     #[test]
     fn of_two_ends_one_is_second() {
@@ -380,7 +407,9 @@ mod tests {
                     handle: [side as u8; 64],
                 };
                 let ring = RingAt(memory.addr as *const Ring);
-                if let Some(theirs) = board.exchange(ring, side, own, 1 - side as u32, &control).unwrap() {
+                if let Some(theirs) =
+                    board.exchange(ring, side, own, (1 - side as u32, now()), &control).unwrap()
+                {
                     assert_eq!((theirs.addr, theirs.bytes), (number * 2 + 1 - side as u64, number));
                     assert_eq!(theirs.handle, [1 - side as u8; 64]);
                     seconds.push(number);
@@ -417,10 +446,10 @@ mod tests {
             Posting { is_direct: 0, is_captured: 0, addr: 0, bytes: 0, base: 0, id: 0, handle: [0; 64] };
         let ring = || RingAt(memory.addr as *const Ring);
         for _ in 0..RING {
-            assert!(board.exchange(ring(), 0, own, 1, &control).unwrap().is_none());
+            assert!(board.exchange(ring(), 0, own, (1, now()), &control).unwrap().is_none());
         }
         abort.raise();
-        let error = board.exchange(ring(), 0, own, 1, &control).unwrap_err();
+        let error = board.exchange(ring(), 0, own, (1, now()), &control).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Aborted);
         assert!(error.text.contains("ahead of rank 1"), "{error}");
     }

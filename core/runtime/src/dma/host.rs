@@ -66,6 +66,10 @@ unsafe fn run(what: &What) -> bool {
             word(addr).store(1, Ordering::Release);
             true
         }
+        What::Tell { addr, value } => {
+            word(addr).store(value, Ordering::Release);
+            true
+        }
         What::Copy { dst, src, bytes } => {
             // SAFETY: the caller's promise; ranges of one buffer may overlap.
             unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };

@@ -8,24 +8,32 @@ pub mod host;
 mod watch;
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use hawser_plan::device_plan::Step;
-use hawser_plan::dma::{Bases, Command, Counters, Emitter, STREAMS, Way, What};
+use hawser_plan::dma::{Bases, Command, Counters, Direct, Emitter, Leg, NEAR_STREAMS, STREAMS, Way, What};
 use hawser_plan::lower::LaunchPlan;
 
 use crate::comm::{Order, Turn, lock};
 use crate::device::{Device, MemoryOp, OwnedStream, Stream};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::transport::control::Control;
+use crate::transport::net::Stage;
+use board::Meeting;
 use watch::Watched;
 
 pub use board::Board;
+
+/// The longest that a launch waits for those who receive from it.
+const MOST_PATIENCE: Duration = Duration::from_micros(500);
 
 /// What a communicator's launches for copy engines share.
 pub struct Dma {
     bases: Bases,
     board: Option<Board>,
+    /// Slots that the network carries, where there are several hosts.
+    stage: Option<Arc<Stage>>,
     control: Arc<Control>,
     state: Mutex<State>,
     watched: Option<Arc<Watched>>,
@@ -53,14 +61,16 @@ impl Dma {
     /// With everybody's staging. On a GPU, launches are watched from now on.
     pub fn new(
         bases: Bases,
-        board: Option<Board>,
+        (board, stage): (Option<Board>, Option<Arc<Stage>>),
         device: &Arc<dyn Device>,
         control: &Arc<Control>,
         is_host: bool,
     ) -> Result<Self> {
-        let watched =
-            if is_host { None } else { Some(Watched::start(device.clone(), control.clone(), &bases)?) };
-        Ok(Self { bases, board, control: control.clone(), state: Mutex::default(), watched })
+        let watched = match is_host {
+            true => None,
+            false => Some(Watched::start(device.clone(), control.clone(), &bases, stage.clone())?),
+        };
+        Ok(Self { bases, board, stage, control: control.clone(), state: Mutex::default(), watched })
     }
 
     /// All commands of a launch by stream, for the host device.
@@ -70,7 +80,12 @@ impl Dma {
         plan: &LaunchPlan,
         steps: &[Step],
     ) -> Result<[Vec<What>; STREAMS as usize]> {
-        let (mut emitter, mut commands) = self.agreed(device, plan, steps, false)?;
+        let mut emitter = self.emitter(plan, steps)?;
+        let mut commands = Vec::new();
+        if let Some(arrival) = self.arrive(device, &emitter, plan, false)? {
+            // What the other ranks of a thread have to say they have not said yet.
+            self.agree(device, arrival, &mut emitter, Duration::ZERO, &mut commands)?;
+        }
         let mut state = lock(&self.state)?;
         let mut queues = [const { Vec::new() }; STREAMS as usize];
         while emitter.round(&mut state.counters, &mut commands) {}
@@ -90,36 +105,68 @@ impl Dma {
         let streams = self.streams(device)?;
         let turn = order.begin(device, stream)?;
         let is_captured = device.stream_state(stream)?.capture.is_some();
-        let (emitter, commands) = self.agreed(device, plan, steps, is_captured)?;
+        let emitter = self.emitter(plan, steps)?;
+        let arrival = self.arrive(device, &emitter, plan, is_captured)?;
         if let Some(watched) = self.watched.as_ref().filter(|_| turn.done != 0) {
             let peers = peers(plan, steps);
             device.memory_ops(stream, &[watched.begin(who, peers)?])?;
         }
         let (used, pending) = ([false; STREAMS as usize], Vec::new());
-        Ok(Emission { dma: self, device, order, emitter, commands, stream, streams, used, turn, pending })
+        Ok(Emission { dma: self, device, order, emitter, arrival, stream, streams, used, turn, pending })
     }
 
-    /// What emits a launch's commands, with the first of them: both ends of its transfers have met where they can be direct.
-    fn agreed<'a>(
+    fn emitter<'a>(&'a self, plan: &'a LaunchPlan, steps: &'a [Step]) -> Result<Emitter<'a>> {
+        let far = self.stage.as_ref().map(|stage| stage.ends()).unwrap_or_default();
+        let emitter = Emitter::new(plan, steps, &self.bases, far);
+        match emitter.missing() {
+            None => Ok(emitter),
+            Some(peer) => Err(Error::internal(format!("no slots for rank {peer} of another host"))),
+        }
+    }
+
+    /// Tells peers where this rank receives. None: nothing is direct.
+    fn arrive<'a>(
         &'a self,
         device: &dyn Device,
-        plan: &'a LaunchPlan,
-        steps: &'a [Step],
+        emitter: &Emitter<'_>,
+        plan: &LaunchPlan,
         is_captured: bool,
-    ) -> Result<(Emitter<'a>, Vec<Command>)> {
-        let (mut emitter, mut commands) = (Emitter::new(plan, steps, &self.bases), Vec::new());
-        if let Some(board) = self.board.as_ref().filter(|_| plan.is_direct) {
-            let legs = emitter.legs();
-            let ways = legs.iter().map(|leg| board.meet(device, leg, is_captured, &self.control));
-            let ways: Vec<Way> = ways.collect::<Result<_>>()?;
-            log::info(Subsys::Coll, || {
-                let direct = ways.iter().filter(|way| **way != Way::Staged).count();
-                let (rank, op) = (self.bases.rank, crate::comm::op(plan.args.op_number));
-                format!("SM_FREE rank {rank} {op}: {direct} of {} transfers direct", ways.len())
-            });
-            emitter.agree(&legs, &ways, &mut commands);
+    ) -> Result<Option<Arrival<'a>>> {
+        let Some(board) = self.board.as_ref().filter(|_| plan.direct != Direct::No) else { return Ok(None) };
+        let is_chain = plan.direct == Direct::Chain;
+        let meeting = Meeting { is_captured, is_chain, control: &self.control };
+        let legs = emitter.legs();
+        let receive = |leg: &Leg| match leg.send {
+            true => Ok(Way::Staged),
+            false => board.meet(device, leg, &meeting, Instant::now()),
+        };
+        let ways = legs.iter().map(receive).collect::<Result<_>>()?;
+        Ok(Some(Arrival { board, meeting, legs, ways, op_number: plan.args.op_number }))
+    }
+
+    /// Meets those who receive from this rank, who get `patience` in all to come first.
+    fn agree(
+        &self,
+        device: &dyn Device,
+        arrival: Arrival<'_>,
+        emitter: &mut Emitter<'_>,
+        patience: Duration,
+        commands: &mut Vec<Command>,
+    ) -> Result<()> {
+        let Arrival { board, meeting, legs, mut ways, op_number } = arrival;
+        let until = Instant::now() + patience;
+        for (leg, way) in legs.iter().zip(&mut ways).filter(|(leg, _)| leg.send) {
+            *way = board.meet(device, leg, &meeting, until)?;
         }
-        Ok((emitter, commands))
+        log::info(Subsys::Coll, || {
+            let count = |is: fn(&Leg, &Way) -> bool| legs.iter().zip(&ways).filter(|(l, w)| is(l, w)).count();
+            let direct = count(|_, way| *way != Way::Staged);
+            let pulled = count(|leg, way| !leg.send && matches!(way, Way::Second { .. }));
+            let (rank, op) = (self.bases.rank, crate::comm::op(op_number));
+            format!("SM_FREE rank {rank} {op}: {direct} of {} transfers direct, {pulled} pulled", ways.len())
+        });
+        emitter.agree(&legs, &ways, commands);
+        Ok(())
     }
 
     /// Releases launches of an aborted communicator.
@@ -138,10 +185,36 @@ impl Dma {
 
     fn streams(&self, device: &dyn Device) -> Result<[Stream; STREAMS as usize]> {
         let mut state = lock(&self.state)?;
-        while state.streams.len() < STREAMS as usize {
+        let used = if self.stage.is_some() { STREAMS } else { NEAR_STREAMS };
+        while state.streams.len() < used as usize {
             state.streams.push(device.urgent_stream()?);
         }
-        Ok(std::array::from_fn(|i| state.streams[i].stream))
+        Ok(std::array::from_fn(|i| state.streams.get(i).map_or_else(Stream::default, |own| own.stream)))
+    }
+}
+
+/// A launch that has said where it receives.
+struct Arrival<'a> {
+    board: &'a Board,
+    meeting: Meeting<'a>,
+    legs: Vec<Leg>,
+    /// Of the sends nothing is known yet.
+    ways: Vec<Way>,
+    op_number: u64,
+}
+
+impl Arrival<'_> {
+    /// How long peers may take to say where they receive: a fraction of what the sends take. Small ones do not wait.
+    fn patience(&self) -> Duration {
+        /// Bytes that a link moves in a nanosecond, times four.
+        const BYTES_PER_NS: u64 = 4 * 350;
+        const LEAST: u64 = 1 << 20;
+        let bytes: u64 = self.legs.iter().filter(|leg| leg.send).map(|leg| leg.bytes).sum();
+        if bytes < LEAST {
+            Duration::ZERO
+        } else {
+            Duration::from_nanos(bytes / BYTES_PER_NS).min(MOST_PATIENCE)
+        }
     }
 }
 
@@ -151,8 +224,8 @@ pub struct Emission<'a> {
     device: &'a dyn Device,
     order: &'a Order,
     emitter: Emitter<'a>,
-    /// Those that are not on their streams.
-    commands: Vec<Command>,
+    /// Until the first round.
+    arrival: Option<Arrival<'a>>,
     stream: Stream,
     streams: [Stream; STREAMS as usize],
     /// Which of them have forked from `stream`.
@@ -166,7 +239,11 @@ pub struct Emission<'a> {
 impl Emission<'_> {
     /// Puts the next round on the streams; false when there is none left.
     pub fn round(&mut self) -> Result<bool> {
-        let mut commands = std::mem::take(&mut self.commands);
+        let mut commands = Vec::new();
+        if let Some(arrival) = self.arrival.take() {
+            let patience = arrival.patience();
+            self.dma.agree(self.device, arrival, &mut self.emitter, patience, &mut commands)?;
+        }
         let more = self.emitter.round(&mut lock(&self.dma.state)?.counters, &mut commands);
         for command in commands {
             let index = command.stream as usize;
@@ -179,6 +256,7 @@ impl Emission<'_> {
                     self.pending.extend(ops.map(|op| (index, op)));
                 }
                 What::Set { addr } => self.pending.push((index, MemoryOp::Write { addr, value: 1 })),
+                What::Tell { addr, value } => self.pending.push((index, MemoryOp::Write { addr, value })),
                 What::Copy { dst, src, bytes } => {
                     self.flush()?;
                     self.device.copy(self.streams[index], dst, src, bytes)?;

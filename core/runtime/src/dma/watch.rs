@@ -17,6 +17,7 @@ use crate::device::{Device, MemoryOp, OwnedStream};
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::transport::control::Control;
+use crate::transport::net::Stage;
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_millis(2);
@@ -31,6 +32,8 @@ pub struct Watched {
     stream: OwnedStream,
     /// Sets every word that this rank waits for.
     release: Vec<MemoryOp>,
+    /// Slots that the network carries have words of their own.
+    stage: Option<Arc<Stage>>,
     state: Mutex<State>,
 }
 
@@ -55,12 +58,19 @@ struct Launch {
 
 impl Watched {
     /// Of the rank with these bases.
-    pub fn start(device: Arc<dyn Device>, control: Arc<Control>, bases: &Bases) -> Result<Arc<Self>> {
+    pub fn start(
+        device: Arc<dyn Device>,
+        control: Arc<Control>,
+        bases: &Bases,
+        stage: Option<Arc<Stage>>,
+    ) -> Result<Arc<Self>> {
         let words = bases.staging[bases.rank as usize];
-        let release = (0..bases.layout.word_bytes()).step_by(16);
+        // A rank that is alone on its host has none.
+        let bytes = if words == 0 { 0 } else { bases.layout.word_bytes() };
+        let release = (0..bytes).step_by(16);
         let release = release.map(|at| MemoryOp::Write { addr: words + at, value: 1 }).collect();
         let stream = device.urgent_stream()?;
-        let watched = Arc::new(Self { device, control, stream, release, state: Mutex::default() });
+        let watched = Arc::new(Self { device, control, stream, release, stage, state: Mutex::default() });
         Watcher::get()?.add(&watched);
         Ok(watched)
     }
@@ -130,6 +140,9 @@ impl Watched {
             }
         }
         if self.control.is_aborted() {
+            if let Some(stage) = &self.stage {
+                stage.release();
+            }
             // What cannot be put on a stream any more has nothing to release: the device is lost.
             let _ = self.device.memory_ops(self.stream.stream, &self.release);
             return true;

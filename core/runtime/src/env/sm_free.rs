@@ -38,6 +38,18 @@ impl Source {
         self.demanded("NCCL_SM_FREE_VERBOSE", "0, 1 or 2", level).unwrap_or(0)
     }
 
+    /// `NCCL_CTA_POLICY`: a number or names joined with `|`.
+    pub(super) fn no_ctas(&self) -> Option<bool> {
+        self.demanded("NCCL_CTA_POLICY", "DEFAULT, EFFICIENCY and ZERO joined with |, or 0 to 3", |text| {
+            if let Ok(bits) = text.parse::<u8>() {
+                return (bits <= 3).then_some(bits & 2 != 0);
+            }
+            let is = |word: &str, name: &str| word.trim().eq_ignore_ascii_case(name);
+            let known = |word: &str| ["DEFAULT", "EFFICIENCY", "ZERO"].iter().any(|name| is(word, name));
+            text.split('|').all(known).then(|| text.split('|').any(|word| is(word, "ZERO")))
+        })
+    }
+
     /// 0 or 1, or a word for them; None if unset or `auto`.
     pub(super) fn choice(&self, name: &str) -> Option<bool> {
         self.demanded(name, CHOICE, |text| {
@@ -149,6 +161,8 @@ mod tests {
             ("NCCL_PXN_DISABLE", "x", "0, 1 or auto"),
             ("NCCL_ENABLE_FAULT_TOLERANCE", "x", "0, 1 or auto"),
             ("NCCL_CUMEM_HOST_ENABLE", "7", "0, 1"),
+            ("NCCL_CTA_POLICY", "ZERO|NONE", "EFFICIENCY"),
+            ("NCCL_CTA_POLICY", "4", "EFFICIENCY"),
         ];
         for (name, value, accepted) in wrong {
             let faults = source(&[(name, value)]).settings().faults;
@@ -157,6 +171,21 @@ mod tests {
                 faults[0].contains(&format!("{name}={value}")) && faults[0].contains(accepted),
                 "{faults:?}"
             );
+        }
+    }
+
+    #[test]
+    fn policies_are_numbers_or_names() {
+        let policies = [
+            ("0", false),
+            ("2", true),
+            ("3", true),
+            ("zero", true),
+            ("EFFICIENCY | ZERO", true),
+            ("DEFAULT", false),
+        ];
+        for (text, zero) in policies {
+            assert_eq!(source(&[("NCCL_CTA_POLICY", text)]).settings().no_ctas, Some(zero), "{text}");
         }
     }
 

@@ -230,6 +230,13 @@ fn staging(
     mapped: &[Option<Memory>],
 ) -> Result<Option<Bases>> {
     let Some(staging) = layout.staging else { return Ok(None) };
+    let bases = |staging_of: Vec<u64>| {
+        let places = peers.places.to_vec();
+        Ok(Some(Bases { rank: peers.rank, staging: staging_of, places, layout: staging }))
+    };
+    if layout.local < 2 {
+        return bases(vec![0; mapped.len()]);
+    }
     let own = heap.addr + layout.staging_at();
     let (at, bytes) = staging.free_words();
     let words: Vec<u32> = (0..bytes / 4).map(|word| u32::from(word % 4 == 0)).collect();
@@ -238,7 +245,7 @@ fn staging(
         |theirs: &Option<Memory>| theirs.as_ref().map_or(0, |memory| memory.addr + layout.staging_at());
     let mut all: Vec<u64> = mapped.iter().map(base).collect();
     all[peers.rank as usize] = own;
-    Ok(Some(Bases { rank: peers.rank, staging: all, places: peers.places.to_vec(), layout: staging }))
+    bases(all)
 }
 
 /// The entries of the ranks of this host; those of others have only their counters.

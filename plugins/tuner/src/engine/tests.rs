@@ -258,3 +258,45 @@ fn why_names_the_rule_and_what_came_before() {
     let other = self::engine("[[rule]]\nmatch.bytes = 7\nuse = \"default\"").why(&question(1), &candidates());
     assert_eq!(other.as_deref(), Ok("no rule decided (1 of 1 rules in r.toml)"));
 }
+
+/// As [`candidates`] of a move where copy engines are there: `held` are held back.
+fn moves(held: fn(Algorithm) -> bool) -> Vec<Candidate> {
+    let list = [
+        (Algorithm::RING, Protocol::Simple, 10.0),
+        (Algorithm::RING, Protocol::Ll, 6.0),
+        (Algorithm::TREE, Protocol::Simple, 5.0),
+        (Algorithm::DMA_RING, Protocol::Simple, 20.0),
+        (Algorithm::DMA_ALL_PAIRS, Protocol::Simple, 15.0),
+    ];
+    let price = |algorithm, us: f32| if held(algorithm) { HELD_US + us } else { us };
+    list.map(|(algorithm, protocol, us)| Candidate { algorithm, protocol, us: price(algorithm, us) }).to_vec()
+}
+
+#[test]
+fn an_executor_is_kept_and_without_one_the_settings_are() {
+    let copied: fn(Algorithm) -> bool = |a| (72..=74).contains(&a.0);
+    let kernels: fn(Algorithm) -> bool = |a| !(72..=74).contains(&a.0);
+    for (action, without, with_pass_sm) in [
+        ("algorithm = \"ring\"", Some((1, 0)), Some((72, 2))),
+        ("algorithm = \"tree\"", Some((0, 2)), None),
+        ("algorithm = \"ring\", executor = \"dma\"", Some((72, 2)), Some((72, 2))),
+        ("executor = \"dma\"", Some((73, 2)), Some((73, 2))),
+        ("algorithm = \"dma_ring\"", Some((72, 2)), Some((72, 2))),
+        ("executor = \"sm\"", Some((0, 2)), Some((0, 2))),
+        ("algorithm = \"ring\", executor = \"sm\", protocol = \"simple\"", Some((1, 2)), Some((1, 2))),
+        ("executor = \"auto\", channels = 1", Some((0, 2)), Some((73, 2))),
+    ] {
+        let engine = engine(&format!("[[rule]]\nuse = {{ {action} }}"));
+        for (held, expected) in [(copied, without), (kernels, with_pass_sm)] {
+            let mut list = moves(held);
+            engine.tune(&Question::new(Function::AllGather, 1 << 20), &mut list).unwrap();
+            let taken = list.iter().find(|c| c.us == 0.0).map(|c| (c.algorithm.0, c.protocol as u32));
+            assert_eq!(taken, expected, "{action}");
+        }
+        assert_eq!(engine.wants_copy_engines(), action.contains("dma"), "{action}");
+    }
+    let careful = engine("[[rule]]\nnever_worse = true\nuse = { executor = \"dma\" }");
+    let mut list = moves(copied);
+    careful.tune(&Question::new(Function::AllGather, 1 << 20), &mut list).unwrap();
+    assert_eq!(list, moves(copied), "15 µs are more than 5");
+}

@@ -6,7 +6,7 @@ use toml::de::{DeTable, DeValue};
 use super::{Reader, Value, each, find};
 use crate::names::{self, PROTOCOLS};
 use crate::range;
-use crate::rule::{Action, Way};
+use crate::rule::{Action, Executor, Way};
 
 /// Keys of an action.
 const KEYS: [&str; 6] = ["algorithm", "program", "protocol", "channels", "chunk", "executor"];
@@ -54,7 +54,6 @@ impl Reader<'_> {
                 "an action without keys does nothing: write use = \"default\" if that is meant",
             );
         }
-        self.missing(table);
         let program = find(table, "program").and_then(|value| {
             if find(table, "algorithm").is_some() {
                 self.problem(
@@ -68,24 +67,36 @@ impl Reader<'_> {
         Some(Action { program, way, channels: self.channels(table), chunk: self.chunk(table) })
     }
 
-    /// What this library does not have yet.
-    fn missing(&mut self, table: &DeTable<'_>) {
-        if let Some(value) = find(table, "executor")
-            && let Some(word) = self.text(value, "executor")
-        {
-            if names::same(word, "dma") {
-                let text = "this library has no executor \"dma\" (copy engines): write \"sm\" or \"auto\"";
-                self.problem(value.span(), text);
-            } else if !names::same(word, "sm") && !names::same(word, AUTO) {
-                self.unknown(
-                    value.span(),
-                    "executor",
-                    word,
-                    ["sm", "dma", AUTO].into_iter(),
-                    "sm, dma, auto",
-                );
+    /// Who runs it, and whether what else the action names has such a form.
+    fn executor(&mut self, table: &DeTable<'_>, algorithm: Option<Algorithm>) -> Option<Executor> {
+        let value = find(table, "executor")?;
+        let word = self.text(value, "executor").filter(|word| !names::same(word, AUTO))?;
+        let executor = match word {
+            word if names::same(word, "sm") => Executor::Sm,
+            word if names::same(word, "dma") => Executor::Dma,
+            _ => {
+                let words = ["sm", "dma", AUTO];
+                self.unknown(value.span(), "executor", word, words.into_iter(), &words.join(", "));
+                return None;
             }
-        }
+        };
+        let copied = algorithm.is_some_and(names::is_copied);
+        let can_copy = |algorithm| names::is_copied(algorithm) || names::copied_form(algorithm).is_some();
+        let text = match (executor, algorithm) {
+            (Executor::Sm, Some(algorithm)) if copied => {
+                format!("{} is for copy engines: write executor = \"dma\"", names::algorithm_name(algorithm))
+            }
+            (Executor::Dma, Some(algorithm)) if !can_copy(algorithm) => format!(
+                "copy engines do not run {}: write ring, all_pairs or direct, or leave the algorithm out",
+                names::algorithm_name(algorithm)
+            ),
+            (Executor::Dma, _) if find(table, "program").is_some() => {
+                "copy engines do not run programs of your own: leave one of the two out".into()
+            }
+            _ => return Some(executor),
+        };
+        self.problem(value.span(), text);
+        None
     }
 
     fn way(&mut self, table: &DeTable<'_>) -> Way {
@@ -102,6 +113,10 @@ impl Reader<'_> {
         });
         if let Some(algorithm) = algorithm {
             way.algorithm = Some((algorithm, names::fused_form(algorithm).unwrap_or(algorithm)));
+        }
+        way.executor = self.executor(table, algorithm);
+        if algorithm.is_some_and(names::is_copied) {
+            way.executor = Some(Executor::Dma);
         }
         if let Some(value) = find(table, "protocol")
             && let Some(word) = self.text(value, "protocol").filter(|word| !names::same(word, AUTO))

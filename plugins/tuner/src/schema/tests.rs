@@ -46,9 +46,23 @@ fn every_key_is_read() {
     assert_eq!(
         large.to_string(),
         "bytes 1M..=2M|4M..8M|77, ranks_per_host 4|8, hosts 2.., registered true, in_graph false, operations 2, \
-         communicator tp*|dp_? -> any/simple chunk 128K"
+         communicator tp*|dp_? -> any/simple by sm chunk 128K"
     );
     assert_eq!(parse("a", ""), Ok(vec![]));
+}
+
+#[test]
+fn adaptive_mode_is_read() {
+    let adaptive = |text: &str| contents("a", text).unwrap().adaptive().map(|adaptive| adaptive.period);
+    assert_eq!(adaptive("mode = \"Adaptive\""), Some(100));
+    assert_eq!(adaptive("mode = \"adaptive\"\nbudget = 0.1"), Some(10));
+    assert_eq!(adaptive("mode = \"adaptive\"\nbudget = 0"), Some(0));
+    assert_eq!((adaptive("budget = 0.1"), adaptive("mode = \"fixed\"")), (None, None));
+    let avoid = contents("a", "[[avoid]]\nmatch.ranks = 4\nuse = { algorithm = \"tree\" }").unwrap().avoid;
+    assert_eq!(avoid[0].to_string(), "ranks 4 -> tree");
+    let join = |texts: [&str; 2]| Contents::join(texts.map(|text| contents("a", text).unwrap()).into());
+    let both = join(["mode = \"adaptive\"\nbudget = 0.05", "budget = 0\n[[rule]]\nuse = \"default\""]);
+    assert_eq!((both.adaptive().map(|adaptive| adaptive.period), both.rules.len()), (Some(0), 1));
 }
 
 #[test]
@@ -57,7 +71,11 @@ fn a_family_means_its_fused_form_too() {
     let both = way("algorithm = \"AllPairs\"");
     assert_eq!(
         both,
-        Way { algorithm: Some((Algorithm::ALL_PAIRS, Algorithm::SYM_ALL_PAIRS)), protocols: (7, 7) }
+        Way {
+            algorithm: Some((Algorithm::ALL_PAIRS, Algorithm::SYM_ALL_PAIRS)),
+            protocols: (7, 7),
+            executor: None
+        }
     );
     assert_eq!(way("algorithm = \"all_pairs\", protocol = \"ll\"").protocols, (1, 0));
     assert_eq!(way("algorithm = \"all_pairs\", protocol = \"symll128\"").protocols, (0, 2));
@@ -76,10 +94,22 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
     (
         "verson = 1",
         (1, 1),
-        "no key \"verson\"; did you mean \"version\"? Known are version, never_worse, rule",
+        "no key \"verson\"; did you mean \"version\"? Known are version, never_worse, mode, budget, rule, avoid",
     ),
     ("version = 2", (1, 11), "version is 1 in this library"),
     ("[rule]\nname = \"a\"", (1, 1), "begin each rule with [[rule]]"),
+    ("avoid = 1", (1, 9), "begin each avoid with [[avoid]]"),
+    (
+        "[[avoid]]\npriority = 1\nuse = \"default\"",
+        (2, 1),
+        "avoid has no key \"priority\". Known are match, use",
+    ),
+    ("mode = \"adaptve\"", (1, 8), "did you mean \"adaptive\"? Known are fixed, adaptive"),
+    ("mode = true", (1, 8), "mode is a text"),
+    ("budget = 0.5", (1, 10), "budget is the share of operations that are trials, 0 to 0.1: 0.01 is 1 %"),
+    ("budget = -1", (1, 10), "budget is the share"),
+    ("budget = \"1%\"", (1, 10), "budget is the share"),
+    ("budget = nan", (1, 10), "budget is the share"),
     ("[[rules]]", (1, 3), "did you mean \"rule\"?"),
     ("[[rule]]\nname = \"a\"", (1, 1), "the rule does nothing: add use"),
     ("[[rule]]\nprority = 1\nuse = \"default\"", (2, 1), "did you mean \"priority\"?"),
@@ -125,7 +155,13 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
     ("[[rule]]\nuse = { channels = 0 }", (2, 20), "channels is a number from 1 to 1024"),
     ("[[rule]]\nuse = { chunk = \"5M\" }", (2, 17), "a chunk has 512 bytes to 4M"),
     ("[[rule]]\nuse = { chunk = \"many\" }", (2, 17), "chunk: \"many\" is no size"),
-    ("[[rule]]\nuse = { executor = \"dma\" }", (2, 20), "no executor \"dma\" (copy engines): write \"sm\""),
+    ("[[rule]]\nuse = { executor = \"dma\", algorithm = \"tree\" }", (2, 20), "copy engines do not run tree"),
+    ("[[rule]]\nuse = { executor = \"dma\", program = \"a\" }", (2, 20), "copy engines do not run programs"),
+    (
+        "[[rule]]\nuse = { executor = \"sm\", algorithm = \"dma_ring\" }",
+        (2, 20),
+        "dma_ring is for copy engines",
+    ),
     ("[[rule]]\nuse = { executor = \"gpu\" }", (2, 20), "executor \"gpu\" is not known"),
     ("[[rule]]\nuse = { program = 1 }", (2, 19), "program is a text"),
     (

@@ -15,6 +15,7 @@ mod heap;
 mod kernels;
 mod launch;
 mod memory;
+mod moment;
 mod nvml;
 mod query;
 mod result;
@@ -30,6 +31,7 @@ use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
 use hawser_plan::device_plan::{Args, KernelKey};
@@ -43,8 +45,8 @@ use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
 use crate::device::{
-    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, OwnedStream,
-    Stream, StreamState,
+    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, Moment,
+    OwnedStream, Stream, StreamState,
 };
 use crate::env;
 use crate::error::Result;
@@ -261,6 +263,14 @@ impl Device for CudaDevice {
         graph::launch(&self.context, graph, raw_stream(stream))
     }
 
+    fn moment(&self, stream: Stream) -> Result<Moment> {
+        moment::moment(&self.context, raw_stream(stream))
+    }
+
+    fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>> {
+        moment::between(&self.context, earlier, later)
+    }
+
     fn synchronize(&self, stream: Stream) -> Result<()> {
         let _scope = self.context.enter_relaxed()?;
         // SAFETY: the caller's stream; the driver checks it.
@@ -268,12 +278,10 @@ impl Device for CudaDevice {
     }
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {
-        /// `CUDA_ERROR_NOT_READY`.
-        const NOT_READY: i32 = 600;
         let _scope = self.context.enter_relaxed()?;
         // SAFETY: the caller's stream; the driver checks it.
         let status = unsafe { self.context.driver.stream_query(raw_stream(stream)) };
-        if status.code == NOT_READY { Ok(false) } else { status.check(&self.context).map(|()| true) }
+        if status.code == code::NOT_READY { Ok(false) } else { status.check(&self.context).map(|()| true) }
     }
 
     fn accepts(&self, addr: u64) -> Result<bool> {

@@ -24,6 +24,7 @@ pub mod code {
     pub const UNSUPPORTED_PTX_VERSION: c_int = 222;
     pub const INVALID_HANDLE: c_int = 400;
     pub const NOT_FOUND: c_int = 500;
+    pub const NOT_READY: c_int = 600;
     pub const ILLEGAL_ADDRESS: c_int = 700;
     pub const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
     pub const CONTEXT_IS_DESTROYED: c_int = 709;

@@ -151,6 +151,7 @@ driver_table! {
         event_create = cuEventCreate @ 2000 (event: *mut CUevent, flags: c_uint);
         event_record = cuEventRecord @ 2000 (event: CUevent, stream: CUstream);
         event_destroy = cuEventDestroy_v2 @ 4000 (event: CUevent);
+        event_elapsed = cuEventElapsedTime @ 2000 (milliseconds: *mut f32, start: CUevent, end: CUevent);
         module_load_data = cuModuleLoadData @ 2000 (module: *mut CUmodule, image: *const c_void);
         module_function = cuModuleGetFunction @ 2000 (function: *mut CUfunction, module: CUmodule, name: *const c_char);
         func_attribute = cuFuncGetAttribute @ 2020 (value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);

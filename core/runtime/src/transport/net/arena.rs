@@ -1,17 +1,19 @@
 //! Memory for the FIFOs in front of the network, in large blocks: page-locking is slow, and may have to wait for the
 //! device, so the first block is there before anything runs.
 
-use super::link::PAGE;
+use super::fifo::PAGE;
 use crate::device::{Device, HostWords, Memory};
 use crate::error::Result;
 
-/// Pieces per block.
+/// Pieces per block, unless told otherwise.
 const PIECES: u64 = 16;
 
 /// Zeroed pieces of equal size that live as long as the arena.
 pub struct Arena {
     slot_bytes: u64,
     in_device: bool,
+    /// Pieces per block.
+    pieces: u64,
     blocks: Vec<Block>,
     /// Pieces taken of the last block.
     taken: u64,
@@ -46,20 +48,25 @@ unsafe impl Sync for Piece {}
 impl Arena {
     /// An arena of pieces with `slot_bytes` bytes of slots each, with its first block.
     pub fn new(device: &dyn Device, slot_bytes: u64, in_device: bool) -> Result<Self> {
+        Self::with_pieces(device, slot_bytes, in_device, PIECES)
+    }
+
+    /// The same with so many pieces per block.
+    pub fn with_pieces(device: &dyn Device, slot_bytes: u64, in_device: bool, pieces: u64) -> Result<Self> {
         let slot_bytes = slot_bytes.next_multiple_of(PAGE);
-        let mut arena = Self { slot_bytes, in_device, blocks: Vec::new(), taken: PIECES };
+        let mut arena = Self { slot_bytes, in_device, pieces, blocks: Vec::new(), taken: pieces };
         arena.grow(device)?;
         Ok(arena)
     }
 
     /// A piece that nobody has.
     pub fn take(&mut self, device: &dyn Device) -> Result<Piece> {
-        if self.taken == PIECES {
+        if self.taken == self.pieces {
             self.grow(device)?;
         }
         let block = &self.blocks[self.blocks.len() - 1];
         let at = self.host_piece() * self.taken;
-        // SAFETY: `PIECES` pieces fit the block.
+        // SAFETY: `pieces` pieces fit the block.
         let page = unsafe { block.host.host.add(at as usize) };
         let page_addr = block.host.memory.addr + at;
         let (slots, slots_for_net) = match &block.device {
@@ -80,8 +87,8 @@ impl Arena {
     }
 
     fn grow(&mut self, device: &dyn Device) -> Result<()> {
-        let slots = self.in_device.then(|| device.alloc(self.slot_bytes * PIECES)).transpose()?;
-        self.blocks.push(Block { host: device.host_words(self.host_piece() * PIECES)?, device: slots });
+        let slots = self.in_device.then(|| device.alloc(self.slot_bytes * self.pieces)).transpose()?;
+        self.blocks.push(Block { host: device.host_words(self.host_piece() * self.pieces)?, device: slots });
         self.taken = 0;
         Ok(())
     }

@@ -13,7 +13,8 @@ use hawser_plugin::CollNet as Plugin;
 use hawser_plugin::collnet::{CollNetComm, CollNetContext, CollNetListener, DataType, ReduceOp};
 use hawser_plugin::net::{HANDLE_BYTES, Handle, MemoryKinds, Registration, Request};
 
-use super::link::{Around, Fifo, Need};
+use super::fifo::Fifo;
+use super::link::{Around, Need};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
 use crate::log::{self, Subsys};

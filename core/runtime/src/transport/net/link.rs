@@ -7,32 +7,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use hawser_plan::Protocol;
-use hawser_plan::device_plan::{Conn, TAG_SHIFT};
-use hawser_plan::layout::HeapLayout;
 use hawser_plugin::net::{
-    Connector, HANDLE_BYTES, Handle, Listener, MemoryKinds, NetContext, Receiver, Region, Registration,
-    Request, Segment, Sender,
+    Connector, HANDLE_BYTES, Handle, Listener, NetContext, Receiver, Registration, Request, Sender,
 };
 
-use super::arena::Piece;
+use super::fifo::Fifo;
 use super::meter::Meter;
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
 use crate::error::{Error, Result};
 use crate::wait::{AbortFlag, Wait};
-
-/// Offsets in the page in front of the slots: one counter per 64 bytes and protocol, then the bytes of slots.
-const TAILS: u64 = 0;
-const CREDITS: u64 = 256;
-const SIZES: u64 = 512;
-/// Bytes of that page.
-pub const PAGE: u64 = 4096;
-/// Most slots of a FIFO: what the page has room to tell the bytes of.
-pub const MOST_SLOTS: u32 = ((PAGE - SIZES) / 4) as u32;
 
 /// Tags in the bootstrap, to which the lane is added: a receiver's handle; its sender has begun to connect; the receiver
 /// has accepted. Plugins exist that wait in `accept` for their peer's `connect`, and in `test` for its `accept`; with
@@ -46,113 +32,12 @@ const TELL: Duration = Duration::from_secs(20);
 /// Which end of which connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Need {
-    /// FIFO lane.
+    /// FIFO lane; behind the lanes, a slot of staging ([`super::stage`]).
     pub lane: u32,
     /// The rank at the other end.
     pub peer: u32,
     /// Whether this rank sends.
     pub send: bool,
-}
-
-/// Memory of one FIFO.
-pub struct Fifo {
-    piece: Piece,
-    depth: u64,
-    stride: u64,
-    slot_bytes: usize,
-}
-
-impl Fifo {
-    /// Lays a FIFO over a piece of memory.
-    pub fn new(piece: Piece, layout: &HeapLayout) -> Self {
-        let p = Protocol::Simple as usize;
-        Self {
-            piece,
-            depth: u64::from(layout.depth),
-            stride: u64::from(layout.slot_stride[p]),
-            slot_bytes: layout.slot_bytes[p] as usize,
-        }
-    }
-
-    /// Enters the FIFO into the device's table.
-    pub fn enter(&self, conn: &mut Conn, send: bool, layout: &HeapLayout) {
-        // Devices add the offset of the protocol; only Simple comes here.
-        let fifo = self.piece.slots.wrapping_sub(u64::from(layout.fifo_offset[Protocol::Simple as usize]));
-        let (tail, credit) = (self.piece.page_addr + TAILS, self.piece.page_addr + CREDITS);
-        if send {
-            (conn.send_fifo, conn.send_tail, conn.send_credit) = (fifo, tail, credit);
-            conn.send_bytes = self.piece.page_addr + SIZES;
-        } else {
-            (conn.recv_fifo, conn.recv_tail, conn.recv_credit) = (fifo, tail, credit);
-        }
-    }
-
-    /// Slots that the device has filled.
-    pub fn filled(&self) -> u64 {
-        self.tail().load(Ordering::Acquire)
-    }
-
-    /// Slots that the device has emptied.
-    pub fn emptied(&self) -> u64 {
-        self.credit().load(Ordering::Acquire)
-    }
-
-    /// The first `done` slots may be written again by the device.
-    pub fn publish_credit(&self, done: u64) {
-        self.credit().store(done, Ordering::Release);
-    }
-
-    /// The first `done` slots may be read by the device.
-    pub fn publish_tail(&self, done: u64) {
-        self.tail().store(done, Ordering::Release);
-    }
-
-    /// Number of slots.
-    pub fn depth(&self) -> u64 {
-        self.depth
-    }
-
-    /// Bytes of a slot.
-    pub fn slot_bytes(&self) -> usize {
-        self.slot_bytes
-    }
-
-    /// Address of a slot for the plugin.
-    pub fn slot_address(&self, number: u64) -> u64 {
-        self.piece.slots_for_net + number % self.depth * self.stride
-    }
-
-    fn tail(&self) -> &AtomicU64 {
-        self.counter(TAILS)
-    }
-
-    fn credit(&self) -> &AtomicU64 {
-        self.counter(CREDITS)
-    }
-
-    fn counter(&self, at: u64) -> &AtomicU64 {
-        let at = self.piece.page as u64 + at + 64 * Protocol::Simple as u64;
-        // SAFETY: the page is zeroed, 64-byte aligned host memory that lives as long as `self`; only atomics touch it.
-        unsafe { &*(at as *const AtomicU64) }
-    }
-
-    /// The bytes that the device put into a slot, and the tag of the work.
-    pub fn told(&self, number: u64) -> u32 {
-        let at = self.piece.page as u64 + SIZES + 4 * (number % self.depth);
-        // SAFETY: as in `counter`; `depth` is at most `MOST_SLOTS`.
-        unsafe { &*(at as *const AtomicU32) }.load(Ordering::Relaxed)
-    }
-
-    fn slot(&self, number: u64, bytes: usize, registration: Registration, tag: u32) -> Segment {
-        Segment { addr: self.slot_address(number), bytes, registration, tag: tag as i32, profile: 0 }
-    }
-
-    /// All slots, to be registered.
-    pub fn region(&self) -> Region {
-        let kind = if self.piece.in_device { MemoryKinds::CUDA } else { MemoryKinds::HOST };
-        let bytes = (self.depth * self.stride) as usize;
-        Region { addr: self.piece.slots_for_net, bytes, kind, dmabuf: None }
-    }
 }
 
 /// What a link needs of its communicator.
@@ -225,8 +110,8 @@ impl SendLink {
 
     /// The next slots belong to an operation that is watched.
     pub fn expect(&mut self, slots: u64, parent: &Arc<Span>) {
-        let so_far = (self.posted, self.fifo.depth);
-        self.meter.expect(self.need, slots, self.fifo.slot_bytes, so_far, parent);
+        let so_far = (self.posted, self.fifo.depth());
+        self.meter.expect(self.need, slots, self.fifo.slot_bytes(), so_far, parent);
     }
 
     /// Slots that the plugin has sent.
@@ -277,9 +162,9 @@ impl SendLink {
         let mut moved = false;
         let tail = self.fifo.filled();
         while self.posted < tail {
-            let bytes = (self.fifo.told(self.posted) & ((1 << TAG_SHIFT) - 1)) as usize;
-            if bytes > self.fifo.slot_bytes {
-                let text = format!("a slot of {} bytes was filled with {bytes}", self.fifo.slot_bytes);
+            let (bytes, room) = (self.fifo.bytes_of(self.posted), self.fifo.slot_bytes());
+            if bytes > room {
+                let text = format!("a slot of {room} bytes was filled with {bytes}");
                 return Err(Error::internal(text));
             }
             let mut segment = self.fifo.slot(self.posted, bytes, *registration, self.need.lane);
@@ -356,8 +241,8 @@ impl RecvLink {
 
     /// The next slots belong to an operation that is watched.
     pub fn expect(&mut self, slots: u64, parent: &Arc<Span>) {
-        let so_far = (self.done, self.fifo.depth);
-        self.meter.expect(self.need, slots, self.fifo.slot_bytes, so_far, parent);
+        let so_far = (self.done, self.fifo.depth());
+        self.meter.expect(self.need, slots, self.fifo.slot_bytes(), so_far, parent);
     }
 
     /// Moves on as far as possible without waiting; says whether anything moved.
@@ -390,9 +275,9 @@ impl RecvLink {
     fn post(&mut self) -> Result<bool> {
         let RecvState::Open(receiver, registration) = &mut self.state else { return Ok(false) };
         let before = self.posted;
-        let free = self.fifo.emptied() + self.fifo.depth;
+        let free = self.fifo.emptied() + self.fifo.depth();
         while self.posted < free {
-            let segment = self.fifo.slot(self.posted, self.fifo.slot_bytes, *registration, self.need.lane);
+            let segment = self.fifo.slot(self.posted, self.fifo.slot_bytes(), *registration, self.need.lane);
             // SAFETY: the slot lies in the registered FIFO; the device reads it only after the tail was published.
             let Some(request) = unsafe { receiver.irecv(&[segment], false) }? else { break };
             self.requests.push_back(request);
@@ -414,19 +299,19 @@ impl RecvLink {
             } else {
                 let Some(&request) = self.requests.front() else { break };
                 // What counts if the plugin does not say.
-                let mut sizes = [self.fifo.slot_bytes];
+                let mut sizes = [self.fifo.slot_bytes()];
                 if !receiver.test(request, &mut sizes)? {
                     break;
                 }
                 self.requests.pop_front();
-                if sizes[0] > self.fifo.slot_bytes {
-                    let text = format!("{} bytes arrived for a slot of {}", sizes[0], self.fifo.slot_bytes);
+                if sizes[0] > self.fifo.slot_bytes() {
+                    let text = format!("{} bytes arrived for a slot of {}", sizes[0], self.fifo.slot_bytes());
                     return Err(Error::remote(text));
                 }
                 self.meter.received(self.done, sizes[0]);
-                if flush && self.fifo.piece.in_device {
+                if flush && self.fifo.in_device() {
                     let segment =
-                        self.fifo.slot(self.done, self.fifo.slot_bytes, *registration, self.need.lane);
+                        self.fifo.slot(self.done, self.fifo.slot_bytes(), *registration, self.need.lane);
                     // SAFETY: the segment is the slot that the finished receive wrote.
                     self.flush = unsafe { receiver.flush(&[segment]) }?;
                     if self.flush.is_some() {

@@ -11,16 +11,20 @@
 mod arena;
 mod coll;
 mod events;
+mod fifo;
 mod link;
 mod meter;
 mod nic;
 mod parting;
+mod stage;
 mod task;
 
 pub use coll::Rail;
 pub use events::report;
-pub use link::{MOST_SLOTS, Need};
+pub use fifo::MOST_SLOTS;
+pub use link::Need;
 pub use meter::Meter;
+pub use stage::Stage;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -44,7 +48,8 @@ use crate::proxy::{Proxy, Task};
 use crate::wait::Wait;
 use arena::Arena;
 use coll::{CollLink, CollNet};
-use link::{Fifo, RecvLink, SendLink};
+use fifo::Fifo;
+use link::{RecvLink, SendLink};
 use nic::Nics;
 use task::NetTask;
 
@@ -159,6 +164,7 @@ pub struct Net {
     /// Address of the device's table of connections.
     conns: u64,
     wiring: Mutex<Wiring>,
+    stage: Option<Arc<Stage>>,
     deadline: Option<Duration>,
     /// How long a message of bring-up may take.
     init_timeout: Duration,
@@ -187,17 +193,20 @@ pub struct Setup<'a> {
     pub rail: Option<Rail>,
     /// The table that the local transport made.
     pub wires: Wires,
+    /// Bytes of the slots that copy engines use, if they are asked for.
+    pub staged: Option<u64>,
 }
 
 impl Net {
     /// Starts serving a communicator. No connection exists yet.
     pub fn start(chosen: Chosen, setup: Setup<'_>, settings: &Settings) -> Result<Self> {
-        let Setup { device, bootstrap, control, layout, place, rail, wires } = setup;
+        let Setup { device, bootstrap, control, layout, place, rail, wires, staged } = setup;
         let on_gpu = device.caps().kind != DeviceKind::Host;
         let collnet_reaches = chosen.collnet.as_ref().is_none_or(|c| c.reaches_gpus);
         let in_device = settings.gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
         let slot = u64::from(layout.slot_stride[2]);
         let arena = Arena::new(device.as_ref(), slot * u64::from(layout.depth), in_device)?;
+        let stage = staged.map(|slot| Stage::new(device.as_ref(), slot, layout.lanes)).transpose()?;
         let proxy = Proxy::of(if on_gpu { &device.caps().id } else { "host" })?;
         log::info(Subsys::Init, || {
             let names: Vec<&str> = chosen.nics.properties.iter().map(|p| p.name.as_str()).collect();
@@ -228,6 +237,7 @@ impl Net {
             proxy,
             conns: wires.conns,
             wiring,
+            stage: stage.map(Arc::new),
             deadline: settings.op_timeout,
             init_timeout: settings.init_timeout,
         })
@@ -253,8 +263,15 @@ impl Net {
         if need.peer == self.layout.ranks {
             return self.wire_network(wiring, need.lane);
         }
-        let fifo = Fifo::new(wiring.arena.take(self.device.as_ref())?, &self.layout);
-        self.enter(wiring, need.lane, need.peer, |conn| fifo.enter(conn, need.send, &self.layout))?;
+        let staged = self.stage.as_ref().and_then(|stage| Some((stage, stage.slot_of(need)?)));
+        let fifo = match staged {
+            Some((stage, slot)) => stage.fifo(self.device.as_ref(), need, slot)?,
+            None => {
+                let fifo = Fifo::new(wiring.arena.take(self.device.as_ref())?, &self.layout);
+                self.enter(wiring, need.lane, need.peer, |conn| fifo.enter(conn, need.send, &self.layout))?;
+                fifo
+            }
+        };
         let device = self.nics.device(self.place, need.lane);
         if need.send {
             self.task.add_send(SendLink::new(need, device, fifo));
@@ -297,6 +314,16 @@ impl Net {
             .upload(self.conns + (index * size_of::<Conn>()) as u64, bytes_of(std::slice::from_ref(conn)))
     }
 
+    /// The plugin's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Slots for copy engines, if they are asked for.
+    pub fn stage(&self) -> Option<&Arc<Stage>> {
+        self.stage.as_ref()
+    }
+
     /// The next `slots` slots of a link belong to an operation that is watched.
     pub fn expect(&self, need: Need, slots: u64, parent: &Arc<Span>) {
         self.task.expect(need, slots, parent);
@@ -318,7 +345,8 @@ impl Net {
 
     /// Host and device memory held, in bytes.
     pub fn bytes(&self) -> u64 {
-        self.wiring.lock().map_or(0, |w| w.arena.bytes())
+        let staged = self.stage.as_ref().map_or(0, |stage| stage.bytes());
+        self.wiring.lock().map_or(0, |w| w.arena.bytes()) + staged
     }
 
     /// Stops the proxy's work and closes all connections, but frees no memory: a kernel may still be using it.

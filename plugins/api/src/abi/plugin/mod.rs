@@ -2,6 +2,7 @@
 
 mod collnet;
 mod env;
+mod learner;
 mod net;
 mod profiler;
 mod tuner;

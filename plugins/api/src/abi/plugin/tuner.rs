@@ -6,13 +6,14 @@ use abi_stable::std_types::{ROption, RResult, RSlice, RSliceMut, RString, RVec};
 use abi_stable::type_level::downcasting::TD_Opaque;
 
 use super::Shield;
+use crate::abi::raw::learner::{RawLearner_TO, RawLearnerBox, plain_files};
 use crate::abi::raw::tuner::{
     RawAgreement, RawAnswer, RawCandidate, RawQuestion, RawTuner, RawTunerConfig, RawTunerContext,
     RawTunerContext_TO, RawTunerContextBox,
 };
 use crate::abi::raw::{RawError, plain_log};
 use crate::error::Error;
-use crate::tuner::{Candidate, SettingsFile, Tuner, TunerConfig, TunerContext};
+use crate::tuner::{Candidate, Tuner, TunerConfig, TunerContext};
 
 impl RawTuner for Shield<Arc<dyn Tuner>> {
     fn name(&self) -> RResult<RString, RawError> {
@@ -37,12 +38,22 @@ impl RawTuner for Shield<Arc<dyn Tuner>> {
         names: RVec<RString>,
         files: RVec<RString>,
     ) -> RResult<RawTunerContextBox, RawError> {
-        let config = self.plain_config(raw, names);
-        let file = |pair: &[RString]| SettingsFile { name: pair[0].to_string(), text: pair[1].to_string() };
-        let files: Vec<SettingsFile> = files.chunks_exact(2).map(file).collect();
+        let (config, files) = (self.plain_config(raw, names), plain_files(&files));
         self.call(|tuner| {
             let context = self.child(tuner.open_with(&config, &files)?);
             Ok(RawTunerContext_TO::from_value(context, TD_Opaque))
+        })
+    }
+
+    fn learner(
+        &self,
+        raw: RawTunerConfig,
+        names: RVec<RString>,
+    ) -> RResult<ROption<RawLearnerBox>, RawError> {
+        let config = self.plain_config(raw, names);
+        self.call(|tuner| {
+            let raw = |learner| RawLearner_TO::from_value(self.child(learner), TD_Opaque);
+            Ok(tuner.learner(&config)?.map(raw).into())
         })
     }
 }
@@ -100,6 +111,22 @@ impl RawTunerContext for Shield<Box<dyn TunerContext>> {
 
     fn wants_every_collective(&self) -> bool {
         self.call_or(false, |context| Some(context.wants_every_collective()))
+    }
+
+    fn wants_copy_engines(&self) -> bool {
+        self.call_or(false, |context| Some(context.wants_copy_engines()))
+    }
+
+    fn wants_in_graph(&self) -> bool {
+        self.call_or(false, |context| Some(context.wants_in_graph()))
+    }
+
+    fn trial(&self, operation: u64) -> ROption<u32> {
+        self.call_or(None, |context| Some(context.trial(operation))).into()
+    }
+
+    fn wants_times(&self) -> bool {
+        self.call_or(false, |context| Some(context.wants_times()))
     }
 
     fn why(&self, question: RawQuestion, raw: RSlice<'_, RawCandidate>) -> RResult<RString, RawError> {

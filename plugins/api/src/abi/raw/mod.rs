@@ -2,6 +2,7 @@
 
 pub mod collnet;
 pub mod env;
+pub mod learner;
 pub mod manifest;
 pub mod net;
 pub mod profiler;

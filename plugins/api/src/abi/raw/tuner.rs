@@ -3,6 +3,7 @@
 use abi_stable::std_types::{RBox, RErr, ROk, ROption, RResult, RSlice, RSliceMut, RString, RVec};
 use abi_stable::{StableAbi, sabi_trait};
 
+use super::learner::RawLearnerBox;
 use super::{RawError, RawHostBox};
 use crate::collnet::DataType;
 use crate::error::{Error, Result};
@@ -29,6 +30,14 @@ pub trait RawTuner: Send + Sync {
         _files: RVec<RString>,
     ) -> RResult<RawTunerContextBox, RawError> {
         RErr(Error::unsupported("settings that change while a communicator works").into())
+    }
+    /// Names as for `open_named`.
+    fn learner(
+        &self,
+        _config: RawTunerConfig,
+        _names: RVec<RString>,
+    ) -> RResult<ROption<RawLearnerBox>, RawError> {
+        ROk(ROption::RNone)
     }
 }
 
@@ -59,6 +68,18 @@ pub trait RawTunerContext: Send + Sync {
     ) -> RResult<RString, RawError> {
         ROk(RString::new())
     }
+    fn wants_copy_engines(&self) -> bool {
+        false
+    }
+    fn wants_in_graph(&self) -> bool {
+        false
+    }
+    fn trial(&self, _operation: u64) -> ROption<u32> {
+        ROption::RNone
+    }
+    fn wants_times(&self) -> bool {
+        false
+    }
 }
 
 pub type RawTunerBox = RawTuner_TO<'static, RBox<()>>;
@@ -78,7 +99,7 @@ pub struct RawTunerConfig {
 }
 
 /// [`Question`]. Bits of `flags`: 0 registered, 1 whether in a graph is known, 2 it is. `room[0]`: one more than the number of
-/// the data type, and from bit 32 on one more than that of the reduction; 0 = not given.
+/// the data type, and from bit 32 on one more than that of the reduction; 0 = not given. `room[1]`: one more than the trial.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct RawQuestion {
@@ -98,7 +119,7 @@ impl From<&Question> for RawQuestion {
             flags: u64::from(q.registered) | q.in_graph.map_or(0, |graph| 2 | u64::from(graph) << 2),
             room: [
                 q.data_type.map_or(0, |t| t as u64 + 1) | q.op.map_or(0, |op| (op as u64 + 1) << 32),
-                0,
+                q.trial.map_or(0, |trial| u64::from(trial) + 1),
                 0,
                 0,
                 0,
@@ -122,6 +143,7 @@ impl RawQuestion {
             data_type: nth(&DataType::ALL, self.room[0] & 0xffff_ffff),
             op: nth(&Reduction::ALL, self.room[0] >> 32),
             in_graph: (self.flags & 2 != 0).then_some(self.flags & 4 != 0),
+            trial: self.room[1].checked_sub(1).and_then(|trial| u32::try_from(trial).ok()),
         })
     }
 }

@@ -1,0 +1,248 @@
+//! Rank 0's learner: gets the times that ranks took, and proposes rules as anybody else does.
+//!
+//! ```text
+//! each rank: Times ─take─► (collective, nanoseconds)... ─message─► rank 0: Gather ─all ranks told─► Learner
+//!                                                                          Learner ─Proposal─► the protocol (ADR 10)
+//! ```
+//!
+//! The shortest time of all ranks is that of the operation: whoever begins last does not wait for anybody.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hawser_plugin::learner::{Learner, Measured, Proposal};
+
+use super::protocol::Outcome;
+use super::wire;
+use crate::comm::{Ran, Taken};
+
+/// Operations of which some rank has not told its time, at most; the oldest is given up.
+const MOST_OPEN: usize = 512;
+
+/// A learner and what it waits for.
+pub struct Learning {
+    learner: Box<dyn Learner>,
+    gather: Gather,
+    /// Its proposal that is open: its number and content.
+    open: Option<(u64, Arc<[u8]>)>,
+    /// Other rules count than those which the open proposal began with.
+    is_stale: bool,
+}
+
+impl Learning {
+    /// For so many ranks.
+    pub fn new(learner: Box<dyn Learner>, ranks: u32) -> Self {
+        Self { learner, gather: Gather { ranks, open: BTreeMap::new() }, open: None, is_stale: false }
+    }
+
+    /// The times of a rank; those of this one say what ran.
+    pub fn hear(&mut self, rank: u32, times: &[(u64, u64)], now: Duration) {
+        for &(number, nanos) in times {
+            self.add(number, rank, nanos, None, now);
+        }
+    }
+
+    /// This rank's own times.
+    pub fn take(&mut self, rank: u32, taken: &[Taken], now: Duration) {
+        for Taken { number, ran, time } in taken {
+            self.add(*number, rank, nanos(*time), Some(*ran), now);
+        }
+    }
+
+    fn add(&mut self, number: u64, rank: u32, nanos: u64, ran: Option<Ran>, now: Duration) {
+        if let Some(measured) = self.gather.add(number, rank, nanos, ran) {
+            self.learner.measured(&measured, now);
+        }
+    }
+
+    /// Something makes operations slow.
+    pub fn stressed(&mut self, what: &str, now: Duration) {
+        self.learner.stressed(what, now);
+    }
+
+    /// What it proposes, if nothing is open.
+    pub fn propose(&mut self, now: Duration) -> Option<Proposal> {
+        if self.open.is_some() { None } else { self.learner.propose(now) }
+    }
+
+    /// Its proposal has this number.
+    pub fn proposed(&mut self, number: u64, content: Arc<[u8]>) {
+        (self.open, self.is_stale) = (Some((number, content)), false);
+    }
+
+    /// What became of the proposal with this number, if it was its own.
+    pub fn settled(&mut self, number: u64, outcome: &Outcome, now: Duration) {
+        if self.open.take_if(|(own, _)| *own == number).is_some() {
+            let outcome = match outcome {
+                Outcome::Changed(at) => Ok(*at),
+                Outcome::Unchanged(why) | Outcome::Unknown(why) => Err(why.clone()),
+            };
+            self.learner.settled(outcome, now);
+        }
+    }
+
+    /// Why a content may not be staged: it is its own, and a user has changed the rules meanwhile.
+    pub fn refuses(&self, content: &[u8]) -> Option<String> {
+        let text = "a user's change came before this one of adaptive mode";
+        (self.is_stale && self.is_own(content)).then(|| text.to_owned())
+    }
+
+    /// A change is decided. What it has not proposed itself is what it begins anew with.
+    pub fn decided(&mut self, content: &[u8], now: Duration) {
+        if !self.is_own(content)
+            && let Some(files) = wire::unpack(content)
+        {
+            self.gather.open.clear();
+            self.is_stale = true;
+            self.learner.rebase(&files, now);
+        }
+    }
+
+    fn is_own(&self, content: &[u8]) -> bool {
+        self.open.as_ref().is_some_and(|(_, own)| **own == *content)
+    }
+}
+
+/// Brings together what ranks tell of an operation.
+struct Gather {
+    ranks: u32,
+    open: BTreeMap<u64, Row>,
+}
+
+#[derive(Default)]
+struct Row {
+    ran: Option<Ran>,
+    /// Nanoseconds by rank.
+    times: BTreeMap<u32, u64>,
+}
+
+impl Gather {
+    fn add(&mut self, number: u64, rank: u32, nanos: u64, ran: Option<Ran>) -> Option<Measured> {
+        let row = self.open.entry(number).or_default();
+        row.ran = ran.or(row.ran);
+        row.times.insert(rank, nanos);
+        if row.times.len() == self.ranks as usize
+            && let Some(ran) = row.ran
+        {
+            let measured = measured(&ran, &row.times);
+            self.open.remove(&number);
+            return measured;
+        }
+        if self.open.len() > MOST_OPEN {
+            self.open.pop_first();
+        }
+        None
+    }
+}
+
+/// What the times of all ranks say of an operation.
+fn measured(ran: &Ran, times: &BTreeMap<u32, u64>) -> Option<Measured> {
+    let micros = |nanos: u64| nanos as f32 / 1000.0;
+    let (&rank, &least) = times.iter().min_by_key(|(_, nanos)| **nanos)?;
+    let next = times.iter().filter(|(other, _)| **other != rank).map(|(_, nanos)| *nanos).min();
+    let Ran { function, bytes, algorithm, protocol, trial } = *ran;
+    let late = next.map(|next| (rank, micros(next - least)));
+    Some(Measured { function, bytes, algorithm, protocol, trial, us: micros(least), late })
+}
+
+/// Times as a message.
+pub fn encode(taken: &[Taken]) -> Vec<u8> {
+    taken.iter().flat_map(|t| [t.number, nanos(t.time)]).flat_map(u64::to_le_bytes).collect()
+}
+
+/// Inverse of [`encode`]; None for what no rank sends.
+pub fn decode(bytes: &[u8]) -> Option<Vec<(u64, u64)>> {
+    let (pairs, rest) = bytes.as_chunks::<16>();
+    let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    rest.is_empty().then(|| pairs.iter().map(|pair| (word(&pair[..8]), word(&pair[8..]))).collect())
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use hawser_plugin::tuner::{Algorithm, Function, Protocol, SettingsFile};
+
+    use super::*;
+
+    const RAN: Ran = Ran {
+        function: Function::AllReduce,
+        bytes: 4096,
+        algorithm: Algorithm::RING,
+        protocol: Protocol::Simple,
+        trial: true,
+    };
+
+    #[test]
+    fn the_shortest_time_counts_when_all_have_told() {
+        let mut gather = Gather { ranks: 3, open: BTreeMap::new() };
+        assert_eq!(gather.add(7, 2, 9_000, None), None);
+        assert_eq!(gather.add(8, 2, 1_000, None), None);
+        assert_eq!(gather.add(7, 1, 2_500, None), None);
+        let measured = gather.add(7, 0, 8_500, Some(RAN)).unwrap();
+        assert_eq!((measured.us, measured.late, measured.trial), (2.5, Some((1, 6.0)), true));
+        assert_eq!((measured.function, measured.bytes), (Function::AllReduce, 4096));
+        assert_eq!(gather.open.len(), 1);
+        for number in 100..2_000 {
+            assert_eq!(gather.add(number, 1, 1, None), None);
+        }
+        assert!(gather.open.len() <= MOST_OPEN && gather.open.contains_key(&1_999));
+    }
+
+    /// Remembers what it is told.
+    #[derive(Default)]
+    struct Told(Arc<Mutex<Vec<String>>>);
+
+    impl Learner for Told {
+        fn rebase(&mut self, files: &[SettingsFile], _: Duration) {
+            self.0.lock().unwrap().push(format!("rebase {}", files[0].text));
+        }
+        fn measured(&mut self, measured: &Measured, _: Duration) {
+            self.0.lock().unwrap().push(format!("{} µs", measured.us));
+        }
+        fn stressed(&mut self, _: &str, _: Duration) {}
+        fn propose(&mut self, _: Duration) -> Option<Proposal> {
+            Some(Proposal { why: String::new(), files: Vec::new() })
+        }
+        fn settled(&mut self, outcome: Result<u64, String>, _: Duration) {
+            self.0.lock().unwrap().push(format!("{outcome:?}"));
+        }
+    }
+
+    #[test]
+    fn a_users_change_goes_before_its_own() {
+        let now = Duration::ZERO;
+        let content = |text: &str| wire::pack(&[SettingsFile { name: "a".into(), text: text.into() }]);
+        let told = Told::default();
+        let heard = told.0.clone();
+        let mut learning = Learning::new(Box::new(told), 1);
+        learning.take(0, &[Taken { number: 3, ran: RAN, time: Duration::from_micros(5) }], now);
+        assert!(learning.propose(now).is_some());
+        learning.proposed(1, content("own"));
+        assert!(learning.propose(now).is_none(), "one is open");
+        assert_eq!(learning.refuses(&content("own")), None);
+        learning.decided(&content("own"), now);
+        learning.settled(7, &Outcome::Changed(1), now);
+        learning.settled(1, &Outcome::Changed(40), now);
+        learning.proposed(2, content("own 2"));
+        learning.decided(&content("user"), now);
+        assert_eq!(learning.refuses(&content("another")), None);
+        let why = learning.refuses(&content("own 2")).unwrap();
+        learning.settled(2, &Outcome::Unchanged(why.clone()), now);
+        let expected = ["5 µs".into(), "Ok(40)".into(), "rebase user".into(), format!("Err({why:?})")];
+        assert_eq!(*heard.lock().unwrap(), expected);
+    }
+
+    #[test]
+    fn times_travel() {
+        let taken = |number, micros| Taken { number, ran: RAN, time: Duration::from_micros(micros) };
+        let bytes = encode(&[taken(7, 3), taken(u64::MAX, 0)]);
+        assert_eq!(decode(&bytes), Some(vec![(7, 3_000), (u64::MAX, 0)]));
+        assert_eq!((decode(&[]), decode(&bytes[1..])), (Some(vec![]), None));
+    }
+}

@@ -1,0 +1,222 @@
+//! Memory between the device and the proxy: slots, and how each tells the other that they are full or empty.
+//!
+//! FIFOs of kernels count: tails and credits only grow, and a page says how many bytes each slot has. Slots of copy engines
+//! ([`hawser_plan::dma::far`]) are FIFOs of one slot with two words, since a stream can only wait for a value and write one: the
+//! words are turned into the same counts here, so links know one kind of FIFO.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use hawser_plan::Protocol;
+use hawser_plan::device_plan::{Conn, TAG_SHIFT};
+use hawser_plan::dma::far::{TOLD, WORDS};
+use hawser_plan::layout::HeapLayout;
+use hawser_plugin::net::{MemoryKinds, Region, Registration, Segment};
+
+use super::arena::Piece;
+
+/// Offsets in the page in front of the slots: one counter per 64 bytes and protocol, then the bytes of slots.
+const TAILS: u64 = 0;
+const CREDITS: u64 = 256;
+const SIZES: u64 = 512;
+/// Bytes of that page.
+pub const PAGE: u64 = 4096;
+/// Most slots of a FIFO: what the page has room to tell the bytes of.
+pub const MOST_SLOTS: u32 = ((PAGE - SIZES) / 4) as u32;
+
+/// Memory of one FIFO.
+pub struct Fifo {
+    piece: Piece,
+    depth: u64,
+    stride: u64,
+    slot_bytes: usize,
+    words: Option<Words>,
+}
+
+/// How a slot with words has been used so far.
+struct Words {
+    /// Offset of its words in the page.
+    at: u64,
+    /// At the sender: times that it was sent. At the receiver: times that it was emptied.
+    passed: AtomicU64,
+    /// At the receiver: times that it was filled.
+    filled: AtomicU64,
+}
+
+impl Fifo {
+    /// Lays a FIFO over a piece of memory.
+    pub fn new(piece: Piece, layout: &HeapLayout) -> Self {
+        let p = Protocol::Simple as usize;
+        Self {
+            piece,
+            depth: u64::from(layout.depth),
+            stride: u64::from(layout.slot_stride[p]),
+            slot_bytes: layout.slot_bytes[p] as usize,
+            words: None,
+        }
+    }
+
+    /// Slot `slot` of a piece of slots with words. The sender's is free at first.
+    pub fn of_words(piece: Piece, slot: u32, bytes: u64, send: bool) -> Self {
+        let slots_for_net = piece.slots_for_net + u64::from(slot) * bytes;
+        let at = u64::from(slot) * WORDS;
+        let words = Words { at, passed: AtomicU64::new(0), filled: AtomicU64::new(0) };
+        let piece = Piece { slots_for_net, ..piece };
+        let fifo = Self { piece, depth: 1, stride: bytes, slot_bytes: bytes as usize, words: Some(words) };
+        if send {
+            fifo.set_ready(at);
+        }
+        fifo
+    }
+
+    /// Enters the FIFO into the device's table.
+    pub fn enter(&self, conn: &mut Conn, send: bool, layout: &HeapLayout) {
+        // Devices add the offset of the protocol; only Simple comes here.
+        let fifo = self.piece.slots.wrapping_sub(u64::from(layout.fifo_offset[Protocol::Simple as usize]));
+        let (tail, credit) = (self.piece.page_addr + TAILS, self.piece.page_addr + CREDITS);
+        if send {
+            (conn.send_fifo, conn.send_tail, conn.send_credit) = (fifo, tail, credit);
+            conn.send_bytes = self.piece.page_addr + SIZES;
+        } else {
+            (conn.recv_fifo, conn.recv_tail, conn.recv_credit) = (fifo, tail, credit);
+        }
+    }
+
+    /// Slots that the device has filled.
+    pub fn filled(&self) -> u64 {
+        match &self.words {
+            None => self.counter(TAILS).load(Ordering::Acquire),
+            // The word stays until the slot has been sent.
+            Some(words) => {
+                let is_full = self.word(words.at + TOLD).load(Ordering::Acquire) != 0;
+                words.passed.load(Ordering::Relaxed) + u64::from(is_full)
+            }
+        }
+    }
+
+    /// Slots that the device has emptied.
+    pub fn emptied(&self) -> u64 {
+        let Some(words) = &self.words else { return self.counter(CREDITS).load(Ordering::Acquire) };
+        let told = self.word(words.at + TOLD);
+        if told.load(Ordering::Acquire) != 0 {
+            told.store(0, Ordering::Relaxed);
+            words.passed.store(words.filled.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        words.passed.load(Ordering::Relaxed)
+    }
+
+    /// The first `done` slots may be written again by the device.
+    pub fn publish_credit(&self, done: u64) {
+        let Some(words) = &self.words else {
+            return self.counter(CREDITS).store(done, Ordering::Release);
+        };
+        self.word(words.at + TOLD).store(0, Ordering::Relaxed);
+        words.passed.store(done, Ordering::Relaxed);
+        self.set_ready(words.at);
+    }
+
+    /// The first `done` slots may be read by the device.
+    pub fn publish_tail(&self, done: u64) {
+        let Some(words) = &self.words else {
+            return self.counter(TAILS).store(done, Ordering::Release);
+        };
+        words.filled.store(done, Ordering::Relaxed);
+        self.set_ready(words.at);
+    }
+
+    /// Number of slots.
+    pub fn depth(&self) -> u64 {
+        self.depth
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Whether the slots lie in device memory.
+    pub fn in_device(&self) -> bool {
+        self.piece.in_device
+    }
+
+    /// Address of a slot for the plugin.
+    pub fn slot_address(&self, number: u64) -> u64 {
+        self.piece.slots_for_net + number % self.depth * self.stride
+    }
+
+    /// The bytes that the device put into a slot, and the tag of the work. Only where FIFOs count.
+    pub fn told(&self, number: u64) -> u32 {
+        self.word(SIZES + 4 * (number % self.depth)).load(Ordering::Relaxed)
+    }
+
+    /// The bytes that the device put into a slot.
+    pub fn bytes_of(&self, number: u64) -> usize {
+        match &self.words {
+            None => (self.told(number) & ((1 << TAG_SHIFT) - 1)) as usize,
+            Some(words) => self.word(words.at + TOLD).load(Ordering::Acquire).saturating_sub(1) as usize,
+        }
+    }
+
+    /// A slot as the plugin knows it.
+    pub fn slot(&self, number: u64, bytes: usize, registration: Registration, tag: u32) -> Segment {
+        Segment { addr: self.slot_address(number), bytes, registration, tag: tag as i32, profile: 0 }
+    }
+
+    /// All slots, to be registered.
+    pub fn region(&self) -> Region {
+        let kind = if self.piece.in_device { MemoryKinds::CUDA } else { MemoryKinds::HOST };
+        let bytes = (self.depth * self.stride) as usize;
+        Region { addr: self.piece.slots_for_net, bytes, kind, dmabuf: None }
+    }
+
+    /// The device may use the slot whose words are there.
+    fn set_ready(&self, at: u64) {
+        self.word(at).store(1, Ordering::Release);
+    }
+
+    fn counter(&self, at: u64) -> &AtomicU64 {
+        let at = self.piece.page as u64 + at + 64 * Protocol::Simple as u64;
+        // SAFETY: the page is zeroed, 64-byte aligned host memory that lives as long as `self`; only atomics touch it.
+        unsafe { &*(at as *const AtomicU64) }
+    }
+
+    fn word(&self, at: u64) -> &AtomicU32 {
+        // SAFETY: as in `counter`; `at` is a multiple of 4 within the page: there are at most `MOST_SLOTS` sizes, and few slots
+        // have words.
+        unsafe { &*((self.piece.page as u64 + at) as *const AtomicU32) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::HostDevice;
+    use crate::transport::net::arena::Arena;
+
+    /// What a stream does to both ends of a slot, and what a link makes of it.
+    #[test]
+    fn words_are_turned_into_counts() {
+        let device = HostDevice::beside().unwrap();
+        let mut arena = Arena::new(&device, 3 * 8192, false).unwrap();
+        let (out, into) = (arena.take(&device).unwrap(), arena.take(&device).unwrap());
+        let (send, recv) = (Fifo::of_words(out, 2, 8192, true), Fifo::of_words(into, 2, 8192, false));
+        // SAFETY: the pieces live as long as the arena.
+        let word = |piece: &Piece, at: u64| unsafe { &*(piece.page.add(at as usize).cast::<AtomicU32>()) };
+        let take = |piece: &Piece| word(piece, 2 * WORDS).swap(0, Ordering::AcqRel);
+        let tell = |piece: &Piece, value: u32| word(piece, 2 * WORDS + TOLD).store(value, Ordering::Release);
+        assert_eq!(send.slot_address(7), out.slots_for_net + 2 * 8192);
+        assert_eq!((send.filled(), recv.emptied(), recv.region().bytes), (0, 0, 8192));
+        for round in 0..5u64 {
+            assert_eq!(take(&out), 1, "free");
+            tell(&out, 1 + 4096);
+            assert_eq!((send.filled(), send.bytes_of(round)), (round + 1, 4096));
+            assert_eq!(send.filled(), round + 1, "told once however often one looks");
+            send.publish_credit(round + 1);
+            assert_eq!(send.filled(), round + 1);
+            assert_eq!(take(&into), 0, "nothing has come");
+            recv.publish_tail(round + 1);
+            assert_eq!((recv.emptied(), take(&into)), (round, 1));
+            tell(&into, 1);
+            assert_eq!((recv.emptied(), recv.emptied()), (round + 1, round + 1));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Slots for copy engines whose other end is on another host: page-locked host memory, since a copy within a GPU would be
+//! made by multiprocessors, and one between GPU and host by a copy engine.
+//!
+//! A direction between two ranks is a piece with [`DEPTH`] slots, each carried by a link of its own: "lanes" behind those of the
+//! FIFOs.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hawser_plan::dma::DEPTH;
+use hawser_plan::dma::far::{End, Far, WORDS};
+
+use super::arena::{Arena, Piece};
+use super::fifo::Fifo;
+use super::link::Need;
+use crate::device::Device;
+use crate::error::Result;
+
+/// The slots of one communicator.
+pub struct Stage {
+    slot_bytes: u64,
+    /// Lanes of FIFOs.
+    lanes: u32,
+    state: Mutex<State>,
+}
+
+struct State {
+    arena: Arena,
+    pieces: HashMap<(u32, bool), Piece>,
+    ends: Arc<Far>,
+}
+
+impl Stage {
+    /// Slots of that many bytes, where FIFOs have so many lanes; the first memory is there.
+    pub fn new(device: &dyn Device, slot_bytes: u64, lanes: u32) -> Result<Self> {
+        let arena = Arena::with_pieces(device, slot_bytes * u64::from(DEPTH), false, 2)?;
+        let state = Mutex::new(State { arena, pieces: HashMap::new(), ends: Arc::default() });
+        Ok(Self { slot_bytes, lanes, state })
+    }
+
+    /// What a link of slot `slot` is called.
+    pub fn need(lanes: u32, peer: u32, send: bool, slot: u32) -> Need {
+        Need { lane: lanes + slot, peer, send }
+    }
+
+    /// The slot that a link carries; None if it carries a FIFO.
+    pub fn slot_of(&self, need: Need) -> Option<u32> {
+        need.lane.checked_sub(self.lanes)
+    }
+
+    /// The FIFO of a slot; makes the memory of its direction if need be.
+    pub fn fifo(&self, device: &dyn Device, need: Need, slot: u32) -> Result<Fifo> {
+        let mut state = self.lock();
+        let key = (need.peer, need.send);
+        let piece = match state.pieces.get(&key) {
+            Some(piece) => *piece,
+            None => {
+                let piece = state.arena.take(device)?;
+                let end = End { words: piece.page_addr, slots: piece.slots, stride: self.slot_bytes };
+                state.pieces.insert(key, piece);
+                Arc::make_mut(&mut state.ends).add(need.peer, need.send, end);
+                piece
+            }
+        };
+        Ok(Fifo::of_words(piece, slot, self.slot_bytes, need.send))
+    }
+
+    /// The directions that have slots.
+    pub fn ends(&self) -> Arc<Far> {
+        self.lock().ends.clone()
+    }
+
+    /// Sets all words that streams wait for: the communicator is aborted, and what they move is worthless.
+    pub fn release(&self) {
+        for piece in self.lock().pieces.values() {
+            for slot in 0..u64::from(DEPTH) {
+                // SAFETY: the page lives as long as the arena; its words are only touched as atomics, and by streams.
+                let word = unsafe { &*piece.page.add((slot * WORDS) as usize).cast::<AtomicU32>() };
+                word.store(1, Ordering::Release);
+            }
+        }
+    }
+
+    /// Host memory held, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.lock().arena.bytes()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::HostDevice;
+
+    #[test]
+    fn directions_share_a_piece_and_release_sets_all_they_wait_for() {
+        let device = HostDevice::beside().unwrap();
+        let stage = Stage::new(&device, 8192, 24).unwrap();
+        // SAFETY: words of pages that live as long as the stage.
+        let word = |addr: u64| unsafe { &*(addr as *const AtomicU32) }.load(Ordering::Acquire);
+        assert_eq!(stage.slot_of(Need { lane: 23, peer: 1, send: true }), None);
+        for (peer, send) in [(1, true), (1, false), (2, true)] {
+            for slot in 0..DEPTH {
+                let need = Stage::need(24, peer, send, slot);
+                assert_eq!(stage.slot_of(need), Some(slot));
+                let fifo = stage.fifo(&device, need, slot).unwrap();
+                let end = *stage.ends().end(peer, send).unwrap();
+                // On the CPU both see the same addresses.
+                assert_eq!((fifo.slot_address(0), fifo.slot_bytes()), (end.data(slot), 8192));
+                assert_eq!((word(end.ready(slot)), word(end.told(slot))), (u32::from(send), 0));
+            }
+        }
+        assert!(stage.ends().end(2, false).is_none() && stage.bytes() >= 4 * 3 * 8192);
+        stage.release();
+        for (peer, send) in [(1, true), (1, false), (2, true)] {
+            let end = *stage.ends().end(peer, send).unwrap();
+            assert!((0..DEPTH).all(|slot| word(end.ready(slot)) == 1 && word(end.told(slot)) == 0));
+        }
+    }
+}

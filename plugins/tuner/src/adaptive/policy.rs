@@ -1,0 +1,360 @@
+//! What rank 0 makes of measured times. Pure: time is passed in, nothing is sent from here.
+//!
+//! ```text
+//! measured ─► slow loop: is a way clearly better, hopeless, or not better any more? ─┐
+//!        └──► fast loop: far over the usual, or a rank late, three times in a row? ──┼─► wanted table ─► wish ─► agreed
+//! stressed ─► ───────────────────────────────────────────────────────────────────────┘
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hawser_plugin::tuner::{Algorithm, Function, Protocol};
+
+use super::times::Times;
+use crate::names;
+use crate::range;
+
+/// Times on both sides that a verdict for or against a choice needs.
+const ENOUGH: usize = 8;
+/// What replaces another way is faster by this factor in the median, and most of its times are below most of the other's. Times
+/// of trials count as shares of what was usual at that moment.
+const GAIN: f32 = 0.95;
+const MOST: f32 = 0.8;
+/// Times after which a way may be found hopeless.
+const FEW: usize = 3;
+/// A hopeless way takes so many times longer, even at its best.
+const HOPELESS: f32 = 1.5;
+/// How long a hopeless way is not tried.
+const AVOIDED_FOR: Duration = Duration::from_secs(600);
+/// So many times the usual is stress, if it comes [`STRIKES`] times in a row.
+const OVER: f32 = 3.0;
+const STRIKES: u32 = 3;
+/// How long it has to be calm before what was learned counts again: at first, and at most.
+const FIRST_HOLD: Duration = Duration::from_secs(10);
+const MOST_HOLD: Duration = Duration::from_secs(600);
+/// How far apart changes are which are not urgent: each one makes all ranks plan their calls anew.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Calls that are judged together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Class {
+    function: i32,
+    /// Their bytes lie between this power of two and the next.
+    power: u32,
+}
+
+impl Class {
+    /// Of a call.
+    pub fn of(function: Function, bytes: u64) -> Self {
+        Self { function: function as i32, power: bytes.max(1).ilog2() }
+    }
+
+    /// The collective.
+    pub fn function(self) -> Function {
+        let known = Function::EVERY.into_iter().find(|function| *function as i32 == self.function);
+        known.unwrap_or(Function::AllReduce)
+    }
+
+    /// The bytes.
+    pub fn bytes(self) -> std::ops::RangeInclusive<u64> {
+        let first = 1 << self.power;
+        first..=first + (first - 1)
+    }
+}
+
+impl std::fmt::Display for Class {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = names::collective_name(self.function());
+        write!(f, "{name} of {}", range::text(&self.bytes(), true))
+    }
+}
+
+/// A way to run a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The protocol.
+    pub protocol: Protocol,
+}
+
+impl std::fmt::Display for Way {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { algorithm, protocol } = *self;
+        match algorithm.0.checked_sub(Algorithm::FIRST_PROGRAM) {
+            Some(place) => write!(f, "program {place}")?,
+            None => f.write_str(names::algorithm_name(algorithm))?,
+        }
+        write!(f, "/{}", names::protocol_name(algorithm, protocol))
+    }
+}
+
+/// What all ranks have in common beside the files of the user.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Table {
+    /// Only the floor counts, and nothing is tried.
+    pub is_floor: bool,
+    /// What runs instead of the floor.
+    pub learned: BTreeMap<Class, Learned>,
+    /// What is not tried, and until when.
+    pub avoided: Vec<(Class, Way, Duration)>,
+}
+
+/// A way that has proved to be better than the floor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Learned {
+    /// What runs.
+    pub way: Way,
+    /// Its median when that was found, in microseconds.
+    pub us: f32,
+    /// What the floor is.
+    pub floor: Way,
+    /// Its median then.
+    pub floor_us: f32,
+}
+
+/// The two loops.
+#[derive(Debug, Default)]
+pub struct Policy {
+    classes: BTreeMap<Class, State>,
+    /// What all ranks have.
+    agreed: Table,
+    /// What they should have.
+    wanted: Table,
+    /// Why those differ.
+    reasons: Vec<String>,
+    /// The wish that is being decided.
+    open: Option<Table>,
+    /// No wish before.
+    not_before: Duration,
+    is_urgent: bool,
+    /// The floor counts until then.
+    until: Duration,
+    hold: Duration,
+    /// What was learned counts again since then.
+    calm_since: Option<Duration>,
+}
+
+/// What is known of a class.
+#[derive(Debug, Default)]
+struct State {
+    ways: Vec<Known>,
+    /// What runs if nothing is tried.
+    usual: Option<Way>,
+    /// Operations in a row that were far over their usual times.
+    strikes: u32,
+    late: Times,
+    /// The rank that was late beyond the usual, and how often in a row.
+    latecomer: (u32, u32),
+}
+
+/// What is known of a way.
+#[derive(Debug)]
+struct Known {
+    way: Way,
+    /// Times while it was the usual way, in microseconds.
+    recent: Times,
+    /// Each of those as a share of the median before it.
+    spread: Times,
+    /// Times in trials, each as a share of the usual way's median at that moment: a machine may be slower for a while.
+    tried: Times,
+}
+
+impl State {
+    fn of(&mut self, way: Way) -> &mut Known {
+        let at = self.ways.iter().position(|known| known.way == way).unwrap_or_else(|| {
+            let [recent, spread, tried] = Default::default();
+            self.ways.push(Known { way, recent, spread, tried });
+            self.ways.len() - 1
+        });
+        &mut self.ways[at]
+    }
+
+    /// What is known of a way that has been usual for long enough.
+    fn known(&self, way: Way) -> Option<&Known> {
+        self.ways.iter().find(|known| known.way == way).filter(|known| known.recent.count() >= ENOUGH)
+    }
+}
+
+impl Policy {
+    /// How long an operation of a class took by a way: microseconds; `late` is the rank that began last, and by how much.
+    pub fn measured(
+        &mut self,
+        (class, way, is_trial): (Class, Way, bool),
+        us: f32,
+        late: Option<(u32, f32)>,
+        now: Duration,
+    ) {
+        let state = self.classes.entry(class).or_default();
+        if is_trial && state.usual != Some(way) {
+            let Some(usual) = state.usual.and_then(|usual| state.known(usual)) else { return };
+            let share = us / usual.recent.median();
+            state.of(way).tried.push(share);
+            if !self.wanted.is_floor {
+                self.judge(class, way, now);
+            }
+            return;
+        }
+        if !is_trial {
+            state.usual = Some(way);
+        }
+        let stress = state.stress(class, way, us, late.filter(|_| !is_trial));
+        let known = state.of(way);
+        if known.recent.count() >= ENOUGH {
+            let share = us / known.recent.median();
+            known.spread.push(share);
+        }
+        known.recent.push(us);
+        match stress {
+            Some(what) => self.stressed(&what, now),
+            None if self.wanted.is_floor => {}
+            None => self.look_back(class, way),
+        }
+    }
+
+    /// Something makes operations slow: back to the floor, at once.
+    pub fn stressed(&mut self, what: &str, now: Duration) {
+        if !self.wanted.is_floor {
+            let is_back = self.calm_since.is_some_and(|since| now < since + self.hold);
+            self.hold =
+                if is_back { (self.hold * 2).min(MOST_HOLD) } else { (self.hold / 2).max(FIRST_HOLD) };
+            let hold = self.hold.as_secs();
+            self.reasons.push(format!("{what}: the floor counts until it has been calm for {hold} s"));
+            self.wanted.is_floor = true;
+            self.is_urgent = true;
+        }
+        self.until = now + self.hold;
+    }
+
+    /// What all ranks should agree on now, and why; it is open until [`Policy::settled`].
+    pub fn wish(&mut self, now: Duration) -> Option<(Table, String)> {
+        if self.open.is_some() {
+            return None;
+        }
+        if self.wanted.is_floor && now >= self.until {
+            self.wanted.is_floor = false;
+            self.calm_since = Some(now);
+            // What was measured before has to prove itself again.
+            self.classes.clear();
+            self.reasons.push(format!("it has been calm for {} s", self.hold.as_secs()));
+        }
+        if now < self.not_before && !self.is_urgent {
+            return None;
+        }
+        self.wanted.avoided.retain(|(_, _, until)| now < *until);
+        if self.wanted == self.agreed {
+            self.reasons.clear();
+            return None;
+        }
+        self.open = Some(self.wanted.clone());
+        self.is_urgent = false;
+        let why = match self.reasons.is_empty() {
+            true => "what was hopeless is tried again".to_owned(),
+            false => std::mem::take(&mut self.reasons).join("; "),
+        };
+        Some((self.wanted.clone(), why))
+    }
+
+    /// What became of the wish: all ranks have it, or nothing has changed.
+    pub fn settled(&mut self, is_agreed: bool, now: Duration) {
+        let Some(table) = self.open.take() else { return };
+        if is_agreed {
+            self.agreed = table;
+            self.not_before = now + PAUSE;
+        } else {
+            self.not_before = now + PAUSE * 5;
+        }
+    }
+
+    /// A trial: is the way better than what usually runs, or hopeless?
+    fn judge(&mut self, class: Class, way: Way, now: Duration) {
+        let Some(state) = self.classes.get_mut(&class) else { return };
+        let Some(usual) = state.usual.and_then(|usual| state.known(usual)) else { return };
+        let Some(own) = state.ways.iter().find(|known| known.way == way).map(|known| &known.tried) else {
+            return;
+        };
+        let (other, other_us, share) = (usual.way, usual.recent.median(), own.median());
+        let us = share * other_us;
+        let learned = self.wanted.learned.get(&class).copied();
+        let is_floor = learned.is_some_and(|learned| learned.floor == way);
+        if own.count() >= FEW && own.quantile(0.0) > HOPELESS && !is_floor {
+            if !self.wanted.avoided.iter().any(|(c, w, _)| (*c, *w) == (class, way)) {
+                self.wanted.avoided.push((class, way, now + AVOIDED_FOR));
+                self.reasons.push(format!("{class}: {way} is hopeless: {us:.1} µs, {other} {other_us:.1}"));
+            }
+            return;
+        }
+        if own.count() < ENOUGH || usual.spread.count() < ENOUGH {
+            return;
+        }
+        let is_better = share <= GAIN && own.quantile(MOST) < usual.spread.quantile(1.0 - MOST);
+        match learned {
+            Some(learned) if is_floor && share <= 1.0 => {
+                let text = format!("is not better than {way} any more: {other_us:.1} and {us:.1} µs");
+                return self.give_up(class, learned, &text);
+            }
+            before if is_better && !is_floor && before.is_none_or(|learned| learned.way != way) => {
+                let spread = |shares: &Times| {
+                    let [least, most] = [1.0 - MOST, MOST].map(|part| shares.quantile(part) * other_us);
+                    format!("({least:.1} to {most:.1})")
+                };
+                self.reasons.push(format!(
+                    "{class}: {way} instead of {other}: {us:.1} µs {} against {other_us:.1} {}",
+                    spread(own),
+                    spread(&usual.spread)
+                ));
+                let floor = before.map_or((other, other_us), |learned| (learned.floor, learned.floor_us));
+                let learned = Learned { way, us, floor: floor.0, floor_us: floor.1 };
+                self.wanted.learned.insert(class, learned);
+                return state.ways.clear();
+            }
+            _ => {}
+        }
+        // Each verdict has times of its own: whoever looks often enough sees chance.
+        state.of(way).tried = Times::default();
+    }
+
+    /// What was learned is in use: it has to stay below what the floor took when it was replaced.
+    fn look_back(&mut self, class: Class, way: Way) {
+        let learned = self.wanted.learned.get(&class).copied();
+        let Some(learned) = learned.filter(|learned| learned.way == way) else { return };
+        let Some(own) = self.classes.get(&class).and_then(|state| state.known(way)) else { return };
+        if own.recent.quantile(1.0 - MOST) > learned.floor_us {
+            let (us, floor, floor_us) = (own.recent.median(), learned.floor, learned.floor_us);
+            let text = format!("takes {us:.1} µs by now, {floor} took {floor_us:.1} before");
+            self.give_up(class, learned, &text);
+        }
+    }
+
+    fn give_up(&mut self, class: Class, learned: Learned, text: &str) {
+        self.wanted.learned.remove(&class);
+        self.classes.remove(&class);
+        self.reasons.push(format!("{class}: {} {text}", learned.way));
+    }
+}
+
+impl State {
+    /// What is wrong, if an operation that was no trial makes it the third time in a row.
+    fn stress(&mut self, class: Class, way: Way, us: f32, late: Option<(u32, f32)>) -> Option<String> {
+        let recent = self.known(way).map(|known| &known.recent)?;
+        let (median, upper) = (recent.median(), recent.upper());
+        self.strikes = if us > OVER * upper { self.strikes + 1 } else { 0 };
+        if self.strikes >= STRIKES {
+            self.strikes = 0;
+            return Some(format!("{class} by {way} takes {us:.1} µs, usually {median:.1}"));
+        }
+        let (rank, behind) = late?;
+        let is_usual = self.late.count() < ENOUGH || behind <= OVER * (self.late.upper() + median);
+        self.late.push(behind);
+        self.latecomer = match self.latecomer {
+            _ if is_usual => (rank, 0),
+            (before, times) if before == rank => (rank, times + 1),
+            _ => (rank, 1),
+        };
+        (self.latecomer.1 >= STRIKES).then(|| {
+            self.latecomer.1 = 0;
+            format!("rank {rank} begins {class} {behind:.1} µs after all others")
+        })
+    }
+}

@@ -1,0 +1,343 @@
+//! Adaptive mode as a whole, with a simulated clock: candidates with true times, noise, and all ranks as one.
+
+use std::time::Duration;
+
+use hawser_plugin::Log;
+use hawser_plugin::learner::{Learner, Measured};
+use hawser_plugin::tuner::{
+    Algorithm, Candidate, Function, Protocol, Question, SettingsFile, Tuner, TunerConfig, TunerContext,
+};
+use proptest::prelude::*;
+
+use super::{Adaptive, Learning, pick};
+use crate::RuleTuner;
+
+/// What the cost model says of the candidates.
+const PREDICTED: [f32; 5] = [900.0, 700.0, 800.0, 1500.0, 2500.0];
+const ALGORITHMS: [Algorithm; 5] =
+    [Algorithm::RING, Algorithm::TREE, Algorithm::ALL_PAIRS, Algorithm::ONE_SHOT, Algorithm::KNOMIAL];
+/// The floor: the first candidate, by a rule.
+const BASE: &str = "mode = \"adaptive\"\n[[rule]]\nuse = { algorithm = \"ring\" }\n";
+const BYTES: u64 = 100_000;
+
+struct World {
+    tuner: RuleTuner,
+    config: TunerConfig,
+    context: Box<dyn TunerContext>,
+    learning: Learning,
+    /// What all ranks take next, and at which operation.
+    coming: Option<(u64, Box<dyn TunerContext>)>,
+    now: Duration,
+    number: u64,
+    /// True times of the candidates in microseconds.
+    us: [f32; 5],
+    /// All times are longer by up to this share, and one of a hundred is ten times as long.
+    noise: f32,
+    random: u64,
+    /// What was taken, by operation.
+    taken: Vec<u8>,
+    trials: u64,
+    spent: f64,
+    /// What the floor would have taken.
+    floor: f64,
+    proposals: Vec<String>,
+    /// The last operation has this rank late.
+    late: Option<(u32, f32)>,
+    refuse: bool,
+}
+
+impl World {
+    fn new(us: [f32; 5], noise: f32, seed: u64) -> Self {
+        let tuner = RuleTuner::new(Vec::new());
+        let config = TunerConfig::new(1, 8, 1, Log::silent());
+        let base = vec![SettingsFile { name: "base.toml".into(), text: BASE.into() }];
+        Self {
+            context: tuner.open_with(&config, &base).unwrap(),
+            learning: Learning::new(&config, base),
+            tuner,
+            config,
+            coming: None,
+            now: Duration::ZERO,
+            number: 0,
+            us,
+            noise,
+            random: seed,
+            taken: Vec::new(),
+            trials: 0,
+            spent: 0.0,
+            floor: 0.0,
+            proposals: Vec::new(),
+            late: Some((3, 1.0)),
+            refuse: false,
+        }
+    }
+
+    /// 0 to 1.
+    fn draw(&mut self) -> f32 {
+        self.random = self.random.wrapping_add(1);
+        (super::scramble(self.random) >> 40) as f32 / (1 << 24) as f32
+    }
+
+    fn time(&mut self, at: usize) -> f32 {
+        let long = if self.draw() < 0.01 { 10.0 } else { 1.0 };
+        self.us[at] * long * (1.0 + self.noise * self.draw())
+    }
+
+    /// So many operations.
+    fn run(&mut self, operations: u64) {
+        (0..operations).for_each(|_| self.step());
+    }
+
+    fn step(&mut self) {
+        let at = self.number;
+        if let Some((_, context)) = self.coming.take_if(|(from, _)| *from <= at) {
+            self.context = context;
+            self.learning.settled(Ok(at), self.now);
+        }
+        let mut question = Question::new(Function::AllReduce, BYTES);
+        question.trial = self.context.trial(at);
+        let mut list = ALGORITHMS.iter().zip(PREDICTED).map(|(algorithm, us)| Candidate {
+            algorithm: *algorithm,
+            protocol: Protocol::Simple,
+            us,
+        });
+        let mut list: [Candidate; 5] = std::array::from_fn(|_| list.next().unwrap());
+        self.context.tune(&question, &mut list).unwrap();
+        let taken = list.iter().position(|candidate| candidate.us == 0.0).expect("a rule decides");
+        let trial = question.trial.is_some();
+        let (us, floor) = (self.time(taken), self.time(0));
+        self.spent += f64::from(us);
+        self.floor += f64::from(floor);
+        self.trials += u64::from(trial);
+        self.taken.push(taken as u8);
+        self.now += Duration::from_secs_f32(us / 1e6);
+        if self.context.wants_times() && (trial || at.is_multiple_of(16)) {
+            let (algorithm, protocol) = (ALGORITHMS[taken], Protocol::Simple);
+            let (function, bytes, late) = (Function::AllReduce, BYTES, self.late);
+            let measured = Measured { function, bytes, algorithm, protocol, trial, us, late };
+            self.learning.measured(&measured, self.now);
+        }
+        self.number += 1;
+        if self.coming.is_none()
+            && let Some(proposal) = self.learning.propose(self.now)
+        {
+            self.proposals.push(proposal.why);
+            if self.refuse {
+                return self.learning.settled(Err("no".into()), self.now);
+            }
+            let context = self.tuner.open_with(&self.config, &proposal.files).unwrap();
+            self.coming = Some((self.number + 16, context));
+        }
+    }
+
+    /// The share of the last operations that ran a candidate.
+    fn share(&self, candidate: u8, of: usize) -> f64 {
+        let last = &self.taken[self.taken.len() - of..];
+        last.iter().filter(|taken| **taken == candidate).count() as f64 / of as f64
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Of every period of operations one is a trial, never more; calls that repeat all have their turn.
+    #[test]
+    fn the_budget_is_kept(budget in 0.0005f64..0.1, first in 0u64..1 << 50, pattern in 1u64..12) {
+        let adaptive = Adaptive::with_budget(budget);
+        let first = first - first % adaptive.period;
+        let trials = |round: u64| {
+            let all = first + round * adaptive.period..first + (round + 1) * adaptive.period;
+            all.filter(|operation| adaptive.trial(*operation).is_some()).collect::<Vec<_>>()
+        };
+        let mut met = std::collections::BTreeSet::new();
+        for round in 0..200 {
+            let trials = trials(round);
+            prop_assert_eq!(trials.len(), 1);
+            met.insert(trials[0] % pattern);
+        }
+        prop_assert_eq!(met.len() as u64, pattern);
+        prop_assert!(1.0 / adaptive.period as f64 <= budget);
+    }
+
+    /// Whatever the truth is: never worse than the floor within what trials may cost, and in the end what is clearly better runs.
+    #[test]
+    fn the_floor_holds_and_what_is_better_is_found(
+        factors in proptest::array::uniform4(0.2f32..20.0), noise in 0.0f32..0.3, seed: u64,
+    ) {
+        let mut us = [1000.0; 5];
+        us.iter_mut().skip(1).zip(factors).for_each(|(us, factor)| *us *= factor);
+        let mut world = World::new(us, noise, seed);
+        world.run(60_000);
+        prop_assert!(world.trials <= 600, "{}", world.trials);
+        prop_assert!(world.spent <= world.floor * 1.03, "{} over {}: {:?}", world.spent, world.floor, world.proposals);
+        let best = (0..5u8).min_by(|a, b| us[*a as usize].total_cmp(&us[*b as usize])).unwrap();
+        if us[best as usize] < 700.0 {
+            let (spent, floor) = (world.spent, world.floor);
+            world.run(10_000);
+            let gain = (world.spent - spent) / (world.floor - floor);
+            prop_assert!(gain < 0.85, "{gain}: {:?} {us:?}", world.proposals);
+        }
+        if us.iter().skip(1).all(|us| *us > 1050.0) {
+            prop_assert!(world.share(0, 60_000) > 0.989, "{:?} {us:?}", world.proposals);
+        }
+    }
+}
+
+#[test]
+fn a_better_way_is_taken_and_a_hopeless_one_is_left_alone() {
+    let mut world = World::new([1000.0, 400.0, 900.0, 8000.0, 1000.0], 0.1, 1);
+    world.run(30_000);
+    assert!(world.share(1, 10_000) > 0.98, "{:?}", world.proposals);
+    let tried = world.taken.iter().filter(|taken| **taken == 3).count();
+    assert!((3..10).contains(&tried), "{tried} trials of what is hopeless: {:?}", world.proposals);
+    let text = world.proposals.join("\n");
+    for part in ["all_reduce of 64K..128K: tree/simple instead of ", ": 4", "one_shot/simple is hopeless: 8"]
+    {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    // Ten minutes later it is asked again.
+    let before = world.taken.len();
+    world.run(2_000_000);
+    let again = world.taken[before..].iter().filter(|taken| **taken == 3).count();
+    assert!((3..20).contains(&again), "{again}");
+}
+
+#[test]
+fn what_is_not_better_any_more_goes() {
+    let mut world = World::new([1000.0, 400.0, 5000.0, 5000.0, 5000.0], 0.1, 2);
+    world.run(30_000);
+    assert!(world.share(1, 10_000) > 0.98);
+    // Slower than the floor was, but not so much that it is stress.
+    world.us[1] = 1100.0;
+    world.run(2_000);
+    assert!(world.share(0, 500) > 0.97, "{:?}", world.proposals);
+    assert!(world.proposals.last().unwrap().contains("takes 1"), "{:?}", world.proposals);
+    // The floor has become as fast as what replaced it, which trials show.
+    let mut world = World::new([1000.0, 400.0, 5000.0, 5000.0, 5000.0], 0.1, 3);
+    world.run(30_000);
+    world.us[0] = 300.0;
+    world.run(30_000);
+    assert!(world.share(0, 5_000) > 0.97, "{:?}", world.proposals);
+}
+
+#[test]
+fn stress_brings_the_floor_at_once_and_decays() {
+    let calm = [1000.0, 400.0, 5000.0, 5000.0, 5000.0];
+    let mut world = World::new(calm, 0.1, 4);
+    world.run(30_000);
+    assert!(world.share(1, 10_000) > 0.98);
+    let stress = |world: &mut World| {
+        world.us = calm.map(|us| us * 5.0);
+        let before = world.proposals.len();
+        // Three measured operations, and the margin of the change.
+        world.run(16 * 3 + 17 + 16);
+        let all = world.proposals[before..].join("\n");
+        assert!(all.contains("by tree/simple takes 2"), "{all}");
+        world.us = calm;
+        let trials = world.trials;
+        world.run(2_000);
+        assert_eq!((world.share(0, 1_900), world.trials), (1.0, trials), "the floor, and no trials");
+        all
+    };
+    assert!(stress(&mut world).contains("calm for 10 s"));
+    // 10 s are 10,000 operations of the floor.
+    world.run(12_000);
+    assert!(world.share(1, 500) > 0.9, "{:?}", world.proposals);
+    assert!(stress(&mut world).contains("calm for 20 s"), "again so soon");
+    world.run(22_000);
+    assert!(world.share(1, 500) > 0.9, "{:?}", world.proposals);
+    world.run(100_000);
+    assert!(stress(&mut world).contains("calm for 10 s"), "decayed");
+}
+
+#[test]
+fn a_late_rank_and_what_the_host_tells_are_stress_too() {
+    let mut world = World::new([1000.0, 400.0, 5000.0, 5000.0, 5000.0], 0.1, 5);
+    world.run(30_000);
+    world.late = Some((6, 9_000.0));
+    world.run(16 * 3 + 17 + 16);
+    let last = world.proposals.last().unwrap();
+    assert!(last.contains("rank 6 begins all_reduce of 64K..128K 9000.0 µs after all others"), "{last}");
+    assert_eq!(world.taken.last(), Some(&0));
+    world.late = Some((3, 1.0));
+    world.run(40_000);
+    assert!(world.share(1, 1_000) > 0.9, "{:?}", world.proposals);
+    world.learning.stressed("rank 2: rail mlx5_3 is stopped", world.now);
+    world.run(30);
+    assert!(world.proposals.last().unwrap().starts_with("rank 2: rail mlx5_3 is stopped: the floor counts"));
+    assert_eq!(world.taken.last(), Some(&0));
+}
+
+/// A machine that is slower for a while is so for all ways: trials count as shares of what is usual then.
+#[test]
+fn what_is_slow_for_a_while_says_nothing_of_ways() {
+    let calm = [1000.0; 5];
+    let mut world = World::new(calm, 0.1, 8);
+    for phase in 0..40 {
+        world.us = calm.map(|us| if phase % 2 == 0 { us } else { us * 2.2 });
+        world.run(3_000);
+    }
+    assert!(world.share(0, 120_000) > 0.985, "{:?}", world.proposals);
+    assert!(!world.proposals.iter().any(|why| why.contains("hopeless")), "{:?}", world.proposals);
+}
+
+#[test]
+fn what_is_refused_changes_nothing_and_comes_again() {
+    let mut world = World::new([1000.0, 400.0, 900.0, 900.0, 900.0], 0.1, 6);
+    world.refuse = true;
+    world.run(40_000);
+    assert!(world.share(0, 40_000) > 0.98 && world.proposals.len() > 1, "{:?}", world.proposals);
+    world.refuse = false;
+    world.run(30_000);
+    assert!(world.share(1, 1_000) > 0.98, "{:?}", world.proposals);
+}
+
+#[test]
+fn a_user_begins_anew_or_ends_it() {
+    let mut world = World::new([1000.0, 400.0, 900.0, 900.0, 900.0], 0.1, 7);
+    world.run(30_000);
+    let rebase = |world: &mut World, text: &str| {
+        let files = [SettingsFile { name: "new.toml".into(), text: text.into() }];
+        world.context = world.tuner.open_with(&world.config, &files).unwrap();
+        world.learning.rebase(&files, world.now);
+        world.coming = None;
+    };
+    rebase(&mut world, "[[rule]]\nuse = { algorithm = \"all_pairs\" }\n");
+    let before = (world.trials, world.proposals.len());
+    world.run(10_000);
+    assert_eq!((world.share(2, 10_000), (world.trials, world.proposals.len())), (1.0, before));
+    rebase(&mut world, "mode = \"adaptive\"\nbudget = 0.05\n[[rule]]\nuse = { algorithm = \"all_pairs\" }\n");
+    world.run(20_000);
+    assert!(world.share(1, 1_000) > 0.94 && world.trials - before.0 == 1_000, "{:?}", world.proposals);
+}
+
+#[test]
+fn only_what_may_be_tried_is() {
+    let candidate = |algorithm, protocol, us| Candidate { algorithm, protocol, us };
+    use hawser_plugin::tuner::{HELD_US, UNMEASURED_US};
+    let list = [
+        candidate(Algorithm::RING, Protocol::Simple, 10.0),
+        candidate(Algorithm::TREE, Protocol::Simple, -1.0),
+        candidate(Algorithm::DMA_RING, Protocol::Simple, HELD_US + 1.0),
+        candidate(Algorithm::KNOMIAL, Protocol::Simple, UNMEASURED_US + 39.0),
+        candidate(Algorithm::BRUCK, Protocol::Simple, UNMEASURED_US + 41.0),
+        candidate(Algorithm::ALL_PAIRS, Protocol::Ll, 12.0),
+        candidate(Algorithm::SYM_ALL_PAIRS, Protocol::Ll, 11.0),
+    ];
+    let picked = |text: &str, function| {
+        let avoid = crate::schema::contents("a", text).unwrap().avoid;
+        let question = Question::new(function, 5_000);
+        let all: std::collections::BTreeSet<_> =
+            (0..16).filter_map(|trial| pick(trial, &question, &list, &avoid)).collect();
+        all.into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(picked("", Function::AllGather), [0, 3, 5, 6]);
+    assert_eq!(picked("", Function::Broadcast), [0; 0], "ranks may leave it early");
+    let avoid = "[[avoid]]\nmatch = { bytes = \"4K..8K\" }\nuse = [{ algorithm = \"ring\" }, { protocol = \"symll\" }]\n";
+    assert_eq!(picked(avoid, Function::AllReduce), [3, 5]);
+    assert_eq!(
+        picked("[[avoid]]\nmatch.bytes = \"8K..\"\nuse = { algorithm = \"ring\" }\n", Function::AllReduce),
+        [0, 3, 5, 6]
+    );
+    assert_eq!(pick(3, &Question::new(Function::AllReduce, 1), &[], &[]), None);
+}

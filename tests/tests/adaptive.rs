@@ -1,0 +1,137 @@
+//! Adaptive mode on host-device ranks: a floor that is slow on purpose is replaced, by all ranks at one collective, with right
+//! results; what is not tried keeps the floor.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use hawser_plan::Collective;
+use hawser_plugin::tuner::SettingsFile;
+use hawser_runtime::change::{self, Switch};
+use hawser_runtime::comm::Decision;
+use hawser_runtime::{Comm, Config, group};
+use hawser_tests::deadline::Deadline;
+use hawser_tests::world::{self, Issued, in_threads, issue, on_host, on_hosts, plain, rank_0_says};
+
+/// Elements of the all-reduces.
+const COUNT: usize = 10_000;
+
+/// A floor in which everybody sends everything to everybody in small chunks: several times slower than others.
+fn files(mode: &str) -> Vec<SettingsFile> {
+    let text = format!(
+        "{mode}[[rule]]\nname = \"slow\"\nmatch.collective = [\"all_reduce\", \"reduce\"]\n\
+         use = [{{ algorithm = \"one_shot\", channels = 1, chunk = 512 }}, {{ algorithm = \"tree\" }}]\n"
+    );
+    vec![SettingsFile { name: "slow.toml".into(), text }]
+}
+
+/// One thread drives all ranks, so that the scheduler of a busy machine does not decide how long an operation takes.
+#[test]
+fn a_slow_floor_is_replaced_on_all_ranks_at_one_collective() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let comms = Comm::init_all(&[0, 1, 2, 3]).unwrap();
+    let round = |collective| {
+        group::start().unwrap();
+        let case = plain(collective, 4, COUNT);
+        let issued: Vec<_> = comms.iter().map(|comm| issue(comm, case, false, 0).unwrap()).collect();
+        group::end().unwrap();
+        assert_eq!(issued.iter().find_map(Issued::fault), None);
+        let decisions: Vec<Decision> =
+            comms.iter().map(|comm| comm.last_decision().unwrap().unwrap()).collect();
+        let what =
+            |decision: &Decision| (decision.operation, decision.algorithm.clone(), decision.rule.clone());
+        assert!(
+            decisions.iter().all(|other| what(other) == what(&decisions[0])),
+            "ranks differ: {decisions:?}"
+        );
+        (decisions[0].algorithm.clone(), decisions[0].rule.clone().unwrap_or_default())
+    };
+    let is_slow = |(_, rule): &(String, String)| rule.contains("\"slow\" (slow.toml:");
+    comms[1].change_rules(&files("mode = \"adaptive\"\nbudget = 0.1\n")).unwrap();
+    let mut seen = Vec::new();
+    let (algorithm, rule) = loop {
+        seen.push(round(Collective::AllReduce));
+        if let Some(learned) = seen.last().filter(|(_, rule)| rule.contains("learned: ")) {
+            break learned.clone();
+        }
+    };
+    assert_ne!(algorithm, "OneShot");
+    assert!(rule.contains("one_shot/simple took ") && rule.contains("(adaptive mode:"), "{rule}");
+    let trials = seen.iter().filter(|(_, rule)| is_trial(rule)).count();
+    assert!(trials >= 8 && trials <= seen.len() / 10 + 1, "{trials} of {}", seen.len());
+    // Before the change, trials, and the floor.
+    let others = seen.iter().skip(16).filter(|last| !is_trial(&last.1) && !is_slow(last)).count();
+    assert_eq!(others, 1, "{seen:?}");
+    let reduce = round(Collective::Reduce);
+    assert!(is_slow(&reduce), "what ranks can leave early keeps the floor: {reduce:?}");
+    let records: Vec<Vec<Switch>> = comms.iter().map(Comm::rule_changes).collect();
+    for (rank, record) in records.iter().enumerate() {
+        assert_eq!(record, &records[0], "rank {rank}");
+        assert!(record.len() >= 2 && record.iter().all(|switch| switch.at == switch.begun), "{record:?}");
+    }
+    comms.iter().for_each(|comm| comm.destroy().unwrap());
+}
+
+fn is_trial(rule: &str) -> bool {
+    rule.contains("a trial of adaptive mode")
+}
+
+/// Trials are the same operations on all ranks, one of each period, and none without the mode.
+#[test]
+fn trials_are_the_same_operations_on_all_ranks() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let trials = Mutex::new(BTreeMap::<u32, Vec<u64>>::new());
+    in_threads(3, |comm| {
+        if comm.rank() == 0 {
+            comm.change_rules(&files("mode = \"adaptive\"\nbudget = 0.05\n")).unwrap();
+        }
+        let mut own = Vec::new();
+        for _ in 0..400 {
+            world::all_reduce(comm, 100).unwrap();
+            let decision = comm.last_decision().unwrap().unwrap();
+            if decision.rule.as_deref().is_some_and(is_trial) {
+                own.push(decision.operation);
+            }
+        }
+        trials.lock().unwrap().insert(comm.rank(), own);
+    });
+    let trials = trials.into_inner().unwrap();
+    let first = &trials[&0];
+    assert!(trials.values().all(|own| own == first), "{trials:?}");
+    let rounds: Vec<u64> = first.iter().map(|operation| operation / 20).collect();
+    assert!(first.len() >= 15 && rounds.is_sorted_by(|a, b| a < b), "{first:?}");
+}
+
+/// What a net says of a lost rail reaches rank 0 from any rank: the floor counts, without trials, for all.
+#[test]
+fn a_lost_rail_brings_the_floor() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    on_hosts("aab", &Config::default(), |comm| {
+        let mut has_tried = false;
+        if comm.rank() == 0 {
+            comm.change_rules(&files("mode = \"adaptive\"\nbudget = 0.1\n")).unwrap();
+        }
+        let all_reduce = || {
+            world::all_reduce(comm, 100).unwrap();
+            comm.last_decision().unwrap().unwrap().rule.as_deref().is_some_and(is_trial)
+        };
+        while !rank_0_says(comm, has_tried).unwrap() {
+            (0..40).for_each(|_| has_tried |= all_reduce());
+        }
+        // The ranks of this process are told alike; the first that tells decides.
+        change::stressed("a rail is lost");
+        let before = comm.rule_changes().len();
+        while !rank_0_says(comm, comm.rule_changes().len() > before).unwrap() {
+            all_reduce();
+        }
+        (0..100).for_each(|_| assert!(!all_reduce(), "a trial under stress"));
+    });
+}
