@@ -197,7 +197,7 @@ fn channels(log: &str, collective: &str) -> Option<u32> {
     let of_call = |line: &&str| {
         line.split_whitespace().any(|word| plain(word.trim_end_matches(':')) == plain(collective))
     };
-    let line = log.lines().filter(|line| line.contains("channel{Lo..Hi}={")).filter(of_call).last()?;
+    let line = log.lines().filter(|line| line.contains("channel{Lo..Hi}={")).rfind(of_call)?;
     let range = line.split("channel{Lo..Hi}={").nth(1)?.split('}').next()?;
     let (low, high) = range.split_once("..")?;
     Some(high.trim().parse::<u32>().ok()?.checked_sub(low.trim().parse().ok()?)? + 1)
