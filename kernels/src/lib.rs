@@ -9,7 +9,7 @@ mod fatbin;
 
 pub use fatbin::{Arch, archs};
 
-/// One fat binary per `.cu` file: its file stem, and the image as the driver takes it
+/// One fat binary per `.cu` file of the library: its file stem, and the image as the driver takes it
 /// (`cuLibraryLoadData`, `cuModuleLoadData`). Images are aligned to 64 bytes, sorted by name.
 /// Empty if the crate was built without a CUDA compiler or with feature `no-kernels`.
 pub static FATBINS: &[(&str, &[u8])] = table::TABLE;

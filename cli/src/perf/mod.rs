@@ -5,6 +5,7 @@
 //!                                                    seat (one rank: buffers, oracle) ┘
 //!                                                     └► library (linked, or a libnccl.so.2)
 //! ```
+//! [`overlap`] measures them beside GEMMs.
 
 pub mod collective;
 mod control;

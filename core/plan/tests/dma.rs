@@ -447,6 +447,9 @@ fn reductions_and_worlds_without_staging_take_other_ways() {
     assert!(error.text.contains("peer access") && error.text.contains("NCCL_PASS_SM=1"), "{}", error.text);
     let lenient = choose(&call(Collective::AllGather), &apart, &settings()).unwrap();
     assert_ne!(lenient.protocol, Protocol::Dma);
+    // Ranks that are all on hosts of their own need no peer access.
+    let alone = World::of_hosts(4, 1, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
+    assert_eq!(choose(&call(Collective::AllGather), &alone, &strict).unwrap().protocol, Protocol::Dma);
     let off = choose(&call(Collective::AllGather), &world(4), &Knobs::default()).unwrap();
     assert!(off.why.to_string().contains("NCCL_PASS_SM=1"));
 }

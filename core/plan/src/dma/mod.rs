@@ -51,7 +51,7 @@ pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
             Some("copy engines are used with NCCL_PASS_SM=1, or where a rule asks for them".into())
         }
         _ if world.size() < 2 => Some("there is one rank only".into()),
-        Link::HostMemory if world.device != DeviceKind::Host => {
+        Link::HostMemory if world.device != DeviceKind::Host && world.places().1 > 1 => {
             Some("copy engines need peer access between the GPUs of a host".into())
         }
         _ => None,

@@ -91,3 +91,35 @@ impl Stage {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::HostDevice;
+
+    #[test]
+    fn directions_share_a_piece_and_release_sets_all_they_wait_for() {
+        let device = HostDevice::beside().unwrap();
+        let stage = Stage::new(&device, 8192, 24).unwrap();
+        // SAFETY: words of pages that live as long as the stage.
+        let word = |addr: u64| unsafe { &*(addr as *const AtomicU32) }.load(Ordering::Acquire);
+        assert_eq!(stage.slot_of(Need { lane: 23, peer: 1, send: true }), None);
+        for (peer, send) in [(1, true), (1, false), (2, true)] {
+            for slot in 0..DEPTH {
+                let need = Stage::need(24, peer, send, slot);
+                assert_eq!(stage.slot_of(need), Some(slot));
+                let fifo = stage.fifo(&device, need, slot).unwrap();
+                let end = *stage.ends().end(peer, send).unwrap();
+                // On the CPU both see the same addresses.
+                assert_eq!((fifo.slot_address(0), fifo.slot_bytes()), (end.data(slot), 8192));
+                assert_eq!((word(end.ready(slot)), word(end.told(slot))), (u32::from(send), 0));
+            }
+        }
+        assert!(stage.ends().end(2, false).is_none() && stage.bytes() >= 4 * 3 * 8192);
+        stage.release();
+        for (peer, send) in [(1, true), (1, false), (2, true)] {
+            let end = *stage.ends().end(peer, send).unwrap();
+            assert!((0..DEPTH).all(|slot| word(end.ready(slot)) == 1 && word(end.told(slot)) == 0));
+        }
+    }
+}
