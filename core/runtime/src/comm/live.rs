@@ -23,7 +23,7 @@ use super::times::{Timed, Times};
 use super::tune::{Chosen, Tuners};
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
-use crate::change::{Seated, Staged, Switch, Turn};
+use crate::change::{Seated, Staged, Turn};
 use crate::device::{Device, ExchangeLaunch, Memory, Stream};
 use crate::dma::{Dma, Emission, Who};
 use crate::error::{Error, ErrorKind, Result};
@@ -211,48 +211,6 @@ impl Live {
             Timed::around(timed, stream, || self.device.launch_exchange(plan.kernel, &launch, stream))
         })?;
         Ok(Now::Launched)
-    }
-
-    /// The number of a collective that begins now: all ranks count alike. Rules that count from there on are taken.
-    #[inline]
-    fn begin(&self) -> Result<u64> {
-        let (number, asks) = self.turn.begin();
-        if asks {
-            self.change(number)?;
-        }
-        Ok(number)
-    }
-
-    /// Takes the rules that count from a collective on, and waits where ranks have not decided yet.
-    #[cold]
-    fn change(&self, number: u64) -> Result<()> {
-        let stop = || {
-            let aborted = self.abort.is_raised() || self.fabric.control.is_aborted();
-            let text = format!("rank {}: aborted while ranks agreed on a change of rules", self.rank);
-            aborted.then(|| self.failure().unwrap_or_else(|| Error::new(ErrorKind::Aborted, text)))
-        };
-        let take = |change, at, staged: Staged| {
-            let Staged { tuners, digest } = staged;
-            log::info(Subsys::Tuning, || {
-                let (name, rank, rules) = (&self.name, self.rank, tuners.sources());
-                format!(
-                    "{name} rank {rank} op {number}: change {change} of the rules counts from here on: {rules}"
-                )
-            });
-            self.times.want(tuners.wants().times);
-            *lock(&self.choices)? = Choices::new(Arc::new(tuners));
-            if let Some(seated) = &self.seated {
-                seated.wake();
-                seated.seat().remember(Switch { change, at, begun: number, digest });
-            }
-            Ok(())
-        };
-        self.turn.pass(number, stop, take).inspect_err(|error| {
-            // This rank has not begun what the others wait for.
-            if error.kind == ErrorKind::Remote {
-                self.fabric.control.fail(error.clone());
-            }
-        })
     }
 
     fn exchange_launch(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<ExchangeLaunch> {

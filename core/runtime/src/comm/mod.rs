@@ -17,6 +17,7 @@ mod last;
 mod links;
 mod live;
 mod memory;
+mod number;
 mod order;
 mod programs;
 mod sm_free;
