@@ -8,10 +8,12 @@ use hawser_plan::imported::{self, Handle};
 use hawser_plan::ir::text::to_text;
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Collective, Knobs, World};
+use hawser_plugin::tuner::SettingsFile;
 use hawser_runtime::comm::{Facts, Tuners};
-use hawser_runtime::unique_id;
+use hawser_runtime::{Stream, unique_id};
+use hawser_tests::oracle::RankBuffers;
 use hawser_tests::process::{Ended, Process};
-use hawser_tests::world::{call, on_host, plain};
+use hawser_tests::world::{self, call, in_threads, on_host, plain};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files::RuleFile;
 
@@ -275,4 +277,36 @@ fn a_broken_file_fails_all_ranks_with_its_place() {
             &["rank 0 (and 1 more ranks)", "/nonexistent.toml", "there is no such file"],
         );
     }
+}
+
+/// Windows that all ranks have: both buffers have to lie in them.
+#[test]
+fn a_rule_for_registered_buffers_looks_at_windows() {
+    if !on_host() {
+        return;
+    }
+    let text = "[[rule]]\nmatch.registered = true\nuse = { algorithm = \"tree\" }\n[[rule]]\nuse = { algorithm = \"ring\" }\n";
+    let files = [SettingsFile { name: "windows.toml".into(), text: text.into() }];
+    in_threads(3, |comm| {
+        if comm.rank() == 2 {
+            comm.change_rules(&files).unwrap();
+        }
+        // The change counts from the 16th collective at the latest: the margin after the first one.
+        (0..64).for_each(|_| world::all_reduce(comm, 10).unwrap());
+        let case = plain(Collective::AllReduce, 3, 1000);
+        let buffers = RankBuffers::new(&case, comm.rank(), false, 0);
+        let (input, output) = buffers.addresses(&case, comm.rank());
+        let ran = || {
+            comm.collective(call(&case, (input, output)), Stream(0)).unwrap();
+            assert_eq!(buffers.fault(&case, comm.rank()), None);
+            comm.last_decision().unwrap().unwrap().algorithm
+        };
+        assert_eq!(ran(), "Ring");
+        comm.add_window(input, 4000).unwrap();
+        assert_eq!(ran(), "Ring", "the output is in no window");
+        comm.add_window(output, 4000).unwrap();
+        assert_eq!(ran(), "Tree");
+        comm.remove_window(input, 4000);
+        assert_eq!(ran(), "Ring");
+    });
 }

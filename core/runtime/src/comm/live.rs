@@ -304,7 +304,9 @@ impl Live {
     fn bind(&self, call: &Call, key: CallKey, tuners: &Arc<Tuners>, number: u64) -> Result<Arc<Bound>> {
         let facts = key.5;
         let chosen = tuners.choose(call, facts, &self.world, &self.knobs)?;
-        tuners.show(&self.name, self.rank, call, &chosen);
+        if facts.trial.is_none() {
+            tuners.show(&self.name, self.rank, call, &chosen);
+        }
         let choice = &chosen.choice;
         let bound = if choice.protocol.is_exchange() {
             let (size, image) = (self.world.size(), self.fabric.dev_comm.addr);

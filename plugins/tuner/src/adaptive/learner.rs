@@ -140,3 +140,60 @@ pub fn describe(adaptive: Adaptive) -> String {
         period => format!("adaptive mode, one trial in {period} operations"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hawser_plugin::tuner::{Candidate, Function, HELD_US, Protocol, Question, TunerContext};
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::rule::Job;
+
+    /// All kinds of ways come back from the text as what they were.
+    #[test]
+    fn the_table_is_read_as_it_is_written() {
+        let candidate = |algorithm, protocol, us| Candidate { algorithm, protocol, us };
+        let list = [
+            candidate(Algorithm::RING, Protocol::Simple, 1.0),
+            candidate(Algorithm::RING, Protocol::Ll, 2.0),
+            candidate(Algorithm::ALL_PAIRS, Protocol::Ll128, 3.0),
+            candidate(Algorithm::SYM_ALL_PAIRS, Protocol::Ll128, 4.0),
+            candidate(Algorithm::SYM_ONE_SHOT, Protocol::Ll, 5.0),
+            candidate(Algorithm::DMA_RING, Protocol::Simple, 6.0),
+            candidate(Algorithm::program(1), Protocol::Ll128, 7.0),
+            candidate(Algorithm::program(1), Protocol::Simple, 8.0),
+            candidate(Algorithm::KNOMIAL, Protocol::Simple, 9.0),
+            candidate(Algorithm::DMA_DIRECT, Protocol::Simple, HELD_US + 1.0),
+        ];
+        let programs = ["a".to_owned(), "my \"own\" one".to_owned()];
+        let job =
+            Job { ranks: 8, hosts: 1, per_host: (8, 8), name: String::new(), programs: programs.to_vec() };
+        let class = Class::of(Function::AllToAll, 100_000);
+        for (at, Candidate { algorithm, protocol, .. }) in list.iter().enumerate().take(9) {
+            let way = Way { algorithm: *algorithm, protocol: *protocol };
+            let learned = Learned { way, us: 1.0, floor: way, floor_us: 2.0 };
+            let mut table = Table::default();
+            table.learned.insert(class, learned);
+            table.avoided.push((class, way, Duration::ZERO));
+            let written = text(&table, &programs);
+            let read = RuleFile::named(NAME).contents(&written).unwrap_or_else(|e| panic!("{e}: {written}"));
+            let engine = Engine::new(&read.rules, NAME, &job, Log::silent());
+            let engine = engine.adaptive(Some(Adaptive { period: 10 }), &read.avoid);
+            let taken = |bytes, trial| {
+                let mut asked = list;
+                let mut question = Question::new(Function::AllToAll, bytes);
+                question.trial = trial;
+                engine.tune(&question, &mut asked).unwrap();
+                asked.iter().position(|candidate| candidate.us == 0.0)
+            };
+            assert_eq!(taken(100_000, None), Some(at), "{written}");
+            assert_eq!((taken(65_535, None), taken(131_072, None)), (None, None), "{written}");
+            let tried = |bytes| (0..16).any(|trial| taken(bytes, Some(trial)) == Some(at));
+            // What the cost model takes for more than 4 times slower is not tried anyway.
+            assert_eq!((tried(100_000), tried(131_072)), (false, at < 4), "{written}");
+        }
+        let floor = text(&Table { is_floor: true, ..Table::default() }, &programs);
+        let read = RuleFile::named(NAME).contents(&floor).unwrap();
+        assert_eq!((read.rules.len(), read.adaptive()), (0, Some(Adaptive { period: 0 })));
+    }
+}

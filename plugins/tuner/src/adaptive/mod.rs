@@ -6,11 +6,11 @@
 //! * **Trials.** Of every `period` operations one, drawn by its number, runs another candidate than usual ([`Adaptive::trial`],
 //!   [`pick`]). That is a pure function of the operation's number, the call and what all ranks have agreed on, so ranks need
 //!   not talk for it, and the budget cannot be exceeded.
-//! * **The slow loop** ([`policy`]), on rank 0 only, compares the measured times of trials with those of what usually runs, by
+//! * **The slow loop** ([`Policy`]), on rank 0 only, compares the measured times of trials with those of what usually runs, by
 //!   class of calls (collective and power of two of bytes). What is clearly better becomes a rule, what is hopeless is not
 //!   tried again for a while, and a rule that is not better than the floor any more goes. Such a change is a text
-//!   ([`learner`]) that all ranks take at one operation, or none does.
-//! * **The fast loop** ([`policy`] too) sees stress: operations far over their usual times, a rank that is late, or what the
+//!   ([`Learning`]) that all ranks take at one operation, or none does.
+//! * **The fast loop** ([`Policy`] too) sees stress: operations far over their usual times, a rank that is late, or what the
 //!   host tells. Then the floor counts, without trials, until it has been calm for a time that doubles when stress returns.
 //!
 //! Only collectives that no rank can leave before all have begun are tried ([`is_tried`]): for those the shortest time of all

@@ -17,7 +17,8 @@ use crate::range;
 
 /// Times on both sides that a verdict for or against a choice needs.
 const ENOUGH: usize = 8;
-/// What replaces another way is faster by this factor in the median, and most of its times are below most of the other's.
+/// What replaces another way is faster by this factor in the median, and most of its times are below most of the other's. Times
+/// of trials count as shares of what was usual at that moment.
 const GAIN: f32 = 0.95;
 const MOST: f32 = 0.8;
 /// Times after which a way may be found hopeless.
@@ -138,7 +139,7 @@ pub struct Policy {
 /// What is known of a class.
 #[derive(Debug, Default)]
 struct State {
-    times: Vec<(Way, Times)>,
+    ways: Vec<Known>,
     /// What runs if nothing is tried.
     usual: Option<Way>,
     /// Operations in a row that were far over their usual times.
@@ -148,17 +149,31 @@ struct State {
     latecomer: (u32, u32),
 }
 
+/// What is known of a way.
+#[derive(Debug)]
+struct Known {
+    way: Way,
+    /// Times while it was the usual way, in microseconds.
+    recent: Times,
+    /// Each of those as a share of the median before it.
+    spread: Times,
+    /// Times in trials, each as a share of the usual way's median at that moment: a machine may be slower for a while.
+    tried: Times,
+}
+
 impl State {
-    fn of(&mut self, way: Way) -> &mut Times {
-        let at = self.times.iter().position(|(known, _)| *known == way).unwrap_or_else(|| {
-            self.times.push((way, Times::default()));
-            self.times.len() - 1
+    fn of(&mut self, way: Way) -> &mut Known {
+        let at = self.ways.iter().position(|known| known.way == way).unwrap_or_else(|| {
+            let [recent, spread, tried] = Default::default();
+            self.ways.push(Known { way, recent, spread, tried });
+            self.ways.len() - 1
         });
-        &mut self.times[at].1
+        &mut self.ways[at]
     }
 
-    fn known(&self, way: Way) -> Option<&Times> {
-        self.times.iter().find(|(known, _)| *known == way).map(|(_, times)| times)
+    /// What is known of a way that has been usual for long enough.
+    fn known(&self, way: Way) -> Option<&Known> {
+        self.ways.iter().find(|known| known.way == way).filter(|known| known.recent.count() >= ENOUGH)
     }
 }
 
@@ -171,16 +186,29 @@ impl Policy {
         late: Option<(u32, f32)>,
         now: Duration,
     ) {
-        let stress = (!is_trial).then(|| self.stress(class, way, us, late)).flatten();
         let state = self.classes.entry(class).or_default();
-        state.of(way).push(us);
+        if is_trial && state.usual != Some(way) {
+            let Some(usual) = state.usual.and_then(|usual| state.known(usual)) else { return };
+            let share = us / usual.recent.median();
+            state.of(way).tried.push(share);
+            if !self.wanted.is_floor {
+                self.judge(class, way, now);
+            }
+            return;
+        }
         if !is_trial {
             state.usual = Some(way);
         }
+        let stress = state.stress(class, way, us, late.filter(|_| !is_trial));
+        let known = state.of(way);
+        if known.recent.count() >= ENOUGH {
+            let share = us / known.recent.median();
+            known.spread.push(share);
+        }
+        known.recent.push(us);
         match stress {
             Some(what) => self.stressed(&what, now),
             None if self.wanted.is_floor => {}
-            None if is_trial => self.judge(class, way, now),
             None => self.look_back(class, way),
         }
     }
@@ -242,60 +270,58 @@ impl Policy {
     /// A trial: is the way better than what usually runs, or hopeless?
     fn judge(&mut self, class: Class, way: Way, now: Duration) {
         let Some(state) = self.classes.get_mut(&class) else { return };
-        let Some(usual) = state.usual.filter(|usual| *usual != way) else { return };
-        let (Some(own), Some(others)) = (state.known(way), state.known(usual)) else { return };
-        let (us, other_us) = (own.median(), others.median());
-        if own.count() >= FEW && others.count() >= FEW && own.quantile(0.0) > HOPELESS * others.upper() {
-            let is_floor = self.wanted.learned.get(&class).is_some_and(|learned| learned.floor == way);
-            if !is_floor && !self.wanted.avoided.iter().any(|(c, w, _)| (*c, *w) == (class, way)) {
+        let Some(usual) = state.usual.and_then(|usual| state.known(usual)) else { return };
+        let Some(own) = state.ways.iter().find(|known| known.way == way).map(|known| &known.tried) else {
+            return;
+        };
+        let (other, other_us, share) = (usual.way, usual.recent.median(), own.median());
+        let us = share * other_us;
+        let learned = self.wanted.learned.get(&class).copied();
+        let is_floor = learned.is_some_and(|learned| learned.floor == way);
+        if own.count() >= FEW && own.quantile(0.0) > HOPELESS && !is_floor {
+            if !self.wanted.avoided.iter().any(|(c, w, _)| (*c, *w) == (class, way)) {
                 self.wanted.avoided.push((class, way, now + AVOIDED_FOR));
-                self.reasons.push(format!("{class}: {way} is hopeless: {us:.1} µs, {usual} {other_us:.1}"));
+                self.reasons.push(format!("{class}: {way} is hopeless: {us:.1} µs, {other} {other_us:.1}"));
             }
             return;
         }
-        if own.count() < ENOUGH || others.count() < ENOUGH {
+        if own.count() < ENOUGH || usual.spread.count() < ENOUGH {
             return;
         }
-        let is_better = us <= GAIN * other_us && own.quantile(MOST) < others.quantile(1.0 - MOST);
-        match self.wanted.learned.get(&class).copied() {
-            Some(learned) if learned.floor == way && us <= other_us => {
+        let is_better = share <= GAIN && own.quantile(MOST) < usual.spread.quantile(1.0 - MOST);
+        match learned {
+            Some(learned) if is_floor && share <= 1.0 => {
                 let text = format!("is not better than {way} any more: {other_us:.1} and {us:.1} µs");
-                self.give_up(class, learned, &text);
+                return self.give_up(class, learned, &text);
             }
-            Some(learned) if learned.floor == way => {}
-            before if is_better && before.is_none_or(|learned| learned.way != way) => {
-                let floor = before.map_or((usual, other_us), |learned| (learned.floor, learned.floor_us));
-                let spread = |times: &Times| {
-                    format!("({:.1} to {:.1})", times.quantile(1.0 - MOST), times.quantile(MOST))
+            before if is_better && !is_floor && before.is_none_or(|learned| learned.way != way) => {
+                let spread = |shares: &Times| {
+                    let [least, most] = [1.0 - MOST, MOST].map(|part| shares.quantile(part) * other_us);
+                    format!("({least:.1} to {most:.1})")
                 };
                 self.reasons.push(format!(
-                    "{class}: {way} instead of {usual}: {us:.1} µs {} against {other_us:.1} {}",
+                    "{class}: {way} instead of {other}: {us:.1} µs {} against {other_us:.1} {}",
                     spread(own),
-                    spread(others)
+                    spread(&usual.spread)
                 ));
+                let floor = before.map_or((other, other_us), |learned| (learned.floor, learned.floor_us));
                 let learned = Learned { way, us, floor: floor.0, floor_us: floor.1 };
                 self.wanted.learned.insert(class, learned);
-                state.times.clear();
+                return state.ways.clear();
             }
             _ => {}
         }
         // Each verdict has times of its own: whoever looks often enough sees chance.
-        if let Some(state) = self.classes.get_mut(&class) {
-            *state.of(way) = Times::default();
-        }
+        state.of(way).tried = Times::default();
     }
 
     /// What was learned is in use: it has to stay below what the floor took when it was replaced.
     fn look_back(&mut self, class: Class, way: Way) {
-        let Some(learned) = self.wanted.learned.get(&class).copied().filter(|learned| learned.way == way)
-        else {
-            return;
-        };
-        let own = self.classes.get(&class).and_then(|state| state.known(way));
-        let Some(own) = own.filter(|own| own.count() >= ENOUGH) else { return };
-        let us = own.median();
-        if us > learned.floor_us {
-            let (floor, floor_us) = (learned.floor, learned.floor_us);
+        let learned = self.wanted.learned.get(&class).copied();
+        let Some(learned) = learned.filter(|learned| learned.way == way) else { return };
+        let Some(own) = self.classes.get(&class).and_then(|state| state.known(way)) else { return };
+        if own.recent.quantile(1.0 - MOST) > learned.floor_us {
+            let (us, floor, floor_us) = (own.recent.median(), learned.floor, learned.floor_us);
             let text = format!("takes {us:.1} µs by now, {floor} took {floor_us:.1} before");
             self.give_up(class, learned, &text);
         }
@@ -306,27 +332,28 @@ impl Policy {
         self.classes.remove(&class);
         self.reasons.push(format!("{class}: {} {text}", learned.way));
     }
+}
 
+impl State {
     /// What is wrong, if an operation that was no trial makes it the third time in a row.
     fn stress(&mut self, class: Class, way: Way, us: f32, late: Option<(u32, f32)>) -> Option<String> {
-        let state = self.classes.entry(class).or_default();
-        let usual = state.known(way).filter(|times| times.count() >= ENOUGH);
-        let (median, upper) = (usual.map(Times::median)?, usual.map(Times::upper)?);
-        state.strikes = if us > OVER * upper { state.strikes + 1 } else { 0 };
-        if state.strikes >= STRIKES {
-            state.strikes = 0;
+        let recent = self.known(way).map(|known| &known.recent)?;
+        let (median, upper) = (recent.median(), recent.upper());
+        self.strikes = if us > OVER * upper { self.strikes + 1 } else { 0 };
+        if self.strikes >= STRIKES {
+            self.strikes = 0;
             return Some(format!("{class} by {way} takes {us:.1} µs, usually {median:.1}"));
         }
         let (rank, behind) = late?;
-        let is_usual = state.late.count() < ENOUGH || behind <= OVER * (state.late.upper() + median);
-        state.late.push(behind);
-        state.latecomer = match state.latecomer {
+        let is_usual = self.late.count() < ENOUGH || behind <= OVER * (self.late.upper() + median);
+        self.late.push(behind);
+        self.latecomer = match self.latecomer {
             _ if is_usual => (rank, 0),
             (before, times) if before == rank => (rank, times + 1),
             _ => (rank, 1),
         };
-        (state.latecomer.1 >= STRIKES).then(|| {
-            state.latecomer.1 = 0;
+        (self.latecomer.1 >= STRIKES).then(|| {
+            self.latecomer.1 = 0;
             format!("rank {rank} begins {class} {behind:.1} µs after all others")
         })
     }

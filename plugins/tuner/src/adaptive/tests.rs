@@ -268,6 +268,19 @@ fn a_late_rank_and_what_the_host_tells_are_stress_too() {
     assert_eq!(world.taken.last(), Some(&0));
 }
 
+/// A machine that is slower for a while is so for all ways: trials count as shares of what is usual then.
+#[test]
+fn what_is_slow_for_a_while_says_nothing_of_ways() {
+    let calm = [1000.0; 5];
+    let mut world = World::new(calm, 0.1, 8);
+    for phase in 0..40 {
+        world.us = calm.map(|us| if phase % 2 == 0 { us } else { us * 2.2 });
+        world.run(3_000);
+    }
+    assert!(world.share(0, 120_000) > 0.985, "{:?}", world.proposals);
+    assert!(!world.proposals.iter().any(|why| why.contains("hopeless")), "{:?}", world.proposals);
+}
+
 #[test]
 fn what_is_refused_changes_nothing_and_comes_again() {
     let mut world = World::new([1000.0, 400.0, 900.0, 900.0, 900.0], 0.1, 6);

@@ -2,6 +2,7 @@
 //! state, and that everything is given back. What a GPU does with them is tested on GPUs.
 
 mod bulk;
+mod moment;
 mod pool;
 
 use std::io::{Read, Write};
