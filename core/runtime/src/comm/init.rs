@@ -132,17 +132,17 @@ pub fn bring_up(
         windows: Default::default(),
         times,
     };
-    ready(&live, &step)?;
+    make_ready(&live, &step("ready"))?;
     Ok(Arc::new(live))
 }
 
-/// The last steps, and what the log says of it.
-fn ready(live: &Live, step: &dyn Fn(&str) -> Wait) -> Result<()> {
+/// The last step: nothing is left to load, and all ranks are there.
+fn make_ready(live: &Live, wait: &Wait) -> Result<()> {
     if live.device.caps().kind != DeviceKind::Host {
         warm_up(live)?;
     }
     live.device.pool().fill()?;
-    live.bootstrap.barrier(&step("ready"))?;
+    live.bootstrap.barrier(wait)?;
     log::info(Subsys::Init, || announcement(live));
     if live.knobs.pass_sm > 0 || live.knobs.copy_engines {
         log::info(Subsys::Init, || sm_free::announcement(live));

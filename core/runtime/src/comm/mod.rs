@@ -12,6 +12,7 @@
 pub mod card;
 mod decide;
 mod facts;
+mod far;
 mod init;
 mod last;
 mod links;
