@@ -2,6 +2,7 @@
 // core/plan/src/exchange.rs lists which there are.
 #pragma once
 
+#include "exchange_bundle.cuh"
 #include "exchange_lines.cuh"
 #include "exchange_tiles.cuh"
 #include "exchange_words.cuh"
@@ -13,12 +14,13 @@
 #define HAWSER_SINCE_SM90(...) __VA_ARGS__
 #endif
 
-#define HAWSER_EXCHANGE(OP, op, T, type, function, protocol)                                                          \
+#define HAWSER_EXCHANGE(OP, op, T, type, Arguments, function, protocol)                                               \
     extern "C" __global__ void __launch_bounds__(512, 1)                                                              \
-        hawser_##op##_##type##_##protocol(const __grid_constant__ HawserExchange args) {                              \
+        hawser_##op##_##type##_##protocol(const __grid_constant__ Arguments args) {                                   \
         HAWSER_SINCE_SM90(hawser::function<hawser::Math<T, hawser::Op::OP>>(args);)                                   \
     }
 #define HAWSER_EXCHANGES(OP, op, T, type)                                                                             \
-    HAWSER_EXCHANGE(OP, op, T, type, exchange_words, symll)                                                           \
-    HAWSER_EXCHANGE(OP, op, T, type, exchange_lines, symll128)                                                        \
-    HAWSER_EXCHANGE(OP, op, T, type, exchange_tiles, symsimple)
+    HAWSER_EXCHANGE(OP, op, T, type, HawserExchange, exchange_words, symll)                                           \
+    HAWSER_EXCHANGE(OP, op, T, type, HawserBundle, exchange_bundle, symll_bundle)                                     \
+    HAWSER_EXCHANGE(OP, op, T, type, HawserExchange, exchange_lines, symll128)                                        \
+    HAWSER_EXCHANGE(OP, op, T, type, HawserExchange, exchange_tiles, symsimple)

@@ -187,6 +187,54 @@ struct HawserExchange {
     uint8_t pad[2];
 };
 
+// What a kernel of several exchanges reads: core/plan/src/exchange/bundle.rs documents every field.
+constexpr int HAWSER_BUNDLE_OPS = 64;
+constexpr int HAWSER_BUNDLE_BLOCKS = 32;
+
+// HawserBundleOp::shape
+constexpr uint32_t HAWSER_SPREAD_SRC = 1; // what is sent to rank p is part p of the input
+constexpr uint32_t HAWSER_SPREAD_DST = 2; // what belongs to rank p is part p of the output
+constexpr uint32_t HAWSER_CUT = 4;        // input and output are cut into the parts
+
+struct HawserBundleOp {
+    uint64_t input;
+    uint64_t output;
+    uint64_t scalar;
+    uint64_t op_number;
+    uint32_t part;
+    uint32_t total;
+    uint8_t form;
+    uint8_t scalar_is_address;
+    uint8_t send1;
+    uint8_t recv1;
+    uint8_t keep;
+    uint8_t send2;
+    uint8_t recv2;
+    uint8_t has_dst;
+    uint8_t shape;
+    uint8_t skipped;
+    uint8_t first;
+    uint8_t pad[5];
+};
+
+struct HawserBundle {
+    uint64_t to[HAWSER_EXCHANGE_RANKS];
+    uint64_t todo[HAWSER_BUNDLE_BLOCKS];
+    uint64_t mine;
+    uint64_t comm;
+    uint64_t epochs;
+    uint64_t done;
+    uint8_t rank;
+    uint8_t ranks;
+    uint8_t first;
+    uint8_t n_ops;
+    uint8_t pad[4];
+    HawserBundleOp ops[HAWSER_BUNDLE_OPS];
+};
+
+static_assert(sizeof(HawserBundleOp) == 56 && offsetof(HawserBundleOp, part) == 32 && offsetof(HawserBundleOp, first) == 50, "");
+static_assert(sizeof(HawserBundle) == 3944 && offsetof(HawserBundle, mine) == 320, "");
+static_assert(offsetof(HawserBundle, rank) == 352 && offsetof(HawserBundle, ops) == 360, "");
 static_assert(sizeof(HawserExchange) == 408 && offsetof(HawserExchange, mine) == 320, "");
 static_assert(offsetof(HawserExchange, divisor) == 384 && offsetof(HawserExchange, bulk) == 405, "");
 static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 && offsetof(HawserStep, recv) == 32, "");

@@ -152,8 +152,8 @@ class TorchLayer:
         return int(x)
 
     def capture(self, streams, work):
-        """Executable graphs of what `work()` puts on the streams, one each."""
-        graphs, relaxed = [], 2
+        """Executable graphs of what `work()` puts on the streams, one each. `nodes` says how many nodes each has."""
+        graphs, relaxed, self.nodes = [], 2, []
         for place, stream in streams:
             self.use(place)
             self._check(self.driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream.cuda_stream), relaxed))
@@ -162,6 +162,9 @@ class TorchLayer:
             self.use(place)
             graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
             self._check(self.driver.cuStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph)))
+            count = ctypes.c_size_t()
+            self._check(self.driver.cuGraphGetNodes(graph, None, ctypes.byref(count)))
+            self.nodes.append(count.value)
             self._check(self.driver.cuGraphInstantiateWithFlags(ctypes.byref(ready), graph, ctypes.c_ulonglong(0)))
             self._check(self.driver.cuGraphDestroy(graph))
             graphs.append(ready)

@@ -8,6 +8,7 @@ use clap::Args;
 use hawser_plan::{DataType, ReduceOp};
 
 use super::collective::Test;
+use super::seat;
 
 /// Measures a collective and checks its results.
 #[derive(Debug, Clone, Args)]
@@ -43,7 +44,7 @@ pub struct Options {
     /// Timed iterations
     #[arg(short = 'n', long = "iters", default_value_t = 20)]
     pub iterations: u32,
-    /// Operations per iteration, in one group
+    /// Operations per iteration, in one group, each with buffers of its own as far as 256 MiB go
     #[arg(short = 'm', long = "agg_iters", default_value_t = 1)]
     pub aggregated: u32,
     /// Iterations before that, at every power-of-two size
@@ -157,6 +158,12 @@ impl Options {
             );
         }
         Ok(())
+    }
+
+    /// Bytes of a buffer.
+    pub fn buffer_bytes(&self) -> u64 {
+        let of_group = seat::stretch(self.max_bytes).saturating_mul(self.aggregated.into());
+        self.max_bytes.max(of_group.min(256 << 20))
     }
 
     /// All sizes, in order.

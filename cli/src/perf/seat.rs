@@ -54,6 +54,8 @@ pub struct Seat {
     stream: OwnedStream,
     send: Memory,
     recv: Memory,
+    /// Bytes for operations in either.
+    room: u64,
     unalign: u64,
 }
 
@@ -70,10 +72,22 @@ impl Case {
     fn shared_bytes(&self) -> u64 {
         self.bytes(self.geometry.send.max(self.geometry.recv))
     }
+
+    /// Where in buffers of `room` bytes operation `turn` of a group begins: each has a stretch of its own, as long as
+    /// there are any.
+    fn shift(&self, turn: u32, room: u64) -> u64 {
+        let stride = stretch(self.shared_bytes());
+        u64::from(turn) % (room / stride).max(1) * stride
+    }
+}
+
+/// Bytes from an operation of a group to the next one in the buffers.
+pub fn stretch(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(512)
 }
 
 impl Seat {
-    /// Allocates buffers for operations of at most `bytes` bytes, and a stream.
+    /// Allocates buffers of `bytes` bytes for operations, and a stream.
     ///
     /// # Errors
     /// The device has no memory left or refused a stream.
@@ -93,7 +107,7 @@ impl Seat {
         };
         let (send, recv) = (alloc()?, alloc()?);
         let stream = device.stream().with_context(|| format!("rank {rank}: no stream"))?;
-        Ok(Self { comm, rank, device, stream, send, recv, unalign })
+        Ok(Self { comm, rank, device, stream, send, recv, room: bytes, unalign })
     }
 
     /// Destroys the communicator, then frees buffers and stream.
@@ -144,20 +158,24 @@ impl Seat {
         Ok(findings)
     }
 
-    /// Puts the operation on the device; [`Test::Hypercube`] is started step by step instead.
+    /// Puts the operation on the device; [`Test::Hypercube`] is started step by step instead. `turn`: which one of
+    /// its group; what is checked is number 0.
     ///
     /// # Errors
     /// What the library reports.
-    pub fn start(&self, case: &Case) -> Result<()> {
+    pub fn start(&self, case: &Case, turn: u32) -> Result<()> {
+        let shift = case.shift(turn, self.room);
         match case.test {
             Test::One(Collective::SendRecv) => {
                 let (input, output) = self.addresses(case);
+                let (input, output) = (input + shift, output + shift);
                 let bytes = case.bytes(case.geometry.count);
                 self.comm.send(input, bytes, (self.rank + 1) % case.ranks, self.stream())?;
                 self.comm.recv(output, bytes, (self.rank + case.ranks - 1) % case.ranks, self.stream())?;
             }
             Test::One(_) => {
-                if let Some(call) = self.call(case) {
+                if let Some(mut call) = self.call(case) {
+                    (call.input, call.output) = (call.input + shift, call.output + shift);
                     self.comm.collective(&call, self.stream())?;
                 }
             }

@@ -87,7 +87,7 @@ impl Worker<'_> {
         if let Some(reporter) = reporter {
             reporter.made(slowest);
         }
-        let (bytes, unalign) = (self.options.max_bytes, self.options.unalign);
+        let (bytes, unalign) = (self.options.buffer_bytes(), self.options.unalign);
         let seat = |((comm, device), rank): ((_, &Arc<dyn Device>), _)| {
             Seat::new(comm, rank, Arc::clone(device), bytes, unalign)
         };
@@ -277,10 +277,7 @@ impl Worker<'_> {
         }
         let several = seats.len() > 1 || times > 1 || case.test.call(0, case.dtype, case.op, 0).is_none();
         self.in_group(several, || {
-            for _ in 0..times {
-                seats.iter().try_for_each(|seat| seat.start(case))?;
-            }
-            Ok(())
+            (0..times).try_for_each(|turn| seats.iter().try_for_each(|seat| seat.start(case, turn)))
         })
     }
 

@@ -123,8 +123,8 @@ impl Request {
 
 fn refused(error: PlanError) -> Error {
     match error.kind {
-        PlanErrorKind::InvalidArgument => Error::invalid_argument(error.text),
-        PlanErrorKind::InvalidUsage => Error::invalid_usage(error.text),
-        PlanErrorKind::BadProgram => Error::internal(error.text),
+        PlanErrorKind::InvalidArgument => Error::invalid_argument(error.into_text()),
+        PlanErrorKind::InvalidUsage => Error::invalid_usage(error.into_text()),
+        PlanErrorKind::BadProgram => Error::internal(error.into_text()),
     }
 }

@@ -98,10 +98,21 @@ pub fn trace(api: &str, args: &[(&str, &dyn std::fmt::Debug)]) {
 }
 
 fn caught<T>(api: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(bug(&*panic)));
-    // Recording runs foreign code too (locks, the log): nothing may escape from it either.
-    catch_unwind(AssertUnwindSafe(|| outcome.inspect_err(|error| record(api, error))))
-        .unwrap_or_else(|panic| Err(bug(&*panic)))
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(kept(api, error)),
+        Err(panic) => Err(kept(api, bug(&*panic))),
+    }
+}
+
+/// Records an error. That runs foreign code too (locks, the log): nothing may escape from it either.
+#[cold]
+#[inline(never)]
+fn kept(api: &'static str, error: Error) -> Error {
+    match catch_unwind(AssertUnwindSafe(|| record(api, &error))) {
+        Ok(()) => error,
+        Err(panic) => bug(&*panic),
+    }
 }
 
 /// Puts the function's name in front of the text and keeps it. The runtime may have logged it already.

@@ -308,7 +308,7 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
             return Some("hosts differ in ranks, or their ranks do not follow one another".to_string());
         }
         if let Err(error) = algo::shape(key) {
-            return Some(error.text);
+            return Some(error.into_text());
         }
     }
     if knobs.algorithms[index].is_some_and(|mask| mask & algorithm_bit(key.algorithm) == 0) {
@@ -351,14 +351,14 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
     if protocol == Protocol::Dma {
         let knobs = dma::knobs(knobs, world, dma::part(key, bytes));
         if let Err(error) = fold(key, algo::channels(key)?, &knobs) {
-            return Ok(Outcome::Filtered(error.text));
+            return Ok(Outcome::Filtered(error.into_text()));
         }
         let us = predict(key, protocol, (dma::LANES, 1), bytes, world, &knobs) as f32;
         return Ok(Outcome::Predicted { us, instances: dma::LANES, channels: 1 });
     }
     let fold = match fold(key, algo::channels(key)?, knobs) {
         Ok(fold) => fold,
-        Err(error) => return Ok(Outcome::Filtered(error.text)),
+        Err(error) => return Ok(Outcome::Filtered(error.into_text())),
     };
     let channels = fold.blocks;
     let most = knobs.most_ctas(key.collective);

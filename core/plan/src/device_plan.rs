@@ -353,15 +353,26 @@ pub struct KernelKey {
     pub dtype: DataType,
     /// Protocol.
     pub protocol: Protocol,
+    /// It runs several exchanges ([`crate::exchange::bundle`]).
+    pub bundle: bool,
 }
 
 impl KernelKey {
-    /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`.
+    /// A kernel of one program or exchange.
+    pub const fn new(op: DeviceOp, dtype: DataType, protocol: Protocol) -> Self {
+        Self { op, dtype, protocol, bundle: false }
+    }
+
+    /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`; `_bundle` follows where it
+    /// runs several exchanges.
     /// Sums, products and pre-multiplied sums of integers do not depend on the sign and share the unsigned kernel.
     pub fn symbol(&self) -> String {
         // One kernel does both: SymBulk is a way that its arguments ask for.
         let protocol = if self.protocol == Protocol::SymBulk { Protocol::SymSimple } else { self.protocol };
-        let protocol = protocol.name().to_lowercase();
+        let mut protocol = protocol.name().to_lowercase();
+        if self.bundle {
+            protocol.push_str("_bundle");
+        }
         let (op, signed) = match self.op {
             DeviceOp::Copy => return format!("hawser_copy_u8_{protocol}"),
             DeviceOp::Sum => ("sum", false),

@@ -1,13 +1,19 @@
 //! What the planner can refuse.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 
 /// Result of a planning step.
 pub type Result<T> = std::result::Result<T, PlanError>;
 
-/// A refusal: what was asked, why it cannot be, what to do about it.
+/// A refusal: what was asked, why it cannot be, what to do about it. One word, so that results stay small; it reads as its
+/// [`Refusal`].
+#[derive(Clone, PartialEq, Eq)]
+pub struct PlanError(Box<Refusal>);
+
+/// What a [`PlanError`] says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlanError {
+pub struct Refusal {
     /// Who is at fault.
     pub kind: PlanErrorKind,
     /// One sentence with cause and remedy.
@@ -28,17 +34,48 @@ pub enum PlanErrorKind {
 impl PlanError {
     /// An argument out of range.
     pub fn argument(text: impl Into<String>) -> Self {
-        Self { kind: PlanErrorKind::InvalidArgument, text: text.into() }
+        Self::of(PlanErrorKind::InvalidArgument, text.into())
     }
 
     /// Arguments or settings that do not go together.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { kind: PlanErrorKind::InvalidUsage, text: text.into() }
+        Self::of(PlanErrorKind::InvalidUsage, text.into())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn of(kind: PlanErrorKind, text: String) -> Self {
+        Self(Box::new(Refusal { kind, text }))
+    }
+
+    /// The text alone.
+    pub fn into_text(self) -> String {
+        self.0.text
     }
 
     /// A program that is wrong.
     pub fn program(text: impl Into<String>) -> Self {
-        Self { kind: PlanErrorKind::BadProgram, text: text.into() }
+        Self::of(PlanErrorKind::BadProgram, text.into())
+    }
+}
+
+impl Deref for PlanError {
+    type Target = Refusal;
+
+    fn deref(&self) -> &Refusal {
+        &self.0
+    }
+}
+
+impl DerefMut for PlanError {
+    fn deref_mut(&mut self) -> &mut Refusal {
+        &mut self.0
+    }
+}
+
+impl fmt::Debug for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

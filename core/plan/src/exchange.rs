@@ -8,11 +8,12 @@
 //! [`ExchangeArgs::len`], in the second that of `a`'s. Peers are counted from the own rank on (`k`: rank + k) where data
 //! leave, and by rank (`p`) where they come in, since values are combined in the order of ranks.
 
+pub mod bundle;
 mod parts;
 
 use std::mem::{offset_of, size_of};
 
-use self::parts::Parts;
+use self::parts::{Parts, Shape};
 use crate::algo::ProgramKey;
 use crate::bulk;
 use crate::call::{Call, Collective};
@@ -302,6 +303,10 @@ pub struct ExchangePlan {
     args: ExchangeArgs,
     /// By rank: whether `dst` is a place in the output.
     has_dst: u8,
+    /// Offsets and lengths in few numbers.
+    shape: Shape,
+    /// Bytes of an element.
+    element: u64,
     /// Whether all offsets are multiples of a pack.
     aligned: bool,
     /// Bytes of input and output that this rank has.
@@ -323,7 +328,7 @@ impl ExchangePlan {
         let bytes = call.block_bytes();
         let mut parts = Parts::new(rank, ranks);
         parts.fill(call.collective, choice.key.algorithm, call.root, bytes);
-        let Parts { mut args, has_dst, .. } = parts;
+        let Parts { mut args, has_dst, shape, .. } = parts;
         args.most = longest_part(call.collective, choice.key.algorithm, bytes, ranks);
         let mut max_ctas = knobs.most_ctas(call.collective);
         if choice.instances > 0 {
@@ -349,7 +354,7 @@ impl ExchangePlan {
         let offsets = args.src.iter().chain(&args.dst);
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
         let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
-        let kernel = KernelKey { op, dtype, protocol: choice.protocol };
+        let kernel = KernelKey::new(op, dtype, choice.protocol);
         let blocks_of = |some: bool, blocks: u32| if some { bytes * u64::from(blocks) } else { 0 };
         let (collective, root) = (call.collective, call.root);
         let used = [
@@ -357,7 +362,8 @@ impl ExchangePlan {
             blocks_of(collective.has_output(rank, root), collective.output_blocks(ranks)),
         ];
         let needs_two_buffers = collective == Collective::AllToAll;
-        Self { args, has_dst, aligned, used, needs_two_buffers, kernel, blocks, threads }
+        let element = call.dtype.size() as u64;
+        Self { args, has_dst, shape, element, aligned, used, needs_two_buffers, kernel, blocks, threads }
     }
 
     /// Names the areas of all ranks, the counters of this one, and its image of the communicator.

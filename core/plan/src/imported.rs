@@ -244,7 +244,7 @@ mod tests {
             (&plan.replace("recv from 0", "recv from 1"), "receives from itself"),
         ];
         for (text, part) in errors {
-            let error = read(text).unwrap_err().text;
+            let error = read(text).unwrap_err().into_text();
             assert!(error.contains(part), "{error}");
         }
     }

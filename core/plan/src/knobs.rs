@@ -177,6 +177,8 @@ pub struct Knobs {
     pub copy_engines: bool,
     /// `NCCL_PSM_BUFFER_SIZE`: bytes of staging per peer; 0 = as fits.
     pub staging_bytes: u64,
+    /// `HAWSER_FUSE`: small collectives of a group share launches.
+    pub fuse: bool,
     /// `HAWSER_SM_FREE_CTAS`: most CTAs of a reduction while copy engines do what only moves.
     pub reducing_ctas: u32,
     /// The longest message that the network between hosts takes.
@@ -202,6 +204,7 @@ impl Default for Knobs {
             pass_sm: 0,
             copy_engines: false,
             staging_bytes: 0,
+            fuse: true,
             reducing_ctas: 2,
             message_bytes: u64::MAX,
         }
@@ -269,6 +272,7 @@ impl Knobs {
         digest.add(u64::from(self.pass_sm));
         digest.add(u64::from(self.copy_engines));
         digest.add(self.staging_bytes);
+        digest.add(u64::from(self.fuse));
         digest.add(u64::from(self.reducing_ctas));
         digest.add(self.message_bytes);
         digest.value()
@@ -424,6 +428,7 @@ mod tests {
             Knobs { pass_sm: 1, ..base.clone() },
             Knobs { copy_engines: true, ..base.clone() },
             Knobs { staging_bytes: 1, ..base.clone() },
+            Knobs { fuse: false, ..base.clone() },
             Knobs { reducing_ctas: 1, ..base.clone() },
             Knobs { algorithms: Knobs::parse_algo("ring").unwrap(), ..base.clone() },
             Knobs { protocols: Knobs::parse_proto("ll").unwrap(), ..base.clone() },

@@ -177,7 +177,7 @@ pub fn bind(
         args.n_inline = lowered.steps.len() as u8;
     }
     let scratch_bytes = u64::from(lowered.scratch_chunks) * work.chunk * elem;
-    let kernel = KernelKey { op, dtype, protocol: choice.protocol };
+    let kernel = KernelKey::new(op, dtype, choice.protocol);
     let direct = Direct::of(&choice.key, work.chunk * elem);
     Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, direct })
 }

@@ -306,7 +306,7 @@ impl Launches<'_> {
     }
 
     fn empty(&self, protocol: Protocol) -> LaunchPlan {
-        let kernel = KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, protocol };
+        let kernel = KernelKey::new(DeviceOp::Copy, DataType::Uint8, protocol);
         let threads = crate::cost::threads(self.world.device, protocol);
         let args = Box::new(Args { protocol: protocol as u8, ..Args::default() });
         LaunchPlan { args, kernel, threads, scratch_bytes: 0, direct: dma::Direct::Free }

@@ -84,7 +84,10 @@ impl Vector<'_> {
     /// `InvalidArgument` for a root that is no rank, for too few counts, for lengths that exceed the address space, for parts of an
     /// output that overlap, for a buffer that is NULL, and where the two ends of the rank's own part differ in length.
     pub fn messages(&self, dtype: DataType, rank: u32, ranks: u32) -> Result<Vec<Message>> {
-        let at = |error: PlanError| PlanError { text: format!("{}: {}", self.name(), error.text), ..error };
+        let at = |mut error: PlanError| {
+            error.text = format!("{}: {}", self.name(), error.text);
+            error
+        };
         self.planned(dtype.size() as u64, rank, ranks).map_err(at)
     }
 
@@ -217,7 +220,7 @@ fn span(what: &str, base: u64, count: u64, at: u64, size: u64) -> Result<Span> {
 /// Checks that nothing is written twice.
 fn distinct(recvs: &[(u32, Span)]) -> Result<()> {
     let mut sorted: Vec<&(u32, Span)> = recvs.iter().filter(|(_, span)| span.bytes > 0).collect();
-    sorted.sort_by_key(|(_, span)| span.addr);
+    sorted.sort_unstable_by_key(|(_, span)| span.addr);
     let overlap = sorted.windows(2).find(|pair| pair[0].1.addr + pair[0].1.bytes > pair[1].1.addr);
     overlap.map_or(Ok(()), |pair| {
         Err(PlanError::argument(format!(

@@ -105,6 +105,8 @@ pub struct Settings {
     pub cache: Option<PathBuf>,
     /// `HAWSER_BULK`: ranks of one process may move large data straight between the users' buffers (SymBulk).
     pub bulk: bool,
+    /// `HAWSER_FUSE`: 0 = every collective of a group gets a launch of its own.
+    pub fuse: bool,
     /// `HAWSER_EXPLAIN`: who writes why calls run as they do.
     pub explain: Explain,
     /// `HAWSER_RULES_WATCH`: rule files that count anew when they change; 1 = those of `HAWSER_RULES`.
@@ -228,6 +230,7 @@ pub const HONOURED: &[&str] = &[
     "MSCCL_ALGO_DIR",
     "HAWSER_DEVICE",
     "HAWSER_BULK",
+    "HAWSER_FUSE",
     "HAWSER_EXPLAIN",
     "HAWSER_RULES",
     "HAWSER_RULES_WATCH",
@@ -334,6 +337,7 @@ impl Source {
             msccl_folder: self.text("MSCCL_ALGO_DIR"),
             cache: cache_folder(),
             bulk: self.flag("HAWSER_BULK"),
+            fuse: self.choice("HAWSER_FUSE").unwrap_or(true),
             explain: match self.word("HAWSER_EXPLAIN", &["0", "1", "all"]).as_deref() {
                 Some("1") => Explain::First,
                 Some("all") => Explain::All,

@@ -4,6 +4,7 @@
 //! It ends up in `ncclGetLastError`, so it must read well without any log around it.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 
 /// What every fallible function of the runtime returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -46,9 +47,14 @@ impl ErrorKind {
     ];
 }
 
-/// An error with its kind and a complete sentence for the user.
+/// An error with its kind and a complete sentence for the user. One word, so that results stay small; it reads as its
+/// [`Report`].
+#[derive(Clone, PartialEq, Eq)]
+pub struct Error(Box<Report>);
+
+/// What an [`Error`] says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
+pub struct Report {
     /// Who is at fault.
     pub kind: ErrorKind,
     /// What failed, who is concerned, why, and the remedy.
@@ -58,7 +64,18 @@ pub struct Error {
 impl Error {
     /// An error of the given kind.
     pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Error { kind, text: text.into() }
+        Self::of(kind, text.into())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn of(kind: ErrorKind, text: String) -> Self {
+        Error(Box::new(Report { kind, text }))
+    }
+
+    /// The text alone.
+    pub fn into_text(self) -> String {
+        self.0.text
     }
 
     /// The operating system refused `what`; the text gets the reason and the errno behind it.
@@ -104,6 +121,26 @@ impl Error {
     pub fn remedy(mut self, advice: impl fmt::Display) -> Self {
         self.text = format!("{}; {advice}", self.text);
         self
+    }
+}
+
+impl Deref for Error {
+    type Target = Report;
+
+    fn deref(&self) -> &Report {
+        &self.0
+    }
+}
+
+impl DerefMut for Error {
+    fn deref_mut(&mut self) -> &mut Report {
+        &mut self.0
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

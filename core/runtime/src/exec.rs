@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hawser_plan::device_plan::KernelKey;
+use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::world::DeviceKind;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
@@ -52,6 +53,8 @@ pub enum Work {
     Steps(LaunchPlan),
     /// A fused kernel.
     Exchange(KernelKey, Box<ExchangeLaunch>),
+    /// Several calls in one fused kernel.
+    Bundle(Box<BundleLaunch>),
     /// The steps of a program by copy engines.
     Copies(LaunchPlan, Option<Arc<Loaded>>),
 }
@@ -62,6 +65,7 @@ impl Work {
         match self {
             Self::Steps(plan) => Some(plan.kernel),
             Self::Exchange(kernel, _) => Some(*kernel),
+            Self::Bundle(launch) => Some(launch.kernel),
             Self::Copies(..) => None,
         }
     }
@@ -70,6 +74,7 @@ impl Work {
         match self {
             Self::Steps(plan) => plan.args.n_blocks.into(),
             Self::Exchange(_, launch) => launch.blocks,
+            Self::Bundle(launch) => launch.blocks,
             Self::Copies(..) => 1,
         }
     }
@@ -78,7 +83,7 @@ impl Work {
     fn steps(&self) -> Option<&LaunchPlan> {
         match self {
             Self::Steps(plan) | Self::Copies(plan, _) => Some(plan),
-            Self::Exchange(..) => None,
+            Self::Exchange(..) | Self::Bundle(..) => None,
         }
     }
 }
@@ -154,7 +159,7 @@ fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
     let (plan, copies) = match &launch.work {
         Work::Steps(plan) => (plan, None),
         Work::Copies(plan, loaded) => (plan, Some(launch.comm.commands(plan, loaded.as_deref()))),
-        Work::Exchange(..) => return None,
+        Work::Exchange(..) | Work::Bundle(..) => return None,
     };
     let name = &launch.comm.name;
     let with = |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, copies };
@@ -238,6 +243,10 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
         Work::Exchange(kernel, launch) => comm.order.put(device, stream, blocks, |done| {
             launch.args.done = done;
             Timed::around(timed.take(), stream, || device.launch_exchange(*kernel, launch, stream))
+        })?,
+        Work::Bundle(launch) => comm.order.put(device, stream, blocks, |done| {
+            launch.args.done = done;
+            device.launch_bundle(launch, stream)
         })?,
         Work::Copies(plan, loaded) => {
             let control = comm.fabric.control.clone();

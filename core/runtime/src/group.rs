@@ -11,7 +11,7 @@ use std::thread;
 use hawser_plan::Call;
 use hawser_plan::p2p::Message;
 
-use crate::comm::{Busy, Comm, GroupSpans, Live};
+use crate::comm::{Busy, Calls, Comm, GroupSpans, Live};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::exec::{self, Launch};
@@ -173,13 +173,11 @@ fn finish(group: Group) -> Result<()> {
 /// Collectives in call order, then all messages together.
 fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
     let spans = Arc::new(GroupSpans::start(&live.watch));
-    let mut launches = Vec::new();
+    let mut calls = Calls::new(live, &spans);
     let (mut messages, mut streams) = (Vec::new(), Vec::new());
     for item in items {
         match item {
-            Item::Call(call, stream, number) => {
-                launches.extend(live.plan_call(&call, stream, &spans, number)?);
-            }
+            Item::Call(call, stream, number) => calls.add(&call, stream, number)?,
             Item::Message(message, stream) => {
                 if !streams.contains(&stream) {
                     streams.push(stream);
@@ -188,6 +186,7 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
             }
         }
     }
+    let mut launches = calls.finish()?;
     if let Some((first, others)) = streams.split_first() {
         launches.extend(live.plan_messages(&messages, *first, others, &spans)?);
     }

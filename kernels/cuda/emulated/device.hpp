@@ -126,6 +126,7 @@ inline uint32_t atomicCAS_system(uint32_t* p, uint32_t want, uint32_t v) { retur
 inline void atomicMin(uint32_t* p, uint32_t v) { if (v < *p) *p = v; }
 inline void __threadfence_system() {}
 inline int __ffs(unsigned v) { return __builtin_ffs((int)v); }
+inline int __ffsll(unsigned long long v) { return __builtin_ffsll((long long)v); }
 template <class To, class From> To as(From v) { To t; std::memcpy(&t, &v, sizeof t); return t; }
 inline float __uint_as_float(uint32_t v) { return as<float>(v); }
 inline uint32_t __float_as_uint(float v) { return as<uint32_t>(v); }

@@ -47,48 +47,70 @@ template <class T, class V> static void put(u8* to, V v) {
 }
 
 template <class M>
+static void bundle(const HawserBundle& b) { exchange_bundle<M>(b); }
+template <class M>
 static void kernel(int protocol, const HawserExchange& a) {
     if (protocol == WORDS) exchange_words<M>(a);
     else if (protocol == LINES) exchange_lines<M>(a);
     else exchange_tiles<M>(a);
 }
 
-static const Element COPY = {"bytes", 1, kernel<Math<uint8_t, Op::Copy>>, 0, 0, [](u32 h, u8* to) { put<u8>(to, h); }, nullptr};
+#define KERNELS(T, OP) kernel<Math<T, Op::OP>>, bundle<Math<T, Op::OP>>
+static const Element COPY = {"bytes", 1, KERNELS(uint8_t, Copy), 0, 0, [](u32 h, u8* to) { put<u8>(to, h); }, nullptr};
+// Elements of 1, 2, 4 and 8 bytes that are only moved: kernels that combine values of that size, or smaller ones, do it too.
+static const Element MOVED[] = {
+    COPY,
+    {"units of 2", 2, KERNELS(uint8_t, Copy), 0, 0, [](u32 h, u8* to) { put<u16>(to, h); }, nullptr},
+    {"units of 4", 4, KERNELS(uint8_t, Copy), 0, 0, [](u32 h, u8* to) { put<u32>(to, h * 0x9e3779b1u); }, nullptr},
+    {"units of 8", 8, KERNELS(uint8_t, Copy), 0, 0, [](u32 h, u8* to) { put<u64>(to, h * 0x9e3779b97f4a7c15ull); }, nullptr},
+};
 static const Element REDUCED[] = {
-    {"float sum", 4, kernel<Math<float, Op::Sum>>, 0, 0, [](u32 h, u8* to) { put<float>(to, hash_to_float(h)); },
+    {"float sum", 4, KERNELS(float, Sum), 0, 0, [](u32 h, u8* to) { put<float>(to, hash_to_float(h)); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<float>(v, n, out, sum); }},
-    {"float premul", 4, kernel<Math<float, Op::PreMul>>, HAWSER_SCALE, __float_as_uint(0.3f),
+    {"float premul", 4, KERNELS(float, PreMul), HAWSER_SCALE, __float_as_uint(0.3f),
      [](u32 h, u8* to) { put<float>(to, hash_to_float(h)); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<float>(v, n, out, sum_of_thirds); }},
-    {"half sum", 2, kernel<Math<F16, Op::Sum>>, 0, 0,
+    {"half sum", 2, KERNELS(F16, Sum), 0, 0,
      [](u32 h, u8* to) { put<u16>(to, __half_as_ushort(__float2half_rn(std::ldexp((float)(int)(h % 999) - 500, (int)(h >> 12 & 7) - 3)))); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<u16>(v, n, out, half_sum); }},
-    {"int64 average", 8, kernel<Math<i64, Op::SumDiv>>, HAWSER_DIVIDE, 0,
+    {"int64 average", 8, KERNELS(i64, SumDiv), HAWSER_DIVIDE, 0,
      [](u32 h, u8* to) { put<u64>(to, h * 0x9e3779b97f4a7c15ull); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<i64>(v, n, out, average); }},
-    {"e4m3 sum", 1, kernel<Math<E4M3, Op::Sum>>, 0, 0, [](u32 h, u8* to) { put<u8>(to, (h & 0x7f) == 0x7f ? 0 : h); },
+    {"e4m3 sum", 1, KERNELS(E4M3, Sum), 0, 0, [](u32 h, u8* to) { put<u8>(to, (h & 0x7f) == 0x7f ? 0 : h); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<u8>(v, n, out, e4m3_sum); }},
 };
 
-// Runs the launches on all ranks but `silent`: a rank's next kernel starts when its last one is over, whatever others do.
-static void run(std::vector<std::unique_ptr<Launch>>& chain, u32 silent, bool drift) {
-    u32 n = chain[0]->ranks;
+// One kernel of a rank.
+struct Kernel {
+    u32 grid, threads;
+    std::function<void()> body;
+};
+// By rank: its kernels in order.
+using Chain = std::vector<std::vector<Kernel>>;
+
+static void append(Chain& chain, const Launch& l) {
+    for (u32 r = 0; r < l.ranks; r++)
+        chain[r].push_back({l.grid, l.threads, [&l, r] { l.element->kernel(l.protocol, l.args[r]); }});
+}
+
+// Runs the chain on all ranks but `silent`: a rank's next kernel starts when its last one is over, whatever others do.
+static void run(const Chain& chain, u32 silent, bool drift) {
     Fibers fibers;
     std::vector<std::unique_ptr<BlockRun>> blocks;
-    std::vector<size_t> begun(n, 0);
+    std::vector<size_t> begun(chain.size(), 0);
     auto start = [&](u32 rank) {
-        if (begun[rank] == chain.size()) return;
-        const Launch& l = *chain[begun[rank]++];
-        for (u32 b = 0; b < l.grid; b++) {
+        if (begun[rank] == chain[rank].size()) return;
+        const Kernel& k = chain[rank][begun[rank]++];
+        for (u32 b = 0; b < k.grid; b++) {
             blocks.push_back(std::make_unique<BlockRun>());
             BlockRun* block = blocks.back().get();
-            block->index = b, block->grid = l.grid, block->threads = l.threads;
-            block->shared = std::make_shared<u32>(0xcdcdcdcd);
-            for (u32 t = 0; t < l.threads; t++) fibers.add(block, rank, t, [&l, rank] { l.element->kernel(l.protocol, l.args[rank]); });
+            block->index = b, block->grid = k.grid, block->threads = k.threads;
+            block->shared = std::make_shared<BlockShared>();
+            for (u32 t = 0; t < k.threads; t++) fibers.add(block, rank, t, k.body);
         }
     };
     fibers.next = start;
-    for (u32 r = 0; r < n; r++)
+    for (u32 r = 0; r < chain.size(); r++)
         if (r != silent) start(r);
     weak_stores = true;
     fibers.run(drift);
@@ -117,14 +139,88 @@ static std::unique_ptr<Launch> random_launch(Machine& m, int protocol, u64 numbe
     return launch;
 }
 
+// Several calls that share launches, in blocks that all ranks have agreed on.
+struct Bundle {
+    std::vector<std::unique_ptr<Launch>> ops;
+    std::vector<u32> firsts;
+    std::vector<std::unique_ptr<HawserBundle>> args;
+    const Element* element; // whose kernel runs it
+    u32 threads;
+
+    Bundle(Machine& m, u64 number, u32 most_ops, u32 most_threads) {
+        element = dice() % 3 == 0 ? &COPY : &REDUCED[dice() % 5];
+        threads = 32 * (1 + dice() % (most_threads / 32));
+        for (u32 n = 1 + dice() % most_ops; ops.size() < n;) ops.push_back(random_op(m, number + ops.size()));
+    }
+    // One launch on every rank, or several: each rank for itself, with the same blocks.
+    void append(Machine& m, Chain& chain) {
+        for (u32 r = 0; r < m.ranks; r++)
+            for (u32 begin = 0, end; begin < ops.size(); begin = end) {
+                end = dice() % 2 ? (u32)ops.size() : begin + 1 + dice() % (ops.size() - begin);
+                launch(m, r, begin, end, chain);
+            }
+    }
+
+private:
+    std::unique_ptr<Launch> random_op(Machine& m, u64 number) {
+        auto launch = std::make_unique<Launch>();
+        Launch& l = *launch;
+        l.ranks = m.ranks, l.number = number, l.protocol = WORDS, l.tile = 0;
+        l.grid = 1 + dice() % MAX_GRID, l.threads = threads;
+        // What only moves does so in any kernel, unless values are passed on in the second exchange as if they were combined.
+        do l.pattern = (Pattern)(dice() % PATTERNS);
+        while (element == &COPY ? reduces(l.pattern) : l.pattern == BROADCAST_2);
+        if (reduces(l.pattern)) l.element = element;
+        else do l.element = &MOVED[dice() % 4];
+            while (l.element->size % element->size != 0);
+        l.root = dice() % m.ranks, l.in_place = dice() % 3 == 0, l.shift = dice() % 3 == 0 ? dice() % 16 : 0;
+        // Every block has something to do, once; the last parts may be short, or empty.
+        u64 words = (l.grid - 1) * threads + 1 + dice() % threads, most = words * 8 / 16 * 16, parts = parts_of(l.pattern, m.ranks);
+        u64 bytes = most < 16 ? 1 + dice() % 8 : dice() % 2 ? most * parts : 1 + dice() % (most * parts);
+        l.count = std::max<u64>(1, bytes / l.element->size);
+        l.prepare(m);
+        l.grid = (u32)((l.args[0].most / 8 + threads - 1) / threads);
+        firsts.push_back(dice() % (MAX_GRID - l.grid + 1));
+        return launch;
+    }
+    void launch(Machine& m, u32 r, u32 begin, u32 end, Chain& chain) {
+        args.push_back(std::make_unique<HawserBundle>());
+        HawserBundle& b = *args.back();
+        const HawserExchange& any = ops[begin]->args[r];
+        std::memcpy(b.to, any.to, sizeof b.to);
+        b.mine = any.mine, b.comm = any.comm, b.epochs = any.epochs, b.rank = any.rank, b.ranks = any.ranks;
+        u32 first = MAX_GRID, last = 0;
+        for (u32 i = begin; i < end; i++) first = std::min(first, firsts[i]), last = std::max(last, firsts[i] + ops[i]->grid);
+        b.first = (u8)first, b.n_ops = (u8)(end - begin);
+        for (u32 i = begin; i < end; i++) {
+            b.ops[i - begin] = ops[i]->bundle_op(r, firsts[i]);
+            for (u32 at = 0; at < ops[i]->grid; at++) b.todo[firsts[i] + at - first] |= 1ull << (i - begin);
+        }
+        chain[r].push_back({last - first, threads, [this, &b] { element->bundle(b); }});
+    }
+};
+
 static void chain_is_right(u32 ranks, u32 most_launches) {
     Machine m(ranks);
-    std::vector<std::unique_ptr<Launch>> chain;
-    u32 launches = 3 + dice() % (most_launches - 2);
-    int only = dice() % 4; // a protocol, or any
-    for (u32 i = 0; i < launches; i++) chain.push_back(random_launch(m, only < 3 ? only : (int)(dice() % 3), i));
+    Chain chain(ranks);
+    std::vector<std::unique_ptr<Launch>> launches;
+    std::vector<std::unique_ptr<Bundle>> bundles;
+    u32 count = 3 + dice() % (most_launches - 2);
+    int only = dice() % 5; // bundles, a protocol, or any
+    for (u32 i = 0; i < count; i++) {
+        int protocol = only < 4 ? only : (int)(dice() % 4);
+        if (protocol == BUNDLES) {
+            bundles.push_back(std::make_unique<Bundle>(m, 100 * (i + 1), 6, MAX_THREADS));
+            bundles.back()->append(m, chain);
+        } else {
+            launches.push_back(random_launch(m, protocol, i));
+            append(chain, *launches.back());
+        }
+    }
     run(chain, NOBODY, dice() % 8 != 0);
-    for (auto& launch : chain) launch->check();
+    for (auto& launch : launches) launch->check();
+    for (auto& bundle : bundles)
+        for (auto& op : bundle->ops) op->check();
     m.check();
 }
 
@@ -134,23 +230,36 @@ constexpr bool LANES_LEAVE_ALONE = false;
 // A rank stays away: the others leave by deadline or abort, and say whom they waited for.
 static void absence_is_noticed(u32 ranks, int protocol, bool aborted) {
     Machine m(ranks);
-    std::vector<std::unique_ptr<Launch>> chain;
-    chain.push_back(random_launch(m, protocol, 7, 2, 64)); // few threads: each polls thousands of times
-    const Launch& l = *chain[0];
+    Chain chain(ranks);
+    std::unique_ptr<Launch> alone;
+    std::unique_ptr<Bundle> several;
+    // Few threads: each polls thousands of times.
+    if (protocol == BUNDLES) {
+        several = std::make_unique<Bundle>(m, 7, 3, 64);
+        several->append(m, chain);
+    } else {
+        alone = random_launch(m, protocol, 7, 2, 64);
+        append(chain, *alone);
+    }
+    std::vector<const Launch*> calls;
+    if (alone) calls.push_back(alone.get());
+    else for (auto& op : several->ops) calls.push_back(op.get());
     u32 silent = dice() % ranks;
     m.abort = aborted;
     for (auto& c : m.comms) c.deadline_ns = aborted ? 0 : 1000 * 1000;
     whole_warps = !LANES_LEAVE_ALONE;
     run(chain, silent, false);
     whole_warps = true;
-    l.guards_are_whole(silent);
+    for (const Launch* call : calls) call->guards_are_whole(silent);
     for (u32 r = 0; r < ranks; r++) {
         const HawserReport& q = m.reports[r];
         if (r == silent) continue;
-        REQUIRE(q.code == (aborted ? HAWSER_ABORTED : HAWSER_DEADLINE), "%s: rank %u: code %u", l.name(), r, q.code);
-        REQUIRE(q.op_number == 7 && q.what == HAWSER_WAIT_RECV && q.block < l.grid, "%s: rank %u: what %u", l.name(), r, q.what);
-        REQUIRE(q.step == 0 && q.tile == 0 && q.peer < ranks && q.peer != r && (aborted || q.peer == silent),
-                "%s: rank %u waited for %u in step %u of tile %u, %u was away", l.name(), r, q.peer, q.step, q.tile, silent);
+        u64 which = q.op_number - 7;
+        // In a bundle a rank may be at a later call, and wait for one that waits itself.
+        REQUIRE(q.code == (aborted ? HAWSER_ABORTED : HAWSER_DEADLINE), "%s: rank %u: code %u", calls[0]->name(), r, q.code);
+        REQUIRE(which < calls.size() && q.what == HAWSER_WAIT_RECV && q.block < MAX_GRID, "rank %u: what %u", r, q.what);
+        REQUIRE(q.step == 0 && q.tile == 0 && q.peer < ranks && q.peer != r && (aborted || several || q.peer == silent),
+                "%s: rank %u waited for %u in step %u of tile %u, %u was away", calls[which]->name(), r, q.peer, q.step, q.tile, silent);
     }
 }
 
@@ -158,7 +267,7 @@ bool exchanges_are_right(u32 rounds) {
     for (u32 round = 0; round < rounds; round++) {
         bool many = round % 8 == 7;
         chain_is_right(many ? 8 : 2 + dice() % 4, many ? 3 : 6);
-        absence_is_noticed(2 + dice() % 4, (int)(round % 3), dice() % 2);
+        absence_is_noticed(2 + dice() % 4, (int)(round % 4), dice() % 2);
     }
     return true;
 }

@@ -6,11 +6,20 @@
 #include <algorithm>
 #include <cmath>
 
-namespace hawser {
-inline uint32_t& emulated_block_lost() { return *(uint32_t*)fiber->block->shared.get(); }
-} // namespace hawser
-#define block_lost emulated_block_lost()
+#include "../plan.h"
 
+namespace hawser {
+struct BlockShared {
+    uint32_t lost = 0xcdcdcdcd;
+    HawserExchange bundle;
+    BlockShared() { std::memset(&bundle, 0xcd, sizeof bundle); }
+};
+inline BlockShared& own_shared() { return *(BlockShared*)fiber->block->shared.get(); }
+} // namespace hawser
+#define block_lost own_shared().lost
+#define bundle_args own_shared().bundle
+
+#include "../exchange_bundle.cuh"
 #include "../exchange_lines.cuh"
 #include "../exchange_tiles.cuh"
 #include "../exchange_words.cuh"
@@ -22,12 +31,14 @@ using hawser::u64;
 using hawser::i64;
 
 constexpr u32 NOBODY = ~0u, MAX_GRID = 3, MAX_THREADS = 128, MAX_UNITS = MAX_GRID * MAX_THREADS / 32;
-enum Protocol { WORDS, LINES, TILES };
+enum Protocol { WORDS, LINES, TILES, BUNDLES };
 enum Pattern {
     ALL_REDUCE_1, ALL_REDUCE_2, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER,
     BROADCAST_1, BROADCAST_2, REDUCE_1, REDUCE_2, PATTERNS
 };
 
+// Parts of the input and the output are dealt out in two exchanges.
+inline bool in_parts(Pattern p) { return p == ALL_REDUCE_2 || p == BROADCAST_2 || p == REDUCE_2; }
 inline bool reduces(Pattern p) {
     return p == ALL_REDUCE_1 || p == ALL_REDUCE_2 || p == REDUCE_SCATTER || p == REDUCE_1 || p == REDUCE_2;
 }
@@ -46,6 +57,7 @@ struct Element {
     const char* name;
     u32 size;
     void (*kernel)(int protocol, const HawserExchange&);
+    void (*bundle)(const HawserBundle&);
     u32 form;
     u64 scalar;
     void (*make)(u32 hash, u8* to);
@@ -117,6 +129,22 @@ struct Launch {
                       (unsigned long)number, patterns[pattern], (unsigned long)count, element->name, protocols[protocol], ranks, grid,
                       threads, tile, root, shift, in_place ? ", in place" : "");
         return text;
+    }
+    // What a bundle says of this launch on rank r.
+    HawserBundleOp bundle_op(u32 r, u32 first) const {
+        const HawserExchange& a = args[r];
+        HawserBundleOp op{};
+        op.input = in[r], op.output = out[r], op.scalar = a.scalar, op.op_number = number;
+        op.part = (u32)(in_parts(pattern) ? a.most : bytes()), op.total = (u32)bytes();
+        op.form = a.form, op.scalar_is_address = a.scalar_is_address, op.send1 = a.send1, op.recv1 = a.recv1, op.keep = a.keep;
+        op.send2 = a.send2, op.recv2 = a.recv2, op.first = (u8)first;
+        for (u32 p = 0; p < ranks; p++) op.has_dst |= (a.dst[p] != 0) << p;
+        bool deals = pattern == REDUCE_SCATTER || pattern == ALL_TO_ALL || pattern == SCATTER;
+        bool collects = pattern == ALL_GATHER || pattern == ALL_TO_ALL || pattern == GATHER;
+        if (in_parts(pattern)) op.shape = HAWSER_CUT | HAWSER_SPREAD_SRC | HAWSER_SPREAD_DST;
+        else op.shape = (deals ? HAWSER_SPREAD_SRC : 0) | (collects ? HAWSER_SPREAD_DST : 0);
+        op.skipped = pattern == BROADCAST_2 || pattern == REDUCE_2 ? (u8)root : 255;
+        return op;
     }
     // Results are there, and nothing else of the buffers' surroundings has changed.
     void check() const {

@@ -32,6 +32,6 @@ inventory::collect!(BuiltIn);
 /// All built-in plugins of this library, in order of priority and name (link order differs between builds).
 pub fn built_in() -> Vec<&'static BuiltIn> {
     let mut all: Vec<&BuiltIn> = inventory::iter::<BuiltIn>.into_iter().collect();
-    all.sort_by_key(|b| (b.priority, b.name));
+    all.sort_unstable_by_key(|b| (b.priority, b.name));
     all
 }

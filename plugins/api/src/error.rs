@@ -1,6 +1,7 @@
 //! The one error type of the plugin interface.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 
 /// What every fallible method returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -25,9 +26,14 @@ pub enum ErrorKind {
     Unsupported = 16,
 }
 
-/// An error with a complete sentence for the user: what failed, for which peer, errno, and the remedy.
+/// An error with a complete sentence for the user: what failed, for which peer, errno, and the remedy. One word, so that
+/// results stay small; it reads as its [`Report`].
+#[derive(Clone, PartialEq, Eq)]
+pub struct Error(Box<Report>);
+
+/// What an [`Error`] says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Error {
+pub struct Report {
     /// Who is at fault.
     pub kind: ErrorKind,
     /// The sentence.
@@ -37,7 +43,18 @@ pub struct Error {
 impl Error {
     /// An error of a kind.
     pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
+        Self::of(kind, text.into())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn of(kind: ErrorKind, text: String) -> Self {
+        Self(Box::new(Report { kind, text }))
+    }
+
+    /// The text alone.
+    pub fn into_text(self) -> String {
+        self.0.text
     }
 
     /// The operating system refused `what`.
@@ -66,6 +83,26 @@ impl Error {
     pub fn context(mut self, prefix: impl fmt::Display) -> Self {
         self.text = format!("{prefix}: {}", self.text);
         self
+    }
+}
+
+impl Deref for Error {
+    type Target = Report;
+
+    fn deref(&self) -> &Report {
+        &self.0
+    }
+}
+
+impl DerefMut for Error {
+    fn deref_mut(&mut self) -> &mut Report {
+        &mut self.0
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -11,7 +11,7 @@ use hawser_plugin::{Log, Result, Subsys};
 
 use crate::adaptive::{self, Adaptive};
 use crate::names;
-use crate::rule::{Action, Executor, GUARD, Job, Rule, Way};
+use crate::rule::{self, Action, Executor, GUARD, Job, Rule, Way};
 
 /// One more than the largest number of a function.
 const FUNCTIONS: usize = Function::Gather as usize + 1;
@@ -84,7 +84,7 @@ impl Engine {
     /// Picks the rules for a communicator. `files` is what logs call their source.
     pub fn new(rules: &[Rule], files: &str, job: &Job, log: Log) -> Self {
         let mut fitting: Vec<&Rule> = rules.iter().filter(|rule| rule.when.fits_job(job).is_ok()).collect();
-        fitting.sort_by_key(|rule| std::cmp::Reverse(rule.priority)); // stable
+        rule::in_order(&mut fitting);
         let source = match rules.is_empty() {
             true => "no rules".to_owned(),
             false => format!("{} of {} rules in {files}", fitting.len(), rules.len()),

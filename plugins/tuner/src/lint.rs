@@ -1,12 +1,12 @@
 //! Rules that are right and yet do not do what their author may think.
 
-use crate::rule::{Action, Rule};
+use crate::rule::{self, Action, Rule};
 use crate::schema::Problem;
 
 /// Rules that can never count, because an earlier one takes all their calls. In the order in which rules are looked at.
 pub fn lint(rules: &[Rule]) -> Vec<Problem> {
     let mut ordered: Vec<&Rule> = rules.iter().collect();
-    ordered.sort_by_key(|rule| std::cmp::Reverse(rule.priority)); // stable
+    rule::in_order(&mut ordered);
     let mut problems = Vec::new();
     for (at, rule) in ordered.iter().enumerate() {
         let before = &ordered[..at];

@@ -46,6 +46,11 @@ pub struct Rule {
     pub ends: bool,
 }
 
+/// Puts rules into the order in which they are looked at.
+pub fn in_order(rules: &mut [&Rule]) {
+    rules.sort_by_key(|rule| std::cmp::Reverse(rule.priority)); // stable
+}
+
 /// How much slower than the cost model's own choice an action of a `never_worse` rule may look. The model is not more exact.
 pub const GUARD: f32 = 1.1;
 

@@ -273,10 +273,10 @@ impl Duelist<'_> {
 
     fn start(&self, seat: &Seat, case: &Case) -> Result<()> {
         if case.test.call(0, case.dtype, case.op, 0).is_some() {
-            return seat.start(case);
+            return seat.start(case, 0);
         }
         self.library.group_start()?;
-        let called = seat.start(case);
+        let called = seat.start(case, 0);
         let ended = self.library.group_end();
         called.and(ended)
     }

@@ -204,11 +204,13 @@ impl<'a> Emitter<'a> {
     /// Takes the next blocks that go side by side.
     fn begin(&mut self) {
         let Some(channel) = self.left.last().map(|(_, block)| block.channel) else { return };
+        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         while let Some((index, block)) = self.left.pop_if(|(_, block)| block.channel == channel) {
-            self.current.push((index, block, Place::default()));
+            let receives = self.steps[usize::from(block.first_step)].n_send == 0;
+            let side = if receives { &mut receivers } else { &mut senders };
+            side.push((index, block, Place::default()));
         }
-        let receives = |block: &Block| self.steps[usize::from(block.first_step)].n_send == 0;
-        self.current.sort_by_key(|(_, block, _)| receives(block));
+        self.current.extend(senders.into_iter().chain(receivers));
     }
 
     /// The commands of one tile of one repetition of a step.

@@ -1,5 +1,6 @@
 //! Which bytes go where in the exchanges of a program.
 
+use super::bundle::{CUT, NO_RANK, SPREAD_DST, SPREAD_SRC};
 use super::{ExchangeArgs, FOLD, OWN, SAME, SECOND};
 use crate::call::Collective;
 use crate::knobs::Algorithm;
@@ -11,11 +12,26 @@ pub(super) struct Parts {
     pub args: ExchangeArgs,
     /// By rank: whether `dst` is a place in the output.
     pub has_dst: u8,
+    /// The same in few numbers.
+    pub shape: Shape,
     rank: usize,
     ranks: usize,
     /// All peers, by k and by rank.
     all_k: u8,
     all_p: u8,
+}
+
+/// Where parts lie, in few numbers: offsets and lengths follow from them (`kernels/cuda/exchange_bundle.cuh`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Bytes of a part; where `total` is cut into parts, of all but the last ones.
+    pub part: u64,
+    /// Bytes that are cut into parts.
+    pub total: u64,
+    /// [`SPREAD_SRC`], [`SPREAD_DST`], [`CUT`].
+    pub flags: u8,
+    /// The rank that has no part, or [`NO_RANK`].
+    pub skipped: u8,
 }
 
 impl Parts {
@@ -24,7 +40,9 @@ impl Parts {
         let everyone = ((1u32 << ranks) - 1) as u8;
         let args = ExchangeArgs { rank: rank as u8, ranks: ranks as u8, ..ExchangeArgs::default() };
         let all_p = everyone & !(1 << rank);
-        Self { args, has_dst: 0, rank: rank as usize, ranks: ranks as usize, all_k: everyone & !1, all_p }
+        let shape = Shape { part: 0, total: 0, flags: 0, skipped: NO_RANK };
+        let (rank, ranks) = (rank as usize, ranks as usize);
+        Self { args, has_dst: 0, shape, rank, ranks, all_k: everyone & !1, all_p }
     }
 
     /// Everything for a collective whose blocks have `bytes` bytes.
@@ -77,7 +95,7 @@ impl Parts {
 
     fn all_gather(&mut self, bytes: u64) {
         self.equal_parts(bytes);
-        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+        self.keep_blocks(bytes);
         (self.args.form, self.args.send1, self.args.recv1) = (SAME, self.all_k, self.all_p);
         self.args.keep = 1 << self.rank;
     }
@@ -92,7 +110,7 @@ impl Parts {
     fn all_to_all(&mut self, bytes: u64) {
         self.equal_parts(bytes);
         self.send_blocks(bytes);
-        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+        self.keep_blocks(bytes);
         (self.args.send1, self.args.recv1) = (self.all_k, self.all_p);
         self.args.keep = 1 << self.rank;
     }
@@ -100,7 +118,7 @@ impl Parts {
     fn gather(&mut self, root: usize, bytes: u64) {
         self.equal_parts(bytes);
         if self.rank == root {
-            (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+            self.keep_blocks(bytes);
             (self.args.recv1, self.args.keep) = (self.all_p, 1 << root);
         } else {
             self.args.send1 = 1 << self.k_of(root);
@@ -165,18 +183,28 @@ impl Parts {
         self.args.len[..self.ranks].fill(bytes);
         self.args.src_len[..self.ranks].fill(bytes);
         self.args.least = bytes;
+        (self.shape.part, self.shape.total) = (bytes, bytes);
     }
 
     /// Rank `p` gets block `p` of the input.
     fn send_blocks(&mut self, bytes: u64) {
+        self.shape.flags |= SPREAD_SRC;
         for k in 0..self.ranks {
             self.args.src[k] = ((self.rank + k) % self.ranks) as u64 * bytes;
         }
     }
 
+    /// What comes from rank `p` is block `p` of the output.
+    fn keep_blocks(&mut self, bytes: u64) {
+        self.shape.flags |= SPREAD_DST;
+        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+    }
+
     /// Cuts `bytes` bytes of input and output into a shard for each owner.
     fn shards(&mut self, owners: &[usize], bytes: u64) {
         let shard = bytes.div_ceil(owners.len().max(1) as u64).next_multiple_of(PACK_BYTES);
+        let skipped = (0..self.ranks).find(|p| !owners.contains(p)).map_or(NO_RANK, |p| p as u8);
+        self.shape = Shape { part: shard, total: bytes, flags: CUT | SPREAD_SRC | SPREAD_DST, skipped };
         for (index, &p) in owners.iter().enumerate() {
             let at = index as u64 * shard;
             let (k, len) = (self.k_of(p), bytes.saturating_sub(at).min(shard));

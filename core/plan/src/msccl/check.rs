@@ -253,7 +253,7 @@ fn connections(algo: &Algo) -> Result<()> {
         }
     }
     let mut ends: Vec<_> = ends.into_iter().collect();
-    ends.sort_by_key(|(key, _)| *key);
+    ends.sort_unstable_by_key(|(key, _)| *key);
     ends.iter().try_for_each(|&((from, to, chan), sides)| connection(from, to, chan, sides))
 }
 

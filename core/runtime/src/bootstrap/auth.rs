@@ -358,7 +358,7 @@ impl Pending {
             match &self.proof {
                 None if self.have == GREETING => match self.answer(key, target, roles) {
                     Ok(expected) => self.proof = Some(expected),
-                    Err(error) => return Step::Drop(error.text),
+                    Err(error) => return Step::Drop(error.into_text()),
                 },
                 Some(expected) if expected.have == PROOF => {
                     if !matches(&expected.hash, &expected.bytes) {

@@ -178,7 +178,7 @@ mod tests {
         let text = |bytes: &[u8; 128]| {
             let error = UniqueId::from_bytes(bytes).unwrap_err();
             assert_eq!(error.kind, ErrorKind::InvalidArgument);
-            error.text
+            error.into_text()
         };
         assert!(text(&[0; 128]).contains("empty"));
         assert!(text(&[7; 128]).contains("not made by this library"));

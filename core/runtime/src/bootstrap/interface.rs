@@ -31,17 +31,16 @@ fn select(
     near: Option<IpAddr>,
 ) -> Result<IpAddr> {
     let filter = ifname.map(Filter::parse).filter(|filter| !filter.names.is_empty());
-    let mut fitting: Vec<&Interface> = all
+    let fitting = all
         .iter()
         .filter(|interface| family.is_none_or(|family| (family == 4) == interface.address.is_ipv4()))
-        .filter(|interface| filter.as_ref().is_none_or(|filter| filter.accepts(&interface.name)))
-        .collect();
-    fitting.sort_by_key(|interface| {
+        .filter(|interface| filter.as_ref().is_none_or(|filter| filter.accepts(&interface.name)));
+    let first = fitting.min_by_key(|interface| {
         let order = if filter.is_some() { 0 } else { default_order(&interface.name) };
         let far = filter.is_some() || !near.is_some_and(|near| same_subnet(interface, near));
         (far, order, interface.address.is_ipv6())
     });
-    fitting.first().map(|interface| interface.address).ok_or_else(|| nothing_fits(all, ifname, family))
+    first.map(|interface| interface.address).ok_or_else(|| nothing_fits(all, ifname, family))
 }
 
 fn nothing_fits(all: &[Interface], ifname: Option<&str>, family: Option<u8>) -> Error {
@@ -181,7 +180,8 @@ mod tests {
 
     fn pick(ifname: Option<&str>, family: Option<u8>, near: Option<&str>) -> String {
         let near = near.map(|near| near.parse().unwrap());
-        select(&host(), ifname, family, near).map_or_else(|error| error.text, |address| address.to_string())
+        select(&host(), ifname, family, near)
+            .map_or_else(|error| error.into_text(), |address| address.to_string())
     }
 
     #[test]

@@ -267,7 +267,7 @@ impl Round<'_> {
             ErrorKind::Aborted => ErrorKind::Remote,
             kind => kind,
         };
-        Error::new(kind, error.text).context(format!("rank {}: rank 0 reports", self.rank))
+        Error::new(kind, error.into_text()).context(format!("rank {}: rank 0 reports", self.rank))
     }
 }
 

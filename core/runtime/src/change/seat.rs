@@ -321,7 +321,7 @@ impl Work {
                         return Err(why);
                     }
                     let files = wire::unpack(content).ok_or("the rules came damaged")?;
-                    let staged = tuners.with_settings(config, &files).map_err(|error| error.text)?;
+                    let staged = tuners.with_settings(config, &files).map_err(|error| error.into_text())?;
                     Ok((Staged { tuners: staged.0, digest: staged.1 }, staged.1))
                 };
                 let (change, is_commit) = (message.number, matches!(message.body, Body::Commit(_)));

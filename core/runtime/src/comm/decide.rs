@@ -225,6 +225,7 @@ fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: 
     }
     (knobs.pass_sm, knobs.staging_bytes) = (pass_sm(settings, config)?, settings.staging_bytes);
     knobs.reducing_ctas = settings.reducing_ctas.unwrap_or(knobs.reducing_ctas);
+    knobs.fuse = settings.fuse;
     let most = multiprocessors.min(MAX_BLOCKS as u32);
     knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, 64);
     knobs.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, knobs.max_ctas);

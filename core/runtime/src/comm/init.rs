@@ -84,7 +84,6 @@ pub fn bring_up(
     });
     let net = net.transpose()?;
     let name = config.name.clone().unwrap_or_else(|| "world".into());
-    let order = Order::new(fabric.done());
     let is_host = device.caps().kind == DeviceKind::Host;
     let copies = |bases: &Bases| {
         let board = Board::connect(device.as_ref(), &bootstrap, &peers, abort, &step("direct copies"))?;
@@ -119,6 +118,7 @@ pub fn bring_up(
         bootstrap,
         net,
         device,
+        order: Order::new(fabric.done()),
         fabric,
         abort: abort.clone(),
         programs: Default::default(),
@@ -126,7 +126,6 @@ pub fn bring_up(
         scratch: Default::default(),
         next_batch: Default::default(),
         broken: Default::default(),
-        order,
         dma: dma.transpose()?,
         sm_free: SmFree::new(settings.sm_free_verbose),
         windows: Default::default(),
@@ -166,7 +165,7 @@ fn rail(hosts: &[u32], places: &[u32], rank: u32) -> Option<Rail> {
     let place = places[rank as usize];
     let of_place = (0..).zip(places).filter(|(_, p)| **p == place);
     let mut ranks: Vec<u32> = of_place.map(|(rank, _)| rank).collect();
-    ranks.sort_by_key(|r| hosts[*r as usize]);
+    ranks.sort_unstable_by_key(|r| hosts[*r as usize]);
     let own = ranks.iter().position(|r| *r == rank)?;
     let host_count = hosts.iter().max().map_or(0, |h| h + 1);
     (ranks.len() as u32 == host_count).then_some(Rail { ranks, own })

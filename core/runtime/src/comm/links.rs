@@ -90,7 +90,7 @@ fn cached(settings: &Settings, device: &str, world: &World) -> Option<String> {
     }
     let checked = read(&path).and_then(|text| match Constants::parse(&text, world.device, world.link) {
         Ok(_) => Ok(text),
-        Err(error) => Err(error.text),
+        Err(error) => Err(error.into_text()),
     });
     match checked {
         Ok(text) => Some(format!("{CACHED} {}\n{text}", one_line(&path.display().to_string()))),

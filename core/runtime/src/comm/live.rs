@@ -156,45 +156,14 @@ pub struct Loaded {
     image: Option<Memory>,
 }
 
-impl Live {
-    /// Plans a collective call; nothing is launched. Empty for a call without elements. `number`: that of
-    /// [`Live::launch_now`].
-    pub fn plan_call(
-        self: &Arc<Self>,
-        call: &Call,
-        stream: Stream,
-        spans: &Arc<GroupSpans>,
-        number: Option<u64>,
-    ) -> Result<Vec<Launch>> {
-        let number = number.map_or_else(|| self.begin(), Ok)?;
-        if call.count == 0 {
-            return Ok(Vec::new());
-        }
-        let (bound, timed) = self.bound(call, stream, number)?;
-        let (Chosen { choice, .. }, blocks) = bound.chosen();
-        self.log_call(call, choice, blocks, number);
-        let chosen = (choice.key.algorithm.name(), choice.protocol.name(), blocks);
-        let event = spans.collective(call, stream, number, chosen);
-        let mut launch = match &*bound {
-            Bound::Steps(plan, loaded, _) => {
-                let mut plan = plan.clone();
-                (plan.args.works[0].base[0], plan.args.works[0].base[1]) = (call.input, call.output);
-                if let Some(event) = &event {
-                    self.expect(&plan, &loaded.lowered.steps, |_| Some(event));
-                }
-                self.complete(plan, Some(loaded), number, stream)?
-            }
-            Bound::Exchange(plan, _) => {
-                let launch = Box::new(self.exchange_launch(plan, call, number)?);
-                let work = Work::Exchange(plan.kernel, launch);
-                Launch::new(self, work, stream)
-            }
-        };
-        launch.events = Events { group: Some(spans.clone()), operations: event.into_iter().collect() };
-        launch.timed = timed;
-        Ok(vec![launch])
+impl Loaded {
+    /// The steps, on the host.
+    pub fn steps(&self) -> &[Step] {
+        &self.lowered.steps
     }
+}
 
+impl Live {
     /// Puts a call on its stream at once if a fused kernel does it and nobody watches: no allocation, no group.
     pub fn launch_now(&self, call: &Call, stream: Stream) -> Result<Now> {
         if call.count == 0 || self.fabric.exchange().is_none() || !self.watch.is_idle() {
@@ -214,7 +183,8 @@ impl Live {
         Ok(Now::Launched)
     }
 
-    fn exchange_launch(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<ExchangeLaunch> {
+    /// The launch of a fused kernel that runs one call.
+    pub fn exchange_launch(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<ExchangeLaunch> {
         let mut args = plan.bind(call.input, call.output, plan.scalar(), number);
         if let Some(buffers) = plan.to_reach(call.input, call.output) {
             let mut used = buffers.into_iter().filter(|(_, bytes)| *bytes > 0);
@@ -232,7 +202,8 @@ impl Live {
         Ok(ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads, shared_bytes })
     }
 
-    fn log_call(&self, call: &Call, choice: &Choice, blocks: u8, number: u64) {
+    /// Says what was chosen for a call.
+    pub fn log_call(&self, call: &Call, choice: &Choice, blocks: u8, number: u64) {
         self.sm_free.call(self, call, choice, number);
         log::info(Subsys::Coll, || {
             let (algorithm, protocol) = (choice.key.algorithm.name(), choice.protocol.name());
@@ -242,7 +213,7 @@ impl Live {
     }
 
     /// The choice for a call, bound to its size, and how it is timed, if it is. Kept: training repeats a few calls for ever.
-    fn bound(&self, call: &Call, stream: Stream, number: u64) -> Result<(Arc<Bound>, Option<Timed>)> {
+    pub fn bound(&self, call: &Call, stream: Stream, number: u64) -> Result<(Arc<Bound>, Option<Timed>)> {
         let mut choices = lock(&self.choices)?;
         let (facts, is_timed) = self.facts(&choices.tuners, call, stream, number)?;
         let key = CallKey(call.collective, call.count, call.dtype, call.op, call.root, facts);
@@ -411,7 +382,7 @@ impl Live {
     }
 
     /// Fills in the addresses that the planner does not know.
-    fn complete(
+    pub fn complete(
         self: &Arc<Self>,
         mut plan: LaunchPlan,
         loaded: Option<&Arc<Loaded>>,
@@ -443,7 +414,12 @@ impl Live {
     }
 
     /// Tells the net which slots belong to which event.
-    fn expect<'a>(&self, plan: &LaunchPlan, steps: &[Step], event: impl Fn(Need) -> Option<&'a Arc<Span>>) {
+    pub fn expect<'a>(
+        &self,
+        plan: &LaunchPlan,
+        steps: &[Step],
+        event: impl Fn(Need) -> Option<&'a Arc<Span>>,
+    ) {
         let Some(net) = self.net.as_ref().filter(|_| self.watch.wants(Meter::KINDS)) else { return };
         let mut slots: HashMap<Need, u64> = HashMap::new();
         for (need, count) in self.far_ends(plan, steps) {
@@ -516,7 +492,7 @@ impl From<hawser_plan::PlanError> for Error {
             PlanErrorKind::InvalidUsage => ErrorKind::InvalidUsage,
             PlanErrorKind::BadProgram => ErrorKind::Internal,
         };
-        Self::new(kind, error.text)
+        Self::new(kind, error.into_text())
     }
 }
 
@@ -531,7 +507,7 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a Loaded>) -> &'a [Step] 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.
 pub fn warm_up(live: &Live) -> Result<()> {
     let protocol = hawser_plan::Protocol::Simple;
-    live.device.prepare(KernelKey { op: DeviceOp::Copy, dtype: hawser_plan::DataType::Uint8, protocol })
+    live.device.prepare(KernelKey::new(DeviceOp::Copy, hawser_plan::DataType::Uint8, protocol))
 }
 
 /// Locks a mutex; a poisoned one is an internal error, not a panic.

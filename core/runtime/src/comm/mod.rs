@@ -9,6 +9,7 @@
 //! and goes when the communicator is destroyed and the last launch has let go of it. A communicator
 //! whose operation failed stays Ready, but refuses further calls with that failure.
 
+mod calls;
 pub mod card;
 mod decide;
 mod facts;
@@ -39,6 +40,7 @@ use hawser_plan::world::DeviceKind;
 use hawser_plan::{Call, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 
+pub(crate) use calls::Calls;
 pub use decide::{cache_file, knobs_of, outlook};
 pub use facts::Facts;
 pub use last::Decision;

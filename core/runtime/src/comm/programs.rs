@@ -237,7 +237,7 @@ fn listed(folder: &Path) -> Vec<PathBuf> {
     };
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.retain(|path| path.extension().is_some_and(|e| e == "xml" || e == "plan"));
-    paths.sort();
+    paths.sort_unstable();
     paths
 }
 

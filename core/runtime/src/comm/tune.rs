@@ -112,8 +112,9 @@ impl Tuners {
         name: Option<&str>,
     ) -> Result<Self> {
         let mut tuners = Self::default();
-        let context =
-            tuner.open(&terms::config(0, world, knobs, name)).map_err(|e| Error::invalid_usage(e.text))?;
+        let context = tuner
+            .open(&terms::config(0, world, knobs, name))
+            .map_err(|e| Error::invalid_usage(e.into_text()))?;
         tuners.add(None, tuner.name(), context);
         Ok(tuners)
     }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -260,6 +261,10 @@ impl Device for HostDevice {
     }
 
     fn launch_exchange(&self, _kernel: KernelKey, _launch: &ExchangeLaunch, _stream: Stream) -> Result<()> {
+        Err(Error::internal("the host device runs the steps of a program"))
+    }
+
+    fn launch_bundle(&self, _launch: &BundleLaunch, _stream: Stream) -> Result<()> {
         Err(Error::internal("the host device runs the steps of a program"))
     }
 

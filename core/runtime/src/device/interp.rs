@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
+use hawser_fold::{Operand, Rule, fold};
 use hawser_plan::DataType;
 use hawser_plan::Protocol;
 use hawser_plan::device_plan::{
@@ -16,7 +17,6 @@ use hawser_plan::device_plan::{
 };
 use hawser_plan::dma::{STREAMS, What};
 
-use super::fold::{Operand, Rule, fold};
 use crate::comm::operation;
 use crate::dma::host::Copies;
 use crate::error::{Error, ErrorKind, Result};

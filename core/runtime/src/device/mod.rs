@@ -5,8 +5,6 @@
 //! and opaque to everyone but the device.
 
 pub mod cuda;
-mod fold;
-mod fp8;
 pub mod host;
 pub mod interp;
 
@@ -17,6 +15,7 @@ use std::time::Duration;
 
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::exchange::ExchangeArgs;
+use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
 
 use crate::env;
@@ -200,6 +199,9 @@ pub trait Device: Send + Sync {
     /// Puts a launch of an exchange kernel on a stream and returns. It may begin while the launch before it on the stream
     /// ends, and waits for its end in the kernel.
     fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()>;
+
+    /// The same for a kernel that runs several exchanges.
+    fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()>;
 
     /// Everything put on `later` from now on runs after what is on `earlier` now. Nothing happens when
     /// the two are equal or belong to different captures.

@@ -141,7 +141,7 @@ impl Drop for Context {
         // SAFETY: the plugin is ready, and this is the last call.
         let code = unsafe { (self.shared.plugin.finalize)() };
         if let Err(error) = check(code, || format!("finalize of env plugin {}", self.shared.plugin.name)) {
-            self.log.info(Subsys::ENV, error.text);
+            self.log.info(Subsys::ENV, error.into_text());
         }
         self.shared.ready.store(false, Ordering::Release);
     }

@@ -206,7 +206,7 @@ impl Plugin {
     /// Logs the failure of a call whose result nobody waits for.
     pub fn log_failure(&self, log: &Log, call: &str, code: c_int) {
         if let Err(failure) = outcome(code, ()) {
-            log.info(Subsys::NET, self.error(call, failure).text);
+            log.info(Subsys::NET, self.error(call, failure).into_text());
         }
     }
 

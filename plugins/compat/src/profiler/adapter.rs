@@ -88,7 +88,7 @@ impl Context {
     fn succeeded(&self, code: c_int, call: &str) -> bool {
         if code != SUCCESS && !self.failed.swap(true, Ordering::Relaxed) {
             let failure = check(code, || format!("{call} of profiler {}", self.shared.plugin.name));
-            let text = failure.map_or_else(|error| error.text, |()| String::new());
+            let text = failure.map_or_else(|error| error.into_text(), |()| String::new());
             self.log.warn(format!("{text}. Later failures are not logged"));
         }
         code == SUCCESS
@@ -134,7 +134,7 @@ impl Drop for Context {
         // SAFETY: the last call with this context.
         let code = unsafe { self.shared.plugin.calls.finalize(self.handle) };
         if let Err(error) = check(code, || format!("finalize of profiler {}", self.shared.plugin.name)) {
-            self.log.info(Subsys::PROFILE, error.text);
+            self.log.info(Subsys::PROFILE, error.into_text());
         }
     }
 }

@@ -229,7 +229,7 @@ impl Drop for Context {
         // SAFETY: the last call; nobody else holds the context any more.
         let code = unsafe { self.calls.finalize(handle.0) };
         if let Err(error) = check(code, || format!("finalize of tuner {}", self.name)) {
-            self.log.info(Subsys::TUNING, error.text);
+            self.log.info(Subsys::TUNING, error.into_text());
         }
     }
 }

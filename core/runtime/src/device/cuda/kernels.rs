@@ -23,8 +23,8 @@ use crate::device::Caps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log;
 
-/// Slots of the cache: operations × types × protocols.
-const SLOTS: usize = 7 * 12 * PROTOCOLS;
+/// Slots of the cache: operations × types × protocols × (one exchange, several).
+const SLOTS: usize = 7 * 12 * PROTOCOLS * 2;
 /// Kinds of kernels.
 const PROTOCOLS: usize = Protocol::ALL.len();
 
@@ -214,7 +214,8 @@ fn ok<T>(status: Status, value: T) -> std::result::Result<T, Status> {
 
 /// Position in the cache.
 fn slot(key: KernelKey) -> usize {
-    (key.op as usize * 12 + key.dtype as usize) * PROTOCOLS + key.protocol as usize
+    let one = (key.op as usize * 12 + key.dtype as usize) * PROTOCOLS + key.protocol as usize;
+    one * 2 + usize::from(key.bundle)
 }
 
 /// The image that should hold a kernel, by the operation and type in its symbol (`hawser_<op>_<type>_<protocol>`).
@@ -277,11 +278,12 @@ mod tests {
     ];
 
     fn keys() -> impl Iterator<Item = KernelKey> {
-        OPS.into_iter().flat_map(move |op| {
-            DataType::ALL
-                .into_iter()
-                .flat_map(move |dtype| Protocol::ALL.map(|protocol| KernelKey { op, dtype, protocol }))
-        })
+        let of_type = |op, dtype| {
+            let kinds = Protocol::ALL.into_iter().flat_map(|protocol| [(protocol, false), (protocol, true)]);
+            kinds.map(move |(protocol, bundle)| KernelKey { op, dtype, protocol, bundle })
+        };
+        OPS.into_iter()
+            .flat_map(move |op| DataType::ALL.into_iter().flat_map(move |dtype| of_type(op, dtype)))
     }
 
     #[test]
@@ -303,6 +305,7 @@ mod tests {
             ("hawser_sum_bf16_symll128", "x_bfloat"),
             ("hawser_sum_u32_symsimple", "x_integer"),
             ("hawser_copy_u8_symll", "x_copy"),
+            ("hawser_max_f16_symll_bundle", "x_half"),
         ];
         for (symbol, expected) in cases {
             assert_eq!(unit(symbol), expected, "{symbol}");
@@ -320,6 +323,7 @@ mod tests {
     #[test]
     fn the_expected_unit_has_the_symbol() {
         let built = |key: &KernelKey| match key.protocol.is_exchange() {
+            _ if key.bundle && key.protocol != Protocol::SymLl => false,
             true => hawser_plan::exchange::has_kernel(key.op, key.dtype),
             false => key.op != DeviceOp::SumDiv || !key.dtype.is_float(),
         };

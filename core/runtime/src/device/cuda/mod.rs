@@ -27,6 +27,7 @@ mod vmm;
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -34,6 +35,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
 use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
 
 use self::context::{Context, platform};
@@ -108,6 +110,24 @@ impl CudaDevice {
         })
     }
 
+    /// Puts a kernel that takes one structure, at `args`, on a stream.
+    #[inline]
+    fn launch_kernel(
+        &self,
+        kernel: KernelKey,
+        grid: Grid,
+        args: *const c_void,
+        stream: Stream,
+    ) -> Result<()> {
+        let function = self.kernels.function(kernel, &self.caps)?;
+        launch::launch(&self.context, function, kernel, grid, args, stream)
+    }
+
+    /// Whether fused kernels wait themselves for the end of the one before.
+    fn can_overlap(&self) -> bool {
+        matches!(self.caps.kind, DeviceKind::Cuda { sm: 90.. })
+    }
+
     /// One number about a pointer; `None` if the driver does not know the memory.
     fn pointer_attribute(&self, attribute: CUpointer_attribute, addr: u64) -> Result<Option<u64>> {
         let mut value: u64 = 0;
@@ -171,17 +191,20 @@ impl Device for CudaDevice {
         if args.n_blocks == 0 {
             return Ok(());
         }
-        let function = self.kernels.function(kernel, &self.caps)?;
         let grid = Grid { blocks: args.n_blocks.into(), threads, shared_bytes: 0, overlaps: false };
-        launch::launch(&self.context, function, kernel, grid, ptr::from_ref(args).cast(), stream)
+        self.launch_kernel(kernel, grid, ptr::from_ref(args).cast(), stream)
     }
 
     fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()> {
-        let function = self.kernels.function(kernel, &self.caps)?;
-        let overlaps = matches!(self.caps.kind, DeviceKind::Cuda { sm: 90.. });
         let &ExchangeLaunch { blocks, threads, shared_bytes, .. } = launch;
-        let grid = Grid { blocks, threads, shared_bytes, overlaps };
-        launch::launch(&self.context, function, kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
+        let grid = Grid { blocks, threads, shared_bytes, overlaps: self.can_overlap() };
+        self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
+    }
+
+    fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()> {
+        let &BundleLaunch { kernel, blocks, threads, .. } = launch;
+        let grid = Grid { blocks, threads, shared_bytes: 0, overlaps: self.can_overlap() };
+        self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
     fn order(&self, earlier: Stream, later: Stream) -> Result<()> {

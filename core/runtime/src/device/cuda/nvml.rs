@@ -40,7 +40,7 @@ fn kernel_list() -> Vec<String> {
 
 fn hidden(mut all: Vec<String>, visible: &[String]) -> Vec<String> {
     all.retain(|id| !visible.iter().any(|seen| seen.split('/').next() == Some(id)));
-    all.sort();
+    all.sort_unstable();
     all
 }
 

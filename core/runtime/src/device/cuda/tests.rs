@@ -365,7 +365,7 @@ fn addresses_are_accepted_by_what_they_are() {
 fn kernels_are_loaded_and_launched() {
     with_fake_driver("kernels_are_loaded_and_launched", &[], || {
         let device = opened(0);
-        let key = KernelKey { op: DeviceOp::Sum, dtype: DataType::Float16, protocol: Protocol::Ll128 };
+        let key = KernelKey::new(DeviceOp::Sum, DataType::Float16, Protocol::Ll128);
         let args = Args { n_blocks: 3, ..Args::default() };
         device.launch(key, &Args::default(), 512, Stream(0)).unwrap();
         if hawser_kernels::FATBINS.is_empty() {
@@ -384,7 +384,7 @@ fn kernels_are_loaded_and_launched() {
 fn exchange_kernels_may_start_early() {
     with_fake_driver("exchange_kernels_may_start_early", &[], || {
         let device = opened(0);
-        let key = KernelKey { op: DeviceOp::Sum, dtype: DataType::Float32, protocol: Protocol::SymLl };
+        let key = KernelKey::new(DeviceOp::Sum, DataType::Float32, Protocol::SymLl);
         let launch = ExchangeLaunch { args: Default::default(), blocks: 5, threads: 256, shared_bytes: 0 };
         if hawser_kernels::FATBINS.is_empty() {
             assert!(device.launch_exchange(key, &launch, Stream(0)).is_err());
@@ -393,6 +393,11 @@ fn exchange_kernels_may_start_early() {
         device.launch_exchange(key, &launch, Stream(0)).unwrap();
         assert_eq!((fake("fake_launches"), fake("fake_grid"), fake("fake_block")), (1, 5, 256));
         assert_eq!(fake("fake_overlapping"), 1);
+        let kernel = KernelKey { bundle: true, ..key };
+        let bundle = BundleLaunch { args: Default::default(), kernel, blocks: 9, threads: 128 };
+        device.launch_bundle(&bundle, Stream(0)).unwrap();
+        assert_eq!((fake("fake_launches"), fake("fake_grid"), fake("fake_block")), (2, 9, 128));
+        assert_eq!(fake("fake_overlapping"), 2);
     });
 }
 
@@ -416,7 +421,7 @@ fn streams_of_our_own_are_destroyed() {
 #[test]
 fn graphs_hold_launches_until_they_are_launched() {
     with_fake_driver("graphs_hold_launches_until_they_are_launched", &[], || {
-        let key = KernelKey { op: DeviceOp::Sum, dtype: DataType::Float16, protocol: Protocol::Ll128 };
+        let key = KernelKey::new(DeviceOp::Sum, DataType::Float16, Protocol::Ll128);
         let args = Args { n_blocks: 3, ..Args::default() };
         let has_kernels = i32::from(!hawser_kernels::FATBINS.is_empty());
         let (device, other) = (opened(0), opened(1));
@@ -468,7 +473,7 @@ fn misplaced_captures_are_refused() {
 #[test]
 fn a_gpu_without_image_is_named() {
     with_fake_driver("a_gpu_without_image_is_named", &[("FAKE_NO_BINARY", "1")], || {
-        let key = KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, protocol: Protocol::Simple };
+        let key = KernelKey::new(DeviceOp::Copy, DataType::Uint8, Protocol::Simple);
         let error = opened(0).prepare(key).unwrap_err();
         if !hawser_kernels::FATBINS.is_empty() {
             for part in ["hawser_copy_u8_simple", "sm_90", "HAWSER_CUDA_ARCHS", "CUDA 13.0", "k_copy holds"] {
@@ -520,11 +525,11 @@ fn the_machines_own_driver_agrees() {
     if !hawser_kernels::FATBINS.is_empty() {
         // Copy engines have no kernels.
         for protocol in Protocol::ALL.into_iter().filter(|p| *p != Protocol::Dma) {
-            device.prepare(KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, protocol }).unwrap();
+            device.prepare(KernelKey::new(DeviceOp::Copy, DataType::Uint8, protocol)).unwrap();
             let fused = protocol.is_exchange();
             let has = |dtype: &DataType| !fused || hawser_plan::exchange::has_kernel(DeviceOp::Sum, *dtype);
             for dtype in DataType::ALL.into_iter().filter(has) {
-                device.prepare(KernelKey { op: DeviceOp::Sum, dtype, protocol }).unwrap();
+                device.prepare(KernelKey::new(DeviceOp::Sum, dtype, protocol)).unwrap();
             }
         }
     }

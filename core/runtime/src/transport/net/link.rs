@@ -348,6 +348,6 @@ impl From<hawser_plugin::Error> for Error {
             Theirs::InvalidUsage | Theirs::Unsupported => Kind::InvalidUsage,
             Theirs::Remote => Kind::Remote,
         };
-        Self::new(kind, error.text)
+        Self::new(kind, error.into_text())
     }
 }

@@ -179,7 +179,7 @@ mod tests {
         let guard = shield.guard.clone();
         drop(shield);
         assert!(guard.run(|| Ok(())).is_err());
-        let text = error(Shield::new(()).call::<()>(|()| std::panic::panic_any(Bomb))).text;
+        let text = error(Shield::new(()).call::<()>(|()| std::panic::panic_any(Bomb))).into_text();
         assert_eq!(text, "panicked");
     }
 

@@ -27,7 +27,7 @@ pub struct RawError {
 
 impl From<Error> for RawError {
     fn from(error: Error) -> Self {
-        Self { kind: error.kind as u32, text: error.text.into(), room: [0; 2] }
+        Self { kind: error.kind as u32, text: error.into_text().into(), room: [0; 2] }
     }
 }
 
@@ -42,7 +42,7 @@ impl From<RawError> for Error {
             16 => ErrorKind::Unsupported,
             _ => ErrorKind::Internal,
         };
-        Self { kind, text: raw.text.into() }
+        Self::new(kind, raw.text)
     }
 }
 

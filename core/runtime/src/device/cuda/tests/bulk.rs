@@ -6,7 +6,7 @@ use super::*;
 fn bulk_kernels_get_their_shared_memory() {
     with_fake_driver("bulk::bulk_kernels_get_their_shared_memory", &[], || {
         let device = opened(0);
-        let key = |protocol| KernelKey { op: DeviceOp::Sum, dtype: DataType::Float32, protocol };
+        let key = |protocol| KernelKey::new(DeviceOp::Sum, DataType::Float32, protocol);
         let shared_bytes = hawser_plan::bulk::SHARED_BYTES;
         let launch = ExchangeLaunch { args: Default::default(), blocks: 8, threads: 512, shared_bytes };
         if hawser_kernels::FATBINS.is_empty() {

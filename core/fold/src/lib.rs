@@ -1,12 +1,14 @@
-//! Arithmetic of the host interpreter: folds operands of a step over the 12 data types.
+//! Arithmetic of the host device's interpreter: folds operands of a step over the 12 data types.
 //!
 //! Half, bfloat16 and fp8 are folded in `f32` and rounded once per step, as on the GPU.
+
+mod fp8;
 
 use half::{bf16, f16};
 use hawser_plan::DataType;
 use hawser_plan::device_plan::DeviceOp;
 
-use super::fp8::{E4m3, E5m2};
+use self::fp8::{E4m3, E5m2};
 
 /// One operand of a step: `len` elements at `addr` (not necessarily aligned).
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +40,7 @@ pub struct Rule {
 /// # Safety
 /// Every operand must be readable and every destination writable for its length; destinations must not
 /// overlap operands except where they are equal.
+#[inline(never)] // in its caller it would be compiled as that is: for size
 pub unsafe fn fold(dtype: DataType, rule: &Rule, operands: &[Operand], to: &[(u64, usize)]) {
     macro_rules! by_type {
         ($($name:ident => $element:ty),*) => {
