@@ -1,5 +1,7 @@
 //! Launches without a kernel on the host device, through the same path as on GPUs: `NCCL_PASS_SM`.
 
+use std::time::Duration;
+
 use hawser_plan::Collective;
 use hawser_runtime::{Config, unique_id};
 use hawser_tests::process::Process;
@@ -234,8 +236,12 @@ fn a_peer_on_another_host_may_be_missing() {
     };
     let (mut first, mut second) = (start(0, &["abort-on-stdin", "mark", "gathers"]), start(1, &["sleep"]));
     first.wait_for("mark");
+    // It makes its buffers first: whoever is faster, it ends.
+    std::thread::sleep(Duration::from_millis(500));
     first.tell("now");
-    first.end().expect_error("Aborted", &[]);
+    let ended = first.end();
+    let kinds = ["error Aborted: ", "the communicator was destroyed or aborted"];
+    assert!(kinds.iter().any(|kind| ended.output.contains(kind)), "{}", ended.output);
     second.kill();
 }
 

@@ -57,6 +57,9 @@ fn expect_success(ranks: Vec<Process>) -> String {
     ended.map(|ended| ended.output).collect()
 }
 
+/// Moves by copy engines, in small slots, so that every message has several.
+const WITHOUT_KERNELS: [(&str, &str); 2] = [("NCCL_PASS_SM", "1"), ("NCCL_PSM_BUFFER_SIZE", "12K")];
+
 /// Every rank has failed, and says that one of these is the cause.
 fn expect_blame(ranks: Vec<Process>, causes: [u32; 2]) {
     for (rank, process) in ranks.into_iter().enumerate() {
@@ -127,8 +130,18 @@ fn a_cable_is_out_while_ranks_connect() {
 /// Both processes of a host die at once.
 #[test]
 fn a_host_dies() {
+    lose_a_host("again", &[]);
+}
+
+/// The same while copy engines and proxies move data.
+#[test]
+fn a_host_dies_under_copy_engines() {
+    lose_a_host("gathers", &WITHOUT_KERNELS);
+}
+
+fn lose_a_host(step: &str, settings: &[(&str, &str)]) {
     let Some(network) = network(0, 1, Family::V4) else { return };
-    let mut ranks = start_all(&network, &["all_reduce", "mark", "again"], &[]);
+    let mut ranks = start_all(&network, &["all_reduce", "mark", step], settings);
     ranks.iter_mut().for_each(|rank| rank.wait_for("mark"));
     let mut victims = ranks.split_off(RANKS as usize - 2);
     victims.iter_mut().for_each(Process::kill);
@@ -199,8 +212,19 @@ fn annoy(door: SocketAddr) {
 /// Every host has two NICs, one of which dies for good: the job goes on over the other one.
 #[test]
 fn one_of_two_nics_dies() {
+    lose_one_of_two_nics(&[]);
+}
+
+/// The same without kernels: what the plugin mends is mended under copy engines too.
+#[test]
+fn one_of_two_nics_dies_under_copy_engines() {
+    lose_one_of_two_nics(&WITHOUT_KERNELS);
+}
+
+fn lose_one_of_two_nics(settings: &[(&str, &str)]) {
     let Some(network) = network(0, 2, Family::V4) else { return };
-    let mut ranks = start_all(&network, &["all_reduce", "mark", "rounds", "finalize", "destroy"], &[]);
+    let steps = ["all_reduce", "mark", "rounds", "finalize", "destroy"];
+    let mut ranks = start_all(&network, &steps, settings);
     ranks[0].wait_for("mark");
     ask(&mut ranks[0], "before");
     network.pull(2, 1);

@@ -131,16 +131,22 @@ pub fn bring_up(
         windows: Default::default(),
         times,
     };
+    make_ready(&live, &step("ready"))?;
+    Ok(Arc::new(live))
+}
+
+/// The last step: nothing is left to load, and all ranks are there.
+fn make_ready(live: &Live, wait: &Wait) -> Result<()> {
     if live.device.caps().kind != DeviceKind::Host {
-        warm_up(&live)?;
+        warm_up(live)?;
     }
     live.device.pool().fill()?;
-    live.bootstrap.barrier(&step("ready"))?;
-    log::info(Subsys::Init, || announcement(&live));
+    live.bootstrap.barrier(wait)?;
+    log::info(Subsys::Init, || announcement(live));
     if live.knobs.pass_sm > 0 || live.knobs.copy_engines {
-        log::info(Subsys::Init, || sm_free::announcement(&live));
+        log::info(Subsys::Init, || sm_free::announcement(live));
     }
-    Ok(Arc::new(live))
+    Ok(())
 }
 
 /// The control connections to the other ranks.

@@ -1,7 +1,7 @@
 //! A communicator that is up: plans calls and holds everything that launches need.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, bulk, dma};
 
 use super::facts::{Facts, Windows};
+use super::far;
 use super::last::{Batch, Bounds};
 use super::order::Order;
 use super::sm_free::SmFree;
@@ -23,13 +24,13 @@ use super::times::{Timed, Times};
 use super::tune::{Chosen, Tuners};
 use super::watch::{GroupSpans, Span, Watch};
 use crate::bootstrap::Bootstrap;
-use crate::change::{Seated, Staged, Switch, Turn};
+use crate::change::{Seated, Staged, Turn};
 use crate::device::{Device, ExchangeLaunch, Memory, Stream};
 use crate::dma::{Dma, Emission, Who};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exec::{Events, Launch, Work};
 use crate::log::{self, Subsys};
-use crate::transport::net::{Meter, Need, Net, Stage};
+use crate::transport::net::{Meter, Need, Net};
 use crate::transport::{Fabric, bytes_of};
 use crate::wait::AbortFlag;
 
@@ -180,48 +181,6 @@ impl Live {
             Timed::around(timed, stream, || self.device.launch_exchange(plan.kernel, &launch, stream))
         })?;
         Ok(Now::Launched)
-    }
-
-    /// The number of a collective that begins now: all ranks count alike. Rules that count from there on are taken.
-    #[inline]
-    pub fn begin(&self) -> Result<u64> {
-        let (number, asks) = self.turn.begin();
-        if asks {
-            self.change(number)?;
-        }
-        Ok(number)
-    }
-
-    /// Takes the rules that count from a collective on, and waits where ranks have not decided yet.
-    #[cold]
-    fn change(&self, number: u64) -> Result<()> {
-        let stop = || {
-            let aborted = self.abort.is_raised() || self.fabric.control.is_aborted();
-            let text = format!("rank {}: aborted while ranks agreed on a change of rules", self.rank);
-            aborted.then(|| self.failure().unwrap_or_else(|| Error::new(ErrorKind::Aborted, text)))
-        };
-        let take = |change, at, staged: Staged| {
-            let Staged { tuners, digest } = staged;
-            log::info(Subsys::Tuning, || {
-                let (name, rank, rules) = (&self.name, self.rank, tuners.sources());
-                format!(
-                    "{name} rank {rank} op {number}: change {change} of the rules counts from here on: {rules}"
-                )
-            });
-            self.times.want(tuners.wants().times);
-            *lock(&self.choices)? = Choices::new(Arc::new(tuners));
-            if let Some(seated) = &self.seated {
-                seated.wake();
-                seated.seat().remember(Switch { change, at, begun: number, digest });
-            }
-            Ok(())
-        };
-        self.turn.pass(number, stop, take).inspect_err(|error| {
-            // This rank has not begun what the others wait for.
-            if error.kind == ErrorKind::Remote {
-                self.fabric.control.fail(error.clone());
-            }
-        })
     }
 
     /// The launch of a fused kernel that runs one call.
@@ -473,24 +432,8 @@ impl Live {
         }
     }
 
-    /// The ends of connections over the network that a plan uses, and the slots that pass there.
-    fn far_ends<'a>(&'a self, plan: &'a LaunchPlan, steps: &'a [Step]) -> Vec<(Need, u64)> {
-        let blocks = plan.args.blocks[..usize::from(plan.args.n_blocks)].iter();
-        let used = blocks.flat_map(move |block| {
-            let tiles = u64::from(plan.args.works[usize::from(block.work)].tiles);
-            let of_block = steps.iter().skip(block.first_step.into()).take(block.n_steps.into());
-            of_block.map(move |step| (u32::from(block.lane), step, u64::from(step.times) * tiles))
-        });
-        let ends = used.flat_map(|(lane, step, slots)| {
-            let end = move |&peer: &u16, send| (Need { lane, peer: u32::from(peer), send }, slots);
-            let receives = step.recv[..step.n_recv.into()].iter().map(move |peer| end(peer, false));
-            receives.chain(step.send[..step.n_send.into()].iter().map(move |peer| end(peer, true)))
-        });
-        let ends = ends.filter(|(need, _)| self.world.is_far(self.rank, need.peer));
-        match plan.kernel.protocol {
-            Protocol::Dma => staged_ends(ends, self.layout.lanes),
-            _ => ends.collect(),
-        }
+    fn far_ends(&self, plan: &LaunchPlan, steps: &[Step]) -> Vec<(Need, u64)> {
+        far::ends(plan, steps, self.rank, &self.world, &self.layout)
     }
 
     fn scratch(&self, bytes: u64) -> Result<u64> {
@@ -559,19 +502,6 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a Loaded>) -> &'a [Step] 
         Some(loaded) if plan.args.n_inline == 0 => &loaded.lowered.steps,
         _ => &plan.args.inline_steps,
     }
-}
-
-/// The slots of copy engines that such tiles pass through, each with a connection of its own.
-fn staged_ends(ends: impl Iterator<Item = (Need, u64)>, lanes: u32) -> Vec<(Need, u64)> {
-    let mut tiles: BTreeMap<(u32, bool), u64> = BTreeMap::new();
-    for (need, slots) in ends {
-        *tiles.entry((need.peer, need.send)).or_default() += slots;
-    }
-    let slots = |((peer, send), tiles): ((u32, bool), u64)| {
-        let end = move |slot| (Stage::need(lanes, peer, send, slot), dma::far::passes(tiles, slot));
-        (0..dma::DEPTH).map(end)
-    };
-    tiles.into_iter().flat_map(slots).filter(|(_, passes)| *passes > 0).collect()
 }
 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.
