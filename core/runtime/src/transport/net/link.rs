@@ -32,7 +32,7 @@ const TELL: Duration = Duration::from_secs(20);
 /// Which end of which connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Need {
-    /// FIFO lane; behind the lanes, a slot of staging (`stage`).
+    /// FIFO lane; behind the lanes, a slot of staging (`stage.rs`).
     pub lane: u32,
     /// The rank at the other end.
     pub peer: u32,
