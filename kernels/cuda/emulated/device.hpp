@@ -223,6 +223,10 @@ template <class W> void store_part(u64 a, u64 v) {
     at<W>(a) = (W)v;
     emulated_progress++;
 }
+inline u64 load_part_if(bool some, u64 a) { return some ? load_part<u64>(a) : 0; }
+inline void store_part_if(bool some, u64 a, u64 v) {
+    if (some) store_part<u64>(a, v);
+}
 inline void barrier_wait(u32 b, u32 n) { emulated_sync(b, n); }
 inline void barrier_arrive(u32 b, u32 n) { emulated_arrive(b, n); maybe_yield(); }
 
