@@ -33,7 +33,7 @@ lib: setup
 	@echo "lib: building libnccl.so.2 and hawser (minutes the first time)"
 	@cargo rustc --quiet --release -p hawser-capi --lib --crate-type cdylib
 	@cargo build --quiet --release -p hawser-cli
-	@cp -f $(TARGET)/release/libnccl.so $(TARGET)/release/libnccl.so.2
+	@strip -o $(TARGET)/release/libnccl.so.2 $(TARGET)/release/libnccl.so
 
 plugins: setup
 	@echo "plugins: building"
