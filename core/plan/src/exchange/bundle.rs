@@ -15,7 +15,7 @@ use std::mem::{offset_of, size_of};
 use std::ops::Range;
 
 use super::{BLOCKS, ExchangeArgs, ExchangePlan, FOLD, RANKS, THREADS, rounds};
-use crate::call::Call;
+use crate::call::{Call, Collective};
 use crate::device_plan::{DeviceOp, KernelKey};
 use crate::knobs::{Knobs, Protocol};
 
@@ -148,7 +148,10 @@ pub type Place = Range<u32>;
 
 /// The blocks of each operation, and the threads of all. All ranks answer alike.
 pub fn places(plans: &[&ExchangePlan], knobs: &Knobs) -> (Vec<Place>, u32) {
-    let limit = (MOST_BLOCKS as u32).min(knobs.max_ctas.max(1));
+    // What reduces beside copy engines keeps few multiprocessors, together too.
+    let reduces = plans.iter().any(|plan| !plan.only_moves());
+    let most = knobs.most_ctas(if reduces { Collective::AllReduce } else { Collective::AllGather });
+    let limit = (MOST_BLOCKS as u32).min(most.max(1));
     let blocks =
         |plan: &ExchangePlan, threads: u32| (plan.args.most.div_ceil(8 * u64::from(threads)) as u32).max(1);
     let all = |threads| plans.iter().map(|plan| blocks(plan, threads)).sum::<u32>();
