@@ -331,6 +331,14 @@ fn sixty_four_small_calls_are_one_launch() {
 }
 
 #[test]
+fn groups_of_reductions_beside_copy_engines_are_light() {
+    let knobs = Knobs { pass_sm: 1, reducing_ctas: 2, ..Knobs::default() };
+    let (group, streams) = group_of(&many(64, 100), &apart(64), &knobs);
+    let planned = planned(&group, &streams, &knobs);
+    assert!(!planned.launches.is_empty() && planned.launches.iter().all(|(_, launch)| launch.blocks <= 2));
+}
+
+#[test]
 fn moves_share_launches_with_reductions_of_their_size() {
     let knobs = Knobs::default();
     let mut commons = many(4, 100);
