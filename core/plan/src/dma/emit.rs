@@ -59,10 +59,11 @@ pub enum What {
 /// not read what others have written to the user's memory, so they need no order among each other.
 pub const STREAMS: u32 = NEAR_STREAMS + 2;
 /// Those that launches within a host use, which come first.
-pub const NEAR_STREAMS: u32 = 2 * LANES + 1;
+const NEAR_STREAMS: u32 = 2 * LANES + 1;
 /// The last of these.
-const COPIES: u32 = 2 * LANES;
-const FAR_SENDS: u32 = NEAR_STREAMS;
+pub const COPIES: u32 = 2 * LANES;
+/// What goes to other hosts.
+pub const FAR_SENDS: u32 = NEAR_STREAMS;
 const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
 
 /// Puts out the commands of one launch, round after round.
@@ -174,6 +175,16 @@ impl<'a> Emitter<'a> {
         }
     }
 
+    /// Whether nothing goes through staging; known before the first round.
+    pub fn is_direct(&self) -> bool {
+        let legs = |block: &Block| {
+            let steps = self.steps.iter().skip(block.first_step.into()).take(block.n_steps.into());
+            let of = |s: &Step| s.times as usize * usize::from(s.n_recv + s.n_send);
+            steps.map(of).sum::<usize>()
+        };
+        self.left.iter().map(|(_, block)| legs(block)).sum::<usize>() == self.direct.len()
+    }
+
     /// Adds the commands of the next round; false when there is none left.
     pub fn round(&mut self, counters: &mut Counters, out: &mut Vec<Command>) -> bool {
         if self.current.is_empty() {
@@ -244,6 +255,16 @@ impl<'a> Emitter<'a> {
         } else if step.flags & HAS_SRC != 0 {
             (src, length) = span.local(work, step.src_buf, step.src_chunk);
         }
+        let kept = (step.flags & HAS_DST != 0).then(|| {
+            let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
+            What::Copy { dst, src, bytes: length.min(room) as u64 }
+        });
+        let kept =
+            kept.filter(|what| !matches!(what, What::Copy { dst, src, bytes } if dst == src || *bytes == 0));
+        if taken.is_none() {
+            // What stays on the rank does not hold up what goes, and begins first.
+            kept.into_iter().for_each(|copy| put(COPIES, copy));
+        }
         for &peer in sends {
             let peer = u32::from(peer);
             let stream = self.stream(block, peer, true);
@@ -258,16 +279,8 @@ impl<'a> Emitter<'a> {
             }
             put(stream, self.signal(peer, ends.full_there, length as u64));
         }
-        if step.flags & HAS_DST != 0 {
-            let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
-            let bytes = length.min(room) as u64;
-            // What stays on the rank does not hold up what goes.
-            let stream = taken.map_or(COPIES, |(stream, _)| stream);
-            if bytes > 0 && dst != src {
-                put(stream, What::Copy { dst, src, bytes });
-            }
-        }
         if let Some((stream, signal)) = taken {
+            kept.into_iter().for_each(|copy| put(stream, copy));
             put(stream, signal);
         }
     }

@@ -18,7 +18,7 @@ use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::world::{DeviceKind, Link, World};
 
 pub use direct::{Direct, Leg, Way};
-pub use emit::{Command, Emitter, NEAR_STREAMS, STREAMS, What};
+pub use emit::{COPIES, Command, Emitter, FAR_SENDS, STREAMS, What};
 
 /// Streams in each direction, and staging lanes per peer. A second lane would take half of the slots' memory, and larger slots are
 /// faster.
