@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::direct::{Direct, Leg, Turn, Way, turns};
 use super::far::Far;
+use super::fold::Fold;
 use super::{At, Bases, Counters, LANES, WORD, tile};
 use crate::device_plan::{Block, HAS_DST, HAS_SRC, Place, Span, Step, Work};
 use crate::lower::LaunchPlan;
@@ -52,17 +53,26 @@ pub enum What {
         /// 1 and the bytes of the slot.
         value: u32,
     },
+    /// Combine what came with what is here: by few multiprocessors.
+    Fold(Fold),
+    /// Wait until another stream of the launch has come as far as it has been told to go.
+    After {
+        /// Which.
+        stream: u32,
+        /// Its commands of this launch so far.
+        commands: u32,
+    },
 }
 
 /// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive, one for what
-/// stays on the rank, and two that send to other hosts and receive from there. Steps of the programs that copy engines run do
-/// not read what others have written to the user's memory, so they need no order among each other.
+/// stays on the rank, and two that send to other hosts and receive from there, or combine. Steps that only move do not read
+/// what others have written to the user's memory, so they need no order among each other.
 pub const STREAMS: u32 = NEAR_STREAMS + 2;
 /// Those that launches within a host use, which come first.
 pub const NEAR_STREAMS: u32 = 2 * LANES + 1;
 /// The last of these.
-const COPIES: u32 = 2 * LANES;
-const FAR_SENDS: u32 = NEAR_STREAMS;
+pub(super) const COPIES: u32 = 2 * LANES;
+pub(super) const FAR_SENDS: u32 = NEAR_STREAMS;
 const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
 
 /// Puts out the commands of one launch, round after round.
@@ -78,22 +88,23 @@ const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
 /// Blocks that follow one another and have the same channel go side by side; those with another channel come after them. So
 /// ranks begin messages in the order of their keys ([`crate::p2p`]), also where all streams are one.
 pub struct Emitter<'a> {
-    plan: &'a LaunchPlan,
-    steps: &'a [Step],
+    pub(super) plan: &'a LaunchPlan,
+    pub(super) steps: &'a [Step],
     bases: &'a Bases,
     far: Arc<Far>,
     /// Slots between hosts that this launch has filled and emptied so far.
     far_counters: Counters,
     /// Blocks that are left, with their indices, the next one last.
-    left: Vec<(usize, Block)>,
+    pub(super) left: Vec<(usize, Block)>,
     /// Blocks under way, those that send first, and where they are.
     current: Vec<(usize, Block, Place)>,
     /// Legs that do not go through staging.
-    direct: Vec<(Leg, Way)>,
+    pub(super) direct: Vec<(Leg, Way)>,
     /// Waits for the peers that copy.
     owed: Vec<Command>,
-    /// In lock-step.
     turns: Vec<Turn>,
+    /// Commands so far, by stream.
+    commands: [u32; STREAMS as usize],
 }
 
 impl<'a> Emitter<'a> {
@@ -114,6 +125,7 @@ impl<'a> Emitter<'a> {
             direct: Vec::new(),
             owed: Vec::new(),
             turns: Vec::new(),
+            commands: [0; STREAMS as usize],
         }
     }
 
@@ -121,8 +133,10 @@ impl<'a> Emitter<'a> {
     /// of each.
     pub fn legs(&self) -> Vec<Leg> {
         let mut legs: Vec<Leg> = Vec::new();
-        if self.plan.direct == Direct::No {
-            return legs;
+        match self.plan.direct {
+            Direct::No => return legs,
+            Direct::PassedOn => return self.passed_on(),
+            _ => {}
         }
         for &(index, block) in self.left.iter().rev() {
             let work = &self.plan.args.works[usize::from(block.work)];
@@ -155,6 +169,7 @@ impl<'a> Emitter<'a> {
 
     /// Takes the ways of [`Emitter::legs`], before the first round.
     pub fn agree(&mut self, legs: &[Leg], ways: &[Way], out: &mut Vec<Command>) {
+        let before = out.len();
         let direct = legs.iter().copied().zip(ways.iter().copied()).filter(|(_, way)| *way != Way::Staged);
         self.direct = direct.collect();
         if self.plan.direct == Direct::LockStep {
@@ -172,10 +187,12 @@ impl<'a> Emitter<'a> {
         for turn in 0..OPEN_TURNS {
             self.open(turn, out);
         }
+        self.count(&mut out[before..]);
     }
 
     /// Adds the commands of the next round; false when there is none left.
     pub fn round(&mut self, counters: &mut Counters, out: &mut Vec<Command>) -> bool {
+        let before = out.len();
         if self.current.is_empty() {
             self.begin();
         }
@@ -186,6 +203,7 @@ impl<'a> Emitter<'a> {
             let step = &self.steps[usize::from(block.first_step) + place.step as usize];
             match self.chain((*index, block), *place, step) {
                 Some(chain) => chain.tile(*place, &mut slots, out),
+                None if self.folds() => self.reduction((*index, block), *place, step, out),
                 None => self.tile((*index, block), *place, step, &mut slots, out),
             }
             self.end_turn((*index, place.step, place.repetition), place.tile, out);
@@ -198,7 +216,18 @@ impl<'a> Emitter<'a> {
         if !moved {
             out.append(&mut self.owed);
         }
+        self.count(&mut out[before..]);
         moved
+    }
+
+    /// Counts new commands, and tells those that wait for a stream how far it is.
+    fn count(&mut self, new: &mut [Command]) {
+        for command in new {
+            if let What::After { stream, commands } = &mut command.what {
+                *commands = self.commands[*stream as usize];
+            }
+            self.commands[command.stream as usize] += 1;
+        }
     }
 
     /// Takes the next blocks that go side by side.
@@ -374,7 +403,7 @@ impl<'a> Emitter<'a> {
         Command { stream: if leg.send { 0 } else { LANES }, what }
     }
 
-    fn direct_leg(&self, at: (usize, u32, u32), peer: u32, send: bool) -> Option<(&Leg, Way)> {
+    pub(super) fn direct_leg(&self, at: (usize, u32, u32), peer: u32, send: bool) -> Option<(&Leg, Way)> {
         let found = self.direct.iter().find(|(leg, _)| (leg.at, leg.peer, leg.send) == (at, peer, send));
         found.map(|(leg, way)| (leg, *way))
     }
@@ -402,7 +431,7 @@ impl<'a> Emitter<'a> {
         Some(Chain { emitter: self, block, step, work, from, to, arrives: arrives.is_some(), goes, at_once })
     }
 
-    fn direct_words(&self, leg: &Leg) -> DirectWords {
+    pub(super) fn direct_words(&self, leg: &Leg) -> DirectWords {
         let Bases { rank, staging, places, layout } = self.bases;
         let (here, there) = (places[*rank as usize], places[leg.peer as usize]);
         let own = staging[*rank as usize] + layout.direct(here, there, leg.send);
@@ -410,7 +439,7 @@ impl<'a> Emitter<'a> {
         DirectWords { first_here: own, done_here: own + WORD, first_there: theirs, done_there: theirs + WORD }
     }
 
-    fn ends(&self, peer: u32, lane: u32, slot: u32) -> Ends {
+    pub(super) fn ends(&self, peer: u32, lane: u32, slot: u32) -> Ends {
         let Bases { rank, staging, places, layout } = self.bases;
         let (here, there) = (places[*rank as usize], places[peer as usize]);
         let (own, theirs) = (staging[*rank as usize], staging[peer as usize]);
@@ -434,21 +463,21 @@ struct Slots<'a> {
 
 /// Addresses of the words of a direct leg: "whoever was called first is ready" and "whoever was called second has copied", in this
 /// rank's memory and in the peer's.
-struct DirectWords {
-    first_here: u64,
+pub(super) struct DirectWords {
+    pub(super) first_here: u64,
     done_here: u64,
     first_there: u64,
-    done_there: u64,
+    pub(super) done_there: u64,
 }
 
 /// Addresses of a slot number in both directions: our slot that the peer fills, its slot that we fill, and their words.
-struct Ends {
-    slot_here: u64,
-    full_here: u64,
-    free_here: u64,
-    slot_there: u64,
-    full_there: u64,
-    free_there: u64,
+pub(super) struct Ends {
+    pub(super) slot_here: u64,
+    pub(super) full_here: u64,
+    pub(super) free_here: u64,
+    pub(super) slot_there: u64,
+    pub(super) full_there: u64,
+    pub(super) free_there: u64,
 }
 
 /// A step of a chain with a leg that is direct. Its tiles go in groups, a copy each.

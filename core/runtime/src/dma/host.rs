@@ -3,17 +3,21 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use hawser_plan::dma::What;
+use hawser_fold::{Operand, Rule, fold};
+use hawser_plan::dma::fold::{DIVIDE, SCALE};
+use hawser_plan::dma::{Fold, What};
 
 /// A launch on its way.
 pub struct Copies {
     streams: Vec<VecDeque<What>>,
+    /// Commands that are over, by stream.
+    over: Vec<u32>,
 }
 
 impl Copies {
     /// With these commands by stream.
     pub fn new<const N: usize>(streams: [Vec<What>; N]) -> Self {
-        Self { streams: streams.into_iter().map(VecDeque::from).collect() }
+        Self { streams: streams.into_iter().map(VecDeque::from).collect(), over: vec![0; N] }
     }
 
     /// Whether all streams are through.
@@ -27,10 +31,14 @@ impl Copies {
     /// The addresses are those of a communicator's live staging and of user buffers of the promised lengths.
     pub unsafe fn poll(&mut self) -> bool {
         let mut moved = false;
-        for stream in &mut self.streams {
-            // SAFETY: passed on to the caller.
-            while stream.front().is_some_and(|what| unsafe { run(what) }) {
+        for (index, stream) in self.streams.iter_mut().enumerate() {
+            while stream.front().is_some_and(|what| match *what {
+                What::After { stream, commands } => self.over[stream as usize] >= commands,
+                // SAFETY: passed on to the caller.
+                _ => unsafe { run(what) },
+            }) {
                 stream.pop_front();
+                self.over[index] += 1;
                 moved = true;
             }
         }
@@ -75,5 +83,28 @@ unsafe fn run(what: &What) -> bool {
             unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
             true
         }
+        What::Fold(fold) => {
+            // SAFETY: as above; the value goes to a place of its own, or to that of an operand.
+            unsafe { combine(&fold) };
+            true
+        }
+        // Known to be over, or `run` is not called.
+        What::After { .. } => true,
     }
+}
+
+/// Combines what a fold reads.
+///
+/// # Safety
+/// As [`Copies::poll`].
+unsafe fn combine(what: &Fold) {
+    let (args, dtype) = (&what.args, what.kernel.dtype);
+    let len = args.bytes as usize / dtype.size();
+    let scaled = args.form & SCALE != 0;
+    let from = &args.from[..usize::from(args.n)];
+    let operands: Vec<Operand> = from.iter().map(|&addr| Operand { addr, len, scaled }).collect();
+    let divisor = if args.form & DIVIDE != 0 { args.divisor } else { 1 };
+    let rule = Rule { op: what.kernel.op, scalar: args.scalar, scalar_is_address: false, divisor };
+    // SAFETY: passed on to the caller.
+    unsafe { fold(dtype, &rule, &operands, &[(args.to, len)]) };
 }

@@ -1,4 +1,4 @@
-//! The executor of copy engines: launches without a kernel ([`hawser_plan::dma`] says what they do).
+//! The executor of copy engines: launches whose moves need no kernel ([`hawser_plan::dma`] says what they do).
 //!
 //! A launch forks from the caller's stream to streams of the communicator, puts copies and operations on words there, and
 //! joins them again. Nothing waits on the host. `watch.rs` ends launches that are aborted or late.
@@ -102,7 +102,7 @@ impl Dma {
         stream: Stream,
         who: Who<'_>,
     ) -> Result<Emission<'a>> {
-        let streams = self.streams(device)?;
+        let streams = self.streams(device, plan.folds())?;
         let turn = order.begin(device, stream)?;
         let is_captured = device.stream_state(stream)?.capture.is_some();
         let emitter = self.emitter(plan, steps)?;
@@ -133,8 +133,8 @@ impl Dma {
         is_captured: bool,
     ) -> Result<Option<Arrival<'a>>> {
         let Some(board) = self.board.as_ref().filter(|_| plan.direct != Direct::No) else { return Ok(None) };
-        let is_chain = plan.direct == Direct::Chain;
-        let meeting = Meeting { is_captured, is_chain, control: &self.control };
+        let is_pushed = plan.direct.is_pushed();
+        let meeting = Meeting { is_captured, is_pushed, control: &self.control };
         let legs = emitter.legs();
         let receive = |leg: &Leg| match leg.send {
             true => Ok(Way::Staged),
@@ -183,9 +183,9 @@ impl Dma {
         }
     }
 
-    fn streams(&self, device: &dyn Device) -> Result<[Stream; STREAMS as usize]> {
+    fn streams(&self, device: &dyn Device, folds: bool) -> Result<[Stream; STREAMS as usize]> {
         let mut state = lock(&self.state)?;
-        let used = if self.stage.is_some() { STREAMS } else { NEAR_STREAMS };
+        let used = if folds || self.stage.is_some() { STREAMS } else { NEAR_STREAMS };
         while state.streams.len() < used as usize {
             state.streams.push(device.urgent_stream()?);
         }
@@ -260,6 +260,14 @@ impl Emission<'_> {
                 What::Copy { dst, src, bytes } => {
                     self.flush()?;
                     self.device.copy(self.streams[index], dst, src, bytes)?;
+                }
+                What::Fold(fold) => {
+                    self.flush()?;
+                    self.device.fold(&fold, self.streams[index])?;
+                }
+                What::After { stream, .. } => {
+                    self.flush()?;
+                    self.device.fork(self.streams[stream as usize], self.streams[index])?;
                 }
             }
         }

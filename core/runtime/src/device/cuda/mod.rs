@@ -34,7 +34,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
+use hawser_plan::bulk;
 use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::dma::{self, Fold};
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
 
@@ -230,6 +232,16 @@ impl Device for CudaDevice {
     fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {
         let _scope = self.context.enter()?;
         stream::copy(&self.context, raw_stream(stream), dst, src, bytes)
+    }
+
+    fn fold(&self, fold: &Fold, stream: Stream) -> Result<()> {
+        let grid = Grid {
+            blocks: fold.blocks,
+            threads: dma::fold::THREADS,
+            shared_bytes: bulk::SHARED_BYTES,
+            overlaps: false,
+        };
+        self.launch_kernel(fold.kernel, grid, ptr::from_ref(&fold.args).cast(), stream)
     }
 
     fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()> {
