@@ -149,8 +149,6 @@ impl Machine {
         };
         let per_rank = if alias { 1 } else { STREAMS as usize };
         let mut queues: Vec<VecDeque<What>> = vec![VecDeque::new(); launches.len() * per_rank];
-        let ends: HashMap<usize, u32> =
-            (0..queues.len()).map(|queue| (queue, (queue / per_rank) as u32)).collect();
         let mut left: Vec<VecDeque<_>> = launches.iter().map(|list| list.iter().collect()).collect();
         let mut board: HashMap<(u32, u32), VecDeque<(bool, Offer)>> = HashMap::new();
         while left.iter().any(|list| !list.is_empty()) {
@@ -172,6 +170,9 @@ impl Machine {
             }
             while emitter.round(&mut self.counters[rank], &mut commands) {}
             assert!(blocks_at_once(&commands) <= plan.ctas, "{} CTAs", blocks_at_once(&commands));
+            if plan.folds() && !alias {
+                join(&mut queues[rank * per_rank..][..per_rank]);
+            }
             let before: Vec<u32> = queues.iter().map(|queue| queue.len() as u32).collect();
             for command in commands {
                 let stream = if alias { 0 } else { command.stream as usize };
@@ -187,6 +188,18 @@ impl Machine {
             }
         }
         assert!(board.values().all(VecDeque::is_empty), "a leg without its other end");
+        self.obey_all(&mut queues, per_rank, &mut chance);
+        while (0..self.wires.len()).any(|wire| self.carry(wire)) {}
+        self.check_words();
+    }
+
+    /// Runs the queues to their end, `per_rank` of each rank.
+    fn obey_all(
+        &mut self,
+        queues: &mut [VecDeque<What>],
+        per_rank: usize,
+        chance: &mut impl FnMut(usize) -> usize,
+    ) {
         let (mut stuck, mut obeyed) = (0, vec![0; queues.len()]);
         while queues.iter().any(|queue| !queue.is_empty()) {
             if !self.wires.is_empty() {
@@ -199,7 +212,7 @@ impl Machine {
                 What::After { stream, commands } => {
                     obeyed[index / per_rank * per_rank + stream as usize] >= commands
                 }
-                what => self.obey(what, ends[&index]),
+                what => self.obey(what, (index / per_rank) as u32),
             };
             stuck = if done { 0 } else { stuck + 1 };
             assert!(stuck < 100_000, "nobody goes on");
@@ -208,8 +221,6 @@ impl Machine {
                 obeyed[index] += 1;
             }
         }
-        while (0..self.wires.len()).any(|wire| self.carry(wire)) {}
-        self.check_words();
     }
 
     /// Carries out a command of a rank; false if it has to wait.
@@ -272,6 +283,14 @@ impl Machine {
                     && (at + bytes..layout.word_bytes()).step_by(16).all(|i| word(i) == 0)
             );
         }
+    }
+}
+
+/// Lets all streams of a rank wait for what each of them has had: a launch begins when the one before is over.
+fn join(queues: &mut [VecDeque<What>]) {
+    let before: Vec<u32> = queues.iter().map(|queue| queue.len() as u32).collect();
+    for queue in queues {
+        queue.extend((0..).zip(&before).map(|(stream, &commands)| What::After { stream, commands }));
     }
 }
 
