@@ -50,6 +50,26 @@ pub fn predict(
     path.fixed_us + traffic.hops * path.hop_us + far_hops + fill + moved + blocks * path.block_us
 }
 
+/// Predicted time in µs of a reduction whose moves are made by copy engines and whose sums by `ctas` CTAs, from everybody to
+/// everybody: whichever takes longer, behind the first tile's push and before the last one is passed on.
+pub fn predict_folds(key: &ProgramKey, ctas: u32, bytes: u64, world: &World, knobs: &Knobs) -> f64 {
+    /// Bytes that a CTA of a GPU reads in a µs.
+    const READS: f64 = 80e3;
+    let path = world.constants.path(Protocol::Dma);
+    let traffic = traffic(key, bytes as f64, world.constants.all_to_all);
+    let wire = world.constants.wire() * traffic.share * path.wire_share;
+    let reads = match world.device {
+        DeviceKind::Host => path.block(),
+        DeviceKind::Cuda { .. } => READS,
+    };
+    let (n, tile) =
+        (f64::from(key.ranks), f64::from(knobs.slot_bytes[Protocol::Dma.slots()]).min(traffic.chunk));
+    let hops = if key.collective == Collective::ReduceScatter { 1.0 } else { 2.0 };
+    let folded = n * traffic.chunk / (f64::from(ctas) * reads);
+    let ends = hops * (path.hop_us + tile * (n - 1.0) / wire);
+    path.fixed_us + ends + folded.max(traffic.out / wire)
+}
+
 /// Predicted time in µs of an exchange kernel in `blocks` blocks that begin `rounds` times.
 pub fn predict_exchange(
     key: &ProgramKey,

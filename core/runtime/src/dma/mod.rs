@@ -1,4 +1,4 @@
-//! The executor of copy engines: launches without a kernel ([`hawser_plan::dma`] says what they do).
+//! The executor of copy engines: launches whose moves need no kernel ([`hawser_plan::dma`] says what they do).
 //!
 //! A launch puts copies and operations on words on the caller's stream; where staging is used, what comes goes over a stream of
 //! the communicator, which is forked and joined. Nothing waits on the host. `watch.rs` ends launches that are aborted or late.
@@ -118,7 +118,7 @@ impl Dma {
             device.memory_ops(stream, &[watched.begin(who, peers)?])?;
         }
         let pending = Vec::new();
-        let (is_serial, is_forked) = (false, false);
+        let (is_serial, is_forked) = (plan.folds(), false);
         Ok(Emission {
             dma: self,
             device,
@@ -151,8 +151,8 @@ impl Dma {
         is_captured: bool,
     ) -> Result<Option<Arrival<'a>>> {
         let Some(board) = self.board.as_ref().filter(|_| plan.direct != Direct::No) else { return Ok(None) };
-        let is_chain = plan.direct == Direct::Chain;
-        let meeting = Meeting { is_captured, is_chain, control: &self.control };
+        let is_pushed = plan.direct.is_pushed();
+        let meeting = Meeting { is_captured, is_pushed, control: &self.control };
         let legs = emitter.legs();
         let receive = |leg: &Leg| match leg.send {
             true => Ok(Way::Staged),
@@ -263,7 +263,7 @@ impl Emission<'_> {
         if let Some(arrival) = self.arrival.take() {
             let patience = arrival.patience();
             self.dma.agree(self.device, arrival, &mut self.emitter, patience, &mut commands)?;
-            self.is_serial = self.emitter.is_direct();
+            self.is_serial |= self.emitter.is_direct();
         }
         let more = self.emitter.round(&mut lock(&self.dma.state)?.counters, &mut commands);
         for command in commands {
@@ -278,6 +278,10 @@ impl Emission<'_> {
                 What::Copy { dst, src, bytes } => {
                     self.flush()?;
                     self.device.copy(self.streams[index], dst, src, bytes)?;
+                }
+                What::Fold(fold) => {
+                    self.flush()?;
+                    self.device.fold(&fold, self.streams[index])?;
                 }
             }
         }
