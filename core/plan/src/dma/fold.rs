@@ -103,8 +103,8 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<St
 
 /// The bytes of a tile of a part of `part` bytes. On one stream nothing of a rank goes on at once, and each tile costs some µs: as
 /// few as slots allow, of equal size.
-pub(super) fn tile(part: u64) -> u64 {
-    let tiles = part.div_ceil(MOST_SLOT).max(1);
+pub(super) fn tile(part: u64, slot: u64) -> u64 {
+    let tiles = part.div_ceil(slot.max(1)).max(1);
     part.div_ceil(tiles).next_multiple_of(LEAST_SLOT).clamp(LEAST_SLOT, MOST_SLOT)
 }
 
@@ -318,12 +318,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_are_equal_and_fit_a_slot() {
-        for part in (12..34).map(|bits| 1u64 << bits).chain([5000, 3_000_001, 100_000_000]) {
-            let tile = tile(part);
-            assert!((LEAST_SLOT..=MOST_SLOT).contains(&tile) && tile.is_multiple_of(LEAST_SLOT));
-            assert!(part.div_ceil(tile) == part.div_ceil(MOST_SLOT), "{tile} for {part}");
+    fn tiles_are_few_and_equal() {
+        for slot in [LEAST_SLOT, 8 << 20, MOST_SLOT] {
+            for part in (12..34).map(|bits| 1u64 << bits).chain([1, 5000, 3_000_001, 100_000_000]) {
+                let tile = tile(part, slot);
+                assert!((LEAST_SLOT..=slot).contains(&tile) && tile.is_multiple_of(LEAST_SLOT));
+                assert_eq!(part.div_ceil(tile), part.div_ceil(slot), "{part} in {slot}");
+            }
         }
-        assert_eq!((tile(32 << 20), tile(48 << 20)), (32 << 20, 24 << 20));
+        assert_eq!(tile(100 << 20, 32 << 20), 25 << 20);
     }
 }
