@@ -51,7 +51,7 @@ pub fn predict(
 }
 
 /// Predicted time in µs of a reduction whose moves are made by copy engines and whose sums by `ctas` CTAs, from everybody to
-/// everybody: whichever takes longer, behind the first tile's push and before the last one is passed on.
+/// everybody: one after the other, tile by tile.
 pub fn predict_folds(key: &ProgramKey, ctas: u32, bytes: u64, world: &World, knobs: &Knobs) -> f64 {
     /// Bytes that a CTA of a GPU reads in a µs.
     const READS: f64 = 80e3;
@@ -62,12 +62,11 @@ pub fn predict_folds(key: &ProgramKey, ctas: u32, bytes: u64, world: &World, kno
         DeviceKind::Host => path.block(),
         DeviceKind::Cuda { .. } => READS,
     };
-    let (n, tile) =
-        (f64::from(key.ranks), f64::from(knobs.slot_bytes[Protocol::Dma.slots()]).min(traffic.chunk));
-    let hops = if key.collective == Collective::ReduceScatter { 1.0 } else { 2.0 };
-    let folded = n * traffic.chunk / (f64::from(ctas) * reads);
-    let ends = hops * (path.hop_us + tile * (n - 1.0) / wire);
-    path.fixed_us + ends + folded.max(traffic.out / wire)
+    let slot = f64::from(knobs.slot_bytes[Protocol::Dma.slots()].max(1));
+    let tiles = (traffic.chunk / slot).ceil().max(1.0);
+    let hops = if key.collective == Collective::ReduceScatter { 2.0 } else { 3.0 };
+    let folded = f64::from(key.ranks) * traffic.chunk / (f64::from(ctas) * reads);
+    path.fixed_us + tiles * hops * path.hop_us + folded + traffic.out / wire
 }
 
 /// Predicted time in µs of an exchange kernel in `blocks` blocks that begin `rounds` times.

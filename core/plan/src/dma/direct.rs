@@ -4,8 +4,10 @@
 //! for that, and then **push**: copy engines write to a peer at the link's rate, however many GPUs do so, and a process that
 //! only pushes keeps one direction of its links busy. A receiver that comes later still pulls.
 
+use super::emit::Emitter;
 use crate::algo::ProgramKey;
 use crate::call::Collective;
+use crate::device_plan::{Block, Step};
 use crate::knobs::Algorithm;
 
 /// Legs below this go as they come: to keep in step costs them more than it brings.
@@ -93,4 +95,16 @@ pub(super) fn turns(legs: &[Leg], ways: &[Way]) -> Vec<Turn> {
     let (pairs, rest) = all.as_chunks::<2>();
     let is_turn = |[(a, _), (b, _)]: &Turn| a.send && !b.send;
     if rest.is_empty() && pairs.iter().all(is_turn) { pairs.to_vec() } else { Vec::new() }
+}
+
+impl Emitter<'_> {
+    /// Whether nothing goes through staging; known before the first round.
+    pub fn is_direct(&self) -> bool {
+        let legs = |block: &Block| {
+            let steps = self.steps.iter().skip(block.first_step.into()).take(block.n_steps.into());
+            let of = |s: &Step| s.times as usize * usize::from(s.n_recv + s.n_send);
+            steps.map(of).sum::<usize>()
+        };
+        self.left.iter().map(|(_, block)| legs(block)).sum::<usize>() == self.direct.len()
+    }
 }

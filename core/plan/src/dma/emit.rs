@@ -69,10 +69,11 @@ pub enum What {
 /// what others have written to the user's memory, so they need no order among each other.
 pub const STREAMS: u32 = NEAR_STREAMS + 2;
 /// Those that launches within a host use, which come first.
-pub const NEAR_STREAMS: u32 = 2 * LANES + 1;
+const NEAR_STREAMS: u32 = 2 * LANES + 1;
 /// The last of these.
-pub(super) const COPIES: u32 = 2 * LANES;
-pub(super) const FAR_SENDS: u32 = NEAR_STREAMS;
+pub const COPIES: u32 = 2 * LANES;
+/// What goes to other hosts.
+pub const FAR_SENDS: u32 = NEAR_STREAMS;
 const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
 
 /// Puts out the commands of one launch, round after round.
@@ -104,7 +105,7 @@ pub struct Emitter<'a> {
     owed: Vec<Command>,
     turns: Vec<Turn>,
     /// Commands so far, by stream.
-    commands: [u32; STREAMS as usize],
+    pub(super) commands: [u32; STREAMS as usize],
 }
 
 impl<'a> Emitter<'a> {
@@ -220,16 +221,6 @@ impl<'a> Emitter<'a> {
         moved
     }
 
-    /// Counts new commands, and tells those that wait for a stream how far it is.
-    fn count(&mut self, new: &mut [Command]) {
-        for command in new {
-            if let What::After { stream, commands } = &mut command.what {
-                *commands = self.commands[*stream as usize];
-            }
-            self.commands[command.stream as usize] += 1;
-        }
-    }
-
     /// Takes the next blocks that go side by side.
     fn begin(&mut self) {
         let Some(channel) = self.left.last().map(|(_, block)| block.channel) else { return };
@@ -273,6 +264,16 @@ impl<'a> Emitter<'a> {
         } else if step.flags & HAS_SRC != 0 {
             (src, length) = span.local(work, step.src_buf, step.src_chunk);
         }
+        let kept = (step.flags & HAS_DST != 0).then(|| {
+            let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
+            What::Copy { dst, src, bytes: length.min(room) as u64 }
+        });
+        let kept =
+            kept.filter(|what| !matches!(what, What::Copy { dst, src, bytes } if dst == src || *bytes == 0));
+        if taken.is_none() {
+            // What stays on the rank does not hold up what goes, and begins first.
+            kept.into_iter().for_each(|copy| put(COPIES, copy));
+        }
         for &peer in sends {
             let peer = u32::from(peer);
             let stream = self.stream(block, peer, true);
@@ -287,16 +288,8 @@ impl<'a> Emitter<'a> {
             }
             put(stream, self.signal(peer, ends.full_there, length as u64));
         }
-        if step.flags & HAS_DST != 0 {
-            let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
-            let bytes = length.min(room) as u64;
-            // What stays on the rank does not hold up what goes.
-            let stream = taken.map_or(COPIES, |(stream, _)| stream);
-            if bytes > 0 && dst != src {
-                put(stream, What::Copy { dst, src, bytes });
-            }
-        }
         if let Some((stream, signal)) = taken {
+            kept.into_iter().for_each(|copy| put(stream, copy));
             put(stream, signal);
         }
     }

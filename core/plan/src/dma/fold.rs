@@ -25,10 +25,8 @@ pub const THREADS: u32 = 544;
 /// Calls of fewer bytes stay with kernels that move data too, unless a rule asks for more: they have less to wait for.
 pub const LEAST_BYTES: u64 = 1 << 20;
 
-/// Streams that fold, one tile each in turn: while one passes from tile to tile the other one's CTAs are at work. They are those
-/// that transfers between hosts use elsewhere.
+/// The stream that combines; transfers between hosts use it elsewhere.
 const FOLDS: u32 = FAR_SENDS;
-const MOST_FOLDS: u32 = 2;
 /// The stream that pushes to owners, the one that waits for what they push, and the one that passes on what is combined.
 const PUSHES: u32 = 0;
 const ARRIVALS: u32 = LANES;
@@ -107,15 +105,10 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<St
         .then(|| "ranks multiply by factors of their own before data move: copy engines cannot".into())
 }
 
-/// The bytes of a tile of a part of `part` bytes: the first push and the last one of what is combined are alone on their way,
-/// and each tile costs a few µs, more where its kernel waits for a multiprocessor that computes. Streams take turns, so there is
-/// an even number of tiles.
-pub(super) fn tile(part: u64, ranks: u32) -> u64 {
-    /// Bytes of all ranks that are combined in the time that a tile costs.
-    const COST: u64 = 2 << 20;
-    let cost = COST / u64::from(ranks.max(1));
-    let wanted = part.saturating_mul(cost).isqrt().clamp(LEAST_SLOT, MOST_SLOT);
-    let tiles = part.div_ceil(wanted).next_multiple_of(u64::from(MOST_FOLDS)).max(1);
+/// The bytes of a tile of a part of `part` bytes: as few tiles as slots allow, all of one size. On a GPU a tile's pushes, its
+/// kernel and what passes it on follow one another, so more tiles bring nothing.
+pub(super) fn tile(part: u64, slot: u64) -> u64 {
+    let tiles = part.div_ceil(slot.max(1)).max(1);
     part.div_ceil(tiles).next_multiple_of(LEAST_SLOT).clamp(LEAST_SLOT, MOST_SLOT)
 }
 
@@ -145,6 +138,16 @@ impl Emitter<'_> {
     /// Whether the launch reduces.
     pub(super) fn folds(&self) -> bool {
         self.plan.folds()
+    }
+
+    /// Counts new commands, and tells those that wait for a stream how far it is.
+    pub(super) fn count(&mut self, new: &mut [Command]) {
+        for command in new {
+            if let What::After { stream, commands } = &mut command.what {
+                *commands = self.commands[*stream as usize];
+            }
+            self.commands[command.stream as usize] += 1;
+        }
     }
 
     /// Bytes of an element.
@@ -238,7 +241,7 @@ impl Emitter<'_> {
         kept: Option<(u64, u64)>,
         out: &mut Vec<Command>,
     ) -> (u64, Option<What>) {
-        let (stream, blocks) = self.folder(tile.number);
+        let (stream, blocks) = (FOLDS, self.plan.ctas.max(1));
         let mut args = FoldArgs { bytes, n: step.n_recv + 1, ..self.rule(step) };
         args.from[usize::from(step.order)] = own;
         let mut taken = Vec::with_capacity(OPERANDS);
@@ -321,13 +324,6 @@ impl Emitter<'_> {
         if is_staged { LAST } else { DEPTH }
     }
 
-    /// The stream that combines a tile, and its CTAs: those of all streams together are as many as the reduction may take.
-    fn folder(&self, tile: u32) -> (u32, u32) {
-        let streams = self.plan.ctas.clamp(1, MOST_FOLDS);
-        let turn = tile % streams;
-        (FOLDS + turn, (self.plan.ctas.max(1) + turn) / streams)
-    }
-
     /// What is done to values. The operands are what users gave: none has been multiplied before it was sent.
     fn rule(&self, step: &Step) -> FoldArgs {
         let args = &self.plan.args;
@@ -342,17 +338,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_are_even_in_number_and_fit_a_slot() {
-        for part in (12..34).map(|bits| 1u64 << bits).chain([5000, 3_000_001, 100_000_000]) {
-            let tile = tile(part, 8);
-            assert!((LEAST_SLOT..=MOST_SLOT).contains(&tile) && tile.is_multiple_of(LEAST_SLOT));
-            let tiles = part.div_ceil(tile);
-            assert!(
-                tiles.is_multiple_of(2) || part < 1 << 20 || tile == MOST_SLOT,
-                "{tiles} of {tile} for {part}"
-            );
+    fn tiles_are_few_and_equal() {
+        for slot in [LEAST_SLOT, 8 << 20, MOST_SLOT] {
+            for part in (12..34).map(|bits| 1u64 << bits).chain([1, 5000, 3_000_001, 100_000_000]) {
+                let tile = tile(part, slot);
+                assert!((LEAST_SLOT..=slot).contains(&tile) && tile.is_multiple_of(LEAST_SLOT));
+                assert_eq!(part.div_ceil(tile), part.div_ceil(slot), "{part} in {slot}");
+            }
         }
-        assert_eq!(tile(64 << 20, 8), 4 << 20);
-        assert!(tile(64 << 20, 2) > 4 << 20);
+        assert_eq!(tile(100 << 20, 32 << 20), 25 << 20);
     }
 }

@@ -19,7 +19,7 @@ use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::world::{DeviceKind, Link, World};
 
 pub use direct::{Direct, Leg, Way};
-pub use emit::{Command, Emitter, NEAR_STREAMS, STREAMS, What};
+pub use emit::{COPIES, Command, Emitter, FAR_SENDS, STREAMS, What};
 pub use fold::{Fold, FoldArgs};
 
 /// Streams in each direction, and staging lanes per peer. A second lane would take half of the slots' memory, and larger slots are
@@ -90,7 +90,7 @@ pub fn knobs_for(key: &ProgramKey, bytes: u64, world: &World, knobs: &Knobs) -> 
     let blocks = key.collective.input_blocks(key.ranks).max(key.collective.output_blocks(key.ranks));
     let per_block = algo::shape(key).map_or(1, |shape| shape.per_block.max(1));
     let part = bytes / u64::from(blocks.max(1)) / u64::from(per_block);
-    with_tiles(knobs, world, fold::tile(part, key.ranks))
+    with_tiles(knobs, world, fold::tile(part, Staging::new(world.places().1, knobs).slot_bytes))
 }
 
 /// The settings under which programs are bound to calls that give each peer `bytes` bytes.

@@ -25,6 +25,8 @@ pub struct Grid {
     /// The kernel waits itself for the end of the one before it on the stream (`griddepcontrol.wait`), so it may start
     /// earlier (programmatic dependent launch).
     pub overlaps: bool,
+    /// Its blocks come before those of kernels that wait for a place, whatever the stream's priority is.
+    pub urgent: bool,
 }
 
 /// Launches a kernel that takes one structure, at `args`, by value.
@@ -39,10 +41,10 @@ pub fn launch(
     let mut params = [args.cast_mut()];
     let _scope = context.enter()?;
     let mut status = Status { call: "cuLaunchKernelEx", code: MISSING, since: 0 };
-    if grid.overlaps {
-        status = overlapping(context, function, grid, &mut params, stream);
+    if grid.overlaps || grid.urgent {
+        status = with_attribute(context, function, grid, &mut params, stream);
     }
-    // Without that kind of launch, or where a capture does not take it, the kernel follows as any other.
+    // Without that kind of launch, or where a capture does not take it, the kernel is launched as any other.
     if matches!(status.code, MISSING | code::NOT_SUPPORTED) {
         status = plain(context, function, grid, &mut params, stream);
     }
@@ -71,7 +73,7 @@ fn plain(
     }
 }
 
-fn overlapping(
+fn with_attribute(
     context: &Context,
     function: CUfunction,
     grid: Grid,
@@ -80,8 +82,19 @@ fn overlapping(
 ) -> Status {
     // SAFETY: both are plain C structures for which zeros mean "nothing asked for".
     let (mut config, mut attribute): (CUlaunchConfig, CUlaunchAttribute) = unsafe { (zeroed(), zeroed()) };
-    attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
+    if grid.overlaps {
+        attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+    } else {
+        let (mut least, mut highest) = (0, 0);
+        // SAFETY: valid for both numbers.
+        let range = unsafe { context.driver.stream_priority_range(&mut least, &mut highest) };
+        if !range.is_ok() {
+            return range;
+        }
+        attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
+        attribute.value.priority = highest;
+    }
     (config.gridDimX, config.gridDimY, config.gridDimZ) = (grid.blocks, 1, 1);
     (config.blockDimX, config.blockDimY, config.blockDimZ) = (grid.threads, 1, 1);
     config.sharedMemBytes = grid.shared_bytes;

@@ -193,19 +193,20 @@ impl Device for CudaDevice {
         if args.n_blocks == 0 {
             return Ok(());
         }
-        let grid = Grid { blocks: args.n_blocks.into(), threads, shared_bytes: 0, overlaps: false };
+        let grid =
+            Grid { blocks: args.n_blocks.into(), threads, shared_bytes: 0, overlaps: false, urgent: false };
         self.launch_kernel(kernel, grid, ptr::from_ref(args).cast(), stream)
     }
 
     fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()> {
         let &ExchangeLaunch { blocks, threads, shared_bytes, .. } = launch;
-        let grid = Grid { blocks, threads, shared_bytes, overlaps: self.can_overlap() };
+        let grid = Grid { blocks, threads, shared_bytes, overlaps: self.can_overlap(), urgent: false };
         self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
     fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()> {
         let &BundleLaunch { kernel, blocks, threads, .. } = launch;
-        let grid = Grid { blocks, threads, shared_bytes: 0, overlaps: self.can_overlap() };
+        let grid = Grid { blocks, threads, shared_bytes: 0, overlaps: self.can_overlap(), urgent: false };
         self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
@@ -240,6 +241,7 @@ impl Device for CudaDevice {
             threads: dma::fold::THREADS,
             shared_bytes: bulk::SHARED_BYTES,
             overlaps: false,
+            urgent: true,
         };
         self.launch_kernel(fold.kernel, grid, ptr::from_ref(&fold.args).cast(), stream)
     }
