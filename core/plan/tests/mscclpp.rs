@@ -29,6 +29,8 @@ fn plans_are_proved_and_come_back_as_xml() {
     }
     let reads = msccl::read_mscclpp(&plans::named("reads_4")).unwrap().imported;
     assert_eq!((reads.bytes, reads.protocol), ((0, 1 << 20), Protocol::Simple));
+    // What two threadblocks did for half of the data each is done for all at once.
+    assert_eq!(reads.program.shape.per_block, 4);
     let packets = msccl::read_mscclpp(&plans::named("packets_4")).unwrap().imported;
     assert_eq!((packets.bytes, packets.protocol), ((0, u64::MAX), Protocol::Ll));
     let gets = msccl::read_mscclpp(&plans::named("gets_3")).unwrap().imported;

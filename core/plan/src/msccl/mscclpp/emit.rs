@@ -7,25 +7,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::op::{Act, Move, Place};
+use super::gather::Job;
+use super::op::{Move, Place};
 use super::plan::Plan;
-use super::run::At;
 use crate::ir::Buf;
 use crate::msccl::memory::Memory;
 use crate::msccl::xml::{Algo, Block, Kind, Pos, Step};
 
 /// The file that moves the same.
-pub(super) fn emit(plan: Plan, memories: &[Memory], order: &[At]) -> Algo {
+pub(super) fn emit(plan: Plan, memories: &[Memory], jobs: &[Job]) -> Algo {
     let mut ranks: Vec<Rank<'_>> = memories.iter().map(Rank::new).collect();
-    for (rank, peers) in peers(&plan, order).into_iter().enumerate() {
+    for (rank, peers) in peers(memories.len(), jobs).into_iter().enumerate() {
         ranks[rank].make_blocks(&peers, plan.algo.gpus[rank].pos);
     }
-    for &(rank, block, op) in order {
-        let op = &plan.ranks[rank].blocks[block][op];
-        let Act::Data { moves, .. } = &op.act else { continue };
-        for one in moves {
-            Writer { ranks: &mut ranks, rank, block, pos: op.pos }.one(one);
-        }
+    for &Job { rank, block, pos, ref moved } in jobs {
+        Writer { ranks: &mut ranks, rank, block, pos }.one(moved);
     }
     let mut algo = plan.algo;
     for (gpu, rank) in algo.gpus.iter_mut().zip(ranks) {
@@ -35,21 +31,25 @@ pub(super) fn emit(plan: Plan, memories: &[Memory], order: &[At]) -> Algo {
 }
 
 /// Whom each rank sends to and receives from.
-fn peers(plan: &Plan, order: &[At]) -> Vec<[BTreeSet<u32>; 2]> {
-    let mut peers = vec![[BTreeSet::new(), BTreeSet::new()]; plan.ranks.len()];
-    for &(rank, block, op) in order {
-        let Act::Data { moves, .. } = &plan.ranks[rank].blocks[block][op].act else { continue };
-        let me = rank as u32;
-        for one in moves {
-            let ways = one.from.iter().map(|place| (place.rank, me));
-            for (from, to) in ways.chain(one.to.iter().map(|place| (me, place.rank))).filter(|(a, b)| a != b)
-            {
-                peers[from as usize][0].insert(to);
-                peers[to as usize][1].insert(from);
-            }
+fn peers(ranks: usize, jobs: &[Job]) -> Vec<[BTreeSet<u32>; 2]> {
+    let mut peers = vec![[BTreeSet::new(), BTreeSet::new()]; ranks];
+    for job in jobs {
+        let me = job.rank as u32;
+        let ways = job.moved.from.iter().map(|place| (place.rank, me));
+        let ways = ways.chain(job.moved.to.iter().map(|place| (me, place.rank)));
+        for (from, to) in ways.filter(|(from, to)| from != to) {
+            peers[from as usize][0].insert(to);
+            peers[to as usize][1].insert(from);
         }
     }
     peers
+}
+
+/// The latest steps that wrote and read a chunk, as block and step.
+#[derive(Default, Clone)]
+struct Uses {
+    write: Option<(usize, u32)>,
+    reads: Vec<(usize, u32)>,
 }
 
 /// What a rank has so far.
@@ -59,8 +59,7 @@ struct Rank<'a> {
     /// The block that sends to a peer, and that which receives from it.
     senders: BTreeMap<u32, usize>,
     receivers: BTreeMap<u32, usize>,
-    /// The latest steps that wrote and read each cell, as block and step.
-    uses: Vec<(Option<(usize, u32)>, Vec<(usize, u32)>)>,
+    uses: Vec<Uses>,
     /// Steps of every block that a block knows to be over, now and after each of its steps.
     known: Vec<Vec<u32>>,
     after: Vec<Vec<Vec<u32>>>,
@@ -73,7 +72,7 @@ impl<'a> Rank<'a> {
             blocks: Vec::new(),
             senders: BTreeMap::new(),
             receivers: BTreeMap::new(),
-            uses: vec![(None, Vec::new()); memory.len()],
+            uses: vec![Uses::default(); memory.len()],
             known: Vec::new(),
             after: Vec::new(),
         }
@@ -113,8 +112,8 @@ impl<'a> Rank<'a> {
             let last = awaited.entry(block).or_insert(step);
             *last = step.max(*last);
         };
-        reads.iter().chain(&writes).for_each(|cell| self.uses[*cell].0.iter().for_each(&mut wait));
-        writes.iter().for_each(|cell| self.uses[*cell].1.iter().for_each(&mut wait));
+        reads.iter().chain(&writes).for_each(|cell| self.uses[*cell].write.iter().for_each(&mut wait));
+        writes.iter().for_each(|cell| self.uses[*cell].reads.iter().for_each(&mut wait));
         let waits = self.learn(index, awaited);
         if waits.is_empty() && self.fuse(index, kind, src, count) {
             return;
@@ -138,11 +137,13 @@ impl<'a> Rank<'a> {
         let nops = steps.len() - self.after[index].len();
         self.after[index].extend(std::iter::repeat_n(self.known[index].clone(), nops));
         for cell in reads {
-            let readers = &mut self.uses[cell].1;
+            let readers = &mut self.uses[cell].reads;
             readers.retain(|(block, _)| *block != index);
             readers.push((index, number));
         }
-        writes.iter().for_each(|cell| self.uses[*cell] = (Some((index, number)), Vec::new()));
+        writes
+            .iter()
+            .for_each(|cell| self.uses[*cell] = Uses { write: Some((index, number)), reads: Vec::new() });
     }
 
     /// What a block does not know to be over yet, of what it must wait for.

@@ -2,10 +2,11 @@
 //!
 //! Such plans put data into the memory of other ranks and tell them by signals; programs here send and receive. So a plan is
 //! read (`json`, `plan`, `op`), run with its signals, barriers, semaphores and packets, which finds an order of all
-//! operations or what is not ordered (`run`), and written as a file of MSCCL's that moves the same (`emit`), which is proved like
+//! operations or what is not ordered (`run`), its moves are put together (`gather`), and written as a file of MSCCL's that moves the same (`emit`), which is proved like
 //! any other.
 
 mod emit;
+mod gather;
 mod json;
 mod op;
 mod plan;
@@ -28,7 +29,8 @@ pub fn read(text: &str) -> Result<Import> {
     let order = run::run(&plan, &memories)?;
     let blocks = plan.ranks.iter().flat_map(|rank| &rank.blocks);
     let places: Vec<_> = blocks.flatten().map(|op| (op.pos, op.place.clone())).collect();
-    let algo = emit::emit(plan, &memories, &order);
+    let jobs = gather::gather(&plan, &memories, &order);
+    let algo = emit::emit(plan, &memories, &jobs);
     finish(algo).map_err(|error| {
         let place = places.iter().find(|(pos, _)| (pos.line, pos.column) == (error.line, error.column));
         place.map_or(error.clone(), |(_, place)| named(error, place))

@@ -38,6 +38,7 @@ pub(super) enum Act {
 }
 
 /// The sum of `from` (one value: a copy) is kept in all `to`.
+#[derive(Clone)]
 pub(super) struct Move {
     pub from: Vec<Place>,
     pub to: Vec<Place>,
