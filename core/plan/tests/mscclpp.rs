@@ -51,59 +51,58 @@ fn broken(name: &str, changes: &[(&str, &str)]) -> ImportError {
     }
 }
 
+/// Plan, changes of its text, class of the fault, part of what is said.
+type Broken = (&'static str, &'static [(&'static str, &'static str)], Class, &'static str);
+
+const BROKEN: [Broken; 27] = [
+    ("reads_4", &[(r#""rres""#, r#""glres""#)], Class::Operation, "gpu 0 threadblock 0 op 3 (glres)"),
+    ("reads_4", &[(r#""rres""#, r#""multiply""#)], Class::Operation, "op 3 (multiply)"),
+    ("scatter_2", &[(r#""reduce_op":"sum""#, r#""reduce_op":"max""#)], Class::Operation, "op 2 (re)"),
+    ("reads_4", &[(r#""allreduce""#, r#""sendrecv""#)], Class::Collective, "sendrecv"),
+    ("reads_4", &[(r#""allreduce""#, r#""allrestore""#)], Class::Attribute, "allgather"),
+    ("reads_4", &[(r#""Simple""#, r#""simple""#)], Class::Attribute, "LL128"),
+    ("reads_4", &[(r#""gpus""#, r#""cpus""#)], Class::Attribute, "\"gpus\" is missing"),
+    ("reads_4", &[(r#""id":2"#, r#""id":7"#)], Class::Ranks, "gpu"),
+    ("packets_2", &[(r#","id":1,"ops""#, r#","id":3,"ops""#)], Class::Numbering, "threadblock"),
+    ("reads_4", &[(r#""connected_to":[1,2,3"#, r#""connected_to":[1,9,3"#)], Class::Attribute, "0 to 3"),
+    ("reads_4", &[(r#""channel_ids":[0,1,2]"#, r#""channel_ids":[0,1,6]"#)], Class::Connection, "channel 6"),
+    ("reads_4", &[(r#""buffer_id":2"#, r#""buffer_id":3"#)], Class::Connection, "buffer_id 3"),
+    ("reads_4", &[(r#""size":1"#, r#""size":2"#)], Class::Mismatch, "of 1 and of 2 chunks"),
+    ("reads_4", &[(r#""size":1"#, r#""size":4294967296"#)], Class::Attribute, "4294967296"),
+    ("reads_4", &[(r#""index":0"#, r#""index":-1"#)], Class::Attribute, "-1"),
+    ("reads_4", &[(r#""index":0"#, r#""index":65536"#)], Class::Limit, "chunks"),
+    ("gets_2", &[(r#""index":1"#, r#""index":2"#)], Class::Bounds, "chunks 2 to 2"),
+    ("reads_4", &[(r#""name":"rlxwait""#, r#""name":"nop""#)], Class::Race, "does not wait for it"),
+    (
+        "reads_4",
+        &[(r#""name":"rlxsignal""#, r#""name":"nop""#)],
+        Class::Deadlock,
+        "waits for a signal of gpu",
+    ),
+    (
+        "gets_2",
+        &[(r#""num_threadblocks":2"#, r#""num_threadblocks":3"#)],
+        Class::Mismatch,
+        "barrier 0 is for",
+    ),
+    ("scatter_2", &[(r#""init_value":1"#, r#""init_value":0"#)], Class::Deadlock, "semaphore 1"),
+    ("packets_2", &[(r#""ppkt""#, r#""cpkt""#)], Class::Attribute, "\"type\""),
+    ("forward_4", &[(r#""name":"cpkt""#, r#""name":"copy""#)], Class::Deadlock, "packets of chunk 0"),
+    ("old_reads_2", &[(r#""name":"rrcs""#, r#""name":"rrc""#)], Class::WrongResult, "lacks"),
+    ("old_packets_2", &[(r#""id":0,"off":1"#, r#""id":0,"off":0"#)], Class::Race, "nothing orders"),
+    (
+        "forward_4",
+        &[(r#""buffer_id":1,"index":1"#, r#""buffer_id":1,"index":0"#)],
+        Class::Race,
+        "of gpu 2 again",
+    ),
+    ("groups_2", &[(r#""tb_id":0"#, r#""tb_id":2"#)], Class::Attribute, "0 to 1"),
+];
+
 #[test]
 fn broken_plans_are_refused_by_name() {
     let nop = r#"{"name":"nop"}"#;
-    let cases: [(&str, &[(&str, &str)], Class, &str); 27] = [
-        ("reads_4", &[(r#""rres""#, r#""glres""#)], Class::Operation, "gpu 0 threadblock 0 op 3 (glres)"),
-        ("reads_4", &[(r#""rres""#, r#""multiply""#)], Class::Operation, "op 3 (multiply)"),
-        ("scatter_2", &[(r#""reduce_op":"sum""#, r#""reduce_op":"max""#)], Class::Operation, "op 2 (re)"),
-        ("reads_4", &[(r#""allreduce""#, r#""sendrecv""#)], Class::Collective, "sendrecv"),
-        ("reads_4", &[(r#""allreduce""#, r#""allrestore""#)], Class::Attribute, "allgather"),
-        ("reads_4", &[(r#""Simple""#, r#""simple""#)], Class::Attribute, "LL128"),
-        ("reads_4", &[(r#""gpus""#, r#""cpus""#)], Class::Attribute, "\"gpus\" is missing"),
-        ("reads_4", &[(r#""id":2"#, r#""id":7"#)], Class::Ranks, "gpu"),
-        ("packets_2", &[(r#","id":1,"ops""#, r#","id":3,"ops""#)], Class::Numbering, "threadblock"),
-        ("reads_4", &[(r#""connected_to":[1,2,3"#, r#""connected_to":[1,9,3"#)], Class::Attribute, "0 to 3"),
-        (
-            "reads_4",
-            &[(r#""channel_ids":[0,1,2]"#, r#""channel_ids":[0,1,6]"#)],
-            Class::Connection,
-            "channel 6",
-        ),
-        ("reads_4", &[(r#""buffer_id":2"#, r#""buffer_id":3"#)], Class::Connection, "buffer_id 3"),
-        ("reads_4", &[(r#""size":1"#, r#""size":2"#)], Class::Mismatch, "of 1 and of 2 chunks"),
-        ("reads_4", &[(r#""size":1"#, r#""size":4294967296"#)], Class::Attribute, "4294967296"),
-        ("reads_4", &[(r#""index":0"#, r#""index":-1"#)], Class::Attribute, "-1"),
-        ("reads_4", &[(r#""index":0"#, r#""index":65536"#)], Class::Limit, "chunks"),
-        ("gets_2", &[(r#""index":1"#, r#""index":2"#)], Class::Bounds, "chunks 2 to 2"),
-        ("reads_4", &[(r#""name":"rlxwait""#, r#""name":"nop""#)], Class::Race, "does not wait for it"),
-        (
-            "reads_4",
-            &[(r#""name":"rlxsignal""#, r#""name":"nop""#)],
-            Class::Deadlock,
-            "waits for a signal of gpu",
-        ),
-        (
-            "gets_2",
-            &[(r#""num_threadblocks":2"#, r#""num_threadblocks":3"#)],
-            Class::Mismatch,
-            "barrier 0 is for",
-        ),
-        ("scatter_2", &[(r#""init_value":1"#, r#""init_value":0"#)], Class::Deadlock, "semaphore 1"),
-        ("packets_2", &[(r#""ppkt""#, r#""cpkt""#)], Class::Attribute, "\"type\""),
-        ("forward_4", &[(r#""name":"cpkt""#, r#""name":"copy""#)], Class::Deadlock, "packets of chunk 0"),
-        ("old_reads_2", &[(r#""name":"rrcs""#, r#""name":"rrc""#)], Class::WrongResult, "lacks"),
-        ("old_packets_2", &[(r#""id":0,"off":1"#, r#""id":0,"off":0"#)], Class::Race, "nothing orders"),
-        (
-            "forward_4",
-            &[(r#""buffer_id":1,"index":1"#, r#""buffer_id":1,"index":0"#)],
-            Class::Race,
-            "of gpu 2 again",
-        ),
-        ("groups_2", &[(r#""tb_id":0"#, r#""tb_id":2"#)], Class::Attribute, "0 to 1"),
-    ];
-    for (name, changes, class, part) in cases {
+    for (name, changes, class, part) in BROKEN {
         let error = broken(name, changes);
         assert!(error.class == class && error.text.contains(part), "{name} {changes:?}: {error}");
     }
