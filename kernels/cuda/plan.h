@@ -232,6 +232,27 @@ struct HawserBundle {
     HawserBundleOp ops[HAWSER_BUNDLE_OPS];
 };
 
+// What a kernel reads that combines what copy engines moved: core/plan/src/dma/fold.rs documents every field.
+constexpr int HAWSER_FOLD_OPERANDS = HAWSER_MAX_FAN + 1;
+constexpr int HAWSER_FOLD_THREADS = 544;
+
+// HawserFold::form
+constexpr uint32_t HAWSER_FOLD_SCALE = 1;  // operands are multiplied by the scalar on reading
+constexpr uint32_t HAWSER_FOLD_DIVIDE = 2; // the value is divided by the divisor
+
+struct HawserFold {
+    uint64_t from[HAWSER_FOLD_OPERANDS];
+    uint64_t to;
+    uint64_t bytes;
+    uint64_t scalar;
+    uint32_t divisor;
+    uint8_t n;
+    uint8_t form;
+    uint8_t pad[2];
+};
+
+static_assert(sizeof(HawserFold) == 104 && offsetof(HawserFold, to) == 72, "");
+static_assert(offsetof(HawserFold, divisor) == 96 && offsetof(HawserFold, form) == 101, "");
 static_assert(sizeof(HawserBundleOp) == 56 && offsetof(HawserBundleOp, part) == 32 && offsetof(HawserBundleOp, first) == 50, "");
 static_assert(sizeof(HawserBundle) == 3944 && offsetof(HawserBundle, mine) == 320, "");
 static_assert(offsetof(HawserBundle, rank) == 352 && offsetof(HawserBundle, ops) == 360, "");

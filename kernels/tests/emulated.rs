@@ -29,7 +29,7 @@ fn the_kernels_are_right_under_emulation() {
 fn compiled(include: &Path) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/emulated");
     let build = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let objects = ["main", "exchange"].map(|name| build.join(name).with_extension("o"));
+    let objects = ["main", "exchange", "fold"].map(|name| build.join(name).with_extension("o"));
     let compile = |object: &PathBuf| {
         let file = source.join(object.file_stem()?).with_extension("cpp");
         let flags = ["-std=c++17", "-O1", "-w", "-c", "-I"];

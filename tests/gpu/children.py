@@ -61,3 +61,5 @@ def force(pair):
         algorithm, protocol = pair.split("/")
         os.environ["NCCL_ALGO"] = ";".join(f"{function}:{algorithm}" for function in FUNCTIONS)
         os.environ["NCCL_PROTO"] = protocol
+        if protocol == "DMA":
+            os.environ["NCCL_PASS_SM"] = "1"

@@ -4,7 +4,8 @@
 A process per pair (`NCCL_ALGO` and `NCCL_PROTO` are read once), first one with nothing forced. Types, reductions,
 counts, roots, in place and not, buffers aligned and not; results, inputs, outputs that must stay and guards around all
 buffers are compared (`cases.py` says how exactly). What the library refuses with "no algorithm and protocol left" is
-listed as not offered. One thread drives all ranks, which share GPUs if there are more. Needs PyTorch and a GPU, or
+listed as not offered. Copy engines (`DMA`) come with `NCCL_PASS_SM=1`; `NCCL_ZERO_COPY=1` lets them copy from buffer to buffer.
+One thread drives all ranks, which share GPUs if there are more. Needs PyTorch and a GPU, or
 `--host` with numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if a result is wrong or a pair
 did not end.
 """
@@ -22,7 +23,7 @@ import nccl
 
 ALGORITHMS = ["Ring", "Tree", "OneShot", "AllPairs", "Direct"]
 ALGORITHMS += ["RecursiveDoubling", "HalvingDoubling", "Bruck", "Pairwise", "Knomial", "PAT"]
-PROTOCOLS = ["LL", "LL128", "Simple", "SymLL", "SymSimple", "SymBulk"]
+PROTOCOLS = ["LL", "LL128", "Simple", "SymLL", "SymSimple", "SymBulk", "DMA"]
 COUNTS = [0, 1, 2, 3, 7, 15, 16, 17, 127, 1000, 4095, 4096, 4097, 100_003, (1 << 20) + 3]
 
 

@@ -15,6 +15,8 @@ for nic in $(ls /sys/class/net | grep '^e' | sort); do
         export NCCL_SOCKET_IFNAME="=$nic"
     else
         ip addr add "10.0.$n.$id/24" dev "$nic"
+        # Soft-RoCE's packets leave unanswered questions in the neighbour table when a link goes: asked again after 1 s by default.
+        echo 100 >"/proc/sys/net/ipv4/neigh/$nic/retrans_time_ms"
         rdma link add "rxe$n" type rxe netdev "$nic"
     fi
     n=$((n + 1))

@@ -122,8 +122,10 @@ fn copy_engines_are_forbidden_by_name_and_told_about_when_asked() {
     let all = |settings: &[(&str, &str)]| ended(&["small", "small", "destroy"], settings);
     let told = all(&[("NCCL_PASS_SM", "1"), ("NCCL_SM_FREE_VERBOSE", "1")]);
     told.expect_success();
-    let parts =
-        [("all_gather", "copy engines, slots"), ("all_reduce", "kernels: copy engines do not reduce")];
+    let parts = [
+        ("all_gather", "copy engines, slots"),
+        ("all_reduce", "kernels of at most 2 CTAs: kernels are faster below 1 MiB"),
+    ];
     for (what, how) in parts {
         let mut lines = told.output.lines().filter(|line| line.contains("SM_FREE"));
         assert!(lines.any(|line| line.contains(what) && line.contains(how)), "{what}:\n{}", told.output);

@@ -62,7 +62,7 @@ pub(crate) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<St
     (most < LEAST_PART).then(|| format!("parts of {most} bytes are too small for SymBulk"))
 }
 
-fn is_small(world: &World) -> bool {
+pub(crate) fn is_small(world: &World) -> bool {
     matches!(world.device, DeviceKind::Cuda { sm } if sm >= SMALL_SM)
 }
 

@@ -132,8 +132,8 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
             continue;
         }
         let fused = exchange::is_known(algorithm);
-        let moves = !call.collective.reduces();
-        let can = |p: &Protocol| (fused || !p.is_exchange()) && (moves || *p != Protocol::Dma);
+        let copied = !call.collective.reduces() || algorithm == Algorithm::AllPairs;
+        let can = |p: &Protocol| (fused || !p.is_exchange()) && (copied || *p != Protocol::Dma);
         for protocol in Protocol::ALL.into_iter().filter(can) {
             let outcome = match filter(call, &key, protocol, world, knobs) {
                 Some(reason) => Outcome::Filtered(reason),
@@ -146,22 +146,30 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
     Ok(candidates)
 }
 
-/// `NCCL_PASS_SM`: where copy engines can do a call, all else is held back, or out if they have to. Without it they are held back.
+/// `NCCL_PASS_SM`: where copy engines can do a call, all else is held back, or out if they have to. Without it they are held
+/// back. Reductions are never out: nobody can do them without multiprocessors.
 ///
 /// # Errors
 /// `InvalidUsage` where they have to and cannot; the text names why each program is out.
 fn pass_sm(call: &Call, world: &World, knobs: &Knobs, candidates: &mut [Candidate]) -> Result<()> {
-    if call.collective.reduces() || world.size() == 1 {
+    if world.size() == 1 {
         return Ok(());
     }
-    if knobs.pass_sm == 0 {
-        let copied = candidates.iter_mut().filter(|c| c.protocol == Protocol::Dma);
-        copied.for_each(|c| c.held = Some("for a rule with executor = \"dma\""));
+    let reduces = call.collective.reduces();
+    let is_possible = |c: &Candidate| matches!(c.outcome, Outcome::Predicted { .. });
+    let is_small = reduces && call.total_bytes(world.size()) < dma::fold::LEAST_BYTES;
+    let held = match knobs.pass_sm {
+        0 => Some("for a rule with executor = \"dma\""),
+        _ if is_small && candidates.iter().any(|c| c.protocol != Protocol::Dma && is_possible(c)) => {
+            Some("kernels are faster below 1 MiB; for a rule with executor = \"dma\"")
+        }
+        _ => None,
+    };
+    if held.is_some() {
+        candidates.iter_mut().filter(|c| c.protocol == Protocol::Dma).for_each(|c| c.held = held);
         return Ok(());
     }
-    let possible =
-        |c: &Candidate| c.protocol == Protocol::Dma && matches!(c.outcome, Outcome::Predicted { .. });
-    if candidates.iter().any(possible) {
+    if candidates.iter().any(|c| c.protocol == Protocol::Dma && is_possible(c)) {
         for candidate in candidates.iter_mut().filter(|c| c.protocol != Protocol::Dma) {
             match knobs.pass_sm {
                 1 => candidate.held = Some("NCCL_PASS_SM; for a rule with executor = \"sm\""),
@@ -170,7 +178,7 @@ fn pass_sm(call: &Call, world: &World, knobs: &Knobs, candidates: &mut [Candidat
         }
         return Ok(());
     }
-    if knobs.pass_sm < 2 {
+    if knobs.pass_sm < 2 || reduces {
         return Ok(());
     }
     let reasons: Vec<String> =
@@ -321,7 +329,7 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
         return exchange::refused(call, key, protocol, world);
     }
     if protocol == Protocol::Dma {
-        return dma::refused(key, world, knobs);
+        return dma::refused(call, key, world, knobs);
     }
     if knobs.slot_bytes[protocol.slots()] < 128 {
         return Some("its FIFO slots are configured away".to_string());
@@ -349,11 +357,14 @@ fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs:
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
     }
     if protocol == Protocol::Dma {
-        let knobs = dma::knobs(knobs, world, dma::part(key, bytes));
+        let knobs = dma::knobs_for(key, bytes, world, knobs);
         if let Err(error) = fold(key, algo::channels(key)?, &knobs) {
             return Ok(Outcome::Filtered(error.into_text()));
         }
-        let us = predict(key, protocol, (dma::LANES, 1), bytes, world, &knobs) as f32;
+        let us = match key.collective.reduces() {
+            true => cost::predict_folds(key, dma::fold::ctas(&knobs), bytes, world, &knobs),
+            false => predict(key, protocol, (dma::LANES, 1), bytes, world, &knobs),
+        } as f32;
         return Ok(Outcome::Predicted { us, instances: dma::LANES, channels: 1 });
     }
     let fold = match fold(key, algo::channels(key)?, knobs) {

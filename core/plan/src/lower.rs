@@ -57,6 +57,15 @@ pub struct LaunchPlan {
     pub scratch_bytes: u64,
     /// How copy engines may move it from user buffer to user buffer.
     pub direct: Direct,
+    /// Most CTAs at once that combine what copy engines move.
+    pub ctas: u32,
+}
+
+impl LaunchPlan {
+    /// Whether copy engines make the moves of a reduction, and kernels of [`LaunchPlan::ctas`] blocks combine.
+    pub fn folds(&self) -> bool {
+        self.kernel.protocol == Protocol::Dma && self.kernel.op != DeviceOp::Copy
+    }
 }
 
 /// What the device does to values for `call`: averages of floating-point types are sums of inputs
@@ -179,7 +188,8 @@ pub fn bind(
     let scratch_bytes = u64::from(lowered.scratch_chunks) * work.chunk * elem;
     let kernel = KernelKey::new(op, dtype, choice.protocol);
     let direct = Direct::of(&choice.key, work.chunk * elem);
-    Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, direct })
+    let ctas = knobs.reducing_ctas;
+    Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, direct, ctas })
 }
 
 fn slots_needed(key: &ProgramKey) -> u32 {

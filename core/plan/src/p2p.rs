@@ -309,6 +309,6 @@ impl Launches<'_> {
         let kernel = KernelKey::new(DeviceOp::Copy, DataType::Uint8, protocol);
         let threads = crate::cost::threads(self.world.device, protocol);
         let args = Box::new(Args { protocol: protocol as u8, ..Args::default() });
-        LaunchPlan { args, kernel, threads, scratch_bytes: 0, direct: dma::Direct::Free }
+        LaunchPlan { args, kernel, threads, scratch_bytes: 0, direct: dma::Direct::Free, ctas: 0 }
     }
 }

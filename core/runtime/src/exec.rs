@@ -66,7 +66,7 @@ impl Work {
             Self::Steps(plan) => Some(plan.kernel),
             Self::Exchange(kernel, _) => Some(*kernel),
             Self::Bundle(launch) => Some(launch.kernel),
-            Self::Copies(..) => None,
+            Self::Copies(plan, _) => plan.folds().then_some(plan.kernel),
         }
     }
 

@@ -1,5 +1,5 @@
 // Runs programs of the planner's kinds on emulated GPUs and compares with what they must compute.
-// g++ -std=c++17 -O1 -w -I <cuda include> -o emulated main.cpp exchange.cpp && ./emulated [seed [rounds]]
+// g++ -std=c++17 -O1 -w -I <cuda include> -o emulated main.cpp exchange.cpp fold.cpp && ./emulated [seed [rounds]]
 #include "device.hpp"
 
 #include "../state.cuh"
@@ -11,6 +11,7 @@ inline Shared& emulated_shared() { return *(Shared*)fiber->block->shared.get(); 
 #include "../interp.cuh"
 
 bool exchanges_are_right(unsigned rounds); // exchange.cpp
+bool folds_are_right(unsigned rounds);     // fold.cpp
 
 using namespace hawser;
 
@@ -335,7 +336,7 @@ int main(int argc, char** argv) {
     u32 seed = argc > 1 ? atoi(argv[1]) : 1, rounds = argc > 2 ? atoi(argv[2]) : 20;
     dice.seed(seed);
     fp8_rounds();
-    if (!exchanges_are_right(4 * rounds)) return 1;
+    if (!exchanges_are_right(4 * rounds) || !folds_are_right(2 * rounds)) return 1;
     for (u32 round = 0; round < rounds; round++) {
         World w(2 + dice() % 3, 4, 3 + dice() % 2);
         for (int launches = 0; launches < 6; launches++) {

@@ -43,7 +43,7 @@ fn is_link_local(ip: IpAddr) -> bool {
 }
 
 /// Interfaces that are up, with their addresses.
-fn list() -> Vec<(String, IpAddr)> {
+pub(crate) fn list() -> Vec<(String, IpAddr)> {
     let mut first = std::ptr::null_mut();
     // SAFETY: the list is given back below.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {

@@ -271,6 +271,11 @@ impl<M: Machine> Conn<M> {
             for rail in 0..self.lanes.len() {
                 if self.lanes[rail].local == at {
                     let why = if state.fatal { Why::Device } else { Why::Port };
+                    let port = if state.is_usable() { "usable" } else { "not usable" };
+                    self.trace(
+                        rail,
+                        &format!("has a port that is {port}{}", if moved { ", elsewhere" } else { "" }),
+                    );
                     let rails = self.machine.rails();
                     if moved || !state.is_usable() {
                         rails.usable(rail as u8, false, why, now);
@@ -362,6 +367,7 @@ impl<M: Machine> Conn<M> {
         for rail in 0..self.lanes.len() {
             let Some(outcome) = self.lanes[rail].connected() else { continue };
             let (epoch, now, number) = (self.lanes[rail].epoch(), self.now(), rail as u8);
+            self.trace(rail, &format!("is connected, epoch {epoch}: {}", outcome.is_ok()));
             let rails = self.machine.rails();
             match outcome {
                 Ok(Some(answer)) => rails.made(number, epoch, answer, now),
@@ -375,8 +381,7 @@ impl<M: Machine> Conn<M> {
         for rail in 0..self.lanes.len() {
             if let Some(took) = self.lanes[rail].is_fenced() {
                 let (epoch, now) = (self.lanes[rail].epoch(), self.now());
-                let text = format!("IB: {}: rail {} is fenced after {took:.1?}", self.name, self.names[rail]);
-                self.log.line(Level::Trace, Subsys::NET, &text);
+                self.trace(rail, &format!("is fenced after {took:.1?}"));
                 self.flights[rail].clear();
                 self.machine.fenced(rail as u8, epoch, now);
             }
@@ -396,10 +401,17 @@ impl<M: Machine> Conn<M> {
         }
     }
 
+    fn trace(&self, rail: usize, text: &str) {
+        let text = format!("IB: {}: rail {} {text}", self.name, self.names[rail]);
+        self.log.line(Level::Trace, Subsys::NET, &text);
+    }
+
     fn perform(&mut self, action: Action) {
         let now = self.now();
         match action {
             Action::Make { rail, epoch, peer } => {
+                let what = if peer.is_some() { "answers" } else { "is offered" };
+                self.trace(usize::from(rail), &format!("{what}, epoch {epoch}"));
                 let (lane, settings) = (&mut self.lanes[usize::from(rail)], &self.settings);
                 let (port, queue) = (&self.ports[lane.local], &mut self.queues[lane.local]);
                 let made = lane.make(epoch, port, &mut **queue, settings);
@@ -414,6 +426,7 @@ impl<M: Machine> Conn<M> {
                 }
             }
             Action::Connect { rail, epoch, peer } => {
+                self.trace(usize::from(rail), &format!("is answered, epoch {epoch}"));
                 let lane = &mut self.lanes[usize::from(rail)];
                 let port = &self.ports[lane.local];
                 if let Err(errno) = lane.connect(&peer, port, &self.settings, self.class, None) {

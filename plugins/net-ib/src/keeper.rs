@@ -16,6 +16,8 @@ const BUSY: Duration = Duration::from_millis(3);
 const IDLE: Duration = Duration::from_millis(30);
 /// Ports are looked at this often without an event.
 const LOOK: Duration = Duration::from_secs(1);
+/// And their links this often.
+const GLANCE: Duration = Duration::from_millis(20);
 /// Closed ends get this long to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// And this long when the whole context closes.
@@ -98,7 +100,7 @@ impl Drop for Keeper {
 }
 
 fn run(shared: &Shared, ports: &[Arc<Port>]) {
-    let mut looked = Instant::now();
+    let (mut looked, mut glanced) = (Instant::now(), Instant::now());
     loop {
         let (tended, closing) = {
             let mut state = lock(&shared.state);
@@ -108,10 +110,18 @@ fn run(shared: &Shared, ports: &[Arc<Port>]) {
             state.tended.retain(|one| one.strong_count() > 0);
             (state.tended.clone(), !state.closing.is_empty())
         };
-        let all = looked.elapsed() >= LOOK;
-        watch(ports, all);
-        if all {
+        watch(ports);
+        if glanced.elapsed() >= GLANCE {
+            glanced = Instant::now();
+            for port in ports.iter().filter(|port| port.is_stale()) {
+                port.refresh(None);
+            }
+        }
+        if looked.elapsed() >= LOOK {
             looked = Instant::now();
+            for port in ports {
+                port.refresh(None);
+            }
         }
         let mut busy = closing;
         for one in tended.iter().filter_map(Weak::upgrade) {
@@ -126,7 +136,7 @@ fn run(shared: &Shared, ports: &[Arc<Port>]) {
 }
 
 /// Ports of one device share its events.
-fn watch(ports: &[Arc<Port>], all: bool) {
+fn watch(ports: &[Arc<Port>]) {
     for (at, port) in ports.iter().enumerate() {
         let is_first = ports[..at].iter().all(|other| !Arc::ptr_eq(&other.device, &port.device));
         let events = if is_first { port.device.events() } else { Vec::new() };
@@ -144,9 +154,6 @@ fn watch(ports: &[Arc<Port>], all: bool) {
                     port.refresh(Some(event));
                 }
             }
-        }
-        if all {
-            port.refresh(None);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hawser_plugin::net::Region;
 
+use crate::carrier::Carrier;
 use crate::config::Settings;
 use crate::verbs::gid::{self, Gid};
 use crate::verbs::{Device, Errno, Event, Mr, PortInfo};
@@ -21,6 +22,7 @@ pub(crate) struct Port {
     /// How good the first address was: a worse one reaches fewer peers, so the port waits for one as good.
     rank: Option<u32>,
     state: Mutex<PortState>,
+    carrier: Mutex<Option<Carrier>>,
     /// Grows with each change of the state.
     generation: AtomicU64,
     registered: Mutex<HashMap<Key, (Mr, usize)>>,
@@ -49,6 +51,7 @@ impl Port {
         let name = format!("{}:{number}", device.info().name);
         let info = device.port(number).ok()?;
         let gid = gid::choose(&*device, number, &settings.wish()).ok();
+        let carrier = gid.and_then(|(index, gid)| Carrier::of(&device.interface(number, index)?, &gid));
         Some(Self {
             number,
             name,
@@ -56,6 +59,7 @@ impl Port {
             settings: settings.clone(),
             rank: gid.and_then(|(_, gid)| settings.wish().rank(&gid, info.ethernet)),
             state: Mutex::new(PortState { info, gid, fatal: false }),
+            carrier: Mutex::new(carrier),
             generation: AtomicU64::new(1),
             registered: Mutex::default(),
             device,
@@ -86,12 +90,27 @@ impl Port {
             let wish = self.settings.wish();
             let found = gid::choose(&*self.device, self.number, &wish).ok();
             new.gid = found.filter(|(_, gid)| wish.rank(gid, new.info.ethernet) >= self.rank);
+            if let Some((index, gid)) = new.gid {
+                let interface = self.device.interface(self.number, index);
+                *lock(&self.carrier) = interface.and_then(|name| Carrier::of(&name, &gid));
+            }
         }
+        new.info.active &= self.has_carrier();
         let changed = std::mem::replace(&mut *lock(&self.state), new) != new;
         if changed {
             self.generation.fetch_add(1, Ordering::AcqRel);
         }
         changed
+    }
+
+    /// Whether the link is not what the state says: a look that costs one system call.
+    pub fn is_stale(&self) -> bool {
+        let active = self.state().info.active;
+        lock(&self.carrier).as_ref().is_some_and(|carrier| carrier.is_on() != active)
+    }
+
+    fn has_carrier(&self) -> bool {
+        lock(&self.carrier).as_ref().is_none_or(Carrier::is_on)
     }
 
     /// Registers memory, or finds it registered.

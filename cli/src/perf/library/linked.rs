@@ -61,7 +61,8 @@ impl Communicator for Rank {
 
     fn ctas(&self) -> Option<u32> {
         let last = self.0.last_decision().ok()??;
-        Some(if last.protocol == Protocol::Dma.name() { 0 } else { last.channels })
+        let reduces = ["all_reduce", "reduce_scatter", "reduce"].contains(&&*last.collective);
+        Some(if last.protocol == Protocol::Dma.name() && !reduces { 0 } else { last.channels })
     }
 
     fn healthy(&self) -> Result<()> {

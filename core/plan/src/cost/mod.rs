@@ -50,6 +50,25 @@ pub fn predict(
     path.fixed_us + traffic.hops * path.hop_us + far_hops + fill + moved + blocks * path.block_us
 }
 
+/// Predicted time in µs of a reduction whose moves are made by copy engines and whose sums by `ctas` CTAs, from everybody to
+/// everybody: one after the other, tile by tile.
+pub fn predict_folds(key: &ProgramKey, ctas: u32, bytes: u64, world: &World, knobs: &Knobs) -> f64 {
+    /// Bytes that a CTA of a GPU reads in a µs.
+    const READS: f64 = 80e3;
+    let path = world.constants.path(Protocol::Dma);
+    let traffic = traffic(key, bytes as f64, world.constants.all_to_all);
+    let wire = world.constants.wire() * traffic.share * path.wire_share;
+    let reads = match world.device {
+        DeviceKind::Host => path.block(),
+        DeviceKind::Cuda { .. } => READS,
+    };
+    let slot = f64::from(knobs.slot_bytes[Protocol::Dma.slots()].max(1));
+    let tiles = (traffic.chunk / slot).ceil().max(1.0);
+    let hops = if key.collective == Collective::ReduceScatter { 2.0 } else { 3.0 };
+    let folded = f64::from(key.ranks) * traffic.chunk / (f64::from(ctas) * reads);
+    path.fixed_us + tiles * hops * path.hop_us + folded + traffic.out / wire
+}
+
 /// Predicted time in µs of an exchange kernel in `blocks` blocks that begin `rounds` times.
 pub fn predict_exchange(
     key: &ProgramKey,

@@ -25,15 +25,19 @@ pub enum Direct {
     LockStep,
     /// Tile by tile along a chain of ranks, each of which passes on what came into its user's buffer.
     Chain,
+    /// What a reduction's owners have combined, tile by tile, to everybody who gets it.
+    PassedOn,
 }
 
 impl Direct {
     /// For a program whose legs have `bytes` bytes each.
     pub fn of(key: &ProgramKey, bytes: u64) -> Self {
-        use Collective::{AllGather, AllToAll, Broadcast};
+        use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter};
         match (key.algorithm, key.collective) {
             (Algorithm::Ring, Broadcast) if key.ranks > 2 => Self::Chain,
             (Algorithm::Ring, _) if key.ranks > 2 => Self::No,
+            (_, AllReduce | Reduce) => Self::PassedOn,
+            (_, ReduceScatter) => Self::No,
             (_, AllGather | AllToAll)
                 if (3..=MOST_IN_STEP).contains(&key.ranks) && bytes >= LEAST_IN_STEP =>
             {
@@ -41,6 +45,11 @@ impl Direct {
             }
             _ => Self::Free,
         }
+    }
+
+    /// Whether only senders copy, tile by tile: a leg whose sender comes first is staged.
+    pub fn is_pushed(self) -> bool {
+        matches!(self, Self::Chain | Self::PassedOn)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::direct::{Direct, Leg, Turn, Way, turns};
 use super::far::Far;
+use super::fold::Fold;
 use super::{At, Bases, Counters, LANES, WORD, tile};
 use crate::device_plan::{Block, HAS_DST, HAS_SRC, Place, Span, Step, Work};
 use crate::lower::LaunchPlan;
@@ -52,17 +53,20 @@ pub enum What {
         /// 1 and the bytes of the slot.
         value: u32,
     },
+    /// Combine what came with what is here: by few multiprocessors.
+    Fold(Fold),
 }
 
 /// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive, one for what
-/// stays on the rank, and two that send to other hosts and receive from there. Steps of the programs that copy engines run do
-/// not read what others have written to the user's memory, so they need no order among each other.
+/// stays on the rank, and two that send to other hosts and receive from there, or combine. Steps that only move do not read
+/// what others have written to the user's memory, so they need no order among each other.
 pub const STREAMS: u32 = NEAR_STREAMS + 2;
 /// Those that launches within a host use, which come first.
-pub const NEAR_STREAMS: u32 = 2 * LANES + 1;
+const NEAR_STREAMS: u32 = 2 * LANES + 1;
 /// The last of these.
-const COPIES: u32 = 2 * LANES;
-const FAR_SENDS: u32 = NEAR_STREAMS;
+pub const COPIES: u32 = 2 * LANES;
+/// What goes to other hosts.
+pub const FAR_SENDS: u32 = NEAR_STREAMS;
 const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
 
 /// Puts out the commands of one launch, round after round.
@@ -78,21 +82,20 @@ const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
 /// Blocks that follow one another and have the same channel go side by side; those with another channel come after them. So
 /// ranks begin messages in the order of their keys ([`crate::p2p`]), also where all streams are one.
 pub struct Emitter<'a> {
-    plan: &'a LaunchPlan,
-    steps: &'a [Step],
+    pub(super) plan: &'a LaunchPlan,
+    pub(super) steps: &'a [Step],
     bases: &'a Bases,
     far: Arc<Far>,
     /// Slots between hosts that this launch has filled and emptied so far.
     far_counters: Counters,
     /// Blocks that are left, with their indices, the next one last.
-    left: Vec<(usize, Block)>,
+    pub(super) left: Vec<(usize, Block)>,
     /// Blocks under way, those that send first, and where they are.
     current: Vec<(usize, Block, Place)>,
     /// Legs that do not go through staging.
-    direct: Vec<(Leg, Way)>,
+    pub(super) direct: Vec<(Leg, Way)>,
     /// Waits for the peers that copy.
     owed: Vec<Command>,
-    /// In lock-step.
     turns: Vec<Turn>,
 }
 
@@ -121,8 +124,10 @@ impl<'a> Emitter<'a> {
     /// of each.
     pub fn legs(&self) -> Vec<Leg> {
         let mut legs: Vec<Leg> = Vec::new();
-        if self.plan.direct == Direct::No {
-            return legs;
+        match self.plan.direct {
+            Direct::No => return legs,
+            Direct::PassedOn => return self.passed_on(),
+            _ => {}
         }
         for &(index, block) in self.left.iter().rev() {
             let work = &self.plan.args.works[usize::from(block.work)];
@@ -174,6 +179,16 @@ impl<'a> Emitter<'a> {
         }
     }
 
+    /// Whether nothing goes through staging; known before the first round.
+    pub fn is_direct(&self) -> bool {
+        let legs = |block: &Block| {
+            let steps = self.steps.iter().skip(block.first_step.into()).take(block.n_steps.into());
+            let of = |s: &Step| s.times as usize * usize::from(s.n_recv + s.n_send);
+            steps.map(of).sum::<usize>()
+        };
+        self.left.iter().map(|(_, block)| legs(block)).sum::<usize>() == self.direct.len()
+    }
+
     /// Adds the commands of the next round; false when there is none left.
     pub fn round(&mut self, counters: &mut Counters, out: &mut Vec<Command>) -> bool {
         if self.current.is_empty() {
@@ -186,6 +201,7 @@ impl<'a> Emitter<'a> {
             let step = &self.steps[usize::from(block.first_step) + place.step as usize];
             match self.chain((*index, block), *place, step) {
                 Some(chain) => chain.tile(*place, &mut slots, out),
+                None if self.folds() => self.reduction((*index, block), *place, step, out),
                 None => self.tile((*index, block), *place, step, &mut slots, out),
             }
             self.end_turn((*index, place.step, place.repetition), place.tile, out);
@@ -244,6 +260,16 @@ impl<'a> Emitter<'a> {
         } else if step.flags & HAS_SRC != 0 {
             (src, length) = span.local(work, step.src_buf, step.src_chunk);
         }
+        let kept = (step.flags & HAS_DST != 0).then(|| {
+            let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
+            What::Copy { dst, src, bytes: length.min(room) as u64 }
+        });
+        let kept =
+            kept.filter(|what| !matches!(what, What::Copy { dst, src, bytes } if dst == src || *bytes == 0));
+        if taken.is_none() {
+            // What stays on the rank does not hold up what goes, and begins first.
+            kept.into_iter().for_each(|copy| put(COPIES, copy));
+        }
         for &peer in sends {
             let peer = u32::from(peer);
             let stream = self.stream(block, peer, true);
@@ -258,16 +284,8 @@ impl<'a> Emitter<'a> {
             }
             put(stream, self.signal(peer, ends.full_there, length as u64));
         }
-        if step.flags & HAS_DST != 0 {
-            let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
-            let bytes = length.min(room) as u64;
-            // What stays on the rank does not hold up what goes.
-            let stream = taken.map_or(COPIES, |(stream, _)| stream);
-            if bytes > 0 && dst != src {
-                put(stream, What::Copy { dst, src, bytes });
-            }
-        }
         if let Some((stream, signal)) = taken {
+            kept.into_iter().for_each(|copy| put(stream, copy));
             put(stream, signal);
         }
     }
@@ -374,7 +392,7 @@ impl<'a> Emitter<'a> {
         Command { stream: if leg.send { 0 } else { LANES }, what }
     }
 
-    fn direct_leg(&self, at: (usize, u32, u32), peer: u32, send: bool) -> Option<(&Leg, Way)> {
+    pub(super) fn direct_leg(&self, at: (usize, u32, u32), peer: u32, send: bool) -> Option<(&Leg, Way)> {
         let found = self.direct.iter().find(|(leg, _)| (leg.at, leg.peer, leg.send) == (at, peer, send));
         found.map(|(leg, way)| (leg, *way))
     }
@@ -402,7 +420,7 @@ impl<'a> Emitter<'a> {
         Some(Chain { emitter: self, block, step, work, from, to, arrives: arrives.is_some(), goes, at_once })
     }
 
-    fn direct_words(&self, leg: &Leg) -> DirectWords {
+    pub(super) fn direct_words(&self, leg: &Leg) -> DirectWords {
         let Bases { rank, staging, places, layout } = self.bases;
         let (here, there) = (places[*rank as usize], places[leg.peer as usize]);
         let own = staging[*rank as usize] + layout.direct(here, there, leg.send);
@@ -410,7 +428,7 @@ impl<'a> Emitter<'a> {
         DirectWords { first_here: own, done_here: own + WORD, first_there: theirs, done_there: theirs + WORD }
     }
 
-    fn ends(&self, peer: u32, lane: u32, slot: u32) -> Ends {
+    pub(super) fn ends(&self, peer: u32, lane: u32, slot: u32) -> Ends {
         let Bases { rank, staging, places, layout } = self.bases;
         let (here, there) = (places[*rank as usize], places[peer as usize]);
         let (own, theirs) = (staging[*rank as usize], staging[peer as usize]);
@@ -434,21 +452,21 @@ struct Slots<'a> {
 
 /// Addresses of the words of a direct leg: "whoever was called first is ready" and "whoever was called second has copied", in this
 /// rank's memory and in the peer's.
-struct DirectWords {
-    first_here: u64,
+pub(super) struct DirectWords {
+    pub(super) first_here: u64,
     done_here: u64,
     first_there: u64,
-    done_there: u64,
+    pub(super) done_there: u64,
 }
 
 /// Addresses of a slot number in both directions: our slot that the peer fills, its slot that we fill, and their words.
-struct Ends {
-    slot_here: u64,
-    full_here: u64,
-    free_here: u64,
-    slot_there: u64,
-    full_there: u64,
-    free_there: u64,
+pub(super) struct Ends {
+    pub(super) slot_here: u64,
+    pub(super) full_here: u64,
+    pub(super) free_here: u64,
+    pub(super) slot_there: u64,
+    pub(super) full_there: u64,
+    pub(super) free_there: u64,
 }
 
 /// A step of a chain with a leg that is direct. Its tiles go in groups, a copy each.

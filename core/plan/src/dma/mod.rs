@@ -1,24 +1,26 @@
-//! Launches without a kernel: copy engines move slots of **staging** memory, stream memory operations tell of them.
+//! Launches whose moves need no kernel: copy engines move slots of **staging** memory, stream memory operations tell of them.
 //!
 //! The steps are those of any program of moves; the sends of a lane share a stream, and so do its receives. A
 //! slot has two words: `full`, in the memory of its owner, set by the peer that filled it, and `free`, in the memory of
 //! that peer, set by the owner that has emptied it. Whoever waits for a word clears it, so a replayed graph finds the words
 //! as it left them. Commands come out in rounds, the sends of a round before its receives: a device that runs all its
 //! streams one after the other in that order still gets to the end. Between hosts both words and slots are this rank's own,
-//! and the proxy is the peer ([`far`]).
+//! and the proxy is the peer ([`far`]). Reductions have steps that combine: by few multiprocessors ([`fold`]).
 
 mod direct;
 mod emit;
 pub mod far;
+pub mod fold;
 
 use crate::algo::{self, ProgramKey};
-use crate::call::Collective;
+use crate::call::{Call, Collective};
 use crate::choose::protocol_bit;
 use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::world::{DeviceKind, Link, World};
 
 pub use direct::{Direct, Leg, Way};
-pub use emit::{Command, Emitter, NEAR_STREAMS, STREAMS, What};
+pub use emit::{COPIES, Command, Emitter, FAR_SENDS, STREAMS, What};
+pub use fold::{Fold, FoldArgs};
 
 /// Streams in each direction, and staging lanes per peer. A second lane would take half of the slots' memory, and larger slots are
 /// faster.
@@ -58,13 +60,13 @@ pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
     }
 }
 
-/// Why copy engines cannot do a program, if so.
-pub fn refused(key: &ProgramKey, world: &World, knobs: &Knobs) -> Option<String> {
+/// Why copy engines cannot do the moves of a program, if so.
+pub fn refused(call: &Call, key: &ProgramKey, world: &World, knobs: &Knobs) -> Option<String> {
     if let Some(reason) = refused_world(world, knobs) {
         return Some(reason);
     }
     if key.collective.reduces() {
-        return Some("copy engines do not reduce".into());
+        return fold::refused(call, key, world);
     }
     (!is_known(key)).then(|| "its channels wait for each other".into())
 }
@@ -80,16 +82,32 @@ fn is_known(key: &ProgramKey) -> bool {
     )
 }
 
-/// The settings under which programs are bound to calls that give each peer `bytes` bytes: one block runs all channels, so
-/// that ranks go through their peers in the same order.
+/// The settings under which a program is bound to a call of `bytes` bytes ([`Call::total_bytes`]).
+pub fn knobs_for(key: &ProgramKey, bytes: u64, world: &World, knobs: &Knobs) -> Knobs {
+    if !key.collective.reduces() {
+        return self::knobs(knobs, world, part(key, bytes));
+    }
+    let blocks = key.collective.input_blocks(key.ranks).max(key.collective.output_blocks(key.ranks));
+    let per_block = algo::shape(key).map_or(1, |shape| shape.per_block.max(1));
+    let part = bytes / u64::from(blocks.max(1)) / u64::from(per_block);
+    with_tiles(knobs, world, fold::tile(part, Staging::new(world.places().1, knobs).slot_bytes))
+}
+
+/// The settings under which programs are bound to calls that give each peer `bytes` bytes.
 pub fn knobs(knobs: &Knobs, world: &World, bytes: u64) -> Knobs {
+    with_tiles(knobs, world, tile(bytes))
+}
+
+/// Tiles of so many bytes if slots take them. One block runs all channels, so that ranks go through their peers in the same
+/// order.
+fn with_tiles(knobs: &Knobs, world: &World, tile: u64) -> Knobs {
     let near = match world.places().1 {
         1 => MOST_SLOT,
         local => Staging::new(local, knobs).slot_bytes,
     };
     let slot = if world.hosts() > 1 { far::slot_bytes(world, knobs).min(near) } else { near };
     Knobs {
-        slot_bytes: [0, 0, slot.min(tile(bytes)) as u32],
+        slot_bytes: [0, 0, slot.min(tile) as u32],
         depth: DEPTH,
         lanes: LANES,
         min_ctas: 1,

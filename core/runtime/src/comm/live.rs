@@ -125,6 +125,7 @@ impl Bound {
     /// The choice, and the blocks that it runs in.
     pub fn chosen(&self) -> (&Chosen, u8) {
         match self {
+            Self::Steps(plan, _, chosen) if plan.folds() => (chosen, plan.ctas as u8),
             Self::Steps(plan, _, chosen) => (chosen, plan.args.n_blocks),
             Self::Exchange(plan, chosen) => (chosen, plan.blocks as u8),
         }
@@ -247,9 +248,9 @@ impl Live {
             Arc::new(Bound::Exchange(Box::new(plan), chosen))
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
-            let part = |bytes| dma::knobs(&self.knobs, &self.world, dma::part(&choice.key, bytes));
+            let bytes = call.total_bytes(self.world.size());
             let knobs = match choice.protocol {
-                Protocol::Dma => Cow::Owned(part(call.total_bytes(self.world.size()))),
+                Protocol::Dma => Cow::Owned(dma::knobs_for(&choice.key, bytes, &self.world, &self.knobs)),
                 _ => tuners.knobs(call, facts, &self.world, choice, &self.knobs),
             };
             let plan = lower::bind(&loaded.lowered, call, choice, self.world.size(), &knobs)?;

@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 
 use hawser_plan::choose::{Choice, Outcome};
-use hawser_plan::dma::{self, far};
+use hawser_plan::dma::{self, far, fold};
 use hawser_plan::{Call, Collective, Protocol};
 
 use super::live::{Live, lock, op};
+use crate::device::size_text;
 use crate::env;
 use crate::log;
 
@@ -39,10 +40,21 @@ pub fn announcement(live: &Live) -> String {
         _ => "",
     };
     let messages = if level > 0 { "send/recv, " } else { "" };
+    let ctas = live.knobs.reducing_ctas;
+    let reductions = match (level, live.net.is_some()) {
+        (0, _) => String::new(),
+        (_, true) => format!("by kernels of at most {ctas} CTAs, which move what they reduce between hosts"),
+        _ => format!(
+            "SM-light, with at most {ctas} CTAs, as copy engines do not reduce: they move for calls of {} and more",
+            size_text(fold::LEAST_BYTES)
+        ),
+    };
+    let reductions = match &*reductions {
+        "" => String::new(),
+        how => format!("; all_reduce, reduce_scatter and reduce {how}"),
+    };
     format!(
-        "{who}: {messages}all_gather, all_to_all, broadcast, gather and scatter by copy engines{near}{far}; \
-         all_reduce, reduce_scatter and reduce by kernels of at most {} CTAs: copy engines do not reduce{zero_copy}",
-        live.knobs.most_ctas(Collective::AllReduce)
+        "{who}: {messages}all_gather, all_to_all, broadcast, gather and scatter by copy engines{near}{far}{reductions}{zero_copy}"
     )
 }
 
@@ -69,16 +81,13 @@ impl SmFree {
             if live.knobs.pass_sm == 0 && !live.knobs.copy_engines {
                 return "NCCL_PASS_SM is 0".into();
             }
-            if call.collective.reduces() {
-                return "copy engines do not reduce".into();
-            }
             if let Some(rule) = &choice.why.rule {
                 return rule.clone();
             }
             let candidates = choice.why.candidates.iter();
             let reason = candidates.filter(|c| c.protocol == Protocol::Dma).find_map(|c| match &c.outcome {
                 Outcome::Filtered(reason) => Some(reason.clone()),
-                Outcome::Predicted { .. } => None,
+                Outcome::Predicted { .. } => c.held.map(str::to_owned),
             });
             reason.unwrap_or_else(|| "no program of moves does it".into())
         });
@@ -106,9 +115,15 @@ impl SmFree {
             return;
         }
         let how = match (is_free, live.layout.staging) {
+            (true, Some(_)) if what.reduces() => {
+                format!("moves by copy engines, sums by kernels of at most {} CTAs", live.knobs.reducing_ctas)
+            }
             (true, Some(_)) => {
                 let slot = dma::knobs(&live.knobs, &live.world, u64::MAX).slot_bytes[2];
                 format!("copy engines, slots of at most {} KiB", slot >> 10)
+            }
+            _ if what.reduces() && live.knobs.pass_sm > 0 => {
+                format!("kernels of at most {} CTAs: {}", live.knobs.reducing_ctas, reason())
             }
             _ => format!("kernels: {}", reason()),
         };

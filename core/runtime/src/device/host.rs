@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::dma::Fold;
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -290,6 +291,10 @@ impl Device for HostDevice {
 
     fn copy(&self, _stream: Stream, _dst: u64, _src: u64, _bytes: u64) -> Result<()> {
         Err(Error::internal("the host device polls its copies"))
+    }
+
+    fn fold(&self, _fold: &Fold, _stream: Stream) -> Result<()> {
+        Err(Error::internal("the host device polls what it folds"))
     }
 
     fn memory_ops(&self, _stream: Stream, _ops: &[MemoryOp]) -> Result<()> {

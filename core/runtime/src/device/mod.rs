@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::dma::Fold;
 use hawser_plan::exchange::ExchangeArgs;
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
@@ -219,6 +220,9 @@ pub trait Device: Send + Sync {
 
     /// Puts a copy on a stream, by a copy engine. The addresses are this device's view of any memory.
     fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()>;
+
+    /// Puts a kernel on a stream that combines what copy engines moved. Not called on the host device.
+    fn fold(&self, fold: &Fold, stream: Stream) -> Result<()>;
 
     /// Puts operations on words of memory on a stream, in order.
     fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()>;

@@ -38,8 +38,8 @@ const SLICE: Duration = Duration::from_millis(20);
 pub struct Meeting<'a> {
     /// It is being captured into a graph.
     pub is_captured: bool,
-    /// It is a chain, in which only senders copy.
-    pub is_chain: bool,
+    /// Only senders copy.
+    pub is_pushed: bool,
     /// Ends waits.
     pub control: &'a Control,
 }
@@ -170,16 +170,16 @@ impl Board {
     /// # Errors
     /// The peer is a ring behind until the deadline; only one end is captured into a graph; a peer's memory cannot be mapped.
     pub fn meet(&self, device: &dyn Device, leg: &Leg, call: &Meeting<'_>, until: Instant) -> Result<Way> {
-        let &Meeting { is_captured, is_chain, control } = call;
+        let &Meeting { is_captured, is_pushed, control } = call;
         let Some(end) = &self.ends[leg.peer as usize] else { return Ok(Way::Staged) };
         let own = self.posting(device, leg, is_captured, end.is_near)?;
         let (ring, side) = if leg.send { (end.sends, 0) } else { (end.receives, 1) };
         let Some(theirs) = self.exchange(ring, side, own, (leg.peer, until), control)? else {
-            // A chain is pushed, or staged.
-            let is_direct = own.is_direct == 1 && !(leg.send && is_chain);
+            // What is pushed by tiles is staged if its sender comes first.
+            let is_direct = own.is_direct == 1 && !(leg.send && is_pushed);
             return Ok(if is_direct { Way::First } else { Way::Staged });
         };
-        if theirs.is_direct == 0 || !leg.send && is_chain {
+        if theirs.is_direct == 0 || !leg.send && is_pushed {
             return Ok(Way::Staged);
         }
         if theirs.is_captured != own.is_captured {

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use hawser_plan::dma::What;
+use hawser_fold::{Operand, Rule, fold};
+use hawser_plan::dma::fold::{DIVIDE, SCALE};
+use hawser_plan::dma::{Fold, What};
 
 /// A launch on its way.
 pub struct Copies {
@@ -75,5 +77,26 @@ unsafe fn run(what: &What) -> bool {
             unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
             true
         }
+        What::Fold(fold) => {
+            // SAFETY: as above; the value goes to a place of its own, or to that of an operand.
+            unsafe { combine(&fold) };
+            true
+        }
     }
+}
+
+/// Combines what a fold reads.
+///
+/// # Safety
+/// As [`Copies::poll`].
+unsafe fn combine(what: &Fold) {
+    let (args, dtype) = (&what.args, what.kernel.dtype);
+    let len = args.bytes as usize / dtype.size();
+    let scaled = args.form & SCALE != 0;
+    let from = &args.from[..usize::from(args.n)];
+    let operands: Vec<Operand> = from.iter().map(|&addr| Operand { addr, len, scaled }).collect();
+    let divisor = if args.form & DIVIDE != 0 { args.divisor } else { 1 };
+    let rule = Rule { op: what.kernel.op, scalar: args.scalar, scalar_is_address: false, divisor };
+    // SAFETY: passed on to the caller.
+    unsafe { fold(dtype, &rule, &operands, &[(args.to, len)]) };
 }

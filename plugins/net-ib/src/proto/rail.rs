@@ -76,6 +76,8 @@ pub(crate) struct Rail {
     pub controls: u32,
     /// The probe or its echo that came last and was not answered yet.
     pub probed: Option<u8>,
+    /// Receiver: an offer that came while the port was not usable, and where its queue pair is.
+    pub offer: Option<(Epoch, Vec<u8>)>,
     /// Chunks written in this epoch.
     pub written: u32,
     /// Chunks of this epoch that the receiver has taken off its queue.
@@ -109,6 +111,7 @@ impl Rail {
             bytes: 0,
             controls: 0,
             probed: None,
+            offer: None,
             written: 0,
             taken: 0,
             told: 0,

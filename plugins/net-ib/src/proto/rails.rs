@@ -220,7 +220,21 @@ impl Rails {
             self.say = true;
             return;
         }
-        if known.phase == Phase::Down && known.usable && epoch > known.epoch {
+        if epoch > known.epoch {
+            // The port may not be usable yet: the sender does not offer again before it has given this epoch up.
+            known.offer = Some((epoch, blob));
+            self.answer(rail, now);
+        }
+    }
+
+    /// Receiver: takes up the offer that came last, if it can.
+    fn answer(&mut self, rail: u8, now: Time) {
+        let known = &mut self.all[usize::from(rail)];
+        if known.phase != Phase::Down || !known.usable {
+            return;
+        }
+        let newest = known.fenced.max(known.epoch);
+        if let Some((epoch, blob)) = known.offer.take().filter(|offer| offer.0 > newest) {
             known.epoch = epoch;
             known.enter(Phase::Making, now);
             self.act(Action::Make { rail, epoch, peer: Some(blob) });
@@ -372,7 +386,10 @@ impl Rails {
             if let Some(why) = why {
                 self.fail(rail as u8, self.all[rail].epoch, why, now);
             }
-            self.begin(rail, now);
+            match self.role {
+                Role::Sender => self.begin(rail, now),
+                Role::Receiver => self.answer(rail as u8, now),
+            }
         }
         if !busy {
             // The wait is counted from when somebody waits.
@@ -393,7 +410,7 @@ impl Rails {
         let known = &mut self.all[rail];
         let may = self.rules.recovery || !known.has_failed();
         let ready = may && known.phase == Phase::Down && known.usable && known.peer_fenced >= known.epoch;
-        if self.role == Role::Sender && ready && reachable && now >= known.due(dark, &self.rules) {
+        if ready && reachable && now >= known.due(dark, &self.rules) {
             known.epoch += 1;
             known.enter(Phase::Making, now);
             let epoch = known.epoch;

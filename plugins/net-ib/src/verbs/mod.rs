@@ -76,6 +76,8 @@ pub(crate) trait Device: Send + Sync {
     fn port(&self, port: u8) -> Result<PortInfo, Errno>;
     /// The address with this index; None: no such entry.
     fn gid(&self, port: u8, index: u32) -> Option<gid::Gid>;
+    /// The network interface behind an address of an Ethernet port, if there is one.
+    fn interface(&self, port: u8, gid: u32) -> Option<String>;
     /// What has happened since the last call. One caller.
     fn events(&self) -> Vec<Event>;
 

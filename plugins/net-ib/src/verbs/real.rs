@@ -191,6 +191,10 @@ impl Device for Opened {
         (code == 0 && bytes != [0; 16]).then_some(Gid { bytes, version })
     }
 
+    fn interface(&self, port: u8, gid: u32) -> Option<String> {
+        self.attribute(port, &format!("gid_attrs/ndevs/{gid}"))
+    }
+
     fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
         loop {

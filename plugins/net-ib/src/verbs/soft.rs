@@ -183,6 +183,10 @@ impl Device for Opened {
         (index == 0).then_some(Gid { bytes, version: 2 })
     }
 
+    fn interface(&self, _: u8, _: u32) -> Option<String> {
+        None
+    }
+
     fn events(&self) -> Vec<Event> {
         self.fabric.lock().devices[self.number].events.drain(..).collect()
     }

@@ -85,7 +85,7 @@ impl Kernels {
         let _scope = self.context.enter_relaxed()?;
         let function = self.find(key, caps)?;
         self.load_code(function)?;
-        if key.protocol == Protocol::SymBulk {
+        if matches!(key.protocol, Protocol::SymBulk | Protocol::Dma) {
             self.allow_shared(function, bulk::SHARED_BYTES)?;
         }
         self.functions[slot(key)].store(function, Ordering::Release);
@@ -221,6 +221,13 @@ fn slot(key: KernelKey) -> usize {
 /// The image that should hold a kernel, by the operation and type in its symbol (`hawser_<op>_<type>_<protocol>`).
 fn unit(symbol: &str) -> &'static str {
     let mut parts = symbol.split('_').skip(1);
+    if symbol.ends_with("_dma") {
+        return match (parts.next(), parts.next()) {
+            (_, Some("f32" | "f64")) => "r_float",
+            (_, Some("f16" | "bf16" | "e4m3" | "e5m2")) => "r_half",
+            _ => "r_integer",
+        };
+    }
     if symbol.contains("_sym") {
         return match (parts.next(), parts.next()) {
             (Some("copy"), _) => "x_copy",
@@ -306,6 +313,8 @@ mod tests {
             ("hawser_sum_u32_symsimple", "x_integer"),
             ("hawser_copy_u8_symll", "x_copy"),
             ("hawser_max_f16_symll_bundle", "x_half"),
+            ("hawser_sum_e4m3_dma", "r_half"),
+            ("hawser_sumdiv_i8_dma", "r_integer"),
         ];
         for (symbol, expected) in cases {
             assert_eq!(unit(symbol), expected, "{symbol}");
@@ -324,6 +333,7 @@ mod tests {
     fn the_expected_unit_has_the_symbol() {
         let built = |key: &KernelKey| match key.protocol.is_exchange() {
             _ if key.bundle && key.protocol != Protocol::SymLl => false,
+            _ if key.protocol == Protocol::Dma => hawser_plan::dma::fold::has_kernel(key.op, key.dtype),
             true => hawser_plan::exchange::has_kernel(key.op, key.dtype),
             false => key.op != DeviceOp::SumDiv || !key.dtype.is_float(),
         };

@@ -1,6 +1,6 @@
 //! Kernel launches.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::mem::zeroed;
 use std::ptr;
 
@@ -22,9 +22,20 @@ pub struct Grid {
     pub threads: u32,
     /// Bytes of shared memory of a block beyond what the kernel always has.
     pub shared_bytes: u32,
+    /// What is asked for beside that.
+    pub manner: Manner,
+}
+
+/// How a kernel goes with others.
+#[derive(Clone, Copy)]
+pub enum Manner {
+    /// After what is before it on the stream.
+    Plain,
     /// The kernel waits itself for the end of the one before it on the stream (`griddepcontrol.wait`), so it may start
     /// earlier (programmatic dependent launch).
-    pub overlaps: bool,
+    Overlapping,
+    /// Its blocks come before those of other kernels that wait for a multiprocessor: a priority as streams have it.
+    Urgent(c_int),
 }
 
 /// Launches a kernel that takes one structure, at `args`, by value.
@@ -39,10 +50,10 @@ pub fn launch(
     let mut params = [args.cast_mut()];
     let _scope = context.enter()?;
     let mut status = Status { call: "cuLaunchKernelEx", code: MISSING, since: 0 };
-    if grid.overlaps {
-        status = overlapping(context, function, grid, &mut params, stream);
+    if !matches!(grid.manner, Manner::Plain) {
+        status = special(context, function, grid, &mut params, stream);
     }
-    // Without that kind of launch, or where a capture does not take it, the kernel follows as any other.
+    // Without such launches, or where a capture does not take it, the kernel follows as any other.
     if matches!(status.code, MISSING | code::NOT_SUPPORTED) {
         status = plain(context, function, grid, &mut params, stream);
     }
@@ -71,7 +82,7 @@ fn plain(
     }
 }
 
-fn overlapping(
+fn special(
     context: &Context,
     function: CUfunction,
     grid: Grid,
@@ -80,8 +91,16 @@ fn overlapping(
 ) -> Status {
     // SAFETY: both are plain C structures for which zeros mean "nothing asked for".
     let (mut config, mut attribute): (CUlaunchConfig, CUlaunchAttribute) = unsafe { (zeroed(), zeroed()) };
-    attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
+    match grid.manner {
+        Manner::Urgent(priority) => {
+            attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
+            attribute.value.priority = priority;
+        }
+        _ => {
+            attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attribute.value.programmaticStreamSerializationAllowed = 1;
+        }
+    }
     (config.gridDimX, config.gridDimY, config.gridDimZ) = (grid.blocks, 1, 1);
     (config.blockDimX, config.blockDimY, config.blockDimZ) = (grid.threads, 1, 1);
     config.sharedMemBytes = grid.shared_bytes;

@@ -34,13 +34,15 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
+use hawser_plan::bulk;
 use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::dma::{self, Fold};
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
 
 use self::context::{Context, platform};
 use self::kernels::Kernels;
-use self::launch::Grid;
+use self::launch::{Grid, Manner};
 use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
@@ -123,9 +125,13 @@ impl CudaDevice {
         launch::launch(&self.context, function, kernel, grid, args, stream)
     }
 
-    /// Whether fused kernels wait themselves for the end of the one before.
-    fn can_overlap(&self) -> bool {
-        matches!(self.caps.kind, DeviceKind::Cuda { sm: 90.. })
+    /// How fused kernels go: from sm_90 on they wait themselves for the end of the one before.
+    fn manner(&self) -> Manner {
+        if matches!(self.caps.kind, DeviceKind::Cuda { sm: 90.. }) {
+            Manner::Overlapping
+        } else {
+            Manner::Plain
+        }
     }
 
     /// One number about a pointer; `None` if the driver does not know the memory.
@@ -191,19 +197,19 @@ impl Device for CudaDevice {
         if args.n_blocks == 0 {
             return Ok(());
         }
-        let grid = Grid { blocks: args.n_blocks.into(), threads, shared_bytes: 0, overlaps: false };
+        let grid = Grid { blocks: args.n_blocks.into(), threads, shared_bytes: 0, manner: Manner::Plain };
         self.launch_kernel(kernel, grid, ptr::from_ref(args).cast(), stream)
     }
 
     fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()> {
         let &ExchangeLaunch { blocks, threads, shared_bytes, .. } = launch;
-        let grid = Grid { blocks, threads, shared_bytes, overlaps: self.can_overlap() };
+        let grid = Grid { blocks, threads, shared_bytes, manner: self.manner() };
         self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
     fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()> {
         let &BundleLaunch { kernel, blocks, threads, .. } = launch;
-        let grid = Grid { blocks, threads, shared_bytes: 0, overlaps: self.can_overlap() };
+        let grid = Grid { blocks, threads, shared_bytes: 0, manner: self.manner() };
         self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
@@ -230,6 +236,16 @@ impl Device for CudaDevice {
     fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {
         let _scope = self.context.enter()?;
         stream::copy(&self.context, raw_stream(stream), dst, src, bytes)
+    }
+
+    fn fold(&self, fold: &Fold, stream: Stream) -> Result<()> {
+        let grid = Grid {
+            blocks: fold.blocks,
+            threads: dma::fold::THREADS,
+            shared_bytes: bulk::SHARED_BYTES,
+            manner: Manner::Urgent(stream::highest_priority(&self.context)?),
+        };
+        self.launch_kernel(fold.kernel, grid, ptr::from_ref(&fold.args).cast(), stream)
     }
 
     fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()> {

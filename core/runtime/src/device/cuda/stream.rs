@@ -20,17 +20,21 @@ const DEFAULT_PRIORITY: c_int = 0;
 /// A stream that does not wait for the legacy stream, of the usual or of the highest priority.
 pub fn create(context: &Arc<Context>, urgent: bool) -> Result<OwnedStream> {
     let _scope = context.enter_relaxed()?;
-    let (mut least, mut highest) = (DEFAULT_PRIORITY, DEFAULT_PRIORITY);
-    if urgent {
-        // SAFETY: valid for both numbers.
-        unsafe { context.driver.stream_priority_range(&mut least, &mut highest) }.check(context)?;
-    }
+    let priority = if urgent { highest_priority(context)? } else { DEFAULT_PRIORITY };
     let mut raw: CUstream = ptr::null_mut();
     let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
     // SAFETY: valid for the handle.
-    unsafe { context.driver.stream_create_with_priority(&mut raw, flags, highest) }.check(context)?;
+    unsafe { context.driver.stream_create_with_priority(&mut raw, flags, priority) }.check(context)?;
     let stream = Stream(raw.expose_provenance() as u64);
     Ok(OwnedStream { stream, owner: Box::new(Owned { context: context.clone(), raw }) })
+}
+
+/// The priority of what shall not wait for computing; the context is current.
+pub fn highest_priority(context: &Context) -> Result<c_int> {
+    let (mut least, mut highest) = (DEFAULT_PRIORITY, DEFAULT_PRIORITY);
+    // SAFETY: valid for both numbers.
+    unsafe { context.driver.stream_priority_range(&mut least, &mut highest) }.check(context)?;
+    Ok(highest)
 }
 
 /// Destroys the stream when dropped.

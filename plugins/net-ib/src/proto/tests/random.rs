@@ -217,6 +217,25 @@ fn n_failures_leave_one_rail_that_carries_all() {
 }
 
 #[test]
+fn an_offer_waits_for_the_receivers_port() {
+    let mut world = World::new(&specs(1), &rules(), vec![vec![1000]; 10], 8);
+    world.turn();
+    world.drain();
+    world.step(Move::Port(0, RECEIVER, false));
+    world.drain();
+    let epoch = world.tx.rails.all[0].epoch;
+    world.plan.extend(vec![vec![1000]; 2]);
+    while world.tx.rails.all[0].epoch == epoch {
+        assert!(world.wait());
+        world.drain();
+    }
+    // The sender has offered and waits for an answer for `attempt`: no further offer is needed.
+    world.step(Move::Port(0, RECEIVER, true));
+    world.drain();
+    assert!(world.is_over() && world.tx.rails.all[0].epoch == epoch + 1, "{}", world.summary());
+}
+
+#[test]
 fn a_rail_that_returns_is_used_again() {
     let mut world = World::new(&specs(2), &rules(), vec![vec![1000]; 10], 8);
     world.turn();

@@ -1,0 +1,331 @@
+//! Reductions whose moves are made by copy engines: everybody pushes the tiles of a part to its owner, whose few CTAs combine
+//! them with its own, in the order of ranks; what the program passes on is pushed from there.
+//!
+//! A part of the user's output may be its input too. Its owner overwrites a tile only when it has everybody's, and a peer's copy
+//! of that tile is overwritten by what the owner passes on: after it has the peer's push. So no rank has to say that its output
+//! may be written, beyond that it has begun.
+
+use std::mem::{offset_of, size_of};
+
+use super::direct::{Leg, Way};
+use super::emit::{Command, Emitter, What};
+use super::{DEPTH, LEAST_SLOT, MOST_SLOT};
+use crate::algo::ProgramKey;
+use crate::bulk;
+use crate::call::{Call, DataType, ReduceOp};
+use crate::device_plan::{Block, DeviceOp, HAS_DST, HAS_SRC, KernelKey, POST, Place, Span, Step};
+use crate::ir::MAX_FAN;
+use crate::knobs::{Algorithm, Knobs};
+use crate::world::{DeviceKind, World};
+
+/// Operands of a fold at most: the ranks of a reduction by copy engines.
+pub const OPERANDS: usize = MAX_FAN + 1;
+/// Threads of a block of the kernel.
+pub const THREADS: u32 = 544;
+/// Calls of fewer bytes stay with kernels that move data too, unless a rule asks for more: they have less to wait for.
+pub const LEAST_BYTES: u64 = 1 << 20;
+
+/// All is on one stream: a GPU attends to two queues that wait at once, and computing is one of them (ADR 9).
+const STREAM: u32 = 0;
+/// The slot for what is passed on through staging.
+const LAST: u32 = DEPTH - 1;
+
+/// Form: operands are multiplied by the scalar on reading.
+pub const SCALE: u8 = 1;
+/// Form: the value is divided by the divisor.
+pub const DIVIDE: u8 = 2;
+
+/// Combines the elements of several places into one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fold {
+    /// Operation and type.
+    pub kernel: KernelKey,
+    /// Blocks of the kernel.
+    pub blocks: u32,
+    /// What it reads.
+    pub args: FoldArgs,
+}
+
+/// Arguments of the kernel, passed by value (104 bytes); its twin is in `kernels/cuda/plan.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct FoldArgs {
+    /// Addresses of the operands, in the order in which they are combined.
+    pub from: [u64; OPERANDS],
+    /// Where the value goes: apart from all operands, or equal to one.
+    pub to: u64,
+    /// Bytes of it.
+    pub bytes: u64,
+    /// Factor for [`SCALE`], as [`crate::device_plan::Args::scalar`].
+    pub scalar: u64,
+    /// Divisor for [`DIVIDE`].
+    pub divisor: u32,
+    /// Operands.
+    pub n: u8,
+    /// [`SCALE`] and [`DIVIDE`].
+    pub form: u8,
+    /// Zero.
+    pub pad: [u8; 2],
+}
+
+const _: () = {
+    assert!(size_of::<FoldArgs>() == 104 && offset_of!(FoldArgs, to) == 72);
+    assert!(offset_of!(FoldArgs, divisor) == 96 && offset_of!(FoldArgs, form) == 101);
+};
+
+/// Why copy engines cannot move what a reduction needs, if so.
+pub(super) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<String> {
+    if world.hosts() > 1 {
+        return Some("between hosts kernels move what they reduce".into());
+    }
+    if key.algorithm != Algorithm::AllPairs {
+        return Some("copy engines move for reductions from everybody to everybody only".into());
+    }
+    if key.ranks as usize > OPERANDS {
+        return Some(format!("copy engines move for reductions of at most {OPERANDS} ranks"));
+    }
+    if let DeviceKind::Cuda { sm } = world.device {
+        if sm < 90 {
+            return Some(format!(
+                "the kernel that reduces what copy engines moved needs sm_90, this is sm_{sm}"
+            ));
+        }
+        if bulk::is_small(world) {
+            let kib = bulk::SHARED_BYTES >> 10;
+            return Some(format!(
+                "the kernel that reduces what copy engines moved needs {kib} KiB of shared memory"
+            ));
+        }
+    }
+    (call.op == ReduceOp::PreMulSum)
+        .then(|| "ranks multiply by factors of their own before data move: copy engines cannot".into())
+}
+
+/// The bytes of a tile of a part of `part` bytes. On one stream nothing of a rank goes on at once, and each tile costs some µs: as
+/// few as slots allow, of equal size.
+pub(super) fn tile(part: u64, slot: u64) -> u64 {
+    let tiles = part.div_ceil(slot.max(1)).max(1);
+    part.div_ceil(tiles).next_multiple_of(LEAST_SLOT).clamp(LEAST_SLOT, MOST_SLOT)
+}
+
+/// Whether there is a kernel for an operation on a type: all that users have, but factors of their own.
+pub const fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
+    match op {
+        DeviceOp::Copy => false,
+        DeviceOp::Sum | DeviceOp::Prod | DeviceOp::Max | DeviceOp::Min => true,
+        DeviceOp::PreMulSum => dtype.is_float(),
+        DeviceOp::SumDiv => !dtype.is_float(),
+    }
+}
+
+/// The CTAs that a reduction's kernels take at once.
+pub fn ctas(knobs: &Knobs) -> u32 {
+    knobs.reducing_ctas.max(1)
+}
+
+/// A tile of a reduction.
+struct Tile<'a> {
+    block: &'a Block,
+    number: u32,
+    is_last: bool,
+}
+
+impl Emitter<'_> {
+    /// Whether the launch reduces.
+    pub(super) fn folds(&self) -> bool {
+        self.plan.folds()
+    }
+
+    /// Bytes of an element.
+    pub(super) fn element(&self) -> usize {
+        if self.folds() { self.plan.kernel.dtype.size() } else { 1 }
+    }
+
+    /// Legs of a reduction: what is passed on.
+    pub(super) fn passed_on(&self) -> Vec<Leg> {
+        let mut legs = Vec::new();
+        for &(index, block) in self.left.iter().rev() {
+            let work = &self.plan.args.works[usize::from(block.work)];
+            for number in 0..u32::from(block.n_steps) {
+                let step = &self.steps[usize::from(block.first_step) + number as usize];
+                let span = Span::whole(work, block.instance, 0, step, self.element());
+                let at = (index, number, 0);
+                let mut add = |peer: u16, send, (addr, count): (u64, usize)| {
+                    let bytes = (count * self.element()) as u64;
+                    legs.push(Leg { peer: peer.into(), send, addr, bytes, at });
+                };
+                if step.n_recv == 0 {
+                    continue;
+                }
+                if step.flags & HAS_SRC == 0 {
+                    add(step.recv[0], false, span.local(work, step.dst_buf, step.dst_chunk));
+                } else {
+                    let own = span.local(work, step.src_buf, step.src_chunk);
+                    step.send[..usize::from(step.n_send)].iter().for_each(|&peer| add(peer, true, own));
+                }
+            }
+        }
+        legs
+    }
+
+    /// The commands of a tile of a step: a push, what combines and passes on, or what was passed on.
+    pub(super) fn reduction(
+        &self,
+        (index, block): (usize, &Block),
+        at: Place,
+        step: &Step,
+        out: &mut Vec<Command>,
+    ) {
+        let work = &self.plan.args.works[usize::from(block.work)];
+        let span = Span::new(work, block.instance, at, step, self.element());
+        let tile = Tile { block, number: at.tile, is_last: at.tile + 1 == work.tiles };
+        let local = |buf, chunk| {
+            let (addr, count) = span.local(work, buf, chunk);
+            (addr, (count * span.size) as u64)
+        };
+        let peers =
+            step.recv[..usize::from(step.n_recv)].iter().chain(&step.send[..usize::from(step.n_send)]);
+        let leg = |peer: &u16| {
+            let leg = |send| self.direct_leg((index, at.step, at.repetition), u32::from(*peer), send);
+            (u32::from(*peer), leg(step.flags & HAS_SRC != 0))
+        };
+        let own = local(step.src_buf, step.src_chunk);
+        let kept = (step.flags & HAS_DST != 0).then(|| local(step.dst_buf, step.dst_chunk));
+        match (step.n_recv, step.flags & HAS_SRC != 0) {
+            (0, _) => peers.for_each(|&peer| self.push(peer.into(), &tile, own, out)),
+            (_, false) => {
+                let staged = peers.map(leg).filter(|(_, leg)| leg.is_none());
+                staged.for_each(|(peer, _)| self.get(peer, kept.unwrap_or_default(), out));
+            }
+            (_, true) => {
+                let (value, freed) = self.fold(step, &tile, own, kept, out);
+                let to = step.send[..usize::from(step.n_send)].iter().map(leg);
+                to.for_each(|to| self.pass_on(to, &tile, own.0, (value, own.1), out));
+                out.extend(freed.map(|what| Command { stream: STREAM, what }));
+            }
+        }
+    }
+
+    /// Pushes a tile to its owner.
+    fn push(&self, peer: u32, tile: &Tile<'_>, (src, bytes): (u64, u64), out: &mut Vec<Command>) {
+        let ends = self.ends(peer, 0, tile.number % self.depth(tile, peer, true));
+        let copy = (bytes > 0).then_some(What::Copy { dst: ends.slot_there, src, bytes });
+        let all = [
+            Some(What::Await { addr: ends.free_here, peer }),
+            copy,
+            Some(What::Set { addr: ends.full_there }),
+        ];
+        out.extend(all.into_iter().flatten().map(|what| Command { stream: STREAM, what }));
+    }
+
+    /// Combines a tile of everybody's, whose slots are then free. Returns where the value is, and what frees that, if it is a slot.
+    fn fold(
+        &self,
+        step: &Step,
+        tile: &Tile<'_>,
+        (own, bytes): (u64, u64),
+        kept: Option<(u64, u64)>,
+        out: &mut Vec<Command>,
+    ) -> (u64, Option<What>) {
+        let mut args = FoldArgs { bytes, n: step.n_recv + 1, ..self.rule(step) };
+        args.from[usize::from(step.order)] = own;
+        let mut taken = Vec::with_capacity(OPERANDS);
+        for (i, &peer) in step.recv[..usize::from(step.n_recv)].iter().enumerate() {
+            let peer = u32::from(peer);
+            let ends = self.ends(peer, 0, tile.number % self.depth(tile, peer, false));
+            out.push(Command { stream: STREAM, what: What::Await { addr: ends.full_here, peer } });
+            args.from[i + usize::from(i >= usize::from(step.order))] = ends.slot_here;
+            taken.push((ends.slot_here, What::Set { addr: ends.free_there }));
+        }
+        // What is not kept lies in a slot until it has been passed on.
+        let (to, freed) = match kept {
+            Some((addr, _)) => (addr, None),
+            None => (taken[0].0, Some(taken.remove(0).1)),
+        };
+        args.to = to;
+        let (kernel, blocks) = (self.plan.kernel, self.plan.ctas.max(1));
+        let fold = (bytes > 0).then_some(What::Fold(Fold { kernel, blocks, args }));
+        let free = taken.into_iter().map(|(_, what)| what);
+        out.extend(fold.into_iter().chain(free).map(|what| Command { stream: STREAM, what }));
+        (to, freed)
+    }
+
+    /// Pushes a combined tile to a peer. `own`: where this rank's operand was.
+    fn pass_on(
+        &self,
+        (peer, leg): (u32, Option<(&Leg, Way)>),
+        tile: &Tile<'_>,
+        own: u64,
+        (src, bytes): (u64, u64),
+        out: &mut Vec<Command>,
+    ) {
+        let (before, dst, after) = match leg {
+            Some((leg, Way::Second { addr, .. })) => {
+                let words = self.direct_words(leg);
+                let before = (tile.number == 0).then_some(words.first_here);
+                (before, addr + (own - leg.addr), tile.is_last.then_some(words.done_there))
+            }
+            _ => {
+                let ends = self.ends(peer, 0, LAST);
+                (Some(ends.free_here), ends.slot_there, Some(ends.full_there))
+            }
+        };
+        let copy = (bytes > 0).then_some(What::Copy { dst, src, bytes });
+        let before = before.map(|addr| What::Await { addr, peer });
+        let all = [before, copy, after.map(|addr| What::Set { addr })];
+        out.extend(all.into_iter().flatten().map(|what| Command { stream: STREAM, what }));
+    }
+
+    /// Takes a tile that was passed on through a slot.
+    fn get(&self, peer: u32, (dst, bytes): (u64, u64), out: &mut Vec<Command>) {
+        let ends = self.ends(peer, 0, LAST);
+        let copy = (bytes > 0).then_some(What::Copy { dst, src: ends.slot_here, bytes });
+        let all = [
+            Some(What::Await { addr: ends.full_here, peer }),
+            copy,
+            Some(What::Set { addr: ends.free_there }),
+        ];
+        out.extend(all.into_iter().flatten().map(|what| Command { stream: STREAM, what }));
+    }
+
+    /// Slots of a direction that pushes take turns with. A word is waited for by one stream only, so what is passed on through
+    /// staging has a slot of its own.
+    fn depth(&self, tile: &Tile<'_>, peer: u32, send: bool) -> u32 {
+        let first = usize::from(tile.block.first_step);
+        let steps = &self.steps[first..first + usize::from(tile.block.n_steps)];
+        let passed = |step: &Step| match send {
+            true => step.n_recv > 0 && step.send[..usize::from(step.n_send)].contains(&(peer as u16)),
+            false => {
+                step.flags & HAS_SRC == 0 && step.recv[..usize::from(step.n_recv)].contains(&(peer as u16))
+            }
+        };
+        let is_direct = self.direct.iter().any(|(leg, _)| (leg.peer, leg.send) == (peer, send));
+        let is_staged = steps.iter().any(passed) && !is_direct;
+        if is_staged { LAST } else { DEPTH }
+    }
+
+    /// What is done to values. The operands are what users gave: none has been multiplied before it was sent.
+    fn rule(&self, step: &Step) -> FoldArgs {
+        let args = &self.plan.args;
+        let scale = if self.plan.kernel.op == DeviceOp::PreMulSum { SCALE } else { 0 };
+        let divide = if step.flags & POST != 0 { DIVIDE } else { 0 };
+        FoldArgs { scalar: args.scalar, divisor: args.divisor, form: scale | divide, ..FoldArgs::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_few_and_equal() {
+        for slot in [LEAST_SLOT, 8 << 20, MOST_SLOT] {
+            for part in (12..34).map(|bits| 1u64 << bits).chain([1, 5000, 3_000_001, 100_000_000]) {
+                let tile = tile(part, slot);
+                assert!((LEAST_SLOT..=slot).contains(&tile) && tile.is_multiple_of(LEAST_SLOT));
+                assert_eq!(part.div_ceil(tile), part.div_ceil(slot), "{part} in {slot}");
+            }
+        }
+        assert_eq!(tile(100 << 20, 32 << 20), 25 << 20);
+    }
+}
