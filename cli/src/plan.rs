@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported;
 use hawser_plan::ir::{Buf, draw, text, verify};
-use hawser_plan::msccl::{self, Import, Window};
+use hawser_plan::msccl::{self, Dialect, Window};
 use hawser_plan::{Collective, Program, Protocol};
 
 /// Options of `hawser plan`.
@@ -28,6 +28,18 @@ enum Command {
     Verify(Which),
     /// Write it as a file for MSCCL_XML_FILES
     Export(Export),
+    /// Prove a file, MSCCL++'s JSON too, and write it as one that the library reads
+    Import(Import),
+}
+
+/// What to read, and where to write it.
+#[derive(Debug, Args)]
+struct Import {
+    /// MSCCL++'s JSON, MSCCL's XML or a .plan file
+    file: PathBuf,
+    /// FILE.xml keeps protocol and sizes, FILE.plan has neither
+    #[arg(long, short)]
+    out: PathBuf,
 }
 
 /// How to write a program.
@@ -77,7 +89,7 @@ enum Fifo {
 /// Which program.
 #[derive(Debug, Args)]
 struct Which {
-    /// A .plan file, an MSCCL XML file, or the name of a built-in program (see `hawser plan list`)
+    /// A .plan file, MSCCL's XML, MSCCL++'s JSON, or the name of a built-in program (see `hawser plan list`)
     program: String,
     /// Ranks of a built-in program
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -107,6 +119,7 @@ pub fn run(options: &Options) -> Result<bool> {
         Command::Show(which) => (which, true),
         Command::Verify(which) => (which, false),
         Command::Export(export) => return write(&mut out, export).map(|()| true),
+        Command::Import(import) => return convert(&mut out, import),
     };
     let (program, import) = load(which)?;
     if show {
@@ -147,10 +160,38 @@ fn write(out: &mut impl Write, export: &Export) -> Result<()> {
     }
 }
 
+/// Reads a file and writes it in another form.
+fn convert(out: &mut impl Write, import: &Import) -> Result<bool> {
+    let (program, said) = load_file(&import.file)?;
+    let window = said.as_ref().map_or(Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) }, |said| {
+        Window { protocol: said.imported.protocol, bytes: said.imported.bytes }
+    });
+    let text = match import.out.extension().and_then(|e| e.to_str()) {
+        Some("plan") => text::to_text(&program),
+        Some("xml") => msccl::to_xml(&program, &window)?,
+        _ => bail!("{}: the name of the new file ends in .xml or .plan", import.out.display()),
+    };
+    let (report, ok) = verdicts(&program);
+    if ok {
+        std::fs::write(&import.out, text)
+            .with_context(|| format!("cannot write {}", import.out.display()))?;
+        print(out, &format!("# written: {}\n", import.out.display()));
+    }
+    print(out, &report);
+    Ok(ok)
+}
+
 /// What an MSCCL file says of itself, and what follows from it.
-fn facts(import: &Import) -> String {
+fn facts(import: &msccl::Import) -> String {
     let (least, most) = import.imported.bytes;
     let size = |bytes: u64| if bytes == u64::MAX { "any size".to_owned() } else { format!("{bytes} bytes") };
+    if import.dialect == Dialect::Mscclpp {
+        return format!(
+            "# MSCCL++       {}, for {least} bytes to {}\n",
+            import.imported.protocol.name(),
+            size(most)
+        );
+    }
     let safe =
         import.safe_bytes_of_msccl().map_or("every size".to_owned(), |bytes| format!("up to {bytes} bytes"));
     format!(
@@ -183,7 +224,7 @@ fn list() -> String {
 }
 
 /// The program, and what its MSCCL file says if it is from one.
-fn load(which: &Which) -> Result<(Program, Option<Import>)> {
+fn load(which: &Which) -> Result<(Program, Option<msccl::Import>)> {
     if let Some((collective, algorithm)) = algo::find(&which.program) {
         if which.root >= which.ranks {
             bail!("--root {} is not one of {} ranks", which.root, which.ranks);
@@ -196,10 +237,18 @@ fn load(which: &Which) -> Result<(Program, Option<Import>)> {
     if !path.exists() {
         bail!("{} is neither a file nor a built-in program; `hawser plan list` names those", which.program);
     }
+    load_file(path)
+}
+
+fn load_file(path: &Path) -> Result<(Program, Option<msccl::Import>)> {
     let source = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    imported::refuse_json(&source).map_err(|error| anyhow!("{}:{error}", path.display()))?;
-    if source.trim_start().starts_with('<') {
-        let import = msccl::read(&source).map_err(|error| anyhow!("{}:{error}", path.display()))?;
+    let read = match source.trim_start().chars().next() {
+        _ if imported::is_json(&source) => Some(msccl::read_mscclpp(&source)),
+        Some('<') => Some(msccl::read(&source)),
+        _ => None,
+    };
+    if let Some(import) = read {
+        let import = import.map_err(|error| anyhow!("{}:{error}", path.display()))?;
         return Ok((import.imported.program.clone(), Some(import)));
     }
     let program = text::from_text(&source).map_err(|error| anyhow!("{}:{error}", path.display()))?;
@@ -303,6 +352,56 @@ mod tests {
         std::fs::write(folder.join("b.xml"), "<algo name='x'>").expect("a file");
         let error = load(&which(folder.join("b.xml").to_str().expect("a path"), 4, 0)).expect_err("broken");
         assert!(error.to_string().contains("b.xml:1:1: syntax"), "{error}");
+        std::fs::remove_dir_all(folder).expect("a folder");
+    }
+
+    #[test]
+    fn plans_of_mscclpp_are_imported() {
+        let folder = std::env::temp_dir().join(format!("hawser-import-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let json = folder.join("swap.json");
+        let gpu = |id: u32| {
+            format!(
+                r#"{{"id": {id}, "input_chunks": 1, "output_chunks": 2, "scratch_chunks": 0,
+                "channels": [{{"channel_type": "memory", "connected_to": [{0}]}}],
+                "remote_buffers": [{{"rank": {0}, "type": "o", "access_channel_types": ["memory"]}}],
+                "threadblocks": [{{"id": 0, "channels": [{{"channel_type": "memory", "channel_ids": [0]}}],
+                "remote_buffer_refs": [{{"access_channel_type": "memory", "remote_buffer_ids": [0]}}],
+                "ops": [{{"name": "put", "src_buff": [{{"type": "o", "index": {id}, "size": 1}}],
+                "dst_buff": [{{"buffer_id": 0, "index": {id}, "size": 1}}], "channel_type": "memory"}},
+                {{"name": "signal", "channel_ids": [0], "channel_type": "memory"}},
+                {{"name": "wait", "channel_ids": [0], "channel_type": "memory"}}]}}]}}"#,
+                1 - id
+            )
+        };
+        let text = format!(
+            r#"{{"name": "swap", "collective": "allgather", "protocol": "LL", "inplace": true, "max_message_size": 4096,
+            "gpus": [{}, {}]}}"#,
+            gpu(0),
+            gpu(1)
+        );
+        std::fs::write(&json, &text).expect("a file");
+        let said = load_file(&json).expect("a plan").1.map(|import| facts(&import)).unwrap_or_default();
+        assert!(said.contains("MSCCL++       LL, for 0 bytes to 4096 bytes"), "{said}");
+        let import =
+            |out: &str| convert(&mut Vec::new(), &Import { file: json.clone(), out: folder.join(out) });
+        assert!(
+            import("swap.xml").expect("xml")
+                && import("swap.plan").expect("plan")
+                && import("swap.txt").is_err()
+        );
+        let (program, said) = load_file(&folder.join("swap.xml")).expect("xml");
+        assert_eq!(
+            said.map(|said| (said.imported.protocol, said.imported.bytes)),
+            Some((Protocol::Ll, (0, 4096)))
+        );
+        assert!(verdicts(&program).1 && verdicts(&load_file(&folder.join("swap.plan")).expect("plan").0).1);
+        std::fs::write(&json, text.replace("\"put\"", "\"gstore\"")).expect("a file");
+        let error = load_file(&json).expect_err("refused").to_string();
+        assert!(
+            error.contains("swap.json:") && error.contains("operation: gpu 0 threadblock 0 op 0 (gstore)"),
+            "{error}"
+        );
         std::fs::remove_dir_all(folder).expect("a folder");
     }
 }

@@ -22,7 +22,7 @@ import cases
 import children
 import layer as layers
 import nccl
-from vector import Decision, INT, P, SIZE
+from nccl import INT, P, SIZE
 
 SLOW = """mode = "adaptive"
 budget = 0.1
@@ -84,7 +84,6 @@ class Trial:
             self.watchdog = nccl.Watchdog(60)
             self.library = nccl.Library(self.options.library)
             self.lib = self.library.lib
-            self.lib.hawserLastDecision.argtypes = [P, P, P, SIZE]
             self.lib.ncclCommWindowRegister.argtypes = [P, P, SIZE, P, INT]
             self.lib.ncclCommWindowDeregister.argtypes = [P, P]
             self.world = nccl.world(self.library, self.layer, self.ranks)
@@ -104,7 +103,7 @@ class Trial:
             self.watchdog.step(lambda: f"call {calls}")
             self.issue(works)
             calls += 1
-            last = self.decision()
+            last = self.world.decision()
             trials += "a trial of adaptive mode" in last.rule.decode()
             if calls % CHECK_EVERY == 0:
                 self.check(works, f"call {calls}")
@@ -135,7 +134,7 @@ class Trial:
         seen.append(("taken back", self.once(works), "Ring"))
         if not self.layer.on_host:
             graph = self.capture(works)
-            seen.append(("captured", self.decision().algorithm.decode(), "Tree"))
+            seen.append(("captured", self.world.decision().algorithm.decode(), "Tree"))
             for tag in range(20):
                 self.replay(graph, works, tag)
             seen.append(("after a capture", self.once(works), "Ring"))
@@ -159,7 +158,7 @@ class Trial:
         self.fill(works, 7)
         self.issue(works)
         self.check(works, "one call")
-        return self.decision().algorithm.decode()
+        return self.world.decision().algorithm.decode()
 
     def works(self):
         works = []
@@ -199,12 +198,6 @@ class Trial:
         self.each(works, lambda work: counts.append(self.layer.number(work.wrong())))
         if any(counts):
             self.wrong.append(f"{what}: bytes wrong by rank: {counts}")
-
-    def decision(self):
-        last = Decision()
-        last.size, last.magic, last.version = ctypes.sizeof(last), 0x52415748, 1
-        self.library.check(self.lib.hawserLastDecision(self.world.handles[0], ctypes.byref(last), None, 0))
-        return last
 
     def said(self):
         """What adaptive mode has written."""

@@ -9,6 +9,7 @@ their work is done; numpy and ml_dtypes are needed.
 import contextlib
 import ctypes
 import os
+import time
 
 # Name, NCCL's number, bytes, largest whole number up to which all are used, signed, bits of mantissa (0 = integer).
 TYPES = [
@@ -178,6 +179,17 @@ class TorchLayer:
         for graph in graphs:
             self._check(self.driver.cuGraphExecDestroy(graph))
 
+    def mark(self, place, stream):
+        """A moment of a stream, for `seconds`."""
+        self.use(place)
+        event = self.torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def seconds(self, start, end):
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
     def delay(self, stream, cycles):
         """Keeps a stream busy for some clock cycles of its GPU."""
         with self.on(stream):
@@ -227,6 +239,12 @@ class NumpyLayer:
 
     def synchronize(self):
         pass
+
+    def mark(self, place, stream):
+        return time.perf_counter()
+
+    def seconds(self, start, end):
+        return end - start
 
     def delay(self, stream, cycles):
         pass

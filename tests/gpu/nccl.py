@@ -32,6 +32,32 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_char * 128)]
 
 
+class Config(ctypes.Structure):
+    """`ncclConfig_t` of 2.27 with a name and nothing else set."""
+
+    _fields_ = [("size", SIZE), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", INT), ("cga", INT),
+                ("min_ctas", INT), ("max_ctas", INT), ("net", ctypes.c_char_p), ("split_share", INT), ("traffic", INT),
+                ("name", ctypes.c_char_p), ("collnet", INT), ("policy", INT), ("shrink_share", INT), ("nvls_ctas", INT)]
+
+    def __init__(self, name):
+        unset = {field: -(1 << 31) for field, kind in self._fields_ if kind is INT}
+        size = ctypes.sizeof(Config)
+        super().__init__(size=size, magic=0xCAFEBEEF, version=22700, name=name.encode(), **unset)
+
+
+class Decision(ctypes.Structure):
+    """`hawserDecision_t`."""
+
+    _fields_ = [("size", SIZE), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("operation", ctypes.c_uint64),
+                ("bytes", ctypes.c_uint64), ("predicted_us", ctypes.c_float), ("channels", ctypes.c_uint),
+                ("threads", ctypes.c_uint), ("known", ctypes.c_uint), ("text_bytes", SIZE),
+                ("collective", ctypes.c_char * 32), ("algorithm", ctypes.c_char * 64), ("protocol", ctypes.c_char * 16),
+                ("executor", ctypes.c_char * 8), ("rule", ctypes.c_char * 256)]
+
+    def __init__(self):
+        super().__init__(size=ctypes.sizeof(Decision), magic=0x52415748, version=1)
+
+
 class NcclError(Exception):
     """A call returned a code other than success."""
 
@@ -57,6 +83,7 @@ class Library:
             getattr(self.lib, name).argtypes = [P, P, SIZE, *rest, P, P]
         self.lib.ncclSend.argtypes = self.lib.ncclRecv.argtypes = [P, SIZE, INT, INT, P, P]
         self.lib.ncclCommInitRank.argtypes = [P, INT, UniqueId, INT]
+        self.lib.ncclCommInitRankConfig.argtypes = [P, INT, UniqueId, INT, P]
         self.lib.ncclCommSplit.argtypes = [P, INT, INT, P, P]
         self.lib.ncclRedOpCreatePreMulSum.argtypes = [P, P, INT, INT, P]
 
@@ -113,22 +140,35 @@ class Communicator:
         self.library.check(self.library.lib.ncclCommGetAsyncError(self.handles[rank], ctypes.byref(state)))
         return state.value
 
+    def decision(self, rank=0):
+        """What the last operation ran, and why."""
+        last = Decision()
+        query = self.library.lib.hawserLastDecision
+        query.argtypes = [P, P, P, SIZE]
+        self.library.check(query(self.handles[rank], ctypes.byref(last), None, 0))
+        return last
+
     def destroy(self):
         with self.library.group():
             for handle in self.handles:
                 self.library.check(self.library.lib.ncclCommDestroy(handle))
 
 
-def world(library, layer, ranks):
-    """A communicator of `ranks` ranks, rank `r` on place `r`."""
+def world(library, layer, ranks, name=None):
+    """A communicator of `ranks` ranks, rank `r` on place `r`; the library knows it by its name, if it has one."""
     identity = UniqueId()
     library.check(library.lib.ncclGetUniqueId(ctypes.byref(identity)))
     handles = [P() for _ in range(ranks)]
+    config = Config(name or "")
     with library.group():
         for rank, handle in enumerate(handles):
             layer.use(rank)
-            library.check(library.lib.ncclCommInitRank(ctypes.byref(handle), ranks, identity, rank))
-    return Communicator(library, handles, list(range(ranks)), "world")
+            start = [ctypes.byref(handle), ranks, identity, rank]
+            if name is None:
+                library.check(library.lib.ncclCommInitRank(*start))
+            else:
+                library.check(library.lib.ncclCommInitRankConfig(*start, ctypes.byref(config)))
+    return Communicator(library, handles, list(range(ranks)), name or "world")
 
 
 def split(parent, layer, colors, keys, name):

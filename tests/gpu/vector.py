@@ -29,14 +29,6 @@ INT32, REPLAYS = 2, 50
 P, SIZE, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
-class Decision(ctypes.Structure):
-    _fields_ = [("size", SIZE), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("operation", ctypes.c_uint64),
-                ("bytes", ctypes.c_uint64), ("predicted_us", ctypes.c_float), ("channels", ctypes.c_uint),
-                ("threads", ctypes.c_uint), ("known", ctypes.c_uint), ("text_bytes", SIZE),
-                ("collective", ctypes.c_char * 32), ("algorithm", ctypes.c_char * 64), ("protocol", ctypes.c_char * 16),
-                ("executor", ctypes.c_char * 8), ("rule", ctypes.c_char * 256)]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library")
@@ -171,8 +163,7 @@ class Trial:
                 self.wrong.append(f"{what}, rank {rank}: {wrong} bytes wrong")
 
     def decision(self):
-        last, text = Decision(), ctypes.create_string_buffer(4000)
-        last.size, last.magic, last.version = ctypes.sizeof(last), 0x52415748, 1
+        last, text = nccl.Decision(), ctypes.create_string_buffer(4000)
         self.library.check(self.lib.hawserLastDecision(self.world.handles[0], ctypes.byref(last), text, 4000))
         executor = last.executor.decode()
         expected = "dma" if self.pass_sm == "1" else "host" if self.layer.on_host else "sm"

@@ -3,13 +3,16 @@
 //!
 //! Settings are read once per process, so every file gets a process: this program again, with the test `child` only.
 
+#[path = "../../core/plan/tests/plans/mod.rs"]
+mod plans;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported::{self, Imported};
 use hawser_plan::ir::text::to_text;
-use hawser_plan::msccl::{Window, to_xml};
+use hawser_plan::msccl::{Window, read_mscclpp, to_xml};
 use hawser_plan::{Algorithm, Collective, DataType, Protocol, ReduceOp};
 use hawser_runtime::{Comm, Stream, group, unique_id};
 use hawser_tests::deadline::Deadline;
@@ -61,6 +64,22 @@ fn exported_programs() {
         std::fs::write(&plan, to_text(&program)).unwrap();
         check(&plan, true);
     }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// MSCCL++'s plans, as the tool imports them; what the library says to the JSON itself names the tool.
+#[test]
+fn imported_plans() {
+    let folder = folder("plans");
+    for (name, text) in plans::all() {
+        let imported = read_mscclpp(&text).unwrap().imported;
+        let window = Window { protocol: imported.protocol, bytes: (0, u64::MAX) };
+        let xml = folder.join(format!("{name}.xml"));
+        std::fs::write(&xml, to_xml(&imported.program, &window).unwrap()).unwrap();
+        check(&xml, true);
+    }
+    let error = imported::read(&plans::named("ring_2")).unwrap_err().to_string();
+    assert!(error.contains("hawser plan import FILE.json"), "{error}");
     std::fs::remove_dir_all(folder).unwrap();
 }
 

@@ -1,7 +1,7 @@
 //! The ways in which collectives can run here, and one measurement of one way.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use hawser_plan::call::Scalar;
@@ -17,6 +17,8 @@ use crate::again::{self, Folder, Row, Sweep};
 pub enum Way {
     /// As the cost model has it.
     Default,
+    /// As a rule file has it.
+    Rules(PathBuf),
     /// Forced.
     Forced {
         /// Which family.
@@ -32,6 +34,7 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
+            Self::Rules(_) => f.write_str("rules"),
             Self::Forced { algorithm, protocol, channels } => {
                 write!(f, "{}/{}", algorithm.name(), protocol.name())?;
                 channels.map_or(Ok(()), |channels| write!(f, "/{channels}"))
@@ -123,6 +126,11 @@ impl<'a> Bench<'a> {
         Ok(Self { options, is_host, ranks, ways })
     }
 
+    /// The default and a rule file.
+    pub fn of_rules(options: &'a Options, is_host: bool, ranks: u32, rules: &Path) -> Self {
+        Self { options, is_host, ranks, ways: vec![Way::Default, Way::Rules(rules.to_owned())] }
+    }
+
     /// The ways, the default first.
     pub fn ways(&self) -> &[Way] {
         &self.ways
@@ -149,12 +157,16 @@ impl<'a> Bench<'a> {
     /// The run failed, or something else decides here.
     pub fn measure(&self, way: &Way) -> Result<Vec<Sample>> {
         let folder = Folder::new()?;
-        let rules = folder.path().join("rules.toml");
-        let text = match way {
-            Way::Default => String::new(),
-            forced => format!("[[rule]]\nuse = {}\n", Way::action(&forced.to_string())),
+        let rules = match way {
+            Way::Default => PathBuf::from("none"),
+            Way::Rules(path) => path.clone(),
+            forced => {
+                let path = folder.path().join("rules.toml");
+                let text = format!("[[rule]]\nuse = {}\n", Way::action(&forced.to_string()));
+                std::fs::write(&path, text).context("a rule file for a measurement")?;
+                path
+            }
         };
-        std::fs::write(&rules, text).context("a rule file for a measurement")?;
         let Options { collectives, min_bytes, factor, point_ms, .. } = self.options;
         let sweep = Sweep {
             collectives,
@@ -168,9 +180,7 @@ impl<'a> Bench<'a> {
         // What would decide instead of the rule.
         let others = ["NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER", "HAWSER_EXPLAIN"];
         let rows = again::perf(&folder, &sweep, &others, |command| {
-            command
-                .env("HAWSER_RULES", if *way == Way::Default { Path::new("none") } else { &rules })
-                .env("HAWSER_RUNTIME_DIR", "none");
+            command.env("HAWSER_RULES", &rules).env("HAWSER_RUNTIME_DIR", "none");
         })?;
         samples(way, rows)
     }
@@ -191,6 +201,7 @@ fn samples(way: &Way, rows: Vec<Row>) -> Result<Vec<Sample>> {
                 }
                 true
             }
+            Way::Rules(_) => true,
             Way::Forced { algorithm, protocol, .. } => {
                 ran.starts_with(&format!("{} with {} in ", algorithm.name(), protocol.name()))
             }

@@ -87,6 +87,27 @@ pub fn tables<'a>(samples: impl Iterator<Item = (&'a str, &'a Sample)>) -> Table
     tables
 }
 
+/// How much slower than the default a way is at all sizes that is not measured again.
+const HOPELESS: f64 = 1.5;
+
+/// Whether a way took so much longer than the default wherever it was measured that further rounds would change nothing.
+pub fn is_hopeless<'a>(samples: impl Iterator<Item = (&'a str, &'a Sample)>, way: &str) -> bool {
+    let (mut default, mut own) = (BTreeMap::new(), BTreeMap::new());
+    for (of, sample) in samples {
+        let key = (sample.collective.as_str(), sample.bytes);
+        if of == "default" {
+            let most: &mut f64 = default.entry(key).or_insert(sample.us);
+            *most = most.max(sample.us);
+        } else if of == way {
+            let least: &mut f64 = own.entry(key).or_insert(sample.us);
+            *least = least.min(sample.us);
+        }
+    }
+    let is_slow =
+        |(key, us): (&(&str, u64), &f64)| default.get(key).is_some_and(|most| *us > HOPELESS * most);
+    !own.is_empty() && own.iter().all(is_slow)
+}
+
 /// The rules: for every collective the ranges in which a way is surely faster by at least `gain` (0.05 = 5 %).
 pub fn rules(tables: &Tables, gain: f64) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
@@ -145,6 +166,22 @@ mod tests {
         let mut us = us.to_vec();
         us.sort_by(f64::total_cmp);
         Times { us, ran: String::new() }
+    }
+
+    #[test]
+    fn what_is_slow_at_all_sizes_is_hopeless() {
+        let sample = |bytes, us| Sample { collective: "all_reduce".into(), bytes, us, ran: String::new() };
+        let measured = [
+            ("default", 8, 10.0),
+            ("default", 64, 20.0),
+            ("a", 8, 16.0),
+            ("a", 64, 31.0),
+            ("b", 8, 90.0),
+            ("b", 64, 25.0),
+        ];
+        let samples: Vec<_> = measured.iter().map(|(way, bytes, us)| (*way, sample(*bytes, *us))).collect();
+        let ask = |way| is_hopeless(samples.iter().map(|(way, sample)| (*way, sample)), way);
+        assert!(ask("a") && !ask("b") && !ask("default") && !ask("never measured"));
     }
 
     type Ways<'a> = &'a [(&'a str, &'a [f64])];

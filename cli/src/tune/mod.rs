@@ -19,6 +19,7 @@ mod state;
 
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -28,8 +29,11 @@ use hawser_tuner::files::RuleFile;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::perf::options::parse_size;
-use bench::Bench;
+use bench::{Bench, Sample};
 use state::State;
+
+/// With fewer rounds nothing can be sure.
+const FEWEST_ROUNDS: u32 = 3;
 
 /// Finds rules for this machine.
 #[derive(Debug, Args)]
@@ -67,6 +71,12 @@ pub struct Options {
     /// The plot of times and winners, as SVG [default: the rule file's name with .svg]
     #[arg(long)]
     plot: Option<PathBuf>,
+    /// Begin no further round that would not end within so many seconds; three are measured anyway
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    within: Option<u64>,
+    /// Measure this rule file beside the cost model instead, and fail where it is surely slower
+    #[arg(long, value_name = "RULES")]
+    check: Option<PathBuf>,
     /// Forget what an interrupted run has measured
     #[arg(long)]
     restart: bool,
@@ -90,6 +100,9 @@ pub fn run(options: &Options) -> Result<()> {
             "there is {ranks} GPU here, and rules are for at least 2 ranks; HAWSER_DEVICE=host takes the CPU"
         );
     }
+    if let Some(rules) = &options.check {
+        return check(options, is_host, ranks, rules);
+    }
     let out = &options.out;
     if out.exists() && !options.force {
         bail!(
@@ -105,10 +118,10 @@ pub fn run(options: &Options) -> Result<()> {
     if state.done() > 0 {
         println!("# going on after {} measurements of an interrupted run", state.done());
     }
-    measure(options, &bench, &mut state)?;
+    let rounds = measure(options, &bench, &mut state)?;
     let tables = decide::tables(state.samples());
     let found = decide::rules(&tables, options.gain / 100.0);
-    let facts = report::Facts { device: &name, ranks, rounds: options.rounds, gain: options.gain };
+    let facts = report::Facts { device: &name, ranks, rounds, gain: options.gain };
     let text = report::rule_file(&tables, &found, &facts);
     // What is written has to be what the library reads.
     RuleFile::named(out).parse(&text).context("the rules that were found cannot be read: a bug")?;
@@ -121,8 +134,44 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Measures what is not measured yet.
-fn measure(options: &Options, bench: &Bench<'_>, state: &mut State) -> Result<()> {
+/// Measures a rule file and the cost model in turns.
+fn check(options: &Options, is_host: bool, ranks: u32, rules: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(rules).with_context(|| format!("cannot read {}", rules.display()))?;
+    RuleFile::named(rules).parse(&text).with_context(|| format!("{} cannot be used", rules.display()))?;
+    let rules = std::path::absolute(rules).context("the rule file's path")?;
+    let bench = Bench::of_rules(options, is_host, ranks, &rules);
+    let mut samples: Vec<(String, Sample)> = Vec::new();
+    let (begin, mut took) = (Instant::now(), Duration::ZERO);
+    for round in 0..options.rounds {
+        if is_late(options, round, begin, took) {
+            break;
+        }
+        let started = Instant::now();
+        // Nobody is always first.
+        for at in 0..bench.ways().len() {
+            let way = &bench.ways()[(at + round as usize) % bench.ways().len()];
+            let measured = bench.measure(way).with_context(|| format!("measuring {way}"))?;
+            samples.extend(measured.into_iter().map(|sample| (way.to_string(), sample)));
+        }
+        took = started.elapsed();
+    }
+    let tables = decide::tables(samples.iter().map(|(way, sample)| (way.as_str(), sample)));
+    let (text, slower) = report::comparison(&tables, options.gain / 100.0);
+    print!("{text}");
+    match slower {
+        0 => Ok(()),
+        _ => bail!("the rules are surely slower than the cost model at {slower} sizes"),
+    }
+}
+
+/// Whether another round would end after `--within`.
+fn is_late(options: &Options, round: u32, begin: Instant, took: Duration) -> bool {
+    let limit = options.within.map(Duration::from_secs);
+    round >= FEWEST_ROUNDS && limit.is_some_and(|limit| begin.elapsed() + took > limit)
+}
+
+/// Measures what is not measured yet. Returns the rounds.
+fn measure(options: &Options, bench: &Bench<'_>, state: &mut State) -> Result<u32> {
     let total = options.rounds as usize * bench.ways().len();
     let bar = ProgressBar::new(total as u64);
     if !std::io::stderr().is_terminal() {
@@ -132,9 +181,19 @@ fn measure(options: &Options, bench: &Bench<'_>, state: &mut State) -> Result<()
     bar.set_style(style.context("the progress bar's template")?);
     bar.set_position(state.done() as u64);
     let mut made = 0;
+    let (begin, mut took) = (Instant::now(), Duration::ZERO);
     for round in 0..options.rounds {
+        if is_late(options, round, begin, took) {
+            bar.finish_and_clear();
+            return Ok(round);
+        }
+        let started = Instant::now();
         for way in bench.ways() {
             if state.has(round, &way.to_string()) {
+                continue;
+            }
+            if decide::is_hopeless(state.samples(), &way.to_string()) {
+                bar.inc(1);
                 continue;
             }
             if options.stop_after == Some(made) {
@@ -146,9 +205,10 @@ fn measure(options: &Options, bench: &Bench<'_>, state: &mut State) -> Result<()
             made += 1;
             bar.inc(1);
         }
+        took = started.elapsed();
     }
     bar.finish_and_clear();
-    Ok(())
+    Ok(options.rounds)
 }
 
 /// Where measurements are kept until the rules are written.

@@ -27,8 +27,8 @@ pub fn rule_file(tables: &Tables, found: &[Found], facts: &Facts<'_>) -> String 
     let Facts { device, ranks, rounds, gain } = facts;
     let mut text = format!(
         "# Rules by hawser tune {} for {ranks} ranks of one host on {device}, {}.\n\
-         # Every way was measured in {rounds} rounds (float, sums, out of place). A rule stands where a way was faster than what the\n\
-         # cost model takes in all of them but the extreme fifth on either side, and by at least {gain} % in the median.\n\
+         # Every way was measured in {rounds} rounds (float, sums, out of place), in fewer if it took half as long again at all\n\
+         # sizes. A rule stands where a way was faster than what the cost model takes in all of them but the extreme fifth on either side, and by at least {gain} % in the median.\n\
          # Sizes that were not measured have no rule. Times in µs: median, and half the width of the range in percent.\n\
          version = 1\n",
         env!("CARGO_PKG_VERSION"),
@@ -95,6 +95,37 @@ pub fn summary(tables: &Tables, found: &[Found]) -> String {
         }
     }
     text
+}
+
+/// The cost model beside a rule file, and at how many sizes the rules are surely slower, by at least `gain`.
+pub fn comparison(tables: &Tables, gain: f64) -> (String, usize) {
+    let (mut text, mut slower) = (String::new(), 0);
+    for (collective, table) in tables {
+        let _ = writeln!(
+            text,
+            "# {collective}: {:>8}  {:>18}  {:>18}  {:>6}  what the rules ran",
+            "bytes", "cost model", "rules", "ratio"
+        );
+        for (size, row) in table {
+            let (Some(default), Some(rules)) = (row.default(), row.ways.get("rules")) else { continue };
+            let is_slower =
+                default.surely_faster_than(rules) && default.median() <= rules.median() * (1.0 - gain);
+            slower += usize::from(is_slower);
+            let _ = writeln!(
+                text,
+                "  {:gap$}  {:>8}  {:>18}  {:>18}  {:>6.2}  {}{}",
+                "",
+                range::size(*size),
+                figure(default),
+                figure(rules),
+                rules.median() / default.median(),
+                rules.ran,
+                if is_slower { "  SLOWER" } else { "" },
+                gap = collective.len()
+            );
+        }
+    }
+    (text, slower)
 }
 
 fn figure(times: &Times) -> String {
@@ -307,6 +338,28 @@ mod tests {
         assert_eq!(rules[0].name.as_deref(), Some("tuned all_reduce 1K..8K"));
         let summary = summary(&tables, &found);
         assert!(summary.contains("AllPairs/SymLL/4") && summary.lines().count() == 4, "{summary}");
+    }
+
+    #[test]
+    fn rules_that_are_surely_slower_are_told() {
+        let sample =
+            |bytes, us| Sample { collective: "all_reduce".into(), bytes, us, ran: "Tree/LL x 1x2".into() };
+        let mut samples = Vec::new();
+        for round in 0..5 {
+            let late = f64::from(round);
+            // Faster, slower for sure, slower within the noise, slower by less than is asked for.
+            for (bytes, default, rules) in
+                [(8, 20.0, 15.0), (64, 20.0, 30.0), (512, 20.0, 22.0), (4096, 500.0, 510.0)]
+            {
+                samples.push(("default", sample(bytes, default + late)));
+                samples.push(("rules", sample(bytes, rules + late)));
+            }
+        }
+        let tables = decide::tables(samples.iter().map(|(way, sample)| (*way, sample)));
+        let (text, slower) = comparison(&tables, 0.05);
+        assert_eq!((slower, text.matches("SLOWER").count(), text.lines().count()), (1, 1, 5), "{text}");
+        let row = text.lines().find(|line| line.contains("SLOWER")).unwrap();
+        assert!(row.contains(" 64 ") && row.contains("1.45") && row.contains("Tree/LL x 1x2"), "{text}");
     }
 
     #[test]

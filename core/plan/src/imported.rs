@@ -82,14 +82,16 @@ pub fn head(source: &str) -> Result<Head> {
     Ok(Head { name: head.0, ranks: head.1 })
 }
 
-/// MSCCL++'s execution plans are JSON.
-///
-/// # Errors
-/// `BadProgram` that says so.
-pub fn refuse_json(source: &str) -> Result<()> {
-    match source.trim_start().starts_with('{') {
+/// Whether a file is JSON, as MSCCL++ writes plans.
+pub fn is_json(source: &str) -> bool {
+    source.trim_start().starts_with('{')
+}
+
+/// Only the tool reads MSCCL++'s plans, so that the library stays small.
+fn refuse_json(source: &str) -> Result<()> {
+    match is_json(source) {
         true => Err(PlanError::program(
-            "1:1: syntax: JSON, as MSCCL++ writes execution plans: this version reads MSCCL's XML and .plan files only",
+            "1:1: syntax: JSON, as MSCCL++ writes plans: `hawser plan import FILE.json -o FILE.xml` proves it and writes what is read here",
         )),
         false => Ok(()),
     }
@@ -238,7 +240,7 @@ mod tests {
         let changed = Imported { bytes: (1, 2), ..program.clone() };
         assert_ne!(changed.digest(), program.digest());
         let errors = [
-            ("{\"name\": \"x\"}", "MSCCL++"),
+            ("{\"name\": \"x\"}", "hawser plan import"),
             ("<algo>", "1:1: syntax"),
             ("nothing", "1:1: syntax"),
             (&plan.replace("recv from 0", "recv from 1"), "receives from itself"),

@@ -13,6 +13,8 @@ pub enum Class {
     Attribute,
     /// The collective is none that calls ask for.
     Collective,
+    /// The operation is none that programs have.
+    Operation,
     /// Ranks are missing or come twice.
     Ranks,
     /// Blocks or steps are not numbered 0, 1, 2, …
@@ -50,6 +52,7 @@ impl Class {
             Self::Syntax => "syntax",
             Self::Attribute => "attribute",
             Self::Collective => "collective",
+            Self::Operation => "operation",
             Self::Ranks => "ranks",
             Self::Numbering => "numbering",
             Self::Peer => "peer",

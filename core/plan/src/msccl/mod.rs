@@ -9,6 +9,8 @@ mod check;
 mod export;
 mod fault;
 mod memory;
+#[cfg(feature = "mscclpp")]
+mod mscclpp;
 mod optimise;
 mod race;
 mod run;
@@ -17,6 +19,8 @@ mod xml;
 
 pub use export::{Window, to_xml};
 pub use fault::{Class, ImportError};
+#[cfg(feature = "mscclpp")]
+pub use mscclpp::read as read_mscclpp;
 pub use run::Fifos;
 pub use xml::Dialect;
 
@@ -79,7 +83,11 @@ pub fn head(text: &str) -> Result<(String, u32)> {
 /// # Errors
 /// The first fault, with its class, line and column.
 pub fn read(text: &str) -> Result<Import> {
-    let mut algo = xml::read(text)?;
+    finish(xml::read(text)?)
+}
+
+/// Proves what a file says.
+fn finish(mut algo: Algo) -> Result<Import> {
     check::check(&mut algo)?;
     let translated = translate::translate(&algo)?;
     let (min_depth, right_in_place) = prove(&algo, &translated)?;

@@ -25,6 +25,8 @@ pub enum Dialect {
     Azure,
     /// Output of synthesizers: neither.
     Synthesizer,
+    /// JSON of MSCCL++.
+    Mscclpp,
 }
 
 impl Dialect {
@@ -34,6 +36,7 @@ impl Dialect {
             Self::Research => "research",
             Self::Azure => "Azure/RCCL",
             Self::Synthesizer => "synthesizer",
+            Self::Mscclpp => "MSCCL++",
         }
     }
 }

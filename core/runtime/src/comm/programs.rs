@@ -226,7 +226,7 @@ impl Program {
     }
 }
 
-/// Program files of a folder, sorted, so that all ranks have one order.
+/// Program files of a folder, sorted, so that all ranks have one order; JSON is among them so that its remedy is told.
 fn listed(folder: &Path) -> Vec<PathBuf> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -287,11 +287,15 @@ mod tests {
             std::fs::write(folder.join(file), algo(name, ranks)).unwrap();
         }
         std::fs::write(folder.join("readme.txt"), "no program").unwrap();
+        std::fs::write(folder.join("a.json"), "{}").unwrap();
         let named = folder.join("c.xml");
         let files = Files::read(&format!("{}::/no/such.xml", named.display()), Some(&folder));
         let found: Vec<(&str, u32)> = files.programs.iter().map(|p| (p.name.as_str(), p.ranks)).collect();
         assert_eq!(found, [("other", 2), ("Pairs", 4), ("pairs@b", 2), ("other@c", 2)]);
         assert!(files.failed.unwrap().starts_with("/no/such.xml: "));
+        let json = folder.join("a.json");
+        let failed = Files::read(json.to_str().unwrap(), None).failed.unwrap();
+        assert!(failed.contains("a.json:1:1: ") && failed.contains("hawser plan import"), "{failed}");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
