@@ -103,11 +103,10 @@ fn disagreement(rank: u32, what: &str) -> Error {
 
 fn members_digest(members: &[u32]) -> [u8; 32] {
     let bytes: Vec<u8> = members.iter().flat_map(|member| member.to_le_bytes()).collect();
-    *blake3::hash(&bytes).as_bytes()
+    hmac_sha256::Hash::hash(&bytes)
 }
 
 fn child_secret(parent: &Secret, count: u32, digest: &[u8; 32]) -> Secret {
-    let mut hasher = blake3::Hasher::new_keyed(parent);
-    hasher.update(b"hawser split").update(&count.to_le_bytes()).update(digest);
-    *hasher.finalize().as_bytes()
+    let said = [&b"hawser split"[..], &count.to_le_bytes(), digest].concat();
+    hmac_sha256::HMAC::mac(said, parent)
 }
