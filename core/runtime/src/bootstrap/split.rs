@@ -55,16 +55,18 @@ impl Bootstrap {
         if members.is_empty() {
             return Ok(None);
         }
-        let mut sorted = members.to_vec();
-        sorted.sort_unstable();
         let refuse = |what: String| Error::invalid_argument(format!("rank {}: split: {what}", self.rank));
-        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(refuse(format!("rank {} is listed twice", pair[0])));
+        let mut listed = vec![false; self.nranks as usize];
+        for member in members {
+            match listed.get_mut(*member as usize) {
+                Some(true) => return Err(refuse(format!("rank {member} is listed twice"))),
+                Some(is_listed) => *is_listed = true,
+                None => {
+                    return Err(refuse(format!("rank {member} does not exist, there are {}", self.nranks)));
+                }
+            }
         }
-        if let Some(last) = sorted.last().filter(|last| **last >= self.nranks) {
-            return Err(refuse(format!("rank {last} does not exist, there are {}", self.nranks)));
-        }
-        if sorted.binary_search(&self.rank).is_err() {
+        if !members.contains(&self.rank) {
             return Err(refuse("the calling rank is not among the members".into()));
         }
         let settings = Settings { comm_id: None, ..self.settings.clone() };
