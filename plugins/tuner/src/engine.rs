@@ -186,13 +186,7 @@ impl Engine {
                     see(armed, Outcome::Default);
                     return None;
                 }
-                let meant = |candidate: &Candidate| action.way.takes(candidate);
-                // A program's candidates begin with the protocol that its author meant.
-                let at = match action.program {
-                    Some(_) => candidates.iter().position(|c| c.us >= 0.0 && meant(c)),
-                    None => cheapest(candidates, meant),
-                };
-                let Some(at) = at else {
+                let Some(at) = meant(action, candidates) else {
                     see(armed, Outcome::Impossible(action));
                     continue;
                 };
@@ -359,6 +353,17 @@ fn resolve(action: &mut Action, programs: &[String]) {
 /// The predicted time, also of what is held back.
 fn time_of(candidate: &Candidate) -> f32 {
     if candidate.us >= HELD_US { candidate.us - HELD_US } else { candidate.us }
+}
+
+/// The place of the candidate that an action means.
+#[inline]
+fn meant(action: &Action, candidates: &[Candidate]) -> Option<usize> {
+    let is_meant = |candidate: &Candidate| action.way.takes(candidate);
+    match action.program {
+        // A program's candidates begin with the protocol that its author meant.
+        Some(_) => candidates.iter().position(|c| c.us >= 0.0 && is_meant(c)),
+        None => cheapest(candidates, is_meant),
+    }
 }
 
 /// The place of the cheapest possible candidate that is meant.

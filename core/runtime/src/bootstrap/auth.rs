@@ -103,7 +103,7 @@ impl Key {
         Key(HMAC::mac(format!("hawser {purpose}"), secret))
     }
 
-    /// To be sent, or compared by [`matches`].
+    /// To be sent, or compared by [`matches()`].
     fn proof(&self, label: &[u8], greeting: &[u8; GREETING], nonce: &[u8]) -> HMAC {
         let mut proof = HMAC::new(self.0);
         [label, greeting, nonce].iter().for_each(|part| proof.update(part));

@@ -68,7 +68,7 @@ pub fn is_tried(function: Function) -> bool {
     matches!(function, AllReduce | AllGather | ReduceScatter | AllToAll)
 }
 
-/// The candidate that a trial takes, by its place: those that may be tried take turns, of more than [`TURNS`] the cheapest. None =
+/// The candidate that a trial takes, by its place: those that may be tried take turns, of more than 16 the cheapest. None =
 /// nothing may.
 pub fn pick(trial: u32, question: &Question, candidates: &[Candidate], avoid: &[Rule]) -> Option<usize> {
     if !is_tried(question.function) {
