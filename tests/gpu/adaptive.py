@@ -8,7 +8,6 @@ checked. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graph
 otherwise. The exit code is 1 if something is wrong.
 """
 
-import argparse
 import ctypes
 import dataclasses
 import os
@@ -22,6 +21,7 @@ import cases
 import children
 import layer as layers
 import nccl
+import program
 from nccl import INT, P, SIZE
 
 SLOW = """mode = "adaptive"
@@ -45,23 +45,13 @@ TAKEN = re.compile(r"(\S+) rank (\d+) op (\d+): change (\d+) of the rules counts
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
-    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
-    parser.add_argument("--host", action="store_true", help="the host device, numpy")
-    options = parser.parse_args()
-    bad = 0
-    for name, rules, work in (("learning", SLOW, Trial.learn), ("conditions", CONDITIONS, Trial.conditions)):
-        row = children.in_child(children.DEFAULT, lambda: Trial(options, rules).run(work), 300)
-        if "skipped" in row:
-            print(f"skipped: {row['skipped']}")
-            return 0
-        wrong = row.get("wrong", [row.get("failed")])
-        print(f"{name}  {'WRONG' if wrong else 'ok'}  {row['seconds']:.0f} s  {row.get('text', '')}")
-        for text in wrong[:20]:
-            print(f"    {text}")
-        bad += len(wrong)
-    return 1 if bad else 0
+    options = program.parser(__doc__).parse_args()
+    learning, conditions = Trial(options, SLOW), Trial(options, CONDITIONS)
+    parts = [
+        ("learning", children.DEFAULT, lambda: learning.run(Trial.learn)),
+        ("conditions", children.DEFAULT, lambda: conditions.run(Trial.conditions)),
+    ]
+    return program.run(parts, 300, "parts")
 
 
 class Trial:
@@ -92,7 +82,7 @@ class Trial:
             self.case = cases.Case("all_reduce", dtype, "sum", COUNT, 0, self.ranks, 1)
             text = work(self)
             self.world.destroy()
-            return {"wrong": self.wrong, "text": text}
+            return {"done": 1, "wrong": self.wrong, "text": text}
 
     def learn(self):
         graph_works = self.works()

@@ -9,7 +9,6 @@ up to 8 ranks). A process per forced pair, as in forced.py. Needs PyTorch and a 
 ml_dtypes (no graphs there); says so and ends with 0 otherwise. The exit code is 1 if bits differ.
 """
 
-import argparse
 import random
 import sys
 
@@ -19,6 +18,7 @@ import cases
 import children
 import layer as layers
 import nccl
+import program
 
 PAIRS = [children.DEFAULT, "Ring/Simple", "Tree/Simple"]
 PAIRS += [f"{a}/{p}" for a in ("OneShot", "AllPairs") for p in ("LL", "LL128", "Simple", "SymLL", "SymSimple", "SymBulk")]
@@ -32,35 +32,15 @@ AROUND = [8 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20, 64 << 20]
 
 def main():
     options = arguments()
-    bad = checks = 0
-    for pair in options.pairs:
-        row = children.in_child(pair, lambda: Suite(options, pair).run(), options.timeout + 60)
-        if "skipped" in row:
-            print(f"skipped: {row['skipped']}")
-            return 0
-        if "failed" in row:
-            row |= {"cases": 0, "refused": 0, "wrong": [row["failed"]]}
-        verdict = f"DIFFERS {len(row['wrong'])}" if row["wrong"] else "ok" if row["cases"] else "not offered"
-        refused = f", {row['refused']} not offered" if row["refused"] else ""
-        print(f"{pair:18} {verdict}  {row['seconds']:.0f} s  {row['cases']} cases{refused}", flush=True)
-        for text in row["wrong"][:20]:
-            print(f"{'':18} {text}", flush=True)
-        bad, checks = bad + len(row["wrong"]), checks + row["cases"]
-    print(f"{checks} cases, {bad} differ")
-    return 1 if bad or not checks else 0
+    parts = [(pair, pair, Suite(options, pair).run) for pair in options.pairs]
+    return program.run(parts, options.timeout + 60, "cases", "differ")
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
-    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
-    parser.add_argument("--pairs", default=",".join(PAIRS))
+    parser = program.parser(__doc__, PAIRS)
     parser.add_argument("--largest", type=float, default=256, help="MiB (1 with --host)")
     parser.add_argument("--repetitions", type=int, default=50, help="eager, and as many replays")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for a pair")
-    parser.add_argument("--host", action="store_true", help="the host device, numpy")
-    options = parser.parse_args()
-    options.pairs = options.pairs.split(",")
+    options = program.options_with_pairs(parser)
     options.largest = int((min(options.largest, 1) if options.host else options.largest) * (1 << 20))
     return options
 
@@ -84,7 +64,8 @@ class Suite:
         except nccl.NcclError as error:
             if not error.not_offered:
                 raise
-            return {"cases": 0, "refused": 1, "wrong": []}
+            self.refused = 1
+            return self.report()
         self.streams = [layer.stream(place) for place in range(self.ranks)]
         for collective, dtype, total in self.plan():
             blocks = self.ranks if collective == "reduce_scatter" else 1
@@ -99,7 +80,11 @@ class Suite:
                     raise
                 self.refused += 1
         self.world.destroy()
-        return {"cases": self.cases, "refused": self.refused, "wrong": self.wrong}
+        return self.report()
+
+    def report(self):
+        refused = f", {self.refused} not offered" if self.refused else ""
+        return {"done": self.cases, "wrong": self.wrong, "text": f"{self.cases} cases{refused}"}
 
     def plan(self):
         types = [t for t in self.layer.types if t.name in FORMATS]

@@ -10,7 +10,6 @@ One thread drives all ranks, which share GPUs if there are more. Needs PyTorch a
 did not end.
 """
 
-import argparse
 import sys
 import time
 
@@ -20,6 +19,7 @@ import cases
 import children
 import layer as layers
 import nccl
+import program
 
 ALGORITHMS = ["Ring", "Tree", "OneShot", "AllPairs", "Direct"]
 ALGORITHMS += ["RecursiveDoubling", "HalvingDoubling", "Bruck", "Pairwise", "Knomial", "PAT"]
@@ -50,17 +50,12 @@ def main():
 
 def arguments():
     every = [children.DEFAULT] + [f"{a}/{p}" for a in ALGORITHMS for p in PROTOCOLS]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
-    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
-    parser.add_argument("--pairs", default=",".join(every), help="such as OneShot/SymLL,AllPairs/Simple,default")
+    parser = program.parser(__doc__, every)
     parser.add_argument("--collectives", default=",".join([*cases.COLLECTIVES, "send_recv"]))
     parser.add_argument("--large", type=float, default=64, help="MiB of the largest case (4 with --host)")
     parser.add_argument("--quick", action="store_true", help="not every type with every reduction")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for a pair")
-    parser.add_argument("--host", action="store_true", help="the host device, numpy")
-    options = parser.parse_args()
-    options.pairs, options.collectives = options.pairs.split(","), options.collectives.split(",")
+    options = program.options_with_pairs(parser)
+    options.collectives = options.collectives.split(",")
     options.large = int((min(options.large, 4) if options.host else options.large) * (1 << 20))
     return options
 

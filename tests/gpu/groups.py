@@ -11,7 +11,6 @@ PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says 
 The exit code is 1 if a result is wrong.
 """
 
-import argparse
 import random
 import sys
 
@@ -21,6 +20,7 @@ import cases
 import children
 import layer as layers
 import nccl
+import program
 
 PAIRS = [children.DEFAULT, "OneShot/SymLL", "AllPairs/SymLL", "OneShot/SymSimple"]
 LAUNCHES = [2, 8, 16, 64]
@@ -28,38 +28,17 @@ LAUNCHES = [2, 8, 16, 64]
 
 def main():
     options = arguments()
-    bad = ran = 0
-    for pair in options.pairs:
-        row = children.in_child(pair, lambda: Suite(options, pair).run(), options.timeout + 60)
-        if "skipped" in row:
-            print(f"skipped: {row['skipped']}")
-            return 0
-        if "failed" in row:
-            row |= {"groups": 0, "calls": 0, "refused": 0, "wrong": [row["failed"]], "launches": ""}
-        verdict = f"WRONG {len(row['wrong'])}" if row["wrong"] else "ok" if row["groups"] else "not offered"
-        counts = f"{row['groups']} groups, {row['calls']} calls, {row['refused']} groups not offered"
-        print(f"{pair:18} {verdict}  {row['seconds']:.0f} s  {counts}{row['launches']}", flush=True)
-        for text in row["wrong"][:20]:
-            print(f"{'':18} {text}", flush=True)
-        bad, ran = bad + len(row["wrong"]), ran + row["groups"]
-    print(f"{ran} groups, {bad} wrong")
-    return 1 if bad or not ran else 0
+    parts = [(pair, pair, Suite(options, pair).run) for pair in options.pairs]
+    return program.run(parts, options.timeout + 60, "groups")
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
-    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
-    parser.add_argument("--pairs", default=",".join(PAIRS))
+    parser = program.parser(__doc__, PAIRS)
     parser.add_argument("--groups", type=int, default=60, help="random groups of a process")
     parser.add_argument("--largest", type=int, default=64 << 10, help="bytes of a call")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--apart", action="store_true", help="no groups whose calls use each other's results")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for a pair")
-    parser.add_argument("--host", action="store_true", help="the host device, numpy")
-    options = parser.parse_args()
-    options.pairs = options.pairs.split(",")
-    return options
+    return program.options_with_pairs(parser)
 
 
 class Suite:
@@ -88,8 +67,8 @@ class Suite:
         watchdog.step(lambda: f"{self.pair}: launches")
         launches = "" if layer.on_host else self.launches()
         self.world.destroy()
-        counts = {"groups": self.groups, "calls": self.calls, "refused": self.refused}
-        return counts | {"wrong": self.wrong, "launches": launches}
+        counts = f"{self.groups} groups, {self.calls} calls, {self.refused} groups not offered"
+        return {"done": self.groups, "wrong": self.wrong, "text": counts + launches}
 
     def try_to(self, run, calls):
         try:

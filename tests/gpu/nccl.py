@@ -15,6 +15,7 @@ P, SIZE, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 INVALID_USAGE = 5
 NO_COLOR = -1
 PREMULSUM_HOST = 1
+DECISION_MAGIC, DECISION_VERSION = 0x52415748, 1
 
 CALLS = {
     "all_reduce": ("ncclAllReduce", "type op"),
@@ -46,16 +47,25 @@ class Config(ctypes.Structure):
 
 
 class Decision(ctypes.Structure):
-    """`hawserDecision_t`."""
+    """`hawserDecision_t` of `hawser.h`."""
 
-    _fields_ = [("size", SIZE), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("operation", ctypes.c_uint64),
-                ("bytes", ctypes.c_uint64), ("predicted_us", ctypes.c_float), ("channels", ctypes.c_uint),
-                ("threads", ctypes.c_uint), ("known", ctypes.c_uint), ("text_bytes", SIZE),
-                ("collective", ctypes.c_char * 32), ("algorithm", ctypes.c_char * 64), ("protocol", ctypes.c_char * 16),
-                ("executor", ctypes.c_char * 8), ("rule", ctypes.c_char * 256)]
-
-    def __init__(self):
-        super().__init__(size=ctypes.sizeof(Decision), magic=0x52415748, version=1)
+    _fields_ = [
+        ("size", SIZE),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("operation", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("predicted_us", ctypes.c_float),
+        ("channels", ctypes.c_uint),
+        ("threads", ctypes.c_uint),
+        ("known", ctypes.c_uint),
+        ("text_bytes", SIZE),
+        ("collective", ctypes.c_char * 32),
+        ("algorithm", ctypes.c_char * 64),
+        ("protocol", ctypes.c_char * 16),
+        ("executor", ctypes.c_char * 8),
+        ("rule", ctypes.c_char * 256),
+    ]
 
 
 class NcclError(Exception):
@@ -90,6 +100,14 @@ class Library:
     def check(self, code):
         if code != 0:
             raise NcclError(code, (self.lib.ncclGetLastError(None) or b"").decode())
+
+    def decision(self, handle):
+        """What the last operation of a communicator was and why, on the rank of `handle` (Hawser only)."""
+        last, text = Decision(), ctypes.create_string_buffer(4000)
+        last.size, last.magic, last.version = ctypes.sizeof(last), DECISION_MAGIC, DECISION_VERSION
+        self.lib.hawserLastDecision.argtypes = [P, P, P, SIZE]
+        self.check(self.lib.hawserLastDecision(handle, ctypes.byref(last), text, len(text)))
+        return last
 
     @contextlib.contextmanager
     def group(self):
@@ -142,11 +160,7 @@ class Communicator:
 
     def decision(self, rank=0):
         """What the last operation ran, and why."""
-        last = Decision()
-        query = self.library.lib.hawserLastDecision
-        query.argtypes = [P, P, P, SIZE]
-        self.library.check(query(self.handles[rank], ctypes.byref(last), None, 0))
-        return last
+        return self.library.decision(self.handles[rank])
 
     def destroy(self):
         with self.library.group():

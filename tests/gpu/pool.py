@@ -7,7 +7,6 @@ the device's free memory and the pool's own lines say is compared. Needs PyTorch
 ml_dtypes (no figures of free memory there); says so and ends with 0 otherwise. The exit code is 1 if something is wrong.
 """
 
-import argparse
 import ctypes
 import os
 import re
@@ -21,6 +20,7 @@ import cases
 import children
 import layer as layers
 import nccl
+import program
 
 MIB = 1 << 20
 EVENTS = {"NCCL_CUMEM_MONITOR": "1", "NCCL_CUMEM_MONITOR_INTERVAL": "0"}
@@ -40,28 +40,9 @@ SETTINGS = {
 
 
 def main():
-    options = arguments()
-    bad = 0
-    for name, settings in SETTINGS.items():
-        row = children.in_child(children.DEFAULT, lambda: Trial(options, name, settings).run(), 180)
-        if "skipped" in row:
-            print(f"skipped: {row['skipped']}")
-            return 0
-        wrong = row.get("wrong", [row.get("failed")])
-        print(f"{name:22} {'WRONG' if wrong else 'ok'}  {row['seconds']:.0f} s  {row.get('text', '')}", flush=True)
-        for text in wrong:
-            print(f"{'':22} {text}", flush=True)
-        bad += len(wrong)
-    print(f"{len(SETTINGS)} settings, {bad} faults")
-    return 1 if bad else 0
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
-    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
-    parser.add_argument("--host", action="store_true", help="the host device, numpy")
-    return parser.parse_args()
+    options = program.parser(__doc__).parse_args()
+    parts = [(name, children.DEFAULT, Trial(options, name, settings).run) for name, settings in SETTINGS.items()]
+    return program.run(parts, 180, "settings")
 
 
 class Trial:
@@ -92,7 +73,7 @@ class Trial:
         lines = [LINE.search(line) for line in open(log.name)]
         os.unlink(log.name)
         self.check([line for line in lines if line])
-        return {"wrong": self.wrong, "text": text}
+        return {"done": 1, "wrong": self.wrong, "text": text}
 
     def warm(self):
         """Contexts of the devices take memory of their own."""

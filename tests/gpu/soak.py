@@ -10,7 +10,6 @@ wrong, a call fails or nothing moves for `--deadline` seconds; then the steps si
 `--window 1` with the same seed finds the one.
 """
 
-import argparse
 import collections
 import dataclasses
 import os
@@ -24,6 +23,7 @@ sys.dont_write_bytecode = True
 import cases
 import layer as layers
 import nccl
+import program
 import script
 
 REPORT_SECONDS = 30
@@ -50,9 +50,7 @@ def main():
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
-    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
+    parser = program.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--steps", type=int, default=0, help="end after this many steps")
     parser.add_argument("--seed", type=int, default=1)
@@ -61,7 +59,6 @@ def arguments():
     parser.add_argument("--window", type=int, default=script.WINDOW_STEPS, help="steps between two checks")
     parser.add_argument("--deadline", type=float, default=60, help="seconds for the steps between two checks")
     parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--host", action="store_true", help="the host device, numpy")
     options = parser.parse_args()
     options.largest = int((min(options.largest, 1) if options.host else options.largest) * (1 << 20))
     return options

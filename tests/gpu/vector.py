@@ -7,8 +7,6 @@ last operation says. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtyp
 with 0 otherwise. The exit code is 1 if something is wrong.
 """
 
-import argparse
-import ctypes
 import os
 import sys
 
@@ -18,6 +16,8 @@ import cases
 import children
 import layer as layers
 import nccl
+import program
+from nccl import INT, P, SIZE
 
 LENGTHS = {
     "equal": lambda a, b: 1000,
@@ -26,27 +26,12 @@ LENGTHS = {
     "one large": lambda a, b: 5_000_000 if (a, b) == (0, 1) else b,
 }
 INT32, REPLAYS = 2, 50
-P, SIZE, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
-    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
-    parser.add_argument("--host", action="store_true", help="the host device, numpy")
-    options = parser.parse_args()
-    bad = 0
-    for pass_sm in "01":
-        row = children.in_child(children.DEFAULT, lambda: Trial(options, pass_sm).run(), 240)
-        if "skipped" in row:
-            print(f"skipped: {row['skipped']}")
-            return 0
-        wrong = row.get("wrong", [row.get("failed")])
-        print(f"NCCL_PASS_SM={pass_sm}  {'WRONG' if wrong else 'ok'}  {row['seconds']:.0f} s  {row.get('text', '')}")
-        for text in wrong[:20]:
-            print(f"    {text}")
-        bad += len(wrong)
-    return 1 if bad else 0
+    options = program.parser(__doc__).parse_args()
+    parts = [(f"NCCL_PASS_SM={value}", children.DEFAULT, Trial(options, value).run) for value in "01"]
+    return program.run(parts, 240, "cases")
 
 
 def array(values):
@@ -72,7 +57,6 @@ class Trial:
         self.lib.hawserAllGatherv.argtypes = [P, SIZE, P, P, P, INT, P, P]
         self.lib.hawserGatherv.argtypes = [P, SIZE, P, P, P, INT, INT, P, P]
         self.lib.hawserScatterv.argtypes = [P, P, P, P, SIZE, INT, INT, P, P]
-        self.lib.hawserLastDecision.argtypes = [P, P, P, SIZE]
         self.world = nccl.world(self.library, self.layer, self.ranks)
         self.streams = [self.layer.stream(place) for place in range(self.ranks)]
         tried = 0
@@ -83,7 +67,7 @@ class Trial:
                 tried += 1
         text = self.decision()
         self.world.destroy()
-        return {"wrong": self.wrong, "text": f"{tried} cases; {text}"}
+        return {"done": tried, "wrong": self.wrong, "text": f"{tried} cases; {text}"}
 
     def one(self, function, name, length):
         root = self.ranks - 1
@@ -163,8 +147,7 @@ class Trial:
                 self.wrong.append(f"{what}, rank {rank}: {wrong} bytes wrong")
 
     def decision(self):
-        last, text = nccl.Decision(), ctypes.create_string_buffer(4000)
-        self.library.check(self.lib.hawserLastDecision(self.world.handles[0], ctypes.byref(last), text, 4000))
+        last = self.library.decision(self.world.handles[0])
         executor = last.executor.decode()
         expected = "dma" if self.pass_sm == "1" else "host" if self.layer.on_host else "sm"
         if not last.known or last.collective != b"sendrecv" or executor != expected:

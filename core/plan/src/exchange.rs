@@ -60,6 +60,26 @@ const NEW_SLOT_ROWS: u64 = 5;
 /// Bytes of the flags of a warp: four for each rank.
 const UNIT_FLAGS: u64 = 32;
 
+/// What one or two exchanges do with the parts, and between whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Flow {
+    /// [`FOLD`] … [`EIGHTS`].
+    pub form: u8,
+    /// 1 when `scalar` is an address.
+    pub scalar_is_address: u8,
+    /// By k: peers that get data in the first exchange.
+    pub send1: u8,
+    /// By rank: peers whose data count in the first exchange.
+    pub recv1: u8,
+    /// By rank: parts whose user data stay on this rank too, `src` of its k to `dst`.
+    pub keep: u8,
+    /// As `send1`, of the second exchange.
+    pub send2: u8,
+    /// As `recv1`, of the second exchange.
+    pub recv2: u8,
+}
+
 /// Arguments of an exchange kernel, passed by value (408 bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
@@ -100,20 +120,8 @@ pub struct ExchangeArgs {
     pub rank: u8,
     /// Ranks.
     pub ranks: u8,
-    /// [`FOLD`] … [`EIGHTS`].
-    pub form: u8,
-    /// 1 when `scalar` is an address.
-    pub scalar_is_address: u8,
-    /// By k: peers that get data in the first exchange.
-    pub send1: u8,
-    /// By rank: peers whose data count in the first exchange.
-    pub recv1: u8,
-    /// By rank: parts whose user data stay on this rank too, `src` of its k to `dst`.
-    pub keep: u8,
-    /// As `send1`, of the second exchange.
-    pub send2: u8,
-    /// As `recv1`, of the second exchange.
-    pub recv2: u8,
+    /// What is done with the parts, and who takes part.
+    pub flow: Flow,
     /// [`bulk::TRY`], [`bulk::READY`].
     pub bulk: u8,
     /// Zero.
@@ -328,7 +336,8 @@ impl ExchangePlan {
         let bytes = call.block_bytes();
         let mut parts = Parts::new(rank, ranks);
         parts.fill(call.collective, choice.key.algorithm, call.root, bytes);
-        let Parts { mut args, has_dst, shape, .. } = parts;
+        let Parts { mut args, flow, has_dst, shape, .. } = parts;
+        args.flow = flow;
         args.most = longest_part(call.collective, choice.key.algorithm, bytes, ranks);
         let mut max_ctas = knobs.most_ctas(call.collective);
         if choice.instances > 0 {
@@ -337,19 +346,19 @@ impl ExchangePlan {
         let (blocks, threads, tile) = grid(choice.protocol, args.most, max_ctas);
         args.tile = tile;
         args.divisor = ranks;
-        (args.scalar, args.scalar_is_address) = scalar(call, ranks);
-        args.form |= match op {
+        (args.scalar, args.flow.scalar_is_address) = scalar(call, ranks);
+        args.flow.form |= match op {
             DeviceOp::PreMulSum => SCALE,
             DeviceOp::SumDiv => DIVIDE,
             _ => 0,
         };
         if args.len.iter().chain(&args.src_len).all(|len| len.is_multiple_of(8)) {
-            args.form |= EIGHTS;
+            args.flow.form |= EIGHTS;
         }
         if choice.protocol == Protocol::SymBulk {
             args.bulk = bulk::TRY;
             // Where values are combined all data are read, also those of ranks that get none.
-            args.form |= if call.collective.reduces() { FOLD } else { 0 };
+            args.flow.form |= if call.collective.reduces() { FOLD } else { 0 };
         }
         let offsets = args.src.iter().chain(&args.dst);
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
@@ -389,14 +398,14 @@ impl ExchangePlan {
             *dst = if self.has_dst >> p & 1 == 1 { *dst + output } else { 0 };
         }
         if self.aligned && (input | output).is_multiple_of(PACK_BYTES) {
-            args.form |= ALIGNED;
+            args.flow.form |= ALIGNED;
         }
         // In place there is nothing to keep.
-        if args.keep != 0 {
-            let p = args.keep.trailing_zeros() as usize;
+        if args.flow.keep != 0 {
+            let p = args.flow.keep.trailing_zeros() as usize;
             let k = (p + usize::from(args.ranks) - usize::from(args.rank)) % usize::from(args.ranks);
             if args.src[k] == args.dst[p] {
-                args.keep = 0;
+                args.flow.keep = 0;
             }
         }
         (args.scalar, args.op_number) = (scalar, op_number);
@@ -428,5 +437,5 @@ impl ExchangePlan {
 
 const _: () = {
     assert!(size_of::<ExchangeArgs>() == 408 && offset_of!(ExchangeArgs, mine) == 320);
-    assert!(offset_of!(ExchangeArgs, divisor) == 384 && offset_of!(ExchangeArgs, bulk) == 405);
+    assert!(offset_of!(ExchangeArgs, flow) == 398 && offset_of!(ExchangeArgs, bulk) == 405);
 };

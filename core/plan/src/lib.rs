@@ -25,6 +25,7 @@ pub mod knobs;
 pub mod layout;
 pub mod lower;
 pub mod msccl;
+pub mod order;
 pub mod p2p;
 pub mod vector;
 pub mod world;

@@ -1,7 +1,7 @@
 //! From a program to the image that a device reads: [`lower`] once per program and operation,
 //! [`bind`] once per call.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::algo::{self, ProgramKey};
 use crate::call::{Call, DataType, ReduceOp, Scalar};
@@ -364,8 +364,9 @@ fn device_steps(channel: &Channel) -> usize {
 
 /// A step and the steps before it that only wait.
 fn device_steps_of(step: &ir::Step) -> usize {
-    let awaited: BTreeSet<u32> = step.after.iter().map(|dep| dep.channel).collect();
-    awaited.len().max(1)
+    let channel = |at: usize| step.after[at].channel;
+    let is_first = |at: &usize| (0..*at).all(|before| channel(before) != channel(*at));
+    (0..step.after.len()).filter(is_first).count().max(1)
 }
 
 fn lanes(shape: &Shape, program: &RankProgram) -> Result<Vec<u8>> {

@@ -28,6 +28,7 @@ use crate::error::{PlanError, Result};
 use crate::ir::Buf;
 use crate::knobs::{Knobs, Protocol};
 use crate::lower::{LaunchPlan, cut};
+use crate::order;
 use crate::world::{DeviceKind, Link, World};
 
 /// One send or receive of a group.
@@ -124,13 +125,21 @@ pub fn instances(bytes: u64, is_far: bool, ranks: u32, knobs: &Knobs) -> u32 {
 }
 
 /// What orders messages; equal at both ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Key {
     protocol: Protocol,
     pass: u32,
     /// To a lower rank, where there is one lane only.
     down: bool,
     round: u32,
+}
+
+impl Key {
+    /// Protocol, pass, direction and round, one behind the other.
+    fn number(self) -> u128 {
+        let of_pass = u128::from(self.protocol as u8) << 32 | u128::from(self.pass);
+        of_pass << 33 | u128::from(self.down) << 32 | u128::from(self.round)
+    }
 }
 
 /// A piece of work: a message, or a copy between two messages to oneself.
@@ -173,7 +182,7 @@ impl Part {
 /// Messages to others, sorted by key.
 fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Knobs) -> Vec<(Key, Message)> {
     let mut seen: HashMap<(Protocol, u32, bool), u32> = HashMap::new();
-    let mut keyed: Vec<(Key, Message)> = messages
+    let keyed: Vec<(Key, Message)> = messages
         .iter()
         .filter(|m| m.peer != rank && m.bytes > 0)
         .map(|&message| {
@@ -193,8 +202,8 @@ fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Kno
             )
         })
         .collect();
-    keyed.sort_by_key(|&(key, message)| (key, message.send));
-    keyed
+    let rank = |(key, message): &(Key, Message)| key.number() << 1 | u128::from(message.send);
+    order::ascending(keyed.iter().map(rank)).into_iter().map(|at| keyed[at]).collect()
 }
 
 /// Pairs the k-th send to oneself with the k-th receive from oneself.

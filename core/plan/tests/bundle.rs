@@ -114,13 +114,7 @@ fn unfolded(args: &BundleArgs, op: &BundleOp) -> ExchangeArgs {
         divisor: ranks as u32,
         rank: args.rank,
         ranks: args.ranks,
-        form: op.form,
-        scalar_is_address: op.scalar_is_address,
-        send1: op.send1,
-        recv1: op.recv1,
-        keep: op.keep,
-        send2: op.send2,
-        recv2: op.recv2,
+        flow: op.flow,
         ..ExchangeArgs::default()
     };
     for p in 0..ranks {
@@ -222,6 +216,14 @@ fn touch(a: &std::ops::Range<u64>, b: &std::ops::Range<u64>) -> bool {
     a.start.max(b.start) < a.end.min(b.end)
 }
 
+/// No launch takes more blocks than the settings allow, those for reductions if it has one.
+fn check_blocks(group: &[(Call, ExchangePlan)], planned: &Planned, knobs: &Knobs) {
+    for (indices, launch) in &planned.launches {
+        let most = indices.iter().map(|&i| knobs.most_ctas(group[i].0.collective)).min().unwrap();
+        assert!(launch.blocks <= most, "{} blocks of {most}: {indices:?}", launch.blocks);
+    }
+}
+
 fn check_launches(group: &[(Call, ExchangePlan)], streams: &[u64], ranks: u32, planned: &Planned) {
     for (indices, launch) in &planned.launches {
         assert!(launch.threads.is_multiple_of(32) && launch.threads <= THREADS && launch.blocks >= 1);
@@ -270,6 +272,7 @@ fn check(ranks: u32, group: &[Common], locals: &[Vec<Local>], knobs: &Knobs) {
         let streams: Vec<u64> = locals.iter().map(|local| local.stream).collect();
         let planned = planned(&plans, &streams, knobs);
         check_launches(&plans, &streams, ranks, &planned);
+        check_blocks(&plans, &planned, knobs);
         let launched: usize = planned.launches.iter().map(|(indices, _)| indices.len()).sum();
         assert_eq!(launched, planned.bundles.iter().map(|(indices, ..)| indices.len()).sum::<usize>());
         match &first {
@@ -294,8 +297,9 @@ proptest! {
         group in prop::collection::vec(common(), 1..90),
         locals in prop::collection::vec(prop::collection::vec(prop_oneof![1 => local(40), 8 => local(1 << 20)], 90), 8),
         max_ctas in prop_oneof![3 => Just(64u32), 1 => 1..32u32],
+        (pass_sm, reducing_ctas) in prop_oneof![2 => Just((0, 2)), 1 => (Just(1), 1..9u32)],
     ) {
-        check(ranks, &group, &locals, &Knobs { max_ctas, ..Knobs::default() });
+        check(ranks, &group, &locals, &Knobs { max_ctas, pass_sm, reducing_ctas, ..Knobs::default() });
     }
 }
 
@@ -313,6 +317,10 @@ fn apart(n: usize) -> Vec<Local> {
 fn group_of(commons: &[Common], locals: &[Local], knobs: &Knobs) -> (Vec<(Call, ExchangePlan)>, Vec<u64>) {
     let plans = commons.iter().zip(locals).map(|(common, local)| common.plan(4, 1, local, knobs)).collect();
     (plans, locals.iter().map(|local| local.stream).collect())
+}
+
+fn planned_of(group: &[(Call, ExchangePlan)], streams: &[u64], knobs: &Knobs) -> usize {
+    planned(group, streams, knobs).launches.len()
 }
 
 #[test]
@@ -336,6 +344,14 @@ fn groups_of_reductions_beside_copy_engines_are_light() {
     let (group, streams) = group_of(&many(64, 100), &apart(64), &knobs);
     let planned = planned(&group, &streams, &knobs);
     assert!(!planned.launches.is_empty() && planned.launches.iter().all(|(_, launch)| launch.blocks <= 2));
+    // A move that needs ten blocks is none of them.
+    let mut commons = many(3, 100);
+    (commons[1].program, commons[1].count) = (6, 10_000);
+    let (group, streams) = group_of(&commons, &apart(3), &knobs);
+    assert_eq!(planned_of(&group, &streams, &knobs), 0);
+    commons.swap(1, 2);
+    let (group, streams) = group_of(&commons, &apart(3), &knobs);
+    assert_eq!(planned_of(&group, &streams, &knobs), 1);
 }
 
 #[test]

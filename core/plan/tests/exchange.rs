@@ -80,8 +80,8 @@ impl Machine {
         let mut sent: Vec<Vec<Option<Vec<i64>>>> = vec![vec![None; n]; n];
         for a in self.args.clone() {
             let rank = usize::from(a.rank);
-            for k in (1..n).filter(|k| a.send1 >> k & 1 == 1) {
-                assert!(a.form & SAME == 0 || a.src[k] == a.src[0]);
+            for k in (1..n).filter(|k| a.flow.send1 >> k & 1 == 1) {
+                assert!(a.flow.form & SAME == 0 || a.src[k] == a.src[0]);
                 let to = (rank + k) % n;
                 assert_eq!(a.src_len[k], a.len[to]);
                 sent[rank][to] = Some(self.read(a.src[k], a.src_len[k]));
@@ -90,13 +90,13 @@ impl Machine {
         let mut values: Vec<Option<Vec<i64>>> = vec![None; n];
         for a in self.args.clone() {
             let rank = usize::from(a.rank);
-            for p in (0..n).filter(|p| a.keep >> p & 1 == 1) {
+            for p in (0..n).filter(|p| a.flow.keep >> p & 1 == 1) {
                 let k = (p + n - rank) % n;
                 let kept = self.read(a.src[k], a.src_len[k]);
                 self.write(a.dst[p], &kept);
             }
-            let received = (0..n).filter(|p| a.recv1 >> p & 1 == 1);
-            if a.form & FOLD == 0 {
+            let received = (0..n).filter(|p| a.flow.recv1 >> p & 1 == 1);
+            if a.flow.form & FOLD == 0 {
                 for p in received {
                     let data = sent[p][rank].clone().expect("data that was sent");
                     assert_eq!(data.len() as u64 * 4, a.len[rank]);
@@ -106,7 +106,7 @@ impl Machine {
             }
             let mut operands: Vec<Vec<i64>> =
                 received.map(|p| sent[p][rank].clone().expect("data that was sent")).collect();
-            if a.form & OWN != 0 {
+            if a.flow.form & OWN != 0 {
                 operands.push(self.read(a.src[0], a.src_len[0]));
             }
             let sum = operands.into_iter().reduce(|x, y| x.iter().zip(&y).map(|(x, y)| x + y).collect());
@@ -117,10 +117,13 @@ impl Machine {
             }
             values[rank] = sum;
         }
-        for a in self.args.clone().into_iter().filter(|a| a.form & SECOND != 0) {
+        for a in self.args.clone().into_iter().filter(|a| a.flow.form & SECOND != 0) {
             let rank = usize::from(a.rank);
-            for p in (0..n).filter(|p| a.recv2 >> p & 1 == 1) {
-                assert!(self.args[p].send2 >> ((rank + n - p) % n) & 1 == 1, "{p} sends {rank} its value");
+            for p in (0..n).filter(|p| a.flow.recv2 >> p & 1 == 1) {
+                assert!(
+                    self.args[p].flow.send2 >> ((rank + n - p) % n) & 1 == 1,
+                    "{p} sends {rank} its value"
+                );
                 let value = values[p].clone().expect("a value");
                 assert_eq!(value.len() as u64 * 4, a.len[p]);
                 self.write(a.dst[p], &value);
@@ -135,27 +138,31 @@ fn run_bulk(machine: &mut Machine, order: &[usize]) {
     let (args, n) = (machine.args.clone(), machine.args.len());
     for &rank in order {
         let a = args[rank];
-        assert_eq!((a.bulk, a.form & FOLD), (bulk::TRY, args[0].form & FOLD), "all read or all write");
+        assert_eq!(
+            (a.bulk, a.flow.form & FOLD),
+            (bulk::TRY, args[0].flow.form & FOLD),
+            "all read or all write"
+        );
         let k_of = |p: usize| (p + n - rank) % n;
-        for p in (0..n).filter(|p| a.keep >> p & 1 == 1) {
+        for p in (0..n).filter(|p| a.flow.keep >> p & 1 == 1) {
             let kept = machine.read(a.src[k_of(p)], a.src_len[k_of(p)]);
             machine.write(a.dst[p], &kept);
         }
-        if a.form & FOLD == 0 {
-            for k in (1..n).filter(|k| a.send1 >> k & 1 == 1) {
+        if a.flow.form & FOLD == 0 {
+            for k in (1..n).filter(|k| a.flow.send1 >> k & 1 == 1) {
                 let to = args[(rank + k) % n];
-                assert!(to.recv1 >> rank & 1 == 1 && to.len[usize::from(to.rank)] == a.src_len[k]);
+                assert!(to.flow.recv1 >> rank & 1 == 1 && to.len[usize::from(to.rank)] == a.src_len[k]);
                 let data = machine.read(a.src[k], a.src_len[k]);
                 machine.write(to.dst[rank], &data);
             }
             continue;
         }
-        let own = u8::from(a.form & OWN != 0) << rank;
+        let own = u8::from(a.flow.form & OWN != 0) << rank;
         let operands: Vec<Vec<i64>> = (0..n)
-            .filter(|p| (a.recv1 | own) >> p & 1 == 1)
+            .filter(|p| (a.flow.recv1 | own) >> p & 1 == 1)
             .map(|p| {
                 let k = (n - k_of(p)) % n;
-                assert!(p == rank || args[p].send1 >> k & 1 == 1, "{p} has data for {rank}");
+                assert!(p == rank || args[p].flow.send1 >> k & 1 == 1, "{p} has data for {rank}");
                 assert_eq!(args[p].src_len[k], a.len[rank]);
                 machine.read(args[p].src[k], a.len[rank])
             })
@@ -164,12 +171,12 @@ fn run_bulk(machine: &mut Machine, order: &[usize]) {
         else {
             continue;
         };
-        for k in (1..n).filter(|k| a.form & SECOND != 0 && a.send2 >> k & 1 == 1) {
+        for k in (1..n).filter(|k| a.flow.form & SECOND != 0 && a.flow.send2 >> k & 1 == 1) {
             let to = args[(rank + k) % n];
-            assert!(to.recv2 >> rank & 1 == 1 && to.len[rank] == a.len[rank]);
+            assert!(to.flow.recv2 >> rank & 1 == 1 && to.len[rank] == a.len[rank]);
             machine.write(to.dst[rank], &sum);
         }
-        if a.dst[rank] != 0 && a.keep >> rank & 1 == 0 {
+        if a.dst[rank] != 0 && a.flow.keep >> rank & 1 == 0 {
             machine.write(a.dst[rank], &sum);
         }
     }
@@ -457,8 +464,8 @@ fn addresses_are_filled_in() {
     assert_eq!(args.mine, (2 << 30) + area.slots[2]);
     assert_eq!(args.to[3], (1 << 30) + area.slots[2] + 8192, "rank 0 is three after rank 1");
     assert_eq!((args.src[0], args.dst[1], args.src[3], args.dst[0]), (4096 + 64, 8192 + 64, 4096, 8192));
-    assert_ne!(args.form & exchange::ALIGNED, 0);
-    assert_eq!(plan.bind(4100, 8192, 0, 0).form & exchange::ALIGNED, 0);
+    assert_ne!(args.flow.form & exchange::ALIGNED, 0);
+    assert_eq!(plan.bind(4100, 8192, 0, 0).flow.form & exchange::ALIGNED, 0);
 }
 
 proptest! {

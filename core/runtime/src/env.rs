@@ -242,7 +242,11 @@ pub const HONOURED: &[&str] = &[
     "HAWSER_INIT_TIMEOUT",
     "HAWSER_HANDSHAKE_TIMEOUT",
     "HAWSER_OP_TIMEOUT",
+    "HAWSER_SM_FREE_CTAS",
 ];
+
+/// The longest deadline that can be set, in seconds (30 years): clocks can count that far.
+const MOST_SECONDS: u32 = 1_000_000_000;
 
 /// Where values come from: names to values, the environment already laid over the files.
 struct Source {
@@ -254,12 +258,12 @@ struct Source {
 
 impl Source {
     fn read() -> Self {
+        let mut values = BTreeMap::new();
         let named = std::env::var("NCCL_ENV_PLUGIN").ok();
         if let Some(plugin) = crate::plugins::env(named.as_deref()) {
-            let known = HONOURED.iter().filter_map(|name| Some(((*name).to_owned(), plugin.value(name)?)));
-            return Self::of(known.collect());
+            values.extend(HONOURED.iter().filter_map(|name| Some(((*name).to_owned(), plugin.value(name)?))));
+            return Self::of(values);
         }
-        let mut values = BTreeMap::new();
         let home = std::env::var("HOME").map(|h| format!("{h}/.nccl.conf")).ok();
         let own = std::env::var("NCCL_CONF_FILE").ok().or(home);
         for path in [Some("/etc/nccl.conf".to_owned()), own].into_iter().flatten() {
@@ -281,8 +285,6 @@ impl Source {
     }
 
     fn settings(&self) -> Settings {
-        let seconds =
-            |name| self.parsed::<f64>(name, "a number of seconds").filter(|s| *s >= 0.0 && s.is_finite());
         let old_names =
             |names: [&str; 3]| names.iter().find_map(|n| self.parsed::<u32>(n, "a positive number"));
         Settings {
@@ -310,9 +312,13 @@ impl Source {
             ),
             host_id: self.text("NCCL_HOSTID"),
             multi_rank_gpu: self.flag("NCCL_MULTI_RANK_GPU_ENABLE"),
-            init_timeout: Duration::from_secs_f64(seconds("HAWSER_INIT_TIMEOUT").unwrap_or(120.0)),
-            handshake_timeout: Duration::from_secs_f64(seconds("HAWSER_HANDSHAKE_TIMEOUT").unwrap_or(5.0)),
-            op_timeout: seconds("HAWSER_OP_TIMEOUT").filter(|s| *s > 0.0).map(Duration::from_secs_f64),
+            init_timeout: self
+                .seconds("HAWSER_INIT_TIMEOUT", MOST_SECONDS)
+                .unwrap_or(Duration::from_secs(120)),
+            handshake_timeout: self
+                .seconds("HAWSER_HANDSHAKE_TIMEOUT", MOST_SECONDS)
+                .unwrap_or(Duration::from_secs(5)),
+            op_timeout: self.seconds("HAWSER_OP_TIMEOUT", MOST_SECONDS).filter(|limit| !limit.is_zero()),
             net: self.text("NCCL_NET"),
             net_plugin: self.text("NCCL_NET_PLUGIN"),
             tuner_plugin: self.text("NCCL_TUNER_PLUGIN"),
@@ -344,9 +350,10 @@ impl Source {
                 _ => Explain::No,
             },
             rules_watch: self.watched(),
-            rules_timeout: Duration::from_secs_f64(
-                seconds("HAWSER_RULES_TIMEOUT").filter(|s| *s > 0.0 && *s <= 86_400.0).unwrap_or(10.0),
-            ),
+            rules_timeout: self
+                .seconds("HAWSER_RULES_TIMEOUT", 86_400)
+                .filter(|limit| !limit.is_zero())
+                .unwrap_or(Duration::from_secs(10)),
             runtime_folder: match self.text("HAWSER_RUNTIME_DIR") {
                 Some(folder) if folder == "none" => None,
                 Some(folder) => Some(folder.into()),
@@ -374,6 +381,8 @@ impl Source {
     }
 
     fn text(&self, name: &str) -> Option<String> {
+        // An env plugin is asked for those names only.
+        debug_assert!(HONOURED.contains(&name), "{name} is missing from HONOURED");
         self.values.get(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
     }
 
@@ -390,17 +399,19 @@ impl Source {
         self.parsed::<i64>(name, "0 or 1").is_some_and(|v| v != 0)
     }
 
-    /// 0, 1 or 2.
-    fn reducing_ctas(&self) -> Option<u32> {
-        let (name, accepted) = ("HAWSER_SM_FREE_CTAS", "a number from 1 to 64");
-        let ctas = self.parsed::<u32>(name, accepted)?;
-        if !(1..=64).contains(&ctas) {
-            self.complain(format!("{name}={ctas} is ignored: it must be {accepted}"));
+    /// Seconds, at most so many.
+    fn seconds(&self, name: &str, most: u32) -> Option<Duration> {
+        let accepted = format!("a number of seconds from 0 to {most}");
+        let seconds = self.parsed::<f64>(name, &accepted)?;
+        // What is no number is in no range.
+        if !(0.0..=f64::from(most)).contains(&seconds) {
+            self.complain(format!("{name}={seconds} is ignored: it must be {accepted}"));
             return None;
         }
-        Some(ctas)
+        Some(Duration::from_secs_f64(seconds))
     }
 
+    /// 0, 1 or 2.
     fn level(&self, name: &str) -> u8 {
         let accepted = "0, 1 or 2";
         let level = self.parsed::<u8>(name, accepted).unwrap_or(0);
@@ -516,6 +527,28 @@ mod tests {
         assert_eq!(settings.max_ctas, Some(8));
         assert_eq!(settings.device, "host");
         assert!(s.complaints()[0].contains("NCCL_P2P_DISABLE=true"));
+    }
+
+    #[test]
+    fn deadlines_are_numbers_that_clocks_can_count() {
+        let s = source(&[
+            ("HAWSER_INIT_TIMEOUT", "1e300"),
+            ("HAWSER_HANDSHAKE_TIMEOUT", "-1"),
+            ("HAWSER_OP_TIMEOUT", "1.5"),
+            ("HAWSER_RULES_TIMEOUT", "NaN"),
+        ]);
+        let settings = s.settings();
+        assert_eq!((settings.init_timeout.as_secs(), settings.handshake_timeout.as_secs()), (120, 5));
+        assert_eq!(settings.op_timeout, Some(Duration::from_millis(1500)));
+        assert_eq!(settings.rules_timeout.as_secs(), 10);
+        let complaints = s.complaints();
+        assert_eq!(complaints.len(), 3, "{complaints:?}");
+        assert!(
+            complaints
+                .iter()
+                .any(|text| text.contains("HAWSER_RULES_TIMEOUT=NaN") && text.contains("to 86400"))
+        );
+        assert_eq!(source(&[("HAWSER_OP_TIMEOUT", "0")]).settings().op_timeout, None);
     }
 
     #[test]

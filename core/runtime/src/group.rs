@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 
 use hawser_plan::Call;
+use hawser_plan::order;
 use hawser_plan::p2p::Message;
 
 use crate::comm::{Busy, Calls, Comm, GroupSpans, Live};
@@ -148,11 +149,12 @@ fn finish(group: Group) -> Result<()> {
         return Err(error);
     }
     run_jobs(group.jobs)?;
-    let comms = group.comms.into_iter().map(|(comm, items)| Ok((comm.live()?, comm, items)));
-    let mut comms = comms.collect::<Result<Vec<_>>>()?;
     // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream would
     // otherwise wait for each other.
-    comms.sort_by_key(|(live, _, _)| live.comm_id);
+    let mut comms = Vec::with_capacity(group.comms.len());
+    for (comm, items) in group.comms {
+        order::insert(&mut comms, (comm.live()?, comm, items), |(live, _, _)| live.comm_id);
+    }
     // Everything is planned before anything is launched: an error leaves nothing half done.
     let (mut here, mut background) = (Vec::new(), Vec::new());
     for (live, comm, items) in comms {

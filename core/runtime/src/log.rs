@@ -70,11 +70,18 @@ pub fn configure(settings: &Settings) {
     };
     LEVEL.store(level, Ordering::Relaxed);
     MASK.store(mask(settings.debug_subsys.as_deref().unwrap_or("INIT,BOOTSTRAP,ENV")), Ordering::Relaxed);
-    let file = settings.debug_file.as_deref().and_then(|path| {
+    let file = settings.debug_file.as_deref().map(|path| {
         let path = path.replace("%h", &host_name()).replace("%p", &std::process::id().to_string());
-        OpenOptions::new().create(true).append(true).open(path).ok().map(Mutex::new)
+        OpenOptions::new().create(true).append(true).open(&path).map_err(|error| format!("{path}: {error}"))
     });
+    let (file, failure) = match file.transpose() {
+        Ok(file) => (file.map(Mutex::new), None),
+        Err(why) => (None, Some(why)),
+    };
     let _ = SINK.set(file);
+    if let Some(why) = failure {
+        warn(&format!("the log goes to standard output, as NCCL_DEBUG_FILE cannot be opened: {why}"));
+    }
 }
 
 /// Remembers which device the calling thread serves, for the `[dev]` part of its lines.

@@ -31,7 +31,10 @@ inventory::collect!(BuiltIn);
 
 /// All built-in plugins of this library, in order of priority and name (link order differs between builds).
 pub fn built_in() -> Vec<&'static BuiltIn> {
-    let mut all: Vec<&BuiltIn> = inventory::iter::<BuiltIn>.into_iter().collect();
-    all.sort_unstable_by_key(|b| (b.priority, b.name));
+    let mut all: Vec<&BuiltIn> = Vec::new();
+    for one in inventory::iter::<BuiltIn> {
+        let at = all.partition_point(|other| (other.priority, other.name) <= (one.priority, one.name));
+        all.insert(at, one);
+    }
     all
 }

@@ -6,8 +6,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The best addresses first: those of other interfaces than the loopback, IPv4 before IPv6, never link-local ones.
 /// `filter` is `NCCL_SOCKET_IFNAME`: prefixes, `=` for whole names, `^` to exclude.
 pub(crate) fn own(filter: Option<&str>) -> Vec<IpAddr> {
-    let mut all = list();
-    all.retain(|(name, ip)| !is_link_local(*ip) && fits(filter, name));
     let rank = |(name, ip): &(String, IpAddr)| {
         let class = match name.as_str() {
             "lo" => 2,
@@ -16,7 +14,10 @@ pub(crate) fn own(filter: Option<&str>) -> Vec<IpAddr> {
         };
         (class, ip.is_ipv6())
     };
-    all.sort_by_key(rank);
+    let mut all = Vec::new();
+    for one in list().into_iter().filter(|(name, ip)| !is_link_local(*ip) && fits(filter, name)) {
+        all.insert(all.partition_point(|other| rank(other) <= rank(&one)), one);
+    }
     if all.iter().any(|one| rank(one).0 == 0) {
         all.retain(|one| rank(one).0 == 0);
     }

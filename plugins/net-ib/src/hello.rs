@@ -7,7 +7,9 @@
 //! | 3 | sender | proof over all before and its block, block |
 //! | 4 | listener | the same, with its own block |
 //!
-//! Proofs are keyed BLAKE3 hashes. The listener believes nothing before step 3, the sender nothing before step 2.
+//! Proofs are keyed hashes (HMAC-SHA256). The listener believes nothing before step 3, the sender nothing before step 2.
+
+use hmac_sha256::HMAC;
 
 use crate::config::Pairing;
 
@@ -19,7 +21,7 @@ pub(crate) const THIRD: usize = 32 + BLOCK;
 /// Ports that an end may bring.
 pub(crate) const MAX_PORTS: usize = 9;
 
-const MAGIC: [u8; 8] = *b"HwIB\0\0\x01\x01";
+const MAGIC: [u8; 8] = *b"HwIB\0\0\x01\x02";
 const NAME: usize = 20;
 const PORT: usize = 6 + NAME;
 
@@ -110,7 +112,7 @@ impl Talk {
 
     /// A message of `tail` with a proof over everything said; `role` keeps the steps apart.
     pub fn say(&mut self, role: u8, tail: &[u8]) -> Vec<u8> {
-        let proof = self.proof(role, tail);
+        let proof = self.proof(role, tail).finalize();
         let bytes: Vec<u8> = proof.iter().chain(tail).copied().collect();
         self.said.extend_from_slice(&bytes);
         bytes
@@ -118,13 +120,12 @@ impl Talk {
 
     /// The tail of a message, if its proof is right.
     pub fn hear<'a>(&mut self, role: u8, bytes: &'a [u8]) -> Option<&'a [u8]> {
-        let (proof, tail) = bytes.split_at_checked(32)?;
-        let wanted = self.proof(role, tail);
+        let (proof, tail) = bytes.split_first_chunk::<32>()?;
         // In constant time.
-        let differs = wanted.iter().zip(proof).fold(0, |sum, (a, b)| sum | (a ^ b));
+        let is_right = self.proof(role, tail).finalize_verify(proof);
         self.said.extend_from_slice(bytes);
-        self.heard += u32::from(differs == 0);
-        (differs == 0).then_some(tail)
+        self.heard += u32::from(is_right);
+        is_right.then_some(tail)
     }
 
     /// Messages that were proved.
@@ -132,11 +133,11 @@ impl Talk {
         self.heard
     }
 
-    fn proof(&self, role: u8, tail: &[u8]) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        hasher.update(&[role]).update(&(self.said.len() as u64).to_le_bytes());
-        hasher.update(&self.said).update(tail);
-        *hasher.finalize().as_bytes()
+    fn proof(&self, role: u8, tail: &[u8]) -> HMAC {
+        let mut proof = HMAC::new(self.secret);
+        let length = (self.said.len() as u64).to_le_bytes();
+        [&[role], &length[..], &self.said, tail].iter().for_each(|part| proof.update(part));
+        proof
     }
 }
 

@@ -187,8 +187,10 @@ impl RailCounters {
 
     pub fn read(&self) -> RailStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let mut times = lock(&self.window).times.clone();
-        times.sort_unstable();
+        let mut times = Vec::with_capacity(WINDOW);
+        for &time in &lock(&self.window).times {
+            times.insert(times.partition_point(|other| *other <= time), time);
+        }
         let latency = times.last().map(|&largest| {
             let slow = times[times.len() * 99 / 100];
             Latency { count: times.len(), median: times[times.len() / 2], slow, largest }

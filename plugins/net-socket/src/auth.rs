@@ -7,17 +7,18 @@
 //! | dialler | [`Answer`] | the dialler's proof; how far it consumed the control stream |
 //! | listener | [`Welcome`] | all its addresses, how far it consumed the control stream, a proof over that; or why not |
 //!
-//! A proof is the keyed hash (BLAKE3) of a label, the greeting, the challenge and what the message adds. No proof can be
+//! A proof is the keyed hash (HMAC-SHA256) of a label, the greeting, the challenge and what the message adds. No proof can be
 //! replayed (both ends bring random bytes) or reflected (labels differ). What follows is not encrypted.
 
 use std::net::SocketAddr;
 
 use hawser_plugin::net::MAX_VIRTUAL;
+use hmac_sha256::HMAC;
 
 use crate::handle::{ADDRESS_BYTES, read_addresses, write_addresses};
 
 const MAGIC: [u8; 8] = *b"HAWSsock";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const ADDRESSES: usize = MAX_VIRTUAL * ADDRESS_BYTES;
 
 /// Bytes of the messages.
@@ -39,10 +40,19 @@ impl Proof {
         Self { secret, hello, nonce }
     }
 
-    /// The comparison of two `blake3::Hash` takes constant time.
-    fn hash(&self, label: &[u8], extra: &[u8]) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        hasher.update(label).update(&self.hello).update(&self.nonce).update(extra).finalize()
+    fn hash(&self, label: &[u8], extra: &[u8]) -> [u8; 32] {
+        self.mac(label, extra).finalize()
+    }
+
+    /// Takes constant time.
+    fn matches(&self, label: &[u8], extra: &[u8], hash: &[u8; 32]) -> bool {
+        self.mac(label, extra).finalize_verify(hash)
+    }
+
+    fn mac(&self, label: &[u8], extra: &[u8]) -> HMAC {
+        let mut mac = HMAC::new(self.secret);
+        [label, &self.hello, &self.nonce, extra].iter().for_each(|part| mac.update(part));
+        mac
     }
 }
 
@@ -137,7 +147,7 @@ impl Challenge {
     pub fn ask(proof: &Proof) -> [u8; CHALLENGE] {
         let mut bytes = [0; CHALLENGE];
         bytes[8..40].copy_from_slice(&proof.nonce);
-        bytes[40..].copy_from_slice(proof.hash(b"challenge", &[]).as_bytes());
+        bytes[40..].copy_from_slice(&proof.hash(b"challenge", &[]));
         bytes
     }
 
@@ -153,8 +163,8 @@ impl Challenge {
             return Refusal::parse(bytes[0]).map(Challenge::Refused);
         }
         let nonce = random_part(bytes, 8);
-        let expected = Proof::new(secret, hello, nonce).hash(b"challenge", &[]);
-        (expected == random_part(bytes, 40)).then_some(Challenge::Asked { nonce })
+        let proof = Proof::new(secret, hello, nonce);
+        proof.matches(b"challenge", &[], &random_part(bytes, 40)).then_some(Challenge::Asked { nonce })
     }
 }
 
@@ -170,13 +180,13 @@ impl Answer {
         let mut bytes = [0; ANSWER];
         bytes[..8].copy_from_slice(&self.consumed.to_le_bytes());
         let hash = proof.hash(b"answer", &bytes[..8]);
-        bytes[8..].copy_from_slice(hash.as_bytes());
+        bytes[8..].copy_from_slice(&hash);
         bytes
     }
 
     /// None: it does not know the secret.
     pub fn parse(bytes: &[u8; ANSWER], proof: &Proof) -> Option<Answer> {
-        let good = proof.hash(b"answer", &bytes[..8]) == random_part(bytes, 8);
+        let good = proof.matches(b"answer", &bytes[..8], &random_part(bytes, 8));
         good.then(|| Answer { consumed: word(bytes, 0) })
     }
 }
@@ -204,14 +214,14 @@ impl Welcome {
             }
         }
         let hash = proof.hash(b"welcome", &bytes[..10 + ADDRESSES]);
-        bytes[10 + ADDRESSES..].copy_from_slice(hash.as_bytes());
+        bytes[10 + ADDRESSES..].copy_from_slice(&hash);
         bytes
     }
 
     /// None: it does not know the secret, or talks nonsense.
     pub fn parse(bytes: &[u8; WELCOME], proof: &Proof) -> Option<Welcome> {
         let body = &bytes[..10 + ADDRESSES];
-        if proof.hash(b"welcome", body) != random_part(bytes, 10 + ADDRESSES) {
+        if !proof.matches(b"welcome", body, &random_part(bytes, 10 + ADDRESSES)) {
             return None;
         }
         if body[0] != 0 {

@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hawser_plugin::net::{HANDLE_BYTES, Handle, MAX_VIRTUAL};
 
-const MAGIC: [u8; 4] = *b"HwS1";
+const MAGIC: [u8; 4] = *b"HwS2";
 const CHECKED: usize = 8;
 const ADDRESSES: usize = 48;
 
@@ -69,9 +69,8 @@ impl Place {
 }
 
 fn check_sum(bytes: &Handle) -> [u8; 4] {
-    let hash = blake3::hash(&bytes[CHECKED..]);
     let mut sum = [0; 4];
-    sum.copy_from_slice(&hash.as_bytes()[..4]);
+    sum.copy_from_slice(&hmac_sha256::Hash::hash(&bytes[CHECKED..])[..4]);
     sum
 }
 

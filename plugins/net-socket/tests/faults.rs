@@ -278,7 +278,7 @@ fn strangers_are_dropped_and_block_nobody() {
     let dial = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     let mut silent: Vec<TcpStream> = (0..20).map(|_| dial()).collect();
     let mut half = dial();
-    half.write_all(b"HAWSsock\x01\x00").unwrap();
+    half.write_all(b"HAWSsock\x02\x00").unwrap();
     let mut talkative = dial();
     let _ = talkative.write_all(&pattern(1, 100_000));
     let mut end = [0];
@@ -288,7 +288,7 @@ fn strangers_are_dropped_and_block_nobody() {
     let mut forged = dial();
     let mut hello = [0u8; 72];
     hello[..8].copy_from_slice(b"HAWSsock");
-    hello[8] = 1;
+    hello[8] = 2;
     hello[14] = 1;
     hello[16] = 1;
     hello[24..32].copy_from_slice(&handle[8..16]);

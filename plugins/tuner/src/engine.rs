@@ -65,6 +65,7 @@ pub enum Outcome<'a> {
 
 /// What was decided.
 struct Decision<'a> {
+    rule: &'a Rule,
     action: &'a Action,
     /// Place of the candidate.
     at: usize,
@@ -83,8 +84,7 @@ impl From<&TunerConfig> for Job {
 impl Engine {
     /// Picks the rules for a communicator. `files` is what logs call their source.
     pub fn new(rules: &[Rule], files: &str, job: &Job, log: Log) -> Self {
-        let mut fitting: Vec<&Rule> = rules.iter().filter(|rule| rule.when.fits_job(job).is_ok()).collect();
-        rule::in_order(&mut fitting);
+        let fitting = rule::in_order(rules.iter().filter(|rule| rule.when.fits_job(job).is_ok()));
         let source = match rules.is_empty() {
             true => "no rules".to_owned(),
             false => format!("{} of {} rules in {files}", fitting.len(), rules.len()),
@@ -142,10 +142,34 @@ impl Engine {
         &'a self,
         question: &Question,
         candidates: &[Candidate],
+        see: impl FnMut(&'a Armed, Outcome<'a>),
+    ) -> Option<Decision<'a>> {
+        self.decide_by(|_| true, question, candidates, see)
+    }
+
+    /// What the user's rules say of a candidate that something else has chosen: the first action that means it, which may name
+    /// channels and a chunk. Trials and what is learned from them run as the floor would, so that only ways are compared.
+    fn details(&self, question: &Question, chosen: &Candidate) -> Option<&Action> {
+        // The times of the others are not told.
+        let chosen = Candidate { us: chosen.us.max(0.0), ..*chosen };
+        let is_users = |rule: &Rule| !adaptive::is_learned(rule);
+        let decision = self.decide_by(is_users, question, std::slice::from_ref(&chosen), |_, _| {});
+        decision.map(|decision| decision.action)
+    }
+
+    #[inline]
+    fn decide_by<'a>(
+        &'a self,
+        counts: impl Fn(&Rule) -> bool,
+        question: &Question,
+        candidates: &[Candidate],
         mut see: impl FnMut(&'a Armed, Outcome<'a>),
     ) -> Option<Decision<'a>> {
         let mut floor = None;
-        for Entry { bytes: (first, last), at } in self.of.get(question.function as usize)? {
+        let counting = |entry: &&Entry| counts(&self.rules[entry.at].rule);
+        for Entry { bytes: (first, last), at } in
+            self.of.get(question.function as usize)?.iter().filter(counting)
+        {
             let armed = &self.rules[*at];
             if question.bytes < *first || question.bytes > *last {
                 see(armed, Outcome::Other("bytes"));
@@ -162,13 +186,7 @@ impl Engine {
                     see(armed, Outcome::Default);
                     return None;
                 }
-                let meant = |candidate: &Candidate| action.way.takes(candidate);
-                // A program's candidates begin with the protocol that its author meant.
-                let at = match action.program {
-                    Some(_) => candidates.iter().position(|c| c.us >= 0.0 && meant(c)),
-                    None => cheapest(candidates, meant),
-                };
-                let Some(at) = at else {
+                let Some(at) = meant(action, candidates) else {
                     see(armed, Outcome::Impossible(action));
                     continue;
                 };
@@ -184,7 +202,7 @@ impl Engine {
                     }
                 }
                 see(armed, Outcome::Taken(action, taken));
-                return Some(Decision { action, at });
+                return Some(Decision { rule, action, at });
             }
             if !possible {
                 see(armed, Outcome::Nothing);
@@ -229,15 +247,19 @@ impl Engine {
 impl TunerContext for Engine {
     fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
         if let Some(at) = self.tried(question, candidates) {
+            let channels = self.details(question, &candidates[at]).and_then(|action| action.channels);
             candidates[at].us = 0.0;
-            return Ok(Answer::default());
+            return Ok(Answer { channels });
         }
         let mut odd = false;
         let decision = self.decide(question, candidates, |armed, outcome| {
             let is_odd = matches!(outcome, Outcome::Nothing | Outcome::Unknown(_));
             odd |= is_odd && !armed.said.load(Ordering::Relaxed);
         });
-        let answer = decision.map(|Decision { action, at }| (at, action.channels));
+        let answer = decision.map(|Decision { rule, action, at }| match adaptive::is_learned(rule) {
+            true => (at, self.details(question, &candidates[at]).and_then(|action| action.channels)),
+            false => (at, action.channels),
+        });
         if odd {
             self.complain(question, candidates);
         }
@@ -247,10 +269,7 @@ impl TunerContext for Engine {
     }
 
     fn chunk_bytes(&self, question: &Question, chosen: &Candidate, _: u32) -> Result<Option<u64>> {
-        // The times of the others are not told, so the first action that means the chosen one counts.
-        let chosen = Candidate { us: chosen.us.max(0.0), ..*chosen };
-        let decision = self.decide(question, std::slice::from_ref(&chosen), |_, _| {});
-        Ok(decision.and_then(|decision| decision.action.chunk))
+        Ok(self.details(question, chosen).and_then(|action| action.chunk))
     }
 
     fn agreement(&self) -> Option<Agreement> {
@@ -334,6 +353,17 @@ fn resolve(action: &mut Action, programs: &[String]) {
 /// The predicted time, also of what is held back.
 fn time_of(candidate: &Candidate) -> f32 {
     if candidate.us >= HELD_US { candidate.us - HELD_US } else { candidate.us }
+}
+
+/// The place of the candidate that an action means.
+#[inline]
+fn meant(action: &Action, candidates: &[Candidate]) -> Option<usize> {
+    let is_meant = |candidate: &Candidate| action.way.takes(candidate);
+    match action.program {
+        // A program's candidates begin with the protocol that its author meant.
+        Some(_) => candidates.iter().position(|c| c.us >= 0.0 && is_meant(c)),
+        None => cheapest(candidates, is_meant),
+    }
 }
 
 /// The place of the cheapest possible candidate that is meant.

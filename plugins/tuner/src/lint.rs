@@ -5,8 +5,7 @@ use crate::schema::Problem;
 
 /// Rules that can never count, because an earlier one takes all their calls. In the order in which rules are looked at.
 pub fn lint(rules: &[Rule]) -> Vec<Problem> {
-    let mut ordered: Vec<&Rule> = rules.iter().collect();
-    rule::in_order(&mut ordered);
+    let ordered = rule::in_order(rules.iter());
     let mut problems = Vec::new();
     for (at, rule) in ordered.iter().enumerate() {
         let before = &ordered[..at];

@@ -47,8 +47,13 @@ pub struct Rule {
 }
 
 /// Puts rules into the order in which they are looked at.
-pub fn in_order(rules: &mut [&Rule]) {
-    rules.sort_by_key(|rule| std::cmp::Reverse(rule.priority)); // stable
+pub fn in_order<'r>(rules: impl Iterator<Item = &'r Rule>) -> Vec<&'r Rule> {
+    let mut ordered = Vec::new();
+    for rule in rules {
+        let at = ordered.partition_point(|other: &&Rule| other.priority >= rule.priority);
+        ordered.insert(at, rule);
+    }
+    ordered
 }
 
 /// How much slower than the cost model's own choice an action of a `never_worse` rule may look. The model is not more exact.

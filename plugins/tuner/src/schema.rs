@@ -70,12 +70,7 @@ pub fn contents(file: &str, text: &str) -> Result<Contents, Vec<Problem>> {
         reader.problem(error.span().unwrap_or(0..0), error.message().to_owned());
     }
     let contents = if errors.is_empty() { reader.document(document.get_ref()) } else { Contents::default() };
-    let mut problems = reader.problems;
-    if problems.is_empty() {
-        return Ok(contents);
-    }
-    problems.sort_by_key(|problem| (problem.place.line, problem.place.column));
-    Err(problems)
+    if reader.problems.is_empty() { Ok(contents) } else { Err(reader.problems) }
 }
 
 type Value<'i> = Spanned<DeValue<'i>>;
@@ -103,7 +98,10 @@ impl<'t> Reader<'t> {
 
     fn problem(&mut self, span: Range<usize>, text: impl Into<String>) {
         let place = self.place(span.start);
-        self.problems.push(Problem { place, text: text.into() });
+        let is_before =
+            |other: &Problem| (other.place.line, other.place.column) <= (place.line, place.column);
+        let at = self.problems.partition_point(is_before);
+        self.problems.insert(at, Problem { place, text: text.into() });
     }
 
     fn document(&mut self, table: &DeTable<'_>) -> Contents {

@@ -4,6 +4,7 @@
 mod layout;
 mod length;
 mod rust;
+mod settings;
 mod text;
 
 use std::collections::BTreeSet;
@@ -74,6 +75,7 @@ pub fn run(root: &Path) -> Result<(), String> {
 
 fn check(sources: &[Source]) -> Vec<Finding> {
     let mut findings = layout::check(sources);
+    findings.extend(settings::check(sources));
     for source in sources {
         findings.extend(length::check(source));
         findings.extend(text::check(source));

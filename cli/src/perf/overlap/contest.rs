@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 
 use super::super::collective::Test;
 use super::duel::{Document, Figures};
@@ -68,8 +68,11 @@ pub fn run(options: &Options) -> Result<()> {
     for score in scores.iter_mut().filter(|score| score.contender.is_other) {
         count_ctas(options, score, folder.path());
     }
-    let (device, gemm) =
-        about.ok_or_else(|| anyhow!("no contender came to an end; the reasons are above"))?;
+    let Some((device, gemm)) = about else {
+        let reason = |score: &Score| Some(format!("{}: {}", score.contender.name, score.failure.as_ref()?));
+        let reasons: Vec<String> = scores.iter().filter_map(reason).collect();
+        bail!("no contender came to an end: {}", reasons.join("; "));
+    };
     report::write(options, &scores, &report::About { device, gemm })?;
     let failed: Vec<&str> =
         scores.iter().filter(|score| score.failure.is_some()).map(|score| score.contender.name).collect();

@@ -82,9 +82,7 @@ pub fn collnet_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
         return RankProgram::single(steps);
     }
     steps.extend(place.peers().map(|peer| send(input(peer % place.local), vec![peer])));
-    let mut from: Vec<u32> = place.peers().collect();
-    from.sort_unstable();
-    steps.push(recv_reduce_send(from, input(own), place.inside, vec![network]));
+    steps.push(recv_reduce_send(place.in_order(), input(own), place.inside, vec![network]));
     steps.push(recv_copy_finish(network, own, place.peers().collect()));
     steps.extend(place.peers().map(|peer| recv(peer, output(peer % place.local))));
     RankProgram::single(steps)
@@ -150,12 +148,16 @@ impl Place {
         (1..local).map(move |d| first + (inside + d) % local)
     }
 
+    /// The other ranks of the host in ascending order.
+    fn in_order(&self) -> Vec<u32> {
+        let first = self.host * self.local;
+        (first..first + self.local).filter(|peer| *peer != first + self.inside).collect()
+    }
+
     /// Folds the host's contributions to an own chunk, in rank order.
     fn reduce_inside(&self, round: u32) -> Option<Step> {
         let own = self.chunk(round, self.inside);
-        let mut from: Vec<u32> = self.peers().collect();
-        from.sort_unstable();
-        (self.local > 1).then(|| recv_reduce_copy(from, input(own), self.inside, output(own)))
+        (self.local > 1).then(|| recv_reduce_copy(self.in_order(), input(own), self.inside, output(own)))
     }
 
     /// All-reduce of the own chunks among the ranks with the same place in all hosts.

@@ -14,7 +14,7 @@
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
 
-use super::{BLOCKS, ExchangeArgs, ExchangePlan, FOLD, RANKS, THREADS, rounds};
+use super::{BLOCKS, ExchangeArgs, ExchangePlan, FOLD, Flow, RANKS, THREADS, rounds};
 use crate::call::{Call, Collective};
 use crate::device_plan::{DeviceOp, KernelKey};
 use crate::knobs::{Knobs, Protocol};
@@ -48,20 +48,8 @@ pub struct BundleOp {
     pub part: u32,
     /// Bytes of all parts with [`CUT`].
     pub total: u32,
-    /// As [`ExchangeArgs::form`].
-    pub form: u8,
-    /// As [`ExchangeArgs::scalar_is_address`].
-    pub scalar_is_address: u8,
-    /// As [`ExchangeArgs::send1`].
-    pub send1: u8,
-    /// As [`ExchangeArgs::recv1`].
-    pub recv1: u8,
-    /// As [`ExchangeArgs::keep`].
-    pub keep: u8,
-    /// As [`ExchangeArgs::send2`].
-    pub send2: u8,
-    /// As [`ExchangeArgs::recv2`].
-    pub recv2: u8,
+    /// As [`ExchangeArgs::flow`].
+    pub flow: Flow,
     /// By rank: whether [`ExchangeArgs::dst`] is a place in the output.
     pub has_dst: u8,
     /// [`SPREAD_SRC`], [`SPREAD_DST`], [`CUT`].
@@ -112,6 +100,8 @@ pub struct Gathering {
     kernel: Option<KernelKey>,
     /// Sizes of the elements of those that only move, or-ed: powers of two.
     moved: u64,
+    /// Bytes of the longest part of all.
+    most: u64,
 }
 
 impl Gathering {
@@ -120,7 +110,7 @@ impl Gathering {
         if !knobs.fuse || self.calls == OPS || !is_small(plan) {
             return false;
         }
-        let mut next = Self { calls: self.calls + 1, ..*self };
+        let mut next = Self { calls: self.calls + 1, most: self.most.max(plan.args.most), ..*self };
         match (plan.only_moves(), self.kernel) {
             (true, _) => next.moved |= plan.element,
             (false, Some(kernel)) if kernel != plan.kernel => return false,
@@ -128,7 +118,8 @@ impl Gathering {
         }
         // Kernels read pieces of elements: what they move must be made of whole ones.
         let fits = |kernel: KernelKey| next.moved & (kernel.dtype.size() as u64 - 1) == 0;
-        if !next.kernel.is_none_or(fits) {
+        let is_one_round = needed(next.most, THREADS) <= limit(next.kernel.is_some(), knobs);
+        if !next.kernel.is_none_or(fits) || !is_one_round {
             return false;
         }
         *self = next;
@@ -143,18 +134,24 @@ fn is_small(plan: &ExchangePlan) -> bool {
         && rounds(Protocol::SymLl, plan.args.most, plan.blocks, plan.threads, 0) == 1
 }
 
+/// Most blocks of a launch. What reduces beside copy engines keeps few multiprocessors, together with others too.
+fn limit(reduces: bool, knobs: &Knobs) -> u32 {
+    let most = knobs.most_ctas(if reduces { Collective::AllReduce } else { Collective::AllGather });
+    most.clamp(1, MOST_BLOCKS as u32)
+}
+
+/// Blocks that an operation with parts of `most` bytes needs to go through once.
+fn needed(most: u64, threads: u32) -> u32 {
+    (most.div_ceil(8 * u64::from(threads)) as u32).max(1)
+}
+
 /// The blocks of an operation: [first, end).
 pub type Place = Range<u32>;
 
 /// The blocks of each operation, and the threads of all. All ranks answer alike.
 pub fn places(plans: &[&ExchangePlan], knobs: &Knobs) -> (Vec<Place>, u32) {
-    // What reduces beside copy engines keeps few multiprocessors, together too.
-    let reduces = plans.iter().any(|plan| !plan.only_moves());
-    let most = knobs.most_ctas(if reduces { Collective::AllReduce } else { Collective::AllGather });
-    let limit = (MOST_BLOCKS as u32).min(most.max(1));
-    let blocks =
-        |plan: &ExchangePlan, threads: u32| (plan.args.most.div_ceil(8 * u64::from(threads)) as u32).max(1);
-    let all = |threads| plans.iter().map(|plan| blocks(plan, threads)).sum::<u32>();
+    let limit = limit(plans.iter().any(|plan| !plan.only_moves()), knobs);
+    let all = |threads| plans.iter().map(|plan| needed(plan.args.most, threads)).sum::<u32>();
     let mut threads = plans.iter().map(|plan| plan.threads).max().unwrap_or(THREADS);
     // Where not everything has blocks of its own, more threads let more run side by side.
     if all(threads) > limit && all(THREADS) < all(threads) {
@@ -162,7 +159,7 @@ pub fn places(plans: &[&ExchangePlan], knobs: &Knobs) -> (Vec<Place>, u32) {
     }
     let mut end = 0;
     let place = |plan: &&ExchangePlan| {
-        let needed = blocks(plan, threads);
+        let needed = needed(plan.args.most, threads);
         let first = if end + needed > limit { 0 } else { end };
         end = first + needed;
         first..end
@@ -187,7 +184,7 @@ impl Member {
     /// Of a call.
     pub fn new(plan: &ExchangePlan, call: &Call, stream: u64) -> Self {
         let [input, output] = plan.used;
-        let scalar = if plan.args.scalar_is_address == 1 { (plan.args.scalar, 8) } else { (0, 0) };
+        let scalar = if plan.args.flow.scalar_is_address == 1 { (plan.args.scalar, 8) } else { (0, 0) };
         let is_whole = (call.input | call.output).is_multiple_of(plan.element);
         let (reads, writes) = ([(call.input, input), scalar], (call.output, output));
         Self { stream, reads, writes, is_odd: plan.only_moves() && !is_whole }
@@ -266,7 +263,7 @@ impl BundleLaunch {
 impl ExchangePlan {
     /// Whether no value is combined, so that any kernel can do it.
     fn only_moves(&self) -> bool {
-        self.kernel.op == DeviceOp::Copy && self.args.form & FOLD == 0
+        self.kernel.op == DeviceOp::Copy && self.args.flow.form & FOLD == 0
     }
 
     /// The same in few numbers. `bound`: the arguments for the buffers of `call`.
@@ -278,13 +275,7 @@ impl ExchangePlan {
             op_number: bound.op_number,
             part: self.shape.part as u32,
             total: self.shape.total as u32,
-            form: bound.form,
-            scalar_is_address: bound.scalar_is_address,
-            send1: bound.send1,
-            recv1: bound.recv1,
-            keep: bound.keep,
-            send2: bound.send2,
-            recv2: bound.recv2,
+            flow: bound.flow,
             has_dst: self.has_dst,
             shape: self.shape.flags,
             skipped: self.shape.skipped,

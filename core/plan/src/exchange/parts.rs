@@ -1,15 +1,17 @@
 //! Which bytes go where in the exchanges of a program.
 
 use super::bundle::{CUT, NO_RANK, SPREAD_DST, SPREAD_SRC};
-use super::{ExchangeArgs, FOLD, OWN, SAME, SECOND};
+use super::{ExchangeArgs, FOLD, Flow, OWN, SAME, SECOND};
 use crate::call::Collective;
 use crate::knobs::Algorithm;
 use crate::lower::PACK_BYTES;
 
 /// Fills in what goes where.
 pub(super) struct Parts {
-    /// Masks, offsets and lengths.
+    /// Offsets and lengths.
     pub args: ExchangeArgs,
+    /// Masks.
+    pub flow: Flow,
     /// By rank: whether `dst` is a place in the output.
     pub has_dst: u8,
     /// The same in few numbers.
@@ -42,7 +44,8 @@ impl Parts {
         let all_p = everyone & !(1 << rank);
         let shape = Shape { part: 0, total: 0, flags: 0, skipped: NO_RANK };
         let (rank, ranks) = (rank as usize, ranks as usize);
-        Self { args, has_dst: 0, shape, rank, ranks, all_k: everyone & !1, all_p }
+        let flow = Flow::default();
+        Self { args, flow, has_dst: 0, shape, rank, ranks, all_k: everyone & !1, all_p }
     }
 
     /// Everything for a collective whose blocks have `bytes` bytes.
@@ -69,17 +72,17 @@ impl Parts {
     fn all_reduce(&mut self, bytes: u64) {
         self.equal_parts(bytes);
         self.keep_at(self.rank, 0);
-        (self.args.form, self.args.send1, self.args.recv1) = (FOLD | OWN | SAME, self.all_k, self.all_p);
+        (self.flow.form, self.flow.send1, self.flow.recv1) = (FOLD | OWN | SAME, self.all_k, self.all_p);
     }
 
     fn broadcast(&mut self, root: usize, bytes: u64) {
         self.equal_parts(bytes);
-        self.args.form = SAME;
+        self.flow.form = SAME;
         self.keep_at(root, 0);
         if self.rank == root {
-            (self.args.send1, self.args.keep) = (self.all_k, 1 << root);
+            (self.flow.send1, self.flow.keep) = (self.all_k, 1 << root);
         } else {
-            self.args.recv1 = 1 << root;
+            self.flow.recv1 = 1 << root;
         }
     }
 
@@ -87,41 +90,41 @@ impl Parts {
         self.equal_parts(bytes);
         if self.rank == root {
             self.keep_at(root, 0);
-            (self.args.form, self.args.recv1) = (FOLD | OWN, self.all_p);
+            (self.flow.form, self.flow.recv1) = (FOLD | OWN, self.all_p);
         } else {
-            self.args.send1 = 1 << self.k_of(root);
+            self.flow.send1 = 1 << self.k_of(root);
         }
     }
 
     fn all_gather(&mut self, bytes: u64) {
         self.equal_parts(bytes);
         self.keep_blocks(bytes);
-        (self.args.form, self.args.send1, self.args.recv1) = (SAME, self.all_k, self.all_p);
-        self.args.keep = 1 << self.rank;
+        (self.flow.form, self.flow.send1, self.flow.recv1) = (SAME, self.all_k, self.all_p);
+        self.flow.keep = 1 << self.rank;
     }
 
     fn reduce_scatter(&mut self, bytes: u64) {
         self.equal_parts(bytes);
         self.send_blocks(bytes);
         self.keep_at(self.rank, 0);
-        (self.args.form, self.args.send1, self.args.recv1) = (FOLD | OWN, self.all_k, self.all_p);
+        (self.flow.form, self.flow.send1, self.flow.recv1) = (FOLD | OWN, self.all_k, self.all_p);
     }
 
     fn all_to_all(&mut self, bytes: u64) {
         self.equal_parts(bytes);
         self.send_blocks(bytes);
         self.keep_blocks(bytes);
-        (self.args.send1, self.args.recv1) = (self.all_k, self.all_p);
-        self.args.keep = 1 << self.rank;
+        (self.flow.send1, self.flow.recv1) = (self.all_k, self.all_p);
+        self.flow.keep = 1 << self.rank;
     }
 
     fn gather(&mut self, root: usize, bytes: u64) {
         self.equal_parts(bytes);
         if self.rank == root {
             self.keep_blocks(bytes);
-            (self.args.recv1, self.args.keep) = (self.all_p, 1 << root);
+            (self.flow.recv1, self.flow.keep) = (self.all_p, 1 << root);
         } else {
-            self.args.send1 = 1 << self.k_of(root);
+            self.flow.send1 = 1 << self.k_of(root);
         }
     }
 
@@ -130,9 +133,9 @@ impl Parts {
         self.keep_at(root, 0);
         if self.rank == root {
             self.send_blocks(bytes);
-            (self.args.send1, self.args.keep) = (self.all_k, 1 << root);
+            (self.flow.send1, self.flow.keep) = (self.all_k, 1 << root);
         } else {
-            self.args.recv1 = 1 << root;
+            self.flow.recv1 = 1 << root;
         }
     }
 
@@ -141,9 +144,9 @@ impl Parts {
         let owners: Vec<usize> = (0..self.ranks).collect();
         self.shards(&owners, bytes);
         owners.iter().for_each(|&p| self.has_dst |= 1 << p);
-        self.args.form = FOLD | OWN | SECOND;
-        (self.args.send1, self.args.send2) = (self.all_k, self.all_k);
-        (self.args.recv1, self.args.recv2) = (self.all_p, self.all_p);
+        self.flow.form = FOLD | OWN | SECOND;
+        (self.flow.send1, self.flow.send2) = (self.all_k, self.all_k);
+        (self.flow.recv1, self.flow.recv2) = (self.all_p, self.all_p);
     }
 
     /// The root sends every other rank a shard, which that one passes on to all but the root.
@@ -151,31 +154,31 @@ impl Parts {
         let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
         self.shards(&owners, bytes);
         owners.iter().for_each(|&p| self.has_dst |= 1 << p);
-        self.args.form = FOLD | SECOND;
+        self.flow.form = FOLD | SECOND;
         if self.rank == root {
-            (self.args.send1, self.args.keep) = (self.all_k, self.all_p);
+            (self.flow.send1, self.flow.keep) = (self.all_k, self.all_p);
             return;
         }
-        self.args.recv1 = 1 << root;
-        self.args.send2 = self.all_k & !(1 << self.k_of(root));
-        self.args.recv2 = self.all_p & !(1 << root);
+        self.flow.recv1 = 1 << root;
+        self.flow.send2 = self.all_k & !(1 << self.k_of(root));
+        self.flow.recv2 = self.all_p & !(1 << root);
     }
 
     /// Every rank but the root reduces a shard and sends it to the root.
     fn reduce_in_shards(&mut self, root: usize, bytes: u64) {
         let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
         self.shards(&owners, bytes);
-        self.args.form = FOLD | SECOND;
-        self.args.send1 = self.all_k;
+        self.flow.form = FOLD | SECOND;
+        self.flow.send1 = self.all_k;
         if self.rank == root {
             owners.iter().for_each(|&p| self.has_dst |= 1 << p);
-            self.args.recv2 = self.all_p;
+            self.flow.recv2 = self.all_p;
             return;
         }
         let root_k = 1 << self.k_of(root);
-        self.args.form |= OWN;
-        (self.args.send1, self.args.send2) = (self.all_k & !root_k, root_k);
-        self.args.recv1 = self.all_p;
+        self.flow.form |= OWN;
+        (self.flow.send1, self.flow.send2) = (self.all_k & !root_k, root_k);
+        self.flow.recv1 = self.all_p;
     }
 
     /// Every rank has a part of `bytes` bytes; what is sent lies at the start of the input.

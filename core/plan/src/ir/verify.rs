@@ -21,7 +21,7 @@ mod schedule;
 mod values;
 
 pub use fault::{At, Fault};
-pub(crate) use values::expected;
+pub(crate) use values::{add_up, expected};
 
 use super::Program;
 

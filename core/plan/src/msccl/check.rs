@@ -6,6 +6,7 @@ use super::fault::{Class, ImportError, Result};
 use super::xml::{Algo, Block, Gpu, Kind, Step};
 use crate::call::Collective;
 use crate::ir::Buf;
+use crate::order;
 
 /// Most blocks of a rank: a launch has no more.
 pub(super) const MOST_BLOCKS: usize = crate::device_plan::MAX_BLOCKS;
@@ -18,8 +19,8 @@ const MOST_ORDERS: u64 = 1 << 28;
 
 /// Sorts ranks and blocks by their numbers, then checks everything that needs no execution.
 pub(super) fn check(algo: &mut Algo) -> Result<()> {
-    algo.gpus.sort_by_key(|gpu| gpu.id);
-    algo.gpus.iter_mut().for_each(|gpu| gpu.blocks.sort_by_key(|block| block.id));
+    algo.gpus = in_order(&mut algo.gpus, |gpu| gpu.id);
+    algo.gpus.iter_mut().for_each(|gpu| gpu.blocks = in_order(&mut gpu.blocks, |block| block.id));
     let algo = &*algo;
     shape(algo)?;
     size(algo)?;
@@ -252,9 +253,21 @@ fn connections(algo: &Algo) -> Result<()> {
             }
         }
     }
-    let mut ends: Vec<_> = ends.into_iter().collect();
-    ends.sort_unstable_by_key(|(key, _)| *key);
-    ends.iter().try_for_each(|&((from, to, chan), sides)| connection(from, to, chan, sides))
+    let ends: Vec<_> = ends.into_iter().collect();
+    let key =
+        |from: u32, to: u32, chan: u32| u128::from(from) << 64 | u128::from(to) << 32 | u128::from(chan);
+    let order = order::ascending(ends.iter().map(|((from, to, chan), _)| key(*from, *to, *chan)));
+    order
+        .into_iter()
+        .map(|at| ends[at])
+        .try_for_each(|((from, to, chan), sides)| connection(from, to, chan, sides))
+}
+
+/// The items in the order of their numbers.
+fn in_order<T>(items: &mut Vec<T>, number: impl Fn(&T) -> u32) -> Vec<T> {
+    let order = order::ascending(items.iter().map(|item| number(item).into()));
+    let mut items: Vec<Option<T>> = items.drain(..).map(Some).collect();
+    order.into_iter().filter_map(|at| items[at].take()).collect()
 }
 
 fn connection(from: u32, to: u32, chan: u32, [sender, receiver]: [Option<&Block>; 2]) -> Result<()> {

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use super::check::chunks;
 use super::xml::{Algo, Pos};
 use crate::call::Collective;
+use crate::ir::verify::add_up;
 use crate::ir::{Buf, Ref};
 
 /// A symbolic value.
@@ -22,14 +23,7 @@ impl Value {
     /// The combination of two values by the step at `pos`.
     pub fn with(&self, other: &Self, pos: Pos) -> Self {
         let mut parts = [self.parts.as_slice(), other.parts.as_slice()].concat();
-        parts.sort_unstable();
-        parts.dedup_by(|later, kept| {
-            let same = (later.0, later.1) == (kept.0, kept.1);
-            if same {
-                kept.2 += later.2;
-            }
-            same
-        });
+        add_up(&mut parts);
         let twice = parts.iter().any(|part| part.2 > 1) || parts.iter().any(|part| part.1 != parts[0].1);
         let blame = self.blame.or(other.blame).or(twice.then_some(pos));
         Self { parts, blame, hops: self.hops.max(other.hops) }

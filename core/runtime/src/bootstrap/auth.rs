@@ -1,7 +1,7 @@
 //! Proof of the shared secret, before a byte of a connection is believed.
 //!
 //! The connector sends a greeting (magic, version, role, its rank, the rank it wants to reach, 32 random bytes). The
-//! acceptor answers with 32 random bytes and its proof: the keyed hash (BLAKE3) of a label, the greeting and its own
+//! acceptor answers with 32 random bytes and its proof: the keyed hash (HMAC-SHA256) of a label, the greeting and its own
 //! random bytes. The connector checks it and sends its proof, made with another label. Neither proof can be replayed
 //! or reflected. The acceptor welcomes it with one more byte: without that, a connector whose proof is late (the network
 //! was away for a while) would send on a connection that the acceptor has given up. What follows is not encrypted.
@@ -14,6 +14,7 @@ use super::socket::{self, Address, Input, Refusal, Stream, random};
 use super::wire::{Fields, malformed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
+use hmac_sha256::HMAC;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -26,7 +27,7 @@ pub(super) type Secret = [u8; 32];
 pub(super) const ROOT: u32 = u32::MAX;
 
 const MAGIC: [u8; 8] = *b"HAWSboot";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const GREETING: usize = 50;
 const ANSWER: usize = 8 + 32 + 32;
 const PROOF: usize = 32;
@@ -99,14 +100,14 @@ pub(super) struct Key([u8; 32]);
 impl Key {
     /// Keys of different purposes tell nothing about each other or the secret.
     pub fn derive(secret: &Secret, purpose: &str) -> Key {
-        Key(*blake3::keyed_hash(secret, format!("hawser {purpose}").as_bytes()).as_bytes())
+        Key(HMAC::mac(format!("hawser {purpose}"), secret))
     }
 
-    /// The comparison of two `blake3::Hash` takes constant time.
-    fn proof(&self, label: &[u8], greeting: &[u8; GREETING], nonce: &[u8]) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
-        hasher.update(label).update(greeting).update(nonce);
-        hasher.finalize()
+    /// To be sent, or compared by [`matches()`].
+    fn proof(&self, label: &[u8], greeting: &[u8; GREETING], nonce: &[u8]) -> HMAC {
+        let mut proof = HMAC::new(self.0);
+        [label, greeting, nonce].iter().for_each(|part| proof.update(part));
+        proof
     }
 }
 
@@ -207,12 +208,13 @@ fn introduce(
             format!("{}: the listener there belongs to another communicator (wrong secret)", describe());
         return Err(Error::invalid_usage(text).remedy("check that all ranks got the same, fresh unique id"));
     }
-    stream.write_all(key.proof(CONNECTOR, &greeting, nonce).as_bytes(), false, wait, &waiting)?;
+    stream.write_all(&key.proof(CONNECTOR, &greeting, nonce).finalize(), false, wait, &waiting)?;
     stream.read_exact(&mut [0; WELCOME.len()], wait, &waiting)
 }
 
-fn matches(expected: &blake3::Hash, proof: &[u8]) -> bool {
-    <[u8; PROOF]>::try_from(proof).is_ok_and(|proof| *expected == blake3::Hash::from(proof))
+/// Takes constant time.
+fn matches(expected: &HMAC, proof: &[u8]) -> bool {
+    <&[u8; PROOF]>::try_from(proof).is_ok_and(|proof| expected.clone().finalize_verify(proof))
 }
 
 /// A listener and the handshakes in progress on it.
@@ -245,7 +247,7 @@ struct Pending {
 
 struct Expected {
     who: Greeting,
-    hash: blake3::Hash,
+    proof: HMAC,
     bytes: [u8; PROOF],
     have: usize,
 }
@@ -361,7 +363,7 @@ impl Pending {
                     Err(error) => return Step::Drop(error.into_text()),
                 },
                 Some(expected) if expected.have == PROOF => {
-                    if !matches(&expected.hash, &expected.bytes) {
+                    if !matches(&expected.proof, &expected.bytes) {
                         return Step::Drop("wrong proof (other unique id?)".into());
                     }
                     return match self.stream.write_some(&WELCOME, false) {
@@ -384,14 +386,14 @@ impl Pending {
         let mut answer = [0; ANSWER];
         answer[..8].copy_from_slice(&MAGIC);
         answer[8..40].copy_from_slice(&nonce);
-        answer[40..].copy_from_slice(key.proof(ACCEPTOR, &self.greeting, &nonce).as_bytes());
+        answer[40..].copy_from_slice(&key.proof(ACCEPTOR, &self.greeting, &nonce).finalize());
         match self.stream.write_some(&answer, false) {
             Ok(ANSWER) => {}
             Ok(_) => return Err(malformed("it takes no bytes")),
             Err(errno) => return Err(Error::system("answering", errno)),
         }
-        let hash = key.proof(CONNECTOR, &self.greeting, &nonce);
-        Ok(Expected { who, hash, bytes: [0; PROOF], have: 0 })
+        let proof = key.proof(CONNECTOR, &self.greeting, &nonce);
+        Ok(Expected { who, proof, bytes: [0; PROOF], have: 0 })
     }
 }
 
@@ -409,7 +411,8 @@ mod tests {
         assert_eq!(Greeting::parse(&greeting).unwrap(), who);
         let key = Key::derive(&[1; 32], "peer");
         let proof = key.proof(ACCEPTOR, &greeting, &[9; 32]);
-        assert!(matches(&proof, proof.as_bytes()));
+        let sent = proof.clone().finalize();
+        assert!(matches(&proof, &sent) && !matches(&proof, &sent[1..]));
         let other_rank = Greeting { rank: 8, ..who }.encode(&[5; 32]);
         let others = [
             key.proof(CONNECTOR, &greeting, &[9; 32]),
@@ -418,7 +421,7 @@ mod tests {
             Key::derive(&[1; 32], "root").proof(ACCEPTOR, &greeting, &[9; 32]),
             Key::derive(&[2; 32], "peer").proof(ACCEPTOR, &greeting, &[9; 32]),
         ];
-        assert!(others.iter().all(|other| !matches(other, proof.as_bytes())));
+        assert!(others.iter().all(|other| !matches(other, &sent)));
     }
 
     /// The network is away when the proof is on its way, for longer than the acceptor waits.

@@ -17,11 +17,12 @@ use super::auth::Secret;
 use super::wire::Fields;
 use super::{Settings, interface, root, socket};
 use crate::error::{Error, Result};
+use hmac_sha256::{HMAC, Hash};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 const MAGIC: [u8; 8] = *b"HAWSERid";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const SUM_AT: usize = 112;
 
 /// An id of a communicator to be, as `ncclUniqueId` carries it.
@@ -131,7 +132,7 @@ impl fmt::Debug for UniqueId {
 
 fn checksum(bytes: &[u8; UniqueId::LEN]) -> [u8; UniqueId::LEN - SUM_AT] {
     let mut sum = [0; UniqueId::LEN - SUM_AT];
-    sum.copy_from_slice(&blake3::hash(&bytes[..SUM_AT]).as_bytes()[..UniqueId::LEN - SUM_AT]);
+    sum.copy_from_slice(&Hash::hash(&bytes[..SUM_AT])[..UniqueId::LEN - SUM_AT]);
     sum
 }
 
@@ -148,9 +149,9 @@ fn from_comm_id(comm_id: &str, family: Option<u8>) -> Result<UniqueId> {
         return Err(refuse("port 0".into()));
     }
     let place = address.to_string();
-    let secret = blake3::derive_key("hawser bootstrap NCCL_COMM_ID secret", place.as_bytes());
+    let secret = HMAC::mac(&place, "hawser bootstrap NCCL_COMM_ID secret");
     let mut nonce = [0; 16];
-    nonce.copy_from_slice(&blake3::hash(place.as_bytes()).as_bytes()[..16]);
+    nonce.copy_from_slice(&Hash::hash(place.as_bytes())[..16]);
     Ok(UniqueId { address: SocketAddr::new(address.ip(), address.port()), fixed: true, secret, nonce })
 }
 

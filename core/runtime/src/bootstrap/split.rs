@@ -55,16 +55,18 @@ impl Bootstrap {
         if members.is_empty() {
             return Ok(None);
         }
-        let mut sorted = members.to_vec();
-        sorted.sort_unstable();
         let refuse = |what: String| Error::invalid_argument(format!("rank {}: split: {what}", self.rank));
-        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(refuse(format!("rank {} is listed twice", pair[0])));
+        let mut listed = vec![false; self.nranks as usize];
+        for member in members {
+            match listed.get_mut(*member as usize) {
+                Some(true) => return Err(refuse(format!("rank {member} is listed twice"))),
+                Some(is_listed) => *is_listed = true,
+                None => {
+                    return Err(refuse(format!("rank {member} does not exist, there are {}", self.nranks)));
+                }
+            }
         }
-        if let Some(last) = sorted.last().filter(|last| **last >= self.nranks) {
-            return Err(refuse(format!("rank {last} does not exist, there are {}", self.nranks)));
-        }
-        if sorted.binary_search(&self.rank).is_err() {
+        if !members.contains(&self.rank) {
             return Err(refuse("the calling rank is not among the members".into()));
         }
         let settings = Settings { comm_id: None, ..self.settings.clone() };
@@ -103,11 +105,10 @@ fn disagreement(rank: u32, what: &str) -> Error {
 
 fn members_digest(members: &[u32]) -> [u8; 32] {
     let bytes: Vec<u8> = members.iter().flat_map(|member| member.to_le_bytes()).collect();
-    *blake3::hash(&bytes).as_bytes()
+    hmac_sha256::Hash::hash(&bytes)
 }
 
 fn child_secret(parent: &Secret, count: u32, digest: &[u8; 32]) -> Secret {
-    let mut hasher = blake3::Hasher::new_keyed(parent);
-    hasher.update(b"hawser split").update(&count.to_le_bytes()).update(digest);
-    *hasher.finalize().as_bytes()
+    let said = [&b"hawser split"[..], &count.to_le_bytes(), digest].concat();
+    hmac_sha256::HMAC::mac(said, parent)
 }

@@ -65,9 +65,9 @@ impl Windows {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         let blocks = [call.collective.input_blocks(ranks), call.collective.output_blocks(ranks)];
         [call.input, call.output].iter().zip(blocks).all(|(&addr, blocks)| {
-            let end = addr + call.block_bytes() * u64::from(blocks);
+            let end = addr.saturating_add(call.block_bytes() * u64::from(blocks));
             // A rank without a buffer has nothing to register.
-            addr == 0 || list.iter().any(|(base, bytes)| *base <= addr && end <= base + bytes)
+            addr == 0 || list.iter().any(|(base, bytes)| *base <= addr && end - base <= *bytes)
         })
     }
 }
@@ -131,5 +131,7 @@ mod tests {
         windows.remove(1000, 40);
         assert!(!windows.hold(&call(1000, 2000), 4));
         assert!(windows.hold(&call(0, 2000), 4), "no input here");
+        windows.add(3000, u64::MAX);
+        assert!(windows.hold(&call(4000, u64::MAX - 10), 4), "a window as long as addresses");
     }
 }

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use hawser_plan::Knobs;
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::imported::{self, Handle};
+use hawser_plan::order;
 
 use crate::env::Settings;
 use crate::error::{Error, Result};
@@ -235,9 +236,12 @@ fn listed(folder: &Path) -> Vec<PathBuf> {
             return Vec::new();
         }
     };
-    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    paths.retain(|path| path.extension().is_some_and(|e| e == "xml" || e == "plan"));
-    paths.sort_unstable();
+    let mut paths = Vec::new();
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        if path.extension().is_some_and(|e| e == "xml" || e == "plan") {
+            order::insert(&mut paths, path, PathBuf::clone);
+        }
+    }
     paths
 }
 

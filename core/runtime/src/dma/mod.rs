@@ -337,8 +337,11 @@ fn peers(plan: &LaunchPlan, steps: &[Step]) -> Vec<u32> {
     let used = blocks.flat_map(|b| steps.iter().skip(b.first_step.into()).take(b.n_steps.into()));
     let of_step =
         |s: &Step| [s.recv[..s.n_recv.into()].to_vec(), s.send[..s.n_send.into()].to_vec()].concat();
-    let mut peers: Vec<u32> = used.flat_map(of_step).map(u32::from).collect();
-    peers.sort_unstable();
-    peers.dedup();
+    let mut peers = Vec::new();
+    for peer in used.flat_map(of_step).map(u32::from) {
+        if let Err(at) = peers.binary_search(&peer) {
+            peers.insert(at, peer);
+        }
+    }
     peers
 }

@@ -38,6 +38,12 @@ impl Source {
         self.demanded("NCCL_SM_FREE_VERBOSE", "0, 1 or 2", level).unwrap_or(0)
     }
 
+    /// Most CTAs of what reduces beside copy engines.
+    pub(super) fn reducing_ctas(&self) -> Option<u32> {
+        let most = |text: &str| text.parse().ok().filter(|ctas| (1..=64).contains(ctas));
+        self.demanded("HAWSER_SM_FREE_CTAS", "a number from 1 to 64", most)
+    }
+
     /// `NCCL_CTA_POLICY`: a number or names joined with `|`.
     pub(super) fn no_ctas(&self) -> Option<bool> {
         self.demanded("NCCL_CTA_POLICY", "DEFAULT, EFFICIENCY and ZERO joined with |, or 0 to 3", |text| {
@@ -116,6 +122,7 @@ mod tests {
             ("NCCL_CUMEM_MONITOR", "on"),
             ("NCCL_CUMEM_MONITOR_INTERVAL", "500ms"),
             ("NCCL_SM_FREE_VERBOSE", "2"),
+            ("HAWSER_SM_FREE_CTAS", "16"),
             ("NCCL_ZERO_COPY", "auto"),
             ("NCCL_DMA_ENABLE", "0"),
             ("NCCL_DIRECT_PATH", "0"),
@@ -135,6 +142,7 @@ mod tests {
         };
         assert_eq!(settings.pool, policy);
         assert_eq!((settings.sm_free_verbose, settings.dma_enable), (2, false));
+        assert_eq!(settings.reducing_ctas, Some(16));
         assert_eq!((settings.zero_copy, settings.direct_path), (None, Some(false)));
         let empty = source(&[]).settings();
         assert_eq!((empty.pool, empty.dma_enable, empty.direct_path), (Policy::default(), true, None));
@@ -147,6 +155,7 @@ mod tests {
         let wrong = [
             ("NCCL_CUMEM_POOL_SIZE", "2 gallons", "512MB"),
             ("NCCL_CUMEM_PREALLOC", "perhaps", "0, 1 or auto"),
+            ("HAWSER_SM_FREE_CTAS", "65", "1 to 64"),
             ("NCCL_CUMEM_GROWTH_FACTOR", "0.5", "1.0 to 8.0"),
             ("NCCL_CUMEM_GROWTH_FACTOR", "NaN", "1.0 to 8.0"),
             ("NCCL_CUMEM_MAX_SIZE", "-1", "512MB"),

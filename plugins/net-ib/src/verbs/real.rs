@@ -43,13 +43,16 @@ impl Verbs for Machine {
         if opened.is_empty() {
             return Err("there is no InfiniBand or RoCE device that can be opened".into());
         }
-        let mut opened: Vec<Arc<dyn Device>> =
-            opened.into_iter().map(|device| Arc::new(device) as Arc<dyn Device>).collect();
         // By PCI address, as NCCL does: equal on hosts of one kind.
-        if crate::config::is_pci_order() {
-            opened.sort_by_key(|device| (device.info().pci_path.clone(), device.info().name.clone()));
+        let is_ordered = crate::config::is_pci_order();
+        let mut devices: Vec<Arc<dyn Device>> = Vec::with_capacity(opened.len());
+        for device in opened {
+            let key = |device: &dyn Device| (device.info().pci_path.clone(), device.info().name.clone());
+            let own = key(&device);
+            let at = devices.partition_point(|other| !is_ordered || key(other.as_ref()) <= own);
+            devices.insert(at, Arc::new(device));
         }
-        Ok(opened)
+        Ok(devices)
     }
 }
 

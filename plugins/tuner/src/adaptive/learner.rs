@@ -18,6 +18,11 @@ const NAME: &str = "adaptive mode";
 /// Learned rules come before all others.
 const FIRST: i64 = i32::MAX as i64;
 
+/// Whether a rule was learned.
+pub fn is_learned(rule: &Rule) -> bool {
+    &*rule.place.file == NAME
+}
+
 /// Learns for one communicator, on its rank 0.
 pub struct Learning {
     log: Log,
@@ -78,7 +83,8 @@ impl Learner for Learning {
     }
 
     fn propose(&mut self, now: Duration) -> Option<Proposal> {
-        self.adaptive?;
+        // Without trials nothing is learned, so there is no floor to go back to.
+        self.adaptive.filter(|adaptive| adaptive.period > 0)?;
         let (table, why) = self.policy.wish(now)?;
         let mut files = self.base.clone();
         files.push(SettingsFile { name: NAME.into(), text: text(&table, &self.programs) });

@@ -22,7 +22,7 @@ mod policy;
 mod tests;
 mod times;
 
-pub use learner::{Learning, describe};
+pub use learner::{Learning, describe, is_learned};
 pub use policy::{Class, Policy, Table, Way};
 
 use hawser_plugin::tuner::{Candidate, Function, HELD_US, Question, UNMEASURED_US};
@@ -33,7 +33,7 @@ use crate::rule::Rule;
 pub const DEFAULT_BUDGET: f64 = 0.01;
 /// The largest share.
 pub const MOST_BUDGET: f64 = 0.1;
-/// Trials that differ: a candidate is tried when its turn comes.
+/// Trials that differ: a candidate is tried when its turn comes. Each is planned once for every kind of call.
 const TURNS: u64 = 16;
 /// Candidates that the cost model takes for so many times slower than the best one are not tried.
 const REACH: f32 = 4.0;
@@ -68,7 +68,8 @@ pub fn is_tried(function: Function) -> bool {
     matches!(function, AllReduce | AllGather | ReduceScatter | AllToAll)
 }
 
-/// The candidate that a trial takes, by its place: those that may be tried take turns. None = nothing may.
+/// The candidate that a trial takes, by its place: those that may be tried take turns, of more than 16 the cheapest. None =
+/// nothing may.
 pub fn pick(trial: u32, question: &Question, candidates: &[Candidate], avoid: &[Rule]) -> Option<usize> {
     if !is_tried(question.function) {
         return None;
@@ -81,9 +82,15 @@ pub fn pick(trial: u32, question: &Question, candidates: &[Candidate], avoid: &[
     let may = |candidate: &Candidate| {
         price(candidate).is_some_and(|us| us <= best * REACH) && !is_avoided(candidate)
     };
-    let places = || (0..).zip(candidates).filter(|(_, candidate)| may(candidate)).map(|(at, _)| at);
-    let count = places().count();
-    places().nth(trial as usize % count.max(1))
+    let all = || candidates.iter().enumerate().filter(|(_, candidate)| may(candidate));
+    let is_before = |(a, one): (usize, &Candidate), (b, other): (usize, &Candidate)| {
+        let prices = price(one).partial_cmp(&price(other));
+        prices.is_some_and(|order| order.then(a.cmp(&b)).is_lt())
+    };
+    let turn = trial as usize % all().count().min(TURNS as usize).max(1);
+    let is_its_turn =
+        |&one: &(usize, &Candidate)| all().filter(|other| is_before(*other, one)).count() == turn;
+    all().find(is_its_turn).map(|(at, _)| at)
 }
 
 /// What the cost model says of a candidate that is possible and that the settings want.

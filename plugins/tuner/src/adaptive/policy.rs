@@ -124,8 +124,8 @@ pub struct Policy {
     wanted: Table,
     /// Why those differ.
     reasons: Vec<String>,
-    /// The wish that is being decided.
-    open: Option<Table>,
+    /// The wish that is being decided, and its reasons.
+    open: Option<(Table, Vec<String>)>,
     /// No wish before.
     not_before: Duration,
     is_urgent: bool,
@@ -247,22 +247,25 @@ impl Policy {
             self.reasons.clear();
             return None;
         }
-        self.open = Some(self.wanted.clone());
         self.is_urgent = false;
-        let why = match self.reasons.is_empty() {
-            true => "what was hopeless is tried again".to_owned(),
-            false => std::mem::take(&mut self.reasons).join("; "),
-        };
+        if self.reasons.is_empty() {
+            self.reasons.push("what was hopeless is tried again".to_owned());
+        }
+        let why = self.reasons.join("; ");
+        self.open = Some((self.wanted.clone(), std::mem::take(&mut self.reasons)));
         Some((self.wanted.clone(), why))
     }
 
     /// What became of the wish: all ranks have it, or nothing has changed.
     pub fn settled(&mut self, is_agreed: bool, now: Duration) {
-        let Some(table) = self.open.take() else { return };
+        let Some((table, mut reasons)) = self.open.take() else { return };
         if is_agreed {
             self.agreed = table;
             self.not_before = now + PAUSE;
         } else {
+            // It comes again, for the same reasons and those that came meanwhile.
+            reasons.append(&mut self.reasons);
+            self.reasons = reasons;
             self.not_before = now + PAUSE * 5;
         }
     }

@@ -287,6 +287,9 @@ fn what_is_refused_changes_nothing_and_comes_again() {
     world.refuse = true;
     world.run(40_000);
     assert!(world.share(0, 40_000) > 0.98 && world.proposals.len() > 1, "{:?}", world.proposals);
+    // A reason stays one until it has led to something.
+    let reason = world.proposals[0].as_str();
+    assert!(world.proposals.iter().all(|why| why.contains(reason)), "{:?}", world.proposals);
     world.refuse = false;
     world.run(30_000);
     assert!(world.share(1, 1_000) > 0.98, "{:?}", world.proposals);
@@ -309,6 +312,13 @@ fn a_user_begins_anew_or_ends_it() {
     rebase(&mut world, "mode = \"adaptive\"\nbudget = 0.05\n[[rule]]\nuse = { algorithm = \"all_pairs\" }\n");
     world.run(20_000);
     assert!(world.share(1, 1_000) > 0.94 && world.trials - before.0 == 1_000, "{:?}", world.proposals);
+    // Without trials there is nothing to go back from, whatever happens.
+    rebase(&mut world, "mode = \"adaptive\"\nbudget = 0\n[[rule]]\nuse = { algorithm = \"ring\" }\n");
+    let before = (world.trials, world.proposals.len());
+    world.run(1_000);
+    world.learning.stressed("rank 2: rail mlx5_3 is stopped", world.now);
+    world.run(1_000);
+    assert_eq!((world.trials, world.proposals.len()), before);
 }
 
 #[test]
@@ -340,4 +350,12 @@ fn only_what_may_be_tried_is() {
         [0, 3, 5, 6]
     );
     assert_eq!(pick(3, &Question::new(Function::AllReduce, 1), &[], &[]), None);
+    // There are more than turns: those that look slowest are left out.
+    let many: Vec<Candidate> =
+        (0..20).map(|at| candidate(Algorithm(at), Protocol::Simple, 30.0 - (at % 18) as f32)).collect();
+    let question = Question::new(Function::AllReduce, 1);
+    let mut all: Vec<_> = (0..16).filter_map(|trial| pick(trial, &question, &many, &[])).collect();
+    assert_eq!((all[0], all[15]), (17, 2), "the cheapest first");
+    all.sort_unstable();
+    assert_eq!(all, (2..18).collect::<Vec<_>>());
 }

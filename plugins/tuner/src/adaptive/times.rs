@@ -25,8 +25,10 @@ impl Times {
 
     /// The time that a share of them does not exceed; 0 without any.
     pub fn quantile(&self, share: f32) -> f32 {
-        let mut sorted: Vec<f32> = self.0.iter().copied().collect();
-        sorted.sort_by(f32::total_cmp);
+        let mut sorted = Vec::with_capacity(KEPT);
+        for us in &self.0 {
+            sorted.insert(sorted.partition_point(|other: &f32| other.total_cmp(us).is_le()), *us);
+        }
         let at = (share * sorted.len().saturating_sub(1) as f32).round() as usize;
         sorted.get(at).copied().unwrap_or(0.0)
     }

@@ -215,6 +215,27 @@ fn chunks_are_those_of_the_action_that_means_the_choice() {
 }
 
 #[test]
+fn trials_and_what_is_learned_have_the_channels_and_chunk_of_the_users_rules() {
+    let users = "[[rule]]\nuse = [{ algorithm = \"tree\", channels = 2, chunk = \"4K\" }, { algorithm = \"ring\", channels = 3 }]";
+    let learned = "[[rule]]\nname = \"learned\"\npriority = 9\nuse = { algorithm = \"ring\" }";
+    let rules = [parse("adaptive mode", learned).unwrap(), parse("r.toml", users).unwrap()].concat();
+    let engine = Engine::new(&rules, "r.toml", &job(), Log::silent());
+    let engine = engine.adaptive(Some(Adaptive { period: 10 }), &[]);
+    assert_eq!(asked(&engine, &question(1)), (Some(RING), Some(3)));
+    let mut met = std::collections::BTreeMap::new();
+    for trial in 0..16 {
+        let mut question = question(1);
+        question.trial = Some(trial);
+        let (way, channels) = asked(&engine, &question);
+        let chosen = candidates().into_iter().find(|c| Some((c.algorithm, c.protocol)) == way).unwrap();
+        let chunk = engine.chunk_bytes(&question, &chosen, 1).unwrap();
+        met.insert(chosen.algorithm.0, (channels, chunk));
+    }
+    assert_eq!(met.remove(&Algorithm::TREE.0), Some((Some(2), Some(4096))));
+    assert_eq!(met.into_values().collect::<Vec<_>>(), [(None, None)], "the fused one");
+}
+
+#[test]
 fn equal_rules_agree_wherever_they_stand() {
     let digest = |text: &str| engine(text).agreement().unwrap().digest;
     let rule = "[[rule]]\nuse = { algorithm = \"tree\" }\n";

@@ -335,20 +335,25 @@ fn combine(at: At, operands: Vec<Rc<Value>>, finish: bool) -> Result<Rc<Value>, 
         // Addition of two floating-point numbers commutes to the last bit.
         value.hash = mix(value.hash.min(operand.hash), value.hash.max(operand.hash));
     }
-    value.parts.sort_unstable();
-    value.parts.dedup_by(|later, kept| {
-        let same = (later.0, later.1) == (kept.0, kept.1);
-        if same {
-            kept.2 += later.2;
-        }
-        same
-    });
+    add_up(&mut value.parts);
     value.finished |= finish;
     if reduced {
         // The result of a step is rounded to the data type; sums within a step are not.
         value.hash = mix(value.hash, 2);
     }
     Ok(first)
+}
+
+/// Sorts parts of a value (source rank, chunk of its input, count) and adds equal ones up.
+pub(crate) fn add_up(parts: &mut Vec<(u32, u32, u32)>) {
+    parts.sort_unstable();
+    parts.dedup_by(|later, kept| {
+        let same = (later.0, later.1) == (kept.0, kept.1);
+        if same {
+            kept.2 += later.2;
+        }
+        same
+    });
 }
 
 fn mix(a: u64, b: u64) -> u64 {

@@ -7,6 +7,7 @@
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 
+use hawser_plan::order;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
 
 use super::query::PeerLink;
@@ -38,10 +39,14 @@ fn kernel_list() -> Vec<String> {
     entries.flatten().map(|entry| entry.file_name().to_string_lossy().to_lowercase()).collect()
 }
 
-fn hidden(mut all: Vec<String>, visible: &[String]) -> Vec<String> {
-    all.retain(|id| !visible.iter().any(|seen| seen.split('/').next() == Some(id)));
-    all.sort_unstable();
-    all
+fn hidden(all: Vec<String>, visible: &[String]) -> Vec<String> {
+    let mut hidden = Vec::new();
+    for id in all {
+        if !visible.iter().any(|seen| seen.split('/').next() == Some(&id)) {
+            order::insert(&mut hidden, id, String::clone);
+        }
+    }
+    hidden
 }
 
 /// NVML, initialised until dropped.
