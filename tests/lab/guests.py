@@ -152,7 +152,7 @@ class Guest:
         self.say(self.line_path, command)
 
     def starved(self):
-        """Seconds for which the virtual processor wanted to run and the host had none free."""
+        """Seconds for which the virtual processor wanted to run and the host had none free, or had lost its own to others."""
         waits = [0.0]
         for path in glob.glob(f"/proc/{self.process.pid}/task/*/schedstat"):
             try:
@@ -160,7 +160,7 @@ class Guest:
                     waits.append(int(file.read().split()[1]) / 1e9)
             except (OSError, IndexError):
                 pass
-        return max(waits)
+        return max(waits) + stolen()
 
     def starved_between(self, start, end):
         """The part of a time for which the virtual processor was starved."""
@@ -179,6 +179,13 @@ class Guest:
         self.process.wait()
         for line in self.open.values():
             line.close()
+
+
+def stolen():
+    """Seconds that a hypervisor below the host took from each of its processors (proc(5), `steal`), on average."""
+    with open("/proc/stat") as file:
+        ticks = int(file.readline().split()[8])
+    return ticks / os.sysconf("SC_CLK_TCK") / os.cpu_count()
 
 
 class Lab:
