@@ -53,8 +53,8 @@ pub fn predict(
 /// Predicted time in µs of a reduction whose moves are made by copy engines and whose sums by `ctas` CTAs, from everybody to
 /// everybody: one after the other, tile by tile.
 pub fn predict_folds(key: &ProgramKey, ctas: u32, bytes: u64, world: &World, knobs: &Knobs) -> f64 {
-    /// Bytes that a CTA of a GPU reads in a µs.
-    const READS: f64 = 80e3;
+    /// Bytes that a CTA of a GPU reads in a µs: measured with one and two CTAs of an H200 (bench/README.md).
+    const READS: f64 = 50e3;
     let path = world.constants.path(Protocol::Dma);
     let traffic = traffic(key, bytes as f64, world.constants.all_to_all);
     let wire = world.constants.wire() * traffic.share * path.wire_share;

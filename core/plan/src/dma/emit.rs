@@ -58,8 +58,8 @@ pub enum What {
 }
 
 /// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive, one for what
-/// stays on the rank, and two that send to other hosts and receive from there, or combine. Steps that only move do not read
-/// what others have written to the user's memory, so they need no order among each other.
+/// stays on the rank, and two that send to other hosts and receive from there. Steps that only move do not read
+/// what others have written to the user's memory, so they need no order among each other; reductions are on the first alone.
 pub const STREAMS: u32 = NEAR_STREAMS + 2;
 /// Those that launches within a host use, which come first.
 const NEAR_STREAMS: u32 = 2 * LANES + 1;
@@ -96,6 +96,7 @@ pub struct Emitter<'a> {
     pub(super) direct: Vec<(Leg, Way)>,
     /// Waits for the peers that copy.
     owed: Vec<Command>,
+    /// In lock-step.
     turns: Vec<Turn>,
 }
 
