@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use hawser_plan::Collective;
 use serde::Deserialize;
 
-/// Deadline of one run, in seconds: `hawser perf` keeps it for its waits, and is killed at twice of it.
+/// Deadline of `hawser perf`'s waits, in seconds. It is killed after so long for each communicator, and once more.
 const RUN_SECONDS: u64 = 120;
 
 /// Beginnings of the variables by which launchers tell a process its place.
@@ -20,6 +20,8 @@ const LAUNCHERS: [&str; 7] = ["RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "S
 pub struct Sweep<'a> {
     /// Which collectives.
     pub collectives: &'a [Collective],
+    /// Communicators of these names take turns; empty = one without a name.
+    pub names: &'a [String],
     /// Ranks, a thread each.
     pub ranks: u32,
     /// First and last size in bytes.
@@ -37,6 +39,8 @@ pub struct Sweep<'a> {
 /// A line of the results.
 #[derive(Deserialize)]
 pub struct Row {
+    /// The name of the communicator, if several took turns.
+    pub communicator: Option<String>,
     /// Snake-case name.
     pub collective: String,
     /// Bytes of the larger of input and output.
@@ -75,7 +79,8 @@ pub fn perf(
     let mut command = command(sweep, &json, without)?;
     prepare(&mut command);
     let mut child = command.spawn().context("cannot start this program again")?;
-    let status = wait(&mut child, Duration::from_secs(2 * RUN_SECONDS))?;
+    let turns = sweep.names.len().max(1) as u64;
+    let status = wait(&mut child, Duration::from_secs((1 + turns) * RUN_SECONDS))?;
     if !status.success() {
         bail!("hawser perf ended with {status}; its reason is above");
     }
@@ -96,6 +101,9 @@ fn command(sweep: &Sweep<'_>, json: &Path, without: &[&str]) -> Result<Command> 
         if sweep.is_host { String::new() } else { "-G 10".into() },
     ];
     command.args(words.iter().flat_map(|w| w.split_whitespace())).arg("--json").arg(json);
+    if !sweep.names.is_empty() {
+        command.arg("--names").arg(sweep.names.join(","));
+    }
     command.stdin(Stdio::null()).stdout(Stdio::null());
     Ok(command)
 }
@@ -172,6 +180,7 @@ mod tests {
     fn a_sweep_becomes_words() {
         let mut sweep = Sweep {
             collectives: &[Collective::AllReduce, Collective::AllGather],
+            names: &[],
             ranks: 4,
             bytes: (1 << 20, 4096),
             factor: 8,
@@ -192,5 +201,8 @@ mod tests {
         assert_eq!(on_gpus[first + 1], "4096", "the first size is no larger than the last");
         sweep.is_host = true;
         assert!(!args(&sweep).contains(&"-G".into()));
+        let names = ["a/b".to_owned(), "c".to_owned()];
+        sweep.names = &names;
+        assert!(args(&sweep).ends_with(&["--names", "a/b,c"].map(String::from)));
     }
 }

@@ -125,6 +125,7 @@ impl Bench<'_> {
     fn measure(&self, run: &Run) -> Result<Vec<Sample>> {
         let sweep = Sweep {
             collectives: &run.collectives,
+            names: &[],
             ranks: self.world.size(),
             bytes: (
                 self.options.min_bytes,
@@ -368,7 +369,14 @@ mod tests {
     fn row(time: f64, decided: &str) -> Row {
         let choice = Some(format!("all_reduce of …\n  decided: {decided}"));
         let out_of_place = Time { time };
-        Row { collective: "all_reduce".into(), size: 4096, count: 1024, out_of_place, choice }
+        Row {
+            communicator: None,
+            collective: "all_reduce".into(),
+            size: 4096,
+            count: 1024,
+            out_of_place,
+            choice,
+        }
     }
 
     #[test]

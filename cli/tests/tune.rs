@@ -37,8 +37,8 @@ fn an_interrupted_run_goes_on_and_writes_rules() {
     let tune = |more: &[&str]| told(hawser(folder, &[&small[..], more].concat()));
     let file = |name: &str| folder.join(name);
 
-    let (right, text) = tune(&["--stop-after", "3"]);
-    assert!(!right && text.contains("stopped after 3 measurements; the same command goes on"), "{text}");
+    let (right, text) = tune(&["--stop-after", "1"]);
+    assert!(!right && text.contains("stopped after 1 rounds; the same command goes on"), "{text}");
     assert!(file("found.toml.tuning.json").exists() && !file("found.toml").exists());
     let (right, text) = told(hawser(folder, &[&small[..], &["-e", "32K"]].concat()));
     assert!(!right, "{text}");
@@ -47,7 +47,7 @@ fn an_interrupted_run_goes_on_and_writes_rules() {
     assert!(!right && text.contains("measured something else") && text.contains("--restart"), "{text}");
 
     let (right, text) = tune(&["--gain", "0"]);
-    assert!(right && text.contains("# going on after 3 measurements of an interrupted run"), "{text}");
+    assert!(right && text.contains("# going on after 1 rounds of an interrupted run"), "{text}");
     assert!(text.contains("# all_reduce:") && text.contains("# broadcast:"), "{text}");
     assert!(!file("found.toml.tuning.json").exists());
     let rules = std::fs::read_to_string(file("found.toml")).unwrap();

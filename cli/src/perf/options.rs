@@ -86,6 +86,9 @@ pub struct Options {
     /// Let the ranks count as ranks of this many hosts, in equal parts: what passes between them goes over a net plugin
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub hosts: Option<u32>,
+    /// Make a communicator of each of these names, which take turns at every size: rules may tell them apart
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub names: Vec<String>,
     /// Measure this libnccl.so.2 (a path, or a name that the loader searches) instead of the linked library
     #[arg(long, value_name = "PATH")]
     pub library: Option<PathBuf>,
@@ -156,6 +159,9 @@ impl Options {
             bail!(
                 "--hosts is for the linked library; with --library start processes with NCCL_HOSTID of their own"
             );
+        }
+        if self.library.is_some() && !self.names.is_empty() {
+            bail!("--names is for the linked library, which has rules; leave --names or --library out");
         }
         Ok(())
     }
@@ -415,6 +421,7 @@ mod tests {
             "hypercube -m 2",
             "all_reduce --library libnccl.so.2 --explain",
             "all_reduce --library libnccl.so.2 --hosts 2",
+            "all_reduce --library libnccl.so.2 --names a,b",
         ] {
             assert!(parsed(line).validate().is_err(), "{line}");
         }

@@ -34,6 +34,9 @@ pub struct Outcome {
 /// One line of the table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
+    /// The communicator, if several take turns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub communicator: Option<String>,
     /// Name of the operation.
     pub collective: &'static str,
     /// Bytes of the larger buffer.
@@ -330,8 +333,9 @@ fn line(row: &Row) -> String {
         format!("  {}  {}  {}  {wrong:>6}", fitted(o.time_us, 7), fitted(o.algorithm, 6), fitted(o.bus, 6))
     };
     let none = format!("  {:>7}  {:>6}  {:>6}  {:>6}", "-", "-", "-", "-");
+    let communicator = row.communicator.as_ref().map_or(String::new(), |name| format!("  {name}"));
     format!(
-        "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}",
+        "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}{communicator}",
         row.size,
         row.count,
         row.dtype,
@@ -379,6 +383,7 @@ mod tests {
         let out_of_place =
             Outcome { time_us: 12.345, algorithm: 2.72, bus: 4.0, wrong: Some(0), operations: 20 };
         Row {
+            communicator: None,
             collective: "all_reduce",
             size: 1048576,
             count: 262144,

@@ -29,10 +29,11 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     let library = library::open(options.library.as_deref())?;
     let mut control = Control::meet(&place, options.deadline())?;
-    let id = agree_on_id(library.as_ref(), &mut control, &place)?;
+    let agree = |_| agree_on_id(library.as_ref(), &mut control, &place);
+    let ids: Vec<Id> = (0..options.names.len().max(1)).map(agree).collect::<Result<_>>()?;
     let job = shape.job(library.as_ref(), &mut control, &place)?;
     let plan = plan(options, job.ranks)?;
-    let rows = plan.iter().map(|series| series.rows(options)).sum();
+    let rows = ids.len() as u64 * plan.iter().map(|series| series.rows(options)).sum::<u64>();
     let reporter = if place.process == 0 { Some(Reporter::new(options, job, rows)?) } else { None };
     if let Some(reporter) = reporter.as_ref().filter(|_| leaves_out_hypercube(options, &plan)) {
         reporter.note("hypercube is left out: it needs a power of two of ranks");
@@ -40,7 +41,8 @@ pub fn run(options: &Options) -> Result<bool> {
     let team = Team::new(control, shape.threads as usize, options.deadline());
     let worker = |thread: u32, reporter| {
         let library = library.as_ref();
-        let context = Worker { options, library, team: &team, shape, place: &place, id, plan: &plan, thread };
+        let (team, place, ids, plan) = (&team, &place, &ids, &plan);
+        let context = Worker { options, library, team, shape, place, ids, plan, thread };
         context.run(reporter).map_err(|error| anyhow!(team.fail(&format!("{error:#}"))))
     };
     std::thread::scope(|scope| {

@@ -10,7 +10,7 @@ use hawser_runtime::device::{self, Device, Graph};
 
 use super::collective::Test;
 use super::launcher::Place;
-use super::library::{Id, Joining, Library};
+use super::library::{Communicator, Id, Joining, Library};
 use super::options::{Options, Repetitions};
 use super::report::{Outcome, Reporter, Row};
 use super::run::{Series, Shape};
@@ -29,8 +29,8 @@ pub struct Worker<'a> {
     pub shape: Shape,
     /// Where this process stands.
     pub place: &'a Place,
-    /// Of the one communicator.
-    pub id: Id,
+    /// Of the communicators: of one, or of each of those with names.
+    pub ids: &'a [Id],
     /// What is to be measured.
     pub plan: &'a [Series],
     /// Index in the process.
@@ -46,18 +46,18 @@ impl Worker<'_> {
         let devices = self.devices()?;
         // Current from now on, as in programs that use the CUDA runtime.
         let _current: Box<dyn Any> = devices[0].enter()?;
-        let seats = self.sit_down(&devices, reporter.as_mut())?;
+        let tables = self.sit_down(&devices, reporter.as_mut())?;
         for _ in 0..self.options.cycles {
             for series in self.plan {
                 if let Some(reporter) = reporter.as_mut().filter(|_| series.first) {
                     reporter.begin(series.test);
                 }
-                self.series(&seats, series, reporter.as_mut())?;
+                self.series(&tables, series, reporter.as_mut())?;
             }
         }
         self.barrier()?;
         let ok = reporter.map_or(Ok(true), Reporter::finish)?;
-        seats.into_iter().try_for_each(Seat::close)?;
+        tables.into_iter().flatten().try_for_each(Seat::close)?;
         Ok(ok)
     }
 
@@ -67,31 +67,60 @@ impl Worker<'_> {
         ordinals.map(|ordinal| Ok(device::open(ordinal)?)).collect()
     }
 
-    fn sit_down(&self, devices: &[Arc<dyn Device>], reporter: Option<&mut Reporter>) -> Result<Vec<Seat>> {
-        let first = (self.place.process * self.shape.threads + self.thread) * self.shape.gpus;
+    /// The seats of every communicator. Seats of a rank share their buffers.
+    fn sit_down(
+        &self,
+        devices: &[Arc<dyn Device>],
+        reporter: Option<&mut Reporter>,
+    ) -> Result<Vec<Vec<Seat>>> {
+        let (bytes, unalign) = (self.options.buffer_bytes(), self.options.unalign);
+        let (mut tables, mut seconds) = (Vec::<Vec<Seat>>::new(), 0.0);
+        for (index, id) in self.ids.iter().enumerate() {
+            let (comms, took) = self.join(devices, id, self.options.names.get(index).cloned())?;
+            seconds += took;
+            let seat = |(index, comm): (usize, _)| match tables.first() {
+                Some(first) => first[index].beside(comm),
+                None => {
+                    let rank = self.first_rank() + index as u32;
+                    Seat::new(comm, rank, Arc::clone(&devices[index]), bytes, unalign)
+                }
+            };
+            let seats = comms.into_iter().enumerate().map(seat).collect::<Result<_>>()?;
+            tables.push(seats);
+        }
+        if let Some(reporter) = reporter {
+            reporter.made(seconds);
+        }
+        Ok(tables)
+    }
+
+    /// Makes this thread's communicators of one id. Returns the seconds of the slowest thread, too.
+    fn join(
+        &self,
+        devices: &[Arc<dyn Device>],
+        id: &Id,
+        name: Option<String>,
+    ) -> Result<(Vec<Box<dyn Communicator>>, f64)> {
         let mut comms = Vec::new();
         self.barrier()?;
         let clock = Instant::now();
         self.in_group(self.shape.gpus > 1, || {
-            for (rank, device) in (first..).zip(devices) {
-                let (device, host) = (device.as_ref(), self.host(rank));
-                let (id, ranks) = (&self.id, self.shape.ranks);
-                let joining = Joining { id, ranks, rank, device, host, zero_ctas: false };
+            for (rank, device) in (self.first_rank()..).zip(devices) {
+                let (device, host, name) = (device.as_ref(), self.host(rank), name.clone());
+                let ranks = self.shape.ranks;
+                let joining = Joining { id, ranks, rank, device, host, name, zero_ctas: false };
                 comms.push(self.library.join(&joining)?);
             }
             Ok(())
         })?;
         let seconds = clock.elapsed().as_secs_f64();
         self.team.register(comms.iter().map(|comm| comm.stop()));
-        let slowest = self.exchange([seconds, 0.0, 0.0, 0.0])?.iter().map(|row| row[0]).fold(0.0, f64::max);
-        if let Some(reporter) = reporter {
-            reporter.made(slowest);
-        }
-        let (bytes, unalign) = (self.options.buffer_bytes(), self.options.unalign);
-        let seat = |((comm, device), rank): ((_, &Arc<dyn Device>), _)| {
-            Seat::new(comm, rank, Arc::clone(device), bytes, unalign)
-        };
-        comms.into_iter().zip(devices).zip(first..).map(seat).collect()
+        let rows = self.exchange([seconds, 0.0, 0.0, 0.0])?;
+        Ok((comms, rows.iter().map(|row| row[0]).fold(0.0, f64::max)))
+    }
+
+    fn first_rank(&self) -> u32 {
+        (self.place.process * self.shape.threads + self.thread) * self.shape.gpus
     }
 
     /// The host that a rank counts as (`--hosts`).
@@ -100,43 +129,59 @@ impl Worker<'_> {
         Some(format!("part {} of {hosts}", u64::from(rank) * u64::from(hosts) / u64::from(self.shape.ranks)))
     }
 
-    fn series(&self, seats: &[Seat], series: &Series, mut reporter: Option<&mut Reporter>) -> Result<()> {
+    fn series(
+        &self,
+        tables: &[Vec<Seat>],
+        series: &Series,
+        mut reporter: Option<&mut Reporter>,
+    ) -> Result<()> {
         self.barrier()?;
         for bytes in self.options.warmup_sizes() {
             let case = self.case(series, bytes, false);
-            for _ in 0..self.options.warmup {
-                self.start(seats, &case, 1)?;
+            for seats in tables {
+                for _ in 0..self.options.warmup {
+                    self.start(seats, &case, 1)?;
+                }
+                self.synchronize(seats)?;
             }
-            self.synchronize(seats)?;
         }
         for (i, bytes) in self.options.sizes().into_iter().enumerate() {
             if let Some(reporter) = &reporter {
                 reporter.working(|| format!("{} {} {bytes} B", series.test.name(), series.dtype.name()));
             }
-            let seed = i as u64 * 2;
-            let (out_of_place, outside) = self.bench(seats, &self.case(series, bytes, false), seed)?;
-            let (in_place, outside_in_place) = if self.options.skip_in_place {
-                (None, 0)
-            } else {
-                let (outcome, outside) = self.bench(seats, &self.case(series, bytes, true), seed + 1)?;
-                (Some(outcome), outside)
-            };
-            let Some(reporter) = reporter.as_mut() else { continue };
-            let case = self.case(series, bytes, false);
-            let row = Row {
-                collective: series.test.name(),
-                size: case.geometry.send.max(case.geometry.recv) * series.dtype.size() as u64,
-                count: case.geometry.count,
-                dtype: series.dtype.name(),
-                op: series.op.map_or("none", ReduceOp::name),
-                root: series.root.map_or(-1, i64::from),
-                out_of_place,
-                in_place,
-                choice: self.options.explain.then(|| explain(&seats[0], &case)),
-            };
-            reporter.row(row, outside + outside_in_place);
+            for (table, seats) in tables.iter().enumerate() {
+                let (row, outside) = self.row(seats, series, bytes, i as u64 * 2)?;
+                let communicator = self.options.names.get(table).cloned();
+                if let Some(reporter) = reporter.as_mut() {
+                    reporter.row(Row { communicator, ..row }, outside);
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Measures a size with one communicator. Returns bytes changed outside the receive buffers, too.
+    fn row(&self, seats: &[Seat], series: &Series, bytes: u64, seed: u64) -> Result<(Row, u64)> {
+        let case = self.case(series, bytes, false);
+        let (out_of_place, mut outside) = self.bench(seats, &case, seed)?;
+        let mut in_place = None;
+        if !self.options.skip_in_place {
+            let (outcome, more) = self.bench(seats, &self.case(series, bytes, true), seed + 1)?;
+            (in_place, outside) = (Some(outcome), outside + more);
+        }
+        let row = Row {
+            communicator: None,
+            collective: series.test.name(),
+            size: case.geometry.send.max(case.geometry.recv) * series.dtype.size() as u64,
+            count: case.geometry.count,
+            dtype: series.dtype.name(),
+            op: series.op.map_or("none", ReduceOp::name),
+            root: series.root.map_or(-1, i64::from),
+            out_of_place,
+            in_place,
+            choice: self.options.explain.then(|| explain(&seats[0], &case)),
+        };
+        Ok((row, outside))
     }
 
     fn case(&self, series: &Series, bytes: u64, in_place: bool) -> Case {

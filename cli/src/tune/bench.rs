@@ -151,18 +151,20 @@ impl<'a> Bench<'a> {
         )
     }
 
-    /// Measures all collectives and sizes in one way. Sizes that cannot run so are left out.
+    /// Measures all collectives and sizes in some ways, or as a rule file has it. Every way has a communicator of its own in one
+    /// process, and they take turns at every size. Sizes that cannot run so are left out.
     ///
     /// # Errors
     /// The run failed, or something else decides here.
-    pub fn measure(&self, way: &Way) -> Result<Vec<Sample>> {
+    pub fn measure(&self, ways: &[&Way]) -> Result<Vec<(String, Vec<Sample>)>> {
         let folder = Folder::new()?;
-        let rules = match way {
-            Way::Default => PathBuf::from("none"),
-            Way::Rules(path) => path.clone(),
-            forced => {
+        let names: Vec<String> = ways.iter().map(|way| way.to_string()).collect();
+        let rules = match ways {
+            [Way::Rules(path)] => path.clone(),
+            _ => {
                 let path = folder.path().join("rules.toml");
-                let text = format!("[[rule]]\nuse = {}\n", Way::action(&forced.to_string()));
+                let forced = names.iter().filter(|name| !Way::action(name).is_empty());
+                let text: String = forced.map(|name| rule(name)).collect();
                 std::fs::write(&path, text).context("a rule file for a measurement")?;
                 path
             }
@@ -170,6 +172,7 @@ impl<'a> Bench<'a> {
         let Options { collectives, min_bytes, factor, point_ms, .. } = self.options;
         let sweep = Sweep {
             collectives,
+            names: &names,
             ranks: self.ranks,
             bytes: (*min_bytes, last(self.options, self.is_host)),
             factor: *factor,
@@ -177,20 +180,29 @@ impl<'a> Bench<'a> {
             point_ms: *point_ms,
             is_host: self.is_host,
         };
-        // What would decide instead of the rule.
+        // What would decide instead of the rules.
         let others = ["NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER", "HAWSER_EXPLAIN"];
         let rows = again::perf(&folder, &sweep, &others, |command| {
             command.env("HAWSER_RULES", &rules).env("HAWSER_RUNTIME_DIR", "none");
         })?;
-        samples(way, rows)
+        ways.iter()
+            .zip(names)
+            .map(|(way, name)| samples(way, &rows, &name).map(|found| (name, found)))
+            .collect()
     }
 }
 
-/// What a run has measured, without sizes at which the way was impossible.
-fn samples(way: &Way, rows: Vec<Row>) -> Result<Vec<Sample>> {
+/// The rule for the communicator that has a way's name.
+fn rule(name: &str) -> String {
+    format!("[[rule]]\nmatch = {{ communicator = \"{name}\" }}\nuse = {}\n", Way::action(name))
+}
+
+/// What a run has measured of a way, without sizes at which it was impossible.
+fn samples(way: &Way, rows: &[Row], name: &str) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
-    for row in rows.into_iter().filter(|row| row.count > 0 && row.out_of_place.time > 0.0) {
-        let choice = row.choice.unwrap_or_default();
+    let is_own = |row: &&Row| row.communicator.as_deref() == Some(name);
+    for row in rows.iter().filter(is_own).filter(|row| row.count > 0 && row.out_of_place.time > 0.0) {
+        let choice = row.choice.clone().unwrap_or_default();
         let decided = choice.lines().find_map(|line| line.trim().strip_prefix("decided: "));
         let decided = decided.context("hawser perf does not tell what ran")?;
         let (ran, by) = decided.split_once(" blocks").context("hawser perf tells otherwise than expected")?;
@@ -207,7 +219,7 @@ fn samples(way: &Way, rows: Vec<Row>) -> Result<Vec<Sample>> {
             }
         };
         if is_forced {
-            let (collective, bytes, us) = (row.collective, row.size, row.out_of_place.time);
+            let (collective, bytes, us) = (row.collective.clone(), row.size, row.out_of_place.time);
             let ran = ran.replace(" with ", "/").replace(" in ", " x ").replace(" × ", "x");
             samples.push(Sample { collective, bytes, us, ran });
         }
@@ -239,7 +251,8 @@ mod tests {
     fn row(decided: &str) -> Row {
         let choice = Some(format!("all_reduce of …\n  decided: {decided}"));
         let out_of_place = Time { time: 5.0 };
-        Row { collective: "all_reduce".into(), size: 4096, count: 1024, out_of_place, choice }
+        let communicator = Some("x".into());
+        Row { communicator, collective: "all_reduce".into(), size: 4096, count: 1024, out_of_place, choice }
     }
 
     #[test]
@@ -247,6 +260,8 @@ mod tests {
         let way = forced().to_string();
         assert_eq!(way, "AllPairs/SymLL/4");
         let action = Way::action(&way);
+        assert_eq!(Way::action("default"), "");
+        assert_eq!(hawser_tuner::files::RuleFile::named("x").parse(&rule(&way)).unwrap().len(), 1);
         assert_eq!(action, r#"{ algorithm = "all_pairs", protocol = "symll", channels = 4 }"#);
         let rules = format!("[[rule]]\nuse = {action}\n");
         let file = hawser_tuner::files::RuleFile::named("x.toml");
@@ -261,11 +276,12 @@ mod tests {
         let right =
             "AllPairs with SymLL in 1 × 4 blocks of 128 threads is fastest by tuner hawser-rules: 1 µs";
         let other = "Ring with Simple in 1 × 1 blocks of 512 threads is predicted fastest: 1 µs";
-        let got = samples(&forced(), vec![row(right), row(other)]).unwrap();
+        let got = samples(&forced(), &[row(right), row(other)], "x").unwrap();
         assert_eq!(got.len(), 1);
         assert_eq!((got[0].bytes, got[0].us, got[0].ran.as_str()), (4096, 5.0, "AllPairs/SymLL x 1x4"));
-        assert_eq!(samples(&Way::Default, vec![row(other)]).unwrap().len(), 1);
-        let error = samples(&Way::Default, vec![row(right)]).unwrap_err().to_string();
+        assert_eq!(samples(&Way::Default, &[row(other)], "x").unwrap().len(), 1);
+        assert!(samples(&Way::Default, &[row(other)], "y").unwrap().is_empty(), "another communicator's");
+        let error = samples(&Way::Default, &[row(right)], "x").unwrap_err().to_string();
         assert!(error.contains("NCCL_TUNER_PLUGIN"), "{error}");
     }
 }

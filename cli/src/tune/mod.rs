@@ -1,9 +1,9 @@
 //! `hawser tune`: measures what can run on this machine, and writes a rule file for where something is surely faster than what
 //! the cost model takes.
 //!
-//! Everything is measured in rounds, each way in a process of its own (`hawser perf` under a rule that forces it), so that a
-//! drift of the machine meets all ways alike. What was measured is kept in a file beside the rules until they are written:
-//! after an interruption the same command goes on where it was.
+//! Everything is measured in rounds, each by a process of its own (`hawser perf`) in which every way has a communicator and a rule
+//! that forces it; they take turns at every size, so that a drift of the machine meets all ways alike. What was measured is kept
+//! in a file beside the rules until they are written: after an interruption the same command goes on with the next round.
 //!
 //! | file | holds |
 //! |---|---|
@@ -29,7 +29,7 @@ use hawser_tuner::files::RuleFile;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::perf::options::parse_size;
-use bench::{Bench, Sample};
+use bench::{Bench, Sample, Way};
 use state::State;
 
 /// With fewer rounds nothing can be sure.
@@ -83,9 +83,9 @@ pub struct Options {
     /// Write over a rule file that is there
     #[arg(long)]
     force: bool,
-    /// Stop after so many measurements, as an interruption would
+    /// Stop after so many rounds, as an interruption would
     #[arg(long, hide = true)]
-    stop_after: Option<usize>,
+    stop_after: Option<u32>,
 }
 
 /// Runs `hawser tune`.
@@ -115,8 +115,8 @@ pub fn run(options: &Options) -> Result<()> {
     let bench = Bench::new(options, is_host, ranks, &world, &knobs)?;
     let mut state = State::open(&state_file(out), &bench.question(&name), options.restart)?;
     println!("# {ranks} ranks on {name}, {} ways, {} rounds", bench.ways().len(), options.rounds);
-    if state.done() > 0 {
-        println!("# going on after {} measurements of an interrupted run", state.done());
+    if state.rounds() > 0 {
+        println!("# going on after {} rounds of an interrupted run", state.rounds());
     }
     let rounds = measure(options, &bench, &mut state)?;
     let tables = decide::tables(state.samples());
@@ -150,8 +150,10 @@ fn check(options: &Options, is_host: bool, ranks: u32, rules: &Path) -> Result<(
         // Nobody is always first.
         for at in 0..bench.ways().len() {
             let way = &bench.ways()[(at + round as usize) % bench.ways().len()];
-            let measured = bench.measure(way).with_context(|| format!("measuring {way}"))?;
-            samples.extend(measured.into_iter().map(|sample| (way.to_string(), sample)));
+            let measured = bench.measure(&[way]).with_context(|| format!("measuring {way}"))?;
+            let pairs =
+                |(name, found): (String, Vec<Sample>)| found.into_iter().map(move |s| (name.clone(), s));
+            samples.extend(measured.into_iter().flat_map(pairs));
         }
         took = started.elapsed();
     }
@@ -170,45 +172,38 @@ fn is_late(options: &Options, round: u32, begin: Instant, took: Duration) -> boo
     round >= FEWEST_ROUNDS && limit.is_some_and(|limit| begin.elapsed() + took > limit)
 }
 
-/// Measures what is not measured yet. Returns the rounds.
+/// Measures the rounds that are not measured yet. Returns how many there are then.
 fn measure(options: &Options, bench: &Bench<'_>, state: &mut State) -> Result<u32> {
-    let total = options.rounds as usize * bench.ways().len();
-    let bar = ProgressBar::new(total as u64);
+    let bar = ProgressBar::new(u64::from(options.rounds));
     if !std::io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
     }
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta} left)");
+    let style = ProgressStyle::with_template("{bar:30} round {pos} of {len} {msg} ({eta} left)");
     bar.set_style(style.context("the progress bar's template")?);
-    bar.set_position(state.done() as u64);
-    let mut made = 0;
-    let (begin, mut took) = (Instant::now(), Duration::ZERO);
-    for round in 0..options.rounds {
+    bar.set_position(u64::from(state.rounds()));
+    bar.enable_steady_tick(Duration::from_millis(500));
+    let (begin, mut took, before) = (Instant::now(), Duration::ZERO, state.rounds());
+    for round in before..options.rounds {
         if is_late(options, round, begin, took) {
-            bar.finish_and_clear();
-            return Ok(round);
+            break;
+        }
+        if options.stop_after == Some(round - before) {
+            bail!("stopped after {} rounds; the same command goes on from here", round - before);
         }
         let started = Instant::now();
-        for way in bench.ways() {
-            if state.has(round, &way.to_string()) {
-                continue;
-            }
-            if decide::is_hopeless(state.samples(), &way.to_string()) {
-                bar.inc(1);
-                continue;
-            }
-            if options.stop_after == Some(made) {
-                bail!("stopped after {made} measurements; the same command goes on from here");
-            }
-            bar.set_message(way.to_string());
-            let samples = bench.measure(way).with_context(|| format!("measuring {way}"))?;
-            state.add(round, &way.to_string(), samples)?;
-            made += 1;
-            bar.inc(1);
-        }
+        let hopeful = |way: &&Way| !decide::is_hopeless(state.samples(), &way.to_string());
+        let mut ways: Vec<&Way> = bench.ways().iter().filter(hopeful).collect();
+        bar.set_message(format!("{} ways", ways.len()));
+        // Nobody is always first.
+        let first = round as usize % ways.len().max(1);
+        ways.rotate_left(first);
+        let measured = bench.measure(&ways).with_context(|| format!("measuring round {}", round + 1))?;
+        state.add(measured)?;
+        bar.inc(1);
         took = started.elapsed();
     }
     bar.finish_and_clear();
-    Ok(options.rounds)
+    Ok(state.rounds())
 }
 
 /// Where measurements are kept until the rules are written.

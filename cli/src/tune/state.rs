@@ -1,4 +1,4 @@
-//! What was measured so far: a file beside the rules, rewritten after each measurement and removed when the rules are there.
+//! What was measured so far: a file beside the rules, rewritten after each round and removed when the rules are there.
 
 use std::path::{Path, PathBuf};
 
@@ -17,14 +17,8 @@ pub struct State {
 struct Kept {
     /// What is measured, in words.
     question: String,
-    measured: Vec<Measured>,
-}
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Measured {
-    round: u32,
-    way: String,
-    samples: Vec<Sample>,
+    /// By round: ways, and what was measured of each.
+    rounds: Vec<Vec<(String, Vec<Sample>)>>,
 }
 
 impl State {
@@ -34,7 +28,7 @@ impl State {
     /// The file is of another question, or cannot be read.
     pub fn open(path: &Path, question: &str, restart: bool) -> Result<Self> {
         let name = path.display();
-        let empty = Kept { question: question.to_owned(), measured: Vec::new() };
+        let empty = Kept { question: question.to_owned(), rounds: Vec::new() };
         let kept = match std::fs::read(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => empty,
             _ if restart => empty,
@@ -55,29 +49,25 @@ impl State {
         Ok(Self { path: path.to_owned(), kept })
     }
 
-    /// How many measurements are there.
-    pub fn done(&self) -> usize {
-        self.kept.measured.len()
+    /// How many rounds are there.
+    pub fn rounds(&self) -> u32 {
+        self.kept.rounds.len() as u32
     }
 
-    /// Whether a way was measured in a round.
-    pub fn has(&self, round: u32, way: &str) -> bool {
-        self.kept.measured.iter().any(|m| m.round == round && m.way == way)
-    }
-
-    /// Adds a measurement and keeps everything.
+    /// Adds a round and keeps everything.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn add(&mut self, round: u32, way: &str, samples: Vec<Sample>) -> Result<()> {
-        self.kept.measured.push(Measured { round, way: way.to_owned(), samples });
+    pub fn add(&mut self, round: Vec<(String, Vec<Sample>)>) -> Result<()> {
+        self.kept.rounds.push(round);
         let text = serde_json::to_string(&self.kept).context("measurements as JSON")?;
         super::write(&self.path, &text)
     }
 
-    /// Everything: ways and what was measured of them, in the order of time.
+    /// Everything: ways and what was measured of them, in the order of rounds.
     pub fn samples(&self) -> impl Iterator<Item = (&str, &Sample)> {
-        self.kept.measured.iter().flat_map(|m| m.samples.iter().map(|sample| (m.way.as_str(), sample)))
+        let ways = self.kept.rounds.iter().flatten();
+        ways.flat_map(|(way, samples)| samples.iter().map(move |sample| (way.as_str(), sample)))
     }
 
     /// The measurements are not needed any more.
@@ -97,14 +87,13 @@ mod tests {
         let sample =
             Sample { collective: "all_reduce".into(), bytes: 8, us: 1.5, ran: "Ring/LL x 1x1".into() };
         let mut state = State::open(&path, "a", false).unwrap();
-        state.add(0, "default", vec![sample.clone()]).unwrap();
-        state.add(0, "Ring/LL", Vec::new()).unwrap();
+        state.add(vec![("default".into(), vec![sample.clone()]), ("Ring/LL".into(), Vec::new())]).unwrap();
         let again = State::open(&path, "a", false).unwrap();
-        assert_eq!((again.done(), again.has(0, "Ring/LL"), again.has(1, "Ring/LL")), (2, true, false));
+        assert_eq!(again.rounds(), 1);
         assert_eq!(again.samples().collect::<Vec<_>>(), [("default", &sample)]);
         let error = State::open(&path, "b", false).err().unwrap().to_string();
         assert!(error.contains("something else") && error.contains("--restart"), "{error}");
-        assert_eq!(State::open(&path, "b", true).unwrap().done(), 0);
+        assert_eq!(State::open(&path, "b", true).unwrap().rounds(), 0);
         std::fs::write(&path, "{").unwrap();
         assert!(State::open(&path, "a", false).err().unwrap().to_string().contains("--restart forgets it"));
         again.remove();

@@ -28,7 +28,8 @@ impl Library for Linked {
     }
 
     fn join(&self, joining: &Joining) -> Result<Box<dyn Communicator>> {
-        let config = Config { host: joining.host.clone(), ..Config::default() };
+        let (host, name) = (joining.host.clone(), joining.name.clone());
+        let config = Config { host, name, ..Config::default() };
         let id = UniqueId::from_bytes(joining.id)?;
         let comm = Comm::init(&[id], joining.ranks, joining.rank, joining.device.caps().ordinal, config)
             .with_context(|| format!("rank {}", joining.rank))?;

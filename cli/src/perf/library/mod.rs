@@ -44,6 +44,8 @@ pub struct Joining<'a> {
     pub device: &'a dyn Device,
     /// The host that it counts as, if not the real one.
     pub host: Option<String>,
+    /// Its name, if it has one.
+    pub name: Option<String>,
     /// With the zero-CTA policy, which needs [`Communicator::window`]s.
     pub zero_ctas: bool,
 }

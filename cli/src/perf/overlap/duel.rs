@@ -134,6 +134,7 @@ impl Duelist<'_> {
             rank: self.rank,
             device: device.as_ref(),
             host: None,
+            name: None,
             zero_ctas,
         };
         let comm = self.library.join(&joining)?;
