@@ -16,8 +16,6 @@
 //! counters of both directions together). Where there is a single lane, the direction is part of
 //! the key instead, and a launch holds one message per peer.
 
-use std::collections::HashMap;
-
 use crate::DataType;
 use crate::device_plan::{
     Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, MAX_WORKS, NO_DEP, Step,
@@ -30,6 +28,7 @@ use crate::knobs::{Knobs, Protocol};
 use crate::lower::{LaunchPlan, cut};
 use crate::order;
 use crate::world::{DeviceKind, Link, World};
+use rustc_hash::FxHashMap;
 
 /// One send or receive of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,7 +180,7 @@ impl Part {
 
 /// Messages to others, sorted by key.
 fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Knobs) -> Vec<(Key, Message)> {
-    let mut seen: HashMap<(Protocol, u32, bool), u32> = HashMap::new();
+    let mut seen: FxHashMap<(Protocol, u32, bool), u32> = FxHashMap::default();
     let keyed: Vec<(Key, Message)> = messages
         .iter()
         .filter(|m| m.peer != rank && m.bytes > 0)

@@ -1,10 +1,11 @@
 //! One background thread per device for what must not block the caller: launches of non-blocking
 //! communicators on the host device (the network has a thread of its own: `proxy`).
 
-use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
+
+use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
 
@@ -19,7 +20,7 @@ pub struct Worker {
 impl Worker {
     /// The worker of the device with this identity, started if need be.
     pub fn of(device: &str) -> Result<Arc<Self>> {
-        static WORKERS: OnceLock<Mutex<HashMap<String, Weak<Worker>>>> = OnceLock::new();
+        static WORKERS: OnceLock<Mutex<FxHashMap<String, Weak<Worker>>>> = OnceLock::new();
         let mut workers = WORKERS
             .get_or_init(Mutex::default)
             .lock()

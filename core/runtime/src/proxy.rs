@@ -8,11 +8,12 @@
 //! the lock raises `waiting` first, and the thread pauses between sweeps until it is down again; (3) after
 //! [`Proxy::remove`] returned, the task is not in a sweep and never will be.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
 
@@ -44,7 +45,7 @@ struct Shared {
 impl Proxy {
     /// The proxy of the device with this identity, started if need be; it ends when the last owner lets go.
     pub fn of(device: &str) -> Result<Arc<Self>> {
-        static PROXIES: OnceLock<Mutex<HashMap<String, Weak<Proxy>>>> = OnceLock::new();
+        static PROXIES: OnceLock<Mutex<FxHashMap<String, Weak<Proxy>>>> = OnceLock::new();
         let mut proxies = lock(PROXIES.get_or_init(Mutex::default));
         if let Some(proxy) = proxies.get(device).and_then(Weak::upgrade) {
             return Ok(proxy);

@@ -1,11 +1,12 @@
 //! One end of a connection: drives its state machine with what its lanes and its side connection say.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hawser_plugin::host::NetProfiler;
 use hawser_plugin::{Error, Level, Log, Result, Subsys};
+use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -141,7 +142,7 @@ pub(crate) struct Conn<M> {
     name: String,
     clock: Clock,
     up_at: Option<Instant>,
-    pub jobs: HashMap<u64, Job>,
+    pub jobs: FxHashMap<u64, Job>,
     error: Option<Error>,
     is_closed: bool,
     seen: Vec<Wc>,
@@ -203,7 +204,7 @@ impl<M: Machine> Conn<M> {
             class,
             log,
             up_at: None,
-            jobs: HashMap::new(),
+            jobs: FxHashMap::default(),
             error: None,
             is_closed: false,
             seen: Vec::new(),

@@ -1,12 +1,12 @@
 //! Both ends of a connection as the host holds them.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use hawser_plugin::net::{
     MAX_RECVS, MAX_REQUESTS, MemoryKinds, Receiver, Region, Registration, Request, Segment, Sender,
 };
 use hawser_plugin::{Error, ErrorKind, Result};
+use rustc_hash::FxHashMap;
 
 use crate::config::Settings;
 use crate::conn::{Conn, Job, system};
@@ -214,7 +214,7 @@ pub(crate) struct IbReceiver {
     /// One per port, made when it is needed.
     flushers: Vec<Option<Flusher>>,
     /// Reads that are not over, with their ports.
-    flushes: HashMap<u64, Vec<(usize, Read)>>,
+    flushes: FxHashMap<u64, Vec<(usize, Read)>>,
     next_flush: u64,
 }
 
@@ -228,7 +228,7 @@ impl IbReceiver {
         let ports = lock(&conn).ports().to_vec();
         let flushers = ports.iter().map(|_| None).collect();
         let regions = Regions::new(ports, kinds);
-        Self { conn, regions, keeper, settings, flushers, flushes: HashMap::new(), next_flush: FLUSH }
+        Self { conn, regions, keeper, settings, flushers, flushes: FxHashMap::default(), next_flush: FLUSH }
     }
 
     /// A read through each port that may have written to a segment.

@@ -1,10 +1,10 @@
 //! Ports of devices as connections use them: whether they are usable, with which address, and what is registered.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hawser_plugin::net::Region;
+use rustc_hash::FxHashMap;
 
 use crate::carrier::Carrier;
 use crate::config::Settings;
@@ -25,7 +25,7 @@ pub(crate) struct Port {
     carrier: Mutex<Option<Carrier>>,
     /// Grows with each change of the state.
     generation: AtomicU64,
-    registered: Mutex<HashMap<Key, (Mr, usize)>>,
+    registered: Mutex<FxHashMap<Key, (Mr, usize)>>,
 }
 
 /// A port as it is now.

@@ -1,10 +1,11 @@
 //! Sockets that come in: the listeners of a context, and the handshake at their side.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
 
 use crate::auth::{ANSWER, Answer, Challenge, HELLO, Hello, Proof, Refusal, Socket};
 use crate::pool::lock;
@@ -17,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// All listeners of a context.
 #[derive(Default)]
-pub(crate) struct Registry(Mutex<HashMap<u64, Arc<Listening>>>);
+pub(crate) struct Registry(Mutex<FxHashMap<u64, Arc<Listening>>>);
 
 impl Registry {
     pub fn add(&self, listening: Arc<Listening>) {

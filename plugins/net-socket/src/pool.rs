@@ -8,7 +8,7 @@
 //!    list.
 //! 4. A ticket keeps nothing alive. When it is dropped its socket is not driven any more, except by a call under way.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -55,7 +56,7 @@ pub(crate) struct Pool {
 struct Worker {
     epoll: OwnedFd,
     bell: Bell,
-    tasks: Mutex<HashMap<u64, Task>>,
+    tasks: Mutex<FxHashMap<u64, Task>>,
     list: Mutex<VecDeque<u64>>,
     sleeps: AtomicBool,
     stops: AtomicBool,

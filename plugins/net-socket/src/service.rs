@@ -6,7 +6,6 @@
 //! 3. Members are looked at every [`TICK`] while one has something in flight, every [`IDLE_TICK`] otherwise.
 //! 4. It ends with the context, after the goodbyes are said or [`GOODBYE`] has passed.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hawser_plugin::{Log, Subsys};
+use rustc_hash::FxHashMap;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -69,7 +69,7 @@ pub(crate) struct Service {
     epoll: OwnedFd,
     bell: Bell,
     commands: Mutex<Vec<Command>>,
-    watched: Mutex<HashMap<u64, Watched>>,
+    watched: Mutex<FxHashMap<u64, Watched>>,
     next_token: AtomicU64,
     stops: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -182,9 +182,9 @@ impl Service {
 /// What only the thread touches.
 struct Body {
     service: Arc<Service>,
-    listeners: HashMap<u64, Arc<OwnedFd>>,
-    guests: HashMap<u64, Guest>,
-    dials: HashMap<u64, Dial>,
+    listeners: FxHashMap<u64, Arc<OwnedFd>>,
+    guests: FxHashMap<u64, Guest>,
+    dials: FxHashMap<u64, Dial>,
     /// Dials that wait for their time.
     later: Vec<Errand>,
     members: Vec<Weak<dyn Member>>,
@@ -199,9 +199,9 @@ impl Body {
     fn new(service: Arc<Service>) -> Self {
         Self {
             service,
-            listeners: HashMap::new(),
-            guests: HashMap::new(),
-            dials: HashMap::new(),
+            listeners: FxHashMap::default(),
+            guests: FxHashMap::default(),
+            dials: FxHashMap::default(),
             later: Vec::new(),
             members: Vec::new(),
             leaving: Vec::new(),

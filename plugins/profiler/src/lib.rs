@@ -21,13 +21,13 @@ mod record;
 mod settings;
 mod tree;
 
-use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use hawser_plugin::profiler::{EventMask, ProfilerConfig, ProfilerContext};
 use hawser_plugin::{Profiler, Result};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use context::Context;
 use file::TraceFile;
@@ -46,8 +46,8 @@ pub struct TraceProfiler {
 /// The files of this process: those open, and those that were written, which are continued when they are opened again.
 #[derive(Default)]
 struct Files {
-    open: HashMap<PathBuf, Weak<TraceFile>>,
-    written: HashSet<PathBuf>,
+    open: FxHashMap<PathBuf, Weak<TraceFile>>,
+    written: FxHashSet<PathBuf>,
 }
 
 impl TraceProfiler {

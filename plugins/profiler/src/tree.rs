@@ -6,9 +6,10 @@
 //! and again, the host is one whose stop is the end, and nobody waits any more, unless a child comes late after all.
 //! Children of children count alike. All times are arguments.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use hawser_plugin::profiler::{Event, EventMask, EventState, StateArgs, What};
+use rustc_hash::FxHashMap;
 
 use crate::describe::{self, Value};
 use crate::record::Record;
@@ -33,7 +34,7 @@ pub struct Tree {
     /// Some kinds of children of tasks are reported.
     children_come: bool,
     kernels_come: bool,
-    open: HashMap<u64, Open>,
+    open: FxHashMap<u64, Open>,
     /// Stopped tasks that wait for children, oldest first; some are over already.
     waiting: VecDeque<u64>,
     /// Tasks that waited since a child last came after a stop.
@@ -69,7 +70,7 @@ impl Tree {
             process,
             children_come: mask.0 & HOLDING != 0,
             kernels_come: mask.contains(EventMask::KERNEL_CH),
-            open: HashMap::new(),
+            open: FxHashMap::default(),
             waiting: VecDeque::new(),
             vain: 0,
         }

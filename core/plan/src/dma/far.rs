@@ -5,11 +5,10 @@
 //! reaches too: the stream waits for `ready` and clears it, and writes `told` when it has filled or emptied the slot; the
 //! proxy does the reverse. Every launch begins with the first slot, so one end may replay what the other calls anew.
 
-use std::collections::HashMap;
-
 use super::{DEPTH, LEAST_SLOT};
 use crate::knobs::Knobs;
 use crate::world::World;
+use rustc_hash::FxHashMap;
 
 /// Host memory that the slots of a rank may take when it talks to everybody.
 const BYTES: u64 = 384 << 20;
@@ -62,7 +61,7 @@ impl End {
 /// The ends that exist, by the other rank and whether this one sends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Far {
-    ends: HashMap<(u32, bool), End>,
+    ends: FxHashMap<(u32, bool), End>,
 }
 
 impl Far {

@@ -1,7 +1,8 @@
 //! Pictures of programs: one column per rank and channel, time runs down, arrows are transfers.
 
-use std::collections::HashMap;
 use std::fmt::Write;
+
+use rustc_hash::FxHashMap;
 
 use super::text::{op_name, ref_text};
 use super::{Program, Step};
@@ -128,13 +129,13 @@ impl Boxed {
 
 /// Lets every column run one step per row if its slots have arrived; FIFOs have no limit here.
 fn lay_out(columns: &mut [Column<'_>]) -> (Vec<Boxed>, Vec<(usize, usize)>) {
-    let mut fifos: HashMap<(u32, u32, u32), std::collections::VecDeque<usize>> = HashMap::new();
+    let mut fifos: FxHashMap<(u32, u32, u32), std::collections::VecDeque<usize>> = FxHashMap::default();
     let (mut boxes, mut arrows) = (Vec::new(), Vec::new());
     let mut row = 0;
     while boxes.len() < MAX_BOXES {
         let mut sent = Vec::new();
         let mut moved = false;
-        let ends: HashMap<(u32, u32), usize> =
+        let ends: FxHashMap<(u32, u32), usize> =
             columns.iter().map(|c| ((c.rank, c.channel), c.next.0)).collect();
         for (index, column) in columns.iter_mut().enumerate() {
             let Some(step) = column.current() else { continue };

@@ -1,12 +1,11 @@
 //! What every file must keep, seen step by step: numbering, peers, connections, bounds and dependencies.
 
-use std::collections::HashMap;
-
 use super::fault::{Class, ImportError, Result};
 use super::xml::{Algo, Block, Gpu, Kind, Step};
 use crate::call::Collective;
 use crate::ir::Buf;
 use crate::order;
+use rustc_hash::FxHashMap;
 
 /// Most blocks of a rank: a launch has no more.
 pub(super) const MOST_BLOCKS: usize = crate::device_plan::MAX_BLOCKS;
@@ -232,7 +231,7 @@ fn waits_end(block: &Block) -> Result<()> {
 
 /// Every (sender, receiver, channel) has one block at each end, and what is sent is what is received.
 fn connections(algo: &Algo) -> Result<()> {
-    let mut ends: HashMap<(u32, u32, u32), [Option<&Block>; 2]> = HashMap::new();
+    let mut ends: FxHashMap<(u32, u32, u32), [Option<&Block>; 2]> = FxHashMap::default();
     for gpu in &algo.gpus {
         for block in &gpu.blocks {
             let sends = block.send.filter(|_| block.steps.iter().any(|step| step.kind.sends()));

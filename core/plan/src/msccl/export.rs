@@ -3,8 +3,10 @@
 //! A block of MSCCL talks to one rank each way, so a channel becomes as many blocks as it has peers, and every step waits
 //! for the one before it if that is in another block. What a step does with several peers is spread over several steps.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+
+use rustc_hash::FxHashMap;
 
 use super::xml::Kind;
 use crate::call::Collective;
@@ -108,15 +110,15 @@ struct Rank<'a> {
     shape: &'a Shape,
     blocks: Vec<Block>,
     /// Block and step that end a step of a channel.
-    ends: HashMap<(u32, u32), (usize, usize)>,
+    ends: FxHashMap<(u32, u32), (usize, usize)>,
     scratch: u32,
     /// The latest step of the channel.
     last: Option<(usize, usize)>,
     /// What the next step waits for.
     pending: Vec<(u32, u32)>,
     /// Blocks of the channel by peer.
-    senders: HashMap<u32, usize>,
-    receivers: HashMap<u32, usize>,
+    senders: FxHashMap<u32, usize>,
+    receivers: FxHashMap<u32, usize>,
     local: usize,
 }
 
@@ -125,12 +127,12 @@ impl<'a> Rank<'a> {
         Self {
             shape,
             blocks: Vec::new(),
-            ends: HashMap::new(),
+            ends: FxHashMap::default(),
             scratch: shape.scratch,
             last: None,
             pending: Vec::new(),
-            senders: HashMap::new(),
-            receivers: HashMap::new(),
+            senders: FxHashMap::default(),
+            receivers: FxHashMap::default(),
             local: 0,
         }
     }
@@ -162,7 +164,7 @@ impl<'a> Rank<'a> {
     /// One block per pair of peers that steps join, if neither is met in the other direction too, then one per peer that is
     /// left: so a rank talks to a peer on a channel in one block only.
     fn make_blocks(&mut self, steps: &[Step], lane: u32) {
-        (self.senders, self.receivers) = (HashMap::new(), HashMap::new());
+        (self.senders, self.receivers) = (FxHashMap::default(), FxHashMap::default());
         self.local = self.blocks.len();
         let sends_to = |peer: u32| steps.iter().any(|step| step.send.contains(&peer));
         let receives_from = |peer: u32| steps.iter().any(|step| step.recv.contains(&peer));

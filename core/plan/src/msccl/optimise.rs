@@ -5,12 +5,11 @@
 //! each (local sums, as a rule), one of them does for all. Then waits are moved to the first step that needs them, so that fewer
 //! steps only wait. What comes out is proved like the file itself, else it is left as it was.
 
-use std::collections::HashMap;
-
 use super::MOST_SLOTS;
 use crate::call::Collective;
 use crate::ir::verify::verify;
 use crate::ir::{Buf, Channel, Dep, Op, Program, RankProgram, Ref, Step};
+use rustc_hash::FxHashMap;
 
 /// The better program of the same meaning, and the slots that it needs; None: there is none.
 pub(super) fn optimise(program: &Program, right_in_place: bool) -> Option<(Program, u32)> {
@@ -74,8 +73,8 @@ type Name = (Op, Option<Ref>, Option<Ref>, bool);
 
 fn coarse_rank(rank: &RankProgram, factor: u32) -> Option<RankProgram> {
     // New place of every old step; parts that are dropped point to the one that works for them.
-    let mut places: HashMap<(u32, u32), (u32, u32)> = HashMap::new();
-    let mut workers: HashMap<Name, (u32, u32)> = HashMap::new();
+    let mut places: FxHashMap<(u32, u32), (u32, u32)> = FxHashMap::default();
+    let mut workers: FxHashMap<Name, (u32, u32)> = FxHashMap::default();
     let mut dropped: Vec<((u32, u32), Name)> = Vec::new();
     let mut channels: Vec<Vec<(u32, Step)>> = Vec::new();
     for (channel, steps) in (0..).zip(&rank.channels) {

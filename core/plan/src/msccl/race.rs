@@ -1,7 +1,9 @@
 //! Whether everything that two blocks do to a chunk is ordered: by the order within blocks, by dependencies, by messages.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
 
 use super::fault::{Class, ImportError, Result};
 use super::memory::Memory;
@@ -30,8 +32,8 @@ pub(super) fn check(algo: &Algo, root: u32, order: &[Place]) -> Result<()> {
     let mut uses: Vec<Vec<Uses>> =
         memories.iter().map(|memory| vec![Uses::default(); memory.len()]).collect();
     let mut clocks: Vec<Clock> = (0..blocks).map(|_| Rc::new(vec![0; blocks])).collect();
-    let mut fifos: HashMap<(u32, u32, u32), VecDeque<Clock>> = HashMap::new();
-    let mut ends: HashMap<(usize, u32), Clock> = HashMap::new();
+    let mut fifos: FxHashMap<(u32, u32, u32), VecDeque<Clock>> = FxHashMap::default();
+    let mut ends: FxHashMap<(usize, u32), Clock> = FxHashMap::default();
     for &(rank, block, number) in order {
         let (gpu, me) = (&algo.gpus[rank], first[rank] + block);
         let tb = &gpu.blocks[block];

@@ -1,6 +1,8 @@
 //! The order in which the steps of a file can run, with FIFOs of some depth.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 use super::fault::{Class, ImportError, Result};
 use super::xml::{Algo, Step};
@@ -47,7 +49,7 @@ struct State<'a> {
     blocks: Vec<At>,
     /// Index in `blocks` of the first block of each rank.
     first: Vec<usize>,
-    fifos: HashMap<(u32, u32, u32), u64>,
+    fifos: FxHashMap<(u32, u32, u32), u64>,
     order: Vec<Place>,
 }
 
@@ -58,7 +60,15 @@ impl<'a> State<'a> {
             first.push(blocks.len());
             blocks.extend((0..gpu.blocks.len()).map(|block| At { rank, block, step: 0, slots: 0 }));
         }
-        Self { algo, depth, fused: fused.max(1), blocks, first, fifos: HashMap::new(), order: Vec::new() }
+        Self {
+            algo,
+            depth,
+            fused: fused.max(1),
+            blocks,
+            first,
+            fifos: FxHashMap::default(),
+            order: Vec::new(),
+        }
     }
 
     /// The other blocks of the rank and those of its peers: whom a step can let go on.

@@ -1,7 +1,9 @@
 //! From the file's steps to a program: follows every value, so that each step knows what it reads and completes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::check::{per_block, root};
 use super::fault::{Class, ImportError, Result};
@@ -60,13 +62,13 @@ type Message = Vec<Rc<Value>>;
 struct State<'a> {
     algo: &'a Algo,
     memories: Vec<Memory>,
-    fifos: HashMap<(u32, u32, u32), VecDeque<Message>>,
+    fifos: FxHashMap<(u32, u32, u32), VecDeque<Message>>,
     ranks: Vec<RankProgram>,
     source: Vec<Vec<Vec<Pos>>>,
     /// The last step that a step of the file became, by rank, block and step.
-    last: HashMap<(usize, u32, u32), u32>,
+    last: FxHashMap<(usize, u32, u32), u32>,
     /// What the next step of a block waits for, by rank and block.
-    waits: HashMap<(usize, usize), Vec<Dep>>,
+    waits: FxHashMap<(usize, usize), Vec<Dep>>,
 }
 
 /// One chunk of a step.
@@ -83,11 +85,11 @@ impl<'a> State<'a> {
         Self {
             algo,
             memories: (0..algo.ranks).map(|rank| Memory::new(algo, rank, root)).collect(),
-            fifos: HashMap::new(),
+            fifos: FxHashMap::default(),
             ranks: algo.gpus.iter().map(|gpu| RankProgram::with_channels(channels(gpu))).collect(),
             source: algo.gpus.iter().map(|gpu| vec![Vec::new(); channels(gpu)]).collect(),
-            last: HashMap::new(),
-            waits: HashMap::new(),
+            last: FxHashMap::default(),
+            waits: FxHashMap::default(),
         }
     }
 
@@ -280,7 +282,7 @@ fn runs(units: Vec<Unit>) -> Vec<ir::Step> {
 
 /// Gives blocks that share a connection one lane, and blocks of a rank that share a peer different ones, as few as possible.
 fn lanes(algo: &Algo, ranks: &mut [RankProgram]) {
-    let mut group: HashMap<(u32, u32), usize> = HashMap::new();
+    let mut group: FxHashMap<(u32, u32), usize> = FxHashMap::default();
     let mut members: Vec<Vec<(u32, u32)>> = Vec::new();
     for gpu in &algo.gpus {
         for block in &gpu.blocks {
@@ -288,7 +290,7 @@ fn lanes(algo: &Algo, ranks: &mut [RankProgram]) {
             members.push(vec![(gpu.id, block.id)]);
         }
     }
-    let mut senders: HashMap<(u32, u32, u32), (u32, u32)> = HashMap::new();
+    let mut senders: FxHashMap<(u32, u32, u32), (u32, u32)> = FxHashMap::default();
     let active = |block: &super::xml::Block| peers(block);
     for gpu in &algo.gpus {
         for block in &gpu.blocks {
@@ -313,7 +315,7 @@ fn lanes(algo: &Algo, ranks: &mut [RankProgram]) {
             }
         }
     }
-    let mut taken: Vec<std::collections::HashSet<(u32, u32)>> = Vec::new();
+    let mut taken: Vec<FxHashSet<(u32, u32)>> = Vec::new();
     for rank in ranks.iter_mut() {
         rank.lanes = vec![0; rank.channels.len()];
     }

@@ -8,13 +8,14 @@ use super::socket::{Address, Stream};
 use super::wire::Kind;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+
+use rustc_hash::FxHashMap;
 
 /// The connections this rank made. Each carries messages in one direction: away from here.
 #[derive(Default)]
 pub(super) struct Outgoing {
-    streams: Mutex<HashMap<u32, Arc<Mutex<Option<Stream>>>>>,
+    streams: Mutex<FxHashMap<u32, Arc<Mutex<Option<Stream>>>>>,
 }
 
 impl Bootstrap {

@@ -15,11 +15,13 @@ use super::{Settings, lock, log};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
 use rustix::event::{PollFd, PollFlags};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
 
 /// Ranks a communicator can have; what a hello may announce.
 pub(super) const MOST_RANKS: u32 = 1 << 20;
@@ -39,7 +41,7 @@ const LINGER: Duration = Duration::from_secs(5);
 const STACK: usize = 256 << 10;
 
 /// The roots of this process that nobody else owns, by nonce.
-static ROOTS: LazyLock<Mutex<HashMap<[u8; 16], RootHandle>>> = LazyLock::new(Default::default);
+static ROOTS: LazyLock<Mutex<FxHashMap<[u8; 16], RootHandle>>> = LazyLock::new(Default::default);
 
 /// A running root; dropping it stops the thread and waits for its end.
 pub(super) struct RootHandle {

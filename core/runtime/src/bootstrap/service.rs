@@ -16,12 +16,14 @@ use super::{Settings, interface, lock, log};
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 use rustix::event::{PollFd, PollFlags};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
 
 /// The longest message [`super::Bootstrap::send`] takes, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 20;
@@ -59,12 +61,12 @@ impl Listeners {
 /// Everything that came and was not yet asked for.
 #[derive(Default)]
 pub(super) struct Inbox {
-    pub messages: HashMap<(u32, u64), VecDeque<Vec<u8>>>,
-    pub descriptors: HashMap<(u32, u64), VecDeque<OwnedFd>>,
+    pub messages: FxHashMap<(u32, u64), VecDeque<Vec<u8>>>,
+    pub descriptors: FxHashMap<(u32, u64), VecDeque<OwnedFd>>,
     /// Arms of the star, at rank 0 while it forms.
-    pub star: HashMap<u32, Stream>,
+    pub star: FxHashMap<u32, Stream>,
     /// Open message connections per rank; zero once all of them were closed again.
-    connections: HashMap<u32, usize>,
+    connections: FxHashMap<u32, usize>,
     bytes: usize,
     held: usize,
     /// Why nothing will come any more.
@@ -109,7 +111,7 @@ impl Inbox {
     }
 }
 
-fn pop<T>(queues: &mut HashMap<(u32, u64), VecDeque<T>>, key: (u32, u64)) -> Option<T> {
+fn pop<T>(queues: &mut FxHashMap<(u32, u64), VecDeque<T>>, key: (u32, u64)) -> Option<T> {
     let queue = queues.get_mut(&key)?;
     let item = queue.pop_front();
     if queue.is_empty() {

@@ -15,6 +15,7 @@ use super::wire::{
 use super::{Bootstrap, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
+use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags};
 use std::time::{Duration, Instant};
 
@@ -96,7 +97,7 @@ impl Bootstrap {
         let ends = if self.nranks == 1 {
             Ends::Alone
         } else if self.rank == 0 {
-            let absent = |there: &std::collections::HashMap<u32, Stream>| {
+            let absent = |there: &FxHashMap<u32, Stream>| {
                 list_ranks(&(1..self.nranks).filter(|rank| !there.contains_key(rank)).collect::<Vec<_>>())
             };
             let arms = self.shared.take(

@@ -1,10 +1,11 @@
 //! A rank's place in the protocol: its machines, its connections, and what it has proposed.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hawser_plugin::tuner::{SettingsFile, TunerConfig};
+use rustc_hash::FxHashMap;
 
 use super::learn::{self, Learning};
 use super::protocol::{Body, Coordinator, Gate, Limits, Member, Message, Outcome, Todo};
@@ -107,7 +108,7 @@ struct Work {
     place: Place,
     member: Member<Staged>,
     coordinator: Option<Coordinator>,
-    proposals: HashMap<u64, (Done, Duration)>,
+    proposals: FxHashMap<u64, (Done, Duration)>,
     last_proposal: u64,
     /// Whether this rank ever had part in a change: only then others have to hear that it goes.
     has_met: bool,
@@ -141,7 +142,7 @@ impl Seat {
                 place,
                 member: Member::new(limits),
                 coordinator: (rank == 0).then(|| Coordinator::new(ranks, limits)),
-                proposals: HashMap::new(),
+                proposals: FxHashMap::default(),
                 last_proposal: 0,
                 has_met: false,
                 gone: vec![false; ranks as usize],

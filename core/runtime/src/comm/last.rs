@@ -1,10 +1,10 @@
 //! Choices already made, and which of them the last operation took: what [`Comm::last_decision`] tells.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use hawser_plan::Protocol;
 use hawser_plan::world::DeviceKind;
+use rustc_hash::FxHashMap;
 
 use super::Comm;
 use super::live::{Bound, CallKey, Live, lock};
@@ -16,7 +16,7 @@ const MOST: usize = 4096;
 /// The choices of a communicator.
 #[derive(Default)]
 pub struct Bounds {
-    kept: HashMap<CallKey, Arc<Bound>>,
+    kept: FxHashMap<CallKey, Arc<Bound>>,
     last: Option<Last>,
 }
 

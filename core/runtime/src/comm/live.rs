@@ -1,7 +1,6 @@
 //! A communicator that is up: plans calls and holds everything that launches need.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, bulk, dma};
+use rustc_hash::FxHashMap;
 
 use super::facts::{Facts, Windows};
 use super::far;
@@ -65,7 +65,7 @@ pub struct Live {
     /// The communicator's flag: raised by abort, also while a destroy in another thread waits for the device.
     pub abort: AbortFlag,
     /// Programs in use, lowered for this rank.
-    pub programs: Mutex<HashMap<(ProgramKey, DeviceOp), Arc<Loaded>>>,
+    pub programs: Mutex<FxHashMap<(ProgramKey, DeviceOp), Arc<Loaded>>>,
     /// The tuners that count, and choices already made with them.
     pub choices: Mutex<Choices>,
     /// Scratch of programs that need any; replaced by a larger one on demand, old ones stay for graphs.
@@ -422,7 +422,7 @@ impl Live {
         event: impl Fn(Need) -> Option<&'a Arc<Span>>,
     ) {
         let Some(net) = self.net.as_ref().filter(|_| self.watch.wants(Meter::KINDS)) else { return };
-        let mut slots: HashMap<Need, u64> = HashMap::new();
+        let mut slots: FxHashMap<Need, u64> = FxHashMap::default();
         for (need, count) in self.far_ends(plan, steps) {
             *slots.entry(need).or_default() += count;
         }

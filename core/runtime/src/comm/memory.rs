@@ -1,7 +1,8 @@
 //! `ncclMemAlloc` and friends: memory on the calling thread's current device.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock};
+
+use rustc_hash::FxHashMap;
 
 use super::live::lock;
 use crate::device::{self, HeapKind, Memory};
@@ -27,7 +28,7 @@ pub fn mem_free(addr: u64) -> Result<()> {
     Err(Error::invalid_argument(format!("{addr:#x} was not returned by ncclMemAlloc, or was freed already")))
 }
 
-fn table() -> &'static Mutex<HashMap<u64, Memory>> {
-    static TABLE: OnceLock<Mutex<HashMap<u64, Memory>>> = OnceLock::new();
+fn table() -> &'static Mutex<FxHashMap<u64, Memory>> {
+    static TABLE: OnceLock<Mutex<FxHashMap<u64, Memory>>> = OnceLock::new();
     TABLE.get_or_init(Mutex::default)
 }

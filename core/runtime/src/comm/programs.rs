@@ -1,7 +1,6 @@
 //! Programs that users bring: `MSCCL_XML_FILES` and `MSCCL_ALGO_DIR`. Files are read once per process and proved when a
 //! communicator of their number of ranks is made; ranks compare what they have.
 
-use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Read;
@@ -12,6 +11,7 @@ use hawser_plan::Knobs;
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::imported::{self, Handle};
 use hawser_plan::order;
+use rustc_hash::FxHashSet;
 
 use crate::env::Settings;
 use crate::error::{Error, Result};
@@ -161,7 +161,7 @@ impl Files {
     /// Files that are named, in their order, then those of the folder, in the order of their names.
     fn read(named: &str, folder: Option<&Path>) -> Self {
         let mut files = Self::default();
-        let mut known = HashSet::new();
+        let mut known = FxHashSet::default();
         for path in named.split(':').map(str::trim).filter(|path| !path.is_empty()) {
             if let Err(error) = files.add(Path::new(path), true, &mut known) {
                 files.failed.get_or_insert(error);
@@ -179,7 +179,7 @@ impl Files {
         &mut self,
         path: &Path,
         is_named: bool,
-        known: &mut HashSet<String>,
+        known: &mut FxHashSet<String>,
     ) -> std::result::Result<(), String> {
         let text = read(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let head = imported::head(&text).map_err(|error| format!("{}:{error}", path.display()))?;

@@ -1,11 +1,11 @@
 //! Lines with the tag `SM_FREE`: what of a communicator runs without multiprocessors, what does not, and why.
 
-use std::collections::HashSet;
 use std::sync::Mutex;
 
 use hawser_plan::choose::{Choice, Outcome};
 use hawser_plan::dma::{self, far, fold};
 use hawser_plan::{Call, Collective, Protocol};
+use rustc_hash::FxHashSet;
 
 use super::live::{Live, lock, op};
 use crate::device::size_text;
@@ -62,7 +62,7 @@ pub fn announcement(live: &Live) -> String {
 pub struct SmFree {
     level: u8,
     /// Collectives and size classes that had their line.
-    told: Mutex<HashSet<(Collective, u32)>>,
+    told: Mutex<FxHashSet<(Collective, u32)>>,
 }
 
 impl SmFree {

@@ -1,7 +1,6 @@
 //! What tuner plugins say about a call, what ranks must have in common for that, and why a call runs as it does.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,6 +10,7 @@ use hawser_plan::{Call, Collective, Knobs, ReduceOp, World};
 use hawser_plugin::Tuner;
 use hawser_plugin::learner::Learner;
 use hawser_plugin::tuner::{self, Function, Question, SettingsFile, TunerConfig, TunerContext};
+use rustc_hash::FxHashSet;
 
 use super::facts::Facts;
 use super::terms;
@@ -34,7 +34,7 @@ pub struct Tuners {
     /// Why one cannot be used at all: the communicator fails.
     failed: Option<String>,
     /// Calls that were explained.
-    shown: Mutex<HashSet<Shown>>,
+    shown: Mutex<FxHashSet<Shown>>,
     wants: Wants,
 }
 

@@ -4,7 +4,6 @@
 //! threads and of processes use the same path.
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -14,6 +13,7 @@ use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::Fold;
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
+use rustc_hash::FxHashMap;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
@@ -124,8 +124,8 @@ impl Drop for Mapping {
 }
 
 /// Heaps of this process by key, so that ranks of one process share a mapping.
-fn registry() -> &'static Mutex<HashMap<u64, Weak<Mapping>>> {
-    static REGISTRY: OnceLock<Mutex<HashMap<u64, Weak<Mapping>>>> = OnceLock::new();
+fn registry() -> &'static Mutex<FxHashMap<u64, Weak<Mapping>>> {
+    static REGISTRY: OnceLock<Mutex<FxHashMap<u64, Weak<Mapping>>>> = OnceLock::new();
     REGISTRY.get_or_init(Mutex::default)
 }
 

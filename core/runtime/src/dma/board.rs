@@ -5,13 +5,13 @@
 //! on; the second takes it and copies. A sender gives the receiver a moment to come first, since pushing is faster than pulling.
 //! Otherwise nobody waits, unless one end is [`RING`] transfers ahead.
 
-use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hawser_plan::dma::{Leg, Way};
 use hawser_plan::world::DeviceKind;
+use rustc_hash::FxHashMap;
 
 use crate::bootstrap::Bootstrap;
 use crate::comm::lock;
@@ -95,7 +95,7 @@ pub struct Board {
     /// By rank.
     ends: Vec<Option<End>>,
     /// Handles of this rank's allocations by their base and number.
-    handles: Mutex<HashMap<(u64, u64), [u8; 64]>>,
+    handles: Mutex<FxHashMap<(u64, u64), [u8; 64]>>,
     abort: AbortFlag,
     _memory: Vec<Memory>,
 }

@@ -13,10 +13,11 @@ mod policy;
 mod segment;
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+
+use rustc_hash::FxHashMap;
 
 pub use policy::Policy;
 
@@ -117,7 +118,7 @@ pub fn of(
     policy: &Policy,
     source: impl FnOnce() -> Result<Box<dyn Source>>,
 ) -> Result<Arc<Pool>> {
-    static POOLS: LazyLock<Mutex<HashMap<String, Weak<Pool>>>> = LazyLock::new(Mutex::default);
+    static POOLS: LazyLock<Mutex<FxHashMap<String, Weak<Pool>>>> = LazyLock::new(Mutex::default);
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(pool) = pools.get(device).and_then(Weak::upgrade) {
         return Ok(pool);

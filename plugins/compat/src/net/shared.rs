@@ -2,12 +2,13 @@
 //! handles, and requests in flight.
 
 use std::cell::UnsafeCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hawser_plugin::net::{Handle, MAX_RECVS, MemoryKinds, NetProperties, Region, Registration, Request};
 use hawser_plugin::{Error, ErrorKind, Log, Result, Subsys};
+use rustc_hash::FxHashMap;
 
 use super::abi::properties::PropertiesReader;
 use super::abi::signatures::Devices;
@@ -32,7 +33,7 @@ struct State {
     init: Option<Result<()>>,
     /// Number of devices, those made since included.
     devices: Option<Result<u32>>,
-    properties: HashMap<u32, NetProperties>,
+    properties: FxHashMap<u32, NetProperties>,
 }
 
 impl Plugin {

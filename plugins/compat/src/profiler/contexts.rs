@@ -5,13 +5,14 @@
 //! bits, and below it the profiler's own handle, or, if that needs more than 47 bits, the number of an entry that holds
 //! it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use hawser_plugin::Log;
 use hawser_plugin::profiler::{EventHandle, ProfilerContext};
+use rustc_hash::FxHashMap;
 
 /// Bits of a handle below the communicator's number.
 const LOW_BITS: u32 = 48;
@@ -55,7 +56,7 @@ unsafe impl Sync for Mask {}
 #[derive(Default)]
 struct Entries {
     last: u64,
-    handles: HashMap<u64, EventHandle>,
+    handles: FxHashMap<u64, EventHandle>,
     over: VecDeque<u64>,
 }
 

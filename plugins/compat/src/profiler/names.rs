@@ -1,15 +1,16 @@
 //! Names of functions, types, algorithms: as C strings for plugins that keep the pointers, and as numbers for v1.
 
-use std::collections::HashMap;
 use std::ffi::{CString, c_char};
 use std::sync::{PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
 
 /// More different names than a host has; beyond it all are "other".
 const MOST: usize = 4096;
 
 /// C strings that live as long as the plugin: NCCL's own are constants, so plugins keep the pointers.
 #[derive(Default)]
-pub(super) struct Strings(RwLock<HashMap<Box<str>, CString>>);
+pub(super) struct Strings(RwLock<FxHashMap<Box<str>, CString>>);
 
 impl Strings {
     /// The C string of a text. Valid as long as `self`.

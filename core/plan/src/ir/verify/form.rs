@@ -1,9 +1,8 @@
 //! First pass: every step by itself.
 
-use std::collections::HashMap;
-
 use super::fault::{At, Fault};
 use crate::ir::{Buf, MAX_FAN, Op, Program, RankProgram, Ref, Shape, Step};
+use rustc_hash::FxHashMap;
 
 /// Most chunks and executed steps of all ranks, so that a hostile text cannot exhaust memory.
 const MOST: u64 = 1 << 25;
@@ -99,7 +98,7 @@ fn check_lanes(rank: u32, program: &RankProgram) -> Result<(), Fault> {
             program.lanes.len()
         )));
     }
-    let mut users = HashMap::new();
+    let mut users = FxHashMap::default();
     for (channel, steps) in program.channels.iter().enumerate() {
         let lane = program.lane(channel as u32);
         for &peer in steps.steps.iter().flat_map(|step| step.recv.iter().chain(&step.send)) {

@@ -1,6 +1,8 @@
 //! Second pass: an order in which all steps can run, or the deadlock.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 use super::fault::{At, Fault, Wait};
 use crate::ir::{Program, Step};
@@ -25,10 +27,10 @@ struct Network<'a> {
     /// Lane of every process.
     lanes: Vec<u32>,
     /// Processes of a (rank, lane).
-    users: HashMap<(u32, u32), Vec<usize>>,
+    users: FxHashMap<(u32, u32), Vec<usize>>,
     /// Next (step, repetition) of every process `rank * channels + channel`.
     next: Vec<(u32, u32)>,
-    fifos: HashMap<FifoKey, u32>,
+    fifos: FxHashMap<FifoKey, u32>,
     /// Processes that may be able to go on.
     queue: VecDeque<usize>,
     queued: Vec<bool>,
@@ -44,7 +46,7 @@ impl<'a> Network<'a> {
             .iter()
             .flat_map(|rank| (0..channels as u32).map(|channel| rank.lane(channel)))
             .collect();
-        let mut users: HashMap<(u32, u32), Vec<usize>> = HashMap::new();
+        let mut users: FxHashMap<(u32, u32), Vec<usize>> = FxHashMap::default();
         for (process, &lane) in lanes.iter().enumerate() {
             users.entry(((process / channels) as u32, lane)).or_default().push(process);
         }
@@ -55,7 +57,7 @@ impl<'a> Network<'a> {
             lanes,
             users,
             next: vec![(0, 0); processes],
-            fifos: HashMap::new(),
+            fifos: FxHashMap::default(),
             queue: (0..processes).collect(),
             queued: vec![true; processes],
             order: Vec::new(),

@@ -1,7 +1,9 @@
 //! Third pass: what every chunk holds, and who touched it when.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
 
 use super::fault::{At, Fault};
 use super::form::chunks_on;
@@ -57,11 +59,11 @@ struct Run<'a> {
     in_place: bool,
     /// Cells per rank: input, output, scratch, one after the other.
     cells: Vec<Vec<Cell>>,
-    fifos: HashMap<(u32, u32, u32), VecDeque<Slot>>,
+    fifos: FxHashMap<(u32, u32, u32), VecDeque<Slot>>,
     /// Vector clocks per process; empty when no rank has two channels.
     clocks: Vec<Clock>,
     /// Clocks at the end of steps that others wait for.
-    ended: HashMap<(usize, u32), Clock>,
+    ended: FxHashMap<(usize, u32), Clock>,
 }
 
 impl<'a> Run<'a> {
@@ -78,9 +80,9 @@ impl<'a> Run<'a> {
             channels,
             in_place,
             cells: program.ranks.iter().map(|_| (0..total).map(|_| Cell::default()).collect()).collect(),
-            fifos: HashMap::new(),
+            fifos: FxHashMap::default(),
             clocks: (0..processes).map(|_| Rc::new(vec![0; processes])).collect(),
-            ended: HashMap::new(),
+            ended: FxHashMap::default(),
         };
         for rank in 0..shape.ranks {
             for chunk in 0..chunks_on(shape, Buf::Input, rank) {
@@ -261,7 +263,7 @@ impl<'a> Run<'a> {
 
     fn outputs(&self) -> Result<bool, Fault> {
         let shape = &self.program.shape;
-        let mut hashes: HashMap<u32, u64> = HashMap::new();
+        let mut hashes: FxHashMap<u32, u64> = FxHashMap::default();
         let mut equal = true;
         for rank in 0..shape.ranks {
             for chunk in 0..chunks_on(shape, Buf::Output, rank) {

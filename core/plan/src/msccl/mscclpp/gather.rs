@@ -4,7 +4,9 @@
 //! better than many small ones. A move is kept back until one comes that uses its chunks otherwise; until then it grows
 //! by moves that do the same to the chunks that follow.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use super::op::{Act, Move, Place};
 use super::plan::Plan;
@@ -24,7 +26,8 @@ pub(super) struct Job {
 /// All moves.
 pub(super) fn gather(plan: &Plan, memories: &[Memory], order: &[At]) -> Vec<Job> {
     let touched = memories.iter().map(|memory| vec![Touched::default(); memory.len()]).collect();
-    let mut state = State { memories, touched, kept: Vec::new(), open: HashMap::new(), done: Vec::new() };
+    let mut state =
+        State { memories, touched, kept: Vec::new(), open: FxHashMap::default(), done: Vec::new() };
     for &(rank, block, number) in order {
         let op = &plan.ranks[rank].blocks[block][number];
         let Act::Data { moves, .. } = &op.act else { continue };
@@ -51,7 +54,7 @@ struct State<'a> {
     touched: Vec<Vec<Touched>>,
     kept: Vec<Option<Job>>,
     /// Kept moves by what would follow them.
-    open: HashMap<Next, usize>,
+    open: FxHashMap<Next, usize>,
     done: Vec<Job>,
 }
 

@@ -4,8 +4,9 @@
 //! Signals and semaphores count. Which release an acquire has waited for is certain only where the count leaves no other
 //! choice: the m-th acquire of a threadblock has seen a release if all others together could not have let it through.
 
-use std::collections::HashMap;
 use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
 
 use super::op::{Act, Move, Op, Place};
 use super::plan::{Channel, Plan, Wire, named};
@@ -36,7 +37,7 @@ enum Counter {
 struct Releases {
     first: u64,
     /// By threadblock: how many there will be, and when those happened that did.
-    by: HashMap<usize, (u64, Vec<Clock>)>,
+    by: FxHashMap<usize, (u64, Vec<Clock>)>,
     taken: u64,
 }
 
@@ -77,11 +78,11 @@ struct State<'a> {
     blocks: Vec<(usize, usize)>,
     next: Vec<usize>,
     clocks: Vec<Clock>,
-    counters: HashMap<Counter, Releases>,
+    counters: FxHashMap<Counter, Releases>,
     /// Acquires of a threadblock.
-    acquires: HashMap<(Counter, usize), u64>,
+    acquires: FxHashMap<(Counter, usize), u64>,
     /// For how many threadblocks a barrier is, and who waits there.
-    barriers: HashMap<(usize, u32), (usize, Vec<usize>)>,
+    barriers: FxHashMap<(usize, u32), (usize, Vec<usize>)>,
     uses: Vec<Vec<Uses>>,
     order: Vec<At>,
 }
@@ -96,7 +97,7 @@ impl<'a> State<'a> {
             let text = format!("too large to follow: {} threadblocks, {ops} operations", blocks.len());
             return Err(ImportError::new(Class::Limit, plan.algo.pos, text));
         }
-        let mut counters: HashMap<Counter, Releases> = HashMap::new();
+        let mut counters: FxHashMap<Counter, Releases> = FxHashMap::default();
         for (index, &(rank, block)) in blocks.iter().enumerate() {
             for op in &plan.ranks[rank].blocks[block] {
                 for counter in releases(rank, op) {
@@ -116,8 +117,8 @@ impl<'a> State<'a> {
             clocks: (0..blocks.len()).map(|_| Rc::new(vec![0; blocks.len()])).collect(),
             blocks,
             counters,
-            acquires: HashMap::new(),
-            barriers: HashMap::new(),
+            acquires: FxHashMap::default(),
+            barriers: FxHashMap::default(),
             uses: memories.iter().map(|memory| vec![Uses::default(); memory.len()]).collect(),
             order: Vec::new(),
         })

@@ -11,13 +11,13 @@
 //! Rule: [`REGISTRY`] holds weak references, so it never keeps memory alive; every user of a heap in
 //! this process, owner or importer, holds an `Arc` of its [`Body`].
 
-use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
+use rustc_hash::FxHashMap;
 
 use super::context::{Context, platform};
 use super::memory::{Block, Copier, check_allocation, in_context};
@@ -32,7 +32,7 @@ use crate::log;
 use crate::pool::{GRANULARITY, Pool, Ticket};
 
 /// Heaps of this process by key.
-static REGISTRY: LazyLock<Mutex<HashMap<u64, Weak<Body>>>> = LazyLock::new(Mutex::default);
+static REGISTRY: LazyLock<Mutex<FxHashMap<u64, Weak<Body>>>> = LazyLock::new(Mutex::default);
 
 /// What everybody in this process who uses a heap holds. Fields are dropped in this order.
 struct Body {

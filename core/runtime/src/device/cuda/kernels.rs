@@ -4,7 +4,6 @@
 //! drivers load a module per context. [`Kernels::prepare`] makes the driver load the code for
 //! real: lazy loading at launch time may wait for running kernels, and these wait for each other.
 
-use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -16,6 +15,7 @@ use hawser_plan::bulk;
 use hawser_plan::device_plan::KernelKey;
 use hawser_plan::knobs::Protocol;
 use hawser_plan::world::DeviceKind;
+use rustc_hash::FxHashMap;
 
 use super::context::Context;
 use super::result::{MISSING, Status, code, installed_version};
@@ -41,14 +41,14 @@ enum Loaded {
 unsafe impl Send for Loaded {}
 
 /// Libraries of this process by index in [`FATBINS`]; they stay for ever, as the images do.
-static LIBRARIES: LazyLock<Mutex<HashMap<usize, Loaded>>> = LazyLock::new(Mutex::default);
+static LIBRARIES: LazyLock<Mutex<FxHashMap<usize, Loaded>>> = LazyLock::new(Mutex::default);
 
 /// The kernels of one device.
 pub struct Kernels {
     context: Arc<Context>,
     functions: Box<[AtomicPtr<CUfunc_st>; SLOTS]>,
     /// Modules of this context, for drivers without libraries. They end with the context.
-    modules: Mutex<HashMap<usize, Loaded>>,
+    modules: Mutex<FxHashMap<usize, Loaded>>,
 }
 
 impl Kernels {
@@ -267,7 +267,7 @@ fn log_images() {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use rustc_hash::FxHashSet;
 
     use hawser_plan::call::DataType;
     use hawser_plan::device_plan::DeviceOp;
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn every_key_has_a_slot_of_its_own() {
-        let slots: HashSet<usize> = keys().map(slot).collect();
+        let slots: FxHashSet<usize> = keys().map(slot).collect();
         assert_eq!(slots.len(), SLOTS);
         assert!(slots.into_iter().all(|slot| slot < SLOTS));
     }
@@ -323,8 +323,8 @@ mod tests {
 
     #[test]
     fn embedded_images_have_the_units_that_are_expected() {
-        let names: HashSet<&str> = FATBINS.iter().map(|(name, _)| *name).collect();
-        let expected: HashSet<&str> = keys().map(|key| unit(&key.symbol())).collect();
+        let names: FxHashSet<&str> = FATBINS.iter().map(|(name, _)| *name).collect();
+        let expected: FxHashSet<&str> = keys().map(|key| unit(&key.symbol())).collect();
         // Without a CUDA compiler the table is empty.
         assert!(names.is_empty() || expected.is_subset(&names), "{names:?} lack some of {expected:?}");
     }

@@ -26,7 +26,6 @@ mod token;
 mod vmm;
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::ptr;
@@ -39,6 +38,7 @@ use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::{self, Fold};
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::world::DeviceKind;
+use rustc_hash::FxHashMap;
 
 use self::context::{Context, platform};
 use self::kernels::Kernels;
@@ -75,7 +75,7 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
 }
 
 fn opened(ordinal: u32) -> Result<Arc<CudaDevice>> {
-    static OPEN: LazyLock<Mutex<HashMap<u32, Weak<CudaDevice>>>> = LazyLock::new(Mutex::default);
+    static OPEN: LazyLock<Mutex<FxHashMap<u32, Weak<CudaDevice>>>> = LazyLock::new(Mutex::default);
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = open.get(&ordinal).and_then(Weak::upgrade) {
         return Ok(device);

@@ -26,7 +26,6 @@ pub use link::Need;
 pub use meter::Meter;
 pub use stage::Stage;
 
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,6 +33,7 @@ use hawser_plan::device_plan::Conn;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::world::DeviceKind;
 use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
+use rustc_hash::FxHashSet;
 
 use super::control::Control;
 use super::{Wires, bytes_of};
@@ -172,7 +172,7 @@ pub struct Net {
 
 /// What exists so far.
 struct Wiring {
-    needs: HashSet<Need>,
+    needs: FxHashSet<Need>,
     table: Vec<Conn>,
     arena: Arena,
 }
@@ -225,7 +225,7 @@ impl Net {
         }
         let task = Arc::new(NetTask::new(chosen.context, bootstrap, control, in_device));
         proxy.add(task.clone());
-        let wiring = Mutex::new(Wiring { needs: HashSet::new(), table: wires.table, arena });
+        let wiring = Mutex::new(Wiring { needs: FxHashSet::default(), table: wires.table, arena });
         Ok(Self {
             name: chosen.name,
             device,

@@ -1,9 +1,8 @@
 //! How ranks part: one that leaves says how many slots it has sent over which lanes, and stays until they have come.
 //! Plugins exist whose receivers lose what is on its way when the sender closes the connection.
 
-use std::collections::{HashMap, HashSet};
-
 use super::link::Need;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Bytes of a lane in a goodbye.
 const ENTRY: usize = 12;
@@ -12,11 +11,11 @@ const ENTRY: usize = 12;
 #[derive(Default)]
 pub struct Parting {
     /// Ranks that said goodbye.
-    parted: HashSet<u32>,
+    parted: FxHashSet<u32>,
     /// What ranks that said goodbye have sent, until all of it has come: slots by lane.
-    sent: HashMap<u32, HashMap<u32, u64>>,
+    sent: FxHashMap<u32, FxHashMap<u32, u64>>,
     /// Ranks to which all that this rank sent has come.
-    thanked: HashSet<u32>,
+    thanked: FxHashSet<u32>,
     /// This rank leaves.
     pub is_leaving: bool,
 }
@@ -65,7 +64,7 @@ impl Parting {
 
     /// The ranks that have left and whose slots have all come: each once. `come` says how many have.
     pub fn complete(&mut self, come: impl Fn(Need) -> u64) -> Vec<u32> {
-        let all = |peer: u32, lanes: &HashMap<u32, u64>| {
+        let all = |peer: u32, lanes: &FxHashMap<u32, u64>| {
             lanes.iter().all(|(lane, sent)| come(Need { lane: *lane, peer, send: false }) >= *sent)
         };
         self.sent.extract_if(|peer, lanes| all(*peer, lanes)).map(|(peer, _)| peer).collect()

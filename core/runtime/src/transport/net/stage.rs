@@ -4,12 +4,12 @@
 //! A direction between two ranks is a piece with [`DEPTH`] slots, each carried by a link of its own: "lanes" behind those of the
 //! FIFOs.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hawser_plan::dma::DEPTH;
 use hawser_plan::dma::far::{End, Far, WORDS};
+use rustc_hash::FxHashMap;
 
 use super::arena::{Arena, Piece};
 use super::fifo::Fifo;
@@ -27,7 +27,7 @@ pub struct Stage {
 
 struct State {
     arena: Arena,
-    pieces: HashMap<(u32, bool), Piece>,
+    pieces: FxHashMap<(u32, bool), Piece>,
     ends: Arc<Far>,
 }
 
@@ -35,7 +35,7 @@ impl Stage {
     /// Slots of that many bytes, where FIFOs have so many lanes; the first memory is there.
     pub fn new(device: &dyn Device, slot_bytes: u64, lanes: u32) -> Result<Self> {
         let arena = Arena::with_pieces(device, slot_bytes * u64::from(DEPTH), false, 2)?;
-        let state = Mutex::new(State { arena, pieces: HashMap::new(), ends: Arc::default() });
+        let state = Mutex::new(State { arena, pieces: FxHashMap::default(), ends: Arc::default() });
         Ok(Self { slot_bytes, lanes, state })
     }
 

@@ -1,11 +1,11 @@
 //! What the proxy does for a communicator: sweeps over its links, and deals with what goes wrong.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hawser_plugin::net::NetContext;
+use rustc_hash::FxHashSet;
 
 use super::coll::CollLink;
 use super::link::{Around, Need, RecvLink, SendLink};
@@ -132,7 +132,7 @@ impl NetTask {
         links.parting.is_leaving = true;
         let ends = links.sends.iter().map(SendLink::need).chain(links.recvs.iter().map(RecvLink::need));
         let rails = links.colls.iter().flat_map(|l| l.ranks().to_vec());
-        let peers: HashSet<u32> = ends.map(|need| need.peer).chain(rails).collect();
+        let peers: FxHashSet<u32> = ends.map(|need| need.peer).chain(rails).collect();
         let farewell = |peer: &u32| {
             let own = links.sends.iter().filter(|link| link.need().peer == *peer);
             (*peer, parting::goodbye(own.map(|link| (link.need().lane, link.sent()))))
