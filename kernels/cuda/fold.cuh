@@ -58,6 +58,17 @@ __device__ __forceinline__ void load_operands(const HawserFold& a, u64 bytes) {
     }
 }
 
+// The values of a pack.
+template <class M>
+struct FoldPack {
+    typename M::Value low, high;
+
+    __device__ __forceinline__ void fold(const M& m, const Pack& pack, bool scale, bool first) {
+        M::fold(low, m.value(pack.x, scale), first);
+        M::fold(high, m.value(pack.y, scale), first);
+    }
+};
+
 // A team: every FOLD_TEAMS-th stage is its own.
 template <class M>
 __device__ __forceinline__ void fold_stage_by_stage(const HawserFold& a, const M& m, u64 bytes) {
@@ -69,20 +80,24 @@ __device__ __forceinline__ void fold_stage_by_stage(const HawserFold& a, const M
         wait_phase(&barriers.full[w.stage], w.phase);
         const unsigned char* stage = fold_stages() + w.stage * FOLD_STAGE;
         u32 size = w.size();
-        for (u32 at = own; at < size; at += FOLD_TEAM * 16) {
-            typename M::Value low, high;
+        for (u32 at = own; at < size; at += 2 * FOLD_TEAM * 16) {
+            // Two packs at once, of two operands, so that loads overlap. At the end the second is the first once more.
+            u32 second = at + FOLD_TEAM * 16 < size ? at + FOLD_TEAM * 16 : at;
+            FoldPack<M> x, y;
 #pragma unroll 1
             for (u32 i = 0; i < n; i += 2) {
-                Pack v = *(const Pack*)(stage + i * w.tile + at), other;
+                const unsigned char* from = stage + i * w.tile;
                 bool two = i + 1 < n;
-                if (two) other = *(const Pack*)(stage + (i + 1) * w.tile + at);
-                M::fold(low, m.value(v.x, scale), i == 0);
-                M::fold(high, m.value(v.y, scale), i == 0);
+                Pack u = *(const Pack*)(from + at), v = *(const Pack*)(from + second), p, q;
+                if (two) p = *(const Pack*)(from + w.tile + at), q = *(const Pack*)(from + w.tile + second);
+                x.fold(m, u, scale, i == 0);
+                y.fold(m, v, scale, i == 0);
                 if (!two) break;
-                M::fold(low, m.value(other.x, scale), false);
-                M::fold(high, m.value(other.y, scale), false);
+                x.fold(m, p, scale, false);
+                y.fold(m, q, scale, false);
             }
-            store_pack(a.to + w.at + at, {m.piece(low, divide), m.piece(high, divide)});
+            store_pack(a.to + w.at + at, {m.piece(x.low, divide), m.piece(x.high, divide)});
+            if (second != at) store_pack(a.to + w.at + second, {m.piece(y.low, divide), m.piece(y.high, divide)});
         }
         __syncwarp(); // all lanes have read
         if (threadIdx.x % FOLD_WARP == 0) arrive(&barriers.empty[w.stage]);

@@ -79,6 +79,13 @@ struct SoftFp8 {
 template <class T>
 struct Type;
 
+// Pairs of small floats, which one instruction makes.
+template <class Pair>
+__device__ __forceinline__ u64 two_words(const Pair& low, const Pair& high) {
+    static_assert(sizeof(Pair) == 4, "a word");
+    return *reinterpret_cast<const u32*>(&low) | (u64)*reinterpret_cast<const u32*>(&high) << 32;
+}
+
 template <>
 struct Type<float> {
     using Acc = float;
@@ -107,10 +114,8 @@ struct Type<F16> {
         for (int i = 0; i < 4; i++) a[i] = __half2float(__ushort_as_half((unsigned short)(v >> (16 * i))));
     }
     __device__ static u64 pack(const Acc* a) {
-        u64 v = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) v |= (u64)__half_as_ushort(__float2half_rn(a[i])) << (16 * i);
-        return v;
+        __half2 low = __floats2half2_rn(a[0], a[1]), high = __floats2half2_rn(a[2], a[3]);
+        return two_words(low, high);
     }
 };
 
@@ -123,10 +128,8 @@ struct Type<BF16> {
         for (int i = 0; i < 4; i++) a[i] = __uint_as_float((u32)(v >> (16 * i)) << 16);
     }
     __device__ static u64 pack(const Acc* a) {
-        u64 v = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) v |= (u64)__bfloat16_as_ushort(__float2bfloat16_rn(a[i])) << (16 * i);
-        return v;
+        __nv_bfloat162 low = __floats2bfloat162_rn(a[0], a[1]), high = __floats2bfloat162_rn(a[2], a[3]);
+        return two_words(low, high);
     }
 };
 
