@@ -323,7 +323,9 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
         return Some("left out by NCCL_ALGO".to_string());
     }
     if knobs.protocols[index].is_some_and(|mask| mask & protocol_bit(protocol) == 0) {
-        return Some("left out by NCCL_PROTO".to_string());
+        let is_spared = knobs.pass_sm > 0 && protocol_bit(protocol) & exchange::tile_bits() != 0;
+        let why = if is_spared { "NCCL_PASS_SM, whose staging has its memory" } else { "NCCL_PROTO" };
+        return Some(format!("left out by {why}"));
     }
     if protocol.is_exchange() {
         return exchange::refused(call, key, protocol, world);

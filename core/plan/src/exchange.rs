@@ -166,13 +166,38 @@ impl Area {
             epoch_bytes: counters.iter().sum::<u64>() + u64::from(bulk::BLOCKS) * 4,
         }
     }
+
+    /// The same without what SymSimple and SymBulk use: a third of it.
+    pub fn without_tiles(self) -> Self {
+        Self { bytes: self.slots[2], ..self }
+    }
 }
 
-/// Whether the ranks of `world` have areas: the settings let some call be an exchange.
-pub fn has_areas(world: &World, knobs: &Knobs) -> bool {
-    let bits = Protocol::ALL.into_iter().filter(|p| p.is_exchange()).fold(0, |all, p| all | protocol_bit(p));
-    let wanted = knobs.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bits != 0));
-    wanted && refused_world(world).is_none()
+/// Which protocols of fused kernels some call may use, as bits of [`Knobs::protocols`].
+fn allowed(knobs: &Knobs) -> u8 {
+    knobs.protocols.iter().fold(0, |all, mask| all | mask.unwrap_or(u8::MAX)) & area_bits()
+}
+
+/// The bits of the protocols that are so.
+fn bits(is: impl Fn(Protocol) -> bool) -> u8 {
+    Protocol::ALL.into_iter().filter(|p| is(*p)).fold(0, |all, p| all | protocol_bit(p))
+}
+
+/// The protocols that use areas.
+pub fn area_bits() -> u8 {
+    bits(Protocol::is_exchange)
+}
+
+/// The protocols that use the larger part of an area ([`Area::without_tiles`]).
+pub fn tile_bits() -> u8 {
+    bits(|protocol| matches!(protocol, Protocol::SymSimple | Protocol::SymBulk))
+}
+
+/// The areas of the ranks of `world`, if the settings let some call be an exchange.
+pub fn area(world: &World, knobs: &Knobs) -> Option<Area> {
+    let allowed = allowed(knobs);
+    let area = (allowed != 0 && refused_world(world).is_none()).then(|| Area::new(world.size()))?;
+    Some(if allowed & tile_bits() == 0 { area.without_tiles() } else { area })
 }
 
 pub(crate) fn refused_world(world: &World) -> Option<String> {

@@ -67,18 +67,11 @@ impl HeapLayout {
     /// The layout of a communicator, with all that its heaps hold.
     pub fn of(world: &World, knobs: &Knobs) -> Self {
         let mut layout = Self::new(world.size(), world.places().1, knobs);
-        if exchange::has_areas(world, knobs) {
-            layout = layout.with_area();
-        }
+        layout.area = exchange::area(world, knobs);
         if dma::has_staging(world, knobs) {
             layout = layout.with_staging(knobs);
         }
         layout
-    }
-
-    /// The same with areas for exchanges.
-    pub fn with_area(self) -> Self {
-        Self { area: Some(Area::new(self.ranks)), ..self }
     }
 
     /// The same with staging for copy engines.
@@ -156,7 +149,7 @@ mod tests {
         assert!(starts.windows(2).all(|w| w[1] - w[0] == layout.entry_bytes));
         assert_eq!(starts.last().unwrap() + layout.entry_bytes, layout.heap_bytes());
         assert_eq!(HeapLayout::new(9, 1, &Knobs::default()).heap_bytes(), 0);
-        let with_area = HeapLayout::new(8, 8, &Knobs::default()).with_area();
+        let with_area = HeapLayout { area: Some(Area::new(8)), ..HeapLayout::new(8, 8, &Knobs::default()) };
         assert_eq!(with_area.area_at() % 512, 0);
         assert_eq!(with_area.heap_bytes(), with_area.area_at() + with_area.area.unwrap().bytes);
         for p in 0..3 {

@@ -306,6 +306,11 @@ impl<'a> Emitter<'a> {
         }
     }
 
+    /// Bytes of a slot of staging.
+    pub(super) fn slot_bytes(&self) -> u64 {
+        self.bases.layout.slot_bytes
+    }
+
     /// Whether a peer is on another host.
     fn is_far(&self, peer: u32) -> bool {
         self.bases.staging[peer as usize] == 0

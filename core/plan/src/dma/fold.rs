@@ -7,13 +7,13 @@
 
 use std::mem::{offset_of, size_of};
 
+use super::LEAST_SLOT;
 use super::direct::{Leg, Way};
-use super::emit::{Command, Emitter, What};
-use super::{DEPTH, LEAST_SLOT, MOST_SLOT};
+use super::emit::{Command, Emitter, Ends, What};
 use crate::algo::ProgramKey;
 use crate::bulk;
 use crate::call::{Call, DataType, ReduceOp};
-use crate::device_plan::{Block, DeviceOp, HAS_DST, HAS_SRC, KernelKey, POST, Place, Span, Step};
+use crate::device_plan::{Block, DeviceOp, HAS_DST, HAS_SRC, KernelKey, POST, Place, Span, Step, Work};
 use crate::ir::MAX_FAN;
 use crate::knobs::{Algorithm, Knobs};
 use crate::world::{DeviceKind, World};
@@ -27,8 +27,6 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 
 /// All is on one stream: a GPU attends to two queues that wait at once, and computing is one of them (ADR 9).
 const STREAM: u32 = 0;
-/// The slot for what is passed on through staging.
-const LAST: u32 = DEPTH - 1;
 
 /// Form: operands are multiplied by the scalar on reading.
 pub const SCALE: u8 = 1;
@@ -101,11 +99,11 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<St
         .then(|| "ranks multiply by factors of their own before data move: copy engines cannot".into())
 }
 
-/// The bytes of a tile of a part of `part` bytes. On one stream nothing of a rank goes on at once, and each tile costs some µs: as
-/// few as slots allow, of equal size.
-pub(super) fn tile(part: u64, slot: u64) -> u64 {
-    let tiles = part.div_ceil(slot.max(1)).max(1);
-    part.div_ceil(tiles).next_multiple_of(LEAST_SLOT).clamp(LEAST_SLOT, MOST_SLOT)
+/// The bytes of a tile of a part of `part` bytes. On one stream nothing of a rank goes on at once, and beside a GEMM each tile's kernel
+/// waits until one is over: as few as all slots of a peer together take (`room` bytes), of equal size.
+pub(super) fn tile(part: u64, room: u64) -> u64 {
+    let tiles = part.div_ceil(room.max(1)).max(1);
+    part.div_ceil(tiles).next_multiple_of(LEAST_SLOT).clamp(LEAST_SLOT, room.max(LEAST_SLOT))
 }
 
 /// Whether there is a kernel for an operation on a type: all that users have, but factors of their own.
@@ -125,7 +123,7 @@ pub fn ctas(knobs: &Knobs) -> u32 {
 
 /// A tile of a reduction.
 struct Tile<'a> {
-    block: &'a Block,
+    work: &'a Work,
     number: u32,
     is_last: bool,
 }
@@ -178,7 +176,7 @@ impl Emitter<'_> {
     ) {
         let work = &self.plan.args.works[usize::from(block.work)];
         let span = Span::new(work, block.instance, at, step, self.element());
-        let tile = Tile { block, number: at.tile, is_last: at.tile + 1 == work.tiles };
+        let tile = Tile { work, number: at.tile, is_last: at.tile + 1 == work.tiles };
         let local = |buf, chunk| {
             let (addr, count) = span.local(work, buf, chunk);
             (addr, (count * span.size) as u64)
@@ -192,60 +190,57 @@ impl Emitter<'_> {
         let own = local(step.src_buf, step.src_chunk);
         let kept = (step.flags & HAS_DST != 0).then(|| local(step.dst_buf, step.dst_chunk));
         match (step.n_recv, step.flags & HAS_SRC != 0) {
-            (0, _) => peers.for_each(|&peer| self.push(peer.into(), &tile, own, out)),
+            (0, _) => peers.for_each(|&peer| self.push(peer.into(), work, own, out)),
             (_, false) => {
                 let staged = peers.map(leg).filter(|(_, leg)| leg.is_none());
-                staged.for_each(|(peer, _)| self.get(peer, kept.unwrap_or_default(), out));
+                staged.for_each(|(peer, _)| self.get(peer, work, kept.unwrap_or_default(), out));
             }
             (_, true) => {
-                let (value, freed) = self.fold(step, &tile, own, kept, out);
+                let (value, freed) = self.fold(step, work, own, kept, out);
                 let to = step.send[..usize::from(step.n_send)].iter().map(leg);
                 to.for_each(|to| self.pass_on(to, &tile, own.0, (value, own.1), out));
-                out.extend(freed.map(|what| Command { stream: STREAM, what }));
+                out.extend(freed.into_iter().map(|what| Command { stream: STREAM, what }));
             }
         }
     }
 
     /// Pushes a tile to its owner.
-    fn push(&self, peer: u32, tile: &Tile<'_>, (src, bytes): (u64, u64), out: &mut Vec<Command>) {
-        let ends = self.ends(peer, 0, tile.number % self.depth(tile, peer, true));
-        let copy = (bytes > 0).then_some(What::Copy { dst: ends.slot_there, src, bytes });
-        let all = [
-            Some(What::Await { addr: ends.free_here, peer }),
-            copy,
-            Some(What::Set { addr: ends.full_there }),
-        ];
-        out.extend(all.into_iter().flatten().map(|what| Command { stream: STREAM, what }));
+    fn push(&self, peer: u32, work: &Work, (src, bytes): (u64, u64), out: &mut Vec<Command>) {
+        let slots = self.slots(peer, work);
+        let free = slots.iter().map(|ends| What::Await { addr: ends.free_here, peer });
+        let copy = (bytes > 0).then_some(What::Copy { dst: slots[0].slot_there, src, bytes });
+        let all = free.chain(copy).chain([What::Set { addr: slots[0].full_there }]);
+        out.extend(all.map(|what| Command { stream: STREAM, what }));
     }
 
-    /// Combines a tile of everybody's, whose slots are then free. Returns where the value is, and what frees that, if it is a slot.
+    /// Combines a tile of everybody's, whose slots are then free. Returns where the value is, and what frees that, if it is in slots.
     fn fold(
         &self,
         step: &Step,
-        tile: &Tile<'_>,
+        work: &Work,
         (own, bytes): (u64, u64),
         kept: Option<(u64, u64)>,
         out: &mut Vec<Command>,
-    ) -> (u64, Option<What>) {
+    ) -> (u64, Vec<What>) {
         let mut args = FoldArgs { bytes, n: step.n_recv + 1, ..self.rule(step) };
         args.from[usize::from(step.order)] = own;
         let mut taken = Vec::with_capacity(OPERANDS);
         for (i, &peer) in step.recv[..usize::from(step.n_recv)].iter().enumerate() {
             let peer = u32::from(peer);
-            let ends = self.ends(peer, 0, tile.number % self.depth(tile, peer, false));
-            out.push(Command { stream: STREAM, what: What::Await { addr: ends.full_here, peer } });
-            args.from[i + usize::from(i >= usize::from(step.order))] = ends.slot_here;
-            taken.push((ends.slot_here, What::Set { addr: ends.free_there }));
+            let slots = self.slots(peer, work);
+            out.push(Command { stream: STREAM, what: What::Await { addr: slots[0].full_here, peer } });
+            args.from[i + usize::from(i >= usize::from(step.order))] = slots[0].slot_here;
+            taken.push((slots[0].slot_here, freed(&slots)));
         }
-        // What is not kept lies in a slot until it has been passed on.
+        // What is not kept lies in slots until it has been passed on.
         let (to, freed) = match kept {
-            Some((addr, _)) => (addr, None),
-            None => (taken[0].0, Some(taken.remove(0).1)),
+            Some((addr, _)) => (addr, Vec::new()),
+            None => taken.remove(0),
         };
         args.to = to;
         let (kernel, blocks) = (self.plan.kernel, self.plan.ctas.max(1));
         let fold = (bytes > 0).then_some(What::Fold(Fold { kernel, blocks, args }));
-        let free = taken.into_iter().map(|(_, what)| what);
+        let free = taken.into_iter().flat_map(|(_, what)| what);
         out.extend(fold.into_iter().chain(free).map(|what| Command { stream: STREAM, what }));
         (to, freed)
     }
@@ -262,46 +257,37 @@ impl Emitter<'_> {
         let (before, dst, after) = match leg {
             Some((leg, Way::Second { addr, .. })) => {
                 let words = self.direct_words(leg);
-                let before = (tile.number == 0).then_some(words.first_here);
+                let before = if tile.number == 0 { vec![words.first_here] } else { Vec::new() };
                 (before, addr + (own - leg.addr), tile.is_last.then_some(words.done_there))
             }
+            // The peer has combined what was in these slots before, so nobody waits in a circle.
             _ => {
-                let ends = self.ends(peer, 0, LAST);
-                (Some(ends.free_here), ends.slot_there, Some(ends.full_there))
+                let slots = self.slots(peer, tile.work);
+                let free = slots.iter().map(|ends| ends.free_here).collect();
+                (free, slots[0].slot_there, Some(slots[0].full_there))
             }
         };
         let copy = (bytes > 0).then_some(What::Copy { dst, src, bytes });
-        let before = before.map(|addr| What::Await { addr, peer });
-        let all = [before, copy, after.map(|addr| What::Set { addr })];
-        out.extend(all.into_iter().flatten().map(|what| Command { stream: STREAM, what }));
+        let before = before.into_iter().map(|addr| What::Await { addr, peer });
+        let all = before.chain(copy).chain(after.map(|addr| What::Set { addr }));
+        out.extend(all.map(|what| Command { stream: STREAM, what }));
     }
 
-    /// Takes a tile that was passed on through a slot.
-    fn get(&self, peer: u32, (dst, bytes): (u64, u64), out: &mut Vec<Command>) {
-        let ends = self.ends(peer, 0, LAST);
-        let copy = (bytes > 0).then_some(What::Copy { dst, src: ends.slot_here, bytes });
-        let all = [
-            Some(What::Await { addr: ends.full_here, peer }),
-            copy,
-            Some(What::Set { addr: ends.free_there }),
-        ];
-        out.extend(all.into_iter().flatten().map(|what| Command { stream: STREAM, what }));
+    /// Takes a tile that was passed on through slots.
+    fn get(&self, peer: u32, work: &Work, (dst, bytes): (u64, u64), out: &mut Vec<Command>) {
+        let slots = self.slots(peer, work);
+        let full = What::Await { addr: slots[0].full_here, peer };
+        let copy = (bytes > 0).then_some(What::Copy { dst, src: slots[0].slot_here, bytes });
+        let all = std::iter::once(full).chain(copy).chain(freed(&slots));
+        out.extend(all.map(|what| Command { stream: STREAM, what }));
     }
 
-    /// Slots of a direction that pushes take turns with. A word is waited for by one stream only, so what is passed on through
-    /// staging has a slot of its own.
-    fn depth(&self, tile: &Tile<'_>, peer: u32, send: bool) -> u32 {
-        let first = usize::from(tile.block.first_step);
-        let steps = &self.steps[first..first + usize::from(tile.block.n_steps)];
-        let passed = |step: &Step| match send {
-            true => step.n_recv > 0 && step.send[..usize::from(step.n_send)].contains(&(peer as u16)),
-            false => {
-                step.flags & HAS_SRC == 0 && step.recv[..usize::from(step.n_recv)].contains(&(peer as u16))
-            }
-        };
-        let is_direct = self.direct.iter().any(|(leg, _)| (leg.peer, leg.send) == (peer, send));
-        let is_staged = steps.iter().any(passed) && !is_direct;
-        if is_staged { LAST } else { DEPTH }
+    /// The slots that a tile takes, in both directions: the first ones, which follow each other in memory. The first one's word
+    /// tells that all are full; each has a word that tells that it is free, since moves use them one by one.
+    fn slots(&self, peer: u32, work: &Work) -> Vec<Ends> {
+        let bytes = work.tile as u64 * self.element() as u64;
+        let slots = bytes.div_ceil(self.slot_bytes()).max(1) as u32;
+        (0..slots).map(|slot| self.ends(peer, 0, slot)).collect()
     }
 
     /// What is done to values. The operands are what users gave: none has been multiplied before it was sent.
@@ -313,17 +299,22 @@ impl Emitter<'_> {
     }
 }
 
+/// What tells a peer that slots are free again.
+fn freed(slots: &[Ends]) -> Vec<What> {
+    slots.iter().map(|ends| What::Set { addr: ends.free_there }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn tiles_are_few_and_equal() {
-        for slot in [LEAST_SLOT, 8 << 20, MOST_SLOT] {
+        for room in [3 * LEAST_SLOT, 24 << 20, 96 << 20] {
             for part in (12..34).map(|bits| 1u64 << bits).chain([1, 5000, 3_000_001, 100_000_000]) {
-                let tile = tile(part, slot);
-                assert!((LEAST_SLOT..=slot).contains(&tile) && tile.is_multiple_of(LEAST_SLOT));
-                assert_eq!(part.div_ceil(tile), part.div_ceil(slot), "{part} in {slot}");
+                let tile = tile(part, room);
+                assert!((LEAST_SLOT..=room).contains(&tile) && tile.is_multiple_of(LEAST_SLOT));
+                assert_eq!(part.div_ceil(tile), part.div_ceil(room), "{part} in {room}");
             }
         }
         assert_eq!(tile(100 << 20, 32 << 20), 25 << 20);

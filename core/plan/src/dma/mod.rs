@@ -27,11 +27,14 @@ pub use fold::{Fold, FoldArgs};
 pub const LANES: u32 = 1;
 /// Slots of a lane.
 pub const DEPTH: u32 = 3;
-/// Staging of a rank, unless the user says otherwise.
-const STAGING_BYTES: u64 = 192 << 20;
+/// Staging of a rank, unless the user says otherwise: the slots of a peer take its part of a reduction of 256 MiB, so that one
+/// kernel does it (2, 4 and 8 ranks).
+const STAGING_BYTES: u64 = 225 << 20;
 /// Largest and smallest slot.
-const MOST_SLOT: u64 = 32 << 20;
+const MOST_SLOT: u64 = 48 << 20;
 const LEAST_SLOT: u64 = 4 << 10;
+/// Largest tile of a move.
+const MOST_TILE: u64 = 32 << 20;
 /// Bytes from word to word.
 const WORD: u64 = 16;
 /// Words of direct transfers with a peer: "first" and "done", for what goes there and for what comes from there.
@@ -90,24 +93,24 @@ pub fn knobs_for(key: &ProgramKey, bytes: u64, world: &World, knobs: &Knobs) -> 
     let blocks = key.collective.input_blocks(key.ranks).max(key.collective.output_blocks(key.ranks));
     let per_block = algo::shape(key).map_or(1, |shape| shape.per_block.max(1));
     let part = bytes / u64::from(blocks.max(1)) / u64::from(per_block);
-    with_tiles(knobs, world, fold::tile(part, Staging::new(world.places().1, knobs).slot_bytes))
+    let room = u64::from(DEPTH) * Staging::new(world.places().1, knobs).slot_bytes;
+    with_tiles(knobs, fold::tile(part, room))
 }
 
 /// The settings under which programs are bound to calls that give each peer `bytes` bytes.
 pub fn knobs(knobs: &Knobs, world: &World, bytes: u64) -> Knobs {
-    with_tiles(knobs, world, tile(bytes))
-}
-
-/// Tiles of so many bytes if slots take them. One block runs all channels, so that ranks go through their peers in the same
-/// order.
-fn with_tiles(knobs: &Knobs, world: &World, tile: u64) -> Knobs {
     let near = match world.places().1 {
-        1 => MOST_SLOT,
+        1 => MOST_TILE,
         local => Staging::new(local, knobs).slot_bytes,
     };
     let slot = if world.hosts() > 1 { far::slot_bytes(world, knobs).min(near) } else { near };
+    with_tiles(knobs, tile(bytes).min(slot))
+}
+
+/// Tiles of so many bytes. One block runs all channels, so that ranks go through their peers in the same order.
+fn with_tiles(knobs: &Knobs, tile: u64) -> Knobs {
     Knobs {
-        slot_bytes: [0, 0, slot.min(tile) as u32],
+        slot_bytes: [0, 0, tile as u32],
         depth: DEPTH,
         lanes: LANES,
         min_ctas: 1,
@@ -130,7 +133,7 @@ pub fn part(key: &ProgramKey, bytes: u64) -> u64 {
 fn tile(bytes: u64) -> u64 {
     /// Bytes that a link moves in the time that a tile costs.
     const COST: u64 = 3 << 20;
-    bytes.saturating_mul(COST).isqrt().max(LEAST_SLOT).next_multiple_of(LEAST_SLOT).min(MOST_SLOT)
+    bytes.saturating_mul(COST).isqrt().max(LEAST_SLOT).next_multiple_of(LEAST_SLOT).min(MOST_TILE)
 }
 
 /// Where staging lies in a rank's heap, from its start on.
@@ -150,8 +153,8 @@ impl Staging {
             0 => STAGING_BYTES / slots,
             per_peer => per_peer / u64::from(LANES * DEPTH),
         };
-        let slot = wanted.clamp(LEAST_SLOT, MOST_SLOT);
-        Self { local, slot_bytes: 1 << slot.ilog2() }
+        let unit = if wanted < PAGE { LEAST_SLOT } else { PAGE };
+        Self { local, slot_bytes: (wanted / unit * unit).clamp(LEAST_SLOT, MOST_SLOT) }
     }
 
     /// The setting that halves the slots; None if they are as small as `least` already.

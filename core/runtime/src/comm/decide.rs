@@ -4,13 +4,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hawser_plan::choose::protocol_bit;
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::knobs::NET_SLOT_BYTES;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::msccl;
 use hawser_plan::world::DeviceKind;
-use hawser_plan::{Knobs, Protocol, World, bulk};
+use hawser_plan::{Knobs, World, bulk, exchange};
 use hawser_plugin::net::NetConfig;
 
 use super::Config;
@@ -29,7 +28,9 @@ use crate::transport::net::{self, Chosen};
 use crate::wait::Wait;
 
 /// Device memory that the FIFOs of one communicator may take, in bytes per rank.
-const HEAP_BUDGET: u64 = 121 << 20;
+const HEAP_BUDGET: u64 = 71 << 20;
+/// The same where copy engines move what is large: they have staging.
+const SM_FREE_HEAP_BUDGET: u64 = 31 << 20;
 /// The same where slots cross a network: eight lanes for eight ranks of a host.
 const NET_HEAP_BUDGET: u64 = 160 << 20;
 
@@ -224,6 +225,9 @@ fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: 
         knobs.slot_bytes[2] = slot as u32;
     }
     (knobs.pass_sm, knobs.staging_bytes) = (pass_sm(settings, config)?, settings.staging_bytes);
+    if knobs.pass_sm > 0 && settings.buffsize.is_none() && device != DeviceKind::Host {
+        knobs.slot_bytes[2] /= 2;
+    }
     knobs.reducing_ctas = settings.reducing_ctas.unwrap_or(knobs.reducing_ctas);
     knobs.fuse = settings.fuse;
     let most = multiprocessors.min(MAX_BLOCKS as u32);
@@ -235,13 +239,20 @@ fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: 
     }
     if let Some(text) = &settings.proto {
         knobs.protocols = Knobs::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
+    } else if knobs.pass_sm > 0 {
+        // What is large enough for tiles is moved by copy engines.
+        leave_out(&mut knobs, exchange::tile_bits());
     }
     Ok(knobs)
 }
 
 /// Lowers lanes, but not below what programs need, then slots, until the heap stays within its budget.
 fn fit(knobs: &mut Knobs, ranks: u32, local: u32, least_lanes: u32) {
-    let budget = if local < ranks { NET_HEAP_BUDGET } else { HEAP_BUDGET };
+    let budget = match knobs.pass_sm {
+        _ if local < ranks => NET_HEAP_BUDGET,
+        0 => HEAP_BUDGET,
+        _ => SM_FREE_HEAP_BUDGET,
+    };
     let is_over = |knobs: &Knobs| HeapLayout::new(ranks, local, knobs).heap_bytes() > budget;
     while knobs.lanes > MIN_LANES.max(least_lanes) && is_over(knobs) {
         knobs.lanes -= 1;
@@ -281,7 +292,7 @@ fn fit_room(knobs: &mut Knobs, world: &World, room: u64, least_lanes: u32) -> Re
         } else if knobs.lanes > MIN_LANES.max(least_lanes) {
             knobs.lanes -= 1;
         } else if layout(knobs).area.is_some() {
-            without_exchanges(knobs);
+            leave_out(knobs, exchange::area_bits());
         } else if knobs.slot_bytes[2] > 4096 {
             knobs.slot_bytes = knobs.slot_bytes.map(|bytes| bytes / 2);
         } else if let Some(bytes) = halved(0) {
@@ -301,10 +312,9 @@ fn fit_room(knobs: &mut Knobs, world: &World, room: u64, least_lanes: u32) -> Re
     Ok(())
 }
 
-/// Leaves out the protocols of fused kernels, whose areas are as large as all FIFOs.
-fn without_exchanges(knobs: &mut Knobs) {
-    let fused = Protocol::ALL.into_iter().filter(|p| p.is_exchange()).fold(0, |all, p| all | protocol_bit(p));
-    knobs.protocols = knobs.protocols.map(|mask| Some(mask.unwrap_or(u8::MAX) & !fused));
+/// Leaves out protocols, by their bits.
+fn leave_out(knobs: &mut Knobs, bits: u8) {
+    knobs.protocols = knobs.protocols.map(|mask| Some(mask.unwrap_or(u8::MAX) & !bits));
 }
 
 #[cfg(test)]
@@ -317,10 +327,25 @@ mod tests {
         HeapLayout::of(world, knobs).heap_bytes()
     }
 
+    /// With tables and what the driver rounds up: 200 MiB, and 300 where copy engines move.
+    #[test]
+    fn eight_ranks_take_what_was_promised() {
+        let world = World::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        for (sm_free, least, limit) in [(false, 12, 196), (true, 10, 294)] {
+            let config = Config { sm_free, ..Config::default() };
+            let mut knobs = knobs(world.device, 132, env::settings(), &config).unwrap();
+            fit(&mut knobs, 8, 8, 0);
+            let found = bytes(&world, &knobs);
+            let lanes = knobs.lanes;
+            assert!(lanes >= least && found <= limit << 20, "{sm_free}: {found}, {lanes} lanes");
+        }
+    }
+
     #[test]
     fn memory_fits_what_is_left_or_the_limit_is_named() {
         let world = World::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
         let mut full = Knobs { pass_sm: 1, ..Knobs::default() };
+        leave_out(&mut full, exchange::tile_bits());
         fit(&mut full, 8, 8, 0);
         let unlimited = bytes(&world, &full);
         for room in [u64::MAX, 1 << 30, 256 << 20, 128 << 20, 64 << 20, 12 << 20] {
