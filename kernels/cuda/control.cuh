@@ -52,14 +52,14 @@ struct Place {
     i32 valid;
 };
 
-// Where a tile of a chunk lies and how many of its `bytes` bytes exist.
+// Where a tile of a chunk lies and how many of its `bytes` bytes exist. In scratch whole chunks do.
 __device__ __forceinline__ Place place(const HawserWork& w, u32 instance, u32 tile, u32 buf, u32 chunk, u32 size, i32 bytes) {
     u32 block = chunk / w.per_block, j = chunk - block * w.per_block;
     u64 at = j * w.chunk + instance * w.instance + (u64)tile * w.tile;
-    u64 end = (j + 1) * w.chunk;
-    end = end < w.count ? end : w.count;
+    u64 count = buf == HAWSER_SCRATCH ? w.per_block * w.chunk : w.count, end = (j + 1) * w.chunk;
+    end = end < count ? end : count;
     u64 left = end > at ? (end - at) * size : 0;
-    return {w.base[buf] + (block * w.count + at) * size, left < (u64)bytes ? (i32)left : bytes};
+    return {w.base[buf] + (block * count + at) * size, left < (u64)bytes ? (i32)left : bytes};
 }
 
 // The chunk of the next repetition.

@@ -19,6 +19,9 @@ constexpr uint32_t HAWSER_PRE = 8;
 constexpr uint32_t HAWSER_POST = 16;
 constexpr uint32_t HAWSER_SIGNAL = 32;
 
+// HawserStep::src_buf and dst_buf: input 0, output 1, and
+constexpr uint32_t HAWSER_SCRATCH = 2;
+
 // Protocol numbers: indices into slot_bytes, counters and so on.
 constexpr int HAWSER_LL = 0;
 constexpr int HAWSER_LL128 = 1;

@@ -176,6 +176,34 @@ static Programs shared_lane(u32 n) {
     return p;
 }
 
+// As shared_lane, with a chunk per rank: what comes for the own chunk goes to scratch, in whole chunks whatever the buffers' last
+// one has, of the first or second block of them; the sum goes to everybody.
+static Programs pairs(u32 n) {
+    Programs p;
+    p.per_block = n;
+    p.scratch = 2 * n - 1;
+    p.one_lane = true;
+    for (u32 r = 0; r < n; r++) {
+        std::vector<std::vector<HawserStep>> channels;
+        std::vector<HawserStep> sums = {dst(src(step(), 0, r), 1, r)};
+        u32 first = r % 2 * n;
+        for (u32 k = 0; k + 1 < n; k++) {
+            u32 peer = (r + 1 + k) % n;
+            HawserStep take = from(dst(step(), 2, first + k), peer), give = to(src(step(), 1, r), peer);
+            take.flags |= HAWSER_SIGNAL;
+            give.after_channel = (uint16_t)(n - 1), give.after_step = (uint16_t)(n - 1);
+            channels.push_back({to(src(step(), 0, peer), peer), take, give, from(dst(step(), 1, peer), peer)});
+            HawserStep sum = dst(src(step(), 2, first + k), 1, r);
+            sum.after_channel = (uint16_t)k, sum.after_step = 1;
+            sum.flags |= HAWSER_ACC_DST | (k + 2 == n ? HAWSER_POST | HAWSER_SIGNAL : 0);
+            sums.push_back(sum);
+        }
+        channels.push_back(sums);
+        p.of.push_back(channels);
+    }
+    return p;
+}
+
 struct Case {
     u32 size, instances, threads;
     u64 count;
@@ -299,7 +327,8 @@ static void programs(World& w, std::function<T(int)> make, u64 scalar, int facto
             for (auto& r : p.of) for (auto& ch : r) for (auto& s : ch) if ((s.flags & HAWSER_HAS_SRC) && s.src_buf == 0) s.flags |= HAWSER_PRE;
         return p;
     };
-    switch (dice() % 5) {
+    switch (dice() % 6) {
+    case 5: return check<T, M>(w, "pairs", pre(pairs(n)), c, protocol, scalar, sum, make);
     case 3: return check<T, M>(w, "shared lane", pre(shared_lane(n)), c, protocol, scalar, sum, make);
     case 0:
         c.in_place = dice() % 2;
