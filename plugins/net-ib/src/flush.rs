@@ -4,6 +4,7 @@
 //! is in order once its queue pairs are destroyed, and that is waited for instead.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hawser_plugin::net::{MemoryKinds, Region};
 
@@ -15,6 +16,8 @@ use crate::verbs::{Caps, Cq, Errno, Mr, Qp, Route, Span};
 const READS: u32 = 64;
 /// How often a read is tried again on a new queue pair.
 const TRIES: u32 = 3;
+/// How long after a failure: the kernel may learn a moment later than the HCA that a port is gone.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// One HCA's part. Work requests are numbered from 1, and complete in order.
 pub(crate) struct Flusher {
@@ -26,6 +29,8 @@ pub(crate) struct Flusher {
     mr: Mr,
     begun: u64,
     done: u64,
+    /// When a read failed last.
+    failed: Option<Instant>,
 }
 
 /// A read under way.
@@ -51,7 +56,7 @@ impl Flusher {
         // SAFETY: the box is deregistered before it is dropped.
         let mr = unsafe { port.register(&region(&cell)) }?;
         let settings = settings.clone();
-        Ok(Self { port, settings, qp: None, cq, cell, mr, begun: 0, done: 0 })
+        Ok(Self { port, settings, qp: None, cq, cell, mr, begun: 0, done: 0, failed: None })
     }
 
     /// # Safety
@@ -80,6 +85,9 @@ impl Flusher {
         for wc in seen.iter().filter(|wc| wc.qp == current) {
             if wc.status != 0 {
                 self.qp = None;
+                self.failed = Some(Instant::now());
+                // Whoever watches ports may not have come to this one yet.
+                self.port.refresh(None);
                 break;
             }
             self.done = wc.wr;
@@ -97,12 +105,14 @@ impl Flusher {
         if read.tries > TRIES {
             return Err(libc::EIO);
         }
+        if self.failed.is_some_and(|failed| failed.elapsed() < PAUSE) {
+            return Ok(false);
+        }
         // SAFETY: the caller vouches for it.
         let begun = unsafe { self.start(read) };
-        match begun {
-            Err(errno) if self.port.state().is_usable() => Err(errno),
-            _ => Ok(false),
-        }
+        let Err(errno) = begun else { return Ok(false) };
+        self.port.refresh(None);
+        if self.port.state().is_usable() { Err(errno) } else { Ok(false) }
     }
 
     /// A queue pair that is its own peer. Reads of the one before are not waited for any more.

@@ -33,8 +33,18 @@ fn ends(context: &dyn NetContext) -> (Box<dyn Sender>, Box<dyn Receiver>) {
     (sender.unwrap(), receiver.unwrap())
 }
 
+/// What happens to the first device's port between a message and its flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// It dies, and its rail has been stopped.
+    Known,
+    /// It dies, and nobody has noticed.
+    New,
+}
+
 /// Sends from host memory into `target`, registered as a kind; flushes. What was seen before the flush.
-fn transfer(fabric: &Fabric, target: &mut [u8], region: Region, fault: bool) -> Vec<u8> {
+fn transfer(fabric: &Fabric, target: &mut [u8], region: Region, fault: Fault) -> Vec<u8> {
     let context = open(fabric, true);
     let (mut sender, mut receiver) = ends(&*context);
     let source: Vec<u8> = (0..BYTES).map(|at| (at * 7 + at / 256) as u8).collect();
@@ -51,7 +61,10 @@ fn transfer(fabric: &Fabric, target: &mut [u8], region: Region, fault: bool) -> 
     until("the message", || receiver.test(receive, &mut size).unwrap().then_some(()));
     until("the send", || sender.test(send).unwrap());
     let before = target.to_vec();
-    if fault {
+    if fault == Fault::New {
+        fabric.port_goes_untold(0);
+    }
+    if fault == Fault::Known {
         fabric.port(0, false);
         until("the rail is stopped", || {
             let _ = receiver.test(hawser_plugin::net::Request(999), &mut []);
@@ -72,7 +85,8 @@ fn transfer(fabric: &Fabric, target: &mut [u8], region: Region, fault: bool) -> 
 #[test]
 fn a_flush_reads_through_every_device() {
     let fabric = Fabric::new(2).with_gpus();
-    for fault in [false, true] {
+    for fault in [Fault::None, Fault::Known, Fault::New] {
+        fabric.port(0, true);
         let mut target = vec![0; BYTES];
         let (addr, kind) = (target.as_mut_ptr() as u64, MemoryKinds::CUDA);
         let before = transfer(&fabric, &mut target, Region { addr, bytes: BYTES, kind, dmabuf: None }, fault);
@@ -89,7 +103,7 @@ fn dmabuf_is_registered_by_descriptor_and_offset() {
     let addr = target.as_mut_ptr() as u64;
     let region =
         |fd, offset| Region { addr, bytes: BYTES, kind: MemoryKinds::DMABUF, dmabuf: Some((fd, offset)) };
-    transfer(&fabric, &mut target, region(file.as_raw_fd(), 4096), false);
+    transfer(&fabric, &mut target, region(file.as_raw_fd(), 4096), Fault::None);
     let context = open(&fabric, true);
     let (_, mut receiver) = ends(&*context);
     for bad in [region(file.as_raw_fd(), 8192), region(-1, 0), Region { dmabuf: None, ..region(0, 0) }] {

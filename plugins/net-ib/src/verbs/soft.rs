@@ -109,6 +109,11 @@ impl Fabric {
         state.devices[device].events.push_back(event);
     }
 
+    /// The only port of a device goes down, and no event tells.
+    pub fn port_goes_untold(&self, device: usize) {
+        self.lock().devices[device].up = false;
+    }
+
     /// What this device sends vanishes silently.
     pub fn mute(&self, device: usize, mute: bool) {
         self.lock().devices[device].mute = mute;
