@@ -29,5 +29,6 @@ start() {
     { (nice -n 15 "$@" 2>&1 <>"/run/in.$name"; echo "exit $?") | sed -u "s/^/LAB $name /"; } &
 }
 
+exec 3</dev/ttyS1 # what came before a serial line is opened is lost
 echo "LAB ready"
-while read -r line; do eval "$line"; done </dev/ttyS1
+while read -r -u 3 line; do eval "$line"; done
