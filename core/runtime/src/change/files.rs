@@ -5,7 +5,7 @@ use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hawser_plugin::tuner::SettingsFile;
@@ -34,13 +34,13 @@ pub struct Watched {
 type Stamp = Option<(u64, u64, u64, i128)>;
 
 impl Watched {
-    /// The files that the settings name; None without any. What stands in them now counts already.
+    /// The files that the settings name; None without any. What stood in them when [`note`] was called counts already.
     pub fn new(settings: &Settings) -> Option<Self> {
         let paths = settings.rules_watch.clone();
         if paths.is_empty() {
             return None;
         }
-        let known: Vec<Stamp> = paths.iter().map(stamp).collect();
+        let known = note(settings).clone();
         Some(Self { paths, seen: known.clone(), known, next: EVERY })
     }
 
@@ -82,6 +82,13 @@ impl Watched {
         };
         self.paths.iter().map(|path| read(path).inspect_err(|error| complain(path, error)).ok()).collect()
     }
+}
+
+/// What the files are like before this process reads rules from them for the first time. What is written from then on is a
+/// change, however late the thread that watches comes to look.
+pub fn note(settings: &Settings) -> &'static Vec<Stamp> {
+    static FIRST: OnceLock<Vec<Stamp>> = OnceLock::new();
+    FIRST.get_or_init(|| settings.rules_watch.iter().map(stamp).collect())
 }
 
 fn stamp(path: &PathBuf) -> Stamp {

@@ -18,6 +18,7 @@ use super::links;
 use super::programs;
 use super::tune::{self, Tuners};
 use crate::bootstrap::Bootstrap;
+use crate::change::note;
 use crate::device::{self, Device, HeapKind, size_text};
 use crate::env::{self, Settings};
 use crate::error::{Error, Result};
@@ -90,6 +91,7 @@ pub fn decide(
     world.direct = direct.iter().all(|said| said[..] == [1]);
     let programs = programs::load(settings, world.size());
     programs.take(&mut knobs, if world.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    note(settings);
     let tuners = Tuners::open(comm_id, &world, &knobs, config.name.as_deref());
     // What programs and tuners need to have in common goes round together.
     let cards = bootstrap.all_gather(&pair(&tuners.card(), &programs.card()), &step("tuners"))?;
