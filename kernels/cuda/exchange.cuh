@@ -73,6 +73,10 @@ __device__ __forceinline__ u32 rank_of(const HawserExchange& a, u32 k) {
     u32 p = a.rank + k;
     return p < a.ranks ? p : p - a.ranks;
 }
+// Bytes of a slot of tiles where there are `ranks` ranks.
+__device__ __forceinline__ u32 tile_slot(u32 ranks) {
+    return ranks <= 2 ? 4 * HAWSER_TILE_SLOT : ranks <= 4 ? 2 * HAWSER_TILE_SLOT : HAWSER_TILE_SLOT;
+}
 __device__ __forceinline__ u32 operands(const HawserExchange& a) { return a.recv1 | (a.form & HAWSER_OWN ? 1u << a.rank : 0); }
 
 // Bytes from `at` to the end of `len`, from 0 to `most`.

@@ -82,7 +82,7 @@ struct BulkPlace {
         u64 line = lines + (block * 2 + epoch % 2) * PEERS * HAWSER_BULK_LINE;
         u64 done = lines + HAWSER_BULK_BLOCKS * 2 * PEERS * HAWSER_BULK_LINE + block * PEERS * 4;
         // `to` points at this rank's slots.
-        u64 peer = a.to[lane] - a.rank * (u64)HAWSER_TILE_SLOT;
+        u64 peer = a.to[lane] - a.rank * (u64)tile_slot(a.ranks);
         to = peer + line + a.rank * HAWSER_BULK_LINE;
         from = a.mine + line + rank_of(a, lane) * HAWSER_BULK_LINE;
         done_to = peer + done + a.rank * 4;

@@ -9,11 +9,12 @@
 
 namespace hawser {
 
-// Packs under way per lane: of copies, and per operand of a reduction (four operands at a time).
+// Packs under way per lane: of copies, and per operand of a reduction, so many operands at a time. More of them spill.
 constexpr u32 TILE_COPIES = 8;
-constexpr u32 TILE_OPERANDS = 4;
 template <class M>
-constexpr u32 TILE_FOLDS = M::N == 8 && SOFT_FP8 ? 1 : 2;
+constexpr u32 TILE_FOLDS = M::N <= 2 ? 4 : M::N == 8 && SOFT_FP8 ? 1 : 2;
+template <class M>
+constexpr u32 TILE_OPERANDS = M::N <= 2 ? 2 : 4;
 
 // One warp's place in the exchanges, and its tile: bytes [at, at + size) of everything.
 struct Tile {
@@ -117,7 +118,7 @@ __device__ __forceinline__ void pull_tile(const HawserExchange& a, const Tile& t
 #pragma unroll 1
     for (u32 p = 0; p < a.ranks; p++) {
         if (!in(mask, p)) continue;
-        u64 len = own_len ? a.len[a.rank] : a.len[p], dst = a.dst[p], from = a.mine + t.slot(epoch) + p * HAWSER_TILE_SLOT;
+        u64 len = own_len ? a.len[a.rank] : a.len[p], dst = a.dst[p], from = a.mine + t.slot(epoch) + p * (u64)tile_slot(a.ranks);
         u32 end = WHOLE ? t.size : (u32)rest(len, t.at, (i32)t.size);
 #pragma unroll 1
         for (u32 base = t.lane * 16; base < end; base += B * LANES * 16) {
@@ -135,8 +136,8 @@ __device__ __forceinline__ void pull_tile(const HawserExchange& a, const Tile& t
 // Combines the operands of the first exchange in the order of ranks, keeps the value and sends it on.
 template <class M, bool WHOLE>
 __device__ __forceinline__ void fold_tile(const HawserExchange& a, const M& m, const Tile& t, u32 epoch) {
-    constexpr u32 B = TILE_FOLDS<M>;
-    u32 rank = a.rank, mask = operands(a);
+    constexpr u32 B = TILE_FOLDS<M>, O = TILE_OPERANDS<M>;
+    u32 rank = a.rank, mask = operands(a), slot = tile_slot(a.ranks);
     if (mask == 0) return;
     u64 len = a.len[rank], dst = in(a.keep, rank) ? 0 : a.dst[rank], slots = a.mine + t.slot(epoch);
     u32 end = WHOLE ? t.size : (u32)rest(len, t.at, (i32)t.size);
@@ -147,21 +148,21 @@ __device__ __forceinline__ void fold_tile(const HawserExchange& a, const M& m, c
         Pack last[B];
         bool first = true;
 #pragma unroll 1
-        for (u32 group = 0; group < a.ranks; group += TILE_OPERANDS) {
-            Pack v[TILE_OPERANDS][B];
+        for (u32 group = 0; group < a.ranks; group += O) {
+            Pack v[O][B];
 #pragma unroll
-            for (u32 o = 0; o < TILE_OPERANDS; o++) {
+            for (u32 o = 0; o < O; o++) {
                 u32 p = group + o;
                 if (!in(mask, p)) continue;
 #pragma unroll
                 for (u32 b = 0; b < B; b++) {
                     u32 at = base + b * LANES * 16;
                     if (at >= end) continue;
-                    v[o][b] = p == rank ? get_pack<M, WHOLE>(a.src[0], len, t.at + at) : load_pack(slots + p * HAWSER_TILE_SLOT + at);
+                    v[o][b] = p == rank ? get_pack<M, WHOLE>(a.src[0], len, t.at + at) : load_pack(slots + p * (u64)slot + at);
                 }
             }
 #pragma unroll
-            for (u32 o = 0; o < TILE_OPERANDS; o++) {
+            for (u32 o = 0; o < O; o++) {
                 u32 p = group + o;
                 if (!in(mask, p)) continue;
                 bool scale = p == rank && (a.form & HAWSER_SCALE);
@@ -215,12 +216,12 @@ __device__ __forceinline__ bool exchange_tile(const HawserExchange& a, const M& 
 
 // The place of a warp.
 __device__ __forceinline__ Tile own_tile(const HawserExchange& a, u32 unit) {
-    u64 parity = (u64)a.ranks * HAWSER_TILE_SLOT, flags = a.flags_at + (u64)unit * HAWSER_UNIT_FLAGS;
+    u64 parity = (u64)a.ranks * tile_slot(a.ranks), flags = a.flags_at + (u64)unit * HAWSER_UNIT_FLAGS;
     Tile t{threadIdx.x % LANES, a.tile, 0, parity, unit * 2 * parity, 0, 0, false};
     t.has_peer = t.lane >= 1 && t.lane < a.ranks;
     if (t.has_peer) {
         // `to` points at this rank's slots.
-        t.flag_to = a.to[t.lane] - a.rank * (u64)HAWSER_TILE_SLOT + flags + 4 * a.rank;
+        t.flag_to = a.to[t.lane] - a.rank * (u64)tile_slot(a.ranks) + flags + 4 * a.rank;
         t.flag_of = a.mine + flags + 4 * rank_of(a, t.lane);
     }
     return t;

@@ -139,7 +139,7 @@ struct HawserDeps {
 constexpr int HAWSER_EXCHANGE_RANKS = 8;
 constexpr uint32_t HAWSER_WORD_SLOT = 8192; // a word of 16 bytes for each of 512 threads
 constexpr uint32_t HAWSER_LINE_SLOT = 4096; // eight rows of four lines
-constexpr uint32_t HAWSER_TILE_SLOT = 8192;
+constexpr uint32_t HAWSER_TILE_SLOT = 8192; // of eight ranks
 constexpr uint32_t HAWSER_UNIT_FLAGS = 32; // bytes of a warp's flags: one of 4 bytes for each rank
 constexpr uint32_t HAWSER_TILE_UNITS = 704; // warps that have such flags; behind them lie the lines of SymBulk
 constexpr uint32_t HAWSER_BULK_BLOCKS = 12;

@@ -249,7 +249,7 @@ pub fn decide(
         None => best.instances,
     };
     let threads = match protocol.is_exchange() {
-        true => exchange::grid(protocol, longest_part(&key, bytes), instances).1,
+        true => exchange::grid(protocol, key.ranks, longest_part(&key, bytes), instances).1,
         false => threads(world, protocol, bytes / u64::from(instances * channels)),
     };
     let who = match (advised, algorithm) {
@@ -354,7 +354,7 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
 fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
     if protocol.is_exchange() {
         let max_ctas = exchange::useful_blocks(key, protocol).min(knobs.most_ctas(key.collective));
-        let blocks = exchange::grid(protocol, longest_part(key, bytes), max_ctas).0;
+        let blocks = exchange::grid(protocol, key.ranks, longest_part(key, bytes), max_ctas).0;
         let us = predict(key, protocol, (blocks, 1), bytes, world, knobs) as f32;
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
     }
@@ -414,7 +414,7 @@ pub(crate) fn predict(
         return cost::predict(key, channels, protocol, instances, bytes, world, knobs);
     }
     let most = longest_part(key, bytes);
-    let (blocks, threads, tile) = exchange::grid(protocol, most, instances);
+    let (blocks, threads, tile) = exchange::grid(protocol, key.ranks, most, instances);
     let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
     cost::predict_exchange(key, protocol, (blocks, rounds), bytes, world)
 }

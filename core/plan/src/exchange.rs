@@ -46,7 +46,7 @@ pub const ALIGNED: u8 = 64;
 /// Form: all of `len` are multiples of 8 bytes.
 pub const EIGHTS: u8 = 128;
 
-/// Bytes of a slot: a word of 16 bytes for each thread; eight rows of four lines; a tile.
+/// Bytes of a slot: a word of 16 bytes for each thread; eight rows of four lines; a tile, if there are [`RANKS`].
 const SLOT: [u64; 3] = [8 << 10, 4 << 10, 8 << 10];
 /// Most blocks by protocol: each has slots of its own. A block fills a multiprocessor, and kernels of several communicators
 /// must find room side by side, in whatever order they come: three of 44 blocks fit into 132 multiprocessors.
@@ -112,7 +112,7 @@ pub struct ExchangeArgs {
     pub least: u64,
     /// Divisor for [`DIVIDE`].
     pub divisor: u32,
-    /// Bytes of everything that a warp moves at a time (SymLL128: a multiple of 480; SymSimple: a power of two).
+    /// Bytes of everything that a warp moves at a time (SymLL128: a multiple of 480; SymSimple: of 512).
     pub tile: u32,
     /// Offset of the flags in an area (SymSimple).
     pub flags_at: u32,
@@ -153,7 +153,7 @@ impl Area {
         // Two parities; the slots of words are laid out for the most ranks, so that offsets are constants.
         let words = u64::from(BLOCKS[0]) * 2 * RANKS as u64 * SLOT[0];
         let lines = units(1) * 2 * ranks * SLOT[1];
-        let tiles = units(2) * 2 * ranks * SLOT[2];
+        let tiles = units(2) * 2 * ranks * slot(2, ranks);
         let flags = words + lines + tiles;
         let end = flags + units(2) * UNIT_FLAGS;
         let counters = [u64::from(BLOCKS[0]) * 4, units(1) * 4, units(2) * 4];
@@ -268,7 +268,7 @@ fn most_blocks(protocol: Protocol) -> u32 {
 }
 
 /// Blocks and threads for a call, and what a warp moves at a time: (blocks, threads, tile).
-pub fn grid(protocol: Protocol, most: u64, max_ctas: u32) -> (u32, u32, u32) {
+pub fn grid(protocol: Protocol, ranks: u32, most: u64, max_ctas: u32) -> (u32, u32, u32) {
     let most = most.max(PACK_BYTES);
     let limit = u64::from(most_blocks(protocol).min(max_ctas.max(1)));
     // Half of the threads are faster where they hold everything.
@@ -289,8 +289,10 @@ pub fn grid(protocol: Protocol, most: u64, max_ctas: u32) -> (u32, u32, u32) {
             (blocks as u32, threads as u32, (per_unit * ROW_DATA) as u32)
         }
         _ => {
+            // As many rounds as full slots make, of equal tiles, so that no warp has more to do than another.
             let units = WARPS * limit;
-            let tile = most.div_ceil(units).next_power_of_two().clamp(512, SLOT[2]);
+            let rounds = most.div_ceil(units * slot(2, ranks.into()));
+            let tile = most.div_ceil(units * rounds).next_multiple_of(512);
             (most.div_ceil(tile).div_ceil(WARPS).min(limit) as u32, THREADS, tile as u32)
         }
     }
@@ -308,6 +310,15 @@ pub fn rounds(protocol: Protocol, most: u64, blocks: u32, threads: u32, tile: u3
         }
         Protocol::SymBulk => 1,
         _ => most.div_ceil(warps * u64::from(tile.max(1))),
+    }
+}
+
+/// Bytes of a slot where there are `ranks` ranks. Larger tiles wait less often for peers; few ranks have room for them.
+fn slot(index: usize, ranks: u64) -> u64 {
+    match (index, ranks) {
+        (2, ..=2) => 4 * SLOT[2],
+        (2, ..=4) => 2 * SLOT[2],
+        _ => SLOT[index],
     }
 }
 
@@ -368,7 +379,7 @@ impl ExchangePlan {
         if choice.instances > 0 {
             max_ctas = max_ctas.min(choice.instances);
         }
-        let (blocks, threads, tile) = grid(choice.protocol, args.most, max_ctas);
+        let (blocks, threads, tile) = grid(choice.protocol, ranks, args.most, max_ctas);
         args.tile = tile;
         args.divisor = ranks;
         (args.scalar, args.flow.scalar_is_address) = scalar(call, ranks);
@@ -407,7 +418,7 @@ impl ExchangePlan {
         let at = |rank: usize| areas.get(rank).map_or(0, |base| base + area.slots[index]);
         let own = usize::from(args.rank);
         for (k, to) in args.to.iter_mut().enumerate().take(ranks) {
-            *to = at((own + k) % ranks) + own as u64 * SLOT[index];
+            *to = at((own + k) % ranks) + own as u64 * slot(index, ranks as u64);
         }
         args.mine = at(own);
         args.flags_at = (area.flags - area.slots[2]) as u32;

@@ -287,7 +287,7 @@ fn areas_fit_their_slots() {
         for protocol in SYM {
             for power in 0..34 {
                 let most = 16u64 << power;
-                let (blocks, threads, tile) = exchange::grid(protocol, most, knobs.max_ctas);
+                let (blocks, threads, tile) = exchange::grid(protocol, ranks, most, knobs.max_ctas);
                 let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
                 assert!(rounds >= 1 && blocks >= 1, "{protocol:?} {most}");
                 let units = u64::from(blocks * threads / 32);
@@ -299,7 +299,8 @@ fn areas_fit_their_slots() {
                         assert!(area.slots[1] + units * 2 * ranks * slot / 2 <= area.slots[2]);
                     }
                     _ => {
-                        assert!(tile.is_power_of_two() && (512..=8192).contains(&tile));
+                        let slot = u64::from(tile).max(8192);
+                        assert!(tile.is_multiple_of(512) && (512..=32768).contains(&tile));
                         assert!(area.slots[2] + units * 2 * ranks * slot <= area.flags);
                         assert!(area.flags + units * 32 <= area.bytes);
                     }
@@ -462,7 +463,7 @@ fn addresses_are_filled_in() {
     let args = plan.bind(4096, 8192, 5, 6);
     assert_eq!((args.comm, args.op_number, args.scalar), (77, 6, 5));
     assert_eq!(args.mine, (2 << 30) + area.slots[2]);
-    assert_eq!(args.to[3], (1 << 30) + area.slots[2] + 8192, "rank 0 is three after rank 1");
+    assert_eq!(args.to[3], (1 << 30) + area.slots[2] + 16384, "rank 0 is three after rank 1");
     assert_eq!((args.src[0], args.dst[1], args.src[3], args.dst[0]), (4096 + 64, 8192 + 64, 4096, 8192));
     assert_ne!(args.flow.form & exchange::ALIGNED, 0);
     assert_eq!(plan.bind(4100, 8192, 0, 0).flow.form & exchange::ALIGNED, 0);

@@ -128,12 +128,13 @@ static std::unique_ptr<Launch> random_launch(Machine& m, int protocol, u64 numbe
     l.grid = 1 + dice() % most_grid, l.threads = 32 * (1 + dice() % (most_threads / 32));
     l.tile = protocol == LINES ? 480 * (1 + dice() % 3) : dice() % 4 == 0 ? 1536 : 512;
     if (protocol == LINES && dice() % 8 == 0) l.tile = 480 * 8;
+    if (protocol == TILES && dice() % 16 == 0) l.tile = hawser::tile_slot(m.ranks) - 512 * (dice() % 3);
     l.root = dice() % m.ranks;
     l.in_place = dice() % 3 == 0;
     l.shift = dice() % 3 == 0 ? dice() % 16 : 0;
     // From one element to a few rounds of every block or warp; more of tiles, which may be under way at once.
     u64 round = (u64)l.grid * (protocol == WORDS ? l.threads * 8 : l.threads / 32 * l.tile);
-    u64 bytes = 1 + (dice() % 4 == 0 ? dice() % 64 : dice() % (round * (1 + dice() % (protocol == TILES ? 14 : 7)) / 2));
+    u64 bytes = 1 + (dice() % 4 == 0 ? dice() % 64 : dice() % (round * (1 + dice() % (protocol != TILES || l.tile > 4096 ? 7 : 14)) / 2));
     l.count = std::max<u64>(1, bytes * parts_of(l.pattern, m.ranks) / l.element->size);
     l.prepare(m);
     return launch;

@@ -77,7 +77,7 @@ struct Machine {
     explicit Machine(u32 n) : ranks(n), base(dice() % 3 == 0 ? 0 - dice() % 8 : dice() % 3 ? dice() : 0), comms(n), reports(n) {
         sizes[WORDS] = (u64)MAX_GRID * 2 * HAWSER_EXCHANGE_RANKS * HAWSER_WORD_SLOT;
         sizes[LINES] = (u64)MAX_UNITS * 2 * n * HAWSER_LINE_SLOT;
-        flags_at = (u64)MAX_UNITS * 2 * n * HAWSER_TILE_SLOT;
+        flags_at = (u64)MAX_UNITS * 2 * n * hawser::tile_slot(n);
         sizes[TILES] = flags_at + MAX_UNITS * HAWSER_UNIT_FLAGS;
         u64 end = CANARY;
         for (int p = 0; p < 3; p++) starts[p] = end, end += sizes[p] + CANARY;
@@ -220,7 +220,7 @@ private:
     }
 
     HawserExchange plan(Machine& m, u32 r) {
-        static const u32 slots[] = {HAWSER_WORD_SLOT, HAWSER_LINE_SLOT, HAWSER_TILE_SLOT};
+        const u32 slots[] = {HAWSER_WORD_SLOT, HAWSER_LINE_SLOT, hawser::tile_slot(ranks)};
         HawserExchange a{};
         for (u32 k = 0; k < ranks; k++) a.to[k] = m.area((r + k) % ranks, protocol) + r * slots[protocol];
         a.mine = m.area(r, protocol), a.flags_at = (u32)m.flags_at, a.comm = (u64)&m.comms[r];
