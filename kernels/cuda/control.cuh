@@ -15,12 +15,13 @@ __device__ __forceinline__ u32 slot_of(u64 number, u32 depth) {
     return (rest << 16 | ((u32)number & 0xffff)) % depth;
 }
 
-// Reads a connection of rank `peer`: its addresses, then its counters (two dependent loads).
-__device__ __noinline__ void open_link(u32 at, u64 conns, u64 index, u32 protocol, u32 fifo_offset) {
+// Reads a connection: its addresses and counters, then its credit (two dependent loads).
+__device__ __noinline__ void open_link(u32 at, const HawserEntry& entry, u64 index, u32 protocol) {
     Link& link = sh.links[at];
-    const Pack* conn = (const Pack*)(conns + index * sizeof(HawserConn));
+    const Pack* conn = (const Pack*)(entry.conns + index * sizeof(HawserConn));
+    volatile const u64* counters = (volatile const u64*)(entry.counters + index * HAWSER_COUNTER_BYTES);
+    u32 fifo_offset = entry.fifo_offset;
     Pack a = conn[0], b = conn[1], c = conn[2], d = conn[3];
-    volatile const u64* counters = (volatile const u64*)d.x;
     u64 sent = counters[protocol], taken = counters[3 + protocol];
     link.seen[HAWSER_WAIT_SEND] = b.x != 0 ? load_acquire_sys(b.x + 64 * protocol) : 0;
     link.send_fifo = a.x + fifo_offset;
@@ -29,7 +30,7 @@ __device__ __noinline__ void open_link(u32 at, u64 conns, u64 index, u32 protoco
     link.recv_fifo = b.y + fifo_offset;
     link.recv_tail = c.x + 64 * protocol;
     link.recv_credit = c.y + 64 * protocol;
-    link.counters = d.x;
+    link.counters = (u64)counters;
     link.send_bytes = d.y;
     link.sent = sent;
     link.taken = taken;
@@ -119,7 +120,7 @@ __device__ __forceinline__ Awaited use_link(Record& r, const HawserStep& step, u
     i32 at = find_link(peer);
     u32 index = at >= 0 ? (u32)at : MAX_CONNS + lane;
     Link& link = sh.links[index];
-    if (at < 0) open_link(index, sh.comm.conns, (u64)sh.block.lane * sh.comm.ranks + peer, protocol, sh.comm.fifo_offset[protocol]);
+    if (at < 0) open_link(index, sh.entry, (u64)sh.block.lane * sh.entry.columns + peer, protocol);
     u64 number = sends ? link.sent : link.taken, next = number + 1;
     u32 place = slot_of(number, depth);
     u64 slot = (u64)place * sh.comm.slot_stride[protocol];

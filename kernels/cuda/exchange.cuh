@@ -9,7 +9,7 @@
 // a rank (dst, len, recv1, recv2, keep), since values are combined in the order of ranks.
 #pragma once
 
-#include "done.cuh"
+#include "grid.cuh"
 #include "plan.h"
 #include "types.cuh"
 
@@ -23,21 +23,6 @@ constexpr u32 LOOK = 1024; // polls between two looks at the abort word, a power
 #ifndef HAWSER_EMULATED
 static __shared__ u32 block_lost; // somebody of the block has given up
 #endif
-
-// Waits until the grid before this one on the stream is over. Nothing in memory is touched before.
-__device__ __forceinline__ void follow_previous_grid() {
-#if !defined(HAWSER_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// The next grid on the stream may take its place on the multiprocessors. Only after the last wait for a peer: a grid that
-// occupies room while this one still waits could keep away the very kernel that the peer must run first.
-__device__ __forceinline__ void let_next_grid_start() {
-#if !defined(HAWSER_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 // Says whether to stop waiting for `peer` in the exchange `number` of this launch.
 __device__ __noinline__ bool stop_waiting(const HawserExchange& a, u32 number, u32 peer, u64& since) {

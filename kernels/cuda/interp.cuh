@@ -2,7 +2,7 @@
 #pragma once
 
 #include "control.cuh"
-#include "done.cuh"
+#include "grid.cuh"
 #include "prims_ll.cuh"
 #include "prims_ll128.cuh"
 #include "prims_simple.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ void spread(void* to, const void* from, u32 bytes) {
 
 // Enters the peers of all steps into the table of connections and reads their state. Peers that
 // find no place are opened anew in every turn that uses them.
-__device__ __forceinline__ void open_links(const HawserStep* steps, u32 protocol, u64 conns, u32 ranks, u32 fifo_offset) {
+__device__ __forceinline__ void open_links(const HawserStep* steps, u32 protocol) {
     u32 i = threadIdx.x % 16, n_steps = sh.block.n_steps;
     bool sends = i >= HAWSER_MAX_FAN;
     for (u32 s = threadIdx.x / 16; s < n_steps; s += blockDim.x / 16) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void open_links(const HawserStep* steps, u32 protocol
         for (u32 probe = 0; probe < MAX_CONNS; probe++) {
             u32 at = (peer + probe) % MAX_CONNS;
             u32 key = atomicCAS(&sh.keys[at], FREE, peer);
-            if (key == FREE) open_link(at, conns, (u64)sh.block.lane * ranks + peer, protocol, fifo_offset);
+            if (key == FREE) open_link(at, sh.entry, (u64)sh.block.lane * sh.entry.columns + peer, protocol);
             if (key == FREE || key == peer) break;
         }
     }
@@ -55,14 +55,16 @@ __device__ __forceinline__ void take_epoch(u64 deps) {
     *(volatile u32*)&d->epoch = epoch + 1;
 }
 
-// What follows the copying of arguments. The values of the communicator come in registers: their
-// loads are still under way.
-__device__ __noinline__ void enter(u32 protocol, u64 conns, u64 deps, u32 ranks, u32 fifo_offset) {
+// What follows the copying of arguments: all that lies in memory, side by side. The first steps' peers are the first warp's, so the
+// last one reads the communicator.
+__device__ __noinline__ void enter(u32 protocol, const HawserDevComm* comm) {
     const HawserStep* steps = (const HawserStep*)sh.steps;
     if (steps == nullptr) steps = sh.inline_steps;
-    open_links(steps, protocol, conns, ranks, fifo_offset);
+    u32 last = blockDim.x - 1 - threadIdx.x;
+    if (last < sizeof(HawserDevComm) / sizeof(u64)) ((u64*)&sh.comm)[last] = ((const u64*)comm)[last];
     if (threadIdx.x / WARP == blockDim.x / WARP - 1) count_turns(steps);
-    if (threadIdx.x == blockDim.x - 1 && sh.n_blocks > 1) take_epoch(deps);
+    if (last == WARP && sh.n_blocks > 1) take_epoch(sh.entry.deps);
+    open_links(steps, protocol);
 }
 
 template <class M, int PROTOCOL>
@@ -89,33 +91,30 @@ template <class M, int PROTOCOL>
 __device__ __forceinline__ void interpret(const HawserArgs& args) {
     u32 thread = threadIdx.x, threads = blockDim.x, warp = thread / WARP, warps = threads / WARP;
     const HawserBlock block = args.blocks[blockIdx.x];
-    // First hop: the communicator. Meanwhile the arguments go to shared memory.
-    const HawserDevComm* comm = (const HawserDevComm*)args.comm;
-    u64 conns = comm->conns, deps = comm->deps;
-    u32 ranks = comm->ranks, fifo_offset = comm->fifo_offset[PROTOCOL];
     u32 n_inline = args.steps != 0 ? 0 : block.n_steps;
-    M m;
-    m.divisor = args.divisor;
-    m.load_factor(args.scalar, args.scalar_is_address != 0);
     if (thread < MAX_CONNS) sh.keys[thread] = FREE;
     spread<u32>(sh.inline_steps, args.inline_steps + (n_inline != 0 ? block.first_step : 0), n_inline * sizeof(HawserStep));
     spread<u64>(sh.blocks, args.blocks, args.n_blocks * sizeof(HawserBlock));
     spread<u64>(&sh.work, &args.works[block.work], sizeof(HawserWork));
-    spread<u64>(&sh.comm, comm, sizeof(HawserDevComm));
     if (thread == 0) {
+        sh.entry = args.entry;
         sh.block = block;
         sh.steps = args.steps != 0 ? args.steps + block.first_step * sizeof(HawserStep) : 0;
         sh.op_number = args.op_number;
         sh.n_blocks = args.n_blocks;
         sh.given_up = NEVER;
     }
+    follow_previous_grid();
     __syncthreads();
-    // Second and third hop: connections, then their counters; the epoch beside them.
-    enter(PROTOCOL, conns, deps, ranks, fifo_offset);
+    M m;
+    m.divisor = args.divisor;
+    m.load_factor(args.scalar, args.scalar_is_address != 0);
+    enter(PROTOCOL, (const HawserDevComm*)args.comm);
     __syncthreads();
     if (warp == warps - 2) prepare(PROTOCOL, M::SIZE);
     else if (warp == warps - 1) publish(PROTOCOL);
     else work<M, PROTOCOL>(m, threads - 2 * WARP);
+    let_next_grid_start();
     count_block(args.done);
 }
 

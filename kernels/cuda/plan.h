@@ -75,6 +75,16 @@ struct HawserWork {
     uint32_t tag; // added to the bytes told of every slot: type and operation
 };
 
+// What a block would have to look up before it can begin.
+struct HawserEntry {
+    uint64_t conns;
+    uint64_t counters; // of connection i at + i * HAWSER_COUNTER_BYTES
+    uint64_t deps;
+    uint32_t columns;
+    uint32_t fifo_offset; // of the launch's protocol
+};
+constexpr uint64_t HAWSER_COUNTER_BYTES = 64;
+
 struct HawserArgs {
     uint64_t comm;
     uint64_t steps;
@@ -86,6 +96,7 @@ struct HawserArgs {
     uint8_t n_inline;
     uint64_t op_number;
     uint64_t done; // counter of blocks that are over; 0 = nobody counts
+    HawserEntry entry;
     HawserBlock blocks[HAWSER_MAX_BLOCKS];
     HawserWork works[HAWSER_MAX_WORKS];
     HawserStep inline_steps[HAWSER_INLINE_STEPS];
@@ -268,7 +279,7 @@ static_assert(sizeof(HawserConn) == 64 && offsetof(HawserConn, counters) == 48, 
 static_assert(sizeof(HawserDevComm) == 96 && offsetof(HawserDevComm, conns) == 56, "");
 static_assert(sizeof(HawserReport) == 32, "");
 static_assert(sizeof(HawserDeps) == 8 + 8 * HAWSER_MAX_BLOCKS, "");
-static_assert(offsetof(HawserArgs, op_number) == 32 && offsetof(HawserArgs, blocks) == 48, "");
-static_assert(offsetof(HawserArgs, works) == 560, "");
-static_assert(offsetof(HawserArgs, inline_steps) == 560 + 80 * HAWSER_MAX_WORKS, "");
+static_assert(offsetof(HawserArgs, op_number) == 32 && offsetof(HawserArgs, entry) == 48 && offsetof(HawserArgs, blocks) == 80, "");
+static_assert(offsetof(HawserArgs, works) == 592, "");
+static_assert(offsetof(HawserArgs, inline_steps) == 592 + 80 * HAWSER_MAX_WORKS, "");
 static_assert(sizeof(HawserArgs) <= 4096, "");

@@ -57,6 +57,7 @@ struct Record {
 
 struct Shared {
     HawserDevComm comm;
+    HawserEntry entry;
     HawserBlock block;
     HawserWork work;
     HawserStep step;                    // the current one

@@ -44,12 +44,12 @@ struct World {
         }
         comms.resize(n), deps.resize(n), reports.resize(n), conns.resize(n), counters.resize(n), told.resize(n);
         for (u32 r = 0; r < n; r++) {
-            conns[r].resize(lanes * n), counters[r].resize(lanes * n * 6), told[r].resize(lanes * n * depth);
+            conns[r].resize(lanes * n), counters[r].resize(lanes * n * 8), told[r].resize(lanes * n * depth);
             for (u32 l = 0; l < lanes; l++)
                 for (u32 p = 0; p < n; p++) {
                     u64 mine = (u64)heaps[r] + (l * n + p) * entry, theirs = (u64)heaps[p] + (l * n + r) * entry;
                     conns[r][l * n + p] = {theirs + 512, theirs, mine + 256, mine + 512, mine, theirs + 256,
-                                           (u64)&counters[r][(l * n + p) * 6],
+                                           (u64)&counters[r][(l * n + p) * 8],
                                            p % 2 == 0 ? (u64)&told[r][(l * n + p) * depth] : 0};
                 }
             HawserDevComm& c = comms[r];
@@ -63,7 +63,7 @@ struct World {
     void check_told() const {
         for (u32 r = 0; r < ranks; r++)
             for (u32 at = 0; at < lanes * ranks; at++) {
-                u64 sent = counters[r][at * 6 + HAWSER_SIMPLE];
+                u64 sent = counters[r][at * 8 + HAWSER_SIMPLE];
                 if (conns[r][at].send_bytes == 0) continue;
                 for (u64 s = sent > depth ? sent - depth : 0; s < sent; s++) {
                     u32 bytes = told[r][at * depth + s % depth];
@@ -224,7 +224,9 @@ static void launch(World& w, const Programs& p, const Case& c, const std::vector
         all.push_back(std::make_unique<HawserArgs>());
         HawserArgs& a = *all.back();
         std::memset(&a, 0, sizeof a);
-        a.comm = (u64)&w.comms[r], a.scalar = scalar, a.divisor = w.ranks, a.op_number = 7;
+        a.comm = (u64)&w.comms[r];
+        a.entry = {w.comms[r].conns, (u64)w.counters[r].data(), w.comms[r].deps, w.ranks, w.offset[PROTOCOL]};
+        a.scalar = scalar, a.divisor = w.ranks, a.op_number = 7;
         HawserWork& k = a.works[3];
         u64 pack = 16 / c.size;
         auto up = [&](u64 v) { return (v + pack - 1) / pack * pack; };

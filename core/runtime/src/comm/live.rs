@@ -391,6 +391,7 @@ impl Live {
         stream: Stream,
     ) -> Result<Launch> {
         plan.args.comm = self.fabric.dev_comm.addr;
+        plan.args.entry = self.fabric.entry(plan.args.protocol);
         plan.args.op_number = number;
         if plan.args.n_inline == 0
             && let Some(image) = loaded.and_then(|loaded| loaded.image.as_ref())

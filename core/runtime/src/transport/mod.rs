@@ -11,7 +11,7 @@ pub mod net;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use hawser_plan::device_plan::{Conn, DevComm, MAX_BLOCKS};
+use hawser_plan::device_plan::{COUNTER_BYTES, Conn, DevComm, Entry, MAX_BLOCKS};
 use hawser_plan::dma::Bases;
 use hawser_plan::layout::HeapLayout;
 
@@ -22,8 +22,6 @@ use crate::log::{self, Subsys};
 use crate::wait::Wait;
 use control::Control;
 
-/// Bytes of a FIFO's private counters: `sent[3]`, `taken[3]`, padded to a cache line.
-const COUNTER_BYTES: u64 = 64;
 /// Bytes of what the channels of a launch tell each other (`HawserDeps`); the counter of blocks that are over follows.
 const DEPS_BYTES: u64 = 8 + 8 * MAX_BLOCKS as u64;
 /// Tag under which heap descriptors are passed.
@@ -37,6 +35,8 @@ pub struct Fabric {
     pub control: Arc<Control>,
     held: Vec<Memory>,
     wires: Wires,
+    entry: Entry,
+    fifo_offset: [u32; 3],
     exchange: Option<Exchange>,
     staging: Option<Bases>,
     done: u64,
@@ -111,6 +111,13 @@ impl Fabric {
         };
         let dev_comm = device.alloc(size_of::<DevComm>() as u64)?;
         device.upload(dev_comm.addr, bytes_of(std::slice::from_ref(&image)))?;
+        let entry = Entry {
+            conns: conns.addr,
+            counters: counters.addr,
+            deps: deps.addr,
+            columns: image.ranks,
+            fifo_offset: 0,
+        };
         let wires = Wires { conns: conns.addr, table };
         let done = deps.addr + DEPS_BYTES;
         let staging = staging(device, layout, peers, &heap, &mapped)?;
@@ -118,7 +125,13 @@ impl Fabric {
         let mut held = vec![heap, counters, conns, deps];
         held.extend(epochs);
         held.extend(mapped.into_iter().flatten());
-        Ok(Self { dev_comm, control: Arc::new(control), held, wires, exchange, staging, done })
+        Ok(Self { dev_comm, control: Arc::new(control), held, wires, entry, fifo_offset: layout.fifo_offset, exchange, staging, done })
+    }
+
+    /// Where kernels of a protocol begin.
+    pub fn entry(&self, protocol: u8) -> Entry {
+        let fifo_offset = self.fifo_offset.get(usize::from(protocol)).copied().unwrap_or(0);
+        Entry { fifo_offset, ..self.entry }
     }
 
     /// The table of connections, for the net transport to go on with.

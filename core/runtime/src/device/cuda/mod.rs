@@ -125,7 +125,7 @@ impl CudaDevice {
         launch::launch(&self.context, function, kernel, grid, args, stream)
     }
 
-    /// How fused kernels go: from sm_90 on they wait themselves for the end of the one before.
+    /// How kernels of collectives go: from sm_90 on they wait themselves for the end of the one before.
     fn manner(&self) -> Manner {
         if matches!(self.caps.kind, DeviceKind::Cuda { sm: 90.. }) {
             Manner::Overlapping
@@ -197,7 +197,7 @@ impl Device for CudaDevice {
         if args.n_blocks == 0 {
             return Ok(());
         }
-        let grid = Grid { blocks: args.n_blocks.into(), threads, shared_bytes: 0, manner: Manner::Plain };
+        let grid = Grid { blocks: args.n_blocks.into(), threads, shared_bytes: 0, manner: self.manner() };
         self.launch_kernel(kernel, grid, ptr::from_ref(args).cast(), stream)
     }
 
