@@ -63,7 +63,7 @@ __device__ __noinline__ void enter(u32 protocol, const HawserDevComm* comm) {
     u32 last = blockDim.x - 1 - threadIdx.x;
     if (last < sizeof(HawserDevComm) / sizeof(u64)) ((u64*)&sh.comm)[last] = ((const u64*)comm)[last];
     if (threadIdx.x / WARP == blockDim.x / WARP - 1) count_turns(steps);
-    if (last == WARP && sh.n_blocks > 1) take_epoch(sh.entry.deps);
+    if (last == WARP && sh.n_blocks > 1 && sh.entry.deps != 0) take_epoch(sh.entry.deps);
     open_links(steps, protocol);
 }
 

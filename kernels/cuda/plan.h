@@ -79,7 +79,7 @@ struct HawserWork {
 struct HawserEntry {
     uint64_t conns;
     uint64_t counters; // of connection i at + i * HAWSER_COUNTER_BYTES
-    uint64_t deps;
+    uint64_t deps; // 0 = no channel waits for another
     uint32_t columns;
     uint32_t fifo_offset; // of the launch's protocol
 };

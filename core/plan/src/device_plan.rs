@@ -252,7 +252,7 @@ pub struct Entry {
     pub conns: u64,
     /// Address of the counters of all entries of that table, [`COUNTER_BYTES`] each ([`Conn::counters`]).
     pub counters: u64,
-    /// As [`DevComm::deps`].
+    /// As [`DevComm::deps`]; 0 = no channel waits for another, so blocks need not agree on an epoch.
     pub deps: u64,
     /// As [`DevComm::ranks`].
     pub columns: u32,

@@ -4,6 +4,8 @@
 
 #include "../state.cuh"
 
+#include <algorithm>
+
 namespace hawser {
 inline Shared& emulated_shared() { return *(Shared*)fiber->block->shared.get(); }
 } // namespace hawser
@@ -245,6 +247,8 @@ static void launch(World& w, const Programs& p, const Case& c, const std::vector
                 a.blocks[a.n_blocks++] = {(uint16_t)steps.size(), (uint8_t)p.of[r][ch].size(), (uint8_t)(p.one_lane ? i : ch + i * channels), (uint16_t)i, 3, (uint8_t)ch};
             steps.insert(steps.end(), p.of[r][ch].begin(), p.of[r][ch].end());
         }
+        auto waits = [](const HawserStep& s) { return s.after_channel != HAWSER_NO_DEP; };
+        if (std::none_of(steps.begin(), steps.end(), waits)) a.entry.deps = 0;
         if (c.uploaded || steps.size() > HAWSER_INLINE_STEPS) {
             uploaded.push_back(steps);
             a.steps = (u64)uploaded.back().data();

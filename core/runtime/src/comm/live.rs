@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::choose::Choice;
-use hawser_plan::device_plan::{DeviceOp, KernelKey, Step};
+use hawser_plan::device_plan::{DeviceOp, KernelKey, NO_DEP, Step};
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
@@ -155,6 +155,8 @@ const AFTER_ABORT: Duration = Duration::from_secs(10);
 pub struct Loaded {
     lowered: Lowered,
     image: Option<Memory>,
+    /// Channels wait for each other.
+    has_waits: bool,
 }
 
 impl Loaded {
@@ -371,7 +373,8 @@ impl Live {
         let lowered = lower::lower(&algo::shape(&key)?, &algo::rank_program(&key, self.rank)?, op)?;
         let fits = lowered.steps.len() <= hawser_plan::device_plan::INLINE_STEPS;
         let image = if fits { None } else { Some(self.upload(bytes_of(&lowered.steps))?) };
-        let loaded = Arc::new(Loaded { lowered, image });
+        let has_waits = lowered.steps.iter().any(|step| step.after_channel != NO_DEP);
+        let loaded = Arc::new(Loaded { lowered, image, has_waits });
         programs.insert((key, op), loaded.clone());
         Ok(loaded)
     }
@@ -392,6 +395,9 @@ impl Live {
     ) -> Result<Launch> {
         plan.args.comm = self.fabric.dev_comm.addr;
         plan.args.entry = self.fabric.entry(plan.args.protocol);
+        if !loaded.is_some_and(|loaded| loaded.has_waits) {
+            plan.args.entry.deps = 0;
+        }
         plan.args.op_number = number;
         if plan.args.n_inline == 0
             && let Some(image) = loaded.and_then(|loaded| loaded.image.as_ref())
