@@ -105,7 +105,6 @@ pub struct Events {
 /// # Errors
 /// The first failure. On the host device every communicator keeps its own, and refuses further operations.
 pub fn run(launches: &mut [Launch]) -> Result<()> {
-    let is_host = |l: &&Launch| l.comm.device.caps().kind == DeviceKind::Host;
     for launch in launches.iter().filter(|l| !is_host(l)) {
         launch.work.kernel().map_or(Ok(()), |kernel| launch.comm.device.prepare(kernel))?;
     }
@@ -115,9 +114,18 @@ pub fn run(launches: &mut [Launch]) -> Result<()> {
             put_all(launches)?;
         }
     }
+    launches.iter().filter_map(|l| l.comm.net.as_ref()).for_each(Net::wake);
+    if launches.iter().any(|l| is_host(&l)) { run_on_host(launches) } else { Ok(()) }
+}
+
+fn is_host(launch: &&Launch) -> bool {
+    launch.comm.device.caps().kind == DeviceKind::Host
+}
+
+/// Runs the launches of the host device side by side.
+fn run_on_host(launches: &mut [Launch]) -> Result<()> {
     let timed = timed(launches.iter_mut().filter(|l| is_host(&&**l)));
     let launches = &*launches;
-    launches.iter().filter_map(|l| l.comm.net.as_ref()).for_each(Net::wake);
     let host: Vec<HostLaunch<'_>> =
         launches.iter().filter(is_host).filter_map(host_launch).collect::<Result<_>>()?;
     let channels = channels(launches.iter().filter(is_host));

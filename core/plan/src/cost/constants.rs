@@ -45,9 +45,9 @@ pub struct Constants {
 /// is the last), and of copy engines (DMA): fixed µs, µs of a hop, µs of a further round, GB/s of a block, share of the wire, µs of a block. H200 GPUs, NVLink without
 /// multicast, calls one by one (in a graph about 0.6 µs less).
 const NVLINK: [[f64; 6]; 8] = [
-    [7.3, 1.25, 1.25, 3.5, 0.5, 0.04],
-    [7.3, 1.5, 1.5, 14.0, 0.9375, 0.04],
-    [7.3, 2.5, 0.75, 18.0, 0.94, 0.04],
+    [5.6, 1.25, 1.25, 3.5, 0.5, 0.04],
+    [5.6, 1.5, 1.5, 14.0, 0.9375, 0.04],
+    [5.6, 2.5, 0.75, 18.0, 0.94, 0.04],
     [2.0, 1.45, 2.0, 60.0, 0.44, 0.005],
     [2.3, 2.2, 2.1, 14.0, 0.78, 0.005],
     [2.4, 4.2, 3.0, 10.3, 0.9, 0.005],

@@ -125,7 +125,17 @@ impl Fabric {
         let mut held = vec![heap, counters, conns, deps];
         held.extend(epochs);
         held.extend(mapped.into_iter().flatten());
-        Ok(Self { dev_comm, control: Arc::new(control), held, wires, entry, fifo_offset: layout.fifo_offset, exchange, staging, done })
+        Ok(Self {
+            dev_comm,
+            control: Arc::new(control),
+            held,
+            wires,
+            entry,
+            fifo_offset: layout.fifo_offset,
+            exchange,
+            staging,
+            done,
+        })
     }
 
     /// Where kernels of a protocol begin.
