@@ -70,16 +70,17 @@ __device__ __forceinline__ void put_pack(u64 address, u64 len, u64 at, Pack v) {
     store_piece<M::SIZE>(address + at + 8, valid - 8, v.y);
 }
 
-// Moves user data of the tile to slots of peers, or to its place on this rank.
+// Moves user data of the tile to slots of peers and tells them; what only stays on this rank is copied while flags are under way.
 template <class M, bool WHOLE>
 __device__ __forceinline__ void push_tile(const HawserExchange& a, const M& m, const Tile& t, u32 epoch) {
     constexpr u32 B = TILE_COPIES;
     bool same = a.form & HAWSER_SAME;
-    u32 last = same ? 1 : a.ranks;
+    u32 last = same ? 0 : a.ranks;
     // Items are (peer, batch of packs): the peer changes fastest where a tile is one batch.
 #pragma unroll 1
-    for (u32 k = same || in(a.keep, a.rank) ? 0 : 1; k < last; k++) {
-        u32 p = rank_of(a, k);
+    for (u32 i = same ? 0 : 1; i <= last; i++) {
+        u32 k = i == a.ranks ? 0 : i, p = rank_of(a, k);
+        if (i == a.ranks) t.publish(epoch);
         bool keep = in(a.keep, p), send = same ? a.send1 != 0 : in(a.send1, k);
         if (!keep && !send) continue;
         u64 src = a.src[k], len = a.src_len[k];
@@ -109,6 +110,7 @@ __device__ __forceinline__ void push_tile(const HawserExchange& a, const M& m, c
             }
         }
     }
+    if (same) t.publish(epoch);
 }
 
 // Moves what came from the ranks of `mask` to its places; `own_len`: all of it has the length of this rank's part.
@@ -200,7 +202,6 @@ __device__ __forceinline__ void fold_tile(const HawserExchange& a, const M& m, c
 template <class M, bool WHOLE>
 __device__ __forceinline__ bool exchange_tile(const HawserExchange& a, const M& m, const Tile& t, u32 epoch, u32 number) {
     push_tile<M, WHOLE>(a, m, t, epoch);
-    t.publish(epoch);
     if (!t.await(a, epoch, number)) return false;
     if (!(a.form & HAWSER_FOLD)) {
         pull_tile<M, WHOLE>(a, t, a.recv1, true, epoch);

@@ -80,21 +80,21 @@ pub fn predict_exchange(
     let path = world.constants.path(protocol);
     let out = traffic(key, bytes as f64, 1.0).out;
     let exchanges = exchanges(key);
-    let share = if protocol == Protocol::SymBulk { 1.0 } else { program_share(key, protocol) };
+    let share = if protocol == Protocol::SymBulk { 1.0 } else { program_share(key) };
     let wire = world.constants.wire() * path.wire_share * share;
     let rate = wire.min(f64::from(blocks) * path.block());
     // While a round waits for its peers, the wire is still busy with the one before.
-    let waits = (rounds as f64 - 1.0) * path.round_us * exchanges;
+    let waits = (rounds as f64 - 1.0) * path.round_us * exchanges / share;
     path.fixed_us + path.hop_us * exchanges + (out / rate).max(waits) + f64::from(blocks) * path.block_us
 }
 
 /// Share of the wire's rate that a program reaches. Where the root has more to do than the others, its part of the second
 /// exchange waits for theirs; where every rank combines all of the data, tiles wait for that.
-fn program_share(key: &ProgramKey, protocol: Protocol) -> f64 {
+fn program_share(key: &ProgramKey) -> f64 {
     match (key.algorithm, key.collective) {
         (Algorithm::AllPairs, Collective::Broadcast) => 0.85,
         (Algorithm::AllPairs, Collective::Reduce) => 0.6,
-        (Algorithm::OneShot, Collective::AllReduce) if protocol == Protocol::SymSimple => 0.83,
+        (Algorithm::OneShot, Collective::AllReduce) => 0.83,
         _ => 1.0,
     }
 }
