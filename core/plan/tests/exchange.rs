@@ -300,6 +300,9 @@ fn areas_fit_their_slots() {
                     }
                     _ => {
                         let slot = u64::from(tile).max(8192);
+                        let most_units = u64::from(knobs.max_ctas.min(44)) * 16;
+                        let largest = [32, 16, 16, 8, 8, 8, 8][ranks as usize - 2] * 1024;
+                        assert_eq!(rounds, most.div_ceil(most_units * largest), "as few as full slots make");
                         assert!(tile.is_multiple_of(512) && (512..=32768).contains(&tile));
                         assert!(area.slots[2] + units * 2 * ranks * slot <= area.flags);
                         assert!(area.flags + units * 32 <= area.bytes);
@@ -324,6 +327,15 @@ fn the_kernels_count_with_the_same_numbers() {
     assert_eq!(number("HAWSER_WORD_SLOT"), slots(0, area.slots[1], blocks));
     assert_eq!(number("HAWSER_LINE_SLOT"), slots(1, area.slots[2], blocks * warps));
     assert_eq!(number("HAWSER_TILE_SLOT"), slots(2, area.flags, tile_blocks * warps));
+    let exchange = include_str!("../../../kernels/cuda/exchange.cuh");
+    let by_ranks =
+        "ranks <= 2 ? 4 * HAWSER_TILE_SLOT : ranks <= 4 ? 2 * HAWSER_TILE_SLOT : HAWSER_TILE_SLOT;";
+    assert!(exchange.contains(by_ranks), "tile_slot is what the next lines say");
+    for (ranks, times) in [(2, 4), (3, 2), (4, 2), (5, 1), (7, 1)] {
+        let area = Area::new(ranks);
+        let slot = (area.flags - area.slots[2]) / (tile_blocks * warps * 2 * u64::from(ranks));
+        assert_eq!(slot, times * number("HAWSER_TILE_SLOT"), "{ranks} ranks");
+    }
     assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.lines - area.flags) / (tile_blocks * warps));
     assert_eq!(number("HAWSER_TILE_UNITS"), tile_blocks * warps);
     assert_eq!(

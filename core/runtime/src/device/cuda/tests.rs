@@ -375,6 +375,7 @@ fn kernels_are_loaded_and_launched() {
         device.prepare(key).unwrap();
         device.launch(key, &args, 512, Stream(0)).unwrap();
         assert_eq!((fake("fake_launches"), fake("fake_grid"), fake("fake_block")), (1, 3, 512));
+        assert_eq!(fake("fake_overlapping"), 1, "it may start early");
         let error = device.launch(key, &args, 2048, Stream(7)).unwrap_err();
         assert!(error.text.contains("hawser_sum_f16_ll128 with 3 x 2048 threads on stream 0x7"), "{error}");
     });
