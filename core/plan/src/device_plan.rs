@@ -390,7 +390,7 @@ impl KernelKey {
     pub fn symbol(&self) -> String {
         // One kernel does both: SymBulk is a way that its arguments ask for.
         let protocol = if self.protocol == Protocol::SymBulk { Protocol::SymSimple } else { self.protocol };
-        let mut protocol = protocol.name().to_lowercase();
+        let mut protocol = protocol.name().to_ascii_lowercase();
         if self.bundle {
             protocol.push_str("_bundle");
         }

@@ -320,7 +320,7 @@ fn parse_lists(
 }
 
 fn function_named(variable: &str, name: &str) -> Result<Collective> {
-    let plain = |text: &str| text.trim().replace('_', "").to_lowercase();
+    let plain = |text: &str| text.trim().replace('_', "").to_ascii_lowercase();
     Collective::ALL.into_iter().find(|c| plain(c.name()) == plain(name)).ok_or_else(|| {
         PlanError::usage(format!(
             "{variable}: unknown function \"{}\": write Broadcast, Reduce, AllGather, ReduceScatter, AllReduce, \

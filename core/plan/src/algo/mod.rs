@@ -164,7 +164,7 @@ pub fn max_ranks(collective: Collective, algorithm: Algorithm) -> u32 {
 
 /// The name of a generator, such as `ring_all_reduce`.
 pub fn name(collective: Collective, algorithm: Algorithm) -> String {
-    format!("{}_{}", algorithm.name().to_lowercase(), collective.name())
+    format!("{}_{}", algorithm.name().to_ascii_lowercase(), collective.name())
 }
 
 /// Inverse of [`name`].

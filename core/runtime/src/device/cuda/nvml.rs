@@ -36,7 +36,7 @@ pub fn hidden_peers(id: &str, visible: &[String]) -> Vec<(String, PeerLink)> {
 
 fn kernel_list() -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(KERNEL_LIST) else { return Vec::new() };
-    entries.flatten().map(|entry| entry.file_name().to_string_lossy().to_lowercase()).collect()
+    entries.flatten().map(|entry| entry.file_name().to_string_lossy().to_ascii_lowercase()).collect()
 }
 
 fn hidden(all: Vec<String>, visible: &[String]) -> Vec<String> {

@@ -164,7 +164,7 @@ fn id(platform: &Platform, device: CUdevice) -> Result<String> {
     // SAFETY: the buffer has the length that is given.
     unsafe { platform.driver.device_bus_id(text.as_mut_ptr(), text.len() as c_int, device) }
         .check(&format_args!("device {device}"))?;
-    let bus_id = fixed_text(&text).to_lowercase();
+    let bus_id = fixed_text(&text).to_ascii_lowercase();
     let (mut whole, mut instance) = (CUuuid { bytes: [0; 16] }, CUuuid { bytes: [0; 16] });
     // SAFETY: the values are valid for the 16 bytes each.
     let both = unsafe {
