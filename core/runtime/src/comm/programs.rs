@@ -186,7 +186,8 @@ impl Files {
         let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
         let names = [head.name.clone(), format!("{}@{stem}", head.name)];
         let numbered = (2..).map(|number| format!("{}@{stem}#{number}", head.name));
-        let Some(name) = names.into_iter().chain(numbered).find(|name| !known.contains(&name.to_ascii_lowercase()))
+        let Some(name) =
+            names.into_iter().chain(numbered).find(|name| !known.contains(&name.to_ascii_lowercase()))
         else {
             return Err(format!("{}: no name is left", path.display()));
         };
