@@ -276,6 +276,7 @@ static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 
 static_assert(sizeof(HawserBlock) == 8, "");
 static_assert(sizeof(HawserWork) == 80 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, chunks) == 60, "");
 static_assert(sizeof(HawserConn) == 64 && offsetof(HawserConn, counters) == 48, "");
+static_assert(sizeof(HawserEntry) == 32 && offsetof(HawserEntry, deps) == 16 && offsetof(HawserEntry, fifo_offset) == 28, "");
 static_assert(sizeof(HawserDevComm) == 96 && offsetof(HawserDevComm, conns) == 56, "");
 static_assert(sizeof(HawserReport) == 32, "");
 static_assert(sizeof(HawserDeps) == 8 + 8 * HAWSER_MAX_BLOCKS, "");

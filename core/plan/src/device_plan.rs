@@ -447,6 +447,9 @@ const _: () = {
     assert!(size_of::<Block>() == 8);
     assert!(size_of::<Work>() == 80 && offset_of!(Work, tile) == 48 && offset_of!(Work, chunks) == 60);
     assert!(size_of::<Conn>() == 64);
+    assert!(
+        size_of::<Entry>() == 32 && offset_of!(Entry, deps) == 16 && offset_of!(Entry, fifo_offset) == 28
+    );
     assert!(size_of::<DevComm>() == 96 && offset_of!(DevComm, conns) == 56);
     assert!(size_of::<Report>() == 32);
     assert!(offset_of!(Args, op_number) == 32 && offset_of!(Args, entry) == 48);

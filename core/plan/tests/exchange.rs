@@ -6,6 +6,7 @@ use hawser_plan::algo::ProgramKey;
 use hawser_plan::bulk;
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::{Choice, Why, choose};
+use hawser_plan::device_plan::COUNTER_BYTES;
 use hawser_plan::exchange::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp, World};
@@ -336,6 +337,7 @@ fn the_kernels_count_with_the_same_numbers() {
         let slot = (area.flags - area.slots[2]) / (tile_blocks * warps * 2 * u64::from(ranks));
         assert_eq!(slot, times * number("HAWSER_TILE_SLOT"), "{ranks} ranks");
     }
+    assert_eq!(number("HAWSER_COUNTER_BYTES"), COUNTER_BYTES);
     assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.lines - area.flags) / (tile_blocks * warps));
     assert_eq!(number("HAWSER_TILE_UNITS"), tile_blocks * warps);
     assert_eq!(

@@ -88,7 +88,7 @@ pub fn predict_exchange(
     path.fixed_us + path.hop_us * exchanges + (out / rate).max(waits) + f64::from(blocks) * path.block_us
 }
 
-/// Share of the wire's rate that a program reaches. Where the root has more to do than the others, its part of the second
+/// Share of the wire's rate that a program reaches, and of the speed of its rounds. Where the root has more to do than the others, its part of the second
 /// exchange waits for theirs; where every rank combines all of the data, tiles wait for that.
 fn program_share(key: &ProgramKey) -> f64 {
     match (key.algorithm, key.collective) {
