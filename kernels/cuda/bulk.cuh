@@ -1,4 +1,4 @@
-// Bulk copies (cp.async.bulk, sm_90) between shared memory and any GPU's memory, and the barriers that tell of their end.
+// Bulk copies (cp.async.bulk, sm_90) from any GPU's memory to shared memory, and the barriers that tell of their end.
 #pragma once
 
 #include "memory.cuh"
@@ -36,21 +36,7 @@ __device__ __forceinline__ void load_bulk(void* to, u64 from, u32 bytes, u64* ba
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
-__device__ __forceinline__ void store_bulk(u64 to, const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
-}
-// The stores since the last call are a group.
-__device__ __forceinline__ void end_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until all groups but the last N have read what they store.
-template <int N>
-__device__ __forceinline__ void wait_until_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
-}
-// Waits until everything is stored.
-__device__ __forceinline__ void wait_until_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-
-// Between this thread's accesses and bulk copies: of shared memory, of all memory.
-__device__ __forceinline__ void fence_bulk_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Between this thread's accesses and bulk copies.
 __device__ __forceinline__ void fence_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 } // namespace hawser

@@ -20,6 +20,13 @@ constexpr u32 LANES = 32;
 constexpr u32 WHOLE_WARP = 0xffffffff;
 constexpr u32 LOOK = 1024; // polls between two looks at the abort word, a power of two
 
+// Packs under way per lane: of copies, and per operand of a reduction, so many operands at a time. More of them spill.
+constexpr u32 TILE_COPIES = 8;
+template <class M>
+constexpr u32 TILE_FOLDS = M::N <= 2 ? 4 : M::N == 8 && SOFT_FP8 ? 1 : 2;
+template <class M>
+constexpr u32 TILE_OPERANDS = M::N <= 2 ? 2 : 4;
+
 #ifndef HAWSER_EMULATED
 static __shared__ u32 block_lost; // somebody of the block has given up
 #endif
@@ -58,6 +65,7 @@ __device__ __forceinline__ u32 rank_of(const HawserExchange& a, u32 k) {
     u32 p = a.rank + k;
     return p < a.ranks ? p : p - a.ranks;
 }
+__device__ __forceinline__ u32 k_of(const HawserExchange& a, u32 p) { return p < a.rank ? p + a.ranks - a.rank : p - a.rank; }
 // Bytes of a slot of tiles where there are `ranks` ranks.
 __device__ __forceinline__ u32 tile_slot(u32 ranks) {
     return ranks <= 2 ? 4 * HAWSER_TILE_SLOT : ranks <= 4 ? 2 * HAWSER_TILE_SLOT : HAWSER_TILE_SLOT;

@@ -2,19 +2,9 @@
 // while some wait for a fence or a flag, others move data. For medium and large sizes.
 #pragma once
 
-#include "exchange.cuh"
-#ifndef HAWSER_EMULATED
-#include "exchange_bulk.cuh"
-#endif
+#include "exchange_direct.cuh"
 
 namespace hawser {
-
-// Packs under way per lane: of copies, and per operand of a reduction, so many operands at a time. More of them spill.
-constexpr u32 TILE_COPIES = 8;
-template <class M>
-constexpr u32 TILE_FOLDS = M::N <= 2 ? 4 : M::N == 8 && SOFT_FP8 ? 1 : 2;
-template <class M>
-constexpr u32 TILE_OPERANDS = M::N <= 2 ? 2 : 4;
 
 // One warp's place in the exchanges, and its tile: bytes [at, at + size) of everything.
 struct Tile {
@@ -233,12 +223,10 @@ __device__ __forceinline__ void exchange_tiles(const HawserExchange& a) {
     follow_previous_grid();
     if (threadIdx.x == 0) block_lost = 0;
     __syncthreads();
-#if !defined(HAWSER_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (a.bulk != 0 && exchange_bulk<M>(a)) {
+    if (a.direct != 0 && exchange_direct<M>(a)) {
         let_next_grid_start();
         return count_block(a.done);
     }
-#endif
     u32 warps = blockDim.x / LANES, unit = blockIdx.x * warps + threadIdx.x / LANES;
     u64 counter = a.epochs + 4 * (u64)unit;
     u32 epoch = load_relaxed_sys_u32(counter), number = 0;

@@ -152,14 +152,15 @@ constexpr uint32_t HAWSER_WORD_SLOT = 8192; // a word of 16 bytes for each of 51
 constexpr uint32_t HAWSER_LINE_SLOT = 4096; // eight rows of four lines
 constexpr uint32_t HAWSER_TILE_SLOT = 8192; // of eight ranks
 constexpr uint32_t HAWSER_UNIT_FLAGS = 32; // bytes of a warp's flags: one of 4 bytes for each rank
-constexpr uint32_t HAWSER_TILE_UNITS = 704; // warps that have such flags; behind them lie the lines of SymBulk
-constexpr uint32_t HAWSER_BULK_BLOCKS = 12;
-constexpr uint32_t HAWSER_BULK_LINE = 32;       // read address, write address, state and epoch; for block, parity and rank
-constexpr uint32_t HAWSER_BULK_SHARED = 196608; // bytes of shared memory that a launch asks for
+constexpr uint32_t HAWSER_TILE_UNITS = 704; // warps that have such flags; behind them lie the lines of SymDirect
+constexpr uint32_t HAWSER_DIRECT_BLOCKS = 44;
+constexpr uint32_t HAWSER_DIRECT_LINE = 32;     // read address, write address, state and epoch; for block, parity and rank
+constexpr uint32_t HAWSER_BULK_SHARED = 196608; // bytes of shared memory that launches ask for which combine by bulk copies
 
-// HawserExchange::bulk
-constexpr uint32_t HAWSER_BULK_TRY = 1;   // SymBulk
-constexpr uint32_t HAWSER_BULK_READY = 2; // peers reach this rank's buffers
+// HawserExchange::direct
+constexpr uint32_t HAWSER_DIRECT_TRY = 1;   // SymDirect
+constexpr uint32_t HAWSER_DIRECT_READY = 2; // peers reach this rank's buffers
+constexpr uint32_t HAWSER_DIRECT_PULL = 4;  // data are read by those who get them
 
 // HawserExchange::form
 constexpr uint32_t HAWSER_FOLD = 1;    // what comes first is combined into one value
@@ -197,7 +198,7 @@ struct HawserExchange {
     uint8_t keep;
     uint8_t send2;
     uint8_t recv2;
-    uint8_t bulk;
+    uint8_t direct;
     uint8_t pad[2];
 };
 
@@ -271,7 +272,7 @@ static_assert(sizeof(HawserBundleOp) == 56 && offsetof(HawserBundleOp, part) == 
 static_assert(sizeof(HawserBundle) == 3944 && offsetof(HawserBundle, mine) == 320, "");
 static_assert(offsetof(HawserBundle, rank) == 352 && offsetof(HawserBundle, ops) == 360, "");
 static_assert(sizeof(HawserExchange) == 408 && offsetof(HawserExchange, mine) == 320, "");
-static_assert(offsetof(HawserExchange, divisor) == 384 && offsetof(HawserExchange, bulk) == 405, "");
+static_assert(offsetof(HawserExchange, divisor) == 384 && offsetof(HawserExchange, direct) == 405, "");
 static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 && offsetof(HawserStep, recv) == 32, "");
 static_assert(sizeof(HawserBlock) == 8, "");
 static_assert(sizeof(HawserWork) == 80 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, chunks) == 60, "");

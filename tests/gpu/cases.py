@@ -54,6 +54,10 @@ class Case:
     def reduces(self):
         return self.collective in REDUCING
 
+    def moves(self, _rank):
+        """Whether a rank has anything to do."""
+        return self.count > 0
+
     def input_length(self):
         return self.count * (self.ranks if self.collective in ("reduce_scatter", "all_to_all", "scatter") else 1)
 
@@ -258,6 +262,10 @@ class Exchange:
 
     def __str__(self):
         return f"send/recv {self.dtype} {list(self.messages)} (tag {self.tag})"
+
+    def moves(self, rank):
+        """Whether a rank has anything to send or to receive."""
+        return any(rank in message[:2] and message[2] > 0 for message in self.messages)
 
     def data(self, layer, place, number):
         count = self.messages[number][2]

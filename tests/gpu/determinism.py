@@ -21,7 +21,7 @@ import nccl
 import program
 
 PAIRS = [children.DEFAULT, "Ring/Simple", "Tree/Simple"]
-PAIRS += [f"{a}/{p}" for a in ("OneShot", "AllPairs") for p in ("LL", "LL128", "Simple", "SymLL", "SymSimple", "SymBulk")]
+PAIRS += [f"{a}/{p}" for a in ("OneShot", "AllPairs") for p in ("LL", "LL128", "Simple", "SymLL", "SymSimple", "SymDirect")]
 IN_RANK_ORDER = ("OneShot", "AllPairs")
 MOST_IN_ONE_STEP = 8
 # Exponent bits, mantissa bits, smallest and largest exponent.

@@ -23,7 +23,7 @@ import program
 
 ALGORITHMS = ["Ring", "Tree", "OneShot", "AllPairs", "Direct"]
 ALGORITHMS += ["RecursiveDoubling", "HalvingDoubling", "Bruck", "Pairwise", "Knomial", "PAT"]
-PROTOCOLS = ["LL", "LL128", "Simple", "SymLL", "SymSimple", "SymBulk", "DMA"]
+PROTOCOLS = ["LL", "LL128", "Simple", "SymLL", "SymSimple", "SymDirect", "DMA"]
 COUNTS = [0, 1, 2, 3, 7, 15, 16, 17, 127, 1000, 4095, 4096, 4097, 100_003, (1 << 20) + 3]
 
 
@@ -128,15 +128,15 @@ class Suite:
                     turn += 1
                     in_place, shift = places[turn // 2 % len(places)]
                     yield self.maker(collective, dtype, op, count, last * (turn & 1), in_place, shift)
-        if self.pair.endswith("SymBulk"):
-            yield from self.bulk(collective, ops, places)
+        if self.pair.endswith("SymDirect"):
+            yield from self.direct(collective, ops, places)
         for name, (in_place, shift) in (("float", places[0]), ("bfloat16", places[-1])):
             dtype = next(t for t in types if t.name == name)
             blocks = 1 if collective in ("all_reduce", "reduce", "broadcast") else self.ranks
             count = self.options.large // dtype.size // blocks + 1
             yield self.maker(collective, dtype, "sum", count, last * shift, in_place, shift)
 
-    def bulk(self, collective, ops, places):
+    def direct(self, collective, ops, places):
         """Sizes that this protocol takes; where a block is the whole, also such that leave bytes behind the last 16."""
         aligned, shifted = ([place for place in places if place[1] == shift] for shift in (0, 1))
         is_whole, turn = collective in ("all_reduce", "reduce", "broadcast"), 0

@@ -147,8 +147,11 @@ class Soak:
             works = []
             for item in step.items:
                 if place in item.communicator.places:
-                    self.order(item.communicator, place, stream, False)
-                    work = item.work(self.layer, item.communicator.places.index(place), place)
+                    rank = item.communicator.places.index(place)
+                    # A call that puts nothing on its stream is in no order with others.
+                    if item.case.moves(rank):
+                        self.order(item.communicator, place, stream, False)
+                    work = item.work(self.layer, rank, place)
                     work.fill()
                     works.append((item.communicator, work))
             return works

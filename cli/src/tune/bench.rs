@@ -109,7 +109,7 @@ impl<'a> Bench<'a> {
                     let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
                     // Rules cannot name all.
                     let has_name = !matches!(algorithm, Algorithm::Imported(_))
-                        && !matches!(protocol, Protocol::Dma | Protocol::SymBulk);
+                        && !matches!(protocol, Protocol::Dma | Protocol::SymDirect);
                     if !has_name || matches!(candidate.outcome, Outcome::Filtered(_)) {
                         continue;
                     }

@@ -353,7 +353,7 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
 /// The cheapest number of instances of a candidate.
 fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
     if protocol.is_exchange() {
-        let max_ctas = exchange::useful_blocks(key, protocol).min(knobs.most_ctas(key.collective));
+        let max_ctas = exchange::most_blocks(protocol).min(knobs.most_ctas(key.collective));
         let blocks = exchange::grid(protocol, key.ranks, longest_part(key, bytes), max_ctas).0;
         let us = predict(key, protocol, (blocks, 1), bytes, world, knobs) as f32;
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });

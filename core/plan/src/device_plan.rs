@@ -388,8 +388,8 @@ impl KernelKey {
     /// runs several exchanges.
     /// Sums, products and pre-multiplied sums of integers do not depend on the sign and share the unsigned kernel.
     pub fn symbol(&self) -> String {
-        // One kernel does both: SymBulk is a way that its arguments ask for.
-        let protocol = if self.protocol == Protocol::SymBulk { Protocol::SymSimple } else { self.protocol };
+        // One kernel does both: SymDirect is a way that its arguments ask for.
+        let protocol = if self.protocol == Protocol::SymDirect { Protocol::SymSimple } else { self.protocol };
         let mut protocol = protocol.name().to_ascii_lowercase();
         if self.bundle {
             protocol.push_str("_bundle");

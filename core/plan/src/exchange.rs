@@ -15,10 +15,10 @@ use std::mem::{offset_of, size_of};
 
 use self::parts::{Parts, Shape};
 use crate::algo::ProgramKey;
-use crate::bulk;
 use crate::call::{Call, Collective};
 use crate::choose::{Choice, protocol_bit};
 use crate::device_plan::{DeviceOp, KernelKey};
+use crate::direct;
 use crate::knobs::{Algorithm, Protocol};
 use crate::lower::{PACK_BYTES, device_op, scalar};
 use crate::world::{DeviceKind, Link, World};
@@ -50,7 +50,9 @@ pub const EIGHTS: u8 = 128;
 const SLOT: [u64; 3] = [8 << 10, 4 << 10, 8 << 10];
 /// Most blocks by protocol: each has slots of its own. A block fills a multiprocessor, and kernels of several communicators
 /// must find room side by side, in whatever order they come: three of 44 blocks fit into 132 multiprocessors.
-const BLOCKS: [u32; 3] = [32, 32, 44];
+const BLOCKS: [u32; 3] = [32, 32, TILE_BLOCKS];
+/// Those of SymSimple and SymDirect.
+pub const TILE_BLOCKS: u32 = 44;
 /// Warps of a block at most.
 const WARPS: u64 = THREADS as u64 / 32;
 /// Bytes of data in a row of lines.
@@ -122,8 +124,8 @@ pub struct ExchangeArgs {
     pub ranks: u8,
     /// What is done with the parts, and who takes part.
     pub flow: Flow,
-    /// [`bulk::TRY`], [`bulk::READY`].
-    pub bulk: u8,
+    /// [`direct::TRY`], [`direct::READY`], [`direct::PULL`].
+    pub direct: u8,
     /// Zero.
     pub pad: [u8; 2],
 }
@@ -135,11 +137,11 @@ pub struct Area {
     pub slots: [u64; 3],
     /// Offset of the flags of SymSimple.
     pub flags: u64,
-    /// Offset of the lines of SymBulk.
+    /// Offset of the lines of SymDirect.
     pub lines: u64,
     /// Bytes of an area.
     pub bytes: u64,
-    /// Offset of the counters by protocol in the rank's private memory; those of SymBulk follow.
+    /// Offset of the counters by protocol in the rank's private memory; those of SymDirect follow.
     pub epochs: [u64; 3],
     /// Bytes of the counters.
     pub epoch_bytes: u64,
@@ -161,13 +163,13 @@ impl Area {
             slots: [0, words, words + lines],
             flags,
             lines: end,
-            bytes: end + bulk::LINES_BYTES,
+            bytes: end + direct::LINES_BYTES,
             epochs: [0, counters[0], counters[0] + counters[1]],
-            epoch_bytes: counters.iter().sum::<u64>() + u64::from(bulk::BLOCKS) * 4,
+            epoch_bytes: counters.iter().sum::<u64>() + u64::from(TILE_BLOCKS) * 4,
         }
     }
 
-    /// The same without what SymSimple and SymBulk use: a third of it.
+    /// The same without what SymSimple and SymDirect use: a third of it.
     pub fn without_tiles(self) -> Self {
         Self { bytes: self.slots[2], ..self }
     }
@@ -190,7 +192,7 @@ pub fn area_bits() -> u8 {
 
 /// The protocols that use the larger part of an area ([`Area::without_tiles`]).
 pub fn tile_bits() -> u8 {
-    bits(|protocol| matches!(protocol, Protocol::SymSimple | Protocol::SymBulk))
+    bits(|protocol| matches!(protocol, Protocol::SymSimple | Protocol::SymDirect))
 }
 
 /// The areas of the ranks of `world`, if the settings let some call be an exchange.
@@ -252,19 +254,12 @@ pub fn refused(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World)
     if !is_known(key.algorithm) {
         return Some("its steps are no exchanges".into());
     }
-    if protocol == Protocol::SymBulk { bulk::refused(call, key, world) } else { None }
+    if protocol == Protocol::SymDirect { direct::refused(call, key, world) } else { None }
 }
 
-/// Blocks that a program makes use of.
-pub fn useful_blocks(key: &ProgramKey, protocol: Protocol) -> u32 {
-    match protocol {
-        Protocol::SymBulk => bulk::useful_blocks(key),
-        _ => most_blocks(protocol),
-    }
-}
-
-fn most_blocks(protocol: Protocol) -> u32 {
-    if protocol == Protocol::SymBulk { bulk::BLOCKS } else { BLOCKS[index(protocol)] }
+/// Most blocks of a launch.
+pub fn most_blocks(protocol: Protocol) -> u32 {
+    BLOCKS[index(protocol)]
 }
 
 /// Blocks and threads for a call, and what a warp moves at a time: (blocks, threads, tile).
@@ -308,7 +303,7 @@ pub fn rounds(protocol: Protocol, most: u64, blocks: u32, threads: u32, tile: u3
             let rows = most.div_ceil(warps * ROW_DATA);
             if rows * ROW_DATA > u64::from(tile) { rows + NEW_SLOT_ROWS } else { rows }
         }
-        Protocol::SymBulk => 1,
+        Protocol::SymDirect => 1,
         _ => most.div_ceil(warps * u64::from(tile.max(1))),
     }
 }
@@ -322,7 +317,7 @@ fn slot(index: usize, ranks: u64) -> u64 {
     }
 }
 
-/// Position of a protocol among those that have slots: SymBulk has those of SymSimple.
+/// Position of a protocol among those that have slots: SymDirect has those of SymSimple.
 fn index(protocol: Protocol) -> usize {
     match protocol {
         Protocol::SymLl => 0,
@@ -391,8 +386,8 @@ impl ExchangePlan {
         if args.len.iter().chain(&args.src_len).all(|len| len.is_multiple_of(8)) {
             args.flow.form |= EIGHTS;
         }
-        if choice.protocol == Protocol::SymBulk {
-            args.bulk = bulk::TRY;
+        if choice.protocol == Protocol::SymDirect {
+            args.direct = direct::wish(&choice.key);
             // Where values are combined all data are read, also those of ranks that get none.
             args.flow.form |= if call.collective.reduces() { FOLD } else { 0 };
         }
@@ -449,15 +444,10 @@ impl ExchangePlan {
     }
 
     /// Input and output as (address, bytes), if a launch for them has to know whether other ranks reach them
-    /// ([`bulk::READY`]).
+    /// ([`direct::READY`]).
     pub fn to_reach(&self, input: u64, output: u64) -> Option<[(u64, u64); 2]> {
-        let possible = self.args.bulk & bulk::TRY != 0 && !(self.needs_two_buffers && input == output);
+        let possible = self.args.direct & direct::TRY != 0 && !(self.needs_two_buffers && input == output);
         possible.then_some([(input, self.used[0]), (output, self.used[1])])
-    }
-
-    /// Bytes of shared memory that a block of a launch asks for.
-    pub fn shared_bytes(&self) -> u32 {
-        if self.args.bulk & bulk::TRY != 0 { bulk::SHARED_BYTES } else { 0 }
     }
 
     /// The factor as planned, for calls that have no other.
@@ -473,5 +463,5 @@ impl ExchangePlan {
 
 const _: () = {
     assert!(size_of::<ExchangeArgs>() == 408 && offset_of!(ExchangeArgs, mine) == 320);
-    assert!(offset_of!(ExchangeArgs, flow) == 398 && offset_of!(ExchangeArgs, bulk) == 405);
+    assert!(offset_of!(ExchangeArgs, flow) == 398 && offset_of!(ExchangeArgs, direct) == 405);
 };

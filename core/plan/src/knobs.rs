@@ -104,8 +104,8 @@ pub enum Protocol {
     SymSimple = 5,
     /// Copy engines and stream memory operations, no kernel ([`crate::dma`]).
     Dma = 6,
-    /// A fused kernel: bulk copies between the buffers of one process ([`crate::bulk`]).
-    SymBulk = 7,
+    /// A fused kernel: data go straight between the buffers of one process ([`crate::direct`]).
+    SymDirect = 7,
 }
 
 impl Protocol {
@@ -118,7 +118,7 @@ impl Protocol {
         Self::SymLl128,
         Self::SymSimple,
         Self::Dma,
-        Self::SymBulk,
+        Self::SymDirect,
     ];
 
     /// Which of [`Knobs::slot_bytes`] its slots are; staging has the size that [`crate::dma::knobs`] puts there.
@@ -126,13 +126,13 @@ impl Protocol {
         match self {
             Self::Ll => 0,
             Self::Ll128 => 1,
-            Self::Simple | Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::Dma | Self::SymBulk => 2,
+            Self::Simple | Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::Dma | Self::SymDirect => 2,
         }
     }
 
     /// Whether a fused kernel does it in exchanges, without FIFOs.
     pub const fn is_exchange(self) -> bool {
-        matches!(self, Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::SymBulk)
+        matches!(self, Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::SymDirect)
     }
 
     /// Name in `NCCL_PROTO`, texts and files.
@@ -145,7 +145,7 @@ impl Protocol {
             Self::SymLl128 => "SymLL128",
             Self::SymSimple => "SymSimple",
             Self::Dma => "DMA",
-            Self::SymBulk => "SymBulk",
+            Self::SymDirect => "SymDirect",
         }
     }
 }

@@ -11,11 +11,11 @@
 #![forbid(unsafe_code)]
 
 pub mod algo;
-pub mod bulk;
 pub mod call;
 pub mod choose;
 pub mod cost;
 pub mod device_plan;
+pub mod direct;
 pub mod dma;
 pub mod error;
 pub mod exchange;

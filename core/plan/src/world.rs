@@ -89,7 +89,7 @@ pub struct World {
     pub net_mbps: u32,
     /// What the network itself can reduce: bit `5 * type + operation`, with NCCL's numbers; 0 = nothing.
     pub collnet: u64,
-    /// Whether all ranks are in one process and their devices reach each other's ordinary memory ([`crate::bulk`]).
+    /// Whether all ranks are in one process and their devices reach each other's ordinary memory ([`crate::direct`]).
     pub direct: bool,
     /// What the cost model knows of device and link.
     pub constants: Constants,

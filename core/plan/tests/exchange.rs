@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use hawser_plan::algo::ProgramKey;
-use hawser_plan::bulk;
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::{Choice, Why, choose};
 use hawser_plan::device_plan::COUNTER_BYTES;
 use hawser_plan::exchange::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
 use hawser_plan::world::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+use hawser_plan::{direct, dma};
 use proptest::prelude::*;
 
 const SYM: [Protocol; 3] = [Protocol::SymLl, Protocol::SymLl128, Protocol::SymSimple];
@@ -133,21 +133,27 @@ impl Machine {
     }
 }
 
-/// The way of SymBulk, one rank after the other: what a rank reads from others it takes when its turn comes, and what it
+/// The way of SymDirect, one rank after the other: what a rank reads from others it takes when its turn comes, and what it
 /// writes it writes then. So it must not matter who is first.
-fn run_bulk(machine: &mut Machine, order: &[usize]) {
+fn run_direct(machine: &mut Machine, order: &[usize]) {
     let (args, n) = (machine.args.clone(), machine.args.len());
     for &rank in order {
         let a = args[rank];
-        assert_eq!(
-            (a.bulk, a.flow.form & FOLD),
-            (bulk::TRY, args[0].flow.form & FOLD),
-            "all read or all write"
-        );
+        assert!(a.direct & direct::TRY != 0 && a.direct == args[0].direct);
+        assert_eq!(a.flow.form & FOLD, args[0].flow.form & FOLD, "all read or all write");
         let k_of = |p: usize| (p + n - rank) % n;
         for p in (0..n).filter(|p| a.flow.keep >> p & 1 == 1) {
             let kept = machine.read(a.src[k_of(p)], a.src_len[k_of(p)]);
             machine.write(a.dst[p], &kept);
+        }
+        if a.flow.form & FOLD == 0 && a.direct & direct::PULL != 0 {
+            for p in (0..n).filter(|p| a.flow.recv1 >> p & 1 == 1) {
+                let k = (n - k_of(p)) % n;
+                assert!(args[p].flow.send1 >> k & 1 == 1 && args[p].src_len[k] == a.len[rank]);
+                let data = machine.read(args[p].src[k], a.len[rank]);
+                machine.write(a.dst[p], &data);
+            }
+            continue;
         }
         if a.flow.form & FOLD == 0 {
             for k in (1..n).filter(|k| a.flow.send1 >> k & 1 == 1) {
@@ -187,7 +193,7 @@ fn check(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, co
     let protocol = SYM[(count % 3) as usize];
     check_with(protocol, collective, algorithm, ranks, root, count, in_place);
     if (collective, algorithm) != (Collective::AllReduce, Algorithm::OneShot) {
-        check_with(Protocol::SymBulk, collective, algorithm, ranks, root, count, in_place);
+        check_with(Protocol::SymDirect, collective, algorithm, ranks, root, count, in_place);
     }
 }
 
@@ -215,8 +221,8 @@ fn check_with(
     }
     let order: Vec<usize> = (0..ranks as usize).map(|i| (i * 5 + count as usize) % ranks as usize).collect();
     match protocol {
-        Protocol::SymBulk if ranks != 5 => run_bulk(&mut machine, &order),
-        Protocol::SymBulk => run_bulk(&mut machine, &[4, 2, 0, 1, 3]),
+        Protocol::SymDirect if ranks != 5 => run_direct(&mut machine, &order),
+        Protocol::SymDirect => run_direct(&mut machine, &[4, 2, 0, 1, 3]),
         _ => machine.run(),
     }
     for rank in 0..ranks {
@@ -340,19 +346,15 @@ fn the_kernels_count_with_the_same_numbers() {
     assert_eq!(number("HAWSER_COUNTER_BYTES"), COUNTER_BYTES);
     assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.lines - area.flags) / (tile_blocks * warps));
     assert_eq!(number("HAWSER_TILE_UNITS"), tile_blocks * warps);
-    assert_eq!(
-        number("HAWSER_TILE_UNITS"),
-        (area.epoch_bytes - area.epochs[2]) / 4 - u64::from(bulk::BLOCKS)
-    );
-    assert_eq!(number("HAWSER_BULK_BLOCKS"), u64::from(bulk::BLOCKS));
-    assert_eq!(number("HAWSER_BULK_SHARED"), u64::from(bulk::SHARED_BYTES));
+    assert_eq!(number("HAWSER_TILE_UNITS"), (area.epoch_bytes - area.epochs[2]) / 4 - tile_blocks);
+    assert_eq!(number("HAWSER_DIRECT_BLOCKS"), tile_blocks);
+    assert_eq!(number("HAWSER_BULK_SHARED"), u64::from(dma::fold::SHARED_BYTES));
     // A line for each parity and a flag, of every rank and block.
-    let of_rank = (area.bytes - area.lines) / (u64::from(bulk::BLOCKS) * ranks);
-    assert_eq!(of_rank, 2 * number("HAWSER_BULK_LINE") + 4);
-    assert_eq!(
-        (number("HAWSER_BULK_TRY"), number("HAWSER_BULK_READY")),
-        (bulk::TRY.into(), bulk::READY.into())
-    );
+    let of_rank = (area.bytes - area.lines) / (tile_blocks * ranks);
+    assert_eq!(of_rank, 2 * number("HAWSER_DIRECT_LINE") + 4);
+    for (name, bit) in [("TRY", direct::TRY), ("READY", direct::READY), ("PULL", direct::PULL)] {
+        assert_eq!(number(&format!("HAWSER_DIRECT_{name}")), u64::from(bit), "{name}");
+    }
     let forms = [("FOLD", FOLD), ("OWN", OWN), ("SECOND", SECOND), ("SAME", SAME)];
     let more = [("SCALE", exchange::SCALE), ("DIVIDE", exchange::DIVIDE), ("ALIGNED", exchange::ALIGNED)];
     for (name, bit) in forms.into_iter().chain(more).chain([("EIGHTS", exchange::EIGHTS)]) {
@@ -384,11 +386,11 @@ fn worlds_without_exchanges_say_why() {
 }
 
 #[test]
-fn bulk_copies_say_what_they_cannot_do() {
+fn direct_exchanges_say_what_they_cannot_do() {
     let mut world = World::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
     let refused = |world: &World, call: &Call, algorithm| {
         let key = ProgramKey::new(call.collective, algorithm, 4, 0);
-        exchange::refused(call, &key, Protocol::SymBulk, world)
+        exchange::refused(call, &key, Protocol::SymDirect, world)
     };
     let sum = call(Collective::AllReduce, 1 << 20, 0, 0, false);
     let gather = |count| call(Collective::AllGather, count, 0, 0, false);
@@ -411,12 +413,10 @@ fn bulk_copies_say_what_they_cannot_do() {
         let reason = refused(&world, &call, algorithm).unwrap();
         assert!(reason.contains(part), "{reason}");
     }
-    let small = World { device: DeviceKind::Cuda { sm: 120 }, ..world };
-    assert!(refused(&small, &sum, Algorithm::AllPairs).unwrap().contains("192 KiB"));
 }
 
 #[test]
-fn large_calls_of_one_process_take_bulk_copies() {
+fn large_calls_of_one_process_go_direct() {
     let apart = World::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
     let direct = World { direct: true, ..apart.clone() };
     let pick = |world: &World, collective, bytes: u64, knobs: &Knobs| {
@@ -424,24 +424,30 @@ fn large_calls_of_one_process_take_bulk_copies() {
         choose(&call(collective, bytes / 4 / blocks, 0, 0, false), world, knobs).unwrap()
     };
     let plain = Knobs::default();
-    for collective in
-        [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather, Collective::AllToAll]
-    {
+    let combined = pick(&direct, Collective::AllReduce, 256 << 20, &plain);
+    assert_eq!(
+        combined.protocol,
+        Protocol::SymSimple,
+        "reading and writing both ways gains nothing: {}",
+        combined.why
+    );
+    use Collective::{AllGather, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+    for collective in [ReduceScatter, AllGather, AllToAll, Broadcast, Reduce, Gather, Scatter] {
         let large = pick(&direct, collective, 256 << 20, &plain);
-        assert_eq!(large.protocol, Protocol::SymBulk, "{}", large.why);
-        assert!(large.instances <= bulk::BLOCKS);
-        assert_ne!(pick(&direct, collective, 256 << 10, &plain).protocol, Protocol::SymBulk);
-        assert_ne!(pick(&apart, collective, 256 << 20, &plain).protocol, Protocol::SymBulk);
-        let without = Knobs { protocols: Knobs::parse_proto("^symbulk").unwrap(), ..Knobs::default() };
-        assert_ne!(pick(&direct, collective, 256 << 20, &without).protocol, Protocol::SymBulk);
+        assert_eq!(large.protocol, Protocol::SymDirect, "{}", large.why);
+        assert!(large.instances <= exchange::TILE_BLOCKS);
+        assert_ne!(pick(&direct, collective, 256 << 10, &plain).protocol, Protocol::SymDirect);
+        assert_ne!(pick(&apart, collective, 256 << 20, &plain).protocol, Protocol::SymDirect);
+        let without = Knobs { protocols: Knobs::parse_proto("^symdirect").unwrap(), ..Knobs::default() };
+        assert_ne!(pick(&direct, collective, 256 << 20, &without).protocol, Protocol::SymDirect);
         let few = pick(&direct, collective, 256 << 20, &Knobs { max_ctas: 3, ..Knobs::default() });
-        assert!(few.protocol != Protocol::SymBulk || few.instances == 3, "{}", few.why);
+        assert!(few.protocol != Protocol::SymDirect || few.instances == 3, "{}", few.why);
     }
-    assert!(bulk::is_wanted(&apart, &plain, &[7, 7]) && !bulk::is_wanted(&apart, &plain, &[7, 8]));
-    let without = Knobs { protocols: Knobs::parse_proto("^symbulk").unwrap(), ..Knobs::default() };
-    assert!(!bulk::is_wanted(&apart, &without, &[7, 7]));
+    assert!(direct::is_wanted(&apart, &plain, &[7, 7]) && !direct::is_wanted(&apart, &plain, &[7, 8]));
+    let without = Knobs { protocols: Knobs::parse_proto("^symdirect").unwrap(), ..Knobs::default() };
+    assert!(!direct::is_wanted(&apart, &without, &[7, 7]));
     let staged = World::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
-    assert!(!bulk::is_wanted(&staged, &plain, &[7, 7]));
+    assert!(!direct::is_wanted(&staged, &plain, &[7, 7]));
 }
 
 fn collective_blocks(collective: Collective, ranks: u32) -> u64 {
@@ -449,22 +455,23 @@ fn collective_blocks(collective: Collective, ranks: u32) -> u64 {
 }
 
 #[test]
-fn launches_of_bulk_copies_know_their_buffers() {
+fn direct_launches_know_their_buffers() {
     let plan = |collective, rank, protocol| {
         let chosen = choice(collective, Algorithm::AllPairs, 4, 0, protocol);
         ExchangePlan::new(&call(collective, 1 << 20, 0, rank, false), &chosen, rank, 4, &Knobs::default())
     };
-    let gather = plan(Collective::AllGather, 1, Protocol::SymBulk);
+    let gather = plan(Collective::AllGather, 1, Protocol::SymDirect);
     assert_eq!(gather.to_reach(16, 32), Some([(16, 4 << 20), (32, 16 << 20)]));
-    assert_eq!((gather.shared_bytes(), gather.blocks, gather.threads), (192 << 10, bulk::BLOCKS, 512));
+    assert_eq!((gather.blocks, gather.threads), (43, 512));
+    assert_eq!(gather.args().direct, direct::TRY);
     assert_eq!(gather.kernel.symbol(), "hawser_copy_u8_symsimple");
-    let reduce = plan(Collective::Reduce, 1, Protocol::SymBulk);
+    let reduce = plan(Collective::Reduce, 1, Protocol::SymDirect);
     assert_eq!(reduce.to_reach(16, 0), Some([(16, 4 << 20), (0, 0)]), "only the root has an output");
-    let transpose = plan(Collective::AllToAll, 1, Protocol::SymBulk);
+    let transpose = plan(Collective::AllToAll, 1, Protocol::SymDirect);
     assert!(transpose.to_reach(16, 32).is_some());
     assert_eq!(transpose.to_reach(16, 16), None, "blocks would be overwritten before they are sent");
     let tiles = plan(Collective::AllGather, 1, Protocol::SymSimple);
-    assert_eq!((tiles.to_reach(16, 32), tiles.shared_bytes(), tiles.bind(16, 32, 0, 0).bulk), (None, 0, 0));
+    assert_eq!((tiles.to_reach(16, 32), tiles.bind(16, 32, 0, 0).direct), (None, 0));
 }
 
 #[test]

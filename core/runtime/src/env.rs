@@ -103,8 +103,8 @@ pub struct Settings {
     pub msccl_folder: Option<String>,
     /// The user's folder for caches: `$XDG_CACHE_HOME`, else `~/.cache`.
     pub cache: Option<PathBuf>,
-    /// `HAWSER_BULK`: ranks of one process may move large data straight between the users' buffers (SymBulk).
-    pub bulk: bool,
+    /// Without `NCCL_P2P_DIRECT_DISABLE`: ranks of one process move large data straight between the users' buffers (SymDirect).
+    pub direct: bool,
     /// `HAWSER_FUSE`: 0 = every collective of a group gets a launch of its own.
     pub fuse: bool,
     /// `HAWSER_EXPLAIN`: who writes why calls run as they do.
@@ -193,6 +193,7 @@ pub const HONOURED: &[&str] = &[
     "NCCL_PXN_DISABLE",
     "NCCL_ENABLE_FAULT_TOLERANCE",
     "NCCL_P2P_DISABLE",
+    "NCCL_P2P_DIRECT_DISABLE",
     "NCCL_SHM_DISABLE",
     "NCCL_ALGO",
     "NCCL_PROTO",
@@ -229,7 +230,6 @@ pub const HONOURED: &[&str] = &[
     "MSCCL_XML_FILES",
     "MSCCL_ALGO_DIR",
     "HAWSER_DEVICE",
-    "HAWSER_BULK",
     "HAWSER_FUSE",
     "HAWSER_EXPLAIN",
     "HAWSER_RULES",
@@ -342,7 +342,7 @@ impl Source {
             msccl_files: self.text("MSCCL_XML_FILES"),
             msccl_folder: self.text("MSCCL_ALGO_DIR"),
             cache: cache_folder(),
-            bulk: self.flag("HAWSER_BULK"),
+            direct: !self.flag("NCCL_P2P_DIRECT_DISABLE"),
             fuse: self.choice("HAWSER_FUSE").unwrap_or(true),
             explain: match self.word("HAWSER_EXPLAIN", &["0", "1", "all"]).as_deref() {
                 Some("1") => Explain::First,

@@ -29,7 +29,8 @@ inline Dim emulated_thread, emulated_block, emulated_dim, emulated_grid;
 #define blockDim emulated_dim
 #define gridDim emulated_grid
 
-// Stores of 16 bytes land late and in any order, until a fence of the same thread or, after a barrier of the warp, of another.
+// Stores of 16 bytes land late and in any order, until a fence of the same thread or, after a barrier of the warp or the block,
+// of another.
 inline bool weak_stores = false;
 inline void land(Warp& w, size_t i) {
     std::memcpy((void*)w.pending[i].address, &w.pending[i].x, 16);
@@ -42,6 +43,11 @@ inline void land_all(Warp& w, unsigned lane, bool others) {
         const Pending& p = w.pending[i];
         if (p.lane == lane || (others && p.generation != w.generation)) land(w, i);
     }
+}
+inline void land_older(BlockRun& block) {
+    for (Warp& w : block.warps)
+        for (size_t i = w.pending.size(); i-- > 0;)
+            if (w.pending[i].phase != block.all.phase) land(w, i);
 }
 
 inline void Fibers::step(Fiber& f, unsigned times) {
@@ -162,6 +168,7 @@ inline void store_relaxed_sys_u32(u64 a, u32 v) { store(a, v); }
 inline void store_release_gpu(u64 a, u64 v) { at<u64>(a) = v; }
 inline void fence_acq_rel_sys() {
     land_all(own_warp(), fiber->thread % 32, true);
+    land_older(*fiber->block);
     for (unsigned n = dice() % 50; n > 0; n--) yield_fiber();
 }
 inline u32 load_relaxed_sys_u32(u64 a) { return at<u32>(a); }
@@ -177,7 +184,7 @@ inline void store_pack(u64 a, Pack v) {
     if (!weak_stores) return store(a, v);
     REQUIRE(a % 16 == 0, "misaligned store");
     Warp& w = own_warp();
-    w.pending.push_back({a, v.x, v.y, fiber->thread % 32, w.generation});
+    w.pending.push_back({a, v.x, v.y, fiber->thread % 32, w.generation, fiber->block->all.phase});
     if (dice() % 2) land(w, dice() % w.pending.size());
     maybe_yield();
 }

@@ -83,14 +83,14 @@ static const Element REDUCED[] = {
 // One kernel of a rank.
 struct Kernel {
     u32 grid, threads;
-    std::function<void()> body;
+    std::function<void()> body, over; // over: when its last thread has ended
 };
 // By rank: its kernels in order.
 using Chain = std::vector<std::vector<Kernel>>;
 
-static void append(Chain& chain, const Launch& l) {
+static void append(Chain& chain, Launch& l) {
     for (u32 r = 0; r < l.ranks; r++)
-        chain[r].push_back({l.grid, l.threads, [&l, r] { l.element->kernel(l.protocol, l.args[r]); }});
+        chain[r].push_back({l.grid, l.threads, [&l, r] { l.element->kernel(l.protocol, l.args[r]); }, [&l, r] { l.is_over(r); }});
 }
 
 // Runs the chain on all ranks but `silent`: a rank's next kernel starts when its last one is over, whatever others do.
@@ -99,6 +99,7 @@ static void run(const Chain& chain, u32 silent, bool drift) {
     std::vector<std::unique_ptr<BlockRun>> blocks;
     std::vector<size_t> begun(chain.size(), 0);
     auto start = [&](u32 rank) {
+        if (begun[rank] > 0 && silent == NOBODY && chain[rank][begun[rank] - 1].over) chain[rank][begun[rank] - 1].over();
         if (begun[rank] == chain[rank].size()) return;
         const Kernel& k = chain[rank][begun[rank]++];
         for (u32 b = 0; b < k.grid; b++) {
@@ -119,6 +120,18 @@ static void run(const Chain& chain, u32 silent, bool drift) {
     line_stores.clear(), line_loads.clear();
 }
 
+// Straight between the buffers, as the planner would: all ranks ask for it; at times some rank's buffers are out of reach.
+static void go_direct(Launch& l) {
+    bool several = l.pattern == REDUCE_SCATTER || l.pattern == ALL_GATHER || l.pattern == ALL_TO_ALL || l.pattern == GATHER || l.pattern == SCATTER;
+    if (several) l.count = std::max<u64>(16, l.count / 16 * 16);
+    if (dice() % 8 != 0) l.shift = 0;
+    bool pulls = l.pattern == GATHER || l.pattern == SCATTER || l.pattern == BROADCAST_1;
+    l.direct = (u8)(HAWSER_DIRECT_TRY | (pulls ? HAWSER_DIRECT_PULL : 0));
+    bool overwrites = l.pattern == ALL_TO_ALL && l.in_place;
+    l.unreached = overwrites || dice() % 4 == 0 ? dice() : 0;
+    if (overwrites) l.unreached |= 1;
+}
+
 static std::unique_ptr<Launch> random_launch(Machine& m, int protocol, u64 number, u32 most_grid = MAX_GRID, u32 most_threads = MAX_THREADS) {
     auto launch = std::make_unique<Launch>();
     Launch& l = *launch;
@@ -136,6 +149,7 @@ static std::unique_ptr<Launch> random_launch(Machine& m, int protocol, u64 numbe
     u64 round = (u64)l.grid * (protocol == WORDS ? l.threads * 8 : l.threads / 32 * l.tile);
     u64 bytes = 1 + (dice() % 4 == 0 ? dice() % 64 : dice() % (round * (1 + dice() % (protocol != TILES || l.tile > 4096 ? 7 : 14)) / 2));
     l.count = std::max<u64>(1, bytes * parts_of(l.pattern, m.ranks) / l.element->size);
+    if (protocol == TILES && l.pattern != ALL_REDUCE_1 && l.element->form != HAWSER_SCALE && dice() % 2) go_direct(l);
     l.prepare(m);
     return launch;
 }
@@ -197,7 +211,7 @@ private:
             b.ops[i - begin] = ops[i]->bundle_op(r, firsts[i]);
             for (u32 at = 0; at < ops[i]->grid; at++) b.todo[firsts[i] + at - first] |= 1ull << (i - begin);
         }
-        chain[r].push_back({last - first, threads, [this, &b] { element->bundle(b); }});
+        chain[r].push_back({last - first, threads, [this, &b] { element->bundle(b); }, nullptr});
     }
 };
 

@@ -9,9 +9,11 @@
 #include "../plan.h"
 
 namespace hawser {
+struct Direct;
 struct BlockShared {
     uint32_t lost = 0xcdcdcdcd;
     HawserExchange bundle;
+    std::shared_ptr<Direct> direct;
     BlockShared() { std::memset(&bundle, 0xcd, sizeof bundle); }
 };
 inline BlockShared& own_shared() { return *(BlockShared*)fiber->block->shared.get(); }
@@ -24,6 +26,15 @@ inline BlockShared& own_shared() { return *(BlockShared*)fiber->block->shared.ge
 #include "../exchange_tiles.cuh"
 #include "../exchange_words.cuh"
 
+inline hawser::Direct& hawser::own_direct() {
+    auto& direct = own_shared().direct;
+    if (!direct) {
+        direct = std::make_shared<Direct>();
+        std::memset((void*)direct.get(), 0xcd, sizeof(Direct));
+    }
+    return *direct;
+}
+
 using u8 = uint8_t;
 using u16 = uint16_t;
 using hawser::u32;
@@ -31,6 +42,8 @@ using hawser::u64;
 using hawser::i64;
 
 constexpr u32 NOBODY = ~0u, MAX_GRID = 3, MAX_THREADS = 128, MAX_UNITS = MAX_GRID * MAX_THREADS / 32;
+constexpr u32 TILE_COUNTERS = HAWSER_TILE_UNITS + HAWSER_DIRECT_BLOCKS;
+constexpr u64 DIRECT_BYTES = (u64)HAWSER_DIRECT_BLOCKS * HAWSER_EXCHANGE_RANKS * (2 * HAWSER_DIRECT_LINE + 4);
 enum Protocol { WORDS, LINES, TILES, BUNDLES };
 enum Pattern {
     ALL_REDUCE_1, ALL_REDUCE_2, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER,
@@ -78,12 +91,12 @@ struct Machine {
         sizes[WORDS] = (u64)MAX_GRID * 2 * HAWSER_EXCHANGE_RANKS * HAWSER_WORD_SLOT;
         sizes[LINES] = (u64)MAX_UNITS * 2 * n * HAWSER_LINE_SLOT;
         flags_at = (u64)MAX_UNITS * 2 * n * hawser::tile_slot(n);
-        sizes[TILES] = flags_at + MAX_UNITS * HAWSER_UNIT_FLAGS;
+        sizes[TILES] = flags_at + HAWSER_TILE_UNITS * HAWSER_UNIT_FLAGS + DIRECT_BYTES;
         u64 end = CANARY;
         for (int p = 0; p < 3; p++) starts[p] = end, end += sizes[p] + CANARY;
         for (u32 r = 0; r < n; r++) {
             areas.emplace_back(end / 4 + 128, base);
-            for (auto& e : epochs) e.emplace_back(MAX_UNITS, base);
+            for (auto& e : epochs) e.emplace_back(&e == &epochs[TILES] ? TILE_COUNTERS : MAX_UNITS, base);
             comms[r] = HawserDevComm{}, reports[r] = HawserReport{};
             comms[r].rank = r, comms[r].ranks = n, comms[r].abort = (u64)&abort, comms[r].report = (u64)&reports[r];
         }
@@ -113,6 +126,8 @@ struct Launch {
     u32 ranks, grid, threads, tile, root, shift;
     u64 count, number;
     bool in_place;
+    u8 direct = 0;     // HAWSER_DIRECT_TRY and more
+    u32 unreached = 0; // by rank: others do not reach its buffers
     std::vector<HawserExchange> args;
 
     void prepare(Machine& m) {
@@ -146,12 +161,19 @@ struct Launch {
         op.skipped = pattern == BROADCAST_2 || pattern == REDUCE_2 ? (u8)root : 255;
         return op;
     }
+    // Rank r's kernel has ended: its result is there, and it may do with its buffers what it likes.
+    void is_over(u32 r) {
+        check_rank(r);
+        for (u64 at = 0; at < memory[r].size(); at++) wanted[r][at] = memory[r][at] = (u8)~memory[r][at];
+    }
     // Results are there, and nothing else of the buffers' surroundings has changed.
     void check() const {
-        for (u32 r = 0; r < ranks; r++)
-            for (u64 at = 0; at < memory[r].size(); at++)
-                REQUIRE(memory[r][at] == wanted[r][at], "%s: rank %u byte %ld of %lu: %u, not %u", name(), r,
-                        (long)((u64)&memory[r][at] - out[r]), (unsigned long)out_bytes(r), memory[r][at], wanted[r][at]);
+        for (u32 r = 0; r < ranks; r++) check_rank(r);
+    }
+    void check_rank(u32 r) const {
+        for (u64 at = 0; at < memory[r].size(); at++)
+            REQUIRE(memory[r][at] == wanted[r][at], "%s: rank %u byte %ld of %lu: %u, not %u", name(), r,
+                    (long)((u64)&memory[r][at] - out[r]), (unsigned long)out_bytes(r), memory[r][at], wanted[r][at]);
     }
     // After a launch that was given up: results may be anything, their surroundings not.
     void guards_are_whole(u32 silent) const {
@@ -232,11 +254,13 @@ private:
         if (pattern == BROADCAST_2 || pattern == REDUCE_2) form = two_hops_of_root(a, r);
         else if (pattern == ALL_REDUCE_2) form = all_reduce_of_parts(a, r);
         else form = one_hop(a, r);
+        if (direct != 0 && reduces(pattern)) form |= HAWSER_FOLD; // all data are read, also those of ranks that get none
         if (in_place && number % 2) a.keep = 0; // what would be kept is there
         bool aligned = true;
         for (u32 k = 0; k < ranks; k++) aligned &= (a.src[k] | a.dst[k]) % 16 == 0;
         bool eights = true;
         for (u32 p = 0; p < HAWSER_EXCHANGE_RANKS; p++) eights &= a.len[p] % 8 == 0 && a.src_len[p] % 8 == 0;
+        a.direct = direct == 0 || unreached >> r & 1 ? direct : (u8)(direct | HAWSER_DIRECT_READY);
         a.form = (u8)(form | element->form | (aligned ? HAWSER_ALIGNED : 0) | (eights ? HAWSER_EIGHTS : 0));
         return a;
     }

@@ -34,7 +34,7 @@ struct Barrier {
 // A plain store that others may not see yet.
 struct Pending {
     uint64_t address, x, y;
-    unsigned lane, generation;
+    unsigned lane, generation, phase; // of the warp's and the block's barriers
 };
 struct Warp {
     uint64_t values[2][32];

@@ -41,7 +41,7 @@ pub struct Constants {
     pub paths: [Path; 8],
 }
 
-/// The numbers of the FIFO protocols (LL, LL128, Simple) and of the fused kernels (SymLL, SymLL128, SymSimple; SymBulk
+/// The numbers of the FIFO protocols (LL, LL128, Simple) and of the fused kernels (SymLL, SymLL128, SymSimple; SymDirect
 /// is the last), and of copy engines (DMA): fixed µs, µs of a hop, µs of a further round, GB/s of a block, share of the wire, µs of a block. H200 GPUs, NVLink without
 /// multicast, calls one by one (in a graph about 0.6 µs less).
 const NVLINK: [[f64; 6]; 8] = [
@@ -52,7 +52,7 @@ const NVLINK: [[f64; 6]; 8] = [
     [2.1, 1.7, 1.4, 14.0, 0.78, 0.005],
     [2.4, 4.2, 3.0, 10.3, 0.9, 0.005],
     [14.0, 9.0, 2.0, 180.0, 1.0, 1.0],
-    [9.0, 0.8, 1.0, 42.0, 0.92, 0.005],
+    [9.5, 0.8, 1.0, 42.0, 1.0, 0.005],
 ];
 /// The same over PCIe, roughly.
 const PCIE: [[f64; 6]; 8] = [

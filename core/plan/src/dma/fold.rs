@@ -11,7 +11,6 @@ use super::LEAST_SLOT;
 use super::direct::{Leg, Way};
 use super::emit::{Command, Emitter, Ends, What};
 use crate::algo::ProgramKey;
-use crate::bulk;
 use crate::call::{Call, DataType, ReduceOp};
 use crate::device_plan::{Block, DeviceOp, HAS_DST, HAS_SRC, KernelKey, POST, Place, Span, Step, Work};
 use crate::ir::MAX_FAN;
@@ -27,6 +26,11 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 
 /// All is on one stream: a GPU attends to two queues that wait at once, and computing is one of them (ADR 9).
 const STREAM: u32 = 0;
+
+/// Bytes of shared memory of a block.
+pub const SHARED_BYTES: u32 = 192 << 10;
+/// GPUs from here on are small ones again, whose blocks have less.
+const SMALL_SM: u32 = 120;
 
 /// Form: operands are multiplied by the scalar on reading.
 pub const SCALE: u8 = 1;
@@ -88,8 +92,8 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<St
                 "the kernel that reduces what copy engines moved needs sm_90, this is sm_{sm}"
             ));
         }
-        if bulk::is_small(world) {
-            let kib = bulk::SHARED_BYTES >> 10;
+        if sm >= SMALL_SM {
+            let kib = SHARED_BYTES >> 10;
             return Some(format!(
                 "the kernel that reduces what copy engines moved needs {kib} KiB of shared memory"
             ));

@@ -9,7 +9,7 @@ use hawser_plan::knobs::NET_SLOT_BYTES;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::msccl;
 use hawser_plan::world::DeviceKind;
-use hawser_plan::{Knobs, World, bulk, exchange};
+use hawser_plan::{Knobs, World, direct, exchange};
 use hawser_plugin::net::NetConfig;
 
 use super::Config;
@@ -84,7 +84,8 @@ pub fn decide(
         }
     };
     let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
-    let direct = settings.bulk && bulk::is_wanted(&world, &knobs, &processes) && reaches_all(device, &world)?;
+    let direct =
+        settings.direct && direct::is_wanted(&world, &knobs, &processes) && reaches_all(device, &world)?;
     let records = bootstrap.all_gather(&pair(&offers, &[u8::from(direct)]), &step("links"))?;
     let (offers, direct): (Vec<_>, Vec<_>) = records.iter().map(|record| unpair(record)).unzip();
     links::take(&offers[0], &mut world)?;
@@ -119,7 +120,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
     let cards: Vec<Card> = devices.iter().map(card).collect();
     let Agreement { mut world, processes, .. } = agree(&cards, settings.multi_rank_gpu)?;
     links::take(&links::offer(0, settings, &caps.name, &world), &mut world)?;
-    world.direct = settings.bulk && bulk::is_wanted(&world, &knobs, &processes);
+    world.direct = settings.direct && direct::is_wanted(&world, &knobs, &processes);
     for device in &devices {
         world.direct = world.direct && reaches_all(device.as_ref(), &world)?;
     }

@@ -12,7 +12,7 @@ use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::p2p::{self, Message};
-use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, bulk, dma};
+use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, direct, dma};
 use rustc_hash::FxHashMap;
 
 use super::facts::{Facts, Windows};
@@ -195,14 +195,13 @@ impl Live {
                 Ok::<_, Error>(all && self.device.is_reached(addr, bytes)?)
             })?;
             if all {
-                args.bulk |= bulk::READY;
+                args.direct |= direct::READY;
             } else {
                 let text = "other GPUs cannot use these buffers in place (cudaMalloc, ncclMemAlloc): staged in few blocks";
                 log::info(Subsys::Coll, || format!("{} rank {} op {number}: {text}", self.name, self.rank));
             }
         }
-        let shared_bytes = plan.shared_bytes();
-        Ok(ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads, shared_bytes })
+        Ok(ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads })
     }
 
     /// Says what was chosen for a call.

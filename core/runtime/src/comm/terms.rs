@@ -115,7 +115,9 @@ pub fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
     let protocol = match candidate.protocol {
         Protocol::Ll | Protocol::SymLl => tuner::Protocol::Ll,
         Protocol::Ll128 | Protocol::SymLl128 => tuner::Protocol::Ll128,
-        Protocol::Simple | Protocol::SymSimple | Protocol::SymBulk | Protocol::Dma => tuner::Protocol::Simple,
+        Protocol::Simple | Protocol::SymSimple | Protocol::SymDirect | Protocol::Dma => {
+            tuner::Protocol::Simple
+        }
     };
     tuner::Candidate { algorithm, protocol, us }
 }

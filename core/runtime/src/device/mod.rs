@@ -154,8 +154,6 @@ pub struct ExchangeLaunch {
     pub blocks: u32,
     /// Threads per block.
     pub threads: u32,
-    /// Bytes of shared memory that a block asks for at the launch.
-    pub shared_bytes: u32,
 }
 
 /// A place where programs run.

@@ -61,7 +61,10 @@ impl CudaDevice {
             return Ok(());
         }
         let peer = super::opened(ordinal)?;
-        enable_peer_access(&self.context, Arc::as_ref(&peer.context))
+        enable_peer_access(&self.context, Arc::as_ref(&peer.context))?;
+        // From now on, to load a kernel is to wait for all GPUs that reach this one, and they may wait for what this
+        // thread would launch next.
+        self.kernels.prepare_all(&self.caps)
     }
 
     /// See [`crate::device::Device::reach_all`].

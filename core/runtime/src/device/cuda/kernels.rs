@@ -11,10 +11,11 @@ use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 
 use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary, CUmodule};
 use hawser_kernels::FATBINS;
-use hawser_plan::bulk;
-use hawser_plan::device_plan::KernelKey;
+use hawser_plan::call::DataType;
+use hawser_plan::device_plan::{DeviceOp, KernelKey};
 use hawser_plan::knobs::Protocol;
 use hawser_plan::world::DeviceKind;
+use hawser_plan::{dma, exchange};
 use rustc_hash::FxHashMap;
 
 use super::context::Context;
@@ -49,6 +50,8 @@ pub struct Kernels {
     functions: Box<[AtomicPtr<CUfunc_st>; SLOTS]>,
     /// Modules of this context, for drivers without libraries. They end with the context.
     modules: Mutex<FxHashMap<usize, Loaded>>,
+    /// All kernels are loaded.
+    all: Mutex<bool>,
 }
 
 impl Kernels {
@@ -58,6 +61,7 @@ impl Kernels {
             context: context.clone(),
             functions: Box::new([const { AtomicPtr::new(ptr::null_mut()) }; SLOTS]),
             modules: Mutex::default(),
+            all: Mutex::default(),
         }
     }
 
@@ -70,6 +74,18 @@ impl Kernels {
         }
         self.prepare(key, caps)?;
         Ok(self.functions[slot(key)].load(Ordering::Acquire))
+    }
+
+    /// Loads all kernels, once.
+    pub fn prepare_all(&self, caps: &Caps) -> Result<()> {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        if *all || FATBINS.is_empty() {
+            return Ok(());
+        }
+        let asked_for = |key: &KernelKey| key.op != DeviceOp::Copy || key.dtype == DataType::Uint8;
+        keys().filter(is_built).filter(asked_for).try_for_each(|key| self.prepare(key, caps))?;
+        *all = true;
+        Ok(())
     }
 
     /// Loads the kernel, which may allocate device memory.
@@ -85,8 +101,8 @@ impl Kernels {
         let _scope = self.context.enter_relaxed()?;
         let function = self.find(key, caps)?;
         self.load_code(function)?;
-        if matches!(key.protocol, Protocol::SymBulk | Protocol::Dma) {
-            self.allow_shared(function, bulk::SHARED_BYTES)?;
+        if key.protocol == Protocol::Dma {
+            self.allow_shared(function, dma::fold::SHARED_BYTES)?;
         }
         self.functions[slot(key)].store(function, Ordering::Release);
         Ok(())
@@ -212,6 +228,28 @@ fn ok<T>(status: Status, value: T) -> std::result::Result<T, Status> {
     if status.is_ok() { Ok(value) } else { Err(status) }
 }
 
+/// Everything that a launch can be named by, with or without a kernel.
+fn keys() -> impl Iterator<Item = KernelKey> {
+    use DeviceOp::{Copy, Max, Min, PreMulSum, Prod, Sum, SumDiv};
+    let of_type = |op, dtype| {
+        let kinds = Protocol::ALL.into_iter().flat_map(|protocol| [(protocol, false), (protocol, true)]);
+        kinds.map(move |(protocol, bundle)| KernelKey { op, dtype, protocol, bundle })
+    };
+    [Copy, Sum, Prod, Max, Min, PreMulSum, SumDiv]
+        .into_iter()
+        .flat_map(move |op| DataType::ALL.into_iter().flat_map(move |dtype| of_type(op, dtype)))
+}
+
+/// Whether there is such a kernel.
+fn is_built(key: &KernelKey) -> bool {
+    match key.protocol.is_exchange() {
+        _ if key.bundle && key.protocol != Protocol::SymLl => false,
+        _ if key.protocol == Protocol::Dma => dma::fold::has_kernel(key.op, key.dtype),
+        true => exchange::has_kernel(key.op, key.dtype),
+        false => key.op != DeviceOp::SumDiv || !key.dtype.is_float(),
+    }
+}
+
 /// Position in the cache.
 fn slot(key: KernelKey) -> usize {
     let one = (key.op as usize * 12 + key.dtype as usize) * PROTOCOLS + key.protocol as usize;
@@ -269,29 +307,7 @@ fn log_images() {
 mod tests {
     use rustc_hash::FxHashSet;
 
-    use hawser_plan::call::DataType;
-    use hawser_plan::device_plan::DeviceOp;
-
     use super::*;
-
-    const OPS: [DeviceOp; 7] = [
-        DeviceOp::Copy,
-        DeviceOp::Sum,
-        DeviceOp::Prod,
-        DeviceOp::Max,
-        DeviceOp::Min,
-        DeviceOp::PreMulSum,
-        DeviceOp::SumDiv,
-    ];
-
-    fn keys() -> impl Iterator<Item = KernelKey> {
-        let of_type = |op, dtype| {
-            let kinds = Protocol::ALL.into_iter().flat_map(|protocol| [(protocol, false), (protocol, true)]);
-            kinds.map(move |(protocol, bundle)| KernelKey { op, dtype, protocol, bundle })
-        };
-        OPS.into_iter()
-            .flat_map(move |op| DataType::ALL.into_iter().flat_map(move |dtype| of_type(op, dtype)))
-    }
 
     #[test]
     fn every_key_has_a_slot_of_its_own() {
@@ -331,13 +347,7 @@ mod tests {
 
     #[test]
     fn the_expected_unit_has_the_symbol() {
-        let built = |key: &KernelKey| match key.protocol.is_exchange() {
-            _ if key.bundle && key.protocol != Protocol::SymLl => false,
-            _ if key.protocol == Protocol::Dma => hawser_plan::dma::fold::has_kernel(key.op, key.dtype),
-            true => hawser_plan::exchange::has_kernel(key.op, key.dtype),
-            false => key.op != DeviceOp::SumDiv || !key.dtype.is_float(),
-        };
-        for key in keys().filter(built) {
+        for key in keys().filter(is_built) {
             let symbol = key.symbol();
             if let Some((name, image)) = FATBINS.iter().find(|(name, _)| *name == unit(&symbol)) {
                 // Compressed images keep no names; where one has names it must have this one.

@@ -33,7 +33,6 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
-use hawser_plan::bulk;
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::{self, Fold};
 use hawser_plan::exchange::bundle::BundleLaunch;
@@ -202,8 +201,8 @@ impl Device for CudaDevice {
     }
 
     fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()> {
-        let &ExchangeLaunch { blocks, threads, shared_bytes, .. } = launch;
-        let grid = Grid { blocks, threads, shared_bytes, manner: self.manner() };
+        let &ExchangeLaunch { blocks, threads, .. } = launch;
+        let grid = Grid { blocks, threads, shared_bytes: 0, manner: self.manner() };
         self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
@@ -242,7 +241,7 @@ impl Device for CudaDevice {
         let grid = Grid {
             blocks: fold.blocks,
             threads: dma::fold::THREADS,
-            shared_bytes: bulk::SHARED_BYTES,
+            shared_bytes: dma::fold::SHARED_BYTES,
             manner: Manner::Urgent(stream::highest_priority(&self.context)?),
         };
         self.launch_kernel(fold.kernel, grid, ptr::from_ref(&fold.args).cast(), stream)

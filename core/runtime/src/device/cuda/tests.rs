@@ -1,7 +1,7 @@
 //! The device against a stand-in for the driver (`fake/libcuda.c`): which calls are made, in which
 //! state, and that everything is given back. What a GPU does with them is tested on GPUs.
 
-mod bulk;
+mod direct;
 mod moment;
 mod pool;
 
@@ -386,7 +386,7 @@ fn exchange_kernels_may_start_early() {
     with_fake_driver("exchange_kernels_may_start_early", &[], || {
         let device = opened(0);
         let key = KernelKey::new(DeviceOp::Sum, DataType::Float32, Protocol::SymLl);
-        let launch = ExchangeLaunch { args: Default::default(), blocks: 5, threads: 256, shared_bytes: 0 };
+        let launch = ExchangeLaunch { args: Default::default(), blocks: 5, threads: 256 };
         if hawser_kernels::FATBINS.is_empty() {
             assert!(device.launch_exchange(key, &launch, Stream(0)).is_err());
             return;

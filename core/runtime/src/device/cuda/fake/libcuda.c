@@ -28,7 +28,7 @@ struct graph { int nodes; };
 static struct range ranges[RANGES];
 static struct context contexts[DEVICES];
 static int live, capturing, captures, records, waits, value_waits, launches, overlapping, graph_launches, peer_access[DEVICES][DEVICES];
-static unsigned last_grid, last_block, last_shared, most_shared;
+static unsigned loaded, last_grid, last_block, last_shared, most_shared;
 static __thread struct context *current;
 static __thread int mode;
 
@@ -42,6 +42,7 @@ API fake_overlapping(void) { return overlapping; }
 API fake_graph_launches(void) { return graph_launches; }
 API fake_grid(void) { return (int)last_grid; }
 API fake_block(void) { return (int)last_block; }
+API fake_loaded(void) { return (int)loaded; }
 API fake_shared(void) { return (int)last_shared; }
 API fake_set_capturing(int on) { return capturing = on; }
 API fake_is_current(void) { return current != 0; }
@@ -352,7 +353,7 @@ API cuLibraryLoadData(void **l, const void *code, void *o, void *v, unsigned n, 
 }
 API cuLibraryGetKernel(void **k, void *l, const char *name) { return strncmp(name, "hawser_", 7) ? NOT_FOUND : (*k = l, OK); }
 API cuKernelGetFunction(void **f, void *k) { *f = k; return unsafe_call(); }
-API cuFuncLoad(void *f) { return f ? unsafe_call() : INVALID_VALUE; }
+API cuFuncLoad(void *f) { return f ? loaded++, unsafe_call() : INVALID_VALUE; }
 API cuFuncGetAttribute(int *v, int a, void *f) { (void)a, (void)f; *v = 0; return OK; }
 // Launches may ask for no more shared memory than a kernel was allowed (attribute 8); an H200 has 227 KiB.
 API cuFuncSetAttribute(void *f, int a, int v) { return !f || a != 8 || v > 227 << 10 ? INVALID_VALUE : (most_shared = v, OK); }

@@ -1,28 +1,29 @@
-//! What SymBulk asks of the driver.
+//! What SymDirect asks of the driver.
 
 use super::*;
 
 #[test]
-fn bulk_kernels_get_their_shared_memory() {
-    with_fake_driver("bulk::bulk_kernels_get_their_shared_memory", &[], || {
-        let device = opened(0);
-        let key = |protocol| KernelKey::new(DeviceOp::Sum, DataType::Float32, protocol);
-        let shared_bytes = hawser_plan::bulk::SHARED_BYTES;
-        let launch = ExchangeLaunch { args: Default::default(), blocks: 8, threads: 512, shared_bytes };
-        if hawser_kernels::FATBINS.is_empty() {
-            assert!(device.launch_exchange(key(Protocol::SymBulk), &launch, Stream(0)).is_err());
-            return;
-        }
-        let refused = device.launch_exchange(key(Protocol::SymSimple), &launch, Stream(0));
-        assert!(refused.is_err(), "nobody has asked the driver");
-        device.launch_exchange(key(Protocol::SymBulk), &launch, Stream(0)).unwrap();
-        assert_eq!((fake("fake_grid"), fake("fake_shared")), (8, 192 << 10));
+fn whoever_is_reached_has_loaded_all_kernels() {
+    with_fake_driver("direct::whoever_is_reached_has_loaded_all_kernels", &[], || {
+        let (device, peer) = (opened(0), opened(1));
+        let loaded = || fake("fake_loaded");
+        assert_eq!(loaded(), 0);
+        device.reach(0).unwrap();
+        assert_eq!(loaded(), 0, "nobody else is reached");
+        device.reach(1).unwrap();
+        let (all, some) = (loaded(), !hawser_kernels::FATBINS.is_empty());
+        assert_eq!(all > 300, some, "{all} kernels");
+        device.reach(1).unwrap();
+        device.prepare(KernelKey::new(DeviceOp::Sum, DataType::Float32, Protocol::Ll)).ok();
+        assert_eq!(loaded(), all);
+        peer.reach(0).unwrap();
+        assert_eq!(loaded(), 2 * all, "each for itself");
     });
 }
 
 #[test]
 fn ordinary_memory_is_reached_and_other_memory_if_it_was_shared() {
-    with_fake_driver("bulk::ordinary_memory_is_reached_and_other_memory_if_it_was_shared", &[], || {
+    with_fake_driver("direct::ordinary_memory_is_reached_and_other_memory_if_it_was_shared", &[], || {
         let (device, peer) = (opened(0), opened(1));
         let ids = [device.caps().id.clone(), peer.caps().id.clone()];
         let ids = [ids[0].as_str(), ids[1].as_str()];

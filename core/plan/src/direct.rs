@@ -1,0 +1,67 @@
+//! SymDirect: exchanges between the buffers of one process, without staging (`kernels/cuda/exchange_direct.cuh`).
+//!
+//! The ranks' kernels tell each other addresses, then data go straight between the buffers: what is combined is read from all
+//! ranks, everything else is written where it belongs or, where one rank has it all or gets it all, read by who gets it.
+//! Whether all buffers can be reached is known to the kernels only: where some cannot, they go on as
+//! [`Protocol::SymSimple`], whose arguments and kernel these are.
+
+use crate::algo::ProgramKey;
+use crate::call::{Call, Collective, ReduceOp};
+use crate::choose::protocol_bit;
+use crate::exchange;
+use crate::knobs::{Algorithm, Knobs, Protocol};
+use crate::lower::PACK_BYTES;
+use crate::world::{Link, World};
+
+/// [`exchange::ExchangeArgs::direct`]: it is wanted.
+pub const TRY: u8 = 1;
+/// [`exchange::ExchangeArgs::direct`]: the other ranks can reach this rank's buffers.
+pub const READY: u8 = 2;
+/// [`exchange::ExchangeArgs::direct`]: data are read by those who get them.
+pub const PULL: u8 = 4;
+
+/// Bytes of a line: what a rank tells a peer's block, twice by parity.
+const LINE_BYTES: u64 = 32;
+/// Bytes of lines, and of the flags behind them, of an area.
+pub(crate) const LINES_BYTES: u64 =
+    exchange::TILE_BLOCKS as u64 * exchange::RANKS as u64 * (2 * LINE_BYTES + 4);
+
+/// Parts below this do not pay for telling addresses.
+const LEAST_PART: u64 = 64 << 10;
+/// Whether ranks should try to reach each other's memory at bring-up: they share a process and some call may use it.
+pub fn is_wanted(world: &World, knobs: &Knobs, processes: &[u64]) -> bool {
+    let together = processes.windows(2).all(|pair| pair[0] == pair[1]);
+    let bit = protocol_bit(Protocol::SymDirect);
+    let allowed = knobs.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
+    together && allowed && world.link == Link::NvLink && exchange::refused_world(world).is_none()
+}
+
+/// Why a call of which exchange kernels are capable cannot be done so, if so.
+pub(crate) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<String> {
+    let bytes = call.block_bytes();
+    let most = exchange::longest_part(call.collective, key.algorithm, bytes, world.size());
+    if world.link != Link::NvLink {
+        return Some("SymDirect reads other GPUs' memory: NVLink only".into());
+    }
+    if !world.direct {
+        return Some("SymDirect is for GPUs of one process that reach each other's memory".into());
+    }
+    if call.collective.reduces() && call.op == ReduceOp::PreMulSum {
+        return Some("every rank has a factor of its own, and SymDirect reads other ranks' data".into());
+    }
+    if (call.collective, key.algorithm) == (Collective::AllReduce, Algorithm::OneShot) {
+        return Some("in place, ranks would overwrite what others still read".into());
+    }
+    let blocks = call.collective.input_blocks(world.size()).max(call.collective.output_blocks(world.size()));
+    if blocks > 1 && !bytes.is_multiple_of(PACK_BYTES) {
+        return Some(format!("parts of {bytes} bytes are no multiple of {PACK_BYTES}"));
+    }
+    (most < LEAST_PART).then(|| format!("parts of {most} bytes are too small for SymDirect"))
+}
+
+/// What a launch asks for: [`TRY`], and who moves the data.
+pub(crate) fn wish(key: &ProgramKey) -> u8 {
+    let pulls = key.algorithm != Algorithm::AllPairs
+        && matches!(key.collective, Collective::Broadcast | Collective::Gather | Collective::Scatter);
+    TRY | if pulls { PULL } else { 0 }
+}

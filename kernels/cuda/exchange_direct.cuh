@@ -1,0 +1,159 @@
+// SymDirect: the ranks of one process move user data straight between their buffers. For large sizes.
+//
+// The blocks of all ranks meet (exchange_meet.cuh). If some rank's buffers cannot be reached by the others, all ranks see that and
+// take the way of SymSimple. What is combined is read from all ranks. What only moves is written to where it belongs, or read by
+// those who get it where one rank has it all or gets it all (HAWSER_DIRECT_PULL): reading in one direction fills a link with
+// fewer blocks, in both directions writing is faster.
+#pragma once
+
+#include "exchange_meet.cuh"
+
+namespace hawser {
+
+// Bytes of a job that a warp moves at a time.
+template <class M>
+constexpr u32 DIRECT_BATCH = (M::OP == Op::Copy ? TILE_COPIES : TILE_FOLDS<M>) * LANES * 16;
+// Blocks that copy what stays on the rank as fast as a link takes as much.
+constexpr u32 DIRECT_KEEPERS = 12;
+
+// Stores what the lanes hold of a batch of `len` bytes at all places of a job.
+template <u32 B>
+__device__ __forceinline__ void store_batch(const DirectJob& job, u64 base, u64 len, const Pack (&v)[B]) {
+    u64 at = threadIdx.x % LANES * 16;
+#pragma unroll 1
+    for (u32 i = 0; i < job.n_to; i++) {
+        u64 to = job.to[i] + base + at;
+#pragma unroll
+        for (u32 b = 0; b < B; b++)
+            if (at + b * LANES * 16 < len) store_pack(to + b * LANES * 16, v[b]);
+    }
+}
+template <u32 B>
+__device__ __forceinline__ void load_batch(u64 from, u64 len, Pack (&v)[B]) {
+    u64 at = threadIdx.x % LANES * 16;
+#pragma unroll
+    for (u32 b = 0; b < B; b++)
+        if (at + b * LANES * 16 < len) v[b] = load_pack(from + at + b * LANES * 16);
+}
+
+// Copies a batch at `base`. The whole warp calls it.
+__device__ __forceinline__ void copy_batch(const DirectJob& job, u64 base) {
+    Pack v[TILE_COPIES];
+    load_batch(job.from[0] + base, job.len - base, v);
+    store_batch(job, base, job.len - base, v);
+}
+
+// Combines a batch at `base`, in the order of ranks. The whole warp calls it.
+template <class M>
+__device__ __forceinline__ void fold_batch(const HawserExchange& a, const M& m, const DirectJob& job, u64 base) {
+    constexpr u32 B = TILE_FOLDS<M>, O = TILE_OPERANDS<M>;
+    bool scale = a.form & HAWSER_SCALE, divide = a.form & HAWSER_DIVIDE;
+    typename M::Value low[B], high[B];
+    u64 len = job.len - base;
+#pragma unroll 1
+    for (u32 group = 0; group < job.n_from; group += O) {
+        Pack v[O][B];
+#pragma unroll
+        for (u32 o = 0; o < O; o++)
+            if (group + o < job.n_from) load_batch(job.from[group + o] + base, len, v[o]);
+#pragma unroll
+        for (u32 o = 0; o < O; o++) {
+            if (group + o >= job.n_from) continue;
+#pragma unroll
+            for (u32 b = 0; b < B; b++) {
+                M::fold(low[b], m.value(v[o][b].x, scale), group + o == 0);
+                M::fold(high[b], m.value(v[o][b].y, scale), group + o == 0);
+            }
+        }
+    }
+    Pack all[B];
+#pragma unroll
+    for (u32 b = 0; b < B; b++) all[b] = {m.piece(low[b], divide), m.piece(high[b], divide)};
+    store_batch(job, base, len, all);
+}
+
+// The share of block `block` of `blocks` in some jobs, whose batches take turns.
+template <class M>
+__device__ __forceinline__ void do_jobs(const HawserExchange& a, const M& m, const DirectJob* job, u32 jobs, u32 block, u32 blocks) {
+    u64 warps = blockDim.x / LANES, longest = 0;
+    for (u32 j = 0; j < jobs; j++) longest = job[j].len > longest ? job[j].len : longest;
+    u64 base = (block * warps + threadIdx.x / LANES) * DIRECT_BATCH<M>;
+#pragma unroll 1
+    for (; base < longest; base += blocks * warps * DIRECT_BATCH<M>) {
+#pragma unroll 1
+        for (u32 j = 0; j < jobs; j++) {
+            if (base >= job[j].len) continue;
+            if constexpr (M::OP == Op::Copy) copy_batch(job[j], base);
+            else fold_batch(a, m, job[j], base);
+        }
+    }
+}
+
+// Does everything. Blocks of their own copy what stays: a multiprocessor's loads wait behind its stores to peers.
+template <class M>
+__device__ __noinline__ void move_direct(const HawserExchange& a, const M& m, const Direct& direct) {
+    const DirectJob* kept = direct.job + direct.jobs;
+    u32 share = (DIRECT_KEEPERS + a.ranks - 2) / (a.ranks - 1), third = gridDim.x / 3;
+    u32 keepers = direct.kept == 0 ? 0 : direct.jobs == 0 ? gridDim.x : share < third ? share : third;
+    u32 movers = gridDim.x - keepers;
+    if (blockIdx.x >= movers) return do_jobs(a, m, kept, direct.kept, blockIdx.x - movers, keepers);
+    do_jobs(a, m, direct.job, direct.jobs, blockIdx.x, movers);
+    if (keepers == 0) do_jobs(a, m, kept, direct.kept, blockIdx.x, movers);
+}
+
+// The bytes behind the last pack of every job. One thread of the grid calls it.
+template <class M>
+__device__ __noinline__ void move_ends(const HawserExchange& a, const M& m, const Direct& direct) {
+    for (u32 j = 0; j < direct.jobs + direct.kept; j++) {
+        const DirectJob& job = direct.job[j];
+        for (u32 at = 0; at < job.end; at += 8) {
+            i32 valid = (i32)(job.end - at);
+            typename M::Value value;
+            u64 v = 0;
+            for (u32 o = 0; o < job.n_from; o++) {
+                v = load_piece<M::SIZE>(job.from[o] + job.len + at, valid);
+                if constexpr (M::OP != Op::Copy) M::fold(value, m.value(v, a.form & HAWSER_SCALE), o == 0);
+            }
+            if constexpr (M::OP != Op::Copy) v = m.piece(value, a.form & HAWSER_DIVIDE);
+            for (u32 i = 0; i < job.n_to; i++) store_piece<M::SIZE>(job.to[i] + job.len + at, valid, v);
+        }
+    }
+}
+
+// The whole call. False: some rank's buffers cannot be reached, nothing has happened. All threads call it.
+template <class M>
+__device__ __noinline__ bool exchange_direct(const HawserExchange& a) {
+    Direct& direct = own_direct();
+    u64 counter = a.epochs + 4 * (u64)(HAWSER_TILE_UNITS + blockIdx.x);
+    u32 epoch = load_relaxed_sys_u32(counter) + 1, warp = threadIdx.x / LANES;
+    DirectPlace place(a, epoch);
+    if (warp == 0) {
+        Meeting meeting = meet(a, direct, place, epoch);
+        __syncwarp();
+        if (place.lane == 0) {
+            direct.meeting = meeting;
+            if (meeting == Meeting::Open) list_jobs(a, direct);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) store_relaxed_sys_u32(counter, epoch);
+    if (direct.meeting == Meeting::Open) {
+        M m;
+        m.divisor = a.divisor;
+        m.load_factor(a.scalar, a.scalar_is_address != 0);
+        move_direct(a, m, direct);
+        if (blockIdx.x == 0 && threadIdx.x == 0) move_ends(a, m, direct);
+    }
+    __syncthreads();
+    if (warp == 0 && direct.meeting != Meeting::Closed) {
+        bool good = direct.meeting == Meeting::Open;
+        if (good && place.has_peer) {
+            fence_acq_rel_sys();
+            store_relaxed_sys_u32(place.done_to, epoch);
+        }
+        await_done(a, place, epoch, good ? DIRECT_DONE_NS : DIRECT_BEGUN_NS);
+    }
+    return direct.meeting != Meeting::Closed;
+}
+
+} // namespace hawser
