@@ -443,6 +443,9 @@ fn large_calls_of_one_process_go_direct() {
         let few = pick(&direct, collective, 256 << 20, &Knobs { max_ctas: 3, ..Knobs::default() });
         assert!(few.protocol != Protocol::SymDirect || few.instances == 3, "{}", few.why);
     }
+    let four = World { direct: true, ..World::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink) };
+    assert_eq!(pick(&four, AllGather, 256 << 20, &plain).protocol, Protocol::SymDirect);
+    assert_eq!(pick(&four, ReduceScatter, 256 << 20, &plain).protocol, Protocol::SymSimple);
     assert!(direct::is_wanted(&apart, &plain, &[7, 7]) && !direct::is_wanted(&apart, &plain, &[7, 8]));
     let without = Knobs { protocols: Knobs::parse_proto("^symdirect").unwrap(), ..Knobs::default() };
     assert!(!direct::is_wanted(&apart, &without, &[7, 7]));
