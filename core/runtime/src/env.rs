@@ -194,6 +194,7 @@ pub const HONOURED: &[&str] = &[
     "NCCL_ENABLE_FAULT_TOLERANCE",
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_DIRECT_DISABLE",
+    "NCCL_GRAPH_MIXING_SUPPORT",
     "NCCL_SHM_DISABLE",
     "NCCL_ALGO",
     "NCCL_PROTO",
@@ -285,6 +286,12 @@ impl Source {
     }
 
     fn settings(&self) -> Settings {
+        if self.flag("NCCL_GRAPH_MIXING_SUPPORT") {
+            self.complain(
+                "NCCL_GRAPH_MIXING_SUPPORT=1 is ignored: order a graph's replay and other calls by events"
+                    .into(),
+            );
+        }
         let old_names =
             |names: [&str; 3]| names.iter().find_map(|n| self.parsed::<u32>(n, "a positive number"));
         Settings {
@@ -521,12 +528,15 @@ mod tests {
 
     #[test]
     fn values_parse_strictly_and_bad_ones_are_reported() {
-        let s = source(&[("NCCL_P2P_DISABLE", "true"), ("NCCL_MAX_CTAS", "8"), ("HAWSER_DEVICE", "HOST")]);
+        let mixing = ("NCCL_GRAPH_MIXING_SUPPORT", "1");
+        let numbers = [("NCCL_P2P_DISABLE", "true"), ("NCCL_MAX_CTAS", "8")];
+        let s = source(&[numbers[0], numbers[1], ("HAWSER_DEVICE", "HOST"), mixing]);
         let settings = s.settings();
+        assert!(s.complaints().iter().any(|text| text.contains("by events")));
         assert!(!settings.p2p_disable);
         assert_eq!(settings.max_ctas, Some(8));
         assert_eq!(settings.device, "host");
-        assert!(s.complaints()[0].contains("NCCL_P2P_DISABLE=true"));
+        assert!(s.complaints().iter().any(|text| text.contains("NCCL_P2P_DISABLE=true")));
     }
 
     #[test]
