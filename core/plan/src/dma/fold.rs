@@ -29,7 +29,8 @@ const STREAM: u32 = 0;
 
 /// Bytes of shared memory of a block.
 pub const SHARED_BYTES: u32 = 192 << 10;
-/// GPUs from here on are small ones again, whose blocks have less.
+/// GPUs from the first of these on have it, from the second on they are small ones again.
+const FIRST_SM: u32 = 90;
 const SMALL_SM: u32 = 120;
 
 /// Form: operands are multiplied by the scalar on reading.
@@ -87,12 +88,12 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<St
         return Some(format!("copy engines move for reductions of at most {OPERANDS} ranks"));
     }
     if let DeviceKind::Cuda { sm } = world.device {
-        if sm < 90 {
+        if sm < FIRST_SM {
             return Some(format!(
-                "the kernel that reduces what copy engines moved needs sm_90, this is sm_{sm}"
+                "the kernel that reduces what copy engines moved needs sm_{FIRST_SM}, this is sm_{sm}"
             ));
         }
-        if sm >= SMALL_SM {
+        if !has_room(world.device) {
             let kib = SHARED_BYTES >> 10;
             return Some(format!(
                 "the kernel that reduces what copy engines moved needs {kib} KiB of shared memory"
@@ -101,6 +102,11 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<St
     }
     (call.op == ReduceOp::PreMulSum)
         .then(|| "ranks multiply by factors of their own before data move: copy engines cannot".into())
+}
+
+/// Whether blocks of a device have as much shared memory as the kernels take.
+pub fn has_room(device: DeviceKind) -> bool {
+    matches!(device, DeviceKind::Cuda { sm } if (FIRST_SM..SMALL_SM).contains(&sm))
 }
 
 /// The bytes of a tile of a part of `part` bytes. On one stream nothing of a rank goes on at once, and beside a GEMM each tile's kernel

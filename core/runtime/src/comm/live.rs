@@ -197,7 +197,7 @@ impl Live {
             if all {
                 args.direct |= direct::READY;
             } else {
-                let text = "other GPUs cannot use these buffers in place (cudaMalloc, ncclMemAlloc): staged in few blocks";
+                let text = "other GPUs cannot use these buffers in place (those of cudaMalloc and ncclMemAlloc can be): staged";
                 log::info(Subsys::Coll, || format!("{} rank {} op {number}: {text}", self.name, self.rank));
             }
         }

@@ -76,14 +76,17 @@ impl Kernels {
         Ok(self.functions[slot(key)].load(Ordering::Acquire))
     }
 
-    /// Loads all kernels, once.
+    /// Loads all kernels that the device can run, once.
     pub fn prepare_all(&self, caps: &Caps) -> Result<()> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if *all || FATBINS.is_empty() {
             return Ok(());
         }
-        let asked_for = |key: &KernelKey| key.op != DeviceOp::Copy || key.dtype == DataType::Uint8;
-        keys().filter(is_built).filter(asked_for).try_for_each(|key| self.prepare(key, caps))?;
+        let is_used = |key: &KernelKey| key.op != DeviceOp::Copy || key.dtype == DataType::Uint8;
+        let can_run = |key: &KernelKey| key.protocol != Protocol::Dma || dma::fold::has_room(caps.kind);
+        keys()
+            .filter(|key| is_built(key) && is_used(key) && can_run(key))
+            .try_for_each(|key| self.prepare(key, caps))?;
         *all = true;
         Ok(())
     }

@@ -367,11 +367,13 @@ API cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
   return OK;
 }
 
-// The beginning of CUlaunchConfig; attributes: programmatic stream serialization is number 6.
+// The beginning of CUlaunchConfig; attributes: programmatic stream serialization is number 6, priority 8.
 struct config { unsigned grid[3], block[3], shared; struct stream *stream; struct attribute { int id; char pad[4]; char value[64]; } *attributes; unsigned count; };
 
 API cuLaunchKernelEx(const struct config *c, void *f, void **params, void **extra) {
-  if (!c || c->count != 1 || c->attributes->id != 6 || c->attributes->value[0] != 1) return INVALID_VALUE;
-  overlapping++;
+  if (!c || c->count != 1) return INVALID_VALUE;
+  int early = c->attributes->id == 6 && c->attributes->value[0] == 1, urgent = c->attributes->id == 8 && *(int *)c->attributes->value == -5;
+  if (!early && !urgent) return INVALID_VALUE;
+  overlapping += early;
   return cuLaunchKernel(f, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream, params, extra);
 }

@@ -1,6 +1,23 @@
-//! What SymDirect asks of the driver.
+//! What SymDirect asks of the driver, and the kernels that combine beside copy engines.
+
+use hawser_plan::dma::{Fold, fold};
 
 use super::*;
+
+#[test]
+fn folds_get_their_shared_memory() {
+    with_fake_driver("direct::folds_get_their_shared_memory", &[], || {
+        let device = opened(0);
+        let kernel = KernelKey::new(DeviceOp::Sum, DataType::Float32, Protocol::Dma);
+        let launched = device.fold(&Fold { kernel, blocks: 2, args: Default::default() }, Stream(0));
+        if hawser_kernels::FATBINS.is_empty() {
+            assert!(launched.is_err());
+            return;
+        }
+        launched.unwrap();
+        assert_eq!((fake("fake_grid"), fake("fake_shared")), (2, fold::SHARED_BYTES as i32));
+    });
+}
 
 #[test]
 fn whoever_is_reached_has_loaded_all_kernels() {
