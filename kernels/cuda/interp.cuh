@@ -3,6 +3,7 @@
 
 #include "control.cuh"
 #include "grid.cuh"
+#include "message.cuh"
 #include "prims_ll.cuh"
 #include "prims_ll128.cuh"
 #include "prims_simple.cuh"
@@ -88,9 +89,8 @@ __device__ __forceinline__ void work(const M& m, u32 workers) {
 }
 
 template <class M, int PROTOCOL>
-__device__ __forceinline__ void interpret(const HawserArgs& args) {
+__device__ __forceinline__ void run_program(const HawserArgs& args, const HawserBlock& block) {
     u32 thread = threadIdx.x, threads = blockDim.x, warp = thread / WARP, warps = threads / WARP;
-    const HawserBlock block = args.blocks[blockIdx.x];
     u32 n_inline = args.steps != 0 ? 0 : block.n_steps;
     if (thread < MAX_CONNS) sh.keys[thread] = FREE;
     spread<u32>(sh.inline_steps, args.inline_steps + (n_inline != 0 ? block.first_step : 0), n_inline * sizeof(HawserStep));
@@ -114,6 +114,15 @@ __device__ __forceinline__ void interpret(const HawserArgs& args) {
     if (warp == warps - 2) prepare(PROTOCOL, M::SIZE);
     else if (warp == warps - 1) publish(PROTOCOL);
     else work<M, PROTOCOL>(m, threads - 2 * WARP);
+}
+
+template <class M, int PROTOCOL>
+__device__ __forceinline__ void interpret(const HawserArgs& args) {
+    const HawserBlock block = args.blocks[blockIdx.x];
+    bool message = false;
+    if constexpr (M::OP == Op::Copy && PROTOCOL == HAWSER_LL) message = is_message(args, block);
+    if (message) move_message<M>(args, block);
+    else run_program<M, PROTOCOL>(args, block);
     let_next_grid_start();
     count_block(args.done);
 }

@@ -76,6 +76,27 @@ fn several_messages_to_the_same_peer() {
     deliver(3, &[parcels(0, 1).chain(parcels(1, 0)).chain(parcels(2, 2)).chain(parcels(0, 2)).collect()]);
 }
 
+/// The plan of a batch that came before is used again, for other buffers; more batches than are kept.
+#[test]
+fn batches_that_come_again() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let sizes = |n: usize| [(0, 1, 1_000 + n % 70), (0, 0, 0), (0, 0, 300), (1, 0, 65_537)];
+    let parcels = |n| sizes(n).map(|(from, to, bytes)| Parcel { from, to, bytes });
+    in_threads(2, |comm| {
+        // All buffers stay, so none has the address of an earlier one.
+        let mut all = Vec::new();
+        for n in [0, 0, 1, 0, 1].into_iter().chain(0..140) {
+            group::start().unwrap();
+            all.push(Mail::post(comm, &parcels(n)).unwrap());
+            group::end().unwrap();
+        }
+        assert_eq!(all.iter().find_map(Mail::fault), None);
+    });
+}
+
 #[test]
 fn hypercube() {
     let ranks = 8;

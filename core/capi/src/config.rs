@@ -22,6 +22,9 @@ const MOST_OPTIONS: usize = 4096;
 /// `NCCL_CTA_POLICY_ZERO`: no CTAs where that is possible.
 const CTA_POLICY_ZERO: c_int = 2;
 
+/// `graphUsageMode`: graphs and other calls, in any number. The other modes leave their order to the program.
+const GRAPHS_AND_CALLS: c_int = 2;
+
 /// A communicator's configuration after its checks.
 #[derive(Debug, Clone)]
 pub struct CommConfig {
@@ -49,6 +52,7 @@ impl CommConfig {
             max_ctas: given(raw.maxCTAs),
             sm_free: raw.CTAPolicy != UNDEF_INT && raw.CTAPolicy & CTA_POLICY_ZERO != 0,
             name: In::inside(raw.commName).text(),
+            mixes_graphs: (raw.graphUsageMode != UNDEF_INT).then_some(raw.graphUsageMode == GRAPHS_AND_CALLS),
             traffic_class: (raw.trafficClass != UNDEF_INT).then_some(raw.trafficClass),
             host: None,
             split_share: raw.splitShare == 1,
@@ -226,9 +230,11 @@ mod tests {
             maxCTAs: 8,
             splitShare: 1,
             commName: name.as_ptr(),
+            graphUsageMode: 1,
             ..NcclConfig::UNDEFINED
         };
         let config = read(&raw).unwrap().runtime;
+        assert_eq!(config.mixes_graphs, Some(false));
         assert!(!config.blocking && config.split_share);
         assert_eq!((config.min_ctas, config.max_ctas), (Some(4), Some(8)));
         assert_eq!(config.name.as_deref(), Some("trainer"));

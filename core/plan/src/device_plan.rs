@@ -260,7 +260,8 @@ pub struct Entry {
     pub fifo_offset: u32,
 }
 
-/// Bytes of a connection's private counters: `sent[3]`, `taken[3]`, padded to a cache line.
+/// Bytes of a connection's private counters: `sent[3]`, `taken[3]`, the credit of LL that a sending block saw last, padded to a
+/// cache line.
 pub const COUNTER_BYTES: u64 = 64;
 
 /// A FIFO end as the kernel sees it (64 bytes). `Conn` tables are indexed `[lane * columns + peer]`.
@@ -288,7 +289,7 @@ pub struct Conn {
     pub recv_tail: u64,
     /// Peer's credit counters, written by us.
     pub recv_credit: u64,
-    /// Local persistent counters: `u64 sent[3]`, `u64 taken[3]` (48 bytes), private to the block that uses the lane.
+    /// Local persistent counters ([`COUNTER_BYTES`]): `u64 sent[3]`, `u64 taken[3]`, private to the block that uses the lane.
     pub counters: u64,
     /// Address of `u32[depth]` for the bytes of each slot that we send; 0 = nobody asks.
     pub send_bytes: u64,

@@ -136,6 +136,20 @@ fn wrong_batches_are_refused() {
 }
 
 #[test]
+fn small_messages_are_small_for_each_block() {
+    let knobs = Knobs::default();
+    // 2 ranks exchange one message in 12 blocks, 8 ranks one with each other rank in 4, 64 ranks in one.
+    for (ranks, most) in [(2, 128 << 10), (8, 64 << 10), (64, 16 << 10)] {
+        let world = world(ranks);
+        assert_eq!(p2p::protocol(most, false, &world, &knobs), Protocol::Ll);
+        assert_ne!(p2p::protocol(most + 1, false, &world, &knobs), Protocol::Ll);
+        let blocks = u64::from(p2p::instances(most, false, &world, &knobs));
+        assert!(most.div_ceil(blocks) <= 16 << 10, "{ranks} ranks: {blocks} blocks");
+        assert_eq!(p2p::instances(2 << 10, false, &world, &knobs), 1);
+    }
+}
+
+#[test]
 fn the_host_and_host_memory_have_no_ll128() {
     let knobs = Knobs::default();
     for bytes in [1, 20_000, 200_000, 1 << 24] {
@@ -153,7 +167,7 @@ proptest! {
     #[test]
     fn random_batches_end_and_move_every_byte(
         ranks in 1u32..9,
-        raw in proptest::collection::vec((0u32..8, 0u32..8, prop_oneof![0u64..2000, 15_000u64..20_000, 200_000u64..300_000]), 0..40),
+        raw in proptest::collection::vec((0u32..8, 0u32..8, prop_oneof![0u64..2000, 15_000u64..20_000, 60_000u64..140_000, 200_000u64..300_000]), 0..40),
         lanes in 1u32..25,
     ) {
         let traffic = raw.into_iter().map(|(from, to, bytes)| (from % ranks, to % ranks, bytes)).collect();

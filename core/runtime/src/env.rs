@@ -105,6 +105,9 @@ pub struct Settings {
     pub cache: Option<PathBuf>,
     /// Without `NCCL_P2P_DIRECT_DISABLE`: ranks of one process move large data straight between the users' buffers (SymDirect).
     pub direct: bool,
+    /// `NCCL_GRAPH_MIXING_SUPPORT`: 0 = the program orders replays of graphs and other launches of a communicator itself, 1 =
+    /// the library does; None = as each communicator is made.
+    pub mixes_graphs: Option<bool>,
     /// `HAWSER_FUSE`: 0 = every collective of a group gets a launch of its own.
     pub fuse: bool,
     /// `HAWSER_EXPLAIN`: who writes why calls run as they do.
@@ -286,12 +289,6 @@ impl Source {
     }
 
     fn settings(&self) -> Settings {
-        if self.flag("NCCL_GRAPH_MIXING_SUPPORT") {
-            self.complain(
-                "NCCL_GRAPH_MIXING_SUPPORT=1 is ignored: order a graph's replay and other calls by events"
-                    .into(),
-            );
-        }
         let old_names =
             |names: [&str; 3]| names.iter().find_map(|n| self.parsed::<u32>(n, "a positive number"));
         Settings {
@@ -350,6 +347,7 @@ impl Source {
             msccl_folder: self.text("MSCCL_ALGO_DIR"),
             cache: cache_folder(),
             direct: !self.flag("NCCL_P2P_DIRECT_DISABLE"),
+            mixes_graphs: self.parsed::<i64>("NCCL_GRAPH_MIXING_SUPPORT", "0 or 1").map(|v| v != 0),
             fuse: self.choice("HAWSER_FUSE").unwrap_or(true),
             explain: match self.word("HAWSER_EXPLAIN", &["0", "1", "all"]).as_deref() {
                 Some("1") => Explain::First,
@@ -528,11 +526,9 @@ mod tests {
 
     #[test]
     fn values_parse_strictly_and_bad_ones_are_reported() {
-        let mixing = ("NCCL_GRAPH_MIXING_SUPPORT", "1");
         let numbers = [("NCCL_P2P_DISABLE", "true"), ("NCCL_MAX_CTAS", "8")];
-        let s = source(&[numbers[0], numbers[1], ("HAWSER_DEVICE", "HOST"), mixing]);
+        let s = source(&[numbers[0], numbers[1], ("HAWSER_DEVICE", "HOST")]);
         let settings = s.settings();
-        assert!(s.complaints().iter().any(|text| text.contains("by events")));
         assert!(!settings.p2p_disable);
         assert_eq!(settings.max_ctas, Some(8));
         assert_eq!(settings.device, "host");

@@ -12,7 +12,7 @@ use hawser_plan::Call;
 use hawser_plan::order;
 use hawser_plan::p2p::Message;
 
-use crate::comm::{Busy, Calls, Comm, GroupSpans, Live};
+use crate::comm::{Busy, Calls, Comm, FEW, GroupSpans, Live};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::exec::{self, Launch};
@@ -148,6 +148,9 @@ fn finish(group: Group) -> Result<()> {
     if let Some(error) = group.error {
         return Err(error);
     }
+    if messages_now(&group)? {
+        return Ok(());
+    }
     run_jobs(group.jobs)?;
     // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream would
     // otherwise wait for each other.
@@ -170,6 +173,23 @@ fn finish(group: Group) -> Result<()> {
         comm.in_background(&live, move || drop(exec::run(&mut planned)))?;
     }
     exec::run(&mut here)
+}
+
+/// Launches a few messages of one communicator on one stream at once, if that can be done.
+fn messages_now(group: &Group) -> Result<bool> {
+    let ([], [(comm, items)]) = (&group.jobs[..], &group.comms[..]) else { return Ok(false) };
+    let mut messages = [Message::default(); FEW];
+    let (mut streams, count) = (None, items.len());
+    if count > FEW {
+        return Ok(false);
+    }
+    for (item, to) in items.iter().zip(&mut messages) {
+        match item {
+            Item::Message(message, stream) if *streams.get_or_insert(*stream) == *stream => *to = *message,
+            _ => return Ok(false),
+        }
+    }
+    streams.map_or(Ok(false), |stream| comm.live()?.messages_now(&messages[..count], stream))
 }
 
 /// Collectives in call order, then all messages together.

@@ -1,34 +1,34 @@
 //! A communicator that is up: plans calls and holds everything that launches need.
 
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::choose::Choice;
-use hawser_plan::device_plan::{DeviceOp, KernelKey, NO_DEP, Step};
+use hawser_plan::device_plan::{Args, DeviceOp, KernelKey, NO_DEP, Step};
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
-use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, direct, dma};
 use rustc_hash::FxHashMap;
 
 use super::facts::{Facts, Windows};
 use super::far;
-use super::last::{Batch, Bounds};
+use super::last::Bounds;
+use super::messages::Batches;
 use super::order::Order;
 use super::sm_free::SmFree;
 use super::times::{Timed, Times};
 use super::tune::{Chosen, Tuners};
-use super::watch::{GroupSpans, Span, Watch};
+use super::watch::{Span, Watch};
 use crate::bootstrap::Bootstrap;
 use crate::change::{Seated, Staged, Turn};
 use crate::device::{Device, ExchangeLaunch, Memory, Stream};
 use crate::dma::{Dma, Emission, Who};
 use crate::error::{Error, ErrorKind, Result};
-use crate::exec::{Events, Launch, Work};
+use crate::exec::{Launch, Work};
 use crate::log::{self, Subsys};
 use crate::transport::net::{Meter, Need, Net};
 use crate::transport::{Fabric, bytes_of};
@@ -72,6 +72,8 @@ pub struct Live {
     pub scratch: Mutex<Vec<Memory>>,
     /// Number of the next batch of messages.
     pub next_batch: AtomicU64,
+    /// Batches that may come again.
+    pub batches: Mutex<Batches>,
     /// Why an operation failed on this rank: the FIFOs are in an undefined state from then on.
     pub broken: OnceLock<Error>,
     /// See there.
@@ -133,7 +135,7 @@ impl Bound {
 }
 
 /// Set in the numbers of batches of messages, which only their two ranks count.
-const MESSAGES: u64 = 1 << 63;
+pub const MESSAGES: u64 = 1 << 63;
 
 /// "operation 7", or "messages 7": what a number in a report means.
 pub fn operation(number: u64) -> String {
@@ -271,42 +273,6 @@ impl Live {
         Ok(tuners.choose(call, Facts::default(), &self.world, &self.knobs)?.choice)
     }
 
-    /// Plans a group's messages, which were put on `stream` and on `others`.
-    pub fn plan_messages(
-        self: &Arc<Self>,
-        messages: &[Message],
-        stream: Stream,
-        others: &[Stream],
-        spans: &Arc<GroupSpans>,
-    ) -> Result<Vec<Launch>> {
-        let number = MESSAGES | self.next_batch.fetch_add(1, Ordering::Relaxed);
-        let plans = p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?;
-        if let Some(plan) = plans.first() {
-            let bytes: u64 = messages.iter().map(|message| message.bytes).sum();
-            self.sm_free.messages(self, bytes, number, plan.kernel.protocol == Protocol::Dma);
-            let channels = plans.iter().map(|plan| u32::from(plan.args.n_blocks)).sum();
-            let batch = Batch { messages: messages.len(), bytes, protocol: plan.kernel.protocol, channels };
-            lock(&self.choices)?.bounds.batch(number & !MESSAGES, batch);
-        }
-        let watched = |m: &Message| Some((m.peer, m.send, spans.message(m, stream)?));
-        let events: Vec<(u32, bool, Arc<Span>)> = messages.iter().filter_map(watched).collect();
-        let event = |need: Need| {
-            let found = events.iter().find(|(peer, send, _)| (*peer, *send) == (need.peer, need.send));
-            found.map(|(_, _, event)| event)
-        };
-        let complete = |plan: LaunchPlan| {
-            self.connect(&plan, &plan.args.inline_steps)?;
-            if !events.is_empty() {
-                self.expect(&plan, &plan.args.inline_steps, event);
-            }
-            let launch = self.complete(plan, None, number, stream)?;
-            let operations = events.iter().map(|(_, _, event)| event.clone()).collect();
-            let events = Events { group: Some(spans.clone()), operations };
-            Ok(Launch { others: others.to_vec(), events, ..launch })
-        };
-        plans.into_iter().map(complete).collect()
-    }
-
     /// Begins a launch of copy engines.
     pub fn begin_copies<'a>(
         &'a self,
@@ -392,11 +358,7 @@ impl Live {
         number: u64,
         stream: Stream,
     ) -> Result<Launch> {
-        plan.args.comm = self.fabric.dev_comm.addr;
-        plan.args.entry = self.fabric.entry(plan.args.protocol);
-        if !loaded.is_some_and(|loaded| loaded.has_waits) {
-            plan.args.entry.deps = 0;
-        }
+        self.fill(&mut plan.args, loaded.is_some_and(|loaded| loaded.has_waits));
         plan.args.op_number = number;
         if plan.args.n_inline == 0
             && let Some(image) = loaded.and_then(|loaded| loaded.image.as_ref())
@@ -413,8 +375,17 @@ impl Live {
         Ok(Launch::new(self, work, stream))
     }
 
+    /// Fills in the addresses that all launches of the communicator share.
+    pub fn fill(&self, args: &mut Args, has_waits: bool) {
+        args.comm = self.fabric.dev_comm.addr;
+        args.entry = self.fabric.entry(args.protocol);
+        if !has_waits {
+            args.entry.deps = 0;
+        }
+    }
+
     /// Makes sure that the connections which a plan uses exist or are on their way.
-    fn connect(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<()> {
+    pub fn connect(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<()> {
         let Some(net) = &self.net else { return Ok(()) };
         let needs: Vec<Need> = self.far_ends(plan, steps).into_iter().map(|(need, _)| need).collect();
         net.want(&needs)

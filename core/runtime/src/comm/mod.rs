@@ -19,6 +19,7 @@ mod last;
 mod links;
 mod live;
 mod memory;
+mod messages;
 mod number;
 mod order;
 mod programs;
@@ -47,6 +48,7 @@ pub use last::Decision;
 pub use live::{Live, Loaded};
 pub(crate) use live::{op, operation};
 pub use memory::{mem_alloc, mem_free};
+pub(crate) use messages::FEW;
 pub(crate) use order::{Order, Turn};
 pub use terms::{asked, config as tuner_config};
 pub(crate) use times::Timed;
@@ -77,6 +79,8 @@ pub struct Config {
     pub max_ctas: Option<u32>,
     /// Copy engines do what they can, as with `NCCL_PASS_SM=1`.
     pub sm_free: bool,
+    /// Replays of graphs and other launches are put in order by the library: yes, unless this or the environment says no.
+    pub mixes_graphs: Option<bool>,
     /// Name for logs and errors.
     pub name: Option<String>,
     /// Traffic class of the communicator's packets, for net plugins that know such.
@@ -95,6 +99,7 @@ impl Default for Config {
             min_ctas: None,
             max_ctas: None,
             sm_free: false,
+            mixes_graphs: None,
             name: None,
             traffic_class: None,
             host: None,

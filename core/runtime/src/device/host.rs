@@ -18,8 +18,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::{
-    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, Moment,
-    OwnedStream, Stream, StreamState,
+    Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp,
+    Moment, OwnedStream, RecordNode, Stream, StreamState,
 };
 use crate::env;
 use crate::error::{Error, Result};
@@ -287,6 +287,27 @@ impl Device for HostDevice {
 
     fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         Ok(StreamState { id: stream.0, capture: None })
+    }
+
+    fn event(&self) -> Result<Event> {
+        Err(no_graphs())
+    }
+
+    fn wait_event(&self, _stream: Stream, _event: &Event, _is_captured: bool) -> Result<()> {
+        Err(no_graphs())
+    }
+
+    fn record_event(&self, _stream: Stream, _event: &Event) -> Result<()> {
+        Err(no_graphs())
+    }
+
+    fn record_in_graph(
+        &self,
+        _stream: Stream,
+        _event: &Event,
+        _node: Option<RecordNode>,
+    ) -> Result<RecordNode> {
+        Err(no_graphs())
     }
 
     fn copy(&self, _stream: Stream, _dst: u64, _src: u64, _bytes: u64) -> Result<()> {

@@ -145,6 +145,20 @@ pub struct Moment {
     pub owner: Box<dyn Any + Send + Sync>,
 }
 
+/// A point that streams and replays of graphs reach and wait for; over until it is recorded first.
+pub struct Event {
+    /// What only the device that made it knows.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+/// A node of a graph under capture that records an event at each replay.
+pub struct RecordNode {
+    /// The driver's handle.
+    pub node: u64,
+    /// The nodes that it comes after.
+    pub after: Vec<u64>,
+}
+
 /// A launch of an exchange kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeLaunch {
@@ -215,6 +229,20 @@ pub trait Device: Send + Sync {
     /// Everything put on `stream` from now on waits until the `u32` at `addr` has counted to `value` or further (it may
     /// wrap). False: this device cannot do that.
     fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool>;
+
+    /// A new event. Works during a capture; there are none on the host device.
+    fn event(&self) -> Result<Event>;
+
+    /// Everything put on `stream` from now on waits for what the event recorded last; in a capture, for what it recorded
+    /// last when the graph is replayed.
+    fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()>;
+
+    /// Records the event behind what is on `stream` now. Not during a capture.
+    fn record_event(&self, stream: Stream, event: &Event) -> Result<()>;
+
+    /// Records the event at each replay of what is captured, behind what is on `stream` now. Nothing captured later waits for
+    /// that; `node`, such a node of the same capture, is moved there.
+    fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode>;
 
     /// Puts a copy on a stream, by a copy engine. The addresses are this device's view of any memory.
     fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()>;

@@ -294,15 +294,13 @@ impl Emission<'_> {
         if self.is_forked {
             self.device.order(self.streams[1], self.streams[0])?;
         }
-        if self.turn.done == 0 {
-            return Ok(());
+        if self.turn.done != 0 {
+            let count = MemoryOp::Write { addr: self.turn.done, value: self.turn.before.wrapping_add(1) };
+            let ops = [Some(count), self.dma.watched.as_ref().map(|watched| watched.end())];
+            let ops: Vec<MemoryOp> = ops.into_iter().flatten().collect();
+            self.device.memory_ops(self.streams[0], &ops)?;
         }
-        let mut ops = vec![MemoryOp::Write { addr: self.turn.done, value: self.turn.before.wrapping_add(1) }];
-        if let Some(watched) = &self.dma.watched {
-            ops.push(watched.end());
-        }
-        self.device.memory_ops(self.streams[0], &ops)?;
-        self.order.finish(&self.turn, 1)
+        self.order.finish(self.device, &self.turn, 1)
     }
 
     /// Which stream a command is put on. Commands come in an order in which one stream could do them all.

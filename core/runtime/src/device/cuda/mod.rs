@@ -1,7 +1,7 @@
 //! NVIDIA GPUs, through the CUDA driver.
 //!
 //! ```text
-//! CudaDevice (the Device trait) ─► memory, heap (vmm, shared, token), kernels, launch, stream, graph, query (nvml)
+//! CudaDevice (the Device trait) ─► memory, heap (vmm, shared, token), kernels, launch, stream, event, graph, query (nvml)
 //!                                   └─► context (current context, capture mode) ─► sys (dlopen) ─► libcuda.so.1
 //! ```
 //!
@@ -9,6 +9,7 @@
 //! never changed; the legacy stream is never used on our own account; nothing waits for a whole device.
 
 mod context;
+mod event;
 mod expose;
 mod graph;
 mod heap;
@@ -46,8 +47,8 @@ use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
 use crate::device::{
-    Caps, Device, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp, Moment,
-    OwnedStream, Stream, StreamState,
+    Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp,
+    Moment, OwnedStream, RecordNode, Stream, StreamState,
 };
 use crate::env;
 use crate::error::Result;
@@ -230,6 +231,22 @@ impl Device for CudaDevice {
         // The driver does not tell the id of a stream in a capture, and nobody needs it.
         let id = if capture.is_some() { 0 } else { stream::id(&self.context, stream)? };
         Ok(StreamState { id, capture })
+    }
+
+    fn event(&self) -> Result<Event> {
+        event::create(&self.context)
+    }
+
+    fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()> {
+        event::wait(&self.context, raw_stream(stream), event, is_captured)
+    }
+
+    fn record_event(&self, stream: Stream, event: &Event) -> Result<()> {
+        event::record(&self.context, raw_stream(stream), event)
+    }
+
+    fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode> {
+        event::record_in_graph(&self.context, raw_stream(stream), event, node)
     }
 
     fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {

@@ -179,6 +179,12 @@ driver_table! {
         graph_launch = cuGraphLaunch @ 10000 (exec: CUgraphExec, stream: CUstream);
         graph_exec_destroy = cuGraphExecDestroy @ 10000 (exec: CUgraphExec);
         graph_destroy = cuGraphDestroy @ 10000 (graph: CUgraph);
+        graph_add_event_record = cuGraphAddEventRecordNode @ 11010 (node: *mut CUgraphNode, graph: CUgraph,
+            dependencies: *const CUgraphNode, n_dependencies: usize, event: CUevent);
+        graph_add_dependencies = cuGraphAddDependencies @ 10000 (graph: CUgraph, from: *const CUgraphNode,
+            to: *const CUgraphNode, count: usize);
+        graph_remove_dependencies = cuGraphRemoveDependencies @ 10000 (graph: CUgraph, from: *const CUgraphNode,
+            to: *const CUgraphNode, count: usize);
         mem_create = cuMemCreate @ 10020 (handle: *mut CUmemGenericAllocationHandle, bytes: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong);
         mem_release = cuMemRelease @ 10020 (handle: CUmemGenericAllocationHandle);
         mem_address_reserve = cuMemAddressReserve @ 10020 (ptr: *mut CUdeviceptr, bytes: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong);

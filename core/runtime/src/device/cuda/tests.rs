@@ -3,6 +3,7 @@
 
 mod direct;
 mod moment;
+mod order;
 mod pool;
 
 use std::io::{Read, Write};
@@ -534,39 +535,6 @@ fn the_machines_own_driver_agrees() {
             }
         }
     }
-}
-
-#[test]
-fn operations_are_ordered_without_streams_that_may_be_gone() {
-    with_fake_driver("operations_are_ordered_without_streams_that_may_be_gone", &[], || {
-        let device = opened(0);
-        let word = device.alloc(4).unwrap();
-        let order = crate::comm::Order::new(word.addr);
-        // (records and waits of events, waits for the word, whether the launch counts)
-        let put = |stream: u64| {
-            let before = (fake("fake_waits"), fake("fake_value_waits"));
-            let mut counts = false;
-            let launch = |done| {
-                counts = done == word.addr;
-                Ok(())
-            };
-            order.put(&*device, Stream(stream), 4, launch).unwrap();
-            (fake("fake_waits") - before.0, fake("fake_value_waits") - before.1, counts)
-        };
-        let (plain, other, captured, same_capture, other_capture) = (1, 3, 0x101, 0x103, 0x201);
-        assert_eq!(put(plain), (0, 0, true), "nothing to wait for");
-        assert_eq!(put(plain), (0, 0, true), "in stream order");
-        assert_eq!(put(captured), (0, 0, false), "replays count nothing");
-        assert_eq!(put(same_capture), (1, 0, false));
-        assert_eq!(put(other_capture), (0, 0, false));
-        assert_eq!(put(plain), (0, 0, true), "captures in between change nothing");
-        assert_eq!(put(other), (0, 1, true), "another stream waits for the word, not for the stream");
-        let end = order.end(&*device).unwrap();
-        assert_eq!((end.is_some(), fake("fake_value_waits")), (true, 2));
-        let failed = order.put(&*device, Stream(other), 4, |_| Err(crate::error::Error::internal("refused")));
-        assert!(failed.is_err());
-        assert_eq!(put(other), (0, 0, true));
-    });
 }
 
 #[test]

@@ -27,7 +27,8 @@ struct graph { int nodes; };
 
 static struct range ranges[RANGES];
 static struct context contexts[DEVICES];
-static int live, capturing, captures, records, waits, value_waits, launches, overlapping, graph_launches, peer_access[DEVICES][DEVICES];
+static int live, capturing, captures, records, waits, external_waits, value_waits, launches, overlapping, graph_launches, peer_access[DEVICES][DEVICES];
+static uintptr_t latest_node, record_node, recorded_after; /* of captures: nodes are numbers */
 static unsigned loaded, last_grid, last_block, last_shared, most_shared;
 static __thread struct context *current;
 static __thread int mode;
@@ -36,6 +37,9 @@ static __thread int mode;
 API fake_live(void) { return live; }
 API fake_records(void) { return records; }
 API fake_waits(void) { return waits; }
+API fake_external_waits(void) { return external_waits; }
+API fake_latest_node(void) { return (int)latest_node; }
+API fake_recorded_after(void) { return (int)recorded_after; }
 API fake_value_waits(void) { return value_waits; }
 API fake_launches(void) { return launches; }
 API fake_overlapping(void) { return overlapping; }
@@ -273,15 +277,33 @@ API cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) 
 API cuStreamDestroy_v2(struct stream *s) { free(s), live--; return OK; }
 API cuStreamSynchronize(struct stream *s) { return s ? unsafe_call() : OK; }
 API cuStreamQuery(struct stream *s) { return s ? OK : INVALID_VALUE; }
-API cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void *graph, void *deps, size_t *n) {
-  if (graph || deps || n) return INVALID_VALUE;
+static uintptr_t capture_of(struct stream *s) { return (uintptr_t)s & 1 ? (uintptr_t)s >> 8 : is_own(s) ? s->capture : 0; }
+API cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, uintptr_t *graph, const uintptr_t **deps, size_t *n) {
+  if (!graph != !deps || !deps != !n) return INVALID_VALUE;
   if (!s && capturing) return CAPTURE_IMPLICIT;
-  *id = (uintptr_t)s & 1 ? (uintptr_t)s >> 8 : is_own(s) ? s->capture : 0, *status = *id != 0;
+  *id = capture_of(s), *status = *id != 0;
+  if (graph) *graph = capture_of(s), *deps = &latest_node, *n = latest_node != 0;
+  return OK;
+}
+/* One edge, to the node that records an event, is kept. */
+API cuGraphAddEventRecordNode(uintptr_t *node, uintptr_t graph, const uintptr_t *after, size_t n, void *event) {
+  if (!current || !graph || n != 1 || !event) return INVALID_VALUE;
+  *node = record_node = ++latest_node, recorded_after = *after, latest_node = *after;
+  return OK;
+}
+API cuGraphRemoveDependencies(uintptr_t graph, const uintptr_t *from, const uintptr_t *to, size_t n) {
+  if (!current || !graph || n != 1 || *from != recorded_after || *to != record_node) return INVALID_VALUE;
+  recorded_after = 0;
+  return OK;
+}
+API cuGraphAddDependencies(uintptr_t graph, const uintptr_t *from, const uintptr_t *to, size_t n) {
+  if (!current || !graph || n != 1 || recorded_after || *to != record_node) return INVALID_VALUE;
+  recorded_after = *from;
   return OK;
 }
 API cuStreamGetId(struct stream *s, unsigned long long *id) {
   if (!current) return INVALID_CONTEXT;
-  if ((uintptr_t)s & 1 ? (uintptr_t)s >> 8 : is_own(s) && s->capture) return CAPTURE_UNSUPPORTED;
+  if (capture_of(s)) return CAPTURE_UNSUPPORTED;
   *id = (uintptr_t)s;
   return OK;
 }
@@ -317,7 +339,13 @@ API cuEventElapsedTime(float *ms, void *a, void *b) {
   return asked++ % 2 ? OK : 600;
 }
 API cuEventRecord(void *e, void *s) { (void)s; records++; return e && current ? OK : INVALID_VALUE; }
-API cuStreamWaitEvent(void *s, void *e, unsigned flags) { (void)s; waits++; return e && !flags ? OK : INVALID_VALUE; }
+API cuStreamWaitEvent(struct stream *s, void *e, unsigned flags) {
+  int external = flags == 1 && capture_of(s);
+  if (!e || (flags && !external)) return INVALID_VALUE;
+  external_waits += external, waits += !external;
+  if (capture_of(s)) latest_node += 16;
+  return OK;
+}
 API cuEventDestroy_v2(void *e) { free(e), live--; return OK; }
 
 /* Graphs: only launches are counted. A capture of one's own is told from the tests' by its large number. */
