@@ -12,7 +12,7 @@ use hawser_plan::Call;
 use hawser_plan::order;
 use hawser_plan::p2p::Message;
 
-use crate::comm::{Busy, Calls, Comm, FEW, GroupSpans, Live};
+use crate::comm::{Busy, Calls, Comm, GroupSpans, Live, Ready};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::exec::{self, Launch};
@@ -144,11 +144,11 @@ fn close() -> Result<Option<Group>> {
     })
 }
 
-fn finish(group: Group) -> Result<()> {
+fn finish(mut group: Group) -> Result<()> {
     if let Some(error) = group.error {
         return Err(error);
     }
-    if messages_now(&group)? {
+    if launch_now(&mut group)? {
         return Ok(());
     }
     run_jobs(group.jobs)?;
@@ -175,21 +175,19 @@ fn finish(group: Group) -> Result<()> {
     exec::run(&mut here)
 }
 
-/// Launches a few messages of one communicator on one stream at once, if that can be done.
-fn messages_now(group: &Group) -> Result<bool> {
-    let ([], [(comm, items)]) = (&group.jobs[..], &group.comms[..]) else { return Ok(false) };
-    let mut messages = [Message::default(); FEW];
-    let (mut streams, count) = (None, items.len());
-    if count > FEW {
+/// Launches all at once, if every communicator can. False: it needs the long way.
+fn launch_now(group: &mut Group) -> Result<bool> {
+    if !group.jobs.is_empty() || group.comms.is_empty() {
         return Ok(false);
     }
-    for (item, to) in items.iter().zip(&mut messages) {
-        match item {
-            Item::Message(message, stream) if *streams.get_or_insert(*stream) == *stream => *to = *message,
-            _ => return Ok(false),
-        }
+    let mut all: Vec<(Arc<Live>, Ready)> = Vec::with_capacity(group.comms.len());
+    for (comm, items) in &mut group.comms {
+        let live = comm.live()?;
+        let Some(ready) = live.ready(items)? else { return Ok(false) };
+        order::insert(&mut all, (live, ready), |(live, _)| live.comm_id);
     }
-    streams.map_or(Ok(false), |stream| comm.live()?.messages_now(&messages[..count], stream))
+    all.into_iter().try_for_each(|(live, ready)| live.put_now(ready))?;
+    Ok(true)
 }
 
 /// Collectives in call order, then all messages together.

@@ -103,14 +103,6 @@ impl Choices {
     }
 }
 
-/// What came of a call that wanted the short way.
-pub enum Now {
-    /// It is on its stream.
-    Launched,
-    /// It needs the long way; the number that it has already, if any.
-    Later(Option<u64>),
-}
-
 /// What a choice depends on within a communicator: collective, count, type, reduction, root, and what tuners may ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CallKey(Collective, u64, DataType, ReduceOp, u32, Facts);
@@ -169,25 +161,6 @@ impl Loaded {
 }
 
 impl Live {
-    /// Puts a call on its stream at once if a fused kernel does it and nobody watches: no allocation, no group.
-    pub fn launch_now(&self, call: &Call, stream: Stream) -> Result<Now> {
-        if call.count == 0 || self.fabric.exchange().is_none() || !self.watch.is_idle() {
-            return Ok(Now::Later(None));
-        }
-        let number = self.begin()?;
-        let (bound, timed) = self.bound(call, stream, number)?;
-        let Bound::Exchange(plan, Chosen { choice, .. }) = &*bound else {
-            return Ok(Now::Later(Some(number)));
-        };
-        self.log_call(call, choice, plan.blocks as u8, number);
-        let mut launch = self.exchange_launch(plan, call, number)?;
-        self.order.put(&*self.device, stream, launch.blocks, |done| {
-            launch.args.done = done;
-            Timed::around(timed, stream, || self.device.launch_exchange(plan.kernel, &launch, stream))
-        })?;
-        Ok(Now::Launched)
-    }
-
     /// The launch of a fused kernel that runs one call.
     pub fn exchange_launch(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<ExchangeLaunch> {
         let mut args = plan.bind(call.input, call.output, plan.scalar(), number);

@@ -1,15 +1,14 @@
 //! The messages of a group on one communicator: from sends and receives to launches.
 //!
 //! Programs repeat their exchanges. The launch of a small batch is kept, so that the same batch with other buffers is not
-//! planned again; where only a GPU has to be told, it takes no allocation and no group ([`Live::messages_now`]).
+//! planned again, and where only a GPU has to be told takes no allocation (`now.rs`).
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use hawser_plan::Protocol;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
-use hawser_plan::world::DeviceKind;
 use rustc_hash::FxHashMap;
 
 use super::last::Batch;
@@ -27,7 +26,7 @@ const MOST_KEPT: usize = 64;
 
 /// Launches of batches that came before.
 #[derive(Default)]
-pub struct Batches(FxHashMap<Box<[Line]>, Kept>);
+pub struct Batches(FxHashMap<Box<[Line]>, Arc<Mutex<Kept>>>);
 
 /// A message without its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -38,7 +37,7 @@ struct Line {
 }
 
 /// A batch without its addresses.
-struct Kept {
+pub struct Kept {
     plan: LaunchPlan,
     /// Work and base where the address of each message belongs; None for those without bytes.
     places: Vec<Option<(usize, usize)>>,
@@ -46,14 +45,14 @@ struct Kept {
 }
 
 impl Live {
-    /// Puts a batch on its stream at once if it came before and only a GPU has to be told. False: it needs the long way.
-    pub fn messages_now(&self, messages: &[Message], stream: Stream) -> Result<bool> {
-        let is_host = self.device.caps().kind == DeviceKind::Host;
-        if is_host || self.net.is_some() || !self.watch.is_idle() || messages.len() > FEW {
-            return Ok(false);
-        }
-        let mut batches = lock(&self.batches)?;
-        let Some(kept) = batches.0.get_mut(&lines(messages)[..messages.len()]) else { return Ok(false) };
+    /// What is kept of a batch of at most [`FEW`] messages, if it came before.
+    pub fn kept_messages(&self, messages: &[Message]) -> Result<Option<Arc<Mutex<Kept>>>> {
+        Ok(lock(&self.batches)?.0.get(&lines(messages)[..messages.len()]).cloned())
+    }
+
+    /// Puts these messages on a stream, as the batch that they are one of; for a GPU without a network.
+    pub fn put_messages(&self, kept: &Mutex<Kept>, messages: &[Message], stream: Stream) -> Result<()> {
+        let mut kept = lock(kept)?;
         let number = self.next_batch();
         self.announce(kept.batch, number)?;
         kept.bind(messages);
@@ -62,8 +61,7 @@ impl Live {
         self.order.put(&*self.device, stream, args.n_blocks.into(), |done| {
             args.done = done;
             self.device.launch(*kernel, args, *threads, stream)
-        })?;
-        Ok(true)
+        })
     }
 
     /// Plans a group's messages, which were put on `stream` and on `others`.
@@ -124,12 +122,12 @@ impl Live {
             if batches.0.len() >= MOST_KEPT {
                 batches.0.clear();
             }
-            batches.0.insert(lines.into(), kept);
+            batches.0.insert(lines.into(), Arc::new(Mutex::new(kept)));
         }
-        Ok(batches.0.get_mut(lines).map(|kept| {
-            kept.bind(messages);
-            kept.plan.clone()
-        }))
+        let Some(kept) = batches.0.get(lines) else { return Ok(None) };
+        let mut kept = lock(kept)?;
+        kept.bind(messages);
+        Ok(Some(kept.plan.clone()))
     }
 
     /// Plans a batch with the numbers of messages for addresses, to see where they belong.

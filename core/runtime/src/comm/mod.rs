@@ -20,6 +20,7 @@ mod links;
 mod live;
 mod memory;
 mod messages;
+mod now;
 mod number;
 mod order;
 mod programs;
@@ -48,7 +49,7 @@ pub use last::Decision;
 pub use live::{Live, Loaded};
 pub(crate) use live::{op, operation};
 pub use memory::{mem_alloc, mem_free};
-pub(crate) use messages::FEW;
+pub(crate) use now::Ready;
 pub(crate) use order::{Order, Turn};
 pub use terms::{asked, config as tuner_config};
 pub(crate) use times::Timed;
@@ -65,8 +66,8 @@ use crate::group::{self, Item, Job};
 use crate::transport::net::Net;
 use crate::wait::AbortFlag;
 use init::{Meeting, bring_up};
-use live::Now;
 pub(crate) use live::lock;
+use now::Now;
 
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
 #[derive(Debug, Clone)]

@@ -2,6 +2,7 @@
 //! state, and that everything is given back. What a GPU does with them is tested on GPUs.
 
 mod direct;
+mod groups;
 mod moment;
 mod order;
 mod pool;

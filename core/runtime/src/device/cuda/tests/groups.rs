@@ -1,0 +1,65 @@
+//! Groups of several ranks in one thread, the short way and the long one.
+
+use hawser_plan::call::{Call, Collective, ReduceOp, Scalar};
+
+use super::*;
+use crate::comm::Comm;
+use crate::group;
+
+#[test]
+fn every_rank_of_a_group_launches_once_whichever_way_it_goes() {
+    let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
+    with_fake_driver("groups::every_rank_of_a_group_launches_once_whichever_way_it_goes", &env, || {
+        if hawser_kernels::FATBINS.is_empty() {
+            return;
+        }
+        let devices = [opened(0), opened(1)];
+        let comms = Comm::init_all(&[0, 1]).unwrap();
+        let buffers = devices.each_ref().map(|device| device.alloc_as_user(1 << 12).unwrap());
+        let streams = devices.each_ref().map(|device| device.stream().unwrap());
+        let reduce = |rank: usize| {
+            let (input, output) = (buffers[rank].addr, buffers[rank].addr + 2048);
+            let (collective, dtype, op) = (Collective::AllReduce, DataType::Float32, ReduceOp::Sum);
+            let call = Call {
+                collective,
+                count: 100,
+                dtype,
+                op,
+                scalar: Scalar::Immediate(0),
+                root: 0,
+                input,
+                output,
+            };
+            comms[rank].collective(call, streams[rank].stream).unwrap();
+        };
+        let swap = |rank: usize, bytes: u64| {
+            let (peer, stream) = (1 - rank as u32, streams[rank].stream);
+            comms[rank].send(buffers[rank].addr, bytes, peer, stream).unwrap();
+            comms[rank].recv(buffers[rank].addr + 2048, bytes, peer, stream).unwrap();
+        };
+        // Launches of a group, and the number of the last operation of each rank.
+        let run = |calls: &dyn Fn(usize)| {
+            let before = fake("fake_launches");
+            group::start().unwrap();
+            [1, 0].into_iter().for_each(calls);
+            group::end().unwrap();
+            let last = comms.iter().map(|comm| comm.last_decision().unwrap().unwrap().operation);
+            (fake("fake_launches") - before, last.collect::<Vec<_>>())
+        };
+        for number in 0..3 {
+            assert_eq!(run(&reduce), (2, vec![number; 2]));
+        }
+        for number in 0..3 {
+            assert_eq!(run(&|rank| swap(rank, 512)), (2, vec![number; 2]), "planned, then kept");
+        }
+        // Calls have their numbers when it shows that messages need the long way, and keep them.
+        let both = |rank| {
+            reduce(rank);
+            swap(rank, 512);
+        };
+        assert_eq!(run(&both), (4, vec![3; 2]));
+        assert_eq!(run(&|rank| if rank == 0 { reduce(0) } else { both(1) }).0, 3);
+        assert_eq!(run(&reduce), (2, vec![5; 2]));
+        comms.iter().for_each(|comm| comm.destroy().unwrap());
+    });
+}
