@@ -4,12 +4,12 @@
 //! handle that was destroyed, or was never one, is told apart from a live one without following it.
 //! The tags (16 bytes each) and their entries are the price of that.
 
-use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use hawser_runtime::{Comm, Error, ErrorKind, Result};
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::mem::Registrations;
 use crate::p2p;
@@ -47,10 +47,11 @@ enum Slot {
 /// How a communicator ends while `ncclCommDestroy` runs.
 const CLOSING: &str = "handed to ncclCommDestroy";
 
-type Shard = RwLock<BTreeMap<usize, Slot>>;
+type Table = FxHashMap<usize, Slot>;
+type Shard = RwLock<Table>;
 
 /// Several locks, so that threads with communicators of their own do not meet.
-static SHARDS: [Shard; 16] = [const { RwLock::new(BTreeMap::new()) }; 16];
+static SHARDS: [Shard; 16] = [const { RwLock::new(Table::with_hasher(FxBuildHasher)) }; 16];
 
 impl CommPtr {
     /// What C gets where there is no communicator.
@@ -191,11 +192,11 @@ pub fn all() -> Vec<Arc<Handle>> {
     SHARDS.iter().flat_map(|shard| read(shard).values().filter_map(live).collect::<Vec<_>>()).collect()
 }
 
-fn read(shard: &'static Shard) -> RwLockReadGuard<'static, BTreeMap<usize, Slot>> {
+fn read(shard: &'static Shard) -> RwLockReadGuard<'static, Table> {
     shard.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write(shard: &'static Shard) -> RwLockWriteGuard<'static, BTreeMap<usize, Slot>> {
+fn write(shard: &'static Shard) -> RwLockWriteGuard<'static, Table> {
     shard.write().unwrap_or_else(PoisonError::into_inner)
 }
 

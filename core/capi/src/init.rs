@@ -119,7 +119,7 @@ fn ordinals(count: c_int, list: In<c_int>) -> Result<Vec<u32>> {
         list.read_all("devlist", count as usize)?
     };
     let present = device::count();
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = Vec::new();
     let check = |(rank, ordinal): (usize, c_int)| {
         let valid = u32::try_from(ordinal).ok().filter(|o| *o < present).ok_or_else(|| {
             Error::invalid_argument(format!(
@@ -127,7 +127,8 @@ fn ordinals(count: c_int, list: In<c_int>) -> Result<Vec<u32>> {
             ))
             .remedy("check devlist and CUDA_VISIBLE_DEVICES")
         })?;
-        if seen.insert(valid) {
+        if !seen.contains(&valid) {
+            seen.push(valid);
             return Ok(valid);
         }
         Err(Error::invalid_usage(format!("device {ordinal} is in devlist twice, again for rank {rank}"))

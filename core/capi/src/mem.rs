@@ -4,7 +4,6 @@
 //! other. A window is opaque to kernels too: the device API is not offered. Symmetric windows, which all
 //! ranks make alike, are what rules with `registered` ask for.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -86,9 +85,9 @@ nccl_api! {
     }
 }
 
-/// Registered buffers or windows of one communicator, by the handle that C has.
+/// Registered buffers or windows of one communicator, with the handles that C has.
 #[derive(Default)]
-pub struct Registrations(Mutex<BTreeMap<u64, Registered>>);
+pub struct Registrations(Mutex<Vec<(u64, Registered)>>);
 
 /// A registered buffer.
 #[derive(Debug, Clone, Copy)]
@@ -108,19 +107,21 @@ impl Registrations {
         let base = args::buffer("buff", buff, size)?;
         // Odd, so that nobody takes it for an address.
         let handle = NEXT.fetch_add(2, Ordering::Relaxed);
-        self.table().insert(handle, Registered { base, bytes: size as u64, is_symmetric });
+        self.table().push((handle, Registered { base, bytes: size as u64, is_symmetric }));
         Ok(handle as *const c_void)
     }
 
     fn remove(&self, handle: *const c_void) -> Option<Registered> {
-        self.table().remove(&(handle as u64))
+        let mut table = self.table();
+        let at = table.iter().position(|(of, _)| *of == handle as u64)?;
+        Some(table.swap_remove(at).1)
     }
 
     fn base(&self, handle: *const c_void) -> Option<u64> {
-        self.table().get(&(handle as u64)).map(|window| window.base)
+        self.table().iter().find(|(of, _)| *of == handle as u64).map(|(_, window)| window.base)
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<u64, Registered>> {
+    fn table(&self) -> MutexGuard<'_, Vec<(u64, Registered)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

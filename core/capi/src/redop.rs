@@ -1,6 +1,5 @@
 //! Reductions: NCCL's built-in ones and the pre-multiplied sums that users make.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -41,9 +40,9 @@ nccl_api! {
     }
 }
 
-/// The users' reductions of one communicator.
+/// The users' reductions of one communicator, with their numbers: a few.
 #[derive(Default)]
-pub struct UserOps(Mutex<BTreeMap<c_int, (DataType, Scalar)>>);
+pub struct UserOps(Mutex<Vec<(c_int, DataType, Scalar)>>);
 
 impl UserOps {
     /// The reduction with number `op` for elements of type `dtype`, and its factor.
@@ -55,12 +54,11 @@ impl UserOps {
         if let Some(index) = built_in {
             return Ok((ReduceOp::ALL[index], Scalar::Immediate(0)));
         }
-        match self.table().get(&op) {
-            Some((made_for, scalar)) if *made_for == dtype => return Ok((ReduceOp::PreMulSum, *scalar)),
-            Some((made_for, _)) => return Err(wrong_type(op, *made_for, dtype)),
-            None => {}
+        match self.table().iter().find(|(number, ..)| *number == op) {
+            Some((_, made_for, scalar)) if *made_for == dtype => Ok((ReduceOp::PreMulSum, *scalar)),
+            Some((_, made_for, _)) => Err(wrong_type(op, *made_for, dtype)),
+            None => Err(unknown(op)),
         }
-        Err(unknown(op))
     }
 
     fn insert(&self, dtype: DataType, scalar: Scalar) -> c_int {
@@ -70,19 +68,25 @@ impl UserOps {
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed) % (c_int::MAX - BUILT_IN_OPS).unsigned_abs();
             let op = BUILT_IN_OPS + number.cast_signed();
-            if let std::collections::btree_map::Entry::Vacant(free) = table.entry(op) {
-                free.insert((dtype, scalar));
+            if table.iter().all(|(taken, ..)| *taken != op) {
+                table.push((op, dtype, scalar));
                 return op;
             }
         }
     }
 
-    fn remove(&self, op: c_int) -> Result<()> {
-        let removed = self.table().remove(&op);
-        removed.map(drop).ok_or_else(|| unknown(op))
+    fn has(&self, op: c_int) -> bool {
+        self.table().iter().any(|(number, ..)| *number == op)
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<c_int, (DataType, Scalar)>> {
+    fn remove(&self, op: c_int) -> Result<()> {
+        let mut table = self.table();
+        let at = table.iter().position(|(number, ..)| *number == op).ok_or_else(|| unknown(op))?;
+        table.swap_remove(at);
+        Ok(())
+    }
+
+    fn table(&self) -> MutexGuard<'_, Vec<(c_int, DataType, Scalar)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -139,7 +143,7 @@ fn wrong_type(op: c_int, made_for: DataType, used_with: DataType) -> Error {
 }
 
 fn unknown(op: c_int) -> Error {
-    let foreign = handle::all().iter().any(|other| other.ops.table().contains_key(&op));
+    let foreign = handle::all().iter().any(|other| other.ops.has(op));
     let why =
         if foreign { "belongs to another communicator" } else { "is not a reduction, or was destroyed" };
     Error::invalid_argument(format!("op {op} {why}"))
