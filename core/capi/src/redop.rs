@@ -54,9 +54,11 @@ impl UserOps {
         if let Some(index) = built_in {
             return Ok((ReduceOp::ALL[index], Scalar::Immediate(0)));
         }
-        match self.table().iter().find(|(number, ..)| *number == op) {
-            Some((_, made_for, scalar)) if *made_for == dtype => Ok((ReduceOp::PreMulSum, *scalar)),
-            Some((_, made_for, _)) => Err(wrong_type(op, *made_for, dtype)),
+        let made = self.table().iter().find(|(number, ..)| *number == op).copied();
+        // What is not known is looked up in all tables, this one too: it is unlocked here.
+        match made {
+            Some((_, made_for, scalar)) if made_for == dtype => Ok((ReduceOp::PreMulSum, scalar)),
+            Some((_, made_for, _)) => Err(wrong_type(op, made_for, dtype)),
             None => Err(unknown(op)),
         }
     }
@@ -81,9 +83,10 @@ impl UserOps {
 
     fn remove(&self, op: c_int) -> Result<()> {
         let mut table = self.table();
-        let at = table.iter().position(|(number, ..)| *number == op).ok_or_else(|| unknown(op))?;
-        table.swap_remove(at);
-        Ok(())
+        let at = table.iter().position(|(number, ..)| *number == op);
+        let removed = at.map(|at| table.swap_remove(at));
+        drop(table);
+        removed.map(drop).ok_or_else(|| unknown(op))
     }
 
     fn table(&self) -> MutexGuard<'_, Vec<(c_int, DataType, Scalar)>> {
