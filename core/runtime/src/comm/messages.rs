@@ -45,7 +45,7 @@ pub struct Kept {
 }
 
 impl Live {
-    /// What is kept of a batch of at most [`FEW`] messages, if it came before.
+    /// What is kept of a batch of at most `FEW` messages, if it came before.
     pub fn kept_messages(&self, messages: &[Message]) -> Result<Option<Arc<Mutex<Kept>>>> {
         Ok(lock(&self.batches)?.0.get(&lines(messages)[..messages.len()]).cloned())
     }
