@@ -1,7 +1,7 @@
 //! The messages of a group on one communicator: from sends and receives to launches.
 //!
 //! Programs repeat their exchanges. The launch of a small batch is kept, so that the same batch with other buffers is not
-//! planned again, and where only a GPU has to be told takes no allocation (`now.rs`).
+//! planned again, and where only a GPU has to be told goes to its stream at once (`now.rs`).
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,6 @@
 //! Calls that go to their streams at once: those that a fused kernel runs, and small batches of messages that came before, on a
-//! GPU and while no profiler watches. They need no plan of a group and, but for a list where there are several communicators, no
-//! allocation.
+//! GPU and while no profiler watches. They need no plan; alone no allocation either, and in a group
+//! only its own lists.
 
 use std::sync::{Arc, Mutex};
 
@@ -68,10 +68,11 @@ impl Live {
     /// What a group has for this communicator, if that can be put on its stream at once. A call gets its number in any case.
     pub fn ready(&self, items: &mut [Item]) -> Result<Option<Ready>> {
         if let [Item::Call(call, stream, number)] = items {
-            if !self.takes_calls_now(call) {
+            // One that has its number has tried the short way already.
+            if number.is_some() || !self.takes_calls_now(call) {
                 return Ok(None);
             }
-            let taken = number.map_or_else(|| self.begin(), Ok)?;
+            let taken = self.begin()?;
             *number = Some(taken);
             let ready = self.ready_call(call, *stream, taken)?;
             // A kernel that spins can keep the driver from loading another rank's.

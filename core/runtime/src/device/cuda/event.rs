@@ -1,6 +1,6 @@
-//! Events that streams and replays of graphs share.
+//! Events: who owns them, and those that streams and replays of graphs share.
 //!
-//! In a graph such an event is external: a node waits for whatever recorded it last before the replay, and another node records
+//! In a graph a shared event is external: a node waits for whatever recorded it last before the replay, and another node records
 //! it at each replay (`cuda.h`, `CU_EVENT_WAIT_EXTERNAL`; `cuGraphAddEventRecordNode`).
 
 use std::ffi::{c_int, c_uint};
@@ -14,14 +14,9 @@ use super::memory::in_context;
 use crate::device::{Event, RecordNode};
 use crate::error::{Error, Result};
 
-/// A new event without a time.
+/// A new event that streams and replays share; without a time.
 pub fn create(context: &Arc<Context>) -> Result<Event> {
-    let _scope = context.enter_relaxed()?;
-    let mut raw: CUevent = ptr::null_mut();
-    let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
-    // SAFETY: valid for the handle.
-    unsafe { context.driver.event_create(&mut raw, flags) }.check(context)?;
-    Ok(Event { owner: Box::new(Owned { context: context.clone(), raw }) })
+    Ok(Event { owner: Box::new(Owned::new(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)?) })
 }
 
 /// Lets a stream wait for the event.
@@ -108,10 +103,22 @@ fn of(event: &Event) -> Result<CUevent> {
     owned.map(|owned| owned.raw).ok_or_else(|| Error::internal("an event of another device"))
 }
 
-/// Destroys the event when dropped.
-struct Owned {
+/// An event of the driver, destroyed when dropped.
+pub struct Owned {
     context: Arc<Context>,
-    raw: CUevent,
+    /// The handle, valid as long as `self` lives.
+    pub raw: CUevent,
+}
+
+impl Owned {
+    /// A new one. Works during a capture.
+    pub fn new(context: &Arc<Context>, flags: CUevent_flags) -> Result<Self> {
+        let _scope = context.enter_relaxed()?;
+        let mut raw: CUevent = ptr::null_mut();
+        // SAFETY: valid for the handle.
+        unsafe { context.driver.event_create(&mut raw, flags as c_uint) }.check(context)?;
+        Ok(Owned { context: context.clone(), raw })
+    }
 }
 
 // SAFETY: events may be used and destroyed from any thread, the driver locks them.
@@ -122,7 +129,8 @@ unsafe impl Sync for Owned {}
 impl Drop for Owned {
     fn drop(&mut self) {
         in_context(&self.context, || {
-            // SAFETY: created in `create`, in nobody's hands; graphs that name it are not replayed without their communicator.
+            // SAFETY: created in `new`, in nobody's hands, and graphs that name it are not replayed without their communicator; what
+            // has been recorded is freed when it is reached.
             unsafe { self.context.driver.event_destroy(self.raw) }
         });
     }

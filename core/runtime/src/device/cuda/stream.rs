@@ -5,10 +5,11 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
-    CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamBatchMemOpParams, CUstreamWaitValue_flags,
+    CUevent_flags, CUstream, CUstream_flags, CUstreamBatchMemOpParams, CUstreamWaitValue_flags,
 };
 
 use super::context::Context;
+use super::event;
 use super::memory::in_context;
 use super::result::{MISSING, code};
 use crate::device::{MemoryOp, OwnedStream, Stream};
@@ -123,13 +124,8 @@ pub fn memory_ops(context: &Context, stream: CUstream, ops: &[MemoryOp]) -> Resu
 /// Events to reuse: one is free again as soon as the later stream has been told to wait for it.
 pub struct Events {
     context: Arc<Context>,
-    free: Mutex<Vec<CUevent>>,
+    free: Mutex<Vec<event::Owned>>,
 }
-
-// SAFETY: events may be used from any thread; each is taken out of the list while in use.
-unsafe impl Send for Events {}
-// SAFETY: as above.
-unsafe impl Sync for Events {}
 
 impl Events {
     /// None yet.
@@ -154,10 +150,10 @@ impl Events {
         let event = self.take()?;
         let driver = self.context.driver;
         // SAFETY: a live event; the driver checks the caller's stream.
-        let recorded = unsafe { driver.event_record(event, earlier) };
+        let recorded = unsafe { driver.event_record(event.raw, earlier) };
         let waited = match recorded.is_ok() {
             // SAFETY: as above; no flags.
-            true => unsafe { driver.stream_wait_event(later, event, 0) },
+            true => unsafe { driver.stream_wait_event(later, event.raw, 0) },
             false => recorded,
         };
         drop(scope);
@@ -165,27 +161,8 @@ impl Events {
         waited.check(&self.context)
     }
 
-    fn take(&self) -> Result<CUevent> {
-        if let Some(event) = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop() {
-            return Ok(event);
-        }
-        let _scope = self.context.enter_relaxed()?;
-        let mut event = ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
-        // SAFETY: valid for the handle.
-        unsafe { self.context.driver.event_create(&mut event, flags) }.check(&self.context)?;
-        Ok(event)
-    }
-}
-
-impl Drop for Events {
-    fn drop(&mut self) {
-        let free = std::mem::take(self.free.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for event in free {
-            in_context(&self.context, || {
-                // SAFETY: created in `take`, in nobody's hands.
-                unsafe { self.context.driver.event_destroy(event) }
-            });
-        }
+    fn take(&self) -> Result<event::Owned> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        free.map_or_else(|| event::Owned::new(&self.context, CUevent_flags::CU_EVENT_DISABLE_TIMING), Ok)
     }
 }
