@@ -3,7 +3,8 @@
 // The blocks of all ranks meet (exchange_meet.cuh). If some rank's buffers cannot be reached by the others, all ranks see that and
 // take the way of SymSimple. What is combined is read from all ranks. What only moves is written to where it belongs, or read by
 // those who get it where one rank has it all or gets it all (HAWSER_DIRECT_PULL): reading in one direction fills a link with
-// fewer blocks, in both directions writing is faster.
+// fewer blocks, in both directions writing is faster. A value that stays here and goes to peers too is passed on when all have been
+// combined, each by the lane that has combined it: first everybody reads, then everybody writes (DIRECT_PASSERS).
 #pragma once
 
 #include "exchange_meet.cuh"
@@ -16,12 +17,12 @@ constexpr u32 DIRECT_BATCH = (M::OP == Op::Copy ? TILE_COPIES : TILE_FOLDS<M>) *
 // Blocks that copy what stays on the rank as fast as a link takes as much.
 constexpr u32 DIRECT_KEEPERS = 12;
 
-// Stores what the lanes hold of a batch of `len` bytes at all places of a job.
+// Stores what the lanes hold of a batch of `len` bytes at places `first` to `last` - 1 of a job.
 template <u32 B>
-__device__ __forceinline__ void store_batch(const DirectJob& job, u64 base, u64 len, const Pack (&v)[B]) {
+__device__ __forceinline__ void store_batch(const DirectJob& job, u32 first, u32 last, u64 base, u64 len, const Pack (&v)[B]) {
     u64 at = threadIdx.x % LANES * 16;
 #pragma unroll 1
-    for (u32 i = 0; i < job.n_to; i++) {
+    for (u32 i = first; i < last; i++) {
         u64 to = job.to[i] + base + at;
 #pragma unroll
         for (u32 b = 0; b < B; b++)
@@ -40,7 +41,7 @@ __device__ __forceinline__ void load_batch(u64 from, u64 len, Pack (&v)[B]) {
 __device__ __forceinline__ void copy_batch(const DirectJob& job, u64 base) {
     Pack v[TILE_COPIES];
     load_batch(job.from[0] + base, job.len - base, v);
-    store_batch(job, base, job.len - base, v);
+    store_batch(job, 0, job.n_to, base, job.len - base, v);
 }
 
 // Combines a batch at `base`, in the order of ranks. The whole warp calls it.
@@ -69,7 +70,22 @@ __device__ __forceinline__ void fold_batch(const HawserExchange& a, const M& m, 
     Pack all[B];
 #pragma unroll
     for (u32 b = 0; b < B; b++) all[b] = {m.piece(low[b], divide), m.piece(high[b], divide)};
-    store_batch(job, base, len, all);
+    store_batch(job, 0, job.n_now, base, len, all);
+}
+
+// Passes on the batches at `base` and, `turn` bytes apart, behind it, as many as are under way at once. The whole warp calls it.
+template <class M>
+__device__ __forceinline__ void pass_batches(const DirectJob& job, u64 base, u64 turn) {
+    constexpr u32 B = TILE_FOLDS<M>, BATCHES = TILE_COPIES / B;
+    Pack v[BATCHES][B];
+#pragma unroll
+    for (u32 i = 0; i < BATCHES; i++)
+        if (base + i * turn < job.len) load_batch(job.to[0] + base + i * turn, job.len - base - i * turn, v[i]);
+#pragma unroll
+    for (u32 i = 0; i < BATCHES; i++) {
+        u64 at = base + i * turn;
+        if (at < job.len) store_batch(job, job.n_now, job.n_to, at, job.len - at, v[i]);
+    }
 }
 
 // The share of block `block` of `blocks` in some jobs, whose batches take turns.
@@ -77,15 +93,21 @@ template <class M>
 __device__ __forceinline__ void do_jobs(const HawserExchange& a, const M& m, const DirectJob* job, u32 jobs, u32 block, u32 blocks) {
     u64 warps = blockDim.x / LANES, longest = 0;
     for (u32 j = 0; j < jobs; j++) longest = job[j].len > longest ? job[j].len : longest;
-    u64 base = (block * warps + threadIdx.x / LANES) * DIRECT_BATCH<M>;
+    u64 first = (block * warps + threadIdx.x / LANES) * DIRECT_BATCH<M>, turn = blocks * warps * DIRECT_BATCH<M>;
 #pragma unroll 1
-    for (; base < longest; base += blocks * warps * DIRECT_BATCH<M>) {
+    for (u64 base = first; base < longest; base += turn) {
 #pragma unroll 1
         for (u32 j = 0; j < jobs; j++) {
             if (base >= job[j].len) continue;
             if constexpr (M::OP == Op::Copy) copy_batch(job[j], base);
             else fold_batch(a, m, job[j], base);
         }
+    }
+    if constexpr (M::OP != Op::Copy) {
+        constexpr u32 BATCHES = TILE_COPIES / TILE_FOLDS<M>;
+        if (jobs == 0 || job->n_now == job->n_to) return; // a reduction has one such job
+#pragma unroll 1
+        for (u64 base = first; base < job->len; base += BATCHES * turn) pass_batches<M>(*job, base, turn);
     }
 }
 

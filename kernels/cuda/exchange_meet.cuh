@@ -7,6 +7,11 @@
 namespace hawser {
 
 constexpr u32 DIRECT_JOBS = 2 * PEERS;
+// So many blocks first combine everything, then pass it on; fewer do both for each batch, so that reads and writes overlap.
+#ifndef HAWSER_DIRECT_PASSERS
+#define HAWSER_DIRECT_PASSERS 32
+#endif
+constexpr u32 DIRECT_PASSERS = HAWSER_DIRECT_PASSERS;
 // A rank that gives up: its peers may have begun with its buffers a moment ago, or are done in a while.
 constexpr u64 DIRECT_BEGUN_NS = 50000000, DIRECT_DONE_NS = 1000000000;
 
@@ -20,8 +25,10 @@ enum class Meeting : u32 { Lost, Closed, Open };
 // What comes from `from`, combined if it is several, goes to all of `to`. All are multiples of 16.
 struct DirectJob {
     u64 from[PEERS], to[PEERS];
-    u64 len;                     // without `end`
-    u32 n_from, n_to, end; // end: bytes behind the last pack
+    u64 len; // without `end`
+    u32 n_from, n_to;
+    u32 n_now; // of a value: places that it goes to at once, the others get it from the first of them
+    u32 end;   // bytes behind the last pack
 };
 
 // What a block knows.
@@ -118,6 +125,7 @@ __device__ __forceinline__ DirectJob& add_job(Direct& direct, u32& jobs, u64 len
 __device__ __forceinline__ void add_copy(Direct& direct, u32& jobs, u64 from, u64 to, u64 len) {
     DirectJob& job = add_job(direct, jobs, len);
     job.from[job.n_from++] = from, job.to[job.n_to++] = to;
+    job.n_now = job.n_to;
 }
 
 // Operands of this rank's part, and where their value goes.
@@ -127,9 +135,11 @@ __device__ __forceinline__ void list_fold(const HawserExchange& a, Direct& direc
     DirectJob& job = add_job(direct, jobs, a.len[rank]);
     for (u32 p = 0; p < a.ranks; p++)
         if (in(mask, p)) job.from[job.n_from++] = p == rank ? a.src[0] : direct.read[k_of(a, p)];
+    if (a.dst[rank] != 0 && !in(a.keep, rank)) job.to[job.n_to++] = a.dst[rank];
+    u32 own = job.n_to;
     for (u32 k = 1; (a.form & HAWSER_SECOND) && k < a.ranks; k++)
         if (in(a.send2, k)) job.to[job.n_to++] = direct.write[k];
-    if (a.dst[rank] != 0 && !in(a.keep, rank)) job.to[job.n_to++] = a.dst[rank];
+    job.n_now = own != 0 && gridDim.x >= DIRECT_PASSERS ? own : job.n_to;
     if (job.n_to == 0) jobs--;
 }
 

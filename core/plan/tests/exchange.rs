@@ -424,15 +424,8 @@ fn large_calls_of_one_process_go_direct() {
         choose(&call(collective, bytes / 4 / blocks, 0, 0, false), world, knobs).unwrap()
     };
     let plain = Knobs::default();
-    let combined = pick(&direct, Collective::AllReduce, 256 << 20, &plain);
-    assert_eq!(
-        combined.protocol,
-        Protocol::SymSimple,
-        "reading and writing both ways gains nothing: {}",
-        combined.why
-    );
-    use Collective::{AllGather, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
-    for collective in [ReduceScatter, AllGather, AllToAll, Broadcast, Reduce, Gather, Scatter] {
+    use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+    for collective in [AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast, Reduce, Gather, Scatter] {
         let large = pick(&direct, collective, 256 << 20, &plain);
         assert_eq!(large.protocol, Protocol::SymDirect, "{}", large.why);
         assert!(large.instances <= exchange::TILE_BLOCKS);
@@ -445,7 +438,9 @@ fn large_calls_of_one_process_go_direct() {
     }
     let four = World { direct: true, ..World::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink) };
     assert_eq!(pick(&four, AllGather, 256 << 20, &plain).protocol, Protocol::SymDirect);
-    assert_eq!(pick(&four, ReduceScatter, 256 << 20, &plain).protocol, Protocol::SymSimple);
+    for combined in [AllReduce, ReduceScatter] {
+        assert_eq!(pick(&four, combined, 256 << 20, &plain).protocol, Protocol::SymSimple);
+    }
     assert!(direct::is_wanted(&apart, &plain, &[7, 7]) && !direct::is_wanted(&apart, &plain, &[7, 8]));
     let without = Knobs { protocols: Knobs::parse_proto("^symdirect").unwrap(), ..Knobs::default() };
     assert!(!direct::is_wanted(&apart, &without, &[7, 7]));

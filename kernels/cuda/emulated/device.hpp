@@ -30,7 +30,7 @@ inline Dim emulated_thread, emulated_block, emulated_dim, emulated_grid;
 #define gridDim emulated_grid
 
 // Stores of 16 bytes land late and in any order, until a fence of the same thread or, after a barrier of the warp or the block,
-// of another.
+// of another. A thread sees its own.
 inline bool weak_stores = false;
 inline void land(Warp& w, size_t i) {
     std::memcpy((void*)w.pending[i].address, &w.pending[i].x, 16);
@@ -43,6 +43,10 @@ inline void land_all(Warp& w, unsigned lane, bool others) {
         const Pending& p = w.pending[i];
         if (p.lane == lane || (others && p.generation != w.generation)) land(w, i);
     }
+}
+inline void land_own(Warp& w, unsigned lane, uint64_t address) {
+    for (size_t i = w.pending.size(); i-- > 0;)
+        if (w.pending[i].lane == lane && w.pending[i].address == address) return land(w, i);
 }
 inline void land_older(BlockRun& block) {
     for (Warp& w : block.warps)
@@ -178,6 +182,7 @@ inline void add_release_gpu(u64 a, u32 v) { at<u32>(a) += v; }
 inline Pack load_pack(u64 a) {
     REQUIRE(a % 16 == 0, "misaligned load");
     maybe_yield();
+    if (weak_stores) land_own(own_warp(), fiber->thread % 32, a);
     return at<Pack>(a);
 }
 inline void store_pack(u64 a, Pack v) {

@@ -1,6 +1,7 @@
 // What the planner gives to kernels of one and two exchanges, with buffers, areas and the results that must come out.
 #pragma once
 
+#define HAWSER_DIRECT_PASSERS 2 // blocks, of MAX_GRID
 #include "device.hpp"
 
 #include <algorithm>
