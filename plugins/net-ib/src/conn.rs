@@ -166,15 +166,6 @@ impl<M: Machine> Conn<M> {
             usable: ports[local].state().is_usable(),
         };
         let specs: Vec<Spec> = pairs.iter().map(spec).collect();
-        let rules = Rules {
-            silence: settings.silence.as_micros() as Time,
-            deadline: settings.deadline.as_micros() as Time,
-            most_chunk: settings.chunk,
-            strikes: settings.flaps,
-            recovery: settings.recovery,
-            failover: settings.failover && peer.failover,
-            ..Rules::default()
-        };
         let mut queues = Vec::new();
         for (at, port) in ports.iter().enumerate() {
             let lanes = pairs.iter().filter(|pair| pair.0 == at).count();
@@ -186,7 +177,7 @@ impl<M: Machine> Conn<M> {
         let names: Vec<String> = pairs.iter().map(rail).collect();
         let name = role.describe(side.peer.ip());
         Ok(Self {
-            machine: make(&specs, rules),
+            machine: make(&specs, rules(&settings, &peer)),
             lanes: pairs.into_iter().map(|(local, remote)| Lane::new(local, remote)).collect(),
             generations: ports.iter().map(|port| port.generation()).collect(),
             addresses: ports.iter().map(|port| address(port)).collect(),
@@ -580,6 +571,19 @@ impl<M: Machine> Conn<M> {
     pub fn is_busy(&mut self) -> bool {
         self.machine.is_busy()
             || self.machine.rails().all.iter().any(|rail| !rail.is_up() || !rail.posted.is_empty())
+    }
+}
+
+/// What the state machine goes by.
+fn rules(settings: &Settings, peer: &Block) -> Rules {
+    Rules {
+        silence: settings.silence.as_micros() as Time,
+        deadline: settings.deadline.as_micros() as Time,
+        most_chunk: settings.chunk,
+        strikes: settings.flaps,
+        recovery: settings.recovery,
+        failover: settings.failover && peer.failover,
+        ..Rules::default()
     }
 }
 

@@ -217,17 +217,8 @@ type PerBlock = fn(&ProgramKey) -> u32;
 type Build = fn(&ProgramKey, u32) -> RankProgram;
 
 fn generator(key: &ProgramKey) -> Result<Generator> {
-    let ProgramKey { collective, algorithm, ranks, root, .. } = *key;
-    if ranks == 0 || ranks > max_ranks(collective, algorithm) {
-        return Err(PlanError::program(format!(
-            "{} is offered for 1 to {} ranks, not for {ranks}: take another algorithm",
-            name(collective, algorithm),
-            max_ranks(collective, algorithm)
-        )));
-    }
-    if root >= ranks {
-        return Err(PlanError::program(format!("root {root} is not one of {ranks} ranks")));
-    }
+    check_ranks(key)?;
+    let ProgramKey { collective, algorithm, .. } = *key;
     use Algorithm as A;
     use Collective as C;
     let (per_block, build): (PerBlock, Build) = match (algorithm, collective) {
@@ -279,6 +270,22 @@ fn generator(key: &ProgramKey) -> Result<Generator> {
         }
     };
     Ok(Generator { per_block, build })
+}
+
+/// Whether the algorithm takes so many ranks, and the root is one of them.
+fn check_ranks(key: &ProgramKey) -> Result<()> {
+    let ProgramKey { collective, algorithm, ranks, root, .. } = *key;
+    if ranks == 0 || ranks > max_ranks(collective, algorithm) {
+        return Err(PlanError::program(format!(
+            "{} is offered for 1 to {} ranks, not for {ranks}: take another algorithm",
+            name(collective, algorithm),
+            max_ranks(collective, algorithm)
+        )));
+    }
+    if root >= ranks {
+        return Err(PlanError::program(format!("root {root} is not one of {ranks} ranks")));
+    }
+    Ok(())
 }
 
 fn one(_key: &ProgramKey) -> u32 {

@@ -211,14 +211,7 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
         (Algorithm::Ring, Collective::ReduceScatter) => Traffic { streamed: 1.2 * part, ..ring },
         (Algorithm::Ring, _) => ring,
         (Algorithm::Tree, _) => tree(key, chain),
-        (Algorithm::Hierarchical | Algorithm::CollNet, _) => {
-            let local = f64::from(key.per_host.max(1));
-            let inside = 2.0 * bytes * (local - 1.0) / local;
-            // What crosses is sent and folded by the blocks, unless the network folds it.
-            let crossing = if key.algorithm == Algorithm::CollNet { bytes } else { 2.0 * bytes } / local;
-            let streamed = 1.2 * inside + crossing;
-            Traffic { hops: 2.0, waits: 3.0, out: inside, streamed, chunk: bytes / n, ..pairs }
-        }
+        (Algorithm::Hierarchical | Algorithm::CollNet, _) => hierarchical(key, bytes, &pairs),
         (Algorithm::OneShot, Collective::AllReduce) => {
             Traffic { out: bytes * others, streamed: 1.6 * bytes * others, chunk: bytes, ..pairs }
         }
@@ -247,6 +240,16 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
         (Algorithm::Imported(program), _) => imported(&program, bytes),
         _ => unmeasured(key, bytes, &pairs),
     }
+}
+
+/// Inside hosts, across, inside again.
+fn hierarchical(key: &ProgramKey, bytes: f64, pairs: &Traffic) -> Traffic {
+    let local = f64::from(key.per_host.max(1));
+    let inside = 2.0 * bytes * (local - 1.0) / local;
+    // What crosses is sent and folded by the blocks, unless the network folds it.
+    let crossing = if key.algorithm == Algorithm::CollNet { bytes } else { 2.0 * bytes } / local;
+    let streamed = 1.2 * inside + crossing;
+    Traffic { hops: 2.0, waits: 3.0, out: inside, streamed, chunk: bytes / f64::from(key.ranks), ..*pairs }
 }
 
 /// A program that the user brought: what its busiest rank does.

@@ -17,7 +17,7 @@ use super::times::Times;
 use super::watch::Watch;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::change::{Place, Seat, Seated, Staged, Turn};
-use crate::device;
+use crate::device::{self, Device};
 use crate::dma::{Board, Dma};
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
@@ -60,81 +60,120 @@ pub fn bring_up(
     };
     let bootstrap = meet(meeting, rank, &step("bootstrap"))?;
     let device = device::open(ordinal)?;
-    let decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
+    let mut decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
     let watch = Watch::open(decided.comm_id, config.name.as_deref(), &decided.world, rank);
-    let Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen } = decided;
-    let places = world.places().0;
-    let layout = HeapLayout::of(&world, &knobs);
-    let hosts: Vec<u32> = world.ranks.iter().map(|r| r.host).collect();
-    let deadline_ns = settings.op_timeout.map_or(0, |t| t.as_nanos() as u64);
-    let (hosts, places, kind) = (&hosts[..], &places[..], heap);
-    let peers = Peers { rank, processes: &processes, hosts, places, kind, deadline_ns };
-    let fabric = Fabric::connect(device.as_ref(), &bootstrap, &peers, &layout, &step("transport"))?;
-    let net = chosen.map(|chosen| {
-        let setup = Setup {
-            device: device.clone(),
-            bootstrap: bootstrap.clone(),
-            control: fabric.control.clone(),
-            layout: &layout,
-            place: places[rank as usize],
-            rail: rail(hosts, places, rank),
-            wires: fabric.wires(),
-            staged: layout.staging.map(|_| far::slot_bytes(&world, &knobs)),
-        };
-        Net::start(chosen, setup, settings)
-    });
-    let net = net.transpose()?;
-    let name = config.name.clone().unwrap_or_else(|| "world".into());
-    let is_host = device.caps().kind == DeviceKind::Host;
-    let copies = |bases: &Bases| {
-        let board = Board::connect(device.as_ref(), &bootstrap, &peers, abort, &step("direct copies"))?;
-        let stage = net.as_ref().and_then(Net::stage).cloned();
-        Dma::new(bases.clone(), (board, stage), &device, &fabric.control, is_host)
-    };
-    let dma = fabric.staging().map(copies);
-    let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));
-    let times = Times::new(&device, tuners.wants().times);
-    let place = Place {
-        comm_id,
-        name: name.clone(),
-        bootstrap: bootstrap.clone(),
-        control: fabric.control.clone(),
-        tuners: tuners.clone(),
-        config: tuner_config(comm_id, &world, &knobs, config.name.as_deref()),
-        turn: turn.clone(),
-        times: times.clone(),
-        limit: settings.rules_timeout,
-    };
-    let seated = (world.size() > 1).then(|| Seated::new(Seat::new(place))).transpose()?;
-    let live = Live {
-        rank,
-        world,
-        knobs,
-        layout,
-        name,
-        comm_id,
-        turn,
-        seated,
-        watch: Arc::new(watch),
-        bootstrap,
-        net,
-        device,
-        order: Order::new(fabric.done(), settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true)),
-        fabric,
-        abort: abort.clone(),
-        programs: Default::default(),
-        choices: Mutex::new(Choices::new(tuners)),
-        scratch: Default::default(),
-        next_batch: Default::default(),
-        batches: Default::default(),
-        broken: Default::default(),
-        dma: dma.transpose()?,
-        sm_free: SmFree::new(settings.sm_free_verbose),
-        windows: Default::default(),
-        times,
-    };
+    let own = Own { rank, device, config, abort, step: &step };
+    let paths = own.connect(&mut decided)?;
+    let live = own.assemble(decided, paths, watch)?;
     make_ready(&live, &step("ready"))?;
     Ok(Arc::new(live))
+}
+
+/// What a rank brings along.
+struct Own<'a> {
+    rank: u32,
+    device: Arc<dyn Device>,
+    config: &'a Config,
+    abort: &'a AbortFlag,
+    /// Starts the clock of a named step.
+    step: &'a dyn Fn(&str) -> Wait,
+}
+
+/// The ways to the other ranks.
+struct Paths {
+    layout: HeapLayout,
+    fabric: Fabric,
+    net: Option<Net>,
+    dma: Option<Dma>,
+}
+
+impl Own<'_> {
+    /// Opens the ways: memory within the host, the network, copy engines.
+    fn connect(&self, decided: &mut Decided) -> Result<Paths> {
+        let (settings, rank) = (env::settings(), self.rank);
+        let chosen = decided.chosen.take();
+        let Decided { bootstrap, world, knobs, processes, heap: kind, .. } = &*decided;
+        let (places, layout) = (&world.places().0[..], HeapLayout::of(world, knobs));
+        let hosts: Vec<u32> = world.ranks.iter().map(|r| r.host).collect();
+        let hosts = &hosts[..];
+        let deadline_ns = settings.op_timeout.map_or(0, |t| t.as_nanos() as u64);
+        let peers = Peers { rank, processes, hosts, places, kind: *kind, deadline_ns };
+        let device = self.device.as_ref();
+        let fabric = Fabric::connect(device, bootstrap, &peers, &layout, &(self.step)("transport"))?;
+        let net = chosen.map(|chosen| {
+            let setup = Setup {
+                device: self.device.clone(),
+                bootstrap: bootstrap.clone(),
+                control: fabric.control.clone(),
+                layout: &layout,
+                place: places[rank as usize],
+                rail: rail(hosts, places, rank),
+                wires: fabric.wires(),
+                staged: layout.staging.map(|_| far::slot_bytes(world, knobs)),
+            };
+            Net::start(chosen, setup, settings)
+        });
+        let net = net.transpose()?;
+        let copies = |bases: &Bases| {
+            let wait = (self.step)("direct copies");
+            let board = Board::connect(device, bootstrap, &peers, self.abort, &wait)?;
+            let stage = net.as_ref().and_then(Net::stage).cloned();
+            let is_host = device.caps().kind == DeviceKind::Host;
+            Dma::new(bases.clone(), (board, stage), &self.device, &fabric.control, is_host)
+        };
+        let dma = fabric.staging().map(copies).transpose()?;
+        Ok(Paths { layout, fabric, net, dma })
+    }
+
+    /// The communicator of what was decided and connected.
+    fn assemble(self, decided: Decided, paths: Paths, watch: Watch) -> Result<Live> {
+        let (settings, config) = (env::settings(), self.config);
+        let Decided { bootstrap, world, knobs, comm_id, tuners, .. } = decided;
+        let Paths { layout, fabric, net, dma } = paths;
+        let name = config.name.clone().unwrap_or_else(|| "world".into());
+        let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));
+        let times = Times::new(&self.device, tuners.wants().times);
+        let place = Place {
+            comm_id,
+            name: name.clone(),
+            bootstrap: bootstrap.clone(),
+            control: fabric.control.clone(),
+            tuners: tuners.clone(),
+            config: tuner_config(comm_id, &world, &knobs, config.name.as_deref()),
+            turn: turn.clone(),
+            times: times.clone(),
+            limit: settings.rules_timeout,
+        };
+        let seated = (world.size() > 1).then(|| Seated::new(Seat::new(place))).transpose()?;
+        let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
+        Ok(Live {
+            rank: self.rank,
+            world,
+            knobs,
+            layout,
+            name,
+            comm_id,
+            turn,
+            seated,
+            watch: Arc::new(watch),
+            bootstrap,
+            net,
+            device: self.device,
+            order: Order::new(fabric.done(), mixes_graphs),
+            fabric,
+            abort: self.abort.clone(),
+            programs: Default::default(),
+            choices: Mutex::new(Choices::new(tuners)),
+            scratch: Default::default(),
+            next_batch: Default::default(),
+            batches: Default::default(),
+            broken: Default::default(),
+            dma,
+            sm_free: SmFree::new(settings.sm_free_verbose),
+            windows: Default::default(),
+            times,
+        })
+    }
 }
 
 /// The last step: nothing is left to load, and all ranks are there.
