@@ -11,9 +11,14 @@
 
 namespace hawser {
 
+// Packs under way per lane and operand, and operands at a time: jobs hold fewer registers than tiles.
+template <class M>
+constexpr u32 DIRECT_FOLDS = M::N <= 4 ? 4 : TILE_FOLDS<M>;
+template <class M>
+constexpr u32 DIRECT_OPERANDS = M::N <= 4 ? 2 : TILE_OPERANDS<M>;
 // Bytes of a job that a warp moves at a time.
 template <class M>
-constexpr u32 DIRECT_BATCH = (M::OP == Op::Copy ? TILE_COPIES : TILE_FOLDS<M>) * LANES * 16;
+constexpr u32 DIRECT_BATCH = (M::OP == Op::Copy ? TILE_COPIES : DIRECT_FOLDS<M>) * LANES * 16;
 // Blocks that copy what stays on the rank as fast as a link takes as much.
 constexpr u32 DIRECT_KEEPERS = 12;
 
@@ -47,7 +52,7 @@ __device__ __forceinline__ void copy_batch(const DirectJob& job, u64 base) {
 // Combines a batch at `base`, in the order of ranks. The whole warp calls it.
 template <class M>
 __device__ __forceinline__ void fold_batch(const HawserExchange& a, const M& m, const DirectJob& job, u64 base) {
-    constexpr u32 B = TILE_FOLDS<M>, O = TILE_OPERANDS<M>;
+    constexpr u32 B = DIRECT_FOLDS<M>, O = DIRECT_OPERANDS<M>;
     bool scale = a.form & HAWSER_SCALE, divide = a.form & HAWSER_DIVIDE;
     typename M::Value low[B], high[B];
     u64 len = job.len - base;
@@ -76,7 +81,7 @@ __device__ __forceinline__ void fold_batch(const HawserExchange& a, const M& m, 
 // Passes on the batches at `base` and, `turn` bytes apart, behind it, as many as are under way at once. The whole warp calls it.
 template <class M>
 __device__ __forceinline__ void pass_batches(const DirectJob& job, u64 base, u64 turn) {
-    constexpr u32 B = TILE_FOLDS<M>, BATCHES = TILE_COPIES / B;
+    constexpr u32 B = DIRECT_FOLDS<M>, BATCHES = TILE_COPIES / B;
     Pack v[BATCHES][B];
 #pragma unroll
     for (u32 i = 0; i < BATCHES; i++)
@@ -104,7 +109,7 @@ __device__ __forceinline__ void do_jobs(const HawserExchange& a, const M& m, con
         }
     }
     if constexpr (M::OP != Op::Copy) {
-        constexpr u32 BATCHES = TILE_COPIES / TILE_FOLDS<M>;
+        constexpr u32 BATCHES = TILE_COPIES / DIRECT_FOLDS<M>;
         if (jobs == 0 || job->n_now == job->n_to) return; // a reduction has one such job
 #pragma unroll 1
         for (u64 base = first; base < job->len; base += BATCHES * turn) pass_batches<M>(*job, base, turn);
