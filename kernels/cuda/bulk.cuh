@@ -2,6 +2,7 @@
 #pragma once
 
 #include "memory.cuh"
+#include "plan.h"
 
 namespace hawser {
 
@@ -36,6 +37,30 @@ __device__ __forceinline__ void load_bulk(void* to, u64 from, u32 bytes, u64* ba
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
+// To memory: stored, or added to what is there. They go in groups, which end in their order.
+__device__ __forceinline__ void store_bulk(u64 to, const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+template <u32 TYPE>
+__device__ __forceinline__ void add_bulk(u64 to, const void* from, u32 bytes) {
+    u32 source = shared_address(from);
+#define HAWSER_ADD_BULK(type) \
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add." type " [%0], [%1], %2;" ::"l"(to), "r"(source), "r"(bytes) : "memory")
+    if constexpr (TYPE == HAWSER_ADDS_F16) HAWSER_ADD_BULK("noftz.f16");
+    else if constexpr (TYPE == HAWSER_ADDS_BF16) HAWSER_ADD_BULK("noftz.bf16");
+    else if constexpr (TYPE == HAWSER_ADDS_F32) HAWSER_ADD_BULK("f32");
+    else if constexpr (TYPE == HAWSER_ADDS_F64) HAWSER_ADD_BULK("f64");
+    else if constexpr (TYPE == HAWSER_ADDS_U32) HAWSER_ADD_BULK("u32");
+    else HAWSER_ADD_BULK("u64");
+#undef HAWSER_ADD_BULK
+}
+__device__ __forceinline__ void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until all groups but the last ones are in memory, or have been read from shared memory.
+template <u32 LAST>
+__device__ __forceinline__ void wait_bulk() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(LAST) : "memory"); }
+template <u32 LAST>
+__device__ __forceinline__ void wait_bulk_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LAST) : "memory"); }
+
 // Between this thread's accesses and bulk copies.
 __device__ __forceinline__ void fence_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
 

@@ -255,6 +255,15 @@ constexpr int HAWSER_FOLD_THREADS = 544;
 constexpr uint32_t HAWSER_FOLD_SCALE = 1;  // operands are multiplied by the scalar on reading
 constexpr uint32_t HAWSER_FOLD_DIVIDE = 2; // the value is divided by the divisor
 
+// HawserFold::adds: what memory adds
+constexpr uint32_t HAWSER_ADDS_F16 = 1;
+constexpr uint32_t HAWSER_ADDS_BF16 = 2;
+constexpr uint32_t HAWSER_ADDS_F32 = 3;
+constexpr uint32_t HAWSER_ADDS_F64 = 4;
+constexpr uint32_t HAWSER_ADDS_U32 = 5;
+constexpr uint32_t HAWSER_ADDS_U64 = 6;
+constexpr uint32_t HAWSER_ADD_SHARED = 4608; // bytes of shared memory of the kernel that lets memory add
+
 struct HawserFold {
     uint64_t from[HAWSER_FOLD_OPERANDS];
     uint64_t to;
@@ -263,7 +272,8 @@ struct HawserFold {
     uint32_t divisor;
     uint8_t n;
     uint8_t form;
-    uint8_t pad[2];
+    uint8_t adds;
+    uint8_t pad;
 };
 
 static_assert(sizeof(HawserFold) == 104 && offsetof(HawserFold, to) == 72, "");

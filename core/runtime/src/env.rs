@@ -82,6 +82,8 @@ pub struct Settings {
     pub staging_bytes: u64,
     /// `HAWSER_SM_FREE_CTAS`, see [`hawser_plan::Knobs::reducing_ctas`].
     pub reducing_ctas: Option<u32>,
+    /// `HAWSER_SM_FREE_ADD`: memory makes the sums beside copy engines that it makes right ([`hawser_plan::dma::Fold::in_memory`]).
+    pub memory_adds: bool,
     /// `NCCL_CUMEM_POOL_SIZE`, `_PREALLOC`, `_GROWTH_FACTOR`, `_MAX_SIZE`, `_TRIM_THRESHOLD`, `_MONITOR`,
     /// `_MONITOR_INTERVAL`: the memory of each device.
     pub pool: pool::Policy,
@@ -247,6 +249,7 @@ pub const HONOURED: &[&str] = &[
     "HAWSER_HANDSHAKE_TIMEOUT",
     "HAWSER_OP_TIMEOUT",
     "HAWSER_SM_FREE_CTAS",
+    "HAWSER_SM_FREE_ADD",
 ];
 
 /// The longest deadline that can be set, in seconds (30 years): clocks can count that far.
@@ -336,6 +339,7 @@ impl Source {
             no_ctas: self.no_ctas(),
             staging_bytes: self.size("NCCL_PSM_BUFFER_SIZE").unwrap_or(0),
             reducing_ctas: self.reducing_ctas(),
+            memory_adds: self.choice("HAWSER_SM_FREE_ADD").unwrap_or(false),
             pool: self.pool(),
             sm_free_verbose: self.sm_free_verbose(),
             dma_enable: self.choice("NCCL_DMA_ENABLE").unwrap_or(true),

@@ -3,6 +3,8 @@
 
 #include "device.hpp"
 
+#include "../plan.h"
+
 namespace hawser {
 
 // What lies in the 8 bytes of a barrier.
@@ -54,6 +56,72 @@ inline void land_a_copy() {
     std::memcpy(copy.to, (void*)copy.from, copy.bytes);
     copy.barrier->bytes -= (int32_t)copy.bytes;
     copy.barrier->look();
+}
+// Groups on their way to memory, by thread: any write of the oldest group that is not there yet may land, first read, then written.
+struct BulkWrite {
+    u64 to;
+    const void* from;
+    u32 bytes;
+    void (*add)(u64 to, const unsigned char* from, u32 bytes);
+    std::vector<unsigned char> read;
+    bool is_read, is_there;
+};
+inline std::map<Fiber*, std::vector<std::vector<BulkWrite>>> bulk_groups;
+inline std::map<Fiber*, std::vector<BulkWrite>> bulk_group; // that is not committed
+inline void read_bulk(BulkWrite& w) {
+    if (w.is_read) return;
+    w.read.assign((const unsigned char*)w.from, (const unsigned char*)w.from + w.bytes);
+    w.is_read = true;
+}
+inline void land_bulk(BulkWrite& w) {
+    read_bulk(w);
+    if (w.is_there) return;
+    w.add(w.to, w.read.data(), w.bytes);
+    w.is_there = true;
+    emulated_progress++;
+}
+inline void land_some() {
+    for (auto& group : bulk_groups[fiber])
+        for (BulkWrite& w : group)
+            if (dice() % 4 == 0) dice() % 2 ? read_bulk(w) : land_bulk(w);
+}
+inline void write_bulk(u64 to, const void* from, u32 bytes, void (*add)(u64, const unsigned char*, u32)) {
+    REQUIRE(to % 16 == 0 && (u64)from % 16 == 0 && bytes % 16 == 0 && bytes > 0, "a bulk write of %u odd bytes", bytes);
+    bulk_group[fiber].push_back({to, from, bytes, add, {}, false, false});
+    maybe_yield();
+}
+inline void store_bulk(u64 to, const void* from, u32 bytes) {
+    write_bulk(to, from, bytes, [](u64 to, const unsigned char* from, u32 bytes) { std::memcpy((void*)to, from, bytes); });
+}
+template <class T>
+inline void add_elements(u64 to, const unsigned char* from, u32 bytes) {
+    for (u32 at = 0; at < bytes; at += sizeof(T)) *(T*)(to + at) += *(const T*)(from + at);
+}
+template <u32 TYPE>
+inline void add_bulk(u64 to, const void* from, u32 bytes) {
+    auto add = TYPE == HAWSER_ADDS_F32 ? add_elements<float> : TYPE == HAWSER_ADDS_F64 ? add_elements<double> : TYPE == HAWSER_ADDS_U32 ? add_elements<u32> : add_elements<u64>;
+    REQUIRE(TYPE != HAWSER_ADDS_F16 && TYPE != HAWSER_ADDS_BF16, "the emulation does not add halves");
+    write_bulk(to, from, bytes, add);
+}
+inline void commit_bulk() {
+    bulk_groups[fiber].push_back(std::move(bulk_group[fiber]));
+    bulk_group[fiber].clear();
+    land_some();
+}
+template <u32 LAST>
+inline void wait_bulk() {
+    auto& groups = bulk_groups[fiber];
+    for (size_t i = 0; i + LAST < groups.size(); i++)
+        for (BulkWrite& w : groups[i]) land_bulk(w);
+    if (groups.size() > LAST) groups.erase(groups.begin(), groups.end() - LAST);
+    maybe_yield();
+}
+template <u32 LAST>
+inline void wait_bulk_read() {
+    auto& groups = bulk_groups[fiber];
+    for (size_t i = 0; i + LAST < groups.size(); i++)
+        for (BulkWrite& w : groups[i]) read_bulk(w);
+    maybe_yield();
 }
 inline void wait_phase(u64* barrier, u32 parity) {
     while (phase_barrier(barrier)->phase % 2 == parity % 2) {

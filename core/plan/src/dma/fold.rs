@@ -14,7 +14,7 @@ use crate::algo::ProgramKey;
 use crate::call::{Call, DataType, ReduceOp};
 use crate::device_plan::{Block, DeviceOp, HAS_DST, HAS_SRC, KernelKey, POST, Place, Span, Step, Work};
 use crate::ir::MAX_FAN;
-use crate::knobs::{Algorithm, Knobs};
+use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::world::{DeviceKind, World};
 
 /// Operands of a fold at most: the ranks of a reduction by copy engines.
@@ -29,6 +29,18 @@ const STREAM: u32 = 0;
 
 /// Bytes of shared memory of a block.
 pub const SHARED_BYTES: u32 = 192 << 10;
+/// The kernel that lets memory add ([`Fold::in_memory`]).
+pub const ADDER: KernelKey = KernelKey::new(DeviceOp::Copy, DataType::Uint8, Protocol::Dma);
+/// Its blocks in place of one of the other: together they take less of a multiprocessor (16 threads and 76 KiB), and beside a GEMM
+/// each finds room for its 5 KiB.
+const ADD_BLOCKS: u32 = 16;
+/// It takes the place of so many blocks at most: 64 of its own keep half of the multiprocessors from a GEMM that begins.
+const MOST_REPLACED: u32 = 2;
+/// Bytes of shared memory of such a block, and those of them that it moves at once.
+pub const ADD_SHARED_BYTES: u32 = 4608;
+const ADD_TILE: u32 = 1152;
+/// Bytes of the sum that such a kernel makes at most: some 50 µs.
+const ADD_PIECE: u64 = 8 << 20;
 /// GPUs from the first of these on have it, from the second on they are small ones again.
 const FIRST_SM: u32 = 90;
 const SMALL_SM: u32 = 120;
@@ -67,13 +79,76 @@ pub struct FoldArgs {
     pub n: u8,
     /// [`SCALE`] and [`DIVIDE`].
     pub form: u8,
+    /// What memory adds, for the kernel that lets it: 1 half, 2 bfloat16, 3 float, 4 double, 5 and 6 integers of 32 and 64 bits.
+    pub adds: u8,
     /// Zero.
-    pub pad: [u8; 2],
+    pub pad: u8,
+}
+
+impl Fold {
+    /// The same by a kernel that lets memory add, if memory gets the same result. Its blocks are so small that they begin beside those of a GEMM.
+    pub fn in_memory(&self) -> Option<Self> {
+        let args = &self.args;
+        let from = args.from.get(..args.n.into()).filter(|_| self.blocks <= MOST_REPLACED)?;
+        let adds =
+            memory_adds(self.kernel.dtype).filter(|_| self.kernel.op == DeviceOp::Sum && args.form == 0)?;
+        // What is in place is added to first: the same as in the order of ranks if it is one of the first two.
+        let is_ordered = from.iter().position(|at| *at == args.to).is_none_or(|own| own < 2);
+        let is_exact = match self.kernel.dtype {
+            // They are to be summed up in float.
+            DataType::Float16 | DataType::Bfloat16 => args.n == 2,
+            DataType::Float32 | DataType::Float64 => is_ordered,
+            _ => true,
+        };
+        let is_even = from.iter().chain([&args.to, &args.bytes]).all(|at| at.is_multiple_of(16));
+        (is_exact && is_even).then(|| {
+            let tiles = args.bytes.div_ceil(u64::from(ADD_TILE)).min(u32::MAX.into()) as u32;
+            Self {
+                kernel: ADDER,
+                blocks: (self.blocks * ADD_BLOCKS).min(tiles),
+                args: FoldArgs { adds, ..*args },
+            }
+        })
+    }
+
+    /// The parts of a fold by memory, a kernel each: a GEMM that begins meanwhile does not get the multiprocessors of their blocks before they
+    /// are over. One part of others.
+    pub fn pieces(&self) -> impl Iterator<Item = Self> {
+        let step = if self.kernel == ADDER { ADD_PIECE } else { u64::MAX };
+        let whole = *self;
+        let pieces = self.args.bytes.div_ceil(step);
+        (0..pieces).map(move |piece| {
+            let (at, mut fold) = (piece * step, whole);
+            let args = &mut fold.args;
+            args.from.iter_mut().take(args.n.into()).for_each(|from| *from += at);
+            args.to += at;
+            args.bytes = (args.bytes - at).min(step);
+            fold
+        })
+    }
+
+    /// Threads of a block, and its bytes of shared memory.
+    pub fn block(&self) -> (u32, u32) {
+        if self.kernel == ADDER { (1, ADD_SHARED_BYTES) } else { (THREADS, SHARED_BYTES) }
+    }
+}
+
+/// The number in [`FoldArgs::adds`] of a type whose sums memory makes, bit for bit as a kernel would (bench/README.md).
+fn memory_adds(dtype: DataType) -> Option<u8> {
+    Some(match dtype {
+        DataType::Float16 => 1,
+        DataType::Bfloat16 => 2,
+        DataType::Float32 => 3,
+        DataType::Float64 => 4,
+        DataType::Int32 | DataType::Uint32 => 5,
+        DataType::Int64 | DataType::Uint64 => 6,
+        _ => return None,
+    })
 }
 
 const _: () = {
     assert!(size_of::<FoldArgs>() == 104 && offset_of!(FoldArgs, to) == 72);
-    assert!(offset_of!(FoldArgs, divisor) == 96 && offset_of!(FoldArgs, form) == 101);
+    assert!(offset_of!(FoldArgs, divisor) == 96 && offset_of!(FoldArgs, adds) == 102);
 };
 
 /// Why copy engines cannot move what a reduction needs, if so.
@@ -119,7 +194,8 @@ pub(super) fn tile(part: u64, room: u64) -> u64 {
 /// Whether there is a kernel for an operation on a type: all that users have, but factors of their own.
 pub const fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
     match op {
-        DeviceOp::Copy => false,
+        // It lets memory add, whatever the type is.
+        DeviceOp::Copy => matches!(dtype, DataType::Uint8),
         DeviceOp::Sum | DeviceOp::Prod | DeviceOp::Max | DeviceOp::Min => true,
         DeviceOp::PreMulSum => dtype.is_float(),
         DeviceOp::SumDiv => !dtype.is_float(),
@@ -317,6 +393,63 @@ fn freed(slots: &[Ends]) -> Vec<What> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn sum(dtype: DataType, from: &[u64], to: u64) -> Fold {
+        let mut args = FoldArgs { to, bytes: 1 << 20, n: from.len() as u8, ..FoldArgs::default() };
+        args.from[..from.len()].copy_from_slice(from);
+        Fold { kernel: KernelKey::new(DeviceOp::Sum, dtype, Protocol::Dma), blocks: 2, args }
+    }
+
+    #[test]
+    fn memory_adds_what_it_adds_right() {
+        use DataType::{Bfloat16, Float16, Float32, Float64, Int32, Uint8, Uint64};
+        let adds = |dtype, from: &[u64], to| sum(dtype, from, to).in_memory().map(|fold| fold.args.adds);
+        let [a, b, c, d] = [4096, 8192, 1 << 20, 2 << 20];
+        assert_eq!((adds(Float16, &[a, b], c), adds(Bfloat16, &[a, b], b)), (Some(1), Some(2)));
+        assert_eq!(
+            (adds(Bfloat16, &[a, b, c], d), adds(Float32, &[a, b], c), adds(Uint8, &[a, b], c)),
+            (None, Some(3), None)
+        );
+        assert_eq!((adds(Float64, &[a, b, c], d), adds(Float64, &[a, b, c], b)), (Some(4), Some(4)));
+        assert_eq!(
+            (adds(Float64, &[a, b, c], c), adds(Int32, &[a, b, c], c)),
+            (None, Some(5)),
+            "in another order"
+        );
+        assert_eq!(
+            (adds(Uint64, &[a, b + 8], c), adds(Uint64, &[a, b], c + 8)),
+            (None, None),
+            "odd addresses"
+        );
+        let odd = |change: fn(&mut Fold)| {
+            let mut fold = sum(Int32, &[a, b], c);
+            change(&mut fold);
+            fold.in_memory().is_none()
+        };
+        assert!(odd(|fold| fold.args.bytes = 1000) && odd(|fold| fold.args.form = DIVIDE));
+        assert!(odd(|fold| fold.kernel.op = DeviceOp::Max) && odd(|fold| fold.blocks = 4));
+    }
+
+    #[test]
+    fn blocks_that_let_memory_add_are_small_and_no_more_than_tiles() {
+        let fold = sum(DataType::Int32, &[4096, 8192], 1 << 20);
+        let small = fold.in_memory().unwrap();
+        assert_eq!((small.blocks, small.block(), fold.block()), (32, (1, 4608), (THREADS, SHARED_BYTES)));
+        let pieces: Vec<Fold> =
+            Fold { args: FoldArgs { bytes: 2 * ADD_PIECE + 32, ..small.args }, ..small }.pieces().collect();
+        let cut: Vec<_> = pieces
+            .iter()
+            .map(|piece| (piece.args.from[1] - 8192, piece.args.to - (1 << 20), piece.args.bytes))
+            .collect();
+        assert_eq!(
+            cut,
+            [(0, 0, ADD_PIECE), (ADD_PIECE, ADD_PIECE, ADD_PIECE), (2 * ADD_PIECE, 2 * ADD_PIECE, 32)]
+        );
+        assert!(pieces.iter().all(|piece| piece.args.from[2] == 0));
+        assert_eq!(Fold { args: FoldArgs { bytes: 1 << 30, ..fold.args }, ..fold }.pieces().count(), 1);
+        let short = Fold { args: FoldArgs { bytes: 3 * 1152 + 16, ..fold.args }, ..fold };
+        assert_eq!(short.in_memory().unwrap().blocks, 4);
+    }
 
     #[test]
     fn tiles_are_few_and_equal() {

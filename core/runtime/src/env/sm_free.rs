@@ -123,6 +123,7 @@ mod tests {
             ("NCCL_CUMEM_MONITOR_INTERVAL", "500ms"),
             ("NCCL_SM_FREE_VERBOSE", "2"),
             ("HAWSER_SM_FREE_CTAS", "16"),
+            ("HAWSER_SM_FREE_ADD", "1"),
             ("NCCL_ZERO_COPY", "auto"),
             ("NCCL_DMA_ENABLE", "0"),
             ("NCCL_DIRECT_PATH", "0"),
@@ -142,7 +143,7 @@ mod tests {
         };
         assert_eq!(settings.pool, policy);
         assert_eq!((settings.sm_free_verbose, settings.dma_enable), (2, false));
-        assert_eq!(settings.reducing_ctas, Some(16));
+        assert_eq!((settings.reducing_ctas, settings.memory_adds), (Some(16), true));
         assert_eq!((settings.zero_copy, settings.direct_path), (None, Some(false)));
         let empty = source(&[]).settings();
         assert_eq!((empty.pool, empty.dma_enable, empty.direct_path), (Policy::default(), true, None));
@@ -156,6 +157,7 @@ mod tests {
             ("NCCL_CUMEM_POOL_SIZE", "2 gallons", "512MB"),
             ("NCCL_CUMEM_PREALLOC", "perhaps", "0, 1 or auto"),
             ("HAWSER_SM_FREE_CTAS", "65", "1 to 64"),
+            ("HAWSER_SM_FREE_ADD", "2", "0, 1 or auto"),
             ("NCCL_CUMEM_GROWTH_FACTOR", "0.5", "1.0 to 8.0"),
             ("NCCL_CUMEM_GROWTH_FACTOR", "NaN", "1.0 to 8.0"),
             ("NCCL_CUMEM_MAX_SIZE", "-1", "512MB"),

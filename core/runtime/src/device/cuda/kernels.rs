@@ -207,12 +207,17 @@ impl Kernels {
         unsafe { self.context.driver.func_attribute(&mut value, attribute, function) }.check(&self.context)
     }
 
-    /// Lets launches ask for so much shared memory.
+    /// Lets launches ask for so much shared memory, on multiprocessors that have as much of it as they can: one that is set to
+    /// less does not take a block before all others on it are over.
     fn allow_shared(&self, function: CUfunction, bytes: u32) -> Result<()> {
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: a live function of the current context; the driver checks the number.
-        unsafe { self.context.driver.func_set_attribute(function, attribute, bytes as c_int) }
-            .check(&self.context)
+        use CUfunction_attribute::{
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST,
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as PERCENT,
+        };
+        [(MOST, bytes as c_int), (PERCENT, 100)].into_iter().try_for_each(|(attribute, value)| {
+            // SAFETY: a live function of the current context; the driver checks the number.
+            unsafe { self.context.driver.func_set_attribute(function, attribute, value) }.check(&self.context)
+        })
     }
 
     fn load_error(&self, index: usize, status: Status, symbol: &str, caps: &Caps) -> Error {
@@ -264,6 +269,7 @@ fn unit(symbol: &str) -> &'static str {
     let mut parts = symbol.split('_').skip(1);
     if symbol.ends_with("_dma") {
         return match (parts.next(), parts.next()) {
+            (Some("copy"), _) => "r_copy",
             (_, Some("f32" | "f64")) => "r_float",
             (_, Some("f16" | "bf16" | "e4m3" | "e5m2")) => "r_half",
             _ => "r_integer",
@@ -333,6 +339,7 @@ mod tests {
             ("hawser_copy_u8_symll", "x_copy"),
             ("hawser_max_f16_symll_bundle", "x_half"),
             ("hawser_sum_e4m3_dma", "r_half"),
+            ("hawser_copy_u8_dma", "r_copy"),
             ("hawser_sumdiv_i8_dma", "r_integer"),
         ];
         for (symbol, expected) in cases {

@@ -35,8 +35,9 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
 use hawser_plan::device_plan::{Args, KernelKey};
-use hawser_plan::dma::{self, Fold};
+use hawser_plan::dma::{Fold, fold};
 use hawser_plan::exchange::bundle::BundleLaunch;
+use hawser_plan::knobs::Protocol;
 use hawser_plan::world::DeviceKind;
 use rustc_hash::FxHashMap;
 
@@ -190,7 +191,12 @@ impl Device for CudaDevice {
     }
 
     fn prepare(&self, kernel: KernelKey) -> Result<()> {
-        self.kernels.prepare(kernel, &self.caps)
+        self.kernels.prepare(kernel, &self.caps)?;
+        match kernel.protocol {
+            // Takes its place where it can; nothing may be loaded while streams wait.
+            Protocol::Dma => self.kernels.prepare(fold::ADDER, &self.caps),
+            _ => Ok(()),
+        }
     }
 
     fn launch(&self, kernel: KernelKey, args: &Args, threads: u32, stream: Stream) -> Result<()> {
@@ -255,13 +261,15 @@ impl Device for CudaDevice {
     }
 
     fn fold(&self, fold: &Fold, stream: Stream) -> Result<()> {
-        let grid = Grid {
-            blocks: fold.blocks,
-            threads: dma::fold::THREADS,
-            shared_bytes: dma::fold::SHARED_BYTES,
-            manner: Manner::Urgent(stream::highest_priority(&self.context)?),
-        };
-        self.launch_kernel(fold.kernel, grid, ptr::from_ref(&fold.args).cast(), stream)
+        let fold =
+            Some(fold).filter(|_| env::settings().memory_adds).and_then(Fold::in_memory).unwrap_or(*fold);
+        let (threads, shared_bytes) = fold.block();
+        let _scope = self.context.enter()?;
+        let manner = Manner::Urgent(stream::highest_priority(&self.context)?);
+        let grid = Grid { blocks: fold.blocks, threads, shared_bytes, manner };
+        fold.pieces().try_for_each(|piece| {
+            self.launch_kernel(piece.kernel, grid, ptr::from_ref(&piece.args).cast(), stream)
+        })
     }
 
     fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()> {

@@ -384,7 +384,10 @@ API cuKernelGetFunction(void **f, void *k) { *f = k; return unsafe_call(); }
 API cuFuncLoad(void *f) { return f ? loaded++, unsafe_call() : INVALID_VALUE; }
 API cuFuncGetAttribute(int *v, int a, void *f) { (void)a, (void)f; *v = 0; return OK; }
 // Launches may ask for no more shared memory than a kernel was allowed (attribute 8); an H200 has 227 KiB.
-API cuFuncSetAttribute(void *f, int a, int v) { return !f || a != 8 || v > 227 << 10 ? INVALID_VALUE : (most_shared = v, OK); }
+API cuFuncSetAttribute(void *f, int a, int v) {
+  if (f && a == 9) return v < -1 || v > 100 ? INVALID_VALUE : OK;
+  return !f || a != 8 || v > 227 << 10 ? INVALID_VALUE : (most_shared = v, OK);
+}
 API cuModuleLoadData(void **m, const void *code) { *m = (void *)code; return unsafe_call(); }
 API cuModuleGetFunction(void **f, void *m, const char *name) { return strncmp(name, "hawser_", 7) ? NOT_FOUND : (*f = m, OK); }
 API cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
