@@ -10,6 +10,9 @@ use hawser_plan::device_plan::DeviceOp;
 
 use self::fp8::{E4m3, E5m2};
 
+/// Elements that are folded at a time: two lists of them stay in the first cache.
+const TILE: usize = 512;
+
 /// One operand of a step: `len` elements at `addr` (not necessarily aligned).
 #[derive(Debug, Clone, Copy)]
 pub struct Operand {
@@ -57,37 +60,70 @@ pub unsafe fn fold(dtype: DataType, rule: &Rule, operands: &[Operand], to: &[(u6
 /// # Safety
 /// As [`fold`].
 unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]) {
+    // SAFETY: passed on to the caller.
+    let factor = unsafe { factor::<T>(rule) };
+    let zero = T::factor(0);
+    let (mut value, mut next) = ([zero; TILE], [zero; TILE]);
     let len = to.iter().map(|(_, n)| *n).max().unwrap_or(0);
-    let factor = if rule.op == DeviceOp::PreMulSum {
-        if rule.scalar_is_address {
-            // SAFETY: the caller of the operation promised one readable element at this address.
-            unsafe { (rule.scalar as *const T).read_unaligned() }.widen()
-        } else {
-            T::factor(rule.scalar)
-        }
-    } else {
-        T::factor(0)
-    };
-    let mut value: Vec<T::Wide> = vec![T::factor(0); len];
-    for (i, operand) in operands.iter().enumerate() {
-        let from = operand.addr as *const T;
-        for (e, v) in value.iter_mut().enumerate().take(operand.len) {
-            // SAFETY: `e < operand.len`, readable by the caller's promise.
-            let mut x = unsafe { from.add(e).read_unaligned() }.widen();
+    for at in (0..len).step_by(TILE) {
+        let here = |n: usize| n.saturating_sub(at).min(TILE);
+        // So many elements have a value.
+        let mut have = 0;
+        for operand in operands {
+            let count = here(operand.len);
+            let values = if have == 0 { &mut value[..count] } else { &mut next[..count] };
+            // SAFETY: `at + count <= operand.len`, readable by the caller's promise.
+            unsafe { read(operand.addr as *const T, at, values) };
             if operand.scaled {
                 // Rounded to the type, as a peer would receive it: all ranks fold the same values.
-                x = T::narrow(T::times(x, factor)).widen();
+                values.iter_mut().for_each(|x| *x = T::narrow(T::times(*x, factor)).widen());
             }
-            *v = if i == 0 { x } else { T::combine(rule.op, *v, x) };
+            if have > 0 {
+                let (both, all) = (have.min(count), have.max(count));
+                T::combine(rule.op, &mut value[..both], &next[..both]);
+                value[have..all].copy_from_slice(&next[have..all]);
+            }
+            have = have.max(count);
+        }
+        value[have..].fill(zero);
+        if rule.divisor > 1 {
+            value.iter_mut().for_each(|v| *v = T::divide(*v, rule.divisor));
+        }
+        for &(addr, n) in to {
+            // SAFETY: `at + here(n) <= n`, writable by the caller's promise.
+            unsafe { write(addr as *mut T, at, &value[..here(n)]) };
         }
     }
-    for &(addr, n) in to {
-        let dst = addr as *mut T;
-        for (e, v) in value.iter().enumerate().take(n) {
-            let v = if rule.divisor > 1 { T::divide(*v, rule.divisor) } else { *v };
-            // SAFETY: `e < n`, writable by the caller's promise.
-            unsafe { dst.add(e).write_unaligned(T::narrow(v)) };
-        }
+}
+
+/// The factor of a pre-multiplied sum.
+///
+/// # Safety
+/// As [`fold`].
+unsafe fn factor<T: Element>(rule: &Rule) -> T::Wide {
+    match (rule.op, rule.scalar_is_address) {
+        // SAFETY: the caller of the operation promised one readable element at this address.
+        (DeviceOp::PreMulSum, true) => unsafe { (rule.scalar as *const T).read_unaligned() }.widen(),
+        (DeviceOp::PreMulSum, false) => T::factor(rule.scalar),
+        _ => T::factor(0),
+    }
+}
+
+/// # Safety
+/// So many elements must be readable behind the first `at`.
+unsafe fn read<T: Element>(from: *const T, at: usize, values: &mut [T::Wide]) {
+    for (e, value) in values.iter_mut().enumerate() {
+        // SAFETY: readable by the caller's promise.
+        *value = unsafe { from.add(at + e).read_unaligned() }.widen();
+    }
+}
+
+/// # Safety
+/// So many elements must be writable behind the first `at`.
+unsafe fn write<T: Element>(to: *mut T, at: usize, values: &[T::Wide]) {
+    for (e, value) in values.iter().enumerate() {
+        // SAFETY: writable by the caller's promise.
+        unsafe { to.add(at + e).write_unaligned(T::narrow(*value)) };
     }
 }
 
@@ -99,7 +135,24 @@ trait Element: Copy {
     fn factor(bits: u64) -> Self::Wide;
     fn times(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn divide(a: Self::Wide, n: u32) -> Self::Wide;
-    fn combine(op: DeviceOp, a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn combine(op: DeviceOp, values: &mut [Self::Wide], others: &[Self::Wide]);
+}
+
+/// The loops are inside: what to do is not asked again for every element.
+macro_rules! combine {
+    ($product:expr, $sum:expr) => {
+        fn combine(op: DeviceOp, values: &mut [Self::Wide], others: &[Self::Wide]) {
+            let pairs = values.iter_mut().zip(others);
+            match op {
+                DeviceOp::Prod => pairs.for_each(|(a, b)| *a = $product(*a, *b)),
+                DeviceOp::Max => pairs.for_each(|(a, b)| *a = (*a).max(*b)),
+                DeviceOp::Min => pairs.for_each(|(a, b)| *a = (*a).min(*b)),
+                DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => {
+                    pairs.for_each(|(a, b)| *a = $sum(*a, *b));
+                }
+            }
+        }
+    };
 }
 
 macro_rules! integers {
@@ -110,14 +163,7 @@ macro_rules! integers {
         fn factor(bits: u64) -> $t { bits as $t }
         fn times(a: $t, b: $t) -> $t { a.wrapping_mul(b) }
         fn divide(a: $t, n: u32) -> $t { <$t>::try_from(n).map_or(0, |n| a.wrapping_div(n)) }
-        fn combine(op: DeviceOp, a: $t, b: $t) -> $t {
-            match op {
-                DeviceOp::Prod => a.wrapping_mul(b),
-                DeviceOp::Max => a.max(b),
-                DeviceOp::Min => a.min(b),
-                DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => a.wrapping_add(b),
-            }
-        }
+        combine!(<$t>::wrapping_mul, <$t>::wrapping_add);
     })* };
 }
 integers!(i8, u8, i32, u32, i64, u64);
@@ -130,14 +176,7 @@ macro_rules! floats {
         fn factor(bits: u64) -> $wide { let f: fn(u64) -> $wide = $bits; f(bits) }
         fn times(a: $wide, b: $wide) -> $wide { a * b }
         fn divide(a: $wide, n: u32) -> $wide { a / n as $wide }
-        fn combine(op: DeviceOp, a: $wide, b: $wide) -> $wide {
-            match op {
-                DeviceOp::Prod => a * b,
-                DeviceOp::Max => a.max(b),
-                DeviceOp::Min => a.min(b),
-                DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => a + b,
-            }
-        }
+        combine!(|a: $wide, b: $wide| a * b, |a: $wide, b: $wide| a + b);
     })* };
 }
 floats! {
@@ -166,6 +205,36 @@ mod tests {
         // SAFETY: all addresses are of live locals of one element.
         unsafe { fold(DataType::Float16, &rule, &operands, &[(std::ptr::from_mut(&mut out) as u64, 1)]) };
         assert_eq!(out.to_f32(), 2050.0);
+    }
+
+    #[test]
+    fn elements_past_an_operand_are_folded_without_it() {
+        let lens = [3, TILE + 7, 0, 2 * TILE + 1];
+        let of = |i: usize| (0..lens[i]).map(|e| (i + 2) as i64 + e as i64 % 5).collect::<Vec<i64>>();
+        let parts: Vec<Vec<i64>> = (0..lens.len()).map(of).collect();
+        let operand =
+            |part: &Vec<i64>| Operand { addr: part.as_ptr() as u64, len: part.len(), scaled: false };
+        let operands: Vec<Operand> = parts.iter().map(operand).collect();
+        let total = 2 * TILE + 9;
+        for op in [DeviceOp::Sum, DeviceOp::Prod, DeviceOp::Max, DeviceOp::Min] {
+            let fold_of = |e: usize| {
+                let present = parts.iter().filter_map(|part| part.get(e).copied());
+                present.reduce(|a, b| match op {
+                    DeviceOp::Prod => a * b,
+                    DeviceOp::Max => a.max(b),
+                    DeviceOp::Min => a.min(b),
+                    _ => a + b,
+                })
+            };
+            let expected: Vec<i64> = (0..total).map(|e| fold_of(e).unwrap_or(0)).collect();
+            let (mut all, mut some) = (vec![-1_i64; total], vec![-1_i64; TILE + 1]);
+            let to = [(all.as_mut_ptr() as u64, total), (some[..TILE].as_mut_ptr() as u64, TILE)];
+            let rule = Rule { op, scalar: 0, scalar_is_address: false, divisor: 1 };
+            // SAFETY: all addresses are of live lists of at least so many elements.
+            unsafe { fold(DataType::Int64, &rule, &operands, &to) };
+            assert_eq!(all, expected, "{op:?}");
+            assert_eq!((&some[..TILE], some[TILE]), (&expected[..TILE], -1), "{op:?}");
+        }
     }
 
     #[test]
