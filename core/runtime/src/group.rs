@@ -180,13 +180,13 @@ fn launch_now(group: &mut Group) -> Result<bool> {
     if !group.jobs.is_empty() || group.comms.is_empty() {
         return Ok(false);
     }
-    let mut all: Vec<(Arc<Live>, Ready)> = Vec::with_capacity(group.comms.len());
+    let mut all: Vec<(Arc<Live>, Ready, &[Item])> = Vec::with_capacity(group.comms.len());
     for (comm, items) in &mut group.comms {
         let live = comm.live()?;
         let Some(ready) = live.ready(items)? else { return Ok(false) };
-        order::insert(&mut all, (live, ready), |(live, _)| live.comm_id);
+        order::insert(&mut all, (live, ready, items), |(live, ..)| live.comm_id);
     }
-    all.into_iter().try_for_each(|(live, ready)| live.put_now(ready))?;
+    all.into_iter().try_for_each(|(live, ready, items)| live.put_now(ready, items))?;
     Ok(true)
 }
 

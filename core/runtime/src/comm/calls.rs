@@ -9,7 +9,7 @@ use hawser_plan::Call;
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::exchange::bundle::{self, BundleLaunch, Gathering, Member, Place};
 
-use super::live::{Bound, Live};
+use super::live::{Bound, Live, exchange_launch};
 use super::times::Timed;
 use super::tune::Chosen;
 use super::watch::{GroupSpans, Span};
@@ -115,7 +115,8 @@ impl<'a> Calls<'a> {
                 self.live.complete(plan, Some(loaded), number, stream)?
             }
             Bound::Exchange(plan, _) => {
-                let launch = Box::new(self.live.exchange_launch(plan, call, number)?);
+                let direct = self.live.reach(plan, call, number)?;
+                let launch = Box::new(exchange_launch(plan, call, number, direct));
                 Launch::new(self.live, Work::Exchange(plan.kernel, launch), stream)
             }
         };

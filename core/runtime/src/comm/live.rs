@@ -161,22 +161,17 @@ impl Loaded {
 }
 
 impl Live {
-    /// The launch of a fused kernel that runs one call.
-    pub fn exchange_launch(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<ExchangeLaunch> {
-        let mut args = plan.bind(call.input, call.output, plan.scalar(), number);
-        if let Some(buffers) = plan.to_reach(call.input, call.output) {
-            let mut used = buffers.into_iter().filter(|(_, bytes)| *bytes > 0);
-            let all = used.try_fold(true, |all, (addr, bytes)| {
-                Ok::<_, Error>(all && self.device.is_reached(addr, bytes)?)
-            })?;
-            if all {
-                args.direct |= direct::READY;
-            } else {
+    /// [`direct::READY`] if a call's launch may say so to other ranks, else 0.
+    pub fn reach(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<u8> {
+        let Some(buffers) = plan.to_reach(call.input, call.output) else { return Ok(0) };
+        for (addr, bytes) in buffers.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            if !self.device.is_reached(addr, bytes)? {
                 let text = "other GPUs cannot use these buffers in place (those of cudaMalloc and ncclMemAlloc can be): staged";
                 log::info(Subsys::Coll, || format!("{} rank {} op {number}: {text}", self.name, self.rank));
+                return Ok(0);
             }
         }
-        Ok(ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads })
+        Ok(direct::READY)
     }
 
     /// Says what was chosen for a call.
@@ -453,6 +448,13 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a Loaded>) -> &'a [Step] 
         Some(loaded) if plan.args.n_inline == 0 => &loaded.lowered.steps,
         _ => &plan.args.inline_steps,
     }
+}
+
+/// The launch of a fused kernel that runs one call; `direct`: see [`Live::reach`].
+pub fn exchange_launch(plan: &ExchangePlan, call: &Call, number: u64, direct: u8) -> ExchangeLaunch {
+    let mut args = plan.bind(call.input, call.output, plan.scalar(), number);
+    args.direct |= direct;
+    ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads }
 }
 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.

@@ -46,12 +46,21 @@ pub struct Kept {
 
 impl Live {
     /// What is kept of a batch of at most `FEW` messages, if it came before.
-    pub fn kept_messages(&self, messages: &[Message]) -> Result<Option<Arc<Mutex<Kept>>>> {
-        Ok(lock(&self.batches)?.0.get(&lines(messages)[..messages.len()]).cloned())
+    pub fn kept_messages<'m>(
+        &self,
+        messages: impl Iterator<Item = &'m Message>,
+    ) -> Result<Option<Arc<Mutex<Kept>>>> {
+        let (lines, count) = lines(messages);
+        Ok(lock(&self.batches)?.0.get(&lines[..count]).cloned())
     }
 
     /// Puts these messages on a stream, as the batch that they are one of; for a GPU without a network.
-    pub fn put_messages(&self, kept: &Mutex<Kept>, messages: &[Message], stream: Stream) -> Result<()> {
+    pub fn put_messages<'m>(
+        &self,
+        kept: &Mutex<Kept>,
+        messages: impl Iterator<Item = &'m Message>,
+        stream: Stream,
+    ) -> Result<()> {
         let mut kept = lock(kept)?;
         let number = self.next_batch();
         self.announce(kept.batch, number)?;
@@ -115,8 +124,8 @@ impl Live {
         if messages.len() > FEW {
             return Ok(None);
         }
-        let (mut batches, lines) = (lock(&self.batches)?, lines(messages));
-        let lines = &lines[..messages.len()];
+        let (mut batches, (lines, count)) = (lock(&self.batches)?, lines(messages.iter()));
+        let lines = &lines[..count];
         if !batches.0.contains_key(lines) {
             let Some(kept) = self.plan_to_keep(messages)? else { return Ok(None) };
             if batches.0.len() >= MOST_KEPT {
@@ -126,7 +135,7 @@ impl Live {
         }
         let Some(kept) = batches.0.get(lines) else { return Ok(None) };
         let mut kept = lock(kept)?;
-        kept.bind(messages);
+        kept.bind(messages.iter());
         Ok(Some(kept.plan.clone()))
     }
 
@@ -155,8 +164,8 @@ impl Live {
 
 impl Kept {
     /// Fills in the addresses.
-    fn bind(&mut self, messages: &[Message]) {
-        for (message, place) in messages.iter().zip(&self.places) {
+    fn bind<'m>(&mut self, messages: impl Iterator<Item = &'m Message>) {
+        for (message, place) in messages.zip(&self.places) {
             if let Some((work, base)) = *place {
                 self.plan.args.works[work].base[base] = message.addr;
             }
@@ -175,11 +184,12 @@ impl Batch {
     }
 }
 
-/// What a batch is known by; only as many lines as there are messages count.
-fn lines(messages: &[Message]) -> [Line; FEW] {
-    let mut lines = [Line::default(); FEW];
+/// What a batch is known by, and how many of the lines count: one for each message.
+fn lines<'m>(messages: impl Iterator<Item = &'m Message>) -> ([Line; FEW], usize) {
+    let (mut lines, mut count) = ([Line::default(); FEW], 0);
     for (line, &Message { peer, send, bytes, .. }) in lines.iter_mut().zip(messages) {
         *line = Line { peer, send, bytes };
+        count += 1;
     }
-    lines
+    (lines, count)
 }

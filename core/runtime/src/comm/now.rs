@@ -5,15 +5,13 @@
 use std::sync::{Arc, Mutex};
 
 use hawser_plan::Call;
-use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::p2p::Message;
 use hawser_plan::world::DeviceKind;
 
-use super::live::{Bound, Live};
+use super::live::{Bound, Live, exchange_launch};
 use super::messages::{FEW, Kept};
 use super::times::Timed;
-use super::tune::Chosen;
-use crate::device::{ExchangeLaunch, Stream};
+use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::group::Item;
 
@@ -25,31 +23,21 @@ pub enum Now {
     Later(Option<u64>),
 }
 
-/// All that a group has for a communicator, ready to be put on its stream.
+/// All that a group has for a communicator can be put on its stream.
 pub enum Ready {
     /// One call.
     Call(ReadyCall),
-    /// So many messages, and the batch that they are one of.
-    Messages([Message; FEW], usize, Arc<Mutex<Kept>>, Stream),
+    /// Messages, and the batch that they are one of.
+    Messages(Arc<Mutex<Kept>>),
 }
 
-/// A call that a fused kernel runs.
+/// A call that a fused kernel runs. Its arguments are made where it is launched: they are long.
 pub struct ReadyCall {
     bound: Arc<Bound>,
-    call: Call,
     number: u64,
-    launch: ExchangeLaunch,
-    stream: Stream,
     timed: Option<Timed>,
-}
-
-impl ReadyCall {
-    fn plan(&self) -> Option<(&ExchangePlan, &Chosen)> {
-        match &*self.bound {
-            Bound::Exchange(plan, chosen) => Some((plan, chosen)),
-            Bound::Steps(..) => None,
-        }
-    }
+    /// See [`Live::reach`].
+    direct: u8,
 }
 
 impl Live {
@@ -60,38 +48,36 @@ impl Live {
         }
         let number = self.begin()?;
         match self.ready_call(call, stream, number)? {
-            Some(ready) => self.put_call(ready).map(|()| Now::Launched),
+            Some(ready) => self.put_call(ready, call, stream).map(|()| Now::Launched),
             None => Ok(Now::Later(Some(number))),
         }
     }
 
     /// What a group has for this communicator, if that can be put on its stream at once. A call gets its number in any case.
     pub fn ready(&self, items: &mut [Item]) -> Result<Option<Ready>> {
-        if let [Item::Call(call, stream, number)] = items {
-            // One that has its number has tried the short way already.
-            if number.is_some() || !self.takes_calls_now(call) {
-                return Ok(None);
-            }
-            let taken = self.begin()?;
-            *number = Some(taken);
-            let ready = self.ready_call(call, *stream, taken)?;
-            // A kernel that spins can keep the driver from loading another rank's.
-            ready
-                .as_ref()
-                .and_then(ReadyCall::plan)
-                .map_or(Ok(()), |(plan, _)| self.device.prepare(plan.kernel))?;
-            return Ok(ready.map(Ready::Call));
+        let [Item::Call(call, stream, number)] = items else { return self.ready_messages(items) };
+        // One that has its number has tried the short way already.
+        if number.is_some() || !self.takes_calls_now(call) {
+            return Ok(None);
         }
-        self.ready_messages(items)
+        let taken = self.begin()?;
+        *number = Some(taken);
+        let Some(ready) = self.ready_call(call, *stream, taken)? else { return Ok(None) };
+        // A kernel that spins can keep the driver from loading another rank's.
+        if let Bound::Exchange(plan, _) = &*ready.bound {
+            self.device.prepare(plan.kernel)?;
+        }
+        Ok(Some(Ready::Call(ready)))
     }
 
     /// Puts it there.
-    pub fn put_now(&self, ready: Ready) -> Result<()> {
-        match ready {
-            Ready::Call(call) => self.put_call(call),
-            Ready::Messages(messages, count, kept, stream) => {
-                self.put_messages(&kept, &messages[..count], stream)
+    pub fn put_now(&self, ready: Ready, items: &[Item]) -> Result<()> {
+        match (ready, items) {
+            (Ready::Call(ready), [Item::Call(call, stream, _)]) => self.put_call(ready, call, *stream),
+            (Ready::Messages(kept), [Item::Message(_, stream), ..]) => {
+                self.put_messages(&kept, messages(items), *stream)
             }
+            _ => Err(Error::internal("a group that changed on its way")),
         }
     }
 
@@ -102,18 +88,20 @@ impl Live {
     fn ready_call(&self, call: &Call, stream: Stream, number: u64) -> Result<Option<ReadyCall>> {
         let (bound, timed) = self.bound(call, stream, number)?;
         let Bound::Exchange(plan, _) = &*bound else { return Ok(None) };
-        let launch = self.exchange_launch(plan, call, number)?;
-        Ok(Some(ReadyCall { bound, call: *call, number, launch, stream, timed }))
+        let direct = self.reach(plan, call, number)?;
+        Ok(Some(ReadyCall { bound, number, timed, direct }))
     }
 
-    fn put_call(&self, ready: ReadyCall) -> Result<()> {
-        let (plan, chosen) =
-            ready.plan().ok_or_else(|| Error::internal("a call without its fused kernel"))?;
-        self.log_call(&ready.call, &chosen.choice, plan.blocks as u8, ready.number);
-        let (kernel, mut launch, stream) = (plan.kernel, ready.launch, ready.stream);
+    fn put_call(&self, ready: ReadyCall, call: &Call, stream: Stream) -> Result<()> {
+        let ReadyCall { bound, number, timed, direct } = ready;
+        let Bound::Exchange(plan, chosen) = &*bound else {
+            return Err(Error::internal("a call without its fused kernel"));
+        };
+        self.log_call(call, &chosen.choice, plan.blocks as u8, number);
+        let mut launch = exchange_launch(plan, call, number, direct);
         self.order.put(&*self.device, stream, launch.blocks, |done| {
             launch.args.done = done;
-            Timed::around(ready.timed, stream, || self.device.launch_exchange(kernel, &launch, stream))
+            Timed::around(timed, stream, || self.device.launch_exchange(plan.kernel, &launch, stream))
         })
     }
 
@@ -123,15 +111,17 @@ impl Live {
         if is_host || self.net.is_some() || !self.watch.is_idle() || items.len() > FEW {
             return Ok(None);
         }
-        let (mut messages, mut on) = ([Message::default(); FEW], None);
-        for (item, to) in items.iter().zip(&mut messages) {
-            match item {
-                Item::Message(message, stream) if *on.get_or_insert(*stream) == *stream => *to = *message,
-                _ => return Ok(None),
-            }
+        let Some(Item::Message(_, first)) = items.first() else { return Ok(None) };
+        if !items.iter().all(|item| matches!(item, Item::Message(_, stream) if stream == first)) {
+            return Ok(None);
         }
-        let Some(stream) = on else { return Ok(None) };
-        let kept = self.kept_messages(&messages[..items.len()])?;
-        Ok(kept.map(|kept| Ready::Messages(messages, items.len(), kept, stream)))
+        Ok(self.kept_messages(messages(items))?.map(Ready::Messages))
     }
+}
+
+fn messages(items: &[Item]) -> impl Iterator<Item = &Message> {
+    items.iter().filter_map(|item| match item {
+        Item::Message(message, _) => Some(message),
+        Item::Call(..) => None,
+    })
 }
