@@ -131,20 +131,23 @@ impl Engine {
         &'a self,
         question: &Question,
         candidates: &[Candidate],
-        mut see: impl FnMut(&'a Rule, Outcome<'a>),
+        see: impl FnMut(&'a Rule, Outcome<'a>),
     ) {
-        self.decide(question, candidates, |armed, outcome| see(&armed.rule, outcome));
+        let see = std::cell::RefCell::new(see);
+        let other = |entry: &Entry| see.borrow_mut()(&self.rules[entry.at].rule, Outcome::Other("bytes"));
+        let passed = |entries: &[Entry]| entries.iter().for_each(other);
+        let seen = |armed: &'a Armed, outcome| see.borrow_mut()(&armed.rule, outcome);
+        self.decide_by(|_| true, question, candidates, passed, seen);
     }
 
-    /// The decision, and everything on the way to it.
-    #[inline]
+    /// The decision, and what became of the rules that are for such sizes.
     fn decide<'a>(
         &'a self,
         question: &Question,
         candidates: &[Candidate],
         see: impl FnMut(&'a Armed, Outcome<'a>),
     ) -> Option<Decision<'a>> {
-        self.decide_by(|_| true, question, candidates, see)
+        self.decide_by(|_| true, question, candidates, |_| {}, see)
     }
 
     /// What the user's rules say of a candidate that something else has chosen: the first action that means it, which may name
@@ -153,29 +156,31 @@ impl Engine {
         // The times of the others are not told.
         let chosen = Candidate { us: chosen.us.max(0.0), ..*chosen };
         let is_users = |rule: &Rule| !adaptive::is_learned(rule);
-        let decision = self.decide_by(is_users, question, std::slice::from_ref(&chosen), |_, _| {});
+        let decision = self.decide_by(is_users, question, std::slice::from_ref(&chosen), |_| {}, |_, _| {});
         decision.map(|decision| decision.action)
     }
 
-    #[inline]
+    /// The decision by the rules that count; `passed` gets those for other sizes.
     fn decide_by<'a>(
         &'a self,
         counts: impl Fn(&Rule) -> bool,
         question: &Question,
         candidates: &[Candidate],
+        passed: impl Fn(&'a [Entry]),
         mut see: impl FnMut(&'a Armed, Outcome<'a>),
     ) -> Option<Decision<'a>> {
         let mut floor = None;
-        let counting = |entry: &&Entry| counts(&self.rules[entry.at].rule);
-        for Entry { bytes: (first, last), at } in
-            self.of.get(question.function as usize)?.iter().filter(counting)
-        {
-            let armed = &self.rules[*at];
-            if question.bytes < *first || question.bytes > *last {
-                see(armed, Outcome::Other("bytes"));
+        let mut left = &self.of.get(question.function as usize)?[..];
+        loop {
+            let (others, rest) = left.split_at(of_other_sizes(left, question.bytes));
+            passed(others);
+            let (entry, rest) = rest.split_first()?;
+            left = rest;
+            let armed = &self.rules[entry.at];
+            let rule = &armed.rule;
+            if !counts(rule) {
                 continue;
             }
-            let rule = &armed.rule;
             if let Err(key) = rule.when.fits_call(question) {
                 see(armed, unmet(key, question));
                 continue;
@@ -211,7 +216,6 @@ impl Engine {
                 return None;
             }
         }
-        None
     }
 
     /// The place of the candidate that an operation tries, if it is for a trial.
@@ -333,6 +337,20 @@ impl TunerContext for Engine {
         };
         Ok(format!("{first}{lines}\n{} counted here; {others} before it are for other calls", self.source))
     }
+}
+
+/// How many of the rules are for other sizes before one that may be for this. Apart from its caller it stays a tight loop,
+/// however the crate is compiled.
+#[inline(never)]
+fn of_other_sizes(entries: &[Entry], bytes: u64) -> usize {
+    let mut count = 0;
+    for Entry { bytes: (first, last), .. } in entries {
+        if (*first..=*last).contains(&bytes) {
+            break;
+        }
+        count += 1;
+    }
+    count
 }
 
 /// A rule whose programs have their numbers.
