@@ -14,8 +14,9 @@ CARGO_HOME ?= $(HOME)/.cargo
 export PATH := $(CARGO_HOME)/bin:$(PATH)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-# With frame pointers the tables for unwinding are 100 kB smaller (docs/adr/0014), and profilers see who called.
-lib plugins: export RUSTFLAGS := $(RUSTFLAGS) -C force-frame-pointers=yes
+# With frame pointers the tables for unwinding are 100 kB smaller (docs/adr/0014), and profilers see who called. Names of files
+# in the library do not tell where it was built.
+lib plugins: export RUSTFLAGS := $(RUSTFLAGS) -C force-frame-pointers=yes --remap-path-prefix=$(CARGO_HOME)/registry/src=deps
 
 .PHONY: run test lib plugins check setup lab install
 
