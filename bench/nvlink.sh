@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares Hawser's and NVIDIA's libnccl.so.2 on the GPUs of one host: both through the same loop (hawser perf
 # --library), interleaved round by round, one thread and one GPU per rank, NVLink multicast off for both. Prints a table
-# per collective and writes PREFIX.json and PREFIX.svg.
+# per collective, says which marks are met (marks.py), and writes PREFIX.json and PREFIX.svg.
 #
 #   bench/nvlink.sh [--nccl FILE] [--ours FILE] [--hawser FILE] [--gpus N] [--rounds R] [--sizes FIRST:LAST[:FACTOR]]
 #                   [--graph] [--limit GB/s] [--timeout SECONDS] [--out PREFIX] [collective ...]
@@ -84,4 +84,5 @@ mkdir -p "$(dirname "$out")"
 "$here/compare.py" --hawser "$hawser" --ours "$ours" --nccl "$nccl" --gpus "$gpus" --rounds "$rounds" --sizes "$sizes" \
     "${repeat[@]}" --point-ms 50 --timeout "$seconds" --json "$out.json" "${collectives[@]}"
 "$here/plot.py" "$out.json" "$out.svg" --limit "$limit"
+"$here/marks.py" "$out.json" || true
 echo "wrote $out.json and $out.svg"
