@@ -6,9 +6,11 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 
 use crate::call::Call;
+use crate::device_plan::DeviceOp;
 use crate::error::{PlanError, Result};
 use crate::ir::{Program, text, verify};
 use crate::knobs::{Digest, Knobs, Protocol};
+use crate::lower;
 use crate::msccl::{self, MOST_SLOTS};
 
 /// A program from a file, and when it may run.
@@ -51,12 +53,34 @@ pub fn read(source: &str) -> Result<Imported> {
     }
     let program = text::from_text(source)?;
     let at_start = |what: String| PlanError::program(format!("1:1: {what}"));
+    fits_devices(&program).map_err(|error| at_start(error.into_text()))?;
     let prove = |in_place| verify::verify(&program, MOST_SLOTS, in_place);
     let verdict = prove(false).map_err(|fault| at_start(fault.to_string()))?;
     let right_in_place = prove(true).is_ok();
     let traffic = msccl::traffic(&program, program.shape.ranks.max(2).ilog2() + 1);
     let (protocol, min_depth) = (Protocol::Simple, verdict.min_depth);
     Ok(Imported { program, protocol, bytes: (0, u64::MAX), min_depth, right_in_place, traffic })
+}
+
+/// Whether every rank's part fits into a launch: what one rank could not launch, the others would wait for.
+///
+/// # Errors
+/// `BadProgram`: more than devices take, or ranks that are none of the communicator.
+pub(crate) fn fits_devices(program: &Program) -> Result<()> {
+    let shape = &program.shape;
+    if program.ranks.len() != shape.ranks as usize {
+        return Err(PlanError::program(format!(
+            "{} ranks are declared, {} have programs: only the library's own have a network for a rank",
+            shape.ranks,
+            program.ranks.len()
+        )));
+    }
+    let op = if shape.collective.reduces() { DeviceOp::Sum } else { DeviceOp::Copy };
+    for (rank, steps) in program.ranks.iter().enumerate() {
+        lower::lower(shape, steps, op)
+            .map_err(|error| PlanError::program(format!("rank {rank}: {}", error.into_text())))?;
+    }
+    Ok(())
 }
 
 /// What a program file is for.
@@ -248,6 +272,49 @@ mod tests {
         for (text, part) in errors {
             let error = read(text).unwrap_err().into_text();
             assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_rank_could_not_launch_is_refused_for_all() {
+        let head =
+            "hawser-plan 1\nname own\ncollective all_reduce\nranks 2\nroot 0\nper_block 1\nscratch 1\n";
+        let rank = |rank: u32, between: &str| {
+            let peer = 1 - rank;
+            format!(
+                "rank {rank}\nchannel 0\nsend src in:0 to {peer}\n{between}recv_reduce_copy from {peer} src in:0 dst out:0 order {peer} finish\n"
+            )
+        };
+        let with = |between: &str| format!("{head}{}{}", rank(0, between), rank(1, ""));
+        assert!(read(&with("")).is_ok());
+        // Only one rank has too many steps; the other would wait for it.
+        let error = read(&with(&"copy src in:0 dst scratch:0\n".repeat(300))).unwrap_err().into_text();
+        assert!(error.contains("rank 0: own: channel 0 has 302 steps"), "{error}");
+        // A third rank would be a network, which only the library's own programs have.
+        let network = "rank 2\nchannel 0\nrecv_reduce_send from 0,1 to 0,1 finish\n";
+        let end = |rank: u32| format!("rank {rank}\nchannel 0\nsend src in:0 to 2\nrecv from 2 dst out:0\n");
+        let error = read(&format!("{head}{}{}{network}", end(0), end(1))).unwrap_err().into_text();
+        assert!(error.contains("2 ranks are declared, 3 have programs"), "{error}");
+    }
+
+    #[test]
+    fn contributions_without_number_are_counted_to_the_end() {
+        let rank = |rank: u32, times: u32| {
+            let peer = 1 - rank;
+            let doubled = format!("reduce src out:0 dst out:0 times {times}\n");
+            format!(
+                "rank {rank}\nchannel 0\nsend src in:0 to {peer}\ncopy src in:0 dst out:0\n{}recv_reduce_copy from {peer} src out:0 order 1 dst out:0 finish\n",
+                if times > 0 { doubled } else { String::new() }
+            )
+        };
+        for (times, is_right) in [(0, true), (1, false), (31, false), (32, false), (40, false)] {
+            let text = format!(
+                "hawser-plan 1\nname own\ncollective all_reduce\nranks 2\nroot 0\nper_block 1\nscratch 0\n{}{}",
+                rank(0, times),
+                rank(1, times)
+            );
+            let found = read(&text).map_err(PlanError::into_text);
+            assert_eq!(found.is_ok(), is_right, "{times}: {found:?}");
         }
     }
 }

@@ -28,7 +28,7 @@ use fault::Result;
 use translate::Translated;
 use xml::{Algo, Pos};
 
-use crate::imported::{Imported, Traffic};
+use crate::imported::{self, Imported, Traffic};
 use crate::ir::verify::{self, At, Fault, Verdict};
 use crate::ir::{Op, Program};
 use crate::knobs::Protocol;
@@ -94,6 +94,8 @@ fn finish(mut algo: Algo) -> Result<Import> {
     let hops = translated.hops;
     let better = optimise::optimise(&translated.program, right_in_place);
     let (program, min_depth) = better.unwrap_or((translated.program, min_depth));
+    imported::fits_devices(&program)
+        .map_err(|error| ImportError::new(Class::Limit, algo.pos, error.into_text()))?;
     let traffic = traffic(&program, hops);
     let imported =
         Imported { program, protocol: algo.protocol, bytes: algo.window, min_depth, right_in_place, traffic };

@@ -11,12 +11,19 @@ use crate::ir::verify::verify;
 use crate::ir::{Buf, Channel, Dep, Op, Program, RankProgram, Ref, Step};
 use rustc_hash::FxHashMap;
 
+/// Steps of a channel from which on nothing is tried: it takes times that grow with their square, and no device takes so many.
+const MOST_STEPS: usize = 8192;
+
 /// The better program of the same meaning, and the slots that it needs; None: there is none.
 pub(super) fn optimise(program: &Program, right_in_place: bool) -> Option<(Program, u32)> {
     let is_right = |program: &Program| {
         let verdict = verify(program, MOST_SLOTS, false).ok()?;
         (!right_in_place || verify(program, MOST_SLOTS, true).is_ok()).then_some(verdict.min_depth)
     };
+    let mut channels = program.ranks.iter().flat_map(|rank| &rank.channels);
+    if channels.any(|channel| channel.steps.len() > MOST_STEPS) {
+        return None;
+    }
     let factors = (2..=program.shape.per_block).rev();
     let coarse = factors.filter_map(|factor| coarsened(program, factor)).find_map(|coarse| {
         let depth = is_right(&coarse)?;
@@ -75,7 +82,7 @@ fn coarse_rank(rank: &RankProgram, factor: u32) -> Option<RankProgram> {
     // New place of every old step; parts that are dropped point to the one that works for them.
     let mut places: FxHashMap<(u32, u32), (u32, u32)> = FxHashMap::default();
     let mut workers: FxHashMap<Name, (u32, u32)> = FxHashMap::default();
-    let mut dropped: Vec<((u32, u32), Name)> = Vec::new();
+    let mut dropped: FxHashMap<(u32, u32), Name> = FxHashMap::default();
     let mut channels: Vec<Vec<(u32, Step)>> = Vec::new();
     for (channel, steps) in (0..).zip(&rank.channels) {
         let mut kept: Vec<(u32, Step)> = Vec::new();
@@ -86,7 +93,7 @@ fn coarse_rank(rank: &RankProgram, factor: u32) -> Option<RankProgram> {
                 Fate::Part(part, is_first) => {
                     let name = (part.op, part.src, part.dst, part.finish);
                     if !is_first {
-                        dropped.push(((channel, number), name));
+                        dropped.insert((channel, number), name);
                         continue;
                     }
                     if workers.insert(name, place).is_some() {
@@ -109,7 +116,7 @@ fn coarse_rank(rank: &RankProgram, factor: u32) -> Option<RankProgram> {
             let own = step.after.iter().map(|dep| (dep.channel, dep.step));
             // What was dropped just before happened in this order; now somebody else does it.
             let gone = (before..number).map(|number| (channel, number));
-            let gone = gone.filter(|old| dropped.iter().any(|(place, _)| place == old));
+            let gone = gone.filter(|old| dropped.contains_key(old));
             let awaited: Option<Vec<(u32, u32)>> =
                 own.chain(gone).map(|old| places.get(&old).copied()).collect();
             step.after = joined(awaited?.into_iter().filter(|(other, _)| *other != channel));
@@ -144,12 +151,14 @@ fn sunk(program: &Program) -> Program {
             for (number, step) in channel.steps.iter().enumerate() {
                 for &dep in &step.after {
                     let there = &rank.channels[dep.channel as usize].steps[..=dep.step as usize];
-                    let there: Vec<(Ref, bool)> =
-                        there.iter().flat_map(|step| uses(step, collective)).collect();
+                    // Whether a chunk is written there.
+                    let mut used: FxHashMap<Ref, bool> = FxHashMap::default();
+                    for (chunk, wrote) in there.iter().flat_map(|step| uses(step, collective)) {
+                        *used.entry(chunk).or_default() |= wrote;
+                    }
                     let meets = |step: &Step| {
-                        uses(step, collective).iter().any(|(mine, writes)| {
-                            there.iter().any(|(other, wrote)| mine == other && (*writes || *wrote))
-                        })
+                        let mut mine = uses(step, collective).into_iter();
+                        mine.any(|(chunk, writes)| used.get(&chunk).is_some_and(|wrote| writes || *wrote))
                     };
                     let at = channel.steps[number..].iter().position(meets).map_or(number, |by| number + by);
                     let known = new.steps[at].after.iter().map(|dep| (dep.channel, dep.step));

@@ -16,6 +16,26 @@ pub(super) struct Pos {
     pub column: u32,
 }
 
+/// A text, and where its lines begin: places are asked for with every element.
+pub(super) struct Lines<'a> {
+    pub text: &'a str,
+    starts: Vec<usize>,
+}
+
+impl<'a> Lines<'a> {
+    pub fn of(text: &'a str) -> Self {
+        let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        Self { text, starts: std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect() }
+    }
+
+    /// The place of a byte.
+    pub fn pos(&self, at: usize) -> Pos {
+        let line = self.starts.partition_point(|start| *start <= at);
+        let before = self.text.get(self.starts[line - 1]..at).unwrap_or("");
+        Pos { line: line as u32, column: before.chars().count() as u32 + 1 }
+    }
+}
+
 /// Which of the incompatible forms a file has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
@@ -158,15 +178,15 @@ const MOST_CHUNKS: u32 = 1 << 16;
 
 /// Name and number of ranks.
 pub(super) fn head(text: &str) -> Result<(String, u32)> {
-    let document = parse(text)?;
-    let algo = root(&document)?;
+    let (document, lines) = parse(text)?;
+    let algo = root(&document, &lines)?;
     Ok((algo.required("name")?.trim().to_owned(), algo.number("ngpus", 1, MOST)?))
 }
 
 /// Reads a file.
 pub(super) fn read(text: &str) -> Result<Algo> {
-    let document = parse(text)?;
-    let algo = root(&document)?;
+    let (document, lines) = parse(text)?;
+    let algo = root(&document, &lines)?;
     let mut left = MOST_STEPS;
     let gpus = algo.children("gpu")?.iter().map(|gpu| read_gpu(gpu, &mut left)).collect::<Result<_>>()?;
     let (collective, root) = collective(&algo)?;
@@ -190,21 +210,22 @@ pub(super) fn read(text: &str) -> Result<Algo> {
 }
 
 /// Generators print below the file what they think of it: that is no part of it.
-fn parse(text: &str) -> Result<Document<'_>> {
+fn parse(text: &str) -> Result<(Document<'_>, Lines<'_>)> {
     const END: &str = "</algo>";
     let text = text.rfind(END).map_or(text, |at| &text[..at + END.len()]);
-    Document::parse(text).map_err(|error| {
+    let document = Document::parse(text).map_err(|error| {
         let at = error.pos();
         ImportError::new(
             Class::Syntax,
             Pos { line: at.row, column: at.col },
             format!("the text is no XML: {error}"),
         )
-    })
+    })?;
+    Ok((document, Lines::of(text)))
 }
 
-fn root<'a>(document: &'a Document<'a>) -> Result<Element<'a>> {
-    let algo = Element { node: document.root_element(), document };
+fn root<'a>(document: &'a Document<'a>, lines: &'a Lines<'a>) -> Result<Element<'a>> {
+    let algo = Element { node: document.root_element(), lines };
     if algo.node.tag_name().name() == "algo" {
         return Ok(algo);
     }
@@ -358,13 +379,12 @@ fn read_step(step: &Element<'_>) -> Result<Step> {
 #[derive(Clone, Copy)]
 struct Element<'a> {
     node: Node<'a, 'a>,
-    document: &'a Document<'a>,
+    lines: &'a Lines<'a>,
 }
 
 impl<'a> Element<'a> {
     fn pos(&self) -> Pos {
-        let at = self.document.text_pos_at(self.node.range().start);
-        Pos { line: at.row, column: at.col }
+        self.lines.pos(self.node.range().start)
     }
 
     fn error(&self, class: Class, text: impl Into<String>) -> ImportError {
@@ -409,7 +429,7 @@ impl<'a> Element<'a> {
     fn children(&self, name: &str) -> Result<Vec<Element<'a>>> {
         let mut children = Vec::new();
         for node in self.node.children() {
-            let element = Element { node, document: self.document };
+            let element = Element { node, lines: self.lines };
             if node.is_element() && node.tag_name().name() == name {
                 children.push(element);
             } else if node.is_element() {

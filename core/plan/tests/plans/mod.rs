@@ -13,7 +13,8 @@ pub fn all() -> Vec<(String, String)> {
         plans.push((format!("scatter_{ranks}"), scatter(ranks)));
     }
     plans.push(("forward_4".to_owned(), forward(4)));
-    plans.push(("groups_2".to_owned(), groups()));
+    plans.push(("groups_2".to_owned(), groups(1)));
+    plans.push(("even_groups_2".to_owned(), groups(2)));
     plans.push(("old_reads_2".to_owned(), old_reads()));
     plans.push(("old_packets_2".to_owned(), old_packets()));
     plans.into_iter().map(|(name, plan)| (name, serde_json::to_string_pretty(&plan).unwrap())).collect()
@@ -240,18 +241,20 @@ fn forward(ranks: u32) -> Value {
 }
 
 /// All-reduce of two ranks in which two threadblocks share every operation, half a chunk each.
-fn groups() -> Value {
+/// Two threadblocks share each operation on so many chunks.
+fn groups(chunks: u32) -> Value {
     let rank = |me: u32| {
         let one = |part: u32| {
-            let mut from = op("repkt", vec![here("i", 0, 1), here("s", 0, 1)], vec![here("i", 0, 1)]);
-            let mut put = op("ppkt", vec![here("i", 0, 1)], vec![there(0, 0, 1)]);
+            let mut from =
+                op("repkt", vec![here("i", 0, chunks), here("s", 0, chunks)], vec![here("i", 0, chunks)]);
+            let mut put = op("ppkt", vec![here("i", 0, chunks)], vec![there(0, 0, chunks)]);
             for op in [&mut from, &mut put] {
                 op["tbg_info"] = json!({ "tb_id": part, "tbg_size": 2 });
             }
             block(part, &[0], &[0], vec![put, json!({ "name": "nop" }), from])
         };
         let other = [1 - me];
-        gpu(me, [1, 1, 1], memory_to(&other), buffers_of(&other, "s"), json!([]), (0..2).map(one).collect())
+        gpu(me, [chunks; 3], memory_to(&other), buffers_of(&other, "s"), json!([]), (0..2).map(one).collect())
     };
     plan("groups", "allreduce", "LL", true, (0..2).map(rank).collect())
 }

@@ -7,6 +7,9 @@ use rustc_hash::FxHashMap;
 /// Most chunks and executed steps of all ranks, so that a hostile text cannot exhaust memory.
 const MOST: u64 = 1 << 25;
 
+/// Most entries of clocks: of every channel of every rank, and of every step that others wait for.
+const MOST_CLOCKS: u64 = 1 << 27;
+
 /// Chunks of `buf` on `rank`: 0 where the rank has no such buffer.
 pub(super) fn chunks_on(shape: &Shape, buf: Buf, rank: u32) -> u32 {
     if rank >= shape.ranks {
@@ -82,6 +85,21 @@ fn check_shape(program: &Program) -> Result<(), Fault> {
     if let Some(rank) = program.ranks.iter().position(|rank| rank.channels.len() != channels) {
         let found = program.ranks[rank].channels.len();
         return bad(format!("rank {rank} has {found} channels, rank 0 has {channels}: add empty ones"));
+    }
+    check_clocks(program, (program.ranks.len() * channels) as u64)
+}
+
+/// What it takes to know what happened before what.
+fn check_clocks(program: &Program, processes: u64) -> Result<(), Fault> {
+    let is_concurrent =
+        |rank: &RankProgram| rank.channels.iter().filter(|channel| !channel.steps.is_empty()).count() > 1;
+    let steps = program.ranks.iter().flat_map(|rank| &rank.channels).flat_map(|channel| &channel.steps);
+    let awaited: u64 = steps.map(|step| step.after.len() as u64).sum();
+    let clocks = processes.saturating_mul(processes.saturating_add(awaited));
+    if clocks > MOST_CLOCKS && program.ranks.iter().any(is_concurrent) {
+        return Err(Fault::BadShape(format!(
+            "{processes} channels of all ranks and {awaited} waits between them are too many to prove: use fewer channels"
+        )));
     }
     Ok(())
 }

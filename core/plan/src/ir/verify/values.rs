@@ -62,8 +62,8 @@ struct Run<'a> {
     fifos: FxHashMap<(u32, u32, u32), VecDeque<Slot>>,
     /// Vector clocks per process; empty when no rank has two channels.
     clocks: Vec<Clock>,
-    /// Clocks at the end of steps that others wait for.
-    ended: FxHashMap<(usize, u32), Clock>,
+    /// Clocks at the end of steps that others wait for; None before.
+    ended: FxHashMap<(usize, u32), Option<Clock>>,
 }
 
 impl<'a> Run<'a> {
@@ -73,6 +73,13 @@ impl<'a> Run<'a> {
         let concurrent =
             program.ranks.iter().any(|r| r.channels.iter().filter(|c| !c.steps.is_empty()).count() > 1);
         let processes = if concurrent { program.ranks.len() * channels } else { 0 };
+        let mut ended = FxHashMap::default();
+        for (rank, steps) in program.ranks.iter().enumerate() {
+            let steps = steps.channels.iter().flat_map(|channel| &channel.steps);
+            for dep in steps.flat_map(|step| &step.after) {
+                ended.insert((rank * channels + dep.channel as usize, dep.step), None);
+            }
+        }
         let total =
             [Buf::Input, Buf::Output, Buf::Scratch].iter().map(|&b| shape.chunks(b) as usize).sum::<usize>();
         let mut run = Self {
@@ -82,7 +89,7 @@ impl<'a> Run<'a> {
             cells: program.ranks.iter().map(|_| (0..total).map(|_| Cell::default()).collect()).collect(),
             fifos: FxHashMap::default(),
             clocks: (0..processes).map(|_| Rc::new(vec![0; processes])).collect(),
-            ended: FxHashMap::default(),
+            ended,
         };
         for rank in 0..shape.ranks {
             for chunk in 0..chunks_on(shape, Buf::Input, rank) {
@@ -151,8 +158,10 @@ impl<'a> Run<'a> {
             let key = (lane, at.rank, peer);
             self.fifos.entry(key).or_default().push_back((Rc::clone(&value), Rc::clone(&clock)));
         }
-        if !self.clocks.is_empty() && at.repetition + 1 == step.times {
-            self.ended.insert((process, at.step), clock);
+        if at.repetition + 1 == step.times
+            && let Some(ended) = self.ended.get_mut(&(process, at.step))
+        {
+            *ended = Some(clock);
         }
         Ok(())
     }
@@ -188,7 +197,7 @@ impl<'a> Run<'a> {
         }
         for dep in &step.after {
             let awaited = at.rank as usize * self.channels + dep.channel as usize;
-            if let Some(clock) = self.ended.get(&(awaited, dep.step)).cloned() {
+            if let Some(clock) = self.ended.get(&(awaited, dep.step)).cloned().flatten() {
                 self.join(process, &clock);
             }
         }
@@ -352,7 +361,7 @@ pub(crate) fn add_up(parts: &mut Vec<(u32, u32, u32)>) {
     parts.dedup_by(|later, kept| {
         let same = (later.0, later.1) == (kept.0, kept.1);
         if same {
-            kept.2 += later.2;
+            kept.2 = kept.2.saturating_add(later.2);
         }
         same
     });

@@ -6,13 +6,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::msccl::fault::{Class, ImportError, Result};
-use crate::msccl::xml::Pos;
+use crate::msccl::xml::{Lines, Pos};
 
-/// A file, and where its lines begin.
-pub(super) struct File<'a> {
-    text: &'a str,
-    lines: Vec<usize>,
-}
+/// A file.
+pub(super) struct File<'a>(Lines<'a>);
 
 /// A value of a file.
 #[derive(Clone, Copy)]
@@ -29,13 +26,12 @@ pub(super) struct Object<'a> {
 
 impl<'a> File<'a> {
     pub fn new(text: &'a str) -> Self {
-        let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
-        Self { text, lines: std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect() }
+        Self(Lines::of(text))
     }
 
     /// The whole file, if it is JSON.
     pub fn root(&'a self) -> Result<Node<'a>> {
-        let raw: &RawValue = serde_json::from_str(self.text).map_err(|error| {
+        let raw: &RawValue = serde_json::from_str(self.0.text).map_err(|error| {
             let at = Pos { line: error.line() as u32, column: error.column() as u32 };
             ImportError::new(Class::Syntax, at, format!("the text is no JSON: {error}"))
         })?;
@@ -47,10 +43,7 @@ impl<'a> Node<'a> {
     /// Its line and column.
     pub fn pos(self) -> Pos {
         // Both are parts of one string.
-        let at = (self.text.as_ptr() as usize).saturating_sub(self.file.text.as_ptr() as usize);
-        let line = self.file.lines.partition_point(|start| *start <= at);
-        let before = self.file.text.get(self.file.lines[line - 1]..at).unwrap_or("");
-        Pos { line: line as u32, column: before.chars().count() as u32 + 1 }
+        self.file.0.pos((self.text.as_ptr() as usize).saturating_sub(self.file.0.text.as_ptr() as usize))
     }
 
     pub fn error(self, class: Class, text: impl Into<String>) -> ImportError {

@@ -288,9 +288,9 @@ pub(super) fn buffer(node: Node<'_>) -> Result<Buf> {
 /// Threadblocks of a group share an operation, each a part of its bytes: chunks are cut until every part is whole chunks.
 fn cut(plan: &mut Plan) -> Result<()> {
     let places = plan.ranks.iter().flat_map(|rank| rank.blocks.iter().flatten()).flat_map(Op::places);
-    let mut parts = 1;
-    let mut most = 0;
+    let (mut parts, mut most, mut is_shared) = (1, 0, false);
     for (place, pos) in places {
+        is_shared |= place.of != 1;
         let own = place.of / gcd(place.of, place.count);
         parts = parts / gcd(parts, own) * own;
         most = most.max(place.first.saturating_add(place.count));
@@ -298,8 +298,7 @@ fn cut(plan: &mut Plan) -> Result<()> {
             return Err(too_fine(pos, parts));
         }
     }
-    if parts == 1 && most <= MOST_CHUNKS {
-        plan.each_place(|place| place.of = 1);
+    if !is_shared && most <= MOST_CHUNKS {
         return Ok(());
     }
     let used = plan.algo.gpus.iter().flat_map(|gpu| gpu.used).max().unwrap_or(0);
