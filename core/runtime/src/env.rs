@@ -1,13 +1,14 @@
 //! All settings of the library in one typed table, read once.
 //!
 //! An env plugin (`NCCL_ENV_PLUGIN`), if there is one, is the only source. Without it: process environment, then the
-//! file named by `NCCL_CONF_FILE` (else `~/.nccl.conf`), then `/etc/nccl.conf`. A value that does not parse is reported once and the default kept; an unknown
-//! `NCCL_*` name is reported with the nearest known one. This is the only file of the runtime that
-//! reads the environment.
+//! file named by `NCCL_CONF_FILE` (else `~/.nccl.conf`), then `/etc/nccl.conf`; what names a setting first counts, also
+//! in a file, and an empty value counts as none. A value that does not parse is reported once and the default kept; an
+//! unknown `NCCL_*` name is reported with the nearest known one. This is the only file of the runtime that reads the
+//! environment.
 
 mod sm_free;
+mod source;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::pool;
+use source::Source;
 
 /// The settings of this process.
 #[derive(Debug, Clone)]
@@ -255,40 +257,22 @@ pub const HONOURED: &[&str] = &[
 /// The longest deadline that can be set, in seconds (30 years): clocks can count that far.
 const MOST_SECONDS: u32 = 1_000_000_000;
 
-/// Where values come from: names to values, the environment already laid over the files.
-struct Source {
-    values: BTreeMap<String, String>,
-    complaints: std::cell::RefCell<Vec<String>>,
-    /// Like complaints, but nothing comes up with them.
-    faults: std::cell::RefCell<Vec<String>>,
-}
-
 impl Source {
     fn read() -> Self {
-        let mut values = BTreeMap::new();
         let named = std::env::var("NCCL_ENV_PLUGIN").ok();
         if let Some(plugin) = crate::plugins::env(named.as_deref()) {
-            values.extend(HONOURED.iter().filter_map(|name| Some(((*name).to_owned(), plugin.value(name)?))));
-            return Self::of(values);
+            return Self::of(
+                HONOURED.iter().filter_map(|name| Some(((*name).to_owned(), plugin.value(name)?))),
+            );
         }
         let home = std::env::var("HOME").map(|h| format!("{h}/.nccl.conf")).ok();
-        let own = std::env::var("NCCL_CONF_FILE").ok().or(home);
-        for path in [Some("/etc/nccl.conf".to_owned()), own].into_iter().flatten() {
-            if let Ok(text) = std::fs::read_to_string(path) {
-                values.extend(parse_file(&text));
-            }
-        }
-        for (name, value) in std::env::vars_os() {
-            let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else { continue };
-            if ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|p| name.starts_with(p)) && !value.is_empty() {
-                values.insert(name.to_owned(), value.to_owned());
-            }
-        }
-        Self::of(values)
-    }
-
-    fn of(values: BTreeMap<String, String>) -> Self {
-        Self { values, complaints: Default::default(), faults: Default::default() }
+        let own = std::env::var("NCCL_CONF_FILE").ok().filter(|path| !path.is_empty()).or(home);
+        let files = [own, Some("/etc/nccl.conf".to_owned())].into_iter().flatten();
+        let texts: Vec<String> = files.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
+        let environment = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .filter(|(name, _)| ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|p| name.starts_with(p)));
+        Self::of(environment.chain(texts.iter().flat_map(|text| source::parse_file(text))))
     }
 
     fn settings(&self) -> Settings {
@@ -345,7 +329,6 @@ impl Source {
             dma_enable: self.choice("NCCL_DMA_ENABLE").unwrap_or(true),
             zero_copy: self.choice("NCCL_ZERO_COPY"),
             direct_path: self.choice("NCCL_DIRECT_PATH"),
-            faults: self.faults(),
             links: self.text("HAWSER_LINKS"),
             msccl_files: self.text("MSCCL_XML_FILES"),
             msccl_folder: self.text("MSCCL_ALGO_DIR"),
@@ -372,6 +355,8 @@ impl Source {
             debug: self.text("NCCL_DEBUG"),
             debug_subsys: self.text("NCCL_DEBUG_SUBSYS"),
             debug_file: self.text("NCCL_DEBUG_FILE"),
+            // Last: what the lines above have found.
+            faults: self.faults(),
         }
     }
 
@@ -388,84 +373,6 @@ impl Source {
         let files = named.unwrap_or_default();
         files.split(',').map(str::trim).filter(|file| !file.is_empty()).map(PathBuf::from).collect()
     }
-
-    fn text(&self, name: &str) -> Option<String> {
-        // An env plugin is asked for those names only.
-        debug_assert!(HONOURED.contains(&name), "{name} is missing from HONOURED");
-        self.values.get(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
-    }
-
-    fn parsed<T: std::str::FromStr>(&self, name: &str, accepted: &str) -> Option<T> {
-        let text = self.text(name)?;
-        let value = text.parse().ok();
-        if value.is_none() {
-            self.complain(format!("{name}={text} is ignored: it must be {accepted}"));
-        }
-        value
-    }
-
-    fn flag(&self, name: &str) -> bool {
-        self.parsed::<i64>(name, "0 or 1").is_some_and(|v| v != 0)
-    }
-
-    /// Seconds, at most so many.
-    fn seconds(&self, name: &str, most: u32) -> Option<Duration> {
-        let accepted = format!("a number of seconds from 0 to {most}");
-        let seconds = self.parsed::<f64>(name, &accepted)?;
-        // What is no number is in no range.
-        if !(0.0..=f64::from(most)).contains(&seconds) {
-            self.complain(format!("{name}={seconds} is ignored: it must be {accepted}"));
-            return None;
-        }
-        Some(Duration::from_secs_f64(seconds))
-    }
-
-    /// 0, 1 or 2.
-    fn level(&self, name: &str) -> u8 {
-        let accepted = "0, 1 or 2";
-        let level = self.parsed::<u8>(name, accepted).unwrap_or(0);
-        if level > 2 {
-            self.complain(format!("{name}={level} is ignored: it must be {accepted}"));
-            return 0;
-        }
-        level
-    }
-
-    /// Bytes: a number, perhaps with K, M, G or T (binary), perhaps followed by B or iB.
-    fn size(&self, name: &str) -> Option<u64> {
-        let text = self.text(name)?;
-        let bytes = parse_size(&text);
-        if bytes.is_none() {
-            let accepted = "a number of bytes such as 33554432, 512MB or 1.5GB";
-            self.complain(format!("{name}={text} is ignored: it must be {accepted}"));
-        }
-        bytes
-    }
-
-    fn word(&self, name: &str, accepted: &[&str]) -> Option<String> {
-        let text = self.text(name)?;
-        let found = accepted.iter().find(|a| a.eq_ignore_ascii_case(&text)).map(|a| (*a).to_owned());
-        if found.is_none() {
-            self.complain(format!("{name}={text} is ignored: it must be one of {}", accepted.join(", ")));
-        }
-        found
-    }
-
-    fn complain(&self, text: String) {
-        self.complaints.borrow_mut().push(text);
-    }
-
-    /// Values that did not parse, and names that look like typing errors of honoured ones.
-    fn complaints(&self) -> Vec<String> {
-        let mut all = self.complaints.borrow().clone();
-        for name in self.values.keys().filter(|n| !HONOURED.contains(&n.as_str())) {
-            let near = HONOURED.iter().min_by_key(|h| distance(name, h)).filter(|h| distance(name, h) <= 2);
-            if let Some(near) = near {
-                all.push(format!("{name} is not a setting of this library; did you mean {near}?"));
-            }
-        }
-        all
-    }
 }
 
 /// Where sockets lie if nobody says it: a folder of this user alone, where no variable of the environment makes a difference
@@ -480,53 +387,10 @@ fn cache_folder() -> Option<PathBuf> {
     folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
 }
 
-fn parse_file(text: &str) -> impl Iterator<Item = (String, String)> {
-    text.lines()
-        .filter(|l| !l.starts_with('#'))
-        .filter_map(|l| l.split_once('='))
-        .map(|(n, v)| (n.trim().to_owned(), v.trim().to_owned()))
-}
-
-/// See [`Source::size`].
-fn parse_size(text: &str) -> Option<u64> {
-    let text = text.trim().to_ascii_lowercase();
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit = unit.trim();
-    let (shift, rest) = match unit.chars().next() {
-        Some(letter @ ('k' | 'm' | 'g' | 't')) => {
-            (10 * (1 + "kmgt".find(letter).unwrap_or(0) as i32), &unit[1..])
-        }
-        _ => (0, unit),
-    };
-    let bytes = number.parse::<f64>().ok()? * f64::from(shift).exp2();
-    (matches!(rest, "" | "b") || rest == "ib" && shift > 0).then_some(())?;
-    (bytes.fract() == 0.0 && bytes < 2f64.powi(60)).then_some(bytes as u64)
-}
-
-/// Edit distance between two names.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<u8> = b.bytes().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for j in 0..b.len() {
-            let next = (diagonal + usize::from(ca != b[j])).min(row[j] + 1).min(row[j + 1] + 1);
-            diagonal = std::mem::replace(&mut row[j + 1], next);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
+    use super::source::tests::source;
     use super::*;
-
-    pub(super) fn source(pairs: &[(&str, &str)]) -> Source {
-        let values = pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
-        Source::of(values)
-    }
 
     #[test]
     fn values_parse_strictly_and_bad_ones_are_reported() {
@@ -562,27 +426,6 @@ mod tests {
     }
 
     #[test]
-    fn sizes_take_binary_units() {
-        let sizes = [
-            ("33554432", 32 << 20),
-            ("512MB", 512 << 20),
-            ("2GB", 2 << 30),
-            ("2 GiB", 2 << 30),
-            ("1.5g", 3 << 29),
-        ];
-        for (text, bytes) in sizes {
-            assert_eq!(parse_size(text), Some(bytes), "{text}");
-        }
-        for wrong in ["", "MB", "12X", "1.3", "-1", "5iB", "1e9", "9999999TB", "1..2"] {
-            assert_eq!(parse_size(wrong), None, "{wrong}");
-        }
-        let s = source(&[("NCCL_PASS_SM", "3"), ("NCCL_PSM_BUFFER_SIZE", "12 parsecs")]);
-        assert_eq!((s.settings().pass_sm, s.settings().staging_bytes), (0, 0));
-        assert!(s.complaints().iter().any(|c| c.contains("NCCL_PASS_SM=3") && c.contains("0, 1 or 2")));
-        assert!(s.complaints().iter().any(|c| c.contains("12 parsecs") && c.contains("512MB")));
-    }
-
-    #[test]
     fn typing_errors_get_the_nearest_name() {
         let complaints = source(&[("NCCL_ALGOS", "Ring"), ("NCCL_UNRELATED_SETTING", "1")]).complaints();
         assert_eq!(complaints.len(), 1);
@@ -590,8 +433,14 @@ mod tests {
     }
 
     #[test]
-    fn files_are_trimmed_and_comments_skipped() {
-        let pairs: Vec<_> = parse_file("# NCCL_ALGO=Tree\nNCCL_ALGO = Ring \nnonsense\n").collect();
-        assert_eq!(pairs, [("NCCL_ALGO".to_owned(), "Ring".to_owned())]);
+    fn every_value_that_must_mean_something_is_a_fault_if_it_does_not() {
+        for name in ["HAWSER_FUSE", "HAWSER_SM_FREE_ADD", "NCCL_DMA_ENABLE", "NCCL_CUMEM_POOL_SIZE"] {
+            let settings = source(&[(name, "maybe")]).settings();
+            assert!(
+                settings.check().is_err_and(|e| e.to_string().contains(name)),
+                "{name}: {:?}",
+                settings.faults
+            );
+        }
     }
 }

@@ -3,11 +3,10 @@
 
 use std::time::Duration;
 
-use super::{Source, parse_size};
+use super::source::{Source, parse_size};
 use crate::pool::Policy;
 
 const SIZE: &str = "a number of bytes such as 33554432, 512MB or 1.5GB";
-const CHOICE: &str = "0, 1 or auto";
 
 impl Source {
     /// The limits of the memory that the library takes.
@@ -56,19 +55,6 @@ impl Source {
         })
     }
 
-    /// 0 or 1, or a word for them; None if unset or `auto`.
-    pub(super) fn choice(&self, name: &str) -> Option<bool> {
-        self.demanded(name, CHOICE, |text| {
-            Some(match text.to_ascii_lowercase().as_str() {
-                "0" | "off" | "no" | "false" => Some(false),
-                "1" | "on" | "yes" | "true" => Some(true),
-                "auto" => None,
-                _ => return None,
-            })
-        })
-        .flatten()
-    }
-
     /// What was found wrong. Looks at the settings that are accepted and change nothing here, too.
     pub(super) fn faults(&self) -> Vec<String> {
         let of_host = |text: &str| text.parse::<i64>().ok().filter(|value| (-2..=1).contains(value));
@@ -76,19 +62,6 @@ impl Source {
         self.choice("NCCL_PXN_DISABLE");
         self.choice("NCCL_ENABLE_FAULT_TOLERANCE");
         self.faults.borrow().clone()
-    }
-
-    fn demanded<T>(&self, name: &str, accepted: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
-        let text = self.text(name)?;
-        let value = parse(&text);
-        if value.is_none() {
-            let fault = format!("{name}={text} means nothing: it must be {accepted}");
-            let mut faults = self.faults.borrow_mut();
-            if !faults.contains(&fault) {
-                faults.push(fault);
-            }
-        }
-        value
     }
 }
 
@@ -108,7 +81,7 @@ fn parse_time(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::source;
+    use super::super::source::tests::source;
     use super::*;
 
     #[test]
