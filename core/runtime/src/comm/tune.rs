@@ -373,16 +373,17 @@ pub fn check(cards: &[Vec<u8>]) -> Result<()> {
         .iter()
         .map(|card| card.lines().skip(1).map(|line| line.split('\t').collect()).collect())
         .collect();
-    let names = |rank: usize| told[rank].iter().map(|tuner| tuner[0]).collect::<Vec<_>>().join(", ");
+    let names = |rank: usize| told[rank].iter().map(|tuner| tuner[0]).collect::<Vec<_>>();
     if let Some(rank) = (1..told.len()).find(|rank| names(*rank) != names(0)) {
-        let text = format!("rank 0 has the tuners \"{}\", rank {rank} has \"{}\"", names(0), names(rank));
+        let [first, other] = [0, rank].map(|rank| names(rank).join(", "));
+        let text = format!("rank 0 has the tuners \"{first}\", rank {rank} has \"{other}\"");
         return Err(Error::invalid_usage(text)
             .remedy("give all ranks the same NCCL_TUNER_PLUGIN, readable everywhere"));
     }
     for at in 0..told.first().map_or(0, Vec::len) {
         let field = |rank: usize, field: usize| told[rank][at].get(field).copied().unwrap_or_default();
         if let Some(rank) = (1..told.len()).find(|rank| field(*rank, 1) != field(0, 1)) {
-            return Err(differing(names(0).split(", ").nth(at).unwrap_or("?"), told.len(), rank, field));
+            return Err(differing(told[0][at][0], told.len(), rank, field));
         }
     }
     Ok(())
@@ -496,6 +497,8 @@ mod tests {
         let text = |cards: &[&str]| text(cards).unwrap();
         let names = text(&["open\na\t1\t\nb\t2\t", "open\na\t1\t"]);
         assert!(names.contains("rank 0 has the tuners \"a, b\", rank 1 has \"a\""), "{names}");
+        let alike = text(&["open\na, b\t1\t", "open\na\t1\t\nb\t1\t"]);
+        assert!(alike.contains("rank 1 has"), "{alike}");
         let broken = text(&["open\na\t1\t", "failed\nr.toml:1:2: no\nsecond line", "failed\nx"]);
         assert!(broken.contains("rank 1 (and 1 more ranks): r.toml:1:2: no\nsecond line"), "{broken}");
     }
