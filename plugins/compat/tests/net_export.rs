@@ -164,14 +164,34 @@ fn virtual_devices_are_in_every_later_context() {
     assert_eq!(one.make_virtual(&[0, 2]), Ok(DEVICES));
     assert_eq!(one.make_virtual(&[1, 0]), Ok(DEVICES + 1));
     drop(one);
-    // Another importer, as another communicator of NCCL's, which asks anew.
-    let two = open(&load("ncclNetPlugin_v12", export::v12::<Virtual>(NAME)).plugin);
-    assert_eq!(two.devices(), Ok(DEVICES + 2));
-    assert_eq!(two.properties(DEVICES + 1).unwrap().members, [1, 0]);
+    // Another communicator, of a library that has kept the plugin: it knows the devices and does not count them.
+    let two = open(&net);
     let (mut sender, mut receiver) = join(&*two, &*two, DEVICES + 1);
     exchange(&mut *sender, &mut *receiver, true);
+    assert_eq!(two.properties(DEVICES + 1).unwrap().members, [1, 0]);
+    assert_eq!(two.devices(), Ok(DEVICES + 2));
     assert_eq!(two.make_virtual(&[0, 1, 2]), Ok(DEVICES + 2));
     assert_eq!(two.make_virtual(&[40]).unwrap_err().kind, ErrorKind::InvalidArgument);
+}
+
+/// NCCL unloads plugins after the last communicator and loads them anew. Ours stay in the process, but must count as a new one.
+#[test]
+fn virtual_devices_are_forgotten_with_the_library() {
+    own_plugin!(PLUGIN, Reloaded);
+    let newest = || load("ncclNetPlugin_v12", export::v12::<Reloaded>(NAME)).plugin;
+    let without_contexts = || load("ncclNetPlugin_v10", export::v10::<Reloaded>(NAME)).plugin;
+    for load_again in [&newest as &dyn Fn() -> Arc<dyn Net>, &without_contexts] {
+        for members in [[0, 2], [1, 0]] {
+            let context = open(&load_again());
+            assert_eq!(context.devices(), Ok(DEVICES), "all are physical");
+            assert_eq!(context.make_virtual(&members), Ok(DEVICES));
+            let properties = context.properties(DEVICES).unwrap();
+            assert_eq!(properties.members, members);
+            let (mut sender, mut receiver) = join(&*context, &*context, DEVICES);
+            exchange(&mut *sender, &mut *receiver, true);
+            assert_eq!(context.devices(), Ok(DEVICES + 1));
+        }
+    }
 }
 
 /// As in one process with a rank per thread: the first thread makes the device, all use it.

@@ -1,11 +1,11 @@
 //! What is open of an exported plugin: contexts, and connections on their way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::null;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use hawser_plugin::net::{Connector, Handle, NetConfig, NetContext, NetProperties, Sender};
+use hawser_plugin::net::{Connector, Handle, NetConfig, NetContext, Sender};
 use hawser_plugin::{Error, ErrorKind, Log, Net, Result, Subsys};
 
 use crate::net::abi::properties::RawProperties;
@@ -31,8 +31,10 @@ struct Open {
     /// The virtual devices in the order in which they were made. NCCL makes them once per process, so contexts that are
     /// opened later must get them too.
     virtuals: Vec<Vec<u32>>,
-    /// Name and path of each device that was asked for. NCCL keeps their addresses.
-    strings: BTreeMap<u32, (CString, Option<CString>)>,
+    /// Whether `init` began anew, and nothing was asked since: NCCL calls `devices` then if it has unloaded us in between.
+    begins: bool,
+    /// Names and paths of devices that were asked for. NCCL keeps their addresses.
+    strings: BTreeSet<CString>,
 }
 
 /// The one `init` of a process, and the contexts by traffic class.
@@ -49,7 +51,8 @@ impl State {
             contexts: Vec::new(),
             physical: None,
             virtuals: Vec::new(),
-            strings: BTreeMap::new(),
+            begins: false,
+            strings: BTreeSet::new(),
         };
         Self { name, make, plugin: OnceLock::new(), open: Mutex::new(open), process: Mutex::new(None) }
     }
@@ -68,7 +71,9 @@ impl State {
     pub(super) fn init(&self, config: &NetConfig) -> Result<*mut c_void> {
         let context = self.prepare(config)?;
         let address = Arc::as_ptr(&context).cast_mut().cast();
-        self.open().contexts.push(context);
+        let mut open = self.open();
+        open.begins = open.contexts.is_empty();
+        open.contexts.push(context);
         Ok(address)
     }
 
@@ -84,20 +89,25 @@ impl State {
 
     /// The context with this address.
     pub(super) fn context(&self, address: *mut c_void) -> Result<Arc<Context>> {
-        let open = self.open();
+        let mut open = self.open();
+        open.begins = false;
         let context = open.contexts.iter().find(|context| is(context, address)).cloned();
         drop(open);
         let missing = || Error::internal("there is no such context: it was not opened, or is finalised");
         self.level(context.ok_or_else(missing)?)
     }
 
-    /// The `init` of versions without contexts. Later ones change nothing.
+    /// The `init` of versions without contexts. Later ones change nothing, unless NCCL has unloaded us in between.
     pub(super) fn init_process(&self, config: NetConfig) -> Result<()> {
         let mut process = self.process();
-        if process.is_none() {
+        if let Some(process) = &mut *process {
+            process.config = config;
+        } else {
             let context = self.prepare(&config)?;
             *process = Some(Process { config, contexts: BTreeMap::from([(None, context)]) });
         }
+        drop(process);
+        self.open().begins = true;
         Ok(())
     }
 
@@ -117,6 +127,7 @@ impl State {
 
     /// Number of devices.
     pub(super) fn devices(&self) -> Result<c_int> {
+        self.forget_virtual()?;
         let devices = self.any()?.net.devices()?;
         let mut open = self.open();
         if open.virtuals.is_empty() {
@@ -125,15 +136,33 @@ impl State {
         Ok(c_int::try_from(devices).unwrap_or(c_int::MAX))
     }
 
+    /// Forgets the virtual devices if NCCL does not know them any more: it unloads plugins after the last communicator, while
+    /// a library with threads stays in the process, and then counts the physical devices again. If it keeps the plugin, it
+    /// does not count, and keeps the devices.
+    fn forget_virtual(&self) -> Result<()> {
+        let mut open = self.open();
+        if !std::mem::take(&mut open.begins) || open.virtuals.is_empty() {
+            return Ok(());
+        }
+        open.virtuals.clear();
+        open.physical = None;
+        drop(open);
+        let mut process = self.process();
+        if let Some(process) = &mut *process {
+            let context = self.prepare(&process.config)?;
+            process.contexts = BTreeMap::from([(None, context)]);
+        }
+        Ok(())
+    }
+
     /// What a device is, for C. The strings live as long as the process.
     pub(super) fn properties(&self, device: c_int) -> Result<RawProperties> {
         let number = device_number(device)?;
         let properties = self.any()?.net.properties(number)?;
         let mut open = self.open();
-        let (name, path) = open.strings.entry(number).or_insert_with(|| strings(&properties));
-        // The map never drops an entry, and the bytes of a string stay where they are when the map moves it.
-        let path: *const c_char = path.as_ref().map_or(null(), |path| path.as_ptr());
-        Ok(export(&properties, name.as_ptr(), path, device))
+        let name = kept(&mut open.strings, &properties.name);
+        let path = properties.pci_path.as_ref().map_or(null(), |path| kept(&mut open.strings, path));
+        Ok(export(&properties, name, path, device))
     }
 
     /// Makes a virtual device, for all contexts: the others get it when they are used next.
@@ -189,7 +218,10 @@ impl State {
 
     /// A context to ask about devices, which are the same for all.
     fn any(&self) -> Result<Arc<Context>> {
-        let last = self.open().contexts.last().cloned();
+        let mut open = self.open();
+        open.begins = false;
+        let last = open.contexts.last().cloned();
+        drop(open);
         match last {
             Some(context) => self.level(context),
             None => self.process_context(None),
@@ -268,7 +300,13 @@ fn is(context: &Arc<Context>, address: *mut c_void) -> bool {
     Arc::as_ptr(context).cast::<c_void>() == address.cast_const()
 }
 
-fn strings(properties: &NetProperties) -> (CString, Option<CString>) {
-    let string = |text: &String| CString::new(text.replace('\0', " ")).unwrap_or_default();
-    (string(&properties.name), properties.pci_path.as_ref().map(string))
+/// The address of a text as a string of C. The set never drops one, and its bytes stay where they are when the set moves it.
+fn kept(strings: &mut BTreeSet<CString>, text: &str) -> *const c_char {
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    if let Some(known) = strings.get(&text) {
+        return known.as_ptr();
+    }
+    let address = text.as_ptr();
+    strings.insert(text);
+    address
 }
