@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use hawser_runtime::{Comm, Error, Result, UniqueId, device, unique_id};
+use hawser_runtime::{Comm, Error, Result, UniqueId, device, env, unique_id};
 
 use crate::args::{In, Out};
 use crate::config::CommConfig;
@@ -118,23 +118,25 @@ fn ordinals(count: c_int, list: In<c_int>) -> Result<Vec<u32>> {
     } else {
         list.read_all("devlist", count as usize)?
     };
-    let present = device::count();
-    let mut seen = Vec::new();
-    let check = |(rank, ordinal): (usize, c_int)| {
+    each_once(&wanted, device::count(), env::settings().multi_rank_gpu)
+}
+
+/// Devices that exist, named once each unless ranks may share one.
+fn each_once(wanted: &[c_int], present: u32, may_share: bool) -> Result<Vec<u32>> {
+    let check = |(rank, &ordinal): (usize, &c_int)| {
         let valid = u32::try_from(ordinal).ok().filter(|o| *o < present).ok_or_else(|| {
             Error::invalid_argument(format!(
                 "device {ordinal} of rank {rank} does not exist: this process sees {present}"
             ))
             .remedy("check devlist and CUDA_VISIBLE_DEVICES")
         })?;
-        if !seen.contains(&valid) {
-            seen.push(valid);
+        if may_share || !wanted[..rank].contains(&ordinal) {
             return Ok(valid);
         }
         Err(Error::invalid_usage(format!("device {ordinal} is in devlist twice, again for rank {rank}"))
-            .remedy("name each device once"))
+            .remedy("name each device once, or set NCCL_MULTI_RANK_GPU_ENABLE=1"))
     };
-    wanted.into_iter().enumerate().map(check).collect()
+    wanted.iter().enumerate().map(check).collect()
 }
 
 fn check_color(color: c_int) -> Result<()> {
@@ -143,4 +145,25 @@ fn check_color(color: c_int) -> Result<()> {
     }
     Err(Error::invalid_argument(format!("color {color} is negative"))
         .remedy("use 0 or more, or NCCL_SPLIT_NOCOLOR (-1) to join no part"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_exist_and_are_named_once_unless_ranks_may_share_them() {
+        assert_eq!(each_once(&[2, 0], 3, false).unwrap(), [2, 0]);
+        assert_eq!(each_once(&[1, 1, 1], 2, true).unwrap(), [1, 1, 1]);
+        let text = |wanted: &[c_int], may_share| each_once(wanted, 2, may_share).unwrap_err().to_string();
+        for may_share in [false, true] {
+            assert!(text(&[0, 2], may_share).contains("device 2 of rank 1 does not exist"));
+            assert!(text(&[-1], may_share).contains("device -1 of rank 0"));
+        }
+        let twice = text(&[1, 0, 1], false);
+        assert!(
+            twice.contains("again for rank 2") && twice.contains("NCCL_MULTI_RANK_GPU_ENABLE=1"),
+            "{twice}"
+        );
+    }
 }

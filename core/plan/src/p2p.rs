@@ -96,7 +96,7 @@ pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Proto
     }
     let (ll, ll128) = match world.link {
         Link::NvLink if sm >= 70 => {
-            ((u64::from(most_blocks(world.size(), knobs)) * SMALL).min(128 << 10), 256 << 10)
+            ((u64::from(most_blocks(world, knobs)) * SMALL).min(128 << 10), 256 << 10)
         }
         Link::NvLink | Link::Pcie | Link::HostMemory => (SMALL, 0),
     };
@@ -115,9 +115,9 @@ pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Proto
 pub fn instances(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> u32 {
     if is_far {
         // As many connections as bring anything over TCP.
-        return (bytes.div_ceil(1 << 20).clamp(1, 4) as u32).min(knobs.max_ctas).min(knobs.lanes / 2).max(1);
+        return (bytes.div_ceil(1 << 20).clamp(1, 4) as u32).min(most_each_way(world, knobs));
     }
-    let most = most_blocks(world.size(), knobs);
+    let most = most_blocks(world, knobs);
     let wanted = match (protocol(bytes, is_far, world, knobs), bytes) {
         // A piece for each thread.
         (Protocol::Ll, _) => bytes.div_ceil(2 << 10).clamp(1, u64::from(most)) as u32,
@@ -125,13 +125,19 @@ pub fn instances(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> u32 
         (_, ..=0x20_0000) => most.max(4),
         _ => 12,
     };
-    wanted.min(knobs.max_ctas).min(knobs.lanes / 2).max(1)
+    wanted.min(most_each_way(world, knobs))
+}
+
+/// Most blocks of a message, so that one that is sent and one that is received stay within the CTAs of a launch.
+fn most_each_way(world: &World, knobs: &Knobs) -> u32 {
+    let ctas = if world.device == DeviceKind::Host { knobs.max_ctas } else { knobs.max_ctas / 2 };
+    ctas.min(knobs.lanes / 2).max(1)
 }
 
 /// Blocks of a small message, so that a rank may exchange one with every peer in a single launch.
-fn most_blocks(ranks: u32, knobs: &Knobs) -> u32 {
-    let share = (MAX_BLOCKS as u32 / (2 * ranks.saturating_sub(1).max(1))).clamp(1, 12);
-    share.min(knobs.max_ctas).min(knobs.lanes / 2).max(1)
+fn most_blocks(world: &World, knobs: &Knobs) -> u32 {
+    let share = (MAX_BLOCKS as u32 / (2 * world.size().saturating_sub(1).max(1))).clamp(1, 12);
+    share.min(most_each_way(world, knobs))
 }
 
 /// What orders messages; equal at both ends.
@@ -269,9 +275,11 @@ impl Launches<'_> {
             cuts.push((work, n));
         }
         let blocks: usize = cuts.iter().map(|&(_, n)| n as usize).sum();
+        let is_ctas = protocol != Protocol::Dma && self.world.device != DeviceKind::Host;
+        let ctas = if is_ctas { self.knobs.max_ctas as usize } else { MAX_BLOCKS };
         let fits = self.list.last().is_some_and(|last| {
             last.kernel.protocol == protocol
-                && usize::from(last.args.n_blocks) + blocks <= MAX_BLOCKS
+                && usize::from(last.args.n_blocks) + blocks <= MAX_BLOCKS.min(ctas)
                 && self.used.len() + parts.len() <= MAX_WORKS.min(INLINE_STEPS)
                 && !parts.iter().any(|p| p.peer != self.rank && self.meets(p))
         });

@@ -64,6 +64,19 @@ fn check_launch(plan: &LaunchPlan) {
 }
 
 #[test]
+fn launches_stay_within_the_ctas_that_run_at_once() {
+    for (max_ctas, bytes) in [(1, 9000), (2, 9000), (7, 70_000), (16, 70_000), (16, 3 << 20)] {
+        let knobs = Knobs { max_ctas, ..Knobs::default() };
+        let ranks = if bytes > 1 << 20 { 3 } else { 8 };
+        let traffic = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to, bytes))).collect();
+        let plans = run(ranks, &traffic, &world(ranks), &knobs);
+        let most = plans.iter().flatten().map(|plan| u32::from(plan.args.n_blocks)).max().unwrap();
+        // What is sent and what is received of a key are never parted.
+        assert!(most <= max_ctas.max(2), "{most} blocks with {max_ctas} CTAs");
+    }
+}
+
+#[test]
 fn all_to_all_with_itself() {
     let knobs = Knobs { slot_bytes: [64, 240, 512], ..Knobs::default() };
     for ranks in [1, 2, 3, 8, 16] {

@@ -10,7 +10,7 @@ use crate::env::Settings;
 use crate::error::{Error, Result};
 
 /// Changes whenever ranks of two builds could not work together.
-const PROTOCOL: u32 = 4;
+const PROTOCOL: u32 = 5;
 
 /// One rank's card.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,7 @@ pub struct Card {
     device: String,
     peers: Vec<String>,
     sm: u32,
+    multiprocessors: u32,
     nvlink: bool,
     p2p: bool,
     shm: bool,
@@ -52,6 +53,7 @@ impl Card {
                 DeviceKind::Host => 0,
                 DeviceKind::Cuda { sm } => sm,
             },
+            multiprocessors: caps.multiprocessors,
             nvlink: caps.nvlink,
             p2p: !settings.p2p_disable && settings.direct_path != Some(false),
             shm: !settings.shm_disable,
@@ -62,7 +64,7 @@ impl Card {
     pub fn encode(&self) -> Vec<u8> {
         let flags = [self.nvlink, self.p2p, self.shm].map(u8::from);
         let head = format!(
-            "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n",
+            "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n",
             self.protocol,
             self.knobs,
             self.nonce,
@@ -70,6 +72,7 @@ impl Card {
             self.room,
             self.pool,
             self.sm,
+            self.multiprocessors,
             flags.map(|f| f.to_string()).join(" ")
         );
         format!("{head}{}\n{}\n{}", self.host, self.device, self.peers.join("\n")).into_bytes()
@@ -88,6 +91,7 @@ impl Card {
         let mut number = |_: &str| -> Result<u64> { next()?.parse().map_err(|_| bad()) };
         let (protocol, knobs, nonce) = (number("protocol")?, number("knobs")?, number("nonce")?);
         let (process, room, pool, sm) = (number("process")?, number("room")?, number("pool")?, number("sm")?);
+        let multiprocessors = number("multiprocessors")?;
         let flags: Vec<bool> = next()?.split(' ').map(|f| f == "1").collect();
         let [nvlink, p2p, shm] = flags[..] else { return Err(bad()) };
         let (host, device) = (next()?.to_owned(), next()?.to_owned());
@@ -103,6 +107,7 @@ impl Card {
             device,
             peers,
             sm: sm as u32,
+            multiprocessors: multiprocessors as u32,
             nvlink,
             p2p,
             shm,
@@ -171,13 +176,26 @@ pub fn room(cards: &[Card]) -> u64 {
     cards.iter().map(|card| card.room / sharing(card)).min().unwrap_or(u64::MAX)
 }
 
+/// CTAs of every rank that run at once on the weakest device, beside those of other ranks on the same GPU: they wait for
+/// each other.
+pub fn most_ctas(cards: &[Card]) -> u32 {
+    let sharing = |card: &Card| match card.sm {
+        0 => 1,
+        _ => cards.iter().filter(|other| (&other.host, &other.device) == (&card.host, &card.device)).count(),
+    };
+    let each = |card: &Card| (card.multiprocessors / sharing(card) as u32).max(1);
+    cards.iter().map(each).min().unwrap_or(1)
+}
+
 fn check_duplicates(cards: &[Card], allowed: bool) -> Result<()> {
     for (b, second) in cards.iter().enumerate() {
         let same = |r: &Card| r.device == second.device && r.host == second.host;
         if let (Some(a), false) = (cards[..b].iter().position(same), allowed) {
             let text = format!("ranks {a} and {b} both use device {}: duplicate GPU", second.device);
             return Err(Error::invalid_usage(text)
-                .remedy("give every rank a GPU of its own (cudaSetDevice, CUDA_VISIBLE_DEVICES)"));
+                .remedy(
+                    "give every rank a GPU of its own (cudaSetDevice, CUDA_VISIBLE_DEVICES), or set NCCL_MULTI_RANK_GPU_ENABLE=1",
+                ));
         }
     }
     Ok(())
@@ -244,6 +262,7 @@ mod tests {
             device: device.into(),
             peers: peers.iter().map(|p| (*p).to_owned()).collect(),
             sm: 90,
+            multiprocessors: 132,
             nvlink: true,
             p2p: true,
             shm: true,
@@ -261,7 +280,7 @@ mod tests {
     proptest::proptest! {
         /// What another rank sends is an error at worst.
         #[test]
-        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, text in "([0-9]{1,22}\n){3,6}[01 ]{0,6}\n.{0,9}\n.{0,9}") {
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, text in "([0-9]{1,22}\n){3,9}[01 ]{0,6}\n.{0,9}\n.{0,9}") {
             for bytes in [bytes, text.into_bytes()] {
                 if let Ok(card) = Card::decode(&bytes, 3) {
                     let _ = agree(&[card.clone(), card], true);
@@ -303,6 +322,17 @@ mod tests {
         assert_eq!(error.kind, crate::error::ErrorKind::InvalidUsage);
         assert!(error.text.contains("ranks 0 and 1"));
         assert!(agree(&cards, true).is_ok());
+    }
+
+    #[test]
+    fn the_weakest_device_limits_ctas() {
+        let on = |device, multiprocessors| Card { multiprocessors, ..card(device, &[]) };
+        assert_eq!(most_ctas(&[on("a", 132), on("b", 8)]), 8);
+        assert_eq!(most_ctas(&[on("a", 132), on("b", 80), on("a", 132), on("a", 132)]), 44);
+        assert_eq!(most_ctas(&vec![on("a", 132); 200]), 1);
+        assert_eq!(most_ctas(&vec![Card { sm: 0, ..on("host", 2) }; 3]), 2, "cores are shared as always");
+        let far = Card { host: "elsewhere".into(), ..on("a", 132) };
+        assert_eq!(most_ctas(&[on("a", 132), far]), 132);
     }
 
     #[test]

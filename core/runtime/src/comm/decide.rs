@@ -67,12 +67,13 @@ pub fn decide(
 ) -> Result<Decided> {
     let settings = env::settings();
     let caps = device.caps();
-    let mut knobs = knobs(caps.kind, caps.multiprocessors, settings, config)?;
+    let mut knobs = knobs(caps.kind, settings, config)?;
     let own = Card::new(device, settings, &knobs, config.host.as_deref());
     let cards = bootstrap.all_gather(&own.encode(), &step("agreement"))?;
     let cards: Vec<Card> =
         cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
     let room = card::room(&cards);
+    limit_ctas(&mut knobs, &cards);
     let Agreement { mut world, processes, heap, comm_id } = agree(&cards, settings.multi_rank_gpu)?;
     let chosen = match world.hosts() {
         1 => None,
@@ -115,10 +116,11 @@ pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
     let devices = ordinals.iter().map(|&ordinal| device::open(ordinal)).collect::<Result<Vec<_>>>()?;
     let Some(first) = devices.first() else { return Err(Error::invalid_argument("no devices")) };
     let caps = first.caps();
-    let mut knobs = knobs(caps.kind, caps.multiprocessors, settings, &Config::default())?;
+    let mut knobs = knobs(caps.kind, settings, &Config::default())?;
     let card = |device: &Arc<dyn Device>| Card::new(&**device, settings, &knobs, None);
     let cards: Vec<Card> = devices.iter().map(card).collect();
     let Agreement { mut world, processes, .. } = agree(&cards, settings.multi_rank_gpu)?;
+    limit_ctas(&mut knobs, &cards);
     links::take(&links::offer(0, settings, &caps.name, &world), &mut world)?;
     world.direct = settings.direct && direct::is_wanted(&world, &knobs, &processes);
     for device in &devices {
@@ -134,7 +136,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
 /// Settings are wrong.
 pub fn knobs_of(world: &World) -> Result<Knobs> {
     let settings = env::settings();
-    let mut knobs = knobs(world.device, MAX_BLOCKS as u32, settings, &Config::default())?;
+    let mut knobs = knobs(world.device, settings, &Config::default())?;
     finish(&mut knobs, world, settings)?;
     Ok(knobs)
 }
@@ -217,7 +219,7 @@ fn knobs_for_network(knobs: &mut Knobs, settings: &Settings) {
 }
 
 /// Settings of the planner, before anything is known of the other ranks.
-fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: &Config) -> Result<Knobs> {
+fn knobs(device: DeviceKind, settings: &Settings, config: &Config) -> Result<Knobs> {
     let mut knobs = Knobs::default();
     if device == DeviceKind::Host {
         knobs.slot_bytes = [0, 0, 32 << 10];
@@ -233,8 +235,8 @@ fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: 
     }
     knobs.reducing_ctas = settings.reducing_ctas.unwrap_or(knobs.reducing_ctas);
     knobs.fuse = settings.fuse;
-    let most = multiprocessors.min(MAX_BLOCKS as u32);
-    knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, 64);
+    let most = MAX_BLOCKS as u32;
+    knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, most);
     knobs.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, knobs.max_ctas);
     if let Some(text) = &settings.algo {
         let masks = Knobs::parse_algo_with(text, &programs::names(settings));
@@ -247,6 +249,12 @@ fn knobs(device: DeviceKind, multiprocessors: u32, settings: &Settings, config: 
         leave_out(&mut knobs, exchange::tile_bits());
     }
     Ok(knobs)
+}
+
+/// Leaves every rank the CTAs that run at once.
+fn limit_ctas(knobs: &mut Knobs, cards: &[Card]) {
+    knobs.max_ctas = knobs.max_ctas.min(card::most_ctas(cards));
+    knobs.min_ctas = knobs.min_ctas.min(knobs.max_ctas);
 }
 
 /// Lowers lanes, but not below what programs need, then slots, until the heap stays within its budget.
@@ -336,7 +344,7 @@ mod tests {
         let world = World::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
         for (sm_free, least, limit) in [(false, 12, 196), (true, 10, 294)] {
             let config = Config { sm_free, ..Config::default() };
-            let mut knobs = knobs(world.device, 132, env::settings(), &config).unwrap();
+            let mut knobs = knobs(world.device, env::settings(), &config).unwrap();
             fit(&mut knobs, 8, 8, 0);
             let found = bytes(&world, &knobs);
             let lanes = knobs.lanes;
