@@ -38,7 +38,7 @@ def main():
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", type=os.path.abspath)
-    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
+    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU, two if there is one")
     parser.add_argument("--hawser", type=os.path.abspath, help="the built tool, for rules that change")
     parser.add_argument("--host", action="store_true", help="the host device, numpy")
     parser.add_argument("--quick", action="store_true")
@@ -63,7 +63,7 @@ def names(text):
 def gpus():
     listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
     count = listed.stdout.count("GPU ")
-    return count or sys.exit("nvidia-smi lists no GPU: give the number of ranks, or --host")
+    return max(count, 2) if count else sys.exit("nvidia-smi lists no GPU: give the number of ranks, or --host")
 
 
 def parts(options):

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Bad input and faults on real GPUs through the C interface: tests/gpu/faults.py libnccl.so.2
 
-Needs PyTorch (for device memory and streams) and two GPUs; says so and ends with 0 where they are missing.
-Every check prints a line; the exit code is 1 if one failed. A watchdog ends a hanging run.
+Needs PyTorch (for device memory and streams) and a GPU, which two ranks share if there is one only; says so and ends with
+0 where they are missing. Every check prints a line; the exit code is 1 if one failed. A time limit ends a hanging run.
 """
 
 import ctypes
-import faulthandler
 import os
 import sys
 import threading
 import time
+
+sys.dont_write_bytecode = True
+
+import children
 
 try:
     import torch
@@ -27,18 +30,43 @@ class UniqueId(ctypes.Structure):
 
 
 def main():
-    if torch is None or torch.cuda.device_count() < 2:
-        print("skipped: needs PyTorch and two GPUs")
+    if torch is None:
+        print("skipped: needs PyTorch and a GPU")
         return 0
-    faulthandler.dump_traceback_later(240, exit=True)
+    all_checks = (crossed_order_in_a_group, streams_that_are_gone, abort_releases_a_hang, abort_releases_a_free,
+                  abort_releases_a_destroy, calls_after_abort, rounds_leak_nothing)
+    parts = [
+        ({}, (two_ranks_on_one_gpu,)),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, all_checks),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1"}, (abort_releases_a_hang, abort_releases_a_free)),
+    ]
+    failed = []
+    for env, checks in parts:
+        # The library reads its settings once.
+        row = children.in_child(children.DEFAULT, lambda env=env, checks=checks: run(env, checks), 240)
+        if "skipped" in row:
+            print(f"skipped: {row['skipped']}")
+            return 0
+        failed += [row["failed"]] if isinstance(row["failed"], str) else row["failed"]
+    print("0 failed" if not failed else f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def run(env, checks):
+    if not torch.cuda.is_available():
+        return {"skipped": "needs a GPU"}
+    os.environ |= env
+    if env.get("NCCL_PASS_SM"):
+        print("without multiprocessors:")
     nccl = ctypes.CDLL(sys.argv[1])
     nccl.ncclGetLastError.restype = ctypes.c_char_p
-    checks = (two_ranks_on_one_gpu, crossed_order_in_a_group, streams_that_are_gone, abort_releases_a_hang,
-              abort_releases_a_destroy, calls_after_abort, rounds_leak_nothing)
     for check in checks:
         check(nccl)
-    print("0 failed" if not FAILED else f"failed: {', '.join(FAILED)}")
-    return 1 if FAILED else 0
+    return {"failed": FAILED}
+
+
+def gpu(rank):
+    return rank % torch.cuda.device_count()
 
 
 def expect(name, condition, detail=""):
@@ -67,13 +95,13 @@ def two_ranks_on_one_gpu(nccl):
 
 def pair(nccl):
     comms = (P * 2)()
-    expect("init of two ranks", nccl.ncclCommInitAll(comms, 2, None) == 0)
+    expect("init of two ranks", nccl.ncclCommInitAll(comms, 2, (ctypes.c_int * 2)(gpu(0), gpu(1))) == 0)
     return [P(comms[0]), P(comms[1])]
 
 
-def all_reduce(nccl, comm, device, stream):
-    x = torch.ones(1024, device=f"cuda:{device}")
-    torch.cuda.synchronize(device)
+def all_reduce(nccl, comm, rank, stream):
+    x = torch.ones(1024, device=f"cuda:{gpu(rank)}")
+    torch.cuda.current_stream(gpu(rank)).synchronize()
     code = nccl.ncclAllReduce(P(x.data_ptr()), P(x.data_ptr()), ctypes.c_size_t(1024), 7, 0, comm, P(stream.cuda_stream))
     return code, x
 
@@ -81,16 +109,16 @@ def all_reduce(nccl, comm, device, stream):
 def crossed_order_in_a_group(nccl):
     """One group calls two communicators in different orders on the two ranks, everything of a rank on one stream."""
     comms, buffers = [pair(nccl), pair(nccl)], []
-    streams = [torch.cuda.Stream(device) for device in range(2)]
+    streams = [torch.cuda.Stream(gpu(rank)) for rank in range(2)]
     size = 8 << 20  # does not fit into FIFOs: each kernel needs its partner
     nccl.ncclGroupStart()
-    for device in range(2):
-        for comm in (comms if device == 0 else comms[::-1]):
-            x = torch.ones(size, device=f"cuda:{device}")
-            torch.cuda.synchronize(device)
+    for rank in range(2):
+        for comm in (comms if rank == 0 else comms[::-1]):
+            x = torch.ones(size, device=f"cuda:{gpu(rank)}")
+            torch.cuda.synchronize(gpu(rank))
             buffers.append(x)
-            at, stream = P(x.data_ptr()), P(streams[device].cuda_stream)
-            nccl.ncclAllReduce(at, at, ctypes.c_size_t(size), 7, 0, comm[device], stream)
+            at, stream = P(x.data_ptr()), P(streams[rank].cuda_stream)
+            nccl.ncclAllReduce(at, at, ctypes.c_size_t(size), 7, 0, comm[rank], stream)
     code = nccl.ncclGroupEnd()
     [stream.synchronize() for stream in streams]
     right = all(bool((x == 2).all()) for x in buffers)
@@ -104,14 +132,14 @@ def streams_that_are_gone(nccl):
     for _ in range(2):
         streams, buffers, codes = [P(), P()], [], []
         nccl.ncclGroupStart()
-        for device in range(2):
-            torch.cuda.set_device(device)
-            driver.cuStreamCreate(ctypes.byref(streams[device]), 1)
-            x = torch.ones(1024, device=f"cuda:{device}")
-            torch.cuda.synchronize(device)
+        for rank in range(2):
+            torch.cuda.set_device(gpu(rank))
+            driver.cuStreamCreate(ctypes.byref(streams[rank]), 1)
+            x = torch.ones(1024, device=f"cuda:{gpu(rank)}")
+            torch.cuda.synchronize(gpu(rank))
             buffers.append(x)
             at = P(x.data_ptr())
-            codes.append(nccl.ncclAllReduce(at, at, ctypes.c_size_t(1024), 7, 0, comms[device], streams[device]))
+            codes.append(nccl.ncclAllReduce(at, at, ctypes.c_size_t(1024), 7, 0, comms[rank], streams[rank]))
         codes.append(nccl.ncclGroupEnd())
         [driver.cuStreamSynchronize(stream) for stream in streams]
         [driver.cuStreamDestroy_v2(stream) for stream in streams]
@@ -143,6 +171,38 @@ def abort_releases_a_hang(nccl):
     del keep
 
 
+def abort_releases_a_free(nccl):
+    """cudaFree waits for all that the GPU does; the library's own work for the abort must not wait behind it."""
+    comms, driver = pair(nccl), ctypes.CDLL("libcuda.so.1")
+    torch.cuda.set_device(0)
+    stream, ours, theirs = torch.cuda.Stream(0), ctypes.c_uint64(), ctypes.c_uint64()
+    # Memory of PyTorch's would not go back.
+    codes = [driver.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(64 << 20)) for at in (ours, theirs)]
+    half = ctypes.c_size_t(32 << 20)
+    codes.append(nccl.ncclAllGather(P(ours.value), P(ours.value), half, 0, comms[0], P(stream.cuda_stream)))
+    expect("one of two ranks joins an all-gather", codes == [0] * 3, f"-> {codes}")
+    time.sleep(0.5)
+
+    def free():
+        torch.cuda.set_device(0)
+        codes.append(driver.cuMemFree_v2(theirs))
+
+    freeing = threading.Thread(target=free, daemon=True)
+    freeing.start()
+    time.sleep(0.5)
+    expect("memory cannot be freed while it waits", freeing.is_alive())
+    aborting = threading.Thread(target=lambda: codes.append(nccl.ncclCommAbort(comms[0])), daemon=True)
+    aborting.start()
+    freeing.join(30)
+    aborting.join(30)
+    returned = not freeing.is_alive() and not aborting.is_alive()
+    expect("abort releases a rank that frees memory", returned and codes == [0] * 5, f"-> {codes}")
+    if not returned:
+        sys.exit("what hangs cannot be taken back")
+    nccl.ncclCommAbort(comms[1])
+    driver.cuMemFree_v2(ours)
+
+
 def abort_releases_a_destroy(nccl):
     comms = pair(nccl)
     torch.cuda.set_device(0)
@@ -167,15 +227,15 @@ def calls_after_abort(nccl):
 def rounds_leak_nothing(nccl):
     def count():
         torch.cuda.synchronize()
-        free = [torch.cuda.mem_get_info(d)[0] for d in range(2)]
+        free = [torch.cuda.mem_get_info(gpu(rank))[0] for rank in range(2)]
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), free
 
     def once():
         comms = (P * 2)()
-        code = nccl.ncclCommInitAll(comms, 2, None)
-        streams = [torch.cuda.Stream(d) for d in range(2)]
+        code = nccl.ncclCommInitAll(comms, 2, (ctypes.c_int * 2)(gpu(0), gpu(1)))
+        streams = [torch.cuda.Stream(gpu(rank)) for rank in range(2)]
         nccl.ncclGroupStart()
-        outcome = [all_reduce(nccl, P(comms[d]), d, streams[d]) for d in range(2)]
+        outcome = [all_reduce(nccl, P(comms[rank]), rank, streams[rank]) for rank in range(2)]
         code |= nccl.ncclGroupEnd()
         [s.synchronize() for s in streams]
         good = all(float(x.sum()) == 2048 for _, x in outcome)
