@@ -1,11 +1,36 @@
 //! Ranks of several hosts, in threads of this process, over a net plugin that is as awkward as its contract allows.
 
 use hawser_plan::{Collective, DataType, ReduceOp};
-use hawser_runtime::{Comm, Config, Stream, group, unique_id};
+use hawser_runtime::{Comm, Config, ErrorKind, Stream, group, unique_id};
+use hawser_tests::deadline::Deadline;
 use hawser_tests::net;
 use hawser_tests::oracle::Case;
 use hawser_tests::process::Process;
 use hawser_tests::world::{Issued, all_reduce, issue, on_host, on_hosts, plain, run};
+
+/// `netName` of a communicator counts where `NCCL_NET` says nothing.
+#[test]
+fn a_communicator_names_its_net() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let with = |net: &str| Config { net: Some(net.to_owned()), ..Config::default() };
+    on_hosts("ab", &with("socket"), |comm| all_reduce(comm, 1000).unwrap());
+    let id = unique_id().unwrap();
+    let init = |(rank, host): (u32, &str)| {
+        let config = Config { host: Some(host.to_owned()), ..with("carrier pigeon") };
+        Comm::init(&[id], 2, rank, rank, config).err().unwrap()
+    };
+    let init = &init;
+    std::thread::scope(|scope| {
+        let ranks = [(0, "a"), (1, "b")].map(|rank| scope.spawn(move || init(rank)));
+        for error in ranks.map(|rank| rank.join().unwrap()) {
+            assert_eq!(error.kind, ErrorKind::InvalidUsage, "{error}");
+            assert!(error.text.contains("carrier pigeon"), "{error}");
+        }
+    });
+}
 
 #[test]
 fn every_collective_on_hosts_of_many_shapes() {

@@ -44,7 +44,12 @@ fn bring_up_and_operations_in_the_background() {
     }
     for comm in &comms {
         comm.finalize().unwrap();
-        assert_eq!(comm.async_error(), None);
+        wait_until_ready(comm);
+        assert_eq!(
+            comm.live().err().map(|e| e.kind),
+            Some(ErrorKind::InvalidUsage),
+            "only destroy is of use"
+        );
         comm.destroy().unwrap();
     }
 }

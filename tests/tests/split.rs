@@ -2,7 +2,7 @@
 //! thread per rank and from one thread for all ranks.
 
 use hawser_plan::Collective;
-use hawser_runtime::{Comm, ErrorKind, Stream, group};
+use hawser_runtime::{Comm, ErrorKind, Stream, group, unique_id};
 use hawser_tests::deadline::Deadline;
 use hawser_tests::world::{
     all_reduce, in_threads, issue, non_blocking, on_host, plain, settled, wait_until_ready,
@@ -148,18 +148,44 @@ fn non_blocking_splits() {
         return;
     }
     let _deadline = Deadline::start();
-    in_threads(3, |parent| {
-        let color = if parent.rank() == 1 { -1 } else { 4 };
-        let child = parent.split(color, 0, Some(non_blocking())).unwrap();
-        // The parent serves the split until all members are known, also where it yields no child.
+    let id = unique_id().unwrap();
+    let parents = [0, 1, 2].map(|rank| Comm::init(&[id], 3, rank, rank, non_blocking()).unwrap());
+    parents.iter().for_each(wait_until_ready);
+    // One thread for all: no call waits for another rank.
+    let children = [4, -1, 4].into_iter().zip(&parents);
+    let children: Vec<_> = children.map(|(color, parent)| parent.split(color, 0, None).unwrap()).collect();
+    let use_child = |(parent, child): (&Comm, Option<Comm>)| {
+        // The parent says when its part is over, also where it yields no child.
         wait_until_ready(parent);
         let Some(child) = child else { return };
-        wait_until_ready(&child);
+        assert_eq!(child.async_error(), None, "the parent is ready, so the child is");
         assert_eq!((child.rank(), child.ranks()), (parent.rank() / 2, 2));
         let issued = issue(&child, plain(Collective::AllReduce, 2, 10_007), false, 0).unwrap();
         wait_until_ready(&child);
         assert_eq!(issued.fault(), None);
         child.finalize().unwrap();
+        wait_until_ready(&child);
+        child.destroy().unwrap();
+    };
+    std::thread::scope(|scope| {
+        parents.iter().zip(children).for_each(|pair| drop(scope.spawn(move || use_child(pair))));
+    });
+}
+
+/// How a split waits is the parent's choice, whatever the child's options say.
+#[test]
+fn a_split_of_a_blocking_parent_waits() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    in_threads(2, |parent| {
+        let child = parent.split(0, 0, Some(non_blocking())).unwrap().unwrap();
+        assert_eq!((child.async_error(), child.ranks()), (None, 2));
+        assert!(!child.is_blocking());
+        let issued = issue(&child, plain(Collective::AllReduce, 2, 10_007), false, 0).unwrap();
+        wait_until_ready(&child);
+        assert_eq!(issued.fault(), None);
         child.destroy().unwrap();
     });
 }
@@ -191,8 +217,10 @@ fn an_abort_of_the_parent_ends_a_split() {
         return;
     }
     let _deadline = Deadline::start();
-    let parents = Comm::init_all(&[0, 1]).unwrap();
-    let child = parents[1].split(0, 0, Some(non_blocking())).unwrap().unwrap();
+    let id = unique_id().unwrap();
+    let parents = [0, 1].map(|rank| Comm::init(&[id], 2, rank, rank, non_blocking()).unwrap());
+    parents.iter().for_each(wait_until_ready);
+    let child = parents[1].split(0, 0, None).unwrap().unwrap();
     assert_eq!(
         parents[1].split(0, 0, None).err().map(|e| e.kind),
         Some(ErrorKind::InvalidUsage),

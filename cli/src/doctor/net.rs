@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Prints what it finds. False: a net that has devices does not work.
 pub fn run() -> Result<bool> {
     let mut fine = true;
-    for candidate in plugins::nets()? {
+    for candidate in plugins::nets(None)? {
         let net = &candidate.net.plugin;
         println!("{} ({})", net.name(), candidate.net.interface);
         match net.open(&NetConfig::new(1, plugins::log())) {

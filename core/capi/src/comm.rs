@@ -1,22 +1,26 @@
 //! Ending communicators and asking them.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use hawser_runtime::{Error, ErrorKind, set_last_error};
 
 use crate::args::Out;
-use crate::handle::CommPtr;
+use crate::handle::{CommPtr, Handle};
+use crate::p2p::grouped;
 use crate::types::result;
 
 nccl_api! {
-    /// Flushes what was issued; afterwards only `ncclCommDestroy` may follow. NULL is fine, as in NCCL.
+    /// Flushes what was issued, in the background if the communicator does not block; afterwards only `ncclCommDestroy` may follow. NULL is fine, as in NCCL.
     fn ncclCommFinalize / pncclCommFinalize(comm: CommPtr) {
         if comm.is_null() {
             return Ok(());
         }
-        let handle = comm.ready()?;
-        handle.name(handle.comm.finalize())?;
-        handle.progress()
+        let finalize = |handle: Arc<Handle>| {
+            handle.name(handle.comm.finalize())?;
+            handle.progress()
+        };
+        grouped(comm.ready().and_then(finalize))
     }
 
     /// Frees the communicator. NULL is fine, as in NCCL.

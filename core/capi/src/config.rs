@@ -53,6 +53,7 @@ impl CommConfig {
             sm_free: raw.CTAPolicy != UNDEF_INT && raw.CTAPolicy & CTA_POLICY_ZERO != 0,
             name: In::inside(raw.commName).text(),
             mixes_graphs: (raw.graphUsageMode != UNDEF_INT).then_some(raw.graphUsageMode == GRAPHS_AND_CALLS),
+            net: In::inside(raw.netName).text().filter(|name| !name.is_empty()),
             traffic_class: (raw.trafficClass != UNDEF_INT).then_some(raw.trafficClass),
             host: None,
             split_share: raw.splitShare == 1,
@@ -146,7 +147,7 @@ fn check(c: &NcclConfig) -> Result<()> {
     in_range("nChannelsPerNetPeer", c.nChannelsPerNetPeer, 1..=64)?;
     in_range("nvlinkCentricSched", c.nvlinkCentricSched, 0..=1)?;
     in_range("graphUsageMode", c.graphUsageMode, 0..=2)?;
-    in_range("numRmaCtx", c.numRmaCtx, positive.clone())?;
+    in_range("numRmaCtx", c.numRmaCtx, 0..=c_int::MAX)?;
     in_range("maxP2pPeers", c.maxP2pPeers, positive)?;
     in_range("graphStreamOrdering", c.graphStreamOrdering, 0..=1)?;
     in_range("launchOrderImplicit", c.launchOrderImplicit, 0..=1)?;
@@ -223,13 +224,14 @@ mod tests {
 
     #[test]
     fn fields_reach_the_runtime() {
-        let name = c"trainer";
+        let (name, net) = (c"trainer", c"Socket");
         let raw = NcclConfig {
             blocking: 0,
             minCTAs: 4,
             maxCTAs: 8,
             splitShare: 1,
             commName: name.as_ptr(),
+            netName: net.as_ptr(),
             graphUsageMode: 1,
             ..NcclConfig::UNDEFINED
         };
@@ -237,7 +239,7 @@ mod tests {
         assert_eq!(config.mixes_graphs, Some(false));
         assert!(!config.blocking && config.split_share);
         assert_eq!((config.min_ctas, config.max_ctas), (Some(4), Some(8)));
-        assert_eq!(config.name.as_deref(), Some("trainer"));
+        assert_eq!((config.name.as_deref(), config.net.as_deref()), (Some("trainer"), Some("Socket")));
     }
 
     #[test]

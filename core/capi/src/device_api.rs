@@ -20,8 +20,8 @@ nccl_api! {
         let (ranks, rank, device) = (handle.comm.ranks(), handle.comm.rank(), handle.comm.ordinal());
         let known = CommProperties {
             size: given.size, magic: given.magic, version: given.version,
-            rank: rank.cast_signed(), ranks: ranks.cast_signed(), cuda_device: device.cast_signed(), nvml_device: device.cast_signed(),
-            comm_hash: handle.comm.id(), ..NOTHING
+            rank: rank.cast_signed(), ranks: ranks.cast_signed(), cuda_device: device.cast_signed(),
+            nvml_device: handle.comm.nvml_device()?.cast_signed(), comm_hash: handle.comm.hash()?, ..NOTHING
         };
         props.set_prefix("props", &known, given.size)
     }

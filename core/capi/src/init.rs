@@ -1,12 +1,14 @@
 //! Making communicators: from unique ids, for all devices of a process, and by splitting.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
-use hawser_runtime::{Comm, Error, Result, UniqueId, device, env, unique_id};
+use hawser_runtime::{Comm, Error, ErrorKind, Result, UniqueId, device, env, unique_id};
 
 use crate::args::{In, Out};
 use crate::config::CommConfig;
-use crate::handle::CommPtr;
+use crate::handle::{CommPtr, Handle};
+use crate::p2p::grouped;
 use crate::types::{IdBytes, NcclConfig, SPLIT_NOCOLOR};
 
 /// Most ranks of a communicator.
@@ -21,23 +23,24 @@ nccl_api! {
 
     /// Joins a communicator as `rank` of `nranks` with the current device. All ranks call it.
     fn ncclCommInitRank / pncclCommInitRank(comm: Out<CommPtr>, nranks: c_int, commId: IdBytes, rank: c_int) {
-        init(comm, nranks, &[commId], rank, In::NULL)
+        grouped(init(comm, nranks, &[commId], rank, In::NULL))
     }
 
     /// As `ncclCommInitRank`, with a configuration (NULL for the defaults).
     fn ncclCommInitRankConfig / pncclCommInitRankConfig(
         comm: Out<CommPtr>, nranks: c_int, commId: IdBytes, rank: c_int, config: In<NcclConfig>,
     ) {
-        init(comm, nranks, &[commId], rank, config)
+        grouped(init(comm, nranks, &[commId], rank, config))
     }
 
     /// As `ncclCommInitRankConfig`, with several ids that share the work of meeting.
     fn ncclCommInitRankScalable / pncclCommInitRankScalable(
         newcomm: Out<CommPtr>, nranks: c_int, myrank: c_int, nId: c_int, commIds: In<IdBytes>, config: In<NcclConfig>,
     ) {
-        check_size(newcomm, nranks, myrank)?;
-        let ids = commIds.read_all("commIds", id_count(nId, nranks)?)?;
-        init(newcomm, nranks, &ids, myrank, config)
+        grouped(check_size(newcomm, nranks, myrank).and_then(|_| {
+            let ids = commIds.read_all("commIds", id_count(nId, nranks)?)?;
+            init(newcomm, nranks, &ids, myrank, config)
+        }))
     }
 
     /// One communicator per device of the list (NULL: devices 0 to ndev-1), all in this process.
@@ -49,20 +52,39 @@ nccl_api! {
         comm.set_all("comm", comms.into_iter().map(publish))
     }
 
-    /// Parts a communicator by colour; `key` orders the ranks of a part. Colour -1 joins none and gets NULL.
+    /// Parts a communicator by colour; `key` orders the ranks of a part. Colour -1 joins none and gets NULL. If the parent
+    /// does not block, it is in progress until the part can be used.
     fn ncclCommSplit / pncclCommSplit(
         comm: CommPtr, color: c_int, key: c_int, newcomm: Out<CommPtr>, config: In<NcclConfig>,
     ) {
-        let parent = comm.ready()?;
-        newcomm.set("newcomm", CommPtr::NULL)?;
-        check_color(color)?;
-        let config = if config.is_null() { None } else { Some(CommConfig::read(config)?) };
-        let (blocking, max_ctas) = config.as_ref().map_or((parent.blocking, parent.max_ctas), |c| (c.runtime.blocking, c.max_ctas()));
-        let part = parent.name(parent.comm.split(color, key, config.map(|c| c.runtime)))?;
-        let Some(part) = part else { return parent.progress() };
-        let (pointer, handle) = CommPtr::publish(part, blocking, max_ctas);
-        newcomm.set("newcomm", pointer)?;
-        handle.progress()
+        grouped(split(comm, color, key, newcomm, config))
+    }
+}
+
+fn split(
+    comm: CommPtr,
+    color: c_int,
+    key: c_int,
+    newcomm: Out<CommPtr>,
+    config: In<NcclConfig>,
+) -> Result<()> {
+    let parent = comm.ready()?;
+    newcomm.set("newcomm", CommPtr::NULL)?;
+    check_color(color)?;
+    let config = if config.is_null() { None } else { Some(CommConfig::read(config)?) };
+    let inherited = (parent.blocking, parent.max_ctas);
+    let (blocking, max_ctas) = config.as_ref().map_or(inherited, |c| (c.runtime.blocking, c.max_ctas()));
+    let part = parent.name(parent.comm.split(color, key, config.map(|c| c.runtime)))?;
+    let Some(part) = part else { return begun(&parent) };
+    newcomm.set("newcomm", CommPtr::publish(part, blocking, max_ctas).0)?;
+    begun(&parent)
+}
+
+/// A split that does not block returns success, as in NCCL: the state of the parent tells when it is over.
+fn begun(handle: &Arc<Handle>) -> Result<()> {
+    match handle.progress() {
+        Err(error) if error.kind == ErrorKind::InProgress => Ok(()),
+        other => other,
     }
 }
 

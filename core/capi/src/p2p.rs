@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use hawser_runtime::{Error, Result, Stream, group};
+use hawser_runtime::{Error, ErrorKind, Result, Stream, group};
 
 use crate::args::{self, Out};
 use crate::handle::{CommPtr, Handle};
@@ -37,14 +37,14 @@ nccl_api! {
     /// Closes a group; the outermost one launches what was collected. In progress if a communicator
     /// of the group that does not block is.
     fn ncclGroupEnd / pncclGroupEnd() {
-        let outcome = group::end();
-        let members = forget();
-        outcome?;
-        members.iter().find_map(|handle| handle.comm.async_error()).map_or(Ok(()), Err)
+        end()
     }
 
-    /// Closes a group and estimates its time in microseconds; nothing is launched.
+    /// Closes a group and estimates its time in microseconds; nothing is launched. With NULL it is `ncclGroupEnd`.
     fn ncclGroupSimulateEnd / pncclGroupSimulateEnd(simInfo: Out<SimInfo>) {
+        if simInfo.is_null() {
+            return end();
+        }
         // The group is closed in any case, as in NCCL.
         let time = group::simulate_end();
         forget();
@@ -54,9 +54,20 @@ nccl_api! {
     }
 }
 
+fn end() -> Result<()> {
+    let outcome = group::end();
+    let members = forget();
+    outcome?;
+    members.iter().find_map(|handle| handle.comm.async_error()).map_or(Ok(()), Err)
+}
+
 /// Tells an open group about an error of a call that belongs to it: its end must fail too.
 pub fn grouped(outcome: Result<()>) -> Result<()> {
-    outcome.inspect_err(group::record)
+    outcome.inspect_err(|error| {
+        if error.kind != ErrorKind::InProgress {
+            group::record(error);
+        }
+    })
 }
 
 thread_local! {

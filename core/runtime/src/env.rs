@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use crate::bootstrap::Remark;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::pool;
@@ -55,8 +56,11 @@ pub struct Settings {
     pub host_id: Option<String>,
     /// `NCCL_MULTI_RANK_GPU_ENABLE`.
     pub multi_rank_gpu: bool,
-    /// `HAWSER_INIT_TIMEOUT` in seconds: how long each step of bring-up may last.
+    /// `HAWSER_INIT_TIMEOUT` in seconds: how long each step of bring-up may last, once all ranks are there.
     pub init_timeout: Duration,
+    /// The same: how long ranks wait for those that have not come to init or split. Unset it is long, since programs load data
+    /// or compile before, each rank in its time.
+    pub join_timeout: Duration,
     /// `HAWSER_HANDSHAKE_TIMEOUT` in seconds: how long a stranger may stay silent.
     pub handshake_timeout: Duration,
     /// `HAWSER_OP_TIMEOUT` in seconds: how long an operation may wait for a peer; None = for ever.
@@ -160,7 +164,10 @@ pub fn settings() -> &'static Settings {
         let source = Source::read();
         let settings = source.settings();
         log::configure(&settings);
-        crate::bootstrap::set_log(|text| log::info(log::Subsys::Bootstrap, || text.to_owned()));
+        crate::bootstrap::set_log(|remark, text| match remark {
+            Remark::Detail => log::info(log::Subsys::Bootstrap, || text.to_owned()),
+            Remark::Warning => log::warn(text),
+        });
         for complaint in source.complaints().iter().chain(&settings.faults) {
             log::warn(complaint);
         }
@@ -174,7 +181,7 @@ pub fn bootstrap_settings() -> crate::bootstrap::Settings {
     crate::bootstrap::Settings {
         ifname: s.socket_ifname.clone(),
         family: s.socket_family,
-        init_timeout: s.init_timeout,
+        init_timeout: s.join_timeout,
         handshake_timeout: s.handshake_timeout,
         comm_id: s.comm_id.clone(),
         retry_count: s.socket_retry_count,
@@ -278,6 +285,7 @@ impl Source {
     fn settings(&self) -> Settings {
         let old_names =
             |names: [&str; 3]| names.iter().find_map(|n| self.parsed::<u32>(n, "a positive number"));
+        let of_init = self.seconds("HAWSER_INIT_TIMEOUT", MOST_SECONDS);
         Settings {
             device: self.word("HAWSER_DEVICE", &["auto", "host", "cuda"]).unwrap_or_else(|| "auto".into()),
             cumem_enable: self
@@ -303,9 +311,8 @@ impl Source {
             ),
             host_id: self.text("NCCL_HOSTID"),
             multi_rank_gpu: self.flag("NCCL_MULTI_RANK_GPU_ENABLE"),
-            init_timeout: self
-                .seconds("HAWSER_INIT_TIMEOUT", MOST_SECONDS)
-                .unwrap_or(Duration::from_secs(120)),
+            init_timeout: of_init.unwrap_or(Duration::from_secs(120)),
+            join_timeout: of_init.unwrap_or(Duration::from_secs(1800)),
             handshake_timeout: self
                 .seconds("HAWSER_HANDSHAKE_TIMEOUT", MOST_SECONDS)
                 .unwrap_or(Duration::from_secs(5)),

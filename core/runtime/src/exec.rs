@@ -25,9 +25,10 @@ pub struct Launch {
     pub work: Work,
     /// Where.
     pub stream: Stream,
-    /// Other streams with calls that it serves: it runs after what is on them, and what comes later on them
-    /// runs after it.
-    pub others: Vec<Stream>,
+    /// Other streams of its group: it runs after what is on them.
+    pub after: Vec<Stream>,
+    /// Other streams of its group: what comes later on them runs after it.
+    pub before: Vec<Stream>,
     /// What profilers see of it; the events stop when the launch is dropped.
     pub events: Events,
     /// How long it takes, if somebody wants to know.
@@ -37,8 +38,8 @@ pub struct Launch {
 impl Launch {
     /// Without events.
     pub fn new(comm: &Arc<Live>, work: Work, stream: Stream) -> Self {
-        let (others, events) = (Vec::new(), Events::default());
-        Self { comm: comm.clone(), work, stream, others, events, timed: None }
+        let (after, before, events) = (Vec::new(), Vec::new(), Events::default());
+        Self { comm: comm.clone(), work, stream, after, before, events, timed: None }
     }
 
     /// Whether it belongs to the communicator with this image.
@@ -208,7 +209,7 @@ struct Putting<'a> {
     emission: Emission<'a>,
     device: &'a dyn Device,
     stream: Stream,
-    others: &'a [Stream],
+    before: &'a [Stream],
     control: Arc<Control>,
     timed: Option<(Option<Moment>, Timed)>,
 }
@@ -226,7 +227,7 @@ impl Putting<'_> {
             if let Some((from, timed)) = self.timed {
                 timed.end(from, self.stream);
             }
-            self.others.iter().try_for_each(|other| self.device.order(self.stream, *other))?;
+            self.before.iter().try_for_each(|other| self.device.order(self.stream, *other))?;
             Ok(None)
         };
         turn().inspect_err(|error: &Error| {
@@ -237,9 +238,9 @@ impl Putting<'_> {
 
 /// Puts a launch on its stream, or begins to.
 fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
-    let Launch { comm, work, stream, others, events, timed } = launch;
-    let (device, stream, others) = (&*comm.device, *stream, &others[..]);
-    others.iter().try_for_each(|other| device.order(*other, stream))?;
+    let Launch { comm, work, stream, after, before, events, timed } = launch;
+    let (device, stream, before) = (&*comm.device, *stream, &before[..]);
+    after.iter().try_for_each(|other| device.order(*other, stream))?;
     let blocks = work.blocks();
     let event = events.group.as_ref().and_then(|g| g.launch(stream));
     match work {
@@ -263,11 +264,11 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
                 control.fail(error.clone());
             })?;
             let timed = timed.take().map(|timed| (timed.begin(stream), timed));
-            return Ok(Some(Putting { emission, device, stream, others, control, timed }));
+            return Ok(Some(Putting { emission, device, stream, before, control, timed }));
         }
     }
     drop(event);
-    others.iter().try_for_each(|other| device.order(stream, *other))?;
+    before.iter().try_for_each(|other| device.order(stream, *other))?;
     Ok(None)
 }
 

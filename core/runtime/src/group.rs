@@ -190,25 +190,32 @@ fn launch_now(group: &mut Group) -> Result<bool> {
     Ok(true)
 }
 
-/// Collectives in call order, then all messages together.
+/// Collectives in call order, then all messages together; all on the first of their streams. As NCCL promises, the others
+/// join before the first launch and go on after the last: a group is as if it were on each of them.
 fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
     let spans = Arc::new(GroupSpans::start(&live.watch));
     let mut calls = Calls::new(live, &spans);
     let (mut messages, mut streams) = (Vec::new(), Vec::new());
     for item in items {
+        let (Item::Call(_, stream, _) | Item::Message(_, stream)) = item;
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
         match item {
-            Item::Call(call, stream, number) => calls.add(&call, stream, number)?,
-            Item::Message(message, stream) => {
-                if !streams.contains(&stream) {
-                    streams.push(stream);
-                }
-                messages.push(message);
-            }
+            Item::Call(call, _, number) => calls.add(&call, streams[0], number)?,
+            Item::Message(message, _) => messages.push(message),
         }
     }
     let mut launches = calls.finish()?;
-    if let Some((first, others)) = streams.split_first() {
-        launches.extend(live.plan_messages(&messages, *first, others, &spans)?);
+    let Some((first, others)) = streams.split_first() else { return Ok(launches) };
+    if !messages.is_empty() {
+        launches.extend(live.plan_messages(&messages, *first, &spans)?);
+    }
+    if let [first, ..] = &mut launches[..] {
+        first.after = others.to_vec();
+    }
+    if let [.., last] = &mut launches[..] {
+        last.before = others.to_vec();
     }
     Ok(launches)
 }

@@ -22,23 +22,27 @@ const NCCL_VERSION: (u8, u8, u8) = (2, 32, 3);
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The nets to be tried for a communicator, in order: what `NCCL_NET_PLUGIN` names, then the built-in ones; only the one
-/// that `NCCL_NET` names, if it is set.
+/// that `NCCL_NET` names, else `asked` (the communicator's `netName`), if one of them is set.
 ///
 /// # Errors
-/// `NCCL_NET` names no net that was found.
-pub fn nets() -> Result<Vec<NetCandidate>> {
+/// They name no net that was found.
+pub fn nets(asked: Option<&str>) -> Result<Vec<NetCandidate>> {
     let settings = env::settings();
     let log = log();
     let found = search::find_nets(&request(settings.net_plugin.as_deref(), &log));
     let mut nets = found.candidates;
-    let Some(wanted) = &settings.net else { return Ok(nets) };
+    let (by, wanted) = match (&settings.net, asked) {
+        (Some(wanted), _) => ("NCCL_NET=", wanted.as_str()),
+        (None, Some(wanted)) => ("config->netName ", wanted),
+        (None, None) => return Ok(nets),
+    };
     let names: Vec<String> = nets.iter().map(|n| n.net.plugin.name().to_owned()).collect();
     nets.retain(|net| net.net.plugin.name().eq_ignore_ascii_case(wanted));
     if nets.is_empty() {
         let failed: String = found.failed.iter().map(|line| format!("; {line}")).collect();
         let text =
-            format!("NCCL_NET={wanted} names no net that was found; found are: {}{failed}", names.join(", "));
-        return Err(Error::invalid_usage(text).remedy("unset NCCL_NET or correct NCCL_NET_PLUGIN"));
+            format!("{by}{wanted} names no net that was found; found are: {}{failed}", names.join(", "));
+        return Err(Error::invalid_usage(text).remedy("leave it unset, or correct NCCL_NET_PLUGIN"));
     }
     Ok(nets)
 }

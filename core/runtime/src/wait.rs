@@ -20,7 +20,15 @@ const YIELDS: u32 = 50;
 
 /// A flag that ends every wait holding a clone of it. Once raised it stays raised.
 #[derive(Clone, Debug, Default)]
-pub struct AbortFlag(Arc<AtomicBool>);
+pub struct AbortFlag(Arc<Flag>);
+
+#[derive(Debug, Default)]
+struct Flag {
+    raised: AtomicBool,
+    /// Counts as well, until the two are parted.
+    parent: Option<AbortFlag>,
+    parted: AtomicBool,
+}
 
 impl AbortFlag {
     /// A flag that is not raised.
@@ -28,14 +36,27 @@ impl AbortFlag {
         Self::default()
     }
 
+    /// A flag that counts as raised while `self` is, until [`AbortFlag::part`].
+    pub fn child(&self) -> Self {
+        Self(Arc::new(Flag { parent: Some(self.clone()), ..Flag::default() }))
+    }
+
+    /// From now on this flag's parent does not count.
+    pub fn part(&self) {
+        self.0.parted.store(true, Ordering::Release);
+    }
+
     /// Ends every wait on this flag. What was written before is visible to those who see the flag raised.
     pub fn raise(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.raised.store(true, Ordering::Release);
     }
 
     /// Whether somebody raised the flag.
     pub fn is_raised(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        let by_parent = || {
+            self.0.parent.as_ref().is_some_and(|p| !self.0.parted.load(Ordering::Acquire) && p.is_raised())
+        };
+        self.0.raised.load(Ordering::Acquire) || by_parent()
     }
 }
 
@@ -135,6 +156,18 @@ fn in_seconds(limit: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_counts_its_parent_until_they_part() {
+        let (parent, own) = (AbortFlag::new(), AbortFlag::new());
+        let [early, late] = [parent.child(), parent.child()];
+        early.part();
+        parent.raise();
+        assert!(late.is_raised() && late.child().is_raised());
+        assert!(!early.is_raised() && !own.is_raised());
+        early.raise();
+        assert!(early.is_raised());
+    }
 
     #[test]
     fn a_raised_flag_ends_the_wait_with_the_sentence() {

@@ -266,17 +266,30 @@ fn release_others(ids: &[UniqueId], rank: u32, failure: &Error, settings: &Setti
     }
 }
 
-static LOG: RwLock<fn(&str)> = RwLock::new(|_| {});
+/// How much a remark of the bootstrap matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remark {
+    /// To those who look for a fault.
+    Detail,
+    /// To everybody.
+    Warning,
+}
+
+static LOG: RwLock<fn(Remark, &str)> = RwLock::new(|_, _| {});
 
 /// Sets where the bootstrap's remarks go: strangers at the door and whatever has no caller to return an error to.
 /// Until then they go nowhere.
-pub fn set_log(hook: fn(&str)) {
+pub fn set_log(hook: fn(Remark, &str)) {
     *LOG.write().unwrap_or_else(PoisonError::into_inner) = hook;
 }
 
 fn log(text: &str) {
+    remark(Remark::Detail, text);
+}
+
+fn remark(remark: Remark, text: &str) {
     let hook = *LOG.read().unwrap_or_else(PoisonError::into_inner);
-    hook(text);
+    hook(remark, text);
 }
 
 /// The lock, also after a panic of another holder: no holder leaves the data half changed.

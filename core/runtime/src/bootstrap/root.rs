@@ -11,7 +11,7 @@ use super::meet::{Hello, PeerAddress};
 use super::socket::{FrameReader, Incoming, Stream, poll};
 use super::stop::{StopSignal, broadcast, earliest};
 use super::wire::{Kind, decode_failure, encode_failure, encode_ranks, frame_bytes, list_ranks, malformed};
-use super::{Settings, lock, log};
+use super::{Remark, Settings, lock, log, remark};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
 use rustix::event::{PollFd, PollFlags};
@@ -28,6 +28,9 @@ pub(super) const MOST_RANKS: u32 = 1 << 20;
 
 /// How often those who wait learn which ranks are missing.
 const STATUS_PERIOD: Duration = Duration::from_millis(50);
+
+/// How often the log says so.
+const WARNING_PERIOD: Duration = Duration::from_secs(60);
 
 /// How long sending the table may take once all ranks are there.
 const TABLE_TIME: Duration = Duration::from_secs(60);
@@ -159,6 +162,7 @@ struct Plan {
     addresses: BTreeMap<u32, PeerAddress>,
     started: Instant,
     next_status: Instant,
+    next_warning: Instant,
 }
 
 /// How the meeting goes on after an event.
@@ -263,6 +267,7 @@ impl Root {
             addresses: BTreeMap::new(),
             started: now,
             next_status: now + STATUS_PERIOD,
+            next_warning: now + WARNING_PERIOD,
         });
         let first = plan.first;
         let remedy = "all ranks must be given the same arguments";
@@ -322,6 +327,17 @@ impl Root {
             return Err(Error::new(ErrorKind::Timeout, text)
                 .remedy("check that these ranks run and reached their init"));
         }
+        if now >= plan.next_warning {
+            plan.next_warning = now + WARNING_PERIOD;
+            let (since, patience) = (now - plan.started, self.patience.as_secs());
+            let text = format!(
+                "init waits for {} since {} s, at most {patience} s (HAWSER_INIT_TIMEOUT)",
+                list_ranks(&self.missing()),
+                since.as_secs()
+            );
+            remark(Remark::Warning, &text);
+        }
+        let Some(plan) = &mut self.plan else { return Ok(()) };
         if now >= plan.next_status {
             plan.next_status = now + STATUS_PERIOD;
             let missing = self.missing();

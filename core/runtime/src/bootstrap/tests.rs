@@ -420,7 +420,7 @@ fn strangers_neither_stop_nor_delay_the_ranks() {
 
 #[test]
 fn strangers_are_logged_and_dropped_in_time() {
-    set_log(|text| lock(&REMARKS).push(text.to_string()));
+    set_log(|_, text| lock(&REMARKS).push(text.to_string()));
     let id =
         UniqueId::create(&Settings { handshake_timeout: Duration::from_millis(100), ..settings() }).unwrap();
     for mut stranger in strangers(id.address()) {

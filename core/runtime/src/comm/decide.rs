@@ -81,7 +81,15 @@ pub fn decide(
             let mut net_config = NetConfig::new(comm_id, plugins::log());
             net_config.traffic_class = config.traffic_class;
             net_config.profiler = Some(net::report);
-            Some(choose_net(&net_config, device, &bootstrap, &mut world, &mut knobs, &step("net"))?)
+            Some(choose_net(
+                &net_config,
+                config.net.as_deref(),
+                device,
+                &bootstrap,
+                &mut world,
+                &mut knobs,
+                &step("net"),
+            )?)
         }
     };
     let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
@@ -181,6 +189,7 @@ pub fn cache_file(device: &str, ranks: u32) -> Option<PathBuf> {
 /// Opens this rank's net and checks that it is everybody's.
 fn choose_net(
     net_config: &NetConfig,
+    asked: Option<&str>,
     device: &dyn Device,
     bootstrap: &Bootstrap,
     world: &mut World,
@@ -188,7 +197,7 @@ fn choose_net(
     wait: &Wait,
 ) -> Result<Chosen> {
     let with_collnet = env::settings().collnet && world.per_host().is_some();
-    let chosen = Chosen::open(net_config, device, with_collnet);
+    let chosen = Chosen::open(net_config, asked, device, with_collnet);
     // The others wait for this rank's record, also if it has no net.
     let none = |error: &Error| format!("0\n0\nnone ({})\n0\n", error.text.replace('\n', " ")).into_bytes();
     let card = chosen.as_ref().map_or_else(none, Chosen::card);

@@ -58,7 +58,8 @@ pub fn bring_up(
         log::info(Subsys::Init, || format!("rank {rank}: {name}"));
         Wait::new(abort.clone(), Some(settings.init_timeout))
     };
-    let bootstrap = meet(meeting, rank, &step("bootstrap"))?;
+    log::info(Subsys::Init, || format!("rank {rank}: bootstrap"));
+    let bootstrap = meet(meeting, rank, &Wait::new(abort.clone(), Some(settings.join_timeout)))?;
     let device = device::open(ordinal)?;
     let mut decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
     let watch = Watch::open(decided.comm_id, config.name.as_deref(), &decided.world, rank);

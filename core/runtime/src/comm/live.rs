@@ -266,6 +266,13 @@ impl Live {
         self.dma.as_ref().ok_or_else(|| Error::internal("a launch of copy engines without staging"))
     }
 
+    /// Waits for all operations on this rank.
+    pub fn flush(&self) -> Result<()> {
+        let end = self.order.end(&*self.device)?;
+        end.map_or(Ok(()), |end| self.device.synchronize(end.stream))?;
+        self.net.as_ref().map_or(Ok(()), Net::drain)
+    }
+
     /// Why no further operation can work, if so: an operation failed on this rank.
     pub fn failure(&self) -> Option<Error> {
         let net = || self.fabric.control.fault().cloned();

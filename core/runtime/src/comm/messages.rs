@@ -73,12 +73,11 @@ impl Live {
         })
     }
 
-    /// Plans a group's messages, which were put on `stream` and on `others`.
+    /// Plans a group's messages, on `stream`.
     pub fn plan_messages(
         self: &Arc<Self>,
         messages: &[Message],
         stream: Stream,
-        others: &[Stream],
         spans: &Arc<GroupSpans>,
     ) -> Result<Vec<Launch>> {
         let number = self.next_batch();
@@ -103,7 +102,7 @@ impl Live {
             let launch = self.complete(plan, None, number, stream)?;
             let operations = events.iter().map(|(_, _, event)| event.clone()).collect();
             let events = Events { group: Some(spans.clone()), operations };
-            Ok(Launch { others: others.to_vec(), events, ..launch })
+            Ok(Launch { events, ..launch })
         };
         plans.into_iter().map(complete).collect()
     }

@@ -12,6 +12,7 @@
 mod calls;
 pub mod card;
 mod decide;
+mod end;
 mod facts;
 mod far;
 mod init;
@@ -33,7 +34,7 @@ mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Condvar, Mutex, OnceLock};
 
 use hawser_plan::choose::Choice;
 use hawser_plan::p2p::Message;
@@ -63,7 +64,6 @@ use crate::device::Stream;
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::{self, Item, Job};
-use crate::transport::net::Net;
 use crate::wait::AbortFlag;
 use init::{Meeting, bring_up};
 pub(crate) use live::lock;
@@ -84,6 +84,8 @@ pub struct Config {
     pub mixes_graphs: Option<bool>,
     /// Name for logs and errors.
     pub name: Option<String>,
+    /// Name of the net plugin between hosts, unless `NCCL_NET` names one.
+    pub net: Option<String>,
     /// Traffic class of the communicator's packets, for net plugins that know such.
     pub traffic_class: Option<i32>,
     /// Name of the host that this rank counts as, instead of `NCCL_HOSTID` and the real one: lets the ranks of one
@@ -102,6 +104,7 @@ impl Default for Config {
             sm_free: false,
             mixes_graphs: None,
             name: None,
+            net: None,
             traffic_class: None,
             host: None,
             split_share: false,
@@ -134,13 +137,14 @@ struct Place {
 
 enum State {
     Starting,
-    /// `pending`: jobs in the background that use it.
     Ready {
         live: Arc<Live>,
+        /// Jobs in the background that use it.
         pending: u32,
+        /// Only destroy is of use.
+        finalized: bool,
     },
     Failed(Error),
-    Finalized(Arc<Live>),
     Gone,
 }
 
@@ -171,7 +175,8 @@ impl Comm {
             return Err(Error::invalid_argument(text));
         }
         let blocking = config.blocking;
-        let comm = Self::new(Some(Place { rank, ranks: nranks }), ordinal, config);
+        let place = Some(Place { rank, ranks: nranks });
+        let comm = Self::new(place, ordinal, config, AbortFlag::new());
         let (meeting, starting) = (Meeting::Ids { ids: ids.to_vec(), nranks }, Starting(comm.clone()));
         let work = Box::new(move |_| starting.bring_up(meeting));
         group::create(Job { owner: comm.clone(), blocking, work })?;
@@ -191,69 +196,16 @@ impl Comm {
         comms
     }
 
-    /// Waits for all operations on this rank; afterwards only destroy is of use.
-    ///
-    /// # Errors
-    /// What made bring-up or an earlier operation fail; `InvalidArgument` after destroy or abort.
-    pub fn finalize(&self) -> Result<()> {
-        let mut state = self.settle()?;
-        let live = match &*state {
-            State::Ready { live, .. } | State::Finalized(live) => live.clone(),
-            State::Failed(error) => return Err(error.clone()),
-            State::Starting | State::Gone => return Err(self.gone()),
-        };
-        if let Some(error) = live.failure() {
-            return Err(error);
-        }
-        *state = State::Finalized(live.clone());
-        drop(state);
-        let end = live.order.end(&*live.device)?;
-        end.map_or(Ok(()), |end| live.device.synchronize(end.stream))?;
-        live.net.as_ref().map_or(Ok(()), Net::drain)
-    }
-
-    /// Frees everything. Waits for bring-up and for this rank's operations.
-    ///
-    /// # Errors
-    /// `InvalidArgument` after destroy or abort; `InvalidUsage` inside the group that creates it.
-    pub fn destroy(&self) -> Result<()> {
-        drop(self.settle()?);
-        self.release();
-        Ok(())
-    }
-
-    /// Ends everything that this communicator waits for, from any thread, and frees it. Returns when nothing in the
-    /// background uses its buffers any more; bring-up may still be unwinding.
-    ///
-    /// # Errors
-    /// `InvalidArgument` after destroy or abort.
-    pub fn abort(&self) -> Result<()> {
-        self.0.abort.raise();
-        let mut state = lock(&self.0.state)?;
-        match &*state {
-            State::Ready { live, .. } | State::Finalized(live) => live.fabric.control.abort(),
-            State::Starting | State::Failed(_) => {}
-            State::Gone => return Err(self.gone()),
-        }
-        while matches!(&*state, State::Ready { pending: 1.., .. }) {
-            state = self.wait_for_change(state)?;
-        }
-        drop(state);
-        self.release();
-        Ok(())
-    }
-
     /// What went wrong in the background; `InProgress` while a non-blocking call runs.
     pub fn async_error(&self) -> Option<Error> {
         let state = self.0.state.lock().ok()?;
         let in_progress = |what| Some(Error::new(ErrorKind::InProgress, what));
         match &*state {
             State::Starting => in_progress("bring-up is in progress"),
-            State::Ready { live, pending } => match live.failure() {
+            State::Ready { live, pending, .. } => match live.failure() {
                 None if *pending > 0 => in_progress("an operation is in progress"),
                 failure => failure,
             },
-            State::Finalized(live) => live.failure(),
             State::Failed(error) => Some(error.clone()),
             State::Gone => Some(self.gone()),
         }
@@ -335,7 +287,7 @@ impl Comm {
     pub fn rule_changes(&self) -> Vec<Switch> {
         match lock(&self.0.state).as_deref() {
             // Also when it has failed.
-            Ok(State::Ready { live, .. } | State::Finalized(live)) => {
+            Ok(State::Ready { live, .. }) => {
                 live.seated.as_ref().map_or_else(Vec::new, |seated| seated.seat().switches())
             }
             _ => Vec::new(),
@@ -354,7 +306,7 @@ impl Comm {
 
     /// Takes a window of [`Comm::add_window`] back.
     pub fn remove_window(&self, addr: u64, bytes: u64) {
-        if let Ok(State::Ready { live, .. } | State::Finalized(live)) = lock(&self.0.state).as_deref() {
+        if let Ok(State::Ready { live, .. }) = lock(&self.0.state).as_deref() {
             live.windows.remove(addr, bytes);
         }
     }
@@ -389,6 +341,23 @@ impl Comm {
         self.0.id
     }
 
+    /// A number that all ranks of the communicator have, and hardly another one.
+    ///
+    /// # Errors
+    /// As [`Comm::live`].
+    pub fn hash(&self) -> Result<u64> {
+        self.live().map(|live| live.comm_id)
+    }
+
+    /// NVML's number of the device; the ordinal if NVML does not know it.
+    ///
+    /// # Errors
+    /// As [`Comm::live`].
+    pub fn nvml_device(&self) -> Result<u32> {
+        let live = self.live()?;
+        Ok(crate::device::nvml_index(&live.device.caps().id).unwrap_or(self.0.ordinal))
+    }
+
     /// Device memory that this rank holds for the communicator, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.live().map_or(0, |l| l.memory_bytes())
@@ -398,10 +367,10 @@ impl Comm {
     pub fn live(&self) -> Result<Arc<Live>> {
         let refuse = |text: &str| Err(self.name_error(Error::invalid_usage(text)));
         match &*lock(&self.0.state)? {
+            State::Ready { finalized: true, .. } => refuse("the communicator was finalized"),
             State::Ready { live, .. } => live.failure().map_or_else(|| Ok(live.clone()), Err),
             State::Failed(error) => Err(error.clone()),
             State::Starting => refuse("bring-up is still in progress; poll ncclCommGetAsyncError first"),
-            State::Finalized(_) => refuse("the communicator was finalized"),
             State::Gone => Err(self.gone()),
         }
     }
@@ -428,14 +397,14 @@ impl Comm {
         Ok(matches!(&*lock(&self.0.state)?, State::Ready { pending: 1.., .. }))
     }
 
-    fn new(place: Option<Place>, ordinal: u32, config: Config) -> Self {
+    fn new(place: Option<Place>, ordinal: u32, config: Config, abort: AbortFlag) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(Arc::new(Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             place: place.map_or_else(OnceLock::new, OnceLock::from),
             ordinal,
             config,
-            abort: AbortFlag::new(),
+            abort,
             state: Mutex::new(State::Starting),
             changed: Condvar::new(),
         }))
@@ -446,7 +415,12 @@ impl Comm {
         if let Ok(mut state) = self.0.state.lock()
             && matches!(*state, State::Starting)
         {
-            *state = outcome.map_or_else(State::Failed, |live| State::Ready { live, pending: 0 });
+            *state = outcome.map_or_else(State::Failed, |live| State::Ready {
+                live,
+                pending: 0,
+                finalized: false,
+            });
+            self.0.abort.part();
         }
         self.0.changed.notify_all();
     }
@@ -472,33 +446,6 @@ impl Comm {
             return Ok(());
         };
         Err(self.name_error(Error::invalid_argument(format!("{verb} rank {}: {fault}", message.peer))))
-    }
-
-    /// Waits until bring-up is over and nothing runs in the background. Never `Starting` or `Gone`.
-    fn settle(&self) -> Result<MutexGuard<'_, State>> {
-        let mut state = lock(&self.0.state)?;
-        loop {
-            match &*state {
-                State::Starting if group::depth() > 0 => {
-                    let text = "bring-up is not over: close the open group of this thread first";
-                    return Err(self.name_error(Error::invalid_usage(text)));
-                }
-                State::Starting | State::Ready { pending: 1.., .. } => {}
-                State::Ready { .. } | State::Finalized(_) | State::Failed(_) => return Ok(state),
-                State::Gone => return Err(self.gone()),
-            }
-            state = self.wait_for_change(state)?;
-        }
-    }
-
-    fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
-        self.0.changed.wait(state).map_err(|_| Error::internal("a lock is poisoned by an earlier panic"))
-    }
-
-    fn release(&self) {
-        let old = self.0.state.lock().map(|mut state| std::mem::replace(&mut *state, State::Gone));
-        self.0.changed.notify_all();
-        drop(old);
     }
 
     fn gone(&self) -> Error {
@@ -552,7 +499,7 @@ pub(crate) struct Busy(Comm);
 impl Drop for Busy {
     fn drop(&mut self) {
         if let Ok(mut state) = self.0.0.state.lock()
-            && let State::Ready { live, pending } = &mut *state
+            && let State::Ready { live, pending, .. } = &mut *state
         {
             *pending -= 1;
             if std::thread::panicking() {

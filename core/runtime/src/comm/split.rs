@@ -15,9 +15,9 @@ use crate::wait::{AbortFlag, Wait};
 
 impl Comm {
     /// Makes children: ranks with the same `color` form one, ordered by (`key`, rank). Collective over all ranks of
-    /// this communicator; `color == -1` takes part but gets none. In an open group the work is done at its end; when
-    /// `config.blocking` (else this communicator's) is false it goes on in the background. Until then the child does
-    /// not know its rank. `config == None` takes this communicator's options.
+    /// this communicator; `color == -1` takes part but gets none. In an open group the work is done at its end; if this
+    /// communicator does not block, it goes on in the background. Until then this communicator is in progress, and the child
+    /// does not know its rank. `config == None` takes this communicator's options.
     ///
     /// # Errors
     /// `InvalidArgument` for a color below -1; `InvalidUsage` while another call on this communicator is in progress;
@@ -41,8 +41,8 @@ impl Comm {
         let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
         config.name.get_or_insert_with(|| format!("{}/{color}", live.name));
         config.host = config.host.or_else(|| self.0.config.host.clone());
-        let blocking = config.blocking;
-        let child = (color >= 0).then(|| Self::new(None, self.0.ordinal, config));
+        let blocking = self.is_blocking();
+        let child = (color >= 0).then(|| Self::new(None, self.0.ordinal, config, self.0.abort.child()));
         let split = Split { live, abort: self.0.abort.clone(), color, key };
         let starting = child.clone().map(Starting);
         let work = Box::new(move |busy| split.carry_out(starting, busy));
@@ -61,10 +61,10 @@ struct Split {
 }
 
 impl Split {
-    fn carry_out(self, child: Option<Starting>, busy: Option<Busy>) -> Result<()> {
+    /// The parent is busy until the child is up: programs that poll the parent use the child then.
+    fn carry_out(self, child: Option<Starting>, _busy: Option<Busy>) -> Result<()> {
         let met = self.meet();
-        // The parent is free again: the child has connections of its own.
-        drop((busy, self));
+        drop(self);
         match (met, child) {
             (Ok(Some((bootstrap, place))), Some(child)) => {
                 let _ = child.0.0.place.set(place);
@@ -77,7 +77,7 @@ impl Split {
 
     /// Learns who has the same color and connects to them; None without a color.
     fn meet(&self) -> Result<Option<(Bootstrap, Place)>> {
-        let wait = Wait::new(self.abort.clone(), Some(env::settings().init_timeout));
+        let wait = Wait::new(self.abort.clone(), Some(env::settings().join_timeout));
         let mine: Vec<u8> = self.color.to_le_bytes().into_iter().chain(self.key.to_le_bytes()).collect();
         let all = self.live.bootstrap.all_gather(&mine, &wait)?;
         let mut members = Vec::new();

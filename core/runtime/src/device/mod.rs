@@ -358,6 +358,12 @@ pub fn current() -> Result<u32> {
     if is_host() { Ok(0) } else { cuda::current() }
 }
 
+/// The number that NVML has for the GPU with this identity ([`Caps::id`]), whatever `CUDA_VISIBLE_DEVICES` says; None if it
+/// does not know it.
+pub fn nvml_index(id: &str) -> Option<u32> {
+    if is_host() { None } else { cuda::nvml::index(id) }
+}
+
 /// Opens a device.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>> {
     if is_host() {

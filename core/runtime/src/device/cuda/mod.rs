@@ -17,7 +17,7 @@ mod kernels;
 mod launch;
 mod memory;
 mod moment;
-mod nvml;
+pub(super) mod nvml;
 mod query;
 mod result;
 mod shared;

@@ -4,7 +4,7 @@
 //! but only NVML (`libnvidia-ml.so.1`, "nvmlDeviceGetP2PStatus") says whether the two have a path.
 //! NVML is asked only if the kernel module knows more GPUs than this process sees.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
 use hawser_plan::order;
@@ -21,6 +21,7 @@ const NVLINK: c_int = 2;
 
 type Handle = *mut c_void;
 type ByBusId = unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int;
+type Index = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
 type P2pStatus = unsafe extern "C" fn(Handle, Handle, c_int, *mut c_int) -> c_int;
 
 /// Identity and link of the GPUs of this host that are not in `visible` and that the GPU `id` can
@@ -32,6 +33,17 @@ pub fn hidden_peers(id: &str, visible: &[String]) -> Vec<(String, PeerLink)> {
         return Vec::new();
     }
     Nvml::open().map(|nvml| nvml.links(id, hidden)).unwrap_or_default()
+}
+
+/// NVML's number of the GPU `id`, which hidden GPUs count in, or of the GPU of a MIG instance.
+pub fn index(id: &str) -> Option<u32> {
+    let nvml = Nvml::open()?;
+    let device = nvml.device(id.split('/').next()?)?;
+    let of = nvml.function::<Index>("nvmlDeviceGetIndex")?;
+    let mut index = 0;
+    // SAFETY: a handle of this NVML session, and a place for the number.
+    let code = unsafe { of(device, &mut index) };
+    (code == 0).then_some(index)
 }
 
 fn kernel_list() -> Vec<String> {
@@ -131,5 +143,6 @@ mod tests {
     #[test]
     fn nothing_is_known_of_a_gpu_that_does_not_exist() {
         assert_eq!(hidden_peers("ffff:ff:1f.7", &[]), []);
+        assert_eq!(index("ffff:ff:1f.7"), None);
     }
 }

@@ -70,13 +70,18 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Opens the first usable net plugin.
+    /// Opens the first usable net plugin, of the name `asked` if there is one.
     ///
     /// # Errors
-    /// There is none, or the one that `NCCL_NET` names cannot be used; the text says why for each.
-    pub fn open(config: &NetConfig, device: &dyn Device, with_collnet: bool) -> Result<Self> {
+    /// There is none, or the one that `NCCL_NET` or `asked` names cannot be used; the text says why for each.
+    pub fn open(
+        config: &NetConfig,
+        asked: Option<&str>,
+        device: &dyn Device,
+        with_collnet: bool,
+    ) -> Result<Self> {
         let mut reasons = String::new();
-        for candidate in plugins::nets()? {
+        for candidate in plugins::nets(asked)? {
             let net = &candidate.net.plugin;
             let opened = net.open(config).map_err(Error::from);
             let chosen = opened.and_then(|context| {

@@ -18,19 +18,7 @@ fn every_rank_of_a_group_launches_once_whichever_way_it_goes() {
         let buffers = devices.each_ref().map(|device| device.alloc_as_user(1 << 12).unwrap());
         let streams = devices.each_ref().map(|device| device.stream().unwrap());
         let reduce = |rank: usize| {
-            let (input, output) = (buffers[rank].addr, buffers[rank].addr + 2048);
-            let (collective, dtype, op) = (Collective::AllReduce, DataType::Float32, ReduceOp::Sum);
-            let call = Call {
-                collective,
-                count: 100,
-                dtype,
-                op,
-                scalar: Scalar::Immediate(0),
-                root: 0,
-                input,
-                output,
-            };
-            comms[rank].collective(call, streams[rank].stream).unwrap();
+            comms[rank].collective(all_reduce(buffers[rank].addr), streams[rank].stream).unwrap();
         };
         let swap = |rank: usize, bytes: u64| {
             let (peer, stream) = (1 - rank as u32, streams[rank].stream);
@@ -62,4 +50,43 @@ fn every_rank_of_a_group_launches_once_whichever_way_it_goes() {
         assert_eq!(run(&reduce), (2, vec![5; 2]));
         comms.iter().for_each(|comm| comm.destroy().unwrap());
     });
+}
+
+/// A group is as if it were on each of its streams: the others join before its launches and go on after them.
+#[test]
+fn streams_of_a_group_meet_before_and_after_it() {
+    let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
+    with_fake_driver("groups::streams_of_a_group_meet_before_and_after_it", &env, || {
+        if hawser_kernels::FATBINS.is_empty() {
+            return;
+        }
+        let device = opened(0);
+        let comms = Comm::init_all(&[0, 1]).unwrap();
+        let buffer = device.alloc_as_user(1 << 12).unwrap();
+        let streams = [device.stream().unwrap(), device.stream().unwrap()];
+        let waits = || ["fake_waits", "fake_value_waits", "fake_launches"].map(fake);
+        let before = waits();
+        group::start().unwrap();
+        streams.iter().for_each(|own| comms[0].collective(all_reduce(buffer.addr), own.stream).unwrap());
+        comms[0].send(buffer.addr, 512, 1, streams[1].stream).unwrap();
+        assert_eq!(waits(), before, "nothing before the end");
+        group::end().unwrap();
+        let after = waits();
+        let [events, words, launches] = [0, 1, 2].map(|i| after[i] - before[i]);
+        assert_eq!((events, words), (2, 0), "one stream for all {launches} launches");
+        comms.iter().for_each(|comm| comm.abort().unwrap());
+    });
+}
+
+fn all_reduce(buffer: u64) -> Call {
+    Call {
+        collective: Collective::AllReduce,
+        count: 100,
+        dtype: DataType::Float32,
+        op: ReduceOp::Sum,
+        scalar: Scalar::Immediate(0),
+        root: 0,
+        input: buffer,
+        output: buffer + 2048,
+    }
 }
