@@ -15,7 +15,7 @@ use super::{Remark, Settings, lock, log, remark};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
 use rustix::event::{PollFd, PollFlags};
-use std::collections::BTreeMap;
+use litemap::LiteMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;
@@ -159,7 +159,7 @@ struct Plan {
     first: u32,
     nranks: u32,
     ids: (u32, [u8; 32]),
-    addresses: BTreeMap<u32, PeerAddress>,
+    addresses: LiteMap<u32, PeerAddress>,
     started: Instant,
     next_status: Instant,
     next_warning: Instant,
@@ -264,7 +264,7 @@ impl Root {
             first: rank,
             nranks: hello.nranks,
             ids: hello.ids,
-            addresses: BTreeMap::new(),
+            addresses: LiteMap::new(),
             started: now,
             next_status: now + STATUS_PERIOD,
             next_warning: now + WARNING_PERIOD,

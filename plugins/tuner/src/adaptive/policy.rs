@@ -6,7 +6,7 @@
 //! stressed ─► ───────────────────────────────────────────────────────────────────────┘
 //! ```
 
-use std::collections::BTreeMap;
+use litemap::LiteMap;
 use std::time::Duration;
 
 use hawser_plugin::tuner::{Algorithm, Function, Protocol};
@@ -96,7 +96,7 @@ pub struct Table {
     /// Only the floor counts, and nothing is tried.
     pub is_floor: bool,
     /// What runs instead of the floor.
-    pub learned: BTreeMap<Class, Learned>,
+    pub learned: LiteMap<Class, Learned>,
     /// What is not tried, and until when.
     pub avoided: Vec<(Class, Way, Duration)>,
 }
@@ -117,7 +117,7 @@ pub struct Learned {
 /// The two loops.
 #[derive(Debug, Default)]
 pub struct Policy {
-    classes: BTreeMap<Class, State>,
+    classes: LiteMap<Class, State>,
     /// What all ranks have.
     agreed: Table,
     /// What they should have.
