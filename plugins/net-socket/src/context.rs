@@ -167,11 +167,7 @@ impl Listener for SocketListener {
 
 impl Drop for SocketListener {
     fn drop(&mut self) {
-        if let Some(connection) = self.0.take() {
-            connection.close();
-        } else if !self.0.is_taken() {
-            self.0.shop.service.registry.remove(self.0.number);
-        }
+        self.0.close();
     }
 }
 

@@ -51,6 +51,8 @@ struct State {
     connection: Option<(u64, Weak<RxConn>)>,
     /// The connection until the host has it.
     ready: Option<Arc<RxConn>>,
+    /// The host waits no longer.
+    is_closed: bool,
 }
 
 impl Listening {
@@ -63,10 +65,17 @@ impl Listening {
         lock(&self.state).ready.take()
     }
 
-    /// Whether the host has the connection.
-    pub fn is_taken(&self) -> bool {
-        let state = lock(&self.state);
-        state.connection.is_some() && state.ready.is_none()
+    /// The host waits no longer: who comes now is refused. Closes a connection that nobody took.
+    pub fn close(&self) {
+        let mut state = lock(&self.state);
+        state.is_closed = true;
+        let (ready, was_taken) = (state.ready.take(), state.connection.is_some());
+        drop(state);
+        match ready {
+            Some(connection) => connection.close(),
+            None if was_taken => {}
+            None => self.shop.service.registry.remove(self.number),
+        }
     }
 
     /// The connection that a socket belongs to; the first one makes it.
@@ -75,6 +84,7 @@ impl Listening {
         match &state.connection {
             Some((number, _)) if *number != hello.connection => Err(Refusal::Taken),
             Some((_, connection)) => connection.upgrade().ok_or(Refusal::Unknown),
+            None if state.is_closed => Err(Refusal::Unknown),
             None if hello.socket != Socket::Control => Err(Refusal::Stale),
             None => {
                 let connection = RxConn::new(self.clone(), usize::from(hello.pipes), from);

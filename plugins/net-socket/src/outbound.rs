@@ -191,7 +191,7 @@ impl Dial {
     pub fn finish(self, ended: Ended) -> Option<(Errand, Ended)> {
         let Ended::Well { consumed, addresses } = ended else { return Some((self.errand, ended)) };
         let connection = self.errand.connection.upgrade()?;
-        connection.dialled(self.fd, &self.start.hello, self.start.to, consumed, addresses);
-        None
+        let used = connection.dialled(self.fd, &self.start.hello, self.start.to, consumed, addresses);
+        used.err().map(|reason| (self.errand, Ended::Failed(reason)))
     }
 }

@@ -108,8 +108,9 @@ impl RxConn {
             let connection: Weak<dyn Drive> = self.me.clone();
             let member: Weak<dyn Member> = self.me.clone();
             let hint = index + self.listening.number as usize;
-            let ticket = self.shop.pool.attach(fd, connection, index, hint);
-            (ticket.ok().flatten(), self.shop.service.watch(fd, member, Socket::Pipe(index as u16)))
+            // Refused without a thread that reads it: the sender dials again.
+            let ticket = self.shop.pool.attach(fd, connection, index, hint).ok()?;
+            Some((ticket, self.shop.service.watch(fd, member, Socket::Pipe(index as u16))))
         };
         let welcome = Welcome::Come { consumed: 0, addresses }.encode(proof);
         let last = pipe

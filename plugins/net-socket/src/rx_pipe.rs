@@ -26,6 +26,8 @@ pub(crate) struct Lane {
     /// Bytes of the header that are there.
     have: usize,
     current: Option<Current>,
+    /// No socket comes any more: the host's memory is its own again.
+    is_barred: bool,
 }
 
 struct Current {
@@ -66,6 +68,7 @@ impl RxPipe {
             header: [0; CHUNK_HEADER],
             have: 0,
             current: None,
+            is_barred: false,
         }))
     }
 
@@ -104,26 +107,27 @@ impl RxPipe {
         }
     }
 
-    /// A new socket, unless a younger one was here; `welcome` says the last words of the handshake on it. If an old one was
+    /// A new socket, unless a younger one was here or `join` finds nobody to read it; `welcome` says the last words of the handshake on it. If an old one was
     /// still here it is closed now, and the result says how far it came.
     pub fn attach(
         &self,
         socket: OwnedFd,
         generation: u32,
-        join: impl FnOnce(BorrowedFd<'_>) -> (Option<Ticket>, Option<Watch>),
+        join: impl FnOnce(BorrowedFd<'_>) -> Option<(Option<Ticket>, Option<Watch>)>,
         welcome: impl FnOnce(BorrowedFd<'_>) -> bool,
     ) -> Option<Option<Final>> {
         let mut lane = self.lane();
-        if generation <= lane.generation {
+        if generation <= lane.generation || lane.is_barred {
             return None;
         }
         let last = lane.close();
         lane.generation = generation;
+        let Some(joined) = join(socket.as_fd()) else { return Some(last) };
         if !welcome(socket.as_fd()) {
             return Some(last);
         }
         (lane.chunks, lane.have, lane.current) = (0, 0, None);
-        (lane.ticket, lane._watch) = join(socket.as_fd());
+        (lane.ticket, lane._watch) = joined;
         lane.socket = Some(socket);
         // Data may have come before the threads knew the socket.
         if let Some(ticket) = &lane.ticket {
@@ -144,9 +148,11 @@ impl RxPipe {
         (generation == lane.generation).then(|| lane.close()).flatten()
     }
 
-    /// Lets go of the socket. Afterwards it writes to no memory of the host.
+    /// Lets go of the socket for good. Afterwards nothing writes to memory of the host.
     pub fn close(&self) {
-        let _ = self.lane().close();
+        let mut lane = self.lane();
+        lane.is_barred = true;
+        let _ = lane.close();
     }
 
     /// Ends the socket as a failing network would.
@@ -212,5 +218,39 @@ impl Lane {
         (self.ticket, self._watch) = (None, None);
         (self.current, self.have) = (None, 0);
         self.socket.take().map(|_| last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_closed_pipe_welcomes_nobody() {
+        let pipe = RxPipe::new();
+        let mut welcomed = 0;
+        let mut come = |generation, has_reader: bool| {
+            let (here, _there) = UnixStream::pair().unwrap();
+            let last = pipe.attach(
+                here.into(),
+                generation,
+                |_| has_reader.then_some((None, None)),
+                |_| {
+                    welcomed += 1;
+                    true
+                },
+            );
+            (last, welcomed)
+        };
+        assert_eq!(come(1, true), (Some(None), 1));
+        assert_eq!(come(1, true), (None, 1), "once");
+        let last = Some(Some(Final { generation: 1, chunks: 0 }));
+        assert_eq!(come(2, false), (last, 1), "no thread would read it");
+        assert_eq!(come(2, true), (None, 1), "the sender dials with a number of its own each time");
+        assert_eq!(come(3, true), (Some(None), 2));
+        pipe.close();
+        assert_eq!(come(4, true), (None, 2));
     }
 }

@@ -151,7 +151,7 @@ impl Service {
         self.command(Command::Goodbye(member));
     }
 
-    /// Reports the end of a socket. None only costs time: the loss is noticed with the next use.
+    /// Reports the end of a socket, and of control that it has room again. None only costs time: the loss is noticed with the next use.
     pub fn watch(
         self: &Arc<Self>,
         fd: BorrowedFd<'_>,
@@ -161,7 +161,11 @@ impl Service {
         let token = self.token();
         lock(&self.watched).insert(token, Watched { member, socket });
         let watch = Watch { service: self.clone(), token };
-        let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let mut flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        if socket == Socket::Control {
+            // Room again for what a host that has no more calls to make has left behind.
+            flags |= epoll::EventFlags::OUT;
+        }
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).ok().map(|()| watch)
     }
 

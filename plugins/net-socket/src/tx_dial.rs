@@ -74,6 +74,9 @@ impl TxConn {
     }
 
     /// A socket is connected and both ends trust it.
+    ///
+    /// # Errors
+    /// Why it cannot be used; it has to be dialled again.
     pub fn dialled(
         &self,
         fd: OwnedFd,
@@ -81,7 +84,7 @@ impl TxConn {
         to: SocketAddr,
         consumed: u64,
         addresses: Vec<SocketAddr>,
-    ) {
+    ) -> Result<(), String> {
         match hello.socket {
             Socket::Control => {
                 let watch = self.watch(&fd, hello.socket);
@@ -92,7 +95,7 @@ impl TxConn {
                 let connection: Weak<dyn Drive> = self.me.clone();
                 let ticket =
                     self.shop.pool.attach(fd.as_fd(), connection, index, index + self.number as usize);
-                let Ok(ticket) = ticket else { return };
+                let ticket = ticket.map_err(|error| format!("no thread drives a data socket: {error}"))?;
                 let is_far = !path::is_local(to.ip());
                 let zero_copy = is_far && self.shop.settings.zero_copy;
                 // The kernel reports the end of zero-copy sends as it does the end of a socket.
@@ -113,6 +116,7 @@ impl TxConn {
                 }
             }
         }
+        Ok(())
     }
 
     fn control_dialled(

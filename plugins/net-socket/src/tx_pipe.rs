@@ -46,6 +46,8 @@ pub(crate) struct Lane {
     dialled: u32,
     /// The socket is lost; the receiver has not yet said how far it came.
     is_dying: bool,
+    /// No socket comes any more: the host's memory is its own again.
+    is_barred: bool,
     current: Option<Current>,
     /// Chunks given to this socket, without the first `forgotten`, whose messages are over.
     given: VecDeque<Chunk>,
@@ -84,6 +86,7 @@ impl TxPipe {
                 generation: 0,
                 dialled: 0,
                 is_dying: false,
+                is_barred: false,
                 current: None,
                 given: VecDeque::new(),
                 forgotten: 0,
@@ -192,7 +195,7 @@ impl TxPipe {
         zero_copy: bool,
     ) -> bool {
         let mut lane = self.lane();
-        if lane.socket.is_some() || lane.is_dying || generation != lane.dialled {
+        if lane.socket.is_some() || lane.is_dying || lane.is_barred || generation != lane.dialled {
             return false;
         }
         if is_far {
@@ -241,6 +244,7 @@ impl TxPipe {
     /// Lets go of everything. Afterwards no memory of the host is touched.
     pub fn close(&self) {
         let mut lane = self.lane();
+        lane.is_barred = true;
         lane.lose();
         lane.given.clear();
         self.state.store(DOWN, Ordering::SeqCst);
