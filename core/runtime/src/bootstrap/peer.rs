@@ -8,7 +8,7 @@ use super::socket::{Address, Stream};
 use super::wire::Kind;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use rustc_hash::FxHashMap;
 
@@ -36,8 +36,14 @@ impl Bootstrap {
         }
         let slot = lock(&self.outgoing.streams).entry(peer).or_default().clone();
         // Held while sending, so that messages of several threads do not mix.
-        let mut slot = lock(&slot);
         let describe = || format!("rank {} sends to rank {peer} ({})", self.rank, self.label);
+        // Another thread may be dialling: this one has a deadline and an abort flag of its own.
+        let free = || match slot.try_lock() {
+            Ok(slot) => Some(slot),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let mut slot = wait.until(free, describe)?;
         let stream = match slot.take() {
             Some(stream) => stream,
             None => self.dial(Role::Peer, peer, &wait.at_most(self.settings.init_timeout), &describe)?,

@@ -14,8 +14,8 @@ use super::wire::{Kind, decode_failure, encode_failure, encode_ranks, frame_byte
 use super::{Remark, Settings, lock, log, remark};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
-use rustix::event::{PollFd, PollFlags};
 use litemap::LiteMap;
+use rustix::event::{PollFd, PollFlags};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;

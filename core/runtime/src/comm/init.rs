@@ -110,6 +110,7 @@ impl Own<'_> {
                 place: places[rank as usize],
                 rail: rail(hosts, places, rank),
                 wires: fabric.wires(),
+                abort: self.abort,
                 staged: layout.staging.map(|_| far::slot_bytes(world, knobs)),
             };
             Net::start(chosen, setup, settings)

@@ -1,7 +1,7 @@
 //! Where settings come from, and how one value is read.
 
-use std::cell::RefCell;
 use litemap::LiteMap;
+use std::cell::RefCell;
 use std::time::Duration;
 
 use super::HONOURED;

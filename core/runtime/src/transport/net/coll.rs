@@ -87,6 +87,8 @@ pub struct CollLink {
     posted: u64,
     done: u64,
     requests: VecDeque<Request>,
+    /// A flush of the slot at `done`.
+    flush: Option<Request>,
 }
 
 enum State {
@@ -122,7 +124,7 @@ impl CollLink {
             bootstrap.send(peer, HANDLE_TAG + u64::from(lane), &handle, wait)?;
         }
         let state = State::Gathering { listener, handles };
-        Ok(Self { lane, rail, send, recv, state, posted: 0, done: 0, requests: VecDeque::new() })
+        Ok(Self { lane, rail, send, recv, state, posted: 0, done: 0, requests: VecDeque::new(), flush: None })
     }
 
     /// The lane and, for texts, the first of the other ranks.
@@ -160,7 +162,7 @@ impl CollLink {
                 self.state = State::Open { comm, send, recv };
                 Ok(true)
             }
-            State::Open { .. } => self.carry(),
+            State::Open { .. } => self.carry(around.flush),
             State::Closed => Ok(false),
         }
     }
@@ -193,7 +195,7 @@ impl CollLink {
     }
 
     /// Reduces every slot that is filled and has room to come back to.
-    fn carry(&mut self) -> Result<bool> {
+    fn carry(&mut self, flush: bool) -> Result<bool> {
         let State::Open { comm, send, recv } = &mut self.state else { return Ok(false) };
         let mut moved = false;
         let ready = self.send.filled().min(self.recv.emptied() + self.recv.depth());
@@ -209,10 +211,27 @@ impl CollLink {
             self.posted += 1;
             moved = true;
         }
-        while let Some(&request) = self.requests.front()
-            && comm.test(request)?.is_some()
-        {
-            self.requests.pop_front();
+        loop {
+            if let Some(request) = self.flush {
+                if comm.test(request)?.is_none() {
+                    break;
+                }
+                self.flush = None;
+            } else {
+                let Some(&request) = self.requests.front() else { break };
+                if comm.test(request)?.is_none() {
+                    break;
+                }
+                self.requests.pop_front();
+                if flush && self.recv.in_device() {
+                    let (addr, bytes) = (self.recv.slot_address(self.done), self.recv.slot_bytes());
+                    // SAFETY: the slot that the finished reduction wrote, in the registered FIFO.
+                    self.flush = unsafe { comm.flush(addr, bytes, *recv) }?;
+                    if self.flush.is_some() {
+                        continue;
+                    }
+                }
+            }
             self.done += 1;
             self.recv.publish_tail(self.done);
             self.send.publish_credit(self.done);
@@ -225,6 +244,7 @@ impl CollLink {
     pub fn close(&mut self) {
         if let State::Open { comm, send, recv } = &mut self.state
             && self.requests.is_empty()
+            && self.flush.is_none()
         {
             let _ = (comm.deregister(*send), comm.deregister(*recv));
         }

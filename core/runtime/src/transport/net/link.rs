@@ -5,6 +5,7 @@
 //! every free slot, in order, and publishes the tail when its data are there. Slot `s` of the sender becomes slot `s` of
 //! the receiver, so nothing but data travels.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,13 +49,21 @@ pub struct Around<'a> {
     pub bootstrap: &'a Bootstrap,
     /// Whether receives into device memory must be flushed.
     pub flush: bool,
+    /// Raised when the communicator is over.
+    pub over: AbortFlag,
+    /// Ranks that could not be told something: each costs a sweep its deadline once.
+    pub silent: RefCell<Vec<u32>>,
 }
 
 impl Around<'_> {
     /// Tells the rank at the other end of a link something about it.
     fn tell(&self, need: Need, tag: u64) -> Result<()> {
-        let wait = Wait::new(AbortFlag::new(), Some(TELL));
-        self.bootstrap.send(need.peer, tag + u64::from(need.lane), &[], &wait)
+        if self.silent.borrow().contains(&need.peer) {
+            return Err(Error::remote(format!("rank {} could not be reached just before", need.peer)));
+        }
+        let wait = Wait::new(self.over.clone(), Some(TELL));
+        let sent = self.bootstrap.send(need.peer, tag + u64::from(need.lane), &[], &wait);
+        sent.inspect_err(|_| self.silent.borrow_mut().push(need.peer))
     }
 
     /// Whether the rank at the other end has told it. True once.

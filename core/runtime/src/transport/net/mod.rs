@@ -45,7 +45,7 @@ use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::plugins;
 use crate::proxy::{Proxy, Task};
-use crate::wait::Wait;
+use crate::wait::{AbortFlag, Wait};
 use arena::Arena;
 use coll::{CollLink, CollNet};
 use fifo::Fifo;
@@ -200,12 +200,14 @@ pub struct Setup<'a> {
     pub wires: Wires,
     /// Bytes of the slots that copy engines use, if they are asked for.
     pub staged: Option<u64>,
+    /// Of the communicator.
+    pub abort: &'a AbortFlag,
 }
 
 impl Net {
     /// Starts serving a communicator. No connection exists yet.
     pub fn start(chosen: Chosen, setup: Setup<'_>, settings: &Settings) -> Result<Self> {
-        let Setup { device, bootstrap, control, layout, place, rail, wires, staged } = setup;
+        let Setup { device, bootstrap, control, layout, place, rail, wires, staged, abort } = setup;
         let on_gpu = device.caps().kind != DeviceKind::Host;
         let collnet_reaches = chosen.collnet.as_ref().is_none_or(|c| c.reaches_gpus);
         let in_device = settings.gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
@@ -228,7 +230,7 @@ impl Net {
         if let Err(error) = chosen.context.set_attributes(&attributes) {
             log::info(Subsys::Net, || format!("net {} does not take hints: {error}", chosen.name));
         }
-        let task = Arc::new(NetTask::new(chosen.context, bootstrap, control, in_device));
+        let task = Arc::new(NetTask::new(chosen.context, bootstrap, control, in_device, abort));
         proxy.add(task.clone());
         let wiring = Mutex::new(Wiring { needs: FxHashSet::default(), table: wires.table, arena });
         Ok(Self {

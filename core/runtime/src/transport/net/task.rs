@@ -1,5 +1,6 @@
 //! What the proxy does for a communicator: sweeps over its links, and deals with what goes wrong.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -66,6 +67,7 @@ impl NetTask {
         bootstrap: Arc<Bootstrap>,
         control: Arc<Control>,
         flush: bool,
+        abort: &AbortFlag,
     ) -> Self {
         Self {
             context,
@@ -74,16 +76,17 @@ impl NetTask {
             flush,
             links: Mutex::default(),
             sweeps: AtomicU32::new(0),
-            ended: AbortFlag::new(),
+            ended: abort.child(),
         }
     }
 
     /// What links need.
     pub fn around(&self) -> Around<'_> {
-        Around { context: self.context.as_ref(), bootstrap: &self.bootstrap, flush: self.flush }
+        let (context, bootstrap) = (self.context.as_ref(), &*self.bootstrap);
+        Around { context, bootstrap, flush: self.flush, over: self.abort_flag(), silent: RefCell::default() }
     }
 
-    /// A flag that is raised when the network has failed.
+    /// A flag that is raised when the network has failed or the communicator is aborted.
     pub fn abort_flag(&self) -> AbortFlag {
         self.ended.clone()
     }
@@ -253,7 +256,7 @@ impl NetTask {
         };
         for peer in parting.complete(come) {
             // One that did not stay does not mind.
-            let _ = self.bootstrap.send(peer, THANKS_TAG, &[], &Wait::new(AbortFlag::new(), Some(TELL)));
+            let _ = self.bootstrap.send(peer, THANKS_TAG, &[], &Wait::new(self.abort_flag(), Some(TELL)));
         }
     }
 
