@@ -105,6 +105,35 @@ fn hypercube() {
     deliver(ranks, &[0, 1, 2].map(|bit| exchange(bit).collect()));
 }
 
+/// The same from one thread: the steps are groups inside of one for all ranks, and send on what the step before received.
+#[test]
+fn hypercube_in_nested_groups() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let comms = Comm::init_all(&[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+    for bytes in [5, 40_000, 300_000, 300_000] {
+        let block = |rank: usize| (0..bytes).map(move |i| (i * 7 + rank * 31) as u8);
+        let mut buffers: Vec<Vec<u8>> = (0..8).map(|_| vec![0xee; 8 * bytes]).collect();
+        group::start().unwrap();
+        for (rank, (comm, buffer)) in comms.iter().zip(&mut buffers).enumerate() {
+            buffer[rank * bytes..][..bytes].iter_mut().zip(block(rank)).for_each(|(to, byte)| *to = byte);
+            let at = |block: usize| buffer.as_ptr() as u64 + (block * bytes) as u64;
+            for mask in [1, 2, 4] {
+                let (own, peer) = (rank & !(mask - 1), (rank ^ mask) as u32);
+                group::start().unwrap();
+                comm.send(at(own), (mask * bytes) as u64, peer, Stream(0)).unwrap();
+                comm.recv(at(own ^ mask), (mask * bytes) as u64, peer, Stream(0)).unwrap();
+                group::end().unwrap();
+            }
+        }
+        group::end().unwrap();
+        let expected: Vec<u8> = (0..8).flat_map(block).collect();
+        assert!(buffers.iter().all(|buffer| *buffer == expected), "{bytes} bytes");
+    }
+}
+
 /// One rank sends to all others and the other way round.
 #[test]
 fn stars() {

@@ -34,13 +34,15 @@ pub(crate) type Work = Box<dyn FnOnce(Option<Busy>) -> Result<()> + Send>;
 pub enum Item {
     /// A collective; the number that it has already, if any.
     Call(Call, Stream, Option<u64>),
-    /// A send or a receive.
-    Message(Message, Stream),
+    /// A send or a receive, and how many nested groups had been closed before it.
+    Message(Message, Stream, u32),
 }
 
 #[derive(Default)]
 struct Group {
     depth: u32,
+    /// Nested groups that were closed.
+    closed: u32,
     error: Option<Error>,
     jobs: Vec<Job>,
     comms: Vec<(Comm, Vec<Item>)>,
@@ -59,6 +61,11 @@ pub fn start() -> Result<()> {
 /// Levels that are open on this thread.
 pub fn depth() -> u32 {
     GROUP.with_borrow(|g| g.depth)
+}
+
+/// How many nested groups were closed in the open group.
+pub(crate) fn nested() -> u32 {
+    GROUP.with_borrow(|g| g.closed)
 }
 
 /// Closes a level; the outermost one creates communicators, then launches everything.
@@ -139,6 +146,7 @@ fn close() -> Result<Option<Group>> {
         1 => Ok(Some(std::mem::take(g))),
         _ => {
             g.depth -= 1;
+            g.closed += 1;
             Ok(None)
         }
     })
@@ -190,25 +198,24 @@ fn launch_now(group: &mut Group) -> Result<bool> {
     Ok(true)
 }
 
-/// Collectives in call order, then all messages together; all on the first of their streams. As NCCL promises, the others
+/// Collectives in call order, then all messages of a phase together; all on the first of their streams. As NCCL promises, the others
 /// join before the first launch and go on after the last: a group is as if it were on each of them.
 fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
     let spans = Arc::new(GroupSpans::start(&live.watch));
     let mut calls = Calls::new(live, &spans);
-    let (mut messages, mut streams) = (Vec::new(), Vec::new());
-    for item in items {
-        let (Item::Call(_, stream, _) | Item::Message(_, stream)) = item;
-        if !streams.contains(&stream) {
-            streams.push(stream);
+    let mut streams = Vec::new();
+    for item in &items {
+        let (Item::Call(_, stream, _) | Item::Message(_, stream, _)) = item;
+        if !streams.contains(stream) {
+            streams.push(*stream);
         }
-        match item {
-            Item::Call(call, _, number) => calls.add(&call, streams[0], number)?,
-            Item::Message(message, _) => messages.push(message),
+        if let Item::Call(call, _, number) = item {
+            calls.add(call, streams[0], *number)?;
         }
     }
     let mut launches = calls.finish()?;
     let Some((first, others)) = streams.split_first() else { return Ok(launches) };
-    if !messages.is_empty() {
+    for messages in phases(&items) {
         launches.extend(live.plan_messages(&messages, *first, &spans)?);
     }
     if let [first, ..] = &mut launches[..] {
@@ -218,6 +225,65 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
         last.before = others.to_vec();
     }
     Ok(launches)
+}
+
+/// Whether all messages of a group run side by side.
+pub(crate) fn is_one_phase(items: &[Item]) -> bool {
+    let nested = |item: &Item| if let Item::Message(.., nested) = item { Some(*nested) } else { None };
+    let first = items.iter().find_map(nested);
+    items.iter().all(|item| nested(item).is_none_or(|nested| Some(nested) == first))
+        || phases(items).nth(1).is_none()
+}
+
+/// The messages of a group that run side by side: in most groups all. Where what a nested group receives is sent on by a later
+/// one, the later one waits: programs put steps of an algorithm into groups of their own, and these into one for several
+/// devices of a thread. Within a nested group nothing waits, as it would for ever where two ranks swap a buffer.
+pub(crate) fn phases(items: &[Item]) -> impl Iterator<Item = Vec<Message>> {
+    let mut left = items.iter().filter_map(|item| match item {
+        Item::Message(message, _, nested) => Some((*message, *nested)),
+        Item::Call(..) => None,
+    });
+    let mut next = left.next();
+    std::iter::from_fn(move || {
+        let (mut messages, mut received) = (Vec::new(), Received::default());
+        while let Some((message, nested)) = next.filter(|(message, nested)| !received.feeds(message, *nested))
+        {
+            if !message.send {
+                received.add(&message, nested);
+            }
+            messages.push(message);
+            next = left.next();
+        }
+        (!messages.is_empty()).then_some(messages)
+    })
+}
+
+/// Where the messages of a phase are received.
+#[derive(Default)]
+struct Received {
+    /// From the lowest address to the end of the highest.
+    hull: (u64, u64),
+    /// First address, end, nested group.
+    ranges: Vec<(u64, u64, u32)>,
+}
+
+impl Received {
+    fn add(&mut self, message: &Message, nested: u32) {
+        let (from, to) = (message.addr, message.addr.saturating_add(message.bytes));
+        let (low, high) = if self.ranges.is_empty() { (from, to) } else { self.hull };
+        self.hull = (low.min(from), high.max(to));
+        self.ranges.push((from, to, nested));
+    }
+
+    /// Whether a message of another nested group sends what is received here.
+    fn feeds(&self, message: &Message, nested: u32) -> bool {
+        let (from, to) = (message.addr, message.addr.saturating_add(message.bytes));
+        let meets = |low: u64, high: u64| from < high && low < to;
+        message.send
+            && message.bytes > 0
+            && meets(self.hull.0, self.hull.1)
+            && self.ranges.iter().any(|&(low, high, other)| other != nested && meets(low, high))
+    }
 }
 
 /// Jobs that run one after the other.
@@ -260,4 +326,37 @@ fn run_jobs(jobs: Vec<Job>) -> Result<()> {
         outcome = outcome.and(ended);
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lengths of the phases of messages: (sends, address, bytes, nested group).
+    fn lengths(messages: &[(bool, u64, u64, u32)]) -> Vec<usize> {
+        let item = |&(send, addr, bytes, nested): &(bool, u64, u64, u32)| {
+            Item::Message(Message { peer: 1, send, addr, bytes }, Stream(0), nested)
+        };
+        let items: Vec<Item> = messages.iter().map(item).collect();
+        phases(&items).map(|phase| phase.len()).collect()
+    }
+
+    #[test]
+    fn what_is_sent_on_waits_for_what_is_received() {
+        assert_eq!(lengths(&[]), [0; 0]);
+        let exchange = |nested| [(true, 100, 50, nested), (false, 300, 50, nested)];
+        assert_eq!(lengths(&[exchange(0), exchange(1), exchange(2)].concat()), [6], "nothing is sent on");
+        // A hypercube: what one step received is sent by the next, with what was there before.
+        let step = |nested, bytes| [(true, 0, bytes, nested), (false, bytes, bytes, nested)];
+        assert_eq!(lengths(&[step(0, 8), step(1, 16), step(2, 32)].concat()), [2, 2, 2]);
+        assert_eq!(lengths(&[step(0, 8), step(0, 16), step(0, 32)].concat()), [6], "one group has no steps");
+        // Ranges that only touch, or are empty, are different ones; what was sent may be received into.
+        assert_eq!(lengths(&[(false, 100, 50, 0), (true, 150, 50, 1), (true, 50, 50, 1)]), [3]);
+        assert_eq!(lengths(&[(false, 100, 50, 0), (true, 120, 0, 1)]), [2]);
+        assert_eq!(lengths(&[(true, 100, 50, 0), (false, 100, 50, 1)]), [2]);
+        assert_eq!(
+            lengths(&[(false, 100, 50, 0), (false, 0, 50, 0), (true, 149, 1, 1), (true, 0, 1, 1)]),
+            [2, 2]
+        );
+    }
 }

@@ -432,7 +432,10 @@ impl Comm {
     }
 
     fn message(&self, message: Message, stream: Stream) -> Result<()> {
-        group::add(self, self.check_message(&message).map(|()| Item::Message(message, stream)))
+        group::add(
+            self,
+            self.check_message(&message).map(|()| Item::Message(message, stream, group::nested())),
+        )
     }
 
     fn check_message(&self, message: &Message) -> Result<()> {

@@ -13,7 +13,7 @@ use super::messages::{FEW, Kept};
 use super::times::Timed;
 use crate::device::Stream;
 use crate::error::{Error, Result};
-use crate::group::Item;
+use crate::group::{self, Item};
 
 /// What came of a call that wanted the short way.
 pub enum Now {
@@ -74,7 +74,7 @@ impl Live {
     pub fn put_now(&self, ready: Ready, items: &[Item]) -> Result<()> {
         match (ready, items) {
             (Ready::Call(ready), [Item::Call(call, stream, _)]) => self.put_call(ready, call, *stream),
-            (Ready::Messages(kept), [Item::Message(_, stream), ..]) => {
+            (Ready::Messages(kept), [Item::Message(_, stream, _), ..]) => {
                 self.put_messages(&kept, messages(items), *stream)
             }
             _ => Err(Error::internal("a group that changed on its way")),
@@ -111,8 +111,9 @@ impl Live {
         if is_host || self.net.is_some() || !self.watch.is_idle() || items.len() > FEW {
             return Ok(None);
         }
-        let Some(Item::Message(_, first)) = items.first() else { return Ok(None) };
-        if !items.iter().all(|item| matches!(item, Item::Message(_, stream) if stream == first)) {
+        let Some(Item::Message(_, first, _)) = items.first() else { return Ok(None) };
+        let is_alike = |item: &Item| matches!(item, Item::Message(_, stream, _) if stream == first);
+        if !items.iter().all(is_alike) || !group::is_one_phase(items) {
             return Ok(None);
         }
         Ok(self.kept_messages(messages(items))?.map(Ready::Messages))
@@ -121,7 +122,7 @@ impl Live {
 
 fn messages(items: &[Item]) -> impl Iterator<Item = &Message> {
     items.iter().filter_map(|item| match item {
-        Item::Message(message, _) => Some(message),
+        Item::Message(message, ..) => Some(message),
         Item::Call(..) => None,
     })
 }
