@@ -237,7 +237,8 @@ pub(crate) fn is_one_phase(items: &[Item]) -> bool {
 
 /// The messages of a group that run side by side: in most groups all. Where what a nested group receives is sent on by a later
 /// one, the later one waits: programs put steps of an algorithm into groups of their own, and these into one for several
-/// devices of a thread. Within a nested group nothing waits, as it would for ever where two ranks swap a buffer.
+/// devices of a thread. Only a nested group that sends and receives is such a step: where ranks swap or shift a buffer in
+/// place, be it in one nested group or in two, a send that waits for the receive would wait for ever.
 pub(crate) fn phases(items: &[Item]) -> impl Iterator<Item = Vec<Message>> {
     let mut left = items.iter().filter_map(|item| match item {
         Item::Message(message, _, nested) => Some((*message, *nested)),
@@ -248,9 +249,7 @@ pub(crate) fn phases(items: &[Item]) -> impl Iterator<Item = Vec<Message>> {
         let (mut messages, mut received) = (Vec::new(), Received::default());
         while let Some((message, nested)) = next.filter(|(message, nested)| !received.feeds(message, *nested))
         {
-            if !message.send {
-                received.add(&message, nested);
-            }
+            received.add(&message, nested);
             messages.push(message);
             next = left.next();
         }
@@ -258,9 +257,11 @@ pub(crate) fn phases(items: &[Item]) -> impl Iterator<Item = Vec<Message>> {
     })
 }
 
-/// Where the messages of a phase are received.
+/// What the messages of a phase receive, and where.
 #[derive(Default)]
 struct Received {
+    /// Nested groups that send.
+    senders: Vec<u32>,
     /// From the lowest address to the end of the highest.
     hull: (u64, u64),
     /// First address, end, nested group.
@@ -269,20 +270,27 @@ struct Received {
 
 impl Received {
     fn add(&mut self, message: &Message, nested: u32) {
+        if message.send {
+            if self.senders.last() != Some(&nested) {
+                self.senders.push(nested);
+            }
+            return;
+        }
         let (from, to) = (message.addr, message.addr.saturating_add(message.bytes));
         let (low, high) = if self.ranges.is_empty() { (from, to) } else { self.hull };
         self.hull = (low.min(from), high.max(to));
         self.ranges.push((from, to, nested));
     }
 
-    /// Whether a message of another nested group sends what is received here.
+    /// Whether a message sends what another nested group, one that sends too, receives here.
     fn feeds(&self, message: &Message, nested: u32) -> bool {
         let (from, to) = (message.addr, message.addr.saturating_add(message.bytes));
         let meets = |low: u64, high: u64| from < high && low < to;
+        let is_step = |other: u32| other != nested && self.senders.contains(&other);
         message.send
             && message.bytes > 0
             && meets(self.hull.0, self.hull.1)
-            && self.ranges.iter().any(|&(low, high, other)| other != nested && meets(low, high))
+            && self.ranges.iter().any(|&(low, high, other)| meets(low, high) && is_step(other))
     }
 }
 
@@ -351,12 +359,14 @@ mod tests {
         assert_eq!(lengths(&[step(0, 8), step(1, 16), step(2, 32)].concat()), [2, 2, 2]);
         assert_eq!(lengths(&[step(0, 8), step(0, 16), step(0, 32)].concat()), [6], "one group has no steps");
         // Ranges that only touch, or are empty, are different ones; what was sent may be received into.
-        assert_eq!(lengths(&[(false, 100, 50, 0), (true, 150, 50, 1), (true, 50, 50, 1)]), [3]);
-        assert_eq!(lengths(&[(false, 100, 50, 0), (true, 120, 0, 1)]), [2]);
-        assert_eq!(lengths(&[(true, 100, 50, 0), (false, 100, 50, 1)]), [2]);
-        assert_eq!(
-            lengths(&[(false, 100, 50, 0), (false, 0, 50, 0), (true, 149, 1, 1), (true, 0, 1, 1)]),
-            [2, 2]
-        );
+        let first = [(true, 900, 50, 0), (false, 100, 50, 0)];
+        let with = |more: &[(bool, u64, u64, u32)]| lengths(&[&first[..], more].concat());
+        assert_eq!(with(&[(true, 150, 50, 1), (true, 50, 50, 1)]), [4]);
+        assert_eq!(with(&[(true, 120, 0, 1)]), [3]);
+        assert_eq!(with(&[(false, 900, 50, 1)]), [3]);
+        assert_eq!(with(&[(false, 0, 50, 0), (true, 149, 1, 1), (true, 0, 1, 1)]), [3, 2]);
+        // A shift in place: all ranks would wait for each other.
+        assert_eq!(lengths(&[(false, 100, 50, 0), (true, 100, 50, 1)]), [2]);
+        assert_eq!(lengths(&[(true, 100, 50, 0), (false, 100, 50, 0)]), [2]);
     }
 }
