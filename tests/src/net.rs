@@ -42,6 +42,13 @@ pub fn break_after(sends: u64) {
 
 static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
 
+/// Connections whose receivers were closed with receives in flight.
+pub fn closed_with_receives() -> u64 {
+    CLOSED_EARLY.load(Ordering::Relaxed)
+}
+
+static CLOSED_EARLY: AtomicU64 = AtomicU64::new(0);
+
 /// What both ends of a connection share.
 #[derive(Default)]
 struct Pipe {
@@ -243,6 +250,8 @@ impl Receiver for End {
     }
 
     fn deregister(&mut self, _registration: Registration) -> Result<()> {
+        let is_early = !self.lock().receives.is_empty();
+        CLOSED_EARLY.fetch_add(is_early.into(), Ordering::Relaxed);
         Ok(())
     }
 

@@ -293,8 +293,8 @@ pub trait Receiver: Send {
     /// The memory stays valid until it is deregistered.
     unsafe fn register(&mut self, region: &Region) -> Result<Registration>;
 
-    /// As [`Sender::deregister`], but at the end of a connection receives that were posted ahead may be in flight: the receiver
-    /// is dropped right after.
+    /// As [`Sender::deregister`], but after a failure or an abort receives may be in flight: the receiver is dropped right
+    /// after.
     fn deregister(&mut self, registration: Registration) -> Result<()>;
 
     /// Begins to receive into one segment, or into a group of up to [`NetProperties::max_recvs`] that is one request.

@@ -82,6 +82,9 @@ pub struct SendLink {
     accepted: bool,
     posted: u64,
     done: u64,
+    /// Receives that the peer posted, once the two part; the messages behind the last slot are empty.
+    wanted: u64,
+    empties: u64,
     requests: VecDeque<Request>,
     meter: Meter,
 }
@@ -107,6 +110,8 @@ impl SendLink {
             accepted: false,
             posted: 0,
             done: 0,
+            wanted: 0,
+            empties: 0,
             requests: VecDeque::new(),
             meter: Meter::default(),
         }
@@ -126,6 +131,16 @@ impl SendLink {
     /// Slots that the plugin has sent.
     pub fn sent(&self) -> u64 {
         self.done
+    }
+
+    /// The two part, and nothing more will be sent: the peer has posted receives for so many slots, which are to be filled.
+    pub fn fill(&mut self, posted: u64) {
+        self.wanted = posted;
+    }
+
+    /// Whether the peer has no receive that waits for something.
+    pub fn has_filled(&self) -> bool {
+        self.posted + self.empties >= self.wanted && self.requests.is_empty()
     }
 
     /// Whether everything that the device wrote has been sent.
@@ -170,7 +185,7 @@ impl SendLink {
         self.meter.look();
         let mut moved = false;
         let tail = self.fifo.filled();
-        while self.posted < tail {
+        while self.posted < tail && self.empties == 0 {
             let (bytes, room) = (self.fifo.bytes_of(self.posted), self.fifo.slot_bytes());
             if bytes > room {
                 let text = format!("a slot of {room} bytes was filled with {bytes}");
@@ -185,10 +200,21 @@ impl SendLink {
             self.posted += 1;
             moved = true;
         }
+        while self.posted == tail && self.posted + self.empties < self.wanted {
+            let segment = self.fifo.slot(self.posted, 0, *registration, self.need.lane);
+            // SAFETY: nothing is read: the message is empty.
+            let Some(request) = unsafe { sender.isend(&segment) }? else { break };
+            self.requests.push_back(request);
+            self.empties += 1;
+            moved = true;
+        }
         while let Some(&request) = self.requests.front()
             && sender.test(request)?.is_some()
         {
             self.requests.pop_front();
+            if self.done == self.posted {
+                continue;
+            }
             self.meter.sent(self.done);
             self.done += 1;
             self.fifo.publish_credit(self.done);
@@ -215,6 +241,8 @@ pub struct RecvLink {
     state: RecvState,
     posted: u64,
     done: u64,
+    /// The slots that come at all, once the two part; what is received behind them is empty.
+    end: Option<u64>,
     requests: VecDeque<Request>,
     /// A flush of the slot at `done`.
     flush: Option<Request>,
@@ -235,7 +263,7 @@ impl RecvLink {
         around.bootstrap.send(need.peer, HANDLE_TAG + u64::from(need.lane), &handle, wait)?;
         let state = RecvState::Listening(listener, false);
         let (requests, meter) = (VecDeque::new(), Meter::default());
-        Ok(Self { need, fifo, state, posted: 0, done: 0, requests, flush: None, meter })
+        Ok(Self { need, fifo, state, posted: 0, done: 0, end: None, requests, flush: None, meter })
     }
 
     /// Which end this is.
@@ -246,6 +274,21 @@ impl RecvLink {
     /// Slots that have come.
     pub fn come(&self) -> u64 {
         self.done
+    }
+
+    /// Receives that were posted.
+    pub fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// The two part: no more than so many slots come, and receives are posted for no more.
+    pub fn end_at(&mut self, slots: u64) {
+        self.end = Some(slots.max(self.end.unwrap_or(self.done)));
+    }
+
+    /// Whether no receive is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.requests.is_empty() && self.flush.is_none()
     }
 
     /// The next slots belong to an operation that is watched.
@@ -284,7 +327,7 @@ impl RecvLink {
     fn post(&mut self) -> Result<bool> {
         let RecvState::Open(receiver, registration) = &mut self.state else { return Ok(false) };
         let before = self.posted;
-        let free = self.fifo.emptied() + self.fifo.depth();
+        let free = (self.fifo.emptied() + self.fifo.depth()).min(self.end.unwrap_or(u64::MAX));
         while self.posted < free {
             let segment = self.fifo.slot(self.posted, self.fifo.slot_bytes(), *registration, self.need.lane);
             // SAFETY: the slot lies in the registered FIFO; the device reads it only after the tail was published.
@@ -313,6 +356,9 @@ impl RecvLink {
                     break;
                 }
                 self.requests.pop_front();
+                if self.end.is_some_and(|end| self.done >= end) {
+                    continue;
+                }
                 if sizes[0] > self.fifo.slot_bytes() {
                     let text = format!("{} bytes arrived for a slot of {}", sizes[0], self.fifo.slot_bytes());
                     return Err(Error::remote(text));
@@ -336,7 +382,7 @@ impl RecvLink {
         Ok(self.done > before)
     }
 
-    /// Closes the connection with whatever was posted. Errors are of no use any more.
+    /// Closes the connection, after a failure with receives in flight. Errors are of no use any more.
     pub fn close(&mut self) {
         if let RecvState::Open(receiver, registration) = &mut self.state {
             let _ = receiver.deregister(*registration);

@@ -1,11 +1,15 @@
 //! How ranks part: one that leaves says how many slots it has sent over which lanes, and stays until they have come.
 //! Plugins exist whose receivers lose what is on its way when the sender closes the connection.
+//!
+//! It says too how many slots it has posted receives for, and posts no more; so does its peer when it thanks, since it posted
+//! ahead. Both senders send as many empty messages as it takes until no receive is left: plugins exist whose connections
+//! cannot be closed with receives in flight, NCCL having none.
 
 use super::link::Need;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Bytes of a lane in a goodbye.
-const ENTRY: usize = 12;
+/// Bytes of a link in a goodbye or thanks: lane, direction, slots.
+const ENTRY: usize = 16;
 
 /// What a rank knows of those that leave.
 #[derive(Default)]
@@ -20,20 +24,30 @@ pub struct Parting {
     pub is_leaving: bool,
 }
 
-/// The goodbye of a rank that has sent so many slots over these lanes to the reader.
-pub fn goodbye(sent: impl Iterator<Item = (u32, u64)>) -> Vec<u8> {
-    sent.flat_map(|(lane, slots)| [&lane.to_le_bytes()[..], &slots.to_le_bytes()].concat()).collect()
+/// A goodbye or thanks to a rank: slots that were sent over the links to it, and posted at those from it.
+pub fn tell(links: impl Iterator<Item = (Need, u64)>) -> Vec<u8> {
+    let entry = |(need, slots): (Need, u64)| {
+        [&need.lane.to_le_bytes()[..], &u32::from(need.send).to_le_bytes(), &slots.to_le_bytes()].concat()
+    };
+    links.flat_map(entry).collect()
+}
+
+/// What rank `peer` told, by this rank's links: how many slots come over those from it, and how many receives those to it have
+/// to fill. What does not parse counts as nothing.
+pub fn told(peer: u32, text: &[u8]) -> impl Iterator<Item = (Need, u64)> + '_ {
+    text.chunks_exact(ENTRY).filter_map(move |bytes| {
+        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let slots = u64::from_le_bytes(bytes.get(8..)?.try_into().ok()?);
+        Some((Need { lane: word(0)?, peer, send: word(4)? == 0 }, slots))
+    })
 }
 
 impl Parting {
-    /// A goodbye has come. What does not parse counts as nothing sent.
+    /// A goodbye has come.
     pub fn hear(&mut self, peer: u32, goodbye: &[u8]) {
-        let entry = |bytes: &[u8]| {
-            let (lane, slots) = bytes.split_at_checked(4)?;
-            Some((u32::from_le_bytes(lane.try_into().ok()?), u64::from_le_bytes(slots.try_into().ok()?)))
-        };
+        let sent = told(peer, goodbye).filter(|(need, _)| !need.send);
         self.parted.insert(peer);
-        self.sent.insert(peer, goodbye.chunks_exact(ENTRY).filter_map(entry).collect());
+        self.sent.insert(peer, sent.map(|(need, slots)| (need.lane, slots)).collect());
     }
 
     /// All that this rank sent to `peer` has come.
@@ -80,7 +94,12 @@ mod tests {
         let need = |lane| Need { lane, peer: 3, send: false };
         let mut parting = Parting::default();
         assert!(!parting.is_content(3) && !parting.is_going_on());
-        parting.hear(3, &goodbye([(0, 5), (7, 1 << 40)].into_iter()));
+        let theirs = |lane, send| Need { lane, peer: 9, send };
+        let text =
+            tell([(theirs(0, true), 5), (theirs(7, true), 1 << 40), (theirs(4, false), 8)].into_iter());
+        let heard: Vec<_> = told(3, &text).collect();
+        assert_eq!(heard, [(need(0), 5), (need(7), 1 << 40), (Need { send: true, ..need(4) }, 8)]);
+        parting.hear(3, &text);
         assert!(parting.has_parted(3) && parting.is_content(3) && parting.is_going_on());
         assert!(parting.is_short(need(0), 4) && !parting.is_short(need(0), 5));
         assert!(!parting.is_short(Need { send: true, ..need(0) }, 0) && !parting.is_short(need(1), 0));
@@ -92,7 +111,7 @@ mod tests {
 
     #[test]
     fn any_goodbye_is_one() {
-        for text in [&b""[..], b"short", &[0xff; 25]] {
+        for text in [&b""[..], b"short", &[0xff; 33]] {
             let mut parting = Parting::default();
             parting.hear(1, text);
             assert!(parting.has_parted(1));

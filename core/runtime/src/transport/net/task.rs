@@ -51,6 +51,28 @@ struct Links {
     parting: Parting,
 }
 
+impl Links {
+    /// What a rank told when it left, or when this rank does.
+    fn part(&mut self, peer: u32, text: &[u8]) {
+        for (need, slots) in parting::told(peer, text) {
+            if let Some(link) = self.sends.iter_mut().find(|link| link.need() == need) {
+                link.fill(slots);
+            }
+            if let Some(link) = self.recvs.iter_mut().find(|link| link.need() == need) {
+                link.end_at(slots);
+            }
+        }
+    }
+
+    /// Whether these ranks need this rank no more, and it has no receive in flight from those that know of its end.
+    fn are_content(&self, told: &[u32]) -> bool {
+        let knows = |peer: u32| told.contains(&peer) || self.parting.has_parted(peer);
+        told.iter().all(|peer| self.parting.is_content(*peer))
+            && self.sends.iter().all(|link| link.has_filled() || !knows(link.need().peer))
+            && self.recvs.iter().all(|link| link.is_idle() || !knows(link.need().peer))
+    }
+}
+
 /// A connection that failed.
 struct Lost {
     need: Need,
@@ -129,34 +151,39 @@ impl NetTask {
     }
 
     /// Tells the ranks with which there are connections that their end is no failure, each within `limit`, and stays, for
-    /// at most `patience`, until all that this rank sent has come.
+    /// at most `patience`, until all that this rank sent has come and no receive is in flight.
     pub fn say_goodbye(&self, limit: Duration, patience: Duration) {
-        let mut links = self.lock();
-        links.parting.is_leaving = true;
-        let ends = links.sends.iter().map(SendLink::need).chain(links.recvs.iter().map(RecvLink::need));
-        let rails = links.colls.iter().flat_map(|l| l.ranks().to_vec());
-        let peers: FxHashSet<u32> = ends.map(|need| need.peer).chain(rails).collect();
-        let farewell = |peer: &u32| {
-            let own = links.sends.iter().filter(|link| link.need().peer == *peer);
-            (*peer, parting::goodbye(own.map(|link| (link.need().lane, link.sent()))))
-        };
-        let stay = |peer: &&u32| **peer != self.bootstrap.rank() && !links.parting.has_parted(**peer);
-        let farewells: Vec<(u32, Vec<u8>)> = peers.iter().filter(stay).map(farewell).collect();
-        drop(links);
-        let told = farewells.into_iter().filter(|(peer, text)| {
+        let mut told = Vec::new();
+        for (peer, text) in self.farewells() {
             // One that is gone already does not mind.
             let wait = Wait::new(AbortFlag::new(), Some(limit));
-            self.bootstrap.send(*peer, GOODBYE_TAG, text, &wait).is_ok() && !text.is_empty()
-        });
-        let told: Vec<u32> = told.map(|(peer, _)| peer).collect();
-        let content = || {
-            let links = self.lock();
-            (self.is_over() || told.iter().all(|peer| links.parting.is_content(*peer))).then_some(())
-        };
+            if self.bootstrap.send(peer, GOODBYE_TAG, &text, &wait).is_ok() && !text.is_empty() {
+                told.push(peer);
+            }
+        }
+        let content = || (self.is_over() || self.lock().are_content(&told)).then_some(());
         let wait = Wait::new(self.abort_flag(), Some(patience));
         if let Err(error) = wait.until(content, || "the last data come to where they were sent".to_owned()) {
             log::info(Subsys::Net, || format!("connections are closed early: {error}"));
         }
+    }
+
+    /// What to tell whom at this rank's end.
+    fn farewells(&self) -> Vec<(u32, Vec<u8>)> {
+        let mut links = self.lock();
+        let Links { sends, recvs, colls, parting, .. } = &mut *links;
+        parting.is_leaving = true;
+        recvs.iter_mut().for_each(|link| link.end_at(link.come()));
+        let ends = sends.iter().map(SendLink::need).chain(recvs.iter().map(RecvLink::need));
+        let rails = colls.iter().flat_map(|l| l.ranks().to_vec());
+        let peers: FxHashSet<u32> = ends.map(|need| need.peer).chain(rails).collect();
+        let stay = |peer: &u32| *peer != self.bootstrap.rank() && !parting.has_parted(*peer);
+        let farewell = |peer: u32| {
+            let sent = sends.iter().map(|link| (link.need(), link.sent()));
+            let posted = recvs.iter().map(|link| (link.need(), link.posted()));
+            (peer, parting::tell(sent.chain(posted).filter(|(need, _)| need.peer == peer)))
+        };
+        peers.into_iter().filter(stay).map(farewell).collect()
     }
 
     /// Closes all connections. Not while the proxy sweeps.
@@ -213,9 +240,11 @@ impl NetTask {
     fn listen(&self, links: &mut Links) {
         while let Some((peer, text)) = self.bootstrap.take_any(GOODBYE_TAG) {
             links.parting.hear(peer, &text);
+            links.part(peer, &text);
         }
-        while let Some((peer, _)) = self.bootstrap.take_any(THANKS_TAG) {
+        while let Some((peer, text)) = self.bootstrap.take_any(THANKS_TAG) {
             links.parting.thank(peer);
+            links.part(peer, &text);
         }
         if let Some((peer, text)) = self.bootstrap.take_any(FAULT_TAG) {
             let text = format!("rank {peer} reports: {}", String::from_utf8_lossy(&text));
@@ -229,7 +258,8 @@ impl NetTask {
         let parting = &links.parting;
         let is_short = |lost: &Lost| parting.is_short(lost.need, lost.come);
         links.lost.retain(|lost| {
-            let peaceful = parting.has_parted(lost.need.peer) && !is_short(lost);
+            let is_done = parting.is_leaving && parting.is_content(lost.need.peer);
+            let peaceful = (is_done || parting.has_parted(lost.need.peer)) && !is_short(lost);
             if peaceful {
                 log::info(Subsys::Net, || format!("rank {} has closed its connections", lost.need.peer));
             }
@@ -255,8 +285,10 @@ impl NetTask {
             open.or_else(lost).unwrap_or(u64::MAX)
         };
         for peer in parting.complete(come) {
+            let posted = recvs.iter().filter(|link| link.need().peer == peer);
+            let text = parting::tell(posted.map(|link| (link.need(), link.posted())));
             // One that did not stay does not mind.
-            let _ = self.bootstrap.send(peer, THANKS_TAG, &[], &Wait::new(self.abort_flag(), Some(TELL)));
+            let _ = self.bootstrap.send(peer, THANKS_TAG, &text, &Wait::new(self.abort_flag(), Some(TELL)));
         }
     }
 
