@@ -60,9 +60,8 @@ __device__ __forceinline__ void exchange_bundle(const HawserBundle& b) {
                      : exchange_word<M, false>(a, m, at, offset, epoch + 1, 0);
         epoch += a.form & HAWSER_SECOND ? 2 : 1;
     }
-    let_next_grid_start();
     if (threadIdx.x == 0) store_relaxed_sys_u32(counter, epoch);
-    count_block(b.done);
+    end_block(b.done);
 }
 
 } // namespace hawser

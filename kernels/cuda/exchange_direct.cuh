@@ -178,7 +178,8 @@ __device__ __noinline__ bool exchange_direct(const HawserExchange& a) {
             fence_acq_rel_sys();
             store_relaxed_sys_u32(place.done_to, epoch);
         }
-        await_done(a, place, epoch, good ? DIRECT_DONE_NS : DIRECT_BEGUN_NS);
+        if (!good) await_done(a, place, epoch, DIRECT_BEGUN_NS);
+        if (good || all_have_come(place, epoch)) await_done(a, place, epoch, DIRECT_DONE_NS);
     }
     return direct.meeting != Meeting::Closed;
 }

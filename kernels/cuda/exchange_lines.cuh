@@ -256,10 +256,9 @@ __device__ __forceinline__ void exchange_lines(const HawserExchange& a) {
         epoch += a.form & HAWSER_SECOND ? 2 : 1;
         number += 2;
     }
-    let_next_grid_start();
     __syncwarp();
     if (lane == 0) store_relaxed_sys_u32(counter, epoch);
-    count_block(a.done);
+    end_block(a.done);
 }
 
 } // namespace hawser

@@ -12,8 +12,13 @@ constexpr u32 DIRECT_JOBS = 2 * PEERS;
 #define HAWSER_DIRECT_PASSERS 32
 #endif
 constexpr u32 DIRECT_PASSERS = HAWSER_DIRECT_PASSERS;
-// A rank that gives up: its peers may have begun with its buffers a moment ago, or are done in a while.
+// A rank that gives up: its peers may have begun with its buffers a moment ago, or are done in a while. They have not begun if
+// by then one of them still has not come, since each tells all at the same time.
+#ifdef HAWSER_EMULATED // many threads take turns there
+constexpr u64 DIRECT_BEGUN_NS = 100000, DIRECT_DONE_NS = 2000000;
+#else
 constexpr u64 DIRECT_BEGUN_NS = 50000000, DIRECT_DONE_NS = 1000000000;
+#endif
 
 // What a line says beside the epoch.
 constexpr u32 LINE_CLOSED = 1; // buffers cannot be reached
@@ -69,7 +74,11 @@ struct DirectPlace {
     }
 };
 
-// Tells all peers where this rank's buffers are and waits until all have told. The first warp calls it.
+// Whether the peer's line, as read, says that it comes.
+__device__ __forceinline__ bool has_come(u64 line, u32 epoch) { return (u32)line == epoch && line >> 32 != LINE_WITHDRAWN; }
+
+// Tells all peers where this rank's buffers are and waits until all have told. The first warp calls it. Each look is at all lines
+// again: one that was there may be withdrawn while another peer is waited for, and its buffers are then soon gone.
 __device__ __forceinline__ Meeting meet(const HawserExchange& a, Direct& direct, const DirectPlace& place, u32 epoch) {
     bool ready = (a.direct & HAWSER_DIRECT_READY) && (a.form & HAWSER_ALIGNED);
     if (place.has_peer) {
@@ -81,9 +90,9 @@ __device__ __forceinline__ Meeting meet(const HawserExchange& a, Direct& direct,
     u64 since = 0, seen = 0;
     bool there = !place.has_peer, stop = false;
     for (u32 polls = 1; !stop; polls++) {
-        if (!there) {
+        if (place.has_peer) {
             seen = load_acquire_sys(place.from + 16);
-            there = (u32)seen == epoch && seen >> 32 != LINE_WITHDRAWN;
+            there = has_come(seen, epoch);
         }
         if (__all_sync(WHOLE_WARP, there)) break;
         if (polls % LOOK == 0) stop = !there && stop_waiting(a, 0, rank_of(a, place.lane), since);
@@ -99,6 +108,12 @@ __device__ __forceinline__ Meeting meet(const HawserExchange& a, Direct& direct,
     }
     bool open = place.has_peer ? seen >> 32 == LINE_OPEN : ready;
     return __all_sync(WHOLE_WARP, open) ? Meeting::Open : Meeting::Closed;
+}
+
+// Whether all peers' lines are there. The first warp calls it.
+__device__ __forceinline__ bool all_have_come(const DirectPlace& place, u32 epoch) {
+    bool there = !place.has_peer || has_come(load_acquire_sys(place.from + 16), epoch);
+    return __all_sync(WHOLE_WARP, there);
 }
 
 // Waits until all peers are done with this rank's buffers, or for so long after giving up. The first warp calls it.

@@ -223,10 +223,7 @@ __device__ __forceinline__ void exchange_tiles(const HawserExchange& a) {
     follow_previous_grid();
     if (threadIdx.x == 0) block_lost = 0;
     __syncthreads();
-    if (a.direct != 0 && exchange_direct<M>(a)) {
-        let_next_grid_start();
-        return count_block(a.done);
-    }
+    if (a.direct != 0 && exchange_direct<M>(a)) return end_block(a.done);
     u32 warps = blockDim.x / LANES, unit = blockIdx.x * warps + threadIdx.x / LANES;
     u64 counter = a.epochs + 4 * (u64)unit;
     u32 epoch = load_relaxed_sys_u32(counter), number = 0;
@@ -241,10 +238,9 @@ __device__ __forceinline__ void exchange_tiles(const HawserExchange& a) {
         epoch += a.form & HAWSER_SECOND ? 2 : 1;
         number += 2;
     }
-    let_next_grid_start();
     __syncwarp();
     if (t.lane == 0) store_relaxed_sys_u32(counter, epoch);
-    count_block(a.done);
+    end_block(a.done);
 }
 
 } // namespace hawser

@@ -146,9 +146,8 @@ __device__ __forceinline__ void exchange_words(const HawserExchange& a) {
         epoch += a.form & HAWSER_SECOND ? 2 : 1;
         number += 2;
     }
-    let_next_grid_start();
     if (threadIdx.x == 0) store_relaxed_sys_u32(counter, epoch);
-    count_block(a.done);
+    end_block(a.done);
 }
 
 } // namespace hawser

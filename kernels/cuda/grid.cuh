@@ -12,17 +12,18 @@ __device__ __forceinline__ void follow_previous_grid() {
 #endif
 }
 
-// The next grid on the stream may take its place on the multiprocessors. Only after the last wait for a peer: a grid that
-// occupies room while this one still waits could keep away the very kernel that the peer must run first.
-__device__ __forceinline__ void let_next_grid_start() {
+// The block is over: all threads call it, last.
+//
+// The next grid on the stream may take its place on the multiprocessors when a thread of each block has said so. Not before all
+// peers that the block waits for are known to run: a grid that occupies room while this one waits could keep away the very kernel
+// that the peer must run first. The first thread has the first bytes of all that its block waits for, so it has heard from each.
+//
+// The host counts blocks that are over (core/runtime/src/comm/order.rs): later operations of the communicator may come from another
+// stream.
+__device__ __forceinline__ void end_block(u64 done) {
 #if !defined(HAWSER_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    if (threadIdx.x == 0) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-}
-
-// The block is over, as the host counts it (core/runtime/src/comm/order.rs): later operations of the communicator may come from
-// another stream. All threads call it, last.
-__device__ __forceinline__ void count_block(u64 done) {
     __syncthreads();
     if (threadIdx.x == 0 && done != 0) add_release_gpu(done, 1);
 }

@@ -123,8 +123,7 @@ __device__ __forceinline__ void interpret(const HawserArgs& args) {
     if constexpr (M::OP == Op::Copy && PROTOCOL == HAWSER_LL) message = is_message(args, block);
     if (message) move_message<M>(args, block);
     else run_program<M, PROTOCOL>(args, block);
-    let_next_grid_start();
-    count_block(args.done);
+    end_block(args.done);
 }
 
 } // namespace hawser

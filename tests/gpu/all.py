@@ -86,6 +86,8 @@ def parts(options):
     yield "soak-sm-free", soaking, own("soak", "--minutes", minutes, "--seed", "803"), {"NCCL_PASS_SM": "1"}
     yield "pool", 400, own("pool"), {}
     yield "vector", 300, own("vector"), {}
+    if not options.host:
+        yield "pytorch", 720, [sys.executable, str(HERE / "pytorch.py"), options.library, ranks], {}
     yield "adaptive", 300, own("adaptive"), {}
     if options.hawser:
         live = [sys.executable, str(HERE / "live_rules.py"), options.library, options.hawser, ranks, "--switches", "50"]

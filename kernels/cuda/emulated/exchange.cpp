@@ -93,13 +93,16 @@ static void append(Chain& chain, Launch& l) {
         chain[r].push_back({l.grid, l.threads, [&l, r] { l.element->kernel(l.protocol, l.args[r]); }, [&l, r] { l.is_over(r); }});
 }
 
-// Runs the chain on all ranks but `silent`: a rank's next kernel starts when its last one is over, whatever others do.
-static void run(const Chain& chain, u32 silent, bool drift) {
+// Runs the chain on all ranks but `silent`: a rank's next kernel starts when its last one is over, whatever others do. `silent`
+// starts when rank `after` has ended.
+static void run(const Chain& chain, u32 silent, bool drift, u32 after = NOBODY) {
     Fibers fibers;
     std::vector<std::unique_ptr<BlockRun>> blocks;
     std::vector<size_t> begun(chain.size(), 0);
-    auto start = [&](u32 rank) {
-        if (begun[rank] > 0 && silent == NOBODY && chain[rank][begun[rank] - 1].over) chain[rank][begun[rank] - 1].over();
+    std::function<void(u32)> start = [&](u32 rank) {
+        bool is_over = begun[rank] > 0 && (silent == NOBODY || rank == after);
+        if (is_over && chain[rank][begun[rank] - 1].over) chain[rank][begun[rank] - 1].over();
+        if (begun[rank] > 0 && rank == after) start(silent);
         if (begun[rank] == chain[rank].size()) return;
         const Kernel& k = chain[rank][begun[rank]++];
         for (u32 b = 0; b < k.grid; b++) {
@@ -278,11 +281,31 @@ static void absence_is_noticed(u32 ranks, int protocol, bool aborted) {
     }
 }
 
+// A rank gives up, is gone, and its buffers are used for something else; then the rank that it waited for comes. Nobody touches
+// those buffers, although others had long seen where they are.
+static void one_gives_up_before_the_last_comes(u32 ranks) {
+    Machine m(ranks);
+    Chain chain(ranks);
+    std::unique_ptr<Launch> launch;
+    do launch = random_launch(m, TILES, 7, 2, 64);
+    while (launch->direct == 0 || launch->unreached != 0 || launch->shift != 0);
+    append(chain, *launch);
+    u32 early = dice() % ranks, late = (early + 1 + dice() % (ranks - 1)) % ranks;
+    for (u32 r = 0; r < ranks; r++) m.comms[r].deadline_ns = (r == early ? 100 : 20000) * 1000;
+    chain[early][0].over = [&] { launch->is_gone(early); };
+    whole_warps = !LANES_LEAVE_ALONE;
+    run(chain, late, false, early);
+    whole_warps = true;
+    launch->is_left_alone(early);
+    for (u32 r = 0; r < ranks; r++) REQUIRE(m.reports[r].code == HAWSER_DEADLINE, "rank %u: code %u", r, m.reports[r].code);
+}
+
 bool exchanges_are_right(u32 rounds) {
     for (u32 round = 0; round < rounds; round++) {
         bool many = round % 8 == 7;
         chain_is_right(many ? 8 : 2 + dice() % 4, many ? 3 : 6);
         absence_is_noticed(2 + dice() % 4, (int)(round % 4), dice() % 2);
+        if (round % 4 == 0) one_gives_up_before_the_last_comes(3 + dice() % 3);
     }
     return true;
 }

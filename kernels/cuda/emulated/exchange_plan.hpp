@@ -167,6 +167,11 @@ struct Launch {
         check_rank(r);
         for (u64 at = 0; at < memory[r].size(); at++) wanted[r][at] = memory[r][at] = (u8)~memory[r][at];
     }
+    // Rank r has given up, its memory is used for something else; and later nobody has touched it.
+    void is_gone(u32 r) {
+        for (u64 at = 0; at < memory[r].size(); at++) wanted[r][at] = memory[r][at] = (u8)mixed(at + 1);
+    }
+    void is_left_alone(u32 r) const { check_rank(r); }
     // Results are there, and nothing else of the buffers' surroundings has changed.
     void check() const {
         for (u32 r = 0; r < ranks; r++) check_rank(r);
