@@ -11,6 +11,7 @@
 
 #include "grid.cuh"
 #include "plan.h"
+#include "report.cuh"
 #include "types.cuh"
 
 namespace hawser {
@@ -43,17 +44,7 @@ __device__ __noinline__ bool stop_waiting(const HawserExchange& a, u32 number, u
     else if (comm.deadline_ns != 0 && now - since > comm.deadline_ns) code = HAWSER_DEADLINE;
     if (code == 0) return false;
     *lost = 1;
-    HawserReport* report = (HawserReport*)comm.report;
-    if (report != nullptr && atomicCAS_system(&report->code, 0u, code) == 0) {
-        volatile HawserReport* to = report;
-        to->block = blockIdx.x;
-        to->step = number % 2;
-        to->peer = peer;
-        to->what = HAWSER_WAIT_RECV;
-        to->tile = number / 2;
-        to->op_number = a.op_number;
-        __threadfence_system();
-    }
+    write_report(comm.report, code, {number % 2, peer, HAWSER_WAIT_RECV, number / 2, a.op_number});
     return true;
 }
 

@@ -30,6 +30,7 @@ constexpr int HAWSER_SIMPLE = 2;
 // HawserReport::code and HawserReport::what
 constexpr uint32_t HAWSER_ABORTED = 1;
 constexpr uint32_t HAWSER_DEADLINE = 2;
+constexpr uint32_t HAWSER_REPORTING = 3; // the rest is being written
 constexpr uint32_t HAWSER_WAIT_RECV = 0;
 constexpr uint32_t HAWSER_WAIT_SEND = 1;
 constexpr uint32_t HAWSER_WAIT_CHANNEL = 2;

@@ -1,6 +1,7 @@
 // Giving up: every wait looks now and then whether the communicator was aborted or the deadline is over.
 #pragma once
 
+#include "report.cuh"
 #include "state.cuh"
 
 namespace hawser {
@@ -20,17 +21,8 @@ __device__ __noinline__ bool give_up(u32 turn, u32 record, u32 what, u32 peer, u
     else if (sh.comm.deadline_ns != 0 && now - since > sh.comm.deadline_ns) code = HAWSER_DEADLINE;
     if (code == 0) return false;
     atomicMin(&sh.given_up, turn);
-    HawserReport* report = (HawserReport*)sh.comm.report;
-    if (report != nullptr && atomicCAS_system(&report->code, 0u, code) == 0) {
-        volatile HawserReport* to = report;
-        to->block = blockIdx.x;
-        to->step = sh.records[record % STAGES].step;
-        to->peer = peer;
-        to->what = what;
-        to->tile = sh.records[record % STAGES].tile;
-        to->op_number = sh.op_number;
-        __threadfence_system();
-    }
+    const auto& at = sh.records[record % STAGES];
+    write_report(sh.comm.report, code, {at.step, peer, what, at.tile, sh.op_number});
     return true;
 }
 

@@ -33,12 +33,13 @@ def main():
     if torch is None:
         print("skipped: needs PyTorch and a GPU")
         return 0
-    all_checks = (crossed_order_in_a_group, streams_that_are_gone, abort_releases_a_hang, abort_releases_a_free,
-                  abort_releases_a_destroy, calls_after_abort, rounds_leak_nothing)
+    aborts = (abort_releases_a_hang, abort_releases_a_free, abort_releases_a_replay, abort_behind_other_work)
+    all_checks = (crossed_order_in_a_group, streams_that_are_gone, *aborts, abort_releases_a_destroy, calls_after_abort,
+                  rounds_leak_nothing)
     parts = [
         ({}, (two_ranks_on_one_gpu,)),
         ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, all_checks),
-        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1"}, (abort_releases_a_hang, abort_releases_a_free)),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1"}, aborts),
     ]
     failed = []
     for env, checks in parts:
@@ -201,6 +202,66 @@ def abort_releases_a_free(nccl):
         sys.exit("what hangs cannot be taken back")
     nccl.ncclCommAbort(comms[1])
     driver.cuMemFree_v2(ours)
+
+
+def abort_releases_a_replay(nccl):
+    """A graph's replay waits for the other rank, and a finalize for the replay."""
+    comms = pair(nccl)
+    torch.cuda.set_device(0)
+    stream, x, graph = torch.cuda.Stream(0), torch.ones(1 << 20, device="cuda:0"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        code = all_gather(nccl, comms[0], x, stream)
+    with torch.cuda.stream(stream):
+        graph.replay()
+    expect("a replay of one of two ranks", code == 0)
+    finalize_and_abort(nccl, comms, "a replay")
+    stream.synchronize()
+    expect("the replay's stream is released", stream.query())
+    nccl.ncclCommAbort(comms[1])
+
+
+def abort_behind_other_work(nccl):
+    """A call has not begun, since its stream waits for something else, when its communicator is aborted; later it runs."""
+    comms, driver = pair(nccl), ctypes.CDLL("libcuda.so.1")
+    torch.cuda.set_device(0)
+    stream, x = torch.cuda.Stream(0), torch.ones(1 << 20, device="cuda:0")
+    word = torch.zeros(1, dtype=torch.int32, device="cuda:0")
+    torch.cuda.synchronize()
+    at = ctypes.c_uint64(word.data_ptr())
+    codes = [driver.cuStreamWaitValue32_v2(P(stream.cuda_stream), at, ctypes.c_uint32(1), 0), all_gather(nccl, comms[0], x, stream)]
+    expect("a call behind other work", codes == [0, 0], f"-> {codes}")
+    finalize_and_abort(nccl, comms, "other work")
+    expect("the other work goes on", not stream.query())
+    # Somebody else gets memory that the communicator had, if it gave any back.
+    again = pair(nccl)
+    other = torch.cuda.Stream(0)
+    driver.cuStreamWriteValue32_v2(P(other.cuda_stream), at, ctypes.c_uint32(1), 0)
+    stream.synchronize()
+    expect("its call leaves", bool((x[:1] * 2 == 2).all()))
+    [nccl.ncclCommDestroy(comm) for comm in again]
+    nccl.ncclCommAbort(comms[1])
+
+
+def all_gather(nccl, comm, x, stream):
+    half = ctypes.c_size_t(x.numel() // 2)
+    return nccl.ncclAllGather(P(x.data_ptr()), P(x.data_ptr()), half, 7, comm, P(stream.cuda_stream))
+
+
+def finalize_and_abort(nccl, comms, what):
+    codes = []
+    finalizing = threading.Thread(target=lambda: codes.append(nccl.ncclCommFinalize(comms[0])), daemon=True)
+    finalizing.start()
+    time.sleep(0.5)
+    expect(f"finalize waits for {what}", finalizing.is_alive())
+    aborting = threading.Thread(target=lambda: codes.append(nccl.ncclCommAbort(comms[0])), daemon=True)
+    aborting.start()
+    finalizing.join(30)
+    aborting.join(30)
+    returned = not finalizing.is_alive() and not aborting.is_alive()
+    expect(f"abort releases a finalize behind {what}", returned and 0 in codes and any(codes), f"-> {codes}")
+    if not returned:
+        sys.exit("what hangs cannot be taken back")
 
 
 def abort_releases_a_destroy(nccl):

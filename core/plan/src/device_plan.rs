@@ -331,7 +331,7 @@ pub struct DevComm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Report {
-    /// 0 = nothing, 1 = aborted, 2 = deadline.
+    /// 0 = nothing, 1 = aborted, 2 = deadline, 3 = the rest is being written.
     pub code: u32,
     /// Block.
     pub block: u32,
@@ -345,6 +345,11 @@ pub struct Report {
     pub tile: u32,
     /// Operation number.
     pub op_number: u64,
+}
+
+impl Report {
+    /// `code` while the rest is being written.
+    pub const BEING_WRITTEN: u32 = 3;
 }
 
 /// What a kernel does to the values. `Copy` moves bytes of any type.

@@ -187,9 +187,8 @@ fn put_all(launches: &mut [Launch]) -> Result<()> {
         }
     }
     let mut current: Vec<Option<Putting<'_>>> = ranks.iter().map(|_| None).collect();
-    let mut left = true;
-    while left {
-        left = false;
+    let mut go_on = || {
+        let mut left = false;
         for ((_, queue), current) in ranks.iter_mut().zip(&mut current) {
             match current.take() {
                 Some(putting) => *current = putting.go_on()?,
@@ -200,8 +199,19 @@ fn put_all(launches: &mut [Launch]) -> Result<()> {
             }
             left = true;
         }
+        Ok(left)
+    };
+    let outcome = loop {
+        match go_on() {
+            Ok(true) => {}
+            Ok(false) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
+    if let Err(error) = &outcome {
+        current.into_iter().flatten().for_each(|putting| putting.give_up(error));
     }
-    Ok(())
+    outcome
 }
 
 /// A launch of copy engines that is being put on its streams.
@@ -218,21 +228,31 @@ impl Putting<'_> {
     /// Puts the next commands on the streams; None when all are. After a failure the communicator is broken: peers wait for
     /// what this rank has not put there.
     fn go_on(mut self) -> Result<Option<Self>> {
-        let control = self.control.clone();
-        let turn = || {
-            if self.emission.round()? {
-                return Ok(Some(self));
+        match self.emission.round() {
+            Ok(true) => return Ok(Some(self)),
+            Ok(false) => {}
+            Err(error) => {
+                self.give_up(&error);
+                return Err(error);
             }
+        }
+        let (control, device) = (self.control, self.device);
+        let end = || {
             self.emission.finish()?;
             if let Some((from, timed)) = self.timed {
                 timed.end(from, self.stream);
             }
-            self.before.iter().try_for_each(|other| self.device.order(self.stream, *other))?;
-            Ok(None)
+            self.before.iter().try_for_each(|other| device.order(self.stream, *other))
         };
-        turn().inspect_err(|error: &Error| {
+        end().map(|()| None).inspect_err(|error: &Error| {
             control.fail(error.clone());
         })
+    }
+
+    /// Breaks the communicator. What is on the streams counts as a launch, which its end has to wait for.
+    fn give_up(self, error: &Error) {
+        self.control.fail(error.clone());
+        let _ = self.emission.finish();
     }
 }
 

@@ -27,6 +27,9 @@ const YIELDS: u32 = 500;
 pub trait Task: Send + Sync {
     /// One look at everything, without waiting; says whether anything moved.
     fn sweep(&self) -> bool;
+
+    /// It panicked, and is never swept again.
+    fn end_after_panic(&self);
 }
 
 /// The proxy of a device.
@@ -124,8 +127,7 @@ impl Shared {
         }
     }
 
-    /// The number of tasks, and whether anything moved. A task that panics is dropped: its communicator's operations
-    /// end by their deadline.
+    /// The number of tasks, and whether anything moved. A task that panics is dropped, and ends its communicator.
     fn sweep(&self) -> (usize, bool) {
         let mut tasks = lock(&self.tasks);
         let mut moved = false;
@@ -133,7 +135,7 @@ impl Shared {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task.sweep()));
             moved |= outcome.as_ref().is_ok_and(|moved| *moved);
             if outcome.is_err() {
-                crate::log::warn("the proxy panicked: a bug in this library or in a net plugin");
+                task.end_after_panic();
             }
             outcome.is_ok()
         });
@@ -155,6 +157,8 @@ mod tests {
         fn sweep(&self) -> bool {
             self.0.fetch_add(1, Ordering::Relaxed) < 10
         }
+
+        fn end_after_panic(&self) {}
     }
 
     #[test]
@@ -171,5 +175,28 @@ mod tests {
         let seen = counter.0.load(Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(counter.0.load(Ordering::Relaxed), seen);
+    }
+
+    #[test]
+    fn a_task_that_panics_is_told_once_and_left_alone() {
+        struct Broken(AtomicU32, AtomicU32);
+        impl Task for Broken {
+            fn sweep(&self) -> bool {
+                self.0.fetch_add(1, Ordering::Relaxed);
+                panic!("on purpose");
+            }
+
+            fn end_after_panic(&self) {
+                self.1.fetch_add(1, Ordering::Release);
+            }
+        }
+        let proxy = Proxy::of("proxy-panic-test").unwrap();
+        let (broken, sound) = (Arc::new(Broken(0.into(), 0.into())), Arc::new(Counter(0.into())));
+        proxy.add(broken.clone());
+        proxy.add(sound.clone());
+        while broken.1.load(Ordering::Acquire) == 0 || sound.0.load(Ordering::Relaxed) < 100 {
+            std::thread::yield_now();
+        }
+        assert_eq!((broken.0.load(Ordering::Relaxed), broken.1.load(Ordering::Relaxed)), (1, 1));
     }
 }

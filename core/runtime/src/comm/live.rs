@@ -32,7 +32,7 @@ use crate::exec::{Launch, Work};
 use crate::log::{self, Subsys};
 use crate::transport::net::{Meter, Need, Net};
 use crate::transport::{Fabric, bytes_of};
-use crate::wait::AbortFlag;
+use crate::wait::{AbortFlag, Wait};
 
 /// Everything a communicator has once bring-up is over. Freed when the last launch and handle let go.
 pub struct Live {
@@ -144,6 +144,9 @@ pub fn op(number: u64) -> String {
 
 /// How long an aborted communicator waits for its stream before it gives its memory up.
 const AFTER_ABORT: Duration = Duration::from_secs(10);
+
+/// How long after an abort kernels of replays may still look at the communicator's memory.
+const REPLAYS: Duration = Duration::from_millis(100);
 
 /// A program lowered for this rank, with its image on the device if it does not travel in the arguments.
 pub struct Loaded {
@@ -266,10 +269,19 @@ impl Live {
         self.dma.as_ref().ok_or_else(|| Error::internal("a launch of copy engines without staging"))
     }
 
-    /// Waits for all operations on this rank.
+    /// Waits for all operations on this rank, or until they are aborted: their stream may be stuck in other work then.
     pub fn flush(&self) -> Result<()> {
-        let end = self.order.end(&*self.device)?;
-        end.map_or(Ok(()), |end| self.device.synchronize(end.stream))?;
+        let aborted = || Error::new(ErrorKind::Aborted, "aborted while its last operations ran");
+        if let Some(end) = self.order.end(&*self.device)? {
+            let is_over = || match self.device.is_idle(end.stream) {
+                Ok(false) if self.fabric.control.is_aborted() => {
+                    Some(Err(self.failure().unwrap_or_else(aborted)))
+                }
+                Ok(idle) => idle.then_some(Ok(())),
+                Err(error) => Some(Err(error)),
+            };
+            Wait::new(self.abort.clone(), None).until(is_over, || "its last operations ran")??;
+        }
         self.net.as_ref().map_or(Ok(()), Net::drain)
     }
 
@@ -413,7 +425,13 @@ impl Drop for Live {
 impl Live {
     /// Waits until launches are over, for a while only after an abort.
     fn settle(&mut self) {
-        let Ok(Some(end)) = self.order.end(&*self.device) else { return };
+        let end = match self.order.end(&*self.device) {
+            Ok(Some(end)) => end,
+            Ok(None) => return self.settle_replays(),
+            Err(error) => {
+                return self.leak(&format!("what is on its streams cannot be waited for ({error})"));
+            }
+        };
         let mut aborted: Option<Instant> = None;
         while self.device.is_idle(end.stream).is_ok_and(|idle| !idle) {
             if self.abort.is_raised() {
@@ -425,15 +443,35 @@ impl Live {
             if self.fabric.control.is_aborted()
                 && aborted.get_or_insert_with(Instant::now).elapsed() > AFTER_ABORT
             {
-                let text = "its stream is stuck in other work after an abort: the communicator's memory stays allocated";
-                log::warn(&format!("{} rank {}: {text}", self.name, self.rank));
-                if let Some(net) = self.net.take() {
-                    net.leak();
-                }
-                return self.fabric.leak();
+                return self.leak("its stream is stuck in other work after an abort");
             }
             std::thread::sleep(Duration::from_micros(50));
         }
+        self.settle_replays();
+    }
+
+    /// Nobody knows of replays whose order is the program's. After an abort their kernels leave within this time.
+    fn settle_replays(&self) {
+        if self.fabric.control.is_aborted() && self.order.has_unknown_replays() {
+            std::thread::sleep(REPLAYS);
+        }
+    }
+
+    /// Keeps all memory that work on a stream may still use, and goes on releasing its waits.
+    fn leak(&mut self, why: &str) {
+        log::warn(&format!(
+            "{} rank {}: {why}: the communicator's memory stays allocated",
+            self.name, self.rank
+        ));
+        if let Some(net) = self.net.take() {
+            net.leak();
+        }
+        std::mem::forget(self.dma.take());
+        // The images of steps are the programs'.
+        if let (Ok(programs), Ok(scratch)) = (self.programs.get_mut(), self.scratch.get_mut()) {
+            std::mem::forget((std::mem::take(programs), std::mem::take(scratch)));
+        }
+        self.fabric.leak();
     }
 }
 

@@ -22,7 +22,12 @@ pub fn mem_alloc(bytes: u64) -> Result<u64> {
 
 /// Frees memory of [`mem_alloc`]. NULL is accepted.
 pub fn mem_free(addr: u64) -> Result<()> {
-    if addr == 0 || lock(table())?.remove(&addr).is_some() {
+    if addr == 0 {
+        return Ok(());
+    }
+    // Freed when the table is unlocked again: that may wait for the GPU, and so for ranks that want memory of their own.
+    let memory = lock(table())?.remove(&addr);
+    if memory.is_some() {
         return Ok(());
     }
     Err(Error::invalid_argument(format!("{addr:#x} was not returned by ncclMemAlloc, or was freed already")))

@@ -111,6 +111,11 @@ impl Order {
         Ok(())
     }
 
+    /// Whether graphs may be replayed of which this does not know.
+    pub fn has_unknown_replays(&self) -> bool {
+        self.state.lock().is_ok_and(|state| !state.captures.is_empty() && state.event.is_none())
+    }
+
     /// A stream of our own behind all launches, if there were any.
     pub fn end(&self, device: &dyn Device) -> Result<Option<OwnedStream>> {
         let state = lock(&self.state)?;

@@ -40,6 +40,10 @@ pub struct Meeting<'a> {
     pub is_captured: bool,
     /// Only senders copy.
     pub is_pushed: bool,
+    /// The launch's number, which wraps, and the latest one that is known to be over.
+    pub number: u32,
+    /// See `number`.
+    pub over: u32,
     /// Ends waits.
     pub control: &'a Control,
 }
@@ -114,6 +118,8 @@ struct Opened {
     id: u64,
     /// A graph holds its address.
     is_captured: bool,
+    /// The latest launch that uses it.
+    used: u32,
     memory: Memory,
 }
 
@@ -170,7 +176,7 @@ impl Board {
     /// # Errors
     /// The peer is a ring behind until the deadline; only one end is captured into a graph; a peer's memory cannot be mapped.
     pub fn meet(&self, device: &dyn Device, leg: &Leg, call: &Meeting<'_>, until: Instant) -> Result<Way> {
-        let &Meeting { is_captured, is_pushed, control } = call;
+        let &Meeting { is_captured, is_pushed, control, .. } = call;
         let Some(end) = &self.ends[leg.peer as usize] else { return Ok(Way::Staged) };
         let own = self.posting(device, leg, is_captured, end.is_near)?;
         let (ring, side) = if leg.send { (end.sends, 0) } else { (end.receives, 1) };
@@ -190,7 +196,7 @@ impl Board {
             ))
             .remedy("capture the call on both ranks, or set NCCL_ZERO_COPY=0 on all"));
         }
-        let addr = if end.is_near { theirs.addr } else { mapped(device, end, &theirs, leg.peer)? };
+        let addr = if end.is_near { theirs.addr } else { mapped(device, end, &theirs, leg.peer, call)? };
         Ok(Way::Second { addr, bytes: theirs.bytes })
     }
 
@@ -298,7 +304,13 @@ impl Board {
 }
 
 /// A peer's end as this device sees it.
-fn mapped(device: &dyn Device, end: &End, theirs: &Posting, peer: u32) -> Result<u64> {
+fn mapped(
+    device: &dyn Device,
+    end: &End,
+    theirs: &Posting,
+    peer: u32,
+    &Meeting { number, over, .. }: &Meeting<'_>,
+) -> Result<u64> {
     let mut opened = lock(&end.opened)?;
     let offset = theirs.addr - theirs.base;
     let is_captured = theirs.is_captured != 0;
@@ -307,6 +319,7 @@ fn mapped(device: &dyn Device, end: &End, theirs: &Posting, peer: u32) -> Result
         opened[at..].rotate_left(1);
         let last = opened.len() - 1;
         opened[last].is_captured |= is_captured;
+        opened[last].used = number;
         return Ok(opened[last].memory.addr + offset);
     }
     let memory = device.open_exposed(&theirs.handle).map_err(|error| {
@@ -315,13 +328,15 @@ fn mapped(device: &dyn Device, end: &End, theirs: &Posting, peer: u32) -> Result
             .remedy("set NCCL_ZERO_COPY=0 on all ranks where CUDA IPC is not allowed")
     })?;
     let addr = memory.addr + offset;
-    // An allocation at the same place means that the older one is gone; so do the mappings that were not used for longest.
+    // An allocation at the same place means that the older one is gone. The mappings that were not used for longest go too, once
+    // nothing on a stream copies to them any more: to close one waits for copies.
+    let may_go = |o: &Opened| !o.is_captured && over.wrapping_sub(o.used) as i32 >= 0;
     let gone = opened.iter().position(|o| o.base == theirs.base && !o.is_captured);
-    let oldest = || opened.iter().position(|o| !o.is_captured).filter(|_| opened.len() >= MOST_OPENED);
+    let oldest = || opened.iter().position(may_go).filter(|_| opened.len() >= MOST_OPENED);
     if let Some(at) = gone.or_else(oldest) {
         opened.remove(at);
     }
-    opened.push(Opened { base: theirs.base, id: theirs.id, is_captured, memory });
+    opened.push(Opened { base: theirs.base, id: theirs.id, is_captured, used: number, memory });
     Ok(addr)
 }
 

@@ -31,6 +31,8 @@ use watch::Watched;
 
 pub use board::Board;
 
+/// More launches than a group has on the host device.
+const MOST_IN_GROUP: u32 = 4096;
 /// The longest that a launch waits for those who receive from it.
 const MOST_PATIENCE: Duration = Duration::from_micros(500);
 
@@ -48,6 +50,8 @@ pub struct Dma {
 #[derive(Default)]
 struct State {
     counters: Counters,
+    /// Launches on the host device; wraps.
+    launches: u32,
     /// Made by the first launch.
     second: Option<OwnedStream>,
 }
@@ -93,6 +97,7 @@ impl Dma {
             self.agree(device, arrival, &mut emitter, Duration::ZERO, &mut commands)?;
         }
         let mut state = lock(&self.state)?;
+        state.launches = state.launches.wrapping_add(1);
         let mut queues = [const { Vec::new() }; STREAMS as usize];
         while emitter.round(&mut state.counters, &mut commands) {}
         commands.iter().for_each(|command| queues[command.stream as usize].push(command.what));
@@ -152,7 +157,15 @@ impl Dma {
     ) -> Result<Option<Arrival<'a>>> {
         let Some(board) = self.board.as_ref().filter(|_| plan.direct != Direct::No) else { return Ok(None) };
         let is_pushed = plan.direct.is_pushed();
-        let meeting = Meeting { is_captured, is_pushed, control: &self.control };
+        let (number, over) = match &self.watched {
+            Some(watched) => watched.next(),
+            // On the host device a group's launches are over when the call is.
+            None => {
+                let number = lock(&self.state)?.launches.wrapping_add(1);
+                (number, number.wrapping_sub(MOST_IN_GROUP))
+            }
+        };
+        let meeting = Meeting { is_captured, is_pushed, number, over, control: &self.control };
         let legs = emitter.legs();
         let receive = |leg: &Leg| match leg.send {
             true => Ok(Way::Staged),

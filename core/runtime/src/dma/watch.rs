@@ -72,6 +72,8 @@ impl Watched {
         let stream = device.urgent_stream()?;
         let watched = Arc::new(Self { device, control, stream, release, stage, state: Mutex::default() });
         Watcher::get()?.add(&watched);
+        // Replays mark nothing, so nobody else wakes the thread for them.
+        watched.control.on_abort(|| drop(Watcher::get().map(Watcher::wake)));
         Ok(watched)
     }
 
@@ -96,6 +98,12 @@ impl Watched {
     pub fn end(&self) -> MemoryOp {
         let number = self.state.lock().unwrap_or_else(PoisonError::into_inner).issued;
         MemoryOp::Write { addr: self.control.marks()[1], value: number }
+    }
+
+    /// The number of the launch that begins next, and of the latest that is known to be over.
+    pub fn next(&self) -> (u32, u32) {
+        let issued = self.state.lock().unwrap_or_else(PoisonError::into_inner).issued;
+        (issued.wrapping_add(1), self.control.marked()[1])
     }
 
     /// Releases what waits, if the communicator is aborted: replayed graphs too, which the thread knows nothing of.
@@ -143,8 +151,11 @@ impl Watched {
             if let Some(stage) = &self.stage {
                 stage.release();
             }
-            // What cannot be put on a stream any more has nothing to release: the device is lost.
-            let _ = self.device.memory_ops(self.stream.stream, &self.release);
+            // Not before the last time is over: a stream takes only so much. What cannot be put on a stream any more has
+            // nothing to release: the device is lost.
+            if self.device.is_idle(self.stream.stream).unwrap_or(true) {
+                let _ = self.device.memory_ops(self.stream.stream, &self.release);
+            }
             return true;
         }
         !state.under_way.is_empty()

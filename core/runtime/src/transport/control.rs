@@ -18,12 +18,14 @@ const MARKS_AT: [usize; 2] = [16, 32];
 pub struct Control {
     words: HostWords,
     fault: OnceLock<Error>,
+    /// What else has to know of an abort.
+    wakes: OnceLock<fn()>,
 }
 
 impl Control {
     /// Nothing has happened yet.
     pub fn new(device: &dyn Device) -> Result<Self> {
-        Ok(Self { words: device.host_words(128)?, fault: OnceLock::new() })
+        Ok(Self { words: device.host_words(128)?, fault: OnceLock::new(), wakes: OnceLock::new() })
     }
 
     /// Device addresses of the abort word and of the report.
@@ -45,6 +47,14 @@ impl Control {
     /// Makes every wait of this communicator's launches end.
     pub fn abort(&self) {
         self.word().store(1, Ordering::Release);
+        if let Some(wake) = self.wakes.get() {
+            wake();
+        }
+    }
+
+    /// Calls this at every abort, from whatever thread. The first one counts.
+    pub fn on_abort(&self, wake: fn()) {
+        let _ = self.wakes.set(wake);
     }
 
     /// Whether [`Control::abort`] was called.
@@ -66,6 +76,11 @@ impl Control {
 
     /// What a launch wrote when it gave up; `code` is 0 when none did.
     pub fn report(&self) -> Report {
+        // SAFETY: as in `word`; `code` comes first and is aligned to 4 bytes.
+        let code = unsafe { &*self.words.host.add(REPORT_AT).cast::<AtomicU32>() }.load(Ordering::Acquire);
+        if code == 0 || code == Report::BEING_WRITTEN {
+            return Report::default();
+        }
         // SAFETY: the words are 128 bytes and live as long as `self`; a report is plain integers, written once, `code` last.
         unsafe { self.words.host.add(REPORT_AT).cast::<Report>().read_volatile() }
     }

@@ -329,6 +329,12 @@ impl NetTask {
 }
 
 impl Task for NetTask {
+    fn end_after_panic(&self) {
+        let rank = self.bootstrap.rank();
+        let text = format!("rank {rank}: the proxy panicked: a bug in this library or in a net plugin");
+        self.fail(Error::internal(text));
+    }
+
     fn sweep(&self) -> bool {
         if self.is_over() {
             self.ended.raise();
