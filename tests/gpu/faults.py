@@ -39,7 +39,10 @@ def main():
     parts = [
         ({}, (two_ranks_on_one_gpu,)),
         ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, all_checks),
-        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1"}, aborts),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1"}, (*aborts, abort_with_all_queues_held)),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1", "HAWSER_OP_TIMEOUT": "2"}, (late_replay,)),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+         (receives_before_computing, abort_releases_a_hang)),
     ]
     failed = []
     for env, checks in parts:
@@ -54,11 +57,11 @@ def main():
 
 
 def run(env, checks):
+    os.environ |= env
     if not torch.cuda.is_available():
         return {"skipped": "needs a GPU"}
-    os.environ |= env
-    if env.get("NCCL_PASS_SM"):
-        print("without multiprocessors:")
+    if env:
+        print(f"{' '.join(f'{name}={value}' for name, value in env.items())}:")
     nccl = ctypes.CDLL(sys.argv[1])
     nccl.ncclGetLastError.restype = ctypes.c_char_p
     for check in checks:
@@ -241,6 +244,67 @@ def abort_behind_other_work(nccl):
     expect("its call leaves", bool((x[:1] * 2 == 2).all()))
     [nccl.ncclCommDestroy(comm) for comm in again]
     nccl.ncclCommAbort(comms[1])
+
+
+def abort_with_all_queues_held(nccl):
+    """More streams wait than the GPU has queues for the process; each abort releases its own."""
+    pairs = [pair(nccl) for _ in range(10)]
+    torch.cuda.set_device(0)
+    buffers = [torch.ones(1 << 20, device="cuda:0") for _ in pairs]
+    streams = [torch.cuda.Stream(0) for _ in pairs]
+    torch.cuda.synchronize()
+    codes = {all_gather(nccl, comms[0], x, stream) for comms, x, stream in zip(pairs, buffers, streams)}
+    time.sleep(0.5)
+    expect("ten streams wait", codes == {0} and not any(stream.query() for stream in streams))
+    released = []
+    for comms, stream in zip(pairs, streams):
+        nccl.ncclCommAbort(comms[0])
+        released.append(stream.query())
+    # Each waited for a while for a queue, to see what is over, and kept its memory.
+    expect("each abort releases its stream", all(released), f"-> {released}")
+    [nccl.ncclCommAbort(comms[1]) for comms in pairs]
+
+
+def late_replay(nccl):
+    """A replay waits for a rank that never comes: the deadline counts."""
+    comms = pair(nccl)
+    torch.cuda.set_device(0)
+    stream, x, graph = torch.cuda.Stream(0), torch.ones(1 << 20, device="cuda:0"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        all_gather(nccl, comms[0], x, stream)
+    with torch.cuda.stream(stream):
+        graph.replay()
+    stream.synchronize()
+    state = ctypes.c_int(-1)
+    nccl.ncclCommGetAsyncError(comms[0], ctypes.byref(state))
+    text = nccl.ncclGetLastError(comms[0]).decode()
+    expect("a replay ends at the deadline", state.value not in (0, 7) and "in a graph" in text, f"-> {state.value}: {text}")
+    [nccl.ncclCommAbort(comm) for comm in comms]
+
+
+def receives_before_computing(nccl):
+    """Receives that wait on streams do not keep computing on others from going on, whose results the peer waits for."""
+    there, back = pair(nccl), pair(nccl)
+    xs = [[torch.full((1 << 20,), float(rank), device=f"cuda:{gpu(rank)}") for _ in range(2)] for rank in range(2)]
+    streams = [[torch.cuda.Stream(gpu(rank)) for _ in range(2)] for rank in range(2)]
+    [both[0].add_(0) for both in xs]  # a kernel's code could not be loaded beside one that waits
+    [torch.cuda.synchronize(gpu(rank)) for rank in range(2)]
+    count, codes = ctypes.c_size_t(1 << 20), []
+    # Rank 0 sends in `there` and receives in `back`, rank 1 the other way round.
+    for rank, comms in enumerate((back, there)):
+        stream = P(streams[rank][0].cuda_stream)
+        codes.append(nccl.ncclRecv(P(xs[rank][1].data_ptr()), count, 7, 1 - rank, comms[rank], stream))
+    for rank, comms in enumerate((there, back)):
+        with torch.cuda.stream(streams[rank][1]):
+            xs[rank][0].add_(10)
+        streams[rank][1].synchronize()
+        stream = P(streams[rank][1].cuda_stream)
+        codes.append(nccl.ncclSend(P(xs[rank][0].data_ptr()), count, 7, 1 - rank, comms[rank], stream))
+    [stream.synchronize() for both in streams for stream in both]
+    right = all(bool((xs[rank][1] == 11 - rank).all()) for rank in range(2))
+    expect("computing goes on beside receives that wait", codes == [0] * 4 and right, f"-> {codes}")
+    [nccl.ncclCommDestroy(comm) for comm in (*there, *back)]
 
 
 def all_gather(nccl, comm, x, stream):

@@ -91,15 +91,21 @@ pub struct World {
     pub collnet: u64,
     /// Whether all ranks are in one process and their devices reach each other's ordinary memory ([`crate::direct`]).
     pub direct: bool,
+    /// Hardware queues of a process on its device, the fewest that a rank has (`CUDA_DEVICE_MAX_CONNECTIONS`): a stream that waits
+    /// for a word holds one.
+    pub queues: u32,
     /// What the cost model knows of device and link.
     pub constants: Constants,
 }
+
+/// [`World::queues`] where nobody has said otherwise.
+pub const QUEUES: u32 = 8;
 
 impl World {
     /// A world of these ranks, without a network, with the built-in constants.
     pub fn new(ranks: Vec<RankInfo>, device: DeviceKind, link: Link) -> Self {
         let constants = Constants::builtin(device, link);
-        Self { ranks, device, link, net_mbps: 0, collnet: 0, direct: false, constants }
+        Self { ranks, device, link, net_mbps: 0, collnet: 0, direct: false, queues: QUEUES, constants }
     }
 
     /// A world of `ranks` ranks on one host, for tests, `hawser plan` and offline questions.

@@ -319,6 +319,16 @@ fn what_is_direct_touches_no_staging() {
     assert!(copied.values().all(|bytes| *bytes == 50_000), "{copied:?}");
 }
 
+/// Streams that wait would hold all queues: kernels do it, and the line says what to set.
+#[test]
+fn few_queues_leave_nothing_to_copy_engines() {
+    let few = World { queues: 3, ..world(2) };
+    assert!(!dma::has_staging(&few, &settings()));
+    let reason = dma::refused_world(&few, &settings()).unwrap();
+    assert!(reason.contains("CUDA_DEVICE_MAX_CONNECTIONS leaves 3"), "{reason}");
+    assert!(dma::has_staging(&World { queues: 4, ..few }, &settings()));
+}
+
 /// A captured launch that one end replays as often as the other calls it.
 #[test]
 fn between_hosts_one_end_may_replay_what_the_other_calls() {

@@ -13,6 +13,8 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use hawser_plan::world::QUEUES;
+
 use crate::bootstrap::Remark;
 use crate::error::{Error, Result};
 use crate::log;
@@ -392,6 +394,12 @@ fn runtime_folder() -> PathBuf {
 fn cache_folder() -> Option<PathBuf> {
     let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
+}
+
+/// Hardware queues of a context on a GPU, as the driver reads it from the environment: 1 to 32.
+pub fn gpu_queues() -> u32 {
+    let asked = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|text| text.trim().parse().ok());
+    asked.map_or(QUEUES, |queues: u32| queues.clamp(1, 32))
 }
 
 #[cfg(test)]

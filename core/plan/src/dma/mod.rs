@@ -30,6 +30,8 @@ pub const DEPTH: u32 = 3;
 /// Staging of a rank, unless the user says otherwise: the slots of a peer take its part of a reduction of 256 MiB, so that one
 /// kernel does it (2, 4 and 8 ranks).
 const STAGING_BYTES: u64 = 225 << 20;
+/// Two for a launch, and others go on beside it.
+const LEAST_QUEUES: u32 = 4;
 /// Largest and smallest slot.
 const MOST_SLOT: u64 = 48 << 20;
 const LEAST_SLOT: u64 = 4 << 10;
@@ -56,6 +58,10 @@ pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
             Some("copy engines are used with NCCL_PASS_SM=1, or where a rule asks for them".into())
         }
         _ if world.size() < 2 => Some("there is one rank only".into()),
+        _ if world.queues < LEAST_QUEUES => Some(format!(
+            "streams that wait for a copy hold the GPU's queues, of which CUDA_DEVICE_MAX_CONNECTIONS leaves {}: {LEAST_QUEUES} are needed, 32 are best",
+            world.queues
+        )),
         Link::HostMemory if world.device != DeviceKind::Host && world.places().1 > 1 => {
             Some("copy engines need peer access between the GPUs of a host".into())
         }

@@ -30,6 +30,7 @@ pub struct Card {
     peers: Vec<String>,
     sm: u32,
     multiprocessors: u32,
+    queues: u32,
     nvlink: bool,
     p2p: bool,
     shm: bool,
@@ -54,6 +55,7 @@ impl Card {
                 DeviceKind::Cuda { sm } => sm,
             },
             multiprocessors: caps.multiprocessors,
+            queues: caps.queues,
             nvlink: caps.nvlink,
             p2p: !settings.p2p_disable && settings.direct_path != Some(false),
             shm: !settings.shm_disable,
@@ -64,7 +66,7 @@ impl Card {
     pub fn encode(&self) -> Vec<u8> {
         let flags = [self.nvlink, self.p2p, self.shm].map(u8::from);
         let head = format!(
-            "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n",
+            "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n",
             self.protocol,
             self.knobs,
             self.nonce,
@@ -73,6 +75,7 @@ impl Card {
             self.pool,
             self.sm,
             self.multiprocessors,
+            self.queues,
             flags.map(|f| f.to_string()).join(" ")
         );
         format!("{head}{}\n{}\n{}", self.host, self.device, self.peers.join("\n")).into_bytes()
@@ -91,7 +94,7 @@ impl Card {
         let mut number = |_: &str| -> Result<u64> { next()?.parse().map_err(|_| bad()) };
         let (protocol, knobs, nonce) = (number("protocol")?, number("knobs")?, number("nonce")?);
         let (process, room, pool, sm) = (number("process")?, number("room")?, number("pool")?, number("sm")?);
-        let multiprocessors = number("multiprocessors")?;
+        let (multiprocessors, queues) = (number("multiprocessors")?, number("queues")?);
         let flags: Vec<bool> = next()?.split(' ').map(|f| f == "1").collect();
         let [nvlink, p2p, shm] = flags[..] else { return Err(bad()) };
         let (host, device) = (next()?.to_owned(), next()?.to_owned());
@@ -108,6 +111,7 @@ impl Card {
             peers,
             sm: sm as u32,
             multiprocessors: multiprocessors as u32,
+            queues: queues as u32,
             nvlink,
             p2p,
             shm,
@@ -164,7 +168,8 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
         ranks.push(RankInfo { host: host as u32, device: card.device.clone() });
     }
     let processes = cards.iter().map(|c| c.process).collect();
-    let world = World::new(ranks, device, link);
+    let mut world = World::new(ranks, device, link);
+    world.queues = cards.iter().map(|card| card.queues).min().unwrap_or(0);
     Ok(Agreement { world, processes, heap: heap.unwrap_or(HeapKind::Host), comm_id: cards[0].nonce })
 }
 
@@ -263,6 +268,7 @@ mod tests {
             peers: peers.iter().map(|p| (*p).to_owned()).collect(),
             sm: 90,
             multiprocessors: 132,
+            queues: 8,
             nvlink: true,
             p2p: true,
             shm: true,

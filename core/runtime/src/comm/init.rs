@@ -174,6 +174,7 @@ impl Own<'_> {
             sm_free: SmFree::new(settings.sm_free_verbose),
             windows: Default::default(),
             times,
+            remains: Default::default(),
         })
     }
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use hawser_plan::algo::{self, ProgramKey};
@@ -19,6 +20,7 @@ use super::far;
 use super::last::Bounds;
 use super::messages::Batches;
 use super::order::Order;
+use super::remains::Remains;
 use super::sm_free::SmFree;
 use super::times::{Timed, Times};
 use super::tune::{Chosen, Tuners};
@@ -86,6 +88,8 @@ pub struct Live {
     pub windows: Windows,
     /// How long operations took, if somebody wants to know.
     pub times: Arc<Times>,
+    /// After an abort; the last to go.
+    pub remains: Remains,
 }
 
 /// The tuners of a communicator, and choices made with them.
@@ -143,7 +147,7 @@ pub fn op(number: u64) -> String {
 }
 
 /// How long an aborted communicator waits for its stream before it gives its memory up.
-const AFTER_ABORT: Duration = Duration::from_secs(10);
+const AFTER_ABORT: Duration = Duration::from_secs(2);
 
 /// How long after an abort kernels of replays may still look at the communicator's memory.
 const REPLAYS: Duration = Duration::from_millis(100);
@@ -274,7 +278,8 @@ impl Live {
         let aborted = || Error::new(ErrorKind::Aborted, "aborted while its last operations ran");
         if let Some(end) = self.order.end(&*self.device)? {
             let is_over = || match self.device.is_idle(end.stream) {
-                Ok(false) if self.fabric.control.is_aborted() => {
+                // Released streams are idle too.
+                Ok(_) if self.fabric.control.is_aborted() => {
                     Some(Err(self.failure().unwrap_or_else(aborted)))
                 }
                 Ok(idle) => idle.then_some(Ok(())),
@@ -416,8 +421,12 @@ impl Drop for Live {
         drop(self.seated.take());
         // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
         self.settle();
-        if let Some(dma) = &self.dma {
-            dma.close();
+        if self.dma.as_ref().is_some_and(|dma| !dma.close()) {
+            self.leak("the words of its copy engines cannot be set");
+        }
+        if self.fabric.control.is_aborted() {
+            let memory = (self.net.take(), self.take_memory());
+            self.remains = Remains::new(memory, self.fabric.control.clone());
         }
     }
 }
@@ -445,7 +454,7 @@ impl Live {
             {
                 return self.leak("its stream is stuck in other work after an abort");
             }
-            std::thread::sleep(Duration::from_micros(50));
+            thread::sleep(Duration::from_micros(50));
         }
         self.settle_replays();
     }
@@ -453,7 +462,7 @@ impl Live {
     /// Nobody knows of replays whose order is the program's. After an abort their kernels leave within this time.
     fn settle_replays(&self) {
         if self.fabric.control.is_aborted() && self.order.has_unknown_replays() {
-            std::thread::sleep(REPLAYS);
+            thread::sleep(REPLAYS);
         }
     }
 
@@ -466,12 +475,15 @@ impl Live {
         if let Some(net) = self.net.take() {
             net.leak();
         }
-        std::mem::forget(self.dma.take());
+        std::mem::forget((self.take_memory(), self.fabric.control.clone()));
+    }
+
+    /// All memory that work on a stream may use, and what releases its waits.
+    fn take_memory(&mut self) -> impl Send + use<> {
         // The images of steps are the programs'.
-        if let (Ok(programs), Ok(scratch)) = (self.programs.get_mut(), self.scratch.get_mut()) {
-            std::mem::forget((std::mem::take(programs), std::mem::take(scratch)));
-        }
-        self.fabric.leak();
+        let programs = self.programs.get_mut().map(std::mem::take);
+        let scratch = self.scratch.get_mut().map(std::mem::take);
+        (self.dma.take(), programs.ok(), scratch.ok(), self.fabric.take_memory())
     }
 }
 

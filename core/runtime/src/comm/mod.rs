@@ -25,6 +25,7 @@ mod now;
 mod number;
 mod order;
 mod programs;
+mod remains;
 mod sm_free;
 mod split;
 mod terms;

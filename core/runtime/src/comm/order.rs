@@ -52,7 +52,8 @@ struct Capture {
 pub struct Turn {
     stream: Stream,
     id: u64,
-    capture: Option<u64>,
+    /// The capture that it is part of.
+    pub capture: Option<u64>,
     /// Address of the word that it counts; 0 in a capture.
     pub done: u64,
     /// What the word says before.

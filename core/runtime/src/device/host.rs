@@ -60,6 +60,7 @@ impl HostDevice {
             peers: Vec::new(),
             nvlink: false,
             multiprocessors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            queues: u32::MAX,
         };
         let source = || -> Result<Box<dyn Source>> { Ok(Box::new(HostSource)) };
         let pool = pool::of(name, policy, source)?;
@@ -320,6 +321,10 @@ impl Device for HostDevice {
 
     fn memory_ops(&self, _stream: Stream, _ops: &[MemoryOp]) -> Result<()> {
         Err(Error::internal("the host device polls its copies"))
+    }
+
+    fn memory_ops_apart(&self, ops: &[MemoryOp]) -> Result<()> {
+        self.memory_ops(Stream::default(), ops)
     }
 
     fn wait_value(&self, _stream: Stream, _addr: u64, _value: u32) -> Result<bool> {

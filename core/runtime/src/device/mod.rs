@@ -71,6 +71,8 @@ pub struct Caps {
     pub nvlink: bool,
     /// Most blocks that may run at the same time.
     pub multiprocessors: u32,
+    /// Streams of a process that may wait for words while others go on.
+    pub queues: u32,
 }
 
 /// Memory that is freed when dropped.
@@ -252,6 +254,9 @@ pub trait Device: Send + Sync {
 
     /// Puts operations on words of memory on a stream, in order.
     fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()>;
+
+    /// The same, at once and whatever streams wait for; slow. For when an abort finds no free queue. Writes only.
+    fn memory_ops_apart(&self, ops: &[MemoryOp]) -> Result<()>;
 
     /// A new stream that does not wait for the default stream; the default stream itself on the host
     /// device. Must work while a stream of the thread is being captured.

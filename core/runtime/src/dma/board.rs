@@ -194,7 +194,7 @@ impl Board {
             return Err(Error::invalid_usage(format!(
                 "rank {captures} captures a transfer into a graph that rank {runs} runs at once"
             ))
-            .remedy("capture the call on both ranks, or set NCCL_ZERO_COPY=0 on all"));
+            .remedy("capture the call on both ranks, or on none"));
         }
         let addr = if end.is_near { theirs.addr } else { mapped(device, end, &theirs, leg.peer, call)? };
         Ok(Way::Second { addr, bytes: theirs.bytes })
@@ -215,10 +215,19 @@ impl Board {
         if leg.addr + leg.bytes > exposed.base + exposed.bytes {
             return Ok(posting);
         }
-        (posting.is_direct, posting.base, posting.id) = (1, exposed.base, exposed.id);
         if !is_near {
-            posting.handle = self.handle(device, &exposed)?;
+            // Memory that this process has itself from another one, say, has no handle.
+            match self.handle(device, &exposed) {
+                Ok(handle) => posting.handle = handle,
+                Err(error) => {
+                    log::info(Subsys::Coll, || {
+                        format!("SM_FREE rank {}: a buffer is staged: {error}", self.rank)
+                    });
+                    return Ok(posting);
+                }
+            }
         }
+        (posting.is_direct, posting.base, posting.id) = (1, exposed.base, exposed.id);
         Ok(posting)
     }
 

@@ -28,6 +28,7 @@ use crate::transport::control::Control;
 use crate::transport::net::Stage;
 use board::Meeting;
 use watch::Watched;
+pub use watch::wait_for_launches;
 
 pub use board::Board;
 
@@ -52,8 +53,8 @@ struct State {
     counters: Counters,
     /// Launches on the host device; wraps.
     launches: u32,
-    /// Made by the first launch.
-    second: Option<OwnedStream>,
+    /// One for eager launches and one for each capture that goes on, which a stream belongs to until its end.
+    seconds: Vec<(Option<u64>, OwnedStream)>,
 }
 
 /// Who a launch is for, in errors.
@@ -113,14 +114,14 @@ impl Dma {
         stream: Stream,
         who: Who<'_>,
     ) -> Result<Emission<'a>> {
-        let streams = [stream, self.second(device)?];
         let turn = order.begin(device, stream)?;
+        let streams = [stream, self.second(device, turn.capture)?];
         let is_captured = device.stream_state(stream)?.capture.is_some();
         let emitter = self.emitter(plan, steps)?;
         let arrival = self.arrive(device, &emitter, plan, is_captured)?;
-        if let Some(watched) = self.watched.as_ref().filter(|_| turn.done != 0) {
-            let peers = peers(plan, steps);
-            device.memory_ops(stream, &[watched.begin(who, peers)?])?;
+        if let Some(watched) = &self.watched {
+            let first = watched.begin(who, peers(plan, steps), turn.done == 0)?;
+            first.map_or(Ok(()), |op| device.memory_ops(stream, &[op]))?;
         }
         let pending = Vec::new();
         let (is_serial, is_forked) = (plan.folds(), false);
@@ -207,20 +208,28 @@ impl Dma {
         }
     }
 
-    /// The staging of this rank goes: nothing is written there any more. Launches in replayed graphs are over or released.
-    pub fn close(&self) {
-        if let Some(watched) = &self.watched {
-            watched.close();
-        }
+    /// The staging of this rank goes: nothing is written there any more. Launches in replayed graphs are over or released. False:
+    /// something is still on its way there.
+    pub fn close(&self) -> bool {
+        self.watched.as_ref().is_none_or(|watched| watched.close())
     }
 
-    fn second(&self, device: &dyn Device) -> Result<Stream> {
+    /// The stream beside the caller's. One whose capture is over serves the next.
+    fn second(&self, device: &dyn Device, capture: Option<u64>) -> Result<Stream> {
         let mut state = lock(&self.state)?;
-        let own = match state.second.take() {
-            Some(own) => own,
-            None => device.urgent_stream()?,
-        };
-        Ok(state.second.insert(own).stream)
+        if let Some((_, own)) = state.seconds.iter().find(|(of, _)| *of == capture) {
+            return Ok(own.stream);
+        }
+        let is_free =
+            |own: &OwnedStream| device.stream_state(own.stream).is_ok_and(|now| now.capture.is_none());
+        if let Some((of, own)) = state.seconds.iter_mut().find(|(of, own)| of.is_some() && is_free(own)) {
+            *of = capture;
+            return Ok(own.stream);
+        }
+        let own = device.urgent_stream()?;
+        let stream = own.stream;
+        state.seconds.push((capture, own));
+        Ok(stream)
     }
 }
 
@@ -307,10 +316,12 @@ impl Emission<'_> {
         if self.is_forked {
             self.device.order(self.streams[1], self.streams[0])?;
         }
-        if self.turn.done != 0 {
-            let count = MemoryOp::Write { addr: self.turn.done, value: self.turn.before.wrapping_add(1) };
-            let ops = [Some(count), self.dma.watched.as_ref().map(|watched| watched.end())];
-            let ops: Vec<MemoryOp> = ops.into_iter().flatten().collect();
+        let is_captured = self.turn.done == 0;
+        let count = MemoryOp::Write { addr: self.turn.done, value: self.turn.before.wrapping_add(1) };
+        let count = Some(count).filter(|_| !is_captured);
+        let last = self.dma.watched.as_ref().and_then(|watched| watched.end(is_captured));
+        let ops: Vec<MemoryOp> = [count, last].into_iter().flatten().collect();
+        if !ops.is_empty() {
             self.device.memory_ops(self.streams[0], &ops)?;
         }
         self.order.finish(self.device, &self.turn, 1)

@@ -4,9 +4,12 @@
 //! launches are under way. A launch that lasts longer than the deadline, or whose communicator is aborted, is released: the
 //! thread sets every word that this rank's streams may wait for, again and again, until the launches are over. What they
 //! move then is worthless, and the communicator is broken.
+//!
+//! Launches in a graph cannot count, since nobody knows how often they are replayed: with a deadline they set a word at their
+//! begin and clear it at their end.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use hawser_plan::dma::Bases;
@@ -16,11 +19,15 @@ use crate::comm::lock;
 use crate::device::{Device, MemoryOp, OwnedStream};
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
-use crate::transport::control::Control;
+use crate::transport::control::{Control, Replay};
 use crate::transport::net::Stage;
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_millis(2);
+/// How long releases wait for a queue of the GPU before they are made through a context of their own.
+const STUCK: Duration = Duration::from_millis(30);
+/// How long a communicator that has gone waits for the last releases.
+const LAST: Duration = Duration::from_secs(2);
 /// How long a communicator that goes after an abort waits for replayed graphs, which mark nothing.
 const GRAPHS: Duration = Duration::from_millis(100);
 
@@ -45,8 +52,18 @@ struct State {
     under_way: VecDeque<Launch>,
     /// The launch that had begun at the last look, and since when.
     since: Option<(u32, Instant)>,
+    /// The latest launch in a graph, if there is a deadline, and since when a replay is under way.
+    captured: Option<(Launch, Option<Instant>)>,
+    /// Since when the stream that releases is stuck.
+    stuck: Option<Instant>,
     /// The staging is gone.
     closed: bool,
+}
+
+impl State {
+    fn waits_for(&self, number: u32) -> bool {
+        !self.closed && self.under_way.iter().any(|launch| launch.number == number)
+    }
 }
 
 struct Launch {
@@ -78,31 +95,44 @@ impl Watched {
     }
 
     /// A launch begins; what its stream does first.
-    pub fn begin(&self, who: Who<'_>, peers: Vec<u32>) -> Result<MemoryOp> {
+    pub fn begin(&self, who: Who<'_>, peers: Vec<u32>, is_captured: bool) -> Result<Option<MemoryOp>> {
+        if is_captured && env::settings().op_timeout.is_none() {
+            return Ok(None);
+        }
         let mut state = lock(&self.state)?;
-        state.issued = state.issued.wrapping_add(1);
         let who = format!(
             "communicator {}, rank {}, {}",
             who.name,
             who.rank,
             crate::comm::operation(who.op_number)
         );
-        let number = state.issued;
-        state.under_way.push_back(Launch { number, who, peers });
+        let first = if is_captured {
+            state.captured = Some((Launch { number: 0, who: format!("{who}, in a graph"), peers }, None));
+            MemoryOp::Write { addr: self.control.replay(), value: 1 }
+        } else {
+            state.issued = state.issued.wrapping_add(1);
+            let number = state.issued;
+            state.under_way.push_back(Launch { number, who, peers });
+            MemoryOp::Write { addr: self.control.marks()[0], value: number }
+        };
         drop(state);
         Watcher::get()?.wake();
-        Ok(MemoryOp::Write { addr: self.control.marks()[0], value: number })
+        Ok(Some(first))
     }
 
     /// What the stream of the latest launch does last.
-    pub fn end(&self) -> MemoryOp {
-        let number = self.state.lock().unwrap_or_else(PoisonError::into_inner).issued;
-        MemoryOp::Write { addr: self.control.marks()[1], value: number }
+    pub fn end(&self, is_captured: bool) -> Option<MemoryOp> {
+        if is_captured {
+            let op = MemoryOp::Write { addr: self.control.replay(), value: 0 };
+            return Some(op).filter(|_| env::settings().op_timeout.is_some());
+        }
+        let number = self.state().issued;
+        Some(MemoryOp::Write { addr: self.control.marks()[1], value: number })
     }
 
     /// The number of the launch that begins next, and of the latest that is known to be over.
     pub fn next(&self) -> (u32, u32) {
-        let issued = self.state.lock().unwrap_or_else(PoisonError::into_inner).issued;
+        let issued = self.state().issued;
         (issued.wrapping_add(1), self.control.marked()[1])
     }
 
@@ -113,19 +143,31 @@ impl Watched {
         }
     }
 
-    /// Never touches staging again.
-    pub fn close(&self) {
+    /// Never touches staging again. False: what it has put on its stream is not over, and will.
+    pub fn close(&self) -> bool {
         let begin = Instant::now();
         while self.control.is_aborted() && begin.elapsed() < GRAPHS {
             self.release();
             std::thread::sleep(PERIOD);
         }
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.state().closed = true;
+        let begin = Instant::now();
+        while self.device.is_idle(self.stream.stream).is_ok_and(|idle| !idle) {
+            if begin.elapsed() > LAST {
+                return false;
+            }
+            std::thread::sleep(PERIOD);
+        }
+        true
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One look; whether there is anything to look at.
     fn look(&self, deadline: Option<Duration>) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         if state.closed {
             return false;
         }
@@ -147,18 +189,41 @@ impl Watched {
                 _ => state.since = Some((begun, Instant::now())),
             }
         }
+        self.look_at_replays(&mut state, deadline);
         if self.control.is_aborted() {
-            if let Some(stage) = &self.stage {
-                stage.release();
-            }
-            // Not before the last time is over: a stream takes only so much. What cannot be put on a stream any more has
-            // nothing to release: the device is lost.
-            if self.device.is_idle(self.stream.stream).unwrap_or(true) {
-                let _ = self.device.memory_ops(self.stream.stream, &self.release);
-            }
+            self.release_words(&mut state);
             return true;
         }
-        !state.under_way.is_empty()
+        !state.under_way.is_empty() || state.captured.is_some()
+    }
+
+    fn look_at_replays(&self, state: &mut State, deadline: Option<Duration>) {
+        let (Some((launch, since)), Some(limit)) = (&mut state.captured, deadline) else { return };
+        match self.control.see_replay() {
+            Replay::None => *since = None,
+            Replay::New => *since = Some(Instant::now()),
+            Replay::Same if since.is_some_and(|since| since.elapsed() > limit) => {
+                if !self.control.is_aborted() {
+                    self.control.fail(late(launch, limit));
+                }
+            }
+            Replay::Same => {}
+        }
+    }
+
+    /// Sets all words. Not before the last time is over: a stream takes only so much. What cannot be put on a stream any more has
+    /// nothing to release: the device is lost.
+    fn release_words(&self, state: &mut State) {
+        if let Some(stage) = &self.stage {
+            stage.release();
+        }
+        if self.device.is_idle(self.stream.stream).unwrap_or(true) {
+            state.stuck = None;
+            let _ = self.device.memory_ops(self.stream.stream, &self.release);
+        } else if state.stuck.get_or_insert_with(Instant::now).elapsed() > STUCK {
+            let _ = self.device.memory_ops_apart(&self.release);
+            state.stuck = None;
+        }
     }
 }
 
@@ -170,6 +235,18 @@ fn late(launch: &Launch, limit: Duration) -> Error {
         peers.join(" or ")
     );
     Error::new(ErrorKind::Timeout, text).remedy("look at those ranks, or raise HAWSER_OP_TIMEOUT")
+}
+
+/// Waits until the launches of all communicators of the process that are under way now are over, as far as is known.
+pub fn wait_for_launches() {
+    let Ok(watcher) = Watcher::get() else { return };
+    let all: Vec<_> = watcher.list.lock().unwrap_or_else(PoisonError::into_inner).0.clone();
+    for watched in all {
+        let Some(latest) = watched.upgrade().map(|watched| watched.state().issued) else { continue };
+        while watched.upgrade().is_some_and(|watched| watched.state().waits_for(latest)) {
+            std::thread::sleep(PERIOD);
+        }
+    }
 }
 
 /// The thread.

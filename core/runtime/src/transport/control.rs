@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 const REPORT_AT: usize = 64;
 /// Offsets of the counters of copy engines' operations.
 const MARKS_AT: [usize; 2] = [16, 32];
+/// Offset of the word of replays.
+const REPLAY_AT: usize = 48;
 
 /// Shared by the communicator and its proxy.
 pub struct Control {
@@ -20,6 +22,17 @@ pub struct Control {
     fault: OnceLock<Error>,
     /// What else has to know of an abort.
     wakes: OnceLock<fn()>,
+}
+
+/// See [`Control::see_replay`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replay {
+    /// No replay is under way.
+    None,
+    /// One that was not seen before.
+    New,
+    /// The one that was seen last.
+    Same,
 }
 
 impl Control {
@@ -42,6 +55,22 @@ impl Control {
     pub fn marked(&self) -> [u32; 2] {
         // SAFETY: as in `word`; aligned to 4 bytes.
         MARKS_AT.map(|at| unsafe { &*self.words.host.add(at).cast::<AtomicU32>() }.load(Ordering::Acquire))
+    }
+
+    /// Device address of a word that captured operations of copy engines set to 1 at their begin and to 0 at their end.
+    pub fn replay(&self) -> u64 {
+        self.words.memory.addr + REPLAY_AT as u64
+    }
+
+    /// What the word says: no replay is under way, one that was not seen before, or still that one.
+    pub fn see_replay(&self) -> Replay {
+        // SAFETY: as in `word`; aligned to 4 bytes.
+        let word = unsafe { &*self.words.host.add(REPLAY_AT).cast::<AtomicU32>() };
+        match word.compare_exchange(1, 2, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Replay::New,
+            Err(0) => Replay::None,
+            Err(_) => Replay::Same,
+        }
     }
 
     /// Makes every wait of this communicator's launches end.
@@ -88,5 +117,33 @@ impl Control {
     fn word(&self) -> &AtomicU32 {
         // SAFETY: the words are at least 128 bytes, aligned, and live as long as `self`.
         unsafe { &*(self.words.host as *const AtomicU32) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::HostDevice;
+
+    #[test]
+    fn replays_are_told_apart() {
+        let device = HostDevice::beside().unwrap();
+        let control = Control::new(&device).unwrap();
+        let set = |value| {
+            // SAFETY: the address of the word, which lies in memory of the host.
+            unsafe { &*(control.replay() as *const AtomicU32) }.store(value, Ordering::Release);
+        };
+        assert_eq!(control.see_replay(), Replay::None);
+        for _ in 0..2 {
+            set(1);
+            assert_eq!(
+                [control.see_replay(), control.see_replay(), control.see_replay()],
+                [Replay::New, Replay::Same, Replay::Same]
+            );
+        }
+        set(0);
+        assert_eq!(control.see_replay(), Replay::None);
+        assert_eq!(control.marked(), [0, 0], "nothing else was touched");
+        assert!(!control.is_aborted());
     }
 }

@@ -164,12 +164,11 @@ impl Fabric {
         self.exchange.as_ref()
     }
 
-    /// Never frees the memory: a kernel may still be using it.
-    pub fn leak(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.held));
+    /// Takes the memory out: it lives as long as the answer.
+    pub fn take_memory(&mut self) -> (Vec<Memory>, Memory) {
         let nothing = Memory { addr: 0, bytes: 0, owner: Box::new(()) };
-        std::mem::forget(std::mem::replace(&mut self.dev_comm, nothing));
-        std::mem::forget(self.control.clone());
+        let dev_comm = std::mem::replace(&mut self.dev_comm, nothing);
+        (std::mem::take(&mut self.held), dev_comm)
     }
 
     /// Device memory that this rank allocated (without what is mapped from peers).

@@ -8,6 +8,7 @@
 //! Invariants: nothing here panics or links without a driver; the caller's current context is
 //! never changed; the legacy stream is never used on our own account; nothing waits for a whole device.
 
+mod apart;
 mod context;
 mod event;
 mod expose;
@@ -276,6 +277,10 @@ impl Device for CudaDevice {
         let _scope = self.context.enter()?;
         ops.chunks(stream::MOST_OPS)
             .try_for_each(|ops| stream::memory_ops(&self.context, raw_stream(stream), ops))
+    }
+
+    fn memory_ops_apart(&self, ops: &[MemoryOp]) -> Result<()> {
+        apart::memory_ops(&self.context, ops)
     }
 
     fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool> {

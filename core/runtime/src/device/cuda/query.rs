@@ -9,6 +9,7 @@ use super::context::{Platform, fixed_text, platform};
 use super::nvml;
 use super::result::installed_version;
 use crate::device::Caps;
+use crate::env;
 use crate::error::Result;
 
 /// One device, for `hawser doctor`.
@@ -92,6 +93,7 @@ pub fn caps(ordinal: u32) -> Result<Caps> {
         peers,
         nvlink,
         multiprocessors: platform.attribute(MULTIPROCESSORS, device)?.max(1) as u32,
+        queues: env::gpu_queues(),
     })
 }
 

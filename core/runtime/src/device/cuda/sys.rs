@@ -161,6 +161,8 @@ driver_table! {
             params: *mut *mut c_void, extra: *mut *mut c_void);
     }
     optional {
+        ctx_create = cuCtxCreate_v2 @ 3020 (ctx: *mut CUcontext, flags: c_uint, dev: CUdevice);
+        ctx_pop = cuCtxPopCurrent_v2 @ 4000 (ctx: *mut CUcontext);
         launch_kernel_ex = cuLaunchKernelEx @ 11060 (config: *const CUlaunchConfig, function: CUfunction,
             params: *mut *mut c_void, extra: *mut *mut c_void);
         device_p2p_attribute = cuDeviceGetP2PAttribute @ 8000 (value: *mut c_int, attribute: CUdevice_P2PAttribute, src: CUdevice, dst: CUdevice);
