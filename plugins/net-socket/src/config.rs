@@ -36,9 +36,22 @@ pub struct Settings {
     pub chunk: usize,
     /// `HAWSER_SOCKET_SPIN`: how long a thread looks for more work before it sleeps.
     pub spin: Duration,
+    /// `HAWSER_SOCKET_HELP`: whether the calling threads move long messages beside the threads.
+    pub help: Help,
     /// Devices with these names and addresses instead of what the host has. For tests.
     #[doc(hidden)]
     pub forced: Vec<(String, IpAddr)>,
+}
+
+/// When the calling threads move long messages beside the plugin's threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Help {
+    /// While those have to wait for processors.
+    WhenCrowded,
+    /// Never (0).
+    Never,
+    /// Always (1).
+    Always,
 }
 
 impl Settings {
@@ -57,6 +70,7 @@ impl Settings {
             inline: 16 * KIB,
             chunk: 256 * KIB,
             spin: Duration::from_micros(if processors >= 16 { 20 } else { 0 }),
+            help: Help::WhenCrowded,
             forced: Vec::new(),
         }
     }
@@ -97,6 +111,11 @@ impl Settings {
         settings.chunk = chunk.unwrap_or(settings.chunk);
         let spin = numbers.optional("HAWSER_SOCKET_SPIN", 0, 10_000);
         settings.spin = spin.map_or(settings.spin, |us| Duration::from_micros(us as u64));
+        settings.help = match numbers.optional("HAWSER_SOCKET_HELP", 0, 1) {
+            None => Help::WhenCrowded,
+            Some(0) => Help::Never,
+            Some(_) => Help::Always,
+        };
         let mut complaints = numbers.complaints;
         settings.ifname = value("NCCL_SOCKET_IFNAME").filter(|text| !text.trim().is_empty());
         settings.family = match value("NCCL_SOCKET_FAMILY").as_deref() {
@@ -165,13 +184,14 @@ mod tests {
             ("NCCL_SOCKET_FAMILY", "AF_INET6"),
             ("HAWSER_SOCKET_TIMEOUT", "5"),
             ("HAWSER_SOCKET_ZEROCOPY", "1"),
+            ("HAWSER_SOCKET_HELP", "1"),
             ("NCCL_SOCKET_RCVBUF", "-1"),
         ]);
         assert_eq!(complaints, Vec::<String>::new());
         assert_eq!((settings.threads, settings.sockets), (3, MAX_SOCKETS));
         assert_eq!((settings.ifname.as_deref(), settings.family), (Some("=eth0"), Some(6)));
         assert_eq!((settings.timeout.as_secs(), settings.zero_copy), (5, true));
-        assert_eq!(settings.receive_buffer, None);
+        assert_eq!((settings.receive_buffer, settings.help), (None, Help::Always));
     }
 
     #[test]
@@ -190,6 +210,7 @@ mod tests {
             ("HAWSER_SOCKET_TIMEOUT", "soon"),
             ("NCCL_SOCKET_FAMILY", "ipv4"),
             ("HAWSER_SOCKET_CHUNK", "-7"),
+            ("HAWSER_SOCKET_HELP", "2"),
         ] {
             let (settings, complaints) = read(&[(name, text)]);
             assert_eq!(settings, Settings::new(128), "{name}");

@@ -14,7 +14,7 @@
 //! | `queue`, `tx`, `tx_dial`, `tx_pipe` | the sending end: what is to be done, the connection, its dials, a data socket |
 //! | `table`, `rx`, `rx_pipe` | the receiving end |
 //! | `inbound`, `outbound`, `path` | handshakes and ways |
-//! | `service`, `pool`, `pulse` | the threads, and whether a path is alive |
+//! | `service`, `pool`, `crowd`, `pulse` | the threads, whether they find processors, and whether a path is alive |
 //! | `context`, `ends` | the plugin interface |
 //!
 //! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`, `pool` and
@@ -24,6 +24,7 @@ mod auth;
 mod config;
 mod context;
 mod control;
+mod crowd;
 mod device;
 mod ends;
 mod fault;
@@ -55,7 +56,7 @@ use std::sync::Arc;
 use hawser_plugin::net::{NetConfig, NetContext};
 use hawser_plugin::{BuiltIn, Component, Net, Result};
 
-pub use config::Settings;
+pub use config::{Help, Settings};
 #[doc(hidden)]
 pub use fault::{connections, cut};
 #[doc(hidden)]

@@ -6,13 +6,15 @@
 //!    that it sleeps *before* it looks at the list for the last time, so no wake-up is lost.
 //! 3. Driving stops after a share of bytes, so that no socket starves the others; then the socket goes to the end of the
 //!    list.
-//! 4. A ticket keeps nothing alive. When it is dropped its socket is not driven any more, except by a call under way.
+//! 4. The host's threads may drive sockets too, without waiting for a lane that somebody else drives. What they leave undone
+//!    is put on the list, or brings an event.
+//! 5. A ticket keeps nothing alive. When it is dropped its socket is not driven any more, except by a call under way.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,8 @@ use rustc_hash::FxHashMap;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+use crate::config::Help;
+use crate::crowd::{Crowd, Meter};
 use crate::sys::Bell;
 
 /// Bytes that one call of [`Drive::drive`] moves before the next socket gets its turn.
@@ -51,6 +55,7 @@ pub(crate) struct Pool {
     threads: Mutex<Vec<JoinHandle<()>>>,
     next_token: AtomicU64,
     spin: Duration,
+    crowd: Arc<Crowd>,
 }
 
 struct Worker {
@@ -72,13 +77,24 @@ struct Task {
 impl Pool {
     /// # Errors
     /// The kernel has no descriptors left.
-    pub fn new(threads: usize, spin: Duration) -> Result<Self, Errno> {
+    pub fn new(threads: usize, spin: Duration, help: Help) -> Result<Self, Errno> {
         let workers = (0..threads).map(|_| Worker::new().map(Arc::new)).collect::<Result<_, _>>()?;
-        Ok(Self { workers, threads: Mutex::new(Vec::new()), next_token: AtomicU64::new(BELL + 1), spin })
+        Ok(Self {
+            workers,
+            threads: Mutex::new(Vec::new()),
+            next_token: AtomicU64::new(BELL + 1),
+            spin,
+            crowd: Arc::new(Crowd::new(help)),
+        })
     }
 
     pub fn is_empty(&self) -> bool {
         self.workers.is_empty()
+    }
+
+    /// Whether the host's threads should drive sockets: there are no others, or those wait for processors.
+    pub fn wants_help(&self) -> bool {
+        self.is_empty() || self.crowd.is_on()
     }
 
     /// Gives a socket to the thread with the fewest; `hint` decides between equals.
@@ -111,9 +127,9 @@ impl Pool {
     fn start(&self) -> Result<(), Errno> {
         let mut threads = lock(&self.threads);
         while let Some(worker) = self.workers.get(threads.len()) {
-            let (worker, spin) = (worker.clone(), self.spin);
+            let (worker, spin, crowd) = (worker.clone(), self.spin, self.crowd.clone());
             let name = format!("hawser-sock-{}", threads.len());
-            let thread = std::thread::Builder::new().name(name).spawn(move || worker.run(spin));
+            let thread = std::thread::Builder::new().name(name).spawn(move || worker.run(spin, &crowd));
             threads.push(thread.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?);
         }
         Ok(())
@@ -187,13 +203,14 @@ impl Worker {
         }
     }
 
-    fn run(&self, spin: Duration) {
+    fn run(&self, spin: Duration, crowd: &Crowd) {
+        let mut meter = Meter::start(crowd);
         let mut events = Vec::with_capacity(64);
         while !self.stops.load(Ordering::SeqCst) {
             let worked = self.drive_list();
             // Work in hand: only look. Else first look for a while, then sleep.
             let mut found = self.poll(&mut events, false);
-            if !worked && found == 0 && !spin.is_zero() {
+            if !worked && found == 0 && !spin.is_zero() && !crowd.is_on() {
                 let until = Instant::now() + spin;
                 while found == 0 && lock(&self.list).is_empty() && Instant::now() < until {
                     std::hint::spin_loop();
@@ -212,6 +229,7 @@ impl Worker {
                     token => self.drive(token),
                 }
             }
+            meter.look(crowd);
         }
     }
 
@@ -251,6 +269,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,7 +308,7 @@ mod tests {
 
     #[test]
     fn events_and_wake_ups_drive_a_socket_until_its_ticket_is_gone() {
-        let pool = Pool::new(2, Duration::ZERO).unwrap();
+        let pool = Pool::new(2, Duration::ZERO, Help::Never).unwrap();
         let (near, mut far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
         let fd = near.try_clone().unwrap();
@@ -310,7 +336,7 @@ mod tests {
 
     #[test]
     fn no_threads_is_no_ticket() {
-        let pool = Pool::new(0, Duration::ZERO).unwrap();
+        let pool = Pool::new(0, Duration::ZERO, Help::Never).unwrap();
         let (near, _far) = UnixStream::pair().unwrap();
         let nobody: Weak<dyn Drive> = Weak::<Reader>::new();
         assert!(pool.is_empty() && pool.attach(near.as_fd(), nobody, 0, 0).unwrap().is_none());

@@ -146,10 +146,8 @@ impl RxConn {
         }
         self.check()?;
         self.pump();
-        if self.shop.pool.is_empty() && lock(&self.table).open() > 0 {
-            (0..self.pipes.len()).for_each(|pipe| {
-                self.drive(pipe);
-            });
+        if self.shop.pool.wants_help() && lock(&self.table).open() > 0 {
+            (0..self.pipes.len()).for_each(|pipe| self.help(pipe));
         }
         if self.finish(request, sizes)? {
             return Ok(true);
@@ -252,11 +250,23 @@ impl RxConn {
         }
     }
 
+    /// Reads chunks unless somebody else does: the socket's thread, if it has one, hears of all that comes.
+    fn help(&self, pipe: usize) {
+        let mut complete = Vec::new();
+        if let Some(driven) = self.pipes[pipe].try_drive(&self.table, SHARE, &mut complete) {
+            self.after(pipe, driven, &complete);
+        }
+    }
+
     /// Reads chunks; see [`RxPipe::drive`].
     fn read(&self, pipe: usize, to_the_end: bool) -> Next {
         let mut complete = Vec::new();
         let driven = self.pipes[pipe].drive(&self.table, SHARE, to_the_end, &mut complete);
-        self.acknowledge(&complete);
+        self.after(pipe, driven, &complete)
+    }
+
+    fn after(&self, pipe: usize, driven: Driven, complete: &[u64]) -> Next {
+        self.acknowledge(complete);
         match driven {
             Driven::Wait => Next::Wait,
             Driven::Again => Next::Again,

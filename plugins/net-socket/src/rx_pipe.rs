@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use crate::control::Loss;
 use crate::frame::{CHUNK_HEADER, ChunkHeader};
-use crate::pool::{Ticket, lock};
+use crate::pool::{Ticket, lock, try_lock};
 use crate::service::Watch;
 use crate::sys::{self, Moved, Span};
 use crate::table::Table;
@@ -85,26 +85,12 @@ impl RxPipe {
         to_the_end: bool,
         complete: &mut Vec<u64>,
     ) -> Driven {
-        let mut lane = self.lane();
-        let mut moved = 0;
-        loop {
-            match lane.read(table, complete) {
-                Ok(Read::Full(count)) => moved += count,
-                Ok(Read::Short(count)) if to_the_end && count > 0 => moved += count,
-                Ok(Read::Short(_)) => return Driven::Wait,
-                Ok(Read::End(loss)) => {
-                    let last = lane.close();
-                    return last.map_or(Driven::Wait, |last| Driven::Lost { last, loss });
-                }
-                Err(text) => {
-                    lane.close();
-                    return Driven::Nonsense(text);
-                }
-            }
-            if moved >= share {
-                return Driven::Again;
-            }
-        }
+        drive_lane(self.lane(), table, share, to_the_end, complete)
+    }
+
+    /// As [`RxPipe::drive`], unless somebody else drives it now.
+    pub fn try_drive(&self, table: &Mutex<Table>, share: usize, complete: &mut Vec<u64>) -> Option<Driven> {
+        Some(drive_lane(try_lock(&self.0)?, table, share, false, complete))
     }
 
     /// A new socket, unless a younger one was here or `join` finds nobody to read it; `welcome` says the last words of the handshake on it. If an old one was
@@ -159,6 +145,34 @@ impl RxPipe {
     pub fn cut(&self) -> bool {
         let lane = self.lane();
         lane.socket.as_ref().inspect(|socket| sys::cut(socket.as_fd())).is_some()
+    }
+}
+
+fn drive_lane(
+    mut lane: MutexGuard<'_, Lane>,
+    table: &Mutex<Table>,
+    share: usize,
+    to_the_end: bool,
+    complete: &mut Vec<u64>,
+) -> Driven {
+    let mut moved = 0;
+    loop {
+        match lane.read(table, complete) {
+            Ok(Read::Full(count)) => moved += count,
+            Ok(Read::Short(count)) if to_the_end && count > 0 => moved += count,
+            Ok(Read::Short(_)) => return Driven::Wait,
+            Ok(Read::End(loss)) => {
+                let last = lane.close();
+                return last.map_or(Driven::Wait, |last| Driven::Lost { last, loss });
+            }
+            Err(text) => {
+                lane.close();
+                return Driven::Nonsense(text);
+            }
+        }
+        if moved >= share {
+            return Driven::Again;
+        }
     }
 }
 

@@ -23,7 +23,8 @@ impl Shop {
     /// The kernel has no descriptors or threads left.
     pub fn open(settings: Settings, traffic_class: Option<i32>, log: Log) -> Result<Arc<Self>, Errno> {
         let service = Service::start(Tuning::new(&settings, traffic_class), log.clone())?;
-        let pool = Pool::new(settings.threads, settings.spin).inspect_err(|_| service.stop())?;
+        let pool =
+            Pool::new(settings.threads, settings.spin, settings.help).inspect_err(|_| service.stop())?;
         Ok(Arc::new(Self { settings, log, service, pool }))
     }
 

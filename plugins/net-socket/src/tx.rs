@@ -166,7 +166,7 @@ impl TxConn {
         }
         self.check()?;
         self.pump();
-        if self.shop.pool.is_empty() {
+        if self.shop.pool.wants_help() {
             self.drive_all();
         }
         if let Some(bytes) = finish()? {
@@ -230,8 +230,14 @@ impl TxConn {
 
     /// Finds sockets for waiting chunks. `direct`: one of them may be driven by this thread.
     pub(crate) fn move_chunks(&self, direct: bool) {
+        let helps = self.shop.pool.wants_help();
+        self.offer_chunks(direct || helps, helps);
+    }
+
+    /// `first`, `others`: whether this thread drives the first socket, and the others. Not with control locked.
+    fn offer_chunks(&self, first: bool, others: bool) {
         let mut wanted = self.waiting.load(Ordering::SeqCst);
-        let mut direct = direct || self.shop.pool.is_empty();
+        let mut direct = first;
         let start = self.turn.fetch_add(1, Ordering::Relaxed);
         for i in 0..self.pipes.len() {
             if wanted == 0 {
@@ -243,7 +249,7 @@ impl TxConn {
             }
             wanted -= 1;
             if direct {
-                direct = self.shop.pool.is_empty();
+                direct = others;
                 if self.drive(index) == Next::Wait {
                     wanted = wanted.min(self.waiting.load(Ordering::SeqCst));
                     continue;
@@ -253,12 +259,30 @@ impl TxConn {
         }
     }
 
-    /// Without threads the host's calls move everything.
+    /// The host's calls move everything, or help: what they leave is for the socket's thread, if it has one.
     fn drive_all(&self) {
         for (index, pipe) in self.pipes.iter().enumerate() {
             let has_work = self.waiting.load(Ordering::SeqCst) > 0 && pipe.rouse();
-            if has_work || pipe.is_busy() {
-                self.drive(index);
+            let driven = if has_work {
+                pipe.drive(&self.queue, |queue| self.count(queue), SHARE)
+            } else if pipe.is_busy() {
+                pipe.try_drive(&self.queue, |queue| self.count(queue), SHARE)
+            } else {
+                continue;
+            };
+            if self.after(index, driven) == Next::Again {
+                pipe.wake();
+            }
+        }
+    }
+
+    fn after(&self, pipe: usize, driven: Driven) -> Next {
+        match driven {
+            Driven::Wait => Next::Wait,
+            Driven::Again => Next::Again,
+            Driven::Lost { generation, loss } => {
+                self.pipe_lost(pipe, generation, &loss);
+                Next::Wait
             }
         }
     }
@@ -297,7 +321,7 @@ impl TxConn {
                     self.redial(Socket::Pipe(pipe));
                     // Without threads the next call of the host sees to it; control is locked here.
                     if !self.shop.pool.is_empty() {
-                        self.move_chunks(false);
+                        self.offer_chunks(false, false);
                     }
                 }
                 Ok(())
@@ -341,14 +365,7 @@ impl TxConn {
 
 impl Drive for TxConn {
     fn drive(&self, pipe: usize) -> Next {
-        match self.pipes[pipe].drive(&self.queue, |queue| self.count(queue), SHARE) {
-            Driven::Wait => Next::Wait,
-            Driven::Again => Next::Again,
-            Driven::Lost { generation, loss } => {
-                self.pipe_lost(pipe, generation, &loss);
-                Next::Wait
-            }
-        }
+        self.after(pipe, self.pipes[pipe].drive(&self.queue, |queue| self.count(queue), SHARE))
     }
 
     fn broke(&self) {

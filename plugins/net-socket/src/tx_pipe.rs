@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::control::Loss;
 use crate::frame::{CHUNK_HEADER, ChunkHeader};
-use crate::pool::{Ticket, lock};
+use crate::pool::{Ticket, lock, try_lock};
 use crate::pulse::Pulse;
 use crate::queue::{Chunk, Queue};
 use crate::service::Watch;
@@ -124,7 +124,24 @@ impl TxPipe {
     /// Sends chunks of the queue until there are none, the socket is full, or `share` bytes are moved. `waiting` says
     /// how many chunks there are.
     pub fn drive(&self, queue: &Mutex<Queue>, waiting: impl Fn(&Queue) -> usize, share: usize) -> Driven {
-        let mut lane = self.lane();
+        self.drive_lane(self.lane(), queue, waiting, share)
+    }
+
+    /// As [`TxPipe::drive`], unless somebody else drives it now.
+    pub fn try_drive(&self, queue: &Mutex<Queue>, waiting: impl Fn(&Queue) -> usize, share: usize) -> Driven {
+        match try_lock(&self.lane) {
+            Some(lane) => self.drive_lane(lane, queue, waiting, share),
+            None => Driven::Wait,
+        }
+    }
+
+    fn drive_lane(
+        &self,
+        mut lane: MutexGuard<'_, Lane>,
+        queue: &Mutex<Queue>,
+        waiting: impl Fn(&Queue) -> usize,
+        share: usize,
+    ) -> Driven {
         let mut moved = 0;
         loop {
             if lane.socket.is_none() {

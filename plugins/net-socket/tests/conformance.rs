@@ -1,11 +1,12 @@
-//! The conformance suite, with threads and without.
+//! The conformance suite: without threads, with threads, and with threads that the calling thread helps.
 
 use std::sync::Arc;
 
-use hawser_net_socket::{Settings, SocketNet};
+use hawser_net_socket::{Help, Settings, SocketNet};
 
-fn net(threads: usize, sockets: usize) -> Arc<SocketNet> {
+fn net(threads: usize, sockets: usize, help: Help) -> Arc<SocketNet> {
     let mut settings = Settings::new(2);
+    settings.help = help;
     settings.threads = threads;
     settings.sockets = sockets;
     // Two devices of one host, for the cases about virtual ones.
@@ -16,9 +17,13 @@ fn net(threads: usize, sockets: usize) -> Arc<SocketNet> {
 }
 
 mod without_threads {
-    hawser_plugin_testkit::net_suite!(super::net(0, 1));
+    hawser_plugin_testkit::net_suite!(super::net(0, 1, super::Help::Never));
 }
 
 mod with_threads {
-    hawser_plugin_testkit::net_suite!(super::net(2, 4));
+    hawser_plugin_testkit::net_suite!(super::net(2, 4, super::Help::Never));
+}
+
+mod with_threads_that_are_helped {
+    hawser_plugin_testkit::net_suite!(super::net(2, 4, super::Help::Always));
 }

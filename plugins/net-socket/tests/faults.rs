@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use common::{Buffer, Stream, connect, open, open_with_log, pattern, settings, until};
-use hawser_net_socket::{Settings, connections, cut, stats};
+use hawser_net_socket::{Help, Settings, connections, cut, stats};
 use hawser_plugin::net::HANDLE_BYTES;
 use hawser_plugin::{ErrorKind, Log};
 
@@ -53,8 +53,12 @@ fn mixed_sizes(dice: &mut Dice, count: usize) -> Vec<usize> {
 #[test]
 fn random_cuts_lose_no_byte() {
     let _turn = turn();
-    for (threads, sockets) in [(0, 1), (0, 2), (2, 4)] {
-        let settings = settings(threads, sockets);
+    let (never, always) = (Help::Never, Help::Always);
+    for (threads, sockets, help) in
+        [(0, 1, never), (0, 2, never), (2, 4, never), (2, 4, always), (1, 2, always)]
+    {
+        let mut settings = settings(threads, sockets);
+        settings.help = help;
         let (from, to) = (open(&settings), open(&settings));
         let (mut sender, mut receiver) = connect(from.as_ref(), to.as_ref(), 0);
         let mut dice = Dice(threads as u64 * 100 + sockets as u64);

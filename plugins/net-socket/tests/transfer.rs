@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Buffer, Stream, connect, open, pattern, settings, until};
+use hawser_net_socket::Help;
 use hawser_plugin::ErrorKind;
 use hawser_plugin::net::{MAX_RECVS, MAX_REQUESTS, NetContext, Segment};
 
@@ -21,8 +22,11 @@ fn all_sizes(from: &dyn NetContext, to: &dyn NetContext, device: u32) {
 
 #[test]
 fn all_sizes_pass_with_threads_and_without() {
-    for (threads, sockets) in [(0, 1), (0, 3), (1, 1), (2, 4), (4, 8)] {
-        let settings = settings(threads, sockets);
+    let all =
+        [(0, 1), (0, 3), (1, 1), (2, 4), (4, 8)].map(|(threads, sockets)| (threads, sockets, Help::Never));
+    for (threads, sockets, help) in all.into_iter().chain([(1, 1, Help::Always), (2, 4, Help::Always)]) {
+        let mut settings = settings(threads, sockets);
+        settings.help = help;
         let (from, to) = (open(&settings), open(&settings));
         all_sizes(from.as_ref(), to.as_ref(), 0);
     }
