@@ -254,10 +254,11 @@ fn shm(bytes: u64) -> Finding {
 fn settings() -> Vec<Finding> {
     let set = std::env::vars_os()
         .filter_map(|(n, v)| Some((n.into_string().ok()?, v.to_string_lossy().into_owned())));
-    let mut set: Vec<_> = set.filter(|(n, _)| n.starts_with("NCCL_") || n.starts_with("HAWSER_")).collect();
+    let is_ours = |name: &str| ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|prefix| name.starts_with(prefix));
+    let mut set: Vec<_> = set.filter(|(name, _)| is_ours(name)).collect();
     set.sort();
     if set.is_empty() {
-        return vec![Finding::note("no NCCL_* or HAWSER_* variables are set")];
+        return vec![Finding::note("no NCCL_*, HAWSER_* or MSCCL_* variables are set")];
     }
     let describe = |(name, value): (String, String)| match variables::judge(&name) {
         variables::Judgement::Honoured => Finding::good(format!("{name}={value}")),
@@ -272,7 +273,12 @@ fn settings() -> Vec<Finding> {
             near.map_or("remove it".into(), |near| format!("did you mean {near}?")),
         ),
     };
-    set.into_iter().map(describe).collect()
+    let mut findings: Vec<_> = set.into_iter().map(describe).collect();
+    let of_plugins =
+        [hawser_net_socket::Settings::from_environment().1, hawser_net_ib::Settings::from_environment().1];
+    let wrong = hawser_runtime::env::wrong_values().into_iter().chain(of_plugins.concat());
+    findings.extend(wrong.map(|text| Finding::bad(text, "mend the value")));
+    findings
 }
 
 fn entries(folder: &str) -> Vec<String> {

@@ -323,9 +323,27 @@ fn choices_are_explained() {
 
 #[test]
 fn the_doctor_finds_typing_errors() {
-    let output = hawser("doctor").env("NCCL_P2P_DISABEL", "1").output().expect("run");
-    let text = checked("doctor", output);
+    let mut doctor = hawser("doctor");
+    doctor.env("NCCL_P2P_DISABEL", "1").env("HAWSER_SOCKET_CHUNK", "many").env("NCCL_PASS_SM", "3");
+    let text = checked("doctor", doctor.output().expect("run"));
     for word in ["GPUs", "Kernels", "Network", "/dev/shm", "did you mean NCCL_P2P_DISABLE?"] {
         assert!(text.contains(word), "{word}: {text}");
     }
+    for wrong in ["HAWSER_SOCKET_CHUNK=many is ignored", "NCCL_PASS_SM=3 means nothing"] {
+        assert!(text.contains(wrong), "{wrong}: {text}");
+    }
+}
+
+#[test]
+fn what_a_file_sets_reaches_built_in_plugins() {
+    let file = scratch("nccl.conf");
+    std::fs::write(&file, "NCCL_SOCKET_IFNAME=lo\nHAWSER_SOCKET_CHUNK=many\nNCCL_SOCKET_NTHREADS=3\n")
+        .unwrap();
+    let mut perf = hawser("perf sendrecv -b 64K -e 64K -n 1 -w 0 -t 2 --hosts 2");
+    perf.env("NCCL_CONF_FILE", &file).env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "NET");
+    // The environment comes first.
+    let text = checked("perf", perf.env("NCCL_SOCKET_NTHREADS", "2").output().expect("run"));
+    let _ = std::fs::remove_file(file);
+    assert!(text.contains("2 threads, 2 data sockets per connection, on lo ("), "{text}");
+    assert!(text.contains("HAWSER_SOCKET_CHUNK=many is ignored"), "{text}");
 }

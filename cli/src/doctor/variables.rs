@@ -17,6 +17,9 @@ const FOREIGN: &[&str] = &[
     "NCCL_HOME",
 ];
 
+/// Of the profiler plugin.
+const PROFILER: &[&str] = &["HAWSER_PROFILER_FILE", "NCCL_PROFILE_EVENT_MASK"];
+
 /// What a name is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Judgement {
@@ -32,7 +35,7 @@ pub enum Judgement {
 
 /// Judges a variable's name.
 pub fn judge(name: &str) -> Judgement {
-    if HONOURED.contains(&name) {
+    if HONOURED.contains(&name) || PROFILER.contains(&name) || hawser_net_socket::Settings::has(name) {
         return Judgement::Honoured;
     }
     match regard(name) {
@@ -43,7 +46,7 @@ pub fn judge(name: &str) -> Judgement {
     if NCCL.lines().any(|known| known == name) || FOREIGN.iter().any(|prefix| name.starts_with(prefix)) {
         return Judgement::Known;
     }
-    let known = HONOURED.iter().copied().chain(NCCL.lines());
+    let known = HONOURED.iter().chain(PROFILER).copied().chain(NCCL.lines());
     let nearest = known.map(|known| (distance(name, known), known)).min();
     Judgement::Unknown(nearest.filter(|(d, _)| *d <= 3).map(|(_, known)| known))
 }
@@ -74,6 +77,11 @@ mod tests {
         let of_ib = NCCL.lines().filter(|name| name.starts_with("NCCL_IB_"));
         for name in of_ib {
             assert!(!matches!(judge(name), Judgement::Known), "nobody says what becomes of {name}");
+        }
+        for name in
+            ["HAWSER_SOCKET_TIMEOUT", "NCCL_SOCKET_NTHREADS", "HAWSER_PROFILER_FILE", "MSCCL_ALGO_DIR"]
+        {
+            assert_eq!(judge(name), Judgement::Honoured, "{name}");
         }
         assert_eq!(judge("NCCL_TESTS_DEVICE"), Judgement::Known);
         assert_eq!(judge("NCCL_P2P_DISABEL"), Judgement::Unknown(Some("NCCL_P2P_DISABLE")));

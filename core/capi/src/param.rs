@@ -97,5 +97,5 @@ nccl_api! {
 }
 
 fn refusal() -> Error {
-    not_offered("set parameters through NCCL_ environment variables; NCCL_DEBUG=INFO logs what was read")
+    not_offered("set parameters through NCCL_ environment variables; hawser doctor judges them")
 }

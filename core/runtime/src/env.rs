@@ -9,11 +9,13 @@
 mod sm_free;
 mod source;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use hawser_plan::world::QUEUES;
+use hawser_plugin::env::EnvContext;
 
 use crate::bootstrap::Remark;
 use crate::error::{Error, Result};
@@ -164,6 +166,7 @@ pub fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(|| {
         let source = Source::read();
+        hawser_plugin::settings::set_source(value);
         let settings = source.settings();
         log::configure(&settings);
         crate::bootstrap::set_log(|remark, text| match remark {
@@ -175,6 +178,34 @@ pub fn settings() -> &'static Settings {
         }
         settings
     })
+}
+
+/// A sentence about each value that means nothing.
+pub fn wrong_values() -> Vec<String> {
+    let source = Source::read();
+    let faults = source.settings().faults;
+    let values = source.wrong_values();
+    values.into_iter().chain(faults.iter().map(ToString::to_string)).collect()
+}
+
+/// Where values come from that the library has no use for itself.
+static ORIGIN: OnceLock<Origin> = OnceLock::new();
+
+enum Origin {
+    /// From it alone.
+    Plugin(Box<dyn EnvContext>),
+    /// From the environment, then from these lines.
+    Files(Vec<(String, String)>),
+}
+
+/// A value for a built-in plugin.
+fn value(name: &str) -> Option<OsString> {
+    match ORIGIN.get() {
+        Some(Origin::Plugin(plugin)) => plugin.value(name).map(OsString::from),
+        Some(Origin::Files(lines)) => std::env::var_os(name)
+            .or_else(|| lines.iter().find(|(known, _)| known == name).map(|(_, value)| value.into())),
+        None => std::env::var_os(name),
+    }
 }
 
 /// The part of the settings that the bootstrap needs.
@@ -270,18 +301,21 @@ impl Source {
     fn read() -> Self {
         let named = std::env::var("NCCL_ENV_PLUGIN").ok();
         if let Some(plugin) = crate::plugins::env(named.as_deref()) {
-            return Self::of(
-                HONOURED.iter().filter_map(|name| Some(((*name).to_owned(), plugin.value(name)?))),
-            );
+            let values: Vec<_> =
+                HONOURED.iter().filter_map(|name| Some(((*name).to_owned(), plugin.value(name)?))).collect();
+            let _ = ORIGIN.set(Origin::Plugin(plugin));
+            return Self::of(values.into_iter());
         }
         let home = std::env::var("HOME").map(|h| format!("{h}/.nccl.conf")).ok();
         let own = std::env::var("NCCL_CONF_FILE").ok().filter(|path| !path.is_empty()).or(home);
         let files = [own, Some("/etc/nccl.conf".to_owned())].into_iter().flatten();
         let texts: Vec<String> = files.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
+        let lines: Vec<_> = texts.iter().flat_map(|text| source::parse_file(text)).collect();
+        let _ = ORIGIN.set(Origin::Files(lines.clone()));
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|p| name.starts_with(p)));
-        Self::of(environment.chain(texts.iter().flat_map(|text| source::parse_file(text))))
+        Self::of(environment.chain(lines))
     }
 
     fn settings(&self) -> Settings {

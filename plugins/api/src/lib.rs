@@ -14,6 +14,7 @@ pub mod host;
 pub mod learner;
 pub mod net;
 pub mod profiler;
+pub mod settings;
 pub mod tuner;
 
 pub use builtin::{BuiltIn, Component};
@@ -24,6 +25,7 @@ pub use host::{Level, Log, Subsys};
 pub use learner::Learner;
 pub use net::Net;
 pub use profiler::Profiler;
+pub use settings::setting;
 pub use tuner::Tuner;
 
 #[doc(hidden)]

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use hawser_plugin::setting;
+
 use crate::verbs::gid::{Wish, parse_range};
 
 /// How the plugin behaves. [`Settings::from_environment`] is what the library uses.
@@ -109,13 +111,16 @@ impl Default for Settings {
 
 /// `NCCL_IBVERBS_LIB`: the library to open.
 pub(crate) fn library() -> String {
-    let name = std::env::var("NCCL_IBVERBS_LIB").ok().filter(|name| !name.is_empty());
-    name.unwrap_or_else(|| "libibverbs.so.1".into())
+    text("NCCL_IBVERBS_LIB").unwrap_or_else(|| "libibverbs.so.1".into())
 }
 
 /// `NCCL_IB_DEVICE_PCI_ORDER`: devices in the order of their PCI addresses, else as the library lists them.
 pub(crate) fn is_pci_order() -> bool {
-    std::env::var("NCCL_IB_DEVICE_PCI_ORDER").map_or(true, |text| text.trim() != "0")
+    text("NCCL_IB_DEVICE_PCI_ORDER").is_none_or(|text| text.trim() != "0")
+}
+
+fn text(name: &str) -> Option<String> {
+    setting(name)?.into_string().ok()
 }
 
 /// Names that NCCL knows and this plugin has no use for, with the reason that the user is told.
@@ -197,7 +202,7 @@ pub fn regard(name: &str) -> Regard {
 impl Settings {
     /// What the environment says, and a sentence about each value that makes no sense or is of no use here.
     pub fn from_environment() -> (Self, Vec<String>) {
-        Self::read(|name| std::env::var(name).ok())
+        Self::read(text)
     }
 
     pub(crate) fn wish(&self) -> Wish {

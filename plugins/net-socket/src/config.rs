@@ -78,7 +78,17 @@ impl Settings {
     /// What the environment says, and a sentence about each value that makes no sense.
     pub fn from_environment() -> (Self, Vec<String>) {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::read(processors, |name| std::env::var(name).ok())
+        Self::read(processors, |name| hawser_plugin::setting(name)?.into_string().ok())
+    }
+
+    /// Whether a variable of this name is one of these settings.
+    pub fn has(name: &str) -> bool {
+        let is_read = std::cell::Cell::new(false);
+        Self::read(1, |asked| {
+            is_read.set(is_read.get() || asked == name);
+            None
+        });
+        is_read.get()
     }
 
     /// How long a peer whose host refuses connections may still come back: 3 s unless the timeout is short. Its listener
@@ -200,6 +210,15 @@ mod tests {
         assert_eq!((settings.threads, settings.sockets), (0, 3));
         assert_eq!(Settings::new(2).threads, 0);
         assert_eq!(Settings::new(2).sockets, 1);
+    }
+
+    #[test]
+    fn its_names_are_known() {
+        for name in ["NCCL_SOCKET_NTHREADS", "HAWSER_SOCKET_HELP", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_IFNAME"]
+        {
+            assert!(Settings::has(name), "{name}");
+        }
+        assert!(!Settings::has("NCCL_SOCKET_RETRY_CNT"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use hawser_plugin::profiler::EventMask;
-use hawser_plugin::{Error, ErrorKind, Result};
+use hawser_plugin::{Error, ErrorKind, Result, setting};
 
 /// Names the trace.
 const FILE: &str = "HAWSER_PROFILER_FILE";
@@ -45,8 +45,9 @@ impl Settings {
     /// A value that cannot be understood.
     pub fn from_env() -> Result<Self> {
         let value = |name: &str| {
-            let value = std::env::var_os(name).filter(|value| !value.is_empty());
-            value.map(|value| value.into_string().map_err(|_| wrong(name, "it is not UTF-8"))).transpose()
+            setting(name)
+                .map(|value| value.into_string().map_err(|_| wrong(name, "it is not UTF-8")))
+                .transpose()
         };
         Self::parse(value(FILE)?, value(MASK)?)
     }

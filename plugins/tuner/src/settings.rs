@@ -1,7 +1,8 @@
-//! The environment of the plugin. A plugin cannot ask the host for settings, so it looks itself, here only.
+//! The environment of the plugin, which looks here only.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+
+use hawser_plugin::setting;
 
 /// Names rule files.
 pub const RULES: &str = "HAWSER_RULES";
@@ -12,29 +13,23 @@ const TUNERS: &str = "NCCL_TUNER_PLUGIN";
 
 /// The files that the user named.
 pub fn rules() -> Option<String> {
-    let value = set(std::env::var_os(RULES))?;
-    Some(value.to_string_lossy().into_owned())
+    Some(setting(RULES)?.to_string_lossy().into_owned())
 }
 
 /// The CSV file that the user named.
 pub fn rule_file() -> Option<PathBuf> {
-    set(std::env::var_os(RULE_FILE)).map(PathBuf::from)
+    setting(RULE_FILE).map(PathBuf::from)
 }
 
 /// Whether the user named a tuner plugin: [`RULE_FILE`] is meant for that one then.
 pub fn names_a_tuner() -> bool {
-    set(std::env::var_os(TUNERS)).is_some_and(|value| value != "none")
+    setting(TUNERS).is_some_and(|value| value != "none")
 }
 
 /// Where rules lie if nobody names them.
 pub fn usual_places() -> Vec<PathBuf> {
     let beside = folder().map(|folder| folder.join("hawser-rules.toml"));
     beside.into_iter().chain([PathBuf::from("/etc/hawser/rules.toml")]).collect()
-}
-
-/// An empty value counts as not set.
-fn set(value: Option<OsString>) -> Option<OsString> {
-    value.filter(|value| !value.is_empty())
 }
 
 /// The folder of the library (or program) that holds this code.
@@ -59,13 +54,6 @@ fn library_at(address: usize, maps: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_empty_value_names_nothing() {
-        assert_eq!(set(None), None);
-        assert_eq!(set(Some("".into())), None);
-        assert_eq!(set(Some("a b".into())), Some("a b".into()));
-    }
 
     #[test]
     fn this_code_lies_in_this_program() {

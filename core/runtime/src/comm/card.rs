@@ -143,7 +143,7 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
         }
         if card.knobs != first.knobs {
             let text = format!(
-                "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, NCCL_PASS_SM, the CTA limits and the CTA policy must be equal on all ranks"
+                "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, NCCL_PASS_SM, NCCL_PSM_BUFFER_SIZE, the CTA limits and policy, HAWSER_FUSE and HAWSER_SM_FREE_CTAS must be equal on all ranks"
             );
             return Err(Error::invalid_usage(text));
         }

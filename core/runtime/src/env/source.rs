@@ -90,24 +90,12 @@ impl Source {
 
     /// 0, 1 or 2.
     pub(super) fn level(&self, name: &str) -> u8 {
-        let accepted = "0, 1 or 2";
-        let level = self.parsed::<u8>(name, accepted).unwrap_or(0);
-        if level > 2 {
-            self.complain(format!("{name}={level} is ignored: it must be {accepted}"));
-            return 0;
-        }
-        level
+        self.demanded(name, "0, 1 or 2", |text| text.parse().ok().filter(|level| *level <= 2)).unwrap_or(0)
     }
 
     /// Bytes: a number, perhaps with K, M, G or T (binary), perhaps followed by B or iB.
     pub(super) fn size(&self, name: &str) -> Option<u64> {
-        let text = self.text(name)?;
-        let bytes = parse_size(&text);
-        if bytes.is_none() {
-            let accepted = "a number of bytes such as 33554432, 512MB or 1.5GB";
-            self.complain(format!("{name}={text} is ignored: it must be {accepted}"));
-        }
-        bytes
+        self.demanded(name, "a number of bytes such as 33554432, 512MB or 1.5GB", parse_size)
     }
 
     pub(super) fn word(&self, name: &str, accepted: &[&str]) -> Option<String> {
@@ -123,9 +111,14 @@ impl Source {
         self.complaints.borrow_mut().push(text);
     }
 
+    /// Values that did not parse.
+    pub(super) fn wrong_values(&self) -> Vec<String> {
+        self.complaints.borrow().clone()
+    }
+
     /// Values that did not parse, and names that look like typing errors of honoured ones.
     pub(super) fn complaints(&self) -> Vec<String> {
-        let mut all = self.complaints.borrow().clone();
+        let mut all = self.wrong_values();
         for name in self.values.keys().filter(|n| !HONOURED.contains(&n.as_str())) {
             let near = HONOURED.iter().min_by_key(|h| distance(name, h)).filter(|h| distance(name, h) <= 2);
             if let Some(near) = near {
@@ -198,10 +191,10 @@ pub(super) mod tests {
         for wrong in ["", "MB", "12X", "1.3", "-1", "5iB", "1e9", "9999999TB", "1..2"] {
             assert_eq!(parse_size(wrong), None, "{wrong}");
         }
-        let s = source(&[("NCCL_PASS_SM", "3"), ("NCCL_PSM_BUFFER_SIZE", "12 parsecs")]);
-        assert_eq!((s.settings().pass_sm, s.settings().staging_bytes), (0, 0));
-        assert!(s.complaints().iter().any(|c| c.contains("NCCL_PASS_SM=3") && c.contains("0, 1 or 2")));
-        assert!(s.complaints().iter().any(|c| c.contains("12 parsecs") && c.contains("512MB")));
+        let faults =
+            source(&[("NCCL_PASS_SM", "3"), ("NCCL_PSM_BUFFER_SIZE", "12 parsecs")]).settings().faults;
+        assert!(faults.iter().any(|fault| fault.contains("NCCL_PASS_SM=3") && fault.contains("0, 1 or 2")));
+        assert!(faults.iter().any(|fault| fault.contains("12 parsecs") && fault.contains("512MB")));
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl Reader<'_> {
             "sem_acquire" => Act::Acquire(op.numbers("semaphore_ids", MOST_CHUNKS)?),
             "sem_release" => Act::Release(op.numbers("semaphore_ids", MOST_CHUNKS)?),
             "glres" | "glre" | "gstore" | "gstorepkt" => {
-                let text = "needs a multicast object of the switch, which programs cannot name; NVLS programs are built in";
+                let text = "needs a multicast object of the switch, and this version uses no multicast";
                 return Err(op.error(Class::Operation, text));
             }
             _ => self.data(name, op)?,
