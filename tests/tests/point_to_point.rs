@@ -218,3 +218,40 @@ fn bad_messages_are_refused() {
     group::end().unwrap();
     assert_eq!(mail.iter().find_map(Mail::fault), None);
 }
+
+/// One rank sends before a collective; the other has its receive in a group with the collective, or behind it.
+#[test]
+fn messages_and_collectives_may_come_in_different_order() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let parcels = [Parcel { from: 0, to: 1, bytes: 999 }];
+    in_threads(2, |comm| {
+        for collective in
+            [Collective::Broadcast, Collective::AllReduce, Collective::AllGather, Collective::AllToAll]
+        {
+            for grouped in [true, false] {
+                let case = plain(collective, 2, 301);
+                let (mail, issued) = if comm.rank() == 0 {
+                    let mail = Mail::post(comm, &parcels).unwrap();
+                    (mail, issue(comm, case, false, 0).unwrap())
+                } else if grouped {
+                    group::start().unwrap();
+                    let mail = Mail::post(comm, &parcels).unwrap();
+                    let issued = issue(comm, case, false, 0).unwrap();
+                    group::end().unwrap();
+                    (mail, issued)
+                } else {
+                    let issued = issue(comm, case, false, 0).unwrap();
+                    (Mail::post(comm, &parcels).unwrap(), issued)
+                };
+                assert_eq!(
+                    (mail.fault(), issued.fault()),
+                    (None, None),
+                    "{collective:?}, grouped: {grouped}"
+                );
+            }
+        }
+    });
+}

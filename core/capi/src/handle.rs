@@ -96,7 +96,7 @@ impl CommPtr {
     /// The communicator, if no call on it is still in progress.
     ///
     /// # Errors
-    /// As [`CommPtr::live`], and `InvalidArgument` before a non-blocking call is over.
+    /// As [`CommPtr::live`], what made bring-up fail, and `InvalidArgument` before a non-blocking call is over.
     pub fn ready(self) -> Result<Arc<Handle>> {
         let handle = self.live()?;
         if !handle.blocking
@@ -108,7 +108,7 @@ impl CommPtr {
             ))
             .remedy("poll ncclCommGetAsyncError until it says ncclSuccess"));
         }
-        Ok(handle)
+        handle.comm.bring_up_error().map_or(Ok(handle), Err)
     }
 
     /// Destroys the communicator. A refusal because of how it was called leaves it as it was; after
@@ -168,13 +168,17 @@ impl CommPtr {
 }
 
 impl Handle {
-    /// What a call on this communicator returns: success, or the state of a non-blocking one.
+    /// What a call on this communicator returns: success, or the state of a non-blocking one; in a group the group's end tells
+    /// what is in progress.
     pub fn progress(self: &Arc<Self>) -> Result<()> {
         if self.blocking {
             return Ok(());
         }
-        p2p::remember(self);
-        self.comm.async_error().map_or(Ok(()), Err)
+        let is_grouped = p2p::remember(self);
+        match self.comm.async_error() {
+            Some(error) if !is_grouped || error.kind != ErrorKind::InProgress => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Puts the rank in front of an error.

@@ -1,7 +1,7 @@
 //! Version and errors.
 
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use hawser_runtime::{env, last_error};
 
@@ -20,15 +20,17 @@ nccl_api! {
         Ok(meaning(code).as_ptr())
     }
 
-    /// The latest error of the process; the text stays until this thread's next call. `comm` may be NULL.
+    /// The latest error of the process; the memory stays, the text until the next call of any thread. `comm` may be NULL.
     fn ncclGetLastError / pncclGetLastError(comm: CommPtr) -> *const c_char, else c"".as_ptr(), {
         let _ = comm; // NCCL ignores it as well
-        thread_local!(static TEXT: RefCell<CString> = RefCell::default());
-        let text = CString::new(last_error().replace('\0', " ")).unwrap_or_default();
-        Ok(TEXT.with_borrow_mut(|kept| {
-            *kept = text;
-            kept.as_ptr()
-        }))
+        // The last one is never written, so the text always ends.
+        static TEXT: [AtomicU8; 2048] = [const { AtomicU8::new(0) }; 2048];
+        let text = last_error();
+        let bytes = text.bytes().map(|byte| if byte == 0 { b' ' } else { byte }).chain([0]);
+        for (kept, byte) in TEXT[..TEXT.len() - 1].iter().zip(bytes) {
+            kept.store(byte, Ordering::Relaxed);
+        }
+        Ok(TEXT.as_ptr().cast())
     }
 
     /// Deprecated by NCCL from its first day. Settings are read once, so there is nothing to reset.

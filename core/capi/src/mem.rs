@@ -56,7 +56,9 @@ nccl_api! {
         let is_symmetric = winFlags & SYMMETRIC != 0;
         let made = live.name(live.windows.add(buff, size, is_symmetric))?;
         if is_symmetric {
-            live.comm.add_window(buff as u64, size as u64)?;
+            live.comm.add_window(buff as u64, size as u64).inspect_err(|_| {
+                live.windows.remove(made);
+            })?;
         }
         win.set("win", made)
     }

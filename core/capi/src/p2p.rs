@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use hawser_runtime::{Error, ErrorKind, Result, Stream, group};
@@ -72,19 +73,26 @@ pub fn grouped(outcome: Result<()>) -> Result<()> {
 
 thread_local! {
     /// Communicators of the open group whose calls do not block.
-    static MEMBERS: RefCell<Vec<Arc<Handle>>> = const { RefCell::new(Vec::new()) };
+    /// Without a destructor, since destructors of static objects may still call.
+    static MEMBERS: RefCell<ManuallyDrop<Vec<Arc<Handle>>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
-/// Notes a communicator that does not block, for the end of the open group.
-pub fn remember(handle: &Arc<Handle>) {
-    if group::depth() > 0 {
+/// Notes a communicator that does not block, for the end of the open group, if there is one.
+pub fn remember(handle: &Arc<Handle>) -> bool {
+    let is_grouped = group::depth() > 0;
+    if is_grouped {
         MEMBERS.with_borrow_mut(|members| members.push(handle.clone()));
     }
+    is_grouped
 }
 
 /// Takes the notes, once the outermost group is closed.
 fn forget() -> Vec<Arc<Handle>> {
-    if group::depth() == 0 { MEMBERS.take() } else { Vec::new() }
+    if group::depth() == 0 {
+        MEMBERS.with_borrow_mut(|members| std::mem::take(&mut **members))
+    } else {
+        Vec::new()
+    }
 }
 
 fn message(

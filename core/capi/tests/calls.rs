@@ -136,8 +136,7 @@ fn the_end_of_a_group_tells_that_members_are_in_progress() {
     ok(ncclGetUniqueId(&mut id));
     ok(ncclGroupStart());
     for (rank, comm) in (0..).zip(&mut comms) {
-        let code = ncclCommInitRankConfig(comm, 2, id, rank, &config);
-        assert!(code == SUCCESS || code == IN_PROGRESS, "{code}: {}", last_error());
+        ok(ncclCommInitRankConfig(comm, 2, id, rank, &config));
     }
     // Success would say that the communicators can be used at once.
     let code = ncclGroupEnd();
@@ -153,6 +152,53 @@ fn the_end_of_a_group_tells_that_members_are_in_progress() {
     comms.iter().for_each(|comm| wait_until_ready(*comm));
     assert_eq!(data, [[3.0; 4]; 2]);
     comms.iter().for_each(|comm| ok(ncclCommDestroy(*comm)));
+}
+
+/// Both claim to be rank 0.
+#[test]
+fn what_made_bring_up_fail_is_what_other_calls_answer() {
+    let _turn = turn();
+    let (mut id, mut comms) = (Id([0; 128]), [null_mut(); 2]);
+    let config = Config::with(Config::BLOCKING, 0);
+    ok(ncclGetUniqueId(&mut id));
+    ok(ncclGroupStart());
+    comms.iter_mut().for_each(|comm| ok(ncclCommInitRankConfig(comm, 2, id, 0, &config)));
+    ncclGroupEnd();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut state = IN_PROGRESS;
+    while state == IN_PROGRESS {
+        assert!(Instant::now() < deadline, "still in progress");
+        ok(ncclCommGetAsyncError(comms[1], &mut state));
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_ne!(state, SUCCESS);
+    assert_eq!(ncclCommCount(comms[1], &mut 0), state);
+    assert_eq!(all_reduce(comms[1], &mut [1.0], SUM), state, "{}", last_error());
+    comms.iter().for_each(|comm| ok(ncclCommAbort(*comm)));
+}
+
+#[test]
+fn a_communicator_is_finalized_once() {
+    let _turn = turn();
+    let comm = single();
+    ok(ncclCommFinalize(comm));
+    assert_eq!(ncclCommFinalize(comm), INVALID_ARGUMENT);
+    assert!(last_error().contains("called before"), "{}", last_error());
+    ok(ncclCommDestroy(comm));
+}
+
+/// The text of a thread that has ended may still be read.
+#[test]
+fn the_last_error_stays_in_its_place() {
+    let _turn = turn();
+    let ask = || {
+        ncclCommCount(null_mut(), null_mut());
+        ncclGetLastError(null_mut()) as usize
+    };
+    let there = thread::spawn(ask).join().unwrap();
+    assert_eq!(there, ask());
+    // SAFETY: the text ends, wherever it was written.
+    assert!(!unsafe { CStr::from_ptr(there as *const _) }.is_empty());
 }
 
 fn wait_until_ready(comm: Comm) {

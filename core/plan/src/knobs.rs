@@ -167,7 +167,7 @@ pub struct Knobs {
     pub slot_bytes: [u32; 3],
     /// Slots per FIFO.
     pub depth: u32,
-    /// FIFOs (lanes) per peer: the most blocks of one operation that talk to one peer.
+    /// FIFOs (lanes) per peer: the most blocks of one collective that talk to one peer.
     pub lanes: u32,
     /// Only programs whose reduction order is fixed (all of ours are).
     pub deterministic: bool,
@@ -255,6 +255,11 @@ impl Knobs {
         } else {
             self.max_ctas
         }
+    }
+
+    /// Lanes per peer for messages, half of them for each direction. Few beside copy engines, which move most messages.
+    pub fn message_lanes(&self) -> u32 {
+        self.lanes.min(if self.pass_sm > 0 { 4 } else { 24 }).next_multiple_of(2)
     }
 
     /// A number that differs when settings differ; compared between ranks at init.

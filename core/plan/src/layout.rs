@@ -20,8 +20,10 @@ pub struct HeapLayout {
     pub ranks: u32,
     /// Ranks of its largest host.
     pub local: u32,
-    /// FIFO lanes per peer.
+    /// FIFO lanes per peer: those of collectives, then those of messages.
     pub lanes: u32,
+    /// Lanes of messages. Each carries one direction only, so two of them share an entry.
+    pub message_lanes: u32,
     /// Slots per FIFO.
     pub depth: u32,
     /// Payload bytes per slot by protocol (LL, LL128, Simple).
@@ -53,7 +55,8 @@ impl HeapLayout {
         Self {
             ranks,
             local,
-            lanes: knobs.lanes,
+            lanes: knobs.lanes + knobs.message_lanes(),
+            message_lanes: knobs.message_lanes(),
             depth: knobs.depth,
             slot_bytes,
             slot_stride,
@@ -95,7 +98,7 @@ impl HeapLayout {
 
     /// Offset of the area for exchanges.
     pub fn area_at(&self) -> u64 {
-        self.entry_bytes * u64::from(self.lanes) * u64::from(self.local)
+        self.entry_bytes * u64::from(self.lanes - self.message_lanes / 2) * u64::from(self.local)
     }
 
     /// Offset of the FIFO memory of (`lane`, place `peer`).
@@ -133,6 +136,8 @@ impl HeapLayout {
     }
 
     fn entry(&self, lane: u32, peer: u32) -> u64 {
+        let half = self.message_lanes / 2;
+        let lane = if lane < self.lanes - half { lane } else { lane - half };
         (u64::from(lane) * u64::from(self.local) + u64::from(peer)) * self.entry_bytes
     }
 }
@@ -144,7 +149,10 @@ mod tests {
     #[test]
     fn entries_do_not_overlap_and_fit() {
         let layout = HeapLayout::new(9, 5, &Knobs { lanes: 3, ..Knobs::default() });
-        let mut starts: Vec<u64> = (0..3).flat_map(|l| (0..5).map(move |p| layout.entry(l, p))).collect();
+        assert_eq!((layout.lanes, layout.message_lanes), (7, 4));
+        // The two directions of messages.
+        assert_eq!(layout.entry(3, 1), layout.entry(5, 1));
+        let mut starts: Vec<u64> = (0..5).flat_map(|l| (0..5).map(move |p| layout.entry(l, p))).collect();
         starts.sort_unstable();
         assert!(starts.windows(2).all(|w| w[1] - w[0] == layout.entry_bytes));
         assert_eq!(starts.last().unwrap() + layout.entry_bytes, layout.heap_bytes());

@@ -1,20 +1,24 @@
 //! Batches of point-to-point messages: which launches, blocks and lanes carry them.
 //!
 //! # Why no batch can deadlock
-//! Every message has a key: protocol, pass, round. The protocol is a function of the message's
-//! size and of settings equal on all ranks; the pass is its number among the messages of the same
-//! protocol between the same two ranks in the same direction; the round is `(receiver - sender) mod
-//! ranks`. So both ends give a message the same key. On every rank, launches take the messages in
+//! Every message has a key: pass, protocol, round. The pass is its number among the messages between
+//! the same two ranks in the same direction; the protocol is a function of its size and of settings
+//! equal on all ranks; the round is `(receiver - sender) mod ranks`. So both ends give a message the
+//! same key, if they group alike. On every rank, launches take the messages in
 //! ascending order of keys and run one after the other, and the messages of one key (at most one
 //! sent and one received) are never parted. Take the smallest key with an unfinished message: on
 //! every rank all launches before the one that holds this key hold smaller keys only, so they end,
 //! and the launch runs with all its blocks side by side. Both ends of the message run: it ends.
+//! The pass comes first, so that messages of two ranks keep their order also where one end groups
+//! what the other sends one by one. (There, a launch of several peers' messages may wait for one of
+//! them longer than each alone would have to.)
 //!
-//! A launch never holds two messages of the same protocol, direction and peer, so no two blocks
-//! share a FIFO end. Messages to a lower rank use the upper half of the lanes, so a block that
-//! sends and a block that receives never share a lane with the same peer either (a device keeps the
-//! counters of both directions together). Where there is a single lane, the direction is part of
-//! the key instead, and a launch holds one message per peer.
+//! # Lanes
+//! A launch never holds two messages of the same direction and peer, so no two blocks share a FIFO
+//! end. Messages have lanes of their own, behind those of collectives: ranks may have the two in
+//! different order, since neither waits for the other where slots are free. Messages to a lower rank
+//! use the upper half of them, so a block that sends and a block that receives never share a lane
+//! with the same peer either (a device keeps the counters of both directions together).
 
 use crate::DataType;
 use crate::device_plan::{
@@ -131,7 +135,7 @@ pub fn instances(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> u32 
 /// Most blocks of a message, so that one that is sent and one that is received stay within the CTAs of a launch.
 fn most_each_way(world: &World, knobs: &Knobs) -> u32 {
     let ctas = if world.device == DeviceKind::Host { knobs.max_ctas } else { knobs.max_ctas / 2 };
-    ctas.min(knobs.lanes / 2).max(1)
+    ctas.min(knobs.message_lanes() / 2).max(1)
 }
 
 /// Blocks of a small message, so that a rank may exchange one with every peer in a single launch.
@@ -143,18 +147,15 @@ fn most_blocks(world: &World, knobs: &Knobs) -> u32 {
 /// What orders messages; equal at both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Key {
-    protocol: Protocol,
     pass: u32,
-    /// To a lower rank, where there is one lane only.
-    down: bool,
+    protocol: Protocol,
     round: u32,
 }
 
 impl Key {
-    /// Protocol, pass, direction and round, one behind the other.
+    /// Pass, protocol and round, one behind the other.
     fn number(self) -> u128 {
-        let of_pass = u128::from(self.protocol as u8) << 32 | u128::from(self.pass);
-        of_pass << 33 | u128::from(self.down) << 32 | u128::from(self.round)
+        u128::from(self.pass) << 40 | u128::from(self.protocol as u8) << 32 | u128::from(self.round)
     }
 }
 
@@ -197,25 +198,17 @@ impl Part {
 
 /// Messages to others, sorted by key.
 fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Knobs) -> Vec<(Key, Message)> {
-    let mut seen: FxHashMap<(Protocol, u32, bool), u32> = FxHashMap::default();
+    let mut seen: FxHashMap<(u32, bool), u32> = FxHashMap::default();
     let keyed: Vec<(Key, Message)> = messages
         .iter()
         .filter(|m| m.peer != rank && m.bytes > 0)
         .map(|&message| {
             let protocol = protocol(message.bytes, world.is_far(rank, message.peer), world, knobs);
-            let count = seen.entry((protocol, message.peer, message.send)).or_default();
+            let count = seen.entry((message.peer, message.send)).or_default();
             let pass = *count;
             *count += 1;
             let (from, to) = if message.send { (rank, message.peer) } else { (message.peer, rank) };
-            (
-                Key {
-                    protocol,
-                    pass,
-                    down: knobs.lanes < 2 && from > to,
-                    round: (to + ranks - from) % ranks,
-                },
-                message,
-            )
+            (Key { pass, protocol, round: (to + ranks - from) % ranks }, message)
         })
         .collect();
     let rank = |(key, message): &(Key, Message)| key.number() << 1 | u128::from(message.send);
@@ -297,7 +290,11 @@ impl Launches<'_> {
             self.used.push((part.peer, part.send));
             let downward = if part.send { part.peer < self.rank } else { part.peer > self.rank };
             let shares_lanes = protocol == Protocol::Dma;
-            let first_lane = if downward && !shares_lanes { self.knobs.lanes / 2 } else { 0 };
+            let first_lane = match downward {
+                _ if shares_lanes => 0,
+                false => self.knobs.lanes,
+                true => self.knobs.lanes + self.knobs.message_lanes() / 2,
+            };
             for instance in 0..n {
                 let lane = if part.send || part.recv { first_lane + instance } else { 0 } as u8;
                 launch.args.blocks[usize::from(launch.args.n_blocks)] = Block {
@@ -325,11 +322,9 @@ impl Launches<'_> {
         cut(work, instances(part.bytes, is_far, self.world, self.knobs), protocol, 1, self.knobs)
     }
 
-    /// Whether a part would share an end of a FIFO with the last launch, or a lane and a peer.
+    /// Whether a part would share an end of a FIFO with the last launch.
     fn meets(&self, part: &Part) -> bool {
-        let one_lane = self.knobs.lanes < 2;
-        let same = |&(peer, send): &(u32, bool)| peer == part.peer && (one_lane || send == part.send);
-        self.used.iter().any(same)
+        self.used.contains(&(part.peer, part.send))
     }
 
     fn empty(&self, protocol: Protocol) -> LaunchPlan {

@@ -5,6 +5,7 @@
 //! and nothing is launched.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread;
 
@@ -38,7 +39,6 @@ pub enum Item {
     Message(Message, Stream, u32),
 }
 
-#[derive(Default)]
 struct Group {
     depth: u32,
     /// Nested groups that were closed.
@@ -49,7 +49,12 @@ struct Group {
 }
 
 thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
+    /// Without a destructor, since destructors of static objects may still call.
+    static GROUP: RefCell<ManuallyDrop<Group>> = const { RefCell::new(ManuallyDrop::new(Group::NONE)) };
+}
+
+impl Group {
+    const NONE: Self = Self { depth: 0, closed: 0, error: None, jobs: Vec::new(), comms: Vec::new() };
 }
 
 /// Opens a group, or one level more.
@@ -143,7 +148,7 @@ pub(crate) fn create(job: Job) -> Result<()> {
 fn close() -> Result<Option<Group>> {
     GROUP.with_borrow_mut(|g| match g.depth {
         0 => Err(Error::invalid_usage("ncclGroupEnd without ncclGroupStart")),
-        1 => Ok(Some(std::mem::take(g))),
+        1 => Ok(Some(std::mem::replace(&mut **g, Group::NONE))),
         _ => {
             g.depth -= 1;
             g.closed += 1;
@@ -209,12 +214,18 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
         if !streams.contains(stream) {
             streams.push(*stream);
         }
+    }
+    let Some((first, others)) = streams.split_first() else { return Ok(Vec::new()) };
+    // Before anything has a number.
+    if !others.is_empty() {
+        one_capture(live, &streams)?;
+    }
+    for item in &items {
         if let Item::Call(call, _, number) = item {
-            calls.add(call, streams[0], *number)?;
+            calls.add(call, *first, *number)?;
         }
     }
     let mut launches = calls.finish()?;
-    let Some((first, others)) = streams.split_first() else { return Ok(launches) };
     for messages in phases(&items) {
         launches.extend(live.plan_messages(&messages, *first, &spans)?);
     }
@@ -225,6 +236,18 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
         last.before = others.to_vec();
     }
     Ok(launches)
+}
+
+/// Streams of a group that are not all captured into one graph, or none of them, cannot be joined.
+fn one_capture(live: &Live, streams: &[Stream]) -> Result<()> {
+    let captures = streams.iter().map(|stream| Ok(live.device.stream_state(*stream)?.capture));
+    let captures = captures.collect::<Result<Vec<_>>>()?;
+    if captures.iter().all(|capture| *capture == captures[0]) {
+        return Ok(());
+    }
+    let text =
+        "the streams of a communicator in a group must all be captured into the same graph, or none of them";
+    Err(Error::invalid_usage(text).remedy("close the group before the capture begins or ends"))
 }
 
 /// Whether all messages of a group run side by side.

@@ -264,7 +264,7 @@ fn on_host() {
 
 /// The text of `ncclGetLastError`.
 pub fn last_error() -> String {
-    // SAFETY: NULL is allowed; the text is valid until this thread's next call.
+    // SAFETY: NULL is allowed; the text always ends.
     unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_string_lossy().into_owned()
 }
 

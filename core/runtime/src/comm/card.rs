@@ -10,7 +10,7 @@ use crate::env::Settings;
 use crate::error::{Error, Result};
 
 /// Changes whenever ranks of two builds could not work together.
-const PROTOCOL: u32 = 6;
+const PROTOCOL: u32 = 7;
 
 /// One rank's card.
 #[derive(Debug, Clone, PartialEq, Eq)]

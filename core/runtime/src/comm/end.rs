@@ -18,11 +18,16 @@ impl Comm {
                 if let Some(error) = live.failure() {
                     return Err(error);
                 }
+                if *finalized {
+                    let error = Error::invalid_argument("ncclCommFinalize was called before")
+                        .remedy("call it once, then ncclCommDestroy");
+                    return Err(self.name_error(error));
+                }
                 *finalized = true;
                 live.clone()
             }
             State::Failed(error) => return Err(error.clone()),
-            State::Starting | State::Gone => return Err(self.gone()),
+            State::Starting | State::Ending | State::Gone => return Err(self.gone()),
         };
         drop(state);
         if self.is_blocking() {
@@ -60,6 +65,13 @@ impl Comm {
         match &*state {
             State::Ready { live, .. } => live.fabric.control.abort(),
             State::Starting | State::Failed(_) => {}
+            // A destroy is released: its thread frees what there is.
+            State::Ending => {
+                while matches!(&*state, State::Ending) {
+                    state = self.wait_for_change(state)?;
+                }
+                return Ok(());
+            }
             State::Gone => return Err(self.gone()),
         }
         while matches!(&*state, State::Ready { pending: 1.., .. }) {
@@ -81,7 +93,7 @@ impl Comm {
                 }
                 State::Starting | State::Ready { pending: 1.., .. } => {}
                 State::Ready { .. } | State::Failed(_) => return Ok(state),
-                State::Gone => return Err(self.gone()),
+                State::Ending | State::Gone => return Err(self.gone()),
             }
             state = self.wait_for_change(state)?;
         }
@@ -92,8 +104,16 @@ impl Comm {
     }
 
     fn release(&self) {
-        let old = self.0.state.lock().map(|mut state| std::mem::replace(&mut *state, State::Gone));
+        let old = self.0.state.lock().map(|mut state| match &*state {
+            State::Ending | State::Gone => None,
+            _ => Some(std::mem::replace(&mut *state, State::Ending)),
+        });
         self.0.changed.notify_all();
+        let Ok(Some(old)) = old else { return };
         drop(old);
+        if let Ok(mut state) = self.0.state.lock() {
+            *state = State::Gone;
+        }
+        self.0.changed.notify_all();
     }
 }

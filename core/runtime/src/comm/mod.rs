@@ -146,6 +146,8 @@ enum State {
         finalized: bool,
     },
     Failed(Error),
+    /// What it had is being freed.
+    Ending,
     Gone,
 }
 
@@ -208,7 +210,15 @@ impl Comm {
                 failure => failure,
             },
             State::Failed(error) => Some(error.clone()),
-            State::Gone => Some(self.gone()),
+            State::Ending | State::Gone => Some(self.gone()),
+        }
+    }
+
+    /// Why bring-up failed, if it did.
+    pub fn bring_up_error(&self) -> Option<Error> {
+        match &*self.0.state.lock().ok()? {
+            State::Failed(error) => Some(error.clone()),
+            _ => None,
         }
     }
 
@@ -372,7 +382,7 @@ impl Comm {
             State::Ready { live, .. } => live.failure().map_or_else(|| Ok(live.clone()), Err),
             State::Failed(error) => Err(error.clone()),
             State::Starting => refuse("bring-up is still in progress; poll ncclCommGetAsyncError first"),
-            State::Gone => Err(self.gone()),
+            State::Ending | State::Gone => Err(self.gone()),
         }
     }
 
