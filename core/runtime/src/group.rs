@@ -206,8 +206,6 @@ fn launch_now(group: &mut Group) -> Result<bool> {
 /// Collectives in call order, then all messages of a phase together; all on the first of their streams. As NCCL promises, the others
 /// join before the first launch and go on after the last: a group is as if it were on each of them.
 fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
-    let spans = Arc::new(GroupSpans::start(&live.watch));
-    let mut calls = Calls::new(live, &spans);
     let mut streams = Vec::new();
     for item in &items {
         let (Item::Call(_, stream, _) | Item::Message(_, stream, _)) = item;
@@ -220,6 +218,8 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
     if !others.is_empty() {
         one_capture(live, &streams)?;
     }
+    let spans = Arc::new(GroupSpans::start(&live.watch, &*live.device, *first)?);
+    let mut calls = Calls::new(live, &spans);
     for item in &items {
         if let Item::Call(call, _, number) = item {
             calls.add(call, *first, *number)?;

@@ -109,7 +109,9 @@ impl<'a> Calls<'a> {
             Bound::Steps(plan, loaded, _) => {
                 let mut plan = plan.clone();
                 (plan.args.works[0].base[0], plan.args.works[0].base[1]) = (call.input, call.output);
-                if let Some(event) = event {
+                if let Some(event) = event
+                    && !self.spans.is_captured
+                {
                     self.live.expect(&plan, loaded.steps(), |_| Some(event));
                 }
                 self.live.complete(plan, Some(loaded), number, stream)?

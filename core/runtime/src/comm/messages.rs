@@ -96,7 +96,7 @@ impl Live {
         };
         let complete = |plan: LaunchPlan| {
             self.connect(&plan, &plan.args.inline_steps)?;
-            if !events.is_empty() {
+            if !events.is_empty() && !spans.is_captured {
                 self.expect(&plan, &plan.args.inline_steps, event);
             }
             let launch = self.complete(plan, None, number, stream)?;

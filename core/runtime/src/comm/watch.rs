@@ -12,7 +12,8 @@ use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs, What,
 };
 
-use crate::device::Stream;
+use crate::device::{Device, Stream};
+use crate::error::Result;
 use crate::log;
 use crate::plugins;
 
@@ -140,13 +141,16 @@ impl Drop for Span {
 pub struct GroupSpans {
     api: Option<Arc<Span>>,
     group: Option<Arc<Span>>,
+    /// The calls are captured: they move nothing now, and nobody knows when their replays do.
+    pub is_captured: bool,
 }
 
 impl GroupSpans {
-    /// A group is handed over.
-    pub fn start(watch: &Arc<Watch>) -> Self {
-        let api = watch.span(&What::GroupApi { depth: 1, captured: false });
-        Self { api, group: watch.span(&What::Group) }
+    /// A group is handed over, for this stream.
+    pub fn start(watch: &Arc<Watch>, device: &dyn Device, stream: Stream) -> Result<Self> {
+        let captured = !watch.open.is_empty() && device.stream_state(stream)?.capture.is_some();
+        let api = watch.span(&What::GroupApi { depth: 1, captured });
+        Ok(Self { api, group: watch.span(&What::Group), is_captured: captured })
     }
 
     /// A collective of the group; `launches` are its channels.
@@ -159,8 +163,14 @@ impl GroupSpans {
     ) -> Option<Arc<Span>> {
         let (func, datatype) = (nccl_name(call.collective.name()), nccl_type(call.dtype.name()));
         let root = call.root;
-        let api =
-            What::CollApi { func, count: call.count, datatype, root, stream: stream.0, captured: false };
+        let api = What::CollApi {
+            func,
+            count: call.count,
+            datatype,
+            root,
+            stream: stream.0,
+            captured: self.is_captured,
+        };
         let api = self.api.as_ref()?.child(&api)?;
         let (algo, proto, channels) = chosen;
         // NCCL's spelling.
@@ -186,7 +196,7 @@ impl GroupSpans {
     pub fn message(&self, message: &Message, stream: Stream) -> Option<Arc<Span>> {
         let func = if message.send { "Send" } else { "Recv" };
         let (count, datatype) = (message.bytes, "ncclInt8");
-        let api = What::P2pApi { func, count, datatype, stream: stream.0, captured: false };
+        let api = What::P2pApi { func, count, datatype, stream: stream.0, captured: self.is_captured };
         let api = self.api.as_ref()?.child(&api)?;
         let (buff, peer) = (message.addr, message.peer);
         let what = What::P2p { func, buff, datatype, count, peer, channels: 1, group: None };
@@ -280,7 +290,8 @@ mod tests {
             input: 16,
             output: 16,
         };
-        let spans = GroupSpans::start(&watch);
+        let device = crate::device::host::HostDevice::beside().unwrap();
+        let spans = GroupSpans::start(&watch, &device, Stream(0)).unwrap();
         let event = spans.collective(&call, Stream(0), 0, ("Ring", "Simple", 1));
         assert!(event.is_some());
         let group = (None, None, "group".to_owned());
