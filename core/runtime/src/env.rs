@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use hawser_plan::world::QUEUES;
 use hawser_plugin::env::EnvContext;
+use litemap::LiteMap;
 
 use crate::bootstrap::Remark;
 use crate::error::{Error, Result};
@@ -176,6 +177,8 @@ pub fn settings() -> &'static Settings {
         for complaint in source.complaints().iter().chain(&settings.faults) {
             log::warn(complaint);
         }
+        // Where a plugin is, that stays.
+        let _ = ORIGIN.set(Origin::Found(source.values));
         settings
     })
 }
@@ -194,18 +197,18 @@ static ORIGIN: OnceLock<Origin> = OnceLock::new();
 enum Origin {
     /// From it alone.
     Plugin(Box<dyn EnvContext>),
-    /// From the environment, then from these lines.
-    Files(Vec<(String, String)>),
+    /// From these, which were found at the begin, else from the environment.
+    Found(LiteMap<String, String>),
 }
 
 /// A value for a built-in plugin.
 fn value(name: &str) -> Option<OsString> {
-    match ORIGIN.get() {
-        Some(Origin::Plugin(plugin)) => plugin.value(name).map(OsString::from),
-        Some(Origin::Files(lines)) => std::env::var_os(name)
-            .or_else(|| lines.iter().find(|(known, _)| known == name).map(|(_, value)| value.into())),
-        None => std::env::var_os(name),
-    }
+    let found = match ORIGIN.get() {
+        Some(Origin::Plugin(plugin)) => return plugin.value(name).map(OsString::from),
+        Some(Origin::Found(values)) => values.get(name),
+        None => None,
+    };
+    found.map(OsString::from).or_else(|| std::env::var_os(name))
 }
 
 /// The part of the settings that the bootstrap needs.
@@ -310,12 +313,10 @@ impl Source {
         let own = std::env::var("NCCL_CONF_FILE").ok().filter(|path| !path.is_empty()).or(home);
         let files = [own, Some("/etc/nccl.conf".to_owned())].into_iter().flatten();
         let texts: Vec<String> = files.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
-        let lines: Vec<_> = texts.iter().flat_map(|text| source::parse_file(text)).collect();
-        let _ = ORIGIN.set(Origin::Files(lines.clone()));
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|p| name.starts_with(p)));
-        Self::of(environment.chain(lines))
+        Self::of(environment.chain(texts.iter().flat_map(|text| source::parse_file(text))))
     }
 
     fn settings(&self) -> Settings {

@@ -240,14 +240,17 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
 
 /// Streams of a group that are not all captured into one graph, or none of them, cannot be joined.
 fn one_capture(live: &Live, streams: &[Stream]) -> Result<()> {
-    let captures = streams.iter().map(|stream| Ok(live.device.stream_state(*stream)?.capture));
-    let captures = captures.collect::<Result<Vec<_>>>()?;
-    if captures.iter().all(|capture| *capture == captures[0]) {
-        return Ok(());
+    let capture = |stream: Stream| live.device.stream_state(stream).map(|state| state.capture);
+    let first = capture(streams[0])?;
+    for stream in &streams[1..] {
+        if capture(*stream)? != first {
+            let text =
+                "the streams of a communicator in a group must all be captured into the same graph, or none";
+            let remedy = "close the group before the capture begins or ends";
+            return Err(Error::invalid_usage(text).remedy(remedy));
+        }
     }
-    let text =
-        "the streams of a communicator in a group must all be captured into the same graph, or none of them";
-    Err(Error::invalid_usage(text).remedy("close the group before the capture begins or ends"))
+    Ok(())
 }
 
 /// Whether all messages of a group run side by side.

@@ -8,7 +8,7 @@ use super::HONOURED;
 
 /// Where values come from: names to values, the environment already laid over the files.
 pub(super) struct Source {
-    values: LiteMap<String, String>,
+    pub(super) values: LiteMap<String, String>,
     complaints: RefCell<Vec<String>>,
     /// Like complaints, but nothing comes up with them.
     pub(super) faults: RefCell<Vec<String>>,
