@@ -274,12 +274,13 @@ impl Machine {
 
 /// The tuner of these rule files, and how the heading goes on.
 fn tuners(names: Option<&str>, world: &World, knobs: &Knobs) -> Result<(Tuners, String)> {
-    let files = names.map_or_else(files::ours, files::named_in);
+    let tuner = names.map_or_else(RuleTuner::built_in, |names| RuleTuner::new(files::named_in(names)));
+    let files = tuner.files();
     if files.is_empty() {
         return Ok((Tuners::default(), String::new()));
     }
     let shown: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
-    let tuners = Tuners::of(&RuleTuner::new(files), world, knobs, None)?;
+    let tuners = Tuners::of(&tuner, world, knobs, None)?;
     Ok((tuners, format!(", rules of {}", shown.join(", "))))
 }
 

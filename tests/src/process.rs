@@ -90,6 +90,12 @@ impl Process {
         self.child.kill().expect("a process of ours");
     }
 
+    /// Sends it a signal, as `STOP`.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(sent.expect("kill(1)").success());
+    }
+
     /// Waits for the end.
     pub fn end(mut self) -> Ended {
         let until = Instant::now() + LIMIT;

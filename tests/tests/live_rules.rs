@@ -268,6 +268,38 @@ fn a_rank_killed_in_the_middle() {
     }
 }
 
+/// A rank that does not answer for a while is waited for: neither is the communicator lost, nor are changes.
+#[test]
+fn a_rank_that_is_held_for_a_while() {
+    if !on_host() {
+        return;
+    }
+    let folder = folder("held");
+    let file = folder.join("rules.toml");
+    std::fs::write(&file, "").unwrap();
+    let settings = [
+        ("HAWSER_RULES", file.to_str().unwrap()),
+        ("HAWSER_RULES_WATCH", "1"),
+        ("HAWSER_RULES_TIMEOUT", "60"),
+        ("NCCL_DEBUG", "INFO"),
+        ("NCCL_DEBUG_SUBSYS", "TUNING"),
+    ];
+    let id = unique_id().unwrap();
+    let mut all: Vec<Process> =
+        (0..3).map(|rank| Process::rank(RANK, &id, (rank, 3), &["mark", "rounds"], &settings)).collect();
+    all.iter_mut().for_each(|process| process.wait_for("mark"));
+    all[2].signal("STOP");
+    std::fs::write(&file, "[[rule]]\nuse = { algorithm = \"tree\" }\n").unwrap();
+    all[0].wait_for_part("rank 0 sends to rank 2");
+    all[2].signal("CONT");
+    for process in &mut all {
+        process.wait_for_part("change 1 of the rules counts from here on: 1 of 1 rules in ");
+    }
+    all[0].tell("stop");
+    all.into_iter().for_each(|process| process.end().expect_success());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 /// A file that is watched: rank 0 notices, all ranks follow; a broken one changes nothing.
 #[test]
 fn a_watched_file() {
@@ -281,7 +313,11 @@ fn a_watched_file() {
         std::fs::rename(folder.join("new"), &file).unwrap();
     };
     write("[[rule]]\nuse = { algorithm = \"ring\" }\n");
+    // Its ending does not say that it is CSV; it goes on counting.
+    let csv = folder.join("nccl");
+    std::fs::write(&csv, "broadcast,0,100,ring,simple,-1,-1,-1\n").unwrap();
     let settings = [
+        ("NCCL_TUNER_CONFIG_FILE", csv.to_str().unwrap()),
         ("HAWSER_RULES", file.to_str().unwrap()),
         ("HAWSER_RULES_WATCH", "1"),
         ("NCCL_DEBUG", "INFO"),
@@ -293,12 +329,12 @@ fn a_watched_file() {
     all.iter_mut().for_each(|process| process.wait_for("mark"));
     write("[[rule]]\nuse = { algorithm = \"tree\" }\n");
     for process in &mut all {
-        process.wait_for_part("change 1 of the rules counts from here on: 1 of 1 rules in ");
+        process.wait_for_part("change 1 of the rules counts from here on: 2 of 2 rules in ");
     }
     write("[[rule]]\nuse = { algorithm = \"tre\" }\n");
     all[0].wait_for_part("rules.toml:2:21: algorithm \"tre\" is not known");
     write("");
-    all[1].wait_for_part("change 3 of the rules counts from here on: no rules");
+    all[1].wait_for_part("change 3 of the rules counts from here on: 1 of 1 rules in ");
     all[0].tell("stop");
     all.into_iter().for_each(|process| process.end().expect_success());
     std::fs::remove_dir_all(folder).unwrap();

@@ -104,15 +104,15 @@ mod tests {
             # line 3: allreduce,0,65535,tree,ll,2,1,-1\n\
             [[rule]]\n\
             match = { collective = \"all_reduce\", bytes = \"..64K\", hosts = \"1\" }\n\
-            use = [{ algorithm = \"tree\", protocol = \"ll\", channels = 2 }, \"default\"]\n\n\
+            use = { algorithm = \"tree\", protocol = \"ll\", channels = 2 }\n\n\
             # line 4: broadcast,65536,-1,ring,simple,-1,-1,8,-1,1\n\
             [[rule]]\n\
             match = { collective = \"broadcast\", bytes = \"64K..\", ranks = \"8\", registered = true }\n\
-            use = [{ algorithm = \"ring\", protocol = \"simple\" }, \"default\"]\n\n\
+            use = { algorithm = \"ring\", protocol = \"simple\" }\n\n\
             # line 5: reduce,4096,8192,sym_all_pairs,ll128,-1,-1,-1\n\
             [[rule]]\n\
             match = { collective = \"reduce\", bytes = \"4K..=8K\" }\n\
-            use = [{ algorithm = \"sym_all_pairs\", protocol = \"ll128\" }, \"default\"]\n";
+            use = { algorithm = \"sym_all_pairs\", protocol = \"ll128\" }\n";
         assert_eq!(text, wanted);
         assert_eq!(hawser_tuner::write::layout(&text), text, "it is laid out");
     }

@@ -181,7 +181,6 @@ fn rule(
         when,
         chain: vec![Action { program: None, way, channels: None, chunk }],
         never_worse: false,
-        ends: false,
     };
     format!("\n# line {line}: {what}'s {algorithm} ({theirs})\n{}", write::toml(&rule))
 }

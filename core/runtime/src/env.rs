@@ -404,18 +404,22 @@ impl Source {
         }
     }
 
-    /// The files of `HAWSER_RULES_WATCH`.
+    /// The files of `HAWSER_RULES_WATCH`, and that of `NCCL_TUNER_CONFIG_FILE` if that is meant for the tuner by rules.
     fn watched(&self) -> Vec<PathBuf> {
         let Some(text) = self.text("HAWSER_RULES_WATCH").filter(|text| text != "0") else {
             return Vec::new();
         };
         let named =
             if text == "1" { self.text("HAWSER_RULES").filter(|text| text != "none") } else { Some(text) };
-        if named.is_none() {
+        let Some(files) = named else {
             self.complain("HAWSER_RULES_WATCH=1 is ignored: HAWSER_RULES names no file to watch".to_owned());
-        }
-        let files = named.unwrap_or_default();
-        files.split(',').map(str::trim).filter(|file| !file.is_empty()).map(PathBuf::from).collect()
+            return Vec::new();
+        };
+        let files = files.split(',').map(str::trim).filter(|file| !file.is_empty()).map(PathBuf::from);
+        // Counts as well, and would not after a change of the others.
+        let is_ours = self.text("NCCL_TUNER_PLUGIN").is_none_or(|name| name == "none");
+        let csv = self.text("NCCL_TUNER_CONFIG_FILE").filter(|_| is_ours).map(PathBuf::from);
+        files.chain(csv.filter(|path| path.is_file())).collect()
     }
 }
 

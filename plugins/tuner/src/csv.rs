@@ -67,7 +67,6 @@ impl Rule {
             when,
             chain: vec![Action { program: None, way, channels: self.channels, chunk: None }],
             never_worse: false,
-            ends: true,
         }
     }
 }

@@ -212,9 +212,6 @@ impl Engine {
             if !possible {
                 see(armed, Outcome::Nothing);
             }
-            if rule.ends {
-                return None;
-            }
         }
     }
 
@@ -261,14 +258,16 @@ impl TunerContext for Engine {
             odd |= is_odd && !armed.said.load(Ordering::Relaxed);
         });
         let answer = decision.map(|Decision { rule, action, at }| match adaptive::is_learned(rule) {
-            true => (at, self.details(question, &candidates[at]).and_then(|action| action.channels)),
-            false => (at, action.channels),
+            true => (Some(at), self.details(question, &candidates[at]).and_then(|action| action.channels)),
+            false => (action.names_a_way().then_some(at), action.channels),
         });
         if odd {
             self.complain(question, candidates);
         }
         let Some((at, channels)) = answer else { return Ok(Answer::default()) };
-        candidates[at].us = 0.0;
+        if let Some(at) = at {
+            candidates[at].us = 0.0;
+        }
         Ok(Answer { channels })
     }
 
@@ -434,6 +433,7 @@ pub fn describe(outcome: Outcome<'_>) -> String {
         }
         Outcome::Nothing => "nothing of it is possible here".to_owned(),
         Outcome::Default => "leaves it to the cost model".to_owned(),
+        Outcome::Taken(action, _) if !action.names_a_way() => format!("{action}: for what is chosen anyway"),
         Outcome::Taken(action, candidate) => {
             let algorithm = names::algorithm_name(candidate.algorithm);
             let protocol = names::protocol_name(candidate.algorithm, candidate.protocol);

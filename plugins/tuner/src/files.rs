@@ -96,11 +96,13 @@ pub enum Absent {
 }
 
 impl RuleFile {
-    /// A file that the user named: CSV by the endings `.csv` and `.conf`, else TOML.
+    /// A file that the user named: CSV by the endings `.csv` and `.conf`, or if it is that of `NCCL_TUNER_CONFIG_FILE`, else
+    /// TOML.
     pub fn named(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let ending = path.extension().and_then(|ending| ending.to_str());
-        let form = if matches!(ending, Some("csv" | "conf")) { Form::Csv } else { Form::Toml };
+        let is_csv = matches!(ending, Some("csv" | "conf")) || settings::rule_file().as_ref() == Some(&path);
+        let form = if is_csv { Form::Csv } else { Form::Toml };
         Self { path, form, absent: Absent::Wrong }
     }
 

@@ -59,6 +59,11 @@ impl RuleTuner {
         Self { files }
     }
 
+    /// Its files.
+    pub fn files(&self) -> &[RuleFile] {
+        &self.files
+    }
+
     /// The tuner that is part of the library: `HAWSER_RULES` or the usual places, then `NCCL_TUNER_CONFIG_FILE` unless the
     /// user named a tuner plugin, which that file is meant for.
     pub fn built_in() -> Self {

@@ -25,7 +25,7 @@ pub fn lint(rules: &[Rule]) -> Vec<Problem> {
 
 /// Whether no later rule stands in for it.
 fn decides(rule: &Rule) -> bool {
-    rule.ends || rule.chain.last() == Some(&Action::DEFAULT)
+    rule.chain.last() == Some(&Action::DEFAULT)
 }
 
 #[cfg(test)]

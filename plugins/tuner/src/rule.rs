@@ -42,8 +42,6 @@ pub struct Rule {
     pub chain: Vec<Action>,
     /// An action that the cost model takes for slower than its own choice, by more than [`GUARD`], is passed over.
     pub never_worse: bool,
-    /// Where nothing of the chain is possible, no later rule stands in (NCCL's CSV files).
-    pub ends: bool,
 }
 
 /// Puts rules into the order in which they are looked at.
@@ -76,9 +74,7 @@ impl fmt::Display for Rule {
         for (at, action) in self.chain.iter().enumerate() {
             write!(f, "{} {action}", if at == 0 { "" } else { ", else" })?;
         }
-        for (mark, is) in [(" never_worse", self.never_worse), (" ends", self.ends)] {
-            f.write_str(if is { mark } else { "" })?;
-        }
+        f.write_str(if self.never_worse { " never_worse" } else { "" })?;
         if self.priority == 0 { Ok(()) } else { write!(f, " priority {}", self.priority) }
     }
 }
@@ -281,6 +277,11 @@ pub struct Action {
 impl Action {
     /// Leaves everything to the cost model.
     pub const DEFAULT: Self = Self { program: None, way: Way::ANY, channels: None, chunk: None };
+
+    /// Not one that only says how what is chosen anyway is done.
+    pub fn names_a_way(&self) -> bool {
+        self.program.is_some() || self.way != Way::ANY
+    }
 }
 
 impl fmt::Display for Action {

@@ -178,7 +178,6 @@ impl<'t> Reader<'t> {
             when,
             chain,
             never_worse: never_worse.unwrap_or(careful),
-            ends: false,
         })
     }
 

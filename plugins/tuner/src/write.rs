@@ -20,10 +20,7 @@ pub fn toml(rule: &Rule) -> String {
     if !when.is_empty() {
         line("match", table(&when));
     }
-    let mut chain: Vec<String> = rule.chain.iter().map(action).collect();
-    if rule.ends && rule.chain.last() != Some(&Action::DEFAULT) {
-        chain.push(quoted("default"));
-    }
+    let chain: Vec<String> = rule.chain.iter().map(action).collect();
     line("use", if let [only] = &chain[..] { only.clone() } else { format!("[{}]", chain.join(", ")) });
     if rule.never_worse {
         line("never_worse", "true".to_owned());

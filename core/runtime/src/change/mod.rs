@@ -24,7 +24,7 @@ mod socket;
 mod turn;
 mod wire;
 
-pub use files::note;
+pub use files::Known;
 pub use protocol::Outcome;
 pub use seat::{Place, Seat, Staged, Switch};
 pub use service::{Seated, process_has_seats, stressed};

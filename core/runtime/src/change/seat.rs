@@ -7,13 +7,14 @@ use std::time::Duration;
 use hawser_plugin::tuner::{SettingsFile, TunerConfig};
 use rustc_hash::FxHashMap;
 
+use super::files::Known;
 use super::learn::{self, Learning};
 use super::protocol::{Body, Coordinator, Gate, Limits, Member, Message, Outcome, Todo};
 use super::turn::Turn;
 use super::{service, wire};
 use crate::bootstrap::Bootstrap;
 use crate::comm::{Times, Tuners};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::log::{self, Subsys};
 use crate::transport::control::Control;
 use crate::wait::{AbortFlag, Wait};
@@ -26,7 +27,7 @@ const TIMES: u64 = 0x4e45_5409_0000;
 const STRESS: u64 = 0x4e45_540a_0000;
 /// So much of it waits to be told.
 const MOST_STRESS: usize = 16;
-/// How long handing one message to a rank may take.
+/// How long handing one message to a rank may take, and how long a rank that did not take it is left alone.
 const TELL: Duration = Duration::from_secs(2);
 /// Changes that are remembered for [`Seat::switches`].
 const MOST_REMEMBERED: usize = 8192;
@@ -88,6 +89,7 @@ pub struct Seat {
     pub hosts: u32,
     turn: Arc<Turn<Staged>>,
     times: Arc<Times>,
+    known: Mutex<Known>,
     work: Mutex<Option<Work>>,
     /// Proposals that nobody has looked at.
     fresh: Mutex<VecDeque<Proposal>>,
@@ -113,6 +115,10 @@ struct Work {
     /// Whether this rank ever had part in a change: only then others have to hear that it goes.
     has_met: bool,
     gone: Vec<bool>,
+    /// What ranks have not taken yet, in order: they are slow, not gone.
+    unsent: Vec<(u32, Message)>,
+    /// When sending to each rank goes on.
+    next: Vec<Duration>,
     limit: Duration,
     /// Rank 0: what learns from times.
     learning: Option<Learning>,
@@ -121,8 +127,8 @@ struct Work {
 }
 
 impl Seat {
-    /// A seat that nobody serves yet.
-    pub fn new(place: Place) -> Self {
+    /// A seat that nobody serves yet. `known`: of the files that are watched.
+    pub fn new(place: Place, known: Known) -> Self {
         let (rank, ranks, limit) = (place.bootstrap.rank(), place.bootstrap.nranks(), place.limit);
         place.bootstrap.on_message(TAG, service::ring);
         let limits = Limits { step: limit };
@@ -135,6 +141,7 @@ impl Seat {
             hosts: place.config.nodes,
             turn: place.turn.clone(),
             times: place.times.clone(),
+            known: Mutex::new(known),
             fresh: Mutex::default(),
             stress: Mutex::default(),
             switches: Mutex::default(),
@@ -146,6 +153,8 @@ impl Seat {
                 last_proposal: 0,
                 has_met: false,
                 gone: vec![false; ranks as usize],
+                unsent: Vec::new(),
+                next: vec![Duration::ZERO; ranks as usize],
                 limit,
                 learning: learner.map(|learner| Learning::new(learner, ranks)),
                 staged: (0, Arc::from([])),
@@ -163,6 +172,11 @@ impl Seat {
         }
         lock(&self.fresh).push_back(Proposal { content, done });
         service::ring();
+    }
+
+    /// What it has of the files that are watched.
+    pub fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
     }
 
     /// Collectives that this rank has begun.
@@ -198,7 +212,10 @@ impl Seat {
         work.carry_out(todo, now);
         work.listen(now);
         work.tick(now);
-        work.member.is_busy() || work.coordinator.as_ref().is_some_and(Coordinator::is_busy)
+        work.flush(now);
+        !work.unsent.is_empty()
+            || work.member.is_busy()
+            || work.coordinator.as_ref().is_some_and(Coordinator::is_busy)
     }
 
     /// Something makes operations slow on this rank.
@@ -393,27 +410,43 @@ impl Work {
             }
             self.tell(number, outcome);
         }
-        let (own, mut lost) = (self.place.bootstrap.rank(), Vec::new());
+        let own = self.place.bootstrap.rank();
         for (to, message) in todo.send {
             if to == own {
                 self.hear(own, message, now);
-            } else if !self.gone[to as usize] && !lost.contains(&to) && !self.send(to, &message) {
-                lost.push(to);
+            } else if !self.gone[to as usize] {
+                self.has_met = true;
+                self.unsent.push((to, message));
             }
         }
+        self.flush(now);
+    }
+
+    /// Sends what ranks have not got yet.
+    fn flush(&mut self, now: Duration) {
+        let (mut kept, mut lost) = (Vec::new(), Vec::new());
+        for (to, message) in std::mem::take(&mut self.unsent) {
+            let next = &mut self.next[to as usize];
+            if self.gone[to as usize] || lost.contains(&to) {
+                continue;
+            }
+            if now >= *next {
+                let wait = Wait::new(AbortFlag::new(), Some(TELL));
+                let sent = self.place.bootstrap.send(to, TAG, &wire::encode(&message), &wait);
+                let Err(error) = sent else { continue };
+                log::info(Subsys::Tuning, || format!("communicator {}: {error}", self.place.name));
+                if error.kind != ErrorKind::Timeout {
+                    lost.push(to);
+                    continue;
+                }
+                *next = now + TELL * 2;
+            }
+            kept.push((to, message));
+        }
+        self.unsent = kept;
         for rank in lost {
             self.lost(rank, now);
         }
-    }
-
-    fn send(&mut self, to: u32, message: &Message) -> bool {
-        self.has_met = true;
-        let wait = Wait::new(AbortFlag::new(), Some(TELL));
-        let sent = self.place.bootstrap.send(to, TAG, &wire::encode(message), &wait);
-        if let Err(error) = &sent {
-            log::info(Subsys::Tuning, || format!("{}: {error}", self.who()));
-        }
-        sent.is_ok()
     }
 
     fn tell(&mut self, number: u64, outcome: Outcome) {

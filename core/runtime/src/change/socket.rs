@@ -1,5 +1,5 @@
 //! The door of a process: a unix-domain socket in a folder of its owner, through which other programs of the same user list
-//! its communicators and change their rules.
+//! its communicators and change their rules. Nobody else gets through the folder.
 //!
 //! A question is a line of words, then perhaps bytes, then the end of the stream. Answers are lines of fields with tabs
 //! between them, the last of which is `end`:
@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::protocol::Outcome;
 use super::seat::Seat;
@@ -61,20 +62,19 @@ impl Door {
         let Some(folder) = &settings.runtime_folder else { return Ok(None) };
         make_folder(folder)?;
         let path = socket_of(folder, std::process::id());
-        if path.as_os_str().len() > LONGEST_PATH {
-            let text = format!("the path {} is longer than {LONGEST_PATH} bytes", path.display());
+        // Moved to its name when it listens: one that refuses is one that was left.
+        let new = path.with_extension("new");
+        if new.as_os_str().len() > LONGEST_PATH {
+            let text = format!("the path {} is longer than {LONGEST_PATH} bytes", new.display());
             return Err(Error::invalid_usage(text).remedy("set HAWSER_RUNTIME_DIR to a shorter one"));
         }
         sweep(folder);
         let open = || -> std::io::Result<UnixListener> {
-            // Only the process with this number makes this socket: it is left from one that has ended.
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != Io::NotFound => return Err(error),
-                _ => {}
-            }
-            let listener = UnixListener::bind(&path)?;
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+            let _ = std::fs::remove_file(&new);
+            let listener = UnixListener::bind(&new)?;
+            std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))?;
             listener.set_nonblocking(true)?;
+            std::fs::rename(&new, &path)?;
             Ok(listener)
         };
         let listener = open().map_err(|error| Error::system(format!("socket {}", path.display()), error))?;
@@ -109,12 +109,6 @@ impl Door {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let own = rustix::process::geteuid();
-        let guest = sockopt::socket_peercred(&stream)?;
-        if guest.uid != own && !guest.uid.is_root() {
-            let text = format!("user {} is not the owner of this process", guest.uid.as_raw());
-            return Err(std::io::Error::new(Io::PermissionDenied, text));
-        }
         let mut question = Vec::new();
         let deadline = Instant::now() + PATIENCE;
         let mut part = [0; 64 << 10];
@@ -212,16 +206,26 @@ impl Guest {
     }
 }
 
-/// The socket of a process.
+/// The socket of a process in this process's PID namespace: containers that share a folder have the same numbers.
 pub fn socket_of(folder: &Path, pid: u32) -> PathBuf {
-    folder.join(format!("{pid}.rules"))
+    folder.join(format!("{}{pid}.rules", prefix()))
 }
 
-/// Processes that have, or had, a socket there.
+/// Processes that have, or had, a socket there, in this process's PID namespace.
 pub fn processes_in(folder: &Path) -> Vec<u32> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let pid = |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".rules")?.parse().ok();
-    entries.filter_map(pid).collect()
+    let prefix = prefix();
+    let pid = |path: PathBuf| path.file_stem()?.to_str()?.strip_prefix(&prefix)?.parse().ok();
+    sockets_in(folder).into_iter().filter_map(pid).collect()
+}
+
+fn sockets_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|path| path.extension().is_some_and(|ending| ending == "rules")).collect()
+}
+
+/// Before the numbers of this PID namespace (pid_namespaces(7)).
+fn prefix() -> String {
+    format!("{}-", std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino()))
 }
 
 /// Makes a folder that nobody else can look into, or checks that it is one.
@@ -241,13 +245,19 @@ fn make_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes sockets of processes that have ended without doing so.
+/// Removes sockets of processes that have ended without doing so: nobody listens there.
 fn sweep(folder: &Path) {
-    for pid in processes_in(folder) {
-        if !Path::new("/proc").join(pid.to_string()).exists() && Path::new("/proc/self").exists() {
-            let _ = std::fs::remove_file(socket_of(folder, pid));
+    for path in sockets_in(folder) {
+        if is_refused(&path).unwrap_or(false) {
+            let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// Does not wait for one whose queue is full.
+fn is_refused(path: &Path) -> rustix::io::Result<bool> {
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)?;
+    Ok(net::connect(&socket, &SocketAddrUnix::new(path)?) == Err(Errno::CONNREFUSED))
 }
 
 /// Text as one field of a line.
@@ -271,12 +281,15 @@ mod tests {
         let link = folder.join("link");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
         assert!(make_folder(&link).is_err(), "a link may lead anywhere");
-        // No process has this number.
-        std::fs::write(socket_of(&folder, u32::MAX), "").unwrap();
-        std::fs::write(socket_of(&folder, std::process::id()), "").unwrap();
+        let _door = UnixListener::bind(socket_of(&folder, std::process::id())).unwrap();
+        let _other = UnixListener::bind(folder.join("7-1.rules")).unwrap();
+        // Nobody listens there any more.
+        drop(UnixListener::bind(socket_of(&folder, 1)).unwrap());
+        drop(UnixListener::bind(folder.join("7-2.rules")).unwrap());
         std::fs::write(folder.join("other"), "").unwrap();
         sweep(&folder);
         assert_eq!(processes_in(&folder), [std::process::id()]);
+        assert!(folder.join("7-1.rules").exists() && !folder.join("7-2.rules").exists());
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

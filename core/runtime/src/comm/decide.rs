@@ -18,7 +18,7 @@ use super::links;
 use super::programs;
 use super::tune::{self, Tuners};
 use crate::bootstrap::Bootstrap;
-use crate::change::note;
+use crate::change::Known;
 use crate::device::{self, Device, HeapKind, size_text};
 use crate::env::{self, Settings};
 use crate::error::{Error, Result};
@@ -54,6 +54,8 @@ pub struct Decided {
     pub comm_id: u64,
     /// Tuner plugins, the same on all ranks.
     pub tuners: Tuners,
+    /// What they have of the files that are watched.
+    pub known: Known,
     /// The net that joins the hosts, if there are several.
     pub chosen: Option<Chosen>,
 }
@@ -101,7 +103,7 @@ pub fn decide(
     world.direct = direct.iter().all(|said| said[..] == [1]);
     let programs = programs::load(settings, world.size());
     programs.take(&mut knobs, if world.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
-    note(settings);
+    let known = Known::now(settings);
     let tuners = Tuners::open(comm_id, &world, &knobs, config.name.as_deref());
     // What programs and tuners need to have in common goes round together.
     let cards = bootstrap.all_gather(&pair(&tuners.card(), &programs.card()), &step("tuners"))?;
@@ -112,7 +114,7 @@ pub fn decide(
     knobs.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
     fit(&mut knobs, world.size(), world.places().1, programs.lanes());
     fit_room(&mut knobs, &world, room, programs.lanes())?;
-    Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, chosen })
+    Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, known, chosen })
 }
 
 /// The world and the settings of a communicator whose ranks have these devices of this process, without making one.

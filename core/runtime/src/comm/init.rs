@@ -130,7 +130,7 @@ impl Own<'_> {
     /// The communicator of what was decided and connected.
     fn assemble(self, decided: Decided, paths: Paths, watch: Watch) -> Result<Live> {
         let (settings, config) = (env::settings(), self.config);
-        let Decided { bootstrap, world, knobs, comm_id, tuners, .. } = decided;
+        let Decided { bootstrap, world, knobs, comm_id, tuners, known, .. } = decided;
         let Paths { layout, fabric, net, dma } = paths;
         let name = config.name.clone().unwrap_or_else(|| "world".into());
         let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));
@@ -146,7 +146,7 @@ impl Own<'_> {
             times: times.clone(),
             limit: settings.rules_timeout,
         };
-        let seated = (world.size() > 1).then(|| Seated::new(Seat::new(place))).transpose()?;
+        let seated = (world.size() > 1).then(|| Seated::new(Seat::new(place, known))).transpose()?;
         let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
         Ok(Live {
             rank: self.rank,

@@ -214,7 +214,7 @@ impl Live {
         let facts = key.5;
         let chosen = tuners.choose(call, facts, &self.world, &self.knobs)?;
         if facts.trial.is_none() {
-            tuners.show(&self.name, self.rank, call, &chosen);
+            tuners.show(&self.name, self.rank, (call, facts), &chosen);
         }
         let choice = &chosen.choice;
         let bound = if choice.protocol.is_exchange() {

@@ -10,7 +10,6 @@ use hawser_plan::{Call, Collective, Knobs, ReduceOp, World};
 use hawser_plugin::Tuner;
 use hawser_plugin::learner::Learner;
 use hawser_plugin::tuner::{self, Function, Question, SettingsFile, TunerConfig, TunerContext};
-use rustc_hash::FxHashSet;
 
 use super::facts::Facts;
 use super::terms;
@@ -34,7 +33,7 @@ pub struct Tuners {
     /// Why one cannot be used at all: the communicator fails.
     failed: Option<String>,
     /// Calls that were explained.
-    shown: Mutex<FxHashSet<Shown>>,
+    shown: Mutex<Vec<Shown>>,
     wants: Wants,
 }
 
@@ -48,8 +47,8 @@ pub struct Wants {
 }
 
 /// A call without its addresses.
-#[derive(PartialEq, Eq, Hash)]
-struct Shown(Collective, u64, hawser_plan::DataType, ReduceOp, u32);
+#[derive(PartialEq)]
+struct Shown(Collective, u64, hawser_plan::DataType, ReduceOp, u32, Facts);
 
 struct Open {
     name: String,
@@ -258,7 +257,7 @@ impl Tuners {
     }
 
     /// Writes why a call runs as it does, if `HAWSER_EXPLAIN` wants that of this rank: once per call that differs.
-    pub fn show(&self, name: &str, rank: u32, call: &Call, chosen: &Chosen) {
+    pub fn show(&self, name: &str, rank: u32, (call, facts): (&Call, Facts), chosen: &Chosen) {
         let wanted = match env::settings().explain {
             Explain::No => false,
             Explain::First => rank == 0,
@@ -268,7 +267,9 @@ impl Tuners {
         if shown.len() >= MOST_SHOWN {
             shown.clear();
         }
-        if shown.insert(Shown(call.collective, call.count, call.dtype, call.op, call.root)) {
+        let this = Shown(call.collective, call.count, call.dtype, call.op, call.root, facts);
+        if !shown.contains(&this) {
+            shown.push(this);
             log::explain(&format!("communicator {name}, rank {rank}: {chosen}"));
         }
     }

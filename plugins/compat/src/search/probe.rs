@@ -8,11 +8,13 @@
 //!
 //! The other process reports its steps as lines on a pipe, each with a mark, because plugins print too.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::io::{Read, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
 use hawser_plugin::Log;
@@ -25,6 +27,12 @@ use super::{Kind, contents};
 use crate::library::Library;
 
 const MARK: &str = "hawser-probe: ";
+const NOTHING: &CStr = c"/dev/null";
+
+unsafe extern "C" {
+    /// environ(7).
+    static environ: *const *mut c_char;
+}
 
 /// How to probe.
 #[derive(Debug, Clone, Copy)]
@@ -120,22 +128,35 @@ struct Child {
     reports: std::fs::File,
 }
 
+/// By posix_spawn(3): all that std's `Command` can do is 20 kB of the library.
 fn spawned(program: &Path, kind: Kind, path: &Path) -> std::io::Result<Child> {
-    let mut command = Command::new(program);
-    command.args(["doctor", "--probe", kind.word()]).arg(path);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let reports = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
-    Ok(Child { pid: child.id().cast_signed(), reports: OwnedFd::from(reports).into() })
+    let [reading, writing] = pipe()?;
+    let program = CString::new(program.as_os_str().as_bytes())?;
+    let (word, path) = (CString::new(kind.word())?, CString::new(path.as_os_str().as_bytes())?);
+    let words = [&program, c"doctor", c"--probe", &word, &path];
+    let [a, b, c, d, e] = words.map(|word: &CStr| word.as_ptr().cast_mut());
+    let (mut actions, mut pid) = (MaybeUninit::uninit(), 0);
+    let actions = actions.as_mut_ptr();
+    // SAFETY: `actions` is made before it is used and freed after; all texts end with a zero and outlive the call, which
+    // copies them; the list of words ends with a null.
+    let failed = unsafe {
+        libc::posix_spawn_file_actions_init(actions);
+        libc::posix_spawn_file_actions_addopen(actions, 0, NOTHING.as_ptr(), libc::O_RDONLY, 0);
+        libc::posix_spawn_file_actions_adddup2(actions, writing.as_raw_fd(), 1);
+        libc::posix_spawn_file_actions_addopen(actions, 2, NOTHING.as_ptr(), libc::O_WRONLY, 0);
+        let words = [a, b, c, d, e, null_mut()];
+        let failed = libc::posix_spawnp(&raw mut pid, a, actions, null(), words.as_ptr(), environ);
+        libc::posix_spawn_file_actions_destroy(actions);
+        failed
+    };
+    if failed != 0 {
+        return Err(std::io::Error::from_raw_os_error(failed));
+    }
+    Ok(Child { pid, reports: reading.into() })
 }
 
 fn forked(kind: Kind, path: &Path) -> std::io::Result<Child> {
-    let mut ends: [c_int; 2] = [-1; 2];
-    // SAFETY: the array has room for two descriptors.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: both are new and belong to nobody else.
-    let [reading, writing] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+    let [reading, writing] = pipe()?;
     // SAFETY: the child has this thread only. It runs code that may take locks which other threads held: then it
     // hangs until the parent's deadline. It never returns from here.
     match unsafe { libc::fork() } {
@@ -143,6 +164,17 @@ fn forked(kind: Kind, path: &Path) -> std::io::Result<Child> {
         0 => in_child(kind, path, writing),
         pid => Ok(Child { pid, reports: reading.into() }),
     }
+}
+
+/// An end to read from and one to write to.
+fn pipe() -> std::io::Result<[OwnedFd; 2]> {
+    let mut ends: [c_int; 2] = [-1; 2];
+    // SAFETY: the array has room for two descriptors.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: both are new and belong to nobody else.
+    Ok(ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) }))
 }
 
 fn in_child(kind: Kind, path: &Path, writing: OwnedFd) -> ! {

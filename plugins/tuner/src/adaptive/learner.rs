@@ -136,7 +136,7 @@ fn rule(class: Class, way: Way, name: Option<String>, programs: &[String]) -> Ru
     }
     let place = Place { file: NAME.into(), line: 0, column: 0 };
     let priority = if name.is_some() { FIRST } else { 0 };
-    Rule { place, name, priority, when, chain: vec![action], never_worse: false, ends: false }
+    Rule { place, name, priority, when, chain: vec![action], never_worse: false }
 }
 
 /// What a file asks for, for people.

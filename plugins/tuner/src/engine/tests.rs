@@ -57,12 +57,25 @@ fn the_cheapest_of_what_an_action_means_is_taken() {
         ("algorithm = \"all_pairs\", protocol = \"simple\"", PAIRS),
         ("protocol = \"symll128\"", FUSED),
         ("protocol = \"ll\"", TREE),
-        ("channels = 3", FUSED),
     ] {
         let engine = engine(&format!("[[rule]]\nuse = {{ {action} }}"));
-        let channels = (action == "channels = 3").then_some(3);
-        assert_eq!(asked(&engine, &question(1)), (Some(taken), channels), "{action}");
+        assert_eq!(asked(&engine, &question(1)), (Some(taken), None), "{action}");
     }
+    // What comes out anyway may be a program of the user, whatever it costs.
+    let engine = engine("[[rule]]\nuse = { channels = 3 }");
+    assert_eq!(asked(&engine, &question(1)), (None, Some(3)));
+    let why = engine.why(&question(1), &candidates()).unwrap();
+    assert!(why.contains("any channels 3: for what is chosen anyway"), "{why}");
+}
+
+/// As NVIDIA's example of a tuner does.
+#[test]
+fn impossible_lines_of_csv_files_are_passed_over() {
+    let file = crate::files::RuleFile::named("r.csv");
+    let rules =
+        file.parse("allreduce,0,9,all_pairs,ll,1,-1,-1\nallreduce,0,9,ring,simple,2,-1,-1\n").unwrap();
+    let engine = Engine::new(&rules, "r.csv", &job(), Log::silent());
+    assert_eq!(asked(&engine, &question(1)), (Some(RING), Some(2)));
 }
 
 #[test]
@@ -305,7 +318,7 @@ fn an_executor_is_kept_and_without_one_the_settings_are() {
         ("algorithm = \"dma_ring\"", Some((72, 2)), Some((72, 2))),
         ("executor = \"sm\"", Some((0, 2)), Some((0, 2))),
         ("algorithm = \"ring\", executor = \"sm\", protocol = \"simple\"", Some((1, 2)), Some((1, 2))),
-        ("executor = \"auto\", channels = 1", Some((0, 2)), Some((73, 2))),
+        ("executor = \"auto\", channels = 1", None, None),
     ] {
         let engine = engine(&format!("[[rule]]\nuse = {{ {action} }}"));
         for (held, expected) in [(copied, without), (kernels, with_pass_sm)] {
