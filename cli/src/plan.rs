@@ -130,7 +130,10 @@ pub fn run(options: &Options) -> Result<bool> {
             .with_context(|| format!("cannot write {}", path.display()))?;
         print(&mut out, &format!("# drawn into {}\n", path.display()));
     }
-    let (report, ok) = verdicts(&program);
+    let (report, ok) = match algo::find(&which.program) {
+        Some(_) => verdicts(&program),
+        None => of_a_file(&program),
+    };
     print(&mut out, &report);
     print(&mut out, &import.map_or_else(String::new, |import| facts(&import)));
     Ok(ok)
@@ -171,7 +174,7 @@ fn convert(out: &mut impl Write, import: &Import) -> Result<bool> {
         Some("xml") => msccl::to_xml(&program, &window)?,
         _ => bail!("{}: the name of the new file ends in .xml or .plan", import.out.display()),
     };
-    let (report, ok) = verdicts(&program);
+    let (report, ok) = of_a_file(&program);
     if ok {
         std::fs::write(&import.out, text)
             .with_context(|| format!("cannot write {}", import.out.display()))?;
@@ -255,6 +258,15 @@ fn load_file(path: &Path) -> Result<(Program, Option<msccl::Import>)> {
     Ok((program, None))
 }
 
+/// As [`verdicts`], and whether the library can launch what somebody else wrote.
+fn of_a_file(program: &Program) -> (String, bool) {
+    let (report, ok) = verdicts(program);
+    match imported::fits_devices(program) {
+        Ok(()) => (report, ok),
+        Err(error) => (format!("{report}# launches      WRONG: {error}\n"), false),
+    }
+}
+
 /// What the verifier says about both uses of the buffers, and whether the program is right.
 fn verdicts(program: &Program) -> (String, bool) {
     let shape = &program.shape;
@@ -320,6 +332,18 @@ mod tests {
         program.ranks[1].channels[0].steps.pop();
         let (report, ok) = verdicts(&program);
         assert!(!ok && report.contains("WRONG"), "{report}");
+    }
+
+    /// Right, and yet a file with it would be refused when a job starts.
+    #[test]
+    fn a_program_that_no_launch_can_hold_is_called_wrong() {
+        let (mut program, _) = load(&which("ring_all_reduce", 3, 0)).expect("a program");
+        assert!(of_a_file(&program).1);
+        for rank in &mut program.ranks {
+            rank.channels.resize_with(66, Default::default);
+        }
+        let (report, ok) = of_a_file(&program);
+        assert!(verdicts(&program).1 && !ok && report.contains("launches      WRONG: rank 0"), "{report}");
     }
 
     #[test]

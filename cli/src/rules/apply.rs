@@ -83,7 +83,13 @@ pub fn apply(options: &Options) -> Result<(String, bool)> {
     let (mut text, mut right) = (String::new(), true);
     for (pid, ids) in chosen {
         let limit = Duration::from_secs(options.timeout);
-        for answer in client::apply(pid, &ids, &files, limit).map_err(|error| anyhow::anyhow!("{error}"))? {
+        let answers = client::apply(pid, &ids, &files, limit).unwrap_or_else(|error| {
+            // What became of the others is told all the same.
+            let _ = writeln!(text, "process {pid}: {error}");
+            right = false;
+            Vec::new()
+        });
+        for answer in answers {
             let (id, name) = (answer.id, answer.name);
             let what = match &answer.outcome {
                 Outcome::Changed(at) => format!("changed from collective {at} on, on all ranks"),

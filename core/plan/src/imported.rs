@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 
 use crate::call::Call;
-use crate::device_plan::DeviceOp;
+use crate::device_plan::{DeviceOp, MAX_BLOCKS};
 use crate::error::{PlanError, Result};
 use crate::ir::{Program, text, verify};
 use crate::knobs::{Digest, Knobs, Protocol};
@@ -66,7 +66,7 @@ pub fn read(source: &str) -> Result<Imported> {
 ///
 /// # Errors
 /// `BadProgram`: more than devices take, or ranks that are none of the communicator.
-pub(crate) fn fits_devices(program: &Program) -> Result<()> {
+pub fn fits_devices(program: &Program) -> Result<()> {
     let shape = &program.shape;
     if program.ranks.len() != shape.ranks as usize {
         return Err(PlanError::program(format!(
@@ -77,6 +77,12 @@ pub(crate) fn fits_devices(program: &Program) -> Result<()> {
     }
     let op = if shape.collective.reduces() { DeviceOp::Sum } else { DeviceOp::Copy };
     for (rank, steps) in program.ranks.iter().enumerate() {
+        if steps.channels.len() > MAX_BLOCKS {
+            let count = steps.channels.len();
+            let text =
+                format!("rank {rank} has {count} channels, each a block of a launch, which has {MAX_BLOCKS}");
+            return Err(PlanError::program(text));
+        }
         lower::lower(shape, steps, op)
             .map_err(|error| PlanError::program(format!("rank {rank}: {}", error.into_text())))?;
     }
