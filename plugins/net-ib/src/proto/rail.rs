@@ -78,7 +78,7 @@ pub(crate) struct Rail {
     pub probed: Option<u8>,
     /// Receiver: an offer that came while the port was not usable, and where its queue pair is.
     pub offer: Option<(Epoch, Vec<u8>)>,
-    /// Chunks written in this epoch.
+    /// Chunks written in this epoch, modulo 2^32 like the two below.
     pub written: u32,
     /// Chunks of this epoch that the receiver has taken off its queue.
     pub taken: u32,
@@ -183,7 +183,7 @@ impl Rail {
         }
         self.bytes += posted.bytes;
         match posted.work {
-            Work::Chunk(_) => self.written += 1,
+            Work::Chunk(_) => self.written = self.written.wrapping_add(1),
             Work::Control => self.controls += 1,
         }
         self.posted.push_back(posted);

@@ -51,7 +51,7 @@ pub(crate) struct Rails {
     pub say: bool,
     pub out: Vec<ActionBox>,
     said_at: Time,
-    /// Since when no rail is up.
+    /// Since when nothing arrives: a rail has failed, and neither has data moved since, nor a rail stayed up.
     dark_since: Option<Time>,
     next_wr: u64,
     turn: usize,
@@ -103,9 +103,12 @@ impl Rails {
                 self.fault.get_or_insert(Fault::Rail(rail));
             }
         }
-        if !self.any_up() {
-            self.dark_since.get_or_insert(now);
-        }
+        self.dark_since.get_or_insert(now);
+    }
+
+    /// Data has moved: rails that come up and fail with the first of it do not count as progress.
+    pub fn progress(&mut self) {
+        self.dark_since = None;
     }
 
     /// The driver has fenced; returns what was under way. Ignored if nobody asked.
@@ -245,7 +248,6 @@ impl Rails {
         let known = &mut self.all[usize::from(rail)];
         known.enter(Phase::Up, now);
         let (epoch, why) = (known.epoch, known.why);
-        self.dark_since = None;
         self.act(Action::Note { rail, epoch, up: true, why });
     }
 
@@ -391,13 +393,24 @@ impl Rails {
                 Role::Receiver => self.answer(rail as u8, now),
             }
         }
+        self.judge(busy, now);
+    }
+
+    /// Whether to give up.
+    fn judge(&mut self, busy: bool, now: Time) {
+        let Rules { silence, deadline, .. } = self.rules;
+        // A rail on which data is lost does not live for so long.
+        let steady = silence.saturating_mul(2).min(deadline / 2);
+        let is_steady = |rail: &Rail| rail.is_up() && now.saturating_sub(rail.since) >= steady;
         if !busy {
             // The wait is counted from when somebody waits.
             self.dark_since = self.dark_since.map(|_| now);
-        }
-        if !self.any_up() && busy && self.rules.deadline > 0 {
-            let since = *self.dark_since.get_or_insert(now);
-            if now.saturating_sub(since) >= self.rules.deadline {
+        } else if self.all.iter().any(is_steady) {
+            self.dark_since = None;
+        } else if deadline > 0 {
+            let waited = now.saturating_sub(*self.dark_since.get_or_insert(now));
+            // Twice, where a rail is up whenever another one fails.
+            if waited >= if self.any_up() { deadline.saturating_mul(2) } else { deadline } {
                 self.fault.get_or_insert(Fault::NoRail);
             }
         }

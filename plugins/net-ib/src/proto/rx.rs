@@ -149,8 +149,9 @@ impl Rx {
         slot.bits |= 1 << imm.chunk;
         slot.bytes += bytes;
         slot.full |= imm.full;
-        known.taken += 1;
-        self.news |= known.taken - known.told >= (self.rails.rules.window / 4).max(1);
+        known.taken = known.taken.wrapping_add(1);
+        self.news |= known.taken.wrapping_sub(known.told) >= (self.rails.rules.window / 4).max(1);
+        self.rails.progress();
         if slot.is_done() {
             self.done(number);
         }

@@ -139,6 +139,9 @@ impl Tx {
 
     pub fn completed(&mut self, rail: u8, epoch: Epoch, wr: u64, now: Time) {
         let works = self.rails.completed(rail, epoch, wr, now);
+        if works.iter().any(|work| matches!(work, Work::Chunk(_))) {
+            self.rails.progress();
+        }
         self.release(&works);
     }
 
@@ -164,7 +167,7 @@ impl Tx {
 
     /// Looks at the clock, sends what there is to send.
     pub fn tick(&mut self, now: Time) {
-        let busy = self.opening || !self.sends.is_empty();
+        let busy = self.opening || self.sends.values().any(|sending| sending.left > 0 || sending.reading > 0);
         self.rails.tick(busy, now);
         if self.left && self.sends.values().any(|sending| sending.left > 0) {
             self.rails.fault.get_or_insert(Fault::Left);
@@ -230,8 +233,10 @@ impl Tx {
 
     fn on_taken(&mut self, taken: &[(Epoch, u32)]) {
         for (rail, &(epoch, chunks)) in self.rails.all.iter_mut().zip(taken) {
-            if rail.epoch == epoch && chunks <= rail.written {
-                rail.taken = rail.taken.max(chunks);
+            // Neither late news, which is behind, nor more than was written.
+            let news = chunks.wrapping_sub(rail.taken);
+            if rail.epoch == epoch && news <= rail.written.wrapping_sub(rail.taken) {
+                rail.taken = chunks;
             }
         }
     }
@@ -287,7 +292,7 @@ impl Tx {
         let window = self.rails.rules.window;
         let fits = |number: &usize| {
             let rail = &all[*number];
-            rail.is_up() && rail.tier == tier && rail.written - rail.taken < window
+            rail.is_up() && rail.tier == tier && rail.written.wrapping_sub(rail.taken) < window
         };
         let idle = |number: &usize| (u128::from(all[*number].bytes) << 20) / u128::from(all[*number].weight);
         (0..all.len()).filter(fits).min_by_key(idle).map(|rail| rail as u8)

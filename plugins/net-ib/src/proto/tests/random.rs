@@ -342,3 +342,51 @@ fn a_rail_that_loses_acknowledgements_does_not_come_back() {
         assert!(is_up(&world), "end {end}: {}", world.summary());
     }
 }
+
+/// What breaks with the first chunk of each epoch, as memory does that the device does not reach: probes go both ways, so the
+/// rail comes up again and again.
+#[test]
+fn faults_that_only_data_meets_end_at_the_deadline() {
+    for rails in [1, 2] {
+        let rules = rules();
+        let mut world = World::new(&specs(rails), &rules, vec![vec![1000]; 4], 8);
+        world.turn();
+        let mut ups = 0;
+        while world.faults() == [None, None] {
+            let was_up = world.tx.rails.any_up();
+            let moves = world.progress();
+            match moves.first() {
+                Some(&Move::Land(rail, epoch, SENDER)) if world.carries_data(rail, epoch) => {
+                    world.step(Move::Break(rail, epoch, SENDER));
+                    world.drops().into_iter().for_each(|step| world.step(step));
+                }
+                Some(&step) => world.step(step),
+                None => assert!(world.wait()),
+            }
+            ups += u32::from(!was_up && world.tx.rails.any_up());
+            assert!(world.now < 3 * rules.deadline, "retried without end: {}", world.summary());
+        }
+        assert_eq!(world.faults()[SENDER], Some(&Fault::NoRail));
+        assert!(ups > 3, "it came up {ups} times");
+    }
+}
+
+#[test]
+fn rails_go_on_after_two_to_the_thirty_two_chunks() {
+    let mut world = World::new(&specs(2), &rules(), vec![vec![1000]; 4], 8);
+    world.turn();
+    world.drain();
+    let near = u32::MAX - 5;
+    for rail in 0..2 {
+        let (tx, rx) = (&mut world.tx.rails.all[rail], &mut world.rx.rails.all[rail]);
+        (tx.written, tx.taken, rx.taken, rx.told) = (near, near, near, near);
+    }
+    world.plan.extend(vec![vec![1000]; 20]);
+    for _ in 0..20 {
+        world.pass(1000);
+        world.drain();
+    }
+    assert!(world.is_over(), "{}", world.summary());
+    let all = &world.tx.rails.all;
+    assert!(all.iter().all(|rail| rail.epoch == 1 && rail.written < near && rail.taken < near));
+}

@@ -201,6 +201,12 @@ impl World {
             .collect()
     }
 
+    /// Whether what lands next on a rail is a chunk.
+    pub fn carries_data(&self, rail: u8, epoch: Epoch) -> bool {
+        let next = self.lanes.get(&(rail, epoch, SENDER)).and_then(|lane| lane.flying.front());
+        next.is_some_and(|packet| matches!(packet.what, What::Data { .. }))
+    }
+
     fn is_open(&self, rail: u8, epoch: Epoch, end: usize) -> bool {
         self.qps.contains_key(&(rail, epoch, end))
     }
@@ -465,7 +471,7 @@ impl World {
         let rails = |rails: &crate::proto::rails::Rails| {
             let one = |r: &crate::proto::rail::Rail| {
                 let (p, e, f, pf, ph) = (r.phase, r.epoch, r.fenced, r.peer_fenced, r.peer_heard);
-                let (posted, unproved) = (r.posted.len(), r.written.saturating_sub(r.taken));
+                let (posted, unproved) = (r.posted.len(), r.written.wrapping_sub(r.taken));
                 format!(
                     "{p:?} e{e} f{f} pf{pf} ph{ph} posted{posted} unproved{unproved} usable{} {:?} since{} retry{}",
                     r.usable, r.why, r.since, r.retry_at
