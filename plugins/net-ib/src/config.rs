@@ -214,7 +214,7 @@ impl Settings {
         let mut from = Reader { value: &value, complaints: Vec::new() };
         own.disable = from.flag("NCCL_IB_DISABLE", false);
         own.hca = value("NCCL_IB_HCA").filter(|text| !text.trim().is_empty());
-        own.gid_index = from.number("NCCL_IB_GID_INDEX", 0, 65_535).map(|n| n as u32);
+        own.gid_index = from.number("NCCL_IB_GID_INDEX", 0, 255).map(|n| n as u32);
         own.roce_version = from.number("NCCL_IB_ROCE_VERSION_NUM", 1, 2).map_or(2, |n| n as u8);
         own.timeout = from.number("NCCL_IB_TIMEOUT", 1, 31).map_or(own.timeout, |n| n as u8);
         own.retries = from.number("NCCL_IB_RETRY_CNT", 0, 7).map_or(own.retries, |n| n as u8);
@@ -278,7 +278,7 @@ impl Reader<'_> {
     fn number(&mut self, name: &str, least: u64, most: u64) -> Option<u64> {
         let text = (self.value)(name)?;
         let text = text.trim();
-        match text.parse::<i64>() {
+        match integer(text) {
             Ok(-2 | -1) => None,
             Ok(number) if u64::try_from(number).is_ok_and(|n| (least..=most).contains(&n)) => {
                 Some(number as u64)
@@ -299,6 +299,16 @@ impl Reader<'_> {
     }
 }
 
+/// As strtoll(3) with base 0 reads it, which NCCL uses: `0x` for sixteen, a leading 0 for eight.
+fn integer(text: &str) -> Result<i64, std::num::ParseIntError> {
+    let lower = text.to_ascii_lowercase();
+    match (lower.strip_prefix("0x"), lower.strip_prefix('0')) {
+        (Some(digits), _) => i64::from_str_radix(digits, 16),
+        (_, Some(digits)) if !digits.is_empty() => i64::from_str_radix(digits, 8),
+        _ => lower.parse(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,8 +322,8 @@ mod tests {
         assert_eq!(read(&[]), (Settings::default(), vec![]));
         let (settings, complaints) = read(&[
             ("NCCL_IB_HCA", "=mlx5_0:1"),
-            ("NCCL_IB_TIMEOUT", "18"),
-            ("NCCL_IB_TC", "106"),
+            ("NCCL_IB_TIMEOUT", "0x12"),
+            ("NCCL_IB_TC", "0152"),
             ("NCCL_IB_ADDR_FAMILY", "AF_INET6"),
             ("NCCL_IB_ADDR_RANGE", "fd00::/8"),
             ("HAWSER_IB_DEADLINE", "0"),
@@ -348,6 +358,8 @@ mod tests {
     fn nonsense_and_what_is_not_offered_is_told() {
         for (name, text) in [
             ("NCCL_IB_TIMEOUT", "32"),
+            ("NCCL_IB_GID_INDEX", "256"),
+            ("NCCL_IB_TC", "09"),
             ("NCCL_IB_RETRY_CNT", "seven"),
             ("HAWSER_IB_RAILS", "some"),
             ("NCCL_IB_ADDR_RANGE", "10"),

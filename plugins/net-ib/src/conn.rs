@@ -12,13 +12,12 @@ use crate::clock::Clock;
 use crate::config::Settings;
 use crate::hello::Block;
 use crate::lane::{Lane, Seen, queue_depth};
+use crate::machine::Machine;
 use crate::pairs::pairs;
 use crate::port::Port;
 use crate::profile::Event;
 use crate::proto::rail::Spec;
-use crate::proto::rails::{Fault, Rails, Role};
-use crate::proto::rx::Rx;
-use crate::proto::tx::Tx;
+use crate::proto::rails::{Fault, Role};
 use crate::proto::wire::Message;
 use crate::proto::{Action, Epoch, Path, Rules, Time, Why, Write};
 use crate::side::{End, Side};
@@ -29,64 +28,6 @@ use crate::verbs::{Cq, Span, Wc};
 const SIDE: Duration = Duration::from_micros(500);
 /// Rails that are not up when the first one is get this long.
 const LATE: Duration = Duration::from_millis(500);
-
-/// A state machine as the driver sees it.
-pub(crate) trait Machine {
-    fn rails(&mut self) -> &mut Rails;
-    fn arrived(&mut self, rail: u8, epoch: Epoch, imm: u32, bytes: u64, now: Time);
-    fn completed(&mut self, rail: u8, epoch: Epoch, wr: u64, now: Time);
-    fn fenced(&mut self, rail: u8, epoch: Epoch, now: Time);
-    fn message(&mut self, path: Path, message: Message, now: Time);
-    fn tick(&mut self, now: Time);
-    /// The host waits for something.
-    fn is_busy(&self) -> bool;
-    /// What the peer must hear before this end goes.
-    fn last_words(&self) -> Option<Message>;
-    fn has_peer_left(&self) -> bool;
-}
-
-macro_rules! machine {
-    ($type:ty, $arrived:expr, $words:expr) => {
-        impl Machine for $type {
-            fn rails(&mut self) -> &mut Rails {
-                &mut self.rails
-            }
-            fn arrived(&mut self, rail: u8, epoch: Epoch, imm: u32, bytes: u64, now: Time) {
-                $arrived(self, rail, epoch, imm, bytes, now);
-            }
-            fn completed(&mut self, rail: u8, epoch: Epoch, wr: u64, now: Time) {
-                self.completed(rail, epoch, wr, now);
-            }
-            fn fenced(&mut self, rail: u8, epoch: Epoch, now: Time) {
-                self.fenced(rail, epoch, now);
-            }
-            fn message(&mut self, path: Path, message: Message, now: Time) {
-                self.message(path, message, now);
-            }
-            fn tick(&mut self, now: Time) {
-                self.tick(now);
-            }
-            fn is_busy(&self) -> bool {
-                self.open() > 0 || self.opening
-            }
-            fn last_words(&self) -> Option<Message> {
-                $words(self)
-            }
-            fn has_peer_left(&self) -> bool {
-                self.left
-            }
-        }
-    };
-}
-
-machine!(
-    Tx,
-    |tx: &mut Tx, _, _, _, _, _| {
-        tx.rails.fault.get_or_insert(Fault::Protocol("the receiver wrote data"));
-    },
-    |_: &Tx| None
-);
-machine!(Rx, Rx::arrived, |rx: &Rx| Some(rx.last_words()));
 
 /// Memory of a message that is being sent.
 pub(crate) struct Job {
@@ -125,7 +66,10 @@ pub(crate) struct Parts {
 pub(crate) struct Conn<M> {
     pub machine: M,
     lanes: Vec<Lane>,
-    queues: Vec<Box<dyn Cq>>,
+    /// One per port, made when it is needed: a dead device has none.
+    queues: Vec<Option<Box<dyn Cq>>>,
+    /// Ports that do not reach memory of this connection.
+    barred: Vec<bool>,
     ports: Vec<Arc<Port>>,
     generations: Vec<u64>,
     addresses: Vec<Option<[u8; 16]>>,
@@ -149,7 +93,7 @@ pub(crate) struct Conn<M> {
 }
 
 impl<M: Machine> Conn<M> {
-    pub fn new(parts: Parts, role: Role, make: impl FnOnce(&[Spec], Rules) -> M) -> Result<Self> {
+    pub fn new(parts: Parts, role: Role, make: impl FnOnce(&[Spec], Rules) -> M) -> Self {
         let Parts { ports, tiers, side, peer, settings, traffic_class: class, profiler, log } = parts;
         let mine = ports.len();
         // The sender's choice counts at both ends.
@@ -166,17 +110,10 @@ impl<M: Machine> Conn<M> {
             usable: ports[local].state().is_usable(),
         };
         let specs: Vec<Spec> = pairs.iter().map(spec).collect();
-        let mut queues = Vec::new();
-        for (at, port) in ports.iter().enumerate() {
-            let lanes = pairs.iter().filter(|pair| pair.0 == at).count();
-            let queue = port.device.queue(queue_depth(lanes.max(1)));
-            queues
-                .push(queue.map_err(|errno| system(format!("a completion queue on {}", port.name), errno))?);
-        }
         let rail = |&(l, r): &(usize, usize)| format!("{}–{}", ports[l].name, peer.ports[r].name);
         let names: Vec<String> = pairs.iter().map(rail).collect();
         let name = role.describe(side.peer.ip());
-        Ok(Self {
+        Self {
             machine: make(&specs, rules(&settings, &peer)),
             lanes: pairs.into_iter().map(|(local, remote)| Lane::new(local, remote)).collect(),
             generations: ports.iter().map(|port| port.generation()).collect(),
@@ -185,7 +122,8 @@ impl<M: Machine> Conn<M> {
             flights: names.iter().map(|_| VecDeque::new()).collect(),
             profiler,
             name,
-            queues,
+            queues: ports.iter().map(|_| None).collect(),
+            barred: vec![false; ports.len()],
             ports,
             names,
             side,
@@ -199,11 +137,28 @@ impl<M: Machine> Conn<M> {
             error: None,
             is_closed: false,
             seen: Vec::new(),
-        })
+        }
     }
 
     pub fn ports(&self) -> &[Arc<Port>] {
         &self.ports
+    }
+
+    /// A port does not reach memory of this connection: it goes on without.
+    pub fn bar(&mut self, at: usize, errno: i32) {
+        if std::mem::replace(&mut self.barred[at], true) {
+            return;
+        }
+        let reason = std::io::Error::from_raw_os_error(errno);
+        let text = format!("{} cannot register memory ({reason}) and is left out", self.ports[at].name);
+        self.log.warn(format!("IB: {}: {text}", self.name));
+        let now = self.now();
+        for rail in 0..self.lanes.len() {
+            if self.lanes[rail].local == at {
+                self.machine.rails().usable(rail as u8, false, verbs(errno), now);
+            }
+        }
+        self.act();
     }
 
     pub fn now(&mut self) -> Time {
@@ -257,22 +212,23 @@ impl<M: Machine> Conn<M> {
                 continue;
             }
             let state = self.ports[at].state();
+            let is_usable = state.is_usable() && !self.barred[at];
             let address = address(&self.ports[at]);
             let moved = std::mem::replace(&mut self.addresses[at], address) != address;
             let now = self.now();
             for rail in 0..self.lanes.len() {
                 if self.lanes[rail].local == at {
                     let why = if state.fatal { Why::Device } else { Why::Port };
-                    let port = if state.is_usable() { "usable" } else { "not usable" };
+                    let port = if is_usable { "usable" } else { "not usable" };
                     self.trace(
                         rail,
                         &format!("has a port that is {port}{}", if moved { ", elsewhere" } else { "" }),
                     );
                     let rails = self.machine.rails();
-                    if moved || !state.is_usable() {
+                    if moved || !is_usable {
                         rails.usable(rail as u8, false, why, now);
                     }
-                    rails.usable(rail as u8, state.is_usable(), why, now);
+                    rails.usable(rail as u8, is_usable, why, now);
                 }
             }
         }
@@ -307,9 +263,10 @@ impl<M: Machine> Conn<M> {
     fn poll(&mut self) {
         let now = self.now();
         for at in 0..self.queues.len() {
+            let Some(queue) = &mut self.queues[at] else { continue };
             let mut seen = std::mem::take(&mut self.seen);
             seen.clear();
-            if self.queues[at].poll(&mut seen).is_err() {
+            if queue.poll(&mut seen).is_err() {
                 for rail in 0..self.lanes.len() {
                     if self.lanes[rail].local == at {
                         self.machine.rails().usable(rail as u8, false, Why::Device, now);
@@ -404,9 +361,15 @@ impl<M: Machine> Conn<M> {
             Action::Make { rail, epoch, peer } => {
                 let what = if peer.is_some() { "answers" } else { "is offered" };
                 self.trace(usize::from(rail), &format!("{what}, epoch {epoch}"));
+                let local = self.lanes[usize::from(rail)].local;
+                let lanes = self.lanes.iter().filter(|lane| lane.local == local).count();
                 let (lane, settings) = (&mut self.lanes[usize::from(rail)], &self.settings);
-                let (port, queue) = (&self.ports[lane.local], &mut self.queues[lane.local]);
-                let made = lane.make(epoch, port, &mut **queue, settings);
+                let port = &self.ports[local];
+                let queue = match &mut self.queues[local] {
+                    Some(queue) => Ok(queue),
+                    none => port.device.queue(queue_depth(lanes)).map(|queue| none.insert(queue)),
+                };
+                let made = queue.and_then(|queue| lane.make(epoch, port, &mut **queue, settings));
                 let outcome = made.and_then(|blob| match peer {
                     Some(peer) => lane.connect(&peer, port, settings, self.class, Some(blob)).map(|()| None),
                     None => Ok(Some(blob)),

@@ -12,11 +12,12 @@ use hawser_plugin::{Error, ErrorKind, Result, Subsys};
 
 use crate::address;
 use crate::config::Settings;
-use crate::conn::{Conn, Machine, Parts};
+use crate::conn::{Conn, Parts};
 use crate::ends::{IbReceiver, IbSender};
 use crate::handle::{MOST_ADDRESSES, Place};
 use crate::hello::{Block, MAX_PORTS, PortBlock};
 use crate::keeper::{Keeper, Tended};
+use crate::machine::Machine;
 use crate::port::{Port, is_wanted, lock};
 use crate::proto::rails::Role;
 use crate::proto::rx::Rx;
@@ -80,6 +81,15 @@ impl IbContext {
         self.shop.as_ref().ok_or_else(|| Error::internal("there are no devices"))
     }
 
+    /// Devices before this one that are other functions of the same card: they may have its GUID, and its number of the port.
+    fn functions_before(&self, at: usize) -> u32 {
+        let card = |port: &Port| Some(port.device.info().pci_path.as_ref()?.rsplit_once('.')?.0.to_owned());
+        let own = &self.ports[at];
+        let Some(this) = card(own) else { return 0 };
+        let is_other = |port: &&Arc<Port>| port.number == own.number && card(port).as_ref() == Some(&this);
+        self.ports[..at].iter().filter(is_other).count() as u32
+    }
+
     /// The ports of a connection on a device: its own, and spare ones.
     fn ports_for(&self, device: u32) -> Result<(Vec<Arc<Port>>, Vec<u8>)> {
         let mut members = self.members(device)?;
@@ -87,9 +97,12 @@ impl IbContext {
         let spares = self.shop()?.settings.spares.min(MAX_PORTS - own);
         let start = members.first().copied().unwrap_or(0);
         let others = (0..self.ports.len()).map(|n| (start + n) % self.ports.len());
-        let kind = |at: usize| self.ports[at].state().info.ethernet;
-        let fits: Vec<usize> =
-            others.filter(|at| !members.contains(at) && kind(*at) == kind(start)).take(spares).collect();
+        let state = |at: usize| self.ports[at].state();
+        let fits = |at: &usize| {
+            let (spare, own) = (state(*at), state(start));
+            !members.contains(at) && spare.is_usable() && spare.info.ethernet == own.info.ethernet
+        };
+        let fits: Vec<usize> = others.filter(fits).take(spares).collect();
         members.extend(fits);
         let tiers = (0..members.len()).map(|at| u8::from(at >= own)).collect();
         Ok((members.iter().map(|&at| self.ports[at].clone()).collect(), tiers))
@@ -179,7 +192,7 @@ impl NetContext for IbContext {
         let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
         let mut properties = NetProperties::new(names.join("+"), device);
         properties.guid = ports[0].device.info().guid;
-        properties.port = u32::from(ports[0].number);
+        properties.port = u32::from(ports[0].number) + self.functions_before(members[0]);
         if ports.len() == 1 {
             properties.pci_path = ports[0].device.info().pci_path.clone();
         }
@@ -294,7 +307,7 @@ impl IbListener {
                 }
                 Visit::Friend(side, peer) if self.conn.is_none() => {
                     let parts = self.shop.parts(&self.ports, &self.tiers, side, peer);
-                    let conn = Conn::new(parts, Role::Receiver, |specs, rules| Rx::new(specs, rules, 0))?;
+                    let conn = Conn::new(parts, Role::Receiver, |specs, rules| Rx::new(specs, rules, 0));
                     self.conn = Some(self.shop.tend(conn));
                 }
                 Visit::Friend(..) => {}
@@ -356,7 +369,7 @@ impl Connector for IbConnector {
                 Visit::Stranger(text) => return Err(Error::remote(format!("IB: {text}"))),
                 Visit::Friend(side, peer) => {
                     let parts = self.shop.parts(&self.ports, &self.tiers, side, peer);
-                    let conn = Conn::new(parts, Role::Sender, |specs, rules| Tx::new(specs, rules, 0))?;
+                    let conn = Conn::new(parts, Role::Sender, |specs, rules| Tx::new(specs, rules, 0));
                     self.conn = Some(self.shop.tend(conn));
                 }
             }

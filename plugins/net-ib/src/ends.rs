@@ -16,12 +16,14 @@ use crate::port::{Port, lock};
 use crate::proto::rx::Rx;
 use crate::proto::tx::Tx;
 use crate::proto::wire::Entry;
+use crate::verbs::Errno;
 
 /// Messages that a sender holds at most.
 const MOST_SENDS: usize = MAX_REQUESTS * MAX_RECVS;
 
-/// A region, and its local and remote key on each port.
-type Known = (Region, Vec<(u32, u32)>);
+/// A region, and its local and remote key on each port that could register it.
+type Known = (Region, Vec<Key>);
+type Key = Option<(u32, u32)>;
 
 /// Memory that is registered at an end: on each of its ports.
 pub(crate) struct Regions {
@@ -36,29 +38,32 @@ impl Regions {
         Self { ports, kinds, all: Vec::new(), free: Vec::new() }
     }
 
+    /// Registers with all ports that can; `bar` is told of the others, and why.
+    ///
     /// # Safety
     /// The memory stays valid until it is deregistered.
-    unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
+    unsafe fn register(
+        &mut self,
+        region: &Region,
+        mut bar: impl FnMut(usize, Errno),
+    ) -> Result<Registration> {
         if !self.kinds.contains(region.kind) || region.kind.0.count_ones() != 1 {
             return Err(Error::unsupported("this kind of memory"));
         }
         if region.addr.checked_add(region.bytes as u64).is_none() {
             return Err(Error::internal("a region ends beyond the address space"));
         }
-        let mut keys: Vec<(u32, u32)> = Vec::new();
-        for at in 0..self.ports.len() {
-            // SAFETY: the caller vouches for the memory.
-            match unsafe { self.ports[at].register(region) } {
-                Ok(mr) => keys.push((mr.lkey, mr.rkey)),
-                Err(errno) => {
-                    self.ports[..at].iter().for_each(|port| {
-                        let _ = port.deregister(region);
-                    });
-                    let what = format!("registering {} bytes with {}", region.bytes, self.ports[at].name);
-                    return Err(system(what, errno));
-                }
-            }
+        // SAFETY: the caller vouches for the memory.
+        let tried: Vec<_> = self.ports.iter().map(|port| unsafe { port.register(region) }).collect();
+        let failed = || tried.iter().enumerate().filter_map(|(at, mr)| Some((at, *mr.as_ref().err()?)));
+        if let Some((at, errno)) = failed().next()
+            && failed().count() == tried.len()
+        {
+            let what = format!("registering {} bytes with {}", region.bytes, self.ports[at].name);
+            return Err(system(what, errno));
         }
+        failed().for_each(|(at, errno)| bar(at, errno));
+        let keys = tried.into_iter().map(|mr| mr.ok().map(|mr| (mr.lkey, mr.rkey))).collect();
         let index = self.free.pop().unwrap_or(self.all.len());
         if index == self.all.len() {
             self.all.push(None);
@@ -69,19 +74,15 @@ impl Regions {
 
     fn deregister(&mut self, registration: Registration) -> Result<()> {
         let known = usize::try_from(registration.0).ok().and_then(|index| self.all.get_mut(index));
-        let Some((region, _)) = known.and_then(Option::take) else {
+        let Some(known) = known.and_then(Option::take) else {
             return Err(Error::internal(format!("registration {} does not exist", registration.0)));
         };
         self.free.push(registration.0 as usize);
-        for port in &self.ports {
-            port.deregister(&region)
-                .map_err(|errno| system(format!("deregistering with {}", port.name), errno))?;
-        }
-        Ok(())
+        forget(&self.ports, &known)
     }
 
     /// The keys of the region that holds a segment.
-    fn check(&self, segment: &Segment) -> Result<&[(u32, u32)]> {
+    fn check(&self, segment: &Segment) -> Result<&[Key]> {
         self.find(segment).map(|known| &known.1[..])
     }
 
@@ -107,12 +108,21 @@ impl Regions {
 
 impl Drop for Regions {
     fn drop(&mut self) {
-        for (region, _) in self.all.iter().flatten() {
-            self.ports.iter().for_each(|port| {
-                let _ = port.deregister(region);
-            });
+        for known in self.all.iter().flatten() {
+            let _ = forget(&self.ports, known);
         }
     }
+}
+
+/// Deregisters with all ports that know a region, also after a failure; the first one is told.
+fn forget(ports: &[Arc<Port>], (region, keys): &Known) -> Result<()> {
+    let mut outcome = Ok(());
+    for (port, _) in ports.iter().zip(keys).filter(|(_, key)| key.is_some()) {
+        if let Err(errno) = port.deregister(region) {
+            outcome = outcome.and_then(|()| Err(system(format!("deregistering with {}", port.name), errno)));
+        }
+    }
+    outcome
 }
 
 /// The sending end.
@@ -132,7 +142,7 @@ impl IbSender {
 impl Sender for IbSender {
     unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.regions.register(region) }
+        unsafe { self.regions.register(region, |at, errno| lock(&self.conn).bar(at, errno)) }
     }
 
     fn deregister(&mut self, registration: Registration) -> Result<()> {
@@ -165,7 +175,7 @@ impl Sender for IbSender {
         let Some(target) = conn.machine.begin(segment.tag, bytes, now) else { return Ok(None) };
         let job = Job {
             addr: segment.addr,
-            lkeys: keys.iter().map(|key| key.0).collect(),
+            lkeys: keys.iter().map(|key| key.map_or(0, |key| key.0)).collect(),
             to: target.entry.addr,
             rkeys: target.entry.keys,
             full: bytes == target.entry.bytes,
@@ -233,14 +243,25 @@ impl IbReceiver {
 
     /// A read through each port that may have written to a segment.
     fn begin_flush(&mut self, segment: &Segment) -> Result<Vec<(usize, Read)>> {
-        for (port, flusher) in self.regions.ports.iter().zip(&mut self.flushers) {
+        let mut reads = Vec::new();
+        for (at, key) in self.regions.check(segment)?.iter().enumerate() {
+            // What a port does not know it has not written to.
+            let Some((_, rkey)) = *key else { continue };
+            let (port, flusher) = (&self.regions.ports[at], &mut self.flushers[at]);
             if flusher.is_none() {
-                let made = Flusher::new(port.clone(), &self.settings);
-                *flusher = Some(made.map_err(|errno| system(format!("a flush with {}", port.name), errno))?);
+                match Flusher::new(port.clone(), &self.settings) {
+                    Ok(made) => *flusher = Some(made),
+                    Err(errno) => {
+                        port.refresh(None);
+                        if port.state().is_usable() {
+                            return Err(system(format!("a flush with {}", port.name), errno));
+                        }
+                    }
+                }
             }
+            reads.push((at, Read::new((segment.addr, rkey))));
         }
-        let keys = self.regions.check(segment)?;
-        Ok(keys.iter().enumerate().map(|(at, key)| (at, Read::new((segment.addr, key.1)))).collect())
+        Ok(reads)
     }
 
     fn test_flush(&mut self, request: Request) -> Result<bool> {
@@ -250,8 +271,9 @@ impl IbReceiver {
         let (conn, flushers) = (&self.conn, &mut self.flushers);
         let mut failed = None;
         reads.retain_mut(|(at, read)| {
-            let Some(flusher) = &mut flushers[*at] else { return false };
             let quiet = lock(conn).is_quiet(*at);
+            // A device that cannot even have one: what it wrote is in order once its queue pairs are gone.
+            let Some(flusher) = &mut flushers[*at] else { return !quiet };
             // SAFETY: the caller of `flush` keeps the segment registered until the request is over.
             let over = unsafe { flusher.is_over(read, quiet) };
             over.inspect_err(|&errno| failed = Some((*at, errno))).is_ok_and(|over| !over)
@@ -273,7 +295,7 @@ impl IbReceiver {
 impl Receiver for IbReceiver {
     unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.regions.register(region) }
+        unsafe { self.regions.register(region, |at, errno| lock(&self.conn).bar(at, errno)) }
     }
 
     fn deregister(&mut self, registration: Registration) -> Result<()> {
@@ -286,7 +308,7 @@ impl Receiver for IbReceiver {
             return Err(Error::internal(text));
         }
         let entry = |segment: &Segment| {
-            let keys = self.regions.check(segment)?.iter().map(|key| key.1).collect();
+            let keys = self.regions.check(segment)?.iter().map(|key| key.map_or(0, |key| key.1)).collect();
             Ok(Entry { tag: segment.tag, addr: segment.addr, bytes: segment.bytes as u64, keys })
         };
         let entries = segments.iter().map(entry).collect::<Result<Vec<_>>>()?;

@@ -126,7 +126,7 @@ impl Flusher {
         )?;
         let route = Route {
             port: self.port.number,
-            ethernet: state.info.ethernet,
+            global: state.info.ethernet || state.info.lid == 0,
             qp: qp.number(),
             psn: (0, 0),
             lid: state.info.lid,

@@ -6,7 +6,8 @@
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use crate::conn::{Conn, Machine};
+use crate::conn::Conn;
+use crate::machine::Machine;
 use crate::port::{Port, lock};
 use crate::verbs::Event;
 

@@ -160,13 +160,13 @@ impl Lane {
     ) -> Result<(), Errno> {
         let peer = Blob::decode(blob).ok_or(libc::EPROTO)?;
         let state = port.state();
-        let (gid_index, _) = state.gid.ok_or(libc::EADDRNOTAVAIL)?;
+        let (gid_index, own) = state.gid.ok_or(libc::EADDRNOTAVAIL)?;
         if peer.ethernet != state.info.ethernet {
             return Err(libc::EPROTOTYPE);
         }
         let route = Route {
             port: port.number,
-            ethernet: peer.ethernet,
+            global: peer.ethernet || peer.lid == 0 || own.bytes[..8] != peer.gid[..8],
             qp: peer.qp,
             psn: (self.psn, peer.psn),
             lid: peer.lid,

@@ -11,7 +11,7 @@
 //! | `proto` | the connection as a state machine, and its rules: no I/O |
 //! | `verbs` | libibverbs behind a trait, and a test double |
 //! | `handle`, `hello`, `side` | the handle, the authenticated handshake, the TCP connection beside the rails |
-//! | `pairs`, `lane`, `conn`, `clock`, `keeper` | which ports make rails, queue pairs, what drives the state machine, the thread that helps |
+//! | `pairs`, `lane`, `machine`, `conn`, `clock`, `keeper` | which ports make rails, queue pairs, what drives the state machines, the thread that helps |
 //! | `flush` | GPU memory: makes what arrived visible |
 //! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `ends` | the plugin interface |
@@ -28,6 +28,7 @@ mod handle;
 mod hello;
 mod keeper;
 mod lane;
+mod machine;
 mod pairs;
 mod port;
 mod profile;

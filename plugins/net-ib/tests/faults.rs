@@ -6,7 +6,10 @@
 mod common;
 
 use common::{Pair, Stream, until};
-use hawser_plugin::ErrorKind;
+use hawser_net_ib::IbNet;
+use hawser_net_ib::soft::Fabric;
+use hawser_plugin::net::{MemoryKinds, NetConfig, Region};
+use hawser_plugin::{ErrorKind, Log, Net};
 
 #[test]
 fn a_port_that_dies_costs_nothing_but_time() {
@@ -153,4 +156,66 @@ fn strangers_are_refused_and_do_no_harm() {
         receiver = receiver.take().or_else(|| listener.accept().unwrap());
         (sender.is_some() && receiver.is_some()).then_some(())
     });
+}
+
+/// A second connection between the same hosts.
+fn again(pair: &mut Pair, device: u32) {
+    let (handle, mut listener) = pair.to.listen(device).unwrap();
+    let mut connector = pair.from.connect(device, &handle).unwrap();
+    let (mut sender, mut receiver) = (None, None);
+    until("connecting again", || {
+        sender = sender.take().or_else(|| connector.poll().unwrap());
+        receiver = receiver.take().or_else(|| listener.accept().unwrap());
+        (sender.is_some() && receiver.is_some()).then_some(())
+    });
+    (pair.sender, pair.receiver) = (sender.unwrap(), receiver.unwrap());
+}
+
+#[test]
+fn a_device_that_makes_nothing_is_left_out() {
+    // One of the sender's, one of the receiver's.
+    for device in [0, 3] {
+        let mut pair = Pair::new(2, common::settings());
+        pair.fabric.kill(device);
+        // It was connected before, and does not register the buffers now.
+        Stream::new(10, 60).finish(&mut pair);
+        // It has no queue for a new connection.
+        again(&mut pair, 2);
+        Stream::new(11, 60).finish(&mut pair);
+    }
+}
+
+#[test]
+fn where_no_device_registers_memory_that_is_an_error() {
+    let mut pair = Pair::new(2, common::settings());
+    (0..2).for_each(|device| pair.fabric.kill(device));
+    let bytes = [0u8; 64];
+    let region = Region { addr: bytes.as_ptr() as u64, bytes: 64, kind: MemoryKinds::HOST, dmabuf: None };
+    // SAFETY: the array outlives the connection's use of it.
+    let error = unsafe { pair.sender.register(&region) }.unwrap_err();
+    assert!(error.text.contains("registering 64 bytes with soft0:1"), "{error}");
+}
+
+#[test]
+fn functions_of_one_card_are_different_ports() {
+    let open = |fabric: Fabric| {
+        let net = IbNet::on_soft(common::settings(), fabric.host(0..2));
+        let context = net.open(&NetConfig::new(1, Log::silent())).unwrap();
+        [0, 1].map(|device| context.properties(device).map(|p| (p.guid, p.port)).unwrap())
+    };
+    assert_eq!(open(Fabric::new(2)), [(1, 1), (2, 1)]);
+    assert_eq!(open(Fabric::new(2).on_one_card()), [(7, 1), (7, 2)]);
+}
+
+/// It is for RoCE: index 3 is not there.
+#[test]
+fn the_index_of_an_address_does_not_count_on_infiniband() {
+    let open = |fabric: Fabric| {
+        let mut settings = common::settings();
+        settings.gid_index = Some(3);
+        IbNet::on_soft(settings, fabric.host(0..1))
+            .open(&NetConfig::new(1, Log::silent()))
+            .map_or(0, |context| context.devices().unwrap())
+    };
+    assert_eq!((open(Fabric::new(1).of_infiniband()), open(Fabric::new(1))), (1, 0));
 }

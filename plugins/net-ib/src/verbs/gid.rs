@@ -76,7 +76,8 @@ pub(crate) fn choose(device: &dyn Device, port: u8, wish: &Wish) -> Result<(u32,
     let info = device.port(port).map_err(|errno| {
         format!("{name}:{port} cannot be queried: {}", std::io::Error::from_raw_os_error(errno))
     })?;
-    if let Some(index) = wish.index {
+    // NCCL's setting is for RoCE too.
+    if let Some(index) = wish.index.filter(|_| info.ethernet) {
         let gid = device.gid(port, index).ok_or_else(|| {
             format!(
                 "{name}:{port} has no address with NCCL_IB_GID_INDEX={index}; it has {} entries",

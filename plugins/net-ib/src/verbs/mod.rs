@@ -124,7 +124,8 @@ pub(crate) trait Cq: Send {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
     pub port: u8,
-    pub ethernet: bool,
+    /// By address: over Ethernet, without a LID, or to another subnet.
+    pub global: bool,
     pub qp: u32,
     /// First packet numbers: ours, theirs.
     pub psn: (u32, u32),

@@ -29,6 +29,11 @@ fn library() -> Result<&'static Library, String> {
 impl Verbs for Machine {
     fn open(&self) -> Result<Vec<Arc<dyn Device>>, String> {
         let lib = library()?;
+        // As NCCL does: without it a child of fork(2) may take registered pages along, where the kernel is old.
+        if let Some(init) = lib.fork_init {
+            // SAFETY: before any other call of the library here; a failure leaves things as they are.
+            unsafe { init() };
+        }
         let mut count = 0;
         // SAFETY: the library fills the count and returns a list or NULL.
         let list = unsafe { (lib.get_device_list)(&mut count) };
@@ -167,6 +172,10 @@ impl Device for Opened {
         let code = unsafe { (self.lib.query_port)(self.context, port, &mut attr) };
         if code != 0 {
             return Err(code);
+        }
+        // Others, as EFA, have no reliable connected queue pairs.
+        if !matches!(attr.link_layer, bits::INFINIBAND | bits::ETHERNET) {
+            return Err(libc::EPROTONOSUPPORT);
         }
         // Newer speeds are only in sysfs.
         let rate = self.attribute(port, "rate").and_then(|text| rate(&text));
@@ -444,8 +453,7 @@ impl Qp for Pair {
             port_num: route.port,
             ..IbvAhAttr::default()
         };
-        // Without a LID, or over Ethernet, by address.
-        if route.ethernet || route.lid == 0 {
+        if route.global {
             let (high, low) = route.gid.split_at(8);
             ah.dgid = [high, low].map(|half| half.try_into().map_or(0, u64::from_ne_bytes));
             (ah.is_global, ah.hop_limit) = (1, 255);

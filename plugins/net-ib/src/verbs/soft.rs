@@ -54,6 +54,9 @@ struct SoftDevice {
     up: bool,
     mute: bool,
     deaf_acks: bool,
+    dead: bool,
+    pci_path: Option<String>,
+    infiniband: bool,
     events: VecDeque<Event>,
 }
 
@@ -114,6 +117,26 @@ impl Fabric {
         self.lock().devices[device].up = false;
     }
 
+    /// All devices are functions of one card, each with its port 1, as those of a card with two ports are.
+    pub fn on_one_card(self) -> Self {
+        for (number, device) in self.lock().devices.iter_mut().enumerate() {
+            (device.guid, device.pci_path) =
+                (7, Some(format!("/sys/devices/pci0000:00/0000:01:00.{number}")));
+        }
+        self
+    }
+
+    /// All ports say that they are InfiniBand's.
+    pub fn of_infiniband(self) -> Self {
+        self.lock().devices.iter_mut().for_each(|device| device.infiniband = true);
+        self
+    }
+
+    /// This device makes nothing any more: no queues, no registrations. Its port says nothing of it.
+    pub fn kill(&self, device: usize) {
+        self.lock().devices[device].dead = true;
+    }
+
     /// What this device sends vanishes silently.
     pub fn mute(&self, device: usize, mute: bool) {
         self.lock().devices[device].mute = mute;
@@ -142,6 +165,11 @@ impl Fabric {
         self.lock().landed_late
     }
 
+    fn living(&self, device: usize) -> Result<MutexGuard<'_, State>, Errno> {
+        let state = self.lock();
+        if state.devices[device].dead { Err(libc::EIO) } else { Ok(state) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -154,7 +182,7 @@ impl Verbs for Host {
             let device = &state.devices[number];
             let info = DeviceInfo {
                 name: device.name.clone(),
-                pci_path: None,
+                pci_path: device.pci_path.clone(),
                 guid: device.guid,
                 ports: vec![1],
                 peer_memory: state.gpu.is_some(),
@@ -178,8 +206,8 @@ impl Device for Opened {
     }
 
     fn port(&self, _: u8) -> Result<PortInfo, Errno> {
-        let active = self.fabric.lock().devices[self.number].up;
-        Ok(PortInfo { active, speed_mbps: 100_000, ethernet: true, lid: 0, mtu: 3, gids: 1 })
+        let SoftDevice { up: active, infiniband, .. } = self.fabric.lock().devices[self.number];
+        Ok(PortInfo { active, speed_mbps: 100_000, ethernet: !infiniband, lid: 0, mtu: 3, gids: 1 })
     }
 
     fn gid(&self, _: u8, index: u32) -> Option<Gid> {
@@ -197,7 +225,7 @@ impl Device for Opened {
     }
 
     unsafe fn register(&self, region: &Region, _: bool) -> Result<Mr, Errno> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.living(self.number)?;
         state.next += 1;
         let key = state.next;
         if region.kind != MemoryKinds::HOST {
@@ -218,7 +246,7 @@ impl Device for Opened {
     }
 
     fn queue(&self, _: u32) -> Result<Box<dyn Cq>, Errno> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.living(self.number)?;
         state.next += 1;
         let number = u64::from(state.next);
         state.queues.insert(number, VecDeque::new());

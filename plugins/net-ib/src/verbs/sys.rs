@@ -260,6 +260,7 @@ pub(crate) mod bits {
     pub const INLINE: u32 = 8;
     pub const WITH_IMM: u32 = 2;
     pub const PORT_ACTIVE: u32 = 4;
+    pub const INFINIBAND: u8 = 1;
     pub const ETHERNET: u8 = 2;
     use std::ffi::c_int;
 }
@@ -321,5 +322,6 @@ library! {
     optional {
         reg_mr_iova2: fn(*mut IbvPd, *mut c_void, usize, u64, u32) -> *mut IbvMr;
         reg_dmabuf_mr: fn(*mut IbvPd, u64, usize, u64, c_int, c_int) -> *mut IbvMr;
+        fork_init: fn() -> c_int;
     }
 }
