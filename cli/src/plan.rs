@@ -9,7 +9,7 @@ use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported;
 use hawser_plan::ir::{Buf, draw, text, verify};
 use hawser_plan::msccl::{self, Dialect, Window};
-use hawser_plan::{Collective, Program, Protocol};
+use hawser_plan::{Collective, Measured, Program, Protocol};
 
 /// Options of `hawser plan`.
 #[derive(Debug, Args)]
@@ -215,10 +215,12 @@ fn list() -> String {
     for collective in Collective::ALL {
         for algorithm in algo::algorithms(collective) {
             let most = algo::max_ranks(collective, *algorithm);
-            let note = if algorithm.is_unmeasured() {
-                ", not measured yet: runs only if NCCL_ALGO or a rule names it"
-            } else {
-                ""
+            let note = match algorithm.measured() {
+                Measured::Everywhere => "",
+                Measured::BetweenHosts => {
+                    ", measured between hosts of one rank: elsewhere runs only if NCCL_ALGO or a rule names it"
+                }
+                Measured::Nowhere => ", not measured yet: runs only if NCCL_ALGO or a rule names it",
             };
             text += &format!("{:28} up to {most} ranks{note}\n", algo::name(collective, *algorithm));
         }

@@ -73,43 +73,50 @@ __device__ __forceinline__ void simple_fast(const Record& r, const M& m, u32 wor
     }
 }
 
-// The other packs, one at a time: local operands at odd addresses or past their end.
+// Pack `at` (in bytes) of operand `i`, what exists of it.
+template <int SIZE>
+__device__ __forceinline__ Pack load_careful(const Record& r, u32 i, u32 at) {
+    u64 address = r.in[i].address + at;
+    i32 valid = (i == r.src_at ? r.src_valid : i == r.dst_at ? r.dst_valid : r.bytes) - (i32)at;
+    return {load_piece<SIZE>(address, valid), load_piece<SIZE>(address + 8, valid - 8)};
+}
+
+// The other packs, one at a time: local operands at odd addresses or past their end. Two operands are loaded
+// before either is used: a small message between hosts is one such pack, and each load from host memory takes
+// a microsecond.
 template <class M>
 __device__ __forceinline__ void simple_careful(const Record& r, const M& m, u32 worker, u32 workers) {
     constexpr int SIZE = M::SIZE;
     u32 n_in = r.n_in, n_out = r.n_out, packs = (u32)r.bytes / 16;
-    bool post = r.flags & HAWSER_POST, has_dst = r.flags & HAWSER_HAS_DST, pre = r.flags & HAWSER_PRE;
+    bool post = r.flags & HAWSER_POST, has_dst = r.flags & HAWSER_HAS_DST;
+    u32 pre_at = r.flags & HAWSER_PRE ? r.src_at : NONE;
 #pragma unroll 1
     for (u32 pack = r.fast_packs + worker; pack < packs; pack += workers) {
-        u64 value = 0;
-        Pack out;
+        u32 at = pack * 16;
+        Pack out = {0, 0};
+        typename M::Value low, high;
 #pragma unroll 1
-        for (u32 half = 0; half < 2; half++) {
-            u32 at = pack * 16 + half * 8;
-            typename M::Value sum;
-            u64 piece = 0;
-#pragma unroll 1
-            for (u32 i = 0; i < n_in; i++) {
-                u64 address = r.in[i].address + at;
-                bool src = i == r.src_at;
-                i32 valid = (src ? r.src_valid : i == r.dst_at ? r.dst_valid : r.bytes) - (i32)at;
-                piece = load_piece<SIZE>(address, valid);
-                if constexpr (M::OP != Op::Copy) {
-                    M::fold(sum, m.value(piece, pre && src), i == 0);
-                }
-            }
+        for (u32 i = 0; i < n_in; i += 2) {
+            bool two = i + 1 < n_in;
+            out = load_careful<SIZE>(r, i, at);
             if constexpr (M::OP != Op::Copy) {
-                if (!r.plain) piece = m.piece(sum, post);
+                Pack next = {0, 0};
+                if (two) next = load_careful<SIZE>(r, i + 1, at);
+                M::fold(low, m.value(out.x, pre_at == i), i == 0);
+                M::fold(high, m.value(out.y, pre_at == i), i == 0);
+                if (two) M::fold(low, m.value(next.x, pre_at == i + 1), false);
+                if (two) M::fold(high, m.value(next.y, pre_at == i + 1), false);
             }
-            if (half == 0) value = piece;
-            else out = {value, piece};
+        }
+        if constexpr (M::OP != Op::Copy) {
+            if (!r.plain) out = {m.piece(low, post), m.piece(high, post)};
         }
 #pragma unroll 1
-        for (u32 o = has_dst ? 1 : 0; o < n_out; o++) store_pack(r.out[o].address + (u64)pack * 16, out);
+        for (u32 o = has_dst ? 1 : 0; o < n_out; o++) store_pack(r.out[o].address + at, out);
         if (has_dst) {
-            i32 valid = r.dst_valid - (i32)(pack * 16);
-            store_piece<SIZE>(r.dst + (u64)pack * 16, valid, out.x);
-            store_piece<SIZE>(r.dst + (u64)pack * 16 + 8, valid - 8, out.y);
+            i32 valid = r.dst_valid - (i32)at;
+            store_piece<SIZE>(r.dst + at, valid, out.x);
+            store_piece<SIZE>(r.dst + at + 8, valid - 8, out.y);
         }
     }
 }

@@ -99,6 +99,9 @@ pub struct Options {
     /// Leave out the measurements in place
     #[arg(long)]
     pub skip_in_place: bool,
+    /// Show for every size where the time between hosts goes, by stages, on process 0 (not with --library)
+    #[arg(long = "where", conflicts_with = "library")]
+    pub stages: bool,
     /// Show for every size which algorithm was chosen, and why
     #[arg(long)]
     pub explain: bool,

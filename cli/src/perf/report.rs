@@ -58,6 +58,9 @@ pub struct Row {
     /// What was chosen, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<String>,
+    /// The table of stages that its time went to, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<String>,
 }
 
 /// Sums over all rows.
@@ -146,6 +149,16 @@ pub struct Job {
     pub devices: Vec<String>,
 }
 
+impl Job {
+    /// Whether two ranks use one device of one host.
+    pub fn has_shared_devices(&self) -> bool {
+        let place = |line: &str| line.split_once(" on ").map(|(_, place)| place.to_owned());
+        let mut places: Vec<_> = self.devices.iter().map(|line| place(line)).collect();
+        places.sort_unstable();
+        places.windows(2).any(|pair| pair[0] == pair[1])
+    }
+}
+
 /// Prints, if this is the process and thread that does.
 pub struct Reporter<'a> {
     options: &'a Options,
@@ -214,7 +227,7 @@ impl<'a> Reporter<'a> {
     pub fn row(&mut self, row: Row, outside: u64) {
         self.totals.add(&row, outside);
         let mut text = line(&row) + "\n";
-        for choice in row.choice.iter().flat_map(|c| c.lines()) {
+        for choice in row.choice.iter().chain(&row.stages).flat_map(|c| c.lines()) {
             let _ = writeln!(text, "#   {choice}");
         }
         if outside > 0 {
@@ -399,6 +412,7 @@ mod tests {
                 operations: 20,
             }),
             choice: None,
+            stages: None,
         }
     }
 

@@ -19,6 +19,7 @@ use super::worker::Worker;
 /// Options, launcher, bring-up or an operation failed.
 pub fn run(options: &Options) -> Result<bool> {
     options.validate()?;
+    allow_sharing();
     let place = Place::from_env()?;
     if !place.launched && options.processes.is_some_and(|n| n > 1) {
         return launcher::spawn(options.processes.unwrap_or(1)).map(|()| true);
@@ -32,11 +33,15 @@ pub fn run(options: &Options) -> Result<bool> {
     let agree = |_| agree_on_id(library.as_ref(), &mut control, &place);
     let ids: Vec<Id> = (0..options.names.len().max(1)).map(agree).collect::<Result<_>>()?;
     let job = shape.job(library.as_ref(), &mut control, &place)?;
+    let is_shared = job.has_shared_devices();
     let plan = plan(options, job.ranks)?;
     let rows = ids.len() as u64 * plan.iter().map(|series| series.rows(options)).sum::<u64>();
     let reporter = if place.process == 0 { Some(Reporter::new(options, job, rows)?) } else { None };
     if let Some(reporter) = reporter.as_ref().filter(|_| leaves_out_hypercube(options, &plan)) {
         reporter.note("hypercube is left out: it needs a power of two of ranks");
+    }
+    if let Some(reporter) = reporter.as_ref().filter(|_| is_shared) {
+        reporter.note(&format!("ranks share GPUs ({SHARING}=1): times say nothing about links"));
     }
     let team = Team::new(control, shape.threads as usize, options.deadline());
     let worker = |thread: u32, reporter| {
@@ -64,6 +69,18 @@ pub fn run(options: &Options) -> Result<bool> {
     })
 }
 
+/// The setting that lets several ranks of a communicator use one GPU.
+const SHARING: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// Lets ranks share GPUs where there are too few, unless the user says otherwise. It has no effect where
+/// there are enough.
+fn allow_sharing() {
+    if std::env::var_os(SHARING).is_none() {
+        // SAFETY: the program has one thread so far, and has not read this variable.
+        unsafe { std::env::set_var(SHARING, "1") };
+    }
+}
+
 /// Threads and communicators of every process.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
@@ -73,6 +90,8 @@ pub struct Shape {
     pub gpus: u32,
     /// All ranks of the job.
     pub ranks: u32,
+    /// Devices that there are; ranks share them if there are more ranks on this host.
+    pub devices: u32,
 }
 
 /// All sizes of one operation with one type, reduction and root.
@@ -107,21 +126,16 @@ impl Shape {
         let ranks = local.checked_mul(place.processes).filter(|n| *n <= 1024);
         let ranks =
             ranks.ok_or_else(|| anyhow!("more than 1024 ranks: lower -t, -g or the number of processes"))?;
-        let (needed, count) = ((place.local + 1) * local, device::count());
-        if needed > count {
-            bail!(
-                "process {} of this host needs GPUs {}..{}, but there are {count}; lower -t and -g or start fewer processes",
-                place.local,
-                place.local * local,
-                needed - 1
-            );
+        let shape = Self { threads, gpus, ranks, devices: device::count() };
+        if shape.devices == 0 {
+            bail!("there is no device: HAWSER_DEVICE=host measures on the CPU");
         }
-        Ok(Self { threads, gpus, ranks })
+        Ok(shape)
     }
 
     /// Device of the communicator with this index in its process.
     pub fn ordinal(&self, place: &Place, index: u32) -> u32 {
-        place.local * self.threads * self.gpus + index
+        (place.local * self.threads * self.gpus + index) % self.devices
     }
 
     /// Collects one line per rank.

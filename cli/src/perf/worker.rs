@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use hawser_plan::ReduceOp;
 use hawser_runtime::device::{self, Device, Graph};
+use hawser_runtime::stages::{self, Stage};
 
 use super::collective::Test;
 use super::launcher::Place;
@@ -164,6 +165,7 @@ impl Worker<'_> {
     fn row(&self, seats: &[Seat], series: &Series, bytes: u64, seed: u64) -> Result<(Row, u64)> {
         let case = self.case(series, bytes, false);
         let (out_of_place, mut outside) = self.bench(seats, &case, seed)?;
+        let stages = self.options.stages.then(|| stage_table(&out_of_place));
         let mut in_place = None;
         if !self.options.skip_in_place {
             let (outcome, more) = self.bench(seats, &self.case(series, bytes, true), seed + 1)?;
@@ -180,6 +182,7 @@ impl Worker<'_> {
             out_of_place,
             in_place,
             choice: self.options.explain.then(|| explain(&seats[0], &case)),
+            stages,
         };
         Ok((row, outside))
     }
@@ -205,7 +208,14 @@ impl Worker<'_> {
         }
         let repetitions = self.repetitions(seats, case)?;
         self.barrier()?;
+        let is_staged = self.options.stages && self.thread == 0;
+        if is_staged {
+            stages::start();
+        }
         let elapsed = self.timed(seats, case, repetitions)?;
+        if is_staged {
+            stages::stop();
+        }
         let operations = u64::from(repetitions.iterations) * u64::from(self.options.aggregated);
         let seconds = self.average(elapsed.as_secs_f64() / operations as f64)?;
         let (algorithm, bus) = case.test.bandwidth(case.geometry, case.dtype, case.ranks, seconds);
@@ -363,6 +373,20 @@ fn capture(seats: &[Seat], calls: impl FnOnce() -> Result<()>) -> Result<Vec<Gra
 
 fn launch(seats: &[Seat], graphs: &[Graph]) -> Result<()> {
     seats.iter().zip(graphs).try_for_each(|(seat, graph)| seat.launch(graph))
+}
+
+/// Where the time of what was measured last went on this process.
+fn stage_table(outcome: &Outcome) -> String {
+    let operations = outcome.operations.max(1) as f64;
+    let mut text = format!("{:9} {:>10} {:>9} {:>10}\n", "stage", "us per op", "times", "longest");
+    for stage in Stage::ALL {
+        let measured = stages::measured(stage);
+        let (us, times) =
+            (measured.total.as_secs_f64() * 1e6 / operations, measured.count as f64 / operations);
+        let longest = measured.longest.as_secs_f64() * 1e6;
+        text += &format!("{:9} {us:10.2} {times:9.2} {longest:10.1}  {}\n", stage.name(), stage.meaning());
+    }
+    text
 }
 
 fn explain(seat: &Seat, case: &Case) -> String {

@@ -12,7 +12,7 @@ use crate::device_plan::DeviceOp;
 use crate::dma;
 use crate::error::{PlanError, Result};
 use crate::exchange;
-use crate::knobs::{Algorithm, Knobs, Protocol};
+use crate::knobs::{Algorithm, Knobs, Measured, Protocol};
 use crate::lower::{device_op, fold};
 use crate::world::{DeviceKind, Link, World};
 
@@ -73,6 +73,19 @@ pub struct Candidate {
     pub outcome: Outcome,
     /// Why it is taken only if advice orders it, if so.
     pub held: Option<&'static str>,
+    /// It has been measured on GPUs in a world of this form, so that its price means something.
+    pub is_measured: bool,
+}
+
+impl Candidate {
+    fn new(algorithm: Algorithm, protocol: Protocol, outcome: Outcome, world: &World) -> Self {
+        let is_measured = match algorithm.measured() {
+            Measured::Everywhere => true,
+            Measured::BetweenHosts => world.hosts() > 1 && world.hosts() == world.size(),
+            Measured::Nowhere => false,
+        };
+        Self { algorithm, protocol, outcome, held: None, is_measured }
+    }
 }
 
 /// What became of a candidate.
@@ -123,12 +136,8 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
         if let Some(reason) =
             (algorithm == Algorithm::CollNet).then(|| refused_by_network(call, world)).flatten()
         {
-            candidates.push(Candidate {
-                algorithm,
-                protocol: Protocol::Simple,
-                outcome: Outcome::Filtered(reason),
-                held: None,
-            });
+            let outcome = Outcome::Filtered(reason);
+            candidates.push(Candidate::new(algorithm, Protocol::Simple, outcome, world));
             continue;
         }
         let fused = exchange::is_known(algorithm);
@@ -139,7 +148,7 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
                 Some(reason) => Outcome::Filtered(reason),
                 None => price(&key, protocol, bytes, world, knobs)?,
             };
-            candidates.push(Candidate { algorithm, protocol, outcome, held: None });
+            candidates.push(Candidate::new(algorithm, protocol, outcome, world));
         }
     }
     pass_sm(call, world, knobs, &mut candidates)?;
@@ -205,7 +214,7 @@ fn imported(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>>
                 Some(reason) => Outcome::Filtered(reason),
                 None => price(&key, protocol, bytes, world, knobs)?,
             };
-            candidates.push(Candidate { algorithm: key.algorithm, protocol, outcome, held: None });
+            candidates.push(Candidate::new(key.algorithm, protocol, outcome, world));
         }
     }
     Ok(candidates)
@@ -439,7 +448,7 @@ fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
         })
     };
     let brought = possible().find(|best| matches!(best.candidate.algorithm, Algorithm::Imported(_)));
-    let measured = || least(possible().filter(|best| !best.candidate.algorithm.is_unmeasured()));
+    let measured = || least(possible().filter(|best| best.candidate.is_measured));
     brought.or_else(measured).or_else(|| least(possible()))
 }
 

@@ -38,6 +38,17 @@ pub enum Algorithm {
     Imported(Handle),
 }
 
+/// Where an algorithm has been measured on GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measured {
+    /// Within a host and between hosts.
+    Everywhere,
+    /// Between hosts of one rank each.
+    BetweenHosts,
+    /// Not yet.
+    Nowhere,
+}
+
 impl Algorithm {
     /// All built-in families, in the order in which ties are decided.
     pub const ALL: [Algorithm; 13] = [
@@ -56,13 +67,15 @@ impl Algorithm {
         Self::Pat,
     ];
 
-    /// Whether nobody has measured it on a GPU yet: the cost model does not take it unless the user names nothing else.
-    pub const fn is_unmeasured(self) -> bool {
+    /// Where it has been measured on GPUs: elsewhere the cost model does not take it unless the user names
+    /// nothing else.
+    pub const fn measured(self) -> Measured {
         use Algorithm as A;
-        matches!(
-            self,
-            A::RecursiveDoubling | A::HalvingDoubling | A::Bruck | A::Pairwise | A::Knomial | A::Pat
-        )
+        match self {
+            A::RecursiveDoubling | A::Knomial => Measured::BetweenHosts,
+            A::HalvingDoubling | A::Bruck | A::Pairwise | A::Pat => Measured::Nowhere,
+            _ => Measured::Everywhere,
+        }
     }
 
     /// Name in `NCCL_ALGO`, texts and files (any case is accepted).

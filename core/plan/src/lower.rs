@@ -1,6 +1,8 @@
 //! From a program to the image that a device reads: [`lower`] once per program and operation,
 //! [`bind`] once per call.
 
+use std::collections::BTreeMap;
+
 use crate::algo::{self, ProgramKey};
 use crate::call::{Call, DataType, ReduceOp, Scalar};
 use crate::choose::Choice;
@@ -13,7 +15,6 @@ use crate::error::{PlanError, Result};
 use crate::imported::Imported;
 use crate::ir::{self, Buf, Channel, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
 use crate::knobs::{Algorithm, Knobs, Protocol};
-use crate::order;
 
 /// FIFO slots that every generated program gets by with (the tests prove it with the verifier).
 pub const SLOTS_NEEDED: u32 = 2;
@@ -340,12 +341,10 @@ fn lower_step(step: &ir::Step, reduces: DeviceOp) -> std::result::Result<Step, S
 
 /// The last step of every channel that `step` waits for, as channel and device step.
 fn waits(program: &RankProgram, step: &ir::Step) -> std::result::Result<Vec<(u16, u16)>, String> {
-    let mut last: Vec<(u32, u32)> = Vec::new();
+    let mut last: BTreeMap<u32, u32> = BTreeMap::new();
     for dep in &step.after {
-        match last.iter_mut().find(|(channel, _)| *channel == dep.channel) {
-            Some((_, awaited)) => *awaited = dep.step.max(*awaited),
-            None => order::insert(&mut last, (dep.channel, dep.step), |(channel, _)| *channel),
-        }
+        let awaited = last.entry(dep.channel).or_insert(dep.step);
+        *awaited = dep.step.max(*awaited);
     }
     let number = |(channel, step): (u32, u32)| {
         let missing = || format!("waits for step {step} of channel {channel}, which does not exist");

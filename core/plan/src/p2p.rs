@@ -30,7 +30,6 @@ use crate::error::{PlanError, Result};
 use crate::ir::Buf;
 use crate::knobs::{Knobs, Protocol};
 use crate::lower::{LaunchPlan, cut};
-use crate::order;
 use crate::world::{DeviceKind, Link, World};
 use rustc_hash::FxHashMap;
 
@@ -72,8 +71,9 @@ pub fn plan(
     let own = if by_copy_engines(world, knobs) { Protocol::Dma } else { Protocol::Simple };
     let mut launches = Launches { knobs, rank, world, list: Vec::new(), used: Vec::new() };
     let protocol = remote.first().map_or(own, |(key, _)| key.protocol);
-    for copy in copies {
-        launches.add(protocol, &[copy])?;
+    for OwnCopy { from, to, bytes } in copies {
+        let part = Part { peer: rank, send: false, recv: false, base: [from, to, 0], bytes };
+        launches.add(protocol, &[part])?;
     }
     for group in remote.chunk_by(|a, b| a.0 == b.0) {
         let parts: Vec<Part> = group.iter().map(|(_, message)| Part::message(message)).collect();
@@ -144,19 +144,12 @@ fn most_blocks(world: &World, knobs: &Knobs) -> u32 {
     share.min(most_each_way(world, knobs))
 }
 
-/// What orders messages; equal at both ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What orders messages, the first field first; equal at both ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     pass: u32,
     protocol: Protocol,
     round: u32,
-}
-
-impl Key {
-    /// Pass, protocol and round, one behind the other.
-    fn number(self) -> u128 {
-        u128::from(self.pass) << 40 | u128::from(self.protocol as u8) << 32 | u128::from(self.round)
-    }
 }
 
 /// A piece of work: a message, or a copy between two messages to oneself.
@@ -199,7 +192,7 @@ impl Part {
 /// Messages to others, sorted by key.
 fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Knobs) -> Vec<(Key, Message)> {
     let mut seen: FxHashMap<(u32, bool), u32> = FxHashMap::default();
-    let keyed: Vec<(Key, Message)> = messages
+    let mut keyed: Vec<(Key, Message)> = messages
         .iter()
         .filter(|m| m.peer != rank && m.bytes > 0)
         .map(|&message| {
@@ -211,12 +204,27 @@ fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Kno
             (Key { pass, protocol, round: (to + ranks - from) % ranks }, message)
         })
         .collect();
-    let rank = |(key, message): &(Key, Message)| key.number() << 1 | u128::from(message.send);
-    order::ascending(keyed.iter().map(rank)).into_iter().map(|at| keyed[at]).collect()
+    keyed.sort_by_key(|(key, message)| (*key, message.send));
+    keyed
 }
 
-/// Pairs the k-th send to oneself with the k-th receive from oneself.
-fn own_copies(messages: &[Message], rank: u32) -> Result<Vec<Part>> {
+/// A copy between two messages to oneself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnCopy {
+    /// Address that is sent from.
+    pub from: u64,
+    /// Address that is received into.
+    pub to: u64,
+    /// Length in bytes, above 0.
+    pub bytes: u64,
+}
+
+/// Pairs the k-th send to oneself with the k-th receive from oneself. What is sent to where it lies needs no
+/// copy.
+///
+/// # Errors
+/// `InvalidUsage` if they do not pair up, or a pair differs in length.
+pub fn own_copies(messages: &[Message], rank: u32) -> Result<Vec<OwnCopy>> {
     let own = |send: bool| messages.iter().filter(move |m| m.peer == rank && m.send == send);
     let (sends, recvs) = (own(true).count(), own(false).count());
     if sends != recvs {
@@ -233,9 +241,8 @@ fn own_copies(messages: &[Message], rank: u32) -> Result<Vec<Part>> {
                 from.bytes, to.bytes
             )));
         }
-        if from.bytes > 0 {
-            let base = [from.addr, to.addr, 0];
-            copies.push(Part { peer: rank, send: false, recv: false, base, bytes: from.bytes });
+        if from.bytes > 0 && from.addr != to.addr {
+            copies.push(OwnCopy { from: from.addr, to: to.addr, bytes: from.bytes });
         }
     }
     Ok(copies)

@@ -2,7 +2,6 @@
 
 use crate::DataType;
 use crate::error::{PlanError, Result};
-use crate::order;
 use crate::p2p::Message;
 
 /// Lengths and places of the parts of a buffer, one for each rank, in elements.
@@ -220,10 +219,9 @@ fn span(what: &str, base: u64, count: u64, at: u64, size: u64) -> Result<Span> {
 
 /// Checks that nothing is written twice.
 fn distinct(recvs: &[(u32, Span)]) -> Result<()> {
-    let some: Vec<&(u32, Span)> = recvs.iter().filter(|(_, span)| span.bytes > 0).collect();
-    let order = order::ascending(some.iter().map(|(_, span)| span.addr.into()));
-    let mut pairs = order.windows(2).map(|pair| [some[pair[0]], some[pair[1]]]);
-    let overlap = pairs.find(|pair| pair[0].1.addr + pair[0].1.bytes > pair[1].1.addr);
+    let mut some: Vec<&(u32, Span)> = recvs.iter().filter(|(_, span)| span.bytes > 0).collect();
+    some.sort_by_key(|(_, span)| span.addr);
+    let overlap = some.windows(2).find(|pair| pair[0].1.addr + pair[0].1.bytes > pair[1].1.addr);
     overlap.map_or(Ok(()), |pair| {
         Err(PlanError::argument(format!(
             "what is received from ranks {} and {} overlaps",

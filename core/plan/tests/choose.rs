@@ -10,7 +10,9 @@ use hawser_plan::imported::{self, Handle};
 use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::msccl::{Window, to_xml};
 use hawser_plan::world::{DeviceKind, Link};
-use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+use hawser_plan::{
+    Algorithm, Call, Choice, Collective, DataType, Knobs, Measured, Protocol, ReduceOp, World,
+};
 
 const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
 
@@ -129,7 +131,7 @@ fn what_nobody_measured_is_taken_by_name_only() {
         for collective in Collective::ALL {
             for power in 0..31 {
                 let choice = pick(collective, 1 << power, &world, &Knobs::default());
-                assert!(!choice.key.algorithm.is_unmeasured(), "{:?} of 2^{power} on {ranks}", choice.key);
+                assert_eq!(choice.key.algorithm.measured(), Measured::Everywhere, "2^{power} on {ranks}");
             }
         }
     }
@@ -184,7 +186,7 @@ fn why_lists_every_candidate() {
     ] {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
-    let measured = choice.why.candidates.iter().filter(|candidate| !candidate.algorithm.is_unmeasured());
+    let measured = choice.why.candidates.iter().filter(|candidate| candidate.is_measured);
     let best = measured.filter_map(|candidate| match candidate.outcome {
         Outcome::Predicted { us, .. } => Some(us),
         Outcome::Filtered(_) => None,

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use hawser_plan::world::QUEUES;
 use hawser_plugin::env::EnvContext;
-use litemap::LiteMap;
+use std::collections::BTreeMap;
 
 use crate::bootstrap::Remark;
 use crate::error::{Error, Result};
@@ -198,7 +198,7 @@ enum Origin {
     /// From it alone.
     Plugin(Box<dyn EnvContext>),
     /// From these, which were found at the begin, else from the environment.
-    Found(LiteMap<String, String>),
+    Found(BTreeMap<String, String>),
 }
 
 /// A value for a built-in plugin.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hawser_plan::device_plan::KernelKey;
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::lower::LaunchPlan;
+use hawser_plan::p2p::OwnCopy;
 use hawser_plan::world::DeviceKind;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
@@ -15,7 +16,7 @@ use crate::device::{Device, ExchangeLaunch, Moment, Stream};
 use crate::dma::Emission;
 use crate::error::{Error, Result};
 use crate::transport::control::Control;
-use crate::transport::net::Net;
+use crate::transport::net::{Helper, Meter, Net};
 
 /// A launch of one communicator, addresses filled in.
 pub struct Launch {
@@ -58,6 +59,8 @@ pub enum Work {
     Bundle(Box<BundleLaunch>),
     /// The steps of a program by copy engines.
     Copies(LaunchPlan, Option<Arc<Loaded>>),
+    /// Copies within the device, of a communicator of one rank.
+    Own(Vec<OwnCopy>),
 }
 
 impl Work {
@@ -68,6 +71,7 @@ impl Work {
             Self::Exchange(kernel, _) => Some(*kernel),
             Self::Bundle(launch) => Some(launch.kernel),
             Self::Copies(plan, _) => plan.folds().then_some(plan.kernel),
+            Self::Own(_) => None,
         }
     }
 
@@ -77,6 +81,7 @@ impl Work {
             Self::Exchange(_, launch) => launch.blocks,
             Self::Bundle(launch) => launch.blocks,
             Self::Copies(..) => 1,
+            Self::Own(_) => 0,
         }
     }
 
@@ -84,7 +89,7 @@ impl Work {
     fn steps(&self) -> Option<&LaunchPlan> {
         match self {
             Self::Steps(plan) | Self::Copies(plan, _) => Some(plan),
-            Self::Exchange(..) | Self::Bundle(..) => None,
+            Self::Exchange(..) | Self::Bundle(..) | Self::Own(_) => None,
         }
     }
 }
@@ -115,7 +120,12 @@ pub fn run(launches: &mut [Launch]) -> Result<()> {
             put_all(launches)?;
         }
     }
-    launches.iter().filter_map(|l| l.comm.net.as_ref()).for_each(Net::wake);
+    let on_gpus = launches.iter().filter(|l| !is_host(l)).map(|l| &l.comm);
+    on_gpus.for_each(|comm| {
+        if let Some(net) = &comm.net {
+            net.launched(comm.order.has_captures());
+        }
+    });
     if launches.iter().any(|l| is_host(&l)) { run_on_host(launches) } else { Ok(()) }
 }
 
@@ -130,9 +140,13 @@ fn run_on_host(launches: &mut [Launch]) -> Result<()> {
     let host: Vec<HostLaunch<'_>> =
         launches.iter().filter(is_host).filter_map(host_launch).collect::<Result<_>>()?;
     let channels = channels(launches.iter().filter(is_host));
+    let helpers = helpers(launches);
     let from: Vec<_> = timed.iter().map(|timed| timed.begin(Stream::default())).collect();
     // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
-    let mut failures = unsafe { interp::run(host) };
+    let mut failures = unsafe { interp::run(host, || sweep(&helpers)) };
+    // What was written last is on its way before the thread leaves, if it can be.
+    helpers.iter().filter(|net| !net.is_drained()).for_each(|net| while net.sweep() {});
+    drop(helpers);
     if failures.is_empty() {
         timed.into_iter().zip(from).for_each(|(timed, from)| timed.end(from, Stream::default()));
     }
@@ -147,6 +161,28 @@ fn run_on_host(launches: &mut [Launch]) -> Result<()> {
         }
     }
     failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// The networks of launches of the host device, whose slots this thread moves while it waits for them. Where
+/// a profiler wants to hear of slots the proxy moves them, since plugins count by thread.
+fn helpers(launches: &[Launch]) -> Vec<Helper<'_>> {
+    let mut comms: Vec<&Arc<Live>> = Vec::new();
+    for launch in launches.iter().filter(is_host) {
+        if !comms.iter().any(|known| Arc::ptr_eq(known, &launch.comm)) {
+            comms.push(&launch.comm);
+        }
+    }
+    let unwatched = comms.iter().filter(|comm| !comm.watch.wants(Meter::KINDS));
+    unwatched.filter_map(|comm| comm.net.as_ref()).map(Net::help).collect()
+}
+
+/// One look at all networks; whether anything moved.
+fn sweep(helpers: &[Helper<'_>]) -> bool {
+    let mut has_moved = false;
+    for net in helpers {
+        has_moved |= net.sweep();
+    }
+    has_moved
 }
 
 /// What is to be timed of launches of the host device, which run side by side: ranks of one operation that is alone.
@@ -169,6 +205,10 @@ fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
         Work::Steps(plan) => (plan, None),
         Work::Copies(plan, loaded) => (plan, Some(launch.comm.commands(plan, loaded.as_deref()))),
         Work::Exchange(..) | Work::Bundle(..) => return None,
+        Work::Own(copies) => {
+            let copied = copies.iter().try_for_each(|copy| launch.comm.copy(copy, launch.stream));
+            return copied.err().map(Err);
+        }
     };
     let name = &launch.comm.name;
     let with = |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, copies };
@@ -277,6 +317,7 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
             launch.args.done = done;
             device.launch_bundle(launch, stream)
         })?,
+        Work::Own(copies) => copies.iter().try_for_each(|copy| comm.copy(copy, stream))?,
         Work::Copies(plan, loaded) => {
             let control = comm.fabric.control.clone();
             let emission = comm.begin_copies(plan, loaded.as_deref(), stream);

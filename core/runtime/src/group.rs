@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::thread;
 
 use hawser_plan::Call;
-use hawser_plan::order;
 use hawser_plan::p2p::Message;
 
 use crate::comm::{Busy, Calls, Comm, GroupSpans, Live, Ready};
@@ -167,10 +166,9 @@ fn finish(mut group: Group) -> Result<()> {
     run_jobs(group.jobs)?;
     // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream would
     // otherwise wait for each other.
-    let mut comms = Vec::with_capacity(group.comms.len());
-    for (comm, items) in group.comms {
-        order::insert(&mut comms, (comm.live()?, comm, items), |(live, _, _)| live.comm_id);
-    }
+    let with_live = |(comm, items): (Comm, Vec<Item>)| Ok((comm.live()?, comm, items));
+    let mut comms = group.comms.into_iter().map(with_live).collect::<Result<Vec<_>>>()?;
+    comms.sort_by_key(|(live, ..)| live.comm_id);
     // Everything is planned before anything is launched: an error leaves nothing half done.
     let (mut here, mut background) = (Vec::new(), Vec::new());
     for (live, comm, items) in comms {
@@ -197,8 +195,9 @@ fn launch_now(group: &mut Group) -> Result<bool> {
     for (comm, items) in &mut group.comms {
         let live = comm.live()?;
         let Some(ready) = live.ready(items)? else { return Ok(false) };
-        order::insert(&mut all, (live, ready, items), |(live, ..)| live.comm_id);
+        all.push((live, ready, items));
     }
+    all.sort_by_key(|(live, ..)| live.comm_id);
     all.into_iter().try_for_each(|(live, ready, items)| live.put_now(ready, items))?;
     Ok(true)
 }

@@ -19,6 +19,7 @@ pub mod plugins;
 pub mod pool;
 pub mod progress;
 pub mod proxy;
+pub mod stages;
 pub mod transport;
 pub mod wait;
 

@@ -1,8 +1,13 @@
 //! The proxy: one thread per device that moves slots between FIFOs and the network.
 //!
-//! It sweeps over the tasks of all communicators of its device. While something moves it does not rest; afterwards it
-//! spins, yields and finally sleeps up to 200 µs between sweeps. It has to look by itself, since launches
-//! replayed from a CUDA graph are announced by nobody; a launch that the host sees wakes it ([`Proxy::wake`]).
+//! It sweeps over the tasks of all communicators of its device. While something moves it does not rest, nor
+//! for [`LIVELY`](crate::wait::LIVELY) after the last movement or launch; then it sleeps for a small part of
+//! the time in which nothing moved. It has to look by itself, since launches replayed from a CUDA graph are
+//! announced by nobody; a launch that the host sees wakes it ([`Proxy::wake`]).
+//!
+//! A thread that waits for an operation of the host device moves the slots of its communicator itself
+//! ([`Task::is_helped`]), since on few processors two threads that look keep each other from running. The
+//! proxy leaves such tasks alone until they are left to it again.
 //!
 //! Rules between the threads: (1) the list of tasks is touched under its lock only, which a sweep holds; (2) who wants
 //! the lock raises `waiting` first, and the thread pauses between sweeps until it is down again; (3) after
@@ -16,17 +21,29 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
+use crate::wait::Backoff;
 
-/// The longest pause between two sweeps when nothing moves.
-const LONGEST_SLEEP: Duration = Duration::from_micros(200);
-/// Sweeps that spin, and that yield, before the thread sleeps.
-const SPINS: u32 = 2_000;
-const YIELDS: u32 = 500;
+/// The longest pause between two sweeps where launches may come unannounced.
+const LONGEST_PAUSE: Duration = Duration::from_micros(200);
+/// The longest pause where all launches are announced.
+const LONGEST_REST: Duration = Duration::from_millis(5);
+/// The longest pause when there is nothing to look at.
+const IDLE: Duration = Duration::from_millis(100);
 
 /// What a communicator has to do. Called by the proxy thread only.
 pub trait Task: Send + Sync {
     /// One look at everything, without waiting; says whether anything moved.
     fn sweep(&self) -> bool;
+
+    /// Another thread sweeps it at present, and wakes the proxy if it leaves something undone.
+    fn is_helped(&self) -> bool {
+        false
+    }
+
+    /// Whether everything that it has to move is announced by a wake-up.
+    fn is_announced(&self) -> bool {
+        false
+    }
 
     /// It panicked, and is never swept again.
     fn end_after_panic(&self);
@@ -42,7 +59,20 @@ pub struct Proxy {
 struct Shared {
     tasks: Mutex<Vec<Arc<dyn Task>>>,
     waiting: AtomicU32,
+    woken: AtomicBool,
     stop: AtomicBool,
+}
+
+/// What a sweep over all tasks found.
+#[derive(Default)]
+struct Swept {
+    /// Tasks that are there, and those of them that were swept.
+    tasks: usize,
+    looked_at: usize,
+    /// Something moved.
+    has_moved: bool,
+    /// Something may be launched without a wake-up.
+    is_unannounced: bool,
 }
 
 impl Proxy {
@@ -80,6 +110,7 @@ impl Proxy {
 
     /// There may be something to do.
     pub fn wake(&self) {
+        self.shared.woken.store(true, Ordering::Release);
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
         }
@@ -106,41 +137,53 @@ impl Shared {
     }
 
     fn run(&self) {
-        let mut idle = 0u32;
+        let mut backoff = Backoff::new();
         while !self.stop.load(Ordering::Acquire) {
             if self.waiting.load(Ordering::Acquire) > 0 {
                 std::thread::yield_now();
                 continue;
             }
-            let (tasks, moved) = self.sweep();
-            idle = if moved { 0 } else { idle.saturating_add(1) };
-            match idle {
-                _ if tasks == 0 => std::thread::park_timeout(Duration::from_millis(100)),
-                0 => {}
-                1..SPINS => std::hint::spin_loop(),
-                _ if idle < SPINS + YIELDS => std::thread::yield_now(),
-                _ => {
-                    let doublings = ((idle - SPINS - YIELDS) / 64).min(8);
-                    std::thread::park_timeout(Duration::from_micros(1 << doublings).min(LONGEST_SLEEP));
-                }
+            let is_woken = self.woken.swap(false, Ordering::AcqRel);
+            let swept = self.sweep();
+            if swept.has_moved || is_woken {
+                backoff.reset();
+            }
+            if swept.looked_at == 0 {
+                std::thread::park_timeout(if swept.tasks == 0 { IDLE } else { LONGEST_REST });
+            } else if !swept.has_moved
+                && let Some(pause) = backoff.pause()
+            {
+                let longest = if swept.is_unannounced { LONGEST_PAUSE } else { LONGEST_REST };
+                std::thread::park_timeout(pause.min(longest));
             }
         }
     }
 
-    /// The number of tasks, and whether anything moved. A task that panics is dropped, and ends its communicator.
-    fn sweep(&self) -> (usize, bool) {
+    /// Looks at every task that nobody helps. A task that panics is dropped, and ends its communicator.
+    fn sweep(&self) -> Swept {
         let mut tasks = lock(&self.tasks);
-        let mut moved = false;
+        let mut swept = Swept { tasks: tasks.len(), ..Swept::default() };
         tasks.retain(|task| {
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task.sweep()));
-            moved |= outcome.as_ref().is_ok_and(|moved| *moved);
-            if outcome.is_err() {
-                task.end_after_panic();
+            if task.is_helped() {
+                return true;
             }
-            outcome.is_ok()
+            let moved = shielded_sweep(&**task);
+            swept.looked_at += 1;
+            swept.has_moved |= moved == Some(true);
+            swept.is_unannounced |= !task.is_announced();
+            moved.is_some()
         });
-        (tasks.len(), moved)
+        swept
     }
+}
+
+/// Sweeps over a task: whether anything moved, or None if it panicked, which ends its communicator.
+pub fn shielded_sweep(task: &dyn Task) -> Option<bool> {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task.sweep()));
+    if outcome.is_err() {
+        task.end_after_panic();
+    }
+    outcome.ok()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -175,6 +218,37 @@ mod tests {
         let seen = counter.0.load(Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(counter.0.load(Ordering::Relaxed), seen);
+    }
+
+    #[test]
+    fn a_task_that_somebody_helps_is_left_alone() {
+        struct Helped(AtomicBool, AtomicU32);
+        impl Task for Helped {
+            fn sweep(&self) -> bool {
+                self.1.fetch_add(1, Ordering::Relaxed);
+                false
+            }
+
+            fn is_helped(&self) -> bool {
+                self.0.load(Ordering::Acquire)
+            }
+
+            fn end_after_panic(&self) {}
+        }
+        let proxy = Proxy::of("proxy-help-test").unwrap();
+        let (helped, other) = (Arc::new(Helped(true.into(), 0.into())), Arc::new(Counter(0.into())));
+        proxy.add(helped.clone());
+        proxy.add(other.clone());
+        while other.0.load(Ordering::Relaxed) < 100 {
+            std::thread::yield_now();
+        }
+        assert_eq!(helped.1.load(Ordering::Relaxed), 0);
+        assert_eq!(shielded_sweep(&*helped), Some(false));
+        helped.0.store(false, Ordering::Release);
+        proxy.wake();
+        while helped.1.load(Ordering::Relaxed) < 2 {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The one way to wait: abortable, with a deadline, and able to say who waits for whom.
 //!
-//! Every loop of the runtime that depends on somebody else asks a [`Wait`] on each turn. Pauses start at zero (spinning)
-//! and grow to [`LONGEST_PAUSE`]; a poll(2) never blocks longer than [`Wait::slice`], so an abort is seen within 20 ms.
+//! Every loop of the runtime that depends on somebody else asks a [`Wait`] on each turn. How long a thread
+//! rests between two looks is [`Backoff`]'s to say; a poll(2) never blocks longer than [`Wait::slice`], so an
+//! abort is seen within 20 ms.
 
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The longest sleep between two looks in [`Wait::until`].
@@ -14,9 +15,109 @@ pub const LONGEST_PAUSE: Duration = Duration::from_micros(200);
 /// The longest time a system call may block before the abort flag is looked at again.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(20);
 
-/// Looks that spin before [`Wait::until`] gives up the processor, and looks that yield before it sleeps.
+/// A thread looks all the time for so long; what arrives within it is not delayed by any pause.
+pub const LIVELY: Duration = Duration::from_millis(2);
+
+/// After [`LIVELY`], a pause is this part of the time that the thread has waited already.
+const SHARE: u32 = 64;
+
+/// Looks before a thread begins to give way to others that want its processor.
 const SPINS: u32 = 200;
-const YIELDS: u32 = 50;
+
+/// A thread that gives way and is away for longer than this has let another one run.
+const AWAY: Duration = Duration::from_micros(3);
+
+/// How many waits give way from their first look on, after a thread has found its processor wanted by others.
+const WANTED: u32 = 256;
+
+/// A process whose threads were away so often sleeps for a moment: the kernel then looks for an idle
+/// processor to wake the thread on, which it does not do for one that only gives way. Where none is idle the
+/// moment is lost, so it takes twice as often for the next one, and half as often after one that helped.
+const MOVE_AFTER: u32 = 64;
+/// The longest interval between two such moments.
+const MOVE_AT_LEAST_EVERY: u32 = 1 << 16;
+
+/// Waits that still give way at once: processors are fewer than threads that look.
+static CROWDED: AtomicU32 = AtomicU32::new(0);
+
+/// Times that a thread was away since one of this process slept for a moment, and how many it takes for the
+/// next.
+static AWAYS: AtomicU32 = AtomicU32::new(0);
+static MOVE_NEXT: AtomicU32 = AtomicU32::new(MOVE_AFTER);
+
+/// One has slept for a moment, and nobody knows yet whether it helped.
+static HAS_MOVED: AtomicBool = AtomicBool::new(false);
+
+/// How a thread rests between looks for something that another thread, process or device does.
+///
+/// It looks without a pause for [`LIVELY`], then sleeps for 1/64 of the time it has waited, at most
+/// `longest`: so a pause never makes a wait more than 2 % longer, and a thread that waits for seconds uses
+/// next to nothing of a processor. While it looks it gives way (`sched_yield`) to other threads that want the
+/// processor: after some looks where nobody does, at once where somebody did just before. That is measured,
+/// so it holds for few processors, for affinities and for quotas alike.
+#[derive(Debug, Default)]
+pub struct Backoff {
+    looks: u32,
+    since: Option<Instant>,
+}
+
+impl Backoff {
+    /// A thread that has just found something.
+    pub const fn new() -> Self {
+        Self { looks: 0, since: None }
+    }
+
+    /// Something was found: the next wait begins.
+    pub fn reset(&mut self) {
+        (self.looks, self.since) = (0, None);
+    }
+
+    /// Rests until the next look; at most `longest` if it sleeps.
+    pub fn rest(&mut self, longest: Duration) {
+        if let Some(pause) = self.pause() {
+            std::thread::sleep(pause.min(longest));
+        }
+    }
+
+    /// Spins or gives way, or says how long the thread may sleep before it looks again.
+    pub fn pause(&mut self) -> Option<Duration> {
+        self.looks = self.looks.saturating_add(1);
+        if self.looks < SPINS && CROWDED.load(Ordering::Relaxed) == 0 {
+            std::hint::spin_loop();
+            return None;
+        }
+        let before = Instant::now();
+        let waited = before.duration_since(*self.since.get_or_insert(before));
+        if waited > LIVELY {
+            return Some(waited / SHARE);
+        }
+        give_way();
+        None
+    }
+}
+
+/// Lets other threads run, and notes whether any wanted to.
+fn give_way() {
+    let before = Instant::now();
+    std::thread::yield_now();
+    if before.elapsed() <= AWAY {
+        let left = CROWDED.load(Ordering::Relaxed);
+        if left == 1 && HAS_MOVED.swap(false, Ordering::Relaxed) {
+            let next = MOVE_NEXT.load(Ordering::Relaxed);
+            MOVE_NEXT.store((next / 2).max(MOVE_AFTER), Ordering::Relaxed);
+        }
+        CROWDED.store(left.saturating_sub(1), Ordering::Relaxed);
+        return;
+    }
+    CROWDED.store(WANTED, Ordering::Relaxed);
+    let next = MOVE_NEXT.load(Ordering::Relaxed);
+    if AWAYS.fetch_add(1, Ordering::Relaxed) + 1 >= next {
+        AWAYS.store(0, Ordering::Relaxed);
+        HAS_MOVED.store(true, Ordering::Relaxed);
+        MOVE_NEXT.store((next * 2).min(MOVE_AT_LEAST_EVERY), Ordering::Relaxed);
+        std::thread::sleep(Duration::from_micros(1));
+    }
+}
 
 /// A flag that ends every wait holding a clone of it. Once raised it stays raised.
 #[derive(Clone, Debug, Default)]
@@ -104,7 +205,7 @@ impl Wait {
         }
     }
 
-    /// Calls `probe` until it returns something: first spinning, then yielding, then with pauses up to [`LONGEST_PAUSE`].
+    /// Calls `probe` until it returns something, with the pauses of a [`Backoff`] up to [`LONGEST_PAUSE`].
     ///
     /// # Errors
     /// As [`Wait::check`]. The probe is asked at least once, also when the deadline has already passed.
@@ -113,14 +214,13 @@ impl Wait {
         mut probe: impl FnMut() -> Option<T>,
         describe: impl Fn() -> S,
     ) -> Result<T> {
-        let mut looks = 0u32;
+        let mut backoff = Backoff::new();
         loop {
             if let Some(found) = probe() {
                 return Ok(found);
             }
             self.check(&describe)?;
-            pause(looks);
-            looks = looks.saturating_add(1);
+            backoff.rest(LONGEST_PAUSE);
         }
     }
 
@@ -132,18 +232,6 @@ impl Wait {
     /// How long one blocking system call may take now.
     pub fn slice(&self) -> Duration {
         self.remaining().map_or(LONGEST_SLICE, |left| left.min(LONGEST_SLICE))
-    }
-}
-
-/// Waits a little, longer with every look that found nothing.
-fn pause(looks: u32) {
-    if looks < SPINS {
-        std::hint::spin_loop();
-    } else if looks < SPINS + YIELDS {
-        std::thread::yield_now();
-    } else {
-        let doublings = ((looks - SPINS - YIELDS) / 8).min(8);
-        std::thread::sleep(Duration::from_micros(1 << doublings).min(LONGEST_PAUSE));
     }
 }
 
@@ -167,6 +255,18 @@ mod tests {
         assert!(!early.is_raised() && !own.is_raised());
         early.raise();
         assert!(early.is_raised());
+    }
+
+    #[test]
+    fn a_thread_sleeps_only_a_small_part_of_what_it_waited() {
+        let mut backoff = Backoff::new();
+        let begin = Instant::now();
+        let pause = std::iter::repeat_with(|| backoff.pause()).flatten().next().unwrap();
+        let waited = begin.elapsed();
+        assert!(waited >= LIVELY && pause <= waited / SHARE, "{pause:?} after {waited:?}");
+        assert!(backoff.pause().is_some_and(|later| later >= pause));
+        backoff.reset();
+        assert_eq!(backoff.pause(), None);
     }
 
     #[test]

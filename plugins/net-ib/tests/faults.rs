@@ -95,11 +95,17 @@ fn without_any_rail_both_ends_fail_and_say_why() {
     stream.run_to(&mut pair, 20);
     pair.fabric.port(0, false);
     pair.fabric.port(1, false);
-    let error = until("the error", || stream.step(&mut pair).err());
-    assert_eq!(error.kind, ErrorKind::Remote);
-    for word in ["soft0:1", "soft1:1", "soft2:1", "soft3:1", "its port went down", "HAWSER_IB_DEADLINE"] {
-        assert!(error.text.contains(word), "{word}: {error}");
+    // Which end is first is chance, and so is whether the other one is told or finds out itself.
+    until("an error", || stream.step(&mut pair).err());
+    let sender = until("the sender's error", || stream.error_of_sender(&mut pair));
+    let receiver = until("the receiver's error", || stream.error_of_receiver(&mut pair));
+    for error in [&sender, &receiver] {
+        assert_eq!(error.kind, ErrorKind::Remote);
+        for word in ["soft0:1", "soft1:1", "soft2:1", "soft3:1", "HAWSER_IB_DEADLINE"] {
+            assert!(error.text.contains(word), "{word}: {error}");
+        }
     }
+    assert!(sender.text.contains("its port went down"), "{sender}");
 }
 
 #[test]

@@ -7,12 +7,14 @@ use rustix::io::Errno;
 
 use crate::frame::Record;
 use crate::pulse::Pulse;
+use crate::ready::Reported;
 use crate::service::Watch;
 use crate::stream::{Incoming, Outgoing};
 use crate::sys::{self, Moved};
 
 /// The peer is told what we have understood when it keeps this much for us.
-const CONFIRM_EVERY: u64 = 64 << 10;
+const CONFIRM_EVERY: u64 = 256 << 10;
+
 /// What went wrong with a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Loss {
@@ -61,8 +63,12 @@ pub(crate) struct Control {
     socket: Option<OwnedFd>,
     /// Reports the end of the socket to the service thread.
     watch: Option<Watch>,
+    /// Reports what comes to the host's threads.
+    reported: Option<Reported>,
     out: Outgoing,
     inc: Incoming,
+    /// Records that nobody has asked to send yet.
+    waiting: usize,
     /// Of the socket.
     generation: u32,
     /// When the last socket was lost, and whether abruptly.
@@ -82,8 +88,10 @@ impl Control {
         Self {
             socket: None,
             watch: None,
+            reported: None,
             out: Outgoing::default(),
             inc: Incoming::default(),
+            waiting: 0,
             generation: 0,
             down: Some((Instant::now(), false)),
             peer_left: false,
@@ -98,6 +106,23 @@ impl Control {
         self.out.push(record);
     }
 
+    /// Appends a record that waits for the next [`Control::flush`], whoever has reason for one.
+    pub fn push_later(&mut self, record: &Record<'_>) {
+        self.out.push_later(record);
+        self.waiting += 1;
+    }
+
+    /// Records of [`Control::push_later`] that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Bytes that the socket has not seen.
+    pub fn unsent(&self) -> usize {
+        let (first, second) = self.out.unsent();
+        first.len() + second.len()
+    }
+
     /// Bytes that the peer has not confirmed.
     pub fn unconfirmed(&self) -> usize {
         self.out.unconfirmed()
@@ -105,6 +130,7 @@ impl Control {
 
     /// Sends what the socket has room for.
     pub fn flush(&mut self) -> Result<(), Trouble> {
+        self.waiting = 0;
         while let Some(socket) = &self.socket {
             let (first, second) = self.out.unsent();
             if first.is_empty() && second.is_empty() {
@@ -129,7 +155,7 @@ impl Control {
         Ok(())
     }
 
-    /// Reads what has arrived, hands the records to `take` and sends what is to be sent. `take` may push records.
+    /// Reads what has arrived, hands the records to `take` and sends what is urgent. `take` may push records.
     pub fn pump(
         &mut self,
         mut take: impl FnMut(Record<'_>, &mut Outgoing) -> Result<(), String>,
@@ -165,7 +191,7 @@ impl Control {
         if let Some(consumed) = self.inc.take_confirmation(threshold) {
             self.out.push(&Record::Confirm { consumed });
         }
-        let result = self.flush();
+        let result = if self.out.is_urgent() { self.flush() } else { Ok(()) };
         if end && result.is_ok() {
             return Err(self.lose(Loss::end_of_stream()));
         }
@@ -174,15 +200,19 @@ impl Control {
 
     /// Drops the socket.
     pub fn lose(&mut self, loss: Loss) -> Trouble {
-        (self.socket, self.watch) = (None, None);
+        self.drop_socket();
         self.down = Some((Instant::now(), loss.is_abrupt));
         Trouble::Socket(loss)
     }
 
     /// How far we have understood the peer's stream. Only valid for a new socket once the old one is dropped.
     pub fn consumed(&mut self) -> u64 {
-        (self.socket, self.watch) = (None, None);
+        self.drop_socket();
         self.inc.consumed()
+    }
+
+    fn drop_socket(&mut self) {
+        (self.socket, self.watch, self.reported) = (None, None, None);
     }
 
     /// Goes on with another socket.
@@ -193,13 +223,14 @@ impl Control {
         &mut self,
         socket: OwnedFd,
         watch: Option<Watch>,
+        reported: Option<Reported>,
         generation: u32,
         peer_consumed: u64,
     ) -> Result<(), String> {
         self.out.resume(peer_consumed)?;
         self.inc.restart();
         self.generation = generation;
-        (self.socket, self.watch) = (Some(socket), watch);
+        (self.socket, self.watch, self.reported) = (Some(socket), watch, reported);
         self.pulse.restart();
         self.down = None;
         Ok(())
@@ -282,8 +313,8 @@ mod tests {
     fn a_lost_socket_loses_no_record() {
         let (mut a, mut b) = (Control::new(), Control::new());
         let (near, far) = sockets();
-        a.attach(near, None, 1, 0).unwrap();
-        b.attach(far, None, 1, 0).unwrap();
+        a.attach(near, None, None, 1, 0).unwrap();
+        b.attach(far, None, None, 1, 0).unwrap();
         for slot in 0..3 {
             a.push(&Record::Done { slot });
         }
@@ -297,8 +328,8 @@ mod tests {
         a.flush().unwrap();
         let (near, far) = sockets();
         let (to_a, to_b) = (b.consumed(), a.consumed());
-        a.attach(near, None, 2, to_a).unwrap();
-        b.attach(far, None, 2, to_b).unwrap();
+        a.attach(near, None, None, 2, to_a).unwrap();
+        b.attach(far, None, None, 2, to_b).unwrap();
         a.flush().unwrap();
         assert_eq!(pump(&mut b), (vec![3, 4], Ok(())));
         assert!(b.down_for().is_none());
@@ -308,8 +339,8 @@ mod tests {
     fn a_goodbye_is_confirmed() {
         let (mut a, mut b) = (Control::new(), Control::new());
         let (near, far) = sockets();
-        a.attach(near, None, 1, 0).unwrap();
-        b.attach(far, None, 1, 0).unwrap();
+        a.attach(near, None, None, 1, 0).unwrap();
+        b.attach(far, None, None, 1, 0).unwrap();
         a.push(&Record::Done { slot: 0 });
         a.say_bye();
         a.flush().unwrap();
@@ -326,7 +357,7 @@ mod tests {
     fn nonsense_is_told_apart_from_a_lost_socket() {
         let mut a = Control::new();
         let (near, far) = sockets();
-        a.attach(near, None, 1, 0).unwrap();
+        a.attach(near, None, None, 1, 0).unwrap();
         sys::send(far.as_fd(), &[0xff; 8]).unwrap();
         assert!(matches!(pump(&mut a).1, Err(Trouble::Peer(_))));
     }

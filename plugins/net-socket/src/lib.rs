@@ -14,6 +14,7 @@
 //! | `queue`, `tx`, `tx_dial`, `tx_pipe` | the sending end: what is to be done, the connection, its dials, a data socket |
 //! | `table`, `rx`, `rx_pipe` | the receiving end |
 //! | `inbound`, `outbound`, `path` | handshakes and ways |
+//! | `ready` | which sockets have something to read |
 //! | `service`, `pool`, `crowd`, `pulse` | the threads, whether they find processors, and whether a path is alive |
 //! | `context`, `ends` | the plugin interface |
 //!
@@ -38,6 +39,7 @@ mod path;
 mod pool;
 mod pulse;
 mod queue;
+mod ready;
 mod region;
 mod rx;
 mod rx_pipe;

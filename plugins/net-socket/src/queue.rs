@@ -124,6 +124,11 @@ impl Queue {
         Some(Target { slot, capacity: credit.segments[index].capacity })
     }
 
+    /// Whether the host holds no request.
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
     /// Whether the host may begin one more.
     pub fn has_room(&self) -> bool {
         self.messages.len() < MOST_REQUESTS

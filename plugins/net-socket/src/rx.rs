@@ -9,9 +9,13 @@
 //! 3. Of a closed data socket the sender is told once how many whole chunks it brought, after the last byte was read from
 //!    it. What it brought of an unfinished chunk does not count; the sender sends that chunk again on another socket.
 //! 4. A receive is over when every byte came once, so no socket can write into its memory any more.
-//! 5. When the connection has failed, no lane has a socket before the host hears of it: its memory is its own again.
+//! 5. While messages come inside records, credits wait: they are told together when the sender may have used
+//!    half of those that it knows, so that a small message costs one call of the kernel at each end.
+//! 6. When the connection has failed, no lane has a socket before the host hears of it: its memory is its own
+//!    again.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -25,7 +29,8 @@ use crate::frame::Record;
 use crate::inbound::Listening;
 use crate::link::Link;
 use crate::pool::{Drive, Next, SHARE, lock};
-use crate::rx_pipe::{Driven, Final, RxPipe};
+use crate::ready::Flag;
+use crate::rx_pipe::{Driven, Final, Joined, RxPipe};
 use crate::service::Member;
 use crate::shop::Shop;
 use crate::stream::Outgoing;
@@ -40,7 +45,13 @@ pub(crate) struct RxConn {
     listening: Arc<Listening>,
     control: Mutex<Control>,
     table: Mutex<Table>,
+    /// The last message came inside a record.
+    comes_inline: AtomicBool,
     pipes: Vec<RxPipe>,
+    /// Something may have come to the control socket.
+    readable: Arc<Flag>,
+    /// The look of [`Ready`](crate::ready::Ready) that the host's thread has made use of last.
+    seen: AtomicU64,
 }
 
 impl RxConn {
@@ -53,7 +64,10 @@ impl RxConn {
             listening,
             control: Mutex::new(Control::new()),
             table: Mutex::default(),
+            comes_inline: AtomicBool::new(false),
             pipes: (0..pipes).map(|_| RxPipe::new()).collect(),
+            readable: Arc::default(),
+            seen: AtomicU64::new(0),
             shop,
         });
         let member: Weak<dyn Member> = connection.me.clone();
@@ -83,7 +97,8 @@ impl RxConn {
                 }
                 let member: Weak<dyn Member> = self.me.clone();
                 let watch = self.shop.service.watch(fd.as_fd(), member, Socket::Control);
-                match control.attach(fd, watch, hello.generation, answer.consumed) {
+                let reported = self.shop.ready.report(fd.as_fd(), &self.readable);
+                match control.attach(fd, watch, Some(reported), hello.generation, answer.consumed) {
                     Ok(()) => self.pump_locked(control),
                     Err(text) => {
                         drop(control);
@@ -110,7 +125,10 @@ impl RxConn {
             let hint = index + self.listening.number as usize;
             // Refused without a thread that reads it: the sender dials again.
             let ticket = self.shop.pool.attach(fd, connection, index, hint).ok()?;
-            Some((ticket, self.shop.service.watch(fd, member, Socket::Pipe(index as u16))))
+            let watch = self.shop.service.watch(fd, member, Socket::Pipe(index as u16));
+            // One that has a thread is reported to that.
+            let reported = ticket.is_none().then(|| self.shop.ready.report(fd, pipe.readable()));
+            Some(Joined { ticket, _watch: watch, _reported: reported })
         };
         let welcome = Welcome::Come { consumed: 0, addresses }.encode(proof);
         let last = pipe
@@ -132,11 +150,18 @@ impl RxConn {
         let mut control = lock(&self.control);
         let posted = lock(&self.table).post(segments);
         let Some((request, segments)) = posted else { return Ok(None) };
-        control.push(&Record::Credit { segments });
-        let trouble = control.flush();
+        control.push_later(&Record::Credit { segments });
+        let trouble = self.tell_credits(&mut control);
         drop(control);
         self.handle(trouble);
         Ok(Some(request))
+    }
+
+    /// Tells the sender of receives that it does not know, if it is time.
+    fn tell_credits(&self, control: &mut Control) -> std::result::Result<(), Trouble> {
+        let waiting = control.waiting();
+        let may_wait = self.comes_inline.load(Ordering::Relaxed) && 2 * waiting < lock(&self.table).open();
+        if waiting == 0 || may_wait { Ok(()) } else { control.flush() }
     }
 
     /// Whether a request is over, and its sizes.
@@ -145,7 +170,10 @@ impl RxConn {
             return Ok(true);
         }
         self.check()?;
-        self.pump();
+        self.shop.ready.look(&self.seen);
+        if self.readable.take() {
+            self.pump();
+        }
         if self.shop.pool.wants_help() && lock(&self.table).open() > 0 {
             (0..self.pipes.len()).for_each(|pipe| self.help(pipe));
         }
@@ -196,6 +224,7 @@ impl RxConn {
 
     fn pump_locked(&self, mut control: MutexGuard<'_, Control>) {
         let trouble = control.pump(|record, out| self.take(record, out));
+        let trouble = trouble.and_then(|()| self.tell_credits(&mut control));
         if control.has_peer_left() {
             self.link.set_left();
         }
@@ -211,6 +240,7 @@ impl RxConn {
             Record::Inline { slot, data } => {
                 let mut table = lock(&self.table);
                 let addr = table.whole(slot, data.len() as u64)?;
+                self.comes_inline.store(true, Ordering::Relaxed);
                 // SAFETY: `whole` has checked that a posted segment at `addr` has room for the bytes; the host leaves it
                 // alone until it has asked the table, which is locked. The record lies in memory of our own.
                 unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), addr as *mut u8, data.len()) };
@@ -251,10 +281,17 @@ impl RxConn {
     }
 
     /// Reads chunks unless somebody else does: the socket's thread, if it has one, hears of all that comes.
-    fn help(&self, pipe: usize) {
-        let mut complete = Vec::new();
-        if let Some(driven) = self.pipes[pipe].try_drive(&self.table, SHARE, &mut complete) {
-            self.after(pipe, driven, &complete);
+    fn help(&self, index: usize) {
+        let (pipe, mut complete) = (&self.pipes[index], Vec::new());
+        if self.shop.pool.is_empty() && !pipe.readable().take() {
+            return;
+        }
+        let is_left = match pipe.try_drive(&self.table, SHARE, &mut complete) {
+            Some(driven) => self.after(index, driven, &complete) == Next::Again,
+            None => true,
+        };
+        if is_left {
+            pipe.readable().raise();
         }
     }
 
@@ -289,6 +326,7 @@ impl RxConn {
         if complete.is_empty() {
             return;
         }
+        self.comes_inline.store(false, Ordering::Relaxed);
         let mut control = lock(&self.control);
         for &slot in complete {
             control.push(&Record::Done { slot });

@@ -1,23 +1,34 @@
 //! A data socket at the receiver: reads chunks straight into the posted buffers.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::control::Loss;
 use crate::frame::{CHUNK_HEADER, ChunkHeader};
 use crate::pool::{Ticket, lock, try_lock};
+use crate::ready::{Flag, Reported};
 use crate::service::Watch;
 use crate::sys::{self, Moved, Span};
 use crate::table::Table;
 
 /// One data socket of a connection, whichever socket that is at the time.
-pub(crate) struct RxPipe(Mutex<Lane>);
+pub(crate) struct RxPipe {
+    lane: Mutex<Lane>,
+    readable: Arc<Flag>,
+}
+
+/// Who hears of a socket: its thread, of its end the service thread, and without a thread the host's.
+#[derive(Default)]
+pub(crate) struct Joined {
+    pub ticket: Option<Ticket>,
+    pub _watch: Option<Watch>,
+    pub _reported: Option<Reported>,
+}
 
 /// What the driver owns.
 pub(crate) struct Lane {
     socket: Option<OwnedFd>,
-    ticket: Option<Ticket>,
-    _watch: Option<Watch>,
+    joined: Joined,
     /// Of the socket, or of the last one: it will not be used again.
     generation: u32,
     /// Whole chunks that this socket brought.
@@ -59,21 +70,26 @@ pub(crate) struct Final {
 
 impl RxPipe {
     pub fn new() -> Self {
-        Self(Mutex::new(Lane {
+        let lane = Mutex::new(Lane {
             socket: None,
-            ticket: None,
-            _watch: None,
+            joined: Joined::default(),
             generation: 0,
             chunks: 0,
             header: [0; CHUNK_HEADER],
             have: 0,
             current: None,
             is_barred: false,
-        }))
+        });
+        Self { lane, readable: Arc::default() }
+    }
+
+    /// Whether something may have come that only the host's thread reads.
+    pub fn readable(&self) -> &Arc<Flag> {
+        &self.readable
     }
 
     fn lane(&self) -> MutexGuard<'_, Lane> {
-        lock(&self.0)
+        lock(&self.lane)
     }
 
     /// Reads until nothing more has arrived or `share` bytes are moved. Adds the slots that are complete to `complete`.
@@ -90,7 +106,7 @@ impl RxPipe {
 
     /// As [`RxPipe::drive`], unless somebody else drives it now.
     pub fn try_drive(&self, table: &Mutex<Table>, share: usize, complete: &mut Vec<u64>) -> Option<Driven> {
-        Some(drive_lane(try_lock(&self.0)?, table, share, false, complete))
+        Some(drive_lane(try_lock(&self.lane)?, table, share, false, complete))
     }
 
     /// A new socket, unless a younger one was here or `join` finds nobody to read it; `welcome` says the last words of the handshake on it. If an old one was
@@ -99,7 +115,7 @@ impl RxPipe {
         &self,
         socket: OwnedFd,
         generation: u32,
-        join: impl FnOnce(BorrowedFd<'_>) -> Option<(Option<Ticket>, Option<Watch>)>,
+        join: impl FnOnce(BorrowedFd<'_>) -> Option<Joined>,
         welcome: impl FnOnce(BorrowedFd<'_>) -> bool,
     ) -> Option<Option<Final>> {
         let mut lane = self.lane();
@@ -113,10 +129,10 @@ impl RxPipe {
             return Some(last);
         }
         (lane.chunks, lane.have, lane.current) = (0, 0, None);
-        (lane.ticket, lane._watch) = joined;
+        lane.joined = joined;
         lane.socket = Some(socket);
         // Data may have come before the threads knew the socket.
-        if let Some(ticket) = &lane.ticket {
+        if let Some(ticket) = &lane.joined.ticket {
             ticket.wake();
         }
         Some(last)
@@ -229,7 +245,7 @@ impl Lane {
     /// Drops the socket. Some: there was one.
     fn close(&mut self) -> Option<Final> {
         let last = Final { generation: self.generation, chunks: self.chunks };
-        (self.ticket, self._watch) = (None, None);
+        self.joined = Joined::default();
         (self.current, self.have) = (None, 0);
         self.socket.take().map(|_| last)
     }
@@ -250,7 +266,7 @@ mod tests {
             let last = pipe.attach(
                 here.into(),
                 generation,
-                |_| has_reader.then_some((None, None)),
+                |_| has_reader.then(Joined::default),
                 |_| {
                     welcomed += 1;
                     true

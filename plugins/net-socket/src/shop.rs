@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use crate::config::Settings;
 use crate::pool::Pool;
+use crate::ready::Ready;
 use crate::service::Service;
 use crate::sys::Tuning;
 
@@ -16,6 +17,7 @@ pub(crate) struct Shop {
     pub log: Log,
     pub service: Arc<Service>,
     pub pool: Pool,
+    pub ready: Arc<Ready>,
 }
 
 impl Shop {
@@ -25,7 +27,8 @@ impl Shop {
         let service = Service::start(Tuning::new(&settings, traffic_class), log.clone())?;
         let pool =
             Pool::new(settings.threads, settings.spin, settings.help).inspect_err(|_| service.stop())?;
-        Ok(Arc::new(Self { settings, log, service, pool }))
+        let ready = Ready::new().inspect_err(|_| service.stop())?;
+        Ok(Arc::new(Self { settings, log, service, pool, ready }))
     }
 
     pub fn close(&self) {

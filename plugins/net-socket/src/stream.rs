@@ -25,11 +25,25 @@ pub(crate) struct Outgoing {
     start: u64,
     /// Number of the next byte for the socket.
     next: u64,
+    /// Bytes before this number are to be sent as soon as the socket takes them.
+    urgent: u64,
 }
 
 impl Outgoing {
+    /// Appends a record that is to be sent at once.
     pub fn push(&mut self, record: &Record<'_>) {
+        self.push_later(record);
+        self.urgent = self.end();
+    }
+
+    /// Appends a record that may wait for the next one that is sent at once.
+    pub fn push_later(&mut self, record: &Record<'_>) {
         record.encode(|piece| self.kept.extend(piece));
+    }
+
+    /// Whether the socket has not seen all that is to be sent at once.
+    pub fn is_urgent(&self) -> bool {
+        self.next < self.urgent
     }
 
     /// Bytes that the current socket has not seen, in two pieces.
@@ -81,7 +95,7 @@ impl Outgoing {
             return Err(format!("it wants byte {consumed} again after it confirmed {}", self.start));
         }
         self.confirm(consumed)?;
-        self.next = self.start;
+        (self.next, self.urgent) = (self.start, self.end());
         Ok(())
     }
 

@@ -13,8 +13,8 @@
 //!    where the peer has understood them.
 //! 5. When the connection has failed, no lane has a socket before the host hears of it: its memory is its own again.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use hawser_plugin::net::Segment;
 use hawser_plugin::{Error, ErrorKind, Result};
@@ -29,6 +29,7 @@ use crate::link::Link;
 use crate::outbound::Errand;
 use crate::pool::{Drive, Next, SHARE, lock};
 use crate::queue::{Queue, Target};
+use crate::ready::Flag;
 use crate::service::Member;
 use crate::shop::Shop;
 use crate::stats;
@@ -41,6 +42,8 @@ const MOST_KEPT: usize = 1 << 20;
 /// The host's thread sends a message of up to this many bytes itself if nothing else is under way: waking a thread takes
 /// as long as the copy.
 const DIRECT: usize = 64 << 10;
+/// Bytes of short messages that wait for the next test at most.
+const MOST_UNSENT: usize = 32 << 10;
 
 /// See the module.
 pub(crate) struct TxConn {
@@ -63,6 +66,12 @@ pub(crate) struct TxConn {
     pub(crate) is_up: AtomicBool,
     /// The host wanted to send and could not.
     is_starved: AtomicBool,
+    /// Short messages wait for the next test.
+    is_unsent: AtomicBool,
+    /// Something may have come to the control socket.
+    pub(crate) readable: Arc<Flag>,
+    /// The look of [`Ready`](crate::ready::Ready) that the host's thread has made use of last.
+    seen: AtomicU64,
 }
 
 impl TxConn {
@@ -83,6 +92,9 @@ impl TxConn {
             paths: Mutex::new(Paths::new(place.addresses.clone())),
             is_up: AtomicBool::new(false),
             is_starved: AtomicBool::new(false),
+            is_unsent: AtomicBool::new(false),
+            readable: Arc::default(),
+            seen: AtomicU64::new(0),
             place,
             shop,
         });
@@ -107,7 +119,7 @@ impl TxConn {
         self.check()?;
         let mut target = lock(&self.queue).target(segment.tag);
         if target.is_none() {
-            self.pump();
+            self.pump_readable();
             target = lock(&self.queue).target(segment.tag);
         }
         if self.link.has_left() {
@@ -139,11 +151,33 @@ impl TxConn {
         };
         control.push(&Record::Inline { slot: target.slot, data });
         stats::add(&stats::INLINE, 1);
-        let request = lock(&self.queue).begin_done(target, segment.bytes);
+        let (request, is_alone) = {
+            let mut queue = lock(&self.queue);
+            let is_alone = queue.is_empty();
+            (queue.begin_done(target, segment.bytes), is_alone)
+        };
+        // What follows an untested one waits for the test, and goes with all others that do.
+        if !is_alone && control.unsent() < MOST_UNSENT {
+            self.is_unsent.store(true, Ordering::Release);
+            return Ok(Some(request));
+        }
+        self.send_short(control);
+        Ok(Some(request))
+    }
+
+    /// Sends what [`TxConn::isend`] left for the next test.
+    fn send_left(&self) {
+        if self.is_unsent.load(Ordering::Acquire) {
+            self.send_short(lock(&self.control));
+        }
+    }
+
+    /// Sends short messages; what the socket has no room for waits for the next test.
+    fn send_short(&self, mut control: MutexGuard<'_, Control>) {
         let trouble = control.flush();
+        self.is_unsent.store(control.unsent() > 0, Ordering::Release);
         drop(control);
         self.handle(trouble);
-        Ok(Some(request))
     }
 
     /// Puts a message into the queue. Returns its request and whether there is no other.
@@ -160,12 +194,13 @@ impl TxConn {
 
     /// Whether a request is over.
     pub fn test(&self, request: u64) -> Result<Option<usize>> {
+        self.send_left();
         let finish = || lock(&self.queue).finish(request).map_err(Error::internal);
         if let Some(bytes) = finish()? {
             return Ok(Some(bytes));
         }
         self.check()?;
-        self.pump();
+        self.pump_readable();
         if self.shop.pool.wants_help() {
             self.drive_all();
         }
@@ -291,7 +326,15 @@ impl TxConn {
         self.pump_locked(lock(&self.control));
     }
 
-    pub(crate) fn pump_locked(&self, mut control: std::sync::MutexGuard<'_, Control>) {
+    /// Reads what has come, if anything has.
+    fn pump_readable(&self) {
+        self.shop.ready.look(&self.seen);
+        if self.readable.take() {
+            self.pump();
+        }
+    }
+
+    pub(crate) fn pump_locked(&self, mut control: MutexGuard<'_, Control>) {
         let trouble = control.pump(|record, out| self.take(record, out));
         if control.has_peer_left() {
             self.link.set_left();

@@ -136,7 +136,8 @@ impl TxConn {
             paths.remotes = addresses;
             paths.refused = None;
         }
-        if let Err(text) = control.attach(fd, watch, hello.generation, consumed) {
+        let reported = self.shop.ready.report(fd.as_fd(), &self.readable);
+        if let Err(text) = control.attach(fd, watch, Some(reported), hello.generation, consumed) {
             drop(control);
             return self.handle(Err(Trouble::Peer(text)));
         }

@@ -1,6 +1,8 @@
-//! Trees in which a node has up to three children per level: half the levels of binomial trees.
+//! Binomial trees: in each round everybody who has the data gives them to one more rank.
 //!
-//! Ranks are counted from the root, in digits of base 4. The parent lacks the last digit that is not 0.
+//! Ranks are counted from the root, in digits of base 2. The parent lacks the last digit that is not 0.
+//! Larger bases have fewer rounds and more messages of the root, whose proxy is what calls that follow one
+//! another wait for between hosts.
 
 use super::ProgramKey;
 use crate::ir::build::{
@@ -11,11 +13,11 @@ use crate::ir::{MAX_FAN, RankProgram, Step};
 
 /// As many ranks as there are.
 pub const MAX_RANKS: u32 = super::MAX_RANKS;
-const RADIX: u32 = 4;
+const RADIX: u32 = 2;
 
 /// Scratch for partial results, where an inner node has more children than a step takes.
 pub fn scratch(key: &ProgramKey) -> u32 {
-    u32::from(key.ranks > RADIX.pow(3))
+    u32::from(key.ranks > 1 << MAX_FAN)
 }
 
 /// Down from the root.

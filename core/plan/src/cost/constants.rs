@@ -37,6 +37,9 @@ pub struct Constants {
     pub net_hop_us: f64,
     /// The same for each further tile, µs.
     pub net_round_us: f64,
+    /// What one more message to or from another host costs a rank that has several of them at a time, µs of
+    /// its proxy.
+    pub net_message_us: f64,
     /// By protocol, in the order of [`Protocol::ALL`].
     pub paths: [Path; 8],
 }
@@ -114,7 +117,7 @@ impl Constants {
             block_us,
         };
         let paths = std::array::from_fn(|i| path(&table[i]));
-        Self { wire_gbs, all_to_all, net_hop_us: 30.0, net_round_us: 6.0, paths }
+        Self { wire_gbs, all_to_all, net_hop_us: 20.0, net_round_us: 6.0, net_message_us: 7.5, paths }
     }
 
     /// Reads a text for a device and a link; None if the text says that it is for another.
@@ -238,6 +241,7 @@ impl Constants {
             ("link", "all_to_all", Kind::Share, &mut self.all_to_all),
             ("net", "hop_us", Kind::Time, &mut self.net_hop_us),
             ("net", "round_us", Kind::Time, &mut self.net_round_us),
+            ("net", "message_us", Kind::Time, &mut self.net_message_us),
         ];
         for (protocol, path) in Protocol::ALL.into_iter().zip(&mut self.paths) {
             let name = protocol.name();

@@ -4,7 +4,6 @@ use super::fault::{Class, ImportError, Result};
 use super::xml::{Algo, Block, Gpu, Kind, Step};
 use crate::call::Collective;
 use crate::ir::Buf;
-use crate::order;
 use rustc_hash::FxHashMap;
 
 /// Most blocks of a rank: a launch has no more.
@@ -252,21 +251,15 @@ fn connections(algo: &Algo) -> Result<()> {
             }
         }
     }
-    let ends: Vec<_> = ends.into_iter().collect();
-    let key =
-        |from: u32, to: u32, chan: u32| u128::from(from) << 64 | u128::from(to) << 32 | u128::from(chan);
-    let order = order::ascending(ends.iter().map(|((from, to, chan), _)| key(*from, *to, *chan)));
-    order
-        .into_iter()
-        .map(|at| ends[at])
-        .try_for_each(|((from, to, chan), sides)| connection(from, to, chan, sides))
+    let mut ends: Vec<_> = ends.into_iter().collect();
+    ends.sort_by_key(|(end, _)| *end);
+    ends.into_iter().try_for_each(|((from, to, chan), sides)| connection(from, to, chan, sides))
 }
 
 /// The items in the order of their numbers.
 fn in_order<T>(items: &mut Vec<T>, number: impl Fn(&T) -> u32) -> Vec<T> {
-    let order = order::ascending(items.iter().map(|item| number(item).into()));
-    let mut items: Vec<Option<T>> = items.drain(..).map(Some).collect();
-    order.into_iter().filter_map(|at| items[at].take()).collect()
+    items.sort_by_key(number);
+    std::mem::take(items)
 }
 
 fn connection(from: u32, to: u32, chan: u32, [sender, receiver]: [Option<&Block>; 2]) -> Result<()> {

@@ -14,8 +14,8 @@ use super::wire::{Kind, decode_failure, encode_failure, encode_ranks, frame_byte
 use super::{Remark, Settings, lock, log, remark};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
-use litemap::LiteMap;
 use rustix::event::{PollFd, PollFlags};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;
@@ -159,7 +159,7 @@ struct Plan {
     first: u32,
     nranks: u32,
     ids: (u32, [u8; 32]),
-    addresses: LiteMap<u32, PeerAddress>,
+    addresses: BTreeMap<u32, PeerAddress>,
     started: Instant,
     next_status: Instant,
     next_warning: Instant,
@@ -264,7 +264,7 @@ impl Root {
             first: rank,
             nranks: hello.nranks,
             ids: hello.ids,
-            addresses: LiteMap::new(),
+            addresses: BTreeMap::new(),
             started: now,
             next_status: now + STATUS_PERIOD,
             next_warning: now + WARNING_PERIOD,

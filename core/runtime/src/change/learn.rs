@@ -7,7 +7,7 @@
 //!
 //! The shortest time of all ranks is that of the operation: whoever begins last does not wait for anybody.
 
-use litemap::LiteMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub struct Learning {
 impl Learning {
     /// For so many ranks.
     pub fn new(learner: Box<dyn Learner>, ranks: u32) -> Self {
-        Self { learner, gather: Gather { ranks, open: LiteMap::new() }, open: None, is_stale: false }
+        Self { learner, gather: Gather { ranks, open: BTreeMap::new() }, open: None, is_stale: false }
     }
 
     /// The times of a rank; those of this one say what ran.
@@ -107,14 +107,14 @@ impl Learning {
 /// Brings together what ranks tell of an operation.
 struct Gather {
     ranks: u32,
-    open: LiteMap<u64, Row>,
+    open: BTreeMap<u64, Row>,
 }
 
 #[derive(Default)]
 struct Row {
     ran: Option<Ran>,
     /// Nanoseconds by rank.
-    times: LiteMap<u32, u64>,
+    times: BTreeMap<u32, u64>,
 }
 
 impl Gather {
@@ -130,7 +130,7 @@ impl Gather {
             return measured;
         }
         if self.open.len() > MOST_OPEN
-            && let Some(oldest) = self.open.first().map(|(number, _)| *number)
+            && let Some(oldest) = self.open.first_key_value().map(|(number, _)| *number)
         {
             self.open.remove(&oldest);
         }
@@ -139,7 +139,7 @@ impl Gather {
 }
 
 /// What the times of all ranks say of an operation.
-fn measured(ran: &Ran, times: &LiteMap<u32, u64>) -> Option<Measured> {
+fn measured(ran: &Ran, times: &BTreeMap<u32, u64>) -> Option<Measured> {
     let micros = |nanos: u64| nanos as f32 / 1000.0;
     let (&rank, &least) = times.iter().min_by_key(|(_, nanos)| **nanos)?;
     let next = times.iter().filter(|(other, _)| **other != rank).map(|(_, nanos)| *nanos).min();
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_shortest_time_counts_when_all_have_told() {
-        let mut gather = Gather { ranks: 3, open: LiteMap::new() };
+        let mut gather = Gather { ranks: 3, open: BTreeMap::new() };
         assert_eq!(gather.add(7, 2, 9_000, None), None);
         assert_eq!(gather.add(8, 2, 1_000, None), None);
         assert_eq!(gather.add(7, 1, 2_500, None), None);

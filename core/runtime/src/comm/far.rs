@@ -1,10 +1,12 @@
 //! Which connections over the network a launch needs.
 
+use std::collections::BTreeMap;
+
 use hawser_plan::device_plan::Step;
 use hawser_plan::dma::{self, far};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::LaunchPlan;
-use hawser_plan::{Protocol, World, order};
+use hawser_plan::{Protocol, World};
 
 use crate::transport::net::{Need, Stage};
 
@@ -36,12 +38,9 @@ pub fn ends(
 
 /// The slots of copy engines that such tiles pass through, each with a connection of its own.
 fn staged(ends: impl Iterator<Item = (Need, u64)>, lanes: u32) -> Vec<(Need, u64)> {
-    let mut tiles: Vec<((u32, bool), u64)> = Vec::new();
+    let mut tiles: BTreeMap<(u32, bool), u64> = BTreeMap::new();
     for (need, slots) in ends {
-        match tiles.iter_mut().find(|(end, _)| *end == (need.peer, need.send)) {
-            Some((_, all)) => *all += slots,
-            None => order::insert(&mut tiles, ((need.peer, need.send), slots), |(end, _)| *end),
-        }
+        *tiles.entry((need.peer, need.send)).or_default() += slots;
     }
     let slots = |((peer, send), tiles): ((u32, bool), u64)| {
         let end = move |slot| (Stage::need(lanes, peer, send, slot), far::passes(tiles, slot));

@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 
 use hawser_plan::dma::{Bases, far};
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::order;
 use hawser_plan::world::DeviceKind;
 
 use super::Config;
@@ -208,9 +207,8 @@ fn meet(meeting: Meeting, rank: u32, wait: &Wait) -> Result<Bootstrap> {
 fn rail(hosts: &[u32], places: &[u32], rank: u32) -> Option<Rail> {
     let place = places[rank as usize];
     let of_place = (0..).zip(places).filter(|(_, p)| **p == place);
-    let ranks: Vec<u32> = of_place.map(|(rank, _)| rank).collect();
-    let order = order::ascending(ranks.iter().map(|r| hosts[*r as usize].into()));
-    let ranks: Vec<u32> = order.into_iter().map(|at| ranks[at]).collect();
+    let mut ranks: Vec<u32> = of_place.map(|(rank, _)| rank).collect();
+    ranks.sort_by_key(|rank| hosts[*rank as usize]);
     let own = ranks.iter().position(|r| *r == rank)?;
     let host_count = hosts.iter().max().map_or(0, |h| h + 1);
     (ranks.len() as u32 == host_count).then_some(Rail { ranks, own })

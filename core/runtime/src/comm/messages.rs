@@ -16,7 +16,7 @@ use super::live::{Live, MESSAGES, lock};
 use super::watch::{GroupSpans, Span};
 use crate::device::Stream;
 use crate::error::Result;
-use crate::exec::{Events, Launch};
+use crate::exec::{Events, Launch, Work};
 use crate::transport::net::Need;
 
 /// Most messages of a batch that is kept.
@@ -81,6 +81,11 @@ impl Live {
         spans: &Arc<GroupSpans>,
     ) -> Result<Vec<Launch>> {
         let number = self.next_batch();
+        if let Some(copies) = self.own_messages(messages)? {
+            self.announce(Batch::of_copies(messages), number)?;
+            let launch = Launch::new(self, Work::Own(copies), stream);
+            return Ok(vec![launch]);
+        }
         let plans = match self.kept(messages)? {
             Some(plan) => vec![plan],
             None => p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?,
@@ -173,6 +178,12 @@ impl Kept {
 }
 
 impl Batch {
+    /// Messages of a rank that is alone.
+    fn of_copies(messages: &[Message]) -> Self {
+        let bytes = messages.iter().map(|message| message.bytes).sum();
+        Self { messages: messages.len(), bytes, protocol: Protocol::Simple, channels: 0 }
+    }
+
     fn of(messages: &[Message], plans: &[LaunchPlan]) -> Option<Self> {
         Some(Self {
             messages: messages.len(),

@@ -9,6 +9,7 @@
 //! and goes when the communicator is destroyed and the last launch has let go of it. A communicator
 //! whose operation failed stays Ready, but refuses further calls with that failure.
 
+mod alone;
 mod calls;
 pub mod card;
 mod decide;
@@ -224,14 +225,21 @@ impl Comm {
 
     /// Puts a collective on a stream, or into the open group.
     pub fn collective(&self, call: Call, stream: Stream) -> Result<()> {
+        let live = match self.check_call(&call) {
+            Ok(live) => live,
+            Err(error) => return group::add(self, Err(error)),
+        };
+        if live.is_alone(&call) {
+            return live.run_alone(&call, stream).inspect_err(group::record);
+        }
         let mut number = None;
         if group::depth() == 0 {
-            match self.check_call(&call)?.launch_now(&call, stream)? {
+            match live.launch_now(&call, stream)? {
                 Now::Launched => return Ok(()),
                 Now::Later(taken) => number = taken,
             }
         }
-        group::add(self, self.check_call(&call).map(|_| Item::Call(call, stream, number)))
+        group::add(self, Ok(Item::Call(call, stream, number)))
     }
 
     /// Sends `bytes` bytes to `peer`, matched by its `recv`.

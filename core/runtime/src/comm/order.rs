@@ -112,6 +112,11 @@ impl Order {
         Ok(())
     }
 
+    /// Whether anything was captured into a graph, so that it may be replayed.
+    pub fn has_captures(&self) -> bool {
+        self.state.lock().is_ok_and(|state| !state.captures.is_empty())
+    }
+
     /// Whether graphs may be replayed of which this does not know.
     pub fn has_unknown_replays(&self) -> bool {
         self.state.lock().is_ok_and(|state| !state.captures.is_empty() && state.event.is_none())

@@ -10,7 +10,6 @@ use std::sync::OnceLock;
 use hawser_plan::Knobs;
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::imported::{self, Handle};
-use hawser_plan::order;
 use rustc_hash::FxHashSet;
 
 use crate::env::Settings;
@@ -237,12 +236,10 @@ fn listed(folder: &Path) -> Vec<PathBuf> {
             return Vec::new();
         }
     };
-    let mut paths = Vec::new();
-    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-        if path.extension().is_some_and(|e| e == "xml" || e == "plan") {
-            order::insert(&mut paths, path, PathBuf::clone);
-        }
-    }
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|e| e == "xml" || e == "plan")).collect();
+    paths.sort();
     paths
 }
 

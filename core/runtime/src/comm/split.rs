@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use hawser_plan::order;
-
 use super::init::Meeting;
 use super::live::Live;
 use super::{Busy, Comm, Config, Place, Starting};
@@ -86,12 +84,11 @@ impl Split {
                 return Err(Error::remote(format!("rank {rank} sent a malformed split request")));
             };
             if self.color >= 0 && color == self.color {
-                members.push((i64::from(key) - i64::from(i32::MIN), rank as u32));
+                members.push((key, rank as u32));
             }
         }
-        // By key, then by rank, as they stand.
-        let order = order::ascending(members.iter().map(|(key, _)| key.unsigned_abs().into()));
-        let members: Vec<u32> = order.into_iter().map(|at| members[at].1).collect();
+        members.sort_unstable();
+        let members: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
         let rank = members.iter().position(|m| *m == self.live.rank).unwrap_or(0) as u32;
         let place = Place { rank, ranks: members.len() as u32 };
         Ok(self.live.bootstrap.split(&members, &wait)?.map(|bootstrap| (bootstrap, place)))

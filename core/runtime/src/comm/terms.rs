@@ -83,7 +83,7 @@ fn function(collective: Collective) -> Option<Function> {
 pub fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
     let us = match candidate.outcome {
         // Prices of what nobody has measured mean little: a tuner has to want it.
-        Outcome::Predicted { us, .. } if candidate.algorithm.is_unmeasured() => us + tuner::UNMEASURED_US,
+        Outcome::Predicted { us, .. } if !candidate.is_measured => us + tuner::UNMEASURED_US,
         Outcome::Predicted { us, .. } => us,
         Outcome::Filtered(_) => -1.0,
     };

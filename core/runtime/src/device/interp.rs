@@ -6,9 +6,8 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use hawser_fold::{Operand, Rule, fold};
 use hawser_plan::DataType;
 use hawser_plan::Protocol;
 use hawser_plan::device_plan::{
@@ -17,9 +16,14 @@ use hawser_plan::device_plan::{
 };
 use hawser_plan::dma::{STREAMS, What};
 
+use super::host_reduce::{Operand, Rule, reduce};
 use crate::comm::operation;
 use crate::dma::host::Copies;
 use crate::error::{Error, ErrorKind, Result};
+use crate::wait::Backoff;
+
+/// The longest pause between two looks: a rank that is seconds late costs next to nothing of a processor.
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
 /// A launch for the interpreter. Launches of one communicator (`args.comm`) run in order.
 pub struct HostLaunch<'a> {
@@ -36,13 +40,14 @@ pub struct HostLaunch<'a> {
 /// Runs launches to their end and returns the failures: address of the communicator's image, and `Aborted` or
 /// `Timeout` with a sentence that says who waits for whom.
 ///
-/// Blocking: until all communicators are through, aborted or past their deadline. One that fails does not hold up
-/// the others; its remaining launches are dropped.
+/// Blocking: until all communicators are through, aborted or past their deadline. One that fails does not
+/// hold up the others; its remaining launches are dropped. Between two looks the thread calls `help`, which
+/// moves what launches wait for as far as this process has to move it, and says whether it did.
 ///
 /// # Safety
 /// All addresses in the arguments must be those of a communicator's live memory and of user buffers of
 /// the promised lengths.
-pub unsafe fn run(launches: Vec<HostLaunch<'_>>) -> Vec<(u64, Error)> {
+pub unsafe fn run(launches: Vec<HostLaunch<'_>>, help: impl Fn() -> bool) -> Vec<(u64, Error)> {
     let mut queues: Vec<Queue<'_>> = Vec::new();
     for launch in launches.into_iter().filter(|l| l.args.n_blocks > 0) {
         let comm = launch.args.comm;
@@ -54,7 +59,7 @@ pub unsafe fn run(launches: Vec<HostLaunch<'_>>) -> Vec<(u64, Error)> {
         }
     }
     let mut failures = Vec::new();
-    let mut idle = 0u32;
+    let mut backoff = Backoff::new();
     while !queues.is_empty() {
         let mut moved = false;
         queues.retain_mut(|queue| match queue.turn() {
@@ -67,9 +72,10 @@ pub unsafe fn run(launches: Vec<HostLaunch<'_>>) -> Vec<(u64, Error)> {
                 false
             }
         });
-        idle = if moved { 0 } else { idle + 1 };
-        if idle > 0 {
-            pause(idle);
+        if moved | help() {
+            backoff.reset();
+        } else {
+            backoff.rest(LONGEST_PAUSE);
         }
     }
     failures
@@ -98,14 +104,6 @@ impl Queue<'_> {
             self.runs.pop_front();
         }
         Ok(moved)
-    }
-}
-
-fn pause(idle: u32) {
-    match idle {
-        0..64 => std::hint::spin_loop(),
-        64..512 => std::thread::yield_now(),
-        _ => std::thread::sleep(std::time::Duration::from_micros(u64::from((idle - 500) / 12).min(200))),
     }
 }
 
@@ -270,7 +268,7 @@ impl<'a> Run<'a> {
             divisor,
         };
         // SAFETY: as above.
-        unsafe { fold(dtype, &rule, operands, to) };
+        unsafe { reduce(dtype, &rule, operands, to) };
     }
 
     /// Tells the peers: slots filled with `bytes` bytes (and the work's tag), slots free again.
@@ -313,7 +311,7 @@ impl<'a> Run<'a> {
     fn check(&self, waiting_since: Instant) -> Result<()> {
         // SAFETY: the abort word lives as long as the communicator.
         let aborted = unsafe { &*(self.comm.abort as *const AtomicU32) }.load(Ordering::Acquire) != 0;
-        let limit = std::time::Duration::from_nanos(self.comm.deadline_ns);
+        let limit = Duration::from_nanos(self.comm.deadline_ns);
         let late = self.comm.deadline_ns != 0 && waiting_since.elapsed() >= limit;
         if !aborted && !late {
             return Ok(());

@@ -6,6 +6,7 @@
 
 pub mod cuda;
 pub mod host;
+pub mod host_reduce;
 pub mod interp;
 
 use std::any::Any;
@@ -246,7 +247,8 @@ pub trait Device: Send + Sync {
     /// that; `node`, such a node of the same capture, is moved there.
     fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode>;
 
-    /// Puts a copy on a stream, by a copy engine. The addresses are this device's view of any memory.
+    /// Puts a copy on a stream, by whatever the driver takes for it. The addresses are this device's view of
+    /// any memory.
     fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()>;
 
     /// Puts a kernel on a stream that combines what copy engines moved. Not called on the host device.

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use hawser_fold::{Operand, Rule, fold};
 use hawser_plan::dma::fold::{DIVIDE, SCALE};
 use hawser_plan::dma::{Fold, What};
+
+use crate::device::host_reduce::{Operand, Rule, reduce};
 
 /// A launch on its way.
 pub struct Copies {
@@ -98,5 +99,5 @@ unsafe fn combine(what: &Fold) {
     let divisor = if args.form & DIVIDE != 0 { args.divisor } else { 1 };
     let rule = Rule { op: what.kernel.op, scalar: args.scalar, scalar_is_address: false, divisor };
     // SAFETY: passed on to the caller.
-    unsafe { fold(dtype, &rule, &operands, &[(args.to, len)]) };
+    unsafe { reduce(dtype, &rule, &operands, &[(args.to, len)]) };
 }

@@ -1,14 +1,14 @@
 //! Where settings come from, and how one value is read.
 
-use litemap::LiteMap;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::HONOURED;
 
 /// Where values come from: names to values, the environment already laid over the files.
 pub(super) struct Source {
-    pub(super) values: LiteMap<String, String>,
+    pub(super) values: BTreeMap<String, String>,
     complaints: RefCell<Vec<String>>,
     /// Like complaints, but nothing comes up with them.
     pub(super) faults: RefCell<Vec<String>>,
@@ -17,7 +17,7 @@ pub(super) struct Source {
 impl Source {
     /// The first of several values of a name counts, also if it is empty: an empty variable takes back what a file sets.
     pub(super) fn of(pairs: impl Iterator<Item = (String, String)>) -> Self {
-        let mut values = LiteMap::new();
+        let mut values = BTreeMap::new();
         for (name, value) in pairs {
             values.entry(name).or_insert(value);
         }

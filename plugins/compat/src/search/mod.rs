@@ -22,7 +22,7 @@ mod names;
 mod open;
 pub mod probe;
 
-use litemap::LiteMap;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -178,9 +178,9 @@ pub struct Finder {
 
 #[derive(Default)]
 struct State {
-    tried: LiteMap<(Kind, Entry), Result<Arc<Contents>, Refusal>>,
+    tried: BTreeMap<(Kind, Entry), Result<Arc<Contents>, Refusal>>,
     /// By the address of what they export.
-    libraries: LiteMap<usize, Arc<Contents>>,
+    libraries: BTreeMap<usize, Arc<Contents>>,
     /// The net libraries in the order in which they were found.
     net_libraries: Vec<Arc<Contents>>,
     built_in: Option<Vec<(&'static str, Component)>>,

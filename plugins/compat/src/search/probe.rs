@@ -8,13 +8,11 @@
 //!
 //! The other process reports its steps as lines on a pipe, each with a mark, because plugins print too.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::c_int;
 use std::io::{Read, Write};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::ptr::{null, null_mut};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hawser_plugin::Log;
@@ -27,12 +25,6 @@ use super::{Kind, contents};
 use crate::library::Library;
 
 const MARK: &str = "hawser-probe: ";
-const NOTHING: &CStr = c"/dev/null";
-
-unsafe extern "C" {
-    /// environ(7).
-    static environ: *const *mut c_char;
-}
 
 /// How to probe.
 #[derive(Debug, Clone, Copy)]
@@ -128,31 +120,17 @@ struct Child {
     reports: std::fs::File,
 }
 
-/// By posix_spawn(3): all that std's `Command` can do is 20 kB of the library.
 fn spawned(program: &Path, kind: Kind, path: &Path) -> std::io::Result<Child> {
-    let [reading, writing] = pipe()?;
-    let program = CString::new(program.as_os_str().as_bytes())?;
-    let (word, path) = (CString::new(kind.word())?, CString::new(path.as_os_str().as_bytes())?);
-    let words = [&program, c"doctor", c"--probe", &word, &path];
-    let [a, b, c, d, e] = words.map(|word: &CStr| word.as_ptr().cast_mut());
-    let (mut actions, mut pid) = (MaybeUninit::uninit(), 0);
-    let actions = actions.as_mut_ptr();
-    // SAFETY: `actions` is made before it is used and freed after; all texts end with a zero and outlive the call, which
-    // copies them; the list of words ends with a null.
-    let failed = unsafe {
-        libc::posix_spawn_file_actions_init(actions);
-        libc::posix_spawn_file_actions_addopen(actions, 0, NOTHING.as_ptr(), libc::O_RDONLY, 0);
-        libc::posix_spawn_file_actions_adddup2(actions, writing.as_raw_fd(), 1);
-        libc::posix_spawn_file_actions_addopen(actions, 2, NOTHING.as_ptr(), libc::O_WRONLY, 0);
-        let words = [a, b, c, d, e, null_mut()];
-        let failed = libc::posix_spawnp(&raw mut pid, a, actions, null(), words.as_ptr(), environ);
-        libc::posix_spawn_file_actions_destroy(actions);
-        failed
-    };
-    if failed != 0 {
-        return Err(std::io::Error::from_raw_os_error(failed));
-    }
-    Ok(Child { pid, reports: reading.into() })
+    let mut child = Command::new(program)
+        .args(["doctor", "--probe", kind.word()])
+        .arg(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let reports = child.stdout.take().ok_or_else(|| std::io::Error::other("a child without an output"))?;
+    // Ended by its number, as a forked one.
+    Ok(Child { pid: child.id() as libc::pid_t, reports: OwnedFd::from(reports).into() })
 }
 
 fn forked(kind: Kind, path: &Path) -> std::io::Result<Child> {

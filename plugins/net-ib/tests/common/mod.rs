@@ -200,6 +200,24 @@ impl Stream {
         Ok(())
     }
 
+    /// The error of the sender alone, once it has failed.
+    #[allow(dead_code)] // not every test asks
+    pub fn error_of_sender(&mut self, pair: &mut Pair) -> Option<Error> {
+        if let Some(&(_, _, request)) = self.sends.front() {
+            return pair.sender.test(request).err();
+        }
+        let segment = Self::segment(&self.sources[0], 1);
+        // SAFETY: the buffer lives as long as the stream, and nothing is sent any more.
+        unsafe { pair.sender.isend(&segment) }.err()
+    }
+
+    /// The error of the receiver alone, once it has failed; a receive is in flight.
+    #[allow(dead_code)] // not every test asks
+    pub fn error_of_receiver(&mut self, pair: &mut Pair) -> Option<Error> {
+        let &(_, _, request) = self.receives.front().expect("a receive in flight");
+        pair.receiver.test(request, &mut [usize::MAX]).err()
+    }
+
     fn check(&mut self, number: usize, at: usize, bytes: usize) {
         assert_eq!(bytes, size(self.seed, number), "message {number}");
         let mut wanted = vec![0; bytes];

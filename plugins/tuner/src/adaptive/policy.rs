@@ -6,7 +6,7 @@
 //! stressed ─► ───────────────────────────────────────────────────────────────────────┘
 //! ```
 
-use litemap::LiteMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hawser_plugin::tuner::{Algorithm, Function, Protocol};
@@ -96,7 +96,7 @@ pub struct Table {
     /// Only the floor counts, and nothing is tried.
     pub is_floor: bool,
     /// What runs instead of the floor.
-    pub learned: LiteMap<Class, Learned>,
+    pub learned: BTreeMap<Class, Learned>,
     /// What is not tried, and until when.
     pub avoided: Vec<(Class, Way, Duration)>,
 }
@@ -117,7 +117,7 @@ pub struct Learned {
 /// The two loops.
 #[derive(Debug, Default)]
 pub struct Policy {
-    classes: LiteMap<Class, State>,
+    classes: BTreeMap<Class, State>,
     /// What all ranks have.
     agreed: Table,
     /// What they should have.

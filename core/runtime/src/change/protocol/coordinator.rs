@@ -1,8 +1,7 @@
 //! Rank 0's part: takes proposals one after the other and leads all ranks through each.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use litemap::LiteMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ pub struct Coordinator {
     queue: VecDeque<Proposal>,
     phase: Phase,
     /// Ranks that left in peace or ended, and how.
-    gone: LiteMap<u32, &'static str>,
+    gone: BTreeMap<u32, &'static str>,
 }
 
 #[derive(Debug)]
@@ -39,7 +38,7 @@ enum Phase {
     Telling(Open, Answers, u64),
 }
 
-type Answers = LiteMap<u32, u64>;
+type Answers = BTreeMap<u32, u64>;
 
 /// The change that is open.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +50,7 @@ struct Open {
 impl Coordinator {
     /// For a communicator of `size` ranks.
     pub fn new(size: u32, limits: Limits) -> Self {
-        Self { size, limits, last: 0, queue: VecDeque::new(), phase: Phase::Idle, gone: LiteMap::new() }
+        Self { size, limits, last: 0, queue: VecDeque::new(), phase: Phase::Idle, gone: BTreeMap::new() }
     }
 
     /// Whether time matters: a change is open.
@@ -152,7 +151,7 @@ impl Coordinator {
         while matches!(self.phase, Phase::Idle)
             && let Some(Proposal { rank, number, content }) = self.queue.pop_front()
         {
-            if let Some((gone, how)) = self.gone.first() {
+            if let Some((gone, how)) = self.gone.first_key_value() {
                 let why = format!("rank {gone} {how}");
                 todo.send(rank, number, Body::Outcome(Outcome::Unchanged(why)));
                 continue;

@@ -7,7 +7,6 @@
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
-use hawser_plan::order;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
 
 use super::query::PeerLink;
@@ -52,12 +51,9 @@ fn kernel_list() -> Vec<String> {
 }
 
 fn hidden(all: Vec<String>, visible: &[String]) -> Vec<String> {
-    let mut hidden = Vec::new();
-    for id in all {
-        if !visible.iter().any(|seen| seen.split('/').next() == Some(&id)) {
-            order::insert(&mut hidden, id, String::clone);
-        }
-    }
+    let is_visible = |id: &String| visible.iter().any(|seen| seen.split('/').next() == Some(id));
+    let mut hidden: Vec<String> = all.into_iter().filter(|id| !is_visible(id)).collect();
+    hidden.sort();
     hidden
 }
 

@@ -19,6 +19,7 @@ use super::meter::Meter;
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
 use crate::error::{Error, Result};
+use crate::stages::{self, Trace};
 use crate::wait::{AbortFlag, Wait};
 
 /// Tags in the bootstrap, to which the lane is added: a receiver's handle; its sender has begun to connect; the receiver
@@ -53,6 +54,8 @@ pub struct Around<'a> {
     pub over: AbortFlag,
     /// Ranks that could not be told something: each costs a sweep its deadline once.
     pub silent: RefCell<Vec<u32>>,
+    /// Where the time goes, if anybody wants to know.
+    pub trace: &'a RefCell<Trace>,
 }
 
 impl Around<'_> {
@@ -175,12 +178,12 @@ impl SendLink {
             }
             SendState::Open(..) => {
                 self.accepted = self.accepted || around.was_told(self.need, ACCEPTED_TAG);
-                if self.accepted { self.carry() } else { Ok(false) }
+                if self.accepted { self.carry(around) } else { Ok(false) }
             }
         }
     }
 
-    fn carry(&mut self) -> Result<bool> {
+    fn carry(&mut self, around: &Around<'_>) -> Result<bool> {
         let SendState::Open(sender, registration) = &mut self.state else { return Ok(false) };
         self.meter.look();
         let mut moved = false;
@@ -193,8 +196,10 @@ impl SendLink {
             }
             let mut segment = self.fifo.slot(self.posted, bytes, *registration, self.need.lane);
             segment.profile = self.meter.sending(self.posted);
+            let filled = around.trace.borrow_mut().filled();
             // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit below.
             let Some(request) = unsafe { sender.isend(&segment) }? else { break };
+            around.trace.borrow_mut().sent(filled);
             self.requests.push_back(request);
             self.meter.sends(self.posted, bytes);
             self.posted += 1;
@@ -317,7 +322,12 @@ impl RecvLink {
                 if self.meter.is_waiting() {
                     self.meter.receives(self.done);
                 }
-                Ok(self.post()? | self.take(around.flush)?)
+                // What came goes first; new receives are posted when nothing comes, while enough are in
+                // flight.
+                let has_taken = self.take(around)?;
+                let is_stocked = 2 * self.requests.len() as u64 > self.fifo.depth();
+                let has_posted = !(has_taken && is_stocked) && self.post()?;
+                Ok(has_taken || has_posted)
             }
             RecvState::Closed => Ok(false),
         }
@@ -339,10 +349,11 @@ impl RecvLink {
     }
 
     /// Publishes slots whose data are there.
-    fn take(&mut self, flush: bool) -> Result<bool> {
+    fn take(&mut self, around: &Around<'_>) -> Result<bool> {
         let RecvState::Open(receiver, registration) = &mut self.state else { return Ok(false) };
         let before = self.done;
         loop {
+            let asked = stages::now();
             if let Some(request) = self.flush {
                 if !receiver.test(request, &mut [])? {
                     break;
@@ -364,7 +375,7 @@ impl RecvLink {
                     return Err(Error::remote(text));
                 }
                 self.meter.received(self.done, sizes[0]);
-                if flush && self.fifo.in_device() {
+                if around.flush && self.fifo.in_device() {
                     let segment =
                         self.fifo.slot(self.done, self.fifo.slot_bytes(), *registration, self.need.lane);
                     // SAFETY: the segment is the slot that the finished receive wrote.
@@ -377,6 +388,7 @@ impl RecvLink {
             self.meter.readable(self.done);
             self.done += 1;
             self.fifo.publish_tail(self.done);
+            around.trace.borrow_mut().came(asked);
             self.meter.receives(self.done);
         }
         Ok(self.done > before)

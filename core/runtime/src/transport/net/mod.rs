@@ -26,6 +26,7 @@ pub use link::Need;
 pub use meter::Meter;
 pub use stage::Stage;
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ use crate::env::Settings;
 use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::plugins;
-use crate::proxy::{Proxy, Task};
+use crate::proxy::{Proxy, Task, shielded_sweep};
 use crate::wait::{AbortFlag, Wait};
 use arena::Arena;
 use coll::{CollLink, CollNet};
@@ -284,7 +285,8 @@ impl Net {
             self.task.add_send(SendLink::new(need, device, fifo));
         } else {
             let wait = Wait::new(self.task.abort_flag(), Some(self.init_timeout));
-            let link = RecvLink::new(need, device, fifo, &self.task.around(), &wait)?;
+            let trace = RefCell::default();
+            let link = RecvLink::new(need, device, fifo, &self.task.around(&trace), &wait)?;
             self.task.add_recv(link);
         }
         wiring.needs.insert(need);
@@ -301,7 +303,8 @@ impl Net {
             send.enter(conn, true, &self.layout);
             recv.enter(conn, false, &self.layout);
         })?;
-        let around = self.task.around();
+        let trace = RefCell::default();
+        let around = self.task.around(&trace);
         let wait = Wait::new(self.task.abort_flag(), Some(self.init_timeout));
         let link = CollLink::new(lane, collnet, rail.clone(), (send, recv), around.bootstrap, &wait)?;
         self.task.add_coll(link);
@@ -336,9 +339,20 @@ impl Net {
         self.task.expect(need, slots, parent);
     }
 
-    /// Something was launched.
-    pub fn wake(&self) {
+    /// Something was launched on a GPU; from the first capture on, more may be launched by replays.
+    pub fn launched(&self, has_captures: bool) {
+        if has_captures {
+            self.task.expect_replays();
+        }
+        self.task.launched();
         self.proxy.wake();
+    }
+
+    /// The calling thread waits for operations of this communicator, and moves their slots itself meanwhile.
+    pub fn help(&self) -> Helper<'_> {
+        self.task.help();
+        self.task.launched();
+        Helper(self)
     }
 
     /// Waits until everything that the device wrote is on its way to where it belongs.
@@ -361,6 +375,31 @@ impl Net {
         self.proxy.remove(&(self.task.clone() as Arc<dyn Task>));
         self.task.close();
         std::mem::forget(self);
+    }
+}
+
+/// A thread that moves the slots of a communicator in place of the proxy.
+pub struct Helper<'a>(&'a Net);
+
+impl Helper<'_> {
+    /// One look at everything; whether anything moved.
+    pub fn sweep(&self) -> bool {
+        shielded_sweep(&*self.0.task).unwrap_or(false)
+    }
+}
+
+impl Helper<'_> {
+    /// Whether everything that the device wrote has been sent.
+    pub fn is_drained(&self) -> bool {
+        self.0.task.is_drained()
+    }
+}
+
+impl Drop for Helper<'_> {
+    fn drop(&mut self) {
+        if self.0.task.leave() {
+            self.0.proxy.wake();
+        }
     }
 }
 

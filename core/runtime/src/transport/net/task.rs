@@ -1,7 +1,7 @@
 //! What the proxy does for a communicator: sweeps over its links, and deals with what goes wrong.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use crate::comm::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{self, Subsys};
 use crate::proxy::Task;
+use crate::stages::{self, Trace};
 use crate::transport::control::Control;
 use crate::wait::{AbortFlag, Wait};
 
@@ -24,8 +25,8 @@ use crate::wait::{AbortFlag, Wait};
 const FAULT_TAG: u64 = 0x4e45_5401_0000;
 const GOODBYE_TAG: u64 = 0x4e45_5402_0000;
 const THANKS_TAG: u64 = 0x4e45_5406_0000;
-/// Sweeps between two looks at messages of other ranks.
-const LOOK_EVERY: u32 = 64;
+/// How often messages of other ranks are looked at while nothing moves.
+const LISTEN_EVERY: Duration = Duration::from_micros(200);
 /// How long a lost connection waits for its peer's goodbye, which travels another way.
 const GRACE: Duration = Duration::from_secs(1);
 /// How long telling one rank of a failure may take.
@@ -38,7 +39,13 @@ pub struct NetTask {
     control: Arc<Control>,
     flush: bool,
     links: Mutex<Links>,
-    sweeps: AtomicU32,
+    begin: Instant,
+    /// Microseconds after `begin` at which messages of other ranks were looked at last.
+    listened: AtomicU64,
+    /// Threads that sweep while they wait for an operation.
+    helpers: AtomicU32,
+    /// Operations may be launched that the host does not see: replays of graphs.
+    is_unannounced: AtomicBool,
     ended: AbortFlag,
 }
 
@@ -49,6 +56,7 @@ struct Links {
     colls: Vec<CollLink>,
     lost: Vec<Lost>,
     parting: Parting,
+    trace: RefCell<Trace>,
 }
 
 impl Links {
@@ -97,15 +105,26 @@ impl NetTask {
             control,
             flush,
             links: Mutex::default(),
-            sweeps: AtomicU32::new(0),
+            begin: Instant::now(),
+            listened: AtomicU64::new(0),
+            helpers: AtomicU32::new(0),
+            is_unannounced: AtomicBool::new(false),
             ended: abort.child(),
         }
     }
 
     /// What links need.
-    pub fn around(&self) -> Around<'_> {
+    pub fn around<'a>(&'a self, trace: &'a RefCell<Trace>) -> Around<'a> {
         let (context, bootstrap) = (self.context.as_ref(), &*self.bootstrap);
-        Around { context, bootstrap, flush: self.flush, over: self.abort_flag(), silent: RefCell::default() }
+        let over = self.abort_flag();
+        Around { context, bootstrap, flush: self.flush, over, silent: RefCell::default(), trace }
+    }
+
+    /// Operations were launched.
+    pub fn launched(&self) {
+        if stages::now().is_some() {
+            self.lock().trace.get_mut().launched();
+        }
     }
 
     /// A flag that is raised when the network has failed or the communicator is aborted.
@@ -137,6 +156,21 @@ impl NetTask {
         if let Some(link) = links.recvs.iter_mut().find(|l| l.need() == need) {
             link.expect(slots, parent);
         }
+    }
+
+    /// The calling thread sweeps from now on, until [`NetTask::leave`].
+    pub fn help(&self) {
+        self.helpers.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The calling thread does not sweep any more. True: nobody does, and something is left for the proxy.
+    pub fn leave(&self) -> bool {
+        self.helpers.fetch_sub(1, Ordering::AcqRel) == 1 && !self.is_over() && !self.is_drained()
+    }
+
+    /// From now on operations may be launched that the host does not see.
+    pub fn expect_replays(&self) {
+        self.is_unannounced.store(true, Ordering::Release);
     }
 
     /// Whether nothing will move any more: the communicator was aborted or the network failed.
@@ -198,7 +232,8 @@ impl NetTask {
 
     /// Sweeps over all links; those that fail are lost.
     fn carry(&self, links: &mut Links) -> bool {
-        let around = self.around();
+        let Links { sends, recvs, colls, trace, .. } = links;
+        let around = self.around(trace);
         let (mut moved, mut lost) = (false, Vec::new());
         let mut keep = |need: Need, come: u64, outcome: Result<bool>| match outcome {
             Ok(has_moved) => {
@@ -210,14 +245,14 @@ impl NetTask {
                 false
             }
         };
-        links.sends.retain_mut(|link| {
+        sends.retain_mut(|link| {
             let kept = keep(link.need(), 0, link.sweep(&around));
             if !kept {
                 link.close();
             }
             kept
         });
-        links.recvs.retain_mut(|link| {
+        recvs.retain_mut(|link| {
             let outcome = link.sweep(&around);
             let kept = keep(link.need(), link.come(), outcome);
             if !kept {
@@ -225,7 +260,7 @@ impl NetTask {
             }
             kept
         });
-        links.colls.retain_mut(|link| {
+        colls.retain_mut(|link| {
             let kept = keep(link.need(), 0, link.sweep(&around));
             if !kept {
                 link.close();
@@ -323,12 +358,30 @@ impl NetTask {
         let _ = std::thread::Builder::new().name("hawser-fault".into()).spawn(tell);
     }
 
+    fn is_time_to_listen(&self) -> bool {
+        let now = self.begin.elapsed().as_micros() as u64;
+        let is_time =
+            u128::from(now - self.listened.load(Ordering::Relaxed).min(now)) >= LISTEN_EVERY.as_micros();
+        if is_time {
+            self.listened.store(now, Ordering::Relaxed);
+        }
+        is_time
+    }
+
     fn lock(&self) -> MutexGuard<'_, Links> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Task for NetTask {
+    fn is_helped(&self) -> bool {
+        self.helpers.load(Ordering::Acquire) > 0
+    }
+
+    fn is_announced(&self) -> bool {
+        !self.is_unannounced.load(Ordering::Acquire)
+    }
+
     fn end_after_panic(&self) {
         let rank = self.bootstrap.rank();
         let text = format!("rank {rank}: the proxy panicked: a bug in this library or in a net plugin");
@@ -340,12 +393,10 @@ impl Task for NetTask {
             self.ended.raise();
             return false;
         }
-        let mut links = self.lock();
+        // Whoever holds them is sweeping, or adds a link and wakes the proxy.
+        let Ok(mut links) = self.links.try_lock() else { return false };
         let moved = self.carry(&mut links);
-        if !moved && self.sweeps.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY)
-            || !links.lost.is_empty()
-            || links.parting.is_going_on()
-        {
+        if !moved && self.is_time_to_listen() || !links.lost.is_empty() || links.parting.is_going_on() {
             self.listen(&mut links);
             self.judge(&mut links);
             self.thank(&mut links);

@@ -1,6 +1,6 @@
-//! Arithmetic of the host device's interpreter: folds operands of a step over the 12 data types.
+//! Arithmetic of the host device: reduces the operands of a step, for the 12 data types.
 //!
-//! Half, bfloat16 and fp8 are folded in `f32` and rounded once per step, as on the GPU.
+//! Half, bfloat16 and fp8 are reduced in `f32` and rounded once per step, as on the GPU.
 
 mod fp8;
 
@@ -10,7 +10,7 @@ use hawser_plan::device_plan::DeviceOp;
 
 use self::fp8::{E4m3, E5m2};
 
-/// Elements that are folded at a time: two lists of them stay in the first cache.
+/// Elements that are reduced at a time: two lists of them stay in the first cache.
 const TILE: usize = 512;
 
 /// One operand of a step: `len` elements at `addr` (not necessarily aligned).
@@ -24,7 +24,7 @@ pub struct Operand {
     pub scaled: bool,
 }
 
-/// What to do with the folded value.
+/// What to do with the reduced value.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
     /// Reduction.
@@ -37,14 +37,13 @@ pub struct Rule {
     pub divisor: u32,
 }
 
-/// Folds `operands` in order and writes the first `len` elements of the value to each of `to`
+/// Reduces `operands` in order and writes the first `len` elements of the value to each of `to`
 /// (address, elements). Elements past an operand's end are as if the operand were absent.
 ///
 /// # Safety
 /// Every operand must be readable and every destination writable for its length; destinations must not
 /// overlap operands except where they are equal.
-#[inline(never)] // in its caller it would be compiled as that is: for size
-pub unsafe fn fold(dtype: DataType, rule: &Rule, operands: &[Operand], to: &[(u64, usize)]) {
+pub unsafe fn reduce(dtype: DataType, rule: &Rule, operands: &[Operand], to: &[(u64, usize)]) {
     macro_rules! by_type {
         ($($name:ident => $element:ty),*) => {
             match dtype {
@@ -58,7 +57,7 @@ pub unsafe fn fold(dtype: DataType, rule: &Rule, operands: &[Operand], to: &[(u6
 }
 
 /// # Safety
-/// As [`fold`].
+/// As [`reduce`].
 unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]) {
     // SAFETY: passed on to the caller.
     let factor = unsafe { factor::<T>(rule) };
@@ -99,7 +98,7 @@ unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]
 /// The factor of a pre-multiplied sum.
 ///
 /// # Safety
-/// As [`fold`].
+/// As [`reduce`].
 unsafe fn factor<T: Element>(rule: &Rule) -> T::Wide {
     match (rule.op, rule.scalar_is_address) {
         // SAFETY: the caller of the operation promised one readable element at this address.
@@ -203,7 +202,7 @@ mod tests {
         let rule = Rule { op: DeviceOp::Sum, scalar: 0, scalar_is_address: false, divisor: 1 };
         let mut out = f16::ZERO;
         // SAFETY: all addresses are of live locals of one element.
-        unsafe { fold(DataType::Float16, &rule, &operands, &[(std::ptr::from_mut(&mut out) as u64, 1)]) };
+        unsafe { reduce(DataType::Float16, &rule, &operands, &[(std::ptr::from_mut(&mut out) as u64, 1)]) };
         assert_eq!(out.to_f32(), 2050.0);
     }
 
@@ -231,7 +230,7 @@ mod tests {
             let to = [(all.as_mut_ptr() as u64, total), (some[..TILE].as_mut_ptr() as u64, TILE)];
             let rule = Rule { op, scalar: 0, scalar_is_address: false, divisor: 1 };
             // SAFETY: all addresses are of live lists of at least so many elements.
-            unsafe { fold(DataType::Int64, &rule, &operands, &to) };
+            unsafe { reduce(DataType::Int64, &rule, &operands, &to) };
             assert_eq!(all, expected, "{op:?}");
             assert_eq!((&some[..TILE], some[TILE]), (&expected[..TILE], -1), "{op:?}");
         }
@@ -244,11 +243,11 @@ mod tests {
         let mut rule = Rule { op: DeviceOp::SumDiv, scalar: 0, scalar_is_address: false, divisor: 2 };
         let to = [(out.as_mut_ptr() as u64, 2)];
         // SAFETY: all addresses are of live locals of two elements.
-        unsafe { fold(DataType::Int32, &rule, &[operand(&a, false), operand(&b, false)], &to) };
+        unsafe { reduce(DataType::Int32, &rule, &[operand(&a, false), operand(&b, false)], &to) };
         assert_eq!(out, [-3, 5]);
         rule = Rule { op: DeviceOp::PreMulSum, scalar: 10, scalar_is_address: false, divisor: 1 };
         // SAFETY: as above.
-        unsafe { fold(DataType::Int32, &rule, &[operand(&a, true), operand(&b, false)], &to) };
+        unsafe { reduce(DataType::Int32, &rule, &[operand(&a, true), operand(&b, false)], &to) };
         assert_eq!(out, [-70, 56]);
     }
 }
