@@ -9,8 +9,8 @@ use clap::Args;
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::{Candidate, Outcome};
 use hawser_plan::cost::Constants;
-use hawser_plan::world::{DeviceKind, Link};
-use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+use hawser_plan::topology::{DeviceKind, Link};
+use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
 use hawser_runtime::comm::{self, Chosen, Facts, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
@@ -110,15 +110,15 @@ impl Line {
         collective: Collective,
         bytes: u64,
         dtype: DataType,
-        (world, knobs): (&World, &Knobs),
+        (topology, plan_config): (&Topology, &PlanConfig),
         tuners: &Tuners,
     ) -> Result<Self> {
-        let (test, ranks) = (Test::One(collective), world.size());
+        let (test, ranks) = (Test::One(collective), topology.size());
         let geometry = test.geometry(bytes, dtype, ranks);
         let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
         let call =
             Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
-        let Chosen { choice, notes } = tuners.choose(&call, Facts::default(), world, knobs)?;
+        let Chosen { choice, notes } = tuners.choose(&call, Facts::default(), topology, plan_config)?;
         let own = (choice.key.algorithm, choice.protocol);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.protocol) != own);
         let times = others.filter(|c| c.held.is_none()).filter_map(|c| match c.outcome {
@@ -178,11 +178,11 @@ pub fn changes(
     collective: Collective,
     bytes: (u64, u64),
     dtype: DataType,
-    world: &World,
-    knobs: &Knobs,
+    topology: &Topology,
+    plan_config: &PlanConfig,
 ) -> Result<Vec<Line>> {
     let tuners = Tuners::default();
-    let line = |bytes| Line::new(collective, bytes, dtype, (world, knobs), &tuners);
+    let line = |bytes| Line::new(collective, bytes, dtype, (topology, plan_config), &tuners);
     changing(sizes(bytes).map(line))
 }
 
@@ -198,19 +198,20 @@ fn changing(all: impl Iterator<Item = Result<Line>>) -> Result<Vec<Line>> {
 }
 
 fn table(options: &Options, collective: Collective) -> Result<String> {
-    let (world, source) = options.machine.world()?;
-    let mut knobs = comm::knobs_of(&world)?;
+    let (topology, source) = options.machine.topology()?;
+    let mut plan_config = comm::knobs_of(&topology)?;
     let (bytes, dtype) = (options.bytes, options.datatype);
-    let (tuners, rules) = tuners(options.rules.as_deref(), &world, &knobs)?;
-    knobs.copy_engines = tuners.wants_copy_engines();
-    let all = sizes(bytes).map(|bytes| Line::new(collective, bytes, dtype, (&world, &knobs), &tuners));
+    let (tuners, rules) = tuners(options.rules.as_deref(), &topology, &plan_config)?;
+    plan_config.copy_engines = tuners.wants_copy_engines();
+    let all =
+        sizes(bytes).map(|bytes| Line::new(collective, bytes, dtype, (&topology, &plan_config), &tuners));
     let lines = if options.changes { changing(all)? } else { all.collect::<Result<_>>()? };
     let mut text = format!(
         "# {} on {} ranks, {} over {}, {source} constants{rules}\n",
         collective.name(),
-        world.size(),
-        world.device,
-        world.link.name()
+        topology.size(),
+        topology.device,
+        topology.link.name()
     );
     let _ = writeln!(
         text,
@@ -238,11 +239,11 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
 }
 
 impl Machine {
-    /// The world that is asked about, and where its constants are from.
+    /// The topology that is asked about, and where its constants are from.
     ///
     /// # Errors
     /// The options contradict each other, or the file of constants is not for this machine.
-    pub fn world(&self) -> Result<(World, String)> {
+    pub fn topology(&self) -> Result<(Topology, String)> {
         let link = match (self.device, self.link) {
             (DeviceKind::Host, Some(Link::NvLink | Link::Pcie)) => {
                 bail!("the host device has --link host only")
@@ -253,9 +254,9 @@ impl Machine {
         if !self.ranks.is_multiple_of(self.hosts) {
             bail!("{} ranks are not spread evenly over {} hosts", self.ranks, self.hosts);
         }
-        let mut world = World::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link);
-        world.direct = self.one_process;
-        let Some(path) = &self.links else { return Ok((world, "built-in".into())) };
+        let mut topology = Topology::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link);
+        topology.direct = self.one_process;
+        let Some(path) = &self.links else { return Ok((topology, "built-in".into())) };
         let name = path.display();
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {name} for --links"))?;
@@ -267,20 +268,20 @@ impl Machine {
                 link.name()
             )
         };
-        world.constants = constants;
-        Ok((world, format!("{name}'s")))
+        topology.constants = constants;
+        Ok((topology, format!("{name}'s")))
     }
 }
 
 /// The tuner of these rule files, and how the heading goes on.
-fn tuners(names: Option<&str>, world: &World, knobs: &Knobs) -> Result<(Tuners, String)> {
+fn tuners(names: Option<&str>, topology: &Topology, plan_config: &PlanConfig) -> Result<(Tuners, String)> {
     let tuner = names.map_or_else(RuleTuner::built_in, |names| RuleTuner::new(files::named_in(names)));
     let files = tuner.files();
     if files.is_empty() {
         return Ok((Tuners::default(), String::new()));
     }
     let shown: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
-    let tuners = Tuners::of(&tuner, world, knobs, None)?;
+    let tuners = Tuners::of(&tuner, topology, plan_config, None)?;
     Ok((tuners, format!(", rules of {}", shown.join(", "))))
 }
 

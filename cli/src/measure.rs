@@ -14,8 +14,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use hawser_plan::cost::Constants;
 use hawser_plan::cost::fit::{Fit, Run, Sample, fit, runs};
-use hawser_plan::world::DeviceKind;
-use hawser_plan::{Collective, DataType, Knobs, World};
+use hawser_plan::topology::DeviceKind;
+use hawser_plan::{Collective, DataType, PlanConfig, Topology};
 use hawser_runtime::{comm, device};
 
 use crate::again::{self, Folder, Row, Sweep};
@@ -68,24 +68,25 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let ordinals: Vec<u32> = (0..ranks).collect();
     let name = device::open(0)?.caps().name.clone();
-    let (world, knobs) = comm::outlook(&ordinals)?;
+    let (topology, plan_config) = comm::outlook(&ordinals)?;
     let out = destination(options, &name, ranks)?;
-    let start = World { constants: Constants::builtin(world.device, world.link), ..world.clone() };
-    let bench = Bench { options, is_host, world: start, knobs: plain(&knobs) };
-    let runs = runs(&bench.world, &bench.knobs)?;
-    print(&format!("# {ranks} ranks on {name}, {} over {}\n", world.device, world.link.name()));
+    let start =
+        Topology { constants: Constants::builtin(topology.device, topology.link), ..topology.clone() };
+    let bench = Bench { options, is_host, topology: start, plan_config: plain(&plan_config) };
+    let runs = runs(&bench.topology, &bench.plan_config)?;
+    print(&format!("# {ranks} ranks on {name}, {} over {}\n", topology.device, topology.link.name()));
     let mut samples = Vec::new();
     for (number, run) in (1..).zip(&runs) {
-        let blocks = if run.max_ctas == bench.knobs.max_ctas { "" } else { ", one block" };
+        let blocks = if run.max_ctas == bench.plan_config.max_ctas { "" } else { ", one block" };
         let what = format!("{} {}{blocks}", run.algorithm.name(), run.protocol.name());
         print(&format!("# {number}/{}: {what}\n", runs.len()));
         samples.extend(bench.measure(run).with_context(|| what)?);
     }
-    let found = fit(&samples, &bench.world, &bench.knobs);
-    print(&bench.report(&world.constants, &found, &samples)?);
+    let found = fit(&samples, &bench.topology, &bench.plan_config);
+    print(&bench.report(&topology.constants, &found, &samples)?);
     match out {
         Some(path) => {
-            write(&path, &file(&found, &bench.world, &name))?;
+            write(&path, &file(&found, &bench.topology, &name))?;
             print(&format!("# written: {}\n", path.display()));
         }
         None => print("# nothing written (--dry-run)\n"),
@@ -107,8 +108,8 @@ fn destination(options: &Options, device: &str, ranks: u32) -> Result<Option<Pat
 }
 
 /// The settings without what the user forces or limits: everything is forced here in turn.
-fn plain(knobs: &Knobs) -> Knobs {
-    Knobs { algorithms: [None; 8], protocols: [None; 8], min_ctas: 1, ..knobs.clone() }
+fn plain(plan_config: &PlanConfig) -> PlanConfig {
+    PlanConfig { algorithms: [None; 8], protocols: [None; 8], min_ctas: 1, ..plan_config.clone() }
 }
 
 /// What measures.
@@ -116,8 +117,8 @@ struct Bench<'a> {
     options: &'a Options,
     is_host: bool,
     /// With the built-in constants, which the runs have too.
-    world: World,
-    knobs: Knobs,
+    topology: Topology,
+    plan_config: PlanConfig,
 }
 
 impl Bench<'_> {
@@ -126,7 +127,7 @@ impl Bench<'_> {
         let sweep = Sweep {
             collectives: &run.collectives,
             names: &[],
-            ranks: self.world.size(),
+            ranks: self.topology.size(),
             bytes: (
                 self.options.min_bytes,
                 self.options.max_bytes.unwrap_or(if self.is_host { 4 << 20 } else { 256 << 20 }),
@@ -152,7 +153,7 @@ impl Bench<'_> {
             let us = times[times.len() / 2];
             let collective =
                 Collective::from_name(name).with_context(|| format!("{name} is no collective"))?;
-            let sample = run.sample(collective, count, us, &self.world, &self.knobs)?;
+            let sample = run.sample(collective, count, us, &self.topology, &self.plan_config)?;
             let sample = sample.with_context(|| format!("{name} of {count} floats is not possible so"))?;
             let row = rows.iter().find(|row| (row.collective.as_str(), row.count) == (name, count));
             check(row.and_then(|row| row.choice.as_deref()).unwrap_or_default(), &sample)?;
@@ -175,22 +176,26 @@ impl Bench<'_> {
             let mark = if (new / old).ln().abs() > 0.02 { "" } else { "  same" };
             let _ = writeln!(text, "  {name:20} {old:>12.4} {new:>12.4}{mark}");
         }
-        let world = World { constants: found.constants, ..self.world.clone() };
+        let topology = Topology { constants: found.constants, ..self.topology.clone() };
         let _ = writeln!(text, "#\n# {} samples; predicted times are off by", samples.len());
         let _ =
             writeln!(text, "#   built-in constants: {:.1} % (median)", (found.error_before - 1.0) * 100.0);
         let _ = writeln!(text, "#   fitted constants:   {:.1} %", (found.error - 1.0) * 100.0);
         if self.options.samples {
-            text += &self.sample_lines(&world, samples);
+            text += &self.sample_lines(&topology, samples);
         }
-        text += &self.regrets(&world, samples);
+        text += &self.regrets(&topology, samples);
         for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
             let _ = writeln!(text, "#\n# {}: from these sizes on (in use, then fitted)", collective.name());
             for constants in [*old, found.constants] {
-                let world = World { constants, ..self.world.clone() };
-                for line in
-                    explain::changes(collective, (8, 8 << 30), DataType::Float32, &world, &self.knobs)?
-                {
+                let topology = Topology { constants, ..self.topology.clone() };
+                for line in explain::changes(
+                    collective,
+                    (8, 8 << 30),
+                    DataType::Float32,
+                    &topology,
+                    &self.plan_config,
+                )? {
                     let _ = writeln!(text, "{line}");
                 }
                 text += "#\n";
@@ -199,11 +204,11 @@ impl Bench<'_> {
         Ok(text)
     }
 
-    fn sample_lines(&self, world: &World, samples: &[Sample]) -> String {
+    fn sample_lines(&self, topology: &Topology, samples: &[Sample]) -> String {
         let mut text =
             format!("#\n# {:58} {:>10} {:>10} {:>6}\n", "sample", "measured", "predicted", "ratio");
         for sample in samples {
-            let predicted = sample.predicted_us(world, &self.knobs);
+            let predicted = sample.predicted_us(topology, &self.plan_config);
             let ratio = predicted / sample.us;
             let _ =
                 writeln!(text, "  {:58} {:>10.1} {predicted:>10.1} {ratio:>6.2}", title(sample), sample.us);
@@ -212,9 +217,9 @@ impl Bench<'_> {
     }
 
     /// For every size: how much slower what the model takes is than the fastest that was measured.
-    fn regrets(&self, world: &World, samples: &[Sample]) -> String {
+    fn regrets(&self, topology: &Topology, samples: &[Sample]) -> String {
         let mut text = format!("#\n# {:14} {:>12} {:>10}  to\n", "collective", "bytes", "lost");
-        let losses = self.losses(world, samples);
+        let losses = self.losses(topology, samples);
         for Loss { taken, fastest } in &losses {
             let to = if taken == fastest {
                 "-".into()
@@ -224,7 +229,7 @@ impl Bench<'_> {
             let (name, bytes, lost) = (taken.key.collective.name(), taken.bytes, taken.us / fastest.us);
             let _ = writeln!(text, "  {name:14} {bytes:>12} {:>8.1} %  {to}", (lost - 1.0) * 100.0);
         }
-        let (fitted, builtin) = (mean(&losses), mean(&self.losses(&self.world, samples)));
+        let (fitted, builtin) = (mean(&losses), mean(&self.losses(&self.topology, samples)));
         let _ = writeln!(text, "# mean loss: fitted {fitted:.1} %, built-in {builtin:.1} %");
         if fitted > builtin {
             text += "# the built-in constants choose better here: measure again on an idle machine, or remove the file\n";
@@ -232,7 +237,7 @@ impl Bench<'_> {
         text
     }
 
-    fn losses<'s>(&self, world: &World, samples: &'s [Sample]) -> Vec<Loss<'s>> {
+    fn losses<'s>(&self, topology: &Topology, samples: &'s [Sample]) -> Vec<Loss<'s>> {
         let mut groups: BTreeMap<(&str, u64), Vec<&Sample>> = BTreeMap::new();
         for sample in samples {
             let group = groups.entry((sample.key.collective.name(), sample.bytes)).or_default();
@@ -243,7 +248,7 @@ impl Bench<'_> {
                 None => group.push(sample),
             }
         }
-        let us = |s: &Sample| s.predicted_us(world, &self.knobs);
+        let us = |s: &Sample| s.predicted_us(topology, &self.plan_config);
         let loss = |group: &Vec<&'s Sample>| {
             let taken = group.iter().copied().min_by(|a, b| us(a).total_cmp(&us(b)))?;
             let fastest = group.iter().copied().min_by(|a, b| a.us.total_cmp(&b.us))?;
@@ -303,17 +308,17 @@ fn way(sample: &Sample) -> String {
     format!("{} {} in {blocks}", sample.key.algorithm.name(), sample.protocol.name())
 }
 
-fn file(found: &Fit, world: &World, name: &str) -> String {
-    let kind = if world.device == DeviceKind::Host { "CPU threads" } else { "GPUs" };
+fn file(found: &Fit, topology: &Topology, name: &str) -> String {
+    let kind = if topology.device == DeviceKind::Host { "CPU threads" } else { "GPUs" };
     format!(
         "# Constants of Hawser's cost model for {} {kind} ({name}), by hawser measure {}.\n\
          # Median error of predicted times: {:.1} %. Times in µs, rates in GB/s. Lines may be left out.\n\
          ranks = {}\n{}",
-        world.size(),
+        topology.size(),
         env!("CARGO_PKG_VERSION"),
         (found.error - 1.0) * 100.0,
-        world.size(),
-        found.constants.text(world.device, world.link)
+        topology.size(),
+        found.constants.text(topology.device, topology.link)
     )
 }
 
@@ -343,7 +348,7 @@ mod tests {
     use super::*;
     use crate::again::Time;
     use clap::Parser;
-    use hawser_plan::world::Link;
+    use hawser_plan::topology::Link;
     use hawser_plan::{Algorithm, Protocol};
 
     #[derive(Parser)]
@@ -357,8 +362,8 @@ mod tests {
     }
 
     fn bench(options: &Options) -> Bench<'_> {
-        let world = World::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
-        Bench { options, is_host: false, world, knobs: Knobs::default() }
+        let topology = Topology::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        Bench { options, is_host: false, topology, plan_config: PlanConfig::default() }
     }
 
     fn run() -> Run {
@@ -405,7 +410,7 @@ mod tests {
                 .unwrap()
         };
         let (algo, proto) =
-            (Knobs::parse_algo(&value("NCCL_ALGO")), Knobs::parse_proto(&value("NCCL_PROTO")));
+            (PlanConfig::parse_algo(&value("NCCL_ALGO")), PlanConfig::parse_proto(&value("NCCL_PROTO")));
         let bit = 1 << Protocol::SymLl as u8;
         // Of Collective::ALL, all_reduce is the first, reduce the second.
         assert_eq!((proto.unwrap()[0], algo.unwrap()[1]), (Some(bit), None));
@@ -414,13 +419,17 @@ mod tests {
 
     #[test]
     fn the_file_is_what_communicators_read() {
-        let world = World::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
-        let mut constants = world.constants;
+        let topology = Topology::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        let mut constants = topology.constants;
         constants.wire_gbs = 123.456;
         let found = Fit { constants, error_before: 2.0, error: 1.05 };
-        let text = file(&found, &world, "NVIDIA H200");
-        assert_eq!(Constants::parse(&text, world.device, world.link).unwrap(), Some(constants), "{text}");
+        let text = file(&found, &topology, "NVIDIA H200");
+        assert_eq!(
+            Constants::parse(&text, topology.device, topology.link).unwrap(),
+            Some(constants),
+            "{text}"
+        );
         assert!(text.contains("5.0 %") && text.contains("ranks = 8"), "{text}");
-        assert_eq!(Constants::parse(&text, world.device, Link::Pcie).unwrap(), None);
+        assert_eq!(Constants::parse(&text, topology.device, Link::Pcie).unwrap(), None);
     }
 }

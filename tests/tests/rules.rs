@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported::{self, Handle};
 use hawser_plan::ir::text::to_text;
-use hawser_plan::world::{DeviceKind, Link};
-use hawser_plan::{Algorithm, Collective, Knobs, World};
+use hawser_plan::topology::{DeviceKind, Link};
+use hawser_plan::{Algorithm, Collective, PlanConfig, Topology};
 use hawser_plugin::tuner::SettingsFile;
 use hawser_runtime::comm::{Facts, Tuners};
 use hawser_runtime::{Stream, unique_id};
@@ -149,13 +149,18 @@ fn a_rule_takes_a_program_that_the_user_brought() {
     let mut program = algo::program(&key).unwrap();
     program.shape.name = "mine".into();
     let brought = Handle::keep(imported::read(&to_text(&program)).unwrap(), 3);
-    let knobs = Knobs { imports: vec![brought], slot_bytes: [0, 0, 32 << 10], lanes: 8, ..Knobs::default() };
-    let world = World::single_host(4, DeviceKind::Host, Link::HostMemory);
+    let plan_config = PlanConfig {
+        imports: vec![brought],
+        slot_bytes: [0, 0, 32 << 10],
+        lanes: 8,
+        ..PlanConfig::default()
+    };
+    let topology = Topology::single_host(4, DeviceKind::Host, Link::HostMemory);
     let chosen = |rules: &str| {
         let tuner = RuleTuner::new(vec![RuleFile::named(file("toml", rules))]);
-        let tuners = Tuners::of(&tuner, &world, &knobs, None).unwrap();
+        let tuners = Tuners::of(&tuner, &topology, &plan_config, None).unwrap();
         let call = call(&plain(Collective::AllReduce, 4, 1000), (16, 16));
-        tuners.choose(&call, Facts::default(), &world, &knobs).unwrap().choice
+        tuners.choose(&call, Facts::default(), &topology, &plan_config).unwrap().choice
     };
     let mine = chosen("[[rule]]\nuse = [{ program = \"yours\" }, { program = \"mine\" }]");
     assert!(

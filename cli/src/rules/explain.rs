@@ -63,26 +63,26 @@ pub fn text(options: &Options) -> Result<String> {
             Collective::ALL.map(Collective::name).join(", ")
         );
     };
-    let (world, source) = options.machine.world()?;
-    let mut knobs = comm::knobs_of(&world)?;
+    let (topology, source) = options.machine.topology()?;
+    let mut plan_config = comm::knobs_of(&topology)?;
     let files: Vec<RuleFile> = options.files.iter().map(RuleFile::named).collect();
     let rules = super::read(&files)?;
     let tuner = RuleTuner::new(files);
     let name = Some(options.communicator.as_str());
-    let tuners = Tuners::of(&tuner, &world, &knobs, name)?;
-    knobs.copy_engines = tuners.wants_copy_engines();
-    let geometry = Test::One(collective).geometry(options.bytes, options.datatype, world.size());
+    let tuners = Tuners::of(&tuner, &topology, &plan_config, name)?;
+    plan_config.copy_engines = tuners.wants_copy_engines();
+    let geometry = Test::One(collective).geometry(options.bytes, options.datatype, topology.size());
     let (dtype, op) = (options.datatype, options.op);
     let scalar = Scalar::Immediate(0);
     let call = Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
-    let candidates = choose::candidates(&call, &world, &knobs)?;
+    let candidates = choose::candidates(&call, &topology, &plan_config)?;
     let facts = Facts { in_graph: options.in_graph, registered: options.registered, trial: None };
-    let Some((question, table)) = comm::asked(&call, facts, &world, &candidates) else {
+    let Some((question, table)) = comm::asked(&call, facts, &topology, &candidates) else {
         bail!("rules are not asked about {}: it has one way only", collective.name());
     };
-    let chosen = tuners.choose(&call, facts, &world, &knobs)?;
+    let chosen = tuners.choose(&call, facts, &topology, &plan_config)?;
 
-    let job = Job::from(&comm::tuner_config(0, &world, &knobs, name));
+    let job = Job::from(&comm::tuner_config(0, &topology, &plan_config, name));
     let engine = Engine::new(&rules, "", &job, Log::silent());
     let mut seen: Vec<(&Rule, Outcome<'_>)> = Vec::new();
     engine.trace(&question, &table, |rule, outcome| seen.push((rule, outcome)));
@@ -92,11 +92,11 @@ pub fn text(options: &Options) -> Result<String> {
         question.bytes,
         dtype.name(),
         if collective.reduces() { format!(" by {}", op.name()) } else { String::new() },
-        world.size(),
-        world.hosts(),
-        if world.hosts() == 1 { "host" } else { "hosts" },
-        world.device,
-        world.link.name()
+        topology.size(),
+        topology.hosts(),
+        if topology.hosts() == 1 { "host" } else { "hosts" },
+        topology.device,
+        topology.link.name()
     );
     let _ = writeln!(text, "rules of {}, in the order in which they are looked at:", tuner.name());
     list(&mut text, &rules, &job, &seen);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::{self, Outcome};
-use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
 use serde::{Deserialize, Serialize};
 
 use super::Options;
@@ -96,16 +96,17 @@ impl<'a> Bench<'a> {
         options: &'a Options,
         is_host: bool,
         ranks: u32,
-        world: &World,
-        knobs: &Knobs,
+        topology: &Topology,
+        plan_config: &PlanConfig,
     ) -> Result<Self> {
-        let knobs = Knobs { algorithms: [None; 8], protocols: [None; 8], ..knobs.clone() };
+        let plan_config = PlanConfig { algorithms: [None; 8], protocols: [None; 8], ..plan_config.clone() };
         let mut ways = vec![Way::Default];
         let last = last(options, is_host);
         for &collective in &options.collectives {
             let mut bytes = options.min_bytes.min(last);
             while bytes <= last {
-                for candidate in choose::candidates(&call(collective, bytes, ranks), world, &knobs)? {
+                for candidate in choose::candidates(&call(collective, bytes, ranks), topology, &plan_config)?
+                {
                     let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
                     // Rules cannot name all.
                     let has_name = !matches!(algorithm, Algorithm::Imported(_))

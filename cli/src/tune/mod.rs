@@ -111,8 +111,8 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     let name = device::open(0)?.caps().name.clone();
-    let (world, knobs) = comm::outlook(&(0..ranks).collect::<Vec<_>>())?;
-    let bench = Bench::new(options, is_host, ranks, &world, &knobs)?;
+    let (topology, plan_config) = comm::outlook(&(0..ranks).collect::<Vec<_>>())?;
+    let bench = Bench::new(options, is_host, ranks, &topology, &plan_config)?;
     let mut state = State::open(&state_file(out), &bench.question(&name), options.restart)?;
     println!("# {ranks} ranks on {name}, {} ways, {} rounds", bench.ways().len(), options.rounds);
     if state.rounds() > 0 {

@@ -183,7 +183,7 @@ impl Collective {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
     }
 
-    /// Blocks of `count` elements in the input buffer of a world of `ranks` (NCCL's `count` argument).
+    /// Blocks of `count` elements in the input buffer of a topology of `ranks` (NCCL's `count` argument).
     pub const fn input_blocks(self, ranks: u32) -> u32 {
         match self {
             Self::ReduceScatter | Self::AllToAll | Self::Scatter => ranks,

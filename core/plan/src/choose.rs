@@ -1,20 +1,20 @@
 //! Which program, protocol and how many instances a call gets, and why.
 //!
-//! A pure function of call (without its addresses), world and settings: equal inputs on all ranks
+//! A pure function of call (without its addresses), topology and settings: equal inputs on all ranks
 //! give equal choices on all ranks. Callers may keep the choice per (collective, count, type, root).
 
 use std::fmt;
 
 use crate::algo::{self, ProgramKey};
 use crate::call::{Call, Collective};
+use crate::config::{Algorithm, Measured, PlanConfig, Protocol};
 use crate::cost;
 use crate::device_plan::DeviceOp;
 use crate::dma;
 use crate::error::{PlanError, Result};
 use crate::exchange;
-use crate::knobs::{Algorithm, Knobs, Measured, Protocol};
 use crate::lower::{device_op, fold};
-use crate::world::{DeviceKind, Link, World};
+use crate::topology::{DeviceKind, Link, Topology};
 
 /// Instances that are tried.
 const INSTANCES: [u32; 7] = [1, 2, 4, 8, 12, 16, 24];
@@ -73,15 +73,15 @@ pub struct Candidate {
     pub outcome: Outcome,
     /// Why it is taken only if advice orders it, if so.
     pub held: Option<&'static str>,
-    /// It has been measured on GPUs in a world of this form, so that its price means something.
+    /// It has been measured on GPUs in a topology of this form, so that its price means something.
     pub is_measured: bool,
 }
 
 impl Candidate {
-    fn new(algorithm: Algorithm, protocol: Protocol, outcome: Outcome, world: &World) -> Self {
+    fn new(algorithm: Algorithm, protocol: Protocol, outcome: Outcome, topology: &Topology) -> Self {
         let is_measured = match algorithm.measured() {
             Measured::Everywhere => true,
-            Measured::BetweenHosts => world.hosts() > 1 && world.hosts() == world.size(),
+            Measured::BetweenHosts => topology.hosts() > 1 && topology.hosts() == topology.size(),
             Measured::Nowhere => false,
         };
         Self { algorithm, protocol, outcome, held: None, is_measured }
@@ -115,43 +115,43 @@ pub struct Advice {
     pub blocks: Option<u32>,
 }
 
-/// Chooses for a call that moves data between the ranks of `world`.
+/// Chooses for a call that moves data between the ranks of `topology`.
 ///
 /// # Errors
 /// `InvalidUsage` when `NCCL_ALGO`, `NCCL_PROTO` or the device leave nothing; the text names which.
-pub fn choose(call: &Call, world: &World, knobs: &Knobs) -> Result<Choice> {
-    decide(call, world, knobs, candidates(call, world, knobs)?, None)
+pub fn choose(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Choice> {
+    decide(call, topology, config, candidates(call, topology, config)?, None)
 }
 
 /// All candidates for a call, with what filtered each or its predicted time.
 ///
 /// # Errors
 /// A program that cannot be made: a bug of this crate.
-pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>> {
-    let bytes = call.total_bytes(world.size());
-    let mut candidates = imported(call, world, knobs)?;
-    let collnet = world.collnet != 0 && call.collective == Collective::AllReduce;
+pub fn candidates(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
+    let bytes = call.total_bytes(topology.size());
+    let mut candidates = imported(call, topology, config)?;
+    let collnet = topology.collnet != 0 && call.collective == Collective::AllReduce;
     for &algorithm in algo::algorithms(call.collective).iter().chain(collnet.then_some(&Algorithm::CollNet)) {
-        let key = key(call, algorithm, world);
+        let key = key(call, algorithm, topology);
         if let Some(reason) =
-            (algorithm == Algorithm::CollNet).then(|| refused_by_network(call, world)).flatten()
+            (algorithm == Algorithm::CollNet).then(|| refused_by_network(call, topology)).flatten()
         {
             let outcome = Outcome::Filtered(reason);
-            candidates.push(Candidate::new(algorithm, Protocol::Simple, outcome, world));
+            candidates.push(Candidate::new(algorithm, Protocol::Simple, outcome, topology));
             continue;
         }
         let fused = exchange::is_known(algorithm);
         let copied = !call.collective.reduces() || algorithm == Algorithm::AllPairs;
         let can = |p: &Protocol| (fused || !p.is_exchange()) && (copied || *p != Protocol::Dma);
         for protocol in Protocol::ALL.into_iter().filter(can) {
-            let outcome = match filter(call, &key, protocol, world, knobs) {
+            let outcome = match filter(call, &key, protocol, topology, config) {
                 Some(reason) => Outcome::Filtered(reason),
-                None => price(&key, protocol, bytes, world, knobs)?,
+                None => price(&key, protocol, bytes, topology, config)?,
             };
-            candidates.push(Candidate::new(algorithm, protocol, outcome, world));
+            candidates.push(Candidate::new(algorithm, protocol, outcome, topology));
         }
     }
-    pass_sm(call, world, knobs, &mut candidates)?;
+    pass_sm(call, topology, config, &mut candidates)?;
     Ok(candidates)
 }
 
@@ -160,14 +160,19 @@ pub fn candidates(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candi
 ///
 /// # Errors
 /// `InvalidUsage` where they have to and cannot; the text names why each program is out.
-fn pass_sm(call: &Call, world: &World, knobs: &Knobs, candidates: &mut [Candidate]) -> Result<()> {
-    if world.size() == 1 {
+fn pass_sm(
+    call: &Call,
+    topology: &Topology,
+    config: &PlanConfig,
+    candidates: &mut [Candidate],
+) -> Result<()> {
+    if topology.size() == 1 {
         return Ok(());
     }
     let reduces = call.collective.reduces();
     let is_possible = |c: &Candidate| matches!(c.outcome, Outcome::Predicted { .. });
-    let is_small = reduces && call.total_bytes(world.size()) < dma::fold::LEAST_BYTES;
-    let held = match knobs.pass_sm {
+    let is_small = reduces && call.total_bytes(topology.size()) < dma::fold::LEAST_BYTES;
+    let held = match config.pass_sm {
         0 => Some("for a rule with executor = \"dma\""),
         _ if is_small && candidates.iter().any(|c| c.protocol != Protocol::Dma && is_possible(c)) => {
             Some("kernels are faster below 1 MiB; for a rule with executor = \"dma\"")
@@ -180,14 +185,14 @@ fn pass_sm(call: &Call, world: &World, knobs: &Knobs, candidates: &mut [Candidat
     }
     if candidates.iter().any(|c| c.protocol == Protocol::Dma && is_possible(c)) {
         for candidate in candidates.iter_mut().filter(|c| c.protocol != Protocol::Dma) {
-            match knobs.pass_sm {
+            match config.pass_sm {
                 1 => candidate.held = Some("NCCL_PASS_SM; for a rule with executor = \"sm\""),
                 _ => candidate.outcome = Outcome::Filtered("left out by NCCL_PASS_SM".into()),
             }
         }
         return Ok(());
     }
-    if knobs.pass_sm < 2 || reduces {
+    if config.pass_sm < 2 || reduces {
         return Ok(());
     }
     let reasons: Vec<String> =
@@ -199,22 +204,22 @@ fn pass_sm(call: &Call, world: &World, knobs: &Knobs, candidates: &mut [Candidat
     )))
 }
 
-/// The user's programs for the collective. Each is offered with its author's protocol first; another one is for worlds
+/// The user's programs for the collective. Each is offered with its author's protocol first; another one is for topologies
 /// that do not have that.
-fn imported(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>> {
-    let bytes = call.total_bytes(world.size());
+fn imported(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
+    let bytes = call.total_bytes(topology.size());
     let mut candidates = Vec::new();
-    for &program in knobs.imports.iter().filter(|p| p.program.shape.collective == call.collective) {
-        let key = key(call, Algorithm::Imported(program), world);
+    for &program in config.imports.iter().filter(|p| p.program.shape.collective == call.collective) {
+        let key = key(call, Algorithm::Imported(program), topology);
         let others =
             [Protocol::Simple, Protocol::Ll, Protocol::Ll128].into_iter().filter(|&p| p != program.protocol);
         for protocol in [program.protocol].into_iter().chain(others) {
-            let refused = program.refuses(call, world.size(), knobs);
-            let outcome = match refused.or_else(|| filter(call, &key, protocol, world, knobs)) {
+            let refused = program.refuses(call, topology.size(), config);
+            let outcome = match refused.or_else(|| filter(call, &key, protocol, topology, config)) {
                 Some(reason) => Outcome::Filtered(reason),
-                None => price(&key, protocol, bytes, world, knobs)?,
+                None => price(&key, protocol, bytes, topology, config)?,
             };
-            candidates.push(Candidate::new(key.algorithm, protocol, outcome, world));
+            candidates.push(Candidate::new(key.algorithm, protocol, outcome, topology));
         }
     }
     Ok(candidates)
@@ -227,12 +232,12 @@ fn imported(call: &Call, world: &World, knobs: &Knobs) -> Result<Vec<Candidate>>
 /// As [`choose`].
 pub fn decide(
     call: &Call,
-    world: &World,
-    knobs: &Knobs,
+    topology: &Topology,
+    config: &PlanConfig,
     candidates: Vec<Candidate>,
     advice: Option<&Advice>,
 ) -> Result<Choice> {
-    let ranks = world.size();
+    let ranks = topology.size();
     let bytes = call.total_bytes(ranks);
     let advised = advice.and_then(|advice| Some((best_advised(&candidates, advice)?, advice)));
     let Some(best) = advised.map(|(best, _)| best).or_else(|| taken(&candidates)) else {
@@ -245,21 +250,23 @@ pub fn decide(
         _ => us,
     };
     let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
-    let key = key(call, algorithm, world);
+    let key = key(call, algorithm, topology);
     let blocks = advised.and_then(|(_, advice)| advice.blocks);
     let instances = match blocks {
         Some(blocks) if protocol.is_exchange() || protocol == Protocol::Dma => {
             blocks.clamp(1, best.instances)
         }
         Some(blocks) => {
-            let most = fold(&key, algo::channels(&key)?, knobs)?.most_instances;
-            blocks.div_ceil(channels).clamp(1, most.min((knobs.most_ctas(call.collective) / channels).max(1)))
+            let most = fold(&key, algo::channels(&key)?, config)?.most_instances;
+            blocks
+                .div_ceil(channels)
+                .clamp(1, most.min((config.most_ctas(call.collective) / channels).max(1)))
         }
         None => best.instances,
     };
     let threads = match protocol.is_exchange() {
         true => exchange::grid(protocol, key.ranks, longest_part(&key, bytes), instances).1,
-        false => threads(world, protocol, bytes / u64::from(instances * channels)),
+        false => threads(topology, protocol, bytes / u64::from(instances * channels)),
     };
     let who = match (advised, algorithm) {
         (Some((_, advice)), _) => format!("fastest by {}", advice.source),
@@ -277,11 +284,11 @@ pub fn decide(
 }
 
 /// The program of a family for a call.
-pub(crate) fn key(call: &Call, algorithm: Algorithm, world: &World) -> ProgramKey {
-    let key = ProgramKey::new(call.collective, algorithm, world.size(), call.root);
+pub(crate) fn key(call: &Call, algorithm: Algorithm, topology: &Topology) -> ProgramKey {
+    let key = ProgramKey::new(call.collective, algorithm, topology.size(), call.root);
     match algorithm {
         Algorithm::Hierarchical | Algorithm::CollNet => {
-            ProgramKey { per_host: world.per_host().unwrap_or(0), ..key }
+            ProgramKey { per_host: topology.per_host().unwrap_or(0), ..key }
         }
         _ => key,
     }
@@ -294,7 +301,7 @@ fn longest_part(key: &ProgramKey, bytes: u64) -> u64 {
 }
 
 /// Whether the collnet plugin cannot reduce what a call asks for.
-fn refused_by_network(call: &Call, world: &World) -> Option<String> {
+fn refused_by_network(call: &Call, topology: &Topology) -> Option<String> {
     let op = match device_op(call) {
         DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => 0,
         DeviceOp::Prod => 1,
@@ -302,12 +309,18 @@ fn refused_by_network(call: &Call, world: &World) -> Option<String> {
         DeviceOp::Min => 3,
     };
     let bit = 5 * call.dtype as u64 + op;
-    let refuses = world.collnet >> bit & 1 == 0;
+    let refuses = topology.collnet >> bit & 1 == 0;
     refuses.then(|| format!("the network does not reduce {} by {}", call.dtype.name(), call.op.name()))
 }
 
 /// Why a candidate cannot be, if so.
-fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knobs: &Knobs) -> Option<String> {
+fn filter(
+    call: &Call,
+    key: &ProgramKey,
+    protocol: Protocol,
+    topology: &Topology,
+    config: &PlanConfig,
+) -> Option<String> {
     let index = Collective::ALL.iter().position(|&c| c == key.collective).unwrap_or(0);
     let most = algo::max_ranks(key.collective, key.algorithm);
     if key.ranks == 1 {
@@ -318,7 +331,7 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
         return Some(format!("offered up to {most} ranks"));
     }
     if matches!(key.algorithm, Algorithm::Hierarchical | Algorithm::CollNet) {
-        if world.hosts() < 2 {
+        if topology.hosts() < 2 {
             return Some("there is one host only".to_string());
         }
         if key.per_host == 0 {
@@ -328,27 +341,27 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
             return Some(error.into_text());
         }
     }
-    if knobs.algorithms[index].is_some_and(|mask| mask & algorithm_bit(key.algorithm) == 0) {
+    if config.algorithms[index].is_some_and(|mask| mask & algorithm_bit(key.algorithm) == 0) {
         return Some("left out by NCCL_ALGO".to_string());
     }
-    if knobs.protocols[index].is_some_and(|mask| mask & protocol_bit(protocol) == 0) {
-        let is_spared = knobs.pass_sm > 0 && protocol_bit(protocol) & exchange::tile_bits() != 0;
+    if config.protocols[index].is_some_and(|mask| mask & protocol_bit(protocol) == 0) {
+        let is_spared = config.pass_sm > 0 && protocol_bit(protocol) & exchange::tile_bits() != 0;
         let why = if is_spared { "NCCL_PASS_SM, whose staging has its memory" } else { "NCCL_PROTO" };
         return Some(format!("left out by {why}"));
     }
     if protocol.is_exchange() {
-        return exchange::refused(call, key, protocol, world);
+        return exchange::refused(call, key, protocol, topology);
     }
     if protocol == Protocol::Dma {
-        return dma::refused(call, key, world, knobs);
+        return dma::refused(call, key, topology, config);
     }
-    if knobs.slot_bytes[protocol.slots()] < 128 {
+    if config.slot_bytes[protocol.slots()] < 128 {
         return Some("its FIFO slots are configured away".to_string());
     }
-    match (protocol, world.device, world.link) {
+    match (protocol, topology.device, topology.link) {
         (Protocol::Simple, _, _) => None,
         (_, DeviceKind::Host, _) => Some("the host device has the Simple protocol only".to_string()),
-        _ if world.hosts() > 1 => Some("networks carry the Simple protocol only".to_string()),
+        _ if topology.hosts() > 1 => Some("networks carry the Simple protocol only".to_string()),
         (Protocol::Ll128, DeviceKind::Cuda { sm }, _) if sm < 70 => {
             Some(format!("LL128 needs sm_70, this is sm_{sm}"))
         }
@@ -360,48 +373,54 @@ fn filter(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World, knob
 }
 
 /// The cheapest number of instances of a candidate.
-fn price(key: &ProgramKey, protocol: Protocol, bytes: u64, world: &World, knobs: &Knobs) -> Result<Outcome> {
+fn price(
+    key: &ProgramKey,
+    protocol: Protocol,
+    bytes: u64,
+    topology: &Topology,
+    config: &PlanConfig,
+) -> Result<Outcome> {
     if protocol.is_exchange() {
-        let max_ctas = exchange::most_blocks(protocol).min(knobs.most_ctas(key.collective));
+        let max_ctas = exchange::most_blocks(protocol).min(config.most_ctas(key.collective));
         let blocks = exchange::grid(protocol, key.ranks, longest_part(key, bytes), max_ctas).0;
-        let us = predict(key, protocol, (blocks, 1), bytes, world, knobs) as f32;
+        let us = predict(key, protocol, (blocks, 1), bytes, topology, config) as f32;
         return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
     }
     if protocol == Protocol::Dma {
-        let knobs = dma::knobs_for(key, bytes, world, knobs);
-        if let Err(error) = fold(key, algo::channels(key)?, &knobs) {
+        let config = dma::config_for(key, bytes, topology, config);
+        if let Err(error) = fold(key, algo::channels(key)?, &config) {
             return Ok(Outcome::Filtered(error.into_text()));
         }
         let us = match key.collective.reduces() {
-            true => cost::predict_folds(key, dma::fold::ctas(&knobs), bytes, world, &knobs),
-            false => predict(key, protocol, (dma::LANES, 1), bytes, world, &knobs),
+            true => cost::predict_folds(key, dma::fold::ctas(&config), bytes, topology, &config),
+            false => predict(key, protocol, (dma::LANES, 1), bytes, topology, &config),
         } as f32;
         return Ok(Outcome::Predicted { us, instances: dma::LANES, channels: 1 });
     }
-    let fold = match fold(key, algo::channels(key)?, knobs) {
+    let fold = match fold(key, algo::channels(key)?, config) {
         Ok(fold) => fold,
         Err(error) => return Ok(Outcome::Filtered(error.into_text())),
     };
     let channels = fold.blocks;
-    let most = knobs.most_ctas(key.collective);
-    if channels > most && most < knobs.max_ctas {
+    let most = config.most_ctas(key.collective);
+    if channels > most && most < config.max_ctas {
         return Ok(Outcome::Filtered(format!("needs {channels} CTAs, HAWSER_SM_FREE_CTAS allows {most}")));
     }
     let limit = fold.most_instances.min((most / channels).max(1));
-    let limit = match world.device {
+    let limit = match topology.device {
         DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
         DeviceKind::Host => limit.min(2),
-        DeviceKind::Cuda { .. } if world.hosts() > 1 => limit.min(NET_INSTANCES),
+        DeviceKind::Cuda { .. } if topology.hosts() > 1 => limit.min(NET_INSTANCES),
         DeviceKind::Cuda { .. } => limit,
     };
-    let useful_bytes = if world.hosts() > 1 { NET_USEFUL_BYTES } else { USEFUL_BYTES };
+    let useful_bytes = if topology.hosts() > 1 { NET_USEFUL_BYTES } else { USEFUL_BYTES };
     let chunk = bytes / u64::from(algo::shape(key)?.per_block);
     let useful = u64::from(limit).min(chunk.div_ceil(useful_bytes).max(1)) as u32;
-    let least = knobs.min_ctas.div_ceil(channels).min(limit);
+    let least = config.min_ctas.div_ceil(channels).min(limit);
     let limit = useful.max(least);
     let mut best: Option<(f32, u32)> = None;
     for instances in INSTANCES.into_iter().map(|i| i.clamp(least, limit)) {
-        let us = predict(key, protocol, (instances, channels), bytes, world, knobs) as f32;
+        let us = predict(key, protocol, (instances, channels), bytes, topology, config) as f32;
         if best.is_none_or(|(cheapest, _)| us < cheapest) {
             best = Some((us, instances));
         }
@@ -416,16 +435,16 @@ pub(crate) fn predict(
     protocol: Protocol,
     (instances, channels): (u32, u32),
     bytes: u64,
-    world: &World,
-    knobs: &Knobs,
+    topology: &Topology,
+    config: &PlanConfig,
 ) -> f64 {
     if !protocol.is_exchange() {
-        return cost::predict(key, channels, protocol, instances, bytes, world, knobs);
+        return cost::predict(key, channels, protocol, instances, bytes, topology, config);
     }
     let most = longest_part(key, bytes);
     let (blocks, threads, tile) = exchange::grid(protocol, key.ranks, most, instances);
     let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
-    cost::predict_exchange(key, protocol, (blocks, rounds), bytes, world)
+    cost::predict_exchange(key, protocol, (blocks, rounds), bytes, topology)
 }
 
 /// A candidate that can be taken.
@@ -472,8 +491,8 @@ fn least<'a>(all: impl Iterator<Item = Best<'a>>) -> Option<Best<'a>> {
     })
 }
 
-fn threads(world: &World, protocol: Protocol, bytes_per_block: u64) -> u32 {
-    let usual = cost::threads(world.device, protocol);
+fn threads(topology: &Topology, protocol: Protocol, bytes_per_block: u64) -> u32 {
+    let usual = cost::threads(topology.device, protocol);
     if protocol == Protocol::Ll && bytes_per_block > 4096 { usual * 2 } else { usual }
 }
 
@@ -486,7 +505,7 @@ fn nothing_left(collective: Collective, ranks: u32, candidates: &[Candidate]) ->
     text
 }
 
-/// Bit of an algorithm in [`Knobs::algorithms`].
+/// Bit of an algorithm in [`PlanConfig::algorithms`].
 pub fn algorithm_bit(algorithm: Algorithm) -> u64 {
     match algorithm {
         Algorithm::Imported(program) => program_bit(program.place()),
@@ -505,7 +524,7 @@ pub fn program_bit(place: u32) -> u64 {
     1 << place.saturating_add(FIRST_PROGRAM).min(u64::BITS - 1)
 }
 
-/// Bit of a protocol in [`Knobs::protocols`].
+/// Bit of a protocol in [`PlanConfig::protocols`].
 pub fn protocol_bit(protocol: Protocol) -> u8 {
     1 << protocol as u8
 }

@@ -6,8 +6,8 @@
 use std::mem::{offset_of, size_of};
 
 use crate::call::DataType;
+use crate::config::Protocol;
 use crate::ir::MAX_FAN;
-use crate::knobs::Protocol;
 
 /// Blocks (CTAs) of one launch at most.
 pub const MAX_BLOCKS: usize = 64;

@@ -8,10 +8,10 @@
 use crate::algo::ProgramKey;
 use crate::call::{Call, Collective, ReduceOp};
 use crate::choose::protocol_bit;
+use crate::config::{Algorithm, PlanConfig, Protocol};
 use crate::exchange;
-use crate::knobs::{Algorithm, Knobs, Protocol};
 use crate::lower::PACK_BYTES;
-use crate::world::{Link, World};
+use crate::topology::{Link, Topology};
 
 /// [`exchange::ExchangeArgs::direct`]: it is wanted.
 pub const TRY: u8 = 1;
@@ -29,21 +29,21 @@ pub(crate) const LINES_BYTES: u64 =
 /// Parts below this do not pay for telling addresses.
 const LEAST_PART: u64 = 64 << 10;
 /// Whether ranks should try to reach each other's memory at bring-up: they share a process and some call may use it.
-pub fn is_wanted(world: &World, knobs: &Knobs, processes: &[u64]) -> bool {
+pub fn is_wanted(topology: &Topology, config: &PlanConfig, processes: &[u64]) -> bool {
     let together = processes.windows(2).all(|pair| pair[0] == pair[1]);
     let bit = protocol_bit(Protocol::SymDirect);
-    let allowed = knobs.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
-    together && allowed && world.link == Link::NvLink && exchange::refused_world(world).is_none()
+    let allowed = config.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
+    together && allowed && topology.link == Link::NvLink && exchange::refused_topology(topology).is_none()
 }
 
 /// Why a call of which exchange kernels are capable cannot be done so, if so.
-pub(crate) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<String> {
+pub(crate) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Option<String> {
     let bytes = call.block_bytes();
-    let most = exchange::longest_part(call.collective, key.algorithm, bytes, world.size());
-    if world.link != Link::NvLink {
+    let most = exchange::longest_part(call.collective, key.algorithm, bytes, topology.size());
+    if topology.link != Link::NvLink {
         return Some("SymDirect reads other GPUs' memory: NVLink only".into());
     }
-    if !world.direct {
+    if !topology.direct {
         return Some("SymDirect is for GPUs of one process that reach each other's memory".into());
     }
     if call.collective.reduces() && call.op == ReduceOp::PreMulSum {
@@ -52,7 +52,8 @@ pub(crate) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<St
     if (call.collective, key.algorithm) == (Collective::AllReduce, Algorithm::OneShot) {
         return Some("in place, ranks would overwrite what others still read".into());
     }
-    let blocks = call.collective.input_blocks(world.size()).max(call.collective.output_blocks(world.size()));
+    let blocks =
+        call.collective.input_blocks(topology.size()).max(call.collective.output_blocks(topology.size()));
     if blocks > 1 && !bytes.is_multiple_of(PACK_BYTES) {
         return Some(format!("parts of {bytes} bytes are no multiple of {PACK_BYTES}"));
     }

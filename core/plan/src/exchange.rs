@@ -17,12 +17,12 @@ use self::parts::{Parts, Shape};
 use crate::algo::ProgramKey;
 use crate::call::{Call, Collective};
 use crate::choose::{Choice, protocol_bit};
+use crate::config::{Algorithm, Protocol};
 use crate::device_plan::{DeviceOp, KernelKey};
 use crate::direct;
-use crate::knobs::{Algorithm, Protocol};
 use crate::lower::{PACK_BYTES, device_op, scalar};
-use crate::world::{DeviceKind, Link, World};
-use crate::{DataType, Knobs};
+use crate::topology::{DeviceKind, Link, Topology};
+use crate::{DataType, PlanConfig};
 
 /// Most ranks of an exchange.
 pub const RANKS: usize = 8;
@@ -175,9 +175,9 @@ impl Area {
     }
 }
 
-/// Which protocols of fused kernels some call may use, as bits of [`Knobs::protocols`].
-fn allowed(knobs: &Knobs) -> u8 {
-    knobs.protocols.iter().fold(0, |all, mask| all | mask.unwrap_or(u8::MAX)) & area_bits()
+/// Which protocols of fused kernels some call may use, as bits of [`PlanConfig::protocols`].
+fn allowed(config: &PlanConfig) -> u8 {
+    config.protocols.iter().fold(0, |all, mask| all | mask.unwrap_or(u8::MAX)) & area_bits()
 }
 
 /// The bits of the protocols that are so.
@@ -195,18 +195,18 @@ pub fn tile_bits() -> u8 {
     bits(|protocol| matches!(protocol, Protocol::SymSimple | Protocol::SymDirect))
 }
 
-/// The areas of the ranks of `world`, if the settings let some call be an exchange.
-pub fn area(world: &World, knobs: &Knobs) -> Option<Area> {
-    let allowed = allowed(knobs);
-    let area = (allowed != 0 && refused_world(world).is_none()).then(|| Area::new(world.size()))?;
+/// The areas of the ranks of `topology`, if the settings let some call be an exchange.
+pub fn area(topology: &Topology, config: &PlanConfig) -> Option<Area> {
+    let allowed = allowed(config);
+    let area = (allowed != 0 && refused_topology(topology).is_none()).then(|| Area::new(topology.size()))?;
     Some(if allowed & tile_bits() == 0 { area.without_tiles() } else { area })
 }
 
-pub(crate) fn refused_world(world: &World) -> Option<String> {
-    match (world.device, world.link) {
+pub(crate) fn refused_topology(topology: &Topology) -> Option<String> {
+    match (topology.device, topology.link) {
         (DeviceKind::Host, _) => Some("the host device has the Simple protocol only".into()),
-        _ if world.hosts() > 1 => Some("exchanges are for the ranks of one host".into()),
-        _ if !(2..=RANKS as u32).contains(&world.size()) => {
+        _ if topology.hosts() > 1 => Some("exchanges are for the ranks of one host".into()),
+        _ if !(2..=RANKS as u32).contains(&topology.size()) => {
             Some(format!("exchanges are for 2 to {RANKS} ranks"))
         }
         (DeviceKind::Cuda { sm }, _) if sm < 90 => {
@@ -240,21 +240,21 @@ pub fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
     }
 }
 
-/// Why a call has no exchange kernel of `protocol` by the program `key` in this world, if so.
-pub fn refused(call: &Call, key: &ProgramKey, protocol: Protocol, world: &World) -> Option<String> {
-    if let Some(reason) = refused_world(world) {
+/// Why a call has no exchange kernel of `protocol` by the program `key` in this topology, if so.
+pub fn refused(call: &Call, key: &ProgramKey, protocol: Protocol, topology: &Topology) -> Option<String> {
+    if let Some(reason) = refused_topology(topology) {
         return Some(reason);
     }
     if !has_kernel(device_op(call), call.dtype) {
         return Some(format!("no fused kernel reduces {} by {}", call.dtype.name(), call.op.name()));
     }
-    if protocol == Protocol::SymLl128 && world.link != Link::NvLink {
+    if protocol == Protocol::SymLl128 && topology.link != Link::NvLink {
         return Some("SymLL128 needs lines that land whole: NVLink only".into());
     }
     if !is_known(key.algorithm) {
         return Some("its steps are no exchanges".into());
     }
-    if protocol == Protocol::SymDirect { direct::refused(call, key, world) } else { None }
+    if protocol == Protocol::SymDirect { direct::refused(call, key, topology) } else { None }
 }
 
 /// Most blocks of a launch.
@@ -362,7 +362,7 @@ pub struct ExchangePlan {
 
 impl ExchangePlan {
     /// Plans `call` for `rank`. The choice must be one that [`refused`] does not refuse.
-    pub fn new(call: &Call, choice: &Choice, rank: u32, ranks: u32, knobs: &Knobs) -> Self {
+    pub fn new(call: &Call, choice: &Choice, rank: u32, ranks: u32, config: &PlanConfig) -> Self {
         let op = device_op(call);
         let bytes = call.block_bytes();
         let mut parts = Parts::new(rank, ranks);
@@ -370,7 +370,7 @@ impl ExchangePlan {
         let Parts { mut args, flow, has_dst, shape, .. } = parts;
         args.flow = flow;
         args.most = longest_part(call.collective, choice.key.algorithm, bytes, ranks);
-        let mut max_ctas = knobs.most_ctas(call.collective);
+        let mut max_ctas = config.most_ctas(call.collective);
         if choice.instances > 0 {
             max_ctas = max_ctas.min(choice.instances);
         }

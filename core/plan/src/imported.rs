@@ -6,10 +6,10 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 
 use crate::call::Call;
+use crate::config::{Digest, PlanConfig, Protocol};
 use crate::device_plan::{DeviceOp, MAX_BLOCKS};
 use crate::error::{PlanError, Result};
 use crate::ir::{Program, text, verify};
-use crate::knobs::{Digest, Knobs, Protocol};
 use crate::lower;
 use crate::msccl::{self, MOST_SLOTS};
 
@@ -155,7 +155,7 @@ impl Imported {
     }
 
     /// Why it does not fit a call on `ranks` ranks, if so.
-    pub fn refuses(&self, call: &Call, ranks: u32, knobs: &Knobs) -> Option<String> {
+    pub fn refuses(&self, call: &Call, ranks: u32, config: &PlanConfig) -> Option<String> {
         let shape = &self.program.shape;
         let (least, most) = self.bytes;
         let bytes = call.total_bytes(ranks);
@@ -173,8 +173,8 @@ impl Imported {
             let most = if most == u64::MAX { "any size".to_string() } else { format!("{most} bytes") };
             return Some(format!("made for {least} bytes to {most}"));
         }
-        if self.min_depth > knobs.depth {
-            return Some(format!("needs {} FIFO slots, there are {}", self.min_depth, knobs.depth));
+        if self.min_depth > config.depth {
+            return Some(format!("needs {} FIFO slots, there are {}", self.min_depth, config.depth));
         }
         None
     }

@@ -4,11 +4,11 @@
 //! into `a`'s heap at `entry(lane, b)`. A pure function of the agreed settings, so no offsets are exchanged.
 //! Only ranks of one host write into each other's heaps: peers are counted by their place on the host.
 
+use crate::config::PlanConfig;
 use crate::device_plan::DevComm;
 use crate::dma::{self, Staging};
 use crate::exchange::{self, Area};
-use crate::knobs::Knobs;
-use crate::world::World;
+use crate::topology::Topology;
 
 /// Bytes of the counter page of an entry: tails at 0, credits at 256, one counter per 64 bytes.
 const COUNTERS: u64 = 512;
@@ -42,22 +42,22 @@ pub struct HeapLayout {
 
 impl HeapLayout {
     /// The layout for `ranks` ranks, at most `local` of them on a host. A slot of 0 bytes leaves a protocol out.
-    pub fn new(ranks: u32, local: u32, knobs: &Knobs) -> Self {
-        let slot_bytes = knobs.slot_bytes;
+    pub fn new(ranks: u32, local: u32, config: &PlanConfig) -> Self {
+        let slot_bytes = config.slot_bytes;
         let slot_stride = [slot_bytes[0] * 2, slot_bytes[1].div_ceil(120) * 128, slot_bytes[2]];
         let mut fifo_offset = [0; 3];
         let mut at = 0;
         for p in 0..3 {
             fifo_offset[p] = at;
-            at += (slot_stride[p] * knobs.depth).next_multiple_of(512);
+            at += (slot_stride[p] * config.depth).next_multiple_of(512);
         }
         let entry_bytes = COUNTERS + u64::from(at);
         Self {
             ranks,
             local,
-            lanes: knobs.lanes + knobs.message_lanes(),
-            message_lanes: knobs.message_lanes(),
-            depth: knobs.depth,
+            lanes: config.lanes + config.message_lanes(),
+            message_lanes: config.message_lanes(),
+            depth: config.depth,
             slot_bytes,
             slot_stride,
             fifo_offset,
@@ -68,18 +68,18 @@ impl HeapLayout {
     }
 
     /// The layout of a communicator, with all that its heaps hold.
-    pub fn of(world: &World, knobs: &Knobs) -> Self {
-        let mut layout = Self::new(world.size(), world.places().1, knobs);
-        layout.area = exchange::area(world, knobs);
-        if dma::has_staging(world, knobs) {
-            layout = layout.with_staging(knobs);
+    pub fn of(topology: &Topology, config: &PlanConfig) -> Self {
+        let mut layout = Self::new(topology.size(), topology.places().1, config);
+        layout.area = exchange::area(topology, config);
+        if dma::has_staging(topology, config) {
+            layout = layout.with_staging(config);
         }
         layout
     }
 
     /// The same with staging for copy engines.
-    pub fn with_staging(self, knobs: &Knobs) -> Self {
-        Self { staging: Some(Staging::new(self.local, knobs)), ..self }
+    pub fn with_staging(self, config: &PlanConfig) -> Self {
+        Self { staging: Some(Staging::new(self.local, config)), ..self }
     }
 
     /// Bytes of a heap: none where no two ranks share a host.
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn entries_do_not_overlap_and_fit() {
-        let layout = HeapLayout::new(9, 5, &Knobs { lanes: 3, ..Knobs::default() });
+        let layout = HeapLayout::new(9, 5, &PlanConfig { lanes: 3, ..PlanConfig::default() });
         assert_eq!((layout.lanes, layout.message_lanes), (7, 4));
         // The two directions of messages.
         assert_eq!(layout.entry(3, 1), layout.entry(5, 1));
@@ -156,8 +156,9 @@ mod tests {
         starts.sort_unstable();
         assert!(starts.windows(2).all(|w| w[1] - w[0] == layout.entry_bytes));
         assert_eq!(starts.last().unwrap() + layout.entry_bytes, layout.heap_bytes());
-        assert_eq!(HeapLayout::new(9, 1, &Knobs::default()).heap_bytes(), 0);
-        let with_area = HeapLayout { area: Some(Area::new(8)), ..HeapLayout::new(8, 8, &Knobs::default()) };
+        assert_eq!(HeapLayout::new(9, 1, &PlanConfig::default()).heap_bytes(), 0);
+        let with_area =
+            HeapLayout { area: Some(Area::new(8)), ..HeapLayout::new(8, 8, &PlanConfig::default()) };
         assert_eq!(with_area.area_at() % 512, 0);
         assert_eq!(with_area.heap_bytes(), with_area.area_at() + with_area.area.unwrap().bytes);
         for p in 0..3 {

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Deciding is kept apart from doing: this crate has no I/O, no clock, no environment, no thread
-//! and no `unsafe`. A choice is a pure function of what all ranks agreed on ([`World`], [`Knobs`])
+//! and no `unsafe`. A choice is a pure function of what all ranks agreed on ([`Topology`], [`PlanConfig`])
 //! and of the [`Call`], so equal inputs on every rank give equal plans on every rank.
 
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@
 pub mod algo;
 pub mod call;
 pub mod choose;
+pub mod config;
 pub mod cost;
 pub mod device_plan;
 pub mod direct;
@@ -21,17 +22,16 @@ pub mod error;
 pub mod exchange;
 pub mod imported;
 pub mod ir;
-pub mod knobs;
 pub mod layout;
 pub mod lower;
 pub mod msccl;
 pub mod p2p;
+pub mod topology;
 pub mod vector;
-pub mod world;
 
 pub use call::{Call, Collective, DataType, ReduceOp};
 pub use choose::{Choice, Why};
+pub use config::{Algorithm, Measured, PlanConfig, Protocol};
 pub use error::{PlanError, Result};
 pub use ir::Program;
-pub use knobs::{Algorithm, Knobs, Measured, Protocol};
-pub use world::World;
+pub use topology::Topology;

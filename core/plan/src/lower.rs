@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use crate::algo::{self, ProgramKey};
 use crate::call::{Call, DataType, ReduceOp, Scalar};
 use crate::choose::Choice;
+use crate::config::{Algorithm, PlanConfig, Protocol};
 use crate::device_plan::{
     ACC_DST, Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, NO_DEP, POST, PRE,
     SIGNAL, Step, Work, tag,
@@ -14,7 +15,6 @@ use crate::dma::Direct;
 use crate::error::{PlanError, Result};
 use crate::imported::Imported;
 use crate::ir::{self, Buf, Channel, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
-use crate::knobs::{Algorithm, Knobs, Protocol};
 
 /// FIFO slots that every generated program gets by with (the tests prove it with the verifier).
 pub const SLOTS_NEEDED: u32 = 2;
@@ -151,7 +151,7 @@ pub fn bind(
     call: &Call,
     choice: &Choice,
     world_ranks: u32,
-    knobs: &Knobs,
+    config: &PlanConfig,
 ) -> Result<LaunchPlan> {
     let op = device_op(call);
     let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
@@ -164,17 +164,17 @@ pub fn bind(
         chunks: lowered.chunks,
         ..Work::default()
     };
-    let fold = fold(&choice.key, lowered.channels.len() as u32, knobs)?;
+    let fold = fold(&choice.key, lowered.channels.len() as u32, config)?;
     if lowered.signals && fold.channels_per_block > 1 {
         return Err(PlanError::usage(format!(
             "the program's {} channels wait for each other and need a lane each, there are {}: raise the number of lanes",
             lowered.channels.len(),
-            knobs.lanes
+            config.lanes
         )));
     }
     let instances =
-        cut(&mut work, choice.instances.clamp(1, fold.most_instances), choice.protocol, elem, knobs)?;
-    work.slices = (knobs.depth / slots_needed(&choice.key)).max(1);
+        cut(&mut work, choice.instances.clamp(1, fold.most_instances), choice.protocol, elem, config)?;
+    work.slices = (config.depth / slots_needed(&choice.key)).max(1);
     work.tag = tag(dtype, op);
     let mut args =
         Box::new(Args { protocol: choice.protocol as u8, divisor: world_ranks, ..Args::default() });
@@ -188,7 +188,7 @@ pub fn bind(
     let scratch_bytes = u64::from(lowered.scratch_chunks) * work.chunk * elem;
     let kernel = KernelKey::new(op, dtype, choice.protocol);
     let direct = Direct::of(&choice.key, work.chunk * elem);
-    let ctas = knobs.reducing_ctas;
+    let ctas = config.reducing_ctas;
     Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, direct, ctas })
 }
 
@@ -201,14 +201,20 @@ fn slots_needed(key: &ProgramKey) -> u32 {
 
 /// Cuts `work.count` elements of `elem` bytes into chunks, at most `wanted` instances, and tiles.
 /// Returns the number of instances, 0 when there is nothing to do.
-pub(crate) fn cut(work: &mut Work, wanted: u32, protocol: Protocol, elem: u64, knobs: &Knobs) -> Result<u32> {
+pub(crate) fn cut(
+    work: &mut Work,
+    wanted: u32,
+    protocol: Protocol,
+    elem: u64,
+    config: &PlanConfig,
+) -> Result<u32> {
     let pack = PACK_BYTES / elem;
-    let slot = u64::from(knobs.slot_bytes[protocol.slots()]) / PACK_BYTES * pack;
+    let slot = u64::from(config.slot_bytes[protocol.slots()]) / PACK_BYTES * pack;
     if slot == 0 {
         return Err(PlanError::usage(format!(
             "protocol {} has no FIFO slots (slot size {} bytes): choose another one",
             protocol.name(),
-            knobs.slot_bytes[protocol.slots()]
+            config.slot_bytes[protocol.slots()]
         )));
     }
     if work.count == 0 {
@@ -242,15 +248,15 @@ pub(crate) struct Fold {
 /// Decides how many channels share a block when lanes, blocks or `NCCL_MAX_CTAS` are fewer than the
 /// program's channels. Channels that follow one another on every rank in the same order, on the
 /// same FIFOs, are programs run one after the other: what was free of deadlock stays so.
-pub(crate) fn fold(key: &ProgramKey, channels: u32, knobs: &Knobs) -> Result<Fold> {
+pub(crate) fn fold(key: &ProgramKey, channels: u32, config: &PlanConfig) -> Result<Fold> {
     let channels = channels.max(1);
     if let Algorithm::Imported(program) = key.algorithm
         && key.ranks > 1
     {
-        return fold_imported(&program, knobs);
+        return fold_imported(&program, config);
     }
-    let available = knobs.lanes.min(MAX_BLOCKS as u32);
-    let wanted = available.min(knobs.most_ctas(key.collective)).max(1);
+    let available = config.lanes.min(MAX_BLOCKS as u32);
+    let wanted = available.min(config.most_ctas(key.collective)).max(1);
     let most = (MAX_CHANNEL_STEPS / algo::most_channel_steps(key)).max(1);
     let channels_per_block = channels.div_ceil(wanted).min(most);
     let blocks = channels.div_ceil(channels_per_block);
@@ -258,22 +264,22 @@ pub(crate) fn fold(key: &ProgramKey, channels: u32, knobs: &Knobs) -> Result<Fol
         return Err(PlanError::usage(format!(
             "the program's {channels} channels need {blocks} FIFO lanes, there are {}: \
              raise the number of lanes or choose another algorithm",
-            knobs.lanes
+            config.lanes
         )));
     }
     Ok(Fold { channels_per_block, blocks, lanes: blocks, most_instances: available / blocks })
 }
 
 /// The user's programs say which channels share lanes; every channel is a block.
-fn fold_imported(program: &Imported, knobs: &Knobs) -> Result<Fold> {
+fn fold_imported(program: &Imported, config: &PlanConfig) -> Result<Fold> {
     let (lanes, blocks) = (program.lanes(), program.channels());
-    let instances = (knobs.lanes / lanes).min(MAX_BLOCKS as u32 / blocks);
+    let instances = (config.lanes / lanes).min(MAX_BLOCKS as u32 / blocks);
     if instances > 0 {
         return Ok(Fold { channels_per_block: 1, blocks, lanes, most_instances: instances });
     }
     Err(PlanError::usage(format!(
         "needs {lanes} FIFO lanes and {blocks} blocks, there are {} and {MAX_BLOCKS}",
-        knobs.lanes
+        config.lanes
     )))
 }
 

@@ -21,6 +21,7 @@
 //! with the same peer either (a device keeps the counters of both directions together).
 
 use crate::DataType;
+use crate::config::{PlanConfig, Protocol};
 use crate::device_plan::{
     Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, MAX_WORKS, NO_DEP, Step,
     Work,
@@ -28,9 +29,8 @@ use crate::device_plan::{
 use crate::dma;
 use crate::error::{PlanError, Result};
 use crate::ir::Buf;
-use crate::knobs::{Knobs, Protocol};
 use crate::lower::{LaunchPlan, cut};
-use crate::world::{DeviceKind, Link, World};
+use crate::topology::{DeviceKind, Link, Topology};
 use rustc_hash::FxHashMap;
 
 /// One send or receive of a group.
@@ -55,8 +55,8 @@ pub fn plan(
     messages: &[Message],
     rank: u32,
     ranks: u32,
-    world: &World,
-    knobs: &Knobs,
+    topology: &Topology,
+    config: &PlanConfig,
 ) -> Result<Vec<LaunchPlan>> {
     if let Some(bad) = messages.iter().find(|m| m.peer >= ranks) {
         let what = if bad.send { "send to" } else { "receive from" };
@@ -67,9 +67,9 @@ pub fn plan(
         )));
     }
     let copies = own_copies(messages, rank)?;
-    let remote = keyed(messages, rank, ranks, world, knobs);
-    let own = if by_copy_engines(world, knobs) { Protocol::Dma } else { Protocol::Simple };
-    let mut launches = Launches { knobs, rank, world, list: Vec::new(), used: Vec::new() };
+    let remote = keyed(messages, rank, ranks, topology, config);
+    let own = if by_copy_engines(topology, config) { Protocol::Dma } else { Protocol::Simple };
+    let mut launches = Launches { config, rank, topology, list: Vec::new(), used: Vec::new() };
     let protocol = remote.first().map_or(own, |(key, _)| key.protocol);
     for OwnCopy { from, to, bytes } in copies {
         let part = Part { peer: rank, send: false, recv: false, base: [from, to, 0], bytes };
@@ -83,28 +83,28 @@ pub fn plan(
 }
 
 /// Whether copy engines carry messages: rules are not asked about them.
-fn by_copy_engines(world: &World, knobs: &Knobs) -> bool {
-    knobs.pass_sm > 0 && dma::has_staging(world, knobs)
+fn by_copy_engines(topology: &Topology, config: &PlanConfig) -> bool {
+    config.pass_sm > 0 && dma::has_staging(topology, config)
 }
 
 /// The protocol of a message: equal at both ends because sizes and settings are. Over NVLink a block of LL moves what little it
 /// has in less time than the other protocols take to begin, up to 16 KiB (2 H200: 128 KiB in 12 blocks 5.5 µs, LL128 7.0).
-pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Protocol {
+pub fn protocol(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig) -> Protocol {
     const SMALL: u64 = 16 << 10;
-    if by_copy_engines(world, knobs) {
+    if by_copy_engines(topology, config) {
         return Protocol::Dma;
     }
-    let DeviceKind::Cuda { sm } = world.device else { return Protocol::Simple };
+    let DeviceKind::Cuda { sm } = topology.device else { return Protocol::Simple };
     if is_far {
         return Protocol::Simple;
     }
-    let (ll, ll128) = match world.link {
+    let (ll, ll128) = match topology.link {
         Link::NvLink if sm >= 70 => {
-            ((u64::from(most_blocks(world, knobs)) * SMALL).min(128 << 10), 256 << 10)
+            ((u64::from(most_blocks(topology, config)) * SMALL).min(128 << 10), 256 << 10)
         }
         Link::NvLink | Link::Pcie | Link::HostMemory => (SMALL, 0),
     };
-    let usable = |p: Protocol| u64::from(knobs.slot_bytes[p.slots()]) >= 128;
+    let usable = |p: Protocol| u64::from(config.slot_bytes[p.slots()]) >= 128;
     if bytes <= ll && usable(Protocol::Ll) {
         Protocol::Ll
     } else if bytes <= ll128 && usable(Protocol::Ll128) {
@@ -116,32 +116,32 @@ pub fn protocol(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> Proto
 
 /// Blocks that carry a message of `bytes` bytes in each direction: equal at both ends. Small messages
 /// get as many as let a rank exchange one with every peer in a single launch.
-pub fn instances(bytes: u64, is_far: bool, world: &World, knobs: &Knobs) -> u32 {
+pub fn instances(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig) -> u32 {
     if is_far {
         // As many connections as bring anything over TCP.
-        return (bytes.div_ceil(1 << 20).clamp(1, 4) as u32).min(most_each_way(world, knobs));
+        return (bytes.div_ceil(1 << 20).clamp(1, 4) as u32).min(most_each_way(topology, config));
     }
-    let most = most_blocks(world, knobs);
-    let wanted = match (protocol(bytes, is_far, world, knobs), bytes) {
+    let most = most_blocks(topology, config);
+    let wanted = match (protocol(bytes, is_far, topology, config), bytes) {
         // A piece for each thread.
         (Protocol::Ll, _) => bytes.div_ceil(2 << 10).clamp(1, u64::from(most)) as u32,
         (_, ..=0x8_0000) => bytes.div_ceil(16 << 10).clamp(1, u64::from(most)) as u32,
         (_, ..=0x20_0000) => most.max(4),
         _ => 12,
     };
-    wanted.min(most_each_way(world, knobs))
+    wanted.min(most_each_way(topology, config))
 }
 
 /// Most blocks of a message, so that one that is sent and one that is received stay within the CTAs of a launch.
-fn most_each_way(world: &World, knobs: &Knobs) -> u32 {
-    let ctas = if world.device == DeviceKind::Host { knobs.max_ctas } else { knobs.max_ctas / 2 };
-    ctas.min(knobs.message_lanes() / 2).max(1)
+fn most_each_way(topology: &Topology, config: &PlanConfig) -> u32 {
+    let ctas = if topology.device == DeviceKind::Host { config.max_ctas } else { config.max_ctas / 2 };
+    ctas.min(config.message_lanes() / 2).max(1)
 }
 
 /// Blocks of a small message, so that a rank may exchange one with every peer in a single launch.
-fn most_blocks(world: &World, knobs: &Knobs) -> u32 {
-    let share = (MAX_BLOCKS as u32 / (2 * world.size().saturating_sub(1).max(1))).clamp(1, 12);
-    share.min(most_each_way(world, knobs))
+fn most_blocks(topology: &Topology, config: &PlanConfig) -> u32 {
+    let share = (MAX_BLOCKS as u32 / (2 * topology.size().saturating_sub(1).max(1))).clamp(1, 12);
+    share.min(most_each_way(topology, config))
 }
 
 /// What orders messages, the first field first; equal at both ends.
@@ -190,13 +190,19 @@ impl Part {
 }
 
 /// Messages to others, sorted by key.
-fn keyed(messages: &[Message], rank: u32, ranks: u32, world: &World, knobs: &Knobs) -> Vec<(Key, Message)> {
+fn keyed(
+    messages: &[Message],
+    rank: u32,
+    ranks: u32,
+    topology: &Topology,
+    config: &PlanConfig,
+) -> Vec<(Key, Message)> {
     let mut seen: FxHashMap<(u32, bool), u32> = FxHashMap::default();
     let mut keyed: Vec<(Key, Message)> = messages
         .iter()
         .filter(|m| m.peer != rank && m.bytes > 0)
         .map(|&message| {
-            let protocol = protocol(message.bytes, world.is_far(rank, message.peer), world, knobs);
+            let protocol = protocol(message.bytes, topology.is_far(rank, message.peer), topology, config);
             let count = seen.entry((message.peer, message.send)).or_default();
             let pass = *count;
             *count += 1;
@@ -250,9 +256,9 @@ pub fn own_copies(messages: &[Message], rank: u32) -> Result<Vec<OwnCopy>> {
 
 /// Fills launches one after the other.
 struct Launches<'a> {
-    knobs: &'a Knobs,
+    config: &'a PlanConfig,
     rank: u32,
-    world: &'a World,
+    topology: &'a Topology,
     list: Vec<LaunchPlan>,
     /// Works and (peer, send) pairs of the last launch.
     used: Vec<(u32, bool)>,
@@ -275,8 +281,8 @@ impl Launches<'_> {
             cuts.push((work, n));
         }
         let blocks: usize = cuts.iter().map(|&(_, n)| n as usize).sum();
-        let is_ctas = protocol != Protocol::Dma && self.world.device != DeviceKind::Host;
-        let ctas = if is_ctas { self.knobs.max_ctas as usize } else { MAX_BLOCKS };
+        let is_ctas = protocol != Protocol::Dma && self.topology.device != DeviceKind::Host;
+        let ctas = if is_ctas { self.config.max_ctas as usize } else { MAX_BLOCKS };
         let fits = self.list.last().is_some_and(|last| {
             last.kernel.protocol == protocol
                 && usize::from(last.args.n_blocks) + blocks <= MAX_BLOCKS.min(ctas)
@@ -299,8 +305,8 @@ impl Launches<'_> {
             let shares_lanes = protocol == Protocol::Dma;
             let first_lane = match downward {
                 _ if shares_lanes => 0,
-                false => self.knobs.lanes,
-                true => self.knobs.lanes + self.knobs.message_lanes() / 2,
+                false => self.config.lanes,
+                true => self.config.lanes + self.config.message_lanes() / 2,
             };
             for instance in 0..n {
                 let lane = if part.send || part.recv { first_lane + instance } else { 0 } as u8;
@@ -322,11 +328,11 @@ impl Launches<'_> {
     /// Cuts a part's work into tiles and blocks; returns the number of blocks.
     fn cut(&self, work: &mut Work, part: &Part, protocol: Protocol) -> Result<u32> {
         if protocol == Protocol::Dma {
-            let staged = dma::knobs(self.knobs, self.world, part.bytes);
+            let staged = dma::config(self.config, self.topology, part.bytes);
             return cut(work, dma::LANES, protocol, 1, &staged);
         }
-        let is_far = self.world.is_far(self.rank, part.peer);
-        cut(work, instances(part.bytes, is_far, self.world, self.knobs), protocol, 1, self.knobs)
+        let is_far = self.topology.is_far(self.rank, part.peer);
+        cut(work, instances(part.bytes, is_far, self.topology, self.config), protocol, 1, self.config)
     }
 
     /// Whether a part would share an end of a FIFO with the last launch.
@@ -336,7 +342,7 @@ impl Launches<'_> {
 
     fn empty(&self, protocol: Protocol) -> LaunchPlan {
         let kernel = KernelKey::new(DeviceOp::Copy, DataType::Uint8, protocol);
-        let threads = crate::cost::threads(self.world.device, protocol);
+        let threads = crate::cost::threads(self.topology.device, protocol);
         let args = Box::new(Args { protocol: protocol as u8, ..Args::default() });
         LaunchPlan { args, kernel, threads, scratch_bytes: 0, direct: dma::Direct::Free, ctas: 0 }
     }

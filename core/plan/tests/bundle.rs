@@ -10,7 +10,7 @@ use hawser_plan::exchange::bundle::{
     SPREAD_SRC,
 };
 use hawser_plan::exchange::{ExchangeArgs, ExchangePlan, THREADS};
-use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp};
+use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, Protocol, ReduceOp};
 use proptest::prelude::*;
 
 const PROGRAMS: [(Collective, Algorithm); 11] = [
@@ -82,7 +82,7 @@ impl Common {
         }
     }
 
-    fn plan(&self, ranks: u32, rank: u32, local: &Local, knobs: &Knobs) -> (Call, ExchangePlan) {
+    fn plan(&self, ranks: u32, rank: u32, local: &Local, config: &PlanConfig) -> (Call, ExchangePlan) {
         let call = self.call(ranks, rank, local);
         let (collective, algorithm) = PROGRAMS[self.program];
         let why =
@@ -90,7 +90,7 @@ impl Common {
         let key = ProgramKey::new(collective, algorithm, ranks, call.root);
         let protocol = self.protocol;
         let choice = Choice { key, protocol, instances: 64, threads: 512, predicted_us: 0.0, why };
-        let mut plan = ExchangePlan::new(&call, &choice, rank, ranks, knobs);
+        let mut plan = ExchangePlan::new(&call, &choice, rank, ranks, config);
         let areas: Vec<u64> = (1..=u64::from(ranks)).map(|r| r << 32).collect();
         plan.connect(&areas, 7 << 20, 9 << 20);
         (call, plan)
@@ -150,13 +150,13 @@ struct Planned {
     launches: Vec<(Vec<usize>, BundleLaunch)>,
 }
 
-fn planned(group: &[(Call, ExchangePlan)], streams: &[u64], knobs: &Knobs) -> Planned {
+fn planned(group: &[(Call, ExchangePlan)], streams: &[u64], config: &PlanConfig) -> Planned {
     let mut all = Planned { bundles: Vec::new(), launches: Vec::new() };
     let mut index = 0;
     while index < group.len() {
         let mut gathering = Gathering::default();
         let mut end = index;
-        while end < group.len() && gathering.take(&group[end].1, knobs) {
+        while end < group.len() && gathering.take(&group[end].1, config) {
             end += 1;
         }
         let range = index..end.max(index + 1);
@@ -165,7 +165,7 @@ fn planned(group: &[(Call, ExchangePlan)], streams: &[u64], knobs: &Knobs) -> Pl
             continue;
         }
         let plans: Vec<&ExchangePlan> = group[range.clone()].iter().map(|(_, plan)| plan).collect();
-        let (places, threads) = bundle::places(&plans, knobs);
+        let (places, threads) = bundle::places(&plans, config);
         let members: Vec<Member> =
             range.clone().map(|i| Member::new(&group[i].1, &group[i].0, streams[i])).collect();
         for cut in bundle::cut(&members) {
@@ -217,9 +217,9 @@ fn touch(a: &std::ops::Range<u64>, b: &std::ops::Range<u64>) -> bool {
 }
 
 /// No launch takes more blocks than the settings allow, those for reductions if it has one.
-fn check_blocks(group: &[(Call, ExchangePlan)], planned: &Planned, knobs: &Knobs) {
+fn check_blocks(group: &[(Call, ExchangePlan)], planned: &Planned, config: &PlanConfig) {
     for (indices, launch) in &planned.launches {
-        let most = indices.iter().map(|&i| knobs.most_ctas(group[i].0.collective)).min().unwrap();
+        let most = indices.iter().map(|&i| config.most_ctas(group[i].0.collective)).min().unwrap();
         assert!(launch.blocks <= most, "{} blocks of {most}: {indices:?}", launch.blocks);
     }
 }
@@ -256,7 +256,7 @@ fn check_launches(group: &[(Call, ExchangePlan)], streams: &[u64], ranks: u32, p
     }
 }
 
-fn check(ranks: u32, group: &[Common], locals: &[Vec<Local>], knobs: &Knobs) {
+fn check(ranks: u32, group: &[Common], locals: &[Vec<Local>], config: &PlanConfig) {
     let mut first: Option<Planned> = None;
     for rank in 0..ranks {
         let locals = &locals[rank as usize];
@@ -267,12 +267,15 @@ fn check(ranks: u32, group: &[Common], locals: &[Vec<Local>], knobs: &Knobs) {
             Local { input: local.input - odd, output: local.output - odd_out, stream: local.stream }
         };
         let locals: Vec<Local> = group.iter().zip(locals).map(local).collect();
-        let plans: Vec<(Call, ExchangePlan)> =
-            group.iter().zip(&locals).map(|(common, local)| common.plan(ranks, rank, local, knobs)).collect();
+        let plans: Vec<(Call, ExchangePlan)> = group
+            .iter()
+            .zip(&locals)
+            .map(|(common, local)| common.plan(ranks, rank, local, config))
+            .collect();
         let streams: Vec<u64> = locals.iter().map(|local| local.stream).collect();
-        let planned = planned(&plans, &streams, knobs);
+        let planned = planned(&plans, &streams, config);
         check_launches(&plans, &streams, ranks, &planned);
-        check_blocks(&plans, &planned, knobs);
+        check_blocks(&plans, &planned, config);
         let launched: usize = planned.launches.iter().map(|(indices, _)| indices.len()).sum();
         assert_eq!(launched, planned.bundles.iter().map(|(indices, ..)| indices.len()).sum::<usize>());
         match &first {
@@ -299,7 +302,7 @@ proptest! {
         max_ctas in prop_oneof![3 => Just(64u32), 1 => 1..32u32],
         (pass_sm, reducing_ctas) in prop_oneof![2 => Just((0, 2)), 1 => (Just(1), 1..9u32)],
     ) {
-        check(ranks, &group, &locals, &Knobs { max_ctas, pass_sm, reducing_ctas, ..Knobs::default() });
+        check(ranks, &group, &locals, &PlanConfig { max_ctas, pass_sm, reducing_ctas, ..PlanConfig::default() });
     }
 }
 
@@ -314,71 +317,75 @@ fn apart(n: usize) -> Vec<Local> {
     (0..n).map(|i| Local { input: at(2 * i), output: at(2 * i + 1), stream: 1 }).collect()
 }
 
-fn group_of(commons: &[Common], locals: &[Local], knobs: &Knobs) -> (Vec<(Call, ExchangePlan)>, Vec<u64>) {
-    let plans = commons.iter().zip(locals).map(|(common, local)| common.plan(4, 1, local, knobs)).collect();
+fn group_of(
+    commons: &[Common],
+    locals: &[Local],
+    config: &PlanConfig,
+) -> (Vec<(Call, ExchangePlan)>, Vec<u64>) {
+    let plans = commons.iter().zip(locals).map(|(common, local)| common.plan(4, 1, local, config)).collect();
     (plans, locals.iter().map(|local| local.stream).collect())
 }
 
-fn planned_of(group: &[(Call, ExchangePlan)], streams: &[u64], knobs: &Knobs) -> usize {
-    planned(group, streams, knobs).launches.len()
+fn planned_of(group: &[(Call, ExchangePlan)], streams: &[u64], config: &PlanConfig) -> usize {
+    planned(group, streams, config).launches.len()
 }
 
 #[test]
 fn sixty_four_small_calls_are_one_launch() {
-    let knobs = Knobs::default();
+    let config = PlanConfig::default();
     for count in [1, 16, 500, 4000] {
-        let (group, streams) = group_of(&many(64, count), &apart(64), &knobs);
-        let planned = planned(&group, &streams, &knobs);
+        let (group, streams) = group_of(&many(64, count), &apart(64), &config);
+        let planned = planned(&group, &streams, &config);
         assert_eq!(planned.launches.len(), 1, "{count}");
         let launch = &planned.launches[0].1;
         assert_eq!((launch.args.n_ops, launch.args.rank, launch.args.ranks), (64, 1, 4));
         assert_eq!(launch.kernel.symbol(), "hawser_sum_u32_symll_bundle");
     }
-    let (group, streams) = group_of(&many(65, 16), &apart(65), &knobs);
-    assert_eq!(planned(&group, &streams, &knobs).launches.len(), 1, "the 65th goes alone");
+    let (group, streams) = group_of(&many(65, 16), &apart(65), &config);
+    assert_eq!(planned(&group, &streams, &config).launches.len(), 1, "the 65th goes alone");
 }
 
 #[test]
 fn groups_of_reductions_beside_copy_engines_are_light() {
-    let knobs = Knobs { pass_sm: 1, reducing_ctas: 2, ..Knobs::default() };
-    let (group, streams) = group_of(&many(64, 100), &apart(64), &knobs);
-    let planned = planned(&group, &streams, &knobs);
+    let config = PlanConfig { pass_sm: 1, reducing_ctas: 2, ..PlanConfig::default() };
+    let (group, streams) = group_of(&many(64, 100), &apart(64), &config);
+    let planned = planned(&group, &streams, &config);
     assert!(!planned.launches.is_empty() && planned.launches.iter().all(|(_, launch)| launch.blocks <= 2));
     // A move that needs ten blocks is none of them.
     let mut commons = many(3, 100);
     (commons[1].program, commons[1].count) = (6, 10_000);
-    let (group, streams) = group_of(&commons, &apart(3), &knobs);
-    assert_eq!(planned_of(&group, &streams, &knobs), 0);
+    let (group, streams) = group_of(&commons, &apart(3), &config);
+    assert_eq!(planned_of(&group, &streams, &config), 0);
     commons.swap(1, 2);
-    let (group, streams) = group_of(&commons, &apart(3), &knobs);
-    assert_eq!(planned_of(&group, &streams, &knobs), 1);
+    let (group, streams) = group_of(&commons, &apart(3), &config);
+    assert_eq!(planned_of(&group, &streams, &config), 1);
 }
 
 #[test]
 fn moves_share_launches_with_reductions_of_their_size() {
-    let knobs = Knobs::default();
+    let config = PlanConfig::default();
     let mut commons = many(4, 100);
     // All-gather and all-to-all of the same size, then an all-gather of bytes, which is a bundle's beginning of its own.
     (commons[1].program, commons[2].program) = (6, 8);
-    let (group, streams) = group_of(&commons, &apart(4), &knobs);
-    let together = planned(&group, &streams, &knobs);
+    let (group, streams) = group_of(&commons, &apart(4), &config);
+    let together = planned(&group, &streams, &config);
     assert_eq!(together.launches.iter().map(|(i, _)| i.clone()).collect::<Vec<_>>(), [vec![0, 1, 2, 3]]);
     assert_eq!(together.launches[0].1.kernel.op, DeviceOp::Sum);
     commons[2].dtype = DataType::Uint8;
-    let (group, streams) = group_of(&commons, &apart(4), &knobs);
-    let split = planned(&group, &streams, &knobs);
+    let (group, streams) = group_of(&commons, &apart(4), &config);
+    let split = planned(&group, &streams, &config);
     assert_eq!(split.bundles.iter().map(|(i, ..)| i.clone()).collect::<Vec<_>>(), [vec![0, 1]], "{split:?}");
 }
 
 #[test]
 fn what_depends_on_each_other_is_cut_on_this_rank_only() {
-    let knobs = Knobs::default();
+    let config = PlanConfig::default();
     let commons = many(4, 100);
     let launches = |change: fn(&mut Vec<Local>)| {
         let mut locals = apart(4);
         change(&mut locals);
-        let (group, streams) = group_of(&commons, &locals, &knobs);
-        let planned = planned(&group, &streams, &knobs);
+        let (group, streams) = group_of(&commons, &locals, &config);
+        let planned = planned(&group, &streams, &config);
         assert_eq!(planned.bundles.len(), 1);
         planned.launches.into_iter().map(|(indices, _)| indices).collect::<Vec<_>>()
     };
@@ -393,16 +400,16 @@ fn what_depends_on_each_other_is_cut_on_this_rank_only() {
 
 #[test]
 fn what_has_no_bundle_stays_alone() {
-    let knobs = Knobs::default();
-    let launches = |commons: &[Common], knobs: &Knobs| {
-        let (group, streams) = group_of(commons, &apart(commons.len()), knobs);
-        planned(&group, &streams, knobs).launches.len()
+    let config = PlanConfig::default();
+    let launches = |commons: &[Common], config: &PlanConfig| {
+        let (group, streams) = group_of(commons, &apart(commons.len()), config);
+        planned(&group, &streams, config).launches.len()
     };
     let tiles = |common: &Common| Common { protocol: Protocol::SymSimple, ..*common };
-    assert_eq!(launches(&many(4, 100), &knobs), 1);
-    assert_eq!(launches(&many(4, 100).iter().map(tiles).collect::<Vec<_>>(), &knobs), 0);
-    assert_eq!(launches(&many(4, 100_000), &knobs), 0, "more than one round of all blocks");
-    assert_eq!(launches(&many(4, 100), &Knobs { fuse: false, ..Knobs::default() }), 0);
+    assert_eq!(launches(&many(4, 100), &config), 1);
+    assert_eq!(launches(&many(4, 100).iter().map(tiles).collect::<Vec<_>>(), &config), 0);
+    assert_eq!(launches(&many(4, 100_000), &config), 0, "more than one round of all blocks");
+    assert_eq!(launches(&many(4, 100), &PlanConfig { fuse: false, ..PlanConfig::default() }), 0);
 }
 
 /// The kernels know sizes and bits by constants of their own.

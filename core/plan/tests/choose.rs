@@ -9,9 +9,9 @@ use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::imported::{self, Handle};
 use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::msccl::{Window, to_xml};
-use hawser_plan::world::{DeviceKind, Link};
+use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{
-    Algorithm, Call, Choice, Collective, DataType, Knobs, Measured, Protocol, ReduceOp, World,
+    Algorithm, Call, Choice, Collective, DataType, Measured, PlanConfig, Protocol, ReduceOp, Topology,
 };
 
 const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
@@ -29,41 +29,41 @@ fn call(collective: Collective, count: u64) -> Call {
     }
 }
 
-fn pick(collective: Collective, count: u64, world: &World, knobs: &Knobs) -> Choice {
-    choose(&call(collective, count), world, knobs).unwrap()
+fn pick(collective: Collective, count: u64, topology: &Topology, config: &PlanConfig) -> Choice {
+    choose(&call(collective, count), topology, config).unwrap()
 }
 
 #[test]
 fn small_takes_few_hops_and_large_takes_bandwidth() {
-    let world = World::single_host(8, GPU, Link::NvLink);
-    let knobs = Knobs::default();
-    let small = pick(Collective::AllReduce, 2, &world, &knobs);
+    let topology = Topology::single_host(8, GPU, Link::NvLink);
+    let config = PlanConfig::default();
+    let small = pick(Collective::AllReduce, 2, &topology, &config);
     assert_eq!((small.key.algorithm, small.protocol), (Algorithm::OneShot, Protocol::SymLl));
-    let large = pick(Collective::AllReduce, 256 << 20, &world, &knobs);
+    let large = pick(Collective::AllReduce, 256 << 20, &topology, &config);
     assert!(matches!(large.protocol, Protocol::Simple | Protocol::SymSimple), "{:?}", large.protocol);
     assert!(large.instances >= 8 && small.instances <= 2, "{} and {}", large.instances, small.instances);
-    assert_eq!(pick(Collective::AllGather, 64, &world, &knobs).key.algorithm, Algorithm::AllPairs);
+    assert_eq!(pick(Collective::AllGather, 64, &topology, &config).key.algorithm, Algorithm::AllPairs);
 }
 
 #[test]
 fn every_choice_can_be_bound() {
-    let worlds = [
+    let topologies = [
         (GPU, Link::NvLink),
         (GPU, Link::Pcie),
         (GPU, Link::HostMemory),
         (DeviceKind::Host, Link::HostMemory),
     ];
-    let mut settings = vec![Knobs::default(), Knobs { max_ctas: 1, ..Knobs::default() }];
-    settings.push(Knobs { min_ctas: 32, ..Knobs::default() });
-    settings.push(Knobs { lanes: 1, ..Knobs::default() });
-    settings.push(Knobs { lanes: 9, ..Knobs::default() });
-    for (device, link) in worlds {
+    let mut settings = vec![PlanConfig::default(), PlanConfig { max_ctas: 1, ..PlanConfig::default() }];
+    settings.push(PlanConfig { min_ctas: 32, ..PlanConfig::default() });
+    settings.push(PlanConfig { lanes: 1, ..PlanConfig::default() });
+    settings.push(PlanConfig { lanes: 9, ..PlanConfig::default() });
+    for (device, link) in topologies {
         for ranks in [1, 2, 3, 8, 9, 64, 100, 1024] {
-            let world = World::single_host(ranks, device, link);
+            let topology = Topology::single_host(ranks, device, link);
             for collective in Collective::ALL {
                 for count in [0, 1, 1000, 1 << 20] {
-                    for knobs in &settings {
-                        check_bound(&call(collective, count), &world, knobs);
+                    for config in &settings {
+                        check_bound(&call(collective, count), &topology, config);
                     }
                 }
             }
@@ -71,19 +71,19 @@ fn every_choice_can_be_bound() {
     }
 }
 
-fn check_bound(call: &Call, world: &World, knobs: &Knobs) {
-    let ranks = world.size();
+fn check_bound(call: &Call, topology: &Topology, config: &PlanConfig) {
+    let ranks = topology.size();
     let many_steps =
         call.collective == Collective::AllToAll || call.collective.rooted() && !call.collective.reduces();
-    if knobs.lanes == 1 && ranks > 100 && many_steps && call.collective != Collective::Broadcast {
-        assert!(choose(call, world, knobs).unwrap_err().text.contains("FIFO lanes"));
+    if config.lanes == 1 && ranks > 100 && many_steps && call.collective != Collective::Broadcast {
+        assert!(choose(call, topology, config).unwrap_err().text.contains("FIFO lanes"));
         return;
     }
-    let choice = choose(call, world, knobs).unwrap();
-    assert_eq!(choice, choose(call, world, knobs).unwrap());
+    let choice = choose(call, topology, config).unwrap();
+    assert_eq!(choice, choose(call, topology, config).unwrap());
     if choice.protocol.is_exchange() {
-        let plan = ExchangePlan::new(call, &choice, ranks - 1, ranks, knobs);
-        assert!(plan.blocks <= knobs.max_ctas && plan.blocks >= 1);
+        let plan = ExchangePlan::new(call, &choice, ranks - 1, ranks, config);
+        assert!(plan.blocks <= config.max_ctas && plan.blocks >= 1);
         assert_eq!(plan.threads, choice.threads);
         return;
     }
@@ -91,15 +91,17 @@ fn check_bound(call: &Call, world: &World, knobs: &Knobs) {
     for rank in [0, ranks / 2, ranks - 1] {
         let program = algo::rank_program(&choice.key, rank).unwrap();
         let lowered = lower(&shape, &program, device_op(call)).unwrap();
-        let plan = bind(&lowered, call, &choice, ranks, knobs).unwrap();
+        let plan = bind(&lowered, call, &choice, ranks, config).unwrap();
         let blocks = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
-        assert!(blocks.len() <= MAX_BLOCKS && blocks.iter().all(|block| u32::from(block.lane) < knobs.lanes));
+        assert!(
+            blocks.len() <= MAX_BLOCKS && blocks.iter().all(|block| u32::from(block.lane) < config.lanes)
+        );
         assert_eq!(blocks.is_empty(), call.count == 0);
         assert_eq!(plan.args.n_inline > 0, lowered.steps.len() <= plan.args.inline_steps.len());
         let work = &plan.args.works[0];
         let tile_bytes = work.tile * plan.kernel.dtype.size() as u32;
-        assert!(tile_bytes <= knobs.slot_bytes[choice.protocol as usize]);
-        if knobs.max_ctas == 1 {
+        assert!(tile_bytes <= config.slot_bytes[choice.protocol as usize]);
+        if config.max_ctas == 1 {
             let least = if ranks <= 100 { 1 } else { algo::channels(&choice.key).unwrap() };
             assert!(blocks.len() as u32 <= least, "{} blocks of {:?}", blocks.len(), choice.key);
         }
@@ -108,34 +110,34 @@ fn check_bound(call: &Call, world: &World, knobs: &Knobs) {
 
 #[test]
 fn settings_filter_and_are_named() {
-    let world = World::single_host(8, GPU, Link::NvLink);
-    let knobs = Knobs { algorithms: Knobs::parse_algo("Tree").unwrap(), ..Knobs::default() };
-    assert_eq!(pick(Collective::AllReduce, 1 << 20, &world, &knobs).key.algorithm, Algorithm::Tree);
-    let error = choose(&call(Collective::AllGather, 8), &world, &knobs).unwrap_err();
+    let topology = Topology::single_host(8, GPU, Link::NvLink);
+    let config = PlanConfig { algorithms: PlanConfig::parse_algo("Tree").unwrap(), ..PlanConfig::default() };
+    assert_eq!(pick(Collective::AllReduce, 1 << 20, &topology, &config).key.algorithm, Algorithm::Tree);
+    let error = choose(&call(Collective::AllGather, 8), &topology, &config).unwrap_err();
     assert_eq!(error.kind, PlanErrorKind::InvalidUsage);
     assert!(error.text.contains("left out by NCCL_ALGO"), "{error}");
-    let knobs = Knobs { protocols: Knobs::parse_proto("LL128").unwrap(), ..Knobs::default() };
-    assert_eq!(pick(Collective::AllReduce, 1 << 20, &world, &knobs).protocol, Protocol::Ll128);
-    let pcie = World::single_host(8, GPU, Link::Pcie);
-    let error = choose(&call(Collective::AllReduce, 8), &pcie, &knobs).unwrap_err();
+    let config = PlanConfig { protocols: PlanConfig::parse_proto("LL128").unwrap(), ..PlanConfig::default() };
+    assert_eq!(pick(Collective::AllReduce, 1 << 20, &topology, &config).protocol, Protocol::Ll128);
+    let pcie = Topology::single_host(8, GPU, Link::Pcie);
+    let error = choose(&call(Collective::AllReduce, 8), &pcie, &config).unwrap_err();
     assert!(error.text.contains("NCCL_PROTO") && error.text.contains("NVLink only"), "{error}");
-    let old = World::single_host(8, DeviceKind::Cuda { sm: 61 }, Link::NvLink);
-    assert!(choose(&call(Collective::AllReduce, 8), &old, &knobs).unwrap_err().text.contains("sm_70"));
+    let old = Topology::single_host(8, DeviceKind::Cuda { sm: 61 }, Link::NvLink);
+    assert!(choose(&call(Collective::AllReduce, 8), &old, &config).unwrap_err().text.contains("sm_70"));
 }
 
 /// Programs that no GPU has measured are for those who name them.
 #[test]
 fn what_nobody_measured_is_taken_by_name_only() {
     for ranks in [2, 4, 8, 16, 64] {
-        let world = World::single_host(ranks, GPU, Link::NvLink);
+        let topology = Topology::single_host(ranks, GPU, Link::NvLink);
         for collective in Collective::ALL {
             for power in 0..31 {
-                let choice = pick(collective, 1 << power, &world, &Knobs::default());
+                let choice = pick(collective, 1 << power, &topology, &PlanConfig::default());
                 assert_eq!(choice.key.algorithm.measured(), Measured::Everywhere, "2^{power} on {ranks}");
             }
         }
     }
-    let world = World::single_host(8, GPU, Link::NvLink);
+    let topology = Topology::single_host(8, GPU, Link::NvLink);
     for (list, collective, algorithm) in [
         ("allreduce:halvingdoubling", Collective::AllReduce, Algorithm::HalvingDoubling),
         ("allreduce:RecursiveDoubling", Collective::AllReduce, Algorithm::RecursiveDoubling),
@@ -146,24 +148,26 @@ fn what_nobody_measured_is_taken_by_name_only() {
         ("knomial", Collective::Broadcast, Algorithm::Knomial),
         ("knomial,ring", Collective::Reduce, Algorithm::Ring),
     ] {
-        let knobs = Knobs { algorithms: Knobs::parse_algo(list).unwrap(), ..Knobs::default() };
-        assert_eq!(pick(collective, 1 << 20, &world, &knobs).key.algorithm, algorithm, "{list}");
+        let config =
+            PlanConfig { algorithms: PlanConfig::parse_algo(list).unwrap(), ..PlanConfig::default() };
+        assert_eq!(pick(collective, 1 << 20, &topology, &config).key.algorithm, algorithm, "{list}");
     }
 }
 
 #[test]
 fn one_rank_copies_whatever_the_settings() {
-    let algorithms = Knobs::parse_algo("Tree").unwrap();
-    let knobs = Knobs { algorithms, protocols: Knobs::parse_proto("LL").unwrap(), ..Knobs::default() };
-    let choice = pick(Collective::AllGather, 100, &World::single_host(1, GPU, Link::NvLink), &knobs);
+    let algorithms = PlanConfig::parse_algo("Tree").unwrap();
+    let config =
+        PlanConfig { algorithms, protocols: PlanConfig::parse_proto("LL").unwrap(), ..PlanConfig::default() };
+    let choice = pick(Collective::AllGather, 100, &Topology::single_host(1, GPU, Link::NvLink), &config);
     assert_eq!(choice.protocol, Protocol::Simple);
 }
 
 #[test]
 fn the_host_device_takes_simple_and_one_or_two_instances() {
-    let world = World::single_host(4, DeviceKind::Host, Link::HostMemory);
+    let topology = Topology::single_host(4, DeviceKind::Host, Link::HostMemory);
     for power in 0..24 {
-        let choice = pick(Collective::AllReduce, 1 << power, &world, &Knobs::default());
+        let choice = pick(Collective::AllReduce, 1 << power, &topology, &PlanConfig::default());
         assert_eq!(choice.protocol, Protocol::Simple);
         assert!(choice.instances <= if power <= 14 { 1 } else { 2 });
     }
@@ -171,8 +175,8 @@ fn the_host_device_takes_simple_and_one_or_two_instances() {
 
 #[test]
 fn why_lists_every_candidate() {
-    let world = World::single_host(64, GPU, Link::Pcie);
-    let choice = pick(Collective::AllReduce, 1000, &world, &Knobs::default());
+    let topology = Topology::single_host(64, GPU, Link::Pcie);
+    let choice = pick(Collective::AllReduce, 1000, &topology, &PlanConfig::default());
     // Two of the seven can be exchanges too, and one may be moved by copy engines.
     assert_eq!(choice.why.candidates.len(), 7 * 3 + 2 * 4 + 1);
     let text = choice.why.to_string();
@@ -196,7 +200,7 @@ fn why_lists_every_candidate() {
 
 #[test]
 fn large_worlds_are_planned_per_rank() {
-    let world = World::single_host(1024, GPU, Link::NvLink);
+    let topology = Topology::single_host(1024, GPU, Link::NvLink);
     for collective in Collective::ALL {
         for &algorithm in algo::algorithms(collective) {
             let key =
@@ -215,42 +219,42 @@ fn large_worlds_are_planned_per_rank() {
             }
         }
     }
-    assert_eq!(world.size(), 1024);
+    assert_eq!(topology.size(), 1024);
 }
 
 #[test]
 fn hosts_get_the_simple_protocol_and_may_get_hierarchies() {
-    let world = World::of_hosts(8, 4, GPU, Link::NvLink);
-    let choice = pick(Collective::AllReduce, 64 << 20, &world, &Knobs::default());
+    let topology = Topology::of_hosts(8, 4, GPU, Link::NvLink);
+    let choice = pick(Collective::AllReduce, 64 << 20, &topology, &PlanConfig::default());
     assert_eq!(choice.protocol, Protocol::Simple);
     assert_eq!((choice.key.algorithm, choice.key.per_host), (Algorithm::Hierarchical, 4));
-    let mut odd = World::of_hosts(7, 4, GPU, Link::NvLink);
-    let choice = pick(Collective::AllReduce, 64 << 20, &odd, &Knobs::default());
+    let mut odd = Topology::of_hosts(7, 4, GPU, Link::NvLink);
+    let choice = pick(Collective::AllReduce, 64 << 20, &odd, &PlanConfig::default());
     assert_ne!(choice.key.algorithm, Algorithm::Hierarchical);
     assert!(choice.why.to_string().contains("hosts differ in ranks"));
     odd.ranks.swap(0, 6);
     assert_eq!(odd.per_host(), None);
-    assert_eq!(World::single_host(8, GPU, Link::NvLink).hosts(), 1);
+    assert_eq!(Topology::single_host(8, GPU, Link::NvLink).hosts(), 1);
 }
 
 #[test]
 fn advice_beats_the_cost_model_but_not_what_is_impossible() {
-    let (world, knobs) = (World::single_host(8, GPU, Link::NvLink), Knobs::default());
+    let (topology, config) = (Topology::single_host(8, GPU, Link::NvLink), PlanConfig::default());
     let call = call(Collective::AllReduce, 1 << 24);
-    let candidates = choose::candidates(&call, &world, &knobs).unwrap();
+    let candidates = choose::candidates(&call, &topology, &config).unwrap();
     let at = |a: Algorithm, p: Protocol| {
         candidates.iter().position(|c| c.algorithm == a && c.protocol == p).unwrap()
     };
     let mut advice = Advice { source: "tuner x".into(), us: vec![9.0; candidates.len()], blocks: Some(4) };
     advice.us[at(Algorithm::Tree, Protocol::Simple)] = 0.0;
     advice.us[at(Algorithm::Hierarchical, Protocol::Simple)] = 0.0;
-    let choice = choose::decide(&call, &world, &knobs, candidates.clone(), Some(&advice)).unwrap();
+    let choice = choose::decide(&call, &topology, &config, candidates.clone(), Some(&advice)).unwrap();
     assert_eq!((choice.key.algorithm, choice.protocol), (Algorithm::Tree, Protocol::Simple));
     assert_eq!(choice.instances, 2, "a tree has two channels");
     assert!(choice.why.decided.contains("tuner x"));
     let nothing = Advice { us: vec![-1.0; candidates.len()], ..advice };
-    let own = choose::decide(&call, &world, &knobs, candidates, Some(&nothing)).unwrap();
-    assert_eq!(own, choose(&call, &world, &knobs).unwrap());
+    let own = choose::decide(&call, &topology, &config, candidates, Some(&nothing)).unwrap();
+    assert_eq!(own, choose(&call, &topology, &config).unwrap());
 }
 
 /// Programs of users come first where they fit; `Why` says what kept them out elsewhere.
@@ -260,29 +264,30 @@ fn programs_of_users_come_first() {
     let window = Window { protocol: Protocol::Ll, bytes: (1024, 65_536) };
     let xml = to_xml(&algo::program(&key).unwrap(), &window).unwrap();
     let mine = Handle::keep(imported::read(&xml.replace("recursivedoubling_all_reduce", "mine")).unwrap(), 0);
-    let knobs = Knobs { imports: vec![mine], ..Knobs::default() };
-    let world = World::single_host(8, GPU, Link::NvLink);
+    let config = PlanConfig { imports: vec![mine], ..PlanConfig::default() };
+    let topology = Topology::single_host(8, GPU, Link::NvLink);
     for (count, runs) in [(255, false), (256, true), (16_384, true), (16_385, false)] {
-        let choice = pick(Collective::AllReduce, count, &world, &knobs);
+        let choice = pick(Collective::AllReduce, count, &topology, &config);
         assert_eq!(choice.key.algorithm == Algorithm::Imported(mine), runs, "{}", choice.why);
         let reason = if runs { "first of your programs" } else { "made for 1024 bytes to 65536 bytes" };
         assert!(choice.why.to_string().contains(reason), "{}", choice.why);
         assert!(!runs || choice.protocol == Protocol::Ll);
     }
-    let reason =
-        |world: &World, knobs: &Knobs, collective| pick(collective, 4096, world, knobs).why.to_string();
-    let other = World::single_host(4, GPU, Link::NvLink);
-    assert!(reason(&other, &knobs, Collective::AllReduce).contains("made for 8 ranks"));
-    assert!(!reason(&world, &knobs, Collective::AllGather).contains("mine"));
-    let algorithms = Knobs::parse_algo("tree").unwrap();
-    let without = Knobs { algorithms, ..knobs.clone() };
-    assert!(reason(&world, &without, Collective::AllReduce).contains("left out by NCCL_ALGO"));
-    let algorithms = Knobs::parse_algo_with("tree,mine", &["mine".to_owned()]).unwrap();
-    let with = Knobs { algorithms, ..knobs.clone() };
-    assert_eq!(pick(Collective::AllReduce, 4096, &world, &with).key.algorithm, Algorithm::Imported(mine));
+    let reason = |topology: &Topology, config: &PlanConfig, collective| {
+        pick(collective, 4096, topology, config).why.to_string()
+    };
+    let other = Topology::single_host(4, GPU, Link::NvLink);
+    assert!(reason(&other, &config, Collective::AllReduce).contains("made for 8 ranks"));
+    assert!(!reason(&topology, &config, Collective::AllGather).contains("mine"));
+    let algorithms = PlanConfig::parse_algo("tree").unwrap();
+    let without = PlanConfig { algorithms, ..config.clone() };
+    assert!(reason(&topology, &without, Collective::AllReduce).contains("left out by NCCL_ALGO"));
+    let algorithms = PlanConfig::parse_algo_with("tree,mine", &["mine".to_owned()]).unwrap();
+    let with = PlanConfig { algorithms, ..config.clone() };
+    assert_eq!(pick(Collective::AllReduce, 4096, &topology, &with).key.algorithm, Algorithm::Imported(mine));
     // The protocol of the file is not there: another one is taken.
-    let simple = Knobs { protocols: Knobs::parse_proto("Simple").unwrap(), ..knobs.clone() };
-    let choice = pick(Collective::AllReduce, 4096, &world, &simple);
+    let simple = PlanConfig { protocols: PlanConfig::parse_proto("Simple").unwrap(), ..config.clone() };
+    let choice = pick(Collective::AllReduce, 4096, &topology, &simple);
     assert_eq!((choice.key.algorithm, choice.protocol), (Algorithm::Imported(mine), Protocol::Simple));
-    assert_ne!(knobs.digest(), Knobs::default().digest());
+    assert_ne!(config.digest(), PlanConfig::default().digest());
 }

@@ -5,15 +5,15 @@ use hawser_plan::choose::choose;
 use hawser_plan::cost::Constants;
 use hawser_plan::cost::fit::{Sample, fit, runs};
 use hawser_plan::error::PlanErrorKind;
-use hawser_plan::world::{DeviceKind, Link};
-use hawser_plan::{Call, Choice, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+use hawser_plan::topology::{DeviceKind, Link};
+use hawser_plan::{Call, Choice, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
 
 const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
 const MACHINES: [(DeviceKind, Link); 4] =
     [(GPU, Link::NvLink), (GPU, Link::Pcie), (GPU, Link::HostMemory), (DeviceKind::Host, Link::HostMemory)];
 
-fn pick(collective: Collective, bytes: u64, world: &World) -> Choice {
-    let ranks = world.size();
+fn pick(collective: Collective, bytes: u64, topology: &Topology) -> Choice {
+    let ranks = topology.size();
     let blocks = u64::from(collective.input_blocks(ranks).max(collective.output_blocks(ranks)));
     let call = Call {
         collective,
@@ -25,7 +25,7 @@ fn pick(collective: Collective, bytes: u64, world: &World) -> Choice {
         input: 16,
         output: 16,
     };
-    choose(&call, world, &Knobs::default()).unwrap()
+    choose(&call, topology, &PlanConfig::default()).unwrap()
 }
 
 /// Names and values that differ by more than `tolerance`.
@@ -87,35 +87,35 @@ fn what_is_wrong_in_a_text_is_named() {
 
 #[test]
 fn worlds_with_other_constants_have_other_digests() {
-    let world = World::single_host(8, GPU, Link::NvLink);
-    let mut other = world.clone();
+    let topology = Topology::single_host(8, GPU, Link::NvLink);
+    let mut other = topology.clone();
     for index in 0..6 {
         other.constants.paths[index].hop_us *= 1.01;
-        assert_ne!(world.digest(), other.digest());
-        other.constants = world.constants;
+        assert_ne!(topology.digest(), other.digest());
+        other.constants = topology.constants;
     }
-    assert_eq!(world.digest(), other.digest());
+    assert_eq!(topology.digest(), other.digest());
 }
 
 #[test]
 fn constants_decide() {
-    let mut world = World::single_host(8, GPU, Link::NvLink);
-    assert!(pick(Collective::AllReduce, 1 << 10, &world).protocol.is_exchange());
-    for path in &mut world.constants.paths[3..] {
+    let mut topology = Topology::single_host(8, GPU, Link::NvLink);
+    assert!(pick(Collective::AllReduce, 1 << 10, &topology).protocol.is_exchange());
+    for path in &mut topology.constants.paths[3..] {
         path.fixed_us = 1e6;
     }
-    assert!(!pick(Collective::AllReduce, 1 << 10, &world).protocol.is_exchange());
+    assert!(!pick(Collective::AllReduce, 1 << 10, &topology).protocol.is_exchange());
 }
 
 #[test]
 fn more_bytes_never_take_less_time() {
     for (device, link) in MACHINES {
         for ranks in [2, 3, 4, 8, 16] {
-            let world = World::single_host(ranks, device, link);
+            let topology = Topology::single_host(ranks, device, link);
             for collective in Collective::ALL {
                 let mut before = 0.0;
                 for power in 7..34 {
-                    let choice = pick(collective, 1 << power, &world);
+                    let choice = pick(collective, 1 << power, &topology);
                     let us = choice.predicted_us;
                     assert!(us > 0.97 * before, "{before} µs, then {us} µs: {}", choice.why);
                     before = us;
@@ -125,19 +125,19 @@ fn more_bytes_never_take_less_time() {
     }
 }
 
-/// The times that `truth` predicts for every run of `world`, at sizes as `hawser measure` takes them.
-fn synthetic(truth: &Constants, world: &World, noise: f64) -> Vec<Sample> {
-    let knobs = Knobs::default();
-    let there = World { constants: *truth, ..world.clone() };
+/// The times that `truth` predicts for every run of `topology`, at sizes as `hawser measure` takes them.
+fn synthetic(truth: &Constants, topology: &Topology, noise: f64) -> Vec<Sample> {
+    let config = PlanConfig::default();
+    let there = Topology { constants: *truth, ..topology.clone() };
     let mut samples = Vec::new();
-    for run in runs(world, &knobs).unwrap() {
+    for run in runs(topology, &config).unwrap() {
         for &collective in &run.collectives {
             for power in (8..27).step_by(3) {
                 let blocks =
-                    collective.input_blocks(world.size()).max(collective.output_blocks(world.size()));
+                    collective.input_blocks(topology.size()).max(collective.output_blocks(topology.size()));
                 let count = (1u64 << power) / u64::from(blocks);
-                let sample = run.sample(collective, count, 1.0, world, &knobs).unwrap().unwrap();
-                let us = sample.predicted_us(&there, &knobs);
+                let sample = run.sample(collective, count, 1.0, topology, &config).unwrap().unwrap();
+                let us = sample.predicted_us(&there, &config);
                 let sign = if samples.len() % 2 == 0 { 1.0 } else { -1.0 };
                 samples.push(Sample { us: us * (1.0 + sign * noise), ..sample });
             }
@@ -147,8 +147,8 @@ fn synthetic(truth: &Constants, world: &World, noise: f64) -> Vec<Sample> {
 }
 
 /// Constants far from the built-in ones.
-fn elsewhere(world: &World) -> Constants {
-    let mut truth = world.constants;
+fn elsewhere(topology: &Topology) -> Constants {
+    let mut truth = topology.constants;
     truth.wire_gbs *= 0.45;
     truth.all_to_all *= 0.8;
     // Copy engines are measured where they are asked for only.
@@ -164,10 +164,10 @@ fn elsewhere(world: &World) -> Constants {
 #[test]
 fn a_fit_finds_the_constants_behind_the_times() {
     for ranks in [2, 4, 8] {
-        let world = World::single_host(ranks, GPU, Link::NvLink);
-        let truth = elsewhere(&world);
-        let samples = synthetic(&truth, &world, 0.0);
-        let found = fit(&samples, &world, &Knobs::default());
+        let topology = Topology::single_host(ranks, GPU, Link::NvLink);
+        let truth = elsewhere(&topology);
+        let samples = synthetic(&truth, &topology, 0.0);
+        let found = fit(&samples, &topology, &PlanConfig::default());
         assert!(found.error_before > 1.1 && found.error < 1.005, "{ranks} ranks: {found:?}");
         let mut wrong = differences(&found.constants, &truth, 0.05);
         // What never decides about a time cannot be seen in it.
@@ -179,13 +179,13 @@ fn a_fit_finds_the_constants_behind_the_times() {
 
 #[test]
 fn a_fit_bears_noise_and_a_wild_sample() {
-    let world = World::single_host(8, GPU, Link::NvLink);
-    let truth = elsewhere(&world);
-    let mut samples = synthetic(&truth, &world, 0.03);
+    let topology = Topology::single_host(8, GPU, Link::NvLink);
+    let truth = elsewhere(&topology);
+    let mut samples = synthetic(&truth, &topology, 0.03);
     samples[20].us *= 30.0;
-    let found = fit(&samples, &world, &Knobs::default());
+    let found = fit(&samples, &topology, &PlanConfig::default());
     assert!(found.error < 1.05, "{found:?}");
-    let there = |constants: &Constants| World { constants: *constants, ..world.clone() };
+    let there = |constants: &Constants| Topology { constants: *constants, ..topology.clone() };
     for collective in Collective::ALL {
         for power in 8..32 {
             let want = pick(collective, 1 << power, &there(&truth)).predicted_us;
@@ -197,13 +197,15 @@ fn a_fit_bears_noise_and_a_wild_sample() {
 
 #[test]
 fn what_was_not_measured_stays() {
-    let world = World::single_host(4, DeviceKind::Host, Link::HostMemory);
-    assert!(runs(&world, &Knobs::default()).unwrap().iter().all(|run| run.protocol == Protocol::Simple));
-    let nothing = fit(&[], &world, &Knobs::default());
-    assert_eq!((nothing.constants, nothing.error), (world.constants, 1.0));
-    let mut truth = world.constants;
+    let topology = Topology::single_host(4, DeviceKind::Host, Link::HostMemory);
+    assert!(
+        runs(&topology, &PlanConfig::default()).unwrap().iter().all(|run| run.protocol == Protocol::Simple)
+    );
+    let nothing = fit(&[], &topology, &PlanConfig::default());
+    assert_eq!((nothing.constants, nothing.error), (topology.constants, 1.0));
+    let mut truth = topology.constants;
     truth.paths[2].fixed_us *= 2.0;
-    let found = fit(&synthetic(&truth, &world, 0.0), &world, &Knobs::default()).constants;
-    assert_eq!((found.paths[0], found.paths[5]), (world.constants.paths[0], world.constants.paths[5]));
+    let found = fit(&synthetic(&truth, &topology, 0.0), &topology, &PlanConfig::default()).constants;
+    assert_eq!((found.paths[0], found.paths[5]), (topology.constants.paths[0], topology.constants.paths[5]));
     assert!((found.paths[2].fixed_us / truth.paths[2].fixed_us - 1.0).abs() < 0.05, "{found:?}");
 }

@@ -5,7 +5,7 @@ mod copies;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use copies::{Machine, OUTPUT, address, blocks_at_once, hosts, meet, settings, world};
+use copies::{Machine, OUTPUT, address, blocks_at_once, hosts, meet, settings, topology};
 use hawser_plan::algo::{rank_program, shape};
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::{self, Outcome, choose};
@@ -13,19 +13,19 @@ use hawser_plan::dma::{self, Bases, Counters, Direct, Emitter, Staging, Way, Wha
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::p2p::{self, Message};
-use hawser_plan::world::{DeviceKind, Link, World};
-use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp};
+use hawser_plan::topology::{DeviceKind, Link, Topology};
+use hawser_plan::{Call, Collective, DataType, PlanConfig, Protocol, ReduceOp};
 use proptest::prelude::*;
 
 fn collective(
     machine: &mut Machine,
     collective: Collective,
-    knobs: &Knobs,
+    config: &PlanConfig,
     bytes: u64,
     (alias, direct): (bool, bool),
     seed: u64,
 ) {
-    let (world, ranks) = (machine.world.clone(), machine.world.size());
+    let (topology, ranks) = (machine.topology.clone(), machine.topology.size());
     let root = (seed % u64::from(ranks)) as u32;
     let (ins, outs) = (collective.input_blocks(ranks), collective.output_blocks(ranks));
     let mut launches = Vec::new();
@@ -45,12 +45,12 @@ fn collective(
                 (seed ^ (u64::from(rank) * 31) ^ (i * 7) ^ (i >> 8)) as u8;
         }
         machine.memory[rank as usize][OUTPUT as usize..][..(u64::from(outs) * bytes) as usize].fill(0xee);
-        let choice = choose(&call, &world, knobs).unwrap();
+        let choice = choose(&call, &topology, config).unwrap();
         assert_eq!(choice.protocol, Protocol::Dma, "{}", choice.why);
         let lowered =
             lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
                 .unwrap();
-        let staged = dma::knobs_for(&choice.key, call.total_bytes(ranks), &world, knobs);
+        let staged = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, config);
         let mut plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
         // As large calls do.
         let in_step = matches!(collective, Collective::AllGather | Collective::AllToAll)
@@ -100,12 +100,12 @@ proptest! {
         alias: bool, direct: bool, ring: bool, seed: u64
     ) {
         let mut machine = Machine::on(hosts(ranks, per_host));
-        let mut knobs = settings();
+        let mut config = settings();
         if ring {
-            knobs.algorithms = Knobs::parse_algo("Ring").unwrap();
+            config.algorithms = PlanConfig::parse_algo("Ring").unwrap();
         }
         for (kind, bytes) in kinds {
-            collective(&mut machine, MOVES[kind], &knobs, bytes, (alias, direct), seed);
+            collective(&mut machine, MOVES[kind], &config, bytes, (alias, direct), seed);
         }
     }
 
@@ -118,8 +118,8 @@ proptest! {
         direct: bool,
         seed: u64,
     ) {
-        let (world, knobs) = (hosts(ranks, per_host), settings());
-        let mut machine = Machine::on(world.clone());
+        let (topology, config) = (hosts(ranks, per_host), settings());
+        let mut machine = Machine::on(topology.clone());
         let mut messages = vec![Vec::new(); ranks as usize];
         let (mut used, mut checks) = (vec![0u64; ranks as usize], Vec::new());
         for (number, (from, to, bytes)) in list.into_iter().enumerate() {
@@ -136,7 +136,7 @@ proptest! {
         }
         let launches: Vec<Vec<_>> = (0..ranks)
             .map(|rank| {
-                let plans = p2p::plan(&messages[rank as usize], rank, ranks, &world, &knobs).unwrap();
+                let plans = p2p::plan(&messages[rank as usize], rank, ranks, &topology, &config).unwrap();
                 plans
                     .into_iter()
                     .map(|plan| {
@@ -184,19 +184,19 @@ fn reductions_and_worlds_without_staging_take_other_ways() {
         input: 0,
         output: 0,
     };
-    let strict = Knobs { pass_sm: 2, ..settings() };
+    let strict = PlanConfig { pass_sm: 2, ..settings() };
     // Nobody reduces without multiprocessors: what must is light, and no error.
-    let reduced = choose(&call(Collective::AllReduce), &world(16), &strict).unwrap();
+    let reduced = choose(&call(Collective::AllReduce), &topology(16), &strict).unwrap();
     assert_ne!(reduced.protocol, Protocol::Dma);
-    let apart = World::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
+    let apart = Topology::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
     let error = choose(&call(Collective::AllGather), &apart, &strict).unwrap_err();
     assert!(error.text.contains("peer access") && error.text.contains("NCCL_PASS_SM=1"), "{}", error.text);
     let lenient = choose(&call(Collective::AllGather), &apart, &settings()).unwrap();
     assert_ne!(lenient.protocol, Protocol::Dma);
     // Ranks that are all on hosts of their own need no peer access.
-    let alone = World::of_hosts(4, 1, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
+    let alone = Topology::of_hosts(4, 1, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
     assert_eq!(choose(&call(Collective::AllGather), &alone, &strict).unwrap().protocol, Protocol::Dma);
-    let off = choose(&call(Collective::AllGather), &world(4), &Knobs::default()).unwrap();
+    let off = choose(&call(Collective::AllGather), &topology(4), &PlanConfig::default()).unwrap();
     assert!(off.why.to_string().contains("NCCL_PASS_SM=1"));
 }
 
@@ -207,7 +207,7 @@ fn reductions_are_light() {
         .into_iter()
         .flat_map(|c| [(c, 1), (c, 2), (c, 5)])
     {
-        let knobs = Knobs { reducing_ctas: ctas, ..settings() };
+        let config = PlanConfig { reducing_ctas: ctas, ..settings() };
         for (ranks, count) in
             [2, 3, 8, 16].into_iter().flat_map(|r| [1u64, 5000, 1 << 20, 1 << 28].map(|n| (r, n)))
         {
@@ -221,24 +221,24 @@ fn reductions_are_light() {
                 input: 0,
                 output: 1 << 40,
             };
-            let world = world(ranks);
-            for candidate in choose::candidates(&call, &world, &knobs).unwrap() {
+            let topology = topology(ranks);
+            for candidate in choose::candidates(&call, &topology, &config).unwrap() {
                 if let Outcome::Predicted { instances, channels, .. } = candidate.outcome {
                     assert!(instances * channels <= ctas, "{candidate} with {ranks} ranks");
                 }
             }
-            let choice = choose(&call, &world, &knobs).unwrap();
+            let choice = choose(&call, &topology, &config).unwrap();
             // Not the root, which has nothing to combine.
             let program = rank_program(&choice.key, 1).unwrap();
             let lowered = lower(&shape(&choice.key).unwrap(), &program, device_op(&call)).unwrap();
             let large = ranks <= 9 && call.total_bytes(ranks) >= 1 << 20;
             assert_eq!(choice.protocol == Protocol::Dma, large, "{}", choice.why);
             let blocks = if choice.protocol.is_exchange() {
-                ExchangePlan::new(&call, &choice, 1, ranks, &knobs).blocks
+                ExchangePlan::new(&call, &choice, 1, ranks, &config).blocks
             } else if choice.protocol == Protocol::Dma {
-                let knobs = dma::knobs_for(&choice.key, call.total_bytes(ranks), &world, &knobs);
-                let plan = bind(&lowered, &call, &choice, ranks, &knobs).unwrap();
-                let (places, layout) = ((0..ranks).collect(), Staging::new(ranks, &knobs));
+                let config = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
+                let plan = bind(&lowered, &call, &choice, ranks, &config).unwrap();
+                let (places, layout) = ((0..ranks).collect(), Staging::new(ranks, &config));
                 let bases = Bases { rank: 1, staging: vec![1 << 40; ranks as usize], places, layout };
                 let mut emitter = Emitter::new(&plan, &lowered.steps, &bases, Arc::default());
                 let (mut counters, mut commands) = (Counters::default(), Vec::new());
@@ -246,7 +246,7 @@ fn reductions_are_light() {
                 assert_eq!(blocks_at_once(&commands), ctas);
                 ctas
             } else {
-                bind(&lowered, &call, &choice, ranks, &knobs).unwrap().args.n_blocks.into()
+                bind(&lowered, &call, &choice, ranks, &config).unwrap().args.n_blocks.into()
             };
             assert!(blocks <= ctas, "{blocks} blocks: {}", choice.why);
         }
@@ -256,12 +256,12 @@ fn reductions_are_light() {
 #[test]
 fn staging_fits_its_budget() {
     for local in 2..=64 {
-        let staging = Staging::new(local, &Knobs::default());
+        let staging = Staging::new(local, &PlanConfig::default());
         assert!(staging.bytes() <= (226 << 20), "{local}: {}", staging.bytes());
         assert!(staging.slot_bytes.is_multiple_of(4 << 10));
     }
     for local in [2, 4, 8] {
-        let slot = Staging::new(local, &Knobs::default()).slot_bytes;
+        let slot = Staging::new(local, &PlanConfig::default()).slot_bytes;
         assert!(3 * slot >= (256 << 20) / u64::from(local), "one tile for a part of 256 MiB: {local} {slot}");
     }
 }
@@ -278,7 +278,7 @@ fn what_is_direct_touches_no_staging() {
             base + b.layout.word_bytes()..base + b.layout.bytes()
         })
         .collect();
-    let (world, knobs) = (world(ranks), settings());
+    let (topology, config) = (topology(ranks), settings());
     let call = Call {
         collective: Collective::AllToAll,
         count: 50_000,
@@ -289,14 +289,14 @@ fn what_is_direct_touches_no_staging() {
         input: 0,
         output: 0,
     };
-    let choice = choose(&call, &world, &knobs).unwrap();
+    let choice = choose(&call, &topology, &config).unwrap();
     let (mut board, mut copied) = (HashMap::new(), HashMap::new());
     for rank in 0..ranks {
         let call = Call { input: address(rank, 0), output: address(rank, OUTPUT), ..call };
         let lowered =
             lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
                 .unwrap();
-        let staged = dma::knobs_for(&choice.key, call.total_bytes(ranks), &world, &knobs);
+        let staged = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
         let plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
         assert_eq!(plan.direct, Direct::Free);
         let mut emitter = Emitter::new(&plan, &lowered.steps, &machine.bases[rank as usize], Arc::default());
@@ -322,22 +322,22 @@ fn what_is_direct_touches_no_staging() {
 /// Streams that wait would hold all queues: kernels do it, and the line says what to set.
 #[test]
 fn few_queues_leave_nothing_to_copy_engines() {
-    let few = World { queues: 3, ..world(2) };
+    let few = Topology { queues: 3, ..topology(2) };
     assert!(!dma::has_staging(&few, &settings()));
-    let reason = dma::refused_world(&few, &settings()).unwrap();
+    let reason = dma::refused_topology(&few, &settings()).unwrap();
     assert!(reason.contains("CUDA_DEVICE_MAX_CONNECTIONS leaves 3"), "{reason}");
-    assert!(dma::has_staging(&World { queues: 4, ..few }, &settings()));
+    assert!(dma::has_staging(&Topology { queues: 4, ..few }, &settings()));
 }
 
 /// A captured launch that one end replays as often as the other calls it.
 #[test]
 fn between_hosts_one_end_may_replay_what_the_other_calls() {
-    let (world, knobs) = (hosts(2, 1), settings());
-    let machine = Machine::on(world.clone());
+    let (topology, config) = (hosts(2, 1), settings());
+    let machine = Machine::on(topology.clone());
     let message =
         |rank: u32| Message { peer: 1 - rank, send: rank == 0, addr: address(rank, 0), bytes: 4 * 4096 + 17 };
     let commands = |machine: &Machine, rank: u32, counters: &mut Counters| {
-        let plan = p2p::plan(&[message(rank)], rank, 2, &world, &knobs).unwrap().remove(0);
+        let plan = p2p::plan(&[message(rank)], rank, 2, &topology, &config).unwrap().remove(0);
         let steps = plan.args.inline_steps.to_vec();
         let mut emitter =
             Emitter::new(&plan, &steps, &machine.bases[rank as usize], machine.far[rank as usize].clone());

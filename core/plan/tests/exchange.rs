@@ -7,8 +7,8 @@ use hawser_plan::call::Scalar;
 use hawser_plan::choose::{Choice, Why, choose};
 use hawser_plan::device_plan::COUNTER_BYTES;
 use hawser_plan::exchange::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
-use hawser_plan::world::{DeviceKind, Link};
-use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp, World};
+use hawser_plan::topology::{DeviceKind, Link};
+use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
 use hawser_plan::{direct, dma};
 use proptest::prelude::*;
 
@@ -210,7 +210,7 @@ fn check_with(
     let mut machine = Machine { memory: Memory::new(), args: Vec::new() };
     for rank in 0..ranks {
         let call = call(collective, count, root, rank, in_place);
-        let plan = ExchangePlan::new(&call, &chosen, rank, ranks, &Knobs::default());
+        let plan = ExchangePlan::new(&call, &chosen, rank, ranks, &PlanConfig::default());
         assert!(plan.blocks >= 1 && plan.threads.is_multiple_of(32) && plan.threads <= exchange::THREADS);
         machine.args.push(plan.bind(call.input, call.output, 0, 0));
         if call.input != 0 {
@@ -288,13 +288,13 @@ fn every_exchange_does_what_its_collective_means() {
 
 #[test]
 fn areas_fit_their_slots() {
-    let knobs = Knobs::default();
+    let config = PlanConfig::default();
     for ranks in 2..=8 {
         let area = Area::new(ranks);
         for protocol in SYM {
             for power in 0..34 {
                 let most = 16u64 << power;
-                let (blocks, threads, tile) = exchange::grid(protocol, ranks, most, knobs.max_ctas);
+                let (blocks, threads, tile) = exchange::grid(protocol, ranks, most, config.max_ctas);
                 let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
                 assert!(rounds >= 1 && blocks >= 1, "{protocol:?} {most}");
                 let units = u64::from(blocks * threads / 32);
@@ -307,7 +307,7 @@ fn areas_fit_their_slots() {
                     }
                     _ => {
                         let slot = u64::from(tile).max(8192);
-                        let most_units = u64::from(knobs.max_ctas.min(44)) * 16;
+                        let most_units = u64::from(config.max_ctas.min(44)) * 16;
                         let largest = [32, 16, 16, 8, 8, 8, 8][ranks as usize - 2] * 1024;
                         assert_eq!(rounds, most.div_ceil(most_units * largest), "as few as full slots make");
                         assert!(tile.is_multiple_of(512) && (512..=32768).contains(&tile));
@@ -368,38 +368,38 @@ fn worlds_without_exchanges_say_why() {
     let call = call(Collective::AllReduce, 8, 0, 0, false);
     let gpu = |sm| DeviceKind::Cuda { sm };
     let cases = [
-        (World::single_host(4, DeviceKind::Host, Link::HostMemory), "host device"),
-        (World::single_host(9, gpu(90), Link::NvLink), "2 to 8 ranks"),
-        (World::of_hosts(4, 2, gpu(90), Link::NvLink), "one host"),
-        (World::single_host(4, gpu(80), Link::NvLink), "sm_90"),
-        (World::single_host(4, gpu(90), Link::HostMemory), "peer access"),
-        (World::single_host(4, gpu(90), Link::Pcie), "NVLink only"),
+        (Topology::single_host(4, DeviceKind::Host, Link::HostMemory), "host device"),
+        (Topology::single_host(9, gpu(90), Link::NvLink), "2 to 8 ranks"),
+        (Topology::of_hosts(4, 2, gpu(90), Link::NvLink), "one host"),
+        (Topology::single_host(4, gpu(80), Link::NvLink), "sm_90"),
+        (Topology::single_host(4, gpu(90), Link::HostMemory), "peer access"),
+        (Topology::single_host(4, gpu(90), Link::Pcie), "NVLink only"),
     ];
-    for (world, part) in cases {
-        let reason = exchange::refused(&call, &key, Protocol::SymLl128, &world).unwrap();
+    for (topology, part) in cases {
+        let reason = exchange::refused(&call, &key, Protocol::SymLl128, &topology).unwrap();
         assert!(reason.contains(part), "{reason}");
     }
-    let world = World::single_host(4, gpu(90), Link::NvLink);
-    assert!(SYM.iter().all(|p| exchange::refused(&call, &key, *p, &world).is_none()));
+    let topology = Topology::single_host(4, gpu(90), Link::NvLink);
+    assert!(SYM.iter().all(|p| exchange::refused(&call, &key, *p, &topology).is_none()));
     let rare = Call { op: ReduceOp::Prod, ..call };
-    assert!(exchange::refused(&rare, &key, Protocol::SymLl, &world).unwrap().contains("int32 by prod"));
+    assert!(exchange::refused(&rare, &key, Protocol::SymLl, &topology).unwrap().contains("int32 by prod"));
 }
 
 #[test]
 fn direct_exchanges_say_what_they_cannot_do() {
-    let mut world = World::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
-    let refused = |world: &World, call: &Call, algorithm| {
+    let mut topology = Topology::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    let refused = |topology: &Topology, call: &Call, algorithm| {
         let key = ProgramKey::new(call.collective, algorithm, 4, 0);
-        exchange::refused(call, &key, Protocol::SymDirect, world)
+        exchange::refused(call, &key, Protocol::SymDirect, topology)
     };
     let sum = call(Collective::AllReduce, 1 << 20, 0, 0, false);
     let gather = |count| call(Collective::AllGather, count, 0, 0, false);
-    assert!(refused(&world, &sum, Algorithm::AllPairs).unwrap().contains("one process"));
-    world.direct = true;
-    assert_eq!(refused(&world, &sum, Algorithm::AllPairs), None);
-    assert_eq!(refused(&world, &gather(1 << 20), Algorithm::AllPairs), None);
+    assert!(refused(&topology, &sum, Algorithm::AllPairs).unwrap().contains("one process"));
+    topology.direct = true;
+    assert_eq!(refused(&topology, &sum, Algorithm::AllPairs), None);
+    assert_eq!(refused(&topology, &gather(1 << 20), Algorithm::AllPairs), None);
     let average = Call { op: ReduceOp::Avg, dtype: DataType::Float32, ..sum };
-    assert_eq!(refused(&world, &average, Algorithm::AllPairs), None);
+    assert_eq!(refused(&topology, &average, Algorithm::AllPairs), None);
     let scaled = Call { op: ReduceOp::PreMulSum, dtype: DataType::Float32, ..sum };
     let cases = [
         (sum, Algorithm::OneShot, "in place"),
@@ -410,20 +410,20 @@ fn direct_exchanges_say_what_they_cannot_do() {
         (sum, Algorithm::Ring, "no exchanges"),
     ];
     for (call, algorithm, part) in cases {
-        let reason = refused(&world, &call, algorithm).unwrap();
+        let reason = refused(&topology, &call, algorithm).unwrap();
         assert!(reason.contains(part), "{reason}");
     }
 }
 
 #[test]
 fn large_calls_of_one_process_go_direct() {
-    let apart = World::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
-    let direct = World { direct: true, ..apart.clone() };
-    let pick = |world: &World, collective, bytes: u64, knobs: &Knobs| {
+    let apart = Topology::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    let direct = Topology { direct: true, ..apart.clone() };
+    let pick = |topology: &Topology, collective, bytes: u64, config: &PlanConfig| {
         let blocks = collective_blocks(collective, 2);
-        choose(&call(collective, bytes / 4 / blocks, 0, 0, false), world, knobs).unwrap()
+        choose(&call(collective, bytes / 4 / blocks, 0, 0, false), topology, config).unwrap()
     };
-    let plain = Knobs::default();
+    let plain = PlanConfig::default();
     use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     for collective in [AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast, Reduce, Gather, Scatter] {
         let large = pick(&direct, collective, 256 << 20, &plain);
@@ -431,20 +431,23 @@ fn large_calls_of_one_process_go_direct() {
         assert!(large.instances <= exchange::TILE_BLOCKS);
         assert_ne!(pick(&direct, collective, 256 << 10, &plain).protocol, Protocol::SymDirect);
         assert_ne!(pick(&apart, collective, 256 << 20, &plain).protocol, Protocol::SymDirect);
-        let without = Knobs { protocols: Knobs::parse_proto("^symdirect").unwrap(), ..Knobs::default() };
+        let without =
+            PlanConfig { protocols: PlanConfig::parse_proto("^symdirect").unwrap(), ..PlanConfig::default() };
         assert_ne!(pick(&direct, collective, 256 << 20, &without).protocol, Protocol::SymDirect);
-        let few = pick(&direct, collective, 256 << 20, &Knobs { max_ctas: 3, ..Knobs::default() });
+        let few = pick(&direct, collective, 256 << 20, &PlanConfig { max_ctas: 3, ..PlanConfig::default() });
         assert!(few.protocol != Protocol::SymDirect || few.instances == 3, "{}", few.why);
     }
-    let four = World { direct: true, ..World::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink) };
+    let four =
+        Topology { direct: true, ..Topology::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink) };
     assert_eq!(pick(&four, AllGather, 256 << 20, &plain).protocol, Protocol::SymDirect);
     for combined in [AllReduce, ReduceScatter] {
         assert_eq!(pick(&four, combined, 256 << 20, &plain).protocol, Protocol::SymSimple);
     }
     assert!(direct::is_wanted(&apart, &plain, &[7, 7]) && !direct::is_wanted(&apart, &plain, &[7, 8]));
-    let without = Knobs { protocols: Knobs::parse_proto("^symdirect").unwrap(), ..Knobs::default() };
+    let without =
+        PlanConfig { protocols: PlanConfig::parse_proto("^symdirect").unwrap(), ..PlanConfig::default() };
     assert!(!direct::is_wanted(&apart, &without, &[7, 7]));
-    let staged = World::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
+    let staged = Topology::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
     assert!(!direct::is_wanted(&staged, &plain, &[7, 7]));
 }
 
@@ -456,7 +459,13 @@ fn collective_blocks(collective: Collective, ranks: u32) -> u64 {
 fn direct_launches_know_their_buffers() {
     let plan = |collective, rank, protocol| {
         let chosen = choice(collective, Algorithm::AllPairs, 4, 0, protocol);
-        ExchangePlan::new(&call(collective, 1 << 20, 0, rank, false), &chosen, rank, 4, &Knobs::default())
+        ExchangePlan::new(
+            &call(collective, 1 << 20, 0, rank, false),
+            &chosen,
+            rank,
+            4,
+            &PlanConfig::default(),
+        )
     };
     let gather = plan(Collective::AllGather, 1, Protocol::SymDirect);
     assert_eq!(gather.to_reach(16, 32), Some([(16, 4 << 20), (32, 16 << 20)]));
@@ -476,7 +485,7 @@ fn direct_launches_know_their_buffers() {
 fn addresses_are_filled_in() {
     let chosen = choice(Collective::AllReduce, Algorithm::AllPairs, 4, 0, Protocol::SymSimple);
     let call = call(Collective::AllReduce, 64, 0, 1, false);
-    let mut plan = ExchangePlan::new(&call, &chosen, 1, 4, &Knobs::default());
+    let mut plan = ExchangePlan::new(&call, &chosen, 1, 4, &PlanConfig::default());
     let area = Area::new(4);
     plan.connect(&[1 << 30, 2 << 30, 3 << 30, 4 << 30], 1 << 20, 77);
     let args = plan.bind(4096, 8192, 5, 6);

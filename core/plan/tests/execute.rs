@@ -11,7 +11,7 @@ use hawser_plan::imported::{self, Handle};
 use hawser_plan::ir::text::to_text;
 use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::msccl::{Window, to_xml};
-use hawser_plan::{Algorithm, Call, Collective, DataType, Knobs, Protocol, ReduceOp};
+use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, Protocol, ReduceOp};
 use machine::{Launch, Machine};
 
 /// Bytes of every element in these tests.
@@ -21,12 +21,12 @@ const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xee;
 
 /// Small slots, so that few elements make many tiles.
-fn knobs(key: &ProgramKey, lanes: u32) -> Knobs {
-    let usual = Knobs { slot_bytes: [32, 240, 128], lanes, ..Knobs::default() };
+fn config(key: &ProgramKey, lanes: u32) -> PlanConfig {
+    let usual = PlanConfig { slot_bytes: [32, 240, 128], lanes, ..PlanConfig::default() };
     match key.algorithm {
         Algorithm::Imported(program) => {
             let depth = usual.depth.max(program.min_depth);
-            Knobs { depth, lanes: lanes.max(program.lanes()), ..usual }
+            PlanConfig { depth, lanes: lanes.max(program.lanes()), ..usual }
         }
         _ => usual,
     }
@@ -136,8 +136,8 @@ impl Case {
                 memory.resize(memory.len() + launch.plan.scratch_bytes as usize, 0xcd);
             }
         }
-        let knobs = knobs(&self.key, self.lanes);
-        let mut machine = Machine::new(memory, knobs.depth, knobs.slot_bytes);
+        let config = config(&self.key, self.lanes);
+        let mut machine = Machine::new(memory, config.depth, config.slot_bytes);
         machine.run(&launches);
         for rank in ranks {
             self.check(rank, &machine.memory[rank as usize]);
@@ -174,7 +174,7 @@ impl Case {
         };
         let program = algo::rank_program(&self.key, rank).unwrap();
         let lowered = lower(&algo::shape(&self.key).unwrap(), &program, device_op(&call)).unwrap();
-        let plan = bind(&lowered, &call, &choice, self.key.ranks, &knobs(&self.key, self.lanes)).unwrap();
+        let plan = bind(&lowered, &call, &choice, self.key.ranks, &config(&self.key, self.lanes)).unwrap();
         assert_eq!(plan.args.n_blocks == 0, self.count == 0, "only empty calls launch nothing");
         if plan.args.n_blocks == 0 {
             return Vec::new();

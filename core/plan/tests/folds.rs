@@ -2,29 +2,29 @@
 
 mod copies;
 
-use copies::{Machine, OUTPUT, address, combined, settings, world};
+use copies::{Machine, OUTPUT, address, combined, settings, topology};
 use hawser_plan::algo::{rank_program, shape};
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::{self, Advice, Choice, Outcome, choose};
 use hawser_plan::device_plan::Step;
 use hawser_plan::dma;
 use hawser_plan::lower::{LaunchPlan, bind, device_op, lower};
-use hawser_plan::world::{DeviceKind, Link, World};
-use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp};
+use hawser_plan::topology::{DeviceKind, Link, Topology};
+use hawser_plan::{Call, Collective, DataType, PlanConfig, Protocol, ReduceOp};
 use proptest::prelude::*;
 
 const KINDS: [Collective; 3] = [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce];
 
 /// What a rule with `executor = "dma"` brings about: copy engines for any size.
-fn asked_for(call: &Call, world: &World, knobs: &Knobs) -> Option<Choice> {
-    let candidates = choose::candidates(call, world, knobs).unwrap();
+fn asked_for(call: &Call, topology: &Topology, config: &PlanConfig) -> Option<Choice> {
+    let candidates = choose::candidates(call, topology, config).unwrap();
     let us: Vec<f32> =
         candidates.iter().map(|c| if c.protocol == Protocol::Dma { 0.0 } else { -1.0 }).collect();
     let possible =
         |c: &choose::Candidate| c.protocol == Protocol::Dma && matches!(c.outcome, Outcome::Predicted { .. });
     let is_possible = candidates.iter().any(possible);
     let advice = Advice { source: "a test".into(), us, blocks: None };
-    let choice = choose::decide(call, world, knobs, candidates, Some(&advice)).unwrap();
+    let choice = choose::decide(call, topology, config, candidates, Some(&advice)).unwrap();
     is_possible.then_some(choice)
 }
 
@@ -67,8 +67,8 @@ impl Reduction {
 
     /// Fills the buffers of a rank, and plans its launch.
     fn launch(&self, machine: &mut Machine, rank: u32) -> (LaunchPlan, Vec<Step>) {
-        let (world, ranks) = (machine.world.clone(), machine.world.size());
-        let knobs = Knobs { reducing_ctas: self.ctas, ..settings() };
+        let (topology, ranks) = (machine.topology.clone(), machine.topology.size());
+        let config = PlanConfig { reducing_ctas: self.ctas, ..settings() };
         let call = Call {
             collective: self.kind,
             count: self.count,
@@ -84,16 +84,16 @@ impl Reduction {
         machine.at(call.input, input + 64).fill(0xee);
         let values = (0..input).map(|i| byte(self.seed, rank, i));
         machine.at(call.input, input).iter_mut().zip(values).for_each(|(at, value)| *at = value);
-        let choice = asked_for(&call, &world, &knobs).unwrap();
+        let choice = asked_for(&call, &topology, &config).unwrap();
         assert_eq!(choice.protocol, Protocol::Dma, "{}", choice.why);
         let program = rank_program(&choice.key, rank).unwrap();
         let lowered = lower(&shape(&choice.key).unwrap(), &program, device_op(&call)).unwrap();
-        let knobs = dma::knobs_for(&choice.key, call.total_bytes(ranks), &world, &knobs);
-        (bind(&lowered, &call, &choice, ranks, &knobs).unwrap(), lowered.steps)
+        let config = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
+        (bind(&lowered, &call, &choice, ranks, &config).unwrap(), lowered.steps)
     }
 
     fn check(&self, machine: &mut Machine) {
-        let (ranks, bytes, seed) = (machine.world.size(), self.bytes(), self.seed);
+        let (ranks, bytes, seed) = (machine.topology.size(), self.bytes(), self.seed);
         let input = u64::from(self.kind.input_blocks(ranks)) * bytes;
         for rank in 0..ranks {
             let gets = self.kind != Collective::Reduce || rank == self.root(ranks);
@@ -149,30 +149,33 @@ fn call(collective: Collective, op: ReduceOp, count: u64) -> Call {
 
 #[test]
 fn what_copy_engines_cannot_prepare_is_left_to_kernels_with_a_reason() {
-    let knobs = settings();
-    let reason = |op, world: &World| {
+    let config = settings();
+    let reason = |op, topology: &Topology| {
         let call = call(Collective::AllReduce, op, 1 << 20);
-        let choice = choose(&call, world, &knobs).unwrap();
+        let choice = choose(&call, topology, &config).unwrap();
         assert_ne!(choice.protocol, Protocol::Dma, "{}", choice.why);
         choice.why.to_string()
     };
-    let sm80 = World::single_host(4, DeviceKind::Cuda { sm: 80 }, Link::NvLink);
-    assert!(reason(ReduceOp::PreMulSum, &world(4)).contains("factors of their own"));
+    let sm80 = Topology::single_host(4, DeviceKind::Cuda { sm: 80 }, Link::NvLink);
+    assert!(reason(ReduceOp::PreMulSum, &topology(4)).contains("factors of their own"));
     assert!(reason(ReduceOp::Sum, &copies::hosts(4, 2)).contains("between hosts kernels move"));
-    assert!(reason(ReduceOp::Sum, &world(10)).contains("at most 9 ranks"));
+    assert!(reason(ReduceOp::Sum, &topology(10)).contains("at most 9 ranks"));
     assert!(reason(ReduceOp::Sum, &sm80).contains("needs sm_90"));
 }
 
 #[test]
 fn small_reductions_and_those_nobody_asked_to_be_light_are_held_back() {
     for kind in KINDS {
-        let protocol = |count, knobs: &Knobs| {
-            choose(&call(kind, ReduceOp::Avg, count), &world(4), knobs).unwrap().protocol
+        let protocol = |count, config: &PlanConfig| {
+            choose(&call(kind, ReduceOp::Avg, count), &topology(4), config).unwrap().protocol
         };
         assert_ne!(protocol(1000, &settings()), Protocol::Dma);
         assert_eq!(protocol(1 << 20, &settings()), Protocol::Dma);
-        assert_eq!(protocol(1 << 20, &Knobs { pass_sm: 2, ..settings() }), Protocol::Dma);
-        assert_ne!(protocol(1 << 20, &Knobs { pass_sm: 0, copy_engines: true, ..settings() }), Protocol::Dma);
-        assert!(asked_for(&call(kind, ReduceOp::Min, 1), &world(2), &settings()).is_some());
+        assert_eq!(protocol(1 << 20, &PlanConfig { pass_sm: 2, ..settings() }), Protocol::Dma);
+        assert_ne!(
+            protocol(1 << 20, &PlanConfig { pass_sm: 0, copy_engines: true, ..settings() }),
+            Protocol::Dma
+        );
+        assert!(asked_for(&call(kind, ReduceOp::Min, 1), &topology(2), &settings()).is_some());
     }
 }

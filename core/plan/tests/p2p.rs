@@ -6,20 +6,20 @@ use hawser_plan::device_plan::{DeviceOp, MAX_BLOCKS, MAX_WORKS};
 use hawser_plan::error::PlanErrorKind;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
-use hawser_plan::world::{DeviceKind, Link};
-use hawser_plan::{Knobs, Protocol, World};
+use hawser_plan::topology::{DeviceKind, Link};
+use hawser_plan::{PlanConfig, Protocol, Topology};
 use machine::{Launch, Machine};
 use proptest::prelude::*;
 
-fn world(ranks: u32) -> World {
-    World::single_host(ranks, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
+fn topology(ranks: u32) -> Topology {
+    Topology::single_host(ranks, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
 }
 
 /// One message of a batch: (from, to, bytes).
 type Traffic = Vec<(u32, u32, u64)>;
 
 /// Lays out the buffers of a batch, plans all ranks, runs them and compares every byte.
-fn run(ranks: u32, traffic: &Traffic, world: &World, knobs: &Knobs) -> Vec<Vec<LaunchPlan>> {
+fn run(ranks: u32, traffic: &Traffic, topology: &Topology, config: &PlanConfig) -> Vec<Vec<LaunchPlan>> {
     let mut memory: Vec<Vec<u8>> = vec![vec![0xee; 16]; ranks as usize];
     let mut messages: Vec<Vec<Message>> = vec![Vec::new(); ranks as usize];
     let mut expected = Vec::new();
@@ -35,11 +35,11 @@ fn run(ranks: u32, traffic: &Traffic, world: &World, knobs: &Knobs) -> Vec<Vec<L
         expected.push((to as usize, addr as usize, data));
     }
     let plans: Vec<Vec<LaunchPlan>> =
-        (0..ranks).map(|r| p2p::plan(&messages[r as usize], r, ranks, world, knobs).unwrap()).collect();
+        (0..ranks).map(|r| p2p::plan(&messages[r as usize], r, ranks, topology, config).unwrap()).collect();
     plans.iter().flatten().for_each(check_launch);
     let launches: Vec<Vec<Launch>> =
         plans.iter().map(|list| list.iter().cloned().map(Launch::inline).collect()).collect();
-    let mut machine = Machine::new(memory, 2, knobs.slot_bytes);
+    let mut machine = Machine::new(memory, 2, config.slot_bytes);
     machine.run(&launches);
     for (rank, addr, data) in expected {
         assert!(machine.memory[rank][addr..addr + data.len()] == data, "rank {rank} address {addr}");
@@ -66,10 +66,10 @@ fn check_launch(plan: &LaunchPlan) {
 #[test]
 fn launches_stay_within_the_ctas_that_run_at_once() {
     for (max_ctas, bytes) in [(1, 9000), (2, 9000), (7, 70_000), (16, 70_000), (16, 3 << 20)] {
-        let knobs = Knobs { max_ctas, ..Knobs::default() };
+        let config = PlanConfig { max_ctas, ..PlanConfig::default() };
         let ranks = if bytes > 1 << 20 { 3 } else { 8 };
         let traffic = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to, bytes))).collect();
-        let plans = run(ranks, &traffic, &world(ranks), &knobs);
+        let plans = run(ranks, &traffic, &topology(ranks), &config);
         let most = plans.iter().flatten().map(|plan| u32::from(plan.args.n_blocks)).max().unwrap();
         // What is sent and what is received of a key are never parted.
         assert!(most <= max_ctas.max(2), "{most} blocks with {max_ctas} CTAs");
@@ -78,11 +78,11 @@ fn launches_stay_within_the_ctas_that_run_at_once() {
 
 #[test]
 fn all_to_all_with_itself() {
-    let knobs = Knobs { slot_bytes: [64, 240, 512], ..Knobs::default() };
+    let config = PlanConfig { slot_bytes: [64, 240, 512], ..PlanConfig::default() };
     for ranks in [1, 2, 3, 8, 16] {
         let traffic =
             (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to, 1000 + u64::from(to)))).collect();
-        let plans = run(ranks, &traffic, &world(ranks), &knobs);
+        let plans = run(ranks, &traffic, &topology(ranks), &config);
         let launches = (2 * (ranks as usize - 1) + 1).div_ceil(MAX_WORKS - 1).max(1);
         assert!(
             plans.iter().all(|list| list.len() <= launches),
@@ -95,14 +95,14 @@ fn all_to_all_with_itself() {
 #[test]
 fn mixed_sizes_choose_protocols_and_still_end() {
     let sizes = [1u64, 7, 16 << 10, 100_000, 256 << 10, 300_000, 3 << 20];
-    let knobs = Knobs::default();
+    let config = PlanConfig::default();
     let mut traffic: Traffic = Vec::new();
     for (number, &bytes) in sizes.iter().chain(sizes.iter().rev()).enumerate() {
         let from = number as u32 % 3;
         traffic.push((from, (from + 1) % 3, bytes));
         traffic.push(((from + 2) % 3, from, sizes[(number + 3) % sizes.len()]));
     }
-    let plans = run(3, &traffic, &world(3), &knobs);
+    let plans = run(3, &traffic, &topology(3), &config);
     let protocols: Vec<Protocol> = plans[0].iter().map(|plan| plan.kernel.protocol).collect();
     assert!(protocols.contains(&Protocol::Ll) && protocols.contains(&Protocol::Simple), "{protocols:?}");
 }
@@ -110,21 +110,21 @@ fn mixed_sizes_choose_protocols_and_still_end() {
 /// One end sends one by one, large before small, what the other receives in a group.
 #[test]
 fn a_group_may_meet_single_calls() {
-    let knobs = Knobs::default();
-    let (world, sizes) = (world(2), [64u64 << 20, 4 << 10]);
+    let config = PlanConfig::default();
+    let (topology, sizes) = (topology(2), [64u64 << 20, 4 << 10]);
     let message = |send: bool, number: usize| {
         let addr = if number == 0 { 0 } else { sizes[0] };
         Message { peer: u32::from(send), send, addr, bytes: sizes[number] }
     };
     let launches = |rank: u32, batches: &[Vec<Message>]| -> Vec<Launch> {
-        let plans = batches.iter().flat_map(|batch| p2p::plan(batch, rank, 2, &world, &knobs).unwrap());
+        let plans = batches.iter().flat_map(|batch| p2p::plan(batch, rank, 2, &topology, &config).unwrap());
         plans.map(Launch::inline).collect()
     };
     let sends = launches(0, &[vec![message(true, 0)], vec![message(true, 1)]]);
     let receives = launches(1, &[vec![message(false, 0), message(false, 1)]]);
     let bytes = (sizes[0] + sizes[1]) as usize;
     let data: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect();
-    let mut machine = Machine::new(vec![data.clone(), vec![0; bytes]], 2, knobs.slot_bytes);
+    let mut machine = Machine::new(vec![data.clone(), vec![0; bytes]], 2, config.slot_bytes);
     machine.run(&[sends, receives]);
     assert!(machine.memory[1] == data);
 }
@@ -132,16 +132,16 @@ fn a_group_may_meet_single_calls() {
 #[test]
 fn many_messages_to_one_peer_keep_their_order() {
     let traffic = (0..50).map(|i| (0, 1, 10 + i)).chain((0..50).map(|i| (1, 0, 60 - i))).collect();
-    run(2, &traffic, &world(2), &Knobs::default());
+    run(2, &traffic, &topology(2), &PlanConfig::default());
 }
 
 #[test]
 fn few_lanes_are_enough() {
     let traffic: Traffic = vec![(0, 1, 5 << 20), (1, 0, 5 << 20), (0, 1, 3)];
     for lanes in [1, 2, 3, 4] {
-        let plans = run(2, &traffic, &world(2), &Knobs { lanes, ..Knobs::default() });
+        let plans = run(2, &traffic, &topology(2), &PlanConfig { lanes, ..PlanConfig::default() });
         let blocks = plans.iter().flatten().flat_map(|plan| &plan.args.blocks[..MAX_BLOCKS]);
-        let (least, most) = (lanes, lanes + Knobs { lanes, ..Knobs::default() }.message_lanes());
+        let (least, most) = (lanes, lanes + PlanConfig { lanes, ..PlanConfig::default() }.message_lanes());
         let used = blocks.take_while(|block| block.n_steps > 0);
         assert!(used.map(|block| u32::from(block.lane)).all(|lane| (least..most).contains(&lane)), "{lanes}");
     }
@@ -150,16 +150,16 @@ fn few_lanes_are_enough() {
 #[test]
 fn empty_messages_are_skipped() {
     let traffic: Traffic = vec![(0, 1, 0), (1, 1, 0), (0, 1, 9), (1, 0, 0)];
-    let plans = run(2, &traffic, &world(2), &Knobs::default());
+    let plans = run(2, &traffic, &topology(2), &PlanConfig::default());
     assert_eq!(plans[0].len(), 1);
-    assert!(run(2, &vec![(0, 1, 0)], &world(2), &Knobs::default()).iter().all(Vec::is_empty));
+    assert!(run(2, &vec![(0, 1, 0)], &topology(2), &PlanConfig::default()).iter().all(Vec::is_empty));
 }
 
 #[test]
 fn wrong_batches_are_refused() {
-    let knobs = Knobs::default();
+    let config = PlanConfig::default();
     let message = |peer, send, bytes| Message { peer, send, addr: 64, bytes };
-    let plan = |messages: &[Message]| p2p::plan(messages, 1, 2, &world(2), &knobs).unwrap_err();
+    let plan = |messages: &[Message]| p2p::plan(messages, 1, 2, &topology(2), &config).unwrap_err();
     let error = plan(&[message(2, true, 8)]);
     assert_eq!(error.kind, PlanErrorKind::InvalidArgument);
     assert!(error.text.contains("rank 1: send to rank 2"), "{error}");
@@ -172,27 +172,27 @@ fn wrong_batches_are_refused() {
 
 #[test]
 fn small_messages_are_small_for_each_block() {
-    let knobs = Knobs::default();
+    let config = PlanConfig::default();
     // 2 ranks exchange one message in 12 blocks, 8 ranks one with each other rank in 4, 64 ranks in one.
     for (ranks, most) in [(2, 128 << 10), (8, 64 << 10), (64, 16 << 10)] {
-        let world = world(ranks);
-        assert_eq!(p2p::protocol(most, false, &world, &knobs), Protocol::Ll);
-        assert_ne!(p2p::protocol(most + 1, false, &world, &knobs), Protocol::Ll);
-        let blocks = u64::from(p2p::instances(most, false, &world, &knobs));
+        let topology = topology(ranks);
+        assert_eq!(p2p::protocol(most, false, &topology, &config), Protocol::Ll);
+        assert_ne!(p2p::protocol(most + 1, false, &topology, &config), Protocol::Ll);
+        let blocks = u64::from(p2p::instances(most, false, &topology, &config));
         assert!(most.div_ceil(blocks) <= 16 << 10, "{ranks} ranks: {blocks} blocks");
-        assert_eq!(p2p::instances(2 << 10, false, &world, &knobs), 1);
+        assert_eq!(p2p::instances(2 << 10, false, &topology, &config), 1);
     }
 }
 
 #[test]
 fn the_host_and_host_memory_have_no_ll128() {
-    let knobs = Knobs::default();
+    let config = PlanConfig::default();
     for bytes in [1, 20_000, 200_000, 1 << 24] {
-        let host = World::single_host(2, DeviceKind::Host, Link::HostMemory);
-        assert_eq!(p2p::protocol(bytes, false, &host, &knobs), Protocol::Simple);
+        let host = Topology::single_host(2, DeviceKind::Host, Link::HostMemory);
+        assert_eq!(p2p::protocol(bytes, false, &host, &config), Protocol::Simple);
         for link in [Link::Pcie, Link::HostMemory] {
-            let world = World::single_host(2, DeviceKind::Cuda { sm: 90 }, link);
-            assert_ne!(p2p::protocol(bytes, false, &world, &knobs), Protocol::Ll128);
+            let topology = Topology::single_host(2, DeviceKind::Cuda { sm: 90 }, link);
+            assert_ne!(p2p::protocol(bytes, false, &topology, &config), Protocol::Ll128);
         }
     }
 }
@@ -206,6 +206,6 @@ proptest! {
         lanes in 1u32..25,
     ) {
         let traffic = raw.into_iter().map(|(from, to, bytes)| (from % ranks, to % ranks, bytes)).collect();
-        run(ranks, &traffic, &world(ranks), &Knobs { lanes, ..Knobs::default() });
+        run(ranks, &traffic, &topology(ranks), &PlanConfig { lanes, ..PlanConfig::default() });
     }
 }

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use hawser_plan::world::QUEUES;
+use hawser_plan::topology::QUEUES;
 use hawser_plugin::env::EnvContext;
 use std::collections::BTreeMap;
 
@@ -85,13 +85,13 @@ pub struct Settings {
     pub collnet: bool,
     /// `NCCL_NET_GDR_LEVEL`: whether net plugins may read and write GPU memory (not `LOC` or 0).
     pub gpu_direct: bool,
-    /// `NCCL_PASS_SM`: 0, 1 or 2, see [`hawser_plan::Knobs::pass_sm`].
+    /// `NCCL_PASS_SM`: 0, 1 or 2, see [`hawser_plan::PlanConfig::pass_sm`].
     pub pass_sm: u8,
     /// `NCCL_CTA_POLICY`: whether communicators do without multiprocessors where they can; None = as each is made.
     pub no_ctas: Option<bool>,
     /// `NCCL_PSM_BUFFER_SIZE`: staging for copy engines per peer, in bytes.
     pub staging_bytes: u64,
-    /// `HAWSER_SM_FREE_CTAS`, see [`hawser_plan::Knobs::reducing_ctas`].
+    /// `HAWSER_SM_FREE_CTAS`, see [`hawser_plan::PlanConfig::reducing_ctas`].
     pub reducing_ctas: Option<u32>,
     /// `HAWSER_SM_FREE_ADD`: memory makes the sums beside copy engines that it makes right ([`hawser_plan::dma::Fold::in_memory`]).
     pub memory_adds: bool,

@@ -7,7 +7,7 @@ use hawser_plan::device_plan::KernelKey;
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::OwnCopy;
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
 use crate::comm::{GroupSpans, Live, Loaded, Span, Timed};

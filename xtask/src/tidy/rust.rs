@@ -9,7 +9,7 @@
 //! | `env-var` | the runtime, and every plugin, reads its environment in one file |
 //! | `no-mangle` | only `core/capi` exports symbols, and the export macros of `plugins/compat` |
 //! | `plan-is-pure` | `core/plan` uses no libc and nothing of std that touches the world |
-//! | `algo-imports` | `core/plan/src/algo` sees the vocabulary (`ir`, `call`, `world`, `knobs`, `error`), not choosing or lowering |
+//! | `algo-imports` | `core/plan/src/algo` sees the vocabulary (`ir`, `call`, `topology`, `config`, `error`), not choosing or lowering |
 
 use super::{Finding, Source};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
@@ -17,7 +17,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// How far above `unsafe` its comment may stand, in lines of code of the same statement.
 const SAFETY_REACH: usize = 4;
 const IMPURE_STD: [&str; 5] = ["fs", "net", "env", "time", "thread"];
-const ALGO_IMPORTS: [&str; 6] = ["ir", "call", "world", "knobs", "error", "algo"];
+const ALGO_IMPORTS: [&str; 6] = ["ir", "call", "topology", "config", "error", "algo"];
 const ENV_FUNCTIONS: [&str; 6] = ["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];
 
 pub fn check(source: &Source) -> Vec<Finding> {
@@ -207,7 +207,7 @@ fn algo_imports(source: &Source, paths: &[PathAt]) -> Vec<Finding> {
         [first, second, ..] => first == "super" && second == "super",
         _ => false,
     };
-    let text = "an algorithm builds a program from a call and a world: import crate::{ir, call, world, knobs, error} only";
+    let text = "an algorithm builds a program from a call and a topology: import crate::{ir, call, topology, config, error} only";
     on_lines(source, "algo-imports", text, paths.iter().filter(|(path, _)| foreign(path)))
 }
 

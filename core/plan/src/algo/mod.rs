@@ -16,10 +16,10 @@ mod ring;
 mod tree;
 
 use crate::call::Collective;
+use crate::config::Algorithm;
 use crate::error::{PlanError, Result};
 use crate::ir::build::{copy, input, output};
 use crate::ir::{Program, RankProgram, Shape};
-use crate::knobs::Algorithm;
 
 /// Most ranks of a program.
 pub const MAX_RANKS: u32 = 1024;

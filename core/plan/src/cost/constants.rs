@@ -5,9 +5,9 @@
 
 use std::fmt::Write as _;
 
+use crate::config::{Digest, Protocol};
 use crate::error::{PlanError, Result};
-use crate::knobs::{Digest, Protocol};
-use crate::world::{DeviceKind, Link};
+use crate::topology::{DeviceKind, Link};
 
 /// How one protocol moves data.
 #[derive(Debug, Clone, Copy, PartialEq)]

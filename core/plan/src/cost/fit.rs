@@ -6,10 +6,10 @@
 use crate::algo::{self, ProgramKey};
 use crate::call::{Call, Collective, DataType, ReduceOp, Scalar};
 use crate::choose::{self, Outcome};
+use crate::config::{Algorithm, PlanConfig, Protocol};
 use crate::cost::Constants;
 use crate::error::Result;
-use crate::knobs::{Algorithm, Knobs, Protocol};
-use crate::world::World;
+use crate::topology::Topology;
 
 /// A measurement to make: these collectives, forced onto one algorithm and protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,9 +40,9 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What the model of `world` says of it.
-    pub fn predicted_us(&self, world: &World, knobs: &Knobs) -> f64 {
-        choose::predict(&self.key, self.protocol, self.grid, self.bytes, world, knobs)
+    /// What the model of `topology` says of it.
+    pub fn predicted_us(&self, topology: &Topology, config: &PlanConfig) -> f64 {
+        choose::predict(&self.key, self.protocol, self.grid, self.bytes, topology, config)
     }
 }
 
@@ -63,20 +63,20 @@ const COLLECTIVES: [Collective; 3] =
 /// Families that are measured: they differ in hops and traffic.
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::Ring, Algorithm::OneShot, Algorithm::AllPairs];
 
-/// The runs for a world: every algorithm with every protocol that it can have, and some of them in one block.
+/// The runs for a topology: every algorithm with every protocol that it can have, and some of them in one block.
 ///
 /// # Errors
 /// A program that cannot be made: a bug of this crate.
-pub fn runs(world: &World, knobs: &Knobs) -> Result<Vec<Run>> {
+pub fn runs(topology: &Topology, config: &PlanConfig) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     for protocol in Protocol::ALL {
         for algorithm in ALGORITHMS {
             let lone = if protocol.is_exchange() { Algorithm::AllPairs } else { Algorithm::Ring };
-            let ctas = [Some(knobs.max_ctas), (algorithm == lone && knobs.max_ctas > 1).then_some(1)];
+            let ctas = [Some(config.max_ctas), (algorithm == lone && config.max_ctas > 1).then_some(1)];
             for max_ctas in ctas.into_iter().flatten() {
                 let mut run = Run { algorithm, protocol, max_ctas, collectives: COLLECTIVES.to_vec() };
                 for collective in COLLECTIVES {
-                    if run.sample(collective, 1 << 10, 1.0, world, knobs)?.is_none() {
+                    if run.sample(collective, 1 << 10, 1.0, topology, config)?.is_none() {
                         run.collectives.retain(|c| *c != collective);
                     }
                 }
@@ -99,14 +99,14 @@ impl Run {
         collective: Collective,
         count: u64,
         us: f64,
-        world: &World,
-        knobs: &Knobs,
+        topology: &Topology,
+        config: &PlanConfig,
     ) -> Result<Option<Sample>> {
         let (dtype, op, scalar) = (DataType::Float32, ReduceOp::Sum, Scalar::Immediate(0));
         let call = &Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 0 };
-        let knobs = Knobs { algorithms: [None; 8], protocols: [None; 8], ..self.knobs(knobs) };
+        let config = PlanConfig { algorithms: [None; 8], protocols: [None; 8], ..self.config(config) };
         let candidates = match algo::algorithms(call.collective).contains(&self.algorithm) {
-            true => choose::candidates(call, world, &knobs)?,
+            true => choose::candidates(call, topology, &config)?,
             false => Vec::new(),
         };
         let own =
@@ -114,13 +114,13 @@ impl Run {
         let Some(Outcome::Predicted { instances, channels, .. }) = own.map(|c| c.outcome) else {
             return Ok(None);
         };
-        let (key, bytes) = (choose::key(call, self.algorithm, world), call.total_bytes(world.size()));
+        let (key, bytes) = (choose::key(call, self.algorithm, topology), call.total_bytes(topology.size()));
         Ok(Some(Sample { key, protocol: self.protocol, grid: (instances, channels), bytes, us }))
     }
 
-    /// `knobs` with this run's limit of blocks.
-    fn knobs(&self, knobs: &Knobs) -> Knobs {
-        Knobs { min_ctas: 1, max_ctas: self.max_ctas, ..knobs.clone() }
+    /// `config` with this run's limit of blocks.
+    fn config(&self, config: &PlanConfig) -> PlanConfig {
+        PlanConfig { min_ctas: 1, max_ctas: self.max_ctas, ..config.clone() }
     }
 }
 
@@ -133,9 +133,9 @@ const PRIOR: f64 = 1.5;
 /// Most rounds of the fit: it ends by itself after 10 to 40.
 const ROUNDS: u32 = 200;
 
-/// The constants under which the samples are most likely, from those of `world`.
-pub fn fit(samples: &[Sample], world: &World, knobs: &Knobs) -> Fit {
-    let problem = Problem::new(samples, world, knobs);
+/// The constants under which the samples are most likely, from those of `topology`.
+pub fn fit(samples: &[Sample], topology: &Topology, config: &PlanConfig) -> Fit {
+    let problem = Problem::new(samples, topology, config);
     let mut x = vec![0.0; problem.free.len()];
     let (mut cost, mut damping) = (problem.cost(&x), 1e-3);
     for _ in 0..ROUNDS {
@@ -153,41 +153,41 @@ pub fn fit(samples: &[Sample], world: &World, knobs: &Knobs) -> Fit {
         }
     }
     let constants = problem.constants(&x);
-    Fit { constants, error_before: problem.error(&world.constants), error: problem.error(&constants) }
+    Fit { constants, error_before: problem.error(&topology.constants), error: problem.error(&constants) }
 }
 
 /// The samples, and which constants may move.
 struct Problem<'a> {
     samples: &'a [Sample],
-    world: &'a World,
-    knobs: &'a Knobs,
+    topology: &'a Topology,
+    config: &'a PlanConfig,
     /// Positions in [`Constants::values`].
     free: Vec<usize>,
     start: Vec<f64>,
 }
 
 impl<'a> Problem<'a> {
-    fn new(samples: &'a [Sample], world: &'a World, knobs: &'a Knobs) -> Self {
-        let names = world.constants.named();
+    fn new(samples: &'a [Sample], topology: &'a Topology, config: &'a PlanConfig) -> Self {
+        let names = topology.constants.named();
         let fixed_by_format = |name: &str| {
             name.starts_with("net.") || name.ends_with(".wire_share") && !name.starts_with("Sym")
         };
         let free = names.iter().enumerate().filter(|(_, (name, _))| !fixed_by_format(name));
-        let start = world.constants.values().into_iter().map(|v| v.max(1e-3)).collect();
-        Self { samples, world, knobs, free: free.map(|(i, _)| i).collect(), start }
+        let start = topology.constants.values().into_iter().map(|v| v.max(1e-3)).collect();
+        Self { samples, topology, config, free: free.map(|(i, _)| i).collect(), start }
     }
 
     /// The constants at `x`: logarithms of factors.
     fn constants(&self, x: &[f64]) -> Constants {
         let mut values = self.start.clone();
         self.free.iter().zip(x).for_each(|(&i, x)| values[i] *= x.exp());
-        self.world.constants.with_values(&values)
+        self.topology.constants.with_values(&values)
     }
 
     /// Logarithms of predicted over measured times.
     fn misses(&self, constants: &Constants) -> Vec<f64> {
-        let world = World { constants: *constants, ..self.world.clone() };
-        let miss = |s: &Sample| (s.predicted_us(&world, self.knobs).max(1e-6) / s.us.max(1e-6)).ln();
+        let topology = Topology { constants: *constants, ..self.topology.clone() };
+        let miss = |s: &Sample| (s.predicted_us(&topology, self.config).max(1e-6) / s.us.max(1e-6)).ln();
         self.samples.iter().map(miss).collect()
     }
 

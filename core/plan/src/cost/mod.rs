@@ -10,10 +10,10 @@ pub use constants::{Constants, Path};
 
 use crate::algo::ProgramKey;
 use crate::call::Collective;
+use crate::config::{Algorithm, PlanConfig, Protocol};
 use crate::imported::Imported;
 use crate::ir::Buf;
-use crate::knobs::{Algorithm, Knobs, Protocol};
-use crate::world::{DeviceKind, World};
+use crate::topology::{DeviceKind, Topology};
 
 /// Threads per block.
 pub fn threads(device: DeviceKind, protocol: Protocol) -> u32 {
@@ -32,37 +32,44 @@ pub fn predict(
     protocol: Protocol,
     instances: u32,
     bytes: u64,
-    world: &World,
-    knobs: &Knobs,
+    topology: &Topology,
+    config: &PlanConfig,
 ) -> f64 {
-    let constants = &world.constants;
+    let constants = &topology.constants;
     let path = constants.path(protocol);
     let traffic = traffic(key, bytes as f64, constants.all_to_all);
     let blocks = f64::from(instances * channels);
-    let slot = f64::from(knobs.slot_bytes[protocol.slots()].max(1));
+    let slot = f64::from(config.slot_bytes[protocol.slots()].max(1));
     let tiles = (traffic.chunk / f64::from(instances) / slot).ceil().max(1.0);
     let wire = traffic.out / (constants.wire() * traffic.share * path.wire_share);
     let work = traffic.streamed / (blocks * path.block());
     let waits = (tiles - 1.0) * traffic.waits * path.round_us;
     let fill = traffic.fill * (slot.min(traffic.chunk / f64::from(instances)) / path.block());
-    let (far, far_hops) = if world.hosts() > 1 { net(key, bytes as f64, tiles, world) } else { (0.0, 0.0) };
+    let (far, far_hops) =
+        if topology.hosts() > 1 { net(key, bytes as f64, tiles, topology) } else { (0.0, 0.0) };
     let moved = wire.max(work + waits).max(far);
     path.fixed_us + traffic.hops * path.hop_us + far_hops + fill + moved + blocks * path.block_us
 }
 
 /// Predicted time in µs of a reduction whose moves are made by copy engines and whose sums by `ctas` CTAs, from everybody to
 /// everybody: one after the other, tile by tile.
-pub fn predict_folds(key: &ProgramKey, ctas: u32, bytes: u64, world: &World, knobs: &Knobs) -> f64 {
+pub fn predict_folds(
+    key: &ProgramKey,
+    ctas: u32,
+    bytes: u64,
+    topology: &Topology,
+    config: &PlanConfig,
+) -> f64 {
     /// Bytes that a CTA of a GPU reads in a µs: measured with one and two CTAs of an H200 (bench/README.md).
     const READS: f64 = 50e3;
-    let path = world.constants.path(Protocol::Dma);
-    let traffic = traffic(key, bytes as f64, world.constants.all_to_all);
-    let wire = world.constants.wire() * traffic.share * path.wire_share;
-    let reads = match world.device {
+    let path = topology.constants.path(Protocol::Dma);
+    let traffic = traffic(key, bytes as f64, topology.constants.all_to_all);
+    let wire = topology.constants.wire() * traffic.share * path.wire_share;
+    let reads = match topology.device {
         DeviceKind::Host => path.block(),
         DeviceKind::Cuda { .. } => READS,
     };
-    let slot = f64::from(knobs.slot_bytes[Protocol::Dma.slots()].max(1));
+    let slot = f64::from(config.slot_bytes[Protocol::Dma.slots()].max(1));
     let tiles = (traffic.chunk / slot).ceil().max(1.0);
     let hops = if key.collective == Collective::ReduceScatter { 2.0 } else { 3.0 };
     let folded = f64::from(key.ranks) * traffic.chunk / (f64::from(ctas) * reads);
@@ -75,13 +82,13 @@ pub fn predict_exchange(
     protocol: Protocol,
     (blocks, rounds): (u32, u64),
     bytes: u64,
-    world: &World,
+    topology: &Topology,
 ) -> f64 {
-    let path = world.constants.path(protocol);
+    let path = topology.constants.path(protocol);
     let out = traffic(key, bytes as f64, 1.0).out;
     let exchanges = exchanges(key);
     let share = program_share(key) * if protocol == Protocol::SymDirect { direct_share(key) } else { 1.0 };
-    let wire = world.constants.wire() * path.wire_share * share;
+    let wire = topology.constants.wire() * path.wire_share * share;
     let rate = wire.min(f64::from(blocks) * path.block());
     // While a round waits for its peers, the wire is still busy with the one before.
     let waits = (rounds as f64 - 1.0) * path.round_us * exchanges / share;
@@ -126,9 +133,9 @@ const NET_MBPS: u32 = 25_000;
 
 /// What the network adds: µs for the bytes out of the busiest host and the hops of all tiles, and µs for the
 /// hops and messages of the first tile.
-fn net(key: &ProgramKey, bytes: f64, tiles: f64, world: &World) -> (f64, f64) {
-    let (n, hosts) = (f64::from(key.ranks), f64::from(world.hosts()));
-    let local = f64::from(world.places().1);
+fn net(key: &ProgramKey, bytes: f64, tiles: f64, topology: &Topology) -> (f64, f64) {
+    let (n, hosts) = (f64::from(key.ranks), f64::from(topology.hosts()));
+    let local = f64::from(topology.places().1);
     let far = (n - local).max(1.0);
     let ring = bytes * (n - 1.0) / n;
     // All ranks of a host send a share of their bytes to every far rank.
@@ -161,10 +168,10 @@ fn net(key: &ProgramKey, bytes: f64, tiles: f64, world: &World) -> (f64, f64) {
             (traffic.out * local, traffic.hops)
         }
     };
-    let mbps = if world.net_mbps == 0 { NET_MBPS } else { world.net_mbps };
+    let mbps = if topology.net_mbps == 0 { NET_MBPS } else { topology.net_mbps };
     // A megabit per second is an eighth of a byte per µs.
-    let waits = (tiles - 1.0) * hops * world.constants.net_round_us;
-    let Constants { net_hop_us, net_message_us, .. } = world.constants;
+    let waits = (tiles - 1.0) * hops * topology.constants.net_round_us;
+    let Constants { net_hop_us, net_message_us, .. } = topology.constants;
     let begin = match key.collective {
         // Ranks do not wait for those behind them, so calls that follow one another overlap: what the busiest
         // rank has to do counts more than how long one call takes. The weights fit Ring, Knomial, OneShot and

@@ -6,7 +6,7 @@
 
 use crate::algo::ProgramKey;
 use crate::call::Collective;
-use crate::knobs::Algorithm;
+use crate::config::Algorithm;
 
 /// Legs below this go as they come: to keep in step costs them more than it brings.
 const LEAST_IN_STEP: u64 = 1 << 20;

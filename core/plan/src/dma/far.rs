@@ -6,8 +6,8 @@
 //! proxy does the reverse. Every launch begins with the first slot, so one end may replay what the other calls anew.
 
 use super::{DEPTH, LEAST_SLOT};
-use crate::knobs::Knobs;
-use crate::world::World;
+use crate::config::PlanConfig;
+use crate::topology::Topology;
 use rustc_hash::FxHashMap;
 
 /// Host memory that the slots of a rank may take when it talks to everybody.
@@ -20,14 +20,14 @@ pub const WORDS: u64 = 128;
 pub const TOLD: u64 = 64;
 
 /// Bytes of a slot that the network carries. A function of what all ranks agree on.
-pub fn slot_bytes(world: &World, knobs: &Knobs) -> u64 {
-    let slots = 2 * u64::from(DEPTH) * u64::from(world.size().max(2) - 1);
-    let wanted = match knobs.staging_bytes {
+pub fn slot_bytes(topology: &Topology, config: &PlanConfig) -> u64 {
+    let slots = 2 * u64::from(DEPTH) * u64::from(topology.size().max(2) - 1);
+    let wanted = match config.staging_bytes {
         0 => BYTES / slots,
         per_peer => per_peer / u64::from(DEPTH),
     };
     let slot = 1 << wanted.clamp(LEAST_SLOT, MOST_SLOT).ilog2();
-    u64::min(slot, knobs.message_bytes)
+    u64::min(slot, config.message_bytes)
 }
 
 /// The slots of one direction between this rank and one of another host.
@@ -85,19 +85,22 @@ pub fn passes(tiles: u64, slot: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::{DeviceKind, Link};
+    use crate::topology::{DeviceKind, Link};
 
     #[test]
     fn slots_fit_the_budget_the_setting_and_the_message() {
-        let world = |ranks| World::of_hosts(ranks, 8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
-        let knobs = Knobs { pass_sm: 1, ..Knobs::default() };
-        assert_eq!(slot_bytes(&world(16), &knobs), 4 << 20);
+        let topology = |ranks| Topology::of_hosts(ranks, 8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        let config = PlanConfig { pass_sm: 1, ..PlanConfig::default() };
+        assert_eq!(slot_bytes(&topology(16), &config), 4 << 20);
         for ranks in 2..=256 {
-            let slot = slot_bytes(&world(ranks), &knobs);
+            let slot = slot_bytes(&topology(ranks), &config);
             assert!(slot.is_power_of_two() && slot * 6 * u64::from(ranks - 1) <= BYTES, "{ranks}: {slot}");
         }
-        assert_eq!(slot_bytes(&world(16), &Knobs { staging_bytes: 12 << 10, ..knobs.clone() }), 4 << 10);
-        assert_eq!(slot_bytes(&world(16), &Knobs { message_bytes: 1536, ..knobs }), 1536);
+        assert_eq!(
+            slot_bytes(&topology(16), &PlanConfig { staging_bytes: 12 << 10, ..config.clone() }),
+            4 << 10
+        );
+        assert_eq!(slot_bytes(&topology(16), &PlanConfig { message_bytes: 1536, ..config }), 1536);
     }
 
     #[test]

@@ -12,10 +12,10 @@ use super::direct::{Leg, Way};
 use super::emit::{Command, Emitter, Ends, What};
 use crate::algo::ProgramKey;
 use crate::call::{Call, DataType, ReduceOp};
+use crate::config::{Algorithm, PlanConfig, Protocol};
 use crate::device_plan::{Block, DeviceOp, HAS_DST, HAS_SRC, KernelKey, POST, Place, Span, Step, Work};
 use crate::ir::MAX_FAN;
-use crate::knobs::{Algorithm, Knobs, Protocol};
-use crate::world::{DeviceKind, World};
+use crate::topology::{DeviceKind, Topology};
 
 /// Operands of a fold at most: the ranks of a reduction by copy engines.
 pub const OPERANDS: usize = MAX_FAN + 1;
@@ -152,8 +152,8 @@ const _: () = {
 };
 
 /// Why copy engines cannot move what a reduction needs, if so.
-pub(super) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<String> {
-    if world.hosts() > 1 {
+pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Option<String> {
+    if topology.hosts() > 1 {
         return Some("between hosts kernels move what they reduce".into());
     }
     if key.algorithm != Algorithm::AllPairs {
@@ -162,13 +162,13 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, world: &World) -> Option<St
     if key.ranks as usize > OPERANDS {
         return Some(format!("copy engines move for reductions of at most {OPERANDS} ranks"));
     }
-    if let DeviceKind::Cuda { sm } = world.device {
+    if let DeviceKind::Cuda { sm } = topology.device {
         if sm < FIRST_SM {
             return Some(format!(
                 "the kernel that reduces what copy engines moved needs sm_{FIRST_SM}, this is sm_{sm}"
             ));
         }
-        if !has_room(world.device) {
+        if !has_room(topology.device) {
             let kib = SHARED_BYTES >> 10;
             return Some(format!(
                 "the kernel that reduces what copy engines moved needs {kib} KiB of shared memory"
@@ -203,8 +203,8 @@ pub const fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
 }
 
 /// The CTAs that a reduction's kernels take at once.
-pub fn ctas(knobs: &Knobs) -> u32 {
-    knobs.reducing_ctas.max(1)
+pub fn ctas(config: &PlanConfig) -> u32 {
+    config.reducing_ctas.max(1)
 }
 
 /// A tile of a reduction.

@@ -15,8 +15,8 @@ pub mod fold;
 use crate::algo::{self, ProgramKey};
 use crate::call::{Call, Collective};
 use crate::choose::protocol_bit;
-use crate::knobs::{Algorithm, Knobs, Protocol};
-use crate::world::{DeviceKind, Link, World};
+use crate::config::{Algorithm, PlanConfig, Protocol};
+use crate::topology::{DeviceKind, Link, Topology};
 
 pub use direct::{Direct, Leg, Way};
 pub use emit::{COPIES, Command, Emitter, FAR_SENDS, STREAMS, What};
@@ -45,24 +45,24 @@ const DIRECT_WORDS: u64 = 4;
 const PAGE: u64 = 64 << 10;
 
 /// Whether ranks have staging: `NCCL_PASS_SM` or a rule asks for it, and copy engines can do something.
-pub fn has_staging(world: &World, knobs: &Knobs) -> bool {
+pub fn has_staging(topology: &Topology, config: &PlanConfig) -> bool {
     let bit = protocol_bit(Protocol::Dma);
-    let wanted = knobs.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
-    wanted && refused_world(world, knobs).is_none()
+    let wanted = config.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
+    wanted && refused_topology(topology, config).is_none()
 }
 
 /// Why copy engines can do nothing for a communicator, if so.
-pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
-    match world.link {
-        _ if knobs.pass_sm == 0 && !knobs.copy_engines => {
+pub fn refused_topology(topology: &Topology, config: &PlanConfig) -> Option<String> {
+    match topology.link {
+        _ if config.pass_sm == 0 && !config.copy_engines => {
             Some("copy engines are used with NCCL_PASS_SM=1, or where a rule asks for them".into())
         }
-        _ if world.size() < 2 => Some("there is one rank only".into()),
-        _ if world.queues < LEAST_QUEUES => Some(format!(
+        _ if topology.size() < 2 => Some("there is one rank only".into()),
+        _ if topology.queues < LEAST_QUEUES => Some(format!(
             "streams that wait for a copy hold the GPU's queues, of which CUDA_DEVICE_MAX_CONNECTIONS leaves {}: {LEAST_QUEUES} are needed, 32 are best",
-            world.queues
+            topology.queues
         )),
-        Link::HostMemory if world.device != DeviceKind::Host && world.places().1 > 1 => {
+        Link::HostMemory if topology.device != DeviceKind::Host && topology.places().1 > 1 => {
             Some("copy engines need peer access between the GPUs of a host".into())
         }
         _ => None,
@@ -70,12 +70,12 @@ pub fn refused_world(world: &World, knobs: &Knobs) -> Option<String> {
 }
 
 /// Why copy engines cannot do the moves of a program, if so.
-pub fn refused(call: &Call, key: &ProgramKey, world: &World, knobs: &Knobs) -> Option<String> {
-    if let Some(reason) = refused_world(world, knobs) {
+pub fn refused(call: &Call, key: &ProgramKey, topology: &Topology, config: &PlanConfig) -> Option<String> {
+    if let Some(reason) = refused_topology(topology, config) {
         return Some(reason);
     }
     if key.collective.reduces() {
-        return fold::refused(call, key, world);
+        return fold::refused(call, key, topology);
     }
     (!is_known(key)).then(|| "its channels wait for each other".into())
 }
@@ -92,36 +92,36 @@ fn is_known(key: &ProgramKey) -> bool {
 }
 
 /// The settings under which a program is bound to a call of `bytes` bytes ([`Call::total_bytes`]).
-pub fn knobs_for(key: &ProgramKey, bytes: u64, world: &World, knobs: &Knobs) -> Knobs {
+pub fn config_for(key: &ProgramKey, bytes: u64, topology: &Topology, config: &PlanConfig) -> PlanConfig {
     if !key.collective.reduces() {
-        return self::knobs(knobs, world, part(key, bytes));
+        return self::config(config, topology, part(key, bytes));
     }
     let blocks = key.collective.input_blocks(key.ranks).max(key.collective.output_blocks(key.ranks));
     let per_block = algo::shape(key).map_or(1, |shape| shape.per_block.max(1));
     let part = bytes / u64::from(blocks.max(1)) / u64::from(per_block);
-    let room = u64::from(DEPTH) * Staging::new(world.places().1, knobs).slot_bytes;
-    with_tiles(knobs, fold::tile(part, room))
+    let room = u64::from(DEPTH) * Staging::new(topology.places().1, config).slot_bytes;
+    with_tiles(config, fold::tile(part, room))
 }
 
 /// The settings under which programs are bound to calls that give each peer `bytes` bytes.
-pub fn knobs(knobs: &Knobs, world: &World, bytes: u64) -> Knobs {
-    let near = match world.places().1 {
+pub fn config(config: &PlanConfig, topology: &Topology, bytes: u64) -> PlanConfig {
+    let near = match topology.places().1 {
         1 => MOST_TILE,
-        local => Staging::new(local, knobs).slot_bytes,
+        local => Staging::new(local, config).slot_bytes,
     };
-    let slot = if world.hosts() > 1 { far::slot_bytes(world, knobs).min(near) } else { near };
-    with_tiles(knobs, tile(bytes).min(slot))
+    let slot = if topology.hosts() > 1 { far::slot_bytes(topology, config).min(near) } else { near };
+    with_tiles(config, tile(bytes).min(slot))
 }
 
 /// Tiles of so many bytes. One block runs all channels, so that ranks go through their peers in the same order.
-fn with_tiles(knobs: &Knobs, tile: u64) -> Knobs {
-    Knobs {
+fn with_tiles(config: &PlanConfig, tile: u64) -> PlanConfig {
+    PlanConfig {
         slot_bytes: [0, 0, tile as u32],
         depth: DEPTH,
         lanes: LANES,
         min_ctas: 1,
         max_ctas: LANES,
-        ..knobs.clone()
+        ..config.clone()
     }
 }
 
@@ -153,9 +153,9 @@ pub struct Staging {
 
 impl Staging {
     /// For hosts of at most `local` ranks.
-    pub fn new(local: u32, knobs: &Knobs) -> Self {
+    pub fn new(local: u32, config: &PlanConfig) -> Self {
         let slots = u64::from(LANES * DEPTH) * u64::from(local.max(2) - 1);
-        let wanted = match knobs.staging_bytes {
+        let wanted = match config.staging_bytes {
             0 => STAGING_BYTES / slots,
             per_peer => per_peer / u64::from(LANES * DEPTH),
         };

@@ -16,8 +16,8 @@ use std::ops::Range;
 
 use super::{BLOCKS, ExchangeArgs, ExchangePlan, FOLD, Flow, RANKS, THREADS, rounds};
 use crate::call::{Call, Collective};
+use crate::config::{PlanConfig, Protocol};
 use crate::device_plan::{DeviceOp, KernelKey};
-use crate::knobs::{Knobs, Protocol};
 
 /// Most operations of a launch.
 pub const OPS: usize = 64;
@@ -106,8 +106,8 @@ pub struct Gathering {
 
 impl Gathering {
     /// Takes a call in, if it may share a launch with those before. All ranks answer alike.
-    pub fn take(&mut self, plan: &ExchangePlan, knobs: &Knobs) -> bool {
-        if !knobs.fuse || self.calls == OPS || !is_small(plan) {
+    pub fn take(&mut self, plan: &ExchangePlan, config: &PlanConfig) -> bool {
+        if !config.fuse || self.calls == OPS || !is_small(plan) {
             return false;
         }
         let mut next = Self { calls: self.calls + 1, most: self.most.max(plan.args.most), ..*self };
@@ -118,7 +118,7 @@ impl Gathering {
         }
         // Kernels read pieces of elements: what they move must be made of whole ones.
         let fits = |kernel: KernelKey| next.moved & (kernel.dtype.size() as u64 - 1) == 0;
-        let is_one_round = needed(next.most, THREADS) <= limit(next.kernel.is_some(), knobs);
+        let is_one_round = needed(next.most, THREADS) <= limit(next.kernel.is_some(), config);
         if !next.kernel.is_none_or(fits) || !is_one_round {
             return false;
         }
@@ -135,8 +135,8 @@ fn is_small(plan: &ExchangePlan) -> bool {
 }
 
 /// Most blocks of a launch. What reduces beside copy engines keeps few multiprocessors, together with others too.
-fn limit(reduces: bool, knobs: &Knobs) -> u32 {
-    let most = knobs.most_ctas(if reduces { Collective::AllReduce } else { Collective::AllGather });
+fn limit(reduces: bool, config: &PlanConfig) -> u32 {
+    let most = config.most_ctas(if reduces { Collective::AllReduce } else { Collective::AllGather });
     most.clamp(1, MOST_BLOCKS as u32)
 }
 
@@ -149,8 +149,8 @@ fn needed(most: u64, threads: u32) -> u32 {
 pub type Place = Range<u32>;
 
 /// The blocks of each operation, and the threads of all. All ranks answer alike.
-pub fn places(plans: &[&ExchangePlan], knobs: &Knobs) -> (Vec<Place>, u32) {
-    let limit = limit(plans.iter().any(|plan| !plan.only_moves()), knobs);
+pub fn places(plans: &[&ExchangePlan], config: &PlanConfig) -> (Vec<Place>, u32) {
+    let limit = limit(plans.iter().any(|plan| !plan.only_moves()), config);
     let all = |threads| plans.iter().map(|plan| needed(plan.args.most, threads)).sum::<u32>();
     let mut threads = plans.iter().map(|plan| plan.threads).max().unwrap_or(THREADS);
     // Where not everything has blocks of its own, more threads let more run side by side.

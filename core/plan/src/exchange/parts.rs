@@ -3,7 +3,7 @@
 use super::bundle::{CUT, NO_RANK, SPREAD_DST, SPREAD_SRC};
 use super::{ExchangeArgs, FOLD, Flow, OWN, SAME, SECOND};
 use crate::call::Collective;
-use crate::knobs::Algorithm;
+use crate::config::Algorithm;
 use crate::lower::PACK_BYTES;
 
 /// Fills in what goes where.

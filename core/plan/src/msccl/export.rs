@@ -10,9 +10,9 @@ use rustc_hash::FxHashMap;
 
 use super::xml::Kind;
 use crate::call::Collective;
+use crate::config::Protocol;
 use crate::error::{PlanError, Result};
 use crate::ir::{Buf, Op, Program, RankProgram, Ref, Shape, Step};
-use crate::knobs::Protocol;
 
 /// Steps of a block, and channels, at most.
 const MOST_STEPS: usize = 256;

@@ -28,10 +28,10 @@ use fault::Result;
 use translate::Translated;
 use xml::{Algo, Pos};
 
+use crate::config::Protocol;
 use crate::imported::{self, Imported, Traffic};
 use crate::ir::verify::{self, At, Fault, Verdict};
 use crate::ir::{Op, Program};
-use crate::knobs::Protocol;
 
 /// Most FIFO slots that a program may need.
 pub const MOST_SLOTS: u32 = 64;

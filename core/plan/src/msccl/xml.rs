@@ -6,8 +6,8 @@ use roxmltree::{Document, Node};
 
 use super::fault::{Class, ImportError, Result};
 use crate::call::Collective;
+use crate::config::Protocol;
 use crate::ir::Buf;
-use crate::knobs::Protocol;
 
 /// A place in the file, from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, PartialOrd, Ord)]

@@ -4,33 +4,33 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use hawser_plan::Knobs;
+use hawser_plan::PlanConfig;
 use hawser_plan::device_plan::Step;
 use hawser_plan::dma::far::{self, End, Far, WORDS};
 use hawser_plan::dma::{
     Bases, Command, Counters, DEPTH, Direct, Emitter, Fold, Leg, STREAMS, Staging, Way, What,
 };
 use hawser_plan::lower::LaunchPlan;
-use hawser_plan::world::{DeviceKind, Link, World};
+use hawser_plan::topology::{DeviceKind, Link, Topology};
 
 /// Slots of 4 KiB.
-pub fn settings() -> Knobs {
-    Knobs { pass_sm: 1, staging_bytes: 3 * 4096, ..Knobs::default() }
+pub fn settings() -> PlanConfig {
+    PlanConfig { pass_sm: 1, staging_bytes: 3 * 4096, ..PlanConfig::default() }
 }
 
-pub fn world(ranks: u32) -> World {
-    World::single_host(ranks, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
+pub fn topology(ranks: u32) -> Topology {
+    Topology::single_host(ranks, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
 }
 
 /// Hosts of so many ranks each.
-pub fn hosts(ranks: u32, per_host: u32) -> World {
-    World::of_hosts(ranks, per_host, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
+pub fn hosts(ranks: u32, per_host: u32) -> Topology {
+    Topology::of_hosts(ranks, per_host, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
 }
 
 /// Memory of all ranks: rank r's byte i has the address (r + 1) << 32 | i. User buffers come first, staging at `STAGING`,
 /// slots that the network carries at `FAR`.
 pub struct Machine {
-    pub world: World,
+    pub topology: Topology,
     pub memory: Vec<Vec<u8>>,
     pub bases: Vec<Bases>,
     pub far: Vec<Arc<Far>>,
@@ -57,14 +57,14 @@ pub fn address(rank: u32, at: u64) -> u64 {
 
 impl Machine {
     pub fn new(ranks: u32) -> Self {
-        Self::on(world(ranks))
+        Self::on(topology(ranks))
     }
 
-    pub fn on(world: World) -> Self {
-        let ranks = world.size();
-        let (places, local) = world.places();
+    pub fn on(topology: Topology) -> Self {
+        let ranks = topology.size();
+        let (places, local) = topology.places();
         let layout = Staging::new(local, &settings());
-        let slot = far::slot_bytes(&world, &settings());
+        let slot = far::slot_bytes(&topology, &settings());
         let end_bytes = u64::from(DEPTH) * (WORDS + slot);
         let bytes = FAR + 2 * u64::from(ranks) * end_bytes;
         let mut memory: Vec<Vec<u8>> = (0..ranks).map(|_| vec![0; bytes as usize]).collect();
@@ -74,7 +74,8 @@ impl Machine {
                 rank[(STAGING + at + word) as usize] = 1;
             }
         }
-        let base = |rank: u32, peer: u32| if world.is_far(rank, peer) { 0 } else { address(peer, STAGING) };
+        let base =
+            |rank: u32, peer: u32| if topology.is_far(rank, peer) { 0 } else { address(peer, STAGING) };
         let bases = (0..ranks).map(|rank| {
             let staging = (0..ranks).map(|peer| base(rank, peer)).collect();
             Bases { rank, staging, places: places.clone(), layout }
@@ -85,7 +86,7 @@ impl Machine {
         };
         let (mut far, mut wires) = (vec![Far::default(); ranks as usize], Vec::new());
         for (from, to) in
-            (0..ranks * ranks).map(|i| (i / ranks, i % ranks)).filter(|(a, b)| world.is_far(*a, *b))
+            (0..ranks * ranks).map(|i| (i / ranks, i % ranks)).filter(|(a, b)| topology.is_far(*a, *b))
         {
             let (out, into) = (end(from, to, true), end(to, from, false));
             far[from as usize].add(to, true, out);
@@ -96,7 +97,7 @@ impl Machine {
             }
         }
         let (bases, far) = (bases.collect(), far.into_iter().map(Arc::new).collect());
-        Self { world, memory, bases, far, wires, counters: vec![Counters::default(); ranks as usize] }
+        Self { topology, memory, bases, far, wires, counters: vec![Counters::default(); ranks as usize] }
     }
 
     pub fn word(&mut self, addr: u64) -> &mut [u8; 4] {
@@ -161,7 +162,7 @@ impl Machine {
                 let legs = emitter.legs();
                 let ways: Vec<Way> = legs
                     .iter()
-                    .map(|leg| match self.world.is_far(rank as u32, leg.peer) {
+                    .map(|leg| match self.topology.is_far(rank as u32, leg.peer) {
                         true => Way::Staged,
                         false => meet(&mut board, rank as u32, (leg, plan.direct), chance(4) == 0),
                     })

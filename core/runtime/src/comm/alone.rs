@@ -14,7 +14,7 @@ use crate::error::Result;
 impl Live {
     /// Whether a call is a copy, or nothing, since there is no other rank.
     pub fn is_alone(&self, call: &Call) -> bool {
-        self.world.size() == 1 && call.op != ReduceOp::PreMulSum && self.watch.is_idle()
+        self.topology.size() == 1 && call.op != ReduceOp::PreMulSum && self.watch.is_idle()
     }
 
     /// Puts a call on its stream for which [`Live::is_alone`] holds.
@@ -37,7 +37,7 @@ impl Live {
     /// # Errors
     /// Sends and receives do not pair up.
     pub fn own_messages(&self, messages: &[Message]) -> Result<Option<Vec<OwnCopy>>> {
-        let is_alone = self.world.size() == 1 && self.watch.is_idle();
+        let is_alone = self.topology.size() == 1 && self.watch.is_idle();
         if is_alone { Ok(Some(p2p::own_copies(messages, self.rank)?)) } else { Ok(None) }
     }
 

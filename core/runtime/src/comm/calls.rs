@@ -86,7 +86,7 @@ impl<'a> Calls<'a> {
 
     /// Whether a call shares launches with those that wait. All ranks answer alike.
     fn gather(&mut self, planned: &Planned) -> bool {
-        planned.exchange().is_some_and(|plan| self.gathering.take(plan, &self.live.knobs))
+        planned.exchange().is_some_and(|plan| self.gathering.take(plan, &self.live.plan_config))
     }
 
     /// Plans the launches of the calls that wait.
@@ -134,7 +134,7 @@ impl<'a> Calls<'a> {
         let pairs: Vec<(&ExchangePlan, &Planned)> =
             calls.iter().filter_map(|planned| Some((planned.exchange()?, planned))).collect();
         let plans: Vec<&ExchangePlan> = pairs.iter().map(|(plan, _)| *plan).collect();
-        let (places, threads) = bundle::places(&plans, &self.live.knobs);
+        let (places, threads) = bundle::places(&plans, &self.live.plan_config);
         let member =
             |(plan, planned): &(&ExchangePlan, &Planned)| Member::new(plan, &planned.call, planned.stream.0);
         let members: Vec<Member> = pairs.iter().map(member).collect();

@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use hawser_plan::world::{DeviceKind, Link, RankInfo};
-use hawser_plan::{Knobs, World};
+use hawser_plan::topology::{DeviceKind, Link, RankInfo};
+use hawser_plan::{PlanConfig, Topology};
 
 use crate::device::{Device, HeapKind};
 use crate::env::Settings;
@@ -16,7 +16,7 @@ const PROTOCOL: u32 = 7;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
     protocol: u32,
-    knobs: u64,
+    plan_config: u64,
     /// A random number; rank 0's names the communicator.
     nonce: u64,
     /// Equal for ranks of one process only.
@@ -38,13 +38,18 @@ pub struct Card {
 
 impl Card {
     /// The card of this rank.
-    pub fn new(device: &dyn Device, settings: &Settings, knobs: &Knobs, host: Option<&str>) -> Self {
+    pub fn new(
+        device: &dyn Device,
+        settings: &Settings,
+        plan_config: &PlanConfig,
+        host: Option<&str>,
+    ) -> Self {
         let caps = device.caps();
         Self {
             room: device.pool().room(),
             pool: device.pool().id(),
             protocol: PROTOCOL,
-            knobs: knobs.digest(),
+            plan_config: plan_config.digest(),
             nonce: random(),
             process: process_identity(),
             host: host_identity(host.or(settings.host_id.as_deref())),
@@ -68,7 +73,7 @@ impl Card {
         let head = format!(
             "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n",
             self.protocol,
-            self.knobs,
+            self.plan_config,
             self.nonce,
             self.process,
             self.room,
@@ -92,7 +97,7 @@ impl Card {
         let mut lines = text.split('\n');
         let mut next = || lines.next().ok_or_else(bad);
         let mut number = |_: &str| -> Result<u64> { next()?.parse().map_err(|_| bad()) };
-        let (protocol, knobs, nonce) = (number("protocol")?, number("knobs")?, number("nonce")?);
+        let (protocol, plan_config, nonce) = (number("protocol")?, number("settings")?, number("nonce")?);
         let (process, room, pool, sm) = (number("process")?, number("room")?, number("pool")?, number("sm")?);
         let (multiprocessors, queues) = (number("multiprocessors")?, number("queues")?);
         let flags: Vec<bool> = next()?.split(' ').map(|f| f == "1").collect();
@@ -101,7 +106,7 @@ impl Card {
         let peers = lines.filter(|l| !l.is_empty()).map(str::to_owned).collect();
         Ok(Self {
             protocol: protocol as u32,
-            knobs,
+            plan_config,
             nonce,
             process,
             room,
@@ -119,10 +124,10 @@ impl Card {
     }
 }
 
-/// What follows from all cards: the planner's world, the process of every rank, and where heaps lie.
+/// What follows from all cards: the planner's topology, the process of every rank, and where heaps lie.
 pub struct Agreement {
-    /// The world.
-    pub world: World,
+    /// The topology.
+    pub topology: Topology,
     /// Process of each rank.
     pub processes: Vec<u64>,
     /// Where heaps lie.
@@ -141,7 +146,7 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
                 card.protocol, first.protocol
             )));
         }
-        if card.knobs != first.knobs {
+        if card.plan_config != first.plan_config {
             let text = format!(
                 "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, NCCL_PASS_SM, NCCL_PSM_BUFFER_SIZE, the CTA limits and policy, HAWSER_FUSE and HAWSER_SM_FREE_CTAS must be equal on all ranks"
             );
@@ -168,9 +173,9 @@ pub fn agree(cards: &[Card], multi_rank_gpu: bool) -> Result<Agreement> {
         ranks.push(RankInfo { host: host as u32, device: card.device.clone() });
     }
     let processes = cards.iter().map(|c| c.process).collect();
-    let mut world = World::new(ranks, device, link);
-    world.queues = cards.iter().map(|card| card.queues).min().unwrap_or(0);
-    Ok(Agreement { world, processes, heap: heap.unwrap_or(HeapKind::Host), comm_id: cards[0].nonce })
+    let mut topology = Topology::new(ranks, device, link);
+    topology.queues = cards.iter().map(|card| card.queues).min().unwrap_or(0);
+    Ok(Agreement { topology, processes, heap: heap.unwrap_or(HeapKind::Host), comm_id: cards[0].nonce })
 }
 
 /// Bytes that each rank may take: what the poorest has, where ranks share a pool its part.
@@ -258,7 +263,7 @@ mod tests {
     fn card(device: &str, peers: &[&str]) -> Card {
         Card {
             protocol: PROTOCOL,
-            knobs: 7,
+            plan_config: 7,
             nonce: 11,
             process: 1,
             room: u64::MAX,
@@ -298,7 +303,7 @@ mod tests {
     #[test]
     fn disagreement_names_the_rank() {
         let mut other = card("b", &["a"]);
-        other.knobs = 8;
+        other.plan_config = 8;
         let error = agree(&[card("a", &["b"]), other], false).err().unwrap();
         assert!(error.text.contains("rank 1") && error.text.contains("NCCL_ALGO"));
     }
@@ -316,9 +321,9 @@ mod tests {
         let mut far = card("a", &[]);
         far.host = "elsewhere".into();
         let agreement = agree(&[card("a", &["b"]), card("b", &["a"]), far], false).unwrap();
-        assert_eq!((agreement.world.hosts(), agreement.world.per_host()), (2, None));
-        assert_eq!((agreement.heap, agreement.world.link), (HeapKind::Device, Link::NvLink));
-        assert!(agreement.world.is_far(1, 2) && !agreement.world.is_far(0, 1));
+        assert_eq!((agreement.topology.hosts(), agreement.topology.per_host()), (2, None));
+        assert_eq!((agreement.heap, agreement.topology.link), (HeapKind::Device, Link::NvLink));
+        assert!(agreement.topology.is_far(1, 2) && !agreement.topology.is_far(0, 1));
     }
 
     #[test]
@@ -344,10 +349,10 @@ mod tests {
     #[test]
     fn links_fall_back_from_nvlink_to_host_memory() {
         let near = [card("a", &["b"]), card("b", &["a"])];
-        assert_eq!(agree(&near, false).unwrap().world.link, Link::NvLink);
+        assert_eq!(agree(&near, false).unwrap().topology.link, Link::NvLink);
         let mut far = [card("a", &[]), card("b", &["a"])];
         assert_eq!(agree(&far, false).unwrap().heap, HeapKind::Host);
         far[0].shm = false;
-        assert_eq!(agree(&far, false).unwrap().world.hosts(), 2);
+        assert_eq!(agree(&far, false).unwrap().topology.hosts(), 2);
     }
 }

@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use hawser_plan::config::NET_SLOT_BYTES;
 use hawser_plan::device_plan::MAX_BLOCKS;
-use hawser_plan::knobs::NET_SLOT_BYTES;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::msccl;
-use hawser_plan::world::DeviceKind;
-use hawser_plan::{Knobs, World, direct, exchange};
+use hawser_plan::topology::DeviceKind;
+use hawser_plan::{PlanConfig, Topology, direct, exchange};
 use hawser_plugin::net::NetConfig;
 
 use super::Config;
@@ -43,9 +43,9 @@ pub struct Decided {
     /// Control connections to the other ranks.
     pub bootstrap: Arc<Bootstrap>,
     /// Who is where.
-    pub world: World,
+    pub topology: Topology,
     /// Settings of the planner.
-    pub knobs: Knobs,
+    pub plan_config: PlanConfig,
     /// Process of each rank.
     pub processes: Vec<u64>,
     /// Where heaps lie.
@@ -69,15 +69,15 @@ pub fn decide(
 ) -> Result<Decided> {
     let settings = env::settings();
     let caps = device.caps();
-    let mut knobs = knobs(caps.kind, settings, config)?;
-    let own = Card::new(device, settings, &knobs, config.host.as_deref());
+    let mut plan_config = plan_config(caps.kind, settings, config)?;
+    let own = Card::new(device, settings, &plan_config, config.host.as_deref());
     let cards = bootstrap.all_gather(&own.encode(), &step("agreement"))?;
     let cards: Vec<Card> =
         cards.iter().enumerate().map(|(r, c)| Card::decode(c, r)).collect::<Result<_>>()?;
     let room = card::room(&cards);
-    limit_ctas(&mut knobs, &cards);
-    let Agreement { mut world, processes, heap, comm_id } = agree(&cards, settings.multi_rank_gpu)?;
-    let chosen = match world.hosts() {
+    limit_ctas(&mut plan_config, &cards);
+    let Agreement { mut topology, processes, heap, comm_id } = agree(&cards, settings.multi_rank_gpu)?;
+    let chosen = match topology.hosts() {
         1 => None,
         _ => {
             let mut net_config = NetConfig::new(comm_id, plugins::log());
@@ -88,85 +88,86 @@ pub fn decide(
                 config.net.as_deref(),
                 device,
                 &bootstrap,
-                &mut world,
-                &mut knobs,
+                &mut topology,
+                &mut plan_config,
                 &step("net"),
             )?)
         }
     };
-    let offers = links::offer(bootstrap.rank(), settings, &caps.name, &world);
-    let direct =
-        settings.direct && direct::is_wanted(&world, &knobs, &processes) && reaches_all(device, &world)?;
+    let offers = links::offer(bootstrap.rank(), settings, &caps.name, &topology);
+    let direct = settings.direct
+        && direct::is_wanted(&topology, &plan_config, &processes)
+        && reaches_all(device, &topology)?;
     let records = bootstrap.all_gather(&pair(&offers, &[u8::from(direct)]), &step("links"))?;
     let (offers, direct): (Vec<_>, Vec<_>) = records.iter().map(|record| unpair(record)).unzip();
-    links::take(&offers[0], &mut world)?;
-    world.direct = direct.iter().all(|said| said[..] == [1]);
-    let programs = programs::load(settings, world.size());
-    programs.take(&mut knobs, if world.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    links::take(&offers[0], &mut topology)?;
+    topology.direct = direct.iter().all(|said| said[..] == [1]);
+    let programs = programs::load(settings, topology.size());
+    programs.take(&mut plan_config, if topology.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
     let known = Known::now(settings);
-    let tuners = Tuners::open(comm_id, &world, &knobs, config.name.as_deref());
+    let tuners = Tuners::open(comm_id, &topology, &plan_config, config.name.as_deref());
     // What programs and tuners need to have in common goes round together.
     let cards = bootstrap.all_gather(&pair(&tuners.card(), &programs.card()), &step("tuners"))?;
     let (tuner_cards, program_cards): (Vec<_>, Vec<_>) = cards.iter().map(|card| unpair(card)).unzip();
     tune::check(&tuner_cards)?;
     programs::check(&program_cards)?;
     // Rules that count are equal on all ranks by now.
-    knobs.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
-    fit(&mut knobs, world.size(), world.places().1, programs.lanes());
-    fit_room(&mut knobs, &world, room, programs.lanes())?;
-    Ok(Decided { bootstrap, world, knobs, processes, heap, comm_id, tuners, known, chosen })
+    plan_config.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
+    fit(&mut plan_config, topology.size(), topology.places().1, programs.lanes());
+    fit_room(&mut plan_config, &topology, room, programs.lanes())?;
+    Ok(Decided { bootstrap, topology, plan_config, processes, heap, comm_id, tuners, known, chosen })
 }
 
-/// The world and the settings of a communicator whose ranks have these devices of this process, without making one.
+/// The topology and the settings of a communicator whose ranks have these devices of this process, without making one.
 ///
 /// # Errors
 /// A device cannot be opened, or settings are wrong.
-pub fn outlook(ordinals: &[u32]) -> Result<(World, Knobs)> {
+pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
     let settings = env::settings();
     let devices = ordinals.iter().map(|&ordinal| device::open(ordinal)).collect::<Result<Vec<_>>>()?;
     let Some(first) = devices.first() else { return Err(Error::invalid_argument("no devices")) };
     let caps = first.caps();
-    let mut knobs = knobs(caps.kind, settings, &Config::default())?;
-    let card = |device: &Arc<dyn Device>| Card::new(&**device, settings, &knobs, None);
+    let mut plan_config = plan_config(caps.kind, settings, &Config::default())?;
+    let card = |device: &Arc<dyn Device>| Card::new(&**device, settings, &plan_config, None);
     let cards: Vec<Card> = devices.iter().map(card).collect();
-    let Agreement { mut world, processes, .. } = agree(&cards, settings.multi_rank_gpu)?;
-    limit_ctas(&mut knobs, &cards);
-    links::take(&links::offer(0, settings, &caps.name, &world), &mut world)?;
-    world.direct = settings.direct && direct::is_wanted(&world, &knobs, &processes);
+    let Agreement { mut topology, processes, .. } = agree(&cards, settings.multi_rank_gpu)?;
+    limit_ctas(&mut plan_config, &cards);
+    links::take(&links::offer(0, settings, &caps.name, &topology), &mut topology)?;
+    topology.direct = settings.direct && direct::is_wanted(&topology, &plan_config, &processes);
     for device in &devices {
-        world.direct = world.direct && reaches_all(device.as_ref(), &world)?;
+        topology.direct = topology.direct && reaches_all(device.as_ref(), &topology)?;
     }
-    finish(&mut knobs, &world, settings)?;
-    Ok((world, knobs))
+    finish(&mut plan_config, &topology, settings)?;
+    Ok((topology, plan_config))
 }
 
-/// The settings that ranks of `world` would have, on devices that need not be here.
+/// The settings that ranks of `topology` would have, on devices that need not be here.
 ///
 /// # Errors
 /// Settings are wrong.
-pub fn knobs_of(world: &World) -> Result<Knobs> {
+pub fn knobs_of(topology: &Topology) -> Result<PlanConfig> {
     let settings = env::settings();
-    let mut knobs = knobs(world.device, settings, &Config::default())?;
-    finish(&mut knobs, world, settings)?;
-    Ok(knobs)
+    let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
+    finish(&mut plan_config, topology, settings)?;
+    Ok(plan_config)
 }
 
-/// What is left to settle for a world that is only thought of.
-fn finish(knobs: &mut Knobs, world: &World, settings: &Settings) -> Result<()> {
-    let far = world.hosts() > 1;
+/// What is left to settle for a topology that is only thought of.
+fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings) -> Result<()> {
+    let far = topology.hosts() > 1;
     if far {
-        knobs_for_network(knobs, settings);
+        knobs_for_network(plan_config, settings);
     }
-    let programs = programs::load(settings, world.size());
+    let programs = programs::load(settings, topology.size());
     programs::check(&[programs.card()])?;
-    programs.take(knobs, if far { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
-    fit(knobs, world.size(), world.places().1, programs.lanes());
+    programs.take(plan_config, if far { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    fit(plan_config, topology.size(), topology.places().1, programs.lanes());
     Ok(())
 }
 
 /// Whether this rank's device and those of all ranks, in this process, use each other's memory from now on.
-fn reaches_all(device: &dyn Device, world: &World) -> Result<bool> {
-    let ids: Vec<&str> = world.ranks.iter().map(|rank| rank.device.as_str()).collect();
+fn reaches_all(device: &dyn Device, topology: &Topology) -> Result<bool> {
+    let ids: Vec<&str> = topology.ranks.iter().map(|rank| rank.device.as_str()).collect();
     device.reach_all(&ids)
 }
 
@@ -194,11 +195,11 @@ fn choose_net(
     asked: Option<&str>,
     device: &dyn Device,
     bootstrap: &Bootstrap,
-    world: &mut World,
-    knobs: &mut Knobs,
+    topology: &mut Topology,
+    plan_config: &mut PlanConfig,
     wait: &Wait,
 ) -> Result<Chosen> {
-    let with_collnet = env::settings().collnet && world.per_host().is_some();
+    let with_collnet = env::settings().collnet && topology.per_host().is_some();
     let chosen = Chosen::open(net_config, asked, device, with_collnet);
     // The others wait for this rank's record, also if it has no net.
     let none = |error: &Error| format!("0\n0\nnone ({})\n0\n", error.text.replace('\n', " ")).into_bytes();
@@ -206,81 +207,82 @@ fn choose_net(
     let cards = bootstrap.all_gather(&card, wait)?;
     let mut chosen = chosen?;
     let agreed = net::agree(&cards)?;
-    (world.net_mbps, world.collnet) = (agreed.mbps, agreed.collnet);
+    (topology.net_mbps, topology.collnet) = (agreed.mbps, agreed.collnet);
     if agreed.collnet == 0 {
         chosen.without_collnet();
     }
-    knobs_for_network(knobs, env::settings());
+    knobs_for_network(plan_config, env::settings());
     let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX) & !511;
     if most < 512 {
         let text =
             format!("net {} sends at most {} bytes at once, 512 are needed", chosen.name, agreed.most_bytes);
         return Err(Error::invalid_usage(text));
     }
-    knobs.slot_bytes[2] = knobs.slot_bytes[2].min(most);
-    knobs.message_bytes = most.into();
+    plan_config.slot_bytes[2] = plan_config.slot_bytes[2].min(most);
+    plan_config.message_bytes = most.into();
     Ok(chosen)
 }
 
 /// Only Simple crosses a network, and a slot is one message.
-fn knobs_for_network(knobs: &mut Knobs, settings: &Settings) {
-    let simple = if settings.buffsize.is_some() { knobs.slot_bytes[2] } else { NET_SLOT_BYTES };
-    knobs.slot_bytes = [0, 0, simple];
-    knobs.depth = knobs.depth.min(net::MOST_SLOTS);
+fn knobs_for_network(plan_config: &mut PlanConfig, settings: &Settings) {
+    let simple = if settings.buffsize.is_some() { plan_config.slot_bytes[2] } else { NET_SLOT_BYTES };
+    plan_config.slot_bytes = [0, 0, simple];
+    plan_config.depth = plan_config.depth.min(net::MOST_SLOTS);
 }
 
 /// Settings of the planner, before anything is known of the other ranks.
-fn knobs(device: DeviceKind, settings: &Settings, config: &Config) -> Result<Knobs> {
-    let mut knobs = Knobs::default();
+fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Result<PlanConfig> {
+    let mut plan_config = PlanConfig::default();
     if device == DeviceKind::Host {
-        knobs.slot_bytes = [0, 0, 32 << 10];
-        knobs.lanes = MIN_LANES;
+        plan_config.slot_bytes = [0, 0, 32 << 10];
+        plan_config.lanes = MIN_LANES;
     }
     if let Some(bytes) = settings.buffsize {
-        let slot = (bytes / u64::from(knobs.depth)).clamp(512, 4 << 20) & !511;
-        knobs.slot_bytes[2] = slot as u32;
+        let slot = (bytes / u64::from(plan_config.depth)).clamp(512, 4 << 20) & !511;
+        plan_config.slot_bytes[2] = slot as u32;
     }
-    (knobs.pass_sm, knobs.staging_bytes) = (pass_sm(settings, config)?, settings.staging_bytes);
-    if knobs.pass_sm > 0 && settings.buffsize.is_none() && device != DeviceKind::Host {
-        knobs.slot_bytes[2] /= 2;
+    (plan_config.pass_sm, plan_config.staging_bytes) = (pass_sm(settings, config)?, settings.staging_bytes);
+    if plan_config.pass_sm > 0 && settings.buffsize.is_none() && device != DeviceKind::Host {
+        plan_config.slot_bytes[2] /= 2;
     }
-    knobs.reducing_ctas = settings.reducing_ctas.unwrap_or(knobs.reducing_ctas);
-    knobs.fuse = settings.fuse;
+    plan_config.reducing_ctas = settings.reducing_ctas.unwrap_or(plan_config.reducing_ctas);
+    plan_config.fuse = settings.fuse;
     let most = MAX_BLOCKS as u32;
-    knobs.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, most);
-    knobs.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, knobs.max_ctas);
+    plan_config.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, most);
+    plan_config.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, plan_config.max_ctas);
     if let Some(text) = &settings.algo {
-        let masks = Knobs::parse_algo_with(text, &programs::names(settings));
-        knobs.algorithms = masks.map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
+        let masks = PlanConfig::parse_algo_with(text, &programs::names(settings));
+        plan_config.algorithms = masks.map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
     }
     if let Some(text) = &settings.proto {
-        knobs.protocols = Knobs::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
-    } else if knobs.pass_sm > 0 {
+        plan_config.protocols =
+            PlanConfig::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
+    } else if plan_config.pass_sm > 0 {
         // What is large enough for tiles is moved by copy engines.
-        leave_out(&mut knobs, exchange::tile_bits());
+        leave_out(&mut plan_config, exchange::tile_bits());
     }
-    Ok(knobs)
+    Ok(plan_config)
 }
 
 /// Leaves every rank the CTAs that run at once.
-fn limit_ctas(knobs: &mut Knobs, cards: &[Card]) {
-    knobs.max_ctas = knobs.max_ctas.min(card::most_ctas(cards));
-    knobs.min_ctas = knobs.min_ctas.min(knobs.max_ctas);
+fn limit_ctas(plan_config: &mut PlanConfig, cards: &[Card]) {
+    plan_config.max_ctas = plan_config.max_ctas.min(card::most_ctas(cards));
+    plan_config.min_ctas = plan_config.min_ctas.min(plan_config.max_ctas);
 }
 
 /// Lowers lanes, but not below what programs need, then slots, until the heap stays within its budget.
-fn fit(knobs: &mut Knobs, ranks: u32, local: u32, least_lanes: u32) {
-    let budget = match knobs.pass_sm {
+fn fit(plan_config: &mut PlanConfig, ranks: u32, local: u32, least_lanes: u32) {
+    let budget = match plan_config.pass_sm {
         _ if local < ranks => NET_HEAP_BUDGET,
         0 => HEAP_BUDGET,
         _ => SM_FREE_HEAP_BUDGET,
     };
-    let is_over = |knobs: &Knobs| HeapLayout::new(ranks, local, knobs).heap_bytes() > budget;
-    while knobs.lanes > MIN_LANES.max(least_lanes) && is_over(knobs) {
-        knobs.lanes -= 1;
+    let is_over = |plan_config: &PlanConfig| HeapLayout::new(ranks, local, plan_config).heap_bytes() > budget;
+    while plan_config.lanes > MIN_LANES.max(least_lanes) && is_over(plan_config) {
+        plan_config.lanes -= 1;
     }
-    while knobs.slot_bytes[2] > 4096 && is_over(knobs) {
-        knobs.slot_bytes = knobs.slot_bytes.map(|b| b / 2);
+    while plan_config.slot_bytes[2] > 4096 && is_over(plan_config) {
+        plan_config.slot_bytes = plan_config.slot_bytes.map(|b| b / 2);
     }
 }
 
@@ -300,30 +302,31 @@ fn pass_sm(settings: &Settings, config: &Config) -> Result<u8> {
 }
 
 /// Lowers staging, lanes, fused kernels and slots until a rank's memory fits what is left under `NCCL_CUMEM_MAX_SIZE` on the poorest rank.
-fn fit_room(knobs: &mut Knobs, world: &World, room: u64, least_lanes: u32) -> Result<()> {
+fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_lanes: u32) -> Result<()> {
     /// Tables and counters, whose segment may be new.
     const TABLES: u64 = 2 * GRANULARITY;
     /// Smaller staging slots are slower than FIFOs with fewer lanes.
     const USEFUL_SLOT: u64 = 256 << 10;
-    let layout = |knobs: &Knobs| HeapLayout::of(world, knobs);
-    let need = |knobs: &Knobs| layout(knobs).heap_bytes().next_multiple_of(GRANULARITY) + TABLES;
-    while need(knobs) > room {
-        let halved = |least| layout(knobs).staging.and_then(|staging| staging.halved(least));
+    let layout = |plan_config: &PlanConfig| HeapLayout::of(topology, plan_config);
+    let need =
+        |plan_config: &PlanConfig| layout(plan_config).heap_bytes().next_multiple_of(GRANULARITY) + TABLES;
+    while need(plan_config) > room {
+        let halved = |least| layout(plan_config).staging.and_then(|staging| staging.halved(least));
         if let Some(bytes) = halved(USEFUL_SLOT) {
-            knobs.staging_bytes = bytes;
-        } else if knobs.lanes > MIN_LANES.max(least_lanes) {
-            knobs.lanes -= 1;
-        } else if layout(knobs).area.is_some() {
-            leave_out(knobs, exchange::area_bits());
-        } else if knobs.slot_bytes[2] > 4096 {
-            knobs.slot_bytes = knobs.slot_bytes.map(|bytes| bytes / 2);
+            plan_config.staging_bytes = bytes;
+        } else if plan_config.lanes > MIN_LANES.max(least_lanes) {
+            plan_config.lanes -= 1;
+        } else if layout(plan_config).area.is_some() {
+            leave_out(plan_config, exchange::area_bits());
+        } else if plan_config.slot_bytes[2] > 4096 {
+            plan_config.slot_bytes = plan_config.slot_bytes.map(|bytes| bytes / 2);
         } else if let Some(bytes) = halved(0) {
-            knobs.staging_bytes = bytes;
+            plan_config.staging_bytes = bytes;
         } else {
             let text = format!(
                 "a communicator of {} ranks needs {} of device memory at least, NCCL_CUMEM_MAX_SIZE leaves {} on one of them",
-                world.size(),
-                size_text(need(knobs)),
+                topology.size(),
+                size_text(need(plan_config)),
                 size_text(room)
             );
             return Err(
@@ -335,48 +338,48 @@ fn fit_room(knobs: &mut Knobs, world: &World, room: u64, least_lanes: u32) -> Re
 }
 
 /// Leaves out protocols, by their bits.
-fn leave_out(knobs: &mut Knobs, bits: u8) {
-    knobs.protocols = knobs.protocols.map(|mask| Some(mask.unwrap_or(u8::MAX) & !bits));
+fn leave_out(plan_config: &mut PlanConfig, bits: u8) {
+    plan_config.protocols = plan_config.protocols.map(|mask| Some(mask.unwrap_or(u8::MAX) & !bits));
 }
 
 #[cfg(test)]
 mod tests {
-    use hawser_plan::world::Link;
+    use hawser_plan::topology::Link;
 
     use super::*;
 
-    fn bytes(world: &World, knobs: &Knobs) -> u64 {
-        HeapLayout::of(world, knobs).heap_bytes()
+    fn bytes(topology: &Topology, plan_config: &PlanConfig) -> u64 {
+        HeapLayout::of(topology, plan_config).heap_bytes()
     }
 
     /// With tables and what the driver rounds up: 200 MiB, and 300 where copy engines move.
     #[test]
     fn eight_ranks_take_what_was_promised() {
-        let world = World::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        let topology = Topology::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
         for (sm_free, least, limit) in [(false, 9, 196), (true, 8, 294)] {
             let config = Config { sm_free, ..Config::default() };
-            let mut knobs = knobs(world.device, env::settings(), &config).unwrap();
-            fit(&mut knobs, 8, 8, 0);
-            let found = bytes(&world, &knobs);
-            let lanes = knobs.lanes;
+            let mut plan_config = plan_config(topology.device, env::settings(), &config).unwrap();
+            fit(&mut plan_config, 8, 8, 0);
+            let found = bytes(&topology, &plan_config);
+            let lanes = plan_config.lanes;
             assert!(lanes >= least && found <= limit << 20, "{sm_free}: {found}, {lanes} lanes");
         }
     }
 
     #[test]
     fn memory_fits_what_is_left_or_the_limit_is_named() {
-        let world = World::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
-        let mut full = Knobs { pass_sm: 1, ..Knobs::default() };
+        let topology = Topology::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        let mut full = PlanConfig { pass_sm: 1, ..PlanConfig::default() };
         leave_out(&mut full, exchange::tile_bits());
         fit(&mut full, 8, 8, 0);
-        let unlimited = bytes(&world, &full);
+        let unlimited = bytes(&topology, &full);
         for room in [u64::MAX, 1 << 30, 256 << 20, 128 << 20, 64 << 20, 12 << 20] {
-            let mut knobs = full.clone();
-            fit_room(&mut knobs, &world, room, 0).unwrap();
-            assert!(bytes(&world, &knobs) <= room, "{room}");
-            assert_eq!(knobs == full, room > unlimited + (8 << 20), "{room}");
+            let mut plan_config = full.clone();
+            fit_room(&mut plan_config, &topology, room, 0).unwrap();
+            assert!(bytes(&topology, &plan_config) <= room, "{room}");
+            assert_eq!(plan_config == full, room > unlimited + (8 << 20), "{room}");
         }
-        let error = fit_room(&mut full.clone(), &world, 1 << 20, 0).unwrap_err();
+        let error = fit_room(&mut full.clone(), &topology, 1 << 20, 0).unwrap_err();
         assert!(error.text.contains("NCCL_CUMEM_MAX_SIZE leaves 1 MiB"), "{error}");
     }
 }

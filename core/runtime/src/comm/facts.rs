@@ -79,7 +79,7 @@ impl Live {
         let trial = if wants.times { tuners.trial(number) } else { None };
         let is_timed = wants.times && (trial.is_some() || is_drawn(number));
         let in_graph = (wants.in_graph || is_timed) && self.device.stream_state(stream)?.capture.is_some();
-        let registered = self.windows.hold(call, self.world.size());
+        let registered = self.windows.hold(call, self.topology.size());
         // What is captured keeps its plan: nothing is tried there, and nobody knows when it runs.
         let trial = trial.filter(|_| !in_graph);
         Ok((Facts { in_graph: in_graph && wants.in_graph, registered, trial }, is_timed && !in_graph))

@@ -6,7 +6,7 @@ use hawser_plan::device_plan::Step;
 use hawser_plan::dma::{self, far};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::LaunchPlan;
-use hawser_plan::{Protocol, World};
+use hawser_plan::{Protocol, Topology};
 
 use crate::transport::net::{Need, Stage};
 
@@ -15,7 +15,7 @@ pub fn ends(
     plan: &LaunchPlan,
     steps: &[Step],
     rank: u32,
-    world: &World,
+    topology: &Topology,
     layout: &HeapLayout,
 ) -> Vec<(Need, u64)> {
     let blocks = plan.args.blocks[..usize::from(plan.args.n_blocks)].iter();
@@ -29,7 +29,7 @@ pub fn ends(
         let receives = step.recv[..step.n_recv.into()].iter().map(move |peer| end(peer, false));
         receives.chain(step.send[..step.n_send.into()].iter().map(move |peer| end(peer, true)))
     });
-    let ends = ends.filter(|(need, _)| world.is_far(rank, need.peer));
+    let ends = ends.filter(|(need, _)| topology.is_far(rank, need.peer));
     match plan.kernel.protocol {
         Protocol::Dma => staged(ends, layout.lanes),
         _ => ends.collect(),

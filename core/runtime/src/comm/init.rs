@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use hawser_plan::dma::{Bases, far};
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 
 use super::Config;
 use super::decide::{Decided, decide};
@@ -61,7 +61,7 @@ pub fn bring_up(
     let bootstrap = meet(meeting, rank, &Wait::new(abort.clone(), Some(settings.join_timeout)))?;
     let device = device::open(ordinal)?;
     let mut decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
-    let watch = Watch::open(decided.comm_id, config.name.as_deref(), &decided.world, rank);
+    let watch = Watch::open(decided.comm_id, config.name.as_deref(), &decided.topology, rank);
     let own = Own { rank, device, config, abort, step: &step };
     let paths = own.connect(&mut decided)?;
     let live = own.assemble(decided, paths, watch)?;
@@ -92,9 +92,9 @@ impl Own<'_> {
     fn connect(&self, decided: &mut Decided) -> Result<Paths> {
         let (settings, rank) = (env::settings(), self.rank);
         let chosen = decided.chosen.take();
-        let Decided { bootstrap, world, knobs, processes, heap: kind, .. } = &*decided;
-        let (places, layout) = (&world.places().0[..], HeapLayout::of(world, knobs));
-        let hosts: Vec<u32> = world.ranks.iter().map(|r| r.host).collect();
+        let Decided { bootstrap, topology, plan_config, processes, heap: kind, .. } = &*decided;
+        let (places, layout) = (&topology.places().0[..], HeapLayout::of(topology, plan_config));
+        let hosts: Vec<u32> = topology.ranks.iter().map(|r| r.host).collect();
         let hosts = &hosts[..];
         let deadline_ns = settings.op_timeout.map_or(0, |t| t.as_nanos() as u64);
         let peers = Peers { rank, processes, hosts, places, kind: *kind, deadline_ns };
@@ -110,7 +110,7 @@ impl Own<'_> {
                 rail: rail(hosts, places, rank),
                 wires: fabric.wires(),
                 abort: self.abort,
-                staged: layout.staging.map(|_| far::slot_bytes(world, knobs)),
+                staged: layout.staging.map(|_| far::slot_bytes(topology, plan_config)),
             };
             Net::start(chosen, setup, settings)
         });
@@ -129,7 +129,7 @@ impl Own<'_> {
     /// The communicator of what was decided and connected.
     fn assemble(self, decided: Decided, paths: Paths, watch: Watch) -> Result<Live> {
         let (settings, config) = (env::settings(), self.config);
-        let Decided { bootstrap, world, knobs, comm_id, tuners, known, .. } = decided;
+        let Decided { bootstrap, topology, plan_config, comm_id, tuners, known, .. } = decided;
         let Paths { layout, fabric, net, dma } = paths;
         let name = config.name.clone().unwrap_or_else(|| "world".into());
         let (turn, tuners) = (Arc::<Turn<Staged>>::default(), Arc::new(tuners));
@@ -140,17 +140,17 @@ impl Own<'_> {
             bootstrap: bootstrap.clone(),
             control: fabric.control.clone(),
             tuners: tuners.clone(),
-            config: tuner_config(comm_id, &world, &knobs, config.name.as_deref()),
+            config: tuner_config(comm_id, &topology, &plan_config, config.name.as_deref()),
             turn: turn.clone(),
             times: times.clone(),
             limit: settings.rules_timeout,
         };
-        let seated = (world.size() > 1).then(|| Seated::new(Seat::new(place, known))).transpose()?;
+        let seated = (topology.size() > 1).then(|| Seated::new(Seat::new(place, known))).transpose()?;
         let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
         Ok(Live {
             rank: self.rank,
-            world,
-            knobs,
+            topology,
+            plan_config,
             layout,
             name,
             comm_id,
@@ -186,7 +186,7 @@ fn make_ready(live: &Live, wait: &Wait) -> Result<()> {
     live.device.pool().fill()?;
     live.bootstrap.barrier(wait)?;
     log::info(Subsys::Init, || announcement(live));
-    if live.knobs.pass_sm > 0 || live.knobs.copy_engines {
+    if live.plan_config.pass_sm > 0 || live.plan_config.copy_engines {
         log::info(Subsys::Init, || sm_free::announcement(live));
     }
     Ok(())
@@ -215,7 +215,7 @@ fn rail(hosts: &[u32], places: &[u32], rank: u32) -> Option<Rail> {
 }
 
 fn announcement(live: &Live) -> String {
-    let (size, link, device) = (live.world.size(), live.world.link, &live.device.caps().name);
+    let (size, link, device) = (live.topology.size(), live.topology.link, &live.device.caps().name);
     let (lanes, memory) = (live.layout.lanes, live.memory_bytes() >> 10);
     format!(
         "{} rank {} of {size} up on {device}: {link:?}, {lanes} lanes, {memory} KiB",

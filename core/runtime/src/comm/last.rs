@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hawser_plan::Protocol;
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 
 use super::Comm;
@@ -170,7 +170,7 @@ fn of_batch(live: &Live, operation: u64, batch: Batch) -> Decision {
 }
 
 fn executor(live: &Live, protocol: Protocol) -> &'static str {
-    match (protocol, live.world.device) {
+    match (protocol, live.topology.device) {
         (Protocol::Dma, _) => "dma",
         (_, DeviceKind::Host) => "host",
         _ => "sm",

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use hawser_plan::World;
+use hawser_plan::Topology;
 use hawser_plan::cost::Constants;
 
 use crate::env::Settings;
@@ -24,7 +24,7 @@ const CACHED: &str = "cached";
 const FAILED: &str = "failed";
 
 /// What this rank sends: rank 0 a heading line and the text of its file, the others nothing.
-pub fn offer(rank: u32, settings: &Settings, device: &str, world: &World) -> Vec<u8> {
+pub fn offer(rank: u32, settings: &Settings, device: &str, topology: &Topology) -> Vec<u8> {
     if rank != 0 {
         return Vec::new();
     }
@@ -34,16 +34,16 @@ pub fn offer(rank: u32, settings: &Settings, device: &str, world: &World) -> Vec
             Ok(text) => format!("{NAMED} {}\n{text}", one_line(name)),
             Err(error) => format!("{FAILED} {}\n", one_line(&format!("HAWSER_LINKS={name}: {error}"))),
         },
-        None => cached(settings, device, world).unwrap_or_default(),
+        None => cached(settings, device, topology).unwrap_or_default(),
     };
     text.into_bytes()
 }
 
-/// Gives `world` the constants that rank 0 offered: the same on every rank.
+/// Gives `topology` the constants that rank 0 offered: the same on every rank.
 ///
 /// # Errors
 /// The file that rank 0's `HAWSER_LINKS` names cannot be read or understood.
-pub fn take(offered: &[u8], world: &mut World) -> Result<()> {
+pub fn take(offered: &[u8], topology: &mut Topology) -> Result<()> {
     if offered.is_empty() {
         return Ok(());
     }
@@ -55,15 +55,15 @@ pub fn take(offered: &[u8], world: &mut World) -> Result<()> {
     if kind == FAILED {
         return Err(Error::invalid_usage(format!("rank 0: {path}")).remedy(remedy));
     }
-    let parsed = Constants::parse(text, world.device, world.link);
+    let parsed = Constants::parse(text, topology.device, topology.link);
     let parsed = parsed.map_err(|error| Error::from(error).context(format!("rank 0: HAWSER_LINKS={path}")));
     match parsed.map_err(|error| error.remedy(remedy))? {
         Some(constants) => {
-            world.constants = constants;
+            topology.constants = constants;
             log::info(Subsys::Init, || format!("constants of the cost model: {path} ({kind} by rank 0)"));
         }
         None => {
-            let (device, link) = (world.device, world.link.name());
+            let (device, link) = (topology.device, topology.link.name());
             log::info(Subsys::Init, || {
                 format!("constants of the cost model: built-in; {path} is not for {device} over {link}")
             });
@@ -81,17 +81,18 @@ pub fn cache_file(settings: &Settings, device: &str, ranks: u32) -> Option<PathB
 }
 
 /// What to send of the file in the cache. One that is broken is a warning and does not count.
-fn cached(settings: &Settings, device: &str, world: &World) -> Option<String> {
-    let first = world.ranks.first()?.host;
-    let ranks = world.ranks.iter().filter(|rank| rank.host == first).count() as u32;
+fn cached(settings: &Settings, device: &str, topology: &Topology) -> Option<String> {
+    let first = topology.ranks.first()?.host;
+    let ranks = topology.ranks.iter().filter(|rank| rank.host == first).count() as u32;
     let path = cache_file(settings, device, ranks)?;
     if !path.is_file() {
         return None;
     }
-    let checked = read(&path).and_then(|text| match Constants::parse(&text, world.device, world.link) {
-        Ok(_) => Ok(text),
-        Err(error) => Err(error.into_text()),
-    });
+    let checked =
+        read(&path).and_then(|text| match Constants::parse(&text, topology.device, topology.link) {
+            Ok(_) => Ok(text),
+            Err(error) => Err(error.into_text()),
+        });
     match checked {
         Ok(text) => Some(format!("{CACHED} {}\n{text}", one_line(&path.display().to_string()))),
         Err(error) => {
@@ -123,10 +124,10 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hawser_plan::world::{DeviceKind, Link};
+    use hawser_plan::topology::{DeviceKind, Link};
 
-    fn world() -> World {
-        World::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
+    fn topology() -> Topology {
+        Topology::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
     }
 
     fn settings(links: Option<&str>, cache: Option<&Path>) -> Settings {
@@ -146,15 +147,15 @@ mod tests {
         let file = folder.join("links.toml");
         std::fs::write(&file, "[link]\nwire_gbs = 123.0\n").unwrap();
         let settings = settings(file.to_str(), Some(&folder));
-        assert_eq!(offer(1, &settings, "NVIDIA H200", &world()), b"");
-        let mut taker = world();
-        take(&offer(0, &settings, "NVIDIA H200", &world()), &mut taker).unwrap();
+        assert_eq!(offer(1, &settings, "NVIDIA H200", &topology()), b"");
+        let mut taker = topology();
+        take(&offer(0, &settings, "NVIDIA H200", &topology()), &mut taker).unwrap();
         assert_eq!(taker.constants.wire_gbs, 123.0);
-        // A world of another link keeps what is built in.
+        // A topology of another link keeps what is built in.
         std::fs::write(&file, "link = \"pcie\"\n[link]\nwire_gbs = 123.0\n").unwrap();
-        let mut taker = world();
-        take(&offer(0, &settings, "NVIDIA H200", &world()), &mut taker).unwrap();
-        assert_eq!(taker, world());
+        let mut taker = topology();
+        take(&offer(0, &settings, "NVIDIA H200", &topology()), &mut taker).unwrap();
+        assert_eq!(taker, topology());
         std::fs::remove_dir_all(folder).unwrap();
     }
 
@@ -164,18 +165,19 @@ mod tests {
         let file = folder.join("links.toml");
         for (text, words) in [("[LL]\nhop_us = x\n", "line 2: LL.hop_us = x"), ("\u{1}", "line 1")] {
             std::fs::write(&file, text).unwrap();
-            let offered = offer(0, &settings(file.to_str(), None), "x", &world());
-            let error = take(&offered, &mut world()).unwrap_err();
+            let offered = offer(0, &settings(file.to_str(), None), "x", &topology());
+            let error = take(&offered, &mut topology()).unwrap_err();
             let named = error.text.contains(words) && error.text.contains(file.to_str().unwrap());
             assert!(named && error.text.contains("HAWSER_LINKS"), "{error}");
         }
         for (path, words) in [("/nonexistent/links", "No such file"), ("/dev/zero", "no regular file")] {
             let error =
-                take(&offer(0, &settings(Some(path), None), "x", &world()), &mut world()).unwrap_err();
+                take(&offer(0, &settings(Some(path), None), "x", &topology()), &mut topology()).unwrap_err();
             assert!(error.text.contains(words) && error.text.contains(path), "{error}");
         }
         std::fs::write(&file, "#".repeat(100_000)).unwrap();
-        let error = take(&offer(0, &settings(file.to_str(), None), "x", &world()), &mut world()).unwrap_err();
+        let error =
+            take(&offer(0, &settings(file.to_str(), None), "x", &topology()), &mut topology()).unwrap_err();
         assert!(error.text.contains("longer"), "{error}");
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -186,16 +188,16 @@ mod tests {
         let settings = settings(None, Some(&folder));
         let path = cache_file(&settings, "NVIDIA H200", 2).unwrap();
         assert!(path.ends_with("hawser/links-nvidia-h200-2.toml"), "{}", path.display());
-        let offered = || offer(0, &settings, "NVIDIA H200", &world());
+        let offered = || offer(0, &settings, "NVIDIA H200", &topology());
         assert_eq!(offered(), b"");
         std::fs::write(&path, "nonsense").unwrap();
         assert_eq!(offered(), b"");
         std::fs::write(&path, "[link]\nwire_gbs = 5.0\n").unwrap();
-        let mut taker = world();
+        let mut taker = topology();
         take(&offered(), &mut taker).unwrap();
         assert_eq!(taker.constants.wire_gbs, 5.0);
         let without = Settings { links: Some(NONE.into()), ..settings.clone() };
-        assert_eq!(offer(0, &without, "NVIDIA H200", &world()), b"");
+        assert_eq!(offer(0, &without, "NVIDIA H200", &topology()), b"");
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

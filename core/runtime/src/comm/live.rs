@@ -12,7 +12,7 @@ use hawser_plan::device_plan::{Args, DeviceOp, KernelKey, NO_DEP, Step};
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
-use hawser_plan::{Call, Collective, DataType, Knobs, Protocol, ReduceOp, World, direct, dma};
+use hawser_plan::{Call, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology, direct, dma};
 use rustc_hash::FxHashMap;
 
 use super::facts::{Facts, Windows};
@@ -41,9 +41,9 @@ pub struct Live {
     /// This rank.
     pub rank: u32,
     /// What all ranks agreed on.
-    pub world: World,
-    /// See `world`.
-    pub knobs: Knobs,
+    pub topology: Topology,
+    /// See `topology`.
+    pub plan_config: PlanConfig,
     /// Where FIFOs lie.
     pub layout: HeapLayout,
     /// Name for logs and errors.
@@ -204,7 +204,7 @@ impl Live {
                 self.bind(call, key, &tuners, number)?
             }
         };
-        let ran = (call, self.world.size());
+        let ran = (call, self.topology.size());
         let timed = is_timed.then(|| Timed::new(&self.times, ran, (bound.chosen().0, facts), number));
         Ok((bound, timed.flatten()))
     }
@@ -212,26 +212,28 @@ impl Live {
     /// Makes the choice for a call, and keeps it.
     fn bind(&self, call: &Call, key: CallKey, tuners: &Arc<Tuners>, number: u64) -> Result<Arc<Bound>> {
         let facts = key.5;
-        let chosen = tuners.choose(call, facts, &self.world, &self.knobs)?;
+        let chosen = tuners.choose(call, facts, &self.topology, &self.plan_config)?;
         if facts.trial.is_none() {
             tuners.show(&self.name, self.rank, (call, facts), &chosen);
         }
         let choice = &chosen.choice;
         let bound = if choice.protocol.is_exchange() {
-            let (size, image) = (self.world.size(), self.fabric.dev_comm.addr);
-            let mut plan = ExchangePlan::new(call, choice, self.rank, size, &self.knobs);
+            let (size, image) = (self.topology.size(), self.fabric.dev_comm.addr);
+            let mut plan = ExchangePlan::new(call, choice, self.rank, size, &self.plan_config);
             let exchange = self.fabric.exchange();
             let exchange = exchange.ok_or_else(|| Error::internal("an exchange without areas"))?;
             plan.connect(&exchange.areas, exchange.epochs, image);
             Arc::new(Bound::Exchange(Box::new(plan), chosen))
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
-            let bytes = call.total_bytes(self.world.size());
-            let knobs = match choice.protocol {
-                Protocol::Dma => Cow::Owned(dma::knobs_for(&choice.key, bytes, &self.world, &self.knobs)),
-                _ => tuners.knobs(call, facts, &self.world, choice, &self.knobs),
+            let bytes = call.total_bytes(self.topology.size());
+            let plan_config = match choice.protocol {
+                Protocol::Dma => {
+                    Cow::Owned(dma::config_for(&choice.key, bytes, &self.topology, &self.plan_config))
+                }
+                _ => tuners.plan_config(call, facts, &self.topology, choice, &self.plan_config),
             };
-            let plan = lower::bind(&loaded.lowered, call, choice, self.world.size(), &knobs)?;
+            let plan = lower::bind(&loaded.lowered, call, choice, self.topology.size(), &plan_config)?;
             self.connect(&plan, &loaded.lowered.steps)?;
             Arc::new(Bound::Steps(plan, loaded, chosen))
         };
@@ -245,7 +247,7 @@ impl Live {
     /// The choice for a call, by the cost model and what tuners make of it.
     pub fn choose(&self, call: &Call) -> Result<Choice> {
         let tuners = lock(&self.choices)?.tuners.clone();
-        Ok(tuners.choose(call, Facts::default(), &self.world, &self.knobs)?.choice)
+        Ok(tuners.choose(call, Facts::default(), &self.topology, &self.plan_config)?.choice)
     }
 
     /// Begins a launch of copy engines.
@@ -403,7 +405,7 @@ impl Live {
     }
 
     fn far_ends(&self, plan: &LaunchPlan, steps: &[Step]) -> Vec<(Need, u64)> {
-        far::ends(plan, steps, self.rank, &self.world, &self.layout)
+        far::ends(plan, steps, self.rank, &self.topology, &self.layout)
     }
 
     fn scratch(&self, bytes: u64) -> Result<u64> {

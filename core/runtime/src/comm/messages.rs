@@ -88,7 +88,7 @@ impl Live {
         }
         let plans = match self.kept(messages)? {
             Some(plan) => vec![plan],
-            None => p2p::plan(messages, self.rank, self.world.size(), &self.world, &self.knobs)?,
+            None => p2p::plan(messages, self.rank, self.topology.size(), &self.topology, &self.plan_config)?,
         };
         if let Some(batch) = Batch::of(messages, &plans) {
             self.announce(batch, number)?;
@@ -147,7 +147,8 @@ impl Live {
     fn plan_to_keep(&self, messages: &[Message]) -> Result<Option<Kept>> {
         let numbered: Vec<Message> =
             (1..).zip(messages).map(|(number, message)| Message { addr: number, ..*message }).collect();
-        let mut plans = p2p::plan(&numbered, self.rank, self.world.size(), &self.world, &self.knobs)?;
+        let mut plans =
+            p2p::plan(&numbered, self.rank, self.topology.size(), &self.topology, &self.plan_config)?;
         let (Some(batch), Some(mut plan), true) =
             (Batch::of(messages, &plans), plans.pop(), plans.is_empty())
         else {

@@ -40,8 +40,8 @@ use std::sync::{Condvar, Mutex, OnceLock};
 
 use hawser_plan::choose::Choice;
 use hawser_plan::p2p::Message;
+use hawser_plan::topology::DeviceKind;
 use hawser_plan::vector::Vector;
-use hawser_plan::world::DeviceKind;
 use hawser_plan::{Call, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 

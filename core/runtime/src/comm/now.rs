@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use hawser_plan::Call;
 use hawser_plan::p2p::Message;
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 
 use super::live::{Bound, Live, exchange_launch};
 use super::messages::{FEW, Kept};

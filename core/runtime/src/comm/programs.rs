@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use hawser_plan::Knobs;
+use hawser_plan::PlanConfig;
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::imported::{self, Handle};
 use rustc_hash::FxHashSet;
@@ -87,16 +87,16 @@ impl Programs {
     }
 
     /// Makes them candidates: the settings get the lanes and slots that they need.
-    pub fn take(&self, knobs: &mut Knobs, most_slots: u32) {
-        knobs.imports = self.handles.iter().map(|(program, _)| *program).collect();
-        knobs.lanes = knobs.lanes.max(self.lanes());
+    pub fn take(&self, plan_config: &mut PlanConfig, most_slots: u32) {
+        plan_config.imports = self.handles.iter().map(|(program, _)| *program).collect();
+        plan_config.lanes = plan_config.lanes.max(self.lanes());
         let slots =
             self.handles.iter().map(|(program, _)| program.min_depth).max().unwrap_or(0).min(most_slots);
-        if slots > knobs.depth {
+        if slots > plan_config.depth {
             // The FIFOs of Simple keep their bytes.
-            let slot = u64::from(knobs.slot_bytes[2]) * u64::from(knobs.depth) / u64::from(slots);
-            knobs.slot_bytes[2] = (slot as u32 & !511).max(512);
-            knobs.depth = slots;
+            let slot = u64::from(plan_config.slot_bytes[2]) * u64::from(plan_config.depth) / u64::from(slots);
+            plan_config.slot_bytes[2] = (slot as u32 & !511).max(512);
+            plan_config.depth = slots;
         }
     }
 

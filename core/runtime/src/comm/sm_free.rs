@@ -14,13 +14,13 @@ use crate::log;
 
 /// What `NCCL_PASS_SM` comes to for a communicator.
 pub fn announcement(live: &Live) -> String {
-    let (name, rank, level) = (&live.name, live.rank, live.knobs.pass_sm);
+    let (name, rank, level) = (&live.name, live.rank, live.plan_config.pass_sm);
     let who = match level {
         0 => format!("SM_FREE {name} rank {rank}: for rules that ask for it"),
         _ => format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}"),
     };
     let Some(staging) = live.layout.staging else {
-        let reason = dma::refused_world(&live.world, &live.knobs);
+        let reason = dma::refused_topology(&live.topology, &live.plan_config);
         let reason = reason.unwrap_or_else(|| "left out by NCCL_PROTO".into());
         return format!("{who}: everything by kernels: {reason}");
     };
@@ -30,7 +30,7 @@ pub fn announcement(live: &Live) -> String {
     };
     let far = match &live.net {
         Some(net) => {
-            let slot = far::slot_bytes(&live.world, &live.knobs) >> 10;
+            let slot = far::slot_bytes(&live.topology, &live.plan_config) >> 10;
             format!(", between hosts by net {} from slots of {slot} KiB in host memory", net.name())
         }
         None => String::new(),
@@ -40,7 +40,7 @@ pub fn announcement(live: &Live) -> String {
         _ => "",
     };
     let messages = if level > 0 { "send/recv, " } else { "" };
-    let ctas = live.knobs.reducing_ctas;
+    let ctas = live.plan_config.reducing_ctas;
     let reductions = match (level, live.net.is_some()) {
         (0, _) => String::new(),
         (_, true) => format!("by kernels of at most {ctas} CTAs, which move what they reduce between hosts"),
@@ -76,9 +76,9 @@ impl SmFree {
         if self.level == 0 {
             return;
         }
-        let bytes = call.total_bytes(live.world.size());
+        let bytes = call.total_bytes(live.topology.size());
         self.tell(live, call.collective, bytes, number, choice.protocol == Protocol::Dma, || {
-            if live.knobs.pass_sm == 0 && !live.knobs.copy_engines {
+            if live.plan_config.pass_sm == 0 && !live.plan_config.copy_engines {
                 return "NCCL_PASS_SM is 0".into();
             }
             if let Some(rule) = &choice.why.rule {
@@ -96,7 +96,7 @@ impl SmFree {
     /// A batch of messages runs, `bytes` in all.
     pub fn messages(&self, live: &Live, bytes: u64, number: u64, is_free: bool) {
         if self.level > 0 {
-            let reason = || dma::refused_world(&live.world, &live.knobs).unwrap_or_default();
+            let reason = || dma::refused_topology(&live.topology, &live.plan_config).unwrap_or_default();
             self.tell(live, Collective::SendRecv, bytes, number, is_free, reason);
         }
     }
@@ -116,14 +116,17 @@ impl SmFree {
         }
         let how = match (is_free, live.layout.staging) {
             (true, Some(_)) if what.reduces() => {
-                format!("moves by copy engines, sums by kernels of at most {} CTAs", live.knobs.reducing_ctas)
+                format!(
+                    "moves by copy engines, sums by kernels of at most {} CTAs",
+                    live.plan_config.reducing_ctas
+                )
             }
             (true, Some(_)) => {
-                let slot = dma::knobs(&live.knobs, &live.world, u64::MAX).slot_bytes[2];
+                let slot = dma::config(&live.plan_config, &live.topology, u64::MAX).slot_bytes[2];
                 format!("copy engines, slots of at most {} KiB", slot >> 10)
             }
-            _ if what.reduces() && live.knobs.pass_sm > 0 => {
-                format!("kernels of at most {} CTAs: {}", live.knobs.reducing_ctas, reason())
+            _ if what.reduces() && live.plan_config.pass_sm > 0 => {
+                format!("kernels of at most {} CTAs: {}", live.plan_config.reducing_ctas, reason())
             }
             _ => format!("kernels: {}", reason()),
         };

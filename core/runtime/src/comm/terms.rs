@@ -1,7 +1,7 @@
 //! Calls, candidates and communicators in the terms of tuner plugins.
 
 use hawser_plan::choose::{Candidate, Choice, Outcome};
-use hawser_plan::{Algorithm, Call, Collective, Knobs, Protocol, ReduceOp, World};
+use hawser_plan::{Algorithm, Call, Collective, PlanConfig, Protocol, ReduceOp, Topology};
 use hawser_plugin::collnet::DataType;
 use hawser_plugin::tuner::{self, Function, Question, Reduction, TunerConfig};
 
@@ -12,10 +12,10 @@ use crate::plugins;
 pub fn asked(
     call: &Call,
     facts: Facts,
-    world: &World,
+    topology: &Topology,
     candidates: &[Candidate],
 ) -> Option<(Question, Vec<tuner::Candidate>)> {
-    Some((question(call, facts, world)?, candidates.iter().map(in_their_terms).collect()))
+    Some((question(call, facts, topology)?, candidates.iter().map(in_their_terms).collect()))
 }
 
 /// What a choice is for tuners; None for what they are not asked about.
@@ -30,15 +30,20 @@ pub fn in_terms(
 }
 
 /// What tuners learn of a communicator.
-pub fn config(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) -> TunerConfig {
-    let mut per_host = vec![0; world.hosts() as usize];
-    world.ranks.iter().for_each(|rank| per_host[rank.host as usize] += 1);
+pub fn config(
+    comm_id: u64,
+    topology: &Topology,
+    plan_config: &PlanConfig,
+    name: Option<&str>,
+) -> TunerConfig {
+    let mut per_host = vec![0; topology.hosts() as usize];
+    topology.ranks.iter().for_each(|rank| per_host[rank.host as usize] += 1);
     let fewest = per_host.iter().copied().min().unwrap_or(0);
     let most = per_host.iter().copied().max().unwrap_or(0);
-    let mut config = TunerConfig::new(comm_id, world.size(), world.hosts(), plugins::log());
-    config.domains = (world.hosts(), fewest, most);
+    let mut config = TunerConfig::new(comm_id, topology.size(), topology.hosts(), plugins::log());
+    config.domains = (topology.hosts(), fewest, most);
     config.name = name.unwrap_or_default().to_owned();
-    for program in &knobs.imports {
+    for program in &plan_config.imports {
         let place = program.place() as usize;
         if config.programs.len() <= place {
             config.programs.resize(place + 1, String::new());
@@ -49,8 +54,8 @@ pub fn config(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) ->
 }
 
 /// A call for tuners; None for what they are not asked about.
-pub fn question(call: &Call, facts: Facts, world: &World) -> Option<Question> {
-    let mut question = Question::new(function(call.collective)?, call.total_bytes(world.size()));
+pub fn question(call: &Call, facts: Facts, topology: &Topology) -> Option<Question> {
+    let mut question = Question::new(function(call.collective)?, call.total_bytes(topology.size()));
     question.data_type = DataType::ALL.get(call.dtype as usize).copied();
     question.op = call.collective.reduces().then_some(match call.op {
         ReduceOp::Sum => Reduction::Sum,

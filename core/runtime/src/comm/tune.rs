@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hawser_plan::choose::{self, Advice, Candidate, Choice, Outcome};
-use hawser_plan::{Call, Collective, Knobs, ReduceOp, World};
+use hawser_plan::{Call, Collective, PlanConfig, ReduceOp, Topology};
 use hawser_plugin::Tuner;
 use hawser_plugin::learner::Learner;
 use hawser_plugin::tuner::{self, Function, Question, SettingsFile, TunerConfig, TunerContext};
@@ -85,11 +85,11 @@ impl fmt::Display for Chosen {
 impl Tuners {
     /// Opens all tuners of the process for a communicator. One that fails is left out; one whose settings are wrong fails the
     /// communicator, when ranks compare.
-    pub fn open(comm_id: u64, world: &World, knobs: &Knobs, name: Option<&str>) -> Self {
+    pub fn open(comm_id: u64, topology: &Topology, plan_config: &PlanConfig, name: Option<&str>) -> Self {
         let mut tuners = Self::default();
         for candidate in plugins::tuners() {
             let tuner = &candidate.plugin;
-            match tuner.open(&terms::config(comm_id, world, knobs, name)) {
+            match tuner.open(&terms::config(comm_id, topology, plan_config, name)) {
                 Ok(context) => tuners.add(Some(tuner.clone()), tuner.name(), context),
                 Err(error) if error.kind == hawser_plugin::ErrorKind::InvalidUsage => {
                     tuners.failed.get_or_insert(format!("tuner {}: {error}", tuner.name()));
@@ -106,13 +106,13 @@ impl Tuners {
     /// The tuner's.
     pub fn of(
         tuner: &dyn hawser_plugin::Tuner,
-        world: &World,
-        knobs: &Knobs,
+        topology: &Topology,
+        plan_config: &PlanConfig,
         name: Option<&str>,
     ) -> Result<Self> {
         let mut tuners = Self::default();
         let context = tuner
-            .open(&terms::config(0, world, knobs, name))
+            .open(&terms::config(0, topology, plan_config, name))
             .map_err(|e| Error::invalid_usage(e.into_text()))?;
         tuners.add(None, tuner.name(), context);
         Ok(tuners)
@@ -212,28 +212,34 @@ impl Tuners {
     ///
     /// # Errors
     /// Nothing is left to choose from.
-    pub fn choose(&self, call: &Call, facts: Facts, world: &World, knobs: &Knobs) -> Result<Chosen> {
-        let candidates = choose::candidates(call, world, knobs)?;
-        let (advice, notes) = self.advise(call, facts, world, &candidates);
-        let choice = choose::decide(call, world, knobs, candidates, advice.as_ref())?;
+    pub fn choose(
+        &self,
+        call: &Call,
+        facts: Facts,
+        topology: &Topology,
+        plan_config: &PlanConfig,
+    ) -> Result<Chosen> {
+        let candidates = choose::candidates(call, topology, plan_config)?;
+        let (advice, notes) = self.advise(call, facts, topology, &candidates);
+        let choice = choose::decide(call, topology, plan_config, candidates, advice.as_ref())?;
         Ok(Chosen { choice, notes })
     }
 
     /// Settings for laying a choice over a call: with the chunk size that the last tuner with an opinion wants.
-    pub fn knobs<'k>(
+    pub fn plan_config<'k>(
         &self,
         call: &Call,
         facts: Facts,
-        world: &World,
+        topology: &Topology,
         choice: &Choice,
-        knobs: &'k Knobs,
-    ) -> Cow<'k, Knobs> {
+        plan_config: &'k PlanConfig,
+    ) -> Cow<'k, PlanConfig> {
         let (at, own) = (choice.protocol as usize, (choice.key.algorithm, choice.protocol));
         let taken = choice.why.candidates.iter().find(|c| (c.algorithm, c.protocol) == own);
-        let (Some(question), Some(taken)) = (terms::question(call, facts, world), taken) else {
-            return Cow::Borrowed(knobs);
+        let (Some(question), Some(taken)) = (terms::question(call, facts, topology), taken) else {
+            return Cow::Borrowed(plan_config);
         };
-        let Some(&slot) = knobs.slot_bytes.get(at) else { return Cow::Borrowed(knobs) };
+        let Some(&slot) = plan_config.slot_bytes.get(at) else { return Cow::Borrowed(plan_config) };
         let channels = match taken.outcome {
             Outcome::Predicted { channels, .. } => channels * choice.instances,
             Outcome::Filtered(_) => choice.instances,
@@ -249,11 +255,11 @@ impl Tuners {
             .filter_map(|tuner| ask(tuner))
             .next_back()
         else {
-            return Cow::Borrowed(knobs);
+            return Cow::Borrowed(plan_config);
         };
-        let mut knobs = knobs.clone();
-        knobs.slot_bytes[at] = slot.min(u32::try_from(chunk.max(LEAST_CHUNK)).unwrap_or(slot));
-        Cow::Owned(knobs)
+        let mut plan_config = plan_config.clone();
+        plan_config.slot_bytes[at] = slot.min(u32::try_from(chunk.max(LEAST_CHUNK)).unwrap_or(slot));
+        Cow::Owned(plan_config)
     }
 
     /// Writes why a call runs as it does, if `HAWSER_EXPLAIN` wants that of this rank: once per call that differs.
@@ -281,14 +287,16 @@ impl Tuners {
         &self,
         call: &Call,
         facts: Facts,
-        world: &World,
+        topology: &Topology,
         candidates: &[Candidate],
     ) -> (Option<Advice>, Vec<String>) {
         let nobody = (None, Vec::new());
-        if self.open.is_empty() || world.size() == 1 {
+        if self.open.is_empty() || topology.size() == 1 {
             return nobody;
         }
-        let Some((question, mut table)) = terms::asked(call, facts, world, candidates) else { return nobody };
+        let Some((question, mut table)) = terms::asked(call, facts, topology, candidates) else {
+            return nobody;
+        };
         let (mut sources, mut notes, mut blocks) = (Vec::new(), Vec::new(), None);
         for tuner in self.open.iter().filter(|tuner| tuner.is_for(&question)) {
             let before = table.clone();
@@ -443,9 +451,12 @@ mod tests {
 
     #[test]
     fn an_order_keeps_the_predicted_time_and_gets_its_chunks() {
-        let world =
-            World::single_host(4, hawser_plan::world::DeviceKind::Host, hawser_plan::world::Link::HostMemory);
-        let knobs = Knobs { slot_bytes: [0, 0, 32 << 10], lanes: 8, ..Knobs::default() };
+        let topology = Topology::single_host(
+            4,
+            hawser_plan::topology::DeviceKind::Host,
+            hawser_plan::topology::Link::HostMemory,
+        );
+        let plan_config = PlanConfig { slot_bytes: [0, 0, 32 << 10], lanes: 8, ..PlanConfig::default() };
         let call = Call {
             collective: Collective::AllReduce,
             count: 1000,
@@ -459,16 +470,20 @@ mod tests {
         for (chunk, expected) in [(4096, 4096), (1, 512), (u64::MAX, 32 << 10)] {
             let mut tuners = Tuners::default();
             tuners.add(None, "trees", Box::new(Trees(chunk)));
-            let Chosen { choice, notes } = tuners.choose(&call, Facts::default(), &world, &knobs).unwrap();
+            let Chosen { choice, notes } =
+                tuners.choose(&call, Facts::default(), &topology, &plan_config).unwrap();
             assert!(choice.key.algorithm == Algorithm::Tree && choice.predicted_us > 0.0 && notes.is_empty());
             assert_eq!(
-                tuners.knobs(&call, Facts::default(), &world, &choice, &knobs).slot_bytes[2],
+                tuners.plan_config(&call, Facts::default(), &topology, &choice, &plan_config).slot_bytes[2],
                 expected
             );
         }
         let nobody = Tuners::default();
-        let choice = nobody.choose(&call, Facts::default(), &world, &knobs).unwrap().choice;
-        assert_eq!(*nobody.knobs(&call, Facts::default(), &world, &choice, &knobs), knobs);
+        let choice = nobody.choose(&call, Facts::default(), &topology, &plan_config).unwrap().choice;
+        assert_eq!(
+            *nobody.plan_config(&call, Facts::default(), &topology, &choice, &plan_config),
+            plan_config
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hawser_compat::profiler::with_ancestors;
 use hawser_plan::p2p::Message;
-use hawser_plan::{Call, World};
+use hawser_plan::{Call, Topology};
 use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs, What,
 };
@@ -26,13 +26,13 @@ pub struct Watch {
 
 impl Watch {
     /// Opens all profilers of the process for a communicator. One that fails is left out.
-    pub fn open(comm_id: u64, name: Option<&str>, world: &World, rank: u32) -> Self {
+    pub fn open(comm_id: u64, name: Option<&str>, topology: &Topology, rank: u32) -> Self {
         let mut open = Vec::new();
         for candidate in plugins::profilers() {
             let profiler = &candidate.plugin;
-            let mut config = ProfilerConfig::new(comm_id, world.size(), rank, plugins::log());
+            let mut config = ProfilerConfig::new(comm_id, topology.size(), rank, plugins::log());
             config.comm_name = name.map(str::to_owned);
-            config.nodes = world.hosts();
+            config.nodes = topology.hosts();
             match profiler.open(&config) {
                 Ok(context) => open.push(context),
                 Err(error) => log::warn(&format!("profiler {} is left out: {error}", profiler.name())),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::Fold;
 use hawser_plan::exchange::bundle::BundleLaunch;
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};

@@ -18,7 +18,7 @@ use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::Fold;
 use hawser_plan::exchange::ExchangeArgs;
 use hawser_plan::exchange::bundle::BundleLaunch;
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 
 use crate::env;
 use crate::error::{Error, Result};

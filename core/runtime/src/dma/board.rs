@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hawser_plan::dma::{Leg, Way};
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 
 use crate::bootstrap::Bootstrap;

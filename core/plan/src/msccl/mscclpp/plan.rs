@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::json::{File, Node, Object};
 use super::op::{self, Act, Op};
 use crate::call::Collective;
+use crate::config::Protocol;
 use crate::ir::Buf;
-use crate::knobs::Protocol;
 use crate::msccl::fault::{Class, ImportError, Result};
 use crate::msccl::xml::{Algo, Dialect, Gpu, Pos};
 

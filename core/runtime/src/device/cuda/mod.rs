@@ -35,11 +35,11 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
+use hawser_plan::config::Protocol;
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::{Fold, fold};
 use hawser_plan::exchange::bundle::BundleLaunch;
-use hawser_plan::knobs::Protocol;
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 
 use self::context::{Context, platform};

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUuuid};
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 
 use super::context::{Platform, fixed_text, platform};
 use super::nvml;

@@ -14,9 +14,9 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use hawser_plan::call::DataType;
+use hawser_plan::config::Protocol;
 use hawser_plan::device_plan::DeviceOp;
-use hawser_plan::knobs::Protocol;
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 use libloading::os::unix::{Library, RTLD_NOW};
 
 use super::*;

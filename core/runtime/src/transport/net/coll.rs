@@ -30,7 +30,7 @@ pub struct CollNet {
     pub name: String,
     context: Box<dyn CollNetContext>,
     device: u32,
-    /// What it reduces: see [`hawser_plan::World::collnet`].
+    /// What it reduces: see [`hawser_plan::Topology::collnet`].
     pub reduces: u64,
     /// Whether it reads and writes GPU memory.
     pub reaches_gpus: bool,

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use hawser_plan::device_plan::Conn;
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::world::DeviceKind;
+use hawser_plan::topology::DeviceKind;
 use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
 use rustc_hash::FxHashSet;
 
@@ -122,7 +122,7 @@ pub struct Agreed {
     pub mbps: u32,
     /// The longest message that all take.
     pub most_bytes: u64,
-    /// What the network reduces, if all ranks have the same collnet plugin; see [`hawser_plan::World::collnet`].
+    /// What the network reduces, if all ranks have the same collnet plugin; see [`hawser_plan::Topology::collnet`].
     pub collnet: u64,
 }
 

@@ -134,7 +134,7 @@ impl Protocol {
         Self::SymDirect,
     ];
 
-    /// Which of [`Knobs::slot_bytes`] its slots are; staging has the size that [`crate::dma::knobs`] puts there.
+    /// Which of [`PlanConfig::slot_bytes`] its slots are; staging has the size that [`crate::dma::config`] puts there.
     pub const fn slots(self) -> usize {
         match self {
             Self::Ll => 0,
@@ -165,7 +165,7 @@ impl Protocol {
 
 /// Settings of the planner, from `NCCL_*` variables and `ncclConfig_t`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Knobs {
+pub struct PlanConfig {
     /// `NCCL_ALGO`: per collective (index of [`crate::Collective::ALL`]) a set of [`algorithm_bit`]s; None = all.
     pub algorithms: [Option<u64>; 8],
     /// Programs that the user brought, in the order in which they are tried.
@@ -202,7 +202,7 @@ pub struct Knobs {
 /// 128 KiB reach a third of what this does.
 pub const NET_SLOT_BYTES: u32 = 512 << 10;
 
-impl Default for Knobs {
+impl Default for PlanConfig {
     fn default() -> Self {
         Self {
             algorithms: [None; 8],
@@ -224,7 +224,7 @@ impl Default for Knobs {
     }
 }
 
-impl Knobs {
+impl PlanConfig {
     /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`, where a list may begin with `^` (all but
     /// these). Any case. A list without a function holds for the five collectives that NCCL tunes
     /// (broadcast, reduce, all-gather, reduce-scatter, all-reduce). NCCL's other algorithms
@@ -240,7 +240,7 @@ impl Knobs {
     /// The same, where `programs` are the names of programs that the user brought, in the order of [`Handle::place`].
     ///
     /// # Errors
-    /// As [`Knobs::parse_algo`].
+    /// As [`PlanConfig::parse_algo`].
     pub fn parse_algo_with(text: &str, programs: &[String]) -> Result<[Option<u64>; 8]> {
         let known = Algorithm::ALL.iter().map(|a| (a.name(), algorithm_bit(*a)));
         let foreign = ["NVLS", "NVLSTree"].map(|name| (name, 0));
@@ -250,7 +250,7 @@ impl Knobs {
         parse_lists("NCCL_ALGO", text, &words.collect::<Vec<_>>(), &TUNED)
     }
 
-    /// Reads `NCCL_PROTO`, with the grammar of [`Knobs::parse_algo`]; a list without a function holds
+    /// Reads `NCCL_PROTO`, with the grammar of [`PlanConfig::parse_algo`]; a list without a function holds
     /// for all collectives.
     ///
     /// # Errors
@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn ncclalgo_grammar() {
         let programs = ["other".to_string(), "My".to_string()];
-        let parse = |text| Knobs::parse_algo_with(text, &programs);
+        let parse = |text| PlanConfig::parse_algo_with(text, &programs);
         let all = Algorithm::ALL.iter().fold(ALL_PROGRAMS, |all, a| all | algorithm_bit(*a));
         let ring = algorithm_bit(Algorithm::Ring);
         let tree = algorithm_bit(Algorithm::Tree);
@@ -428,30 +428,30 @@ mod tests {
 
     #[test]
     fn ncclproto_grammar() {
-        let masks = Knobs::parse_proto("^LL;allreduce:ll128,simple;alltoall:LL").unwrap();
+        let masks = PlanConfig::parse_proto("^LL;allreduce:ll128,simple;alltoall:LL").unwrap();
         assert_eq!(mask(&masks, Collective::Scatter), Some(0b1111_1110));
         assert_eq!(mask(&masks, Collective::AllReduce), Some(0b110));
         assert_eq!(mask(&masks, Collective::AllToAll), Some(0b001));
-        assert!(Knobs::parse_proto("LL64").unwrap_err().text.contains("LL64"));
+        assert!(PlanConfig::parse_proto("LL64").unwrap_err().text.contains("LL64"));
     }
 
     #[test]
     fn digests_tell_settings_apart() {
-        let base = Knobs::default();
+        let base = PlanConfig::default();
         let others = [
-            Knobs { depth: 8, ..base.clone() },
-            Knobs { lanes: 8, ..base.clone() },
-            Knobs { max_ctas: 8, ..base.clone() },
-            Knobs { slot_bytes: [1, 2, 3], ..base.clone() },
-            Knobs { pass_sm: 1, ..base.clone() },
-            Knobs { copy_engines: true, ..base.clone() },
-            Knobs { staging_bytes: 1, ..base.clone() },
-            Knobs { fuse: false, ..base.clone() },
-            Knobs { reducing_ctas: 1, ..base.clone() },
-            Knobs { algorithms: Knobs::parse_algo("ring").unwrap(), ..base.clone() },
-            Knobs { protocols: Knobs::parse_proto("ll").unwrap(), ..base.clone() },
+            PlanConfig { depth: 8, ..base.clone() },
+            PlanConfig { lanes: 8, ..base.clone() },
+            PlanConfig { max_ctas: 8, ..base.clone() },
+            PlanConfig { slot_bytes: [1, 2, 3], ..base.clone() },
+            PlanConfig { pass_sm: 1, ..base.clone() },
+            PlanConfig { copy_engines: true, ..base.clone() },
+            PlanConfig { staging_bytes: 1, ..base.clone() },
+            PlanConfig { fuse: false, ..base.clone() },
+            PlanConfig { reducing_ctas: 1, ..base.clone() },
+            PlanConfig { algorithms: PlanConfig::parse_algo("ring").unwrap(), ..base.clone() },
+            PlanConfig { protocols: PlanConfig::parse_proto("ll").unwrap(), ..base.clone() },
         ];
-        assert_eq!(base.digest(), Knobs::default().digest());
+        assert_eq!(base.digest(), PlanConfig::default().digest());
         assert!(others.iter().all(|other| other.digest() != base.digest()));
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use crate::config::Digest;
 use crate::cost::Constants;
-use crate::knobs::Digest;
 
 /// The kind of device that runs the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -78,7 +78,7 @@ pub struct RankInfo {
 
 /// The job as the planner sees it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct World {
+pub struct Topology {
     /// One entry per rank.
     pub ranks: Vec<RankInfo>,
     /// The device kind, the same on all ranks (the weakest one if they differ).
@@ -98,22 +98,22 @@ pub struct World {
     pub constants: Constants,
 }
 
-/// [`World::queues`] where nobody has said otherwise.
+/// [`Topology::queues`] where nobody has said otherwise.
 pub const QUEUES: u32 = 8;
 
-impl World {
-    /// A world of these ranks, without a network, with the built-in constants.
+impl Topology {
+    /// A topology of these ranks, without a network, with the built-in constants.
     pub fn new(ranks: Vec<RankInfo>, device: DeviceKind, link: Link) -> Self {
         let constants = Constants::builtin(device, link);
         Self { ranks, device, link, net_mbps: 0, collnet: 0, direct: false, queues: QUEUES, constants }
     }
 
-    /// A world of `ranks` ranks on one host, for tests, `hawser plan` and offline questions.
+    /// A topology of `ranks` ranks on one host, for tests, `hawser plan` and offline questions.
     pub fn single_host(ranks: u32, device: DeviceKind, link: Link) -> Self {
         Self::of_hosts(ranks, ranks.max(1), device, link)
     }
 
-    /// A world of `ranks` ranks, `per_host` on each host, rank 0 first.
+    /// A topology of `ranks` ranks, `per_host` on each host, rank 0 first.
     pub fn of_hosts(ranks: u32, per_host: u32, device: DeviceKind, link: Link) -> Self {
         let info = |r: u32| RankInfo { host: r / per_host.max(1), device: (r % per_host.max(1)).to_string() };
         Self::new((0..ranks).map(info).collect(), device, link)
@@ -130,7 +130,7 @@ impl World {
     }
 
     /// Whether two ranks are on different hosts: what passes between them goes through the network. So does what passes
-    /// between a rank and a network that reduces, "rank" [`World::size`].
+    /// between a rank and a network that reduces, "rank" [`Topology::size`].
     pub fn is_far(&self, a: u32, b: u32) -> bool {
         let host = |rank: u32| self.ranks.get(rank as usize).map(|r| r.host);
         host(a) != host(b)
@@ -156,7 +156,7 @@ impl World {
         (regular && local * hosts == size).then_some(local)
     }
 
-    /// A number that differs when worlds differ; compared between ranks at init.
+    /// A number that differs when topologies differ; compared between ranks at init.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::new();
         digest.add(self.ranks.len() as u64);
