@@ -29,6 +29,8 @@ const THANKS_TAG: u64 = 0x4e45_5406_0000;
 const LISTEN_EVERY: Duration = Duration::from_micros(200);
 /// How long a lost connection waits for its peer's goodbye, which travels another way.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long a connection that the peer closed waits beyond that: a peer that failed tells the cause meanwhile.
+const CAUSE_GRACE: Duration = Duration::from_millis(500);
 /// How long telling one rank of a failure may take.
 const TELL: Duration = Duration::from_secs(2);
 
@@ -88,6 +90,19 @@ struct Lost {
     since: Instant,
     /// Slots that had come.
     come: u64,
+}
+
+impl Lost {
+    /// Whether the connection failed on this rank, and not because the peer closed it.
+    fn is_cause(&self) -> bool {
+        self.error.kind != ErrorKind::Remote
+    }
+
+    /// Whether nothing more is awaited that could explain the loss.
+    fn is_due(&self) -> bool {
+        let waits = if self.is_cause() { GRACE } else { GRACE + CAUSE_GRACE };
+        self.since.elapsed() > waits
+    }
 }
 
 impl NetTask {
@@ -282,9 +297,15 @@ impl NetTask {
             links.part(peer, &text);
         }
         if let Some((peer, text)) = self.bootstrap.take_any(FAULT_TAG) {
-            let text = format!("rank {peer} reports: {}", String::from_utf8_lossy(&text));
-            self.control.fail(Error::remote(text));
-            self.ended.raise();
+            match links.lost.iter().find(|lost| lost.need.peer == peer && lost.is_cause()) {
+                // What the peer saw is that this rank's connection to it failed: the cause is here.
+                Some(lost) => self.fail(self.failure(lost)),
+                None => {
+                    let text = format!("rank {peer} reports: {}", String::from_utf8_lossy(&text));
+                    self.control.fail(Error::remote(text));
+                    self.ended.raise();
+                }
+            }
         }
     }
 
@@ -301,14 +322,18 @@ impl NetTask {
             !peaceful
         });
         let sure = |lost: &Lost| lost.error.kind != ErrorKind::Remote && lost.error.kind != ErrorKind::System;
-        let fatal =
-            links.lost.iter().find(|lost| sure(lost) || is_short(lost) || lost.since.elapsed() > GRACE);
+        let fatal = links.lost.iter().find(|lost| sure(lost) || is_short(lost) || lost.is_due());
         if let Some(lost) = fatal {
-            let rank = self.bootstrap.rank();
-            let verb = if lost.need.send { "sending to" } else { "receiving from" };
-            let text = format!("rank {rank} failed {verb} rank {}: {}", lost.need.peer, lost.error.text);
-            self.fail(Error::new(lost.error.kind, text));
+            self.fail(self.failure(lost));
         }
+    }
+
+    /// The communicator's error after the loss of a connection.
+    fn failure(&self, lost: &Lost) -> Error {
+        let rank = self.bootstrap.rank();
+        let verb = if lost.need.send { "sending to" } else { "receiving from" };
+        let text = format!("rank {rank} failed {verb} rank {}: {}", lost.need.peer, lost.error.text);
+        Error::new(lost.error.kind, text)
     }
 
     /// Tells ranks that leave when all that they sent has come.
