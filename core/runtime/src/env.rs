@@ -22,6 +22,7 @@ use crate::bootstrap::Remark;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::pool;
+use hawser_oob::interface::Family;
 use source::Source;
 
 /// The settings of this process.
@@ -216,7 +217,7 @@ pub fn bootstrap_settings() -> crate::bootstrap::Settings {
     let s = settings();
     crate::bootstrap::Settings {
         ifname: s.socket_ifname.clone(),
-        family: s.socket_family,
+        family: s.socket_family.map(|version| if version == 6 { Family::V6 } else { Family::V4 }),
         init_timeout: s.join_timeout,
         handshake_timeout: s.handshake_timeout,
         comm_id: s.comm_id.clone(),

@@ -7,7 +7,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::address;
+use hawser_oob::interface as network;
+
 use crate::verbs::gid::Gid;
 
 /// The open file `carrier` of an interface.
@@ -17,7 +18,8 @@ pub(crate) struct Carrier(File);
 impl Carrier {
     /// None: there is no such interface in this network namespace, or it does not have the port's address.
     pub fn of(interface: &str, gid: &Gid) -> Option<Self> {
-        let is_ours = address::list().iter().any(|(name, ip)| name == interface && *ip == gid.ip());
+        let all = network::list().unwrap_or_default();
+        let is_ours = all.iter().any(|one| one.name == interface && one.address == gid.ip());
         let path = Path::new("/sys/class/net").join(interface).join("carrier");
         is_ours.then(|| File::open(path).ok().map(Self)).flatten()
     }

@@ -4,13 +4,13 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
+use hawser_oob::interface;
 use hawser_plugin::net::{
     Connector, Handle, Listener, MAX_RECVS, MAX_REQUESTS, MAX_VIRTUAL, MemoryKinds, NetConfig, NetContext,
     NetProperties, Receiver, Sender,
 };
 use hawser_plugin::{Error, ErrorKind, Result, Subsys};
 
-use crate::address;
 use crate::config::Settings;
 use crate::conn::{Conn, Parts};
 use crate::ends::{IbReceiver, IbSender};
@@ -210,7 +210,10 @@ impl NetContext for IbContext {
     fn listen(&self, device: u32) -> Result<(Handle, Box<dyn Listener>)> {
         let (ports, tiers) = self.ports_for(device)?;
         let shop = self.shop()?.clone();
-        let addresses = address::own(shop.settings.ifname.as_deref());
+        let addresses = interface::dial_addresses(
+            &interface::list().unwrap_or_default(),
+            shop.settings.ifname.as_deref(),
+        );
         let any = if addresses.iter().any(IpAddr::is_ipv6) { "[::]:0" } else { "0.0.0.0:0" };
         let tcp = TcpListener::bind(any).or_else(|_| TcpListener::bind("0.0.0.0:0"));
         let tcp = tcp.map_err(|error| Error::system("listening for the IB plugin's handshake", error))?;

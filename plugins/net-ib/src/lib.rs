@@ -7,7 +7,7 @@
 //!
 //! | module | is about |
 //! |---|---|
-//! | `config`, `port`, `carrier`, `address` | settings, ports of HCAs and their links, where listeners are dialled |
+//! | `config`, `port`, `carrier` | settings, ports of HCAs and their links |
 //! | `proto` | the connection as a state machine, and its rules: no I/O |
 //! | `verbs` | libibverbs behind a trait, and a test double |
 //! | `handle`, `hello`, `side` | the handle, the authenticated handshake, the TCP connection beside the rails |
@@ -16,7 +16,6 @@
 //! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `ends` | the plugin interface |
 
-mod address;
 mod carrier;
 mod clock;
 mod config;

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use hawser_oob::interface::Family;
+
 /// Sockets of a connection at most (NCCL's limit too).
 pub const MAX_SOCKETS: usize = 64;
 /// Threads of a context at most (NCCL's limit too).
@@ -16,8 +18,8 @@ const KIB: usize = 1 << 10;
 pub struct Settings {
     /// `NCCL_SOCKET_IFNAME`.
     pub ifname: Option<String>,
-    /// `NCCL_SOCKET_FAMILY`: 4 or 6; None = both.
-    pub family: Option<u8>,
+    /// `NCCL_SOCKET_FAMILY`; None = both families.
+    pub family: Option<Family>,
     /// `NCCL_SOCKET_NTHREADS`: threads of a context that move long messages. 0: the calling thread moves everything.
     pub threads: usize,
     /// Data sockets of a connection: threads (at least 1) times `NCCL_NSOCKS_PERTHREAD`.
@@ -130,11 +132,13 @@ impl Settings {
         settings.ifname = value("NCCL_SOCKET_IFNAME").filter(|text| !text.trim().is_empty());
         settings.family = match value("NCCL_SOCKET_FAMILY").as_deref() {
             None | Some("") => None,
-            Some("AF_INET") => Some(4),
-            Some("AF_INET6") => Some(6),
-            Some(other) => {
-                complaints.push(format!("NCCL_SOCKET_FAMILY={other} is ignored: it is AF_INET or AF_INET6"));
-                None
+            Some(text) => {
+                let family = Family::parse(text);
+                if family.is_none() {
+                    let why = "it is AF_INET or AF_INET6";
+                    complaints.push(format!("NCCL_SOCKET_FAMILY={text} is ignored: {why}"));
+                }
+                family
             }
         };
         (settings, complaints)
@@ -199,7 +203,7 @@ mod tests {
         ]);
         assert_eq!(complaints, Vec::<String>::new());
         assert_eq!((settings.threads, settings.sockets), (3, MAX_SOCKETS));
-        assert_eq!((settings.ifname.as_deref(), settings.family), (Some("=eth0"), Some(6)));
+        assert_eq!((settings.ifname.as_deref(), settings.family), (Some("=eth0"), Some(Family::V6)));
         assert_eq!((settings.timeout.as_secs(), settings.zero_copy), (5, true));
         assert_eq!((settings.receive_buffer, settings.help), (None, Help::Always));
     }

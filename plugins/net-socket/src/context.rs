@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use hawser_oob::interface::{self, Interface};
 use hawser_plugin::net::{
     Connector, Handle, Listener, NetConfig, NetContext, NetProperties, Receiver, Sender,
 };
@@ -14,7 +15,6 @@ use crate::device::Device;
 use crate::ends::{SocketReceiver, SocketSender};
 use crate::handle::Place;
 use crate::inbound::Listening;
-use crate::interface::{self, Interface, is_link_local};
 use crate::pool::lock;
 use crate::shop::Shop;
 use crate::sys;
@@ -39,7 +39,7 @@ struct Lazy {
 impl SocketContext {
     pub fn open(settings: Settings, config: &NetConfig) -> Result<Self> {
         let interfaces = if settings.forced.is_empty() {
-            interface::select(&interface::list()?, settings.ifname.as_deref(), settings.family)?
+            find_interfaces(&settings)?
         } else {
             let forced = settings.forced.iter().cloned();
             forced.map(|(name, address)| Interface { name, index: 0, address, prefix: 128 }).collect()
@@ -81,12 +81,7 @@ impl SocketContext {
             return Ok(known.1);
         }
         let shop = self.shop(lazy)?;
-        let mut at = SocketAddr::new(interface.address, 0);
-        if let SocketAddr::V6(address) = &mut at
-            && is_link_local(interface.address)
-        {
-            address.set_scope_id(interface.index);
-        }
+        let at = interface.socket_address(0);
         let (fd, mut bound) = sys::listen(at, shop.service.tuning()).map_err(|errno| {
             Error::system(format!("listening on {} of {}", interface.address, interface.name), errno)
         })?;
@@ -149,6 +144,16 @@ impl Drop for SocketContext {
             shop.close();
         }
     }
+}
+
+/// The interfaces that become devices.
+fn find_interfaces(settings: &Settings) -> Result<Vec<Interface>> {
+    let found = interface::list()
+        .and_then(|all| interface::devices(&all, settings.ifname.as_deref(), settings.family));
+    found.map_err(|error| {
+        let is_usage = error.kind == hawser_oob::ErrorKind::Usage;
+        Error::new(if is_usage { ErrorKind::InvalidUsage } else { ErrorKind::System }, error.text)
+    })
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {

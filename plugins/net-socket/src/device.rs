@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
+use hawser_oob::interface::Interface;
 use hawser_plugin::net::{MAX_RECVS, MAX_REQUESTS, MAX_VIRTUAL, NetProperties};
 use hawser_plugin::{Error, ErrorKind, Result};
-
-use crate::interface::Interface;
 
 /// What an interface that does not say its speed is taken for (NCCL's number).
 const UNKNOWN_MBPS: u32 = 10_000;

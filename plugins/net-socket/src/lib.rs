@@ -8,7 +8,7 @@
 //!
 //! | module | is about |
 //! |---|---|
-//! | `config`, `interface`, `device` | settings, which interfaces are devices |
+//! | `config`, `device` | settings, and the devices that interfaces are |
 //! | `handle`, `auth`, `frame` | what is on the wire: pure parsers |
 //! | `stream`, `control` | records that survive their socket |
 //! | `queue`, `tx`, `tx_dial`, `tx_pipe` | the sending end: what is to be done, the connection, its dials, a data socket |
@@ -32,7 +32,6 @@ mod fault;
 mod frame;
 mod handle;
 mod inbound;
-mod interface;
 mod link;
 mod outbound;
 mod path;

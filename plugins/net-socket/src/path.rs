@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use hawser_oob::interface::{self, Interface};
+
 use crate::auth::Socket;
-use crate::interface::{self, Interface, is_link_local};
 use crate::sys::Origin;
 
 /// Data socket `i` has its home: member `i` in turn, and an address of the peer in the same subnet if there is one. Every
@@ -22,24 +23,13 @@ pub(crate) fn choose(
     };
     let (member, to) = pair(members, remotes, turn)?;
     let Some(member) = member else { return Some((Origin::default(), to)) };
-    let mut to = to;
-    if let SocketAddr::V6(address) = &mut to
-        && is_link_local((*address.ip()).into())
-    {
-        address.set_scope_id(member.index);
-    }
+    let to = member.scope(to);
     if members.len() == 1 {
         return Some((Origin::default(), to));
     }
-    let mut from = SocketAddr::new(member.address, 0);
-    if let SocketAddr::V6(address) = &mut from
-        && is_link_local(member.address)
-    {
-        address.set_scope_id(member.index);
-    }
     // Packets to an address of this host go through `lo`, whatever interface has the address.
     let interface = (!is_local(to.ip())).then(|| member.name.clone());
-    Some((Origin { address: Some(from), interface }, to))
+    Some((Origin { address: Some(member.socket_address(0)), interface }, to))
 }
 
 /// The member and the address for a turn.

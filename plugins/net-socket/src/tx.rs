@@ -16,6 +16,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use hawser_oob::interface::Interface;
 use hawser_plugin::net::Segment;
 use hawser_plugin::{Error, ErrorKind, Result};
 
@@ -24,7 +25,6 @@ use crate::control::{Control, Loss, Trouble};
 use crate::fault::{self, Cut};
 use crate::frame::Record;
 use crate::handle::Place;
-use crate::interface::Interface;
 use crate::link::Link;
 use crate::outbound::Errand;
 use crate::pool::{Drive, Next, SHARE, lock};

@@ -46,7 +46,7 @@ fn both_ends_may_choose_differently() {
 #[test]
 fn ipv6_passes() {
     let mut settings = settings(1, 2);
-    settings.family = Some(6);
+    settings.family = Some(hawser_oob::interface::Family::V6);
     settings.ifname = None;
     settings.forced = vec![("lo".into(), "::1".parse().unwrap())];
     let (from, to) = (open(&settings), open(&settings));

@@ -15,8 +15,9 @@
 
 use super::auth::Secret;
 use super::wire::Fields;
-use super::{Settings, interface, root, socket};
+use super::{Settings, listen_address, root, socket};
 use crate::error::{Error, Result};
+use hawser_oob::interface::Family;
 use hmac_sha256::{HMAC, Hash};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -51,7 +52,7 @@ impl UniqueId {
         if let Some(comm_id) = &settings.comm_id {
             return from_comm_id(comm_id, settings.family);
         }
-        let ip = interface::choose(settings.ifname.as_deref(), settings.family, None)?;
+        let ip = listen_address(settings, None)?;
         let (listener, address) = socket::listen_tcp(SocketAddr::new(ip, 0))
             .map_err(|errno| Error::system(format!("listening on {ip} for the unique id"), errno))?;
         let id = UniqueId { address, fixed: false, secret: socket::random()?, nonce: socket::random()? };
@@ -137,13 +138,13 @@ fn checksum(bytes: &[u8; UniqueId::LEN]) -> [u8; UniqueId::LEN - SUM_AT] {
 }
 
 /// The same id on every rank that has the same `NCCL_COMM_ID`.
-fn from_comm_id(comm_id: &str, family: Option<u8>) -> Result<UniqueId> {
+fn from_comm_id(comm_id: &str, family: Option<Family>) -> Result<UniqueId> {
     let refuse = |why: String| {
         Error::invalid_usage(format!("NCCL_COMM_ID={comm_id}: {why}"))
             .remedy("give it as host:port or [ipv6]:port")
     };
     let mut found = comm_id.trim().to_socket_addrs().map_err(|error| refuse(error.to_string()))?;
-    let address = found.find(|address| family.is_none_or(|family| (family == 4) == address.is_ipv4()));
+    let address = found.find(|address| family.is_none_or(|family| family.has(address.ip())));
     let address = address.ok_or_else(|| refuse("no address of the wanted family".into()))?;
     if address.port() == 0 {
         return Err(refuse("port 0".into()));

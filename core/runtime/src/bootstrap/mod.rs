@@ -13,7 +13,6 @@
 mod auth;
 mod fdpass;
 mod id;
-mod interface;
 mod meet;
 mod peer;
 mod root;
@@ -29,9 +28,10 @@ pub use root::{stop_all_roots, stop_root};
 pub use service::MAX_MESSAGE;
 pub use star::MAX_CONTRIBUTION;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
 use auth::Secret;
+use hawser_oob::interface::{self, Family};
 use meet::{Hello, PeerAddress};
 use peer::Outgoing;
 use service::{Listeners, Service, Shared};
@@ -45,10 +45,11 @@ use std::time::Duration;
 /// What the bootstrap needs to know from the user's environment.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `NCCL_SOCKET_IFNAME`: name prefixes, `^` excludes, `=` exact. `None`: see `interface`.
+    /// `NCCL_SOCKET_IFNAME`: name prefixes, `^` excludes, `=` exact. `None`: the classes of
+    /// [`hawser_oob::interface::Class`] in their order.
     pub ifname: Option<String>,
-    /// `NCCL_SOCKET_FAMILY`: 4 or 6. `None`: either.
-    pub family: Option<u8>,
+    /// `NCCL_SOCKET_FAMILY`. `None`: either family.
+    pub family: Option<Family>,
     /// How long ranks and roots wait for each other while a communicator forms.
     pub init_timeout: Duration,
     /// How long an incoming connection may take to prove the secret.
@@ -263,6 +264,24 @@ fn release_others(ids: &[UniqueId], rank: u32, failure: &Error, settings: &Setti
         if let Err(error) = meet::release(id, rank, Some(failure), settings, wait) {
             log(&error.text);
         }
+    }
+}
+
+/// The address on which this process listens, as the settings choose it; `near` is an address that should be in reach.
+fn listen_address(settings: &Settings, near: Option<IpAddr>) -> Result<IpAddr> {
+    let all = interface::list()?;
+    Ok(interface::listen_address(&all, settings.ifname.as_deref(), settings.family, near)?)
+}
+
+impl From<hawser_oob::Error> for Error {
+    fn from(error: hawser_oob::Error) -> Self {
+        use hawser_oob::ErrorKind as Oob;
+        let kind = match error.kind {
+            Oob::Usage => ErrorKind::InvalidUsage,
+            Oob::System => ErrorKind::System,
+            Oob::Peer => ErrorKind::Remote,
+        };
+        Error::new(kind, error.text)
     }
 }
 

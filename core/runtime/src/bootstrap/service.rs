@@ -12,7 +12,7 @@ use super::meet::PeerAddress;
 use super::socket::{self, FrameReader, Incoming, Stream, poll};
 use super::stop::{StopSignal, earliest};
 use super::wire::{Kind, malformed};
-use super::{Settings, interface, lock, log};
+use super::{Settings, listen_address, lock, log};
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 use rustix::event::{PollFd, PollFlags};
@@ -47,7 +47,7 @@ pub(super) struct Listeners {
 impl Listeners {
     /// Opens them on the interface the settings choose.
     pub fn open(settings: &Settings, near: Option<IpAddr>) -> Result<Listeners> {
-        let ip = interface::choose(settings.ifname.as_deref(), settings.family, near)?;
+        let ip = listen_address(settings, near)?;
         let many = "raise the limit of open files (ulimit -n) if there are many ranks in this process";
         let (tcp, address) = socket::listen_tcp(SocketAddr::new(ip, 0))
             .map_err(|errno| Error::system(format!("listening on {ip}"), errno).remedy(many))?;

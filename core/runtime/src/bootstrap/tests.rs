@@ -9,7 +9,11 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::thread::{self, Builder};
 
 fn settings() -> Settings {
-    Settings { ifname: Some("=lo".into()), family: Some(4), ..Settings::default() }
+    Settings {
+        ifname: Some("=lo".into()),
+        family: Some(hawser_oob::interface::Family::V4),
+        ..Settings::default()
+    }
 }
 
 fn patient() -> Wait {

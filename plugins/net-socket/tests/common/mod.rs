@@ -18,7 +18,7 @@ pub fn settings(threads: usize, sockets: usize) -> Settings {
     settings.threads = threads;
     settings.sockets = sockets;
     settings.ifname = Some("=lo".into());
-    settings.family = Some(4);
+    settings.family = Some(hawser_oob::interface::Family::V4);
     settings
 }
 

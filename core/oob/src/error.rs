@@ -1,0 +1,78 @@
+//! The error that all functions of this crate return.
+
+use std::fmt;
+use std::io;
+
+/// What every fallible function of this crate returns, unless it says otherwise.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Who is at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// A setting does not fit this host, or the two ends were not given the same secret.
+    Usage,
+    /// The operating system refused something.
+    System,
+    /// The other end closed the connection, or sent what no peer of this version sends.
+    Peer,
+}
+
+/// An error with a complete sentence for the user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// Who is at fault.
+    pub kind: ErrorKind,
+    /// What failed, the system's reason with its errno, and what the user can do about it.
+    pub text: String,
+}
+
+impl Error {
+    /// An error of the given kind.
+    pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+
+    /// A setting does not fit this host, or the two ends were not given the same secret.
+    pub fn usage(text: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Usage, text)
+    }
+
+    /// The operating system refused `what`; the text gets its reason and the errno behind it.
+    pub fn system(what: impl fmt::Display, reason: impl Into<io::Error>) -> Self {
+        Self::new(ErrorKind::System, format!("{what} failed: {}", reason.into()))
+    }
+
+    /// The other end closed the connection, or sent what no peer of this version sends.
+    pub fn peer(text: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Peer, text)
+    }
+
+    /// Appends what the user can do about it.
+    #[must_use]
+    pub fn remedy(mut self, advice: impl fmt::Display) -> Self {
+        self.text = format!("{}; {advice}", self.text);
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_carry_reason_and_remedy() {
+        let refused = io::Error::from_raw_os_error(111);
+        let error = Error::system("connect to 10.0.0.1:7", refused).remedy("start rank 0 first");
+        assert_eq!(error.kind, ErrorKind::System);
+        assert!(error.text.starts_with("connect to 10.0.0.1:7 failed: "), "{error}");
+        assert!(error.text.ends_with("(os error 111); start rank 0 first"), "{error}");
+    }
+}
