@@ -11,7 +11,7 @@ use hawser_plan::choose::{Candidate, Outcome};
 use hawser_plan::cost::Constants;
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
-use hawser_runtime::comm::{self, Chosen, Facts, Tuners};
+use hawser_runtime::comm::{self, CallAttributes, Chosen, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
 
@@ -118,7 +118,8 @@ impl Line {
         let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
         let call =
             Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
-        let Chosen { choice, notes } = tuners.choose(&call, Facts::default(), topology, plan_config)?;
+        let Chosen { choice, notes } =
+            tuners.choose(&call, CallAttributes::default(), topology, plan_config)?;
         let own = (choice.key.algorithm, choice.protocol);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.protocol) != own);
         let times = others.filter(|c| c.held.is_none()).filter_map(|c| match c.outcome {

@@ -135,7 +135,7 @@ pub fn run(options: &Options) -> Result<bool> {
         None => of_a_file(&program),
     };
     print(&mut out, &report);
-    print(&mut out, &import.map_or_else(String::new, |import| facts(&import)));
+    print(&mut out, &import.map_or_else(String::new, |import| attributes(&import)));
     Ok(ok)
 }
 
@@ -185,7 +185,7 @@ fn convert(out: &mut impl Write, import: &Import) -> Result<bool> {
 }
 
 /// What an MSCCL file says of itself, and what follows from it.
-fn facts(import: &msccl::Import) -> String {
+fn attributes(import: &msccl::Import) -> String {
     let (least, most) = import.imported.bytes;
     let size = |bytes: u64| if bytes == u64::MAX { "any size".to_owned() } else { format!("{bytes} bytes") };
     if import.dialect == Dialect::Mscclpp {
@@ -372,7 +372,7 @@ mod tests {
             write(&mut Vec::new(), &export).expect("an export");
             let (program, import) = load(&which(out.to_str().expect("a plain path"), 0, 0)).expect("a file");
             assert!(verdicts(&program).1 && import.is_none() == plan);
-            let said = import.map(|import| facts(&import)).unwrap_or_default();
+            let said = import.map(|import| attributes(&import)).unwrap_or_default();
             assert_eq!(said.contains("LL, for 0 bytes to 4096 bytes"), !plan, "{said}");
         }
         std::fs::write(folder.join("b.xml"), "<algo name='x'>").expect("a file");
@@ -407,7 +407,7 @@ mod tests {
             gpu(1)
         );
         std::fs::write(&json, &text).expect("a file");
-        let said = load_file(&json).expect("a plan").1.map(|import| facts(&import)).unwrap_or_default();
+        let said = load_file(&json).expect("a plan").1.map(|import| attributes(&import)).unwrap_or_default();
         assert!(said.contains("MSCCL++       LL, for 0 bytes to 4096 bytes"), "{said}");
         let import =
             |out: &str| convert(&mut Vec::new(), &Import { file: json.clone(), out: folder.join(out) });

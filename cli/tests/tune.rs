@@ -51,8 +51,8 @@ fn an_interrupted_run_goes_on_and_writes_rules() {
     assert!(text.contains("# all_reduce:") && text.contains("# broadcast:"), "{text}");
     assert!(!file("found.toml.tuning.json").exists());
     let rules = std::fs::read_to_string(file("found.toml")).unwrap();
-    let facts = "for 3 ranks of one host on host CPU";
-    assert!(rules.contains(facts) && rules.contains("in 3 rounds"), "{rules}");
+    let attributes = "for 3 ranks of one host on host CPU";
+    assert!(rules.contains(attributes) && rules.contains("in 3 rounds"), "{rules}");
     let svg = std::fs::read_to_string(file("found.svg")).unwrap();
     assert!(svg.starts_with("<svg ") && svg.contains("<polyline"), "{svg}");
     let (right, text) = told(hawser(folder, &["rules", "check", "--strict", "found.toml"]));

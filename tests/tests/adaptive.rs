@@ -6,8 +6,8 @@ use std::sync::Mutex;
 
 use hawser_plan::Collective;
 use hawser_plugin::tuner::SettingsFile;
-use hawser_runtime::change::{self, Switch};
 use hawser_runtime::comm::Decision;
+use hawser_runtime::rules_update::{self, Switch};
 use hawser_runtime::{Comm, Config, group};
 use hawser_tests::deadline::Deadline;
 use hawser_tests::world::{self, Issued, in_threads, issue, on_host, on_hosts, plain, rank_0_says};
@@ -127,7 +127,7 @@ fn a_lost_rail_brings_the_floor() {
             (0..40).for_each(|_| has_tried |= all_reduce());
         }
         // The ranks of this process are told alike; the first that tells decides.
-        change::stressed("a rail is lost");
+        rules_update::stressed("a rail is lost");
         let before = comm.rule_changes().len();
         while !rank_0_says(comm, comm.rule_changes().len() > before).unwrap() {
             all_reduce();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hawser_plan::Collective;
 use hawser_plugin::tuner::SettingsFile;
-use hawser_runtime::change::Switch;
+use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, ErrorKind, group, unique_id};
 use hawser_tests::deadline::Deadline;
 use hawser_tests::process::{Ended, Process};

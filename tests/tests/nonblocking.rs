@@ -46,7 +46,7 @@ fn bring_up_and_operations_in_the_background() {
         comm.finalize().unwrap();
         wait_until_ready(comm);
         assert_eq!(
-            comm.live().err().map(|e| e.kind),
+            comm.state().err().map(|e| e.kind),
             Some(ErrorKind::InvalidUsage),
             "only destroy is of use"
         );

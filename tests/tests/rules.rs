@@ -9,7 +9,7 @@ use hawser_plan::ir::text::to_text;
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Collective, PlanConfig, Topology};
 use hawser_plugin::tuner::SettingsFile;
-use hawser_runtime::comm::{Facts, Tuners};
+use hawser_runtime::comm::{CallAttributes, Tuners};
 use hawser_runtime::{Stream, unique_id};
 use hawser_tests::oracle::RankBuffers;
 use hawser_tests::process::{Ended, Process};
@@ -160,7 +160,7 @@ fn a_rule_takes_a_program_that_the_user_brought() {
         let tuner = RuleTuner::new(vec![RuleFile::named(file("toml", rules))]);
         let tuners = Tuners::of(&tuner, &topology, &plan_config, None).unwrap();
         let call = call(&plain(Collective::AllReduce, 4, 1000), (16, 16));
-        tuners.choose(&call, Facts::default(), &topology, &plan_config).unwrap().choice
+        tuners.choose(&call, CallAttributes::default(), &topology, &plan_config).unwrap().choice
     };
     let mine = chosen("[[rule]]\nuse = [{ program = \"yours\" }, { program = \"mine\" }]");
     assert!(

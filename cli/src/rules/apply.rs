@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use hawser_plugin::tuner::SettingsFile;
-use hawser_runtime::change::Outcome;
-use hawser_runtime::change::client::{self, Process};
+use hawser_runtime::rules_update::Outcome;
+use hawser_runtime::rules_update::client::{self, Process};
 use hawser_tuner::files::RuleFile;
 
 /// Options of `hawser rules apply`.
@@ -150,7 +150,7 @@ fn choose(processes: &[Process], pattern: Option<&str>) -> BTreeMap<u32, Vec<Str
 
 #[cfg(test)]
 mod tests {
-    use hawser_runtime::change::client::Communicator;
+    use hawser_runtime::rules_update::client::Communicator;
 
     use super::*;
 

@@ -10,7 +10,7 @@ use hawser_plan::choose;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_plugin::Log;
 use hawser_plugin::tuner::Tuner;
-use hawser_runtime::comm::{self, Facts, Tuners};
+use hawser_runtime::comm::{self, CallAttributes, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::engine::{Engine, Outcome, describe};
 use hawser_tuner::files::RuleFile;
@@ -76,11 +76,12 @@ pub fn text(options: &Options) -> Result<String> {
     let scalar = Scalar::Immediate(0);
     let call = Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
     let candidates = choose::candidates(&call, &topology, &plan_config)?;
-    let facts = Facts { in_graph: options.in_graph, registered: options.registered, trial: None };
-    let Some((question, table)) = comm::asked(&call, facts, &topology, &candidates) else {
+    let attributes =
+        CallAttributes { in_graph: options.in_graph, registered: options.registered, trial: None };
+    let Some((question, table)) = comm::asked(&call, attributes, &topology, &candidates) else {
         bail!("rules are not asked about {}: it has one way only", collective.name());
     };
-    let chosen = tuners.choose(&call, facts, &topology, &plan_config)?;
+    let chosen = tuners.choose(&call, attributes, &topology, &plan_config)?;
 
     let job = Job::from(&comm::tuner_config(0, &topology, &plan_config, name));
     let engine = Engine::new(&rules, "", &job, Log::silent());

@@ -121,13 +121,13 @@ pub fn run(options: &Options) -> Result<()> {
     let rounds = measure(options, &bench, &mut state)?;
     let tables = decide::tables(state.samples());
     let found = decide::rules(&tables, options.gain / 100.0);
-    let facts = report::Facts { device: &name, ranks, rounds, gain: options.gain };
-    let text = report::rule_file(&tables, &found, &facts);
+    let attributes = report::CallAttributes { device: &name, ranks, rounds, gain: options.gain };
+    let text = report::rule_file(&tables, &found, &attributes);
     // What is written has to be what the library reads.
     RuleFile::named(out).parse(&text).context("the rules that were found cannot be read: a bug")?;
     write(out, &text)?;
     let plot = options.plot.clone().unwrap_or_else(|| out.with_extension("svg"));
-    write(&plot, &report::svg(&tables, &found, &facts))?;
+    write(&plot, &report::svg(&tables, &found, &attributes))?;
     state.remove();
     print!("{}", report::summary(&tables, &found));
     println!("# written: {} ({} rules), {}", out.display(), found.len(), plot.display());

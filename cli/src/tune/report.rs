@@ -11,7 +11,7 @@ use super::decide::{Found, Table, Tables, Times};
 use crate::svg::{self, COLOURS, escaped};
 
 /// What was measured on, and how.
-pub struct Facts<'a> {
+pub struct CallAttributes<'a> {
     /// Name of the device.
     pub device: &'a str,
     /// Ranks.
@@ -23,8 +23,8 @@ pub struct Facts<'a> {
 }
 
 /// The text of the rule file.
-pub fn rule_file(tables: &Tables, found: &[Found], facts: &Facts<'_>) -> String {
-    let Facts { device, ranks, rounds, gain } = facts;
+pub fn rule_file(tables: &Tables, found: &[Found], attributes: &CallAttributes<'_>) -> String {
+    let CallAttributes { device, ranks, rounds, gain } = attributes;
     let mut text = format!(
         "# Rules by hawser tune {} for {ranks} ranks of one host on {device}, {}.\n\
          # Every way was measured in {rounds} rounds (float, sums, out of place), in fewer if it took half as long again at all\n\
@@ -160,10 +160,12 @@ const TOP: f64 = 50.0;
 const BAND: f64 = 26.0;
 
 /// The plot: a panel for each collective with the times of all ways, and a band that shows the winner by size.
-pub fn svg(tables: &Tables, found: &[Found], facts: &Facts<'_>) -> String {
+pub fn svg(tables: &Tables, found: &[Found], attributes: &CallAttributes<'_>) -> String {
     let height = TOP + PANEL * tables.len() as f64;
-    let title =
-        format!("hawser tune: {} ranks on {}, medians of {} rounds", facts.ranks, facts.device, facts.rounds);
+    let title = format!(
+        "hawser tune: {} ranks on {}, medians of {} rounds",
+        attributes.ranks, attributes.device, attributes.rounds
+    );
     let mut text = svg::begin((WIDTH, height), LEFT, &title);
     for (at, (collective, table)) in tables.iter().enumerate() {
         let own: Vec<&Found> = found.iter().filter(|f| f.collective == *collective).collect();
@@ -314,14 +316,14 @@ mod tests {
         (tables, found)
     }
 
-    fn facts() -> Facts<'static> {
-        Facts { device: "<H200>", ranks: 8, rounds: 5, gain: 5.0 }
+    fn attributes() -> CallAttributes<'static> {
+        CallAttributes { device: "<H200>", ranks: 8, rounds: 5, gain: 5.0 }
     }
 
     #[test]
     fn the_file_says_what_was_measured_and_is_read_back() {
         let (tables, found) = measured();
-        let text = rule_file(&tables, &found, &facts());
+        let text = rule_file(&tables, &found, &attributes());
         let (default, winner) = ("10.20 ± 1 %", "8.20 ± 1 %");
         let evidence = format!("# {:>10}  {default:>18}  {winner:>18}  {:>4} %  Ring/LL x 1x2\n", 1024, 20);
         for part in [
@@ -365,13 +367,13 @@ mod tests {
     #[test]
     fn the_plot_has_a_line_per_way_and_the_winners() {
         let (tables, found) = measured();
-        let text = svg(&tables, &found, &facts());
+        let text = svg(&tables, &found, &attributes());
         assert_eq!((text.matches("<polyline").count(), text.matches("height=\"14\"").count()), (2, 2));
         assert!(text.contains("&lt;H200>") && !text.contains("NaN") && !text.contains("inf"), "{text}");
         // One size, one time.
         let one = [("default", Sample { collective: "x".into(), bytes: 8, us: 1.0, ran: String::new() })];
         let tables = decide::tables(one.iter().map(|(way, sample)| (*way, sample)));
-        let text = svg(&tables, &[], &facts());
+        let text = svg(&tables, &[], &attributes());
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
     }
 

@@ -10,18 +10,18 @@ use hawser_plan::p2p::OwnCopy;
 use hawser_plan::topology::DeviceKind;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
-use crate::comm::{GroupSpans, Live, Loaded, Span, Timed};
+use crate::comm::{CommState, GroupSpans, LoadedProgram, Span, TimedOp};
 use crate::device::interp::{self, HostLaunch};
 use crate::device::{Device, ExchangeLaunch, Moment, Stream};
 use crate::dma::Emission;
 use crate::error::{Error, Result};
 use crate::transport::control::Control;
-use crate::transport::net::{Helper, Meter, Net};
+use crate::transport::net::{EventRecorder, Helper, Net};
 
 /// A launch of one communicator, addresses filled in.
 pub struct Launch {
     /// Whose.
-    pub comm: Arc<Live>,
+    pub comm: Arc<CommState>,
     /// What.
     pub work: Work,
     /// Where.
@@ -33,19 +33,19 @@ pub struct Launch {
     /// What profilers see of it; the events stop when the launch is dropped.
     pub events: Events,
     /// How long it takes, if somebody wants to know.
-    pub timed: Option<Timed>,
+    pub timed: Option<TimedOp>,
 }
 
 impl Launch {
     /// Without events.
-    pub fn new(comm: &Arc<Live>, work: Work, stream: Stream) -> Self {
+    pub fn new(comm: &Arc<CommState>, work: Work, stream: Stream) -> Self {
         let (after, before, events) = (Vec::new(), Vec::new(), Events::default());
         Self { comm: comm.clone(), work, stream, after, before, events, timed: None }
     }
 
     /// Whether it belongs to the communicator with this image.
     fn runs_for(&self, image: u64) -> bool {
-        self.comm.fabric.dev_comm.addr == image
+        self.comm.peer_memory.dev_comm.addr == image
     }
 }
 
@@ -58,7 +58,7 @@ pub enum Work {
     /// Several calls in one fused kernel.
     Bundle(Box<BundleLaunch>),
     /// The steps of a program by copy engines.
-    Copies(LaunchPlan, Option<Arc<Loaded>>),
+    Copies(LaunchPlan, Option<Arc<LoadedProgram>>),
     /// Copies within the device, of a communicator of one rank.
     Own(Vec<OwnCopy>),
 }
@@ -166,13 +166,13 @@ fn run_on_host(launches: &mut [Launch]) -> Result<()> {
 /// The networks of launches of the host device, whose slots this thread moves while it waits for them. Where
 /// a profiler wants to hear of slots the proxy moves them, since plugins count by thread.
 fn helpers(launches: &[Launch]) -> Vec<Helper<'_>> {
-    let mut comms: Vec<&Arc<Live>> = Vec::new();
+    let mut comms: Vec<&Arc<CommState>> = Vec::new();
     for launch in launches.iter().filter(is_host) {
         if !comms.iter().any(|known| Arc::ptr_eq(known, &launch.comm)) {
             comms.push(&launch.comm);
         }
     }
-    let unwatched = comms.iter().filter(|comm| !comm.watch.wants(Meter::KINDS));
+    let unwatched = comms.iter().filter(|comm| !comm.profiling.wants(EventRecorder::KINDS));
     unwatched.filter_map(|comm| comm.net.as_ref()).map(Net::help).collect()
 }
 
@@ -186,7 +186,7 @@ fn sweep(helpers: &[Helper<'_>]) -> bool {
 }
 
 /// What is to be timed of launches of the host device, which run side by side: ranks of one operation that is alone.
-fn timed<'a>(launches: impl Iterator<Item = &'a mut Launch>) -> Vec<Timed> {
+fn timed<'a>(launches: impl Iterator<Item = &'a mut Launch>) -> Vec<TimedOp> {
     let (mut all, mut of) = (Vec::new(), None);
     for launch in launches {
         let Some(timed) = launch.timed.take() else { return Vec::new() };
@@ -218,7 +218,7 @@ fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
 /// Puts the launches of one communicator on their streams: those of a rank in order, ranks in turns, since a device takes
 /// only so much before another rank has to go on.
 fn put_all(launches: &mut [Launch]) -> Result<()> {
-    let mut ranks: Vec<(*const Live, VecDeque<&mut Launch>)> = Vec::new();
+    let mut ranks: Vec<(*const CommState, VecDeque<&mut Launch>)> = Vec::new();
     for launch in launches {
         let rank = Arc::as_ptr(&launch.comm);
         match ranks.iter_mut().find(|(of, _)| *of == rank) {
@@ -261,7 +261,7 @@ struct Putting<'a> {
     stream: Stream,
     before: &'a [Stream],
     control: Arc<Control>,
-    timed: Option<(Option<Moment>, Timed)>,
+    timed: Option<(Option<Moment>, TimedOp)>,
 }
 
 impl Putting<'_> {
@@ -307,11 +307,11 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
         Work::Steps(plan) => comm.order.put(device, stream, blocks, |done| {
             plan.args.done = done;
             let put = || device.launch(plan.kernel, &plan.args, plan.threads, stream);
-            Timed::around(timed.take(), stream, put)
+            TimedOp::around(timed.take(), stream, put)
         })?,
         Work::Exchange(kernel, launch) => comm.order.put(device, stream, blocks, |done| {
             launch.args.done = done;
-            Timed::around(timed.take(), stream, || device.launch_exchange(*kernel, launch, stream))
+            TimedOp::around(timed.take(), stream, || device.launch_exchange(*kernel, launch, stream))
         })?,
         Work::Bundle(launch) => comm.order.put(device, stream, blocks, |done| {
             launch.args.done = done;
@@ -319,7 +319,7 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
         })?,
         Work::Own(copies) => copies.iter().try_for_each(|copy| comm.copy(copy, stream))?,
         Work::Copies(plan, loaded) => {
-            let control = comm.fabric.control.clone();
+            let control = comm.peer_memory.control.clone();
             let emission = comm.begin_copies(plan, loaded.as_deref(), stream);
             let emission = emission.inspect_err(|error| {
                 control.fail(error.clone());
@@ -335,7 +335,7 @@ fn put(launch: &mut Launch) -> Result<Option<Putting<'_>>> {
 
 /// A launch that was aborted because the network failed says so.
 fn explain(launches: &[Launch], image: u64, error: &mut Error) {
-    let fault = |l: &Launch| l.runs_for(image).then(|| l.comm.fabric.control.fault().cloned()).flatten();
+    let fault = |l: &Launch| l.runs_for(image).then(|| l.comm.peer_memory.control.fault().cloned()).flatten();
     if let Some(fault) = launches.iter().find_map(fault) {
         *error = fault;
     }

@@ -12,7 +12,7 @@ use std::thread;
 use hawser_plan::Call;
 use hawser_plan::p2p::Message;
 
-use crate::comm::{Busy, Calls, Comm, GroupSpans, Live, Ready};
+use crate::comm::{Busy, Collectives, Comm, CommState, GroupSpans, Ready};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::exec::{self, Launch};
@@ -166,22 +166,22 @@ fn finish(mut group: Group) -> Result<()> {
     run_jobs(group.jobs)?;
     // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream would
     // otherwise wait for each other.
-    let with_live = |(comm, items): (Comm, Vec<Item>)| Ok((comm.live()?, comm, items));
+    let with_live = |(comm, items): (Comm, Vec<Item>)| Ok((comm.state()?, comm, items));
     let mut comms = group.comms.into_iter().map(with_live).collect::<Result<Vec<_>>>()?;
-    comms.sort_by_key(|(live, ..)| live.comm_id);
+    comms.sort_by_key(|(comm_state, ..)| comm_state.comm_id);
     // Everything is planned before anything is launched: an error leaves nothing half done.
     let (mut here, mut background) = (Vec::new(), Vec::new());
-    for (live, comm, items) in comms {
-        let planned = plan(&live, items)?;
+    for (comm_state, comm, items) in comms {
+        let planned = plan(&comm_state, items)?;
         if comm.is_blocking() || !comm.is_host() {
             here.extend(planned);
         } else {
-            background.push((comm, live, planned));
+            background.push((comm, comm_state, planned));
         }
     }
-    for (comm, live, mut planned) in background {
+    for (comm, comm_state, mut planned) in background {
         // A failure stays with the communicator, where `Comm::async_error` finds it.
-        comm.in_background(&live, move || drop(exec::run(&mut planned)))?;
+        comm.in_background(&comm_state, move || drop(exec::run(&mut planned)))?;
     }
     exec::run(&mut here)
 }
@@ -191,20 +191,20 @@ fn launch_now(group: &mut Group) -> Result<bool> {
     if !group.jobs.is_empty() || group.comms.is_empty() {
         return Ok(false);
     }
-    let mut all: Vec<(Arc<Live>, Ready, &[Item])> = Vec::with_capacity(group.comms.len());
+    let mut all: Vec<(Arc<CommState>, Ready, &[Item])> = Vec::with_capacity(group.comms.len());
     for (comm, items) in &mut group.comms {
-        let live = comm.live()?;
-        let Some(ready) = live.ready(items)? else { return Ok(false) };
-        all.push((live, ready, items));
+        let comm_state = comm.state()?;
+        let Some(ready) = comm_state.ready(items)? else { return Ok(false) };
+        all.push((comm_state, ready, items));
     }
-    all.sort_by_key(|(live, ..)| live.comm_id);
-    all.into_iter().try_for_each(|(live, ready, items)| live.put_now(ready, items))?;
+    all.sort_by_key(|(comm_state, ..)| comm_state.comm_id);
+    all.into_iter().try_for_each(|(comm_state, ready, items)| comm_state.put_now(ready, items))?;
     Ok(true)
 }
 
 /// Collectives in call order, then all messages of a phase together; all on the first of their streams. As NCCL promises, the others
 /// join before the first launch and go on after the last: a group is as if it were on each of them.
-fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
+fn plan(comm_state: &Arc<CommState>, items: Vec<Item>) -> Result<Vec<Launch>> {
     let mut streams = Vec::new();
     for item in &items {
         let (Item::Call(_, stream, _) | Item::Message(_, stream, _)) = item;
@@ -215,10 +215,10 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
     let Some((first, others)) = streams.split_first() else { return Ok(Vec::new()) };
     // Before anything has a number.
     if !others.is_empty() {
-        one_capture(live, &streams)?;
+        one_capture(comm_state, &streams)?;
     }
-    let spans = Arc::new(GroupSpans::start(&live.watch, &*live.device, *first)?);
-    let mut calls = Calls::new(live, &spans);
+    let spans = Arc::new(GroupSpans::start(&comm_state.profiling, &*comm_state.device, *first)?);
+    let mut calls = Collectives::new(comm_state, &spans);
     for item in &items {
         if let Item::Call(call, _, number) = item {
             calls.add(call, *first, *number)?;
@@ -226,7 +226,7 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
     }
     let mut launches = calls.finish()?;
     for messages in phases(&items) {
-        launches.extend(live.plan_messages(&messages, *first, &spans)?);
+        launches.extend(comm_state.plan_messages(&messages, *first, &spans)?);
     }
     if let [first, ..] = &mut launches[..] {
         first.after = others.to_vec();
@@ -238,8 +238,8 @@ fn plan(live: &Arc<Live>, items: Vec<Item>) -> Result<Vec<Launch>> {
 }
 
 /// Streams of a group that are not all captured into one graph, or none of them, cannot be joined.
-fn one_capture(live: &Live, streams: &[Stream]) -> Result<()> {
-    let capture = |stream: Stream| live.device.stream_state(stream).map(|state| state.capture);
+fn one_capture(comm_state: &CommState, streams: &[Stream]) -> Result<()> {
+    let capture = |stream: Stream| comm_state.device.stream_state(stream).map(|state| state.capture);
     let first = capture(streams[0])?;
     for stream in &streams[1..] {
         if capture(*stream)? != first {

@@ -6,7 +6,6 @@
 //! ```
 
 pub mod bootstrap;
-pub mod change;
 pub mod comm;
 pub mod device;
 pub mod dma;
@@ -19,6 +18,7 @@ pub mod plugins;
 pub mod pool;
 pub mod progress;
 pub mod proxy;
+pub mod rules_update;
 pub mod stages;
 pub mod transport;
 pub mod wait;

@@ -109,7 +109,7 @@ pub fn log() -> Log {
         Level::Version | Level::Info => {
             log::info(subsystem(subsys), || text.to_owned());
             if subsys.0 & Subsys::STRESS.0 != 0 {
-                crate::change::stressed(text);
+                crate::rules_update::stressed(text);
             }
         }
     };

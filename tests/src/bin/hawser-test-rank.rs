@@ -27,7 +27,7 @@ use std::time::Duration;
 use hawser_compat::library::Library;
 use hawser_plan::{Collective, DataType, ReduceOp};
 use hawser_plugin::tuner::SettingsFile;
-use hawser_runtime::change::Switch;
+use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;

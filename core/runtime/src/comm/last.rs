@@ -7,7 +7,7 @@ use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 
 use super::Comm;
-use super::live::{Bound, CallKey, Live, lock};
+use super::state::{CallKey, CommState, Compiled, lock};
 use crate::error::{Error, Result};
 
 /// Most choices kept per communicator.
@@ -15,8 +15,8 @@ const MOST: usize = 4096;
 
 /// The choices of a communicator.
 #[derive(Default)]
-pub struct Bounds {
-    kept: FxHashMap<CallKey, Arc<Bound>>,
+pub struct PlanCache {
+    kept: FxHashMap<CallKey, Arc<Compiled>>,
     last: Option<Last>,
 }
 
@@ -25,7 +25,7 @@ enum Last {
     /// A choice that is kept.
     Kept(u64, CallKey),
     /// A choice that is not.
-    Once(u64, Arc<Bound>),
+    Once(u64, Arc<Compiled>),
     /// Messages.
     Batch(u64, Batch),
 }
@@ -43,16 +43,16 @@ pub struct Batch {
     pub channels: u32,
 }
 
-impl Bounds {
+impl PlanCache {
     /// The choice for a call that operation `number` makes.
-    pub fn find(&mut self, key: &CallKey, number: u64) -> Option<Arc<Bound>> {
+    pub fn find(&mut self, key: &CallKey, number: u64) -> Option<Arc<Compiled>> {
         let bound = self.kept.get(key)?.clone();
         self.last = Some(Last::Kept(number, *key));
         Some(bound)
     }
 
     /// Remembers a choice that operation `number` made.
-    pub fn keep(&mut self, key: CallKey, number: u64, bound: &Arc<Bound>, again: bool) {
+    pub fn keep(&mut self, key: CallKey, number: u64, bound: &Arc<Compiled>, again: bool) {
         if !again {
             self.last = Some(Last::Once(number, bound.clone()));
             return;
@@ -109,13 +109,13 @@ impl Comm {
     /// # Errors
     /// The communicator is not up.
     pub fn last_decision(&self) -> Result<Option<Decision>> {
-        let live = self.live()?;
+        let state = self.state()?;
         let found = {
-            let choices = lock(&live.choices)?;
+            let choices = lock(&state.choices)?;
             let bounds = &choices.bounds;
             match &bounds.last {
                 None => return Ok(None),
-                Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(&live, *number, *batch))),
+                Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(&state, *number, *batch))),
                 Some(Last::Once(number, bound)) => (*number, bound.clone()),
                 Some(Last::Kept(number, key)) => {
                     let bound = bounds.kept.get(key);
@@ -123,11 +123,11 @@ impl Comm {
                 }
             }
         };
-        Ok(Some(of_choice(&live, found.0, &found.1)))
+        Ok(Some(of_choice(&state, found.0, &found.1)))
     }
 }
 
-fn of_choice(live: &Live, operation: u64, bound: &Bound) -> Decision {
+fn of_choice(state: &CommState, operation: u64, bound: &Compiled) -> Decision {
     let (chosen, blocks) = bound.chosen();
     let choice = &chosen.choice;
     Decision {
@@ -136,17 +136,17 @@ fn of_choice(live: &Live, operation: u64, bound: &Bound) -> Decision {
         bytes: choice.why.bytes,
         algorithm: choice.key.algorithm.name().into(),
         protocol: choice.protocol.name().into(),
-        executor: executor(live, choice.protocol),
+        executor: executor(state, choice.protocol),
         channels: blocks.into(),
-        threads: if executor(live, choice.protocol) == "sm" { choice.threads } else { 0 },
+        threads: if executor(state, choice.protocol) == "sm" { choice.threads } else { 0 },
         predicted_us: choice.predicted_us,
         rule: choice.why.rule.clone(),
         text: chosen.to_string(),
     }
 }
 
-fn of_batch(live: &Live, operation: u64, batch: Batch) -> Decision {
-    let executor = executor(live, batch.protocol);
+fn of_batch(state: &CommState, operation: u64, batch: Batch) -> Decision {
+    let executor = executor(state, batch.protocol);
     let text = format!(
         "{} messages of {} bytes in all\n  decided: {} in {} blocks by their sizes and by what connects the ranks",
         batch.messages,
@@ -169,8 +169,8 @@ fn of_batch(live: &Live, operation: u64, batch: Batch) -> Decision {
     }
 }
 
-fn executor(live: &Live, protocol: Protocol) -> &'static str {
-    match (protocol, live.topology.device) {
+fn executor(state: &CommState, protocol: Protocol) -> &'static str {
+    match (protocol, state.topology.device) {
         (Protocol::Dma, _) => "dma",
         (_, DeviceKind::Host) => "host",
         _ => "sm",

@@ -4,7 +4,7 @@ use std::sync::{Mutex, OnceLock};
 
 use rustc_hash::FxHashMap;
 
-use super::live::lock;
+use super::state::lock;
 use crate::device::{self, HeapKind, Memory};
 use crate::env;
 use crate::error::{Error, Result};

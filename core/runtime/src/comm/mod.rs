@@ -5,34 +5,32 @@
 //!     └─► Failed         any ─► Gone (abort, destroy)
 //! ```
 //!
-//! A [`Comm`] is a cheap handle. What needs the other ranks ([`Live`]) appears when bring-up is over
+//! A [`Comm`] is a cheap handle. What needs the other ranks ([`CommState`]) appears when bring-up is over
 //! and goes when the communicator is destroyed and the last launch has let go of it. A communicator
 //! whose operation failed stays Ready, but refuses further calls with that failure.
 
-mod alone;
-mod calls;
-pub mod card;
-mod decide;
-mod end;
-mod facts;
-mod far;
-mod init;
+mod bringup;
+mod call_attributes;
+mod collectives;
+mod deferred_free;
+mod inter_node;
 mod last;
-mod links;
-mod live;
+mod link_constants;
 mod memory;
-mod messages;
 mod now;
-mod number;
-mod order;
+mod op_timing;
+mod p2p;
+mod profiling;
 mod programs;
-mod remains;
+mod sequence;
+mod single_rank;
 mod sm_free;
 mod split;
-mod terms;
-mod times;
-mod tune;
-mod watch;
+mod state;
+mod stream_order;
+mod teardown;
+mod tuner_bridge;
+mod tuners;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,31 +43,31 @@ use hawser_plan::vector::Vector;
 use hawser_plan::{Call, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 
-pub(crate) use calls::Calls;
-pub use decide::{cache_file, knobs_of, outlook};
-pub use facts::Facts;
+pub use bringup::negotiate::{cache_file, knobs_of, outlook};
+pub use call_attributes::CallAttributes;
+pub(crate) use collectives::Collectives;
 pub use last::Decision;
-pub use live::{Live, Loaded};
-pub(crate) use live::{op, operation};
 pub use memory::{mem_alloc, mem_free};
 pub(crate) use now::Ready;
-pub(crate) use order::{Order, Turn};
-pub use terms::{asked, config as tuner_config};
-pub(crate) use times::Timed;
-pub use times::{Ran, Taken, Times};
-pub use tune::{Chosen, Tuners};
-pub(crate) use watch::{GroupSpans, Span};
+pub(crate) use op_timing::TimedOp;
+pub use op_timing::{OpTimings, Ran, Taken};
+pub(crate) use profiling::{GroupSpans, Span};
+pub use state::{CommState, LoadedProgram};
+pub(crate) use state::{op, operation};
+pub(crate) use stream_order::{Order, Turn};
+pub use tuner_bridge::{asked, config as tuner_config};
+pub use tuners::{Chosen, Tuners};
 
 use crate::bootstrap::UniqueId;
-use crate::change::{Outcome, Switch};
 use crate::device::Stream;
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::{self, Item, Job};
+use crate::rules_update::{Outcome, Switch};
 use crate::wait::AbortFlag;
-use init::{Meeting, bring_up};
-pub(crate) use live::lock;
+use bringup::{Joining, bring_up};
 use now::Now;
+pub(crate) use state::lock;
 
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
 #[derive(Debug, Clone)]
@@ -140,7 +138,7 @@ struct Place {
 enum State {
     Starting,
     Ready {
-        live: Arc<Live>,
+        comm_state: Arc<CommState>,
         /// Jobs in the background that use it.
         pending: u32,
         /// Only destroy is of use.
@@ -181,8 +179,8 @@ impl Comm {
         let blocking = config.blocking;
         let place = Some(Place { rank, ranks: nranks });
         let comm = Self::new(place, ordinal, config, AbortFlag::new());
-        let (meeting, starting) = (Meeting::Ids { ids: ids.to_vec(), nranks }, Starting(comm.clone()));
-        let work = Box::new(move |_| starting.bring_up(meeting));
+        let (joining, starting) = (Joining::Ids { ids: ids.to_vec(), nranks }, Starting(comm.clone()));
+        let work = Box::new(move |_| starting.bring_up(joining));
         group::create(Job { owner: comm.clone(), blocking, work })?;
         Ok(comm)
     }
@@ -206,7 +204,7 @@ impl Comm {
         let in_progress = |what| Some(Error::new(ErrorKind::InProgress, what));
         match &*state {
             State::Starting => in_progress("bring-up is in progress"),
-            State::Ready { live, pending, .. } => match live.failure() {
+            State::Ready { comm_state, pending, .. } => match comm_state.failure() {
                 None if *pending > 0 => in_progress("an operation is in progress"),
                 failure => failure,
             },
@@ -225,16 +223,16 @@ impl Comm {
 
     /// Puts a collective on a stream, or into the open group.
     pub fn collective(&self, call: Call, stream: Stream) -> Result<()> {
-        let live = match self.check_call(&call) {
-            Ok(live) => live,
+        let comm_state = match self.check_call(&call) {
+            Ok(comm_state) => comm_state,
             Err(error) => return group::add(self, Err(error)),
         };
-        if live.is_alone(&call) {
-            return live.run_alone(&call, stream).inspect_err(group::record);
+        if comm_state.is_alone(&call) {
+            return comm_state.run_alone(&call, stream).inspect_err(group::record);
         }
         let mut number = None;
         if group::depth() == 0 {
-            match live.launch_now(&call, stream)? {
+            match comm_state.launch_now(&call, stream)? {
                 Now::Launched => return Ok(()),
                 Now::Later(taken) => number = taken,
             }
@@ -256,7 +254,7 @@ impl Comm {
     /// match those of other ranks in the order of the calls.
     pub fn vector(&self, vector: &Vector<'_>, dtype: DataType, stream: Stream) -> Result<()> {
         let planned = || {
-            self.live()?;
+            self.state()?;
             let messages = vector.messages(dtype, self.rank(), self.ranks());
             messages.map_err(|e: PlanError| self.name_error(e.into()))
         };
@@ -269,7 +267,7 @@ impl Comm {
 
     /// Why a call would run as it would.
     pub fn explain(&self, call: &Call) -> Result<Choice> {
-        self.live()?.choose(call)
+        self.state()?.choose(call)
     }
 
     /// Changes the rules of this communicator on all ranks, from one collective on, to those in these files; without files to
@@ -279,14 +277,14 @@ impl Comm {
     /// # Errors
     /// `InvalidUsage`: nothing has changed on any rank, and why; `Remote`: rank 0 could not be asked.
     pub fn change_rules(&self, files: &[SettingsFile]) -> Result<u64> {
-        let live = self.live()?;
-        let Some(seated) = &live.seated else {
+        let comm_state = self.state()?;
+        let Some(participant) = &comm_state.participant else {
             return Err(Error::invalid_usage("one rank alone only copies, whatever rules say"));
         };
         let (tell, outcome) = std::sync::mpsc::channel();
-        seated.seat().propose(files, Box::new(move |outcome| drop(tell.send(outcome))));
+        participant.participant().propose(files, Box::new(move |outcome| drop(tell.send(outcome))));
         // The communicator may end before the answer comes.
-        drop(live);
+        drop(comm_state);
         match outcome.recv_timeout(env::settings().rules_timeout * 10) {
             Ok(Outcome::Changed(at)) => Ok(at),
             Ok(Outcome::Unchanged(why)) => {
@@ -306,9 +304,10 @@ impl Comm {
     pub fn rule_changes(&self) -> Vec<Switch> {
         match lock(&self.0.state).as_deref() {
             // Also when it has failed.
-            Ok(State::Ready { live, .. }) => {
-                live.seated.as_ref().map_or_else(Vec::new, |seated| seated.seat().switches())
-            }
+            Ok(State::Ready { comm_state, .. }) => comm_state
+                .participant
+                .as_ref()
+                .map_or_else(Vec::new, |participant| participant.participant().switches()),
             _ => Vec::new(),
         }
     }
@@ -319,14 +318,14 @@ impl Comm {
     /// # Errors
     /// The communicator is not up.
     pub fn add_window(&self, addr: u64, bytes: u64) -> Result<()> {
-        self.live()?.windows.add(addr, bytes);
+        self.state()?.windows.add(addr, bytes);
         Ok(())
     }
 
     /// Takes a window of [`Comm::add_window`] back.
     pub fn remove_window(&self, addr: u64, bytes: u64) {
-        if let Ok(State::Ready { live, .. }) = lock(&self.0.state).as_deref() {
-            live.windows.remove(addr, bytes);
+        if let Ok(State::Ready { comm_state, .. }) = lock(&self.0.state).as_deref() {
+            comm_state.windows.remove(addr, bytes);
         }
     }
 
@@ -363,31 +362,33 @@ impl Comm {
     /// A number that all ranks of the communicator have, and hardly another one.
     ///
     /// # Errors
-    /// As [`Comm::live`].
+    /// As [`Comm::comm_state`].
     pub fn hash(&self) -> Result<u64> {
-        self.live().map(|live| live.comm_id)
+        self.state().map(|comm_state| comm_state.comm_id)
     }
 
     /// NVML's number of the device; the ordinal if NVML does not know it.
     ///
     /// # Errors
-    /// As [`Comm::live`].
+    /// As [`Comm::comm_state`].
     pub fn nvml_device(&self) -> Result<u32> {
-        let live = self.live()?;
-        Ok(crate::device::nvml_index(&live.device.caps().id).unwrap_or(self.0.ordinal))
+        let comm_state = self.state()?;
+        Ok(crate::device::nvml_index(&comm_state.device.caps().id).unwrap_or(self.0.ordinal))
     }
 
     /// Device memory that this rank holds for the communicator, in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        self.live().map_or(0, |l| l.memory_bytes())
+        self.state().map_or(0, |l| l.memory_bytes())
     }
 
     /// The live part, for operations.
-    pub fn live(&self) -> Result<Arc<Live>> {
+    pub fn state(&self) -> Result<Arc<CommState>> {
         let refuse = |text: &str| Err(self.name_error(Error::invalid_usage(text)));
         match &*lock(&self.0.state)? {
             State::Ready { finalized: true, .. } => refuse("the communicator was finalized"),
-            State::Ready { live, .. } => live.failure().map_or_else(|| Ok(live.clone()), Err),
+            State::Ready { comm_state, .. } => {
+                comm_state.failure().map_or_else(|| Ok(comm_state.clone()), Err)
+            }
             State::Failed(error) => Err(error.clone()),
             State::Starting => refuse("bring-up is still in progress; poll ncclCommGetAsyncError first"),
             State::Ending | State::Gone => Err(self.gone()),
@@ -395,8 +396,12 @@ impl Comm {
     }
 
     /// Runs a job for this communicator in the background; it is busy until the job is over.
-    pub(crate) fn in_background(&self, live: &Live, job: impl FnOnce() + Send + 'static) -> Result<()> {
-        let worker = crate::progress::Worker::of(&live.device.caps().id)?;
+    pub(crate) fn in_background(
+        &self,
+        comm_state: &CommState,
+        job: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
+        let worker = crate::progress::Worker::of(&comm_state.device.caps().id)?;
         let (busy, keep) = (self.busy()?, worker.clone());
         worker.submit(move || {
             job();
@@ -430,12 +435,12 @@ impl Comm {
     }
 
     /// Ends `Starting`, unless an abort was faster.
-    fn started(&self, outcome: Result<Arc<Live>>) {
+    fn started(&self, outcome: Result<Arc<CommState>>) {
         if let Ok(mut state) = self.0.state.lock()
             && matches!(*state, State::Starting)
         {
-            *state = outcome.map_or_else(State::Failed, |live| State::Ready {
-                live,
+            *state = outcome.map_or_else(State::Failed, |comm_state| State::Ready {
+                comm_state,
                 pending: 0,
                 finalized: false,
             });
@@ -444,10 +449,10 @@ impl Comm {
         self.0.changed.notify_all();
     }
 
-    fn check_call(&self, call: &Call) -> Result<Arc<Live>> {
-        let live = self.live()?;
+    fn check_call(&self, call: &Call) -> Result<Arc<CommState>> {
+        let comm_state = self.state()?;
         call.validate(self.ranks(), self.rank()).map_err(|e: PlanError| self.name_error(e.into()))?;
-        Ok(live)
+        Ok(comm_state)
     }
 
     fn message(&self, message: Message, stream: Stream) -> Result<()> {
@@ -458,7 +463,7 @@ impl Comm {
     }
 
     fn check_message(&self, message: &Message) -> Result<()> {
-        self.live()?;
+        self.state()?;
         let (verb, ranks) = (if message.send { "send to" } else { "recv from" }, self.ranks());
         let fault = if message.peer >= ranks {
             format!("not a rank of this communicator (0..{})", ranks - 1)
@@ -488,11 +493,11 @@ impl Comm {
 struct Starting(Comm);
 
 impl Starting {
-    fn bring_up(self, meeting: Meeting) -> Result<()> {
+    fn bring_up(self, joining: Joining) -> Result<()> {
         let Comm(inner) = &self.0;
-        match bring_up(meeting, self.0.rank(), inner.ordinal, &inner.config, &inner.abort) {
-            Ok(live) => {
-                self.0.started(Ok(live));
+        match bring_up(joining, self.0.rank(), inner.ordinal, &inner.config, &inner.abort) {
+            Ok(comm_state) => {
+                self.0.started(Ok(comm_state));
                 Ok(())
             }
             Err(error) => Err(self.fail(error)),
@@ -521,11 +526,11 @@ pub(crate) struct Busy(Comm);
 impl Drop for Busy {
     fn drop(&mut self) {
         if let Ok(mut state) = self.0.0.state.lock()
-            && let State::Ready { live, pending, .. } = &mut *state
+            && let State::Ready { comm_state, pending, .. } = &mut *state
         {
             *pending -= 1;
             if std::thread::panicking() {
-                let _ = live
+                let _ = comm_state
                     .broken
                     .set(Error::internal("a background operation panicked: a bug in this library"));
             }
@@ -537,6 +542,6 @@ impl Drop for Busy {
 impl Comm {
     /// Whether programs of this communicator run on the host device.
     pub fn is_host(&self) -> bool {
-        self.live().is_ok_and(|l| l.device.caps().kind == DeviceKind::Host)
+        self.state().is_ok_and(|l| l.device.caps().kind == DeviceKind::Host)
     }
 }

@@ -8,9 +8,9 @@ use hawser_plan::Call;
 use hawser_plan::p2p::Message;
 use hawser_plan::topology::DeviceKind;
 
-use super::live::{Bound, Live, exchange_launch};
-use super::messages::{FEW, Kept};
-use super::times::Timed;
+use super::op_timing::TimedOp;
+use super::p2p::{FEW, Kept};
+use super::state::{CommState, Compiled, exchange_launch};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::group::{self, Item};
@@ -33,14 +33,14 @@ pub enum Ready {
 
 /// A call that a fused kernel runs. Its arguments are made where it is launched: they are long.
 pub struct ReadyCall {
-    bound: Arc<Bound>,
+    bound: Arc<Compiled>,
     number: u64,
-    timed: Option<Timed>,
-    /// See [`Live::reach`].
+    timed: Option<TimedOp>,
+    /// See [`CommState::reach`].
     direct: u8,
 }
 
-impl Live {
+impl CommState {
     /// Puts a call on its stream at once, if that can be done.
     pub fn launch_now(&self, call: &Call, stream: Stream) -> Result<Now> {
         if !self.takes_calls_now(call) {
@@ -64,7 +64,7 @@ impl Live {
         *number = Some(taken);
         let Some(ready) = self.ready_call(call, *stream, taken)? else { return Ok(None) };
         // A kernel that spins can keep the driver from loading another rank's.
-        if let Bound::Exchange(plan, _) = &*ready.bound {
+        if let Compiled::Exchange(plan, _) = &*ready.bound {
             self.device.prepare(plan.kernel)?;
         }
         Ok(Some(Ready::Call(ready)))
@@ -82,33 +82,33 @@ impl Live {
     }
 
     fn takes_calls_now(&self, call: &Call) -> bool {
-        call.count > 0 && self.fabric.exchange().is_some() && self.watch.is_idle()
+        call.count > 0 && self.peer_memory.exchange().is_some() && self.profiling.is_idle()
     }
 
     fn ready_call(&self, call: &Call, stream: Stream, number: u64) -> Result<Option<ReadyCall>> {
         let (bound, timed) = self.bound(call, stream, number)?;
-        let Bound::Exchange(plan, _) = &*bound else { return Ok(None) };
+        let Compiled::Exchange(plan, _) = &*bound else { return Ok(None) };
         let direct = self.reach(plan, call, number)?;
         Ok(Some(ReadyCall { bound, number, timed, direct }))
     }
 
     fn put_call(&self, ready: ReadyCall, call: &Call, stream: Stream) -> Result<()> {
         let ReadyCall { bound, number, timed, direct } = ready;
-        let Bound::Exchange(plan, chosen) = &*bound else {
+        let Compiled::Exchange(plan, chosen) = &*bound else {
             return Err(Error::internal("a call without its fused kernel"));
         };
         self.log_call(call, &chosen.choice, plan.blocks as u8, number);
         let mut launch = exchange_launch(plan, call, number, direct);
         self.order.put(&*self.device, stream, launch.blocks, |done| {
             launch.args.done = done;
-            Timed::around(timed, stream, || self.device.launch_exchange(plan.kernel, &launch, stream))
+            TimedOp::around(timed, stream, || self.device.launch_exchange(plan.kernel, &launch, stream))
         })
     }
 
     /// A few messages on one stream.
     fn ready_messages(&self, items: &[Item]) -> Result<Option<Ready>> {
         let is_host = self.device.caps().kind == DeviceKind::Host;
-        if is_host || self.net.is_some() || !self.watch.is_idle() || items.len() > FEW {
+        if is_host || self.net.is_some() || !self.profiling.is_idle() || items.len() > FEW {
             return Ok(None);
         }
         let Some(Item::Message(_, first, _)) = items.first() else { return Ok(None) };

@@ -74,7 +74,7 @@ pub fn load(settings: &Settings, ranks: u32) -> Programs {
 
 impl Programs {
     /// What this rank tells the others.
-    pub fn card(&self) -> Vec<u8> {
+    pub fn peer_info(&self) -> Vec<u8> {
         if let Some(error) = &self.failed {
             return format!("{FAILED}\n{error}").into_bytes();
         }
@@ -110,21 +110,22 @@ impl Programs {
 ///
 /// # Errors
 /// `InvalidUsage` that names ranks, programs and files.
-pub fn check(cards: &[Vec<u8>]) -> Result<()> {
-    let cards: Vec<String> = cards.iter().map(|card| String::from_utf8_lossy(card).into_owned()).collect();
-    for (rank, card) in cards.iter().enumerate() {
-        if let Some((FAILED, text)) = card.split_once('\n') {
+pub fn check(peer_infos: &[Vec<u8>]) -> Result<()> {
+    let peer_infos: Vec<String> =
+        peer_infos.iter().map(|peer_info| String::from_utf8_lossy(peer_info).into_owned()).collect();
+    for (rank, peer_info) in peer_infos.iter().enumerate() {
+        if let Some((FAILED, text)) = peer_info.split_once('\n') {
             return Err(Error::invalid_usage(format!("rank {rank}: {text}")).remedy(REMEDY));
         }
     }
     let told = |rank: usize| -> Vec<Vec<&str>> {
-        cards[rank].lines().skip(1).map(|line| line.splitn(3, '\t').collect()).collect()
+        peer_infos[rank].lines().skip(1).map(|line| line.splitn(3, '\t').collect()).collect()
     };
     let first = told(0);
     let same = |a: &[Vec<&str>], b: &[Vec<&str>]| {
         a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a[..2.min(a.len())] == b[..2.min(b.len())])
     };
-    for rank in 1..cards.len() {
+    for rank in 1..peer_infos.len() {
         let other = told(rank);
         if same(&first, &other) {
             continue;
@@ -259,14 +260,14 @@ mod tests {
 
     #[test]
     fn ranks_with_other_programs_are_told_apart() {
-        let card = |lines: &[&str]| [&[OPEN], lines].concat().join("\n").into_bytes();
-        let (a, b) = (card(&["x\t01\t/a/x.xml"]), card(&["x\t01\t/b/x.xml"]));
+        let peer_info = |lines: &[&str]| [&[OPEN], lines].concat().join("\n").into_bytes();
+        let (a, b) = (peer_info(&["x\t01\t/a/x.xml"]), peer_info(&["x\t01\t/b/x.xml"]));
         assert!(check(&[a.clone(), b, a.clone()]).is_ok(), "where a file lies does not matter");
-        let error = check(&[a.clone(), a.clone(), card(&["x\t02\t/c/x.xml"])]).unwrap_err().to_string();
+        let error = check(&[a.clone(), a.clone(), peer_info(&["x\t02\t/c/x.xml"])]).unwrap_err().to_string();
         for part in ["rank 0 is x (01) from /a/x.xml", "of rank 2 x (02) from /c/x.xml", "same files"] {
             assert!(error.contains(part), "{error}");
         }
-        let error = check(&[a.clone(), card(&[])]).unwrap_err().to_string();
+        let error = check(&[a.clone(), peer_info(&[])]).unwrap_err().to_string();
         assert!(error.contains("of rank 1 none"), "{error}");
         let failed = format!("{FAILED}\nf.xml:1:2: syntax: bad").into_bytes();
         let error = check(&[a, failed]).unwrap_err().to_string();

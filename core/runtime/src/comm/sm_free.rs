@@ -7,41 +7,41 @@ use hawser_plan::dma::{self, far, fold};
 use hawser_plan::{Call, Collective, Protocol};
 use rustc_hash::FxHashSet;
 
-use super::live::{Live, lock, op};
+use super::state::{CommState, lock, op};
 use crate::device::size_text;
 use crate::env;
 use crate::log;
 
 /// What `NCCL_PASS_SM` comes to for a communicator.
-pub fn announcement(live: &Live) -> String {
-    let (name, rank, level) = (&live.name, live.rank, live.plan_config.pass_sm);
+pub fn announcement(state: &CommState) -> String {
+    let (name, rank, level) = (&state.name, state.rank, state.plan_config.pass_sm);
     let who = match level {
         0 => format!("SM_FREE {name} rank {rank}: for rules that ask for it"),
         _ => format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}"),
     };
-    let Some(staging) = live.layout.staging else {
-        let reason = dma::refused_topology(&live.topology, &live.plan_config);
+    let Some(staging) = state.layout.staging else {
+        let reason = dma::refused_topology(&state.topology, &state.plan_config);
         let reason = reason.unwrap_or_else(|| "left out by NCCL_PROTO".into());
         return format!("{who}: everything by kernels: {reason}");
     };
-    let near = match live.layout.local {
+    let near = match state.layout.local {
         1 => String::new(),
         _ => format!(", staging {} MiB in slots of {} KiB", staging.bytes() >> 20, staging.slot_bytes >> 10),
     };
-    let far = match &live.net {
+    let far = match &state.net {
         Some(net) => {
-            let slot = far::slot_bytes(&live.topology, &live.plan_config) >> 10;
+            let slot = far::slot_bytes(&state.topology, &state.plan_config) >> 10;
             format!(", between hosts by net {} from slots of {slot} KiB in host memory", net.name())
         }
         None => String::new(),
     };
     let zero_copy = match env::settings().zero_copy {
-        Some(false) if live.layout.local > 1 => "; NCCL_ZERO_COPY=0: all of it through staging",
+        Some(false) if state.layout.local > 1 => "; NCCL_ZERO_COPY=0: all of it through staging",
         _ => "",
     };
     let messages = if level > 0 { "send/recv, " } else { "" };
-    let ctas = live.plan_config.reducing_ctas;
-    let reductions = match (level, live.net.is_some()) {
+    let ctas = state.plan_config.reducing_ctas;
+    let reductions = match (level, state.net.is_some()) {
         (0, _) => String::new(),
         (_, true) => format!("by kernels of at most {ctas} CTAs, which move what they reduce between hosts"),
         _ => format!(
@@ -72,13 +72,13 @@ impl SmFree {
     }
 
     /// A call runs.
-    pub fn call(&self, live: &Live, call: &Call, choice: &Choice, number: u64) {
+    pub fn call(&self, state: &CommState, call: &Call, choice: &Choice, number: u64) {
         if self.level == 0 {
             return;
         }
-        let bytes = call.total_bytes(live.topology.size());
-        self.tell(live, call.collective, bytes, number, choice.protocol == Protocol::Dma, || {
-            if live.plan_config.pass_sm == 0 && !live.plan_config.copy_engines {
+        let bytes = call.total_bytes(state.topology.size());
+        self.tell(state, call.collective, bytes, number, choice.protocol == Protocol::Dma, || {
+            if state.plan_config.pass_sm == 0 && !state.plan_config.copy_engines {
                 return "NCCL_PASS_SM is 0".into();
             }
             if let Some(rule) = &choice.why.rule {
@@ -94,16 +94,16 @@ impl SmFree {
     }
 
     /// A batch of messages runs, `bytes` in all.
-    pub fn messages(&self, live: &Live, bytes: u64, number: u64, is_free: bool) {
+    pub fn messages(&self, state: &CommState, bytes: u64, number: u64, is_free: bool) {
         if self.level > 0 {
-            let reason = || dma::refused_topology(&live.topology, &live.plan_config).unwrap_or_default();
-            self.tell(live, Collective::SendRecv, bytes, number, is_free, reason);
+            let reason = || dma::refused_topology(&state.topology, &state.plan_config).unwrap_or_default();
+            self.tell(state, Collective::SendRecv, bytes, number, is_free, reason);
         }
     }
 
     fn tell(
         &self,
-        live: &Live,
+        state: &CommState,
         what: Collective,
         bytes: u64,
         number: u64,
@@ -114,23 +114,23 @@ impl SmFree {
         if self.level < 2 && !lock(&self.told).is_ok_and(|mut told| told.insert((what, class))) {
             return;
         }
-        let how = match (is_free, live.layout.staging) {
+        let how = match (is_free, state.layout.staging) {
             (true, Some(_)) if what.reduces() => {
                 format!(
                     "moves by copy engines, sums by kernels of at most {} CTAs",
-                    live.plan_config.reducing_ctas
+                    state.plan_config.reducing_ctas
                 )
             }
             (true, Some(_)) => {
-                let slot = dma::config(&live.plan_config, &live.topology, u64::MAX).slot_bytes[2];
+                let slot = dma::config(&state.plan_config, &state.topology, u64::MAX).slot_bytes[2];
                 format!("copy engines, slots of at most {} KiB", slot >> 10)
             }
-            _ if what.reduces() && live.plan_config.pass_sm > 0 => {
-                format!("kernels of at most {} CTAs: {}", live.plan_config.reducing_ctas, reason())
+            _ if what.reduces() && state.plan_config.pass_sm > 0 => {
+                format!("kernels of at most {} CTAs: {}", state.plan_config.reducing_ctas, reason())
             }
             _ => format!("kernels: {}", reason()),
         };
-        let (name, rank) = (&live.name, live.rank);
+        let (name, rank) = (&state.name, state.rank);
         log::monitor(&format!(
             "SM_FREE {name} rank {rank} {}: {} {bytes} bytes: {how}",
             op(number),

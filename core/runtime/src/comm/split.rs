@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::init::Meeting;
-use super::live::Live;
+use super::bringup::Joining;
+use super::state::CommState;
 use super::{Busy, Comm, Config, Place, Starting};
 use crate::bootstrap::Bootstrap;
 use crate::env;
@@ -29,7 +29,7 @@ impl Comm {
             let text = format!("color {color} must be -1 (none) or not negative");
             return Err(self.name_error(Error::invalid_argument(text)));
         }
-        let live = self.live()?;
+        let state = self.state()?;
         if self.is_busy()? {
             let text = "split: another call on this communicator is in progress";
             return Err(
@@ -37,11 +37,11 @@ impl Comm {
             );
         }
         let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
-        config.name.get_or_insert_with(|| format!("{}/{color}", live.name));
+        config.name.get_or_insert_with(|| format!("{}/{color}", state.name));
         config.host = config.host.or_else(|| self.0.config.host.clone());
         let blocking = self.is_blocking();
         let child = (color >= 0).then(|| Self::new(None, self.0.ordinal, config, self.0.abort.child()));
-        let split = Split { live, abort: self.0.abort.clone(), color, key };
+        let split = Split { state, abort: self.0.abort.clone(), color, key };
         let starting = child.clone().map(Starting);
         let work = Box::new(move |busy| split.carry_out(starting, busy));
         group::create(Job { owner: self.clone(), blocking, work })?;
@@ -51,7 +51,7 @@ impl Comm {
 
 /// One rank's part in a split.
 struct Split {
-    live: Arc<Live>,
+    state: Arc<CommState>,
     /// The parent's flag: meeting the other ranks goes over its connections.
     abort: AbortFlag,
     color: i32,
@@ -66,7 +66,7 @@ impl Split {
         match (met, child) {
             (Ok(Some((bootstrap, place))), Some(child)) => {
                 let _ = child.0.0.place.set(place);
-                child.bring_up(Meeting::Child { bootstrap: Box::new(bootstrap) })
+                child.bring_up(Joining::Child { bootstrap: Box::new(bootstrap) })
             }
             (Err(error), Some(child)) => Err(child.fail(error)),
             (met, _) => met.map(drop),
@@ -77,7 +77,7 @@ impl Split {
     fn meet(&self) -> Result<Option<(Bootstrap, Place)>> {
         let wait = Wait::new(self.abort.clone(), Some(env::settings().join_timeout));
         let mine: Vec<u8> = self.color.to_le_bytes().into_iter().chain(self.key.to_le_bytes()).collect();
-        let all = self.live.bootstrap.all_gather(&mine, &wait)?;
+        let all = self.state.bootstrap.all_gather(&mine, &wait)?;
         let mut members = Vec::new();
         for (rank, bytes) in all.iter().enumerate() {
             let (Some(color), Some(key)) = (int_at(bytes, 0), int_at(bytes, 4)) else {
@@ -89,9 +89,9 @@ impl Split {
         }
         members.sort_unstable();
         let members: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
-        let rank = members.iter().position(|m| *m == self.live.rank).unwrap_or(0) as u32;
+        let rank = members.iter().position(|m| *m == self.state.rank).unwrap_or(0) as u32;
         let place = Place { rank, ranks: members.len() as u32 };
-        Ok(self.live.bootstrap.split(&members, &wait)?.map(|bootstrap| (bootstrap, place)))
+        Ok(self.state.bootstrap.split(&members, &wait)?.map(|bootstrap| (bootstrap, place)))
     }
 }
 

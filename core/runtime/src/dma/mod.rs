@@ -7,8 +7,8 @@
 //! time slice of another is over. Measured on two H200 (two processes, no library, 16 MiB each way): everything on one stream
 //! takes 65 µs, on two 70 µs, on three that wait for each other's events 2,000 µs.
 
-mod board;
 pub mod host;
+mod rendezvous;
 mod watch;
 
 use std::sync::{Arc, Mutex};
@@ -26,11 +26,11 @@ use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
 use crate::transport::control::Control;
 use crate::transport::net::Stage;
-use board::Meeting;
+use rendezvous::CopyRequest;
 use watch::Watched;
 pub use watch::wait_for_launches;
 
-pub use board::Board;
+pub use rendezvous::Rendezvous;
 
 /// More launches than a group has on the host device.
 const MOST_IN_GROUP: u32 = 4096;
@@ -40,7 +40,7 @@ const MOST_PATIENCE: Duration = Duration::from_micros(500);
 /// What a communicator's launches for copy engines share.
 pub struct Dma {
     bases: Bases,
-    board: Option<Board>,
+    rendezvous: Option<Rendezvous>,
     /// Slots that the network carries, where there are several hosts.
     stage: Option<Arc<Stage>>,
     control: Arc<Control>,
@@ -72,7 +72,7 @@ impl Dma {
     /// With everybody's staging. On a GPU, launches are watched from now on.
     pub fn new(
         bases: Bases,
-        (board, stage): (Option<Board>, Option<Arc<Stage>>),
+        (rendezvous, stage): (Option<Rendezvous>, Option<Arc<Stage>>),
         device: &Arc<dyn Device>,
         control: &Arc<Control>,
         is_host: bool,
@@ -81,7 +81,7 @@ impl Dma {
             true => None,
             false => Some(Watched::start(device.clone(), control.clone(), &bases, stage.clone())?),
         };
-        Ok(Self { bases, board, stage, control: control.clone(), state: Mutex::default(), watched })
+        Ok(Self { bases, rendezvous, stage, control: control.clone(), state: Mutex::default(), watched })
     }
 
     /// All commands of a launch by stream, for the host device.
@@ -156,7 +156,9 @@ impl Dma {
         plan: &LaunchPlan,
         is_captured: bool,
     ) -> Result<Option<Arrival<'a>>> {
-        let Some(board) = self.board.as_ref().filter(|_| plan.direct != Direct::No) else { return Ok(None) };
+        let Some(rendezvous) = self.rendezvous.as_ref().filter(|_| plan.direct != Direct::No) else {
+            return Ok(None);
+        };
         let is_pushed = plan.direct.is_pushed();
         let (number, over) = match &self.watched {
             Some(watched) => watched.next(),
@@ -166,14 +168,14 @@ impl Dma {
                 (number, number.wrapping_sub(MOST_IN_GROUP))
             }
         };
-        let meeting = Meeting { is_captured, is_pushed, number, over, control: &self.control };
+        let request = CopyRequest { is_captured, is_pushed, number, over, control: &self.control };
         let legs = emitter.legs();
         let receive = |leg: &Leg| match leg.send {
             true => Ok(Way::Staged),
-            false => board.meet(device, leg, &meeting, Instant::now()),
+            false => rendezvous.meet(device, leg, &request, Instant::now()),
         };
         let ways = legs.iter().map(receive).collect::<Result<_>>()?;
-        Ok(Some(Arrival { board, meeting, legs, ways, op_number: plan.args.op_number }))
+        Ok(Some(Arrival { rendezvous, request, legs, ways, op_number: plan.args.op_number }))
     }
 
     /// Meets those who receive from this rank, who get `patience` in all to come first.
@@ -185,10 +187,10 @@ impl Dma {
         patience: Duration,
         commands: &mut Vec<Command>,
     ) -> Result<()> {
-        let Arrival { board, meeting, legs, mut ways, op_number } = arrival;
+        let Arrival { rendezvous, request, legs, mut ways, op_number } = arrival;
         let until = Instant::now() + patience;
         for (leg, way) in legs.iter().zip(&mut ways).filter(|(leg, _)| leg.send) {
-            *way = board.meet(device, leg, &meeting, until)?;
+            *way = rendezvous.meet(device, leg, &request, until)?;
         }
         log::info(Subsys::Coll, || {
             let count = |is: fn(&Leg, &Way) -> bool| legs.iter().zip(&ways).filter(|(l, w)| is(l, w)).count();
@@ -235,8 +237,8 @@ impl Dma {
 
 /// A launch that has said where it receives.
 struct Arrival<'a> {
-    board: &'a Board,
-    meeting: Meeting<'a>,
+    rendezvous: &'a Rendezvous,
+    request: CopyRequest<'a>,
     legs: Vec<Leg>,
     /// Of the sends nothing is known yet.
     ways: Vec<Way>,

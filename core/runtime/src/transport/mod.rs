@@ -28,13 +28,13 @@ const DEPS_BYTES: u64 = 8 + 8 * MAX_BLOCKS as u64;
 const HEAP_TAG: u64 = 1;
 
 /// All memory of a communicator on one rank.
-pub struct Fabric {
+pub struct PeerMemory {
     /// Image of the communicator for the executors.
     pub dev_comm: Memory,
     /// What ends its launches.
     pub control: Arc<Control>,
     held: Vec<Memory>,
-    wires: Wires,
+    connections: ConnectionTable,
     entry: Entry,
     fifo_offset: [u32; 3],
     exchange: Option<Exchange>,
@@ -52,7 +52,7 @@ pub struct Exchange {
 
 /// The table of connections: where the device has it, and what it holds.
 #[derive(Clone)]
-pub struct Wires {
+pub struct ConnectionTable {
     /// Device address.
     pub conns: u64,
     /// Its entries, `[lane * columns + peer]`.
@@ -82,7 +82,7 @@ impl Peers<'_> {
     }
 }
 
-impl Fabric {
+impl PeerMemory {
     /// Allocates this rank's heap, exchanges heaps with the peers of its host and builds the image. Collective.
     pub fn connect(
         device: &dyn Device,
@@ -118,7 +118,7 @@ impl Fabric {
             columns: image.ranks,
             fifo_offset: 0,
         };
-        let wires = Wires { conns: conns.addr, table };
+        let connections = ConnectionTable { conns: conns.addr, table };
         let done = deps.addr + DEPS_BYTES;
         let staging = staging(device, layout, peers, &heap, &mapped)?;
         let (exchange, epochs) = exchange_areas(device, layout, peers, &heap, &mapped)?.unzip();
@@ -129,7 +129,7 @@ impl Fabric {
             dev_comm,
             control: Arc::new(control),
             held,
-            wires,
+            connections,
             entry,
             fifo_offset: layout.fifo_offset,
             exchange,
@@ -145,8 +145,8 @@ impl Fabric {
     }
 
     /// The table of connections, for the net transport to go on with.
-    pub fn wires(&self) -> Wires {
-        self.wires.clone()
+    pub fn connections(&self) -> ConnectionTable {
+        self.connections.clone()
     }
 
     /// Address of the `u32` to which blocks of launches add 1 when they are over.

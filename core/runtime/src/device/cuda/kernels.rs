@@ -31,7 +31,7 @@ const PROTOCOLS: usize = Protocol::ALL.len();
 
 /// What an image became. Images are `'static`, so their index names them.
 #[derive(Clone, Copy)]
-enum Loaded {
+enum LoadedProgram {
     /// By `cuLibraryLoadData`.
     Library(CUlibrary),
     /// By `cuModuleLoadData`, in one context.
@@ -39,17 +39,17 @@ enum Loaded {
 }
 
 // SAFETY: handles of the driver, usable from any thread.
-unsafe impl Send for Loaded {}
+unsafe impl Send for LoadedProgram {}
 
 /// Libraries of this process by index in [`FATBINS`]; they stay for ever, as the images do.
-static LIBRARIES: LazyLock<Mutex<FxHashMap<usize, Loaded>>> = LazyLock::new(Mutex::default);
+static LIBRARIES: LazyLock<Mutex<FxHashMap<usize, LoadedProgram>>> = LazyLock::new(Mutex::default);
 
 /// The kernels of one device.
 pub struct Kernels {
     context: Arc<Context>,
     functions: Box<[AtomicPtr<CUfunc_st>; SLOTS]>,
     /// Modules of this context, for drivers without libraries. They end with the context.
-    modules: Mutex<FxHashMap<usize, Loaded>>,
+    modules: Mutex<FxHashMap<usize, LoadedProgram>>,
     /// All kernels are loaded.
     all: Mutex<bool>,
 }
@@ -134,7 +134,7 @@ impl Kernels {
     }
 
     /// Loads an image once per process or, with old drivers, once per context.
-    fn load_image(&self, index: usize) -> std::result::Result<Loaded, Status> {
+    fn load_image(&self, index: usize) -> std::result::Result<LoadedProgram, Status> {
         let image: *const c_void = FATBINS[index].1.as_ptr().cast();
         let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(library) = libraries.get(&index) {
@@ -156,7 +156,7 @@ impl Kernels {
             )
         };
         if status.code != MISSING {
-            let loaded = ok(status, Loaded::Library(library))?;
+            let loaded = ok(status, LoadedProgram::Library(library))?;
             libraries.insert(index, loaded);
             return Ok(loaded);
         }
@@ -167,17 +167,23 @@ impl Kernels {
         }
         let mut module = ptr::null_mut();
         // SAFETY: the image is static and complete.
-        let loaded =
-            ok(unsafe { self.context.driver.module_load_data(&mut module, image) }, Loaded::Module(module))?;
+        let loaded = ok(
+            unsafe { self.context.driver.module_load_data(&mut module, image) },
+            LoadedProgram::Module(module),
+        )?;
         modules.insert(index, loaded);
         Ok(loaded)
     }
 
-    fn function_in(&self, loaded: Loaded, symbol: &CString) -> std::result::Result<CUfunction, Status> {
+    fn function_in(
+        &self,
+        loaded: LoadedProgram,
+        symbol: &CString,
+    ) -> std::result::Result<CUfunction, Status> {
         let driver = self.context.driver;
         let mut function = ptr::null_mut();
         match loaded {
-            Loaded::Library(library) => {
+            LoadedProgram::Library(library) => {
                 let mut kernel = ptr::null_mut();
                 // SAFETY: a live library, a C string, a place for the handle.
                 let status = unsafe { driver.library_kernel(&mut kernel, library, symbol.as_ptr()) };
@@ -185,7 +191,7 @@ impl Kernels {
                 // SAFETY: a live kernel, a place for the handle; our context is current.
                 ok(unsafe { driver.kernel_function(&mut function, kernel) }, ())?;
             }
-            Loaded::Module(module) => {
+            LoadedProgram::Module(module) => {
                 // SAFETY: a live module, a C string, a place for the handle.
                 ok(unsafe { driver.module_function(&mut function, module, symbol.as_ptr()) }, ())?;
             }

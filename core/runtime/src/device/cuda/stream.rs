@@ -85,7 +85,7 @@ pub fn capture(context: &Context, stream: CUstream) -> Result<Option<u64>> {
 /// Lets the stream wait until the word at `addr` has counted to `value`; false where the driver or the GPU cannot do that.
 pub fn wait_value(context: &Context, stream: CUstream, addr: u64, value: u32) -> Result<bool> {
     let flags = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
-    // SAFETY: the word is device memory that lives until the work on the stream is over (`Live`); the driver checks the rest.
+    // SAFETY: the word is device memory that lives until the work on the stream is over (`CommState`); the driver checks the rest.
     let waited = unsafe { context.driver.stream_wait_value(stream, addr, value, flags) };
     match waited.code {
         MISSING | code::NOT_SUPPORTED => Ok(false),

@@ -14,7 +14,7 @@ use hawser_plugin::collnet::{CollNetComm, CollNetContext, CollNetListener, DataT
 use hawser_plugin::net::{HANDLE_BYTES, Handle, MemoryKinds, Registration, Request};
 
 use super::fifo::Fifo;
-use super::link::{Around, Need};
+use super::link::{Around, ConnectionKey};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
 use crate::log::{self, Subsys};
@@ -128,10 +128,10 @@ impl CollLink {
     }
 
     /// The lane and, for texts, the first of the other ranks.
-    pub fn need(&self) -> Need {
+    pub fn key(&self) -> ConnectionKey {
         let peer =
             self.rail.ranks.iter().enumerate().find(|(i, _)| *i != self.rail.own).map_or(0, |(_, r)| *r);
-        Need { lane: self.lane, peer, send: true }
+        ConnectionKey { lane: self.lane, peer, send: true }
     }
 
     /// All ranks of the connection.

@@ -15,7 +15,7 @@ use hawser_plugin::net::{
 };
 
 use super::fifo::Fifo;
-use super::meter::Meter;
+use super::recorder::EventRecorder;
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ const TELL: Duration = Duration::from_secs(20);
 
 /// Which end of which connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Need {
+pub struct ConnectionKey {
     /// FIFO lane; behind the lanes, a slot of staging (`stage.rs`).
     pub lane: u32,
     /// The rank at the other end.
@@ -60,24 +60,24 @@ pub struct Around<'a> {
 
 impl Around<'_> {
     /// Tells the rank at the other end of a link something about it.
-    fn tell(&self, need: Need, tag: u64) -> Result<()> {
-        if self.silent.borrow().contains(&need.peer) {
-            return Err(Error::remote(format!("rank {} could not be reached just before", need.peer)));
+    fn tell(&self, key: ConnectionKey, tag: u64) -> Result<()> {
+        if self.silent.borrow().contains(&key.peer) {
+            return Err(Error::remote(format!("rank {} could not be reached just before", key.peer)));
         }
         let wait = Wait::new(self.over.clone(), Some(TELL));
-        let sent = self.bootstrap.send(need.peer, tag + u64::from(need.lane), &[], &wait);
-        sent.inspect_err(|_| self.silent.borrow_mut().push(need.peer))
+        let sent = self.bootstrap.send(key.peer, tag + u64::from(key.lane), &[], &wait);
+        sent.inspect_err(|_| self.silent.borrow_mut().push(key.peer))
     }
 
     /// Whether the rank at the other end has told it. True once.
-    fn was_told(&self, need: Need, tag: u64) -> bool {
-        self.bootstrap.take(need.peer, tag + u64::from(need.lane)).is_some()
+    fn was_told(&self, key: ConnectionKey, tag: u64) -> bool {
+        self.bootstrap.take(key.peer, tag + u64::from(key.lane)).is_some()
     }
 }
 
 /// The sending end.
 pub struct SendLink {
-    need: Need,
+    key: ConnectionKey,
     device: u32,
     fifo: Fifo,
     state: SendState,
@@ -89,7 +89,7 @@ pub struct SendLink {
     wanted: u64,
     empties: u64,
     requests: VecDeque<Request>,
-    meter: Meter,
+    recorder: EventRecorder,
 }
 
 enum SendState {
@@ -103,10 +103,10 @@ enum SendState {
 
 impl SendLink {
     /// A link that connects as soon as its receiver says where. `device` is the plugin's.
-    pub fn new(need: Need, device: u32, fifo: Fifo) -> Self {
+    pub fn new(key: ConnectionKey, device: u32, fifo: Fifo) -> Self {
         let state = SendState::Waiting;
         Self {
-            need,
+            key,
             device,
             fifo,
             state,
@@ -116,19 +116,19 @@ impl SendLink {
             wanted: 0,
             empties: 0,
             requests: VecDeque::new(),
-            meter: Meter::default(),
+            recorder: EventRecorder::default(),
         }
     }
 
     /// Which end this is.
-    pub fn need(&self) -> Need {
-        self.need
+    pub fn key(&self) -> ConnectionKey {
+        self.key
     }
 
     /// The next slots belong to an operation that is watched.
     pub fn expect(&mut self, slots: u64, parent: &Arc<Span>) {
         let so_far = (self.posted, self.fifo.depth());
-        self.meter.expect(self.need, slots, self.fifo.slot_bytes(), so_far, parent);
+        self.recorder.expect(self.key, slots, self.fifo.slot_bytes(), so_far, parent);
     }
 
     /// Slots that the plugin has sent.
@@ -155,8 +155,8 @@ impl SendLink {
     pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
         match &mut self.state {
             SendState::Waiting => {
-                let tag = HANDLE_TAG + u64::from(self.need.lane);
-                let Some(bytes) = around.bootstrap.take(self.need.peer, tag) else { return Ok(false) };
+                let tag = HANDLE_TAG + u64::from(self.key.lane);
+                let Some(bytes) = around.bootstrap.take(self.key.peer, tag) else { return Ok(false) };
                 let handle: Handle = bytes.as_slice().try_into().map_err(|_| {
                     let text = format!("a net handle of {} bytes, expected {HANDLE_BYTES}", bytes.len());
                     Error::remote(text)
@@ -167,7 +167,7 @@ impl SendLink {
             SendState::Connecting(connector, told) => {
                 let sender = connector.poll()?;
                 if !*told {
-                    around.tell(self.need, CALLING_TAG)?;
+                    around.tell(self.key, CALLING_TAG)?;
                     *told = true;
                 }
                 let Some(mut sender) = sender else { return Ok(false) };
@@ -177,7 +177,7 @@ impl SendLink {
                 Ok(true)
             }
             SendState::Open(..) => {
-                self.accepted = self.accepted || around.was_told(self.need, ACCEPTED_TAG);
+                self.accepted = self.accepted || around.was_told(self.key, ACCEPTED_TAG);
                 if self.accepted { self.carry(around) } else { Ok(false) }
             }
         }
@@ -185,7 +185,7 @@ impl SendLink {
 
     fn carry(&mut self, around: &Around<'_>) -> Result<bool> {
         let SendState::Open(sender, registration) = &mut self.state else { return Ok(false) };
-        self.meter.look();
+        self.recorder.look();
         let mut moved = false;
         let tail = self.fifo.filled();
         while self.posted < tail && self.empties == 0 {
@@ -194,19 +194,19 @@ impl SendLink {
                 let text = format!("a slot of {room} bytes was filled with {bytes}");
                 return Err(Error::internal(text));
             }
-            let mut segment = self.fifo.slot(self.posted, bytes, *registration, self.need.lane);
-            segment.profile = self.meter.sending(self.posted);
+            let mut segment = self.fifo.slot(self.posted, bytes, *registration, self.key.lane);
+            segment.profile = self.recorder.sending(self.posted);
             let filled = around.trace.borrow_mut().filled();
             // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit below.
             let Some(request) = unsafe { sender.isend(&segment) }? else { break };
             around.trace.borrow_mut().sent(filled);
             self.requests.push_back(request);
-            self.meter.sends(self.posted, bytes);
+            self.recorder.sends(self.posted, bytes);
             self.posted += 1;
             moved = true;
         }
         while self.posted == tail && self.posted + self.empties < self.wanted {
-            let segment = self.fifo.slot(self.posted, 0, *registration, self.need.lane);
+            let segment = self.fifo.slot(self.posted, 0, *registration, self.key.lane);
             // SAFETY: nothing is read: the message is empty.
             let Some(request) = unsafe { sender.isend(&segment) }? else { break };
             self.requests.push_back(request);
@@ -220,7 +220,7 @@ impl SendLink {
             if self.done == self.posted {
                 continue;
             }
-            self.meter.sent(self.done);
+            self.recorder.sent(self.done);
             self.done += 1;
             self.fifo.publish_credit(self.done);
             moved = true;
@@ -241,7 +241,7 @@ impl SendLink {
 
 /// The receiving end.
 pub struct RecvLink {
-    need: Need,
+    key: ConnectionKey,
     fifo: Fifo,
     state: RecvState,
     posted: u64,
@@ -251,7 +251,7 @@ pub struct RecvLink {
     requests: VecDeque<Request>,
     /// A flush of the slot at `done`.
     flush: Option<Request>,
-    meter: Meter,
+    recorder: EventRecorder,
 }
 
 enum RecvState {
@@ -263,17 +263,23 @@ enum RecvState {
 
 impl RecvLink {
     /// Listens, and tells the sender where. May wait for the bootstrap to carry the message.
-    pub fn new(need: Need, device: u32, fifo: Fifo, around: &Around<'_>, wait: &Wait) -> Result<Self> {
+    pub fn new(
+        key: ConnectionKey,
+        device: u32,
+        fifo: Fifo,
+        around: &Around<'_>,
+        wait: &Wait,
+    ) -> Result<Self> {
         let (handle, listener) = around.context.listen(device)?;
-        around.bootstrap.send(need.peer, HANDLE_TAG + u64::from(need.lane), &handle, wait)?;
+        around.bootstrap.send(key.peer, HANDLE_TAG + u64::from(key.lane), &handle, wait)?;
         let state = RecvState::Listening(listener, false);
-        let (requests, meter) = (VecDeque::new(), Meter::default());
-        Ok(Self { need, fifo, state, posted: 0, done: 0, end: None, requests, flush: None, meter })
+        let (requests, recorder) = (VecDeque::new(), EventRecorder::default());
+        Ok(Self { key, fifo, state, posted: 0, done: 0, end: None, requests, flush: None, recorder })
     }
 
     /// Which end this is.
-    pub fn need(&self) -> Need {
-        self.need
+    pub fn key(&self) -> ConnectionKey {
+        self.key
     }
 
     /// Slots that have come.
@@ -299,28 +305,28 @@ impl RecvLink {
     /// The next slots belong to an operation that is watched.
     pub fn expect(&mut self, slots: u64, parent: &Arc<Span>) {
         let so_far = (self.done, self.fifo.depth());
-        self.meter.expect(self.need, slots, self.fifo.slot_bytes(), so_far, parent);
+        self.recorder.expect(self.key, slots, self.fifo.slot_bytes(), so_far, parent);
     }
 
     /// Moves on as far as possible without waiting; says whether anything moved.
     pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
         match &mut self.state {
             RecvState::Listening(listener, called) => {
-                *called = *called || around.was_told(self.need, CALLING_TAG);
+                *called = *called || around.was_told(self.key, CALLING_TAG);
                 if !*called {
                     return Ok(false);
                 }
                 let Some(mut receiver) = listener.accept()? else { return Ok(false) };
                 // SAFETY: the FIFO's memory lives until `close` has deregistered it.
                 let registration = unsafe { receiver.register(&self.fifo.region()) }?;
-                around.tell(self.need, ACCEPTED_TAG)?;
+                around.tell(self.key, ACCEPTED_TAG)?;
                 self.state = RecvState::Open(receiver, registration);
                 Ok(true)
             }
             RecvState::Open(..) => {
-                self.meter.look();
-                if self.meter.is_waiting() {
-                    self.meter.receives(self.done);
+                self.recorder.look();
+                if self.recorder.is_waiting() {
+                    self.recorder.receives(self.done);
                 }
                 // What came goes first; new receives are posted when nothing comes, while enough are in
                 // flight.
@@ -339,7 +345,7 @@ impl RecvLink {
         let before = self.posted;
         let free = (self.fifo.emptied() + self.fifo.depth()).min(self.end.unwrap_or(u64::MAX));
         while self.posted < free {
-            let segment = self.fifo.slot(self.posted, self.fifo.slot_bytes(), *registration, self.need.lane);
+            let segment = self.fifo.slot(self.posted, self.fifo.slot_bytes(), *registration, self.key.lane);
             // SAFETY: the slot lies in the registered FIFO; the device reads it only after the tail was published.
             let Some(request) = unsafe { receiver.irecv(&[segment], false) }? else { break };
             self.requests.push_back(request);
@@ -374,10 +380,10 @@ impl RecvLink {
                     let text = format!("{} bytes arrived for a slot of {}", sizes[0], self.fifo.slot_bytes());
                     return Err(Error::remote(text));
                 }
-                self.meter.received(self.done, sizes[0]);
+                self.recorder.received(self.done, sizes[0]);
                 if around.flush && self.fifo.in_device() {
                     let segment =
-                        self.fifo.slot(self.done, self.fifo.slot_bytes(), *registration, self.need.lane);
+                        self.fifo.slot(self.done, self.fifo.slot_bytes(), *registration, self.key.lane);
                     // SAFETY: the segment is the slot that the finished receive wrote.
                     self.flush = unsafe { receiver.flush(&[segment]) }?;
                     if self.flush.is_some() {
@@ -385,11 +391,11 @@ impl RecvLink {
                     }
                 }
             }
-            self.meter.readable(self.done);
+            self.recorder.readable(self.done);
             self.done += 1;
             self.fifo.publish_tail(self.done);
             around.trace.borrow_mut().came(asked);
-            self.meter.receives(self.done);
+            self.recorder.receives(self.done);
         }
         Ok(self.done > before)
     }

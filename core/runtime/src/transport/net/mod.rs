@@ -10,20 +10,20 @@
 
 mod arena;
 mod coll;
+mod drain;
 mod events;
 mod fifo;
 mod link;
-mod meter;
 mod nic;
-mod parting;
+mod recorder;
 mod stage;
 mod task;
 
 pub use coll::Rail;
 pub use events::report;
 pub use fifo::MOST_SLOTS;
-pub use link::Need;
-pub use meter::Meter;
+pub use link::ConnectionKey;
+pub use recorder::EventRecorder;
 pub use stage::Stage;
 
 use std::cell::RefCell;
@@ -37,7 +37,7 @@ use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
 use rustc_hash::FxHashSet;
 
 use super::control::Control;
-use super::{Wires, bytes_of};
+use super::{ConnectionTable, bytes_of};
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
 use crate::device::Device;
@@ -104,7 +104,7 @@ impl Chosen {
     }
 
     /// What the other ranks must know: megabits per second, longest message, name, and what the network reduces.
-    pub fn card(&self) -> Vec<u8> {
+    pub fn record(&self) -> Vec<u8> {
         let (collnet, reduces) = self.collnet.as_ref().map_or(("", 0), |c| (c.name.as_str(), c.reduces));
         let (mbps, bytes) = (self.nics.mbps(), self.nics.most_bytes());
         format!("{mbps}\n{bytes}\n{}\n{reduces}\n{collnet}", self.name).into_bytes()
@@ -169,7 +169,7 @@ pub struct Net {
     proxy: Arc<Proxy>,
     /// Address of the device's table of connections.
     conns: u64,
-    wiring: Mutex<Wiring>,
+    connections: Mutex<Connections>,
     stage: Option<Arc<Stage>>,
     deadline: Option<Duration>,
     /// How long a message of bring-up may take.
@@ -177,8 +177,8 @@ pub struct Net {
 }
 
 /// What exists so far.
-struct Wiring {
-    needs: FxHashSet<Need>,
+struct Connections {
+    keys: FxHashSet<ConnectionKey>,
     table: Vec<Conn>,
     arena: Arena,
 }
@@ -198,7 +198,7 @@ pub struct Setup<'a> {
     /// The ranks with the same place on all hosts; None where hosts differ in ranks.
     pub rail: Option<Rail>,
     /// The table that the local transport made.
-    pub wires: Wires,
+    pub connections: ConnectionTable,
     /// Bytes of the slots that copy engines use, if they are asked for.
     pub staged: Option<u64>,
     /// Of the communicator.
@@ -208,7 +208,7 @@ pub struct Setup<'a> {
 impl Net {
     /// Starts serving a communicator. No connection exists yet.
     pub fn start(chosen: Chosen, setup: Setup<'_>, settings: &Settings) -> Result<Self> {
-        let Setup { device, bootstrap, control, layout, place, rail, wires, staged, abort } = setup;
+        let Setup { device, bootstrap, control, layout, place, rail, connections, staged, abort } = setup;
         let on_gpu = device.caps().kind != DeviceKind::Host;
         let collnet_reaches = chosen.collnet.as_ref().is_none_or(|c| c.reaches_gpus);
         let in_device = settings.gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
@@ -233,7 +233,8 @@ impl Net {
         }
         let task = Arc::new(NetTask::new(chosen.context, bootstrap, control, in_device, abort));
         proxy.add(task.clone());
-        let wiring = Mutex::new(Wiring { needs: FxHashSet::default(), table: wires.table, arena });
+        let conns = connections.conns;
+        let connections = Connections { keys: FxHashSet::default(), table: connections.table, arena };
         Ok(Self {
             name: chosen.name,
             device,
@@ -243,8 +244,8 @@ impl Net {
             collnet: chosen.collnet.zip(rail),
             task,
             proxy,
-            conns: wires.conns,
-            wiring,
+            conns,
+            connections: Mutex::new(connections),
             stage: stage.map(Arc::new),
             deadline: settings.op_timeout,
             init_timeout: settings.init_timeout,
@@ -255,11 +256,12 @@ impl Net {
     ///
     /// # Errors
     /// Why the network failed. Afterwards the communicator is over on all ranks.
-    pub fn want(&self, needs: &[Need]) -> Result<()> {
-        let mut wiring = crate::comm::lock(&self.wiring)?;
-        for &need in needs {
-            if !wiring.needs.contains(&need) {
-                let wired = self.wire(&mut wiring, need).map_err(|e| e.context(format!("net {}", self.name)));
+    pub fn want(&self, keys: &[ConnectionKey]) -> Result<()> {
+        let mut connections = crate::comm::lock(&self.connections)?;
+        for &key in keys {
+            if !connections.keys.contains(&key) {
+                let wired =
+                    self.wire(&mut connections, key).map_err(|e| e.context(format!("net {}", self.name)));
                 wired.map_err(|error| self.task.give_up(error))?;
             }
         }
@@ -267,39 +269,40 @@ impl Net {
         Ok(())
     }
 
-    fn wire(&self, wiring: &mut Wiring, need: Need) -> Result<()> {
-        if need.peer == self.layout.ranks {
-            return self.wire_network(wiring, need.lane);
+    fn wire(&self, connections: &mut Connections, key: ConnectionKey) -> Result<()> {
+        if key.peer == self.layout.ranks {
+            return self.wire_network(connections, key.lane);
         }
-        let staged = self.stage.as_ref().and_then(|stage| Some((stage, stage.slot_of(need)?)));
+        let staged = self.stage.as_ref().and_then(|stage| Some((stage, stage.slot_of(key)?)));
         let fifo = match staged {
-            Some((stage, slot)) => stage.fifo(self.device.as_ref(), need, slot)?,
+            Some((stage, slot)) => stage.fifo(self.device.as_ref(), key, slot)?,
             None => {
-                let fifo = Fifo::new(wiring.arena.take(self.device.as_ref())?, &self.layout);
-                self.enter(wiring, need.lane, need.peer, |conn| fifo.enter(conn, need.send, &self.layout))?;
+                let fifo = Fifo::new(connections.arena.take(self.device.as_ref())?, &self.layout);
+                self.enter(connections, key.lane, key.peer, |conn| fifo.enter(conn, key.send, &self.layout))?;
                 fifo
             }
         };
-        let device = self.nics.device(self.place, need.lane);
-        if need.send {
-            self.task.add_send(SendLink::new(need, device, fifo));
+        let device = self.nics.device(self.place, key.lane);
+        if key.send {
+            self.task.add_send(SendLink::new(key, device, fifo));
         } else {
             let wait = Wait::new(self.task.abort_flag(), Some(self.init_timeout));
             let trace = RefCell::default();
-            let link = RecvLink::new(need, device, fifo, &self.task.around(&trace), &wait)?;
+            let link = RecvLink::new(key, device, fifo, &self.task.around(&trace), &wait)?;
             self.task.add_recv(link);
         }
-        wiring.needs.insert(need);
+        connections.keys.insert(key);
         Ok(())
     }
 
     /// Both FIFOs between the device and a network that reduces.
-    fn wire_network(&self, wiring: &mut Wiring, lane: u32) -> Result<()> {
+    fn wire_network(&self, connections: &mut Connections, lane: u32) -> Result<()> {
         let missing = || Error::internal("a program for a network that reduces, and no collnet plugin");
         let (collnet, rail) = self.collnet.as_ref().ok_or_else(missing)?;
-        let mut fifo = || Ok::<_, Error>(Fifo::new(wiring.arena.take(self.device.as_ref())?, &self.layout));
+        let mut fifo =
+            || Ok::<_, Error>(Fifo::new(connections.arena.take(self.device.as_ref())?, &self.layout));
         let (send, recv) = (fifo()?, fifo()?);
-        self.enter(wiring, lane, self.layout.ranks, |conn| {
+        self.enter(connections, lane, self.layout.ranks, |conn| {
             send.enter(conn, true, &self.layout);
             recv.enter(conn, false, &self.layout);
         })?;
@@ -309,16 +312,24 @@ impl Net {
         let link = CollLink::new(lane, collnet, rail.clone(), (send, recv), around.bootstrap, &wait)?;
         self.task.add_coll(link);
         for send in [true, false] {
-            wiring.needs.insert(Need { lane, peer: self.layout.ranks, send });
+            connections.keys.insert(ConnectionKey { lane, peer: self.layout.ranks, send });
         }
         Ok(())
     }
 
     /// Changes an entry of the device's table.
-    fn enter(&self, wiring: &mut Wiring, lane: u32, peer: u32, change: impl FnOnce(&mut Conn)) -> Result<()> {
+    fn enter(
+        &self,
+        connections: &mut Connections,
+        lane: u32,
+        peer: u32,
+        change: impl FnOnce(&mut Conn),
+    ) -> Result<()> {
         let index = (lane * self.layout.columns() + peer) as usize;
-        let conn =
-            wiring.table.get_mut(index).ok_or_else(|| Error::internal("a connection outside the table"))?;
+        let conn = connections
+            .table
+            .get_mut(index)
+            .ok_or_else(|| Error::internal("a connection outside the table"))?;
         change(conn);
         self.device
             .upload(self.conns + (index * size_of::<Conn>()) as u64, bytes_of(std::slice::from_ref(conn)))
@@ -335,8 +346,8 @@ impl Net {
     }
 
     /// The next `slots` slots of a link belong to an operation that is watched.
-    pub fn expect(&self, need: Need, slots: u64, parent: &Arc<Span>) {
-        self.task.expect(need, slots, parent);
+    pub fn expect(&self, key: ConnectionKey, slots: u64, parent: &Arc<Span>) {
+        self.task.expect(key, slots, parent);
     }
 
     /// Something was launched on a GPU; from the first capture on, more may be launched by replays.
@@ -367,7 +378,7 @@ impl Net {
     /// Host and device memory held, in bytes.
     pub fn bytes(&self) -> u64 {
         let staged = self.stage.as_ref().map_or(0, |stage| stage.bytes());
-        self.wiring.lock().map_or(0, |w| w.arena.bytes()) + staged
+        self.connections.lock().map_or(0, |w| w.arena.bytes()) + staged
     }
 
     /// Stops the proxy's work and closes all connections, but frees no memory: a kernel may still be using it.

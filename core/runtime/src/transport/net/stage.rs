@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 
 use super::arena::{Arena, Piece};
 use super::fifo::Fifo;
-use super::link::Need;
+use super::link::ConnectionKey;
 use crate::device::Device;
 use crate::error::Result;
 
@@ -40,30 +40,30 @@ impl Stage {
     }
 
     /// What a link of slot `slot` is called.
-    pub fn need(lanes: u32, peer: u32, send: bool, slot: u32) -> Need {
-        Need { lane: lanes + slot, peer, send }
+    pub fn key(lanes: u32, peer: u32, send: bool, slot: u32) -> ConnectionKey {
+        ConnectionKey { lane: lanes + slot, peer, send }
     }
 
     /// The slot that a link carries; None if it carries a FIFO.
-    pub fn slot_of(&self, need: Need) -> Option<u32> {
-        need.lane.checked_sub(self.lanes)
+    pub fn slot_of(&self, key: ConnectionKey) -> Option<u32> {
+        key.lane.checked_sub(self.lanes)
     }
 
     /// The FIFO of a slot; makes the memory of its direction if need be.
-    pub fn fifo(&self, device: &dyn Device, need: Need, slot: u32) -> Result<Fifo> {
+    pub fn fifo(&self, device: &dyn Device, key: ConnectionKey, slot: u32) -> Result<Fifo> {
         let mut state = self.lock();
-        let key = (need.peer, need.send);
-        let piece = match state.pieces.get(&key) {
+        let direction = (key.peer, key.send);
+        let piece = match state.pieces.get(&direction) {
             Some(piece) => *piece,
             None => {
                 let piece = state.arena.take(device)?;
                 let end = End { words: piece.page_addr, slots: piece.slots, stride: self.slot_bytes };
-                state.pieces.insert(key, piece);
-                Arc::make_mut(&mut state.ends).add(need.peer, need.send, end);
+                state.pieces.insert(direction, piece);
+                Arc::make_mut(&mut state.ends).add(key.peer, key.send, end);
                 piece
             }
         };
-        Ok(Fifo::of_words(piece, slot, self.slot_bytes, need.send))
+        Ok(Fifo::of_words(piece, slot, self.slot_bytes, key.send))
     }
 
     /// The directions that have slots.
@@ -103,12 +103,12 @@ mod tests {
         let stage = Stage::new(&device, 8192, 24).unwrap();
         // SAFETY: words of pages that live as long as the stage.
         let word = |addr: u64| unsafe { &*(addr as *const AtomicU32) }.load(Ordering::Acquire);
-        assert_eq!(stage.slot_of(Need { lane: 23, peer: 1, send: true }), None);
+        assert_eq!(stage.slot_of(ConnectionKey { lane: 23, peer: 1, send: true }), None);
         for (peer, send) in [(1, true), (1, false), (2, true)] {
             for slot in 0..DEPTH {
-                let need = Stage::need(24, peer, send, slot);
-                assert_eq!(stage.slot_of(need), Some(slot));
-                let fifo = stage.fifo(&device, need, slot).unwrap();
+                let key = Stage::key(24, peer, send, slot);
+                assert_eq!(stage.slot_of(key), Some(slot));
+                let fifo = stage.fifo(&device, key, slot).unwrap();
                 let end = *stage.ends().end(peer, send).unwrap();
                 // On the CPU both see the same addresses.
                 assert_eq!((fifo.slot_address(0), fifo.slot_bytes()), (end.data(slot), 8192));

@@ -9,8 +9,8 @@ use hawser_plugin::net::NetContext;
 use rustc_hash::FxHashSet;
 
 use super::coll::CollLink;
-use super::link::{Around, Need, RecvLink, SendLink};
-use super::parting::{self, Parting};
+use super::drain::{self, Drain};
+use super::link::{Around, ConnectionKey, RecvLink, SendLink};
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
 use crate::error::{Error, ErrorKind, Result};
@@ -57,18 +57,18 @@ struct Links {
     recvs: Vec<RecvLink>,
     colls: Vec<CollLink>,
     lost: Vec<Lost>,
-    parting: Parting,
+    drain: Drain,
     trace: RefCell<Trace>,
 }
 
 impl Links {
     /// What a rank told when it left, or when this rank does.
     fn part(&mut self, peer: u32, text: &[u8]) {
-        for (need, slots) in parting::told(peer, text) {
-            if let Some(link) = self.sends.iter_mut().find(|link| link.need() == need) {
+        for (key, slots) in drain::told(peer, text) {
+            if let Some(link) = self.sends.iter_mut().find(|link| link.key() == key) {
                 link.fill(slots);
             }
-            if let Some(link) = self.recvs.iter_mut().find(|link| link.need() == need) {
+            if let Some(link) = self.recvs.iter_mut().find(|link| link.key() == key) {
                 link.end_at(slots);
             }
         }
@@ -76,16 +76,16 @@ impl Links {
 
     /// Whether these ranks need this rank no more, and it has no receive in flight from those that know of its end.
     fn are_content(&self, told: &[u32]) -> bool {
-        let knows = |peer: u32| told.contains(&peer) || self.parting.has_parted(peer);
-        told.iter().all(|peer| self.parting.is_content(*peer))
-            && self.sends.iter().all(|link| link.has_filled() || !knows(link.need().peer))
-            && self.recvs.iter().all(|link| link.is_idle() || !knows(link.need().peer))
+        let knows = |peer: u32| told.contains(&peer) || self.drain.has_parted(peer);
+        told.iter().all(|peer| self.drain.is_content(*peer))
+            && self.sends.iter().all(|link| link.has_filled() || !knows(link.key().peer))
+            && self.recvs.iter().all(|link| link.is_idle() || !knows(link.key().peer))
     }
 }
 
 /// A connection that failed.
 struct Lost {
-    need: Need,
+    key: ConnectionKey,
     error: Error,
     since: Instant,
     /// Slots that had come.
@@ -163,12 +163,12 @@ impl NetTask {
     }
 
     /// The next `slots` slots of a link belong to an operation that is watched.
-    pub fn expect(&self, need: Need, slots: u64, parent: &Arc<Span>) {
+    pub fn expect(&self, key: ConnectionKey, slots: u64, parent: &Arc<Span>) {
         let mut links = self.lock();
-        if let Some(link) = links.sends.iter_mut().find(|l| l.need() == need) {
+        if let Some(link) = links.sends.iter_mut().find(|l| l.key() == key) {
             link.expect(slots, parent);
         }
-        if let Some(link) = links.recvs.iter_mut().find(|l| l.need() == need) {
+        if let Some(link) = links.recvs.iter_mut().find(|l| l.key() == key) {
             link.expect(slots, parent);
         }
     }
@@ -220,17 +220,17 @@ impl NetTask {
     /// What to tell whom at this rank's end.
     fn farewells(&self) -> Vec<(u32, Vec<u8>)> {
         let mut links = self.lock();
-        let Links { sends, recvs, colls, parting, .. } = &mut *links;
-        parting.is_leaving = true;
+        let Links { sends, recvs, colls, drain, .. } = &mut *links;
+        drain.is_leaving = true;
         recvs.iter_mut().for_each(|link| link.end_at(link.come()));
-        let ends = sends.iter().map(SendLink::need).chain(recvs.iter().map(RecvLink::need));
+        let ends = sends.iter().map(SendLink::key).chain(recvs.iter().map(RecvLink::key));
         let rails = colls.iter().flat_map(|l| l.ranks().to_vec());
-        let peers: FxHashSet<u32> = ends.map(|need| need.peer).chain(rails).collect();
-        let stay = |peer: &u32| *peer != self.bootstrap.rank() && !parting.has_parted(*peer);
+        let peers: FxHashSet<u32> = ends.map(|key| key.peer).chain(rails).collect();
+        let stay = |peer: &u32| *peer != self.bootstrap.rank() && !drain.has_parted(*peer);
         let farewell = |peer: u32| {
-            let sent = sends.iter().map(|link| (link.need(), link.sent()));
-            let posted = recvs.iter().map(|link| (link.need(), link.posted()));
-            (peer, parting::tell(sent.chain(posted).filter(|(need, _)| need.peer == peer)))
+            let sent = sends.iter().map(|link| (link.key(), link.sent()));
+            let posted = recvs.iter().map(|link| (link.key(), link.posted()));
+            (peer, drain::tell(sent.chain(posted).filter(|(key, _)| key.peer == peer)))
         };
         peers.into_iter().filter(stay).map(farewell).collect()
     }
@@ -250,18 +250,18 @@ impl NetTask {
         let Links { sends, recvs, colls, trace, .. } = links;
         let around = self.around(trace);
         let (mut moved, mut lost) = (false, Vec::new());
-        let mut keep = |need: Need, come: u64, outcome: Result<bool>| match outcome {
+        let mut keep = |key: ConnectionKey, come: u64, outcome: Result<bool>| match outcome {
             Ok(has_moved) => {
                 moved |= has_moved;
                 true
             }
             Err(error) => {
-                lost.push(Lost { need, error, since: Instant::now(), come });
+                lost.push(Lost { key, error, since: Instant::now(), come });
                 false
             }
         };
         sends.retain_mut(|link| {
-            let kept = keep(link.need(), 0, link.sweep(&around));
+            let kept = keep(link.key(), 0, link.sweep(&around));
             if !kept {
                 link.close();
             }
@@ -269,14 +269,14 @@ impl NetTask {
         });
         recvs.retain_mut(|link| {
             let outcome = link.sweep(&around);
-            let kept = keep(link.need(), link.come(), outcome);
+            let kept = keep(link.key(), link.come(), outcome);
             if !kept {
                 link.close();
             }
             kept
         });
         colls.retain_mut(|link| {
-            let kept = keep(link.need(), 0, link.sweep(&around));
+            let kept = keep(link.key(), 0, link.sweep(&around));
             if !kept {
                 link.close();
             }
@@ -289,15 +289,15 @@ impl NetTask {
     /// Looks at what other ranks say.
     fn listen(&self, links: &mut Links) {
         while let Some((peer, text)) = self.bootstrap.take_any(GOODBYE_TAG) {
-            links.parting.hear(peer, &text);
+            links.drain.hear(peer, &text);
             links.part(peer, &text);
         }
         while let Some((peer, text)) = self.bootstrap.take_any(THANKS_TAG) {
-            links.parting.thank(peer);
+            links.drain.thank(peer);
             links.part(peer, &text);
         }
         if let Some((peer, text)) = self.bootstrap.take_any(FAULT_TAG) {
-            match links.lost.iter().find(|lost| lost.need.peer == peer && lost.is_cause()) {
+            match links.lost.iter().find(|lost| lost.key.peer == peer && lost.is_cause()) {
                 // What the peer saw is that this rank's connection to it failed: the cause is here.
                 Some(lost) => self.fail(self.failure(lost)),
                 None => {
@@ -311,13 +311,13 @@ impl NetTask {
 
     /// A lost connection is a failure unless its peer went in peace, and all that it sent has come.
     fn judge(&self, links: &mut Links) {
-        let parting = &links.parting;
-        let is_short = |lost: &Lost| parting.is_short(lost.need, lost.come);
+        let drain = &links.drain;
+        let is_short = |lost: &Lost| drain.is_short(lost.key, lost.come);
         links.lost.retain(|lost| {
-            let is_done = parting.is_leaving && parting.is_content(lost.need.peer);
-            let peaceful = (is_done || parting.has_parted(lost.need.peer)) && !is_short(lost);
+            let is_done = drain.is_leaving && drain.is_content(lost.key.peer);
+            let peaceful = (is_done || drain.has_parted(lost.key.peer)) && !is_short(lost);
             if peaceful {
-                log::info(Subsys::Net, || format!("rank {} has closed its connections", lost.need.peer));
+                log::info(Subsys::Net, || format!("rank {} has closed its connections", lost.key.peer));
             }
             !peaceful
         });
@@ -331,22 +331,22 @@ impl NetTask {
     /// The communicator's error after the loss of a connection.
     fn failure(&self, lost: &Lost) -> Error {
         let rank = self.bootstrap.rank();
-        let verb = if lost.need.send { "sending to" } else { "receiving from" };
-        let text = format!("rank {rank} failed {verb} rank {}: {}", lost.need.peer, lost.error.text);
+        let verb = if lost.key.send { "sending to" } else { "receiving from" };
+        let text = format!("rank {rank} failed {verb} rank {}: {}", lost.key.peer, lost.error.text);
         Error::new(lost.error.kind, text)
     }
 
     /// Tells ranks that leave when all that they sent has come.
     fn thank(&self, links: &mut Links) {
-        let Links { recvs, lost, parting, .. } = links;
-        let come = |need: Need| {
-            let open = recvs.iter().find(|link| link.need() == need).map(RecvLink::come);
-            let lost = || lost.iter().find(|lost| lost.need == need).map(|lost| lost.come);
+        let Links { recvs, lost, drain, .. } = links;
+        let come = |key: ConnectionKey| {
+            let open = recvs.iter().find(|link| link.key() == key).map(RecvLink::come);
+            let lost = || lost.iter().find(|lost| lost.key == key).map(|lost| lost.come);
             open.or_else(lost).unwrap_or(u64::MAX)
         };
-        for peer in parting.complete(come) {
-            let posted = recvs.iter().filter(|link| link.need().peer == peer);
-            let text = parting::tell(posted.map(|link| (link.need(), link.posted())));
+        for peer in drain.complete(come) {
+            let posted = recvs.iter().filter(|link| link.key().peer == peer);
+            let text = drain::tell(posted.map(|link| (link.key(), link.posted())));
             // One that did not stay does not mind.
             let _ = self.bootstrap.send(peer, THANKS_TAG, &text, &Wait::new(self.abort_flag(), Some(TELL)));
         }
@@ -421,7 +421,7 @@ impl Task for NetTask {
         // Whoever holds them is sweeping, or adds a link and wakes the proxy.
         let Ok(mut links) = self.links.try_lock() else { return false };
         let moved = self.carry(&mut links);
-        if !moved && self.is_time_to_listen() || !links.lost.is_empty() || links.parting.is_going_on() {
+        if !moved && self.is_time_to_listen() || !links.lost.is_empty() || links.drain.is_going_on() {
             self.listen(&mut links);
             self.judge(&mut links);
             self.thank(&mut links);

@@ -1,0 +1,238 @@
+//! Bring-up of a communicator: named steps, each with a deadline.
+
+pub mod negotiate;
+pub mod peer_info;
+
+use std::sync::{Arc, Mutex};
+
+use hawser_plan::dma::{Bases, far};
+use hawser_plan::layout::HeapLayout;
+use hawser_plan::topology::DeviceKind;
+
+use self::negotiate::{Decided, decide};
+use super::Config;
+use super::op_timing::OpTimings;
+use super::profiling::Profiling;
+use super::sm_free::{self, SmFree};
+use super::state::{Choices, CommState, warm_up};
+use super::stream_order::Order;
+use super::tuner_bridge::config as tuner_config;
+use crate::bootstrap::{self, Bootstrap, UniqueId};
+use crate::device::{self, Device};
+use crate::dma::{Dma, Rendezvous};
+use crate::env;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::{self, Subsys};
+use crate::rules_update::{Epoch, Participant, Place, ServedParticipant, Staged};
+use crate::transport::net::{Net, Rail, Setup};
+use crate::transport::{PeerMemory, Peers};
+use crate::wait::{AbortFlag, Wait};
+
+/// How a rank meets the others.
+pub enum Joining {
+    /// By unique ids.
+    Ids {
+        /// One id, or several for `ncclCommInitRankScalable`.
+        ids: Vec<UniqueId>,
+        /// Number of ranks.
+        nranks: u32,
+    },
+    /// Through the control connections of a parent communicator.
+    Child {
+        /// The child's control connections, already up.
+        bootstrap: Box<Bootstrap>,
+    },
+}
+
+/// Brings a communicator up. Collective over its ranks.
+pub fn bring_up(
+    joining: Joining,
+    rank: u32,
+    ordinal: u32,
+    config: &Config,
+    abort: &AbortFlag,
+) -> Result<Arc<CommState>> {
+    let settings = env::settings();
+    settings.check()?;
+    log::version_once();
+    log::set_device(ordinal);
+    let step = |name: &str| {
+        log::info(Subsys::Init, || format!("rank {rank}: {name}"));
+        Wait::new(abort.clone(), Some(settings.init_timeout))
+    };
+    log::info(Subsys::Init, || format!("rank {rank}: bootstrap"));
+    let bootstrap = meet(joining, rank, &Wait::new(abort.clone(), Some(settings.join_timeout)))?;
+    let device = device::open(ordinal)?;
+    let mut decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
+    let profiling = Profiling::open(decided.comm_id, config.name.as_deref(), &decided.topology, rank);
+    let own = Own { rank, device, config, abort, step: &step };
+    let paths = own.connect(&mut decided)?;
+    let state = own.assemble(decided, paths, profiling)?;
+    make_ready(&state, &step("ready"))?;
+    Ok(Arc::new(state))
+}
+
+/// What a rank brings along.
+struct Own<'a> {
+    rank: u32,
+    device: Arc<dyn Device>,
+    config: &'a Config,
+    abort: &'a AbortFlag,
+    /// Starts the clock of a named step.
+    step: &'a dyn Fn(&str) -> Wait,
+}
+
+/// The ways to the other ranks.
+struct Paths {
+    layout: HeapLayout,
+    peer_memory: PeerMemory,
+    net: Option<Net>,
+    dma: Option<Dma>,
+}
+
+impl Own<'_> {
+    /// Opens the ways: memory within the host, the network, copy engines.
+    fn connect(&self, decided: &mut Decided) -> Result<Paths> {
+        let (settings, rank) = (env::settings(), self.rank);
+        let chosen = decided.chosen.take();
+        let Decided { bootstrap, topology, plan_config, processes, heap: kind, .. } = &*decided;
+        let (places, layout) = (&topology.places().0[..], HeapLayout::of(topology, plan_config));
+        let hosts: Vec<u32> = topology.ranks.iter().map(|r| r.host).collect();
+        let hosts = &hosts[..];
+        let deadline_ns = settings.op_timeout.map_or(0, |t| t.as_nanos() as u64);
+        let peers = Peers { rank, processes, hosts, places, kind: *kind, deadline_ns };
+        let device = self.device.as_ref();
+        let peer_memory = PeerMemory::connect(device, bootstrap, &peers, &layout, &(self.step)("transport"))?;
+        let net = chosen.map(|chosen| {
+            let setup = Setup {
+                device: self.device.clone(),
+                bootstrap: bootstrap.clone(),
+                control: peer_memory.control.clone(),
+                layout: &layout,
+                place: places[rank as usize],
+                rail: rail(hosts, places, rank),
+                connections: peer_memory.connections(),
+                abort: self.abort,
+                staged: layout.staging.map(|_| far::slot_bytes(topology, plan_config)),
+            };
+            Net::start(chosen, setup, settings)
+        });
+        let net = net.transpose()?;
+        let copies = |bases: &Bases| {
+            let wait = (self.step)("direct copies");
+            let rendezvous = Rendezvous::connect(device, bootstrap, &peers, self.abort, &wait)?;
+            let stage = net.as_ref().and_then(Net::stage).cloned();
+            let is_host = device.caps().kind == DeviceKind::Host;
+            Dma::new(bases.clone(), (rendezvous, stage), &self.device, &peer_memory.control, is_host)
+        };
+        let dma = peer_memory.staging().map(copies).transpose()?;
+        Ok(Paths { layout, peer_memory, net, dma })
+    }
+
+    /// The communicator of what was decided and connected.
+    fn assemble(self, decided: Decided, paths: Paths, profiling: Profiling) -> Result<CommState> {
+        let (settings, config) = (env::settings(), self.config);
+        let Decided { bootstrap, topology, plan_config, comm_id, tuners, known, .. } = decided;
+        let Paths { layout, peer_memory, net, dma } = paths;
+        let name = config.name.clone().unwrap_or_else(|| "world".into());
+        let (epoch, tuners) = (Arc::<Epoch<Staged>>::default(), Arc::new(tuners));
+        let times = OpTimings::new(&self.device, tuners.wants().times);
+        let place = Place {
+            comm_id,
+            name: name.clone(),
+            bootstrap: bootstrap.clone(),
+            control: peer_memory.control.clone(),
+            tuners: tuners.clone(),
+            config: tuner_config(comm_id, &topology, &plan_config, config.name.as_deref()),
+            epoch: epoch.clone(),
+            times: times.clone(),
+            limit: settings.rules_timeout,
+        };
+        let participant = (topology.size() > 1)
+            .then(|| ServedParticipant::new(Participant::new(place, known)))
+            .transpose()?;
+        let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
+        Ok(CommState {
+            rank: self.rank,
+            topology,
+            plan_config,
+            layout,
+            name,
+            comm_id,
+            epoch,
+            participant,
+            profiling: Arc::new(profiling),
+            bootstrap,
+            net,
+            device: self.device,
+            order: Order::new(peer_memory.done(), mixes_graphs),
+            peer_memory,
+            abort: self.abort.clone(),
+            programs: Default::default(),
+            choices: Mutex::new(Choices::new(tuners)),
+            scratch: Default::default(),
+            next_batch: Default::default(),
+            batches: Default::default(),
+            broken: Default::default(),
+            dma,
+            sm_free: SmFree::new(settings.sm_free_verbose),
+            windows: Default::default(),
+            times,
+            remains: Default::default(),
+        })
+    }
+}
+
+/// The last step: nothing is left to load, and all ranks are there.
+fn make_ready(state: &CommState, wait: &Wait) -> Result<()> {
+    if state.device.caps().kind != DeviceKind::Host {
+        warm_up(state)?;
+    }
+    state.device.pool().fill()?;
+    state.bootstrap.barrier(wait)?;
+    log::info(Subsys::Init, || announcement(state));
+    if state.plan_config.pass_sm > 0 || state.plan_config.copy_engines {
+        log::info(Subsys::Init, || sm_free::announcement(state));
+    }
+    Ok(())
+}
+
+/// The control connections to the other ranks.
+fn meet(joining: Joining, rank: u32, wait: &Wait) -> Result<Bootstrap> {
+    match joining {
+        Joining::Ids { ids, nranks } => {
+            let joined = Bootstrap::join(&ids, rank, nranks, &env::bootstrap_settings(), wait);
+            joined.inspect_err(|error| release_root(error, &ids))
+        }
+        Joining::Child { bootstrap } => Ok(*bootstrap),
+    }
+}
+
+/// The ranks with this rank's place on every host, where every host has one.
+fn rail(hosts: &[u32], places: &[u32], rank: u32) -> Option<Rail> {
+    let place = places[rank as usize];
+    let of_place = (0..).zip(places).filter(|(_, p)| **p == place);
+    let mut ranks: Vec<u32> = of_place.map(|(rank, _)| rank).collect();
+    ranks.sort_by_key(|rank| hosts[*rank as usize]);
+    let own = ranks.iter().position(|r| *r == rank)?;
+    let host_count = hosts.iter().max().map_or(0, |h| h + 1);
+    (ranks.len() as u32 == host_count).then_some(Rail { ranks, own })
+}
+
+fn announcement(state: &CommState) -> String {
+    let (size, link, device) = (state.topology.size(), state.topology.link, &state.device.caps().name);
+    let (lanes, memory) = (state.layout.lanes, state.memory_bytes() >> 10);
+    format!(
+        "{} rank {} of {size} up on {device}: {link:?}, {lanes} lanes, {memory} KiB",
+        state.name, state.rank
+    )
+}
+
+/// A rank that was aborted may not have reached its root, which would wait for it as long as this process lives.
+fn release_root(error: &Error, ids: &[UniqueId]) {
+    if error.kind == ErrorKind::Aborted {
+        for id in ids {
+            bootstrap::stop_root(id);
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! What all ranks of a communicator decide together at bring-up: who is where, which net joins the hosts, what the tuners
+//! are, and the planner's settings. Every decision follows from records that all ranks exchange, so all decide alike.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hawser_plan::config::NET_SLOT_BYTES;
+use hawser_plan::device_plan::MAX_BLOCKS;
+use hawser_plan::layout::HeapLayout;
+use hawser_plan::msccl;
+use hawser_plan::topology::DeviceKind;
+use hawser_plan::{PlanConfig, Topology, direct, exchange};
+use hawser_plugin::net::NetConfig;
+
+use super::Config;
+use super::peer_info::{self, Agreement, PeerInfo, agree};
+use crate::bootstrap::Bootstrap;
+use crate::comm::link_constants;
+use crate::comm::programs;
+use crate::comm::tuners::{self, Tuners};
+use crate::device::{self, Device, HeapKind, size_text};
+use crate::env::{self, Settings};
+use crate::error::{Error, Result};
+use crate::log;
+use crate::plugins;
+use crate::pool::GRANULARITY;
+use crate::rules_update::Known;
+use crate::transport::net::{self, Chosen};
+use crate::wait::Wait;
+
+/// Device memory that the FIFOs of one communicator may take, in bytes per rank.
+const HEAP_BUDGET: u64 = 71 << 20;
+/// The same where copy engines move what is large: they have staging.
+const SM_FREE_HEAP_BUDGET: u64 = 31 << 20;
+/// The same where slots cross a network: eight lanes for eight ranks of a host, and as many for messages.
+const NET_HEAP_BUDGET: u64 = 193 << 20;
+
+/// Programs have up to this many channels, each on a lane of its own.
+const MIN_LANES: u32 = 8;
+
+/// What was decided.
+pub struct Decided {
+    /// Control connections to the other ranks.
+    pub bootstrap: Arc<Bootstrap>,
+    /// Who is where.
+    pub topology: Topology,
+    /// Settings of the planner.
+    pub plan_config: PlanConfig,
+    /// Process of each rank.
+    pub processes: Vec<u64>,
+    /// Where heaps lie.
+    pub heap: HeapKind,
+    /// Names the communicator, equal on all ranks.
+    pub comm_id: u64,
+    /// Tuner plugins, the same on all ranks.
+    pub tuners: Tuners,
+    /// What they have of the files that are watched.
+    pub known: Known,
+    /// The net that joins the hosts, if there are several.
+    pub chosen: Option<Chosen>,
+}
+
+/// Decides with all other ranks. `step` starts the clock of a named step.
+pub fn decide(
+    bootstrap: Arc<Bootstrap>,
+    device: &dyn Device,
+    config: &Config,
+    step: &dyn Fn(&str) -> Wait,
+) -> Result<Decided> {
+    let settings = env::settings();
+    let caps = device.caps();
+    let mut plan_config = plan_config(caps.kind, settings, config)?;
+    let own = PeerInfo::new(device, settings, &plan_config, config.host.as_deref());
+    let peer_infos = bootstrap.all_gather(&own.encode(), &step("agreement"))?;
+    let peer_infos: Vec<PeerInfo> =
+        peer_infos.iter().enumerate().map(|(r, c)| PeerInfo::decode(c, r)).collect::<Result<_>>()?;
+    let room = peer_info::room(&peer_infos);
+    limit_ctas(&mut plan_config, &peer_infos);
+    let Agreement { mut topology, processes, heap, comm_id } = agree(&peer_infos, settings.multi_rank_gpu)?;
+    let chosen = match topology.hosts() {
+        1 => None,
+        _ => {
+            let mut net_config = NetConfig::new(comm_id, plugins::log());
+            net_config.traffic_class = config.traffic_class;
+            net_config.profiler = Some(net::report);
+            Some(choose_net(
+                &net_config,
+                config.net.as_deref(),
+                device,
+                &bootstrap,
+                &mut topology,
+                &mut plan_config,
+                &step("net"),
+            )?)
+        }
+    };
+    let offers = link_constants::offer(bootstrap.rank(), settings, &caps.name, &topology);
+    let direct = settings.direct
+        && direct::is_wanted(&topology, &plan_config, &processes)
+        && reaches_all(device, &topology)?;
+    let records = bootstrap.all_gather(&pair(&offers, &[u8::from(direct)]), &step("links"))?;
+    let (offers, direct): (Vec<_>, Vec<_>) = records.iter().map(|record| unpair(record)).unzip();
+    link_constants::take(&offers[0], &mut topology)?;
+    topology.direct = direct.iter().all(|said| said[..] == [1]);
+    let programs = programs::load(settings, topology.size());
+    programs.take(&mut plan_config, if topology.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    let known = Known::now(settings);
+    let tuners = Tuners::open(comm_id, &topology, &plan_config, config.name.as_deref());
+    // What programs and tuners need to have in common goes round together.
+    let peer_infos =
+        bootstrap.all_gather(&pair(&tuners.peer_info(), &programs.peer_info()), &step("tuners"))?;
+    let (tuner_cards, program_cards): (Vec<_>, Vec<_>) =
+        peer_infos.iter().map(|peer_info| unpair(peer_info)).unzip();
+    tuners::check(&tuner_cards)?;
+    programs::check(&program_cards)?;
+    // Rules that count are equal on all ranks by now.
+    plan_config.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
+    fit(&mut plan_config, topology.size(), topology.places().1, programs.lanes());
+    fit_room(&mut plan_config, &topology, room, programs.lanes())?;
+    Ok(Decided { bootstrap, topology, plan_config, processes, heap, comm_id, tuners, known, chosen })
+}
+
+/// The topology and the settings of a communicator whose ranks have these devices of this process, without making one.
+///
+/// # Errors
+/// A device cannot be opened, or settings are wrong.
+pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
+    let settings = env::settings();
+    let devices = ordinals.iter().map(|&ordinal| device::open(ordinal)).collect::<Result<Vec<_>>>()?;
+    let Some(first) = devices.first() else { return Err(Error::invalid_argument("no devices")) };
+    let caps = first.caps();
+    let mut plan_config = plan_config(caps.kind, settings, &Config::default())?;
+    let peer_info = |device: &Arc<dyn Device>| PeerInfo::new(&**device, settings, &plan_config, None);
+    let peer_infos: Vec<PeerInfo> = devices.iter().map(peer_info).collect();
+    let Agreement { mut topology, processes, .. } = agree(&peer_infos, settings.multi_rank_gpu)?;
+    limit_ctas(&mut plan_config, &peer_infos);
+    link_constants::take(&link_constants::offer(0, settings, &caps.name, &topology), &mut topology)?;
+    topology.direct = settings.direct && direct::is_wanted(&topology, &plan_config, &processes);
+    for device in &devices {
+        topology.direct = topology.direct && reaches_all(device.as_ref(), &topology)?;
+    }
+    finish(&mut plan_config, &topology, settings)?;
+    Ok((topology, plan_config))
+}
+
+/// The settings that ranks of `topology` would have, on devices that need not be here.
+///
+/// # Errors
+/// Settings are wrong.
+pub fn knobs_of(topology: &Topology) -> Result<PlanConfig> {
+    let settings = env::settings();
+    let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
+    finish(&mut plan_config, topology, settings)?;
+    Ok(plan_config)
+}
+
+/// What is left to settle for a topology that is only thought of.
+fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings) -> Result<()> {
+    let far = topology.hosts() > 1;
+    if far {
+        knobs_for_network(plan_config, settings);
+    }
+    let programs = programs::load(settings, topology.size());
+    programs::check(&[programs.peer_info()])?;
+    programs.take(plan_config, if far { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    fit(plan_config, topology.size(), topology.places().1, programs.lanes());
+    Ok(())
+}
+
+/// Whether this rank's device and those of all ranks, in this process, use each other's memory from now on.
+fn reaches_all(device: &dyn Device, topology: &Topology) -> Result<bool> {
+    let ids: Vec<&str> = topology.ranks.iter().map(|rank| rank.device.as_str()).collect();
+    device.reach_all(&ids)
+}
+
+/// Two records in one.
+fn pair(a: &[u8], b: &[u8]) -> Vec<u8> {
+    [&(a.len() as u64).to_le_bytes(), a, b].concat()
+}
+
+/// Inverse of [`pair`]; a record that is too short gives empty ones, which no rank sends.
+fn unpair(record: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let parts = record
+        .split_first_chunk()
+        .and_then(|(length, rest)| rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?));
+    parts.map_or_else(Default::default, |(a, b)| (a.to_vec(), b.to_vec()))
+}
+
+/// Where `hawser measure` leaves its constants for so many ranks of a host on a device of this name.
+pub fn cache_file(device: &str, ranks: u32) -> Option<PathBuf> {
+    link_constants::cache_file(env::settings(), device, ranks)
+}
+
+/// Opens this rank's net and checks that it is everybody's.
+fn choose_net(
+    net_config: &NetConfig,
+    asked: Option<&str>,
+    device: &dyn Device,
+    bootstrap: &Bootstrap,
+    topology: &mut Topology,
+    plan_config: &mut PlanConfig,
+    wait: &Wait,
+) -> Result<Chosen> {
+    let with_collnet = env::settings().collnet && topology.per_host().is_some();
+    let chosen = Chosen::open(net_config, asked, device, with_collnet);
+    // The others wait for this rank's record, also if it has no net.
+    let none = |error: &Error| format!("0\n0\nnone ({})\n0\n", error.text.replace('\n', " ")).into_bytes();
+    let peer_info = chosen.as_ref().map_or_else(none, Chosen::record);
+    let peer_infos = bootstrap.all_gather(&peer_info, wait)?;
+    let mut chosen = chosen?;
+    let agreed = net::agree(&peer_infos)?;
+    (topology.net_mbps, topology.collnet) = (agreed.mbps, agreed.collnet);
+    if agreed.collnet == 0 {
+        chosen.without_collnet();
+    }
+    knobs_for_network(plan_config, env::settings());
+    let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX) & !511;
+    if most < 512 {
+        let text =
+            format!("net {} sends at most {} bytes at once, 512 are needed", chosen.name, agreed.most_bytes);
+        return Err(Error::invalid_usage(text));
+    }
+    plan_config.slot_bytes[2] = plan_config.slot_bytes[2].min(most);
+    plan_config.message_bytes = most.into();
+    Ok(chosen)
+}
+
+/// Only Simple crosses a network, and a slot is one message.
+fn knobs_for_network(plan_config: &mut PlanConfig, settings: &Settings) {
+    let simple = if settings.buffsize.is_some() { plan_config.slot_bytes[2] } else { NET_SLOT_BYTES };
+    plan_config.slot_bytes = [0, 0, simple];
+    plan_config.depth = plan_config.depth.min(net::MOST_SLOTS);
+}
+
+/// Settings of the planner, before anything is known of the other ranks.
+fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Result<PlanConfig> {
+    let mut plan_config = PlanConfig::default();
+    if device == DeviceKind::Host {
+        plan_config.slot_bytes = [0, 0, 32 << 10];
+        plan_config.lanes = MIN_LANES;
+    }
+    if let Some(bytes) = settings.buffsize {
+        let slot = (bytes / u64::from(plan_config.depth)).clamp(512, 4 << 20) & !511;
+        plan_config.slot_bytes[2] = slot as u32;
+    }
+    (plan_config.pass_sm, plan_config.staging_bytes) = (pass_sm(settings, config)?, settings.staging_bytes);
+    if plan_config.pass_sm > 0 && settings.buffsize.is_none() && device != DeviceKind::Host {
+        plan_config.slot_bytes[2] /= 2;
+    }
+    plan_config.reducing_ctas = settings.reducing_ctas.unwrap_or(plan_config.reducing_ctas);
+    plan_config.fuse = settings.fuse;
+    let most = MAX_BLOCKS as u32;
+    plan_config.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, most);
+    plan_config.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, plan_config.max_ctas);
+    if let Some(text) = &settings.algo {
+        let masks = PlanConfig::parse_algo_with(text, &programs::names(settings));
+        plan_config.algorithms = masks.map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
+    }
+    if let Some(text) = &settings.proto {
+        plan_config.protocols =
+            PlanConfig::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
+    } else if plan_config.pass_sm > 0 {
+        // What is large enough for tiles is moved by copy engines.
+        leave_out(&mut plan_config, exchange::tile_bits());
+    }
+    Ok(plan_config)
+}
+
+/// Leaves every rank the CTAs that run at once.
+fn limit_ctas(plan_config: &mut PlanConfig, peer_infos: &[PeerInfo]) {
+    plan_config.max_ctas = plan_config.max_ctas.min(peer_info::most_ctas(peer_infos));
+    plan_config.min_ctas = plan_config.min_ctas.min(plan_config.max_ctas);
+}
+
+/// Lowers lanes, but not below what programs need, then slots, until the heap stays within its budget.
+fn fit(plan_config: &mut PlanConfig, ranks: u32, local: u32, least_lanes: u32) {
+    let budget = match plan_config.pass_sm {
+        _ if local < ranks => NET_HEAP_BUDGET,
+        0 => HEAP_BUDGET,
+        _ => SM_FREE_HEAP_BUDGET,
+    };
+    let is_over = |plan_config: &PlanConfig| HeapLayout::new(ranks, local, plan_config).heap_bytes() > budget;
+    while plan_config.lanes > MIN_LANES.max(least_lanes) && is_over(plan_config) {
+        plan_config.lanes -= 1;
+    }
+    while plan_config.slot_bytes[2] > 4096 && is_over(plan_config) {
+        plan_config.slot_bytes = plan_config.slot_bytes.map(|b| b / 2);
+    }
+}
+
+/// `NCCL_PASS_SM`, or what the communicator's own options ask for, if `NCCL_DMA_ENABLE` lets copy engines move data.
+fn pass_sm(settings: &Settings, config: &Config) -> Result<u8> {
+    match settings.pass_sm.max(settings.no_ctas.unwrap_or(config.sm_free).into()) {
+        level if settings.dma_enable || level == 0 => Ok(level),
+        1 => {
+            log::warn("NCCL_PASS_SM=1 has no effect: NCCL_DMA_ENABLE=0 forbids copy engines");
+            Ok(0)
+        }
+        level => {
+            let text = format!("NCCL_PASS_SM={level} needs copy engines, NCCL_DMA_ENABLE=0 forbids them");
+            Err(Error::invalid_usage(text).remedy("take one of the two back"))
+        }
+    }
+}
+
+/// Lowers staging, lanes, fused kernels and slots until a rank's memory fits what is left under `NCCL_CUMEM_MAX_SIZE` on the poorest rank.
+fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_lanes: u32) -> Result<()> {
+    /// Tables and counters, whose segment may be new.
+    const TABLES: u64 = 2 * GRANULARITY;
+    /// Smaller staging slots are slower than FIFOs with fewer lanes.
+    const USEFUL_SLOT: u64 = 256 << 10;
+    let layout = |plan_config: &PlanConfig| HeapLayout::of(topology, plan_config);
+    let need =
+        |plan_config: &PlanConfig| layout(plan_config).heap_bytes().next_multiple_of(GRANULARITY) + TABLES;
+    while need(plan_config) > room {
+        let halved = |least| layout(plan_config).staging.and_then(|staging| staging.halved(least));
+        if let Some(bytes) = halved(USEFUL_SLOT) {
+            plan_config.staging_bytes = bytes;
+        } else if plan_config.lanes > MIN_LANES.max(least_lanes) {
+            plan_config.lanes -= 1;
+        } else if layout(plan_config).area.is_some() {
+            leave_out(plan_config, exchange::area_bits());
+        } else if plan_config.slot_bytes[2] > 4096 {
+            plan_config.slot_bytes = plan_config.slot_bytes.map(|bytes| bytes / 2);
+        } else if let Some(bytes) = halved(0) {
+            plan_config.staging_bytes = bytes;
+        } else {
+            let text = format!(
+                "a communicator of {} ranks needs {} of device memory at least, NCCL_CUMEM_MAX_SIZE leaves {} on one of them",
+                topology.size(),
+                size_text(need(plan_config)),
+                size_text(room)
+            );
+            return Err(
+                Error::invalid_usage(text).remedy("raise it, or destroy communicators that are not needed")
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Leaves out protocols, by their bits.
+fn leave_out(plan_config: &mut PlanConfig, bits: u8) {
+    plan_config.protocols = plan_config.protocols.map(|mask| Some(mask.unwrap_or(u8::MAX) & !bits));
+}
+
+#[cfg(test)]
+mod tests {
+    use hawser_plan::topology::Link;
+
+    use super::*;
+
+    fn bytes(topology: &Topology, plan_config: &PlanConfig) -> u64 {
+        HeapLayout::of(topology, plan_config).heap_bytes()
+    }
+
+    /// With tables and what the driver rounds up: 200 MiB, and 300 where copy engines move.
+    #[test]
+    fn eight_ranks_take_what_was_promised() {
+        let topology = Topology::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        for (sm_free, least, limit) in [(false, 9, 196), (true, 8, 294)] {
+            let config = Config { sm_free, ..Config::default() };
+            let mut plan_config = plan_config(topology.device, env::settings(), &config).unwrap();
+            fit(&mut plan_config, 8, 8, 0);
+            let found = bytes(&topology, &plan_config);
+            let lanes = plan_config.lanes;
+            assert!(lanes >= least && found <= limit << 20, "{sm_free}: {found}, {lanes} lanes");
+        }
+    }
+
+    #[test]
+    fn memory_fits_what_is_left_or_the_limit_is_named() {
+        let topology = Topology::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        let mut full = PlanConfig { pass_sm: 1, ..PlanConfig::default() };
+        leave_out(&mut full, exchange::tile_bits());
+        fit(&mut full, 8, 8, 0);
+        let unlimited = bytes(&topology, &full);
+        for room in [u64::MAX, 1 << 30, 256 << 20, 128 << 20, 64 << 20, 12 << 20] {
+            let mut plan_config = full.clone();
+            fit_room(&mut plan_config, &topology, room, 0).unwrap();
+            assert!(bytes(&topology, &plan_config) <= room, "{room}");
+            assert_eq!(plan_config == full, room > unlimited + (8 << 20), "{room}");
+        }
+        let error = fit_room(&mut full.clone(), &topology, 1 << 20, 0).unwrap_err();
+        assert!(error.text.contains("NCCL_CUMEM_MAX_SIZE leaves 1 MiB"), "{error}");
+    }
+}

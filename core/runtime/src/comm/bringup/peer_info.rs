@@ -1,0 +1,365 @@
+//! What every rank tells all others at bring-up, and the agreement checks on it.
+
+use std::sync::OnceLock;
+
+use hawser_plan::topology::{DeviceKind, Link, RankInfo};
+use hawser_plan::{PlanConfig, Topology};
+
+use crate::device::{Device, HeapKind};
+use crate::env::Settings;
+use crate::error::{Error, Result};
+
+/// Changes whenever ranks of two builds could not work together.
+const PROTOCOL: u32 = 7;
+
+/// One rank's card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerInfo {
+    protocol: u32,
+    plan_config: u64,
+    /// A random number; rank 0's names the communicator.
+    nonce: u64,
+    /// Equal for ranks of one process only.
+    pub process: u64,
+    /// Bytes that the rank's pool may still give (`NCCL_CUMEM_MAX_SIZE`).
+    room: u64,
+    /// The pool's number in its process.
+    pool: u64,
+    host: String,
+    device: String,
+    peers: Vec<String>,
+    sm: u32,
+    multiprocessors: u32,
+    queues: u32,
+    nvlink: bool,
+    p2p: bool,
+    shm: bool,
+}
+
+impl PeerInfo {
+    /// The card of this rank.
+    pub fn new(
+        device: &dyn Device,
+        settings: &Settings,
+        plan_config: &PlanConfig,
+        host: Option<&str>,
+    ) -> Self {
+        let caps = device.caps();
+        Self {
+            room: device.pool().room(),
+            pool: device.pool().id(),
+            protocol: PROTOCOL,
+            plan_config: plan_config.digest(),
+            nonce: random(),
+            process: process_identity(),
+            host: host_identity(host.or(settings.host_id.as_deref())),
+            device: caps.id.clone(),
+            peers: caps.peers.clone(),
+            sm: match caps.kind {
+                DeviceKind::Host => 0,
+                DeviceKind::Cuda { sm } => sm,
+            },
+            multiprocessors: caps.multiprocessors,
+            queues: caps.queues,
+            nvlink: caps.nvlink,
+            p2p: !settings.p2p_disable && settings.direct_path != Some(false),
+            shm: !settings.shm_disable,
+        }
+    }
+
+    /// Lines of text, one per field.
+    pub fn encode(&self) -> Vec<u8> {
+        let flags = [self.nvlink, self.p2p, self.shm].map(u8::from);
+        let head = format!(
+            "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n",
+            self.protocol,
+            self.plan_config,
+            self.nonce,
+            self.process,
+            self.room,
+            self.pool,
+            self.sm,
+            self.multiprocessors,
+            self.queues,
+            flags.map(|f| f.to_string()).join(" ")
+        );
+        format!("{head}{}\n{}\n{}", self.host, self.device, self.peers.join("\n")).into_bytes()
+    }
+
+    /// Inverse of [`PeerInfo::encode`].
+    pub fn decode(bytes: &[u8], rank: usize) -> Result<Self> {
+        let bad = || {
+            Error::remote(format!(
+                "rank {rank} sent a bring-up record that this version does not understand; use the same build everywhere"
+            ))
+        };
+        let text = std::str::from_utf8(bytes).map_err(|_| bad())?;
+        let mut lines = text.split('\n');
+        let mut next = || lines.next().ok_or_else(bad);
+        let mut number = |_: &str| -> Result<u64> { next()?.parse().map_err(|_| bad()) };
+        let (protocol, plan_config, nonce) = (number("protocol")?, number("settings")?, number("nonce")?);
+        let (process, room, pool, sm) = (number("process")?, number("room")?, number("pool")?, number("sm")?);
+        let (multiprocessors, queues) = (number("multiprocessors")?, number("queues")?);
+        let flags: Vec<bool> = next()?.split(' ').map(|f| f == "1").collect();
+        let [nvlink, p2p, shm] = flags[..] else { return Err(bad()) };
+        let (host, device) = (next()?.to_owned(), next()?.to_owned());
+        let peers = lines.filter(|l| !l.is_empty()).map(str::to_owned).collect();
+        Ok(Self {
+            protocol: protocol as u32,
+            plan_config,
+            nonce,
+            process,
+            room,
+            pool,
+            host,
+            device,
+            peers,
+            sm: sm as u32,
+            multiprocessors: multiprocessors as u32,
+            queues: queues as u32,
+            nvlink,
+            p2p,
+            shm,
+        })
+    }
+}
+
+/// What follows from all cards: the planner's topology, the process of every rank, and where heaps lie.
+pub struct Agreement {
+    /// The topology.
+    pub topology: Topology,
+    /// Process of each rank.
+    pub processes: Vec<u64>,
+    /// Where heaps lie.
+    pub heap: HeapKind,
+    /// A number that names the communicator, equal on all ranks.
+    pub comm_id: u64,
+}
+
+/// Checks that the ranks fit together. The same on every rank, since all see the same cards.
+pub fn agree(peer_infos: &[PeerInfo], multi_rank_gpu: bool) -> Result<Agreement> {
+    for (rank, peer_info) in peer_infos.iter().enumerate() {
+        let first = &peer_infos[0];
+        if peer_info.protocol != first.protocol {
+            return Err(Error::invalid_usage(format!(
+                "rank {rank} runs another build than rank 0 (protocol {} and {})",
+                peer_info.protocol, first.protocol
+            )));
+        }
+        if peer_info.plan_config != first.plan_config {
+            let text = format!(
+                "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, NCCL_PASS_SM, NCCL_PSM_BUFFER_SIZE, the CTA limits and policy, HAWSER_FUSE and HAWSER_SM_FREE_CTAS must be equal on all ranks"
+            );
+            return Err(Error::invalid_usage(text));
+        }
+        if (peer_info.sm == 0) != (first.sm == 0) {
+            return Err(Error::invalid_usage(format!(
+                "rank {rank} and rank 0 differ: one runs on a GPU, the other on the host device; set HAWSER_DEVICE alike"
+            )));
+        }
+    }
+    check_duplicates(peer_infos, multi_rank_gpu)?;
+    let (device, link, heap) = links(peer_infos);
+    // Without memory that they share, ranks of one host are as far from each other as hosts.
+    let together = heap.is_some();
+    let mut hosts: Vec<(&str, usize)> = Vec::new();
+    let mut ranks = Vec::with_capacity(peer_infos.len());
+    for (rank, peer_info) in peer_infos.iter().enumerate() {
+        let name = (peer_info.host.as_str(), if together { 0 } else { rank });
+        let host = hosts.iter().position(|h| *h == name).unwrap_or_else(|| {
+            hosts.push(name);
+            hosts.len() - 1
+        });
+        ranks.push(RankInfo { host: host as u32, device: peer_info.device.clone() });
+    }
+    let processes = peer_infos.iter().map(|c| c.process).collect();
+    let mut topology = Topology::new(ranks, device, link);
+    topology.queues = peer_infos.iter().map(|peer_info| peer_info.queues).min().unwrap_or(0);
+    Ok(Agreement { topology, processes, heap: heap.unwrap_or(HeapKind::Host), comm_id: peer_infos[0].nonce })
+}
+
+/// Bytes that each rank may take: what the poorest has, where ranks share a pool its part.
+pub fn room(peer_infos: &[PeerInfo]) -> u64 {
+    let sharing = |peer_info: &PeerInfo| {
+        peer_infos
+            .iter()
+            .filter(|other| (other.process, other.pool) == (peer_info.process, peer_info.pool))
+            .count() as u64
+    };
+    peer_infos.iter().map(|peer_info| peer_info.room / sharing(peer_info)).min().unwrap_or(u64::MAX)
+}
+
+/// CTAs of every rank that run at once on the weakest device, beside those of other ranks on the same GPU: they wait for
+/// each other.
+pub fn most_ctas(peer_infos: &[PeerInfo]) -> u32 {
+    let sharing = |peer_info: &PeerInfo| match peer_info.sm {
+        0 => 1,
+        _ => peer_infos
+            .iter()
+            .filter(|other| (&other.host, &other.device) == (&peer_info.host, &peer_info.device))
+            .count(),
+    };
+    let each = |peer_info: &PeerInfo| (peer_info.multiprocessors / sharing(peer_info) as u32).max(1);
+    peer_infos.iter().map(each).min().unwrap_or(1)
+}
+
+fn check_duplicates(peer_infos: &[PeerInfo], allowed: bool) -> Result<()> {
+    for (b, second) in peer_infos.iter().enumerate() {
+        let same = |r: &PeerInfo| r.device == second.device && r.host == second.host;
+        if let (Some(a), false) = (peer_infos[..b].iter().position(same), allowed) {
+            let text = format!("ranks {a} and {b} both use device {}: duplicate GPU", second.device);
+            return Err(Error::invalid_usage(text)
+                .remedy(
+                    "give every rank a GPU of its own (cudaSetDevice, CUDA_VISIBLE_DEVICES), or set NCCL_MULTI_RANK_GPU_ENABLE=1",
+                ));
+        }
+    }
+    Ok(())
+}
+
+/// The weakest device, the slowest link between ranks of one host, and where their heaps lie: None if they share no memory.
+fn links(peer_infos: &[PeerInfo]) -> (DeviceKind, Link, Option<HeapKind>) {
+    let sm = peer_infos.iter().map(|c| c.sm).min().unwrap_or(0);
+    let shm = peer_infos.iter().all(|c| c.shm);
+    if sm == 0 {
+        return (DeviceKind::Host, Link::HostMemory, shm.then_some(HeapKind::Host));
+    }
+    let device = DeviceKind::Cuda { sm };
+    let near = |a: &PeerInfo, b: &PeerInfo| a.host == b.host && !std::ptr::eq(a, b);
+    let reaches =
+        |a: &PeerInfo, b: &PeerInfo| !near(a, b) || a.device == b.device || a.peers.contains(&b.device);
+    let all_reach = peer_infos.iter().all(|a| peer_infos.iter().all(|b| reaches(a, b)));
+    if all_reach && peer_infos.iter().all(|c| c.p2p) {
+        let alone = !peer_infos.iter().any(|a| peer_infos.iter().any(|b| near(a, b)));
+        let nvlink = alone || peer_infos.iter().all(|c| c.nvlink);
+        return (device, if nvlink { Link::NvLink } else { Link::Pcie }, Some(HeapKind::Device));
+    }
+    (device, Link::HostMemory, shm.then_some(HeapKind::Host))
+}
+
+/// A number that no other process of the job has. Process ids alone do not do: containers of one host may
+/// count from 1 each.
+fn process_identity() -> u64 {
+    static NONCE: OnceLock<u64> = OnceLock::new();
+    let nonce = *NONCE.get_or_init(random);
+    // A forked child has the parent's nonce but an id of its own.
+    nonce.wrapping_add(u64::from(std::process::id()))
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_le_bytes(bytes),
+        _ => 0,
+    }
+}
+
+/// The name given (`NCCL_HOSTID`), else host name and boot id.
+fn host_identity(given: Option<&str>) -> String {
+    if let Some(name) = given {
+        return name.replace('\n', " ");
+    }
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{} {}", rustix::system::uname().nodename().to_string_lossy(), boot.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer_info(device: &str, peers: &[&str]) -> PeerInfo {
+        PeerInfo {
+            protocol: PROTOCOL,
+            plan_config: 7,
+            nonce: 11,
+            process: 1,
+            room: u64::MAX,
+            pool: 0,
+            host: "h".into(),
+            device: device.into(),
+            peers: peers.iter().map(|p| (*p).to_owned()).collect(),
+            sm: 90,
+            multiprocessors: 132,
+            queues: 8,
+            nvlink: true,
+            p2p: true,
+            shm: true,
+        }
+    }
+
+    #[test]
+    fn cards_survive_the_wire() {
+        let original = peer_info("a", &["b", "c"]);
+        assert_eq!(PeerInfo::decode(&original.encode(), 0).unwrap(), original);
+        assert!(PeerInfo::decode(b"\xff\xfe", 3).unwrap_err().text.contains("rank 3"));
+        assert!(PeerInfo::decode(b"1\n2", 3).is_err());
+    }
+
+    proptest::proptest! {
+        /// What another rank sends is an error at worst.
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, text in "([0-9]{1,22}\n){3,9}[01 ]{0,6}\n.{0,9}\n.{0,9}") {
+            for bytes in [bytes, text.into_bytes()] {
+                if let Ok(peer_info) = PeerInfo::decode(&bytes, 3) {
+                    let _ = agree(&[peer_info.clone(), peer_info], true);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn disagreement_names_the_rank() {
+        let mut other = peer_info("b", &["a"]);
+        other.plan_config = 8;
+        let error = agree(&[peer_info("a", &["b"]), other], false).err().unwrap();
+        assert!(error.text.contains("rank 1") && error.text.contains("NCCL_ALGO"));
+    }
+
+    #[test]
+    fn ranks_of_one_pool_share_what_is_left() {
+        let with = |process, pool, room| PeerInfo { process, pool, room, ..peer_info("a", &[]) };
+        assert_eq!(room(&[with(1, 1, 90), with(1, 1, 90), with(1, 2, 50), with(2, 1, 60)]), 45);
+        assert_eq!(room(&[with(1, 1, 90), with(1, 2, 50), with(2, 1, 40)]), 40);
+        assert!(room(&[with(1, 1, u64::MAX), with(2, 1, u64::MAX)]) == u64::MAX);
+    }
+
+    #[test]
+    fn hosts_are_told_apart_by_name() {
+        let mut far = peer_info("a", &[]);
+        far.host = "elsewhere".into();
+        let agreement = agree(&[peer_info("a", &["b"]), peer_info("b", &["a"]), far], false).unwrap();
+        assert_eq!((agreement.topology.hosts(), agreement.topology.per_host()), (2, None));
+        assert_eq!((agreement.heap, agreement.topology.link), (HeapKind::Device, Link::NvLink));
+        assert!(agreement.topology.is_far(1, 2) && !agreement.topology.is_far(0, 1));
+    }
+
+    #[test]
+    fn two_ranks_on_one_gpu_are_refused_unless_allowed() {
+        let peer_infos = [peer_info("a", &[]), peer_info("a", &[])];
+        let error = agree(&peer_infos, false).err().unwrap();
+        assert_eq!(error.kind, crate::error::ErrorKind::InvalidUsage);
+        assert!(error.text.contains("ranks 0 and 1"));
+        assert!(agree(&peer_infos, true).is_ok());
+    }
+
+    #[test]
+    fn the_weakest_device_limits_ctas() {
+        let on = |device, multiprocessors| PeerInfo { multiprocessors, ..peer_info(device, &[]) };
+        assert_eq!(most_ctas(&[on("a", 132), on("b", 8)]), 8);
+        assert_eq!(most_ctas(&[on("a", 132), on("b", 80), on("a", 132), on("a", 132)]), 44);
+        assert_eq!(most_ctas(&vec![on("a", 132); 200]), 1);
+        assert_eq!(most_ctas(&vec![PeerInfo { sm: 0, ..on("host", 2) }; 3]), 2, "cores are shared as always");
+        let far = PeerInfo { host: "elsewhere".into(), ..on("a", 132) };
+        assert_eq!(most_ctas(&[on("a", 132), far]), 132);
+    }
+
+    #[test]
+    fn links_fall_back_from_nvlink_to_host_memory() {
+        let near = [peer_info("a", &["b"]), peer_info("b", &["a"])];
+        assert_eq!(agree(&near, false).unwrap().topology.link, Link::NvLink);
+        let mut far = [peer_info("a", &[]), peer_info("b", &["a"])];
+        assert_eq!(agree(&far, false).unwrap().heap, HeapKind::Host);
+        far[0].shm = false;
+        assert_eq!(agree(&far, false).unwrap().topology.hosts(), 2);
+    }
+}

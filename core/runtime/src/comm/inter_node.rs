@@ -1,0 +1,50 @@
+//! Which connections over the network a launch needs.
+
+use std::collections::BTreeMap;
+
+use hawser_plan::device_plan::Step;
+use hawser_plan::dma::{self, far};
+use hawser_plan::layout::HeapLayout;
+use hawser_plan::lower::LaunchPlan;
+use hawser_plan::{Protocol, Topology};
+
+use crate::transport::net::{ConnectionKey, Stage};
+
+/// The ends of connections that a plan of rank `rank` uses, and the slots that pass there.
+pub fn ends(
+    plan: &LaunchPlan,
+    steps: &[Step],
+    rank: u32,
+    topology: &Topology,
+    layout: &HeapLayout,
+) -> Vec<(ConnectionKey, u64)> {
+    let blocks = plan.args.blocks[..usize::from(plan.args.n_blocks)].iter();
+    let used = blocks.flat_map(|block| {
+        let tiles = u64::from(plan.args.works[usize::from(block.work)].tiles);
+        let of_block = steps.iter().skip(block.first_step.into()).take(block.n_steps.into());
+        of_block.map(move |step| (u32::from(block.lane), step, u64::from(step.times) * tiles))
+    });
+    let ends = used.flat_map(|(lane, step, slots)| {
+        let end = move |&peer: &u16, send| (ConnectionKey { lane, peer: u32::from(peer), send }, slots);
+        let receives = step.recv[..step.n_recv.into()].iter().map(move |peer| end(peer, false));
+        receives.chain(step.send[..step.n_send.into()].iter().map(move |peer| end(peer, true)))
+    });
+    let ends = ends.filter(|(key, _)| topology.is_far(rank, key.peer));
+    match plan.kernel.protocol {
+        Protocol::Dma => staged(ends, layout.lanes),
+        _ => ends.collect(),
+    }
+}
+
+/// The slots of copy engines that such tiles pass through, each with a connection of its own.
+fn staged(ends: impl Iterator<Item = (ConnectionKey, u64)>, lanes: u32) -> Vec<(ConnectionKey, u64)> {
+    let mut tiles: BTreeMap<(u32, bool), u64> = BTreeMap::new();
+    for (key, slots) in ends {
+        *tiles.entry((key.peer, key.send)).or_default() += slots;
+    }
+    let slots = |((peer, send), tiles): ((u32, bool), u64)| {
+        let end = move |slot| (Stage::key(lanes, peer, send, slot), far::passes(tiles, slot));
+        (0..dma::DEPTH).map(end)
+    };
+    tiles.into_iter().flat_map(slots).filter(|(_, passes)| *passes > 0).collect()
+}

@@ -1,0 +1,119 @@
+//! How a communicator ends: finalize, destroy, abort.
+
+use std::sync::MutexGuard;
+
+use super::{Comm, State, lock};
+use crate::error::{Error, Result};
+use crate::group;
+
+impl Comm {
+    /// Waits for all operations on this rank, in the background if `config.blocking` is false; afterwards only destroy is of use.
+    ///
+    /// # Errors
+    /// What made bring-up or an earlier operation fail; `InvalidArgument` after destroy or abort.
+    pub fn finalize(&self) -> Result<()> {
+        let mut state = self.settle()?;
+        let comm_state = match &mut *state {
+            State::Ready { comm_state, finalized, .. } => {
+                if let Some(error) = comm_state.failure() {
+                    return Err(error);
+                }
+                if *finalized {
+                    let error = Error::invalid_argument("ncclCommFinalize was called before")
+                        .remedy("call it once, then ncclCommDestroy");
+                    return Err(self.name_error(error));
+                }
+                *finalized = true;
+                comm_state.clone()
+            }
+            State::Failed(error) => return Err(error.clone()),
+            State::Starting | State::Ending | State::Gone => return Err(self.gone()),
+        };
+        drop(state);
+        if self.is_blocking() {
+            return comm_state.flush();
+        }
+        let busy = self.busy()?;
+        let flush = move || {
+            if let Err(error) = comm_state.flush() {
+                let _ = comm_state.broken.set(error);
+            }
+            drop((comm_state, busy));
+        };
+        let thread = std::thread::Builder::new().name("hawser-finalize".into()).spawn(flush);
+        thread.map(drop).map_err(|e| Error::system("starting the thread of a finalize", e))
+    }
+
+    /// Frees everything. Waits for bring-up and for this rank's operations.
+    ///
+    /// # Errors
+    /// `InvalidArgument` after destroy or abort; `InvalidUsage` inside the group that creates it.
+    pub fn destroy(&self) -> Result<()> {
+        drop(self.settle()?);
+        self.release();
+        Ok(())
+    }
+
+    /// Ends everything that this communicator waits for, from any thread, and frees it. Returns when nothing in the
+    /// background uses its buffers any more; bring-up may still be unwinding.
+    ///
+    /// # Errors
+    /// `InvalidArgument` after destroy or abort.
+    pub fn abort(&self) -> Result<()> {
+        self.0.abort.raise();
+        let mut state = lock(&self.0.state)?;
+        match &*state {
+            State::Ready { comm_state, .. } => comm_state.peer_memory.control.abort(),
+            State::Starting | State::Failed(_) => {}
+            // A destroy is released: its thread frees what there is.
+            State::Ending => {
+                while matches!(&*state, State::Ending) {
+                    state = self.wait_for_change(state)?;
+                }
+                return Ok(());
+            }
+            State::Gone => return Err(self.gone()),
+        }
+        while matches!(&*state, State::Ready { pending: 1.., .. }) {
+            state = self.wait_for_change(state)?;
+        }
+        drop(state);
+        self.release();
+        Ok(())
+    }
+
+    /// Waits until bring-up is over and nothing runs in the background. Never `Starting` or `Gone`.
+    fn settle(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = lock(&self.0.state)?;
+        loop {
+            match &*state {
+                State::Starting if group::depth() > 0 => {
+                    let text = "bring-up is not over: close the open group of this thread first";
+                    return Err(self.name_error(Error::invalid_usage(text)));
+                }
+                State::Starting | State::Ready { pending: 1.., .. } => {}
+                State::Ready { .. } | State::Failed(_) => return Ok(state),
+                State::Ending | State::Gone => return Err(self.gone()),
+            }
+            state = self.wait_for_change(state)?;
+        }
+    }
+
+    fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+        self.0.changed.wait(state).map_err(|_| Error::internal("a lock is poisoned by an earlier panic"))
+    }
+
+    fn release(&self) {
+        let old = self.0.state.lock().map(|mut state| match &*state {
+            State::Ending | State::Gone => None,
+            _ => Some(std::mem::replace(&mut *state, State::Ending)),
+        });
+        self.0.changed.notify_all();
+        let Ok(Some(old)) = old else { return };
+        drop(old);
+        if let Ok(mut state) = self.0.state.lock() {
+            *state = State::Gone;
+        }
+        self.0.changed.notify_all();
+    }
+}

@@ -1,0 +1,526 @@
+//! What tuner plugins say about a call, what ranks must have in common for that, and why a call runs as it does.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use hawser_plan::choose::{self, Advice, Candidate, Choice, Outcome};
+use hawser_plan::{Call, Collective, PlanConfig, ReduceOp, Topology};
+use hawser_plugin::Tuner;
+use hawser_plugin::learner::Learner;
+use hawser_plugin::tuner::{self, Function, Question, SettingsFile, TunerConfig, TunerContext};
+
+use super::call_attributes::CallAttributes;
+use super::tuner_bridge;
+use crate::env::{self, Explain};
+use crate::error::{Error, Result};
+use crate::log::{self, Subsys};
+use crate::plugins;
+
+/// First lines of what a rank tells the others: its tuners are open, or one of them cannot be.
+const OPEN: &str = "open";
+const FAILED: &str = "failed";
+/// The smallest chunk that is followed, in bytes.
+const LEAST_CHUNK: u64 = 512;
+/// So many calls are remembered as explained.
+const MOST_SHOWN: usize = 4096;
+
+/// The tuners of a communicator, in the order in which they are asked.
+#[derive(Default)]
+pub struct Tuners {
+    open: Vec<Arc<Open>>,
+    /// Why one cannot be used at all: the communicator fails.
+    failed: Option<String>,
+    /// Calls that were explained.
+    shown: Mutex<Vec<Shown>>,
+    wants: Wants,
+}
+
+/// What tuners want to know that has its price.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wants {
+    /// Whether calls are captured into graphs.
+    pub in_graph: bool,
+    /// How long operations take.
+    pub times: bool,
+}
+
+/// A call without its addresses.
+#[derive(PartialEq)]
+struct Shown(Collective, u64, hawser_plan::DataType, ReduceOp, u32, CallAttributes);
+
+struct Open {
+    name: String,
+    /// Opens it again, with other settings.
+    tuner: Option<Arc<dyn Tuner>>,
+    context: Box<dyn TunerContext>,
+    /// It is asked about what NCCL asks no tuner about.
+    wants_every: bool,
+    has_failed: AtomicBool,
+}
+
+/// A choice and what tuners had to do with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    /// The choice.
+    pub choice: Choice,
+    /// What each tuner that has something to say makes of the call, in lines.
+    pub notes: Vec<String>,
+}
+
+/// Candidates, what removed each, predicted times, what decided, and the rules of tuners.
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.choice.why)?;
+        for note in &self.notes {
+            for (at, line) in note.lines().enumerate() {
+                write!(f, "\n  {}{line}", if at == 0 { "" } else { "  " })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Tuners {
+    /// Opens all tuners of the process for a communicator. One that fails is left out; one whose settings are wrong fails the
+    /// communicator, when ranks compare.
+    pub fn open(comm_id: u64, topology: &Topology, plan_config: &PlanConfig, name: Option<&str>) -> Self {
+        let mut tuners = Self::default();
+        for candidate in plugins::tuners() {
+            let tuner = &candidate.plugin;
+            match tuner.open(&tuner_bridge::config(comm_id, topology, plan_config, name)) {
+                Ok(context) => tuners.add(Some(tuner.clone()), tuner.name(), context),
+                Err(error) if error.kind == hawser_plugin::ErrorKind::InvalidUsage => {
+                    tuners.failed.get_or_insert(format!("tuner {}: {error}", tuner.name()));
+                }
+                Err(error) => log::warn(&format!("tuner {} is left out: {error}", tuner.name())),
+            }
+        }
+        tuners
+    }
+
+    /// One tuner, for questions without a communicator.
+    ///
+    /// # Errors
+    /// The tuner's.
+    pub fn of(
+        tuner: &dyn hawser_plugin::Tuner,
+        topology: &Topology,
+        plan_config: &PlanConfig,
+        name: Option<&str>,
+    ) -> Result<Self> {
+        let mut tuners = Self::default();
+        let context = tuner
+            .open(&tuner_bridge::config(0, topology, plan_config, name))
+            .map_err(|e| Error::invalid_usage(e.into_text()))?;
+        tuners.add(None, tuner.name(), context);
+        Ok(tuners)
+    }
+
+    fn add(&mut self, tuner: Option<Arc<dyn Tuner>>, name: &str, context: Box<dyn TunerContext>) {
+        let (name, wants_every) = (name.to_owned(), context.wants_every_collective());
+        let has_failed = AtomicBool::new(false);
+        self.push(Arc::new(Open { name, tuner, context, wants_every, has_failed }));
+    }
+
+    fn push(&mut self, open: Arc<Open>) {
+        self.wants.in_graph |= open.context.wants_in_graph();
+        self.wants.times |= open.context.wants_times();
+        self.open.push(open);
+    }
+
+    /// These tuners with the settings in these files instead of their own, where they take such; and a digest that is equal
+    /// on ranks that then choose alike. Nothing changes here.
+    ///
+    /// # Errors
+    /// What is wrong with the files, or that no tuner takes any.
+    pub fn with_settings(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<(Self, u64)> {
+        let mut tuners = Self::default();
+        let mut taken = false;
+        for open in &self.open {
+            let again = open.tuner.as_ref().map(|tuner| tuner.open_with(config, files));
+            match again {
+                Some(Ok(context)) => {
+                    taken = true;
+                    tuners.add(open.tuner.clone(), &open.name, context);
+                }
+                Some(Err(error)) if error.kind != hawser_plugin::ErrorKind::Unsupported => {
+                    return Err(Error::invalid_usage(format!("tuner {}: {error}", open.name)));
+                }
+                _ => tuners.push(open.clone()),
+            }
+        }
+        if !taken {
+            let all: Vec<&str> = self.open.iter().map(|open| open.name.as_str()).collect();
+            let text = format!("no tuner takes rules here; there are \"{}\"", all.join(", "));
+            return Err(Error::invalid_usage(text));
+        }
+        let digest = hmac_sha256::Hash::hash(&without_sources(&tuners.peer_info()));
+        let first = digest.first_chunk().copied().unwrap_or_default();
+        Ok((tuners, u64::from_le_bytes(first)))
+    }
+
+    /// Where the rules are from, for logs.
+    pub fn sources(&self) -> String {
+        let source = |open: &Arc<Open>| open.context.agreement().map(|agreement| agreement.source);
+        self.open.iter().filter_map(source).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Whether one of them may ask for copy engines where the settings do not.
+    pub fn wants_copy_engines(&self) -> bool {
+        self.open.iter().any(|tuner| tuner.context.wants_copy_engines())
+    }
+
+    /// What they want to know that has its price.
+    #[inline]
+    pub fn wants(&self) -> Wants {
+        self.wants
+    }
+
+    /// The trial that a collective is for.
+    pub fn trial(&self, number: u64) -> Option<u32> {
+        self.open.iter().find_map(|tuner| tuner.context.trial(number))
+    }
+
+    /// The first that learns; it is asked on rank 0.
+    pub fn learner(&self, config: &TunerConfig) -> Option<Box<dyn Learner>> {
+        let of = |open: &Arc<Open>| {
+            let learner = open.tuner.as_ref()?.learner(config);
+            let complain = |error: &_| log::warn(&format!("tuner {} does not learn: {error}", open.name));
+            learner.inspect_err(complain).ok().flatten()
+        };
+        self.open.iter().find_map(of)
+    }
+
+    /// What this rank tells the others: which tuners it has and what their answers depend on.
+    pub fn peer_info(&self) -> Vec<u8> {
+        if let Some(error) = &self.failed {
+            return format!("{FAILED}\n{error}").into_bytes();
+        }
+        let mut text = OPEN.to_owned();
+        for tuner in &self.open {
+            let (digest, source) =
+                tuner.context.agreement().map_or((0, String::new()), |a| (a.digest, a.source));
+            let plain = |text: &str| text.replace(['\n', '\t'], " ");
+            let _ = write!(text, "\n{}\t{digest:016x}\t{}", plain(&tuner.name), plain(&source));
+        }
+        text.into_bytes()
+    }
+
+    /// The choice for a call, by the cost model and what tuners make of it.
+    ///
+    /// # Errors
+    /// Nothing is left to choose from.
+    pub fn choose(
+        &self,
+        call: &Call,
+        attributes: CallAttributes,
+        topology: &Topology,
+        plan_config: &PlanConfig,
+    ) -> Result<Chosen> {
+        let candidates = choose::candidates(call, topology, plan_config)?;
+        let (advice, notes) = self.advise(call, attributes, topology, &candidates);
+        let choice = choose::decide(call, topology, plan_config, candidates, advice.as_ref())?;
+        Ok(Chosen { choice, notes })
+    }
+
+    /// Settings for laying a choice over a call: with the chunk size that the last tuner with an opinion wants.
+    pub fn plan_config<'k>(
+        &self,
+        call: &Call,
+        attributes: CallAttributes,
+        topology: &Topology,
+        choice: &Choice,
+        plan_config: &'k PlanConfig,
+    ) -> Cow<'k, PlanConfig> {
+        let (at, own) = (choice.protocol as usize, (choice.key.algorithm, choice.protocol));
+        let taken = choice.why.candidates.iter().find(|c| (c.algorithm, c.protocol) == own);
+        let (Some(question), Some(taken)) = (tuner_bridge::question(call, attributes, topology), taken)
+        else {
+            return Cow::Borrowed(plan_config);
+        };
+        let Some(&slot) = plan_config.slot_bytes.get(at) else { return Cow::Borrowed(plan_config) };
+        let channels = match taken.outcome {
+            Outcome::Predicted { channels, .. } => channels * choice.instances,
+            Outcome::Filtered(_) => choice.instances,
+        };
+        let ask = |tuner: &Open| {
+            let asked = tuner.context.chunk_bytes(&question, &tuner_bridge::in_their_terms(taken), channels);
+            asked.map_err(|error| tuner.complain(&error)).ok().flatten()
+        };
+        let Some(chunk) = self
+            .open
+            .iter()
+            .filter(|tuner| tuner.is_for(&question))
+            .filter_map(|tuner| ask(tuner))
+            .next_back()
+        else {
+            return Cow::Borrowed(plan_config);
+        };
+        let mut plan_config = plan_config.clone();
+        plan_config.slot_bytes[at] = slot.min(u32::try_from(chunk.max(LEAST_CHUNK)).unwrap_or(slot));
+        Cow::Owned(plan_config)
+    }
+
+    /// Writes why a call runs as it does, if `HAWSER_EXPLAIN` wants that of this rank: once per call that differs.
+    pub fn show(&self, name: &str, rank: u32, (call, attributes): (&Call, CallAttributes), chosen: &Chosen) {
+        let wanted = match env::settings().explain {
+            Explain::No => false,
+            Explain::First => rank == 0,
+            Explain::All => true,
+        };
+        let Some(mut shown) = wanted.then(|| self.shown.lock().ok()).flatten() else { return };
+        if shown.len() >= MOST_SHOWN {
+            shown.clear();
+        }
+        let this = Shown(call.collective, call.count, call.dtype, call.op, call.root, attributes);
+        if !shown.contains(&this) {
+            shown.push(this);
+            log::explain(&format!("communicator {name}, rank {rank}: {chosen}"));
+        }
+    }
+
+    /// What the tuners make of the candidates, if any has an opinion, and what they say about it.
+    ///
+    /// Each tuner sees the times that the one before it left. One that fails is ignored for this call.
+    fn advise(
+        &self,
+        call: &Call,
+        attributes: CallAttributes,
+        topology: &Topology,
+        candidates: &[Candidate],
+    ) -> (Option<Advice>, Vec<String>) {
+        let nobody = (None, Vec::new());
+        if self.open.is_empty() || topology.size() == 1 {
+            return nobody;
+        }
+        let Some((question, mut table)) = tuner_bridge::asked(call, attributes, topology, candidates) else {
+            return nobody;
+        };
+        let (mut sources, mut notes, mut blocks) = (Vec::new(), Vec::new(), None);
+        for tuner in self.open.iter().filter(|tuner| tuner.is_for(&question)) {
+            let before = table.clone();
+            if !tuner.wants_every {
+                // It knows nothing of executors and could take what the settings do not want.
+                table.iter_mut().filter(|c| c.us >= tuner::HELD_US).for_each(|c| c.us = -1.0);
+            }
+            let shown = table.clone();
+            let answer = tuner.context.tune(&question, &mut table);
+            for ((now, shown), before) in table.iter_mut().zip(&shown).zip(&before) {
+                if now.us == shown.us {
+                    now.us = before.us;
+                }
+            }
+            match answer {
+                Ok(answer) => {
+                    let why = tuner.context.why(&question, &before).unwrap_or_default();
+                    if table != before || answer.channels.is_some() {
+                        let first = why.lines().next().map_or_else(String::new, |line| format!(": {line}"));
+                        sources.push(format!("{}{first}", tuner.name));
+                    }
+                    if !why.is_empty() {
+                        notes.push(format!("tuner {}: {why}", tuner.name));
+                    }
+                    blocks = answer.channels.or(blocks);
+                }
+                Err(error) => {
+                    table = before;
+                    tuner.complain(&error);
+                }
+            }
+        }
+        if sources.is_empty() {
+            return (None, notes);
+        }
+        let source = format!("tuner {}", sources.join(", "));
+        log::info(Subsys::Tuning, || {
+            format!("{} of {} bytes: advice of {source}", question.function.name(), question.bytes)
+        });
+        // A time that is no number is no advice.
+        let us = |c: &tuner::Candidate| if c.us.is_nan() { -1.0 } else { c.us };
+        (Some(Advice { source, us: table.iter().map(us).collect(), blocks }), notes)
+    }
+}
+
+impl Open {
+    fn is_for(&self, question: &Question) -> bool {
+        self.wants_every || Function::ALL.contains(&question.function)
+    }
+
+    /// Says once that the tuner fails.
+    fn complain(&self, error: &hawser_plugin::Error) {
+        if !self.has_failed.swap(true, Ordering::Relaxed) {
+            log::warn(&format!("tuner {}: {error}; its advice is ignored where it fails", self.name));
+        }
+    }
+}
+
+/// A card with names and digests only.
+fn without_sources(peer_info: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(peer_info);
+    let kept = |line: &str| line.split('\t').take(2).collect::<Vec<_>>().join("\t");
+    text.lines().map(kept).collect::<Vec<_>>().join("\n").into_bytes()
+}
+
+/// Compares what all ranks told: with different tuners or rules they would decide differently.
+///
+/// # Errors
+/// `InvalidUsage` that names ranks, tuners and where their settings are from.
+pub fn check(peer_infos: &[Vec<u8>]) -> Result<()> {
+    let peer_infos: Vec<Cow<'_, str>> =
+        peer_infos.iter().map(|peer_info| String::from_utf8_lossy(peer_info)).collect();
+    let failed = |peer_info: &Cow<'_, str>| {
+        peer_info.split_once('\n').filter(|(kind, _)| *kind == FAILED).map(|(_, text)| text.to_owned())
+    };
+    if let Some((rank, text)) =
+        peer_infos.iter().map(failed).enumerate().find_map(|(rank, text)| Some((rank, text?)))
+    {
+        let others = peer_infos.iter().filter(|peer_info| failed(peer_info).is_some()).count() - 1;
+        let also = if others == 0 { String::new() } else { format!(" (and {others} more ranks)") };
+        return Err(Error::invalid_usage(format!("rank {rank}{also}: {text}")));
+    }
+    let told: Vec<Vec<Vec<&str>>> = peer_infos
+        .iter()
+        .map(|peer_info| peer_info.lines().skip(1).map(|line| line.split('\t').collect()).collect())
+        .collect();
+    let names = |rank: usize| told[rank].iter().map(|tuner| tuner[0]).collect::<Vec<_>>();
+    if let Some(rank) = (1..told.len()).find(|rank| names(*rank) != names(0)) {
+        let [first, other] = [0, rank].map(|rank| names(rank).join(", "));
+        let text = format!("rank 0 has the tuners \"{first}\", rank {rank} has \"{other}\"");
+        return Err(Error::invalid_usage(text)
+            .remedy("give all ranks the same NCCL_TUNER_PLUGIN, readable everywhere"));
+    }
+    for at in 0..told.first().map_or(0, Vec::len) {
+        let field = |rank: usize, field: usize| told[rank][at].get(field).copied().unwrap_or_default();
+        if let Some(rank) = (1..told.len()).find(|rank| field(*rank, 1) != field(0, 1)) {
+            return Err(differing(told[0][at][0], told.len(), rank, field));
+        }
+    }
+    Ok(())
+}
+
+/// Ranks differ in what a tuner depends on: field 1 is its digest, field 2 its source.
+fn differing<'a>(tuner: &str, ranks: usize, rank: usize, field: impl Fn(usize, usize) -> &'a str) -> Error {
+    let of = |first: usize| {
+        let all: Vec<String> =
+            (0..ranks).filter(|r| field(*r, 1) == field(first, 1)).map(|r| r.to_string()).collect();
+        let few = all.len().min(8);
+        let more = if few < all.len() { format!(" and {} more", all.len() - few) } else { String::new() };
+        let has = if all.len() == 1 { "rank" } else { "ranks" };
+        format!("{has} {}{more}: {}", all[..few].join(", "), field(first, 2))
+    };
+    let text = format!("the rules of tuner {tuner} differ between ranks. {}; {}", of(0), of(rank));
+    let remedy = "give all ranks the same files (HAWSER_RULES, or hawser-rules.toml beside the library) and the same \
+                  name of the communicator";
+    Error::invalid_usage(text).remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use hawser_plan::Algorithm;
+    use hawser_plugin::collnet::DataType;
+    use hawser_plugin::tuner::Reduction;
+
+    use super::*;
+
+    fn text(peer_infos: &[&str]) -> Option<String> {
+        let peer_infos: Vec<Vec<u8>> =
+            peer_infos.iter().map(|peer_info| peer_info.as_bytes().to_vec()).collect();
+        check(&peer_infos).err().map(|error| error.to_string())
+    }
+
+    /// Orders trees, in chunks of so many bytes.
+    struct Trees(u64);
+
+    impl TunerContext for Trees {
+        fn tune(&self, _: &Question, table: &mut [tuner::Candidate]) -> hawser_plugin::Result<tuner::Answer> {
+            let trees = table.iter_mut().filter(|c| c.algorithm == tuner::Algorithm::TREE && c.us >= 0.0);
+            trees.for_each(|tree| tree.us = 0.0);
+            Ok(tuner::Answer::default())
+        }
+
+        fn chunk_bytes(
+            &self,
+            question: &Question,
+            chosen: &tuner::Candidate,
+            channels: u32,
+        ) -> hawser_plugin::Result<Option<u64>> {
+            assert_eq!((question.data_type, question.op), (Some(DataType::Float16), Some(Reduction::Max)));
+            assert!(chosen.algorithm == tuner::Algorithm::TREE && chosen.us > 0.0 && channels == 2);
+            Ok(Some(self.0))
+        }
+    }
+
+    #[test]
+    fn an_order_keeps_the_predicted_time_and_gets_its_chunks() {
+        let topology = Topology::single_host(
+            4,
+            hawser_plan::topology::DeviceKind::Host,
+            hawser_plan::topology::Link::HostMemory,
+        );
+        let plan_config = PlanConfig { slot_bytes: [0, 0, 32 << 10], lanes: 8, ..PlanConfig::default() };
+        let call = Call {
+            collective: Collective::AllReduce,
+            count: 1000,
+            dtype: hawser_plan::DataType::Float16,
+            op: ReduceOp::Max,
+            scalar: hawser_plan::call::Scalar::Immediate(0),
+            root: 0,
+            input: 16,
+            output: 16,
+        };
+        for (chunk, expected) in [(4096, 4096), (1, 512), (u64::MAX, 32 << 10)] {
+            let mut tuners = Tuners::default();
+            tuners.add(None, "trees", Box::new(Trees(chunk)));
+            let Chosen { choice, notes } =
+                tuners.choose(&call, CallAttributes::default(), &topology, &plan_config).unwrap();
+            assert!(choice.key.algorithm == Algorithm::Tree && choice.predicted_us > 0.0 && notes.is_empty());
+            assert_eq!(
+                tuners
+                    .plan_config(&call, CallAttributes::default(), &topology, &choice, &plan_config)
+                    .slot_bytes[2],
+                expected
+            );
+        }
+        let nobody = Tuners::default();
+        let choice = nobody.choose(&call, CallAttributes::default(), &topology, &plan_config).unwrap().choice;
+        assert_eq!(
+            *nobody.plan_config(&call, CallAttributes::default(), &topology, &choice, &plan_config),
+            plan_config
+        );
+    }
+
+    #[test]
+    fn equal_ranks_agree() {
+        assert_eq!(text(&["open"; 3]), None);
+        let one = "open\nrules\t00ff\t2 of 3 rules in a\nx\t0000\t";
+        assert_eq!(text(&[one, one]), None);
+        assert_eq!(text(&[one, &one.replace("in a", "in b")]), None, "only what counts is compared");
+    }
+
+    #[test]
+    fn other_rules_name_ranks_and_files() {
+        let peer_info = |digest, source| format!("open\nother\t0001\t\nrules\t{digest}\t{source}");
+        let (a, b) = (peer_info("00aa", "1 of 1 rules in a.toml"), peer_info("00bb", "no rules"));
+        let text = text(&[&a, &b, &a, &b]).unwrap();
+        for part in [
+            "the rules of tuner rules differ",
+            "ranks 0, 2: 1 of 1 rules in a.toml; ranks 1, 3: no rules",
+            "HAWSER_RULES",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_tuners_and_failures_are_told() {
+        let text = |peer_infos: &[&str]| text(peer_infos).unwrap();
+        let names = text(&["open\na\t1\t\nb\t2\t", "open\na\t1\t"]);
+        assert!(names.contains("rank 0 has the tuners \"a, b\", rank 1 has \"a\""), "{names}");
+        let alike = text(&["open\na, b\t1\t", "open\na\t1\t\nb\t1\t"]);
+        assert!(alike.contains("rank 1 has"), "{alike}");
+        let broken = text(&["open\na\t1\t", "failed\nr.toml:1:2: no\nsecond line", "failed\nx"]);
+        assert!(broken.contains("rank 1 (and 1 more ranks): r.toml:1:2: no\nsecond line"), "{broken}");
+    }
+}

@@ -1,0 +1,31 @@
+//! Rules that change while communicators work: on all ranks at one collective, or nowhere.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `protocol` | how ranks agree: pure, tested under random schedules |
+//! | `epoch` | where calls notice a change |
+//! | `participant` | a rank's part: machines, connections, proposals |
+//! | `wire` | messages and rules as bytes |
+//! | `service` | the thread of a process that serves its seats |
+//! | `socket` | what other programs ask, and how |
+//! | `client` | asking another process |
+//! | `files` | rule files that are watched |
+//! | `learn` | rules that are learned from measured times |
+//!
+//! `docs/adr/0010-live-change.md` says why it is so.
+
+pub mod client;
+mod control_socket;
+mod epoch;
+mod files;
+mod learn;
+mod participant;
+mod protocol;
+mod service;
+mod wire;
+
+pub use epoch::Epoch;
+pub use files::Known;
+pub use participant::{Participant, Place, Staged, Switch};
+pub use protocol::Outcome;
+pub use service::{ServedParticipant, process_has_participants, stressed};

@@ -1,0 +1,488 @@
+//! A rank's place in the protocol: its machines, its connections, and what it has proposed.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hawser_plugin::tuner::{SettingsFile, TunerConfig};
+use rustc_hash::FxHashMap;
+
+use super::epoch::Epoch;
+use super::files::Known;
+use super::learn::{self, Learning};
+use super::protocol::{Barrier, Body, Coordinator, Limits, Member, Message, Outcome, Todo};
+use super::{service, wire};
+use crate::bootstrap::Bootstrap;
+use crate::comm::{OpTimings, Tuners};
+use crate::error::{Error, ErrorKind};
+use crate::log::{self, Subsys};
+use crate::transport::control::Control;
+use crate::wait::{AbortFlag, Wait};
+
+/// Tag of messages over the bootstrap.
+const TAG: u64 = 0x4e45_5408_0000;
+/// The same of times, which nobody is woken for.
+const TIMES: u64 = 0x4e45_5409_0000;
+/// The same of what makes operations slow on a rank.
+const STRESS: u64 = 0x4e45_540a_0000;
+/// So much of it waits to be told.
+const MOST_STRESS: usize = 16;
+/// How long handing one message to a rank may take, and how long a rank that did not take it is left alone.
+const TELL: Duration = Duration::from_secs(2);
+/// Changes that are remembered for [`Participant::switches`].
+const MOST_REMEMBERED: usize = 8192;
+
+/// The rules that a change brings.
+pub struct Staged {
+    /// With the new rules.
+    pub tuners: Tuners,
+    /// Equal on all ranks.
+    pub digest: u64,
+}
+
+/// A change that has happened on a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Switch {
+    /// Its number, the same on all ranks.
+    pub change: u64,
+    /// The first collective with the new rules, as decided.
+    pub at: u64,
+    /// The collective before which this rank took them.
+    pub begun: u64,
+    /// Of the rules.
+    pub digest: u64,
+}
+
+/// What a seat is made of.
+pub struct Place {
+    /// Number of the communicator.
+    pub comm_id: u64,
+    /// Its name.
+    pub name: String,
+    /// Control connections to the other ranks.
+    pub bootstrap: Arc<Bootstrap>,
+    /// Ends operations when the communicator cannot go on.
+    pub control: Arc<Control>,
+    /// The tuners that it began with.
+    pub tuners: Arc<Tuners>,
+    /// What tuners learn of it.
+    pub config: TunerConfig,
+    /// What its calls pass.
+    pub epoch: Arc<Epoch<Staged>>,
+    /// How long its operations took, if rules want to know.
+    pub times: Arc<OpTimings>,
+    /// How long ranks may take for each step.
+    pub limit: Duration,
+}
+
+/// A rank of a communicator, where its process reaches it.
+pub struct Participant {
+    /// Number of the communicator.
+    pub comm_id: u64,
+    /// Its name.
+    pub name: String,
+    /// This rank.
+    pub rank: u32,
+    /// How many there are.
+    pub ranks: u32,
+    /// On how many hosts.
+    pub hosts: u32,
+    epoch: Arc<Epoch<Staged>>,
+    times: Arc<OpTimings>,
+    known: Mutex<Known>,
+    work: Mutex<Option<Work>>,
+    /// Proposals that nobody has looked at.
+    fresh: Mutex<VecDeque<Proposal>>,
+    /// What makes operations slow on this rank, for those who learn from times.
+    stress: Mutex<VecDeque<String>>,
+    switches: Mutex<VecDeque<Switch>>,
+}
+
+struct Proposal {
+    content: Arc<[u8]>,
+    done: Done,
+}
+
+/// Told what became of a proposal.
+pub type Done = Box<dyn FnOnce(Outcome) + Send>;
+
+struct Work {
+    place: Place,
+    member: Member<Staged>,
+    coordinator: Option<Coordinator>,
+    proposals: FxHashMap<u64, (Done, Duration)>,
+    last_proposal: u64,
+    /// Whether this rank ever had part in a change: only then others have to hear that it goes.
+    has_met: bool,
+    gone: Vec<bool>,
+    /// What ranks have not taken yet, in order: they are slow, not gone.
+    unsent: Vec<(u32, Message)>,
+    /// When sending to each rank goes on.
+    next: Vec<Duration>,
+    limit: Duration,
+    /// Rank 0: what learns from times.
+    learning: Option<Learning>,
+    /// Rank 0: the change that is staged here, and what it brings.
+    staged: (u64, Arc<[u8]>),
+}
+
+impl Participant {
+    /// A seat that nobody serves yet. `known`: of the files that are watched.
+    pub fn new(place: Place, known: Known) -> Self {
+        let (rank, ranks, limit) = (place.bootstrap.rank(), place.bootstrap.nranks(), place.limit);
+        place.bootstrap.on_message(TAG, service::ring);
+        let limits = Limits { step: limit };
+        let learner = (rank == 0).then(|| place.tuners.learner(&place.config)).flatten();
+        Self {
+            comm_id: place.comm_id,
+            name: place.name.clone(),
+            rank,
+            ranks,
+            hosts: place.config.nodes,
+            epoch: place.epoch.clone(),
+            times: place.times.clone(),
+            known: Mutex::new(known),
+            fresh: Mutex::default(),
+            stress: Mutex::default(),
+            switches: Mutex::default(),
+            work: Mutex::new(Some(Work {
+                place,
+                member: Member::new(limits),
+                coordinator: (rank == 0).then(|| Coordinator::new(ranks, limits)),
+                proposals: FxHashMap::default(),
+                last_proposal: 0,
+                has_met: false,
+                gone: vec![false; ranks as usize],
+                unsent: Vec::new(),
+                next: vec![Duration::ZERO; ranks as usize],
+                limit,
+                learning: learner.map(|learner| Learning::new(learner, ranks)),
+                staged: (0, Arc::from([])),
+            })),
+        }
+    }
+
+    /// Proposes other rules for all ranks. `done` is told the outcome from the thread that serves seats; it must not wait.
+    pub fn propose(&self, files: &[SettingsFile], done: Done) {
+        let content = wire::pack(files);
+        let most = crate::bootstrap::MAX_MESSAGE / 2;
+        if content.len() > most {
+            let why = format!("{} bytes of rules are more than the {most} that can be sent", content.len());
+            return done(Outcome::Unchanged(why));
+        }
+        lock(&self.fresh).push_back(Proposal { content, done });
+        service::ring();
+    }
+
+    /// What it has of the files that are watched.
+    pub fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
+    }
+
+    /// Collectives that this rank has begun.
+    pub fn begun(&self) -> u64 {
+        self.epoch.begun()
+    }
+
+    /// The changes that have happened on this rank, the latest of them.
+    pub fn switches(&self) -> Vec<Switch> {
+        lock(&self.switches).iter().copied().collect()
+    }
+
+    /// A change has happened.
+    pub fn remember(&self, switch: Switch) {
+        let mut switches = lock(&self.switches);
+        if switches.len() >= MOST_REMEMBERED {
+            switches.pop_front();
+        }
+        switches.push_back(switch);
+    }
+
+    /// Does what there is to do. Says whether time matters: it wants to be called again soon.
+    pub fn step(&self, now: Duration) -> bool {
+        let mut work = lock(&self.work);
+        let Some(work) = work.as_mut() else { return false };
+        let fresh: Vec<Proposal> = lock(&self.fresh).drain(..).collect();
+        let mut todo = Todo::default();
+        for Proposal { content, done } in fresh {
+            work.propose(content, done, now, &mut todo);
+        }
+        let stress = lock(&self.stress).drain(..).collect();
+        work.learn(stress, now, &mut todo);
+        work.carry_out(todo, now);
+        work.listen(now);
+        work.tick(now);
+        work.flush(now);
+        !work.unsent.is_empty()
+            || work.member.is_busy()
+            || work.coordinator.as_ref().is_some_and(Coordinator::is_busy)
+    }
+
+    /// Something makes operations slow on this rank.
+    pub fn stressed(&self, text: &str) {
+        let mut all = lock(&self.stress);
+        if all.len() < MOST_STRESS {
+            all.push_back(text.to_owned());
+        }
+    }
+
+    /// Whether it has to be asked now and then, since rules want to know times.
+    pub fn is_timed(&self) -> bool {
+        self.times.is_wanted()
+    }
+
+    /// Leaves: tells the others, and lets everything go.
+    pub fn close(&self) {
+        let Some(mut work) = lock(&self.work).take() else { return };
+        let mut todo = Todo::default();
+        match &mut work.coordinator {
+            Some(coordinator) if work.has_met => coordinator.leave(&mut todo),
+            None if work.has_met => work.member.leave(&mut todo),
+            _ => {}
+        }
+        // What this rank would tell itself nobody hears any more.
+        todo.send.retain(|(to, _)| *to != self.rank);
+        if !work.place.control.is_aborted() {
+            work.carry_out(todo, Duration::ZERO);
+        }
+        let fresh: Vec<Proposal> = lock(&self.fresh).drain(..).collect();
+        let open = work.proposals.into_values().map(|(done, _)| done);
+        for done in open.chain(fresh.into_iter().map(|proposal| proposal.done)) {
+            done(Outcome::Unknown("this rank has left the communicator".to_owned()));
+        }
+    }
+}
+
+impl Work {
+    fn propose(&mut self, content: Arc<[u8]>, done: Done, now: Duration, todo: &mut Todo) {
+        self.last_proposal += 1;
+        let until = now + self.limit * 8;
+        self.proposals.insert(self.last_proposal, (done, until));
+        self.member.propose(self.last_proposal, content, todo);
+    }
+
+    /// Tells rank 0 the times of operations; there, lets the learner make something of them.
+    fn learn(&mut self, stress: Vec<String>, now: Duration, todo: &mut Todo) {
+        let (taken, own) = (self.place.times.take(), self.place.bootstrap.rank());
+        let Some(learning) = &mut self.learning else {
+            let times = (!taken.is_empty()).then(|| (TIMES, learn::encode(&taken)));
+            let stress = stress.into_iter().map(|text| (STRESS, text.into_bytes()));
+            for (tag, bytes) in times.into_iter().chain(stress) {
+                if self.gone[0] || self.place.bootstrap.has_left(0) {
+                    return;
+                }
+                let wait = Wait::new(AbortFlag::new(), Some(TELL));
+                // What is lost is not learned from.
+                let _ = self.place.bootstrap.send(0, tag, &bytes, &wait);
+            }
+            return;
+        };
+        let heard = std::iter::from_fn(|| self.place.bootstrap.take_any(STRESS));
+        let heard: Vec<_> =
+            heard.map(|(from, bytes)| (from, String::from_utf8_lossy(&bytes).into_owned())).collect();
+        for (from, text) in stress.into_iter().map(|text| (own, text)).chain(heard) {
+            learning.stressed(&format!("rank {from}: {text}"), now);
+        }
+        while let Some((from, bytes)) = self.place.bootstrap.take_any(TIMES) {
+            if let Some(times) = learn::decode(&bytes) {
+                learning.hear(from, &times, now);
+            }
+        }
+        learning.take(own, &taken, now);
+        if let Some(proposal) = learning.propose(now) {
+            let who = &self.place.name;
+            log::info(Subsys::Tuning, || {
+                format!("communicator {who}: adaptive mode proposes: {}", proposal.why)
+            });
+            let content = wire::pack(&proposal.files);
+            learning.proposed(self.last_proposal + 1, content.clone());
+            self.propose(content, Box::new(|_| ()), now, todo);
+        }
+    }
+
+    /// Takes what other ranks say, then notices who is gone.
+    fn listen(&mut self, now: Duration) {
+        let (rank, ranks) = (self.place.bootstrap.rank(), self.place.bootstrap.nranks());
+        // Whoever is gone now has sent all that is taken below.
+        let watched = match (&self.coordinator, self.has_met) {
+            (_, false) => 0..0,
+            (Some(_), true) => 1..ranks,
+            (None, true) => 0..1,
+        };
+        let is_news = |other: &u32| !self.gone[*other as usize] && self.place.bootstrap.has_left(*other);
+        let gone: Vec<u32> = watched.filter(|other| *other != rank).filter(is_news).collect();
+        while let Some((from, bytes)) = self.place.bootstrap.take_any(TAG) {
+            match wire::decode(&bytes) {
+                Some(message) => self.hear(from, message, now),
+                None => {
+                    log::warn(&format!("{}: rank {from} sent a malformed message about rules", self.who()))
+                }
+            }
+        }
+        for other in gone {
+            self.lost(other, now);
+        }
+    }
+
+    fn hear(&mut self, from: u32, message: Message, now: Duration) {
+        self.has_met = true;
+        let mut todo = Todo::default();
+        let is_for_coordinator = wire::is_for_coordinator(&message.body)
+            || message.body == Body::Farewell && self.coordinator.is_some();
+        match &mut self.coordinator {
+            Some(coordinator) if is_for_coordinator => coordinator.hear(from, message, now, &mut todo),
+            _ if from == 0 => {
+                let Place { tuners, config, epoch, .. } = &self.place;
+                let learning = self.learning.as_ref();
+                let check = |content: &[u8]| {
+                    if let Some(why) = learning.and_then(|learning| learning.refuses(content)) {
+                        return Err(why);
+                    }
+                    let files = wire::unpack(content).ok_or("the rules came damaged")?;
+                    let staged = tuners.with_settings(config, &files).map_err(|error| error.into_text())?;
+                    Ok((Staged { tuners: staged.0, digest: staged.1 }, staged.1))
+                };
+                let (change, is_commit) = (message.number, matches!(message.body, Body::Commit(_)));
+                if let Body::Stage(content) = &message.body {
+                    self.staged = (change, content.clone());
+                }
+                self.member.hear(message, now, &mut &**epoch, &check, &mut todo);
+                if let Some(learning) =
+                    self.learning.as_mut().filter(|_| is_commit && self.staged.0 == change)
+                {
+                    learning.decided(&self.staged.1, now);
+                }
+            }
+            _ => log::warn(&format!("{}: rank {from} sent rank 0's part of a change", self.who())),
+        }
+        self.carry_out(todo, now);
+    }
+
+    fn tick(&mut self, now: Duration) {
+        let mut todo = Todo::default();
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.tick(now, &mut todo);
+        }
+        let epoch = self.place.epoch.clone();
+        self.member.tick(now, &mut &*epoch, &mut todo);
+        self.carry_out(todo, now);
+        let late: Vec<u64> = self
+            .proposals
+            .iter()
+            .filter(|(_, (_, until))| now >= *until)
+            .map(|(number, _)| *number)
+            .collect();
+        for number in late {
+            let outcome = Outcome::Unknown("rank 0 has not answered in time".to_owned());
+            if let Some(learning) = &mut self.learning {
+                learning.settled(number, &outcome, now);
+            }
+            self.tell(number, outcome);
+        }
+    }
+
+    fn lost(&mut self, rank: u32, now: Duration) {
+        if std::mem::replace(&mut self.gone[rank as usize], true) {
+            return;
+        }
+        let mut todo = Todo::default();
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.lost(rank, now, &mut todo);
+        } else if rank == 0 {
+            let epoch = self.place.epoch.clone();
+            self.member.lost(&mut &*epoch, &mut todo);
+        }
+        self.carry_out(todo, now);
+    }
+
+    fn carry_out(&mut self, todo: Todo, now: Duration) {
+        for note in todo.notes {
+            log::info(Subsys::Tuning, || format!("{}: {note}", self.who()));
+        }
+        if let Some(why) = todo.fail {
+            let text = format!("{}: {why}: the communicator is of no use any more", self.who());
+            log::warn(&text);
+            self.place.control.fail(Error::remote(text));
+        }
+        for (number, outcome) in todo.outcomes {
+            if let Some(learning) = &mut self.learning {
+                learning.settled(number, &outcome, now);
+            }
+            self.tell(number, outcome);
+        }
+        let own = self.place.bootstrap.rank();
+        for (to, message) in todo.send {
+            if to == own {
+                self.hear(own, message, now);
+            } else if !self.gone[to as usize] {
+                self.has_met = true;
+                self.unsent.push((to, message));
+            }
+        }
+        self.flush(now);
+    }
+
+    /// Sends what ranks have not got yet.
+    fn flush(&mut self, now: Duration) {
+        let (mut kept, mut lost) = (Vec::new(), Vec::new());
+        for (to, message) in std::mem::take(&mut self.unsent) {
+            let next = &mut self.next[to as usize];
+            if self.gone[to as usize] || lost.contains(&to) {
+                continue;
+            }
+            if now >= *next {
+                let wait = Wait::new(AbortFlag::new(), Some(TELL));
+                let sent = self.place.bootstrap.send(to, TAG, &wire::encode(&message), &wait);
+                let Err(error) = sent else { continue };
+                log::info(Subsys::Tuning, || format!("communicator {}: {error}", self.place.name));
+                if error.kind != ErrorKind::Timeout {
+                    lost.push(to);
+                    continue;
+                }
+                *next = now + TELL * 2;
+            }
+            kept.push((to, message));
+        }
+        self.unsent = kept;
+        for rank in lost {
+            self.lost(rank, now);
+        }
+    }
+
+    fn tell(&mut self, number: u64, outcome: Outcome) {
+        if let Some((done, _)) = self.proposals.remove(&number) {
+            done(outcome);
+        }
+    }
+
+    fn who(&self) -> String {
+        format!("communicator {}, rank {}", self.place.name, self.place.bootstrap.rank())
+    }
+}
+
+impl super::protocol::Fences<Staged> for &Epoch<Staged> {
+    fn fence(&mut self, margin: u64) -> u64 {
+        Epoch::fence(self, margin)
+    }
+
+    fn release(&mut self) {
+        self.with(Barrier::release);
+    }
+
+    fn commit(&mut self, change: u64, at: u64, staged: Staged) {
+        self.with(|barrier| barrier.commit(change, at, staged));
+    }
+
+    fn doubt(&mut self, why: String) {
+        self.with(|barrier| barrier.doubt(why));
+    }
+
+    fn is_full(&self) -> bool {
+        self.with(|barrier| barrier.is_full())
+    }
+}
+
+/// The lock, also after a panic of another holder.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
