@@ -1,4 +1,5 @@
-//! Tests that cross crates: every collective through bootstrap, transports and executors, against an oracle of its own.
+//! Tests that cross crates: every collective through bootstrap, transports and executors, against an oracle
+//! of its own.
 
 pub mod deadline;
 pub mod leaks;

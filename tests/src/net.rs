@@ -1,8 +1,9 @@
-//! A net plugin for tests, inside one process: copies from posted sends to posted receives, and is as awkward as the
-//! contract allows (answers "not now" at random, completes late). Named "test"; built into the test programs.
+//! A net plugin for tests, inside one process: copies from posted sends to posted receives, and is as awkward
+//! as the contract allows (answers "not now" at random, completes late). Named "test"; built into the test
+//! programs.
 //!
-//! It fails where plugins exist that would wait: in `accept` before the peer's `connect` was called, and in `isend` before
-//! the peer has accepted.
+//! It fails where plugins exist that would wait: in `accept` before the peer's `connect` was called, and in
+//! `isend` before the peer has accepted.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,8 @@
 //! Hosts on one machine: a network namespace each, wired to switches in one more namespace.
 //!
-//! Needs Linux, root and the commands of iproute2. Nothing outside these namespaces is touched, and no packet leaves
-//! them. Their names hold the number of this process: what a killed one left behind, the next one removes.
+//! Needs Linux, root and the commands of iproute2. Nothing outside these namespaces is touched, and no packet
+//! leaves them. Their names hold the number of this process: what a killed one left behind, the next one
+//! removes.
 
 use std::io::{Error, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,7 +25,8 @@ pub enum Family {
     V6,
 }
 
-/// Hosts with NICs `eth0`, `eth1` and so on. Those with the same number are in one subnet. Removed when dropped.
+/// Hosts with NICs `eth0`, `eth1` and so on. Those with the same number are in one subnet. Removed when
+/// dropped.
 pub struct Network {
     name: String,
     hosts: u32,
@@ -91,7 +93,8 @@ impl Network {
         tables.iter().flat_map(|table| table.lines()).filter_map(listener).collect()
     }
 
-    /// Makes all cables bad: packets are late and get lost. None, with a line that says so, if the kernel cannot.
+    /// Makes all cables bad: packets are late and get lost. None, with a line that says so, if the kernel
+    /// cannot.
     pub fn spoil(&self) -> Option<()> {
         let ways = ["netem delay 2ms 1ms loss 2%", "tbf rate 200mbit burst 8kb limit 24kb"];
         let why = ways.map(|way| {

@@ -1,5 +1,5 @@
-//! Adaptive mode on host-device ranks: a floor that is slow on purpose is replaced, by all ranks at one collective, with right
-//! results; what is not tried keeps the floor.
+//! Adaptive mode on host-device ranks: a floor that is slow on purpose is replaced, by all ranks at one
+//! collective, with right results; what is not tried keeps the floor.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -15,7 +15,8 @@ use hawser_tests::world::{self, Issued, in_threads, issue, on_host, on_hosts, pl
 /// Elements of the all-reduces.
 const COUNT: usize = 10_000;
 
-/// A floor in which everybody sends everything to everybody in small chunks: several times slower than others.
+/// A floor in which everybody sends everything to everybody in small chunks: several times slower than
+/// others.
 fn files(mode: &str) -> Vec<SettingsFile> {
     let text = format!(
         "{mode}[[rule]]\nname = \"slow\"\nmatch.collective = [\"all_reduce\", \"reduce\"]\n\
@@ -24,7 +25,8 @@ fn files(mode: &str) -> Vec<SettingsFile> {
     vec![SettingsFile { name: "slow.toml".into(), text }]
 }
 
-/// One thread drives all ranks, so that the scheduler of a busy machine does not decide how long an operation takes.
+/// One thread drives all ranks, so that the scheduler of a busy machine does not decide how long an operation
+/// takes.
 #[test]
 fn a_slow_floor_is_replaced_on_all_ranks_at_one_collective() {
     if !on_host() {

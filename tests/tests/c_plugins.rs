@@ -1,5 +1,5 @@
-//! C plugins of every ABI version, loaded by the library and used by whole communicators: data are moved and checked,
-//! operations tuned and watched. The plugins are those of the adapters' own tests.
+//! C plugins of every ABI version, loaded by the library and used by whole communicators: data are moved and
+//! checked, operations tuned and watched. The plugins are those of the adapters' own tests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Every collective × data type × reduction × number of ranks × size × in and out of place on the host device, one
-//! thread driving all ranks through groups (as `-g N`), and one thread per rank.
+//! Every collective × data type × reduction × number of ranks × size × in and out of place on the host
+//! device, one thread driving all ranks through groups (as `-g N`), and one thread per rank.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

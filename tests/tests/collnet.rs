@@ -195,7 +195,8 @@ impl Operation {
 
 #[test]
 fn the_network_reduces_what_it_can() {
-    // SAFETY: nothing of this process has read a setting yet; the only other thread is the test harness's, which waits.
+    // SAFETY: nothing of this process has read a setting yet; the only other thread is the test harness's,
+    // which waits.
     unsafe { std::env::set_var("NCCL_COLLNET_ENABLE", "1") };
     if !on_host() {
         return;

@@ -165,7 +165,8 @@ fn a_communicator_may_ask_for_itself() {
     assert_eq!((ran(true), ran(false)), (vec!["dma"; 2], vec!["host"; 2]));
 }
 
-/// Hosts of several shapes, over a net that is as awkward as its contract allows; and as must, through staging alone, over TCP.
+/// Hosts of several shapes, over a net that is as awkward as its contract allows; and as must, through
+/// staging alone, over TCP.
 #[test]
 fn moves_between_hosts_go_by_copy_engines_and_the_net() {
     if !on_host() {

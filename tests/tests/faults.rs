@@ -1,4 +1,5 @@
-//! What goes wrong between ranks: everybody gets an error that names rank, cause and remedy, and nobody hangs.
+//! What goes wrong between ranks: everybody gets an error that names rank, cause and remedy, and nobody
+//! hangs.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -40,7 +41,8 @@ fn a_rank_that_never_comes_to_init() {
     let settings = [("HAWSER_INIT_TIMEOUT", "1")];
     let processes = [0, 2].map(|r| rank(&id, (r, 3), &[], &settings));
     let ended = processes.map(Process::end);
-    // The first whose deadline passes names the missing rank; then the other may learn that the first has left.
+    // The first whose deadline passes names the missing rank; then the other may learn that the first has
+    // left.
     let first = ended.iter().find(|e| e.output.contains("error Timeout")).expect("nobody timed out");
     first.expect_error("Timeout", &["rank 1"]);
     assert!(ended.iter().all(|e| e.output.contains("rank 1") && !e.status.success()), "{}", ended[0].output);
@@ -170,7 +172,8 @@ fn settings_that_differ_between_ranks() {
     }
 }
 
-/// The test net joins ranks of one process only: what a net plugin says ends up in the error, with both ranks.
+/// The test net joins ranks of one process only: what a net plugin says ends up in the error, with both
+/// ranks.
 #[test]
 fn a_net_that_does_not_reach() {
     let id = unique_id().unwrap();
@@ -226,7 +229,8 @@ fn abort_releases_an_operation() {
     let comms = Comm::init_all(&[0, 1]).unwrap();
     std::thread::scope(|scope| {
         let hangs = scope.spawn(|| all_reduce(&comms[0], 60_000));
-        // Whether the abort comes before, while or after the operation begins to wait must make no difference.
+        // Whether the abort comes before, while or after the operation begins to wait must make no
+        // difference.
         comms[0].abort().unwrap();
         let error = hangs.join().unwrap().unwrap_err();
         assert!(error.text.contains("rank 0"), "{error}");
@@ -316,7 +320,8 @@ fn an_error_inside_a_group() {
     assert_eq!(group::end().unwrap_err().kind, ErrorKind::InvalidUsage, "no group is open");
 }
 
-/// `HAWSER_OP_TIMEOUT`: the error says who waits for whom, and the communicator refuses further operations with it.
+/// `HAWSER_OP_TIMEOUT`: the error says who waits for whom, and the communicator refuses further operations
+/// with it.
 #[test]
 fn a_rank_that_never_joins_an_operation() {
     let id = unique_id().unwrap();

@@ -56,7 +56,8 @@ fn moved(output: &str, collective: Collective) -> f64 {
     lines.iter().filter(|line| line.contains("AllPairs/DMA x ")).count() as f64 / lines.len() as f64
 }
 
-/// All types by turns, all operations, no elements, one, odd ones, many tiles, in place and not, in any alignment.
+/// All types by turns, all operations, no elements, one, odd ones, many tiles, in place and not, in any
+/// alignment.
 #[test]
 fn results_are_right_in_threads() {
     if !on_host() {

@@ -1,4 +1,5 @@
-//! Ranks of several hosts, in threads of this process, over a net plugin that is as awkward as its contract allows.
+//! Ranks of several hosts, in threads of this process, over a net plugin that is as awkward as its contract
+//! allows.
 
 use hawser_plan::{Collective, DataType, ReduceOp};
 use hawser_runtime::{Comm, Config, ErrorKind, Stream, group, unique_id};

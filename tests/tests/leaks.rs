@@ -1,5 +1,5 @@
-//! Nothing is left behind: threads, descriptors and mappings after many rounds. Each scenario runs in a process of its
-//! own, where nothing else comes and goes.
+//! Nothing is left behind: threads, descriptors and mappings after many rounds. Each scenario runs in a
+//! process of its own, where nothing else comes and goes.
 
 use hawser_tests::process::Process;
 

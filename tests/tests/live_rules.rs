@@ -1,5 +1,5 @@
-//! Rules that change while communicators work: every rank takes them at the same collective, results stay right, nobody
-//! hangs. `HAWSER_TEST_SWITCHES` says how many changes are made under load (100).
+//! Rules that change while communicators work: every rank takes them at the same collective, results stay
+//! right, nobody hangs. `HAWSER_TEST_SWITCHES` says how many changes are made under load (100).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -56,8 +56,8 @@ fn expect_alike(records: &[Vec<Switch>], changes: usize) {
     }
 }
 
-/// The ranks of one process call without a pause, each now and then late; a thread changes rules as fast as it can, through
-/// any rank, with refused ones in between.
+/// The ranks of one process call without a pause, each now and then late; a thread changes rules as fast as
+/// it can, through any rank, with refused ones in between.
 #[test]
 fn many_changes_under_load() {
     if !on_host() {
@@ -131,8 +131,8 @@ fn propose_all(comms: &[Comm], changes: u64) {
     }
 }
 
-/// Communicators of one process change one by one, also where one thread drives all ranks in groups; the algorithm is the
-/// new one from the collective that was told.
+/// Communicators of one process change one by one, also where one thread drives all ranks in groups; the
+/// algorithm is the new one from the collective that was told.
 #[test]
 fn groups_and_several_communicators() {
     if !on_host() {
@@ -233,8 +233,8 @@ fn switches(ended: &Ended) -> BTreeMap<u64, (u64, u64, String)> {
     ended.output.lines().filter_map(parse).collect()
 }
 
-/// A rank is killed while changes are made one after the other: the others end with an error, and what they did was the
-/// same as long as they did it.
+/// A rank is killed while changes are made one after the other: the others end with an error, and what they
+/// did was the same as long as they did it.
 #[test]
 fn a_rank_killed_in_the_middle() {
     if !on_host() {

@@ -1,4 +1,5 @@
-//! Ranks on hosts with a network of their own (see `netns`): what only shows where hosts are apart. Skipped without root.
+//! Ranks on hosts with a network of their own (see `netns`): what only shows where hosts are apart. Skipped
+//! without root.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -160,7 +161,8 @@ fn a_host_is_cut_off() {
     victims.into_iter().for_each(|victim| victim.end().expect_error("Remote", &["rank", "no path"]));
 }
 
-/// Somebody on another host connects to everything that listens, from the meeting to the end, and sends garbage.
+/// Somebody on another host connects to everything that listens, from the meeting to the end, and sends
+/// garbage.
 #[test]
 fn a_stranger_knocks_at_every_door() {
     let Some(network) = network(1, 1, Family::V4) else { return };

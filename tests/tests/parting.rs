@@ -1,5 +1,5 @@
-//! Ranks leave over a net plugin whose connections cannot be closed with receives in flight. Nothing else in this program may
-//! close a connection early: the plugin counts.
+//! Ranks leave over a net plugin whose connections cannot be closed with receives in flight. Nothing else in
+//! this program may close a connection early: the plugin counts.
 
 use std::sync::{Barrier, Mutex, PoisonError};
 

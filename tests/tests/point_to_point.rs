@@ -1,5 +1,5 @@
-//! Messages between ranks: patterns of sends and receives in groups, from one thread per rank and from one thread for
-//! all ranks, and what is refused.
+//! Messages between ranks: patterns of sends and receives in groups, from one thread per rank and from one
+//! thread for all ranks, and what is refused.
 
 use hawser_plan::Collective;
 use hawser_runtime::{Comm, ErrorKind, Stream, group};
@@ -105,7 +105,8 @@ fn hypercube() {
     deliver(ranks, &[0, 1, 2].map(|bit| exchange(bit).collect()));
 }
 
-/// The same from one thread: the steps are groups inside of one for all ranks, and send on what the step before received.
+/// The same from one thread: the steps are groups inside of one for all ranks, and send on what the step
+/// before received.
 #[test]
 fn hypercube_in_nested_groups() {
     if !on_host() {
@@ -219,7 +220,8 @@ fn bad_messages_are_refused() {
     assert_eq!(mail.iter().find_map(Mail::fault), None);
 }
 
-/// One rank sends before a collective; the other has its receive in a group with the collective, or behind it.
+/// One rank sends before a collective; the other has its receive in a group with the collective, or behind
+/// it.
 #[test]
 fn messages_and_collectives_may_come_in_different_order() {
     if !on_host() {

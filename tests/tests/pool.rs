@@ -34,7 +34,8 @@ fn a_communicator_fits_its_limit_and_still_computes() {
     free.expect_success();
     let usual = figures(&free, "peak").into_iter().fold(0.0, f64::max);
     assert!(usual >= 4.0, "{}", free.output);
-    // Less than it would take: fewer lanes, smaller slots, the same results. Copy engines' staging gives way too.
+    // Less than it would take: fewer lanes, smaller slots, the same results. Copy engines' staging gives way
+    // too.
     for pass_sm in ["0", "1"] {
         let settings = [("NCCL_CUMEM_MAX_SIZE", "6MB"), ("NCCL_PASS_SM", pass_sm)];
         let tight = ended(&["small", "destroy"], &[&EVENTS[..], &settings].concat());

@@ -1,4 +1,5 @@
-//! One process per rank, as MPI and torchrun start them: bring-up over TCP, heaps by descriptor, all collectives.
+//! One process per rank, as MPI and torchrun start them: bring-up over TCP, heaps by descriptor, all
+//! collectives.
 
 use hawser_runtime::unique_id;
 use hawser_tests::process::Process;

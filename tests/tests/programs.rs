@@ -1,7 +1,9 @@
-//! Programs that users bring (`MSCCL_XML_FILES`, `MSCCL_ALGO_DIR`) run: right results for every type and reduction, in
-//! place and out of place, for counts that do not divide; calls that do not fit go the usual way; ranks compare files.
+//! Programs that users bring (`MSCCL_XML_FILES`, `MSCCL_ALGO_DIR`) run: right results for every type and
+//! reduction, in place and out of place, for counts that do not divide; calls that do not fit go the usual
+//! way; ranks compare files.
 //!
-//! Settings are read once per process, so every file gets a process: this program again, with the test `child` only.
+//! Settings are read once per process, so every file gets a process: this program again, with the test
+//! `child` only.
 
 #[path = "../../core/plan/tests/plans/mod.rs"]
 mod plans;

@@ -96,7 +96,8 @@ fn conditions_and_chains_decide_which_rule_counts() {
     let rules = file(
         "toml",
         "[[rule]]\nmatch = { data_type = \"half\" }\nuse = { algorithm = \"ring\" }\n\
-         [[rule]]\nmatch = { ranks = 4, ranks_per_host = 2, op = \"sum\", data_type = \"float\", bytes = \"20000\" }\n\
+         [[rule]]\n\
+         match = { ranks = 4, ranks_per_host = 2, op = \"sum\", data_type = \"float\", bytes = \"20000\" }\n\
          use = [{ algorithm = \"nvls\" }, { algorithm = \"hierarchical\" }, { algorithm = \"tree\" }]\n\
          [[rule]]\nuse = { algorithm = \"one_shot\" }\n",
     );
@@ -204,7 +205,8 @@ fn why_is_written_once_per_call() {
         "Ring     Simple",
         "the host device has the Simple protocol only",
         &format!(
-            "decided: Tree with Simple in 1 × 2 blocks of 1 threads is fastest by tuner hawser-rules: rule \"trees\" ({rules}:1:1)"
+            "decided: Tree with Simple in 1 × 2 blocks of 1 threads is fastest \
+             by tuner hawser-rules: rule \"trees\" ({rules}:1:1)"
         ),
         &format!("  tuner hawser-rules: rule \"trees\" ({rules}:1:1)"),
         "pat: impossible here",
@@ -290,7 +292,8 @@ fn a_rule_for_registered_buffers_looks_at_windows() {
     if !on_host() {
         return;
     }
-    let text = "[[rule]]\nmatch.registered = true\nuse = { algorithm = \"tree\" }\n[[rule]]\nuse = { algorithm = \"ring\" }\n";
+    let text = "[[rule]]\nmatch.registered = true\nuse = { algorithm = \"tree\" }\n\
+                [[rule]]\nuse = { algorithm = \"ring\" }\n";
     let files = [SettingsFile { name: "windows.toml".into(), text: text.into() }];
     in_threads(3, |comm| {
         if comm.rank() == 2 {

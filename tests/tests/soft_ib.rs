@@ -1,4 +1,5 @@
-//! The library's collectives over the IB net, on its double of verbs, while ports go and come; and what profilers see of it.
+//! The library's collectives over the IB net, on its double of verbs, while ports go and come; and what
+//! profilers see of it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -63,7 +64,8 @@ impl ProfilerContext for Counter {
         let handle = NEXT.fetch_add(1, Ordering::Relaxed);
         if let What::NetPlugin { id, data } = event.what {
             assert!(id == 1 << 16 | 1 && data != 0 && event.parent.is_some());
-            // SAFETY: the payload of IB's events, valid during the call: a kind, then the operation, whose length is last.
+            // SAFETY: the payload of IB's events, valid during the call: a kind, then the operation, whose
+            // length is last.
             let (kind, bytes) = unsafe { (*(data as *const u8), *((data + 32) as *const u64)) };
             assert!(kind == 1 && bytes <= 1 << 20, "kind {kind}, {bytes} bytes");
             STARTED.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Children of communicators: who belongs to which, in which order, and that they work beside their parents, from one
-//! thread per rank and from one thread for all ranks.
+//! Children of communicators: who belongs to which, in which order, and that they work beside their parents,
+//! from one thread per rank and from one thread for all ranks.
 
 use hawser_plan::Collective;
 use hawser_runtime::{Comm, ErrorKind, Stream, group, unique_id};
@@ -80,7 +80,8 @@ fn splits_of_splits() {
     });
 }
 
-/// One thread drives all ranks: the splits of a group run side by side, children work with their parents in one group.
+/// One thread drives all ranks: the splits of a group run side by side, children work with their parents in
+/// one group.
 #[test]
 fn one_thread_splits_in_a_group() {
     if !on_host() {
@@ -210,7 +211,8 @@ fn bad_splits_are_refused() {
     });
 }
 
-/// A rank that never comes to a split: an abort of the parent releases those who wait, and the child has failed.
+/// A rank that never comes to a split: an abort of the parent releases those who wait, and the child has
+/// failed.
 #[test]
 fn an_abort_of_the_parent_ends_a_split() {
     if !on_host() {

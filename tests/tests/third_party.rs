@@ -1,9 +1,10 @@
-//! Plugins of others, as binaries that are given by path: `HAWSER_TEST_...` names a library that was built elsewhere, and a
-//! test whose variable is not set is skipped. What was tried, in which version, and how it was built:
-//! `docs/plugins-tested.md`.
+//! Plugins of others, as binaries that are given by path: `HAWSER_TEST_...` names a library that was built
+//! elsewhere, and a test whose variable is not set is skipped. What was tried, in which version, and how it
+//! was built: `docs/plugins-tested.md`.
 //!
-//! Ranks are processes, so that every plugin is loaded as a program would load it. What a plugin needs besides
-//! (`LD_LIBRARY_PATH`, `FI_PROVIDER` ...) is passed on; settings that begin with `NCCL_` are the test's.
+//! Ranks are processes, so that every plugin is loaded as a program would load it. What a plugin needs
+//! besides (`LD_LIBRARY_PATH`, `FI_PROVIDER` ...) is passed on; settings that begin with `NCCL_` are the
+//! test's.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,8 @@ use hawser_runtime::unique_id;
 use hawser_tests::process::{Ended, Process};
 use hawser_tests::world::on_host;
 
-/// Google's fastsocket: `accept` waits for the peer's `connect`, `test` for its `accept`, and no size is ever written.
+/// Google's fastsocket: `accept` waits for the peer's `connect`, `test` for its `accept`, and no size is ever
+/// written.
 #[test]
 fn fastsocket_carries_all_collectives() {
     let Some(plugin) = plugin("HAWSER_TEST_FASTSOCKET") else { return };
@@ -66,7 +68,8 @@ fn the_basic_tuner_decides() {
     }
 }
 
-/// Net and tuner in one library, named by the net's variable: the net is passed over, the tuner is found all the same.
+/// Net and tuner in one library, named by the net's variable: the net is passed over, the tuner is found all
+/// the same.
 #[test]
 fn the_mixed_plugin_gives_its_tuner() {
     let Some(plugin) = plugin("HAWSER_TEST_NCCL_MIXED") else { return };

@@ -1,4 +1,5 @@
-//! A tuner and a profiler that are built into this test program: what they are told, and what follows from their advice.
+//! A tuner and a profiler that are built into this test program: what they are told, and what follows from
+//! their advice.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Project chores. `cargo xtask tidy` checks the source tree against the rules in CONTRIBUTING.md,
-//! `cargo xtask size FILE` checks the size of the library.
+//! Project chores. `cargo xtask tidy` checks the source tree against the rules in CONTRIBUTING.md, `cargo
+//! xtask circles` prints the circles of imports, `cargo xtask size FILE` checks the size of the library.
 
 mod size;
 mod tidy;
@@ -7,13 +7,17 @@ mod tidy;
 use std::path::Path;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask tidy | cargo xtask size LIBRARY";
+const USAGE: &str =
+    "usage: cargo xtask tidy [--all] | cargo xtask circles [FOLDER] | cargo xtask size LIBRARY";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
-        ["tidy"] => tidy::run(root()),
+        ["tidy"] => tidy::run(root(), false),
+        ["tidy", "--all"] => tidy::run(root(), true),
+        ["circles"] => tidy::print_circles(root(), None),
+        ["circles", folder] => tidy::print_circles(root(), Some(folder)),
         ["size", library] => size::run(Path::new(library)),
         _ => Err(USAGE.into()),
     };

@@ -2,19 +2,21 @@
 //!
 //! ```text
 //! hawser-test-rank rank ID RANKS RANK STEP...   joins, then carries out the steps in order
-//! hawser-test-rank hosts HOSTS STEP...           a thread per rank; rank i counts as one of the host named by letter i
+//! hawser-test-rank hosts HOSTS STEP...           a thread per rank; letter i names the host of rank i
 //! hawser-test-rank leaks init|abort|split       counts what many rounds leave behind
 //! ```
 //!
 //! ID `env` is the one that `NCCL_COMM_ID` stands for.
 //!
-//! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors` (parts of different lengths), `mixed` (groups of
-//! collectives and messages), `gathers` (all-gathers until one fails), `decision` (writes which rule decided last), `again` (all-reduces until one
-//! fails), `follow` (the same; writes "changed" after some changes of rules), `changes` (`follow` beside a thread that
-//! changes rules), `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`; other lines it writes back after one more round), `abort-on-stdin`
-//! (a thread aborts when a line comes), `mark` (writes "mark"), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`,
-//! `abort`, `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its
-//! name the next step follows.
+//! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors` (parts of
+//! different lengths), `mixed` (groups of collectives and messages), `gathers` (all-gathers until one fails),
+//! `decision` (writes which rule decided last), `again` (all-reduces until one fails), `follow` (the same;
+//! writes "changed" after some changes of rules), `changes` (`follow` beside a thread that changes rules),
+//! `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`; other
+//! lines it writes back after one more round), `abort-on-stdin` (a thread aborts when a line comes), `mark`
+//! (writes "mark"), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`,
+//! `abort`, `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails
+//! writes `error KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
 
 use std::ffi::CStr;
 use std::io::stdin;
@@ -198,7 +200,8 @@ fn small(comm: &Comm) -> Result<()> {
     Ok(())
 }
 
-/// Collectives until rank 0 is told to stop. A line is answered when all ranks have begun and ended a round after it.
+/// Collectives until rank 0 is told to stop. A line is answered when all ranks have begun and ended a round
+/// after it.
 fn rounds(comm: &Comm) -> Result<()> {
     let (tell, lines) = channel();
     if comm.rank() == 0 {

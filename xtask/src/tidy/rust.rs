@@ -9,7 +9,7 @@
 //! | `env-var` | the runtime, and every plugin, reads its environment in one file |
 //! | `no-mangle` | only `core/capi` exports symbols, and the export macros of `plugins/compat` |
 //! | `plan-is-pure` | `core/plan` uses no libc and nothing of std that touches the world |
-//! | `algo-imports` | `core/plan/src/algo` sees the vocabulary (`ir`, `call`, `topology`, `config`, `error`), not choosing or lowering |
+//! | `algo-imports` | `core/plan/src/algo` sees the vocabulary (`ALGO_IMPORTS`), not choosing or lowering |
 
 use super::{Finding, Source};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
@@ -37,14 +37,17 @@ pub fn check(source: &Source) -> Vec<Finding> {
 }
 
 fn tests_last(source: &Source, file: &syn::File) -> Option<Finding> {
-    let is_tests = |item: &syn::Item| matches!(item, syn::Item::Mod(module) if module.content.is_some() && module.attrs.iter().any(is_cfg_test));
+    let is_tests = |item: &syn::Item| match item {
+        syn::Item::Mod(module) => module.content.is_some() && module.attrs.iter().any(is_cfg_test),
+        _ => false,
+    };
     let at = file.items.iter().position(is_tests)?;
     let after = file.items[at + 1..].iter().find(|item| !is_tests(item))?;
     let line = syn::spanned::Spanned::span(after).start().line;
     Some(Finding::new(source, line, "tests-last", "code after the test module: move the tests to the end"))
 }
 
-fn is_cfg_test(attribute: &syn::Attribute) -> bool {
+pub(super) fn is_cfg_test(attribute: &syn::Attribute) -> bool {
     let syn::Meta::List(list) = &attribute.meta else { return false };
     let words = list.tokens.clone().into_iter();
     list.path.is_ident("cfg") && words.into_iter().any(|token| token.to_string() == "test")
@@ -106,9 +109,9 @@ fn has_safety_comment(lines: &[&str], unsafe_lines: &[usize], line: usize) -> bo
 }
 
 /// A path such as `std::env::var` and its line; a use tree gives one for each leaf.
-type PathAt = (Vec<String>, usize);
+pub(super) type PathAt = (Vec<String>, usize);
 
-fn collect_paths(tokens: &[TokenTree], paths: &mut Vec<PathAt>) {
+pub(super) fn collect_paths(tokens: &[TokenTree], paths: &mut Vec<PathAt>) {
     let mut at = 0;
     while at < tokens.len() {
         match &tokens[at] {
@@ -171,7 +174,8 @@ fn env_var(source: &Source, paths: &[PathAt]) -> Vec<Finding> {
     let reads = |path: &[String]| {
         path.windows(2).any(|pair| pair[0] == "env" && ENV_FUNCTIONS.contains(&pair[1].as_str()))
     };
-    let text = "the environment is read in core/runtime/src/env.rs, and in a plugin's config.rs or settings.rs, only: add the setting there";
+    let text = "the environment is read in core/runtime/src/env.rs, and in a plugin's config.rs or \
+                settings.rs, only: add the setting there";
     on_lines(source, "env-var", text, paths.iter().filter(|(path, _)| reads(path)))
 }
 
@@ -207,7 +211,8 @@ fn algo_imports(source: &Source, paths: &[PathAt]) -> Vec<Finding> {
         [first, second, ..] => first == "super" && second == "super",
         _ => false,
     };
-    let text = "an algorithm builds a program from a call and a topology: import crate::{ir, call, topology, config, error} only";
+    let text = "an algorithm builds a program from a call and a topology: import \
+                crate::{ir, call, topology, config, error} only";
     on_lines(source, "algo-imports", text, paths.iter().filter(|(path, _)| foreign(path)))
 }
 

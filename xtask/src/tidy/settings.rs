@@ -1,8 +1,8 @@
 //! Rule `settings`: every variable that the library reads is documented, and every documented one is read.
 //!
 //! * The names of `HONOURED` and those of the table in `docs/settings.md` are the same.
-//! * Names of our own (`HAWSER_…`) in `core` and `plugins` stand in some page, and those that a page has in the first column of
-//!   a table stand in some source.
+//! * Names of our own (`HAWSER_…`) in `core` and `plugins` stand in some page, and those that a page has in
+//!   the first column of a table stand in some source.
 
 use std::collections::BTreeSet;
 
