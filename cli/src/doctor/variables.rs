@@ -1,7 +1,7 @@
 //! Which `NCCL_*` and `HAWSER_*` variables mean something.
 
 use hawser_net_ib::{Regard, regard};
-use hawser_runtime::env::HONOURED;
+use hawser_runtime::env::{self, Reader};
 
 /// Names that NCCL 2.32 and its plugins know, one per line.
 const NCCL: &str = include_str!("nccl_names.txt");
@@ -35,7 +35,13 @@ pub enum Judgement {
 
 /// Judges a variable's name.
 pub fn judge(name: &str) -> Judgement {
-    if HONOURED.contains(&name) || PROFILER.contains(&name) || hawser_net_socket::Settings::has(name) {
+    if let Some(setting) = env::table_entry(name) {
+        return match setting.reader {
+            Reader::Library | Reader::Plugin(_) => Judgement::Honoured,
+            Reader::Nobody => Judgement::Refused(setting.meaning.trim()),
+        };
+    }
+    if PROFILER.contains(&name) || hawser_net_socket::Settings::has(name) {
         return Judgement::Honoured;
     }
     match regard(name) {
@@ -46,23 +52,9 @@ pub fn judge(name: &str) -> Judgement {
     if NCCL.lines().any(|known| known == name) || FOREIGN.iter().any(|prefix| name.starts_with(prefix)) {
         return Judgement::Known;
     }
-    let known = HONOURED.iter().chain(PROFILER).copied().chain(NCCL.lines());
-    let nearest = known.map(|known| (distance(name, known), known)).min();
+    let known = env::names().chain(PROFILER.iter().copied()).chain(NCCL.lines());
+    let nearest = known.map(|known| (env::distance(name, known), known)).min();
     Judgement::Unknown(nearest.filter(|(d, _)| *d <= 3).map(|(_, known)| known))
-}
-
-/// Insertions, deletions and replacements that turn `a` into `b`.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let changed = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -72,6 +64,8 @@ mod tests {
     #[test]
     fn names_are_judged() {
         assert_eq!(judge("NCCL_ALGO"), Judgement::Honoured);
+        assert_eq!(judge("NCCL_MAX_NRINGS"), Judgement::Honoured);
+        assert!(matches!(judge("NCCL_PXN_DISABLE"), Judgement::Refused(why) if why.contains("relay")));
         assert_eq!(judge("NCCL_NVLS_ENABLE"), Judgement::Known);
         assert_eq!(judge("NCCL_IB_HCA"), Judgement::Honoured);
         let of_ib = NCCL.lines().filter(|name| name.starts_with("NCCL_IB_"));
@@ -87,12 +81,5 @@ mod tests {
         assert_eq!(judge("NCCL_P2P_DISABEL"), Judgement::Unknown(Some("NCCL_P2P_DISABLE")));
         assert_eq!(judge("HAWSER_DEVISE"), Judgement::Unknown(Some("HAWSER_DEVICE")));
         assert_eq!(judge("NCCL_SOMETHING_ELSE_ENTIRELY"), Judgement::Unknown(None));
-    }
-
-    #[test]
-    fn distances_are_symmetric_edit_distances() {
-        for (a, b, d) in [("", "abc", 3), ("abc", "abc", 0), ("kitten", "sitting", 3), ("ab", "ba", 2)] {
-            assert_eq!((distance(a, b), distance(b, a)), (d, d), "{a} {b}");
-        }
     }
 }

@@ -69,7 +69,7 @@ pub fn configure(settings: &Settings) {
         Some(_) => 3,
     };
     LEVEL.store(level, Ordering::Relaxed);
-    MASK.store(mask(settings.debug_subsys.as_deref().unwrap_or("INIT,BOOTSTRAP,ENV")), Ordering::Relaxed);
+    MASK.store(mask(&settings.debug_subsys), Ordering::Relaxed);
     let file = settings.debug_file.as_deref().map(|path| {
         let path = path.replace("%h", &host_name()).replace("%p", &std::process::id().to_string());
         OpenOptions::new().create(true).append(true).open(&path).map_err(|error| format!("{path}: {error}"))

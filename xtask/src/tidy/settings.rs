@@ -1,26 +1,14 @@
-//! Rule `settings`: every variable that the library reads is documented, and every documented one is read.
+//! Rule `settings`: every variable of our own (`HAWSER_…`) that `core` or `plugins` names is documented in some page, and every
+//! one that a page has in the first column of a table stands in some source.
 //!
-//! * The names of `HONOURED` and those of the table in `docs/settings.md` are the same.
-//! * Names of our own (`HAWSER_…`) in `core` and `plugins` stand in some page, and those that a page has in
-//!   the first column of a table stand in some source.
+//! That docs/settings.md has all settings of the library is tested beside their table (`core/runtime/src/env/table.rs`).
 
 use std::collections::BTreeSet;
 
 use super::{Finding, Source};
 
-const TABLE: &str = "docs/settings.md";
-const CODE: &str = "core/runtime/src/env.rs";
-
 pub fn check(sources: &[Source]) -> Vec<Finding> {
-    let find = |path: &str| sources.iter().find(|source| source.path == path);
     let mut findings = Vec::new();
-    if let (Some(code), Some(table)) = (find(CODE), find(TABLE)) {
-        let (honoured, listed) = (honoured(&code.text), in_tables(&table.text));
-        let missing = honoured.difference(&listed);
-        findings.extend(missing.map(|name| finding(table, format!("{name} is read, but not in the table"))));
-        let unread = listed.difference(&honoured);
-        findings.extend(unread.map(|name| finding(table, format!("{name} is not in HONOURED of {CODE}"))));
-    }
     let pages: Vec<&Source> = sources.iter().filter(|source| source.extension() == "md").collect();
     for source in sources.iter().filter(|source| is_of_the_library(&source.path)) {
         let is_unknown =
@@ -56,12 +44,6 @@ fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]").next().unwrap_or_default()
 }
 
-/// The names of the list `HONOURED`.
-fn honoured(text: &str) -> BTreeSet<&str> {
-    let list = text.split("HONOURED: &[&str] = &[").nth(1).and_then(|rest| rest.split("];").next());
-    literals(list.unwrap_or_default()).collect()
-}
-
 /// Whole string literals that are names of variables.
 fn literals(text: &str) -> impl Iterator<Item = &str> {
     text.split('"').filter(|part| is_name(part))
@@ -88,18 +70,6 @@ mod tests {
     fn texts(files: &[(&str, &str)]) -> Vec<String> {
         let sources: Vec<Source> = files.iter().map(|(path, text)| Source::planted(path, text)).collect();
         check(&sources).into_iter().map(|finding| format!("{}: {}", finding.path, finding.text)).collect()
-    }
-
-    const LIST: &str = "pub const HONOURED: &[&str] = &[\n    \"NCCL_ALGO\",\n    \"HAWSER_A\",\n];\n";
-
-    #[test]
-    fn code_and_table_have_the_same_names() {
-        let table = "# x\n| `NCCL_ALGO`, `HAWSER_A` | see `NCCL_OTHER` |\n";
-        assert_eq!(texts(&[(CODE, LIST), (TABLE, table)]), [""; 0]);
-        let other = "| `NCCL_ALGO` | `HAWSER_A` |\n| `NCCL_PROTO=1` | |\n";
-        let found = texts(&[(CODE, LIST), (TABLE, other)]);
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].contains("HAWSER_A is read") && found[1].contains("NCCL_PROTO is not in HONOURED"));
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl Split {
 
     /// Learns who has the same color and connects to them; None without a color.
     fn meet(&self) -> Result<Option<(Bootstrap, Place)>> {
-        let wait = Wait::new(self.abort.clone(), Some(env::settings().join_timeout));
+        let wait = Wait::new(self.abort.clone(), Some(env::settings().join_timeout()));
         let mine: Vec<u8> = self.color.to_le_bytes().into_iter().chain(self.key.to_le_bytes()).collect();
         let all = self.state.bootstrap.all_gather(&mine, &wait)?;
         let mut members = Vec::new();

@@ -38,7 +38,7 @@ impl HostDevice {
     /// # Errors
     /// The thread of `NCCL_CUMEM_MONITOR` could not be started.
     pub fn new(ordinal: u32) -> Result<Self> {
-        Self::with_pool(ordinal, &format!("host device {ordinal}"), &env::settings().pool)
+        Self::with_pool(ordinal, &format!("host device {ordinal}"), &env::settings().pool())
     }
 
     /// One for memory that the ranks of a host share beside that of their devices: it does not count for the limits of pools.

@@ -1,17 +1,19 @@
-//! Where settings come from, and how one value is read.
+//! Where the values of settings come from: names and texts, of which the first that gives a name a value counts.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use super::HONOURED;
+use super::kind::Kind;
+use super::{distance, nearest, table_entry};
 
-/// Where values come from: names to values, the environment already laid over the files.
+/// The values that were found, the environment already laid over the files, and what is wrong with them.
 pub(super) struct Source {
+    /// The values by name. Empty ones are left out.
     pub(super) values: BTreeMap<String, String>,
+    /// A sentence about each value that is ignored.
     complaints: RefCell<Vec<String>>,
-    /// Like complaints, but nothing comes up with them.
-    pub(super) faults: RefCell<Vec<String>>,
+    /// A sentence about each value that no communicator comes up with.
+    faults: RefCell<Vec<String>>,
 }
 
 impl Source {
@@ -25,147 +27,57 @@ impl Source {
         Self { values, complaints: Default::default(), faults: Default::default() }
     }
 
-    pub(super) fn text(&self, name: &str) -> Option<String> {
-        // An env plugin is asked for those names only.
-        debug_assert!(HONOURED.contains(&name), "{name} is missing from HONOURED");
-        self.values.get(name).map(|v| v.trim().to_owned())
+    /// What the first of these names says that has a value of this kind.
+    pub(super) fn unset<T>(&self, names: &[&str], kind: &Kind<T>, _otherwise: &str) -> Option<T> {
+        names.iter().find_map(|name| self.value(name, kind))
     }
 
-    pub(super) fn parsed<T: std::str::FromStr>(&self, name: &str, accepted: &str) -> Option<T> {
-        let text = self.text(name)?;
-        let value = text.parse().ok();
+    /// The same, or what the default means.
+    pub(super) fn default<T>(&self, names: &[&str], kind: &Kind<T>, default: &str) -> T {
+        let found = self.unset(names, kind, default).or_else(|| (kind.parse)(default));
+        found.expect("the default of a setting is one of its values, which a test checks")
+    }
+
+    fn value<T>(&self, name: &str, kind: &Kind<T>) -> Option<T> {
+        let text = self.values.get(name)?.trim();
+        let value = (kind.parse)(text);
         if value.is_none() {
-            self.complain(format!("{name}={text} is ignored: it must be {accepted}"));
+            let (list, consequence) = match kind.is_strict {
+                true => (&self.faults, "means nothing"),
+                false => (&self.complaints, "is ignored"),
+            };
+            list.borrow_mut().push(format!("{name}={text} {consequence}: it must be {}", kind.accepted));
         }
         value
     }
 
-    pub(super) fn flag(&self, name: &str) -> bool {
-        self.parsed::<i64>(name, "0 or 1").is_some_and(|v| v != 0)
+    /// The values that no communicator comes up with.
+    pub(super) fn faults(&self) -> Vec<String> {
+        self.faults.borrow().clone()
     }
 
-    /// Seconds, at most so many.
-    pub(super) fn seconds(&self, name: &str, most: u32) -> Option<Duration> {
-        let accepted = format!("a number of seconds from 0 to {most}");
-        let seconds = self.parsed::<f64>(name, &accepted)?;
-        // What is no number is in no range.
-        if !(0.0..=f64::from(most)).contains(&seconds) {
-            self.complain(format!("{name}={seconds} is ignored: it must be {accepted}"));
-            return None;
-        }
-        Some(Duration::from_secs_f64(seconds))
-    }
-
-    /// 0 or 1, or a word for them; None if unset or `auto`.
-    pub(super) fn choice(&self, name: &str) -> Option<bool> {
-        self.demanded(name, "0, 1 or auto", |text| {
-            Some(match text.to_ascii_lowercase().as_str() {
-                "0" | "off" | "no" | "false" => Some(false),
-                "1" | "on" | "yes" | "true" => Some(true),
-                "auto" => None,
-                _ => return None,
-            })
-        })
-        .flatten()
-    }
-
-    /// A value that must parse: another one is a fault.
-    pub(super) fn demanded<T>(
-        &self,
-        name: &str,
-        accepted: &str,
-        parse: impl Fn(&str) -> Option<T>,
-    ) -> Option<T> {
-        let text = self.text(name)?;
-        let value = parse(&text);
-        if value.is_none() {
-            let fault = format!("{name}={text} means nothing: it must be {accepted}");
-            let mut faults = self.faults.borrow_mut();
-            if !faults.contains(&fault) {
-                faults.push(fault);
-            }
-        }
-        value
-    }
-
-    /// 0, 1 or 2.
-    pub(super) fn level(&self, name: &str) -> u8 {
-        self.demanded(name, "0, 1 or 2", |text| text.parse().ok().filter(|level| *level <= 2)).unwrap_or(0)
-    }
-
-    /// Bytes: a number, perhaps with K, M, G or T (binary), perhaps followed by B or iB.
-    pub(super) fn size(&self, name: &str) -> Option<u64> {
-        self.demanded(name, "a number of bytes such as 33554432, 512MB or 1.5GB", parse_size)
-    }
-
-    pub(super) fn word(&self, name: &str, accepted: &[&str]) -> Option<String> {
-        let text = self.text(name)?;
-        let found = accepted.iter().find(|a| a.eq_ignore_ascii_case(&text)).map(|a| (*a).to_owned());
-        if found.is_none() {
-            self.complain(format!("{name}={text} is ignored: it must be one of {}", accepted.join(", ")));
-        }
-        found
-    }
-
-    pub(super) fn complain(&self, text: String) {
-        self.complaints.borrow_mut().push(text);
-    }
-
-    /// Values that did not parse.
+    /// The values that are ignored.
     pub(super) fn wrong_values(&self) -> Vec<String> {
         self.complaints.borrow().clone()
     }
 
-    /// Values that did not parse, and names that look like typing errors of honoured ones.
+    /// The values that are ignored, and names that look like typing errors of settings.
     pub(super) fn complaints(&self) -> Vec<String> {
-        let mut all = self.wrong_values();
-        for name in self.values.keys().filter(|n| !HONOURED.contains(&n.as_str())) {
-            let near = HONOURED.iter().min_by_key(|h| distance(name, h)).filter(|h| distance(name, h) <= 2);
-            if let Some(near) = near {
-                all.push(format!("{name} is not a setting of this library; did you mean {near}?"));
-            }
-        }
-        all
+        let unknown = self.values.keys().filter(|name| table_entry(name).is_none());
+        let typing_error = |name: &String| {
+            let near = nearest(name).filter(|near| distance(name, near) <= 2)?;
+            Some(format!("{name} is not a setting of this library; did you mean {near}?"))
+        };
+        self.wrong_values().into_iter().chain(unknown.filter_map(typing_error)).collect()
     }
 }
 
+/// The names and values of a file with settings.
 pub(super) fn parse_file(text: &str) -> impl Iterator<Item = (String, String)> {
     text.lines()
         .filter(|l| !l.starts_with('#'))
         .filter_map(|l| l.split_once('='))
         .map(|(n, v)| (n.trim().to_owned(), v.trim().to_owned()))
-}
-
-/// See [`Source::size`].
-pub(super) fn parse_size(text: &str) -> Option<u64> {
-    let text = text.trim().to_ascii_lowercase();
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit = unit.trim();
-    let (shift, rest) = match unit.chars().next() {
-        Some(letter @ ('k' | 'm' | 'g' | 't')) => {
-            (10 * (1 + "kmgt".find(letter).unwrap_or(0) as i32), &unit[1..])
-        }
-        _ => (0, unit),
-    };
-    let bytes = number.parse::<f64>().ok()? * f64::from(shift).exp2();
-    (matches!(rest, "" | "b") || rest == "ib" && shift > 0).then_some(())?;
-    (bytes.fract() == 0.0 && bytes < 2f64.powi(60)).then_some(bytes as u64)
-}
-
-/// Edit distance between two names.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<u8> = b.bytes().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for j in 0..b.len() {
-            let next = (diagonal + usize::from(ca != b[j])).min(row[j] + 1).min(row[j + 1] + 1);
-            diagonal = std::mem::replace(&mut row[j + 1], next);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -174,27 +86,6 @@ pub(super) mod tests {
 
     pub(in crate::env) fn source(pairs: &[(&str, &str)]) -> Source {
         Source::of(pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())))
-    }
-
-    #[test]
-    fn sizes_take_binary_units() {
-        let sizes = [
-            ("33554432", 32 << 20),
-            ("512MB", 512 << 20),
-            ("2GB", 2 << 30),
-            ("2 GiB", 2 << 30),
-            ("1.5g", 3 << 29),
-        ];
-        for (text, bytes) in sizes {
-            assert_eq!(parse_size(text), Some(bytes), "{text}");
-        }
-        for wrong in ["", "MB", "12X", "1.3", "-1", "5iB", "1e9", "9999999TB", "1..2"] {
-            assert_eq!(parse_size(wrong), None, "{wrong}");
-        }
-        let faults =
-            source(&[("NCCL_PASS_SM", "3"), ("NCCL_PSM_BUFFER_SIZE", "12 parsecs")]).settings().faults;
-        assert!(faults.iter().any(|fault| fault.contains("NCCL_PASS_SM=3") && fault.contains("0, 1 or 2")));
-        assert!(faults.iter().any(|fault| fault.contains("12 parsecs") && fault.contains("512MB")));
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub struct Answer {
 
 /// Processes of this user on this host that may be asked. Some may have ended.
 pub fn processes() -> Vec<u32> {
-    env::settings().runtime_folder.as_deref().map_or_else(Vec::new, control_socket::processes_in)
+    env::settings().runtime_folder().as_deref().map_or_else(Vec::new, control_socket::processes_in)
 }
 
 /// Asks a process about its communicators.
@@ -111,9 +111,10 @@ pub fn apply(pid: u32, ids: &[String], files: &[SettingsFile], limit: Duration) 
 
 /// The lines of an answer without the last, by their fields.
 fn ask(pid: u32, question: &str, bytes: &[u8], limit: Duration) -> Result<Vec<Vec<String>>> {
-    let folder = env::settings().runtime_folder.as_deref();
-    let folder =
-        folder.ok_or_else(|| Error::invalid_usage("HAWSER_RUNTIME_DIR=none: no process can be asked"))?;
+    let folder = env::settings().runtime_folder();
+    let folder = folder
+        .as_deref()
+        .ok_or_else(|| Error::invalid_usage("HAWSER_RUNTIME_DIR=none: no process can be asked"))?;
     let path = control_socket::socket_of(folder, pid);
     let what = |error: std::io::Error| {
         let gone = matches!(error.kind(), Io::NotFound | Io::ConnectionRefused);

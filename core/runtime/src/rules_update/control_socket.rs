@@ -59,7 +59,7 @@ impl ControlSocket {
     /// # Errors
     /// `System` or `InvalidUsage`: the folder cannot be made or is somebody else's, or the socket cannot be made.
     pub fn open(settings: &Settings) -> Result<Option<Self>> {
-        let Some(folder) = &settings.runtime_folder else { return Ok(None) };
+        let Some(folder) = &settings.runtime_folder() else { return Ok(None) };
         make_folder(folder)?;
         let path = socket_of(folder, std::process::id());
         // Moved to its name when it listens: one that refuses is one that was left.
@@ -81,7 +81,7 @@ impl ControlSocket {
         log::info(Subsys::Init, || {
             format!("rules of this process can be changed through {}", path.display())
         });
-        let (job, patience) = (settings.job.clone().unwrap_or_default(), settings.rules_timeout * 8);
+        let (job, patience) = (settings.job().unwrap_or_default(), settings.rules_timeout * 8);
         Ok(Some(Self { listener, path, job, clients: Vec::new(), patience }))
     }
 

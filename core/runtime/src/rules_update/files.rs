@@ -48,7 +48,7 @@ type Stamp = Option<(u64, u64, u64, i128)>;
 impl Known {
     /// Before a communicator reads rules for the first time: what is written from now on is a change.
     pub fn now(settings: &Settings) -> Self {
-        Self::of(stamps(&settings.rules_watch))
+        Self::of(stamps(&settings.watched_files()))
     }
 
     fn of(stamps: Vec<Stamp>) -> Self {
@@ -72,7 +72,7 @@ impl Known {
 impl Watched {
     /// The files that the settings name; None without any.
     pub fn new(settings: &Settings) -> Option<Self> {
-        let paths = settings.rules_watch.clone();
+        let paths = settings.watched_files();
         (!paths.is_empty()).then(|| Self { seen: stamps(&paths), paths, next: EVERY })
     }
 

@@ -58,10 +58,10 @@ pub fn bring_up(
     log::set_device(ordinal);
     let step = |name: &str| {
         log::info(Subsys::Init, || format!("rank {rank}: {name}"));
-        Wait::new(abort.clone(), Some(settings.init_timeout))
+        Wait::new(abort.clone(), Some(settings.init_timeout()))
     };
     log::info(Subsys::Init, || format!("rank {rank}: bootstrap"));
-    let bootstrap = meet(joining, rank, &Wait::new(abort.clone(), Some(settings.join_timeout)))?;
+    let bootstrap = meet(joining, rank, &Wait::new(abort.clone(), Some(settings.join_timeout())))?;
     let device = device::open(ordinal)?;
     let mut decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
     let profiling = Profiling::open(decided.comm_id, config.name.as_deref(), &decided.topology, rank);

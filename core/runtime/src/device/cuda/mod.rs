@@ -105,7 +105,7 @@ impl CudaDevice {
         let name = format!("device {ordinal} ({})", caps.id);
         let source = || -> Result<Box<dyn Source>> { Ok(Box::new(copier.clone())) };
         Ok(CudaDevice {
-            pool: pool::of(&name, &env::settings().pool, source)?,
+            pool: pool::of(&name, &env::settings().pool(), source)?,
             copier,
             events: Events::new(&context),
             kernels: Kernels::new(&context),

@@ -248,7 +248,7 @@ impl Net {
             connections: Mutex::new(connections),
             stage: stage.map(Arc::new),
             deadline: settings.op_timeout,
-            init_timeout: settings.init_timeout,
+            init_timeout: settings.init_timeout(),
         })
     }
 

@@ -1,0 +1,287 @@
+//! The table of settings: one entry for each variable that the library reads.
+//!
+//! An entry gives the type of the field in [`Settings`], the name of the variable (behind it older names that are read as
+//! well), the kind of its value ([`kind`]), the default, and perhaps the page of `docs` that tells more and who reads it. The
+//! doc comment is the meaning, for readers of the code and of docs/settings.md alike. Parsing, the list of known names, that
+//! page and what `hawser doctor` says come from here. After a change, `BLESS=1 cargo test -p hawser-runtime --lib env` writes
+//! the page anew.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::kind;
+use super::source::Source;
+
+/// Who does something with the value of a setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// The library itself.
+    Library,
+    /// The plugin of this name, which is built into the library.
+    Plugin(&'static str),
+    /// Nobody: the value is checked and has no effect.
+    Nobody,
+}
+
+/// What the table says about one setting.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// The heading that the setting stands under in docs/settings.md.
+    pub section: &'static str,
+    /// The name of the variable.
+    pub name: &'static str,
+    /// Older names that are read where `name` has no value.
+    pub older_names: &'static [&'static str],
+    /// The values that are accepted, in words that continue "it must be".
+    pub accepted: &'static str,
+    /// Whether communicators refuse to come up with a value that is not accepted. Otherwise the value is ignored with a warning.
+    pub is_strict: bool,
+    /// The default: a value, or words for what happens where the setting has none.
+    pub default: &'static str,
+    /// What the setting does, in Markdown.
+    pub meaning: &'static str,
+    /// The page of `docs` that tells more.
+    pub page: Option<&'static str>,
+    /// Who reads the setting.
+    pub reader: Reader,
+}
+
+/// Makes [`Settings`], [`TABLE`] and [`Source::settings`] from the entries.
+///
+/// `default "0"` gives the field the value that the text has; `unset "words"` makes it `None` where the variable has no value.
+macro_rules! settings {
+    ($($section:literal {$(
+        $(#[doc = $meaning:literal])+
+        $field:ident: $type:ty = $name:literal $(| $older:literal)*, $kind:ident, $absent:ident $default:literal
+            $(, page $page:literal)? $(, reader $reader:expr)?;
+    )+})+) => {
+        /// The settings of this process: a field for each entry of the table.
+        #[derive(Debug, Clone)]
+        pub struct Settings {
+            $($(
+                $(#[doc = $meaning])+
+                pub $field: $type,
+            )+)+
+            /// The user's folder for caches: `$XDG_CACHE_HOME`, else `~/.cache`.
+            pub cache: Option<PathBuf>,
+            /// A sentence about each value that means nothing and that communicators refuse to come up with.
+            pub faults: Vec<String>,
+        }
+
+        /// Every setting of the library.
+        pub static TABLE: &[Setting] = &[$($(Setting {
+            section: $section,
+            name: $name,
+            older_names: &[$($older),*],
+            accepted: kind::$kind.accepted,
+            is_strict: kind::$kind.is_strict,
+            default: $default,
+            meaning: concat!($($meaning),+),
+            page: first!($(Some($page),)? None),
+            reader: first!($($reader,)? Reader::Library),
+        },)+)+];
+
+        impl Source {
+            /// Reads every setting.
+            pub(super) fn settings(&self) -> Settings {
+                Settings {
+                    $($($field: self.$absent(&[$name $(, $older)*], &kind::$kind, $default),)+)+
+                    cache: super::cache_folder(),
+                    // Last, since the lines above find them.
+                    faults: self.faults(),
+                }
+            }
+        }
+    };
+}
+
+/// The first of its arguments.
+macro_rules! first {
+    ($first:expr $(, $other:expr)*) => {
+        $first
+    };
+}
+
+settings! {
+    "Devices and the log" {
+        /// Devices that collectives run on: `cuda`, `host` (the CPU), or `auto`, which means GPUs if there are any.
+        device: String = "HAWSER_DEVICE", DEVICE, default "auto";
+        /// The log's level: `VERSION`, `WARN`, `INFO` or `TRACE`. Any other word is `INFO`.
+        debug: Option<String> = "NCCL_DEBUG", TEXT, unset "nothing is written";
+        /// Parts of the log that are written, with commas between them; `^` in front inverts the list.
+        debug_subsys: String = "NCCL_DEBUG_SUBSYS", TEXT, default "INIT,BOOTSTRAP,ENV";
+        /// File of the log. `%h` stands for the host, `%p` for the process.
+        debug_file: Option<String> = "NCCL_DEBUG_FILE", TEXT, unset "standard output";
+        /// File with settings, one `NAME=value` a line, which count where the environment has none.
+        conf_file: Option<String> = "NCCL_CONF_FILE", TEXT, unset "`~/.nccl.conf`";
+        /// Names or paths of libraries with an env plugin, from which all settings come then.
+        env_plugin: Option<String> = "NCCL_ENV_PLUGIN", TEXT, unset "none", page "plugin-guide.md";
+    }
+    "Choice" {
+        /// Algorithms that may run, per collective if wanted.
+        algo: Option<String> = "NCCL_ALGO", TEXT, unset "all", page "programs.md";
+        /// Protocols that may run, per collective if wanted.
+        proto: Option<String> = "NCCL_PROTO", TEXT, unset "all", page "programs.md";
+        /// Fewest CTAs of an operation, cut to 1 to 64. Overrules the communicator's configuration.
+        min_ctas: Option<u32> = "NCCL_MIN_CTAS" | "NCCL_MIN_NCHANNELS" | "NCCL_MIN_NRINGS", COUNT,
+            unset "the configuration's, else 1";
+        /// Most CTAs of an operation, cut to 1 to 64. Overrules the communicator's configuration.
+        max_ctas: Option<u32> = "NCCL_MAX_CTAS" | "NCCL_MAX_NCHANNELS" | "NCCL_MAX_NRINGS", COUNT,
+            unset "the configuration's, else 64";
+        /// 0: small collectives of a group do not share launches.
+        fuse: bool = "HAWSER_FUSE", SWITCH_ON, default "1";
+        /// Who writes why calls run as they do, once per call that differs: 1: rank 0, `all`: every rank.
+        explain: Explain = "HAWSER_EXPLAIN", EXPLAIN, default "0";
+        /// File with what the cost model knows of the machine, as `hawser measure` writes it; `none`: built-in values.
+        links: Option<String> = "HAWSER_LINKS", TEXT,
+            unset "rank 0's file in `hawser` of `XDG_CACHE_HOME`, else of `~/.cache`";
+        /// Files with programs of your own (MSCCL's XML, or `.plan`), with `:` between them. The first that fits a call runs it.
+        msccl_files: Option<String> = "MSCCL_XML_FILES", TEXT, unset "none", page "programs.md";
+        /// Folder with files of programs, which are tried after those of `MSCCL_XML_FILES`.
+        msccl_folder: Option<String> = "MSCCL_ALGO_DIR", TEXT, unset "none", page "programs.md";
+        /// Files with rules that choose algorithms, with commas between them; `none`: no rules.
+        rules: Option<String> = "HAWSER_RULES", TEXT, unset "none", page "rules.md", reader Reader::Plugin("tuner");
+        /// File with rules in the form of NCCL's example tuner (CSV).
+        tuner_config_file: Option<String> = "NCCL_TUNER_CONFIG_FILE", TEXT, unset "none", page "rules.md",
+            reader Reader::Plugin("tuner");
+        /// Rule files that count anew when they change, with commas between them; 1: those of `HAWSER_RULES`.
+        rules_watch: Option<String> = "HAWSER_RULES_WATCH", TEXT, unset "0", page "rules.md";
+        /// Seconds that ranks may take for each step of a change of rules.
+        rules_timeout: Duration = "HAWSER_RULES_TIMEOUT", RULES_SECONDS, default "10", page "rules.md";
+        /// Folder of the sockets through which the rules of a process can be changed; `none`: no socket.
+        runtime_dir: Option<String> = "HAWSER_RUNTIME_DIR", TEXT, unset "`/dev/shm/hawser-UID`", page "rules.md";
+        /// Name by which `hawser rules apply --job` finds this process.
+        job_name: Option<String> = "HAWSER_JOB", TEXT, unset "`SLURM_JOB_ID`", page "rules.md";
+    }
+    "Bring-up and deadlines" {
+        /// Seconds that ranks wait for those that have not come to init or split (a warning names them every minute), and for
+        /// each step once all are there.
+        init_seconds: Option<Duration> = "HAWSER_INIT_TIMEOUT", SECONDS, unset "1800, 120";
+        /// Seconds that a stranger who connects may stay silent.
+        handshake_timeout: Duration = "HAWSER_HANDSHAKE_TIMEOUT", SECONDS, default "5";
+        /// Seconds that an operation may wait for a peer; 0: for ever.
+        op_timeout: Option<Duration> = "HAWSER_OP_TIMEOUT", DEADLINE, default "0";
+        /// 0: communicators do not block, 1: they do, whatever their configuration says.
+        comm_blocking: Option<bool> = "NCCL_COMM_BLOCKING", FLAG, unset "the configuration's";
+        /// Address `host:port` where rank 0 listens, instead of the unique id's.
+        comm_id: Option<String> = "NCCL_COMM_ID", TEXT, unset "the unique id's";
+        /// Identity of the host: ranks with the same one share memory.
+        host_id: Option<String> = "NCCL_HOSTID", TEXT, unset "host name and boot id";
+        /// Interfaces of bring-up and of the TCP plugin.
+        socket_ifname: Option<String> = "NCCL_SOCKET_IFNAME", TEXT, unset "those that are up",
+            page "running-on-many-hosts.md";
+        /// Addresses of bring-up and of the TCP plugin: `AF_INET` or `AF_INET6`.
+        socket_family: Option<u8> = "NCCL_SOCKET_FAMILY", FAMILY, unset "both", page "running-on-many-hosts.md";
+        /// How often a connection of bring-up that was refused is tried again.
+        socket_retry_count: u32 = "NCCL_SOCKET_RETRY_CNT", NUMBER, default "34";
+        /// Milliseconds between two attempts to connect at bring-up.
+        socket_retry_sleep: Duration = "NCCL_SOCKET_RETRY_SLEEP_MSEC", MILLISECONDS, default "100";
+        /// 1: several ranks of a communicator may share a GPU and its multiprocessors. Each takes at most its part of them.
+        multi_rank_gpu: bool = "NCCL_MULTI_RANK_GPU_ENABLE", FLAG, default "0";
+    }
+    "Paths" {
+        /// 1: no peer access between GPUs; data goes through host memory.
+        p2p_disable: bool = "NCCL_P2P_DISABLE", FLAG, default "0";
+        /// 1: GPUs of one process do not use each other's user buffers, and their memory is not opened to each other.
+        direct: bool = "NCCL_P2P_DIRECT_DISABLE", UNLESS, default "0",
+            page "adr/0011-direct-in-one-process.md";
+        /// 1: ranks of a host share no host memory; without peer access they talk over the net.
+        shm_disable: bool = "NCCL_SHM_DISABLE", FLAG, default "0";
+        /// Bytes of a FIFO of the Simple protocol, per lane and peer.
+        buffsize: Option<u64> = "NCCL_BUFFSIZE", BYTES, unset "524288; 2097152 where there are several hosts";
+        /// How near a NIC must be so that net plugins read and write GPU memory; 0 or `LOC`: they never do.
+        gpu_direct: bool = "NCCL_NET_GDR_LEVEL", GPU_DIRECT, default "SYS";
+        /// 0: the program itself puts a graph's replay in order with other replays of the communicator and calls outside of
+        /// graphs, by events or one stream; else the communicator's counters go wrong. Saves about 1 µs per replay, and
+        /// 0.3 µs per call once anything was captured. Where graphs may not have nodes for events (bodies of conditional
+        /// nodes, graphs that a GPU launches) it has to be 0. `graphUsageMode` of `ncclConfig_t` (2 = 1, 0 and 1 = 0) says it
+        /// for one communicator.
+        mixes_graphs: Option<bool> = "NCCL_GRAPH_MIXING_SUPPORT", FLAG, unset "the configuration's, else 1",
+            page "adr/0016-replays-in-order.md";
+        /// 0: InfiniBand does not go on over other rails when one fails.
+        fault_tolerance: Option<bool> = "NCCL_ENABLE_FAULT_TOLERANCE", SWITCH, default "1", page "net-ib.md",
+            reader Reader::Plugin("net-ib");
+        /// There is no relay through other GPUs' NICs in this version.
+        pxn_disable: Option<bool> = "NCCL_PXN_DISABLE", SWITCH, default "0", page "sm-free.md",
+            reader Reader::Nobody;
+    }
+    "Copy engines" {
+        /// 0: kernels do everything, 1: copy engines do what they can, 2: a move that copy engines cannot do is an error.
+        pass_sm: u8 = "NCCL_PASS_SM", LEVEL, default "0", page "sm-free.md";
+        /// `ZERO`: communicators do without multiprocessors where they can, as with `NCCL_PASS_SM=1`.
+        no_ctas: Option<bool> = "NCCL_CTA_POLICY", CTA_POLICY, unset "the configuration's", page "sm-free.md";
+        /// Bytes of staging for copy engines, per peer; 0: as many as fit.
+        staging_bytes: u64 = "NCCL_PSM_BUFFER_SIZE", SIZE, default "0", page "sm-free.md#memory";
+        /// 0: copy engines may move nothing. With `NCCL_PASS_SM=1` kernels do everything and a line says so, with 2 init
+        /// fails.
+        dma_enable: bool = "NCCL_DMA_ENABLE", SWITCH_ON, default "1", page "sm-free.md";
+        /// 0: copy engines move everything through staging. auto: straight from user buffer to user buffer between
+        /// processes, where peers can map it; nothing has to be registered. 1: between threads of a process too: for trials,
+        /// it has hung on four GPUs.
+        zero_copy: Option<bool> = "NCCL_ZERO_COPY", SWITCH, default "auto", page "sm-free.md";
+        /// 0: through host memory even where GPUs reach each other, as `NCCL_P2P_DISABLE=1`, to find faults of the path
+        /// between them; copy engines are out then. 1 and auto: peer access wherever there is any.
+        direct_path: Option<bool> = "NCCL_DIRECT_PATH", SWITCH, default "auto", page "sm-free.md";
+        /// 1: a line with `SM_FREE` at the first operation of each kind and power of two of bytes says whether copy engines
+        /// run it, or why not. 2: for every operation. Written without `NCCL_DEBUG` too.
+        sm_free_verbose: u8 = "NCCL_SM_FREE_VERBOSE", LEVEL, default "0", page "sm-free.md";
+        /// The most CTAs at once of an all-reduce, reduce-scatter or reduce with `NCCL_PASS_SM=1`: what computing loses to
+        /// them, and what bandwidth they have.
+        reducing_ctas: Option<u32> = "HAWSER_SM_FREE_CTAS", CTAS, unset "2", page "sm-free.md";
+        /// 1: with at most 2 CTAs, sums that memory makes bit for bit (float, double, integers of 32 and 64 bits; half and
+        /// bfloat16 of two ranks) are made by it: one block of one thread in 5 KiB of shared memory moves tiles there, 16 for
+        /// each CTA. They begin beside a GEMM instead of after it. On trial: an all-reduce takes two thirds of its time,
+        /// beside a GEMM and alone, and the GEMM loses 5 % instead of 3 (bench/README.md).
+        memory_adds: bool = "HAWSER_SM_FREE_ADD", SWITCH_OFF, default "0", page "sm-free.md";
+    }
+    "Memory of a GPU" {
+        /// 1: memory by CUDA's virtual memory management, 0: by `cudaMalloc` and IPC handles, -1: the first where it can be
+        /// shared.
+        cumem_enable: Option<bool> = "NCCL_CUMEM_ENABLE", MEMORY, default "-1", page "sm-free.md#the-pool";
+        /// Shared host memory is an anonymous file that has no name in `/dev/shm`, for every value.
+        cumem_host_enable: i64 = "NCCL_CUMEM_HOST_ENABLE", HOST_MEMORY, default "-1", page "sm-free.md#the-pool",
+            reader Reader::Nobody;
+        /// Bytes that stay with the pool while it lives, idle or not.
+        pool_size: u64 = "NCCL_CUMEM_POOL_SIZE", SIZE, default "0", page "sm-free.md#the-pool";
+        /// 1: a communicator's init fills the pool up to `NCCL_CUMEM_POOL_SIZE`, and no operation allocates while that
+        /// suffices.
+        pool_preallocate: bool = "NCCL_CUMEM_PREALLOC", SWITCH_OFF, default "0", page "sm-free.md#the-pool";
+        /// Shared memory grows to this multiple of the pool at once, or by the need if that is more.
+        pool_growth: f64 = "NCCL_CUMEM_GROWTH_FACTOR", GROWTH, default "1.0", page "sm-free.md#the-pool";
+        /// The most bytes that are ever taken of a GPU; 0: no limit.
+        pool_max: Option<u64> = "NCCL_CUMEM_MAX_SIZE", LIMIT, default "0", page "sm-free.md#the-pool";
+        /// When more bytes than this are idle, memory goes back to the driver until half of them are.
+        pool_trim: u64 = "NCCL_CUMEM_TRIM_THRESHOLD", SIZE, default "0", page "sm-free.md#the-pool";
+        /// 1: lines with `MEMORY_POOL` and the figures of each pool, without `NCCL_DEBUG` too.
+        pool_monitor: bool = "NCCL_CUMEM_MONITOR", SWITCH_OFF, default "0", page "sm-free.md#the-pool";
+        /// Time between these lines; 0: one whenever memory is taken, goes back or is refused, and at the end.
+        pool_monitor_interval: Duration = "NCCL_CUMEM_MONITOR_INTERVAL", INTERVAL, default "10",
+            page "sm-free.md#the-pool";
+    }
+    "Plugins" {
+        /// Name of the net to use, whatever `netName` of a communicator's `ncclConfig_t` says.
+        net: Option<String> = "NCCL_NET", TEXT, unset "the first that works", page "plugin-guide.md";
+        /// Names or paths of libraries with net plugins.
+        net_plugin: Option<String> = "NCCL_NET_PLUGIN", TEXT, unset "built-in ones", page "plugin-guide.md";
+        /// Names or paths of libraries with tuner plugins.
+        tuner_plugin: Option<String> = "NCCL_TUNER_PLUGIN", TEXT, unset "built-in ones", page "plugin-guide.md";
+        /// Names or paths of libraries with profiler plugins.
+        profiler_plugin: Option<String> = "NCCL_PROFILER_PLUGIN", TEXT, unset "none", page "plugin-guide.md";
+        /// 1: a collnet plugin may reduce in the network.
+        collnet: bool = "NCCL_COLLNET_ENABLE", FLAG, default "0", page "plugin-guide.md";
+        /// Plugins are tried in a process of their own first, so that one that crashes is named. 1: in a forked child; the
+        /// path of the `hawser` program: in that (a fork does not suit every process).
+        plugin_probe: Option<String> = "HAWSER_PLUGIN_PROBE", PROBE, default "0", page "plugin-guide.md";
+    }
+}
+
+/// Values of `HAWSER_EXPLAIN`: which ranks write why calls run as they do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Explain {
+    /// No rank (0).
+    No,
+    /// Rank 0 of every communicator (1).
+    First,
+    /// Every rank (`all`).
+    All,
+}
