@@ -1,7 +1,6 @@
 //! `hawser`: measures and checks collectives, shows programs and choices, fits the cost model, finds and
 //! changes rules, examines the machine.
 
-mod again;
 mod doctor;
 mod explain;
 mod measure;
@@ -10,6 +9,7 @@ mod oracle;
 mod perf;
 mod plan;
 mod rules;
+mod subprocess;
 mod svg;
 mod tune;
 

@@ -18,9 +18,9 @@ use hawser_plan::topology::DeviceKind;
 use hawser_plan::{Collective, DataType, PlanConfig, Topology};
 use hawser_runtime::{comm, device};
 
-use crate::again::{self, Folder, Row, Sweep};
 use crate::explain;
 use crate::perf::options::parse_size;
+use crate::subprocess::{self, Folder, Row, Sweep};
 
 /// Measures collectives and fits the constants of the cost model to this machine.
 #[derive(Debug, Args)]
@@ -137,7 +137,7 @@ impl Bench<'_> {
             point_ms: self.options.point_ms,
             is_host: self.is_host,
         };
-        let rows = again::perf(&Folder::new()?, &sweep, &[], |command| force(run, command))?;
+        let rows = subprocess::perf(&Folder::new()?, &sweep, &[], |command| force(run, command))?;
         self.samples(run, &rows)
     }
 
@@ -346,7 +346,7 @@ fn print(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::again::Time;
+    use crate::subprocess::Time;
     use clap::Parser;
     use hawser_plan::topology::Link;
     use hawser_plan::{Algorithm, Protocol};

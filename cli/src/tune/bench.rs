@@ -10,7 +10,7 @@ use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, Protocol, R
 use serde::{Deserialize, Serialize};
 
 use super::Options;
-use crate::again::{self, Folder, Row, Sweep};
+use crate::subprocess::{self, Folder, Row, Sweep};
 
 /// A way to run: what a rule's `use` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,7 +183,7 @@ impl<'a> Bench<'a> {
         };
         // What would decide instead of the rules.
         let others = ["NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER", "HAWSER_EXPLAIN"];
-        let rows = again::perf(&folder, &sweep, &others, |command| {
+        let rows = subprocess::perf(&folder, &sweep, &others, |command| {
             command.env("HAWSER_RULES", &rules).env("HAWSER_RUNTIME_DIR", "none");
         })?;
         ways.iter()
@@ -243,7 +243,7 @@ fn call(collective: Collective, bytes: u64, ranks: u32) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::again::Time;
+    use crate::subprocess::Time;
 
     fn forced() -> Way {
         Way::Forced { algorithm: Algorithm::AllPairs, protocol: Protocol::SymLl, channels: Some(4) }

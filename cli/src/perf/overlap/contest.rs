@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::super::collective::Test;
 use super::duel::{Document, Figures};
 use super::{Options, Role, report};
-use crate::again::{Folder, alone, wait};
+use crate::subprocess::{Folder, alone, wait};
 
 /// A library with settings.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! This program once more: `hawser perf` in a process of its own, so that a run that hangs or dies takes nothing along.
+//! Runs `hawser perf` in a process of its own, so that a run that hangs or dies takes nothing along.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::DirBuilderExt;
