@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! options ─► launcher (who am I) ─► control (processes meet) ─► run ─► worker (one thread: loops) ─► report
-//!                                                    seat (one rank: buffers, oracle) ┘
+//!                                                    rank (one rank: buffers, oracle) ┘
 //!                                                     └► library (linked, or a libnccl.so.2)
 //! ```
 //! [`overlap`] measures them beside GEMMs.
@@ -13,9 +13,9 @@ mod launcher;
 mod library;
 pub mod options;
 mod overlap;
+mod rank;
 mod report;
 mod run;
-mod seat;
 mod team;
 mod worker;
 

@@ -8,7 +8,7 @@ use clap::Args;
 use hawser_plan::{DataType, ReduceOp};
 
 use super::collective::Test;
-use super::seat;
+use super::rank;
 
 /// Measures a collective and checks its results.
 #[derive(Debug, Clone, Args)]
@@ -171,7 +171,7 @@ impl Options {
 
     /// Bytes of a buffer.
     pub fn buffer_bytes(&self) -> u64 {
-        let of_group = seat::stretch(self.max_bytes).saturating_mul(self.aggregated.into());
+        let of_group = rank::stretch(self.max_bytes).saturating_mul(self.aggregated.into());
         self.max_bytes.max(of_group.min(256 << 20))
     }
 

@@ -13,9 +13,9 @@ use super::collective::Test;
 use super::launcher::Place;
 use super::library::{Communicator, Id, Joining, Library};
 use super::options::{Options, Repetitions};
+use super::rank::{Case, Rank};
 use super::report::{Outcome, Reporter, Row};
 use super::run::{Series, Shape};
-use super::seat::{Case, Seat};
 use super::team::{self, Team};
 
 /// What one thread knows.
@@ -47,7 +47,7 @@ impl Worker<'_> {
         let devices = self.devices()?;
         // Current from now on, as in programs that use the CUDA runtime.
         let _current: Box<dyn Any> = devices[0].enter()?;
-        let tables = self.sit_down(&devices, reporter.as_mut())?;
+        let tables = self.join_all(&devices, reporter.as_mut())?;
         for _ in 0..self.options.cycles {
             for series in self.plan {
                 if let Some(reporter) = reporter.as_mut().filter(|_| series.first) {
@@ -58,7 +58,7 @@ impl Worker<'_> {
         }
         self.barrier()?;
         let ok = reporter.map_or(Ok(true), Reporter::finish)?;
-        tables.into_iter().flatten().try_for_each(Seat::close)?;
+        tables.into_iter().flatten().try_for_each(Rank::close)?;
         Ok(ok)
     }
 
@@ -68,26 +68,26 @@ impl Worker<'_> {
         ordinals.map(|ordinal| Ok(device::open(ordinal)?)).collect()
     }
 
-    /// The seats of every communicator. Seats of a rank share their buffers.
-    fn sit_down(
+    /// The ranks of this thread in every communicator. A rank has the same buffers in all of them.
+    fn join_all(
         &self,
         devices: &[Arc<dyn Device>],
         reporter: Option<&mut Reporter>,
-    ) -> Result<Vec<Vec<Seat>>> {
+    ) -> Result<Vec<Vec<Rank>>> {
         let (bytes, unalign) = (self.options.buffer_bytes(), self.options.unalign);
-        let (mut tables, mut seconds) = (Vec::<Vec<Seat>>::new(), 0.0);
+        let (mut tables, mut seconds) = (Vec::<Vec<Rank>>::new(), 0.0);
         for (index, id) in self.ids.iter().enumerate() {
             let (comms, took) = self.join(devices, id, self.options.names.get(index).cloned())?;
             seconds += took;
-            let seat = |(index, comm): (usize, _)| match tables.first() {
+            let make = |(index, comm): (usize, _)| match tables.first() {
                 Some(first) => first[index].beside(comm),
                 None => {
                     let rank = self.first_rank() + index as u32;
-                    Seat::new(comm, rank, Arc::clone(&devices[index]), bytes, unalign)
+                    Rank::new(comm, rank, Arc::clone(&devices[index]), bytes, unalign)
                 }
             };
-            let seats = comms.into_iter().enumerate().map(seat).collect::<Result<_>>()?;
-            tables.push(seats);
+            let ranks = comms.into_iter().enumerate().map(make).collect::<Result<_>>()?;
+            tables.push(ranks);
         }
         if let Some(reporter) = reporter {
             reporter.made(seconds);
@@ -132,26 +132,26 @@ impl Worker<'_> {
 
     fn series(
         &self,
-        tables: &[Vec<Seat>],
+        tables: &[Vec<Rank>],
         series: &Series,
         mut reporter: Option<&mut Reporter>,
     ) -> Result<()> {
         self.barrier()?;
         for bytes in self.options.warmup_sizes() {
             let case = self.case(series, bytes, false);
-            for seats in tables {
+            for ranks in tables {
                 for _ in 0..self.options.warmup {
-                    self.start(seats, &case, 1)?;
+                    self.start(ranks, &case, 1)?;
                 }
-                self.synchronize(seats)?;
+                self.synchronize(ranks)?;
             }
         }
         for (i, bytes) in self.options.sizes().into_iter().enumerate() {
             if let Some(reporter) = &reporter {
                 reporter.working(|| format!("{} {} {bytes} B", series.test.name(), series.dtype.name()));
             }
-            for (table, seats) in tables.iter().enumerate() {
-                let (row, outside) = self.row(seats, series, bytes, i as u64 * 2)?;
+            for (table, ranks) in tables.iter().enumerate() {
+                let (row, outside) = self.row(ranks, series, bytes, i as u64 * 2)?;
                 let communicator = self.options.names.get(table).cloned();
                 if let Some(reporter) = reporter.as_mut() {
                     reporter.row(Row { communicator, ..row }, outside);
@@ -162,13 +162,13 @@ impl Worker<'_> {
     }
 
     /// Measures a size with one communicator. Returns bytes changed outside the receive buffers, too.
-    fn row(&self, seats: &[Seat], series: &Series, bytes: u64, seed: u64) -> Result<(Row, u64)> {
+    fn row(&self, ranks: &[Rank], series: &Series, bytes: u64, seed: u64) -> Result<(Row, u64)> {
         let case = self.case(series, bytes, false);
-        let (out_of_place, mut outside) = self.bench(seats, &case, seed)?;
+        let (out_of_place, mut outside) = self.bench(ranks, &case, seed)?;
         let stages = self.options.stages.then(|| stage_table(&out_of_place));
         let mut in_place = None;
         if !self.options.skip_in_place {
-            let (outcome, more) = self.bench(seats, &self.case(series, bytes, true), seed + 1)?;
+            let (outcome, more) = self.bench(ranks, &self.case(series, bytes, true), seed + 1)?;
             (in_place, outside) = (Some(outcome), outside + more);
         }
         let row = Row {
@@ -181,7 +181,7 @@ impl Worker<'_> {
             root: series.root.map_or(-1, i64::from),
             out_of_place,
             in_place,
-            choice: self.options.explain.then(|| explain(&seats[0], &case)),
+            choice: self.options.explain.then(|| explain(&ranks[0], &case)),
             stages,
         };
         Ok((row, outside))
@@ -201,72 +201,72 @@ impl Worker<'_> {
     }
 
     /// Times `case`, then checks it. Returns bytes changed outside the receive buffers, too.
-    fn bench(&self, seats: &[Seat], case: &Case, seed: u64) -> Result<(Outcome, u64)> {
+    fn bench(&self, ranks: &[Rank], case: &Case, seed: u64) -> Result<(Outcome, u64)> {
         if self.options.check > 0 {
             // Numbers of moderate size, so that nothing but speed is measured.
-            seats.iter().try_for_each(|seat| seat.prepare(case, seed))?;
+            ranks.iter().try_for_each(|rank| rank.prepare(case, seed))?;
         }
-        let repetitions = self.repetitions(seats, case)?;
+        let repetitions = self.repetitions(ranks, case)?;
         self.barrier()?;
         let is_staged = self.options.stages && self.thread == 0;
         if is_staged {
             stages::start();
         }
-        let elapsed = self.timed(seats, case, repetitions)?;
+        let elapsed = self.timed(ranks, case, repetitions)?;
         if is_staged {
             stages::stop();
         }
         let operations = u64::from(repetitions.iterations) * u64::from(self.options.aggregated);
         let seconds = self.average(elapsed.as_secs_f64() / operations as f64)?;
         let (algorithm, bus) = case.test.bandwidth(case.geometry, case.dtype, case.ranks, seconds);
-        let (wrong, outside) = self.checked(seats, case, seed)?;
+        let (wrong, outside) = self.checked(ranks, case, seed)?;
         let operations = operations * u64::from(repetitions.launches.max(1));
         Ok((Outcome { time_us: seconds * 1e6, algorithm, bus, wrong, operations }, outside))
     }
 
     /// Runs `case` once, and says how often to repeat it, alike on all ranks.
-    fn repetitions(&self, seats: &[Seat], case: &Case) -> Result<Repetitions> {
+    fn repetitions(&self, ranks: &[Rank], case: &Case) -> Result<Repetitions> {
         self.barrier()?;
         let clock = Instant::now();
-        self.start(seats, case, 1)?;
-        self.synchronize(seats)?;
+        self.start(ranks, case, 1)?;
+        self.synchronize(ranks)?;
         let rows = self.exchange([clock.elapsed().as_secs_f64(), 0.0, 0.0, 0.0])?;
         Ok(self.options.repetitions(rows.iter().map(|row| row[0]).fold(0.0, f64::max)))
     }
 
     /// Time of all iterations together.
-    fn timed(&self, seats: &[Seat], case: &Case, repetitions: Repetitions) -> Result<Duration> {
+    fn timed(&self, ranks: &[Rank], case: &Case, repetitions: Repetitions) -> Result<Duration> {
         if repetitions.launches > 0 {
-            return self.timed_graph(seats, case, repetitions);
+            return self.timed_graph(ranks, case, repetitions);
         }
         let clock = Instant::now();
         for _ in 0..repetitions.iterations {
-            self.start(seats, case, self.options.aggregated)?;
-            self.pace(seats)?;
+            self.start(ranks, case, self.options.aggregated)?;
+            self.pace(ranks)?;
         }
-        self.synchronize(seats)?;
+        self.synchronize(ranks)?;
         Ok(clock.elapsed())
     }
 
     /// As [`Worker::timed`], all iterations in one graph: the mean of its launches.
-    fn timed_graph(&self, seats: &[Seat], case: &Case, repetitions: Repetitions) -> Result<Duration> {
-        let graphs = capture(seats, || {
-            (0..repetitions.iterations).try_for_each(|_| self.start(seats, case, self.options.aggregated))
+    fn timed_graph(&self, ranks: &[Rank], case: &Case, repetitions: Repetitions) -> Result<Duration> {
+        let graphs = capture(ranks, || {
+            (0..repetitions.iterations).try_for_each(|_| self.start(ranks, case, self.options.aggregated))
         })?;
         self.barrier()?;
         let clock = Instant::now();
         for _ in 0..repetitions.launches {
-            launch(seats, &graphs)?;
-            self.pace(seats)?;
+            launch(ranks, &graphs)?;
+            self.pace(ranks)?;
         }
-        self.synchronize(seats)?;
+        self.synchronize(ranks)?;
         Ok(clock.elapsed() / repetitions.launches)
     }
 
     /// `-z`: what happens after each iteration, or after each launch of a graph.
-    fn pace(&self, seats: &[Seat]) -> Result<()> {
+    fn pace(&self, ranks: &[Rank]) -> Result<()> {
         if self.options.blocking > 0 {
-            self.synchronize(seats)?;
+            self.synchronize(ranks)?;
         }
         if self.options.blocking == 1 {
             self.barrier()?;
@@ -286,18 +286,18 @@ impl Worker<'_> {
         })
     }
 
-    fn checked(&self, seats: &[Seat], case: &Case, seed: u64) -> Result<(Option<u64>, u64)> {
+    fn checked(&self, ranks: &[Rank], case: &Case, seed: u64) -> Result<(Option<u64>, u64)> {
         if self.options.check == 0 || (case.in_place && !case.test.checks_in_place()) {
             return Ok((None, 0));
         }
         let (mut wrong, mut outside) = (0.0, 0.0);
         for repetition in 0..u64::from(self.options.check) {
             let seed = seed + 1000 * (repetition + 1);
-            seats.iter().try_for_each(|seat| seat.prepare(case, seed))?;
-            self.run_once(seats, case)?;
+            ranks.iter().try_for_each(|rank| rank.prepare(case, seed))?;
+            self.run_once(ranks, case)?;
             let mut mine = [0.0; 4];
-            for seat in seats {
-                let findings = seat.check(case, seed)?;
+            for rank in ranks {
+                let findings = rank.check(case, seed)?;
                 mine[0] += findings.wrong as f64;
                 mine[1] += findings.outside as f64;
             }
@@ -312,27 +312,27 @@ impl Worker<'_> {
     }
 
     /// Runs `case` to its end, with `-G` as a graph, which lives until it is over.
-    fn run_once(&self, seats: &[Seat], case: &Case) -> Result<()> {
+    fn run_once(&self, ranks: &[Rank], case: &Case) -> Result<()> {
         if self.options.graph == 0 {
-            self.start(seats, case, 1)?;
-            return self.synchronize(seats);
+            self.start(ranks, case, 1)?;
+            return self.synchronize(ranks);
         }
-        let graphs = capture(seats, || self.start(seats, case, 1))?;
-        launch(seats, &graphs)?;
-        self.synchronize(seats)
+        let graphs = capture(ranks, || self.start(ranks, case, 1))?;
+        launch(ranks, &graphs)?;
+        self.synchronize(ranks)
     }
 
-    /// Puts `times` operations of every seat on its device, in one group if there are several.
-    fn start(&self, seats: &[Seat], case: &Case, times: u32) -> Result<()> {
+    /// Puts `times` operations of every rank on its device, in one group if there are several.
+    fn start(&self, ranks: &[Rank], case: &Case, times: u32) -> Result<()> {
         if case.test == Test::Hypercube {
             for step in 0..case.ranks.trailing_zeros().max(1) {
-                self.in_group(true, || seats.iter().try_for_each(|seat| seat.start_hypercube(case, step)))?;
+                self.in_group(true, || ranks.iter().try_for_each(|rank| rank.start_hypercube(case, step)))?;
             }
             return Ok(());
         }
-        let several = seats.len() > 1 || times > 1 || case.test.call(0, case.dtype, case.op, 0).is_none();
+        let several = ranks.len() > 1 || times > 1 || case.test.call(0, case.dtype, case.op, 0).is_none();
         self.in_group(several, || {
-            (0..times).try_for_each(|turn| seats.iter().try_for_each(|seat| seat.start(case, turn)))
+            (0..times).try_for_each(|turn| ranks.iter().try_for_each(|rank| rank.start(case, turn)))
         })
     }
 
@@ -348,8 +348,8 @@ impl Worker<'_> {
         ended
     }
 
-    fn synchronize(&self, seats: &[Seat]) -> Result<()> {
-        seats.iter().try_for_each(|seat| seat.synchronize(self.options.deadline()))
+    fn synchronize(&self, ranks: &[Rank]) -> Result<()> {
+        ranks.iter().try_for_each(|rank| rank.synchronize(self.options.deadline()))
     }
 
     fn exchange(&self, row: team::Row) -> Result<Arc<Vec<team::Row>>> {
@@ -361,18 +361,18 @@ impl Worker<'_> {
     }
 }
 
-/// Records what `calls` starts: one graph per seat. The captures are ended in any case.
-fn capture(seats: &[Seat], calls: impl FnOnce() -> Result<()>) -> Result<Vec<Graph>> {
+/// Records what `calls` starts: one graph per rank. The captures are ended in any case.
+fn capture(ranks: &[Rank], calls: impl FnOnce() -> Result<()>) -> Result<Vec<Graph>> {
     let mut begun = 0;
-    let called = seats.iter().try_for_each(|seat| seat.begin_capture().map(|()| begun += 1));
+    let called = ranks.iter().try_for_each(|rank| rank.begin_capture().map(|()| begun += 1));
     let called = called.and_then(|()| calls());
-    let graphs: Vec<Result<Graph>> = seats[..begun].iter().map(Seat::end_capture).collect();
+    let graphs: Vec<Result<Graph>> = ranks[..begun].iter().map(Rank::end_capture).collect();
     called?;
     graphs.into_iter().collect()
 }
 
-fn launch(seats: &[Seat], graphs: &[Graph]) -> Result<()> {
-    seats.iter().zip(graphs).try_for_each(|(seat, graph)| seat.launch(graph))
+fn launch(ranks: &[Rank], graphs: &[Graph]) -> Result<()> {
+    ranks.iter().zip(graphs).try_for_each(|(rank, graph)| rank.launch(graph))
 }
 
 /// Where the time of what was measured last went on this process.
@@ -389,9 +389,9 @@ fn stage_table(outcome: &Outcome) -> String {
     text
 }
 
-fn explain(seat: &Seat, case: &Case) -> String {
-    match seat.call(case) {
-        Some(call) => seat.comm.explain(&call),
+fn explain(rank: &Rank, case: &Case) -> String {
+    match rank.call(case) {
+        Some(call) => rank.comm.explain(&call),
         None => "sends and receives: no algorithm to choose".into(),
     }
 }

@@ -220,7 +220,7 @@ impl Rank {
         let (api, comm, own) = (self.api, self.comm()?, self.own_op(call)?);
         let op = own.unwrap_or(call.op as c_int);
         let &Buffers { input, output, count, kind, root, stream } = buffers;
-        // SAFETY: a live communicator; the seat's buffers hold `count` elements per block.
+        // SAFETY: a live communicator; the rank's buffers hold `count` elements per block.
         let (status, name) = unsafe {
             match call.collective {
                 Collective::Reduce => {
@@ -239,7 +239,7 @@ impl Rank {
     fn moving(&self, call: &Call, buffers: &Buffers, on: Stream) -> Result<()> {
         let (api, comm) = (self.api, self.comm()?);
         let &Buffers { input, output, count, kind, root, stream } = buffers;
-        // SAFETY: a live communicator; the seat's buffers hold `count` elements per block.
+        // SAFETY: a live communicator; the rank's buffers hold `count` elements per block.
         let (status, name) = unsafe {
             match (call.collective, api.all_to_all, api.gather, api.scatter) {
                 (Collective::Broadcast, ..) => {

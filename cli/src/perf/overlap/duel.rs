@@ -12,8 +12,8 @@ use super::super::collective::Test;
 use super::super::control::Control;
 use super::super::launcher::Place;
 use super::super::library::{self, Id, Joining, Library};
+use super::super::rank::{Case, Rank};
 use super::super::run::agree_on_id;
-use super::super::seat::{Case, Seat};
 use super::super::team::{Row, Team};
 use super::compute::{Engine, Marks, Transfers};
 use super::power::{Meter, Reading};
@@ -139,16 +139,16 @@ impl Duelist<'_> {
         };
         let comm = self.library.join(&joining)?;
         self.team.register(std::iter::once(comm.stop()));
-        let seat = Seat::new(comm, self.rank, device.clone(), self.options.bytes(), 0)?;
+        let rank = Rank::new(comm, self.rank, device.clone(), self.options.bytes(), 0)?;
         let (side, limit) = (self.options.side(), Duration::from_secs(self.options.timeout));
         let engine = Engine::new(&device, device::is_host(), side, self.options.own_gemm, limit)?;
         let meter = Meter::open(&device.caps().id).ok();
         let mut figures = Vec::new();
         for &test in &self.options.collective.0 {
-            figures.push(self.measure(test, &seat, &engine, meter.as_ref())?);
+            figures.push(self.measure(test, &rank, &engine, meter.as_ref())?);
         }
         self.team.barrier(self.thread as usize)?;
-        seat.close()?;
+        rank.close()?;
         Ok(Document {
             version: self.library.about().version.clone(),
             device: device.caps().name.clone(),
@@ -166,21 +166,21 @@ impl Duelist<'_> {
         Case { test, dtype, op, root: 0, geometry, ranks: self.ranks, in_place }
     }
 
-    fn measure(&self, test: Test, seat: &Seat, engine: &Engine, meter: Option<&Meter>) -> Result<Figures> {
+    fn measure(&self, test: Test, rank: &Rank, engine: &Engine, meter: Option<&Meter>) -> Result<Figures> {
         let case = self.case(test, self.options.bytes());
-        let start = || self.start(seat, &case);
+        let start = || self.start(rank, &case);
         let limit = Duration::from_secs(self.options.timeout);
-        let finish = || seat.synchronize(limit);
-        let transfers = |count| Transfers { count, start: &start, stream: seat.stream(), finish: &finish };
+        let finish = || rank.synchronize(limit);
+        let transfers = |count| Transfers { count, start: &start, stream: rank.stream(), finish: &finish };
         // Kernels are loaded and connections made before anything is timed.
         engine.run(2, &transfers(0))?;
         self.barrier()?;
         engine.run(0, &transfers(2))?;
-        let ctas = seat.comm.ctas();
+        let ctas = rank.comm.ctas();
         if self.role == Role::Log {
             return Ok(self.figures(test, [0.0; 4], None, ctas));
         }
-        self.check(test, seat, engine)?;
+        self.check(test, rank, engine)?;
         let window = self.options.window_ms as f64 / 1e3;
         let (trial_gemm, trial) =
             (engine.run(3, &transfers(0))?, self.together(|| engine.run(0, &transfers(3)))?);
@@ -255,14 +255,14 @@ impl Duelist<'_> {
     }
 
     /// The results of a smaller operation beside GEMMs.
-    fn check(&self, test: Test, seat: &Seat, engine: &Engine) -> Result<()> {
+    fn check(&self, test: Test, rank: &Rank, engine: &Engine) -> Result<()> {
         let case = self.case(test, self.options.bytes().min(CHECKED_BYTES));
-        seat.prepare(&case, 1)?;
+        rank.prepare(&case, 1)?;
         let limit = Duration::from_secs(self.options.timeout);
-        let (start, finish) = (|| self.start(seat, &case), || seat.synchronize(limit));
-        let transfers = Transfers { count: 1, start: &start, stream: seat.stream(), finish: &finish };
+        let (start, finish) = (|| self.start(rank, &case), || rank.synchronize(limit));
+        let transfers = Transfers { count: 1, start: &start, stream: rank.stream(), finish: &finish };
         self.together(|| engine.run(2, &transfers))?;
-        let found = seat.check(&case, 1)?;
+        let found = rank.check(&case, 1)?;
         if found.wrong + found.outside > 0 {
             let (wrong, outside) = (found.wrong, found.outside);
             bail!(
@@ -274,12 +274,12 @@ impl Duelist<'_> {
         Ok(())
     }
 
-    fn start(&self, seat: &Seat, case: &Case) -> Result<()> {
+    fn start(&self, rank: &Rank, case: &Case) -> Result<()> {
         if case.test.call(0, case.dtype, case.op, 0).is_some() {
-            return seat.start(case, 0);
+            return rank.start(case, 0);
         }
         self.library.group_start()?;
-        let called = seat.start(case, 0);
+        let called = rank.start(case, 0);
         let ended = self.library.group_end();
         called.and(ended)
     }

@@ -56,9 +56,10 @@ struct Buffers {
 }
 
 /// One rank of this thread.
-pub struct Seat {
+pub struct Rank {
     /// Its communicator.
     pub comm: Box<dyn Communicator>,
+    /// Its number in the communicator.
     rank: u32,
     device: Arc<dyn Device>,
     stream: OwnedStream,
@@ -95,7 +96,7 @@ pub fn stretch(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(512)
 }
 
-impl Seat {
+impl Rank {
     /// Allocates buffers of `bytes` bytes for operations, and a stream.
     ///
     /// # Errors
@@ -346,7 +347,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Rank {
     fn drop(&mut self) {
         // After a failure operations may still wait for other ranks on the stream and in the buffers.
         self.comm.abort();
