@@ -7,6 +7,7 @@
 //! ```
 //! [`overlap`] measures them beside GEMMs.
 
+mod barrier;
 pub mod collective;
 mod control;
 mod launcher;
@@ -16,7 +17,6 @@ mod overlap;
 mod rank;
 mod report;
 mod run;
-mod team;
 mod worker;
 
 pub use options::Options;

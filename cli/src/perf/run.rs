@@ -4,13 +4,13 @@ use anyhow::{Context, Result, anyhow, bail};
 use hawser_plan::{DataType, ReduceOp};
 use hawser_runtime::device;
 
+use super::barrier::Barrier;
 use super::collective::Test;
 use super::control::Control;
 use super::launcher::{self, Place};
 use super::library::{self, Id, Library};
 use super::options::Options;
 use super::report::{Job, Reporter};
-use super::team::Team;
 use super::worker::Worker;
 
 /// Runs `hawser perf`. Returns whether all results were right (always true where others report).
@@ -43,17 +43,17 @@ pub fn run(options: &Options) -> Result<bool> {
     if let Some(reporter) = reporter.as_ref().filter(|_| is_shared) {
         reporter.note(&format!("ranks share GPUs ({SHARING}=1): times say nothing about links"));
     }
-    let team = Team::new(control, shape.threads as usize, options.deadline());
+    let barrier = Barrier::new(control, shape.threads as usize, options.deadline());
     let worker = |thread: u32, reporter| {
         let library = library.as_ref();
-        let (team, place, ids, plan) = (&team, &place, &ids, &plan);
-        let context = Worker { options, library, team, shape, place, ids, plan, thread };
-        context.run(reporter).map_err(|error| anyhow!(team.fail(&format!("{error:#}"))))
+        let (barrier, place, ids, plan) = (&barrier, &place, &ids, &plan);
+        let context = Worker { options, library, barrier, shape, place, ids, plan, thread };
+        context.run(reporter).map_err(|error| anyhow!(barrier.fail(&format!("{error:#}"))))
     };
     std::thread::scope(|scope| {
         let worker = &worker;
         scope.spawn(|| {
-            if let Some(failure) = team.watch() {
+            if let Some(failure) = barrier.watch() {
                 eprintln!("hawser: {failure}; a rank does not come back from a call, so this process ends");
                 std::process::exit(1);
             }
@@ -64,7 +64,7 @@ pub fn run(options: &Options) -> Result<bool> {
             let ended = other.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")));
             outcome = outcome.and_then(|ok| ended.map(|others_ok| ok && others_ok));
         }
-        team.finish();
+        barrier.finish();
         outcome
     })
 }

@@ -9,6 +9,7 @@ use hawser_plan::ReduceOp;
 use hawser_runtime::device::{self, Device, Graph};
 use hawser_runtime::stages::{self, Stage};
 
+use super::barrier::{self, Barrier};
 use super::collective::Test;
 use super::launcher::Place;
 use super::library::{Communicator, Id, Joining, Library};
@@ -16,7 +17,6 @@ use super::options::{Options, Repetitions};
 use super::rank::{Case, Rank};
 use super::report::{Outcome, Reporter, Row};
 use super::run::{Series, Shape};
-use super::team::{self, Team};
 
 /// What one thread knows.
 pub struct Worker<'a> {
@@ -25,7 +25,7 @@ pub struct Worker<'a> {
     /// What is measured.
     pub library: &'a dyn Library,
     /// All threads.
-    pub team: &'a Team,
+    pub barrier: &'a Barrier,
     /// How many there are.
     pub shape: Shape,
     /// Where this process stands.
@@ -115,7 +115,7 @@ impl Worker<'_> {
             Ok(())
         })?;
         let seconds = clock.elapsed().as_secs_f64();
-        self.team.register(comms.iter().map(|comm| comm.stop()));
+        self.barrier.register(comms.iter().map(|comm| comm.stop()));
         let rows = self.exchange([seconds, 0.0, 0.0, 0.0])?;
         Ok((comms, rows.iter().map(|row| row[0]).fold(0.0, f64::max)))
     }
@@ -352,12 +352,12 @@ impl Worker<'_> {
         ranks.iter().try_for_each(|rank| rank.synchronize(self.options.deadline()))
     }
 
-    fn exchange(&self, row: team::Row) -> Result<Arc<Vec<team::Row>>> {
-        self.team.exchange(self.thread as usize, row)
+    fn exchange(&self, row: barrier::Row) -> Result<Arc<Vec<barrier::Row>>> {
+        self.barrier.exchange(self.thread as usize, row)
     }
 
     fn barrier(&self) -> Result<()> {
-        self.team.barrier(self.thread as usize)
+        self.barrier.wait(self.thread as usize)
     }
 }
 

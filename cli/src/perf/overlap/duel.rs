@@ -8,13 +8,13 @@ use hawser_plan::{Collective, DataType, ReduceOp};
 use hawser_runtime::device;
 use serde::{Deserialize, Serialize};
 
+use super::super::barrier::{Barrier, Row};
 use super::super::collective::Test;
 use super::super::control::Control;
 use super::super::launcher::Place;
 use super::super::library::{self, Id, Joining, Library};
 use super::super::rank::{Case, Rank};
 use super::super::run::agree_on_id;
-use super::super::team::{Row, Team};
 use super::compute::{Engine, Marks, Transfers};
 use super::power::{Meter, Reading};
 use super::{Options, Role};
@@ -65,7 +65,7 @@ pub fn run(options: &Options, role: Role, place: &Place) -> Result<()> {
     let mut control = Control::meet(place, limit)?;
     let id = agree_on_id(library.as_ref(), &mut control, place)?;
     let threads = if place.launched { 1 } else { options.ranks() };
-    let team = Team::new(control, threads as usize, limit);
+    let barrier = Barrier::new(control, threads as usize, limit);
     let ranks = threads * place.processes;
     let duelist = |thread: u32| {
         let rank = place.process * threads + thread;
@@ -74,19 +74,19 @@ pub fn run(options: &Options, role: Role, place: &Place) -> Result<()> {
             options,
             role,
             library: library.as_ref(),
-            team: &team,
+            barrier: &barrier,
             id,
             thread,
             rank,
             ranks,
             ordinal,
         };
-        duelist.run().map_err(|error| anyhow!(team.fail(&format!("{error:#}"))))
+        duelist.run().map_err(|error| anyhow!(barrier.fail(&format!("{error:#}"))))
     };
     let document = std::thread::scope(|scope| {
         let duelist = &duelist;
         scope.spawn(|| {
-            if let Some(failure) = team.watch() {
+            if let Some(failure) = barrier.watch() {
                 eprintln!("hawser: {failure}; a rank does not come back from a call, so this process ends");
                 std::process::exit(1);
             }
@@ -97,7 +97,7 @@ pub fn run(options: &Options, role: Role, place: &Place) -> Result<()> {
             let ended = other.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")));
             outcome = outcome.and_then(|document| ended.map(|_| document));
         }
-        team.finish();
+        barrier.finish();
         outcome
     })?;
     match &options.json {
@@ -114,7 +114,7 @@ struct Duelist<'a> {
     options: &'a Options,
     role: Role,
     library: &'a dyn Library,
-    team: &'a Team,
+    barrier: &'a Barrier,
     id: Id,
     thread: u32,
     rank: u32,
@@ -138,7 +138,7 @@ impl Duelist<'_> {
             zero_ctas,
         };
         let comm = self.library.join(&joining)?;
-        self.team.register(std::iter::once(comm.stop()));
+        self.barrier.register(std::iter::once(comm.stop()));
         let rank = Rank::new(comm, self.rank, device.clone(), self.options.bytes(), 0)?;
         let (side, limit) = (self.options.side(), Duration::from_secs(self.options.timeout));
         let engine = Engine::new(&device, device::is_host(), side, self.options.own_gemm, limit)?;
@@ -147,7 +147,7 @@ impl Duelist<'_> {
         for &test in &self.options.collective.0 {
             figures.push(self.measure(test, &rank, &engine, meter.as_ref())?);
         }
-        self.team.barrier(self.thread as usize)?;
+        self.barrier.wait(self.thread as usize)?;
         rank.close()?;
         Ok(Document {
             version: self.library.about().version.clone(),
@@ -291,17 +291,17 @@ impl Duelist<'_> {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.team.barrier(self.thread as usize)
+        self.barrier.wait(self.thread as usize)
     }
 
     /// The largest of each of all ranks' numbers.
     fn largest(&self, row: Row) -> Result<Row> {
-        let rows = self.team.exchange(self.thread as usize, row)?;
+        let rows = self.barrier.exchange(self.thread as usize, row)?;
         Ok(std::array::from_fn(|i| rows.iter().map(|row| row[i]).fold(f64::MIN, f64::max)))
     }
 
     fn mean(&self, row: Row) -> Result<[f64; 3]> {
-        let rows = self.team.exchange(self.thread as usize, row)?;
+        let rows = self.barrier.exchange(self.thread as usize, row)?;
         Ok(std::array::from_fn(|i| rows.iter().map(|row| row[i]).sum::<f64>() / rows.len() as f64))
     }
 }

@@ -14,8 +14,8 @@ const GRACE: Duration = Duration::from_secs(5);
 /// What one thread tells the others.
 pub type Row = [f64; 4];
 
-/// The threads of this process, and through [`Control`] those of the others.
-pub struct Team {
+/// A barrier of the threads of this process, and through [`Control`] of those of the others.
+pub struct Barrier {
     threads: usize,
     timeout: Duration,
     grace: Duration,
@@ -35,8 +35,8 @@ struct State {
     stops: Vec<Stop>,
 }
 
-impl Team {
-    /// A team of `threads` threads in this process. Every wait is bounded by `timeout`.
+impl Barrier {
+    /// A barrier for `threads` threads in this process. Every wait is bounded by `timeout`.
     pub fn new(control: Control, threads: usize, timeout: Duration) -> Self {
         let state = State {
             control,
@@ -50,7 +50,7 @@ impl Team {
         Self { threads, timeout, grace: GRACE, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// What [`Team::fail`] calls, so that nobody waits in a communicator for ever.
+    /// What [`Barrier::fail`] calls, so that nobody waits in a communicator for ever.
     pub fn register(&self, stops: impl Iterator<Item = Stop>) {
         self.lock().stops.extend(stops);
     }
@@ -94,8 +94,8 @@ impl Team {
     /// Waits for all threads of all processes.
     ///
     /// # Errors
-    /// As [`Team::exchange`].
-    pub fn barrier(&self, thread: usize) -> Result<()> {
+    /// As [`Barrier::exchange`].
+    pub fn wait(&self, thread: usize) -> Result<()> {
         self.exchange(thread, [0.0; 4]).map(drop)
     }
 
@@ -107,8 +107,8 @@ impl Team {
         first
     }
 
-    /// Fails the team when nothing was exchanged for the time of `timeout`. Returns when
-    /// [`Team::finish`] was called; or, with the failure, when something failed and threads did not come
+    /// Fails the barrier when nothing was exchanged for the time of `timeout`. Returns when
+    /// [`Barrier::finish`] was called; or, with the failure, when something failed and threads did not come
     /// back in the time of `grace`: they hang in a call that nothing can end.
     pub fn watch(&self) -> Option<String> {
         let mut state = self.lock();
@@ -144,7 +144,7 @@ impl Team {
         None
     }
 
-    /// Ends [`Team::watch`].
+    /// Ends [`Barrier::watch`].
     pub fn finish(&self) {
         self.lock().finished = true;
         self.changed.notify_all();
@@ -196,22 +196,22 @@ mod tests {
     use super::super::launcher::{Meeting, Place};
     use super::*;
 
-    fn team(threads: usize) -> Arc<Team> {
+    fn barrier(threads: usize) -> Arc<Barrier> {
         let place = Place { process: 0, processes: 1, local: 0, launched: false, meeting: Meeting::Alone };
         let control = Control::meet(&place, Duration::from_secs(60)).expect("alone");
-        Arc::new(Team::new(control, threads, Duration::from_secs(60)))
+        Arc::new(Barrier::new(control, threads, Duration::from_secs(60)))
     }
 
     #[test]
     fn rows_come_back_in_order_round_after_round() {
-        let team = team(3);
+        let barrier = barrier(3);
         let threads: Vec<_> = (0..3)
             .map(|t| {
-                let team = Arc::clone(&team);
+                let barrier = Arc::clone(&barrier);
                 std::thread::spawn(move || {
                     (0..100).all(|round| {
                         let rows =
-                            team.exchange(t, [t as f64, f64::from(round), 0.0, 0.0]).expect("exchange");
+                            barrier.exchange(t, [t as f64, f64::from(round), 0.0, 0.0]).expect("exchange");
                         rows.iter().enumerate().all(|(i, r)| r[0] == i as f64 && r[1] == f64::from(round))
                     })
                 })
@@ -222,22 +222,22 @@ mod tests {
 
     #[test]
     fn a_failure_releases_those_who_wait() {
-        let team = team(2);
-        let waiting = Arc::clone(&team);
-        let thread = std::thread::spawn(move || waiting.barrier(0));
-        assert_eq!(team.fail("rank 1 broke"), "rank 1 broke");
-        assert_eq!(team.fail("follow-up"), "rank 1 broke");
+        let barrier = barrier(2);
+        let waiting = Arc::clone(&barrier);
+        let thread = std::thread::spawn(move || waiting.wait(0));
+        assert_eq!(barrier.fail("rank 1 broke"), "rank 1 broke");
+        assert_eq!(barrier.fail("follow-up"), "rank 1 broke");
         let error = thread.join().expect("thread").expect_err("released").to_string();
         assert!(error.contains("rank 1 broke"), "{error}");
-        assert!(team.barrier(0).is_err());
+        assert!(barrier.wait(0).is_err());
     }
 
     #[test]
     fn the_watch_ends_with_the_work() {
-        let working = team(1);
+        let working = barrier(1);
         working.finish();
         assert_eq!(working.watch(), None);
-        assert!(working.barrier(0).is_ok());
+        assert!(working.wait(0).is_ok());
     }
 
     #[test]
@@ -245,12 +245,12 @@ mod tests {
         let (sender, stopped) = std::sync::mpsc::channel();
         let short = Duration::from_millis(1);
         let hanging =
-            Team { timeout: short, grace: short, ..Arc::into_inner(team(1)).expect("the only one") };
+            Barrier { timeout: short, grace: short, ..Arc::into_inner(barrier(1)).expect("the only one") };
         hanging.register(std::iter::once(Box::new(move || sender.send(()).expect("send")) as Stop));
         let failure = hanging.watch().expect("nobody finished");
         assert!(failure.contains("no progress"), "{failure}");
         stopped.recv_timeout(Duration::from_secs(60)).expect("stopped");
-        let error = hanging.barrier(0).expect_err("failed").to_string();
+        let error = hanging.wait(0).expect_err("failed").to_string();
         assert!(error.contains("no progress"), "{error}");
     }
 }
