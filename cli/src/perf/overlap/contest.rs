@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::super::collective::Test;
-use super::duel::{Document, Figures};
+use super::contender::{Document, Figures};
 use super::{Options, Role, report};
 use crate::subprocess::{Folder, alone, wait};
 
@@ -53,7 +53,7 @@ pub fn run(options: &Options) -> Result<()> {
         // Not always behind the same neighbour.
         scores.rotate_left(usize::from(round > 0));
         for score in scores.iter_mut().filter(|score| score.failure.is_none()) {
-            match duel(options, &score.contender, folder.path(), round) {
+            match measure(options, &score.contender, folder.path(), round) {
                 Ok(document) => {
                     score.version.clone_from(&document.version);
                     score.rounds.push(document.figures);
@@ -122,8 +122,8 @@ fn contenders(options: &Options) -> Vec<Contender> {
     all
 }
 
-/// One contender's turn.
-fn duel(options: &Options, contender: &Contender, folder: &Path, round: u32) -> Result<Document> {
+/// Lets one contender measure once.
+fn measure(options: &Options, contender: &Contender, folder: &Path, round: u32) -> Result<Document> {
     let json = folder.join(format!("{}-{round}.json", contender.name));
     let mut command = command(options, contender, contender.role, &json)?;
     execute(&mut command, options, contender)?;

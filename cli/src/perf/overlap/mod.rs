@@ -1,7 +1,7 @@
 //! `hawser perf overlap`: what a collective and computing on the same GPUs cost each other.
 //!
 //! ```text
-//! contest (this process) ─► a process per contender and round ─► duel (a thread per GPU): GEMM alone, transfer alone, both
+//! contest (this process) ─► a process per contender and round ─► contender (a thread per GPU): GEMM alone, transfer alone, both
 //!    └► report: table, JSON, picture                               ├ compute: cuBLAS, our kernel, or the CPU
 //!                                                                  └ power
 //! ```
@@ -10,9 +10,9 @@
 
 mod blas;
 mod compute;
+mod contender;
 mod contest;
 mod driver;
-mod duel;
 mod power;
 mod report;
 
@@ -128,5 +128,5 @@ pub fn run(options: &Options) -> Result<bool> {
     if !place.launched && options.processes.is_some_and(|n| n > 1) {
         return launcher::spawn(options.processes.unwrap_or(1)).map(|()| true);
     }
-    duel::run(options, role, &place).map(|()| true)
+    contender::run(options, role, &place).map(|()| true)
 }

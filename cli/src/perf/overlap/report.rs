@@ -8,8 +8,8 @@ use hawser_runtime::device::size_text;
 use serde::Serialize;
 
 use super::Options;
+use super::contender::{Figures, median};
 use super::contest::Score;
-use super::duel::{Figures, median};
 use crate::perf::collective::Test;
 use crate::svg::{self, COLOURS, escaped};
 

@@ -67,10 +67,10 @@ pub fn run(options: &Options, role: Role, place: &Place) -> Result<()> {
     let threads = if place.launched { 1 } else { options.ranks() };
     let barrier = Barrier::new(control, threads as usize, limit);
     let ranks = threads * place.processes;
-    let duelist = |thread: u32| {
+    let participant = |thread: u32| {
         let rank = place.process * threads + thread;
         let ordinal = place.local * threads + thread;
-        let duelist = Duelist {
+        let participant = Participant {
             options,
             role,
             library: library.as_ref(),
@@ -81,18 +81,18 @@ pub fn run(options: &Options, role: Role, place: &Place) -> Result<()> {
             ranks,
             ordinal,
         };
-        duelist.run().map_err(|error| anyhow!(barrier.fail(&format!("{error:#}"))))
+        participant.run().map_err(|error| anyhow!(barrier.fail(&format!("{error:#}"))))
     };
     let document = std::thread::scope(|scope| {
-        let duelist = &duelist;
+        let participant = &participant;
         scope.spawn(|| {
             if let Some(failure) = barrier.watch() {
                 eprintln!("hawser: {failure}; a rank does not come back from a call, so this process ends");
                 std::process::exit(1);
             }
         });
-        let others: Vec<_> = (1..threads).map(|t| scope.spawn(move || duelist(t))).collect();
-        let mut outcome = duelist(0);
+        let others: Vec<_> = (1..threads).map(|t| scope.spawn(move || participant(t))).collect();
+        let mut outcome = participant(0);
         for other in others {
             let ended = other.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")));
             outcome = outcome.and_then(|document| ended.map(|_| document));
@@ -109,8 +109,8 @@ pub fn run(options: &Options, role: Role, place: &Place) -> Result<()> {
     }
 }
 
-/// One rank.
-struct Duelist<'a> {
+/// One rank of the contender, which is a thread.
+struct Participant<'a> {
     options: &'a Options,
     role: Role,
     library: &'a dyn Library,
@@ -122,7 +122,7 @@ struct Duelist<'a> {
     ordinal: u32,
 }
 
-impl Duelist<'_> {
+impl Participant<'_> {
     fn run(&self) -> Result<Document> {
         let device = device::open(self.ordinal)?;
         // Current from now on, as in programs that use the CUDA runtime.
