@@ -47,11 +47,12 @@ enum Command {
     Tune(tune::Options),
     /// Say what this machine offers, what is missing and how to get it
     Doctor {
-        /// Only load a plugin library and try its first steps: net, tuner, profiler or env, and its path. What the
-        /// library does with `HAWSER_PLUGIN_PROBE=.../hawser`
+        /// Only load a plugin library and try its first steps: net, tuner, profiler or env, and its path.
+        /// What the library does with `HAWSER_PLUGIN_PROBE=.../hawser`
         #[arg(long, num_args = 2, value_names = ["KIND", "PATH"])]
         probe: Vec<String>,
-        /// Open every net, list its devices, send some data from each net to itself and show what its rails counted
+        /// Open every net, list its devices, send some data from each net to itself and show what its rails
+        /// counted
         #[arg(long, conflicts_with = "probe")]
         net: bool,
     },

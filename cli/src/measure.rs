@@ -1,8 +1,9 @@
 //! `hawser measure`: fits the cost model to this machine.
 //!
-//! Every algorithm and protocol that the ranks can have is forced in turn, in a process of its own (`hawser perf` with
-//! `NCCL_ALGO` and `NCCL_PROTO`), so that one that hangs or dies takes nothing along. The times go to
-//! [`hawser_plan::cost::fit`]; what it finds goes into the file that communicators of this user read by default.
+//! Every algorithm and protocol that the ranks can have is forced in turn, in a process of its own (`hawser
+//! perf` with `NCCL_ALGO` and `NCCL_PROTO`), so that one that hangs or dies takes nothing along. The times go
+//! to [`hawser_plan::cost::fit`]; what it finds goes into the file that communicators of this user read by
+//! default.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

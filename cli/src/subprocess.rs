@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 use hawser_plan::Collective;
 use serde::Deserialize;
 
-/// Deadline of `hawser perf`'s waits, in seconds. It is killed after so long for each communicator, and once more.
+/// Deadline of `hawser perf`'s waits, in seconds. It is killed after so long for each communicator, and once
+/// more.
 const RUN_SECONDS: u64 = 120;
 
 /// Beginnings of the variables by which launchers tell a process its place.

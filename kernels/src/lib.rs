@@ -22,8 +22,8 @@ pub fn image(name: &str) -> Option<&'static [u8]> {
 /// Images that the library has no use for but tools have; see [`tool`].
 static TOOLS: &[(&str, &[u8])] = table::TOOLS;
 
-/// The image of a tool's kernels, a file whose name begins with `t_`, if it was built. What never calls this does not
-/// contain them.
+/// The image of a tool's kernels, a file whose name begins with `t_`, if it was built. What never calls this
+/// does not contain them.
 pub fn tool(name: &str) -> Option<&'static [u8]> {
     TOOLS.iter().find(|(stem, _)| *stem == name).map(|(_, image)| *image)
 }

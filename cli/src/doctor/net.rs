@@ -1,4 +1,5 @@
-//! `hawser doctor --net`: the nets of this machine, one after the other: devices, a transfer to itself, counters of rails.
+//! `hawser doctor --net`: the nets of this machine, one after the other: devices, a transfer to itself,
+//! counters of rails.
 
 use std::time::{Duration, Instant};
 

@@ -16,8 +16,8 @@ use super::rank;
     or 4 threads on the host device. Runs under torchrun, mpirun and srun as it is. \
     Unlike in nccl-tests, -p is a number of processes; threads always initialize in parallel.")]
 pub struct Options {
-    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather, scatter, sendrecv, hypercube, several
-    /// of them with commas between, or all
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather, scatter, sendrecv,
+    /// hypercube, several of them with commas between, or all
     #[arg(value_parser = parse_tests)]
     pub collective: Tests,
     /// Threads per process
@@ -71,7 +71,8 @@ pub struct Options {
     /// Deadline in seconds for every wait of this program
     #[arg(short = 'T', long = "timeout", default_value_t = 600)]
     pub timeout: u64,
-    /// Launches of a CUDA graph that holds the timed iterations (-z then waits after each launch); 0 = no graph
+    /// Launches of a CUDA graph that holds the timed iterations (-z then waits after each launch); 0 = no
+    /// graph
     #[arg(short = 'G', long = "cudagraph", default_value_t = 0)]
     pub graph: u32,
     /// File for the results as JSON
@@ -83,7 +84,8 @@ pub struct Options {
     /// Elements by which buffers are misaligned
     #[arg(short = 'u', long = "unalign", default_value_t = 0)]
     pub unalign: u64,
-    /// Let the ranks count as ranks of this many hosts, in equal parts: what passes between them goes over a net plugin
+    /// Let the ranks count as ranks of this many hosts, in equal parts: what passes between them goes over a
+    /// net plugin
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub hosts: Option<u32>,
     /// Make a communicator of each of these names, which take turns at every size: rules may tell them apart
@@ -92,8 +94,8 @@ pub struct Options {
     /// Measure this libnccl.so.2 (a path, or a name that the loader searches) instead of the linked library
     #[arg(long, value_name = "PATH")]
     pub library: Option<PathBuf>,
-    /// Milliseconds that one measurement should take at most: fewer iterations, and launches of a graph, where one
-    /// operation takes long
+    /// Milliseconds that one measurement should take at most: fewer iterations, and launches of a graph,
+    /// where one operation takes long
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     pub point_ms: Option<u64>,
     /// Leave out the measurements in place

@@ -15,8 +15,8 @@ use crate::oracle::{Data, Expected};
 
 /// Untouched bytes on both sides of a buffer.
 const GUARD: u64 = 512;
-/// Allocations are multiples of this, as those of frameworks are. What is not a multiple of 64 KiB is mapped by other processes
-/// with small pages, through which copy engines reach 285 instead of 380 GB/s (H200).
+/// Allocations are multiples of this, as those of frameworks are. What is not a multiple of 64 KiB is mapped
+/// by other processes with small pages, through which copy engines reach 285 instead of 380 GB/s (H200).
 const PAGE: u64 = 2 << 20;
 /// What they hold, and what a receive buffer holds before.
 const PATTERN: u8 = 0xa5;
@@ -83,8 +83,8 @@ impl Case {
         self.bytes(self.geometry.send.max(self.geometry.recv))
     }
 
-    /// Where in buffers of `room` bytes operation `turn` of a group begins: each has a stretch of its own, as long as
-    /// there are any.
+    /// Where in buffers of `room` bytes operation `turn` of a group begins: each has a stretch of its own, as
+    /// long as there are any.
     fn shift(&self, turn: u32, room: u64) -> u64 {
         let stride = stretch(self.shared_bytes());
         u64::from(turn) % (room / stride).max(1) * stride
@@ -178,8 +178,8 @@ impl Rank {
         Ok(findings)
     }
 
-    /// Puts the operation on the device; [`Test::Hypercube`] is started step by step instead. `turn`: which one of
-    /// its group; what is checked is number 0.
+    /// Puts the operation on the device; [`Test::Hypercube`] is started step by step instead. `turn`: which
+    /// one of its group; what is checked is number 0.
     ///
     /// # Errors
     /// What the library reports.

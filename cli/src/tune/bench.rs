@@ -152,8 +152,9 @@ impl<'a> Bench<'a> {
         )
     }
 
-    /// Measures all collectives and sizes in some ways, or as a rule file has it. Every way has a communicator of its own in one
-    /// process, and they take turns at every size. Sizes that cannot run so are left out.
+    /// Measures all collectives and sizes in some ways, or as a rule file has it. Every way has a
+    /// communicator of its own in one process, and they take turns at every size. Sizes that cannot run so
+    /// are left out.
     ///
     /// # Errors
     /// The run failed, or something else decides here.

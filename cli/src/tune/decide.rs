@@ -1,8 +1,9 @@
 //! Which way is surely faster than the default, where. Pure: from times to rules.
 //!
-//! A difference is sure when the slower end of the one lies below the faster end of the other, after a fifth of the rounds was
-//! left out on either side, and when the median gains at least what was asked for. Of the ways that are so, the fastest counts;
-//! where another is as fast within the noise and wins for the next smaller size, that one: fewer, larger ranges.
+//! A difference is sure when the slower end of the one lies below the faster end of the other, after a fifth
+//! of the rounds was left out on either side, and when the median gains at least what was asked for. Of the
+//! ways that are so, the fastest counts; where another is as fast within the noise and wins for the next
+//! smaller size, that one: fewer, larger ranges.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +91,8 @@ pub fn tables<'a>(samples: impl Iterator<Item = (&'a str, &'a Sample)>) -> Table
 /// How much slower than the default a way is at all sizes that is not measured again.
 const HOPELESS: f64 = 1.5;
 
-/// Whether a way took so much longer than the default wherever it was measured that further rounds would change nothing.
+/// Whether a way took so much longer than the default wherever it was measured that further rounds would
+/// change nothing.
 pub fn is_hopeless<'a>(samples: impl Iterator<Item = (&'a str, &'a Sample)>, way: &str) -> bool {
     let (mut default, mut own) = (BTreeMap::new(), BTreeMap::new());
     for (of, sample) in samples {
@@ -108,7 +110,8 @@ pub fn is_hopeless<'a>(samples: impl Iterator<Item = (&'a str, &'a Sample)>, way
     !own.is_empty() && own.iter().all(is_slow)
 }
 
-/// The rules: for every collective the ranges in which a way is surely faster by at least `gain` (0.05 = 5 %).
+/// The rules: for every collective the ranges in which a way is surely faster by at least `gain` (0.05 = 5
+/// %).
 pub fn rules(tables: &Tables, gain: f64) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
     for (collective, table) in tables {

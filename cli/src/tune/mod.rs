@@ -1,9 +1,10 @@
-//! `hawser tune`: measures what can run on this machine, and writes a rule file for where something is surely faster than what
-//! the cost model takes.
+//! `hawser tune`: measures what can run on this machine, and writes a rule file for where something is surely
+//! faster than what the cost model takes.
 //!
-//! Everything is measured in rounds, each by a process of its own (`hawser perf`) in which every way has a communicator and a rule
-//! that forces it; they take turns at every size, so that a drift of the machine meets all ways alike. What was measured is kept
-//! in a file beside the rules until they are written: after an interruption the same command goes on with the next round.
+//! Everything is measured in rounds, each by a process of its own (`hawser perf`) in which every way has a
+//! communicator and a rule that forces it; they take turns at every size, so that a drift of the machine
+//! meets all ways alike. What was measured is kept in a file beside the rules until they are written: after
+//! an interruption the same command goes on with the next round.
 //!
 //! | file | holds |
 //! |---|---|

@@ -159,7 +159,8 @@ const RIGHT: f64 = 230.0;
 const TOP: f64 = 50.0;
 const BAND: f64 = 26.0;
 
-/// The plot: a panel for each collective with the times of all ways, and a band that shows the winner by size.
+/// The plot: a panel for each collective with the times of all ways, and a band that shows the winner by
+/// size.
 pub fn svg(tables: &Tables, found: &[Found], attributes: &CallAttributes<'_>) -> String {
     let height = TOP + PANEL * tables.len() as f64;
     let title = format!(

@@ -11,7 +11,8 @@ use crate::p2p::grouped;
 use crate::types::result;
 
 nccl_api! {
-    /// Flushes what was issued, in the background if the communicator does not block; afterwards only `ncclCommDestroy` may follow. NULL is fine, as in NCCL.
+    /// Flushes what was issued, in the background if the communicator does not block; afterwards only
+    /// `ncclCommDestroy` may follow. NULL is fine, as in NCCL.
     fn ncclCommFinalize / pncclCommFinalize(comm: CommPtr) {
         if comm.is_null() {
             return Ok(());

@@ -96,7 +96,8 @@ impl CommPtr {
     /// The communicator, if no call on it is still in progress.
     ///
     /// # Errors
-    /// As [`CommPtr::live`], what made bring-up fail, and `InvalidArgument` before a non-blocking call is over.
+    /// As [`CommPtr::live`], what made bring-up fail, and `InvalidArgument` before a non-blocking call is
+    /// over.
     pub fn ready(self) -> Result<Arc<Handle>> {
         let handle = self.live()?;
         if !handle.blocking
@@ -168,8 +169,8 @@ impl CommPtr {
 }
 
 impl Handle {
-    /// What a call on this communicator returns: success, or the state of a non-blocking one; in a group the group's end tells
-    /// what is in progress.
+    /// What a call on this communicator returns: success, or the state of a non-blocking one; in a group the
+    /// group's end tells what is in progress.
     pub fn progress(self: &Arc<Self>) -> Result<()> {
         if self.blocking {
             return Ok(());

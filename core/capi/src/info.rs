@@ -20,7 +20,8 @@ nccl_api! {
         Ok(meaning(code).as_ptr())
     }
 
-    /// The latest error of the process; the memory stays, the text until the next call of any thread. `comm` may be NULL.
+    /// The latest error of the process; the memory stays, the text until the next call of any thread. `comm`
+    /// may be NULL.
     fn ncclGetLastError / pncclGetLastError(comm: CommPtr) -> *const c_char, else c"".as_ptr(), {
         let _ = comm; // NCCL ignores it as well
         // The last one is never written, so the text always ends.

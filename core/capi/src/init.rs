@@ -52,8 +52,8 @@ nccl_api! {
         comm.set_all("comm", comms.into_iter().map(publish))
     }
 
-    /// Parts a communicator by colour; `key` orders the ranks of a part. Colour -1 joins none and gets NULL. If the parent
-    /// does not block, it is in progress until the part can be used.
+    /// Parts a communicator by colour; `key` orders the ranks of a part. Colour -1 joins none and gets NULL.
+    /// If the parent does not block, it is in progress until the part can be used.
     fn ncclCommSplit / pncclCommSplit(
         comm: CommPtr, color: c_int, key: c_int, newcomm: Out<CommPtr>, config: In<NcclConfig>,
     ) {

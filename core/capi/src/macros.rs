@@ -55,8 +55,8 @@ macro_rules! nccl_api {
     };
 }
 
-/// Declares exported functions of our own, which have one name: `fn hawserX(args) { … }` has a body of type `Result<()>` and
-/// returns an `ncclResult_t`.
+/// Declares exported functions of our own, which have one name: `fn hawserX(args) { … }` has a body of type
+/// `Result<()>` and returns an `ncclResult_t`.
 macro_rules! hawser_api {
     ($($(#[doc = $doc:literal])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         $(#[doc = $doc])*

@@ -41,7 +41,8 @@ nccl_api! {
         end()
     }
 
-    /// Closes a group and estimates its time in microseconds; nothing is launched. With NULL it is `ncclGroupEnd`.
+    /// Closes a group and estimates its time in microseconds; nothing is launched. With NULL it is
+    /// `ncclGroupEnd`.
     fn ncclGroupSimulateEnd / pncclGroupSimulateEnd(simInfo: Out<SimInfo>) {
         if simInfo.is_null() {
             return end();

@@ -111,7 +111,8 @@ fn the_library_opens_closes_and_opens_again() {
 #[test]
 fn a_preloaded_library_wins() {
     let Some(place) = Place::new("preload") else { return };
-    // Linked against a stand-in with other answers, as a program with a copy of NVIDIA's library in its RPATH.
+    // Linked against a stand-in with other answers, as a program with a copy of NVIDIA's library in its
+    // RPATH.
     let other = place.folder.join("other");
     fs::create_dir_all(&other).unwrap();
     let source = other.join("other.c");

@@ -1,10 +1,10 @@
 //! The settings of the library, read once.
 //!
-//! An env plugin (`NCCL_ENV_PLUGIN`), if there is one, is the only source. Without it: process environment, then the file
-//! named by `NCCL_CONF_FILE` (else `~/.nccl.conf`), then `/etc/nccl.conf`; what names a setting first counts, also in a file,
-//! and an empty value counts as none. A value that does not parse is reported once and the default kept; an unknown `NCCL_*`
-//! name is reported with the nearest known one. [`table`] has all settings. This is the only file of the runtime that reads
-//! the environment.
+//! An env plugin (`NCCL_ENV_PLUGIN`), if there is one, is the only source. Without it: process environment,
+//! then the file named by `NCCL_CONF_FILE` (else `~/.nccl.conf`), then `/etc/nccl.conf`; what names a setting
+//! first counts, also in a file, and an empty value counts as none. A value that does not parse is reported
+//! once and the default kept; an unknown `NCCL_*` name is reported with the nearest known one. [`table`] has
+//! all settings. This is the only file of the runtime that reads the environment.
 
 mod kind;
 mod source;
@@ -41,8 +41,8 @@ impl Settings {
         self.init_seconds.unwrap_or(Duration::from_secs(120))
     }
 
-    /// How long ranks wait for those that have not come to init or split. Unset it is long, since programs load data or
-    /// compile before, each rank in its time.
+    /// How long ranks wait for those that have not come to init or split. Unset it is long, since programs
+    /// load data or compile before, each rank in its time.
     pub fn join_timeout(&self) -> Duration {
         self.init_seconds.unwrap_or(Duration::from_secs(1800))
     }
@@ -59,8 +59,8 @@ impl Settings {
         }
     }
 
-    /// The rule files that count anew when they change: those of `HAWSER_RULES_WATCH`, and that of `NCCL_TUNER_CONFIG_FILE`
-    /// if that is meant for the tuner by rules.
+    /// The rule files that count anew when they change: those of `HAWSER_RULES_WATCH`, and that of
+    /// `NCCL_TUNER_CONFIG_FILE` if that is meant for the tuner by rules.
     pub fn watched_files(&self) -> Vec<PathBuf> {
         let Some(files) = self.watched_rules() else { return Vec::new() };
         let files = files.split(',').map(str::trim).filter(|file| !file.is_empty()).map(PathBuf::from);
@@ -82,8 +82,8 @@ impl Settings {
         match self.runtime_dir.as_deref() {
             Some("none") => None,
             Some(folder) => Some(folder.into()),
-            // A folder of this user alone, where no variable of the environment makes a difference between a job and the shell
-            // in which somebody asks for it.
+            // A folder of this user alone, where no variable of the environment makes a difference between a
+            // job and the shell in which somebody asks for it.
             None => Some(format!("/dev/shm/hawser-{}", rustix::process::geteuid().as_raw()).into()),
         }
     }
@@ -223,6 +223,12 @@ fn cache_folder() -> Option<PathBuf> {
 pub fn gpu_queues() -> u32 {
     let asked = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|text| text.trim().parse().ok());
     asked.map_or(QUEUES, |queues: u32| queues.clamp(1, 32))
+}
+
+/// Whether tests are to write what they compare with.
+#[cfg(test)]
+fn is_to_bless() -> bool {
+    std::env::var_os("BLESS").is_some()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The runtime's error: a kind that maps to one NCCL result code and a text for people.
 //!
-//! The text says what failed, who is concerned (rank, peer), the operating system's or driver's reason, and what to do.
-//! It ends up in `ncclGetLastError`, so it must read well without any log around it.
+//! The text says what failed, who is concerned (rank, peer), the operating system's or driver's reason, and
+//! what to do. It ends up in `ncclGetLastError`, so it must read well without any log around it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -28,7 +28,8 @@ pub enum ErrorKind {
     InProgress,
     /// A deadline expired; the text says who waits for whom (`ncclSystemError` at the C boundary).
     Timeout,
-    /// The communicator was aborted while the call waited (`ncclInternalError` or success of the abort, as the caller decides).
+    /// The communicator was aborted while the call waited (`ncclInternalError` or success of the abort, as
+    /// the caller decides).
     Aborted,
 }
 
@@ -47,8 +48,8 @@ impl ErrorKind {
     ];
 }
 
-/// An error with its kind and a complete sentence for the user. One word, so that results stay small; it reads as its
-/// [`Report`].
+/// An error with its kind and a complete sentence for the user. One word, so that results stay small; it
+/// reads as its [`Report`].
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Report>);
 

@@ -1,5 +1,5 @@
-//! The plugins of this process: what the search finds by `NCCL_NET_PLUGIN`, `NCCL_TUNER_PLUGIN`, `NCCL_PROFILER_PLUGIN` and
-//! `NCCL_ENV_PLUGIN`, and what is built in.
+//! The plugins of this process: what the search finds by `NCCL_NET_PLUGIN`, `NCCL_TUNER_PLUGIN`,
+//! `NCCL_PROFILER_PLUGIN` and `NCCL_ENV_PLUGIN`, and what is built in.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -21,8 +21,8 @@ const NCCL_VERSION: (u8, u8, u8) = (2, 32, 3);
 /// How long a plugin may take in a probe (`HAWSER_PLUGIN_PROBE`).
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The nets to be tried for a communicator, in order: what `NCCL_NET_PLUGIN` names, then the built-in ones; only the one
-/// that `NCCL_NET` names, else `asked` (the communicator's `netName`), if one of them is set.
+/// The nets to be tried for a communicator, in order: what `NCCL_NET_PLUGIN` names, then the built-in ones;
+/// only the one that `NCCL_NET` names, else `asked` (the communicator's `netName`), if one of them is set.
 ///
 /// # Errors
 /// They name no net that was found.

@@ -1,7 +1,8 @@
-//! Rule `settings`: every variable of our own (`HAWSER_…`) that `core` or `plugins` names is documented in some page, and every
-//! one that a page has in the first column of a table stands in some source.
+//! Rule `settings`: every variable of our own (`HAWSER_…`) that `core` or `plugins` names is documented in
+//! some page, and every one that a page has in the first column of a table stands in some source.
 //!
-//! That docs/settings.md has all settings of the library is tested beside their table (`core/runtime/src/env/table.rs`).
+//! That docs/settings.md has all settings of the library is tested beside their table
+//! (`core/runtime/src/env/table.rs`).
 
 use std::collections::BTreeSet;
 

@@ -79,7 +79,8 @@ pub trait Communicator {
     /// Receives bytes from a peer, or puts that into the open group.
     fn recv(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()>;
 
-    /// Memory for buffers that the communicator knows, where it was made with [`Joining::zero_ctas`]. Collective.
+    /// Memory for buffers that the communicator knows, where it was made with [`Joining::zero_ctas`].
+    /// Collective.
     fn window(&self, _bytes: u64) -> Result<Option<Memory>> {
         Ok(None)
     }

@@ -18,8 +18,8 @@ const COMPUTE_FLOAT: c_int = 68;
 const DEFAULT: c_int = -1;
 
 type Handle = *mut c_void;
-/// `cublasGemmEx`: handle, whether A and B are transposed, rows, columns, inner, factor, A, its type and leading dimension, the
-/// same of B, factor of C, the same of C, type of sums, algorithm.
+/// `cublasGemmEx`: handle, whether A and B are transposed, rows, columns, inner, factor, A, its type and
+/// leading dimension, the same of B, factor of C, the same of C, type of sums, algorithm.
 type GemmEx = unsafe extern "C" fn(
     Handle,
     c_int,

@@ -1,4 +1,5 @@
-//! What computes beside a transfer: GEMMs on a stream of the GPU, or on a thread of the CPU; and how both are timed.
+//! What computes beside a transfer: GEMMs on a stream of the GPU, or on a thread of the CPU; and how both are
+//! timed.
 
 use std::ffi::c_void;
 use std::sync::Arc;

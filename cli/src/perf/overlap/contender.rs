@@ -1,4 +1,5 @@
-//! One contender, in a process of its own: a thread per GPU times GEMMs alone, transfers alone, and both at once.
+//! One contender, in a process of its own: a thread per GPU times GEMMs alone, transfers alone, and both at
+//! once.
 
 use std::any::Any;
 use std::time::Duration;
@@ -19,7 +20,8 @@ use super::compute::{Engine, Marks, Transfers};
 use super::power::{Meter, Reading};
 use super::{Options, Role};
 
-/// Operations of a measurement, at most: each has an event. On the CPU, where they get in each other's way, fewer.
+/// Operations of a measurement, at most: each has an event. On the CPU, where they get in each other's way,
+/// fewer.
 const MOST: usize = 4000;
 const MOST_ON_CPU: usize = 40;
 /// Size of the operation whose results are checked beside GEMMs.
@@ -205,8 +207,8 @@ impl Participant<'_> {
         Ok(self.figures(test, times, Some(watts), ctas))
     }
 
-    /// Both at once, until each has enough operations that lie wholly beside the other's: how much longer either takes is not
-    /// known before. Seconds of a GEMM and of a transfer, and watts.
+    /// Both at once, until each has enough operations that lie wholly beside the other's: how much longer
+    /// either takes is not known before. Seconds of a GEMM and of a transfer, and watts.
     fn beside(
         &self,
         test: Test,

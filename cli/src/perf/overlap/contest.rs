@@ -170,7 +170,8 @@ fn command(options: &Options, contender: &Contender, role: Role, json: &Path) ->
     Ok(command)
 }
 
-/// Reads from the other library's log how many channels its operations take; leaves unknown what it does not tell.
+/// Reads from the other library's log how many channels its operations take; leaves unknown what it does not
+/// tell.
 fn count_ctas(options: &Options, score: &mut Score, folder: &Path) {
     if score.failure.is_some() || score.contender.role == Role::ZeroCtas {
         return;

@@ -1,4 +1,5 @@
-//! The few functions of the CUDA driver that a measurement needs besides the device's: events with times, and a kernel.
+//! The few functions of the CUDA driver that a measurement needs besides the device's: events with times, and
+//! a kernel.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -154,7 +155,8 @@ impl Kernel {
     /// Puts a launch on a stream.
     ///
     /// # Safety
-    /// `parameters` are addresses of what the kernel takes, and what those lead to lives until the stream has passed it.
+    /// `parameters` are addresses of what the kernel takes, and what those lead to lives until the stream has
+    /// passed it.
     pub unsafe fn launch(
         &self,
         grid: (u32, u32),

@@ -5,8 +5,8 @@
 //!    └► report: table, JSON, picture                               ├ compute: cuBLAS, our kernel, or the CPU
 //!                                                                  └ power
 //! ```
-//! A contender is a library with settings. Settings are read once in a process, so each contender has processes of its own, and
-//! rounds take contenders in turns, so that a GPU that slows down slows all.
+//! A contender is a library with settings. Settings are read once in a process, so each contender has
+//! processes of its own, and rounds take contenders in turns, so that a GPU that slows down slows all.
 
 mod blas;
 mod compute;
@@ -40,7 +40,8 @@ pub struct Options {
     /// Size of an operation [default: 256M; 1M on the host device]
     #[arg(short = 'b', long, value_parser = parse_size)]
     pub bytes: Option<u64>,
-    /// The GEMM multiplies square matrices of so many rows (bfloat16) [default: 8192; 192 (float) on the host device]
+    /// The GEMM multiplies square matrices of so many rows (bfloat16) [default: 8192; 192 (float) on the host
+    /// device]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..=65536))]
     pub gemm: Option<u32>,
     /// How often every contender runs, in turns

@@ -1,4 +1,5 @@
-//! The kinds of values that settings have: what is accepted, what it means, and what becomes of anything else.
+//! The kinds of values that settings have: what is accepted, what it means, and what becomes of anything
+//! else.
 
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ pub(super) struct Kind<T> {
     pub accepted: &'static str,
     /// Gives what a text means, or None if it is not accepted.
     pub parse: fn(&str) -> Option<T>,
-    /// Whether a value that is not accepted is a fault with which no communicator comes up. A limit that silently does not
-    /// hold would be worse. Values of other kinds are ignored with a warning.
+    /// Whether a value that is not accepted is a fault with which no communicator comes up. A limit that
+    /// silently does not hold would be worse. Values of other kinds are ignored with a warning.
     pub is_strict: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Where the values of settings come from: names and texts, of which the first that gives a name a value counts.
+//! Where the values of settings come from: names and texts, of which the first that gives a name a value
+//! counts.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +18,8 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// The first of several values of a name counts, also if it is empty: an empty variable takes back what a file sets.
+    /// The first of several values of a name counts, also if it is empty: an empty variable takes back what a
+    /// file sets.
     pub(super) fn of(pairs: impl Iterator<Item = (String, String)>) -> Self {
         let mut values = BTreeMap::new();
         for (name, value) in pairs {

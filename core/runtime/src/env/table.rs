@@ -1,10 +1,10 @@
 //! The table of settings: one entry for each variable that the library reads.
 //!
-//! An entry gives the type of the field in [`Settings`], the name of the variable (behind it older names that are read as
-//! well), the kind of its value ([`kind`]), the default, and perhaps the page of `docs` that tells more and who reads it. The
-//! doc comment is the meaning, for readers of the code and of docs/settings.md alike. Parsing, the list of known names, that
-//! page and what `hawser doctor` says come from here. After a change, `BLESS=1 cargo test -p hawser-runtime --lib env` writes
-//! the page anew.
+//! An entry gives the type of the field in [`Settings`], the name of the variable (behind it older names that
+//! are read as well), the kind of its value ([`kind`]), the default, and perhaps the page of `docs` that
+//! tells more and who reads it. The doc comment is the meaning, for readers of the code and of
+//! docs/settings.md alike. Parsing, the list of known names, that page and what `hawser doctor` says come
+//! from here. After a change, `BLESS=1 cargo test -p hawser-runtime --lib env` writes the page anew.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -34,7 +34,8 @@ pub struct Setting {
     pub older_names: &'static [&'static str],
     /// The values that are accepted, in words that continue "it must be".
     pub accepted: &'static str,
-    /// Whether communicators refuse to come up with a value that is not accepted. Otherwise the value is ignored with a warning.
+    /// Whether communicators refuse to come up with a value that is not accepted. Otherwise the value is
+    /// ignored with a warning.
     pub is_strict: bool,
     /// The default: a value, or words for what happens where the setting has none.
     pub default: &'static str,
@@ -48,7 +49,8 @@ pub struct Setting {
 
 /// Makes [`Settings`], [`TABLE`] and [`Source::settings`] from the entries.
 ///
-/// `default "0"` gives the field the value that the text has; `unset "words"` makes it `None` where the variable has no value.
+/// `default "0"` gives the field the value that the text has; `unset "words"` makes it `None` where the
+/// variable has no value.
 macro_rules! settings {
     ($($section:literal {$(
         $(#[doc = $meaning:literal])+
@@ -104,7 +106,8 @@ macro_rules! first {
 
 settings! {
     "Devices and the log" {
-        /// Devices that collectives run on: `cuda`, `host` (the CPU), or `auto`, which means GPUs if there are any.
+        /// Devices that collectives run on: `cuda`, `host` (the CPU), or `auto`, which means GPUs if there
+        /// are any.
         device: String = "HAWSER_DEVICE", DEVICE, default "auto";
         /// The log's level: `VERSION`, `WARN`, `INFO` or `TRACE`. Any other word is `INFO`.
         debug: Option<String> = "NCCL_DEBUG", TEXT, unset "nothing is written";
@@ -130,12 +133,15 @@ settings! {
             unset "the configuration's, else 64";
         /// 0: small collectives of a group do not share launches.
         fuse: bool = "HAWSER_FUSE", SWITCH_ON, default "1";
-        /// Who writes why calls run as they do, once per call that differs. 0: nobody, 1: rank 0, `all`: every rank.
+        /// Who writes why calls run as they do, once per call that differs. 0: nobody, 1: rank 0, `all`:
+        /// every rank.
         explain: Explain = "HAWSER_EXPLAIN", EXPLAIN, default "0";
-        /// File with what the cost model knows of the machine, as `hawser measure` writes it; `none`: built-in values.
+        /// File with what the cost model knows of the machine, as `hawser measure` writes it; `none`:
+        /// built-in values.
         links: Option<String> = "HAWSER_LINKS", TEXT,
             unset "rank 0's file in `hawser` of `XDG_CACHE_HOME`, else of `~/.cache`";
-        /// Files with programs of your own (MSCCL's XML, or `.plan`), with `:` between them. The first that fits a call runs it.
+        /// Files with programs of your own (MSCCL's XML, or `.plan`), with `:` between them. The first that
+        /// fits a call runs it.
         msccl_files: Option<String> = "MSCCL_XML_FILES", TEXT, unset "none", page "programs.md";
         /// Folder with files of programs, which are tried after those of `MSCCL_XML_FILES`.
         msccl_folder: Option<String> = "MSCCL_ALGO_DIR", TEXT, unset "none", page "programs.md";
@@ -154,8 +160,8 @@ settings! {
         job_name: Option<String> = "HAWSER_JOB", TEXT, unset "`SLURM_JOB_ID`", page "rules.md";
     }
     "Bring-up and deadlines" {
-        /// Seconds that ranks wait for those that have not come to init or split (a warning names them every minute), and for
-        /// each step once all are there.
+        /// Seconds that ranks wait for those that have not come to init or split (a warning names them every
+        /// minute), and for each step once all are there.
         init_seconds: Option<Duration> = "HAWSER_INIT_TIMEOUT", SECONDS, unset "1800, 120";
         /// Seconds that a stranger who connects may stay silent.
         handshake_timeout: Duration = "HAWSER_HANDSHAKE_TIMEOUT", SECONDS, default "5";
@@ -176,13 +182,15 @@ settings! {
         socket_retry_count: u32 = "NCCL_SOCKET_RETRY_CNT", NUMBER, default "34";
         /// Milliseconds between two attempts to connect at bring-up.
         socket_retry_sleep: Duration = "NCCL_SOCKET_RETRY_SLEEP_MSEC", MILLISECONDS, default "100";
-        /// 1: several ranks of a communicator may share a GPU and its multiprocessors. Each takes at most its part of them.
+        /// 1: several ranks of a communicator may share a GPU and its multiprocessors. Each takes at most its
+        /// part of them.
         multi_rank_gpu: bool = "NCCL_MULTI_RANK_GPU_ENABLE", FLAG, default "0";
     }
     "Paths" {
         /// 1: no peer access between GPUs; data goes through host memory.
         p2p_disable: bool = "NCCL_P2P_DISABLE", FLAG, default "0";
-        /// 1: GPUs of one process do not use each other's user buffers, and their memory is not opened to each other.
+        /// 1: GPUs of one process do not use each other's user buffers, and their memory is not opened to
+        /// each other.
         direct: bool = "NCCL_P2P_DIRECT_DISABLE", UNLESS, default "0",
             page "adr/0011-direct-in-one-process.md";
         /// 1: ranks of a host share no host memory; without peer access they talk over the net.
@@ -191,11 +199,11 @@ settings! {
         buffsize: Option<u64> = "NCCL_BUFFSIZE", BYTES, unset "524288; 2097152 where there are several hosts";
         /// How near a NIC must be so that net plugins read and write GPU memory; 0 or `LOC`: they never do.
         gpu_direct: bool = "NCCL_NET_GDR_LEVEL", GPU_DIRECT, default "SYS";
-        /// 0: the program itself puts a graph's replay in order with other replays of the communicator and calls outside of
-        /// graphs, by events or one stream; else the communicator's counters go wrong. Saves about 1 µs per replay, and
-        /// 0.3 µs per call once anything was captured. Where graphs may not have nodes for events (bodies of conditional
-        /// nodes, graphs that a GPU launches) it has to be 0. `graphUsageMode` of `ncclConfig_t` (2 = 1, 0 and 1 = 0) says it
-        /// for one communicator.
+        /// 0: the program itself puts a graph's replay in order with other replays of the communicator and
+        /// calls outside of graphs, by events or one stream; else the communicator's counters go wrong. Saves
+        /// about 1 µs per replay, and 0.3 µs per call once anything was captured. Where graphs may not have
+        /// nodes for events (bodies of conditional nodes, graphs that a GPU launches) it has to be 0.
+        /// `graphUsageMode` of `ncclConfig_t` (2 = 1, 0 and 1 = 0) says it for one communicator.
         mixes_graphs: Option<bool> = "NCCL_GRAPH_MIXING_SUPPORT", FLAG, unset "the configuration's, else 1",
             page "adr/0016-replays-in-order.md";
         /// 0: InfiniBand does not go on over other rails when one fails.
@@ -206,45 +214,48 @@ settings! {
             reader Reader::Nobody;
     }
     "Copy engines" {
-        /// 0: kernels do everything, 1: copy engines do what they can, 2: a move that copy engines cannot do is an error.
+        /// 0: kernels do everything, 1: copy engines do what they can, 2: a move that copy engines cannot do
+        /// is an error.
         pass_sm: u8 = "NCCL_PASS_SM", LEVEL, default "0", page "sm-free.md";
         /// `ZERO`: communicators do without multiprocessors where they can, as with `NCCL_PASS_SM=1`.
         no_ctas: Option<bool> = "NCCL_CTA_POLICY", CTA_POLICY, unset "the configuration's", page "sm-free.md";
         /// Bytes of staging for copy engines, per peer; 0: as many as fit.
         staging_bytes: u64 = "NCCL_PSM_BUFFER_SIZE", SIZE, default "0", page "sm-free.md#memory";
-        /// 0: copy engines may move nothing. With `NCCL_PASS_SM=1` kernels do everything and a line says so, with 2 init
-        /// fails.
+        /// 0: copy engines may move nothing. With `NCCL_PASS_SM=1` kernels do everything and a line says so,
+        /// with 2 init fails.
         dma_enable: bool = "NCCL_DMA_ENABLE", SWITCH_ON, default "1", page "sm-free.md";
-        /// 0: copy engines move everything through staging. auto: straight from user buffer to user buffer between
-        /// processes, where peers can map it; nothing has to be registered. 1: between threads of a process too: for trials,
-        /// it has hung on four GPUs.
+        /// 0: copy engines move everything through staging. auto: straight from user buffer to user buffer
+        /// between processes, where peers can map it; nothing has to be registered. 1: between threads of a
+        /// process too: for trials, it has hung on four GPUs.
         zero_copy: Option<bool> = "NCCL_ZERO_COPY", SWITCH, default "auto", page "sm-free.md";
-        /// 0: through host memory even where GPUs reach each other, as `NCCL_P2P_DISABLE=1`, to find faults of the path
-        /// between them; copy engines are out then. 1 and auto: peer access wherever there is any.
+        /// 0: through host memory even where GPUs reach each other, as `NCCL_P2P_DISABLE=1`, to find faults
+        /// of the path between them; copy engines are out then. 1 and auto: peer access wherever there is
+        /// any.
         direct_path: Option<bool> = "NCCL_DIRECT_PATH", SWITCH, default "auto", page "sm-free.md";
-        /// 1: a line with `SM_FREE` at the first operation of each kind and power of two of bytes says whether copy engines
-        /// run it, or why not. 2: for every operation. Written without `NCCL_DEBUG` too.
+        /// 1: a line with `SM_FREE` at the first operation of each kind and power of two of bytes says
+        /// whether copy engines run it, or why not. 2: for every operation. Written without `NCCL_DEBUG` too.
         sm_free_verbose: u8 = "NCCL_SM_FREE_VERBOSE", LEVEL, default "0", page "sm-free.md";
-        /// The most CTAs at once of an all-reduce, reduce-scatter or reduce with `NCCL_PASS_SM=1`: what computing loses to
-        /// them, and what bandwidth they have.
+        /// The most CTAs at once of an all-reduce, reduce-scatter or reduce with `NCCL_PASS_SM=1`: what
+        /// computing loses to them, and what bandwidth they have.
         reducing_ctas: Option<u32> = "HAWSER_SM_FREE_CTAS", CTAS, unset "2", page "sm-free.md";
-        /// 1: with at most 2 CTAs, sums that memory makes bit for bit (float, double, integers of 32 and 64 bits; half and
-        /// bfloat16 of two ranks) are made by it: one block of one thread in 5 KiB of shared memory moves tiles there, 16 for
-        /// each CTA. They begin beside a GEMM instead of after it. On trial: an all-reduce takes two thirds of its time,
-        /// beside a GEMM and alone, and the GEMM loses 5 % instead of 3 (bench/README.md).
+        /// 1: with at most 2 CTAs, sums that memory makes bit for bit (float, double, integers of 32 and 64
+        /// bits; half and bfloat16 of two ranks) are made by it: one block of one thread in 5 KiB of shared
+        /// memory moves tiles there, 16 for each CTA. They begin beside a GEMM instead of after it. On trial:
+        /// an all-reduce takes two thirds of its time, beside a GEMM and alone, and the GEMM loses 5 %
+        /// instead of 3 (bench/README.md).
         memory_adds: bool = "HAWSER_SM_FREE_ADD", SWITCH_OFF, default "0", page "sm-free.md";
     }
     "Memory of a GPU" {
-        /// 1: memory by CUDA's virtual memory management, 0: by `cudaMalloc` and IPC handles, -1: the first where it can be
-        /// shared.
+        /// 1: memory by CUDA's virtual memory management, 0: by `cudaMalloc` and IPC handles, -1: the first
+        /// where it can be shared.
         cumem_enable: Option<bool> = "NCCL_CUMEM_ENABLE", MEMORY, default "-1", page "sm-free.md#the-pool";
         /// Shared host memory is an anonymous file that has no name in `/dev/shm`, for every value.
         cumem_host_enable: i64 = "NCCL_CUMEM_HOST_ENABLE", HOST_MEMORY, default "-1", page "sm-free.md#the-pool",
             reader Reader::Nobody;
         /// Bytes that stay with the pool while it lives, idle or not.
         pool_size: u64 = "NCCL_CUMEM_POOL_SIZE", SIZE, default "0", page "sm-free.md#the-pool";
-        /// 1: a communicator's init fills the pool up to `NCCL_CUMEM_POOL_SIZE`, and no operation allocates while that
-        /// suffices.
+        /// 1: a communicator's init fills the pool up to `NCCL_CUMEM_POOL_SIZE`, and no operation allocates
+        /// while that suffices.
         pool_preallocate: bool = "NCCL_CUMEM_PREALLOC", SWITCH_OFF, default "0", page "sm-free.md#the-pool";
         /// Shared memory grows to this multiple of the pool at once, or by the need if that is more.
         pool_growth: f64 = "NCCL_CUMEM_GROWTH_FACTOR", GROWTH, default "1.0", page "sm-free.md#the-pool";
@@ -254,7 +265,8 @@ settings! {
         pool_trim: u64 = "NCCL_CUMEM_TRIM_THRESHOLD", SIZE, default "0", page "sm-free.md#the-pool";
         /// 1: lines with `MEMORY_POOL` and the figures of each pool, without `NCCL_DEBUG` too.
         pool_monitor: bool = "NCCL_CUMEM_MONITOR", SWITCH_OFF, default "0", page "sm-free.md#the-pool";
-        /// Time between these lines; 0: one whenever memory is taken, goes back or is refused, and at the end.
+        /// Time between these lines; 0: one whenever memory is taken, goes back or is refused, and at the
+        /// end.
         pool_monitor_interval: Duration = "NCCL_CUMEM_MONITOR_INTERVAL", INTERVAL, default "10",
             page "sm-free.md#the-pool";
     }
@@ -269,8 +281,8 @@ settings! {
         profiler_plugin: Option<String> = "NCCL_PROFILER_PLUGIN", TEXT, unset "none", page "plugin-guide.md";
         /// 1: a collnet plugin may reduce in the network.
         collnet: bool = "NCCL_COLLNET_ENABLE", FLAG, default "0", page "plugin-guide.md";
-        /// Plugins are tried in a process of their own first, so that one that crashes is named. 1: in a forked child; the
-        /// path of the `hawser` program: in that (a fork does not suit every process).
+        /// Plugins are tried in a process of their own first, so that one that crashes is named. 1: in a
+        /// forked child; the path of the `hawser` program: in that (a fork does not suit every process).
         plugin_probe: Option<String> = "HAWSER_PLUGIN_PROBE", PROBE, default "0", page "plugin-guide.md";
     }
 }

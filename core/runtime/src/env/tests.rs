@@ -16,7 +16,7 @@ fn the_page_has_the_table() {
     let (before, rest) = page.split_once(BEGIN).unwrap();
     let (tables, after) = rest.split_once(END).unwrap();
     let wanted = tables_of_the_page();
-    if std::env::var_os("BLESS").is_some() {
+    if is_to_bless() {
         std::fs::write(PAGE, format!("{before}{BEGIN}{wanted}{END}{after}")).unwrap();
     } else {
         assert!(
@@ -89,7 +89,8 @@ fn every_entry_is_read_by_each_of_its_names() {
     // Reading nothing takes every default, each of which must be a value of its kind.
     let unset = format!("{:?}", source(&[]).settings());
     for setting in TABLE {
-        // No kind but texts takes this, and every kind says so where its users see it, with the accepted form.
+        // No kind but texts takes this, and every kind says so where its users see it, with the accepted
+        // form.
         let takes_all =
             ["a text", "0, 1 or a path", "a distance such as LOC or SYS"].contains(&setting.accepted);
         for name in std::iter::once(&setting.name).chain(setting.older_names) {
