@@ -2,7 +2,7 @@
 //!
 //! Every algorithm and protocol that the ranks can have is forced in turn, in a process of its own (`hawser
 //! perf` with `NCCL_ALGO` and `NCCL_PROTO`), so that one that hangs or dies takes nothing along. The times go
-//! to [`hawser_plan::cost::fit`]; what it finds goes into the file that communicators of this user read by
+//! to [`hawser_plan::fit`]; what it finds goes into the file that communicators of this user read by
 //! default.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use hawser_plan::cost::Constants;
-use hawser_plan::cost::fit::{Fit, Run, Sample, fit, runs};
+use hawser_plan::fit::{Fit, Run, Sample, fit, runs};
 use hawser_plan::topology::DeviceKind;
 use hawser_plan::{Collective, DataType, PlanConfig, Topology};
 use hawser_runtime::{comm, device};

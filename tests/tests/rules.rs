@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::imported::{self, Handle};
+use hawser_plan::imported;
 use hawser_plan::ir::text::to_text;
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Collective, PlanConfig, Topology};
@@ -149,7 +149,7 @@ fn a_rule_takes_a_program_that_the_user_brought() {
     let key = ProgramKey::new(Collective::AllReduce, Algorithm::Tree, 4, 0);
     let mut program = algo::program(&key).unwrap();
     program.shape.name = "mine".into();
-    let brought = Handle::keep(imported::read(&to_text(&program)).unwrap(), 3);
+    let brought = imported::keep(imported::read(&to_text(&program)).unwrap(), 3);
     let plan_config = PlanConfig {
         imports: vec![brought],
         slot_bytes: [0, 0, 32 << 10],

@@ -3,18 +3,19 @@
 //! A pure function of call (without its addresses), topology and settings: equal inputs on all ranks
 //! give equal choices on all ranks. Callers may keep the choice per (collective, count, type, root).
 
-use std::fmt;
-
 use crate::algo::{self, ProgramKey};
-use crate::call::{Call, Collective};
-use crate::config::{Algorithm, Measured, PlanConfig, Protocol};
+pub use crate::choice::{Advice, Candidate, Choice, Outcome, Why};
+use crate::config::PlanConfig;
+pub use crate::config::{ALL_PROGRAMS, algorithm_bit, program_bit, protocol_bit};
 use crate::cost;
-use crate::device_plan::DeviceOp;
-use crate::dma;
-use crate::error::{PlanError, Result};
-use crate::exchange;
-use crate::lower::{device_op, fold};
-use crate::topology::{DeviceKind, Link, Topology};
+use crate::executor::copy_engine as dma;
+use crate::executor::fused as exchange;
+use crate::executor::interpreter::fold;
+use crate::executor::launch::device_op;
+use crate::imported;
+use crate::topology::Topology;
+use hawser_kernels_abi::DeviceOp;
+use hawser_types::{Algorithm, Call, Collective, DeviceKind, Link, PlanError, Protocol, Result};
 
 /// Instances that are tried.
 const INSTANCES: [u32; 7] = [1, 2, 4, 8, 12, 16, 24];
@@ -27,93 +28,6 @@ const NET_USEFUL_BYTES: u64 = 1 << 20;
 const NET_INSTANCES: u32 = 4;
 /// Above this size the host device runs two instances.
 const HOST_SPLIT_BYTES: u64 = 64 << 10;
-
-/// What was decided for a call.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Choice {
-    /// Which program.
-    pub key: ProgramKey,
-    /// Which protocol.
-    pub protocol: Protocol,
-    /// How often the program is laid over the data.
-    pub instances: u32,
-    /// Threads per block.
-    pub threads: u32,
-    /// What the cost model says, in µs.
-    pub predicted_us: f32,
-    /// The reasons.
-    pub why: Why,
-}
-
-/// The candidates, what filtered each, what each would cost, and what decided.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Why {
-    /// Which collective.
-    pub collective: Collective,
-    /// Bytes of the larger of input and output.
-    pub bytes: u64,
-    /// Number of ranks.
-    pub ranks: u32,
-    /// All candidates in the order in which they were looked at.
-    pub candidates: Vec<Candidate>,
-    /// What decided.
-    pub decided: String,
-    /// The tuner and its rule, with file and line, if one decided.
-    pub rule: Option<String>,
-}
-
-/// One algorithm with one protocol.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Candidate {
-    /// Which family.
-    pub algorithm: Algorithm,
-    /// Which protocol.
-    pub protocol: Protocol,
-    /// Cost or reason.
-    pub outcome: Outcome,
-    /// Why it is taken only if advice orders it, if so.
-    pub held: Option<&'static str>,
-    /// It has been measured on GPUs in a topology of this form, so that its price means something.
-    pub is_measured: bool,
-}
-
-impl Candidate {
-    fn new(algorithm: Algorithm, protocol: Protocol, outcome: Outcome, topology: &Topology) -> Self {
-        let is_measured = match algorithm.measured() {
-            Measured::Everywhere => true,
-            Measured::BetweenHosts => topology.hosts() > 1 && topology.hosts() == topology.size(),
-            Measured::Nowhere => false,
-        };
-        Self { algorithm, protocol, outcome, held: None, is_measured }
-    }
-}
-
-/// What became of a candidate.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
-    /// It is possible and would take this long.
-    Predicted {
-        /// Microseconds.
-        us: f32,
-        /// The cheapest number of instances.
-        instances: u32,
-        /// Blocks of one instance: the program's channels, fewer if some share a block.
-        channels: u32,
-    },
-    /// It is out, for this reason.
-    Filtered(String),
-}
-
-/// What a tuner said about the candidates of a call.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Advice {
-    /// Who said it, for `Why`.
-    pub source: String,
-    /// A time for every candidate, in their order; below 0 = not this one.
-    pub us: Vec<f32>,
-    /// Blocks to use; None = as the cost model says.
-    pub blocks: Option<u32>,
-}
 
 /// Chooses for a call that moves data between the ranks of `topology`.
 ///
@@ -129,7 +43,7 @@ pub fn choose(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<C
 /// A program that cannot be made: a bug of this crate.
 pub fn candidates(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
     let bytes = call.total_bytes(topology.size());
-    let mut candidates = imported(call, topology, config)?;
+    let mut candidates = brought(call, topology, config)?;
     let collnet = topology.collnet != 0 && call.collective == Collective::AllReduce;
     for &algorithm in algo::algorithms(call.collective).iter().chain(collnet.then_some(&Algorithm::CollNet)) {
         let key = key(call, algorithm, topology);
@@ -206,15 +120,19 @@ fn pass_sm(
 
 /// The user's programs for the collective. Each is offered with its author's protocol first; another one is for topologies
 /// that do not have that.
-fn imported(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
+fn brought(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
     let bytes = call.total_bytes(topology.size());
     let mut candidates = Vec::new();
-    for &program in config.imports.iter().filter(|p| p.program.shape.collective == call.collective) {
-        let key = key(call, Algorithm::Imported(program), topology);
+    for &handle in &config.imports {
+        let program = imported::kept(handle);
+        if program.program.shape.collective != call.collective {
+            continue;
+        }
+        let key = key(call, Algorithm::Imported(handle), topology);
         let others =
             [Protocol::Simple, Protocol::Ll, Protocol::Ll128].into_iter().filter(|&p| p != program.protocol);
         for protocol in [program.protocol].into_iter().chain(others) {
-            let refused = program.refuses(call, topology.size(), config);
+            let refused = imported::refuses(program, call, topology.size(), config);
             let outcome = match refused.or_else(|| filter(call, &key, protocol, topology, config)) {
                 Some(reason) => Outcome::Filtered(reason),
                 None => price(&key, protocol, bytes, topology, config)?,
@@ -503,51 +421,4 @@ fn nothing_left(collective: Collective, ranks: u32, candidates: &[Candidate]) ->
     }
     text.push_str("\nloosen NCCL_ALGO or NCCL_PROTO");
     text
-}
-
-/// Bit of an algorithm in [`PlanConfig::algorithms`].
-pub fn algorithm_bit(algorithm: Algorithm) -> u64 {
-    match algorithm {
-        Algorithm::Imported(program) => program_bit(program.place()),
-        _ => 1 << Algorithm::ALL.iter().position(|&a| a == algorithm).unwrap_or(0),
-    }
-}
-
-/// Bits of all programs that users bring.
-pub const ALL_PROGRAMS: u64 = !0 << FIRST_PROGRAM;
-
-/// Bits below are those of built-in algorithms.
-const FIRST_PROGRAM: u32 = 24;
-
-/// Bit of the program at this place of the process's list; those beyond the set share the last one.
-pub fn program_bit(place: u32) -> u64 {
-    1 << place.saturating_add(FIRST_PROGRAM).min(u64::BITS - 1)
-}
-
-/// Bit of a protocol in [`PlanConfig::protocols`].
-pub fn protocol_bit(protocol: Protocol) -> u8 {
-    1 << protocol as u8
-}
-
-impl fmt::Display for Candidate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:8} {:6} ", self.algorithm.name(), self.protocol.name())?;
-        match &self.outcome {
-            Outcome::Predicted { us, instances, channels } => {
-                write!(f, "{us:10.1} µs  {instances} × {channels} blocks")?;
-                self.held.map_or(Ok(()), |reason| write!(f, "  held back: {reason}"))
-            }
-            Outcome::Filtered(reason) => write!(f, "{:>10}     {reason}", "-"),
-        }
-    }
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} of {} bytes on {} ranks", self.collective.name(), self.bytes, self.ranks)?;
-        for candidate in &self.candidates {
-            writeln!(f, "  {candidate}")?;
-        }
-        write!(f, "  decided: {}", self.decided)
-    }
 }

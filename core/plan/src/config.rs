@@ -1,167 +1,6 @@
 //! Settings that steer the choice. Equal on all ranks: their digest is compared at init.
 
-use crate::call::Collective;
-use crate::choose::{ALL_PROGRAMS, algorithm_bit, program_bit, protocol_bit};
-use crate::error::{PlanError, Result};
-use crate::imported::Handle;
-
-/// Families of programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Algorithm {
-    /// Each rank passes on to the next: least traffic per link, latency grows with ranks.
-    Ring,
-    /// Two complementary binary trees: latency grows with log2 of ranks.
-    Tree,
-    /// Everyone to everyone, all at once, each rank reduces everything (one hop).
-    OneShot,
-    /// Everyone to everyone in two hops (reduce-scatter, then all-gather), or one for the halves.
-    AllPairs,
-    /// Direct messages between root or peers: send/recv and its compositions.
-    Direct,
-    /// Inside hosts, across hosts, inside hosts.
-    Hierarchical,
-    /// As `Hierarchical`, but the network itself reduces across hosts (a collnet plugin).
-    CollNet,
-    /// Everything to a partner at twice the distance each time: log2 hops, all bytes in each.
-    RecursiveDoubling,
-    /// Rabenseifner's: halves to partners until every rank has one part, then back. log2 hops twice, bytes as a ring.
-    HalvingDoubling,
-    /// Blocks travel by the binary digits of their distance: log2 peers per rank.
-    Bruck,
-    /// Two by two: every rank exchanges with one other at a time.
-    Pairwise,
-    /// Trees whose nodes have many children: fewer hops than binary ones.
-    Knomial,
-    /// Binomial trees from every rank at once, the largest distance first (NCCL's parallel aggregated trees).
-    Pat,
-    /// A program that the user brought.
-    Imported(Handle),
-}
-
-/// Where an algorithm has been measured on GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Measured {
-    /// Within a host and between hosts.
-    Everywhere,
-    /// Between hosts of one rank each.
-    BetweenHosts,
-    /// Not yet.
-    Nowhere,
-}
-
-impl Algorithm {
-    /// All built-in families, in the order in which ties are decided.
-    pub const ALL: [Algorithm; 13] = [
-        Self::Ring,
-        Self::Tree,
-        Self::OneShot,
-        Self::AllPairs,
-        Self::Direct,
-        Self::Hierarchical,
-        Self::CollNet,
-        Self::RecursiveDoubling,
-        Self::HalvingDoubling,
-        Self::Bruck,
-        Self::Pairwise,
-        Self::Knomial,
-        Self::Pat,
-    ];
-
-    /// Where it has been measured on GPUs: elsewhere the cost model does not take it unless the user names
-    /// nothing else.
-    pub const fn measured(self) -> Measured {
-        use Algorithm as A;
-        match self {
-            A::RecursiveDoubling | A::Knomial => Measured::BetweenHosts,
-            A::HalvingDoubling | A::Bruck | A::Pairwise | A::Pat => Measured::Nowhere,
-            _ => Measured::Everywhere,
-        }
-    }
-
-    /// Name in `NCCL_ALGO`, texts and files (any case is accepted).
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "Ring",
-            Self::Tree => "Tree",
-            Self::OneShot => "OneShot",
-            Self::AllPairs => "AllPairs",
-            Self::Direct => "Direct",
-            Self::Hierarchical => "Hierarchical",
-            Self::CollNet => "CollNet",
-            Self::RecursiveDoubling => "RecursiveDoubling",
-            Self::HalvingDoubling => "HalvingDoubling",
-            Self::Bruck => "Bruck",
-            Self::Pairwise => "Pairwise",
-            Self::Knomial => "Knomial",
-            Self::Pat => "PAT",
-            Self::Imported(handle) => handle.name(),
-        }
-    }
-}
-
-/// How a chunk travels and how its arrival is known (NCCL's names).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Protocol {
-    /// 4 bytes of data and 4 of flag per 8-byte word: lowest latency, half the bandwidth.
-    Ll = 0,
-    /// 120 bytes of data and 8 of flag per 128-byte line: needs lines that land whole (NVLink).
-    Ll128 = 1,
-    /// Plain data, then a counter: full bandwidth.
-    Simple = 2,
-    /// A fused kernel over symmetric staging ([`crate::exchange`]): words of 8 bytes of data between two flags.
-    SymLl = 3,
-    /// A fused kernel: lines of 120 bytes of data and 8 of flag (NVLink).
-    SymLl128 = 4,
-    /// A fused kernel: tiles of plain data, then a flag per warp.
-    SymSimple = 5,
-    /// Copy engines and stream memory operations, no kernel ([`crate::dma`]).
-    Dma = 6,
-    /// A fused kernel: data go straight between the buffers of one process ([`crate::direct`]).
-    SymDirect = 7,
-}
-
-impl Protocol {
-    /// All protocols in the order of their numbers.
-    pub const ALL: [Protocol; 8] = [
-        Self::Ll,
-        Self::Ll128,
-        Self::Simple,
-        Self::SymLl,
-        Self::SymLl128,
-        Self::SymSimple,
-        Self::Dma,
-        Self::SymDirect,
-    ];
-
-    /// Which of [`PlanConfig::slot_bytes`] its slots are; staging has the size that [`crate::dma::config`] puts there.
-    pub const fn slots(self) -> usize {
-        match self {
-            Self::Ll => 0,
-            Self::Ll128 => 1,
-            Self::Simple | Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::Dma | Self::SymDirect => 2,
-        }
-    }
-
-    /// Whether a fused kernel does it in exchanges, without FIFOs.
-    pub const fn is_exchange(self) -> bool {
-        matches!(self, Self::SymLl | Self::SymLl128 | Self::SymSimple | Self::SymDirect)
-    }
-
-    /// Name in `NCCL_PROTO`, texts and files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ll => "LL",
-            Self::Ll128 => "LL128",
-            Self::Simple => "Simple",
-            Self::SymLl => "SymLL",
-            Self::SymLl128 => "SymLL128",
-            Self::SymSimple => "SymSimple",
-            Self::Dma => "DMA",
-            Self::SymDirect => "SymDirect",
-        }
-    }
-}
+use hawser_types::{Algorithm, Collective, Digest, Handle, PlanError, Protocol, Result};
 
 /// Settings of the planner, from `NCCL_*` variables and `ncclConfig_t`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -370,27 +209,28 @@ fn parse_list(variable: &str, list: &str, words: &[(&str, u64)]) -> Result<u64> 
     Ok(if exclude { all & !mask } else { mask })
 }
 
-/// FNV-1a, for digests that must be equal on all hosts and builds.
-pub(crate) struct Digest(u64);
-
-impl Digest {
-    pub(crate) fn new() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
+/// Bit of an algorithm in [`PlanConfig::algorithms`].
+pub fn algorithm_bit(algorithm: Algorithm) -> u64 {
+    match algorithm {
+        Algorithm::Imported(program) => program_bit(program.place()),
+        _ => 1 << Algorithm::ALL.iter().position(|&a| a == algorithm).unwrap_or(0),
     }
+}
 
-    pub(crate) fn add(&mut self, number: u64) {
-        self.add_bytes(&number.to_le_bytes());
-    }
+/// Bits of all programs that users bring.
+pub const ALL_PROGRAMS: u64 = !0 << FIRST_PROGRAM;
 
-    pub(crate) fn add_bytes(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
+/// Bits below are those of built-in algorithms.
+const FIRST_PROGRAM: u32 = 24;
 
-    pub(crate) fn value(&self) -> u64 {
-        self.0
-    }
+/// Bit of the program at this place of the process's list; those beyond the set share the last one.
+pub fn program_bit(place: u32) -> u64 {
+    1 << place.saturating_add(FIRST_PROGRAM).min(u64::BITS - 1)
+}
+
+/// Bit of a protocol in [`PlanConfig::protocols`].
+pub fn protocol_bit(protocol: Protocol) -> u8 {
+    1 << protocol as u8
 }
 
 #[cfg(test)]

@@ -1,44 +1,31 @@
-//! Programs that users bring: from MSCCL's XML files and from `.plan` files.
+//! Programs that users bring: reads them from MSCCL's XML files and from `.plan` files, and keeps those in use.
 
-use std::cmp::Ordering;
-use std::fmt;
-use std::hash::{Hash, Hasher};
-use std::ops::Deref;
+use std::sync::{PoisonError, RwLock};
 
-use crate::call::Call;
-use crate::config::{Digest, PlanConfig, Protocol};
-use crate::device_plan::{DeviceOp, MAX_BLOCKS};
-use crate::error::{PlanError, Result};
-use crate::ir::{Program, text, verify};
-use crate::lower;
-use crate::msccl::{self, MOST_SLOTS};
+use hawser_msccl::{self as msccl, MOST_SLOTS};
+pub use hawser_program::imported::{Imported, Traffic};
+pub use hawser_program::limits::check as fits_devices;
+use hawser_program::{limits, text, verify};
+pub use hawser_types::Handle;
+use hawser_types::{Call, PlanError, Protocol, Result};
 
-/// A program from a file, and when it may run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Imported {
-    /// The program; its name is the algorithm's.
-    pub program: Program,
-    /// The protocol that its author meant; others are taken where that one cannot be.
-    pub protocol: Protocol,
-    /// Bytes of the larger buffer for which it is meant, both included.
-    pub bytes: (u64, u64),
-    /// FIFO slots that it needs.
-    pub min_depth: u32,
-    /// Whether input and output may be the same memory.
-    pub right_in_place: bool,
-    /// What the cost model may know.
-    pub traffic: Traffic,
+use crate::config::PlanConfig;
+
+/// The programs in use. It only grows: a program lives as long as the process, so that choices can name it.
+static KEPT: RwLock<Vec<&'static Imported>> = RwLock::new(Vec::new());
+
+/// Keeps a program for ever and returns its handle. `place` is its place in the list of all programs of the process.
+pub fn keep(program: Imported, place: u32) -> Handle {
+    let digest = program.digest();
+    let program: &'static Imported = Box::leak(Box::new(program));
+    let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
+    kept.push(program);
+    Handle::new(&program.program.shape.name, digest, place, kept.len() as u32 - 1)
 }
 
-/// What the busiest rank of a program does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Traffic {
-    /// Messages on the longest way.
-    pub hops: u32,
-    /// Chunks that it sends.
-    pub out: u64,
-    /// Chunks that its blocks move or combine.
-    pub moved: u64,
+/// The program that a handle of [`keep`] names.
+pub fn kept(handle: Handle) -> &'static Imported {
+    KEPT.read().unwrap_or_else(PoisonError::into_inner)[handle.index()]
 }
 
 /// Reads a program file: MSCCL's XML, or the `.plan` text.
@@ -53,40 +40,13 @@ pub fn read(source: &str) -> Result<Imported> {
     }
     let program = text::from_text(source)?;
     let at_start = |what: String| PlanError::program(format!("1:1: {what}"));
-    fits_devices(&program).map_err(|error| at_start(error.into_text()))?;
+    limits::check(&program).map_err(|error| at_start(error.into_text()))?;
     let prove = |in_place| verify::verify(&program, MOST_SLOTS, in_place);
     let verdict = prove(false).map_err(|fault| at_start(fault.to_string()))?;
     let right_in_place = prove(true).is_ok();
-    let traffic = msccl::traffic(&program, program.shape.ranks.max(2).ilog2() + 1);
+    let traffic = Traffic::of(&program, program.shape.ranks.max(2).ilog2() + 1);
     let (protocol, min_depth) = (Protocol::Simple, verdict.min_depth);
     Ok(Imported { program, protocol, bytes: (0, u64::MAX), min_depth, right_in_place, traffic })
-}
-
-/// Whether every rank's part fits into a launch: what one rank could not launch, the others would wait for.
-///
-/// # Errors
-/// `BadProgram`: more than devices take, or ranks that are none of the communicator.
-pub fn fits_devices(program: &Program) -> Result<()> {
-    let shape = &program.shape;
-    if program.ranks.len() != shape.ranks as usize {
-        return Err(PlanError::program(format!(
-            "{} ranks are declared, {} have programs: only the library's own have a network for a rank",
-            shape.ranks,
-            program.ranks.len()
-        )));
-    }
-    let op = if shape.collective.reduces() { DeviceOp::Sum } else { DeviceOp::Copy };
-    for (rank, steps) in program.ranks.iter().enumerate() {
-        if steps.channels.len() > MAX_BLOCKS {
-            let count = steps.channels.len();
-            let text =
-                format!("rank {rank} has {count} channels, each a block of a launch, which has {MAX_BLOCKS}");
-            return Err(PlanError::program(text));
-        }
-        lower::lower(shape, steps, op)
-            .map_err(|error| PlanError::program(format!("rank {rank}: {}", error.into_text())))?;
-    }
-    Ok(())
 }
 
 /// What a program file is for.
@@ -135,125 +95,29 @@ fn is_plan(source: &str) -> bool {
         .is_some_and(|l| l.starts_with("hawser-plan"))
 }
 
-impl Imported {
-    /// FIFO lanes of one instance.
-    pub fn lanes(&self) -> u32 {
-        self.program.ranks.iter().map(|rank| rank.lane_count()).max().unwrap_or(0).max(1)
+/// Why a program does not fit a call on `ranks` ranks, if so.
+pub fn refuses(program: &Imported, call: &Call, ranks: u32, config: &PlanConfig) -> Option<String> {
+    let shape = &program.program.shape;
+    let (least, most) = program.bytes;
+    let bytes = call.total_bytes(ranks);
+    if shape.ranks != ranks {
+        return Some(format!("made for {} ranks", shape.ranks));
     }
-
-    /// Channels of every rank.
-    pub fn channels(&self) -> u32 {
-        self.program.ranks.first().map_or(0, |rank| rank.channels.len() as u32).max(1)
+    if shape.root != call.root {
+        return Some(format!("made for root {}", shape.root));
     }
-
-    /// A number that differs when programs, or when they may run, differ.
-    pub fn digest(&self) -> u64 {
-        let mut digest = Digest::new();
-        digest.add_bytes(text::to_text(&self.program).as_bytes());
-        [self.protocol as u64, self.bytes.0, self.bytes.1].iter().for_each(|&number| digest.add(number));
-        digest.value()
+    if !program.right_in_place {
+        // Ranks cannot know of each other whether a call is in place.
+        return Some("wrong in place, which any rank's call may be".into());
     }
-
-    /// Why it does not fit a call on `ranks` ranks, if so.
-    pub fn refuses(&self, call: &Call, ranks: u32, config: &PlanConfig) -> Option<String> {
-        let shape = &self.program.shape;
-        let (least, most) = self.bytes;
-        let bytes = call.total_bytes(ranks);
-        if shape.ranks != ranks {
-            return Some(format!("made for {} ranks", shape.ranks));
-        }
-        if shape.root != call.root {
-            return Some(format!("made for root {}", shape.root));
-        }
-        if !self.right_in_place {
-            // Ranks cannot know of each other whether a call is in place.
-            return Some("wrong in place, which any rank's call may be".into());
-        }
-        if bytes < least || bytes > most {
-            let most = if most == u64::MAX { "any size".to_string() } else { format!("{most} bytes") };
-            return Some(format!("made for {least} bytes to {most}"));
-        }
-        if self.min_depth > config.depth {
-            return Some(format!("needs {} FIFO slots, there are {}", self.min_depth, config.depth));
-        }
-        None
+    if bytes < least || bytes > most {
+        let most = if most == u64::MAX { "any size".to_string() } else { format!("{most} bytes") };
+        return Some(format!("made for {least} bytes to {most}"));
     }
-}
-
-/// A program in use. It lives as long as the process, so that choices can name it.
-#[derive(Clone, Copy)]
-pub struct Handle {
-    imported: &'static Imported,
-    digest: u64,
-    place: u32,
-}
-
-impl Handle {
-    /// Keeps a program for ever. `place` is its place in the list of all programs of the process.
-    pub fn keep(imported: Imported, place: u32) -> Self {
-        let digest = imported.digest();
-        Self { imported: Box::leak(Box::new(imported)), digest, place }
+    if program.min_depth > config.depth {
+        return Some(format!("needs {} FIFO slots, there are {}", program.min_depth, config.depth));
     }
-
-    /// The name of the algorithm.
-    pub const fn name(self) -> &'static str {
-        self.imported.program.shape.name.as_str()
-    }
-
-    /// The program.
-    pub const fn program(self) -> &'static Program {
-        &self.imported.program
-    }
-
-    /// See [`Imported::digest`].
-    pub const fn digest(self) -> u64 {
-        self.digest
-    }
-
-    /// Its place in the list of all programs of the process.
-    pub const fn place(self) -> u32 {
-        self.place
-    }
-}
-
-impl Deref for Handle {
-    type Target = Imported;
-
-    fn deref(&self) -> &Imported {
-        self.imported
-    }
-}
-
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Handle").field(&self.name()).finish()
-    }
-}
-
-impl PartialEq for Handle {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Handle {}
-
-impl PartialOrd for Handle {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Handle {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.name(), self.digest, self.place).cmp(&(other.name(), other.digest, other.place))
-    }
-}
-
-impl Hash for Handle {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.digest.hash(state);
-    }
+    None
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@
 //! Only ranks of one host write into each other's heaps: peers are counted by their place on the host.
 
 use crate::config::PlanConfig;
-use crate::device_plan::DevComm;
-use crate::dma::{self, Staging};
-use crate::exchange::{self, Area};
+use crate::executor::copy_engine::{self as dma, Staging};
+use crate::executor::fused::{self as exchange, Area};
 use crate::topology::Topology;
+use hawser_kernels_abi::DevComm;
 
 /// Bytes of the counter page of an entry: tails at 0, credits at 256, one counter per 64 bytes.
 const COUNTERS: u64 = 512;

@@ -1,37 +1,81 @@
-//! Hawser's planner: from a call to the steps that every rank runs.
+//! Hawser's planner: from a call to the launches that every rank runs.
 //!
 //! ```text
-//! Call ─► choose ─► algo (Program) ─► ir::verify (tests, imports) ─► lower ─► device_plan
+//! Call ─► choose ─► algo (Program) ─► executor (launches)
 //! ```
 //!
 //! Deciding is kept apart from doing: this crate has no I/O, no clock, no environment, no thread
 //! and no `unsafe`. A choice is a pure function of what all ranks agreed on ([`Topology`], [`PlanConfig`])
 //! and of the [`Call`], so equal inputs on every rank give equal plans on every rank.
+//!
+//! Modules import only what stands above them in this list: [`link_constants`], [`topology`] and [`config`] (what the planner
+//! knows), [`imported`] and [`algo`] (programs), [`choice`] (the words of a decision), [`executor`] (how programs run),
+//! [`cost`], [`choose`], [`fit`], [`p2p`] and [`vector`] (messages), [`layout`] (the memory that peers write into).
+//!
+//! ```
+//! use hawser_plan::topology::{DeviceKind, Link, Topology};
+//! use hawser_plan::{Call, Collective, DataType, PlanConfig, ReduceOp, algo, choose};
+//!
+//! let call = Call {
+//!     collective: Collective::AllReduce,
+//!     count: 1 << 20,
+//!     dtype: DataType::Float32,
+//!     op: ReduceOp::Sum,
+//!     scalar: hawser_plan::call::Scalar::Immediate(0),
+//!     root: 0,
+//!     input: 0x1000,
+//!     output: 0x1000,
+//! };
+//! let topology = Topology::single_host(8, DeviceKind::Host, Link::HostMemory);
+//! let choice = choose::choose(&call, &topology, &PlanConfig::default())?;
+//! println!("{}", choice.why);
+//! let program = algo::rank_program(&choice.key, 3)?;
+//! assert!(!program.channels.is_empty());
+//! # Ok::<(), hawser_plan::PlanError>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
 pub mod algo;
-pub mod call;
+pub mod choice;
 pub mod choose;
 pub mod config;
 pub mod cost;
-pub mod device_plan;
-pub mod direct;
-pub mod dma;
-pub mod error;
-pub mod exchange;
+pub mod executor;
+pub mod fit;
 pub mod imported;
-pub mod ir;
 pub mod layout;
-pub mod lower;
-pub mod msccl;
+pub mod link_constants;
 pub mod p2p;
 pub mod topology;
 pub mod vector;
 
-pub use call::{Call, Collective, DataType, ReduceOp};
-pub use choose::{Choice, Why};
-pub use config::{Algorithm, Measured, PlanConfig, Protocol};
-pub use error::{PlanError, Result};
-pub use ir::Program;
+pub use choice::{Choice, Why};
+pub use config::PlanConfig;
+pub use executor::copy_engine as dma;
+pub use executor::fused as exchange;
+pub use executor::fused::zero_copy as direct;
+pub use hawser_kernels_abi as device_plan;
+pub use hawser_msccl as msccl;
+pub use hawser_program as ir;
+pub use hawser_program::Program;
+pub use hawser_types::{
+    Algorithm, Call, Collective, DataType, Measured, PlanError, Protocol, ReduceOp, Result,
+};
 pub use topology::Topology;
+
+/// The call and the types of its data.
+pub mod call {
+    pub use hawser_types::{Call, Collective, DataType, ReduceOp, Scalar};
+}
+
+/// The planner's error.
+pub mod error {
+    pub use hawser_types::{PlanError, PlanErrorKind, Result};
+}
+
+/// From programs to launches of the interpreter.
+pub mod lower {
+    pub use crate::executor::interpreter::*;
+    pub use crate::executor::launch::{LaunchPlan, PACK_BYTES, device_op, scalar};
+}

@@ -20,17 +20,17 @@
 //! use the upper half of them, so a block that sends and a block that receives never share a lane
 //! with the same peer either (a device keeps the counters of both directions together).
 
-use crate::DataType;
-use crate::config::{PlanConfig, Protocol};
-use crate::device_plan::{
+use crate::config::PlanConfig;
+use crate::executor::copy_engine as dma;
+use crate::executor::interpreter::cut;
+use crate::executor::launch::LaunchPlan;
+use crate::topology::Topology;
+use hawser_kernels_abi::{
     Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, MAX_WORKS, NO_DEP, Step,
     Work,
 };
-use crate::dma;
-use crate::error::{PlanError, Result};
-use crate::ir::Buf;
-use crate::lower::{LaunchPlan, cut};
-use crate::topology::{DeviceKind, Link, Topology};
+use hawser_program::Buf;
+use hawser_types::{DataType, DeviceKind, Link, PlanError, Protocol, Result};
 use rustc_hash::FxHashMap;
 
 /// One send or receive of a group.

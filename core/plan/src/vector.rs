@@ -1,8 +1,7 @@
 //! Collectives whose parts differ in length: which messages carry them. Only moves are possible, one message for each part.
 
-use crate::DataType;
-use crate::error::{PlanError, Result};
 use crate::p2p::Message;
+use hawser_types::{DataType, PlanError, Result};
 
 /// Lengths and places of the parts of a buffer, one for each rank, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use hawser_plan::choose::{self, Advice, Outcome, choose};
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::error::PlanErrorKind;
 use hawser_plan::exchange::ExchangePlan;
-use hawser_plan::imported::{self, Handle};
+use hawser_plan::imported;
 use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::msccl::{Window, to_xml};
 use hawser_plan::topology::{DeviceKind, Link};
@@ -263,7 +263,8 @@ fn programs_of_users_come_first() {
     let key = algo::ProgramKey::new(Collective::AllReduce, Algorithm::RecursiveDoubling, 8, 0);
     let window = Window { protocol: Protocol::Ll, bytes: (1024, 65_536) };
     let xml = to_xml(&algo::program(&key).unwrap(), &window).unwrap();
-    let mine = Handle::keep(imported::read(&xml.replace("recursivedoubling_all_reduce", "mine")).unwrap(), 0);
+    let mine =
+        imported::keep(imported::read(&xml.replace("recursivedoubling_all_reduce", "mine")).unwrap(), 0);
     let config = PlanConfig { imports: vec![mine], ..PlanConfig::default() };
     let topology = Topology::single_host(8, GPU, Link::NvLink);
     for (count, runs) in [(255, false), (256, true), (16_384, true), (16_385, false)] {

@@ -3,8 +3,8 @@
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::choose;
 use hawser_plan::cost::Constants;
-use hawser_plan::cost::fit::{Sample, fit, runs};
 use hawser_plan::error::PlanErrorKind;
+use hawser_plan::fit::{Sample, fit, runs};
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Call, Choice, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
 

@@ -25,8 +25,8 @@ fn config(key: &ProgramKey, lanes: u32) -> PlanConfig {
     let usual = PlanConfig { slot_bytes: [32, 240, 128], lanes, ..PlanConfig::default() };
     match key.algorithm {
         Algorithm::Imported(program) => {
-            let depth = usual.depth.max(program.min_depth);
-            PlanConfig { depth, lanes: lanes.max(program.lanes()), ..usual }
+            let depth = usual.depth.max(imported::kept(program).min_depth);
+            PlanConfig { depth, lanes: lanes.max(imported::kept(program).lanes()), ..usual }
         }
         _ => usual,
     }
@@ -273,13 +273,13 @@ fn averages_of_floating_point_types_are_multiplied_first() {
 }
 
 fn run_imported(program: Handle) {
-    let shape = &program.program.shape;
+    let shape = &imported::kept(program).program.shape;
     let key = ProgramKey::new(shape.collective, Algorithm::Imported(program), shape.ranks, shape.root);
     for (number, count) in [0, 1, 5, 128, 331].into_iter().enumerate() {
         for &(dtype, op) in kinds(shape.collective) {
             let protocol = Protocol::ALL[number % 3];
             for (instances, in_place) in [(1, true), (1, false), (2, true)] {
-                if in_place && !program.right_in_place {
+                if in_place && !imported::kept(program).right_in_place {
                     continue;
                 }
                 // Averages are exact for these numbers of ranks only.
@@ -297,7 +297,7 @@ fn imported_programs() {
     for (name, text) in files::own().into_iter().chain(files::corpus().into_iter().flatten()) {
         if let Ok(program) = imported::read(&text) {
             println!("{name}");
-            run_imported(Handle::keep(program, 0));
+            run_imported(imported::keep(program, 0));
         }
     }
 }
@@ -312,8 +312,8 @@ fn exported_programs() {
                 let root = if collective.rooted() { 1 } else { 0 };
                 let program = algo::program(&ProgramKey::new(collective, algorithm, ranks, root)).unwrap();
                 let xml = imported::read(&to_xml(&program, &window).unwrap()).unwrap();
-                run_imported(Handle::keep(xml, 0));
-                run_imported(Handle::keep(imported::read(&to_text(&program)).unwrap(), 0));
+                run_imported(imported::keep(xml, 0));
+                run_imported(imported::keep(imported::read(&to_text(&program)).unwrap(), 0));
             }
         }
     }

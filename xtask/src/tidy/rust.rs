@@ -8,8 +8,8 @@
 //! | `safety-comment` | each `unsafe` block and impl has its own `// SAFETY:` comment |
 //! | `env-var` | the runtime, and every plugin, reads its environment in one file |
 //! | `no-mangle` | only `core/capi` exports symbols, and the export macros of `plugins/compat` |
-//! | `plan-is-pure` | `core/plan` uses no libc and nothing of std that touches the world |
-//! | `algo-imports` | `core/plan/src/algo` sees the vocabulary (`ALGO_IMPORTS`), not choosing or lowering |
+//! | `plan-is-pure` | the crates that only compute (`PURE`) use no libc and nothing of std that touches the world |
+//! | `algo-imports` | `core/plan/src/algo` sees the vocabulary (`ALGO_IMPORTS`), not choosing or compiling |
 
 use super::{Finding, Source};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
@@ -17,7 +17,10 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// How far above `unsafe` its comment may stand, in lines of code of the same statement.
 const SAFETY_REACH: usize = 4;
 const IMPURE_STD: [&str; 5] = ["fs", "net", "env", "time", "thread"];
-const ALGO_IMPORTS: [&str; 6] = ["ir", "call", "topology", "config", "error", "algo"];
+const ALGO_IMPORTS: [&str; 2] = ["imported", "algo"];
+/// The crates that only compute.
+const PURE: [&str; 5] =
+    ["core/types/src/", "core/program/src/", "core/msccl/src/", "core/plan/src/", "kernels/abi/src/"];
 const ENV_FUNCTIONS: [&str; 6] = ["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];
 
 pub fn check(source: &Source) -> Vec<Finding> {
@@ -190,7 +193,7 @@ fn exported_symbols(source: &Source, paths: &[PathAt]) -> Vec<Finding> {
 }
 
 fn plan_is_pure(source: &Source, paths: &[PathAt]) -> Vec<Finding> {
-    if !source.path.starts_with("core/plan/src/") {
+    if !PURE.iter().any(|folder| source.path.starts_with(folder)) {
         return Vec::new();
     }
     let impure = |path: &[String]| match path {
@@ -211,8 +214,8 @@ fn algo_imports(source: &Source, paths: &[PathAt]) -> Vec<Finding> {
         [first, second, ..] => first == "super" && second == "super",
         _ => false,
     };
-    let text = "an algorithm builds a program from a call and a topology: import \
-                crate::{ir, call, topology, config, error} only";
+    let text = "an algorithm builds a program from a key and a rank: import hawser_types, hawser_program \
+                and crate::imported only";
     on_lines(source, "algo-imports", text, paths.iter().filter(|(path, _)| foreign(path)))
 }
 
@@ -308,8 +311,11 @@ mod tests {
     #[test]
     fn algorithms_see_only_the_language() {
         let path = "core/plan/src/algo/ring.rs";
-        assert_eq!(rules(path, "use crate::{ir::Program, call::Call};\nuse super::table;"), []);
-        assert_eq!(rules(path, "use crate::{ir::Program, choose::X};"), [("algo-imports", 1)]);
+        assert_eq!(
+            rules(path, "use crate::imported::kept;\nuse hawser_program::Program;\nuse super::table;"),
+            []
+        );
+        assert_eq!(rules(path, "use crate::{imported::kept, choose::X};"), [("algo-imports", 1)]);
         assert_eq!(rules(path, "use super::super::choose;"), [("algo-imports", 1)]);
         assert_eq!(rules("core/plan/src/choose.rs", "use crate::cost::X;"), []);
     }

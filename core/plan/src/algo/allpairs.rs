@@ -6,11 +6,11 @@
 //! per chunk makes the results of all ranks equal to the last bit.
 
 use super::{ProgramKey, others};
-use crate::ir::build::{
+use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
     recv_reduce_send, send,
 };
-use crate::ir::{MAX_FAN, RankProgram, Ref, Step};
+use hawser_program::{MAX_FAN, RankProgram, Ref, Step};
 
 /// A rank that is not the root has no place for partial results of a reduction: it takes all peers in one step.
 pub const MAX_REDUCE_RANKS: u32 = MAX_FAN as u32 + 1;

@@ -1,8 +1,8 @@
 //! All-to-all with few peers at a time: Bruck's and pairwise.
 
 use super::ProgramKey;
-use crate::ir::build::{copy, input, output, recv, send};
-use crate::ir::{Op, RankProgram, Step};
+use hawser_program::build::{copy, input, output, recv, send};
+use hawser_program::{Op, RankProgram, Step};
 
 /// The longest channel then has as many steps as a channel can have.
 pub const MAX_BRUCK_RANKS: u32 = 256;

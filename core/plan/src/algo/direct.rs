@@ -1,9 +1,9 @@
 //! Blocks go straight from owner to user: all-to-all, gather and scatter.
 
 use super::ProgramKey;
-use crate::call::Collective;
-use crate::ir::build::{copy, input, output, recv, send};
-use crate::ir::{MAX_CHANNEL_STEPS, RankProgram, Step};
+use hawser_program::build::{copy, input, output, recv, send};
+use hawser_program::{MAX_CHANNEL_STEPS, RankProgram, Step};
+use hawser_types::Collective;
 
 /// Peers served side by side, as far as steps per channel allow.
 const CHANNELS: u32 = 8;

@@ -6,12 +6,11 @@
 //! `2 (H L - 1)`. Chunk `(r, l)` has number `r * L + l`: a step of a ring moves by `L` chunks.
 
 use super::ProgramKey;
-use crate::config::Algorithm;
-use crate::error::{PlanError, Result};
-use crate::ir::build::{
+use hawser_program::build::{
     input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send, recv_reduce_send, send,
 };
-use crate::ir::{MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Step};
+use hawser_program::{MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Step};
+use hawser_types::{Algorithm, PlanError, Result};
 
 /// Most ranks for which a split into hosts exists whatever their number.
 pub const MAX_RANKS: u32 = 120;

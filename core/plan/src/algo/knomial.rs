@@ -5,11 +5,11 @@
 //! another wait for between hosts.
 
 use super::ProgramKey;
-use crate::ir::build::{
+use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_send, scratch as spare,
     send,
 };
-use crate::ir::{MAX_FAN, RankProgram, Step};
+use hawser_program::{MAX_FAN, RankProgram, Step};
 
 /// As many ranks as there are.
 pub const MAX_RANKS: u32 = super::MAX_RANKS;

@@ -2,7 +2,7 @@
 //!
 //! A generator is a pure function of (key, rank) and costs O(steps of that rank), so a rank of
 //! 1,024 never builds the other 1,023 programs. Every generator is proved by
-//! [`crate::ir::verify`] for 1…64 ranks in this crate's tests.
+//! [`hawser_program::verify`] for 1…64 ranks in this crate's tests.
 
 mod allpairs;
 mod alltoall;
@@ -15,11 +15,10 @@ mod recursive;
 mod ring;
 mod tree;
 
-use crate::call::Collective;
-use crate::config::Algorithm;
-use crate::error::{PlanError, Result};
-use crate::ir::build::{copy, input, output};
-use crate::ir::{Program, RankProgram, Shape};
+use crate::imported::kept;
+use hawser_program::build::{copy, input, output};
+use hawser_program::{Program, RankProgram, Shape};
+use hawser_types::{Algorithm, Collective, PlanError, Result};
 
 /// Most ranks of a program.
 pub const MAX_RANKS: u32 = 1024;
@@ -138,7 +137,7 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
 /// The user's program that a key names.
 fn imported(key: &ProgramKey) -> Option<&'static Program> {
     match key.algorithm {
-        Algorithm::Imported(program) if key.ranks > 1 => Some(program.program()),
+        Algorithm::Imported(program) if key.ranks > 1 => Some(&kept(program).program),
         _ => None,
     }
 }
@@ -158,7 +157,7 @@ pub fn max_ranks(collective: Collective, algorithm: Algorithm) -> u32 {
         Algorithm::Pairwise => alltoall::MAX_PAIRWISE_RANKS,
         Algorithm::Knomial => knomial::MAX_RANKS,
         Algorithm::Pat => pat::MAX_RANKS,
-        Algorithm::Imported(program) => program.program().shape.ranks,
+        Algorithm::Imported(program) => kept(program).program.shape.ranks,
     }
 }
 
@@ -191,7 +190,7 @@ pub fn channels(key: &ProgramKey) -> Result<u32> {
         Algorithm::Bruck => alltoall::bruck_channels(key.ranks),
         Algorithm::RecursiveDoubling | Algorithm::HalvingDoubling | Algorithm::Pairwise => 1,
         Algorithm::Knomial | Algorithm::Pat => 1,
-        Algorithm::Imported(program) => program.channels(),
+        Algorithm::Imported(program) => kept(program).channels(),
     })
 }
 

@@ -1,8 +1,8 @@
 //! One hop, one step: everyone (or the root) hears from everyone at once. For small sizes.
 
 use super::{ProgramKey, others};
-use crate::ir::build::{copy_send, input, output, recv, recv_reduce_copy, send};
-use crate::ir::{MAX_FAN, RankProgram};
+use hawser_program::build::{copy_send, input, output, recv, recv_reduce_copy, send};
+use hawser_program::{MAX_FAN, RankProgram};
 
 /// A single reduction takes [`MAX_FAN`] peers at most.
 pub const MAX_RANKS: u32 = MAX_FAN as u32 + 1;

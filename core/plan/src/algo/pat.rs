@@ -6,10 +6,10 @@
 //! keeps every FIFO in order.
 
 use super::ProgramKey;
-use crate::ir::build::{
+use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_send, send,
 };
-use crate::ir::{MAX_CHANNEL_STEPS, RankProgram};
+use hawser_program::{MAX_CHANNEL_STEPS, RankProgram};
 
 /// One step per rank in one channel; up to eight children.
 pub const MAX_RANKS: u32 = MAX_CHANNEL_STEPS;

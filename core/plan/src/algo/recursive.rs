@@ -4,8 +4,8 @@
 //! and gets the result at the end, so that `p` ranks are left.
 
 use super::ProgramKey;
-use crate::ir::build::{input, output, recv, recv_reduce_copy, send};
-use crate::ir::{RankProgram, Ref, Step};
+use hawser_program::build::{input, output, recv, recv_reduce_copy, send};
+use hawser_program::{RankProgram, Ref, Step};
 
 /// Steps are few: as many ranks as there are.
 pub const MAX_DOUBLING_RANKS: u32 = super::MAX_RANKS;

@@ -4,11 +4,11 @@
 //! chunk of an in-place buffer is read for the last time before it is overwritten.
 
 use super::ProgramKey;
-use crate::ir::build::{
+use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
     recv_reduce_send, send,
 };
-use crate::ir::{RankProgram, Step};
+use hawser_program::{RankProgram, Step};
 
 /// Reduce-scatter, then all-gather, over `ranks` chunks: chunk `c` starts at rank `c`, is complete
 /// at rank `c - 1` and goes round once more.

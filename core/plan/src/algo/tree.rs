@@ -7,11 +7,11 @@
 //! "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009).
 
 use super::ProgramKey;
-use crate::ir::build::{
+use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
     recv_reduce_send, send,
 };
-use crate::ir::{Channel, RankProgram, Step};
+use hawser_program::{Channel, RankProgram, Step};
 
 /// Up to the root, which holds the complete value, and down again.
 pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {

@@ -1,19 +1,16 @@
 //! What a candidate costs: latency of its hops, bytes on the busiest link, work of its blocks.
 //!
 //! The formulas are here, the numbers in [`Constants`]: built-in ones, or those that `hawser measure` found on a machine
-//! ([`fit`]). A model never has to be right, only to order the candidates; `Why` prints what it said.
+//! ([`crate::fit`]). A model never has to be right, only to order the candidates; `Why` prints what it said.
 
-mod constants;
-pub mod fit;
-
-pub use constants::{Constants, Path};
+pub use crate::link_constants::{Constants, Path};
 
 use crate::algo::ProgramKey;
-use crate::call::Collective;
-use crate::config::{Algorithm, PlanConfig, Protocol};
-use crate::imported::Imported;
-use crate::ir::Buf;
-use crate::topology::{DeviceKind, Topology};
+use crate::config::PlanConfig;
+use crate::imported::{Imported, kept};
+use crate::topology::Topology;
+use hawser_program::Buf;
+use hawser_types::{Algorithm, Collective, DeviceKind, Protocol};
 
 /// Threads per block.
 pub fn threads(device: DeviceKind, protocol: Protocol) -> u32 {
@@ -164,7 +161,7 @@ fn net(key: &ProgramKey, bytes: f64, tiles: f64, topology: &Topology) -> (f64, f
         (Algorithm::Knomial, _) => (bytes * levels, levels),
         (Algorithm::Pat, _) => (ring * local, levels),
         (Algorithm::Imported(program), _) => {
-            let traffic = imported(&program, bytes);
+            let traffic = imported(kept(program), bytes);
             (traffic.out * local, traffic.hops)
         }
     };
@@ -275,7 +272,7 @@ fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
         (Algorithm::AllPairs, Collective::ReduceScatter) => Traffic { hops: others, ..pairs },
         (Algorithm::Direct, Collective::AllToAll) => Traffic { streamed: 2.0 * part, ..pairs },
         (Algorithm::AllPairs | Algorithm::Direct, _) => pairs,
-        (Algorithm::Imported(program), _) => imported(&program, bytes),
+        (Algorithm::Imported(program), _) => imported(kept(program), bytes),
         _ => unmeasured(key, bytes, &pairs),
     }
 }

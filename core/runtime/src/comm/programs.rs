@@ -90,8 +90,13 @@ impl Programs {
     pub fn take(&self, plan_config: &mut PlanConfig, most_slots: u32) {
         plan_config.imports = self.handles.iter().map(|(program, _)| *program).collect();
         plan_config.lanes = plan_config.lanes.max(self.lanes());
-        let slots =
-            self.handles.iter().map(|(program, _)| program.min_depth).max().unwrap_or(0).min(most_slots);
+        let slots = self
+            .handles
+            .iter()
+            .map(|(program, _)| imported::kept(*program).min_depth)
+            .max()
+            .unwrap_or(0)
+            .min(most_slots);
         if slots > plan_config.depth {
             // The FIFOs of Simple keep their bytes.
             let slot = u64::from(plan_config.slot_bytes[2]) * u64::from(plan_config.depth) / u64::from(slots);
@@ -102,7 +107,11 @@ impl Programs {
 
     /// FIFO lanes that the largest of them needs.
     pub fn lanes(&self) -> u32 {
-        self.handles.iter().map(|(program, _)| program.lanes().min(MAX_BLOCKS as u32)).max().unwrap_or(0)
+        self.handles
+            .iter()
+            .map(|(program, _)| imported::kept(*program).lanes().min(MAX_BLOCKS as u32))
+            .max()
+            .unwrap_or(0)
     }
 }
 
@@ -224,7 +233,7 @@ impl Program {
                 self.name, program.min_depth
             )
         });
-        Ok(Handle::keep(program, place))
+        Ok(imported::keep(program, place))
     }
 }
 

@@ -11,8 +11,8 @@ use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 
 use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary, CUmodule};
 use hawser_kernels::FATBINS;
+use hawser_plan::Protocol;
 use hawser_plan::call::DataType;
-use hawser_plan::config::Protocol;
 use hawser_plan::device_plan::{DeviceOp, KernelKey};
 use hawser_plan::topology::DeviceKind;
 use hawser_plan::{dma, exchange};

@@ -35,7 +35,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
-use hawser_plan::config::Protocol;
+use hawser_plan::Protocol;
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::{Fold, fold};
 use hawser_plan::exchange::bundle::BundleLaunch;

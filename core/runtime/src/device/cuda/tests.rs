@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use hawser_plan::Protocol;
 use hawser_plan::call::DataType;
-use hawser_plan::config::Protocol;
 use hawser_plan::device_plan::DeviceOp;
 use hawser_plan::topology::DeviceKind;
 use libloading::os::unix::{Library, RTLD_NOW};

@@ -1,0 +1,113 @@
+//! Staging between hosts: slots in this rank's own memory, whose other end the network carries.
+//!
+//! A direction between two ranks of different hosts has [`DEPTH`] slots at either end. Slot `i` of the sender becomes slot `i` of
+//! the receiver, over a connection of its own, so slots depend on nothing but themselves. A slot has two words that the CPU
+//! reaches too: the stream waits for `ready` and clears it, and writes `told` when it has filled or emptied the slot; the
+//! proxy does the reverse. Every launch begins with the first slot, so one end may replay what the other calls anew.
+
+use super::staging::{DEPTH, LEAST_SLOT};
+use crate::config::PlanConfig;
+use crate::topology::Topology;
+use rustc_hash::FxHashMap;
+
+/// Host memory that the slots of a rank may take when it talks to everybody.
+const BYTES: u64 = 384 << 20;
+/// Largest slot: while one is on the wire the next is being copied, and both should begin soon.
+const MOST_SLOT: u64 = 4 << 20;
+/// Bytes of a slot's words: a cache line each.
+pub const WORDS: u64 = 128;
+/// Where `told` lies behind `ready`.
+pub const TOLD: u64 = 64;
+
+/// Bytes of a slot that the network carries. A function of what all ranks agree on.
+pub fn slot_bytes(topology: &Topology, config: &PlanConfig) -> u64 {
+    let slots = 2 * u64::from(DEPTH) * u64::from(topology.size().max(2) - 1);
+    let wanted = match config.staging_bytes {
+        0 => BYTES / slots,
+        per_peer => per_peer / u64::from(DEPTH),
+    };
+    let slot = 1 << wanted.clamp(LEAST_SLOT, MOST_SLOT).ilog2();
+    u64::min(slot, config.message_bytes)
+}
+
+/// The slots of one direction between this rank and one of another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// Address of the words as the device sees it.
+    pub words: u64,
+    /// Address of the slots.
+    pub slots: u64,
+    /// Bytes from slot to slot.
+    pub stride: u64,
+}
+
+impl End {
+    /// The word that the stream waits for: the slot is free to fill, or full.
+    pub fn ready(&self, slot: u32) -> u64 {
+        self.words + u64::from(slot) * WORDS
+    }
+
+    /// The word by which the stream tells that it is through with a slot: 1 and the bytes that it put there.
+    pub fn told(&self, slot: u32) -> u64 {
+        self.ready(slot) + TOLD
+    }
+
+    /// The slot.
+    pub fn data(&self, slot: u32) -> u64 {
+        self.slots + u64::from(slot) * self.stride
+    }
+}
+
+/// The ends that exist, by the other rank and whether this one sends.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Far {
+    ends: FxHashMap<(u32, bool), End>,
+}
+
+impl Far {
+    /// Adds an end.
+    pub fn add(&mut self, peer: u32, send: bool, end: End) {
+        self.ends.insert((peer, send), end);
+    }
+
+    /// An end, if it exists.
+    pub fn end(&self, peer: u32, send: bool) -> Option<&End> {
+        self.ends.get(&(peer, send))
+    }
+}
+
+/// How many of a launch's tiles pass through a slot, if `tiles` of them go between two ranks.
+pub fn passes(tiles: u64, slot: u32) -> u64 {
+    let depth = u64::from(DEPTH);
+    (tiles + depth - 1 - u64::from(slot)) / depth
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hawser_types::{DeviceKind, Link};
+
+    #[test]
+    fn slots_fit_the_budget_the_setting_and_the_message() {
+        let topology = |ranks| Topology::of_hosts(ranks, 8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        let config = PlanConfig { pass_sm: 1, ..PlanConfig::default() };
+        assert_eq!(slot_bytes(&topology(16), &config), 4 << 20);
+        for ranks in 2..=256 {
+            let slot = slot_bytes(&topology(ranks), &config);
+            assert!(slot.is_power_of_two() && slot * 6 * u64::from(ranks - 1) <= BYTES, "{ranks}: {slot}");
+        }
+        assert_eq!(
+            slot_bytes(&topology(16), &PlanConfig { staging_bytes: 12 << 10, ..config.clone() }),
+            4 << 10
+        );
+        assert_eq!(slot_bytes(&topology(16), &PlanConfig { message_bytes: 1536, ..config }), 1536);
+    }
+
+    #[test]
+    fn every_tile_passes_through_one_slot() {
+        for tiles in 0..20 {
+            assert_eq!((0..DEPTH).map(|slot| passes(tiles, slot)).sum::<u64>(), tiles);
+            assert!(passes(tiles, 0) >= passes(tiles, DEPTH - 1));
+        }
+    }
+}

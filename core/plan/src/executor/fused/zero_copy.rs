@@ -1,0 +1,57 @@
+//! SymDirect: exchanges between the buffers of one process, without staging (`kernels/cuda/exchange_direct.cuh`).
+//!
+//! The ranks' kernels tell each other addresses, then data go straight between the buffers: what is combined is read from all
+//! ranks, everything else is written where it belongs or, where one rank has it all or gets it all, read by who gets it.
+//! Whether all buffers can be reached is known to the kernels only: where some cannot, they go on as
+//! `SymSimple`, whose arguments and kernel these are.
+
+pub use hawser_kernels_abi::fused::{PULL, READY, TRY};
+use hawser_types::{Algorithm, Call, Collective, Link, Protocol, ReduceOp};
+
+use super::area::refused_topology;
+use super::grid::longest_part;
+use crate::algo::ProgramKey;
+use crate::config::{PlanConfig, protocol_bit};
+use crate::executor::launch::PACK_BYTES;
+use crate::topology::Topology;
+
+/// Parts below this do not pay for telling addresses.
+const LEAST_PART: u64 = 64 << 10;
+/// Whether ranks should try to reach each other's memory at bring-up: they share a process and some call may use it.
+pub fn is_wanted(topology: &Topology, config: &PlanConfig, processes: &[u64]) -> bool {
+    let together = processes.windows(2).all(|pair| pair[0] == pair[1]);
+    let bit = protocol_bit(Protocol::SymDirect);
+    let allowed = config.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
+    together && allowed && topology.link == Link::NvLink && refused_topology(topology).is_none()
+}
+
+/// Why a call of which exchange kernels are capable cannot be done so, if so.
+pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Option<String> {
+    let bytes = call.block_bytes();
+    let most = longest_part(call.collective, key.algorithm, bytes, topology.size());
+    if topology.link != Link::NvLink {
+        return Some("SymDirect reads other GPUs' memory: NVLink only".into());
+    }
+    if !topology.direct {
+        return Some("SymDirect is for GPUs of one process that reach each other's memory".into());
+    }
+    if call.collective.reduces() && call.op == ReduceOp::PreMulSum {
+        return Some("every rank has a factor of its own, and SymDirect reads other ranks' data".into());
+    }
+    if (call.collective, key.algorithm) == (Collective::AllReduce, Algorithm::OneShot) {
+        return Some("in place, ranks would overwrite what others still read".into());
+    }
+    let blocks =
+        call.collective.input_blocks(topology.size()).max(call.collective.output_blocks(topology.size()));
+    if blocks > 1 && !bytes.is_multiple_of(PACK_BYTES) {
+        return Some(format!("parts of {bytes} bytes are no multiple of {PACK_BYTES}"));
+    }
+    (most < LEAST_PART).then(|| format!("parts of {most} bytes are too small for SymDirect"))
+}
+
+/// What a launch asks for: [`TRY`], and who moves the data.
+pub(super) fn wish(key: &ProgramKey) -> u8 {
+    let pulls = key.algorithm != Algorithm::AllPairs
+        && matches!(key.collective, Collective::Broadcast | Collective::Gather | Collective::Scatter);
+    TRY | if pulls { PULL } else { 0 }
+}

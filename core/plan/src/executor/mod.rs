@@ -1,0 +1,6 @@
+//! Executors: how a program runs. Each has a folder.
+
+pub mod copy_engine;
+pub mod fused;
+pub mod interpreter;
+pub mod launch;

@@ -1,0 +1,275 @@
+//! The numbers of the cost model: built-in ones by device and link, and their form as text.
+//!
+//! The text is a small part of TOML: comments, `[section]` and `key = value`. What a text leaves out keeps its built-in
+//! value, so a file may hold one line. `hawser measure` writes such files.
+
+use std::fmt::Write as _;
+
+use hawser_types::{DeviceKind, Digest, Link, PlanError, Protocol, Result};
+
+/// How one protocol moves data.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Path {
+    /// Fixed time of an operation, µs.
+    pub fixed_us: f64,
+    /// One hop (from a sender's load to the receiver's next step), or one exchange of a fused kernel, µs.
+    pub hop_us: f64,
+    /// The same for each further tile or round, µs.
+    pub round_us: f64,
+    /// What one block streams, GB/s of payload.
+    pub block_gbs: f64,
+    /// Share of [`Constants::wire_gbs`] that its payload reaches.
+    pub wire_share: f64,
+    /// Cost of one more block, µs.
+    pub block_us: f64,
+}
+
+/// All numbers of the cost model for one kind of device and link. All are finite; rates and shares are above 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Constants {
+    /// Plain stores out of one rank when all ranks send to one peer each, GB/s.
+    pub wire_gbs: f64,
+    /// Share of it that is left when all ranks send to all.
+    pub all_to_all: f64,
+    /// One hop from a FIFO slot on one host to one on another, µs.
+    pub net_hop_us: f64,
+    /// The same for each further tile, µs.
+    pub net_round_us: f64,
+    /// What one more message to or from another host costs a rank that has several of them at a time, µs of
+    /// its proxy.
+    pub net_message_us: f64,
+    /// By protocol, in the order of [`Protocol::ALL`].
+    pub paths: [Path; 8],
+}
+
+/// The numbers of the FIFO protocols (LL, LL128, Simple) and of the fused kernels (SymLL, SymLL128, SymSimple; SymDirect
+/// is the last), and of copy engines (DMA): fixed µs, µs of a hop, µs of a further round, GB/s of a block, share of the wire, µs of a block. H200 GPUs, NVLink without
+/// multicast, calls one by one (in a graph about 0.6 µs less).
+const NVLINK: [[f64; 6]; 8] = [
+    [5.6, 1.25, 1.25, 3.5, 0.5, 0.04],
+    [5.6, 1.5, 1.5, 14.0, 0.9375, 0.04],
+    [5.6, 2.5, 0.75, 18.0, 0.94, 0.04],
+    [2.0, 1.45, 2.0, 60.0, 0.44, 0.005],
+    [2.1, 1.7, 1.4, 14.0, 0.78, 0.005],
+    [2.4, 4.2, 3.0, 10.3, 0.9, 0.005],
+    [14.0, 9.0, 2.0, 180.0, 1.0, 1.0],
+    [9.5, 0.8, 1.0, 42.0, 1.0, 0.005],
+];
+/// The same over PCIe, roughly.
+const PCIE: [[f64; 6]; 8] = [
+    [7.3, 2.0, 2.0, 2.0, 0.5, 0.04],
+    [7.3, 3.0, 3.0, 4.0, 0.9375, 0.04],
+    [7.3, 4.0, 1.2, 12.0, 1.0, 0.04],
+    [1.4, 3.0, 3.0, 8.0, 0.44, 0.005],
+    [2.0, 4.0, 2.0, 14.0, 0.797, 0.005],
+    [2.6, 7.0, 8.0, 20.0, 0.9, 0.005],
+    [20.0, 12.0, 4.0, 12.0, 1.0, 1.0],
+    [12.0, 2.0, 2.0, 12.0, 0.9, 0.005],
+];
+/// The same for GPUs that meet in host memory, roughly.
+const HOST_MEMORY: [[f64; 6]; 8] = [
+    [7.3, 3.0, 3.0, 1.0, 0.5, 0.04],
+    [7.3, 4.0, 4.0, 2.0, 0.9375, 0.04],
+    [7.3, 6.0, 1.8, 5.0, 1.0, 0.04],
+    [1.4, 5.0, 5.0, 8.0, 0.44, 0.005],
+    [2.0, 6.0, 4.0, 14.0, 0.797, 0.005],
+    [2.6, 9.0, 10.0, 20.0, 0.9, 0.005],
+    [20.0, 12.0, 4.0, 12.0, 1.0, 1.0],
+    [12.0, 2.0, 2.0, 12.0, 0.9, 0.005],
+];
+/// The same for threads of the CPU, roughly; only Simple counts.
+const CPU: [[f64; 6]; 8] = [[20.0, 5.0, 1.5, 3.0, 1.0, 10.0]; 8];
+
+/// What a number may be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// µs, not negative.
+    Time,
+    /// GB/s, above 0.
+    Rate,
+    /// Above 0, at most 1.
+    Share,
+}
+
+/// Section, key, kind and place of a number.
+type Entry<'a> = (&'static str, &'static str, Kind, &'a mut f64);
+
+/// No time or rate is larger: predictions stay finite.
+const MOST: f64 = 1e9;
+
+impl Constants {
+    /// The built-in numbers.
+    pub fn builtin(device: DeviceKind, link: Link) -> Self {
+        let (wire_gbs, all_to_all, table) = match (device, link) {
+            (DeviceKind::Host, _) => (3.0, 0.9, &CPU),
+            (_, Link::NvLink) => (364.0, 0.85, &NVLINK),
+            (_, Link::Pcie) => (20.0, 0.7, &PCIE),
+            (_, Link::HostMemory) => (10.0, 0.85, &HOST_MEMORY),
+        };
+        let path = |&[fixed_us, hop_us, round_us, block_gbs, wire_share, block_us]: &[f64; 6]| Path {
+            fixed_us,
+            hop_us,
+            round_us,
+            block_gbs,
+            wire_share,
+            block_us,
+        };
+        let paths = std::array::from_fn(|i| path(&table[i]));
+        Self { wire_gbs, all_to_all, net_hop_us: 20.0, net_round_us: 6.0, net_message_us: 7.5, paths }
+    }
+
+    /// Reads a text for a device and a link; None if the text says that it is for another.
+    ///
+    /// # Errors
+    /// `InvalidUsage` that names line and key.
+    pub fn parse(text: &str, device: DeviceKind, link: Link) -> Result<Option<Self>> {
+        let mut constants = Self::builtin(device, link);
+        let mut is_for_this = true;
+        let mut section = String::new();
+        let mut seen: Vec<String> = Vec::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            let wrong = |what: String| PlanError::usage(format!("line {number}: {what}"));
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if line.is_empty() {
+                continue;
+            }
+            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                section = known_section(name.trim()).map_err(wrong)?;
+                continue;
+            }
+            let (key, value) =
+                line.split_once('=').ok_or_else(|| wrong(format!("\"{line}\" is no key = value")))?;
+            let (key, value) = (key.trim(), value.trim());
+            let name = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
+            if seen.contains(&name) {
+                return Err(wrong(format!("{name} is there twice")));
+            }
+            is_for_this &= match (section.as_str(), key) {
+                ("", "device") => unquoted(value) == device.to_string(),
+                ("", "link") => unquoted(value) == link.name(),
+                ("", "ranks") => true,
+                _ => constants.set(&name, value).map_err(wrong).map(|()| true)?,
+            };
+            seen.push(name);
+        }
+        Ok(is_for_this.then_some(constants))
+    }
+
+    /// The inverse of [`Constants::parse`].
+    pub fn text(&self, device: DeviceKind, link: Link) -> String {
+        let mut text = format!("device = \"{device}\"\nlink = \"{}\"\n", link.name());
+        let mut last = "";
+        let mut copy = *self;
+        for (section, key, _, value) in copy.entries() {
+            if section != last {
+                let _ = writeln!(text, "\n[{section}]");
+                last = section;
+            }
+            let _ = writeln!(text, "{key} = {value:?}");
+        }
+        text
+    }
+
+    /// The numbers of a protocol.
+    pub fn path(&self, protocol: Protocol) -> &Path {
+        &self.paths[protocol as usize]
+    }
+
+    /// All numbers with their names (`SymLL.hop_us`), to compare them.
+    pub fn named(&self) -> Vec<(String, f64)> {
+        let mut copy = *self;
+        copy.entries()
+            .into_iter()
+            .map(|(section, key, _, value)| (format!("{section}.{key}"), *value))
+            .collect()
+    }
+
+    /// Bytes per µs.
+    pub(crate) fn wire(&self) -> f64 {
+        self.wire_gbs * 1e3
+    }
+
+    pub(crate) fn add_to(&self, digest: &mut Digest) {
+        self.values().into_iter().for_each(|value| digest.add(value.to_bits()));
+    }
+
+    /// The numbers in the order of [`Constants::named`].
+    pub(crate) fn values(&self) -> Vec<f64> {
+        let mut copy = *self;
+        copy.entries().into_iter().map(|(.., value)| *value).collect()
+    }
+
+    /// Puts values in their places, each moved into what it may be.
+    pub(crate) fn with_values(mut self, values: &[f64]) -> Self {
+        for ((.., kind, place), &value) in self.entries().into_iter().zip(values) {
+            let most = if kind == Kind::Share { 1.0 } else { MOST };
+            *place = value.clamp(1e-6, most);
+        }
+        self
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
+        let mut entries = self.entries().into_iter();
+        let found = entries.find(|(section, key, ..)| name.split_once('.') == Some((section, key)));
+        let Some((_, _, kind, place)) = found else {
+            let section = name.split_once('.').map_or("", |(section, _)| section);
+            let keys: Vec<&str> =
+                self.entries().iter().filter(|e| e.0 == section).map(|(_, key, ..)| *key).collect();
+            let known = if section.is_empty() { "device, link and ranks".into() } else { keys.join(", ") };
+            return Err(format!("{name} is not known; known are {known}"));
+        };
+        let accepted = match kind {
+            Kind::Time => "a number of µs, at least 0",
+            Kind::Rate => "a number of GB/s above 0",
+            Kind::Share => "a number above 0, at most 1",
+        };
+        let number = value.parse::<f64>().ok().filter(|v| match kind {
+            Kind::Time => (0.0..=MOST).contains(v),
+            Kind::Rate => *v > 1.0 / MOST && *v <= MOST,
+            Kind::Share => *v > 1.0 / MOST && *v <= 1.0,
+        });
+        *place = number.ok_or_else(|| format!("{name} = {value}: it must be {accepted}"))?;
+        Ok(())
+    }
+
+    /// Section, key, kind and place of every number.
+    fn entries(&mut self) -> Vec<Entry<'_>> {
+        let mut all = vec![
+            ("link", "wire_gbs", Kind::Rate, &mut self.wire_gbs),
+            ("link", "all_to_all", Kind::Share, &mut self.all_to_all),
+            ("net", "hop_us", Kind::Time, &mut self.net_hop_us),
+            ("net", "round_us", Kind::Time, &mut self.net_round_us),
+            ("net", "message_us", Kind::Time, &mut self.net_message_us),
+        ];
+        for (protocol, path) in Protocol::ALL.into_iter().zip(&mut self.paths) {
+            let name = protocol.name();
+            all.push((name, "fixed_us", Kind::Time, &mut path.fixed_us));
+            all.push((name, "hop_us", Kind::Time, &mut path.hop_us));
+            all.push((name, "round_us", Kind::Time, &mut path.round_us));
+            all.push((name, "block_gbs", Kind::Rate, &mut path.block_gbs));
+            all.push((name, "wire_share", Kind::Share, &mut path.wire_share));
+            all.push((name, "block_us", Kind::Time, &mut path.block_us));
+        }
+        all
+    }
+}
+
+impl Path {
+    /// What one block streams, bytes per µs.
+    pub(crate) fn block(&self) -> f64 {
+        self.block_gbs * 1e3
+    }
+}
+
+fn known_section(name: &str) -> std::result::Result<String, String> {
+    let protocols = Protocol::ALL.map(Protocol::name);
+    let mut known = ["link", "net"].into_iter().chain(protocols);
+    known.clone().find(|k| *k == name).map(str::to_owned).ok_or_else(|| {
+        let names = known.by_ref().collect::<Vec<_>>().join(", ");
+        format!("[{name}] is no section; known are {names}")
+    })
+}
+
+fn unquoted(value: &str) -> &str {
+    value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(value)
+}

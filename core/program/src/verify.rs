@@ -1,0 +1,62 @@
+//! The verifier: runs all ranks of a program symbolically and says what it proved, or the first fault.
+//!
+//! Channels are processes of a Kahn network: they block on empty and full FIFOs only, so every
+//! order of execution gives the same values, and one order proves all. A step is taken as atomic:
+//! it starts when all its slots have arrived and all its receivers have room, which is the
+//! strictest reading a device can have of it. The work is done in three passes:
+//!
+//! 1. `form`: operands, peers, bounds, dependencies;
+//! 2. `schedule`: an order of all steps at the given FIFO depth, or the deadlock;
+//! 3. `values`: who contributed what to every chunk, in which order of reduction; reads of undefined
+//!    data; accesses of two channels that no message or dependency orders.
+//!
+//! A value is a multiset of contributions (source rank, input chunk), a `finished` mark, and a hash
+//! of the expression that made it: equal hashes mean equal bits. Inputs count as **raw**: reading
+//! them applies the factor of a pre-multiplied sum, reading anything else does not, so a program that
+//! reads an input after it was overwritten in place is wrong even if the data were right.
+
+mod fault;
+mod form;
+mod schedule;
+mod values;
+
+pub use fault::{At, Fault};
+pub use values::{add_up, expected};
+
+use super::Program;
+
+/// What was proved of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict {
+    /// All ranks that compute the same value compute it in the same order: equal to the last bit.
+    pub bitwise_equal: bool,
+    /// FIFO slots needed.
+    pub min_depth: u32,
+    /// Steps of all ranks, repetitions counted.
+    pub steps: u64,
+    /// Two runs are equal to the last bit. Holds for every program without native steps, since
+    /// operands are folded in the order of the step and never in the order of arrival.
+    pub deterministic: bool,
+}
+
+/// Proves that `program` computes its collective with FIFOs of `depth` slots, for every size.
+///
+/// `in_place` lays input and output over each other as the NCCL API defines it (block `rank` of the
+/// larger buffer for all-gather, reduce-scatter, gather and scatter). All-to-all has no in-place
+/// form and is checked out of place.
+///
+/// # Errors
+/// The first fault found.
+pub fn verify(program: &Program, depth: u32, in_place: bool) -> Result<Verdict, Fault> {
+    form::check(program)?;
+    let mut min_depth = 1;
+    let order = loop {
+        match schedule::run(program, min_depth) {
+            Ok(order) => break order,
+            Err(fault) if min_depth >= depth => return Err(fault),
+            Err(_) => min_depth += 1,
+        }
+    };
+    let bitwise_equal = values::check(program, &order, in_place)?;
+    Ok(Verdict { bitwise_equal, min_depth, steps: order.len() as u64, deterministic: true })
+}

@@ -1,0 +1,377 @@
+//! Third pass: what every chunk holds, and who touched it when.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use super::fault::{At, Fault};
+use super::form::chunks_on;
+use crate::{Buf, Op, Program, Ref, Shape, Step};
+use hawser_types::Collective;
+
+/// Follows `order` and checks every read, access and output. Returns whether ranks that compute the
+/// same value compute it in the same order.
+pub(super) fn check(program: &Program, order: &[At], in_place: bool) -> Result<bool, Fault> {
+    let mut run = Run::new(program, in_place);
+    for &at in order {
+        run.step(at)?;
+    }
+    run.outputs()
+}
+
+/// A symbolic value.
+#[derive(Debug, Clone)]
+struct Value {
+    /// (source rank, input chunk, count), sorted.
+    parts: Vec<(u32, u32, u32)>,
+    /// An input as the user gave it.
+    raw: bool,
+    finished: bool,
+    /// Hash of the expression: equal means equal to the last bit.
+    hash: u64,
+}
+
+/// One access: which process, at which count of its clock, where.
+#[derive(Debug, Clone, Copy)]
+struct Access {
+    process: usize,
+    count: u32,
+    at: At,
+}
+
+/// A chunk of memory.
+#[derive(Debug, Default)]
+struct Cell {
+    value: Option<Rc<Value>>,
+    write: Option<Access>,
+    /// Reads since the last write, one per process.
+    reads: Vec<Access>,
+}
+
+type Clock = Rc<Vec<u32>>;
+/// What travels: a value and what its sender knew.
+type Slot = (Rc<Value>, Clock);
+
+struct Run<'a> {
+    program: &'a Program,
+    channels: usize,
+    in_place: bool,
+    /// Cells per rank: input, output, scratch, one after the other.
+    cells: Vec<Vec<Cell>>,
+    fifos: FxHashMap<(u32, u32, u32), VecDeque<Slot>>,
+    /// Vector clocks per process; empty when no rank has two channels.
+    clocks: Vec<Clock>,
+    /// Clocks at the end of steps that others wait for; None before.
+    ended: FxHashMap<(usize, u32), Option<Clock>>,
+}
+
+impl<'a> Run<'a> {
+    fn new(program: &'a Program, in_place: bool) -> Self {
+        let shape = &program.shape;
+        let channels = program.ranks[0].channels.len();
+        let concurrent =
+            program.ranks.iter().any(|r| r.channels.iter().filter(|c| !c.steps.is_empty()).count() > 1);
+        let processes = if concurrent { program.ranks.len() * channels } else { 0 };
+        let mut ended = FxHashMap::default();
+        for (rank, steps) in program.ranks.iter().enumerate() {
+            let steps = steps.channels.iter().flat_map(|channel| &channel.steps);
+            for dep in steps.flat_map(|step| &step.after) {
+                ended.insert((rank * channels + dep.channel as usize, dep.step), None);
+            }
+        }
+        let total =
+            [Buf::Input, Buf::Output, Buf::Scratch].iter().map(|&b| shape.chunks(b) as usize).sum::<usize>();
+        let mut run = Self {
+            program,
+            channels,
+            in_place,
+            cells: program.ranks.iter().map(|_| (0..total).map(|_| Cell::default()).collect()).collect(),
+            fifos: FxHashMap::default(),
+            clocks: (0..processes).map(|_| Rc::new(vec![0; processes])).collect(),
+            ended,
+        };
+        for rank in 0..shape.ranks {
+            for chunk in 0..chunks_on(shape, Buf::Input, rank) {
+                let hash = mix(mix(1, u64::from(rank)), u64::from(chunk));
+                let value = Value { parts: vec![(rank, chunk, 1)], raw: true, finished: false, hash };
+                let cell = run.cell_of(rank, Buf::Input, chunk);
+                run.cells[rank as usize][cell].value = Some(Rc::new(value));
+            }
+        }
+        run
+    }
+
+    /// Index of a chunk's cell; in place, input and output share cells.
+    fn cell_of(&self, rank: u32, buf: Buf, chunk: u32) -> usize {
+        let shape = &self.program.shape;
+        let own = rank * shape.per_block;
+        let input_at = |chunk: u32| chunk as usize;
+        let output_at = |chunk: u32| shape.chunks(Buf::Input) as usize + chunk as usize;
+        match (buf, shape.collective) {
+            (Buf::Scratch, _) => output_at(shape.chunks(Buf::Output)) + chunk as usize,
+            (Buf::Input, Collective::AllGather) if self.in_place => output_at(own + chunk),
+            (Buf::Input, Collective::Gather) if self.in_place && rank == shape.root => output_at(own + chunk),
+            (Buf::Input, _) => input_at(chunk),
+            (Buf::Output, Collective::ReduceScatter) if self.in_place => input_at(own + chunk),
+            (Buf::Output, Collective::Scatter) if self.in_place && rank == shape.root => {
+                input_at(own + chunk)
+            }
+            (Buf::Output, Collective::AllReduce | Collective::Reduce | Collective::Broadcast)
+                if self.in_place =>
+            {
+                input_at(chunk)
+            }
+            (Buf::Output, _) => output_at(chunk),
+        }
+    }
+
+    fn step(&mut self, at: At) -> Result<(), Fault> {
+        let step =
+            &self.program.ranks[at.rank as usize].channels[at.channel as usize].steps[at.step as usize];
+        let process = at.rank as usize * self.channels + at.channel as usize;
+        let received = self.receive(at, step, process);
+        self.tick(at, step, process);
+        let local = match step.src {
+            Some(src) => Some(self.read(at, process, self.moved(step, src, at))?),
+            None => None,
+        };
+        let value = match (step.op, step.dst) {
+            (Op::Reduce, Some(dst)) => {
+                let old = self.read(at, process, self.moved(step, dst, at))?;
+                combine(at, std::iter::once(old).chain(local).collect(), step.finish)?
+            }
+            _ => {
+                let mut operands = received;
+                if let Some(local) = local {
+                    operands.insert((step.order as usize).min(operands.len()), local);
+                }
+                combine(at, operands, step.finish)?
+            }
+        };
+        if let Some(dst) = step.dst.filter(|&dst| !self.copies_onto_itself(at, step, dst)) {
+            self.write(at, process, self.moved(step, dst, at), &value)?;
+        }
+        let clock = self.clocks.get(process).cloned().unwrap_or_default();
+        let lane = self.program.ranks[at.rank as usize].lane(at.channel);
+        for &peer in &step.send {
+            let key = (lane, at.rank, peer);
+            self.fifos.entry(key).or_default().push_back((Rc::clone(&value), Rc::clone(&clock)));
+        }
+        if at.repetition + 1 == step.times
+            && let Some(ended) = self.ended.get_mut(&(process, at.step))
+        {
+            *ended = Some(clock);
+        }
+        Ok(())
+    }
+
+    /// In place, a copy of a chunk may find it where it belongs: the same bytes are no write.
+    fn copies_onto_itself(&self, at: At, step: &Step, dst: Ref) -> bool {
+        let cell = |reference| {
+            let moved = self.moved(step, reference, at);
+            self.cell_of(at.rank, moved.buf, moved.chunk)
+        };
+        // Reading an input of a reduction applies its factor: what is written differs from what was read.
+        let plain = !self.program.shape.collective.reduces() && !step.finish;
+        let copies = matches!(step.op, Op::Copy | Op::CopySend) && plain;
+        copies && step.src.is_some_and(|src| cell(src) == cell(dst))
+    }
+
+    /// Takes one slot per peer; the clocks of the senders join ours.
+    fn receive(&mut self, at: At, step: &Step, process: usize) -> Vec<Rc<Value>> {
+        let mut values = Vec::with_capacity(step.recv.len() + 1);
+        let lane = self.program.ranks[at.rank as usize].lane(at.channel);
+        for &peer in &step.recv {
+            let slot = self.fifos.get_mut(&(lane, peer, at.rank)).and_then(VecDeque::pop_front);
+            let Some((value, clock)) = slot else { continue };
+            values.push(value);
+            self.join(process, &clock);
+        }
+        values
+    }
+
+    fn tick(&mut self, at: At, step: &Step, process: usize) {
+        if self.clocks.is_empty() {
+            return;
+        }
+        for dep in &step.after {
+            let awaited = at.rank as usize * self.channels + dep.channel as usize;
+            if let Some(clock) = self.ended.get(&(awaited, dep.step)).cloned().flatten() {
+                self.join(process, &clock);
+            }
+        }
+        Rc::make_mut(&mut self.clocks[process])[process] += 1;
+    }
+
+    fn join(&mut self, process: usize, other: &Clock) {
+        if let Some(clock) = self.clocks.get_mut(process) {
+            let clock = Rc::make_mut(clock);
+            clock.iter_mut().zip(other.iter()).for_each(|(mine, &theirs)| *mine = theirs.max(*mine));
+        }
+    }
+
+    fn moved(&self, step: &Step, reference: Ref, at: At) -> Ref {
+        let chunks = self.program.shape.chunks(reference.buf);
+        Ref { chunk: step.chunk_at(reference.chunk, at.repetition, chunks), ..reference }
+    }
+
+    /// Whether `earlier` happened before what `process` does now.
+    fn ordered(&self, earlier: &Access, process: usize) -> bool {
+        earlier.process == process || self.clocks[process][earlier.process] >= earlier.count
+    }
+
+    fn access(&self, at: At, process: usize) -> Access {
+        Access { process, count: self.clocks[process][process], at }
+    }
+
+    fn read(&mut self, at: At, process: usize, reference: Ref) -> Result<Rc<Value>, Fault> {
+        let cell = self.cell_of(at.rank, reference.buf, reference.chunk);
+        if !self.clocks.is_empty() {
+            let access = self.access(at, process);
+            let write = self.cells[at.rank as usize][cell].write;
+            if let Some(other) = write.filter(|write| !self.ordered(write, process)) {
+                return Err(Fault::Race { at, other: other.at, reference });
+            }
+            let reads = &mut self.cells[at.rank as usize][cell].reads;
+            reads.retain(|read| read.process != process);
+            reads.push(access);
+        }
+        let Some(value) = &self.cells[at.rank as usize][cell].value else {
+            return Err(Fault::UndefinedRead { at, reference });
+        };
+        match (reference.buf, value.raw) {
+            (Buf::Input, true) => {
+                let read = Value { raw: false, ..Value::clone(value) };
+                Ok(Rc::new(read))
+            }
+            (Buf::Input, false) if self.program.shape.collective.reduces() => {
+                Err(Fault::OverwrittenInput { at, reference })
+            }
+            (_, true) if self.program.shape.collective.reduces() => {
+                Err(Fault::UndefinedRead { at, reference })
+            }
+            _ => Ok(Rc::clone(value)),
+        }
+    }
+
+    fn write(&mut self, at: At, process: usize, reference: Ref, value: &Rc<Value>) -> Result<(), Fault> {
+        let index = self.cell_of(at.rank, reference.buf, reference.chunk);
+        let access = (!self.clocks.is_empty()).then(|| self.access(at, process));
+        let cell = &self.cells[at.rank as usize][index];
+        if access.is_some() {
+            let mut earlier = cell.write.iter().chain(&cell.reads);
+            if let Some(other) = earlier.find(|earlier| !self.ordered(earlier, process)) {
+                return Err(Fault::Race { at, other: other.at, reference });
+            }
+        }
+        self.cells[at.rank as usize][index] =
+            Cell { value: Some(Rc::clone(value)), write: access, reads: Vec::new() };
+        Ok(())
+    }
+
+    fn outputs(&self) -> Result<bool, Fault> {
+        let shape = &self.program.shape;
+        let mut hashes: FxHashMap<u32, u64> = FxHashMap::default();
+        let mut equal = true;
+        for rank in 0..shape.ranks {
+            for chunk in 0..chunks_on(shape, Buf::Output, rank) {
+                let cell = &self.cells[rank as usize][self.cell_of(rank, Buf::Output, chunk)];
+                let hash = check_output(shape, rank, chunk, cell.value.as_deref())?;
+                if shape.collective == Collective::AllReduce {
+                    equal &= *hashes.entry(chunk).or_insert(hash) == hash;
+                }
+            }
+        }
+        Ok(equal)
+    }
+}
+
+/// Checks one output chunk and returns the hash of its expression.
+fn check_output(shape: &Shape, rank: u32, chunk: u32, value: Option<&Value>) -> Result<u64, Fault> {
+    let (sources, source_chunk) = expected(shape, rank, chunk);
+    let empty = Value { parts: Vec::new(), raw: false, finished: true, hash: 0 };
+    let value = value.unwrap_or(&empty);
+    for &(source, from, count) in &value.parts {
+        if from != source_chunk || !sources.contains(&source) {
+            return Err(Fault::WrongContribution { rank, chunk, source, source_chunk: from });
+        }
+        if count > 1 {
+            return Err(Fault::DoubleCount { rank, chunk, source, count });
+        }
+    }
+    if let Some(source) = sources.clone().find(|source| !value.parts.iter().any(|part| part.0 == *source)) {
+        return Err(Fault::Missing { rank, chunk, source });
+    }
+    if shape.collective.reduces() && (value.raw || !value.finished) {
+        return Err(Fault::NotFinished { rank, chunk });
+    }
+    Ok(value.hash)
+}
+
+/// Which ranks contribute to an output chunk, and with which chunk of their input.
+pub fn expected(shape: &Shape, rank: u32, chunk: u32) -> (std::ops::Range<u32>, u32) {
+    let all = 0..shape.ranks;
+    let only = |source: u32| source..source + 1;
+    let block = chunk / shape.per_block;
+    let inner = chunk % shape.per_block;
+    let own = rank * shape.per_block + inner;
+    match shape.collective {
+        Collective::AllReduce | Collective::Reduce => (all, chunk),
+        Collective::Broadcast => (only(shape.root), chunk),
+        Collective::AllGather | Collective::Gather => (only(block), inner),
+        Collective::ReduceScatter => (all, own),
+        Collective::AllToAll => (only(block), own),
+        Collective::Scatter => (only(shape.root), own),
+        Collective::SendRecv => (0..0, 0),
+    }
+}
+
+/// Folds operands from the left.
+fn combine(at: At, operands: Vec<Rc<Value>>, finish: bool) -> Result<Rc<Value>, Fault> {
+    let reduced = operands.len() > 1;
+    if operands.iter().any(|operand| operand.finished) && (reduced || finish) {
+        return Err(Fault::FinishedTwice { at });
+    }
+    let mut operands = operands.into_iter();
+    let Some(mut first) = operands.next() else {
+        return Err(Fault::BadStep { at, what: "has no operand".to_string() });
+    };
+    if !reduced && !finish {
+        return Ok(first);
+    }
+    let value = Rc::make_mut(&mut first);
+    for operand in operands {
+        value.parts.extend(&operand.parts);
+        // Addition of two floating-point numbers commutes to the last bit.
+        value.hash = mix(value.hash.min(operand.hash), value.hash.max(operand.hash));
+    }
+    add_up(&mut value.parts);
+    value.finished |= finish;
+    if reduced {
+        // The result of a step is rounded to the data type; sums within a step are not.
+        value.hash = mix(value.hash, 2);
+    }
+    Ok(first)
+}
+
+/// Sorts parts of a value (source rank, chunk of its input, count) and adds equal ones up.
+pub fn add_up(parts: &mut Vec<(u32, u32, u32)>) {
+    parts.sort_unstable();
+    parts.dedup_by(|later, kept| {
+        let same = (later.0, later.1) == (kept.0, kept.1);
+        if same {
+            kept.2 = kept.2.saturating_add(later.2);
+        }
+        same
+    });
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mut x = a.rotate_left(25) ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^= x >> 30;
+    x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x ^= x >> 27;
+    x = x.wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

@@ -1,0 +1,135 @@
+//! The families of programs, and the names of programs that users bring.
+
+/// Families of programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Algorithm {
+    /// Each rank passes on to the next: least traffic per link, latency grows with ranks.
+    Ring,
+    /// Two complementary binary trees: latency grows with log2 of ranks.
+    Tree,
+    /// Everyone to everyone, all at once, each rank reduces everything (one hop).
+    OneShot,
+    /// Everyone to everyone in two hops (reduce-scatter, then all-gather), or one for the halves.
+    AllPairs,
+    /// Direct messages between root or peers: send/recv and its compositions.
+    Direct,
+    /// Inside hosts, across hosts, inside hosts.
+    Hierarchical,
+    /// As `Hierarchical`, but the network itself reduces across hosts (a collnet plugin).
+    CollNet,
+    /// Everything to a partner at twice the distance each time: log2 hops, all bytes in each.
+    RecursiveDoubling,
+    /// Rabenseifner's: halves to partners until every rank has one part, then back. log2 hops twice, bytes as a ring.
+    HalvingDoubling,
+    /// Blocks travel by the binary digits of their distance: log2 peers per rank.
+    Bruck,
+    /// Two by two: every rank exchanges with one other at a time.
+    Pairwise,
+    /// Trees whose nodes have many children: fewer hops than binary ones.
+    Knomial,
+    /// Binomial trees from every rank at once, the largest distance first (NCCL's parallel aggregated trees).
+    Pat,
+    /// A program that the user brought.
+    Imported(Handle),
+}
+
+/// Where an algorithm has been measured on GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measured {
+    /// Within a host and between hosts.
+    Everywhere,
+    /// Between hosts of one rank each.
+    BetweenHosts,
+    /// Not yet.
+    Nowhere,
+}
+
+impl Algorithm {
+    /// All built-in families, in the order in which ties are decided.
+    pub const ALL: [Algorithm; 13] = [
+        Self::Ring,
+        Self::Tree,
+        Self::OneShot,
+        Self::AllPairs,
+        Self::Direct,
+        Self::Hierarchical,
+        Self::CollNet,
+        Self::RecursiveDoubling,
+        Self::HalvingDoubling,
+        Self::Bruck,
+        Self::Pairwise,
+        Self::Knomial,
+        Self::Pat,
+    ];
+
+    /// Where it has been measured on GPUs: elsewhere the cost model does not take it unless the user names
+    /// nothing else.
+    pub const fn measured(self) -> Measured {
+        use Algorithm as A;
+        match self {
+            A::RecursiveDoubling | A::Knomial => Measured::BetweenHosts,
+            A::HalvingDoubling | A::Bruck | A::Pairwise | A::Pat => Measured::Nowhere,
+            _ => Measured::Everywhere,
+        }
+    }
+
+    /// Name in `NCCL_ALGO`, texts and files (any case is accepted).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "Ring",
+            Self::Tree => "Tree",
+            Self::OneShot => "OneShot",
+            Self::AllPairs => "AllPairs",
+            Self::Direct => "Direct",
+            Self::Hierarchical => "Hierarchical",
+            Self::CollNet => "CollNet",
+            Self::RecursiveDoubling => "RecursiveDoubling",
+            Self::HalvingDoubling => "HalvingDoubling",
+            Self::Bruck => "Bruck",
+            Self::Pairwise => "Pairwise",
+            Self::Knomial => "Knomial",
+            Self::Pat => "PAT",
+            Self::Imported(handle) => handle.name(),
+        }
+    }
+}
+
+/// Names a program that a user brought. The program itself is kept by the planner, which finds it by this handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle {
+    /// The name of the algorithm; it lives as long as the process.
+    name: &'static str,
+    /// The digest of the program and of when it may run.
+    digest: u64,
+    /// The place of the program in the list of all programs of the process.
+    place: u32,
+    /// The position of the program among those that the planner keeps.
+    index: u32,
+}
+
+impl Handle {
+    /// A handle for the program that the planner keeps at `index`.
+    pub const fn new(name: &'static str, digest: u64, place: u32, index: u32) -> Self {
+        Self { name, digest, place, index }
+    }
+
+    /// The name of the algorithm.
+    pub const fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// A number that differs when programs, or when they may run, differ.
+    pub const fn digest(self) -> u64 {
+        self.digest
+    }
+
+    /// The place of the program in the list of all programs of the process, which gives it its bit in the settings.
+    pub const fn place(self) -> u32 {
+        self.place
+    }
+
+    /// The position of the program among those that the planner keeps.
+    pub const fn index(self) -> usize {
+        self.index as usize
+    }
+}

@@ -1,0 +1,23 @@
+//! What Hawser's kernels are launched with: the types that kernels, planner and runtime share.
+//!
+//! Every type is `repr(C)` and has a twin in `kernels/cuda`; assertions pin sizes and offsets on both sides. There is a module
+//! for each kind of kernel: the interpreter's image (at the root of the crate), the arguments of fused kernels ([`fused`]) and
+//! those of the reduce kernel beside copy engines ([`reduce`]). A [`KernelKey`] names a kernel and its symbol.
+//!
+//! ```
+//! use hawser_kernels_abi::{DeviceOp, KernelKey};
+//! use hawser_types::{DataType, Protocol};
+//!
+//! let key = KernelKey::new(DeviceOp::Sum, DataType::Float16, Protocol::Ll128);
+//! assert_eq!(key.symbol(), "hawser_sum_f16_ll128");
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod fused;
+mod interpreter;
+mod key;
+pub mod reduce;
+
+pub use interpreter::*;
+pub use key::{DeviceOp, KernelKey};
