@@ -8,7 +8,7 @@
 //! | `safety-comment` | each `unsafe` block and impl has its own `// SAFETY:` comment |
 //! | `env-var` | the runtime, and every plugin, reads its environment in one file |
 //! | `no-mangle` | only `core/capi` exports symbols, and the export macros of `plugins/compat` |
-//! | `plan-is-pure` | the crates that only compute (`PURE`) use no libc and nothing of std that touches the world |
+//! | `plan-is-pure` | crates that only compute (`PURE`) use no libc, nor what of std touches the world |
 //! | `algo-imports` | `core/plan/src/algo` sees the vocabulary (`ALGO_IMPORTS`), not choosing or compiling |
 
 use super::{Finding, Source};

@@ -7,15 +7,16 @@ const TOP: [&str; 3] = ["cli", "tests", "xtask"];
 
 /// A crate's folder, and the folders of the crates that it may depend on. `*` stands for all crates of a
 /// folder.
-const LAYERS: [(&str, &[&str]); 21] = [
+const LAYERS: [(&str, &[&str]); 22] = [
     ("core/types", &[]),
     ("core/program", &["core/types"]),
     ("core/msccl", &["core/types", "core/program"]),
     ("kernels", &["core/types"]),
-    ("core/plan", &["core/types", "core/program", "core/msccl", "kernels"]),
+    ("kernels/abi", &["core/types"]),
+    ("core/plan", &["core/types", "core/program", "core/msccl", "kernels/abi"]),
     ("core/oob", &["core/types"]),
-    ("core/device", &["core/types", "core/plan", "kernels"]),
-    ("core/runtime", &["core/*", "kernels", "plugins/api", "plugins/compat"]),
+    ("core/device", &["core/types", "core/plan", "kernels", "kernels/abi"]),
+    ("core/runtime", &["core/*", "kernels", "kernels/abi", "plugins/api", "plugins/compat"]),
     ("core/capi", &["core/*", "plugins/*"]),
     ("plugins/api", &["core/types"]),
     ("plugins/compat", &["plugins/api"]),
