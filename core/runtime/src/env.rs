@@ -225,6 +225,13 @@ pub fn gpu_queues() -> u32 {
     asked.map_or(QUEUES, |queues: u32| queues.clamp(1, 32))
 }
 
+/// Reads the text of a settings file as the library would: for a fuzz target.
+#[cfg(feature = "fuzzing")]
+pub fn fuzz_settings_file(text: &str) {
+    let source = Source::of(source::parse_file(text));
+    let _ = (source.settings(), source.complaints());
+}
+
 /// Whether tests are to write what they compare with.
 #[cfg(test)]
 fn is_to_bless() -> bool {

@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use hawser_plugin::net::{HANDLE_BYTES, Handle};
 
-const MAGIC: [u8; 4] = *b"HwI2";
+pub(crate) const MAGIC: [u8; 4] = *b"HwI2";
 /// Addresses that have room.
 pub(crate) const MOST_ADDRESSES: usize = 4;
 
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-fn check_sum(bytes: &Handle) -> [u8; 4] {
+pub(crate) fn check_sum(bytes: &Handle) -> [u8; 4] {
     let mut sum = [0; 4];
     sum.copy_from_slice(&hmac_sha256::Hash::hash(&bytes[8..])[..4]);
     sum

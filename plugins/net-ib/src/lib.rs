@@ -23,6 +23,8 @@ mod conn;
 mod context;
 mod ends;
 mod flush;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handle;
 mod hello;
 mod keeper;

@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hawser_plugin::net::{HANDLE_BYTES, Handle, MAX_VIRTUAL};
 
-const MAGIC: [u8; 4] = *b"HwS2";
+pub(crate) const MAGIC: [u8; 4] = *b"HwS2";
 const CHECKED: usize = 8;
 const ADDRESSES: usize = 48;
 
@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-fn check_sum(bytes: &Handle) -> [u8; 4] {
+pub(crate) fn check_sum(bytes: &Handle) -> [u8; 4] {
     let mut sum = [0; 4];
     sum.copy_from_slice(&hmac_sha256::Hash::hash(&bytes[CHECKED..])[..4]);
     sum

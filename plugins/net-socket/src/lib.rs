@@ -30,6 +30,8 @@ mod device;
 mod ends;
 mod fault;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handle;
 mod inbound;
 mod link;

@@ -12,6 +12,8 @@
 
 mod auth;
 mod fdpass;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod id;
 mod meet;
 mod peer;

@@ -18,6 +18,8 @@ pub mod client;
 mod control_socket;
 mod epoch;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod learn;
 mod participant;
 mod protocol;

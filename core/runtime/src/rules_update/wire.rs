@@ -76,18 +76,20 @@ pub fn pack(files: &[SettingsFile]) -> Arc<[u8]> {
 
 /// Inverse of [`pack`].
 pub fn unpack(mut bytes: &[u8]) -> Option<Vec<SettingsFile>> {
-    let mut text = || {
-        let (length, rest) = bytes.split_first_chunk()?;
-        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-        let (text, rest) = rest.split_at_checked(length)?;
-        bytes = rest;
-        String::from_utf8(text.to_vec()).ok()
-    };
     let mut files = Vec::new();
-    while let Some(name) = text() {
-        files.push(SettingsFile { name, text: text()? });
+    while !bytes.is_empty() {
+        files.push(SettingsFile { name: take_text(&mut bytes)?, text: take_text(&mut bytes)? });
     }
-    bytes.is_empty().then_some(files)
+    Some(files)
+}
+
+/// Takes a text and its length from the front of `bytes`.
+fn take_text(bytes: &mut &[u8]) -> Option<String> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    let (text, rest) = rest.split_at_checked(length)?;
+    *bytes = rest;
+    String::from_utf8(text.to_vec()).ok()
 }
 
 #[cfg(test)]
@@ -134,5 +136,7 @@ mod tests {
             assert_eq!(unpack(&bytes[..short]).is_some(), whole.contains(&short), "{short}");
         }
         assert_eq!(unpack(&u64::MAX.to_le_bytes()), None);
+        let name_is_no_text = [&1u64.to_le_bytes()[..], &[0xff]].concat();
+        assert_eq!(unpack(&name_is_no_text), None, "a file is not dropped in silence");
     }
 }

@@ -3,7 +3,7 @@
 use super::super::{Finding, Source};
 
 /// The crates that only the programs and tests at the top of the tree may use as they like.
-const TOP: [&str; 3] = ["cli", "tests", "xtask"];
+const TOP: [&str; 4] = ["cli", "fuzz", "tests", "xtask"];
 
 /// A crate's folder, and the folders of the crates that it may depend on. `*` stands for all crates of a
 /// folder.
