@@ -1,4 +1,5 @@
-//! `hawser explain`: which algorithm is chosen for which size, and why, without running anything.
+//! `hawser explain`: shows which algorithm, executor, protocol and number of channels each size gets, and why, without
+//! running anything.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -7,10 +8,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::{Candidate, Outcome};
+use hawser_plan::choose::Outcome;
 use hawser_plan::cost::Constants;
 use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{Algorithm, Call, Choice, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
+use hawser_plan::{Call, Choice, Collective, DataType, PlanConfig, ReduceOp, Topology};
+use hawser_plugin::tuner::Decision;
 use hawser_runtime::comm::{self, CallAttributes, Chosen, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
@@ -33,7 +35,7 @@ pub struct Options {
     /// here would have: HAWSER_RULES, or the usual places]
     #[arg(long, value_name = "FILES")]
     rules: Option<String>,
-    /// Only sizes at which another algorithm or protocol takes over
+    /// Only sizes at which another algorithm, executor or protocol takes over
     #[arg(long)]
     changes: bool,
     /// All candidates of every size, and what rules make of it
@@ -95,8 +97,10 @@ pub struct Line {
     pub choice: Choice,
     /// GB/s of the bus that were predicted.
     pub busbw: f64,
-    /// The fastest of the others, and its µs.
-    pub next: Option<(Algorithm, Protocol, f32)>,
+    /// The decision: algorithm, executor, protocol and channels.
+    pub decision: Decision,
+    /// The fastest of the other candidates, and its time in µs.
+    pub next: Option<(Decision, f32)>,
     /// What rules have to do with it.
     notes: Vec<String>,
 }
@@ -123,12 +127,13 @@ impl Line {
         let own = (choice.key.algorithm, choice.protocol);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.protocol) != own);
         let times = others.filter(|c| c.held.is_none()).filter_map(|c| match c.outcome {
-            Outcome::Predicted { us, .. } => Some((c.algorithm, c.protocol, us)),
+            Outcome::Predicted { us, .. } => Some((comm::in_their_terms(c, topology).decision, us)),
             Outcome::Filtered(_) => None,
         });
-        let next = times.min_by(|a, b| a.2.total_cmp(&b.2));
+        let next = times.min_by(|a, b| a.1.total_cmp(&b.1));
+        let decision = comm::decision_of(&choice, topology);
         let busbw = test.bandwidth(geometry, dtype, ranks, f64::from(choice.predicted_us) / 1e6).1;
-        Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, next, notes })
+        Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, decision, next, notes })
     }
 
     /// Whether another algorithm or protocol is chosen than in `other`.
@@ -136,37 +141,27 @@ impl Line {
         let way = |line: &Line| (line.choice.key.algorithm, line.choice.protocol);
         way(self) != way(other)
     }
-
-    /// Blocks of the launch.
-    fn blocks(&self) -> u32 {
-        let own =
-            |c: &&Candidate| (c.algorithm, c.protocol) == (self.choice.key.algorithm, self.choice.protocol);
-        let channels = self.choice.why.candidates.iter().find(own).map_or(1, |c| match c.outcome {
-            Outcome::Predicted { channels, .. } => channels,
-            Outcome::Filtered(_) => 1,
-        });
-        self.choice.instances * channels
-    }
 }
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:>14}  {:12} {:9} {:>6} {:>7} {:>12.1} {:>10.2}",
+            "{:>14}  {:18} {:11} {:8} {:>8} {:>7} {:>12.1} {:>10.2}",
             self.bytes,
-            self.choice.key.algorithm.name(),
-            self.choice.protocol.name(),
-            self.blocks(),
+            self.decision.algorithm.name(),
+            self.decision.executor.name(),
+            self.decision.protocol.name(),
+            self.decision.channels,
             self.choice.threads,
             self.choice.predicted_us,
             self.busbw
         )?;
         match self.next {
-            Some((algorithm, protocol, us)) => {
-                write!(f, "  {:22} {us:>10.1}", format!("{} {}", algorithm.name(), protocol.name()))
+            Some((decision, us)) => {
+                write!(f, "  {:34} {us:>10.1}", decision.with_channels(0).to_string())
             }
-            None => write!(f, "  {:22} {:>10}", "-", "-"),
+            None => write!(f, "  {:34} {:>10}", "-", "-"),
         }
     }
 }
@@ -216,11 +211,12 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     );
     let _ = writeln!(
         text,
-        "# {:>12}  {:12} {:9} {:>6} {:>7} {:>12} {:>10}  {:22} {:>10}",
+        "# {:>12}  {:18} {:11} {:8} {:>8} {:>7} {:>12} {:>10}  {:34} {:>10}",
         "bytes",
         "algorithm",
+        "executor",
         "protocol",
-        "blocks",
+        "channels",
         "threads",
         "predicted/us",
         "busbw/GB/s",
@@ -355,7 +351,7 @@ mod tests {
         let all = Options { bytes: (8, 8 << 30), ..options(Collective::AllReduce, device, (8, 1)) };
         let text = table(&all, Collective::AllReduce).unwrap();
         let few = table(&Options { changes: true, ..all }, Collective::AllReduce).unwrap();
-        let way = |row: &str| row.split_whitespace().skip(1).take(2).map(str::to_owned).collect::<Vec<_>>();
+        let way = |row: &str| row.split_whitespace().skip(1).take(3).map(str::to_owned).collect::<Vec<_>>();
         let mut expected = rows(&text);
         assert_eq!(expected.len(), 31, "{text}");
         expected.dedup_by_key(|row| way(row));
@@ -374,7 +370,7 @@ mod tests {
         let host = with(DeviceKind::Host, Link::NvLink).unwrap_err().to_string();
         assert!(host.contains("--link host"), "{host}");
         let text = with(DeviceKind::Cuda { sm: 90 }, Link::Pcie).unwrap();
-        assert!(text.contains("cuda:90 over pcie, built-in") && !text.contains("SymLL128"), "{text}");
+        assert!(text.contains("cuda:90 over pcie, built-in") && !text.contains("ll128"), "{text}");
     }
 
     #[test]
@@ -393,16 +389,16 @@ mod tests {
         for row in rows(&text) {
             let mut words = row.split_whitespace();
             let large = words.next().unwrap().parse::<u64>().unwrap() >= 64 << 10;
-            assert_eq!(words.next() == Some("Tree"), large, "{row}");
+            assert_eq!(words.next() == Some("tree"), large, "{row}");
             assert!(
-                words.nth(3).unwrap().parse::<f64>().unwrap() > 0.0,
+                words.nth(4).unwrap().parse::<f64>().unwrap() > 0.0,
                 "an order has a predicted time: {row}"
             );
         }
         let place = format!("tuner hawser-rules: rule at {name}:1:1");
         assert!(text.contains(&format!("#     {place}")) && text.contains("no rule decided"), "{text}");
         let few = table(&Options { changes: true, full: false, ..ruled }, Collective::AllReduce).unwrap();
-        assert_eq!(rows(&few).last().map(|row| row.contains(" Tree ")), Some(true), "{few}");
+        assert_eq!(rows(&few).last().map(|row| row.contains(" tree ")), Some(true), "{few}");
         std::fs::write(&path, "[[rule]]\nuse = 1\n").unwrap();
         let broken = options(Collective::AllReduce, DeviceKind::Host, (2, 1));
         let broken = Options { rules: Some(name.clone()), ..broken };

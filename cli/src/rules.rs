@@ -99,6 +99,9 @@ fn check(files: &[PathBuf], strict: bool) -> Result<(String, bool)> {
                     path.display(),
                     if count == 1 { "rule" } else { "rules" }
                 );
+                for hint in &read.hints {
+                    let _ = writeln!(text, "{}: hint: {}", hint.place, hint.text);
+                }
                 rules.extend(read.rules);
             }
             Err(unusable) => {
@@ -215,6 +218,11 @@ mod tests {
             "{bad_name}:3:21: error: algorithm \"rng\" is not known; did you mean \"ring\"? Known are tree,"
         );
         assert!(!right && text.starts_with(&start) && text.ends_with("some.csv: 1 rule\n"), "{text}");
+        let old = file("old.toml", "[[rule]]\nuse = { algorithm = \"dma_ring\" }\n");
+        let hint = "algorithm = \"ring\", executor = \"copy_engine\" now";
+        let (text, right) = check(std::slice::from_ref(&old), true).unwrap();
+        let line = format!("{}:2:21: hint: \"dma_ring\" is written {hint}\n", old.display());
+        assert!(right && text.contains(&line), "{text}");
         let (text, right) = check(&[folder.join("none.toml")], false).unwrap();
         assert!(!right && text.ends_with("none.toml: error: there is no such file\n"), "{text}");
         std::fs::remove_dir_all(folder).unwrap();

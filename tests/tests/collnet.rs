@@ -35,11 +35,10 @@ impl Tuner for NetworkFirst {
 }
 
 impl TunerContext for NetworkFirst {
-    fn tune(&self, _question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
-        for candidate in candidates.iter_mut().filter(|c| c.algorithm == tuner::Algorithm::COLLNET_CHAIN) {
-            candidate.us = candidate.us.min(0.0);
-        }
-        Ok(Answer::default())
+    fn tune(&self, _question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
+        let is_chain = |c: &Candidate<'_>| c.decision.algorithm == tuner::Algorithm::COLLNET_CHAIN;
+        let chain = candidates.iter().position(|c| c.is_possible() && is_chain(c));
+        Ok(chain.map_or_else(Answer::default, Answer::ordered))
     }
 }
 

@@ -210,7 +210,7 @@ fn why_is_written_once_per_call() {
         ),
         &format!("  tuner hawser-rules: rule \"trees\" ({rules}:1:1)"),
         "pat: impossible here",
-        "tree: takes tree/simple",
+        "tree: takes tree/host/simple",
         "1 of 1 rules in",
     ] {
         assert!(count(part) > 0, "{part} is not in\n{output}");

@@ -37,17 +37,16 @@ impl Tuner for TreeLover {
 }
 
 impl TunerContext for TreeLover {
-    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
+    fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
         match question.function {
             tuner::Function::Broadcast => {
-                candidates.iter_mut().for_each(|c| c.us = -7.0);
+                candidates.iter_mut().for_each(Candidate::leave_out);
                 Err(Error::internal("no broadcasts today"))
             }
             tuner::Function::AllReduce => {
-                for candidate in candidates.iter_mut().filter(|c| c.algorithm == tuner::Algorithm::TREE) {
-                    candidate.us = candidate.us.min(0.0);
-                }
-                Ok(Answer { channels: Some(2) })
+                let is_tree = |c: &Candidate<'_>| c.decision.algorithm == tuner::Algorithm::TREE;
+                let tree = candidates.iter().position(|c| c.is_possible() && is_tree(c));
+                Ok(tree.map_or_else(Answer::default, Answer::ordered).with_channels(2))
             }
             _ => Ok(Answer::default()),
         }

@@ -177,7 +177,7 @@ mod tests {
                       rules of hawser-rules, in the order in which they are looked at:\n  \
                       rule \"small\" (R:4:1): bytes ..4K -> one_shot priority 1\n    another call is meant (bytes)\n  \
                       rule at R:1:1: ranks 16 -> ring\n    another communicator is meant (ranks)\n  \
-                      rule \"rest\" (R:9:1): communicator tp* -> nvls, else tree\n    nvls: impossible here\n    WINS: tree: takes tree/simple, ";
+                      rule \"rest\" (R:9:1): communicator tp* -> nvls, else tree\n    nvls: impossible here\n    WINS: tree: takes tree/host/simple channels ";
         assert!(text.starts_with(wanted), "{text}");
         for part in [
             "  rule at R:13:1: always -> ring\n    not looked at",
@@ -188,7 +188,7 @@ mod tests {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
         let text = explained(RULES, &["--bytes", "4000", "--ranks", "4"]);
-        assert!(text.contains("WINS: one_shot: takes one_shot/simple"), "{text}");
+        assert!(text.contains("WINS: one_shot: takes one_shot/host/simple"), "{text}");
         let when =
             "[[rule]]\nmatch = { in_graph = true, registered = true }\nuse = { algorithm = \"tree\" }\n";
         for (flags, wins) in [

@@ -112,7 +112,7 @@ mod tests {
             # line 5: reduce,4096,8192,sym_all_pairs,ll128,-1,-1,-1\n\
             [[rule]]\n\
             match = { collective = \"reduce\", bytes = \"4K..=8K\" }\n\
-            use = { algorithm = \"sym_all_pairs\", protocol = \"ll128\" }\n";
+            use = { algorithm = \"all_pairs\", executor = \"fused\", protocol = \"ll128\" }\n";
         assert_eq!(text, wanted);
         assert_eq!(hawser_tuner::write::layout(&text), text, "it is laid out");
     }

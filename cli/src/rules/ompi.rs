@@ -173,7 +173,7 @@ fn rule(
     };
     let when =
         Match { collectives: 1 << function as u32, bytes: all(bytes), ranks: all(ranks), ..Match::default() };
-    let way = Way { algorithm: Some((*ours, *ours)), ..Way::ANY };
+    let way = Way { algorithm: Some(*ours), ..Way::ANY };
     let rule = Rule {
         place: Place { file: Arc::from(name), line: line as u32, column: 1 },
         name: None,

@@ -50,7 +50,11 @@ impl Way {
         let (Some(algorithm), Some(protocol)) = (parts.next(), parts.next()) else { return String::new() };
         let channels = parts.next().map_or_else(String::new, |channels| format!(", channels = {channels}"));
         let (algorithm, protocol) = (snake(algorithm), protocol.to_lowercase());
-        format!("{{ algorithm = \"{algorithm}\", protocol = \"{protocol}\"{channels} }}")
+        let (executor, protocol) = match protocol.strip_prefix("sym") {
+            Some(of_fused) => (", executor = \"fused\"", of_fused),
+            None => ("", &*protocol),
+        };
+        format!("{{ algorithm = \"{algorithm}\"{executor}, protocol = \"{protocol}\"{channels} }}")
     }
 }
 
@@ -264,11 +268,16 @@ mod tests {
         let action = Way::action(&way);
         assert_eq!(Way::action("default"), "");
         assert_eq!(hawser_tuner::files::RuleFile::named("x").parse(&rule(&way)).unwrap().len(), 1);
-        assert_eq!(action, r#"{ algorithm = "all_pairs", protocol = "symll", channels = 4 }"#);
+        assert_eq!(
+            action,
+            r#"{ algorithm = "all_pairs", executor = "fused", protocol = "ll", channels = 4 }"#
+        );
         let rules = format!("[[rule]]\nuse = {action}\n");
         let file = hawser_tuner::files::RuleFile::named("x.toml");
         for algorithm in ["Ring", "Tree", "HalvingDoubling", "Bruck", "OneShot"] {
-            let text = rules.replace("all_pairs", &snake(algorithm)).replace("symll", "simple");
+            let text = rules
+                .replace("all_pairs", &snake(algorithm))
+                .replace("executor = \"fused\", protocol = \"ll\"", "protocol = \"simple\"");
             assert_eq!(file.parse(&text).unwrap().len(), 1, "{text}");
         }
     }

@@ -331,7 +331,7 @@ mod tests {
             "for 8 ranks of one host on <H200>, 20",
             &evidence,
             "match = { collective = \"all_reduce\", bytes = \"1K..8K\", ranks = 8, hosts = 1 }\n\
-             use = { algorithm = \"all_pairs\", protocol = \"symll\", channels = 4 }\n",
+             use = { algorithm = \"all_pairs\", executor = \"fused\", protocol = \"ll\", channels = 4 }\n",
             "# all_reduce: nothing is surely better for 16K\n",
         ] {
             assert!(text.contains(part), "no {part} in\n{text}");

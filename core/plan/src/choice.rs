@@ -91,11 +91,13 @@ pub enum Outcome {
 /// What a tuner said about the candidates of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
-    /// Who said it, for `Why`.
+    /// The tuner that gave the advice, for `Why`.
     pub source: String,
-    /// A time for every candidate, in their order; below 0 = not this one.
-    pub us: Vec<f32>,
-    /// Blocks to use; None = as the cost model says.
+    /// The place of the candidate that has to be taken, also if it is held back; None = the fastest.
+    pub order: Option<usize>,
+    /// A time for every candidate, in their order; None = not this one.
+    pub us: Vec<Option<f32>>,
+    /// The number of blocks to use; None = as the cost model says.
     pub blocks: Option<u32>,
 }
 

@@ -162,11 +162,6 @@ pub fn decide(
         return Err(PlanError::usage(nothing_left(call.collective, ranks, &candidates)));
     };
     let Best { candidate, us, channels, .. } = best;
-    let us = match candidate.outcome {
-        // Advice of 0 is an order, no estimate.
-        Outcome::Predicted { us: own, .. } if us == 0.0 => own,
-        _ => us,
-    };
     let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
     let key = key(call, algorithm, topology);
     let blocks = advised.and_then(|(_, advice)| advice.blocks);
@@ -389,16 +384,17 @@ fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
     brought.or_else(measured).or_else(|| least(possible()))
 }
 
-/// The fastest by the advice; it cannot bring back what is impossible.
+/// What the advice orders, else the fastest by it; it cannot bring back what is impossible.
 fn best_advised<'a>(candidates: &'a [Candidate], advice: &Advice) -> Option<Best<'a>> {
-    least(candidates.iter().zip(&advice.us).filter_map(|(candidate, &us)| match candidate.outcome {
-        Outcome::Predicted { instances, channels, .. }
-            if us == 0.0 || us > 0.0 && candidate.held.is_none() =>
-        {
-            Some(Best { candidate, us, instances, channels })
+    let best = |candidate: &'a Candidate, by_tuner: Option<f32>| match candidate.outcome {
+        Outcome::Predicted { us, instances, channels } => {
+            Some(Best { candidate, us: by_tuner.unwrap_or(us), instances, channels })
         }
-        _ => None,
-    }))
+        Outcome::Filtered(_) => None,
+    };
+    let ordered = advice.order.and_then(|place| best(candidates.get(place)?, None));
+    let offered = candidates.iter().zip(&advice.us).filter(|(candidate, _)| candidate.held.is_none());
+    ordered.or_else(|| least(offered.filter_map(|(candidate, us)| best(candidate, Some((*us)?)))))
 }
 
 /// The first of the fastest.

@@ -245,14 +245,21 @@ fn advice_beats_the_cost_model_but_not_what_is_impossible() {
     let at = |a: Algorithm, p: Protocol| {
         candidates.iter().position(|c| c.algorithm == a && c.protocol == p).unwrap()
     };
-    let mut advice = Advice { source: "tuner x".into(), us: vec![9.0; candidates.len()], blocks: Some(4) };
-    advice.us[at(Algorithm::Tree, Protocol::Simple)] = 0.0;
-    advice.us[at(Algorithm::Hierarchical, Protocol::Simple)] = 0.0;
+    let times = vec![Some(9.0); candidates.len()];
+    let mut advice = Advice { source: "tuner x".into(), order: None, us: times, blocks: Some(4) };
+    advice.us[at(Algorithm::Tree, Protocol::Simple)] = Some(2.0);
+    advice.us[at(Algorithm::Hierarchical, Protocol::Simple)] = Some(1.0);
     let choice = choose::decide(&call, &topology, &config, candidates.clone(), Some(&advice)).unwrap();
     assert_eq!((choice.key.algorithm, choice.protocol), (Algorithm::Tree, Protocol::Simple));
     assert_eq!(choice.instances, 2, "a tree has two channels");
     assert!(choice.why.decided.contains("tuner x"));
-    let nothing = Advice { us: vec![-1.0; candidates.len()], ..advice };
+    assert_eq!(choice.predicted_us, 2.0);
+    advice.order = Some(at(Algorithm::Ring, Protocol::Simple));
+    let ring = choose::decide(&call, &topology, &config, candidates.clone(), Some(&advice)).unwrap();
+    assert_eq!(ring.key.algorithm, Algorithm::Ring);
+    assert!(ring.predicted_us > 9.0, "an order is no estimate");
+    let order = Some(at(Algorithm::Hierarchical, Protocol::Simple));
+    let nothing = Advice { order, us: vec![None; candidates.len()], ..advice };
     let own = choose::decide(&call, &topology, &config, candidates, Some(&nothing)).unwrap();
     assert_eq!(own, choose(&call, &topology, &config).unwrap());
 }

@@ -18,14 +18,13 @@ const KINDS: [Collective; 3] = [Collective::AllReduce, Collective::ReduceScatter
 /// What a rule with `executor = "dma"` brings about: copy engines for any size.
 fn asked_for(call: &Call, topology: &Topology, config: &PlanConfig) -> Option<Choice> {
     let candidates = choose::candidates(call, topology, config).unwrap();
-    let us: Vec<f32> =
-        candidates.iter().map(|c| if c.protocol == Protocol::Dma { 0.0 } else { -1.0 }).collect();
     let possible =
         |c: &choose::Candidate| c.protocol == Protocol::Dma && matches!(c.outcome, Outcome::Predicted { .. });
-    let is_possible = candidates.iter().any(possible);
-    let advice = Advice { source: "a test".into(), us, blocks: None };
+    let order = candidates.iter().position(possible);
+    let us = vec![None; candidates.len()];
+    let advice = Advice { source: "a test".into(), order, us, blocks: None };
     let choice = choose::decide(call, topology, config, candidates, Some(&advice)).unwrap();
-    is_possible.then_some(choice)
+    order.is_some().then_some(choice)
 }
 
 fn byte(seed: u64, rank: u32, i: u64) -> u8 {

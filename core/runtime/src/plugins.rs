@@ -4,13 +4,13 @@
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use hawser_compat::search::probe::Probe;
 use hawser_compat::search::{self, Candidate, NetCandidate, Request};
 use hawser_plugin::env::EnvContext;
-use hawser_plugin::{Level, Log, Profiler, Subsys, Tuner};
+use hawser_plugin::{Level, Listener, Log, Profiler, Subsys, Tuner};
 
 use crate::env;
 use crate::error::{Error, Result};
@@ -102,18 +102,26 @@ fn beside() -> Option<&'static Path> {
 
 /// Where plugins log: our own log.
 pub fn log() -> Log {
-    static LOG: OnceLock<Arc<Log>> = OnceLock::new();
-    let write = |level: Level, subsys: Subsys, text: &str| match level {
-        Level::Warn | Level::Abort => log::warn(text),
-        Level::Trace => log::trace(subsystem(subsys), || text.to_owned()),
-        Level::Version | Level::Info => {
-            log::info(subsystem(subsys), || text.to_owned());
-            if subsys.0 & Subsys::STRESS.0 != 0 {
-                crate::rules_update::stressed(text);
-            }
+    static LOG: OnceLock<Log> = OnceLock::new();
+    LOG.get_or_init(|| Log::to(OwnLog)).clone()
+}
+
+/// The library as its plugins reach it.
+struct OwnLog;
+
+impl Listener for OwnLog {
+    fn line(&self, level: Level, subsys: Subsys, text: &str) {
+        match level {
+            Level::Warn | Level::Abort => log::warn(text),
+            Level::Trace => log::trace(subsystem(subsys), || text.to_owned()),
+            Level::Version | Level::Info => log::info(subsystem(subsys), || text.to_owned()),
         }
-    };
-    LOG.get_or_init(|| Arc::new(Log::new(write))).as_ref().clone()
+    }
+
+    fn stress(&self, what: &str) {
+        log::info(log::Subsys::Net, || what.to_owned());
+        crate::rules_update::stressed(what);
+    }
 }
 
 fn subsystem(subsys: Subsys) -> log::Subsys {

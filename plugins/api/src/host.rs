@@ -1,9 +1,9 @@
-//! What the host offers to a plugin.
+//! What a host offers to its plugins: a log, and calls for events that the host acts on.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// How urgent a log line is (the numbers are NCCL's).
+/// How urgent a log line is. The numbers are NCCL's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 #[allow(missing_docs)] // NCCL's names
@@ -15,7 +15,7 @@ pub enum Level {
     Trace = 5,
 }
 
-/// Which part of the library a line is about: bits of `NCCL_DEBUG_SUBSYS`.
+/// The part of the library that a line is about. The bits are those of `NCCL_DEBUG_SUBSYS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subsys(pub u64);
 
@@ -30,24 +30,45 @@ impl Subsys {
     pub const PROXY: Self = Self(0x400);
     pub const REG: Self = Self(0x2000);
     pub const PROFILE: Self = Self(0x4000);
-    /// Not NCCL's; see [`Log::stress`].
-    pub const STRESS: Self = Self(1 << 62);
     pub const ALL: Self = Self(u64::MAX);
 }
 
-/// Where a plugin's log lines go. Cheap to clone.
+/// What a host hears from its plugins. A plugin reaches it through [`Log`]. No call may wait; any thread may call.
+pub trait Listener: Send + Sync {
+    /// A line for the log.
+    fn line(&self, level: Level, subsys: Subsys, text: &str);
+
+    /// A plugin has lost something and goes on with the rest, so that operations take longer than before. `what` says
+    /// it in words. Without a body of its own, a host only writes that to its log.
+    fn stress(&self, what: &str) {
+        self.line(Level::Info, Subsys::NET, what);
+    }
+}
+
+/// A host that takes lines and nothing else.
+struct Lines<F>(F);
+
+impl<F: Fn(Level, Subsys, &str) + Send + Sync> Listener for Lines<F> {
+    fn line(&self, level: Level, subsys: Subsys, text: &str) {
+        (self.0)(level, subsys, text);
+    }
+}
+
+/// The way from a plugin to its host: log lines and events. Cheap to clone.
 ///
 /// Blocking: no. Thread: any.
 #[derive(Clone)]
-pub struct Log(Arc<Sink>);
-
-/// Takes level, subsystem and a line.
-type Sink = dyn Fn(Level, Subsys, &str) + Send + Sync;
+pub struct Log(Arc<dyn Listener>);
 
 impl Log {
-    /// A log that hands lines to `sink`.
+    /// A log that hands lines to `sink`, those about events too.
     pub fn new(sink: impl Fn(Level, Subsys, &str) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(sink))
+        Self::to(Lines(sink))
+    }
+
+    /// A log that hands lines and events to a host.
+    pub fn to(listener: impl Listener + 'static) -> Self {
+        Self(Arc::new(listener))
     }
 
     /// A log that drops everything.
@@ -55,25 +76,25 @@ impl Log {
         Self::new(|_, _, _| {})
     }
 
-    /// One line.
+    /// Writes one line.
     pub fn line(&self, level: Level, subsys: Subsys, text: &str) {
-        (self.0)(level, subsys, text);
+        self.0.line(level, subsys, text);
     }
 
-    /// A line that the user should see.
+    /// Writes a line that the user should see.
     pub fn warn(&self, text: impl AsRef<str>) {
         self.line(Level::Warn, Subsys::ALL, text.as_ref());
     }
 
-    /// A line for those who ask for it.
+    /// Writes a line for those who ask for it.
     pub fn info(&self, subsys: Subsys, text: impl AsRef<str>) {
         self.line(Level::Info, subsys, text.as_ref());
     }
 
-    /// A line of a net that says what it has lost while it goes on with the rest: hosts that learn from measured times take
-    /// them for other times than before.
-    pub fn stress(&self, text: impl AsRef<str>) {
-        self.line(Level::Info, Subsys(Subsys::NET.0 | Subsys::STRESS.0), text.as_ref());
+    /// Tells the host that a net has lost something and goes on with the rest, so that operations take longer than
+    /// before. The host logs it, and those who learn from measured times hear of it.
+    pub fn stress(&self, what: impl AsRef<str>) {
+        self.0.stress(what.as_ref());
     }
 }
 
@@ -86,3 +107,35 @@ impl std::fmt::Debug for Log {
 /// NCCL's callback through which a net plugin reports events to profiler plugins: `(event handle, type (start 0,
 /// stop 1, update 2, update and stop 3), parent handle, plugin id, payload)`, 0 on success.
 pub type NetProfiler = unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> c_int;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// A host that keeps what it hears.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<String>>>);
+
+    impl Listener for Kept {
+        fn line(&self, level: Level, _: Subsys, text: &str) {
+            self.0.lock().unwrap().push(format!("{level:?} {text}"));
+        }
+
+        fn stress(&self, what: &str) {
+            self.0.lock().unwrap().push(format!("stress {what}"));
+        }
+    }
+
+    #[test]
+    fn stress_is_an_event_and_for_others_a_line() {
+        let kept = Kept::default();
+        let log = Log::to(kept.clone());
+        log.warn("a");
+        log.stress("a rail is lost");
+        let lines = kept.clone();
+        Log::new(move |level, subsys, text| lines.line(level, subsys, text)).stress("b");
+        assert_eq!(kept.0.lock().unwrap()[..], ["Warn a", "stress a rail is lost", "Info b"]);
+    }
+}

@@ -7,6 +7,7 @@
 pub mod abi;
 pub mod builtin;
 pub mod collnet;
+pub mod decision;
 pub mod env;
 pub mod error;
 mod export;
@@ -21,7 +22,7 @@ pub use builtin::{BuiltIn, Component};
 pub use collnet::CollNet;
 pub use env::Env;
 pub use error::{Error, ErrorKind, Result};
-pub use host::{Level, Log, Subsys};
+pub use host::{Level, Listener, Log, Subsys};
 pub use learner::Learner;
 pub use net::Net;
 pub use profiler::Profiler;

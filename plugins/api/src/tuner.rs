@@ -1,15 +1,43 @@
-//! The tuner interface: chooses algorithm, protocol and number of channels of a collective.
+//! The tuner interface: a tuner chooses how a collective is done.
 //!
-//! The host asks with the times that its cost model predicts; the tuner changes them and the host takes the lowest. All
-//! ranks ask with equal arguments and **must get equal answers**: a tuner is a pure function of what it is asked and of
-//! settings that are equal on all ranks.
+//! The host asks with a list of [`Candidate`]s: every [`Decision`] that it could make, with the time that its cost model
+//! predicts and a [`Status`]. The tuner changes times, or orders one candidate by its [`Answer`]. Without an order the
+//! host takes the candidate with the shortest time.
+//!
+//! All ranks ask with equal arguments and **must get equal answers**: a tuner is a pure function of what it is asked and
+//! of settings that are equal on all ranks.
+//!
+//! ```
+//! use hawser_plugin::tuner::{Answer, Candidate, Executor, Function, Question, TunerContext};
+//!
+//! /// Orders rings for large all-reduces, and leaves fused kernels out.
+//! struct Rings;
+//!
+//! impl TunerContext for Rings {
+//!     fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> hawser_plugin::Result<Answer> {
+//!         candidates.iter_mut().filter(|c| c.decision.executor == Executor::Fused).for_each(Candidate::leave_out);
+//!         let is_ring = |c: &Candidate<'_>| c.is_offered() && c.decision.algorithm.name() == "ring";
+//!         match candidates.iter().position(is_ring) {
+//!             Some(place) if question.bytes >= 1 << 20 => Ok(Answer::ordered(place).with_channels(8)),
+//!             _ => Ok(Answer::default()),
+//!         }
+//!     }
+//! }
+//! # use hawser_plugin::tuner::{Algorithm, Decision, Protocol};
+//! # let ring = Decision::new(Algorithm::RING, Executor::Interpreter, Protocol::Simple);
+//! # let mut list = [Candidate::predicted(ring, 90.0)];
+//! # let answer = Rings.tune(&Question::new(Function::AllReduce, 1 << 20), &mut list).unwrap();
+//! # assert_eq!((answer.order, answer.channels), (Some(0), Some(8)));
+//! ```
 
 use crate::collnet::DataType;
 use crate::error::{Error, Result};
 use crate::host::Log;
 use crate::learner::Learner;
 
-/// Collectives that tuners are asked about, with NCCL's numbers.
+pub use crate::decision::{Algorithm, Answer, Candidate, Decision, Executor, Protocol, Status};
+
+/// The collectives that tuners are asked about, with NCCL's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 #[allow(missing_docs)] // NCCL's names
@@ -25,12 +53,12 @@ pub enum Function {
 }
 
 impl Function {
-    /// Those that every tuner is asked about, in the order of their numbers.
+    /// The collectives that every tuner is asked about, in the order of their numbers.
     pub const ALL: [Self; 5] =
         [Self::Broadcast, Self::Reduce, Self::AllGather, Self::ReduceScatter, Self::AllReduce];
 
-    /// Those and the ones that only tuners are asked about which want that
-    /// ([`TunerContext::wants_every_collective`]).
+    /// All collectives: also those that only tuners are asked about which say so by
+    /// [`TunerContext::wants_every_collective`].
     pub const EVERY: [Self; 8] = [
         Self::Broadcast,
         Self::Reduce,
@@ -42,7 +70,7 @@ impl Function {
         Self::Gather,
     ];
 
-    /// Name in rule files: `allreduce`.
+    /// The name in NCCL's rule files: `allreduce`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Broadcast => "broadcast",
@@ -57,86 +85,7 @@ impl Function {
     }
 }
 
-/// Algorithms. 0 to 6 have NCCL's numbers, those from 64 on are this library's own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Algorithm(pub u32);
-
-#[allow(missing_docs)] // names of the field
-impl Algorithm {
-    pub const TREE: Self = Self(0);
-    pub const RING: Self = Self(1);
-    pub const COLLNET_DIRECT: Self = Self(2);
-    pub const COLLNET_CHAIN: Self = Self(3);
-    pub const NVLS: Self = Self(4);
-    pub const NVLS_TREE: Self = Self(5);
-    pub const PAT: Self = Self(6);
-    pub const ONE_SHOT: Self = Self(64);
-    pub const ALL_PAIRS: Self = Self(65);
-    pub const HIERARCHICAL: Self = Self(66);
-    pub const DIRECT: Self = Self(67);
-    /// `ONE_SHOT` by a fused kernel; protocols are those of its staging: LL for words, LL128 for lines, Simple for tiles.
-    pub const SYM_ONE_SHOT: Self = Self(68);
-    /// `ALL_PAIRS` by a fused kernel.
-    pub const SYM_ALL_PAIRS: Self = Self(69);
-    /// `DIRECT` by a fused kernel.
-    pub const SYM_DIRECT: Self = Self(70);
-    /// `RING` by copy engines; the protocol is Simple.
-    pub const DMA_RING: Self = Self(72);
-    /// `ALL_PAIRS` by copy engines.
-    pub const DMA_ALL_PAIRS: Self = Self(73);
-    /// `DIRECT` by copy engines.
-    pub const DMA_DIRECT: Self = Self(74);
-    pub const RECURSIVE_DOUBLING: Self = Self(80);
-    pub const HALVING_DOUBLING: Self = Self(81);
-    pub const BRUCK: Self = Self(82);
-    pub const PAIRWISE: Self = Self(83);
-    pub const KNOMIAL: Self = Self(84);
-    /// The number of the first program that the user brought; `TunerConfig::programs` has their names.
-    pub const FIRST_PROGRAM: u32 = 1024;
-
-    /// The program at this place of `TunerConfig::programs`.
-    pub const fn program(place: u32) -> Self {
-        Self(Self::FIRST_PROGRAM.saturating_add(place))
-    }
-
-    /// Names in rule files, without case.
-    pub const NAMES: [(Self, &'static str); 22] = [
-        (Self::TREE, "tree"),
-        (Self::RING, "ring"),
-        (Self::COLLNET_DIRECT, "collnet_direct"),
-        (Self::COLLNET_CHAIN, "collnet_chain"),
-        (Self::NVLS, "nvls"),
-        (Self::NVLS_TREE, "nvls_tree"),
-        (Self::PAT, "pat"),
-        (Self::ONE_SHOT, "one_shot"),
-        (Self::ALL_PAIRS, "all_pairs"),
-        (Self::HIERARCHICAL, "hierarchical"),
-        (Self::DIRECT, "direct"),
-        (Self::SYM_ONE_SHOT, "sym_one_shot"),
-        (Self::SYM_ALL_PAIRS, "sym_all_pairs"),
-        (Self::SYM_DIRECT, "sym_direct"),
-        (Self::DMA_RING, "dma_ring"),
-        (Self::DMA_ALL_PAIRS, "dma_all_pairs"),
-        (Self::DMA_DIRECT, "dma_direct"),
-        (Self::RECURSIVE_DOUBLING, "recursive_doubling"),
-        (Self::HALVING_DOUBLING, "halving_doubling"),
-        (Self::BRUCK, "bruck"),
-        (Self::PAIRWISE, "pairwise"),
-        (Self::KNOMIAL, "knomial"),
-    ];
-}
-
-/// Protocols, with NCCL's numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u32)]
-#[allow(missing_docs)] // NCCL's names
-pub enum Protocol {
-    Ll = 0,
-    Ll128 = 1,
-    Simple = 2,
-}
-
-/// Reductions, with NCCL's numbers. All that `ncclRedOpCreatePreMulSum` makes are one.
+/// The reductions, with NCCL's numbers. All that `ncclRedOpCreatePreMulSum` makes are one reduction here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[allow(missing_docs)] // NCCL's names
@@ -150,10 +99,10 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// All of them in the order of their numbers.
+    /// All reductions in the order of their numbers.
     pub const ALL: [Self; 6] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg, Self::PreMulSum];
 
-    /// Name in rule files: `sum`.
+    /// The name in rule files: `sum`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -166,72 +115,72 @@ impl Reduction {
     }
 }
 
-/// A tuner plugin.
+/// A tuner plugin. It is made once in a process and opened for each communicator.
 pub trait Tuner: Send + Sync {
-    /// Name for logs. Constant.
+    /// The name of the tuner for logs. It never changes.
     fn name(&self) -> &str;
 
     /// Makes the tuner ready for a communicator.
     ///
     /// # Errors
-    /// `InvalidUsage`: the user's settings for this tuner are wrong; the communicator fails on all ranks with this text.
-    /// Any other: the host says why and goes on without this tuner.
+    /// `InvalidUsage`: the user's settings for this tuner are wrong; the communicator fails on all ranks with this
+    /// text. Any other: the host says why and goes on without this tuner.
     fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>>;
 
-    /// As [`Tuner::open`], with settings that stand in these files instead of where the tuner would look: asked while a
-    /// communicator works, when somebody wants other rules for it. The host takes the new context in place of the old one on
-    /// all ranks at the same operation. No files = no settings.
+    /// Opens the tuner again for a communicator that works already, because somebody wants other settings for it. They
+    /// stand in these files, not where the tuner would look by itself; no files = no settings. The host takes the new
+    /// context in place of the old one on all ranks at the same operation.
     ///
     /// # Errors
-    /// `Unsupported`: this tuner has no such settings and stays as it is. Any other: nothing changes on any rank, and whoever
-    /// wanted it gets this text.
+    /// `Unsupported`: this tuner has no such settings and stays as it is. Any other: nothing changes on any rank, and
+    /// whoever wanted the change gets this text.
     fn open_with(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<Box<dyn TunerContext>> {
         let _ = (config, files);
         Err(Error::unsupported("settings that change while a communicator works"))
     }
 
-    /// What learns from the times of a communicator and proposes other settings for it, which then come by
-    /// [`Tuner::open_with`]. Asked on rank 0, after [`Tuner::open`]. None: this tuner does not learn.
+    /// Makes what learns from the times of a communicator and proposes other settings for it, which then come by
+    /// [`Tuner::open_with`]. The host asks on rank 0, after [`Tuner::open`]. None: this tuner does not learn.
     ///
     /// # Errors
-    /// Any: the host says why and goes on without.
+    /// Any: the host says why and goes on without a learner.
     fn learner(&self, config: &TunerConfig) -> Result<Option<Box<dyn Learner>>> {
         let _ = config;
         Ok(None)
     }
 }
 
-/// A file with settings, read by somebody else.
+/// A file with settings that the host has read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingsFile {
-    /// What messages call it: its path.
+    /// The path of the file, by which messages name it.
     pub name: String,
-    /// What stands in it.
+    /// The text of the file.
     pub text: String,
 }
 
-/// What a tuner learns of its communicator.
+/// The facts about a communicator that a tuner is opened with.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TunerConfig {
-    /// Equal on all ranks of the communicator, different for others.
+    /// A number that is equal on all ranks of the communicator, and another one for other communicators.
     pub comm_id: u64,
-    /// Number of ranks.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Number of hosts.
+    /// The number of hosts.
     pub nodes: u32,
-    /// NVLink domains: number, fewest and most ranks of one.
+    /// The number of NVLink domains, the fewest ranks of one, and the most ranks of one.
     pub domains: (u32, u32, u32),
     /// The name that the program gave the communicator; empty = none, or the host does not tell.
     pub name: String,
-    /// Names of the programs that the user brought, by their places: algorithms from [`Algorithm::FIRST_PROGRAM`] on.
+    /// The names of the programs that the user brought: [`Algorithm::program`] with the place in this list.
     pub programs: Vec<String>,
-    /// Where log lines go.
+    /// The log that the tuner writes to.
     pub log: Log,
 }
 
 impl TunerConfig {
-    /// A communicator whose NVLink domains are its hosts.
+    /// The facts about a communicator without a name, whose NVLink domains are its hosts.
     pub fn new(comm_id: u64, ranks: u32, nodes: u32, log: Log) -> Self {
         let per_node = ranks / nodes.max(1);
         Self {
@@ -246,30 +195,31 @@ impl TunerConfig {
     }
 }
 
-/// What is to be tuned.
+/// A question to a tuner: the operation that is to be done.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Question {
     /// The collective.
     pub function: Function,
-    /// Bytes of the larger of send and receive side.
+    /// The bytes of the send side or of the receive side, whichever is larger.
     pub bytes: u64,
-    /// Operations of the group that run together.
+    /// The number of operations of the group that run together.
     pub pipelined: u32,
-    /// Both buffers are registered.
+    /// Whether both buffers are registered.
     pub registered: bool,
-    /// Type of the elements; None = the host does not tell (NCCL never does).
+    /// The type of the elements; None = the host does not tell (NCCL never does).
     pub data_type: Option<DataType>,
     /// The reduction; None = nothing is reduced, or the host does not tell.
     pub op: Option<Reduction>,
-    /// Whether the operation is captured into a graph; None = the host does not tell (see [`TunerContext::wants_in_graph`]).
+    /// Whether the operation is captured into a graph; None = the host does not tell. See
+    /// [`TunerContext::wants_in_graph`].
     pub in_graph: Option<bool>,
-    /// The trial that the operation is for, see [`TunerContext::trial`]; None = none.
+    /// The number of the trial that the operation is for; None = it is for none. See [`TunerContext::trial`].
     pub trial: Option<u32>,
 }
 
 impl Question {
-    /// A single operation on plain buffers.
+    /// A question about a single operation on plain buffers.
     pub fn new(function: Function, bytes: u64) -> Self {
         Self {
             function,
@@ -284,99 +234,81 @@ impl Question {
     }
 }
 
-/// From this time on a candidate's `us` is a price that nobody has compared with a measured time, added to this number: tuners that
-/// take the lowest time leave such candidates alone, those that want one can name it.
-pub const UNMEASURED_US: f32 = 1e6;
-
-/// From this time on a candidate is held back: the user's settings (`NCCL_PASS_SM`) want multiprocessors or copy engines, and this one
-/// uses the other. The predicted time is added to this number. Only a tuner that sets it to 0 gets it, which one should do only where
-/// it was told to by name. Tuners that do not want every collective see such candidates as impossible.
-pub const HELD_US: f32 = 16_777_216.0;
-
-/// One candidate and its predicted time. Tuners lower or raise `us`; below 0 is "impossible" and stays so.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[repr(C)]
-pub struct Candidate {
-    /// Which algorithm.
-    pub algorithm: Algorithm,
-    /// Which protocol.
-    pub protocol: Protocol,
-    /// Predicted microseconds; -1.0 = impossible; see also [`UNMEASURED_US`].
-    pub us: f32,
-}
-
-/// What a tuner says besides the times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Answer {
-    /// Channels to use; None = the host's default.
-    pub channels: Option<u32>,
-}
-
-/// What the answers of a tuner depend on besides the questions. Ranks where it differs would decide differently.
+/// What the answers of a tuner depend on besides the questions. The host compares it between ranks, because ranks with
+/// different ones would decide differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreement {
-    /// Equal only where the tuner answers alike.
+    /// A digest that is equal only where the tuner answers alike.
     pub digest: u64,
-    /// Where the settings are from, for the error that names ranks: files, how much of them counts here.
+    /// Where the settings are from and how much of them counts here, for the error that names ranks.
     pub source: String,
 }
 
-/// A tuner, opened for a communicator.
+/// A tuner that was opened for a communicator. Dropping it closes it.
 pub trait TunerContext: Send + Sync {
-    /// Changes the times of the candidates. Blocking: no. Thread: any, also several at once.
+    /// Answers a question. The tuner may give candidates other times ([`Candidate::estimate`]), leave some out
+    /// ([`Candidate::leave_out`]) and order one by its answer. The decisions of candidates stay as they are; the host
+    /// ignores a change there, and a refused candidate stays refused. If several tuners are asked, each sees the times
+    /// that the one before it left, and the last order counts. Blocking: no. Thread: any, also several at once.
     ///
     /// # Errors
     /// Any: the host logs it once and uses its own times.
-    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer>;
+    fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer>;
 
-    /// Bytes per chunk for a choice; None = the host's default.
-    fn chunk_bytes(&self, question: &Question, chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
-        let _ = (question, chosen, channels);
+    /// The bytes per chunk for the candidate that was taken; None = the host's default. `chosen.decision` has the
+    /// number of channels that run.
+    ///
+    /// # Errors
+    /// Any: the host logs it once and uses its default.
+    fn chunk_bytes(&self, question: &Question, chosen: &Candidate<'_>) -> Result<Option<u64>> {
+        let _ = (question, chosen);
         Ok(None)
     }
 
-    /// What all ranks must have in common; the host compares it at bring-up. None: nothing to compare.
+    /// What all ranks must have in common; the host compares it at bring-up. None: there is nothing to compare.
     fn agreement(&self) -> Option<Agreement> {
         None
     }
 
-    /// Whether it is asked about all-to-all, scatter and gather too, which NCCL asks no tuner about. Constant.
+    /// Whether the tuner is asked about all-to-all, scatter and gather too, which NCCL asks no tuner about. Constant.
     fn wants_every_collective(&self) -> bool {
         false
     }
 
-    /// Whether it may ask for copy engines ([`Algorithm::DMA_RING`] and its like) where the settings do not: the host then takes
-    /// the memory that they need. Constant, and equal on all ranks that agree.
+    /// Whether the tuner may order [`Executor::CopyEngine`] where the settings do not want it: the host then takes the
+    /// memory that copy engines need. Constant, and equal on all ranks that agree.
     fn wants_copy_engines(&self) -> bool {
         false
     }
 
-    /// Whether its answers depend on [`Question::in_graph`], which costs the host a call of the driver for every operation.
-    /// Constant.
+    /// Whether the answers depend on [`Question::in_graph`], which costs the host a call of the driver for every
+    /// operation. Constant.
     fn wants_in_graph(&self) -> bool {
         false
     }
 
-    /// Whether an operation is for trying something, and what: its questions then have this number as [`Question::trial`].
-    /// Operations are numbered alike on all ranks, from 0. The host keeps answers by this number, so there must be few that
-    /// differ (16). It never asks for operations that are captured into a graph. A pure function, asked for every operation.
+    /// Whether an operation is for trying something, and what: the questions about it then have this number as
+    /// [`Question::trial`]. Operations are numbered alike on all ranks, from 0. The host keeps answers by this number,
+    /// so there must be few different ones (16). It does not ask for operations that are captured into a graph. This is
+    /// a pure function; the host calls it for every operation.
     fn trial(&self, operation: u64) -> Option<u32> {
         let _ = operation;
         None
     }
 
-    /// Whether the host should measure some operations, those of trials among them, for the [`Learner`]. Constant, and equal
-    /// on all ranks that agree.
+    /// Whether the host should measure some operations for the [`Learner`], those of trials among them. Constant, and
+    /// equal on all ranks that agree.
     fn wants_times(&self) -> bool {
         false
     }
 
-    /// What this tuner makes of a question, for people: asked after [`TunerContext::tune`], with the times from before it,
-    /// when somebody wants to know. The first line says what decided, further lines how it came to that. Empty: nothing.
+    /// What this tuner makes of a question, in words for people. The host asks after [`TunerContext::tune`], with the
+    /// candidates as they were before it. The first line says what decided, further lines say how it came to that. An
+    /// empty text: the tuner has nothing to say.
     ///
     /// # Errors
     /// Any: the host then knows the name of the tuner only.
-    fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
+    fn why(&self, question: &Question, candidates: &[Candidate<'_>]) -> Result<String> {
         let _ = (question, candidates);
         Ok(String::new())
     }

@@ -10,7 +10,8 @@ use hawser_plugin::learner::{Learner, Measured};
 use hawser_plugin::net::{MemoryKinds, NetConfig, Receiver, Region, Registration, Request, Segment, Sender};
 use hawser_plugin::profiler::{Event, EventHandle, EventMask, EventState, ProfilerConfig, StateArgs, What};
 use hawser_plugin::tuner::{
-    Algorithm, Candidate, Function, Protocol, Question, Reduction, SettingsFile, TunerConfig,
+    Algorithm, Answer, Candidate, Decision, Executor, Function, Protocol, Question, Reduction, SettingsFile,
+    Status, TunerConfig,
 };
 use hawser_plugin::{Component, ErrorKind, Log};
 
@@ -154,7 +155,8 @@ fn a_tuner_says_what_it_depends_on_and_why() {
     let agreement = context.agreement().unwrap();
     assert_eq!((agreement.digest, agreement.source.as_str()), (u64::MAX - 1, "halves of tensor 3 a+b"));
     assert!(context.wants_every_collective());
-    let candidate = Candidate { algorithm: Algorithm::RING, protocol: Protocol::Simple, us: 1.0 };
+    let ring = Decision::new(Algorithm::RING, Executor::Interpreter, Protocol::Simple);
+    let candidate = Candidate::predicted(ring, 1.0);
     for function in Function::EVERY {
         assert!(context.tune(&Question::new(function, 1), &mut [candidate]).is_ok(), "{function:?}");
     }
@@ -175,6 +177,60 @@ fn a_tuner_says_what_it_depends_on_and_why() {
             why(&question),
             format!("Some({data_type:?}) Some({op:?}) Some({in_graph}) Some({trial}) 2")
         );
+    }
+}
+
+#[test]
+fn every_status_crosses_and_comes_back_as_a_tuner_may_change_it() {
+    let (listener, heard) = Stressed::new();
+    let context = component!(Tuner).unwrap().open(&TunerConfig::new(1, 8, 2, Log::to(listener))).unwrap();
+    assert_eq!(heard.lock().unwrap()[..], ["8 ranks"], "an event is no line");
+    let with = |executor, us, status| {
+        let decision = Decision::new(Algorithm::ALL_PAIRS, executor, Protocol::Ll).with_channels(3);
+        Candidate { decision, us, status }
+    };
+    let held = |is_measured| Status::HeldBack { why: "NCCL_PASS_SM", is_measured };
+    let refused = Status::Refused { why: "many ranks" };
+    let before = [
+        with(Executor::Interpreter, 8.0, Status::Predicted),
+        with(Executor::Fused, 6.0, Status::Unmeasured),
+        with(Executor::CopyEngine, 4.0, held(true)),
+        with(Executor::Host, 2.0, held(false)),
+        with(Executor::Fused, 0.0, refused),
+        with(Executor::Fused, 99.0, Status::Predicted),
+    ];
+    let question = Question::new(Function::AllReduce, 1);
+    assert_eq!(context.why(&question, &before).unwrap(), format!("{before:?}"));
+    let mut after = before;
+    let answer = context.tune(&question, &mut after).unwrap();
+    assert_eq!(answer.order, Some(3), "the last one that is held back");
+    let mut expected = [
+        with(Executor::Interpreter, 4.0, Status::Predicted),
+        with(Executor::Fused, 3.0, Status::Predicted),
+        with(Executor::CopyEngine, 2.0, held(true)),
+        with(Executor::Host, 1.0, held(false)),
+        with(Executor::Fused, 0.0, refused),
+        before[5],
+    ];
+    expected[5].leave_out();
+    assert_eq!(after, expected);
+}
+
+/// A host that keeps what it hears of stress.
+struct Stressed(Arc<Mutex<Vec<String>>>);
+
+impl Stressed {
+    fn new() -> (Self, Arc<Mutex<Vec<String>>>) {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        (Self(heard.clone()), heard)
+    }
+}
+
+impl hawser_plugin::Listener for Stressed {
+    fn line(&self, _: hawser_plugin::Level, _: hawser_plugin::Subsys, _: &str) {}
+
+    fn stress(&self, what: &str) {
+        self.0.lock().unwrap().push(what.to_owned());
     }
 }
 
@@ -200,8 +256,7 @@ fn a_tuner_learns_until_it_panics() {
     let measured = |late| Measured {
         function: Function::AllToAll,
         bytes: 1 << 40,
-        algorithm: Algorithm::program(3),
-        protocol: Protocol::Ll128,
+        decision: Decision::new(Algorithm::program(3), Executor::Fused, Protocol::Ll128).with_channels(5),
         trial: true,
         us: 1.5,
         late,
@@ -236,15 +291,17 @@ fn a_tuner_changes_times_until_it_panics() {
     let tuner = component!(Tuner).unwrap();
     assert!(tuner.open(&TunerConfig::new(1, 0, 1, Log::silent())).is_err());
     let context = tuner.open(&TunerConfig::new(1, 8, 2, Log::silent())).unwrap();
-    let candidate = |us| Candidate { algorithm: Algorithm::RING, protocol: Protocol::Simple, us };
-    let mut candidates = [candidate(8.0), candidate(-1.0), candidate(3.0)];
+    let ring = Decision::new(Algorithm::RING, Executor::Interpreter, Protocol::Simple).with_channels(4);
+    let mut candidates =
+        [Candidate::predicted(ring, 8.0), Candidate::refused(ring, "no"), Candidate::predicted(ring, 3.0)];
     let mut question = Question::new(Function::AllReduce, 4096);
     question.pipelined = 4;
     let answer = context.tune(&question, &mut candidates).unwrap();
-    assert_eq!(answer.channels, Some(4));
-    assert_eq!(candidates.map(|c| c.us), [4.0, -1.0, 1.5]);
-    assert_eq!(context.chunk_bytes(&question, &candidates[0], 4), Ok(Some(1024)));
-    assert_eq!(context.chunk_bytes(&question, &candidates[0], 1), Ok(None));
+    assert_eq!(answer, Answer::default().with_channels(4));
+    assert_eq!(candidates.map(|c| c.us), [4.0, 0.0, 1.5]);
+    assert_eq!(context.chunk_bytes(&question, &candidates[0]), Ok(Some(1024)));
+    let one = Candidate::predicted(ring.with_channels(1), 1.0);
+    assert_eq!(context.chunk_bytes(&question, &one), Ok(None));
 
     let error = context.tune(&Question::new(Function::Reduce, 13), &mut candidates).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Internal);
@@ -255,7 +312,7 @@ fn a_tuner_changes_times_until_it_panics() {
     ] {
         assert!(refused.unwrap().text.contains("panicked before"));
     }
-    assert_eq!(candidates.map(|c| c.us), [4.0, -1.0, 1.5]);
+    assert_eq!(candidates.map(|c| c.us), [4.0, 0.0, 1.5]);
     let fresh = component!(Tuner).unwrap();
     assert!(fresh.open(&TunerConfig::new(1, 1, 1, Log::silent())).is_ok(), "loaded anew it works again");
 }

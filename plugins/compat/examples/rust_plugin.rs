@@ -38,7 +38,7 @@ impl Tuner for Silent {
 }
 
 impl TunerContext for Silent {
-    fn tune(&self, _question: &Question, _candidates: &mut [Candidate]) -> Result<Answer> {
+    fn tune(&self, _question: &Question, _candidates: &mut [Candidate<'_>]) -> Result<Answer> {
         Ok(Answer::default())
     }
 }

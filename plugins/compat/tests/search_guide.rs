@@ -6,7 +6,9 @@ mod library;
 use std::path::Path;
 
 use hawser_compat::search::{Finder, Request};
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, TunerConfig};
+use hawser_plugin::tuner::{
+    Algorithm, Candidate, Decision, Executor, Function, Protocol, Question, TunerConfig,
+};
 use library::{Folder, log};
 
 #[test]
@@ -26,12 +28,14 @@ fn the_guides_tuner_in_c_is_calm() {
     let context = tuner.plugin.open(&TunerConfig::new(1, 8, 2, log)).unwrap();
     assert!(lines.lock().unwrap().iter().any(|line| line == "Info calm: 8 ranks on 2 hosts"));
 
-    let ring = |protocol, us| Candidate { algorithm: Algorithm::RING, protocol, us };
-    let before = [ring(Protocol::Ll, 9.0), ring(Protocol::Simple, 5.0), ring(Protocol::Ll128, -1.0)];
+    let decision = |protocol| Decision::new(Algorithm::RING, Executor::Interpreter, protocol);
+    let ring = |protocol, us| Candidate::predicted(decision(protocol), us);
+    let refused = Candidate::refused(decision(Protocol::Ll128), "not NVLink");
+    let before = [refused, ring(Protocol::Ll, 9.0), ring(Protocol::Simple, 5.0)];
     let mut small = before;
     let answer = context.tune(&Question::new(Function::AllReduce, 100), &mut small).unwrap();
-    assert_eq!((answer.channels, small.map(|c| c.us)), (Some(1), [0.0, 5.0, -1.0]));
+    assert_eq!((answer.order, answer.channels, small), (Some(1), Some(1), before));
     let mut large = before;
     let answer = context.tune(&Question::new(Function::AllReduce, 1 << 20), &mut large).unwrap();
-    assert_eq!((answer.channels, large), (None, before));
+    assert_eq!((answer.order, answer.channels, large), (None, None, before));
 }

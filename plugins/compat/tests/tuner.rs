@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use cc::CPlugin;
 use hawser_compat::tuner::from_library;
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, TunerConfig, TunerContext};
+use hawser_plugin::tuner::{
+    Algorithm, Candidate, Decision, Executor, Function, Protocol, Question, TunerConfig, TunerContext,
+};
 use hawser_plugin::{ErrorKind, Log, Tuner};
 
 const INIT_FAILS: i32 = 1;
@@ -45,19 +47,22 @@ fn open(plugin: &CPlugin) -> Box<dyn TunerContext> {
     load(plugin).open(&config()).unwrap()
 }
 
-fn candidates() -> Vec<Candidate> {
-    let candidate = |algorithm, protocol, us| Candidate { algorithm, protocol, us };
+fn candidates() -> Vec<Candidate<'static>> {
+    let decision =
+        |algorithm, protocol| Decision::new(algorithm, Executor::Interpreter, protocol).with_channels(12);
+    let candidate = |algorithm, protocol, us| Candidate::predicted(decision(algorithm, protocol), us);
     vec![
         candidate(Algorithm::RING, Protocol::Simple, 10.5),
         candidate(Algorithm::TREE, Protocol::Ll, 5.0),
         candidate(Algorithm::NVLS_TREE, Protocol::Simple, 8.0),
-        candidate(Algorithm::COLLNET_CHAIN, Protocol::Simple, -1.0),
+        Candidate::refused(decision(Algorithm::COLLNET_CHAIN, Protocol::Simple), "no such network"),
         candidate(Algorithm::ONE_SHOT, Protocol::Ll, 2.0),
     ]
 }
 
-fn times(candidates: &[Candidate]) -> Vec<f32> {
-    candidates.iter().map(|candidate| candidate.us).collect()
+/// The time of each candidate; -1 if it is impossible.
+fn times(candidates: &[Candidate<'_>]) -> Vec<f32> {
+    candidates.iter().map(|candidate| if candidate.is_possible() { candidate.us } else { -1.0 }).collect()
 }
 
 fn question() -> Question {
@@ -78,9 +83,9 @@ fn every_version_sees_what_it_is_asked_and_is_heard() {
         let context = found.plugin.open(&config).unwrap();
         let mut list = candidates();
         let answer = context.tune(&question(), &mut list).unwrap();
-        assert_eq!(answer.channels, Some(3), "v{version}");
+        assert_eq!((answer.order, answer.channels), (Some(1), Some(3)), "v{version}");
         let ring = if version == 2 { 10.5 } else { -1.0 };
-        assert_eq!(times(&list), [ring, 0.0, 8.0, -1.0, 2.0], "v{version}");
+        assert_eq!(times(&list), [ring, 5.0, 8.0, -1.0, 2.0], "v{version}: an order is no time");
         drop(context);
         assert_eq!(plugin.recorded(), expected(version), "v{version}");
     }
@@ -116,19 +121,19 @@ fn version_6_sets_the_chunk_size() {
     let context = open(&plugin);
     plugin.recorded();
     let [ring, .., own] = candidates()[..] else { panic!() };
-    assert_eq!(context.chunk_bytes(&question(), &ring, 12).unwrap(), Some(65536));
-    assert_eq!(context.chunk_bytes(&question(), &own, 12).unwrap(), None, "no name for it in C");
+    assert_eq!(context.chunk_bytes(&question(), &ring).unwrap(), Some(65536));
+    assert_eq!(context.chunk_bytes(&question(), &own).unwrap(), None, "no name for it in C");
     let line = "chunk 0x10 function=2 bytes=5000000000 choice=1/2 channels=12 in=1073741824";
     assert_eq!(plugin.recorded(), [line]);
     plugin.set("fault", TUNE_NOTHING);
-    assert_eq!(context.chunk_bytes(&question(), &ring, 12).unwrap(), None);
+    assert_eq!(context.chunk_bytes(&question(), &ring).unwrap(), None);
     plugin.set("fault", CHUNK_FAILS);
-    let error = context.chunk_bytes(&question(), &ring, 12).unwrap_err();
+    let error = context.chunk_bytes(&question(), &ring).unwrap_err();
     assert!(error.text.contains("getChunkSize of tuner recorder failed with 9"), "{error}");
 
     for (version, macros) in [(6, &["NO_CHUNK"][..]), (5, &[])] {
         let plugin = CPlugin::build("tuner", version, macros);
-        assert_eq!(open(&plugin).chunk_bytes(&question(), &ring, 12).unwrap(), None);
+        assert_eq!(open(&plugin).chunk_bytes(&question(), &ring).unwrap(), None);
     }
 }
 
@@ -244,12 +249,9 @@ fn plugins_of_one_version_do_not_mix() {
         // Two communicators on the first, one on the second; all alive at once.
         let contexts = [&tuners[0], &tuners[1], &tuners[0]].map(|tuner| tuner.open(&config()).unwrap());
         plugins[0].set("fault", TUNE_NOTHING);
-        let zeros = contexts.each_ref().map(|context| {
-            let mut list = candidates();
-            context.tune(&question(), &mut list).unwrap();
-            list[1].us
-        });
-        assert_eq!(zeros, [5.0, 0.0, 5.0], "v{version}");
+        let orders =
+            contexts.each_ref().map(|context| context.tune(&question(), &mut candidates()).unwrap().order);
+        assert_eq!(orders, [None, Some(1), None], "v{version}");
         drop(contexts);
         let finalized = plugins.each_ref().map(|plugin| {
             let lines = plugin.recorded();

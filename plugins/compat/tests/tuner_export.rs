@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex};
 use hawser_compat::library::Library;
 use hawser_compat::tuner::from_table;
 use hawser_plugin::tuner::{
-    Algorithm, Answer, Candidate, Function, Protocol, Question, TunerConfig, TunerContext,
+    Algorithm, Answer, Candidate, Decision, Executor, Function, Protocol, Question, TunerConfig, TunerContext,
 };
 use hawser_plugin::{Error, ErrorKind, Log, Result, Tuner};
 
-/// Questions of this size get an error, a panic, nonsense.
+/// Questions of this size get an error, a panic, nonsense, an order and something left out.
 const FAILS: u64 = 13;
 const PANICS: u64 = 14;
 const NONSENSE: u64 = 15;
+const ORDERS: u64 = 16;
 
 /// Tuners made by the export's expression, and contexts alive.
 static MADE: AtomicUsize = AtomicUsize::new(0);
@@ -51,21 +52,35 @@ impl Drop for ProbeContext {
 }
 
 impl TunerContext for ProbeContext {
-    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
-        candidates.iter_mut().for_each(|candidate| candidate.us += 1.0);
+    fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
+        candidates.iter_mut().for_each(|candidate| candidate.estimate(candidate.us + 1.0));
         match question.bytes {
             FAILS => return Err(Error::internal("no answer")),
             PANICS => panic!("at {PANICS} bytes"),
             NONSENSE => candidates.iter_mut().for_each(|candidate| candidate.us = f32::NAN),
+            ORDERS => {
+                let is_ring = |candidate: &Candidate<'_>| {
+                    let Decision { algorithm, protocol, .. } = candidate.decision;
+                    candidate.is_possible() && algorithm == Algorithm::RING && protocol != Protocol::Ll
+                };
+                let ring = candidates.iter().position(is_ring).expect("a ring is possible");
+                candidates.iter_mut().for_each(|c| {
+                    if c.decision.protocol == Protocol::Ll {
+                        c.leave_out()
+                    }
+                });
+                return Ok(Answer::ordered(ring));
+            }
             _ => {}
         }
         // Everything that was asked goes into the answer.
         let sum = question.function as u32 + question.pipelined * 10 + u32::from(question.registered) * 1000;
-        Ok(Answer { channels: Some(sum + self.0.domains.1 * 10_000) })
+        Ok(Answer::default().with_channels(sum + self.0.domains.1 * 10_000))
     }
 
-    fn chunk_bytes(&self, question: &Question, chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
-        let choice = u64::from(chosen.algorithm.0) * 100 + chosen.protocol as u64 * 10 + u64::from(channels);
+    fn chunk_bytes(&self, question: &Question, chosen: &Candidate<'_>) -> Result<Option<u64>> {
+        let Decision { algorithm, protocol, channels, .. } = chosen.decision;
+        let choice = u64::from(algorithm.0) * 100 + protocol as u64 * 10 + u64::from(channels);
         Ok(Some(question.bytes + choice).filter(|_| question.bytes != NONSENSE))
     }
 }
@@ -126,18 +141,21 @@ fn imported() -> [(u32, Arc<dyn Tuner>); 3] {
     })
 }
 
-fn candidates() -> Vec<Candidate> {
-    let candidate = |algorithm, protocol, us| Candidate { algorithm, protocol, us };
+fn candidates() -> Vec<Candidate<'static>> {
+    let decision =
+        |algorithm, protocol| Decision::new(algorithm, Executor::Interpreter, protocol).with_channels(5);
+    let candidate = |algorithm, protocol, us| Candidate::predicted(decision(algorithm, protocol), us);
     vec![
         candidate(Algorithm::RING, Protocol::Simple, 10.0),
         candidate(Algorithm::TREE, Protocol::Ll, 5.0),
         candidate(Algorithm::ALL_PAIRS, Protocol::Ll, 3.0),
-        candidate(Algorithm::PAT, Protocol::Ll128, -1.0),
+        Candidate::refused(decision(Algorithm::PAT, Protocol::Ll128), "many ranks"),
     ]
 }
 
-fn times(candidates: &[Candidate]) -> Vec<f32> {
-    candidates.iter().map(|candidate| candidate.us).collect()
+/// The time of each candidate; -1 if it is impossible.
+fn times(candidates: &[Candidate<'_>]) -> Vec<f32> {
+    candidates.iter().map(|candidate| if candidate.is_possible() { candidate.us } else { -1.0 }).collect()
 }
 
 fn listening() -> (Log, Arc<Mutex<Vec<String>>>) {
@@ -163,12 +181,16 @@ fn a_rust_tuner_survives_the_trip_through_c() {
         assert_eq!(answer.channels, Some(3 + 60 + 1000 + 40_000), "v{version}");
 
         question.bytes = 1 << 20;
-        let chunk = context.chunk_bytes(&question, &list[0], 5).unwrap();
+        let chunk = context.chunk_bytes(&question, &list[0]).unwrap();
         assert_eq!(chunk, (version == 6).then_some((1 << 20) + 125), "v{version}");
-        let foreign = context.chunk_bytes(&question, &list[2], 5).unwrap();
+        let foreign = context.chunk_bytes(&question, &list[2]).unwrap();
         assert_eq!(foreign, None);
-        let none = context.chunk_bytes(&Question::new(Function::Reduce, NONSENSE), &list[0], 5).unwrap();
+        let none = context.chunk_bytes(&Question::new(Function::Reduce, NONSENSE), &list[0]).unwrap();
         assert_eq!(none, None);
+        let mut list = candidates();
+        let answer = context.tune(&Question::new(Function::AllReduce, ORDERS), &mut list).unwrap();
+        assert_eq!((answer.order, answer.channels), (Some(0), None), "v{version}");
+        assert_eq!(times(&list), [10.0, -1.0, 3.0, -1.0], "v{version}");
         assert_eq!(ALIVE.load(Ordering::SeqCst), 1);
         drop(context);
         assert_eq!(ALIVE.load(Ordering::SeqCst), 0);
@@ -263,6 +285,10 @@ fn odd_tables_and_questions_change_nothing() {
         assert_eq!((&cells[..21], &cells[21..]), (&[5.0; 21][..], &[4.0; 3][..]));
         assert_eq!(tune(context, 4, 1, 1, base, 6, 4, 0, &mut channels), 0);
         assert_eq!(cells[..8], [6.0, 6.0, 6.0, 5.0, 6.0, 6.0, 6.0, 5.0]);
+        // NCCL takes what has 0, and leaves out what has -1.
+        cells = [4.0; 24];
+        assert_eq!(tune(context, 4, ORDERS as usize, 1, base, 7, 3, 0, &mut channels), 0);
+        assert_eq!(cells[..8], [-1.0, 5.0, 5.0, -1.0, 0.0, 5.0, -1.0, 5.0]);
         let mut bytes = 9;
         for (function, algorithm, protocol) in [(9, 1, 1), (4, -1, 1), (4, 1, 3), (4, 1, -1)] {
             assert_eq!(chunk(context, function, 1, algorithm, protocol, 2, &mut bytes), 0);

@@ -8,7 +8,7 @@ use hawser_plugin::net::{
     Connector, Handle, Listener, Net, NetConfig, NetContext, NetProperties, Receiver, Region, Registration,
     Request, Segment, Sender,
 };
-use hawser_plugin::tuner::{Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
+use hawser_plugin::tuner::{Answer, Candidate, Question, Status, Tuner, TunerConfig, TunerContext};
 use hawser_plugin::{ErrorKind, Result};
 use hawser_plugin_testkit::conformance::{Options, net, tuner};
 use hawser_plugin_testkit::loopback::Loopback;
@@ -199,6 +199,8 @@ fn each_fault_of_a_net_is_found() {
 enum BadTuner {
     Moody,
     Reviver,
+    Stubborn,
+    NotThere,
     NotANumber,
 }
 
@@ -212,12 +214,17 @@ impl Tuner for BadTuner {
 }
 
 impl TunerContext for BadTuner {
-    fn tune(&self, _: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
+    fn tune(&self, _: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
         static ASKED: AtomicUsize = AtomicUsize::new(1);
         let Some(last) = candidates.last_mut() else { return Ok(Answer::default()) };
         match self {
             Self::Moody => last.us = ASKED.fetch_add(1, Ordering::Relaxed) as f32,
-            Self::Reviver => candidates.iter_mut().for_each(|candidate| candidate.us = candidate.us.abs()),
+            Self::Reviver => candidates.iter_mut().for_each(|candidate| candidate.status = Status::Predicted),
+            Self::Stubborn => {
+                let refused = candidates.iter().position(|candidate| !candidate.is_possible());
+                return Ok(refused.map_or_else(Answer::default, Answer::ordered));
+            }
+            Self::NotThere => return Ok(Answer::ordered(candidates.len())),
             Self::NotANumber => last.us = f32::NAN,
         }
         Ok(Answer::default())
@@ -232,5 +239,7 @@ fn each_fault_of_a_tuner_is_found() {
     found(BadTuner::Moody, "ranks_agree");
     found(BadTuner::Moody, "many_threads_ask");
     found(BadTuner::Reviver, "impossible_stays_impossible");
+    found(BadTuner::Stubborn, "impossible_stays_impossible");
+    found(BadTuner::NotThere, "every_question_is_answered");
     found(BadTuner::NotANumber, "every_question_is_answered");
 }

@@ -42,12 +42,13 @@ mod tuner {
     }
 
     impl TunerContext for Plain {
-        fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
+        fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
             if question.bytes == 1 {
                 return Err(Error::unsupported("one byte"));
             }
-            candidates.iter_mut().filter(|c| c.us >= 0.0).for_each(|c| c.us += c.algorithm.0 as f32);
-            Ok(Answer { channels: Some(2) })
+            candidates.iter_mut().for_each(|c| c.estimate(c.us + c.decision.algorithm.0 as f32));
+            let held = candidates.iter().position(Candidate::is_held_back);
+            Ok(held.map_or_else(Answer::default, Answer::ordered).with_channels(2))
         }
     }
 }

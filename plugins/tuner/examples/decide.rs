@@ -6,7 +6,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use hawser_plugin::Log;
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, TunerContext};
+use hawser_plugin::tuner::{
+    Algorithm, Candidate, Decision, Executor, Function, Protocol, Question, TunerContext,
+};
 use hawser_tuner::engine::Engine;
 use hawser_tuner::rule::Job;
 use hawser_tuner::schema::parse;
@@ -65,19 +67,17 @@ fn cost(text: &str) -> f64 {
 }
 
 /// As many as the library has for an all-reduce on one host.
-fn candidates() -> [Candidate; 18] {
+fn candidates() -> [Candidate<'static>; 18] {
     let kinds = [
-        Algorithm::RING,
-        Algorithm::TREE,
-        Algorithm::ONE_SHOT,
-        Algorithm::ALL_PAIRS,
-        Algorithm::SYM_ONE_SHOT,
-        Algorithm::SYM_ALL_PAIRS,
+        (Algorithm::RING, Executor::Interpreter),
+        (Algorithm::TREE, Executor::Interpreter),
+        (Algorithm::ONE_SHOT, Executor::Interpreter),
+        (Algorithm::ALL_PAIRS, Executor::Interpreter),
+        (Algorithm::ONE_SHOT, Executor::Fused),
+        (Algorithm::ALL_PAIRS, Executor::Fused),
     ];
-    let protocols = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
-    std::array::from_fn(|n| Candidate {
-        algorithm: kinds[n / 3],
-        protocol: protocols[n % 3],
-        us: 10.0 + n as f32,
+    std::array::from_fn(|n| {
+        let (algorithm, executor) = kinds[n / 3];
+        Candidate::predicted(Decision::new(algorithm, executor, Protocol::ALL[n % 3]), 10.0 + n as f32)
     })
 }

@@ -5,12 +5,11 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use hawser_plugin::tuner::{Algorithm, Function, Protocol};
+use hawser_plugin::tuner::{Algorithm, Executor, Function, Protocol};
 
-use crate::rule::{self, Action, Match, Place, Ranges, Way};
+use crate::names::WITH_EXECUTOR;
+use crate::rule::{self, Action, Match, Place, Ranges, RunBy, Way};
 
-const PROTOCOLS: [(Protocol, &str); 3] =
-    [(Protocol::Ll, "ll"), (Protocol::Ll128, "ll128"), (Protocol::Simple, "simple")];
 /// More channels than any library has.
 const MOST_CHANNELS: u32 = 1024;
 /// What a line looks like, for error texts.
@@ -28,6 +27,8 @@ pub struct Rule {
     pub bytes: RangeInclusive<u64>,
     /// Algorithm to take.
     pub algorithm: Algorithm,
+    /// Who has to run it, if the name says so (`sym_one_shot`); None = whoever does it step by step.
+    pub executor: Option<Executor>,
     /// Protocol to take.
     pub protocol: Protocol,
     /// Channels to take; None = the host's default.
@@ -43,6 +44,11 @@ pub struct Rule {
 }
 
 impl Rule {
+    fn algorithm_name(&self) -> &'static str {
+        let own = (self.algorithm, self.executor);
+        algorithms().iter().find(|(known, _)| *known == own).map_or("", |(_, name)| name)
+    }
+
     /// In the terms of all rules. `file` is where it stands.
     pub fn general(&self, file: &Arc<str>) -> rule::Rule {
         let exactly = |number: Option<u32>| Ranges(number.map(|n| n.into()..=n.into()).into_iter().collect());
@@ -59,7 +65,12 @@ impl Rule {
             pipelined: self.pipelined,
             ..Match::default()
         };
-        let way = Way::exactly(self.algorithm, self.protocol);
+        let way = Way {
+            algorithm: Some(self.algorithm),
+            executor: self.executor.map(RunBy::Only),
+            protocol: Some(self.protocol),
+            takes_held: false,
+        };
         rule::Rule {
             place: Place { file: file.clone(), line: self.line, column: 1 },
             name: None,
@@ -76,9 +87,8 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = |number: Option<u32>| number.map_or("-1".to_owned(), |number| number.to_string());
         let (min, max) = self.bytes.clone().into_inner();
-        write!(f, "{},{min},{max},{},", self.function.name(), algorithm_name(self.algorithm))?;
-        let protocol = PROTOCOLS.iter().find(|(protocol, _)| *protocol == self.protocol);
-        write!(f, "{},{},", protocol.map_or("", |(_, name)| name), number(self.channels))?;
+        write!(f, "{},{min},{max},{},", self.function.name(), self.algorithm_name())?;
+        write!(f, "{},{},", self.protocol.name(), number(self.channels))?;
         write!(f, "{},{},{},", number(self.nodes), number(self.ranks), number(self.pipelined))?;
         f.write_str(&number(self.registered.map(u32::from)))
     }
@@ -142,12 +152,14 @@ fn rule(line: u32, fields: &[&str]) -> Result<Rule, String> {
     if range.is_empty() {
         return Err(format!("min_bytes {min} is more than max_bytes {max}: exchange them"));
     }
+    let (algorithm, executor) = named("algorithm", algorithm, &algorithms())?;
     Ok(Rule {
         line,
         function: named("collective", function, &Function::ALL.map(|function| (function, function.name())))?,
         bytes: range,
-        algorithm: named("algorithm", algorithm, &Algorithm::NAMES)?,
-        protocol: named("protocol", protocol, &PROTOCOLS)?,
+        algorithm,
+        executor,
+        protocol: named("protocol", protocol, &Protocol::ALL.map(|protocol| (protocol, protocol.name())))?,
         channels: number("channels", channels, 0..=MOST_CHANNELS)?.filter(|channels| *channels > 0),
         nodes: number("nodes", nodes, 1..=u32::MAX)?,
         ranks: number("ranks", ranks, 1..=u32::MAX)?,
@@ -192,9 +204,12 @@ fn integer<T: FromStr>(text: &str) -> Option<Option<T>> {
     digits.then(|| text.parse().ok())?.map(Some)
 }
 
-fn algorithm_name(algorithm: Algorithm) -> &'static str {
-    let found = Algorithm::NAMES.iter().find(|(known, _)| *known == algorithm);
-    found.map_or("", |(_, name)| name)
+/// The names of algorithms, and of algorithms with an executor.
+fn algorithms() -> Vec<((Algorithm, Option<Executor>), &'static str)> {
+    let plain = Algorithm::NAMES.iter().map(|(algorithm, name)| ((*algorithm, None), *name));
+    let others =
+        WITH_EXECUTOR.iter().map(|(algorithm, executor, name)| ((*algorithm, Some(*executor)), *name));
+    plain.chain(others).collect()
 }
 
 #[cfg(test)]
@@ -216,6 +231,7 @@ mod tests {
             function,
             bytes,
             algorithm,
+            executor: None,
             protocol,
             channels: None,
             nodes: None,
@@ -272,16 +288,16 @@ mod tests {
 
     fn any_rule() -> impl Strategy<Value = Rule> {
         let condition = || proptest::option::of(1..=u32::MAX);
-        let choice =
-            (0..5_usize, 0..Algorithm::NAMES.len(), 0..3_usize, proptest::option::of(1..=MOST_CHANNELS));
+        let choice = (0..5_usize, 0..algorithms().len(), 0..3_usize, proptest::option::of(1..=MOST_CHANNELS));
         let conditions = (condition(), condition(), condition(), proptest::option::of(any::<bool>()));
         (choice, any::<(u64, u64)>(), conditions).prop_map(
             |(choice, (a, b), (nodes, ranks, pipelined, registered))| Rule {
                 line: 1,
                 function: Function::ALL[choice.0],
                 bytes: a.min(b)..=a.max(b),
-                algorithm: Algorithm::NAMES[choice.1].0,
-                protocol: PROTOCOLS[choice.2].0,
+                algorithm: algorithms()[choice.1].0.0,
+                executor: algorithms()[choice.1].0.1,
+                protocol: Protocol::ALL[choice.2],
                 channels: choice.3,
                 nodes,
                 ranks,

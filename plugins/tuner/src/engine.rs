@@ -1,17 +1,16 @@
-//! Rules at work: the answer to a question, without allocating, and why it is so.
+//! Applies rules: gives the answer to a question, without allocating, and says why it is so.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hawser_plugin::tuner::{
-    Agreement, Algorithm, Answer, Candidate, Function, HELD_US, Question, TunerConfig, TunerContext,
-    UNMEASURED_US,
+    Agreement, Algorithm, Answer, Candidate, Decision, Executor, Function, Question, TunerConfig,
+    TunerContext,
 };
 use hawser_plugin::{Log, Result, Subsys};
 
 use crate::adaptive::{self, Adaptive};
-use crate::names;
-use crate::rule::{self, Action, Executor, GUARD, Job, Rule, Way};
+use crate::rule::{self, Action, GUARD, Job, Rule, RunBy, Way};
 
 /// One more than the largest number of a function.
 const FUNCTIONS: usize = Function::Gather as usize + 1;
@@ -44,6 +43,33 @@ struct Armed {
     said: AtomicBool,
 }
 
+/// The time that a candidate was predicted to take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Price {
+    /// The time in microseconds.
+    pub us: f32,
+    /// Whether it was compared with measured times.
+    pub is_measured: bool,
+}
+
+impl Price {
+    fn of(candidate: &Candidate<'_>) -> Self {
+        Self { us: candidate.us, is_measured: candidate.is_measured() }
+    }
+
+    /// Whether this looks slower than `floor`, by more than [`GUARD`].
+    fn is_over(self, floor: Self) -> bool {
+        floor.is_measured && !self.is_measured || self.us > floor.us * GUARD
+    }
+}
+
+impl std::fmt::Display for Price {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let never = if self.is_measured { "" } else { ", never measured," };
+        write!(f, "{:.1} µs predicted{never}", self.us)
+    }
+}
+
 /// What became of a rule for a question.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Outcome<'a> {
@@ -55,19 +81,19 @@ pub enum Outcome<'a> {
     Impossible(&'a Action),
     /// Nothing of the rule is possible here.
     Nothing,
-    /// An action of a `never_worse` rule looks slower than the cost model's own choice: microseconds of both.
-    Slower(&'a Action, f32, f32),
+    /// An action of a `never_worse` rule looks slower than the cost model's own choice: the prices of both.
+    Slower(&'a Action, Price, Price),
     /// The rule leaves it to the cost model.
     Default,
-    /// An action was taken, with this candidate.
-    Taken(&'a Action, Candidate),
+    /// An action was taken, with this decision at this price.
+    Taken(&'a Action, Decision, Price),
 }
 
-/// What was decided.
-struct Decision<'a> {
+/// The rule that decided, and what it takes.
+struct Verdict<'a> {
     rule: &'a Rule,
     action: &'a Action,
-    /// Place of the candidate.
+    /// The place of the candidate.
     at: usize,
 }
 
@@ -130,7 +156,7 @@ impl Engine {
     pub fn trace<'a>(
         &'a self,
         question: &Question,
-        candidates: &[Candidate],
+        candidates: &[Candidate<'_>],
         see: impl FnMut(&'a Rule, Outcome<'a>),
     ) {
         let see = std::cell::RefCell::new(see);
@@ -144,20 +170,18 @@ impl Engine {
     fn decide<'a>(
         &'a self,
         question: &Question,
-        candidates: &[Candidate],
+        candidates: &[Candidate<'_>],
         see: impl FnMut(&'a Armed, Outcome<'a>),
-    ) -> Option<Decision<'a>> {
+    ) -> Option<Verdict<'a>> {
         self.decide_by(|_| true, question, candidates, |_| {}, see)
     }
 
     /// What the user's rules say of a candidate that something else has chosen: the first action that means it, which may name
     /// channels and a chunk. Trials and what is learned from them run as the floor would, so that only ways are compared.
-    fn details(&self, question: &Question, chosen: &Candidate) -> Option<&Action> {
-        // The times of the others are not told.
-        let chosen = Candidate { us: chosen.us.max(0.0), ..*chosen };
+    fn details(&self, question: &Question, chosen: &Candidate<'_>) -> Option<&Action> {
         let is_users = |rule: &Rule| !adaptive::is_learned(rule);
-        let decision = self.decide_by(is_users, question, std::slice::from_ref(&chosen), |_| {}, |_, _| {});
-        decision.map(|decision| decision.action)
+        let verdict = self.decide_by(is_users, question, std::slice::from_ref(chosen), |_| {}, |_, _| {});
+        verdict.map(|verdict| verdict.action)
     }
 
     /// The decision by the rules that count; `passed` gets those for other sizes.
@@ -165,10 +189,10 @@ impl Engine {
         &'a self,
         counts: impl Fn(&Rule) -> bool,
         question: &Question,
-        candidates: &[Candidate],
+        candidates: &[Candidate<'_>],
         passed: impl Fn(&'a [Entry]),
         mut see: impl FnMut(&'a Armed, Outcome<'a>),
-    ) -> Option<Decision<'a>> {
+    ) -> Option<Verdict<'a>> {
         let mut floor = None;
         let mut left = &self.of.get(question.function as usize)?[..];
         loop {
@@ -196,18 +220,17 @@ impl Engine {
                     continue;
                 };
                 possible = true;
-                let taken = candidates[at];
+                let price = Price::of(&candidates[at]);
                 if rule.never_worse {
-                    let floor = *floor.get_or_insert_with(|| {
-                        cheapest(candidates, |_| true).map_or(0.0, |at| time_of(&candidates[at]))
-                    });
-                    if time_of(&taken) > floor * GUARD {
-                        see(armed, Outcome::Slower(action, time_of(&taken), floor));
+                    let own = || cheapest(candidates, |_| true).unwrap_or(at);
+                    let floor = *floor.get_or_insert_with(|| Price::of(&candidates[own()]));
+                    if price.is_over(floor) {
+                        see(armed, Outcome::Slower(action, price, floor));
                         continue;
                     }
                 }
-                see(armed, Outcome::Taken(action, taken));
-                return Some(Decision { rule, action, at });
+                see(armed, Outcome::Taken(action, candidates[at].decision, price));
+                return Some(Verdict { rule, action, at });
             }
             if !possible {
                 see(armed, Outcome::Nothing);
@@ -216,13 +239,13 @@ impl Engine {
     }
 
     /// The place of the candidate that an operation tries, if it is for a trial.
-    fn tried(&self, question: &Question, candidates: &[Candidate]) -> Option<usize> {
+    fn tried(&self, question: &Question, candidates: &[Candidate<'_>]) -> Option<usize> {
         let trial = question.trial.filter(|_| self.adaptive.is_some())?;
         adaptive::pick(trial, question, candidates, &self.avoid)
     }
 
     /// Says once per rule that nothing of it was possible, or that it can never match here.
-    fn complain(&self, question: &Question, candidates: &[Candidate]) {
+    fn complain(&self, question: &Question, candidates: &[Candidate<'_>]) {
         let (name, bytes) = (question.function.name(), question.bytes);
         self.decide(question, candidates, |armed, outcome| {
             let text = match outcome {
@@ -246,32 +269,31 @@ impl Engine {
 }
 
 impl TunerContext for Engine {
-    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
+    fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
         if let Some(at) = self.tried(question, candidates) {
             let channels = self.details(question, &candidates[at]).and_then(|action| action.channels);
-            candidates[at].us = 0.0;
-            return Ok(Answer { channels });
+            return Ok(Answer::ordered(at).with_channels(channels));
         }
         let mut odd = false;
-        let decision = self.decide(question, candidates, |armed, outcome| {
+        let verdict = self.decide(question, candidates, |armed, outcome| {
             let is_odd = matches!(outcome, Outcome::Nothing | Outcome::Unknown(_));
             odd |= is_odd && !armed.said.load(Ordering::Relaxed);
         });
-        let answer = decision.map(|Decision { rule, action, at }| match adaptive::is_learned(rule) {
-            true => (Some(at), self.details(question, &candidates[at]).and_then(|action| action.channels)),
-            false => (action.names_a_way().then_some(at), action.channels),
+        let answer = verdict.map(|Verdict { rule, action, at }| {
+            if adaptive::is_learned(rule) {
+                let details = self.details(question, &candidates[at]);
+                return Answer::ordered(at).with_channels(details.and_then(|action| action.channels));
+            }
+            let answer = if action.names_a_way() { Answer::ordered(at) } else { Answer::default() };
+            answer.with_channels(action.channels)
         });
         if odd {
             self.complain(question, candidates);
         }
-        let Some((at, channels)) = answer else { return Ok(Answer::default()) };
-        if let Some(at) = at {
-            candidates[at].us = 0.0;
-        }
-        Ok(Answer { channels })
+        Ok(answer.unwrap_or_default())
     }
 
-    fn chunk_bytes(&self, question: &Question, chosen: &Candidate, _: u32) -> Result<Option<u64>> {
+    fn chunk_bytes(&self, question: &Question, chosen: &Candidate<'_>) -> Result<Option<u64>> {
         Ok(self.details(question, chosen).and_then(|action| action.chunk))
     }
 
@@ -296,7 +318,8 @@ impl TunerContext for Engine {
     }
 
     fn wants_copy_engines(&self) -> bool {
-        let asks = |action: &Action| action.way.executor == Some(Executor::Dma);
+        let copied = Some(RunBy::Only(Executor::CopyEngine));
+        let asks = |action: &Action| action.way.takes_held && action.way.executor == copied;
         self.rules.iter().any(|armed| armed.rule.chain.iter().any(asks))
     }
 
@@ -312,11 +335,10 @@ impl TunerContext for Engine {
         self.adaptive.is_some()
     }
 
-    fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
+    fn why(&self, question: &Question, candidates: &[Candidate<'_>]) -> Result<String> {
         if let Some(at) = self.tried(question, candidates) {
-            let Candidate { algorithm, protocol, us } = candidates[at];
-            let way = adaptive::Way { algorithm, protocol };
-            return Ok(format!("a trial of adaptive mode: takes {way}, {}", predicted(us)));
+            let (decision, price) = (candidates[at].decision, Price::of(&candidates[at]));
+            return Ok(format!("a trial of adaptive mode: takes {decision}, {price}"));
         }
         let (mut first, mut lines, mut others) = (None, String::new(), 0);
         self.trace(question, candidates, |rule, outcome| {
@@ -363,35 +385,29 @@ fn resolved(rule: &Rule, programs: &[String]) -> Rule {
 fn resolve(action: &mut Action, programs: &[String]) {
     let Some(wanted) = &action.program else { return };
     let place = (0..).zip(programs).find(|(_, name)| *name == wanted).map(|(place, _)| place);
-    let algorithm = place.map_or(Way::MISSING, Algorithm::program);
-    action.way.algorithm = Some((algorithm, algorithm));
-}
-
-/// The predicted time, also of what is held back.
-fn time_of(candidate: &Candidate) -> f32 {
-    if candidate.us >= HELD_US { candidate.us - HELD_US } else { candidate.us }
+    action.way.algorithm = Some(place.map_or(Way::MISSING, Algorithm::program));
 }
 
 /// The place of the candidate that an action means.
 #[inline]
-fn meant(action: &Action, candidates: &[Candidate]) -> Option<usize> {
-    let is_meant = |candidate: &Candidate| action.way.takes(candidate);
+fn meant(action: &Action, candidates: &[Candidate<'_>]) -> Option<usize> {
+    let is_meant = |candidate: &Candidate<'_>| action.way.takes(candidate);
     match action.program {
         // A program's candidates begin with the protocol that its author meant.
-        Some(_) => candidates.iter().position(|c| c.us >= 0.0 && is_meant(c)),
+        Some(_) => candidates.iter().position(|c| c.is_possible() && is_meant(c)),
         None => cheapest(candidates, is_meant),
     }
 }
 
 /// The place of the cheapest possible candidate that is meant.
 #[inline]
-fn cheapest(candidates: &[Candidate], is_meant: impl Fn(&Candidate) -> bool) -> Option<usize> {
-    let mut best: Option<(usize, f32)> = None;
+fn cheapest(candidates: &[Candidate<'_>], is_meant: impl Fn(&Candidate<'_>) -> bool) -> Option<usize> {
+    let mut best: Option<(usize, &Candidate<'_>)> = None;
     for (at, candidate) in candidates.iter().enumerate() {
-        // Also false for what is no number.
-        let is_better = candidate.us >= 0.0 && best.is_none_or(|(_, us)| candidate.us < us);
-        if is_better && is_meant(candidate) {
-            best = Some((at, candidate.us));
+        // A time that is no number is none.
+        let is_possible = candidate.is_possible() && !candidate.us.is_nan();
+        if is_possible && best.is_none_or(|(_, best)| candidate.is_before(best)) && is_meant(candidate) {
+            best = Some((at, candidate));
         }
     }
     best.map(|(at, _)| at)
@@ -410,35 +426,22 @@ fn unmet<'a>(key: &'static str, question: &Question) -> Outcome<'a> {
     if is_unknown { Outcome::Unknown(key) } else { Outcome::Other(key) }
 }
 
-/// A price for people.
-fn predicted(us: f32) -> String {
-    let us = if us >= HELD_US { us - HELD_US } else { us };
-    match us >= UNMEASURED_US {
-        true => format!("{:.1} µs predicted, never measured,", us - UNMEASURED_US),
-        false => format!("{us:.1} µs predicted"),
-    }
-}
-
 /// An outcome for people.
 pub fn describe(outcome: Outcome<'_>) -> String {
     match outcome {
         Outcome::Other(key) => format!("another call is meant ({key})"),
         Outcome::Unknown(key) => format!("passed over: this library does not tell {key}"),
         Outcome::Impossible(action) => match action.way.algorithm {
-            Some((Way::MISSING, _)) => format!("{action}: there is no such program"),
+            Some(Way::MISSING) => format!("{action}: there is no such program"),
             _ => format!("{action}: impossible here"),
         },
-        Outcome::Slower(action, us, floor) => {
-            format!("{action}: passed over, {} and {floor:.1} µs without it (never_worse)", predicted(us))
+        Outcome::Slower(action, price, floor) => {
+            format!("{action}: passed over, {price} and {:.1} µs without it (never_worse)", floor.us)
         }
         Outcome::Nothing => "nothing of it is possible here".to_owned(),
         Outcome::Default => "leaves it to the cost model".to_owned(),
-        Outcome::Taken(action, _) if !action.names_a_way() => format!("{action}: for what is chosen anyway"),
-        Outcome::Taken(action, candidate) => {
-            let algorithm = names::algorithm_name(candidate.algorithm);
-            let protocol = names::protocol_name(candidate.algorithm, candidate.protocol);
-            format!("{action}: takes {algorithm}/{protocol}, {}", predicted(candidate.us))
-        }
+        Outcome::Taken(action, ..) if !action.names_a_way() => format!("{action}: for what is chosen anyway"),
+        Outcome::Taken(action, decision, price) => format!("{action}: takes {decision}, {price}"),
     }
 }
 

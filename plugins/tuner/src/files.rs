@@ -40,6 +40,8 @@ pub struct Contents {
     pub mode: Option<Mode>,
     /// The share of operations that are trials, if the file says so.
     pub budget: Option<f64>,
+    /// Old spellings in the files, and how they are written now.
+    pub hints: Vec<Problem>,
 }
 
 /// How rules come about.
@@ -60,9 +62,10 @@ impl Contents {
     /// Several files in their order: the last word counts.
     pub fn join(all: Vec<Self>) -> Self {
         let mut joined = Self::default();
-        for Self { rules, avoid, mode, budget } in all {
+        for Self { rules, avoid, mode, budget, hints } in all {
             joined.rules.extend(rules);
             joined.avoid.extend(avoid);
+            joined.hints.extend(hints);
             (joined.mode, joined.budget) = (mode.or(joined.mode), budget.or(joined.budget));
         }
         joined

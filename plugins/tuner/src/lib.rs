@@ -102,6 +102,8 @@ impl Tuner for RuleTuner {
             let name = file.path.display().to_string();
             match file.read()? {
                 Some(read) => {
+                    let say = |hint| config.log.info(Subsys::TUNING, format!("rules: {hint}"));
+                    read.hints.iter().for_each(say);
                     all.push(read);
                     names.push(name);
                 }

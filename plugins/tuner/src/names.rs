@@ -1,9 +1,9 @@
-//! Words of rule files and what they stand for.
+//! The words of rule files, and what they stand for.
 
 use hawser_plugin::collnet::DataType;
-use hawser_plugin::tuner::{Algorithm, Function, Protocol};
+use hawser_plugin::tuner::{Algorithm, Executor, Function, Protocol};
 
-/// Collectives: the name that is written out first, then other spellings (NCCL's and nccl-tests').
+/// The collectives and their names in TOML rules.
 pub(crate) const COLLECTIVES: [(Function, &str); 8] = [
     (Function::AllReduce, "all_reduce"),
     (Function::AllGather, "all_gather"),
@@ -15,7 +15,7 @@ pub(crate) const COLLECTIVES: [(Function, &str); 8] = [
     (Function::Gather, "gather"),
 ];
 
-/// Data types: nccl-tests' names, then others.
+/// The data types: first the name of nccl-tests, then other names that are read.
 pub(crate) const DATA_TYPES: [(DataType, &[&str]); 12] = [
     (DataType::Int8, &["int8", "char"]),
     (DataType::Uint8, &["uint8"]),
@@ -31,48 +31,39 @@ pub(crate) const DATA_TYPES: [(DataType, &[&str]); 12] = [
     (DataType::Float8e5m2, &["f8e5m2", "float8_e5m2"]),
 ];
 
-/// Protocols as the three columns of NCCL's table, and whether they are those of a fused kernel.
-pub(crate) const PROTOCOLS: [(Protocol, bool, &str); 6] = [
-    (Protocol::Ll, false, "ll"),
-    (Protocol::Ll128, false, "ll128"),
-    (Protocol::Simple, false, "simple"),
-    (Protocol::Ll, true, "symll"),
-    (Protocol::Ll128, true, "symll128"),
-    (Protocol::Simple, true, "symsimple"),
+/// Algorithms that fused kernels have a form of.
+const FUSED: [Algorithm; 3] = [Algorithm::ONE_SHOT, Algorithm::ALL_PAIRS, Algorithm::DIRECT];
+
+/// Algorithms that copy engines have a form of.
+const COPIED: [Algorithm; 3] = [Algorithm::RING, Algorithm::ALL_PAIRS, Algorithm::DIRECT];
+
+/// Names from when the executor was a part of the algorithm's name. TOML files should not use them any more; NCCL's CSV,
+/// which has no column for the executor, still does.
+pub(crate) const WITH_EXECUTOR: [(Algorithm, Executor, &str); 6] = [
+    (Algorithm::ONE_SHOT, Executor::Fused, "sym_one_shot"),
+    (Algorithm::ALL_PAIRS, Executor::Fused, "sym_all_pairs"),
+    (Algorithm::DIRECT, Executor::Fused, "sym_direct"),
+    (Algorithm::RING, Executor::CopyEngine, "dma_ring"),
+    (Algorithm::ALL_PAIRS, Executor::CopyEngine, "dma_all_pairs"),
+    (Algorithm::DIRECT, Executor::CopyEngine, "dma_direct"),
 ];
 
-/// Families that also run as a fused kernel: the plain one, the fused one.
-const FUSED: [(Algorithm, Algorithm); 3] = [
-    (Algorithm::ONE_SHOT, Algorithm::SYM_ONE_SHOT),
-    (Algorithm::ALL_PAIRS, Algorithm::SYM_ALL_PAIRS),
-    (Algorithm::DIRECT, Algorithm::SYM_DIRECT),
-];
+/// Names from when fused kernels had protocols of their own.
+pub(crate) const FUSED_PROTOCOLS: [(Protocol, &str); 3] =
+    [(Protocol::Ll, "symll"), (Protocol::Ll128, "symll128"), (Protocol::Simple, "symsimple")];
 
-/// Families that also run by copy engines: the plain one, that one.
-const COPIED: [(Algorithm, Algorithm); 3] = [
-    (Algorithm::RING, Algorithm::DMA_RING),
-    (Algorithm::ALL_PAIRS, Algorithm::DMA_ALL_PAIRS),
-    (Algorithm::DIRECT, Algorithm::DMA_DIRECT),
-];
+/// The word of rule files for every executor but copy engines.
+pub(crate) const KERNELS: &str = "sm";
+/// The word from when [`Executor::CopyEngine`] was called so.
+pub(crate) const OLD_COPY_ENGINE: &str = "dma";
 
-/// Whether an algorithm is one of copy engines.
-pub(crate) fn is_copied(algorithm: Algorithm) -> bool {
-    COPIED.iter().any(|(_, copied)| *copied == algorithm)
-}
-
-/// The form of a family for copy engines.
-pub(crate) fn copied_form(algorithm: Algorithm) -> Option<Algorithm> {
-    COPIED.iter().find(|(plain, _)| *plain == algorithm).map(|(_, copied)| *copied)
-}
-
-/// Whether an algorithm is one of a fused kernel.
-pub(crate) fn is_fused(algorithm: Algorithm) -> bool {
-    FUSED.iter().any(|(_, fused)| *fused == algorithm)
-}
-
-/// The fused form of a family.
-pub(crate) fn fused_form(algorithm: Algorithm) -> Option<Algorithm> {
-    FUSED.iter().find(|(plain, _)| *plain == algorithm).map(|(_, fused)| *fused)
+/// Whether an executor may have a form of an algorithm.
+pub(crate) fn can_run(executor: Executor, algorithm: Algorithm) -> bool {
+    match executor {
+        Executor::Fused => FUSED.contains(&algorithm),
+        Executor::CopyEngine => COPIED.contains(&algorithm),
+        Executor::Interpreter | Executor::Host => true,
+    }
 }
 
 /// Whether two words are the same: case, `_` and `-` do not count.
@@ -89,24 +80,7 @@ pub(crate) fn collective_name(function: Function) -> &'static str {
     COLLECTIVES.iter().find(|(known, _)| *known == function).map_or("", |(_, name)| name)
 }
 
-/// The name of an algorithm in rule files; `?` for one without.
-pub(crate) fn algorithm_name(algorithm: Algorithm) -> &'static str {
-    if algorithm.0 >= Algorithm::FIRST_PROGRAM {
-        return "program";
-    }
-    Algorithm::NAMES.iter().find(|(known, _)| *known == algorithm).map_or("?", |(_, name)| name)
-}
-
-/// The name of a protocol with an algorithm.
-pub(crate) fn protocol_name(algorithm: Algorithm, protocol: Protocol) -> &'static str {
-    let wanted = (protocol, is_fused(algorithm));
-    PROTOCOLS
-        .iter()
-        .find(|(protocol, fused, _)| (*protocol, *fused) == wanted)
-        .map_or("", |(_, _, name)| name)
-}
-
-/// Of some words the one that was probably meant.
+/// The word of a list that was probably meant by a wrong one.
 pub(crate) fn nearest<'a>(wrong: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let wrong: String = plain(wrong).collect();
     let limit = ((wrong.len() + 1) / 3).clamp(1, 3);
@@ -118,7 +92,7 @@ pub(crate) fn nearest<'a>(wrong: &str, words: impl IntoIterator<Item = &'a str>)
         .map(|(_, w)| w)
 }
 
-/// Edit distance.
+/// How many characters have to be changed, put in or taken out to make one text of the other.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -190,17 +164,17 @@ mod tests {
     }
 
     #[test]
-    fn every_algorithm_and_protocol_has_a_name_of_its_own() {
-        let mut all: Vec<String> = Vec::new();
-        for (algorithm, name) in Algorithm::NAMES {
-            for protocol in [Protocol::Ll, Protocol::Ll128, Protocol::Simple] {
-                all.push(format!("{name} {}", protocol_name(algorithm, protocol)));
-            }
-            assert_eq!(algorithm_name(algorithm), name);
-        }
+    fn every_name_is_the_name_of_one_thing() {
+        let mut all: Vec<&str> = Algorithm::NAMES.iter().map(|(_, name)| *name).collect();
+        all.extend(WITH_EXECUTOR.iter().map(|(_, _, name)| *name));
+        all.extend(FUSED_PROTOCOLS.iter().map(|(_, name)| *name));
+        all.extend(Protocol::ALL.map(Protocol::name));
+        all.extend(Executor::ALL.map(Executor::name));
+        all.extend([KERNELS, OLD_COPY_ENGINE]);
         let count = all.len();
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), count);
+        assert!(WITH_EXECUTOR.iter().all(|(algorithm, executor, _)| can_run(*executor, *algorithm)));
     }
 }

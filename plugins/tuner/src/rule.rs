@@ -5,9 +5,11 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use hawser_plugin::collnet::DataType;
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, HELD_US, Protocol, Question, Reduction};
+use hawser_plugin::tuner::{
+    Algorithm, Candidate, Decision, Executor, Function, Protocol, Question, Reduction,
+};
 
-use crate::names::{self, DATA_TYPES, PROTOCOLS};
+use crate::names::{self, DATA_TYPES};
 use crate::range;
 
 /// Where something stands in a file.
@@ -264,21 +266,21 @@ fn type_name(data_type: DataType) -> &'static str {
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Action {
-    /// A program that the user brought, by its name; `way` then has its protocols only.
+    /// The name of a program that the user brought; `way` then has no algorithm until the program was looked for.
     pub program: Option<String>,
-    /// Algorithms and protocols to take.
+    /// The candidates that the action means.
     pub way: Way,
-    /// Channels (CTAs) to take; None = as the cost model says.
+    /// The number of channels (CTAs) to take; None = as the cost model says.
     pub channels: Option<u32>,
-    /// Bytes per chunk; None = the library's.
+    /// The bytes per chunk; None = the library's default.
     pub chunk: Option<u64>,
 }
 
 impl Action {
-    /// Leaves everything to the cost model.
+    /// The action that leaves everything to the cost model.
     pub const DEFAULT: Self = Self { program: None, way: Way::ANY, channels: None, chunk: None };
 
-    /// Not one that only says how what is chosen anyway is done.
+    /// Whether the action names a way to do the call, and not only how what is chosen anyway is done.
     pub fn names_a_way(&self) -> bool {
         self.program.is_some() || self.way != Way::ANY
     }
@@ -292,8 +294,7 @@ impl fmt::Display for Action {
         match &self.program {
             Some(program) => {
                 write!(f, "program {program}")?;
-                self.way.write_protocols(f)?;
-                self.way.write_executor(f)?;
+                self.way.write_details(f)?;
             }
             None => write!(f, "{}", self.way)?,
         }
@@ -302,83 +303,70 @@ impl fmt::Display for Action {
     }
 }
 
-/// Which candidates an action means.
+/// Which candidates an action means. What is None may be anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
-    /// The family, and its fused form if that is meant too; None = any.
-    pub algorithm: Option<(Algorithm, Algorithm)>,
-    /// Bit per protocol, for plain programs and for fused kernels.
-    pub protocols: (u8, u8),
-    /// Who has to run it; None = as the settings say.
-    pub executor: Option<Executor>,
+    /// The algorithm that is meant.
+    pub algorithm: Option<Algorithm>,
+    /// Who has to run the algorithm.
+    pub executor: Option<RunBy>,
+    /// The protocol that is meant. Without an executor it does not mean fused kernels, as it never did.
+    pub protocol: Option<Protocol>,
+    /// Whether candidates that the user's settings hold back are meant too: the rule names the executor itself.
+    pub takes_held: bool,
 }
 
-/// Who runs a program.
+/// Who has to run an algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Executor {
-    /// Kernels.
-    Sm,
-    /// Copy engines.
-    Dma,
+pub enum RunBy {
+    /// This executor.
+    Only(Executor),
+    /// Any executor but copy engines; with a protocol, no fused kernel either.
+    Kernels,
+}
+
+impl RunBy {
+    /// The word in rule files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Only(executor) => executor.name(),
+            Self::Kernels => names::KERNELS,
+        }
+    }
 }
 
 impl Way {
-    /// Stands for a program that is not there: no candidate has it.
+    /// The number of a program that is not there: no candidate has it.
     pub const MISSING: Algorithm = Algorithm(u32::MAX);
-    /// Every candidate.
-    pub const ANY: Self = Self { algorithm: None, protocols: (7, 7), executor: None };
+    /// Every candidate that the settings do not hold back.
+    pub const ANY: Self = Self { algorithm: None, executor: None, protocol: None, takes_held: false };
 
-    /// One algorithm with one protocol, as in NCCL's table.
-    pub fn exactly(algorithm: Algorithm, protocol: Protocol) -> Self {
-        let bit = 1 << protocol as u8;
-        Self { algorithm: Some((algorithm, algorithm)), protocols: (bit, bit), executor: None }
-    }
-
-    /// Whether a candidate is meant.
+    /// Whether a candidate is meant. Whether it is possible is another question.
     #[inline]
-    pub fn takes(self, candidate: &Candidate) -> bool {
-        let copied = names::is_copied(candidate.algorithm);
-        let fits = match self.executor {
-            // What the settings hold back has to be asked for.
-            None => candidate.us < HELD_US,
-            Some(executor) => (executor == Executor::Dma) == copied,
+    pub fn takes(self, candidate: &Candidate<'_>) -> bool {
+        let Decision { algorithm, executor, protocol, .. } = candidate.decision;
+        let by_steps = self.protocol.is_none() || executor != Executor::Fused;
+        let runs = match self.executor {
+            None => by_steps,
+            Some(RunBy::Kernels) => by_steps && executor != Executor::CopyEngine,
+            Some(RunBy::Only(wanted)) => executor == wanted,
         };
-        let named = fits
-            && self.algorithm.is_none_or(|(a, b)| {
-                let own = candidate.algorithm;
-                own == a || own == b || copied && names::copied_form(a) == Some(own)
-            });
-        let mask = if names::is_fused(candidate.algorithm) { self.protocols.1 } else { self.protocols.0 };
-        named && mask >> candidate.protocol as u8 & 1 != 0
-    }
-}
-
-impl Way {
-    fn write_executor(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.executor {
-            None => Ok(()),
-            Some(Executor::Sm) => f.write_str(" by sm"),
-            Some(Executor::Dma) => f.write_str(" by dma"),
-        }
+        runs && (self.takes_held || !candidate.is_held_back())
+            && self.algorithm.is_none_or(|wanted| wanted == algorithm)
+            && self.protocol.is_none_or(|wanted| wanted == protocol)
     }
 
-    fn write_protocols(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.protocols == (7, 7) {
-            return Ok(());
-        }
-        let named = |&(protocol, fused, _): &(Protocol, bool, &str)| {
-            let mask = if fused { self.protocols.1 } else { self.protocols.0 };
-            mask >> protocol as u8 & 1 != 0
-        };
-        let words: Vec<&str> = PROTOCOLS.iter().filter(|p| named(p)).map(|(_, _, name)| *name).collect();
-        write!(f, "/{}", words.join("|"))
+    /// Executor and protocol, after a slash each.
+    fn write_details(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.executor.map_or(Ok(()), |executor| write!(f, "/{}", executor.name()))?;
+        self.protocol.map_or(Ok(()), |protocol| write!(f, "/{}", protocol.name()))?;
+        f.write_str(if self.executor.is_some() && !self.takes_held { " if not held back" } else { "" })
     }
 }
 
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.algorithm.map_or("any", |(algorithm, _)| names::algorithm_name(algorithm)))?;
-        self.write_protocols(f)?;
-        self.write_executor(f)
+        f.write_str(self.algorithm.map_or("any", Algorithm::name))?;
+        self.write_details(f)
     }
 }

@@ -70,7 +70,10 @@ pub fn contents(file: &str, text: &str) -> Result<Contents, Vec<Problem>> {
         reader.problem(error.span().unwrap_or(0..0), error.message().to_owned());
     }
     let contents = if errors.is_empty() { reader.document(document.get_ref()) } else { Contents::default() };
-    if reader.problems.is_empty() { Ok(contents) } else { Err(reader.problems) }
+    if !reader.problems.is_empty() {
+        return Err(reader.problems);
+    }
+    Ok(Contents { hints: reader.hints, ..contents })
 }
 
 type Value<'i> = Spanned<DeValue<'i>>;
@@ -81,12 +84,13 @@ struct Reader<'t> {
     /// Where lines begin.
     lines: Vec<usize>,
     problems: Vec<Problem>,
+    hints: Vec<Problem>,
 }
 
 impl<'t> Reader<'t> {
     fn new(file: &str, text: &'t str) -> Self {
         let lines = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
-        Self { file: file.into(), text, lines, problems: Vec::new() }
+        Self { file: file.into(), text, lines, problems: Vec::new(), hints: Vec::new() }
     }
 
     fn place(&self, at: usize) -> Place {
@@ -102,6 +106,12 @@ impl<'t> Reader<'t> {
             |other: &Problem| (other.place.line, other.place.column) <= (place.line, place.column);
         let at = self.problems.partition_point(is_before);
         self.problems.insert(at, Problem { place, text: text.into() });
+    }
+
+    /// An old spelling is read, and how it is written now.
+    fn hint(&mut self, span: Range<usize>, old: &str, now: &str) {
+        let place = self.place(span.start);
+        self.hints.push(Problem { place, text: format!("\"{old}\" is written {now} now") });
     }
 
     fn document(&mut self, table: &DeTable<'_>) -> Contents {
@@ -124,7 +134,7 @@ impl<'t> Reader<'t> {
         let (rules, avoid) = (list("rule", &RULE_KEYS), list("avoid", &AVOID_KEYS));
         let mode = find(table, "mode").and_then(|value| self.mode(value));
         let budget = find(table, "budget").and_then(|value| self.budget(value));
-        Contents { rules, avoid, mode, budget }
+        Contents { rules, avoid, mode, budget, hints: Vec::new() }
     }
 
     fn mode(&mut self, value: &Value<'_>) -> Option<Mode> {

@@ -1,12 +1,12 @@
-//! Rules back to text: TOML for a rule, and the layout of a whole file.
+//! Writes rules: TOML for a rule, and the layout of a whole file.
 
 use hawser_plugin::tuner::{Function, Reduction};
 
-use crate::names::{self, DATA_TYPES, PROTOCOLS};
+use crate::names::{self, DATA_TYPES};
 use crate::range;
-use crate::rule::{Action, Executor, Match, Rule};
+use crate::rule::{Action, Match, Rule, Way};
 
-/// A rule as a `[[rule]]` of a TOML file.
+/// A rule as a `[[rule]]` of a TOML file, in the words that are used now.
 pub fn toml(rule: &Rule) -> String {
     let mut text = "[[rule]]\n".to_owned();
     let mut line = |key: &str, value: String| text.push_str(&format!("{key} = {value}\n"));
@@ -92,21 +92,10 @@ fn action(action: &Action) -> String {
     }
     let mut pairs = Vec::new();
     pairs.extend(action.program.as_deref().map(|program| ("program", quoted(program))));
-    let algorithm = action.way.algorithm.map(|(algorithm, _)| algorithm);
-    pairs.extend(algorithm.map(|algorithm| ("algorithm", quoted(names::algorithm_name(algorithm)))));
-    let (plain, fused) = action.way.protocols;
-    if (plain, fused) != (7, 7) {
-        let is_meant = |(protocol, of_fused, _): &&(_, bool, &str)| {
-            let bit = 1 << *protocol as u8;
-            if *of_fused { fused == bit && plain == 0 } else { plain == bit }
-        };
-        pairs.extend(PROTOCOLS.iter().find(is_meant).map(|(_, _, name)| ("protocol", quoted(name))));
-    }
-    let executor = |executor| match executor {
-        Executor::Sm => quoted("sm"),
-        Executor::Dma => quoted("dma"),
-    };
-    pairs.extend(action.way.executor.map(|it| ("executor", executor(it))));
+    let Way { algorithm, executor, protocol, .. } = action.way;
+    pairs.extend(algorithm.map(|algorithm| ("algorithm", quoted(algorithm.name()))));
+    pairs.extend(executor.map(|executor| ("executor", quoted(executor.name()))));
+    pairs.extend(protocol.map(|protocol| ("protocol", quoted(protocol.name()))));
     pairs.extend(action.channels.map(|channels| ("channels", channels.to_string())));
     pairs.extend(action.chunk.map(|chunk| ("chunk", quoted(&range::size(chunk)))));
     table(&pairs)
@@ -262,7 +251,7 @@ mod tests {
 name = "a \"b\" \\ c"
 priority = -3
 match = { collective = ["all_gather", "all_reduce", "alltoall"], bytes = ["..64K", "1M..=2M"], ranks = "8", hosts = "2..", data_type = ["half", "bfloat16"], op = "premulsum", registered = true, in_graph = false, operations = 2, communicator = ["tp*", "x"] }
-use = [{ algorithm = "all_pairs", protocol = "symll" }, { protocol = "simple", channels = 4, chunk = "64K" }, { algorithm = "sym_one_shot", protocol = "symll128" }, { program = "my one" }, { algorithm = "ring", executor = "dma" }, "default"]
+use = [{ algorithm = "all_pairs", executor = "fused", protocol = "ll" }, { protocol = "simple", channels = 4, chunk = "64K" }, { executor = "sm" }, { program = "my one" }, { algorithm = "ring", executor = "copy_engine" }, "default"]
 never_worse = true
 "#;
 
@@ -270,6 +259,10 @@ never_worse = true
     fn a_rule_is_written_as_it_is_read() {
         let rules = parse("a", RULES).unwrap();
         assert_eq!(toml(&rules[0]), RULES);
+        let old = "[[rule]]\nuse = [{ algorithm = \"sym_direct\", protocol = \"symll\" }, { algorithm = \"dma_ring\" }]\n";
+        let new = "[[rule]]\nuse = [{ algorithm = \"direct\", executor = \"fused\", protocol = \"ll\" }, \
+                   { algorithm = \"ring\", executor = \"copy_engine\" }]\n";
+        assert_eq!(toml(&parse("a", old).unwrap()[0]), new);
         let only = "[[rule]]\nuse = \"default\"\n";
         assert_eq!(toml(&parse("a", only).unwrap()[0]), only);
     }

@@ -4,7 +4,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hawser_plugin::Log;
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, TunerContext};
+use hawser_plugin::tuner::{
+    Algorithm, Answer, Candidate, Decision, Executor, Function, Protocol, Question, TunerContext,
+};
 use hawser_tuner::engine::Engine;
 use hawser_tuner::rule::Job;
 use hawser_tuner::schema::parse;
@@ -46,11 +48,11 @@ fn no_decision_allocates() {
         let job =
             Job { ranks: 8, hosts: 1, per_host: (8, 8), name: "world".to_owned(), programs: Vec::new() };
         let engine = Engine::new(&parse("r", &text).unwrap(), "r", &job, Log::silent());
-        let candidate = |algorithm, us| Candidate { algorithm, protocol: Protocol::Simple, us };
+        let decision = |algorithm| Decision::new(algorithm, Executor::Interpreter, Protocol::Simple);
         let list = [
-            candidate(Algorithm::TREE, 90.0),
-            candidate(Algorithm::RING, 20.0),
-            candidate(Algorithm::PAT, -1.0),
+            Candidate::predicted(decision(Algorithm::TREE), 90.0),
+            Candidate::predicted(decision(Algorithm::RING), 20.0),
+            Candidate::refused(decision(Algorithm::PAT), "many ranks"),
         ];
         let questions = [1, 1 << 20, 1 << 30].map(|bytes| Question::new(Function::AllReduce, bytes));
         // What is impossible is said the first time, which takes memory.
@@ -59,8 +61,9 @@ fn no_decision_allocates() {
         for question in &questions {
             let mut asked = list;
             let answer = engine.tune(question, &mut asked);
-            let chunk = engine.chunk_bytes(question, &list[1], 4);
-            assert!(answer == Ok(hawser_plugin::tuner::Answer { channels }));
+            let chunk = engine.chunk_bytes(question, &list[1]);
+            let ordered = channels.map_or_else(Answer::default, |_| Answer::ordered(1));
+            assert!(answer == Ok(ordered.with_channels(channels)));
             assert!(chunk == Ok(channels.map(|_| 4096)));
         }
         assert_eq!(COUNT.load(Ordering::Relaxed) - before, 0, "allocations of six decisions with {text}");

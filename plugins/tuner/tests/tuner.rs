@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, TunerConfig, TunerContext};
+use hawser_plugin::tuner::{
+    Algorithm, Candidate, Decision, Executor, Function, Protocol, Question, TunerConfig, TunerContext,
+};
 use hawser_plugin::{Error, ErrorKind, Level, Log, Tuner};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files::{Absent, RuleFile};
@@ -38,20 +40,24 @@ fn open(csv: &str, ranks: u32, nodes: u32) -> Opened {
     open_all(&[("rules.csv", csv)], ranks, nodes)
 }
 
-/// Times of ring/simple, tree/ll, pat/simple (impossible) and one_shot/ll after a question, and the channels.
-fn ask(context: &dyn TunerContext, question: &Question) -> (Vec<f32>, Option<u32>) {
-    let candidate = |algorithm, protocol, us| Candidate { algorithm, protocol, us };
+/// Which of ring/simple, tree/ll, pat/simple (impossible) and one_shot/ll is ordered for a question, and the channels.
+fn ask(context: &dyn TunerContext, question: &Question) -> (Option<usize>, Option<u32>) {
+    let decision = |algorithm, protocol| Decision::new(algorithm, Executor::Interpreter, protocol);
     let mut list = [
-        candidate(Algorithm::RING, Protocol::Simple, 10.0),
-        candidate(Algorithm::TREE, Protocol::Ll, 5.0),
-        candidate(Algorithm::PAT, Protocol::Simple, -1.0),
-        candidate(Algorithm::ONE_SHOT, Protocol::Ll, 2.0),
+        Candidate::predicted(decision(Algorithm::RING, Protocol::Simple), 10.0),
+        Candidate::predicted(decision(Algorithm::TREE, Protocol::Ll), 5.0),
+        Candidate::refused(decision(Algorithm::PAT, Protocol::Simple), "many ranks"),
+        Candidate::predicted(decision(Algorithm::ONE_SHOT, Protocol::Ll), 2.0),
     ];
+    let before = list;
     let answer = context.tune(question, &mut list).unwrap();
-    (list.iter().map(|candidate| candidate.us).collect(), answer.channels)
+    assert_eq!(list, before, "rules order, they do not change times");
+    (answer.order, answer.channels)
 }
 
-const UNTOUCHED: ([f32; 4], Option<u32>) = ([10.0, 5.0, -1.0, 2.0], None);
+const RING: Option<usize> = Some(0);
+const TREE: Option<usize> = Some(1);
+const ONE_SHOT: Option<usize> = Some(3);
 
 #[test]
 fn the_first_fitting_line_counts() {
@@ -62,17 +68,14 @@ fn the_first_fitting_line_counts() {
     let (context, _) = open(rules, 8, 1);
     let context = context.unwrap();
     let question = |function, bytes| Question::new(function, bytes);
-    let times = |function, bytes| ask(&*context, &question(function, bytes));
-    let (ring, tree, one_shot) = ([0.0, 5.0, -1.0, 2.0], [10.0, 0.0, -1.0, 2.0], [10.0, 5.0, -1.0, 0.0]);
-    assert_eq!(times(Function::AllReduce, 0), (ring.into(), Some(4)));
-    assert_eq!(times(Function::AllReduce, 100), (ring.into(), Some(4)));
-    assert_eq!(times(Function::AllReduce, 101), (tree.into(), None));
-    assert_eq!(times(Function::AllReduce, 1001), (UNTOUCHED.0.into(), None));
-    assert_eq!(times(Function::Reduce, 50), (UNTOUCHED.0.into(), None));
-    assert_eq!(times(Function::AllGather, u64::MAX), (one_shot.into(), Some(3)));
-    for (pipelined, registered, expected) in
-        [(2, true, tree), (1, true, UNTOUCHED.0), (2, false, UNTOUCHED.0)]
-    {
+    let asked = |function, bytes| ask(&*context, &question(function, bytes));
+    assert_eq!(asked(Function::AllReduce, 0), (RING, Some(4)));
+    assert_eq!(asked(Function::AllReduce, 100), (RING, Some(4)));
+    assert_eq!(asked(Function::AllReduce, 101), (TREE, None));
+    assert_eq!(asked(Function::AllReduce, 1001), (None, None));
+    assert_eq!(asked(Function::Reduce, 50), (None, None));
+    assert_eq!(asked(Function::AllGather, u64::MAX), (ONE_SHOT, Some(3)));
+    for (pipelined, registered, expected) in [(2, true, TREE), (1, true, None), (2, false, None)] {
         let mut question = question(Function::AllReduce, 2000);
         (question.pipelined, question.registered) = (pipelined, registered);
         assert_eq!(ask(&*context, &question).0, expected, "{pipelined} {registered}");
@@ -107,9 +110,7 @@ fn an_impossible_line_is_said_once_and_the_next_stands_in() {
     let context = context.unwrap();
     for function in [Function::AllReduce, Function::Reduce, Function::AllReduce] {
         let taken = function == Function::AllReduce;
-        let mut times = UNTOUCHED.0;
-        times[0] = if taken { 0.0 } else { times[0] };
-        let expected = (times.into(), taken.then_some(4));
+        let expected = if taken { (RING, Some(4)) } else { (None, None) };
         assert_eq!(ask(&*context, &Question::new(function, 1)), expected);
     }
     let lines = lines.lock().unwrap();
@@ -140,8 +141,8 @@ fn a_file_that_is_not_there_is_wrong_odd_or_fine() {
     assert!(error.text.contains("/nonexistent/rules.csv") && error.text.contains("no such file"), "{error}");
     for (absent, level) in [(Absent::Odd, Level::Warn), (Absent::Fine, Level::Info)] {
         let (context, lines) = open_files(file(absent), 8, 1);
-        let (times, channels) = ask(&*context.unwrap(), &Question::new(Function::AllReduce, 1));
-        assert_eq!((times, channels), (UNTOUCHED.0.into(), None));
+        let asked = ask(&*context.unwrap(), &Question::new(Function::AllReduce, 1));
+        assert_eq!(asked, (None, None));
         let lines = lines.lock().unwrap();
         assert!(
             lines[0].0 == level && lines[0].1.contains("changed") | lines[0].1.contains("changes"),

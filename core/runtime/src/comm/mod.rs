@@ -55,7 +55,7 @@ pub(crate) use profiling::{GroupSpans, Span};
 pub use state::{CommState, LoadedProgram};
 pub(crate) use state::{op, operation};
 pub(crate) use stream_order::{Order, Turn};
-pub use tuner_bridge::{asked, config as tuner_config};
+pub use tuner_bridge::{asked, config as tuner_config, decision_of, in_their_terms};
 pub use tuners::{Chosen, Tuners};
 
 use crate::bootstrap::UniqueId;

@@ -1,12 +1,12 @@
-//! Times of operations, for those who learn from them: taken where they are launched, collected by the thread that serves
+//! OpTimings of operations, for those who learn from them: taken where they are launched, collected by the thread that serves
 //! changes of rules (`rules_update/learn.rs`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hawser_plan::Call;
-use hawser_plugin::tuner::{Algorithm, Function, Protocol};
+use hawser_plan::{Call, Topology};
+use hawser_plugin::tuner::{Decision, Function};
 
 use super::call_attributes::CallAttributes;
 use super::tuner_bridge;
@@ -14,7 +14,7 @@ use super::tuners::Chosen;
 use crate::device::{Device, Moment, Stream};
 use crate::error::Result;
 
-/// Times that wait to be collected, at most: whoever hangs has no use for more.
+/// OpTimings that wait to be collected, at most: whoever hangs has no use for more.
 const MOST_OPEN: usize = 256;
 
 /// What a timed operation was.
@@ -25,9 +25,7 @@ pub struct Ran {
     /// Bytes of the larger of send and receive side.
     pub bytes: u64,
     /// What ran.
-    pub algorithm: Algorithm,
-    /// See `algorithm`.
-    pub protocol: Protocol,
+    pub decision: Decision,
     /// Whether it was for a trial.
     pub trial: bool,
 }
@@ -114,13 +112,13 @@ impl TimedOp {
     /// A collective with this choice; None for one that nobody learns from.
     pub fn new(
         times: &Arc<OpTimings>,
-        (call, ranks): (&Call, u32),
+        (call, topology): (&Call, &Topology),
         (chosen, attributes): (&Chosen, CallAttributes),
         number: u64,
     ) -> Option<Self> {
-        let (function, algorithm, protocol) = tuner_bridge::in_terms(call.collective, &chosen.choice)?;
-        let (bytes, trial) = (call.total_bytes(ranks), attributes.trial.is_some());
-        Some(Self { times: times.clone(), number, ran: Ran { function, bytes, algorithm, protocol, trial } })
+        let (function, decision) = tuner_bridge::in_terms(call.collective, &chosen.choice, topology)?;
+        let (bytes, trial) = (call.total_bytes(topology.size()), attributes.trial.is_some());
+        Some(Self { times: times.clone(), number, ran: Ran { function, bytes, decision, trial } })
     }
 
     /// Which collective it is.

@@ -209,7 +209,7 @@ impl CommState {
                 self.bind(call, key, &tuners, number)?
             }
         };
-        let ran = (call, self.topology.size());
+        let ran = (call, &self.topology);
         let timed = is_timed.then(|| TimedOp::new(&self.times, ran, (bound.chosen().0, attributes), number));
         Ok((bound, timed.flatten()))
     }

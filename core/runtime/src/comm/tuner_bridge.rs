@@ -1,35 +1,58 @@
-//! Calls, candidates and communicators in the terms of tuner plugins.
+//! The bridge from the planner to tuner plugins: calls, candidates, choices and communicators in the terms of the plugin
+//! API. Nothing else of the runtime knows both.
 
 use hawser_plan::choose::{Candidate, Choice, Outcome};
+use hawser_plan::topology::DeviceKind;
 use hawser_plan::{Algorithm, Call, Collective, PlanConfig, Protocol, ReduceOp, Topology};
 use hawser_plugin::collnet::DataType;
-use hawser_plugin::tuner::{self, Function, Question, Reduction, TunerConfig};
+use hawser_plugin::tuner::{self, Decision, Executor, Function, Question, Reduction, Status, TunerConfig};
 
 use super::call_attributes::CallAttributes;
 use crate::plugins;
 
-/// What tuners are asked about a call: the question, and the candidates in their terms. None for what they are not asked about.
-pub fn asked(
+/// What tuners are asked about a call: the question, and the candidates in their terms. None for a call that tuners are
+/// not asked about.
+pub fn asked<'c>(
     call: &Call,
     attributes: CallAttributes,
     topology: &Topology,
-    candidates: &[Candidate],
-) -> Option<(Question, Vec<tuner::Candidate>)> {
-    Some((question(call, attributes, topology)?, candidates.iter().map(in_their_terms).collect()))
+    candidates: &'c [Candidate],
+) -> Option<(Question, Vec<tuner::Candidate<'c>>)> {
+    let terms = |candidate| in_their_terms(candidate, topology);
+    Some((question(call, attributes, topology)?, candidates.iter().map(terms).collect()))
 }
 
-/// What a choice is for tuners; None for what they are not asked about.
+/// What a choice is for tuners: the collective and the decision. None for a collective that tuners are not asked about.
 pub fn in_terms(
     collective: Collective,
     choice: &Choice,
-) -> Option<(Function, tuner::Algorithm, tuner::Protocol)> {
-    let own = (choice.key.algorithm, choice.protocol);
-    let taken = choice.why.candidates.iter().find(|c| (c.algorithm, c.protocol) == own)?;
-    let taken = in_their_terms(taken);
-    Some((function(collective)?, taken.algorithm, taken.protocol))
+    topology: &Topology,
+) -> Option<(Function, Decision)> {
+    Some((function(collective)?, decision_of(choice, topology)))
 }
 
-/// What tuners learn of a communicator.
+/// The decision of a choice.
+pub fn decision_of(choice: &Choice, topology: &Topology) -> Decision {
+    let taken = taken(choice).map(|candidate| &candidate.outcome);
+    let channels = match taken {
+        Some(Outcome::Predicted { channels, .. }) => *channels,
+        Some(Outcome::Filtered(_)) | None => 1,
+    };
+    decision(choice.key.algorithm, choice.protocol, channels * choice.instances, topology)
+}
+
+/// The candidate that a choice took, with the channels that run.
+pub fn chosen<'c>(choice: &'c Choice, topology: &Topology) -> Option<tuner::Candidate<'c>> {
+    let candidate = in_their_terms(taken(choice)?, topology);
+    Some(tuner::Candidate { decision: decision_of(choice, topology), ..candidate })
+}
+
+fn taken(choice: &Choice) -> Option<&Candidate> {
+    let own = (choice.key.algorithm, choice.protocol);
+    choice.why.candidates.iter().find(|c| (c.algorithm, c.protocol) == own)
+}
+
+/// The attributes about a communicator that tuners are opened with.
 pub fn config(
     comm_id: u64,
     topology: &Topology,
@@ -53,7 +76,7 @@ pub fn config(
     config
 }
 
-/// A call for tuners; None for what they are not asked about.
+/// The question to tuners about a call; None for a call that tuners are not asked about.
 pub fn question(call: &Call, attributes: CallAttributes, topology: &Topology) -> Option<Question> {
     let mut question = Question::new(function(call.collective)?, call.total_bytes(topology.size()));
     question.data_type = DataType::ALL.get(call.dtype as usize).copied();
@@ -85,23 +108,47 @@ fn function(collective: Collective) -> Option<Function> {
 }
 
 /// A candidate for tuners.
-pub fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
-    let us = match candidate.outcome {
-        // Prices of what nobody has measured mean little: a tuner has to want it.
-        Outcome::Predicted { us, .. } if !candidate.is_measured => us + tuner::UNMEASURED_US,
-        Outcome::Predicted { us, .. } => us,
-        Outcome::Filtered(_) => -1.0,
+pub fn in_their_terms<'c>(candidate: &'c Candidate, topology: &Topology) -> tuner::Candidate<'c> {
+    let Candidate { algorithm, protocol, outcome, held, is_measured } = candidate;
+    let (us, channels) = match outcome {
+        Outcome::Predicted { us, instances, channels } => (*us, instances * channels),
+        Outcome::Filtered(_) => (0.0, 0),
     };
-    let us = if us >= 0.0 && candidate.held.is_some() { us + tuner::HELD_US } else { us };
-    let algorithm = match candidate.algorithm {
-        // Nor copy engines.
-        Algorithm::Ring if candidate.protocol == Protocol::Dma => tuner::Algorithm::DMA_RING,
-        Algorithm::AllPairs if candidate.protocol == Protocol::Dma => tuner::Algorithm::DMA_ALL_PAIRS,
-        Algorithm::Direct if candidate.protocol == Protocol::Dma => tuner::Algorithm::DMA_DIRECT,
-        // NCCL's tables know no fused kernels: they are families of their own.
-        Algorithm::OneShot if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ONE_SHOT,
-        Algorithm::AllPairs if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_ALL_PAIRS,
-        Algorithm::Direct if candidate.protocol.is_exchange() => tuner::Algorithm::SYM_DIRECT,
+    let status = match (outcome, held) {
+        (Outcome::Filtered(why), _) => Status::Refused { why },
+        (_, Some(why)) => Status::HeldBack { why, is_measured: *is_measured },
+        _ if *is_measured => Status::Predicted,
+        _ => Status::Unmeasured,
+    };
+    tuner::Candidate { decision: decision(*algorithm, *protocol, channels, topology), us, status }
+}
+
+/// What the planner decides, as tuners have it.
+fn decision(algorithm: Algorithm, protocol: Protocol, channels: u32, topology: &Topology) -> Decision {
+    let (executor, protocol) = executor(protocol, topology.device);
+    Decision { algorithm: number(algorithm), executor, protocol, channels }
+}
+
+/// The planner's protocols say who runs them, too.
+fn executor(protocol: Protocol, device: DeviceKind) -> (Executor, tuner::Protocol) {
+    let by_steps = match device {
+        DeviceKind::Host => Executor::Host,
+        DeviceKind::Cuda { .. } => Executor::Interpreter,
+    };
+    match protocol {
+        Protocol::Ll => (by_steps, tuner::Protocol::Ll),
+        Protocol::Ll128 => (by_steps, tuner::Protocol::Ll128),
+        Protocol::Simple => (by_steps, tuner::Protocol::Simple),
+        Protocol::SymLl => (Executor::Fused, tuner::Protocol::Ll),
+        Protocol::SymLl128 => (Executor::Fused, tuner::Protocol::Ll128),
+        Protocol::SymSimple | Protocol::SymDirect => (Executor::Fused, tuner::Protocol::Simple),
+        Protocol::Dma => (Executor::CopyEngine, tuner::Protocol::Simple),
+    }
+}
+
+/// The number of an algorithm for tuners.
+fn number(algorithm: Algorithm) -> tuner::Algorithm {
+    match algorithm {
         Algorithm::Ring => tuner::Algorithm::RING,
         Algorithm::Tree => tuner::Algorithm::TREE,
         Algorithm::OneShot => tuner::Algorithm::ONE_SHOT,
@@ -116,13 +163,5 @@ pub fn in_their_terms(candidate: &Candidate) -> tuner::Candidate {
         Algorithm::Pairwise => tuner::Algorithm::PAIRWISE,
         Algorithm::Knomial => tuner::Algorithm::KNOMIAL,
         Algorithm::Imported(program) => tuner::Algorithm::program(program.place()),
-    };
-    let protocol = match candidate.protocol {
-        Protocol::Ll | Protocol::SymLl => tuner::Protocol::Ll,
-        Protocol::Ll128 | Protocol::SymLl128 => tuner::Protocol::Ll128,
-        Protocol::Simple | Protocol::SymSimple | Protocol::SymDirect | Protocol::Dma => {
-            tuner::Protocol::Simple
-        }
-    };
-    tuner::Candidate { algorithm, protocol, us }
+    }
 }

@@ -5,11 +5,11 @@ use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use hawser_plan::choose::{self, Advice, Candidate, Choice, Outcome};
+use hawser_plan::choose::{self, Advice, Candidate, Choice};
 use hawser_plan::{Call, Collective, PlanConfig, ReduceOp, Topology};
 use hawser_plugin::Tuner;
 use hawser_plugin::learner::Learner;
-use hawser_plugin::tuner::{self, Function, Question, SettingsFile, TunerConfig, TunerContext};
+use hawser_plugin::tuner::{self, Answer, Function, Question, SettingsFile, TunerConfig, TunerContext};
 
 use super::call_attributes::CallAttributes;
 use super::tuner_bridge;
@@ -234,19 +234,13 @@ impl Tuners {
         choice: &Choice,
         plan_config: &'k PlanConfig,
     ) -> Cow<'k, PlanConfig> {
-        let (at, own) = (choice.protocol as usize, (choice.key.algorithm, choice.protocol));
-        let taken = choice.why.candidates.iter().find(|c| (c.algorithm, c.protocol) == own);
-        let (Some(question), Some(taken)) = (tuner_bridge::question(call, attributes, topology), taken)
-        else {
-            return Cow::Borrowed(plan_config);
-        };
+        let (question, taken) =
+            (tuner_bridge::question(call, attributes, topology), tuner_bridge::chosen(choice, topology));
+        let (Some(question), Some(taken)) = (question, taken) else { return Cow::Borrowed(plan_config) };
+        let at = choice.protocol as usize;
         let Some(&slot) = plan_config.slot_bytes.get(at) else { return Cow::Borrowed(plan_config) };
-        let channels = match taken.outcome {
-            Outcome::Predicted { channels, .. } => channels * choice.instances,
-            Outcome::Filtered(_) => choice.instances,
-        };
         let ask = |tuner: &Open| {
-            let asked = tuner.context.chunk_bytes(&question, &tuner_bridge::in_their_terms(taken), channels);
+            let asked = tuner.context.chunk_bytes(&question, &taken);
             asked.map_err(|error| tuner.complain(&error)).ok().flatten()
         };
         let Some(chunk) = self
@@ -283,7 +277,8 @@ impl Tuners {
 
     /// What the tuners make of the candidates, if any has an opinion, and what they say about it.
     ///
-    /// Each tuner sees the times that the one before it left. One that fails is ignored for this call.
+    /// Each tuner sees the times that the one before it left, and the last order counts. One that fails is ignored for this
+    /// call.
     fn advise(
         &self,
         call: &Call,
@@ -298,38 +293,18 @@ impl Tuners {
         let Some((question, mut table)) = tuner_bridge::asked(call, attributes, topology, candidates) else {
             return nobody;
         };
-        let (mut sources, mut notes, mut blocks) = (Vec::new(), Vec::new(), None);
+        let mut advice = Said::default();
         for tuner in self.open.iter().filter(|tuner| tuner.is_for(&question)) {
             let before = table.clone();
-            if !tuner.wants_every {
-                // It knows nothing of executors and could take what the settings do not want.
-                table.iter_mut().filter(|c| c.us >= tuner::HELD_US).for_each(|c| c.us = -1.0);
-            }
-            let shown = table.clone();
-            let answer = tuner.context.tune(&question, &mut table);
-            for ((now, shown), before) in table.iter_mut().zip(&shown).zip(&before) {
-                if now.us == shown.us {
-                    now.us = before.us;
-                }
-            }
-            match answer {
-                Ok(answer) => {
-                    let why = tuner.context.why(&question, &before).unwrap_or_default();
-                    if table != before || answer.channels.is_some() {
-                        let first = why.lines().next().map_or_else(String::new, |line| format!(": {line}"));
-                        sources.push(format!("{}{first}", tuner.name));
-                    }
-                    if !why.is_empty() {
-                        notes.push(format!("tuner {}: {why}", tuner.name));
-                    }
-                    blocks = answer.channels.or(blocks);
-                }
+            match tuner.tune(&question, &mut table) {
+                Ok(answer) => advice.add(tuner, answer, &question, (&before, &table)),
                 Err(error) => {
                     table = before;
                     tuner.complain(&error);
                 }
             }
         }
+        let Said { sources, notes, order, blocks } = advice;
         if sources.is_empty() {
             return (None, notes);
         }
@@ -337,13 +312,75 @@ impl Tuners {
         log::info(Subsys::Tuning, || {
             format!("{} of {} bytes: advice of {source}", question.function.name(), question.bytes)
         });
-        // A time that is no number is no advice.
-        let us = |c: &tuner::Candidate| if c.us.is_nan() { -1.0 } else { c.us };
-        (Some(Advice { source, us: table.iter().map(us).collect(), blocks }), notes)
+        let order = order.filter(|place| table.get(*place).is_some_and(tuner::Candidate::is_possible));
+        (Some(Advice { source, order, us: times(&table), blocks }), notes)
     }
 }
 
+/// What tuners have said about a call.
+#[derive(Default)]
+struct Said {
+    /// The tuners with an opinion, and the reason of each.
+    sources: Vec<String>,
+    /// All that tuners tell people.
+    notes: Vec<String>,
+    /// The place of the candidate that was ordered last.
+    order: Option<usize>,
+    /// The number of channels that was wanted last.
+    blocks: Option<u32>,
+}
+
+impl Said {
+    /// Adds the answer of a tuner, with the candidates before and after it.
+    fn add(
+        &mut self,
+        tuner: &Open,
+        answer: Answer,
+        question: &Question,
+        (before, after): (&[tuner::Candidate<'_>], &[tuner::Candidate<'_>]),
+    ) {
+        let why = tuner.context.why(question, before).unwrap_or_default();
+        if before != after || answer != Answer::default() {
+            let first = why.lines().next().map_or_else(String::new, |line| format!(": {line}"));
+            self.sources.push(format!("{}{first}", tuner.name));
+        }
+        if !why.is_empty() {
+            self.notes.push(format!("tuner {}: {why}", tuner.name));
+        }
+        (self.order, self.blocks) = (answer.order.or(self.order), answer.channels.or(self.blocks));
+    }
+}
+
+/// The times by which the planner takes a candidate that no tuner orders: unmeasured ones have none where others do.
+fn times(table: &[tuner::Candidate<'_>]) -> Vec<Option<f32>> {
+    // A time that is no number, or below 0, is no advice.
+    let is_offered = |c: &tuner::Candidate<'_>| c.is_offered() && c.us >= 0.0;
+    let any_measured = table.iter().any(|c| is_offered(c) && c.is_measured());
+    let time = |c: &tuner::Candidate<'_>| is_offered(c) && (c.is_measured() || !any_measured);
+    table.iter().map(|c| time(c).then_some(c.us)).collect()
+}
+
 impl Open {
+    /// Asks the tuner, and keeps what it may not change as it was.
+    fn tune(&self, question: &Question, table: &mut [tuner::Candidate<'_>]) -> hawser_plugin::Result<Answer> {
+        let before = table.to_vec();
+        let answer = self.context.tune(question, table)?;
+        for (now, before) in table.iter_mut().zip(before) {
+            now.decision = before.decision;
+            if !before.is_possible() {
+                *now = before;
+            }
+        }
+        if let Some(place) = answer.order
+            && !table.get(place).is_some_and(tuner::Candidate::is_possible)
+        {
+            let function = question.function.name();
+            let text = format!("orders candidate {place} for {function}, which is impossible or not there");
+            return Err(hawser_plugin::Error::internal(text));
+        }
+        Ok(answer)
+    }
+
     fn is_for(&self, question: &Question) -> bool {
         self.wants_every || Function::ALL.contains(&question.function)
     }
@@ -419,6 +456,7 @@ fn differing<'a>(tuner: &str, ranks: usize, rank: usize, field: impl Fn(usize, u
 #[cfg(test)]
 mod tests {
     use hawser_plan::Algorithm;
+    use hawser_plan::topology::Link;
     use hawser_plugin::collnet::DataType;
     use hawser_plugin::tuner::Reduction;
 
@@ -434,33 +472,26 @@ mod tests {
     struct Trees(u64);
 
     impl TunerContext for Trees {
-        fn tune(&self, _: &Question, table: &mut [tuner::Candidate]) -> hawser_plugin::Result<tuner::Answer> {
-            let trees = table.iter_mut().filter(|c| c.algorithm == tuner::Algorithm::TREE && c.us >= 0.0);
-            trees.for_each(|tree| tree.us = 0.0);
-            Ok(tuner::Answer::default())
+        fn tune(&self, _: &Question, table: &mut [tuner::Candidate<'_>]) -> hawser_plugin::Result<Answer> {
+            let is_tree = |c: &tuner::Candidate<'_>| c.decision.algorithm == tuner::Algorithm::TREE;
+            let tree = table.iter().position(|c| is_tree(c) && c.is_possible());
+            Ok(tree.map_or_else(Answer::default, Answer::ordered))
         }
 
         fn chunk_bytes(
             &self,
             question: &Question,
-            chosen: &tuner::Candidate,
-            channels: u32,
+            chosen: &tuner::Candidate<'_>,
         ) -> hawser_plugin::Result<Option<u64>> {
             assert_eq!((question.data_type, question.op), (Some(DataType::Float16), Some(Reduction::Max)));
-            assert!(chosen.algorithm == tuner::Algorithm::TREE && chosen.us > 0.0 && channels == 2);
+            assert_eq!(chosen.decision.to_string(), "tree/host/simple channels 2");
+            assert!(chosen.us > 0.0);
             Ok(Some(self.0))
         }
     }
 
-    #[test]
-    fn an_order_keeps_the_predicted_time_and_gets_its_chunks() {
-        let topology = Topology::single_host(
-            4,
-            hawser_plan::topology::DeviceKind::Host,
-            hawser_plan::topology::Link::HostMemory,
-        );
-        let plan_config = PlanConfig { slot_bytes: [0, 0, 32 << 10], lanes: 8, ..PlanConfig::default() };
-        let call = Call {
+    fn call() -> Call {
+        Call {
             collective: Collective::AllReduce,
             count: 1000,
             dtype: hawser_plan::DataType::Float16,
@@ -469,7 +500,14 @@ mod tests {
             root: 0,
             input: 16,
             output: 16,
-        };
+        }
+    }
+
+    #[test]
+    fn an_order_keeps_the_predicted_time_and_gets_its_chunks() {
+        let topology = Topology::single_host(4, hawser_plan::topology::DeviceKind::Host, Link::HostMemory);
+        let plan_config = PlanConfig { slot_bytes: [0, 0, 32 << 10], lanes: 8, ..PlanConfig::default() };
+        let call = call();
         for (chunk, expected) in [(4096, 4096), (1, 512), (u64::MAX, 32 << 10)] {
             let mut tuners = Tuners::default();
             tuners.add(None, "trees", Box::new(Trees(chunk)));
@@ -489,6 +527,53 @@ mod tests {
             *nobody.plan_config(&call, CallAttributes::default(), &topology, &choice, &plan_config),
             plan_config
         );
+    }
+
+    /// What the next tuner answers, or changes.
+    struct Odd(fn(&mut [tuner::Candidate<'_>]) -> Answer);
+
+    impl TunerContext for Odd {
+        fn tune(&self, _: &Question, table: &mut [tuner::Candidate<'_>]) -> hawser_plugin::Result<Answer> {
+            Ok((self.0)(table))
+        }
+    }
+
+    #[test]
+    fn what_is_impossible_cannot_be_ordered_or_brought_back() {
+        let topology = Topology::single_host(4, hawser_plan::topology::DeviceKind::Host, Link::HostMemory);
+        let plan_config = PlanConfig { slot_bytes: [0, 0, 32 << 10], lanes: 8, ..PlanConfig::default() };
+        let own = Tuners::default()
+            .choose(&call(), CallAttributes::default(), &topology, &plan_config)
+            .unwrap()
+            .choice;
+        let with = |odd: fn(&mut [tuner::Candidate<'_>]) -> Answer| {
+            let mut tuners = Tuners::default();
+            tuners.add(None, "odd", Box::new(Odd(odd)));
+            tuners.choose(&call(), CallAttributes::default(), &topology, &plan_config).unwrap().choice
+        };
+        for odd in [
+            |table: &mut [tuner::Candidate<'_>]| {
+                Answer::ordered(table.iter().position(|c| !c.is_possible()).unwrap())
+            },
+            |table: &mut [tuner::Candidate<'_>]| Answer::ordered(table.len()),
+            |table: &mut [tuner::Candidate<'_>]| {
+                let refused = table.iter_mut().filter(|c| !c.is_possible());
+                refused.for_each(|c| *c = tuner::Candidate::predicted(c.decision, 0.0));
+                Answer::default()
+            },
+            |table: &mut [tuner::Candidate<'_>]| {
+                table.iter_mut().for_each(|c| c.us = f32::NAN);
+                Answer::default()
+            },
+        ] {
+            assert_eq!(with(odd).key, own.key);
+        }
+        let other = with(|table| {
+            let tree = table.iter_mut().find(|c| c.is_possible() && c.decision.algorithm.name() == "tree");
+            tree.unwrap().estimate(0.5);
+            Answer::default()
+        });
+        assert_eq!((other.key.algorithm, other.predicted_us), (Algorithm::Tree, 0.5));
     }
 
     #[test]

@@ -143,9 +143,9 @@ fn measured(ran: &Ran, times: &BTreeMap<u32, u64>) -> Option<Measured> {
     let micros = |nanos: u64| nanos as f32 / 1000.0;
     let (&rank, &least) = times.iter().min_by_key(|(_, nanos)| **nanos)?;
     let next = times.iter().filter(|(other, _)| **other != rank).map(|(_, nanos)| *nanos).min();
-    let Ran { function, bytes, algorithm, protocol, trial } = *ran;
+    let Ran { function, bytes, decision, trial } = *ran;
     let late = next.map(|next| (rank, micros(next - least)));
-    Some(Measured { function, bytes, algorithm, protocol, trial, us: micros(least), late })
+    Some(Measured { function, bytes, decision, trial, us: micros(least), late })
 }
 
 /// Times as a message.
@@ -168,15 +168,14 @@ fn nanos(time: Duration) -> u64 {
 mod tests {
     use std::sync::Mutex;
 
-    use hawser_plugin::tuner::{Algorithm, Function, Protocol, SettingsFile};
+    use hawser_plugin::tuner::{Algorithm, Decision, Executor, Function, Protocol, SettingsFile};
 
     use super::*;
 
     const RAN: Ran = Ran {
         function: Function::AllReduce,
         bytes: 4096,
-        algorithm: Algorithm::RING,
-        protocol: Protocol::Simple,
+        decision: Decision::new(Algorithm::RING, Executor::Host, Protocol::Simple),
         trial: true,
     };
 

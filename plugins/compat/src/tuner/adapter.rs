@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hawser_plugin::tuner::{Answer, Candidate, Question, TunerConfig, TunerContext};
 use hawser_plugin::{Error, Log, Result, Subsys, Tuner};
 
-use super::table::{ALGORITHMS, CostTable};
+use super::table::{CostTable, cell_of};
 use super::v5::{Constants, Domains};
 use crate::common::{SUCCESS, check};
 use crate::library::Library;
@@ -184,7 +184,7 @@ struct Context {
 }
 
 impl TunerContext for Context {
-    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
+    fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
         let before = CostTable::of(candidates);
         let mut table = before.clone();
         let mut channels = 0;
@@ -193,7 +193,8 @@ impl TunerContext for Context {
         let code = unsafe { self.calls.tune(handle.0, &Ask::new(question), &mut table, &mut channels) };
         drop(handle);
         check(code, || format!("getCollInfo of tuner {}", self.name))?;
-        if table.apply(&before, candidates) && !self.garbage_said.swap(true, Ordering::Relaxed) {
+        let applied = table.apply(&before, candidates);
+        if applied.is_odd && !self.garbage_said.swap(true, Ordering::Relaxed) {
             self.log.warn(format!(
                 "tuner {} wrote something that is no time, or gave one to an impossible combination ({}, {} bytes); \
                  such entries are ignored. Said once",
@@ -202,17 +203,18 @@ impl TunerContext for Context {
                 question.bytes
             ));
         }
-        Ok(Answer { channels: u32::try_from(channels).ok().filter(|channels| *channels > 0) })
+        let mut answer = Answer::default();
+        answer.order = applied.order;
+        Ok(answer.with_channels(u32::try_from(channels).ok().filter(|channels| *channels > 0)))
     }
 
-    fn chunk_bytes(&self, question: &Question, chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
-        if chosen.algorithm.0 as usize >= ALGORITHMS {
-            return Ok(None);
-        }
+    fn chunk_bytes(&self, question: &Question, chosen: &Candidate<'_>) -> Result<Option<u64>> {
+        let Some((algorithm, protocol)) = cell_of(chosen) else { return Ok(None) };
+        let channels = chosen.decision.channels;
         let channels = c_int::try_from(channels).map_err(|_| {
             Error::internal(format!("{channels} channels are more than a plugin can be told"))
         })?;
-        let chosen = [chosen.algorithm.0 as c_int, chosen.protocol as c_int, channels];
+        let chosen = [algorithm as c_int, protocol as c_int, channels];
         let mut bytes = ANY_CHUNK;
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as in `tune`.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use hawser_plugin::tuner::{
-    Algorithm, Answer, Candidate, Function, Protocol, Question, TunerConfig, TunerContext,
+    Algorithm, Answer, Candidate, Decision, Executor, Function, Protocol, Question, TunerConfig, TunerContext,
 };
 use hawser_plugin::{Error, ErrorKind, Log, Result, Tuner};
 
@@ -44,8 +44,8 @@ use crate::logger::{self, Logger};
 /// }
 ///
 /// impl TunerContext for Quick {
-///     fn tune(&self, _: &Question, _: &mut [Candidate]) -> Result<Answer> {
-///         Ok(Answer { channels: Some(4) })
+///     fn tune(&self, _: &Question, _: &mut [Candidate<'_>]) -> Result<Answer> {
+///         Ok(Answer::default().with_channels(4))
 ///     }
 /// }
 ///
@@ -259,29 +259,39 @@ unsafe extern "C" fn tune(
     })
 }
 
-/// Shows the cells as candidates and takes over the changed times; a failing tuner changes nothing.
+/// Shows the cells as candidates and takes over what the tuner answers: new times, -1 for what it leaves out, and 0 for
+/// what it orders, by which NCCL takes it. A failing tuner changes nothing.
 fn tune_cells(
     tuner: &dyn TunerContext,
     question: &Question,
     cells: &mut [f32],
     columns: usize,
 ) -> Result<Answer> {
-    let protocols = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
     let mut candidates = Vec::with_capacity(cells.len());
+    let mut places = Vec::with_capacity(cells.len());
     for (algorithm, row) in (0..ALGORITHMS as u32).zip(cells.chunks(columns)) {
-        for (protocol, us) in protocols.into_iter().zip(row) {
-            candidates.push(Candidate { algorithm: Algorithm(algorithm), protocol, us: *us });
+        for (protocol, us) in Protocol::ALL.into_iter().zip(row) {
+            let decision = Decision::new(Algorithm(algorithm), Executor::Interpreter, protocol);
+            candidates.push(match *us >= 0.0 {
+                true => Candidate::predicted(decision, *us),
+                false => Candidate::refused(decision, "impossible for NCCL"),
+            });
+            places.push(algorithm as usize * columns + protocol as usize);
         }
     }
     let answer = tuner.tune(question, &mut candidates)?;
-    for candidate in &candidates {
-        let at = candidate.algorithm.0 as usize * columns + candidate.protocol as usize;
-        // A tuner may not add candidates, but it can: only cells that were shown are written.
-        let shown = (candidate.algorithm.0 as usize) < ALGORITHMS && (candidate.protocol as usize) < columns;
-        let Some(cell) = cells.get_mut(at).filter(|cell| shown && **cell >= 0.0) else { continue };
-        if candidate.us.is_finite() {
-            *cell = if candidate.us < 0.0 { -1.0 } else { candidate.us };
+    // Only cells that NCCL can take are written.
+    for (candidate, place) in candidates.iter().zip(&places) {
+        let Some(cell) = cells.get_mut(*place).filter(|cell| **cell >= 0.0) else { continue };
+        if !candidate.is_possible() || candidate.us < 0.0 {
+            *cell = -1.0;
+        } else if candidate.us.is_finite() {
+            *cell = candidate.us;
         }
+    }
+    let ordered = answer.order.and_then(|place| cells.get_mut(*places.get(place)?));
+    if let Some(cell) = ordered.filter(|cell| **cell >= 0.0) {
+        *cell = 0.0;
     }
     Ok(answer)
 }
@@ -298,18 +308,16 @@ unsafe extern "C" fn chunk(
     // SAFETY: NCCL passes what `init` gave, until `finalize`.
     let context = unsafe { context.cast::<Context>().as_ref() };
     ask(context, "getChunkSize", |context| {
-        let protocol = match protocol {
-            0 => Protocol::Ll,
-            1 => Protocol::Ll128,
-            2 => Protocol::Simple,
-            _ => return Ok(()),
-        };
-        let (Some(function), Ok(algorithm)) = (function_of(function), u32::try_from(algorithm)) else {
+        let protocol = Protocol::ALL.into_iter().find(|known| *known as c_int == protocol);
+        let (Some(function), Ok(algorithm), Some(protocol)) =
+            (function_of(function), u32::try_from(algorithm), protocol)
+        else {
             return Ok(());
         };
         let question = Question::new(function, bytes as u64);
-        let chosen = Candidate { algorithm: Algorithm(algorithm), protocol, us: 0.0 };
-        let wanted = context.inner.chunk_bytes(&question, &chosen, natural(channels))?;
+        let decision = Decision::new(Algorithm(algorithm), Executor::Interpreter, protocol);
+        let chosen = Candidate::predicted(decision.with_channels(natural(channels)), 0.0);
+        let wanted = context.inner.chunk_bytes(&question, &chosen)?;
         let wanted = wanted.and_then(|wanted| usize::try_from(wanted).ok());
         // SAFETY: NULL or NCCL's variable.
         if let (Some(wanted), Some(chunk)) = (wanted, unsafe { chunk.as_mut() }) {

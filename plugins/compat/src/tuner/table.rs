@@ -4,7 +4,7 @@
 
 use std::ffi::c_int;
 
-use hawser_plugin::tuner::{Algorithm, Candidate, Protocol};
+use hawser_plugin::tuner::{Algorithm, Candidate, Decision, Executor, Protocol, Status};
 
 /// Rows: NCCL's algorithms, tree to PAT. Our own ones (from 64 on) have no row.
 pub(super) const ALGORITHMS: usize = 7;
@@ -12,21 +12,27 @@ pub(super) const ALGORITHMS: usize = 7;
 pub(super) const PROTOCOLS: usize = 3;
 const IMPOSSIBLE: f32 = -1.0;
 
+/// What is added to a time that nobody has compared with a measured one: plugins know no such thing, and those that take
+/// the lowest time should leave it alone.
+const UNMEASURED_US: f32 = 1e6;
+
 /// The table.
 #[derive(Debug, Clone, PartialEq)]
 #[repr(transparent)]
 pub(super) struct CostTable([[f32; PROTOCOLS]; ALGORITHMS]);
 
 impl CostTable {
-    /// The table of a list of candidates. Cells that no candidate has are impossible. Of two candidates with one cell
-    /// the faster one counts.
-    pub(super) fn of(candidates: &[Candidate]) -> Self {
+    /// The table of a list of candidates. Cells that no candidate has are impossible, and so are those of candidates that
+    /// the settings hold back. Of two candidates with one cell the faster one counts.
+    pub(super) fn of(candidates: &[Candidate<'_>]) -> Self {
         let mut table = Self([[IMPOSSIBLE; PROTOCOLS]; ALGORITHMS]);
-        for candidate in candidates.iter().filter(|candidate| is_possible(candidate.us)) {
-            let Some((algorithm, protocol)) = cell_of(candidate) else { continue };
+        for candidate in candidates {
+            let Some(((algorithm, protocol), us)) = cell_of(candidate).zip(shown(candidate)) else {
+                continue;
+            };
             let cell = &mut table.0[algorithm][protocol];
-            if *cell < 0.0 || candidate.us < *cell {
-                *cell = candidate.us;
+            if *cell < 0.0 || us < *cell {
+                *cell = us;
             }
         }
         table
@@ -54,47 +60,83 @@ impl CostTable {
         }
     }
 
-    /// Takes over what a plugin changed. `before` is the table that it got. True if something was no time and is
-    /// therefore left as it was: not a number, infinite, or a combination that was impossible.
-    pub(super) fn apply(&self, before: &Self, candidates: &mut [Candidate]) -> bool {
-        for candidate in candidates.iter_mut().filter(|candidate| is_possible(candidate.us)) {
+    /// Takes over what a plugin changed. `before` is the table that it got. A cell that it set to 0 is an order: plugins
+    /// write that for what they want, and mean no time.
+    pub(super) fn apply(&self, before: &Self, candidates: &mut [Candidate<'_>]) -> Applied {
+        let mut order = None;
+        for (place, candidate) in candidates.iter_mut().enumerate() {
             let Some((algorithm, protocol)) = cell_of(candidate) else { continue };
+            if shown(candidate).is_none() {
+                continue;
+            }
             let (old, new) = (before.0[algorithm][protocol], self.0[algorithm][protocol]);
             if old.to_bits() == new.to_bits() || !new.is_finite() {
                 continue;
             }
-            candidate.us = if new < 0.0 { IMPOSSIBLE } else { new };
+            match new {
+                0.0 => order = order.or(Some(place)),
+                us if us < 0.0 => candidate.leave_out(),
+                us => candidate.estimate(us),
+            }
         }
-        let cells = self.0.iter().flatten().zip(before.0.iter().flatten());
-        cells.into_iter().any(|(new, old)| !new.is_finite() || (*old < 0.0 && *new >= 0.0))
+        let mut cells = self.0.iter().flatten().zip(before.0.iter().flatten());
+        let is_odd = cells.any(|(new, old)| !new.is_finite() || (*old < 0.0 && *new >= 0.0));
+        Applied { order, is_odd }
     }
 }
 
-/// Times below 0 and what is no number stand for "impossible".
-fn is_possible(us: f32) -> bool {
-    us >= 0.0
+/// What became of a table that a plugin changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Applied {
+    /// The first candidate whose cell the plugin set to 0.
+    pub(super) order: Option<usize>,
+    /// Whether something was no time and is therefore left as it was: not a number, infinite, or a combination that was
+    /// impossible.
+    pub(super) is_odd: bool,
 }
 
-fn cell_of(candidate: &Candidate) -> Option<(usize, usize)> {
-    let algorithm = candidate.algorithm.0 as usize;
-    (algorithm < ALGORITHMS).then_some((algorithm, candidate.protocol as usize))
+/// The time that plugins see of a candidate; None if they see it as impossible.
+fn shown(candidate: &Candidate<'_>) -> Option<f32> {
+    let us = match candidate.status {
+        Status::Predicted => candidate.us,
+        Status::Unmeasured => candidate.us + UNMEASURED_US,
+        _ => return None,
+    };
+    (us >= 0.0).then_some(us)
+}
+
+/// Row and column of a candidate. NCCL's tables know neither fused kernels nor copy engines.
+pub(super) fn cell_of(candidate: &Candidate<'_>) -> Option<(usize, usize)> {
+    let Decision { algorithm, executor, protocol, .. } = candidate.decision;
+    let runs_steps = matches!(executor, Executor::Interpreter | Executor::Host);
+    (runs_steps && (algorithm.0 as usize) < ALGORITHMS).then_some((algorithm.0 as usize, protocol as usize))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn candidate(algorithm: Algorithm, protocol: Protocol, us: f32) -> Candidate {
-        Candidate { algorithm, protocol, us }
+    fn candidate(algorithm: Algorithm, protocol: Protocol, us: f32) -> Candidate<'static> {
+        Candidate::predicted(Decision::new(algorithm, Executor::Interpreter, protocol), us)
     }
 
-    fn some() -> Vec<Candidate> {
+    fn some() -> Vec<Candidate<'static>> {
+        let refused = Decision::new(Algorithm::PAT, Executor::Interpreter, Protocol::Simple);
+        let mut fused = candidate(Algorithm::RING, Protocol::Ll, 1.0);
+        fused.decision.executor = Executor::Fused;
+        let mut held = candidate(Algorithm::TREE, Protocol::Simple, 1.0);
+        held.status = Status::HeldBack { why: "a setting", is_measured: true };
+        let mut unmeasured = candidate(Algorithm::TREE, Protocol::Ll128, 1.0);
+        unmeasured.status = Status::Unmeasured;
         vec![
             candidate(Algorithm::RING, Protocol::Simple, 10.0),
             candidate(Algorithm::TREE, Protocol::Ll, 5.0),
-            candidate(Algorithm::PAT, Protocol::Simple, -1.0),
+            Candidate::refused(refused, "many ranks"),
             candidate(Algorithm::ONE_SHOT, Protocol::Ll, 2.0),
             candidate(Algorithm::NVLS, Protocol::Simple, f32::NAN),
+            fused,
+            held,
+            unmeasured,
         ]
     }
 
@@ -105,14 +147,14 @@ mod tests {
         // SAFETY: the table has 21 cells.
         let flat = unsafe { std::slice::from_raw_parts(base, ALGORITHMS * PROTOCOLS) };
         let mut expected = [-1.0; 21];
-        (expected[5], expected[0]) = (10.0, 5.0); // 1 * 3 + 2, 0 * 3 + 0
+        (expected[5], expected[0], expected[1]) = (10.0, 5.0, 1_000_001.0); // 1 * 3 + 2, 0 * 3 + 0, 0 * 3 + 1
         assert_eq!(flat, expected);
     }
 
     #[test]
     fn an_untouched_table_changes_nothing() {
         let (mut list, before) = (some(), CostTable::of(&some()));
-        assert!(!before.clone().apply(&before, &mut list));
+        assert_eq!(before.clone().apply(&before, &mut list), Applied { order: None, is_odd: false });
         assert_eq!(format!("{list:?}"), format!("{:?}", some()));
     }
 
@@ -126,9 +168,12 @@ mod tests {
             table.choose(algorithm, protocol);
         }
         table.0[1][2] = -3.5;
-        assert!(!table.apply(&before, &mut list));
-        let us: Vec<f32> = list.iter().map(|candidate| candidate.us).collect();
-        assert_eq!(us[..4], [-1.0, 0.0, -1.0, 2.0]);
+        table.0[0][1] = 7.0;
+        assert_eq!(table.apply(&before, &mut list), Applied { order: Some(1), is_odd: false });
+        let possible: Vec<bool> = list.iter().map(Candidate::is_possible).collect();
+        assert_eq!(possible, [false, true, false, true, true, true, true, true]);
+        assert_eq!(list[7], candidate(Algorithm::TREE, Protocol::Ll128, 7.0), "the plugin vouches for it");
+        assert_eq!(format!("{:?}", &list[3..7]), format!("{:?}", &some()[3..7]));
     }
 
     #[test]
@@ -139,7 +184,7 @@ mod tests {
             let (mut list, before) = (some(), CostTable::of(&some()));
             let mut table = before.clone();
             table.0[algorithm][2] = garbage;
-            assert!(table.apply(&before, &mut list), "{garbage}");
+            assert!(table.apply(&before, &mut list).is_odd, "{garbage}");
             assert_eq!(format!("{list:?}"), format!("{:?}", some()), "{garbage}");
         }
     }
@@ -154,7 +199,10 @@ mod tests {
         assert_eq!(list, twice);
         let mut table = before.clone();
         table.choose(1, 0);
-        table.apply(&before, &mut list);
-        assert_eq!(list.map(|candidate| candidate.us), [0.0, 0.0]);
+        assert_eq!(table.apply(&before, &mut list).order, Some(0));
+        assert_eq!(list, twice, "an order is no time");
+        table.0[1][0] = 2.0;
+        assert_eq!(table.apply(&before, &mut list).order, None);
+        assert_eq!(list.map(|candidate| candidate.us), [2.0, 2.0]);
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use hawser_plugin::tuner::{
-    Algorithm, Answer, Candidate, Function, Protocol, Question, Tuner, TunerConfig, TunerContext,
+    Algorithm, Answer, Candidate, Decision, Executor, Function, Protocol, Question, Status, Tuner,
+    TunerConfig, TunerContext,
 };
 use hawser_plugin::{Log, Result};
 
@@ -14,7 +15,7 @@ pub const CASES: &[Case<dyn Tuner>] = &[
     Case { name: "name_is_constant", wants: "one name that fits into a log line", run: name_is_constant },
     Case {
         name: "every_question_is_answered",
-        wants: "times that are numbers for all functions, sizes and candidates, or an error with a text",
+        wants: "times and orders that make sense for all functions, sizes and candidates, or an error with a text",
         run: every_question_is_answered,
     },
     Case {
@@ -24,7 +25,7 @@ pub const CASES: &[Case<dyn Tuner>] = &[
     },
     Case {
         name: "impossible_stays_impossible",
-        wants: "times below 0 to stay below 0",
+        wants: "candidates that are refused to stay so, and no order for them",
         run: impossible_stays_impossible,
     },
     Case { name: "chunks_are_sane", wants: "a chunk size above 0, or none", run: chunks_are_sane },
@@ -59,13 +60,26 @@ impl Trial<dyn Tuner> {
 
 const SHAPES: [(u32, u32); 7] = [(1, 1), (2, 1), (8, 1), (2, 2), (16, 2), (9, 3), (4096, 512)];
 
-/// All algorithms that have a name with all protocols, and one algorithm that nobody knows.
-fn candidates() -> Vec<Candidate> {
+/// All algorithms that have a name, and one that nobody knows, with all executors and protocols, in every status.
+fn candidates() -> Vec<Candidate<'static>> {
     let algorithms = Algorithm::NAMES.iter().map(|(algorithm, _)| *algorithm).chain([Algorithm(999)]);
-    let protocols = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
-    let pairs = algorithms.flat_map(|algorithm| protocols.map(|protocol| (algorithm, protocol)));
-    let us = |n: usize| if n % 5 == 4 { -1.0 } else { 10.0 + n as f32 };
-    pairs.enumerate().map(|(n, (algorithm, protocol))| Candidate { algorithm, protocol, us: us(n) }).collect()
+    let ways = Executor::ALL.map(|executor| Protocol::ALL.map(|protocol| (executor, protocol)));
+    let ways = ways.as_flattened();
+    let decisions =
+        algorithms.flat_map(|algorithm| ways.iter().map(move |way| Decision::new(algorithm, way.0, way.1)));
+    let candidate = |(n, decision): (usize, Decision)| {
+        let (decision, us) = (decision.with_channels(1 + n as u32 % 8), 10.0 + n as f32);
+        match n % 7 {
+            2 => Candidate { decision, us, status: Status::Unmeasured },
+            4 => Candidate::refused(decision, "impossible here"),
+            5 => {
+                let status = Status::HeldBack { why: "a setting", is_measured: n % 2 == 0 };
+                Candidate { decision, us, status }
+            }
+            _ => Candidate::predicted(decision, us),
+        }
+    };
+    decisions.enumerate().map(candidate).collect()
 }
 
 fn questions() -> Vec<Question> {
@@ -83,12 +97,12 @@ fn questions() -> Vec<Question> {
     questions
 }
 
-/// Answer and times. Errors are allowed: the host uses its own times then.
-type Asked = (Result<Answer>, Vec<u32>);
+/// Answer, times, and what is possible. Errors are allowed: the host uses its own times then.
+type Asked = (Result<Answer>, Vec<(u32, bool)>);
 
-fn ask(context: &dyn TunerContext, question: &Question, mut candidates: Vec<Candidate>) -> Asked {
+fn ask(context: &dyn TunerContext, question: &Question, mut candidates: Vec<Candidate<'_>>) -> Asked {
     let answer = context.tune(question, &mut candidates);
-    (answer, candidates.iter().map(|candidate| candidate.us.to_bits()).collect())
+    (answer, candidates.iter().map(|candidate| (candidate.us.to_bits(), candidate.is_possible())).collect())
 }
 
 fn name_is_constant(trial: &Trial<dyn Tuner>) -> Outcome {
@@ -108,8 +122,10 @@ fn every_question_is_answered(trial: &Trial<dyn Tuner>) -> Outcome {
                     }
                     Ok(answer) => {
                         want!(answer.channels != Some(0), "{question:?}: 0 channels");
-                        let odd = candidates.iter().find(|c| !c.us.is_finite());
+                        let odd = candidates.iter().find(|c| !c.us.is_finite() || c.us < 0.0);
                         want!(odd.is_none(), "{question:?} for {ranks} ranks: {odd:?} has no time");
+                        let nowhere = answer.order.filter(|place| *place >= candidates.len());
+                        want!(nowhere.is_none(), "{question:?}: orders {nowhere:?}, which is not there");
                     }
                 }
             }
@@ -136,13 +152,13 @@ fn impossible_stays_impossible(trial: &Trial<dyn Tuner>) -> Outcome {
     let context = trial.open(8, 1)?;
     for question in questions() {
         let mut candidates = candidates();
-        if context.tune(&question, &mut candidates).is_err() {
-            continue;
-        }
+        let Ok(answer) = context.tune(&question, &mut candidates) else { continue };
         let before = self::candidates();
-        let raised =
-            before.iter().zip(&candidates).find(|(before, after)| before.us < 0.0 && after.us >= 0.0);
+        let mut both = before.iter().zip(&candidates);
+        let raised = both.find(|(before, after)| !before.is_possible() && after.is_possible());
         want!(raised.is_none(), "{question:?}: {raised:?}");
+        let ordered = answer.order.and_then(|place| before.get(place)).filter(|c| !c.is_possible());
+        want!(ordered.is_none(), "{question:?}: orders {ordered:?}");
     }
     Ok(())
 }
@@ -152,7 +168,9 @@ fn chunks_are_sane(trial: &Trial<dyn Tuner>) -> Outcome {
     for question in questions() {
         for chosen in candidates() {
             for channels in [1, 32] {
-                if let Ok(Some(bytes)) = context.chunk_bytes(&question, &chosen, channels) {
+                let decision = chosen.decision.with_channels(channels);
+                let chosen = Candidate { decision, ..chosen };
+                if let Ok(Some(bytes)) = context.chunk_bytes(&question, &chosen) {
                     want!(bytes > 0, "{question:?}, {chosen:?}: chunks of 0 bytes");
                 }
             }

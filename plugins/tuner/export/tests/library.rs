@@ -6,7 +6,9 @@ use std::process::Command;
 use hawser_compat::library::Library;
 use hawser_compat::tuner::from_library;
 use hawser_plugin::Log;
-use hawser_plugin::tuner::{Algorithm, Candidate, Function, Protocol, Question, TunerConfig};
+use hawser_plugin::tuner::{
+    Algorithm, Candidate, Decision, Executor, Function, Protocol, Question, TunerConfig,
+};
 
 /// Cargo builds the library before this test, into the same folder.
 fn built() -> PathBuf {
@@ -23,9 +25,10 @@ fn the_library_tunes_by_the_rules_of_its_file() {
     let found = from_library(&Library::open(&built()).unwrap()).unwrap().unwrap();
     assert_eq!((found.symbol, found.plugin.name()), ("ncclTunerPlugin_v6", "hawser"));
     let context = found.plugin.open(&TunerConfig::new(1, 8, 1, Log::silent())).unwrap();
-    let mut list = [Candidate { algorithm: Algorithm::TREE, protocol: Protocol::Ll, us: 9.0 }];
+    let tree = Decision::new(Algorithm::TREE, Executor::Interpreter, Protocol::Ll);
+    let mut list = [Candidate::predicted(tree, 9.0)];
     let answer = context.tune(&Question::new(Function::AllReduce, 1 << 20), &mut list).unwrap();
-    assert_eq!((list[0].us, answer.channels), (0.0, Some(7)));
+    assert_eq!((answer.order, answer.channels), (Some(0), Some(7)));
 }
 
 #[test]

@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use hawser_plugin::learner::{Learner, Measured, Proposal};
-use hawser_plugin::tuner::{Algorithm, SettingsFile, TunerConfig};
+use hawser_plugin::tuner::{SettingsFile, TunerConfig};
 use hawser_plugin::{Log, Subsys};
 
 use super::policy::{Class, Learned, Policy, Table, Way};
 use super::{Adaptive, is_tried};
 use crate::files::{Contents, RuleFile};
-use crate::names;
-use crate::rule::{Action, Match, Place, Ranges, Rule};
+use crate::rule::{Action, Match, Place, Ranges, Rule, RunBy};
 use crate::write;
 
 /// What messages call the file that this makes.
@@ -69,9 +68,9 @@ impl Learner for Learning {
     }
 
     fn measured(&mut self, measured: &Measured, now: Duration) {
-        let &Measured { function, bytes, algorithm, protocol, trial, us, late } = measured;
+        let &Measured { function, bytes, decision, trial, us, late } = measured;
         if self.adaptive.is_some() && is_tried(function) {
-            let what = (Class::of(function, bytes), Way { algorithm, protocol }, trial);
+            let what = (Class::of(function, bytes), Way::from(decision), trial);
             self.policy.measured(what, us, late, now);
         }
     }
@@ -127,12 +126,12 @@ fn rule(class: Class, way: Way, name: Option<String>, programs: &[String]) -> Ru
         bytes: Ranges(vec![class.bytes()]),
         ..Match::default()
     };
-    let mut action = Action { way: crate::rule::Way::ANY, ..Action::DEFAULT };
-    let (bit, is_fused) = (1 << way.protocol as u8, names::is_fused(way.algorithm));
-    action.way.protocols = if is_fused { (0, bit) } else { (bit, 0) };
-    match way.algorithm.0.checked_sub(Algorithm::FIRST_PROGRAM) {
-        Some(place) => action.program = programs.get(place as usize).cloned(),
-        None => action.way.algorithm = Some((way.algorithm, way.algorithm)),
+    let mut action = Action::DEFAULT;
+    action.way.executor = Some(RunBy::Only(way.executor));
+    action.way.protocol = Some(way.protocol);
+    match way.algorithm.place() {
+        Some(place) => action.program = programs.get(place).cloned(),
+        None => action.way.algorithm = Some(way.algorithm),
     }
     let place = Place { file: NAME.into(), line: 0, column: 0 };
     let priority = if name.is_some() { FIRST } else { 0 };
@@ -149,7 +148,9 @@ pub fn describe(adaptive: Adaptive) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hawser_plugin::tuner::{Candidate, Function, HELD_US, Protocol, Question, TunerContext};
+    use hawser_plugin::tuner::{
+        Algorithm, Candidate, Decision, Executor, Function, Protocol, Question, Status, TunerContext,
+    };
 
     use super::*;
     use crate::engine::Engine;
@@ -158,25 +159,29 @@ mod tests {
     /// All kinds of ways come back from the text as what they were.
     #[test]
     fn the_table_is_read_as_it_is_written() {
-        let candidate = |algorithm, protocol, us| Candidate { algorithm, protocol, us };
-        let list = [
-            candidate(Algorithm::RING, Protocol::Simple, 1.0),
-            candidate(Algorithm::RING, Protocol::Ll, 2.0),
-            candidate(Algorithm::ALL_PAIRS, Protocol::Ll128, 3.0),
-            candidate(Algorithm::SYM_ALL_PAIRS, Protocol::Ll128, 4.0),
-            candidate(Algorithm::SYM_ONE_SHOT, Protocol::Ll, 5.0),
-            candidate(Algorithm::DMA_RING, Protocol::Simple, 6.0),
-            candidate(Algorithm::program(1), Protocol::Ll128, 7.0),
-            candidate(Algorithm::program(1), Protocol::Simple, 8.0),
-            candidate(Algorithm::KNOMIAL, Protocol::Simple, 9.0),
-            candidate(Algorithm::DMA_DIRECT, Protocol::Simple, HELD_US + 1.0),
+        use Executor::{CopyEngine, Fused, Host, Interpreter};
+        let candidate = |algorithm, executor, protocol, us| {
+            Candidate::predicted(Decision::new(algorithm, executor, protocol), us)
+        };
+        let mut list = [
+            candidate(Algorithm::RING, Interpreter, Protocol::Simple, 1.0),
+            candidate(Algorithm::RING, Host, Protocol::Ll, 2.0),
+            candidate(Algorithm::ALL_PAIRS, Interpreter, Protocol::Ll128, 3.0),
+            candidate(Algorithm::ALL_PAIRS, Fused, Protocol::Ll128, 4.0),
+            candidate(Algorithm::ONE_SHOT, Fused, Protocol::Ll, 5.0),
+            candidate(Algorithm::RING, CopyEngine, Protocol::Simple, 6.0),
+            candidate(Algorithm::program(1), Interpreter, Protocol::Ll128, 7.0),
+            candidate(Algorithm::program(1), Interpreter, Protocol::Simple, 8.0),
+            candidate(Algorithm::KNOMIAL, Interpreter, Protocol::Simple, 9.0),
+            candidate(Algorithm::DIRECT, CopyEngine, Protocol::Simple, 1.0),
         ];
+        list[9].status = Status::HeldBack { why: "a setting", is_measured: true };
         let programs = ["a".to_owned(), "my \"own\" one".to_owned()];
         let job =
             Job { ranks: 8, hosts: 1, per_host: (8, 8), name: String::new(), programs: programs.to_vec() };
         let class = Class::of(Function::AllToAll, 100_000);
-        for (at, Candidate { algorithm, protocol, .. }) in list.iter().enumerate().take(9) {
-            let way = Way { algorithm: *algorithm, protocol: *protocol };
+        for (at, candidate) in list.iter().enumerate().take(9) {
+            let way = Way::from(candidate.decision);
             let learned = Learned { way, us: 1.0, floor: way, floor_us: 2.0 };
             let mut table = Table::default();
             table.learned.insert(class, learned);
@@ -189,8 +194,7 @@ mod tests {
                 let mut asked = list;
                 let mut question = Question::new(Function::AllToAll, bytes);
                 question.trial = trial;
-                engine.tune(&question, &mut asked).unwrap();
-                asked.iter().position(|candidate| candidate.us == 0.0)
+                engine.tune(&question, &mut asked).unwrap().order
             };
             assert_eq!(taken(100_000, None), Some(at), "{written}");
             assert_eq!((taken(65_535, None), taken(131_072, None)), (None, None), "{written}");

@@ -25,7 +25,7 @@ mod times;
 pub use learner::{Learning, describe, is_learned};
 pub use policy::{Class, Policy, Table, Way};
 
-use hawser_plugin::tuner::{Candidate, Function, HELD_US, Question, UNMEASURED_US};
+use hawser_plugin::tuner::{Candidate, Function, Question};
 
 use crate::rule::Rule;
 
@@ -70,33 +70,32 @@ pub fn is_tried(function: Function) -> bool {
 
 /// The candidate that a trial takes, by its place: those that may be tried take turns, of more than 16 the cheapest. None =
 /// nothing may.
-pub fn pick(trial: u32, question: &Question, candidates: &[Candidate], avoid: &[Rule]) -> Option<usize> {
+pub fn pick(trial: u32, question: &Question, candidates: &[Candidate<'_>], avoid: &[Rule]) -> Option<usize> {
     if !is_tried(question.function) {
         return None;
     }
-    let is_avoided = |candidate: &Candidate| {
+    let is_avoided = |candidate: &Candidate<'_>| {
         let named = |rule: &&Rule| rule.chain.iter().any(|action| action.way.takes(candidate));
         avoid.iter().filter(|rule| rule.when.fits_call(question).is_ok()).any(|rule| named(&rule))
     };
     let best = candidates.iter().filter_map(price).fold(f32::INFINITY, f32::min);
-    let may = |candidate: &Candidate| {
+    let may = |candidate: &Candidate<'_>| {
         price(candidate).is_some_and(|us| us <= best * REACH) && !is_avoided(candidate)
     };
     let all = || candidates.iter().enumerate().filter(|(_, candidate)| may(candidate));
-    let is_before = |(a, one): (usize, &Candidate), (b, other): (usize, &Candidate)| {
+    let is_before = |(a, one): (usize, &Candidate<'_>), (b, other): (usize, &Candidate<'_>)| {
         let prices = price(one).partial_cmp(&price(other));
         prices.is_some_and(|order| order.then(a.cmp(&b)).is_lt())
     };
     let turn = trial as usize % all().count().min(TURNS as usize).max(1);
     let is_its_turn =
-        |&one: &(usize, &Candidate)| all().filter(|other| is_before(*other, one)).count() == turn;
+        |&one: &(usize, &Candidate<'_>)| all().filter(|other| is_before(*other, one)).count() == turn;
     all().find(is_its_turn).map(|(at, _)| at)
 }
 
 /// What the cost model says of a candidate that is possible and that the settings want.
-fn price(candidate: &Candidate) -> Option<f32> {
-    let us = if candidate.us >= UNMEASURED_US { candidate.us - UNMEASURED_US } else { candidate.us };
-    (candidate.us >= 0.0 && candidate.us < HELD_US).then_some(us)
+fn price(candidate: &Candidate<'_>) -> Option<f32> {
+    (candidate.is_offered() && candidate.us >= 0.0).then_some(candidate.us)
 }
 
 /// splitmix64's last step: numbers that follow one another give ones that do not.

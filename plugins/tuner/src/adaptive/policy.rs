@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hawser_plugin::tuner::{Algorithm, Function, Protocol};
+use hawser_plugin::tuner::{Algorithm, Decision, Executor, Function, Protocol};
 
 use super::times::Times;
 use crate::names;
@@ -70,23 +70,27 @@ impl std::fmt::Display for Class {
     }
 }
 
-/// A way to run a call.
+/// A way to run a call: a decision whose number of channels does not matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
     /// The algorithm.
     pub algorithm: Algorithm,
+    /// The executor: who runs the algorithm.
+    pub executor: Executor,
     /// The protocol.
     pub protocol: Protocol,
 }
 
+impl From<Decision> for Way {
+    fn from(decision: Decision) -> Self {
+        let Decision { algorithm, executor, protocol, .. } = decision;
+        Self { algorithm, executor, protocol }
+    }
+}
+
 impl std::fmt::Display for Way {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { algorithm, protocol } = *self;
-        match algorithm.0.checked_sub(Algorithm::FIRST_PROGRAM) {
-            Some(place) => write!(f, "program {place}")?,
-            None => f.write_str(names::algorithm_name(algorithm))?,
-        }
-        write!(f, "/{}", names::protocol_name(algorithm, protocol))
+        Decision::new(self.algorithm, self.executor, self.protocol).fmt(f)
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use hawser_plugin::Log;
 use hawser_plugin::learner::{Learner, Measured};
 use hawser_plugin::tuner::{
-    Algorithm, Candidate, Function, Protocol, Question, SettingsFile, Tuner, TunerConfig, TunerContext,
+    Algorithm, Candidate, Decision, Executor, Function, Protocol, Question, SettingsFile, Status, Tuner,
+    TunerConfig, TunerContext,
 };
 use proptest::prelude::*;
 
@@ -19,6 +20,11 @@ const ALGORITHMS: [Algorithm; 5] =
 /// The floor: the first candidate, by a rule.
 const BASE: &str = "mode = \"adaptive\"\n[[rule]]\nuse = { algorithm = \"ring\" }\n";
 const BYTES: u64 = 100_000;
+
+/// What the candidate at this place does.
+fn decision(at: usize) -> Decision {
+    Decision::new(ALGORITHMS[at], Executor::Interpreter, Protocol::Simple).with_channels(at as u32 + 1)
+}
 
 struct World {
     tuner: RuleTuner,
@@ -96,14 +102,8 @@ impl World {
         }
         let mut question = Question::new(Function::AllReduce, BYTES);
         question.trial = self.context.trial(at);
-        let mut list = ALGORITHMS.iter().zip(PREDICTED).map(|(algorithm, us)| Candidate {
-            algorithm: *algorithm,
-            protocol: Protocol::Simple,
-            us,
-        });
-        let mut list: [Candidate; 5] = std::array::from_fn(|_| list.next().unwrap());
-        self.context.tune(&question, &mut list).unwrap();
-        let taken = list.iter().position(|candidate| candidate.us == 0.0).expect("a rule decides");
+        let mut list = std::array::from_fn::<_, 5, _>(|at| Candidate::predicted(decision(at), PREDICTED[at]));
+        let taken = self.context.tune(&question, &mut list).unwrap().order.expect("a rule decides");
         let trial = question.trial.is_some();
         let (us, floor) = (self.time(taken), self.time(0));
         self.spent += f64::from(us);
@@ -112,9 +112,8 @@ impl World {
         self.taken.push(taken as u8);
         self.now += Duration::from_secs_f32(us / 1e6);
         if self.context.wants_times() && (trial || at.is_multiple_of(16)) {
-            let (algorithm, protocol) = (ALGORITHMS[taken], Protocol::Simple);
             let (function, bytes, late) = (Function::AllReduce, BYTES, self.late);
-            let measured = Measured { function, bytes, algorithm, protocol, trial, us, late };
+            let measured = Measured { function, bytes, decision: decision(taken), trial, us, late };
             self.learning.measured(&measured, self.now);
         }
         self.number += 1;
@@ -191,8 +190,11 @@ fn a_better_way_is_taken_and_a_hopeless_one_is_left_alone() {
     let tried = world.taken.iter().filter(|taken| **taken == 3).count();
     assert!((3..10).contains(&tried), "{tried} trials of what is hopeless: {:?}", world.proposals);
     let text = world.proposals.join("\n");
-    for part in ["all_reduce of 64K..128K: tree/simple instead of ", ": 4", "one_shot/simple is hopeless: 8"]
-    {
+    for part in [
+        "all_reduce of 64K..128K: tree/interpreter/simple instead of ",
+        ": 4",
+        "one_shot/interpreter/simple is hopeless: 8",
+    ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     // Ten minutes later it is asked again.
@@ -232,7 +234,7 @@ fn stress_brings_the_floor_at_once_and_decays() {
         // Three measured operations, and the margin of the change.
         world.run(16 * 3 + 17 + 16);
         let all = world.proposals[before..].join("\n");
-        assert!(all.contains("by tree/simple takes 2"), "{all}");
+        assert!(all.contains("by tree/interpreter/simple takes 2"), "{all}");
         world.us = calm;
         let trials = world.trials;
         world.run(2_000);
@@ -323,16 +325,21 @@ fn a_user_begins_anew_or_ends_it() {
 
 #[test]
 fn only_what_may_be_tried_is() {
-    let candidate = |algorithm, protocol, us| Candidate { algorithm, protocol, us };
-    use hawser_plugin::tuner::{HELD_US, UNMEASURED_US};
+    use Executor::{CopyEngine, Fused, Interpreter};
+    let with = |algorithm, executor, protocol, us, status| Candidate {
+        decision: Decision::new(algorithm, executor, protocol),
+        us,
+        status,
+    };
+    let (refused, held) = (Status::Refused { why: "" }, Status::HeldBack { why: "", is_measured: true });
     let list = [
-        candidate(Algorithm::RING, Protocol::Simple, 10.0),
-        candidate(Algorithm::TREE, Protocol::Simple, -1.0),
-        candidate(Algorithm::DMA_RING, Protocol::Simple, HELD_US + 1.0),
-        candidate(Algorithm::KNOMIAL, Protocol::Simple, UNMEASURED_US + 39.0),
-        candidate(Algorithm::BRUCK, Protocol::Simple, UNMEASURED_US + 41.0),
-        candidate(Algorithm::ALL_PAIRS, Protocol::Ll, 12.0),
-        candidate(Algorithm::SYM_ALL_PAIRS, Protocol::Ll, 11.0),
+        with(Algorithm::RING, Interpreter, Protocol::Simple, 10.0, Status::Predicted),
+        with(Algorithm::TREE, Interpreter, Protocol::Simple, 0.0, refused),
+        with(Algorithm::RING, CopyEngine, Protocol::Simple, 1.0, held),
+        with(Algorithm::KNOMIAL, Interpreter, Protocol::Simple, 39.0, Status::Unmeasured),
+        with(Algorithm::BRUCK, Interpreter, Protocol::Simple, 41.0, Status::Unmeasured),
+        with(Algorithm::ALL_PAIRS, Interpreter, Protocol::Ll, 12.0, Status::Predicted),
+        with(Algorithm::ALL_PAIRS, Fused, Protocol::Ll, 11.0, Status::Predicted),
     ];
     let picked = |text: &str, function| {
         let avoid = crate::schema::contents("a", text).unwrap().avoid;
@@ -351,8 +358,11 @@ fn only_what_may_be_tried_is() {
     );
     assert_eq!(pick(3, &Question::new(Function::AllReduce, 1), &[], &[]), None);
     // There are more than turns: those that look slowest are left out.
-    let many: Vec<Candidate> =
-        (0..20).map(|at| candidate(Algorithm(at), Protocol::Simple, 30.0 - (at % 18) as f32)).collect();
+    let one = |at: u32| {
+        let decision = Decision::new(Algorithm(at), Interpreter, Protocol::Simple);
+        Candidate::predicted(decision, 30.0 - (at % 18) as f32)
+    };
+    let many: Vec<Candidate<'_>> = (0..20).map(one).collect();
     let question = Question::new(Function::AllReduce, 1);
     let mut all: Vec<_> = (0..16).filter_map(|trial| pick(trial, &question, &many, &[])).collect();
     assert_eq!((all[0], all[15]), (17, 2), "the cheapest first");

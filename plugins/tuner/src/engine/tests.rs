@@ -4,7 +4,8 @@ use super::*;
 use crate::schema::parse;
 use hawser_plugin::Level;
 use hawser_plugin::collnet::DataType;
-use hawser_plugin::tuner::{Algorithm, Protocol, Reduction};
+use hawser_plugin::tuner::Executor::{CopyEngine, Fused, Interpreter};
+use hawser_plugin::tuner::{Protocol, Reduction, Status};
 
 fn job() -> Job {
     Job { ranks: 8, hosts: 2, per_host: (4, 4), name: "tp_0".to_owned(), programs: vec!["mine".to_owned()] }
@@ -15,16 +16,20 @@ fn engine(text: &str) -> Engine {
 }
 
 /// Times that a cost model may give.
-fn candidates() -> [Candidate; 6] {
-    let candidate = |algorithm, protocol, us| Candidate { algorithm, protocol, us };
+fn candidates() -> [Candidate<'static>; 6] {
+    let candidate = |way, us| Candidate::predicted(decision(way), us);
     [
-        candidate(Algorithm::RING, Protocol::Ll, 12.0),
-        candidate(Algorithm::RING, Protocol::Simple, 10.0),
-        candidate(Algorithm::TREE, Protocol::Ll, 5.0),
-        candidate(Algorithm::ALL_PAIRS, Protocol::Ll, -1.0),
-        candidate(Algorithm::ALL_PAIRS, Protocol::Simple, 9.0),
-        candidate(Algorithm::SYM_ALL_PAIRS, Protocol::Ll128, 2.0),
+        candidate((Algorithm::RING, Interpreter, Protocol::Ll), 12.0),
+        candidate(RING, 10.0),
+        candidate(TREE, 5.0),
+        Candidate::refused(decision((Algorithm::ALL_PAIRS, Interpreter, Protocol::Ll)), "many ranks"),
+        candidate(PAIRS, 9.0),
+        candidate(FUSED, 2.0),
     ]
+}
+
+fn decision((algorithm, executor, protocol): Way) -> Decision {
+    Decision::new(algorithm, executor, protocol).with_channels(2)
 }
 
 fn question(bytes: u64) -> Question {
@@ -34,28 +39,42 @@ fn question(bytes: u64) -> Question {
 }
 
 /// What is taken, and with how many channels.
-fn asked(engine: &Engine, question: &Question) -> (Option<(Algorithm, Protocol)>, Option<u32>) {
+fn asked(engine: &Engine, question: &Question) -> (Option<Way>, Option<u32>) {
     let mut list = candidates();
     let answer = engine.tune(question, &mut list).unwrap();
-    let mut changed = list.iter().zip(candidates()).filter(|(new, old)| **new != *old).map(|(new, _)| new);
-    let taken = changed.next();
-    assert!(changed.next().is_none() && taken.is_none_or(|taken| taken.us == 0.0), "{list:?}");
-    (taken.map(|taken| (taken.algorithm, taken.protocol)), answer.channels)
+    assert_eq!(list, candidates(), "rules order, they do not change times");
+    (answer.order.map(|place| way(&list[place])), answer.channels)
 }
 
-const RING: (Algorithm, Protocol) = (Algorithm::RING, Protocol::Simple);
-const TREE: (Algorithm, Protocol) = (Algorithm::TREE, Protocol::Ll);
-const PAIRS: (Algorithm, Protocol) = (Algorithm::ALL_PAIRS, Protocol::Simple);
-const FUSED: (Algorithm, Protocol) = (Algorithm::SYM_ALL_PAIRS, Protocol::Ll128);
+/// The three words of a candidate.
+fn way(candidate: &Candidate<'_>) -> Way {
+    let Decision { algorithm, executor, protocol, .. } = candidate.decision;
+    (algorithm, executor, protocol)
+}
+
+type Way = (Algorithm, Executor, Protocol);
+
+const RING: Way = (Algorithm::RING, Interpreter, Protocol::Simple);
+const TREE: Way = (Algorithm::TREE, Interpreter, Protocol::Ll);
+const PAIRS: Way = (Algorithm::ALL_PAIRS, Interpreter, Protocol::Simple);
+const FUSED: Way = (Algorithm::ALL_PAIRS, Fused, Protocol::Ll128);
 
 #[test]
 fn the_cheapest_of_what_an_action_means_is_taken() {
     for (action, taken) in [
         ("algorithm = \"ring\"", RING),
-        ("algorithm = \"ring\", protocol = \"ll\"", (Algorithm::RING, Protocol::Ll)),
+        ("algorithm = \"ring\", protocol = \"ll\"", (Algorithm::RING, Interpreter, Protocol::Ll)),
         ("algorithm = \"all_pairs\"", FUSED),
         ("algorithm = \"all_pairs\", protocol = \"simple\"", PAIRS),
         ("protocol = \"symll128\"", FUSED),
+        ("executor = \"fused\"", FUSED),
+        ("executor = \"fused\", protocol = \"ll128\"", FUSED),
+        ("algorithm = \"sym_all_pairs\"", FUSED),
+        ("algorithm = \"all_pairs\", executor = \"interpreter\"", PAIRS),
+        ("executor = \"interpreter\"", TREE),
+        ("executor = \"sm\"", FUSED),
+        ("executor = \"sm\", protocol = \"ll\"", TREE),
+        ("executor = \"sm\", protocol = \"symll128\"", FUSED),
         ("protocol = \"ll\"", TREE),
     ] {
         let engine = engine(&format!("[[rule]]\nuse = {{ {action} }}"));
@@ -92,18 +111,14 @@ fn the_first_possible_of_a_chain_wins_and_later_rules_stand_in() {
 
 #[test]
 fn programs_are_taken_by_their_names_in_their_authors_protocol() {
-    let program = |protocol, us| Candidate { algorithm: Algorithm::program(0), protocol, us };
+    let program = |protocol| Decision::new(Algorithm::program(0), Interpreter, protocol);
     let mut list = candidates().to_vec();
     list.extend([
-        program(Protocol::Ll128, -1.0),
-        program(Protocol::Simple, 70.0),
-        program(Protocol::Ll, 60.0),
+        Candidate::refused(program(Protocol::Ll128), "not NVLink"),
+        Candidate::predicted(program(Protocol::Simple), 70.0),
+        Candidate::predicted(program(Protocol::Ll), 60.0),
     ]);
-    let taken = |rules: &str| {
-        let mut asked = list.clone();
-        engine(rules).tune(&question(1), &mut asked).unwrap();
-        asked.iter().position(|candidate| candidate.us == 0.0)
-    };
+    let taken = |rules: &str| engine(rules).tune(&question(1), &mut list.clone()).unwrap().order;
     assert_eq!(taken("[[rule]]\nuse = { program = \"mine\" }"), Some(7), "the first that is possible");
     assert_eq!(taken("[[rule]]\nuse = { program = \"mine\", protocol = \"ll\" }"), Some(8));
     assert_eq!(taken("[[rule]]\nuse = [{ program = \"yours\" }, { algorithm = \"tree\" }]"), Some(2));
@@ -114,17 +129,17 @@ fn programs_are_taken_by_their_names_in_their_authors_protocol() {
 #[test]
 fn what_nobody_measured_has_to_be_named() {
     let mut list = candidates().to_vec();
-    list.push(Candidate {
-        algorithm: Algorithm::KNOMIAL,
-        protocol: Protocol::Simple,
-        us: UNMEASURED_US + 1.5,
-    });
+    let knomial = decision((Algorithm::KNOMIAL, Interpreter, Protocol::Simple));
+    list.push(Candidate { decision: knomial, us: 1.5, status: Status::Unmeasured });
     let why = |rules: &str| engine(rules).why(&question(1), &list).unwrap();
     let named = why("[[rule]]\nuse = { algorithm = \"knomial\" }");
-    assert!(named.contains("takes knomial/simple, 1.5 µs predicted, never measured"), "{named}");
+    assert!(
+        named.contains("takes knomial/interpreter/simple channels 2, 1.5 µs predicted, never measured"),
+        "{named}"
+    );
     let careful = why("[[rule]]\nnever_worse = true\nuse = { algorithm = \"knomial\" }");
     assert!(careful.contains("passed over"), "{careful}");
-    assert!(why("[[rule]]\nuse = { protocol = \"simple\" }").contains("takes all_pairs/simple"));
+    assert!(why("[[rule]]\nuse = { protocol = \"simple\" }").contains("takes all_pairs/interpreter/simple"));
 }
 
 #[test]
@@ -148,8 +163,8 @@ fn what_looks_worse_is_passed_over_if_that_is_wanted() {
     let engine = engine("[[rule]]\nnever_worse = true\nuse = { algorithm = \"tree\" }");
     let mut close = candidates();
     close[5].us = 4.6;
-    engine.tune(&question(1), &mut close).unwrap();
-    assert_eq!(close[2].us, 0.0, "5.0 is within a tenth of 4.6");
+    let order = engine.tune(&question(1), &mut close).unwrap().order;
+    assert_eq!(order, Some(2), "5.0 is within a tenth of 4.6");
 }
 
 #[test]
@@ -223,7 +238,7 @@ fn chunks_are_those_of_the_action_that_means_the_choice() {
     let engine = engine(
         "[[rule]]\nuse = [{ algorithm = \"tree\", chunk = \"4K\" }, { algorithm = \"ring\", chunk = \"8K\" }]",
     );
-    let chunk = |at: usize| engine.chunk_bytes(&question(1), &candidates()[at], 2).unwrap();
+    let chunk = |at: usize| engine.chunk_bytes(&question(1), &candidates()[at]).unwrap();
     assert_eq!((chunk(1), chunk(2), chunk(4)), (Some(8192), Some(4096), None));
 }
 
@@ -239,10 +254,10 @@ fn trials_and_what_is_learned_have_the_channels_and_chunk_of_the_users_rules() {
     for trial in 0..16 {
         let mut question = question(1);
         question.trial = Some(trial);
-        let (way, channels) = asked(&engine, &question);
-        let chosen = candidates().into_iter().find(|c| Some((c.algorithm, c.protocol)) == way).unwrap();
-        let chunk = engine.chunk_bytes(&question, &chosen, 1).unwrap();
-        met.insert(chosen.algorithm.0, (channels, chunk));
+        let (taken, channels) = asked(&engine, &question);
+        let chosen = candidates().into_iter().find(|c| Some(way(c)) == taken).unwrap();
+        let chunk = engine.chunk_bytes(&question, &chosen).unwrap();
+        met.insert(chosen.decision.algorithm.0, (channels, chunk));
     }
     assert_eq!(met.remove(&Algorithm::TREE.0), Some((Some(2), Some(4096))));
     assert_eq!(met.into_values().collect::<Vec<_>>(), [(None, None)], "the fused one");
@@ -284,7 +299,7 @@ fn why_names_the_rule_and_what_came_before() {
             "rule \"it\" (r.toml:7:1)",
             "rule \"pat\" (r.toml:4:1): pat: impossible here",
             "rule \"it\" (r.toml:7:1): nvls: impossible here",
-            "rule \"it\" (r.toml:7:1): tree: takes tree/ll, 5.0 µs predicted",
+            "rule \"it\" (r.toml:7:1): tree: takes tree/interpreter/ll channels 2, 5.0 µs predicted",
             "3 of 3 rules in r.toml counted here; 1 before it are for other calls"
         ]
     );
@@ -293,44 +308,64 @@ fn why_names_the_rule_and_what_came_before() {
     assert_eq!(other.as_deref(), Ok("no rule decided (1 of 1 rules in r.toml)"));
 }
 
-/// As [`candidates`] of a move where copy engines are there: `held` are held back.
-fn moves(held: fn(Algorithm) -> bool) -> Vec<Candidate> {
+/// As [`candidates`] of a move where copy engines are there: what one kind of executor could run is held back.
+fn moves(is_held: fn(Executor) -> bool) -> Vec<Candidate<'static>> {
     let list = [
-        (Algorithm::RING, Protocol::Simple, 10.0),
-        (Algorithm::RING, Protocol::Ll, 6.0),
-        (Algorithm::TREE, Protocol::Simple, 5.0),
-        (Algorithm::DMA_RING, Protocol::Simple, 20.0),
-        (Algorithm::DMA_ALL_PAIRS, Protocol::Simple, 15.0),
+        (Algorithm::RING, Interpreter, Protocol::Simple, 10.0),
+        (Algorithm::RING, Interpreter, Protocol::Ll, 6.0),
+        (Algorithm::TREE, Interpreter, Protocol::Simple, 5.0),
+        (Algorithm::RING, CopyEngine, Protocol::Simple, 20.0),
+        (Algorithm::ALL_PAIRS, CopyEngine, Protocol::Simple, 15.0),
+        (Algorithm::ALL_PAIRS, Fused, Protocol::Ll, 7.0),
     ];
-    let price = |algorithm, us: f32| if held(algorithm) { HELD_US + us } else { us };
-    list.map(|(algorithm, protocol, us)| Candidate { algorithm, protocol, us: price(algorithm, us) }).to_vec()
+    let candidate = |(algorithm, executor, protocol, us)| {
+        let held = Status::HeldBack { why: "a setting", is_measured: true };
+        let status = if is_held(executor) { held } else { Status::Predicted };
+        Candidate { decision: Decision::new(algorithm, executor, protocol), us, status }
+    };
+    list.map(candidate).to_vec()
 }
 
 #[test]
 fn an_executor_is_kept_and_without_one_the_settings_are() {
-    let copied: fn(Algorithm) -> bool = |a| (72..=74).contains(&a.0);
-    let kernels: fn(Algorithm) -> bool = |a| !(72..=74).contains(&a.0);
+    let copied: fn(Executor) -> bool = |executor| executor == CopyEngine;
+    let kernels: fn(Executor) -> bool = |executor| executor != CopyEngine;
     for (action, without, with_pass_sm) in [
-        ("algorithm = \"ring\"", Some((1, 0)), Some((72, 2))),
-        ("algorithm = \"tree\"", Some((0, 2)), None),
-        ("algorithm = \"ring\", executor = \"dma\"", Some((72, 2)), Some((72, 2))),
-        ("executor = \"dma\"", Some((73, 2)), Some((73, 2))),
-        ("algorithm = \"dma_ring\"", Some((72, 2)), Some((72, 2))),
-        ("executor = \"sm\"", Some((0, 2)), Some((0, 2))),
-        ("algorithm = \"ring\", executor = \"sm\", protocol = \"simple\"", Some((1, 2)), Some((1, 2))),
+        ("algorithm = \"ring\"", Some(1), Some(3)),
+        ("algorithm = \"tree\"", Some(2), None),
+        ("algorithm = \"ring\", executor = \"dma\"", Some(3), Some(3)),
+        ("executor = \"dma\"", Some(4), Some(4)),
+        ("executor = \"copy_engine\"", Some(4), Some(4)),
+        ("algorithm = \"dma_ring\"", Some(3), Some(3)),
+        ("executor = \"sm\"", Some(2), Some(2)),
+        ("executor = \"interpreter\"", Some(2), Some(2)),
+        ("executor = \"fused\"", Some(5), Some(5)),
+        ("executor = \"host\"", None, None),
+        ("algorithm = \"ring\", executor = \"sm\", protocol = \"simple\"", Some(0), Some(0)),
+        ("protocol = \"simple\"", Some(2), Some(4)),
+        // The old names of fused kernels ask for no executor: they take what the settings leave.
+        ("protocol = \"symll\"", Some(5), None),
         ("executor = \"auto\", channels = 1", None, None),
     ] {
         let engine = engine(&format!("[[rule]]\nuse = {{ {action} }}"));
         for (held, expected) in [(copied, without), (kernels, with_pass_sm)] {
-            let mut list = moves(held);
-            engine.tune(&Question::new(Function::AllGather, 1 << 20), &mut list).unwrap();
-            let taken = list.iter().find(|c| c.us == 0.0).map(|c| (c.algorithm.0, c.protocol as u32));
-            assert_eq!(taken, expected, "{action}");
+            let question = Question::new(Function::AllGather, 1 << 20);
+            assert_eq!(engine.tune(&question, &mut moves(held)).unwrap().order, expected, "{action}");
         }
-        assert_eq!(engine.wants_copy_engines(), action.contains("dma"), "{action}");
+        let wants = action.contains("dma") || action.contains("copy_engine");
+        assert_eq!(engine.wants_copy_engines(), wants, "{action}");
     }
     let careful = engine("[[rule]]\nnever_worse = true\nuse = { executor = \"dma\" }");
-    let mut list = moves(copied);
-    careful.tune(&Question::new(Function::AllGather, 1 << 20), &mut list).unwrap();
-    assert_eq!(list, moves(copied), "15 µs are more than 5");
+    let answer = careful.tune(&Question::new(Function::AllGather, 1 << 20), &mut moves(copied));
+    assert_eq!(answer, Ok(Answer::default()), "15 µs are more than 5");
+}
+
+#[test]
+fn what_was_never_measured_comes_last_also_where_it_is_held_back() {
+    let mut list = moves(|_| true);
+    list[1].status = Status::HeldBack { why: "a setting", is_measured: false };
+    list[2].status = list[1].status;
+    let engine = engine("[[rule]]\nuse = { executor = \"interpreter\" }");
+    let answer = engine.tune(&Question::new(Function::AllGather, 1 << 20), &mut list).unwrap();
+    assert_eq!(answer.order, Some(0));
 }

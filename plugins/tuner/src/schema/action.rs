@@ -1,12 +1,12 @@
-//! What a rule does: the values of `use`.
+//! Reads what a rule does: the values of `use`.
 
-use hawser_plugin::tuner::Algorithm;
+use hawser_plugin::tuner::{Algorithm, Executor, Protocol};
 use toml::de::{DeTable, DeValue};
 
 use super::{Reader, Value, each, find};
-use crate::names::{self, PROTOCOLS};
+use crate::names;
 use crate::range;
-use crate::rule::{Action, Executor, Way};
+use crate::rule::{Action, RunBy, Way};
 
 /// Keys of an action.
 const KEYS: [&str; 6] = ["algorithm", "program", "protocol", "channels", "chunk", "executor"];
@@ -67,86 +67,130 @@ impl Reader<'_> {
         Some(Action { program, way, channels: self.channels(table), chunk: self.chunk(table) })
     }
 
-    /// Who runs it, and whether what else the action names has such a form.
-    fn executor(&mut self, table: &DeTable<'_>, algorithm: Option<Algorithm>) -> Option<Executor> {
-        let value = find(table, "executor")?;
-        let word = self.text(value, "executor").filter(|word| !names::same(word, AUTO))?;
-        let executor = match word {
-            word if names::same(word, "sm") => Executor::Sm,
-            word if names::same(word, "dma") => Executor::Dma,
+    /// The candidates that an action means.
+    fn way(&mut self, table: &DeTable<'_>) -> Way {
+        let mut way = Way::ANY;
+        let algorithm = find(table, "algorithm").and_then(|value| Some((value, self.algorithm(value)?)));
+        way.algorithm = algorithm.map(|(_, (algorithm, _))| algorithm);
+        let mut implied = algorithm.and_then(|(value, (_, executor))| Some((value, executor?)));
+        if let Some(value) = find(table, "protocol")
+            && let Some((protocol, executor)) = self.protocol(value)
+        {
+            way.protocol = Some(protocol);
+            if implied.is_none() {
+                implied = executor.map(|executor| (value, executor));
+            }
+        }
+        let named = find(table, "executor").and_then(|value| Some((value, self.executor(value)?)));
+        way.executor = self.run_by(named, implied);
+        // Names that imply copy engines ask for them; those that imply fused kernels take them where they may run.
+        let is_copied = implied.is_some_and(|(_, executor)| executor == Executor::CopyEngine);
+        way.takes_held = named.is_some() || is_copied;
+        if let Some(RunBy::Only(executor)) = way.executor
+            && let Some(value) = named.map(|(value, _)| value).or(implied.map(|(value, _)| value))
+        {
+            self.must_run(value, executor, way.algorithm, find(table, "program").is_some());
+        }
+        way
+    }
+
+    /// Who has to run it, by the key `executor` and by a name that implies an executor; complains if they differ.
+    fn run_by(
+        &mut self,
+        named: Option<(&Value<'_>, RunBy)>,
+        implied: Option<(&Value<'_>, Executor)>,
+    ) -> Option<RunBy> {
+        let Some((value, named)) = named else { return implied.map(|(_, executor)| RunBy::Only(executor)) };
+        let Some((word, implied)) = implied else { return Some(named) };
+        match named {
+            RunBy::Only(named) if named == implied => {}
+            RunBy::Kernels if implied != Executor::CopyEngine => {}
             _ => {
-                let words = ["sm", "dma", AUTO];
-                self.unknown(value.span(), "executor", word, words.into_iter(), &words.join(", "));
-                return None;
+                let word = word.get_ref().as_str().unwrap_or_default();
+                let text =
+                    format!("{word} is for executor = \"{}\": write that, or another name", implied.name());
+                self.problem(value.span(), text);
             }
-        };
-        let copied = algorithm.is_some_and(names::is_copied);
-        let can_copy = |algorithm| names::is_copied(algorithm) || names::copied_form(algorithm).is_some();
-        let text = match (executor, algorithm) {
-            (Executor::Sm, Some(algorithm)) if copied => {
-                format!("{} is for copy engines: write executor = \"dma\"", names::algorithm_name(algorithm))
-            }
-            (Executor::Dma, Some(algorithm)) if !can_copy(algorithm) => format!(
-                "copy engines do not run {}: write ring, all_pairs or direct, or leave the algorithm out",
-                names::algorithm_name(algorithm)
+        }
+        Some(RunBy::Only(implied))
+    }
+
+    /// Complains if an executor has no form of what else the action names.
+    fn must_run(
+        &mut self,
+        value: &Value<'_>,
+        executor: Executor,
+        algorithm: Option<Algorithm>,
+        is_program: bool,
+    ) {
+        let cannot = algorithm.filter(|algorithm| !names::can_run(executor, *algorithm)).map(Algorithm::name);
+        let text = match (executor, cannot) {
+            (Executor::CopyEngine, Some(name)) => format!(
+                "copy engines do not run {name}: write ring, all_pairs or direct, or leave the algorithm out"
             ),
-            (Executor::Dma, _) if find(table, "program").is_some() => {
-                "copy engines do not run programs of your own: leave one of the two out".into()
+            (Executor::CopyEngine, None) if is_program => {
+                "copy engines do not run programs of your own: leave one of the two out".to_owned()
             }
-            _ => return Some(executor),
+            (_, Some(name)) => format!(
+                "{name} has no fused kernels: write one_shot, all_pairs or direct, or leave the executor out"
+            ),
+            (_, None) => return,
         };
         self.problem(value.span(), text);
+    }
+
+    /// An algorithm, and the executor that an old name implies. None for `auto`, and for what is no algorithm.
+    fn algorithm(&mut self, value: &Value<'_>) -> Option<(Algorithm, Option<Executor>)> {
+        let word = self.text(value, "algorithm").filter(|word| !names::same(word, AUTO))?;
+        if let Some((algorithm, _)) = Algorithm::NAMES.iter().find(|(_, name)| names::same(name, word)) {
+            return Some((*algorithm, None));
+        }
+        let old = names::WITH_EXECUTOR.iter().find(|(_, _, name)| names::same(name, word));
+        if let Some((algorithm, executor, _)) = old {
+            let now = format!("algorithm = \"{}\", executor = \"{}\"", algorithm.name(), executor.name());
+            self.hint(value.span(), word, &now);
+            return Some((*algorithm, Some(*executor)));
+        }
+        let words = || Algorithm::NAMES.iter().map(|(_, name)| *name).chain([AUTO]);
+        self.unknown(value.span(), "algorithm", word, words(), &words().collect::<Vec<_>>().join(", "));
         None
     }
 
-    fn way(&mut self, table: &DeTable<'_>) -> Way {
-        let mut way = Way::ANY;
-        let algorithm = find(table, "algorithm").and_then(|value| {
-            let word = self.text(value, "algorithm").filter(|word| !names::same(word, AUTO))?;
-            let known = Algorithm::NAMES.iter().find(|(_, name)| names::same(name, word));
-            if known.is_none() {
-                let words = || Algorithm::NAMES.iter().map(|(_, name)| *name).chain([AUTO]);
-                let all = words().collect::<Vec<_>>().join(", ");
-                self.unknown(value.span(), "algorithm", word, words(), &all);
-            }
-            known.map(|(algorithm, _)| *algorithm)
-        });
-        if let Some(algorithm) = algorithm {
-            way.algorithm = Some((algorithm, names::fused_form(algorithm).unwrap_or(algorithm)));
+    /// A protocol, and the executor that an old name implies. None for `auto`, and for what is no protocol.
+    fn protocol(&mut self, value: &Value<'_>) -> Option<(Protocol, Option<Executor>)> {
+        let word = self.text(value, "protocol").filter(|word| !names::same(word, AUTO))?;
+        if let Some(protocol) = Protocol::ALL.into_iter().find(|known| names::same(known.name(), word)) {
+            return Some((protocol, None));
         }
-        way.executor = self.executor(table, algorithm);
-        if algorithm.is_some_and(names::is_copied) {
-            way.executor = Some(Executor::Dma);
+        let old = names::FUSED_PROTOCOLS.iter().find(|(_, name)| names::same(name, word));
+        if let Some((protocol, _)) = old {
+            let fused = Executor::Fused;
+            let now = format!("executor = \"{}\", protocol = \"{}\"", fused.name(), protocol.name());
+            self.hint(value.span(), word, &now);
+            return Some((*protocol, Some(fused)));
         }
-        if let Some(value) = find(table, "protocol")
-            && let Some(word) = self.text(value, "protocol").filter(|word| !names::same(word, AUTO))
-        {
-            match PROTOCOLS.iter().find(|(_, _, name)| names::same(name, word)) {
-                Some((protocol, fused, name)) => {
-                    let (bit, only_fused) = (1 << *protocol as u8, algorithm.is_some_and(names::is_fused));
-                    way.protocols = match fused {
-                        // The three plain words name the staging where the algorithm is a fused one anyway.
-                        false if only_fused => (0, bit),
-                        false => (bit, 0),
-                        true => (0, bit),
-                    };
-                    let no_form = |a: Algorithm| !names::is_fused(a) && names::fused_form(a).is_none();
-                    if let Some(algorithm) = algorithm.filter(|a| *fused && no_form(*a)) {
-                        let text = format!(
-                            "{} has no fused kernels, so no protocol {name}: write ll, ll128 or simple",
-                            names::algorithm_name(algorithm)
-                        );
-                        self.problem(value.span(), text);
-                    }
-                }
-                None => {
-                    let words = || PROTOCOLS.iter().map(|(_, _, name)| *name).chain([AUTO]);
-                    let all = words().collect::<Vec<_>>().join(", ");
-                    self.unknown(value.span(), "protocol", word, words(), &all);
-                }
-            }
+        let words = || Protocol::ALL.into_iter().map(Protocol::name).chain([AUTO]);
+        self.unknown(value.span(), "protocol", word, words(), &words().collect::<Vec<_>>().join(", "));
+        None
+    }
+
+    /// Who has to run it. None for `auto`, and for what is no executor.
+    fn executor(&mut self, value: &Value<'_>) -> Option<RunBy> {
+        let word = self.text(value, "executor").filter(|word| !names::same(word, AUTO))?;
+        if let Some(executor) = Executor::ALL.into_iter().find(|known| names::same(known.name(), word)) {
+            return Some(RunBy::Only(executor));
         }
-        way
+        if names::same(word, names::KERNELS) {
+            return Some(RunBy::Kernels);
+        }
+        if names::same(word, names::OLD_COPY_ENGINE) {
+            let executor = Executor::CopyEngine;
+            self.hint(value.span(), word, &format!("executor = \"{}\"", executor.name()));
+            return Some(RunBy::Only(executor));
+        }
+        let words = || Executor::ALL.into_iter().map(Executor::name).chain([names::KERNELS, AUTO]);
+        self.unknown(value.span(), "executor", word, words(), &words().collect::<Vec<_>>().join(", "));
+        None
     }
 
     fn channels(&mut self, table: &DeTable<'_>) -> Option<u32> {

@@ -1,6 +1,6 @@
 use super::*;
-use crate::rule::{Action, Way};
-use hawser_plugin::tuner::{Algorithm, Protocol};
+use crate::rule::{Action, RunBy, Way};
+use hawser_plugin::tuner::{Algorithm, Candidate, Decision, Executor, Protocol};
 use proptest::prelude::*;
 
 const EVERYTHING: &str = r#"
@@ -39,14 +39,14 @@ fn every_key_is_read() {
     assert_eq!((small.name.as_deref(), small.priority, small.never_worse), (Some("small"), 10, true));
     assert_eq!(
         small.to_string(),
-        "all_gather|all_reduce, bytes ..64K, ranks 8, half|bfloat16, sum -> all_pairs/symll channels 8, else ring, \
+        "all_gather|all_reduce, bytes ..64K, ranks 8, half|bfloat16, sum -> all_pairs/fused/ll if not held back channels 8, else ring, \
          else default never_worse priority 10"
     );
     assert_eq!((large.place.line, large.never_worse), (12, false));
     assert_eq!(
         large.to_string(),
         "bytes 1M..=2M|4M..8M|77, ranks_per_host 4|8, hosts 2.., registered true, in_graph false, operations 2, \
-         communicator tp*|dp_? -> any/simple by sm chunk 128K"
+         communicator tp*|dp_? -> any/sm/simple chunk 128K"
     );
     assert_eq!(parse("a", ""), Ok(vec![]));
 }
@@ -66,27 +66,50 @@ fn adaptive_mode_is_read() {
 }
 
 #[test]
-fn a_family_means_its_fused_form_too() {
+fn an_algorithm_means_all_executors_and_old_names_one() {
     let way = |text: &str| parse("a", &format!("[[rule]]\nuse = {{ {text} }}")).unwrap()[0].chain[0].way;
-    let both = way("algorithm = \"AllPairs\"");
-    assert_eq!(
-        both,
-        Way {
-            algorithm: Some((Algorithm::ALL_PAIRS, Algorithm::SYM_ALL_PAIRS)),
-            protocols: (7, 7),
-            executor: None
-        }
+    let any = way("algorithm = \"AllPairs\"");
+    assert_eq!(any, Way { algorithm: Some(Algorithm::ALL_PAIRS), ..Way::ANY });
+    let fused = Way {
+        algorithm: Some(Algorithm::ONE_SHOT),
+        executor: Some(RunBy::Only(Executor::Fused)),
+        protocol: Some(Protocol::Ll),
+        takes_held: true,
+    };
+    assert_eq!(way("algorithm = \"one_shot\", executor = \"fused\", protocol = \"ll\""), fused);
+    let old = Way { takes_held: false, ..fused };
+    assert_eq!(way("algorithm = \"sym_one_shot\", protocol = \"ll\""), old);
+    assert_eq!(way("algorithm = \"sym_one_shot\", protocol = \"symll\""), old);
+    assert_eq!(way("algorithm = \"one_shot\", protocol = \"symll\""), old);
+    assert_eq!(way("algorithm = \"one_shot\", protocol = \"symll\", executor = \"sm\""), fused);
+    let candidate = |algorithm, executor, protocol| {
+        Candidate::predicted(Decision::new(algorithm, executor, protocol), 1.0)
+    };
+    let pairs = candidate(Algorithm::ALL_PAIRS, Executor::Interpreter, Protocol::Ll);
+    assert!(any.takes(&pairs) && any.takes(&candidate(Algorithm::ALL_PAIRS, Executor::Fused, Protocol::Ll)));
+    assert!(fused.takes(&candidate(Algorithm::ONE_SHOT, Executor::Fused, Protocol::Ll)));
+    assert!(!fused.takes(&candidate(Algorithm::ONE_SHOT, Executor::Interpreter, Protocol::Ll)));
+    assert!(!fused.takes(&candidate(Algorithm::ONE_SHOT, Executor::Fused, Protocol::Ll128)));
+    let plain = way("protocol = \"ll\"");
+    assert!(
+        plain.takes(&pairs) && !plain.takes(&candidate(Algorithm::ONE_SHOT, Executor::Fused, Protocol::Ll))
     );
-    assert_eq!(way("algorithm = \"all_pairs\", protocol = \"ll\"").protocols, (1, 0));
-    assert_eq!(way("algorithm = \"all_pairs\", protocol = \"symll128\"").protocols, (0, 2));
-    let fused = way("algorithm = \"sym_one_shot\", protocol = \"ll\"");
-    assert_eq!(fused.algorithm.map(|a| a.0), Some(Algorithm::SYM_ONE_SHOT));
-    assert_eq!(fused.protocols, (0, 1));
-    let candidate = |algorithm, protocol| hawser_plugin::tuner::Candidate { algorithm, protocol, us: 1.0 };
-    assert!(both.takes(&candidate(Algorithm::ALL_PAIRS, Protocol::Ll)));
-    assert!(fused.takes(&candidate(Algorithm::SYM_ONE_SHOT, Protocol::Ll)));
-    assert!(!fused.takes(&candidate(Algorithm::ONE_SHOT, Protocol::Ll)));
-    assert!(!fused.takes(&candidate(Algorithm::SYM_ONE_SHOT, Protocol::Ll128)));
+}
+
+#[test]
+fn old_spellings_are_read_with_a_hint() {
+    let text = "[[rule]]\nuse = [{ algorithm = \"all_pairs\", protocol = \"SymLL128\" }, { algorithm = \"dma_ring\" },\n\
+                { executor = \"dma\" }, { executor = \"sm\" }]\n[[avoid]]\nuse = { algorithm = \"sym_direct\" }";
+    let hints: Vec<String> = contents("a", text).unwrap().hints.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        hints,
+        [
+            "a:2:46: \"SymLL128\" is written executor = \"fused\", protocol = \"ll128\" now",
+            "a:2:74: \"dma_ring\" is written algorithm = \"ring\", executor = \"copy_engine\" now",
+            "a:3:14: \"dma\" is written executor = \"copy_engine\" now",
+            "a:5:21: \"sym_direct\" is written algorithm = \"direct\", executor = \"fused\" now",
+        ]
+    );
 }
 
 /// A text, where its fault stands, and words of the complaint.
@@ -150,7 +173,7 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
     ("[[rule]]\nuse = [\"default\", { algorithm = \"ring\" }]", (2, 8), "nothing can come after it"),
     ("[[rule]]\nuse = { algoritm = \"ring\" }", (2, 9), "did you mean \"algorithm\"?"),
     ("[[rule]]\nuse = { algorithm = \"rng\" }", (2, 21), "did you mean \"ring\"? Known are tree, ring"),
-    ("[[rule]]\nuse = { protocol = \"ll256\" }", (2, 20), "Known are ll, ll128, simple, symll"),
+    ("[[rule]]\nuse = { protocol = \"ll256\" }", (2, 20), "Known are ll, ll128, simple, auto"),
     ("[[rule]]\nuse = { algorithm = \"ring\", protocol = \"symll\" }", (2, 40), "ring has no fused kernels"),
     ("[[rule]]\nuse = { channels = 0 }", (2, 20), "channels is a number from 1 to 1024"),
     ("[[rule]]\nuse = { chunk = \"5M\" }", (2, 17), "a chunk has 512 bytes to 4M"),
@@ -160,9 +183,20 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
     (
         "[[rule]]\nuse = { executor = \"sm\", algorithm = \"dma_ring\" }",
         (2, 20),
-        "dma_ring is for copy engines",
+        "dma_ring is for executor = \"copy_engine\"",
     ),
     ("[[rule]]\nuse = { executor = \"gpu\" }", (2, 20), "executor \"gpu\" is not known"),
+    (
+        "[[rule]]\nuse = { executor = \"fusd\" }",
+        (2, 20),
+        "did you mean \"fused\"? Known are interpreter, fused, copy_engine, host, sm, auto",
+    ),
+    (
+        "[[rule]]\nuse = { executor = \"copy_engine\", protocol = \"symll\" }",
+        (2, 20),
+        "symll is for executor = \"fused\"",
+    ),
+    ("[[rule]]\nuse = { executor = \"fused\", algorithm = \"ring\" }", (2, 20), "ring has no fused kernels"),
     ("[[rule]]\nuse = { program = 1 }", (2, 19), "program is a text"),
     (
         "[[rule]]\nuse = { program = \"a\", algorithm = \"ring\" }",

@@ -44,6 +44,10 @@ impl RawHost for HostSide {
         let write = || self.0.line(plain_level(level), plain_subsys(subsys), text.as_str());
         let _ = catch_unwind(AssertUnwindSafe(write)); // a lost line is better than a dead process
     }
+
+    fn stress(&self, what: RStr<'_>) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.0.stress(what.as_str()))); // as above
+    }
 }
 
 fn raw_host(log: &Log) -> RawHostBox {

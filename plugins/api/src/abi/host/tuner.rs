@@ -26,7 +26,7 @@ impl Tuner for LoadedTuner {
     }
 
     fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>> {
-        Ok(Box::new(LoadedContext(plain(self.raw.open_named(raw_config(config), names(config)))?)))
+        Ok(Box::new(LoadedContext(plain(self.raw.open(raw_config(config), names(config)))?)))
     }
 
     fn open_with(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<Box<dyn TunerContext>> {
@@ -70,15 +70,15 @@ fn names(config: &TunerConfig) -> RVec<RString> {
 struct LoadedContext(RawTunerContextBox);
 
 impl TunerContext for LoadedContext {
-    fn tune(&self, question: &Question, candidates: &mut [Candidate]) -> Result<Answer> {
-        let mut raw: Vec<RawCandidate> = candidates.iter().map(RawCandidate::from).collect();
+    fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
+        let mut raw: Vec<RawCandidate<'_>> = candidates.iter().map(RawCandidate::from).collect();
         let answer: RawAnswer = plain(self.0.tune(question.into(), RSliceMut::from_mut_slice(&mut raw)))?;
-        candidates.iter_mut().zip(&raw).for_each(|(candidate, raw)| candidate.us = raw.us);
+        candidates.iter_mut().zip(&raw).for_each(|(candidate, raw)| raw.give(candidate));
         Ok(answer.into())
     }
 
-    fn chunk_bytes(&self, question: &Question, chosen: &Candidate, channels: u32) -> Result<Option<u64>> {
-        plain(self.0.chunk_bytes(question.into(), chosen.into(), channels))
+    fn chunk_bytes(&self, question: &Question, chosen: &Candidate<'_>) -> Result<Option<u64>> {
+        plain(self.0.chunk_bytes(question.into(), chosen.into()))
     }
 
     fn agreement(&self) -> Option<Agreement> {
@@ -107,8 +107,8 @@ impl TunerContext for LoadedContext {
         self.0.wants_times()
     }
 
-    fn why(&self, question: &Question, candidates: &[Candidate]) -> Result<String> {
-        let raw: Vec<RawCandidate> = candidates.iter().map(RawCandidate::from).collect();
+    fn why(&self, question: &Question, candidates: &[Candidate<'_>]) -> Result<String> {
+        let raw: Vec<RawCandidate<'_>> = candidates.iter().map(RawCandidate::from).collect();
         plain(self.0.why(question.into(), RSlice::from_slice(&raw)))
     }
 }

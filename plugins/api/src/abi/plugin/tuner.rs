@@ -20,11 +20,7 @@ impl RawTuner for Shield<Arc<dyn Tuner>> {
         self.call(|tuner| Ok(tuner.name().into()))
     }
 
-    fn open(&self, raw: RawTunerConfig) -> RResult<RawTunerContextBox, RawError> {
-        self.open_named(raw, RVec::new())
-    }
-
-    fn open_named(&self, raw: RawTunerConfig, names: RVec<RString>) -> RResult<RawTunerContextBox, RawError> {
+    fn open(&self, raw: RawTunerConfig, names: RVec<RString>) -> RResult<RawTunerContextBox, RawError> {
         let config = self.plain_config(raw, names);
         self.call(|tuner| {
             let context = self.child(tuner.open(&config)?);
@@ -80,15 +76,22 @@ impl RawTunerContext for Shield<Box<dyn TunerContext>> {
     fn tune(
         &self,
         question: RawQuestion,
-        mut raw: RSliceMut<'_, RawCandidate>,
+        mut raw: RSliceMut<'_, RawCandidate<'_>>,
     ) -> RResult<RawAnswer, RawError> {
         self.call(|context| {
-            // What this side does not know keeps its time.
-            let known = |(at, raw): (usize, &RawCandidate)| raw.plain().map(|plain| (at, plain));
-            let (places, mut plain): (Vec<usize>, Vec<Candidate>) =
-                raw.iter().enumerate().filter_map(known).unzip();
-            let answer = context.tune(&question.plain()?, &mut plain)?;
-            places.iter().zip(&plain).for_each(|(at, plain)| raw[*at].us = plain.us);
+            // What this side does not know stays as it is.
+            let mut places = Vec::with_capacity(raw.len());
+            let mut plain: Vec<Candidate<'_>> = Vec::with_capacity(raw.len());
+            for (at, candidate) in raw.iter().enumerate() {
+                if let Some(candidate) = candidate.plain() {
+                    places.push(at);
+                    plain.push(candidate);
+                }
+            }
+            let mut answer = context.tune(&question.plain()?, &mut plain)?;
+            places.iter().zip(&plain).for_each(|(at, plain)| raw[*at].set(plain));
+            // A place that is none stays one: the host says so.
+            answer.order = answer.order.map(|place| places.get(place).copied().unwrap_or(usize::MAX));
             Ok(answer.into())
         })
     }
@@ -96,12 +99,11 @@ impl RawTunerContext for Shield<Box<dyn TunerContext>> {
     fn chunk_bytes(
         &self,
         question: RawQuestion,
-        chosen: RawCandidate,
-        channels: u32,
+        chosen: RawCandidate<'_>,
     ) -> RResult<ROption<u64>, RawError> {
         self.call(|context| {
-            let chosen = chosen.plain().ok_or_else(|| Error::unsupported("a chunk size of this protocol"))?;
-            Ok(context.chunk_bytes(&question.plain()?, &chosen, channels)?.into())
+            let chosen = chosen.plain().ok_or_else(|| Error::unsupported("a chunk size of this decision"))?;
+            Ok(context.chunk_bytes(&question.plain()?, &chosen)?.into())
         })
     }
 
@@ -129,9 +131,9 @@ impl RawTunerContext for Shield<Box<dyn TunerContext>> {
         self.call_or(false, |context| Some(context.wants_times()))
     }
 
-    fn why(&self, question: RawQuestion, raw: RSlice<'_, RawCandidate>) -> RResult<RString, RawError> {
+    fn why(&self, question: RawQuestion, raw: RSlice<'_, RawCandidate<'_>>) -> RResult<RString, RawError> {
         self.call(|context| {
-            let plain: Vec<Candidate> = raw.iter().filter_map(RawCandidate::plain).collect();
+            let plain: Vec<Candidate<'_>> = raw.iter().filter_map(RawCandidate::plain).collect();
             Ok(context.why(&question.plain()?, &plain)?.into())
         })
     }

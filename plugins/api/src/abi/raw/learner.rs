@@ -4,9 +4,10 @@ use abi_stable::std_types::{RBox, ROption, RResult, RString, RVec};
 use abi_stable::{StableAbi, sabi_trait};
 
 use super::RawError;
+use super::tuner::RawDecision;
 use crate::error::{Error, Result};
 use crate::learner::{Measured, Proposal};
-use crate::tuner::{Algorithm, Function, Protocol, SettingsFile};
+use crate::tuner::{Function, SettingsFile};
 
 #[sabi_trait]
 pub trait RawLearner: Send {
@@ -28,8 +29,7 @@ pub struct RawMeasured {
     pub function: i32,
     pub flags: u32,
     pub bytes: u64,
-    pub algorithm: u32,
-    pub protocol: u32,
+    pub decision: RawDecision,
     pub us: f32,
     pub late_us: f32,
     pub late_rank: u32,
@@ -44,8 +44,7 @@ impl From<&Measured> for RawMeasured {
             function: m.function as i32,
             flags: u32::from(m.trial) | u32::from(m.late.is_some()) << 1,
             bytes: m.bytes,
-            algorithm: m.algorithm.0,
-            protocol: m.protocol as u32,
+            decision: (&m.decision).into(),
             us: m.us,
             late_us,
             late_rank,
@@ -59,13 +58,11 @@ impl RawMeasured {
     /// # Errors
     /// A newer host may tell of what this side does not know.
     pub fn plain(&self) -> Result<Measured> {
-        let unknown = || Error::unsupported("times of a collective or protocol that is not known here");
-        let protocols = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
+        let unknown = || Error::unsupported("times of a collective or decision that is not known here");
         Ok(Measured {
             function: Function::EVERY.into_iter().find(|f| *f as i32 == self.function).ok_or_else(unknown)?,
             bytes: self.bytes,
-            algorithm: Algorithm(self.algorithm),
-            protocol: protocols.into_iter().find(|p| *p as u32 == self.protocol).ok_or_else(unknown)?,
+            decision: self.decision.plain().ok_or_else(unknown)?,
             trial: self.flags & 1 != 0,
             us: self.us,
             late: (self.flags & 2 != 0).then_some((self.late_rank, self.late_us)),

@@ -12,7 +12,7 @@ use abi_stable::std_types::{RBox, RErr, ROk, RResult, RStr, RString};
 use abi_stable::{StableAbi, sabi_trait};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Level, Log, Subsys};
+use crate::host::{Level, Listener, Log, Subsys};
 
 pub use manifest::{RawComponent, RawManifest, RawManifest_Ref};
 
@@ -54,18 +54,32 @@ pub fn plain<R, T: From<R>>(raw: RResult<R, RawError>) -> Result<T> {
     }
 }
 
-/// What a host offers to its plugins. Grows by methods.
+/// [`Listener`]. It grows by methods.
 #[sabi_trait]
 pub trait RawHost: Send + Sync {
-    #[sabi(last_prefix_field)]
     fn line(&self, level: u32, subsys: u64, text: RStr<'_>);
+    #[sabi(last_prefix_field)]
+    fn stress(&self, what: RStr<'_>);
 }
 
 pub type RawHostBox = RawHost_TO<'static, RBox<()>>;
 
 /// The log of a host that was handed over.
 pub fn plain_log(host: RawHostBox) -> Log {
-    Log::new(move |level, subsys, text| host.line(level as u32, subsys.0, text.into()))
+    Log::to(Host(host))
+}
+
+/// A host on the other side of the boundary.
+struct Host(RawHostBox);
+
+impl Listener for Host {
+    fn line(&self, level: Level, subsys: Subsys, text: &str) {
+        self.0.line(level as u32, subsys.0, text.into());
+    }
+
+    fn stress(&self, what: &str) {
+        self.0.stress(what.into());
+    }
 }
 
 /// Level and subsystem of a line that crossed. Levels of newer plugins are traces.

@@ -1,44 +1,35 @@
 //! Mirror of [`crate::tuner`].
 
-use abi_stable::std_types::{RBox, RErr, ROk, ROption, RResult, RSlice, RSliceMut, RString, RVec};
+use abi_stable::std_types::{RBox, ROption, RResult, RSlice, RSliceMut, RStr, RString, RVec};
 use abi_stable::{StableAbi, sabi_trait};
 
 use super::learner::RawLearnerBox;
 use super::{RawError, RawHostBox};
 use crate::collnet::DataType;
 use crate::error::{Error, Result};
-use crate::tuner::{Agreement, Algorithm, Answer, Candidate, Function, Protocol, Question, Reduction};
+use crate::tuner::{
+    Agreement, Algorithm, Answer, Candidate, Decision, Executor, Function, Protocol, Question, Reduction,
+    Status,
+};
 
 #[sabi_trait]
 pub trait RawTuner: Send + Sync {
     fn name(&self) -> RResult<RString, RawError>;
-    #[sabi(last_prefix_field)]
-    fn open(&self, config: RawTunerConfig) -> RResult<RawTunerContextBox, RawError>;
-    /// `open` with names: of the communicator, then of programs.
-    fn open_named(
-        &self,
-        config: RawTunerConfig,
-        _names: RVec<RString>,
-    ) -> RResult<RawTunerContextBox, RawError> {
-        self.open(config)
-    }
-    /// `open_named` with settings: names and texts of files in turns.
+    /// The names are that of the communicator, then those of programs.
+    fn open(&self, config: RawTunerConfig, names: RVec<RString>) -> RResult<RawTunerContextBox, RawError>;
+    /// The files are names and texts in turns.
     fn open_with(
         &self,
-        _config: RawTunerConfig,
-        _names: RVec<RString>,
-        _files: RVec<RString>,
-    ) -> RResult<RawTunerContextBox, RawError> {
-        RErr(Error::unsupported("settings that change while a communicator works").into())
-    }
-    /// Names as for `open_named`.
+        config: RawTunerConfig,
+        names: RVec<RString>,
+        files: RVec<RString>,
+    ) -> RResult<RawTunerContextBox, RawError>;
+    #[sabi(last_prefix_field)]
     fn learner(
         &self,
-        _config: RawTunerConfig,
-        _names: RVec<RString>,
-    ) -> RResult<ROption<RawLearnerBox>, RawError> {
-        ROk(ROption::RNone)
-    }
+        config: RawTunerConfig,
+        names: RVec<RString>,
+    ) -> RResult<ROption<RawLearnerBox>, RawError>;
 }
 
 #[sabi_trait]
@@ -46,40 +37,22 @@ pub trait RawTunerContext: Send + Sync {
     fn tune(
         &self,
         question: RawQuestion,
-        candidates: RSliceMut<'_, RawCandidate>,
+        candidates: RSliceMut<'_, RawCandidate<'_>>,
     ) -> RResult<RawAnswer, RawError>;
-    #[sabi(last_prefix_field)]
-    fn chunk_bytes(
-        &self,
-        question: RawQuestion,
-        chosen: RawCandidate,
-        channels: u32,
-    ) -> RResult<ROption<u64>, RawError>;
-    fn agreement(&self) -> RResult<RawAgreement, RawError> {
-        ROk(RawAgreement::from(None))
-    }
-    fn wants_every_collective(&self) -> bool {
-        false
-    }
+    fn chunk_bytes(&self, question: RawQuestion, chosen: RawCandidate<'_>)
+    -> RResult<ROption<u64>, RawError>;
+    fn agreement(&self) -> RResult<RawAgreement, RawError>;
+    fn wants_every_collective(&self) -> bool;
     fn why(
         &self,
-        _question: RawQuestion,
-        _candidates: RSlice<'_, RawCandidate>,
-    ) -> RResult<RString, RawError> {
-        ROk(RString::new())
-    }
-    fn wants_copy_engines(&self) -> bool {
-        false
-    }
-    fn wants_in_graph(&self) -> bool {
-        false
-    }
-    fn trial(&self, _operation: u64) -> ROption<u32> {
-        ROption::RNone
-    }
-    fn wants_times(&self) -> bool {
-        false
-    }
+        question: RawQuestion,
+        candidates: RSlice<'_, RawCandidate<'_>>,
+    ) -> RResult<RString, RawError>;
+    fn wants_copy_engines(&self) -> bool;
+    fn wants_in_graph(&self) -> bool;
+    fn trial(&self, operation: u64) -> ROption<u32>;
+    #[sabi(last_prefix_field)]
+    fn wants_times(&self) -> bool;
 }
 
 pub type RawTunerBox = RawTuner_TO<'static, RBox<()>>;
@@ -153,28 +126,104 @@ fn nth<T: Copy>(all: &[T], number: u64) -> Option<T> {
     all.get(usize::try_from(number).ok()?.checked_sub(1)?).copied()
 }
 
-/// [`Candidate`].
+/// [`Decision`].
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
-pub struct RawCandidate {
+pub struct RawDecision {
     pub algorithm: u32,
+    pub executor: u32,
     pub protocol: u32,
-    pub us: f32,
-    pub spare: u32,
+    pub channels: u32,
 }
 
-impl From<&Candidate> for RawCandidate {
-    fn from(c: &Candidate) -> Self {
-        Self { algorithm: c.algorithm.0, protocol: c.protocol as u32, us: c.us, spare: 0 }
+impl From<&Decision> for RawDecision {
+    fn from(d: &Decision) -> Self {
+        let (executor, protocol) = (d.executor as u32, d.protocol as u32);
+        Self { algorithm: d.algorithm.0, executor, protocol, channels: d.channels }
     }
 }
 
-impl RawCandidate {
-    /// None for a protocol that this side does not know.
-    pub fn plain(&self) -> Option<Candidate> {
-        let all = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
-        let protocol = all.into_iter().find(|p| *p as u32 == self.protocol)?;
-        Some(Candidate { algorithm: Algorithm(self.algorithm), protocol, us: self.us })
+impl RawDecision {
+    /// The decision; None for an executor or a protocol that this side does not know.
+    pub fn plain(&self) -> Option<Decision> {
+        let executor = Executor::ALL.into_iter().find(|e| *e as u32 == self.executor)?;
+        let protocol = Protocol::ALL.into_iter().find(|p| *p as u32 == self.protocol)?;
+        Some(Decision { algorithm: Algorithm(self.algorithm), executor, protocol, channels: self.channels })
+    }
+}
+
+/// Numbers of [`Status`].
+const PREDICTED: u32 = 0;
+const UNMEASURED: u32 = 1;
+const HELD_BACK: u32 = 2;
+const HELD_BACK_UNMEASURED: u32 = 3;
+const REFUSED: u32 = 4;
+
+/// [`Candidate`]. `why` is empty for states without a reason. The plugin changes `us` and `status` only.
+#[repr(C)]
+#[derive(StableAbi, Clone, Copy)]
+pub struct RawCandidate<'a> {
+    pub decision: RawDecision,
+    pub us: f32,
+    pub status: u32,
+    pub why: RStr<'a>,
+    pub room: [u64; 2],
+}
+
+impl<'a> From<&Candidate<'a>> for RawCandidate<'a> {
+    fn from(c: &Candidate<'a>) -> Self {
+        let why = match c.status {
+            Status::Predicted | Status::Unmeasured => "",
+            Status::HeldBack { why, .. } | Status::Refused { why } => why,
+        };
+        Self {
+            decision: (&c.decision).into(),
+            us: c.us,
+            status: status_number(&c.status),
+            why: why.into(),
+            room: [0; 2],
+        }
+    }
+}
+
+impl<'a> RawCandidate<'a> {
+    /// The candidate; None for one that has something which this side does not know.
+    pub fn plain(&self) -> Option<Candidate<'a>> {
+        let why = self.why.as_str();
+        let status = match self.status {
+            PREDICTED => Status::Predicted,
+            UNMEASURED => Status::Unmeasured,
+            HELD_BACK => Status::HeldBack { why, is_measured: true },
+            HELD_BACK_UNMEASURED => Status::HeldBack { why, is_measured: false },
+            REFUSED => Status::Refused { why },
+            _ => return None,
+        };
+        Some(Candidate { decision: self.decision.plain()?, us: self.us, status })
+    }
+
+    /// Takes over what a tuner may change of a candidate, on the plugin's side.
+    pub fn set(&mut self, candidate: &Candidate<'_>) {
+        (self.us, self.status) = (candidate.us, status_number(&candidate.status));
+    }
+
+    /// Takes over what a plugin may change of a candidate, on the host's side.
+    pub fn give(&self, candidate: &mut Candidate<'_>) {
+        match (self.status, candidate.status) {
+            (_, Status::Refused { .. }) => {}
+            (REFUSED, _) => candidate.leave_out(),
+            (PREDICTED, Status::Unmeasured) => candidate.estimate(self.us),
+            _ => candidate.us = self.us,
+        }
+    }
+}
+
+fn status_number(status: &Status<'_>) -> u32 {
+    match status {
+        Status::Predicted => PREDICTED,
+        Status::Unmeasured => UNMEASURED,
+        Status::HeldBack { is_measured: true, .. } => HELD_BACK,
+        Status::HeldBack { is_measured: false, .. } => HELD_BACK_UNMEASURED,
+        Status::Refused { .. } => REFUSED,
     }
 }
 
@@ -182,19 +231,22 @@ impl RawCandidate {
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct RawAnswer {
+    pub order: ROption<u64>,
     pub channels: ROption<u32>,
     pub room: [u64; 4],
 }
 
 impl From<Answer> for RawAnswer {
     fn from(answer: Answer) -> Self {
-        Self { channels: answer.channels.into(), room: [0; 4] }
+        let order = answer.order.map(|place| place as u64);
+        Self { order: order.into(), channels: answer.channels.into(), room: [0; 4] }
     }
 }
 
 impl From<RawAnswer> for Answer {
     fn from(raw: RawAnswer) -> Self {
-        Self { channels: raw.channels.into_option() }
+        let place = |place| usize::try_from(place).unwrap_or(usize::MAX);
+        Self { order: raw.order.into_option().map(place), channels: raw.channels.into_option() }
     }
 }
 
