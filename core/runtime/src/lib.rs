@@ -1,8 +1,9 @@
 //! Hawser's runtime: acts on what the planner decided.
 //!
 //! ```text
-//! Comm::collective ─► group ─► plan (hawser-plan) ─► exec ─► device (CUDA kernels or host interpreter)
-//!                                                     FIFOs set up by transport (p2p, shm, net), bootstrap over TCP
+//! Comm::collective ─► group ─► resolve ─► submit ─► executor ─► device
+//!                               plan cache,            interpreter, fused, copy engine, host
+//!                               else hawser-plan       over memory and networks that transport set up
 //! ```
 
 pub mod bootstrap;
@@ -11,15 +12,18 @@ pub mod device;
 pub mod dma;
 pub mod env;
 pub mod error;
-pub mod exec;
+pub mod executor;
 pub mod group;
 pub mod log;
+mod phases;
 pub mod plugins;
 pub mod pool;
 pub mod progress;
 pub mod proxy;
+pub mod resolve;
 pub mod rules_update;
 pub mod stages;
+pub mod submit;
 pub mod transport;
 pub mod wait;
 

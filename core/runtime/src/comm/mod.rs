@@ -11,15 +11,14 @@
 
 mod bringup;
 mod call_attributes;
-mod collectives;
 mod deferred_free;
 mod inter_node;
-mod last;
+mod last_decision;
 mod link_constants;
 mod memory;
-mod now;
 mod op_timing;
 mod p2p;
+mod plan_cache;
 mod profiling;
 mod programs;
 mod sequence;
@@ -45,14 +44,13 @@ use hawser_plugin::tuner::SettingsFile;
 
 pub use bringup::negotiate::{cache_file, knobs_of, outlook};
 pub use call_attributes::CallAttributes;
-pub(crate) use collectives::Collectives;
-pub use last::Decision;
+pub use last_decision::Decision;
 pub use memory::{mem_alloc, mem_free};
-pub(crate) use now::Ready;
 pub(crate) use op_timing::TimedOp;
 pub use op_timing::{OpTimings, Ran, Taken};
+pub use plan_cache::{KeptBatch, MOST_KEPT_MESSAGES};
 pub(crate) use profiling::{GroupSpans, Span};
-pub use state::{CommState, LoadedProgram};
+pub use state::{CommState, Compiled, LoadedProgram};
 pub(crate) use state::{op, operation};
 pub(crate) use stream_order::{Order, Turn};
 pub use tuner_bridge::{asked, config as tuner_config, decision_of, in_their_terms};
@@ -66,7 +64,6 @@ use crate::group::{self, Item, Job};
 use crate::rules_update::{Outcome, Switch};
 use crate::wait::AbortFlag;
 use bringup::{Joining, bring_up};
-use now::Now;
 pub(crate) use state::lock;
 
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
@@ -223,21 +220,8 @@ impl Comm {
 
     /// Puts a collective on a stream, or into the open group.
     pub fn collective(&self, call: Call, stream: Stream) -> Result<()> {
-        let comm_state = match self.check_call(&call) {
-            Ok(comm_state) => comm_state,
-            Err(error) => return group::add(self, Err(error)),
-        };
-        if comm_state.is_alone(&call) {
-            return comm_state.run_alone(&call, stream).inspect_err(group::record);
-        }
-        let mut number = None;
-        if group::depth() == 0 {
-            match comm_state.launch_now(&call, stream)? {
-                Now::Launched => return Ok(()),
-                Now::Later(taken) => number = taken,
-            }
-        }
-        group::add(self, Ok(Item::Call(call, stream, number)))
+        let checked = self.check_call(&call);
+        group::add(self, checked.map(|comm_state| (comm_state, Item::Call(call, stream))))
     }
 
     /// Sends `bytes` bytes to `peer`, matched by its `recv`.
@@ -456,21 +440,20 @@ impl Comm {
     }
 
     fn message(&self, message: Message, stream: Stream) -> Result<()> {
-        group::add(
-            self,
-            self.check_message(&message).map(|()| Item::Message(message, stream, group::nested())),
-        )
+        let checked = self.check_message(&message);
+        let item = Item::Message(message, stream, group::nested());
+        group::add(self, checked.map(|comm_state| (comm_state, item)))
     }
 
-    fn check_message(&self, message: &Message) -> Result<()> {
-        self.state()?;
+    fn check_message(&self, message: &Message) -> Result<Arc<CommState>> {
+        let comm_state = self.state()?;
         let (verb, ranks) = (if message.send { "send to" } else { "recv from" }, self.ranks());
         let fault = if message.peer >= ranks {
             format!("not a rank of this communicator (0..{})", ranks - 1)
         } else if message.bytes > 0 && message.addr == 0 {
             "the buffer is NULL".into()
         } else {
-            return Ok(());
+            return Ok(comm_state);
         };
         Err(self.name_error(Error::invalid_argument(format!("{verb} rank {}: {fault}", message.peer))))
     }

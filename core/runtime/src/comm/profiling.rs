@@ -146,11 +146,18 @@ pub struct GroupSpans {
 }
 
 impl GroupSpans {
-    /// A group is handed over, for this stream.
-    pub fn start(profiling: &Arc<Profiling>, device: &dyn Device, stream: Stream) -> Result<Self> {
-        let captured = !profiling.open.is_empty() && device.stream_state(stream)?.capture.is_some();
-        let api = profiling.span(&What::GroupApi { depth: 1, captured });
-        Ok(Self { api, group: profiling.span(&What::Group), is_captured: captured })
+    /// A group is handed over, for this stream; None while no profiler watches.
+    pub fn start(
+        profiling: &Arc<Profiling>,
+        device: &dyn Device,
+        stream: Stream,
+    ) -> Result<Option<Arc<Self>>> {
+        if profiling.is_idle() {
+            return Ok(None);
+        }
+        let is_captured = device.stream_state(stream)?.capture.is_some();
+        let api = profiling.span(&What::GroupApi { depth: 1, captured: is_captured });
+        Ok(Some(Arc::new(Self { api, group: profiling.span(&What::Group), is_captured })))
     }
 
     /// A collective of the group; `launches` are its channels.
@@ -291,7 +298,7 @@ mod tests {
             output: 16,
         };
         let device = crate::device::host::HostDevice::beside().unwrap();
-        let spans = GroupSpans::start(&profiling, &device, Stream(0)).unwrap();
+        let spans = GroupSpans::start(&profiling, &device, Stream(0)).unwrap().unwrap();
         let event = spans.collective(&call, Stream(0), 0, ("Ring", "Simple", 1));
         assert!(event.is_some());
         let group = (None, None, "group".to_owned());

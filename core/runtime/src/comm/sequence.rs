@@ -10,7 +10,7 @@ use crate::rules_update::{Staged, Switch};
 impl CommState {
     /// The number of a collective that begins now: all ranks count alike. Rules that count from there on are taken.
     #[inline]
-    pub(super) fn begin(&self) -> Result<u64> {
+    pub(crate) fn begin(&self) -> Result<u64> {
         let (number, asks) = self.epoch.begin();
         if asks {
             self.change(number)?;

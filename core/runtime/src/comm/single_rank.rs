@@ -1,8 +1,7 @@
 //! Communicators of one rank: what others move is at most a copy here, and nothing in place.
 //!
-//! Such communicators are common: groups of size 1 in tensor- or data-parallel programs. Their calls touch
-//! nothing but the user's buffers, so they go to the call's own stream at once, also inside a group, as in
-//! NCCL; the driver copies with whatever is fastest for the size. Only a sum with a factor needs a kernel.
+//! Such communicators are common: groups of size 1 in tensor- or data-parallel programs. Their calls touch nothing but
+//! the user's buffers, and the driver copies with whatever is fastest for the size. Only a sum with a factor needs a kernel.
 
 use hawser_plan::p2p::{self, Message, OwnCopy};
 use hawser_plan::{Call, ReduceOp};
@@ -17,19 +16,12 @@ impl CommState {
         self.topology.size() == 1 && call.op != ReduceOp::PreMulSum && self.profiling.is_idle()
     }
 
-    /// Puts a call on its stream for which [`CommState::is_alone`] holds.
-    ///
-    /// # Errors
-    /// The driver refused the copy.
-    pub fn run_alone(&self, call: &Call, stream: Stream) -> Result<()> {
-        let number = self.begin()?;
-        if call.count == 0 {
-            return Ok(());
+    /// The copies that a call is for which [`CommState::is_alone`] holds.
+    pub fn own_copies(&self, call: &Call) -> Vec<OwnCopy> {
+        match call.input == call.output {
+            true => Vec::new(),
+            false => vec![OwnCopy { from: call.input, to: call.output, bytes: call.block_bytes() }],
         }
-        let (bound, _) = self.bound(call, stream, number)?;
-        let (chosen, blocks) = bound.chosen();
-        self.log_call(call, &chosen.choice, blocks, number);
-        self.copy(&OwnCopy { from: call.input, to: call.output, bytes: call.block_bytes() }, stream)
     }
 
     /// The copies that a group's messages are, if there is no other rank.

@@ -12,24 +12,23 @@ use hawser_plan::device_plan::{Args, DeviceOp, KernelKey, NO_DEP, Step};
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
-use hawser_plan::{Call, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology, direct, dma};
+use hawser_plan::{Call, PlanConfig, Protocol, ReduceOp, Topology, direct, dma};
 use rustc_hash::FxHashMap;
 
 use super::call_attributes::{CallAttributes, Windows};
 use super::deferred_free::Remains;
 use super::inter_node;
-use super::last::PlanCache;
 use super::op_timing::{OpTimings, TimedOp};
-use super::p2p::Batches;
+use super::plan_cache::{CallKey, PlanCache};
 use super::profiling::{Profiling, Span};
 use super::sm_free::SmFree;
 use super::stream_order::Order;
 use super::tuners::{Chosen, Tuners};
 use crate::bootstrap::Bootstrap;
-use crate::device::{Device, ExchangeLaunch, Memory, Stream};
+use crate::device::{Device, Memory, Stream};
 use crate::dma::{Dma, Emission, Who};
 use crate::error::{Error, ErrorKind, Result};
-use crate::exec::{Launch, Work};
+use crate::executor::Work;
 use crate::log::{self, Subsys};
 use crate::rules_update::{Epoch, ServedParticipant, Staged};
 use crate::transport::net::{ConnectionKey, EventRecorder, Net};
@@ -74,8 +73,6 @@ pub struct CommState {
     pub scratch: Mutex<Vec<Memory>>,
     /// Number of the next batch of messages.
     pub next_batch: AtomicU64,
-    /// Batches that may come again.
-    pub batches: Mutex<Batches>,
     /// Why an operation failed on this rank: the FIFOs are in an undefined state from then on.
     pub broken: OnceLock<Error>,
     /// See there.
@@ -96,27 +93,23 @@ pub struct CommState {
 pub struct Choices {
     /// Tuner plugins.
     pub tuners: Arc<Tuners>,
-    /// The choices.
-    pub bounds: PlanCache,
+    /// What was compiled with them.
+    pub cache: PlanCache,
 }
 
 impl Choices {
     /// Nothing is chosen yet.
     pub fn new(tuners: Arc<Tuners>) -> Self {
-        Self { tuners, bounds: PlanCache::default() }
+        Self { tuners, cache: PlanCache::default() }
     }
 }
-
-/// What a choice depends on within a communicator: collective, count, type, reduction, root, and what tuners may ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct CallKey(Collective, u64, DataType, ReduceOp, u32, CallAttributes);
 
 /// A choice bound to a call's size.
 pub enum Compiled {
     /// Steps of a program.
     Steps(LaunchPlan, Arc<LoadedProgram>, Chosen),
     /// A fused kernel.
-    Exchange(Box<ExchangePlan>, Chosen),
+    Exchange(Arc<ExchangePlan>, Chosen),
 }
 
 impl Compiled {
@@ -192,7 +185,7 @@ impl CommState {
     }
 
     /// The choice for a call, bound to its size, and how it is timed, if it is. Kept: training repeats a few calls for ever.
-    pub fn bound(
+    pub fn compiled(
         &self,
         call: &Call,
         stream: Stream,
@@ -200,35 +193,36 @@ impl CommState {
     ) -> Result<(Arc<Compiled>, Option<TimedOp>)> {
         let mut choices = lock(&self.choices)?;
         let (attributes, is_timed) = self.attributes(&choices.tuners, call, stream, number)?;
-        let key = CallKey(call.collective, call.count, call.dtype, call.op, call.root, attributes);
-        let bound = match choices.bounds.find(&key, number) {
-            Some(bound) => bound,
+        let key = CallKey::new(call, attributes);
+        let compiled = match choices.cache.find(&key, number) {
+            Some(compiled) => compiled,
             None => {
                 let tuners = choices.tuners.clone();
                 drop(choices);
-                self.bind(call, key, &tuners, number)?
+                self.compile(call, key, &tuners, number)?
             }
         };
         let ran = (call, &self.topology);
-        let timed = is_timed.then(|| TimedOp::new(&self.times, ran, (bound.chosen().0, attributes), number));
-        Ok((bound, timed.flatten()))
+        let timed =
+            is_timed.then(|| TimedOp::new(&self.times, ran, (compiled.chosen().0, attributes), number));
+        Ok((compiled, timed.flatten()))
     }
 
     /// Makes the choice for a call, and keeps it.
-    fn bind(&self, call: &Call, key: CallKey, tuners: &Arc<Tuners>, number: u64) -> Result<Arc<Compiled>> {
-        let attributes = key.5;
+    fn compile(&self, call: &Call, key: CallKey, tuners: &Arc<Tuners>, number: u64) -> Result<Arc<Compiled>> {
+        let attributes = key.attributes;
         let chosen = tuners.choose(call, attributes, &self.topology, &self.plan_config)?;
         if attributes.trial.is_none() {
             tuners.show(&self.name, self.rank, (call, attributes), &chosen);
         }
         let choice = &chosen.choice;
-        let bound = if choice.protocol.is_exchange() {
+        let compiled = if choice.protocol.is_exchange() {
             let (size, image) = (self.topology.size(), self.peer_memory.dev_comm.addr);
             let mut plan = ExchangePlan::new(call, choice, self.rank, size, &self.plan_config);
             let exchange = self.peer_memory.exchange();
             let exchange = exchange.ok_or_else(|| Error::internal("an exchange without areas"))?;
             plan.connect(&exchange.areas, exchange.epochs, image);
-            Arc::new(Compiled::Exchange(Box::new(plan), chosen))
+            Arc::new(Compiled::Exchange(Arc::new(plan), chosen))
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
             let bytes = call.total_bytes(self.topology.size());
@@ -245,8 +239,8 @@ impl CommState {
         // The factor of a pre-multiplied sum is part of the plan but not of the key.
         let mut choices = lock(&self.choices)?;
         let again = call.op != ReduceOp::PreMulSum && Arc::ptr_eq(&choices.tuners, tuners);
-        choices.bounds.keep(key, number, &bound, again);
-        Ok(bound)
+        choices.cache.keep(key, number, &compiled, again);
+        Ok(compiled)
     }
 
     /// The choice for a call, by the cost model and what tuners make of it.
@@ -351,12 +345,11 @@ impl CommState {
 
     /// Fills in the addresses that the planner does not know.
     pub fn complete(
-        self: &Arc<Self>,
+        &self,
         mut plan: LaunchPlan,
         loaded: Option<&Arc<LoadedProgram>>,
         number: u64,
-        stream: Stream,
-    ) -> Result<Launch> {
+    ) -> Result<Work> {
         self.fill(&mut plan.args, loaded.is_some_and(|loaded| loaded.has_waits));
         plan.args.op_number = number;
         if plan.args.n_inline == 0
@@ -367,11 +360,10 @@ impl CommState {
         if plan.scratch_bytes > 0 {
             plan.args.works[0].base[2] = self.scratch(plan.scratch_bytes)?;
         }
-        let work = match plan.kernel.protocol {
-            Protocol::Dma => Work::Copies(plan, loaded.cloned()),
+        Ok(match plan.kernel.protocol {
+            Protocol::Dma => Work::CopyEngine(plan, loaded.cloned()),
             _ => Work::Steps(plan),
-        };
-        Ok(Launch::new(self, work, stream))
+        })
     }
 
     /// Fills in the addresses that all launches of the communicator share.
@@ -514,13 +506,6 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a LoadedProgram>) -> &'a 
         Some(loaded) if plan.args.n_inline == 0 => &loaded.lowered.steps,
         _ => &plan.args.inline_steps,
     }
-}
-
-/// The launch of a fused kernel that runs one call; `direct`: see [`CommState::reach`].
-pub fn exchange_launch(plan: &ExchangePlan, call: &Call, number: u64, direct: u8) -> ExchangeLaunch {
-    let mut args = plan.bind(call.input, call.output, plan.scalar(), number);
-    args.direct |= direct;
-    ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads }
 }
 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.

@@ -172,7 +172,6 @@ impl Own<'_> {
             choices: Mutex::new(Choices::new(tuners)),
             scratch: Default::default(),
             next_batch: Default::default(),
-            batches: Default::default(),
             broken: Default::default(),
             dma,
             sm_free: SmFree::new(settings.sm_free_verbose),

@@ -1,80 +1,12 @@
-//! Choices already made, and which of them the last operation took: what [`Comm::last_decision`] tells.
-
-use std::sync::Arc;
+//! What the last operation of a communicator ran, and why: what [`Comm::last_decision`] tells.
 
 use hawser_plan::Protocol;
 use hawser_plan::topology::DeviceKind;
-use rustc_hash::FxHashMap;
 
 use super::Comm;
-use super::state::{CallKey, CommState, Compiled, lock};
+use super::plan_cache::{BatchSummary, Last};
+use super::state::{CommState, Compiled, lock};
 use crate::error::{Error, Result};
-
-/// Most choices kept per communicator.
-const MOST: usize = 4096;
-
-/// The choices of a communicator.
-#[derive(Default)]
-pub struct PlanCache {
-    kept: FxHashMap<CallKey, Arc<Compiled>>,
-    last: Option<Last>,
-}
-
-/// The last operation, and its number.
-enum Last {
-    /// A choice that is kept.
-    Kept(u64, CallKey),
-    /// A choice that is not.
-    Once(u64, Arc<Compiled>),
-    /// Messages.
-    Batch(u64, Batch),
-}
-
-/// Messages that ran together.
-#[derive(Debug, Clone, Copy)]
-pub struct Batch {
-    /// How many.
-    pub messages: usize,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Protocol of the first launch.
-    pub protocol: Protocol,
-    /// Blocks of all launches.
-    pub channels: u32,
-}
-
-impl PlanCache {
-    /// The choice for a call that operation `number` makes.
-    pub fn find(&mut self, key: &CallKey, number: u64) -> Option<Arc<Compiled>> {
-        let bound = self.kept.get(key)?.clone();
-        self.last = Some(Last::Kept(number, *key));
-        Some(bound)
-    }
-
-    /// Remembers a choice that operation `number` made.
-    pub fn keep(&mut self, key: CallKey, number: u64, bound: &Arc<Compiled>, again: bool) {
-        if !again {
-            self.last = Some(Last::Once(number, bound.clone()));
-            return;
-        }
-        if self.kept.len() >= MOST {
-            self.kept.clear();
-        }
-        self.kept.insert(key, bound.clone());
-        self.last = Some(Last::Kept(number, key));
-    }
-
-    /// Messages ran.
-    pub fn batch(&mut self, number: u64, batch: Batch) {
-        self.last = Some(Last::Batch(number, batch));
-    }
-
-    /// Forgets all choices; what the last operation took is not known any more.
-    pub fn clear(&mut self) {
-        self.kept.clear();
-        self.last = None;
-    }
-}
 
 /// What the last operation of a communicator ran, and why.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,14 +44,14 @@ impl Comm {
         let state = self.state()?;
         let found = {
             let choices = lock(&state.choices)?;
-            let bounds = &choices.bounds;
-            match &bounds.last {
+            let cache = &choices.cache;
+            match cache.last() {
                 None => return Ok(None),
                 Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(&state, *number, *batch))),
-                Some(Last::Once(number, bound)) => (*number, bound.clone()),
+                Some(Last::Once(number, compiled)) => (*number, compiled.clone()),
                 Some(Last::Kept(number, key)) => {
-                    let bound = bounds.kept.get(key);
-                    (*number, bound.ok_or_else(|| Error::internal("a choice vanished"))?.clone())
+                    let compiled = cache.kept(key);
+                    (*number, compiled.ok_or_else(|| Error::internal("a choice vanished"))?)
                 }
             }
         };
@@ -127,8 +59,8 @@ impl Comm {
     }
 }
 
-fn of_choice(state: &CommState, operation: u64, bound: &Compiled) -> Decision {
-    let (chosen, blocks) = bound.chosen();
+fn of_choice(state: &CommState, operation: u64, compiled: &Compiled) -> Decision {
+    let (chosen, blocks) = compiled.chosen();
     let choice = &chosen.choice;
     Decision {
         operation,
@@ -145,7 +77,7 @@ fn of_choice(state: &CommState, operation: u64, bound: &Compiled) -> Decision {
     }
 }
 
-fn of_batch(state: &CommState, operation: u64, batch: Batch) -> Decision {
+fn of_batch(state: &CommState, operation: u64, batch: BatchSummary) -> Decision {
     let executor = executor(state, batch.protocol);
     let text = format!(
         "{} messages of {} bytes in all\n  decided: {} in {} blocks by their sizes and by what connects the ranks",

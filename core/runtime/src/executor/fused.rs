@@ -1,0 +1,53 @@
+//! Fused kernels on a GPU: each runs a whole collective of one host, or several small ones, without FIFOs.
+
+use std::sync::Arc;
+
+use hawser_plan::Call;
+use hawser_plan::exchange::ExchangePlan;
+use hawser_plan::exchange::bundle::BundleLaunch;
+
+use crate::comm::{CommState, TimedOp};
+use crate::device::{ExchangeLaunch, Stream};
+use crate::error::Result;
+
+/// One call that a fused kernel runs. The kernel's arguments are made where the launch is submitted: they are long.
+pub struct FusedLaunch {
+    /// The plan for calls of this form.
+    pub plan: Arc<ExchangePlan>,
+    /// The call with its addresses.
+    pub call: Call,
+    /// Whether other ranks reach the buffers in place (see [`CommState::reach`]).
+    pub reach: u8,
+}
+
+/// Submits one call to a stream.
+///
+/// # Errors
+/// The driver refused the launch.
+pub fn submit(
+    comm: &CommState,
+    launch: &FusedLaunch,
+    number: u64,
+    stream: Stream,
+    timed: Option<TimedOp>,
+) -> Result<()> {
+    let FusedLaunch { plan, call, reach } = launch;
+    let mut args = plan.bind(call.input, call.output, plan.scalar(), number);
+    args.direct |= reach;
+    let mut launch = ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads };
+    comm.order.put(&*comm.device, stream, plan.blocks, |done| {
+        launch.args.done = done;
+        TimedOp::around(timed, stream, || comm.device.launch_exchange(plan.kernel, &launch, stream))
+    })
+}
+
+/// Submits several small calls to a stream, as one launch.
+///
+/// # Errors
+/// The driver refused the launch.
+pub fn submit_batch(comm: &CommState, launch: &mut BundleLaunch, stream: Stream) -> Result<()> {
+    comm.order.put(&*comm.device, stream, launch.blocks, |done| {
+        launch.args.done = done;
+        comm.device.launch_bundle(launch, stream)
+    })
+}

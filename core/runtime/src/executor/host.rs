@@ -1,0 +1,130 @@
+//! The host executor: runs launches to their end in the calling thread, all communicators of a group side by side.
+
+use std::sync::Arc;
+
+use hawser_plugin::profiler::{EventState, StateArgs, What};
+
+use super::{Launch, Work};
+use crate::comm::{CommState, Span, TimedOp};
+use crate::device::Stream;
+use crate::device::interp::{self, HostLaunch};
+use crate::error::{Error, Result};
+use crate::transport::net::{EventRecorder, Helper, Net};
+
+/// Runs launches of the host device to their end.
+///
+/// # Errors
+/// The first failure. Every communicator keeps its own, and refuses further operations.
+pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
+    let timed = timed(launches);
+    let launches: Vec<&Launch> = launches.iter().map(|launch| &**launch).collect();
+    let host: Vec<HostLaunch<'_>> =
+        launches.iter().filter_map(|launch| host_launch(launch)).collect::<Result<_>>()?;
+    let channels = channels(&launches);
+    let helpers = helpers(&launches);
+    let from: Vec<_> = timed.iter().map(|timed| timed.begin(Stream::default())).collect();
+    // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
+    let mut failures = unsafe { interp::run(host, || sweep(&helpers)) };
+    // What was written last is on its way before the thread leaves, if it can be.
+    helpers.iter().filter(|net| !net.is_drained()).for_each(|net| while net.sweep() {});
+    drop(helpers);
+    if failures.is_empty() {
+        timed.into_iter().zip(from).for_each(|(timed, from)| timed.end(from, Stream::default()));
+    }
+    let timer = now_ns();
+    channels.iter().for_each(|c| c.record(EventState::KERNEL_CH_STOP, StateArgs::Timer(timer)));
+    drop(channels);
+    failures.iter_mut().for_each(|(image, error)| explain(&launches, *image, error));
+    for (image, error) in &failures {
+        for launch in launches.iter().filter(|launch| runs_for(launch, *image)) {
+            crate::log::warn(&error.text);
+            let _ = launch.comm.broken.set(error.clone());
+        }
+    }
+    failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// Whether a launch belongs to the communicator with this image.
+fn runs_for(launch: &Launch, image: u64) -> bool {
+    launch.comm.peer_memory.dev_comm.addr == image
+}
+
+/// The networks of the launches, whose slots this thread moves while it waits for them. Where a profiler wants to hear of
+/// slots the proxy moves them, since plugins count by thread.
+fn helpers<'a>(launches: &[&'a Launch]) -> Vec<Helper<'a>> {
+    let mut comms: Vec<&Arc<CommState>> = Vec::new();
+    for launch in launches {
+        if !comms.iter().any(|known| Arc::ptr_eq(known, &launch.comm)) {
+            comms.push(&launch.comm);
+        }
+    }
+    let unwatched = comms.into_iter().filter(|comm| !comm.profiling.wants(EventRecorder::KINDS));
+    unwatched.filter_map(|comm| comm.net.as_ref()).map(Net::help).collect()
+}
+
+/// One look at all networks; whether anything moved.
+fn sweep(helpers: &[Helper<'_>]) -> bool {
+    let mut has_moved = false;
+    for net in helpers {
+        has_moved |= net.sweep();
+    }
+    has_moved
+}
+
+/// What is to be timed of launches that run side by side: ranks of one operation that is alone.
+fn timed(launches: &mut [&mut Launch]) -> Vec<TimedOp> {
+    let (mut all, mut of) = (Vec::new(), None);
+    for launch in launches {
+        let Some(timed) = launch.timed.take() else { return Vec::new() };
+        let own = (launch.comm.comm_id, timed.number());
+        if *of.get_or_insert(own) != own {
+            return Vec::new();
+        }
+        all.push(timed);
+    }
+    all
+}
+
+/// A launch as the host interpreter takes it; None for one that needs no interpreter.
+fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
+    let (plan, copies) = match &launch.work {
+        Work::Steps(plan) => (plan, None),
+        Work::CopyEngine(plan, program) => (plan, Some(launch.comm.commands(plan, program.as_deref()))),
+        Work::Copies(copies) => {
+            let copied = copies.iter().try_for_each(|copy| launch.comm.copy(copy, launch.stream));
+            return copied.err().map(Err);
+        }
+        Work::Batch(_) | Work::Fused(_) | Work::FusedBatch(_) => {
+            return Some(Err(Error::internal("a launch for GPUs on the host device")));
+        }
+    };
+    let name = &launch.comm.name;
+    let with = |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, copies };
+    Some(copies.transpose().map(with))
+}
+
+/// A launch that was aborted because the network failed says so.
+fn explain(launches: &[&Launch], image: u64, error: &mut Error) {
+    let fault =
+        |l: &&Launch| runs_for(l, image).then(|| l.comm.peer_memory.control.fault().cloned()).flatten();
+    if let Some(fault) = launches.iter().find_map(fault) {
+        *error = fault;
+    }
+}
+
+/// The events of the channels of launches that begin now.
+fn channels(launches: &[&Launch]) -> Vec<Arc<Span>> {
+    let of_launch = |launch: &&Launch| {
+        let channel = |channel: u8| What::KernelCh { channel, timer: now_ns() };
+        let channels = 0..launch.work.channels();
+        let operation = launch.events.operations.first().cloned();
+        operation.map(|op| channels.filter_map(move |c| op.child(&channel(c))).collect::<Vec<_>>())
+    };
+    launches.iter().filter_map(of_launch).flatten().collect()
+}
+
+/// The host's clock, which stands for the GPU's.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

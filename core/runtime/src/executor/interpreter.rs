@@ -1,0 +1,45 @@
+//! The interpreter on a GPU: a kernel that runs the steps of any program over FIFOs.
+
+use std::sync::{Arc, Mutex};
+
+use hawser_plan::device_plan::KernelKey;
+use hawser_plan::lower::LaunchPlan;
+use hawser_plan::p2p::Message;
+use smallvec::SmallVec;
+
+use crate::comm::{CommState, KeptBatch, MOST_KEPT_MESSAGES, TimedOp, lock};
+use crate::device::Stream;
+use crate::error::Result;
+
+/// A small batch of messages: its launch is kept by the communicator and takes these addresses when it is submitted.
+pub struct BatchLaunch {
+    /// The kernel of the launch.
+    pub kernel: KernelKey,
+    /// The launch that is kept.
+    pub kept: Arc<Mutex<KeptBatch>>,
+    /// The messages with their addresses.
+    pub messages: SmallVec<[Message; MOST_KEPT_MESSAGES]>,
+}
+
+/// Submits the steps of a program to a stream.
+///
+/// # Errors
+/// The driver refused the launch.
+pub fn submit(comm: &CommState, plan: &mut LaunchPlan, stream: Stream, timed: Option<TimedOp>) -> Result<()> {
+    let LaunchPlan { kernel, args, threads, .. } = plan;
+    comm.order.put(&*comm.device, stream, args.n_blocks.into(), |done| {
+        args.done = done;
+        TimedOp::around(timed, stream, || comm.device.launch(*kernel, args, *threads, stream))
+    })
+}
+
+/// Submits a kept batch of messages to a stream.
+///
+/// # Errors
+/// The driver refused the launch.
+pub fn submit_batch(comm: &CommState, batch: &BatchLaunch, number: u64, stream: Stream) -> Result<()> {
+    let mut kept = lock(&batch.kept)?;
+    let plan = kept.bind(&batch.messages);
+    plan.args.op_number = number;
+    submit(comm, plan, stream, None)
+}

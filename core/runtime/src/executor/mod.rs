@@ -1,0 +1,104 @@
+//! Executors: each knows how one kind of launch reaches a device.
+//!
+//! | executor | runs | file |
+//! |---|---|---|
+//! | interpreter | the steps of any program, by a kernel over FIFOs | [`interpreter`] |
+//! | fused | whole collectives of one host, by a kernel made for them | [`fused`] |
+//! | copy engine | the steps of a program as copies and memory operations of streams | [`copy_engine`] |
+//! | host | the steps of any program on the CPU, in the calling thread | [`host`] |
+//!
+//! What all of them have in common (stream order, profiler events, timing, failures) is in [`crate::submit`].
+
+pub mod copy_engine;
+pub mod fused;
+pub mod host;
+pub mod interpreter;
+
+use std::sync::Arc;
+
+use hawser_plan::device_plan::KernelKey;
+use hawser_plan::exchange::bundle::BundleLaunch;
+use hawser_plan::lower::LaunchPlan;
+use hawser_plan::p2p::OwnCopy;
+use smallvec::SmallVec;
+
+use crate::comm::{CommState, GroupSpans, LoadedProgram, Span, TimedOp};
+use crate::device::Stream;
+
+/// The launches of a group, in the order in which they are submitted. Most groups have one.
+pub type Launches = SmallVec<[Launch; 1]>;
+
+/// Work of one communicator that is ready to be submitted to a stream.
+pub struct Launch {
+    /// The communicator that the launch belongs to.
+    pub comm: Arc<CommState>,
+    /// What runs.
+    pub work: Work,
+    /// The number of the first operation that the launch runs.
+    pub number: u64,
+    /// The stream that the launch is submitted to.
+    pub stream: Stream,
+    /// Other streams of its group whose work the launch comes after.
+    pub after: Vec<Stream>,
+    /// Other streams of its group whose later work comes after the launch.
+    pub before: Vec<Stream>,
+    /// What profilers see of the launch; the events stop when it is dropped.
+    pub events: Events,
+    /// Takes the time of the launch, if somebody wants to know it.
+    pub timed: Option<TimedOp>,
+}
+
+impl Launch {
+    /// A launch without events, on one stream.
+    pub fn new(comm: &Arc<CommState>, work: Work, number: u64, stream: Stream) -> Self {
+        let (after, before, events) = (Vec::new(), Vec::new(), Events::default());
+        Self { comm: comm.clone(), work, number, stream, after, before, events, timed: None }
+    }
+}
+
+/// What a launch runs, by executor.
+pub enum Work {
+    /// The interpreter (on the host device: the host executor) runs the steps of a program.
+    Steps(LaunchPlan),
+    /// The interpreter runs a batch of messages whose launch is kept.
+    Batch(interpreter::BatchLaunch),
+    /// A fused kernel runs one call.
+    Fused(fused::FusedLaunch),
+    /// A fused kernel runs several small calls of a group.
+    FusedBatch(Box<BundleLaunch>),
+    /// Copy engines run the steps of a program; the program is there if its steps do not travel in the plan.
+    CopyEngine(LaunchPlan, Option<Arc<LoadedProgram>>),
+    /// The driver copies within the device, for a communicator of one rank.
+    Copies(Vec<OwnCopy>),
+}
+
+impl Work {
+    /// The kernel that runs the work, if one does.
+    pub fn kernel(&self) -> Option<KernelKey> {
+        match self {
+            Self::Steps(plan) => Some(plan.kernel),
+            Self::Batch(batch) => Some(batch.kernel),
+            Self::Fused(launch) => Some(launch.plan.kernel),
+            Self::FusedBatch(launch) => Some(launch.kernel),
+            Self::CopyEngine(plan, _) => plan.folds().then_some(plan.kernel),
+            Self::Copies(_) => None,
+        }
+    }
+
+    /// The channels of the work that profilers see: those of steps.
+    pub fn channels(&self) -> u8 {
+        match self {
+            Self::Steps(plan) | Self::CopyEngine(plan, _) => plan.args.n_blocks,
+            Self::Batch(_) | Self::Fused(_) | Self::FusedBatch(_) | Self::Copies(_) => 0,
+        }
+    }
+}
+
+/// The profiler events of a launch.
+#[derive(Default)]
+pub struct Events {
+    /// The events of the group that the launch belongs to.
+    pub group: Option<Arc<GroupSpans>>,
+    /// The events of the operations that it runs.
+    pub operations: Vec<Arc<Span>>,
+}

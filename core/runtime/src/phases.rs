@@ -1,0 +1,117 @@
+//! Phases of a group: which of its messages run side by side, and which wait for others.
+//!
+//! In most groups all messages run side by side. Where what a nested group receives is sent on by a later one, the later one
+//! waits: programs put steps of an algorithm into groups of their own, and these into one for several devices of a thread.
+//! Only a nested group that sends and receives is such a step: where ranks swap or shift a buffer in place, be it in one
+//! nested group or in two, a send that waits for the receive would wait for ever.
+
+use hawser_plan::p2p::Message;
+use smallvec::SmallVec;
+
+use crate::comm::MOST_KEPT_MESSAGES;
+use crate::group::Item;
+
+/// The messages of one phase.
+pub type Phase = SmallVec<[Message; MOST_KEPT_MESSAGES]>;
+
+/// The messages of a group, phase by phase.
+pub fn phases(items: &[Item]) -> impl Iterator<Item = Phase> {
+    let is_nested = has_nested_groups(items);
+    let mut left = items.iter().filter_map(|item| match item {
+        Item::Message(message, _, nested) => Some((*message, *nested)),
+        Item::Call(..) => None,
+    });
+    let mut next = left.next();
+    std::iter::from_fn(move || {
+        let (mut messages, mut received) = (Phase::new(), Received::default());
+        while let Some((message, nested)) = next.filter(|(message, nested)| !received.feeds(message, *nested))
+        {
+            if is_nested {
+                received.add(&message, nested);
+            }
+            messages.push(message);
+            next = left.next();
+        }
+        (!messages.is_empty()).then_some(messages)
+    })
+}
+
+/// Whether messages of a group come from several nested groups: all others are one phase.
+fn has_nested_groups(items: &[Item]) -> bool {
+    let nested = |item: &Item| if let Item::Message(.., nested) = item { Some(*nested) } else { None };
+    let first = items.iter().find_map(nested);
+    items.iter().any(|item| nested(item).is_some_and(|nested| Some(nested) != first))
+}
+
+/// What the messages of a phase receive, and where.
+#[derive(Default)]
+struct Received {
+    /// Nested groups that send.
+    senders: Vec<u32>,
+    /// From the lowest address to the end of the highest.
+    hull: (u64, u64),
+    /// First address, end, nested group.
+    ranges: Vec<(u64, u64, u32)>,
+}
+
+impl Received {
+    fn add(&mut self, message: &Message, nested: u32) {
+        if message.send {
+            if self.senders.last() != Some(&nested) {
+                self.senders.push(nested);
+            }
+            return;
+        }
+        let (from, to) = (message.addr, message.addr.saturating_add(message.bytes));
+        let (low, high) = if self.ranges.is_empty() { (from, to) } else { self.hull };
+        self.hull = (low.min(from), high.max(to));
+        self.ranges.push((from, to, nested));
+    }
+
+    /// Whether a message sends what another nested group, one that sends too, receives here.
+    fn feeds(&self, message: &Message, nested: u32) -> bool {
+        let (from, to) = (message.addr, message.addr.saturating_add(message.bytes));
+        let meets = |low: u64, high: u64| from < high && low < to;
+        let is_step = |other: u32| other != nested && self.senders.contains(&other);
+        message.send
+            && message.bytes > 0
+            && meets(self.hull.0, self.hull.1)
+            && self.ranges.iter().any(|&(low, high, other)| meets(low, high) && is_step(other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Stream;
+
+    /// Lengths of the phases of messages: (sends, address, bytes, nested group).
+    fn lengths(messages: &[(bool, u64, u64, u32)]) -> Vec<usize> {
+        let item = |&(send, addr, bytes, nested): &(bool, u64, u64, u32)| {
+            Item::Message(Message { peer: 1, send, addr, bytes }, Stream(0), nested)
+        };
+        let items: Vec<Item> = messages.iter().map(item).collect();
+        phases(&items).map(|phase| phase.len()).collect()
+    }
+
+    #[test]
+    fn what_is_sent_on_waits_for_what_is_received() {
+        assert_eq!(lengths(&[]), [0; 0]);
+        let exchange = |nested| [(true, 100, 50, nested), (false, 300, 50, nested)];
+        assert_eq!(lengths(&[exchange(0), exchange(1), exchange(2)].concat()), [6], "nothing is sent on");
+        // A hypercube: what one step received is sent by the next, with what was there before.
+        let step = |nested, bytes| [(true, 0, bytes, nested), (false, bytes, bytes, nested)];
+        assert_eq!(lengths(&[step(0, 8), step(1, 16), step(2, 32)].concat()), [2, 2, 2]);
+        assert_eq!(lengths(&[step(0, 8), step(0, 16), step(0, 32)].concat()), [6], "one group has no steps");
+        // Ranges that only touch, or are empty, are different ones; what was sent may be received into.
+        let first = [(true, 900, 50, 0), (false, 100, 50, 0)];
+        let with = |more: &[(bool, u64, u64, u32)]| lengths(&[&first[..], more].concat());
+        assert_eq!(with(&[(true, 150, 50, 1), (true, 50, 50, 1)]), [4]);
+        assert_eq!(with(&[(true, 120, 0, 1)]), [3]);
+        assert_eq!(with(&[(false, 900, 50, 1)]), [3]);
+        assert_eq!(with(&[(false, 0, 50, 0), (true, 149, 1, 1), (true, 0, 1, 1)]), [3, 2]);
+        // A shift in place: all ranks would wait for each other.
+        assert_eq!(lengths(&[(false, 100, 50, 0), (true, 100, 50, 1)]), [2]);
+        assert_eq!(lengths(&[(true, 100, 50, 0), (false, 100, 50, 0)]), [2]);
+    }
+}

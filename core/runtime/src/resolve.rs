@@ -1,0 +1,234 @@
+//! Resolving: from what a program asked for to launches that are ready to be submitted.
+//!
+//! A call whose form came before is a hit in the communicator's plan cache; the others are chosen, compiled and connected
+//! first. Small collectives that follow each other share launches where all ranks agree that they can ([`bundle`]); all
+//! others get one each, in the order of the calls. The messages of a phase go together, after the collectives.
+
+use std::sync::Arc;
+
+use hawser_plan::Call;
+use hawser_plan::exchange::ExchangePlan;
+use hawser_plan::exchange::bundle::{self, BundleLaunch, Gathering, Member, Place};
+use smallvec::SmallVec;
+
+use crate::comm::{CommState, Compiled, GroupSpans, Span, TimedOp};
+use crate::device::Stream;
+use crate::error::{Error, Result};
+use crate::executor::fused::FusedLaunch;
+use crate::executor::{Events, Launch, Launches, Work};
+use crate::group::Item;
+use crate::log::{self, Subsys};
+use crate::phases::phases;
+
+/// Resolves what a group has for one communicator; the launches are added behind those that are there.
+///
+/// All run on the first of the group's streams. As NCCL promises, the others join before the first launch and go on after the
+/// last: a group is as if it were on each of them. Nothing is submitted here, so an error leaves nothing half done.
+///
+/// # Errors
+/// A call cannot be planned or connected, or the streams belong to different captures.
+pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -> Result<()> {
+    let streams = streams(items);
+    let Some((&stream, others)) = streams.split_first() else { return Ok(()) };
+    // Before anything has a number.
+    if !others.is_empty() {
+        check_captures(comm, &streams)?;
+    }
+    let first_launch = launches.len();
+    let spans = GroupSpans::start(&comm.profiling, &*comm.device, stream)?;
+    let mut collectives = Collectives::new(comm, stream, spans.as_ref(), launches);
+    for item in items {
+        if let Item::Call(call, _) = item {
+            collectives.add(call)?;
+        }
+    }
+    collectives.flush()?;
+    for messages in phases(items) {
+        comm.resolve_messages(&messages, stream, spans.as_ref(), launches)?;
+    }
+    if !others.is_empty()
+        && let [first, ..] = &mut launches[first_launch..]
+    {
+        first.after = others.to_vec();
+        if let Some(last) = launches.last_mut() {
+            last.before = others.to_vec();
+        }
+    }
+    Ok(())
+}
+
+/// The streams of a group, each once, in the order of the calls.
+fn streams(items: &[Item]) -> SmallVec<[Stream; 4]> {
+    let mut streams = SmallVec::new();
+    for item in items {
+        let (Item::Call(_, stream) | Item::Message(_, stream, _)) = item;
+        if !streams.contains(stream) {
+            streams.push(*stream);
+        }
+    }
+    streams
+}
+
+/// Streams of a group that are not all captured into one graph, or none of them, cannot be joined.
+fn check_captures(comm: &CommState, streams: &[Stream]) -> Result<()> {
+    let capture = |stream: Stream| comm.device.stream_state(stream).map(|state| state.capture);
+    let first = capture(streams[0])?;
+    for stream in &streams[1..] {
+        if capture(*stream)? != first {
+            let text =
+                "the streams of a communicator in a group must all be captured into the same graph, or none";
+            let remedy = "close the group before the capture begins or ends";
+            return Err(Error::invalid_usage(text).remedy(remedy));
+        }
+    }
+    Ok(())
+}
+
+/// Resolves the collectives of a group as they come.
+struct Collectives<'a> {
+    comm: &'a Arc<CommState>,
+    stream: Stream,
+    spans: Option<&'a Arc<GroupSpans>>,
+    launches: &'a mut Launches,
+    /// Calls that share a launch with what may come next.
+    waiting: SmallVec<[Resolved; 1]>,
+    gathering: Gathering,
+}
+
+/// A call that is compiled and has its number.
+struct Resolved {
+    compiled: Arc<Compiled>,
+    call: Call,
+    number: u64,
+    event: Option<Arc<Span>>,
+    /// How the call is timed, where it has a launch of its own: one of several tells nothing about each.
+    timed: Option<TimedOp>,
+}
+
+impl Resolved {
+    /// The plan, if a fused kernel runs the call.
+    fn fused(&self) -> Option<&Arc<ExchangePlan>> {
+        match &*self.compiled {
+            Compiled::Exchange(plan, _) => Some(plan),
+            Compiled::Steps(..) => None,
+        }
+    }
+}
+
+impl<'a> Collectives<'a> {
+    fn new(
+        comm: &'a Arc<CommState>,
+        stream: Stream,
+        spans: Option<&'a Arc<GroupSpans>>,
+        launches: &'a mut Launches,
+    ) -> Self {
+        Self { comm, stream, spans, launches, waiting: SmallVec::new(), gathering: Gathering::default() }
+    }
+
+    /// Resolves the next call; one without elements needs no launch.
+    fn add(&mut self, call: &Call) -> Result<()> {
+        let (comm, stream) = (self.comm, self.stream);
+        let number = comm.begin()?;
+        if call.count == 0 {
+            return Ok(());
+        }
+        let (compiled, timed) = comm.compiled(call, stream, number)?;
+        let (chosen, blocks) = compiled.chosen();
+        let choice = &chosen.choice;
+        comm.log_call(call, choice, blocks, number);
+        let names = (choice.key.algorithm.name(), choice.protocol.name(), blocks);
+        let event = self.spans.and_then(|spans| spans.collective(call, stream, number, names));
+        let resolved = Resolved { compiled, call: *call, number, event, timed };
+        if !self.gather(&resolved) {
+            self.flush()?;
+            if !self.gather(&resolved) {
+                return self.launch_alone(resolved);
+            }
+        }
+        self.waiting.push(resolved);
+        Ok(())
+    }
+
+    /// Whether a call shares a launch with those that wait. All ranks answer alike.
+    fn gather(&mut self, resolved: &Resolved) -> bool {
+        resolved.fused().is_some_and(|plan| self.gathering.take(plan, &self.comm.plan_config))
+    }
+
+    /// Makes the launches of the calls that wait.
+    fn flush(&mut self) -> Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        self.gathering = Gathering::default();
+        let mut waiting = std::mem::take(&mut self.waiting);
+        match waiting.len() {
+            1 => waiting.pop().map_or(Ok(()), |alone| self.launch_alone(alone)),
+            _ => {
+                self.launch_together(&waiting);
+                Ok(())
+            }
+        }
+    }
+
+    fn launch_alone(&mut self, resolved: Resolved) -> Result<()> {
+        let Resolved { compiled, call, number, event, timed } = resolved;
+        let work = match &*compiled {
+            _ if self.comm.is_alone(&call) => Work::Copies(self.comm.own_copies(&call)),
+            Compiled::Steps(plan, program, _) => {
+                let mut plan = plan.clone();
+                (plan.args.works[0].base[0], plan.args.works[0].base[1]) = (call.input, call.output);
+                if let Some((event, spans)) = event.as_ref().zip(self.spans)
+                    && !spans.is_captured
+                {
+                    self.comm.expect(&plan, program.steps(), |_| Some(event));
+                }
+                self.comm.complete(plan, Some(program), number)?
+            }
+            Compiled::Exchange(plan, _) => {
+                let reach = self.comm.reach(plan, &call, number)?;
+                Work::Fused(FusedLaunch { plan: plan.clone(), call, reach })
+            }
+        };
+        let mut launch = Launch::new(self.comm, work, number, self.stream);
+        launch.events.group = self.spans.cloned();
+        launch.events.operations.extend(event);
+        launch.timed = timed;
+        self.launches.push(launch);
+        Ok(())
+    }
+
+    /// Puts calls that were gathered into as few launches as this rank can.
+    fn launch_together(&mut self, calls: &[Resolved]) {
+        let pairs: Vec<(&ExchangePlan, &Resolved)> =
+            calls.iter().filter_map(|resolved| Some((&**resolved.fused()?, resolved))).collect();
+        let plans: Vec<&ExchangePlan> = pairs.iter().map(|(plan, _)| *plan).collect();
+        let (places, threads) = bundle::places(&plans, &self.comm.plan_config);
+        let stream = self.stream;
+        let member =
+            |(plan, resolved): &(&ExchangePlan, &Resolved)| Member::new(plan, &resolved.call, stream.0);
+        let members: Vec<Member> = pairs.iter().map(member).collect();
+        for range in bundle::cut(&members) {
+            let (pairs, places) = (&pairs[range.clone()], &places[range]);
+            let ops: Vec<_> = pairs.iter().zip(places).map(|(pair, place)| operation(*pair, place)).collect();
+            let launch = BundleLaunch::new(&ops, threads);
+            let (first, last) = (pairs[0].1.number, pairs[pairs.len() - 1].1.number);
+            log::info(Subsys::Coll, || {
+                let (name, rank, blocks) = (&self.comm.name, self.comm.rank, launch.blocks);
+                format!("{name} rank {rank} op {first} to {last}: one launch of {blocks} x {threads}")
+            });
+            let mut launch = Launch::new(self.comm, Work::FusedBatch(Box::new(launch)), first, stream);
+            let operations = pairs.iter().filter_map(|(_, resolved)| resolved.event.clone()).collect();
+            launch.events = Events { group: self.spans.cloned(), operations };
+            self.launches.push(launch);
+        }
+    }
+}
+
+/// What [`BundleLaunch::new`] takes of a call.
+fn operation<'p>(
+    (plan, resolved): (&'p ExchangePlan, &'p Resolved),
+    place: &Place,
+) -> (&'p ExchangePlan, hawser_plan::exchange::ExchangeArgs, &'p Call, Place) {
+    let call = &resolved.call;
+    (plan, plan.bind(call.input, call.output, plan.scalar(), resolved.number), call, place.clone())
+}

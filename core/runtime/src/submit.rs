@@ -1,0 +1,110 @@
+//! Submitting: the one place where launches are put on streams.
+//!
+//! Here is what all executors share: the order of streams, profiler events, timing, and who goes first where one
+//! thread serves several ranks. How a launch reaches its device is the executor's ([`crate::executor`]).
+
+use std::sync::Arc;
+
+use hawser_plan::topology::DeviceKind;
+
+use crate::error::Result;
+use crate::executor::copy_engine::CopyEngineLaunch;
+use crate::executor::{Launch, Work, fused, host, interpreter};
+
+/// Submits a group's launches: GPUs get theirs on the streams, the host device's run to their end here.
+///
+/// Where there are several, all kernels are loaded before the first launch, since a kernel that is already spinning can
+/// keep the driver from loading another one.
+///
+/// # Errors
+/// The first failure. On the host device every communicator keeps its own, and refuses further operations.
+pub fn submit(launches: &mut [Launch]) -> Result<()> {
+    let is_host = |launch: &Launch| launch.comm.device.caps().kind == DeviceKind::Host;
+    if launches.len() > 1 {
+        for launch in launches.iter().filter(|launch| !is_host(launch)) {
+            launch.work.kernel().map_or(Ok(()), |kernel| launch.comm.device.prepare(kernel))?;
+        }
+    }
+    // One communicator after the other, in the order that all ranks have; its ranks in this thread side by side.
+    for of_comm in launches.chunk_by_mut(|a, b| a.comm.comm_id == b.comm.comm_id) {
+        if !is_host(&of_comm[0]) {
+            submit_in_turns(of_comm)?;
+        }
+    }
+    for comm in launches.iter().filter(|launch| !is_host(launch)).map(|launch| &launch.comm) {
+        if let Some(net) = &comm.net {
+            net.launched(comm.order.has_captures());
+        }
+    }
+    let mut of_host: Vec<&mut Launch> = launches.iter_mut().filter(|launch| is_host(launch)).collect();
+    if of_host.is_empty() { Ok(()) } else { host::run(&mut of_host) }
+}
+
+/// Submits the launches of one communicator: those of a rank in order, ranks in turns, since a device takes only so much
+/// before another rank has to go on.
+fn submit_in_turns(launches: &mut [Launch]) -> Result<()> {
+    if let [launch] = launches
+        && !matches!(launch.work, Work::CopyEngine(..))
+    {
+        return submit_one(launch).map(|_| ());
+    }
+    let ranks = launches.chunk_by_mut(|a, b| Arc::ptr_eq(&a.comm, &b.comm));
+    let mut ranks: Vec<Rank<'_>> = ranks.map(|left| Rank { left: left.iter_mut(), current: None }).collect();
+    let outcome = loop {
+        match take_turns(&mut ranks) {
+            Ok(true) => {}
+            Ok(false) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
+    if let Err(error) = &outcome {
+        let current = ranks.into_iter().filter_map(|rank| rank.current);
+        current.for_each(|launch| launch.give_up(error));
+    }
+    outcome
+}
+
+/// The launches of one rank, and the one that is half submitted.
+struct Rank<'a> {
+    left: std::slice::IterMut<'a, Launch>,
+    current: Option<CopyEngineLaunch<'a>>,
+}
+
+/// Gives each rank a turn; false when nobody has anything left.
+fn take_turns(ranks: &mut [Rank<'_>]) -> Result<bool> {
+    let mut is_left = false;
+    for rank in ranks {
+        match rank.current.take() {
+            Some(launch) => rank.current = launch.next_round()?,
+            None => match rank.left.next() {
+                Some(launch) => rank.current = submit_one(launch)?,
+                None => continue,
+            },
+        }
+        is_left = true;
+    }
+    Ok(is_left)
+}
+
+/// Submits a launch to its stream, or begins to.
+fn submit_one(launch: &mut Launch) -> Result<Option<CopyEngineLaunch<'_>>> {
+    let Launch { comm, work, number, stream, after, before, events, timed } = launch;
+    let (comm, device, stream, number) = (&**comm, &*comm.device, *stream, *number);
+    after.iter().try_for_each(|other| device.order(*other, stream))?;
+    let event = events.group.as_ref().and_then(|group| group.launch(stream));
+    let timed = timed.take();
+    match work {
+        Work::CopyEngine(plan, program) => {
+            let begun = CopyEngineLaunch::begin(comm, (plan, program.as_deref()), (stream, before), timed);
+            return begun.map(Some);
+        }
+        Work::Steps(plan) => interpreter::submit(comm, plan, stream, timed)?,
+        Work::Batch(batch) => interpreter::submit_batch(comm, batch, number, stream)?,
+        Work::Fused(launch) => fused::submit(comm, launch, number, stream, timed)?,
+        Work::FusedBatch(launch) => fused::submit_batch(comm, launch, stream)?,
+        Work::Copies(copies) => copies.iter().try_for_each(|copy| comm.copy(copy, stream))?,
+    }
+    drop(event);
+    before.iter().try_for_each(|other| device.order(stream, *other))?;
+    Ok(None)
+}
