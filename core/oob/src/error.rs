@@ -15,6 +15,10 @@ pub enum ErrorKind {
     System,
     /// The other end closed the connection, or sent what no peer of this version sends.
     Peer,
+    /// The caller's deadline has passed.
+    Timeout,
+    /// Somebody ended the wait.
+    Aborted,
 }
 
 /// An error with a complete sentence for the user.
@@ -24,12 +28,14 @@ pub struct Error {
     pub kind: ErrorKind,
     /// What failed, the system's reason with its errno, and what the user can do about it.
     pub text: String,
+    /// The system's error number, where it has one.
+    pub errno: Option<i32>,
 }
 
 impl Error {
     /// An error of the given kind.
     pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
+        Self { kind, text: text.into(), errno: None }
     }
 
     /// A setting does not fit this host, or the two ends were not given the same secret.
@@ -39,12 +45,21 @@ impl Error {
 
     /// The operating system refused `what`; the text gets its reason and the errno behind it.
     pub fn system(what: impl fmt::Display, reason: impl Into<io::Error>) -> Self {
-        Self::new(ErrorKind::System, format!("{what} failed: {}", reason.into()))
+        let reason = reason.into();
+        let errno = reason.raw_os_error();
+        Self { errno, ..Self::new(ErrorKind::System, format!("{what} failed: {reason}")) }
     }
 
     /// The other end closed the connection, or sent what no peer of this version sends.
     pub fn peer(text: impl Into<String>) -> Self {
         Self::new(ErrorKind::Peer, text)
+    }
+
+    /// Puts who or where in front: `error.context("rank 3")` gives `rank 3: …`.
+    #[must_use]
+    pub fn context(mut self, prefix: impl fmt::Display) -> Self {
+        self.text = format!("{prefix}: {}", self.text);
+        self
     }
 
     /// Appends what the user can do about it.
@@ -71,8 +86,9 @@ mod tests {
     fn texts_carry_reason_and_remedy() {
         let refused = io::Error::from_raw_os_error(111);
         let error = Error::system("connect to 10.0.0.1:7", refused).remedy("start rank 0 first");
-        assert_eq!(error.kind, ErrorKind::System);
-        assert!(error.text.starts_with("connect to 10.0.0.1:7 failed: "), "{error}");
+        let error = error.context("rank 3");
+        assert_eq!((error.kind, error.errno), (ErrorKind::System, Some(111)));
+        assert!(error.text.starts_with("rank 3: connect to 10.0.0.1:7 failed: "), "{error}");
         assert!(error.text.ends_with("(os error 111); start rank 0 first"), "{error}");
     }
 }

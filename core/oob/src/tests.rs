@@ -1,0 +1,282 @@
+//! Dials and listeners against each other, over real sockets: slow, late, lost and hostile ones.
+
+use crate::accept::{Acceptor, Arrival, Limits, Unwanted};
+use crate::dial::{self, Dial, Ended, Offer, Retry};
+use crate::error::ErrorKind;
+use crate::handshake::{Failure, Key, Protocol};
+use crate::socket::{self, Address, Moved, Options, Origin};
+use crate::stream::Stream;
+use crate::wait::Until;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+const PROTOCOL: Protocol = Protocol { magic: *b"HAWStest", version: 1, greeting: 4, answer: 2, welcome: 3 };
+const LIMITS: Limits =
+    Limits { pending: 4, grace: Duration::from_millis(50), patience: Duration::from_secs(20) };
+
+/// Asks until there is an answer.
+pub(crate) fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(found) = what() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "nothing happened");
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn patient() -> Until<'static> {
+    Until::after(Duration::from_secs(20))
+}
+
+fn listen() -> (OwnedFd, Address) {
+    let (fd, address) = socket::listen(SocketAddr::from(([127, 0, 0, 1], 0)), &Options::default()).unwrap();
+    (fd, Address::Tcp(address))
+}
+
+fn raw(to: &Address) -> Stream {
+    let fd = socket::begin_connect(&Origin::default(), to, &Options::default()).unwrap();
+    until(|| socket::is_connected(fd.as_fd()).unwrap().then_some(()));
+    Stream::from(fd)
+}
+
+fn arrival(listener: &OwnedFd) -> Stream {
+    until(|| socket::accept(listener.as_fd(), &Options::default()).unwrap()).0.into()
+}
+
+/// Both ends of a connection.
+pub(crate) fn stream_pair() -> (Stream, Stream) {
+    let (listener, address) = listen();
+    let near = raw(&address);
+    (near, arrival(&listener))
+}
+
+/// Reads `length` bytes, and does something else meanwhile.
+fn read_meanwhile(stream: &Stream, length: usize, mut meanwhile: impl FnMut()) -> Vec<u8> {
+    let (mut bytes, mut have) = (vec![0; length], 0);
+    until(|| {
+        meanwhile();
+        have += match stream.read_some(&mut bytes[have..]).unwrap() {
+            Moved::Bytes(count) => count,
+            _ => 0,
+        };
+        (have == length).then_some(())
+    });
+    bytes
+}
+
+fn key() -> Key {
+    Key::derive(&[3; 32], "test")
+}
+
+fn offer(key: &Key) -> Offer<'_> {
+    Offer { protocol: PROTOCOL, key, greeting: b"rank", answer: b"me" }
+}
+
+fn acceptor(limits: Limits) -> (Acceptor, Address) {
+    let (listener, address) = listen();
+    (Acceptor::new(listener, Options::default(), PROTOCOL, limits), address)
+}
+
+fn look(acceptor: &mut Acceptor) -> Vec<Arrival> {
+    let admit = |greeting: &[u8]| match greeting {
+        b"rank" => Ok(key()),
+        b"else" => Err(Unwanted { code: None, why: "not here".into() }),
+        _ => Err(Unwanted { code: Some(9), why: "unknown".into() }),
+    };
+    acceptor.advance(admit, |proved| [&proved.answer[..], b"!"].concat())
+}
+
+fn retry(count: u32) -> Retry {
+    Retry { count, sleep: Duration::from_millis(20), refused: false, when_refused: "nobody listens" }
+}
+
+fn test() -> String {
+    "the test".into()
+}
+
+#[test]
+fn a_connector_and_a_listener_meet_and_tell_each_other_who_they_are() {
+    let (mut acceptor, address) = acceptor(LIMITS);
+    std::thread::scope(|scope| {
+        let dialled = scope
+            .spawn(move || dial::connect(&address, &offer(&key()), retry(0), &patient(), &test).unwrap());
+        let Arrival::Accepted(accepted) = until(|| look(&mut acceptor).pop()) else { panic!("a stranger") };
+        assert_eq!((&accepted.greeting[..], &accepted.answer[..]), (&b"rank"[..], &b"me"[..]));
+        let (stream, welcome) = dialled.join().unwrap();
+        assert_eq!(welcome, b"me!");
+        // What follows at once is not swallowed by the handshake.
+        accepted.stream.write_all(b"data", false, &patient(), &test).unwrap();
+        let mut bytes = [0; 4];
+        stream.read_exact(&mut bytes, &patient(), &test).unwrap();
+        assert_eq!(&bytes, b"data");
+    });
+}
+
+/// Dials until the end, with a listener that looks all the time.
+fn outcome(acceptor: &mut Acceptor, address: &Address, offer: &Offer<'_>) -> Result<Vec<u8>, Ended> {
+    let mut dial = Dial::begin(&Origin::default(), address, &Options::default(), offer).unwrap();
+    until(|| {
+        look(acceptor);
+        dial.advance().transpose()
+    })
+}
+
+#[test]
+fn a_connector_learns_why_it_is_not_wanted() {
+    let (mut acceptor, address) = acceptor(LIMITS);
+    let (key, wrong) = (key(), Key::derive(&[4; 32], "test"));
+    let refused = outcome(&mut acceptor, &address, &Offer { greeting: b"none", ..offer(&key) });
+    assert_eq!(refused, Err(Ended::Handshake(Failure::Refused(9))));
+    let dropped = outcome(&mut acceptor, &address, &Offer { greeting: b"else", ..offer(&key) });
+    assert!(matches!(dropped, Err(Ended::Closed | Ended::Broken(_))), "{dropped:?}");
+    let stranger = outcome(&mut acceptor, &address, &Offer { key: &wrong, ..offer(&key) });
+    assert_eq!(stranger, Err(Ended::Handshake(Failure::WrongSecret)));
+    assert_eq!(outcome(&mut acceptor, &address, &offer(&key)), Ok(b"me!".to_vec()));
+}
+
+#[test]
+fn a_connection_that_is_refused_says_what_that_means() {
+    let (listener, address) = listen();
+    drop(listener);
+    let error = dial::connect(&address, &offer(&key()), retry(2), &patient(), &test).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::System);
+    assert!(error.text.contains("connect to ") && error.text.ends_with("; nobody listens"), "{error}");
+    let short = Until::after(Duration::from_millis(30));
+    let again = Retry { refused: true, ..retry(1000) };
+    let error = dial::connect(&address, &offer(&key()), again, &short, &test).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Timeout);
+    assert!(error.text.contains("of 1000"), "{error}");
+}
+
+#[test]
+fn a_listener_of_another_program_is_recognized() {
+    let (listener, address) = listen();
+    std::thread::scope(|scope| {
+        let dialled = scope.spawn(|| dial::connect(&address, &offer(&key()), retry(0), &patient(), &test));
+        let far = arrival(&listener);
+        far.write_all(&[b'x'; 200], false, &patient(), &test).unwrap();
+        let error = dialled.join().unwrap().unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Usage);
+        assert!(error.text.contains("another program"), "{error}");
+    });
+}
+
+/// Garbage, half a greeting, silence and one that leaves: none delays a friend who sends one byte at a time.
+#[test]
+fn strangers_do_not_delay_a_slow_friend() {
+    let limits = Limits { pending: 16, ..LIMITS };
+    let (mut acceptor, address) = acceptor(limits);
+    let say = |bytes: &[u8]| {
+        let stream = raw(&address);
+        stream.write_all(bytes, false, &patient(), &test).unwrap();
+        stream
+    };
+    drop(say(b""));
+    let _strangers = [say(b"GET / HTTP/1.1\r\n"), say(b"HAWStest\x01"), say(b""), say(&[0; 4096])];
+    let newer = [&b"HAWStest\x02\x00"[..], &[0; 36]].concat();
+    let _other_version = say(&newer);
+    let mut reasons = Vec::new();
+    let mut friend = crate::handshake::Connector::new(PROTOCOL, &key(), [1; 32], b"rank");
+    let stream = raw(&address);
+    let mut slowly = |acceptor: &mut Acceptor, bytes: &[u8]| {
+        for byte in bytes {
+            stream.write_all(&[*byte], false, &patient(), &test).unwrap();
+            for arrival in look(acceptor) {
+                match arrival {
+                    Arrival::Stranger(_, why) => reasons.push(why),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    };
+    slowly(&mut acceptor, friend.greeting());
+    let challenge = read_meanwhile(&stream, PROTOCOL.challenge_bytes(), || {
+        assert!(look(&mut acceptor).iter().all(|one| matches!(one, Arrival::Stranger(..))));
+    });
+    let answer = friend.answer(&challenge, b"me").unwrap();
+    slowly(&mut acceptor, &answer[..answer.len() - 1]);
+    stream.write_all(&answer[answer.len() - 1..], false, &patient(), &test).unwrap();
+    until(|| look(&mut acceptor).iter().any(|one| matches!(one, Arrival::Accepted(_))).then_some(()));
+    let mut welcome = vec![0; PROTOCOL.welcome_bytes()];
+    stream.read_exact(&mut welcome, &patient(), &test).unwrap();
+    assert_eq!(friend.welcomed(&welcome), Ok(&b"me!"[..]));
+    for reason in ["it left", "does not speak", "speaks version 2"] {
+        assert!(reasons.iter().any(|why| why.contains(reason)), "{reason}: {reasons:?}");
+    }
+}
+
+/// Whoever records a connection cannot come in with the recording.
+#[test]
+fn a_recorded_handshake_opens_nothing() {
+    let (mut acceptor, address) = acceptor(LIMITS);
+    let mut friend = crate::handshake::Connector::new(PROTOCOL, &key(), [1; 32], b"rank");
+    let greeting = friend.greeting().to_vec();
+    let mut talk = |answer: Option<Vec<u8>>| {
+        let stream = raw(&address);
+        stream.write_all(&greeting, false, &patient(), &test).unwrap();
+        let challenge = read_meanwhile(&stream, PROTOCOL.challenge_bytes(), || drop(look(&mut acceptor)));
+        let answer = answer.unwrap_or_else(|| friend.answer(&challenge, b"me").unwrap());
+        stream.write_all(&answer, false, &patient(), &test).unwrap();
+        (until(|| look(&mut acceptor).pop()), answer)
+    };
+    let (first, answer) = talk(None);
+    assert!(matches!(first, Arrival::Accepted(_)), "{first:?}");
+    let (second, _) = talk(Some(answer));
+    assert!(matches!(&second, Arrival::Stranger(_, why) if why.contains("wrong proof")), "{second:?}");
+}
+
+#[test]
+fn silent_strangers_give_way_and_end_in_time() {
+    let (mut full, address) = acceptor(LIMITS);
+    let _crowd: Vec<Stream> = (0..LIMITS.pending + 2).map(|_| raw(&address)).collect();
+    let mut dropped = 0;
+    until(|| {
+        dropped += look(&mut full).len();
+        (dropped >= 2).then_some(())
+    });
+    assert!(full.next_deadline().is_some());
+    let (mut impatient, address) = acceptor(Limits { patience: Duration::from_millis(20), ..LIMITS });
+    let _silent = raw(&address);
+    let gone = until(|| look(&mut impatient).pop());
+    assert!(matches!(&gone, Arrival::Stranger(_, why) if why.contains("time limit")), "{gone:?}");
+}
+
+/// The network is away when the proof is on its way, for longer than the acceptor waits.
+#[test]
+fn a_proof_that_comes_too_late_is_given_again() {
+    let (mut acceptor, address) = acceptor(Limits { patience: Duration::from_millis(50), ..LIMITS });
+    let (network, entrance) = listen();
+    let pass = |from: &Stream, to: &Stream, bytes: usize| {
+        let mut bytes = vec![0; bytes];
+        from.read_exact(&mut bytes, &patient(), &test).unwrap();
+        to.write_all(&bytes, false, &patient(), &test).unwrap();
+    };
+    std::thread::scope(|scope| {
+        let connector = scope.spawn(|| {
+            dial::connect(&entrance, &offer(&key()), retry(3), &patient(), &test).map(|done| done.1)
+        });
+        let (near, far) = (arrival(&network), raw(&address));
+        pass(&near, &far, PROTOCOL.greeting_bytes());
+        let challenge = read_meanwhile(&far, PROTOCOL.challenge_bytes(), || {
+            assert!(look(&mut acceptor).is_empty());
+        });
+        near.write_all(&challenge, false, &patient(), &test).unwrap();
+        let gone = until(|| look(&mut acceptor).pop());
+        assert!(matches!(gone, Arrival::Stranger(..)), "{gone:?}");
+        drop((near, far));
+        let (near, far) = (arrival(&network), raw(&address));
+        let network = scope.spawn(move || {
+            pass(&near, &far, PROTOCOL.greeting_bytes());
+            pass(&far, &near, PROTOCOL.challenge_bytes());
+            pass(&near, &far, PROTOCOL.answer_bytes());
+            pass(&far, &near, PROTOCOL.welcome_bytes());
+        });
+        let Arrival::Accepted(accepted) = until(|| look(&mut acceptor).pop()) else { panic!("a stranger") };
+        assert_eq!(accepted.greeting, b"rank");
+        network.join().unwrap();
+        assert_eq!(connector.join().unwrap().unwrap(), b"me!");
+    });
+}
