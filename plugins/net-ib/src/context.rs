@@ -1,10 +1,13 @@
 //! The plugin opened for a communicator: devices, listeners and connectors.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use hawser_oob::interface;
+use hawser_oob::accept::{Accepted, Acceptor, Arrival, Limits, Unwanted};
+use hawser_oob::handle::ConnectInfo;
+use hawser_oob::{interface, socket};
 use hawser_plugin::net::{
     Connector, Handle, Listener, MAX_RECVS, MAX_REQUESTS, MAX_VIRTUAL, MemoryKinds, NetConfig, NetContext,
     NetProperties, Receiver, Sender,
@@ -14,22 +17,23 @@ use hawser_plugin::{Error, ErrorKind, Result, Subsys};
 use crate::config::Settings;
 use crate::conn::{Conn, Parts};
 use crate::ends::{IbReceiver, IbSender};
-use crate::handle::{MOST_ADDRESSES, Place};
-use crate::hello::{Block, MAX_PORTS, PortBlock};
+use crate::hello::{self, Block, MAX_PORTS, PROTOCOL, PortBlock};
 use crate::keeper::{Keeper, Tended};
 use crate::machine::Machine;
 use crate::port::{Port, is_wanted, lock};
 use crate::proto::rails::Role;
 use crate::proto::rx::Rx;
 use crate::proto::tx::Tx;
-use crate::side::{Dial, Guest, Side, Visit};
+use crate::side::{self, Dial, Dialled, Side};
 use crate::stats;
 use crate::verbs::Verbs;
 
 /// Longest message.
 const MOST_BYTES: u64 = 1 << 30;
-/// Guests of a listener that have not proved anything.
-const MOST_GUESTS: usize = 16;
+/// Addresses of a listener that its handle has room for, whatever their families are.
+const MOST_ADDRESSES: usize = 4;
+/// What a listener allows connections that have not proved anything.
+const LIMITS: Limits = Limits { pending: 16, grace: Duration::ZERO, patience: side::PATIENCE };
 
 /// What all connections of a context share.
 struct Shop {
@@ -210,25 +214,21 @@ impl NetContext for IbContext {
     fn listen(&self, device: u32) -> Result<(Handle, Box<dyn Listener>)> {
         let (ports, tiers) = self.ports_for(device)?;
         let shop = self.shop()?.clone();
-        let addresses = interface::dial_addresses(
-            &interface::list().unwrap_or_default(),
-            shop.settings.ifname.as_deref(),
-        );
-        let any = if addresses.iter().any(IpAddr::is_ipv6) { "[::]:0" } else { "0.0.0.0:0" };
-        let tcp = TcpListener::bind(any).or_else(|_| TcpListener::bind("0.0.0.0:0"));
-        let tcp = tcp.map_err(|error| Error::system("listening for the IB plugin's handshake", error))?;
-        tcp.set_nonblocking(true).map_err(|error| Error::system("a listening socket", error))?;
-        let port = tcp.local_addr().map_err(|error| Error::system("a listening socket", error))?.port();
-        let addresses: Vec<SocketAddr> =
+        let all = interface::list().unwrap_or_default();
+        let addresses = interface::dial_addresses(&all, shop.settings.ifname.as_deref());
+        let (tcp, port) = open_listener(addresses.iter().any(IpAddr::is_ipv6))
+            .map_err(|errno| Error::system("listening for the IB plugin's handshake", errno))?;
+        let addresses =
             addresses.into_iter().take(MOST_ADDRESSES).map(|ip| SocketAddr::new(ip, port)).collect();
-        let place = Place { listener: u64::from_le_bytes(random()?), secret: random()?, addresses };
-        let handle = place.encode();
-        Ok((handle, Box::new(IbListener { shop, ports, tiers, place, tcp, guests: Vec::new(), conn: None })))
+        let info = ConnectInfo { listener: u64::from_le_bytes(random()?), secret: random()?, addresses };
+        let handle = info.encode(hello::HANDLE);
+        let acceptor = Acceptor::new(tcp, side::options(), PROTOCOL, LIMITS);
+        Ok((handle, Box::new(IbListener { shop, ports, tiers, info, acceptor, conn: None })))
     }
 
     fn connect(&self, device: u32, handle: &Handle) -> Result<Box<dyn Connector>> {
         let (ports, tiers) = self.ports_for(device)?;
-        let place = Place::decode(handle).map_err(|text| {
+        let info = ConnectInfo::decode(hello::HANDLE, handle).map_err(|text| {
             Error::new(ErrorKind::InvalidArgument, format!("IB: no connection to this handle: {text}"))
         })?;
         let shop = self.shop()?.clone();
@@ -238,9 +238,8 @@ impl NetContext for IbContext {
         } else {
             deadline.max(Duration::from_secs(60))
         };
-        let dial = Some(Dial::new(place.addresses.clone(), patience));
-        let nonce = random()?;
-        Ok(Box::new(IbConnector { shop, ports, tiers, place, nonce, dial, conn: None }))
+        let dial = Some(Dial::new(info, patience));
+        Ok(Box::new(IbConnector { shop, ports, tiers, dial, conn: None }))
     }
 
     fn make_virtual(&self, members: &[u32]) -> Result<u32> {
@@ -267,14 +266,18 @@ impl NetContext for IbContext {
     }
 }
 
+/// A listening socket on all interfaces, and its port.
+fn open_listener(with_ipv6: bool) -> std::result::Result<(OwnedFd, u16), rustix::io::Errno> {
+    let v4 = || socket::listen((Ipv4Addr::UNSPECIFIED, 0).into(), &side::options());
+    let (fd, at) = match with_ipv6 {
+        true => socket::listen((Ipv6Addr::UNSPECIFIED, 0).into(), &side::options()).or_else(|_| v4()),
+        false => v4(),
+    }?;
+    Ok((fd, at.port()))
+}
+
 fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    match filled {
-        Ok(count) if count == N => Ok(bytes),
-        Ok(_) => Err(Error::internal("getrandom gave too little")),
-        Err(errno) => Err(Error::system("getrandom", errno)),
-    }
+    socket::random().map_err(|errno| Error::system("getrandom", errno))
 }
 
 /// Waits for the sender of a handle.
@@ -282,48 +285,53 @@ struct IbListener {
     shop: Arc<Shop>,
     ports: Vec<Arc<Port>>,
     tiers: Vec<u8>,
-    place: Place,
-    tcp: TcpListener,
-    guests: Vec<Guest>,
+    info: ConnectInfo,
+    acceptor: Acceptor,
     conn: Option<Arc<Mutex<Conn<Rx>>>>,
 }
 
 impl IbListener {
-    fn welcome(&mut self) -> Result<()> {
-        while let Ok((tcp, from)) = self.tcp.accept() {
-            if self.guests.len() >= MOST_GUESTS {
-                self.guests.remove(0);
-            }
-            self.guests.extend(Guest::new(tcp, from).ok());
-        }
-        let block = self.shop.block(&self.ports, &self.tiers);
-        for guest in std::mem::take(&mut self.guests) {
-            let from = guest.from;
-            match guest.turn(self.place.listener, self.place.secret, random()?, &block) {
-                Visit::Wait(guest) => self.guests.push(guest),
-                Visit::Stranger(text) => {
+    fn welcome(&mut self) {
+        let block = self.shop.block(&self.ports, &self.tiers).encode();
+        let key = hello::key(&self.info.secret);
+        let listener = self.info.listener.to_le_bytes();
+        let admit = |greeting: &[u8]| match greeting == listener {
+            true => Ok(key.clone()),
+            false => Err(Unwanted { code: None, why: "it wants another listener".into() }),
+        };
+        for arrival in self.acceptor.advance(admit, |_| block.to_vec()) {
+            let text = match arrival {
+                Arrival::Accepted(accepted) => match Block::decode(&accepted.answer) {
+                    Ok(peer) => {
+                        self.meet(accepted, peer);
+                        continue;
+                    }
+                    Err(text) => format!("refused a connection from {}: {text}", accepted.from),
+                },
+                Arrival::Stranger(from, why) => {
                     stats::add(&stats::STRANGERS, 1);
-                    self.shop
-                        .config
-                        .log
-                        .info(Subsys::NET, format!("IB: refused a connection from {from}: {text}"));
+                    format!("refused a connection from {from}: {why}")
                 }
-                Visit::Friend(side, peer) if self.conn.is_none() => {
-                    let parts = self.shop.parts(&self.ports, &self.tiers, side, peer);
-                    let conn = Conn::new(parts, Role::Receiver, |specs, rules| Rx::new(specs, rules, 0));
-                    self.conn = Some(self.shop.tend(conn));
-                }
-                Visit::Friend(..) => {}
-            }
+                Arrival::Trouble(error) => format!("cannot accept a connection: {error}"),
+            };
+            self.shop.config.log.info(Subsys::NET, format!("IB: {text}"));
         }
-        Ok(())
+    }
+
+    /// The first sender that comes gets the connection.
+    fn meet(&mut self, accepted: Accepted, peer: Block) {
+        let (None, Some(from)) = (&self.conn, accepted.from.0) else { return };
+        let side = Side::new(accepted.stream, from);
+        let parts = self.shop.parts(&self.ports, &self.tiers, side, peer);
+        let conn = Conn::new(parts, Role::Receiver, |specs, rules| Rx::new(specs, rules, 0));
+        self.conn = Some(self.shop.tend(conn));
     }
 }
 
 impl Listener for IbListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
         if self.conn.is_none() {
-            self.welcome()?;
+            self.welcome();
         }
         let Some(shared) = &self.conn else { return Ok(None) };
         {
@@ -354,8 +362,6 @@ struct IbConnector {
     shop: Arc<Shop>,
     ports: Vec<Arc<Port>>,
     tiers: Vec<u8>,
-    place: Place,
-    nonce: [u8; 32],
     dial: Option<Dial>,
     conn: Option<Arc<Mutex<Conn<Tx>>>>,
 }
@@ -364,13 +370,13 @@ impl Connector for IbConnector {
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>> {
         if let Some(dial) = self.dial.take() {
             let block = self.shop.block(&self.ports, &self.tiers);
-            match dial.turn(self.place.listener, self.place.secret, self.nonce, &block) {
-                Visit::Wait(dial) => {
+            match dial.turn(&block) {
+                Dialled::Wait(dial) => {
                     self.dial = Some(dial);
                     return Ok(None);
                 }
-                Visit::Stranger(text) => return Err(Error::remote(format!("IB: {text}"))),
-                Visit::Friend(side, peer) => {
+                Dialled::Failed(text) => return Err(Error::remote(format!("IB: {text}"))),
+                Dialled::Connected(side, peer) => {
                     let parts = self.shop.parts(&self.ports, &self.tiers, side, peer);
                     let conn = Conn::new(parts, Role::Sender, |specs, rules| Tx::new(specs, rules, 0));
                     self.conn = Some(self.shop.tend(conn));

@@ -1,9 +1,10 @@
 //! Entry points for fuzz targets: what a stranger may send to a listener, and what a peer may send on a connection.
 
+use hawser_oob::handle::{ConnectInfo, seal};
+use hawser_oob::handshake::{Connector, Responder};
 use hawser_plugin::net::Handle;
 
-use crate::handle::{MAGIC, Place, check_sum};
-use crate::hello::{BLOCK, Block, FIRST, Talk, is_for};
+use crate::hello::{Block, HANDLE, PROTOCOL, key};
 use crate::proto::wire::Message;
 
 /// Reads bytes as a message of the control queue pairs.
@@ -21,23 +22,27 @@ pub fn message(bytes: &[u8]) {
 /// # Panics
 /// What was read does not come back when it is written.
 pub fn handle(bytes: &Handle) {
-    let _ = Place::decode(bytes);
+    let _ = ConnectInfo::decode(HANDLE, bytes);
     let mut bytes = *bytes;
-    bytes[..4].copy_from_slice(&MAGIC);
-    let sum = check_sum(&bytes);
-    bytes[4..8].copy_from_slice(&sum);
-    if let Ok(place) = Place::decode(&bytes) {
-        assert_eq!(Place::decode(&place.encode()).map(|again| again.encode()), Ok(place.encode()));
+    seal(HANDLE, &mut bytes);
+    if let Ok(info) = ConnectInfo::decode(HANDLE, &bytes) {
+        assert_eq!(ConnectInfo::decode(HANDLE, &info.encode(HANDLE)), Ok(info));
     }
 }
 
 /// Reads bytes as the messages of the handshake; the secret is all zeros.
+///
+/// # Panics
+/// Bytes without the secret pass for a proof.
 pub fn handshake(bytes: &[u8]) {
-    if let Some((first, rest)) = bytes.split_first_chunk::<FIRST>() {
-        let _ = is_for(first, 0);
-        let _ = Talk::new([0; 32], first).hear(1, rest);
+    let key = key(&[0; 32]);
+    if let Some((greeting, rest)) = bytes.split_at_checked(PROTOCOL.greeting_bytes()) {
+        let _ = PROTOCOL.read_greeting(greeting);
+        assert!(Responder::new(PROTOCOL, &key, greeting, [0; 32]).0.check(rest).is_none());
     }
-    if let Some(block) = bytes.first_chunk::<BLOCK>() {
-        let _ = Block::decode(block);
-    }
+    let greeting = vec![0; PROTOCOL.greeting];
+    let mut connector = Connector::new(PROTOCOL, &key, [0; 32], &greeting);
+    assert!(connector.answer(bytes, &vec![0; PROTOCOL.answer]).is_err());
+    assert!(connector.welcomed(bytes).is_err());
+    let _ = Block::decode(bytes);
 }

@@ -367,9 +367,7 @@ impl Drop for Lane {
 }
 
 fn random_psn() -> u32 {
-    let mut bytes = [0; 4];
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    u32::from_le_bytes(bytes) & 0xff_ffff
+    u32::from_le_bytes(hawser_oob::socket::random().unwrap_or_default()) & 0xff_ffff
 }
 
 /// Registered memory for control messages: first those that come, then those that go.

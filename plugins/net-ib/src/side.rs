@@ -1,26 +1,36 @@
-//! The side connection: TCP that never blocks. The handshake of [`hello`], then control messages, each
-//! with its length in front.
+//! The side connection: TCP that never blocks. The handshake of [`hawser_oob::handshake`], then control messages, each
+//! in a frame of its own.
 
-use std::io::{ErrorKind as Io, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use hawser_oob::dial::{self, Offer};
+use hawser_oob::frame::{FrameReader, Incoming, frame_bytes};
+use hawser_oob::handle::ConnectInfo;
+use hawser_oob::socket::{self, Address, Keepalive, Options, Origin};
+use hawser_oob::stream::Stream;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
-use crate::hello::{self, BLOCK, Block, FIRST, SECOND, THIRD, Talk};
+use crate::hello::{self, Block, PROTOCOL};
 use crate::proto::wire::{MAX_MESSAGE, Message};
 
 /// A stranger has this long to prove who it is, and so has a peer.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// One address is dialled this long before the next one.
 const DIAL: Duration = Duration::from_secs(3);
-/// Pause after a refused dial.
+/// The pause after a dial that failed.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The most control messages that are read at a time.
+const MOST_MESSAGES: usize = 64;
 
-/// How a stream ended.
+/// What both ends of a side connection are set to: a dead host is noticed within 11 s.
+pub(crate) fn options() -> Options {
+    let keepalive = Keepalive { idle: Duration::from_secs(5), interval: Duration::from_secs(2), count: 3 };
+    Options { keepalive: Some(keepalive), ..Options::default() }
+}
+
+/// How a side connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// The peer's process has closed it, or is gone.
@@ -29,68 +39,27 @@ pub(crate) enum End {
     Lost,
 }
 
-/// Bytes in both directions.
-struct Stream {
-    tcp: TcpStream,
-    inbox: Vec<u8>,
-    outbox: Vec<u8>,
-    end: Option<End>,
-}
-
-impl Stream {
-    fn new(tcp: TcpStream) -> std::io::Result<Self> {
-        tcp.set_nonblocking(true)?;
-        tcp.set_nodelay(true)?;
-        let fd = tcp.as_fd();
-        sockopt::set_socket_keepalive(fd, true)?;
-        sockopt::set_tcp_keepidle(fd, Duration::from_secs(5))?;
-        sockopt::set_tcp_keepintvl(fd, Duration::from_secs(2))?;
-        sockopt::set_tcp_keepcnt(fd, 3)?;
-        Ok(Self { tcp, inbox: Vec::new(), outbox: Vec::new(), end: None })
-    }
-
-    /// Reads and writes what there is.
-    fn turn(&mut self) {
-        while !self.outbox.is_empty() && self.end.is_none() {
-            match self.tcp.write(&self.outbox) {
-                Ok(0) => break,
-                Ok(sent) => drop(self.outbox.drain(..sent)),
-                Err(error) if error.kind() == Io::Interrupted => {}
-                Err(error) if error.kind() == Io::WouldBlock => break,
-                Err(_) => break,
-            }
-        }
-        let mut bytes = [0; 4096];
-        while self.end.is_none() && self.inbox.len() < 64 * MAX_MESSAGE {
-            match self.tcp.read(&mut bytes) {
-                Ok(0) => self.end = Some(End::Closed),
-                Ok(got) => self.inbox.extend_from_slice(&bytes[..got]),
-                Err(error) if error.kind() == Io::Interrupted => {}
-                Err(error) if error.kind() == Io::WouldBlock => break,
-                Err(error) => {
-                    let closed = matches!(error.kind(), Io::ConnectionReset | Io::BrokenPipe);
-                    self.end = Some(if closed { End::Closed } else { End::Lost });
-                }
-            }
-        }
-    }
-
-    fn take(&mut self, bytes: usize) -> Option<Vec<u8>> {
-        (self.inbox.len() >= bytes).then(|| self.inbox.drain(..bytes).collect())
-    }
-}
-
 /// An authenticated connection.
 pub(crate) struct Side {
     stream: Stream,
+    reader: FrameReader<()>,
+    /// Bytes that the socket has not taken yet.
+    outbox: Vec<u8>,
+    end: Option<End>,
+    /// The address of the peer.
     pub peer: SocketAddr,
 }
 
 impl Side {
+    /// A connection whose handshake is over.
+    pub fn new(stream: Stream, peer: SocketAddr) -> Self {
+        Self { stream, reader: FrameReader::new(MAX_MESSAGE), outbox: Vec::new(), end: None, peer }
+    }
+
+    /// Appends a message; [`Side::turn`] sends it.
     pub fn send(&mut self, message: &Message) {
-        let bytes = message.encode();
-        self.stream.outbox.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
-        self.stream.outbox.extend_from_slice(&bytes);
+        // No message is too long for a frame.
+        self.outbox.extend(frame_bytes((), 0, &message.encode()).unwrap_or_default());
     }
 
     /// Moves bytes; returns the messages that arrived.
@@ -98,217 +67,122 @@ impl Side {
     /// # Errors
     /// What is wrong with a message.
     pub fn turn(&mut self) -> Result<Vec<Message>, &'static str> {
-        self.stream.turn();
+        self.write();
         let mut messages = Vec::new();
-        while let Some(head) = self.stream.inbox.first_chunk::<2>() {
-            let bytes = usize::from(u16::from_le_bytes(*head));
-            if bytes > MAX_MESSAGE {
-                return Err("a control message that is too long");
+        while self.end.is_none() && messages.len() < MOST_MESSAGES {
+            match self.reader.advance(&self.stream) {
+                Ok(Incoming::Frame(frame)) => messages.push(Message::decode(&frame.payload)?),
+                Ok(Incoming::Nothing) => break,
+                Ok(Incoming::Closed) => self.end = Some(End::Closed),
+                Err(error) => match error.errno.map(Errno::from_raw_os_error) {
+                    None => return Err("a control message that is too long"),
+                    Some(Errno::CONNRESET | Errno::PIPE) => self.end = Some(End::Closed),
+                    Some(_) => self.end = Some(End::Lost),
+                },
             }
-            if self.stream.inbox.len() < 2 + bytes {
-                break;
-            }
-            let message: Vec<u8> = self.stream.inbox.drain(..2 + bytes).skip(2).collect();
-            messages.push(Message::decode(&message)?);
         }
         Ok(messages)
     }
 
-    pub fn end(&self) -> Option<End> {
-        self.stream.end
-    }
-
-    /// Everything was handed to the kernel; no more will be.
-    pub fn finish(&mut self) -> bool {
-        self.stream.turn();
-        if !self.stream.outbox.is_empty() {
-            return self.stream.end.is_some();
-        }
-        let _ = self.stream.tcp.shutdown(Shutdown::Write);
-        self.stream.inbox.clear();
-        self.stream.end.is_some()
-    }
-}
-
-/// Something that came to the listener, and has not proved anything yet.
-pub(crate) struct Guest {
-    stream: Stream,
-    pub from: SocketAddr,
-    until: Instant,
-    talk: Option<Talk>,
-}
-
-/// What became of a guest or a dial.
-pub(crate) enum Visit<T> {
-    Wait(T),
-    Friend(Side, Block),
-    Stranger(String),
-}
-
-impl Guest {
-    pub fn new(tcp: TcpStream, from: SocketAddr) -> std::io::Result<Self> {
-        let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-        Ok(Self { stream: Stream::new(tcp)?, from, until: Instant::now() + PATIENCE, talk: None })
-    }
-
-    pub fn turn(mut self, listener: u64, secret: [u8; 32], nonce: [u8; 32], own: &Block) -> Visit<Self> {
-        self.stream.turn();
-        let refuse = |text: &str| Visit::Stranger(text.to_owned());
-        if self.talk.is_none()
-            && let Some(bytes) = self.stream.take(FIRST)
-        {
-            let mut first = [0; FIRST];
-            first.copy_from_slice(&bytes);
-            if !hello::is_for(&first, listener) {
-                return refuse("it does not speak this protocol, or to another listener");
+    /// Hands the outbox to the kernel, as far as it takes it. What breaks here is noticed when reading.
+    fn write(&mut self) {
+        while !self.outbox.is_empty() && self.end.is_none() {
+            match self.stream.write_some(&self.outbox, false) {
+                Ok(0) | Err(_) => break,
+                Ok(sent) => drop(self.outbox.drain(..sent)),
             }
-            let mut talk = Talk::new(secret, &first);
-            self.stream.outbox = talk.say(2, &nonce);
-            self.talk = Some(talk);
-            self.stream.turn();
         }
-        if let Some(talk) = &mut self.talk
-            && let Some(bytes) = self.stream.inbox.get(..THIRD).map(<[u8]>::to_vec)
-        {
-            let block = talk.hear(3, &bytes).and_then(|tail| <[u8; BLOCK]>::try_from(tail).ok());
-            let Some(block) = block else { return refuse("it does not know the secret") };
-            self.stream.inbox.drain(..THIRD);
-            return match Block::decode(&block) {
-                Err(text) => refuse(text),
-                Ok(block) => {
-                    self.stream.outbox.extend(talk.say(4, &own.encode()));
-                    self.stream.turn();
-                    Visit::Friend(Side { stream: self.stream, peer: self.from }, block)
-                }
-            };
+    }
+
+    /// How the connection ended, once it has.
+    pub fn end(&self) -> Option<End> {
+        self.end
+    }
+
+    /// Hands everything to the kernel and says that no more will come. True: the peer has ended the connection too.
+    pub fn finish(&mut self) -> bool {
+        if self.turn().is_err() {
+            self.end = Some(End::Closed);
         }
-        if self.stream.end.is_some() {
-            return refuse("it left before it said who it is");
+        if self.outbox.is_empty() {
+            socket::finish_writing(self.stream.as_fd());
         }
-        if Instant::now() > self.until { refuse("it said nothing in time") } else { Visit::Wait(self) }
+        self.end.is_some()
     }
 }
 
-/// The sender's way to the listener.
+/// What became of a [`Dial`].
+pub(crate) enum Dialled {
+    /// It goes on.
+    Wait(Dial),
+    /// There is a connection, and this is what the peer has.
+    Connected(Side, Block),
+    /// There will be none, for this reason.
+    Failed(String),
+}
+
+/// The sender's way to the listener: its addresses in turn, until one works or the patience is over.
 pub(crate) struct Dial {
-    addresses: Vec<SocketAddr>,
+    info: ConnectInfo,
     next: usize,
     until: Instant,
-    state: State,
+    /// The dial that is under way, its address, and when it began.
+    current: Option<(dial::Dial, SocketAddr, Instant)>,
+    resting_until: Instant,
     last: String,
 }
 
-enum State {
-    Resting(Instant),
-    Connecting(OwnedFd, Instant),
-    Talking(Stream, Talk, bool, Instant),
-}
-
 impl Dial {
-    pub fn new(addresses: Vec<SocketAddr>, patience: Duration) -> Self {
+    pub fn new(info: ConnectInfo, patience: Duration) -> Self {
         let now = Instant::now();
-        Self {
-            addresses,
-            next: 0,
-            until: now + patience,
-            state: State::Resting(now),
-            last: "nothing was tried".into(),
-        }
+        let last = "nothing was tried".into();
+        Self { info, next: 0, until: now + patience, current: None, resting_until: now, last }
     }
 
-    pub fn turn(mut self, listener: u64, secret: [u8; 32], nonce: [u8; 32], own: &Block) -> Visit<Self> {
+    /// Goes on without waiting. `own` is what this end has.
+    pub fn turn(mut self, own: &Block) -> Dialled {
         let now = Instant::now();
         if now > self.until {
-            return Visit::Stranger(format!(
-                "no connection to the receiver at {:?}: {}",
-                self.addresses, self.last
-            ));
+            let addresses = &self.info.addresses;
+            let text = format!("no connection to the receiver at {addresses:?}: {}", self.last);
+            return Dialled::Failed(text);
         }
-        let at = self.addresses[(self.next + self.addresses.len() - 1) % self.addresses.len()];
-        self.state = match self.state {
-            State::Resting(since) if now < since => State::Resting(since),
-            State::Resting(_) => {
-                let to = self.addresses[self.next % self.addresses.len()];
+        let (mut dial, to, since) = match self.current.take() {
+            Some(current) => current,
+            None if now < self.resting_until => return Dialled::Wait(self),
+            None => {
+                let to = self.info.addresses[self.next % self.info.addresses.len()];
                 self.next += 1;
-                match begin(to) {
-                    Ok(fd) => State::Connecting(fd, now + DIAL),
-                    Err(errno) => rest(&mut self.last, now, format!("{to}: {errno}")),
-                }
-            }
-            State::Connecting(fd, until) => match is_connected(&fd) {
-                Ok(false) if now < until => State::Connecting(fd, until),
-                Ok(false) => rest(&mut self.last, now, format!("{at}: no answer")),
-                Err(errno) => rest(&mut self.last, now, format!("{at}: {errno}")),
-                Ok(true) => match Stream::new(TcpStream::from(fd)) {
-                    Err(error) => rest(&mut self.last, now, format!("{at}: {error}")),
-                    Ok(mut stream) => {
-                        let first = hello::first(listener, nonce);
-                        stream.outbox.extend_from_slice(&first);
-                        State::Talking(stream, Talk::new(secret, &first), false, now + PATIENCE)
-                    }
-                },
-            },
-            State::Talking(mut stream, mut talk, proved, until) => {
-                stream.turn();
-                let hello = hear(&mut stream, &mut talk, proved, own);
-                match hello {
-                    Ok(Some(block)) => return Visit::Friend(Side { stream, peer: at }, block),
-                    Err(text) => rest(&mut self.last, now, format!("{at}: {text}")),
-                    Ok(None) if stream.end.is_some() => {
-                        rest(&mut self.last, now, format!("{at}: the receiver closed the connection"))
-                    }
-                    Ok(None) if now > until => {
-                        rest(&mut self.last, now, format!("{at}: the receiver says nothing"))
-                    }
-                    Ok(None) => {
-                        let proved = proved || talk.heard() > 0;
-                        State::Talking(stream, talk, proved, until)
-                    }
+                match begin(&self.info, to, own) {
+                    Ok(dial) => (dial, to, now),
+                    Err(ended) => return self.rest(to, &ended.to_string()),
                 }
             }
         };
-        Visit::Wait(self)
+        match dial.advance() {
+            Ok(Some(welcome)) => match Block::decode(&welcome) {
+                Ok(block) => Dialled::Connected(Side::new(dial.into_stream(), to), block),
+                Err(text) => self.rest(to, text),
+            },
+            Err(ended) => self.rest(to, &ended.to_string()),
+            Ok(None) if dial.is_connecting() && now > since + DIAL => self.rest(to, "no answer"),
+            Ok(None) if now > since + DIAL + PATIENCE => self.rest(to, "the receiver says nothing"),
+            Ok(None) => {
+                self.current = Some((dial, to, since));
+                Dialled::Wait(self)
+            }
+        }
+    }
+
+    fn rest(mut self, to: SocketAddr, why: &str) -> Dialled {
+        self.last = format!("{to}: {why}");
+        self.resting_until = Instant::now() + PAUSE;
+        Dialled::Wait(self)
     }
 }
 
-fn rest(last: &mut String, now: Instant, why: String) -> State {
-    *last = why;
-    State::Resting(now + PAUSE)
-}
-
-/// Steps 2 to 4 at the sender.
-fn hear(
-    stream: &mut Stream,
-    talk: &mut Talk,
-    proved: bool,
-    own: &Block,
-) -> Result<Option<Block>, &'static str> {
-    if !proved {
-        let Some(bytes) = stream.take(SECOND) else { return Ok(None) };
-        talk.hear(2, &bytes).ok_or("it does not know the secret of its handle")?;
-        stream.outbox.extend(talk.say(3, &own.encode()));
-        stream.turn();
-        return Ok(None);
-    }
-    let Some(bytes) = stream.take(THIRD) else { return Ok(None) };
-    let tail = talk.hear(4, &bytes).and_then(|tail| <[u8; BLOCK]>::try_from(tail).ok());
-    Block::decode(&tail.ok_or("its description is not proved")?).map(Some)
-}
-
-fn begin(to: SocketAddr) -> Result<OwnedFd, Errno> {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let fd = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
-    match connect(&fd, &to) {
-        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(fd),
-        Err(errno) => Err(errno),
-    }
-}
-
-fn is_connected(fd: &OwnedFd) -> Result<bool, Errno> {
-    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
-    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    if poll(&mut fds, Some(&now))? == 0 {
-        return Ok(false);
-    }
-    sockopt::socket_error(fd)?.map(|()| true)
+fn begin(info: &ConnectInfo, to: SocketAddr, own: &Block) -> Result<dial::Dial, dial::Ended> {
+    let (greeting, answer, key) = (info.listener.to_le_bytes(), own.encode(), hello::key(&info.secret));
+    let offer = Offer { protocol: PROTOCOL, key: &key, greeting: &greeting, answer: &answer };
+    dial::Dial::begin(&Origin::default(), &Address::Tcp(to), &options(), &offer)
 }

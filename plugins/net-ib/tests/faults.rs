@@ -137,7 +137,7 @@ fn strangers_are_refused_and_do_no_harm() {
     use std::io::{Read, Write};
     let pair = Pair::new(1, common::settings());
     let (handle, mut listener) = pair.to.listen(0).unwrap();
-    let port = u16::from_le_bytes([handle[48], handle[49]]);
+    let port = u16::from_be_bytes([handle[50], handle[51]]);
     let refused = hawser_net_ib::stats().strangers;
     for opening in
         [&b"GET / HTTP/1.1\r\n\r\n........................................"[..], &handle[..48], &[0; 64]]
