@@ -4,11 +4,16 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use hawser_oob::interface::Family;
+use hawser_oob::socket::{Keepalive, Options};
 
 /// Sockets of a connection at most (NCCL's limit too).
 pub const MAX_SOCKETS: usize = 64;
 /// Threads of a context at most (NCCL's limit too).
 pub const MAX_THREADS: usize = 16;
+
+/// An idle socket asks its peer after 10 s, three times every 5 s.
+const KEEPALIVE: Keepalive =
+    Keepalive { idle: Duration::from_secs(10), interval: Duration::from_secs(5), count: 3 };
 
 const KIB: usize = 1 << 10;
 
@@ -103,6 +108,16 @@ impl Settings {
     /// dials at once if its process is alive.
     pub(crate) fn patience_with_silence(&self) -> Duration {
         (self.timeout / 12).min(Duration::from_secs(5))
+    }
+
+    /// What every socket of a context is set to.
+    pub(crate) fn socket_options(&self, traffic_class: Option<i32>) -> Options {
+        Options {
+            keepalive: Some(KEEPALIVE),
+            receive_buffer: self.receive_buffer,
+            send_buffer: self.send_buffer,
+            traffic_class: traffic_class.and_then(|class| u8::try_from(class).ok()),
+        }
     }
 
     fn read(processors: usize, value: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use hawser_oob::handle::ConnectInfo;
 use hawser_oob::interface::{self, Interface};
+use hawser_oob::socket;
 use hawser_plugin::net::{
     Connector, Handle, Listener, NetConfig, NetContext, NetProperties, Receiver, Sender,
 };
@@ -13,11 +15,10 @@ use hawser_plugin::{Error, ErrorKind, Result, Subsys};
 use crate::config::Settings;
 use crate::device::Device;
 use crate::ends::{SocketReceiver, SocketSender};
-use crate::handle::Place;
+use crate::greeting;
 use crate::inbound::Listening;
 use crate::pool::lock;
 use crate::shop::Shop;
-use crate::sys;
 use crate::tx::TxConn;
 
 /// See the module.
@@ -82,7 +83,7 @@ impl SocketContext {
         }
         let shop = self.shop(lazy)?;
         let at = interface.socket_address(0);
-        let (fd, mut bound) = sys::listen(at, shop.service.tuning()).map_err(|errno| {
+        let (fd, mut bound) = socket::listen(at, shop.service.options()).map_err(|errno| {
             Error::system(format!("listening on {} of {}", interface.address, interface.name), errno)
         })?;
         if let SocketAddr::V6(address) = &mut bound {
@@ -111,20 +112,20 @@ impl NetContext for SocketContext {
         let addresses = device.interfaces.iter().map(|interface| self.listen_on(&mut lazy, interface));
         let addresses = addresses.collect::<Result<Vec<_>>>()?;
         let listener = u64::from_le_bytes(random()?);
-        let place = Place { listener, secret: random()?, addresses: addresses.clone() };
-        let listening = Arc::new(Listening::new(listener, place.secret, addresses, shop.clone()));
+        let info = ConnectInfo { listener, secret: random()?, addresses: addresses.clone() };
+        let listening = Arc::new(Listening::new(listener, info.secret, addresses, shop.clone()));
         shop.service.registry.add(listening.clone());
-        Ok((place.encode(), Box::new(SocketListener(listening))))
+        Ok((info.encode(greeting::HANDLE), Box::new(SocketListener(listening))))
     }
 
     fn connect(&self, device: u32, handle: &Handle) -> Result<Box<dyn Connector>> {
         let device = self.device(device)?;
-        let place = Place::decode(handle).map_err(|text| {
+        let info = ConnectInfo::decode(greeting::HANDLE, handle).map_err(|text| {
             Error::new(ErrorKind::InvalidArgument, format!("Socket: no connection to this handle: {text}"))
         })?;
         let shop = self.shop(&mut lock(&self.lazy))?;
         let number = u64::from_le_bytes(random()?);
-        let connection = TxConn::new(shop, place, device.interfaces, number);
+        let connection = TxConn::new(shop, info, device.interfaces, number);
         Ok(Box::new(SocketConnector(Some(connection))))
     }
 
@@ -157,7 +158,7 @@ fn find_interfaces(settings: &Settings) -> Result<Vec<Interface>> {
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {
-    sys::random().map_err(|errno| Error::system("getrandom", errno))
+    socket::random().map_err(|errno| Error::system("getrandom", errno))
 }
 
 /// Waits for the sender of a handle. Without a deadline of its own: that is the host's.

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use hawser_oob::socket::{self, Moved};
 use rustix::io::Errno;
 
 use crate::frame::Record;
@@ -10,7 +11,6 @@ use crate::pulse::Pulse;
 use crate::ready::Reported;
 use crate::service::Watch;
 use crate::stream::{Incoming, Outgoing};
-use crate::sys::{self, Moved};
 
 /// The peer is told what we have understood when it keeps this much for us.
 const CONFIRM_EVERY: u64 = 256 << 10;
@@ -135,13 +135,13 @@ impl Control {
             let (first, second) = self.out.unsent();
             if first.is_empty() && second.is_empty() {
                 if self.said_bye {
-                    sys::finish_writing(socket.as_fd());
+                    socket::finish_writing(socket.as_fd());
                 }
                 return Ok(());
             }
             let bytes = if first.is_empty() { second } else { first };
             let asked = bytes.len();
-            match sys::send(socket.as_fd(), bytes) {
+            match socket::send(socket.as_fd(), bytes) {
                 Ok(Moved::Bytes(count)) => {
                     self.out.sent(count);
                     if count < asked {
@@ -164,7 +164,7 @@ impl Control {
         while let Some(socket) = &self.socket {
             let space = self.inc.space();
             let asked = space.len();
-            match sys::receive(socket.as_fd(), space) {
+            match socket::receive(socket.as_fd(), space) {
                 Ok(Moved::Bytes(count)) => {
                     let (out, peer_left) = (&mut self.out, &mut self.peer_left);
                     self.inc.filled::<Trouble>(count, |record| {
@@ -279,7 +279,7 @@ impl Control {
 
     /// Ends the socket as a failing network would.
     pub fn cut(&self) -> bool {
-        self.socket.as_ref().inspect(|socket| sys::cut(socket.as_fd())).is_some()
+        self.socket.as_ref().inspect(|socket| socket::cut(socket.as_fd())).is_some()
     }
 
     pub fn has_peer_left(&self) -> bool {
@@ -358,7 +358,7 @@ mod tests {
         let mut a = Control::new();
         let (near, far) = sockets();
         a.attach(near, None, None, 1, 0).unwrap();
-        sys::send(far.as_fd(), &[0xff; 8]).unwrap();
+        socket::send(far.as_fd(), &[0xff; 8]).unwrap();
         assert!(matches!(pump(&mut a).1, Err(Trouble::Peer(_))));
     }
 }

@@ -1,10 +1,11 @@
 //! Entry points for fuzz targets: what a stranger may send to a listener, and what a peer may send on a connection.
 
+use hawser_oob::handle::{ConnectInfo, read_addresses, seal};
+use hawser_oob::handshake::{Connector, Responder};
 use hawser_plugin::net::Handle;
 
-use crate::auth::{ANSWER, Answer, CHALLENGE, Challenge, HELLO, Hello, Proof, WELCOME, Welcome};
 use crate::frame::{CHUNK_HEADER, ChunkHeader, Record};
-use crate::handle::{MAGIC, Place, check_sum, read_addresses};
+use crate::greeting::{Answer, HANDLE, Hello, PROTOCOL, Welcome, key};
 
 /// Reads bytes as records of the control connection and as headers of chunks.
 ///
@@ -30,28 +31,29 @@ pub fn frame(bytes: &[u8]) {
 /// # Panics
 /// What was read does not come back when it is written.
 pub fn handle(bytes: &Handle) {
-    let _ = Place::decode(bytes);
+    let _ = ConnectInfo::decode(HANDLE, bytes);
     let mut bytes = *bytes;
-    bytes[..4].copy_from_slice(&MAGIC);
-    let sum = check_sum(&bytes);
-    bytes[4..8].copy_from_slice(&sum);
-    if let Ok(place) = Place::decode(&bytes) {
-        assert_eq!(Place::decode(&place.encode()), Ok(place));
+    seal(HANDLE, &mut bytes);
+    if let Ok(info) = ConnectInfo::decode(HANDLE, &bytes) {
+        assert_eq!(ConnectInfo::decode(HANDLE, &info.encode(HANDLE)), Ok(info));
     }
 }
 
 /// Reads bytes as the messages of the handshake; the secret is all zeros.
+///
+/// # Panics
+/// Bytes without the secret pass for a proof.
 pub fn handshake(bytes: &[u8]) {
-    let secret = [0; 32];
-    if let Some(hello) = bytes.first_chunk::<HELLO>() {
-        let _ = Hello::parse(hello);
-        let proof = Proof::new(secret, *hello, [0; 32]);
-        let rest = &bytes[HELLO..];
-        let _ =
-            rest.first_chunk::<CHALLENGE>().map(|bytes| Challenge::parse(bytes, secret, *hello).is_some());
-        let _ = rest.first_chunk::<ANSWER>().map(|bytes| Answer::parse(bytes, &proof).is_some());
-        let _ = rest.first_chunk::<WELCOME>().map(|bytes| Welcome::parse(bytes, &proof).is_some());
+    let key = key(&[0; 32]);
+    if let Some((greeting, rest)) = bytes.split_at_checked(PROTOCOL.greeting_bytes()) {
+        let _ = PROTOCOL.read_greeting(greeting);
+        assert!(Responder::new(PROTOCOL, &key, greeting, [0; 32]).0.check(rest).is_none());
     }
+    let greeting = vec![0; PROTOCOL.greeting];
+    let mut connector = Connector::new(PROTOCOL, &key, [0; 32], &greeting);
+    assert!(connector.answer(bytes, &vec![0; PROTOCOL.answer]).is_err());
+    assert!(connector.welcomed(bytes).is_err());
+    let _ = (Hello::parse(bytes), Answer::parse(bytes), Welcome::parse(bytes));
     if let Some((count, addresses)) = bytes.split_first() {
         let _ = read_addresses(*count, addresses);
     }

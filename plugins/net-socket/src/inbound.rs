@@ -1,20 +1,21 @@
 //! Sockets that come in: the listeners of a context, and the handshake at their side.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use hawser_oob::accept::{Proved, Step, Unwanted, Visitor, send_whole};
+use hawser_oob::socket::Caller;
 use rustc_hash::FxHashMap;
 
-use crate::auth::{ANSWER, Answer, Challenge, HELLO, Hello, Proof, Refusal, Socket};
+use crate::greeting::{self, Answer, Hello, Refusal, Socket};
 use crate::pool::lock;
 use crate::rx::RxConn;
 use crate::shop::Shop;
-use crate::sys::{self, Moved};
 
 /// A handshake takes no longer.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// All listeners of a context.
 #[derive(Default)]
@@ -79,7 +80,7 @@ impl Listening {
     }
 
     /// The connection that a socket belongs to; the first one makes it.
-    fn connection(self: &Arc<Self>, hello: &Hello, from: &str) -> Result<Arc<RxConn>, Refusal> {
+    fn connection(self: &Arc<Self>, hello: &Hello, from: Caller) -> Result<Arc<RxConn>, Refusal> {
         let mut state = lock(&self.state);
         match &state.connection {
             Some((number, _)) if *number != hello.connection => Err(Refusal::Taken),
@@ -105,121 +106,75 @@ impl Listening {
     }
 }
 
-/// A socket whose other end has not yet proved anything.
-pub(crate) struct Guest {
-    fd: Option<OwnedFd>,
-    pub from: String,
-    pub deadline: Instant,
-    bytes: [u8; HELLO],
-    have: usize,
-    greeted: Option<(Hello, Arc<Listening>, Proof)>,
-}
-
-/// What became of a [`Guest`].
+/// What became of a socket whose other end had not proved anything.
 pub(crate) enum Visit {
-    /// The next event.
-    Wait,
+    /// It still has not; to be asked again after the next event.
+    Wait(Visitor),
     /// It knows the secret.
-    Friend(Box<Friend>),
-    /// It does not.
-    Stranger(&'static str),
+    Friend(Friend),
+    /// It does not, for this reason.
+    Stranger(String),
 }
 
-impl Guest {
-    pub fn new(fd: OwnedFd, from: String) -> Self {
-        let deadline = Instant::now() + PATIENCE;
-        Self { fd: Some(fd), from, deadline, bytes: [0; HELLO], have: 0, greeted: None }
-    }
-
-    /// Goes on as far as possible without waiting.
-    pub fn advance(&mut self, registry: &Registry) -> Visit {
-        loop {
-            let want = if self.greeted.is_some() { ANSWER } else { HELLO };
-            let Some(fd) = &self.fd else { return Visit::Stranger("it is gone") };
-            match sys::receive(fd.as_fd(), &mut self.bytes[self.have..want]) {
-                Ok(Moved::Bytes(count)) => self.have += count,
-                Ok(Moved::Nothing) => return Visit::Wait,
-                Ok(Moved::Closed) => return Visit::Stranger("it left during the handshake"),
-                Err(_) => return Visit::Stranger("its socket broke during the handshake"),
+/// Goes on with a handshake as far as possible without waiting.
+pub(crate) fn advance(visitor: Visitor, registry: &Registry) -> Visit {
+    let proved = match visitor.advance(|greeting| Ok(greeting::key(&find(greeting, registry)?.1.secret))) {
+        Step::Wait(visitor) => return Visit::Wait(visitor),
+        Step::Stranger(why) => return Visit::Stranger(why),
+        Step::Proved(proved) => proved,
+    };
+    let Some(answer) = Answer::parse(&proved.answer) else {
+        return Visit::Stranger("it does not speak this protocol".into());
+    };
+    match find(&proved.greeting, registry) {
+        Ok((hello, listening)) => Visit::Friend(Friend { proved, hello, listening, answer }),
+        Err(unwanted) => {
+            if let Some(code) = unwanted.code {
+                send_whole(proved.fd.as_fd(), &proved.responder.refuse(code));
             }
-            if self.have < want {
-                continue;
-            }
-            self.have = 0;
-            let step = if self.greeted.is_some() { self.check_answer() } else { self.greet(registry) };
-            if let Some(visit) = step {
-                return visit;
-            }
+            Visit::Stranger(unwanted.why)
         }
     }
+}
 
-    fn greet(&mut self, registry: &Registry) -> Option<Visit> {
-        let Some(hello) = Hello::parse(&self.bytes) else {
-            return Some(Visit::Stranger("it does not speak this protocol"));
+/// The listener that a greeting is for, if that may want the socket.
+fn find(greeting: &[u8], registry: &Registry) -> Result<(Hello, Arc<Listening>), Unwanted> {
+    let Some(hello) = Hello::parse(greeting) else {
+        return Err(Unwanted { code: None, why: "it does not speak this protocol".into() });
+    };
+    let found = registry.find(hello.listener).ok_or(Refusal::Unknown);
+    let found = found.and_then(|listening| listening.may_come(&hello).map(|()| listening));
+    let listening = found.map_err(|refusal| {
+        let why = match refusal {
+            Refusal::Taken => "its handle is already in use",
+            _ => "its handle is none of ours (any more)",
         };
-        let found = registry.find(hello.listener).ok_or(Refusal::Unknown);
-        let found = found.and_then(|listening| listening.may_come(&hello).map(|()| listening));
-        let listening = match found {
-            Ok(listening) => listening,
-            Err(refusal) => {
-                self.say(&Challenge::refuse(refusal));
-                return Some(Visit::Stranger(match refusal {
-                    Refusal::Taken => "its handle is already in use",
-                    _ => "its handle is none of ours (any more)",
-                }));
-            }
-        };
-        let Ok(nonce) = sys::random() else { return Some(Visit::Stranger("the kernel has no random bytes")) };
-        let proof = Proof::new(listening.secret, self.bytes, nonce);
-        if !self.say(&Challenge::ask(&proof)) {
-            return Some(Visit::Stranger("it left during the handshake"));
-        }
-        self.greeted = Some((hello, listening, proof));
-        None
-    }
-
-    fn check_answer(&mut self) -> Option<Visit> {
-        let (hello, listening, proof) = self.greeted.take()?;
-        let answer = self.bytes.first_chunk::<ANSWER>().and_then(|bytes| Answer::parse(bytes, &proof));
-        let Some(answer) = answer else {
-            return Some(Visit::Stranger("it does not know the secret of the handle"));
-        };
-        let fd = self.fd.take()?;
-        let from = self.from.clone();
-        Some(Visit::Friend(Box::new(Friend { fd, from, hello, listening, proof, answer })))
-    }
-
-    /// The first bytes on a fresh socket always fit its buffer.
-    fn say(&self, bytes: &[u8]) -> bool {
-        let sent = self.fd.as_ref().map(|fd| sys::send(fd.as_fd(), bytes));
-        sent == Some(Ok(Moved::Bytes(bytes.len())))
-    }
+        Unwanted { code: Some(refusal.code()), why: why.into() }
+    })?;
+    Ok((hello, listening))
 }
 
 /// A socket that proved to belong to a handle's sender.
 pub(crate) struct Friend {
-    fd: OwnedFd,
-    from: String,
+    proved: Proved,
     hello: Hello,
     listening: Arc<Listening>,
-    proof: Proof,
     answer: Answer,
 }
 
 impl Friend {
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.proved.fd.as_fd()
     }
 
     /// Gives the socket to its connection.
     pub fn come_in(self) {
-        let refusal = match self.listening.connection(&self.hello, &self.from) {
-            Ok(connection) => {
-                return connection.admit(self.fd, &self.hello, &self.proof, self.answer, &self.listening);
+        let Proved { fd, from, responder, .. } = self.proved;
+        match self.listening.connection(&self.hello, from) {
+            Ok(connection) => connection.admit(fd, &self.hello, &responder, self.answer, &self.listening),
+            Err(refusal) => {
+                send_whole(fd.as_fd(), &responder.refuse(refusal.code()));
             }
-            Err(refusal) => refusal,
-        };
-        let welcome = crate::auth::Welcome::Refused(refusal).encode(&self.proof);
-        let _ = sys::send(self.fd.as_fd(), &welcome);
+        }
     }
 }

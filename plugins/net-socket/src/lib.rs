@@ -9,7 +9,7 @@
 //! | module | is about |
 //! |---|---|
 //! | `config`, `device` | settings, and the devices that interfaces are |
-//! | `handle`, `auth`, `frame` | what is on the wire: pure parsers |
+//! | `greeting`, `frame` | what is on the wire: pure parsers |
 //! | `stream`, `control` | records that survive their socket |
 //! | `queue`, `tx`, `tx_dial`, `tx_pipe` | the sending end: what is to be done, the connection, its dials, a data socket |
 //! | `table`, `rx`, `rx_pipe` | the receiving end |
@@ -21,7 +21,6 @@
 //! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`, `pool` and
 //! `service`.
 
-mod auth;
 mod config;
 mod context;
 mod control;
@@ -32,7 +31,7 @@ mod fault;
 mod frame;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod handle;
+mod greeting;
 mod inbound;
 mod link;
 mod outbound;

@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use hawser_oob::interface::{self, Interface};
+use hawser_oob::socket::Origin;
 
-use crate::auth::Socket;
-use crate::sys::Origin;
+use crate::greeting::Socket;
 
 /// Data socket `i` has its home: member `i` in turn, and an address of the peer in the same subnet if there is one. Every
 /// third try, and every try for the control connection, goes another way. None: the peer has no address.

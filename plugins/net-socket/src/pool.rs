@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hawser_oob::wait::Bell;
 use rustc_hash::FxHashMap;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::config::Help;
 use crate::crowd::{Crowd, Meter};
-use crate::sys::Bell;
 
 /// Bytes that one call of [`Drive::drive`] moves before the next socket gets its turn.
 pub(crate) const SHARE: usize = 1 << 20;

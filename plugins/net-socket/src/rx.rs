@@ -19,13 +19,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use hawser_oob::accept::send_whole;
+use hawser_oob::handshake::Responder;
+use hawser_oob::socket::Caller;
 use hawser_plugin::net::Segment;
 use hawser_plugin::{Error, ErrorKind, Result};
 
-use crate::auth::{Answer, Hello, Proof, Refusal, Socket, Welcome};
 use crate::control::{Control, Trouble};
 use crate::fault::{self, Cut};
 use crate::frame::Record;
+use crate::greeting::{Answer, Hello, Refusal, Socket, Welcome};
 use crate::inbound::Listening;
 use crate::link::Link;
 use crate::pool::{Drive, Next, SHARE, lock};
@@ -34,7 +37,6 @@ use crate::rx_pipe::{Driven, Final, Joined, RxPipe};
 use crate::service::Member;
 use crate::shop::Shop;
 use crate::stream::Outgoing;
-use crate::sys::{self, Moved};
 use crate::table::Table;
 
 /// See the module.
@@ -56,7 +58,7 @@ pub(crate) struct RxConn {
 
 impl RxConn {
     /// The connection of a handle, before its first socket.
-    pub fn new(listening: Arc<Listening>, pipes: usize, from: &str) -> Arc<Self> {
+    pub fn new(listening: Arc<Listening>, pipes: usize, from: Caller) -> Arc<Self> {
         let shop = listening.shop.clone();
         let connection = Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -78,9 +80,16 @@ impl RxConn {
     }
 
     /// A socket whose other end knows the secret.
-    pub fn admit(&self, fd: OwnedFd, hello: &Hello, proof: &Proof, answer: Answer, listening: &Listening) {
+    pub fn admit(
+        &self,
+        fd: OwnedFd,
+        hello: &Hello,
+        responder: &Responder,
+        answer: Answer,
+        listening: &Listening,
+    ) {
         if self.link.is_dead() && (self.link.check().is_err() || hello.socket != Socket::Control) {
-            let _ = sys::send(fd.as_fd(), &Welcome::Refused(Refusal::Unknown).encode(proof));
+            send_whole(fd.as_fd(), &responder.refuse(Refusal::Unknown.code()));
             return;
         }
         let addresses = listening.addresses.clone();
@@ -88,11 +97,11 @@ impl RxConn {
             Socket::Control => {
                 let mut control = lock(&self.control);
                 if hello.generation <= control.generation() {
-                    let _ = sys::send(fd.as_fd(), &Welcome::Refused(Refusal::Stale).encode(proof));
+                    send_whole(fd.as_fd(), &responder.refuse(Refusal::Stale.code()));
                     return;
                 }
-                let welcome = Welcome::Come { consumed: control.consumed(), addresses }.encode(proof);
-                if sys::send(fd.as_fd(), &welcome) != Ok(Moved::Bytes(welcome.len())) {
+                let welcome = Welcome { consumed: control.consumed(), addresses };
+                if !send_whole(fd.as_fd(), &responder.welcome(&welcome.encode())) {
                     return;
                 }
                 let member: Weak<dyn Member> = self.me.clone();
@@ -106,7 +115,9 @@ impl RxConn {
                     }
                 }
             }
-            Socket::Pipe(pipe) => self.admit_pipe(fd, hello.generation, usize::from(pipe), proof, addresses),
+            Socket::Pipe(pipe) => {
+                self.admit_pipe(fd, hello.generation, usize::from(pipe), responder, addresses)
+            }
         }
     }
 
@@ -115,7 +126,7 @@ impl RxConn {
         fd: OwnedFd,
         generation: u32,
         index: usize,
-        proof: &Proof,
+        responder: &Responder,
         addresses: Vec<std::net::SocketAddr>,
     ) {
         let Some(pipe) = self.pipes.get(index) else { return };
@@ -130,9 +141,8 @@ impl RxConn {
             let reported = ticket.is_none().then(|| self.shop.ready.report(fd, pipe.readable()));
             Some(Joined { ticket, _watch: watch, _reported: reported })
         };
-        let welcome = Welcome::Come { consumed: 0, addresses }.encode(proof);
-        let last = pipe
-            .attach(fd, generation, join, |fd| sys::send(fd, &welcome) == Ok(Moved::Bytes(welcome.len())));
+        let welcome = responder.welcome(&Welcome { consumed: 0, addresses }.encode());
+        let last = pipe.attach(fd, generation, join, |fd| send_whole(fd, &welcome));
         if self.link.is_dead() {
             pipe.close();
         }

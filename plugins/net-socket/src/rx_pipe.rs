@@ -3,12 +3,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use hawser_oob::socket::{self, Moved};
+
 use crate::control::Loss;
 use crate::frame::{CHUNK_HEADER, ChunkHeader};
 use crate::pool::{Ticket, lock, try_lock};
 use crate::ready::{Flag, Reported};
 use crate::service::Watch;
-use crate::sys::{self, Moved, Span};
+use crate::sys::{self, Span};
 use crate::table::Table;
 
 /// One data socket of a connection, whichever socket that is at the time.
@@ -160,7 +162,7 @@ impl RxPipe {
     /// Ends the socket as a failing network would.
     pub fn cut(&self) -> bool {
         let lane = self.lane();
-        lane.socket.as_ref().inspect(|socket| sys::cut(socket.as_fd())).is_some()
+        lane.socket.as_ref().inspect(|socket| socket::cut(socket.as_fd())).is_some()
     }
 }
 

@@ -13,16 +13,18 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hawser_oob::accept::Visitor;
+use hawser_oob::socket::{self, Options};
+use hawser_oob::wait::Bell;
 use hawser_plugin::{Log, Subsys};
 use rustc_hash::FxHashMap;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use crate::auth::Socket;
-use crate::inbound::{Guest, Registry, Visit};
+use crate::greeting::{PROTOCOL, Socket};
+use crate::inbound::{self, Registry, Visit};
 use crate::outbound::{Dial, Ended, Errand};
 use crate::pool::lock;
-use crate::sys::{self, Bell, Tuning};
 
 const TICK: Duration = Duration::from_millis(250);
 const IDLE_TICK: Duration = Duration::from_secs(1);
@@ -64,7 +66,7 @@ struct Watched {
 /// The thread's other side: what connections and contexts talk to.
 pub(crate) struct Service {
     pub registry: Registry,
-    tuning: Tuning,
+    options: Options,
     log: Log,
     epoll: OwnedFd,
     bell: Bell,
@@ -98,13 +100,13 @@ impl Service {
     ///
     /// # Errors
     /// The kernel has no descriptors or threads left.
-    pub fn start(tuning: Tuning, log: Log) -> Result<Arc<Self>, Errno> {
+    pub fn start(options: Options, log: Log) -> Result<Arc<Self>, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = Bell::new()?;
         epoll::add(&epoll, bell.as_fd(), epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
         let service = Arc::new(Self {
             registry: Registry::default(),
-            tuning,
+            options,
             log,
             epoll,
             bell,
@@ -169,8 +171,9 @@ impl Service {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).ok().map(|()| watch)
     }
 
-    pub fn tuning(&self) -> &Tuning {
-        &self.tuning
+    /// What every socket is set to.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     fn command(&self, command: Command) {
@@ -187,7 +190,7 @@ impl Service {
 struct Body {
     service: Arc<Service>,
     listeners: FxHashMap<u64, Arc<OwnedFd>>,
-    guests: FxHashMap<u64, Guest>,
+    guests: FxHashMap<u64, Visitor>,
     dials: FxHashMap<u64, Dial>,
     /// Dials that wait for their time.
     later: Vec<Errand>,
@@ -280,7 +283,7 @@ impl Body {
         for token in late {
             self.end_dial(token, Ended::late());
         }
-        self.guests.retain(|_, guest| guest.deadline > now);
+        self.guests.retain(|_, guest| guest.since + inbound::PATIENCE > now);
         if self.resting.is_some_and(|until| until <= now) {
             self.resting = None;
             for (&token, listener) in &self.listeners {
@@ -312,7 +315,7 @@ impl Body {
         let tick = (!self.members.is_empty()).then_some(self.next_tick);
         let goodbye = (!self.leaving.is_empty()).then(|| now + GOODBYE_TICK);
         let dials = self.dials.values().map(|dial| dial.deadline);
-        let guests = self.guests.values().map(|guest| guest.deadline);
+        let guests = self.guests.values().map(|guest| guest.since + inbound::PATIENCE);
         let later = self.later.iter().map(|errand| errand.at);
         let fixed = [tick, goodbye, self.resting].into_iter().flatten();
         let next = dials.chain(guests).chain(later).chain(fixed).min();
@@ -352,7 +355,7 @@ impl Body {
 
     fn accept(&mut self, listener: &OwnedFd) {
         loop {
-            let (fd, from) = match sys::accept(listener.as_fd()) {
+            let (fd, from) = match socket::accept(listener.as_fd(), &self.service.options) {
                 Ok(Some(found)) => found,
                 Ok(None) => return,
                 Err(errno) => {
@@ -361,15 +364,14 @@ impl Body {
                     return self.rest();
                 }
             };
-            self.service.tuning.apply(fd.as_fd());
             if self.guests.len() >= MOST_GUESTS {
-                let oldest = self.guests.iter().min_by_key(|(_, guest)| guest.deadline).map(|(&t, _)| t);
+                let oldest = self.guests.iter().min_by_key(|(_, guest)| guest.since).map(|(&t, _)| t);
                 oldest.and_then(|token| self.guests.remove(&token));
             }
             let token = self.service.token();
             let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
             if epoll::add(&self.service.epoll, &fd, epoll::EventData::new_u64(token), flags).is_ok() {
-                self.guests.insert(token, Guest::new(fd, from));
+                self.guests.insert(token, Visitor::new(fd, from, PROTOCOL));
             }
         }
     }
@@ -383,9 +385,10 @@ impl Body {
     }
 
     fn host(&mut self, token: u64) {
-        let Some(mut guest) = self.guests.remove(&token) else { return };
-        match guest.advance(&self.service.registry) {
-            Visit::Wait => {
+        let Some(guest) = self.guests.remove(&token) else { return };
+        let from = guest.from;
+        match inbound::advance(guest, &self.service.registry) {
+            Visit::Wait(guest) => {
                 self.guests.insert(token, guest);
             }
             Visit::Friend(friend) => {
@@ -396,7 +399,7 @@ impl Body {
             Visit::Stranger(reason) => {
                 self.strangers += 1;
                 crate::stats::add(&crate::stats::STRANGERS, 1);
-                let text = format!("Socket: dropped a connection from {}: {reason}", guest.from);
+                let text = format!("Socket: dropped a connection from {from}: {reason}");
                 if self.strangers == 1 {
                     self.service.log.warn(text);
                 } else {
@@ -408,7 +411,7 @@ impl Body {
 
     fn begin_dial(&mut self, errand: Errand) {
         let token = self.service.token();
-        let begun = Dial::begin(errand, &self.service.tuning, |fd| {
+        let begun = Dial::begin(errand, &self.service.options, |fd| {
             let flags = epoll::EventFlags::IN
                 | epoll::EventFlags::OUT
                 | epoll::EventFlags::RDHUP

@@ -9,7 +9,6 @@ use crate::config::Settings;
 use crate::pool::Pool;
 use crate::ready::Ready;
 use crate::service::Service;
-use crate::sys::Tuning;
 
 /// See the module. The context stops the threads; connections may outlive it, without being of use.
 pub(crate) struct Shop {
@@ -24,7 +23,7 @@ impl Shop {
     /// # Errors
     /// The kernel has no descriptors or threads left.
     pub fn open(settings: Settings, traffic_class: Option<i32>, log: Log) -> Result<Arc<Self>, Errno> {
-        let service = Service::start(Tuning::new(&settings, traffic_class), log.clone())?;
+        let service = Service::start(settings.socket_options(traffic_class), log.clone())?;
         let pool =
             Pool::new(settings.threads, settings.spin, settings.help).inspect_err(|_| service.stop())?;
         let ready = Ready::new().inspect_err(|_| service.stop())?;

@@ -16,15 +16,15 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use hawser_oob::handle::ConnectInfo;
 use hawser_oob::interface::Interface;
 use hawser_plugin::net::Segment;
 use hawser_plugin::{Error, ErrorKind, Result};
 
-use crate::auth::Socket;
 use crate::control::{Control, Loss, Trouble};
 use crate::fault::{self, Cut};
 use crate::frame::Record;
-use crate::handle::Place;
+use crate::greeting::Socket;
 use crate::link::Link;
 use crate::outbound::Errand;
 use crate::pool::{Drive, Next, SHARE, lock};
@@ -52,7 +52,7 @@ pub(crate) struct TxConn {
     pub(crate) shop: Arc<Shop>,
     /// Random, tells this connection from others at the same listener.
     pub(crate) number: u64,
-    pub(crate) place: Place,
+    pub(crate) info: ConnectInfo,
     /// The interfaces to send from.
     pub(crate) members: Vec<Interface>,
     pub(crate) control: Mutex<Control>,
@@ -76,8 +76,8 @@ pub(crate) struct TxConn {
 
 impl TxConn {
     /// A connection on its way.
-    pub fn new(shop: Arc<Shop>, place: Place, members: Vec<Interface>, number: u64) -> Arc<Self> {
-        let name = format!("sender to {}", place.addresses[0]);
+    pub fn new(shop: Arc<Shop>, info: ConnectInfo, members: Vec<Interface>, number: u64) -> Arc<Self> {
+        let name = format!("sender to {}", info.addresses[0]);
         let pipes = shop.settings.sockets.max(members.len()).max(1);
         let connection = Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -89,13 +89,13 @@ impl TxConn {
             waiting: AtomicUsize::new(0),
             pipes: (0..pipes).map(|_| TxPipe::new()).collect(),
             turn: AtomicUsize::new(0),
-            paths: Mutex::new(Paths::new(place.addresses.clone())),
+            paths: Mutex::new(Paths::new(info.addresses.clone())),
             is_up: AtomicBool::new(false),
             is_starved: AtomicBool::new(false),
             is_unsent: AtomicBool::new(false),
             readable: Arc::default(),
             seen: AtomicU64::new(0),
-            place,
+            info,
             shop,
         });
         let member: Weak<dyn Member> = connection.me.clone();

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use hawser_plugin::Error;
 
-use crate::auth::{Answer, Hello, Refusal, Socket};
 use crate::control::Trouble;
+use crate::greeting;
+use crate::greeting::{Answer, Hello, Refusal, Socket};
 use crate::outbound::{Ended, Start};
 use crate::path;
 use crate::pool::{Drive, lock};
@@ -48,7 +49,9 @@ impl TxConn {
             Socket::Control => !self.link.is_dead() || self.link.is_closed(),
             Socket::Pipe(_) => !self.link.is_dead(),
         };
-        let nonce = wanted.then(crate::sys::random)?.ok()?;
+        if !wanted {
+            return None;
+        }
         let (generation, consumed) = match socket {
             Socket::Pipe(pipe) => (self.pipes.get(usize::from(pipe))?.next_generation()?, 0),
             Socket::Control => {
@@ -63,14 +66,14 @@ impl TxConn {
         };
         let (origin, to) = path::choose(&self.members, &lock(&self.paths).remotes, socket, attempt)?;
         let hello = Hello {
-            listener: self.place.listener,
+            listener: self.info.listener,
             connection: self.number,
             socket,
             pipes: self.pipes.len() as u16,
             generation,
-            nonce,
         };
-        Some(Start { origin, to, hello, secret: self.place.secret, answer: Answer { consumed } })
+        let key = greeting::key(&self.info.secret);
+        Some(Start { origin, to, hello, key, answer: Answer { consumed } })
     }
 
     /// A socket is connected and both ends trust it.

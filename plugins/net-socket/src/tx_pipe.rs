@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use hawser_oob::socket::{self, Moved};
 use rustix::io::Errno;
 
 use crate::control::Loss;
@@ -19,7 +20,7 @@ use crate::pulse::Pulse;
 use crate::queue::{Chunk, Queue};
 use crate::service::Watch;
 use crate::stats;
-use crate::sys::{self, Moved, Span};
+use crate::sys::{self, Span};
 
 const DOWN: u8 = 0;
 const IDLE: u8 = 1;
@@ -172,7 +173,7 @@ impl TxPipe {
     /// Looks whether the peer has ended the socket: it never sends anything here.
     pub fn probe(&self) -> Option<(u32, Loss)> {
         let mut lane = self.lane();
-        let loss = match sys::receive(lane.socket.as_ref()?.as_fd(), &mut [0]) {
+        let loss = match socket::receive(lane.socket.as_ref()?.as_fd(), &mut [0]) {
             Ok(Moved::Nothing) => return None,
             Ok(Moved::Bytes(_)) => Loss { reason: "data came the wrong way".into(), is_abrupt: false },
             Ok(Moved::Closed) => Loss::end_of_stream(),
@@ -270,7 +271,7 @@ impl TxPipe {
     /// Ends the socket as a failing network would.
     pub fn cut(&self) -> bool {
         let lane = self.lane();
-        lane.socket.as_ref().inspect(|socket| sys::cut(socket.as_fd())).is_some()
+        lane.socket.as_ref().inspect(|socket| socket::cut(socket.as_fd())).is_some()
     }
 }
 

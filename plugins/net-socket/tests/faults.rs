@@ -282,7 +282,7 @@ fn strangers_are_dropped_and_block_nobody() {
     let dial = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     let mut silent: Vec<TcpStream> = (0..20).map(|_| dial()).collect();
     let mut half = dial();
-    half.write_all(b"HAWSsock\x02\x00").unwrap();
+    half.write_all(b"HAWSsock\x03\x00").unwrap();
     let mut talkative = dial();
     let _ = talkative.write_all(&pattern(1, 100_000));
     let mut end = [0];
@@ -290,14 +290,14 @@ fn strangers_are_dropped_and_block_nobody() {
     drop(silent.pop());
     // One that knows the number of the listener but not the secret.
     let mut forged = dial();
-    let mut hello = [0u8; 72];
-    hello[..8].copy_from_slice(b"HAWSsock");
-    hello[8] = 2;
-    hello[14] = 1;
-    hello[16] = 1;
-    hello[24..32].copy_from_slice(&handle[8..16]);
-    forged.write_all(&hello).unwrap();
-    let mut challenge = [0; 72];
+    let mut greeting = [0u8; 67];
+    greeting[..8].copy_from_slice(b"HAWSsock");
+    greeting[8] = 3; // version; then 32 random bytes, listener, connection
+    greeting[42..50].copy_from_slice(&handle[8..16]);
+    greeting[58] = 1; // generation
+    greeting[64] = 1; // data sockets
+    forged.write_all(&greeting).unwrap();
+    let mut challenge = [0; 73];
     forged.read_exact(&mut challenge).unwrap();
     forged.write_all(&[7; 40]).unwrap();
     assert!(!matches!(forged.read(&mut end), Ok(1..)), "a forger was let in");
