@@ -5,10 +5,11 @@
 
 use super::Bootstrap;
 use super::auth::{self, Greeting, Key, Retry, Role};
-use super::socket::{Address, Stream};
 use super::wire::{HEADER, Header, Kind, malformed};
 use crate::error::{Error, Result};
 use crate::wait::Wait;
+use hawser_oob::socket::Address;
+use hawser_oob::stream::Stream;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{
@@ -106,7 +107,7 @@ pub(super) fn receive(stream: &Stream) -> std::result::Result<Option<(u64, Owned
         HEADER => {}
         _ => return Err(Some(malformed(format!("{count} bytes with a descriptor")))),
     }
-    let header = Header::parse(&header, 0)?;
+    let header = Header::parse(&header, 0).map_err(|error| Some(error.into()))?;
     match (header.kind, descriptors.pop()) {
         (Kind::Descriptor, Some(descriptor)) => Ok(Some((header.tag, descriptor))),
         _ => Err(Some(malformed("no descriptor (the limit of open files may be reached)"))),

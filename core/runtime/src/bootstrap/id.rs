@@ -4,26 +4,25 @@
 //! |---|---|
 //! | 0..8 | magic |
 //! | 8 | version |
-//! | 9 | address family: 4 or 6 |
-//! | 10 | 1 if the address comes from `NCCL_COMM_ID`, else 0 |
-//! | 11 | 0 |
-//! | 12..14 | port, little endian |
-//! | 16..32 | address (IPv4 in the first four bytes) |
+//! | 9 | 1 if the address comes from `NCCL_COMM_ID`, else 0 |
+//! | 10..29 | address of the root, as [`write_address`] makes it |
 //! | 32..64 | secret |
 //! | 64..80 | nonce: tells ids apart in logs and lists |
 //! | 112..128 | checksum over all before it |
 
 use super::auth::Secret;
 use super::wire::Fields;
-use super::{Settings, listen_address, root, socket};
+use super::{Settings, listen_address, random, root};
 use crate::error::{Error, Result};
+use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
 use hawser_oob::interface::Family;
+use hawser_oob::socket::{self, Options};
 use hmac_sha256::{HMAC, Hash};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 
 const MAGIC: [u8; 8] = *b"HAWSERid";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const SUM_AT: usize = 112;
 
 /// An id of a communicator to be, as `ncclUniqueId` carries it.
@@ -53,9 +52,9 @@ impl UniqueId {
             return from_comm_id(comm_id, settings.family);
         }
         let ip = listen_address(settings, None)?;
-        let (listener, address) = socket::listen_tcp(SocketAddr::new(ip, 0))
+        let (listener, address) = socket::listen(SocketAddr::new(ip, 0), &Options::default())
             .map_err(|errno| Error::system(format!("listening on {ip} for the unique id"), errno))?;
-        let id = UniqueId { address, fixed: false, secret: socket::random()?, nonce: socket::random()? };
+        let id = UniqueId { address, fixed: false, secret: random()?, nonce: random()? };
         root::start_registered(&id, listener, settings)?;
         Ok(id)
     }
@@ -65,18 +64,8 @@ impl UniqueId {
         let mut bytes = [0; Self::LEN];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8] = VERSION;
-        bytes[10] = self.fixed.into();
-        bytes[12..14].copy_from_slice(&self.address.port().to_le_bytes());
-        match self.address.ip() {
-            IpAddr::V4(ip) => {
-                bytes[9] = 4;
-                bytes[16..20].copy_from_slice(&ip.octets());
-            }
-            IpAddr::V6(ip) => {
-                bytes[9] = 6;
-                bytes[16..32].copy_from_slice(&ip.octets());
-            }
-        }
+        bytes[9] = self.fixed.into();
+        bytes[10..10 + ADDRESS_BYTES].copy_from_slice(&write_address(self.address));
         bytes[32..64].copy_from_slice(&self.secret);
         bytes[64..80].copy_from_slice(&self.nonce);
         let sum = checksum(&bytes);
@@ -105,17 +94,9 @@ impl UniqueId {
         if bytes[SUM_AT..] != checksum(bytes) {
             return Err(refuse("is damaged (wrong checksum)"));
         }
-        let mut fields = Fields::new(&bytes[9..80]);
-        let (family, fixed, _) = (fields.u8()?, fields.u8()?, fields.u8()?);
-        let (port, _) = (fields.u16()?, fields.u16()?);
-        let ip = fields.array::<16>()?;
-        let ip = match family {
-            4 => IpAddr::from([ip[0], ip[1], ip[2], ip[3]]),
-            6 => IpAddr::from(ip),
-            _ => return Err(refuse("has an unknown address family")),
-        };
-        let address = SocketAddr::new(ip, port);
-        Ok(UniqueId { address, fixed: fixed == 1, secret: fields.array()?, nonce: fields.array()? })
+        let address = read_address(&bytes[10..]).ok_or_else(|| refuse("has an unknown address family"))?.0;
+        let mut fields = Fields::new(&bytes[32..80]);
+        Ok(UniqueId { address, fixed: bytes[9] == 1, secret: fields.array()?, nonce: fields.array()? })
     }
 
     /// Where the root listens.
@@ -212,7 +193,7 @@ mod tests {
             if dress {
                 bytes[..8].copy_from_slice(&MAGIC);
                 bytes[8] = VERSION;
-                bytes[9] = family;
+                bytes[10] = family;
             }
             let mut bytes: [u8; 128] = bytes.try_into().unwrap();
             if dress {

@@ -2,12 +2,14 @@
 
 use super::auth::{self, Greeting, Key, ROOT, Retry, Role};
 use super::id::UniqueId;
-use super::socket::{Address, Stream, Token};
-use super::wire::{Fields, Kind, decode_failure, decode_ranks, encode_failure, malformed};
+use super::wire::{Fields, Frame, Kind, decode_failure, decode_ranks, encode_failure, malformed};
 use super::{Settings, log};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
-use std::net::{IpAddr, SocketAddr};
+use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
+use hawser_oob::socket::{Address, Token};
+use hawser_oob::stream::Stream;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How long a rank tries to tell a root that it is not needed.
@@ -22,35 +24,20 @@ pub(super) struct PeerAddress {
 
 impl PeerAddress {
     /// Bytes of an encoded address.
-    pub const LEN: usize = 1 + 16 + 2 + 16;
+    pub const LEN: usize = ADDRESS_BYTES + 16;
 
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        let ip = match self.tcp.ip() {
-            IpAddr::V4(ip) => {
-                bytes[0] = 4;
-                ip.to_ipv6_mapped()
-            }
-            IpAddr::V6(ip) => {
-                bytes[0] = 6;
-                ip
-            }
-        };
-        bytes[1..17].copy_from_slice(&ip.octets());
-        bytes[17..19].copy_from_slice(&self.tcp.port().to_le_bytes());
-        bytes[19..].copy_from_slice(&self.unix);
+        bytes[..ADDRESS_BYTES].copy_from_slice(&write_address(self.tcp));
+        bytes[ADDRESS_BYTES..].copy_from_slice(&self.unix);
         bytes
     }
 
     pub fn decode(fields: &mut Fields<'_>) -> Result<PeerAddress> {
-        let family = fields.u8()?;
-        let ip = std::net::Ipv6Addr::from(fields.array::<16>()?);
-        let ip = match family {
-            4 => ip.to_ipv4_mapped().map(IpAddr::V4).ok_or_else(|| malformed("no IPv4 address"))?,
-            6 => IpAddr::V6(ip),
-            _ => return Err(malformed("unknown address family")),
-        };
-        Ok(PeerAddress { tcp: SocketAddr::new(ip, fields.u16()?), unix: fields.array()? })
+        let bytes = fields.array::<ADDRESS_BYTES>()?;
+        let found = read_address(&bytes).filter(|(tcp, _)| write_address(*tcp) == bytes);
+        let (tcp, _) = found.ok_or_else(|| malformed("no address"))?;
+        Ok(PeerAddress { tcp, unix: fields.array()? })
     }
 }
 
@@ -148,7 +135,7 @@ pub(super) fn release(
         let stream = connect(id, rank, Role::Release, settings, &wait, &describe)?;
         let payload = failure.map(encode_failure).unwrap_or_default();
         stream.write_frame(Kind::Release, 0, &payload, &wait, &describe)?;
-        let frame = stream.read_frame(FAILURE_LIMIT, &wait, &describe)?;
+        let frame: Frame = stream.read_frame(FAILURE_LIMIT, &wait, &describe)?;
         Ok((frame.kind == Kind::Failure).then(|| decode_failure(&frame.payload)))
     };
     match talk() {

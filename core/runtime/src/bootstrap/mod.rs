@@ -19,7 +19,6 @@ mod meet;
 mod peer;
 mod root;
 mod service;
-mod socket;
 mod split;
 mod star;
 mod stop;
@@ -34,6 +33,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
 use auth::Secret;
 use hawser_oob::interface::{self, Family};
+use hawser_oob::socket;
+use hawser_oob::wait::Patience;
 use meet::{Hello, PeerAddress};
 use peer::Outgoing;
 use service::{Listeners, Service, Shared};
@@ -239,7 +240,7 @@ fn start_fixed_root(
         return Ok(None);
     }
     let bound = wait.until(
-        || match socket::listen_tcp(id.address) {
+        || match socket::listen(id.address, &socket::Options::default()) {
             Err(rustix::io::Errno::ADDRINUSE) => None,
             other => Some(other),
         },
@@ -275,6 +276,22 @@ fn listen_address(settings: &Settings, near: Option<IpAddr>) -> Result<IpAddr> {
     Ok(interface::listen_address(&all, settings.ifname.as_deref(), settings.family, near)?)
 }
 
+fn random<const N: usize>() -> Result<[u8; N]> {
+    socket::random().map_err(|errno| Error::system("getrandom", errno))
+}
+
+impl Patience for Wait {
+    type Error = Error;
+
+    fn check(&self, describe: &dyn Fn() -> String) -> Result<()> {
+        Wait::check(self, describe)
+    }
+
+    fn slice(&self) -> Duration {
+        Wait::slice(self)
+    }
+}
+
 impl From<hawser_oob::Error> for Error {
     fn from(error: hawser_oob::Error) -> Self {
         use hawser_oob::ErrorKind as Oob;
@@ -282,6 +299,8 @@ impl From<hawser_oob::Error> for Error {
             Oob::Usage => ErrorKind::InvalidUsage,
             Oob::System => ErrorKind::System,
             Oob::Peer => ErrorKind::Remote,
+            Oob::Timeout => ErrorKind::Timeout,
+            Oob::Aborted => ErrorKind::Aborted,
         };
         Error::new(kind, error.text)
     }

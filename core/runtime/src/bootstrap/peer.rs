@@ -4,10 +4,11 @@ use super::Bootstrap;
 use super::auth::{self, Greeting, Key, Retry, Role};
 use super::lock;
 use super::service::MAX_MESSAGE;
-use super::socket::{Address, Stream};
 use super::wire::Kind;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
+use hawser_oob::socket::Address;
+use hawser_oob::stream::Stream;
 use std::sync::{Arc, Mutex, TryLockError};
 
 use rustc_hash::FxHashMap;

@@ -8,12 +8,16 @@
 use super::auth::{Accepted, Acceptor, Key, ROOT, Role};
 use super::id::UniqueId;
 use super::meet::{Hello, PeerAddress};
-use super::socket::{FrameReader, Incoming, Stream, poll};
 use super::stop::{StopSignal, broadcast, earliest};
-use super::wire::{Kind, decode_failure, encode_failure, encode_ranks, frame_bytes, list_ranks, malformed};
+use super::wire::{
+    FrameReader, Incoming, Kind, decode_failure, encode_failure, encode_ranks, frame_bytes, list_ranks,
+    malformed,
+};
 use super::{Remark, Settings, lock, log, remark};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
+use hawser_oob::stream::Stream;
+use hawser_oob::wait::poll;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

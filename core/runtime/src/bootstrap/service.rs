@@ -9,12 +9,14 @@
 use super::auth::{Accepted, Acceptor, Key, Role, Secret};
 use super::fdpass;
 use super::meet::PeerAddress;
-use super::socket::{self, FrameReader, Incoming, Stream, poll};
 use super::stop::{StopSignal, earliest};
-use super::wire::{Kind, malformed};
-use super::{Settings, listen_address, lock, log};
+use super::wire::{FrameReader, Incoming, Kind, malformed};
+use super::{Settings, listen_address, lock, log, random};
 use crate::error::{Error, Result};
 use crate::wait::Wait;
+use hawser_oob::socket::{self, Options};
+use hawser_oob::stream::Stream;
+use hawser_oob::wait::poll;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -49,9 +51,9 @@ impl Listeners {
     pub fn open(settings: &Settings, near: Option<IpAddr>) -> Result<Listeners> {
         let ip = listen_address(settings, near)?;
         let many = "raise the limit of open files (ulimit -n) if there are many ranks in this process";
-        let (tcp, address) = socket::listen_tcp(SocketAddr::new(ip, 0))
+        let (tcp, address) = socket::listen(SocketAddr::new(ip, 0), &Options::default())
             .map_err(|errno| Error::system(format!("listening on {ip}"), errno).remedy(many))?;
-        let token = socket::random()?;
+        let token = random()?;
         let unix = socket::listen_unix(&token)
             .map_err(|errno| Error::system("listening on a unix-domain socket", errno).remedy(many))?;
         Ok(Listeners { tcp, unix, address: PeerAddress { tcp: address, unix: token } })
@@ -336,7 +338,7 @@ impl Link {
             shared.put(|inbox| inbox.push_descriptor(rank, tag, descriptor));
             return Ok(true);
         };
-        match reader.advance(&self.stream)? {
+        match reader.advance(&self.stream).map_err(|error| Some(error.into()))? {
             Incoming::Frame(frame) if frame.kind == Kind::Message => {
                 let tag = frame.tag;
                 shared.put(|inbox| inbox.push_message(rank, tag, frame.payload));

@@ -6,15 +6,16 @@
 
 use super::auth::Role;
 use super::root::MOST_RANKS;
-use super::socket::{FrameReader, Incoming, Stream, poll};
 use super::stop::broadcast;
 use super::wire::{
-    Frame, Kind, decode_failure, decode_parts, decode_ranks, encode_failure, encode_parts, encode_ranks,
-    frame_bytes, list_ranks, malformed,
+    Frame, FrameReader, Incoming, Kind, decode_failure, decode_parts, decode_ranks, encode_failure,
+    encode_parts, encode_ranks, frame_bytes, list_ranks, malformed,
 };
 use super::{Bootstrap, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Wait;
+use hawser_oob::stream::Stream;
+use hawser_oob::wait::poll;
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags};
 use std::time::{Duration, Instant};
@@ -254,7 +255,7 @@ impl Round<'_> {
     fn last_words(&self, hub: &Stream) -> Option<Error> {
         let now = self.wait.at_most(Duration::ZERO);
         loop {
-            let frame = hub.read_frame(MAX_RESULT, &now, &|| String::new()).ok()?;
+            let frame: Frame = hub.read_frame(MAX_RESULT, &now, &|| String::new()).ok()?;
             if frame.kind == Kind::Failure {
                 return Some(self.reported(&frame.payload));
             }

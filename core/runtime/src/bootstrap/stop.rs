@@ -1,29 +1,28 @@
 //! What the bootstrap's threads share: being told to stop, and one frame for many receivers.
 
-use super::socket::{Stream, poll};
 use crate::error::{Error, Result};
 use crate::wait::{AbortFlag, Wait};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
-use std::os::fd::OwnedFd;
+use hawser_oob::stream::Stream;
+use hawser_oob::wait::{Bell, poll};
+use rustix::event::{PollFd, PollFlags};
 use std::time::{Duration, Instant};
 
 /// An [`AbortFlag`] that also wakes a thread out of poll(2).
 pub(super) struct StopSignal {
     flag: AbortFlag,
-    event: OwnedFd,
+    bell: Bell,
 }
 
 impl StopSignal {
     pub fn new() -> Result<StopSignal> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event = event.map_err(|errno| Error::system("eventfd for the bootstrap", errno))?;
-        Ok(StopSignal { flag: AbortFlag::new(), event })
+        let bell = Bell::new().map_err(|errno| Error::system("eventfd for the bootstrap", errno))?;
+        Ok(StopSignal { flag: AbortFlag::new(), bell })
     }
 
-    /// Tells the thread to end. The event stays readable, so no later poll(2) can miss it.
+    /// Tells the thread to end. The bell is never hushed, so no later poll(2) can miss it.
     pub fn raise(&self) {
         self.flag.raise();
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.bell.ring();
     }
 
     pub fn is_raised(&self) -> bool {
@@ -35,7 +34,7 @@ impl StopSignal {
     }
 
     pub fn poll_fd(&self) -> PollFd<'_> {
-        PollFd::new(&self.event, PollFlags::IN)
+        PollFd::new(&self.bell, PollFlags::IN)
     }
 }
 
@@ -73,6 +72,6 @@ pub(super) fn broadcast(
         }
         wait.check(|| describe(open.len())).map_err(|error| (None, error))?;
         let mut fds: Vec<_> = open.iter().map(|(at, _)| PollFd::new(streams[*at], PollFlags::OUT)).collect();
-        poll(&mut fds, Some(wait.slice())).map_err(|error| (None, error))?;
+        poll(&mut fds, Some(wait.slice())).map_err(|error| (None, error.into()))?;
     }
 }

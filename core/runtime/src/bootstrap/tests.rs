@@ -341,7 +341,7 @@ fn wrong_arguments_are_refused_at_once() {
 fn a_fixed_address_serves_one_communicator_after_the_other() {
     // A loopback address of its own: other tests could otherwise take the port while it is free.
     let [.., high, low] = std::process::id().to_be_bytes();
-    let free = socket::listen_tcp(([127, 77, high, low], 0).into()).unwrap().1;
+    let free = socket::listen(([127, 77, high, low], 0).into(), &socket::Options::default()).unwrap().1;
     let settings =
         Settings { comm_id: Some(free.to_string()), retry_sleep: Duration::from_millis(5), ..settings() };
     in_threads(4, |rank| {

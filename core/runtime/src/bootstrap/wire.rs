@@ -1,12 +1,10 @@
-//! Bytes on bootstrap connections: frames, and the fields inside them. No input or output here.
-//!
-//! A frame is a header of [`HEADER`] bytes (payload length u32, kind u8, three zero bytes, tag u64, all little endian)
-//! and the payload. Lengths are checked against the receiver's limit before anything is allocated for them.
+//! What bootstrap connections carry once the peer is known: the kinds of frames, and what is inside them. No input or
+//! output here. The frames themselves are those of [`hawser_oob::frame`].
 
 use crate::error::{Error, ErrorKind, Result};
+use hawser_oob::frame;
 
-/// Bytes of a frame header.
-pub(super) const HEADER: usize = 16;
+pub(super) use hawser_oob::frame::{Fields, HEADER, frame_bytes};
 
 /// What a frame means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +32,11 @@ pub(super) enum Kind {
     Released = 10,
 }
 
-impl Kind {
+impl frame::Kind for Kind {
+    fn code(self) -> u8 {
+        self as u8
+    }
+
     fn parse(code: u8) -> Option<Kind> {
         use Kind::*;
         [Hello, Table, Status, Failure, Release, Gather, Result, Message, Descriptor, Released]
@@ -43,115 +45,18 @@ impl Kind {
     }
 }
 
-/// The fixed part of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub kind: Kind,
-    pub tag: u64,
-    /// Payload bytes that follow.
-    pub len: usize,
-}
-
-impl Header {
-    /// The header as sent. Fails when the payload is too long for the length field.
-    pub fn encode(&self) -> Result<[u8; HEADER]> {
-        let len = u32::try_from(self.len).map_err(|_| {
-            Error::invalid_argument(format!(
-                "a bootstrap message of {} bytes is over the limit of 4 GiB",
-                self.len
-            ))
-        })?;
-        let mut bytes = [0; HEADER];
-        bytes[..4].copy_from_slice(&len.to_le_bytes());
-        bytes[4] = self.kind as u8;
-        bytes[8..].copy_from_slice(&self.tag.to_le_bytes());
-        Ok(bytes)
-    }
-
-    /// Reads a header that announces at most `limit` payload bytes.
-    pub fn parse(bytes: &[u8; HEADER], limit: usize) -> Result<Header> {
-        let mut fields = Fields::new(bytes);
-        let (len, kind, zero, tag) =
-            (fields.u32()? as usize, fields.u8()?, fields.array::<3>()?, fields.u64()?);
-        let kind = Kind::parse(kind).filter(|_| zero == [0; 3]);
-        let kind = kind.ok_or_else(|| malformed("unknown frame kind"))?;
-        if len > limit {
-            return Err(malformed(format!("{kind:?} frame of {len} bytes, the limit is {limit}")));
-        }
-        Ok(Header { kind, tag, len })
-    }
-}
-
-/// A whole frame.
-#[derive(Debug)]
-pub(super) struct Frame {
-    pub kind: Kind,
-    pub tag: u64,
-    pub payload: Vec<u8>,
-}
-
-/// Header and payload in one buffer, for frames that go to many receivers.
-pub(super) fn frame_bytes(kind: Kind, tag: u64, payload: &[u8]) -> Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(HEADER + payload.len());
-    bytes.extend_from_slice(&Header { kind, tag, len: payload.len() }.encode()?);
-    bytes.extend_from_slice(payload);
-    Ok(bytes)
-}
+/// The fixed part of a frame of the bootstrap.
+pub(super) type Header = frame::Header<Kind>;
+/// A frame of the bootstrap.
+pub(super) type Frame = frame::Frame<Kind>;
+/// Collects frames of the bootstrap from a stream.
+pub(super) type FrameReader = frame::FrameReader<Kind>;
+/// What a [`FrameReader`] found.
+pub(super) type Incoming = frame::Incoming<Kind>;
 
 /// The error for input that no rank of this version sends.
 pub(super) fn malformed(what: impl std::fmt::Display) -> Error {
     Error::remote(format!("malformed bootstrap message ({what})"))
-}
-
-/// Reads fields from the front of a byte string; every read is bounds-checked.
-pub(super) struct Fields<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Fields<'a> {
-    pub fn new(bytes: &'a [u8]) -> Self {
-        Fields { rest: bytes }
-    }
-
-    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
-        let (head, rest) = self.rest.split_at_checked(len).ok_or_else(|| malformed("too short"))?;
-        self.rest = rest;
-        Ok(head)
-    }
-
-    pub fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let (head, rest) = self.rest.split_first_chunk::<N>().ok_or_else(|| malformed("too short"))?;
-        self.rest = rest;
-        Ok(*head)
-    }
-
-    pub fn u8(&mut self) -> Result<u8> {
-        Ok(self.array::<1>()?[0])
-    }
-
-    pub fn u16(&mut self) -> Result<u16> {
-        Ok(u16::from_le_bytes(self.array()?))
-    }
-
-    pub fn u32(&mut self) -> Result<u32> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    pub fn u64(&mut self) -> Result<u64> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
-
-    pub fn rest(self) -> &'a [u8] {
-        self.rest
-    }
-
-    pub fn end(self) -> Result<()> {
-        if self.rest.is_empty() {
-            Ok(())
-        } else {
-            Err(malformed(format!("{} bytes too many", self.rest.len())))
-        }
-    }
 }
 
 /// Contributions as rank 0 sends them to all: their lengths (u32 each), then their bytes.
@@ -239,6 +144,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
+    fn every_kind_has_its_own_code() {
+        use frame::Kind as _;
+        let known: Vec<Kind> = (0..=u8::MAX).filter_map(Kind::parse).collect();
+        assert_eq!(known.len(), 10);
+        assert!(known.iter().all(|kind| Kind::parse(kind.code()) == Some(*kind)));
+    }
+
+    #[test]
     fn rank_lists_read_well() {
         assert_eq!(list_ranks(&[3]), "rank 3");
         assert_eq!(list_ranks(&[3, 5]), "ranks 3, 5");
@@ -258,11 +171,6 @@ mod tests {
     proptest! {
         #[test]
         fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), count in 0usize..40) {
-            if let Some(header) = bytes.first_chunk::<HEADER>()
-                && let Ok(header) = Header::parse(header, 1000)
-            {
-                prop_assert!(header.len <= 1000);
-            }
             if let Ok(parts) = decode_parts(&bytes, count) {
                 prop_assert_eq!(encode_parts(&parts).unwrap(), bytes.clone());
             }
@@ -271,12 +179,9 @@ mod tests {
         }
 
         #[test]
-        fn headers_and_parts_survive(
-            tag in any::<u64>(), len in 0usize..1000, parts in proptest::collection::vec(
-                proptest::collection::vec(any::<u8>(), 0..20), 0..20)
+        fn parts_survive(
+            parts in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..20), 0..20)
         ) {
-            let header = Header { kind: Kind::Message, tag, len };
-            prop_assert_eq!(Header::parse(&header.encode().unwrap(), 1000).unwrap(), header);
             prop_assert_eq!(decode_parts(&encode_parts(&parts).unwrap(), parts.len()).unwrap(), parts);
         }
     }
