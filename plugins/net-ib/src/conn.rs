@@ -1,4 +1,4 @@
-//! One end of a connection: drives its state machine with what its lanes and its side connection say.
+//! One end of a connection: drives its state machine with what its lanes and its control channel say.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
 use crate::config::Settings;
+use crate::control_channel::{ControlChannel, End};
 use crate::hello::Block;
 use crate::lane::{Lane, Seen, queue_depth};
 use crate::machine::Machine;
@@ -20,12 +21,11 @@ use crate::proto::rail::Spec;
 use crate::proto::rails::{Fault, Role};
 use crate::proto::wire::Message;
 use crate::proto::{Action, Epoch, Path, Rules, Time, Why, Write};
-use crate::side::{End, Side};
 use crate::stats::RailCounters;
 use crate::verbs::{Cq, Span, Wc};
 
-/// The side connection is looked at this often while all is well.
-const SIDE: Duration = Duration::from_micros(500);
+/// The control channel is looked at this often while all is well.
+const CONTROL_PERIOD: Duration = Duration::from_micros(500);
 /// Rails that are not up when the first one is get this long.
 const LATE: Duration = Duration::from_millis(500);
 
@@ -54,7 +54,7 @@ struct Flight {
 pub(crate) struct Parts {
     pub ports: Vec<Arc<Port>>,
     pub tiers: Vec<u8>,
-    pub side: Side,
+    pub control: ControlChannel,
     pub peer: Block,
     pub settings: Settings,
     pub traffic_class: u8,
@@ -78,8 +78,8 @@ pub(crate) struct Conn<M> {
     /// Chunks under way on each rail.
     flights: Vec<VecDeque<Flight>>,
     profiler: Option<NetProfiler>,
-    side: Side,
-    side_at: Instant,
+    control: ControlChannel,
+    control_at: Instant,
     settings: Settings,
     class: u8,
     log: Log,
@@ -94,7 +94,7 @@ pub(crate) struct Conn<M> {
 
 impl<M: Machine> Conn<M> {
     pub fn new(parts: Parts, role: Role, make: impl FnOnce(&[Spec], Rules) -> M) -> Self {
-        let Parts { ports, tiers, side, peer, settings, traffic_class: class, profiler, log } = parts;
+        let Parts { ports, tiers, control, peer, settings, traffic_class: class, profiler, log } = parts;
         let mine = ports.len();
         // The sender's choice counts at both ends.
         let pairs: Vec<(usize, usize)> = match role {
@@ -112,7 +112,7 @@ impl<M: Machine> Conn<M> {
         let specs: Vec<Spec> = pairs.iter().map(spec).collect();
         let rail = |&(l, r): &(usize, usize)| format!("{}–{}", ports[l].name, peer.ports[r].name);
         let names: Vec<String> = pairs.iter().map(rail).collect();
-        let name = role.describe(side.peer.ip());
+        let name = role.describe(control.peer.ip());
         Self {
             machine: make(&specs, rules(&settings, &peer)),
             lanes: pairs.into_iter().map(|(local, remote)| Lane::new(local, remote)).collect(),
@@ -126,8 +126,8 @@ impl<M: Machine> Conn<M> {
             barred: vec![false; ports.len()],
             ports,
             names,
-            side,
-            side_at: Instant::now(),
+            control,
+            control_at: Instant::now(),
             clock: Clock::new(settings.silence / 4),
             settings,
             class,
@@ -192,7 +192,7 @@ impl<M: Machine> Conn<M> {
             return Ok(());
         }
         self.look_at_ports();
-        self.look_aside();
+        self.look_at_control();
         self.connect();
         self.poll();
         self.fence();
@@ -234,28 +234,28 @@ impl<M: Machine> Conn<M> {
         }
     }
 
-    fn look_aside(&mut self) {
+    fn look_at_control(&mut self) {
         let calm = self.machine.rails().all.iter().all(|rail| rail.is_up());
-        if calm && self.side_at.elapsed() < SIDE {
+        if calm && self.control_at.elapsed() < CONTROL_PERIOD {
             return;
         }
-        self.side_at = Instant::now();
+        self.control_at = Instant::now();
         let now = self.now();
-        match self.side.turn() {
+        match self.control.turn() {
             Ok(messages) => {
                 for message in messages {
-                    self.machine.message(Path::Side, message, now);
+                    self.machine.message(Path::ControlChannel, message, now);
                 }
             }
             Err(text) => drop(self.machine.rails().fault.get_or_insert(Fault::Protocol(text))),
         }
-        let Some(end) = self.side.end() else { return };
+        let Some(end) = self.control.end() else { return };
         let left = self.machine.has_peer_left();
         let rails = self.machine.rails();
         if end == End::Closed && !left {
             rails.fault.get_or_insert(Fault::Gone);
-        } else if std::mem::replace(&mut rails.side, false) && !left {
-            let text = "the side connection is lost; rails are set up again over other rails only";
+        } else if std::mem::replace(&mut rails.control, false) && !left {
+            let text = "the control channel is lost; rails are set up again over other rails only";
             self.log.info(Subsys::NET, format!("IB: {}: {text}", self.name));
         }
     }
@@ -390,7 +390,7 @@ impl<M: Machine> Conn<M> {
             }
             Action::Fence { rail, .. } => self.lanes[usize::from(rail)].stop(),
             Action::Write(write) => self.write(&write, now),
-            Action::Send { path: Path::Side, message, .. } => self.side.send(&message),
+            Action::Send { path: Path::ControlChannel, message, .. } => self.control.send(&message),
             Action::Send { path: Path::Rail(rail, epoch), wr, message } => {
                 if let Err(errno) = self.lanes[usize::from(rail)].send(wr, &message.encode()) {
                     self.machine.rails().fail(rail, epoch, verbs(errno), now);
@@ -448,8 +448,8 @@ impl<M: Machine> Conn<M> {
         self.destroy();
         let text = self.describe(fault);
         if !matches!(fault, Fault::Peer(_) | Fault::Left | Fault::Gone) {
-            self.side.send(&Message::Fail(text.clone()));
-            let _ = self.side.turn();
+            self.control.send(&Message::Fail(text.clone()));
+            let _ = self.control.turn();
         }
         let error = Error::remote(text).context(&self.name);
         self.log.info(Subsys::NET, format!("IB: {error}"));
@@ -460,8 +460,8 @@ impl<M: Machine> Conn<M> {
     /// The host breaks the connection with this sentence.
     pub fn break_off(&mut self, error: Error) -> Error {
         self.destroy();
-        self.side.send(&Message::Fail(error.text.clone()));
-        let _ = self.side.turn();
+        self.control.send(&Message::Fail(error.text.clone()));
+        let _ = self.control.turn();
         self.error = Some(error.clone());
         error
     }
@@ -499,11 +499,11 @@ impl<M: Machine> Conn<M> {
         self.sum_up();
         if self.error.is_none() {
             if let Some(words) = self.machine.last_words() {
-                self.side.send(&words);
+                self.control.send(&words);
             }
-            self.side.send(&Message::Bye);
+            self.control.send(&Message::Bye);
         }
-        let _ = self.side.turn();
+        let _ = self.control.turn();
     }
 
     /// Whether there is no queue pair on a port, so that nothing is on its way through it.
@@ -527,7 +527,7 @@ impl<M: Machine> Conn<M> {
 
     /// Whether a closed end has said all that it has to say.
     pub fn is_finished(&mut self) -> bool {
-        self.side.finish()
+        self.control.finish()
     }
 
     /// Whether somebody waits for this end, or it is not settled.

@@ -16,6 +16,7 @@ use hawser_plugin::{Error, ErrorKind, Result, Subsys};
 
 use crate::config::Settings;
 use crate::conn::{Conn, Parts};
+use crate::control_channel::{self, ControlChannel, Dial, Dialled};
 use crate::ends::{IbReceiver, IbSender};
 use crate::hello::{self, Block, MAX_PORTS, PROTOCOL, PortBlock};
 use crate::keeper::{Keeper, Tended};
@@ -24,7 +25,6 @@ use crate::port::{Port, is_wanted, lock};
 use crate::proto::rails::Role;
 use crate::proto::rx::Rx;
 use crate::proto::tx::Tx;
-use crate::side::{self, Dial, Dialled, Side};
 use crate::stats;
 use crate::verbs::Verbs;
 
@@ -33,7 +33,7 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Addresses of a listener that its handle has room for, whatever their families are.
 const MOST_ADDRESSES: usize = 4;
 /// What a listener allows connections that have not proved anything.
-const LIMITS: Limits = Limits { pending: 16, grace: Duration::ZERO, patience: side::PATIENCE };
+const LIMITS: Limits = Limits { pending: 16, grace: Duration::ZERO, patience: control_channel::PATIENCE };
 
 /// What all connections of a context share.
 struct Shop {
@@ -163,12 +163,12 @@ impl Shop {
         }
     }
 
-    fn parts(&self, ports: &[Arc<Port>], tiers: &[u8], side: Side, peer: Block) -> Parts {
+    fn parts(&self, ports: &[Arc<Port>], tiers: &[u8], control: ControlChannel, peer: Block) -> Parts {
         let class = self.config.traffic_class.and_then(|class| u8::try_from(class).ok());
         Parts {
             ports: ports.to_vec(),
             tiers: tiers.to_vec(),
-            side,
+            control,
             peer,
             settings: self.settings.clone(),
             profiler: self.config.profiler,
@@ -222,7 +222,7 @@ impl NetContext for IbContext {
             addresses.into_iter().take(MOST_ADDRESSES).map(|ip| SocketAddr::new(ip, port)).collect();
         let info = ConnectInfo { listener: u64::from_le_bytes(random()?), secret: random()?, addresses };
         let handle = info.encode(hello::HANDLE);
-        let acceptor = Acceptor::new(tcp, side::options(), PROTOCOL, LIMITS);
+        let acceptor = Acceptor::new(tcp, control_channel::options(), PROTOCOL, LIMITS);
         Ok((handle, Box::new(IbListener { shop, ports, tiers, info, acceptor, conn: None })))
     }
 
@@ -268,9 +268,11 @@ impl NetContext for IbContext {
 
 /// A listening socket on all interfaces, and its port.
 fn open_listener(with_ipv6: bool) -> std::result::Result<(OwnedFd, u16), rustix::io::Errno> {
-    let v4 = || socket::listen((Ipv4Addr::UNSPECIFIED, 0).into(), &side::options());
+    let v4 = || socket::listen((Ipv4Addr::UNSPECIFIED, 0).into(), &control_channel::options());
     let (fd, at) = match with_ipv6 {
-        true => socket::listen((Ipv6Addr::UNSPECIFIED, 0).into(), &side::options()).or_else(|_| v4()),
+        true => {
+            socket::listen((Ipv6Addr::UNSPECIFIED, 0).into(), &control_channel::options()).or_else(|_| v4())
+        }
         false => v4(),
     }?;
     Ok((fd, at.port()))
@@ -321,8 +323,8 @@ impl IbListener {
     /// The first sender that comes gets the connection.
     fn meet(&mut self, accepted: Accepted, peer: Block) {
         let (None, Some(from)) = (&self.conn, accepted.from.0) else { return };
-        let side = Side::new(accepted.stream, from);
-        let parts = self.shop.parts(&self.ports, &self.tiers, side, peer);
+        let control = ControlChannel::new(accepted.stream, from);
+        let parts = self.shop.parts(&self.ports, &self.tiers, control, peer);
         let conn = Conn::new(parts, Role::Receiver, |specs, rules| Rx::new(specs, rules, 0));
         self.conn = Some(self.shop.tend(conn));
     }
@@ -376,8 +378,8 @@ impl Connector for IbConnector {
                     return Ok(None);
                 }
                 Dialled::Failed(text) => return Err(Error::remote(format!("IB: {text}"))),
-                Dialled::Connected(side, peer) => {
-                    let parts = self.shop.parts(&self.ports, &self.tiers, side, peer);
+                Dialled::Connected(control, peer) => {
+                    let parts = self.shop.parts(&self.ports, &self.tiers, control, peer);
                     let conn = Conn::new(parts, Role::Sender, |specs, rules| Tx::new(specs, rules, 0));
                     self.conn = Some(self.shop.tend(conn));
                 }

@@ -10,7 +10,7 @@
 //! | `config`, `port`, `carrier` | settings, ports of HCAs and their links |
 //! | `proto` | the connection as a state machine, and its rules: no I/O |
 //! | `verbs` | libibverbs behind a trait, and a test double |
-//! | `hello`, `side` | what the handshake tells, the TCP connection beside the rails |
+//! | `hello`, `control_channel` | what the handshake tells, the TCP connection beside the rails |
 //! | `pairs`, `lane`, `machine`, `conn`, `clock`, `keeper` | which ports make rails, queue pairs, what drives the state machines, the thread that helps |
 //! | `flush` | GPU memory: makes what arrived visible |
 //! | `stats`, `profile` | counters, and events for profilers |
@@ -21,6 +21,7 @@ mod clock;
 mod config;
 mod conn;
 mod context;
+mod control_channel;
 mod ends;
 mod flush;
 #[cfg(feature = "fuzzing")]
@@ -33,7 +34,6 @@ mod pairs;
 mod port;
 mod profile;
 mod proto;
-mod side;
 mod stats;
 mod verbs;
 

@@ -108,7 +108,7 @@ impl Default for Rules {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Path {
     /// The TCP connection of the handshake.
-    Side,
+    ControlChannel,
     /// A rail, and the epoch of the queue pair.
     Rail(u8, Epoch),
 }

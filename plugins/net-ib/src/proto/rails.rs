@@ -44,8 +44,8 @@ pub(crate) struct Rails {
     pub rules: Rules,
     pub role: Role,
     pub all: Vec<Rail>,
-    /// The side path works.
-    pub side: bool,
+    /// The control channel works.
+    pub control: bool,
     pub fault: Option<Fault>,
     /// A state is to be sent as soon as a path is there.
     pub say: bool,
@@ -71,7 +71,7 @@ impl Rails {
             rules,
             role,
             all: specs.iter().map(|&spec| Rail::new(spec, now)).collect(),
-            side: true,
+            control: true,
             fault: None,
             say: false,
             out: Vec::new(),
@@ -313,11 +313,11 @@ impl Rails {
         paths
     }
 
-    /// The side path, and one rail that is up: a different one each time.
+    /// The control channel, and one rail that is up: a different one each time.
     fn paths(&mut self) -> Vec<Path> {
         let mut paths = Vec::new();
-        if self.side {
-            paths.push(Path::Side);
+        if self.control {
+            paths.push(Path::ControlChannel);
         }
         let count = self.all.len();
         let room = self.rules.control_window + 8;
@@ -419,7 +419,7 @@ impl Rails {
     /// Sender: the next epoch of a rail, if it is time.
     fn begin(&mut self, rail: usize, now: Time) {
         let dark = !self.any_up();
-        let reachable = self.side || !dark;
+        let reachable = self.control || !dark;
         let known = &mut self.all[rail];
         let may = self.rules.recovery || !known.has_failed();
         let ready = may && known.phase == Phase::Down && known.usable && known.peer_fenced >= known.epoch;

@@ -111,9 +111,9 @@ pub(crate) enum Message {
     Probe { rail: u8, epoch: Epoch, number: u8 },
     /// Receiver, on the new rail.
     Echo { rail: u8, epoch: Epoch, number: u8 },
-    /// Either, by the side path: the end is dropped.
+    /// Either, by the control channel: the end is dropped.
     Bye,
-    /// Either, by the side path: the connection has failed; a sentence.
+    /// Either, by the control channel: the connection has failed; a sentence.
     Fail(String),
 }
 

@@ -1,5 +1,5 @@
 //! All schedules of small cases: from a connection that is up, every order of landings, completions, fences, errors and
-//! side messages. Each state is looked at once. Every state from which nothing but the clock moves must be finished or
+//! messages of the control channel. Each state is looked at once. Every state from which nothing but the clock moves must be finished or
 //! become so by the clock.
 
 use std::collections::HashSet;
@@ -18,7 +18,7 @@ struct Case {
     lossy: bool,
     doubles: usize,
     recovery: bool,
-    side: bool,
+    control: bool,
 }
 
 fn rules(recovery: bool) -> Rules {
@@ -49,7 +49,7 @@ fn explore(case: &Case) -> usize {
     world.turn();
     world.drain();
     assert!(world.tx.rails.all.iter().chain(&world.rx.rails.all).all(Rail::is_up));
-    world.side_lost = !case.side;
+    world.control_lost = !case.control;
     world.plan = case.plan.clone();
     world.turn();
     let mut seen = HashSet::new();
@@ -110,7 +110,7 @@ fn settle(mut world: World) {
 fn one_chunk_on_two_rails_and_one_break() {
     let (plan, breaks) = (vec![vec![16]], 1);
     let states =
-        explore(&Case { rails: 2, plan, breaks, lossy: true, doubles: 0, recovery: false, side: false });
+        explore(&Case { rails: 2, plan, breaks, lossy: true, doubles: 0, recovery: false, control: false });
     assert!(states > 1000, "{states} states");
 }
 
@@ -118,7 +118,7 @@ fn one_chunk_on_two_rails_and_one_break() {
 fn one_rail_breaks_and_comes_back() {
     let (plan, breaks) = (vec![vec![16], vec![16]], 1);
     let states =
-        explore(&Case { rails: 1, plan, breaks, lossy: true, doubles: 1, recovery: true, side: true });
+        explore(&Case { rails: 1, plan, breaks, lossy: true, doubles: 1, recovery: true, control: true });
     assert!(states > 1000, "{states} states");
 }
 
@@ -126,7 +126,7 @@ fn one_rail_breaks_and_comes_back() {
 fn both_rails_of_two_break() {
     let (plan, breaks) = (vec![vec![16]], 2);
     let states =
-        explore(&Case { rails: 2, plan, breaks, lossy: false, doubles: 0, recovery: false, side: false });
+        explore(&Case { rails: 2, plan, breaks, lossy: false, doubles: 0, recovery: false, control: false });
     assert!(states > 1000, "{states} states");
 }
 
@@ -134,6 +134,6 @@ fn both_rails_of_two_break() {
 fn two_chunks_on_two_rails_and_one_break() {
     let (plan, breaks) = (vec![vec![32]], 1);
     let states =
-        explore(&Case { rails: 2, plan, breaks, lossy: true, doubles: 0, recovery: false, side: false });
+        explore(&Case { rails: 2, plan, breaks, lossy: true, doubles: 0, recovery: false, control: false });
     assert!(states > 1000, "{states} states");
 }

@@ -56,8 +56,8 @@ pub enum Move {
     Poll(u8, Epoch, usize),
     /// The sending end of a lane polls a completion.
     Ack(u8, Epoch, usize),
-    /// A message of the side path arrives at this end.
-    Side(usize),
+    /// A message of the control channel arrives at this end.
+    ControlChannel(usize),
     /// The driver of an end has fenced; completions that it did not poll are lost if the flag says so.
     Fenced(u8, usize, bool),
     /// Everything of a lane that still flies is dropped for good.
@@ -78,13 +78,13 @@ pub struct World {
     pub now: Time,
     qps: BTreeMap<(u8, Epoch, usize), Qp>,
     lanes: BTreeMap<(u8, Epoch, usize), Lane>,
-    side: [VecDeque<Message>; 2],
+    control: [VecDeque<Message>; 2],
     /// Ports that are up, per end and rail.
     pub ports: [Vec<bool>; 2],
     /// Rails on which packets of a direction vanish silently, per end that sends.
     pub mute: [Vec<bool>; 2],
-    /// The side path loses everything.
-    pub side_lost: bool,
+    /// The control channel loses everything.
+    pub control_lost: bool,
     /// Messages to be sent: groups of sizes; a group is one receive.
     pub plan: Vec<Vec<u64>>,
     posted: usize,
@@ -110,10 +110,10 @@ impl World {
             now: 0,
             qps: BTreeMap::new(),
             lanes: BTreeMap::new(),
-            side: [VecDeque::new(), VecDeque::new()],
+            control: [VecDeque::new(), VecDeque::new()],
             ports: [vec![true; count], vec![true; count]],
             mute: [vec![false; count], vec![false; count]],
-            side_lost: false,
+            control_lost: false,
             plan,
             posted: 0,
             sent: 0,
@@ -153,8 +153,8 @@ impl World {
             }
         }
         for end in 0..2 {
-            if !self.side[end].is_empty() {
-                moves.push(Move::Side(end));
+            if !self.control[end].is_empty() {
+                moves.push(Move::ControlChannel(end));
             }
         }
         for (&(rail, _, end), qp) in &self.qps {
@@ -233,9 +233,9 @@ impl World {
                     _ => self.rx.completed(rail, epoch, packet.wr, self.now),
                 }
             }
-            Move::Side(end) => {
-                let message = self.side[end].pop_front().unwrap();
-                self.tell(end, Path::Side, message);
+            Move::ControlChannel(end) => {
+                let message = self.control[end].pop_front().unwrap();
+                self.tell(end, Path::ControlChannel, message);
             }
             Move::Fenced(rail, end, lossy) => self.fence(rail, end, lossy),
             Move::Drop(rail, epoch, from) => self.lane(rail, epoch, from).flying.clear(),
@@ -370,9 +370,9 @@ impl World {
                 assert!(self.is_connected(rail, epoch, end));
                 self.lane(rail, epoch, end).flying.push_back(Packet { wr, what: What::Control(message) });
             }
-            Action::Send { path: Path::Side, message, .. } => {
-                if !self.side_lost {
-                    self.side[1 - end].push_back(message);
+            Action::Send { path: Path::ControlChannel, message, .. } => {
+                if !self.control_lost {
+                    self.control[1 - end].push_back(message);
                 }
             }
             Action::Note { .. } => {}
@@ -480,7 +480,7 @@ impl World {
             rails.all.iter().map(one).collect::<Vec<_>>().join("; ")
         };
         format!(
-            "now {} posted {} sent {} over {} received {} of {:?}\n tx {}\n rx {}\n qps {:?}\n lanes {:?} ports {:?} side {:?} faults {:?}",
+            "now {} posted {} sent {} over {} received {} of {:?}\n tx {}\n rx {}\n qps {:?}\n lanes {:?} ports {:?} control {:?} faults {:?}",
             self.now,
             self.posted,
             self.sent,
@@ -492,7 +492,7 @@ impl World {
             self.qps,
             self.lanes,
             self.ports,
-            self.side,
+            self.control,
             self.faults()
         )
     }

@@ -1,4 +1,4 @@
-//! The side connection: TCP that never blocks. The handshake of [`hawser_oob::handshake`], then control messages, each
+//! The control channel: TCP that never blocks. The handshake of [`hawser_oob::handshake`], then control messages, each
 //! in a frame of its own.
 
 use std::net::SocketAddr;
@@ -24,13 +24,13 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The most control messages that are read at a time.
 const MOST_MESSAGES: usize = 64;
 
-/// What both ends of a side connection are set to: a dead host is noticed within 11 s.
+/// What both ends of a control channel are set to: a dead host is noticed within 11 s.
 pub(crate) fn options() -> Options {
     let keepalive = Keepalive { idle: Duration::from_secs(5), interval: Duration::from_secs(2), count: 3 };
     Options { keepalive: Some(keepalive), ..Options::default() }
 }
 
-/// How a side connection ended.
+/// How a control channel ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// The peer's process has closed it, or is gone.
@@ -40,7 +40,7 @@ pub(crate) enum End {
 }
 
 /// An authenticated connection.
-pub(crate) struct Side {
+pub(crate) struct ControlChannel {
     stream: Stream,
     reader: FrameReader<()>,
     /// Bytes that the socket has not taken yet.
@@ -50,13 +50,13 @@ pub(crate) struct Side {
     pub peer: SocketAddr,
 }
 
-impl Side {
+impl ControlChannel {
     /// A connection whose handshake is over.
     pub fn new(stream: Stream, peer: SocketAddr) -> Self {
         Self { stream, reader: FrameReader::new(MAX_MESSAGE), outbox: Vec::new(), end: None, peer }
     }
 
-    /// Appends a message; [`Side::turn`] sends it.
+    /// Appends a message; [`ControlChannel::turn`] sends it.
     pub fn send(&mut self, message: &Message) {
         // No message is too long for a frame.
         self.outbox.extend(frame_bytes((), 0, &message.encode()).unwrap_or_default());
@@ -116,7 +116,7 @@ pub(crate) enum Dialled {
     /// It goes on.
     Wait(Dial),
     /// There is a connection, and this is what the peer has.
-    Connected(Side, Block),
+    Connected(ControlChannel, Block),
     /// There will be none, for this reason.
     Failed(String),
 }
@@ -161,7 +161,7 @@ impl Dial {
         };
         match dial.advance() {
             Ok(Some(welcome)) => match Block::decode(&welcome) {
-                Ok(block) => Dialled::Connected(Side::new(dial.into_stream(), to), block),
+                Ok(block) => Dialled::Connected(ControlChannel::new(dial.into_stream(), to), block),
                 Err(text) => self.rest(to, text),
             },
             Err(ended) => self.rest(to, &ended.to_string()),
