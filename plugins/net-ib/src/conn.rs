@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::control_channel::{ControlChannel, End};
-use crate::hello::Block;
+use crate::handshake::Block;
 use crate::lane::{Lane, Seen, queue_depth};
 use crate::machine::Machine;
 use crate::pairs::pairs;

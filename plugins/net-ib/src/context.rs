@@ -18,7 +18,7 @@ use crate::config::Settings;
 use crate::conn::{Conn, Parts};
 use crate::control_channel::{self, ControlChannel, Dial, Dialled};
 use crate::ends::{IbReceiver, IbSender};
-use crate::hello::{self, Block, MAX_PORTS, PROTOCOL, PortBlock};
+use crate::handshake::{self, Block, MAX_PORTS, PROTOCOL, PortBlock};
 use crate::keeper::{Keeper, Tended};
 use crate::machine::Machine;
 use crate::port::{Port, is_wanted, lock};
@@ -221,14 +221,14 @@ impl NetContext for IbContext {
         let addresses =
             addresses.into_iter().take(MOST_ADDRESSES).map(|ip| SocketAddr::new(ip, port)).collect();
         let info = ConnectInfo { listener: u64::from_le_bytes(random()?), secret: random()?, addresses };
-        let handle = info.encode(hello::HANDLE);
+        let handle = info.encode(handshake::HANDLE);
         let acceptor = Acceptor::new(tcp, control_channel::options(), PROTOCOL, LIMITS);
         Ok((handle, Box::new(IbListener { shop, ports, tiers, info, acceptor, conn: None })))
     }
 
     fn connect(&self, device: u32, handle: &Handle) -> Result<Box<dyn Connector>> {
         let (ports, tiers) = self.ports_for(device)?;
-        let info = ConnectInfo::decode(hello::HANDLE, handle).map_err(|text| {
+        let info = ConnectInfo::decode(handshake::HANDLE, handle).map_err(|text| {
             Error::new(ErrorKind::InvalidArgument, format!("IB: no connection to this handle: {text}"))
         })?;
         let shop = self.shop()?.clone();
@@ -295,7 +295,7 @@ struct IbListener {
 impl IbListener {
     fn welcome(&mut self) {
         let block = self.shop.block(&self.ports, &self.tiers).encode();
-        let key = hello::key(&self.info.secret);
+        let key = handshake::key(&self.info.secret);
         let listener = self.info.listener.to_le_bytes();
         let admit = |greeting: &[u8]| match greeting == listener {
             true => Ok(key.clone()),

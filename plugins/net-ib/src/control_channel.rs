@@ -12,7 +12,7 @@ use hawser_oob::socket::{self, Address, Keepalive, Options, Origin};
 use hawser_oob::stream::Stream;
 use rustix::io::Errno;
 
-use crate::hello::{self, Block, PROTOCOL};
+use crate::handshake::{self, Block, PROTOCOL};
 use crate::proto::wire::{MAX_MESSAGE, Message};
 
 /// A stranger has this long to prove who it is, and so has a peer.
@@ -182,7 +182,7 @@ impl Dial {
 }
 
 fn begin(info: &ConnectInfo, to: SocketAddr, own: &Block) -> Result<dial::Dial, dial::Ended> {
-    let (greeting, answer, key) = (info.listener.to_le_bytes(), own.encode(), hello::key(&info.secret));
+    let (greeting, answer, key) = (info.listener.to_le_bytes(), own.encode(), handshake::key(&info.secret));
     let offer = Offer { protocol: PROTOCOL, key: &key, greeting: &greeting, answer: &answer };
     dial::Dial::begin(&Origin::default(), &Address::Tcp(to), &options(), &offer)
 }

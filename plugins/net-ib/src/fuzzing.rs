@@ -4,7 +4,7 @@ use hawser_oob::handle::{ConnectInfo, seal};
 use hawser_oob::handshake::{Connector, Responder};
 use hawser_plugin::net::Handle;
 
-use crate::hello::{Block, HANDLE, PROTOCOL, key};
+use crate::handshake::{Block, HANDLE, PROTOCOL, key};
 use crate::proto::wire::Message;
 
 /// Reads bytes as a message of the control queue pairs.

@@ -10,7 +10,7 @@
 //! | `config`, `port`, `carrier` | settings, ports of HCAs and their links |
 //! | `proto` | the connection as a state machine, and its rules: no I/O |
 //! | `verbs` | libibverbs behind a trait, and a test double |
-//! | `hello`, `control_channel` | what the handshake tells, the TCP connection beside the rails |
+//! | `handshake`, `control_channel` | what the handshake tells, the TCP connection beside the rails |
 //! | `pairs`, `lane`, `machine`, `conn`, `clock`, `keeper` | which ports make rails, queue pairs, what drives the state machines, the thread that helps |
 //! | `flush` | GPU memory: makes what arrived visible |
 //! | `stats`, `profile` | counters, and events for profilers |
@@ -26,7 +26,7 @@ mod ends;
 mod flush;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod hello;
+mod handshake;
 mod keeper;
 mod lane;
 mod machine;
