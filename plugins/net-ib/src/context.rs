@@ -19,9 +19,9 @@ use crate::conn::{Conn, Parts};
 use crate::control_channel::{self, ControlChannel, Dial, Dialled};
 use crate::ends::{IbReceiver, IbSender};
 use crate::handshake::{self, Block, MAX_PORTS, PROTOCOL, PortBlock};
-use crate::keeper::{Keeper, Tended};
 use crate::machine::Machine;
 use crate::port::{Port, is_wanted, lock};
+use crate::progress_thread::{ProgressThread, Tended};
 use crate::proto::rails::Role;
 use crate::proto::rx::Rx;
 use crate::proto::tx::Tx;
@@ -40,7 +40,7 @@ struct Shop {
     settings: Settings,
     config: NetConfig,
     kinds: MemoryKinds,
-    keeper: Arc<Keeper>,
+    progress_thread: Arc<ProgressThread>,
 }
 
 /// See the module.
@@ -68,9 +68,11 @@ impl IbContext {
         if all(|port| port.device.info().dmabuf) {
             kinds.0 |= MemoryKinds::DMABUF.0;
         }
-        let keeper = Keeper::start(ports.clone());
-        let keeper = keeper.map_err(|error| Error::system("starting a thread of the IB plugin", error))?;
-        let shop = Shop { settings, config: config.clone(), kinds, keeper: Arc::new(keeper) };
+        let progress_thread = ProgressThread::start(ports.clone());
+        let progress_thread =
+            progress_thread.map_err(|error| Error::system("starting a thread of the IB plugin", error))?;
+        let shop =
+            Shop { settings, config: config.clone(), kinds, progress_thread: Arc::new(progress_thread) };
         let devices = RwLock::new((0..ports.len()).map(|at| vec![at]).collect());
         Ok(Self { shop: Some(Arc::new(shop)), ports, devices })
     }
@@ -180,7 +182,7 @@ impl Shop {
     fn tend<M: Machine + Send + 'static>(&self, conn: Conn<M>) -> Arc<Mutex<Conn<M>>> {
         let conn = Arc::new(Mutex::new(conn));
         let tended: Arc<dyn Tended> = conn.clone();
-        self.keeper.tend(Arc::downgrade(&tended) as Weak<dyn Tended>);
+        self.progress_thread.tend(Arc::downgrade(&tended) as Weak<dyn Tended>);
         conn
     }
 }
@@ -345,8 +347,8 @@ impl Listener for IbListener {
             conn.machine.opening = false;
         }
         let Some(conn) = self.conn.take() else { return Ok(None) };
-        let Shop { kinds, keeper, settings, .. } = &*self.shop;
-        Ok(Some(Box::new(IbReceiver::new(conn, *kinds, keeper.clone(), settings.clone()))))
+        let Shop { kinds, progress_thread, settings, .. } = &*self.shop;
+        Ok(Some(Box::new(IbReceiver::new(conn, *kinds, progress_thread.clone(), settings.clone()))))
     }
 }
 
@@ -354,7 +356,7 @@ impl Drop for IbListener {
     fn drop(&mut self) {
         if let Some(conn) = self.conn.take() {
             lock(&conn).close();
-            self.shop.keeper.close(conn);
+            self.shop.progress_thread.close(conn);
         }
     }
 }
@@ -397,7 +399,7 @@ impl Connector for IbConnector {
             conn.machine.opening = false;
         }
         let Some(conn) = self.conn.take() else { return Ok(None) };
-        Ok(Some(Box::new(IbSender::new(conn, self.shop.kinds, self.shop.keeper.clone()))))
+        Ok(Some(Box::new(IbSender::new(conn, self.shop.kinds, self.shop.progress_thread.clone()))))
     }
 }
 
@@ -405,7 +407,7 @@ impl Drop for IbConnector {
     fn drop(&mut self) {
         if let Some(conn) = self.conn.take() {
             lock(&conn).close();
-            self.shop.keeper.close(conn);
+            self.shop.progress_thread.close(conn);
         }
     }
 }

@@ -11,8 +11,8 @@ use rustc_hash::FxHashMap;
 use crate::config::Settings;
 use crate::conn::{Conn, Job, system};
 use crate::flush::{Flusher, Read};
-use crate::keeper::Keeper;
 use crate::port::{Port, lock};
+use crate::progress_thread::ProgressThread;
 use crate::proto::rx::Rx;
 use crate::proto::tx::Tx;
 use crate::proto::wire::Entry;
@@ -129,13 +129,13 @@ fn forget(ports: &[Arc<Port>], (region, keys): &Known) -> Result<()> {
 pub(crate) struct IbSender {
     conn: Arc<Mutex<Conn<Tx>>>,
     regions: Regions,
-    keeper: Arc<Keeper>,
+    progress_thread: Arc<ProgressThread>,
 }
 
 impl IbSender {
-    pub fn new(conn: Arc<Mutex<Conn<Tx>>>, kinds: MemoryKinds, keeper: Arc<Keeper>) -> Self {
+    pub fn new(conn: Arc<Mutex<Conn<Tx>>>, kinds: MemoryKinds, progress_thread: Arc<ProgressThread>) -> Self {
         let ports = lock(&conn).ports().to_vec();
-        Self { conn, regions: Regions::new(ports, kinds), keeper }
+        Self { conn, regions: Regions::new(ports, kinds), progress_thread }
     }
 }
 
@@ -208,7 +208,7 @@ impl Sender for IbSender {
 impl Drop for IbSender {
     fn drop(&mut self) {
         lock(&self.conn).close();
-        self.keeper.close(self.conn.clone());
+        self.progress_thread.close(self.conn.clone());
     }
 }
 
@@ -219,7 +219,7 @@ const FLUSH: u64 = 1 << 63;
 pub(crate) struct IbReceiver {
     conn: Arc<Mutex<Conn<Rx>>>,
     regions: Regions,
-    keeper: Arc<Keeper>,
+    progress_thread: Arc<ProgressThread>,
     settings: Settings,
     /// One per port, made when it is needed.
     flushers: Vec<Option<Flusher>>,
@@ -232,13 +232,21 @@ impl IbReceiver {
     pub fn new(
         conn: Arc<Mutex<Conn<Rx>>>,
         kinds: MemoryKinds,
-        keeper: Arc<Keeper>,
+        progress_thread: Arc<ProgressThread>,
         settings: Settings,
     ) -> Self {
         let ports = lock(&conn).ports().to_vec();
         let flushers = ports.iter().map(|_| None).collect();
         let regions = Regions::new(ports, kinds);
-        Self { conn, regions, keeper, settings, flushers, flushes: FxHashMap::default(), next_flush: FLUSH }
+        Self {
+            conn,
+            regions,
+            progress_thread,
+            settings,
+            flushers,
+            flushes: FxHashMap::default(),
+            next_flush: FLUSH,
+        }
     }
 
     /// A read through each port that may have written to a segment.
@@ -360,6 +368,6 @@ impl Receiver for IbReceiver {
 impl Drop for IbReceiver {
     fn drop(&mut self) {
         lock(&self.conn).close();
-        self.keeper.close(self.conn.clone());
+        self.progress_thread.close(self.conn.clone());
     }
 }

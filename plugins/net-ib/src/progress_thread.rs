@@ -1,7 +1,7 @@
 //! A thread per context that keeps connections going while their hosts are busy elsewhere: it reads the devices' events,
 //! moves what is under way, sets rails up again and says goodbye for closed ends.
 //!
-//! A connection is moved by whoever holds its lock: the host in its calls, the keeper when nobody else does.
+//! A connection is moved by whoever holds its lock: the host in its calls, the progress thread when nobody else does.
 
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// And this long when the whole context closes.
 const HURRY: Duration = Duration::from_millis(300);
 
-/// A connection as the keeper sees it.
+/// A connection as the progress thread sees it.
 pub(crate) trait Tended: Send + Sync {
     /// Moves it, unless somebody else does. Whether it is busy.
     fn tend(&self) -> bool;
@@ -45,7 +45,7 @@ impl<M: Machine + Send> Tended for Mutex<Conn<M>> {
 }
 
 /// See the module.
-pub(crate) struct Keeper {
+pub(crate) struct ProgressThread {
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -63,7 +63,7 @@ struct State {
     stop: bool,
 }
 
-impl Keeper {
+impl ProgressThread {
     pub fn start(ports: Vec<Arc<Port>>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
@@ -84,7 +84,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for ProgressThread {
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
         self.shared.wake.notify_one();
