@@ -7,7 +7,7 @@
 //!
 //! | module | is about |
 //! |---|---|
-//! | `config`, `port`, `carrier` | settings, ports of HCAs and their links |
+//! | `config`, `port`, `link_state` | settings, ports of HCAs and their links |
 //! | `proto` | the connection as a state machine, and its rules: no I/O |
 //! | `verbs` | libibverbs behind a trait, and a test double |
 //! | `handshake`, `control_channel` | what the handshake tells, the TCP connection beside the rails |
@@ -16,7 +16,6 @@
 //! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `ends` | the plugin interface |
 
-mod carrier;
 mod clock;
 mod config;
 mod conn;
@@ -28,6 +27,7 @@ mod flush;
 pub mod fuzzing;
 mod handshake;
 mod lane;
+mod link_state;
 mod machine;
 mod pairs;
 mod port;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hawser_plugin::net::Region;
 use rustc_hash::FxHashMap;
 
-use crate::carrier::Carrier;
 use crate::config::Settings;
+use crate::link_state::LinkState;
 use crate::verbs::gid::{self, Gid};
 use crate::verbs::{Device, Errno, Event, Mr, PortInfo};
 
@@ -22,7 +22,7 @@ pub(crate) struct Port {
     /// How good the first address was: a worse one reaches fewer peers, so the port waits for one as good.
     rank: Option<u32>,
     state: Mutex<PortState>,
-    carrier: Mutex<Option<Carrier>>,
+    link_state: Mutex<Option<LinkState>>,
     /// Grows with each change of the state.
     generation: AtomicU64,
     registered: Mutex<FxHashMap<Key, (Mr, usize)>>,
@@ -51,7 +51,7 @@ impl Port {
         let name = format!("{}:{number}", device.info().name);
         let info = device.port(number).ok()?;
         let gid = gid::choose(&*device, number, &settings.wish()).ok();
-        let carrier = gid.and_then(|(index, gid)| Carrier::of(&device.interface(number, index)?, &gid));
+        let link_state = gid.and_then(|(index, gid)| LinkState::of(&device.interface(number, index)?, &gid));
         Some(Self {
             number,
             name,
@@ -59,7 +59,7 @@ impl Port {
             settings: settings.clone(),
             rank: gid.and_then(|(_, gid)| settings.wish().rank(&gid, info.ethernet)),
             state: Mutex::new(PortState { info, gid, fatal: false }),
-            carrier: Mutex::new(carrier),
+            link_state: Mutex::new(link_state),
             generation: AtomicU64::new(1),
             registered: Mutex::default(),
             device,
@@ -92,10 +92,10 @@ impl Port {
             new.gid = found.filter(|(_, gid)| wish.rank(gid, new.info.ethernet) >= self.rank);
             if let Some((index, gid)) = new.gid {
                 let interface = self.device.interface(self.number, index);
-                *lock(&self.carrier) = interface.and_then(|name| Carrier::of(&name, &gid));
+                *lock(&self.link_state) = interface.and_then(|name| LinkState::of(&name, &gid));
             }
         }
-        new.info.active &= self.has_carrier();
+        new.info.active &= self.is_link_up();
         let changed = std::mem::replace(&mut *lock(&self.state), new) != new;
         if changed {
             self.generation.fetch_add(1, Ordering::AcqRel);
@@ -106,11 +106,11 @@ impl Port {
     /// Whether the link is not what the state says: a look that costs one system call.
     pub fn is_stale(&self) -> bool {
         let active = self.state().info.active;
-        lock(&self.carrier).as_ref().is_some_and(|carrier| carrier.is_on() != active)
+        lock(&self.link_state).as_ref().is_some_and(|link| link.is_on() != active)
     }
 
-    fn has_carrier(&self) -> bool {
-        lock(&self.carrier).as_ref().is_none_or(Carrier::is_on)
+    fn is_link_up(&self) -> bool {
+        lock(&self.link_state).as_ref().is_none_or(LinkState::is_on)
     }
 
     /// Registers memory, or finds it registered.

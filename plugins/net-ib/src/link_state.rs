@@ -13,9 +13,9 @@ use crate::verbs::gid::Gid;
 
 /// The open file `carrier` of an interface.
 #[derive(Debug)]
-pub(crate) struct Carrier(File);
+pub(crate) struct LinkState(File);
 
-impl Carrier {
+impl LinkState {
     /// None: there is no such interface in this network namespace, or it does not have the port's address.
     pub fn of(interface: &str, gid: &Gid) -> Option<Self> {
         let all = network::list().unwrap_or_default();
@@ -43,9 +43,9 @@ mod tests {
 
     #[test]
     fn the_loopback_is_on_and_strangers_are_not_asked() {
-        assert!(Carrier::of("lo", &gid(Ipv4Addr::LOCALHOST)).is_some_and(|carrier| carrier.is_on()));
-        assert!(Carrier::of("lo", &gid(Ipv4Addr::new(192, 0, 2, 1))).is_none());
-        assert!(Carrier::of("there-is-none", &gid(Ipv4Addr::LOCALHOST)).is_none());
+        assert!(LinkState::of("lo", &gid(Ipv4Addr::LOCALHOST)).is_some_and(|link| link.is_on()));
+        assert!(LinkState::of("lo", &gid(Ipv4Addr::new(192, 0, 2, 1))).is_none());
+        assert!(LinkState::of("there-is-none", &gid(Ipv4Addr::LOCALHOST)).is_none());
     }
 
     #[test]
@@ -53,10 +53,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("hawser-carrier-{}", std::process::id()));
         for (text, on) in [("1\n", true), ("0\n", false), ("", false)] {
             std::fs::write(&path, text).unwrap();
-            assert_eq!(Carrier(File::open(&path).unwrap()).is_on(), on, "{text:?}");
+            assert_eq!(LinkState(File::open(&path).unwrap()).is_on(), on, "{text:?}");
         }
         std::fs::remove_file(&path).unwrap();
         let folder = File::open(std::env::temp_dir()).unwrap();
-        assert!(!Carrier(folder).is_on());
+        assert!(!LinkState(folder).is_on());
     }
 }
