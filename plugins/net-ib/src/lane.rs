@@ -50,9 +50,9 @@ pub(crate) struct Lane {
     /// What the peer shall be told when the pair is connected; None: it knows.
     answer: Option<Vec<u8>>,
     /// Destroys a pair that did not flush.
-    doom: Option<JoinHandle<()>>,
+    destroyer: Option<JoinHandle<()>>,
     /// Destroys one that did.
-    tomb: Option<JoinHandle<()>>,
+    flushed_destroyer: Option<JoinHandle<()>>,
     turn: usize,
 }
 
@@ -83,8 +83,8 @@ impl Lane {
             stopping: None,
             connecting: None,
             answer: None,
-            doom: None,
-            tomb: None,
+            destroyer: None,
+            flushed_destroyer: None,
             turn: 0,
         }
     }
@@ -105,7 +105,10 @@ impl Lane {
     /// There is no queue pair, and none is being destroyed.
     pub fn is_empty(&self) -> bool {
         let is_over = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
-        self.connecting.is_none() && self.qp.is_none() && is_over(&self.doom) && is_over(&self.tomb)
+        self.connecting.is_none()
+            && self.qp.is_none()
+            && is_over(&self.destroyer)
+            && is_over(&self.flushed_destroyer)
     }
 
     pub fn is_stopping(&self) -> bool {
@@ -302,7 +305,7 @@ impl Lane {
             match qp.stop() {
                 Ok(()) => self.qp = Some(qp),
                 // It does not even take a state: destroying it is all that is left.
-                Err(_) => self.doom = bury(qp),
+                Err(_) => self.destroyer = destroy_in_thread(qp),
             }
         }
     }
@@ -323,17 +326,17 @@ impl Lane {
             return None;
         }
         if let Some(qp) = self.qp.take() {
-            let doom = bury(qp);
+            let destroyer = destroy_in_thread(qp);
             if flushed {
-                self.tomb = doom;
+                self.flushed_destroyer = destroyer;
             } else {
-                self.doom = doom;
+                self.destroyer = destroyer;
             }
         }
-        if self.doom.as_ref().is_some_and(|doom| !doom.is_finished()) {
+        if self.destroyer.as_ref().is_some_and(|destroyer| !destroyer.is_finished()) {
             return None;
         }
-        self.doom = None;
+        self.destroyer = None;
         self.stopping = None;
         self.forget();
         Some(since.elapsed())
@@ -343,8 +346,8 @@ impl Lane {
     pub fn destroy(&mut self) {
         let _ = self.end_connecting();
         self.qp = None;
-        if let Some(doom) = self.doom.take() {
-            let _ = doom.join();
+        if let Some(destroyer) = self.destroyer.take() {
+            let _ = destroyer.join();
         }
         self.stopping = None;
         self.forget();
@@ -352,8 +355,8 @@ impl Lane {
 }
 
 /// Destroys a queue pair in a thread of its own; None: it is done.
-fn bury(qp: Box<dyn Qp>) -> Option<JoinHandle<()>> {
-    let builder = std::thread::Builder::new().name("hawser-ib-bury".into());
+fn destroy_in_thread(qp: Box<dyn Qp>) -> Option<JoinHandle<()>> {
+    let builder = std::thread::Builder::new().name("hawser-ib-destroy".into());
     // Without a thread the closure is dropped here, and the pair with it.
     builder.spawn(move || drop(qp)).ok()
 }
