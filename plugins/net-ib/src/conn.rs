@@ -1,4 +1,4 @@
-//! One end of a connection: drives its state machine with what its lanes and its control channel say.
+//! One end of a connection: drives its state machine with what its queue pairs and its control channel say.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use crate::clock::Clock;
 use crate::config::Settings;
 use crate::control_channel::{ControlChannel, End};
 use crate::handshake::Block;
-use crate::lane::{Lane, Seen, queue_depth};
 use crate::machine::Machine;
 use crate::pairs::pairs;
 use crate::port::Port;
@@ -21,6 +20,7 @@ use crate::proto::rail::Spec;
 use crate::proto::rails::{Fault, Role};
 use crate::proto::wire::Message;
 use crate::proto::{Action, Epoch, Path, Rules, Time, Why, Write};
+use crate::rail_qp::{RailQp, Seen, queue_depth};
 use crate::stats::RailCounters;
 use crate::verbs::{Cq, Span, Wc};
 
@@ -65,7 +65,7 @@ pub(crate) struct Parts {
 /// See the module.
 pub(crate) struct Conn<M> {
     pub machine: M,
-    lanes: Vec<Lane>,
+    rail_qps: Vec<RailQp>,
     /// One per port, made when it is needed: a dead device has none.
     queues: Vec<Option<Box<dyn Cq>>>,
     /// Ports that do not reach memory of this connection.
@@ -115,7 +115,7 @@ impl<M: Machine> Conn<M> {
         let name = role.describe(control.peer.ip());
         Self {
             machine: make(&specs, rules(&settings, &peer)),
-            lanes: pairs.into_iter().map(|(local, remote)| Lane::new(local, remote)).collect(),
+            rail_qps: pairs.into_iter().map(|(local, remote)| RailQp::new(local, remote)).collect(),
             generations: ports.iter().map(|port| port.generation()).collect(),
             addresses: ports.iter().map(|port| address(port)).collect(),
             counters: names.iter().map(|rail| RailCounters::new(&name, rail)).collect(),
@@ -153,8 +153,8 @@ impl<M: Machine> Conn<M> {
         let text = format!("{} cannot register memory ({reason}) and is left out", self.ports[at].name);
         self.log.warn(format!("IB: {}: {text}", self.name));
         let now = self.now();
-        for rail in 0..self.lanes.len() {
-            if self.lanes[rail].local == at {
+        for rail in 0..self.rail_qps.len() {
+            if self.rail_qps[rail].local == at {
                 self.machine.rails().usable(rail as u8, false, verbs(errno), now);
             }
         }
@@ -216,8 +216,8 @@ impl<M: Machine> Conn<M> {
             let address = address(&self.ports[at]);
             let moved = std::mem::replace(&mut self.addresses[at], address) != address;
             let now = self.now();
-            for rail in 0..self.lanes.len() {
-                if self.lanes[rail].local == at {
+            for rail in 0..self.rail_qps.len() {
+                if self.rail_qps[rail].local == at {
                     let why = if state.fatal { Why::Device } else { Why::Port };
                     let port = if is_usable { "usable" } else { "not usable" };
                     self.trace(
@@ -267,15 +267,15 @@ impl<M: Machine> Conn<M> {
             let mut seen = std::mem::take(&mut self.seen);
             seen.clear();
             if queue.poll(&mut seen).is_err() {
-                for rail in 0..self.lanes.len() {
-                    if self.lanes[rail].local == at {
+                for rail in 0..self.rail_qps.len() {
+                    if self.rail_qps[rail].local == at {
                         self.machine.rails().usable(rail as u8, false, Why::Device, now);
                     }
                 }
             }
             for wc in &seen {
-                let fits = |lane: &Lane| lane.local == at && lane.has_pair(wc.qp);
-                if let Some(rail) = self.lanes.iter().position(fits) {
+                let fits = |rail_qp: &RailQp| rail_qp.local == at && rail_qp.has_pair(wc.qp);
+                if let Some(rail) = self.rail_qps.iter().position(fits) {
                     self.take(rail, wc, now);
                 }
             }
@@ -284,10 +284,10 @@ impl<M: Machine> Conn<M> {
     }
 
     fn take(&mut self, rail: usize, wc: &Wc, now: Time) {
-        let lane = &mut self.lanes[rail];
-        let (epoch, stopping) = (lane.epoch(), lane.is_stopping());
+        let rail_qp = &mut self.rail_qps[rail];
+        let (epoch, stopping) = (rail_qp.epoch(), rail_qp.is_stopping());
         let number = rail as u8;
-        match lane.seen(wc) {
+        match rail_qp.seen(wc) {
             Seen::Arrived { imm, bytes } => self.machine.arrived(number, epoch, imm, bytes, now),
             Seen::Control(bytes) => match Message::decode(&bytes) {
                 Ok(message) => self.machine.message(Path::Rail(number, epoch), message, now),
@@ -313,9 +313,9 @@ impl<M: Machine> Conn<M> {
 
     /// Takes the pairs that were connected meanwhile.
     fn connect(&mut self) {
-        for rail in 0..self.lanes.len() {
-            let Some(outcome) = self.lanes[rail].connected() else { continue };
-            let (epoch, now, number) = (self.lanes[rail].epoch(), self.now(), rail as u8);
+        for rail in 0..self.rail_qps.len() {
+            let Some(outcome) = self.rail_qps[rail].connected() else { continue };
+            let (epoch, now, number) = (self.rail_qps[rail].epoch(), self.now(), rail as u8);
             self.trace(rail, &format!("is connected, epoch {epoch}: {}", outcome.is_ok()));
             let rails = self.machine.rails();
             match outcome {
@@ -327,9 +327,9 @@ impl<M: Machine> Conn<M> {
     }
 
     fn fence(&mut self) {
-        for rail in 0..self.lanes.len() {
-            if let Some(took) = self.lanes[rail].is_fenced() {
-                let (epoch, now) = (self.lanes[rail].epoch(), self.now());
+        for rail in 0..self.rail_qps.len() {
+            if let Some(took) = self.rail_qps[rail].is_fenced() {
+                let (epoch, now) = (self.rail_qps[rail].epoch(), self.now());
                 self.trace(rail, &format!("is fenced after {took:.1?}"));
                 self.flights[rail].clear();
                 self.machine.fenced(rail as u8, epoch, now);
@@ -361,17 +361,19 @@ impl<M: Machine> Conn<M> {
             Action::Make { rail, epoch, peer } => {
                 let what = if peer.is_some() { "answers" } else { "is offered" };
                 self.trace(usize::from(rail), &format!("{what}, epoch {epoch}"));
-                let local = self.lanes[usize::from(rail)].local;
-                let lanes = self.lanes.iter().filter(|lane| lane.local == local).count();
-                let (lane, settings) = (&mut self.lanes[usize::from(rail)], &self.settings);
+                let local = self.rail_qps[usize::from(rail)].local;
+                let rail_qps = self.rail_qps.iter().filter(|rail_qp| rail_qp.local == local).count();
+                let (rail_qp, settings) = (&mut self.rail_qps[usize::from(rail)], &self.settings);
                 let port = &self.ports[local];
                 let queue = match &mut self.queues[local] {
                     Some(queue) => Ok(queue),
-                    none => port.device.queue(queue_depth(lanes)).map(|queue| none.insert(queue)),
+                    none => port.device.queue(queue_depth(rail_qps)).map(|queue| none.insert(queue)),
                 };
-                let made = queue.and_then(|queue| lane.make(epoch, port, &mut **queue, settings));
+                let made = queue.and_then(|queue| rail_qp.make(epoch, port, &mut **queue, settings));
                 let outcome = made.and_then(|blob| match peer {
-                    Some(peer) => lane.connect(&peer, port, settings, self.class, Some(blob)).map(|()| None),
+                    Some(peer) => {
+                        rail_qp.connect(&peer, port, settings, self.class, Some(blob)).map(|()| None)
+                    }
                     None => Ok(Some(blob)),
                 });
                 match outcome {
@@ -382,17 +384,17 @@ impl<M: Machine> Conn<M> {
             }
             Action::Connect { rail, epoch, peer } => {
                 self.trace(usize::from(rail), &format!("is answered, epoch {epoch}"));
-                let lane = &mut self.lanes[usize::from(rail)];
-                let port = &self.ports[lane.local];
-                if let Err(errno) = lane.connect(&peer, port, &self.settings, self.class, None) {
+                let rail_qp = &mut self.rail_qps[usize::from(rail)];
+                let port = &self.ports[rail_qp.local];
+                if let Err(errno) = rail_qp.connect(&peer, port, &self.settings, self.class, None) {
                     self.machine.rails().fail(rail, epoch, verbs(errno), now);
                 }
             }
-            Action::Fence { rail, .. } => self.lanes[usize::from(rail)].stop(),
+            Action::Fence { rail, .. } => self.rail_qps[usize::from(rail)].stop(),
             Action::Write(write) => self.write(&write, now),
             Action::Send { path: Path::ControlChannel, message, .. } => self.control.send(&message),
             Action::Send { path: Path::Rail(rail, epoch), wr, message } => {
-                if let Err(errno) = self.lanes[usize::from(rail)].send(wr, &message.encode()) {
+                if let Err(errno) = self.rail_qps[usize::from(rail)].send(wr, &message.encode()) {
                     self.machine.rails().fail(rail, epoch, verbs(errno), now);
                 }
             }
@@ -401,25 +403,26 @@ impl<M: Machine> Conn<M> {
     }
 
     fn write(&mut self, write: &Write, now: Time) {
-        let lane = &mut self.lanes[usize::from(write.rail)];
+        let rail_qp = &mut self.rail_qps[usize::from(write.rail)];
         let Some(job) = self.jobs.get(&write.slot) else { return };
-        let port = &self.ports[lane.local];
+        let port = &self.ports[rail_qp.local];
         let adaptive = self.settings.adaptive_routing.unwrap_or(!port.state().info.ethernet);
         let split = adaptive && job.full && write.len > self.settings.ar_threshold;
-        let lkey = job.lkeys[lane.local];
-        let rkey = job.rkeys.get(lane.remote).copied().unwrap_or(0);
+        let lkey = job.lkeys[rail_qp.local];
+        let rkey = job.rkeys.get(rail_qp.remote).copied().unwrap_or(0);
         let span = Span { addr: job.addr + write.offset, len: write.len as u32, lkey };
         let rail = usize::from(write.rail);
         self.counters[rail].wrote(write.len);
         let start = |profiler: &NetProfiler| {
-            let place = (lane.local, lane.pair_number());
+            let place = (rail_qp.local, rail_qp.pair_number());
             Event::start(*profiler, job.profile, place, write.wr, write.len)
         };
         let event = self.profiler.as_ref().filter(|_| job.profile != 0).and_then(start);
         self.flights[rail].push_back(Flight { wr: write.wr, at: now, _event: event });
-        // SAFETY: the host leaves the memory alone until its request is over, which is when no lane reads it (rule 4 of
-        // `proto`), or until the connection has failed or is closed, which destroys the lanes.
-        let posted = unsafe { lane.write(write.wr, span, (job.to + write.offset, rkey), write.imm, split) };
+        // SAFETY: the host leaves the memory alone until its request is over, which is when no rail reads it (rule 4 of
+        // `proto`), or until the connection has failed or is closed, which destroys the queue pairs.
+        let posted =
+            unsafe { rail_qp.write(write.wr, span, (job.to + write.offset, rkey), write.imm, split) };
         if let Err(errno) = posted {
             self.machine.rails().fail(write.rail, write.epoch, verbs(errno), now);
         }
@@ -508,12 +511,12 @@ impl<M: Machine> Conn<M> {
 
     /// Whether there is no queue pair on a port, so that nothing is on its way through it.
     pub fn is_quiet(&self, port: usize) -> bool {
-        self.lanes.iter().all(|lane| lane.local != port || lane.is_empty())
+        self.rail_qps.iter().all(|rail_qp| rail_qp.local != port || rail_qp.is_empty())
     }
 
     /// Nothing of the host's memory is touched after this.
     fn destroy(&mut self) {
-        self.lanes.iter_mut().for_each(Lane::destroy);
+        self.rail_qps.iter_mut().for_each(RailQp::destroy);
         self.flights.iter_mut().for_each(VecDeque::clear);
     }
 

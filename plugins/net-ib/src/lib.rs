@@ -11,7 +11,7 @@
 //! | `proto` | the connection as a state machine, and its rules: no I/O |
 //! | `verbs` | libibverbs behind a trait, and a test double |
 //! | `handshake`, `control_channel` | what the handshake tells, the TCP connection beside the rails |
-//! | `pairs`, `lane`, `machine`, `conn`, `clock`, `progress_thread` | which ports make rails, queue pairs, what drives the state machines, the thread that helps |
+//! | `pairs`, `rail_qp`, `machine`, `conn`, `clock`, `progress_thread` | which ports make rails, queue pairs, what drives the state machines, the thread that helps |
 //! | `flush` | GPU memory: makes what arrived visible |
 //! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `ends` | the plugin interface |
@@ -26,7 +26,6 @@ mod flush;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod handshake;
-mod lane;
 mod link_state;
 mod machine;
 mod pairs;
@@ -34,6 +33,7 @@ mod port;
 mod profile;
 mod progress_thread;
 mod proto;
+mod rail_qp;
 mod stats;
 mod verbs;
 

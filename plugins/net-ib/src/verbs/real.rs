@@ -179,7 +179,7 @@ impl Device for Opened {
         }
         // Newer speeds are only in sysfs.
         let rate = self.attribute(port, "rate").and_then(|text| rate(&text));
-        let speed_mbps = rate.unwrap_or_else(|| lane_mbps(attr.active_speed) * lanes(attr.active_width));
+        let speed_mbps = rate.unwrap_or_else(|| lane_mbps(attr.active_speed) * rail_qps(attr.active_width));
         Ok(PortInfo {
             active: attr.state == bits::PORT_ACTIVE,
             speed_mbps,
@@ -301,7 +301,7 @@ fn lane_mbps(speed: u8) -> u32 {
     }
 }
 
-fn lanes(width: u8) -> u32 {
+fn rail_qps(width: u8) -> u32 {
     match width {
         2 => 4,
         4 => 8,

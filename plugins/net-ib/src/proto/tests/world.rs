@@ -24,7 +24,7 @@ struct Qp {
 
 /// What one queue pair sends to its peer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-struct Lane {
+struct RailQp {
     /// Posted or on the wire, not landed.
     flying: VecDeque<Packet>,
     /// Landed; the sender's completion is to come.
@@ -50,17 +50,17 @@ enum What {
 /// One step of the world. The first four kinds are the network's progress, the rest are faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Move {
-    /// The oldest flying packet of a lane lands, or is refused by the other end.
+    /// The oldest flying packet of a rail lands, or is refused by the other end.
     Land(u8, Epoch, usize),
-    /// The receiving end of a lane polls a completion.
+    /// The receiving end of a rail polls a completion.
     Poll(u8, Epoch, usize),
-    /// The sending end of a lane polls a completion.
+    /// The sending end of a rail polls a completion.
     Ack(u8, Epoch, usize),
     /// A message of the control channel arrives at this end.
     ControlChannel(usize),
     /// The driver of an end has fenced; completions that it did not poll are lost if the flag says so.
     Fenced(u8, usize, bool),
-    /// Everything of a lane that still flies is dropped for good.
+    /// Everything of a rail that still flies is dropped for good.
     Drop(u8, Epoch, usize),
     /// A queue pair reports a completion error.
     Break(u8, Epoch, usize),
@@ -77,7 +77,7 @@ pub struct World {
     pub rx: Rx,
     pub now: Time,
     qps: BTreeMap<(u8, Epoch, usize), Qp>,
-    lanes: BTreeMap<(u8, Epoch, usize), Lane>,
+    rail_qps: BTreeMap<(u8, Epoch, usize), RailQp>,
     control: [VecDeque<Message>; 2],
     /// Ports that are up, per end and rail.
     pub ports: [Vec<bool>; 2],
@@ -109,7 +109,7 @@ impl World {
             rx: Rx::new(rails, rules.clone(), 0),
             now: 0,
             qps: BTreeMap::new(),
-            lanes: BTreeMap::new(),
+            rail_qps: BTreeMap::new(),
             control: [VecDeque::new(), VecDeque::new()],
             ports: [vec![true; count], vec![true; count]],
             mute: [vec![false; count], vec![false; count]],
@@ -139,16 +139,21 @@ impl World {
     /// Moves by which the network makes progress now.
     pub fn progress(&self) -> Vec<Move> {
         let mut moves = Vec::new();
-        for (&(rail, epoch, from), lane) in &self.lanes {
+        for (&(rail, epoch, from), rail_qp) in &self.rail_qps {
             let muted = self.mute[from][usize::from(rail)] || self.mute_back(rail, from);
             let dark = !self.ports[0][usize::from(rail)] || !self.ports[1][usize::from(rail)];
-            if !lane.flying.is_empty() && !muted && !dark {
+            if !rail_qp.flying.is_empty() && !muted && !dark {
                 moves.push(Move::Land(rail, epoch, from));
             }
-            if !lane.landed.is_empty() && self.is_open(rail, epoch, 1 - from) {
+            if !rail_qp.landed.is_empty() && self.is_open(rail, epoch, 1 - from) {
                 moves.push(Move::Poll(rail, epoch, from));
             }
-            if !lane.acks.is_empty() && !lane.broken && !muted && !dark && self.is_open(rail, epoch, from) {
+            if !rail_qp.acks.is_empty()
+                && !rail_qp.broken
+                && !muted
+                && !dark
+                && self.is_open(rail, epoch, from)
+            {
                 moves.push(Move::Ack(rail, epoch, from));
             }
         }
@@ -173,11 +178,11 @@ impl World {
     /// Faults that may happen now.
     pub fn faults_now(&self, may_double: bool) -> Vec<Move> {
         let mut moves = Vec::new();
-        for (&(rail, epoch, from), lane) in &self.lanes {
-            if self.is_open(rail, epoch, from) && !lane.broken && self.is_connected(rail, epoch, from) {
+        for (&(rail, epoch, from), rail_qp) in &self.rail_qps {
+            if self.is_open(rail, epoch, from) && !rail_qp.broken && self.is_connected(rail, epoch, from) {
                 moves.push(Move::Break(rail, epoch, from));
             }
-            if may_double && lane.landed.front().is_some() && self.is_open(rail, epoch, 1 - from) {
+            if may_double && rail_qp.landed.front().is_some() && self.is_open(rail, epoch, 1 - from) {
                 moves.push(Move::Double(rail, epoch, from));
             }
         }
@@ -191,10 +196,10 @@ impl World {
 
     /// What is left flying after its sender is fenced may also vanish.
     pub fn drops(&self) -> Vec<Move> {
-        let dead = |&(&(rail, epoch, from), lane): &(&(u8, Epoch, usize), &Lane)| {
-            !lane.flying.is_empty() && (lane.broken || !self.is_open(rail, epoch, from))
+        let dead = |&(&(rail, epoch, from), rail_qp): &(&(u8, Epoch, usize), &RailQp)| {
+            !rail_qp.flying.is_empty() && (rail_qp.broken || !self.is_open(rail, epoch, from))
         };
-        self.lanes
+        self.rail_qps
             .iter()
             .filter(dead)
             .map(|(&(rail, epoch, from), _)| Move::Drop(rail, epoch, from))
@@ -203,7 +208,7 @@ impl World {
 
     /// Whether what lands next on a rail is a chunk.
     pub fn carries_data(&self, rail: u8, epoch: Epoch) -> bool {
-        let next = self.lanes.get(&(rail, epoch, SENDER)).and_then(|lane| lane.flying.front());
+        let next = self.rail_qps.get(&(rail, epoch, SENDER)).and_then(|rail_qp| rail_qp.flying.front());
         next.is_some_and(|packet| matches!(packet.what, What::Data { .. }))
     }
 
@@ -219,15 +224,15 @@ impl World {
         match step {
             Move::Land(rail, epoch, from) => self.land(rail, epoch, from),
             Move::Poll(rail, epoch, from) => {
-                let packet = self.lane(rail, epoch, from).landed.pop_front().unwrap();
+                let packet = self.rail_qp(rail, epoch, from).landed.pop_front().unwrap();
                 self.arrive(rail, epoch, from, packet);
             }
             Move::Double(rail, epoch, from) => {
-                let packet = self.lane(rail, epoch, from).landed.front().cloned().unwrap();
+                let packet = self.rail_qp(rail, epoch, from).landed.front().cloned().unwrap();
                 self.arrive(rail, epoch, from, packet);
             }
             Move::Ack(rail, epoch, from) => {
-                let packet = self.lane(rail, epoch, from).acks.pop_front().unwrap();
+                let packet = self.rail_qp(rail, epoch, from).acks.pop_front().unwrap();
                 match from {
                     SENDER => self.tx.completed(rail, epoch, packet.wr, self.now),
                     _ => self.rx.completed(rail, epoch, packet.wr, self.now),
@@ -238,9 +243,9 @@ impl World {
                 self.tell(end, Path::ControlChannel, message);
             }
             Move::Fenced(rail, end, lossy) => self.fence(rail, end, lossy),
-            Move::Drop(rail, epoch, from) => self.lane(rail, epoch, from).flying.clear(),
+            Move::Drop(rail, epoch, from) => self.rail_qp(rail, epoch, from).flying.clear(),
             Move::Break(rail, epoch, from) => {
-                self.lane(rail, epoch, from).broken = true;
+                self.rail_qp(rail, epoch, from).broken = true;
                 self.fail(from, rail, epoch, Why::Completion(12));
             }
             Move::Port(rail, end, up) => self.port(rail, end, up),
@@ -251,12 +256,12 @@ impl World {
     /// The oldest packet reaches the other end: its memory changes if its queue pair is of this epoch.
     fn land(&mut self, rail: u8, epoch: Epoch, from: usize) {
         let taken = self.is_connected(rail, epoch, 1 - from);
-        let packet = self.lane(rail, epoch, from).flying.pop_front().unwrap();
+        let packet = self.rail_qp(rail, epoch, from).flying.pop_front().unwrap();
         if !taken {
             // Nobody acknowledges: the sender's retries run out.
-            self.lane(rail, epoch, from).flying.clear();
-            if self.is_open(rail, epoch, from) && !self.lane(rail, epoch, from).broken {
-                self.lane(rail, epoch, from).broken = true;
+            self.rail_qp(rail, epoch, from).flying.clear();
+            if self.is_open(rail, epoch, from) && !self.rail_qp(rail, epoch, from).broken {
+                self.rail_qp(rail, epoch, from).broken = true;
                 self.fail(from, rail, epoch, Why::Completion(12));
             }
             return;
@@ -268,9 +273,9 @@ impl World {
             );
             self.memory.insert((slot, offset), len);
         }
-        let lane = self.lane(rail, epoch, from);
-        lane.acks.push_back(packet.clone());
-        lane.landed.push_back(packet);
+        let rail_qp = self.rail_qp(rail, epoch, from);
+        rail_qp.acks.push_back(packet.clone());
+        rail_qp.landed.push_back(packet);
     }
 
     fn arrive(&mut self, rail: u8, epoch: Epoch, from: usize, packet: Packet) {
@@ -304,21 +309,21 @@ impl World {
     fn fence(&mut self, rail: u8, end: usize, lossy: bool) {
         let closing = self.qps.iter().find(|((r, _, e), qp)| *r == rail && *e == end && qp.closing);
         let (_, epoch, _) = *closing.unwrap().0;
-        while !lossy && !self.lane(rail, epoch, 1 - end).landed.is_empty() {
-            let packet = self.lane(rail, epoch, 1 - end).landed.pop_front().unwrap();
+        while !lossy && !self.rail_qp(rail, epoch, 1 - end).landed.is_empty() {
+            let packet = self.rail_qp(rail, epoch, 1 - end).landed.pop_front().unwrap();
             self.arrive(rail, epoch, 1 - end, packet);
         }
         self.qps.remove(&(rail, epoch, end));
-        self.lane(rail, epoch, 1 - end).landed.clear();
-        self.lane(rail, epoch, end).acks.clear();
+        self.rail_qp(rail, epoch, 1 - end).landed.clear();
+        self.rail_qp(rail, epoch, end).acks.clear();
         match end {
             SENDER => self.tx.fenced(rail, epoch, self.now),
             _ => self.rx.fenced(rail, epoch, self.now),
         }
     }
 
-    fn lane(&mut self, rail: u8, epoch: Epoch, from: usize) -> &mut Lane {
-        self.lanes.entry((rail, epoch, from)).or_default()
+    fn rail_qp(&mut self, rail: u8, epoch: Epoch, from: usize) -> &mut RailQp {
+        self.rail_qps.entry((rail, epoch, from)).or_default()
     }
 
     /// The host and the drivers do what there is to do.
@@ -335,8 +340,8 @@ impl World {
                 actions.into_iter().for_each(|action| self.act(end, action));
             }
         }
-        self.lanes.retain(|&(rail, epoch, from), lane| {
-            let idle = lane.flying.is_empty() && lane.landed.is_empty() && lane.acks.is_empty();
+        self.rail_qps.retain(|&(rail, epoch, from), rail_qp| {
+            let idle = rail_qp.flying.is_empty() && rail_qp.landed.is_empty() && rail_qp.acks.is_empty();
             !idle || self.qps.contains_key(&(rail, epoch, from))
         });
     }
@@ -364,11 +369,11 @@ impl World {
             Action::Write(Write { rail, epoch, wr, slot, offset, len, imm }) => {
                 assert!(self.is_connected(rail, epoch, end));
                 let what = What::Data { slot, offset, len, imm };
-                self.lane(rail, epoch, end).flying.push_back(Packet { wr, what });
+                self.rail_qp(rail, epoch, end).flying.push_back(Packet { wr, what });
             }
             Action::Send { path: Path::Rail(rail, epoch), wr, message } => {
                 assert!(self.is_connected(rail, epoch, end));
-                self.lane(rail, epoch, end).flying.push_back(Packet { wr, what: What::Control(message) });
+                self.rail_qp(rail, epoch, end).flying.push_back(Packet { wr, what: What::Control(message) });
             }
             Action::Send { path: Path::ControlChannel, message, .. } => {
                 if !self.control_lost {
@@ -411,10 +416,10 @@ impl World {
         for (slot, bytes) in open.map(|(&slot, &bytes)| (slot, bytes)).collect::<Vec<_>>() {
             let Some(sent) = self.tx.finish(slot) else { continue };
             assert_eq!(sent, bytes);
-            for (&(rail, epoch, from), lane) in &self.lanes {
+            for (&(rail, epoch, from), rail_qp) in &self.rail_qps {
                 let is_of = |packet: &Packet| matches!(packet.what, What::Data { slot: s, .. } if s == slot);
                 let reads = from == SENDER && self.is_open(rail, epoch, SENDER);
-                let busy = lane.flying.iter().chain(&lane.acks).any(is_of);
+                let busy = rail_qp.flying.iter().chain(&rail_qp.acks).any(is_of);
                 assert!(!reads || !busy, "slot {slot} is over and rail {rail} may still read it");
             }
             self.sent_over.insert(slot);
@@ -480,7 +485,7 @@ impl World {
             rails.all.iter().map(one).collect::<Vec<_>>().join("; ")
         };
         format!(
-            "now {} posted {} sent {} over {} received {} of {:?}\n tx {}\n rx {}\n qps {:?}\n lanes {:?} ports {:?} control {:?} faults {:?}",
+            "now {} posted {} sent {} over {} received {} of {:?}\n tx {}\n rx {}\n qps {:?}\n rail_qps {:?} ports {:?} control {:?} faults {:?}",
             self.now,
             self.posted,
             self.sent,
@@ -490,7 +495,7 @@ impl World {
             rails(&self.tx.rails),
             rails(&self.rx.rails),
             self.qps,
-            self.lanes,
+            self.rail_qps,
             self.ports,
             self.control,
             self.faults()

@@ -26,13 +26,13 @@ const RECEIVE: u64 = 1 << 63;
 /// A pair that does not flush is destroyed after this.
 const DRAIN: Duration = Duration::from_millis(200);
 
-/// Entries that the completion queue of so many lanes needs.
-pub(crate) fn queue_depth(lanes: usize) -> u32 {
-    (lanes * (RECEIVES + SENDS as usize)) as u32
+/// Entries that the completion queue of so many queue pairs needs.
+pub(crate) fn queue_depth(rail_qps: usize) -> u32 {
+    (rail_qps * (RECEIVES + SENDS as usize)) as u32
 }
 
 /// One rail at one end.
-pub(crate) struct Lane {
+pub(crate) struct RailQp {
     /// Index among the connection's ports here and at the peer.
     pub local: usize,
     pub remote: usize,
@@ -69,7 +69,7 @@ pub(crate) enum Seen {
     Nothing,
 }
 
-impl Lane {
+impl RailQp {
     pub fn new(local: usize, remote: usize) -> Self {
         Self {
             local,
@@ -231,7 +231,7 @@ impl Lane {
     /// Writes a chunk.
     ///
     /// # Safety
-    /// The memory is readable until the work request is over or the lane is fenced.
+    /// The memory is readable until the work request is over or the rail is fenced.
     pub unsafe fn write(
         &mut self,
         wr: u64,
@@ -247,7 +247,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes a completion of this lane, and posts its receive again.
+    /// Takes a completion of this rail, and posts its receive again.
     pub fn seen(&mut self, wc: &Wc) -> Seen {
         let is_receive = wc.wr & RECEIVE != 0;
         if wc.status != 0 {
@@ -342,7 +342,7 @@ impl Lane {
         Some(since.elapsed())
     }
 
-    /// Nothing lands or is read through this lane after this returns.
+    /// Nothing lands or is read through this rail after this returns.
     pub fn destroy(&mut self) {
         let _ = self.end_connecting();
         self.qp = None;
@@ -361,7 +361,7 @@ fn destroy_in_thread(qp: Box<dyn Qp>) -> Option<JoinHandle<()>> {
     builder.spawn(move || drop(qp)).ok()
 }
 
-impl Drop for Lane {
+impl Drop for RailQp {
     fn drop(&mut self) {
         // The pair before the memory that it uses.
         self.destroy();
