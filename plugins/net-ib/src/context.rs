@@ -17,7 +17,7 @@ use hawser_plugin::{Error, ErrorKind, Result, Subsys};
 use crate::config::Settings;
 use crate::conn::{Conn, Parts};
 use crate::control_channel::{self, ControlChannel, Dial, Dialled};
-use crate::ends::{IbReceiver, IbSender};
+use crate::endpoint::{IbReceiver, IbSender};
 use crate::handshake::{self, Block, MAX_PORTS, PROTOCOL, PortBlock};
 use crate::machine::Machine;
 use crate::port::{Port, is_wanted, lock};

@@ -14,14 +14,14 @@
 //! | `pairs`, `rail_qp`, `machine`, `conn`, `clock`, `progress_thread` | which ports make rails, queue pairs, what drives the state machines, the thread that helps |
 //! | `flush` | GPU memory: makes what arrived visible |
 //! | `stats`, `profile` | counters, and events for profilers |
-//! | `context`, `ends` | the plugin interface |
+//! | `context`, `endpoint` | the plugin interface |
 
 mod clock;
 mod config;
 mod conn;
 mod context;
 mod control_channel;
-mod ends;
+mod endpoint;
 mod flush;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

@@ -14,7 +14,7 @@ use hawser_plugin::{Error, ErrorKind, Result, Subsys};
 
 use crate::config::Settings;
 use crate::device::Device;
-use crate::ends::{SocketReceiver, SocketSender};
+use crate::endpoint::{SocketReceiver, SocketSender};
 use crate::greeting;
 use crate::inbound::Listening;
 use crate::pool::lock;

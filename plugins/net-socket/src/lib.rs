@@ -16,7 +16,7 @@
 //! | `inbound`, `outbound`, `path` | handshakes and ways |
 //! | `ready` | which sockets have something to read |
 //! | `service`, `pool`, `crowd`, `pulse` | the threads, whether they find processors, and whether a path is alive |
-//! | `context`, `ends` | the plugin interface |
+//! | `context`, `endpoint` | the plugin interface |
 //!
 //! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`, `pool` and
 //! `service`.
@@ -26,7 +26,7 @@ mod context;
 mod control;
 mod crowd;
 mod device;
-mod ends;
+mod endpoint;
 mod fault;
 mod frame;
 #[cfg(feature = "fuzzing")]
