@@ -36,7 +36,7 @@ const MOST_ADDRESSES: usize = 4;
 const LIMITS: Limits = Limits { pending: 16, grace: Duration::ZERO, patience: control_channel::PATIENCE };
 
 /// What all connections of a context share.
-struct Shop {
+struct Shared {
     settings: Settings,
     config: NetConfig,
     kinds: MemoryKinds,
@@ -46,7 +46,7 @@ struct Shop {
 /// See the module.
 pub(crate) struct IbContext {
     /// None: there are no devices.
-    shop: Option<Arc<Shop>>,
+    shared: Option<Arc<Shared>>,
     ports: Vec<Arc<Port>>,
     devices: RwLock<Vec<Vec<usize>>>,
 }
@@ -54,7 +54,7 @@ pub(crate) struct IbContext {
 impl IbContext {
     /// Without devices.
     pub fn empty() -> Self {
-        Self { shop: None, ports: Vec::new(), devices: RwLock::default() }
+        Self { shared: None, ports: Vec::new(), devices: RwLock::default() }
     }
 
     pub fn open(settings: Settings, config: &NetConfig, ports: Vec<Arc<Port>>) -> Result<Self> {
@@ -71,10 +71,10 @@ impl IbContext {
         let progress_thread = ProgressThread::start(ports.clone());
         let progress_thread =
             progress_thread.map_err(|error| Error::system("starting a thread of the IB plugin", error))?;
-        let shop =
-            Shop { settings, config: config.clone(), kinds, progress_thread: Arc::new(progress_thread) };
+        let shared =
+            Shared { settings, config: config.clone(), kinds, progress_thread: Arc::new(progress_thread) };
         let devices = RwLock::new((0..ports.len()).map(|at| vec![at]).collect());
-        Ok(Self { shop: Some(Arc::new(shop)), ports, devices })
+        Ok(Self { shared: Some(Arc::new(shared)), ports, devices })
     }
 
     fn members(&self, device: u32) -> Result<Vec<usize>> {
@@ -83,8 +83,8 @@ impl IbContext {
         devices.get(device as usize).cloned().ok_or_else(|| Error::internal(text()))
     }
 
-    fn shop(&self) -> Result<&Arc<Shop>> {
-        self.shop.as_ref().ok_or_else(|| Error::internal("there are no devices"))
+    fn shared(&self) -> Result<&Arc<Shared>> {
+        self.shared.as_ref().ok_or_else(|| Error::internal("there are no devices"))
     }
 
     /// Devices before this one that are other functions of the same card: they may have its GUID, and its number of the port.
@@ -100,7 +100,7 @@ impl IbContext {
     fn ports_for(&self, device: u32) -> Result<(Vec<Arc<Port>>, Vec<u8>)> {
         let mut members = self.members(device)?;
         let own = members.len();
-        let spares = self.shop()?.settings.spares.min(MAX_PORTS - own);
+        let spares = self.shared()?.settings.spares.min(MAX_PORTS - own);
         let start = members.first().copied().unwrap_or(0);
         let others = (0..self.ports.len()).map(|n| (start + n) % self.ports.len());
         let state = |at: usize| self.ports[at].state();
@@ -149,7 +149,7 @@ fn describe(port: &Port) -> String {
     format!("{} ({layer}, {} Mb/s{gid})", port.name, port.speed_mbps)
 }
 
-impl Shop {
+impl Shared {
     fn block(&self, ports: &[Arc<Port>], tiers: &[u8]) -> Block {
         let port = |(port, &tier): (&Arc<Port>, &u8)| PortBlock {
             name: port.name.clone(),
@@ -202,11 +202,11 @@ impl NetContext for IbContext {
         if ports.len() == 1 {
             properties.pci_path = ports[0].device.info().pci_path.clone();
         }
-        properties.memory = self.shop()?.kinds;
+        properties.memory = self.shared()?.kinds;
         properties.speed_mbps = ports.iter().fold(0, |sum, port| sum.saturating_add(port.speed_mbps));
         properties.max_recvs = MAX_RECVS as u32;
         properties.members = members.iter().map(|&at| at as u32).collect();
-        properties.outlives_members = self.shop()?.settings.failover;
+        properties.outlives_members = self.shared()?.settings.failover;
         properties.max_multi_request = MAX_REQUESTS as u32;
         properties.max_p2p_bytes = MOST_BYTES;
         properties.max_collective_bytes = MOST_BYTES;
@@ -215,9 +215,9 @@ impl NetContext for IbContext {
 
     fn listen(&self, device: u32) -> Result<(Handle, Box<dyn Listener>)> {
         let (ports, tiers) = self.ports_for(device)?;
-        let shop = self.shop()?.clone();
+        let shared = self.shared()?.clone();
         let all = interface::list().unwrap_or_default();
-        let addresses = interface::dial_addresses(&all, shop.settings.ifname.as_deref());
+        let addresses = interface::dial_addresses(&all, shared.settings.ifname.as_deref());
         let (tcp, port) = open_listener(addresses.iter().any(IpAddr::is_ipv6))
             .map_err(|errno| Error::system("listening for the IB plugin's handshake", errno))?;
         let addresses =
@@ -225,7 +225,7 @@ impl NetContext for IbContext {
         let info = ConnectInfo { listener: u64::from_le_bytes(random()?), secret: random()?, addresses };
         let handle = info.encode(handshake::HANDLE);
         let acceptor = Acceptor::new(tcp, control_channel::options(), PROTOCOL, LIMITS);
-        Ok((handle, Box::new(IbListener { shop, ports, tiers, info, acceptor, conn: None })))
+        Ok((handle, Box::new(IbListener { shared, ports, tiers, info, acceptor, conn: None })))
     }
 
     fn connect(&self, device: u32, handle: &Handle) -> Result<Box<dyn Connector>> {
@@ -233,15 +233,15 @@ impl NetContext for IbContext {
         let info = ConnectInfo::decode(handshake::HANDLE, handle).map_err(|text| {
             Error::new(ErrorKind::InvalidArgument, format!("IB: no connection to this handle: {text}"))
         })?;
-        let shop = self.shop()?.clone();
-        let deadline = shop.settings.deadline;
+        let shared = self.shared()?.clone();
+        let deadline = shared.settings.deadline;
         let patience = if deadline.is_zero() {
             Duration::from_secs(1 << 30)
         } else {
             deadline.max(Duration::from_secs(60))
         };
         let dial = Some(Dial::new(info, patience));
-        Ok(Box::new(IbConnector { shop, ports, tiers, dial, conn: None }))
+        Ok(Box::new(IbConnector { shared, ports, tiers, dial, conn: None }))
     }
 
     fn make_virtual(&self, members: &[u32]) -> Result<u32> {
@@ -286,7 +286,7 @@ fn random<const N: usize>() -> Result<[u8; N]> {
 
 /// Waits for the sender of a handle.
 struct IbListener {
-    shop: Arc<Shop>,
+    shared: Arc<Shared>,
     ports: Vec<Arc<Port>>,
     tiers: Vec<u8>,
     info: ConnectInfo,
@@ -296,7 +296,7 @@ struct IbListener {
 
 impl IbListener {
     fn welcome(&mut self) {
-        let block = self.shop.block(&self.ports, &self.tiers).encode();
+        let block = self.shared.block(&self.ports, &self.tiers).encode();
         let key = handshake::key(&self.info.secret);
         let listener = self.info.listener.to_le_bytes();
         let admit = |greeting: &[u8]| match greeting == listener {
@@ -318,7 +318,7 @@ impl IbListener {
                 }
                 Arrival::Trouble(error) => format!("cannot accept a connection: {error}"),
             };
-            self.shop.config.log.info(Subsys::NET, format!("IB: {text}"));
+            self.shared.config.log.info(Subsys::NET, format!("IB: {text}"));
         }
     }
 
@@ -326,9 +326,9 @@ impl IbListener {
     fn meet(&mut self, accepted: Accepted, peer: Block) {
         let (None, Some(from)) = (&self.conn, accepted.from.0) else { return };
         let control = ControlChannel::new(accepted.stream, from);
-        let parts = self.shop.parts(&self.ports, &self.tiers, control, peer);
+        let parts = self.shared.parts(&self.ports, &self.tiers, control, peer);
         let conn = Conn::new(parts, Role::Receiver, |specs, rules| Rx::new(specs, rules, 0));
-        self.conn = Some(self.shop.tend(conn));
+        self.conn = Some(self.shared.tend(conn));
     }
 }
 
@@ -347,7 +347,7 @@ impl Listener for IbListener {
             conn.machine.opening = false;
         }
         let Some(conn) = self.conn.take() else { return Ok(None) };
-        let Shop { kinds, progress_thread, settings, .. } = &*self.shop;
+        let Shared { kinds, progress_thread, settings, .. } = &*self.shared;
         Ok(Some(Box::new(IbReceiver::new(conn, *kinds, progress_thread.clone(), settings.clone()))))
     }
 }
@@ -356,14 +356,14 @@ impl Drop for IbListener {
     fn drop(&mut self) {
         if let Some(conn) = self.conn.take() {
             lock(&conn).close();
-            self.shop.progress_thread.close(conn);
+            self.shared.progress_thread.close(conn);
         }
     }
 }
 
 /// A connection on its way.
 struct IbConnector {
-    shop: Arc<Shop>,
+    shared: Arc<Shared>,
     ports: Vec<Arc<Port>>,
     tiers: Vec<u8>,
     dial: Option<Dial>,
@@ -373,7 +373,7 @@ struct IbConnector {
 impl Connector for IbConnector {
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>> {
         if let Some(dial) = self.dial.take() {
-            let block = self.shop.block(&self.ports, &self.tiers);
+            let block = self.shared.block(&self.ports, &self.tiers);
             match dial.turn(&block) {
                 Dialled::Wait(dial) => {
                     self.dial = Some(dial);
@@ -381,9 +381,9 @@ impl Connector for IbConnector {
                 }
                 Dialled::Failed(text) => return Err(Error::remote(format!("IB: {text}"))),
                 Dialled::Connected(control, peer) => {
-                    let parts = self.shop.parts(&self.ports, &self.tiers, control, peer);
+                    let parts = self.shared.parts(&self.ports, &self.tiers, control, peer);
                     let conn = Conn::new(parts, Role::Sender, |specs, rules| Tx::new(specs, rules, 0));
-                    self.conn = Some(self.shop.tend(conn));
+                    self.conn = Some(self.shared.tend(conn));
                 }
             }
         }
@@ -399,7 +399,7 @@ impl Connector for IbConnector {
             conn.machine.opening = false;
         }
         let Some(conn) = self.conn.take() else { return Ok(None) };
-        Ok(Some(Box::new(IbSender::new(conn, self.shop.kinds, self.shop.progress_thread.clone()))))
+        Ok(Some(Box::new(IbSender::new(conn, self.shared.kinds, self.shared.progress_thread.clone()))))
     }
 }
 
@@ -407,7 +407,7 @@ impl Drop for IbConnector {
     fn drop(&mut self) {
         if let Some(conn) = self.conn.take() {
             lock(&conn).close();
-            self.shop.progress_thread.close(conn);
+            self.shared.progress_thread.close(conn);
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::endpoint::{SocketReceiver, SocketSender};
 use crate::greeting;
 use crate::inbound::Listening;
 use crate::pool::lock;
-use crate::shop::Shop;
+use crate::shared::Shared;
 use crate::tx::TxConn;
 
 /// See the module.
@@ -32,7 +32,7 @@ pub(crate) struct SocketContext {
 /// What is made with the first connection: a context that is only asked for its devices starts no thread.
 #[derive(Default)]
 struct Lazy {
-    shop: Option<Arc<Shop>>,
+    shared: Option<Arc<Shared>>,
     /// One listening socket per address, for all listeners.
     places: Vec<(Interface, SocketAddr, Arc<OwnedFd>)>,
 }
@@ -66,14 +66,14 @@ impl SocketContext {
             .ok_or_else(|| Error::internal(format!("device {number} of {} does not exist", devices.len())))
     }
 
-    fn shop(&self, lazy: &mut Lazy) -> Result<Arc<Shop>> {
-        if let Some(shop) = &lazy.shop {
-            return Ok(shop.clone());
+    fn shared(&self, lazy: &mut Lazy) -> Result<Arc<Shared>> {
+        if let Some(shared) = &lazy.shared {
+            return Ok(shared.clone());
         }
         let (settings, log) = (self.settings.clone(), self.config.log.clone());
-        let shop = Shop::open(settings, self.config.traffic_class, log)
+        let shared = Shared::open(settings, self.config.traffic_class, log)
             .map_err(|errno| Error::system("starting the threads of the Socket plugin", errno))?;
-        Ok(lazy.shop.insert(shop).clone())
+        Ok(lazy.shared.insert(shared).clone())
     }
 
     /// The address on which `interface` is listened to.
@@ -81,16 +81,16 @@ impl SocketContext {
         if let Some(known) = lazy.places.iter().find(|(known, ..)| known == interface) {
             return Ok(known.1);
         }
-        let shop = self.shop(lazy)?;
+        let shared = self.shared(lazy)?;
         let at = interface.socket_address(0);
-        let (fd, mut bound) = socket::listen(at, shop.service.options()).map_err(|errno| {
+        let (fd, mut bound) = socket::listen(at, shared.service.options()).map_err(|errno| {
             Error::system(format!("listening on {} of {}", interface.address, interface.name), errno)
         })?;
         if let SocketAddr::V6(address) = &mut bound {
             address.set_scope_id(0);
         }
         let fd = Arc::new(fd);
-        shop.service.listen(fd.clone());
+        shared.service.listen(fd.clone());
         lazy.places.push((interface.clone(), bound, fd));
         Ok(bound)
     }
@@ -108,13 +108,13 @@ impl NetContext for SocketContext {
     fn listen(&self, device: u32) -> Result<(Handle, Box<dyn Listener>)> {
         let device = self.device(device)?;
         let mut lazy = lock(&self.lazy);
-        let shop = self.shop(&mut lazy)?;
+        let shared = self.shared(&mut lazy)?;
         let addresses = device.interfaces.iter().map(|interface| self.listen_on(&mut lazy, interface));
         let addresses = addresses.collect::<Result<Vec<_>>>()?;
         let listener = u64::from_le_bytes(random()?);
         let info = ConnectInfo { listener, secret: random()?, addresses: addresses.clone() };
-        let listening = Arc::new(Listening::new(listener, info.secret, addresses, shop.clone()));
-        shop.service.registry.add(listening.clone());
+        let listening = Arc::new(Listening::new(listener, info.secret, addresses, shared.clone()));
+        shared.service.registry.add(listening.clone());
         Ok((info.encode(greeting::HANDLE), Box::new(SocketListener(listening))))
     }
 
@@ -123,9 +123,9 @@ impl NetContext for SocketContext {
         let info = ConnectInfo::decode(greeting::HANDLE, handle).map_err(|text| {
             Error::new(ErrorKind::InvalidArgument, format!("Socket: no connection to this handle: {text}"))
         })?;
-        let shop = self.shop(&mut lock(&self.lazy))?;
+        let shared = self.shared(&mut lock(&self.lazy))?;
         let number = u64::from_le_bytes(random()?);
-        let connection = TxConn::new(shop, info, device.interfaces, number);
+        let connection = TxConn::new(shared, info, device.interfaces, number);
         Ok(Box::new(SocketConnector(Some(connection))))
     }
 
@@ -140,9 +140,9 @@ impl NetContext for SocketContext {
 
 impl Drop for SocketContext {
     fn drop(&mut self) {
-        let shop = lock(&self.lazy).shop.take();
-        if let Some(shop) = shop {
-            shop.close();
+        let shared = lock(&self.lazy).shared.take();
+        if let Some(shared) = shared {
+            shared.close();
         }
     }
 }

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use crate::greeting::{self, Answer, Hello, Refusal, Socket};
 use crate::pool::lock;
 use crate::rx::RxConn;
-use crate::shop::Shop;
+use crate::shared::Shared;
 
 /// A handshake takes no longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ pub(crate) struct Listening {
     pub secret: [u8; 32],
     /// Where we can be reached.
     pub addresses: Vec<SocketAddr>,
-    pub shop: Arc<Shop>,
+    pub shared: Arc<Shared>,
     state: Mutex<State>,
 }
 
@@ -57,8 +57,8 @@ struct State {
 }
 
 impl Listening {
-    pub fn new(number: u64, secret: [u8; 32], addresses: Vec<SocketAddr>, shop: Arc<Shop>) -> Self {
-        Self { number, secret, addresses, shop, state: Mutex::default() }
+    pub fn new(number: u64, secret: [u8; 32], addresses: Vec<SocketAddr>, shared: Arc<Shared>) -> Self {
+        Self { number, secret, addresses, shared, state: Mutex::default() }
     }
 
     /// The connection, once.
@@ -75,7 +75,7 @@ impl Listening {
         match ready {
             Some(connection) => connection.close(),
             None if was_taken => {}
-            None => self.shop.service.registry.remove(self.number),
+            None => self.shared.service.registry.remove(self.number),
         }
     }
 

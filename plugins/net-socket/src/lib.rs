@@ -44,7 +44,7 @@ mod region;
 mod rx;
 mod rx_pipe;
 mod service;
-mod shop;
+mod shared;
 mod stats;
 mod stream;
 mod sys;

@@ -35,7 +35,7 @@ use crate::pool::{Drive, Next, SHARE, lock};
 use crate::ready::Flag;
 use crate::rx_pipe::{Driven, Final, Joined, RxPipe};
 use crate::service::Member;
-use crate::shop::Shop;
+use crate::shared::Shared;
 use crate::stream::Outgoing;
 use crate::table::Table;
 
@@ -43,7 +43,7 @@ use crate::table::Table;
 pub(crate) struct RxConn {
     me: Weak<RxConn>,
     pub link: Link,
-    shop: Arc<Shop>,
+    shared: Arc<Shared>,
     listening: Arc<Listening>,
     control: Mutex<Control>,
     table: Mutex<Table>,
@@ -59,10 +59,10 @@ pub(crate) struct RxConn {
 impl RxConn {
     /// The connection of a handle, before its first socket.
     pub fn new(listening: Arc<Listening>, pipes: usize, from: Caller) -> Arc<Self> {
-        let shop = listening.shop.clone();
+        let shared = listening.shared.clone();
         let connection = Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            link: Link::new(shop.log.clone(), format!("receiver from {from}")),
+            link: Link::new(shared.log.clone(), format!("receiver from {from}")),
             listening,
             control: Mutex::new(Control::new()),
             table: Mutex::default(),
@@ -70,10 +70,10 @@ impl RxConn {
             pipes: (0..pipes).map(|_| RxPipe::new()).collect(),
             readable: Arc::default(),
             seen: AtomicU64::new(0),
-            shop,
+            shared,
         });
         let member: Weak<dyn Member> = connection.me.clone();
-        connection.shop.service.join(member);
+        connection.shared.service.join(member);
         let cut: Weak<dyn Cut> = connection.me.clone();
         fault::register(cut);
         connection
@@ -105,8 +105,8 @@ impl RxConn {
                     return;
                 }
                 let member: Weak<dyn Member> = self.me.clone();
-                let watch = self.shop.service.watch(fd.as_fd(), member, Socket::Control);
-                let reported = self.shop.ready.report(fd.as_fd(), &self.readable);
+                let watch = self.shared.service.watch(fd.as_fd(), member, Socket::Control);
+                let reported = self.shared.ready.report(fd.as_fd(), &self.readable);
                 match control.attach(fd, watch, Some(reported), hello.generation, answer.consumed) {
                     Ok(()) => self.pump_locked(control),
                     Err(text) => {
@@ -135,10 +135,10 @@ impl RxConn {
             let member: Weak<dyn Member> = self.me.clone();
             let hint = index + self.listening.number as usize;
             // Refused without a thread that reads it: the sender dials again.
-            let ticket = self.shop.pool.attach(fd, connection, index, hint).ok()?;
-            let watch = self.shop.service.watch(fd, member, Socket::Pipe(index as u16));
+            let ticket = self.shared.pool.attach(fd, connection, index, hint).ok()?;
+            let watch = self.shared.service.watch(fd, member, Socket::Pipe(index as u16));
             // One that has a thread is reported to that.
-            let reported = ticket.is_none().then(|| self.shop.ready.report(fd, pipe.readable()));
+            let reported = ticket.is_none().then(|| self.shared.ready.report(fd, pipe.readable()));
             Some(Joined { ticket, _watch: watch, _reported: reported })
         };
         let welcome = responder.welcome(&Welcome { consumed: 0, addresses }.encode());
@@ -180,11 +180,11 @@ impl RxConn {
             return Ok(true);
         }
         self.check()?;
-        self.shop.ready.look(&self.seen);
+        self.shared.ready.look(&self.seen);
         if self.readable.take() {
             self.pump();
         }
-        if self.shop.pool.wants_help() && lock(&self.table).open() > 0 {
+        if self.shared.pool.wants_help() && lock(&self.table).open() > 0 {
             (0..self.pipes.len()).for_each(|pipe| self.help(pipe));
         }
         if self.finish(request, sizes)? {
@@ -214,7 +214,7 @@ impl RxConn {
             && self.link.is_closed()
             && let Some(me) = self.me.upgrade()
         {
-            self.shop.service.say_goodbye(me);
+            self.shared.service.say_goodbye(me);
         }
     }
 
@@ -293,7 +293,7 @@ impl RxConn {
     /// Reads chunks unless somebody else does: the socket's thread, if it has one, hears of all that comes.
     fn help(&self, index: usize) {
         let (pipe, mut complete) = (&self.pipes[index], Vec::new());
-        if self.shop.pool.is_empty() && !pipe.readable().take() {
+        if self.shared.pool.is_empty() && !pipe.readable().take() {
             return;
         }
         let is_left = match pipe.try_drive(&self.table, SHARE, &mut complete) {
@@ -359,8 +359,8 @@ impl RxConn {
     /// Fails the connection when its sender is gone for good.
     fn watch_deadline(&self, down: Option<(Duration, bool)>) {
         let Some((down, is_abrupt)) = down else { return };
-        let limit = self.shop.settings.timeout;
-        let text = if is_abrupt && down >= self.shop.settings.patience_with_silence() {
+        let limit = self.shared.settings.timeout;
+        let text = if is_abrupt && down >= self.shared.settings.patience_with_silence() {
             let seconds = down.as_secs();
             format!("the sender is lost: its sockets were closed, and it did not come back for {seconds} s")
         } else if down >= limit {
@@ -375,7 +375,7 @@ impl RxConn {
 
 impl Drop for RxConn {
     fn drop(&mut self) {
-        self.shop.service.registry.remove(self.listening.number);
+        self.shared.service.registry.remove(self.listening.number);
     }
 }
 

@@ -31,7 +31,7 @@ use crate::pool::{Drive, Next, SHARE, lock};
 use crate::queue::{Queue, Target};
 use crate::ready::Flag;
 use crate::service::Member;
-use crate::shop::Shop;
+use crate::shared::Shared;
 use crate::stats;
 use crate::stream::Outgoing;
 use crate::tx_dial::Paths;
@@ -49,7 +49,7 @@ const MOST_UNSENT: usize = 32 << 10;
 pub(crate) struct TxConn {
     pub(crate) me: Weak<TxConn>,
     pub link: Link,
-    pub(crate) shop: Arc<Shop>,
+    pub(crate) shared: Arc<Shared>,
     /// Random, tells this connection from others at the same listener.
     pub(crate) number: u64,
     pub(crate) info: ConnectInfo,
@@ -76,12 +76,12 @@ pub(crate) struct TxConn {
 
 impl TxConn {
     /// A connection on its way.
-    pub fn new(shop: Arc<Shop>, info: ConnectInfo, members: Vec<Interface>, number: u64) -> Arc<Self> {
+    pub fn new(shared: Arc<Shared>, info: ConnectInfo, members: Vec<Interface>, number: u64) -> Arc<Self> {
         let name = format!("sender to {}", info.addresses[0]);
-        let pipes = shop.settings.sockets.max(members.len()).max(1);
+        let pipes = shared.settings.sockets.max(members.len()).max(1);
         let connection = Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            link: Link::new(shop.log.clone(), name),
+            link: Link::new(shared.log.clone(), name),
             number,
             members,
             control: Mutex::new(Control::new()),
@@ -96,11 +96,11 @@ impl TxConn {
             readable: Arc::default(),
             seen: AtomicU64::new(0),
             info,
-            shop,
+            shared,
         });
         let member: Weak<dyn Member> = connection.me.clone();
-        connection.shop.service.join(member);
-        connection.shop.service.dial(Errand::now(&connection, Socket::Control));
+        connection.shared.service.join(member);
+        connection.shared.service.dial(Errand::now(&connection, Socket::Control));
         let cut: Weak<dyn Cut> = connection.me.clone();
         fault::register(cut);
         connection
@@ -133,7 +133,7 @@ impl TxConn {
         if segment.bytes as u64 > target.capacity {
             return self.refuse(target.slot, segment.bytes as u64, target.capacity);
         }
-        if segment.bytes > self.shop.settings.inline {
+        if segment.bytes > self.shared.settings.inline {
             let (request, is_alone) = self.begin(target, segment);
             self.move_chunks(is_alone && segment.bytes <= DIRECT);
             return Ok(Some(request));
@@ -184,7 +184,7 @@ impl TxConn {
     fn begin(&self, target: Target, segment: &Segment) -> (u64, bool) {
         let sockets = self.pipes.len();
         // With one socket there is no reason to cut, but that all sockets of a thread get their turn.
-        let most = self.shop.settings.chunk.max(if sockets == 1 { SHARE } else { 0 });
+        let most = self.shared.settings.chunk.max(if sockets == 1 { SHARE } else { 0 });
         let mut queue = lock(&self.queue);
         let is_alone = !queue.any_open();
         let request = queue.begin(target, segment.addr, segment.bytes, sockets, most);
@@ -201,7 +201,7 @@ impl TxConn {
         }
         self.check()?;
         self.pump_readable();
-        if self.shop.pool.wants_help() {
+        if self.shared.pool.wants_help() {
             self.drive_all();
         }
         if let Some(bytes) = finish()? {
@@ -225,7 +225,7 @@ impl TxConn {
             && self.is_up()
             && let Some(me) = self.me.upgrade()
         {
-            self.shop.service.say_goodbye(me);
+            self.shared.service.say_goodbye(me);
         }
     }
 
@@ -265,7 +265,7 @@ impl TxConn {
 
     /// Finds sockets for waiting chunks. `direct`: one of them may be driven by this thread.
     pub(crate) fn move_chunks(&self, direct: bool) {
-        let helps = self.shop.pool.wants_help();
+        let helps = self.shared.pool.wants_help();
         self.offer_chunks(direct || helps, helps);
     }
 
@@ -328,7 +328,7 @@ impl TxConn {
 
     /// Reads what has come, if anything has.
     fn pump_readable(&self) {
-        self.shop.ready.look(&self.seen);
+        self.shared.ready.look(&self.seen);
         if self.readable.take() {
             self.pump();
         }
@@ -363,7 +363,7 @@ impl TxConn {
                     stats::add(&stats::REPEATED, repeated as u64);
                     self.redial(Socket::Pipe(pipe));
                     // Without threads the next call of the host sees to it; control is locked here.
-                    if !self.shop.pool.is_empty() {
+                    if !self.shared.pool.is_empty() {
                         self.offer_chunks(false, false);
                     }
                 }
@@ -392,7 +392,7 @@ impl TxConn {
 
     pub(crate) fn redial(&self, socket: Socket) {
         if let Some(me) = self.me.upgrade() {
-            self.shop.service.dial(Errand::now(&me, socket));
+            self.shared.service.dial(Errand::now(&me, socket));
         }
     }
 

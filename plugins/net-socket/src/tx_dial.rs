@@ -97,10 +97,10 @@ impl TxConn {
                 let index = usize::from(pipe);
                 let connection: Weak<dyn Drive> = self.me.clone();
                 let ticket =
-                    self.shop.pool.attach(fd.as_fd(), connection, index, index + self.number as usize);
+                    self.shared.pool.attach(fd.as_fd(), connection, index, index + self.number as usize);
                 let ticket = ticket.map_err(|error| format!("no thread drives a data socket: {error}"))?;
                 let is_far = !path::is_local(to.ip());
-                let zero_copy = is_far && self.shop.settings.zero_copy;
+                let zero_copy = is_far && self.shared.settings.zero_copy;
                 // The kernel reports the end of zero-copy sends as it does the end of a socket.
                 let watch = if zero_copy { None } else { self.watch(&fd, hello.socket) };
                 if !self.link.is_dead()
@@ -139,7 +139,7 @@ impl TxConn {
             paths.remotes = addresses;
             paths.refused = None;
         }
-        let reported = self.shop.ready.report(fd.as_fd(), &self.readable);
+        let reported = self.shared.ready.report(fd.as_fd(), &self.readable);
         if let Err(text) = control.attach(fd, watch, Some(reported), hello.generation, consumed) {
             drop(control);
             return self.handle(Err(Trouble::Peer(text)));
@@ -183,14 +183,14 @@ impl TxConn {
         }
         let since = *paths.refused.get_or_insert_with(Instant::now);
         drop(paths);
-        if since.elapsed() >= self.shop.settings.patience_with_refusals() {
+        if since.elapsed() >= self.shared.settings.patience_with_refusals() {
             self.link.fail(Error::remote(format!("the receiver is lost: {reason}")));
         }
     }
 
     /// Fails the connection when there has been no path for too long.
     pub(crate) fn watch_deadline(&self, control_down: Option<Duration>, busy: bool) {
-        let limit = self.shop.settings.timeout;
+        let limit = self.shared.settings.timeout;
         let pipes_down = {
             let mut paths = lock(&self.paths);
             if !busy || self.pipes.iter().any(TxPipe::is_up) {
@@ -211,6 +211,6 @@ impl TxConn {
 
     fn watch(&self, fd: &OwnedFd, socket: Socket) -> Option<Watch> {
         let member: Weak<dyn Member> = self.me.clone();
-        self.shop.service.watch(fd.as_fd(), member, socket)
+        self.shared.service.watch(fd.as_fd(), member, socket)
     }
 }

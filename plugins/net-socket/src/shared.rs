@@ -11,7 +11,7 @@ use crate::ready::Ready;
 use crate::service::Service;
 
 /// See the module. The context stops the threads; connections may outlive it, without being of use.
-pub(crate) struct Shop {
+pub(crate) struct Shared {
     pub settings: Settings,
     pub log: Log,
     pub service: Arc<Service>,
@@ -19,7 +19,7 @@ pub(crate) struct Shop {
     pub ready: Arc<Ready>,
 }
 
-impl Shop {
+impl Shared {
     /// # Errors
     /// The kernel has no descriptors or threads left.
     pub fn open(settings: Settings, traffic_class: Option<i32>, log: Log) -> Result<Arc<Self>, Errno> {
