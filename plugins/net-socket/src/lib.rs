@@ -15,7 +15,7 @@
 //! | `table`, `rx`, `rx_pipe` | the receiving end |
 //! | `inbound`, `outbound`, `path` | handshakes and ways |
 //! | `ready` | which sockets have something to read |
-//! | `service`, `pool`, `crowd`, `pulse` | the threads, whether they find processors, and whether a path is alive |
+//! | `service`, `pool`, `cpu_contention`, `pulse` | the threads, whether they find processors, and whether a path is alive |
 //! | `context`, `endpoint` | the plugin interface |
 //!
 //! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`, `pool` and
@@ -24,7 +24,7 @@
 mod config;
 mod context;
 mod control;
-mod crowd;
+mod cpu_contention;
 mod device;
 mod endpoint;
 mod fault;

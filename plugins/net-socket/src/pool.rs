@@ -24,7 +24,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::config::Help;
-use crate::crowd::{Crowd, Meter};
+use crate::cpu_contention::{CpuContention, Meter};
 
 /// Bytes that one call of [`Drive::drive`] moves before the next socket gets its turn.
 pub(crate) const SHARE: usize = 1 << 20;
@@ -55,7 +55,7 @@ pub(crate) struct Pool {
     threads: Mutex<Vec<JoinHandle<()>>>,
     next_token: AtomicU64,
     spin: Duration,
-    crowd: Arc<Crowd>,
+    contention: Arc<CpuContention>,
 }
 
 struct Worker {
@@ -84,7 +84,7 @@ impl Pool {
             threads: Mutex::new(Vec::new()),
             next_token: AtomicU64::new(BELL + 1),
             spin,
-            crowd: Arc::new(Crowd::new(help)),
+            contention: Arc::new(CpuContention::new(help)),
         })
     }
 
@@ -94,7 +94,7 @@ impl Pool {
 
     /// Whether the host's threads should drive sockets: there are no others, or those wait for processors.
     pub fn wants_help(&self) -> bool {
-        self.is_empty() || self.crowd.is_on()
+        self.is_empty() || self.contention.is_on()
     }
 
     /// Gives a socket to the thread with the fewest; `hint` decides between equals.
@@ -127,9 +127,9 @@ impl Pool {
     fn start(&self) -> Result<(), Errno> {
         let mut threads = lock(&self.threads);
         while let Some(worker) = self.workers.get(threads.len()) {
-            let (worker, spin, crowd) = (worker.clone(), self.spin, self.crowd.clone());
+            let (worker, spin, contention) = (worker.clone(), self.spin, self.contention.clone());
             let name = format!("hawser-sock-{}", threads.len());
-            let thread = std::thread::Builder::new().name(name).spawn(move || worker.run(spin, &crowd));
+            let thread = std::thread::Builder::new().name(name).spawn(move || worker.run(spin, &contention));
             threads.push(thread.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?);
         }
         Ok(())
@@ -203,14 +203,14 @@ impl Worker {
         }
     }
 
-    fn run(&self, spin: Duration, crowd: &Crowd) {
-        let mut meter = Meter::start(crowd);
+    fn run(&self, spin: Duration, contention: &CpuContention) {
+        let mut meter = Meter::start(contention);
         let mut events = Vec::with_capacity(64);
         while !self.stops.load(Ordering::SeqCst) {
             let worked = self.drive_list();
             // Work in hand: only look. Else first look for a while, then sleep.
             let mut found = self.poll(&mut events, false);
-            if !worked && found == 0 && !spin.is_zero() && !crowd.is_on() {
+            if !worked && found == 0 && !spin.is_zero() && !contention.is_on() {
                 let until = Instant::now() + spin;
                 while found == 0 && lock(&self.list).is_empty() && Instant::now() < until {
                     std::hint::spin_loop();
@@ -229,7 +229,7 @@ impl Worker {
                     token => self.drive(token),
                 }
             }
-            meter.look(crowd);
+            meter.look(contention);
         }
     }
 

@@ -18,7 +18,7 @@ const WINDOW: Duration = Duration::from_millis(20);
 const REST: [u64; 2] = [250, 4000];
 
 /// Of a context.
-pub(crate) struct Crowd {
+pub(crate) struct CpuContention {
     help: Help,
     begin: Instant,
     /// Milliseconds after `begin`.
@@ -26,7 +26,7 @@ pub(crate) struct Crowd {
     rest: AtomicU64,
 }
 
-impl Crowd {
+impl CpuContention {
     pub fn new(help: Help) -> Self {
         Self { help, begin: Instant::now(), until: AtomicU64::new(0), rest: AtomicU64::new(REST[0]) }
     }
@@ -66,8 +66,8 @@ pub(crate) struct Meter {
 
 impl Meter {
     /// Of the calling thread.
-    pub fn start(crowd: &Crowd) -> Self {
-        let file = (crowd.help == Help::WhenCrowded)
+    pub fn start(contention: &CpuContention) -> Self {
+        let file = (contention.help == Help::WhenCrowded)
             .then(|| File::open("/proc/thread-self/schedstat").ok())
             .flatten();
         let mut meter = Self { file, since: Instant::now(), last: [0; 2] };
@@ -76,7 +76,7 @@ impl Meter {
     }
 
     /// To be called now and then by a thread that works.
-    pub fn look(&mut self, crowd: &Crowd) {
+    pub fn look(&mut self, contention: &CpuContention) {
         if self.file.is_none() || self.since.elapsed() < WINDOW {
             return;
         }
@@ -86,10 +86,10 @@ impl Meter {
         };
         let [ran, waited] = [0, 1].map(|i| now[i].saturating_sub(self.last[i]));
         (self.since, self.last) = (Instant::now(), now);
-        if !crowd.is_on()
+        if !contention.is_on()
             && let Some(is_late) = verdict(ran, waited)
         {
-            crowd.report(is_late);
+            contention.report(is_late);
         }
     }
 
@@ -116,23 +116,23 @@ mod tests {
 
     #[test]
     fn threads_that_wait_for_processors_are_helped_for_a_while() {
-        let crowd = Crowd::new(Help::WhenCrowded);
-        assert!(!crowd.is_on());
-        crowd.report(false);
-        assert!(!crowd.is_on());
-        crowd.report(true);
-        assert!(crowd.is_on());
-        assert_eq!(crowd.rest.load(Ordering::Relaxed), 2 * REST[0]);
-        (0..9).for_each(|_| crowd.report(true));
-        assert_eq!(crowd.rest.load(Ordering::Relaxed), REST[1]);
+        let contention = CpuContention::new(Help::WhenCrowded);
+        assert!(!contention.is_on());
+        contention.report(false);
+        assert!(!contention.is_on());
+        contention.report(true);
+        assert!(contention.is_on());
+        assert_eq!(contention.rest.load(Ordering::Relaxed), 2 * REST[0]);
+        (0..9).for_each(|_| contention.report(true));
+        assert_eq!(contention.rest.load(Ordering::Relaxed), REST[1]);
         // Long ago.
-        crowd.until.store(1, Ordering::Relaxed);
-        while crowd.begin.elapsed() < Duration::from_millis(2) {}
-        assert!(!crowd.is_on());
-        crowd.report(false);
-        assert_eq!(crowd.rest.load(Ordering::Relaxed), REST[0]);
-        assert!(Crowd::new(Help::Always).is_on());
-        let never = Crowd::new(Help::Never);
+        contention.until.store(1, Ordering::Relaxed);
+        while contention.begin.elapsed() < Duration::from_millis(2) {}
+        assert!(!contention.is_on());
+        contention.report(false);
+        assert_eq!(contention.rest.load(Ordering::Relaxed), REST[0]);
+        assert!(CpuContention::new(Help::Always).is_on());
+        let never = CpuContention::new(Help::Never);
         never.report(true);
         assert!(!never.is_on());
     }
@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn a_thread_measures_itself() {
-        let crowd = Crowd::new(Help::WhenCrowded);
-        let mut meter = Meter::start(&crowd);
+        let contention = CpuContention::new(Help::WhenCrowded);
+        let mut meter = Meter::start(&contention);
         if meter.file.is_none() {
             return; // The kernel was built without it.
         }
@@ -159,7 +159,7 @@ mod tests {
         while meter.since.elapsed() < 2 * WINDOW {}
         let after = meter.read().unwrap();
         assert!(after[0] + after[1] > before[0] + before[1], "{before:?} {after:?}");
-        meter.look(&crowd);
+        meter.look(&contention);
         assert!(meter.since.elapsed() < WINDOW || meter.last != before);
     }
 }
