@@ -7,7 +7,7 @@ use hawser_oob::socket::{self, Moved};
 use rustix::io::Errno;
 
 use crate::frame::Record;
-use crate::pulse::Pulse;
+use crate::path_health::PathHealth;
 use crate::ready::Reported;
 use crate::service::Watch;
 use crate::stream::{Incoming, Outgoing};
@@ -77,7 +77,7 @@ pub(crate) struct Control {
     peer_left: bool,
     /// We have.
     said_bye: bool,
-    pulse: Pulse,
+    path_health: PathHealth,
     /// `consumed` when [`Control::look`] was called last.
     heard: u64,
 }
@@ -96,7 +96,7 @@ impl Control {
             down: Some((Instant::now(), false)),
             peer_left: false,
             said_bye: false,
-            pulse: Pulse::default(),
+            path_health: PathHealth::default(),
             heard: 0,
         }
     }
@@ -231,7 +231,7 @@ impl Control {
         self.inc.restart();
         self.generation = generation;
         (self.socket, self.watch, self.reported) = (Some(socket), watch, reported);
-        self.pulse.restart();
+        self.path_health.restart();
         self.down = None;
         Ok(())
     }
@@ -253,7 +253,7 @@ impl Control {
     /// peer whose kernel does not answer.
     pub fn look(&mut self, wanted: bool) -> Result<(), Trouble> {
         let Some(socket) = &self.socket else { return Ok(()) };
-        if let Some(loss) = self.pulse.look(socket.as_fd()) {
+        if let Some(loss) = self.path_health.look(socket.as_fd()) {
             return Err(self.lose(loss));
         }
         let consumed = self.inc.consumed();

@@ -15,7 +15,7 @@
 //! | `table`, `rx`, `rx_pipe` | the receiving end |
 //! | `inbound`, `outbound`, `path` | handshakes and ways |
 //! | `ready` | which sockets have something to read |
-//! | `service`, `pool`, `cpu_contention`, `pulse` | the threads, whether they find processors, and whether a path is alive |
+//! | `service`, `pool`, `cpu_contention`, `path_health` | the threads, whether they find processors, and whether a path is alive |
 //! | `context`, `endpoint` | the plugin interface |
 //!
 //! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`, `pool` and
@@ -36,8 +36,8 @@ mod inbound;
 mod link;
 mod outbound;
 mod path;
+mod path_health;
 mod pool;
-mod pulse;
 mod queue;
 mod ready;
 mod region;

@@ -15,8 +15,8 @@ use rustix::io::Errno;
 
 use crate::control::Loss;
 use crate::frame::{CHUNK_HEADER, ChunkHeader};
+use crate::path_health::PathHealth;
 use crate::pool::{Ticket, lock, try_lock};
-use crate::pulse::Pulse;
 use crate::queue::{Chunk, Queue};
 use crate::service::Watch;
 use crate::stats;
@@ -55,7 +55,7 @@ pub(crate) struct Lane {
     forgotten: u64,
     zero_copy: bool,
     notices: u32,
-    pulse: Pulse,
+    path_health: PathHealth,
 }
 
 struct Current {
@@ -93,7 +93,7 @@ impl TxPipe {
                 forgotten: 0,
                 zero_copy: false,
                 notices: 0,
-                pulse: Pulse::default(),
+                path_health: PathHealth::default(),
             }),
         }
     }
@@ -186,8 +186,8 @@ impl TxPipe {
     /// Looks whether the path is alive.
     pub fn look(&self) -> Option<(u32, Loss)> {
         let mut lane = self.lane();
-        let Lane { socket, pulse, .. } = &mut *lane;
-        let loss = pulse.look(socket.as_ref()?.as_fd())?;
+        let Lane { socket, path_health, .. } = &mut *lane;
+        let loss = path_health.look(socket.as_ref()?.as_fd())?;
         self.state.store(DOWN, Ordering::SeqCst);
         Some((lane.lose(), loss))
     }
@@ -224,7 +224,7 @@ impl TxPipe {
         lane.generation = generation;
         lane.given.clear();
         lane.forgotten = 0;
-        lane.pulse.restart();
+        lane.path_health.restart();
         self.state.store(IDLE, Ordering::SeqCst);
         true
     }

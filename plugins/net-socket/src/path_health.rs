@@ -21,20 +21,20 @@ const FULL: u32 = 8;
 
 /// Watches one socket after the other.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct PathHealth {
     acknowledged: u64,
     /// Since when it should move and does not.
     stuck: Option<Instant>,
     patience: Duration,
 }
 
-impl Default for Pulse {
+impl Default for PathHealth {
     fn default() -> Self {
         Self { acknowledged: 0, stuck: None, patience: FIRST_PATIENCE }
     }
 }
 
-impl Pulse {
+impl PathHealth {
     /// Looks at the socket; to be called every now and then. Some: its path is lost.
     pub fn look(&mut self, fd: BorrowedFd<'_>) -> Option<Loss> {
         self.judge(sys::flow(fd)?, Instant::now())
@@ -79,41 +79,41 @@ mod tests {
 
     #[test]
     fn silence_is_a_loss_at_once() {
-        let mut pulse = Pulse::default();
+        let mut path_health = PathHealth::default();
         let now = Instant::now();
-        assert_eq!(pulse.judge(Flow { unanswered: 2, ..flow(5, true) }, now), None);
-        assert_eq!(pulse.judge(Flow { unanswered: 3, ..flow(6, true) }, now), Some(Loss::silence()));
+        assert_eq!(path_health.judge(Flow { unanswered: 2, ..flow(5, true) }, now), None);
+        assert_eq!(path_health.judge(Flow { unanswered: 3, ..flow(6, true) }, now), Some(Loss::silence()));
     }
 
     #[test]
     fn a_standstill_is_a_loss_after_a_while_and_a_longer_while_the_next_time() {
-        let mut pulse = Pulse::default();
+        let mut path_health = PathHealth::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(pulse.judge(flow(100, true), at(0)), None);
-        assert_eq!(pulse.judge(flow(100, true), at(1)), None);
-        assert_eq!(pulse.judge(flow(200, true), at(2)), None);
-        assert_eq!(pulse.judge(flow(200, true), at(3)), None);
-        assert_eq!(pulse.judge(flow(200, true), at(4)), Some(Loss::standstill()));
-        assert_eq!(pulse.judge(flow(0, true), at(5)), None);
-        assert_eq!(pulse.judge(flow(0, true), at(8)), None);
-        assert_eq!(pulse.judge(flow(0, true), at(9)), Some(Loss::standstill()));
-        assert_eq!(pulse.judge(flow(10, true), at(10)), None);
-        assert_eq!(pulse.judge(flow(20, true), at(11)), None);
-        assert_eq!(pulse.judge(flow(20, true), at(13)), Some(Loss::standstill()));
+        assert_eq!(path_health.judge(flow(100, true), at(0)), None);
+        assert_eq!(path_health.judge(flow(100, true), at(1)), None);
+        assert_eq!(path_health.judge(flow(200, true), at(2)), None);
+        assert_eq!(path_health.judge(flow(200, true), at(3)), None);
+        assert_eq!(path_health.judge(flow(200, true), at(4)), Some(Loss::standstill()));
+        assert_eq!(path_health.judge(flow(0, true), at(5)), None);
+        assert_eq!(path_health.judge(flow(0, true), at(8)), None);
+        assert_eq!(path_health.judge(flow(0, true), at(9)), Some(Loss::standstill()));
+        assert_eq!(path_health.judge(flow(10, true), at(10)), None);
+        assert_eq!(path_health.judge(flow(20, true), at(11)), None);
+        assert_eq!(path_health.judge(flow(20, true), at(13)), Some(Loss::standstill()));
     }
 
     #[test]
     fn a_quiet_socket_may_stand_still_and_a_full_one_for_longer() {
-        let mut pulse = Pulse::default();
+        let mut path_health = PathHealth::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         for seconds in 0..1000 {
-            assert_eq!(pulse.judge(flow(100, false), at(seconds)), None);
+            assert_eq!(path_health.judge(flow(100, false), at(seconds)), None);
         }
         let full = Flow { has_room: false, ..flow(100, true) };
-        assert_eq!(pulse.judge(full, at(1000)), None);
-        assert_eq!(pulse.judge(full, at(1015)), None);
-        assert_eq!(pulse.judge(full, at(1016)), Some(Loss::standstill()));
+        assert_eq!(path_health.judge(full, at(1000)), None);
+        assert_eq!(path_health.judge(full, at(1015)), None);
+        assert_eq!(path_health.judge(full, at(1016)), Some(Loss::standstill()));
     }
 }
