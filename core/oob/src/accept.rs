@@ -1,7 +1,8 @@
 //! The listener's side: connections that come in, and what they have to prove before they count.
 //!
-//! [`Visitor`] drives one handshake; [`Acceptor`] has a listener and drives many at once. Neither ever blocks: a stranger
-//! who says nothing, garbage or half a handshake costs a slot until the time limit, and never delays the others.
+//! [`Visitor`] drives one handshake; [`Acceptor`] has a listener and drives many at once. Neither ever
+//! blocks: a stranger who says nothing, garbage or half a handshake costs a slot until the time limit, and
+//! never delays the others.
 
 use crate::handshake::{Key, Protocol, Responder};
 use crate::socket::{self, Caller, Moved, Options};
@@ -87,8 +88,8 @@ impl Visitor {
         Self { fd, from, since, protocol, message: Vec::new(), have: 0, answered: None }
     }
 
-    /// Goes on as far as possible without waiting. `admit` is given what the greeting adds, and returns the key that the
-    /// visitor has to know.
+    /// Goes on as far as possible without waiting. `admit` is given what the greeting adds, and returns the
+    /// key that the visitor has to know.
     pub fn advance(mut self, mut admit: impl FnMut(&[u8]) -> Result<Key, Unwanted>) -> Step {
         let stranger = |why: &str| Step::Stranger(why.to_string());
         loop {
@@ -222,8 +223,9 @@ impl Acceptor {
         [oldest, self.rest_until].into_iter().flatten().min()
     }
 
-    /// Takes all steps that need no waiting. `admit` is given what a greeting adds, and returns the key that the visitor
-    /// has to know; `welcome` is given a visitor that proved it, and returns what the welcome adds.
+    /// Takes all steps that need no waiting. `admit` is given what a greeting adds, and returns the key that
+    /// the visitor has to know; `welcome` is given a visitor that proved it, and returns what the welcome
+    /// adds.
     pub fn advance(
         &mut self,
         mut admit: impl FnMut(&[u8]) -> Result<Key, Unwanted>,

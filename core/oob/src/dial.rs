@@ -176,11 +176,12 @@ pub struct Retry {
     pub when_refused: &'static str,
 }
 
-/// Connects, proves the secret both ways, and returns the connection with what the welcome adds. Waits, and tries again.
+/// Connects, proves the secret both ways, and returns the connection with what the welcome adds. Waits, and
+/// tries again.
 ///
 /// # Errors
-/// `System` when the peer cannot be reached, `Usage` when it does not know the secret, `Peer` when it leaves, or as
-/// [`Patience::check`].
+/// `System` when the peer cannot be reached, `Usage` when it does not know the secret, `Peer` when it leaves,
+/// or as [`Patience::check`].
 pub fn connect<P: Patience>(
     to: &Address,
     offer: &Offer<'_>,

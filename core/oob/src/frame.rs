@@ -1,7 +1,9 @@
-//! Frames: messages with a length in front, and the fields inside them. No input or output, but for [`FrameReader`].
+//! Frames: messages with a length in front, and the fields inside them. No input or output, but for
+//! [`FrameReader`].
 //!
-//! A frame is a header of [`HEADER`] bytes (payload length u32, kind u8, three zero bytes, tag u64, all little endian)
-//! and the payload. Lengths are checked against the receiver's limit before anything is allocated for them.
+//! A frame is a header of [`HEADER`] bytes (payload length u32, kind u8, three zero bytes, tag u64, all
+//! little endian) and the payload. Lengths are checked against the receiver's limit before anything is
+//! allocated for them.
 
 use crate::error::{Error, Result};
 use crate::socket::Moved;
@@ -128,7 +130,8 @@ impl<K: Kind> FrameReader<K> {
     /// Reads without blocking until a frame is whole or nothing is left.
     ///
     /// # Errors
-    /// `System` with its errno for a broken connection, `Peer` for a malformed header; the stream is useless afterwards.
+    /// `System` with its errno for a broken connection, `Peer` for a malformed header; the stream is useless
+    /// afterwards.
     pub fn advance(&mut self, stream: &Stream) -> Result<Incoming<K>> {
         let read_error = |errno| Error::system("reading from a connection", errno);
         loop {

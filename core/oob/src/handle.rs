@@ -1,4 +1,5 @@
-//! The 128 bytes that a plugin's host carries from a listener to the end that dials it, and addresses as bytes.
+//! The 128 bytes that a plugin's host carries from a listener to the end that dials it, and addresses as
+//! bytes.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -31,7 +32,8 @@ pub struct ConnectInfo {
     pub listener: u64,
     /// The secret that both ends prove to know.
     pub secret: [u8; 32],
-    /// Where the listener can be reached; never empty. Link-local addresses have no scope: that is the reader's own.
+    /// Where the listener can be reached; never empty. Link-local addresses have no scope: that is the
+    /// reader's own.
     pub addresses: Vec<SocketAddr>,
 }
 
@@ -99,8 +101,8 @@ pub fn write_address(address: SocketAddr) -> [u8; ADDRESS_BYTES] {
     bytes
 }
 
-/// The address at the front of `bytes`, as [`write_address`] makes it, and how many bytes it needs: fewer than
-/// [`ADDRESS_BYTES`] for IPv4. `None` if there is none.
+/// The address at the front of `bytes`, as [`write_address`] makes it, and how many bytes it needs: fewer
+/// than [`ADDRESS_BYTES`] for IPv4. `None` if there is none.
 pub fn read_address(bytes: &[u8]) -> Option<(SocketAddr, usize)> {
     let (ip, len) = match bytes {
         [4, _, _, a, b, c, d, ..] => (IpAddr::from(Ipv4Addr::new(*a, *b, *c, *d)), 7),

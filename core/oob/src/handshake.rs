@@ -7,10 +7,11 @@
 //! | 3 | connector | answer | a proof, and what the listener has to know |
 //! | 4 | listener | welcome | a proof, and what the connector has to know; or why it refuses |
 //!
-//! A proof is the keyed hash (HMAC-SHA256) of the number of the step, of everything that both ends have said, and of
-//! what the message adds. No proof can be replayed, because both ends bring random bytes, or reflected, because the
-//! steps have numbers. The listener believes nothing before step 3, the connector nothing before step 2. A refusal in
-//! step 2 is the only message without a proof. What follows the handshake is not encrypted.
+//! A proof is the keyed hash (HMAC-SHA256) of the number of the step, of everything that both ends have said,
+//! and of what the message adds. No proof can be replayed, because both ends bring random bytes, or
+//! reflected, because the steps have numbers. The listener believes nothing before step 3, the connector
+//! nothing before step 2. A refusal in step 2 is the only message without a proof. What follows the handshake
+//! is not encrypted.
 //!
 //! A [`Protocol`] says how many bytes its users add to each message; the messages have fixed lengths.
 

@@ -1,9 +1,10 @@
 //! The network interfaces of this host, and which of them to use.
 //!
-//! The choice is NCCL's. `NCCL_SOCKET_IFNAME` is a list of name prefixes; `^` in front excludes the list, `=` asks for
-//! exact names. `NCCL_SOCKET_FAMILY` asks for one address family. Without a list, interfaces are taken by their
-//! [`Class`]. There are three questions, with an answer each: [`listen_address`] for one listener, [`devices`] for all
-//! interfaces that carry data, [`dial_addresses`] for all addresses at which this host can be reached.
+//! The choice is NCCL's. `NCCL_SOCKET_IFNAME` is a list of name prefixes; `^` in front excludes the list, `=`
+//! asks for exact names. `NCCL_SOCKET_FAMILY` asks for one address family. Without a list, interfaces are
+//! taken by their [`Class`]. There are three questions, with an answer each: [`listen_address`] for one
+//! listener, [`devices`] for all interfaces that carry data, [`dial_addresses`] for all addresses at which
+//! this host can be reached.
 
 use crate::error::{Error, Result};
 use std::ffi::CStr;
@@ -138,9 +139,9 @@ impl Class {
     }
 }
 
-/// The address for one listener that other hosts can reach. Without a list, an interface in the subnet of `near` comes
-/// first, then the classes in their order. IPv6 link-local addresses are left out: they mean something else on every
-/// host.
+/// The address for one listener that other hosts can reach. Without a list, an interface in the subnet of
+/// `near` comes first, then the classes in their order. IPv6 link-local addresses are left out: they mean
+/// something else on every host.
 ///
 /// # Errors
 /// `Usage` when no interface fits, naming what there is.
@@ -164,8 +165,8 @@ pub fn listen_address(
     first.map(|one| one.address).ok_or_else(|| nothing_fits(all, ifname, family))
 }
 
-/// The interfaces that carry data, each once and with its first address that fits. Without a list these are all
-/// interfaces of the first class that has any.
+/// The interfaces that carry data, each once and with its first address that fits. Without a list these are
+/// all interfaces of the first class that has any.
 ///
 /// # Errors
 /// `Usage` when the user's list fits none, naming what there is. Without a list there may be none.
@@ -195,8 +196,9 @@ fn pick(all: &[&Interface], accepts: impl Fn(&str) -> bool) -> Vec<Interface> {
     found
 }
 
-/// All addresses at which a listener on every interface can be dialled, the best ones first: IPv4 before IPv6, never
-/// link-local ones, and bridges and the loopback only where there is nothing else. There is always one.
+/// All addresses at which a listener on every interface can be dialled, the best ones first: IPv4 before
+/// IPv6, never link-local ones, and bridges and the loopback only where there is nothing else. There is
+/// always one.
 pub fn dial_addresses(all: &[Interface], ifname: Option<&str>) -> Vec<IpAddr> {
     let filter = ifname.and_then(Filter::parse);
     let is_local = |address: IpAddr| match address {
@@ -248,14 +250,15 @@ pub fn list() -> Result<Vec<Interface>> {
     }
     let mut found = Vec::new();
     let mut next = head;
-    // SAFETY: getifaddrs succeeded, so `next` walks its list: each element is valid until freeifaddrs below, and null
-    // ends it.
+    // SAFETY: getifaddrs succeeded, so `next` walks its list: each element is valid until freeifaddrs below,
+    // and null ends it.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
         if entry.ifa_flags & libc::IFF_UP as u32 == 0 {
             continue;
         }
-        // SAFETY: both pointers are null or point to socket addresses inside the list, as long as their family says.
+        // SAFETY: both pointers are null or point to socket addresses inside the list, as long as their
+        // family says.
         let (address, mask) = unsafe { (ip_address(entry.ifa_addr), ip_address(entry.ifa_netmask)) };
         let Some(address) = address else { continue };
         let prefix = match mask {

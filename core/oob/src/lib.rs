@@ -1,9 +1,9 @@
 //! Out-of-band connections: everything that processes need before, and beside, the fast path between them.
 //!
-//! The bootstrap of the runtime and the net plugins all have to answer the same questions. Which network interface does
-//! this host use? How does a listener tell others where it is? How do both ends of a connection know that the other one
-//! belongs to them, before they believe a byte of it? This crate answers them once. It imports nothing of the project,
-//! so a plugin of somebody else may use it as well.
+//! The bootstrap of the runtime and the net plugins all have to answer the same questions. Which network
+//! interface does this host use? How does a listener tell others where it is? How do both ends of a
+//! connection know that the other one belongs to them, before they believe a byte of it? This crate answers
+//! them once. It imports nothing of the project, so a plugin of somebody else may use it as well.
 //!
 //! | module | what it holds |
 //! |---|---|

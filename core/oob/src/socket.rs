@@ -1,6 +1,7 @@
 //! Sockets that never block and never raise a signal: TCP, and unix-domain ones with a random abstract name.
 //!
-//! Everything is close-on-exec, and every send carries `MSG_NOSIGNAL`: a peer that is gone is an error, never a SIGPIPE.
+//! Everything is close-on-exec, and every send carries `MSG_NOSIGNAL`: a peer that is gone is an error, never
+//! a SIGPIPE.
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -154,7 +155,8 @@ pub struct Origin {
     pub interface: Option<String>,
 }
 
-/// Begins to connect. The socket becomes writable when it is known whether that worked; [`is_connected`] says it.
+/// Begins to connect. The socket becomes writable when it is known whether that worked; [`is_connected`] says
+/// it.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -204,8 +206,8 @@ pub fn is_connected(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         Err(Errno::NOTCONN) => return Ok(false),
         Err(errno) => return Err(errno),
     };
-    // Without a listener, a connection within one host can end at its own beginning if the kernel happens to choose
-    // the wanted port for it.
+    // Without a listener, a connection within one host can end at its own beginning if the kernel happens to
+    // choose the wanted port for it.
     if peer.is_some() && peer == net::getsockname(fd).ok().and_then(end) {
         return Err(Errno::CONNREFUSED);
     }

@@ -1,7 +1,7 @@
 //! Waiting for a socket: with a deadline, and so that somebody else can end it.
 //!
-//! This crate does not decide how long to wait. Whoever calls a function that blocks passes a [`Patience`]; [`Until`]
-//! is a simple one.
+//! This crate does not decide how long to wait. Whoever calls a function that blocks passes a [`Patience`];
+//! [`Until`] is a simple one.
 
 use crate::error::{Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
@@ -69,8 +69,8 @@ impl Patience for Until<'_> {
     }
 }
 
-/// Waits until a descriptor is ready or the timeout is over; an interrupted call counts as a timeout. Returns the number
-/// of ready descriptors.
+/// Waits until a descriptor is ready or the timeout is over; an interrupted call counts as a timeout. Returns
+/// the number of ready descriptors.
 ///
 /// # Errors
 /// `System` from poll(2).

@@ -1,8 +1,9 @@
 //! The smallest useful net plugin: ranks that share a file system exchange files.
 //!
-//! A connection is a folder where temporary files go (`TMPDIR`; on a shared file system it joins hosts). Message `n` is
-//! the file `n`, named when it is complete. The receiver makes the folder and removes it, the sender leaves a file when it
-//! goes. A rank that is killed leaves nothing, which is the price of being small.
+//! A connection is a folder where temporary files go (`TMPDIR`; on a shared file system it joins hosts).
+//! Message `n` is the file `n`, named when it is complete. The receiver makes the folder and removes it, the
+//! sender leaves a file when it goes. A rank that is killed leaves nothing, which is the price of being
+//! small.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind::NotFound, Read};

@@ -1,6 +1,6 @@
-//! One end of a connection over the machine's verbs, for `tests/lab`: sends or receives numbered messages with a check
-//! sum for some seconds, or until the file `/run/lab-stop` is there, and prints what happened: a line for each gap in the
-//! traffic, and a last one.
+//! One end of a connection over the machine's verbs, for `tests/lab`: sends or receives numbered messages
+//! with a check sum for some seconds, or until the file `/run/lab-stop` is there, and prints what happened: a
+//! line for each gap in the traffic, and a last one.
 //!
 //!     lab_end receive PORT SECONDS BYTES      then, on the other machine
 //!     lab_end send ADDRESS:PORT SECONDS BYTES
@@ -87,7 +87,8 @@ impl Pause {
     }
 }
 
-/// Milliseconds for which this thread could have run and the guest's kernel ran something else (proc(5), schedstat).
+/// Milliseconds for which this thread could have run and the guest's kernel ran something else (proc(5),
+/// schedstat).
 fn queued() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0) / 1_000_000
@@ -163,7 +164,8 @@ impl End {
                 println!("error after {} ms: {error}", silent.as_millis());
                 return;
             }
-            // How long this process did not even get to look, and for how much of it the guest's processor was elsewhere.
+            // How long this process did not even get to look, and for how much of it the guest's processor
+            // was elsewhere.
             turn.happened();
             idle = if self.over > before { 0 } else { idle + 1 };
             if idle > SPINS {

@@ -1,5 +1,5 @@
-//! The clock of a connection: it stands still while its process does not run, or the machine sleeps. Else a rail would be
-//! silent because nobody listened.
+//! The clock of a connection: it stands still while its process does not run, or the machine sleeps. Else a
+//! rail would be silent because nobody listened.
 
 use std::time::{Duration, Instant};
 

@@ -35,7 +35,8 @@ pub struct Settings {
     pub traffic_class: Option<u8>,
     /// `NCCL_IB_QPS_PER_CONNECTION`: rails per pair of ports.
     pub qps: u8,
-    /// `NCCL_IB_AR_THRESHOLD`: chunks from this size on are sent apart from their immediate, with adaptive routing.
+    /// `NCCL_IB_AR_THRESHOLD`: chunks from this size on are sent apart from their immediate, with adaptive
+    /// routing.
     pub ar_threshold: u64,
     /// `NCCL_IB_ADAPTIVE_ROUTING`; None = on for InfiniBand, off for RoCE.
     pub adaptive_routing: Option<bool>,

@@ -419,8 +419,9 @@ impl<M: Machine> Conn<M> {
         };
         let event = self.profiler.as_ref().filter(|_| job.profile != 0).and_then(start);
         self.flights[rail].push_back(Flight { wr: write.wr, at: now, _event: event });
-        // SAFETY: the host leaves the memory alone until its request is over, which is when no rail reads it (rule 4 of
-        // `proto`), or until the connection has failed or is closed, which destroys the queue pairs.
+        // SAFETY: the host leaves the memory alone until its request is over, which is when no rail reads it
+        // (rule 4 of `proto`), or until the connection has failed or is closed, which destroys the queue
+        // pairs.
         let posted =
             unsafe { rail_qp.write(write.wr, span, (job.to + write.offset, rkey), write.imm, split) };
         if let Err(errno) = posted {

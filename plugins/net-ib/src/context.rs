@@ -87,7 +87,8 @@ impl IbContext {
         self.shared.as_ref().ok_or_else(|| Error::internal("there are no devices"))
     }
 
-    /// Devices before this one that are other functions of the same card: they may have its GUID, and its number of the port.
+    /// Devices before this one that are other functions of the same card: they may have its GUID, and its
+    /// number of the port.
     fn functions_before(&self, at: usize) -> u32 {
         let card = |port: &Port| Some(port.device.info().pci_path.as_ref()?.rsplit_once('.')?.0.to_owned());
         let own = &self.ports[at];

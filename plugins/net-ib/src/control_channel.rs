@@ -1,5 +1,5 @@
-//! The control channel: TCP that never blocks. The handshake of [`hawser_oob::handshake`], then control messages, each
-//! in a frame of its own.
+//! The control channel: TCP that never blocks. The handshake of [`hawser_oob::handshake`], then control
+//! messages, each in a frame of its own.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -99,7 +99,8 @@ impl ControlChannel {
         self.end
     }
 
-    /// Hands everything to the kernel and says that no more will come. True: the peer has ended the connection too.
+    /// Hands everything to the kernel and says that no more will come. True: the peer has ended the
+    /// connection too.
     pub fn finish(&mut self) -> bool {
         if self.turn().is_err() {
             self.end = Some(End::Closed);

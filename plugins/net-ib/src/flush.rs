@@ -1,7 +1,8 @@
-//! Makes what HCAs wrote to GPU memory visible to the GPU: each HCA of the connection reads a byte of it through a queue
-//! pair that is connected to itself. On PCI a read does not overtake the writes of the same device, so when its
-//! completion is there, they are where the GPU sees them. An HCA whose port is gone may be unable to read; what it wrote
-//! is in order once its queue pairs are destroyed, and that is waited for instead.
+//! Makes what HCAs wrote to GPU memory visible to the GPU: each HCA of the connection reads a byte of it
+//! through a queue pair that is connected to itself. On PCI a read does not overtake the writes of the same
+//! device, so when its completion is there, they are where the GPU sees them. An HCA whose port is gone may
+//! be unable to read; what it wrote is in order once its queue pairs are destroyed, and that is waited for
+//! instead.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,7 +75,8 @@ impl Flusher {
         Ok(())
     }
 
-    /// Begins a read if it can, and says whether it is over. `quiet`: the connection has no queue pair on this port.
+    /// Begins a read if it can, and says whether it is over. `quiet`: the connection has no queue pair on
+    /// this port.
     ///
     /// # Safety
     /// The memory stays registered until the read is over.

@@ -1,9 +1,9 @@
 //! Net plugin over InfiniBand and RoCE: `NCCL_NET=IB`.
 //!
-//! A connection uses several **rails**: pairs of queue pairs on any HCAs of both ends. The receiver posts its buffers to
-//! the sender, which cuts messages into chunks and writes each one, by RDMA with an immediate, over the rail that is idle
-//! first. When a rail fails both ends fence it, and what the receiver does not have goes over the others; it comes back
-//! when probes say so. `docs/net-ib.md` tells what that survives.
+//! A connection uses several **rails**: pairs of queue pairs on any HCAs of both ends. The receiver posts its
+//! buffers to the sender, which cuts messages into chunks and writes each one, by RDMA with an immediate,
+//! over the rail that is idle first. When a rail fails both ends fence it, and what the receiver does not
+//! have goes over the others; it comes back when probes say so. `docs/net-ib.md` tells what that survives.
 //!
 //! | module | is about |
 //! |---|---|
@@ -77,8 +77,8 @@ impl IbNet {
 }
 
 impl IbNet {
-    /// As [`Net::open`], but where there is no device that can be used it says why in an INFO line and gives a context
-    /// without devices. That is what NCCL expects of a plugin that declines.
+    /// As [`Net::open`], but where there is no device that can be used it says why in an INFO line and gives
+    /// a context without devices. That is what NCCL expects of a plugin that declines.
     ///
     /// # Errors
     /// A thread cannot be started.

@@ -1,7 +1,8 @@
 //! Whether the network interface of a RoCE port hears its link, asked of the kernel directly.
 //!
-//! Events of Ethernet ports come from Linux' link watch, which reports losses of all interfaces at most once per second
-//! (`net/core/link_watch.c`): the second of two cables is missed for that long. `/sys/class/net/*/carrier` is always true.
+//! Events of Ethernet ports come from Linux' link watch, which reports losses of all interfaces at most once
+//! per second (`net/core/link_watch.c`): the second of two cables is missed for that long.
+//! `/sys/class/net/*/carrier` is always true.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,5 @@
-//! Ports of devices as connections use them: whether they are usable, with which address, and what is registered.
+//! Ports of devices as connections use them: whether they are usable, with which address, and what is
+//! registered.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -159,8 +160,8 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Which ports `NCCL_IB_HCA` names: a list of `name[:port]`, names are prefixes; `=` in front asks for whole names, `^`
-/// excludes. NCCL's further fields (rail and plane) are taken and not used.
+/// Which ports `NCCL_IB_HCA` names: a list of `name[:port]`, names are prefixes; `=` in front asks for whole
+/// names, `^` excludes. NCCL's further fields (rail and plane) are taken and not used.
 pub(crate) fn is_wanted(filter: Option<&str>, device: &str, port: u8) -> bool {
     let Some(text) = filter.map(str::trim) else { return true };
     let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));

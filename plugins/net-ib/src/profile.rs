@@ -44,7 +44,8 @@ pub(crate) struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// A chunk is posted on a device; `parent` is what the host passed with the request. None: nobody wants it.
+    /// A chunk is posted on a device; `parent` is what the host passed with the request. None: nobody wants
+    /// it.
     pub fn start(
         callback: NetProfiler,
         parent: u64,
@@ -56,7 +57,8 @@ impl Event {
             Operation { device: device as i32, wr, opcode: WRITE, qp: qp as i32, bytes: bytes as usize };
         let mut payload = Payload { kind: QUEUE_PAIR, operation };
         let (mut handle, parent) = (null_mut(), parent as *mut c_void);
-        // SAFETY: the host's callback; it reads the payload of this type during the call, and the parent is its own.
+        // SAFETY: the host's callback; it reads the payload of this type during the call, and the parent is
+        // its own.
         let code =
             unsafe { callback(&mut handle, START, parent, PLUGIN, (&raw mut payload).cast::<c_void>()) };
         (code == 0 && !handle.is_null()).then_some(Self { callback, handle })

@@ -1,7 +1,8 @@
-//! A thread per context that keeps connections going while their hosts are busy elsewhere: it reads the devices' events,
-//! moves what is under way, sets rails up again and says goodbye for closed ends.
+//! A thread per context that keeps connections going while their hosts are busy elsewhere: it reads the
+//! devices' events, moves what is under way, sets rails up again and says goodbye for closed ends.
 //!
-//! A connection is moved by whoever holds its lock: the host in its calls, the progress thread when nobody else does.
+//! A connection is moved by whoever holds its lock: the host in its calls, the progress thread when nobody
+//! else does.
 
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};

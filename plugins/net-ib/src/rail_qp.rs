@@ -220,8 +220,8 @@ impl RailQp {
         } else {
             let span = slab.fill(self.turn, bytes);
             self.turn = (self.turn + 1) % CONTROLS;
-            // SAFETY: the slab outlives the pair, and this part of it is not used again before the work request is over:
-            // fewer control messages are under way than there are parts.
+            // SAFETY: the slab outlives the pair, and this part of it is not used again before the work
+            // request is over: fewer control messages are under way than there are parts.
             unsafe { qp.send(wr, span, false)? };
         }
         self.sends.push_back((wr, 1));
@@ -310,8 +310,9 @@ impl RailQp {
         }
     }
 
-    /// Whether the fence is complete: everything was flushed, or the pair is destroyed. Drivers may take seconds to destroy
-    /// a pair, so a thread does it, and other rails go on meanwhile. Says once how long it took.
+    /// Whether the fence is complete: everything was flushed, or the pair is destroyed. Drivers may take
+    /// seconds to destroy a pair, so a thread does it, and other rails go on meanwhile. Says once how long it
+    /// took.
     pub fn is_fenced(&mut self) -> Option<Duration> {
         let since = self.stopping?;
         if let Some(thread) = &self.connecting {

@@ -1,7 +1,8 @@
-//! Traffic over the test double while ports die, links go silent, acknowledgements vanish and queue pairs break.
+//! Traffic over the test double while ports die, links go silent, acknowledgements vanish and queue pairs
+//! break.
 //!
-//! Every message is checked byte for byte when its receive is over; then its buffer is poisoned, and looked at again when
-//! many more messages have passed: a late write would show.
+//! Every message is checked byte for byte when its receive is over; then its buffer is poisoned, and looked
+//! at again when many more messages have passed: a late write would show.
 
 mod common;
 

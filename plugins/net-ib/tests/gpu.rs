@@ -1,4 +1,5 @@
-//! "GPU memory" over the double of verbs: what devices write there is only seen after a read by the same device.
+//! "GPU memory" over the double of verbs: what devices write there is only seen after a read by the same
+//! device.
 
 mod common;
 

@@ -1,5 +1,6 @@
-//! A choice of the cases of `tests/lab`: two virtual machines with soft-RoCE and faults between them, less than five
-//! minutes. `make lab` gets what it needs; it says what is missing where it cannot run. All cases: tests/lab/README.md.
+//! A choice of the cases of `tests/lab`: two virtual machines with soft-RoCE and faults between them, less
+//! than five minutes. `make lab` gets what it needs; it says what is missing where it cannot run. All cases:
+//! tests/lab/README.md.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

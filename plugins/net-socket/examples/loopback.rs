@@ -1,8 +1,9 @@
 //! Bandwidth and latency over loopback: `loopback --help`.
 //!
-//! Ranks stand in a ring; each is a process with one thread, which sends to the next rank over some connections and
-//! receives from the one before, as a proxy thread does. `--plain` moves the same messages as simply as can be, for
-//! comparison: one socket per connection, the rank's thread copies everything, a message begins with its size.
+//! Ranks stand in a ring; each is a process with one thread, which sends to the next rank over some
+//! connections and receives from the one before, as a proxy thread does. `--plain` moves the same messages as
+//! simply as can be, for comparison: one socket per connection, the rank's thread copies everything, a
+//! message begins with its size.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

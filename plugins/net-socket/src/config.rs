@@ -25,7 +25,8 @@ pub struct Settings {
     pub ifname: Option<String>,
     /// `NCCL_SOCKET_FAMILY`; None = both families.
     pub family: Option<Family>,
-    /// `NCCL_SOCKET_NTHREADS`: threads of a context that move long messages. 0: the calling thread moves everything.
+    /// `NCCL_SOCKET_NTHREADS`: threads of a context that move long messages. 0: the calling thread moves
+    /// everything.
     pub threads: usize,
     /// Data sockets of a connection: threads (at least 1) times `NCCL_NSOCKS_PERTHREAD`.
     pub sockets: usize,
@@ -98,14 +99,14 @@ impl Settings {
         is_read.get()
     }
 
-    /// How long a peer whose host refuses connections may still come back: 3 s unless the timeout is short. Its listener
-    /// was there before its handle was, so its process is most likely gone.
+    /// How long a peer whose host refuses connections may still come back: 3 s unless the timeout is short.
+    /// Its listener was there before its handle was, so its process is most likely gone.
     pub(crate) fn patience_with_refusals(&self) -> Duration {
         (self.timeout / 20).min(Duration::from_secs(3))
     }
 
-    /// How long a sender whose sockets were closed at its end may take to come back: 5 s unless the timeout is short. It
-    /// dials at once if its process is alive.
+    /// How long a sender whose sockets were closed at its end may take to come back: 5 s unless the timeout
+    /// is short. It dials at once if its process is alive.
     pub(crate) fn patience_with_silence(&self) -> Duration {
         (self.timeout / 12).min(Duration::from_secs(5))
     }

@@ -249,8 +249,8 @@ impl Control {
         self.down.map(|(since, is_abrupt)| (since.elapsed(), is_abrupt))
     }
 
-    /// Looks after the path, now and then: asks if nothing was heard although something is `wanted`, and gives up on a
-    /// peer whose kernel does not answer.
+    /// Looks after the path, now and then: asks if nothing was heard although something is `wanted`, and
+    /// gives up on a peer whose kernel does not answer.
     pub fn look(&mut self, wanted: bool) -> Result<(), Trouble> {
         let Some(socket) = &self.socket else { return Ok(()) };
         if let Some(loss) = self.path_health.look(socket.as_fd()) {

@@ -1,9 +1,10 @@
 //! Whether the threads have to wait for processors.
 //!
-//! A thread that is kept from running while the host's thread spins in `test` makes everything slower than no thread at all:
-//! eight ranks on 16 processors moved half as much with two threads each as with none. So the threads measure how long they
-//! are ready to run and do not (the second figure of `/proc/thread-self/schedstat`); if that is long, the host's threads help
-//! for a while. Then it is tried again without them, at ever longer intervals while nothing changes.
+//! A thread that is kept from running while the host's thread spins in `test` makes everything slower than no
+//! thread at all: eight ranks on 16 processors moved half as much with two threads each as with none. So the
+//! threads measure how long they are ready to run and do not (the second figure of
+//! `/proc/thread-self/schedstat`); if that is long, the host's threads help for a while. Then it is tried
+//! again without them, at ever longer intervals while nothing changes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -105,7 +106,8 @@ fn parse(text: &[u8]) -> Option<[u64; 2]> {
     Some([words.next()?.ok()?, words.next()?.ok()?])
 }
 
-/// Whether a thread that ran and waited so many nanoseconds was kept from its work; None if it had too little.
+/// Whether a thread that ran and waited so many nanoseconds was kept from its work; None if it had too
+/// little.
 fn verdict(ran: u64, waited: u64) -> Option<bool> {
     (ran + waited >= WINDOW.as_nanos() as u64 / 10).then_some(waited > ran / 2)
 }

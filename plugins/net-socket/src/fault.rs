@@ -25,7 +25,8 @@ pub fn connections() -> usize {
     all.len()
 }
 
-/// Shuts down a socket: number 0 of a connection carries control, the others data. False if it is not there (now).
+/// Shuts down a socket: number 0 of a connection carries control, the others data. False if it is not there
+/// (now).
 #[doc(hidden)]
 pub fn cut(connection: usize, socket: usize) -> bool {
     let found = lock(&ALL).get(connection).and_then(Weak::upgrade);

@@ -1,8 +1,10 @@
-//! What travels on the sockets once they are authenticated: records on the control connection, chunks on data sockets.
+//! What travels on the sockets once they are authenticated: records on the control connection, chunks on data
+//! sockets.
 //!
-//! A record is 8 bytes (kind, count, pipe, length of the rest) and its rest. A chunk is a header of 32 bytes and payload.
-//! Numbers are little-endian. **Slots** number the segments of all posted receives of a connection in the order of
-//! posting; a message is named by the slot that it goes to, so both ends speak of the same thing without a match list.
+//! A record is 8 bytes (kind, count, pipe, length of the rest) and its rest. A chunk is a header of 32 bytes
+//! and payload. Numbers are little-endian. **Slots** number the segments of all posted receives of a
+//! connection in the order of posting; a message is named by the slot that it goes to, so both ends speak of
+//! the same thing without a match list.
 
 use hawser_plugin::net::MAX_RECVS;
 

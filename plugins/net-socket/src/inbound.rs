@@ -36,7 +36,8 @@ impl Registry {
     }
 }
 
-/// A handle that was given out. Stays until the connection that came of it is gone: lost sockets are dialled again.
+/// A handle that was given out. Stays until the connection that came of it is gone: lost sockets are dialled
+/// again.
 pub(crate) struct Listening {
     pub number: u64,
     pub secret: [u8; 32],

@@ -1,10 +1,11 @@
 //! Net plugin over TCP: `NCCL_NET=Socket`.
 //!
-//! A connection has one **control** socket and several **data** sockets. The receiver announces its posted receives on
-//! the control socket; short messages come back inside it, long ones are cut into chunks that take whichever data socket
-//! has room, and are read straight into the posted buffers. A few threads per context drive the data sockets of all its
-//! connections; one more accepts, dials and watches. Sockets prove the secret of the handle before a byte is believed,
-//! and are dialled again when they are lost, without losing a byte.
+//! A connection has one **control** socket and several **data** sockets. The receiver announces its posted
+//! receives on the control socket; short messages come back inside it, long ones are cut into chunks that
+//! take whichever data socket has room, and are read straight into the posted buffers. A few threads per
+//! context drive the data sockets of all its connections; one more accepts, dials and watches. Sockets prove
+//! the secret of the handle before a byte is believed, and are dialled again when they are lost, without
+//! losing a byte.
 //!
 //! | module | is about |
 //! |---|---|
@@ -18,8 +19,8 @@
 //! | `service`, `pool`, `cpu_contention`, `path_health` | the threads, whether they find processors, and whether a path is alive |
 //! | `context`, `endpoint` | the plugin interface |
 //!
-//! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`, `pool` and
-//! `service`.
+//! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`,
+//! `pool` and `service`.
 
 mod config;
 mod context;

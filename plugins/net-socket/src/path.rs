@@ -7,8 +7,9 @@ use hawser_oob::socket::Origin;
 
 use crate::greeting::Socket;
 
-/// Data socket `i` has its home: member `i` in turn, and an address of the peer in the same subnet if there is one. Every
-/// third try, and every try for the control connection, goes another way. None: the peer has no address.
+/// Data socket `i` has its home: member `i` in turn, and an address of the peer in the same subnet if there
+/// is one. Every third try, and every try for the control connection, goes another way. None: the peer has no
+/// address.
 pub(crate) fn choose(
     members: &[Interface],
     remotes: &[SocketAddr],

@@ -1,10 +1,12 @@
-//! Whether a socket's path is alive, as the kernel sees it. A kernel answers even when its program does not read.
+//! Whether a socket's path is alive, as the kernel sees it. A kernel answers even when its program does not
+//! read.
 //!
 //! 1. A packet or window probe that was repeated [`SILENCE`] times without any answer: the path is lost.
-//! 2. Nothing is acknowledged for a while although the peer has room: lost too. Linux can sit like that for minutes after
-//!    a link was away, because it tried to send while there was no route and now waits longer and longer. It can also have
-//!    missed that a full peer has room again, so the patience with one that has none ends too, later. The patience
-//!    doubles with each such loss and comes back with progress, so a mistake costs little.
+//! 2. Nothing is acknowledged for a while although the peer has room: lost too. Linux can sit like that for
+//!    minutes after a link was away, because it tried to send while there was no route and now waits longer
+//!    and longer. It can also have missed that a full peer has room again, so the patience with one that has
+//!    none ends too, later. The patience doubles with each such loss and comes back with progress, so a
+//!    mistake costs little.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};

@@ -1,14 +1,15 @@
 //! The threads that move long messages: a few per context, shared by all of its connections.
 //!
-//! 1. Each data socket belongs to one thread, and is watched edge-triggered: an event means "drive it until the socket has
-//!    nothing more or no room".
-//! 2. [`Ticket::wake`] puts a socket on its thread's list of things to drive; the thread is rung only if it sleeps. It says
-//!    that it sleeps *before* it looks at the list for the last time, so no wake-up is lost.
-//! 3. Driving stops after a share of bytes, so that no socket starves the others; then the socket goes to the end of the
-//!    list.
-//! 4. The host's threads may drive sockets too, without waiting for a lane that somebody else drives. What they leave undone
-//!    is put on the list, or brings an event.
-//! 5. A ticket keeps nothing alive. When it is dropped its socket is not driven any more, except by a call under way.
+//! 1. Each data socket belongs to one thread, and is watched edge-triggered: an event means "drive it until
+//!    the socket has nothing more or no room".
+//! 2. [`Ticket::wake`] puts a socket on its thread's list of things to drive; the thread is rung only if it
+//!    sleeps. It says that it sleeps *before* it looks at the list for the last time, so no wake-up is lost.
+//! 3. Driving stops after a share of bytes, so that no socket starves the others; then the socket goes to the
+//!    end of the list.
+//! 4. The host's threads may drive sockets too, without waiting for a lane that somebody else drives. What
+//!    they leave undone is put on the list, or brings an event.
+//! 5. A ticket keeps nothing alive. When it is dropped its socket is not driven any more, except by a call
+//!    under way.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

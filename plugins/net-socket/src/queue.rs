@@ -1,10 +1,10 @@
 //! What the sender has to do: credits of the receiver, messages in flight, chunks to be sent. No I/O.
 //!
 //! 1. The receiver posts receives; each comes here as a credit with its segments' slots, tags and capacities.
-//! 2. A send takes a slot of the **oldest** credit that still has one: any if the credit has one segment, else the first
-//!    one with its tag. Without a fitting slot there is no send yet.
-//! 3. A message is cut into chunks; any socket takes the next one. Chunks that a lost socket may not have brought go
-//!    first.
+//! 2. A send takes a slot of the **oldest** credit that still has one: any if the credit has one segment,
+//!    else the first one with its tag. Without a fitting slot there is no send yet.
+//! 3. A message is cut into chunks; any socket takes the next one. Chunks that a lost socket may not have
+//!    brought go first.
 //! 4. A message is over when the receiver says so, never before.
 
 use std::collections::VecDeque;

@@ -1,4 +1,5 @@
-//! Registered memory. The kernel reaches all of a process's memory anyway, so this only checks the host's arguments.
+//! Registered memory. The kernel reaches all of a process's memory anyway, so this only checks the host's
+//! arguments.
 
 use hawser_plugin::net::{MemoryKinds, Region, Registration, Segment};
 use hawser_plugin::{Error, Result};

@@ -1,13 +1,14 @@
 //! The receiving end of a connection.
 //!
-//! Who runs here: the host's thread (`irecv`, `test`), the pool's threads (`drive`), the service thread (new sockets, ends
-//! of sockets, ticks). The rules:
+//! Who runs here: the host's thread (`irecv`, `test`), the pool's threads (`drive`), the service thread (new
+//! sockets, ends of sockets, ticks). The rules:
 //!
 //! 1. Locks are taken in the order control, lane, table. Nothing is received or sent with the table locked.
-//! 2. Chunks are read straight into posted buffers: the sender sends none before it knows the receive (credit). Short
-//!    messages come inside records and are copied.
-//! 3. Of a closed data socket the sender is told once how many whole chunks it brought, after the last byte was read from
-//!    it. What it brought of an unfinished chunk does not count; the sender sends that chunk again on another socket.
+//! 2. Chunks are read straight into posted buffers: the sender sends none before it knows the receive
+//!    (credit). Short messages come inside records and are copied.
+//! 3. Of a closed data socket the sender is told once how many whole chunks it brought, after the last byte
+//!    was read from it. What it brought of an unfinished chunk does not count; the sender sends that chunk
+//!    again on another socket.
 //! 4. A receive is over when every byte came once, so no socket can write into its memory any more.
 //! 5. While messages come inside records, credits wait: they are told together when the sender may have used
 //!    half of those that it knows, so that a small message costs one call of the kernel at each end.
@@ -154,7 +155,8 @@ impl RxConn {
     /// Posts a receive.
     ///
     /// # Safety
-    /// The segments are writable and left alone until the request is done or the connection has failed or is closed.
+    /// The segments are writable and left alone until the request is done or the connection has failed or is
+    /// closed.
     pub unsafe fn irecv(&self, segments: &[Segment]) -> Result<Option<u64>> {
         self.check()?;
         let mut control = lock(&self.control);
@@ -251,8 +253,9 @@ impl RxConn {
                 let mut table = lock(&self.table);
                 let addr = table.whole(slot, data.len() as u64)?;
                 self.comes_inline.store(true, Ordering::Relaxed);
-                // SAFETY: `whole` has checked that a posted segment at `addr` has room for the bytes; the host leaves it
-                // alone until it has asked the table, which is locked. The record lies in memory of our own.
+                // SAFETY: `whole` has checked that a posted segment at `addr` has room for the bytes; the
+                // host leaves it alone until it has asked the table, which is locked. The record lies in
+                // memory of our own.
                 unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), addr as *mut u8, data.len()) };
                 Ok(())
             }

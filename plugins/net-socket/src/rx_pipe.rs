@@ -94,8 +94,9 @@ impl RxPipe {
         lock(&self.lane)
     }
 
-    /// Reads until nothing more has arrived or `share` bytes are moved. Adds the slots that are complete to `complete`.
-    /// A read that brings less than it could has emptied the socket; only `to_the_end` looks for an end of stream behind it.
+    /// Reads until nothing more has arrived or `share` bytes are moved. Adds the slots that are complete to
+    /// `complete`. A read that brings less than it could has emptied the socket; only `to_the_end` looks for
+    /// an end of stream behind it.
     pub fn drive(
         &self,
         table: &Mutex<Table>,
@@ -111,8 +112,9 @@ impl RxPipe {
         Some(drive_lane(try_lock(&self.lane)?, table, share, false, complete))
     }
 
-    /// A new socket, unless a younger one was here or `join` finds nobody to read it; `welcome` says the last words of the handshake on it. If an old one was
-    /// still here it is closed now, and the result says how far it came.
+    /// A new socket, unless a younger one was here or `join` finds nobody to read it; `welcome` says the last
+    /// words of the handshake on it. If an old one was still here it is closed now, and the result says how
+    /// far it came.
     pub fn attach(
         &self,
         socket: OwnedFd,
@@ -214,8 +216,9 @@ impl Lane {
         };
         let header = Span::of_mut(&mut self.header[self.have..]);
         let asked = payload.len + header.len;
-        // SAFETY: the header is this lane's own. The payload lies in a posted segment, as `Table::place` has checked; the
-        // host leaves it alone until the receive is over, and that needs these bytes; `close` ends the writing for good.
+        // SAFETY: the header is this lane's own. The payload lies in a posted segment, as `Table::place` has
+        // checked; the host leaves it alone until the receive is over, and that needs these bytes; `close`
+        // ends the writing for good.
         let count = match unsafe { sys::receive_spans(socket.as_fd(), [payload, header]) } {
             Ok(Moved::Bytes(count)) => count,
             Ok(Moved::Nothing) => return Ok(Read::Short(0)),

@@ -1,8 +1,10 @@
-//! The thread of a context that does what must not wait for the host's calls: it accepts and dials sockets, notices
-//! sockets that end, watches deadlines, and says goodbye for connections that were dropped.
+//! The thread of a context that does what must not wait for the host's calls: it accepts and dials sockets,
+//! notices sockets that end, watches deadlines, and says goodbye for connections that were dropped.
 //!
-//! 1. It sleeps in one epoll. Sockets in use are in it only for their end (`EPOLLRDHUP`), so traffic does not wake it.
-//! 2. Everything it does to a connection goes through the connection's own locks; it holds none of its own meanwhile.
+//! 1. It sleeps in one epoll. Sockets in use are in it only for their end (`EPOLLRDHUP`), so traffic does not
+//!    wake it.
+//! 2. Everything it does to a connection goes through the connection's own locks; it holds none of its own
+//!    meanwhile.
 //! 3. Members are looked at every [`TICK`] while one has something in flight, every [`IDLE_TICK`] otherwise.
 //! 4. It ends with the context, after the goodbyes are said or [`GOODBYE`] has passed.
 
@@ -153,7 +155,8 @@ impl Service {
         self.command(Command::Goodbye(member));
     }
 
-    /// Reports the end of a socket, and of control that it has room again. None only costs time: the loss is noticed with the next use.
+    /// Reports the end of a socket, and of control that it has room again. None only costs time: the loss is
+    /// noticed with the next use.
     pub fn watch(
         self: &Arc<Self>,
         fd: BorrowedFd<'_>,

@@ -1,10 +1,11 @@
 //! A byte stream that survives its socket: the control connection's two directions.
 //!
 //! 1. Bytes are numbered from 0 over the whole life of the connection, whatever socket carries them.
-//! 2. [`Outgoing`] keeps every byte until the peer has confirmed it; [`Incoming`] counts a byte as consumed when the
-//!    record that holds it was understood as a whole.
-//! 3. On a new socket both ends first tell how far they have consumed the other's stream. The writer then goes on
-//!    exactly there ([`Outgoing::resume`]); the reader forgets the half record that it may hold ([`Incoming::restart`]).
+//! 2. [`Outgoing`] keeps every byte until the peer has confirmed it; [`Incoming`] counts a byte as consumed
+//!    when the record that holds it was understood as a whole.
+//! 3. On a new socket both ends first tell how far they have consumed the other's stream. The writer then
+//!    goes on exactly there ([`Outgoing::resume`]); the reader forgets the half record that it may hold
+//!    ([`Incoming::restart`]).
 //! 4. So each record is handled exactly once and in order, however often the socket is lost.
 
 use std::collections::VecDeque;

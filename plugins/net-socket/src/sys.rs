@@ -1,5 +1,5 @@
-//! What data sockets ask of the kernel beyond [`hawser_oob::socket`]: pieces of memory, zero-copy sends, the state of
-//! the path.
+//! What data sockets ask of the kernel beyond [`hawser_oob::socket`]: pieces of memory, zero-copy sends, the
+//! state of the path.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -42,7 +42,8 @@ pub(crate) unsafe fn send_spans(
     let mut iovecs = spans.map(Span::iovec);
     let mut message = message(&mut iovecs);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | if zero_copy { libc::MSG_ZEROCOPY } else { 0 };
-    // SAFETY: the message describes two iovecs that live until the call returns; the caller vouches for what they name.
+    // SAFETY: the message describes two iovecs that live until the call returns; the caller vouches for what
+    // they name.
     let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw mut message, flags) };
     outcome(sent, false)
 }
@@ -54,7 +55,8 @@ pub(crate) unsafe fn send_spans(
 pub(crate) unsafe fn receive_spans(fd: BorrowedFd<'_>, spans: [Span; 2]) -> Result<Moved, Errno> {
     let mut iovecs = spans.map(Span::iovec);
     let mut message = message(&mut iovecs);
-    // SAFETY: the message describes two iovecs that live until the call returns; the caller vouches for what they name.
+    // SAFETY: the message describes two iovecs that live until the call returns; the caller vouches for what
+    // they name.
     let got = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     outcome(got, true)
 }
@@ -78,7 +80,8 @@ fn outcome(result: isize, reading: bool) -> Result<Moved, Errno> {
     }
 }
 
-/// Limits what the kernel holds unsent, so that chunks go to the socket that really moves. Within a host all do.
+/// Limits what the kernel holds unsent, so that chunks go to the socket that really moves. Within a host all
+/// do.
 pub(crate) fn limit_unsent(fd: BorrowedFd<'_>) {
     let bytes = (MOST_UNSENT as i32).to_ne_bytes();
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &bytes);
@@ -89,8 +92,8 @@ pub(crate) fn allow_zero_copy(fd: BorrowedFd<'_>) -> bool {
     set_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &1i32.to_ne_bytes())
 }
 
-/// Takes the kernel's notices that zero-copy sends are over. Nothing waits for them: a message is over when the peer
-/// has it.
+/// Takes the kernel's notices that zero-copy sends are over. Nothing waits for them: a message is over when
+/// the peer has it.
 pub(crate) fn drop_notices(fd: BorrowedFd<'_>) {
     let mut control = [0u64; 16];
     loop {

@@ -1,8 +1,8 @@
 //! What the receiver waits for: posted receives and how much of each has arrived. No I/O.
 //!
 //! 1. A posted receive gets the next slots, one per segment; the sender learns of them in the same order.
-//! 2. A message comes either inside one record or as chunks, never both. Each byte comes once: the sender only repeats
-//!    what this end has said not to have (see `rx`).
+//! 2. A message comes either inside one record or as chunks, never both. Each byte comes once: the sender
+//!    only repeats what this end has said not to have (see `rx`).
 //! 3. A receive is over when all of its segments are.
 
 use std::collections::VecDeque;
@@ -104,7 +104,8 @@ impl Table {
         }
     }
 
-    /// Takes a whole message: where its bytes go. They must be there before the table is asked for anything else.
+    /// Takes a whole message: where its bytes go. They must be there before the table is asked for anything
+    /// else.
     ///
     /// # Errors
     /// The peer speaks nonsense.

@@ -1,17 +1,20 @@
 //! The sending end of a connection.
 //!
-//! Who runs here: the host's thread (`isend`, `test`), the pool's threads (`drive`), the service thread (dials, ends of
-//! sockets, ticks). The rules:
+//! Who runs here: the host's thread (`isend`, `test`), the pool's threads (`drive`), the service thread
+//! (dials, ends of sockets, ticks). The rules:
 //!
 //! 1. Locks are taken in the order control, lane, queue. Nothing is sent or received with the queue locked.
-//! 2. A message that is not longer than `inline` is copied into the control stream, which keeps it until the receiver
-//!    has understood it: the request is done at once. Longer ones are done when the receiver says that it has all bytes.
-//! 3. A data socket that is lost is settled before anything of it is sent again: the receiver closes its end, then tells
-//!    how many whole chunks it brought (`PipeFinal`). Chunks arrive in order on a socket, so exactly the others go back
-//!    into the queue. No byte is written twice, and nothing of the old socket can arrive later.
-//! 4. A settled socket is dialled again while the others carry on; so is the control connection, whose streams go on
-//!    where the peer has understood them.
-//! 5. When the connection has failed, no lane has a socket before the host hears of it: its memory is its own again.
+//! 2. A message that is not longer than `inline` is copied into the control stream, which keeps it until the
+//!    receiver has understood it: the request is done at once. Longer ones are done when the receiver says
+//!    that it has all bytes.
+//! 3. A data socket that is lost is settled before anything of it is sent again: the receiver closes its end,
+//!    then tells how many whole chunks it brought (`PipeFinal`). Chunks arrive in order on a socket, so
+//!    exactly the others go back into the queue. No byte is written twice, and nothing of the old socket can
+//!    arrive later.
+//! 4. A settled socket is dialled again while the others carry on; so is the control connection, whose
+//!    streams go on where the peer has understood them.
+//! 5. When the connection has failed, no lane has a socket before the host hears of it: its memory is its own
+//!    again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -39,8 +42,8 @@ use crate::tx_pipe::{Driven, TxPipe};
 
 /// What the control stream keeps of short messages at most.
 const MOST_KEPT: usize = 1 << 20;
-/// The host's thread sends a message of up to this many bytes itself if nothing else is under way: waking a thread takes
-/// as long as the copy.
+/// The host's thread sends a message of up to this many bytes itself if nothing else is under way: waking a
+/// thread takes as long as the copy.
 const DIRECT: usize = 64 << 10;
 /// Bytes of short messages that wait for the next test at most.
 const MOST_UNSENT: usize = 32 << 10;
@@ -269,7 +272,8 @@ impl TxConn {
         self.offer_chunks(direct || helps, helps);
     }
 
-    /// `first`, `others`: whether this thread drives the first socket, and the others. Not with control locked.
+    /// `first`, `others`: whether this thread drives the first socket, and the others. Not with control
+    /// locked.
     fn offer_chunks(&self, first: bool, others: bool) {
         let mut wanted = self.waiting.load(Ordering::SeqCst);
         let mut direct = first;

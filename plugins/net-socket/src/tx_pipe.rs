@@ -1,9 +1,9 @@
 //! A data socket at the sender: takes chunks and pushes them out.
 //!
-//! States of the atomic, which says whether somebody has to be woken for new work:
-//! `DOWN` no socket; `IDLE` nothing to do, nobody drives; `BUSY` somebody drives, will be woken by the socket, or is on
-//! a thread's list. Who turns `IDLE` into `BUSY` has to see to it that the socket is driven. A driver that finds no chunk
-//! first says `IDLE`, then looks again, so no chunk is left behind.
+//! States of the atomic, which says whether somebody has to be woken for new work: `DOWN` no socket; `IDLE`
+//! nothing to do, nobody drives; `BUSY` somebody drives, will be woken by the socket, or is on a thread's
+//! list. Who turns `IDLE` into `BUSY` has to see to it that the socket is driven. A driver that finds no
+//! chunk first says `IDLE`, then looks again, so no chunk is left behind.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -122,8 +122,8 @@ impl TxPipe {
         self.state.load(Ordering::SeqCst) != DOWN
     }
 
-    /// Sends chunks of the queue until there are none, the socket is full, or `share` bytes are moved. `waiting` says
-    /// how many chunks there are.
+    /// Sends chunks of the queue until there are none, the socket is full, or `share` bytes are moved.
+    /// `waiting` says how many chunks there are.
     pub fn drive(&self, queue: &Mutex<Queue>, waiting: impl Fn(&Queue) -> usize, share: usize) -> Driven {
         self.drive_lane(self.lane(), queue, waiting, share)
     }
@@ -229,8 +229,8 @@ impl TxPipe {
         true
     }
 
-    /// The receiver has closed the socket of this generation after so many whole chunks. Puts the others back into the
-    /// queue and returns how many; None if that socket was settled before.
+    /// The receiver has closed the socket of this generation after so many whole chunks. Puts the others back
+    /// into the queue and returns how many; None if that socket was settled before.
     ///
     /// # Errors
     /// The peer speaks nonsense.
@@ -304,8 +304,9 @@ impl Lane {
         let pinned = self.zero_copy && payload.len >= ZERO_COPY_FROM && header.is_empty();
         // With zero copy the header goes alone: its memory is ours and changes.
         let first = if self.zero_copy && !header.is_empty() { Span { len: 0, ..payload } } else { payload };
-        // SAFETY: the header lives in `current`; the payload is part of a message that is not over, because messages are
-        // only over when the receiver has all of their bytes, or after `close` has emptied this lane under its lock.
+        // SAFETY: the header lives in `current`; the payload is part of a message that is not over, because
+        // messages are only over when the receiver has all of their bytes, or after `close` has emptied this
+        // lane under its lock.
         let moved = unsafe { sys::send_spans(socket.as_fd(), [Span::of(header), first], pinned) };
         let moved = match moved {
             // No room for another notice: this once by copying.

@@ -1,4 +1,5 @@
-//! Links that go down and come back, in network namespaces of their own: needs the rights of root, says so otherwise.
+//! Links that go down and come back, in network namespaces of their own: needs the rights of root, says so
+//! otherwise.
 
 mod common;
 
@@ -137,7 +138,8 @@ fn two_hosts(test: impl FnOnce(&dyn NetContext, &dyn NetContext) + Send, zero_co
                     assert_eq!(result, 0);
                     let to = open(&settings_for("far"));
                     assert_eq!(to.make_virtual(&[0, 1]).unwrap(), 2);
-                    // The first listener starts the threads and opens the sockets, which stay in this network.
+                    // The first listener starts the threads and opens the sockets, which stay in this
+                    // network.
                     drop(to.listen(2).unwrap());
                     to
                 };

@@ -1,8 +1,8 @@
 //! Who connects to whom in the bootstrap, and why.
 //!
-//! Every connection begins with the handshake of [`hawser_oob::handshake`]: both ends prove to know the communicator's
-//! secret before a byte is believed. The greeting says what the connection is for, which rank comes, and to which rank
-//! it wants to come.
+//! Every connection begins with the handshake of [`hawser_oob::handshake`]: both ends prove to know the
+//! communicator's secret before a byte is believed. The greeting says what the connection is for, which rank
+//! comes, and to which rank it wants to come.
 
 use super::log;
 use super::wire::{Fields, malformed};
@@ -87,7 +87,8 @@ impl Greeting {
 /// Connects and proves the secret, both ways.
 ///
 /// # Errors
-/// `System` when the peer cannot be reached, `InvalidUsage` when it does not know the secret, or as [`Wait::check`].
+/// `System` when the peer cannot be reached, `InvalidUsage` when it does not know the secret, or as
+/// [`Wait::check`].
 pub(super) fn connect(
     to: &Address,
     key: &Key,

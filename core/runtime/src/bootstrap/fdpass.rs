@@ -1,7 +1,7 @@
 //! File descriptors from rank to rank of one host, over abstract unix-domain sockets.
 //!
-//! The sockets have random names that the table carries, and the same handshake as TCP. They belong to a network
-//! namespace: ranks in containers reach each other only if they share it.
+//! The sockets have random names that the table carries, and the same handshake as TCP. They belong to a
+//! network namespace: ranks in containers reach each other only if they share it.
 
 use super::Bootstrap;
 use super::auth::{self, Greeting, Key, Retry, Role};
@@ -21,11 +21,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 impl Bootstrap {
-    /// Gives `peer`, a rank of this host, a duplicate of `fd`. The peer gets it with [`Bootstrap::recv_fd`] and the same
-    /// `tag`; several with one tag arrive in order. Returns when the kernel has it: the caller may close its own.
+    /// Gives `peer`, a rank of this host, a duplicate of `fd`. The peer gets it with [`Bootstrap::recv_fd`]
+    /// and the same `tag`; several with one tag arrive in order. Returns when the kernel has it: the caller
+    /// may close its own.
     ///
     /// # Errors
-    /// `InvalidArgument` for a wrong rank, `System` when the peer is on another host or in another network namespace.
+    /// `InvalidArgument` for a wrong rank, `System` when the peer is on another host or in another network
+    /// namespace.
     pub fn send_fd(&self, peer: u32, tag: u64, fd: BorrowedFd<'_>, wait: &Wait) -> Result<()> {
         self.check_peer(peer)?;
         if peer == self.rank {
@@ -80,7 +82,8 @@ fn send(stream: &Stream, header: &[u8; HEADER], fd: BorrowedFd<'_>) -> std::resu
     sendmsg(stream, &[IoSlice::new(header)], &mut control, SendFlags::NOSIGNAL)
 }
 
-/// Takes one descriptor and its tag from an incoming connection, without blocking: `None` if there is nothing yet.
+/// Takes one descriptor and its tag from an incoming connection, without blocking: `None` if there is nothing
+/// yet.
 ///
 /// # Errors
 /// `None` when the peer closed the connection, else what is wrong; the connection is over.

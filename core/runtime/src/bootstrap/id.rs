@@ -39,14 +39,16 @@ impl UniqueId {
     /// Length of an id in bytes.
     pub const LEN: usize = 128;
 
-    /// Makes an id and starts its root in this process: a thread that ends when all ranks have met, when nobody comes
-    /// for `settings.init_timeout` after the first one, or on [`super::stop_root`].
+    /// Makes an id and starts its root in this process: a thread that ends when all ranks have met, when
+    /// nobody comes for `settings.init_timeout` after the first one, or on [`super::stop_root`].
     ///
-    /// With `settings.comm_id` there is no root yet: rank 0 starts it in [`super::Bootstrap::join`]. The secret is then
-    /// derived from the address, so it keeps out accidents only; the network has to keep out attackers.
+    /// With `settings.comm_id` there is no root yet: rank 0 starts it in [`super::Bootstrap::join`]. The
+    /// secret is then derived from the address, so it keeps out accidents only; the network has to keep out
+    /// attackers.
     ///
     /// # Errors
-    /// `InvalidUsage` when no interface fits or `comm_id` is malformed; `System` when the listener cannot be opened.
+    /// `InvalidUsage` when no interface fits or `comm_id` is malformed; `System` when the listener cannot be
+    /// opened.
     pub fn create(settings: &Settings) -> Result<UniqueId> {
         if let Some(comm_id) = &settings.comm_id {
             return from_comm_id(comm_id, settings.family);

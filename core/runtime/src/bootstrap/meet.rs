@@ -79,8 +79,8 @@ pub(super) fn digest(ids: &[UniqueId]) -> (u32, [u8; 32]) {
 /// Hands in `hello` and waits for the addresses of all ranks.
 ///
 /// # Errors
-/// What the root says is wrong (missing ranks, two claims of one rank, different rank counts or ids); `InvalidUsage`
-/// when the id is used up; otherwise as [`auth::connect`].
+/// What the root says is wrong (missing ranks, two claims of one rank, different rank counts or ids);
+/// `InvalidUsage` when the id is used up; otherwise as [`auth::connect`].
 pub(super) fn meet(
     id: &UniqueId,
     rank: u32,
@@ -118,10 +118,12 @@ fn decode_table(bytes: &[u8], nranks: u32) -> Result<Vec<PeerAddress>> {
     Ok(table)
 }
 
-/// Tells the root of `id` that it is not needed, or (with `failure`) that the meeting of which it is part has failed.
+/// Tells the root of `id` that it is not needed, or (with `failure`) that the meeting of which it is part has
+/// failed.
 ///
 /// # Errors
-/// Only what the root itself objects; a root that cannot be reached is logged, the meeting will show if it matters.
+/// Only what the root itself objects; a root that cannot be reached is logged, the meeting will show if it
+/// matters.
 pub(super) fn release(
     id: &UniqueId,
     rank: u32,

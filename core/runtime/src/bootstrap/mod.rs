@@ -1,14 +1,16 @@
 //! How ranks find each other: unique ids, the meeting at the root, and the channels between ranks afterwards.
 //!
-//! The way of an init: one process makes a [`UniqueId`] (which starts a root thread) and hands it to all ranks by its
-//! own means. Every rank calls [`Bootstrap::join`]: it opens a listener, meets the others at the root, gets everybody's
-//! addresses, and connects to rank 0. Then there are collectives ([`Bootstrap::all_gather`], [`Bootstrap::barrier`]),
-//! messages ([`Bootstrap::send`], [`Bootstrap::recv`]), descriptors between ranks of one host ([`Bootstrap::send_fd`],
-//! [`Bootstrap::recv_fd`]) and children ([`Bootstrap::split`]).
+//! The way of an init: one process makes a [`UniqueId`] (which starts a root thread) and hands it to all
+//! ranks by its own means. Every rank calls [`Bootstrap::join`]: it opens a listener, meets the others at the
+//! root, gets everybody's addresses, and connects to rank 0. Then there are collectives
+//! ([`Bootstrap::all_gather`], [`Bootstrap::barrier`]), messages ([`Bootstrap::send`], [`Bootstrap::recv`]),
+//! descriptors between ranks of one host ([`Bootstrap::send_fd`], [`Bootstrap::recv_fd`]) and children
+//! ([`Bootstrap::split`]).
 //!
-//! Invariants: no byte of a connection is believed before its peer proved the secret of the id (see `auth`). No length
-//! from a peer is allocated unchecked. No wait is without abort flag and deadline. Dropping a [`Bootstrap`] joins its
-//! thread and closes its descriptors. The environment is not read here; it comes in as [`Settings`].
+//! Invariants: no byte of a connection is believed before its peer proved the secret of the id (see `auth`).
+//! No length from a peer is allocated unchecked. No wait is without abort flag and deadline. Dropping a
+//! [`Bootstrap`] joins its thread and closes its descriptors. The environment is not read here; it comes in
+//! as [`Settings`].
 
 mod auth;
 mod fdpass;
@@ -99,12 +101,14 @@ pub struct Bootstrap {
 }
 
 impl Bootstrap {
-    /// Meets the other ranks. All of them pass the same ids in the same order; the first is the meeting point, the roots
-    /// of the others are told that they are not needed. Waits no longer than `settings.init_timeout` and `wait` allow.
+    /// Meets the other ranks. All of them pass the same ids in the same order; the first is the meeting
+    /// point, the roots of the others are told that they are not needed. Waits no longer than
+    /// `settings.init_timeout` and `wait` allow.
     ///
     /// # Errors
-    /// `InvalidArgument` for a wrong rank or list of ids; `InvalidUsage` when ranks contradict each other or the id is
-    /// used up; `Timeout` naming the ranks that are missing; `Remote` when one left; `System` from the sockets.
+    /// `InvalidArgument` for a wrong rank or list of ids; `InvalidUsage` when ranks contradict each other or
+    /// the id is used up; `Timeout` naming the ranks that are missing; `Remote` when one left; `System` from
+    /// the sockets.
     pub fn join(
         ids: &[UniqueId],
         rank: u32,
@@ -229,7 +233,8 @@ fn check_arguments(ids: &[UniqueId], rank: u32, nranks: u32) -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 starts the root that `NCCL_COMM_ID` names. A root of an earlier communicator may just be leaving the port.
+/// Rank 0 starts the root that `NCCL_COMM_ID` names. A root of an earlier communicator may just be leaving
+/// the port.
 fn start_fixed_root(
     id: &UniqueId,
     rank: u32,
@@ -270,7 +275,8 @@ fn release_others(ids: &[UniqueId], rank: u32, failure: &Error, settings: &Setti
     }
 }
 
-/// The address on which this process listens, as the settings choose it; `near` is an address that should be in reach.
+/// The address on which this process listens, as the settings choose it; `near` is an address that should be
+/// in reach.
 fn listen_address(settings: &Settings, near: Option<IpAddr>) -> Result<IpAddr> {
     let all = interface::list()?;
     Ok(interface::listen_address(&all, settings.ifname.as_deref(), settings.family, near)?)
@@ -317,8 +323,8 @@ pub enum Remark {
 
 static LOG: RwLock<fn(Remark, &str)> = RwLock::new(|_, _| {});
 
-/// Sets where the bootstrap's remarks go: strangers at the door and whatever has no caller to return an error to.
-/// Until then they go nowhere.
+/// Sets where the bootstrap's remarks go: strangers at the door and whatever has no caller to return an error
+/// to. Until then they go nowhere.
 pub fn set_log(hook: fn(Remark, &str)) {
     *LOG.write().unwrap_or_else(PoisonError::into_inner) = hook;
 }

@@ -20,11 +20,13 @@ pub(super) struct Outgoing {
 }
 
 impl Bootstrap {
-    /// Sends `bytes` (at most [`MAX_MESSAGE`]) to `peer`, who gets them with [`Bootstrap::recv`] and the same `tag`.
-    /// Messages with one tag arrive in order. Returns when the kernel has them: the peer need not be receiving.
+    /// Sends `bytes` (at most [`MAX_MESSAGE`]) to `peer`, who gets them with [`Bootstrap::recv`] and the same
+    /// `tag`. Messages with one tag arrive in order. Returns when the kernel has them: the peer need not be
+    /// receiving.
     ///
     /// # Errors
-    /// `InvalidArgument` for a wrong rank or length, `Remote` or `System` when the peer is gone, or as [`Wait::check`].
+    /// `InvalidArgument` for a wrong rank or length, `Remote` or `System` when the peer is gone, or as
+    /// [`Wait::check`].
     pub fn send(&self, peer: u32, tag: u64, bytes: &[u8], wait: &Wait) -> Result<()> {
         self.check_peer(peer)?;
         if bytes.len() > MAX_MESSAGE {
@@ -84,14 +86,14 @@ impl Bootstrap {
         })
     }
 
-    /// Calls `hook`, in a thread of the bootstrap, when a message with `tag` has come or a rank has closed its connection. It
-    /// must not wait. There is one hook; the first counts.
+    /// Calls `hook`, in a thread of the bootstrap, when a message with `tag` has come or a rank has closed
+    /// its connection. It must not wait. There is one hook; the first counts.
     pub fn on_message(&self, tag: u64, hook: impl Fn() + Send + Sync + 'static) {
         self.shared.hook(tag, Box::new(hook));
     }
 
-    /// Whether `peer` had connections with this rank and closed them: it has ended, or dropped its `Bootstrap`. What it sent
-    /// before can still be taken.
+    /// Whether `peer` had connections with this rank and closed them: it has ended, or dropped its
+    /// `Bootstrap`. What it sent before can still be taken.
     pub fn has_left(&self, peer: u32) -> bool {
         match self.shared.look(|inbox| inbox.open_connections(peer)) {
             Some(0) => return true,
@@ -100,7 +102,8 @@ impl Bootstrap {
             None => {}
         }
         let slot = lock(&self.outgoing.streams).get(&peer).cloned();
-        // Peers never write there: whatever can be read is the end. One that is being sent to is looked at another time.
+        // Peers never write there: whatever can be read is the end. One that is being sent to is looked at
+        // another time.
         let slot = slot.as_ref().and_then(|slot| slot.try_lock().ok());
         slot.is_some_and(|slot| slot.as_ref().is_some_and(Stream::is_at_end))
     }

@@ -1,9 +1,10 @@
 //! The root: the thread behind a unique id where all ranks meet once.
 //!
-//! It collects one authenticated hello per rank, sends everybody the table of addresses and ends. Any contradiction
-//! (two claims of one rank, different rank counts, different id lists, a rank that leaves) ends the meeting at once with
-//! the same text for all who came, and for those who come within [`LINGER`] after it. While ranks are missing, those who wait are told which, so that their own deadlines
-//! can name them. Before the first hello the root waits as long as its process lives.
+//! It collects one authenticated hello per rank, sends everybody the table of addresses and ends. Any
+//! contradiction (two claims of one rank, different rank counts, different id lists, a rank that leaves) ends
+//! the meeting at once with the same text for all who came, and for those who come within [`LINGER`] after
+//! it. While ranks are missing, those who wait are told which, so that their own deadlines can name them.
+//! Before the first hello the root waits as long as its process lives.
 
 use super::auth::{Accepted, Acceptor, Key, ROOT, Role};
 use super::id::UniqueId;
@@ -95,8 +96,8 @@ pub(super) fn start_owned(id: &UniqueId, listener: OwnedFd, settings: &Settings)
     start(id, listener, settings, || {})
 }
 
-/// Stops the root of `id` if it runs in this process, and waits for its end. Ranks that already came get an error.
-/// Returns whether there was one.
+/// Stops the root of `id` if it runs in this process, and waits for its end. Ranks that already came get an
+/// error. Returns whether there was one.
 pub fn stop_root(id: &UniqueId) -> bool {
     let handle = lock(&ROOTS).remove(&id.nonce);
     handle.is_some()
@@ -250,7 +251,8 @@ impl Root {
         }
     }
 
-    /// A guest left. Before its hello that is its own business, afterwards the meeting cannot succeed any more.
+    /// A guest left. Before its hello that is its own business, afterwards the meeting cannot succeed any
+    /// more.
     fn farewell(&mut self, at: usize, why: &str) -> Result<Next> {
         let guest = self.guests.swap_remove(at);
         if !guest.came {
@@ -358,7 +360,8 @@ impl Root {
         (0..plan.nranks).filter(|rank| !plan.addresses.contains_key(rank)).collect()
     }
 
-    /// A short frame for everybody. Who cannot take it at once has left or will learn it from the closed connection.
+    /// A short frame for everybody. Who cannot take it at once has left or will learn it from the closed
+    /// connection.
     fn tell_all(&self, kind: Kind, payload: &[u8]) {
         let Ok(bytes) = frame_bytes(kind, 0, payload) else { return };
         self.guests.iter().for_each(|guest| {
@@ -380,7 +383,8 @@ impl Root {
                 return;
             }
             self.guests.extend(self.acceptor.advance().into_iter().map(Guest::new));
-            // Answered only when the hello was read: closing with unread bytes would destroy the answer on its way.
+            // Answered only when the hello was read: closing with unread bytes would destroy the answer on
+            // its way.
             self.guests.retain_mut(|guest| match guest.reader.advance(&guest.stream) {
                 Ok(Incoming::Nothing) => true,
                 Ok(Incoming::Frame(_)) => {

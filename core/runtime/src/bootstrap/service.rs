@@ -1,10 +1,12 @@
 //! The rank's service thread: lets other ranks in, and puts what they send into the inbox.
 //!
-//! One thread per [`super::Bootstrap`] sleeps in poll(2) over the TCP and the unix-domain listener and all incoming
-//! connections. So a send completes whether or not the receiver is inside a call, and strangers never disturb a caller.
+//! One thread per [`super::Bootstrap`] sleeps in poll(2) over the TCP and the unix-domain listener and all
+//! incoming connections. So a send completes whether or not the receiver is inside a call, and strangers
+//! never disturb a caller.
 //!
-//! Rules between the threads: (1) only the service thread reads incoming connections; (2) the inbox is touched only
-//! under its lock, by which bytes and descriptors change hands; (3) whoever puts something in notifies `arrived`.
+//! Rules between the threads: (1) only the service thread reads incoming connections; (2) the inbox is
+//! touched only under its lock, by which bytes and descriptors change hands; (3) whoever puts something in
+//! notifies `arrived`.
 
 use super::auth::{Accepted, Acceptor, Key, Role, Secret};
 use super::fdpass;
@@ -166,8 +168,8 @@ impl Shared {
         self.arrived.notify_all();
     }
 
-    /// Calls `hook` in the service thread whenever a message with `tag` has come or a connection has ended. The first one
-    /// counts.
+    /// Calls `hook` in the service thread whenever a message with `tag` has come or a connection has ended.
+    /// The first one counts.
     pub fn hook(&self, tag: u64, hook: Box<dyn Fn() + Send + Sync>) {
         let _ = self.hook.set((tag, hook));
     }
@@ -330,7 +332,8 @@ impl Server {
 }
 
 impl Link {
-    /// One message or descriptor: `true` if there was one, an error (or none for a plain end) when the link is over.
+    /// One message or descriptor: `true` if there was one, an error (or none for a plain end) when the link
+    /// is over.
     fn receive(&mut self, shared: &Shared) -> std::result::Result<bool, Option<Error>> {
         let rank = self.rank;
         let Some(reader) = &mut self.reader else {

@@ -10,14 +10,14 @@ use crate::wait::Wait;
 use std::sync::atomic::Ordering;
 
 impl Bootstrap {
-    /// Builds a bootstrap of `members`: parent ranks in child-rank order. Every rank of the parent calls it at the same
-    /// point; ranks that belong to no child pass an empty list and get `None`. Several children may form at once.
-    /// Addresses are fresh, and the secret is derived from the parent's, the count of splits and the members, so that
-    /// siblings cannot enter each other's connections by accident.
+    /// Builds a bootstrap of `members`: parent ranks in child-rank order. Every rank of the parent calls it
+    /// at the same point; ranks that belong to no child pass an empty list and get `None`. Several children
+    /// may form at once. Addresses are fresh, and the secret is derived from the parent's, the count of
+    /// splits and the members, so that siblings cannot enter each other's connections by accident.
     ///
     /// # Errors
-    /// `InvalidArgument` when `members` lacks this rank, repeats one or names one out of range; `InvalidUsage` when the
-    /// members do not agree; otherwise as [`Bootstrap::all_gather`].
+    /// `InvalidArgument` when `members` lacks this rank, repeats one or names one out of range;
+    /// `InvalidUsage` when the members do not agree; otherwise as [`Bootstrap::all_gather`].
     pub fn split(&self, members: &[u32], wait: &Wait) -> Result<Option<Bootstrap>> {
         let count = self.splits.fetch_add(1, Ordering::Relaxed);
         let prepared = self.prepare(members);

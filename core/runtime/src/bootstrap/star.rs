@@ -1,8 +1,8 @@
 //! Collectives of the bootstrap: rank 0 gathers from all at once and sends everybody the result.
 //!
-//! Every collective has a number; a contribution with another number is an error, not a mix-up. After any failure the
-//! star is broken for good: rank 0 tells all others the reason, a rank that gives up closes its arm so that rank 0
-//! notices at once.
+//! Every collective has a number; a contribution with another number is an error, not a mix-up. After any
+//! failure the star is broken for good: rank 0 tells all others the reason, a rank that gives up closes its
+//! arm so that rank 0 notices at once.
 
 use super::auth::Role;
 use super::root::MOST_RANKS;
@@ -51,7 +51,8 @@ enum Ends {
 }
 
 impl Bootstrap {
-    /// Every rank gives some bytes (at most [`MAX_CONTRIBUTION`], lengths may differ) and gets those of all, by rank.
+    /// Every rank gives some bytes (at most [`MAX_CONTRIBUTION`], lengths may differ) and gets those of all,
+    /// by rank.
     ///
     /// # Errors
     /// `Timeout` names the missing ranks, `Remote` the rank that left; then no further collective works.

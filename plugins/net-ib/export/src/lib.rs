@@ -1,8 +1,8 @@
-//! [`hawser_net_ib`] for NVIDIA's NCCL: `libnccl-net-hawser-ib.so`, loaded with `NCCL_NET_PLUGIN=hawser-ib`. Hawser's own
-//! plugin search finds it too.
+//! [`hawser_net_ib`] for NVIDIA's NCCL: `libnccl-net-hawser-ib.so`, loaded with `NCCL_NET_PLUGIN=hawser-ib`.
+//! Hawser's own plugin search finds it too.
 //!
-//! A crate of its own, because the exported symbols end up in every library that links it. There the net is called
-//! `HawserIB`, since NCCL has an `IB` of its own.
+//! A crate of its own, because the exported symbols end up in every library that links it. There the net is
+//! called `HawserIB`, since NCCL has an `IB` of its own.
 
 use std::sync::Arc;
 

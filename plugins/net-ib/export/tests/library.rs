@@ -13,7 +13,8 @@ fn built() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libnccl_net_hawser_ib.so")
 }
 
-/// Where there is no device the library loads, its net opens, and has no devices: the host goes on to the next net.
+/// Where there is no device the library loads, its net opens, and has no devices: the host goes on to the
+/// next net.
 #[test]
 fn it_declines_cleanly_or_has_devices() {
     let found = from_library(&Library::open(&built()).unwrap()).unwrap().unwrap();
@@ -55,8 +56,9 @@ fn it_needs_no_verbs_library_and_exports_the_plugins_names_only() {
     );
 }
 
-/// The C harness, compiled against each version's table, drives the library. Where there are devices that is traffic with
-/// every byte checked (`tests/lab` does it with soft-RoCE), elsewhere it shows that the library declines.
+/// The C harness, compiled against each version's table, drives the library. Where there are devices that is
+/// traffic with every byte checked (`tests/lab` does it with soft-RoCE), elsewhere it shows that the library
+/// declines.
 #[test]
 fn a_c_program_drives_it_through_every_version() {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

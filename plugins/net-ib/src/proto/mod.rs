@@ -1,22 +1,28 @@
-//! The connection as a state machine: no I/O, no clock, no memory. A driver hands it events and the time, and does what
-//! its [`Action`]s say. The tests of this module drive it through random and through all small schedules.
+//! The connection as a state machine: no I/O, no clock, no memory. A driver hands it events and the time, and
+//! does what its [`Action`]s say. The tests of this module drive it through random and through all small
+//! schedules.
 //!
-//! Terms. A **rail** is a pair of queue pairs, one at each end. Each time that a rail is set up it gets the next
-//! **epoch**, and queue pairs of its own. To **fence** an epoch is to bring its local queue pair to a state in which it
-//! neither sends nor takes anything, and to have seen all of its completions. A receive takes the next **slot**; a
-//! message is cut into at most 64 **chunks**, each one RDMA write with an immediate that names slot and chunk.
+//! Terms. A **rail** is a pair of queue pairs, one at each end. Each time that a rail is set up it gets the
+//! next **epoch**, and queue pairs of its own. To **fence** an epoch is to bring its local queue pair to a
+//! state in which it neither sends nor takes anything, and to have seen all of its completions. A receive
+//! takes the next **slot**; a message is cut into at most 64 **chunks**, each one RDMA write with an
+//! immediate that names slot and chunk.
 //!
 //! The rules:
-//! 1. Each end tells for every rail the newest epoch up to which it has fenced everything. The number only grows, so a
-//!    message may be lost, late or doubled. An end that hears of a higher number than its own fences too.
-//! 2. The receiver records the chunks that arrived. It tells finished slots as they finish, and everything together with
-//!    its fences. What it says after a fence about chunks of that epoch is final: nothing of it can land later.
-//! 3. A chunk is written again only if the receiver has fenced the epoch that it was written in, and its record of the
-//!    same or a later moment lacks the chunk. So each chunk lands once, and no write can land after its slot is done.
-//! 4. A send is over when the receiver's record has all of it and no local queue pair can still read its memory.
+//! 1. Each end tells for every rail the newest epoch up to which it has fenced everything. The number only
+//!    grows, so a message may be lost, late or doubled. An end that hears of a higher number than its own
+//!    fences too.
+//! 2. The receiver records the chunks that arrived. It tells finished slots as they finish, and everything
+//!    together with its fences. What it says after a fence about chunks of that epoch is final: nothing of it
+//!    can land later.
+//! 3. A chunk is written again only if the receiver has fenced the epoch that it was written in, and its
+//!    record of the same or a later moment lacks the chunk. So each chunk lands once, and no write can land
+//!    after its slot is done.
+//! 4. A send is over when the receiver's record has all of it and no local queue pair can still read its
+//!    memory.
 //! 5. A receive is over when all chunks of its slots have arrived.
-//! 6. Only the sender sets a rail up again, when both ends have fenced all of its epochs; it carries data when probes
-//!    have gone both ways.
+//! 6. Only the sender sets a rail up again, when both ends have fenced all of its epochs; it carries data
+//!    when probes have gone both ways.
 
 pub(crate) mod imm;
 pub(crate) mod rail;

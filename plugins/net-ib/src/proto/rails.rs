@@ -191,8 +191,8 @@ impl Rails {
         }
     }
 
-    /// The next step of probing, when the last one came and nothing of this end waits for its acknowledgement: a rail that
-    /// carries data one way and loses acknowledgements does not come up.
+    /// The next step of probing, when the last one came and nothing of this end waits for its
+    /// acknowledgement: a rail that carries data one way and loses acknowledgements does not come up.
     fn advance(&mut self, rail: u8, now: Time) {
         let known = &mut self.all[usize::from(rail)];
         let (epoch, path) = (known.epoch, Path::Rail(rail, known.epoch));
@@ -224,7 +224,8 @@ impl Rails {
             return;
         }
         if epoch > known.epoch {
-            // The port may not be usable yet: the sender does not offer again before it has given this epoch up.
+            // The port may not be usable yet: the sender does not offer again before it has given this epoch
+            // up.
             known.offer = Some((epoch, blob));
             self.answer(rail, now);
         }

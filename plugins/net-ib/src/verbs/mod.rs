@@ -1,8 +1,9 @@
-//! The small part of verbs that this plugin uses, as a trait: [`real`] is libibverbs, [`soft`] is a double for tests.
+//! The small part of verbs that this plugin uses, as a trait: [`real`] is libibverbs, [`soft`] is a double
+//! for tests.
 //!
-//! Errors are errno values. Everything is non-blocking but for what drivers do when queue pairs and registrations are
-//! made and destroyed. Dropping a [`Qp`] destroys it: when that returns nothing lands through it any more, nothing is
-//! read for it, and none of its completions is polled afterwards.
+//! Errors are errno values. Everything is non-blocking but for what drivers do when queue pairs and
+//! registrations are made and destroyed. Dropping a [`Qp`] destroys it: when that returns nothing lands
+//! through it any more, nothing is read for it, and none of its completions is polled afterwards.
 
 pub(crate) mod gid;
 pub(crate) mod real;

@@ -29,7 +29,8 @@ fn library() -> Result<&'static Library, String> {
 impl Verbs for Machine {
     fn open(&self) -> Result<Vec<Arc<dyn Device>>, String> {
         let lib = library()?;
-        // As NCCL does: without it a child of fork(2) may take registered pages along, where the kernel is old.
+        // As NCCL does: without it a child of fork(2) may take registered pages along, where the kernel is
+        // old.
         if let Some(init) = lib.fork_init {
             // SAFETY: before any other call of the library here; a failure leaves things as they are.
             unsafe { init() };

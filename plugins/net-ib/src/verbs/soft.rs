@@ -1,8 +1,8 @@
 //! A test double of verbs: devices, queue pairs and memory of one process, with faults on demand.
 //!
-//! It keeps RC's promises and nothing more: a queue pair delivers in order, different ones in any order; data change the
-//! receiver's memory some time before the completions; what a destroyed queue pair had sent may still land, as long as
-//! the receiving queue pair is there; a broken pair flushes.
+//! It keeps RC's promises and nothing more: a queue pair delivers in order, different ones in any order; data
+//! change the receiver's memory some time before the completions; what a destroyed queue pair had sent may
+//! still land, as long as the receiving queue pair is there; a broken pair flushes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -153,8 +153,8 @@ impl Fabric {
         (state.chaos, state.dice) = (one_of, seed);
     }
 
-    /// From now on devices reach "GPU memory": any memory that is registered as such, by address or as DMA-BUF. What
-    /// they write there is seen after a read by the same device, not before.
+    /// From now on devices reach "GPU memory": any memory that is registered as such, by address or as
+    /// DMA-BUF. What they write there is seen after a read by the same device, not before.
     pub fn with_gpus(self) -> Self {
         self.lock().gpu = Some(BTreeSet::new());
         self
@@ -536,8 +536,8 @@ impl State {
             let device = self.qps.get(&peer).map_or(0, |qp| qp.device);
             self.unseen.push((device, addr, bytes));
         } else if packet.span.len > 0 {
-            // SAFETY: the target is registered and its pair is alive; the source belongs to a work request that is not
-            // complete, or is our copy.
+            // SAFETY: the target is registered and its pair is alive; the source belongs to a work request
+            // that is not complete, or is our copy.
             unsafe { std::ptr::copy(from, addr as *mut u8, packet.span.len as usize) };
         }
         let wc = Wc { qp: peer, wr, status: 0, vendor: 0, imm: packet.imm, bytes: packet.span.len };
@@ -578,7 +578,8 @@ impl State {
         self.leave_on_the_wire(peer, flying);
     }
 
-    /// What a broken or destroyed pair has sent may still arrive. Its memory is the sender's until this returns.
+    /// What a broken or destroyed pair has sent may still arrive. Its memory is the sender's until this
+    /// returns.
     fn leave_on_the_wire(&mut self, peer: u32, flying: VecDeque<Packet>) {
         for mut packet in flying.into_iter().filter(|packet| !packet.landed && packet.write.is_some()) {
             if packet.bytes.is_none() {

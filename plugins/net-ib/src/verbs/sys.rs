@@ -1,6 +1,7 @@
-//! libibverbs as it is in memory: only what this plugin touches, laid out by hand (LP64) and found by dlopen, so that
-//! neither headers nor the library are needed to build or to start. The layouts are those of the stable ABI of
-//! libibverbs.so.1; the offsets below are those that a C compiler found in the headers of rdma-core 44.
+//! libibverbs as it is in memory: only what this plugin touches, laid out by hand (LP64) and found by dlopen,
+//! so that neither headers nor the library are needed to build or to start. The layouts are those of the
+//! stable ABI of libibverbs.so.1; the offsets below are those that a C compiler found in the headers of
+//! rdma-core 44.
 
 use std::ffi::{c_char, c_int, c_void};
 

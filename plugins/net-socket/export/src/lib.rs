@@ -1,8 +1,8 @@
-//! [`hawser_net_socket`] for NVIDIA's NCCL: `libnccl-net-hawser-socket.so`, loaded with `NCCL_NET_PLUGIN=hawser-socket`.
-//! Hawser's own plugin search finds it too.
+//! [`hawser_net_socket`] for NVIDIA's NCCL: `libnccl-net-hawser-socket.so`, loaded with
+//! `NCCL_NET_PLUGIN=hawser-socket`. Hawser's own plugin search finds it too.
 //!
-//! A crate of its own, because the exported symbols end up in every library that links it. There the net is called
-//! `HawserSocket`, since NCCL and Hawser have a `Socket` of their own.
+//! A crate of its own, because the exported symbols end up in every library that links it. There the net is
+//! called `HawserSocket`, since NCCL and Hawser have a `Socket` of their own.
 
 use std::sync::Arc;
 

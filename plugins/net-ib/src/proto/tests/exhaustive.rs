@@ -1,6 +1,6 @@
-//! All schedules of small cases: from a connection that is up, every order of landings, completions, fences, errors and
-//! messages of the control channel. Each state is looked at once. Every state from which nothing but the clock moves must be finished or
-//! become so by the clock.
+//! All schedules of small cases: from a connection that is up, every order of landings, completions, fences,
+//! errors and messages of the control channel. Each state is looked at once. Every state from which nothing
+//! but the clock moves must be finished or become so by the clock.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,4 +1,5 @@
-//! Random schedules with faults of all kinds. `HAWSER_IB_SCHEDULES` sets how many; each has its seed in the message.
+//! Random schedules with faults of all kinds. `HAWSER_IB_SCHEDULES` sets how many; each has its seed in the
+//! message.
 
 use super::specs;
 use super::world::{Move, RECEIVER, SENDER, World};
@@ -343,8 +344,8 @@ fn a_rail_that_loses_acknowledgements_does_not_come_back() {
     }
 }
 
-/// What breaks with the first chunk of each epoch, as memory does that the device does not reach: probes go both ways, so the
-/// rail comes up again and again.
+/// What breaks with the first chunk of each epoch, as memory does that the device does not reach: probes go
+/// both ways, so the rail comes up again and again.
 #[test]
 fn faults_that_only_data_meets_end_at_the_deadline() {
     for rails in [1, 2] {

@@ -1,5 +1,5 @@
-//! A network between a sender and a receiver that does everything that RC queue pairs and TCP may do, one move at a
-//! time, and an oracle that knows what must never happen.
+//! A network between a sender and a receiver that does everything that RC queue pairs and TCP may do, one
+//! move at a time, and an oracle that knows what must never happen.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
