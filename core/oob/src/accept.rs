@@ -18,9 +18,9 @@ pub const REST: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Visitor {
     fd: OwnedFd,
-    /// Where the connection came from.
+    /// The address that the connection came from.
     pub from: Caller,
-    /// When it came.
+    /// The moment at which the connection was accepted.
     pub since: Instant,
     protocol: Protocol,
     message: Vec<u8>,
@@ -29,7 +29,7 @@ pub struct Visitor {
     answered: Option<(Vec<u8>, Responder)>,
 }
 
-/// What came of one look at a [`Visitor`].
+/// The outcome of one look at a [`Visitor`].
 #[derive(Debug)]
 pub enum Step {
     /// There is nothing to do before the socket has more to read.
@@ -54,11 +54,11 @@ pub struct Unwanted {
 pub struct Proved {
     /// The connection.
     pub fd: OwnedFd,
-    /// Where the connection came from.
+    /// The address that the connection came from.
     pub from: Caller,
-    /// What the greeting added.
+    /// The bytes that the greeting added.
     pub greeting: Vec<u8>,
-    /// What the answer added.
+    /// The bytes that the answer added.
     pub answer: Vec<u8>,
     /// Makes the welcome, or the refusal.
     pub responder: Responder,
@@ -162,7 +162,7 @@ pub struct Limits {
     pub pending: usize,
     /// How long the oldest handshake is safe from those that wait for its slot.
     pub grace: Duration,
-    /// How long a handshake may take.
+    /// The time that a handshake may take.
     pub patience: Duration,
 }
 
@@ -171,15 +171,15 @@ pub struct Limits {
 pub struct Accepted {
     /// The connection.
     pub stream: Stream,
-    /// Where the connection came from.
+    /// The address that the connection came from.
     pub from: Caller,
-    /// What the greeting added.
+    /// The bytes that the greeting added.
     pub greeting: Vec<u8>,
-    /// What the answer added.
+    /// The bytes that the answer added.
     pub answer: Vec<u8>,
 }
 
-/// What came of one look at an [`Acceptor`].
+/// The outcome of one look at an [`Acceptor`].
 #[derive(Debug)]
 pub enum Arrival {
     /// A connection that proved the secret.
@@ -215,7 +215,7 @@ impl Acceptor {
         fds.extend(self.pending.iter().map(|pending| PollFd::new(pending, PollFlags::IN)));
     }
 
-    /// When [`Acceptor::advance`] must be called even if nothing happens.
+    /// The moment at which [`Acceptor::advance`] must be called even if nothing happens.
     pub fn next_deadline(&self) -> Option<Instant> {
         let Limits { pending, grace, patience } = self.limits;
         let limit = if self.pending.len() < pending { patience } else { patience.min(grace) };

@@ -11,7 +11,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// What a connector brings.
+/// Everything that a connector brings to a handshake.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
     /// The protocol of both ends.
@@ -20,7 +20,7 @@ pub struct Offer<'a> {
     pub key: &'a Key,
     /// What the greeting adds; the listener sees it before anything is proved.
     pub greeting: &'a [u8],
-    /// What the answer adds; the listener believes it.
+    /// The bytes that the answer adds; the listener believes them.
     pub answer: &'a [u8],
 }
 
@@ -33,7 +33,7 @@ pub enum Ended {
     Broken(Errno),
     /// The peer closed the connection during the handshake.
     Closed,
-    /// What listens there is not who it should be, or does not want us.
+    /// The listener is not who it should be, or does not want this connection.
     Handshake(Failure),
 }
 
@@ -93,12 +93,12 @@ impl Dial {
         })
     }
 
-    /// Whether nobody has answered at all.
+    /// Tells whether nobody has answered at all.
     pub fn is_connecting(&self) -> bool {
         self.stage == Stage::Connecting
     }
 
-    /// What the socket has to be waited for.
+    /// The events that the socket has to be polled for.
     pub fn events(&self) -> PollFlags {
         if self.is_connecting() { PollFlags::OUT } else { PollFlags::IN }
     }
@@ -163,16 +163,16 @@ impl AsFd for Dial {
     }
 }
 
-/// How often and how long to try again.
+/// The rule by which a failed connection is tried again.
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
-    /// How many further tries there are after the first.
+    /// The number of further tries after the first.
     pub count: u32,
     /// The pause before try n+1 is n times this.
     pub sleep: Duration,
     /// Whether a refused connection may succeed later, because the listener may not exist yet.
     pub refused: bool,
-    /// What a refused connection means for the user.
+    /// The advice for a user whose connection was refused.
     pub when_refused: &'static str,
 }
 
@@ -208,7 +208,7 @@ pub fn connect<P: Patience>(
     }
 }
 
-/// What one try gave.
+/// The outcome of one try: the connection with its welcome, or why there is none.
 type Attempt = Result<(Stream, Vec<u8>), Ended>;
 
 /// One try: the connection or why there is none; an error ends all tries.

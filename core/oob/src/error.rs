@@ -6,7 +6,7 @@ use std::io;
 /// What every fallible function of this crate returns, unless it says otherwise.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Who is at fault.
+/// The kinds of errors, by who is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// A setting does not fit this host, or the two ends were not given the same secret.
@@ -24,7 +24,7 @@ pub enum ErrorKind {
 /// An error with a complete sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// Who is at fault.
+    /// The kind of the error, which says who is at fault.
     pub kind: ErrorKind,
     /// What failed, the system's reason with its errno, and what the user can do about it.
     pub text: String,

@@ -38,7 +38,7 @@ impl Kind for () {
 /// The fixed part of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header<K> {
-    /// What the frame means.
+    /// The kind of the frame, which says what it means.
     pub kind: K,
     /// A number that the protocol is free to use.
     pub tag: u64,
@@ -82,7 +82,7 @@ impl<K: Kind> Header<K> {
 /// A whole frame.
 #[derive(Debug)]
 pub struct Frame<K> {
-    /// What the frame means.
+    /// The kind of the frame, which says what it means.
     pub kind: K,
     /// The number that the sender gave it.
     pub tag: u64,
@@ -110,7 +110,7 @@ pub struct FrameReader<K> {
     open: Option<(Header<K>, Vec<u8>)>,
 }
 
-/// What a [`FrameReader`] found.
+/// The outcome of one look of a [`FrameReader`].
 #[derive(Debug)]
 pub enum Incoming<K> {
     /// A whole frame.
@@ -277,7 +277,9 @@ mod tests {
         }
 
         #[test]
-        fn fields_never_reach_beyond_the_end(bytes in proptest::collection::vec(any::<u8>(), 0..20), len in 0usize..40) {
+        fn fields_never_reach_beyond_the_end(
+            bytes in proptest::collection::vec(any::<u8>(), 0..20), len in 0usize..40
+        ) {
             let mut fields = Fields::new(&bytes);
             prop_assert_eq!(fields.clone().bytes(len).is_ok(), len <= bytes.len());
             prop_assert_eq!(fields.u64().is_ok(), bytes.len() >= 8);

@@ -25,15 +25,15 @@ pub const ADDRESS_BYTES: usize = 19;
 const CHECKED: usize = 8;
 const ADDRESSES: usize = 48;
 
-/// How a listener is dialled: what a handle says.
+/// The content of a handle: everything that is needed to dial a listener.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectInfo {
     /// The number of the listener, which tells it from others at the same address.
     pub listener: u64,
     /// The secret that both ends prove to know.
     pub secret: [u8; 32],
-    /// Where the listener can be reached; never empty. Link-local addresses have no scope: that is the
-    /// reader's own.
+    /// The addresses at which the listener can be reached; never empty. Link-local addresses have no scope:
+    /// that is the reader's own.
     pub addresses: Vec<SocketAddr>,
 }
 

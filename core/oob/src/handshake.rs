@@ -2,7 +2,7 @@
 //!
 //! | step | from | message | says |
 //! |---|---|---|---|
-//! | 1 | connector | greeting | magic and version of the protocol, 32 random bytes, who it is and what it wants |
+//! | 1 | connector | greeting | magic, version, 32 random bytes, who it is and what it wants |
 //! | 2 | listener | challenge | magic, 32 random bytes and a proof; or why it refuses |
 //! | 3 | connector | answer | a proof, and what the listener has to know |
 //! | 4 | listener | welcome | a proof, and what the connector has to know; or why it refuses |
@@ -32,18 +32,18 @@ const CHALLENGE: u8 = 2;
 const ANSWER: u8 = 3;
 const WELCOME: u8 = 4;
 
-/// Who speaks, and how much is added to each message.
+/// The parameters of a handshake: who speaks, and how many bytes are added to each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
     /// The first bytes of both ends, by which strangers are told from friends.
     pub magic: [u8; MAGIC],
     /// The version; ends with different versions do not talk.
     pub version: u16,
-    /// How many bytes a greeting adds.
+    /// The number of bytes that a greeting adds.
     pub greeting: usize,
-    /// How many bytes an answer adds.
+    /// The number of bytes that an answer adds.
     pub answer: usize,
-    /// How many bytes a welcome adds.
+    /// The number of bytes that a welcome adds.
     pub welcome: usize,
 }
 
@@ -73,7 +73,7 @@ impl Protocol {
         bytes.iter().zip(&self.magic).all(|(byte, magic)| byte == magic)
     }
 
-    /// What a whole greeting adds.
+    /// The bytes that a whole greeting adds.
     ///
     /// # Errors
     /// A sentence that says what is wrong with it.
@@ -121,15 +121,15 @@ impl Key {
 /// Why a connector has no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// What answers does not speak the protocol.
+    /// The program that answers does not speak the protocol.
     Foreign,
-    /// What answers does not know the secret.
+    /// The listener that answers does not know the secret.
     WrongSecret,
     /// The listener refuses, with its code for the reason.
     Refused(u8),
 }
 
-/// What both ends have said, and the key.
+/// The key of a handshake, and everything that both ends have said in it.
 #[derive(Clone)]
 struct Transcript {
     key: Key,
@@ -145,7 +145,7 @@ impl Transcript {
         bytes
     }
 
-    /// What a message adds, if its proof is right. Takes constant time.
+    /// The bytes that a message adds, if its proof is right. Takes constant time.
     fn hear<'a>(&mut self, step: u8, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let (proof, body) = bytes.split_first_chunk::<PROOF>()?;
         let is_right = self.proof(step, body).finalize_verify(proof);
@@ -235,7 +235,7 @@ impl Responder {
         (Self { protocol, talk }, challenge)
     }
 
-    /// What an answer adds, if the connector knows the secret.
+    /// The bytes that an answer adds, if the connector knows the secret.
     pub fn check<'a>(&mut self, answer: &'a [u8]) -> Option<&'a [u8]> {
         self.talk.hear(ANSWER, answer).filter(|body| body.len() == self.protocol.answer)
     }

@@ -19,12 +19,12 @@ pub struct Interface {
     pub index: u32,
     /// The address.
     pub address: IpAddr,
-    /// How many leading bits of the address name its subnet.
+    /// The number of leading bits of the address that name its subnet.
     pub prefix: u32,
 }
 
 impl Interface {
-    /// Whether `other` is an address of the same subnet.
+    /// Tells whether `other` is an address of the same subnet.
     pub fn is_near(&self, other: IpAddr) -> bool {
         let bits = |address: IpAddr| match address {
             IpAddr::V4(address) => u128::from(address.to_bits()) << 96,
@@ -69,7 +69,7 @@ impl Family {
         }
     }
 
-    /// Whether an address is of this family.
+    /// Tells whether an address is of this family.
     pub fn has(self, address: IpAddr) -> bool {
         (self == Family::V4) == address.is_ipv4()
     }
@@ -101,14 +101,14 @@ impl Filter {
         (!names.is_empty()).then_some(Filter { exclude, exact, names })
     }
 
-    /// Whether the list lets an interface of this name through.
+    /// Tells whether the list lets an interface of this name through.
     pub fn accepts(&self, name: &str) -> bool {
         let fits = |wanted: &String| if self.exact { name == wanted } else { name.starts_with(wanted) };
         self.names.iter().any(fits) != self.exclude
     }
 }
 
-/// What an interface is, judged by its name. Without a list of the user's, an earlier class is preferred.
+/// The kind of an interface, judged by its name. Without a list of the user's, an earlier class is preferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// IP over InfiniBand (`ib*`).
@@ -232,7 +232,7 @@ fn nothing_fits(all: &[Interface], ifname: Option<&str>, family: Option<Family>)
     Error::usage(text).remedy(format!("there is: {}", there.join(", ")))
 }
 
-/// Whether the address only means something together with an interface.
+/// Tells whether the address only means something together with an interface.
 pub fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }

@@ -39,15 +39,15 @@ impl fmt::Display for Address {
 /// When the kernel asks an idle connection's peer whether it is still there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
-    /// How long a connection is idle before the first question.
+    /// The time that a connection is idle before the first question.
     pub idle: Duration,
     /// The pause between questions without an answer.
     pub interval: Duration,
-    /// How many unanswered questions end the connection.
+    /// The number of unanswered questions that end the connection.
     pub count: u32,
 }
 
-/// What a TCP socket is set to. Small packets always leave at once, and dead hosts are always noticed.
+/// The options of a TCP socket. Small packets always leave at once, and dead hosts are always noticed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// How dead hosts are noticed; `None` leaves the times to the kernel.
@@ -112,7 +112,7 @@ pub fn listen_unix(token: &Token) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Where an accepted connection came from.
+/// The address that an accepted connection came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller(pub Option<SocketAddr>);
 
@@ -146,7 +146,7 @@ pub fn accept(listener: BorrowedFd<'_>, options: &Options) -> Result<Option<(Own
     }
 }
 
-/// Where a connection starts from.
+/// The place on this host that a connection starts from.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
     /// The address of this host that the connection has; `None` lets the routing table choose.
@@ -214,7 +214,7 @@ pub fn is_connected(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// What a transfer did.
+/// The outcome of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     /// At least one byte was moved.

@@ -15,7 +15,7 @@ pub trait Patience {
     /// The error of the caller's own, which says that the patience is over.
     type Error: From<Error>;
 
-    /// Whether the caller may go on waiting. `describe` says who waits for whom.
+    /// Says whether the caller may go on waiting. `describe` says who waits for whom.
     ///
     /// # Errors
     /// The deadline has passed, or somebody wants the wait to end.

@@ -7,7 +7,7 @@ use hawser_plugin::setting;
 
 use crate::verbs::gid::{Wish, parse_range};
 
-/// How the plugin behaves. [`Settings::from_environment`] is what the library uses.
+/// The settings of the plugin. [`Settings::from_environment`] is what the library uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -66,7 +66,7 @@ pub struct Settings {
     pub ifname: Option<String>,
 }
 
-/// Which ports of the two ends make rails.
+/// The rule by which ports of the two ends are paired into rails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairing {
     /// The first with the first, the second with the second.
@@ -176,7 +176,7 @@ const OF_THE_PROCESS: &[&str] = &["NCCL_IBVERBS_LIB", "NCCL_IB_DEVICE_PCI_ORDER"
 
 const OWN_RECOVERY: &str = "rails come back by probes of their own, with back-off";
 
-/// What this plugin does with a variable.
+/// The answer to the question what this plugin does with a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Regard {
     /// It has an effect.
@@ -187,7 +187,7 @@ pub enum Regard {
     Foreign,
 }
 
-/// What this plugin does with a variable of this name.
+/// Says what this plugin does with a variable of this name.
 pub fn regard(name: &str) -> Regard {
     if let Some((_, why)) = REFUSED.iter().find(|refused| refused.0 == name) {
         return Regard::Refused(why);

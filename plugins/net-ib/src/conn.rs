@@ -50,7 +50,7 @@ struct Flight {
     _event: Option<Event>,
 }
 
-/// What a connection is made of.
+/// The parts that a connection is made of.
 pub(crate) struct Parts {
     pub ports: Vec<Arc<Port>>,
     pub tiers: Vec<u8>,
@@ -62,7 +62,7 @@ pub(crate) struct Parts {
     pub log: Log,
 }
 
-/// See the module.
+/// One end of a connection: its state machine, queue pairs and control channel.
 pub(crate) struct Conn<M> {
     pub machine: M,
     rail_qps: Vec<RailQp>,
@@ -479,7 +479,8 @@ impl<M: Machine> Conn<M> {
                 let reasons: Vec<String> =
                     reasons.map(|(name, rail)| format!("{name}: {}", rail.why)).collect();
                 format!(
-                    "no rail was up for {} s ({}); look at cables, switches and `ibv_devinfo` of both hosts, or raise HAWSER_IB_DEADLINE",
+                    "no rail was up for {} s ({}); look at cables, switches and `ibv_devinfo` of both hosts, or \
+                     raise HAWSER_IB_DEADLINE",
                     self.settings.deadline.as_secs(),
                     reasons.join("; ")
                 )
@@ -529,19 +530,19 @@ impl<M: Machine> Conn<M> {
         }
     }
 
-    /// Whether a closed end has said all that it has to say.
+    /// Tells whether a closed end has said all that it has to say.
     pub fn is_finished(&mut self) -> bool {
         self.control.finish()
     }
 
-    /// Whether somebody waits for this end, or it is not settled.
+    /// Tells whether somebody waits for this end, or it is not settled.
     pub fn is_busy(&mut self) -> bool {
         self.machine.is_busy()
             || self.machine.rails().all.iter().any(|rail| !rail.is_up() || !rail.posted.is_empty())
     }
 }
 
-/// What the state machine goes by.
+/// The rules of the state machine, from the settings of both ends.
 fn rules(settings: &Settings, peer: &Block) -> Rules {
     Rules {
         silence: settings.silence.as_micros() as Time,

@@ -32,10 +32,10 @@ use crate::verbs::Verbs;
 const MOST_BYTES: u64 = 1 << 30;
 /// Addresses of a listener that its handle has room for, whatever their families are.
 const MOST_ADDRESSES: usize = 4;
-/// What a listener allows connections that have not proved anything.
+/// The limits for connections that have not proved anything.
 const LIMITS: Limits = Limits { pending: 16, grace: Duration::ZERO, patience: control_channel::PATIENCE };
 
-/// What all connections of a context share.
+/// The settings, the thread and the host's configuration that all connections of a context share.
 struct Shared {
     settings: Settings,
     config: NetConfig,
@@ -43,7 +43,7 @@ struct Shared {
     progress_thread: Arc<ProgressThread>,
 }
 
-/// See the module.
+/// The plugin opened for one communicator: its ports, and the devices made of them.
 pub(crate) struct IbContext {
     /// None: there are no devices.
     shared: Option<Arc<Shared>>,
@@ -137,7 +137,8 @@ pub(crate) fn find(settings: &Settings, verbs: &dyn Verbs) -> std::result::Resul
     ports.retain(|port| port.state().is_usable());
     if ports.is_empty() {
         return Err(format!(
-            "none of {count} devices has an active port with an address that fits NCCL_IB_HCA and the other NCCL_IB_ settings"
+            "none of {count} devices has an active port with an address that fits NCCL_IB_HCA and the other \
+             NCCL_IB_ settings"
         ));
     }
     Ok(ports)

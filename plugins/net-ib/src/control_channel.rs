@@ -30,7 +30,7 @@ pub(crate) fn options() -> Options {
     Options { keepalive: Some(keepalive), ..Options::default() }
 }
 
-/// How a control channel ended.
+/// The way in which a control channel ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// The peer's process has closed it, or is gone.
@@ -94,7 +94,7 @@ impl ControlChannel {
         }
     }
 
-    /// How the connection ended, once it has.
+    /// The way in which the connection ended, once it has.
     pub fn end(&self) -> Option<End> {
         self.end
     }
@@ -112,7 +112,7 @@ impl ControlChannel {
     }
 }
 
-/// What became of a [`Dial`].
+/// The outcome of one turn of a [`Dial`].
 pub(crate) enum Dialled {
     /// It goes on.
     Wait(Dial),

@@ -15,7 +15,7 @@ use crate::verbs::{Caps, Cq, Errno, Mr, Qp, Route, Span};
 
 /// Reads under way at most.
 const READS: u32 = 64;
-/// How often a read is tried again on a new queue pair.
+/// The number of times that a read is tried again on a new queue pair.
 const TRIES: u32 = 3;
 /// How long after a failure: the kernel may learn a moment later than the HCA that a port is gone.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -30,7 +30,7 @@ pub(crate) struct Flusher {
     mr: Mr,
     begun: u64,
     done: u64,
-    /// When a read failed last.
+    /// The moment at which a read failed last.
     failed: Option<Instant>,
 }
 

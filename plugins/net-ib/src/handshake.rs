@@ -27,7 +27,7 @@ pub(crate) fn key(secret: &[u8; 32]) -> Key {
     Key::derive(secret, "ib")
 }
 
-/// What an end has.
+/// The description of an end: its ports and its choices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Block {
     pub ports: Vec<PortBlock>,

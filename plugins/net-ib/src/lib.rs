@@ -11,7 +11,8 @@
 //! | `proto` | the connection as a state machine, and its rules: no I/O |
 //! | `verbs` | libibverbs behind a trait, and a test double |
 //! | `handshake`, `control_channel` | what the handshake tells, the TCP connection beside the rails |
-//! | `pairs`, `rail_qp`, `machine`, `conn`, `clock`, `progress_thread` | which ports make rails, queue pairs, what drives the state machines, the thread that helps |
+//! | `pairs`, `rail_qp` | pairs of ports, the queue pairs of rails |
+//! | `machine`, `conn`, `clock`, `progress_thread` | drivers of the state machines, the thread that helps |
 //! | `flush` | GPU memory: makes what arrived visible |
 //! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `endpoint` | the plugin interface |

@@ -16,7 +16,7 @@ pub(crate) trait Machine {
     fn tick(&mut self, now: Time);
     /// The host waits for something.
     fn is_busy(&self) -> bool;
-    /// What the peer must hear before this end goes.
+    /// The message that the peer must hear before this end goes.
     fn last_words(&self) -> Option<Message>;
     fn has_peer_left(&self) -> bool;
 }

@@ -1,4 +1,4 @@
-//! Which ports of the two ends make rails.
+//! The pairing of ports: which ports of the two ends make rails.
 
 use crate::config::Pairing;
 use crate::proto::MAX_RAILS;

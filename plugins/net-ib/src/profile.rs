@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 use hawser_plugin::host::NetProfiler;
 
-/// What NCCL's own IB net calls its events: type 1, version 1.
+/// The number of events of NCCL's own IB net: type 1, version 1.
 const PLUGIN: i64 = (1 << 16) | 1;
 /// Types of calls.
 const START: i32 = 0;

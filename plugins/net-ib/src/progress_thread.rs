@@ -29,7 +29,7 @@ const HURRY: Duration = Duration::from_millis(300);
 pub(crate) trait Tended: Send + Sync {
     /// Moves it, unless somebody else does. Whether it is busy.
     fn tend(&self) -> bool;
-    /// Whether a closed end is done.
+    /// Tells whether a closed end is done.
     fn is_finished(&self) -> bool;
 }
 
@@ -45,7 +45,7 @@ impl<M: Machine + Send> Tended for Mutex<Conn<M>> {
     }
 }
 
-/// See the module.
+/// The handle of the thread; dropping it ends the thread.
 pub(crate) struct ProgressThread {
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,

@@ -59,7 +59,7 @@ pub(crate) struct RailQp {
 /// A pair that is connected, or is not for this reason.
 type Connected = (Box<dyn Qp>, Result<(), Errno>);
 
-/// What a completion means.
+/// The meaning of a completion.
 #[derive(Debug)]
 pub(crate) enum Seen {
     Arrived { imm: u32, bytes: u64 },
@@ -416,7 +416,7 @@ impl Drop for Slab {
     }
 }
 
-/// Where a queue pair is.
+/// The address of a queue pair, as its peer needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Blob {
     qp: u32,

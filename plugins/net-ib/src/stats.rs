@@ -21,7 +21,7 @@ pub(crate) fn add(counter: &AtomicU64, number: u64) {
     counter.fetch_add(number, Ordering::Relaxed);
 }
 
-/// What all connections of the process did.
+/// The counters of all connections of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -52,7 +52,7 @@ pub fn stats() -> Stats {
     }
 }
 
-/// What one rail of one connection of the process did.
+/// The counters of one rail of one connection of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RailStats {
@@ -68,9 +68,9 @@ pub struct RailStats {
     pub chunks: u64,
     /// Chunks that it lost: they were written again elsewhere, or here later.
     pub lost: u64,
-    /// How often it came up, the first time included.
+    /// The number of times that the rail came up, the first time included.
     pub raised: u64,
-    /// How often it was stopped.
+    /// The number of times that the rail was stopped.
     pub stopped: u64,
     /// From posting a chunk to its completion.
     pub latency: Option<Latency>,
@@ -80,7 +80,7 @@ pub struct RailStats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Latency {
-    /// How many completions: 256 at most.
+    /// The number of completions that were measured: 256 at most.
     pub count: usize,
     /// Half of them were quicker.
     pub median: u32,
@@ -108,7 +108,7 @@ impl std::fmt::Display for RailStats {
     }
 }
 
-/// Where a rail counts.
+/// The counters that a rail keeps while it works.
 #[derive(Debug)]
 pub(crate) struct RailCounters {
     connection: String,

@@ -19,7 +19,8 @@ use hawser_plugin::{Log, Net};
 
 const HELP: &str = "loopback [--ranks 8] [--lanes 2] [--bytes 1048576] [--flight 8] [--seconds 2] [--plain]
 Prints GB/s per rank and direction, and messages per second. NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD and
-HAWSER_SOCKET_* count. With --flight 1 --lanes 1 --ranks 2 the time per message is about a one-way latency plus its
+HAWSER_SOCKET_* count. With --flight 1 --lanes 1 --ranks 2 the time per message is about a one-way latency plus
+its
 acknowledgement.";
 
 #[derive(Clone, Debug)]
@@ -368,7 +369,7 @@ mod plain {
         sends: bool,
         memory: Vec<u8>,
         bytes: usize,
-        /// Where the current message lies.
+        /// The buffer in which the current message lies.
         start: usize,
         /// Bytes of the current message that are moved, and of its size in front.
         at: usize,

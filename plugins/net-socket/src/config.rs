@@ -17,7 +17,7 @@ const KEEPALIVE: Keepalive =
 
 const KIB: usize = 1 << 10;
 
-/// How the plugin behaves. [`Settings::from_environment`] is what the library uses.
+/// The settings of the plugin. [`Settings::from_environment`] is what the library uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -89,7 +89,7 @@ impl Settings {
         Self::read(processors, |name| hawser_plugin::setting(name)?.into_string().ok())
     }
 
-    /// Whether a variable of this name is one of these settings.
+    /// Tells whether a variable of this name is one of these settings.
     pub fn has(name: &str) -> bool {
         let is_read = std::cell::Cell::new(false);
         Self::read(1, |asked| {
@@ -111,7 +111,7 @@ impl Settings {
         (self.timeout / 12).min(Duration::from_secs(5))
     }
 
-    /// What every socket of a context is set to.
+    /// The options of every socket of a context.
     pub(crate) fn socket_options(&self, traffic_class: Option<i32>) -> Options {
         Options {
             keepalive: Some(KEEPALIVE),

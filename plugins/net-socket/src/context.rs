@@ -21,7 +21,7 @@ use crate::pool::lock;
 use crate::shared::Shared;
 use crate::tx::TxConn;
 
-/// See the module.
+/// The plugin opened for one communicator: its devices, and what its connections share.
 pub(crate) struct SocketContext {
     settings: Settings,
     config: NetConfig,

@@ -15,7 +15,7 @@ use crate::stream::{Incoming, Outgoing};
 /// The peer is told what we have understood when it keeps this much for us.
 const CONFIRM_EVERY: u64 = 256 << 10;
 
-/// What went wrong with a socket.
+/// The reason why a socket was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Loss {
     pub reason: String,
@@ -57,7 +57,7 @@ impl From<String> for Trouble {
     }
 }
 
-/// See the module.
+/// The control connection of one end, which outlives its sockets.
 #[derive(Debug)]
 pub(crate) struct Control {
     socket: Option<OwnedFd>,
@@ -71,7 +71,7 @@ pub(crate) struct Control {
     waiting: usize,
     /// Of the socket.
     generation: u32,
-    /// When the last socket was lost, and whether abruptly.
+    /// The moment at which the last socket was lost, and whether that was abrupt.
     down: Option<(Instant, bool)>,
     /// The peer has said goodbye.
     peer_left: bool,
@@ -205,7 +205,8 @@ impl Control {
         Trouble::Socket(loss)
     }
 
-    /// How far we have understood the peer's stream. Only valid for a new socket once the old one is dropped.
+    /// The number of bytes of the peer's stream that were understood. Only valid for a new socket once the
+    /// old one is dropped.
     pub fn consumed(&mut self) -> u64 {
         self.drop_socket();
         self.inc.consumed()

@@ -1,4 +1,4 @@
-//! Whether the threads have to wait for processors.
+//! A measure of contention for processors: do the threads have to wait for one?
 //!
 //! A thread that is kept from running while the host's thread spins in `test` makes everything slower than no
 //! thread at all: eight ranks on 16 processors moved half as much with two threads each as with none. So the
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Help;
 
-/// What is measured lasts so long.
+/// The time that one measurement lasts.
 const WINDOW: Duration = Duration::from_millis(20);
 /// How long the host's threads help at first, and at most, in milliseconds.
 const REST: [u64; 2] = [250, 4000];
@@ -32,7 +32,7 @@ impl CpuContention {
         Self { help, begin: Instant::now(), until: AtomicU64::new(0), rest: AtomicU64::new(REST[0]) }
     }
 
-    /// Whether the host's threads should help.
+    /// Tells whether the host's threads should help.
     pub fn is_on(&self) -> bool {
         match self.help {
             Help::Always => true,
@@ -44,7 +44,7 @@ impl CpuContention {
         }
     }
 
-    /// What a thread has measured while nobody helped.
+    /// Takes in what a thread has measured while nobody helped.
     fn report(&self, is_late: bool) {
         if !is_late {
             self.rest.store(REST[0], Ordering::Relaxed);

@@ -165,13 +165,13 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
-/// What stands in front of a chunk.
+/// The header that stands in front of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChunkHeader {
     pub slot: u64,
     /// Bytes of the whole message.
     pub total: u64,
-    /// Where the chunk lies in the message.
+    /// The offset of the chunk in its message.
     pub offset: u64,
     /// Bytes of the chunk.
     pub len: u32,
@@ -277,7 +277,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(kind in 0u8..12, count: u8, len in 0usize..200, rest in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_survived(
+            kind in 0u8..12, count: u8, len in 0usize..200, rest in prop::collection::vec(any::<u8>(), 0..200)
+        ) {
             let mut bytes = header(kind, count, 0, len).to_vec();
             bytes.extend_from_slice(&rest);
             if let Ok(Some((record, used))) = Record::parse(&bytes) {

@@ -5,7 +5,7 @@
 //! | dialler | greeting | [`Hello`]: which listener, which connection, which of its sockets |
 //! | listener | challenge | nothing; or a [`Refusal`] |
 //! | dialler | answer | [`Answer`]: how far it consumed the control stream |
-//! | listener | welcome | [`Welcome`]: how far it consumed the control stream, all its addresses; or a [`Refusal`] |
+//! | listener | welcome | [`Welcome`]: how far it consumed the control stream, its addresses; or [`Refusal`] |
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ pub(crate) fn key(secret: &[u8; 32]) -> Key {
     Key::derive(secret, "socket")
 }
 
-/// Which of a connection's sockets this is.
+/// The name of a socket within its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Socket {
     /// The socket of records and short messages.
@@ -48,9 +48,9 @@ pub(crate) struct Hello {
     pub listener: u64,
     /// Random number of the connection, the same for all its sockets.
     pub connection: u64,
-    /// Which of the connection's sockets this is.
+    /// The name of this socket within the connection.
     pub socket: Socket,
-    /// How many data sockets the connection has.
+    /// The number of data sockets that the connection has.
     pub pipes: u16,
     /// Counts the sockets that were dialled for this purpose, from 1.
     pub generation: u32,
@@ -110,7 +110,7 @@ impl Refusal {
     }
 }
 
-/// What the dialler adds to its proof.
+/// The words that the dialler adds to its proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// Bytes of the listener's control stream that the dialler has consumed.
@@ -127,12 +127,12 @@ impl Answer {
     }
 }
 
-/// What the listener adds to its last proof.
+/// The words that the listener adds to its last proof.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Welcome {
     /// Bytes of the dialler's control stream that the listener has consumed.
     pub consumed: u64,
-    /// Where the listener can be reached.
+    /// The addresses at which the listener can be reached.
     pub addresses: Vec<SocketAddr>,
 }
 

@@ -41,7 +41,7 @@ impl Registry {
 pub(crate) struct Listening {
     pub number: u64,
     pub secret: [u8; 32],
-    /// Where we can be reached.
+    /// The addresses at which this listener can be reached.
     pub addresses: Vec<SocketAddr>,
     pub shared: Arc<Shared>,
     state: Mutex<State>,
@@ -97,7 +97,7 @@ impl Listening {
         }
     }
 
-    /// Whether a socket with this greeting could be welcome.
+    /// Checks that a socket with this greeting could be welcome.
     fn may_come(&self, hello: &Hello) -> Result<(), Refusal> {
         let state = lock(&self.state);
         match &state.connection {
@@ -107,7 +107,7 @@ impl Listening {
     }
 }
 
-/// What became of a socket whose other end had not proved anything.
+/// The outcome of one look at a socket whose other end had not proved anything.
 pub(crate) enum Visit {
     /// It still has not; to be asked again after the next event.
     Wait(Visitor),

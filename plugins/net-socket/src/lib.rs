@@ -12,11 +12,12 @@
 //! | `config`, `device` | settings, and the devices that interfaces are |
 //! | `greeting`, `frame` | what is on the wire: pure parsers |
 //! | `stream`, `control` | records that survive their socket |
-//! | `queue`, `tx`, `tx_dial`, `tx_pipe` | the sending end: what is to be done, the connection, its dials, a data socket |
+//! | `queue`, `tx`, `tx_dial`, `tx_pipe` | the sending end: work, connection, dials, a data socket |
 //! | `table`, `rx`, `rx_pipe` | the receiving end |
 //! | `inbound`, `outbound`, `path` | handshakes and ways |
 //! | `ready` | which sockets have something to read |
-//! | `service`, `pool`, `cpu_contention`, `path_health` | the threads, whether they find processors, and whether a path is alive |
+//! | `service`, `pool` | the threads |
+//! | `cpu_contention`, `path_health` | whether threads find processors, whether paths are alive |
 //! | `context`, `endpoint` | the plugin interface |
 //!
 //! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`,

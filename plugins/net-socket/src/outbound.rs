@@ -37,17 +37,17 @@ impl Errand {
     }
 }
 
-/// Where and how to begin, as the connection says.
+/// The beginning of a dial, as the connection wants it.
 pub(crate) struct Start {
     pub origin: Origin,
     pub to: SocketAddr,
     pub hello: Hello,
     pub key: Key,
-    /// How far the listener's control stream is understood.
+    /// The number of bytes of the listener's control stream that were understood.
     pub answer: Answer,
 }
 
-/// How a dial ended.
+/// The way in which a dial ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// The listener wants the socket and says how far it is and where it lives.
@@ -85,7 +85,7 @@ pub(crate) struct Dial {
     hello: Hello,
     to: SocketAddr,
     inner: dial::Dial,
-    /// When the dial has failed.
+    /// The moment at which the dial counts as failed.
     pub deadline: Instant,
 }
 

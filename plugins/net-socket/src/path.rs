@@ -63,7 +63,7 @@ fn pair<'a>(
     Some((None, nth(remotes, turn)?))
 }
 
-/// Whether an address belongs to this host.
+/// Tells whether an address belongs to this host.
 pub(crate) fn is_local(address: IpAddr) -> bool {
     let is_own = |all: Vec<Interface>| all.iter().any(|one| one.address == address);
     address.is_loopback() || interface::list().is_ok_and(is_own)

@@ -1,5 +1,5 @@
-//! Whether a socket's path is alive, as the kernel sees it. A kernel answers even when its program does not
-//! read.
+//! A judgement of a socket's path as the kernel sees it: is it alive? A kernel answers even when its program
+//! does not read.
 //!
 //! 1. A packet or window probe that was repeated [`SILENCE`] times without any answer: the path is lost.
 //! 2. Nothing is acknowledged for a while although the peer has room: lost too. Linux can sit like that for
@@ -18,7 +18,7 @@ use crate::sys::{self, Flow};
 const SILENCE: u32 = 3;
 const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 const LAST_PATIENCE: Duration = Duration::from_secs(60);
-/// How much more patience a peer without room gets.
+/// The factor by which the patience with a peer without room is longer.
 const FULL: u32 = 8;
 
 /// Watches one socket after the other.

@@ -40,7 +40,7 @@ pub(crate) trait Drive: Send + Sync {
     fn broke(&self);
 }
 
-/// What a socket needs next.
+/// The next need of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// An event of the socket, or a wake-up.
@@ -49,7 +49,7 @@ pub(crate) enum Next {
     Again,
 }
 
-/// See the module.
+/// The threads of one context that move long messages.
 pub(crate) struct Pool {
     workers: Vec<Arc<Worker>>,
     /// Started with the first socket.

@@ -76,7 +76,7 @@ struct Message {
     state: State,
 }
 
-/// See the module.
+/// The sends of a connection, from the host's call until the receiver has them.
 #[derive(Debug)]
 pub(crate) struct Queue {
     credits: VecDeque<Credit>,
@@ -116,7 +116,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Where a message with this tag would go now.
+    /// The receive that a message with this tag would go to now.
     pub fn target(&self, tag: i32) -> Option<Target> {
         let credit = self.credits.front()?;
         let index = credit.find(tag)?;
@@ -124,12 +124,12 @@ impl Queue {
         Some(Target { slot, capacity: credit.segments[index].capacity })
     }
 
-    /// Whether the host holds no request.
+    /// Tells whether the host holds no request.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// Whether the host may begin one more.
+    /// Tells whether the host may begin one more request.
     pub fn has_room(&self) -> bool {
         self.messages.len() < MOST_REQUESTS
     }
@@ -203,12 +203,12 @@ impl Queue {
         self.lost.len() - before
     }
 
-    /// Whether a request is not yet with the receiver.
+    /// Tells whether a request is not yet with the receiver.
     pub fn is_open(&self, request: u64) -> bool {
         self.message(request).is_some_and(|message| message.state == State::Open)
     }
 
-    /// Whether any is.
+    /// Tells whether any request is not yet with the receiver.
     pub fn any_open(&self) -> bool {
         self.open > 0
     }

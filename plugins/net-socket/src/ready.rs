@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::pool::lock;
 
-/// Whether a connection's socket may have something to read.
+/// A flag that says whether a connection's socket may have something to read.
 #[derive(Debug, Default)]
 pub(crate) struct Flag {
     raised: AtomicBool,

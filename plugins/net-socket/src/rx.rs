@@ -40,7 +40,7 @@ use crate::shared::Shared;
 use crate::stream::Outgoing;
 use crate::table::Table;
 
-/// See the module.
+/// The receiving end of a connection.
 pub(crate) struct RxConn {
     me: Weak<RxConn>,
     pub link: Link,
@@ -176,7 +176,7 @@ impl RxConn {
         if waiting == 0 || may_wait { Ok(()) } else { control.flush() }
     }
 
-    /// Whether a request is over, and its sizes.
+    /// Tells whether a request is over, and gives its sizes.
     pub fn test(&self, request: u64, sizes: &mut [usize]) -> Result<bool> {
         if self.finish(request, sizes)? {
             return Ok(true);
@@ -269,7 +269,8 @@ impl RxConn {
             Record::TooLong { slot, bytes } => {
                 let capacity = lock(&self.table).capacity(slot).ok_or("a receive that is not posted")?;
                 let text = format!(
-                    "a send of {bytes} bytes meets a receive of {capacity}: sizes of sends and receives must agree"
+                    "a send of {bytes} bytes meets a receive of {capacity}: sizes of sends and receives must \
+                     agree"
                 );
                 self.link.fail(Error::new(ErrorKind::InvalidUsage, text));
                 Ok(())

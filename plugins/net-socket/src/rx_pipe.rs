@@ -27,7 +27,7 @@ pub(crate) struct Joined {
     pub _reported: Option<Reported>,
 }
 
-/// What the driver owns.
+/// The part of a data socket that its driver owns.
 pub(crate) struct Lane {
     socket: Option<OwnedFd>,
     joined: Joined,
@@ -51,7 +51,7 @@ struct Current {
     left: usize,
 }
 
-/// What driving led to.
+/// The outcome of driving a data socket.
 pub(crate) enum Driven {
     /// Nothing more has arrived.
     Wait,
@@ -63,7 +63,7 @@ pub(crate) enum Driven {
     Nonsense(String),
 }
 
-/// How far a closed socket came.
+/// The number of whole chunks that a closed socket brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Final {
     pub generation: u32,
@@ -85,7 +85,7 @@ impl RxPipe {
         Self { lane, readable: Arc::default() }
     }
 
-    /// Whether something may have come that only the host's thread reads.
+    /// The flag that says whether something may have come that only the host's thread reads.
     pub fn readable(&self) -> &Arc<Flag> {
         &self.readable
     }

@@ -30,13 +30,13 @@ use crate::pool::lock;
 
 const TICK: Duration = Duration::from_millis(250);
 const IDLE_TICK: Duration = Duration::from_secs(1);
-/// How long a dropped connection may take to tell its peer.
+/// The time that a dropped connection may take to tell its peer.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// How often goodbyes are looked at.
+/// The pause between two looks at goodbyes.
 const GOODBYE_TICK: Duration = Duration::from_millis(5);
 /// Handshakes of strangers and friends at a time; beyond it the oldest gives way.
 const MOST_GUESTS: usize = 512;
-/// How long listeners rest when the process has no descriptors left.
+/// The time that listeners rest when the process has no descriptors left.
 const REST: Duration = Duration::from_millis(50);
 
 const BELL: u64 = 0;
@@ -58,7 +58,7 @@ enum Command {
     Goodbye(Arc<dyn Member>),
 }
 
-/// Whose socket it is, and which.
+/// A socket that is watched: the connection it belongs to, and its name there.
 #[derive(Clone)]
 struct Watched {
     member: Weak<dyn Member>,
@@ -174,7 +174,7 @@ impl Service {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).ok().map(|()| watch)
     }
 
-    /// What every socket is set to.
+    /// The options of every socket.
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -189,7 +189,7 @@ impl Service {
     }
 }
 
-/// What only the thread touches.
+/// The state of the thread, which nobody else touches.
 struct Body {
     service: Arc<Service>,
     listeners: FxHashMap<u64, Arc<OwnedFd>>,

@@ -1,4 +1,4 @@
-//! What all connections of a context share.
+//! The state that all connections of a context share: settings, log and threads.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use crate::pool::Pool;
 use crate::ready::Ready;
 use crate::service::Service;
 
-/// See the module. The context stops the threads; connections may outlive it, without being of use.
+/// The shared state of one context. The context stops the threads; connections may outlive it, without being
+/// of use.
 pub(crate) struct Shared {
     pub settings: Settings,
     pub log: Log,

@@ -10,7 +10,7 @@ pub(crate) static LOST: AtomicU64 = AtomicU64::new(0);
 pub(crate) static REDIALLED: AtomicU64 = AtomicU64::new(0);
 pub(crate) static STRANGERS: AtomicU64 = AtomicU64::new(0);
 
-/// What the plugin has done in this process.
+/// The counters of everything that the plugin has done in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {

@@ -17,7 +17,7 @@ const READ_AHEAD: usize = 32 << 10;
 /// Room for the longest record.
 const MOST_READ_AHEAD: usize = MAX_RECORD.next_power_of_two();
 
-/// What this end says.
+/// The stream of records that this end sends.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     /// From `start` on.
@@ -42,7 +42,7 @@ impl Outgoing {
         record.encode(|piece| self.kept.extend(piece));
     }
 
-    /// Whether the socket has not seen all that is to be sent at once.
+    /// Tells whether the socket has not seen all that is to be sent at once.
     pub fn is_urgent(&self) -> bool {
         self.next < self.urgent
     }
@@ -57,7 +57,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether the current socket has seen everything.
+    /// Tells whether the current socket has seen everything.
     pub fn is_sent(&self) -> bool {
         self.next == self.end()
     }
@@ -105,7 +105,7 @@ impl Outgoing {
     }
 }
 
-/// What the peer says.
+/// The stream of records that the peer sends.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     buffer: Vec<u8>,

@@ -109,7 +109,7 @@ pub(crate) fn drop_notices(fd: BorrowedFd<'_>) {
     }
 }
 
-/// What the kernel knows of the way to the peer.
+/// The kernel's knowledge of the way to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flow {
     /// How often it has repeated its oldest packet or window probe without any answer.

@@ -34,7 +34,7 @@ struct Receive {
     told: bool,
 }
 
-/// See the module.
+/// The posted receives of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     next_slot: u64,
@@ -72,7 +72,7 @@ impl Table {
         self.open
     }
 
-    /// Where a chunk goes.
+    /// The address that a chunk goes to.
     ///
     /// # Errors
     /// The peer speaks nonsense.

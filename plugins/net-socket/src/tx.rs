@@ -40,7 +40,7 @@ use crate::stream::Outgoing;
 use crate::tx_dial::Paths;
 use crate::tx_pipe::{Driven, TxPipe};
 
-/// What the control stream keeps of short messages at most.
+/// The most bytes of short messages that the control stream keeps.
 const MOST_KEPT: usize = 1 << 20;
 /// The host's thread sends a message of up to this many bytes itself if nothing else is under way: waking a
 /// thread takes as long as the copy.
@@ -48,7 +48,7 @@ const DIRECT: usize = 64 << 10;
 /// Bytes of short messages that wait for the next test at most.
 const MOST_UNSENT: usize = 32 << 10;
 
-/// See the module.
+/// The sending end of a connection.
 pub(crate) struct TxConn {
     pub(crate) me: Weak<TxConn>,
     pub link: Link,
@@ -63,7 +63,7 @@ pub(crate) struct TxConn {
     /// Chunks that no socket has taken; written with the queue locked.
     waiting: AtomicUsize,
     pub(crate) pipes: Vec<TxPipe>,
-    /// Where new chunks are offered first.
+    /// The data socket to which new chunks are offered first.
     turn: AtomicUsize,
     pub(crate) paths: Mutex<Paths>,
     pub(crate) is_up: AtomicBool,
@@ -109,7 +109,7 @@ impl TxConn {
         connection
     }
 
-    /// Whether the receiver has been reached.
+    /// Tells whether the receiver has been reached.
     pub fn is_up(&self) -> bool {
         self.is_up.load(Ordering::Acquire)
     }
@@ -195,7 +195,7 @@ impl TxConn {
         (request, is_alone)
     }
 
-    /// Whether a request is over.
+    /// Tells whether a request is over.
     pub fn test(&self, request: u64) -> Result<Option<usize>> {
         self.send_left();
         let finish = || lock(&self.queue).finish(request).map_err(Error::internal);

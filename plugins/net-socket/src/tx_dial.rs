@@ -22,9 +22,9 @@ use crate::tx_pipe::TxPipe;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is known of the ways to the receiver.
+/// The sender's knowledge of the ways to the receiver.
 pub(crate) struct Paths {
-    /// Where the listener lives: of the handle, then as it said itself.
+    /// The addresses of the listener: those of the handle, then those that it told itself.
     remotes: Vec<SocketAddr>,
     /// Sockets dialled for control.
     dialled: u32,
@@ -43,7 +43,7 @@ impl Paths {
 }
 
 impl TxConn {
-    /// What a dial needs; None if the socket is not wanted any more.
+    /// Everything that a dial needs; None if the socket is not wanted any more.
     pub fn begin_dial(&self, socket: Socket, attempt: u32) -> Option<Start> {
         let wanted = match socket {
             Socket::Control => !self.link.is_dead() || self.link.is_closed(),
@@ -164,7 +164,7 @@ impl TxConn {
         Some((FIRST_PAUSE * 2u32.saturating_pow(attempt.min(8))).min(LONGEST_PAUSE))
     }
 
-    /// Whether the peer is gone for good.
+    /// Decides whether the peer is gone for good.
     fn judge(&self, ended: &Ended) {
         let mut paths = lock(&self.paths);
         let (reason, is_refusal) = match ended {
@@ -204,7 +204,8 @@ impl TxConn {
             let reason = lock(&self.paths).reason.clone();
             let seconds = limit.as_secs();
             self.link.fail(Error::remote(format!(
-                "no path to the receiver for {seconds} s (HAWSER_SOCKET_TIMEOUT): {reason}; check network and peer"
+                "no path to the receiver for {seconds} s (HAWSER_SOCKET_TIMEOUT): {reason}; check network \
+                 and peer"
             )));
         }
     }

@@ -37,7 +37,7 @@ pub(crate) struct TxPipe {
     lane: Mutex<Lane>,
 }
 
-/// What the driver owns.
+/// The part of a data socket that its driver owns.
 pub(crate) struct Lane {
     socket: Option<OwnedFd>,
     ticket: Option<Ticket>,
@@ -66,7 +66,7 @@ struct Current {
     sent: usize,
 }
 
-/// What driving led to.
+/// The outcome of driving a data socket.
 pub(crate) enum Driven {
     /// Nothing to do, or no room.
     Wait,
@@ -113,7 +113,7 @@ impl TxPipe {
         lane.ticket.as_ref().inspect(|ticket| ticket.wake()).is_some()
     }
 
-    /// Whether it has bytes that the socket had no room for.
+    /// Tells whether it has bytes that the socket had no room for.
     pub fn is_busy(&self) -> bool {
         self.state.load(Ordering::SeqCst) == BUSY
     }

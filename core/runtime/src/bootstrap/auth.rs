@@ -1,4 +1,4 @@
-//! Who connects to whom in the bootstrap, and why.
+//! The greetings of the bootstrap: who connects to whom, and why.
 //!
 //! Every connection begins with the handshake of [`hawser_oob::handshake`]: both ends prove to know the
 //! communicator's secret before a byte is believed. The greeting says what the connection is for, which rank
@@ -36,7 +36,7 @@ const PROTOCOL: Protocol =
 const MOST_PENDING: usize = 128;
 const GRACE: Duration = Duration::from_millis(250);
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Role {
@@ -52,10 +52,10 @@ pub(super) enum Role {
     Descriptor = 5,
 }
 
-/// Who connects to whom, and why.
+/// The first words on a connection: who connects to whom, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Greeting {
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub role: Role,
     /// The rank that connects.
     pub rank: u32,
@@ -114,7 +114,7 @@ pub(super) struct Acceptor {
 pub(super) struct Accepted {
     /// The connection.
     pub stream: Stream,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub role: Role,
     /// The rank that it says it comes from.
     pub rank: u32,
@@ -135,7 +135,7 @@ impl Acceptor {
         self.inner.register(fds);
     }
 
-    /// When [`Acceptor::advance`] must be called even if nothing happens.
+    /// The moment at which [`Acceptor::advance`] must be called even if nothing happens.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
     }
@@ -169,7 +169,7 @@ impl Acceptor {
     }
 }
 
-/// Whether a greeting asks for one of `roles` of rank `target`. Who does not is told nothing.
+/// Checks that a greeting asks for one of `roles` of rank `target`. Who does not is told nothing.
 fn is_for(greeting: &[u8], target: u32, roles: &[Role]) -> std::result::Result<(), Unwanted> {
     let refuse = |why: String| Unwanted { code: None, why };
     let who = Greeting::parse(greeting).map_err(|error| refuse(error.into_text()))?;

@@ -101,7 +101,7 @@ impl UniqueId {
         Ok(UniqueId { address, fixed: bytes[9] == 1, secret: fields.array()?, nonce: fields.array()? })
     }
 
-    /// Where the root listens.
+    /// The address at which the root listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -12,10 +12,10 @@ use hawser_oob::stream::Stream;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long a rank tries to tell a root that it is not needed.
+/// The time that a rank spends to tell a root that it is not needed.
 const RELEASE_TIME: Duration = Duration::from_secs(5);
 
-/// Where a rank listens.
+/// The addresses at which a rank listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerAddress {
     pub tcp: SocketAddr,
@@ -41,11 +41,11 @@ impl PeerAddress {
     }
 }
 
-/// What a rank tells the root.
+/// The message with which a rank introduces itself to the root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub nranks: u32,
-    /// How many ids the rank has, and the hash of all of them in order.
+    /// The number of ids that the rank has, and the hash of all of them in order.
     pub ids: (u32, [u8; 32]),
     pub address: PeerAddress,
 }
@@ -167,7 +167,8 @@ fn connect(
         when_refused: if id.fixed {
             "rank 0 must run on the host that NCCL_COMM_ID names"
         } else {
-            "the process that created the id is gone or the id was used already; make a fresh id for every communicator"
+            "the process that created the id is gone or the id was used already; make a fresh id for every \
+             communicator"
         },
     };
     let greeting = Greeting { role, rank, target: ROOT };
@@ -188,7 +189,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_hellos_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..120), nranks in 0u32..4) {
+        fn random_hellos_never_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..120), nranks in 0u32..4
+        ) {
             if let Ok(hello) = Hello::decode(&bytes) {
                 prop_assert_eq!(hello.encode(), bytes.clone());
             }

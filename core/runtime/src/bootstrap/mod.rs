@@ -47,7 +47,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-/// What the bootstrap needs to know from the user's environment.
+/// The part of the user's environment that the bootstrap needs to know.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `NCCL_SOCKET_IFNAME`: name prefixes, `^` excludes, `=` exact. `None`: the classes of
@@ -57,7 +57,7 @@ pub struct Settings {
     pub family: Option<Family>,
     /// How long ranks and roots wait for each other while a communicator forms.
     pub init_timeout: Duration,
-    /// How long an incoming connection may take to prove the secret.
+    /// The time that an incoming connection may take to prove the secret.
     pub handshake_timeout: Duration,
     /// `NCCL_COMM_ID`: `host:port` of the root that rank 0 starts. `None`: the id's creator starts it.
     pub comm_id: Option<String>,
@@ -94,7 +94,7 @@ pub struct Bootstrap {
     star: Mutex<Star>,
     outgoing: Outgoing,
     splits: AtomicU32,
-    /// What came from other ranks (and from this one).
+    /// The inbox: everything that came from other ranks (and from this one).
     shared: Arc<Shared>,
     /// `None` for a communicator of one rank.
     _service: Option<Service>,
@@ -149,7 +149,7 @@ impl Bootstrap {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn nranks(&self) -> u32 {
         self.nranks
     }
@@ -312,7 +312,7 @@ impl From<hawser_oob::Error> for Error {
     }
 }
 
-/// How much a remark of the bootstrap matters.
+/// The weight of a remark of the bootstrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remark {
     /// To those who look for a fault.

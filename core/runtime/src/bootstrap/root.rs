@@ -31,13 +31,13 @@ use rustc_hash::FxHashMap;
 /// Ranks a communicator can have; what a hello may announce.
 pub(super) const MOST_RANKS: u32 = 1 << 20;
 
-/// How often those who wait learn which ranks are missing.
+/// The pause before those who wait are told again which ranks are missing.
 const STATUS_PERIOD: Duration = Duration::from_millis(50);
 
-/// How often the log says so.
+/// The pause before the log names the missing ranks again.
 const WARNING_PERIOD: Duration = Duration::from_secs(60);
 
-/// How long sending the table may take once all ranks are there.
+/// The time that sending the table may take once all ranks are there.
 const TABLE_TIME: Duration = Duration::from_secs(60);
 
 /// Bytes of the longest frame a rank sends to the root.
@@ -159,7 +159,7 @@ struct Guest {
     came: bool,
 }
 
-/// What the first hello settled.
+/// The arguments that the first hello settled, and who has come so far.
 struct Plan {
     first: u32,
     nranks: u32,
@@ -170,7 +170,7 @@ struct Plan {
     next_warning: Instant,
 }
 
-/// How the meeting goes on after an event.
+/// The way in which the meeting goes on after an event.
 enum Next {
     Wait,
     /// Nobody needs this root.
@@ -309,7 +309,8 @@ impl Root {
         if let Some(plan) = &self.plan {
             return Err(match payload {
                 [] => Error::invalid_usage(format!(
-                    "the unique ids are in a different order: rank {} has this one first, rank {releaser} has not",
+                    "the unique ids are in a different order: rank {} has this one first, rank {releaser} \
+                     has not",
                     plan.first
                 ))
                 .remedy("give all ranks the same ids in the same order"),

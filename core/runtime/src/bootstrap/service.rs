@@ -36,7 +36,7 @@ pub const MAX_MESSAGE: usize = 64 << 20;
 const INBOX_BYTES: usize = 256 << 20;
 const INBOX_DESCRIPTORS: usize = 1024;
 
-/// How often a full inbox is looked at again.
+/// The pause before a full inbox is looked at again.
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 const STACK: usize = 256 << 10;
@@ -105,7 +105,7 @@ impl Inbox {
         self.connections.get(&from).copied()
     }
 
-    /// Whether `from` had message connections and closed the last one.
+    /// Tells whether `from` had message connections and closed the last one.
     pub fn has_left(&self, from: u32) -> bool {
         self.connections.get(&from) == Some(&0)
     }

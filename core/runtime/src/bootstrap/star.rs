@@ -26,7 +26,7 @@ pub const MAX_CONTRIBUTION: usize = 16 << 20;
 /// The longest result, in bytes.
 const MAX_RESULT: usize = 1 << 30;
 
-/// How often those who wait learn which ranks are missing.
+/// The pause before those who wait are told again which ranks are missing.
 const STATUS_PERIOD: Duration = Duration::from_millis(50);
 
 /// This rank's part of the star.

@@ -6,7 +6,7 @@ use hawser_oob::frame;
 
 pub(super) use hawser_oob::frame::{Fields, HEADER, frame_bytes};
 
-/// What a frame means.
+/// The kinds of frames on bootstrap connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -51,7 +51,7 @@ pub(super) type Header = frame::Header<Kind>;
 pub(super) type Frame = frame::Frame<Kind>;
 /// Collects frames of the bootstrap from a stream.
 pub(super) type FrameReader = frame::FrameReader<Kind>;
-/// What a [`FrameReader`] found.
+/// The outcome of one look of a [`FrameReader`].
 pub(super) type Incoming = frame::Incoming<Kind>;
 
 /// The error for input that no rank of this version sends.
@@ -170,7 +170,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), count in 0usize..40) {
+        fn random_bytes_never_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200), count in 0usize..40
+        ) {
             if let Ok(parts) = decode_parts(&bytes, count) {
                 prop_assert_eq!(encode_parts(&parts).unwrap(), bytes.clone());
             }

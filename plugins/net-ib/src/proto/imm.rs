@@ -10,7 +10,7 @@
 const SLOT_BITS: u32 = 19;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 
-/// What an immediate says.
+/// The content of an immediate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Imm {
     /// Number of the slot modulo 2^19.
@@ -50,7 +50,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_is_unpacked(slot: u64, chunk in 0u8..64, count in 1u8..=64, full: bool, back in 0u64..256) {
+        fn what_is_packed_is_unpacked(
+            slot: u64, chunk in 0u8..64, count in 1u8..=64, full: bool, back in 0u64..256
+        ) {
             let imm = Imm { slot, chunk, count, full };
             let read = Imm::unpack(imm.pack());
             prop_assert_eq!((read.chunk, read.count, read.full), (chunk, count, full));

@@ -40,7 +40,7 @@ use wire::Message;
 
 /// Microseconds of a clock that never goes back.
 pub(crate) type Time = u64;
-/// How often a rail was set up; 0 = never.
+/// The number of times that a rail was set up; 0 = never.
 pub(crate) type Epoch = u32;
 
 /// Rails of a connection at most.
@@ -50,14 +50,14 @@ pub(crate) const MAX_SLOTS: u64 = 256;
 /// Chunks of a message at most: a record of a slot is one word.
 pub(crate) const MAX_CHUNKS: u64 = 64;
 
-/// How a connection behaves. Times in microseconds.
+/// The rules that a connection follows. Times in microseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rules {
     /// A rail on which something is under way and nothing completes for this long is stopped.
     pub silence: Time,
-    /// How long there may be work and no rail that is up; 0 = for ever.
+    /// The time for which there may be work and no rail that is up; 0 = for ever.
     pub deadline: Time,
-    /// How long an attempt to set a rail up may take.
+    /// The time that an attempt to set a rail up may take.
     pub attempt: Time,
     /// First pause before a rail is tried again, doubled each time.
     pub pause: Time,
@@ -69,7 +69,7 @@ pub(crate) struct Rules {
     pub strikes: u32,
     /// A rail that was up for this long is forgiven everything.
     pub calm: Time,
-    /// How often an end repeats what its peer has not yet confirmed.
+    /// The pause before an end repeats what its peer has not yet confirmed.
     pub repeat: Time,
     /// Probes that must come back in order.
     pub probes: u8,
@@ -110,7 +110,7 @@ impl Default for Rules {
     }
 }
 
-/// Where a control message goes or came from.
+/// The path that a control message takes or took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Path {
     /// The TCP connection of the handshake.
@@ -190,7 +190,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// What a status of `enum ibv_wc_status` means.
+/// The meaning of a status of `enum ibv_wc_status`, in words.
 fn status_text(status: u8) -> &'static str {
     match status {
         1 => "local length error",
@@ -208,7 +208,7 @@ fn status_text(status: u8) -> &'static str {
     }
 }
 
-/// What the driver shall do.
+/// An action that the state machine asks of its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Make a queue pair for this epoch; with `peer`, connect it too. Answer: `made` or `failed`.

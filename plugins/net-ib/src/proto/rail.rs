@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Epoch, Rules, Time, Why};
 
-/// What a rail is doing.
+/// The phase that a rail is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     /// Nothing: all epochs are fenced here.
@@ -34,7 +34,7 @@ pub(crate) struct Posted {
     pub at: Time,
 }
 
-/// What a work request is.
+/// The kind of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Work {
     /// A chunk of this slot.
@@ -43,7 +43,7 @@ pub(crate) enum Work {
     Control,
 }
 
-/// What the driver knows of a rail before it is set up.
+/// The facts about a rail that the driver knows before it is set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Spec {
     /// Speed in Mb/s, of the slower end as far as it is known; not 0.
@@ -54,7 +54,7 @@ pub(crate) struct Spec {
     pub usable: bool,
 }
 
-/// See the module.
+/// The state of one rail at one end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rail {
     pub weight: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Rail {
     pub fenced: Epoch,
     /// The same at the peer, as it said last.
     pub peer_fenced: Epoch,
-    /// What the peer last heard of `fenced`.
+    /// The value of `fenced` that the peer heard last.
     pub peer_heard: Epoch,
     pub why: Why,
     pub posted: VecDeque<Posted>,
@@ -82,11 +82,11 @@ pub(crate) struct Rail {
     pub written: u32,
     /// Chunks of this epoch that the receiver has taken off its queue.
     pub taken: u32,
-    /// What the receiver last told of `taken`.
+    /// The value of `taken` that the receiver told last.
     pub told: u32,
-    /// When something last moved.
+    /// The moment at which something last moved.
     pub moved: Time,
-    /// When the phase began.
+    /// The moment at which the phase began.
     pub since: Time,
     pub retry_at: Time,
     /// Sender: chunks that had to be written again.

@@ -4,7 +4,7 @@ use super::rail::{Phase, Posted, Rail, Spec, Work};
 use super::wire::{Message, State};
 use super::{Action, Epoch, Path, Rules, Time, Why};
 
-/// Which end this is.
+/// The role of an end in its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     Sender,
@@ -38,7 +38,7 @@ pub(crate) enum Fault {
     Gone,
 }
 
-/// See the module.
+/// The part of the state machine that both ends have: all rails, and what is to be done with them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rails {
     pub rules: Rules,
@@ -297,7 +297,7 @@ impl Rails {
         }
     }
 
-    /// Where a state is to be sent now; empty: nowhere.
+    /// The paths on which a state is to be sent now; empty if on none.
     pub fn state_paths(&mut self, wants: bool, now: Time) -> Vec<Path> {
         let unheard = |rail: &Rail| {
             rail.peer_heard < rail.fenced || (rail.phase == Phase::Down && rail.peer_fenced < rail.epoch)
@@ -397,7 +397,7 @@ impl Rails {
         self.judge(busy, now);
     }
 
-    /// Whether to give up.
+    /// Decides whether to give up.
     fn judge(&mut self, busy: bool, now: Time) {
         let Rules { silence, deadline, .. } = self.rules;
         // A rail on which data is lost does not live for so long.

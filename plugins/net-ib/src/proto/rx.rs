@@ -38,7 +38,7 @@ struct Receive {
     told: bool,
 }
 
-/// See the module.
+/// The state machine of a receiving end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rx {
     pub rails: Rails,
@@ -91,7 +91,7 @@ impl Rx {
         Some(number)
     }
 
-    /// Whether a receive is over; its sizes, once. None: there is no such receive.
+    /// Tells whether a receive is over and gives its sizes, once. None: there is no such receive.
     pub fn finish(&mut self, number: u64) -> Option<Option<Vec<u64>>> {
         let at = usize::try_from(number.checked_sub(self.first)?).ok()?;
         let receive = self.receives.get_mut(at).filter(|receive| !receive.told)?;
@@ -235,7 +235,7 @@ impl Rx {
         }
     }
 
-    /// What is done and taken.
+    /// The message that tells which receives are done and which chunks are taken.
     pub fn last_words(&self) -> Message {
         Message::Done { record: self.record(), taken: self.taken() }
     }

@@ -11,7 +11,7 @@ use super::{Action, Epoch, MAX_CHUNKS, MAX_SLOTS, Path, Rules, Time, Write};
 /// Chunks start at multiples of this.
 const GRAIN: u64 = 4096;
 
-/// Where a chunk is.
+/// The place where a chunk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Chunk {
     Waiting,
@@ -40,14 +40,14 @@ struct Group {
     single: bool,
 }
 
-/// What a send gets: the receive that it goes to.
+/// The receive that a send goes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub slot: u64,
     pub entry: Entry,
 }
 
-/// See the module.
+/// The state machine of a sending end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Tx {
     pub rails: Rails,
@@ -188,7 +188,8 @@ impl Tx {
     /// A chunk waits for the receiver's word about an epoch that is fenced here.
     fn is_stuck(&self) -> bool {
         let all = &self.rails.all;
-        let stuck = |chunk: &Chunk| matches!(*chunk, Chunk::On(rail, epoch) if all[usize::from(rail)].fenced >= epoch);
+        let is_fenced = |rail: u8, epoch: Epoch| all[usize::from(rail)].fenced >= epoch;
+        let stuck = |chunk: &Chunk| matches!(*chunk, Chunk::On(rail, epoch) if is_fenced(rail, epoch));
         all.iter().any(|rail| rail.fenced > 0) && self.sends.values().any(|one| one.chunks.iter().any(stuck))
     }
 

@@ -49,7 +49,7 @@ impl Wish {
         ip.is_ipv4() == network.is_ipv4() && (bits(ip) ^ bits(network)).leading_zeros() >= u32::from(length)
     }
 
-    /// How good an address is; None: of no use.
+    /// The rank of an address among those of its port; None: it is of no use.
     pub fn rank(&self, gid: &Gid, ethernet: bool) -> Option<u32> {
         if gid.is_empty() {
             return None;

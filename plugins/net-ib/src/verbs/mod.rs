@@ -17,7 +17,7 @@ use hawser_plugin::net::Region;
 /// An errno value.
 pub(crate) type Errno = i32;
 
-/// Where devices come from.
+/// A source of devices: the machine, or a test double.
 pub(crate) trait Verbs: Send + Sync {
     /// Opens all devices.
     ///
@@ -51,7 +51,7 @@ pub(crate) struct PortInfo {
     pub gids: u32,
 }
 
-/// What a device reports by itself.
+/// An event that a device reports by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     PortDown(u8),
@@ -79,7 +79,7 @@ pub(crate) trait Device: Send + Sync {
     fn gid(&self, port: u8, index: u32) -> Option<gid::Gid>;
     /// The network interface behind an address of an Ethernet port, if there is one.
     fn interface(&self, port: u8, gid: u32) -> Option<String>;
-    /// What has happened since the last call. One caller.
+    /// The events since the last call. One caller.
     fn events(&self) -> Vec<Event>;
 
     /// # Safety
@@ -105,7 +105,7 @@ pub(crate) struct Wc {
     pub bytes: u32,
 }
 
-/// What a queue pair can hold.
+/// The capacities of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Caps {
     pub sends: u32,

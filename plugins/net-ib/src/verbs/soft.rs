@@ -35,7 +35,7 @@ struct State {
     regions: BTreeMap<u32, (u64, u64)>,
     /// Keys of regions in GPU memory; None: devices do not reach it.
     gpu: Option<BTreeSet<u32>>,
-    /// What devices wrote to GPU memory and the GPU does not see yet.
+    /// The writes of devices to GPU memory that the GPU does not see yet.
     unseen: Vec<(usize, u64, Vec<u8>)>,
     queues: BTreeMap<u64, VecDeque<Wc>>,
     /// Sent by queue pairs that are gone: may still land.
@@ -137,12 +137,12 @@ impl Fabric {
         self.lock().devices[device].dead = true;
     }
 
-    /// What this device sends vanishes silently.
+    /// Lets everything that this device sends vanish silently.
     pub fn mute(&self, device: usize, mute: bool) {
         self.lock().devices[device].mute = mute;
     }
 
-    /// What this device sends lands, but it gets no acknowledgement.
+    /// Lets everything that this device sends land, but without an acknowledgement.
     pub fn lose_acks(&self, device: usize, lose: bool) {
         self.lock().devices[device].deaf_acks = lose;
     }
@@ -378,7 +378,7 @@ impl Drop for Pair {
     }
 }
 
-/// Whether a descriptor stands for so many bytes.
+/// Tells whether a descriptor stands for so many bytes.
 fn is_mapped(region: &Region) -> Result<(), Errno> {
     let Some((fd, offset)) = region.dmabuf else { return Err(libc::EINVAL) };
     // SAFETY: all-zero bytes are a valid value of this plain struct, which the call fills for any descriptor.
@@ -441,7 +441,7 @@ impl State {
         len == 0 || self.regions.get(&key).is_some_and(|(base, size)| addr >= *base && end <= base + size)
     }
 
-    /// Whether the pair's oldest packet moved.
+    /// Moves the pair's oldest packet, and tells whether it moved.
     fn deliver_one(&mut self, number: u32) -> bool {
         let Some(qp) = self.qps.get(&number) else { return false };
         let (device, peer, landed) = (qp.device, qp.peer, qp.sends.front().is_some_and(|p| p.landed));
@@ -578,7 +578,7 @@ impl State {
         self.leave_on_the_wire(peer, flying);
     }
 
-    /// What a broken or destroyed pair has sent may still arrive. Its memory is the sender's until this
+    /// The packets of a broken or destroyed pair may still arrive. Its memory is the sender's until this
     /// returns.
     fn leave_on_the_wire(&mut self, peer: u32, flying: VecDeque<Packet>) {
         for mut packet in flying.into_iter().filter(|packet| !packet.landed && packet.write.is_some()) {

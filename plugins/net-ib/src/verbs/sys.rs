@@ -222,14 +222,16 @@ pinned! {
     IbvContext = 272 { ops @ 8, async_fd @ 268 }
     IbvQp = 56 { context @ 0, qp_num @ 52 }
     IbvMr = 48 { lkey @ 36, rkey @ 40 }
-    IbvPortAttr = 64 { active_mtu @ 8, gid_tbl_len @ 12, lid @ 34, active_width @ 43, active_speed @ 44, link_layer @ 46 }
+    IbvPortAttr = 64 { active_mtu @ 8, gid_tbl_len @ 12, lid @ 34, active_width @ 43, active_speed @ 44,
+        link_layer @ 46 }
     IbvDeviceAttr = 264 { sys_image_guid @ 72, max_qp_wr @ 112, max_cqe @ 132, phys_port_cnt @ 227 }
     IbvQpInitAttr = 64 { send_cq @ 8, cap @ 32, qp_type @ 52, sq_sig_all @ 56 }
     IbvAhAttr = 32 { flow_label @ 16, sgid_index @ 20, dlid @ 24, sl @ 26, is_global @ 29, port_num @ 30 }
-    IbvQpAttr = 144 { path_mtu @ 8, rq_psn @ 20, dest_qp_num @ 28, qp_access_flags @ 32, ah @ 56, pkey_index @ 120,
-        max_rd_atomic @ 126, min_rnr_timer @ 128, port_num @ 129, timeout @ 130, rnr_retry @ 132 }
+    IbvQpAttr = 144 { path_mtu @ 8, rq_psn @ 20, dest_qp_num @ 28, qp_access_flags @ 32, ah @ 56,
+        pkey_index @ 120, max_rd_atomic @ 126, min_rnr_timer @ 128, port_num @ 129, timeout @ 130, rnr_retry @ 132 }
     IbvSge = 16 { length @ 8, lkey @ 12 }
-    IbvSendWr = 128 { sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm_data @ 36, remote_addr @ 40, rkey @ 48 }
+    IbvSendWr = 128 { sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm_data @ 36,
+        remote_addr @ 40, rkey @ 48 }
     IbvRecvWr = 32 { sg_list @ 16, num_sge @ 24 }
     IbvWc = 48 { status @ 8, byte_len @ 20, imm_data @ 24, qp_num @ 28, wc_flags @ 36 }
     IbvAsyncEvent = 16 { event_type @ 8 }
@@ -267,7 +269,10 @@ pub(crate) mod bits {
 }
 
 macro_rules! library {
-    (required { $($r:ident: fn($($ra:ty),*) $(-> $rr:ty)?;)* } optional { $($o:ident: fn($($oa:ty),*) $(-> $or:ty)?;)* }) => {
+    (
+        required { $($r:ident: fn($($ra:ty),*) $(-> $rr:ty)?;)* }
+        optional { $($o:ident: fn($($oa:ty),*) $(-> $or:ty)?;)* }
+    ) => {
         /// The functions, named as in the library without `ibv_`.
         pub(crate) struct Library {
             $(pub $r: unsafe extern "C" fn($($ra),*) $(-> $rr)?,)*
@@ -289,7 +294,9 @@ macro_rules! library {
                     $($r: *unsafe { dl.get(concat!("ibv_", stringify!($r), "\0").as_bytes()) }
                         .map_err(|_| format!("{name} has no ibv_{}: it is too old", stringify!($r)))?,)*
                     // SAFETY: as above.
-                    $($o: unsafe { dl.get(concat!("ibv_", stringify!($o), "\0").as_bytes()) }.ok().map(|s| *s),)*
+                    $($o: unsafe { dl.get(concat!("ibv_", stringify!($o), "\0").as_bytes()) }
+                        .ok()
+                        .map(|s| *s),)*
                 };
                 std::mem::forget(dl);
                 Ok(library)

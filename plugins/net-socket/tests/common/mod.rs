@@ -216,7 +216,7 @@ pub fn tell(bytes: &[u8]) {
 
 const MARK: &[u8] = b"<told>";
 
-/// What [`tell`] said.
+/// The bytes that [`tell`] printed.
 pub fn hear(child: &mut std::process::Child, bytes: usize) -> Vec<u8> {
     use std::io::Read;
     let out = child.stdout.as_mut().unwrap();

@@ -22,7 +22,7 @@ struct Qp {
     closing: bool,
 }
 
-/// What one queue pair sends to its peer.
+/// The packets that one queue pair sends to its peer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct RailQp {
     /// Posted or on the wire, not landed.
@@ -70,7 +70,7 @@ pub enum Move {
     Port(u8, usize, bool),
 }
 
-/// See the module.
+/// A sender, a receiver and the network between them, all of which a test moves step by step.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct World {
     pub tx: Tx,
@@ -94,7 +94,7 @@ pub struct World {
     pub sent_over: BTreeSet<u64>,
     pub received: usize,
     receives: VecDeque<(u64, usize)>,
-    /// What lies in the receiver's memory: slot, offset -> length.
+    /// The bytes in the receiver's memory: slot, offset -> length.
     memory: BTreeMap<(u64, u64), u64>,
     /// Slots that the host got back.
     returned: BTreeSet<u64>,
@@ -194,7 +194,7 @@ impl World {
         moves
     }
 
-    /// What is left flying after its sender is fenced may also vanish.
+    /// The moves by which packets vanish that still fly after their sender is fenced.
     pub fn drops(&self) -> Vec<Move> {
         let dead = |&(&(rail, epoch, from), rail_qp): &(&(u8, Epoch, usize), &RailQp)| {
             !rail_qp.flying.is_empty() && (rail_qp.broken || !self.is_open(rail, epoch, from))
@@ -206,7 +206,7 @@ impl World {
             .collect()
     }
 
-    /// Whether what lands next on a rail is a chunk.
+    /// Tells whether the packet that lands next on a rail is a chunk.
     pub fn carries_data(&self, rail: u8, epoch: Epoch) -> bool {
         let next = self.rail_qps.get(&(rail, epoch, SENDER)).and_then(|rail_qp| rail_qp.flying.front());
         next.is_some_and(|packet| matches!(packet.what, What::Data { .. }))
@@ -478,14 +478,16 @@ impl World {
                 let (p, e, f, pf, ph) = (r.phase, r.epoch, r.fenced, r.peer_fenced, r.peer_heard);
                 let (posted, unproved) = (r.posted.len(), r.written.wrapping_sub(r.taken));
                 format!(
-                    "{p:?} e{e} f{f} pf{pf} ph{ph} posted{posted} unproved{unproved} usable{} {:?} since{} retry{}",
+                    "{p:?} e{e} f{f} pf{pf} ph{ph} posted{posted} unproved{unproved} usable{} {:?} since{} \
+                     retry{}",
                     r.usable, r.why, r.since, r.retry_at
                 )
             };
             rails.all.iter().map(one).collect::<Vec<_>>().join("; ")
         };
         format!(
-            "now {} posted {} sent {} over {} received {} of {:?}\n tx {}\n rx {}\n qps {:?}\n rail_qps {:?} ports {:?} control {:?} faults {:?}",
+            "now {} posted {} sent {} over {} received {} of {:?}\n tx {}\n rx {}\n qps {:?}\n \
+                 rail_qps {:?} ports {:?} control {:?} faults {:?}",
             self.now,
             self.posted,
             self.sent,
