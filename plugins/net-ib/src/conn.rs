@@ -31,9 +31,11 @@ const LATE: Duration = Duration::from_millis(500);
 
 /// Memory of a message that is being sent.
 pub(crate) struct Job {
+    /// The address of the message.
     pub addr: u64,
     /// Keys per port of this end.
     pub lkeys: Vec<u32>,
+    /// The address of the receive at the peer.
     pub to: u64,
     /// Keys per port of the peer.
     pub rkeys: Vec<u32>,
@@ -52,18 +54,27 @@ struct Flight {
 
 /// The parts that a connection is made of.
 pub(crate) struct Parts {
+    /// The ports of this end.
     pub ports: Vec<Arc<Port>>,
+    /// The tier of each port; ports of a higher tier are spare ones.
     pub tiers: Vec<u8>,
+    /// The TCP connection to the peer.
     pub control: ControlChannel,
+    /// The peer's description of itself.
     pub peer: Block,
+    /// The settings of the plugin.
     pub settings: Settings,
+    /// The traffic class of all packets.
     pub traffic_class: u8,
+    /// The host's profiler, if it has one.
     pub profiler: Option<NetProfiler>,
+    /// The host's log.
     pub log: Log,
 }
 
 /// One end of a connection: its state machine, queue pairs and control channel.
 pub(crate) struct Conn<M> {
+    /// The state machine of this end.
     pub machine: M,
     rail_qps: Vec<RailQp>,
     /// One per port, made when it is needed: a dead device has none.
@@ -86,6 +97,7 @@ pub(crate) struct Conn<M> {
     name: String,
     clock: Clock,
     up_at: Option<Instant>,
+    /// The memory of messages that are being sent, by slot.
     pub jobs: FxHashMap<u64, Job>,
     error: Option<Error>,
     is_closed: bool,
@@ -93,6 +105,7 @@ pub(crate) struct Conn<M> {
 }
 
 impl<M: Machine> Conn<M> {
+    /// A connection whose rails are not set up yet; `make` makes its state machine.
     pub fn new(parts: Parts, role: Role, make: impl FnOnce(&[Spec], Rules) -> M) -> Self {
         let Parts { ports, tiers, control, peer, settings, traffic_class: class, profiler, log } = parts;
         let mine = ports.len();
@@ -140,6 +153,7 @@ impl<M: Machine> Conn<M> {
         }
     }
 
+    /// The ports of this end.
     pub fn ports(&self) -> &[Arc<Port>] {
         &self.ports
     }
@@ -161,6 +175,7 @@ impl<M: Machine> Conn<M> {
         self.act();
     }
 
+    /// The time as the state machine counts it.
     pub fn now(&mut self) -> Time {
         self.clock.read(Instant::now()).as_micros() as Time
     }
@@ -479,8 +494,8 @@ impl<M: Machine> Conn<M> {
                 let reasons: Vec<String> =
                     reasons.map(|(name, rail)| format!("{name}: {}", rail.why)).collect();
                 format!(
-                    "no rail was up for {} s ({}); look at cables, switches and `ibv_devinfo` of both hosts, or \
-                     raise HAWSER_IB_DEADLINE",
+                    "no rail was up for {} s ({}); look at cables, switches and `ibv_devinfo` of both hosts, \
+                     or raise HAWSER_IB_DEADLINE",
                     self.settings.deadline.as_secs(),
                     reasons.join("; ")
                 )
@@ -563,6 +578,7 @@ fn verbs(errno: i32) -> Why {
     Why::Verbs(errno.clamp(0, 127) as u8)
 }
 
+/// The error for a call of the verbs library that failed.
 pub(crate) fn system(what: String, errno: i32) -> Error {
     Error::system(what, std::io::Error::from_raw_os_error(errno))
 }

@@ -57,6 +57,7 @@ impl IbContext {
         Self { shared: None, ports: Vec::new(), devices: RwLock::default() }
     }
 
+    /// Opens the plugin on these ports.
     pub fn open(settings: Settings, config: &NetConfig, ports: Vec<Arc<Port>>) -> Result<Self> {
         let names: Vec<String> = ports.iter().map(|port| describe(port)).collect();
         config.log.info(Subsys::NET, format!("IB: using {}", names.join(", ")));

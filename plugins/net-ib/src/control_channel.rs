@@ -134,6 +134,7 @@ pub(crate) struct Dial {
 }
 
 impl Dial {
+    /// A dial that begins with the first [`Dial::turn`].
     pub fn new(info: ConnectInfo, patience: Duration) -> Self {
         let now = Instant::now();
         let last = "nothing was tried".into();

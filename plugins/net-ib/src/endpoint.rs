@@ -34,6 +34,7 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
+    /// No registered memory yet.
     pub fn new(ports: Vec<Arc<Port>>, kinds: MemoryKinds) -> Self {
         Self { ports, kinds, all: Vec::new(), free: Vec::new() }
     }

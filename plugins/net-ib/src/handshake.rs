@@ -11,6 +11,7 @@ pub(crate) const HANDLE: [u8; 4] = *b"HwI3";
 
 const _: () = assert!(HANDLE_BYTES == hawser_oob::handle::HANDLE_BYTES);
 
+/// The parameters of the handshake.
 pub(crate) const PROTOCOL: Protocol =
     Protocol { magic: *b"HAWSerIB", version: 3, greeting: 8, answer: BLOCK, welcome: BLOCK };
 
@@ -30,24 +31,31 @@ pub(crate) fn key(secret: &[u8; 32]) -> Key {
 /// The description of an end: its ports and its choices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Block {
+    /// The ports that the end brings.
     pub ports: Vec<PortBlock>,
     /// The sender's count for both.
     pub qps: u8,
     /// The sender's choice for both.
     pub pairing: Pairing,
+    /// Whether the end goes on after the loss of a rail.
     pub failover: bool,
 }
 
 /// A port of an end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortBlock {
+    /// The name of the port, for people.
     pub name: String,
+    /// The speed in megabits per second.
     pub speed_mbps: u32,
+    /// The tier: 0 for a port of the device, 1 for a spare one.
     pub tier: u8,
+    /// True for RoCE, false for InfiniBand.
     pub ethernet: bool,
 }
 
 impl Block {
+    /// The description as bytes of the handshake.
     pub fn encode(&self) -> [u8; BLOCK] {
         let mut bytes = [0; BLOCK];
         let pairing = [Pairing::Same, Pairing::Cross, Pairing::All].iter().position(|&p| p == self.pairing);

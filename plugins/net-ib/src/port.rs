@@ -14,10 +14,13 @@ use crate::verbs::{Device, Errno, Event, Mr, PortInfo};
 
 /// A port of an opened device.
 pub(crate) struct Port {
+    /// The device that the port belongs to.
     pub device: Arc<dyn Device>,
+    /// The number of the port at its device, from 1.
     pub number: u8,
     /// `mlx5_0:1`.
     pub name: String,
+    /// The speed in megabits per second.
     pub speed_mbps: u32,
     settings: Settings,
     /// How good the first address was: a worse one reaches fewer peers, so the port waits for one as good.
@@ -32,12 +35,16 @@ pub(crate) struct Port {
 /// A port as it is now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortState {
+    /// The attributes of the port as the device tells them.
     pub info: PortInfo,
+    /// The address that is used, and its index in the port's table.
     pub gid: Option<(u32, Gid)>,
+    /// The device has failed for good.
     pub fatal: bool,
 }
 
 impl PortState {
+    /// Tells whether rails can use the port.
     pub fn is_usable(&self) -> bool {
         self.info.active && self.gid.is_some() && !self.fatal
     }
@@ -67,10 +74,12 @@ impl Port {
         })
     }
 
+    /// The state of the port as it was seen last.
     pub fn state(&self) -> PortState {
         *lock(&self.state)
     }
 
+    /// A number that grows with each change of the state.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -131,6 +140,7 @@ impl Port {
         Ok(mr)
     }
 
+    /// Ends the registration of a region.
     pub fn deregister(&self, region: &Region) -> Result<(), Errno> {
         let mut registered = lock(&self.registered);
         let Some((mr, users)) = registered.get_mut(&key(region)) else { return Err(libc::EINVAL) };
@@ -156,6 +166,7 @@ fn key(region: &Region) -> Key {
     (region.addr, region.bytes, region.kind.0, region.dmabuf)
 }
 
+/// Locks a mutex, also after a panic of another holder.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -65,6 +65,7 @@ struct State {
 }
 
 impl ProgressThread {
+    /// Starts the thread.
     pub fn start(ports: Vec<Arc<Port>>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
@@ -73,6 +74,7 @@ impl ProgressThread {
         Ok(Self { shared, thread: Some(thread) })
     }
 
+    /// Keeps a connection going from now on.
     pub fn tend(&self, connection: Weak<dyn Tended>) {
         lock(&self.shared.state).tended.push(connection);
         self.shared.wake.notify_one();

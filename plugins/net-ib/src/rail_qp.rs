@@ -35,6 +35,7 @@ pub(crate) fn queue_depth(rail_qps: usize) -> u32 {
 pub(crate) struct RailQp {
     /// Index among the connection's ports here and at the peer.
     pub local: usize,
+    /// The index of the port among the connection's ports at the peer.
     pub remote: usize,
     epoch: Epoch,
     qp: Option<Box<dyn Qp>>,
@@ -70,6 +71,7 @@ pub(crate) enum Seen {
 }
 
 impl RailQp {
+    /// A rail without a queue pair.
     pub fn new(local: usize, remote: usize) -> Self {
         Self {
             local,
@@ -89,10 +91,12 @@ impl RailQp {
         }
     }
 
+    /// The number of the current, or last, queue pair.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
+    /// Tells whether the queue pair has this number.
     pub fn has_pair(&self, number: u32) -> bool {
         self.qp.as_ref().is_some_and(|qp| qp.number() == number)
     }
@@ -111,6 +115,7 @@ impl RailQp {
             && is_over(&self.flushed_destroyer)
     }
 
+    /// Tells whether the rail is being fenced.
     pub fn is_stopping(&self) -> bool {
         self.stopping.is_some()
     }

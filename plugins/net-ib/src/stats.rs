@@ -17,6 +17,7 @@ pub(crate) static STRANGERS: AtomicU64 = AtomicU64::new(0);
 
 static RAILS: Mutex<Vec<Weak<RailCounters>>> = Mutex::new(Vec::new());
 
+/// Adds to a counter.
 pub(crate) fn add(counter: &AtomicU64, number: u64) {
     counter.fetch_add(number, Ordering::Relaxed);
 }
@@ -149,6 +150,7 @@ impl RailCounters {
         counters
     }
 
+    /// Counts a chunk that was written.
     pub fn wrote(&self, bytes: u64) {
         for (own, all, number) in [(&self.bytes, &BYTES, bytes), (&self.chunks, &CHUNKS, 1)] {
             add(own, number);
@@ -156,6 +158,7 @@ impl RailCounters {
         }
     }
 
+    /// Counts that the rail came up, or was stopped.
     pub fn changed(&self, up: bool) {
         self.up.store(up, Ordering::Relaxed);
         let (own, all) = if up { (&self.raised, &RAISED) } else { (&self.stopped, &STOPPED) };
@@ -185,6 +188,7 @@ impl RailCounters {
         }
     }
 
+    /// The counters as the user sees them.
     pub fn read(&self) -> RailStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut times = Vec::with_capacity(WINDOW);

@@ -19,9 +19,8 @@ use hawser_plugin::{Log, Net};
 
 const HELP: &str = "loopback [--ranks 8] [--lanes 2] [--bytes 1048576] [--flight 8] [--seconds 2] [--plain]
 Prints GB/s per rank and direction, and messages per second. NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD and
-HAWSER_SOCKET_* count. With --flight 1 --lanes 1 --ranks 2 the time per message is about a one-way latency plus
-its
-acknowledgement.";
+HAWSER_SOCKET_* count. With --flight 1 --lanes 1 --ranks 2 the time per message is about a one-way latency
+plus its acknowledgement.";
 
 #[derive(Clone, Debug)]
 struct Options {

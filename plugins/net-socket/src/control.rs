@@ -18,25 +18,30 @@ const CONFIRM_EVERY: u64 = 256 << 10;
 /// The reason why a socket was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Loss {
+    /// The reason, for people.
     pub reason: String,
     /// The peer's kernel ended it (end of stream or reset), so the process may be gone.
     pub is_abrupt: bool,
 }
 
 impl Loss {
+    /// A loss that a system call reported.
     pub fn of(errno: Errno) -> Self {
         let is_abrupt = matches!(errno, Errno::CONNRESET | Errno::PIPE);
         Self { reason: std::io::Error::from(errno).to_string(), is_abrupt }
     }
 
+    /// The peer's kernel has closed the connection.
     pub fn end_of_stream() -> Self {
         Self { reason: "the peer's end was closed".into(), is_abrupt: true }
     }
 
+    /// The peer's host does not answer.
     pub fn silence() -> Self {
         Self { reason: "no answer from the peer's host".into(), is_abrupt: false }
     }
 
+    /// The peer's host answers, and nothing moves.
     pub fn standstill() -> Self {
         Self { reason: "nothing moves".into(), is_abrupt: false }
     }
@@ -237,10 +242,12 @@ impl Control {
         Ok(())
     }
 
+    /// The number of the current, or last, socket.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
+    /// The current socket.
     pub fn socket(&self) -> Option<&OwnedFd> {
         self.socket.as_ref()
     }
@@ -283,6 +290,7 @@ impl Control {
         self.socket.as_ref().inspect(|socket| socket::cut(socket.as_fd())).is_some()
     }
 
+    /// Tells whether the peer has said goodbye.
     pub fn has_peer_left(&self) -> bool {
         self.peer_left
     }

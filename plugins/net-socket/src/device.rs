@@ -14,12 +14,14 @@ const MOST_BYTES: u64 = 1 << 40;
 /// One device.
 #[derive(Debug, Clone)]
 pub(crate) struct Device {
+    /// The properties that the host is told.
     pub properties: NetProperties,
     /// The interfaces whose addresses it uses.
     pub interfaces: Vec<Interface>,
 }
 
 impl Device {
+    /// The device of one interface.
     pub fn physical(number: u32, interface: Interface) -> Self {
         let mut properties = NetProperties::new(&interface.name, number);
         let folder = Path::new("/sys/class/net").join(&interface.name);

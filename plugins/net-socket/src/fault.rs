@@ -11,6 +11,7 @@ pub(crate) trait Cut: Send + Sync {
 
 static ALL: Mutex<Vec<Weak<dyn Cut>>> = Mutex::new(Vec::new());
 
+/// Lets tests cut the sockets of this connection.
 pub(crate) fn register(connection: Weak<dyn Cut>) {
     let mut all = lock(&ALL);
     all.retain(|one| one.strong_count() > 0);

@@ -24,7 +24,9 @@ const CHUNK_MAGIC: u32 = 0x4b43_7748;
 /// One segment of a posted receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Posted {
+    /// The tag that sends are matched by.
     pub tag: i32,
+    /// The length of the segment in bytes.
     pub capacity: u64,
 }
 
@@ -168,6 +170,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 /// The header that stands in front of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChunkHeader {
+    /// The slot of the receive that the message goes to.
     pub slot: u64,
     /// Bytes of the whole message.
     pub total: u64,
@@ -178,6 +181,7 @@ pub(crate) struct ChunkHeader {
 }
 
 impl ChunkHeader {
+    /// The header as sent.
     pub fn encode(&self) -> [u8; CHUNK_HEADER] {
         let mut bytes = [0; CHUNK_HEADER];
         bytes[..4].copy_from_slice(&CHUNK_MAGIC.to_le_bytes());

@@ -5,7 +5,7 @@
 //! | dialler | greeting | [`Hello`]: which listener, which connection, which of its sockets |
 //! | listener | challenge | nothing; or a [`Refusal`] |
 //! | dialler | answer | [`Answer`]: how far it consumed the control stream |
-//! | listener | welcome | [`Welcome`]: how far it consumed the control stream, its addresses; or [`Refusal`] |
+//! | listener | welcome | [`Welcome`]: how far it consumed the control stream, addresses; or [`Refusal`] |
 
 use std::net::SocketAddr;
 
@@ -17,6 +17,7 @@ use hawser_plugin::net::{HANDLE_BYTES, MAX_VIRTUAL};
 /// The first bytes of this plugin's handles.
 pub(crate) const HANDLE: [u8; 4] = *b"HwS3";
 
+/// The parameters of the handshake.
 pub(crate) const PROTOCOL: Protocol =
     Protocol { magic: *b"HAWSsock", version: 3, greeting: HELLO, answer: ANSWER, welcome: WELCOME };
 
@@ -57,6 +58,7 @@ pub(crate) struct Hello {
 }
 
 impl Hello {
+    /// The words as bytes of the greeting.
     pub fn encode(&self) -> [u8; HELLO] {
         let (kind, pipe) = match self.socket {
             Socket::Control => (0, 0),
@@ -101,10 +103,12 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
+    /// The code as sent; not 0.
     pub fn code(self) -> u8 {
         self as u8
     }
 
+    /// The refusal of a code.
     pub fn parse(code: u8) -> Option<Refusal> {
         [Self::Unknown, Self::Taken, Self::Stale].into_iter().find(|one| one.code() == code)
     }
@@ -118,10 +122,12 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    /// The words as bytes of the answer.
     pub fn encode(&self) -> [u8; ANSWER] {
         self.consumed.to_le_bytes()
     }
 
+    /// Reads what [`Answer::encode`] wrote.
     pub fn parse(bytes: &[u8]) -> Option<Answer> {
         Some(Answer { consumed: u64::from_le_bytes(bytes.try_into().ok()?) })
     }
@@ -137,6 +143,7 @@ pub(crate) struct Welcome {
 }
 
 impl Welcome {
+    /// The words as bytes of the welcome.
     pub fn encode(&self) -> [u8; WELCOME] {
         let mut bytes = [0; WELCOME];
         bytes[..8].copy_from_slice(&self.consumed.to_le_bytes());

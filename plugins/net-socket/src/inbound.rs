@@ -22,10 +22,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Registry(Mutex<FxHashMap<u64, Arc<Listening>>>);
 
 impl Registry {
+    /// Lets sockets for this listener in.
     pub fn add(&self, listening: Arc<Listening>) {
         lock(&self.0).insert(listening.number, listening);
     }
 
+    /// Forgets a listener.
     pub fn remove(&self, number: u64) {
         let gone = lock(&self.0).remove(&number);
         drop(gone); // not while the lock is held: it may hold a connection
@@ -39,10 +41,13 @@ impl Registry {
 /// A handle that was given out. Stays until the connection that came of it is gone: lost sockets are dialled
 /// again.
 pub(crate) struct Listening {
+    /// The random number of the listener, which its handle carries.
     pub number: u64,
+    /// The secret of its handle.
     pub secret: [u8; 32],
     /// The addresses at which this listener can be reached.
     pub addresses: Vec<SocketAddr>,
+    /// The state that all connections of the context share.
     pub shared: Arc<Shared>,
     state: Mutex<State>,
 }
@@ -164,6 +169,7 @@ pub(crate) struct Friend {
 }
 
 impl Friend {
+    /// The socket.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.proved.fd.as_fd()
     }

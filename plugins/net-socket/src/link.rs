@@ -12,6 +12,7 @@ const FAILED: u8 = 2;
 /// State of a connection. The first failure stays; a closed connection no longer fails.
 #[derive(Debug)]
 pub(crate) struct Link {
+    /// The host's log.
     pub log: Log,
     /// For errors and logs: what this is and with whom.
     pub name: String,
@@ -40,6 +41,7 @@ impl Link {
         self.state.load(Ordering::Acquire) != ALIVE
     }
 
+    /// Tells whether the host has dropped this end.
     pub fn is_closed(&self) -> bool {
         self.state.load(Ordering::Acquire) == CLOSED
     }
@@ -62,14 +64,17 @@ impl Link {
         let _ = self.state.compare_exchange(ALIVE, CLOSED, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    /// Notes that the peer has said goodbye.
     pub fn set_left(&self) {
         self.left.store(true, Ordering::Release);
     }
 
+    /// Tells whether the peer has said goodbye.
     pub fn has_left(&self) -> bool {
         self.left.load(Ordering::Acquire)
     }
 
+    /// Writes a line to the host's log.
     pub fn info(&self, text: impl std::fmt::Display) {
         self.log.info(Subsys::NET, format!("Socket: {}: {text}", self.name));
     }

@@ -18,14 +18,18 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A socket that is to be dialled.
 pub(crate) struct Errand {
+    /// The connection that wants the socket.
     pub connection: Weak<TxConn>,
+    /// The name of the socket within the connection.
     pub socket: Socket,
+    /// The moment at which to dial.
     pub at: Instant,
     /// Failures before this one.
     pub attempt: u32,
 }
 
 impl Errand {
+    /// A dial that begins at once.
     pub fn now(connection: &Arc<TxConn>, socket: Socket) -> Self {
         Self { connection: Arc::downgrade(connection), socket, at: Instant::now(), attempt: 0 }
     }
@@ -39,9 +43,13 @@ impl Errand {
 
 /// The beginning of a dial, as the connection wants it.
 pub(crate) struct Start {
+    /// The place on this host that the connection starts from.
     pub origin: Origin,
+    /// The address to dial.
     pub to: SocketAddr,
+    /// The words of the greeting.
     pub hello: Hello,
+    /// The key that both ends prove to know.
     pub key: Key,
     /// The number of bytes of the listener's control stream that were understood.
     pub answer: Answer,
@@ -63,6 +71,7 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
+    /// The dial took too long.
     pub fn late() -> Self {
         Self::Failed(format!("no answer within {} s", PATIENCE.as_secs()))
     }
@@ -110,6 +119,7 @@ impl Dial {
         }
     }
 
+    /// The socket.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
     }

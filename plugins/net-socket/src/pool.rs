@@ -89,6 +89,7 @@ impl Pool {
         })
     }
 
+    /// Tells whether there are no threads.
     pub fn is_empty(&self) -> bool {
         self.workers.is_empty()
     }
@@ -266,10 +267,12 @@ impl Worker {
     }
 }
 
+/// Locks a mutex, also after a panic of another holder.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Locks a mutex if nobody holds it.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),

@@ -25,18 +25,26 @@ const LEAST_CHUNK: usize = 64 << 10;
 /// A piece of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chunk {
+    /// The number of the request that the chunk belongs to.
     pub request: u64,
+    /// The slot of the receive that the message goes to.
     pub slot: u64,
+    /// The address of the chunk in the host's memory.
     pub addr: u64,
+    /// The offset of the chunk in its message.
     pub offset: u64,
+    /// The length of the message in bytes.
     pub total: u64,
+    /// The length of the chunk in bytes.
     pub len: u32,
 }
 
 /// A segment that waits for a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Target {
+    /// The slot of the receive.
     pub slot: u64,
+    /// The length of the receive in bytes.
     pub capacity: u64,
 }
 

@@ -43,6 +43,7 @@ use crate::table::Table;
 /// The receiving end of a connection.
 pub(crate) struct RxConn {
     me: Weak<RxConn>,
+    /// The name, the state and the log of the connection.
     pub link: Link,
     shared: Arc<Shared>,
     listening: Arc<Listening>,

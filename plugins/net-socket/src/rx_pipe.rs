@@ -22,8 +22,11 @@ pub(crate) struct RxPipe {
 /// Who hears of a socket: its thread, of its end the service thread, and without a thread the host's.
 #[derive(Default)]
 pub(crate) struct Joined {
+    /// The socket's place in the pool of threads.
     pub ticket: Option<Ticket>,
+    /// The watch that reports the socket's end.
     pub _watch: Option<Watch>,
+    /// The report of what comes, for the host's threads.
     pub _reported: Option<Reported>,
 }
 
@@ -66,7 +69,9 @@ pub(crate) enum Driven {
 /// The number of whole chunks that a closed socket brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Final {
+    /// The number of the socket that was closed.
     pub generation: u32,
+    /// The number of whole chunks that it brought.
     pub chunks: u64,
 }
 

@@ -67,6 +67,7 @@ struct Watched {
 
 /// The thread's other side: what connections and contexts talk to.
 pub(crate) struct Service {
+    /// The listeners of the context.
     pub registry: Registry,
     options: Options,
     log: Log,

@@ -13,10 +13,15 @@ use crate::service::Service;
 /// The shared state of one context. The context stops the threads; connections may outlive it, without being
 /// of use.
 pub(crate) struct Shared {
+    /// The settings of the plugin.
     pub settings: Settings,
+    /// The host's log.
     pub log: Log,
+    /// The thread that accepts, dials and watches.
     pub service: Arc<Service>,
+    /// The threads that move long messages.
     pub pool: Pool,
+    /// The sockets that have something to read.
     pub ready: Arc<Ready>,
 }
 
@@ -31,6 +36,7 @@ impl Shared {
         Ok(Arc::new(Self { settings, log, service, pool, ready }))
     }
 
+    /// Ends all threads.
     pub fn close(&self) {
         self.service.stop();
         self.pool.stop();

@@ -45,6 +45,7 @@ pub fn stats() -> Stats {
     }
 }
 
+/// Adds to a counter.
 pub(crate) fn add(counter: &AtomicU64, amount: u64) {
     counter.fetch_add(amount, Ordering::Relaxed);
 }

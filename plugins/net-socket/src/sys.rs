@@ -12,15 +12,19 @@ const MOST_UNSENT: usize = 512 << 10;
 /// A piece of somebody's memory, by address: the kernel reads or writes it, we never look.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
+    /// The address of the memory.
     pub addr: u64,
+    /// The length in bytes.
     pub len: usize,
 }
 
 impl Span {
+    /// The span of a slice that is read.
     pub fn of(bytes: &[u8]) -> Self {
         Self { addr: bytes.as_ptr() as u64, len: bytes.len() }
     }
 
+    /// The span of a slice that is written.
     pub fn of_mut(bytes: &mut [u8]) -> Self {
         Self { addr: bytes.as_mut_ptr() as u64, len: bytes.len() }
     }

@@ -50,22 +50,30 @@ const MOST_UNSENT: usize = 32 << 10;
 
 /// The sending end of a connection.
 pub(crate) struct TxConn {
+    /// The connection itself, for those who keep it.
     pub(crate) me: Weak<TxConn>,
+    /// The name, the state and the log of the connection.
     pub link: Link,
+    /// The state that all connections of the context share.
     pub(crate) shared: Arc<Shared>,
     /// Random, tells this connection from others at the same listener.
     pub(crate) number: u64,
+    /// The content of the handle.
     pub(crate) info: ConnectInfo,
     /// The interfaces to send from.
     pub(crate) members: Vec<Interface>,
+    /// The control connection.
     pub(crate) control: Mutex<Control>,
     queue: Mutex<Queue>,
     /// Chunks that no socket has taken; written with the queue locked.
     waiting: AtomicUsize,
+    /// The data sockets.
     pub(crate) pipes: Vec<TxPipe>,
     /// The data socket to which new chunks are offered first.
     turn: AtomicUsize,
+    /// The sender's knowledge of the ways to the receiver.
     pub(crate) paths: Mutex<Paths>,
+    /// The receiver has been reached.
     pub(crate) is_up: AtomicBool,
     /// The host wanted to send and could not.
     is_starved: AtomicBool,
@@ -338,6 +346,7 @@ impl TxConn {
         }
     }
 
+    /// Moves records both ways, and lets go of the control connection.
     pub(crate) fn pump_locked(&self, mut control: MutexGuard<'_, Control>) {
         let trouble = control.pump(|record, out| self.take(record, out));
         if control.has_peer_left() {
@@ -379,6 +388,7 @@ impl TxConn {
         }
     }
 
+    /// Deals with what went wrong on the control connection.
     pub(crate) fn handle(&self, trouble: std::result::Result<(), Trouble>) {
         match trouble {
             Ok(()) => {}
@@ -394,6 +404,7 @@ impl TxConn {
         }
     }
 
+    /// Has a socket dialled again.
     pub(crate) fn redial(&self, socket: Socket) {
         if let Some(me) = self.me.upgrade() {
             self.shared.service.dial(Errand::now(&me, socket));

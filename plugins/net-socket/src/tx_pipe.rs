@@ -118,6 +118,7 @@ impl TxPipe {
         self.state.load(Ordering::SeqCst) == BUSY
     }
 
+    /// Tells whether the pipe has a socket.
     pub fn is_up(&self) -> bool {
         self.state.load(Ordering::SeqCst) != DOWN
     }

@@ -28,10 +28,13 @@ const SUM_AT: usize = 112;
 /// An id of a communicator to be, as `ncclUniqueId` carries it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId {
+    /// The address at which the root listens.
     pub(super) address: SocketAddr,
     /// From `NCCL_COMM_ID`: nobody listens yet, rank 0 will.
     pub(super) fixed: bool,
+    /// The secret that lets ranks in.
     pub(super) secret: Secret,
+    /// Random bytes that tell ids apart.
     pub(super) nonce: [u8; 16],
 }
 

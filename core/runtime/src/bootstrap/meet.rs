@@ -18,7 +18,9 @@ const RELEASE_TIME: Duration = Duration::from_secs(5);
 /// The addresses at which a rank listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerAddress {
+    /// The address of the TCP listener.
     pub tcp: SocketAddr,
+    /// The name of the unix-domain listener.
     pub unix: Token,
 }
 
@@ -26,6 +28,7 @@ impl PeerAddress {
     /// Bytes of an encoded address.
     pub const LEN: usize = ADDRESS_BYTES + 16;
 
+    /// The addresses as bytes of a table.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..ADDRESS_BYTES].copy_from_slice(&write_address(self.tcp));
@@ -33,6 +36,7 @@ impl PeerAddress {
         bytes
     }
 
+    /// Reads what [`PeerAddress::encode`] wrote.
     pub fn decode(fields: &mut Fields<'_>) -> Result<PeerAddress> {
         let bytes = fields.array::<ADDRESS_BYTES>()?;
         let found = read_address(&bytes).filter(|(tcp, _)| write_address(*tcp) == bytes);
@@ -44,13 +48,16 @@ impl PeerAddress {
 /// The message with which a rank introduces itself to the root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
+    /// The number of ranks that the rank was told.
     pub nranks: u32,
     /// The number of ids that the rank has, and the hash of all of them in order.
     pub ids: (u32, [u8; 32]),
+    /// The addresses at which the rank listens.
     pub address: PeerAddress,
 }
 
 impl Hello {
+    /// The message as the payload of a frame.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.nranks.to_le_bytes().to_vec();
         bytes.extend_from_slice(&self.ids.0.to_le_bytes());
@@ -59,6 +66,7 @@ impl Hello {
         bytes
     }
 
+    /// Reads what [`Hello::encode`] wrote.
     pub fn decode(bytes: &[u8]) -> Result<Hello> {
         let mut fields = Fields::new(bytes);
         let nranks = fields.u32()?;

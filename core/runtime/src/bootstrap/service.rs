@@ -45,6 +45,7 @@ const STACK: usize = 256 << 10;
 pub(super) struct Listeners {
     tcp: OwnedFd,
     unix: OwnedFd,
+    /// The addresses of both listeners, as other ranks are told them.
     pub address: PeerAddress,
 }
 
@@ -65,7 +66,9 @@ impl Listeners {
 /// Everything that came and was not yet asked for.
 #[derive(Default)]
 pub(super) struct Inbox {
+    /// Messages by sender and tag, in the order in which they came.
     pub messages: FxHashMap<(u32, u64), VecDeque<Vec<u8>>>,
+    /// Descriptors by sender and tag, in the order in which they came.
     pub descriptors: FxHashMap<(u32, u64), VecDeque<OwnedFd>>,
     /// Arms of the star, at rank 0 while it forms.
     pub star: FxHashMap<u32, Stream>,
@@ -78,22 +81,26 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
+    /// Puts a message behind those of the same sender and tag.
     pub fn push_message(&mut self, from: u32, tag: u64, message: Vec<u8>) {
         self.bytes += message.len();
         self.messages.entry((from, tag)).or_default().push_back(message);
     }
 
+    /// Puts a descriptor behind those of the same sender and tag.
     pub fn push_descriptor(&mut self, from: u32, tag: u64, descriptor: OwnedFd) {
         self.held += 1;
         self.descriptors.entry((from, tag)).or_default().push_back(descriptor);
     }
 
+    /// Takes the oldest message of a sender with a tag.
     pub fn pop_message(&mut self, from: u32, tag: u64) -> Option<Vec<u8>> {
         let message = pop(&mut self.messages, (from, tag))?;
         self.bytes -= message.len();
         Some(message)
     }
 
+    /// Takes the oldest descriptor of a sender with a tag.
     pub fn pop_descriptor(&mut self, from: u32, tag: u64) -> Option<OwnedFd> {
         let descriptor = pop(&mut self.descriptors, (from, tag))?;
         self.held -= 1;

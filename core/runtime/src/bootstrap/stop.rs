@@ -14,6 +14,7 @@ pub(super) struct StopSignal {
 }
 
 impl StopSignal {
+    /// A signal that is not raised.
     pub fn new() -> Result<StopSignal> {
         let bell = Bell::new().map_err(|errno| Error::system("eventfd for the bootstrap", errno))?;
         Ok(StopSignal { flag: AbortFlag::new(), bell })
@@ -25,14 +26,17 @@ impl StopSignal {
         self.bell.ring();
     }
 
+    /// Tells whether the thread shall end.
     pub fn is_raised(&self) -> bool {
         self.flag.is_raised()
     }
 
+    /// The flag, for waits that end with the signal.
     pub fn flag(&self) -> AbortFlag {
         self.flag.clone()
     }
 
+    /// The descriptor that becomes readable with the signal.
     pub fn poll_fd(&self) -> PollFd<'_> {
         PollFd::new(&self.bell, PollFlags::IN)
     }

@@ -15,19 +15,23 @@ const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 pub(crate) struct Imm {
     /// Number of the slot modulo 2^19.
     pub slot: u64,
+    /// The number of the chunk in its message.
     pub chunk: u8,
     /// 1 to 64.
     pub count: u8,
+    /// The message fills its receive.
     pub full: bool,
 }
 
 impl Imm {
+    /// The immediate as 32 bits.
     pub fn pack(self) -> u32 {
         let low = (self.slot & SLOT_MASK) as u32;
         let count = u32::from(self.count.wrapping_sub(1) & 0x3f);
         low << 13 | u32::from(self.full) << 12 | count << 6 | u32::from(self.chunk & 0x3f)
     }
 
+    /// Reads what [`Imm::pack`] packed.
     pub fn unpack(word: u32) -> Self {
         Self {
             slot: u64::from(word >> 13),

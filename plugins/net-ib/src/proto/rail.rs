@@ -28,9 +28,13 @@ pub(crate) enum Phase {
 /// A work request under way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Posted {
+    /// The number of the work request.
     pub wr: u64,
+    /// The kind of the work request.
     pub work: Work,
+    /// The number of bytes that it moves.
     pub bytes: u64,
+    /// The moment at which it was posted.
     pub at: Time,
 }
 
@@ -57,10 +61,15 @@ pub(crate) struct Spec {
 /// The state of one rail at one end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rail {
+    /// The speed in Mb/s, by which chunks are shared out; not 0.
     pub weight: u64,
+    /// The tier: rails of a higher tier carry data only while none of a lower one is up.
     pub tier: u8,
+    /// The local port is usable.
     pub usable: bool,
+    /// The phase that the rail is in.
     pub phase: Phase,
+    /// The number of the current, or last, queue pair.
     pub epoch: Epoch,
     /// Everything up to here is fenced at this end.
     pub fenced: Epoch,
@@ -68,7 +77,9 @@ pub(crate) struct Rail {
     pub peer_fenced: Epoch,
     /// The value of `fenced` that the peer heard last.
     pub peer_heard: Epoch,
+    /// The reason why the rail is not up.
     pub why: Why,
+    /// Work requests that are not over, in order.
     pub posted: VecDeque<Posted>,
     /// Bytes in `posted`.
     pub bytes: u64,
@@ -88,6 +99,7 @@ pub(crate) struct Rail {
     pub moved: Time,
     /// The moment at which the phase began.
     pub since: Time,
+    /// The moment at which the rail is tried again.
     pub retry_at: Time,
     /// Sender: chunks that had to be written again.
     pub lost: u64,
@@ -96,6 +108,7 @@ pub(crate) struct Rail {
 }
 
 impl Rail {
+    /// A rail that was never set up.
     pub fn new(spec: Spec, now: Time) -> Self {
         Self {
             weight: u64::from(spec.weight.max(1)),
@@ -124,10 +137,12 @@ impl Rail {
         }
     }
 
+    /// Tells whether data may use the rail.
     pub fn is_up(&self) -> bool {
         self.phase == Phase::Up
     }
 
+    /// Begins a phase.
     pub fn enter(&mut self, phase: Phase, now: Time) {
         self.phase = phase;
         self.probed = None;
@@ -178,6 +193,7 @@ impl Rail {
         self.strikes > rules.strikes
     }
 
+    /// Notes a work request that was posted.
     pub fn post(&mut self, posted: Posted) {
         if self.posted.is_empty() {
             self.moved = posted.at;

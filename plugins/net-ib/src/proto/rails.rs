@@ -41,11 +41,15 @@ pub(crate) enum Fault {
 /// The part of the state machine that both ends have: all rails, and what is to be done with them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rails {
+    /// The rules that the connection follows.
     pub rules: Rules,
+    /// The role of this end.
     pub role: Role,
+    /// All rails of the connection, by number.
     pub all: Vec<Rail>,
     /// The control channel works.
     pub control: bool,
+    /// The reason why the connection failed, once it has.
     pub fault: Option<Fault>,
     /// A state is to be sent as soon as a path is there.
     pub say: bool,
@@ -82,6 +86,7 @@ impl Rails {
         }
     }
 
+    /// Tells whether any rail is up.
     pub fn any_up(&self) -> bool {
         self.all.iter().any(Rail::is_up)
     }
@@ -346,6 +351,7 @@ impl Rails {
         best.map(|(number, rail)| Path::Rail(number as u8, rail.epoch))
     }
 
+    /// Sends a control message on a path.
     pub fn send(&mut self, path: Path, message: Message, now: Time) {
         let mut wr = 0;
         if let Path::Rail(rail, _) = path {
@@ -453,10 +459,12 @@ impl Rails {
         self.all.get(usize::from(rail)).is_some_and(|known| known.epoch == epoch && known.phase == phase)
     }
 
+    /// Asks the driver for an action.
     pub fn act(&mut self, action: Action) {
         self.out.push(ActionBox(action));
     }
 
+    /// Takes the actions that the driver has not seen.
     pub fn take(&mut self) -> Vec<Action> {
         self.out.drain(..).map(|boxed| boxed.0).collect()
     }

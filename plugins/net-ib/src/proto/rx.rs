@@ -41,6 +41,7 @@ struct Receive {
 /// The state machine of a receiving end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rx {
+    /// The rails of this end.
     pub rails: Rails,
     /// Number of the first receive in `receives`.
     first: u64,
@@ -52,7 +53,9 @@ pub(crate) struct Rx {
     untold: u64,
     /// Slots became done since the last record.
     news: bool,
+    /// The sender has said goodbye.
     pub left: bool,
+    /// The host still waits for the connection to come up.
     pub opening: bool,
     /// Arrivals that were none: doubled completions.
     pub ignored: u64,
@@ -112,11 +115,13 @@ impl Rx {
         self.slots.iter().filter(|slot| !slot.is_done()).count()
     }
 
+    /// A rail is fenced: nothing of this epoch lands any more.
     pub fn fenced(&mut self, rail: u8, epoch: Epoch, now: Time) {
         self.rails.fenced(rail, epoch, now);
         self.settle(now);
     }
 
+    /// Work requests up to this one are over.
     pub fn completed(&mut self, rail: u8, epoch: Epoch, wr: u64, now: Time) {
         self.rails.completed(rail, epoch, wr, now);
     }
@@ -172,6 +177,7 @@ impl Rx {
         }
     }
 
+    /// Takes in a control message.
     pub fn message(&mut self, path: Path, message: Message, now: Time) {
         match message {
             Message::State(state) => self.on_state(&state, now),

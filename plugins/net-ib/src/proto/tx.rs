@@ -43,13 +43,16 @@ struct Group {
 /// The receive that a send goes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
+    /// The number of the receive.
     pub slot: u64,
+    /// The memory of the receive.
     pub entry: Entry,
 }
 
 /// The state machine of a sending end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Tx {
+    /// The rails of this end.
     pub rails: Rails,
     groups: VecDeque<Group>,
     /// Groups that overtook others.
@@ -122,6 +125,7 @@ impl Tx {
         self.sends.remove(&slot).map(|sending| sending.bytes)
     }
 
+    /// Tells whether a send goes to this slot.
     pub fn is_known(&self, slot: u64) -> bool {
         self.sends.contains_key(&slot)
     }
@@ -131,12 +135,14 @@ impl Tx {
         self.sends.len()
     }
 
+    /// A rail is fenced: nothing of this epoch is read any more.
     pub fn fenced(&mut self, rail: u8, epoch: Epoch, now: Time) {
         let works = self.rails.fenced(rail, epoch, now);
         self.release(&works);
         self.settle(now);
     }
 
+    /// Work requests up to this one are over.
     pub fn completed(&mut self, rail: u8, epoch: Epoch, wr: u64, now: Time) {
         let works = self.rails.completed(rail, epoch, wr, now);
         if works.iter().any(|work| matches!(work, Work::Chunk(_))) {
@@ -145,6 +151,7 @@ impl Tx {
         self.release(&works);
     }
 
+    /// Takes in a control message.
     pub fn message(&mut self, path: Path, message: Message, now: Time) {
         match message {
             Message::Post { first, entries } => self.on_post(first, entries),

@@ -16,8 +16,11 @@ pub(crate) const MAX_BLOB: usize = 64;
 /// A posted segment.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Entry {
+    /// The tag that sends are matched by.
     pub tag: i32,
+    /// The address of the memory at the receiver.
     pub addr: u64,
+    /// The length of the memory in bytes.
     pub bytes: u64,
     /// Remote keys, one per device of the receiver.
     pub keys: Vec<u32>,
@@ -89,8 +92,11 @@ pub(crate) type Taken = Vec<(Epoch, u32)>;
 /// All that a receiver has.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Receipt {
+    /// The receives that are done.
     pub record: Record,
+    /// The chunks that were taken off the queue of each rail.
     pub taken: Taken,
+    /// The chunks that are there of messages that are not whole.
     pub partial: Partial,
 }
 
@@ -118,6 +124,7 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    /// The message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         match self {

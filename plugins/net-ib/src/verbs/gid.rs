@@ -7,6 +7,7 @@ use super::Device;
 /// An entry of a port's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gid {
+    /// The bytes of the address.
     pub bytes: [u8; 16],
     /// RoCE version 1 or 2; 0 = InfiniBand.
     pub version: u8,
@@ -32,8 +33,11 @@ impl Gid {
 /// `NCCL_IB_ADDR_RANGE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wish {
+    /// The index that the user wants, if any.
     pub index: Option<u32>,
+    /// The version of RoCE that the user wants.
     pub version: u8,
+    /// The user wants an IPv6 address.
     pub ipv6: bool,
     /// Network and its length.
     pub range: Option<(IpAddr, u8)>,

@@ -29,25 +29,34 @@ pub(crate) trait Verbs: Send + Sync {
 /// A constant description of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeviceInfo {
+    /// The name of the device, such as `mlx5_0`.
     pub name: String,
+    /// The path of the device in sysfs, if it is a PCI device.
     pub pci_path: Option<String>,
+    /// The GUID of the system image.
     pub guid: u64,
     /// Port numbers, from 1.
     pub ports: Vec<u8>,
     /// GPU memory: by address, by descriptor.
     pub peer_memory: bool,
+    /// The device can register GPU memory by dma-buf.
     pub dmabuf: bool,
 }
 
 /// A port as it is now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortInfo {
+    /// The port is active.
     pub active: bool,
+    /// The speed in megabits per second.
     pub speed_mbps: u32,
+    /// True for RoCE, false for InfiniBand.
     pub ethernet: bool,
+    /// The local identifier on InfiniBand.
     pub lid: u16,
     /// As in `enum ibv_mtu`.
     pub mtu: u8,
+    /// The number of entries in the table of addresses.
     pub gids: u32,
 }
 
@@ -65,7 +74,9 @@ pub(crate) enum Event {
 /// A registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mr {
+    /// The key by which this end's work requests name the memory.
     pub lkey: u32,
+    /// The key by which the peer's work requests name the memory.
     pub rkey: u32,
     /// The implementation's own.
     pub token: u64,
@@ -96,20 +107,26 @@ pub(crate) trait Device: Send + Sync {
 pub(crate) struct Wc {
     /// Number of the queue pair.
     pub qp: u32,
+    /// The number of the work request.
     pub wr: u64,
     /// `enum ibv_wc_status`; with an error only `qp` and `wr` mean something.
     pub status: u32,
+    /// The vendor's code for a failure.
     pub vendor: u32,
     /// The immediate of a write that arrived.
     pub imm: Option<u32>,
+    /// The number of bytes that arrived.
     pub bytes: u32,
 }
 
 /// The capacities of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Caps {
+    /// The most sends under way.
     pub sends: u32,
+    /// The most receives that are posted.
     pub receives: u32,
+    /// The most bytes that a send may carry inline.
     pub inline: u32,
 }
 
@@ -124,29 +141,40 @@ pub(crate) trait Cq: Send {
 /// The way to the peer's queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
+    /// The number of the local port.
     pub port: u8,
     /// By address: over Ethernet, without a LID, or to another subnet.
     pub global: bool,
+    /// The number of the peer's queue pair.
     pub qp: u32,
     /// First packet numbers: ours, theirs.
     pub psn: (u32, u32),
+    /// The local identifier of the peer's port on InfiniBand.
     pub lid: u16,
+    /// The address of the peer's port.
     pub gid: [u8; 16],
     /// Index of our own address.
     pub gid_index: u8,
+    /// The packet size, as verbs encode it.
     pub mtu: u8,
+    /// The service level on InfiniBand.
     pub service_level: u8,
+    /// The traffic class of all packets.
     pub traffic_class: u8,
     /// `NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`.
     pub timeout: u8,
+    /// The number of times that the device sends a packet again.
     pub retries: u8,
 }
 
 /// Memory of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
+    /// The address of the memory.
     pub addr: u64,
+    /// The length in bytes.
     pub len: u32,
+    /// The local key of the memory.
     pub lkey: u32,
 }
 

@@ -228,7 +228,8 @@ pinned! {
     IbvQpInitAttr = 64 { send_cq @ 8, cap @ 32, qp_type @ 52, sq_sig_all @ 56 }
     IbvAhAttr = 32 { flow_label @ 16, sgid_index @ 20, dlid @ 24, sl @ 26, is_global @ 29, port_num @ 30 }
     IbvQpAttr = 144 { path_mtu @ 8, rq_psn @ 20, dest_qp_num @ 28, qp_access_flags @ 32, ah @ 56,
-        pkey_index @ 120, max_rd_atomic @ 126, min_rnr_timer @ 128, port_num @ 129, timeout @ 130, rnr_retry @ 132 }
+        pkey_index @ 120, max_rd_atomic @ 126, min_rnr_timer @ 128, port_num @ 129, timeout @ 130,
+        rnr_retry @ 132 }
     IbvSge = 16 { length @ 8, lkey @ 12 }
     IbvSendWr = 128 { sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm_data @ 36,
         remote_addr @ 40, rkey @ 48 }
