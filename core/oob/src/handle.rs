@@ -48,13 +48,11 @@ impl ConnectInfo {
     /// The handle, marked with the magic of its plugin.
     pub fn encode(&self, magic: [u8; 4]) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
-        bytes[..4].copy_from_slice(&magic);
         bytes[8..16].copy_from_slice(&self.listener.to_le_bytes());
         bytes[16..48].copy_from_slice(&self.secret);
         let (count, _) = write_addresses(&self.addresses, &mut bytes[ADDRESSES + 1..]);
         bytes[ADDRESSES] = count;
-        let sum = check_sum(&bytes);
-        bytes[4..8].copy_from_slice(&sum);
+        seal(magic, &mut bytes);
         bytes
     }
 
@@ -76,6 +74,13 @@ impl ConnectInfo {
         secret.copy_from_slice(&bytes[16..48]);
         Ok(ConnectInfo { listener: u64::from_le_bytes(listener), secret, addresses })
     }
+}
+
+/// Gives bytes the magic and the check sum of a handle, whatever is behind them.
+pub fn seal(magic: [u8; 4], bytes: &mut [u8; HANDLE_BYTES]) {
+    bytes[..4].copy_from_slice(&magic);
+    let sum = check_sum(bytes);
+    bytes[4..8].copy_from_slice(&sum);
 }
 
 fn check_sum(bytes: &[u8; HANDLE_BYTES]) -> [u8; 4] {
@@ -197,9 +202,7 @@ mod tests {
         fn any_handle_is_survived(body in prop::collection::vec(any::<u8>(), HANDLE_BYTES)) {
             let mut bytes = [0; HANDLE_BYTES];
             bytes.copy_from_slice(&body);
-            bytes[..4].copy_from_slice(&MAGIC);
-            let sum = check_sum(&bytes);
-            bytes[4..8].copy_from_slice(&sum);
+            seal(MAGIC, &mut bytes);
             if let Ok(info) = ConnectInfo::decode(MAGIC, &bytes) {
                 let again = ConnectInfo::decode(MAGIC, &info.encode(MAGIC));
                 prop_assert_eq!(again, Ok(info));
