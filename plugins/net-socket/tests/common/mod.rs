@@ -241,7 +241,7 @@ pub fn wait_to_be_killed() {
 pub fn redirect(handle: &[u8; 128], port: u16) -> [u8; 128] {
     let mut changed = *handle;
     changed[50..52].copy_from_slice(&port.to_be_bytes());
-    let sum = hmac_sha256::Hash::hash(&changed[8..]);
-    changed[4..8].copy_from_slice(&sum[..4]);
+    let [a, b, c, d, ..] = changed;
+    hawser_oob::handle::seal([a, b, c, d], &mut changed);
     changed
 }
