@@ -1,4 +1,5 @@
-//! Entry points for fuzz targets: what a stranger may send to a listener, and what a peer may send on a connection.
+//! Entry points for fuzz targets: what a stranger may send to a listener, and what a peer may send on a
+//! connection.
 
 use hawser_oob::handle::{ConnectInfo, read_addresses, seal};
 use hawser_oob::handshake::{Connector, Responder};
