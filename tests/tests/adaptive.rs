@@ -60,7 +60,7 @@ fn a_slow_floor_is_replaced_on_all_ranks_at_one_collective() {
         }
     };
     assert_ne!(algorithm, "OneShot");
-    assert!(rule.contains("one_shot/simple took ") && rule.contains("(adaptive mode:"), "{rule}");
+    assert!(rule.contains("one_shot/host/simple took ") && rule.contains("(adaptive mode:"), "{rule}");
     let trials = seen.iter().filter(|(_, rule)| is_trial(rule)).count();
     assert!(trials >= 8 && trials <= seen.len() / 10 + 1, "{trials} of {}", seen.len());
     // Before the change, trials, and the floor.
