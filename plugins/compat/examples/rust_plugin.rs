@@ -1,4 +1,5 @@
-//! A library with two Rust nets, and a tuner that is there as a table of NCCL only. The tests of the search load it.
+//! A library with two Rust nets, and a tuner that is there as a table of NCCL only. The tests of the search
+//! load it.
 
 #[path = "../../testkit/src/loopback.rs"]
 mod loopback;

@@ -51,7 +51,8 @@ pub fn failure(code: c_int, what: &str) -> Error {
     )
 }
 
-/// The code of an error for NCCL, which knows no "unsupported": asking for what a plugin lacks is the caller's bug.
+/// The code of an error for NCCL, which knows no "unsupported": asking for what a plugin lacks is the
+/// caller's bug.
 pub fn code(kind: ErrorKind) -> c_int {
     match kind {
         ErrorKind::Unsupported => ErrorKind::Internal as c_int,
@@ -74,8 +75,8 @@ pub unsafe fn text(text: *const c_char) -> Option<String> {
     Some(String::from_utf8_lossy(bytes).into_owned()).filter(|text| !text.is_empty())
 }
 
-/// Runs a call that came from C: errors are logged and become their code, a panic becomes `ncclInternalError`. That
-/// something is not offered is no warning: hosts ask to find out.
+/// Runs a call that came from C: errors are logged and become their code, a panic becomes
+/// `ncclInternalError`. That something is not offered is no warning: hosts ask to find out.
 pub fn guard(who: &CStr, call: &str, log: impl FnOnce() -> Log, run: impl FnOnce() -> Result<()>) -> c_int {
     let error = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(())) => return SUCCESS,
@@ -94,7 +95,7 @@ pub fn guard(who: &CStr, call: &str, log: impl FnOnce() -> Log, run: impl FnOnce
     code(error.kind)
 }
 
-/// What a panic said.
+/// The text of a panic.
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a text")

@@ -37,7 +37,7 @@ impl Library {
         symbol.ok().map(|s| s.into_raw().cast_const()).filter(|p| !p.is_null())
     }
 
-    /// What it was opened by.
+    /// The path by which it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }

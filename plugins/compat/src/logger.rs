@@ -1,7 +1,7 @@
 //! NCCL's log callback, `void (level, subsys, file, line, format, ...)`, in both directions.
 //!
-//! The callback carries no context, so there is one sink per process: what C plugins say goes to the [`Log`] that was set
-//! last.
+//! The callback carries no context, so there is one sink per process: what C plugins say goes to the [`Log`]
+//! that was set last.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_ulong};
 use std::sync::{PoisonError, RwLock};
@@ -27,7 +27,7 @@ unsafe extern "C" {
 
 static LOG: RwLock<Option<Log>> = RwLock::new(None);
 
-/// What a C plugin gets as its logger. Its lines go to `log` from now on.
+/// The function that a C plugin gets as its logger. Its lines go to `log` from now on.
 pub fn for_plugins(log: &Log) -> Logger {
     *LOG.write().unwrap_or_else(PoisonError::into_inner) = Some(log.clone());
     // SAFETY: `sink` has the signature that the C side calls.
@@ -40,7 +40,8 @@ pub fn from_host(logger: Option<Logger>) -> Log {
     let Some(logger) = logger else { return Log::silent() };
     Log::new(move |level, subsys, text| {
         let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-        // SAFETY: the host promised a printf-like function that lives as long as the plugin; the format takes one string.
+        // SAFETY: the host promised a printf-like function that lives as long as the plugin; the format takes
+        // one string.
         unsafe {
             logger(level as c_int, subsys.0 as c_ulong, c"hawser".as_ptr(), 0, c"%s".as_ptr(), text.as_ptr());
         }

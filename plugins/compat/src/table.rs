@@ -8,7 +8,7 @@ use crate::library::Library;
 
 /// A table of one version.
 pub trait Table: Copy {
-    /// What all versions become.
+    /// The form into which the tables of all versions are brought.
     type Calls;
     /// The data symbol that holds it.
     const SYMBOL: &'static str;
@@ -20,7 +20,7 @@ pub trait Table: Copy {
     unsafe fn calls(&self) -> Result<Self::Calls, Missing>;
 }
 
-/// How a table of one version is found and read.
+/// A version of a table: the symbol by which it is found, and how it is read.
 pub struct Version<C> {
     /// The data symbol.
     pub symbol: &'static str,
@@ -36,7 +36,8 @@ impl<C> Version<C> {
     /// The name in a table and the calls behind it, or why it cannot be used.
     ///
     /// # Safety
-    /// As [`Table::calls`]; the address is that of a table of this version, whose name is a terminated string.
+    /// As [`Table::calls`]; the address is that of a table of this version, whose name is a terminated
+    /// string.
     pub unsafe fn load(&self, table: *const c_void) -> Result<(String, C), String> {
         let symbol = self.symbol;
         // SAFETY: each table begins with a pointer to its name.

@@ -12,7 +12,7 @@ use hawser_plugin::{Env, ErrorKind, Log};
 const INIT_FAILS: i32 = 1;
 const NCCL: (u8, u8, u8) = (2, 30, 7);
 
-/// What plugins say, whichever test set the log last.
+/// The lines of all plugins, whichever test set the log last.
 static ALL: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn log() -> Log {

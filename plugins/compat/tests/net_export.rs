@@ -164,7 +164,8 @@ fn virtual_devices_are_in_every_later_context() {
     assert_eq!(one.make_virtual(&[0, 2]), Ok(DEVICES));
     assert_eq!(one.make_virtual(&[1, 0]), Ok(DEVICES + 1));
     drop(one);
-    // Another communicator, of a library that has kept the plugin: it knows the devices and does not count them.
+    // Another communicator, of a library that has kept the plugin: it knows the devices and does not count
+    // them.
     let two = open(&net);
     let (mut sender, mut receiver) = join(&*two, &*two, DEVICES + 1);
     exchange(&mut *sender, &mut *receiver, true);
@@ -174,7 +175,8 @@ fn virtual_devices_are_in_every_later_context() {
     assert_eq!(two.make_virtual(&[40]).unwrap_err().kind, ErrorKind::InvalidArgument);
 }
 
-/// NCCL unloads plugins after the last communicator and loads them anew. Ours stay in the process, but must count as a new one.
+/// NCCL unloads plugins after the last communicator and loads them anew. Ours stay in the process, but must
+/// count as a new one.
 #[test]
 fn virtual_devices_are_forgotten_with_the_library() {
     own_plugin!(PLUGIN, Reloaded);

@@ -22,7 +22,8 @@ const MASK_ONCE: i32 = 6;
 /// The kinds of events that a version has.
 const KINDS: [u64; 6] = [0x3f, 0x3f, 0xff, 0xff, 0xfff, 0x7fff];
 
-/// What plugins say goes to the log that any test set last, so every log keeps its own lines and those of all.
+/// What plugins say goes to the log that any test set last, so every log keeps its own lines and those of
+/// all.
 static ALL: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 type Lines = Arc<Mutex<Vec<String>>>;

@@ -1,4 +1,5 @@
-//! The round trip: a Rust profiler through the exported tables and back through the adapters, versions 4 to 6.
+//! The round trip: a Rust profiler through the exported tables and back through the adapters, versions 4 to
+//! 6.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -19,7 +20,7 @@ const PANICS: u32 = 14;
 /// The profiler's handles are these numbers and the following ones: as large as they get.
 const FIRST_HANDLE: u64 = u64::MAX - 1000;
 
-/// What the profiler saw, and what it wants. Tests run one after the other.
+/// The events that the profiler saw, and those that it wants. Tests run one after the other.
 static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static MASK: AtomicU64 = AtomicU64::new(0);
 static STARTED: AtomicU64 = AtomicU64::new(0);

@@ -22,7 +22,8 @@ const CHUNK_FAILS: i32 = 7;
 
 type Lines = Arc<Mutex<Vec<String>>>;
 
-/// What plugins say goes to the log that any test set last, so every log keeps its own lines and those of all.
+/// What plugins say goes to the log that any test set last, so every log keeps its own lines and those of
+/// all.
 static ALL: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn listening() -> (Log, Lines) {

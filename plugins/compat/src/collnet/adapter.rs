@@ -14,7 +14,7 @@ use hawser_plugin::{CollNet, Error, ErrorKind, Log, Result};
 use super::calls::{Calls, Operations};
 use crate::common::Missing;
 use crate::logger;
-use crate::net::calls::{Outcome, outcome};
+use crate::net::calls::{Outcome, make_listener, outcome};
 use crate::net::shared::{HandleBuffer, InFlight, Object, Plugin, believed};
 
 /// A collnet plugin of NCCL's.
@@ -53,7 +53,8 @@ impl CollNet for Adapter {
     }
 }
 
-/// A plugin prepared for a communicator. Connections hold it, so it is finalised after the last one is closed.
+/// A plugin prepared for a communicator. Connections hold it, so it is finalised after the last one is
+/// closed.
 struct Context {
     object: Object,
     log: Log,
@@ -109,7 +110,7 @@ impl CollNetContext for OpenAdapter {
         let operations = context.operations()?;
         let mut handle = HandleBuffer::new(&[0; HANDLE_BYTES]);
         // SAFETY: the context is open and the device exists; the buffer is valid for the call.
-        let comm = unsafe { operations.listen.call(context.object.0, number, handle.address()) };
+        let comm = unsafe { make_listener(&*operations.listen, context.object.0, number, handle.address()) };
         let comm = context.result(&format!("listen on device {device}"), comm)?;
         if comm.is_null() {
             return Err(plugin.broken("listen", "gave no listener"));
@@ -125,7 +126,7 @@ impl CollNetContext for OpenAdapter {
 
     fn make_virtual(&self, members: &[u32]) -> Result<u32> {
         let (loaded, devices) = (&self.0.loaded, self.0.devices()?);
-        let make = self.0.operations()?.make_v_device.as_ref();
+        let make = self.0.operations()?.make_v_device.as_deref();
         // SAFETY: `init` succeeded.
         unsafe { loaded.plugin.make_virtual(make, members, devices) }
     }
@@ -261,7 +262,8 @@ impl CollNetComm for AdaptedComm {
         let mut sizes = [UNWRITTEN; MAX_RECVS];
         let (operations, plugin) = (self.context.operations()?, &self.context.loaded.plugin);
         let flight = self.in_flight.test(request, &mut sizes, |request, done, sizes| {
-            // SAFETY: the plugin gave this request and has not said yet that it is over; the pointers are valid.
+            // SAFETY: the plugin gave this request and has not said yet that it is over; the pointers are
+            // valid.
             let code = unsafe { (operations.test)(request, done, sizes) };
             outcome(code, ()).map_err(|failure| plugin.error("test", failure))
         })?;

@@ -7,20 +7,22 @@ use hawser_plugin::collnet::{CollNetSegment, DataType, ReduceOp};
 use hawser_plugin::net::Registration;
 
 use super::abi::signatures::*;
+use super::forms::{Iallgather, Iallreduce, Init, Ireducescatter, Parts, Reduction};
 use crate::common::Missing;
 use crate::logger::Logger;
 use crate::net::abi::properties::PropertiesReader;
 use crate::net::abi::signatures as net;
-use crate::net::calls::{Failure, Listen, MakeVDevice, Memory, Outcome, int, outcome, pointer};
+use crate::net::calls::{Failure, Memory, Outcome, int, outcome, pointer};
+use crate::net::forms::{Listen, MakeVDevice};
 
 /// A table of any version.
 #[allow(missing_docs)] // NCCL's functions
 pub struct Calls {
-    pub init: Init,
+    pub init: Box<dyn Init>,
     pub devices: net::Devices,
     /// Only with contexts, and then always if there are devices.
     pub finalize: Option<net::Close>,
-    /// What a plugin without devices may lack.
+    /// The functions that a plugin without devices may lack.
     pub operations: Result<Operations, Missing>,
 }
 
@@ -28,40 +30,18 @@ pub struct Calls {
 #[allow(missing_docs)] // NCCL's functions
 pub struct Operations {
     pub properties: PropertiesReader,
-    pub listen: Listen,
+    pub listen: Box<dyn Listen>,
     pub connect: Connect,
     pub reduce_support: ReduceSupport,
     pub memory: Memory,
-    pub iallreduce: Iallreduce,
-    pub iallgather: Option<Parts<Iallgather<SegmentV8>, Iallgather<SegmentV9>>>,
-    pub ireducescatter: Option<Parts<Ireducescatter<SegmentV8>, Ireducescatter<SegmentV9>>>,
+    pub iallreduce: Box<dyn Iallreduce>,
+    pub iallgather: Option<Box<dyn Iallgather>>,
+    pub ireducescatter: Option<Box<dyn Ireducescatter>>,
     pub iflush: Option<Iflush>,
     pub test: net::Test,
     pub close_coll: net::Close,
     pub close_listen: net::Close,
-    pub make_v_device: Option<MakeVDevice>,
-}
-
-/// The forms of `init`.
-pub enum Init {
-    /// Once per process.
-    V6(net::InitV6),
-    /// Once per communicator: makes a context.
-    V11(InitV11),
-}
-
-/// The forms of `iallreduce`.
-#[allow(missing_docs)] // named by version
-pub enum Iallreduce {
-    V6(IallreduceV6),
-    V9(IallreduceV9),
-}
-
-/// The forms of a call that takes parts of buffers.
-#[allow(missing_docs)] // named by version
-pub enum Parts<A, B> {
-    V8(A),
-    V9(B),
+    pub make_v_device: Option<Box<dyn MakeVDevice>>,
 }
 
 /// A buffer: address and registration.
@@ -70,9 +50,9 @@ pub type Buffer = (u64, Registration);
 pub type Window = (usize, usize, usize);
 
 impl Calls {
-    /// Whether each communicator has a context of its own.
+    /// True if each communicator has a context of its own.
     pub fn has_contexts(&self) -> bool {
-        matches!(self.init, Init::V11(_))
+        self.init.makes_context()
     }
 
     /// Prepares the plugin. The result is the context, NULL for versions without.
@@ -81,20 +61,15 @@ impl Calls {
     /// The calls came from a table that keeps its version's contract.
     pub unsafe fn init(&self, comm_id: u64, logger: Logger) -> Outcome<*mut c_void> {
         let mut context = null_mut();
-        // SAFETY: the signature goes with the version; the pointer is valid for the call, the callback for ever.
-        let code = unsafe {
-            match self.init {
-                Init::V6(init) => init(Some(logger)),
-                Init::V11(init) => init(&raw mut context, comm_id, Some(logger)),
-            }
-        };
+        // SAFETY: the pointer is valid for the call, the callback for ever.
+        let code = unsafe { self.init.call(&raw mut context, comm_id, logger) };
         outcome(code, context)
     }
 }
 
-/// The methods below may be called when the operations came from a table that keeps its version's contract, and the
-/// objects that are passed came from the same table and are open. Buffers lie in their registrations and are left alone
-/// until the request is done. A request that is NULL was "not now".
+/// The methods below may be called when the operations came from a table that keeps its version's contract,
+/// and the objects that are passed came from the same table and are open. Buffers lie in their registrations
+/// and are left alone until the request is done. A request that is NULL was "not now".
 impl Operations {
     /// Joins the ranks. Blocks.
     ///
@@ -113,7 +88,7 @@ impl Operations {
         outcome(code, comm)
     }
 
-    /// Whether the network can reduce this.
+    /// True if the network can reduce this.
     ///
     /// # Safety
     /// See the impl block.
@@ -138,15 +113,10 @@ impl Operations {
         op: ReduceOp,
     ) -> Outcome<*mut c_void> {
         let mut request = null_mut();
-        let ((from, from_mr), (to, to_mr)) = (pointers(send), pointers(recv));
-        let (dtype, op, out) = (dtype as c_int, op as c_int, &raw mut request);
-        // SAFETY: the signature goes with the version; the caller vouches for the buffers.
-        let code = unsafe {
-            match self.iallreduce {
-                Iallreduce::V6(call) => call(comm, from, to, int(count)?, dtype, op, from_mr, to_mr, out),
-                Iallreduce::V9(call) => call(comm, from, to, count, dtype, op, from_mr, to_mr, out),
-            }
-        };
+        let reduction = Reduction { dtype: dtype as c_int, op: op as c_int };
+        let (from, to, out) = (pointers(send), pointers(recv), &raw mut request);
+        // SAFETY: the caller vouches for the buffers.
+        let code = unsafe { self.iallreduce.call(comm, from, to, count, reduction, out) }?;
         outcome(code, request)
     }
 
@@ -159,27 +129,13 @@ impl Operations {
         comm: *mut c_void,
         send: Buffer,
         recv: &[CollNetSegment],
-        (per_rank, offset, bytes): Window,
+        window: Window,
     ) -> Outcome<*mut c_void> {
         let mut request = null_mut();
-        let ((from, mr), count) = (pointers(send), int(recv.len())?);
-        let out = &raw mut request;
-        // SAFETY: the signature goes with the version; the caller vouches for the buffers. NCCL's own parts live as long
-        // as the call, too.
-        let code = unsafe {
-            match self.iallgather.as_ref().ok_or(Failure::Absent)? {
-                Parts::V8(call) => {
-                    let mut parts = parts_v8(recv)?;
-                    let parts = parts.as_mut_ptr();
-                    call(comm, from, count, parts, per_rank, offset, bytes, mr, out)
-                }
-                Parts::V9(call) => {
-                    let mut parts = parts_v9(recv);
-                    let parts = parts.as_mut_ptr();
-                    call(comm, from, count, parts, per_rank, offset, bytes, mr, out)
-                }
-            }
-        };
+        let call = self.iallgather.as_ref().ok_or(Failure::Absent)?;
+        let parts = Parts { segments: recv, count: int(recv.len())?, window };
+        // SAFETY: the caller vouches for the buffers.
+        let code = unsafe { call.call(comm, pointers(send), &parts, &raw mut request) }?;
         outcome(code, request)
     }
 
@@ -192,28 +148,16 @@ impl Operations {
         comm: *mut c_void,
         send: &[CollNetSegment],
         recv: Buffer,
-        (per_rank, offset, bytes): Window,
+        window: Window,
         dtype: DataType,
         op: ReduceOp,
     ) -> Outcome<*mut c_void> {
         let mut request = null_mut();
-        let ((to, mr), count) = (pointers(recv), int(send.len())?);
-        let (dtype, op, out) = (dtype as c_int, op as c_int, &raw mut request);
-        // SAFETY: as with `iallgather`.
-        let code = unsafe {
-            match self.ireducescatter.as_ref().ok_or(Failure::Absent)? {
-                Parts::V8(call) => {
-                    let mut parts = parts_v8(send)?;
-                    let parts = parts.as_mut_ptr();
-                    call(comm, count, parts, to, per_rank, offset, bytes, dtype, op, mr, out)
-                }
-                Parts::V9(call) => {
-                    let mut parts = parts_v9(send);
-                    let parts = parts.as_mut_ptr();
-                    call(comm, count, parts, to, per_rank, offset, bytes, dtype, op, mr, out)
-                }
-            }
-        };
+        let call = self.ireducescatter.as_ref().ok_or(Failure::Absent)?;
+        let parts = Parts { segments: send, count: int(send.len())?, window };
+        let reduction = Reduction { dtype: dtype as c_int, op: op as c_int };
+        // SAFETY: the caller vouches for the buffers.
+        let code = unsafe { call.call(comm, &parts, pointers(recv), reduction, &raw mut request) }?;
         outcome(code, request)
     }
 
@@ -225,7 +169,8 @@ impl Operations {
         let Some(iflush) = self.iflush else { return Ok(null_mut()) };
         let mut request = null_mut();
         let (addr, mr) = pointers(buffer);
-        // A flush orders all of a buffer with the GPU, whatever length is named, so a cut length loses nothing.
+        // A flush orders all of a buffer with the GPU, whatever length is named, so a cut length loses
+        // nothing.
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: the caller vouches for the buffer.
         let code = unsafe { iflush(comm, addr, bytes, mr, &raw mut request) };
@@ -233,23 +178,7 @@ impl Operations {
     }
 }
 
-fn pointers((addr, registration): Buffer) -> (*mut c_void, *mut c_void) {
+/// Address and registration of a buffer as a plugin takes them.
+pub fn pointers((addr, registration): Buffer) -> (*mut c_void, *mut c_void) {
     (pointer(addr), pointer(registration.0))
-}
-
-fn parts_v8(segments: &[CollNetSegment]) -> Outcome<Vec<SegmentV8>> {
-    let part = |segment: &CollNetSegment| {
-        let (addr, registration) = pointers((segment.addr, segment.registration));
-        let too_long = |_| Failure::Length { length: segment.bytes, most: u32::MAX as usize };
-        Ok(SegmentV8 { registration, addr, bytes: u32::try_from(segment.bytes).map_err(too_long)? })
-    };
-    segments.iter().map(part).collect()
-}
-
-fn parts_v9(segments: &[CollNetSegment]) -> Vec<SegmentV9> {
-    let part = |segment: &CollNetSegment| {
-        let (addr, registration) = pointers((segment.addr, segment.registration));
-        SegmentV9 { registration, addr, bytes: segment.bytes }
-    };
-    segments.iter().map(part).collect()
 }

@@ -29,7 +29,7 @@ struct Version {
 }
 
 /// Newest first: the first one that a library has is taken.
-const VERSIONS: [Version; 2] = [v2::VERSION, v1::VERSION];
+const VERSIONS: &[Version] = &[v2::VERSION, v1::VERSION];
 
 /// The env plugin of a library, by the newest of its tables. None: it has none.
 ///
@@ -56,10 +56,14 @@ pub fn from_library(library: &Arc<Library>) -> Option<std::result::Result<Found<
     })
 }
 
-/// `init` of any version.
-enum Init {
-    V1(v1::Init),
-    V2(v2::Init),
+/// `init` in any form. A version whose function has a form of its own implements this in its file.
+trait Init: Send + Sync {
+    /// Calls it with NCCL's version, the suffix of that, and the function through which a plugin writes lines
+    /// to the log.
+    ///
+    /// # Safety
+    /// The function is the plugin's, and nobody else is between `init` and `finalize`.
+    unsafe fn call(&self, version: (u8, u8, u8), suffix: *const c_char, logger: Logger) -> c_int;
 }
 
 /// `finalize`.
@@ -70,7 +74,7 @@ type Value = unsafe extern "C" fn(*const c_char) -> *const c_char;
 /// A plugin as its table tells it.
 struct Plugin {
     name: String,
-    init: Init,
+    init: Box<dyn Init>,
     finalize: Finalize,
     value: Value,
 }
@@ -94,7 +98,7 @@ impl Env for Adapter {
         &self.name
     }
 
-    fn open(&self, (major, minor, patch): (u8, u8, u8), log: &Log) -> Result<Box<dyn EnvContext>> {
+    fn open(&self, version: (u8, u8, u8), log: &Log) -> Result<Box<dyn EnvContext>> {
         if self.shared.ready.swap(true, Ordering::AcqRel) {
             let text = format!("env plugin {} is in use already: it can be opened once at a time", self.name);
             return Err(Error::new(ErrorKind::InvalidUsage, text));
@@ -102,12 +106,7 @@ impl Env for Adapter {
         let logger: Logger = logger::for_plugins(log);
         let suffix = c"".as_ptr();
         // SAFETY: the functions are the plugin's, and nobody else is between init and finalize.
-        let code = unsafe {
-            match self.shared.plugin.init {
-                Init::V1(init) => init(major, minor, patch, suffix),
-                Init::V2(init) => init(major, minor, patch, suffix, Some(logger)),
-            }
-        };
+        let code = unsafe { self.shared.plugin.init.call(version, suffix, logger) };
         if let Err(error) = check(code, || format!("init of env plugin {}", self.name)) {
             self.shared.ready.store(false, Ordering::Release);
             return Err(error);

@@ -5,11 +5,24 @@ use std::mem::{offset_of, size_of};
 
 use super::{Finalize, Plugin, Value, Version};
 use crate::common::{self, Missing, required};
+use crate::logger::Logger;
 
 pub(super) const VERSION: Version = Version { symbol: "ncclEnvPlugin_v1", read };
 
 /// NCCL's major, minor and patch version, and its suffix.
 pub(super) type Init = unsafe extern "C" fn(u8, u8, u8, *const c_char) -> c_int;
+
+impl super::Init for Init {
+    unsafe fn call(
+        &self,
+        (major, minor, patch): (u8, u8, u8),
+        suffix: *const c_char,
+        _logger: Logger,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { self(major, minor, patch, suffix) }
+    }
+}
 
 /// `ncclEnv_v1_t`.
 #[repr(C)]
@@ -35,7 +48,7 @@ unsafe fn read(table: *const c_void) -> Result<Plugin, Missing> {
     Ok(Plugin {
         // SAFETY: NULL or a name.
         name: unsafe { common::text(table.name) }.unwrap_or_else(|| "unnamed".into()),
-        init: super::Init::V1(required(table.init, "init")?),
+        init: Box::new(required(table.init, "init")?),
         finalize: required(table.finalize, "finalize")?,
         value: required(table.value, "getEnv")?,
     })

@@ -12,6 +12,18 @@ pub(super) const VERSION: Version = Version { symbol: "ncclEnvPlugin_v2", read }
 /// NCCL's major, minor and patch version, its suffix, and the logger.
 pub(super) type Init = unsafe extern "C" fn(u8, u8, u8, *const c_char, Option<Logger>) -> c_int;
 
+impl super::Init for Init {
+    unsafe fn call(
+        &self,
+        (major, minor, patch): (u8, u8, u8),
+        suffix: *const c_char,
+        logger: Logger,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { self(major, minor, patch, suffix, Some(logger)) }
+    }
+}
+
 /// `ncclEnv_v2_t`.
 #[repr(C)]
 struct Table {
@@ -36,7 +48,7 @@ unsafe fn read(table: *const c_void) -> Result<Plugin, Missing> {
     Ok(Plugin {
         // SAFETY: NULL or a name.
         name: unsafe { common::text(table.name) }.unwrap_or_else(|| "unnamed".into()),
-        init: super::Init::V2(required(table.init, "init")?),
+        init: Box::new(required(table.init, "init")?),
         finalize: required(table.finalize, "finalize")?,
         value: required(table.value, "getEnv")?,
     })

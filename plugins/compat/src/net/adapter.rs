@@ -50,7 +50,8 @@ impl Net for Adapter {
     }
 }
 
-/// A plugin prepared for a communicator. Connections hold it, so it is finalised after the last one is closed.
+/// A plugin prepared for a communicator. Connections hold it, so it is finalised after the last one is
+/// closed.
 pub struct Context {
     pub object: Object,
     pub traffic_class: c_int,
@@ -65,7 +66,7 @@ impl Context {
         unsafe { self.loaded.plugin.devices(self.loaded.calls.devices) }
     }
 
-    /// What a device is.
+    /// The properties of a device.
     pub fn properties(&self, device: u32) -> Result<NetProperties> {
         let devices = self.devices()?;
         self.loaded.plugin.properties(&self.loaded.calls.properties, device, devices, &self.log)
@@ -108,7 +109,7 @@ impl NetContext for OpenAdapter {
     fn make_virtual(&self, members: &[u32]) -> Result<u32> {
         let (loaded, devices) = (&self.0.loaded, self.0.devices()?);
         // SAFETY: `init` succeeded.
-        unsafe { loaded.plugin.make_virtual(loaded.calls.make_v_device.as_ref(), members, devices) }
+        unsafe { loaded.plugin.make_virtual(loaded.calls.make_v_device.as_deref(), members, devices) }
     }
 
     fn set_attributes(&self, attributes: &NetAttributes) -> Result<()> {

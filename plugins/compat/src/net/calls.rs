@@ -1,16 +1,17 @@
-//! The calls of a net table in one form for all versions: what a version lacks is left out or refused here, and nowhere
-//! else.
+//! The calls of a net table in one form for all versions: what a version lacks is left out or refused here,
+//! and nowhere else. What differs between versions in a function that all have is in `forms`.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 
 use hawser_plugin::host::NetProfiler;
-use hawser_plugin::net::{MAX_RECVS, Segment};
+use hawser_plugin::net::Segment;
 use hawser_plugin::{Error, ErrorKind};
 
 use super::abi::properties::PropertiesReader;
 use super::abi::signatures::*;
-use super::abi::{Attributes, CommConfig, DeviceHandle, Members4, Members8};
+use super::abi::{Attributes, CommConfig};
+use super::forms::{Accept, Connect, Group, Init, Irecv, Isend, Listen, MakeVDevice, Reach, RegMr, Start};
 use crate::common::{SUCCESS, failure};
 use crate::logger::Logger;
 
@@ -19,96 +20,33 @@ use crate::logger::Logger;
 pub struct Calls {
     /// Requests that the plugin can hold per connection.
     pub max_requests: usize,
-    pub init: Init,
+    pub init: Box<dyn Init>,
     pub devices: Devices,
     pub properties: PropertiesReader,
-    pub listen: Listen,
-    pub connect: Connect,
-    pub accept: Accept,
+    pub listen: Box<dyn Listen>,
+    pub connect: Box<dyn Connect>,
+    pub accept: Box<dyn Accept>,
     pub memory: Memory,
-    pub isend: Isend,
-    pub irecv: Irecv,
+    pub isend: Box<dyn Isend>,
+    pub irecv: Box<dyn Irecv>,
     pub iflush: Option<Iflush>,
     pub test: Test,
     pub close_send: Close,
     pub close_recv: Close,
     pub close_listen: Close,
     pub irecv_consumed: Option<IrecvConsumed>,
-    pub make_v_device: Option<MakeVDevice>,
+    pub make_v_device: Option<Box<dyn MakeVDevice>>,
     /// Only with contexts, and then always.
     pub finalize: Option<Close>,
     pub set_net_attr: Option<SetNetAttr>,
 }
 
-/// The forms of `init`.
-pub enum Init {
-    /// Once per process.
-    V6(InitV6),
-    /// Once per process, with the profiler's callback.
-    V10(InitV10),
-    /// Once per communicator: makes a context.
-    V11(InitV11),
-}
-
-/// The forms of `listen`.
-#[allow(missing_docs)] // named by version
-pub enum Listen {
-    V6(ListenV6),
-    V11(ListenV11),
-}
-
-/// The forms of `connect`.
-#[allow(missing_docs)] // named by version
-pub enum Connect {
-    V6(ConnectV6),
-    V7(ConnectV7),
-    V10(ConnectV10),
-    V11(ConnectV11),
-}
-
-/// The forms of `accept`.
-#[allow(missing_docs)] // named by version
-pub enum Accept {
-    V6(AcceptV6),
-    V7(AcceptV7),
-}
-
-/// Registration.
+/// The functions that register memory.
 #[allow(missing_docs)] // NCCL's functions
 pub struct Memory {
-    pub register: RegMr,
+    pub register: Box<dyn RegMr>,
     pub register_dma_buf: Option<RegMrDmaBuf>,
     pub deregister: DeregMr,
-}
-
-/// The forms of `regMr`.
-#[allow(missing_docs)] // named by version
-pub enum RegMr {
-    V6(RegMrV6),
-    V8(RegMrV8),
-}
-
-/// The forms of `isend`.
-#[allow(missing_docs)] // named by version
-pub enum Isend {
-    V6(IsendV6),
-    V9(IsendV9),
-    V10(IsendV10),
-}
-
-/// The forms of `irecv`.
-#[allow(missing_docs)] // named by version
-pub enum Irecv {
-    V6(IrecvV6),
-    V9(IrecvV9),
-    V10(IrecvV10),
-}
-
-/// The forms of `makeVDevice`.
-#[allow(missing_docs)] // named by version
-pub enum MakeVDevice {
-    V9(MakeVDeviceV9),
-    V12(MakeVDeviceV12),
 }
 
 /// Why a call did not happen or went wrong.
@@ -137,20 +75,21 @@ impl Failure {
     }
 }
 
-/// What a call gives.
+/// The result of a call.
 pub type Outcome<T> = std::result::Result<T, Failure>;
 
-/// The entry may be called when `calls` came from a table that keeps its version's contract, and the objects that are
-/// passed came from the same table and are open. All methods below share this and say only what comes on top.
+/// The entry may be called when `calls` came from a table that keeps its version's contract, and the objects
+/// that are passed came from the same table and are open. All methods below share this and say only what
+/// comes on top.
 impl Calls {
-    /// Whether each communicator has a context of its own.
+    /// True if each communicator has a context of its own.
     pub fn has_contexts(&self) -> bool {
-        matches!(self.init, Init::V11(_))
+        self.init.makes_context()
     }
 
-    /// Whether `irecv` may be told that its completion is optional.
+    /// True if `irecv` may be told that its completion is optional.
     pub fn has_optional_completion(&self) -> bool {
-        !matches!(self.irecv, Irecv::V6(_))
+        self.irecv.knows_optional_completion()
     }
 
     /// Prepares the plugin. The result is the context, NULL for versions without.
@@ -166,24 +105,18 @@ impl Calls {
     ) -> Outcome<*mut c_void> {
         let mut context = null_mut();
         let mut config = CommConfig { traffic_class };
-        // SAFETY: the signature goes with the version; the pointers are valid for the call, the callbacks for ever.
-        let code = unsafe {
-            match self.init {
-                Init::V6(init) => init(Some(logger)),
-                Init::V10(init) => init(Some(logger), Some(profiler)),
-                Init::V11(init) => {
-                    init(&raw mut context, comm_id, &raw mut config, Some(logger), Some(profiler))
-                }
-            }
-        };
+        let (out, config) = (&raw mut context, &raw mut config);
+        let start = Start { context: out, comm_id, config, logger, profiler };
+        // SAFETY: the pointers are valid for the call, the callbacks for ever.
+        let code = unsafe { self.init.call(&start) };
         outcome(code, context)
     }
 
     /// The sending end, NULL if it is not there yet.
     ///
     /// # Safety
-    /// See the impl block; `handle` points to 128 writable bytes that are the same at each attempt, as plugins keep
-    /// their state there.
+    /// See the impl block; `handle` points to 128 writable bytes that are the same at each attempt, as
+    /// plugins keep their state there.
     pub unsafe fn connect(
         &self,
         context: *mut c_void,
@@ -192,18 +125,12 @@ impl Calls {
         handle: *mut c_void,
     ) -> Outcome<*mut c_void> {
         let mut sender = null_mut();
-        let mut offload: *mut DeviceHandle = null_mut(); // NULL: not wanted
+        let mut offload = null_mut(); // NULL: not wanted
         let mut config = CommConfig { traffic_class };
         let (out, offload, config) = (&raw mut sender, &raw mut offload, &raw mut config);
-        // SAFETY: the signature goes with the version; the pointers are valid for the call.
-        let code = unsafe {
-            match self.connect {
-                Connect::V6(connect) => connect(device, handle, out),
-                Connect::V7(connect) => connect(device, handle, out, offload),
-                Connect::V10(connect) => connect(device, config, handle, out, offload),
-                Connect::V11(connect) => connect(context, device, handle, out, offload),
-            }
-        };
+        let reach = Reach { context, device, config, handle, out, offload };
+        // SAFETY: the pointers are valid for the call.
+        let code = unsafe { self.connect.call(&reach) };
         outcome(code, sender)
     }
 
@@ -213,14 +140,9 @@ impl Calls {
     /// See the impl block.
     pub unsafe fn accept(&self, listener: *mut c_void) -> Outcome<*mut c_void> {
         let mut receiver = null_mut();
-        let mut offload: *mut DeviceHandle = null_mut(); // NULL: not wanted
-        // SAFETY: the signature goes with the version; the pointers are valid for the call.
-        let code = unsafe {
-            match self.accept {
-                Accept::V6(accept) => accept(listener, &raw mut receiver),
-                Accept::V7(accept) => accept(listener, &raw mut receiver, &raw mut offload),
-            }
-        };
+        let mut offload = null_mut(); // NULL: not wanted
+        // SAFETY: the pointers are valid for the call.
+        let code = unsafe { self.accept.call(listener, &raw mut receiver, &raw mut offload) };
         outcome(code, receiver)
     }
 
@@ -230,17 +152,8 @@ impl Calls {
     /// See the impl block; the segment lies in its registered memory until the request is done.
     pub unsafe fn isend(&self, connection: *mut c_void, segment: &Segment) -> Outcome<*mut c_void> {
         let mut request = null_mut();
-        let (data, bytes, tag) = (pointer(segment.addr), segment.bytes, segment.tag);
-        let (mr, profile, out) =
-            (pointer(segment.registration.0), pointer(segment.profile), &raw mut request);
-        // SAFETY: the signature goes with the version; the caller vouches for the memory.
-        let code = unsafe {
-            match self.isend {
-                Isend::V6(isend) => isend(connection, data, int(bytes)?, tag, mr, out),
-                Isend::V9(isend) => isend(connection, data, bytes, tag, mr, out),
-                Isend::V10(isend) => isend(connection, data, bytes, tag, mr, profile, out),
-            }
-        };
+        // SAFETY: the caller vouches for the memory.
+        let code = unsafe { self.isend.call(connection, segment, &raw mut request) }?;
         outcome(code, request)
     }
 
@@ -257,30 +170,8 @@ impl Calls {
         let mut group = Group::new(segments);
         let told = optional && self.has_optional_completion();
         let mut request = if told { pointer(1) } else { null_mut() };
-        let (data, sizes, tags) = (&raw mut group.addrs, &raw mut group.sizes, &raw mut group.tags);
-        let (mrs, out) = (&raw mut group.registrations, &raw mut request);
-        // SAFETY: the signature goes with the version; the arrays have room for the largest group; the caller vouches
-        // for the memory.
-        let code = unsafe {
-            match self.irecv {
-                Irecv::V6(irecv) => {
-                    let mut sizes = [0; MAX_RECVS];
-                    for (int_size, segment) in sizes.iter_mut().zip(segments) {
-                        *int_size = int(segment.bytes)?;
-                    }
-                    let sizes = sizes.as_mut_ptr();
-                    irecv(connection, group.count, data.cast(), sizes, tags.cast(), mrs.cast(), out)
-                }
-                Irecv::V9(irecv) => {
-                    irecv(connection, group.count, data.cast(), sizes.cast(), tags.cast(), mrs.cast(), out)
-                }
-                Irecv::V10(irecv) => {
-                    let (n, profiles) = (group.count, &raw mut group.profiles);
-                    let (data, sizes, tags) = (data.cast(), sizes.cast(), tags.cast());
-                    irecv(connection, n, data, sizes, tags, mrs.cast(), profiles.cast(), out)
-                }
-            }
-        };
+        // SAFETY: the caller vouches for the memory.
+        let code = unsafe { self.irecv.call(connection, &mut group, &raw mut request) }?;
         outcome(code, request)
     }
 
@@ -291,7 +182,8 @@ impl Calls {
     pub unsafe fn iflush(&self, connection: *mut c_void, segments: &[Segment]) -> Outcome<*mut c_void> {
         let Some(iflush) = self.iflush else { return Ok(null_mut()) };
         let mut group = Group::new(segments);
-        // A flush orders all of a buffer with the GPU, whatever length is named, so a cut length loses nothing.
+        // A flush orders all of a buffer with the GPU, whatever length is named, so a cut length loses
+        // nothing.
         let mut sizes = group.sizes.map(|size| c_int::try_from(size).unwrap_or(c_int::MAX));
         let mut request = null_mut();
         let (data, mrs) = (group.addrs.as_mut_ptr(), group.registrations.as_mut_ptr());
@@ -313,27 +205,31 @@ impl Calls {
     }
 }
 
-impl Listen {
-    /// A listener, NULL if the plugin breaks its contract. `handle` is filled in.
-    ///
-    /// # Safety
-    /// As with [`Calls`]; `handle` points to 128 writable bytes.
-    pub unsafe fn call(
-        &self,
-        context: *mut c_void,
-        device: c_int,
-        handle: *mut c_void,
-    ) -> Outcome<*mut c_void> {
-        let mut listener = null_mut();
-        // SAFETY: the signature goes with the version; the pointers are valid for the call.
-        let code = unsafe {
-            match self {
-                Self::V6(listen) => listen(device, handle, &raw mut listener),
-                Self::V11(listen) => listen(context, device, handle, &raw mut listener),
-            }
-        };
-        outcome(code, listener)
-    }
+/// Makes a listener; NULL if the plugin breaks its contract. `handle` is filled in.
+///
+/// # Safety
+/// As with [`Calls`]; `handle` points to 128 writable bytes.
+pub unsafe fn make_listener(
+    listen: &dyn Listen,
+    context: *mut c_void,
+    device: c_int,
+    handle: *mut c_void,
+) -> Outcome<*mut c_void> {
+    let mut listener = null_mut();
+    // SAFETY: the pointers are valid for the call.
+    let code = unsafe { listen.call(context, device, handle, &raw mut listener) };
+    outcome(code, listener)
+}
+
+/// Makes a virtual device and returns its number, as the plugin says.
+///
+/// # Safety
+/// As with [`Calls`].
+pub unsafe fn make_v_device(make: &dyn MakeVDevice, members: &[u32]) -> Outcome<c_int> {
+    let mut device = -1;
+    // SAFETY: the pointer is valid for the call.
+    let code = unsafe { make.call(members, &raw mut device) }?;
+    outcome(code, device)
 }
 
 impl Memory {
@@ -349,14 +245,9 @@ impl Memory {
         kind: c_int,
     ) -> Outcome<*mut c_void> {
         let mut registration = null_mut();
-        let out = &raw mut registration;
-        // SAFETY: the signature goes with the version; the caller vouches for the memory.
-        let code = unsafe {
-            match self.register {
-                RegMr::V6(register) => register(connection, pointer(addr), int(bytes)?, kind, out),
-                RegMr::V8(register) => register(connection, pointer(addr), bytes, kind, out),
-            }
-        };
+        let (data, out) = (pointer(addr), &raw mut registration);
+        // SAFETY: the caller vouches for the memory.
+        let code = unsafe { self.register.call(connection, (data, bytes), kind, out) }?;
         outcome(code, registration)
     }
 
@@ -380,64 +271,6 @@ impl Memory {
     }
 }
 
-impl MakeVDevice {
-    /// Makes a virtual device and returns its number, as the plugin says.
-    ///
-    /// # Safety
-    /// As with [`Calls`].
-    pub unsafe fn call(&self, members: &[u32]) -> Outcome<c_int> {
-        let mut device = -1;
-        let count = int(members.len())?;
-        // SAFETY: the signature goes with the version; the pointers are valid for the call.
-        let code = unsafe {
-            match self {
-                Self::V9(make) => {
-                    let mut members = Members4 { count, devices: padded(members)? };
-                    make(&raw mut device, &raw mut members)
-                }
-                Self::V12(make) => {
-                    let mut members = Members8 { count, devices: padded(members)? };
-                    make(&raw mut device, &raw mut members)
-                }
-            }
-        };
-        outcome(code, device)
-    }
-}
-
-/// The arrays of a grouped call.
-struct Group {
-    count: c_int,
-    addrs: [*mut c_void; MAX_RECVS],
-    sizes: [usize; MAX_RECVS],
-    tags: [c_int; MAX_RECVS],
-    registrations: [*mut c_void; MAX_RECVS],
-    profiles: [*mut c_void; MAX_RECVS],
-}
-
-impl Group {
-    /// Of at most [`MAX_RECVS`] segments; the adapter checks that.
-    fn new(segments: &[Segment]) -> Self {
-        let mut group = Self {
-            count: 0,
-            addrs: [null_mut(); MAX_RECVS],
-            sizes: [0; MAX_RECVS],
-            tags: [0; MAX_RECVS],
-            registrations: [null_mut(); MAX_RECVS],
-            profiles: [null_mut(); MAX_RECVS],
-        };
-        for (at, segment) in segments.iter().take(MAX_RECVS).enumerate() {
-            group.addrs[at] = pointer(segment.addr);
-            group.sizes[at] = segment.bytes;
-            group.tags[at] = segment.tag;
-            group.registrations[at] = pointer(segment.registration.0);
-            group.profiles[at] = pointer(segment.profile);
-            group.count += 1;
-        }
-        group
-    }
-}
-
 /// The result of a call that succeeded.
 pub fn outcome<T>(code: c_int, result: T) -> Outcome<T> {
     if code == SUCCESS { Ok(result) } else { Err(Failure::Code(code)) }
@@ -448,7 +281,7 @@ pub fn int(length: usize) -> Outcome<c_int> {
     c_int::try_from(length).map_err(|_| Failure::Length { length, most: c_int::MAX as usize })
 }
 
-/// What the traits carry as a number is a pointer to the plugin.
+/// The pointer that a plugin knows, from the number that the traits carry.
 pub fn pointer(number: u64) -> *mut c_void {
     with_exposed_provenance_mut(number as usize)
 }
@@ -459,7 +292,7 @@ pub fn number(pointer: *mut c_void) -> u64 {
 }
 
 /// Device numbers in an array of a version's size.
-fn padded<const N: usize>(members: &[u32]) -> Outcome<[c_int; N]> {
+pub fn padded<const N: usize>(members: &[u32]) -> Outcome<[c_int; N]> {
     let mut devices = [0; N];
     if members.len() > N {
         return Err(Failure::Absent);

@@ -10,7 +10,7 @@ use hawser_plugin::net::{
 use hawser_plugin::{Error, ErrorKind, Result};
 
 use super::adapter::{Context, Loaded};
-use super::calls::{outcome, pointer};
+use super::calls::{make_listener, outcome, pointer};
 use super::shared::{Flight, HandleBuffer, InFlight, Object, believed};
 
 /// Opens a listener and returns the handle that the plugin filled in.
@@ -19,7 +19,7 @@ pub fn listen(context: &Arc<Context>, device: u32) -> Result<(Handle, Box<dyn Li
     let max_recvs = context.properties(device)?.max_recvs as usize;
     let mut handle = HandleBuffer::new(&[0; HANDLE_BYTES]);
     // SAFETY: the context is open and the device exists; the buffer is valid for the call.
-    let comm = unsafe { calls.listen.call(context.object.0, device as c_int, handle.address()) };
+    let comm = unsafe { make_listener(&*calls.listen, context.object.0, device as c_int, handle.address()) };
     let comm = comm.map_err(|failure| plugin.error(&format!("listen on device {device}"), failure))?;
     if comm.is_null() {
         return Err(plugin.broken("listen", "gave no listener"));
@@ -97,7 +97,7 @@ impl Connector for AdaptedConnector {
     }
 }
 
-/// What both ends have in common.
+/// The part that both ends have in common.
 struct Connection {
     context: Arc<Context>,
     comm: Object,
@@ -127,7 +127,8 @@ impl Connection {
     fn test(&mut self, request: Request, sizes: &mut [c_int; MAX_RECVS]) -> Result<Option<Flight>> {
         let Loaded { calls, plugin } = &*self.context.loaded;
         self.in_flight.test(request, sizes, |request, done, sizes| {
-            // SAFETY: the plugin gave this request and has not said yet that it is over; the pointers are valid.
+            // SAFETY: the plugin gave this request and has not said yet that it is over; the pointers are
+            // valid.
             let code = unsafe { (calls.test)(request, done, sizes) };
             outcome(code, ()).map_err(|failure| plugin.error("test", failure))
         })

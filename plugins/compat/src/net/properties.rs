@@ -1,5 +1,5 @@
-//! Properties of devices between C and the traits. What a plugin claims is not believed as it stands: absurd values are
-//! replaced, and each replacement is a line for the log.
+//! Properties of devices between C and the traits. What a plugin claims is not believed as it stands: absurd
+//! values are replaced, and each replacement is a line for the log.
 
 use std::ffi::{c_char, c_int};
 
@@ -49,8 +49,9 @@ pub unsafe fn import(raw: &RawProperties, device: u32, devices: u32) -> (NetProp
     (properties, notes.0)
 }
 
-/// What we tell a host about a device of ours, with strings that the caller keeps alive. A trait's `u32` that is too
-/// large for an int becomes the largest one. The data of our plugins moves through host calls, so no offload is named.
+/// What we tell a host about a device of ours, with strings that the caller keeps alive. A trait's `u32` that
+/// is too large for an int becomes the largest one. The data of our plugins moves through host calls, so no
+/// offload is named.
 pub fn export(
     properties: &NetProperties,
     name: *const c_char,
@@ -86,7 +87,7 @@ pub fn export(
     }
 }
 
-/// What was replaced.
+/// The names of the values that were replaced.
 struct Notes(Vec<String>);
 
 impl Notes {

@@ -1,5 +1,5 @@
-//! What the adapters of net and collnet plugins have in common: what is asked or done once per plugin, registration,
-//! handles, and requests in flight.
+//! What the adapters of net and collnet plugins have in common: what is asked or done once per plugin,
+//! registration, handles, and requests in flight.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -12,24 +12,25 @@ use rustc_hash::FxHashMap;
 
 use super::abi::properties::PropertiesReader;
 use super::abi::signatures::Devices;
-use super::calls::{Failure, MakeVDevice, Memory, number, outcome, pointer};
+use super::calls::{Failure, Memory, make_v_device, number, outcome, pointer};
+use super::forms::MakeVDevice;
 use super::properties::{MAX_DEVICES, import};
 use crate::library::Library;
 
 /// A loaded plugin: its name, its devices, and the library that must stay open for it.
 pub struct Plugin {
     name: String,
-    /// Who an error is about.
+    /// The plugin that errors name.
     label: String,
     state: Mutex<State>,
     _library: Option<Arc<Library>>,
 }
 
-/// What is asked or done once per plugin.
+/// The part of a plugin that is asked or done once in a process.
 #[derive(Default)]
 struct State {
-    /// How `init` ended, for versions that have it once per process. A failure is final, as with NCCL: few plugins
-    /// survive a second attempt.
+    /// The result of `init`, for versions that have it once in a process. A failure is final, as with NCCL:
+    /// few plugins survive a second attempt.
     init: Option<Result<()>>,
     /// Number of devices, those made since included.
     devices: Option<Result<u32>>,
@@ -91,7 +92,7 @@ impl Plugin {
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
-    /// What one of `devices` devices is. Each is asked for once; what had to be replaced is logged.
+    /// The properties of one of `devices` devices. Each is asked for once; what had to be replaced is logged.
     pub fn properties(
         &self,
         reader: &PropertiesReader,
@@ -122,7 +123,7 @@ impl Plugin {
     /// `make` may be called: `init` succeeded.
     pub unsafe fn make_virtual(
         &self,
-        make: Option<&MakeVDevice>,
+        make: Option<&dyn MakeVDevice>,
         members: &[u32],
         devices: u32,
     ) -> Result<u32> {
@@ -133,7 +134,7 @@ impl Plugin {
         let mut state = self.state();
         let made = match make {
             // SAFETY: the members exist; the caller promises the rest.
-            Some(make) => unsafe { make.call(members) },
+            Some(make) => unsafe { make_v_device(make, members) },
             None => Err(Failure::Absent),
         };
         let call = || format!("makeVDevice of {} devices", members.len());
@@ -219,13 +220,14 @@ impl Plugin {
 /// An object of a plugin's: only its own functions look into it.
 pub struct Object(pub *mut c_void);
 
-// SAFETY: NCCL uses a plugin's objects from several threads of its own; the traits serialise calls where NCCL does.
+// SAFETY: NCCL uses a plugin's objects from several threads of its own; the traits serialise calls where NCCL
+// does.
 unsafe impl Send for Object {}
 // SAFETY: as above; contexts are used by several threads at once.
 unsafe impl Sync for Object {}
 
-/// A handle where a plugin may keep the state of a connection on its way: it has its own memory, which stays where it
-/// is, aligned for whatever struct the plugin sees in it.
+/// A handle where a plugin may keep the state of a connection on its way: it has its own memory, which stays
+/// where it is, aligned for whatever struct the plugin sees in it.
 #[repr(C, align(64))]
 pub struct HandleBuffer(UnsafeCell<Handle>);
 
@@ -243,7 +245,8 @@ impl HandleBuffer {
     }
 }
 
-/// The requests of a connection that are not over, so that no other number ever reaches the plugin as a pointer.
+/// The requests of a connection that are not over, so that no other number ever reaches the plugin as a
+/// pointer.
 pub struct InFlight {
     /// Requests that the plugin can hold. More are refused with "not now"; some plugins fail instead.
     limit: usize,
@@ -283,8 +286,8 @@ impl InFlight {
         Some(request)
     }
 
-    /// Asks by `test` whether a request is over; then it is forgotten and returned. `sizes` comes in as what counts if
-    /// the plugin writes nothing.
+    /// Asks by `test` whether a request is over; then it is forgotten and returned. `sizes` comes in as what
+    /// counts if the plugin writes nothing.
     pub fn test(
         &mut self,
         request: Request,
@@ -300,8 +303,9 @@ impl InFlight {
     }
 }
 
-/// Bytes that were sent, by what the plugin wrote. NCCL does not look at the size of a send, so plugins are careless
-/// with it: what cannot be is not believed. The ABI's sizes are ints: of more than they can say they say nothing.
+/// Bytes that were sent, by what the plugin wrote. NCCL does not look at the size of a send, so plugins are
+/// careless with it: what cannot be is not believed. The ABI's sizes are ints: of more than they can say they
+/// say nothing.
 pub fn believed(said: c_int, posted: usize) -> usize {
     let said = usize::try_from(said).ok().filter(|said| *said <= posted && posted <= c_int::MAX as usize);
     said.unwrap_or(posted)

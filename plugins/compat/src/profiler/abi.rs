@@ -1,4 +1,4 @@
-//! What all versions of the profiler ABI have in common.
+//! The part that all versions of the profiler ABI have in common.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::mem::{MaybeUninit, size_of};
@@ -10,7 +10,8 @@ use super::names::Strings;
 use crate::common::{self, Missing, SUCCESS, required};
 use crate::logger::Logger;
 
-/// `ncclProfiler_vN_t`: six slots in every version. `I` is the type of `init`, `D` the descriptor of an event.
+/// `ncclProfiler_vN_t`: six slots in every version. `I` is the type of `init`, `D` the descriptor of an
+/// event.
 #[repr(C)]
 pub struct Table<I, D> {
     pub(super) name: *const c_char,
@@ -57,7 +58,7 @@ pub(super) struct Plugin {
     pub(super) calls: Arc<dyn Calls>,
 }
 
-/// What one version says and how.
+/// The words of one version, and how they are said.
 ///
 /// # Safety
 /// All bytes zero are a valid descriptor.
@@ -94,7 +95,8 @@ pub(super) unsafe trait Abi: Sized + 'static {
 /// # Safety
 /// Implementations read only what the promises of the methods cover.
 pub(super) unsafe trait Reads: Abi {
-    /// The event of a descriptor; None if its kind is unknown. `resolve` turns a parent's handle into the profiler's.
+    /// The event of a descriptor; None if its kind is unknown. `resolve` turns a parent's handle into the
+    /// profiler's.
     ///
     /// # Safety
     /// The body has the member of the kind; its strings are NULL or terminated.
@@ -128,8 +130,8 @@ impl Comm {
     }
 }
 
-/// The calls of any version. All are `unsafe` because they run foreign code that trusts its arguments: contexts and
-/// handles are the plugin's, and the context is not finalized yet.
+/// The calls of any version. All are `unsafe` because they run foreign code that trusts its arguments:
+/// contexts and handles are the plugin's, and the context is not finalized yet.
 pub(super) trait Calls: Send + Sync {
     /// The kinds of events that the version has.
     fn kinds(&self) -> EventMask;

@@ -23,8 +23,8 @@ pub(super) struct Adapter {
 
 struct Shared {
     plugin: Plugin,
-    /// The kinds of events that the plugin wants. It may write at any time, also between its calls. There is one for all
-    /// communicators, as in NCCL: plugins exist that write it for the first communicator only.
+    /// The kinds of events that the plugin wants. It may write at any time, also between its calls. There is
+    /// one for all communicators, as in NCCL: plugins exist that write it for the first communicator only.
     mask: AtomicI32,
     strings: Arc<Strings>,
     _library: Arc<Library>,

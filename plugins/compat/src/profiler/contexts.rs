@@ -1,9 +1,9 @@
 //! The communicators of an exported profiler, and the handles of its events.
 //!
-//! NCCL's `stopEvent` and `recordEventState` get a handle and nothing else, and parents are named by handles of events that
-//! may be over for long. So a handle is a number that can always be asked about: the communicator's in the upper 16
-//! bits, and below it the profiler's own handle, or, if that needs more than 47 bits, the number of an entry that holds
-//! it.
+//! NCCL's `stopEvent` and `recordEventState` get a handle and nothing else, and parents are named by handles
+//! of events that may be over for long. So a handle is a number that can always be asked about: the
+//! communicator's in the upper 16 bits, and below it the profiler's own handle, or, if that needs more than
+//! 47 bits, the number of an entry that holds it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_int};
@@ -110,13 +110,13 @@ impl Context {
 }
 
 impl Contexts {
-    /// None yet.
+    /// A set of contexts that holds none.
     pub(super) const fn new() -> Self {
         Self(RwLock::new(State { last: 0, all: BTreeMap::new() }))
     }
 
-    /// Adds a communicator and publishes its mask. Its number is never 0, and a free one as long unused as possible. None:
-    /// all are taken.
+    /// Adds a communicator and publishes its mask. Its number is never 0, and a free one as long unused as
+    /// possible. None: all are taken.
     pub(super) fn add(&self, context: Context) -> Option<u16> {
         let mut state = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let after = state.last.wrapping_add(1);
@@ -162,7 +162,8 @@ pub(super) fn number_of(handle: u64) -> u64 {
     handle >> LOW_BITS
 }
 
-/// The profiler's handle behind a host's, in its own communicator; None for NULL, and for other communicators'.
+/// The profiler's handle behind a host's, in its own communicator; None for NULL, and for other
+/// communicators'.
 pub(super) fn unpack(number: u64, context: &Context, handle: u64) -> Option<EventHandle> {
     (handle != 0 && number_of(handle) == number).then(|| context.handle(low_of(handle)))?
 }
@@ -180,8 +181,8 @@ fn wish(context: &Context) -> c_int {
     (context.inner.mask().0 & 0x7fff_ffff) as c_int
 }
 
-/// NCCL has one mask for all communicators, so it gets what any of those with this place wants. The last one gone leaves
-/// the place alone: nobody is sure then that it is still there.
+/// NCCL has one mask for all communicators, so it gets what any of those with this place wants. The last one
+/// gone leaves the place alone: nobody is sure then that it is still there.
 fn publish(state: &State, context: &Context) {
     let place = context.mask.place;
     let sharers = state.all.values().filter(|other| other.mask.place == place);
@@ -189,7 +190,8 @@ fn publish(state: &State, context: &Context) {
     if let Some(all) = wishes.reduce(|all, wish| all | wish)
         && !place.is_null()
     {
-        // SAFETY: a communicator that is not finalized has this place, so the host keeps it; it reads it whole.
+        // SAFETY: a communicator that is not finalized has this place, so the host keeps it; it reads it
+        // whole.
         unsafe { AtomicI32::from_ptr(place) }.store(all, Ordering::Relaxed);
     }
 }

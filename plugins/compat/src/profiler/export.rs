@@ -1,9 +1,10 @@
-//! Our trait as NCCL's tables: what [`export_nccl_profiler!`](crate::export_nccl_profiler) puts into a library.
+//! Our trait as NCCL's tables: what [`export_nccl_profiler!`](crate::export_nccl_profiler) puts into a
+//! library.
 //!
-//! Rules at this edge. A profiler that panics is not asked again; NCCL gets `ncclInternalError` for that call. Kinds
-//! that a communicator does not want, although another one of the process does, are not passed on. What NCCL leaves out
-//! is added: the rank of groups, kernel channels and proxy control. A proxy operation of another process has no parent
-//! here.
+//! Rules at this edge. A profiler that panics is not asked again; NCCL gets `ncclInternalError` for that
+//! call. Kinds that a communicator does not want, although another one of the process does, are not passed
+//! on. What NCCL leaves out is added: the rank of groups, kernel channels and proxy control. A proxy
+//! operation of another process has no parent here.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,13 +24,14 @@ use crate::logger::{self, Logger};
 
 /// Exports a profiler for NCCL as `ncclProfiler_v4`, `_v5` and `_v6`.
 ///
-/// The expression gives an `Arc<dyn Profiler>`; it is evaluated once, when NCCL makes the first communicator ready. The
-/// second argument, a `&'static CStr`, is the name that NCCL logs; without it that is the package's name.
+/// The expression gives an `Arc<dyn Profiler>`; it is evaluated once, when NCCL makes the first communicator
+/// ready. The second argument, a `&'static CStr`, is the name that NCCL logs; without it that is the
+/// package's name.
 ///
 /// Use it in a `cdylib` of its own, once: the symbols end up in every library that links the crate.
 ///
-/// NCCL reads the mask from memory. It is written when a communicator begins or ends and when an event starts, so a
-/// profiler that wants nothing at all for a while is asked again with the next communicator.
+/// NCCL reads the mask from memory. It is written when a communicator begins or ends and when an event
+/// starts, so a profiler that wants nothing at all for a while is asked again with the next communicator.
 ///
 /// ```
 /// use std::sync::Arc;

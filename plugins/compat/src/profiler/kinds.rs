@@ -1,4 +1,4 @@
-//! Which kinds of events come with others.
+//! The kinds of events that come with others.
 
 use hawser_plugin::profiler::EventMask;
 
@@ -22,7 +22,8 @@ const ABOVE: [(EventMask, u64); 13] = [
     (EventMask::GROUP, API),
 ];
 
-/// The kinds that a host reports to a profiler with this mask: those in it, and all that may stand above one of them.
+/// The kinds that a host reports to a profiler with this mask: those in it, and all that may stand above one
+/// of them.
 pub fn with_ancestors(mask: EventMask) -> EventMask {
     let mut all = mask.0;
     loop {

@@ -1,5 +1,5 @@
-//! Profilers: `ncclProfiler_v1` to `_v6` (there is no "Plugin" in the name) onto our trait, and our trait as `_v4`, `_v5`
-//! and `_v6`.
+//! Profilers: `ncclProfiler_v1` to `_v6` (there is no "Plugin" in the name) onto our trait, and our trait as
+//! `_v4`, `_v5` and `_v6`.
 //!
 //! | file | holds |
 //! |---|---|
@@ -37,8 +37,8 @@ use adapter::Adapter;
 pub use kinds::with_ancestors;
 
 /// Newest first: the first one that a library has is taken.
-const VERSIONS: [Version; 6] =
-    [v6::V6::VERSION, v5::V5::VERSION, v4::V4::VERSION, v3::V3::VERSION, v2::V2::VERSION, v1::V1::VERSION];
+const VERSIONS: &[Version] =
+    &[v6::V6::VERSION, v5::V5::VERSION, v4::V4::VERSION, v3::V3::VERSION, v2::V2::VERSION, v1::V1::VERSION];
 
 /// The profiler of a library, by the newest of its tables. None: it has none.
 ///

@@ -1,4 +1,5 @@
-//! Names of functions, types, algorithms: as C strings for plugins that keep the pointers, and as numbers for v1.
+//! Names of functions, types, algorithms: as C strings for plugins that keep the pointers, and as numbers for
+//! v1.
 
 use std::ffi::{CString, c_char};
 use std::sync::{PoisonError, RwLock};

@@ -1,5 +1,5 @@
-//! Profiler version 1 (NCCL 2.23): functions, types, algorithms and protocols are numbers, and every event says which
-//! communicator it is of.
+//! Profiler version 1 (NCCL 2.23): functions, types, algorithms and protocols are numbers, and every event
+//! says which communicator it is of.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};

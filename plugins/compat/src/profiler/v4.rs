@@ -204,7 +204,7 @@ pub(super) fn args_up_to(last: EventState, state: EventState, args: StateArgs) -
     Some(to)
 }
 
-/// What a host's descriptor says, for the kinds of version 4. Groups are left out.
+/// The event in a host's descriptor, for the kinds of version 4. Groups are left out.
 ///
 /// # Safety
 /// The body has the member of the kind; its strings are NULL or terminated.

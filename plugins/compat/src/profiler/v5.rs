@@ -17,7 +17,7 @@ pub(super) type Descr = abi::Descr<u64, Body>;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union Body {
-    /// What version 4 has, where it has it.
+    /// The fields of version 4, at the same places.
     v4: v4::Body,
     coll: Coll,
     p2p: P2p,
@@ -170,7 +170,7 @@ pub(super) fn describe(event: &Event<'_>, comm: &Comm, body: &mut Body) -> bool 
     true
 }
 
-/// What a host's descriptor says, for the kinds of version 5.
+/// The event in a host's descriptor, for the kinds of version 5.
 ///
 /// # Safety
 /// The body has the member of the kind; its strings are NULL or terminated.

@@ -16,7 +16,7 @@ pub(super) type Descr = abi::Descr<u64, Body>;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union Body {
-    /// What version 5 has, where it has it.
+    /// The fields of version 5, at the same places.
     v5: v5::Body,
     ce_coll: CeColl,
     ce_sync: CeSync,

@@ -1,4 +1,4 @@
-//! What a library holds.
+//! The contents of a library: which plugins it holds.
 
 use std::ffi::{CStr, c_void};
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::library::Library;
 /// Reads one of NCCL's tables; None if the library has none of this kind.
 type Reader<T> = fn(&Arc<Library>) -> Option<Result<Found<T>, String>>;
 
-/// How NCCL's tables are read.
+/// The function that reads NCCL's tables of a kind.
 pub struct Readers {
     pub net: Reader<dyn Net>,
     pub collnet: Reader<dyn CollNet>,
@@ -54,7 +54,7 @@ pub struct Contents {
     pub tuners: Vec<Candidate<dyn Tuner>>,
     pub profilers: Vec<Candidate<dyn Profiler>>,
     pub envs: Vec<Candidate<dyn Env>>,
-    /// What was found and is not used, and why.
+    /// The tables that were found and are not used, and why.
     unused: Vec<String>,
 }
 
@@ -73,8 +73,8 @@ fn symbols() -> impl Iterator<Item = String> {
 }
 
 impl Contents {
-    /// Reads a library and keeps it open for good. Rust plugins come first; NCCL's tables are read for the kinds that
-    /// those leave out.
+    /// Reads a library and keeps it open for good. Rust plugins come first; NCCL's tables are read for the
+    /// kinds that those leave out.
     pub fn read(library: &Arc<Library>, readers: &Readers, log: &Log) -> Self {
         std::mem::forget(library.clone());
         let path = file(library).unwrap_or_else(|| library.path().to_owned());
@@ -94,7 +94,7 @@ impl Contents {
         contents
     }
 
-    /// Whether it holds plugins of a kind.
+    /// True if it holds plugins of a kind.
     pub fn has(&self, kind: Kind) -> bool {
         match kind {
             Kind::Net => !self.nets.is_empty(),
@@ -119,7 +119,8 @@ impl Contents {
         }
     }
 
-    /// Takes the components of a Rust plugin. The first collnet belongs to the net of its name, else to the first.
+    /// Takes the components of a Rust plugin. The first collnet belongs to the net of its name, else to the
+    /// first.
     fn sort(&mut self, manifest: Manifest) {
         let origin = Origin::Library(self.path.clone());
         let interface = format!("Rust {}", manifest.interface);

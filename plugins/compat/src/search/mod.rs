@@ -1,14 +1,14 @@
-//! How plugins are found.
+//! The search for plugins.
 //!
 //! NCCL's rules: a variable holds a comma list of names; a name is opened as it is, and if that fails as
 //! `libnccl-<kind>-<name>.so`; without the variable it is `libnccl-<kind>.so`; `none` switches a kind off;
-//! `STATIC_PLUGIN` means the program itself; tuners and profilers are also looked for in the net libraries. Beyond NCCL:
-//! the folder of `libnccl.so.2` is searched too, lists work for all kinds, a list gives all its plugins and not the
-//! first, words are compared as a whole, and a library may hold a Rust plugin (`hawser_plugin::export_plugin!`), which
-//! is preferred to NCCL's tables of the same kind.
+//! `STATIC_PLUGIN` means the program itself; tuners and profilers are also looked for in the net libraries.
+//! Beyond NCCL: the folder of `libnccl.so.2` is searched too, lists work for all kinds, a list gives all its
+//! plugins and not the first, words are compared as a whole, and a library may hold a Rust plugin
+//! (`hawser_plugin::export_plugin!`), which is preferred to NCCL's tables of the same kind.
 //!
-//! Every library is opened once per process and stays open: its code may be on some thread's stack. What failed is
-//! remembered and not tried again. Log lines come with the first try only.
+//! Every library is opened once per process and stays open: its code may be on some thread's stack. What
+//! failed is remembered and not tried again. Log lines come with the first try only.
 //!
 //! | file | holds |
 //! |---|---|
@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// What log lines about it belong to.
+    /// The subsystem that log lines about the kind belong to.
     pub const fn subsys(self) -> Subsys {
         match self {
             Self::Net => Subsys::NET,
@@ -80,14 +80,14 @@ impl Kind {
     }
 }
 
-/// What is asked for.
+/// The plugins that are asked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// Value of [`Kind::variable`]; None = not set.
     pub value: Option<&'a str>,
     /// Folder of `libnccl.so.2`.
     pub beside: Option<&'a Path>,
-    /// Where the search tells what it found.
+    /// The log in which the search tells what it found.
     pub log: &'a Log,
     /// Tries every library in a process of its own first.
     pub probe: Option<Probe<'a>>,
@@ -100,7 +100,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Where a plugin comes from.
+/// The origin of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// Part of the library.
@@ -113,7 +113,7 @@ pub enum Origin {
 pub struct Candidate<T: ?Sized> {
     /// The plugin.
     pub plugin: Arc<T>,
-    /// Where it is from.
+    /// The origin of the plugin.
     pub origin: Origin,
     /// How it was read: a symbol such as `ncclNetPlugin_v9`, `Rust 1.0.0`, or `built in`.
     pub interface: String,
@@ -140,7 +140,8 @@ pub struct NetCandidate {
 
 /// An answer.
 pub struct Plugins<C> {
-    /// In the order in which they are to be tried: the list, then what was found without being named, then built-ins.
+    /// In the order in which they are to be tried: the list, then what was found without being named, then
+    /// built-ins.
     pub candidates: Vec<C>,
     /// The value was `none`: only built-ins are there.
     pub none: bool,
@@ -260,7 +261,7 @@ impl Finder {
         found
     }
 
-    /// What the libraries of a kind hold.
+    /// The contents of all libraries of a kind.
     fn find<C: Clone>(
         &self,
         kind: Kind,

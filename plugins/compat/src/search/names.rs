@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::Kind;
 
-/// What a value asks for.
+/// The request that a variable's value makes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// The kind is switched off.

@@ -16,7 +16,7 @@ use crate::library::Library;
 pub struct Refusal {
     /// There is no such file.
     pub missing: bool,
-    /// What is wrong, and what to do.
+    /// The fault, and what the user can do.
     pub text: String,
 }
 
@@ -61,7 +61,7 @@ pub fn open(kind: Kind, entry: &Entry, request: &Request<'_>) -> Result<Arc<Libr
     Err(Refusal { missing: true, text })
 }
 
-/// What is wrong with a file; None if there is none.
+/// The fault of a file; None if there is no file.
 fn reason(path: &Path, error: &str) -> Option<String> {
     let file = path.display();
     if path.components().count() > 1 {
@@ -88,7 +88,8 @@ fn reason(path: &Path, error: &str) -> Option<String> {
     }
 }
 
-/// The dynamic loader passes over files for other machines in its folders as if they were not there: finds those.
+/// The dynamic loader passes over files for other machines in its folders as if they were not there: finds
+/// those.
 fn foreign_in(folders: &[PathBuf], attempts: &[PathBuf]) -> Vec<String> {
     let names = attempts.iter().filter(|path| path.components().count() == 1);
     let paths = names.flat_map(|name| folders.iter().map(move |folder| folder.join(name)));

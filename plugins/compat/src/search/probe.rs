@@ -1,10 +1,10 @@
 //! Trying a library in a process that may die.
 //!
-//! A plugin that crashes while it is loaded or initialised takes its process along. [`probe`] does the first steps with
-//! it elsewhere: in a helper program if there is one, else in a forked child. Neither is free: a helper costs the start of
-//! a program, and a fork of a process with threads can get stuck on a lock that some thread held, or confuse a GPU driver
-//! that the process has initialised. The deadline ends both. So probing is for finding out which plugin is to blame, not
-//! for every day.
+//! A plugin that crashes while it is loaded or initialised takes its process along. [`probe`] does the first
+//! steps with it elsewhere: in a helper program if there is one, else in a forked child. Neither is free: a
+//! helper costs the start of a program, and a fork of a process with threads can get stuck on a lock that
+//! some thread held, or confuse a GPU driver that the process has initialised. The deadline ends both. So
+//! probing is for finding out which plugin is to blame, not for every day.
 //!
 //! The other process reports its steps as lines on a pipe, each with a mark, because plugins print too.
 
@@ -26,7 +26,7 @@ use crate::library::Library;
 
 const MARK: &str = "hawser-probe: ";
 
-/// How to probe.
+/// The settings of a probe.
 #[derive(Debug, Clone, Copy)]
 pub struct Probe<'a> {
     /// A program that runs [`helper`] when it is called as `PROGRAM doctor --probe KIND PATH`; None = fork.
@@ -35,7 +35,7 @@ pub struct Probe<'a> {
     pub deadline: Duration,
 }
 
-/// What came of it.
+/// The outcome of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failed {
     /// The dynamic loader refused the library: its reason.
@@ -44,12 +44,14 @@ pub enum Failed {
     Crashed(String),
 }
 
-/// Opens a library and the plugins of a kind in it, in another process. A plugin that reports an error is fine here.
+/// Opens a library and the plugins of a kind in it, in another process. A plugin that reports an error is
+/// fine here.
 ///
 /// Blocking: up to the deadline. Thread: any.
 ///
 /// # Errors
-/// See [`Failed`]. If there can be no other process, or it never gets to the plugin, the plugin counts as fine.
+/// See [`Failed`]. If there can be no other process, or it never gets to the plugin, the plugin counts as
+/// fine.
 pub fn probe(path: &Path, kind: Kind, how: &Probe<'_>) -> Result<(), Failed> {
     let child = match how.program {
         Some(program) => spawned(program, kind, path),
@@ -71,7 +73,8 @@ pub fn helper(kind: &str, path: &Path, mut out: impl Write) -> Result<(), String
     Ok(())
 }
 
-/// What is tried. Errors are as good as success: the host will see them again and report them.
+/// Tries the first steps of a plugin. Errors are as good as success: the host will see them again and report
+/// them.
 fn steps(kind: Kind, path: &Path, report: &mut dyn FnMut(&str)) {
     report("step loading");
     let library = match Library::open(path) {
@@ -135,8 +138,8 @@ fn spawned(program: &Path, kind: Kind, path: &Path) -> std::io::Result<Child> {
 
 fn forked(kind: Kind, path: &Path) -> std::io::Result<Child> {
     let [reading, writing] = pipe()?;
-    // SAFETY: the child has this thread only. It runs code that may take locks which other threads held: then it
-    // hangs until the parent's deadline. It never returns from here.
+    // SAFETY: the child has this thread only. It runs code that may take locks which other threads held: then
+    // it hangs until the parent's deadline. It never returns from here.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()),
         0 => in_child(kind, path, writing),

@@ -14,8 +14,8 @@ use crate::common::{SUCCESS, check};
 use crate::library::Library;
 use crate::logger::{self, Logger};
 
-/// What plugins find as chunk size: NCCL shows its own there, which our trait does not tell. With the largest one those that
-/// ask for at least so much leave it alone, and those that ask for at most so much are heard.
+/// What plugins find as chunk size: NCCL shows its own there, which our trait does not tell. With the largest
+/// one those that ask for at least so much leave it alone, and those that ask for at most so much are heard.
 const ANY_CHUNK: usize = 1 << 30;
 
 /// A plugin as its table tells it.
@@ -24,8 +24,8 @@ pub(super) struct Plugin {
     pub(super) calls: Arc<dyn Calls>,
 }
 
-/// The calls of one ABI version, with the arguments of the newest. All are `unsafe` because they run foreign code that
-/// trusts its arguments: `context` is what `init` gave and is not finalized yet.
+/// The calls of one ABI version, with the arguments of the newest. All are `unsafe` because they run foreign
+/// code that trusts its arguments: `context` is what `init` gave and is not finalized yet.
 pub(super) trait Calls: Send + Sync {
     /// Makes the plugin ready for a communicator.
     ///
@@ -61,7 +61,7 @@ pub(super) trait Calls: Send + Sync {
     unsafe fn finalize(&self, context: *mut c_void) -> c_int;
 }
 
-/// What `init` tells a plugin.
+/// The facts about a communicator that `init` tells a plugin.
 pub(super) struct Comm {
     pub(super) id: u64,
     pub(super) ranks: usize,
@@ -135,7 +135,7 @@ impl Tuner for Adapter {
     }
 }
 
-/// What a plugin may point to, read and write until it is finalized. We do not look into it.
+/// The memory that a plugin may point to, read and write until it is finalized. We do not look into it.
 struct Lent(NonNull<Values>);
 
 struct Values {

@@ -1,8 +1,8 @@
 //! Our trait as NCCL's tables: what [`export_nccl_tuner!`](crate::export_nccl_tuner) puts into a library.
 //!
-//! Rules at this edge. A tuner that panics is not asked again; NCCL gets `ncclInternalError` for that call. A tuner that
-//! returns an error for a question leaves NCCL's times as they are, and NCCL gets success: it would fail the collective
-//! otherwise. An error while opening goes to NCCL, which fails the communicator.
+//! Rules at this edge. A tuner that panics is not asked again; NCCL gets `ncclInternalError` for that call. A
+//! tuner that returns an error for a question leaves NCCL's times as they are, and NCCL gets success: it
+//! would fail the collective otherwise. An error while opening goes to NCCL, which fails the communicator.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::slice;
@@ -22,8 +22,9 @@ use crate::logger::{self, Logger};
 
 /// Exports a tuner for NCCL as `ncclTunerPlugin_v4`, `_v5` and `_v6`.
 ///
-/// The expression gives an `Arc<dyn Tuner>`; it is evaluated once, when NCCL makes the first communicator ready. The second
-/// argument, a `&'static CStr`, is the name that NCCL logs; without it that is the package's name.
+/// The expression gives an `Arc<dyn Tuner>`; it is evaluated once, when NCCL makes the first communicator
+/// ready. The second argument, a `&'static CStr`, is the name that NCCL logs; without it that is the
+/// package's name.
 ///
 /// Use it in a `cdylib` of its own, once: the symbols end up in every library that links the crate.
 ///
@@ -136,7 +137,7 @@ pub const fn table_v6<E: Export>(name: &'static CStr) -> TableV6 {
     }
 }
 
-/// What NCCL's `void* context` points to.
+/// The object behind NCCL's `void* context`.
 struct Context {
     name: &'static CStr,
     inner: Box<dyn TunerContext>,
@@ -259,8 +260,8 @@ unsafe extern "C" fn tune(
     })
 }
 
-/// Shows the cells as candidates and takes over what the tuner answers: new times, -1 for what it leaves out, and 0 for
-/// what it orders, by which NCCL takes it. A failing tuner changes nothing.
+/// Shows the cells as candidates and takes over what the tuner answers: new times, -1 for what it leaves out,
+/// and 0 for what it orders, by which NCCL takes it. A failing tuner changes nothing.
 fn tune_cells(
     tuner: &dyn TunerContext,
     question: &Question,

@@ -39,7 +39,7 @@ struct Version {
 }
 
 /// Newest first: the first one that a library has is taken.
-const VERSIONS: [Version; 5] = [v6::VERSION, v5::VERSION, v4::VERSION, v3::VERSION, v2::VERSION];
+const VERSIONS: &[Version] = &[v6::VERSION, v5::VERSION, v4::VERSION, v3::VERSION, v2::VERSION];
 
 /// The tuner of a library, by the newest of its tables. None: it has none.
 ///

@@ -12,8 +12,8 @@ pub(super) const ALGORITHMS: usize = 7;
 pub(super) const PROTOCOLS: usize = 3;
 const IMPOSSIBLE: f32 = -1.0;
 
-/// What is added to a time that nobody has compared with a measured one: plugins know no such thing, and those that take
-/// the lowest time should leave it alone.
+/// What is added to a time that nobody has compared with a measured one: plugins know no such thing, and
+/// those that take the lowest time should leave it alone.
 const UNMEASURED_US: f32 = 1e6;
 
 /// The table.
@@ -22,8 +22,8 @@ const UNMEASURED_US: f32 = 1e6;
 pub(super) struct CostTable([[f32; PROTOCOLS]; ALGORITHMS]);
 
 impl CostTable {
-    /// The table of a list of candidates. Cells that no candidate has are impossible, and so are those of candidates that
-    /// the settings hold back. Of two candidates with one cell the faster one counts.
+    /// The table of a list of candidates. Cells that no candidate has are impossible, and so are those of
+    /// candidates that the settings hold back. Of two candidates with one cell the faster one counts.
     pub(super) fn of(candidates: &[Candidate<'_>]) -> Self {
         let mut table = Self([[IMPOSSIBLE; PROTOCOLS]; ALGORITHMS]);
         for candidate in candidates {
@@ -38,18 +38,18 @@ impl CostTable {
         table
     }
 
-    /// What a plugin's parameter `float**` gets.
+    /// The pointer for a plugin's parameter `float**`.
     pub(super) fn as_c(&mut self) -> *mut *mut f32 {
         self.0.as_mut_ptr().cast()
     }
 
-    /// Whether a cell's combination can be chosen.
+    /// True if a cell's combination can be chosen.
     pub(super) fn is_possible(&self, algorithm: Algorithm, protocol: Protocol) -> bool {
         self.0[algorithm.0 as usize][protocol as usize] >= 0.0
     }
 
-    /// Makes a combination that a plugin named the cheapest one. Numbers that are no combination, and impossible ones,
-    /// change nothing.
+    /// Makes a combination that a plugin named the cheapest one. Numbers that are no combination, and
+    /// impossible ones, change nothing.
     pub(super) fn choose(&mut self, algorithm: c_int, protocol: c_int) {
         let (Ok(algorithm), Ok(protocol)) = (usize::try_from(algorithm), usize::try_from(protocol)) else {
             return;
@@ -60,8 +60,8 @@ impl CostTable {
         }
     }
 
-    /// Takes over what a plugin changed. `before` is the table that it got. A cell that it set to 0 is an order: plugins
-    /// write that for what they want, and mean no time.
+    /// Takes over what a plugin changed. `before` is the table that it got. A cell that it set to 0 is an
+    /// order: plugins write that for what they want, and mean no time.
     pub(super) fn apply(&self, before: &Self, candidates: &mut [Candidate<'_>]) -> Applied {
         let mut order = None;
         for (place, candidate) in candidates.iter_mut().enumerate() {
@@ -85,13 +85,13 @@ impl CostTable {
     }
 }
 
-/// What became of a table that a plugin changed.
+/// The outcome of a table that a plugin changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Applied {
     /// The first candidate whose cell the plugin set to 0.
     pub(super) order: Option<usize>,
-    /// Whether something was no time and is therefore left as it was: not a number, infinite, or a combination that was
-    /// impossible.
+    /// Whether something was no time and is therefore left as it was: not a number, infinite, or a
+    /// combination that was impossible.
     pub(super) is_odd: bool,
 }
 

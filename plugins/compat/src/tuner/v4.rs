@@ -12,8 +12,8 @@ use crate::common::{self, Missing, required};
 
 pub(super) const VERSION: Version = Version { symbol: "ncclTunerPlugin_v4", read };
 
-/// `getCollInfo` since version 4: context, function, bytes, operations, table, its rows and columns, registered;
-/// channels out.
+/// `getCollInfo` since version 4: context, function, bytes, operations, table, its rows and columns,
+/// registered; channels out.
 pub(super) type Tune = unsafe extern "C" fn(
     *mut c_void,
     c_int,

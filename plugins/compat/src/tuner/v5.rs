@@ -1,5 +1,5 @@
-//! Tuner version 5 (NCCL 2.28): `init` tells the communicator's id and NVLink domains, and shows the constants of
-//! NCCL's cost model.
+//! Tuner version 5 (NCCL 2.28): `init` tells the communicator's id and NVLink domains, and shows the
+//! constants of NCCL's cost model.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -49,8 +49,8 @@ type PerCell = [[f64; PROTOCOLS]; ALGORITHMS];
 /// Per compute capability (Volta, Ampere, Hopper, Blackwell) and number of nodes (1, 2, 4 and more).
 type PerScale = [[f64; 3]; 4];
 
-/// `ncclTunerConstants_v5_t`: microseconds and GB/s of NCCL's cost model. Plugins may change them; Hawser's own model has
-/// other constants and does not read them back.
+/// `ncclTunerConstants_v5_t`: microseconds and GB/s of NCCL's cost model. Plugins may change them; Hawser's
+/// own model has other constants and does not read them back.
 #[repr(C)]
 pub struct Constants {
     base_latencies: PerCell,

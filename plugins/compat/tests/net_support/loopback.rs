@@ -1,4 +1,5 @@
-//! A Rust net inside this process, to be exported to C: it counts from 0, answers "not now" often, and panics on demand.
+//! A Rust net inside this process, to be exported to C: it counts from 0, answers "not now" often, and panics
+//! on demand.
 
 #![allow(dead_code)] // each test file uses a part of it
 
@@ -28,7 +29,7 @@ pub struct Loopback {
     pub broken: AtomicBool,
 }
 
-/// What all contexts have in common.
+/// The part that all contexts have in common.
 #[derive(Default)]
 pub struct Shared {
     /// Communicator and traffic class of each `open`.
@@ -118,7 +119,7 @@ impl NetContext for Context {
     }
 }
 
-/// What the devices say of themselves.
+/// The properties of the devices.
 pub fn properties(device: u32, members: Option<&Vec<u32>>) -> NetProperties {
     let mut properties = NetProperties::new(format!("loop{device}"), device);
     properties.pci_path = (device == 1).then(|| "/sys/devices/loop".into());

@@ -21,8 +21,8 @@ pub const VERSIONS: std::ops::RangeInclusive<u32> = 6..=12;
 /// Attempts before a test gives up waiting; nothing here takes more than a few hundred.
 const ATTEMPTS: usize = 100_000;
 
-/// A copy of a test plugin of tests/c for a version, in a directory of its own, so that it has statics of its own. Each
-/// is compiled once per test program.
+/// A copy of a test plugin of tests/c for a version, in a directory of its own, so that it has statics of its
+/// own. Each is compiled once per test program.
 pub fn compile(source: &str, version: u32) -> (tempfile::TempDir, PathBuf) {
     static COMPILED: Mutex<BTreeMap<(String, u32), Vec<u8>>> = Mutex::new(BTreeMap::new());
     let directory = tempfile::tempdir().unwrap();
@@ -271,7 +271,8 @@ pub fn sent(sender: &mut dyn Sender, request: Request) -> usize {
     until("the end of a send", || sender.test(request).unwrap())
 }
 
-/// Waits for a receive of `segments` and gives the bytes of each; what a plugin does not write stays `usize::MAX`.
+/// Waits for a receive of `segments` and gives the bytes of each; what a plugin does not write stays
+/// `usize::MAX`.
 pub fn received(receiver: &mut dyn Receiver, request: Request, segments: usize) -> Vec<usize> {
     let mut sizes = vec![usize::MAX; segments];
     until("the end of a receive", || receiver.test(request, &mut sizes).unwrap().then_some(()));

@@ -55,7 +55,7 @@ impl Drop for Folder {
     }
 }
 
-/// What cargo built of an example of this package.
+/// The file that cargo built of an example of this package.
 #[allow(dead_code)] // as above
 pub fn example(name: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap();

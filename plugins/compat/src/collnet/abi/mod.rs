@@ -1,5 +1,5 @@
-//! The C side of the collnet interface: one file per version, as in [`crate::net::abi`], whose properties and many of
-//! whose signatures are shared.
+//! The C side of the collnet interface: one file per version, as in [`crate::net::abi`], whose properties and
+//! many of whose signatures are shared.
 
 pub mod signatures;
 pub mod v10;
@@ -14,7 +14,7 @@ use super::calls::Calls;
 use crate::table::Version;
 
 /// The tables that are looked for, in this order.
-pub const NEWEST_FIRST: [Version<Calls>; 7] = [
+pub const NEWEST_FIRST: &[Version<Calls>] = &[
     Version::of::<v12::CollNet>(),
     Version::of::<v11::CollNet>(),
     Version::of::<v10::CollNet>(),
@@ -24,39 +24,37 @@ pub const NEWEST_FIRST: [Version<Calls>; 7] = [
     Version::of::<v6::CollNet>(),
 ];
 
-/// The body of a version's [`Table::calls`](crate::table::Table::calls): which forms its entries have, and those that not all versions have.
+/// The body of a version's [`Table::calls`](crate::table::Table::calls), with the entries that not all
+/// versions have.
 macro_rules! calls {
     ($table:ident {
-        init: $init:ident,
-        listen: $listen:ident,
-        reg_mr: $reg_mr:ident,
-        iallreduce: $iallreduce:ident,
         finalize: $finalize:expr,
-        $($field:ident: $value:expr,)+
+        $($field:ident: $value:expr),+ $(,)?
     }) => {{
-        use $crate::collnet::calls::{Iallreduce, Init, Operations};
+        use $crate::collnet::calls::Operations;
+        use $crate::collnet::forms::Init;
         use $crate::common::required;
         use $crate::net::abi::properties::PropertiesReader;
-        use $crate::net::calls::{Listen, Memory, RegMr};
-        let init = Init::$init(required($table.init, "init")?);
+        use $crate::net::calls::Memory;
+        let init = required($table.init, "init")?;
         let finalize: Option<net::Close> = $finalize;
         let operations = || {
             let get_properties = required($table.get_properties, "getProperties")?;
-            if matches!(init, Init::V11(_)) {
+            if init.makes_context() {
                 required(finalize, "finalize")?;
             }
             Ok(Operations {
                 // SAFETY: what `Table::calls` asks of its caller.
                 properties: unsafe { PropertiesReader::new(get_properties) },
-                listen: Listen::$listen(required($table.listen, "listen")?),
+                listen: Box::new(required($table.listen, "listen")?),
                 connect: required($table.connect, "connect")?,
                 reduce_support: required($table.reduce_support, "reduceSupport")?,
                 memory: Memory {
-                    register: RegMr::$reg_mr(required($table.reg_mr, "regMr")?),
+                    register: Box::new(required($table.reg_mr, "regMr")?),
                     register_dma_buf: $table.reg_mr_dma_buf,
                     deregister: required($table.dereg_mr, "deregMr")?,
                 },
-                iallreduce: Iallreduce::$iallreduce(required($table.iallreduce, "iallreduce")?),
+                iallreduce: Box::new(required($table.iallreduce, "iallreduce")?),
                 iflush: $table.iflush,
                 test: required($table.test, "test")?,
                 close_coll: required($table.close_coll, "closeColl")?,
@@ -65,7 +63,8 @@ macro_rules! calls {
             })
         };
         let operations = operations();
-        Ok(Calls { init, devices: required($table.devices, "devices")?, finalize, operations })
+        let devices = required($table.devices, "devices")?;
+        Ok(Calls { init: Box::new(init), devices, finalize, operations })
     }};
 }
 use calls;

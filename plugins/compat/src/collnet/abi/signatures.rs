@@ -11,7 +11,8 @@ pub type Connect =
     unsafe extern "C" fn(*mut *mut c_void, c_int, c_int, *mut c_void, *mut *mut c_void) -> c_int;
 /// `reduceSupport`: type, operation, result.
 pub type ReduceSupport = unsafe extern "C" fn(c_int, c_int, *mut c_int) -> c_int;
-/// `iallreduce` of v6 to v8: connection, send, receive, elements, type, operation, registrations of both, result.
+/// `iallreduce` of v6 to v8: connection, send, receive, elements, type, operation, registrations of both,
+/// result.
 pub type IallreduceV6 = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
@@ -35,8 +36,8 @@ pub type IallreduceV9 = unsafe extern "C" fn(
     *mut c_void,
     *mut *mut c_void,
 ) -> c_int;
-/// `iallgather`: connection, send, number and parts of receive, bytes per rank, offset and bytes of the window,
-/// registration of send, result.
+/// `iallgather`: connection, send, number and parts of receive, bytes per rank, offset and bytes of the
+/// window, registration of send, result.
 pub type Iallgather<S> = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
@@ -48,8 +49,8 @@ pub type Iallgather<S> = unsafe extern "C" fn(
     *mut c_void,
     *mut *mut c_void,
 ) -> c_int;
-/// `ireducescatter`: connection, number and parts of send, receive, bytes per rank, offset and bytes of the window, type,
-/// operation, registration of receive, result.
+/// `ireducescatter`: connection, number and parts of send, receive, bytes per rank, offset and bytes of the
+/// window, type, operation, registration of receive, result.
 pub type Ireducescatter<S> = unsafe extern "C" fn(
     *mut c_void,
     c_int,
@@ -72,7 +73,7 @@ pub type Iflush =
 pub struct SegmentV8 {
     /// Its registration.
     pub registration: *mut c_void,
-    /// Where it begins.
+    /// The place where it begins.
     pub addr: *mut c_void,
     /// Its length.
     pub bytes: u32,
@@ -83,7 +84,7 @@ pub struct SegmentV8 {
 pub struct SegmentV9 {
     /// Its registration.
     pub registration: *mut c_void,
-    /// Where it begins.
+    /// The place where it begins.
     pub addr: *mut c_void,
     /// Its length.
     pub bytes: usize,

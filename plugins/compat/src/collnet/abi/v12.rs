@@ -4,12 +4,11 @@ use std::ffi::c_char;
 
 use super::calls;
 use super::signatures::*;
-use crate::collnet::calls::{Calls, Parts};
+use crate::collnet::calls::Calls;
 use crate::common::Missing;
 use crate::net::abi::properties::GetProperties;
 use crate::net::abi::signatures as net;
 use crate::net::abi::v12::NetProperties;
-use crate::net::calls::MakeVDevice;
 use crate::table::Table;
 
 /// `ncclCollNet_v12_t`.
@@ -45,14 +44,10 @@ impl Table for CollNet {
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
         calls!(self {
-            init: V11,
-            listen: V11,
-            reg_mr: V8,
-            iallreduce: V9,
             finalize: self.finalize,
-            iallgather: self.iallgather.map(Parts::V9),
-            ireducescatter: self.ireducescatter.map(Parts::V9),
-            make_v_device: self.make_v_device.map(MakeVDevice::V12),
+            iallgather: self.iallgather.map(|call| Box::new(call) as _),
+            ireducescatter: self.ireducescatter.map(|call| Box::new(call) as _),
+            make_v_device: self.make_v_device.map(|call| Box::new(call) as _),
         })
     }
 }

@@ -39,15 +39,6 @@ impl Table for CollNet {
     const SYMBOL: &'static str = "ncclCollNetPlugin_v7";
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
-        calls!(self {
-            init: V6,
-            listen: V6,
-            reg_mr: V6,
-            iallreduce: V6,
-            finalize: None,
-            iallgather: None,
-            ireducescatter: None,
-            make_v_device: None,
-        })
+        calls!(self { finalize: None, iallgather: None, ireducescatter: None, make_v_device: None })
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use super::calls;
 use super::signatures::*;
-use crate::collnet::calls::{Calls, Parts};
+use crate::collnet::calls::Calls;
 use crate::common::Missing;
 use crate::net::abi::properties::GetProperties;
 use crate::net::abi::signatures as net;
@@ -42,13 +42,9 @@ impl Table for CollNet {
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
         calls!(self {
-            init: V6,
-            listen: V6,
-            reg_mr: V8,
-            iallreduce: V6,
             finalize: None,
-            iallgather: self.iallgather.map(Parts::V8),
-            ireducescatter: self.ireducescatter.map(Parts::V8),
+            iallgather: self.iallgather.map(|call| Box::new(call) as _),
+            ireducescatter: self.ireducescatter.map(|call| Box::new(call) as _),
             make_v_device: None,
         })
     }

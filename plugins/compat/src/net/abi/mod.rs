@@ -1,8 +1,9 @@
 //! The C side of the net interface: types that several versions share, and one file per version.
 //!
-//! A version's file holds its structs with asserts on their layout, and turns its table into [`Calls`] and its
-//! properties into [`properties::RawProperties`]. A new version is a new file and a line in [`NEWEST_FIRST`]. Layouts
-//! are those of 64-bit Linux.
+//! A version's file holds its structs with asserts on their layout, and turns its table into [`Calls`] and
+//! its properties into [`properties::RawProperties`]. A new version is a new file and a line in
+//! [`NEWEST_FIRST`]; if its table has a function in a new form, the file implements the form's trait
+//! (`net::forms`), too. Layouts are those of 64-bit Linux.
 
 pub mod properties;
 pub mod signatures;
@@ -20,7 +21,7 @@ use super::calls::Calls;
 use crate::table::Version;
 
 /// The tables that are looked for, in this order.
-pub const NEWEST_FIRST: [Version<Calls>; 7] = [
+pub const NEWEST_FIRST: &[Version<Calls>] = &[
     Version::of::<v12::Net>(),
     Version::of::<v11::Net>(),
     Version::of::<v10::Net>(),
@@ -30,45 +31,39 @@ pub const NEWEST_FIRST: [Version<Calls>; 7] = [
     Version::of::<v6::Net>(),
 ];
 
-/// The body of a version's [`Table::calls`](crate::table::Table::calls): which forms its entries have, and the fields of [`Calls`] that not all
-/// versions have.
+/// The body of a version's [`Table::calls`](crate::table::Table::calls), with the fields of [`Calls`] that
+/// not all versions have.
 macro_rules! calls {
     ($table:ident {
-        init: $init:ident,
-        listen: $listen:ident,
-        connect: $connect:ident,
-        accept: $accept:ident,
-        reg_mr: $reg_mr:ident,
-        isend: $isend:ident,
-        irecv: $irecv:ident,
         finalize: $finalize:expr,
-        $($field:ident: $value:expr,)+
+        $($field:ident: $value:expr),+ $(,)?
     }) => {{
         use $crate::common::required;
         use $crate::net::abi::properties::PropertiesReader;
-        use $crate::net::calls::{Accept, Connect, Init, Irecv, Isend, Listen, Memory, RegMr};
+        use $crate::net::calls::Memory;
+        use $crate::net::forms::Init;
         let get_properties = required($table.get_properties, "getProperties")?;
-        let init = Init::$init(required($table.init, "init")?);
+        let init = required($table.init, "init")?;
         let finalize = $finalize;
-        if matches!(init, Init::V11(_)) {
+        if init.makes_context() {
             required(finalize, "finalize")?;
         }
         Ok(Calls {
-            init,
+            init: Box::new(init),
             finalize,
             devices: required($table.devices, "devices")?,
             // SAFETY: what `Table::calls` asks of its caller.
             properties: unsafe { PropertiesReader::new(get_properties) },
-            listen: Listen::$listen(required($table.listen, "listen")?),
-            connect: Connect::$connect(required($table.connect, "connect")?),
-            accept: Accept::$accept(required($table.accept, "accept")?),
+            listen: Box::new(required($table.listen, "listen")?),
+            connect: Box::new(required($table.connect, "connect")?),
+            accept: Box::new(required($table.accept, "accept")?),
             memory: Memory {
-                register: RegMr::$reg_mr(required($table.reg_mr, "regMr")?),
+                register: Box::new(required($table.reg_mr, "regMr")?),
                 register_dma_buf: $table.reg_mr_dma_buf,
                 deregister: required($table.dereg_mr, "deregMr")?,
             },
-            isend: Isend::$isend(required($table.isend, "isend")?),
-            irecv: Irecv::$irecv(required($table.irecv, "irecv")?),
+            isend: Box::new(required($table.isend, "isend")?),
+            irecv: Box::new(required($table.irecv, "irecv")?),
             iflush: $table.iflush,
             test: required($table.test, "test")?,
             close_send: required($table.close_send, "closeSend")?,
@@ -101,9 +96,9 @@ pub const NO_TRAFFIC_CLASS: c_int = -1;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Members4 {
-    /// How many.
+    /// The number of members.
     pub count: c_int,
-    /// Which.
+    /// The numbers of the members.
     pub devices: [c_int; 4],
 }
 
@@ -111,9 +106,9 @@ pub struct Members4 {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Members8 {
-    /// How many.
+    /// The number of members.
     pub count: c_int,
-    /// Which.
+    /// The numbers of the members.
     pub devices: [c_int; 8],
 }
 

@@ -1,4 +1,5 @@
-//! Properties of a device as the C side has them: the union of all versions, and how a version's struct is read.
+//! Properties of a device as the C side has them: the union of all versions, and how a version's struct is
+//! read.
 
 use std::ffi::{c_char, c_int};
 
@@ -17,8 +18,8 @@ pub unsafe trait Properties: Copy {
     fn from_raw(raw: &RawProperties) -> Self;
 }
 
-/// Defines a version's struct from its size and its fields with their offsets, which the compiler checks. The names are
-/// those of [`RawProperties`].
+/// Defines a version's struct from its size and its fields with their offsets, which the compiler checks. The
+/// names are those of [`RawProperties`].
 macro_rules! properties {
     ($(#[$doc:meta])* $size:literal bytes: $($offset:literal => $field:ident: $type:ty,)+) => {
         $(#[$doc])*
@@ -74,7 +75,7 @@ pub struct RawProperties {
 }
 
 impl RawProperties {
-    /// What NCCL assumes of a plugin that does not say.
+    /// The value that NCCL assumes of a plugin that does not say.
     pub const fn absent(device: c_int) -> Self {
         Self {
             name: std::ptr::null(),
@@ -103,11 +104,11 @@ impl RawProperties {
 /// The devices behind a device, whatever the version.
 #[derive(Debug, Clone, Copy)]
 pub struct RawMembers {
-    /// How many count, as the plugin says.
+    /// The number of members that count, as the plugin says.
     pub count: c_int,
-    /// How many the version has room for.
+    /// The number of members that the version has room for.
     pub room: usize,
-    /// Which.
+    /// The numbers of the members.
     pub devices: [c_int; 8],
 }
 
@@ -146,8 +147,8 @@ pub struct PropertiesReader {
 type PropertiesCall = dyn Fn(c_int) -> Result<RawProperties, c_int> + Send + Sync;
 
 impl PropertiesReader {
-    /// A reader over a version's `getProperties`. The struct is zeroed before each call, so that fields which a plugin
-    /// forgets are not garbage.
+    /// A reader over a version's `getProperties`. The struct is zeroed before each call, so that fields which
+    /// a plugin forgets are not garbage.
     ///
     /// # Safety
     /// The function may be called with any device and a valid pointer, for as long as the reader lives.

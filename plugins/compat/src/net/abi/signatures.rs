@@ -1,4 +1,5 @@
-//! The signatures that net tables are made of. A name ends in the first version that has the form, if there are several.
+//! The signatures that net tables are made of. A name ends in the first version that has the form, if there
+//! are several.
 
 use std::ffi::{c_int, c_void};
 

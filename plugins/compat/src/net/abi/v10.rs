@@ -9,7 +9,7 @@ use super::properties::GetProperties;
 use super::signatures::*;
 use super::v9::NetProperties;
 use crate::common::Missing;
-use crate::net::calls::{Calls, MakeVDevice};
+use crate::net::calls::Calls;
 use crate::table::Table;
 
 /// `ncclNet_v10_t`.
@@ -47,17 +47,10 @@ impl Table for Net {
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
         calls!(self {
-            init: V10,
-            listen: V6,
-            connect: V10,
-            accept: V7,
-            reg_mr: V8,
-            isend: V10,
-            irecv: V10,
             finalize: None,
             max_requests: MAX_REQUESTS,
             irecv_consumed: self.irecv_consumed,
-            make_v_device: self.make_v_device.map(MakeVDevice::V9),
+            make_v_device: self.make_v_device.map(|call| Box::new(call) as _),
             set_net_attr: None,
         })
     }

@@ -9,7 +9,7 @@ use super::calls;
 use super::properties::{GetProperties, RawProperties, properties};
 use super::signatures::*;
 use crate::common::Missing;
-use crate::net::calls::{Calls, MakeVDevice};
+use crate::net::calls::Calls;
 use crate::table::Table;
 
 properties! {
@@ -73,17 +73,10 @@ impl Table for Net {
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
         calls!(self {
-            init: V11,
-            listen: V11,
-            connect: V11,
-            accept: V7,
-            reg_mr: V8,
-            isend: V10,
-            irecv: V10,
             finalize: self.finalize,
             max_requests: MAX_REQUESTS,
             irecv_consumed: self.irecv_consumed,
-            make_v_device: self.make_v_device.map(MakeVDevice::V12),
+            make_v_device: self.make_v_device.map(|call| Box::new(call) as _),
             set_net_attr: self.set_net_attr,
         })
     }

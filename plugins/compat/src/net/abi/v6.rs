@@ -55,13 +55,6 @@ impl Table for Net {
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
         calls!(self {
-            init: V6,
-            listen: V6,
-            connect: V6,
-            accept: V6,
-            reg_mr: V6,
-            isend: V6,
-            irecv: V6,
             finalize: None,
             max_requests: 8, // what plugins of that time are promised
             irecv_consumed: None,

@@ -61,13 +61,6 @@ impl Table for Net {
 
     unsafe fn calls(&self) -> Result<Calls, Missing> {
         calls!(self {
-            init: V6,
-            listen: V6,
-            connect: V7,
-            accept: V7,
-            reg_mr: V6,
-            isend: V6,
-            irecv: V6,
             finalize: None,
             max_requests: MAX_REQUESTS,
             irecv_consumed: self.irecv_consumed,

@@ -46,7 +46,7 @@ struct Inner {
 }
 
 struct Slot {
-    /// What C has. Boxed, as it must stay where it is.
+    /// The object that C holds. It is boxed, as it must stay where it is.
     ticket: *mut Ticket,
     /// None: free.
     flight: Option<Flight>,
@@ -123,8 +123,8 @@ impl Comm {
         Ok(self.ticket(&mut inner, request, 0))
     }
 
-    /// Whether the request of a ticket is over, and then how many of `sizes` count. They come in as what the host
-    /// assumes if the plugin does not know.
+    /// Whether the request of a ticket is over, and then how many of `sizes` count. They come in as what the
+    /// host assumes if the plugin does not know.
     pub fn test(&self, ticket: &Ticket, sizes: &mut [usize; MAX_RECVS]) -> Result<Option<usize>> {
         let mut inner = self.inner()?;
         let flight = inner.flight(ticket)?;
@@ -140,7 +140,7 @@ impl Comm {
         Ok(Some(flight.segments))
     }
 
-    /// What C gets for a request; NULL for none.
+    /// The pointer that C gets for a request; NULL for none.
     fn ticket(&self, inner: &mut Inner, request: Option<Request>, segments: usize) -> *mut Ticket {
         let Some(request) = request else { return std::ptr::null_mut() };
         let at = inner.free.pop().unwrap_or_else(|| {
@@ -169,7 +169,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         for slot in &self.slots {
-            // SAFETY: it was made by `Box::into_raw`; NCCL tests no request of a connection that it has closed.
+            // SAFETY: it was made by `Box::into_raw`; NCCL tests no request of a connection that it has
+            // closed.
             drop(unsafe { Box::from_raw(slot.ticket) });
         }
     }

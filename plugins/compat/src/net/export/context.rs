@@ -17,7 +17,7 @@ pub struct State {
     make: fn() -> Arc<dyn Net>,
     plugin: OnceLock<Arc<dyn Net>>,
     open: Mutex<Open>,
-    /// What versions without contexts have instead. Its lock is held while one is opened.
+    /// The contexts of versions that know none. The lock is held while one is opened.
     process: Mutex<Option<Process>>,
 }
 
@@ -28,10 +28,11 @@ struct Open {
     contexts: Vec<Arc<Context>>,
     /// Number of devices before any virtual one was made.
     physical: Option<u32>,
-    /// The virtual devices in the order in which they were made. NCCL makes them once per process, so contexts that are
-    /// opened later must get them too.
+    /// The virtual devices in the order in which they were made. NCCL makes them once per process, so
+    /// contexts that are opened later must get them too.
     virtuals: Vec<Vec<u32>>,
-    /// Whether `init` began anew, and nothing was asked since: NCCL calls `devices` then if it has unloaded us in between.
+    /// Whether `init` began anew, and nothing was asked since: NCCL calls `devices` then if it has unloaded
+    /// us in between.
     begins: bool,
     /// Names and paths of devices that were asked for. NCCL keeps their addresses.
     strings: BTreeSet<CString>,
@@ -62,7 +63,7 @@ impl State {
         self.name
     }
 
-    /// Where errors go.
+    /// The log for errors.
     pub(super) fn log(&self) -> Log {
         self.open().log.clone().unwrap_or_else(Log::silent)
     }
@@ -77,8 +78,8 @@ impl State {
         Ok(address)
     }
 
-    /// Drops a context. Any address is allowed: NCCL 2.28 finalises after an `init` that failed too, with NULL or
-    /// with what another plugin left there.
+    /// Drops a context. Any address is allowed: NCCL 2.28 finalises after an `init` that failed too, with
+    /// NULL or with what another plugin left there.
     pub(super) fn finalize(&self, address: *mut c_void) {
         let mut open = self.open();
         let known = open.contexts.iter().position(|context| is(context, address));
@@ -97,7 +98,8 @@ impl State {
         self.level(context.ok_or_else(missing)?)
     }
 
-    /// The `init` of versions without contexts. Later ones change nothing, unless NCCL has unloaded us in between.
+    /// The `init` of versions without contexts. Later ones change nothing, unless NCCL has unloaded us in
+    /// between.
     pub(super) fn init_process(&self, config: NetConfig) -> Result<()> {
         let mut process = self.process();
         if let Some(process) = &mut *process {
@@ -136,9 +138,9 @@ impl State {
         Ok(c_int::try_from(devices).unwrap_or(c_int::MAX))
     }
 
-    /// Forgets the virtual devices if NCCL does not know them any more: it unloads plugins after the last communicator, while
-    /// a library with threads stays in the process, and then counts the physical devices again. If it keeps the plugin, it
-    /// does not count, and keeps the devices.
+    /// Forgets the virtual devices if NCCL does not know them any more: it unloads plugins after the last
+    /// communicator, while a library with threads stays in the process, and then counts the physical devices
+    /// again. If it keeps the plugin, it does not count, and keeps the devices.
     fn forget_virtual(&self) -> Result<()> {
         let mut open = self.open();
         if !std::mem::take(&mut open.begins) || open.virtuals.is_empty() {
@@ -155,7 +157,7 @@ impl State {
         Ok(())
     }
 
-    /// What a device is, for C. The strings live as long as the process.
+    /// The properties of a device as C has them. The strings live as long as the process.
     pub(super) fn properties(&self, device: c_int) -> Result<RawProperties> {
         let number = device_number(device)?;
         let properties = self.any()?.net.properties(number)?;
@@ -176,8 +178,8 @@ impl State {
         Ok(device)
     }
 
-    /// Gives a context the virtual devices that were made through other ones: NCCL makes each once per process, and uses it
-    /// in contexts that were open before too (one process with a rank per thread).
+    /// Gives a context the virtual devices that were made through other ones: NCCL makes each once per
+    /// process, and uses it in contexts that were open before too (one process with a rank per thread).
     fn level(&self, context: Arc<Context>) -> Result<Arc<Context>> {
         let mut made = context.made.lock().unwrap_or_else(PoisonError::into_inner);
         let (physical, virtuals) = {
@@ -245,15 +247,15 @@ pub(super) struct Context {
     pub net: Box<dyn NetContext>,
 }
 
-/// A connection on its way. NCCL calls `connect` with the same arguments until it gives a connection, and a plugin must
-/// know by them which one is meant.
+/// A connection on its way. NCCL calls `connect` with the same arguments until it gives a connection, and a
+/// plugin must know by them which one is meant.
 ///
-/// The address of the handle is what tells: NCCL 2.28.9 (v11) and 2.30 (v12) keep the handle in the memory of the
-/// pending request (the proxy's request buffer; a local variable of the GPUDirect probe) until `connect` succeeded or
-/// failed, also with their adapters for v8 to v10. The place may be used again after an attempt that was given up,
-/// so device and bytes must agree as well; they name the listener, and no listener takes two senders. Keeping our
-/// state *in* the handle, as plugins in C do, is not possible: a trait's handle may use all 128 bytes, and a pointer in
-/// bytes that came over the network is one that a peer can choose.
+/// The address of the handle is what tells: NCCL 2.28.9 (v11) and 2.30 (v12) keep the handle in the memory of
+/// the pending request (the proxy's request buffer; a local variable of the GPUDirect probe) until `connect`
+/// succeeded or failed, also with their adapters for v8 to v10. The place may be used again after an attempt
+/// that was given up, so device and bytes must agree as well; they name the listener, and no listener takes
+/// two senders. Keeping our state *in* the handle, as plugins in C do, is not possible: a trait's handle may
+/// use all 128 bytes, and a pointer in bytes that came over the network is one that a peer can choose.
 struct Connecting {
     place: usize,
     device: u32,
@@ -300,7 +302,8 @@ fn is(context: &Arc<Context>, address: *mut c_void) -> bool {
     Arc::as_ptr(context).cast::<c_void>() == address.cast_const()
 }
 
-/// The address of a text as a string of C. The set never drops one, and its bytes stay where they are when the set moves it.
+/// The address of a text as a string of C. The set never drops one, and its bytes stay where they are when
+/// the set moves it.
 fn kept(strings: &mut BTreeSet<CString>, text: &str) -> *const c_char {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     if let Some(known) = strings.get(&text) {

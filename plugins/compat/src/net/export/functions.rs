@@ -1,7 +1,8 @@
-//! The functions behind the exported tables. They turn C arguments into one call and its result back, no more.
+//! The functions behind the exported tables. They turn C arguments into one call and its result back, no
+//! more.
 //!
-//! Every one of them has the contract of NCCL's net interface: pointers are valid for the call and have the types that
-//! the signature has in C; objects came from this table and are open.
+//! Every one of them has the contract of NCCL's net interface: pointers are valid for the call and have the
+//! types that the signature has in C; objects came from this table and are open.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;

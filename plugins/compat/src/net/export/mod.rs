@@ -1,7 +1,7 @@
 //! A Rust net plugin as tables for NVIDIA's library.
 //!
-//! [`export_nccl_net!`](crate::export_nccl_net) defines the symbols `ncclNetPlugin_v8` to `_v12`; NCCL takes the newest
-//! that it knows. All of them lead to one [`State`] and to the functions here:
+//! [`export_nccl_net!`](crate::export_nccl_net) defines the symbols `ncclNetPlugin_v8` to `_v12`; NCCL takes
+//! the newest that it knows. All of them lead to one [`State`] and to the functions here:
 //!
 //! | C has | here it is |
 //! |---|---|
@@ -11,9 +11,9 @@
 //! | request | a slot of its connection, as `test` gets nothing else |
 //! | mhandle | the registration plus 1, so that none is NULL, which NCCL takes for "not registered" |
 //!
-//! NCCL registers memory in one thread while another one moves data over the same connection; the traits promise one
-//! thread at a time, so each connection has a lock. A panic becomes `ncclInternalError` and poisons the lock of its
-//! connection, which is not used any further.
+//! NCCL registers memory in one thread while another one moves data over the same connection; the traits
+//! promise one thread at a time, so each connection has a lock. A panic becomes `ncclInternalError` and
+//! poisons the lock of its connection, which is not used any further.
 
 mod connection;
 mod context;
@@ -41,7 +41,8 @@ pub struct Static<T>(pub T);
 // SAFETY: tables hold functions and the address of a constant string, and nobody writes to them.
 unsafe impl<T> Sync for Static<T> {}
 
-/// Makes a Rust net plugin loadable by NVIDIA's library: defines the symbols `ncclNetPlugin_v8` to `_v12` in a `cdylib`.
+/// Makes a Rust net plugin loadable by NVIDIA's library: defines the symbols `ncclNetPlugin_v8` to `_v12` in
+/// a `cdylib`.
 ///
 /// ```
 /// use hawser_plugin::net::{Net, NetConfig, NetContext};
@@ -62,14 +63,15 @@ unsafe impl<T> Sync for Static<T> {}
 /// # fn main() {}
 /// ```
 ///
-/// The expression, of type `Arc<dyn Net>`, is evaluated once, at the first call of a table's function. NCCL reads the
-/// name before that, from data, and compares it with `NCCL_NET`, so it stands here; it must be what [`Net::name`] gives.
-/// Without a name, it is that of the crate.
+/// The expression, of type `Arc<dyn Net>`, is evaluated once, at the first call of a table's function. NCCL
+/// reads the name before that, from data, and compares it with `NCCL_NET`, so it stands here; it must be what
+/// [`Net::name`] gives. Without a name, it is that of the crate.
 ///
-/// Versions say less the older they are. With v8, `NetProperties::max_p2p_bytes` is not passed on: messages of up to 1 GiB
-/// come.
+/// Versions say less the older they are. With v8, `NetProperties::max_p2p_bytes` is not passed on: messages
+/// of up to 1 GiB come.
 ///
-/// Link the library with `-z nodelete` if the plugin has threads: NCCL may close it when the last communicator is gone.
+/// Link the library with `-z nodelete` if the plugin has threads: NCCL may close it when the last
+/// communicator is gone.
 ///
 /// [`Net::name`]: hawser_plugin::Net::name
 #[macro_export]
@@ -99,7 +101,7 @@ macro_rules! export_nccl_net {
         $crate::export_nccl_net!(@table ncclNetPlugin_v12, TableV12, v12, $name);
     };
     (@table $symbol:ident, $table:ident, $make:ident, $name:expr) => {
-        /// What NCCL looks for.
+        /// The table that NCCL looks for.
         #[allow(non_upper_case_globals)]
         #[unsafe(no_mangle)]
         pub static $symbol: $crate::net::export::Static<$crate::net::export::$table> =

@@ -22,8 +22,8 @@ macro_rules! table {
             close_send: Some(close_comm::<E>),
             close_recv: Some(close_comm::<E>),
             close_listen: Some(close_listen::<E>),
-            // For device offload, which is not offered. NCCL calls `irecvConsumed` whenever it is there, and for requests
-            // that are over.
+            // For device offload, which is not offered. NCCL calls `irecvConsumed` whenever it is there, and
+            // for requests that are over.
             get_device_mr: None,
             irecv_consumed: None,
             $($field: Some($function::<E>),)+
