@@ -1,5 +1,5 @@
-//! `hawser explain`: shows which algorithm, executor, protocol and number of channels each size gets, and why, without
-//! running anything.
+//! `hawser explain`: shows which algorithm, executor, protocol and number of channels each size gets, and
+//! why, without running anything.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -31,8 +31,8 @@ pub struct Options {
     /// Element type
     #[arg(long, short = 'd', default_value = "float", value_parser = parse_type)]
     datatype: DataType,
-    /// Rule files, separated by commas, in the order in which they count; none = no rules [default: those that a job started
-    /// here would have: HAWSER_RULES, or the usual places]
+    /// Rule files, separated by commas, in the order in which they count; none = no rules [default: those
+    /// that a job started here would have: HAWSER_RULES, or the usual places]
     #[arg(long, value_name = "FILES")]
     rules: Option<String>,
     /// Only sizes at which another algorithm, executor or protocol takes over
@@ -88,12 +88,12 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What a size gets.
+/// The decision for one size.
 #[derive(Debug, Clone)]
 pub struct Line {
     /// Bytes of the larger of input and output.
     pub bytes: u64,
-    /// What is chosen.
+    /// The choice of the planner.
     pub choice: Choice,
     /// GB/s of the bus that were predicted.
     pub busbw: f64,
@@ -101,7 +101,7 @@ pub struct Line {
     pub decision: Decision,
     /// The fastest of the other candidates, and its time in µs.
     pub next: Option<(Decision, f32)>,
-    /// What rules have to do with it.
+    /// The notes of rules about it.
     notes: Vec<String>,
 }
 
@@ -136,7 +136,7 @@ impl Line {
         Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, decision, next, notes })
     }
 
-    /// Whether another algorithm or protocol is chosen than in `other`.
+    /// True if another algorithm or protocol is chosen than in `other`.
     pub fn differs(&self, other: &Line) -> bool {
         let way = |line: &Line| (line.choice.key.algorithm, line.choice.protocol);
         way(self) != way(other)

@@ -1,5 +1,5 @@
-//! `hawser rules`: checks rule files, lays them out, imports those of others, shows what one makes of a call, and changes the
-//! rules of processes that run.
+//! `hawser rules`: checks rule files, lays them out, imports those of others, shows what one makes of a call,
+//! and changes the rules of processes that run.
 
 mod apply;
 mod explain;
@@ -153,7 +153,7 @@ fn layout(files: &[PathBuf], check: bool) -> Result<(String, bool)> {
     Ok((text, right))
 }
 
-/// Whether files say the same, wherever it stands.
+/// True if files say the same, wherever it stands.
 fn same(one: &Contents, other: &Contents) -> bool {
     let plain = |all: &Contents| -> Vec<_> {
         all.rules.iter().chain(&all.avoid).map(|r| (r.name.clone(), r.to_string())).collect()

@@ -31,7 +31,7 @@ pub struct Options {
     timeout: u64,
 }
 
-/// Which processes are meant.
+/// The processes that are meant.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct Who {

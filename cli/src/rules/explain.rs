@@ -51,7 +51,7 @@ pub struct Options {
     machine: Machine,
 }
 
-/// What `hawser rules explain` prints.
+/// The text that `hawser rules explain` prints.
 ///
 /// # Errors
 /// A file cannot be used, or nothing is left to choose from.

@@ -1,8 +1,10 @@
-//! Open MPI's tables of collective algorithms (`coll_tuned_dynamic_rules_filename`, versions 1 and 2) as rules.
+//! Open MPI's tables of collective algorithms (`coll_tuned_dynamic_rules_filename`, versions 1 and 2) as
+//! rules.
 //!
-//! The table is numbers: how many collectives; for each its number and how many sizes of communicators; for each of those its
-//! ranks and how many sizes of messages; for each of those bytes, algorithm, fan-in and fan-out, segment size. Version 2 begins with
-//! `rule-file-version-2` and may have the most requests as a fifth number. An entry holds up to the next larger one.
+//! The table is numbers: how many collectives; for each its number and how many sizes of communicators; for
+//! each of those its ranks and how many sizes of messages; for each of those bytes, algorithm, fan-in and
+//! fan-out, segment size. Version 2 begins with `rule-file-version-2` and may have the most requests as a
+//! fifth number. An entry holds up to the next larger one.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -26,7 +28,8 @@ const MOST: u64 = 100_000;
 /// Segment sizes that are followed as chunks.
 const CHUNKS: std::ops::RangeInclusive<u64> = 512..=4 << 20;
 
-/// A collective's algorithms by their numbers (from 1 on): Open MPI's name, and ours if there is one of the kind.
+/// A collective's algorithms by their numbers (from 1 on): Open MPI's name, and ours if there is one of the
+/// kind.
 fn algorithms(collective: u64) -> &'static [(&'static str, &'static str)] {
     match collective {
         0 => &[
@@ -223,7 +226,7 @@ impl<'t> Numbers<'t> {
         word.parse().map_err(|_| self.wrong(&format!("\"{word}\" stands where {what} should")))
     }
 
-    /// How many of something follow.
+    /// The number of things that follow.
     fn count(&mut self, what: &str) -> Result<u64> {
         let count = self.next(what)?;
         if count > MOST {

@@ -108,8 +108,8 @@ impl CollNetComm for Alone {
     }
 }
 
-/// Halves all times, orders the last candidate that is held back, and leaves out what takes 99 µs. For 13 bytes it panics,
-/// to show what happens then. Holds the name of its communicator.
+/// Halves all times, orders the last candidate that is held back, and leaves out what takes 99 µs. For 13
+/// bytes it panics, to show what happens then. Holds the name of its communicator.
 struct Halver(String);
 
 impl Tuner for Halver {

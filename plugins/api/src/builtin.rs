@@ -16,8 +16,8 @@ pub enum Component {
     Env(Arc<dyn Env>),
 }
 
-/// A plugin that is part of the library. `inventory::submit!` one in the plugin's crate; the final crate needs
-/// `use the_crate as _;`.
+/// A plugin that is part of the library. `inventory::submit!` one in the plugin's crate; the final crate
+/// needs `use the_crate as _;`.
 pub struct BuiltIn {
     /// Name for logs; the component's own name counts for selection.
     pub name: &'static str,

@@ -85,7 +85,7 @@ pub trait CollNetContext: Send + Sync {
     /// Opens this rank's end; the host carries the handle to all ranks.
     fn listen(&self, device: u32) -> Result<(Handle, Box<dyn CollNetListener>)>;
 
-    /// Whether the network can reduce this type with this operation.
+    /// True if the network can reduce this type with this operation.
     fn supports(&self, dtype: DataType, op: ReduceOp) -> Result<bool>;
 
     /// As [`crate::net::NetContext::make_virtual`].
@@ -97,7 +97,8 @@ pub trait CollNetContext: Send + Sync {
 
 /// This rank's end before the ranks are joined.
 pub trait CollNetListener: Send {
-    /// Joins the ranks; `handles` holds everybody's in rank order. Collective; **may block** until all ranks call it.
+    /// Joins the ranks; `handles` holds everybody's in rank order. Collective; **may block** until all ranks
+    /// call it.
     fn connect(self: Box<Self>, handles: &[Handle], rank: u32) -> Result<Box<dyn CollNetComm>>;
 }
 
@@ -108,7 +109,7 @@ pub struct CollNetSegment {
     pub registration: Registration,
     /// Address of the first byte.
     pub addr: u64,
-    /// Length.
+    /// The length in bytes.
     pub bytes: usize,
 }
 
@@ -136,8 +137,8 @@ pub trait CollNetComm: Send {
         op: ReduceOp,
     ) -> Result<Option<Request>>;
 
-    /// Gathers `bytes_per_rank` bytes of each rank into the parts `recv`; the window names which bytes of the whole are
-    /// handled by this call.
+    /// Gathers `bytes_per_rank` bytes of each rank into the parts `recv`; the window names which bytes of the
+    /// whole are handled by this call.
     ///
     /// # Safety
     /// As [`CollNetComm::iall_reduce`].
@@ -183,6 +184,6 @@ pub trait CollNetComm: Send {
         Ok(None)
     }
 
-    /// Whether a request is over: the bytes moved, once.
+    /// True if a request is over: the bytes moved, once.
     fn test(&mut self, request: Request) -> Result<Option<usize>>;
 }

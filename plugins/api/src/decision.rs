@@ -1,15 +1,15 @@
 //! What can be decided about a collective, and what a tuner answers: decisions, candidates and answers.
 //!
-//! A [`Decision`] is three words and a number: which algorithm, which executor runs it, which protocol it uses, and on
-//! how many channels. A [`Candidate`] is a decision that the host could make, with the time that it would take and a
-//! [`Status`]. All names are defined here; [`crate::tuner`] exports them too.
+//! A [`Decision`] is three words and a number: which algorithm, which executor runs it, which protocol it
+//! uses, and on how many channels. A [`Candidate`] is a decision that the host could make, with the time that
+//! it would take and a [`Status`]. All names are defined here; [`crate::tuner`] exports them too.
 
 use std::fmt;
 
 /// An algorithm: how data move between ranks, whoever runs it.
 ///
-/// The numbers 0 to 6 are NCCL's. Those from 64 on are this library's own; 68 to 74 are not used any more. Those from
-/// [`Algorithm::FIRST_PROGRAM`] on are programs that the user brought.
+/// The numbers 0 to 6 are NCCL's. Those from 64 on are this library's own; 68 to 74 are not used any more.
+/// Those from [`Algorithm::FIRST_PROGRAM`] on are programs that the user brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Algorithm(pub u32);
 
@@ -75,7 +75,7 @@ impl Algorithm {
     }
 }
 
-/// Who runs the steps of an algorithm.
+/// The executor of an algorithm: it runs the algorithm's steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Executor {
@@ -130,7 +130,7 @@ impl Protocol {
     }
 }
 
-/// How a collective is done: three words and a number.
+/// The way a collective is done, in three words and a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Decision {
     /// The algorithm: how data move between ranks.
@@ -174,23 +174,23 @@ impl fmt::Display for Decision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status<'a> {
-    /// It is possible, and its time is a prediction of a model that was compared with measured times, or the estimate
-    /// of a tuner.
+    /// It is possible, and its time is a prediction of a model that was compared with measured times, or the
+    /// estimate of a tuner.
     Predicted,
-    /// It is possible, but nobody has compared its predicted time with a measured one. The host takes it by its time
-    /// only where nothing is [`Status::Predicted`].
+    /// It is possible, but nobody has compared its predicted time with a measured one. The host takes it by
+    /// its time only where nothing is [`Status::Predicted`].
     Unmeasured,
-    /// It is possible, but the user's settings want something else. The host takes it only if a tuner orders it
-    /// ([`Answer::ordered`]), which a tuner should do only where it was told to.
+    /// It is possible, but the user's settings want something else. The host takes it only if a tuner orders
+    /// it ([`Answer::ordered`]), which a tuner should do only where it was told to.
     HeldBack {
-        /// Which setting holds it back, and what asks for it.
+        /// The setting that holds it back, and what would ask for it.
         why: &'a str,
-        /// Whether the predicted time was compared with measured ones.
+        /// True if the predicted time was compared with measured ones.
         is_measured: bool,
     },
     /// It is impossible, and no tuner can change that.
     Refused {
-        /// What makes it impossible.
+        /// The reason why it is impossible.
         why: &'a str,
     },
 }
@@ -202,7 +202,7 @@ pub struct Candidate<'a> {
     pub decision: Decision,
     /// The microseconds that it is expected to take; 0 if it is refused.
     pub us: f32,
-    /// Whether it can be taken.
+    /// True if it can be taken.
     pub status: Status<'a>,
 }
 
@@ -217,7 +217,7 @@ impl<'a> Candidate<'a> {
         Self { decision, us: 0.0, status: Status::Refused { why } }
     }
 
-    /// Whether the candidate can be ordered: it is not refused.
+    /// True if the candidate can be ordered: it is not refused.
     pub const fn is_possible(&self) -> bool {
         !matches!(self.status, Status::Refused { .. })
     }
@@ -227,7 +227,7 @@ impl<'a> Candidate<'a> {
         matches!(self.status, Status::Predicted | Status::Unmeasured)
     }
 
-    /// Whether the settings hold the candidate back.
+    /// True if the settings hold the candidate back.
     pub const fn is_held_back(&self) -> bool {
         matches!(self.status, Status::HeldBack { .. })
     }
@@ -237,8 +237,8 @@ impl<'a> Candidate<'a> {
         matches!(self.status, Status::Predicted | Status::HeldBack { is_measured: true, .. })
     }
 
-    /// Gives the candidate a time that the tuner itself vouches for. An unmeasured candidate counts as predicted from
-    /// then on; one that is held back or refused stays so.
+    /// Gives the candidate a time that the tuner itself vouches for. An unmeasured candidate counts as
+    /// predicted from then on; one that is held back or refused stays so.
     pub fn estimate(&mut self, us: f32) {
         match self.status {
             Status::Refused { .. } => return,
@@ -253,8 +253,9 @@ impl<'a> Candidate<'a> {
         (self.us, self.status) = (0.0, Status::Refused { why: "left out by a tuner" });
     }
 
-    /// Whether the host would rather take this candidate than `other`: one that is offered before one that is held
-    /// back, one that is measured before one that is not, then the shorter time. False if this one is impossible.
+    /// Whether the host would rather take this candidate than `other`: one that is offered before one that is
+    /// held back, one that is measured before one that is not, then the shorter time. False if this one is
+    /// impossible.
     pub fn is_before(&self, other: &Self) -> bool {
         let class = |c: &Self| (!c.is_possible(), c.is_held_back(), !c.is_measured());
         let (own, theirs) = (class(self), class(other));
@@ -266,8 +267,8 @@ impl<'a> Candidate<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Answer {
-    /// The place of the candidate that has to be taken, whatever others cost and whatever holds it back; None = the host
-    /// takes the candidate with the shortest time.
+    /// The place of the candidate that has to be taken, whatever others cost and whatever holds it back; None
+    /// = the host takes the candidate with the shortest time.
     pub order: Option<usize>,
     /// The number of channels to use; None = the host's default.
     pub channels: Option<u32>,

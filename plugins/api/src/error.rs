@@ -3,10 +3,10 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// What every fallible method returns.
+/// The result of every method that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Who is at fault. The numbers are those of `ncclResult_t`.
+/// The kind of an error: who is at fault. The numbers are those of `ncclResult_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ErrorKind {
@@ -26,15 +26,15 @@ pub enum ErrorKind {
     Unsupported = 16,
 }
 
-/// An error with a complete sentence for the user: what failed, for which peer, errno, and the remedy. One word, so that
-/// results stay small; it reads as its [`Report`].
+/// An error with a complete sentence for the user: what failed, for which peer, errno, and the remedy. One
+/// word, so that results stay small; it reads as its [`Report`].
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Report>);
 
-/// What an [`Error`] says.
+/// The contents of an [`Error`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// Who is at fault.
+    /// The kind of the error: who is at fault.
     pub kind: ErrorKind,
     /// The sentence.
     pub text: String,

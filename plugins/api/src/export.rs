@@ -1,8 +1,8 @@
 //! The macro that makes a library a plugin.
 
-/// Exports plugins from a `cdylib`. Each line is a kind (`net`, `collnet`, `tuner`, `profiler`, `env`) and an expression
-/// that makes an object with the trait of that kind; a kind may stand there several times. Hosts find the library's name
-/// and version in the crate's manifest.
+/// Exports plugins from a `cdylib`. Each line is a kind (`net`, `collnet`, `tuner`, `profiler`, `env`) and an
+/// expression that makes an object with the trait of that kind; a kind may stand there several times. Hosts
+/// find the library's name and version in the crate's manifest.
 ///
 /// ```
 /// use hawser_plugin::env::{Env, EnvContext};
@@ -29,8 +29,8 @@
 /// # fn main() {}
 /// ```
 ///
-/// Use it once per library, and in a crate that is nothing but the `cdylib`: the exported symbol would also come along
-/// with a crate that is linked into something else.
+/// Use it once per library, and in a crate that is nothing but the `cdylib`: the exported symbol would also
+/// come along with a crate that is linked into something else.
 #[macro_export]
 macro_rules! export_plugin {
     ($($kind:ident : $make:expr),+ $(,)?) => {

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// How urgent a log line is. The numbers are NCCL's.
+/// The urgency of a log line. The numbers are NCCL's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 #[allow(missing_docs)] // NCCL's names
@@ -33,13 +33,14 @@ impl Subsys {
     pub const ALL: Self = Self(u64::MAX);
 }
 
-/// What a host hears from its plugins. A plugin reaches it through [`Log`]. No call may wait; any thread may call.
+/// The host's side of [`Log`]: it hears what plugins say. A plugin reaches it through [`Log`]. No call may
+/// wait; any thread may call.
 pub trait Listener: Send + Sync {
     /// A line for the log.
     fn line(&self, level: Level, subsys: Subsys, text: &str);
 
-    /// A plugin has lost something and goes on with the rest, so that operations take longer than before. `what` says
-    /// it in words. Without a body of its own, a host only writes that to its log.
+    /// A plugin has lost something and goes on with the rest, so that operations take longer than before.
+    /// `what` says it in words. Without a body of its own, a host only writes that to its log.
     fn stress(&self, what: &str) {
         self.line(Level::Info, Subsys::NET, what);
     }
@@ -91,8 +92,8 @@ impl Log {
         self.line(Level::Info, subsys, text.as_ref());
     }
 
-    /// Tells the host that a net has lost something and goes on with the rest, so that operations take longer than
-    /// before. The host logs it, and those who learn from measured times hear of it.
+    /// Tells the host that a net has lost something and goes on with the rest, so that operations take longer
+    /// than before. The host logs it, and those who learn from measured times hear of it.
     pub fn stress(&self, what: impl AsRef<str>) {
         self.0.stress(what.as_ref());
     }
@@ -104,8 +105,8 @@ impl std::fmt::Debug for Log {
     }
 }
 
-/// NCCL's callback through which a net plugin reports events to profiler plugins: `(event handle, type (start 0,
-/// stop 1, update 2, update and stop 3), parent handle, plugin id, payload)`, 0 on success.
+/// NCCL's callback through which a net plugin reports events to profiler plugins: `(event handle, type (start
+/// 0, stop 1, update 2, update and stop 3), parent handle, plugin id, payload)`, 0 on success.
 pub type NetProfiler = unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> c_int;
 
 #[cfg(test)]

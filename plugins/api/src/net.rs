@@ -1,14 +1,16 @@
 //! The net interface: moves bytes between hosts.
 //!
-//! The way of a connection: [`Net::open`] once per communicator, [`NetContext::listen`] at the receiver, whose
-//! [`Handle`] the host carries to the sender, [`NetContext::connect`] there, and both ends are polled until
-//! [`Listener::accept`] and [`Connector::poll`] give a [`Receiver`] and a [`Sender`]. A connection is one-way. Memory
-//! is registered before it is used. Sends match receives **strictly in the order in which they were posted**.
+//! The way of a connection: [`Net::open`] once per communicator, [`NetContext::listen`] at the receiver,
+//! whose [`Handle`] the host carries to the sender, [`NetContext::connect`] there, and both ends are polled
+//! until [`Listener::accept`] and [`Connector::poll`] give a [`Receiver`] and a [`Sender`]. A connection is
+//! one-way. Memory is registered before it is used. Sends match receives **strictly in the order in which
+//! they were posted**.
 //!
-//! Rules for every method unless it says otherwise: it never waits for the peer or the network (`Ok(None)` means
-//! "not now, ask again with the same arguments"); it may be called from any thread, but never from two threads at
-//! once for one object; a panic is turned into an error by the export macros, and the plugin is not used any further.
-//! Dropping an object closes it; the host drops connections before the context, and the context before the plugin.
+//! Rules for every method unless it says otherwise: it never waits for the peer or the network (`Ok(None)`
+//! means "not now, ask again with the same arguments"); it may be called from any thread, but never from two
+//! threads at once for one object; a panic is turned into an error by the export macros, and the plugin is
+//! not used any further. Dropping an object closes it; the host drops connections before the context, and the
+//! context before the plugin.
 
 use crate::error::{Error, Result};
 use crate::host::{Log, NetProfiler};
@@ -38,7 +40,7 @@ impl MemoryKinds {
     /// GPU memory by DMA-BUF descriptor.
     pub const DMABUF: Self = Self(4);
 
-    /// Whether all of `other` is in.
+    /// True if all of `other` is in.
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -49,25 +51,25 @@ pub trait Net: Send + Sync {
     /// Name in `NCCL_NET` and logs, compared without case. Constant.
     fn name(&self) -> &str;
 
-    /// Makes the plugin ready for a communicator. Blocking: may take as long as opening devices does; no network
-    /// traffic that waits for peers. Thread: may run at the same time for several communicators.
+    /// Makes the plugin ready for a communicator. Blocking: may take as long as opening devices does; no
+    /// network traffic that waits for peers. Thread: may run at the same time for several communicators.
     ///
     /// # Errors
     /// Any: the host says why and takes the next net, unless the user demanded this one.
     fn open(&self, config: &NetConfig) -> Result<Box<dyn NetContext>>;
 }
 
-/// What a plugin learns of the communicator that it is opened for.
+/// The facts about a communicator that a net is opened with.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NetConfig {
-    /// Equal on all ranks of the communicator, different for others.
+    /// A number that is equal on all ranks of the communicator, and another one for other communicators.
     pub comm_id: u64,
     /// Traffic class that the user wants for the packets (`ncclConfig_t::trafficClass`); None = not set.
     pub traffic_class: Option<i32>,
-    /// Where log lines go.
+    /// The log for lines.
     pub log: Log,
-    /// Where network events may be reported, if a profiler wants them.
+    /// The function through which the net reports events, if a profiler wants them.
     pub profiler: Option<NetProfiler>,
 }
 
@@ -80,11 +82,11 @@ impl NetConfig {
 
 /// A plugin, opened for a communicator. Its methods may be called by several threads at once.
 pub trait NetContext: Send + Sync {
-    /// Number of devices: physical ones first, then the virtual ones made so far. 0 = not usable here; the host
-    /// goes on to the next net. Devices never go away or change their number.
+    /// Number of devices: physical ones first, then the virtual ones made so far. 0 = not usable here; the
+    /// host goes on to the next net. Devices never go away or change their number.
     fn devices(&self) -> Result<u32>;
 
-    /// What a device is. Constant.
+    /// The properties of a device. They never change.
     fn properties(&self, device: u32) -> Result<NetProperties>;
 
     /// Opens a place to which one sender will connect. Must return at once.
@@ -94,8 +96,8 @@ pub trait NetContext: Send + Sync {
     /// [`Connector::poll`].
     fn connect(&self, device: u32, handle: &Handle) -> Result<Box<dyn Connector>>;
 
-    /// Makes a virtual device of several physical ones and returns its number. All members carry the traffic of
-    /// its connections.
+    /// Makes a virtual device of several physical ones and returns its number. All members carry the traffic
+    /// of its connections.
     fn make_virtual(&self, members: &[u32]) -> Result<u32> {
         let _ = members;
         Err(Error::unsupported("a virtual device"))
@@ -108,7 +110,7 @@ pub trait NetContext: Send + Sync {
     }
 }
 
-/// What a net device is.
+/// The properties of a net device.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct NetProperties {
@@ -118,7 +120,7 @@ pub struct NetProperties {
     pub pci_path: Option<String>,
     /// Equal for ports that share one physical link.
     pub guid: u64,
-    /// What it can read and write.
+    /// The kinds of memory that the device can read and write.
     pub memory: MemoryKinds,
     /// A registration at one connection is valid for all of them.
     pub global_registration: bool,
@@ -136,8 +138,8 @@ pub struct NetProperties {
     pub max_recvs: u32,
     /// Physical devices behind it; itself if it is physical.
     pub members: Vec<u32>,
-    /// Connections of a virtual device that this one is a member of go on when other members are lost. Hosts then make one
-    /// of all devices that they use side by side.
+    /// Connections of a virtual device that this one is a member of go on when other members are lost. Hosts
+    /// then make one of all devices that they use side by side.
     pub outlives_members: bool,
     /// Longest send of point-to-point traffic in bytes.
     pub max_p2p_bytes: u64,
@@ -149,7 +151,8 @@ pub struct NetProperties {
     pub rail: i16,
     /// Plane of a multi-plane network; -1 = unknown.
     pub plane: i16,
-    /// NCCL's device-offload type and version; 0 and 0 = data moves through host calls (all that this host uses).
+    /// NCCL's device-offload type and version; 0 and 0 = data moves through host calls (all that this host
+    /// uses).
     pub offload: (i32, i32),
 }
 
@@ -228,7 +231,7 @@ pub trait Connector: Send {
 pub struct Region {
     /// Address of the first byte.
     pub addr: u64,
-    /// Length.
+    /// The length in bytes.
     pub bytes: usize,
     /// Exactly one kind; with [`MemoryKinds::DMABUF`] `dmabuf` is set.
     pub kind: MemoryKinds,
@@ -249,12 +252,12 @@ pub struct Request(pub u64);
 pub struct Segment {
     /// Address of the first byte.
     pub addr: u64,
-    /// Length. 0 is allowed: it matches a message without payload.
+    /// The length in bytes. 0 is allowed: it matches a message without payload.
     pub bytes: usize,
     /// The registration that holds it.
     pub registration: Registration,
-    /// Picks the buffer inside a grouped receive: a send takes the first one of the group with its tag that no
-    /// earlier send took.
+    /// Picks the buffer inside a grouped receive: a send takes the first one of the group with its tag that
+    /// no earlier send took.
     pub tag: i32,
     /// NCCL's parent handle for network events; 0 = none.
     pub profile: u64,
@@ -280,8 +283,8 @@ pub trait Sender: Send {
     /// The segment lies in its registered region and is not written until the request is done.
     unsafe fn isend(&mut self, segment: &Segment) -> Result<Option<Request>>;
 
-    /// Whether a request is over: the number of bytes sent, once, after which the request is dead. Hosts test the
-    /// oldest request first and may give up on younger ones when it is not over.
+    /// Whether a request is over: the number of bytes sent, once, after which the request is dead. Hosts test
+    /// the oldest request first and may give up on younger ones when it is not over.
     fn test(&mut self, request: Request) -> Result<Option<usize>>;
 }
 
@@ -293,13 +296,14 @@ pub trait Receiver: Send {
     /// The memory stays valid until it is deregistered.
     unsafe fn register(&mut self, region: &Region) -> Result<Registration>;
 
-    /// As [`Sender::deregister`], but after a failure or an abort receives may be in flight: the receiver is dropped right
-    /// after.
+    /// As [`Sender::deregister`], but after a failure or an abort receives may be in flight: the receiver is
+    /// dropped right after.
     fn deregister(&mut self, registration: Registration) -> Result<()>;
 
-    /// Begins to receive into one segment, or into a group of up to [`NetProperties::max_recvs`] that is one request.
-    /// A segment may be longer than what is sent, never shorter. With `optional_completion` the caller finds out by
-    /// itself that the data are there (flags in the data); the plugin may then complete early and write twice.
+    /// Begins to receive into one segment, or into a group of up to [`NetProperties::max_recvs`] that is one
+    /// request. A segment may be longer than what is sent, never shorter. With `optional_completion` the
+    /// caller finds out by itself that the data are there (flags in the data); the plugin may then complete
+    /// early and write twice.
     ///
     /// # Safety
     /// The segments lie in their registered regions and are not touched until the request is done.
@@ -314,8 +318,9 @@ pub trait Receiver: Send {
         Ok(None)
     }
 
-    /// Whether a request is over: true once, after which the request is dead. `sizes` has one entry per segment of
-    /// the request and gets the bytes received; a plugin that does not know leaves them. A flush has no sizes.
+    /// Whether a request is over: true once, after which the request is dead. `sizes` has one entry per
+    /// segment of the request and gets the bytes received; a plugin that does not know leaves them. A flush
+    /// has no sizes.
     fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool>;
 
     /// The GPU has read the first `segments` buffers of the request (device offload only).

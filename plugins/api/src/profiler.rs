@@ -1,7 +1,7 @@
 //! The profiler interface: watches what communicators do, in NCCL's event model.
 //!
-//! An event starts, may change its state, and stops. Events form a tree through `parent`. The host only reports kinds of
-//! events that [`ProfilerContext::mask`] asks for (their ancestors come with them).
+//! An event starts, may change its state, and stops. Events form a tree through `parent`. The host only
+//! reports kinds of events that [`ProfilerContext::mask`] asks for (their ancestors come with them).
 
 use crate::error::Result;
 use crate::host::Log;
@@ -29,7 +29,7 @@ impl EventMask {
     pub const CE_SYNC: Self = Self(1 << 13);
     pub const CE_BATCH: Self = Self(1 << 14);
 
-    /// Whether all of `other` is in.
+    /// True if all of `other` is in.
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -47,7 +47,7 @@ pub trait Profiler: Send + Sync {
     fn open(&self, config: &ProfilerConfig) -> Result<Box<dyn ProfilerContext>>;
 }
 
-/// What a profiler learns of its communicator.
+/// The facts about a communicator that a profiler is opened with.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ProfilerConfig {
@@ -61,7 +61,7 @@ pub struct ProfilerConfig {
     pub ranks: u32,
     /// This rank.
     pub rank: u32,
-    /// Where log lines go.
+    /// The log for lines.
     pub log: Log,
 }
 
@@ -72,7 +72,8 @@ impl ProfilerConfig {
     }
 }
 
-/// Names an event that the profiler keeps; its number means something to the profiler only, and any number is possible.
+/// Names an event that the profiler keeps; its number means something to the profiler only, and any number is
+/// possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EventHandle(pub u64);
 
@@ -123,7 +124,7 @@ pub enum What<'a> {
     ProxyOp { pid: i32, channel: u8, peer: u32, steps: u32, chunk_bytes: u32, is_send: bool },
     /// One chunk of a `ProxyOp`.
     ProxyStep { step: u32 },
-    /// What the proxy thread is doing.
+    /// The work that the proxy thread does.
     ProxyCtrl,
     /// A channel of a kernel; `timer` is the GPU's clock in nanoseconds.
     KernelCh { channel: u8, timer: u64 },
@@ -202,7 +203,7 @@ impl EventState {
     pub const GROUP_END_API_START: Self = Self(24);
 }
 
-/// What comes with a new state.
+/// The data that come with a new state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the variants say it
@@ -218,10 +219,11 @@ pub enum StateArgs {
     Timer(u64),
 }
 
-/// A profiler, opened for a communicator. Its methods may be called by several threads at once, never block, and report
-/// errors by themselves: the operation that they watch must not fail because of them.
+/// A profiler, opened for a communicator. Its methods may be called by several threads at once, never block,
+/// and report errors by themselves: the operation that they watch must not fail because of them.
 pub trait ProfilerContext: Send + Sync {
-    /// Which kinds of events it wants. May change at any time; asked before every operation.
+    /// The kinds of events that the profiler wants. They may change at any time; the host asks before every
+    /// operation.
     fn mask(&self) -> EventMask;
 
     /// An event starts. None: not interested, and the host will not mention it again.

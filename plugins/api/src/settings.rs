@@ -10,9 +10,9 @@ pub fn set_source(source: fn(&str) -> Option<OsString>) {
     let _ = SOURCE.set(source);
 }
 
-/// The value of a variable for a plugin that may be built in; an empty one counts as not set. Built in, it is asked for where
-/// the library's own settings come from (environment, files, an env plugin); in a library of its own the environment is all
-/// that a plugin has.
+/// The value of a variable for a plugin that may be built in; an empty one counts as not set. Built in, it is
+/// asked for where the library's own settings come from (environment, files, an env plugin); in a library of
+/// its own the environment is all that a plugin has.
 pub fn setting(name: &str) -> Option<OsString> {
     let value = match SOURCE.get() {
         Some(source) => source(name),

@@ -1,21 +1,23 @@
 //! The tuner interface: a tuner chooses how a collective is done.
 //!
-//! The host asks with a list of [`Candidate`]s: every [`Decision`] that it could make, with the time that its cost model
-//! predicts and a [`Status`]. The tuner changes times, or orders one candidate by its [`Answer`]. Without an order the
-//! host takes the candidate with the shortest time.
+//! The host asks with a list of [`Candidate`]s: every [`Decision`] that it could make, with the time that its
+//! cost model predicts and a [`Status`]. The tuner changes times, or orders one candidate by its [`Answer`].
+//! Without an order the host takes the candidate with the shortest time.
 //!
-//! All ranks ask with equal arguments and **must get equal answers**: a tuner is a pure function of what it is asked and
-//! of settings that are equal on all ranks.
+//! All ranks ask with equal arguments and **must get equal answers**: a tuner is a pure function of what it
+//! is asked and of settings that are equal on all ranks.
 //!
 //! ```
+//! use hawser_plugin::Result;
 //! use hawser_plugin::tuner::{Answer, Candidate, Executor, Function, Question, TunerContext};
 //!
 //! /// Orders rings for large all-reduces, and leaves fused kernels out.
 //! struct Rings;
 //!
 //! impl TunerContext for Rings {
-//!     fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> hawser_plugin::Result<Answer> {
-//!         candidates.iter_mut().filter(|c| c.decision.executor == Executor::Fused).for_each(Candidate::leave_out);
+//!     fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
+//!         let fused = candidates.iter_mut().filter(|c| c.decision.executor == Executor::Fused);
+//!         fused.for_each(Candidate::leave_out);
 //!         let is_ring = |c: &Candidate<'_>| c.is_offered() && c.decision.algorithm.name() == "ring";
 //!         match candidates.iter().position(is_ring) {
 //!             Some(place) if question.bytes >= 1 << 20 => Ok(Answer::ordered(place).with_channels(8)),
@@ -123,24 +125,25 @@ pub trait Tuner: Send + Sync {
     /// Makes the tuner ready for a communicator.
     ///
     /// # Errors
-    /// `InvalidUsage`: the user's settings for this tuner are wrong; the communicator fails on all ranks with this
-    /// text. Any other: the host says why and goes on without this tuner.
+    /// `InvalidUsage`: the user's settings for this tuner are wrong; the communicator fails on all ranks with
+    /// this text. Any other: the host says why and goes on without this tuner.
     fn open(&self, config: &TunerConfig) -> Result<Box<dyn TunerContext>>;
 
-    /// Opens the tuner again for a communicator that works already, because somebody wants other settings for it. They
-    /// stand in these files, not where the tuner would look by itself; no files = no settings. The host takes the new
-    /// context in place of the old one on all ranks at the same operation.
+    /// Opens the tuner again for a communicator that works already, because somebody wants other settings for
+    /// it. They stand in these files, not where the tuner would look by itself; no files = no settings. The
+    /// host takes the new context in place of the old one on all ranks at the same operation.
     ///
     /// # Errors
-    /// `Unsupported`: this tuner has no such settings and stays as it is. Any other: nothing changes on any rank, and
-    /// whoever wanted the change gets this text.
+    /// `Unsupported`: this tuner has no such settings and stays as it is. Any other: nothing changes on any
+    /// rank, and whoever wanted the change gets this text.
     fn open_with(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<Box<dyn TunerContext>> {
         let _ = (config, files);
         Err(Error::unsupported("settings that change while a communicator works"))
     }
 
-    /// Makes what learns from the times of a communicator and proposes other settings for it, which then come by
-    /// [`Tuner::open_with`]. The host asks on rank 0, after [`Tuner::open`]. None: this tuner does not learn.
+    /// Makes what learns from the times of a communicator and proposes other settings for it, which then come
+    /// by [`Tuner::open_with`]. The host asks on rank 0, after [`Tuner::open`]. None: this tuner does not
+    /// learn.
     ///
     /// # Errors
     /// Any: the host says why and goes on without a learner.
@@ -205,7 +208,7 @@ pub struct Question {
     pub bytes: u64,
     /// The number of operations of the group that run together.
     pub pipelined: u32,
-    /// Whether both buffers are registered.
+    /// True if both buffers are registered.
     pub registered: bool,
     /// The type of the elements; None = the host does not tell (NCCL never does).
     pub data_type: Option<DataType>,
@@ -234,8 +237,8 @@ impl Question {
     }
 }
 
-/// What the answers of a tuner depend on besides the questions. The host compares it between ranks, because ranks with
-/// different ones would decide differently.
+/// A summary of what the answers of a tuner depend on besides the questions. The host compares it between
+/// ranks, because ranks with different ones would decide differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreement {
     /// A digest that is equal only where the tuner answers alike.
@@ -246,17 +249,18 @@ pub struct Agreement {
 
 /// A tuner that was opened for a communicator. Dropping it closes it.
 pub trait TunerContext: Send + Sync {
-    /// Answers a question. The tuner may give candidates other times ([`Candidate::estimate`]), leave some out
-    /// ([`Candidate::leave_out`]) and order one by its answer. The decisions of candidates stay as they are; the host
-    /// ignores a change there, and a refused candidate stays refused. If several tuners are asked, each sees the times
-    /// that the one before it left, and the last order counts. Blocking: no. Thread: any, also several at once.
+    /// Answers a question. The tuner may give candidates other times ([`Candidate::estimate`]), leave some
+    /// out ([`Candidate::leave_out`]) and order one by its answer. The decisions of candidates stay as they
+    /// are; the host ignores a change there, and a refused candidate stays refused. If several tuners are
+    /// asked, each sees the times that the one before it left, and the last order counts. Blocking: no.
+    /// Thread: any, also several at once.
     ///
     /// # Errors
     /// Any: the host logs it once and uses its own times.
     fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer>;
 
-    /// The bytes per chunk for the candidate that was taken; None = the host's default. `chosen.decision` has the
-    /// number of channels that run.
+    /// The bytes per chunk for the candidate that was taken; None = the host's default. `chosen.decision` has
+    /// the number of channels that run.
     ///
     /// # Errors
     /// Any: the host logs it once and uses its default.
@@ -265,46 +269,48 @@ pub trait TunerContext: Send + Sync {
         Ok(None)
     }
 
-    /// What all ranks must have in common; the host compares it at bring-up. None: there is nothing to compare.
+    /// What all ranks must have in common; the host compares it at bring-up. None: there is nothing to
+    /// compare.
     fn agreement(&self) -> Option<Agreement> {
         None
     }
 
-    /// Whether the tuner is asked about all-to-all, scatter and gather too, which NCCL asks no tuner about. Constant.
+    /// Whether the tuner is asked about all-to-all, scatter and gather too, which NCCL asks no tuner about.
+    /// Constant.
     fn wants_every_collective(&self) -> bool {
         false
     }
 
-    /// Whether the tuner may order [`Executor::CopyEngine`] where the settings do not want it: the host then takes the
-    /// memory that copy engines need. Constant, and equal on all ranks that agree.
+    /// Whether the tuner may order [`Executor::CopyEngine`] where the settings do not want it: the host then
+    /// takes the memory that copy engines need. Constant, and equal on all ranks that agree.
     fn wants_copy_engines(&self) -> bool {
         false
     }
 
-    /// Whether the answers depend on [`Question::in_graph`], which costs the host a call of the driver for every
-    /// operation. Constant.
+    /// Whether the answers depend on [`Question::in_graph`], which costs the host a call of the driver for
+    /// every operation. Constant.
     fn wants_in_graph(&self) -> bool {
         false
     }
 
-    /// Whether an operation is for trying something, and what: the questions about it then have this number as
-    /// [`Question::trial`]. Operations are numbered alike on all ranks, from 0. The host keeps answers by this number,
-    /// so there must be few different ones (16). It does not ask for operations that are captured into a graph. This is
-    /// a pure function; the host calls it for every operation.
+    /// Whether an operation is for trying something, and what: the questions about it then have this number
+    /// as [`Question::trial`]. Operations are numbered alike on all ranks, from 0. The host keeps answers by
+    /// this number, so there must be few different ones (16). It does not ask for operations that are
+    /// captured into a graph. This is a pure function; the host calls it for every operation.
     fn trial(&self, operation: u64) -> Option<u32> {
         let _ = operation;
         None
     }
 
-    /// Whether the host should measure some operations for the [`Learner`], those of trials among them. Constant, and
-    /// equal on all ranks that agree.
+    /// Whether the host should measure some operations for the [`Learner`], those of trials among them.
+    /// Constant, and equal on all ranks that agree.
     fn wants_times(&self) -> bool {
         false
     }
 
-    /// What this tuner makes of a question, in words for people. The host asks after [`TunerContext::tune`], with the
-    /// candidates as they were before it. The first line says what decided, further lines say how it came to that. An
-    /// empty text: the tuner has nothing to say.
+    /// Explains to people what this tuner makes of a question. The host asks after [`TunerContext::tune`],
+    /// with the candidates as they were before it. The first line says what decided, further lines say how it
+    /// came to that. An empty text: the tuner has nothing to say.
     ///
     /// # Errors
     /// Any: the host then knows the name of the tuner only.

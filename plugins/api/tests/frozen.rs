@@ -1,7 +1,7 @@
 //! The surface of the ABI is what it was: a list of all types that cross, with a digest of their layouts.
 //!
-//! A difference is right only if the rules in `hawser_plugin::abi` allow it: a method or a field at the end. Then write the
-//! list anew with `HAWSER_BLESS=1 cargo test -p hawser-plugin --test frozen`.
+//! A difference is right only if the rules in `hawser_plugin::abi` allow it: a method or a field at the end.
+//! Then write the list anew with `HAWSER_BLESS=1 cargo test -p hawser-plugin --test frozen`.
 #![cfg(not(feature = "next"))]
 
 use std::collections::BTreeSet;
@@ -50,7 +50,7 @@ fn stable_text(layout: &TypeLayout) -> String {
     lines.map(|line| line.split(" version:").next().unwrap_or_default().to_owned() + "\n").collect()
 }
 
-/// FNV-1a.
+/// The FNV-1a hash of a text.
 fn digest(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,7 +1,8 @@
 //! Hosts and plugins of different 1.x versions of the interface, in both directions.
 //!
-//! The feature `next` adds to the ABI what a later version may add: a method, a kind of component, a field of the
-//! manifest. Both generations are built into one target folder, so that only this crate is compiled twice.
+//! The feature `next` adds to the ABI what a later version may add: a method, a kind of component, a field of
+//! the manifest. Both generations are built into one target folder, so that only this crate is compiled
+//! twice.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +28,7 @@ fn build_next() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What a host says about plugins, in a process of its own.
+/// The output of a host about plugins, in a process of its own.
 fn describe(host: &str, plugins: &[&str]) -> String {
     let paths = plugins.iter().map(|plugin| examples().join(plugin));
     let output = Command::new(examples().join(host)).args(paths).output().unwrap();

@@ -1,5 +1,5 @@
-//! How the library is linked: its name, and that it stays loaded, because Rust's thread-local data does not survive
-//! dlclose.
+//! How the library is linked: its name, and that it stays loaded, because Rust's thread-local data does not
+//! survive dlclose.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

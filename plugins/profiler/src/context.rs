@@ -150,7 +150,8 @@ fn thread() -> u32 {
     NUMBER.with(|number| *number)
 }
 
-/// A communicator's number in the trace: different for those of other processes and hosts, so that traces can be joined.
+/// A communicator's number in the trace: different for those of other processes and hosts, so that traces can
+/// be joined.
 fn process_number(number: u64) -> u32 {
     let mut text = host().into_bytes();
     text.extend(std::process::id().to_le_bytes());

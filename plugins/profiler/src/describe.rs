@@ -39,7 +39,7 @@ pub fn index(kind: EventMask) -> usize {
     (kind.0.trailing_zeros() as usize).min(KINDS.len() - 1)
 }
 
-/// What stands on the event's bar.
+/// The text on the event's bar.
 pub fn name(what: &What<'_>) -> String {
     match what {
         What::Coll { func, .. } | What::P2p { func, .. } | What::CeColl { func, .. } => (*func).to_owned(),

@@ -1,7 +1,7 @@
 //! The trace file: a JSON array that a thread of its own extends, and that is complete after each write.
 //!
-//! The end of the array is written with every batch and overwritten by the next one, so a process may end at any time and
-//! leave a file that any reader takes; what is lost then is the last batch.
+//! The end of the array is written with every batch and overwritten by the next one, so a process may end at
+//! any time and leave a file that any reader takes; what is lost then is the last batch.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -24,7 +24,7 @@ const CLOSING: &str = "\n]\n";
 
 /// Records that wait for the writer at most.
 const QUEUE: usize = 8192;
-/// How long the writer collects a batch, and how much.
+/// The time for which the writer collects a batch, and the most that it collects.
 const BATCH_TIME: Duration = Duration::from_millis(50);
 const BATCH_BYTES: usize = 1 << 20;
 /// Longest wait for a lock, and for the writer when something is closed.
@@ -101,7 +101,7 @@ impl TraceFile {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// When who closes something stops waiting.
+    /// The moment at which whoever closes something stops waiting.
     pub fn deadline() -> Instant {
         Instant::now() + PATIENCE
     }
@@ -127,7 +127,7 @@ impl Drop for TraceFile {
     }
 }
 
-/// What the writer's thread has.
+/// The state of the writer's thread.
 struct Writer {
     sink: Sink,
     name: String,
@@ -193,7 +193,7 @@ impl Batch {
 /// The file itself.
 struct Sink {
     file: File,
-    /// Where the array's end begins.
+    /// The offset at which the end of the array begins.
     end: u64,
 }
 

@@ -10,8 +10,17 @@
 //! | `record` | a finished event, and its lines in the trace |
 //! | `file` | writes lines from a thread of its own; the file is valid JSON after each write |
 //!
-//! Nothing here waits on the way of an operation: if the writer cannot keep up, events are dropped and counted.
-//! `README.md` describes the settings.
+//! Nothing here waits on the way of an operation: if the writer cannot keep up, events are dropped and
+//! counted. `README.md` describes the settings.
+//!
+//! ```
+//! use hawser_plugin::profiler::{EventMask, Profiler};
+//! use hawser_profiler::{Settings, TraceProfiler};
+//!
+//! // Counts collectives and writes no trace.
+//! let settings = Settings { mask: EventMask::COLL, file: None };
+//! assert!(!TraceProfiler::new(settings).name().is_empty());
+//! ```
 
 mod context;
 mod count;
@@ -33,8 +42,8 @@ use context::Context;
 use file::TraceFile;
 pub use settings::Settings;
 
-/// A profiler that counts events and writes a trace. All communicators of a process with the same file name share the
-/// file.
+/// A profiler that counts events and writes a trace. All communicators of a process with the same file name
+/// share the file.
 pub struct TraceProfiler {
     settings: Result<Settings>,
     files: Mutex<Files>,
@@ -43,7 +52,8 @@ pub struct TraceProfiler {
     contexts: AtomicU64,
 }
 
-/// The files of this process: those open, and those that were written, which are continued when they are opened again.
+/// The files of this process: those open, and those that were written, which are continued when they are
+/// opened again.
 #[derive(Default)]
 struct Files {
     open: FxHashMap<PathBuf, Weak<TraceFile>>,

@@ -32,8 +32,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// The event as lines of a Chrome trace, joined like the others. Events that nest in their thread are one complete
-    /// event; others, which may overlap, are an asynchronous pair.
+    /// The event as lines of a Chrome trace, joined like the others. Events that nest in their thread are one
+    /// complete event; others, which may overlap, are an asynchronous pair.
     pub fn lines(&self) -> String {
         let (category, nests) = KINDS[self.kind];
         let begin = Line {

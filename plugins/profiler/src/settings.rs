@@ -1,4 +1,5 @@
-//! The settings of the plugin. A plugin cannot ask the host for them, so it reads the environment itself, here only.
+//! The settings of the plugin. A plugin cannot ask the host for them, so it reads the environment itself,
+//! here only.
 
 use std::path::PathBuf;
 
@@ -7,7 +8,7 @@ use hawser_plugin::{Error, ErrorKind, Result, setting};
 
 /// Names the trace.
 const FILE: &str = "HAWSER_PROFILER_FILE";
-/// Which kinds of events; the name is that of NVIDIA's example.
+/// The variable for the kinds of events; its name is that of NVIDIA's example.
 const MASK: &str = "NCCL_PROFILE_EVENT_MASK";
 
 const DEFAULT_FILE: &str = "hawser-trace-%h-%p.json";
@@ -23,12 +24,13 @@ const DEFAULT_MASK: u64 = EventMask::GROUP.0
     | EventMask::KERNEL_LAUNCH.0;
 const ALL: u64 = (EventMask::CE_BATCH.0 << 1) - 1;
 
-/// What is traced, and where to.
+/// The settings: what is traced, and into which file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Kinds of events that are wanted.
     pub mask: EventMask,
-    /// The trace: `%h` is the host, `%p` the process, `%r` the rank, `%%` a percent sign. None: events are counted only.
+    /// The trace: `%h` is the host, `%p` the process, `%r` the rank, `%%` a percent sign. None: events are
+    /// counted only.
     pub file: Option<String>,
 }
 

@@ -1,10 +1,10 @@
 //! Events that are not over, and when they are.
 //!
-//! The host's stop of a collective or message only says that it is enqueued: it is over with its last child (proxy
-//! operation or kernel channel), and children begin after that stop. How many kernel channels to wait for is known;
-//! where none are reported, a task waits for children until nothing happened to it for a while. If that is in vain again
-//! and again, the host is one whose stop is the end, and nobody waits any more, unless a child comes late after all.
-//! Children of children count alike. All times are arguments.
+//! The host's stop of a collective or message only says that it is enqueued: it is over with its last child
+//! (proxy operation or kernel channel), and children begin after that stop. How many kernel channels to wait
+//! for is known; where none are reported, a task waits for children until nothing happened to it for a while.
+//! If that is in vain again and again, the host is one whose stop is the end, and nobody waits any more,
+//! unless a child comes late after all. Children of children count alike. All times are arguments.
 
 use std::collections::VecDeque;
 
@@ -49,7 +49,7 @@ struct Open {
     /// Kernel channels that did not end yet.
     channels: u32,
     stopped: bool,
-    /// What can have children after its stop.
+    /// The kinds of events that can have children after their stop.
     waits: Waits,
 }
 

@@ -1,5 +1,5 @@
-//! A net between objects of one process. It keeps the contract to the letter and checks what callers do, so it serves
-//! as the reference of the suites and as a net for hosts' tests.
+//! A net between objects of one process. It keeps the contract to the letter and checks what callers do, so
+//! it serves as the reference of the suites and as a net for hosts' tests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -114,7 +114,7 @@ impl Connector for Connecting {
     }
 }
 
-/// What sender and receiver share.
+/// The part that sender and receiver share.
 #[derive(Default)]
 struct Link {
     sends: VecDeque<(u64, Segment)>,
@@ -160,7 +160,7 @@ impl Link {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// What a request that is not done means.
+    /// The meaning of a request that is not done.
     fn pending(&self, known: bool) -> Result<()> {
         match (known, self.closed) {
             (false, _) => Err(Error::internal("the request is unknown or over")),

@@ -12,18 +12,18 @@ use crate::rule::{self, Action, Match, Place, Ranges, RunBy, Way};
 
 /// More channels than any library has.
 const MOST_CHANNELS: u32 = 1024;
-/// What a line looks like, for error texts.
+/// The form of a line, for error texts.
 const FORM: &str =
     "collective,min_bytes,max_bytes,algorithm,protocol,channels,nodes,ranks[,operations[,registered]]";
 
 /// A line of the file. None in a condition means any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Where it stands, from 1.
+    /// The line in the file, from 1.
     pub line: u32,
     /// The collective.
     pub function: Function,
-    /// Sizes.
+    /// The sizes in bytes that the line is for.
     pub bytes: RangeInclusive<u64>,
     /// Algorithm to take.
     pub algorithm: Algorithm,
@@ -97,9 +97,9 @@ impl fmt::Display for Rule {
 /// A line that is no rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadLine {
-    /// Where it stands, from 1.
+    /// The line in the file, from 1.
     pub line: u32,
-    /// What is wrong and what would be right.
+    /// The fault, and what would be right.
     pub text: String,
 }
 

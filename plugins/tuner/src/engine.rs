@@ -20,10 +20,10 @@ pub struct Engine {
     rules: Vec<Armed>,
     /// For each function the rules that may fit, in the order in which they are looked at.
     of: [Vec<Entry>; FUNCTIONS],
-    /// What is told about the files: how many rules count.
+    /// The text about the files: how many rules count.
     source: String,
     adaptive: Option<Adaptive>,
-    /// What is not tried.
+    /// The rules that name what is not tried.
     avoid: Vec<Rule>,
     programs: Vec<String>,
     log: Log,
@@ -48,7 +48,7 @@ struct Armed {
 pub struct Price {
     /// The time in microseconds.
     pub us: f32,
-    /// Whether it was compared with measured times.
+    /// True if it was compared with measured times.
     pub is_measured: bool,
 }
 
@@ -57,7 +57,7 @@ impl Price {
         Self { us: candidate.us, is_measured: candidate.is_measured() }
     }
 
-    /// Whether this looks slower than `floor`, by more than [`GUARD`].
+    /// True if this looks slower than `floor`, by more than [`GUARD`].
     fn is_over(self, floor: Self) -> bool {
         floor.is_measured && !self.is_measured || self.us > floor.us * GUARD
     }
@@ -70,7 +70,7 @@ impl std::fmt::Display for Price {
     }
 }
 
-/// What became of a rule for a question.
+/// The outcome of a rule for a question.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Outcome<'a> {
     /// Another call is meant: the key of the condition that fails.
@@ -97,7 +97,7 @@ struct Verdict<'a> {
     at: usize,
 }
 
-/// What a tuner's configuration tells of a communicator.
+/// The communicator that a tuner's configuration describes, as rules see it.
 impl From<&TunerConfig> for Job {
     fn from(config: &TunerConfig) -> Self {
         let (_, fewest, most) = config.domains;
@@ -147,7 +147,7 @@ impl Engine {
         self
     }
 
-    /// How many rules count here, and where they are from.
+    /// The number of rules that count here, and the files that they are from.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -176,8 +176,9 @@ impl Engine {
         self.decide_by(|_| true, question, candidates, |_| {}, see)
     }
 
-    /// What the user's rules say of a candidate that something else has chosen: the first action that means it, which may name
-    /// channels and a chunk. Trials and what is learned from them run as the floor would, so that only ways are compared.
+    /// What the user's rules say of a candidate that something else has chosen: the first action that means
+    /// it, which may name channels and a chunk. Trials and what is learned from them run as the floor would,
+    /// so that only ways are compared.
     fn details(&self, question: &Question, chosen: &Candidate<'_>) -> Option<&Action> {
         let is_users = |rule: &Rule| !adaptive::is_learned(rule);
         let verdict = self.decide_by(is_users, question, std::slice::from_ref(chosen), |_| {}, |_, _| {});
@@ -360,8 +361,8 @@ impl TunerContext for Engine {
     }
 }
 
-/// How many of the rules are for other sizes before one that may be for this. Apart from its caller it stays a tight loop,
-/// however the crate is compiled.
+/// How many of the rules are for other sizes before one that may be for this. Apart from its caller it stays
+/// a tight loop, however the crate is compiled.
 #[inline(never)]
 fn of_other_sizes(entries: &[Entry], bytes: u64) -> usize {
     let mut count = 0;

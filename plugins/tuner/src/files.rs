@@ -1,4 +1,4 @@
-//! Where rule files are, and what stands in them.
+//! Rule files: where they are, and what stands in them.
 
 use std::fmt;
 use std::fs::File;
@@ -21,22 +21,22 @@ const MOST_TOLD: usize = 20;
 /// A file that may hold rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleFile {
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
     /// In what form.
     pub form: Form,
-    /// What is done if it is not there.
+    /// The consequence if the file is not there.
     pub absent: Absent,
 }
 
-/// What stands in a rule file, or in several.
+/// The contents of a rule file, or of several.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Contents {
     /// Rules, in their order.
     pub rules: Vec<Rule>,
-    /// What adaptive mode does not try: for these calls, these ways.
+    /// The rules that name what adaptive mode does not try: for these calls, these ways.
     pub avoid: Vec<Rule>,
-    /// How rules come about, if the file says so.
+    /// The mode, which says how rules come about, if the file names one.
     pub mode: Option<Mode>,
     /// The share of operations that are trials, if the file says so.
     pub budget: Option<f64>,
@@ -44,7 +44,7 @@ pub struct Contents {
     pub hints: Vec<Problem>,
 }
 
-/// How rules come about.
+/// The mode: how rules come about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// They are those of the files.
@@ -81,13 +81,13 @@ impl Contents {
 /// Forms of rule files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Ours.
+    /// Hawser's own form, in TOML.
     Toml,
     /// NCCL's.
     Csv,
 }
 
-/// What is done if a file is not there.
+/// The consequence if a file is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Absent {
     /// The user named it: an error.
@@ -99,8 +99,8 @@ pub enum Absent {
 }
 
 impl RuleFile {
-    /// A file that the user named: CSV by the endings `.csv` and `.conf`, or if it is that of `NCCL_TUNER_CONFIG_FILE`, else
-    /// TOML.
+    /// A file that the user named: CSV by the endings `.csv` and `.conf`, or if it is that of
+    /// `NCCL_TUNER_CONFIG_FILE`, else TOML.
     pub fn named(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let ending = path.extension().and_then(|ending| ending.to_str());
@@ -121,7 +121,7 @@ impl RuleFile {
         Ok(found)
     }
 
-    /// What stands in it; None if it is not there.
+    /// The contents of the file; None if it is not there.
     ///
     /// # Errors
     /// All that is wrong with it.
@@ -137,7 +137,7 @@ impl RuleFile {
         self.contents(text).map(|contents| contents.rules)
     }
 
-    /// What stands in a text that stands for the file.
+    /// The contents of a text that stands for the file.
     ///
     /// # Errors
     /// All that is wrong with it.
@@ -169,9 +169,9 @@ impl RuleFile {
 /// A file that cannot be used, and all that is wrong with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unusable {
-    /// Which file.
+    /// The name of the file.
     pub file: String,
-    /// What is wrong. Line 0 is the whole file.
+    /// The faults of the file. Line 0 is the whole file.
     pub problems: Vec<Problem>,
 }
 
@@ -207,8 +207,8 @@ impl From<Unusable> for Error {
     }
 }
 
-/// The files of `HAWSER_RULES`; without it the first that is there of `hawser-rules.toml` beside the library and
-/// `/etc/hawser/rules.toml`. `none` = no file.
+/// The files of `HAWSER_RULES`; without it the first that is there of `hawser-rules.toml` beside the library
+/// and `/etc/hawser/rules.toml`. `none` = no file.
 pub fn ours() -> Vec<RuleFile> {
     match settings::rules() {
         Some(list) => named_in(&list),

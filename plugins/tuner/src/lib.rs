@@ -1,8 +1,9 @@
-//! Tuner by rules: which algorithm, protocol, number of channels and chunk size a collective gets stands in files.
+//! Tuner by rules: which algorithm, protocol, number of channels and chunk size a collective gets stands in
+//! files.
 //!
-//! Rules are TOML (`docs/rules.md` of the project describes them) or NCCL's CSV. They are read for every communicator, and
-//! those that can count there are kept. A question is answered by the first rule that fits and of which something is possible;
-//! without one, the host's own choice stays.
+//! Rules are TOML (`docs/rules.md` of the project describes them) or NCCL's CSV. They are read for every
+//! communicator, and those that can count there are kept. A question is answered by the first rule that fits
+//! and of which something is possible; without one, the host's own choice stays.
 //!
 //! | file | holds |
 //! |---|---|
@@ -14,6 +15,25 @@
 //! | `adaptive` | rules that are learned while a job runs |
 //! | `lint` | rules that can never count |
 //! | `write` | rules back to TOML, and the layout of a file |
+//!
+//! ```
+//! use hawser_plugin::tuner::{Algorithm, Candidate, Decision, Executor, Function, Protocol, Question};
+//! use hawser_plugin::tuner::{SettingsFile, Tuner, TunerConfig};
+//! use hawser_tuner::RuleTuner;
+//!
+//! let text = "[[rule]]\nuse = { algorithm = \"tree\", channels = 2 }\n".to_owned();
+//! let file = SettingsFile { name: "rules.toml".to_owned(), text };
+//! let config = TunerConfig::new(1, 8, 1, hawser_plugin::Log::silent());
+//! let context = RuleTuner::new(Vec::new()).open_with(&config, &[file]).unwrap();
+//!
+//! let decision = |algorithm| Decision::new(algorithm, Executor::Interpreter, Protocol::Simple);
+//! let mut candidates = [
+//!     Candidate::predicted(decision(Algorithm::RING), 20.0),
+//!     Candidate::predicted(decision(Algorithm::TREE), 30.0),
+//! ];
+//! let answer = context.tune(&Question::new(Function::AllReduce, 4096), &mut candidates).unwrap();
+//! assert_eq!((answer.order, answer.channels), (Some(1), Some(2)));
+//! ```
 
 pub mod adaptive;
 pub mod csv;
@@ -40,7 +60,8 @@ use engine::Engine;
 use files::{Absent, Contents, Form, RuleFile};
 use rule::Job;
 
-/// Where CSV rules are looked for by the plugin for NVIDIA's NCCL if nothing is set: NVIDIA's example has the same name.
+/// Where CSV rules are looked for by the plugin for NVIDIA's NCCL if nothing is set: NVIDIA's example has the
+/// same name.
 const DEFAULT_CSV: &str = "nccl_tuner.conf";
 
 inventory::submit! {
@@ -64,8 +85,8 @@ impl RuleTuner {
         &self.files
     }
 
-    /// The tuner that is part of the library: `HAWSER_RULES` or the usual places, then `NCCL_TUNER_CONFIG_FILE` unless the
-    /// user named a tuner plugin, which that file is meant for.
+    /// The tuner that is part of the library: `HAWSER_RULES` or the usual places, then
+    /// `NCCL_TUNER_CONFIG_FILE` unless the user named a tuner plugin, which that file is meant for.
     pub fn built_in() -> Self {
         let mut files = files::ours();
         if !settings::names_a_tuner() {
@@ -74,8 +95,8 @@ impl RuleTuner {
         Self { files }
     }
 
-    /// The tuner as a plugin of its own: as [`RuleTuner::built_in`], but `NCCL_TUNER_CONFIG_FILE` always counts, and stands
-    /// for `nccl_tuner.conf` in the working folder.
+    /// The tuner as a plugin of its own: as [`RuleTuner::built_in`], but `NCCL_TUNER_CONFIG_FILE` always
+    /// counts, and stands for `nccl_tuner.conf` in the working folder.
     pub fn from_env() -> Self {
         let mut files = files::ours();
         files.push(match settings::rule_file() {

@@ -3,7 +3,8 @@
 use crate::rule::{self, Action, Rule};
 use crate::schema::Problem;
 
-/// Rules that can never count, because an earlier one takes all their calls. In the order in which rules are looked at.
+/// Rules that can never count, because an earlier one takes all their calls. In the order in which rules are
+/// looked at.
 pub fn lint(rules: &[Rule]) -> Vec<Problem> {
     let ordered = rule::in_order(rules.iter());
     let mut problems = Vec::new();
@@ -23,7 +24,7 @@ pub fn lint(rules: &[Rule]) -> Vec<Problem> {
     problems
 }
 
-/// Whether no later rule stands in for it.
+/// True if no later rule stands in for it.
 fn decides(rule: &Rule) -> bool {
     rule.chain.last() == Some(&Action::DEFAULT)
 }

@@ -37,8 +37,8 @@ const FUSED: [Algorithm; 3] = [Algorithm::ONE_SHOT, Algorithm::ALL_PAIRS, Algori
 /// Algorithms that copy engines have a form of.
 const COPIED: [Algorithm; 3] = [Algorithm::RING, Algorithm::ALL_PAIRS, Algorithm::DIRECT];
 
-/// Names from when the executor was a part of the algorithm's name. TOML files should not use them any more; NCCL's CSV,
-/// which has no column for the executor, still does.
+/// Names from when the executor was a part of the algorithm's name. TOML files should not use them any more;
+/// NCCL's CSV, which has no column for the executor, still does.
 pub(crate) const WITH_EXECUTOR: [(Algorithm, Executor, &str); 6] = [
     (Algorithm::ONE_SHOT, Executor::Fused, "sym_one_shot"),
     (Algorithm::ALL_PAIRS, Executor::Fused, "sym_all_pairs"),
@@ -57,7 +57,7 @@ pub(crate) const KERNELS: &str = "sm";
 /// The word from when [`Executor::CopyEngine`] was called so.
 pub(crate) const OLD_COPY_ENGINE: &str = "dma";
 
-/// Whether an executor may have a form of an algorithm.
+/// True if an executor may have a form of an algorithm.
 pub(crate) fn can_run(executor: Executor, algorithm: Algorithm) -> bool {
     match executor {
         Executor::Fused => FUSED.contains(&algorithm),
@@ -66,7 +66,7 @@ pub(crate) fn can_run(executor: Executor, algorithm: Algorithm) -> bool {
     }
 }
 
-/// Whether two words are the same: case, `_` and `-` do not count.
+/// True if two words are the same: case, `_` and `-` do not count.
 pub(crate) fn same(a: &str, b: &str) -> bool {
     plain(a).eq(plain(b))
 }

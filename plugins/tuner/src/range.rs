@@ -1,7 +1,7 @@
 //! Ranges of sizes and counts, as rule files write them: `64K`, `..64K`, `1M..16M`, `1M..=16M`, `2..`.
 //!
-//! As in Rust, the end does not belong to the range unless `=` stands before it. So `..64K` and `64K..` leave nothing out and
-//! share nothing.
+//! As in Rust, the end does not belong to the range unless `=` stands before it. So `..64K` and `64K..` leave
+//! nothing out and share nothing.
 
 use std::ops::RangeInclusive;
 
@@ -37,7 +37,8 @@ pub fn parse(text: &str, sizes: bool) -> Result<RangeInclusive<u64>, String> {
     Ok(start..=end)
 }
 
-/// Reads a number; with `sizes`, one with a suffix: 64K, 1M, 2G (powers of 1024; `KiB` and the like are fine too).
+/// Reads a number; with `sizes`, one with a suffix: 64K, 1M, 2G (powers of 1024; `KiB` and the like are fine
+/// too).
 ///
 /// # Errors
 /// What is wrong and what would be right.

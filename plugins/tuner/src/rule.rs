@@ -12,7 +12,7 @@ use hawser_plugin::tuner::{
 use crate::names::{self, DATA_TYPES};
 use crate::range;
 
-/// Where something stands in a file.
+/// A place in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The file, as it was named.
@@ -32,17 +32,18 @@ impl fmt::Display for Place {
 /// One rule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rule {
-    /// Where it begins.
+    /// The place where it begins.
     pub place: Place,
-    /// What its author calls it.
+    /// The name that its author gave it.
     pub name: Option<String>,
     /// Rules with a higher number are looked at first; equal ones in their order.
     pub priority: i64,
-    /// When it counts.
+    /// The conditions under which the rule counts.
     pub when: Match,
-    /// What is done: the first that is possible.
+    /// The actions: the first one that is possible is taken.
     pub chain: Vec<Action>,
-    /// An action that the cost model takes for slower than its own choice, by more than [`GUARD`], is passed over.
+    /// An action that the cost model takes for slower than its own choice, by more than [`GUARD`], is passed
+    /// over.
     pub never_worse: bool,
 }
 
@@ -56,7 +57,8 @@ pub fn in_order<'r>(rules: impl Iterator<Item = &'r Rule>) -> Vec<&'r Rule> {
     ordered
 }
 
-/// How much slower than the cost model's own choice an action of a `never_worse` rule may look. The model is not more exact.
+/// How much slower than the cost model's own choice an action of a `never_worse` rule may look. The model is
+/// not more exact.
 pub const GUARD: f32 = 1.1;
 
 impl Rule {
@@ -86,12 +88,12 @@ impl fmt::Display for Rule {
 pub struct Ranges(pub Vec<RangeInclusive<u64>>);
 
 impl Ranges {
-    /// Whether a number is in one of them.
+    /// True if a number is in one of them.
     pub fn holds(&self, number: u64) -> bool {
         self.0.is_empty() || self.0.iter().any(|range| range.contains(&number))
     }
 
-    /// Whether every number that `other` allows is in one of these.
+    /// True if every number that `other` allows is in one of these.
     fn covers(&self, other: &Self) -> bool {
         let inside = |inner: &RangeInclusive<u64>| {
             self.0.iter().any(|outer| outer.contains(inner.start()) && outer.contains(inner.end()))
@@ -111,7 +113,7 @@ pub struct Match {
     pub ranks: Ranges,
     /// Ranks of every host.
     pub ranks_per_host: Ranges,
-    /// Hosts.
+    /// The number of hosts.
     pub hosts: Ranges,
     /// Bit per number of [`DataType`]; 0 = any.
     pub data_types: u32,
@@ -127,12 +129,12 @@ pub struct Match {
     pub communicators: Vec<String>,
 }
 
-/// What a rule learns of a communicator.
+/// The facts about a communicator that rules look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Hosts.
+    /// The number of hosts.
     pub hosts: u32,
     /// Fewest and most ranks of a host.
     pub per_host: (u32, u32),
@@ -143,7 +145,7 @@ pub struct Job {
 }
 
 impl Match {
-    /// Whether it is for such a communicator; if not, which condition fails.
+    /// True if it is for such a communicator; if not, which condition fails.
     ///
     /// # Errors
     /// The key of the condition that fails.
@@ -162,7 +164,7 @@ impl Match {
         held.iter().find(|(_, holds)| !holds).map_or(Ok(()), |(key, _)| Err(*key))
     }
 
-    /// Whether it is for such a call; communicators apart. If not, which condition fails.
+    /// True if it is for such a call; communicators apart. If not, which condition fails.
     ///
     /// # Errors
     /// The key of the condition that fails.
@@ -193,7 +195,7 @@ impl Match {
         Ok(())
     }
 
-    /// Whether it holds wherever `other` does.
+    /// True if it holds wherever `other` does.
     pub fn covers(&self, other: &Self) -> bool {
         let mask = |own: u32, other: u32| own == 0 || (other != 0 && other & !own == 0);
         let same = |own: Option<bool>, other: Option<bool>| own.is_none() || own == other;
@@ -263,10 +265,11 @@ fn type_name(data_type: DataType) -> &'static str {
     known.and_then(|(_, names)| names.first()).copied().unwrap_or("?")
 }
 
-/// What is to be done.
+/// An action: what a rule does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Action {
-    /// The name of a program that the user brought; `way` then has no algorithm until the program was looked for.
+    /// The name of a program that the user brought; `way` then has no algorithm until the program was looked
+    /// for.
     pub program: Option<String>,
     /// The candidates that the action means.
     pub way: Way,
@@ -303,20 +306,21 @@ impl fmt::Display for Action {
     }
 }
 
-/// Which candidates an action means. What is None may be anything.
+/// The candidates that an action means. What is None may be anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
     /// The algorithm that is meant.
     pub algorithm: Option<Algorithm>,
-    /// Who has to run the algorithm.
+    /// The executor that has to run the algorithm.
     pub executor: Option<RunBy>,
     /// The protocol that is meant. Without an executor it does not mean fused kernels, as it never did.
     pub protocol: Option<Protocol>,
-    /// Whether candidates that the user's settings hold back are meant too: the rule names the executor itself.
+    /// Whether candidates that the user's settings hold back are meant too: the rule names the executor
+    /// itself.
     pub takes_held: bool,
 }
 
-/// Who has to run an algorithm.
+/// The executors that may run an algorithm by a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunBy {
     /// This executor.
@@ -341,7 +345,7 @@ impl Way {
     /// Every candidate that the settings do not hold back.
     pub const ANY: Self = Self { algorithm: None, executor: None, protocol: None, takes_held: false };
 
-    /// Whether a candidate is meant. Whether it is possible is another question.
+    /// True if a candidate is meant. Whether it is possible is another question.
     #[inline]
     pub fn takes(self, candidate: &Candidate<'_>) -> bool {
         let Decision { algorithm, executor, protocol, .. } = candidate.decision;

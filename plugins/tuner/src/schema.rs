@@ -38,9 +38,9 @@ const MATCH_KEYS: [&str; 11] = [
 /// Something wrong in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where.
+    /// The place of the fault.
     pub place: Place,
-    /// What is wrong and what would be right.
+    /// The fault, and what would be right.
     pub text: String,
 }
 
@@ -81,7 +81,7 @@ type Value<'i> = Spanned<DeValue<'i>>;
 struct Reader<'t> {
     file: Arc<str>,
     text: &'t str,
-    /// Where lines begin.
+    /// The places where lines begin.
     lines: Vec<usize>,
     problems: Vec<Problem>,
     hints: Vec<Problem>,
@@ -340,7 +340,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// How a complaint of an unknown word goes on.
+/// The end of a complaint about an unknown word.
 fn meant<'w>(wrong: &str, words: impl Iterator<Item = &'w str>) -> String {
     names::nearest(wrong, words)
         .map_or_else(|| ".".to_owned(), |meant| format!("; did you mean \"{meant}\"?"))

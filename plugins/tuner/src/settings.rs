@@ -26,7 +26,7 @@ pub fn names_a_tuner() -> bool {
     setting(TUNERS).is_some_and(|value| value != "none")
 }
 
-/// Where rules lie if nobody names them.
+/// The places of rule files if nobody names any.
 pub fn usual_places() -> Vec<PathBuf> {
     let beside = folder().map(|folder| folder.join("hawser-rules.toml"));
     beside.into_iter().chain([PathBuf::from("/etc/hawser/rules.toml")]).collect()

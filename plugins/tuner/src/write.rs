@@ -101,8 +101,8 @@ fn action(action: &Action) -> String {
     table(&pairs)
 }
 
-/// The text of a TOML file in its usual layout: one space around `=` and after commas, one empty line before a rule and nowhere
-/// two, no blanks at ends of lines. Nothing else changes: comments, order and words stay.
+/// The text of a TOML file in its usual layout: one space around `=` and after commas, one empty line before
+/// a rule and nowhere two, no blanks at ends of lines. Nothing else changes: comments, order and words stay.
 pub fn layout(text: &str) -> String {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text).replace("\r\n", "\n");
     let mut pretty = Pretty::default();

@@ -1,5 +1,5 @@
-//! The bridge from the planner to tuner plugins: calls, candidates, choices and communicators in the terms of the plugin
-//! API. Nothing else of the runtime knows both.
+//! The bridge from the planner to tuner plugins: calls, candidates, choices and communicators in the terms of
+//! the plugin API. Nothing else of the runtime knows both.
 
 use hawser_plan::choose::{Candidate, Choice, Outcome};
 use hawser_plan::topology::DeviceKind;
@@ -10,8 +10,8 @@ use hawser_plugin::tuner::{self, Decision, Executor, Function, Question, Reducti
 use super::call_attributes::CallAttributes;
 use crate::plugins;
 
-/// What tuners are asked about a call: the question, and the candidates in their terms. None for a call that tuners are
-/// not asked about.
+/// What tuners are asked about a call: the question, and the candidates in their terms. None for a call that
+/// tuners are not asked about.
 pub fn asked<'c>(
     call: &Call,
     attributes: CallAttributes,
@@ -22,7 +22,8 @@ pub fn asked<'c>(
     Some((question(call, attributes, topology)?, candidates.iter().map(terms).collect()))
 }
 
-/// What a choice is for tuners: the collective and the decision. None for a collective that tuners are not asked about.
+/// A choice in the terms of tuners: the collective and the decision. None for a collective that tuners are
+/// not asked about.
 pub fn in_terms(
     collective: Collective,
     choice: &Choice,
@@ -123,7 +124,7 @@ pub fn in_their_terms<'c>(candidate: &'c Candidate, topology: &Topology) -> tune
     tuner::Candidate { decision: decision(*algorithm, *protocol, channels, topology), us, status }
 }
 
-/// What the planner decides, as tuners have it.
+/// The planner's decision in the terms of tuners.
 fn decision(algorithm: Algorithm, protocol: Protocol, channels: u32, topology: &Topology) -> Decision {
     let (executor, protocol) = executor(protocol, topology.device);
     Decision { algorithm: number(algorithm), executor, protocol, channels }

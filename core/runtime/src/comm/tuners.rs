@@ -1,4 +1,5 @@
-//! What tuner plugins say about a call, what ranks must have in common for that, and why a call runs as it does.
+//! What tuner plugins say about a call, what ranks must have in common for that, and why a call runs as it
+//! does.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -37,12 +38,12 @@ pub struct Tuners {
     wants: Wants,
 }
 
-/// What tuners want to know that has its price.
+/// The facts that tuners want to know and that cost the host something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wants {
-    /// Whether calls are captured into graphs.
+    /// True if calls are captured into graphs.
     pub in_graph: bool,
-    /// How long operations take.
+    /// True if they want to know how long operations take.
     pub times: bool,
 }
 
@@ -83,8 +84,8 @@ impl fmt::Display for Chosen {
 }
 
 impl Tuners {
-    /// Opens all tuners of the process for a communicator. One that fails is left out; one whose settings are wrong fails the
-    /// communicator, when ranks compare.
+    /// Opens all tuners of the process for a communicator. One that fails is left out; one whose settings are
+    /// wrong fails the communicator, when ranks compare.
     pub fn open(comm_id: u64, topology: &Topology, plan_config: &PlanConfig, name: Option<&str>) -> Self {
         let mut tuners = Self::default();
         for candidate in plugins::tuners() {
@@ -130,8 +131,8 @@ impl Tuners {
         self.open.push(open);
     }
 
-    /// These tuners with the settings in these files instead of their own, where they take such; and a digest that is equal
-    /// on ranks that then choose alike. Nothing changes here.
+    /// These tuners with the settings in these files instead of their own, where they take such; and a digest
+    /// that is equal on ranks that then choose alike. Nothing changes here.
     ///
     /// # Errors
     /// What is wrong with the files, or that no tuner takes any.
@@ -161,7 +162,7 @@ impl Tuners {
         Ok((tuners, u64::from_le_bytes(first)))
     }
 
-    /// Where the rules are from, for logs.
+    /// The sources of the rules, for logs.
     pub fn sources(&self) -> String {
         let source = |open: &Arc<Open>| open.context.agreement().map(|agreement| agreement.source);
         self.open.iter().filter_map(source).collect::<Vec<_>>().join("; ")
@@ -172,7 +173,7 @@ impl Tuners {
         self.open.iter().any(|tuner| tuner.context.wants_copy_engines())
     }
 
-    /// What they want to know that has its price.
+    /// The facts that they want to know and that cost the host something.
     #[inline]
     pub fn wants(&self) -> Wants {
         self.wants
@@ -225,7 +226,8 @@ impl Tuners {
         Ok(Chosen { choice, notes })
     }
 
-    /// Settings for laying a choice over a call: with the chunk size that the last tuner with an opinion wants.
+    /// Settings for laying a choice over a call: with the chunk size that the last tuner with an opinion
+    /// wants.
     pub fn plan_config<'k>(
         &self,
         call: &Call,
@@ -257,7 +259,8 @@ impl Tuners {
         Cow::Owned(plan_config)
     }
 
-    /// Writes why a call runs as it does, if `HAWSER_EXPLAIN` wants that of this rank: once per call that differs.
+    /// Writes why a call runs as it does, if `HAWSER_EXPLAIN` wants that of this rank: once per call that
+    /// differs.
     pub fn show(&self, name: &str, rank: u32, (call, attributes): (&Call, CallAttributes), chosen: &Chosen) {
         let wanted = match env::settings().explain {
             Explain::No => false,
@@ -277,8 +280,8 @@ impl Tuners {
 
     /// What the tuners make of the candidates, if any has an opinion, and what they say about it.
     ///
-    /// Each tuner sees the times that the one before it left, and the last order counts. One that fails is ignored for this
-    /// call.
+    /// Each tuner sees the times that the one before it left, and the last order counts. One that fails is
+    /// ignored for this call.
     fn advise(
         &self,
         call: &Call,
@@ -317,7 +320,7 @@ impl Tuners {
     }
 }
 
-/// What tuners have said about a call.
+/// All that tuners have said about a call.
 #[derive(Default)]
 struct Said {
     /// The tuners with an opinion, and the reason of each.
@@ -351,7 +354,8 @@ impl Said {
     }
 }
 
-/// The times by which the planner takes a candidate that no tuner orders: unmeasured ones have none where others do.
+/// The times by which the planner takes a candidate that no tuner orders: unmeasured ones have none where
+/// others do.
 fn times(table: &[tuner::Candidate<'_>]) -> Vec<Option<f32>> {
     // A time that is no number, or below 0, is no advice.
     let is_offered = |c: &tuner::Candidate<'_>| c.is_offered() && c.us >= 0.0;
@@ -529,7 +533,7 @@ mod tests {
         );
     }
 
-    /// What the next tuner answers, or changes.
+    /// A tuner that answers or changes whatever this function does.
     struct Odd(fn(&mut [tuner::Candidate<'_>]) -> Answer);
 
     impl TunerContext for Odd {

@@ -61,7 +61,7 @@ impl Learning {
         self.learner.stressed(what, now);
     }
 
-    /// What it proposes, if nothing is open.
+    /// The proposal of the learner, if none is open.
     pub fn propose(&mut self, now: Duration) -> Option<Proposal> {
         if self.open.is_some() { None } else { self.learner.propose(now) }
     }
@@ -71,7 +71,7 @@ impl Learning {
         (self.open, self.is_stale) = (Some((number, content)), false);
     }
 
-    /// What became of the proposal with this number, if it was its own.
+    /// Tells the learner what became of the proposal with this number, if it was its own.
     pub fn settled(&mut self, number: u64, outcome: &Outcome, now: Duration) {
         if self.open.take_if(|(own, _)| *own == number).is_some() {
             let outcome = match outcome {
@@ -138,7 +138,7 @@ impl Gather {
     }
 }
 
-/// What the times of all ranks say of an operation.
+/// The measured time of an operation, from the times of all ranks.
 fn measured(ran: &Ran, times: &BTreeMap<u32, u64>) -> Option<Measured> {
     let micros = |nanos: u64| nanos as f32 / 1000.0;
     let (&rank, &least) = times.iter().min_by_key(|(_, nanos)| **nanos)?;

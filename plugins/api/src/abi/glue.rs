@@ -1,4 +1,4 @@
-//! What [`export_plugin!`](crate::export_plugin) expands to. Not for direct use.
+//! The code that [`export_plugin!`](crate::export_plugin) expands to. It is not for direct use.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -28,7 +28,7 @@ pub struct Manifest {
     pub version: String,
     /// Version of this interface that it was built with.
     pub interface: String,
-    /// What it offers, in its order.
+    /// The components of the library, in its order.
     pub components: Vec<Component>,
     /// Number of components of kinds that this host does not know.
     pub unknown: usize,
@@ -42,7 +42,8 @@ pub struct LoadError {
     pub kind: LoadErrorKind,
     /// One line for the user.
     pub text: String,
-    /// Everything that is known, for those who debug; may have hundreds of lines. Empty if `text` says it all.
+    /// Everything that is known, for those who debug; may have hundreds of lines. Empty if `text` says it
+    /// all.
     pub detail: String,
 }
 
@@ -74,8 +75,8 @@ impl LoadError {
     }
 }
 
-/// Loads a library and makes its components. Any number of libraries can be loaded; loading one twice makes its components
-/// twice.
+/// Loads a library and makes its components. Any number of libraries can be loaded; loading one twice makes
+/// its components twice.
 ///
 /// Blocking: as long as dlopen takes. Thread: any.
 ///
@@ -99,7 +100,8 @@ pub fn load(path: &Path) -> Result<Manifest, LoadError> {
     from_header(header, &path.display().to_string())
 }
 
-/// [`load`] for a library that is open, by the address of its [`SYMBOL`]. `label` names the library in errors.
+/// [`load`] for a library that is open, by the address of its [`SYMBOL`]. `label` names the library in
+/// errors.
 ///
 /// # Safety
 /// The address is that of this symbol, and the library is never closed.
@@ -107,7 +109,8 @@ pub fn load(path: &Path) -> Result<Manifest, LoadError> {
 /// # Errors
 /// As [`load`].
 pub unsafe fn from_symbol(symbol: NonNull<c_void>, label: &str) -> Result<Manifest, LoadError> {
-    // SAFETY: the symbol is a header or something that claims to be one, and the type is one plain reference to it.
+    // SAFETY: the symbol is a header or something that claims to be one, and the type is one plain reference
+    // to it.
     let header = unsafe { mem::transmute::<NonNull<c_void>, AbiHeaderRef>(symbol) };
     from_header(header, label)
 }
@@ -142,8 +145,8 @@ fn from_header(header: AbiHeaderRef, label: &str) -> Result<Manifest, LoadError>
     })
 }
 
-/// Whether host and plugin agree. The check takes a plugin that is newer than the host; the same check the other way
-/// round takes an older one.
+/// True if host and plugin agree. The check takes a plugin that is newer than the host; the same check the
+/// other way round takes an older one.
 fn check_layout(header: &'static LibHeader, label: &str) -> Result<(), LoadError> {
     let root = header.root_mod_consts().name();
     if root.as_str() != "hawser_plugin" {

@@ -1,17 +1,19 @@
 //! How Rust plugins cross a library boundary: a checked, growing ABI behind the plain traits.
 //!
-//! Authors implement the traits of this crate and write [`export_plugin!`](crate::export_plugin) in a `cdylib`; the host
-//! calls [`load()`] and gets the same traits back. In between lies `raw`, a frozen mirror of the traits made of types with
-//! a fixed layout (crate `abi_stable`):
+//! Authors implement the traits of this crate and write [`export_plugin!`](crate::export_plugin) in a
+//! `cdylib`; the host calls [`load()`] and gets the same traits back. In between lies `raw`, a frozen mirror
+//! of the traits made of types with a fixed layout (crate `abi_stable`):
 //!
 //! ```text
-//! author's object ─ plugin (shield: catches panics) ─ raw ══ .so ══ raw ─ host (Loaded…: the plain traits again)
+//! author's object ─ plugin (shield: catches panics) ─ raw ══ .so ══ raw ─ host (the plain traits again)
 //! ```
 //!
 //! Rules for whoever extends it, so that every 1.x host takes every 1.x plugin and the other way round:
 //!
-//! * a new method goes to the end of its raw trait, below `last_prefix_field`, with a body: hosts run it for older plugins;
-//! * a new datum takes a word of the `room` of its struct; older sides leave 0 there, so 0 has to mean "not given";
+//! * a new method goes to the end of its raw trait, below `last_prefix_field`, with a body: hosts run it for
+//!   older plugins;
+//! * a new datum takes a word of the `room` of its struct; older sides leave 0 there, so 0 has to mean "not
+//!   given";
 //! * a new kind of component is a new variant of [`raw::RawComponent`]; older hosts skip it;
 //! * a new field of the manifest goes to its end with `missing_field(option)`;
 //! * nothing else changes. A change that cannot be made so is a new crate with a root module of its own.

@@ -1,5 +1,5 @@
-//! `include/hawser_plugin.h`, the tables for authors who write C: made from the description in `model` and the files beside
-//! it. The layouts are facts about NCCL 2.30.
+//! `include/hawser_plugin.h`, the tables for authors who write C: made from the description in `model` and
+//! the files beside it. The layouts are facts about NCCL 2.30.
 //!
 //! `HAWSER_BLESS=1 cargo test -p hawser-plugin --test header` writes the file anew.
 

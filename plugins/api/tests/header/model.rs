@@ -1,4 +1,4 @@
-//! What the header is made of, and its general part.
+//! The parts of the header, and its general section.
 
 /// A piece of the header.
 pub enum Item {

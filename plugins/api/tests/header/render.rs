@@ -84,8 +84,8 @@ fn structure(out: &mut String, s: &Struct) {
     let _ = writeln!(out, "}} {};", s.name);
 }
 
-/// A declaration with its comment behind it, or above it if that is too long. Parameters that are too many for a line go
-/// on below.
+/// A declaration with its comment behind it, or above it if that is too long. Parameters that are too many
+/// for a line go on below.
 fn declare(out: &mut String, Field { before, name, after, text, .. }: &Field) {
     let space = if before.ends_with('*') { "" } else { " " };
     let short = format!("    {before}{space}{name}{after}; /* {text} */");

@@ -1,4 +1,5 @@
-//! [`hawser_profiler`] for NVIDIA's NCCL: `libnccl-profiler-hawser.so`, loaded with `NCCL_PROFILER_PLUGIN=hawser`.
+//! [`hawser_profiler`] for NVIDIA's NCCL: `libnccl-profiler-hawser.so`, loaded with
+//! `NCCL_PROFILER_PLUGIN=hawser`.
 //!
 //! A crate of its own, because the exported symbols end up in every library that links it.
 

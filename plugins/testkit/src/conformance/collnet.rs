@@ -1,4 +1,5 @@
-//! What a collnet has to do right. Each rank is a thread, because joining the ranks may block.
+//! The cases of a collnet: what it has to do right. Each rank is a thread, because joining the ranks may
+//! block.
 
 use std::sync::{Arc, Barrier};
 

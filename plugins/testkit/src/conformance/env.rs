@@ -1,4 +1,4 @@
-//! What an env plugin has to do right.
+//! The cases of an env plugin: what it has to do right.
 
 use std::sync::Arc;
 

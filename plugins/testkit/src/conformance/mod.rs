@@ -56,15 +56,15 @@ pub fn env(plugin: Arc<dyn Env>) {
 pub struct Case<T: ?Sized> {
     /// Name of the function.
     pub name: &'static str,
-    /// What is wanted of the plugin.
+    /// The behaviour that is wanted of the plugin.
     pub wants: &'static str,
     run: fn(&Trial<T>) -> Outcome,
 }
 
-/// What a case says: the reason if it failed.
+/// The outcome of a case: the reason if it failed.
 type Outcome = Result<(), String>;
 
-/// How cases are run.
+/// The options with which cases are run.
 #[derive(Debug, Clone)]
 pub struct Options {
     known_failures: Vec<String>,
@@ -85,7 +85,7 @@ impl Options {
         self
     }
 
-    /// How long a case may wait for the plugin. Default: a minute.
+    /// The time that a case may wait for the plugin. The default is a minute.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -117,7 +117,7 @@ fn only<T: ?Sized + Send + Sync + 'static>(
     }
 }
 
-/// Whether a case came out as expected.
+/// True if a case came out as expected.
 fn judge<T: ?Sized + Send + Sync + 'static>(
     case: &'static Case<T>,
     cases: &[Case<T>],

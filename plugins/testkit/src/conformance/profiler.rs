@@ -1,4 +1,4 @@
-//! What a profiler has to do right.
+//! The cases of a profiler: what it has to do right.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a tuner has to do right.
+//! The cases of a tuner: what it has to do right.
 
 use std::sync::Arc;
 
@@ -60,7 +60,8 @@ impl Trial<dyn Tuner> {
 
 const SHAPES: [(u32, u32); 7] = [(1, 1), (2, 1), (8, 1), (2, 2), (16, 2), (9, 3), (4096, 512)];
 
-/// All algorithms that have a name, and one that nobody knows, with all executors and protocols, in every status.
+/// All algorithms that have a name, and one that nobody knows, with all executors and protocols, in every
+/// status.
 fn candidates() -> Vec<Candidate<'static>> {
     let algorithms = Algorithm::NAMES.iter().map(|(algorithm, _)| *algorithm).chain([Algorithm(999)]);
     let ways = Executor::ALL.map(|executor| Protocol::ALL.map(|protocol| (executor, protocol)));

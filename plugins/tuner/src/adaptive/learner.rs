@@ -1,4 +1,5 @@
-//! The policy between the host and rule files: what all ranks agree on is a text, the files of the user and one more.
+//! The policy between the host and rule files: what all ranks agree on is a text, the files of the user and
+//! one more.
 
 use std::time::Duration;
 
@@ -12,12 +13,12 @@ use crate::files::{Contents, RuleFile};
 use crate::rule::{Action, Match, Place, Ranges, Rule, RunBy};
 use crate::write;
 
-/// What messages call the file that this makes.
+/// The name by which messages know the file that this makes.
 const NAME: &str = "adaptive mode";
 /// Learned rules come before all others.
 const FIRST: i64 = i32::MAX as i64;
 
-/// Whether a rule was learned.
+/// True if a rule was learned.
 pub fn is_learned(rule: &Rule) -> bool {
     &*rule.place.file == NAME
 }
@@ -29,7 +30,7 @@ pub struct Learning {
     programs: Vec<String>,
     /// The user's files.
     base: Vec<SettingsFile>,
-    /// Whether those want it, and how.
+    /// The adaptive mode that those files ask for; None if they do not.
     adaptive: Option<Adaptive>,
     policy: Policy,
     /// Why what is proposed is proposed.
@@ -138,7 +139,7 @@ fn rule(class: Class, way: Way, name: Option<String>, programs: &[String]) -> Ru
     Rule { place, name, priority, when, chain: vec![action], never_worse: false }
 }
 
-/// What a file asks for, for people.
+/// A file's adaptive mode in words for people.
 pub fn describe(adaptive: Adaptive) -> String {
     match adaptive.period {
         0 => "adaptive mode without trials".to_owned(),

@@ -1,20 +1,22 @@
-//! Adaptive mode: choices that are measured again while a job runs, over a floor that is never left without proof.
+//! Adaptive mode: choices that are measured again while a job runs, over a floor that is never left without
+//! proof.
 //!
-//! The **floor** is what would run anyway: the rules of the files, else the cost model. Everything else follows from three
-//! things:
+//! The **floor** is what would run anyway: the rules of the files, else the cost model. Everything else
+//! follows from three things:
 //!
-//! * **Trials.** Of every `period` operations one, drawn by its number, runs another candidate than usual ([`Adaptive::trial`],
-//!   [`pick`]). That is a pure function of the operation's number, the call and what all ranks have agreed on, so ranks need
-//!   not talk for it, and the budget cannot be exceeded.
-//! * **The slow loop** ([`Policy`]), on rank 0 only, compares the measured times of trials with those of what usually runs, by
-//!   class of calls (collective and power of two of bytes). What is clearly better becomes a rule, what is hopeless is not
-//!   tried again for a while, and a rule that is not better than the floor any more goes. Such a change is a text
-//!   ([`Learning`]) that all ranks take at one operation, or none does.
-//! * **The fast loop** ([`Policy`] too) sees stress: operations far over their usual times, a rank that is late, or what the
-//!   host tells. Then the floor counts, without trials, until it has been calm for a time that doubles when stress returns.
+//! * **Trials.** Of every `period` operations one, drawn by its number, runs another candidate than usual
+//!   ([`Adaptive::trial`], [`pick`]). That is a pure function of the operation's number, the call and what
+//!   all ranks have agreed on, so ranks need not talk for it, and the budget cannot be exceeded.
+//! * **The slow loop** ([`Policy`]), on rank 0 only, compares the measured times of trials with those of what
+//!   usually runs, by class of calls (collective and power of two of bytes). What is clearly better becomes a
+//!   rule, what is hopeless is not tried again for a while, and a rule that is not better than the floor any
+//!   more goes. Such a change is a text ([`Learning`]) that all ranks take at one operation, or none does.
+//! * **The fast loop** ([`Policy`] too) sees stress: operations far over their usual times, a rank that is
+//!   late, or what the host tells. Then the floor counts, without trials, until it has been calm for a time
+//!   that doubles when stress returns.
 //!
-//! Only collectives that no rank can leave before all have begun are tried ([`is_tried`]): for those the shortest time of all
-//! ranks is that of the operation, without the waiting for late ranks.
+//! Only collectives that no rank can leave before all have begun are tried ([`is_tried`]): for those the
+//! shortest time of all ranks is that of the operation, without the waiting for late ranks.
 
 mod learner;
 mod policy;
@@ -52,8 +54,8 @@ impl Adaptive {
         Self { period }
     }
 
-    /// The trial that an operation is for, if it is for one: one operation of each period, drawn by the number of the period,
-    /// so that no class of calls is left out because calls repeat.
+    /// The trial that an operation is for, if it is for one: one operation of each period, drawn by the
+    /// number of the period, so that no class of calls is left out because calls repeat.
     #[inline]
     pub fn trial(self, operation: u64) -> Option<u32> {
         let round = operation.checked_div(self.period)?;
@@ -68,8 +70,8 @@ pub fn is_tried(function: Function) -> bool {
     matches!(function, AllReduce | AllGather | ReduceScatter | AllToAll)
 }
 
-/// The candidate that a trial takes, by its place: those that may be tried take turns, of more than 16 the cheapest. None =
-/// nothing may.
+/// The candidate that a trial takes, by its place: those that may be tried take turns, of more than 16 the
+/// cheapest. None = nothing may.
 pub fn pick(trial: u32, question: &Question, candidates: &[Candidate<'_>], avoid: &[Rule]) -> Option<usize> {
     if !is_tried(question.function) {
         return None;

@@ -1,4 +1,4 @@
-//! What rank 0 makes of measured times. Pure: time is passed in, nothing is sent from here.
+//! The judgement of rank 0 about measured times. It is pure: time is passed in, nothing is sent from here.
 //!
 //! ```text
 //! measured ─► slow loop: is a way clearly better, hopeless, or not better any more? ─┐
@@ -17,15 +17,15 @@ use crate::range;
 
 /// Times on both sides that a verdict for or against a choice needs.
 const ENOUGH: usize = 8;
-/// What replaces another way is faster by this factor in the median, and most of its times are below most of the other's. Times
-/// of trials count as shares of what was usual at that moment.
+/// What replaces another way is faster by this factor in the median, and most of its times are below most of
+/// the other's. Times of trials count as shares of what was usual at that moment.
 const GAIN: f32 = 0.95;
 const MOST: f32 = 0.8;
 /// Times after which a way may be found hopeless.
 const FEW: usize = 3;
 /// A hopeless way takes so many times longer, even at its best.
 const HOPELESS: f32 = 1.5;
-/// How long a hopeless way is not tried.
+/// The time for which a hopeless way is not tried.
 const AVOIDED_FOR: Duration = Duration::from_secs(600);
 /// So many times the usual is stress, if it comes [`STRIKES`] times in a row.
 const OVER: f32 = 3.0;
@@ -94,25 +94,25 @@ impl std::fmt::Display for Way {
     }
 }
 
-/// What all ranks have in common beside the files of the user.
+/// The table that all ranks have in common beside the files of the user.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Table {
     /// Only the floor counts, and nothing is tried.
     pub is_floor: bool,
-    /// What runs instead of the floor.
+    /// The ways that run instead of the floor.
     pub learned: BTreeMap<Class, Learned>,
-    /// What is not tried, and until when.
+    /// The ways that are not tried, and until when.
     pub avoided: Vec<(Class, Way, Duration)>,
 }
 
 /// A way that has proved to be better than the floor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Learned {
-    /// What runs.
+    /// The way that runs.
     pub way: Way,
     /// Its median when that was found, in microseconds.
     pub us: f32,
-    /// What the floor is.
+    /// The way that the floor takes.
     pub floor: Way,
     /// Its median then.
     pub floor_us: f32,
@@ -122,9 +122,9 @@ pub struct Learned {
 #[derive(Debug, Default)]
 pub struct Policy {
     classes: BTreeMap<Class, State>,
-    /// What all ranks have.
+    /// The table that all ranks have.
     agreed: Table,
-    /// What they should have.
+    /// The table that all ranks should have.
     wanted: Table,
     /// Why those differ.
     reasons: Vec<String>,
@@ -136,15 +136,15 @@ pub struct Policy {
     /// The floor counts until then.
     until: Duration,
     hold: Duration,
-    /// What was learned counts again since then.
+    /// The moment since when what was learned counts again.
     calm_since: Option<Duration>,
 }
 
-/// What is known of a class.
+/// The knowledge about a class of calls.
 #[derive(Debug, Default)]
 struct State {
     ways: Vec<Known>,
-    /// What runs if nothing is tried.
+    /// The way that runs if nothing is tried.
     usual: Option<Way>,
     /// Operations in a row that were far over their usual times.
     strikes: u32,
@@ -153,7 +153,7 @@ struct State {
     latecomer: (u32, u32),
 }
 
-/// What is known of a way.
+/// The times of a way.
 #[derive(Debug)]
 struct Known {
     way: Way,
@@ -161,7 +161,8 @@ struct Known {
     recent: Times,
     /// Each of those as a share of the median before it.
     spread: Times,
-    /// Times in trials, each as a share of the usual way's median at that moment: a machine may be slower for a while.
+    /// Times in trials, each as a share of the usual way's median at that moment: a machine may be slower for
+    /// a while.
     tried: Times,
 }
 
@@ -175,14 +176,15 @@ impl State {
         &mut self.ways[at]
     }
 
-    /// What is known of a way that has been usual for long enough.
+    /// The times of a way that has been usual for long enough.
     fn known(&self, way: Way) -> Option<&Known> {
         self.ways.iter().find(|known| known.way == way).filter(|known| known.recent.count() >= ENOUGH)
     }
 }
 
 impl Policy {
-    /// How long an operation of a class took by a way: microseconds; `late` is the rank that began last, and by how much.
+    /// How long an operation of a class took by a way: microseconds; `late` is the rank that began last, and
+    /// by how much.
     pub fn measured(
         &mut self,
         (class, way, is_trial): (Class, Way, bool),

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use super::{Adaptive, Learning, pick};
 use crate::RuleTuner;
 
-/// What the cost model says of the candidates.
+/// The times that the cost model predicts for the candidates.
 const PREDICTED: [f32; 5] = [900.0, 700.0, 800.0, 1500.0, 2500.0];
 const ALGORITHMS: [Algorithm; 5] =
     [Algorithm::RING, Algorithm::TREE, Algorithm::ALL_PAIRS, Algorithm::ONE_SHOT, Algorithm::KNOMIAL];
@@ -21,7 +21,7 @@ const ALGORITHMS: [Algorithm; 5] =
 const BASE: &str = "mode = \"adaptive\"\n[[rule]]\nuse = { algorithm = \"ring\" }\n";
 const BYTES: u64 = 100_000;
 
-/// What the candidate at this place does.
+/// The decision of the candidate at this place.
 fn decision(at: usize) -> Decision {
     Decision::new(ALGORITHMS[at], Executor::Interpreter, Protocol::Simple).with_channels(at as u32 + 1)
 }
@@ -31,7 +31,7 @@ struct World {
     config: TunerConfig,
     context: Box<dyn TunerContext>,
     learning: Learning,
-    /// What all ranks take next, and at which operation.
+    /// The settings that all ranks take next, and the operation at which they do.
     coming: Option<(u64, Box<dyn TunerContext>)>,
     now: Duration,
     number: u64,
@@ -40,11 +40,11 @@ struct World {
     /// All times are longer by up to this share, and one of a hundred is ten times as long.
     noise: f32,
     random: u64,
-    /// What was taken, by operation.
+    /// The candidates that were taken, by operation.
     taken: Vec<u8>,
     trials: u64,
     spent: f64,
-    /// What the floor would have taken.
+    /// The time that the floor would have taken.
     floor: f64,
     proposals: Vec<String>,
     /// The last operation has this rank late.
@@ -158,7 +158,8 @@ proptest! {
         prop_assert!(1.0 / adaptive.period as f64 <= budget);
     }
 
-    /// Whatever the truth is: never worse than the floor within what trials may cost, and in the end what is clearly better runs.
+    /// Whatever the truth is: never worse than the floor within what trials may cost, and in the end what is
+    /// clearly better runs.
     #[test]
     fn the_floor_holds_and_what_is_better_is_found(
         factors in proptest::array::uniform4(0.2f32..20.0), noise in 0.0f32..0.3, seed: u64,

@@ -18,7 +18,7 @@ impl Times {
         self.0.push_back(us);
     }
 
-    /// How many there are.
+    /// The number of times.
     pub fn count(&self) -> usize {
         self.0.len()
     }

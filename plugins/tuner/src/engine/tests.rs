@@ -38,7 +38,7 @@ fn question(bytes: u64) -> Question {
     question
 }
 
-/// What is taken, and with how many channels.
+/// The way that is taken, and the number of channels.
 fn asked(engine: &Engine, question: &Question) -> (Option<Way>, Option<u32>) {
     let mut list = candidates();
     let answer = engine.tune(question, &mut list).unwrap();
@@ -308,7 +308,8 @@ fn why_names_the_rule_and_what_came_before() {
     assert_eq!(other.as_deref(), Ok("no rule decided (1 of 1 rules in r.toml)"));
 }
 
-/// As [`candidates`] of a move where copy engines are there: what one kind of executor could run is held back.
+/// As [`candidates`] of a move where copy engines are there: what one kind of executor could run is held
+/// back.
 fn moves(is_held: fn(Executor) -> bool) -> Vec<Candidate<'static>> {
     let list = [
         (Algorithm::RING, Interpreter, Protocol::Simple, 10.0),

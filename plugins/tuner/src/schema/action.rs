@@ -83,7 +83,8 @@ impl Reader<'_> {
         }
         let named = find(table, "executor").and_then(|value| Some((value, self.executor(value)?)));
         way.executor = self.run_by(named, implied);
-        // Names that imply copy engines ask for them; those that imply fused kernels take them where they may run.
+        // Names that imply copy engines ask for them; those that imply fused kernels take them where they may
+        // run.
         let is_copied = implied.is_some_and(|(_, executor)| executor == Executor::CopyEngine);
         way.takes_held = named.is_some() || is_copied;
         if let Some(RunBy::Only(executor)) = way.executor
@@ -94,7 +95,8 @@ impl Reader<'_> {
         way
     }
 
-    /// Who has to run it, by the key `executor` and by a name that implies an executor; complains if they differ.
+    /// Who has to run it, by the key `executor` and by a name that implies an executor; complains if they
+    /// differ.
     fn run_by(
         &mut self,
         named: Option<(&Value<'_>, RunBy)>,
@@ -139,7 +141,8 @@ impl Reader<'_> {
         self.problem(value.span(), text);
     }
 
-    /// An algorithm, and the executor that an old name implies. None for `auto`, and for what is no algorithm.
+    /// An algorithm, and the executor that an old name implies. None for `auto`, and for what is no
+    /// algorithm.
     fn algorithm(&mut self, value: &Value<'_>) -> Option<(Algorithm, Option<Executor>)> {
         let word = self.text(value, "algorithm").filter(|word| !names::same(word, AUTO))?;
         if let Some((algorithm, _)) = Algorithm::NAMES.iter().find(|(_, name)| names::same(name, word)) {
@@ -174,7 +177,7 @@ impl Reader<'_> {
         None
     }
 
-    /// Who has to run it. None for `auto`, and for what is no executor.
+    /// The executor that has to run the action. None for `auto`, and for what is no executor.
     fn executor(&mut self, value: &Value<'_>) -> Option<RunBy> {
         let word = self.text(value, "executor").filter(|word| !names::same(word, AUTO))?;
         if let Some(executor) = Executor::ALL.into_iter().find(|known| names::same(known.name(), word)) {

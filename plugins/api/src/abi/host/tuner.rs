@@ -121,7 +121,7 @@ struct LoadedLearner {
 }
 
 impl LoadedLearner {
-    /// What it answers; after an error, which is said once, nothing.
+    /// The answer of the learner; None after an error, which is logged once.
     fn answer<T>(&mut self, answer: Result<T>) -> Option<T> {
         let complain = |error: &crate::Error| {
             if !std::mem::replace(&mut self.has_failed, true) {

@@ -1,4 +1,4 @@
-//! What tuner plugins learn with.
+//! The plugin's side of learners.
 
 use std::time::Duration;
 

@@ -29,7 +29,7 @@ struct GuardState {
 }
 
 impl Guard {
-    /// Where panics are reported that have no error to come back as.
+    /// The log for panics that have no error to come back as.
     fn log_to(&self, log: &Log) {
         *self.0.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(log.clone());
     }

@@ -76,7 +76,7 @@ pub type RawCollNetContextBox = RawCollNetContext_TO<'static, RBox<()>>;
 pub type RawCollNetListenerBox = RawCollNetListener_TO<'static, RBox<()>>;
 pub type RawCollNetCommBox = RawCollNetComm_TO<'static, RBox<()>>;
 
-/// What `listen` gives.
+/// The result of `listen`.
 #[repr(C)]
 #[derive(StableAbi)]
 pub struct RawCollListening {
@@ -109,7 +109,7 @@ impl RawReduction {
     }
 }
 
-/// Which bytes of the whole are handled.
+/// The bytes of the whole that a call handles.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct RawWindow {

@@ -27,7 +27,7 @@ pub enum RawComponent {
     Next(u64),
 }
 
-/// What a plugin library exports.
+/// The manifest: the one thing that a plugin library exports.
 #[repr(C)]
 #[derive(StableAbi)]
 #[sabi(kind(Prefix(prefix_ref = RawManifest_Ref)), missing_field(panic))]

@@ -1,4 +1,4 @@
-//! What crosses the library boundary. Frozen: see the rules in [`crate::abi`].
+//! The types that cross the library boundary. They are frozen: see the rules in [`crate::abi`].
 
 pub mod collnet;
 pub mod env;

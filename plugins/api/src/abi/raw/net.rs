@@ -77,7 +77,8 @@ pub type RawConnectorBox = RawConnector_TO<'static, RBox<()>>;
 pub type RawSenderBox = RawSender_TO<'static, RBox<()>>;
 pub type RawReceiverBox = RawReceiver_TO<'static, RBox<()>>;
 
-/// [`crate::net::NetConfig`]. The traffic class counts if bit 0 of `given` is set; `profiler` is the callback's address.
+/// [`crate::net::NetConfig`]. The traffic class counts if bit 0 of `given` is set; `profiler` is the
+/// callback's address.
 #[repr(C)]
 #[derive(StableAbi)]
 pub struct RawNetConfig {
@@ -91,7 +92,7 @@ pub struct RawNetConfig {
     pub texts: RVec<RString>,
 }
 
-/// What `listen` gives.
+/// The result of `listen`.
 #[repr(C)]
 #[derive(StableAbi)]
 pub struct RawListening {

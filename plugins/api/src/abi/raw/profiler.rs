@@ -40,7 +40,8 @@ pub struct RawProfilerConfig {
     pub texts: RVec<RString>,
 }
 
-/// [`Event`]. `kind` is the bit; what lies in `words` and `texts` depends on it. Bits of `given`: 0 parent, 1 group.
+/// [`Event`]. `kind` is the bit; what lies in `words` and `texts` depends on it. Bits of `given`: 0 parent, 1
+/// group.
 #[repr(C)]
 #[derive(StableAbi)]
 pub struct RawEvent<'a> {

@@ -71,8 +71,9 @@ pub struct RawTunerConfig {
     pub room: [u64; 8],
 }
 
-/// [`Question`]. Bits of `flags`: 0 registered, 1 whether in a graph is known, 2 it is. `room[0]`: one more than the number of
-/// the data type, and from bit 32 on one more than that of the reduction; 0 = not given. `room[1]`: one more than the trial.
+/// [`Question`]. Bits of `flags`: 0 registered, 1 whether in a graph is known, 2 it is. `room[0]`: one more
+/// than the number of the data type, and from bit 32 on one more than that of the reduction; 0 = not given.
+/// `room[1]`: one more than the trial.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct RawQuestion {

@@ -65,7 +65,7 @@ pub fn garbage_handles(trial: &Trial<dyn Net>) -> Outcome {
     messages(&mut pair, &[1, 10_000], &mut patience)
 }
 
-/// Whether a connection comes up.
+/// True if a connection comes up.
 fn stranger(context: &dyn NetContext, handle: &Handle) -> Fails<bool> {
     let Ok(mut connector) = context.connect(0, handle) else { return Ok(false) };
     for _ in 0..STUBBORN {

@@ -1,4 +1,4 @@
-//! What a net has to do right.
+//! The cases of a net: what it has to do right.
 //!
 //! | file | holds |
 //! |---|---|

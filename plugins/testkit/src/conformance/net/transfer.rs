@@ -1,4 +1,4 @@
-//! Messages.
+//! The cases about messages.
 
 use hawser_plugin::net::{MAX_REQUESTS, Net, Segment};
 

@@ -10,7 +10,7 @@ use hawser_plugin::{Log, Result};
 
 use crate::conformance::{Outcome, Patience, Trial, want};
 
-/// What memory holds before anything is received.
+/// The byte that memory holds before anything is received.
 const BLANK: u8 = 0xa5;
 /// Bytes around a buffer that nobody may touch.
 const GUARD: usize = 64;
@@ -65,7 +65,7 @@ impl Memory {
         Segment { addr, bytes, registration, tag, profile: 0 }
     }
 
-    /// Whether a range holds the pattern from its beginning.
+    /// True if a range holds the pattern from its beginning.
     pub fn holds(&self, seed: usize, range: Range<usize>) -> Outcome {
         let start = range.start;
         let wrong = self.bytes(range).iter().enumerate().find(|(at, byte)| **byte != pattern(seed, *at));
@@ -78,12 +78,12 @@ impl Memory {
         }
     }
 
-    /// Whether a range is as it was.
+    /// True if a range is as it was.
     pub fn is_blank(&self, range: Range<usize>) -> bool {
         self.bytes(range).iter().all(|byte| *byte == BLANK)
     }
 
-    /// Whether nobody wrote around the memory.
+    /// True if nobody wrote around the memory.
     pub fn guards(&self) -> Outcome {
         // SAFETY: the guards are part of the allocation.
         let (before, after) = unsafe {
@@ -204,7 +204,8 @@ pub fn register_receiver(receiver: &mut dyn Receiver, memory: &Memory) -> Fails<
     told("register at the receiver", unsafe { receiver.register(&memory.region()) })
 }
 
-/// One end of a connection with its messages: posted in order, at most so many in flight, tested oldest first.
+/// One end of a connection with its messages: posted in order, at most so many in flight, tested oldest
+/// first.
 pub struct Line<M> {
     messages: Vec<M>,
     posted: usize,
@@ -218,7 +219,7 @@ impl<M> Line<M> {
         Self { messages, posted: 0, flying: Vec::new(), done: 0, limit }
     }
 
-    /// What can be posted now.
+    /// The operations that can be posted now.
     fn next(&self) -> Option<&M> {
         self.messages.get(self.posted).filter(|_| self.flying.len() < self.limit)
     }
