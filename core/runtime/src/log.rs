@@ -1,87 +1,136 @@
-//! Log lines in NCCL's form (`host:pid:tid [dev] NCCL WARN text`) and the last error text.
+//! The log: events of the crate `tracing`, the two forms in which they are written, and the text of the last error.
 //!
-//! One line is one `write(2)`, so lines of several processes do not mix. The level is an atomic:
-//! with `NCCL_DEBUG` unset a disabled line costs a load and a branch.
+//! What the runtime has to say is a `tracing` event, within the spans `communicator`, `operation` and `connection` that tell
+//! whom it concerns. A subscriber writes the events that `NCCL_DEBUG` asks for in NCCL's form ([`lines`]), and all of them as
+//! JSON if `HAWSER_LOG_JSON` names a file ([`json`]). It is made the default of the process when the settings are read, if
+//! they ask for a log and nobody has set another default: a program in Rust that brings its own subscriber gets the events in
+//! that. (`libnccl.so.2` holds a copy of `tracing` of its own, which no program can reach.)
+//!
+//! An event that nobody wants costs one relaxed load, and its text is not made.
+
+mod json;
+mod lines;
+mod sink;
 
 use std::cell::Cell;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use crate::env::Settings;
+use tracing::Level;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::registry::Registry;
 
-/// Subsystems of `NCCL_DEBUG_SUBSYS`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-#[allow(missing_docs)] // NCCL's names
-pub enum Subsys {
-    Init = 1,
-    Coll = 1 << 1,
-    P2p = 1 << 2,
-    Shm = 1 << 3,
-    Net = 1 << 4,
-    Graph = 1 << 5,
-    Tuning = 1 << 6,
-    Env = 1 << 7,
-    Alloc = 1 << 8,
-    Call = 1 << 9,
-    Proxy = 1 << 10,
-    Bootstrap = 1 << 11,
-    Reg = 1 << 12,
-    Profile = 1 << 13,
+use crate::env::{Explain, Settings};
+use json::JsonLines;
+use lines::{NcclLines, Verbosity};
+use sink::Sink;
+
+/// Targets of lines that a setting of their own asks for, whatever `NCCL_DEBUG` is.
+const EXPLAIN: &str = "hawser::explain";
+const MONITOR: &str = "hawser::monitor";
+/// The target of the line with the version.
+const VERSION: &str = "hawser::version";
+
+/// Makes [`Subsys`] and what needs an event for each of its values, since the target of an event is fixed where it is made.
+macro_rules! subsystems {
+    ($($(#[doc = $doc:literal])+ $name:ident = $bit:literal, $word:literal, $target:literal;)+) => {
+        /// The parts of the log, as `NCCL_DEBUG_SUBSYS` names them.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Subsys {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        /// For each part of the log: the word for it in `NCCL_DEBUG_SUBSYS`, the target of its events, and its bit.
+        const SUBSYSTEMS: &[(&str, &str, u32)] = &[$(($word, $target, 1 << $bit)),+];
+
+        impl Subsys {
+            fn is_wanted(self) -> bool {
+                match self {
+                    $(Self::$name => tracing::enabled!(target: $target, Level::INFO),)+
+                }
+            }
+
+            fn is_traced(self) -> bool {
+                match self {
+                    $(Self::$name => tracing::enabled!(target: $target, Level::TRACE),)+
+                }
+            }
+
+            fn inform(self, text: &str) {
+                match self {
+                    $(Self::$name => tracing::info!(target: $target, message = text),)+
+                }
+            }
+
+            fn trace(self, text: &str) {
+                match self {
+                    $(Self::$name => tracing::trace!(target: $target, message = text),)+
+                }
+            }
+        }
+    };
 }
 
-const NAMES: [(&str, u32); 14] = [
-    ("INIT", 1),
-    ("COLL", 1 << 1),
-    ("P2P", 1 << 2),
-    ("SHM", 1 << 3),
-    ("NET", 1 << 4),
-    ("GRAPH", 1 << 5),
-    ("TUNING", 1 << 6),
-    ("ENV", 1 << 7),
-    ("ALLOC", 1 << 8),
-    ("CALL", 1 << 9),
-    ("PROXY", 1 << 10),
-    ("BOOTSTRAP", 1 << 11),
-    ("REG", 1 << 12),
-    ("PROFILE", 1 << 13),
-];
+subsystems! {
+    /// Communicators that come up and end.
+    Init = 0, "INIT", "hawser::init";
+    /// Collectives.
+    Coll = 1, "COLL", "hawser::coll";
+    /// Messages and memory between GPUs.
+    P2p = 2, "P2P", "hawser::p2p";
+    /// Memory that processes of a host share.
+    Shm = 3, "SHM", "hawser::shm";
+    /// The network.
+    Net = 4, "NET", "hawser::net";
+    /// What connects GPUs, and CUDA graphs.
+    Graph = 5, "GRAPH", "hawser::graph";
+    /// Which algorithm runs, and why.
+    Tuning = 6, "TUNING", "hawser::tuning";
+    /// Settings.
+    Env = 7, "ENV", "hawser::env";
+    /// Memory that is taken and given back.
+    Alloc = 8, "ALLOC", "hawser::alloc";
+    /// Calls of the C interface.
+    Call = 9, "CALL", "hawser::call";
+    /// The thread that moves data between devices and the network.
+    Proxy = 10, "PROXY", "hawser::proxy";
+    /// How ranks find each other.
+    Bootstrap = 11, "BOOTSTRAP", "hawser::bootstrap";
+    /// Buffers that users register.
+    Reg = 12, "REG", "hawser::reg";
+    /// Profilers.
+    Profile = 13, "PROFILE", "hawser::profile";
+}
 
-/// 0 = silent, 1 = VERSION, 2 = WARN, 3 = INFO, 4 = TRACE.
-static LEVEL: AtomicU8 = AtomicU8::new(0);
-static MASK: AtomicU32 = AtomicU32::new(0);
-static SINK: OnceLock<Option<Mutex<File>>> = OnceLock::new();
+/// The latest error text of the process.
 static LAST: Mutex<String> = Mutex::new(String::new());
 
 thread_local! {
+    /// The device that the thread serves; -1 = none.
     static DEVICE: Cell<i64> = const { Cell::new(-1) };
 }
 
-/// Takes level, subsystems and file from the settings.
+/// Makes the subscribers that the settings ask for the default of the process, unless it has one.
 pub fn configure(settings: &Settings) {
-    let level = match settings.debug.as_deref().map(str::to_ascii_uppercase).as_deref() {
-        None => 0,
-        Some("VERSION") => 1,
-        Some("WARN") => 2,
-        Some("TRACE") => 4,
-        Some(_) => 3,
-    };
-    LEVEL.store(level, Ordering::Relaxed);
-    MASK.store(mask(&settings.debug_subsys), Ordering::Relaxed);
-    let file = settings.debug_file.as_deref().map(|path| {
-        let path = path.replace("%h", &host_name()).replace("%p", &std::process::id().to_string());
-        OpenOptions::new().create(true).append(true).open(&path).map_err(|error| format!("{path}: {error}"))
-    });
-    let (file, failure) = match file.transpose() {
-        Ok(file) => (file.map(Mutex::new), None),
-        Err(why) => (None, Some(why)),
-    };
-    let _ = SINK.set(file);
-    if let Some(why) = failure {
-        warn(&format!("the log goes to standard output, as NCCL_DEBUG_FILE cannot be opened: {why}"));
+    let verbosity = Verbosity::of(settings.debug.as_deref(), &settings.debug_subsys);
+    let asks_apart = settings.explain != Explain::No || settings.pool_monitor || settings.sm_free_verbose > 0;
+    let wants_lines = verbosity.level > lines::SILENT || asks_apart;
+    if !wants_lines && settings.log_json.is_none() || tracing::dispatcher::has_been_set() {
+        return;
     }
+    let (lines_sink, failure) = Sink::open_or_stdout(settings.debug_file.as_deref());
+    let lines = wants_lines.then(|| NcclLines::new(lines_sink).with_filter(verbosity.filter()));
+    let (json, json_failure) = match settings.log_json.as_deref().map(Sink::open) {
+        Some(Ok(sink)) => (Some(JsonLines::new(sink).with_filter(json::filter(verbosity))), None),
+        Some(Err(why)) => {
+            (None, Some(format!("there is no log in JSON, as HAWSER_LOG_JSON cannot be opened: {why}")))
+        }
+        None => (None, None),
+    };
+    let subscriber = Registry::default().with(lines).with(json);
+    // Somebody who was faster has a subscriber that gets all events.
+    let _ = tracing::subscriber::set_global_default(subscriber);
+    failure.iter().chain(&json_failure).for_each(|text| warn(text));
 }
 
 /// Remembers which device the calling thread serves, for the `[dev]` part of its lines.
@@ -89,50 +138,53 @@ pub fn set_device(ordinal: u32) {
     DEVICE.with(|d| d.set(i64::from(ordinal)));
 }
 
+/// The device that the calling thread serves.
+fn device() -> Option<i64> {
+    Some(DEVICE.with(Cell::get)).filter(|device| *device >= 0)
+}
+
 /// Something is wrong: logged at WARN and above, and kept for [`last_error`].
 pub fn warn(text: &str) {
     set_last_error(text);
-    if LEVEL.load(Ordering::Relaxed) >= 2 {
-        write_line("WARN", text);
-    }
+    tracing::warn!(target: "hawser", message = text);
 }
 
 /// A line of a subsystem; `text` is made only when it is wanted.
 pub fn info(subsys: Subsys, text: impl FnOnce() -> String) {
     if wants(subsys) {
-        write_line("INFO", &text());
+        subsys.inform(&text());
     }
 }
 
 /// A line for those who hunt a bug (`NCCL_DEBUG=TRACE`).
 pub fn trace(subsys: Subsys, text: impl FnOnce() -> String) {
-    if LEVEL.load(Ordering::Relaxed) >= 4 && wants(subsys) {
-        write_line("TRACE", &text());
+    if Level::TRACE <= LevelFilter::current() && subsys.is_traced() {
+        subsys.trace(&text());
     }
 }
 
 /// What the user asked for with `HAWSER_EXPLAIN`: written at every level.
 pub fn explain(text: &str) {
-    text.lines().for_each(|line| write_line("EXPLAIN", line));
+    text.lines().for_each(|line| tracing::info!(target: EXPLAIN, message = line));
 }
 
 /// A line that a setting of its own asked for (`NCCL_CUMEM_MONITOR`, `NCCL_SM_FREE_VERBOSE`): written at every level.
 pub fn monitor(text: &str) {
-    write_line("INFO", text);
+    tracing::info!(target: MONITOR, message = text);
 }
 
 /// Whether lines of a subsystem are written.
 pub fn wants(subsys: Subsys) -> bool {
-    LEVEL.load(Ordering::Relaxed) >= 3 && MASK.load(Ordering::Relaxed) & subsys as u32 != 0
+    // Where nobody wants anything, the relaxed load behind `current` is all that happens.
+    Level::INFO <= LevelFilter::current() && subsys.is_wanted()
 }
 
 /// The line that `NCCL_DEBUG=VERSION` and above print once per process.
 pub fn version_once() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
-        if LEVEL.load(Ordering::Relaxed) >= 1 {
-            write_line("INFO", &format!("Hawser {} (NCCL API 2.32.3)", env!("CARGO_PKG_VERSION")));
-        }
+        let text = concat!("Hawser ", env!("CARGO_PKG_VERSION"), " (NCCL API 2.32.3)");
+        tracing::info!(target: VERSION, message = text);
     });
 }
 
@@ -148,31 +200,9 @@ pub fn set_last_error(text: &str) {
     }
 }
 
-fn write_line(level: &str, text: &str) {
-    let device = DEVICE.with(Cell::get);
-    let device = if device < 0 { "-".to_owned() } else { device.to_string() };
-    let tid = rustix::thread::gettid().as_raw_nonzero();
-    let line = format!("{}:{}:{tid} [{device}] NCCL {level} {text}\n", host_name(), std::process::id());
-    match SINK.get().and_then(Option::as_ref) {
-        Some(file) => drop(file.lock().map(|mut f| f.write_all(line.as_bytes()))),
-        None => drop(std::io::stdout().lock().write_all(line.as_bytes())),
-    }
-}
-
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-/// The bit mask of a `NCCL_DEBUG_SUBSYS` list; `^` at the start inverts it.
-fn mask(list: &str) -> u32 {
-    let (invert, names) = list.strip_prefix('^').map_or((false, list), |rest| (true, rest));
-    let one = |name: &str| match NAMES.iter().find(|(n, _)| n.eq_ignore_ascii_case(name.trim())) {
-        Some((_, bit)) => *bit,
-        None if name.trim().eq_ignore_ascii_case("ALL") => u32::MAX,
-        None => 0,
-    };
-    let bits = names.split(',').map(one).fold(0, |a, b| a | b);
-    if invert { !bits } else { bits }
+/// Whether a target is one of this library's: in a program in Rust other crates make events as well.
+fn is_ours(target: &str) -> bool {
+    target.strip_prefix("hawser").is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 #[cfg(test)]
@@ -180,17 +210,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn subsystem_lists() {
-        assert_eq!(mask("INIT,coll"), 3);
-        assert_eq!(mask("^INIT"), !1);
-        assert_eq!(mask("ALL"), u32::MAX);
-        assert_eq!(mask("nonsense"), 0);
-    }
-
-    #[test]
     fn the_last_error_is_kept() {
         set_last_error("one");
         warn("two");
         assert_eq!(last_error(), "two");
+    }
+
+    #[test]
+    fn only_targets_of_the_library_are_its_own() {
+        assert!(is_ours("hawser") && is_ours("hawser::net"));
+        assert!(!is_ours("hawsers") && !is_ours("hyper::hawser"));
     }
 }

@@ -115,6 +115,9 @@ settings! {
         debug_subsys: String = "NCCL_DEBUG_SUBSYS", TEXT, default "INIT,BOOTSTRAP,ENV";
         /// File of the log. `%h` stands for the host, `%p` for the process.
         debug_file: Option<String> = "NCCL_DEBUG_FILE", TEXT, unset "standard output";
+        /// File of a second log: an object of JSON per line for every event of level INFO and above, whatever `NCCL_DEBUG` is,
+        /// with the communicator, operation and connection that it concerns. `%h` and `%p` as above.
+        log_json: Option<String> = "HAWSER_LOG_JSON", TEXT, unset "none";
         /// File with settings, one `NAME=value` a line, which count where the environment has none.
         conf_file: Option<String> = "NCCL_CONF_FILE", TEXT, unset "`~/.nccl.conf`";
         /// Names or paths of libraries with an env plugin, from which all settings come then.
