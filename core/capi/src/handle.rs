@@ -184,10 +184,8 @@ impl Handle {
 
     /// Puts the rank in front of an error.
     pub fn name<T>(&self, outcome: Result<T>) -> Result<T> {
-        outcome.map_err(|e| {
-            let rank = format!("rank {}", self.comm.rank());
-            if e.text.contains(&rank) { e } else { e.context(rank) }
-        })
+        let rank = self.comm.rank();
+        outcome.map_err(|error| error.on_rank(rank, format_args!("rank {rank}")))
     }
 }
 

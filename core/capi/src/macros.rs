@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hawser_runtime::log::{self, Subsys};
-use hawser_runtime::{Error, ErrorKind, Result, env, last_error, set_last_error};
+use hawser_runtime::{Error, ErrorKind, Result, env, set_last_error};
 
 use crate::types::result;
 
@@ -115,15 +115,13 @@ fn kept(api: &'static str, error: Error) -> Error {
     }
 }
 
-/// Puts the function's name in front of the text and keeps it. The runtime may have logged it already.
+/// Puts the function's name in front of the text and keeps it; and logs the error, unless the runtime has.
 fn record(api: &str, error: &Error) {
     if error.kind == ErrorKind::InProgress {
         return;
     }
-    let text =
-        if error.text.starts_with(api) { error.text.clone() } else { format!("{api}: {}", error.text) };
-    let latest = last_error();
-    if latest == error.text || latest == text { set_last_error(&text) } else { log::warn(&text) }
+    let named = error.clone().in_call(api);
+    if error.is_logged() { set_last_error(&named.text) } else { named.log() }
 }
 
 fn bug(panic: &(dyn Any + Send)) -> Error {
@@ -135,6 +133,8 @@ fn bug(panic: &(dyn Any + Send)) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use hawser_runtime::last_error;
+
     use super::*;
 
     /// The last error is the process's: one test at a time.

@@ -1,10 +1,13 @@
-//! The runtime's error: a kind that maps to one NCCL result code and a text for people.
+//! The runtime's error: who is at fault, whom and what it concerns, the system's code, and a text for people.
 //!
-//! The text says what failed, who is concerned (rank, peer), the operating system's or driver's reason, and
-//! what to do. It ends up in `ncclGetLastError`, so it must read well without any log around it.
+//! Programs read the fields of a [`Report`]; nobody reads the text to decide something. The text says what failed, who
+//! is concerned (rank, peer), the operating system's or driver's reason, and what to do. It ends up in
+//! `ncclGetLastError`, so it must read well without any log around it.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What every fallible function of the runtime returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -48,18 +51,56 @@ impl ErrorKind {
     ];
 }
 
-/// An error with its kind and a complete sentence for the user. One word, so that results stay small; it
-/// reads as its [`Report`].
-#[derive(Clone, PartialEq, Eq)]
+/// The code that the system gave when it refused something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SystemCode {
+    /// The operating system's `errno`.
+    Errno(i32),
+    /// The CUDA driver's `CUresult`.
+    Cuda(i32),
+}
+
+impl fmt::Display for SystemCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Errno(code) => write!(f, "errno {code}"),
+            Self::Cuda(code) => write!(f, "CUresult {code}"),
+        }
+    }
+}
+
+/// The error behind an error.
+pub type Source = Arc<dyn std::error::Error + Send + Sync>;
+
+/// An error of the runtime. It is one word, so that results stay small, and reads as its [`Report`].
+#[derive(Clone)]
 pub struct Error(Box<Report>);
 
-/// What an [`Error`] says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Everything that an [`Error`] knows. Only functions of `Error` change it, so that the text goes with the fields.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Report {
     /// Who is at fault.
     pub kind: ErrorKind,
-    /// What failed, who is concerned, why, and the remedy.
+    /// The whole text for people: what failed, who is concerned, why, and the remedy.
     pub text: String,
+    /// The function of the interface that failed.
+    pub operation: Option<String>,
+    /// The rank that the error occurred on, where it is known.
+    pub rank: Option<u32>,
+    /// The other rank that is concerned.
+    pub peer: Option<u32>,
+    /// The file, device, address or other thing that could not be used.
+    pub resource: Option<String>,
+    /// The system's code.
+    pub code: Option<SystemCode>,
+    /// What the user can do.
+    pub remedy: Option<String>,
+    /// The error behind this one. Its text is part of `text`, so it is not the `source` of `std::error::Error`, which
+    /// would show it twice.
+    pub source: Option<Source>,
+    /// Whether the log has the error, for all clones of it.
+    is_logged: Arc<AtomicBool>,
 }
 
 impl Error {
@@ -71,12 +112,30 @@ impl Error {
     #[cold]
     #[inline(never)]
     fn of(kind: ErrorKind, text: String) -> Self {
-        Error(Box::new(Report { kind, text }))
+        Error(Box::new(Report {
+            kind,
+            text,
+            operation: None,
+            rank: None,
+            peer: None,
+            resource: None,
+            code: None,
+            remedy: None,
+            source: None,
+            is_logged: Arc::default(),
+        }))
     }
 
     /// The text alone.
     pub fn into_text(self) -> String {
         self.0.text
+    }
+
+    /// An error of another crate, whose text is complete.
+    pub fn because(kind: ErrorKind, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        let mut error = Self::of(kind, source.to_string());
+        error.0.source = Some(Arc::new(source));
+        error
     }
 
     /// The operating system refused `what`; the text gets the reason and the errno behind it.
@@ -87,7 +146,11 @@ impl Error {
             Some(_) => format!("{what} failed: {reason}"),
             None => format!("{what} failed: {reason} ({:?})", reason.kind()),
         };
-        Error::new(ErrorKind::System, text)
+        let mut error = Self::of(ErrorKind::System, text);
+        error.0.code = reason.raw_os_error().map(SystemCode::Errno);
+        error.0.resource = Some(what.to_string());
+        error.0.source = Some(Arc::new(reason));
+        error
     }
 
     /// One argument is wrong by itself.
@@ -113,15 +176,89 @@ impl Error {
     /// Puts who or where in front: `error.context("rank 3")` gives `rank 3: …`.
     #[must_use]
     pub fn context(mut self, prefix: impl fmt::Display) -> Self {
-        self.text = format!("{prefix}: {}", self.text);
+        self.0.text = format!("{prefix}: {}", self.text);
         self
     }
 
-    /// Appends what the user can do about it.
+    /// Says which function of the interface failed, and puts it in front of the text, unless the error has it already.
+    #[must_use]
+    pub fn in_call(mut self, api: &str) -> Self {
+        if self.operation.as_deref() == Some(api) {
+            return self;
+        }
+        self.0.operation = Some(api.to_owned());
+        self.context(api)
+    }
+
+    /// Says on which rank it occurred, and puts `name` ("rank 3 of 8") in front of the text, unless the error has a rank
+    /// already.
+    #[must_use]
+    pub fn on_rank(mut self, rank: u32, name: impl fmt::Display) -> Self {
+        if self.rank.is_some() {
+            return self;
+        }
+        self.0.rank = Some(rank);
+        self.context(name)
+    }
+
+    /// Says what could not be used, and puts it in front of the text, unless the error has that already.
+    #[must_use]
+    pub fn on_resource(mut self, resource: &str) -> Self {
+        if self.resource.as_deref() == Some(resource) {
+            return self;
+        }
+        self.0.resource = Some(resource.to_owned());
+        self.context(resource)
+    }
+
+    /// Says which other rank is concerned. The text has it already.
+    #[must_use]
+    pub fn with_peer(mut self, peer: u32) -> Self {
+        self.0.peer = Some(peer);
+        self
+    }
+
+    /// Says what could not be used. The text has it already.
+    #[must_use]
+    pub fn with_resource(mut self, resource: impl fmt::Display) -> Self {
+        self.0.resource = Some(resource.to_string());
+        self
+    }
+
+    /// Says which code the system gave. The text has it already.
+    #[must_use]
+    pub fn with_code(mut self, code: SystemCode) -> Self {
+        self.0.code = Some(code);
+        self
+    }
+
+    /// Replaces the text by one that says more.
+    #[must_use]
+    pub fn with_text(mut self, text: impl Into<String>) -> Self {
+        self.0.text = text.into();
+        self
+    }
+
+    /// Says what the user can do about it, at the end of the text.
     #[must_use]
     pub fn remedy(mut self, advice: impl fmt::Display) -> Self {
-        self.text = format!("{}; {advice}", self.text);
+        self.0.text = format!("{}; {advice}", self.text);
+        self.0.remedy = Some(match self.0.remedy.take() {
+            Some(before) => format!("{before}; {advice}"),
+            None => advice.to_string(),
+        });
         self
+    }
+
+    /// Writes the error to the log as a warning, and keeps its text for `ncclGetLastError`.
+    pub fn log(&self) {
+        self.is_logged.store(true, Ordering::Relaxed);
+        crate::log::error(self);
+    }
+
+    /// Whether the log has this error or a clone of it.
+    pub fn is_logged(&self) -> bool {
+        self.is_logged.load(Ordering::Relaxed)
     }
 }
 
@@ -133,11 +270,14 @@ impl Deref for Error {
     }
 }
 
-impl DerefMut for Error {
-    fn deref_mut(&mut self) -> &mut Report {
-        &mut self.0
+/// Errors are equal if they say the same.
+impl PartialEq for Error {
+    fn eq(&self, other: &Self) -> bool {
+        (self.kind, &self.text) == (other.kind, &other.text)
     }
 }
+
+impl Eq for Error {}
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -166,6 +306,27 @@ mod tests {
         assert!(error.text.starts_with("rank 3: connect to 10.0.0.1:7 failed: "), "{error}");
         assert!(error.text.contains("os error 111"), "{error}");
         assert!(error.text.ends_with("; start rank 0 first"), "{error}");
+    }
+
+    #[test]
+    fn fields_go_with_the_text() {
+        let error = Error::new(ErrorKind::UnhandledCuda, "cuMemCreate failed").with_code(SystemCode::Cuda(2));
+        let error = error.with_peer(5).on_rank(3, "rank 3 of 8").on_rank(3, "rank 3").remedy("free memory");
+        let error = error.in_call("ncclX").in_call("ncclX");
+        assert_eq!(error.text, "ncclX: rank 3 of 8: cuMemCreate failed; free memory");
+        assert_eq!((error.operation.as_deref(), error.rank, error.peer), (Some("ncclX"), Some(3), Some(5)));
+        assert_eq!((error.code, error.remedy.as_deref()), (Some(SystemCode::Cuda(2)), Some("free memory")));
+        assert_eq!(
+            error.clone().on_resource("device 0").on_resource("device 0").text,
+            format!("device 0: {error}")
+        );
+        let refused = Error::system("binding 10.0.0.1:7", std::io::Error::from_raw_os_error(98));
+        assert_eq!(refused.code, Some(SystemCode::Errno(98)));
+        assert_eq!(refused.resource.as_deref(), Some("binding 10.0.0.1:7"));
+        assert!(refused.source.as_ref().is_some_and(|source| refused.text.contains(&source.to_string())));
+        let clone = refused.clone();
+        refused.log();
+        assert!(clone.is_logged() && !error.is_logged());
     }
 
     #[test]

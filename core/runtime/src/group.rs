@@ -17,6 +17,7 @@ use crate::comm::{Busy, Comm, CommState};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::executor::Launches;
+use crate::log;
 use crate::resolve::resolve;
 use crate::submit::submit;
 
@@ -184,6 +185,8 @@ type Part<'a> = (&'a Comm, Arc<CommState>, &'a [Item]);
 fn launch(parts: &mut [Part<'_>]) -> Result<()> {
     let (mut here, mut background) = (Launches::new(), Vec::new());
     for (comm, comm_state, items) in parts {
+        let state = &**comm_state;
+        let _spans = log::enter_operation(state.comm_id, &state.name, state.rank, items.len());
         let is_host = comm_state.device.caps().kind == DeviceKind::Host;
         if comm.is_blocking() || !is_host {
             resolve(comm_state, items, &mut here)?;

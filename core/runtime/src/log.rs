@@ -1,10 +1,12 @@
-//! The log: events of the crate `tracing`, the two forms in which they are written, and the text of the last error.
+//! The log: events of the crate `tracing`, the two forms in which they are written, and the text of the last
+//! error.
 //!
-//! What the runtime has to say is a `tracing` event, within the spans `communicator`, `operation` and `connection` that tell
-//! whom it concerns. A subscriber writes the events that `NCCL_DEBUG` asks for in NCCL's form ([`lines`]), and all of them as
-//! JSON if `HAWSER_LOG_JSON` names a file ([`json`]). It is made the default of the process when the settings are read, if
-//! they ask for a log and nobody has set another default: a program in Rust that brings its own subscriber gets the events in
-//! that. (`libnccl.so.2` holds a copy of `tracing` of its own, which no program can reach.)
+//! What the runtime has to say is a `tracing` event, within the spans `communicator`, `operation` and
+//! `connection` that tell whom it concerns. A subscriber writes the events that `NCCL_DEBUG` asks for in
+//! NCCL's form ([`lines`]), and all of them as JSON if `HAWSER_LOG_JSON` names a file ([`json`]). It is made
+//! the default of the process when the settings are read, if they ask for a log and nobody has set another
+//! default: a program in Rust that brings its own subscriber gets the events in that. (`libnccl.so.2` holds a
+//! copy of `tracing` of its own, which no program can reach.)
 //!
 //! An event that nobody wants costs one relaxed load, and its text is not made.
 
@@ -15,12 +17,14 @@ mod sink;
 use std::cell::Cell;
 use std::sync::{Mutex, OnceLock};
 
-use tracing::Level;
 use tracing::level_filters::LevelFilter;
+use tracing::span::EnteredSpan;
+use tracing::{Level, Span};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::Registry;
 
 use crate::env::{Explain, Settings};
+use crate::error::Error;
 use json::JsonLines;
 use lines::{NcclLines, Verbosity};
 use sink::Sink;
@@ -31,7 +35,8 @@ const MONITOR: &str = "hawser::monitor";
 /// The target of the line with the version.
 const VERSION: &str = "hawser::version";
 
-/// Makes [`Subsys`] and what needs an event for each of its values, since the target of an event is fixed where it is made.
+/// Makes [`Subsys`] and what needs an event for each of its values, since the target of an event is fixed
+/// where it is made.
 macro_rules! subsystems {
     ($($(#[doc = $doc:literal])+ $name:ident = $bit:literal, $word:literal, $target:literal;)+) => {
         /// The parts of the log, as `NCCL_DEBUG_SUBSYS` names them.
@@ -40,7 +45,8 @@ macro_rules! subsystems {
             $($(#[doc = $doc])+ $name,)+
         }
 
-        /// For each part of the log: the word for it in `NCCL_DEBUG_SUBSYS`, the target of its events, and its bit.
+        /// For each part of the log: the word for it in `NCCL_DEBUG_SUBSYS`, the target of its events, and
+        /// its bit.
         const SUBSYSTEMS: &[(&str, &str, u32)] = &[$(($word, $target, 1 << $bit)),+];
 
         impl Subsys {
@@ -149,6 +155,45 @@ pub fn warn(text: &str) {
     tracing::warn!(target: "hawser", message = text);
 }
 
+/// Writes an error with all that it knows at WARN and above, and keeps its text for [`last_error`].
+pub(crate) fn error(error: &Error) {
+    set_last_error(&error.text);
+    tracing::warn!(
+        target: "hawser",
+        message = error.text.as_str(),
+        kind = ?error.kind,
+        operation = error.operation.as_deref(),
+        rank = error.rank,
+        peer = error.peer,
+        resource = error.resource.as_deref(),
+        code = error.code.map(tracing::field::display),
+        remedy = error.remedy.as_deref(),
+    );
+}
+
+/// The span of what is done for a communicator on one rank: all that is said in it concerns them.
+pub(crate) fn communicator_span(comm_id: Option<u64>, name: Option<&str>, rank: u32) -> Span {
+    // Nothing of this is made unless somebody wants the span.
+    let hex = |id: u64| tracing::field::display(format!("{id:x}"));
+    tracing::info_span!(target: "hawser", "communicator", comm = comm_id.map(hex), name, rank)
+}
+
+/// Enters the spans of putting `calls` calls of a communicator on the device. Where nobody wants spans this
+/// is one relaxed load.
+pub(crate) fn enter_operation(comm_id: u64, name: &str, rank: u32, calls: usize) -> Option<[EnteredSpan; 2]> {
+    (Level::INFO <= LevelFilter::current()).then(|| {
+        let communicator = communicator_span(Some(comm_id), Some(name), rank).entered();
+        let operation = tracing::info_span!(target: "hawser", "operation", calls).entered();
+        // The inner one is left first.
+        [operation, communicator]
+    })
+}
+
+/// The span of what happens to the connections with another rank.
+pub(crate) fn connection_span(rank: u32, peer: u32) -> Span {
+    tracing::info_span!(target: "hawser", "connection", rank, peer)
+}
+
 /// A line of a subsystem; `text` is made only when it is wanted.
 pub fn info(subsys: Subsys, text: impl FnOnce() -> String) {
     if wants(subsys) {
@@ -168,7 +213,8 @@ pub fn explain(text: &str) {
     text.lines().for_each(|line| tracing::info!(target: EXPLAIN, message = line));
 }
 
-/// A line that a setting of its own asked for (`NCCL_CUMEM_MONITOR`, `NCCL_SM_FREE_VERBOSE`): written at every level.
+/// A line that a setting of its own asked for (`NCCL_CUMEM_MONITOR`, `NCCL_SM_FREE_VERBOSE`): written at
+/// every level.
 pub fn monitor(text: &str) {
     tracing::info!(target: MONITOR, message = text);
 }

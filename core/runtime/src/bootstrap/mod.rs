@@ -308,7 +308,7 @@ impl From<hawser_oob::Error> for Error {
             Oob::Timeout => ErrorKind::Timeout,
             Oob::Aborted => ErrorKind::Aborted,
         };
-        Error::new(kind, error.text)
+        Error::because(kind, error)
     }
 }
 

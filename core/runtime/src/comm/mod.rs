@@ -464,11 +464,10 @@ impl Comm {
 
     /// Puts the rank in front, unless the error has it already.
     fn name_error(&self, error: Error) -> Error {
-        let name = match self.0.place.get() {
-            Some(Place { rank, ranks }) => format!("rank {rank} of {ranks}"),
-            None => "child communicator".to_owned(),
-        };
-        if error.text.starts_with(&name) { error } else { error.context(name) }
+        match self.0.place.get() {
+            Some(Place { rank, ranks }) => error.on_rank(*rank, format_args!("rank {rank} of {ranks}")),
+            None => error.on_resource("child communicator"),
+        }
     }
 }
 
@@ -490,7 +489,7 @@ impl Starting {
     /// Ends bring-up with an error, which it returns with the rank in front.
     fn fail(self, error: Error) -> Error {
         let error = self.0.name_error(error);
-        crate::log::warn(&error.text);
+        error.log();
         self.0.started(Err(error.clone()));
         error
     }

@@ -496,7 +496,7 @@ impl From<hawser_plan::PlanError> for Error {
             PlanErrorKind::InvalidUsage => ErrorKind::InvalidUsage,
             PlanErrorKind::BadProgram => ErrorKind::Internal,
         };
-        Self::new(kind, error.into_text())
+        Self::because(kind, error)
     }
 }
 

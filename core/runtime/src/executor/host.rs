@@ -37,7 +37,7 @@ pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
     failures.iter_mut().for_each(|(image, error)| explain(&launches, *image, error));
     for (image, error) in &failures {
         for launch in launches.iter().filter(|launch| runs_for(launch, *image)) {
-            crate::log::warn(&error.text);
+            error.log();
             let _ = launch.comm.broken.set(error.clone());
         }
     }

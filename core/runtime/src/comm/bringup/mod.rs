@@ -56,6 +56,7 @@ pub fn bring_up(
     settings.check()?;
     log::version_once();
     log::set_device(ordinal);
+    let _span = log::communicator_span(None, config.name.as_deref(), rank).entered();
     let step = |name: &str| {
         log::info(Subsys::Init, || format!("rank {rank}: {name}"));
         Wait::new(abort.clone(), Some(settings.init_timeout()))

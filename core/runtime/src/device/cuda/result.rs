@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::fmt::{Display, Write};
 
 use super::sys;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, SystemCode};
 use crate::log;
 
 /// [`Status::code`] of an optional function that the driver lacks.
@@ -65,7 +65,8 @@ impl Status {
     /// The failed call as an error.
     #[cold]
     pub fn error(self, place: &dyn Display) -> Error {
-        Error::new(ErrorKind::UnhandledCuda, self.text(place))
+        let error = Error::new(ErrorKind::UnhandledCuda, self.text(place));
+        error.with_code(SystemCode::Cuda(self.code)).with_resource(place)
     }
 
     /// For destructors, which cannot fail: a warning, except while the process ends.

@@ -421,6 +421,6 @@ impl From<hawser_plugin::Error> for Error {
             Theirs::InvalidUsage | Theirs::Unsupported => Kind::InvalidUsage,
             Theirs::Remote => Kind::Remote,
         };
-        Self::new(kind, error.into_text())
+        Self::because(kind, error)
     }
 }

@@ -317,6 +317,7 @@ impl NetTask {
             let is_done = drain.is_leaving && drain.is_content(lost.key.peer);
             let peaceful = (is_done || drain.has_parted(lost.key.peer)) && !is_short(lost);
             if peaceful {
+                let _span = log::connection_span(self.bootstrap.rank(), lost.key.peer).entered();
                 log::info(Subsys::Net, || format!("rank {} has closed its connections", lost.key.peer));
             }
             !peaceful
@@ -333,7 +334,7 @@ impl NetTask {
         let rank = self.bootstrap.rank();
         let verb = if lost.key.send { "sending to" } else { "receiving from" };
         let text = format!("rank {rank} failed {verb} rank {}: {}", lost.key.peer, lost.error.text);
-        Error::new(lost.error.kind, text)
+        lost.error.clone().with_text(text).with_peer(lost.key.peer)
     }
 
     /// Tells ranks that leave when all that they sent has come.
@@ -365,7 +366,7 @@ impl NetTask {
 
     /// Ends the communicator on this rank and tells the others.
     fn fail(&self, error: Error) {
-        log::warn(&error.text);
+        error.log();
         let text = error.text.clone();
         let first = self.control.fail(error);
         self.ended.raise();
