@@ -32,7 +32,7 @@ pub fn run() {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
-/// How a finding is meant.
+/// The weight of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Good,
@@ -111,11 +111,13 @@ fn gpus() -> Vec<Finding> {
 
 fn driver_remedy() -> String {
     if Path::new("/proc/driver/nvidia/version").exists() {
-        "the kernel driver is loaded but libcuda.so.1 does not work here: in a container, start it with the NVIDIA \
-         container toolkit (--gpus all)"
+        "the kernel driver is loaded but libcuda.so.1 does not work here: in a container, start it with \
+         the NVIDIA container toolkit (--gpus all)"
             .into()
     } else {
-        "install NVIDIA's driver (Debian: apt install nvidia-driver from non-free); without a GPU nothing is missing".into()
+        "install NVIDIA's driver (Debian: apt install nvidia-driver from non-free); without a GPU nothing \
+         is missing"
+            .into()
     }
 }
 
@@ -147,7 +149,8 @@ fn peer_findings(gpus: &[cuda::DeviceSummary]) -> Option<Finding> {
     apart.then(|| {
         Finding::bad(
             "some GPUs cannot reach each other directly: they exchange data through host memory, slowly",
-            "check `nvidia-smi topo -p2p r`; on virtual machines, pass GPUs of one NVLink domain; IOMMU and ACS settings may block P2P",
+            "check `nvidia-smi topo -p2p r`; on virtual machines, pass GPUs of one NVLink domain; IOMMU and \
+             ACS settings may block P2P",
         )
     })
 }

@@ -1,5 +1,11 @@
 //! `hawser`: measures and checks collectives, shows programs and choices, fits the cost model, finds and
 //! changes rules, examines the machine.
+//!
+//! ```sh
+//! hawser doctor                                        # what this machine offers
+//! HAWSER_DEVICE=host hawser perf all_reduce -t 4 -b 8 -e 1M -f 2   # measure and check, on the CPU
+//! hawser explain all_reduce --ranks 8                  # which algorithm runs at which size, and why
+//! ```
 
 mod doctor;
 mod explain;

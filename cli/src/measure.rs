@@ -36,13 +36,19 @@ pub struct Options {
     #[arg(short = 'e', long = "maxbytes", value_parser = parse_size)]
     max_bytes: Option<u64>,
     /// Factor from size to size
-    #[arg(short = 'f', long = "stepfactor", default_value_t = 8, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(
+        short = 'f', long = "stepfactor", default_value_t = 8,
+        value_parser = clap::value_parser!(u64).range(2..)
+    )]
     factor: u64,
     /// How often everything is measured; the median counts
     #[arg(short = 'N', long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     cycles: u32,
     /// Milliseconds for one measurement at most
-    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    #[arg(
+        long, value_name = "MS", default_value_t = 20,
+        value_parser = clap::value_parser!(u64).range(1..=10_000)
+    )]
     point_ms: u64,
     /// File to write, instead of the one that communicators of this user read by default
     #[arg(long, value_name = "FILE")]
@@ -64,7 +70,8 @@ pub fn run(options: &Options) -> Result<()> {
     let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { device::count() });
     if ranks < 2 {
         bail!(
-            "there is {ranks} GPU here, and a cost model needs at least 2 ranks; HAWSER_DEVICE=host takes the CPU"
+            "there is {ranks} GPU here, and a cost model needs at least 2 ranks; HAWSER_DEVICE=host takes \
+             the CPU"
         );
     }
     let ordinals: Vec<u32> = (0..ranks).collect();
@@ -95,7 +102,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Where to write; found out before anything is measured.
+/// The file to write, which is found out before anything is measured.
 fn destination(options: &Options, device: &str, ranks: u32) -> Result<Option<PathBuf>> {
     if options.dry_run {
         return Ok(None);
@@ -113,7 +120,7 @@ fn plain(plan_config: &PlanConfig) -> PlanConfig {
     PlanConfig { algorithms: [None; 8], protocols: [None; 8], min_ctas: 1, ..plan_config.clone() }
 }
 
-/// What measures.
+/// The job that measures.
 struct Bench<'a> {
     options: &'a Options,
     is_host: bool,
@@ -233,7 +240,8 @@ impl Bench<'_> {
         let (fitted, builtin) = (mean(&losses), mean(&self.losses(&self.topology, samples)));
         let _ = writeln!(text, "# mean loss: fitted {fitted:.1} %, built-in {builtin:.1} %");
         if fitted > builtin {
-            text += "# the built-in constants choose better here: measure again on an idle machine, or remove the file\n";
+            text += "# the built-in constants choose better here: measure again on an idle machine, or \
+                remove the file\n";
         }
         text
     }
@@ -272,7 +280,7 @@ fn force(run: &Run, command: &mut Command) {
         .env("HAWSER_LINKS", "none");
 }
 
-/// What a model takes for a size, and what was fastest.
+/// The choice of a model for one size, and the fastest one that was measured.
 struct Loss<'s> {
     taken: &'s Sample,
     fastest: &'s Sample,
@@ -292,7 +300,8 @@ fn check(choice: &str, sample: &Sample) -> Result<()> {
     let decided = choice.lines().last().unwrap_or_default().trim();
     if !decided.starts_with(&expected) {
         bail!(
-            "{}: \"{decided}\" instead of \"{expected}\": a tuner or an env plugin decides; unset NCCL_TUNER_PLUGIN \
+            "{}: \"{decided}\" instead of \"{expected}\": a tuner or an env plugin decides; unset \
+                NCCL_TUNER_PLUGIN \
              and NCCL_ENV_PLUGIN",
             title(sample)
         );

@@ -32,7 +32,7 @@ enum Command {
     Import(Import),
 }
 
-/// What to read, and where to write it.
+/// The file to read, and the file to write.
 #[derive(Debug, Args)]
 struct Import {
     /// MSCCL++'s JSON, MSCCL's XML or a .plan file
@@ -42,7 +42,7 @@ struct Import {
     out: PathBuf,
 }
 
-/// How to write a program.
+/// The form in which a program is written.
 #[derive(Debug, Args)]
 struct Export {
     #[command(flatten)]
@@ -63,7 +63,7 @@ struct Export {
     max_bytes: u64,
 }
 
-/// Which form.
+/// The form to write.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct Form {
@@ -86,7 +86,7 @@ enum Fifo {
     Simple,
 }
 
-/// Which program.
+/// The program to show.
 #[derive(Debug, Args)]
 struct Which {
     /// A .plan file, MSCCL's XML, MSCCL++'s JSON, or the name of a built-in program (see `hawser plan list`)
@@ -184,7 +184,7 @@ fn convert(out: &mut impl Write, import: &Import) -> Result<bool> {
     Ok(ok)
 }
 
-/// What an MSCCL file says of itself, and what follows from it.
+/// The attributes of an MSCCL file, and what follows from them.
 fn attributes(import: &msccl::Import) -> String {
     let (least, most) = import.imported.bytes;
     let size = |bytes: u64| if bytes == u64::MAX { "any size".to_owned() } else { format!("{bytes} bytes") };
@@ -198,7 +198,8 @@ fn attributes(import: &msccl::Import) -> String {
     let safe =
         import.safe_bytes_of_msccl().map_or("every size".to_owned(), |bytes| format!("up to {bytes} bytes"));
     format!(
-        "# MSCCL         {} dialect, {}, for {least} bytes to {}; in MSCCL's own FIFOs it cannot hang for {safe}\n",
+        "# MSCCL         {} dialect, {}, for {least} bytes to {}; in MSCCL's own FIFOs it cannot hang for \
+         {safe}\n",
         import.dialect.name(),
         import.imported.protocol.name(),
         size(most)
@@ -218,7 +219,8 @@ fn list() -> String {
             let note = match algorithm.measured() {
                 Measured::Everywhere => "",
                 Measured::BetweenHosts => {
-                    ", measured between hosts of one rank: elsewhere runs only if NCCL_ALGO or a rule names it"
+                    ", measured between hosts of one rank: elsewhere runs only if NCCL_ALGO or a rule names \
+                     it"
                 }
                 Measured::Nowhere => ", not measured yet: runs only if NCCL_ALGO or a rule names it",
             };

@@ -17,44 +17,44 @@ const RUN_SECONDS: u64 = 120;
 /// Beginnings of the variables by which launchers tell a process its place.
 const LAUNCHERS: [&str; 7] = ["RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "HAWSER_PROCESS"];
 
-/// What to measure: out of place, floats, without checks.
+/// A measurement that is to be made: out of place, with floats, without checks.
 pub struct Sweep<'a> {
-    /// Which collectives.
+    /// The collectives to measure.
     pub collectives: &'a [Collective],
     /// Communicators of these names take turns; empty = one without a name.
     pub names: &'a [String],
-    /// Ranks, a thread each.
+    /// The number of ranks, each of which is a thread.
     pub ranks: u32,
     /// First and last size in bytes.
     pub bytes: (u64, u64),
-    /// From size to size.
+    /// The factor from one size to the next.
     pub factor: u64,
-    /// How often.
+    /// The number of times that all sizes are measured.
     pub cycles: u32,
     /// Milliseconds of a measurement at most.
     pub point_ms: u64,
-    /// Whether ranks are threads of the CPU.
+    /// True if ranks are threads of the CPU.
     pub is_host: bool,
 }
 
-/// A line of the results.
+/// One result of a measurement.
 #[derive(Deserialize)]
 pub struct Row {
     /// The name of the communicator, if several took turns.
     pub communicator: Option<String>,
-    /// Snake-case name.
+    /// The collective's name in snake case.
     pub collective: String,
     /// Bytes of the larger of input and output.
     pub size: u64,
     /// Elements; 0 = nothing was measured.
     pub count: u64,
-    /// The measurement.
+    /// The time of an operation out of place.
     pub out_of_place: Time,
-    /// What ran, and why.
+    /// The algorithm that ran, and why.
     pub choice: Option<String>,
 }
 
-/// See [`Row::out_of_place`].
+/// The time of an operation.
 #[derive(Deserialize)]
 pub struct Time {
     /// µs of an operation.
@@ -148,7 +148,7 @@ pub fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes one.
+    /// Makes a folder of a new name.
     ///
     /// # Errors
     /// It cannot be made.
@@ -161,7 +161,7 @@ impl Folder {
         Ok(Self(path))
     }
 
-    /// Where it is.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }

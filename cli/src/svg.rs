@@ -1,4 +1,4 @@
-//! What pictures have in common.
+//! Parts that all pictures have in common.
 
 /// Colours that are told apart, also by people who see red and green alike.
 pub const COLOURS: [&str; 8] =
@@ -12,7 +12,8 @@ pub fn escaped(text: &str) -> String {
 /// The beginning of a picture of this size, white, with a title.
 pub fn begin((width, height): (f64, f64), left: f64, title: &str) -> String {
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+            font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
          <text x=\"{left}\" y=\"24\" font-size=\"16\">{}</text>\n",
         escaped(title)

@@ -271,7 +271,7 @@ fn a_failing_call_names_itself_and_its_rank() {
     assert!(text.contains(wanted) && text.contains("(ncclResult_t 5): out of luck"), "{text}");
 }
 
-/// What a run with `library` says, which must fail.
+/// Returns what a run with `library` says, which must fail.
 fn refused(library: &str) -> String {
     let output = run(&format!("perf all_reduce -b 8 -e 8 -t 2 --library {library}"));
     assert!(!output.status.success());

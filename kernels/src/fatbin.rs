@@ -49,7 +49,7 @@ pub fn archs(image: &[u8]) -> Vec<Arch> {
     found
 }
 
-/// Where the entries start and end in `image`.
+/// The offsets in `image` where the entries start and end.
 fn entries_range(image: &[u8]) -> Option<(usize, usize)> {
     if read_u32(image, 0)? != MAGIC {
         return None;

@@ -1,9 +1,16 @@
-//! The CUDA kernels as bytes.
+//! Hawser's CUDA kernels as bytes, for the runtime to load.
 //!
 //! `build.rs` compiles every `cuda/*.cu` file to one fat binary: machine code for each default
 //! architecture and PTX for newer GPUs. This crate only embeds the results, it never talks to a
 //! driver, so it builds and links on any machine. Without a CUDA compiler the table is empty and
 //! the host device is the only one.
+//!
+//! ```
+//! for (name, image) in hawser_kernels::FATBINS {
+//!     println!("{name}: {} bytes for {} architectures", image.len(), hawser_kernels::archs(image).len());
+//! }
+//! assert!(hawser_kernels::image("no kernel has this name").is_none());
+//! ```
 
 mod fatbin;
 

@@ -13,7 +13,7 @@ use hawser_runtime::plugins;
 const BYTES: usize = 1 << 20;
 /// Messages under way.
 const FLYING: usize = 8;
-/// How long data are sent.
+/// The time for which data are sent.
 const TIME: Duration = Duration::from_secs(1);
 /// Nothing takes longer than this.
 const LIMIT: Duration = Duration::from_secs(30);

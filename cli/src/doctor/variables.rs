@@ -1,4 +1,4 @@
-//! Which `NCCL_*` and `HAWSER_*` variables mean something.
+//! Judges the names of `NCCL_*`, `HAWSER_*` and `MSCCL_*` variables.
 
 use hawser_net_ib::{Regard, regard};
 use hawser_runtime::env::{self, Reader};
@@ -20,7 +20,7 @@ const FOREIGN: &[&str] = &[
 /// Of the profiler plugin.
 const PROFILER: &[&str] = &["HAWSER_PROFILER_FILE", "NCCL_PROFILE_EVENT_MASK"];
 
-/// What a name is.
+/// The verdict on the name of a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Judgement {
     /// It has an effect.

@@ -8,10 +8,10 @@ use anyhow::{Result, anyhow};
 use super::control::Control;
 use super::library::Stop;
 
-/// How long threads may take to come back after a failure.
+/// The time in which threads must come back after a failure.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What one thread tells the others.
+/// The numbers that one thread tells the others.
 pub type Row = [f64; 4];
 
 /// A barrier of the threads of this process, and through [`Control`] of those of the others.

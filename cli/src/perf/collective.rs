@@ -31,13 +31,13 @@ pub struct Geometry {
 pub struct Segment {
     /// Length in elements.
     pub elements: u64,
-    /// Whose data.
+    /// The ranks whose data the segment holds.
     pub source: Source,
     /// First element of that rank's input, or of the reduced one.
     pub first: u64,
 }
 
-/// Whose data a segment holds.
+/// The origin of a segment's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// This rank's input.
@@ -76,12 +76,12 @@ impl Test {
         Self::ALL.into_iter().find(|t| t.name() == name)
     }
 
-    /// Whether values are combined.
+    /// Returns whether the operation combines values.
     pub fn reduces(self) -> bool {
         matches!(self, Self::One(collective) if collective.reduces())
     }
 
-    /// Whether the operation has a root.
+    /// Returns whether the operation has a root.
     pub fn rooted(self) -> bool {
         matches!(self, Self::One(collective) if collective.rooted())
     }
@@ -112,12 +112,12 @@ impl Test {
         }
     }
 
-    /// Whether `rank` sends anything of its own.
+    /// Returns whether `rank` sends anything of its own.
     pub fn has_input(self, rank: u32, root: u32) -> bool {
         matches!(self, Self::Hypercube) || matches!(self, Self::One(c) if c.has_input(rank, root))
     }
 
-    /// Whether `rank` receives a result.
+    /// Returns whether `rank` receives a result.
     pub fn has_output(self, rank: u32, root: u32) -> bool {
         matches!(self, Self::Hypercube) || matches!(self, Self::One(c) if c.has_output(rank, root))
     }

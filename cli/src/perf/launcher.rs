@@ -14,10 +14,10 @@ const PROCESS: &str = "HAWSER_PROCESS";
 const PROCESSES: &str = "HAWSER_PROCESSES";
 const MEETING_FILE: &str = "HAWSER_MEETING_FILE";
 
-/// How long the others may live on after one process failed.
+/// The time for which the others may live on after one process failed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How the processes of a job find each other.
+/// The way in which the processes of a job find each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Meeting {
     /// There is only one process.
@@ -44,9 +44,9 @@ pub struct Place {
     pub processes: u32,
     /// Index among the processes of this host.
     pub local: u32,
-    /// Whether a launcher (or `-p`) started this process as one of several.
+    /// True if a launcher (or `-p`) started this process as one of several.
     pub launched: bool,
-    /// How the processes find each other.
+    /// The way in which the processes find each other.
     pub meeting: Meeting,
 }
 
@@ -205,7 +205,7 @@ fn job(env: Variables) -> Option<String> {
     Some(name.chars().map(plain).take(64).collect())
 }
 
-/// Where files of one user live for the time of a session.
+/// The folder where files of one user live for the time of a session.
 fn private_dir() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|d| d.is_dir());
     runtime.unwrap_or_else(std::env::temp_dir)

@@ -63,10 +63,16 @@ pub struct Options {
     #[arg(short = 'd', long = "datatype", default_value = "float", value_parser = parse_types)]
     pub types: Types,
     /// Root rank or all
-    #[arg(short = 'r', long = "root", default_value = "0", value_parser = parse_root, allow_hyphen_values = true)]
+    #[arg(
+        short = 'r', long = "root", default_value = "0",
+        value_parser = parse_root, allow_hyphen_values = true
+    )]
     pub root: Root,
     /// 1 = wait after each iteration and meet, 2 = only wait
-    #[arg(short = 'z', long = "blocking", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=2))]
+    #[arg(
+        short = 'z', long = "blocking", default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(0..=2)
+    )]
     pub blocking: u32,
     /// Deadline in seconds for every wait of this program
     #[arg(short = 'T', long = "timeout", default_value_t = 600)]
@@ -79,7 +85,10 @@ pub struct Options {
     #[arg(short = 'J', long = "output_file", visible_alias = "json")]
     pub json: Option<PathBuf>,
     /// Reported time: 0 = rank 0, 1 = mean, 2 = least, 3 = most of all threads
-    #[arg(short = 'a', long = "average", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=3))]
+    #[arg(
+        short = 'a', long = "average", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(0..=3)
+    )]
     pub average: u32,
     /// Elements by which buffers are misaligned
     #[arg(short = 'u', long = "unalign", default_value_t = 0)]
@@ -109,7 +118,7 @@ pub struct Options {
     pub explain: bool,
 }
 
-/// How often an operation is run for one measurement.
+/// The number of times that an operation is run for one measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repetitions {
     /// Timed iterations, at least 1.
@@ -162,7 +171,8 @@ impl Options {
         }
         if self.library.is_some() && self.hosts.is_some() {
             bail!(
-                "--hosts is for the linked library; with --library start processes with NCCL_HOSTID of their own"
+                "--hosts is for the linked library; with --library start processes with NCCL_HOSTID of \
+                 their own"
             );
         }
         if self.library.is_some() && !self.names.is_empty() {
@@ -210,7 +220,7 @@ impl Options {
         if test.reduces() { self.ops.0.iter().copied().map(Some).collect() } else { vec![None] }
     }
 
-    /// How often to repeat an operation that takes about `seconds`.
+    /// Returns how often to repeat an operation that takes about `seconds`.
     pub fn repetitions(&self, seconds: f64) -> Repetitions {
         let Some(limit) = self.point_ms else {
             return Repetitions { iterations: self.iterations, launches: self.graph };
@@ -360,7 +370,8 @@ mod tests {
         let short =
             parsed("reduce -b 8 -e 1K -f 2 -n 3 -w 4 -c 2 -d half -o max -r 1 -g 2 -t 3 -G 5 -J out.json");
         let long = parsed(
-            "reduce --minbytes 8 --maxbytes 1K --stepfactor 2 --iters 3 --warmup_iters 4 --check 2 --datatype half --op max --root 1 --ngpus 2 --nthreads 3 --cudagraph 5 --output_file out.json",
+            "reduce --minbytes 8 --maxbytes 1K --stepfactor 2 --iters 3 --warmup_iters 4 --check 2 \
+             --datatype half --op max --root 1 --ngpus 2 --nthreads 3 --cudagraph 5 --output_file out.json",
         );
         assert_eq!(format!("{short:?}"), format!("{long:?}"));
         assert_eq!(short.sizes(), [8, 16, 32, 64, 128, 256, 512, 1024]);

@@ -18,13 +18,13 @@ const GUARD: u64 = 512;
 /// Allocations are multiples of this, as those of frameworks are. What is not a multiple of 64 KiB is mapped
 /// by other processes with small pages, through which copy engines reach 285 instead of 380 GB/s (H200).
 const PAGE: u64 = 2 << 20;
-/// What they hold, and what a receive buffer holds before.
+/// The byte that guards hold, and that a receive buffer holds before an operation.
 const PATTERN: u8 = 0xa5;
 
 /// One operation on all ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// Which operation.
+    /// The operation.
     pub test: Test,
     /// Element type.
     pub dtype: DataType,
@@ -32,15 +32,15 @@ pub struct Case {
     pub op: Option<ReduceOp>,
     /// Root; 0 where there is none.
     pub root: u32,
-    /// Elements.
+    /// The numbers of elements that are sent and received.
     pub geometry: Geometry,
     /// Number of ranks.
     pub ranks: u32,
-    /// Whether input and output share a buffer.
+    /// True if input and output share a buffer.
     pub in_place: bool,
 }
 
-/// What a check found.
+/// The faults that a check found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Wrong elements of the receive buffer.
@@ -49,7 +49,7 @@ pub struct Findings {
     pub outside: u64,
 }
 
-/// What operations read and write.
+/// The buffers that operations read and write.
 struct Buffers {
     send: Memory,
     recv: Memory,
@@ -286,7 +286,7 @@ impl Rank {
         Some(call)
     }
 
-    /// Where operations are put.
+    /// Returns the stream that operations are put on.
     pub fn stream(&self) -> Stream {
         self.stream.stream
     }

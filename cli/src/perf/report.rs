@@ -21,13 +21,13 @@ pub struct Outcome {
     /// Bytes per time in GB/s.
     #[serde(rename = "alg_bw")]
     pub algorithm: f64,
-    /// What links must carry, in GB/s.
+    /// The bandwidth that links must carry, in GB/s.
     #[serde(rename = "bus_bw")]
     pub bus: f64,
     /// Wrong elements; None if nobody looked.
     #[serde(rename = "nwrong")]
     pub wrong: Option<u64>,
-    /// How many operations the time is the mean of.
+    /// The number of operations that the time is the mean of.
     pub operations: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct Row {
     pub out_of_place: Outcome,
     /// The same buffer; None if that was left out.
     pub in_place: Option<Outcome>,
-    /// What was chosen, if asked for.
+    /// The choice and its reason, if they were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<String>,
     /// The table of stages that its time went to, if it was asked for.
@@ -137,7 +137,7 @@ struct Bandwidth {
 /// Shape of the job, for the header.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// What is measured.
+    /// The job that is measured.
     pub library: About,
     /// All ranks.
     pub ranks: u32,
@@ -150,7 +150,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Whether two ranks use one device of one host.
+    /// True if two ranks use one device of one host.
     pub fn has_shared_devices(&self) -> bool {
         let place = |line: &str| line.split_once(" on ").map(|(_, place)| place.to_owned());
         let mut places: Vec<_> = self.devices.iter().map(|line| place(line)).collect();
@@ -200,7 +200,7 @@ impl<'a> Reporter<'a> {
         })
     }
 
-    /// How long the slowest thread took to make its communicators.
+    /// Notes the time that the slowest thread took to make its communicators.
     pub fn made(&mut self, seconds: f64) {
         self.init_ms = seconds * 1e3;
         self.note(&format!("communicators made in {:.1} ms", self.init_ms));
@@ -310,7 +310,8 @@ fn header(test: Test, o: &Options, job: &Job) -> String {
     let mut text = format!("# hawser {} perf {}\n", env!("CARGO_PKG_VERSION"), test.name());
     let _ = writeln!(
         text,
-        "# nThread {} nGpus {} minBytes {} maxBytes {} step: {step}({kind}) warmup iters: {} iters: {} agg iters: {} validation: {} graph: {} unalign: {}",
+        "# nThread {} nGpus {} minBytes {} maxBytes {} step: {step}({kind}) warmup iters: {} iters: {} agg \
+         iters: {} validation: {} graph: {} unalign: {}",
         job.threads,
         job.gpus,
         o.min_bytes,
@@ -418,7 +419,8 @@ mod tests {
 
     #[test]
     fn rows_look_like_those_of_nccl_tests() {
-        let want = "     1048576        262144     float     sum      -1    12.35    2.72    4.00       0   123457  1234.6   12346     N/A";
+        let want = "     1048576        262144     float     sum      -1    12.35    2.72    4.00       0   \
+            123457  1234.6   12346     N/A";
         assert_eq!(line(&sample()), want);
         let half = line(&Row { in_place: None, ..sample() });
         assert_eq!((half.len(), half.split_whitespace().count()), (want.len(), 13));

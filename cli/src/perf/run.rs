@@ -96,7 +96,7 @@ pub struct Shape {
 
 /// All sizes of one operation with one type, reduction and root.
 pub struct Series {
-    /// Which operation.
+    /// The operation that is measured.
     pub test: Test,
     /// Element type.
     pub dtype: DataType,

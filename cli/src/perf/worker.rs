@@ -18,23 +18,23 @@ use super::rank::{Case, Rank};
 use super::report::{Outcome, Reporter, Row};
 use super::run::{Series, Shape};
 
-/// What one thread knows.
+/// The knowledge of one thread that measures.
 pub struct Worker<'a> {
     /// The command line.
     pub options: &'a Options,
-    /// What is measured.
+    /// The library that is measured.
     pub library: &'a dyn Library,
-    /// All threads.
+    /// The barrier of all threads.
     pub barrier: &'a Barrier,
-    /// How many there are.
+    /// The numbers of processes, threads and ranks of the job.
     pub shape: Shape,
-    /// Where this process stands.
+    /// The place of this process among those of the job.
     pub place: &'a Place,
     /// Of the communicators: of one, or of each of those with names.
     pub ids: &'a [Id],
-    /// What is to be measured.
+    /// The series that are to be measured.
     pub plan: &'a [Series],
-    /// Index in the process.
+    /// The index of the thread in the process.
     pub thread: u32,
 }
 
@@ -375,7 +375,7 @@ fn launch(ranks: &[Rank], graphs: &[Graph]) -> Result<()> {
     ranks.iter().zip(graphs).try_for_each(|(rank, graph)| rank.launch(graph))
 }
 
-/// Where the time of what was measured last went on this process.
+/// Returns the stages at which the time of the last measurement went by on this process.
 fn stage_table(outcome: &Outcome) -> String {
     let operations = outcome.operations.max(1) as f64;
     let mut text = format!("{:9} {:>10} {:>9} {:>10}\n", "stage", "us per op", "times", "longest");

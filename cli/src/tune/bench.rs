@@ -19,13 +19,13 @@ pub enum Way {
     Default,
     /// As a rule file has it.
     Rules(PathBuf),
-    /// Forced.
+    /// A choice that is forced.
     Forced {
-        /// Which family.
+        /// The family of algorithms.
         algorithm: Algorithm,
-        /// Which protocol.
+        /// The protocol.
         protocol: Protocol,
-        /// How many channels; None = as the cost model says.
+        /// The number of channels; None leaves it to the cost model.
         channels: Option<u32>,
     },
 }
@@ -73,17 +73,17 @@ fn snake(name: &str) -> String {
 /// A time that was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Which collective.
+    /// The collective.
     pub collective: String,
     /// Bytes of the larger of input and output.
     pub bytes: u64,
     /// Microseconds of one operation.
     pub us: f64,
-    /// What ran: algorithm, protocol, blocks.
+    /// The algorithm, protocol and number of blocks that ran.
     pub ran: String,
 }
 
-/// What measures.
+/// The job that measures.
 pub struct Bench<'a> {
     options: &'a Options,
     is_host: bool,

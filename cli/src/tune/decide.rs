@@ -1,4 +1,4 @@
-//! Which way is surely faster than the default, where. Pure: from times to rules.
+//! Decides from measured times which way is surely faster than the default, and for which sizes.
 //!
 //! A difference is sure when the slower end of the one lies below the faster end of the other, after a fifth
 //! of the rounds was left out on either side, and when the median gains at least what was asked for. Of the
@@ -14,7 +14,7 @@ use super::bench::Sample;
 pub struct Times {
     /// Microseconds, sorted.
     us: Vec<f64>,
-    /// What ran.
+    /// The choice that ran.
     pub ran: String,
 }
 
@@ -36,7 +36,7 @@ impl Times {
         (high - low) / 2.0 / self.median()
     }
 
-    /// Whether these are faster for sure.
+    /// Returns whether these times are surely shorter than the other ones.
     pub fn surely_faster_than(&self, other: &Self) -> bool {
         self.us.len() >= 3 && other.us.len() >= 3 && self.range().1 < other.range().0
     }
@@ -65,11 +65,11 @@ pub type Tables = BTreeMap<String, Table>;
 /// A way for a range of sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
-    /// Which collective.
+    /// The collective.
     pub collective: String,
     /// First and last size, both taken in.
     pub bytes: (u64, u64),
-    /// Which way.
+    /// The way that is faster.
     pub way: String,
     /// The sizes that were measured in it.
     pub sizes: Vec<u64>,

@@ -40,7 +40,10 @@ const FEWEST_ROUNDS: u32 = 3;
 #[derive(Debug, Args)]
 pub struct Options {
     /// Collectives, by NCCL's names
-    #[arg(default_value = "all_reduce,all_gather,reduce_scatter", value_delimiter = ',', value_parser = collective)]
+    #[arg(
+        default_value = "all_reduce,all_gather,reduce_scatter", value_delimiter = ',',
+        value_parser = collective
+    )]
     collectives: Vec<Collective>,
     /// Ranks, each with a GPU of its own [default: all GPUs; 2 on the host device]
     #[arg(short = 'g', long = "ngpus", value_parser = clap::value_parser!(u32).range(2..=1024))]
@@ -52,7 +55,10 @@ pub struct Options {
     #[arg(short = 'e', long = "maxbytes", value_parser = parse_size)]
     max_bytes: Option<u64>,
     /// Factor from size to size
-    #[arg(short = 'f', long = "stepfactor", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(
+        short = 'f', long = "stepfactor", default_value_t = 4,
+        value_parser = clap::value_parser!(u64).range(2..)
+    )]
     factor: u64,
     /// How often everything is measured; with fewer than 3 nothing can be sure
     #[arg(short = 'N', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(3..=100))]
@@ -64,7 +70,10 @@ pub struct Options {
     #[arg(long, default_value_t = 5.0, value_parser = percent)]
     gain: f64,
     /// Milliseconds for one measurement at most
-    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    #[arg(
+        long, value_name = "MS", default_value_t = 20,
+        value_parser = clap::value_parser!(u64).range(1..=10_000)
+    )]
     point_ms: u64,
     /// The rule file to write
     #[arg(short = 'o', long, default_value = "hawser-rules.toml")]
@@ -167,7 +176,7 @@ fn check(options: &Options, is_host: bool, ranks: u32, rules: &Path) -> Result<(
     }
 }
 
-/// Whether another round would end after `--within`.
+/// Returns whether another round would end after `--within`.
 fn is_late(options: &Options, round: u32, begin: Instant, took: Duration) -> bool {
     let limit = options.within.map(Duration::from_secs);
     round >= FEWEST_ROUNDS && limit.is_some_and(|limit| begin.elapsed() + took > limit)
@@ -207,7 +216,7 @@ fn measure(options: &Options, bench: &Bench<'_>, state: &mut State) -> Result<u3
     Ok(state.rounds())
 }
 
-/// Where measurements are kept until the rules are written.
+/// Returns the file where measurements are kept until the rules are written.
 fn state_file(out: &Path) -> PathBuf {
     let mut name = out.as_os_str().to_owned();
     name.push(".tuning.json");

@@ -10,13 +10,13 @@ use super::bench::Way;
 use super::decide::{Found, Table, Tables, Times};
 use crate::svg::{self, COLOURS, escaped};
 
-/// What was measured on, and how.
+/// A description of the machine and of the measurement.
 pub struct CallAttributes<'a> {
     /// Name of the device.
     pub device: &'a str,
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Rounds.
+    /// The number of rounds.
     pub rounds: u32,
     /// Least gain in percent.
     pub gain: f64,
@@ -59,7 +59,8 @@ pub fn rule_file(tables: &Tables, found: &[Found], attributes: &CallAttributes<'
         let name = quoted(&format!("tuned {collective} {bytes}"));
         let _ = write!(
             text,
-            "[[rule]]\nname = {name}\nmatch = {{ collective = \"{collective}\", bytes = \"{bytes}\", ranks = {ranks}, hosts = 1 }}\n\
+            "[[rule]]\nname = {name}\nmatch = {{ collective = \"{collective}\", bytes = \"{bytes}\", \
+             ranks = {ranks}, hosts = 1 }}\n\
              use = {}\n",
             Way::action(way)
         );
@@ -76,7 +77,7 @@ pub fn rule_file(tables: &Tables, found: &[Found], attributes: &CallAttributes<'
     text
 }
 
-/// What was found, for the terminal.
+/// Returns the findings as text for the terminal.
 pub fn summary(tables: &Tables, found: &[Found]) -> String {
     let mut text = String::new();
     for (collective, table) in tables {
@@ -287,7 +288,8 @@ fn band<'c>(text: &mut String, scale: &Scale, found: &[&Found], colour: &impl Fn
         let (x, end) = (scale.x(*first), scale.x(*last));
         let _ = writeln!(
             text,
-            "<rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{:.1}\" height=\"14\" fill=\"{}\"><title>{}</title></rect>",
+            "<rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{:.1}\" height=\"14\" \
+                fill=\"{}\"><title>{}</title></rect>",
             (end - x).max(3.0),
             colour(way).unwrap_or("black"),
             escaped(way)

@@ -16,7 +16,7 @@ pub struct State {
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Kept {
-    /// What is measured, in words.
+    /// The question that the measurements answer, in words.
     question: String,
     /// By round: ways, and what was measured of each.
     rounds: Vec<Vec<(String, Vec<Sample>)>>,
@@ -39,7 +39,8 @@ impl State {
                     .with_context(|| format!("{name} cannot be read: --restart forgets it"))?;
                 if kept.question != question {
                     bail!(
-                        "{name} is of an interrupted run that measured something else:\n  there: {}\n  here:  {question}\n\
+                        "{name} is of an interrupted run that measured something else:\n  there: {}\n  \
+                         here:  {question}\n\
                          Use its options again, or forget it with --restart",
                         kept.question
                     );
@@ -50,7 +51,7 @@ impl State {
         Ok(Self { path: path.to_owned(), kept })
     }
 
-    /// How many rounds are there.
+    /// Returns the number of rounds that were kept.
     pub fn rounds(&self) -> u32 {
         self.kept.rounds.len() as u32
     }

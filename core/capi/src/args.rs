@@ -60,7 +60,7 @@ impl<T: Copy> Out<T> {
         Ok(())
     }
 
-    /// Whether the caller passed NULL.
+    /// Returns whether the caller passed NULL.
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }
@@ -93,7 +93,7 @@ impl<T> In<T> {
         In(pointer)
     }
 
-    /// Whether the caller passed NULL.
+    /// Returns whether the caller passed NULL.
     pub fn is_null(&self) -> bool {
         self.0.is_null()
     }
@@ -164,7 +164,7 @@ impl<T: Plain> In<T> {
     }
 }
 
-/// What all versioned structs start with.
+/// The fields that all versioned structs start with.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Header {

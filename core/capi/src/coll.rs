@@ -18,7 +18,7 @@ const NO_OP: c_int = 0;
 /// Root of calls that have none.
 const NO_ROOT: c_int = 0;
 
-/// What a collective is called with.
+/// The arguments of a collective.
 struct Request {
     collective: Collective,
     send: *const c_void,
@@ -43,7 +43,8 @@ macro_rules! collectives {
             let op = collectives!(@or NO_OP $($op)?);
             let root = collectives!(@or NO_ROOT $($root)?);
             let (send, recv, config) = (sendbuff, recvbuff, In::NULL);
-            Request { collective: Collective::$collective, send, recv, count, datatype, op, root, comm, stream, config }.submit()
+            let collective = Collective::$collective;
+            Request { collective, send, recv, count, datatype, op, root, comm, stream, config }.submit()
         }
 
         $(#[doc = $doc])*
@@ -51,12 +52,14 @@ macro_rules! collectives {
         /// With a configuration of this call (NULL for none).
         fn $with / $with_twin(
             sendbuff: *const c_void, recvbuff: *const c_void, count: usize, datatype: c_int,
-            $($op: c_int,)? $($root: c_int,)? comm: CommPtr, stream: *const c_void, config: In<NcclCollConfig>,
+            $($op: c_int,)? $($root: c_int,)? comm: CommPtr, stream: *const c_void,
+            config: In<NcclCollConfig>,
         ) {
             let op = collectives!(@or NO_OP $($op)?);
             let root = collectives!(@or NO_ROOT $($root)?);
             let (send, recv) = (sendbuff, recvbuff);
-            Request { collective: Collective::$collective, send, recv, count, datatype, op, root, comm, stream, config }.submit()
+            let collective = Collective::$collective;
+            Request { collective, send, recv, count, datatype, op, root, comm, stream, config }.submit()
         }
     )*}};
     (@or $default:ident) => { $default };
@@ -69,11 +72,13 @@ collectives! {
     /// Reduces `count` elements of all ranks to the root.
     Reduce: ncclReduce / pncclReduce, ncclReduceConfig / pncclReduceConfig, op: (op), root: (root);
     /// Copies `count` elements of the root to all ranks.
-    Broadcast: ncclBroadcast / pncclBroadcast, ncclBroadcastConfig / pncclBroadcastConfig, op: (), root: (root);
+    Broadcast: ncclBroadcast / pncclBroadcast, ncclBroadcastConfig / pncclBroadcastConfig,
+        op: (), root: (root);
     /// Every rank gets the `count` elements of all ranks, in rank order.
     AllGather: ncclAllGather / pncclAllGather, ncclAllGatherConfig / pncclAllGatherConfig, op: (), root: ();
     /// Reduces `count` elements per rank; rank r gets the r-th block.
-    ReduceScatter: ncclReduceScatter / pncclReduceScatter, ncclReduceScatterConfig / pncclReduceScatterConfig, op: (op), root: ();
+    ReduceScatter: ncclReduceScatter / pncclReduceScatter, ncclReduceScatterConfig / pncclReduceScatterConfig,
+        op: (op), root: ();
     /// Rank r's s-th block of `count` elements becomes rank s's r-th block.
     AllToAll: ncclAlltoAll / pncclAlltoAll, ncclAlltoAllConfig / pncclAlltoAllConfig, op: (), root: ();
     /// The root gets the `count` elements of all ranks, in rank order.

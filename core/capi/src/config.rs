@@ -28,7 +28,7 @@ const GRAPHS_AND_CALLS: c_int = 2;
 /// A communicator's configuration after its checks.
 #[derive(Debug, Clone)]
 pub struct CommConfig {
-    /// What the runtime acts on.
+    /// The part of the configuration that the runtime acts on.
     pub runtime: Config,
 }
 
@@ -201,7 +201,10 @@ fn algorithm_filter(config: &NcclCollConfig) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid_usage(format!("config->algSelection \"{filter}\" cannot be kept at this API level"))
-        .remedy("set NCCL_ALGO or NCCL_PROTO for the process, or forceAlgSelection = 0, or leave algSelection NULL"))
+        .remedy(
+            "set NCCL_ALGO or NCCL_PROTO for the process, or forceAlgSelection = 0, or leave \
+            algSelection NULL",
+        ))
 }
 
 #[cfg(test)]

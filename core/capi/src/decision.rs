@@ -36,7 +36,7 @@ unsafe impl Plain for Answer {}
 const _: () = assert!(size_of::<Answer>() == 432);
 
 hawser_api! {
-    /// What the last operation of a communicator ran, and why.
+    /// Tells what the last operation of a communicator ran, and why.
     fn hawserLastDecision(comm: CommPtr, decision: Out<Answer>, text: Out<c_char>, capacity: usize) {
         let handle = comm.ready()?;
         let given = decision.input().read_versioned("decision", Answer::unset(), MAGIC)?;
@@ -44,7 +44,8 @@ hawser_api! {
         let mut said = String::new();
         if let Some(last) = handle.name(handle.comm.last_decision())? {
             (answer.known, answer.operation, answer.bytes) = (1, last.operation, last.bytes);
-            (answer.predicted_us, answer.channels, answer.threads) = (last.predicted_us, last.channels, last.threads);
+            answer.predicted_us = last.predicted_us;
+            (answer.channels, answer.threads) = (last.channels, last.threads);
             fill(&mut answer.collective, &last.collective);
             fill(&mut answer.algorithm, &last.algorithm);
             fill(&mut answer.protocol, &last.protocol);

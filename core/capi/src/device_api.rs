@@ -27,7 +27,8 @@ nccl_api! {
     }
 
     /// A communicator for kernels.
-    fn ncclDevCommCreate / pncclDevCommCreate(_comm: CommPtr, _reqs: *const c_void, _outDevComm: *const c_void) {
+    fn ncclDevCommCreate / pncclDevCommCreate(_comm: CommPtr, _reqs: *const c_void,
+        _outDevComm: *const c_void) {
         Err(refusal())
     }
 
@@ -62,7 +63,8 @@ nccl_api! {
     }
 
     /// A team's rank as one of the communicator; -1 here.
-    fn ncclTeamRankToWorld / pncclTeamRankToWorld(_comm: CommPtr, _team: Team, _rank: c_int) -> c_int, else -1, {
+    fn ncclTeamRankToWorld / pncclTeamRankToWorld(_comm: CommPtr, _team: Team, _rank: c_int) -> c_int,
+        else -1, {
         Err(refusal())
     }
 
@@ -71,28 +73,28 @@ nccl_api! {
         Err(refusal())
     }
 
-    /// What a barrier of a load-store team needs.
+    /// Resources that a barrier of a load-store team needs.
     fn ncclLsaBarrierCreateRequirement / pncclLsaBarrierCreateRequirement(
         _team: Team, _nBarriers: c_int, _outHandle: *const c_void, _outReq: *const c_void,
     ) {
         Err(refusal())
     }
 
-    /// What a barrier over the network needs.
+    /// Resources that a barrier over the network needs.
     fn ncclGinBarrierCreateRequirement / pncclGinBarrierCreateRequirement(
         _comm: CommPtr, _team: Team, _nBarriers: c_int, _outHandle: *const c_void, _outReq: *const c_void,
     ) {
         Err(refusal())
     }
 
-    /// What an inbox of an all-to-all over the network needs.
+    /// Resources that an inbox of an all-to-all over the network needs.
     fn ncclGinInboxA2ACreateRequirement / pncclGinInboxA2ACreateRequirement(
         _peers: Team, _nBlocks: c_int, _sizeLog2: c_int, _outHandle: *const c_void, _outReq: *const c_void,
     ) {
         Err(refusal())
     }
 
-    /// What an outbox for the network needs.
+    /// Resources that an outbox for the network needs.
     fn ncclGinOutboxCreateRequirement / pncclGinOutboxCreateRequirement(
         _nBlocks: c_int, _sizeLog2: c_int, _outHandle: *const c_void, _outReq: *const c_void,
     ) {
@@ -104,7 +106,7 @@ nccl_api! {
         Err(refusal())
     }
 
-    /// What a low-latency all-to-all needs.
+    /// Resources that a low-latency all-to-all needs.
     fn ncclLLA2ACreateRequirement / pncclLLA2ACreateRequirement(
         _nBlocks: c_int, _nSlots: c_int, _outHandle: *const c_void, _outReq: *const c_void,
     ) {
@@ -141,7 +143,8 @@ nccl_api! {
 
     /// Logical endpoint of a window in a counted team.
     fn ncclGetCftDeviceLeInfo / pncclGetCftDeviceLeInfo(
-        _window: *const c_void, _offset: usize, _peerCft: c_int, _cftTeam: Team, leId: Out<u32>, leOffset: Out<usize>,
+        _window: *const c_void, _offset: usize, _peerCft: c_int, _cftTeam: Team, leId: Out<u32>,
+        leOffset: Out<usize>,
     ) {
         no_endpoint(leId, leOffset)
     }

@@ -24,7 +24,7 @@ pub struct CommPtr(*const c_void);
 pub struct Handle {
     /// The runtime's communicator.
     pub comm: Comm,
-    /// Whether calls wait; otherwise they may return `ncclInProgress`.
+    /// True if calls wait for their end; otherwise they may return `ncclInProgress`.
     pub blocking: bool,
     /// Most CTAs of one operation, as its configuration says.
     pub max_ctas: u32,
@@ -40,11 +40,11 @@ enum Slot {
     Live(Arc<Handle>),
     /// Being destroyed: only an abort may still come, to release a destroy that hangs.
     Closing(Arc<Handle>),
-    /// How it ended.
+    /// The way in which the communicator ended.
     Dead(&'static str),
 }
 
-/// How a communicator ends while `ncclCommDestroy` runs.
+/// The way in which a communicator ends while `ncclCommDestroy` runs.
 const CLOSING: &str = "handed to ncclCommDestroy";
 
 type Table = FxHashMap<usize, Slot>;
@@ -54,10 +54,10 @@ type Shard = RwLock<Table>;
 static SHARDS: [Shard; 16] = [const { RwLock::new(Table::with_hasher(FxBuildHasher)) }; 16];
 
 impl CommPtr {
-    /// What C gets where there is no communicator.
+    /// The value that C gets where there is no communicator.
     pub const NULL: Self = CommPtr(std::ptr::null());
 
-    /// Whether C passed NULL.
+    /// Returns whether C passed NULL.
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }
@@ -117,7 +117,8 @@ impl CommPtr {
     pub fn destroy(self) -> Result<()> {
         let handle = self.swap(false, Slot::Closing)?;
         let outcome = handle.comm.destroy();
-        let refused = matches!(&outcome, Err(e) if matches!(e.kind, ErrorKind::InvalidUsage | ErrorKind::InvalidArgument));
+        let refusals = [ErrorKind::InvalidUsage, ErrorKind::InvalidArgument];
+        let refused = outcome.as_ref().is_err_and(|error| refusals.contains(&error.kind));
         if let Some(slot) = write(self.shard()).get_mut(&self.key())
             && matches!(slot, Slot::Closing(_))
         {

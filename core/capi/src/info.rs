@@ -15,8 +15,9 @@ nccl_api! {
         version.set("version", VERSION_CODE)
     }
 
-    /// What a result code means.
-    fn ncclGetErrorString / pncclGetErrorString(code: c_int) -> *const c_char, else c"unknown result".as_ptr(), {
+    /// Returns what a result code means, in words.
+    fn ncclGetErrorString / pncclGetErrorString(code: c_int) -> *const c_char,
+        else c"unknown result".as_ptr(), {
         Ok(meaning(code).as_ptr())
     }
 

@@ -35,7 +35,8 @@ nccl_api! {
 
     /// As `ncclCommInitRankConfig`, with several ids that share the work of meeting.
     fn ncclCommInitRankScalable / pncclCommInitRankScalable(
-        newcomm: Out<CommPtr>, nranks: c_int, myrank: c_int, nId: c_int, commIds: In<IdBytes>, config: In<NcclConfig>,
+        newcomm: Out<CommPtr>, nranks: c_int, myrank: c_int, nId: c_int, commIds: In<IdBytes>,
+        config: In<NcclConfig>,
     ) {
         grouped(check_size(newcomm, nranks, myrank).and_then(|_| {
             let ids = commIds.read_all("commIds", id_count(nId, nranks)?)?;

@@ -28,7 +28,9 @@ nccl_api! {
         _config: In<NcclConfig>, _shrinkFlags: c_int,
     ) {
         newcomm.set_if_given(CommPtr::NULL);
-        Err(not_offered("use ncclCommSplit, or ncclCommAbort and a new communicator of the ranks that are left"))
+        Err(not_offered(
+            "use ncclCommSplit, or ncclCommAbort and a new communicator of the ranks that are left",
+        ))
     }
 
     /// Makes an id for ranks that join a communicator.
@@ -65,7 +67,8 @@ nccl_api! {
     /// Writes to a peer's window and raises a signal there.
     fn ncclPutSignal / pncclPutSignal(
         _localbuff: *const c_void, _count: usize, _datatype: c_int, _peer: c_int, _peerWin: *const c_void,
-        _peerWinOffset: usize, _sigIdx: c_int, _ctx: c_int, _flags: c_uint, _comm: CommPtr, _stream: *const c_void,
+        _peerWinOffset: usize, _sigIdx: c_int, _ctx: c_int, _flags: c_uint, _comm: CommPtr,
+        _stream: *const c_void,
     ) {
         grouped(Err(not_offered("use ncclSend and ncclRecv")))
     }

@@ -4,6 +4,18 @@
 //! ncclX, pncclX ─► guard (panics, last error, trace) ─► body: check arguments ─► hawser-runtime
 //! ```
 //!
+//! A program in C sees NCCL's header and links `libnccl.so.2`:
+//!
+//! ```c
+//! ncclUniqueId id;
+//! ncclComm_t comm;
+//! ncclGetUniqueId(&id);                                /* on rank 0, which hands it to the others */
+//! ncclCommInitRank(&comm, ranks, id, rank);
+//! ncclAllReduce(send, recv, count, ncclFloat, ncclSum, comm, stream);
+//! cudaStreamSynchronize(stream);
+//! ncclCommDestroy(comm);
+//! ```
+//!
 //! Every name that NCCL 2.32.3 exports is here, as `ncclX` and `pncclX` (a profiler interposes the first and
 //! forwards to the second), with the names of `hawser.h`, and nothing else. Both call one private body, never
 //! each other. A function that this API level does not offer returns `ncclInvalidUsage` and leaves a text.

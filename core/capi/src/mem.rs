@@ -78,10 +78,12 @@ nccl_api! {
     }
 
     /// The address that a window was made from.
-    fn ncclWinGetUserPtr / pncclWinGetUserPtr(comm: CommPtr, win: *const c_void, outUserPtr: Out<*const c_void>) {
+    fn ncclWinGetUserPtr / pncclWinGetUserPtr(comm: CommPtr, win: *const c_void,
+        outUserPtr: Out<*const c_void>) {
         let live = comm.ready()?;
         outUserPtr.set("outUserPtr", std::ptr::null())?;
-        let base = live.windows.base(win).ok_or_else(|| no_registration("win", win, "ncclCommWindowRegister"));
+        let unknown = || no_registration("win", win, "ncclCommWindowRegister");
+        let base = live.windows.base(win).ok_or_else(unknown);
         let base = live.name(base)?;
         outUserPtr.set("outUserPtr", base as *const c_void)
     }

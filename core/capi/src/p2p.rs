@@ -14,7 +14,8 @@ use crate::types::{SIM_INFO_MAGIC, SimInfo};
 nccl_api! {
     /// Sends `count` elements to `peer`, which receives as many of the same type.
     fn ncclSend / pncclSend(
-        sendbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr, stream: *const c_void,
+        sendbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr,
+        stream: *const c_void,
     ) {
         message(comm, "sendbuff", sendbuff, count, datatype, peer, |handle, addr, bytes, peer| {
             handle.comm.send(addr, bytes, peer, Stream(stream as u64))
@@ -23,7 +24,8 @@ nccl_api! {
 
     /// Receives `count` elements from `peer`.
     fn ncclRecv / pncclRecv(
-        recvbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr, stream: *const c_void,
+        recvbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr,
+        stream: *const c_void,
     ) {
         message(comm, "recvbuff", recvbuff, count, datatype, peer, |handle, addr, bytes, peer| {
             handle.comm.recv(addr, bytes, peer, Stream(stream as u64))
@@ -75,7 +77,8 @@ pub fn grouped(outcome: Result<()>) -> Result<()> {
 thread_local! {
     /// Communicators of the open group whose calls do not block.
     /// Without a destructor, since destructors of static objects may still call.
-    static MEMBERS: RefCell<ManuallyDrop<Vec<Arc<Handle>>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+    static MEMBERS: RefCell<ManuallyDrop<Vec<Arc<Handle>>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// Notes a communicator that does not block, for the end of the open group, if there is one.

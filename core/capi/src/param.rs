@@ -75,7 +75,8 @@ nccl_api! {
     }
 
     /// A parameter as text, by name.
-    fn ncclParamGetParameter / pncclParamGetParameter(_key: In<c_char>, value: Out<*const c_char>, valueLen: Out<c_int>) {
+    fn ncclParamGetParameter / pncclParamGetParameter(_key: In<c_char>, value: Out<*const c_char>,
+        valueLen: Out<c_int>) {
         value.set_if_given(c"".as_ptr());
         valueLen.set_if_given(0);
         Err(refusal())

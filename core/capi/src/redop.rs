@@ -34,7 +34,8 @@ nccl_api! {
     fn ncclRedOpDestroy / pncclRedOpDestroy(op: c_int, comm: CommPtr) {
         let handle = comm.ready()?;
         if (0..BUILT_IN_OPS).contains(&op) {
-            return Err(Error::invalid_argument(format!("op {op} is built in")).remedy("destroy only what you created"));
+            let error = Error::invalid_argument(format!("op {op} is built in"));
+            return Err(error.remedy("destroy only what you created"));
         }
         handle.name(handle.ops.remove(op))
     }

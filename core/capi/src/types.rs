@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::args::Plain;
 
-/// What `ncclGetVersion` says: 10000 × major + 100 × minor + patch.
+/// The number that `ncclGetVersion` gives: 10000 × major + 100 × minor + patch.
 pub const VERSION_CODE: c_int = 23203;
 /// `NCCL_CONFIG_UNDEF_INT`: the caller did not set the field.
 pub const UNDEF_INT: c_int = c_int::MIN;

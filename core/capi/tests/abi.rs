@@ -127,7 +127,12 @@ fn a_preloaded_library_wins() {
     ]);
     fs::copy(other.join("libnccl.so"), other.join("libnccl.so.2")).unwrap();
     let asks = other.join("asks.c");
-    fs::write(&asks, "#include <stdio.h>\nint ncclGetVersion(int *);\nint main(void) { int v = 0; ncclGetVersion(&v); printf(\"%d\\n\", v); return 0; }\n").unwrap();
+    fs::write(
+        &asks,
+        "#include <stdio.h>\nint ncclGetVersion(int *);\nint main(void) { int v = 0; \
+        ncclGetVersion(&v); printf(\"%d\\n\", v); return 0; }\n",
+    )
+    .unwrap();
     let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", path(&other));
     let program = place.folder.join("asks");
     place.cc(&[path(&asks), "-L", path(&other), "-lnccl", &rpath, "-o", path(&program)]);

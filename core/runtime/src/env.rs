@@ -28,7 +28,7 @@ use source::Source;
 pub use table::{Explain, Reader, Setting, Settings, TABLE};
 
 impl Settings {
-    /// Whether all values that must mean something do.
+    /// Checks that all values that must mean something do.
     ///
     /// # Errors
     /// `InvalidUsage` with the name, the value and the accepted form of each that does not.
@@ -88,7 +88,7 @@ impl Settings {
         }
     }
 
-    /// What `hawser rules apply --job` finds this process by.
+    /// Returns the name by which `hawser rules apply --job` finds this process.
     pub fn job(&self) -> Option<String> {
         self.job_name.clone().or_else(|| std::env::var("SLURM_JOB_ID").ok())
     }
@@ -161,7 +161,7 @@ pub fn distance(a: &str, b: &str) -> usize {
 /// The origin of values that the library has no use for itself.
 static ORIGIN: OnceLock<Origin> = OnceLock::new();
 
-/// Where built-in plugins get their settings from.
+/// The place that built-in plugins get their settings from.
 enum Origin {
     /// An env plugin, and nothing else.
     Plugin(Box<dyn EnvContext>),
@@ -232,7 +232,7 @@ pub fn fuzz_settings_file(text: &str) {
     let _ = (source.settings(), source.complaints());
 }
 
-/// Whether tests are to write what they compare with.
+/// Returns whether tests are to write the files that they compare with.
 #[cfg(test)]
 fn is_to_bless() -> bool {
     std::env::var_os("BLESS").is_some()

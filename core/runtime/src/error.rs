@@ -1,15 +1,15 @@
 //! The runtime's error: who is at fault, whom and what it concerns, the system's code, and a text for people.
 //!
-//! Programs read the fields of a [`Report`]; nobody reads the text to decide something. The text says what failed, who
-//! is concerned (rank, peer), the operating system's or driver's reason, and what to do. It ends up in
-//! `ncclGetLastError`, so it must read well without any log around it.
+//! Programs read the fields of a [`Report`]; nobody reads the text to decide something. The text says what
+//! failed, who is concerned (rank, peer), the operating system's or driver's reason, and what to do. It ends
+//! up in `ncclGetLastError`, so it must read well without any log around it.
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What every fallible function of the runtime returns.
+/// The result of every fallible function of the runtime.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Who is at fault, one to one with the NCCL result codes the C interface returns.
@@ -76,11 +76,12 @@ pub type Source = Arc<dyn std::error::Error + Send + Sync>;
 #[derive(Clone)]
 pub struct Error(Box<Report>);
 
-/// Everything that an [`Error`] knows. Only functions of `Error` change it, so that the text goes with the fields.
+/// Everything that an [`Error`] knows. Only functions of `Error` change it, so that the text goes with the
+/// fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// Who is at fault.
+    /// The kind of the error: it says who is at fault.
     pub kind: ErrorKind,
     /// The whole text for people: what failed, who is concerned, why, and the remedy.
     pub text: String,
@@ -94,12 +95,12 @@ pub struct Report {
     pub resource: Option<String>,
     /// The system's code.
     pub code: Option<SystemCode>,
-    /// What the user can do.
+    /// An advice to the user.
     pub remedy: Option<String>,
-    /// The error behind this one. Its text is part of `text`, so it is not the `source` of `std::error::Error`, which
-    /// would show it twice.
+    /// The error behind this one. Its text is part of `text`, so it is not the `source` of
+    /// `std::error::Error`, which would show it twice.
     pub source: Option<Source>,
-    /// Whether the log has the error, for all clones of it.
+    /// True once the log has the error. All clones of the error share it.
     is_logged: Arc<AtomicBool>,
 }
 
@@ -180,7 +181,8 @@ impl Error {
         self
     }
 
-    /// Says which function of the interface failed, and puts it in front of the text, unless the error has it already.
+    /// Says which function of the interface failed, and puts it in front of the text, unless the error has it
+    /// already.
     #[must_use]
     pub fn in_call(mut self, api: &str) -> Self {
         if self.operation.as_deref() == Some(api) {
@@ -190,8 +192,8 @@ impl Error {
         self.context(api)
     }
 
-    /// Says on which rank it occurred, and puts `name` ("rank 3 of 8") in front of the text, unless the error has a rank
-    /// already.
+    /// Says on which rank it occurred, and puts `name` ("rank 3 of 8") in front of the text, unless the error
+    /// has a rank already.
     #[must_use]
     pub fn on_rank(mut self, rank: u32, name: impl fmt::Display) -> Self {
         if self.rank.is_some() {
@@ -256,7 +258,7 @@ impl Error {
         crate::log::error(self);
     }
 
-    /// Whether the log has this error or a clone of it.
+    /// Returns whether the log has this error or a clone of it.
     pub fn is_logged(&self) -> bool {
         self.is_logged.load(Ordering::Relaxed)
     }

@@ -80,7 +80,7 @@ macro_rules! subsystems {
 subsystems! {
     /// Communicators that come up and end.
     Init = 0, "INIT", "hawser::init";
-    /// Collectives.
+    /// Collectives that are called.
     Coll = 1, "COLL", "hawser::coll";
     /// Messages and memory between GPUs.
     P2p = 2, "P2P", "hawser::p2p";
@@ -88,11 +88,11 @@ subsystems! {
     Shm = 3, "SHM", "hawser::shm";
     /// The network.
     Net = 4, "NET", "hawser::net";
-    /// What connects GPUs, and CUDA graphs.
+    /// The links between GPUs, and CUDA graphs.
     Graph = 5, "GRAPH", "hawser::graph";
-    /// Which algorithm runs, and why.
+    /// The choice of algorithms, and the reasons.
     Tuning = 6, "TUNING", "hawser::tuning";
-    /// Settings.
+    /// The values of settings.
     Env = 7, "ENV", "hawser::env";
     /// Memory that is taken and given back.
     Alloc = 8, "ALLOC", "hawser::alloc";
@@ -100,11 +100,11 @@ subsystems! {
     Call = 9, "CALL", "hawser::call";
     /// The thread that moves data between devices and the network.
     Proxy = 10, "PROXY", "hawser::proxy";
-    /// How ranks find each other.
+    /// The connections by which ranks find each other.
     Bootstrap = 11, "BOOTSTRAP", "hawser::bootstrap";
     /// Buffers that users register.
     Reg = 12, "REG", "hawser::reg";
-    /// Profilers.
+    /// Profiler plugins that are loaded.
     Profile = 13, "PROFILE", "hawser::profile";
 }
 
@@ -219,7 +219,7 @@ pub fn monitor(text: &str) {
     tracing::info!(target: MONITOR, message = text);
 }
 
-/// Whether lines of a subsystem are written.
+/// Returns whether anybody wants the lines of a subsystem.
 pub fn wants(subsys: Subsys) -> bool {
     // Where nobody wants anything, the relaxed load behind `current` is all that happens.
     Level::INFO <= LevelFilter::current() && subsys.is_wanted()

@@ -18,7 +18,7 @@ use crate::log;
 
 /// The NCCL version that this library stands for, told to env plugins.
 const NCCL_VERSION: (u8, u8, u8) = (2, 32, 3);
-/// How long a plugin may take in a probe (`HAWSER_PLUGIN_PROBE`).
+/// The time that a plugin may take in a probe (`HAWSER_PLUGIN_PROBE`).
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The nets to be tried for a communicator, in order: what `NCCL_NET_PLUGIN` names, then the built-in ones;
@@ -100,7 +100,7 @@ fn beside() -> Option<&'static Path> {
     FOLDER.get_or_init(find).as_deref()
 }
 
-/// Where plugins log: our own log.
+/// Returns the log that plugins write to, which is the library's own.
 pub fn log() -> Log {
     static LOG: OnceLock<Log> = OnceLock::new();
     LOG.get_or_init(|| Log::to(OwnLog)).clone()

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What happens to a slot, in order.
+/// A stage that a slot passes; they are listed in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// From the launch, or from what came before, until the device has filled a slot and the proxy has seen
@@ -16,15 +16,15 @@ pub enum Stage {
     Send,
     /// From what was sent last until something comes: the network, and all that the peer does.
     Away,
-    /// What came is taken from the plugin and told to the device.
+    /// A slot that came is taken from the plugin and told to the device.
     Receive,
 }
 
 impl Stage {
-    /// All stages, in order.
+    /// All stages in the order in which a slot passes them.
     pub const ALL: [Self; 4] = [Self::Device, Self::Send, Self::Away, Self::Receive];
 
-    /// A word for it.
+    /// Returns the name of the stage.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -34,7 +34,7 @@ impl Stage {
         }
     }
 
-    /// What it is, in a few words.
+    /// Returns a description of the stage in a few words.
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Device => "from the launch, or what came before, until a slot is filled",
@@ -45,14 +45,14 @@ impl Stage {
     }
 }
 
-/// What was measured of a stage.
+/// The measurements of a stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// How often.
+    /// The number of times that the stage was passed.
     pub count: u64,
-    /// All together.
+    /// The sum of all times.
     pub total: Duration,
-    /// The longest.
+    /// The longest time.
     pub longest: Duration,
 }
 
@@ -82,7 +82,7 @@ pub fn stop() {
     IS_ON.store(false, Ordering::Release);
 }
 
-/// What was measured so far.
+/// Returns what was measured of a stage so far.
 pub fn measured(stage: Stage) -> Measured {
     let clock = &CLOCKS[stage as usize];
     Measured {

@@ -12,7 +12,7 @@ use super::Id;
 pub type Comm = *mut c_void;
 /// `cudaStream_t`.
 pub type CudaStream = *mut c_void;
-/// What most functions return: `ncclResult_t`.
+/// The result code that most functions return (`ncclResult_t`).
 pub type Status = c_int;
 
 /// `ncclSuccess`.
@@ -148,7 +148,8 @@ table! {
         /// `ncclAllGather`
         all_gather: Moving = "ncclAllGather",
         /// `ncclSend`
-        send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Comm, CudaStream) -> Status = "ncclSend",
+        send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Comm,
+        CudaStream) -> Status = "ncclSend",
         /// `ncclRecv`
         recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Comm, CudaStream) -> Status = "ncclRecv",
     }
@@ -162,15 +163,18 @@ table! {
         /// `ncclScatter`, since NCCL 2.28
         scatter: Rooted = "ncclScatter",
         /// `ncclRedOpCreatePreMulSum`, since NCCL 2.11
-        create_premul_sum: unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, c_int, Comm) -> Status = "ncclRedOpCreatePreMulSum",
+        create_premul_sum: unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, c_int,
+        Comm) -> Status = "ncclRedOpCreatePreMulSum",
         /// `ncclCommInitRankConfig`, since NCCL 2.14
-        init_config: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int, *mut Config) -> Status = "ncclCommInitRankConfig",
+        init_config: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int,
+        *mut Config) -> Status = "ncclCommInitRankConfig",
         /// `ncclMemAlloc`, since NCCL 2.19
         mem_alloc: unsafe extern "C" fn(*mut *mut c_void, usize) -> Status = "ncclMemAlloc",
         /// `ncclMemFree`, since NCCL 2.19
         mem_free: unsafe extern "C" fn(*mut c_void) -> Status = "ncclMemFree",
         /// `ncclCommWindowRegister`, since NCCL 2.27
-        window_register: unsafe extern "C" fn(Comm, *mut c_void, usize, *mut *mut c_void, c_int) -> Status = "ncclCommWindowRegister",
+        window_register: unsafe extern "C" fn(Comm, *mut c_void, usize, *mut *mut c_void,
+        c_int) -> Status = "ncclCommWindowRegister",
         /// `ncclRedOpDestroy`, since NCCL 2.11
         destroy_op: unsafe extern "C" fn(c_int, Comm) -> Status = "ncclRedOpDestroy",
     }
@@ -187,7 +191,8 @@ impl Api {
         let library = library.map_err(|error| {
             let reason = std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string);
             anyhow!(
-                "cannot load --library {}: {reason}; give the path of a libnccl.so.2 whose own dependencies are there",
+                "cannot load --library {}: {reason}; give the path of a libnccl.so.2 whose own dependencies \
+                 are there",
                 path.display()
             )
         })?;

@@ -143,7 +143,7 @@ impl Communicator for Rank {
     fn window(&self, bytes: u64) -> Result<Option<Memory>> {
         /// `NCCL_WIN_COLL_SYMMETRIC`.
         const SYMMETRIC: c_int = 1;
-        /// What lengths of windows are multiples of.
+        /// The number of bytes that lengths of windows are multiples of.
         const PAGE: u64 = 2 << 20;
         if !self.zero_ctas {
             return Ok(None);

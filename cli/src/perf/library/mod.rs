@@ -23,7 +23,7 @@ pub type Id = [u8; ID_BYTES];
 /// Makes one communicator's calls return with an error soon; may be called from any thread, at any time.
 pub type Stop = Box<dyn Fn() + Send>;
 
-/// Which library.
+/// The name and version of the library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct About {
     /// Its path; None for the linked runtime.
@@ -34,7 +34,7 @@ pub struct About {
 
 /// The place of a rank to be.
 pub struct Joining<'a> {
-    /// What all ranks share.
+    /// The unique id that all ranks share.
     pub id: &'a Id,
     /// Number of ranks.
     pub ranks: u32,
@@ -52,7 +52,7 @@ pub struct Joining<'a> {
 
 /// A library that makes communicators.
 pub trait Library: Send + Sync {
-    /// Which library.
+    /// The name and version of the library.
     fn about(&self) -> &About;
 
     /// A new unique id; its meeting point, if any, is in this process.
@@ -93,7 +93,7 @@ pub trait Communicator {
     /// Fails if something went wrong in the background, or after [`Communicator::stop`].
     fn healthy(&self) -> Result<()>;
 
-    /// How others stop it.
+    /// Returns a function with which another thread stops the communicator.
     fn stop(&self) -> Stop;
 
     /// Why a call runs as it does.

@@ -8,7 +8,7 @@ use hawser_runtime::Stream;
 
 use super::driver::{function, handle, load};
 
-/// Where it is looked for, the newest first.
+/// The names under which the library is looked for, the newest first.
 const NAMES: [&str; 3] = ["libcublas.so.13", "libcublas.so.12", "libcublas.so.11"];
 /// `CUDA_R_16BF`.
 const BFLOAT16: c_int = 14;

@@ -18,15 +18,15 @@ use super::driver::{Driver, Kernel};
 /// When operations ended, in seconds; the first entry is when they began.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Marks {
-    /// GEMMs.
+    /// The time of each GEMM.
     pub gemm: Vec<f64>,
-    /// Transfers.
+    /// The time of each transfer.
     pub transfer: Vec<f64>,
 }
 
 /// The transfers of a run.
 pub struct Transfers<'a> {
-    /// How many.
+    /// The number of transfers.
     pub count: usize,
     /// Puts one on its stream, or runs it.
     pub start: &'a dyn Fn() -> Result<()>,
@@ -36,7 +36,7 @@ pub struct Transfers<'a> {
     pub finish: &'a dyn Fn() -> Result<()>,
 }
 
-/// What computes.
+/// The engine that multiplies matrices on the device.
 pub enum Engine {
     /// A GPU.
     Gpu(Box<Gpu>),
@@ -62,7 +62,7 @@ impl Engine {
         }
     }
 
-    /// What it is, for people.
+    /// Returns the name of the engine, for people.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Gpu(gpu) => gpu.way.name(),
@@ -95,7 +95,7 @@ pub struct Gpu {
     matrices: [Memory; 3],
 }
 
-/// Who multiplies.
+/// The code that multiplies.
 enum Way {
     Blas(Blas),
     Own(Kernel),
@@ -176,7 +176,8 @@ impl Gpu {
             if (found - expected).abs() > 0.02 * expected.abs() + 0.05 {
                 let name = self.way.name();
                 bail!(
-                    "the GEMM of {name} is wrong: element ({row}, {column}) is {found} instead of {expected:.3}"
+                    "the GEMM of {name} is wrong: element ({row}, {column}) is {found} instead of \
+                     {expected:.3}"
                 );
             }
         }

@@ -27,14 +27,14 @@ const MOST_ON_CPU: usize = 40;
 /// Size of the operation whose results are checked beside GEMMs.
 const CHECKED_BYTES: u64 = 4 << 20;
 
-/// What one process found.
+/// The figures that one process found.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Document {
     /// The library's version.
     pub version: String,
     /// Name of the GPUs.
     pub device: String,
-    /// Who multiplied.
+    /// The engine that multiplied.
     pub gemm: String,
     /// By operation.
     pub figures: Vec<Figures>,
@@ -217,7 +217,7 @@ impl Participant<'_> {
     ) -> Result<((f64, f64), Option<f64>)> {
         /// Operations that are enough.
         const ENOUGH: f64 = 3.0;
-        /// How often counts are raised.
+        /// The number of times that counts are raised.
         const ATTEMPTS: u32 = 6;
         for _ in 0..ATTEMPTS {
             let (marks, watts) = run(counts)?;

@@ -16,23 +16,23 @@ use crate::subprocess::{Folder, alone, wait};
 pub struct Contender {
     /// Name in tables and options.
     pub name: &'static str,
-    /// What it is.
+    /// A description of the library and its settings, for people.
     pub what: String,
     role: Role,
-    /// Whether it is the compared library.
+    /// True for the library that Hawser is compared with.
     pub is_other: bool,
     settings: Vec<(&'static str, String)>,
 }
 
-/// What a contender did.
+/// The results of a contender.
 pub struct Score {
-    /// Who.
+    /// The contender whose results these are.
     pub contender: Contender,
     /// Version of its library.
     pub version: String,
     /// Figures by round, then by operation.
     pub rounds: Vec<Vec<Figures>>,
-    /// Why it is out.
+    /// The reason why the contender takes no further part.
     pub failure: Option<String>,
 }
 
@@ -243,7 +243,8 @@ mod tests {
 
     #[test]
     fn channels_are_read_from_the_log() {
-        let log = "host:1:2 [0] NCCL INFO AllGather: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..7}\n\
+        let log = "host:1:2 [0] NCCL INFO AllGather: 1048576 Bytes -> Algo RING proto SIMPLE \
+            channel{Lo..Hi}={0..7}\n\
                    host:1:2 [0] NCCL INFO AllReduce: 8 Bytes -> Algo TREE proto LL channel{Lo..Hi}={2..2}\n";
         assert_eq!((channels(log, "all_gather"), channels(log, "all_reduce")), (Some(8), Some(1)));
         assert_eq!((channels(log, "sendrecv"), channels("", "all_gather")), (None, None));

@@ -35,7 +35,10 @@ pub struct Options {
     #[arg(short = 't', long = "nthreads", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: Option<u32>,
     /// Processes, a GPU each, instead of threads
-    #[arg(short = 'p', long, conflicts_with = "threads", value_parser = clap::value_parser!(u32).range(2..=64))]
+    #[arg(
+        short = 'p', long, conflicts_with = "threads",
+        value_parser = clap::value_parser!(u32).range(2..=64)
+    )]
     pub processes: Option<u32>,
     /// Size of an operation [default: 256M; 1M on the host device]
     #[arg(short = 'b', long, value_parser = parse_size)]
@@ -48,7 +51,10 @@ pub struct Options {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Milliseconds that each of the three measurements takes
-    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    #[arg(
+        long, value_name = "MS", default_value_t = 500,
+        value_parser = clap::value_parser!(u64).range(10..=60_000)
+    )]
     pub window_ms: u64,
     /// Compare with this libnccl.so.2: as it is, with few CTAs, and with the zero-CTA policy on windows
     #[arg(long, value_name = "PATH")]
@@ -63,7 +69,10 @@ pub struct Options {
     #[arg(long)]
     pub own_gemm: bool,
     /// Deadline in seconds for every wait of this program
-    #[arg(short = 'T', long = "timeout", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        short = 'T', long = "timeout", default_value_t = 120,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub timeout: u64,
     /// File for the figures as JSON
     #[arg(short = 'J', long = "output_file", visible_alias = "json")]
@@ -76,7 +85,7 @@ pub struct Options {
     pub role: Option<Role>,
 }
 
-/// How a process calls its library.
+/// The way in which a process calls its library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Role {
     /// Plain calls on plain memory.
@@ -115,7 +124,8 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     if options.ranks() < 2 {
         bail!(
-            "overlap needs at least 2 GPUs, this process sees {}; run it where there are more, or with HAWSER_DEVICE=host on the CPU",
+            "overlap needs at least 2 GPUs, this process sees {}; run it where there are more, or with \
+             HAWSER_DEVICE=host on the CPU",
             device::count()
         );
     }

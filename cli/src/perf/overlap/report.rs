@@ -13,11 +13,11 @@ use super::contest::Score;
 use crate::perf::collective::Test;
 use crate::svg::{self, COLOURS, escaped};
 
-/// What all contenders ran on.
+/// The machine and the engine that all contenders ran on.
 pub struct About {
     /// Name of the GPUs.
     pub device: String,
-    /// Who multiplied.
+    /// The engine that multiplied.
     pub gemm: String,
 }
 
@@ -142,7 +142,8 @@ fn table(options: &Options, scores: &[Score], lines: &[Line], about: &About) -> 
         }
         .unwrap_or_default();
     }
-    let head = "contender   CTAs   GEMM µs  beside   slower % [least .. most]   transfer µs    beside   slower % [least .. most]  busbw  beside  watts GEMM, transfer, both";
+    let head = "contender   CTAs   GEMM µs  beside   slower % [least .. most]   transfer µs    beside   \
+        slower % [least .. most]  busbw  beside  watts GEMM, transfer, both";
     for (at, line) in lines.iter().enumerate() {
         if at == 0 || lines[at - 1].collective != line.collective {
             let _ = writeln!(text, "#\n# {}\n# {head}", line.collective);

@@ -34,7 +34,7 @@ impl<T> Kind<T> {
 /// Any text.
 pub(super) const TEXT: Kind<String> = Kind::lenient("a text", |text| Some(text.to_owned()));
 
-/// Whether plugins are tried first, and by which program.
+/// 0 for no, 1 for yes, or the program that tries plugins first.
 pub(super) const PROBE: Kind<Option<String>> =
     Kind::lenient("0, 1 or a path", |text| Some((text != "0").then(|| text.to_owned())));
 
@@ -53,7 +53,7 @@ pub(super) const MEMORY: Kind<Option<bool>> = Kind::lenient("0, 1 or -1", |text|
 /// A number from 0 on.
 pub(super) const NUMBER: Kind<u32> = Kind::lenient("a number", |text| text.parse().ok());
 
-/// How many of something.
+/// A count.
 pub(super) const COUNT: Kind<u32> = Kind::lenient("a positive number", |text| text.parse().ok());
 
 /// Bytes without a unit.
@@ -79,7 +79,7 @@ pub(super) const RULES_SECONDS: Kind<Duration> =
         Some(if time.is_zero() { Duration::from_secs(10) } else { time })
     });
 
-/// Which devices run collectives.
+/// A kind of devices, which run collectives.
 pub(super) const DEVICE: Kind<String> = Kind::lenient("one of auto, host, cuda", |text| {
     let word = text.to_ascii_lowercase();
     ["auto", "host", "cuda"].contains(&word.as_str()).then_some(word)
@@ -98,7 +98,7 @@ pub(super) const GPU_DIRECT: Kind<bool> = Kind::lenient("a distance such as LOC 
     Some(text != "0" && !text.eq_ignore_ascii_case("LOC"))
 });
 
-/// Who explains calls.
+/// The ranks that explain calls.
 pub(super) const EXPLAIN: Kind<Explain> =
     Kind::lenient("one of 0, 1, all", |text| match text.to_ascii_lowercase().as_str() {
         "0" => Some(Explain::No),
@@ -134,7 +134,7 @@ pub(super) const SIZE: Kind<u64> =
 pub(super) const LIMIT: Kind<Option<u64>> =
     Kind::strict(SIZE.accepted, |text| Some(Some(parse_size(text)?).filter(|bytes| *bytes > 0)));
 
-/// How fast the pool grows.
+/// A factor by which the pool grows.
 pub(super) const GROWTH: Kind<f64> = Kind::strict("a number from 1.0 to 8.0", |text| {
     text.parse().ok().filter(|factor| (1.0..=8.0).contains(factor))
 });

@@ -29,7 +29,7 @@ impl Source {
         Self { values, complaints: Default::default(), faults: Default::default() }
     }
 
-    /// What the first of these names says that has a value of this kind.
+    /// Returns the value of the first of these names that has one of this kind.
     pub(super) fn unset<T>(&self, names: &[&str], kind: &Kind<T>, _otherwise: &str) -> Option<T> {
         names.iter().find_map(|name| self.value(name, kind))
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::kind;
 use super::source::Source;
 
-/// Who does something with the value of a setting.
+/// The part of the library that acts on the value of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
     /// The library itself.
@@ -23,7 +23,7 @@ pub enum Reader {
     Nobody,
 }
 
-/// What the table says about one setting.
+/// One entry of the table of settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting {
     /// The heading that the setting stands under in docs/settings.md.
@@ -39,11 +39,11 @@ pub struct Setting {
     pub is_strict: bool,
     /// The default: a value, or words for what happens where the setting has none.
     pub default: &'static str,
-    /// What the setting does, in Markdown.
+    /// A description of what the setting does, in Markdown.
     pub meaning: &'static str,
     /// The page of `docs` that tells more.
     pub page: Option<&'static str>,
-    /// Who reads the setting.
+    /// The part of the library that acts on the value.
     pub reader: Reader,
 }
 
@@ -54,7 +54,8 @@ pub struct Setting {
 macro_rules! settings {
     ($($section:literal {$(
         $(#[doc = $meaning:literal])+
-        $field:ident: $type:ty = $name:literal $(| $older:literal)*, $kind:ident, $absent:ident $default:literal
+        $field:ident: $type:ty = $name:literal $(| $older:literal)*, $kind:ident,
+            $absent:ident $default:literal
             $(, page $page:literal)? $(, reader $reader:expr)?;
     )+})+) => {
         /// The settings of this process: a field for each entry of the table.
@@ -115,8 +116,9 @@ settings! {
         debug_subsys: String = "NCCL_DEBUG_SUBSYS", TEXT, default "INIT,BOOTSTRAP,ENV";
         /// File of the log. `%h` stands for the host, `%p` for the process.
         debug_file: Option<String> = "NCCL_DEBUG_FILE", TEXT, unset "standard output";
-        /// File of a second log: an object of JSON per line for every event of level INFO and above, whatever `NCCL_DEBUG` is,
-        /// with the communicator, operation and connection that it concerns. `%h` and `%p` as above.
+        /// File of a second log: an object of JSON per line for every event of level INFO and above, whatever
+        /// `NCCL_DEBUG` is, with the communicator, operation and connection that it concerns. `%h` and `%p`
+        /// as above.
         log_json: Option<String> = "HAWSER_LOG_JSON", TEXT, unset "none";
         /// File with settings, one `NAME=value` a line, which count where the environment has none.
         conf_file: Option<String> = "NCCL_CONF_FILE", TEXT, unset "`~/.nccl.conf`";
@@ -149,7 +151,8 @@ settings! {
         /// Folder with files of programs, which are tried after those of `MSCCL_XML_FILES`.
         msccl_folder: Option<String> = "MSCCL_ALGO_DIR", TEXT, unset "none", page "programs.md";
         /// Files with rules that choose algorithms, with commas between them; `none`: no rules.
-        rules: Option<String> = "HAWSER_RULES", TEXT, unset "none", page "rules.md", reader Reader::Plugin("tuner");
+        rules: Option<String> = "HAWSER_RULES", TEXT, unset "none", page "rules.md",
+            reader Reader::Plugin("tuner");
         /// File with rules in the form of NCCL's example tuner (CSV).
         tuner_config_file: Option<String> = "NCCL_TUNER_CONFIG_FILE", TEXT, unset "none", page "rules.md",
             reader Reader::Plugin("tuner");
@@ -158,7 +161,8 @@ settings! {
         /// Seconds that ranks may take for each step of a change of rules.
         rules_timeout: Duration = "HAWSER_RULES_TIMEOUT", RULES_SECONDS, default "10", page "rules.md";
         /// Folder of the sockets through which the rules of a process can be changed; `none`: no socket.
-        runtime_dir: Option<String> = "HAWSER_RUNTIME_DIR", TEXT, unset "`/dev/shm/hawser-UID`", page "rules.md";
+        runtime_dir: Option<String> = "HAWSER_RUNTIME_DIR", TEXT, unset "`/dev/shm/hawser-UID`",
+            page "rules.md";
         /// Name by which `hawser rules apply --job` finds this process.
         job_name: Option<String> = "HAWSER_JOB", TEXT, unset "`SLURM_JOB_ID`", page "rules.md";
     }
@@ -180,7 +184,8 @@ settings! {
         socket_ifname: Option<String> = "NCCL_SOCKET_IFNAME", TEXT, unset "those that are up",
             page "running-on-many-hosts.md";
         /// Addresses of bring-up and of the TCP plugin: `AF_INET` or `AF_INET6`.
-        socket_family: Option<u8> = "NCCL_SOCKET_FAMILY", FAMILY, unset "both", page "running-on-many-hosts.md";
+        socket_family: Option<u8> = "NCCL_SOCKET_FAMILY", FAMILY, unset "both",
+            page "running-on-many-hosts.md";
         /// How often a connection of bring-up that was refused is tried again.
         socket_retry_count: u32 = "NCCL_SOCKET_RETRY_CNT", NUMBER, default "34";
         /// Milliseconds between two attempts to connect at bring-up.
@@ -253,7 +258,8 @@ settings! {
         /// where it can be shared.
         cumem_enable: Option<bool> = "NCCL_CUMEM_ENABLE", MEMORY, default "-1", page "sm-free.md#the-pool";
         /// Shared host memory is an anonymous file that has no name in `/dev/shm`, for every value.
-        cumem_host_enable: i64 = "NCCL_CUMEM_HOST_ENABLE", HOST_MEMORY, default "-1", page "sm-free.md#the-pool",
+        cumem_host_enable: i64 = "NCCL_CUMEM_HOST_ENABLE", HOST_MEMORY, default "-1",
+            page "sm-free.md#the-pool",
             reader Reader::Nobody;
         /// Bytes that stay with the pool while it lives, idle or not.
         pool_size: u64 = "NCCL_CUMEM_POOL_SIZE", SIZE, default "0", page "sm-free.md#the-pool";
@@ -279,7 +285,8 @@ settings! {
         /// Names or paths of libraries with net plugins.
         net_plugin: Option<String> = "NCCL_NET_PLUGIN", TEXT, unset "built-in ones", page "plugin-guide.md";
         /// Names or paths of libraries with tuner plugins.
-        tuner_plugin: Option<String> = "NCCL_TUNER_PLUGIN", TEXT, unset "built-in ones", page "plugin-guide.md";
+        tuner_plugin: Option<String> = "NCCL_TUNER_PLUGIN", TEXT, unset "built-in \
+            ones", page "plugin-guide.md";
         /// Names or paths of libraries with profiler plugins.
         profiler_plugin: Option<String> = "NCCL_PROFILER_PLUGIN", TEXT, unset "none", page "plugin-guide.md";
         /// 1: a collnet plugin may reduce in the network.

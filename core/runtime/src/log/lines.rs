@@ -18,7 +18,7 @@ const WARN: u8 = 2;
 const INFO: u8 = 3;
 const TRACE: u8 = 4;
 
-/// What `NCCL_DEBUG` and `NCCL_DEBUG_SUBSYS` ask for.
+/// The part of the log that `NCCL_DEBUG` and `NCCL_DEBUG_SUBSYS` ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Verbosity {
     /// The level.
@@ -67,7 +67,7 @@ impl Verbosity {
         }
     }
 
-    /// Whether the finest events are wanted, too.
+    /// Returns whether the finest events are wanted, too.
     pub fn traces(self) -> bool {
         self.level >= TRACE
     }
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(mask("nonsense"), 0);
     }
 
-    /// What is written of some events.
+    /// Returns the lines that are written of some events.
     fn written(name: &str, verbosity: Verbosity, events: impl FnOnce()) -> Vec<String> {
         let path = std::env::temp_dir().join(format!("hawser-log-{}-{name}", std::process::id()));
         let sink = Sink::open(path.to_str().unwrap()).unwrap();

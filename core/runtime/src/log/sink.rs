@@ -1,4 +1,4 @@
-//! Where lines of the log go.
+//! The destinations of the lines of the log.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -36,7 +36,8 @@ impl Sink {
         }
     }
 
-    /// Writes a line, which ends with a line feed. A log that cannot be written is no error of anybody's call.
+    /// Writes a line, which ends with a line feed. A log that cannot be written is no error of anybody's
+    /// call.
     pub fn write(&self, line: &str) {
         match self {
             Self::File(file) => drop(file.lock().map(|mut file| file.write_all(line.as_bytes()))),
