@@ -137,7 +137,7 @@ fn refusal(algo: &Algo, translated: &Translated, fault: &Fault, how: &str) -> Im
         channel.and_then(|steps| steps.get(at.step as usize)).copied().unwrap_or(algo.pos)
     };
     let (class, at) = match fault {
-        Fault::BadShape(text) if text.contains(" lane ") => (Class::Connection, algo.pos),
+        Fault::SharedLane { .. } => (Class::Connection, algo.pos),
         Fault::BadShape(_) => (Class::Limit, algo.pos),
         Fault::BadStep { at, .. } => (Class::Peer, place(at)),
         Fault::OutOfBounds { at, .. } => (Class::Bounds, place(at)),

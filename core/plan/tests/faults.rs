@@ -313,7 +313,9 @@ fn two_channels_on_one_fifo() {
     let other = both(|chunk| recv(0, output(chunk)));
     let mut program = Program { shape: shape(Collective::Broadcast, 2, 2, 0), ranks: vec![root, other] };
     let found = fault(&program);
-    assert!(matches!(&found, Fault::BadShape(text) if text.contains("on lane 0")), "{found}");
+    let shared = Fault::SharedLane { rank: 0, peer: 1, lane: 0, channels: [0, 1] };
+    assert_eq!(found, shared);
+    assert!(found.to_string().contains("both talk to rank 1 on lane 0"), "{found}");
     program.ranks.iter_mut().for_each(|rank| rank.lanes = vec![3, 1]);
     assert!(verify(&program, DEPTH, false).is_ok());
 }

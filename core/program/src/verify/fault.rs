@@ -22,6 +22,17 @@ pub struct At {
 pub enum Fault {
     /// The program's shape is impossible.
     BadShape(String),
+    /// Two channels of a rank talk to the same peer on the same lane, whose counters belong to one of them.
+    SharedLane {
+        /// The rank whose channels these are.
+        rank: u32,
+        /// The rank that both talk to.
+        peer: u32,
+        /// The lane that both use.
+        lane: u32,
+        /// The numbers of the two channels.
+        channels: [usize; 2],
+    },
     /// A step has the wrong operands or peers for its operation.
     BadStep {
         /// Where.
@@ -164,6 +175,11 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BadShape(what) => write!(f, "bad shape: {what}"),
+            Self::SharedLane { rank, peer, lane, channels: [first, second] } => write!(
+                f,
+                "bad shape: channels {first} and {second} of rank {rank} both talk to rank {peer} on lane \
+                 {lane}: give them different lanes"
+            ),
             Self::BadStep { at, what } => write!(f, "bad step: {at}: {what}"),
             Self::OutOfBounds { at, reference, chunks } => {
                 let name = name(*reference);

@@ -122,9 +122,7 @@ fn check_lanes(rank: u32, program: &RankProgram) -> Result<(), Fault> {
         for &peer in steps.steps.iter().flat_map(|step| step.recv.iter().chain(&step.send)) {
             let user = *users.entry((lane, peer)).or_insert(channel);
             if user != channel {
-                return Err(Fault::BadShape(format!(
-                    "channels {user} and {channel} of rank {rank} both talk to rank {peer} on lane {lane}: give them different lanes"
-                )));
+                return Err(Fault::SharedLane { rank, peer, lane, channels: [user, channel] });
             }
         }
     }
