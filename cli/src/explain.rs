@@ -124,8 +124,8 @@ impl Line {
             Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
         let Chosen { choice, notes } =
             tuners.choose(&call, CallAttributes::default(), topology, plan_config)?;
-        let own = (choice.key.algorithm, choice.protocol);
-        let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.protocol) != own);
+        let own = (choice.key.algorithm, choice.route);
+        let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.route) != own);
         let times = others.filter(|c| c.held.is_none()).filter_map(|c| match c.outcome {
             Outcome::Predicted { us, .. } => Some((comm::in_their_terms(c, topology).decision, us)),
             Outcome::Filtered(_) => None,
@@ -138,7 +138,7 @@ impl Line {
 
     /// True if another algorithm or protocol is chosen than in `other`.
     pub fn differs(&self, other: &Line) -> bool {
-        let way = |line: &Line| (line.choice.key.algorithm, line.choice.protocol);
+        let way = |line: &Line| (line.choice.key.algorithm, line.choice.route);
         way(self) != way(other)
     }
 }

@@ -86,7 +86,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut samples = Vec::new();
     for (number, run) in (1..).zip(&runs) {
         let blocks = if run.max_ctas == bench.plan_config.max_ctas { "" } else { ", one block" };
-        let what = format!("{} {}{blocks}", run.algorithm.name(), run.protocol.name());
+        let what = format!("{} {}{blocks}", run.algorithm.name(), run.route.name());
         print(&format!("# {number}/{}: {what}\n", runs.len()));
         samples.extend(bench.measure(run).with_context(|| what)?);
     }
@@ -117,7 +117,7 @@ fn destination(options: &Options, device: &str, ranks: u32) -> Result<Option<Pat
 
 /// The settings without what the user forces or limits: everything is forced here in turn.
 fn plain(plan_config: &PlanConfig) -> PlanConfig {
-    PlanConfig { algorithms: [None; 8], protocols: [None; 8], min_ctas: 1, ..plan_config.clone() }
+    PlanConfig { algorithms: [None; 8], routes: [None; 8], min_ctas: 1, ..plan_config.clone() }
 }
 
 /// The job that measures.
@@ -177,7 +177,7 @@ impl Bench<'_> {
         let mut text = format!("#\n# {:20} {:>12} {:>12}\n", "constant", "in use", "fitted");
         let is_measured = |name: &str| {
             let section = name.split('.').next().unwrap_or_default();
-            section == "link" || samples.iter().any(|s| s.protocol.name() == section)
+            section == "link" || samples.iter().any(|s| s.route.name() == section)
         };
         let pairs = old.named().into_iter().zip(found.constants.named());
         for ((name, old), (_, new)) in pairs.filter(|((name, _), _)| is_measured(name)) {
@@ -274,7 +274,7 @@ fn force(run: &Run, command: &mut Command) {
     };
     command
         .env("NCCL_ALGO", lists(run.algorithm.name()))
-        .env("NCCL_PROTO", lists(run.protocol.name()))
+        .env("NCCL_PROTO", lists(run.route.name()))
         .env("NCCL_MIN_CTAS", "1")
         .env("NCCL_MAX_CTAS", run.max_ctas.to_string())
         .env("HAWSER_LINKS", "none");
@@ -295,8 +295,8 @@ fn mean(losses: &[Loss]) -> f64 {
 /// That the run did what was asked for, in as many blocks as the planner says here.
 fn check(choice: &str, sample: &Sample) -> Result<()> {
     let (instances, channels) = sample.grid;
-    let (algorithm, protocol) = (sample.key.algorithm.name(), sample.protocol.name());
-    let expected = format!("decided: {algorithm} with {protocol} in {instances} × {channels} blocks");
+    let (algorithm, route) = (sample.key.algorithm.name(), sample.route.name());
+    let expected = format!("decided: {algorithm} with {route} in {instances} × {channels} blocks");
     let decided = choice.lines().last().unwrap_or_default().trim();
     if !decided.starts_with(&expected) {
         bail!(
@@ -315,7 +315,7 @@ fn title(sample: &Sample) -> String {
 
 fn way(sample: &Sample) -> String {
     let blocks = sample.grid.0 * sample.grid.1;
-    format!("{} {} in {blocks}", sample.key.algorithm.name(), sample.protocol.name())
+    format!("{} {} in {blocks}", sample.key.algorithm.name(), sample.route.name())
 }
 
 fn file(found: &Fit, topology: &Topology, name: &str) -> String {
@@ -359,7 +359,7 @@ mod tests {
     use crate::subprocess::Time;
     use clap::Parser;
     use hawser_plan::topology::Link;
-    use hawser_plan::{Algorithm, Protocol};
+    use hawser_plan::{Algorithm, Route, Routes};
 
     #[derive(Parser)]
     struct Line {
@@ -378,7 +378,7 @@ mod tests {
 
     fn run() -> Run {
         let collectives = vec![Collective::AllReduce, Collective::AllGather];
-        Run { algorithm: Algorithm::AllPairs, protocol: Protocol::SymLl, max_ctas: 8, collectives }
+        Run { algorithm: Algorithm::AllPairs, route: Route::FUSED_LL, max_ctas: 8, collectives }
     }
 
     fn row(time: f64, decided: &str) -> Row {
@@ -421,9 +421,9 @@ mod tests {
         };
         let (algo, proto) =
             (PlanConfig::parse_algo(&value("NCCL_ALGO")), PlanConfig::parse_proto(&value("NCCL_PROTO")));
-        let bit = 1 << Protocol::SymLl as u8;
+        let only = Routes::that(|route| route == Route::FUSED_LL);
         // Of Collective::ALL, all_reduce is the first, reduce the second.
-        assert_eq!((proto.unwrap()[0], algo.unwrap()[1]), (Some(bit), None));
+        assert_eq!((proto.unwrap()[0], algo.unwrap()[1]), (Some(only), None));
         assert_eq!((value("NCCL_MAX_CTAS").as_str(), value("HAWSER_LINKS").as_str()), ("8", "none"));
     }
 

@@ -216,7 +216,7 @@ fn list() -> String {
     for collective in Collective::ALL {
         for algorithm in algo::algorithms(collective) {
             let most = algo::max_ranks(collective, *algorithm);
-            let note = match algorithm.measured() {
+            let note = match algo::measured(*algorithm) {
                 Measured::Everywhere => "",
                 Measured::BetweenHosts => {
                     ", measured between hosts of one rank: elsewhere runs only if NCCL_ALGO or a rule names \

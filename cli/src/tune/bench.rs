@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::{self, Outcome};
-use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
+use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route, Topology};
 use serde::{Deserialize, Serialize};
 
 use super::Options;
@@ -23,8 +23,8 @@ pub enum Way {
     Forced {
         /// The family of algorithms.
         algorithm: Algorithm,
-        /// The protocol.
-        protocol: Protocol,
+        /// The executor and the protocol.
+        route: Route,
         /// The number of channels; None leaves it to the cost model.
         channels: Option<u32>,
     },
@@ -35,8 +35,8 @@ impl fmt::Display for Way {
         match self {
             Self::Default => f.write_str("default"),
             Self::Rules(_) => f.write_str("rules"),
-            Self::Forced { algorithm, protocol, channels } => {
-                write!(f, "{}/{}", algorithm.name(), protocol.name())?;
+            Self::Forced { algorithm, route, channels } => {
+                write!(f, "{}/{}", algorithm.name(), route.name())?;
                 channels.map_or(Ok(()), |channels| write!(f, "/{channels}"))
             }
         }
@@ -47,12 +47,12 @@ impl Way {
     /// The words of a rule's `use`; empty for the default.
     pub fn action(name: &str) -> String {
         let mut parts = name.split('/');
-        let (Some(algorithm), Some(protocol)) = (parts.next(), parts.next()) else { return String::new() };
+        let (Some(algorithm), Some(route)) = (parts.next(), parts.next()) else { return String::new() };
         let channels = parts.next().map_or_else(String::new, |channels| format!(", channels = {channels}"));
-        let (algorithm, protocol) = (snake(algorithm), protocol.to_lowercase());
-        let (executor, protocol) = match protocol.strip_prefix("sym") {
+        let (algorithm, route) = (snake(algorithm), route.to_lowercase());
+        let (executor, protocol) = match route.strip_prefix("sym") {
             Some(of_fused) => (", executor = \"fused\"", of_fused),
-            None => ("", &*protocol),
+            None => ("", &*route),
         };
         format!("{{ algorithm = \"{algorithm}\"{executor}, protocol = \"{protocol}\"{channels} }}")
     }
@@ -103,7 +103,7 @@ impl<'a> Bench<'a> {
         topology: &Topology,
         plan_config: &PlanConfig,
     ) -> Result<Self> {
-        let plan_config = PlanConfig { algorithms: [None; 8], protocols: [None; 8], ..plan_config.clone() };
+        let plan_config = PlanConfig { algorithms: [None; 8], routes: [None; 8], ..plan_config.clone() };
         let mut ways = vec![Way::Default];
         let last = last(options, is_host);
         for &collective in &options.collectives {
@@ -111,15 +111,15 @@ impl<'a> Bench<'a> {
             while bytes <= last {
                 for candidate in choose::candidates(&call(collective, bytes, ranks), topology, &plan_config)?
                 {
-                    let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
+                    let (algorithm, route) = (candidate.algorithm, candidate.route);
                     // Rules cannot name all.
                     let has_name = !matches!(algorithm, Algorithm::Imported(_))
-                        && !matches!(protocol, Protocol::Dma | Protocol::SymDirect);
+                        && !matches!(route, Route::COPY_ENGINE | Route::ZERO_COPY);
                     if !has_name || matches!(candidate.outcome, Outcome::Filtered(_)) {
                         continue;
                     }
                     for channels in std::iter::once(None).chain(options.channels.iter().map(|c| Some(*c))) {
-                        let way = Way::Forced { algorithm, protocol, channels };
+                        let way = Way::Forced { algorithm, route, channels };
                         if !ways.contains(&way) {
                             ways.push(way);
                         }
@@ -220,8 +220,8 @@ fn samples(way: &Way, rows: &[Row], name: &str) -> Result<Vec<Sample>> {
                 true
             }
             Way::Rules(_) => true,
-            Way::Forced { algorithm, protocol, .. } => {
-                ran.starts_with(&format!("{} with {} in ", algorithm.name(), protocol.name()))
+            Way::Forced { algorithm, route, .. } => {
+                ran.starts_with(&format!("{} with {} in ", algorithm.name(), route.name()))
             }
         };
         if is_forced {
@@ -251,7 +251,7 @@ mod tests {
     use crate::subprocess::Time;
 
     fn forced() -> Way {
-        Way::Forced { algorithm: Algorithm::AllPairs, protocol: Protocol::SymLl, channels: Some(4) }
+        Way::Forced { algorithm: Algorithm::AllPairs, route: Route::FUSED_LL, channels: Some(4) }
     }
 
     fn row(decided: &str) -> Row {

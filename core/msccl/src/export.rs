@@ -37,9 +37,6 @@ pub fn to_xml(program: &Program, window: &Window) -> Result<String> {
     if program.ranks.len() as u32 != shape.ranks {
         return bad("MSCCL knows no networks that reduce".into());
     }
-    if window.protocol.is_exchange() {
-        return bad(format!("{} has no FIFOs: choose LL, LL128 or Simple", window.protocol.name()));
-    }
     let lanes = program.ranks.iter().map(RankProgram::lane_count).max().unwrap_or(0).max(1);
     if lanes > MOST_CHANNELS {
         return bad(format!("{lanes} channels, MSCCL has {MOST_CHANNELS}"));

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use hawser_types::{Algorithm, Collective, Measured, Protocol};
+use hawser_types::{Algorithm, Collective, Measured, Route};
 
-use crate::algo::ProgramKey;
+use crate::algo::{self, ProgramKey};
 use crate::topology::Topology;
 
 /// What was decided for a call.
@@ -13,7 +13,7 @@ pub struct Choice {
     /// Which program.
     pub key: ProgramKey,
     /// Which protocol.
-    pub protocol: Protocol,
+    pub route: Route,
     /// How often the program is laid over the data.
     pub instances: u32,
     /// Threads per block.
@@ -47,7 +47,7 @@ pub struct Candidate {
     /// Which family.
     pub algorithm: Algorithm,
     /// Which protocol.
-    pub protocol: Protocol,
+    pub route: Route,
     /// Cost or reason.
     pub outcome: Outcome,
     /// Why it is taken only if advice orders it, if so.
@@ -57,18 +57,13 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    pub(crate) fn new(
-        algorithm: Algorithm,
-        protocol: Protocol,
-        outcome: Outcome,
-        topology: &Topology,
-    ) -> Self {
-        let is_measured = match algorithm.measured() {
+    pub(crate) fn new(algorithm: Algorithm, route: Route, outcome: Outcome, topology: &Topology) -> Self {
+        let is_measured = match algo::measured(algorithm) {
             Measured::Everywhere => true,
             Measured::BetweenHosts => topology.hosts() > 1 && topology.hosts() == topology.size(),
             Measured::Nowhere => false,
         };
-        Self { algorithm, protocol, outcome, held: None, is_measured }
+        Self { algorithm, route, outcome, held: None, is_measured }
     }
 }
 
@@ -103,7 +98,7 @@ pub struct Advice {
 
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:8} {:6} ", self.algorithm.name(), self.protocol.name())?;
+        write!(f, "{:8} {:6} ", self.algorithm.name(), self.route.name())?;
         match &self.outcome {
             Outcome::Predicted { us, instances, channels } => {
                 write!(f, "{us:10.1} µs  {instances} × {channels} blocks")?;

@@ -3,31 +3,18 @@
 //! A pure function of call (without its addresses), topology and settings: equal inputs on all ranks
 //! give equal choices on all ranks. Callers may keep the choice per (collective, count, type, root).
 
-use crate::algo::{self, ProgramKey};
+use crate::algo::{self, Needs, ProgramKey};
 pub use crate::choice::{Advice, Candidate, Choice, Outcome, Why};
 use crate::config::PlanConfig;
-pub use crate::config::{ALL_PROGRAMS, algorithm_bit, program_bit, protocol_bit};
-use crate::cost;
+pub use crate::config::{ALL_PROGRAMS, algorithm_bit, program_bit};
 use crate::executor::copy_engine as dma;
 use crate::executor::fused as exchange;
-use crate::executor::interpreter::fold;
 use crate::executor::launch::device_op;
+use crate::executor::{self, EXECUTORS, Grid, Query};
 use crate::imported;
 use crate::topology::Topology;
 use hawser_kernels_abi::DeviceOp;
-use hawser_types::{Algorithm, Call, Collective, DeviceKind, Link, PlanError, Protocol, Result};
-
-/// Instances that are tried.
-const INSTANCES: [u32; 7] = [1, 2, 4, 8, 12, 16, 24];
-/// A chunk is not cut into pieces smaller than this.
-const USEFUL_BYTES: u64 = 2 << 10;
-/// Over a network, a chunk is not cut into pieces smaller than this, nor into more pieces than [`NET_INSTANCES`]:
-/// measured over TCP, where one connection at a time is fastest up to a few MiB, and four are from 16 MiB on.
-const NET_USEFUL_BYTES: u64 = 1 << 20;
-/// See [`NET_USEFUL_BYTES`].
-const NET_INSTANCES: u32 = 4;
-/// Above this size the host device runs two instances.
-const HOST_SPLIT_BYTES: u64 = 64 << 10;
+use hawser_types::{Algorithm, Call, Collective, PlanError, Result, Route};
 
 /// Chooses for a call that moves data between the ranks of `topology`.
 ///
@@ -42,27 +29,23 @@ pub fn choose(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<C
 /// # Errors
 /// A program that cannot be made: a bug of this crate.
 pub fn candidates(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
-    let bytes = call.total_bytes(topology.size());
     let mut candidates = brought(call, topology, config)?;
-    let collnet = topology.collnet != 0 && call.collective == Collective::AllReduce;
-    for &algorithm in algo::algorithms(call.collective).iter().chain(collnet.then_some(&Algorithm::CollNet)) {
+    let networks = algo::algorithms_of_networks(call.collective).filter(|_| topology.collnet != 0);
+    for algorithm in algo::algorithms(call.collective).iter().copied().chain(networks) {
         let key = key(call, algorithm, topology);
-        if let Some(reason) =
-            (algorithm == Algorithm::CollNet).then(|| refused_by_network(call, topology)).flatten()
+        if let Some(reason) = (algo::needs(algorithm) == Needs::ReducingNetwork)
+            .then(|| refused_by_network(call, topology))
+            .flatten()
         {
             let outcome = Outcome::Filtered(reason);
-            candidates.push(Candidate::new(algorithm, Protocol::Simple, outcome, topology));
+            candidates.push(Candidate::new(algorithm, Route::SIMPLE, outcome, topology));
             continue;
         }
-        let fused = exchange::is_known(algorithm);
-        let copied = !call.collective.reduces() || algorithm == Algorithm::AllPairs;
-        let can = |p: &Protocol| (fused || !p.is_exchange()) && (copied || *p != Protocol::Dma);
-        for protocol in Protocol::ALL.into_iter().filter(can) {
-            let outcome = match filter(call, &key, protocol, topology, config) {
-                Some(reason) => Outcome::Filtered(reason),
-                None => price(&key, protocol, bytes, topology, config)?,
-            };
-            candidates.push(Candidate::new(algorithm, protocol, outcome, topology));
+        for executor in EXECUTORS.iter().filter(|executor| executor.offers(call.collective, algorithm)) {
+            for &route in executor.routes() {
+                let query = Query { call, key, route, topology, config };
+                candidates.push(Candidate::new(algorithm, route, outcome(&query)?, topology));
+            }
         }
     }
     pass_sm(call, topology, config, &mut candidates)?;
@@ -88,17 +71,17 @@ fn pass_sm(
     let is_small = reduces && call.total_bytes(topology.size()) < dma::fold::LEAST_BYTES;
     let held = match config.pass_sm {
         0 => Some("for a rule with executor = \"dma\""),
-        _ if is_small && candidates.iter().any(|c| c.protocol != Protocol::Dma && is_possible(c)) => {
+        _ if is_small && candidates.iter().any(|c| c.route != Route::COPY_ENGINE && is_possible(c)) => {
             Some("kernels are faster below 1 MiB; for a rule with executor = \"dma\"")
         }
         _ => None,
     };
     if held.is_some() {
-        candidates.iter_mut().filter(|c| c.protocol == Protocol::Dma).for_each(|c| c.held = held);
+        candidates.iter_mut().filter(|c| c.route == Route::COPY_ENGINE).for_each(|c| c.held = held);
         return Ok(());
     }
-    if candidates.iter().any(|c| c.protocol == Protocol::Dma && is_possible(c)) {
-        for candidate in candidates.iter_mut().filter(|c| c.protocol != Protocol::Dma) {
+    if candidates.iter().any(|c| c.route == Route::COPY_ENGINE && is_possible(c)) {
+        for candidate in candidates.iter_mut().filter(|c| c.route != Route::COPY_ENGINE) {
             match config.pass_sm {
                 1 => candidate.held = Some("NCCL_PASS_SM; for a rule with executor = \"sm\""),
                 _ => candidate.outcome = Outcome::Filtered("left out by NCCL_PASS_SM".into()),
@@ -110,7 +93,7 @@ fn pass_sm(
         return Ok(());
     }
     let reasons: Vec<String> =
-        candidates.iter().filter(|c| c.protocol == Protocol::Dma).map(|c| format!("\n  {c}")).collect();
+        candidates.iter().filter(|c| c.route == Route::COPY_ENGINE).map(|c| format!("\n  {c}")).collect();
     Err(PlanError::usage(format!(
         "NCCL_PASS_SM=2: {} cannot run without multiprocessors:{}\nset NCCL_PASS_SM=1 to let kernels do what copy engines cannot",
         call.collective.name(),
@@ -121,7 +104,6 @@ fn pass_sm(
 /// The user's programs for the collective. Each is offered with its author's protocol first; another one is for topologies
 /// that do not have that.
 fn brought(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
-    let bytes = call.total_bytes(topology.size());
     let mut candidates = Vec::new();
     for &handle in &config.imports {
         let program = imported::kept(handle);
@@ -129,15 +111,15 @@ fn brought(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<
             continue;
         }
         let key = key(call, Algorithm::Imported(handle), topology);
-        let others =
-            [Protocol::Simple, Protocol::Ll, Protocol::Ll128].into_iter().filter(|&p| p != program.protocol);
-        for protocol in [program.protocol].into_iter().chain(others) {
+        let own = Route::interpreter(program.protocol);
+        let others = [Route::SIMPLE, Route::LL, Route::LL128].into_iter().filter(|&route| route != own);
+        for route in [own].into_iter().chain(others) {
             let refused = imported::refuses(program, call, topology.size(), config);
-            let outcome = match refused.or_else(|| filter(call, &key, protocol, topology, config)) {
+            let outcome = match refused {
                 Some(reason) => Outcome::Filtered(reason),
-                None => price(&key, protocol, bytes, topology, config)?,
+                None => outcome(&Query { call, key, route, topology, config })?,
             };
-            candidates.push(Candidate::new(key.algorithm, protocol, outcome, topology));
+            candidates.push(Candidate::new(key.algorithm, route, outcome, topology));
         }
     }
     Ok(candidates)
@@ -162,25 +144,16 @@ pub fn decide(
         return Err(PlanError::usage(nothing_left(call.collective, ranks, &candidates)));
     };
     let Best { candidate, us, channels, .. } = best;
-    let (algorithm, protocol) = (candidate.algorithm, candidate.protocol);
+    let (algorithm, route) = (candidate.algorithm, candidate.route);
     let key = key(call, algorithm, topology);
     let blocks = advised.and_then(|(_, advice)| advice.blocks);
+    let query = Query { call, key, route, topology, config };
+    let executor = executor::of(route.executor);
     let instances = match blocks {
-        Some(blocks) if protocol.is_exchange() || protocol == Protocol::Dma => {
-            blocks.clamp(1, best.instances)
-        }
-        Some(blocks) => {
-            let most = fold(&key, algo::channels(&key)?, config)?.most_instances;
-            blocks
-                .div_ceil(channels)
-                .clamp(1, most.min((config.most_ctas(call.collective) / channels).max(1)))
-        }
+        Some(blocks) => executor.advised(&query, Grid { instances: best.instances, channels }, blocks)?,
         None => best.instances,
     };
-    let threads = match protocol.is_exchange() {
-        true => exchange::grid(protocol, key.ranks, longest_part(&key, bytes), instances).1,
-        false => threads(topology, protocol, bytes / u64::from(instances * channels)),
-    };
+    let threads = executor.threads(&query, Grid { instances, channels });
     let who = match (advised, algorithm) {
         (Some((_, advice)), _) => format!("fastest by {}", advice.source),
         (None, Algorithm::Imported(_)) => "the first of your programs that fits".into(),
@@ -189,28 +162,22 @@ pub fn decide(
     let decided = format!(
         "{} with {} in {instances} × {channels} blocks of {threads} threads is {who}: {us:.1} µs",
         algorithm.name(),
-        protocol.name()
+        route.name()
     );
     let rule = advised.map(|(_, advice)| advice.source.clone());
     let why = Why { collective: call.collective, bytes, ranks, candidates, decided, rule };
-    Ok(Choice { key, protocol, instances, threads, predicted_us: us, why })
+    Ok(Choice { key, route, instances, threads, predicted_us: us, why })
 }
 
 /// The program of a family for a call.
 pub(crate) fn key(call: &Call, algorithm: Algorithm, topology: &Topology) -> ProgramKey {
     let key = ProgramKey::new(call.collective, algorithm, topology.size(), call.root);
-    match algorithm {
-        Algorithm::Hierarchical | Algorithm::CollNet => {
+    match algo::needs(algorithm) {
+        Needs::Hosts | Needs::ReducingNetwork => {
             ProgramKey { per_host: topology.per_host().unwrap_or(0), ..key }
         }
-        _ => key,
+        Needs::Nothing => key,
     }
-}
-
-/// Bytes of the longest part of an exchange that moves `bytes` (the larger of input and output).
-fn longest_part(key: &ProgramKey, bytes: u64) -> u64 {
-    let blocks = key.collective.input_blocks(key.ranks).max(key.collective.output_blocks(key.ranks));
-    exchange::longest_part(key.collective, key.algorithm, bytes / u64::from(blocks.max(1)), key.ranks)
 }
 
 /// Whether the collnet plugin cannot reduce what a call asks for.
@@ -226,24 +193,36 @@ fn refused_by_network(call: &Call, topology: &Topology) -> Option<String> {
     refuses.then(|| format!("the network does not reduce {} by {}", call.dtype.name(), call.op.name()))
 }
 
-/// Why a candidate cannot be, if so.
-fn filter(
-    call: &Call,
-    key: &ProgramKey,
-    protocol: Protocol,
-    topology: &Topology,
-    config: &PlanConfig,
-) -> Option<String> {
+/// What becomes of a candidate.
+///
+/// # Errors
+/// A program that cannot be made: a bug of this crate.
+fn outcome(query: &Query<'_>) -> Result<Outcome> {
+    let executor = executor::of(query.route.executor);
+    if let Some(reason) = refused_by_settings(query) {
+        return Ok(Outcome::Filtered(reason));
+    }
+    if query.key.ranks > 1
+        && let Err(reason) = executor.supports(query)
+    {
+        return Ok(Outcome::Filtered(reason));
+    }
+    executor.estimate(query)
+}
+
+/// Why a candidate cannot be, whatever its executor says: ranks, hosts, `NCCL_ALGO` and `NCCL_PROTO`.
+fn refused_by_settings(query: &Query<'_>) -> Option<String> {
+    let Query { ref key, route, topology, config, .. } = *query;
     let index = Collective::ALL.iter().position(|&c| c == key.collective).unwrap_or(0);
     let most = algo::max_ranks(key.collective, key.algorithm);
     if key.ranks == 1 {
         // One copy: settings about algorithms and protocols have nothing to act on.
-        return (protocol != Protocol::Simple).then(|| "one rank only copies".to_string());
+        return (route != Route::SIMPLE).then(|| "one rank only copies".to_string());
     }
     if key.ranks > most {
         return Some(format!("offered up to {most} ranks"));
     }
-    if matches!(key.algorithm, Algorithm::Hierarchical | Algorithm::CollNet) {
+    if algo::needs(key.algorithm) != Needs::Nothing {
         if topology.hosts() < 2 {
             return Some("there is one host only".to_string());
         }
@@ -257,107 +236,12 @@ fn filter(
     if config.algorithms[index].is_some_and(|mask| mask & algorithm_bit(key.algorithm) == 0) {
         return Some("left out by NCCL_ALGO".to_string());
     }
-    if config.protocols[index].is_some_and(|mask| mask & protocol_bit(protocol) == 0) {
-        let is_spared = config.pass_sm > 0 && protocol_bit(protocol) & exchange::tile_bits() != 0;
+    if config.routes[index].is_some_and(|routes| !routes.contains(route)) {
+        let is_spared = config.pass_sm > 0 && exchange::tile_routes().contains(route);
         let why = if is_spared { "NCCL_PASS_SM, whose staging has its memory" } else { "NCCL_PROTO" };
         return Some(format!("left out by {why}"));
     }
-    if protocol.is_exchange() {
-        return exchange::refused(call, key, protocol, topology);
-    }
-    if protocol == Protocol::Dma {
-        return dma::refused(call, key, topology, config);
-    }
-    if config.slot_bytes[protocol.slots()] < 128 {
-        return Some("its FIFO slots are configured away".to_string());
-    }
-    match (protocol, topology.device, topology.link) {
-        (Protocol::Simple, _, _) => None,
-        (_, DeviceKind::Host, _) => Some("the host device has the Simple protocol only".to_string()),
-        _ if topology.hosts() > 1 => Some("networks carry the Simple protocol only".to_string()),
-        (Protocol::Ll128, DeviceKind::Cuda { sm }, _) if sm < 70 => {
-            Some(format!("LL128 needs sm_70, this is sm_{sm}"))
-        }
-        (Protocol::Ll128, _, Link::Pcie | Link::HostMemory) => {
-            Some("LL128 needs lines that land whole: NVLink only".to_string())
-        }
-        _ => None,
-    }
-}
-
-/// The cheapest number of instances of a candidate.
-fn price(
-    key: &ProgramKey,
-    protocol: Protocol,
-    bytes: u64,
-    topology: &Topology,
-    config: &PlanConfig,
-) -> Result<Outcome> {
-    if protocol.is_exchange() {
-        let max_ctas = exchange::most_blocks(protocol).min(config.most_ctas(key.collective));
-        let blocks = exchange::grid(protocol, key.ranks, longest_part(key, bytes), max_ctas).0;
-        let us = predict(key, protocol, (blocks, 1), bytes, topology, config) as f32;
-        return Ok(Outcome::Predicted { us, instances: blocks, channels: 1 });
-    }
-    if protocol == Protocol::Dma {
-        let config = dma::config_for(key, bytes, topology, config);
-        if let Err(error) = fold(key, algo::channels(key)?, &config) {
-            return Ok(Outcome::Filtered(error.into_text()));
-        }
-        let us = match key.collective.reduces() {
-            true => cost::predict_folds(key, dma::fold::ctas(&config), bytes, topology, &config),
-            false => predict(key, protocol, (dma::LANES, 1), bytes, topology, &config),
-        } as f32;
-        return Ok(Outcome::Predicted { us, instances: dma::LANES, channels: 1 });
-    }
-    let fold = match fold(key, algo::channels(key)?, config) {
-        Ok(fold) => fold,
-        Err(error) => return Ok(Outcome::Filtered(error.into_text())),
-    };
-    let channels = fold.blocks;
-    let most = config.most_ctas(key.collective);
-    if channels > most && most < config.max_ctas {
-        return Ok(Outcome::Filtered(format!("needs {channels} CTAs, HAWSER_SM_FREE_CTAS allows {most}")));
-    }
-    let limit = fold.most_instances.min((most / channels).max(1));
-    let limit = match topology.device {
-        DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
-        DeviceKind::Host => limit.min(2),
-        DeviceKind::Cuda { .. } if topology.hosts() > 1 => limit.min(NET_INSTANCES),
-        DeviceKind::Cuda { .. } => limit,
-    };
-    let useful_bytes = if topology.hosts() > 1 { NET_USEFUL_BYTES } else { USEFUL_BYTES };
-    let chunk = bytes / u64::from(algo::shape(key)?.per_block);
-    let useful = u64::from(limit).min(chunk.div_ceil(useful_bytes).max(1)) as u32;
-    let least = config.min_ctas.div_ceil(channels).min(limit);
-    let limit = useful.max(least);
-    let mut best: Option<(f32, u32)> = None;
-    for instances in INSTANCES.into_iter().map(|i| i.clamp(least, limit)) {
-        let us = predict(key, protocol, (instances, channels), bytes, topology, config) as f32;
-        if best.is_none_or(|(cheapest, _)| us < cheapest) {
-            best = Some((us, instances));
-        }
-    }
-    let (us, instances) = best.unwrap_or((f32::MAX, 1));
-    Ok(Outcome::Predicted { us, instances, channels })
-}
-
-/// Predicted µs of a candidate for `bytes` bytes in `instances` instances of `channels` channels.
-pub(crate) fn predict(
-    key: &ProgramKey,
-    protocol: Protocol,
-    (instances, channels): (u32, u32),
-    bytes: u64,
-    topology: &Topology,
-    config: &PlanConfig,
-) -> f64 {
-    if !protocol.is_exchange() {
-        return cost::predict(key, channels, protocol, instances, bytes, topology, config);
-    }
-    let most = longest_part(key, bytes);
-    let (blocks, threads, tile) = exchange::grid(protocol, key.ranks, most, instances);
-    let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
-    cost::predict_exchange(key, protocol, (blocks, rounds), bytes, topology)
+    None
 }
 
 /// A candidate that can be taken.
@@ -403,11 +287,6 @@ fn least<'a>(all: impl Iterator<Item = Best<'a>>) -> Option<Best<'a>> {
         Some(best) if best.us <= next.us => Some(best),
         _ => Some(next),
     })
-}
-
-fn threads(topology: &Topology, protocol: Protocol, bytes_per_block: u64) -> u32 {
-    let usual = cost::threads(topology.device, protocol);
-    if protocol == Protocol::Ll && bytes_per_block > 4096 { usual * 2 } else { usual }
 }
 
 fn nothing_left(collective: Collective, ranks: u32, candidates: &[Candidate]) -> String {

@@ -1,6 +1,6 @@
 //! Settings that steer the choice. Equal on all ranks: their digest is compared at init.
 
-use hawser_types::{Algorithm, Collective, Digest, Handle, PlanError, Protocol, Result};
+use hawser_types::{Algorithm, Collective, Digest, Handle, PlanError, Result, Route, Routes};
 
 /// Settings of the planner, from `NCCL_*` variables and `ncclConfig_t`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,8 +9,8 @@ pub struct PlanConfig {
     pub algorithms: [Option<u64>; 8],
     /// Programs that the user brought, in the order in which they are tried.
     pub imports: Vec<Handle>,
-    /// `NCCL_PROTO`: per collective a bit set over [`Protocol::ALL`]; None = all.
-    pub protocols: [Option<u8>; 8],
+    /// `NCCL_PROTO`: the routes that each collective may take; None = all.
+    pub routes: [Option<Routes>; 8],
     /// Fewest and most CTAs of one operation (`NCCL_MIN_CTAS`, `NCCL_MAX_CTAS`).
     pub min_ctas: u32,
     /// See `min_ctas`.
@@ -46,7 +46,7 @@ impl Default for PlanConfig {
         Self {
             algorithms: [None; 8],
             imports: Vec::new(),
-            protocols: [None; 8],
+            routes: [None; 8],
             min_ctas: 1,
             max_ctas: 64,
             slot_bytes: [8 << 10, 15 << 10, 128 << 10],
@@ -94,10 +94,13 @@ impl PlanConfig {
     ///
     /// # Errors
     /// `InvalidUsage` that names the unknown word.
-    pub fn parse_proto(text: &str) -> Result<[Option<u8>; 8]> {
-        let words = Protocol::ALL.map(|p| (p.name(), u64::from(protocol_bit(p))));
-        let masks = parse_lists("NCCL_PROTO", text, &words, &Collective::ALL)?;
-        Ok(masks.map(|mask| mask.map(|mask| mask as u8)))
+    pub fn parse_proto(text: &str) -> Result<[Option<Routes>; 8]> {
+        let bit = |route: Route| 1u64 << route.index();
+        let short = Route::ALL.map(|route| (route.name(), bit(route)));
+        let long = Route::ALL.map(|route| (route.long_name(), bit(route)));
+        let masks = parse_lists("NCCL_PROTO", text, &[short, long].concat(), &Collective::ALL)?;
+        let routes = |mask: u64| Routes::that(|route| mask & bit(route) != 0);
+        Ok(masks.map(|mask| mask.map(routes)))
     }
 
     /// Most CTAs of an operation. Computing keeps the others when copy engines are asked for: what reduces gets few then.
@@ -117,8 +120,8 @@ impl PlanConfig {
     /// A number that differs when settings differ; compared between ranks at init.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::new();
-        let protocols = self.protocols.map(|mask| mask.map(u64::from));
-        for mask in self.algorithms.iter().chain(&protocols) {
+        let routes = self.routes.map(|some| some.map(|some| some.number()));
+        for mask in self.algorithms.iter().chain(&routes) {
             digest.add(mask.unwrap_or(u64::MAX));
         }
         self.imports.iter().for_each(|program| digest.add(program.digest()));
@@ -228,11 +231,6 @@ pub fn program_bit(place: u32) -> u64 {
     1 << place.saturating_add(FIRST_PROGRAM).min(u64::BITS - 1)
 }
 
-/// Bit of a protocol in [`PlanConfig::protocols`].
-pub fn protocol_bit(protocol: Protocol) -> u8 {
-    1 << protocol as u8
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,9 +267,12 @@ mod tests {
     #[test]
     fn ncclproto_grammar() {
         let masks = PlanConfig::parse_proto("^LL;allreduce:ll128,simple;alltoall:LL").unwrap();
-        assert_eq!(mask(&masks, Collective::Scatter), Some(0b1111_1110));
-        assert_eq!(mask(&masks, Collective::AllReduce), Some(0b110));
-        assert_eq!(mask(&masks, Collective::AllToAll), Some(0b001));
+        assert_eq!(mask(&masks, Collective::Scatter), Some(Routes::that(|r| r != Route::LL)));
+        let both = Routes::that(|r| r == Route::LL128 || r == Route::SIMPLE);
+        assert_eq!(mask(&masks, Collective::AllReduce), Some(both));
+        assert_eq!(mask(&masks, Collective::AllToAll), Some(Routes::that(|r| r == Route::LL)));
+        let parse = |text| mask(&PlanConfig::parse_proto(text).unwrap(), Collective::AllReduce);
+        assert_eq!(parse("SymLL,symdirect,dma"), parse("fused/LL,fused/zero_copy,copy_engine"));
         assert!(PlanConfig::parse_proto("LL64").unwrap_err().text.contains("LL64"));
     }
 
@@ -289,7 +290,7 @@ mod tests {
             PlanConfig { fuse: false, ..base.clone() },
             PlanConfig { reducing_ctas: 1, ..base.clone() },
             PlanConfig { algorithms: PlanConfig::parse_algo("ring").unwrap(), ..base.clone() },
-            PlanConfig { protocols: PlanConfig::parse_proto("ll").unwrap(), ..base.clone() },
+            PlanConfig { routes: PlanConfig::parse_proto("ll").unwrap(), ..base.clone() },
         ];
         assert_eq!(base.digest(), PlanConfig::default().digest());
         assert!(others.iter().all(|other| other.digest() != base.digest()));

@@ -6,9 +6,10 @@
 use crate::algo::{self, ProgramKey};
 use crate::choose::{self, Outcome};
 use crate::config::PlanConfig;
+use crate::executor::{self, Grid, Load};
 use crate::link_constants::Constants;
 use crate::topology::Topology;
-use hawser_types::{Algorithm, Call, Collective, DataType, Protocol, ReduceOp, Result, Scalar};
+use hawser_types::{Algorithm, Call, Collective, DataType, ReduceOp, Result, Route, Scalar};
 
 /// A measurement to make: these collectives, forced onto one algorithm and protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub struct Run {
     /// Which family (`NCCL_ALGO`).
     pub algorithm: Algorithm,
     /// Which protocol (`NCCL_PROTO`).
-    pub protocol: Protocol,
+    pub route: Route,
     /// Most blocks (`NCCL_MAX_CTAS`).
     pub max_ctas: u32,
     /// What to measure.
@@ -29,7 +30,7 @@ pub struct Sample {
     /// Which program.
     pub key: ProgramKey,
     /// Which protocol.
-    pub protocol: Protocol,
+    pub route: Route,
     /// Instances of the program, and blocks of one.
     pub grid: (u32, u32),
     /// Bytes of the larger of input and output.
@@ -41,7 +42,9 @@ pub struct Sample {
 impl Sample {
     /// What the model of `topology` says of it.
     pub fn predicted_us(&self, topology: &Topology, config: &PlanConfig) -> f64 {
-        choose::predict(&self.key, self.protocol, self.grid, self.bytes, topology, config)
+        let load = Load { key: &self.key, route: self.route, bytes: self.bytes };
+        let (instances, channels) = self.grid;
+        executor::of(self.route.executor).predict(&load, Grid { instances, channels }, topology, config)
     }
 }
 
@@ -68,12 +71,12 @@ const ALGORITHMS: [Algorithm; 3] = [Algorithm::Ring, Algorithm::OneShot, Algorit
 /// A program that cannot be made: a bug of this crate.
 pub fn runs(topology: &Topology, config: &PlanConfig) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
-    for protocol in Protocol::ALL {
+    for route in Route::ALL {
         for algorithm in ALGORITHMS {
-            let lone = if protocol.is_exchange() { Algorithm::AllPairs } else { Algorithm::Ring };
+            let lone = if route.is_fused() { Algorithm::AllPairs } else { Algorithm::Ring };
             let ctas = [Some(config.max_ctas), (algorithm == lone && config.max_ctas > 1).then_some(1)];
             for max_ctas in ctas.into_iter().flatten() {
-                let mut run = Run { algorithm, protocol, max_ctas, collectives: COLLECTIVES.to_vec() };
+                let mut run = Run { algorithm, route, max_ctas, collectives: COLLECTIVES.to_vec() };
                 for collective in COLLECTIVES {
                     if run.sample(collective, 1 << 10, 1.0, topology, config)?.is_none() {
                         run.collectives.retain(|c| *c != collective);
@@ -103,18 +106,17 @@ impl Run {
     ) -> Result<Option<Sample>> {
         let (dtype, op, scalar) = (DataType::Float32, ReduceOp::Sum, Scalar::Immediate(0));
         let call = &Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 0 };
-        let config = PlanConfig { algorithms: [None; 8], protocols: [None; 8], ..self.config(config) };
+        let config = PlanConfig { algorithms: [None; 8], routes: [None; 8], ..self.config(config) };
         let candidates = match algo::algorithms(call.collective).contains(&self.algorithm) {
             true => choose::candidates(call, topology, &config)?,
             false => Vec::new(),
         };
-        let own =
-            candidates.into_iter().find(|c| (c.algorithm, c.protocol) == (self.algorithm, self.protocol));
+        let own = candidates.into_iter().find(|c| (c.algorithm, c.route) == (self.algorithm, self.route));
         let Some(Outcome::Predicted { instances, channels, .. }) = own.map(|c| c.outcome) else {
             return Ok(None);
         };
         let (key, bytes) = (choose::key(call, self.algorithm, topology), call.total_bytes(topology.size()));
-        Ok(Some(Sample { key, protocol: self.protocol, grid: (instances, channels), bytes, us }))
+        Ok(Some(Sample { key, route: self.route, grid: (instances, channels), bytes, us }))
     }
 
     /// `config` with this run's limit of blocks.

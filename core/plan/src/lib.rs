@@ -60,7 +60,8 @@ pub use hawser_msccl as msccl;
 pub use hawser_program as ir;
 pub use hawser_program::Program;
 pub use hawser_types::{
-    Algorithm, Call, Collective, DataType, Measured, PlanError, Protocol, ReduceOp, Result,
+    Algorithm, Call, Collective, DataType, Decision, Executor, Measured, PlanError, Protocol, ReduceOp,
+    Result, Route, Routes,
 };
 pub use topology::Topology;
 

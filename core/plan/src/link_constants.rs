@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use hawser_types::{DeviceKind, Digest, Link, PlanError, Protocol, Result};
+use hawser_types::{DeviceKind, Digest, Link, PlanError, Result, Route};
 
 /// How one protocol moves data.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,7 +38,7 @@ pub struct Constants {
     /// What one more message to or from another host costs a rank that has several of them at a time, µs of
     /// its proxy.
     pub net_message_us: f64,
-    /// By protocol, in the order of [`Protocol::ALL`].
+    /// By protocol, in the order of [`Route::ALL`].
     pub paths: [Path; 8],
 }
 
@@ -171,8 +171,8 @@ impl Constants {
     }
 
     /// The numbers of a protocol.
-    pub fn path(&self, protocol: Protocol) -> &Path {
-        &self.paths[protocol as usize]
+    pub fn path(&self, route: Route) -> &Path {
+        &self.paths[route.index()]
     }
 
     /// All numbers with their names (`SymLL.hop_us`), to compare them.
@@ -241,8 +241,8 @@ impl Constants {
             ("net", "round_us", Kind::Time, &mut self.net_round_us),
             ("net", "message_us", Kind::Time, &mut self.net_message_us),
         ];
-        for (protocol, path) in Protocol::ALL.into_iter().zip(&mut self.paths) {
-            let name = protocol.name();
+        for (route, path) in Route::ALL.into_iter().zip(&mut self.paths) {
+            let name = route.name();
             all.push((name, "fixed_us", Kind::Time, &mut path.fixed_us));
             all.push((name, "hop_us", Kind::Time, &mut path.hop_us));
             all.push((name, "round_us", Kind::Time, &mut path.round_us));
@@ -262,7 +262,7 @@ impl Path {
 }
 
 fn known_section(name: &str) -> std::result::Result<String, String> {
-    let protocols = Protocol::ALL.map(Protocol::name);
+    let protocols = Route::ALL.map(Route::name);
     let mut known = ["link", "net"].into_iter().chain(protocols);
     known.clone().find(|k| *k == name).map(str::to_owned).ok_or_else(|| {
         let names = known.by_ref().collect::<Vec<_>>().join(", ");

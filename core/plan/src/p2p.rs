@@ -27,10 +27,10 @@ use crate::executor::launch::LaunchPlan;
 use crate::topology::Topology;
 use hawser_kernels_abi::{
     Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, MAX_WORKS, NO_DEP, Step,
-    Work,
+    Work, protocol_number,
 };
 use hawser_program::Buf;
-use hawser_types::{DataType, DeviceKind, Link, PlanError, Protocol, Result};
+use hawser_types::{DataType, DeviceKind, Link, PlanError, Result, Route};
 use rustc_hash::FxHashMap;
 
 /// One send or receive of a group.
@@ -68,16 +68,16 @@ pub fn plan(
     }
     let copies = own_copies(messages, rank)?;
     let remote = keyed(messages, rank, ranks, topology, config);
-    let own = if by_copy_engines(topology, config) { Protocol::Dma } else { Protocol::Simple };
+    let own = if by_copy_engines(topology, config) { Route::COPY_ENGINE } else { Route::SIMPLE };
     let mut launches = Launches { config, rank, topology, list: Vec::new(), used: Vec::new() };
-    let protocol = remote.first().map_or(own, |(key, _)| key.protocol);
+    let route = remote.first().map_or(own, |(key, _)| key.route);
     for OwnCopy { from, to, bytes } in copies {
         let part = Part { peer: rank, send: false, recv: false, base: [from, to, 0], bytes };
-        launches.add(protocol, &[part])?;
+        launches.add(route, &[part])?;
     }
     for group in remote.chunk_by(|a, b| a.0 == b.0) {
         let parts: Vec<Part> = group.iter().map(|(_, message)| Part::message(message)).collect();
-        launches.add(group[0].0.protocol, &parts)?;
+        launches.add(group[0].0.route, &parts)?;
     }
     Ok(launches.list)
 }
@@ -89,14 +89,14 @@ fn by_copy_engines(topology: &Topology, config: &PlanConfig) -> bool {
 
 /// The protocol of a message: equal at both ends because sizes and settings are. Over NVLink a block of LL moves what little it
 /// has in less time than the other protocols take to begin, up to 16 KiB (2 H200: 128 KiB in 12 blocks 5.5 µs, LL128 7.0).
-pub fn protocol(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig) -> Protocol {
+pub fn route(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig) -> Route {
     const SMALL: u64 = 16 << 10;
     if by_copy_engines(topology, config) {
-        return Protocol::Dma;
+        return Route::COPY_ENGINE;
     }
-    let DeviceKind::Cuda { sm } = topology.device else { return Protocol::Simple };
+    let DeviceKind::Cuda { sm } = topology.device else { return Route::SIMPLE };
     if is_far {
-        return Protocol::Simple;
+        return Route::SIMPLE;
     }
     let (ll, ll128) = match topology.link {
         Link::NvLink if sm >= 70 => {
@@ -104,13 +104,13 @@ pub fn protocol(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConf
         }
         Link::NvLink | Link::Pcie | Link::HostMemory => (SMALL, 0),
     };
-    let usable = |p: Protocol| u64::from(config.slot_bytes[p.slots()]) >= 128;
-    if bytes <= ll && usable(Protocol::Ll) {
-        Protocol::Ll
-    } else if bytes <= ll128 && usable(Protocol::Ll128) {
-        Protocol::Ll128
+    let usable = |p: Route| u64::from(config.slot_bytes[p.slots()]) >= 128;
+    if bytes <= ll && usable(Route::LL) {
+        Route::LL
+    } else if bytes <= ll128 && usable(Route::LL128) {
+        Route::LL128
     } else {
-        Protocol::Simple
+        Route::SIMPLE
     }
 }
 
@@ -122,9 +122,9 @@ pub fn instances(bytes: u64, is_far: bool, topology: &Topology, config: &PlanCon
         return (bytes.div_ceil(1 << 20).clamp(1, 4) as u32).min(most_each_way(topology, config));
     }
     let most = most_blocks(topology, config);
-    let wanted = match (protocol(bytes, is_far, topology, config), bytes) {
+    let wanted = match (route(bytes, is_far, topology, config), bytes) {
         // A piece for each thread.
-        (Protocol::Ll, _) => bytes.div_ceil(2 << 10).clamp(1, u64::from(most)) as u32,
+        (Route::LL, _) => bytes.div_ceil(2 << 10).clamp(1, u64::from(most)) as u32,
         (_, ..=0x8_0000) => bytes.div_ceil(16 << 10).clamp(1, u64::from(most)) as u32,
         (_, ..=0x20_0000) => most.max(4),
         _ => 12,
@@ -148,7 +148,7 @@ fn most_blocks(topology: &Topology, config: &PlanConfig) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     pass: u32,
-    protocol: Protocol,
+    route: Route,
     round: u32,
 }
 
@@ -202,12 +202,12 @@ fn keyed(
         .iter()
         .filter(|m| m.peer != rank && m.bytes > 0)
         .map(|&message| {
-            let protocol = protocol(message.bytes, topology.is_far(rank, message.peer), topology, config);
+            let route = route(message.bytes, topology.is_far(rank, message.peer), topology, config);
             let count = seen.entry((message.peer, message.send)).or_default();
             let pass = *count;
             *count += 1;
             let (from, to) = if message.send { (rank, message.peer) } else { (message.peer, rank) };
-            (Key { pass, protocol, round: (to + ranks - from) % ranks }, message)
+            (Key { pass, route, round: (to + ranks - from) % ranks }, message)
         })
         .collect();
     keyed.sort_by_key(|(key, message)| (*key, message.send));
@@ -266,7 +266,7 @@ struct Launches<'a> {
 
 impl Launches<'_> {
     /// Adds parts that must not be parted.
-    fn add(&mut self, protocol: Protocol, parts: &[Part]) -> Result<()> {
+    fn add(&mut self, route: Route, parts: &[Part]) -> Result<()> {
         let mut cuts = Vec::new();
         for part in parts {
             let mut work = Work {
@@ -276,22 +276,22 @@ impl Launches<'_> {
                 chunks: [1, 1, 0],
                 ..Work::default()
             };
-            let n = self.cut(&mut work, part, protocol)?;
+            let n = self.cut(&mut work, part, route)?;
             work.slices = 1;
             cuts.push((work, n));
         }
         let blocks: usize = cuts.iter().map(|&(_, n)| n as usize).sum();
-        let is_ctas = protocol != Protocol::Dma && self.topology.device != DeviceKind::Host;
+        let is_ctas = route != Route::COPY_ENGINE && self.topology.device != DeviceKind::Host;
         let ctas = if is_ctas { self.config.max_ctas as usize } else { MAX_BLOCKS };
         let fits = self.list.last().is_some_and(|last| {
-            last.kernel.protocol == protocol
+            last.kernel.route == route
                 && usize::from(last.args.n_blocks) + blocks <= MAX_BLOCKS.min(ctas)
                 && self.used.len() + parts.len() <= MAX_WORKS.min(INLINE_STEPS)
                 && !parts.iter().any(|p| p.peer != self.rank && self.meets(p))
         });
         if !fits {
             self.used.clear();
-            self.list.push(self.empty(protocol));
+            self.list.push(self.empty(route));
         }
         let Some(launch) = self.list.last_mut() else { return Ok(()) };
         let first_of_key = self.used.len() as u8;
@@ -302,7 +302,7 @@ impl Launches<'_> {
             launch.args.n_inline = index + 1;
             self.used.push((part.peer, part.send));
             let downward = if part.send { part.peer < self.rank } else { part.peer > self.rank };
-            let shares_lanes = protocol == Protocol::Dma;
+            let shares_lanes = route == Route::COPY_ENGINE;
             let first_lane = match downward {
                 _ if shares_lanes => 0,
                 false => self.config.lanes,
@@ -326,13 +326,13 @@ impl Launches<'_> {
     }
 
     /// Cuts a part's work into tiles and blocks; returns the number of blocks.
-    fn cut(&self, work: &mut Work, part: &Part, protocol: Protocol) -> Result<u32> {
-        if protocol == Protocol::Dma {
+    fn cut(&self, work: &mut Work, part: &Part, route: Route) -> Result<u32> {
+        if route == Route::COPY_ENGINE {
             let staged = dma::config(self.config, self.topology, part.bytes);
-            return cut(work, dma::LANES, protocol, 1, &staged);
+            return cut(work, dma::LANES, route, 1, &staged);
         }
         let is_far = self.topology.is_far(self.rank, part.peer);
-        cut(work, instances(part.bytes, is_far, self.topology, self.config), protocol, 1, self.config)
+        cut(work, instances(part.bytes, is_far, self.topology, self.config), route, 1, self.config)
     }
 
     /// Whether a part would share an end of a FIFO with the last launch.
@@ -340,10 +340,10 @@ impl Launches<'_> {
         self.used.contains(&(part.peer, part.send))
     }
 
-    fn empty(&self, protocol: Protocol) -> LaunchPlan {
-        let kernel = KernelKey::new(DeviceOp::Copy, DataType::Uint8, protocol);
-        let threads = crate::cost::threads(self.topology.device, protocol);
-        let args = Box::new(Args { protocol: protocol as u8, ..Args::default() });
+    fn empty(&self, route: Route) -> LaunchPlan {
+        let kernel = KernelKey::new(DeviceOp::Copy, DataType::Uint8, route);
+        let threads = crate::cost::threads(self.topology.device, route);
+        let args = Box::new(Args { protocol: protocol_number(route), ..Args::default() });
         LaunchPlan { args, kernel, threads, scratch_bytes: 0, direct: dma::Direct::Free, ctas: 0 }
     }
 }

@@ -10,7 +10,7 @@ use hawser_plan::exchange::bundle::{
     SPREAD_SRC,
 };
 use hawser_plan::exchange::{ExchangeArgs, ExchangePlan, THREADS};
-use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, Protocol, ReduceOp};
+use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use proptest::prelude::*;
 
 const PROGRAMS: [(Collective, Algorithm); 11] = [
@@ -37,7 +37,7 @@ struct Common {
     dtype: DataType,
     op: ReduceOp,
     root: u32,
-    protocol: Protocol,
+    route: Route,
 }
 
 /// What one rank knows of it: offsets of its buffers in a few kilobytes, so that many overlap; and its stream.
@@ -51,11 +51,11 @@ struct Local {
 fn common() -> impl Strategy<Value = Common> {
     let count = prop_oneof![4 => 1..200u64, 2 => 1..3000u64, 1 => 1..40_000u64];
     let op = prop_oneof![8 => Just(ReduceOp::Sum), 1 => Just(ReduceOp::Max), 1 => Just(ReduceOp::PreMulSum)];
-    let protocol = prop_oneof![12 => Just(Protocol::SymLl), 1 => Just(Protocol::SymSimple)];
+    let route = prop_oneof![12 => Just(Route::FUSED_LL), 1 => Just(Route::FUSED_SIMPLE)];
     let dtype =
         prop_oneof![6 => Just(TYPES[0]), 1 => Just(TYPES[1]), 1 => Just(TYPES[2]), 1 => Just(TYPES[3])];
-    (0..PROGRAMS.len(), count, dtype, op, 0..8u32, protocol).prop_map(
-        |(program, count, dtype, op, root, protocol)| Common { program, count, dtype, op, root, protocol },
+    (0..PROGRAMS.len(), count, dtype, op, 0..8u32, route).prop_map(
+        |(program, count, dtype, op, root, route)| Common { program, count, dtype, op, root, route },
     )
 }
 
@@ -88,8 +88,8 @@ impl Common {
         let why =
             Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
         let key = ProgramKey::new(collective, algorithm, ranks, call.root);
-        let protocol = self.protocol;
-        let choice = Choice { key, protocol, instances: 64, threads: 512, predicted_us: 0.0, why };
+        let route = self.route;
+        let choice = Choice { key, route, instances: 64, threads: 512, predicted_us: 0.0, why };
         let mut plan = ExchangePlan::new(&call, &choice, rank, ranks, config);
         let areas: Vec<u64> = (1..=u64::from(ranks)).map(|r| r << 32).collect();
         plan.connect(&areas, 7 << 20, 9 << 20);
@@ -307,8 +307,8 @@ proptest! {
 }
 
 fn many(n: usize, count: u64) -> Vec<Common> {
-    let (op, dtype, protocol) = (ReduceOp::Sum, DataType::Uint32, Protocol::SymLl);
-    vec![Common { program: 0, count, dtype, op, root: 0, protocol }; n]
+    let (op, dtype, route) = (ReduceOp::Sum, DataType::Uint32, Route::FUSED_LL);
+    vec![Common { program: 0, count, dtype, op, root: 0, route }; n]
 }
 
 /// Buffers that lie apart.
@@ -405,7 +405,7 @@ fn what_has_no_bundle_stays_alone() {
         let (group, streams) = group_of(commons, &apart(commons.len()), config);
         planned(&group, &streams, config).launches.len()
     };
-    let tiles = |common: &Common| Common { protocol: Protocol::SymSimple, ..*common };
+    let tiles = |common: &Common| Common { route: Route::FUSED_SIMPLE, ..*common };
     assert_eq!(launches(&many(4, 100), &config), 1);
     assert_eq!(launches(&many(4, 100).iter().map(tiles).collect::<Vec<_>>(), &config), 0);
     assert_eq!(launches(&many(4, 100_000), &config), 0, "more than one round of all blocks");

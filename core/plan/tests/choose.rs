@@ -11,7 +11,7 @@ use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::msccl::{Window, to_xml};
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{
-    Algorithm, Call, Choice, Collective, DataType, Measured, PlanConfig, Protocol, ReduceOp, Topology,
+    Algorithm, Call, Choice, Collective, DataType, Measured, PlanConfig, ReduceOp, Route, Topology,
 };
 
 const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
@@ -38,9 +38,9 @@ fn small_takes_few_hops_and_large_takes_bandwidth() {
     let topology = Topology::single_host(8, GPU, Link::NvLink);
     let config = PlanConfig::default();
     let small = pick(Collective::AllReduce, 2, &topology, &config);
-    assert_eq!((small.key.algorithm, small.protocol), (Algorithm::OneShot, Protocol::SymLl));
+    assert_eq!((small.key.algorithm, small.route), (Algorithm::OneShot, Route::FUSED_LL));
     let large = pick(Collective::AllReduce, 256 << 20, &topology, &config);
-    assert!(matches!(large.protocol, Protocol::Simple | Protocol::SymSimple), "{:?}", large.protocol);
+    assert!(matches!(large.route, Route::SIMPLE | Route::FUSED_SIMPLE), "{:?}", large.route);
     assert!(large.instances >= 8 && small.instances <= 2, "{} and {}", large.instances, small.instances);
     assert_eq!(pick(Collective::AllGather, 64, &topology, &config).key.algorithm, Algorithm::AllPairs);
 }
@@ -81,7 +81,7 @@ fn check_bound(call: &Call, topology: &Topology, config: &PlanConfig) {
     }
     let choice = choose(call, topology, config).unwrap();
     assert_eq!(choice, choose(call, topology, config).unwrap());
-    if choice.protocol.is_exchange() {
+    if choice.route.is_fused() {
         let plan = ExchangePlan::new(call, &choice, ranks - 1, ranks, config);
         assert!(plan.blocks <= config.max_ctas && plan.blocks >= 1);
         assert_eq!(plan.threads, choice.threads);
@@ -100,7 +100,7 @@ fn check_bound(call: &Call, topology: &Topology, config: &PlanConfig) {
         assert_eq!(plan.args.n_inline > 0, lowered.steps.len() <= plan.args.inline_steps.len());
         let work = &plan.args.works[0];
         let tile_bytes = work.tile * plan.kernel.dtype.size() as u32;
-        assert!(tile_bytes <= config.slot_bytes[choice.protocol as usize]);
+        assert!(tile_bytes <= config.slot_bytes[choice.route.slots()]);
         if config.max_ctas == 1 {
             let least = if ranks <= 100 { 1 } else { algo::channels(&choice.key).unwrap() };
             assert!(blocks.len() as u32 <= least, "{} blocks of {:?}", blocks.len(), choice.key);
@@ -116,8 +116,8 @@ fn settings_filter_and_are_named() {
     let error = choose(&call(Collective::AllGather, 8), &topology, &config).unwrap_err();
     assert_eq!(error.kind, PlanErrorKind::InvalidUsage);
     assert!(error.text.contains("left out by NCCL_ALGO"), "{error}");
-    let config = PlanConfig { protocols: PlanConfig::parse_proto("LL128").unwrap(), ..PlanConfig::default() };
-    assert_eq!(pick(Collective::AllReduce, 1 << 20, &topology, &config).protocol, Protocol::Ll128);
+    let config = PlanConfig { routes: PlanConfig::parse_proto("LL128").unwrap(), ..PlanConfig::default() };
+    assert_eq!(pick(Collective::AllReduce, 1 << 20, &topology, &config).route, Route::LL128);
     let pcie = Topology::single_host(8, GPU, Link::Pcie);
     let error = choose(&call(Collective::AllReduce, 8), &pcie, &config).unwrap_err();
     assert!(error.text.contains("NCCL_PROTO") && error.text.contains("NVLink only"), "{error}");
@@ -133,7 +133,11 @@ fn what_nobody_measured_is_taken_by_name_only() {
         for collective in Collective::ALL {
             for power in 0..31 {
                 let choice = pick(collective, 1 << power, &topology, &PlanConfig::default());
-                assert_eq!(choice.key.algorithm.measured(), Measured::Everywhere, "2^{power} on {ranks}");
+                assert_eq!(
+                    algo::measured(choice.key.algorithm),
+                    Measured::Everywhere,
+                    "2^{power} on {ranks}"
+                );
             }
         }
     }
@@ -158,9 +162,9 @@ fn what_nobody_measured_is_taken_by_name_only() {
 fn one_rank_copies_whatever_the_settings() {
     let algorithms = PlanConfig::parse_algo("Tree").unwrap();
     let config =
-        PlanConfig { algorithms, protocols: PlanConfig::parse_proto("LL").unwrap(), ..PlanConfig::default() };
+        PlanConfig { algorithms, routes: PlanConfig::parse_proto("LL").unwrap(), ..PlanConfig::default() };
     let choice = pick(Collective::AllGather, 100, &Topology::single_host(1, GPU, Link::NvLink), &config);
-    assert_eq!(choice.protocol, Protocol::Simple);
+    assert_eq!(choice.route, Route::SIMPLE);
 }
 
 #[test]
@@ -168,7 +172,7 @@ fn the_host_device_takes_simple_and_one_or_two_instances() {
     let topology = Topology::single_host(4, DeviceKind::Host, Link::HostMemory);
     for power in 0..24 {
         let choice = pick(Collective::AllReduce, 1 << power, &topology, &PlanConfig::default());
-        assert_eq!(choice.protocol, Protocol::Simple);
+        assert_eq!(choice.route, Route::SIMPLE);
         assert!(choice.instances <= if power <= 14 { 1 } else { 2 });
     }
 }
@@ -177,8 +181,9 @@ fn the_host_device_takes_simple_and_one_or_two_instances() {
 fn why_lists_every_candidate() {
     let topology = Topology::single_host(64, GPU, Link::Pcie);
     let choice = pick(Collective::AllReduce, 1000, &topology, &PlanConfig::default());
-    // Two of the seven can be exchanges too, and one may be moved by copy engines.
-    assert_eq!(choice.why.candidates.len(), 7 * 3 + 2 * 4 + 1);
+    // Two of them can be exchanges too, and one may be moved by copy engines.
+    let families = algo::algorithms(Collective::AllReduce).len();
+    assert_eq!(choice.why.candidates.len(), families * 3 + 2 * 4 + 1);
     let text = choice.why.to_string();
     for part in [
         "OneShot",
@@ -226,7 +231,7 @@ fn large_worlds_are_planned_per_rank() {
 fn hosts_get_the_simple_protocol_and_may_get_hierarchies() {
     let topology = Topology::of_hosts(8, 4, GPU, Link::NvLink);
     let choice = pick(Collective::AllReduce, 64 << 20, &topology, &PlanConfig::default());
-    assert_eq!(choice.protocol, Protocol::Simple);
+    assert_eq!(choice.route, Route::SIMPLE);
     assert_eq!((choice.key.algorithm, choice.key.per_host), (Algorithm::Hierarchical, 4));
     let mut odd = Topology::of_hosts(7, 4, GPU, Link::NvLink);
     let choice = pick(Collective::AllReduce, 64 << 20, &odd, &PlanConfig::default());
@@ -242,23 +247,22 @@ fn advice_beats_the_cost_model_but_not_what_is_impossible() {
     let (topology, config) = (Topology::single_host(8, GPU, Link::NvLink), PlanConfig::default());
     let call = call(Collective::AllReduce, 1 << 24);
     let candidates = choose::candidates(&call, &topology, &config).unwrap();
-    let at = |a: Algorithm, p: Protocol| {
-        candidates.iter().position(|c| c.algorithm == a && c.protocol == p).unwrap()
-    };
+    let at =
+        |a: Algorithm, p: Route| candidates.iter().position(|c| c.algorithm == a && c.route == p).unwrap();
     let times = vec![Some(9.0); candidates.len()];
     let mut advice = Advice { source: "tuner x".into(), order: None, us: times, blocks: Some(4) };
-    advice.us[at(Algorithm::Tree, Protocol::Simple)] = Some(2.0);
-    advice.us[at(Algorithm::Hierarchical, Protocol::Simple)] = Some(1.0);
+    advice.us[at(Algorithm::Tree, Route::SIMPLE)] = Some(2.0);
+    advice.us[at(Algorithm::Hierarchical, Route::SIMPLE)] = Some(1.0);
     let choice = choose::decide(&call, &topology, &config, candidates.clone(), Some(&advice)).unwrap();
-    assert_eq!((choice.key.algorithm, choice.protocol), (Algorithm::Tree, Protocol::Simple));
+    assert_eq!((choice.key.algorithm, choice.route), (Algorithm::Tree, Route::SIMPLE));
     assert_eq!(choice.instances, 2, "a tree has two channels");
     assert!(choice.why.decided.contains("tuner x"));
     assert_eq!(choice.predicted_us, 2.0);
-    advice.order = Some(at(Algorithm::Ring, Protocol::Simple));
+    advice.order = Some(at(Algorithm::Ring, Route::SIMPLE));
     let ring = choose::decide(&call, &topology, &config, candidates.clone(), Some(&advice)).unwrap();
     assert_eq!(ring.key.algorithm, Algorithm::Ring);
     assert!(ring.predicted_us > 9.0, "an order is no estimate");
-    let order = Some(at(Algorithm::Hierarchical, Protocol::Simple));
+    let order = Some(at(Algorithm::Hierarchical, Route::SIMPLE));
     let nothing = Advice { order, us: vec![None; candidates.len()], ..advice };
     let own = choose::decide(&call, &topology, &config, candidates, Some(&nothing)).unwrap();
     assert_eq!(own, choose(&call, &topology, &config).unwrap());
@@ -268,7 +272,7 @@ fn advice_beats_the_cost_model_but_not_what_is_impossible() {
 #[test]
 fn programs_of_users_come_first() {
     let key = algo::ProgramKey::new(Collective::AllReduce, Algorithm::RecursiveDoubling, 8, 0);
-    let window = Window { protocol: Protocol::Ll, bytes: (1024, 65_536) };
+    let window = Window { protocol: hawser_plan::Protocol::Ll, bytes: (1024, 65_536) };
     let xml = to_xml(&algo::program(&key).unwrap(), &window).unwrap();
     let mine =
         imported::keep(imported::read(&xml.replace("recursivedoubling_all_reduce", "mine")).unwrap(), 0);
@@ -279,7 +283,7 @@ fn programs_of_users_come_first() {
         assert_eq!(choice.key.algorithm == Algorithm::Imported(mine), runs, "{}", choice.why);
         let reason = if runs { "first of your programs" } else { "made for 1024 bytes to 65536 bytes" };
         assert!(choice.why.to_string().contains(reason), "{}", choice.why);
-        assert!(!runs || choice.protocol == Protocol::Ll);
+        assert!(!runs || choice.route == Route::LL);
     }
     let reason = |topology: &Topology, config: &PlanConfig, collective| {
         pick(collective, 4096, topology, config).why.to_string()
@@ -294,8 +298,8 @@ fn programs_of_users_come_first() {
     let with = PlanConfig { algorithms, ..config.clone() };
     assert_eq!(pick(Collective::AllReduce, 4096, &topology, &with).key.algorithm, Algorithm::Imported(mine));
     // The protocol of the file is not there: another one is taken.
-    let simple = PlanConfig { protocols: PlanConfig::parse_proto("Simple").unwrap(), ..config.clone() };
+    let simple = PlanConfig { routes: PlanConfig::parse_proto("Simple").unwrap(), ..config.clone() };
     let choice = pick(Collective::AllReduce, 4096, &topology, &simple);
-    assert_eq!((choice.key.algorithm, choice.protocol), (Algorithm::Imported(mine), Protocol::Simple));
+    assert_eq!((choice.key.algorithm, choice.route), (Algorithm::Imported(mine), Route::SIMPLE));
     assert_ne!(config.digest(), PlanConfig::default().digest());
 }

@@ -6,7 +6,7 @@ use hawser_plan::cost::Constants;
 use hawser_plan::error::PlanErrorKind;
 use hawser_plan::fit::{Sample, fit, runs};
 use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{Call, Choice, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
+use hawser_plan::{Call, Choice, Collective, DataType, PlanConfig, ReduceOp, Route, Topology};
 
 const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
 const MACHINES: [(DeviceKind, Link); 4] =
@@ -52,7 +52,7 @@ fn a_text_may_say_little_and_is_for_its_machine_only() {
     let builtin = Constants::builtin(GPU, Link::NvLink);
     let text = "# a remark\n\n[SymLL] # words\n  hop_us=2.5 # µs\n[ link ]\nwire_gbs = 4e2\n";
     let got = Constants::parse(text, GPU, Link::NvLink).unwrap().unwrap();
-    assert_eq!((got.path(Protocol::SymLl).hop_us, got.wire_gbs), (2.5, 400.0));
+    assert_eq!((got.path(Route::FUSED_LL).hop_us, got.wire_gbs), (2.5, 400.0));
     assert_eq!(differences(&got, &builtin, 1e-9).len(), 2);
     for (text, is_for_this) in [
         ("device = \"cuda:90\"\nlink = \"nvlink\"\nranks = 8\n", true),
@@ -100,11 +100,11 @@ fn worlds_with_other_constants_have_other_digests() {
 #[test]
 fn constants_decide() {
     let mut topology = Topology::single_host(8, GPU, Link::NvLink);
-    assert!(pick(Collective::AllReduce, 1 << 10, &topology).protocol.is_exchange());
+    assert!(pick(Collective::AllReduce, 1 << 10, &topology).route.is_fused());
     for path in &mut topology.constants.paths[3..] {
         path.fixed_us = 1e6;
     }
-    assert!(!pick(Collective::AllReduce, 1 << 10, &topology).protocol.is_exchange());
+    assert!(!pick(Collective::AllReduce, 1 << 10, &topology).route.is_fused());
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn elsewhere(topology: &Topology) -> Constants {
     truth.wire_gbs *= 0.45;
     truth.all_to_all *= 0.8;
     // Copy engines are measured where they are asked for only.
-    for (index, path) in truth.paths.iter_mut().enumerate().take(Protocol::Dma as usize) {
+    for (index, path) in truth.paths.iter_mut().enumerate().take(Route::COPY_ENGINE.index()) {
         path.fixed_us *= if index < 3 { 0.6 } else { 1.7 };
         path.hop_us *= 1.6 - 0.2 * index as f64;
         path.block_gbs *= if index % 2 == 0 { 1.4 } else { 0.7 };
@@ -198,9 +198,7 @@ fn a_fit_bears_noise_and_a_wild_sample() {
 #[test]
 fn what_was_not_measured_stays() {
     let topology = Topology::single_host(4, DeviceKind::Host, Link::HostMemory);
-    assert!(
-        runs(&topology, &PlanConfig::default()).unwrap().iter().all(|run| run.protocol == Protocol::Simple)
-    );
+    assert!(runs(&topology, &PlanConfig::default()).unwrap().iter().all(|run| run.route == Route::SIMPLE));
     let nothing = fit(&[], &topology, &PlanConfig::default());
     assert_eq!((nothing.constants, nothing.error), (topology.constants, 1.0));
     let mut truth = topology.constants;

@@ -14,7 +14,7 @@ use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::topology::{DeviceKind, Link, Topology};
-use hawser_plan::{Call, Collective, DataType, PlanConfig, Protocol, ReduceOp};
+use hawser_plan::{Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use proptest::prelude::*;
 
 fn collective(
@@ -46,7 +46,7 @@ fn collective(
         }
         machine.memory[rank as usize][OUTPUT as usize..][..(u64::from(outs) * bytes) as usize].fill(0xee);
         let choice = choose(&call, &topology, config).unwrap();
-        assert_eq!(choice.protocol, Protocol::Dma, "{}", choice.why);
+        assert_eq!(choice.route, Route::COPY_ENGINE, "{}", choice.why);
         let lowered =
             lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
                 .unwrap();
@@ -140,7 +140,7 @@ proptest! {
                 plans
                     .into_iter()
                     .map(|plan| {
-                        assert_eq!(plan.kernel.protocol, Protocol::Dma);
+                        assert_eq!(plan.kernel.route, Route::COPY_ENGINE);
                         let steps = plan.args.inline_steps.to_vec();
                         (plan, steps)
                     })
@@ -187,15 +187,15 @@ fn reductions_and_worlds_without_staging_take_other_ways() {
     let strict = PlanConfig { pass_sm: 2, ..settings() };
     // Nobody reduces without multiprocessors: what must is light, and no error.
     let reduced = choose(&call(Collective::AllReduce), &topology(16), &strict).unwrap();
-    assert_ne!(reduced.protocol, Protocol::Dma);
+    assert_ne!(reduced.route, Route::COPY_ENGINE);
     let apart = Topology::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
     let error = choose(&call(Collective::AllGather), &apart, &strict).unwrap_err();
     assert!(error.text.contains("peer access") && error.text.contains("NCCL_PASS_SM=1"), "{}", error.text);
     let lenient = choose(&call(Collective::AllGather), &apart, &settings()).unwrap();
-    assert_ne!(lenient.protocol, Protocol::Dma);
+    assert_ne!(lenient.route, Route::COPY_ENGINE);
     // Ranks that are all on hosts of their own need no peer access.
     let alone = Topology::of_hosts(4, 1, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
-    assert_eq!(choose(&call(Collective::AllGather), &alone, &strict).unwrap().protocol, Protocol::Dma);
+    assert_eq!(choose(&call(Collective::AllGather), &alone, &strict).unwrap().route, Route::COPY_ENGINE);
     let off = choose(&call(Collective::AllGather), &topology(4), &PlanConfig::default()).unwrap();
     assert!(off.why.to_string().contains("NCCL_PASS_SM=1"));
 }
@@ -232,10 +232,10 @@ fn reductions_are_light() {
             let program = rank_program(&choice.key, 1).unwrap();
             let lowered = lower(&shape(&choice.key).unwrap(), &program, device_op(&call)).unwrap();
             let large = ranks <= 9 && call.total_bytes(ranks) >= 1 << 20;
-            assert_eq!(choice.protocol == Protocol::Dma, large, "{}", choice.why);
-            let blocks = if choice.protocol.is_exchange() {
+            assert_eq!(choice.route == Route::COPY_ENGINE, large, "{}", choice.why);
+            let blocks = if choice.route.is_fused() {
                 ExchangePlan::new(&call, &choice, 1, ranks, &config).blocks
-            } else if choice.protocol == Protocol::Dma {
+            } else if choice.route == Route::COPY_ENGINE {
                 let config = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
                 let plan = bind(&lowered, &call, &choice, ranks, &config).unwrap();
                 let (places, layout) = ((0..ranks).collect(), Staging::new(ranks, &config));

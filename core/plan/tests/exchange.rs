@@ -8,20 +8,20 @@ use hawser_plan::choose::{Choice, Why, choose};
 use hawser_plan::device_plan::COUNTER_BYTES;
 use hawser_plan::exchange::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
 use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, Protocol, ReduceOp, Topology};
+use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route, Topology};
 use hawser_plan::{direct, dma};
 use proptest::prelude::*;
 
-const SYM: [Protocol; 3] = [Protocol::SymLl, Protocol::SymLl128, Protocol::SymSimple];
+const SYM: [Route; 3] = [Route::FUSED_LL, Route::FUSED_LL128, Route::FUSED_SIMPLE];
 /// Addresses of the buffers of rank 0; each rank has its own megabytes.
 const INPUT: u64 = 1 << 40;
 const OUTPUT: u64 = 1 << 50;
 const RANK_BYTES: u64 = 1 << 30;
 
-fn choice(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, protocol: Protocol) -> Choice {
+fn choice(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, route: Route) -> Choice {
     let why = Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
     let key = ProgramKey::new(collective, algorithm, ranks, root);
-    Choice { key, protocol, instances: 64, threads: 512, predicted_us: 0.0, why }
+    Choice { key, route, instances: 64, threads: 512, predicted_us: 0.0, why }
 }
 
 fn call(collective: Collective, count: u64, root: u32, rank: u32, in_place: bool) -> Call {
@@ -190,15 +190,15 @@ fn run_direct(machine: &mut Machine, order: &[usize]) {
 }
 
 fn check(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, count: u64, in_place: bool) {
-    let protocol = SYM[(count % 3) as usize];
-    check_with(protocol, collective, algorithm, ranks, root, count, in_place);
+    let route = SYM[(count % 3) as usize];
+    check_with(route, collective, algorithm, ranks, root, count, in_place);
     if (collective, algorithm) != (Collective::AllReduce, Algorithm::OneShot) {
-        check_with(Protocol::SymDirect, collective, algorithm, ranks, root, count, in_place);
+        check_with(Route::ZERO_COPY, collective, algorithm, ranks, root, count, in_place);
     }
 }
 
 fn check_with(
-    protocol: Protocol,
+    route: Route,
     collective: Collective,
     algorithm: Algorithm,
     ranks: u32,
@@ -206,7 +206,7 @@ fn check_with(
     count: u64,
     in_place: bool,
 ) {
-    let chosen = choice(collective, algorithm, ranks, root, protocol);
+    let chosen = choice(collective, algorithm, ranks, root, route);
     let mut machine = Machine { memory: Memory::new(), args: Vec::new() };
     for rank in 0..ranks {
         let call = call(collective, count, root, rank, in_place);
@@ -220,9 +220,9 @@ fn check_with(
         }
     }
     let order: Vec<usize> = (0..ranks as usize).map(|i| (i * 5 + count as usize) % ranks as usize).collect();
-    match protocol {
-        Protocol::SymDirect if ranks != 5 => run_direct(&mut machine, &order),
-        Protocol::SymDirect => run_direct(&mut machine, &[4, 2, 0, 1, 3]),
+    match route {
+        Route::ZERO_COPY if ranks != 5 => run_direct(&mut machine, &order),
+        Route::ZERO_COPY => run_direct(&mut machine, &[4, 2, 0, 1, 3]),
         _ => machine.run(),
     }
     for rank in 0..ranks {
@@ -291,17 +291,17 @@ fn areas_fit_their_slots() {
     let config = PlanConfig::default();
     for ranks in 2..=8 {
         let area = Area::new(ranks);
-        for protocol in SYM {
+        for route in SYM {
             for power in 0..34 {
                 let most = 16u64 << power;
-                let (blocks, threads, tile) = exchange::grid(protocol, ranks, most, config.max_ctas);
-                let rounds = exchange::rounds(protocol, most, blocks, threads, tile);
-                assert!(rounds >= 1 && blocks >= 1, "{protocol:?} {most}");
+                let (blocks, threads, tile) = exchange::grid(route, ranks, most, config.max_ctas);
+                let rounds = exchange::rounds(route, most, blocks, threads, tile);
+                assert!(rounds >= 1 && blocks >= 1, "{route:?} {most}");
                 let units = u64::from(blocks * threads / 32);
                 let (slot, ranks) = (8192, u64::from(ranks));
-                match protocol {
-                    Protocol::SymLl => assert!(u64::from(blocks) * 2 * 8 * slot <= area.slots[1]),
-                    Protocol::SymLl128 => {
+                match route {
+                    Route::FUSED_LL => assert!(u64::from(blocks) * 2 * 8 * slot <= area.slots[1]),
+                    Route::FUSED_LL128 => {
                         assert!(tile.is_multiple_of(480) && tile / 480 <= 8 && tile > 0);
                         assert!(area.slots[1] + units * 2 * ranks * slot / 2 <= area.slots[2]);
                     }
@@ -376,13 +376,13 @@ fn worlds_without_exchanges_say_why() {
         (Topology::single_host(4, gpu(90), Link::Pcie), "NVLink only"),
     ];
     for (topology, part) in cases {
-        let reason = exchange::refused(&call, &key, Protocol::SymLl128, &topology).unwrap();
+        let reason = exchange::refused(&call, &key, Route::FUSED_LL128, &topology).unwrap();
         assert!(reason.contains(part), "{reason}");
     }
     let topology = Topology::single_host(4, gpu(90), Link::NvLink);
     assert!(SYM.iter().all(|p| exchange::refused(&call, &key, *p, &topology).is_none()));
     let rare = Call { op: ReduceOp::Prod, ..call };
-    assert!(exchange::refused(&rare, &key, Protocol::SymLl, &topology).unwrap().contains("int32 by prod"));
+    assert!(exchange::refused(&rare, &key, Route::FUSED_LL, &topology).unwrap().contains("int32 by prod"));
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn direct_exchanges_say_what_they_cannot_do() {
     let mut topology = Topology::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
     let refused = |topology: &Topology, call: &Call, algorithm| {
         let key = ProgramKey::new(call.collective, algorithm, 4, 0);
-        exchange::refused(call, &key, Protocol::SymDirect, topology)
+        exchange::refused(call, &key, Route::ZERO_COPY, topology)
     };
     let sum = call(Collective::AllReduce, 1 << 20, 0, 0, false);
     let gather = |count| call(Collective::AllGather, count, 0, 0, false);
@@ -427,25 +427,25 @@ fn large_calls_of_one_process_go_direct() {
     use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     for collective in [AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast, Reduce, Gather, Scatter] {
         let large = pick(&direct, collective, 256 << 20, &plain);
-        assert_eq!(large.protocol, Protocol::SymDirect, "{}", large.why);
+        assert_eq!(large.route, Route::ZERO_COPY, "{}", large.why);
         assert!(large.instances <= exchange::TILE_BLOCKS);
-        assert_ne!(pick(&direct, collective, 256 << 10, &plain).protocol, Protocol::SymDirect);
-        assert_ne!(pick(&apart, collective, 256 << 20, &plain).protocol, Protocol::SymDirect);
+        assert_ne!(pick(&direct, collective, 256 << 10, &plain).route, Route::ZERO_COPY);
+        assert_ne!(pick(&apart, collective, 256 << 20, &plain).route, Route::ZERO_COPY);
         let without =
-            PlanConfig { protocols: PlanConfig::parse_proto("^symdirect").unwrap(), ..PlanConfig::default() };
-        assert_ne!(pick(&direct, collective, 256 << 20, &without).protocol, Protocol::SymDirect);
+            PlanConfig { routes: PlanConfig::parse_proto("^symdirect").unwrap(), ..PlanConfig::default() };
+        assert_ne!(pick(&direct, collective, 256 << 20, &without).route, Route::ZERO_COPY);
         let few = pick(&direct, collective, 256 << 20, &PlanConfig { max_ctas: 3, ..PlanConfig::default() });
-        assert!(few.protocol != Protocol::SymDirect || few.instances == 3, "{}", few.why);
+        assert!(few.route != Route::ZERO_COPY || few.instances == 3, "{}", few.why);
     }
     let four =
         Topology { direct: true, ..Topology::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink) };
-    assert_eq!(pick(&four, AllGather, 256 << 20, &plain).protocol, Protocol::SymDirect);
+    assert_eq!(pick(&four, AllGather, 256 << 20, &plain).route, Route::ZERO_COPY);
     for combined in [AllReduce, ReduceScatter] {
-        assert_eq!(pick(&four, combined, 256 << 20, &plain).protocol, Protocol::SymSimple);
+        assert_eq!(pick(&four, combined, 256 << 20, &plain).route, Route::FUSED_SIMPLE);
     }
     assert!(direct::is_wanted(&apart, &plain, &[7, 7]) && !direct::is_wanted(&apart, &plain, &[7, 8]));
     let without =
-        PlanConfig { protocols: PlanConfig::parse_proto("^symdirect").unwrap(), ..PlanConfig::default() };
+        PlanConfig { routes: PlanConfig::parse_proto("^symdirect").unwrap(), ..PlanConfig::default() };
     assert!(!direct::is_wanted(&apart, &without, &[7, 7]));
     let staged = Topology::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
     assert!(!direct::is_wanted(&staged, &plain, &[7, 7]));
@@ -457,8 +457,8 @@ fn collective_blocks(collective: Collective, ranks: u32) -> u64 {
 
 #[test]
 fn direct_launches_know_their_buffers() {
-    let plan = |collective, rank, protocol| {
-        let chosen = choice(collective, Algorithm::AllPairs, 4, 0, protocol);
+    let plan = |collective, rank, route| {
+        let chosen = choice(collective, Algorithm::AllPairs, 4, 0, route);
         ExchangePlan::new(
             &call(collective, 1 << 20, 0, rank, false),
             &chosen,
@@ -467,23 +467,23 @@ fn direct_launches_know_their_buffers() {
             &PlanConfig::default(),
         )
     };
-    let gather = plan(Collective::AllGather, 1, Protocol::SymDirect);
+    let gather = plan(Collective::AllGather, 1, Route::ZERO_COPY);
     assert_eq!(gather.to_reach(16, 32), Some([(16, 4 << 20), (32, 16 << 20)]));
     assert_eq!((gather.blocks, gather.threads), (43, 512));
     assert_eq!(gather.args().direct, direct::TRY);
     assert_eq!(gather.kernel.symbol(), "hawser_copy_u8_symsimple");
-    let reduce = plan(Collective::Reduce, 1, Protocol::SymDirect);
+    let reduce = plan(Collective::Reduce, 1, Route::ZERO_COPY);
     assert_eq!(reduce.to_reach(16, 0), Some([(16, 4 << 20), (0, 0)]), "only the root has an output");
-    let transpose = plan(Collective::AllToAll, 1, Protocol::SymDirect);
+    let transpose = plan(Collective::AllToAll, 1, Route::ZERO_COPY);
     assert!(transpose.to_reach(16, 32).is_some());
     assert_eq!(transpose.to_reach(16, 16), None, "blocks would be overwritten before they are sent");
-    let tiles = plan(Collective::AllGather, 1, Protocol::SymSimple);
+    let tiles = plan(Collective::AllGather, 1, Route::FUSED_SIMPLE);
     assert_eq!((tiles.to_reach(16, 32), tiles.bind(16, 32, 0, 0).direct), (None, 0));
 }
 
 #[test]
 fn addresses_are_filled_in() {
-    let chosen = choice(Collective::AllReduce, Algorithm::AllPairs, 4, 0, Protocol::SymSimple);
+    let chosen = choice(Collective::AllReduce, Algorithm::AllPairs, 4, 0, Route::FUSED_SIMPLE);
     let call = call(Collective::AllReduce, 64, 0, 1, false);
     let mut plan = ExchangePlan::new(&call, &chosen, 1, 4, &PlanConfig::default());
     let area = Area::new(4);

@@ -11,7 +11,7 @@ use hawser_plan::imported::{self, Handle};
 use hawser_plan::ir::text::to_text;
 use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::msccl::{Window, to_xml};
-use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, Protocol, ReduceOp};
+use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use machine::{Launch, Machine};
 
 /// Bytes of every element in these tests.
@@ -37,7 +37,7 @@ struct Case {
     count: u64,
     dtype: DataType,
     op: ReduceOp,
-    protocol: Protocol,
+    route: Route,
     instances: u32,
     in_place: bool,
     lanes: u32,
@@ -166,7 +166,7 @@ impl Case {
         };
         let choice = Choice {
             key: self.key,
-            protocol: self.protocol,
+            route: self.route,
             instances: self.instances,
             threads: 1,
             predicted_us: 0.0,
@@ -195,7 +195,7 @@ impl Case {
         let (_, output, bytes) = self.layout(rank);
         let name = format!(
             "{:?} count {} {:?} {:?} {:?} × {} in place {} rank {rank}",
-            self.key, self.count, self.dtype, self.op, self.protocol, self.instances, self.in_place
+            self.key, self.count, self.dtype, self.op, self.route, self.instances, self.in_place
         );
         let guards = memory[..GUARD].iter().chain(&memory[bytes - GUARD..bytes]);
         assert!(guards.copied().all(|byte| byte == GUARD_BYTE), "{name}: wrote outside of its buffers");
@@ -230,11 +230,11 @@ fn run_all(collective: Collective, algorithm: Algorithm) {
         for (number, count) in [0, 1, 2, 3, 5, 17, 128, 331, 1000].into_iter().enumerate() {
             let large = u64::from(ranks) * count > 4000;
             for &(dtype, op) in kinds.iter().take(if large { 1 } else { kinds.len() }) {
-                let protocol = Protocol::ALL[(number + ranks as usize) % 3];
+                let route = Route::ALL[(number + ranks as usize) % 3];
                 for (instances, in_place, lanes) in
                     [(1, true, 24), (1, false, 1 + number as u32), (3, true, 24)]
                 {
-                    Case { key, count, dtype, op, protocol, instances, in_place, lanes }.run();
+                    Case { key, count, dtype, op, route, instances, in_place, lanes }.run();
                 }
             }
         }
@@ -267,8 +267,8 @@ results! {
 fn averages_of_floating_point_types_are_multiplied_first() {
     let key = ProgramKey::new(Collective::AllReduce, Algorithm::Ring, 4, 0);
     for in_place in [false, true] {
-        let (dtype, op, protocol) = (DataType::Float64, ReduceOp::Avg, Protocol::Simple);
-        Case { key, count: 33, dtype, op, protocol, instances: 2, in_place, lanes: 24 }.run();
+        let (dtype, op, route) = (DataType::Float64, ReduceOp::Avg, Route::SIMPLE);
+        Case { key, count: 33, dtype, op, route, instances: 2, in_place, lanes: 24 }.run();
     }
 }
 
@@ -277,14 +277,14 @@ fn run_imported(program: Handle) {
     let key = ProgramKey::new(shape.collective, Algorithm::Imported(program), shape.ranks, shape.root);
     for (number, count) in [0, 1, 5, 128, 331].into_iter().enumerate() {
         for &(dtype, op) in kinds(shape.collective) {
-            let protocol = Protocol::ALL[number % 3];
+            let route = Route::ALL[number % 3];
             for (instances, in_place) in [(1, true), (1, false), (2, true)] {
                 if in_place && !imported::kept(program).right_in_place {
                     continue;
                 }
                 // Averages are exact for these numbers of ranks only.
                 if op != ReduceOp::Avg || shape.ranks <= 9 {
-                    Case { key, count, dtype, op, protocol, instances, in_place, lanes: 24 }.run();
+                    Case { key, count, dtype, op, route, instances, in_place, lanes: 24 }.run();
                 }
             }
         }
@@ -305,7 +305,7 @@ fn imported_programs() {
 /// What was exported computes the same.
 #[test]
 fn exported_programs() {
-    let window = Window { protocol: Protocol::Ll, bytes: (0, u64::MAX) };
+    let window = Window { protocol: hawser_plan::Protocol::Ll, bytes: (0, u64::MAX) };
     for collective in Collective::ALL {
         for &algorithm in algo::algorithms(collective) {
             for ranks in [2, 3, 5, 8] {

@@ -10,7 +10,7 @@ use hawser_plan::device_plan::Step;
 use hawser_plan::dma;
 use hawser_plan::lower::{LaunchPlan, bind, device_op, lower};
 use hawser_plan::topology::{DeviceKind, Link, Topology};
-use hawser_plan::{Call, Collective, DataType, PlanConfig, Protocol, ReduceOp};
+use hawser_plan::{Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use proptest::prelude::*;
 
 const KINDS: [Collective; 3] = [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce];
@@ -18,8 +18,9 @@ const KINDS: [Collective; 3] = [Collective::AllReduce, Collective::ReduceScatter
 /// What a rule with `executor = "dma"` brings about: copy engines for any size.
 fn asked_for(call: &Call, topology: &Topology, config: &PlanConfig) -> Option<Choice> {
     let candidates = choose::candidates(call, topology, config).unwrap();
-    let possible =
-        |c: &choose::Candidate| c.protocol == Protocol::Dma && matches!(c.outcome, Outcome::Predicted { .. });
+    let possible = |c: &choose::Candidate| {
+        c.route == Route::COPY_ENGINE && matches!(c.outcome, Outcome::Predicted { .. })
+    };
     let order = candidates.iter().position(possible);
     let us = vec![None; candidates.len()];
     let advice = Advice { source: "a test".into(), order, us, blocks: None };
@@ -84,7 +85,7 @@ impl Reduction {
         let values = (0..input).map(|i| byte(self.seed, rank, i));
         machine.at(call.input, input).iter_mut().zip(values).for_each(|(at, value)| *at = value);
         let choice = asked_for(&call, &topology, &config).unwrap();
-        assert_eq!(choice.protocol, Protocol::Dma, "{}", choice.why);
+        assert_eq!(choice.route, Route::COPY_ENGINE, "{}", choice.why);
         let program = rank_program(&choice.key, rank).unwrap();
         let lowered = lower(&shape(&choice.key).unwrap(), &program, device_op(&call)).unwrap();
         let config = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
@@ -152,7 +153,7 @@ fn what_copy_engines_cannot_prepare_is_left_to_kernels_with_a_reason() {
     let reason = |op, topology: &Topology| {
         let call = call(Collective::AllReduce, op, 1 << 20);
         let choice = choose(&call, topology, &config).unwrap();
-        assert_ne!(choice.protocol, Protocol::Dma, "{}", choice.why);
+        assert_ne!(choice.route, Route::COPY_ENGINE, "{}", choice.why);
         choice.why.to_string()
     };
     let sm80 = Topology::single_host(4, DeviceKind::Cuda { sm: 80 }, Link::NvLink);
@@ -165,15 +166,15 @@ fn what_copy_engines_cannot_prepare_is_left_to_kernels_with_a_reason() {
 #[test]
 fn small_reductions_and_those_nobody_asked_to_be_light_are_held_back() {
     for kind in KINDS {
-        let protocol = |count, config: &PlanConfig| {
-            choose(&call(kind, ReduceOp::Avg, count), &topology(4), config).unwrap().protocol
+        let route = |count, config: &PlanConfig| {
+            choose(&call(kind, ReduceOp::Avg, count), &topology(4), config).unwrap().route
         };
-        assert_ne!(protocol(1000, &settings()), Protocol::Dma);
-        assert_eq!(protocol(1 << 20, &settings()), Protocol::Dma);
-        assert_eq!(protocol(1 << 20, &PlanConfig { pass_sm: 2, ..settings() }), Protocol::Dma);
+        assert_ne!(route(1000, &settings()), Route::COPY_ENGINE);
+        assert_eq!(route(1 << 20, &settings()), Route::COPY_ENGINE);
+        assert_eq!(route(1 << 20, &PlanConfig { pass_sm: 2, ..settings() }), Route::COPY_ENGINE);
         assert_ne!(
-            protocol(1 << 20, &PlanConfig { pass_sm: 0, copy_engines: true, ..settings() }),
-            Protocol::Dma
+            route(1 << 20, &PlanConfig { pass_sm: 0, copy_engines: true, ..settings() }),
+            Route::COPY_ENGINE
         );
         assert!(asked_for(&call(kind, ReduceOp::Min, 1), &topology(2), &settings()).is_some());
     }

@@ -7,7 +7,7 @@ use hawser_plan::error::PlanErrorKind;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{PlanConfig, Protocol, Topology};
+use hawser_plan::{PlanConfig, Route, Topology};
 use machine::{Launch, Machine};
 use proptest::prelude::*;
 
@@ -103,8 +103,8 @@ fn mixed_sizes_choose_protocols_and_still_end() {
         traffic.push(((from + 2) % 3, from, sizes[(number + 3) % sizes.len()]));
     }
     let plans = run(3, &traffic, &topology(3), &config);
-    let protocols: Vec<Protocol> = plans[0].iter().map(|plan| plan.kernel.protocol).collect();
-    assert!(protocols.contains(&Protocol::Ll) && protocols.contains(&Protocol::Simple), "{protocols:?}");
+    let protocols: Vec<Route> = plans[0].iter().map(|plan| plan.kernel.route).collect();
+    assert!(protocols.contains(&Route::LL) && protocols.contains(&Route::SIMPLE), "{protocols:?}");
 }
 
 /// One end sends one by one, large before small, what the other receives in a group.
@@ -176,8 +176,8 @@ fn small_messages_are_small_for_each_block() {
     // 2 ranks exchange one message in 12 blocks, 8 ranks one with each other rank in 4, 64 ranks in one.
     for (ranks, most) in [(2, 128 << 10), (8, 64 << 10), (64, 16 << 10)] {
         let topology = topology(ranks);
-        assert_eq!(p2p::protocol(most, false, &topology, &config), Protocol::Ll);
-        assert_ne!(p2p::protocol(most + 1, false, &topology, &config), Protocol::Ll);
+        assert_eq!(p2p::route(most, false, &topology, &config), Route::LL);
+        assert_ne!(p2p::route(most + 1, false, &topology, &config), Route::LL);
         let blocks = u64::from(p2p::instances(most, false, &topology, &config));
         assert!(most.div_ceil(blocks) <= 16 << 10, "{ranks} ranks: {blocks} blocks");
         assert_eq!(p2p::instances(2 << 10, false, &topology, &config), 1);
@@ -189,10 +189,10 @@ fn the_host_and_host_memory_have_no_ll128() {
     let config = PlanConfig::default();
     for bytes in [1, 20_000, 200_000, 1 << 24] {
         let host = Topology::single_host(2, DeviceKind::Host, Link::HostMemory);
-        assert_eq!(p2p::protocol(bytes, false, &host, &config), Protocol::Simple);
+        assert_eq!(p2p::route(bytes, false, &host, &config), Route::SIMPLE);
         for link in [Link::Pcie, Link::HostMemory] {
             let topology = Topology::single_host(2, DeviceKind::Cuda { sm: 90 }, link);
-            assert_ne!(p2p::protocol(bytes, false, &topology, &config), Protocol::Ll128);
+            assert_ne!(p2p::route(bytes, false, &topology, &config), Route::LL128);
         }
     }
 }

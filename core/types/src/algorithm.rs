@@ -1,36 +1,60 @@
 //! The families of programs, and the names of programs that users bring.
 
-/// Families of programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Algorithm {
+/// Declares the families: one line with the name that users write. What is known of each is in the registry of the planner.
+macro_rules! algorithms {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// Families of programs.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Algorithm {
+            $($(#[$doc])* $name,)*
+            /// A program that the user brought.
+            Imported(Handle),
+        }
+
+        impl Algorithm {
+            /// All built-in families, in the order in which ties are decided.
+            pub const ALL: [Algorithm; [$($text),*].len()] = [$(Self::$name),*];
+
+            /// The name in `NCCL_ALGO`, texts and files (any case is accepted).
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                    Self::Imported(handle) => handle.name(),
+                }
+            }
+        }
+    };
+}
+
+algorithms! {
     /// Each rank passes on to the next: least traffic per link, latency grows with ranks.
-    Ring,
+    Ring = "Ring",
     /// Two complementary binary trees: latency grows with log2 of ranks.
-    Tree,
+    Tree = "Tree",
     /// Everyone to everyone, all at once, each rank reduces everything (one hop).
-    OneShot,
+    OneShot = "OneShot",
     /// Everyone to everyone in two hops (reduce-scatter, then all-gather), or one for the halves.
-    AllPairs,
+    AllPairs = "AllPairs",
     /// Direct messages between root or peers: send/recv and its compositions.
-    Direct,
+    Direct = "Direct",
     /// Inside hosts, across hosts, inside hosts.
-    Hierarchical,
+    Hierarchical = "Hierarchical",
     /// As `Hierarchical`, but the network itself reduces across hosts (a collnet plugin).
-    CollNet,
+    CollNet = "CollNet",
     /// Everything to a partner at twice the distance each time: log2 hops, all bytes in each.
-    RecursiveDoubling,
+    RecursiveDoubling = "RecursiveDoubling",
     /// Rabenseifner's: halves to partners until every rank has one part, then back. log2 hops twice, bytes as a ring.
-    HalvingDoubling,
+    HalvingDoubling = "HalvingDoubling",
     /// Blocks travel by the binary digits of their distance: log2 peers per rank.
-    Bruck,
+    Bruck = "Bruck",
     /// Two by two: every rank exchanges with one other at a time.
-    Pairwise,
+    Pairwise = "Pairwise",
     /// Trees whose nodes have many children: fewer hops than binary ones.
-    Knomial,
+    Knomial = "Knomial",
     /// Binomial trees from every rank at once, the largest distance first (NCCL's parallel aggregated trees).
-    Pat,
-    /// A program that the user brought.
-    Imported(Handle),
+    Pat = "PAT",
+    /// Two rings in opposite directions, each for half of the data.
+    DoubleRing = "DoubleRing",
 }
 
 /// Where an algorithm has been measured on GPUs.
@@ -42,56 +66,6 @@ pub enum Measured {
     BetweenHosts,
     /// Not yet.
     Nowhere,
-}
-
-impl Algorithm {
-    /// All built-in families, in the order in which ties are decided.
-    pub const ALL: [Algorithm; 13] = [
-        Self::Ring,
-        Self::Tree,
-        Self::OneShot,
-        Self::AllPairs,
-        Self::Direct,
-        Self::Hierarchical,
-        Self::CollNet,
-        Self::RecursiveDoubling,
-        Self::HalvingDoubling,
-        Self::Bruck,
-        Self::Pairwise,
-        Self::Knomial,
-        Self::Pat,
-    ];
-
-    /// Where it has been measured on GPUs: elsewhere the cost model does not take it unless the user names
-    /// nothing else.
-    pub const fn measured(self) -> Measured {
-        use Algorithm as A;
-        match self {
-            A::RecursiveDoubling | A::Knomial => Measured::BetweenHosts,
-            A::HalvingDoubling | A::Bruck | A::Pairwise | A::Pat => Measured::Nowhere,
-            _ => Measured::Everywhere,
-        }
-    }
-
-    /// Name in `NCCL_ALGO`, texts and files (any case is accepted).
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "Ring",
-            Self::Tree => "Tree",
-            Self::OneShot => "OneShot",
-            Self::AllPairs => "AllPairs",
-            Self::Direct => "Direct",
-            Self::Hierarchical => "Hierarchical",
-            Self::CollNet => "CollNet",
-            Self::RecursiveDoubling => "RecursiveDoubling",
-            Self::HalvingDoubling => "HalvingDoubling",
-            Self::Bruck => "Bruck",
-            Self::Pairwise => "Pairwise",
-            Self::Knomial => "Knomial",
-            Self::Pat => "PAT",
-            Self::Imported(handle) => handle.name(),
-        }
-    }
 }
 
 /// Names a program that a user brought. The program itself is kept by the planner, which finds it by this handle.

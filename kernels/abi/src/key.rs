@@ -1,6 +1,6 @@
 //! Which kernel runs a launch.
 
-use hawser_types::{DataType, Protocol};
+use hawser_types::{DataType, Route};
 
 /// What a kernel does to the values. `Copy` moves bytes of any type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,16 +28,16 @@ pub struct KernelKey {
     pub op: DeviceOp,
     /// Element type (`Uint8` for `Copy`).
     pub dtype: DataType,
-    /// Protocol.
-    pub protocol: Protocol,
+    /// What runs it, and by which protocol.
+    pub route: Route,
     /// It runs several exchanges ([`crate::fused::BundleArgs`]).
     pub bundle: bool,
 }
 
 impl KernelKey {
     /// A kernel of one program or exchange.
-    pub const fn new(op: DeviceOp, dtype: DataType, protocol: Protocol) -> Self {
-        Self { op, dtype, protocol, bundle: false }
+    pub const fn new(op: DeviceOp, dtype: DataType, route: Route) -> Self {
+        Self { op, dtype, route, bundle: false }
     }
 
     /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`; `_bundle` follows where it
@@ -45,13 +45,13 @@ impl KernelKey {
     /// Sums, products and pre-multiplied sums of integers do not depend on the sign and share the unsigned kernel.
     pub fn symbol(&self) -> String {
         // One kernel does both: SymDirect is a way that its arguments ask for.
-        let protocol = if self.protocol == Protocol::SymDirect { Protocol::SymSimple } else { self.protocol };
-        let mut protocol = protocol.name().to_ascii_lowercase();
+        let route = if self.route == Route::ZERO_COPY { Route::FUSED_SIMPLE } else { self.route };
+        let mut route = route.name().to_ascii_lowercase();
         if self.bundle {
-            protocol.push_str("_bundle");
+            route.push_str("_bundle");
         }
         let (op, signed) = match self.op {
-            DeviceOp::Copy => return format!("hawser_copy_u8_{protocol}"),
+            DeviceOp::Copy => return format!("hawser_copy_u8_{route}"),
             DeviceOp::Sum => ("sum", false),
             DeviceOp::Prod => ("prod", false),
             DeviceOp::Max => ("max", true),
@@ -73,6 +73,24 @@ impl KernelKey {
             (DataType::Float8e4m3, _) => "e4m3",
             (DataType::Float8e5m2, _) => "e5m2",
         };
-        format!("hawser_{op}_{dtype}_{protocol}")
+        format!("hawser_{op}_{dtype}_{route}")
+    }
+}
+
+/// The number of a route in [`crate::Args::protocol`], as the compiled kernels and devices read it: LL 0, LL128 1, Simple 2 for
+/// the interpreter, 3 to 5 and 7 for fused kernels, 6 for copy engines.
+pub fn protocol_number(route: Route) -> u8 {
+    route.index() as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_kernels() {
+        let numbers =
+            [Route::LL, Route::LL128, Route::SIMPLE, Route::FUSED_LL, Route::COPY_ENGINE, Route::ZERO_COPY];
+        assert_eq!(numbers.map(protocol_number), [0, 1, 2, 3, 6, 7]);
     }
 }

@@ -6,9 +6,9 @@
 //!
 //! ```
 //! use hawser_kernels_abi::{DeviceOp, KernelKey};
-//! use hawser_types::{DataType, Protocol};
+//! use hawser_types::{DataType, Route};
 //!
-//! let key = KernelKey::new(DeviceOp::Sum, DataType::Float16, Protocol::Ll128);
+//! let key = KernelKey::new(DeviceOp::Sum, DataType::Float16, Route::LL128);
 //! assert_eq!(key.symbol(), "hawser_sum_f16_ll128");
 //! ```
 
@@ -20,4 +20,4 @@ mod key;
 pub mod reduce;
 
 pub use interpreter::*;
-pub use key::{DeviceOp, KernelKey};
+pub use key::{DeviceOp, KernelKey, protocol_number};

@@ -31,11 +31,12 @@ impl Algorithm {
     pub const BRUCK: Self = Self(82);
     pub const PAIRWISE: Self = Self(83);
     pub const KNOMIAL: Self = Self(84);
+    pub const DOUBLE_RING: Self = Self(85);
     /// The number of the first program that the user brought; `TunerConfig::programs` has their names.
     pub const FIRST_PROGRAM: u32 = 1024;
 
     /// The names that stand in rule files. Case does not count there.
-    pub const NAMES: [(Self, &'static str); 16] = [
+    pub const NAMES: [(Self, &'static str); 17] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -52,6 +53,7 @@ impl Algorithm {
         (Self::BRUCK, "bruck"),
         (Self::PAIRWISE, "pairwise"),
         (Self::KNOMIAL, "knomial"),
+        (Self::DOUBLE_RING, "double_ring"),
     ];
 }
 

@@ -1,7 +1,7 @@
 //! The runtime that this program is linked with, called without the C interface between.
 
 use anyhow::{Context, Result};
-use hawser_plan::{Call, Protocol};
+use hawser_plan::{Call, Route};
 use hawser_runtime::{Comm, Config, Stream, UniqueId, group, unique_id};
 
 use super::{About, Communicator, Id, Joining, Library, Stop};
@@ -63,7 +63,7 @@ impl Communicator for Rank {
     fn ctas(&self) -> Option<u32> {
         let last = self.0.last_decision().ok()??;
         let reduces = ["all_reduce", "reduce_scatter", "reduce"].contains(&&*last.collective);
-        Some(if last.protocol == Protocol::Dma.name() && !reduces { 0 } else { last.channels })
+        Some(if last.protocol == Route::COPY_ENGINE.name() && !reduces { 0 } else { last.channels })
     }
 
     fn healthy(&self) -> Result<()> {

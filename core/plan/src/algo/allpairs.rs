@@ -5,21 +5,104 @@
 //! rank above. Later groups fold onto the partial result, which is kept in the output. One reducer
 //! per chunk makes the results of all ranks equal to the last bit.
 
-use super::{ProgramKey, others};
+use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic, others, ranks};
 use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
     recv_reduce_send, send,
 };
 use hawser_program::{MAX_FAN, RankProgram, Ref, Step};
+use hawser_types::{Algorithm, Collective, Measured};
+
+/// Everyone to everyone, in two hops where parts are combined or passed on.
+pub const ALL_PAIRS: Entry = Entry {
+    algorithm: Algorithm::AllPairs,
+    measured: Measured::Everywhere,
+    needs: Needs::Nothing,
+    generators: &[
+        Generator {
+            per_block: ranks,
+            exchanges: 2,
+            by_copies: true,
+            ..generator(Collective::AllReduce, all_reduce, all_reduce_traffic)
+        },
+        Generator {
+            channels: |key| gather_channels(key.ranks),
+            exchanges: 1,
+            by_copies: true,
+            ..generator(Collective::AllGather, all_gather, Load::pairs)
+        },
+        Generator {
+            exchanges: 1,
+            by_copies: true,
+            ..generator(Collective::ReduceScatter, reduce_scatter, reduce_scatter_traffic)
+        },
+        Generator {
+            per_block: rooted_chunks,
+            exchanges: 2,
+            ..generator(Collective::Broadcast, broadcast, rooted_traffic)
+        },
+        Generator {
+            per_block: rooted_chunks,
+            max_ranks: MAX_REDUCE_RANKS,
+            exchanges: 2,
+            by_copies: true,
+            ..generator(Collective::Reduce, reduce, rooted_traffic)
+        },
+    ],
+};
+
+const fn generator(
+    collective: Collective,
+    build: fn(&ProgramKey, u32) -> RankProgram,
+    traffic: fn(&Load) -> Traffic,
+) -> Generator {
+    Generator {
+        max_ranks: MAX_RANKS,
+        most_channel_steps: |key| most_gather_steps(key.ranks),
+        ..Generator::new(collective, build, traffic, across)
+    }
+}
+
+/// Every step of a block costs about a hop, whether it waits or not.
+fn all_reduce_traffic(load: &Load) -> Traffic {
+    let (hops, part) = (2.0 * load.ranks() - 1.0, load.part());
+    Traffic { hops, waits: 2.0, out: 2.0 * part, streamed: 2.0 * part, ..load.pairs() }
+}
+
+fn reduce_scatter_traffic(load: &Load) -> Traffic {
+    Traffic { hops: load.others(), ..load.pairs() }
+}
+
+/// All of it leaves the root, or comes to it; every other rank passes on its share.
+fn rooted_traffic(load: &Load) -> Traffic {
+    let (others, bytes) = (load.others(), load.bytes);
+    Traffic {
+        hops: others + 1.0,
+        waits: 2.0,
+        out: bytes,
+        streamed: 2.0 * bytes,
+        chunk: bytes / others,
+        ..load.pairs()
+    }
+}
+
+fn across(load: &Across) -> NetTraffic {
+    let (far, pairs) = (load.far(), load.pairs());
+    let (out, hops, more_messages) = match load.key.collective {
+        Collective::AllReduce => (2.0 * pairs, 2.0, 4.0 * (far - 1.0)),
+        _ => (pairs, 1.0, 2.0 * (far - 1.0)),
+    };
+    NetTraffic { out, hops, busiest: 2.0 * far, more_messages }
+}
 
 /// A rank that is not the root has no place for partial results of a reduction: it takes all peers in one step.
-pub const MAX_REDUCE_RANKS: u32 = MAX_FAN as u32 + 1;
+const MAX_REDUCE_RANKS: u32 = MAX_FAN as u32 + 1;
 
 /// Above this, a rank's steps (two per peer) and FIFOs are better spent on rings and trees.
-pub const MAX_RANKS: u32 = 64;
+const MAX_RANKS: u32 = 64;
 
 /// Reduce-scatter over `ranks` chunks, then all-gather; the last reduction sends at once.
-pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let mut steps = scatter_steps(key, rank);
     let peers: Vec<u32> = others(rank, key.ranks).collect();
     let (first, rest) = peers.split_at(peers.len().min(MAX_FAN));
@@ -30,7 +113,7 @@ pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Block `b` goes to rank `b`, which reduces it.
-pub fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
+fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
     let mut steps = scatter_steps(key, rank);
     reduction(&mut steps, key, rank, output(0), &[]);
     RankProgram::single(steps)
@@ -38,7 +121,7 @@ pub fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
 
 /// Everyone sends its block to all. Channel `c` serves the distances `1 + c`, `1 + c + channels`, …, so
 /// that a rank receives from several peers at once; channel 0 keeps the own block too.
-pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
+fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
     let n = key.ranks;
     let channels = gather_channels(n);
     let mut program = RankProgram::with_channels(channels as usize);
@@ -59,7 +142,7 @@ pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
 
 /// The root sends every other rank a chunk, which that one passes on to all but the root: as many bytes leave the root
 /// as it has.
-pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
+fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
     let peers = others(rank, key.ranks);
     if rank == key.root {
         let steps =
@@ -80,7 +163,7 @@ pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Every rank but the root reduces a chunk and sends it to the root: as many bytes come to the root as it gets.
-pub fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let peers: Vec<u32> = others(rank, key.ranks).filter(|&peer| peer != key.root).collect();
     let mut steps: Vec<Step> = peers.iter().map(|&peer| send(input(chunk(key, peer)), vec![peer])).collect();
     if rank == key.root {
@@ -94,7 +177,7 @@ pub fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Chunks of broadcast and reduce: one for every rank but the root.
-pub fn rooted_chunks(key: &ProgramKey) -> u32 {
+fn rooted_chunks(key: &ProgramKey) -> u32 {
     key.ranks.saturating_sub(1).max(1)
 }
 
@@ -104,12 +187,12 @@ fn chunk(key: &ProgramKey, rank: u32) -> u32 {
 }
 
 /// Channels of the all-gather.
-pub fn gather_channels(ranks: u32) -> u32 {
+fn gather_channels(ranks: u32) -> u32 {
     ranks.saturating_sub(1).clamp(1, 8)
 }
 
 /// Most steps of one channel of the all-gather.
-pub fn most_gather_steps(ranks: u32) -> u32 {
+fn most_gather_steps(ranks: u32) -> u32 {
     let distances = ranks.saturating_sub(1).max(1).div_ceil(gather_channels(ranks));
     distances + distances.div_ceil(MAX_FAN as u32)
 }

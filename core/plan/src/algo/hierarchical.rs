@@ -5,15 +5,62 @@
 //! more. So a byte leaves a host `2 (H - 1) / H` times, as in the best ring, after `2 (H - 1)` steps instead of
 //! `2 (H L - 1)`. Chunk `(r, l)` has number `r * L + l`: a step of a ring moves by `L` chunks.
 
-use super::ProgramKey;
+use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic};
 use hawser_program::build::{
     input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send, recv_reduce_send, send,
 };
 use hawser_program::{MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Step};
 use hawser_types::{Algorithm, PlanError, Result};
+use hawser_types::{Collective, Measured};
+
+/// Inside hosts, across hosts, inside again.
+pub const HIERARCHICAL: Entry = Entry {
+    algorithm: Algorithm::Hierarchical,
+    measured: Measured::Everywhere,
+    needs: Needs::Hosts,
+    generators: &[Generator {
+        max_ranks: MAX_RANKS,
+        per_block,
+        check,
+        ..Generator::new(Collective::AllReduce, all_reduce, traffic, across)
+    }],
+};
+
+/// The same, where the network adds up across hosts.
+pub const COLLNET: Entry = Entry {
+    algorithm: Algorithm::CollNet,
+    measured: Measured::Everywhere,
+    needs: Needs::ReducingNetwork,
+    generators: &[Generator {
+        per_block,
+        check,
+        ..Generator::new(Collective::AllReduce, collnet_all_reduce, traffic, collnet_across)
+    }],
+};
+
+fn traffic(load: &Load) -> Traffic {
+    let (local, bytes) = (f64::from(load.key.per_host.max(1)), load.bytes);
+    let inside = 2.0 * bytes * (local - 1.0) / local;
+    // What crosses is sent and combined by the blocks, unless the network combines it.
+    let crossing = if load.key.algorithm == Algorithm::CollNet { bytes } else { 2.0 * bytes } / local;
+    let streamed = 1.2 * inside + crossing;
+    Traffic { hops: 2.0, waits: 3.0, out: inside, streamed, chunk: bytes / load.ranks(), ..load.pairs() }
+}
+
+fn across(load: &Across) -> NetTraffic {
+    let (bytes, others) = (load.bytes, load.hosts - 1.0);
+    match load.hosts == 2.0 {
+        true => NetTraffic::new(bytes, 1.0),
+        false => NetTraffic::new(2.0 * bytes * others / load.hosts, 2.0 * others),
+    }
+}
+
+fn collnet_across(load: &Across) -> NetTraffic {
+    NetTraffic::new(load.bytes, 1.0)
+}
 
 /// Most ranks for which a split into hosts exists whatever their number.
-pub const MAX_RANKS: u32 = 120;
+const MAX_RANKS: u32 = 120;
 
 /// Most ranks of a host: everyone receives from all others of it in one step.
 const MOST_LOCAL: u32 = MAX_FAN as u32;
@@ -22,7 +69,7 @@ const MOST_LOCAL: u32 = MAX_FAN as u32;
 const RING_STEPS: u32 = 5;
 
 /// Checks that the ranks split into hosts of `key.per_host` ranks, and that the program fits a channel.
-pub fn check(key: &ProgramKey) -> Result<()> {
+fn check(key: &ProgramKey) -> Result<()> {
     let local = per_host(key);
     let refuse =
         |why: String| Err(PlanError::program(format!("hierarchical {}: {why}", key.collective.name())));
@@ -43,12 +90,12 @@ pub fn check(key: &ProgramKey) -> Result<()> {
 }
 
 /// Chunks per block.
-pub fn per_block(key: &ProgramKey) -> u32 {
+fn per_block(key: &ProgramKey) -> u32 {
     per_host(key) * rounds(key)
 }
 
 /// See the module.
-pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let place = Place::new(key, rank);
     let mut steps = Vec::new();
     for round in 0..place.rounds {
@@ -70,7 +117,7 @@ pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
 
 /// As [`all_reduce`], but the network reduces across: peer `key.ranks` of every rank takes its share and gives back the
 /// sum of all hosts' shares.
-pub fn collnet_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn collnet_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let place = Place { rounds: 1, ..Place::new(key, rank) };
     let own = place.chunk(0, place.inside);
     let network = key.ranks;

@@ -4,24 +4,44 @@
 //! Larger bases have fewer rounds and more messages of the root, whose proxy is what calls that follow one
 //! another wait for between hosts.
 
-use super::ProgramKey;
+use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic};
 use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_send, scratch as spare,
     send,
 };
 use hawser_program::{MAX_FAN, RankProgram, Step};
+use hawser_types::{Algorithm, Collective, Measured};
+
+/// Binomial trees.
+pub const KNOMIAL: Entry = Entry {
+    algorithm: Algorithm::Knomial,
+    measured: Measured::BetweenHosts,
+    needs: Needs::Nothing,
+    generators: &[
+        Generator { scratch, ..Generator::new(Collective::Broadcast, broadcast, traffic, across) },
+        Generator { scratch, ..Generator::new(Collective::Reduce, reduce, traffic, across) },
+    ],
+};
+
+fn traffic(load: &Load) -> Traffic {
+    load.by_form(load.levels(), load.bytes * load.levels(), load.bytes)
+}
+
+fn across(load: &Across) -> NetTraffic {
+    let levels = load.levels();
+    NetTraffic { busiest: levels, ..NetTraffic::new(load.bytes * levels, levels) }
+}
 
 /// As many ranks as there are.
-pub const MAX_RANKS: u32 = super::MAX_RANKS;
 const RADIX: u32 = 2;
 
 /// Scratch for partial results, where an inner node has more children than a step takes.
-pub fn scratch(key: &ProgramKey) -> u32 {
+fn scratch(key: &ProgramKey) -> u32 {
     u32::from(key.ranks > 1 << MAX_FAN)
 }
 
 /// Down from the root.
-pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
+fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
     let (parent, children) = node(key, rank);
     let (first, rest) = children.split_at(children.len().min(MAX_FAN));
     let mut steps = vec![match (parent, first) {
@@ -35,7 +55,7 @@ pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Up to the root; a node's own operand comes first, then its children, the nearest first.
-pub fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let (parent, mut children) = node(key, rank);
     children.reverse();
     let partial = if parent.is_none() { output(0) } else { spare(0) };

@@ -5,17 +5,43 @@
 //! that is set, so messages go over distances that are powers of two. All ranks take places in the same order, which
 //! keeps every FIFO in order.
 
-use super::ProgramKey;
+use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic};
 use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_send, send,
 };
 use hawser_program::{MAX_CHANNEL_STEPS, RankProgram};
+use hawser_types::{Algorithm, Collective, Measured};
+
+/// Parallel aggregated trees.
+pub const PAT: Entry = Entry {
+    algorithm: Algorithm::Pat,
+    measured: Measured::Nowhere,
+    needs: Needs::Nothing,
+    generators: &[
+        Generator {
+            max_ranks: MAX_RANKS,
+            ..Generator::new(Collective::AllGather, all_gather, traffic, across)
+        },
+        Generator {
+            max_ranks: MAX_RANKS,
+            ..Generator::new(Collective::ReduceScatter, reduce_scatter, traffic, across)
+        },
+    ],
+};
+
+fn traffic(load: &Load) -> Traffic {
+    load.by_form(load.levels(), load.part(), load.bytes / load.ranks())
+}
+
+fn across(load: &Across) -> NetTraffic {
+    NetTraffic::new(load.ring() * load.local, load.levels())
+}
 
 /// One step per rank in one channel; up to eight children.
-pub const MAX_RANKS: u32 = MAX_CHANNEL_STEPS;
+const MAX_RANKS: u32 = MAX_CHANNEL_STEPS;
 
 /// Every block goes down its tree.
-pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
+fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
     let n = key.ranks;
     let steps = (0..n).map(|place| {
         let block = (rank + n - place) % n;
@@ -30,7 +56,7 @@ pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Every block comes up its tree.
-pub fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
+fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
     let n = key.ranks;
     let steps = (0..n).rev().map(|place| {
         let block = (rank + n - place) % n;

@@ -3,23 +3,63 @@
 //! Both want a power of two. Of `n` ranks, the first `2 * (n - p)` form pairs: the odd one gives its data to the even one
 //! and gets the result at the end, so that `p` ranks are left.
 
-use super::ProgramKey;
+use super::entry::{Across, Entry, Generator, Load, MAX_RANKS, Needs, NetTraffic, ProgramKey, Traffic};
 use hawser_program::build::{input, output, recv, recv_reduce_copy, send};
 use hawser_program::{RankProgram, Ref, Step};
+use hawser_types::{Algorithm, Collective, Measured};
+
+/// Everything to a partner at twice the distance each time.
+pub const RECURSIVE_DOUBLING: Entry = Entry {
+    algorithm: Algorithm::RecursiveDoubling,
+    measured: Measured::BetweenHosts,
+    needs: Needs::Nothing,
+    generators: &[Generator {
+        max_ranks: MAX_DOUBLING_RANKS,
+        ..Generator::new(Collective::AllReduce, doubling_all_reduce, doubling_traffic, doubling_across)
+    }],
+};
+
+/// Halves to partners until every rank has a part, then back.
+pub const HALVING_DOUBLING: Entry = Entry {
+    algorithm: Algorithm::HalvingDoubling,
+    measured: Measured::Nowhere,
+    needs: Needs::Nothing,
+    generators: &[Generator {
+        max_ranks: MAX_HALVING_RANKS,
+        per_block: parts,
+        ..Generator::new(Collective::AllReduce, halving_doubling_all_reduce, halving_traffic, halving_across)
+    }],
+};
+
+fn doubling_traffic(load: &Load) -> Traffic {
+    load.by_form(load.levels(), load.bytes * load.levels(), load.bytes)
+}
+
+fn doubling_across(load: &Across) -> NetTraffic {
+    NetTraffic::new(load.bytes * load.local * load.levels(), load.levels())
+}
+
+fn halving_traffic(load: &Load) -> Traffic {
+    load.by_form(2.0 * load.levels(), 2.0 * load.part(), load.bytes / load.ranks())
+}
+
+fn halving_across(load: &Across) -> NetTraffic {
+    NetTraffic::new(2.0 * load.bytes * load.local, 2.0 * load.levels())
+}
 
 /// Steps are few: as many ranks as there are.
-pub const MAX_DOUBLING_RANKS: u32 = super::MAX_RANKS;
+const MAX_DOUBLING_RANKS: u32 = MAX_RANKS;
 
 /// Every part is a step of its own, there and back: 64 parts are as many as a channel can have.
-pub const MAX_HALVING_RANKS: u32 = 127;
+const MAX_HALVING_RANKS: u32 = 127;
 
 /// Chunks per block of [`halving_doubling_all_reduce`]: one per rank that is left.
-pub fn parts(key: &ProgramKey) -> u32 {
+fn parts(key: &ProgramKey) -> u32 {
     power(key)
 }
 
 /// Partners exchange all they have and add it, at distances 1, 2, 4, …
-pub fn doubling_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn doubling_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let role = Role::new(key, rank);
     let Some(id) = role.id else { return RankProgram::single(role.idle(1)) };
     let mut steps = role.before(1);
@@ -39,7 +79,7 @@ pub fn doubling_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Halves of what is left go to partners, the farthest first, until every rank has one reduced part; then the parts go back.
-pub fn halving_doubling_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn halving_doubling_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let role = Role::new(key, rank);
     let parts = power(key);
     let Some(id) = role.id else { return RankProgram::single(role.idle(parts)) };

@@ -3,16 +3,61 @@
 //! Repeats keep a ring at a handful of steps per rank. Chunk numbers are chosen so that every
 //! chunk of an in-place buffer is read for the last time before it is overwritten.
 
-use super::ProgramKey;
+use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic, ranks};
 use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
     recv_reduce_send, send,
 };
 use hawser_program::{RankProgram, Step};
+use hawser_types::{Algorithm, Collective, Measured};
+
+/// One ring, or a chain.
+pub const RING: Entry = Entry {
+    algorithm: Algorithm::Ring,
+    measured: Measured::Everywhere,
+    needs: Needs::Nothing,
+    generators: &[
+        Generator {
+            per_block: ranks,
+            ..Generator::new(Collective::AllReduce, all_reduce, all_reduce_traffic, all_reduce_across)
+        },
+        Generator {
+            by_copies: true,
+            ..Generator::new(Collective::AllGather, all_gather, Load::ring, across)
+        },
+        Generator::new(Collective::ReduceScatter, reduce_scatter, reduce_scatter_traffic, across),
+        Generator {
+            by_copies: true,
+            ..Generator::new(Collective::Broadcast, broadcast, Load::chain, chain_across)
+        },
+        Generator::new(Collective::Reduce, reduce, Load::chain, chain_across),
+    ],
+};
+
+fn all_reduce_traffic(load: &Load) -> Traffic {
+    let (hops, part) = (2.0 * load.others(), load.part());
+    Traffic { hops, waits: hops, out: 2.0 * part, streamed: 2.0 * part, ..load.ring() }
+}
+
+fn reduce_scatter_traffic(load: &Load) -> Traffic {
+    Traffic { streamed: 1.2 * load.part(), ..load.ring() }
+}
+
+fn all_reduce_across(load: &Across) -> NetTraffic {
+    NetTraffic::new(2.0 * load.ring(), 2.0 * load.hosts)
+}
+
+fn across(load: &Across) -> NetTraffic {
+    NetTraffic::new(load.ring(), load.hosts)
+}
+
+fn chain_across(load: &Across) -> NetTraffic {
+    NetTraffic::new(load.bytes, load.hosts - 1.0)
+}
 
 /// Reduce-scatter, then all-gather, over `ranks` chunks: chunk `c` starts at rank `c`, is complete
 /// at rank `c - 1` and goes round once more.
-pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let ring = Ring::new(key, rank);
     let n = key.ranks;
     let mut steps = vec![send(input(rank), ring.next())];
@@ -26,7 +71,7 @@ pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Every block starts at its owner and goes round once.
-pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
+fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
     let ring = Ring::new(key, rank);
     let n = key.ranks;
     let mut steps = vec![copy_send(input(0), output(rank), ring.next())];
@@ -36,7 +81,7 @@ pub fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Block `b` starts at rank `b + 1` and is complete at rank `b`.
-pub fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
+fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
     let ring = Ring::new(key, rank);
     let n = key.ranks;
     let mut steps = vec![send(input(ring.back(1)), ring.next())];
@@ -46,7 +91,7 @@ pub fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// A chain from the root to its predecessor; tiles make it a pipeline.
-pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
+fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
     let ring = Ring::new(key, rank);
     let step = if rank == key.root {
         copy_send(input(0), output(0), ring.next())
@@ -59,7 +104,7 @@ pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// A chain from the root's successor to the root.
-pub fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let ring = Ring::new(key, rank);
     let step = if rank == key.root {
         recv_reduce_copy(ring.from(), input(0), 1, output(0)).finish()

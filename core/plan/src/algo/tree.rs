@@ -6,15 +6,71 @@
 //! of the other and every rank sends about as much as it receives (Sanders, Speck and Träff,
 //! "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009).
 
-use super::ProgramKey;
+use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic, two};
 use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
     recv_reduce_send, send,
 };
 use hawser_program::{Channel, RankProgram, Step};
+use hawser_types::{Algorithm, Collective, Measured};
+
+/// Two complementary binary trees.
+pub const TREE: Entry = Entry {
+    algorithm: Algorithm::Tree,
+    measured: Measured::Everywhere,
+    needs: Needs::Nothing,
+    generators: &[
+        Generator {
+            per_block: two,
+            channels: two,
+            ..Generator::new(Collective::AllReduce, all_reduce, all_reduce_traffic, all_reduce_across)
+        },
+        Generator {
+            per_block: two,
+            channels: two,
+            ..Generator::new(Collective::Broadcast, broadcast, traffic, across)
+        },
+        Generator {
+            per_block: two,
+            channels: two,
+            ..Generator::new(Collective::Reduce, reduce, traffic, across)
+        },
+    ],
+};
+
+fn depth(load: &Load) -> f64 {
+    f64::from(load.key.ranks.max(2).ilog2()) + 1.0
+}
+
+/// It goes up and down before the next tile starts.
+fn all_reduce_traffic(load: &Load) -> Traffic {
+    let (hops, bytes) = (2.0 * depth(load), load.bytes);
+    let (out, streamed, chunk) = (2.0 * bytes, 3.0 * bytes, bytes / 2.0);
+    Traffic { hops, waits: hops, fill: hops, out, streamed, chunk, ..load.chain() }
+}
+
+fn traffic(load: &Load) -> Traffic {
+    let (depth, bytes) = (depth(load), load.bytes);
+    Traffic {
+        hops: depth,
+        fill: depth - 1.0,
+        share: 0.9,
+        streamed: 2.0 * bytes,
+        chunk: bytes / 2.0,
+        ..load.chain()
+    }
+}
+
+fn all_reduce_across(load: &Across) -> NetTraffic {
+    NetTraffic::new(2.0 * load.bytes, 2.0 * load.levels())
+}
+
+fn across(load: &Across) -> NetTraffic {
+    NetTraffic { busiest: 6.0, ..NetTraffic::new(load.bytes, load.levels()) }
+}
 
 /// Up to the root, which holds the complete value, and down again.
-pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     both(key, rank, |chunk, node| match node.parent {
         None => vec![
             recv_reduce_copy_send(
@@ -31,7 +87,7 @@ pub fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Down from the root.
-pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
+fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
     both(key, rank, |chunk, node| {
         vec![match node.parent {
             None => copy_send(input(chunk), output(chunk), node.children()),
@@ -41,7 +97,7 @@ pub fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 /// Up to the root.
-pub fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
+fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     both(key, rank, |chunk, node| {
         vec![match node.parent {
             None => recv_reduce_copy(node.children(), input(chunk), node.order(), output(chunk)).finish(),

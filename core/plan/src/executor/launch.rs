@@ -1,7 +1,7 @@
 //! What all executors share: a launch of steps, and what a call asks of the values.
 
 use hawser_kernels_abi::{Args, DeviceOp, KernelKey};
-use hawser_types::{Algorithm, Call, Collective, DataType, Protocol, ReduceOp, Scalar};
+use hawser_types::{Algorithm, Call, Collective, DataType, ReduceOp, Route, Scalar};
 
 use crate::algo::ProgramKey;
 
@@ -29,7 +29,7 @@ pub struct LaunchPlan {
 impl LaunchPlan {
     /// Whether copy engines make the moves of a reduction, and kernels of [`LaunchPlan::ctas`] blocks combine.
     pub fn folds(&self) -> bool {
-        self.kernel.protocol == Protocol::Dma && self.kernel.op != DeviceOp::Copy
+        self.kernel.route == Route::COPY_ENGINE && self.kernel.op != DeviceOp::Copy
     }
 }
 

@@ -6,7 +6,7 @@ use hawser_plan::device_plan::Step;
 use hawser_plan::dma::{self, far};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::LaunchPlan;
-use hawser_plan::{Protocol, Topology};
+use hawser_plan::{Route, Topology};
 
 use crate::transport::net::{ConnectionKey, Stage};
 
@@ -30,8 +30,8 @@ pub fn ends(
         receives.chain(step.send[..step.n_send.into()].iter().map(move |peer| end(peer, true)))
     });
     let ends = ends.filter(|(key, _)| topology.is_far(rank, key.peer));
-    match plan.kernel.protocol {
-        Protocol::Dma => staged(ends, layout.lanes),
+    match plan.kernel.route {
+        Route::COPY_ENGINE => staged(ends, layout.lanes),
         _ => ends.collect(),
     }
 }

@@ -1,6 +1,6 @@
 //! What the last operation of a communicator ran, and why: what [`Comm::last_decision`] tells.
 
-use hawser_plan::Protocol;
+use hawser_plan::Route;
 use hawser_plan::topology::DeviceKind;
 
 use super::Comm;
@@ -67,10 +67,10 @@ fn of_choice(state: &CommState, operation: u64, compiled: &Compiled) -> Decision
         collective: choice.why.collective.name().into(),
         bytes: choice.why.bytes,
         algorithm: choice.key.algorithm.name().into(),
-        protocol: choice.protocol.name().into(),
-        executor: executor(state, choice.protocol),
+        protocol: choice.route.name().into(),
+        executor: executor(state, choice.route),
         channels: blocks.into(),
-        threads: if executor(state, choice.protocol) == "sm" { choice.threads } else { 0 },
+        threads: if executor(state, choice.route) == "sm" { choice.threads } else { 0 },
         predicted_us: choice.predicted_us,
         rule: choice.why.rule.clone(),
         text: chosen.to_string(),
@@ -78,12 +78,12 @@ fn of_choice(state: &CommState, operation: u64, compiled: &Compiled) -> Decision
 }
 
 fn of_batch(state: &CommState, operation: u64, batch: BatchSummary) -> Decision {
-    let executor = executor(state, batch.protocol);
+    let executor = executor(state, batch.route);
     let text = format!(
         "{} messages of {} bytes in all\n  decided: {} in {} blocks by their sizes and by what connects the ranks",
         batch.messages,
         batch.bytes,
-        batch.protocol.name(),
+        batch.route.name(),
         batch.channels
     );
     Decision {
@@ -91,7 +91,7 @@ fn of_batch(state: &CommState, operation: u64, batch: BatchSummary) -> Decision 
         collective: "sendrecv".into(),
         bytes: batch.bytes,
         algorithm: String::new(),
-        protocol: batch.protocol.name().into(),
+        protocol: batch.route.name().into(),
         executor,
         channels: batch.channels,
         threads: 0,
@@ -101,9 +101,9 @@ fn of_batch(state: &CommState, operation: u64, batch: BatchSummary) -> Decision 
     }
 }
 
-fn executor(state: &CommState, protocol: Protocol) -> &'static str {
-    match (protocol, state.topology.device) {
-        (Protocol::Dma, _) => "dma",
+fn executor(state: &CommState, route: Route) -> &'static str {
+    match (route, state.topology.device) {
+        (Route::COPY_ENGINE, _) => "dma",
         (_, DeviceKind::Host) => "host",
         _ => "sm",
     }

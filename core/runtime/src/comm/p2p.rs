@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use hawser_plan::Protocol;
+use hawser_plan::Route;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::topology::DeviceKind;
@@ -90,7 +90,7 @@ impl CommState {
 
     /// Says that a batch runs.
     fn announce(&self, batch: BatchSummary, number: u64) -> Result<()> {
-        self.sm_free.messages(self, batch.bytes, number, batch.protocol == Protocol::Dma);
+        self.sm_free.messages(self, batch.bytes, number, batch.route == Route::COPY_ENGINE);
         lock(&self.choices)?.cache.note_batch(number & !MESSAGES, batch);
         Ok(())
     }
@@ -116,7 +116,7 @@ impl CommState {
         else {
             return Ok(None);
         };
-        if plan.kernel.protocol == Protocol::Dma {
+        if plan.kernel.route == Route::COPY_ENGINE {
             return Ok(None);
         }
         let place = |message: &Message| {
@@ -150,7 +150,7 @@ impl BatchSummary {
     /// Messages of a rank that is alone.
     fn of_copies(messages: &[Message]) -> Self {
         let bytes = messages.iter().map(|message| message.bytes).sum();
-        Self { messages: messages.len(), bytes, protocol: Protocol::Simple, channels: 0 }
+        Self { messages: messages.len(), bytes, route: Route::SIMPLE, channels: 0 }
     }
 
     /// Messages that these plans carry; None if nothing is to be carried.
@@ -158,7 +158,7 @@ impl BatchSummary {
         Some(Self {
             messages: messages.len(),
             bytes: messages.iter().map(|message| message.bytes).sum(),
-            protocol: plans.first()?.kernel.protocol,
+            route: plans.first()?.kernel.route,
             channels: plans.iter().map(|plan| u32::from(plan.args.n_blocks)).sum(),
         })
     }

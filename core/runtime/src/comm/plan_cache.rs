@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::Message;
-use hawser_plan::{Call, Collective, DataType, Protocol, ReduceOp};
+use hawser_plan::{Call, Collective, DataType, ReduceOp, Route};
 use rustc_hash::FxHashMap;
 
 use super::call_attributes::CallAttributes;
@@ -104,7 +104,7 @@ pub struct BatchSummary {
     /// The bytes of all messages together.
     pub bytes: u64,
     /// The protocol of the first launch.
-    pub protocol: Protocol,
+    pub route: Route,
     /// The channels of all launches together.
     pub channels: u32,
 }

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use hawser_plan::choose::{Choice, Outcome};
 use hawser_plan::dma::{self, far, fold};
-use hawser_plan::{Call, Collective, Protocol};
+use hawser_plan::{Call, Collective, Route};
 use rustc_hash::FxHashSet;
 
 use super::state::{CommState, lock, op};
@@ -77,7 +77,7 @@ impl SmFree {
             return;
         }
         let bytes = call.total_bytes(state.topology.size());
-        self.tell(state, call.collective, bytes, number, choice.protocol == Protocol::Dma, || {
+        self.tell(state, call.collective, bytes, number, choice.route == Route::COPY_ENGINE, || {
             if state.plan_config.pass_sm == 0 && !state.plan_config.copy_engines {
                 return "NCCL_PASS_SM is 0".into();
             }
@@ -85,10 +85,11 @@ impl SmFree {
                 return rule.clone();
             }
             let candidates = choice.why.candidates.iter();
-            let reason = candidates.filter(|c| c.protocol == Protocol::Dma).find_map(|c| match &c.outcome {
-                Outcome::Filtered(reason) => Some(reason.clone()),
-                Outcome::Predicted { .. } => c.held.map(str::to_owned),
-            });
+            let reason =
+                candidates.filter(|c| c.route == Route::COPY_ENGINE).find_map(|c| match &c.outcome {
+                    Outcome::Filtered(reason) => Some(reason.clone()),
+                    Outcome::Predicted { .. } => c.held.map(str::to_owned),
+                });
             reason.unwrap_or_else(|| "no program of moves does it".into())
         });
     }

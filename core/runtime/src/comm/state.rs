@@ -12,7 +12,7 @@ use hawser_plan::device_plan::{Args, DeviceOp, KernelKey, NO_DEP, Step};
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
-use hawser_plan::{Call, PlanConfig, Protocol, ReduceOp, Topology, direct, dma};
+use hawser_plan::{Call, PlanConfig, ReduceOp, Route, Topology, direct, dma};
 use rustc_hash::FxHashMap;
 
 use super::call_attributes::{CallAttributes, Windows};
@@ -178,7 +178,7 @@ impl CommState {
     pub fn log_call(&self, call: &Call, choice: &Choice, blocks: u8, number: u64) {
         self.sm_free.call(self, call, choice, number);
         log::info(Subsys::Coll, || {
-            let (algorithm, protocol) = (choice.key.algorithm.name(), choice.protocol.name());
+            let (algorithm, protocol) = (choice.key.algorithm.name(), choice.route.name());
             let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
             format!("{} rank {} op {number}: {what}: {algorithm}/{protocol} x {blocks}", self.name, self.rank)
         });
@@ -216,7 +216,7 @@ impl CommState {
             tuners.show(&self.name, self.rank, (call, attributes), &chosen);
         }
         let choice = &chosen.choice;
-        let compiled = if choice.protocol.is_exchange() {
+        let compiled = if choice.route.is_fused() {
             let (size, image) = (self.topology.size(), self.peer_memory.dev_comm.addr);
             let mut plan = ExchangePlan::new(call, choice, self.rank, size, &self.plan_config);
             let exchange = self.peer_memory.exchange();
@@ -226,8 +226,8 @@ impl CommState {
         } else {
             let loaded = self.program(choice.key, lower::device_op(call))?;
             let bytes = call.total_bytes(self.topology.size());
-            let plan_config = match choice.protocol {
-                Protocol::Dma => {
+            let plan_config = match choice.route {
+                Route::COPY_ENGINE => {
                     Cow::Owned(dma::config_for(&choice.key, bytes, &self.topology, &self.plan_config))
                 }
                 _ => tuners.plan_config(call, attributes, &self.topology, choice, &self.plan_config),
@@ -360,8 +360,8 @@ impl CommState {
         if plan.scratch_bytes > 0 {
             plan.args.works[0].base[2] = self.scratch(plan.scratch_bytes)?;
         }
-        Ok(match plan.kernel.protocol {
-            Protocol::Dma => Work::CopyEngine(plan, loaded.cloned()),
+        Ok(match plan.kernel.route {
+            Route::COPY_ENGINE => Work::CopyEngine(plan, loaded.cloned()),
             _ => Work::Steps(plan),
         })
     }
@@ -510,7 +510,7 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a LoadedProgram>) -> &'a 
 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.
 pub fn warm_up(state: &CommState) -> Result<()> {
-    let protocol = hawser_plan::Protocol::Simple;
+    let protocol = hawser_plan::Route::SIMPLE;
     state.device.prepare(KernelKey::new(DeviceOp::Copy, hawser_plan::DataType::Uint8, protocol))
 }
 

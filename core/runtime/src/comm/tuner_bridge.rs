@@ -3,7 +3,7 @@
 
 use hawser_plan::choose::{Candidate, Choice, Outcome};
 use hawser_plan::topology::DeviceKind;
-use hawser_plan::{Algorithm, Call, Collective, PlanConfig, Protocol, ReduceOp, Topology};
+use hawser_plan::{Algorithm, Call, Collective, PlanConfig, Protocol, ReduceOp, Route, Topology};
 use hawser_plugin::collnet::DataType;
 use hawser_plugin::tuner::{self, Decision, Executor, Function, Question, Reduction, Status, TunerConfig};
 
@@ -39,7 +39,7 @@ pub fn decision_of(choice: &Choice, topology: &Topology) -> Decision {
         Some(Outcome::Predicted { channels, .. }) => *channels,
         Some(Outcome::Filtered(_)) | None => 1,
     };
-    decision(choice.key.algorithm, choice.protocol, channels * choice.instances, topology)
+    decision(choice.key.algorithm, choice.route, channels * choice.instances, topology)
 }
 
 /// The candidate that a choice took, with the channels that run.
@@ -49,8 +49,8 @@ pub fn chosen<'c>(choice: &'c Choice, topology: &Topology) -> Option<tuner::Cand
 }
 
 fn taken(choice: &Choice) -> Option<&Candidate> {
-    let own = (choice.key.algorithm, choice.protocol);
-    choice.why.candidates.iter().find(|c| (c.algorithm, c.protocol) == own)
+    let own = (choice.key.algorithm, choice.route);
+    choice.why.candidates.iter().find(|c| (c.algorithm, c.route) == own)
 }
 
 /// The attributes about a communicator that tuners are opened with.
@@ -110,7 +110,7 @@ fn function(collective: Collective) -> Option<Function> {
 
 /// A candidate for tuners.
 pub fn in_their_terms<'c>(candidate: &'c Candidate, topology: &Topology) -> tuner::Candidate<'c> {
-    let Candidate { algorithm, protocol, outcome, held, is_measured } = candidate;
+    let Candidate { algorithm, route, outcome, held, is_measured } = candidate;
     let (us, channels) = match outcome {
         Outcome::Predicted { us, instances, channels } => (*us, instances * channels),
         Outcome::Filtered(_) => (0.0, 0),
@@ -121,30 +121,23 @@ pub fn in_their_terms<'c>(candidate: &'c Candidate, topology: &Topology) -> tune
         _ if *is_measured => Status::Predicted,
         _ => Status::Unmeasured,
     };
-    tuner::Candidate { decision: decision(*algorithm, *protocol, channels, topology), us, status }
+    tuner::Candidate { decision: decision(*algorithm, *route, channels, topology), us, status }
 }
 
-/// The planner's decision in the terms of tuners.
-fn decision(algorithm: Algorithm, protocol: Protocol, channels: u32, topology: &Topology) -> Decision {
-    let (executor, protocol) = executor(protocol, topology.device);
-    Decision { algorithm: number(algorithm), executor, protocol, channels }
-}
-
-/// The planner's protocols say who runs them, too.
-fn executor(protocol: Protocol, device: DeviceKind) -> (Executor, tuner::Protocol) {
-    let by_steps = match device {
-        DeviceKind::Host => Executor::Host,
-        DeviceKind::Cuda { .. } => Executor::Interpreter,
+/// What the planner decides, as tuners have it.
+fn decision(algorithm: Algorithm, route: Route, channels: u32, topology: &Topology) -> Decision {
+    let executor = match (route.executor, topology.device) {
+        (hawser_plan::Executor::Fused, _) => Executor::Fused,
+        (hawser_plan::Executor::CopyEngine, _) => Executor::CopyEngine,
+        (hawser_plan::Executor::Interpreter, DeviceKind::Host) => Executor::Host,
+        (hawser_plan::Executor::Interpreter, DeviceKind::Cuda { .. }) => Executor::Interpreter,
     };
-    match protocol {
-        Protocol::Ll => (by_steps, tuner::Protocol::Ll),
-        Protocol::Ll128 => (by_steps, tuner::Protocol::Ll128),
-        Protocol::Simple => (by_steps, tuner::Protocol::Simple),
-        Protocol::SymLl => (Executor::Fused, tuner::Protocol::Ll),
-        Protocol::SymLl128 => (Executor::Fused, tuner::Protocol::Ll128),
-        Protocol::SymSimple | Protocol::SymDirect => (Executor::Fused, tuner::Protocol::Simple),
-        Protocol::Dma => (Executor::CopyEngine, tuner::Protocol::Simple),
-    }
+    let protocol = match route.protocol {
+        Protocol::Ll => tuner::Protocol::Ll,
+        Protocol::Ll128 => tuner::Protocol::Ll128,
+        Protocol::Simple => tuner::Protocol::Simple,
+    };
+    Decision { algorithm: number(algorithm), executor, protocol, channels }
 }
 
 /// The number of an algorithm for tuners.
@@ -163,6 +156,7 @@ fn number(algorithm: Algorithm) -> tuner::Algorithm {
         Algorithm::Bruck => tuner::Algorithm::BRUCK,
         Algorithm::Pairwise => tuner::Algorithm::PAIRWISE,
         Algorithm::Knomial => tuner::Algorithm::KNOMIAL,
+        Algorithm::DoubleRing => tuner::Algorithm::DOUBLE_RING,
         Algorithm::Imported(program) => tuner::Algorithm::program(program.place()),
     }
 }

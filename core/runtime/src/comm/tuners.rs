@@ -239,7 +239,7 @@ impl Tuners {
         let (question, taken) =
             (tuner_bridge::question(call, attributes, topology), tuner_bridge::chosen(choice, topology));
         let (Some(question), Some(taken)) = (question, taken) else { return Cow::Borrowed(plan_config) };
-        let at = choice.protocol as usize;
+        let at = choice.route.index();
         let Some(&slot) = plan_config.slot_bytes.get(at) else { return Cow::Borrowed(plan_config) };
         let ask = |tuner: &Open| {
             let asked = tuner.context.chunk_bytes(&question, &taken);

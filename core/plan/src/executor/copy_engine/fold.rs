@@ -7,7 +7,7 @@
 
 pub use hawser_kernels_abi::reduce::{DIVIDE, FoldArgs, OPERANDS, SCALE};
 use hawser_kernels_abi::{DeviceOp, KernelKey};
-use hawser_types::{Algorithm, Call, DataType, DeviceKind, Protocol, ReduceOp};
+use hawser_types::{Algorithm, Call, DataType, DeviceKind, ReduceOp, Route};
 
 use super::staging::LEAST_SLOT;
 use crate::algo::ProgramKey;
@@ -22,7 +22,7 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 /// Bytes of shared memory of a block.
 pub const SHARED_BYTES: u32 = 192 << 10;
 /// The kernel that lets memory add ([`Fold::in_memory`]).
-pub const ADDER: KernelKey = KernelKey::new(DeviceOp::Copy, DataType::Uint8, Protocol::Dma);
+pub const ADDER: KernelKey = KernelKey::new(DeviceOp::Copy, DataType::Uint8, Route::COPY_ENGINE);
 /// Its blocks in place of one of the other: together they take less of a multiprocessor (16 threads and 76 KiB), and beside a GEMM
 /// each finds room for its 5 KiB.
 const ADD_BLOCKS: u32 = 16;
@@ -172,7 +172,7 @@ mod tests {
     fn sum(dtype: DataType, from: &[u64], to: u64) -> Fold {
         let mut args = FoldArgs { to, bytes: 1 << 20, n: from.len() as u8, ..FoldArgs::default() };
         args.from[..from.len()].copy_from_slice(from);
-        Fold { kernel: KernelKey::new(DeviceOp::Sum, dtype, Protocol::Dma), blocks: 2, args }
+        Fold { kernel: KernelKey::new(DeviceOp::Sum, dtype, Route::COPY_ENGINE), blocks: 2, args }
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! What copy engines can do.
 
-use hawser_types::{Algorithm, Call, Collective, DeviceKind, Link, Protocol};
+use hawser_types::{Algorithm, Call, Collective, DeviceKind, Link, Route};
 
 use super::fold;
-use crate::algo::ProgramKey;
-use crate::config::{PlanConfig, protocol_bit};
+use crate::algo::{self, ProgramKey};
+use crate::config::PlanConfig;
 use crate::topology::Topology;
 
 /// Two for a launch, and others go on beside it.
@@ -12,8 +12,7 @@ const LEAST_QUEUES: u32 = 4;
 
 /// Whether ranks have staging: `NCCL_PASS_SM` or a rule asks for it, and copy engines can do something.
 pub fn has_staging(topology: &Topology, config: &PlanConfig) -> bool {
-    let bit = protocol_bit(Protocol::Dma);
-    let wanted = config.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
+    let wanted = config.routes.iter().any(|some| some.is_none_or(|some| some.contains(Route::COPY_ENGINE)));
     wanted && refused_topology(topology, config).is_none()
 }
 
@@ -43,16 +42,10 @@ pub fn refused(call: &Call, key: &ProgramKey, topology: &Topology, config: &Plan
     if key.collective.reduces() {
         return fold::refused(call, key, topology);
     }
-    (!is_known(key)).then(|| "its channels wait for each other".into())
+    (!is_known(key.collective, key.algorithm)).then(|| "its channels wait for each other".into())
 }
 
-/// Programs whose channels do not wait for each other.
-fn is_known(key: &ProgramKey) -> bool {
-    use Collective::{AllGather, AllToAll, Broadcast, Gather, Scatter};
-    matches!(
-        (key.algorithm, key.collective),
-        (Algorithm::Ring, AllGather | Broadcast)
-            | (Algorithm::AllPairs, AllGather)
-            | (Algorithm::Direct, AllToAll | Gather | Scatter)
-    )
+/// Whether copy engines can move the data of a family's program for a collective.
+pub fn is_known(collective: Collective, algorithm: Algorithm) -> bool {
+    algo::generator(collective, algorithm).is_some_and(|generator| generator.by_copies)
 }

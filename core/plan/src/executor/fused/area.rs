@@ -1,9 +1,9 @@
 //! Areas: the memory of a rank that its peers' fused kernels write into.
 
 use hawser_kernels_abi::fused::{RANKS, THREADS};
-use hawser_types::{DeviceKind, Link, Protocol};
+use hawser_types::{DeviceKind, Link, Protocol, Route, Routes};
 
-use crate::config::{PlanConfig, protocol_bit};
+use crate::config::PlanConfig;
 use crate::topology::Topology;
 
 /// Bytes of a slot: a word of 16 bytes for each thread; eight rows of four lines; a tile, if there are [`RANKS`].
@@ -67,31 +67,27 @@ impl Area {
     }
 }
 
-/// Which protocols of fused kernels some call may use, as bits of [`PlanConfig::protocols`].
-fn allowed(config: &PlanConfig) -> u8 {
-    config.protocols.iter().fold(0, |all, mask| all | mask.unwrap_or(u8::MAX)) & area_bits()
+/// Whether the settings let some call take one of these routes.
+pub(super) fn is_allowed(config: &PlanConfig, routes: &Routes) -> bool {
+    let allowed = |some: &Option<Routes>| some.unwrap_or(Routes::ALL);
+    config.routes.iter().any(|some| allowed(some).iter().any(|route| routes.contains(route)))
 }
 
-/// The bits of the protocols that are so.
-fn bits(is: impl Fn(Protocol) -> bool) -> u8 {
-    Protocol::ALL.into_iter().filter(|p| is(*p)).fold(0, |all, p| all | protocol_bit(p))
+/// The routes that use areas.
+pub fn area_routes() -> Routes {
+    Routes::that(Route::is_fused)
 }
 
-/// The protocols that use areas.
-pub fn area_bits() -> u8 {
-    bits(Protocol::is_exchange)
-}
-
-/// The protocols that use the larger part of an area ([`Area::without_tiles`]).
-pub fn tile_bits() -> u8 {
-    bits(|protocol| matches!(protocol, Protocol::SymSimple | Protocol::SymDirect))
+/// The routes that use the larger part of an area ([`Area::without_tiles`]).
+pub fn tile_routes() -> Routes {
+    Routes::that(|route| route.is_fused() && route.protocol == Protocol::Simple)
 }
 
 /// The areas of the ranks of `topology`, if the settings let some call be an exchange.
 pub fn area(topology: &Topology, config: &PlanConfig) -> Option<Area> {
-    let allowed = allowed(config);
-    let area = (allowed != 0 && refused_topology(topology).is_none()).then(|| Area::new(topology.size()))?;
-    Some(if allowed & tile_bits() == 0 { area.without_tiles() } else { area })
+    let wanted = is_allowed(config, &area_routes());
+    let area = (wanted && refused_topology(topology).is_none()).then(|| Area::new(topology.size()))?;
+    Some(if is_allowed(config, &tile_routes()) { area } else { area.without_tiles() })
 }
 
 /// Why the ranks of a topology have no areas, if so.
@@ -120,10 +116,10 @@ pub(super) fn slot(index: usize, ranks: u64) -> u64 {
 }
 
 /// Position of a protocol among those that have slots: SymDirect has those of SymSimple.
-pub(super) fn index(protocol: Protocol) -> usize {
-    match protocol {
-        Protocol::SymLl => 0,
-        Protocol::SymLl128 => 1,
+pub(super) fn index(route: Route) -> usize {
+    match route {
+        Route::FUSED_LL => 0,
+        Route::FUSED_LL128 => 1,
         _ => 2,
     }
 }

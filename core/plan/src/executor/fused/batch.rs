@@ -18,7 +18,7 @@ pub use hawser_kernels_abi::fused::{
 };
 use hawser_kernels_abi::fused::{FOLD, THREADS};
 use hawser_kernels_abi::{DeviceOp, KernelKey};
-use hawser_types::{Call, Collective, DataType, Protocol};
+use hawser_types::{Call, Collective, DataType, Route};
 
 use super::grid::rounds;
 use super::launch::ExchangePlan;
@@ -61,9 +61,9 @@ impl Gathering {
 
 /// Whether a call needs its blocks only once, and its words are the protocol of bundles.
 fn is_small(plan: &ExchangePlan) -> bool {
-    plan.kernel.protocol == Protocol::SymLl
+    plan.kernel.route == Route::FUSED_LL
         && plan.args.most > 0
-        && rounds(Protocol::SymLl, plan.args.most, plan.blocks, plan.threads, 0) == 1
+        && rounds(Route::FUSED_LL, plan.args.most, plan.blocks, plan.threads, 0) == 1
 }
 
 /// Most blocks of a launch. What reduces beside copy engines keeps few multiprocessors, together with others too.
@@ -183,7 +183,7 @@ impl BundleLaunch {
         }
         args.n_ops = ops.len() as u8;
         let moves =
-            KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, protocol: Protocol::SymLl, bundle: true };
+            KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, route: Route::FUSED_LL, bundle: true };
         Self { args, kernel: kernel.unwrap_or(moves), blocks: end - first, threads }
     }
 }

@@ -1,7 +1,7 @@
 //! How many blocks and threads a fused kernel gets, and what a warp moves at a time.
 
 use hawser_kernels_abi::fused::THREADS;
-use hawser_types::{Algorithm, Collective, Protocol};
+use hawser_types::{Algorithm, Collective, Route};
 
 use super::area::{BLOCKS, SLOT, WARPS, index, slot};
 use crate::executor::launch::PACK_BYTES;
@@ -11,24 +11,24 @@ const ROW_DATA: u64 = 480;
 /// What it costs, in rows, that a warp needs its slots again: it waits for its peers. Measured.
 const NEW_SLOT_ROWS: u64 = 5;
 /// Most blocks of a launch.
-pub fn most_blocks(protocol: Protocol) -> u32 {
-    BLOCKS[index(protocol)]
+pub fn most_blocks(route: Route) -> u32 {
+    BLOCKS[index(route)]
 }
 
 /// Blocks and threads for a call, and what a warp moves at a time: (blocks, threads, tile).
-pub fn grid(protocol: Protocol, ranks: u32, most: u64, max_ctas: u32) -> (u32, u32, u32) {
+pub fn grid(route: Route, ranks: u32, most: u64, max_ctas: u32) -> (u32, u32, u32) {
     let most = most.max(PACK_BYTES);
-    let limit = u64::from(most_blocks(protocol).min(max_ctas.max(1)));
+    let limit = u64::from(most_blocks(route).min(max_ctas.max(1)));
     // Half of the threads are faster where they hold everything.
     let few = u64::from(THREADS) / 2;
-    match protocol {
-        Protocol::SymLl => {
+    match route {
+        Route::FUSED_LL => {
             let words = most.div_ceil(8);
             let threads = if words <= few * limit { few } else { u64::from(THREADS) };
             let threads = threads.min(words.next_multiple_of(32).max(64));
             (words.div_ceil(threads).min(limit) as u32, threads as u32, 0)
         }
-        Protocol::SymLl128 => {
+        Route::FUSED_LL128 => {
             let rows = most.div_ceil(ROW_DATA);
             let threads = if rows <= few / 32 * limit { few } else { u64::from(THREADS) };
             let units = threads / 32 * limit;
@@ -48,15 +48,15 @@ pub fn grid(protocol: Protocol, ranks: u32, most: u64, max_ctas: u32) -> (u32, u
 
 /// How often a block or warp begins anew (a warp of lines: with the next row), since the grid does not hold everything at
 /// once.
-pub fn rounds(protocol: Protocol, most: u64, blocks: u32, threads: u32, tile: u32) -> u64 {
+pub fn rounds(route: Route, most: u64, blocks: u32, threads: u32, tile: u32) -> u64 {
     let warps = u64::from(blocks * threads / 32).max(1);
-    match protocol {
-        Protocol::SymLl => most.div_ceil(u64::from(blocks * threads).max(1) * 8),
-        Protocol::SymLl128 => {
+    match route {
+        Route::FUSED_LL => most.div_ceil(u64::from(blocks * threads).max(1) * 8),
+        Route::FUSED_LL128 => {
             let rows = most.div_ceil(warps * ROW_DATA);
             if rows * ROW_DATA > u64::from(tile) { rows + NEW_SLOT_ROWS } else { rows }
         }
-        Protocol::SymDirect => 1,
+        Route::ZERO_COPY => 1,
         _ => most.div_ceil(warps * u64::from(tile.max(1))),
     }
 }

@@ -2,7 +2,7 @@
 
 use hawser_kernels_abi::fused::{ALIGNED, DIVIDE, EIGHTS, ExchangeArgs, FOLD, SCALE, TRY};
 use hawser_kernels_abi::{DeviceOp, KernelKey};
-use hawser_types::{Call, Collective, DataType, Protocol};
+use hawser_types::{Call, Collective, DataType, Route};
 
 use super::area::{Area, index, slot};
 use super::grid::{grid, longest_part};
@@ -50,7 +50,7 @@ impl ExchangePlan {
         if choice.instances > 0 {
             max_ctas = max_ctas.min(choice.instances);
         }
-        let (blocks, threads, tile) = grid(choice.protocol, ranks, args.most, max_ctas);
+        let (blocks, threads, tile) = grid(choice.route, ranks, args.most, max_ctas);
         args.tile = tile;
         args.divisor = ranks;
         (args.scalar, args.flow.scalar_is_address) = scalar(call, ranks);
@@ -62,7 +62,7 @@ impl ExchangePlan {
         if args.len.iter().chain(&args.src_len).all(|len| len.is_multiple_of(8)) {
             args.flow.form |= EIGHTS;
         }
-        if choice.protocol == Protocol::SymDirect {
+        if choice.route == Route::ZERO_COPY {
             args.direct = zero_copy::wish(&choice.key);
             // Where values are combined all data are read, also those of ranks that get none.
             args.flow.form |= if call.collective.reduces() { FOLD } else { 0 };
@@ -70,7 +70,7 @@ impl ExchangePlan {
         let offsets = args.src.iter().chain(&args.dst);
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
         let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
-        let kernel = KernelKey::new(op, dtype, choice.protocol);
+        let kernel = KernelKey::new(op, dtype, choice.route);
         let blocks_of = |some: bool, blocks: u32| if some { bytes * u64::from(blocks) } else { 0 };
         let (collective, root) = (call.collective, call.root);
         let used = [
@@ -85,7 +85,7 @@ impl ExchangePlan {
     /// Names the areas of all ranks, the counters of this one, and its image of the communicator.
     pub fn connect(&mut self, areas: &[u64], epochs: u64, comm: u64) {
         let args = &mut self.args;
-        let (area, index, ranks) = (Area::new(areas.len() as u32), index(self.kernel.protocol), areas.len());
+        let (area, index, ranks) = (Area::new(areas.len() as u32), index(self.kernel.route), areas.len());
         let at = |rank: usize| areas.get(rank).map_or(0, |base| base + area.slots[index]);
         let own = usize::from(args.rank);
         for (k, to) in args.to.iter_mut().enumerate().take(ranks) {

@@ -1,17 +1,17 @@
 //! What fused kernels can do.
 
 use hawser_kernels_abi::DeviceOp;
-use hawser_types::{Algorithm, Call, DataType, Link, Protocol};
+use hawser_types::{Algorithm, Call, Collective, DataType, Link, Route};
 
 use super::area::refused_topology;
 use super::zero_copy;
-use crate::algo::ProgramKey;
+use crate::algo::{self, ProgramKey};
 use crate::executor::launch::device_op;
 use crate::topology::Topology;
 
-/// Whether programs of a family can be exchanges.
-pub const fn is_known(algorithm: Algorithm) -> bool {
-    matches!(algorithm, Algorithm::OneShot | Algorithm::AllPairs | Algorithm::Direct)
+/// Whether the program of a family is exchanges, for a collective.
+pub fn is_known(collective: Collective, algorithm: Algorithm) -> bool {
+    algo::generator(collective, algorithm).is_some_and(|generator| generator.exchanges > 0)
 }
 
 /// Whether there are exchange kernels for an operation on a type: those that training and inference call all the time.
@@ -33,18 +33,18 @@ pub fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
 }
 
 /// Why a call has no exchange kernel of `protocol` by the program `key` in this topology, if so.
-pub fn refused(call: &Call, key: &ProgramKey, protocol: Protocol, topology: &Topology) -> Option<String> {
+pub fn refused(call: &Call, key: &ProgramKey, route: Route, topology: &Topology) -> Option<String> {
     if let Some(reason) = refused_topology(topology) {
         return Some(reason);
     }
     if !has_kernel(device_op(call), call.dtype) {
         return Some(format!("no fused kernel reduces {} by {}", call.dtype.name(), call.op.name()));
     }
-    if protocol == Protocol::SymLl128 && topology.link != Link::NvLink {
+    if route == Route::FUSED_LL128 && topology.link != Link::NvLink {
         return Some("SymLL128 needs lines that land whole: NVLink only".into());
     }
-    if !is_known(key.algorithm) {
+    if !is_known(key.collective, key.algorithm) {
         return Some("its steps are no exchanges".into());
     }
-    if protocol == Protocol::SymDirect { zero_copy::refused(call, key, topology) } else { None }
+    if route == Route::ZERO_COPY { zero_copy::refused(call, key, topology) } else { None }
 }

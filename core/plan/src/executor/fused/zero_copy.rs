@@ -6,12 +6,12 @@
 //! `SymSimple`, whose arguments and kernel these are.
 
 pub use hawser_kernels_abi::fused::{PULL, READY, TRY};
-use hawser_types::{Algorithm, Call, Collective, Link, Protocol, ReduceOp};
+use hawser_types::{Algorithm, Call, Collective, Link, ReduceOp, Route};
 
 use super::area::refused_topology;
 use super::grid::longest_part;
 use crate::algo::ProgramKey;
-use crate::config::{PlanConfig, protocol_bit};
+use crate::config::PlanConfig;
 use crate::executor::launch::PACK_BYTES;
 use crate::topology::Topology;
 
@@ -20,8 +20,7 @@ const LEAST_PART: u64 = 64 << 10;
 /// Whether ranks should try to reach each other's memory at bring-up: they share a process and some call may use it.
 pub fn is_wanted(topology: &Topology, config: &PlanConfig, processes: &[u64]) -> bool {
     let together = processes.windows(2).all(|pair| pair[0] == pair[1]);
-    let bit = protocol_bit(Protocol::SymDirect);
-    let allowed = config.protocols.iter().any(|mask| mask.is_none_or(|mask| mask & bit != 0));
+    let allowed = config.routes.iter().any(|some| some.is_none_or(|some| some.contains(Route::ZERO_COPY)));
     together && allowed && topology.link == Link::NvLink && refused_topology(topology).is_none()
 }
 

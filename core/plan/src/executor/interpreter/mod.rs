@@ -1,6 +1,10 @@
 //! From a program to the image that a device reads: [`lower`] once per program and operation,
 //! [`bind`] once per call.
 
+mod estimate;
+
+pub use estimate::Interpreter;
+
 use crate::algo::{self, ProgramKey};
 use crate::choice::Choice;
 use crate::config::PlanConfig;
@@ -8,11 +12,11 @@ use crate::executor::launch::{Direct, LaunchPlan, PACK_BYTES, device_op, scalar}
 use crate::imported::{Imported, kept};
 use hawser_kernels_abi::{
     ACC_DST, Args, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, KernelKey, MAX_BLOCKS, NO_DEP, POST, PRE,
-    SIGNAL, Step, Work, tag,
+    SIGNAL, Step, Work, protocol_number, tag,
 };
 use hawser_program::limits::{awaited, device_steps};
 use hawser_program::{self as ir, Buf, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
-use hawser_types::{Algorithm, Call, DataType, PlanError, Protocol, Result};
+use hawser_types::{Algorithm, Call, DataType, PlanError, Result, Route};
 
 /// FIFO slots that every generated program gets by with (the tests prove it with the verifier).
 pub const SLOTS_NEEDED: u32 = 2;
@@ -126,11 +130,11 @@ pub fn bind(
         )));
     }
     let instances =
-        cut(&mut work, choice.instances.clamp(1, fold.most_instances), choice.protocol, elem, config)?;
+        cut(&mut work, choice.instances.clamp(1, fold.most_instances), choice.route, elem, config)?;
     work.slices = (config.depth / slots_needed(&choice.key)).max(1);
     work.tag = tag(dtype, op);
     let mut args =
-        Box::new(Args { protocol: choice.protocol as u8, divisor: world_ranks, ..Args::default() });
+        Box::new(Args { protocol: protocol_number(choice.route), divisor: world_ranks, ..Args::default() });
     (args.scalar, args.scalar_is_address) = scalar(call, world_ranks);
     args.works[0] = work;
     blocks(&mut args, lowered, instances, &fold);
@@ -139,7 +143,7 @@ pub fn bind(
         args.n_inline = lowered.steps.len() as u8;
     }
     let scratch_bytes = u64::from(lowered.scratch_chunks) * work.chunk * elem;
-    let kernel = KernelKey::new(op, dtype, choice.protocol);
+    let kernel = KernelKey::new(op, dtype, choice.route);
     let direct = Direct::of(&choice.key, work.chunk * elem);
     let ctas = config.reducing_ctas;
     Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, direct, ctas })
@@ -154,20 +158,14 @@ fn slots_needed(key: &ProgramKey) -> u32 {
 
 /// Cuts `work.count` elements of `elem` bytes into chunks, at most `wanted` instances, and tiles.
 /// Returns the number of instances, 0 when there is nothing to do.
-pub(crate) fn cut(
-    work: &mut Work,
-    wanted: u32,
-    protocol: Protocol,
-    elem: u64,
-    config: &PlanConfig,
-) -> Result<u32> {
+pub(crate) fn cut(work: &mut Work, wanted: u32, route: Route, elem: u64, config: &PlanConfig) -> Result<u32> {
     let pack = PACK_BYTES / elem;
-    let slot = u64::from(config.slot_bytes[protocol.slots()]) / PACK_BYTES * pack;
+    let slot = u64::from(config.slot_bytes[route.slots()]) / PACK_BYTES * pack;
     if slot == 0 {
         return Err(PlanError::usage(format!(
             "protocol {} has no FIFO slots (slot size {} bytes): choose another one",
-            protocol.name(),
-            config.slot_bytes[protocol.slots()]
+            route.name(),
+            config.slot_bytes[route.slots()]
         )));
     }
     if work.count == 0 {

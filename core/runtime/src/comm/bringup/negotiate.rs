@@ -9,7 +9,7 @@ use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::msccl;
 use hawser_plan::topology::DeviceKind;
-use hawser_plan::{PlanConfig, Topology, direct, exchange};
+use hawser_plan::{PlanConfig, Routes, Topology, direct, exchange};
 use hawser_plugin::net::NetConfig;
 
 use super::Config;
@@ -257,11 +257,11 @@ fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Resu
         plan_config.algorithms = masks.map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
     }
     if let Some(text) = &settings.proto {
-        plan_config.protocols =
+        plan_config.routes =
             PlanConfig::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
     } else if plan_config.pass_sm > 0 {
         // What is large enough for tiles is moved by copy engines.
-        leave_out(&mut plan_config, exchange::tile_bits());
+        leave_out(&mut plan_config, exchange::tile_routes());
     }
     Ok(plan_config)
 }
@@ -319,7 +319,7 @@ fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_
         } else if plan_config.lanes > MIN_LANES.max(least_lanes) {
             plan_config.lanes -= 1;
         } else if layout(plan_config).area.is_some() {
-            leave_out(plan_config, exchange::area_bits());
+            leave_out(plan_config, exchange::area_routes());
         } else if plan_config.slot_bytes[2] > 4096 {
             plan_config.slot_bytes = plan_config.slot_bytes.map(|bytes| bytes / 2);
         } else if let Some(bytes) = halved(0) {
@@ -339,9 +339,9 @@ fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_
     Ok(())
 }
 
-/// Leaves out protocols, by their bits.
-fn leave_out(plan_config: &mut PlanConfig, bits: u8) {
-    plan_config.protocols = plan_config.protocols.map(|mask| Some(mask.unwrap_or(u8::MAX) & !bits));
+/// Leaves out routes.
+fn leave_out(plan_config: &mut PlanConfig, routes: Routes) {
+    plan_config.routes = plan_config.routes.map(|some| Some(some.unwrap_or(Routes::ALL).without(&routes)));
 }
 
 #[cfg(test)]
@@ -372,7 +372,7 @@ mod tests {
     fn memory_fits_what_is_left_or_the_limit_is_named() {
         let topology = Topology::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
         let mut full = PlanConfig { pass_sm: 1, ..PlanConfig::default() };
-        leave_out(&mut full, exchange::tile_bits());
+        leave_out(&mut full, exchange::tile_routes());
         fit(&mut full, 8, 8, 0);
         let unlimited = bytes(&topology, &full);
         for room in [u64::MAX, 1 << 30, 256 << 20, 128 << 20, 64 << 20, 12 << 20] {

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 
 use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary, CUmodule};
 use hawser_kernels::FATBINS;
-use hawser_plan::Protocol;
+use hawser_plan::Route;
 use hawser_plan::call::DataType;
 use hawser_plan::device_plan::{DeviceOp, KernelKey};
 use hawser_plan::topology::DeviceKind;
@@ -27,7 +27,7 @@ use crate::log;
 /// Slots of the cache: operations × types × protocols × (one exchange, several).
 const SLOTS: usize = 7 * 12 * PROTOCOLS * 2;
 /// Kinds of kernels.
-const PROTOCOLS: usize = Protocol::ALL.len();
+const PROTOCOLS: usize = Route::ALL.len();
 
 /// What an image became. Images are `'static`, so their index names them.
 #[derive(Clone, Copy)]
@@ -83,7 +83,7 @@ impl Kernels {
             return Ok(());
         }
         let is_used = |key: &KernelKey| key.op != DeviceOp::Copy || key.dtype == DataType::Uint8;
-        let can_run = |key: &KernelKey| key.protocol != Protocol::Dma || dma::fold::has_room(caps.kind);
+        let can_run = |key: &KernelKey| key.route != Route::COPY_ENGINE || dma::fold::has_room(caps.kind);
         keys()
             .filter(|key| is_built(key) && is_used(key) && can_run(key))
             .try_for_each(|key| self.prepare(key, caps))?;
@@ -104,7 +104,7 @@ impl Kernels {
         let _scope = self.context.enter_relaxed()?;
         let function = self.find(key, caps)?;
         self.load_code(function)?;
-        if key.protocol == Protocol::Dma {
+        if key.route == Route::COPY_ENGINE {
             self.allow_shared(function, dma::fold::SHARED_BYTES)?;
         }
         self.functions[slot(key)].store(function, Ordering::Release);
@@ -246,8 +246,8 @@ fn ok<T>(status: Status, value: T) -> std::result::Result<T, Status> {
 fn keys() -> impl Iterator<Item = KernelKey> {
     use DeviceOp::{Copy, Max, Min, PreMulSum, Prod, Sum, SumDiv};
     let of_type = |op, dtype| {
-        let kinds = Protocol::ALL.into_iter().flat_map(|protocol| [(protocol, false), (protocol, true)]);
-        kinds.map(move |(protocol, bundle)| KernelKey { op, dtype, protocol, bundle })
+        let kinds = Route::ALL.into_iter().flat_map(|route| [(route, false), (route, true)]);
+        kinds.map(move |(route, bundle)| KernelKey { op, dtype, route, bundle })
     };
     [Copy, Sum, Prod, Max, Min, PreMulSum, SumDiv]
         .into_iter()
@@ -256,9 +256,9 @@ fn keys() -> impl Iterator<Item = KernelKey> {
 
 /// Whether there is such a kernel.
 fn is_built(key: &KernelKey) -> bool {
-    match key.protocol.is_exchange() {
-        _ if key.bundle && key.protocol != Protocol::SymLl => false,
-        _ if key.protocol == Protocol::Dma => dma::fold::has_kernel(key.op, key.dtype),
+    match key.route.is_fused() {
+        _ if key.bundle && key.route != Route::FUSED_LL => false,
+        _ if key.route == Route::COPY_ENGINE => dma::fold::has_kernel(key.op, key.dtype),
         true => exchange::has_kernel(key.op, key.dtype),
         false => key.op != DeviceOp::SumDiv || !key.dtype.is_float(),
     }
@@ -266,7 +266,7 @@ fn is_built(key: &KernelKey) -> bool {
 
 /// Position in the cache.
 fn slot(key: KernelKey) -> usize {
-    let one = (key.op as usize * 12 + key.dtype as usize) * PROTOCOLS + key.protocol as usize;
+    let one = (key.op as usize * 12 + key.dtype as usize) * PROTOCOLS + key.route.index();
     one * 2 + usize::from(key.bundle)
 }
 

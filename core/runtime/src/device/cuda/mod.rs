@@ -35,7 +35,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
-use hawser_plan::Protocol;
+use hawser_plan::Route;
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::{Fold, fold};
 use hawser_plan::exchange::bundle::BundleLaunch;
@@ -193,9 +193,9 @@ impl Device for CudaDevice {
 
     fn prepare(&self, kernel: KernelKey) -> Result<()> {
         self.kernels.prepare(kernel, &self.caps)?;
-        match kernel.protocol {
+        match kernel.route {
             // Takes its place where it can; nothing may be loaded while streams wait.
-            Protocol::Dma => self.kernels.prepare(fold::ADDER, &self.caps),
+            Route::COPY_ENGINE => self.kernels.prepare(fold::ADDER, &self.caps),
             _ => Ok(()),
         }
     }

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use hawser_plan::Protocol;
+use hawser_plan::Route;
 use hawser_plan::call::DataType;
 use hawser_plan::device_plan::DeviceOp;
 use hawser_plan::topology::DeviceKind;
@@ -367,7 +367,7 @@ fn addresses_are_accepted_by_what_they_are() {
 fn kernels_are_loaded_and_launched() {
     with_fake_driver("kernels_are_loaded_and_launched", &[], || {
         let device = opened(0);
-        let key = KernelKey::new(DeviceOp::Sum, DataType::Float16, Protocol::Ll128);
+        let key = KernelKey::new(DeviceOp::Sum, DataType::Float16, Route::LL128);
         let args = Args { n_blocks: 3, ..Args::default() };
         device.launch(key, &Args::default(), 512, Stream(0)).unwrap();
         if hawser_kernels::FATBINS.is_empty() {
@@ -387,7 +387,7 @@ fn kernels_are_loaded_and_launched() {
 fn exchange_kernels_may_start_early() {
     with_fake_driver("exchange_kernels_may_start_early", &[], || {
         let device = opened(0);
-        let key = KernelKey::new(DeviceOp::Sum, DataType::Float32, Protocol::SymLl);
+        let key = KernelKey::new(DeviceOp::Sum, DataType::Float32, Route::FUSED_LL);
         let launch = ExchangeLaunch { args: Default::default(), blocks: 5, threads: 256 };
         if hawser_kernels::FATBINS.is_empty() {
             assert!(device.launch_exchange(key, &launch, Stream(0)).is_err());
@@ -424,7 +424,7 @@ fn streams_of_our_own_are_destroyed() {
 #[test]
 fn graphs_hold_launches_until_they_are_launched() {
     with_fake_driver("graphs_hold_launches_until_they_are_launched", &[], || {
-        let key = KernelKey::new(DeviceOp::Sum, DataType::Float16, Protocol::Ll128);
+        let key = KernelKey::new(DeviceOp::Sum, DataType::Float16, Route::LL128);
         let args = Args { n_blocks: 3, ..Args::default() };
         let has_kernels = i32::from(!hawser_kernels::FATBINS.is_empty());
         let (device, other) = (opened(0), opened(1));
@@ -476,7 +476,7 @@ fn misplaced_captures_are_refused() {
 #[test]
 fn a_gpu_without_image_is_named() {
     with_fake_driver("a_gpu_without_image_is_named", &[("FAKE_NO_BINARY", "1")], || {
-        let key = KernelKey::new(DeviceOp::Copy, DataType::Uint8, Protocol::Simple);
+        let key = KernelKey::new(DeviceOp::Copy, DataType::Uint8, Route::SIMPLE);
         let error = opened(0).prepare(key).unwrap_err();
         if !hawser_kernels::FATBINS.is_empty() {
             for part in ["hawser_copy_u8_simple", "sm_90", "HAWSER_CUDA_ARCHS", "CUDA 13.0", "k_copy holds"] {
@@ -527,12 +527,12 @@ fn the_machines_own_driver_agrees() {
     }
     if !hawser_kernels::FATBINS.is_empty() {
         // Copy engines have no kernels.
-        for protocol in Protocol::ALL.into_iter().filter(|p| *p != Protocol::Dma) {
-            device.prepare(KernelKey::new(DeviceOp::Copy, DataType::Uint8, protocol)).unwrap();
-            let fused = protocol.is_exchange();
+        for route in Route::ALL.into_iter().filter(|p| *p != Route::COPY_ENGINE) {
+            device.prepare(KernelKey::new(DeviceOp::Copy, DataType::Uint8, route)).unwrap();
+            let fused = route.is_fused();
             let has = |dtype: &DataType| !fused || hawser_plan::exchange::has_kernel(DeviceOp::Sum, *dtype);
             for dtype in DataType::ALL.into_iter().filter(has) {
-                device.prepare(KernelKey::new(DeviceOp::Sum, dtype, protocol)).unwrap();
+                device.prepare(KernelKey::new(DeviceOp::Sum, dtype, route)).unwrap();
             }
         }
     }

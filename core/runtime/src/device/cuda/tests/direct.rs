@@ -11,7 +11,7 @@ fn folds_get_their_shared_memory() {
         let mut args = FoldArgs { n: 2, to: 1 << 24, bytes: 9 << 20, ..FoldArgs::default() };
         args.from[..2].copy_from_slice(&[1 << 25, 1 << 26]);
         let of = |op| {
-            let kernel = KernelKey::new(op, DataType::Float32, Protocol::Dma);
+            let kernel = KernelKey::new(op, DataType::Float32, Route::COPY_ENGINE);
             device.fold(&Fold { kernel, blocks: 2, args }, Stream(0))
         };
         let launched = of(DeviceOp::Max);
@@ -21,7 +21,7 @@ fn folds_get_their_shared_memory() {
         }
         launched.unwrap();
         assert_eq!((fake("fake_grid"), fake("fake_shared")), (2, fold::SHARED_BYTES as i32));
-        device.prepare(KernelKey::new(DeviceOp::Sum, DataType::Float32, Protocol::Dma)).unwrap();
+        device.prepare(KernelKey::new(DeviceOp::Sum, DataType::Float32, Route::COPY_ENGINE)).unwrap();
         let (before, loaded) = (fake("fake_launches"), fake("fake_loaded"));
         of(DeviceOp::Sum).unwrap();
         assert_eq!(fake("fake_loaded"), loaded, "streams may wait for one another by then");
@@ -42,7 +42,7 @@ fn whoever_is_reached_has_loaded_all_kernels() {
         let (all, some) = (loaded(), !hawser_kernels::FATBINS.is_empty());
         assert_eq!(all > 300, some, "{all} kernels");
         device.reach(1).unwrap();
-        device.prepare(KernelKey::new(DeviceOp::Sum, DataType::Float32, Protocol::Ll)).ok();
+        device.prepare(KernelKey::new(DeviceOp::Sum, DataType::Float32, Route::LL)).ok();
         assert_eq!(loaded(), all);
         peer.reach(0).unwrap();
         assert_eq!(loaded(), 2 * all, "each for itself");

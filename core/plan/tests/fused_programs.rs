@@ -1,0 +1,151 @@
+//! A fused kernel moves and combines what the program of its name says: who sends which bytes to whom, and in which order
+//! values are combined, for every collective, 2 to 8 ranks, every root and odd sizes. (Copy engines need no such test: their
+//! commands are made from the program's steps.)
+
+use std::collections::BTreeSet;
+
+use hawser_plan::algo::{self, ProgramKey};
+use hawser_plan::call::Scalar;
+use hawser_plan::choice::{Choice, Why};
+use hawser_plan::exchange::ExchangePlan;
+use hawser_plan::ir::{Buf, Program, Ref, Step};
+use hawser_plan::lower::PACK_BYTES;
+use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
+
+/// Bytes that go from one rank to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Transfer {
+    /// Whether they are combined or passed on, and no input of the sender's.
+    is_second: bool,
+    from: u32,
+    to: u32,
+    /// Where they lie in the sender's input, or belong in the output.
+    at: u64,
+    bytes: u64,
+}
+
+/// A call of integers for one rank; buffers are offsets from 0.
+fn call(collective: Collective, count: u64, dtype: DataType, root: u32) -> Call {
+    let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
+    Call { collective, count, dtype, op, scalar, root, input: 0, output: 0 }
+}
+
+/// Offset and length of a chunk in its buffer.
+fn span(program: &Program, chunk: u32, block_bytes: u64) -> (u64, u64) {
+    let per_block = u64::from(program.shape.per_block);
+    let (block, part) = (u64::from(chunk) / per_block, u64::from(chunk) % per_block);
+    let chunk_bytes = block_bytes.div_ceil(per_block).next_multiple_of(PACK_BYTES);
+    let start = part * chunk_bytes;
+    let end = (start + chunk_bytes).min(block_bytes);
+    (block * block_bytes + start, end.saturating_sub(start))
+}
+
+/// What the steps of a program send.
+fn of_program(program: &Program, block_bytes: u64) -> BTreeSet<Transfer> {
+    let mut all = BTreeSet::new();
+    for (from, rank) in (0..).zip(&program.ranks) {
+        for step in rank.channels.iter().flat_map(|channel| &channel.steps) {
+            let is_second = !step.recv.is_empty();
+            let Some(Ref { buf, chunk }) = (if is_second { step.dst.or(step.src) } else { step.src }) else {
+                continue;
+            };
+            assert!(is_second || step.send.is_empty() || buf == Buf::Input, "what is sent first is input");
+            for repetition in 0..step.times {
+                let chunk = step.chunk_at(chunk, repetition, program.shape.chunks(buf));
+                let (at, bytes) = span(program, chunk, block_bytes);
+                all.extend(step.send.iter().map(|&to| Transfer { is_second, from, to, at, bytes }));
+            }
+        }
+    }
+    all.retain(|transfer| transfer.bytes > 0);
+    all
+}
+
+/// What the exchanges of all ranks send.
+fn of_exchanges(plans: &[ExchangePlan]) -> BTreeSet<Transfer> {
+    let mut all = BTreeSet::new();
+    let ranks = plans.len() as u32;
+    for (from, plan) in (0..).zip(plans) {
+        let args = plan.args();
+        let own = from as usize;
+        for k in 1..ranks {
+            let to = (from + k) % ranks;
+            if args.flow.send1 >> k & 1 == 1 {
+                let (at, bytes) = (args.src[k as usize], args.src_len[k as usize]);
+                all.insert(Transfer { is_second: false, from, to, at, bytes });
+                assert_eq!(
+                    plans[to as usize].args().len[to as usize],
+                    bytes,
+                    "the receiver knows the length"
+                );
+                assert_eq!(plans[to as usize].args().flow.recv1 >> from & 1, 1, "the receiver waits for it");
+            }
+            if args.flow.send2 >> k & 1 == 1 {
+                let (at, bytes) = (args.dst[own], args.len[own]);
+                all.insert(Transfer { is_second: true, from, to, at, bytes });
+                assert_eq!(plans[to as usize].args().len[own], bytes, "the receiver knows the length");
+                assert_eq!(plans[to as usize].args().flow.recv2 >> from & 1, 1, "the receiver waits for it");
+            }
+        }
+    }
+    all.retain(|transfer| transfer.bytes > 0);
+    all
+}
+
+/// The ranks whose values a step combines, in its order.
+fn operands(step: &Step, own: u32) -> Vec<u32> {
+    let mut all = step.recv.clone();
+    if step.src.is_some() && !step.recv.is_empty() {
+        all.insert(step.order as usize, own);
+    }
+    all
+}
+
+fn compare(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, count: u64, dtype: DataType) {
+    let key = ProgramKey::new(collective, algorithm, ranks, root);
+    let program = algo::program(&key).unwrap();
+    let call = call(collective, count, dtype, root);
+    let why = Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
+    let choice = Choice { key, route: Route::FUSED_LL, instances: 8, threads: 256, predicted_us: 0.0, why };
+    let config = PlanConfig::default();
+    let plan = |rank| ExchangePlan::new(&call, &choice, rank, ranks, &config);
+    let plans: Vec<ExchangePlan> = (0..ranks).map(plan).collect();
+    let what = format!("{} of {ranks} ranks, root {root}, {count} {}", program.shape.name, dtype.name());
+    let moved = of_exchanges(&plans);
+    assert_eq!(moved.is_empty(), count == 0, "{what}");
+    assert_eq!(moved, of_program(&program, call.block_bytes()), "{what}");
+    for (rank, steps) in (0..).zip(&program.ranks) {
+        for step in steps.channels.iter().flat_map(|channel| &channel.steps) {
+            let operands = operands(step, rank);
+            assert!(
+                operands.is_sorted(),
+                "{what}: fused kernels combine in the order of ranks: {operands:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn fused_kernels_move_what_their_programs_say() {
+    let mut compared = 0;
+    for collective in Collective::ALL {
+        for &algorithm in algo::algorithms(collective) {
+            if algo::generator(collective, algorithm).is_none_or(|generator| generator.exchanges == 0) {
+                continue;
+            }
+            for ranks in 2..=8 {
+                let roots = if collective.rooted() { ranks } else { 1 };
+                for root in 0..roots {
+                    for count in [0, 1, 2, 3, 5, 7, 31, 63, 64, 65, 257, 1000, 4099, 100_003] {
+                        for dtype in [DataType::Uint8, DataType::Float16, DataType::Float32, DataType::Int64]
+                        {
+                            compare(collective, algorithm, ranks, root, count, dtype);
+                            compared += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(compared > 10_000, "{compared}");
+}

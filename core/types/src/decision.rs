@@ -1,0 +1,205 @@
+//! How a program runs: the executor, the protocol, and a decision as users see it.
+
+use std::fmt;
+
+use crate::algorithm::Algorithm;
+use crate::protocol::Protocol;
+
+/// What runs a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Executor {
+    /// Blocks of a kernel, or threads of the host device, that follow the program's steps over FIFOs.
+    Interpreter,
+    /// A kernel that runs a whole call as one or two exchanges between the ranks of one host.
+    Fused,
+    /// Copy engines and stream memory operations; a small kernel combines where the call reduces.
+    CopyEngine,
+}
+
+impl Executor {
+    /// All executors.
+    pub const ALL: [Executor; 3] = [Self::Interpreter, Self::Fused, Self::CopyEngine];
+
+    /// The name in texts.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Interpreter => "interpreter",
+            Self::Fused => "fused",
+            Self::CopyEngine => "copy_engine",
+        }
+    }
+}
+
+/// An executor with the protocol and the strategy that it uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Route {
+    /// What runs the program.
+    pub executor: Executor,
+    /// How data travel.
+    pub protocol: Protocol,
+    /// Whether data go straight between the buffers of one process, without staging.
+    pub zero_copy: bool,
+}
+
+impl Route {
+    /// The interpreter with words of 4 bytes of data and 4 of flag.
+    pub const LL: Route = Self::new(Executor::Interpreter, Protocol::Ll);
+    /// The interpreter with lines of 120 bytes of data and 8 of flag.
+    pub const LL128: Route = Self::new(Executor::Interpreter, Protocol::Ll128);
+    /// The interpreter with plain data and counters.
+    pub const SIMPLE: Route = Self::new(Executor::Interpreter, Protocol::Simple);
+    /// A fused kernel with words of 8 bytes of data between two flags.
+    pub const FUSED_LL: Route = Self::new(Executor::Fused, Protocol::Ll);
+    /// A fused kernel with lines of 120 bytes of data and 8 of flag.
+    pub const FUSED_LL128: Route = Self::new(Executor::Fused, Protocol::Ll128);
+    /// A fused kernel with tiles of plain data, then a flag per warp.
+    pub const FUSED_SIMPLE: Route = Self::new(Executor::Fused, Protocol::Simple);
+    /// Copy engines, through staging or straight from user buffer to user buffer.
+    pub const COPY_ENGINE: Route = Self::new(Executor::CopyEngine, Protocol::Simple);
+    /// A fused kernel whose data go straight between the buffers of one process.
+    pub const ZERO_COPY: Route = Self { zero_copy: true, ..Self::FUSED_SIMPLE };
+
+    /// All routes, in the order in which ties are decided.
+    pub const ALL: [Route; 8] = [
+        Self::LL,
+        Self::LL128,
+        Self::SIMPLE,
+        Self::FUSED_LL,
+        Self::FUSED_LL128,
+        Self::FUSED_SIMPLE,
+        Self::COPY_ENGINE,
+        Self::ZERO_COPY,
+    ];
+
+    /// An executor with a protocol, without a strategy.
+    pub const fn new(executor: Executor, protocol: Protocol) -> Self {
+        Self { executor, protocol, zero_copy: false }
+    }
+
+    /// The interpreter with a protocol.
+    pub const fn interpreter(protocol: Protocol) -> Self {
+        Self::new(Executor::Interpreter, protocol)
+    }
+
+    /// The position in [`Route::ALL`].
+    pub fn index(self) -> usize {
+        Self::ALL.iter().position(|route| *route == self).unwrap_or(0)
+    }
+
+    /// The position of the size of its slots among the three of the settings; staging has the last one.
+    pub const fn slots(self) -> usize {
+        match self.executor {
+            Executor::Interpreter => self.protocol as usize,
+            Executor::Fused | Executor::CopyEngine => Protocol::Simple as usize,
+        }
+    }
+
+    /// Whether a fused kernel runs the program.
+    pub fn is_fused(self) -> bool {
+        self.executor == Executor::Fused
+    }
+
+    /// Whether copy engines move the data.
+    pub fn is_copied(self) -> bool {
+        self.executor == Executor::CopyEngine
+    }
+
+    /// One word for it: in `NCCL_PROTO`, in files of constants, and in the names of kernels.
+    pub const fn name(self) -> &'static str {
+        match (self.executor, self.protocol) {
+            (Executor::Interpreter, protocol) => protocol.name(),
+            (Executor::Fused, Protocol::Ll) => "SymLL",
+            (Executor::Fused, Protocol::Ll128) => "SymLL128",
+            (Executor::Fused, Protocol::Simple) if self.zero_copy => "SymDirect",
+            (Executor::Fused, Protocol::Simple) => "SymSimple",
+            (Executor::CopyEngine, _) => "DMA",
+        }
+    }
+
+    /// The clear form of the word: the executor, the protocol, and the strategy. `NCCL_PROTO` reads both.
+    pub const fn long_name(self) -> &'static str {
+        match (self.executor, self.protocol) {
+            (Executor::Interpreter, Protocol::Ll) => "interpreter/LL",
+            (Executor::Interpreter, Protocol::Ll128) => "interpreter/LL128",
+            (Executor::Interpreter, Protocol::Simple) => "interpreter/Simple",
+            (Executor::Fused, Protocol::Ll) => "fused/LL",
+            (Executor::Fused, Protocol::Ll128) => "fused/LL128",
+            (Executor::Fused, Protocol::Simple) if self.zero_copy => "fused/zero_copy",
+            (Executor::Fused, Protocol::Simple) => "fused/Simple",
+            (Executor::CopyEngine, _) => "copy_engine",
+        }
+    }
+}
+
+/// A set of routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Routes {
+    /// For each of [`Route::ALL`] whether it is in the set.
+    has: [bool; Route::ALL.len()],
+}
+
+impl Routes {
+    /// The set of all routes.
+    pub const ALL: Routes = Routes { has: [true; Route::ALL.len()] };
+
+    /// The routes for which `is` holds.
+    pub fn that(is: impl Fn(Route) -> bool) -> Self {
+        Self { has: Route::ALL.map(is) }
+    }
+
+    /// Whether a route is in the set.
+    pub fn contains(&self, route: Route) -> bool {
+        self.has[route.index()]
+    }
+
+    /// The routes of the set.
+    pub fn iter(&self) -> impl Iterator<Item = Route> {
+        let has = self.has;
+        Route::ALL.into_iter().zip(has).filter(|(_, has)| *has).map(|(route, _)| route)
+    }
+
+    /// The set without those of another.
+    pub fn without(&self, others: &Routes) -> Self {
+        Self::that(|route| self.contains(route) && !others.contains(route))
+    }
+
+    /// A number that differs when sets differ, for digests.
+    pub fn number(&self) -> u64 {
+        self.iter().fold(0, |all, route| all | 1 << route.index())
+    }
+}
+
+/// What was decided for a call: three words and a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision {
+    /// The family of the program.
+    pub algorithm: Algorithm,
+    /// What runs the program.
+    pub executor: Executor,
+    /// How data travel.
+    pub protocol: Protocol,
+    /// The blocks of a launch: copies of the program times its channels.
+    pub channels: u32,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { algorithm, executor, protocol, channels } = self;
+        write!(f, "{} / {} / {} / {channels}", algorithm.name(), executor.name(), protocol.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_hold_what_was_put_in() {
+        let fused = Routes::that(Route::is_fused);
+        assert_eq!(fused.iter().count(), 4);
+        assert!(fused.contains(Route::ZERO_COPY) && !fused.contains(Route::SIMPLE));
+        let others = Routes::ALL.without(&fused);
+        assert!(others.contains(Route::COPY_ENGINE) && others.iter().all(|route| !route.is_fused()));
+        assert_ne!(fused.number(), others.number());
+    }
+}
