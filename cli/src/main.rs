@@ -10,8 +10,6 @@
 mod doctor;
 mod explain;
 mod measure;
-mod numbers;
-mod oracle;
 mod perf;
 mod plan;
 mod rules;

@@ -4,16 +4,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use hawser_plan::call::Scalar;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_runtime::{Comm, Config, Error, ErrorKind, Result, Stream, device, unique_id};
 
-use crate::oracle::{Buffer, Case, RankBuffers, decode, encode};
+use crate::oracle::{Buffer, Case, RankBuffers};
+use crate::skip::skipped;
 
 /// Whether the tests can run: they use host memory.
 pub fn on_host() -> bool {
     if !device::is_host() {
-        eprintln!("skipped: these tests use host memory; run them with HAWSER_DEVICE=host");
+        skipped("it uses host memory; run it with HAWSER_DEVICE=host");
     }
     device::is_host()
 }
@@ -57,19 +57,14 @@ pub fn on_hosts(hosts: &str, config: &Config, work: impl Fn(&Comm) + Sync) {
     });
 }
 
-/// The call of a case with its buffers.
-pub fn call(case: &Case, (input, output): (u64, u64)) -> Call {
-    let factor = match case.dtype {
-        DataType::Float64 => Case::FACTOR.to_bits(),
-        d if d.is_float() => u64::from((Case::FACTOR as f32).to_bits()),
-        _ => Case::FACTOR as u64,
-    };
+/// The call of a case by `rank`, with the addresses of its buffers.
+pub fn call(case: &Case, rank: u32, (input, output): (u64, u64)) -> Call {
     Call {
         collective: case.collective,
         count: case.count as u64,
         dtype: case.dtype,
         op: case.op,
-        scalar: Scalar::Immediate(factor),
+        scalar: case.scalar(rank),
         root: case.root,
         input,
         output,
@@ -92,7 +87,7 @@ pub struct Issued {
 pub fn issue(comm: &Comm, case: Case, in_place: bool, shift: usize) -> Result<Issued> {
     let rank = comm.rank();
     let buffers = RankBuffers::new(&case, rank, in_place, shift);
-    comm.collective(call(&case, buffers.addresses(&case, rank)), Stream(0))?;
+    comm.collective(call(&case, rank, buffers.addresses(&case, rank)), Stream(0))?;
     Ok(Issued { case, rank, buffers })
 }
 
@@ -127,9 +122,9 @@ pub fn all_reduce(comm: &Comm, count: usize) -> Result<()> {
 pub fn rank_0_says(comm: &Comm, yes: bool) -> Result<bool> {
     let case = plain(Collective::Broadcast, comm.ranks(), 1);
     let mut answer = Buffer::new(4, 0);
-    answer.bytes_mut().copy_from_slice(&encode(case.dtype, if yes { 1.0 } else { 0.0 }));
-    comm.collective(call(&case, (answer.addr(), answer.addr())), Stream(0))?;
-    Ok(decode(case.dtype, answer.bytes()) != 0.0)
+    answer.bytes_mut().copy_from_slice(&f32::from(yes).to_le_bytes());
+    comm.collective(call(&case, comm.rank(), (answer.addr(), answer.addr())), Stream(0))?;
+    Ok(answer.bytes().iter().any(|byte| *byte != 0))
 }
 
 /// Options of a communicator whose calls return at once.

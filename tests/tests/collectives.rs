@@ -133,7 +133,8 @@ fn a_group_of_many_operations() {
     group::start().unwrap();
     for (case, buffers) in cases.iter().zip(&buffers) {
         for (rank, comm) in (0..ranks).zip(comms) {
-            comm.collective(call(case, buffers[rank as usize].addresses(case, rank)), Stream(0)).unwrap();
+            comm.collective(call(case, rank, buffers[rank as usize].addresses(case, rank)), Stream(0))
+                .unwrap();
         }
     }
     group::end().unwrap();
@@ -180,7 +181,7 @@ fn run_group(comms: &[Comm], case: &Case, in_place: bool, shift: usize) {
         (0..case.ranks).map(|r| RankBuffers::new(case, r, in_place, shift)).collect();
     group::start().unwrap();
     for ((rank, comm), buffers) in (0..case.ranks).zip(comms).zip(&buffers) {
-        comm.collective(call(case, buffers.addresses(case, rank)), Stream(0)).unwrap();
+        comm.collective(call(case, rank, buffers.addresses(case, rank)), Stream(0)).unwrap();
     }
     group::end().unwrap();
     for (rank, buffers) in (0..case.ranks).zip(&buffers) {
@@ -190,6 +191,6 @@ fn run_group(comms: &[Comm], case: &Case, in_place: bool, shift: usize) {
 
 fn run_rank(comm: &Comm, case: &Case) {
     let buffers = RankBuffers::new(case, comm.rank(), false, 0);
-    comm.collective(call(case, buffers.addresses(case, comm.rank())), Stream(0)).unwrap();
+    comm.collective(call(case, comm.rank(), buffers.addresses(case, comm.rank())), Stream(0)).unwrap();
     assert_eq!(buffers.fault(case, comm.rank()), None);
 }

@@ -205,7 +205,7 @@ fn the_network_reduces_what_it_can() {
         on_hosts(hosts, &Config::default(), |comm| {
             let ranks = comm.ranks();
             let choice =
-                comm.explain(&call(&plain(Collective::AllReduce, ranks, 1 << 20), (16, 16))).unwrap();
+                comm.explain(&call(&plain(Collective::AllReduce, ranks, 1 << 20), 0, (16, 16))).unwrap();
             let regular = hosts != "abcabc";
             assert_eq!(choice.key.algorithm == Algorithm::CollNet, regular, "{}", choice.why);
             for (dtype, op) in [

@@ -308,9 +308,9 @@ fn an_error_inside_a_group() {
         let case = plain(Collective::AllReduce, 2, 1_000);
         let buffers = RankBuffers::new(&case, comm.rank(), false, 0);
         group::start().unwrap();
-        comm.collective(call(&case, buffers.addresses(&case, comm.rank())), Stream(0)).unwrap();
+        comm.collective(call(&case, comm.rank(), buffers.addresses(&case, comm.rank())), Stream(0)).unwrap();
         let bad = plain(Collective::Broadcast, 2, 10);
-        let bad = hawser_plan::Call { root: 2, ..call(&bad, (8, 8)) };
+        let bad = hawser_plan::Call { root: 2, ..call(&bad, comm.rank(), (8, 8)) };
         let error = comm.collective(bad, Stream(0)).unwrap_err();
         assert_eq!(group::end().unwrap_err(), error);
         assert!(error.text.contains("root 2") && error.text.contains("broadcast"), "{error}");

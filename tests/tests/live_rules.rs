@@ -141,7 +141,7 @@ fn groups_and_several_communicators() {
     let _deadline = Deadline::start();
     let [one, other] = [(); 2].map(|()| Comm::init_all(&[0, 1, 2]).unwrap());
     let case = plain(Collective::AllReduce, 3, 4_000);
-    let chosen = |comm: &Comm| comm.explain(&call(&case, (16, 16))).unwrap().key.algorithm.name();
+    let chosen = |comm: &Comm| comm.explain(&call(&case, 0, (16, 16))).unwrap().key.algorithm.name();
     let round = || {
         group::start().unwrap();
         let all = one.iter().chain(&other).flat_map(|comm| [comm, comm]);

@@ -252,7 +252,7 @@ fn run(comms: &[Comm], case: &Case, in_place: bool, shift: usize) {
         (0..case.ranks).map(|rank| RankBuffers::new(case, rank, in_place, shift)).collect();
     group::start().unwrap();
     for ((rank, comm), buffers) in (0..case.ranks).zip(comms).zip(&buffers) {
-        comm.collective(call(case, buffers.addresses(case, rank)), Stream(0)).unwrap();
+        comm.collective(call(case, rank, buffers.addresses(case, rank)), Stream(0)).unwrap();
     }
     group::end().unwrap();
     for (rank, buffers) in (0..case.ranks).zip(&buffers) {

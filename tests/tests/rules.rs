@@ -160,7 +160,7 @@ fn a_rule_takes_a_program_that_the_user_brought() {
     let chosen = |rules: &str| {
         let tuner = RuleTuner::new(vec![RuleFile::named(file("toml", rules))]);
         let tuners = Tuners::of(&tuner, &topology, &plan_config, None).unwrap();
-        let call = call(&plain(Collective::AllReduce, 4, 1000), (16, 16));
+        let call = call(&plain(Collective::AllReduce, 4, 1000), 0, (16, 16));
         tuners.choose(&call, CallAttributes::default(), &topology, &plan_config).unwrap().choice
     };
     let mine = chosen("[[rule]]\nuse = [{ program = \"yours\" }, { program = \"mine\" }]");
@@ -305,7 +305,7 @@ fn a_rule_for_registered_buffers_looks_at_windows() {
         let buffers = RankBuffers::new(&case, comm.rank(), false, 0);
         let (input, output) = buffers.addresses(&case, comm.rank());
         let ran = || {
-            comm.collective(call(&case, (input, output)), Stream(0)).unwrap();
+            comm.collective(call(&case, comm.rank(), (input, output)), Stream(0)).unwrap();
             assert_eq!(buffers.fault(&case, comm.rank()), None);
             comm.last_decision().unwrap().unwrap().algorithm
         };

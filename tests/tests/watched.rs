@@ -142,7 +142,8 @@ fn advice_is_followed_and_everything_is_seen() {
         return;
     }
     on_hosts("aabb", &Config::default(), |comm| {
-        let choice = |collective, count| comm.explain(&call(&plain(collective, 4, count), (16, 16))).unwrap();
+        let choice =
+            |collective, count| comm.explain(&call(&plain(collective, 4, count), 0, (16, 16))).unwrap();
         let advised = choice(Collective::AllReduce, 100_000);
         assert_eq!((advised.key.algorithm, advised.instances), (Algorithm::Tree, 1));
         assert!(advised.why.decided.contains("tree lover"), "{}", advised.why.decided);

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use hawser_oracle::{Data, Expected};
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_runtime::Stream;
 use hawser_runtime::device::{Device, Graph, Memory, OwnedStream};
 
 use super::collective::{Geometry, Segment, Source, Test};
 use super::library::Communicator;
-use crate::oracle::{Data, Expected};
 
 /// Untouched bytes on both sides of a buffer.
 const GUARD: u64 = 512;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail};
+use hawser_oracle::numbers::{Number, encode};
 use hawser_plan::call::Scalar;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_runtime::Stream;
@@ -17,7 +18,6 @@ use hawser_runtime::device::Memory;
 
 use super::api::{Api, Comm, Config, CudaStream, Status, UniqueId};
 use super::{About, Communicator, ID_BYTES, Id, Joining, Library, Stop};
-use crate::numbers::{Number, encode};
 
 /// `ncclScalarHostImmediate`: a factor is read while its reduction is made.
 const HOST_IMMEDIATE: c_int = 1;

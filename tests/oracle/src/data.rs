@@ -7,8 +7,7 @@
 //! products), and where the type is too narrow only a window of ranks, which moves with the index,
 //! contributes. Only a floating-point average over ranks that are no power of two has a tolerance.
 
-use hawser_plan::call::Scalar;
-use hawser_plan::{DataType, ReduceOp};
+use hawser_types::{DataType, ReduceOp, Scalar};
 
 use crate::numbers::{Number, decode, digits, encode};
 

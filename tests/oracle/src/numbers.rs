@@ -6,7 +6,7 @@
 use std::sync::OnceLock;
 
 use half::{bf16, f16};
-use hawser_plan::DataType;
+use hawser_types::DataType;
 
 /// An element's value, exactly.
 #[derive(Debug, Clone, Copy, PartialEq)]
