@@ -7,6 +7,7 @@
 # make lab     what the tests between virtual machines need (Debian; else it says what is missing)
 # make install PREFIX=/usr/local
 
+SHELL  := /bin/bash
 PREFIX ?= /usr/local
 ARGS   ?= -b 8 -e 64M -f 8
 
@@ -28,7 +29,8 @@ test: setup
 	@echo "test: building"
 	@cargo build --quiet --workspace
 	@cp -f $(TARGET)/debug/libnccl.so $(TARGET)/debug/libnccl.so.2
-	cargo test --workspace
+	@set -o pipefail; cargo test --workspace 2>&1 | tee $(TARGET)/tests.log
+	@echo "test: $$(grep -c 'skipped: ' $(TARGET)/tests.log) tests were skipped, with a reason each: grep 'skipped: ' $(TARGET)/tests.log"
 
 lib: setup
 	@echo "lib: building libnccl.so.2 and hawser (minutes the first time)"

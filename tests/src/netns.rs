@@ -4,6 +4,7 @@
 //! leaves them. Their names hold the number of this process: what a killed one left behind, the next one
 //! removes.
 
+use crate::skip::skipped;
 use std::io::{Error, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -44,7 +45,9 @@ impl Network {
         *number += 1;
         let name = format!("{PREFIX}{}-{number}", std::process::id());
         if let Err(why) = ip(&["netns", "add", &format!("{name}-switch")], "") {
-            eprintln!("skipped: no network namespace can be made here (it takes root and iproute2): {why}");
+            skipped(format_args!(
+                "no network namespace can be made here (it takes root and iproute2): {why}"
+            ));
             return None;
         }
         let network = Self { name, hosts, nics, family };
@@ -105,7 +108,7 @@ impl Network {
             run("tc", &["-n", &self.switch(), "-batch", "-"], &lines)
         });
         if why.iter().all(Result::is_err) {
-            eprintln!("skipped: this kernel spoils no packets: {why:?}");
+            skipped(format_args!("this kernel spoils no packets: {why:?}"));
             return None;
         }
         Some(())

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use hawser_runtime::unique_id;
 use hawser_tests::process::{Ended, Process};
+use hawser_tests::skip::skipped;
 use hawser_tests::world::on_host;
 
 /// Google's fastsocket: `accept` waits for the peer's `connect`, `test` for its `accept`, and no size is ever
@@ -188,7 +189,7 @@ fn plugin(variable: &str) -> Option<String> {
     }
     let path = std::env::var(variable).ok().filter(|path| !path.is_empty());
     if path.is_none() {
-        eprintln!("skipped: {variable} is not set; give it the path of the plugin's library");
+        skipped(format_args!("{variable} is not set; give it the path of the plugin's library"));
     }
     path
 }

@@ -1,6 +1,7 @@
 //! The shared object as loaders and C programs see it.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
@@ -153,7 +154,7 @@ impl Place {
     fn new(name: &str) -> Option<Self> {
         let compiler = env::var("CC").unwrap_or_else(|_| "cc".into());
         if Command::new(&compiler).arg("--version").output().is_err() {
-            eprintln!("skipped: no C compiler ({compiler}); install gcc or set CC");
+            let _ = writeln!(std::io::stderr(), "skipped: no C compiler ({compiler}); install gcc or set CC");
             return None;
         }
         let folder =
