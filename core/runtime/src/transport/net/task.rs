@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hawser_plugin::net::NetContext;
@@ -20,8 +21,8 @@ use crate::stages::{self, Trace};
 use crate::transport::control::Control;
 use crate::wait::{AbortFlag, Wait};
 
-/// Tags of messages over the bootstrap: a rank's network failed; a rank goes in peace; all that a rank which goes has sent
-/// has come.
+/// Tags of messages over the bootstrap: a rank's network failed; a rank goes in peace; all that a rank which
+/// goes has sent has come.
 const FAULT_TAG: u64 = 0x4e45_5401_0000;
 const GOODBYE_TAG: u64 = 0x4e45_5402_0000;
 const THANKS_TAG: u64 = 0x4e45_5406_0000;
@@ -29,7 +30,8 @@ const THANKS_TAG: u64 = 0x4e45_5406_0000;
 const LISTEN_EVERY: Duration = Duration::from_micros(200);
 /// How long a lost connection waits for its peer's goodbye, which travels another way.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long a connection that the peer closed waits beyond that: a peer that failed tells the cause meanwhile.
+/// How long a connection that the peer closed waits beyond that: a peer that failed tells the cause
+/// meanwhile.
 const CAUSE_GRACE: Duration = Duration::from_millis(500);
 /// How long telling one rank of a failure may take.
 const TELL: Duration = Duration::from_secs(2);
@@ -49,6 +51,8 @@ pub struct NetTask {
     /// Operations may be launched that the host does not see: replays of graphs.
     is_unannounced: AtomicBool,
     ended: AbortFlag,
+    /// The thread that tells the other ranks of a failure.
+    telling: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
@@ -74,7 +78,8 @@ impl Links {
         }
     }
 
-    /// Whether these ranks need this rank no more, and it has no receive in flight from those that know of its end.
+    /// Whether these ranks need this rank no more, and it has no receive in flight from those that know of
+    /// its end.
     fn are_content(&self, told: &[u32]) -> bool {
         let knows = |peer: u32| told.contains(&peer) || self.drain.has_parted(peer);
         told.iter().all(|peer| self.drain.is_content(*peer))
@@ -125,6 +130,7 @@ impl NetTask {
             helpers: AtomicU32::new(0),
             is_unannounced: AtomicBool::new(false),
             ended: abort.child(),
+            telling: Mutex::default(),
         }
     }
 
@@ -199,8 +205,8 @@ impl NetTask {
         links.sends.iter().all(SendLink::is_drained) && links.colls.iter().all(CollLink::is_drained)
     }
 
-    /// Tells the ranks with which there are connections that their end is no failure, each within `limit`, and stays, for
-    /// at most `patience`, until all that this rank sent has come and no receive is in flight.
+    /// Tells the ranks with which there are connections that their end is no failure, each within `limit`,
+    /// and stays, for at most `patience`, until all that this rank sent has come and no receive is in flight.
     pub fn say_goodbye(&self, limit: Duration, patience: Duration) {
         let mut told = Vec::new();
         for (peer, text) in self.farewells() {
@@ -238,6 +244,7 @@ impl NetTask {
     /// Closes all connections. Not while the proxy sweeps.
     pub fn close(&self) {
         self.ended.raise();
+        self.wait_until_told();
         let mut links = self.lock();
         links.sends.iter_mut().for_each(SendLink::close);
         links.recvs.iter_mut().for_each(RecvLink::close);
@@ -353,7 +360,8 @@ impl NetTask {
         }
     }
 
-    /// After an error outside the sweeps, ends the communicator unless that was the reason. Returns the reason.
+    /// After an error outside the sweeps, ends the communicator unless that was the reason. Returns the
+    /// reason.
     pub fn give_up(&self, error: Error) -> Error {
         if let Some(fault) = self.control.fault() {
             return fault.clone();
@@ -381,7 +389,17 @@ impl NetTask {
             }
         };
         // Without a thread the others find out by themselves.
-        let _ = std::thread::Builder::new().name("hawser-fault".into()).spawn(tell);
+        let thread = std::thread::Builder::new().name("hawser-fault".into()).spawn(tell);
+        *self.telling.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
+    }
+
+    /// Waits, for a limited time, until the other ranks know of a failure: connections that close before look
+    /// to them as if this rank were the cause.
+    fn wait_until_told(&self) {
+        let thread = self.telling.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let is_over = || thread.as_ref().is_none_or(JoinHandle::is_finished).then_some(());
+        // One that cannot be told in time finds out by itself.
+        let _ = Wait::new(AbortFlag::new(), Some(TELL)).until(is_over, || "other ranks are told".to_owned());
     }
 
     fn is_time_to_listen(&self) -> bool {
