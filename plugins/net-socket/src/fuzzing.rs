@@ -52,7 +52,7 @@ pub fn handshake(bytes: &[u8]) {
     }
     let greeting = vec![0; PROTOCOL.greeting];
     let mut connector = Connector::new(PROTOCOL, &key, [0; 32], &greeting);
-    assert!(connector.answer(bytes, &vec![0; PROTOCOL.answer]).is_err());
+    assert!(connector.answer(bytes, &[0; PROTOCOL.answer]).is_err());
     assert!(connector.welcomed(bytes).is_err());
     let _ = (Hello::parse(bytes), Answer::parse(bytes), Welcome::parse(bytes));
     if let Some((count, addresses)) = bytes.split_first() {

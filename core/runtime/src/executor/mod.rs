@@ -57,6 +57,7 @@ impl Launch {
 }
 
 /// What a launch runs, by executor.
+#[expect(clippy::large_enum_variant, reason = "a batch that came before is submitted without an allocation")]
 pub enum Work {
     /// The interpreter (on the host device: the host executor) runs the steps of a program.
     Steps(LaunchPlan),
