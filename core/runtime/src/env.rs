@@ -3,7 +3,7 @@
 //! An env plugin (`NCCL_ENV_PLUGIN`), if there is one, is the only source. Without it: process environment,
 //! then the file named by `NCCL_CONF_FILE` (else `~/.nccl.conf`), then `/etc/nccl.conf`; what names a setting
 //! first counts, also in a file, and an empty value counts as none. A value that does not parse is reported
-//! once and the default kept; an unknown `NCCL_*` name is reported with the nearest known one. [`table`] has
+//! once and the default kept; an unknown `NCCL_*` name is reported with the nearest known one. `table` has
 //! all settings. This is the only file of the runtime that reads the environment.
 
 mod kind;

@@ -3,7 +3,7 @@
 //!
 //! What the runtime has to say is a `tracing` event, within the spans `communicator`, `operation` and
 //! `connection` that tell whom it concerns. A subscriber writes the events that `NCCL_DEBUG` asks for in
-//! NCCL's form ([`lines`]), and all of them as JSON if `HAWSER_LOG_JSON` names a file ([`json`]). It is made
+//! NCCL's form (`lines`), and all of them as JSON if `HAWSER_LOG_JSON` names a file (`json`). It is made
 //! the default of the process when the settings are read, if they ask for a log and nobody has set another
 //! default: a program in Rust that brings its own subscriber gets the events in that. (`libnccl.so.2` holds a
 //! copy of `tracing` of its own, which no program can reach.)

@@ -84,7 +84,7 @@ impl DataType {
 }
 
 /// Reductions. The first five have NCCL's numbers (`ncclRedOp_t`); `PreMulSum` stands for every
-/// handle made by `ncclRedOpCreatePreMulSum`, whose factor travels in [`Call::scalar`].
+/// handle made by `ncclRedOpCreatePreMulSum`, whose factor travels in [`crate::Call::scalar`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // the names say it
 pub enum ReduceOp {

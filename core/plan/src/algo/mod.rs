@@ -4,7 +4,7 @@
 //! 1,024 never builds the other 1,023 programs. Every generator is proved by
 //! [`hawser_program::verify`] for 1…64 ranks in this crate's tests.
 //!
-//! To add an algorithm, write its file with an [`Entry`] and name that in [`REGISTRY`]: settings, the chooser, the cost model,
+//! To add an algorithm, write its file with an [`Entry`] and name that in `REGISTRY`: settings, the chooser, the cost model,
 //! executors, texts and tests read the registry.
 
 mod allpairs;

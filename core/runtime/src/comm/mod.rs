@@ -346,7 +346,7 @@ impl Comm {
     /// A number that all ranks of the communicator have, and hardly another one.
     ///
     /// # Errors
-    /// As [`Comm::comm_state`].
+    /// As [`Comm::state`].
     pub fn hash(&self) -> Result<u64> {
         self.state().map(|comm_state| comm_state.comm_id)
     }
@@ -354,7 +354,7 @@ impl Comm {
     /// NVML's number of the device; the ordinal if NVML does not know it.
     ///
     /// # Errors
-    /// As [`Comm::comm_state`].
+    /// As [`Comm::state`].
     pub fn nvml_device(&self) -> Result<u32> {
         let comm_state = self.state()?;
         Ok(crate::device::nvml_index(&comm_state.device.caps().id).unwrap_or(self.0.ordinal))

@@ -11,7 +11,7 @@ use crate::topology::Topology;
 /// Largest tile of a move.
 const MOST_TILE: u64 = 32 << 20;
 
-/// The settings under which a program is bound to a call of `bytes` bytes ([`Call::total_bytes`]).
+/// The settings under which a program is bound to a call of `bytes` bytes ([`crate::Call::total_bytes`]).
 pub fn config_for(key: &ProgramKey, bytes: u64, topology: &Topology, config: &PlanConfig) -> PlanConfig {
     if !key.collective.reduces() {
         return self::config(config, topology, part(key, bytes));

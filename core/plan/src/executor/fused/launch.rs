@@ -37,7 +37,7 @@ pub struct ExchangePlan {
 }
 
 impl ExchangePlan {
-    /// Plans `call` for `rank`. The choice must be one that [`refused`] does not refuse.
+    /// Plans `call` for `rank`. The choice must be one that the fused executor supports.
     pub fn new(call: &Call, choice: &Choice, rank: u32, ranks: u32, config: &PlanConfig) -> Self {
         let op = device_op(call);
         let bytes = call.block_bytes();
