@@ -172,8 +172,12 @@ impl<'a> Collectives<'a> {
 
     fn launch_alone(&mut self, resolved: Resolved) -> Result<()> {
         let Resolved { compiled, call, number, event, timed } = resolved;
+        let is_alone = self.comm.is_alone(&call);
+        if is_alone && call.input == call.output {
+            return Ok(());
+        }
         let work = match &*compiled {
-            _ if self.comm.is_alone(&call) => Work::Copies(self.comm.own_copies(&call)),
+            _ if is_alone => Work::Copies(self.comm.own_copies(&call)),
             Compiled::Steps(plan, program, _) => {
                 let mut plan = plan.clone();
                 (plan.args.works[0].base[0], plan.args.works[0].base[1]) = (call.input, call.output);

@@ -33,7 +33,9 @@ impl CommState {
         let number = MESSAGES | self.next_batch.fetch_add(1, Ordering::Relaxed);
         if let Some(copies) = self.own_messages(messages)? {
             self.announce(BatchSummary::of_copies(messages), number)?;
-            launches.push(Launch::new(self, Work::Copies(copies), number, stream));
+            if !copies.is_empty() {
+                launches.push(Launch::new(self, Work::Copies(copies), number, stream));
+            }
             return Ok(());
         }
         let kept = self.kept_batch(messages)?;
