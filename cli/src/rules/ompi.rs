@@ -83,7 +83,7 @@ fn algorithms(collective: u64) -> &'static [(&'static str, &'static str)] {
 /// The rules of a table, as TOML with comments.
 ///
 /// # Errors
-/// What is wrong in which line.
+/// The text names the line and says what is wrong in it.
 pub fn toml(name: &str, text: &str) -> Result<String> {
     let mut numbers = Numbers::new(name, text)?;
     let mut rules = String::new();

@@ -185,7 +185,7 @@ impl Connector {
     /// Reads the challenge and makes the answer; `body` is what it adds.
     ///
     /// # Errors
-    /// What is wrong with the listener.
+    /// The listener is not one of this job, and the failure says why.
     pub fn answer(&mut self, challenge: &[u8], body: &[u8]) -> Result<Vec<u8>, Failure> {
         debug_assert_eq!(body.len(), self.protocol.answer);
         let mut fields = Fields::new(challenge);
@@ -203,7 +203,7 @@ impl Connector {
     /// Reads the welcome; returns what it adds.
     ///
     /// # Errors
-    /// What is wrong with the listener, or why it refuses.
+    /// The listener is not one of this job or refuses, and the failure says why.
     pub fn welcomed<'a>(&mut self, welcome: &'a [u8]) -> Result<&'a [u8], Failure> {
         match self.talk.hear(WELCOME, welcome).and_then(<[u8]>::split_first) {
             Some((0, body)) => Ok(body),

@@ -1,4 +1,5 @@
-//! Programs that users bring: reads them from MSCCL's XML files and from `.plan` files, and keeps those in use.
+//! Programs that users bring: reads them from MSCCL's XML files and from `.plan` files, and keeps those in
+//! use.
 
 use std::sync::{PoisonError, RwLock};
 
@@ -14,7 +15,8 @@ use crate::config::PlanConfig;
 /// The programs in use. It only grows: a program lives as long as the process, so that choices can name it.
 static KEPT: RwLock<Vec<&'static Imported>> = RwLock::new(Vec::new());
 
-/// Keeps a program for ever and returns its handle. `place` is its place in the list of all programs of the process.
+/// Keeps a program for ever and returns its handle. `place` is its place in the list of all programs of the
+/// process.
 pub fn keep(program: Imported, place: u32) -> Handle {
     let digest = program.digest();
     let program: &'static Imported = Box::leak(Box::new(program));

@@ -1,5 +1,5 @@
-//! MSCCL's XML: broken files are refused with their class of fault and their line, right ones are proved, exports come
-//! back, sizes that are safe elsewhere are found.
+//! MSCCL's XML: broken files are refused with their class of fault and their line, right ones are proved,
+//! exports come back, sizes that are safe elsewhere are found.
 
 mod files;
 
@@ -96,7 +96,8 @@ fn dialects_and_windows() {
     assert_eq!(window(&azure, r#"minBytes="8" maxBytes="0""#), (8, u64::MAX));
 }
 
-/// Recursive halving and doubling with `cnt` 4 at most: as a file of eight ranks that sends before it receives.
+/// Recursive halving and doubling with `cnt` 4 at most: as a file of eight ranks that sends before it
+/// receives.
 #[test]
 fn the_largest_safe_size_is_found() {
     let mut text = String::from(
@@ -130,7 +131,8 @@ fn the_largest_safe_size_is_found() {
     assert_eq!((import.imported.min_depth, shape.per_block), (1, 1));
 }
 
-/// Every built-in program as XML and back: proved again, for the same collective, and the same text a second time.
+/// Every built-in program as XML and back: proved again, for the same collective, and the same text a second
+/// time.
 #[test]
 fn exports_come_back() {
     for collective in Collective::ALL {
@@ -178,7 +180,8 @@ fn what_msccl_cannot_say_is_refused() {
     assert!(msccl::to_xml(&network, &WINDOW).unwrap_err().text.contains("networks"));
 }
 
-/// Files of other people's generators, with the verdicts that their README gives, from the folder that a variable names.
+/// Files of other people's generators, with the verdicts that their README gives, from the folder that a
+/// variable names.
 #[test]
 fn corpus() {
     let Some(folder) = files::corpus() else { return };

@@ -28,7 +28,7 @@ impl ProgramKey {
     }
 }
 
-/// What an algorithm needs besides ranks.
+/// The kind of topology that an algorithm needs besides its ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// Nothing else.
@@ -46,7 +46,7 @@ pub struct Entry {
     pub algorithm: Algorithm,
     /// Where it has been measured on GPUs: elsewhere the cost model does not take it unless the user names nothing else.
     pub measured: Measured,
-    /// What it needs besides ranks.
+    /// The kind of topology that the algorithm needs besides its ranks.
     pub needs: Needs,
     /// Its programs, one for each collective that it offers.
     pub generators: &'static [Generator],
@@ -73,7 +73,7 @@ pub struct Generator {
     pub most_channel_steps: fn(&ProgramKey) -> u32,
     /// The chunks of scratch memory.
     pub scratch: fn(&ProgramKey) -> u32,
-    /// Whether the program exists for the hosts of a key.
+    /// The check that the program exists for the hosts of a key.
     pub check: fn(&ProgramKey) -> Result<()>,
     /// As how many exchanges between all ranks a fused kernel can run the program; 0 = not at all.
     pub exchanges: u32,
@@ -133,7 +133,7 @@ pub fn others(rank: u32, ranks: u32) -> impl Iterator<Item = u32> {
     (1..ranks).map(move |d| (rank + d) % ranks)
 }
 
-/// What a rank of a program does with its bytes.
+/// The load that a program puts on its busiest rank and on the wire, for the cost model.
 #[derive(Debug, Clone, Copy)]
 pub struct Traffic {
     /// Hops that follow one another for the first tile.
@@ -220,7 +220,7 @@ impl Load {
     }
 }
 
-/// What a program sends between hosts.
+/// The traffic of a program between hosts.
 #[derive(Debug, Clone, Copy)]
 pub struct NetTraffic {
     /// Bytes out of the busiest host.

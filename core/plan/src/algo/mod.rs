@@ -76,7 +76,7 @@ pub fn entry(algorithm: Algorithm) -> Option<&'static Entry> {
     REGISTRY.iter().find(|entry| entry.algorithm == algorithm).copied()
 }
 
-/// What an algorithm needs besides ranks.
+/// Returns the kind of topology that an algorithm needs besides its ranks.
 pub fn needs(algorithm: Algorithm) -> Needs {
     entry(algorithm).map_or(Needs::Nothing, |entry| entry.needs)
 }
@@ -189,7 +189,7 @@ pub(crate) fn most_channel_steps(key: &ProgramKey) -> u32 {
     generator.map_or(2, |generator| (generator.most_channel_steps)(key))
 }
 
-/// Where a program comes from.
+/// The origin of a program: a copy, a generator or the user.
 enum Source {
     /// With one rank there is only a copy.
     OneRank,

@@ -178,7 +178,8 @@ pub trait Device: Send + Sync {
     /// What it is and can do.
     fn caps(&self) -> &Caps;
 
-    /// Zeroed memory private to the device. Blocking; must work while a stream of the thread is being captured.
+    /// Zeroed memory private to the device. Blocking; must work while a stream of the thread is being
+    /// captured.
     fn alloc(&self, bytes: u64) -> Result<Memory>;
 
     /// Zeroed memory that peers of the same host may map.
@@ -194,7 +195,8 @@ pub trait Device: Send + Sync {
     /// How peers map `heap`, which came from `alloc_heap(kind)`.
     fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export>;
 
-    /// Maps a peer's heap for this device. `fd` is present when the peer lives in another process and exported one.
+    /// Maps a peer's heap for this device. `fd` is present when the peer lives in another process and
+    /// exported one.
     fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory>;
 
     /// Memory shared with the host, zeroed.
@@ -209,11 +211,12 @@ pub trait Device: Send + Sync {
     /// Loads a kernel; called for all launches of a group before the first one is launched.
     fn prepare(&self, kernel: KernelKey) -> Result<()>;
 
-    /// Puts a launch on a stream and returns. Not called on the host device, whose launches the executor polls.
+    /// Puts a launch on a stream and returns. Not called on the host device, whose launches the executor
+    /// polls.
     fn launch(&self, kernel: KernelKey, args: &Args, threads: u32, stream: Stream) -> Result<()>;
 
-    /// Puts a launch of an exchange kernel on a stream and returns. It may begin while the launch before it on the stream
-    /// ends, and waits for its end in the kernel.
+    /// Puts a launch of an exchange kernel on a stream and returns. It may begin while the launch before it
+    /// on the stream ends, and waits for its end in the kernel.
     fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()>;
 
     /// The same for a kernel that runs several exchanges.
@@ -229,22 +232,22 @@ pub trait Device: Send + Sync {
     /// Which stream it is, and which capture it takes part in.
     fn stream_state(&self, stream: Stream) -> Result<StreamState>;
 
-    /// Everything put on `stream` from now on waits until the `u32` at `addr` has counted to `value` or further (it may
-    /// wrap). False: this device cannot do that.
+    /// Everything put on `stream` from now on waits until the `u32` at `addr` has counted to `value` or
+    /// further (it may wrap). False: this device cannot do that.
     fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool>;
 
     /// A new event. Works during a capture; there are none on the host device.
     fn event(&self) -> Result<Event>;
 
-    /// Everything put on `stream` from now on waits for what the event recorded last; in a capture, for what it recorded
-    /// last when the graph is replayed.
+    /// Everything put on `stream` from now on waits for what the event recorded last; in a capture, for what
+    /// it recorded last when the graph is replayed.
     fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()>;
 
     /// Records the event behind what is on `stream` now. Not during a capture.
     fn record_event(&self, stream: Stream, event: &Event) -> Result<()>;
 
-    /// Records the event at each replay of what is captured, behind what is on `stream` now. Nothing captured later waits for
-    /// that; `node`, such a node of the same capture, is moved there.
+    /// Records the event at each replay of what is captured, behind what is on `stream` now. Nothing captured
+    /// later waits for that; `node`, such a node of the same capture, is moved there.
     fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode>;
 
     /// Puts a copy on a stream, by whatever the driver takes for it. The addresses are this device's view of
@@ -257,7 +260,8 @@ pub trait Device: Send + Sync {
     /// Puts operations on words of memory on a stream, in order.
     fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()>;
 
-    /// The same, at once and whatever streams wait for; slow. For when an abort finds no free queue. Writes only.
+    /// The same, at once and whatever streams wait for; slow. For when an abort finds no free queue. Writes
+    /// only.
     fn memory_ops_apart(&self, ops: &[MemoryOp]) -> Result<()>;
 
     /// A new stream that does not wait for the default stream; the default stream itself on the host
@@ -290,13 +294,15 @@ pub trait Device: Send + Sync {
     /// after the other.
     ///
     /// # Errors
-    /// The graph is of another device, or the driver refused the launch; there are no graphs on the host device.
+    /// The graph is of another device, or the driver refused the launch; there are no graphs on the host
+    /// device.
     fn launch_graph(&self, graph: &Graph, stream: Stream) -> Result<()>;
 
     /// The moment when everything is over that is on `stream` now. Not during a capture.
     fn moment(&self, stream: Stream) -> Result<Moment>;
 
-    /// The time from one moment to a later one; None while that has not come. Does not wait; other threads may capture.
+    /// The time from one moment to a later one; None while that has not come. Does not wait; other threads
+    /// may capture.
     fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>>;
 
     /// Waits until everything on `stream` is over. Not during a capture.
@@ -308,15 +314,17 @@ pub trait Device: Send + Sync {
     /// Whether an address can be used by kernels of this device (host memory on the host device).
     fn accepts(&self, addr: u64) -> Result<bool>;
 
-    /// Lets kernels of this device use ordinary memory of the devices with these [`Caps::id`]s in this process, and the other
-    /// way round. False: they cannot.
+    /// Lets kernels of this device use ordinary memory of the devices with these [`Caps::id`]s in this
+    /// process, and the other way round. False: they cannot.
     fn reach_all(&self, ids: &[&str]) -> Result<bool>;
 
-    /// Whether devices that were named to [`Device::reach_all`] can use `bytes` bytes at `addr`, which lie on this device.
+    /// Whether devices that were named to [`Device::reach_all`] can use `bytes` bytes at `addr`, which lie on
+    /// this device.
     fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool>;
 
     /// The allocation around an address if copy engines of other devices of this process can reach it after
-    /// [`Device::reach`], and those of other processes through [`Device::exposed_handle`]. Works during a capture.
+    /// [`Device::reach`], and those of other processes through [`Device::exposed_handle`]. Works during a
+    /// capture.
     fn expose(&self, addr: u64) -> Result<Option<Exposed>>;
 
     /// What another process opens to map an allocation.
@@ -365,8 +373,8 @@ pub fn current() -> Result<u32> {
     if is_host() { Ok(0) } else { cuda::current() }
 }
 
-/// The number that NVML has for the GPU with this identity ([`Caps::id`]), whatever `CUDA_VISIBLE_DEVICES` says; None if it
-/// does not know it.
+/// The number that NVML has for the GPU with this identity ([`Caps::id`]), whatever `CUDA_VISIBLE_DEVICES`
+/// says; None if it does not know it.
 pub fn nvml_index(id: &str) -> Option<u32> {
     if is_host() { None } else { cuda::nvml::index(id) }
 }

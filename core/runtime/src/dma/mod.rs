@@ -1,11 +1,14 @@
-//! The executor of copy engines: launches whose moves need no kernel ([`hawser_plan::dma`] says what they do).
+//! The executor of copy engines: launches whose moves need no kernel ([`hawser_plan::dma`] says what they
+//! do).
 //!
-//! A launch puts copies and operations on words on the caller's stream; where staging is used, what comes goes over a stream of
-//! the communicator, which is forked and joined. Nothing waits on the host. `watch.rs` ends launches that are aborted or late.
+//! A launch puts copies and operations on words on the caller's stream; where staging is used, what comes
+//! goes over a stream of the communicator, which is forked and joined. Nothing waits on the host. `watch.rs`
+//! ends launches that are aborted or late.
 //!
-//! **At most two streams.** A GPU looks after two queues that wait for words at once; a third one gets its turn when the
-//! time slice of another is over. Measured on two H200 (two processes, no library, 16 MiB each way): everything on one stream
-//! takes 65 µs, on two 70 µs, on three that wait for each other's events 2,000 µs.
+//! **At most two streams.** A GPU looks after two queues that wait for words at once; a third one gets its
+//! turn when the time slice of another is over. Measured on two H200 (two processes, no library, 16 MiB each
+//! way): everything on one stream takes 65 µs, on two 70 µs, on three that wait for each other's events 2,000
+//! µs.
 
 pub mod host;
 mod rendezvous;
@@ -210,8 +213,8 @@ impl Dma {
         }
     }
 
-    /// The staging of this rank goes: nothing is written there any more. Launches in replayed graphs are over or released. False:
-    /// something is still on its way there.
+    /// The staging of this rank goes: nothing is written there any more. Launches in replayed graphs are over
+    /// or released. False: something is still on its way there.
     pub fn close(&self) -> bool {
         self.watched.as_ref().is_none_or(|watched| watched.close())
     }
@@ -246,7 +249,8 @@ struct Arrival<'a> {
 }
 
 impl Arrival<'_> {
-    /// How long peers may take to say where they receive: a fraction of what the sends take. Small ones do not wait.
+    /// How long peers may take to say where they receive: a fraction of what the sends take. Small ones do
+    /// not wait.
     fn patience(&self) -> Duration {
         /// Bytes that a link moves in a nanosecond, times four.
         const BYTES_PER_NS: u64 = 4 * 350;
@@ -275,8 +279,9 @@ pub struct Emission<'a> {
     /// The second stream has forked from the first.
     is_forked: bool,
     turn: Turn,
-    /// Operations on words, by stream, that wait for the next copy, to go in batches. None of any stream is put off beyond a
-    /// copy: streams may share a hardware queue, where what comes later would wait behind what it releases.
+    /// Operations on words, by stream, that wait for the next copy, to go in batches. None of any stream is
+    /// put off beyond a copy: streams may share a hardware queue, where what comes later would wait behind
+    /// what it releases.
     pending: Vec<(usize, MemoryOp)>,
 }
 

@@ -1,9 +1,10 @@
-//! Reductions whose moves are made by copy engines: everybody pushes the tiles of a part to its owner, whose few CTAs combine
-//! them with its own, in the order of ranks; what the program passes on is pushed from there.
+//! Reductions whose moves are made by copy engines: everybody pushes the tiles of a part to its owner, whose
+//! few CTAs combine them with its own, in the order of ranks; what the program passes on is pushed from
+//! there.
 //!
-//! A part of the user's output may be its input too. Its owner overwrites a tile only when it has everybody's, and a peer's copy
-//! of that tile is overwritten by what the owner passes on: after it has the peer's push. So no rank has to say that its output
-//! may be written, beyond that it has begun.
+//! A part of the user's output may be its input too. Its owner overwrites a tile only when it has
+//! everybody's, and a peer's copy of that tile is overwritten by what the owner passes on: after it has the
+//! peer's push. So no rank has to say that its output may be written, beyond that it has begun.
 
 pub use hawser_kernels_abi::reduce::{DIVIDE, FoldArgs, OPERANDS, SCALE};
 use hawser_kernels_abi::{DeviceOp, KernelKey};
@@ -16,17 +17,19 @@ use crate::topology::Topology;
 
 /// Threads of a block of the kernel.
 pub const THREADS: u32 = 544;
-/// Calls of fewer bytes stay with kernels that move data too, unless a rule asks for more: they have less to wait for.
+/// Calls of fewer bytes stay with kernels that move data too, unless a rule asks for more: they have less to
+/// wait for.
 pub const LEAST_BYTES: u64 = 1 << 20;
 
 /// Bytes of shared memory of a block.
 pub const SHARED_BYTES: u32 = 192 << 10;
 /// The kernel that lets memory add ([`Fold::in_memory`]).
 pub const ADDER: KernelKey = KernelKey::new(DeviceOp::Copy, DataType::Uint8, Route::COPY_ENGINE);
-/// Its blocks in place of one of the other: together they take less of a multiprocessor (16 threads and 76 KiB), and beside a GEMM
-/// each finds room for its 5 KiB.
+/// Its blocks in place of one of the other: together they take less of a multiprocessor (16 threads and 76
+/// KiB), and beside a GEMM each finds room for its 5 KiB.
 const ADD_BLOCKS: u32 = 16;
-/// It takes the place of so many blocks at most: 64 of its own keep half of the multiprocessors from a GEMM that begins.
+/// It takes the place of so many blocks at most: 64 of its own keep half of the multiprocessors from a GEMM
+/// that begins.
 const MOST_REPLACED: u32 = 2;
 /// Bytes of shared memory of such a block, and those of them that it moves at once.
 pub const ADD_SHARED_BYTES: u32 = 4608;
@@ -49,13 +52,15 @@ pub struct Fold {
 }
 
 impl Fold {
-    /// The same by a kernel that lets memory add, if memory gets the same result. Its blocks are so small that they begin beside those of a GEMM.
+    /// The same by a kernel that lets memory add, if memory gets the same result. Its blocks are so small
+    /// that they begin beside those of a GEMM.
     pub fn in_memory(&self) -> Option<Self> {
         let args = &self.args;
         let from = args.from.get(..args.n.into()).filter(|_| self.blocks <= MOST_REPLACED)?;
         let adds =
             memory_adds(self.kernel.dtype).filter(|_| self.kernel.op == DeviceOp::Sum && args.form == 0)?;
-        // What is in place is added to first: the same as in the order of ranks if it is one of the first two.
+        // What is in place is added to first: the same as in the order of ranks if it is one of the first
+        // two.
         let is_ordered = from.iter().position(|at| *at == args.to).is_none_or(|own| own < 2);
         let is_exact = match self.kernel.dtype {
             // They are to be summed up in float.
@@ -74,8 +79,8 @@ impl Fold {
         })
     }
 
-    /// The parts of a fold by memory, a kernel each: a GEMM that begins meanwhile does not get the multiprocessors of their blocks before they
-    /// are over. One part of others.
+    /// The parts of a fold by memory, a kernel each: a GEMM that begins meanwhile does not get the
+    /// multiprocessors of their blocks before they are over. One part of others.
     pub fn pieces(&self) -> impl Iterator<Item = Self> {
         let step = if self.kernel == ADDER { ADD_PIECE } else { u64::MAX };
         let whole = *self;
@@ -96,7 +101,8 @@ impl Fold {
     }
 }
 
-/// The number in [`FoldArgs::adds`] of a type whose sums memory makes, bit for bit as a kernel would (bench/README.md).
+/// The number in [`FoldArgs::adds`] of a type whose sums memory makes, bit for bit as a kernel would
+/// (bench/README.md).
 fn memory_adds(dtype: DataType) -> Option<u8> {
     Some(match dtype {
         DataType::Float16 => 1,
@@ -142,8 +148,9 @@ pub fn has_room(device: DeviceKind) -> bool {
     matches!(device, DeviceKind::Cuda { sm } if (FIRST_SM..SMALL_SM).contains(&sm))
 }
 
-/// The bytes of a tile of a part of `part` bytes. On one stream nothing of a rank goes on at once, and beside a GEMM each tile's kernel
-/// waits until one is over: as few as all slots of a peer together take (`room` bytes), of equal size.
+/// The bytes of a tile of a part of `part` bytes. On one stream nothing of a rank goes on at once, and beside
+/// a GEMM each tile's kernel waits until one is over: as few as all slots of a peer together take (`room`
+/// bytes), of equal size.
 pub(super) fn tile(part: u64, room: u64) -> u64 {
     let tiles = part.div_ceil(room.max(1)).max(1);
     part.div_ceil(tiles).next_multiple_of(LEAST_SLOT).clamp(LEAST_SLOT, room.max(LEAST_SLOT))

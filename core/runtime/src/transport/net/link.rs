@@ -1,9 +1,9 @@
 //! One end of a connection over the network, and the FIFO in front of it.
 //!
-//! The device works on the FIFO as on any other; the proxy plays the peer. At the sender it takes every slot that the
-//! device filled, in order, sends it, and returns the credit when the plugin is done with it. At the receiver it posts
-//! every free slot, in order, and publishes the tail when its data are there. Slot `s` of the sender becomes slot `s` of
-//! the receiver, so nothing but data travels.
+//! The device works on the FIFO as on any other; the proxy plays the peer. At the sender it takes every slot
+//! that the device filled, in order, sends it, and returns the credit when the plugin is done with it. At the
+//! receiver it posts every free slot, in order, and publishes the tail when its data are there. Slot `s` of
+//! the sender becomes slot `s` of the receiver, so nothing but data travels.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,9 +22,10 @@ use crate::error::{Error, Result};
 use crate::stages::{self, Trace};
 use crate::wait::{AbortFlag, Wait};
 
-/// Tags in the bootstrap, to which the lane is added: a receiver's handle; its sender has begun to connect; the receiver
-/// has accepted. Plugins exist that wait in `accept` for their peer's `connect`, and in `test` for its `accept`; with
-/// these messages, what they wait for has been called already, and does not depend on what this thread does next.
+/// Tags in the bootstrap, to which the lane is added: a receiver's handle; its sender has begun to connect;
+/// the receiver has accepted. Plugins exist that wait in `accept` for their peer's `connect`, and in `test`
+/// for its `accept`; with these messages, what they wait for has been called already, and does not depend on
+/// what this thread does next.
 const HANDLE_TAG: u64 = 0x4e45_5400;
 const CALLING_TAG: u64 = 0x4e45_5404_0000;
 const ACCEPTED_TAG: u64 = 0x4e45_5405_0000;
@@ -136,7 +137,8 @@ impl SendLink {
         self.done
     }
 
-    /// The two part, and nothing more will be sent: the peer has posted receives for so many slots, which are to be filled.
+    /// The two part, and nothing more will be sent: the peer has posted receives for so many slots, which are
+    /// to be filled.
     pub fn fill(&mut self, posted: u64) {
         self.wanted = posted;
     }
@@ -197,7 +199,8 @@ impl SendLink {
             let mut segment = self.fifo.slot(self.posted, bytes, *registration, self.key.lane);
             segment.profile = self.recorder.sending(self.posted);
             let filled = around.trace.borrow_mut().filled();
-            // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit below.
+            // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit
+            // below.
             let Some(request) = unsafe { sender.isend(&segment) }? else { break };
             around.trace.borrow_mut().sent(filled);
             self.requests.push_back(request);
@@ -346,7 +349,8 @@ impl RecvLink {
         let free = (self.fifo.emptied() + self.fifo.depth()).min(self.end.unwrap_or(u64::MAX));
         while self.posted < free {
             let segment = self.fifo.slot(self.posted, self.fifo.slot_bytes(), *registration, self.key.lane);
-            // SAFETY: the slot lies in the registered FIFO; the device reads it only after the tail was published.
+            // SAFETY: the slot lies in the registered FIFO; the device reads it only after the tail was
+            // published.
             let Some(request) = unsafe { receiver.irecv(&[segment], false) }? else { break };
             self.requests.push_back(request);
             self.posted += 1;

@@ -1,12 +1,12 @@
 //! The net transport: FIFOs between ranks that share no memory, carried by a net plugin.
 //!
-//! A connection is made when a launch first needs it ([`Net::want`]): both ends derive from the program which lanes and
-//! peers it uses, so nobody has to ask. The receiver listens and sends its handle over the bootstrap; everything else
-//! happens in the proxy, so no call waits for a peer to connect.
+//! A connection is made when a launch first needs it ([`Net::want`]): both ends derive from the program which
+//! lanes and peers it uses, so nobody has to ask. The receiver listens and sends its handle over the
+//! bootstrap; everything else happens in the proxy, so no call waits for a peer to connect.
 //!
-//! When a connection fails, the communicator fails on this rank, and all other ranks are told over the bootstrap. A
-//! rank that goes in peace says goodbye first, so that its closing connections are no failure, and stays until all that it
-//! sent has come.
+//! When a connection fails, the communicator fails on this rank, and all other ranks are told over the
+//! bootstrap. A rank that goes in peace says goodbye first, so that its closing connections are no failure,
+//! and stays until all that it sent has come.
 
 mod arena;
 mod coll;
@@ -103,7 +103,8 @@ impl Chosen {
         Err(Error::invalid_usage(text).remedy("see NCCL_NET, NCCL_NET_PLUGIN and NCCL_SOCKET_IFNAME"))
     }
 
-    /// What the other ranks must know: megabits per second, longest message, name, and what the network reduces.
+    /// What the other ranks must know: megabits per second, longest message, name, and what the network
+    /// reduces.
     pub fn record(&self) -> Vec<u8> {
         let (collnet, reduces) = self.collnet.as_ref().map_or(("", 0), |c| (c.name.as_str(), c.reduces));
         let (mbps, bytes) = (self.nics.mbps(), self.nics.most_bytes());
@@ -122,7 +123,8 @@ pub struct Agreed {
     pub mbps: u32,
     /// The longest message that all take.
     pub most_bytes: u64,
-    /// What the network reduces, if all ranks have the same collnet plugin; see [`hawser_plan::Topology::collnet`].
+    /// What the network reduces, if all ranks have the same collnet plugin; see
+    /// [`hawser_plan::Topology::collnet`].
     pub collnet: u64,
 }
 
@@ -252,7 +254,8 @@ impl Net {
         })
     }
 
-    /// Makes sure that these ends of connections exist or are on their way. Waits only for the bootstrap to take messages.
+    /// Makes sure that these ends of connections exist or are on their way. Waits only for the bootstrap to
+    /// take messages.
     ///
     /// # Errors
     /// Why the network failed. Afterwards the communicator is over on all ranks.
@@ -381,7 +384,8 @@ impl Net {
         self.connections.lock().map_or(0, |w| w.arena.bytes()) + staged
     }
 
-    /// Stops the proxy's work and closes all connections, but frees no memory: a kernel may still be using it.
+    /// Stops the proxy's work and closes all connections, but frees no memory: a kernel may still be using
+    /// it.
     pub fn leak(self) {
         self.proxy.remove(&(self.task.clone() as Arc<dyn Task>));
         self.task.close();
