@@ -337,19 +337,31 @@ fn a_rank_that_never_joins_an_operation() {
     drop(absent);
 }
 
-/// A process dies in mid-operation: one survivor gives up after its deadline, the other is aborted.
+/// A process dies in mid-operation: the survivors say who it was, with a deadline and without one.
 #[test]
 fn a_process_that_is_killed() {
     let id = unique_id().unwrap();
-    let steps = ["all_reduce", "abort-on-stdin", "mark", "again"];
-    let mut impatient = rank(&id, (0, 3), &steps, &[("HAWSER_OP_TIMEOUT", "2")]);
+    let steps = ["all_reduce", "mark", "again"];
+    let mut impatient = rank(&id, (0, 3), &steps, &[("HAWSER_OP_TIMEOUT", "20")]);
     let mut patient = rank(&id, (1, 3), &steps, &[]);
     let mut victim = rank(&id, (2, 3), &steps, &[]);
     [&mut impatient, &mut patient, &mut victim].into_iter().for_each(|p| p.wait_for("mark"));
     victim.kill();
-    impatient.end().expect_error("Timeout", &["rank 0", "waited for"]);
-    patient.tell("abort");
-    let ended: Ended = patient.end();
+    for (survivor, name) in [(impatient, "rank 0"), (patient, "rank 1")] {
+        survivor.end().expect_error("Remote", &[name, "rank 2 (process", "has died", "waited for"]);
+    }
+}
+
+/// An abort in another thread ends a process whose peers do not come.
+#[test]
+fn an_abort_releases_a_process() {
+    let id = unique_id().unwrap();
+    let absent = rank(&id, (1, 2), &["all_reduce", "sleep"], &[]);
+    let mut waits = rank(&id, (0, 2), &["all_reduce", "abort-on-stdin", "mark", "again"], &[]);
+    waits.wait_for("mark");
+    waits.tell("abort");
+    let ended: Ended = waits.end();
     assert!(!ended.status.success());
     assert!(ended.output.contains("error ") && ended.output.contains("abort"), "{}", ended.output);
+    drop(absent);
 }

@@ -161,6 +161,20 @@ fn a_host_is_cut_off() {
     victims.into_iter().for_each(|victim| victim.end().expect_error("Remote", &["rank", "no path"]));
 }
 
+/// A host vanishes, its cables out, and `HAWSER_HEARTBEAT` is shorter than all that connections endure.
+#[test]
+fn a_host_vanishes_without_a_word() {
+    let Some(network) = network(0, 1, Family::V4) else { return };
+    let mut ranks = start_all(&network, &["all_reduce", "mark", "again"], &[("HAWSER_HEARTBEAT", "2")]);
+    ranks.iter_mut().for_each(|rank| rank.wait_for("mark"));
+    network.pull(3, 0);
+    let victims = ranks.split_off(RANKS as usize - 2);
+    for process in ranks {
+        process.end().expect_error("Remote", &["(process", "has died"]);
+    }
+    victims.into_iter().for_each(|victim| victim.end().expect_error("Remote", &["rank"]));
+}
+
 /// Somebody on another host connects to everything that listens, from the meeting to the end, and sends
 /// garbage.
 #[test]

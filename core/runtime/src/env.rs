@@ -190,6 +190,8 @@ pub fn bootstrap_settings() -> crate::bootstrap::Settings {
         comm_id: s.comm_id.clone(),
         retry_count: s.socket_retry_count,
         retry_sleep: s.socket_retry_sleep,
+        heartbeat: s.heartbeat,
+        host_id: s.host_id.clone(),
     }
 }
 

@@ -14,6 +14,7 @@ pub mod env;
 pub mod error;
 pub mod executor;
 pub mod group;
+pub mod liveness;
 pub mod log;
 mod phases;
 pub mod plugins;

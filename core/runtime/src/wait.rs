@@ -5,8 +5,8 @@
 //! abort is seen within 20 ms.
 
 use crate::error::{Error, ErrorKind, Result};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The longest sleep between two looks in [`Wait::until`].
@@ -129,7 +129,12 @@ struct Flag {
     /// Counts as well, until the two are parted.
     parent: Option<AbortFlag>,
     parted: AtomicBool,
+    /// Why waits on the flag are in vain, and since when.
+    doom: OnceLock<(Instant, Error)>,
 }
+
+/// How long a wait goes on that is in vain: what was on its way has come by then.
+const IN_VAIN: Duration = Duration::from_millis(500);
 
 impl AbortFlag {
     /// A flag that is not raised.
@@ -150,6 +155,23 @@ impl AbortFlag {
     /// Ends every wait on this flag. What was written before is visible to those who see the flag raised.
     pub fn raise(&self) {
         self.0.raised.store(true, Ordering::Release);
+    }
+
+    /// Waits on this flag are in vain, since somebody is dead. Those that find nothing for a while end with this
+    /// error; nothing else changes. The first reason counts.
+    pub fn doom(&self, why: Error) {
+        let _ = self.0.doom.set((Instant::now(), why));
+    }
+
+    /// Why a wait that began at a moment is in vain, if it has gone on for long enough.
+    fn end_in_vain(&self, began: Instant) -> Option<&Error> {
+        if let Some((since, why)) = self.0.doom.get()
+            && began.max(*since).elapsed() >= IN_VAIN
+        {
+            return Some(why);
+        }
+        let parent = self.0.parent.as_ref().filter(|_| !self.0.parted.load(Ordering::Acquire));
+        parent.and_then(|parent| parent.end_in_vain(began))
     }
 
     /// Whether somebody raised the flag.
@@ -190,10 +212,14 @@ impl Wait {
     /// May the caller go on waiting? `describe` says who waits for whom, as in `rank 2 waits for rank 5 in all_gather`.
     ///
     /// # Errors
-    /// `Aborted` when the flag is raised, `Timeout` with the sentence and the limit when the deadline has passed.
+    /// `Aborted` when the flag is raised, `Timeout` with the sentence and the limit when the deadline has passed, or why
+    /// the wait is in vain ([`AbortFlag::doom`]).
     pub fn check<S: Into<String>>(&self, describe: impl FnOnce() -> S) -> Result<()> {
         if self.abort.is_raised() {
             return Err(Error::new(ErrorKind::Aborted, format!("aborted while {}", describe().into())));
+        }
+        if let Some(why) = self.abort.end_in_vain(self.started) {
+            return Err(why.clone().context(describe().into()));
         }
         match self.limit {
             Some(limit) if self.started.elapsed() >= limit => {
@@ -279,6 +305,21 @@ mod tests {
         raiser.join().unwrap();
         assert_eq!(error.kind, ErrorKind::Aborted);
         assert!(error.text.contains("rank 2 waits for rank 5"), "{error}");
+    }
+
+    #[test]
+    fn a_wait_in_vain_says_why_and_what_is_there_is_still_found() {
+        let flag = AbortFlag::new();
+        let wait = Wait::new(flag.child(), None);
+        flag.doom(Error::remote("rank 5 has died"));
+        flag.doom(Error::remote("rank 6 has died"));
+        assert_eq!(wait.until(|| Some(7), || "rank 2 waits").unwrap(), 7);
+        let error = wait.until(|| None::<()>, || "rank 2 waits").unwrap_err();
+        assert_eq!((error.kind, error.text.as_str()), (ErrorKind::Remote, "rank 2 waits: rank 5 has died"));
+        assert!(!flag.is_raised());
+        let parted = flag.child();
+        parted.part();
+        Wait::new(parted, None).check(|| "rank 2 waits").unwrap();
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(super) const ROOT: u32 = u32::MAX;
 const GREETING: usize = 9;
 
 const PROTOCOL: Protocol =
-    Protocol { magic: *b"HAWSboot", version: 4, greeting: GREETING, answer: 0, welcome: 0 };
+    Protocol { magic: *b"HAWSboot", version: 5, greeting: GREETING, answer: 0, welcome: 0 };
 
 /// Handshakes in progress at one listener; beyond it the oldest gives way once it is older than [`GRACE`].
 const MOST_PENDING: usize = 128;
@@ -50,6 +50,8 @@ pub(super) enum Role {
     Peer = 4,
     /// File descriptors from rank to rank (unix-domain only).
     Descriptor = 5,
+    /// What becomes of ranks, to and from rank 0.
+    Watch = 6,
 }
 
 /// The first words on a connection: who connects to whom, and why.
@@ -75,7 +77,7 @@ impl Greeting {
     fn parse(bytes: &[u8]) -> Result<Greeting> {
         let mut fields = Fields::new(bytes);
         let code = fields.u8()?;
-        let roles = [Role::Join, Role::Release, Role::Star, Role::Peer, Role::Descriptor];
+        let roles = [Role::Join, Role::Release, Role::Star, Role::Peer, Role::Descriptor, Role::Watch];
         let role =
             roles.into_iter().find(|role| *role as u8 == code).ok_or_else(|| malformed("unknown role"))?;
         let greeting = Greeting { role, rank: fields.u32()?, target: fields.u32()? };

@@ -5,7 +5,8 @@ use super::id::UniqueId;
 use super::wire::{Fields, Frame, Kind, decode_failure, decode_ranks, encode_failure, malformed};
 use super::{Settings, log};
 use crate::error::{Error, ErrorKind, Result};
-use crate::wait::Wait;
+use crate::liveness::Identity;
+use crate::wait::{AbortFlag, Wait};
 use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
 use hawser_oob::socket::{Address, Token};
 use hawser_oob::stream::Stream;
@@ -15,24 +16,27 @@ use std::time::Duration;
 /// The time that a rank spends to tell a root that it is not needed.
 const RELEASE_TIME: Duration = Duration::from_secs(5);
 
-/// The addresses at which a rank listens.
+/// Where a rank listens, and which process it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerAddress {
     /// The address of the TCP listener.
     pub tcp: SocketAddr,
     /// The name of the unix-domain listener.
     pub unix: Token,
+    /// The rank's process.
+    pub process: Identity,
 }
 
 impl PeerAddress {
     /// Bytes of an encoded address.
-    pub const LEN: usize = ADDRESS_BYTES + 16;
+    pub const LEN: usize = ADDRESS_BYTES + 16 + Identity::LEN;
 
     /// The addresses as bytes of a table.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..ADDRESS_BYTES].copy_from_slice(&write_address(self.tcp));
-        bytes[ADDRESS_BYTES..].copy_from_slice(&self.unix);
+        bytes[ADDRESS_BYTES..][..16].copy_from_slice(&self.unix);
+        bytes[ADDRESS_BYTES + 16..].copy_from_slice(&self.process.encode());
         bytes
     }
 
@@ -41,7 +45,7 @@ impl PeerAddress {
         let bytes = fields.array::<ADDRESS_BYTES>()?;
         let found = read_address(&bytes).filter(|(tcp, _)| write_address(*tcp) == bytes);
         let (tcp, _) = found.ok_or_else(|| malformed("no address"))?;
-        Ok(PeerAddress { tcp, unix: fields.array()? })
+        Ok(PeerAddress { tcp, unix: fields.array()?, process: Identity::decode(&fields.array()?) })
     }
 }
 
@@ -159,6 +163,19 @@ pub(super) fn release(
     }
 }
 
+/// Tells the root of `id` that a rank cannot join and why. A root that cannot be reached has no use for it.
+pub(super) fn cannot_join(id: &UniqueId, rank: u32, failure: &Error, settings: &Settings) {
+    let describe = || format!("rank {rank} tells the root at {} that it cannot join", id.address);
+    let wait = Wait::new(AbortFlag::new(), Some(RELEASE_TIME));
+    let told = connect(id, rank, Role::Release, settings, &wait, &describe).and_then(|stream| {
+        stream.write_frame(Kind::Failure, 0, &encode_failure(failure), &wait, &describe)?;
+        stream.read_frame::<Kind, _>(FAILURE_LIMIT, &wait, &describe)
+    });
+    if let Err(error) = told {
+        log(&error.text);
+    }
+}
+
 fn connect(
     id: &UniqueId,
     rank: u32,
@@ -198,7 +215,7 @@ mod tests {
     proptest! {
         #[test]
         fn random_hellos_never_panic(
-            bytes in proptest::collection::vec(any::<u8>(), 0..120), nranks in 0u32..4
+            bytes in proptest::collection::vec(any::<u8>(), 0..240), nranks in 0u32..4
         ) {
             if let Ok(hello) = Hello::decode(&bytes) {
                 prop_assert_eq!(hello.encode(), bytes.clone());
@@ -208,7 +225,8 @@ mod tests {
 
         #[test]
         fn hellos_survive(ip: std::net::IpAddr, port: u16, nranks: u32, count: u32, token: [u8; 16]) {
-            let address = PeerAddress { tcp: SocketAddr::new(ip, port), unix: token };
+            let process = Identity::own(nranks, None);
+            let address = PeerAddress { tcp: SocketAddr::new(ip, port), unix: token, process };
             let hello = Hello { nranks, ids: (count, [7; 32]), address };
             prop_assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
         }

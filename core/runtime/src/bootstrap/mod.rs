@@ -24,6 +24,7 @@ mod service;
 mod split;
 mod star;
 mod stop;
+mod watch;
 mod wire;
 
 pub use id::UniqueId;
@@ -32,8 +33,9 @@ pub use service::MAX_MESSAGE;
 pub use star::MAX_CONTRIBUTION;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::wait::Wait;
-use auth::Secret;
+use crate::liveness::Roster;
+use crate::wait::{AbortFlag, Wait};
+use auth::{Role, Secret};
 use hawser_oob::interface::{self, Family};
 use hawser_oob::socket;
 use hawser_oob::wait::Patience;
@@ -46,6 +48,7 @@ use std::net::IpAddr;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
+use watch::Watch;
 
 /// The part of the user's environment that the bootstrap needs to know.
 #[derive(Clone, Debug)]
@@ -65,6 +68,11 @@ pub struct Settings {
     pub retry_count: u32,
     /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: pause between tries, times the number of the try.
     pub retry_sleep: Duration,
+    /// How long a host that ranks have connections to may give no sign of life; `None`: as long as the kernel
+    /// lets it.
+    pub heartbeat: Option<Duration>,
+    /// `NCCL_HOSTID`: ranks with different ones count as ranks of different hosts.
+    pub host_id: Option<String>,
 }
 
 impl Default for Settings {
@@ -77,6 +85,8 @@ impl Default for Settings {
             comm_id: None,
             retry_count: 34,
             retry_sleep: Duration::from_millis(100),
+            heartbeat: Some(Duration::from_secs(60)),
+            host_id: None,
         }
     }
 }
@@ -96,6 +106,8 @@ pub struct Bootstrap {
     splits: AtomicU32,
     /// The inbox: everything that came from other ranks (and from this one).
     shared: Arc<Shared>,
+    /// What is known of the other ranks.
+    watch: Arc<Watch>,
     /// `None` for a communicator of one rank.
     _service: Option<Service>,
 }
@@ -128,7 +140,9 @@ impl Bootstrap {
             return Bootstrap::assemble(0, label, ids[0].secret, Vec::new(), None, settings, wait);
         }
         let in_init = |error: Error| error.context(format!("rank {rank} of {nranks}"));
-        let listeners = Listeners::open(settings, near).map_err(in_init)?;
+        let listeners = Listeners::open(settings, near, rank)
+            .inspect_err(|error| cannot_join(ids, rank, error, settings))
+            .map_err(in_init)?;
         let own_root = start_fixed_root(&ids[0], rank, settings, wait).map_err(in_init)?;
         let hello = Hello { nranks, ids: meet::digest(ids), address: listeners.address };
         let peers = release_own(ids, rank, settings, wait)
@@ -176,8 +190,10 @@ impl Bootstrap {
     ) -> Result<Bootstrap> {
         let nranks = peers.len().max(1) as u32;
         let shared = Arc::new(Shared::default());
-        let service =
-            listeners.map(|own| Service::start(own, shared.clone(), &secret, rank, nranks, settings));
+        let watch = Watch::new(rank, peers.iter().map(|peer| peer.process).collect(), settings)?;
+        watch.doom(wait.abort_flag());
+        let service = listeners
+            .map(|own| Service::start(own, (shared.clone(), watch.clone()), &secret, rank, nranks, settings));
         let bootstrap = Bootstrap {
             rank,
             nranks,
@@ -190,11 +206,49 @@ impl Bootstrap {
             outgoing: Outgoing::default(),
             splits: AtomicU32::new(0),
             shared,
+            watch,
             _service: service.transpose()?,
         };
-        let star = bootstrap.form_star(wait)?;
-        *lock(&bootstrap.star) = star;
+        let formed = bootstrap.watch_rank_0(wait).and_then(|()| bootstrap.form_star(wait));
+        *lock(&bootstrap.star) = formed.map_err(|error| bootstrap.blame(error))?;
         Ok(bootstrap)
+    }
+
+    /// Connects this rank's watcher to that of rank 0.
+    fn watch_rank_0(&self, wait: &Wait) -> Result<()> {
+        if self.rank == 0 {
+            return Ok(());
+        }
+        let describe = || format!("rank {} connects to rank 0 in init '{}'", self.rank, self.label);
+        self.watch.connect(0, self.dial(Role::Watch, 0, wait, &describe)?);
+        Ok(())
+    }
+
+    /// What is known of the other ranks.
+    pub fn roster(&self) -> &Roster {
+        &self.watch.roster
+    }
+
+    /// Waits on this flag end when a rank dies.
+    pub fn doom(&self, flag: &AbortFlag) {
+        self.watch.doom(flag);
+    }
+
+    /// Calls `hook`, in a thread of the bootstrap, when it is clear that a rank is dead, and which. It must
+    /// not wait. There is one hook; the first counts.
+    pub fn on_verdict(&self, hook: impl Fn(&Error) + Send + Sync + 'static) {
+        self.watch.on_verdict(Box::new(hook));
+    }
+
+    /// An error of this rank that may be the consequence of another one's: says who is to blame, if that is
+    /// known within half a second, and tells the others.
+    pub fn blame(&self, error: Error) -> Error {
+        self.watch.blame(error)
+    }
+
+    /// Tells the others why this rank fails.
+    pub fn report(&self, error: &Error) {
+        self.watch.report(error);
     }
 
     fn check_peer(&self, peer: u32) -> Result<()> {
@@ -205,6 +259,12 @@ impl Bootstrap {
             "rank {}: peer {peer} is not below {} ranks",
             self.rank, self.nranks
         )))
+    }
+}
+
+impl Drop for Bootstrap {
+    fn drop(&mut self) {
+        self.watch.leave("it has destroyed it");
     }
 }
 
@@ -272,6 +332,13 @@ fn release_others(ids: &[UniqueId], rank: u32, failure: &Error, settings: &Setti
         if let Err(error) = meet::release(id, rank, Some(failure), settings, wait) {
             log(&error.text);
         }
+    }
+}
+
+/// Tells the root that this rank will not come, so that the others need not wait for it.
+pub fn cannot_join(ids: &[UniqueId], rank: u32, failure: &Error, settings: &Settings) {
+    if let Some(id) = ids.first() {
+        meet::cannot_join(id, rank, failure, settings);
     }
 }
 

@@ -43,7 +43,7 @@ const TABLE_TIME: Duration = Duration::from_secs(60);
 /// Bytes of the longest frame a rank sends to the root.
 const FRAME_LIMIT: usize = 64 << 10;
 
-/// How long a failed meeting tells the reason to ranks that come late.
+/// How long a failed meeting tells the reason to ranks that come late, at least.
 const LINGER: Duration = Duration::from_secs(5);
 
 const STACK: usize = 256 << 10;
@@ -124,6 +124,8 @@ fn start(
         acceptor,
         stop: stop.clone(),
         patience: settings.init_timeout,
+        linger: LINGER,
+        is_fixed: id.fixed,
         guests: Vec::new(),
         plan: None,
         status: Vec::new(),
@@ -144,6 +146,10 @@ struct Root {
     acceptor: Acceptor,
     stop: Arc<StopSignal>,
     patience: Duration,
+    /// How long a failed meeting tells the reason to those who come late.
+    linger: Duration,
+    /// The address is needed for the next meeting.
+    is_fixed: bool,
     guests: Vec<Guest>,
     plan: Option<Plan>,
     /// Ranks missing at the last status.
@@ -247,6 +253,11 @@ impl Root {
                 self.admit(rank, Hello::decode(&frame.payload)?)
             }
             (Role::Release, Kind::Release) => self.release(at, &frame.payload),
+            (Role::Release, Kind::Failure) => {
+                self.linger = self.linger.max(if self.is_fixed { LINGER } else { self.patience });
+                let error = decode_failure(&frame.payload);
+                Err(error.context(format!("rank {} could not join", guest.rank)))
+            }
             (role, kind) => Err(malformed(format!("{kind:?} from rank {} as {role:?}", guest.rank))),
         }
     }
@@ -374,11 +385,17 @@ impl Root {
     fn fail(&mut self, error: &Error) {
         let failure = encode_failure(error);
         self.tell_all(Kind::Failure, &failure);
-        let (Some(plan), Ok(bytes)) = (&self.plan, frame_bytes(Kind::Failure, 0, &failure)) else { return };
+        let Ok(bytes) = frame_bytes(Kind::Failure, 0, &failure) else { return };
         let came = self.guests.iter().filter(|guest| guest.came).count();
-        let mut untold = (plan.nranks as usize).saturating_sub(came);
+        // Without a hello nobody knows how many will come; the rank that failed will not.
+        let ranks = match &self.plan {
+            Some(plan) => plan.nranks as usize,
+            None if self.linger > LINGER => usize::MAX,
+            None => return,
+        };
+        let mut untold = ranks.saturating_sub(came);
         self.guests.retain(|guest| !guest.came);
-        let end = Instant::now() + LINGER;
+        let end = Instant::now() + self.linger;
         while untold > 0 && Instant::now() < end && !self.stop.is_raised() {
             if self.wait_for_events(Some(end)).is_err() {
                 return;

@@ -12,9 +12,11 @@ use super::auth::{Accepted, Acceptor, Key, Role, Secret};
 use super::fdpass;
 use super::meet::PeerAddress;
 use super::stop::{StopSignal, earliest};
+use super::watch::{Watch, Watcher};
 use super::wire::{FrameReader, Incoming, Kind, malformed};
 use super::{Settings, listen_address, lock, log, random};
 use crate::error::{Error, Result};
+use crate::liveness::Identity;
 use crate::wait::Wait;
 use hawser_oob::socket::{self, Options};
 use hawser_oob::stream::Stream;
@@ -51,7 +53,8 @@ pub(super) struct Listeners {
 
 impl Listeners {
     /// Opens them on the interface the settings choose.
-    pub fn open(settings: &Settings, near: Option<IpAddr>) -> Result<Listeners> {
+    /// `world` is the rank in the first communicator.
+    pub fn open(settings: &Settings, near: Option<IpAddr>, world: u32) -> Result<Listeners> {
         let ip = listen_address(settings, near)?;
         let many = "raise the limit of open files (ulimit -n) if there are many ranks in this process";
         let (tcp, address) = socket::listen(SocketAddr::new(ip, 0), &Options::default())
@@ -59,7 +62,8 @@ impl Listeners {
         let token = random()?;
         let unix = socket::listen_unix(&token)
             .map_err(|errno| Error::system("listening on a unix-domain socket", errno).remedy(many))?;
-        Ok(Listeners { tcp, unix, address: PeerAddress { tcp: address, unix: token } })
+        let process = Identity::own(world, settings.host_id.as_deref());
+        Ok(Listeners { tcp, unix, address: PeerAddress { tcp: address, unix: token, process } })
     }
 }
 
@@ -205,7 +209,7 @@ impl Service {
     /// Starts serving `rank` of `nranks` ranks that share `secret`; what comes goes to `shared`.
     pub fn start(
         listeners: Listeners,
-        shared: Arc<Shared>,
+        (shared, watch): (Arc<Shared>, Arc<Watch>),
         secret: &Secret,
         rank: u32,
         nranks: u32,
@@ -214,11 +218,13 @@ impl Service {
         let stop = Arc::new(StopSignal::new()?);
         let (key, limit) = (Key::derive(secret, "peer"), settings.handshake_timeout);
         let mut server = Server {
-            tcp: Acceptor::new(listeners.tcp, key.clone(), rank, &[Role::Star, Role::Peer], limit),
+            tcp: Acceptor::new(listeners.tcp, key.clone(), rank, ROLES, limit),
             unix: Acceptor::new(listeners.unix, key, rank, &[Role::Descriptor], limit),
             links: Vec::new(),
             nranks,
             shared,
+            watcher: Watcher::new(watch.clone()),
+            watch,
             stop: stop.clone(),
         };
         let run = move || {
@@ -248,8 +254,13 @@ struct Server {
     links: Vec<Link>,
     nranks: u32,
     shared: Arc<Shared>,
+    watcher: Watcher,
+    watch: Arc<Watch>,
     stop: Arc<StopSignal>,
 }
+
+/// What other ranks may connect for over TCP.
+const ROLES: &[Role] = &[Role::Star, Role::Peer, Role::Watch];
 
 /// An incoming connection.
 struct Link {
@@ -262,10 +273,11 @@ struct Link {
 impl Server {
     fn run(&mut self) -> Result<()> {
         loop {
-            let ready = self.wait_for_events()?;
+            let (watched, ready) = self.wait_for_events()?;
             if self.stop.is_raised() {
                 return Ok(());
             }
+            self.watcher.serve(&watched);
             for at in (0..self.links.len()).rev().filter(|at| ready[*at]) {
                 self.serve(at);
             }
@@ -275,12 +287,16 @@ impl Server {
         }
     }
 
-    /// Blocks until something happens; says which links have something to read.
-    fn wait_for_events(&self) -> Result<Vec<bool>> {
+    /// Blocks until something happens; says which of the watcher's descriptors are ready, and which links
+    /// have something to read.
+    fn wait_for_events(&self) -> Result<(Vec<bool>, Vec<bool>)> {
         let full = self.shared.is_full();
         let again = full.then(|| Instant::now() + FULL_PAUSE);
-        let timeout = earliest([again, self.tcp.next_deadline(), self.unix.next_deadline()]);
+        let deadlines = [self.tcp.next_deadline(), self.unix.next_deadline(), self.watcher.next_deadline()];
+        let timeout = earliest([again, deadlines.into_iter().flatten().min()]);
         let mut fds = vec![self.stop.poll_fd()];
+        self.watcher.register(&mut fds);
+        let others = fds.len();
         self.tcp.register(&mut fds);
         self.unix.register(&mut fds);
         let first = fds.len();
@@ -288,9 +304,10 @@ impl Server {
             fds.extend(self.links.iter().map(|link| PollFd::new(&link.stream, PollFlags::IN)));
         }
         poll(&mut fds, timeout)?;
-        let mut ready: Vec<bool> = fds[first..].iter().map(|fd| !fd.revents().is_empty()).collect();
-        ready.resize(self.links.len(), false);
-        Ok(ready)
+        let ready = |fds: &[PollFd<'_>]| fds.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<bool>>();
+        let (watched, mut links) = (ready(&fds[1..others]), ready(&fds[first..]));
+        links.resize(self.links.len(), false);
+        Ok((watched, links))
     }
 
     fn admit(&mut self, accepted: Accepted) {
@@ -306,6 +323,7 @@ impl Server {
                 });
                 return;
             }
+            Role::Watch => return self.watch.connect(rank, stream),
             Role::Descriptor => None,
             _ => {
                 self.shared.put(|inbox| *inbox.connections.entry(rank).or_default() += 1);

@@ -70,7 +70,8 @@ impl Bootstrap {
             return Err(refuse("the calling rank is not among the members".into()));
         }
         let settings = Settings { comm_id: None, ..self.settings.clone() };
-        Listeners::open(&settings, self.near).map(Some)
+        let world = self.peers.get(self.rank as usize).map_or(0, |own| own.process.world);
+        Listeners::open(&settings, self.near, world).map(Some)
     }
 }
 

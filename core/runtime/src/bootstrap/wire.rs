@@ -30,6 +30,8 @@ pub(super) enum Kind {
     Descriptor = 9,
     /// Root to rank: the release was taken.
     Released = 10,
+    /// Rank to rank 0 and back: what became of rank `tag`.
+    Fate = 11,
 }
 
 impl frame::Kind for Kind {
@@ -39,7 +41,7 @@ impl frame::Kind for Kind {
 
     fn parse(code: u8) -> Option<Kind> {
         use Kind::*;
-        [Hello, Table, Status, Failure, Release, Gather, Result, Message, Descriptor, Released]
+        [Hello, Table, Status, Failure, Release, Gather, Result, Message, Descriptor, Released, Fate]
             .into_iter()
             .find(|kind| *kind as u8 == code)
     }
@@ -147,7 +149,7 @@ mod tests {
     fn every_kind_has_its_own_code() {
         use frame::Kind as _;
         let known: Vec<Kind> = (0..=u8::MAX).filter_map(Kind::parse).collect();
-        assert_eq!(known.len(), 10);
+        assert_eq!(known.len(), 11);
         assert!(known.iter().all(|kind| Kind::parse(kind.code()) == Some(*kind)));
     }
 

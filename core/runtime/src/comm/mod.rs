@@ -12,6 +12,7 @@
 mod bringup;
 mod call_attributes;
 mod deferred_free;
+mod doom;
 mod inter_node;
 mod last_decision;
 mod link_constants;
@@ -50,7 +51,7 @@ pub(crate) use op_timing::TimedOp;
 pub use op_timing::{OpTimings, Ran, Taken};
 pub use plan_cache::{KeptBatch, MOST_KEPT_MESSAGES};
 pub(crate) use profiling::{GroupSpans, Span};
-pub use state::{CommState, Compiled, LoadedProgram};
+pub use state::{CommState, Compiled, LoadedProgram, MESSAGES};
 pub(crate) use state::{op, operation};
 pub(crate) use stream_order::{Order, Turn};
 pub use tuner_bridge::{asked, config as tuner_config, decision_of, in_their_terms};

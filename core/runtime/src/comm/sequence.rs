@@ -42,7 +42,12 @@ impl CommState {
             }
             Ok(())
         };
-        self.epoch.pass(number, stop, take).inspect_err(|error| {
+        let passed = self.epoch.pass(number, stop, take);
+        let passed = passed.map_err(|error| match error.kind {
+            ErrorKind::Remote => self.bootstrap.blame(error),
+            _ => error,
+        });
+        passed.inspect_err(|error| {
             // This rank has not begun what the others wait for.
             if error.kind == ErrorKind::Remote {
                 self.peer_memory.control.fail(error.clone());

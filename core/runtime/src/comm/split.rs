@@ -61,7 +61,7 @@ struct Split {
 impl Split {
     /// The parent is busy until the child is up: programs that poll the parent use the child then.
     fn carry_out(self, child: Option<Starting>, _busy: Option<Busy>) -> Result<()> {
-        let met = self.meet();
+        let met = self.meet().map_err(|error| self.state.bootstrap.blame(error));
         drop(self);
         match (met, child) {
             (Ok(Some((bootstrap, place))), Some(child)) => {

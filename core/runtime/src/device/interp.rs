@@ -17,9 +17,10 @@ use hawser_plan::device_plan::{
 use hawser_plan::dma::{STREAMS, What};
 
 use super::host_reduce::{Operand, Rule, reduce};
-use crate::comm::operation;
+use crate::comm::{MESSAGES, operation};
 use crate::dma::host::Copies;
 use crate::error::{Error, ErrorKind, Result};
+use crate::liveness::Roster;
 use crate::wait::Backoff;
 
 /// The longest pause between two looks: a rank that is seconds late costs next to nothing of a processor.
@@ -35,10 +36,12 @@ pub struct HostLaunch<'a> {
     pub name: &'a str,
     /// The commands by stream if copy engines run it instead of a kernel.
     pub copies: Option<[Vec<What>; STREAMS as usize]>,
+    /// What is known of the other ranks.
+    pub roster: &'a Roster,
 }
 
-/// Runs launches to their end and returns the failures: address of the communicator's image, and `Aborted` or
-/// `Timeout` with a sentence that says who waits for whom.
+/// Runs launches to their end and returns the failures: address of the communicator's image, and `Aborted`,
+/// `Timeout` or, where a rank is gone, `Remote` with a sentence that says who waits for whom.
 ///
 /// Blocking: until all communicators are through, aborted or past their deadline. One that fails does not
 /// hold up the others; its remaining launches are dropped. Between two looks the thread calls `help`, which
@@ -117,6 +120,7 @@ struct Run<'a> {
     blocks: Vec<At>,
     /// Copy engines run it, not the blocks.
     copies: Option<Copies>,
+    roster: &'a Roster,
 }
 
 /// A block on its way.
@@ -148,7 +152,8 @@ impl<'a> Run<'a> {
         };
         let blocks = used.iter().map(at).collect();
         let copies = launch.copies.map(Copies::new);
-        Self { kernel: launch.kernel, name: launch.name, args, comm, steps, blocks, copies }
+        let (kernel, name, roster) = (launch.kernel, launch.name, launch.roster);
+        Self { kernel, name, args, comm, steps, blocks, copies, roster }
     }
 
     fn is_over(&self) -> bool {
@@ -313,7 +318,8 @@ impl<'a> Run<'a> {
         let aborted = unsafe { &*(self.comm.abort as *const AtomicU32) }.load(Ordering::Acquire) != 0;
         let limit = Duration::from_nanos(self.comm.deadline_ns);
         let late = self.comm.deadline_ns != 0 && waiting_since.elapsed() >= limit;
-        if !aborted && !late {
+        let in_vain = if self.roster.is_quiet() { None } else { self.in_vain(waiting_since) };
+        if !aborted && !late && in_vain.is_none() {
             return Ok(());
         }
         let sentence = match &self.copies {
@@ -336,12 +342,28 @@ impl<'a> Run<'a> {
             self.comm.rank,
             operation(self.args.op_number)
         );
-        Err(if aborted {
+        Err(if let Some(why) = in_vain {
+            let text = format!("{who}: {}; it happened{sentence}", why.text);
+            why.with_text(text)
+        } else if aborted {
             Error::new(ErrorKind::Aborted, format!("{who}: aborted{sentence}"))
         } else {
             let text = format!("{who}: deadline of {:?} passed{sentence}", limit);
             Error::new(ErrorKind::Timeout, text).remedy("look at that rank, or raise HAWSER_OP_TIMEOUT")
         })
+    }
+}
+
+impl Run<'_> {
+    /// Why the run waits in vain, if it does: for a rank that has gone, or in an operation of all ranks one of which
+    /// is dead.
+    #[cold]
+    fn in_vain(&self, waiting_since: Instant) -> Option<Error> {
+        let of_all = self.args.op_number & MESSAGES == 0;
+        let copies = self.copies.iter().filter_map(Copies::awaited);
+        let blocks = (0..self.blocks.len()).filter(|i| self.copies.is_none() && !self.blocks[*i].over);
+        let peers = blocks.filter_map(|i| self.awaited(i)).map(|awaited| awaited.peer);
+        copies.chain(peers).find_map(|peer| self.roster.check(peer, waiting_since, of_all).err())
     }
 }
 

@@ -174,6 +174,11 @@ settings! {
         handshake_timeout: Duration = "HAWSER_HANDSHAKE_TIMEOUT", SECONDS, default "5";
         /// Seconds that an operation may wait for a peer; 0: for ever.
         op_timeout: Option<Duration> = "HAWSER_OP_TIMEOUT", DEADLINE, default "0";
+        /// Seconds without a sign of life after which another host counts as dead, 2 at least; 0: as the
+        /// kernel has it. As long as connections of the TCP plugin do without any path by default. The end
+        /// of a process is noticed at once, whatever the value. A process that is stopped or slow is not
+        /// dead.
+        heartbeat: Option<Duration> = "HAWSER_HEARTBEAT", DEADLINE, default "60";
         /// 0: communicators do not block, 1: they do, whatever their configuration says.
         comm_blocking: Option<bool> = "NCCL_COMM_BLOCKING", FLAG, unset "the configuration's";
         /// Address `host:port` where rank 0 listens, instead of the unique id's.

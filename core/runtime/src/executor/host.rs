@@ -38,6 +38,7 @@ pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
     for (image, error) in &failures {
         for launch in launches.iter().filter(|launch| runs_for(launch, *image)) {
             error.log();
+            launch.comm.bootstrap.report(error);
             let _ = launch.comm.broken.set(error.clone());
         }
     }
@@ -98,8 +99,8 @@ fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
             return Some(Err(Error::internal("a launch for GPUs on the host device")));
         }
     };
-    let name = &launch.comm.name;
-    let with = |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, copies };
+    let (name, roster) = (&launch.comm.name, launch.comm.bootstrap.roster());
+    let with = |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, copies, roster };
     Some(copies.transpose().map(with))
 }
 

@@ -11,6 +11,7 @@ use hawser_plan::topology::DeviceKind;
 
 use self::negotiate::{Decided, decide};
 use super::Config;
+use super::doom;
 use super::op_timing::OpTimings;
 use super::profiling::Profiling;
 use super::sm_free::{self, SmFree};
@@ -53,7 +54,11 @@ pub fn bring_up(
     abort: &AbortFlag,
 ) -> Result<Arc<CommState>> {
     let settings = env::settings();
-    settings.check()?;
+    settings.check().inspect_err(|error| {
+        if let Joining::Ids { ids, .. } = &joining {
+            bootstrap::cannot_join(ids, rank, error, &env::bootstrap_settings());
+        }
+    })?;
     log::version_once();
     log::set_device(ordinal);
     let _span = log::communicator_span(None, config.name.as_deref(), rank).entered();
@@ -63,14 +68,15 @@ pub fn bring_up(
     };
     log::info(Subsys::Init, || format!("rank {rank}: bootstrap"));
     let bootstrap = meet(joining, rank, &Wait::new(abort.clone(), Some(settings.join_timeout())))?;
-    let device = device::open(ordinal)?;
-    let mut decided = decide(Arc::new(bootstrap), device.as_ref(), config, &step)?;
-    let profiling = Profiling::open(decided.comm_id, config.name.as_deref(), &decided.topology, rank);
-    let own = Own { rank, device, config, abort, step: &step };
-    let paths = own.connect(&mut decided)?;
-    let state = own.assemble(decided, paths, profiling)?;
-    make_ready(&state, &step("ready"))?;
-    Ok(Arc::new(state))
+    let bootstrap = Arc::new(bootstrap);
+    bootstrap.doom(abort);
+    let own = |device| Own { rank, device, config, abort, step: &step };
+    let brought = device::open(ordinal).and_then(|device| own(device).bring_up(bootstrap.clone()));
+    brought.map_err(|error| {
+        let error = bootstrap.blame(error);
+        bootstrap.report(&error);
+        error
+    })
 }
 
 /// What a rank brings along.
@@ -82,7 +88,6 @@ struct Own<'a> {
     /// Starts the clock of a named step.
     step: &'a dyn Fn(&str) -> Wait,
 }
-
 /// The ways to the other ranks.
 struct Paths {
     layout: HeapLayout,
@@ -92,6 +97,20 @@ struct Paths {
 }
 
 impl Own<'_> {
+    /// All steps once the ranks have met.
+    fn bring_up(self, bootstrap: Arc<Bootstrap>) -> Result<Arc<CommState>> {
+        let mut decided = decide(bootstrap, self.device.as_ref(), self.config, self.step)?;
+        let name = self.config.name.as_deref();
+        let profiling = Profiling::open(decided.comm_id, name, &decided.topology, self.rank);
+        let paths = self.connect(&mut decided)?;
+        let step = self.step;
+        let state = self.assemble(decided, paths, profiling)?;
+        make_ready(&state, &step("ready"))?;
+        let state = Arc::new(state);
+        doom::end_launches_in_vain(&state);
+        Ok(state)
+    }
+
     /// Opens the ways: memory within the host, the network, copy engines.
     fn connect(&self, decided: &mut Decided) -> Result<Paths> {
         let (settings, rank) = (env::settings(), self.rank);

@@ -331,8 +331,17 @@ impl NetTask {
         });
         let sure = |lost: &Lost| lost.error.kind != ErrorKind::Remote && lost.error.kind != ErrorKind::System;
         let fatal = links.lost.iter().find(|lost| sure(lost) || is_short(lost) || lost.is_due());
-        if let Some(lost) = fatal {
-            self.fail(self.failure(lost));
+        // Nobody waits for the words of a peer that has gone, once it is known who is to blame.
+        let roster = self.bootstrap.roster();
+        let gone = || links.lost.iter().find(|lost| roster.has_gone(lost.key.peer));
+        let verdict = links.lost.first().and_then(|_| roster.verdict());
+        match (fatal.or_else(gone), fatal, verdict) {
+            (Some(lost), _, Some(why)) => {
+                let text = format!("{}; it showed as: {}", why.text, self.failure(lost).text);
+                self.fail(why.with_text(text));
+            }
+            (_, Some(lost), None) => self.fail(self.failure(lost)),
+            _ => {}
         }
     }
 
@@ -366,9 +375,11 @@ impl NetTask {
         if let Some(fault) = self.control.fault() {
             return fault.clone();
         }
-        if error.kind != ErrorKind::Aborted {
-            self.fail(error.clone());
+        if error.kind == ErrorKind::Aborted {
+            return error;
         }
+        let error = self.bootstrap.blame(error);
+        self.fail(error.clone());
         error
     }
 
@@ -376,15 +387,18 @@ impl NetTask {
     fn fail(&self, error: Error) {
         error.log();
         let text = error.text.clone();
+        self.bootstrap.report(&error);
         let first = self.control.fail(error);
         self.ended.raise();
-        if !first {
+        // The bootstrap tells who is dead.
+        if !first || self.bootstrap.roster().verdict().is_some() {
             return;
         }
         let bootstrap = self.bootstrap.clone();
         let tell = move || {
             let text = &text.as_bytes()[..text.len().min(1024)];
-            for peer in (0..bootstrap.nranks()).filter(|&p| p != bootstrap.rank()) {
+            let is_there = |peer: &u32| *peer != bootstrap.rank() && !bootstrap.roster().has_gone(*peer);
+            for peer in (0..bootstrap.nranks()).filter(is_there) {
                 let _ = bootstrap.send(peer, FAULT_TAG, text, &Wait::new(AbortFlag::new(), Some(TELL)));
             }
         };

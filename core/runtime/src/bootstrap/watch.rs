@@ -1,0 +1,455 @@
+//! What becomes of ranks: the service thread notices it, and rank 0 passes it on to all.
+//!
+//! Every other rank has a connection to rank 0 for this alone. The end of one tells rank 0 that a process or
+//! host has ended, and the end of rank 0's own tells all others; the kernel asks across hosts whether the
+//! other host is there ([`Settings::heartbeat`]), so that a process which is stopped or busy is not taken for
+//! dead. Processes of one host are watched by descriptors as well (see [`crate::liveness::process`]): those
+//! tell the end of a process also while somebody else holds its connections open.
+//!
+//! A rank that leaves in peace, or whose operation failed, says so before its connection ends.
+
+use super::wire::{Fields, FrameReader, Incoming, Kind, frame_bytes, malformed};
+use super::{Settings, lock, log};
+use crate::error::{Error, ErrorKind, Result};
+use crate::liveness::process::{Found, find};
+use crate::liveness::{End, Identity, Roster};
+use crate::wait::AbortFlag;
+use hawser_oob::socket::{Keepalive, Options};
+use hawser_oob::stream::Stream;
+use hawser_oob::wait::Bell;
+use rustc_hash::FxHashMap;
+use rustix::event::{PollFd, PollFlags};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, Once, OnceLock, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+/// Bytes of the longest frame between watchers.
+const FRAME_LIMIT: usize = 4 << 10;
+
+/// Bytes of the longest reason that is told.
+const TEXT_LIMIT: usize = 2 << 10;
+
+/// Bytes that may wait for a rank that takes none.
+const MOST_WAITING: usize = 1 << 20;
+
+/// What a rank knows of the others, and its connections for news.
+pub(super) struct Watch {
+    /// What is known of all ranks.
+    pub roster: Roster,
+    rank: u32,
+    outs: Mutex<FxHashMap<u32, Out>>,
+    /// Connections that the service thread has not seen yet.
+    come: Mutex<Vec<(u32, Arc<Stream>)>>,
+    bell: Bell,
+    /// Ended by the death of a rank.
+    flags: Mutex<Vec<AbortFlag>>,
+    /// Told, in the service thread, that somebody is dead.
+    hook: OnceLock<Hook>,
+    /// How long another host may give no sign of life.
+    heartbeat: Option<Duration>,
+}
+
+type Hook = Box<dyn Fn(&Error) + Send + Sync>;
+
+/// The way to another watcher.
+struct Out {
+    stream: Arc<Stream>,
+    /// What the kernel has not taken yet.
+    waiting: Vec<u8>,
+}
+
+impl Out {
+    /// Sends what is possible now.
+    fn push(&mut self, bytes: &[u8]) {
+        if self.waiting.len() < MOST_WAITING {
+            self.waiting.extend_from_slice(bytes);
+        }
+        while !self.waiting.is_empty() {
+            match self.stream.write_some(&self.waiting, false) {
+                Ok(0) => return,
+                Ok(count) => drop(self.waiting.drain(..count)),
+                // The service thread sees the end.
+                Err(_) => self.waiting.clear(),
+            }
+        }
+    }
+}
+
+impl Watch {
+    /// All ranks are alive, and there are no connections yet.
+    pub fn new(rank: u32, members: Vec<Identity>, settings: &Settings) -> Result<Arc<Watch>> {
+        let bell = Bell::new().map_err(|errno| Error::system("eventfd for the bootstrap", errno))?;
+        let watch = Arc::new(Watch {
+            roster: Roster::new(rank, members),
+            rank,
+            outs: Mutex::default(),
+            come: Mutex::default(),
+            bell,
+            flags: Mutex::default(),
+            hook: OnceLock::new(),
+            heartbeat: settings.heartbeat,
+        });
+        all::register(&watch);
+        Ok(watch)
+    }
+
+    /// Takes a connection to the watcher of another rank, and tells it what is known.
+    pub fn connect(&self, rank: u32, stream: Stream) {
+        let options = Options { keepalive: self.heartbeat.map(keepalive), ..Options::default() };
+        options.apply(stream.as_fd());
+        if let Some(limit) = self.heartbeat {
+            // The same for what was sent and is not acknowledged. Without it, the kernel tries for long.
+            let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+            let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, limit);
+        }
+        let stream = Arc::new(stream);
+        let mut out = Out { stream: stream.clone(), waiting: Vec::new() };
+        let mut outs = lock(&self.outs);
+        for (of, end, age) in self.roster.all() {
+            out.push(&encode(of, &end, age));
+        }
+        outs.insert(rank, out);
+        lock(&self.come).push((rank, stream));
+        self.bell.ring();
+    }
+
+    /// Notes what became of a rank, and passes it on: `from` knows it already.
+    pub fn learn(&self, rank: u32, end: &End, age: Duration, from: Option<u32>) {
+        // Held meanwhile, so that who connects now is told once.
+        let mut outs = lock(&self.outs);
+        if self.roster.note(rank, end, age) {
+            let bytes = encode(rank, end, age);
+            outs.iter_mut().filter(|(to, _)| Some(**to) != from).for_each(|(_, out)| out.push(&bytes));
+            self.bell.ring();
+        }
+    }
+
+    /// Tells the others that this rank goes in peace.
+    pub fn leave(&self, how: &str) {
+        let bytes = encode(self.rank, &End::Left(how.into()), Duration::ZERO);
+        lock(&self.outs).values_mut().for_each(|out| out.push(&bytes));
+    }
+
+    /// Waits on this flag end when somebody dies.
+    pub fn doom(&self, flag: &AbortFlag) {
+        match self.roster.verdict() {
+            Some(error) => flag.doom(error),
+            None => lock(&self.flags).push(flag.clone()),
+        }
+    }
+
+    /// Calls `hook`, in the service thread, when somebody is dead. It must not wait. The first one counts.
+    pub fn on_verdict(&self, hook: Hook) {
+        let _ = self.hook.set(hook);
+        if let (Some(hook), Some(error)) = (self.hook.get(), self.roster.verdict()) {
+            hook(&error);
+        }
+    }
+
+    /// An error with those who are to blame for it, if anybody is known to be. The others are told.
+    pub fn blame(&self, error: Error) -> Error {
+        let may_be_consequence =
+            matches!(error.kind, ErrorKind::Remote | ErrorKind::System | ErrorKind::Timeout);
+        if !may_be_consequence || self.roster.members().len() < 2 {
+            return error;
+        }
+        let verdict = match self.roster.verdict() {
+            None if error.kind == ErrorKind::Timeout && self.roster.is_quiet() => None,
+            None => self.roster.explain(),
+            verdict => verdict,
+        };
+        let error = match verdict {
+            Some(why) if !error.text.contains(&why.text) => {
+                let text = format!("{}; it showed as: {}", why.text, error.text);
+                why.with_text(text)
+            }
+            _ => error,
+        };
+        self.report(&error);
+        error
+    }
+
+    /// Tells the others why this rank fails; where a process is to blame, in all communicators that it is
+    /// part of: this process may end next, and is not to blame in those either.
+    pub fn report(&self, error: &Error) {
+        if error.kind == ErrorKind::Aborted {
+            return;
+        }
+        let because_of = error.peer.filter(|peer| self.roster.has_gone(*peer));
+        let failed = |because_of| End::Failed { text: cut(&error.text, TEXT_LIMIT).into(), because_of };
+        self.learn(self.rank, &failed(because_of), Duration::ZERO, None);
+        let Some(guilty) = because_of.and_then(|rank| self.roster.members().get(rank as usize)) else {
+            return;
+        };
+        for other in all::list().into_iter().filter(|other| !std::ptr::eq(&**other, self)) {
+            if let Some(rank) = other.roster.rank_of(guilty) {
+                other.learn(other.rank, &failed(Some(rank)), Duration::ZERO, None);
+            }
+        }
+    }
+}
+
+/// The service thread's part: the connections and the processes that it listens to.
+pub(super) struct Watcher {
+    watch: Arc<Watch>,
+    links: Vec<Link>,
+    processes: Vec<(Arc<OwnedFd>, Vec<u32>)>,
+    is_doomed: bool,
+}
+
+struct Link {
+    rank: u32,
+    stream: Arc<Stream>,
+    reader: FrameReader,
+}
+
+impl Watcher {
+    /// Begins to watch the processes of this host.
+    pub fn new(watch: Arc<Watch>) -> Watcher {
+        let members = watch.roster.members();
+        let own = members.get(watch.rank as usize).copied();
+        let mut of: FxHashMap<u32, Vec<u32>> = FxHashMap::default();
+        for (rank, member) in (0..).zip(members) {
+            if own.is_some_and(|own| own.is_near(member)) {
+                of.entry(member.pid).or_default().push(rank);
+            }
+        }
+        let mut processes = Vec::new();
+        for (pid, ranks) in of {
+            match find(&members[ranks[0] as usize]) {
+                Found::Running(descriptor) => processes.push((descriptor, ranks)),
+                Found::Over => over(&watch, &ranks),
+                Found::Unknown(errno) => {
+                    log(&format!("process {pid} of this host is watched by its connection only: {errno}"));
+                }
+            }
+        }
+        Watcher { watch, links: Vec::new(), processes, is_doomed: false }
+    }
+
+    /// Adds everything that it waits for.
+    pub fn register<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        let outs = lock(&self.watch.outs);
+        fds.push(PollFd::new(&self.watch.bell, PollFlags::IN));
+        for link in &self.links {
+            let waits = outs.get(&link.rank).is_some_and(|out| !out.waiting.is_empty());
+            let flags = if waits { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            fds.push(PollFd::new(&*link.stream, flags));
+        }
+        fds.extend(self.processes.iter().map(|(descriptor, _)| PollFd::new(&**descriptor, PollFlags::IN)));
+    }
+
+    /// The moment at which [`Watcher::serve`] must be called even if nothing happens.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.is_doomed { None } else { self.watch.roster.verdict_at() }
+    }
+
+    /// Takes all steps that need no waiting: `ready` says which of the registered descriptors are.
+    pub fn serve(&mut self, ready: &[bool]) {
+        let is_ready = |at: usize| ready.get(at).is_some_and(|ready| *ready);
+        if is_ready(0) {
+            self.watch.bell.hush();
+        }
+        let (links, processes) = (self.links.len(), self.processes.len());
+        let ended: Vec<usize> = (0..processes).filter(|at| is_ready(1 + links + at)).collect();
+        let ended: Vec<(Arc<OwnedFd>, Vec<u32>)> =
+            ended.into_iter().rev().map(|at| self.processes.swap_remove(at)).collect();
+        // Last words first: they were sent before the process ended.
+        let has_ended = |rank: u32| ended.iter().any(|(_, ranks)| ranks.contains(&rank));
+        for at in (0..links).rev() {
+            if is_ready(1 + at) || has_ended(self.links[at].rank) {
+                self.listen_to(at);
+            }
+        }
+        ended.iter().for_each(|(_, ranks)| over(&self.watch, ranks));
+        let come = std::mem::take(&mut *lock(&self.watch.come));
+        for (rank, stream) in come {
+            self.links.push(Link { rank, stream, reader: FrameReader::new(FRAME_LIMIT) });
+            self.listen_to(self.links.len() - 1);
+        }
+        self.pass_sentence();
+    }
+
+    /// Reads what another watcher says, and notices its end.
+    fn listen_to(&mut self, at: usize) {
+        let Link { rank, stream, reader } = &mut self.links[at];
+        if let Some(out) = lock(&self.watch.outs).get_mut(rank) {
+            out.push(&[]);
+        }
+        let end = loop {
+            match reader.advance(stream) {
+                Ok(Incoming::Frame(frame)) if frame.kind == Kind::Fate => {
+                    let Ok((of, end, age)) = decode(frame.tag, &frame.payload) else {
+                        break "it sent nonsense".into();
+                    };
+                    self.watch.learn(of, &end, age, Some(*rank));
+                }
+                Ok(Incoming::Frame(_)) => break "it sent nonsense".into(),
+                Ok(Incoming::Nothing) => return,
+                Ok(Incoming::Closed) => {
+                    break "its process or host ended (its connection was closed)".to_string();
+                }
+                Err(error) => break format!("its process or host ended ({})", error.text),
+            }
+        };
+        let rank = *rank;
+        lock(&self.watch.outs).remove(&rank);
+        self.links.swap_remove(at);
+        self.watch.learn(rank, &End::Died(end), Duration::ZERO, None);
+    }
+
+    /// Ends the waits that are in vain, once it is clear who is to blame.
+    fn pass_sentence(&mut self) {
+        if self.is_doomed {
+            return;
+        }
+        let mut flags = lock(&self.watch.flags);
+        if let Some(error) = self.watch.roster.verdict() {
+            log(&format!("rank {}: {error}", self.watch.rank));
+            flags.drain(..).for_each(|flag| flag.doom(error.clone()));
+            self.is_doomed = true;
+            drop(flags);
+            if let Some(hook) = self.watch.hook.get() {
+                hook(&error);
+            }
+        }
+    }
+}
+
+impl Drop for Watcher {
+    /// What has come unread would destroy this rank's last words on their way.
+    fn drop(&mut self) {
+        for link in &self.links {
+            let mut bytes = [0; 512];
+            while let Ok(hawser_oob::socket::Moved::Bytes(_)) = link.stream.read_some(&mut bytes) {}
+        }
+        lock(&self.watch.outs).clear();
+    }
+}
+
+/// The process of these ranks has ended.
+fn over(watch: &Watch, ranks: &[u32]) {
+    for rank in ranks {
+        watch.learn(*rank, &End::Died("its process ended".into()), Duration::ZERO, None);
+    }
+}
+
+/// The questions by which a host that is gone is known after about `period`.
+fn keepalive(period: Duration) -> Keepalive {
+    let second = Duration::from_secs(1);
+    let interval = (period / 5).max(second);
+    let count = (period.as_secs_f32() / interval.as_secs_f32()) as u32;
+    Keepalive { idle: interval, interval, count: count.saturating_sub(1).max(1) }
+}
+
+const LEFT: u8 = 0;
+const DIED: u8 = 1;
+const FAILED: u8 = 2;
+
+/// A frame that says what became of a rank.
+pub(super) fn encode(rank: u32, end: &End, age: Duration) -> Vec<u8> {
+    let (code, text, because_of) = match end {
+        End::Left(how) => (LEFT, how, None),
+        End::Died(how) => (DIED, how, None),
+        End::Failed { text, because_of } => (FAILED, text, *because_of),
+    };
+    let mut payload = vec![code];
+    payload.extend_from_slice(&u32::try_from(age.as_millis()).unwrap_or(u32::MAX).to_le_bytes());
+    payload.extend_from_slice(&because_of.unwrap_or(u32::MAX).to_le_bytes());
+    payload.extend_from_slice(cut(text, TEXT_LIMIT).as_bytes());
+    frame_bytes(Kind::Fate, u64::from(rank), &payload).unwrap_or_default()
+}
+
+/// Reads the payload of a frame of [`encode`].
+pub(super) fn decode(rank: u64, payload: &[u8]) -> Result<(u32, End, Duration)> {
+    let mut fields = Fields::new(payload);
+    let (code, age, because_of) = (fields.u8()?, fields.u32()?, fields.u32()?);
+    let text = String::from_utf8_lossy(fields.rest()).into_owned();
+    let end = match code {
+        LEFT => End::Left(text),
+        DIED => End::Died(text),
+        FAILED => End::Failed { text, because_of: (because_of != u32::MAX).then_some(because_of) },
+        _ => return Err(malformed(format!("fate {code}"))),
+    };
+    let rank = u32::try_from(rank).map_err(|_| malformed("fate of no rank"))?;
+    Ok((rank, end, Duration::from_millis(age.into())))
+}
+
+fn cut(text: &str, most: usize) -> &str {
+    let end = (0..=text.len().min(most)).rev().find(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or(0)]
+}
+
+/// The watches of this process. One that ends in order says so for all its communicators that were not
+/// destroyed.
+mod all {
+    use super::{Arc, Mutex, Once, TryLockError, Watch, Weak, lock};
+
+    static ALL: Mutex<Vec<Weak<Watch>>> = Mutex::new(Vec::new());
+
+    pub fn register(watch: &Arc<Watch>) {
+        static HANDLER: Once = Once::new();
+        HANDLER.call_once(|| {
+            // SAFETY: `say_goodbye` may be called at any time, also while other threads run. Without it the
+            // end of the process says the same, less kindly.
+            unsafe { libc::atexit(say_goodbye) };
+        });
+        let mut all = lock(&ALL);
+        all.retain(|watch| watch.strong_count() > 0);
+        all.push(Arc::downgrade(watch));
+    }
+
+    pub fn list() -> Vec<Arc<Watch>> {
+        lock(&ALL).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    extern "C" fn say_goodbye() {
+        let all = match ALL.try_lock() {
+            Ok(all) => all,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let own = std::process::id();
+        for watch in all.iter().filter_map(Weak::upgrade) {
+            let is_own = watch.roster.members().get(watch.rank as usize).is_some_and(|m| m.pid == own);
+            if is_own && let Ok(mut outs) = watch.outs.try_lock() {
+                let how = "its process ended before it destroyed the communicator";
+                let bytes = super::encode(watch.rank, &super::End::Left(how.into()), super::Duration::ZERO);
+                outs.values_mut().for_each(|out| out.push(&bytes));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn fates_survive_the_wire_and_nonsense_is_refused(
+            rank: u32, age: u32, text in ".{0,40}", because_of: Option<u16>, bytes: Vec<u8>
+        ) {
+            let failed = End::Failed { text: text.clone(), because_of: because_of.map(u32::from) };
+            for end in [End::Left(text.clone()), End::Died(text), failed] {
+                let frame = encode(rank, &end, Duration::from_millis(age.into()));
+                let payload = &frame[super::super::wire::HEADER..];
+                prop_assert_eq!(decode(rank.into(), payload).unwrap(), (rank, end, Duration::from_millis(age.into())));
+            }
+            let _ = decode(7, &bytes);
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_gone_is_known_in_time() {
+        for seconds in [1, 2, 5, 20, 60] {
+            let Keepalive { idle, interval, count } = keepalive(Duration::from_secs(seconds));
+            let known = idle + interval * count;
+            assert!(
+                known <= Duration::from_secs(seconds.max(2)) && known.as_secs() * 2 >= seconds,
+                "{seconds}"
+            );
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! What is known of the ranks of a communicator, and what follows for those who wait.
+//!
+//! A rank **leaves** when it destroys its communicator or its process ends in order, it **dies** when its
+//! process or its host ends otherwise, and it **fails** when an operation or bring-up ends with an error that
+//! it reports. Guilty is who died or failed and did not blame another rank before: neighbours that end in
+//! consequence say whom they blame, so that everybody names the same rank.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Identity;
+use crate::error::{Error, Result};
+
+/// How long after the first bad news the ranks to blame are named: what others know has come by then.
+pub const SETTLE: Duration = Duration::from_millis(150);
+
+/// How long nothing may move before a wait for a rank that has gone ends: what it sent last has come by then.
+const IN_VAIN: Duration = Duration::from_millis(300);
+
+/// The same for a wait for a rank that lives, in a message between two ranks, after a third has died.
+const IN_VAIN_FOR_OTHERS: Duration = Duration::from_millis(1200);
+
+/// Who ends later than this after the first is not to blame: errors of waits take longer than that.
+const TOGETHER: Duration = Duration::from_millis(100);
+
+/// How long an error waits for the news that explain it.
+const NEWS: Duration = Duration::from_millis(500);
+
+/// How a rank's part in a communicator ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// In peace: it destroyed the communicator, or its process ended in order.
+    Left(String),
+    /// Its process or host ended; the text says how that was noticed.
+    Died(String),
+    /// It reported an error.
+    Failed {
+        /// The error's text.
+        text: String,
+        /// The rank that it blames.
+        because_of: Option<u32>,
+    },
+}
+
+/// What is known of every rank.
+#[derive(Debug)]
+pub struct Roster {
+    rank: u32,
+    members: Vec<Identity>,
+    /// Nothing has become of anybody.
+    is_quiet: AtomicBool,
+    fates: Mutex<BTreeMap<u32, Fate>>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Fate {
+    /// How it ended, and when this rank learned of it.
+    gone: Option<(End, Instant)>,
+    /// What it reported.
+    failed: Option<(String, Option<u32>, Instant)>,
+}
+
+impl Roster {
+    /// All ranks are alive.
+    pub fn new(rank: u32, members: Vec<Identity>) -> Self {
+        Self { rank, members, is_quiet: true.into(), fates: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// The process of each rank.
+    pub fn members(&self) -> &[Identity] {
+        &self.members
+    }
+
+    /// The first rank of a process.
+    pub fn rank_of(&self, process: &Identity) -> Option<u32> {
+        let at = self.members.iter().position(|member| member.is_same_process(process))?;
+        u32::try_from(at).ok()
+    }
+
+    /// Whether nothing has become of anybody.
+    pub fn is_quiet(&self) -> bool {
+        self.is_quiet.load(Ordering::Acquire)
+    }
+
+    /// Notes what became of a rank, `age` ago. Returns whether that is news.
+    pub fn note(&self, rank: u32, end: &End, age: Duration) -> bool {
+        if rank as usize >= self.members.len() {
+            return false;
+        }
+        let mut fates = self.lock();
+        let fate = fates.entry(rank).or_default();
+        let now = Instant::now();
+        let since = now.checked_sub(age).unwrap_or(now);
+        let is_news = match (end, &fate.gone, &fate.failed) {
+            (End::Failed { text, because_of }, _, None) => {
+                fate.failed = Some((text.clone(), *because_of, since));
+                true
+            }
+            // Who left in peace may be taken for dead before the word comes.
+            (End::Left(_), None | Some((End::Died(_), _)), _) | (End::Died(_), None, _) => {
+                fate.gone = Some((end.clone(), since));
+                true
+            }
+            _ => false,
+        };
+        drop(fates);
+        self.is_quiet.store(false, Ordering::Release);
+        self.changed.notify_all();
+        is_news
+    }
+
+    /// All that is known, and how long ago it was learned.
+    pub fn all(&self) -> Vec<(u32, End, Duration)> {
+        if self.is_quiet() {
+            return Vec::new();
+        }
+        let fates = self.lock();
+        let failed = fates.iter().filter_map(|(rank, fate)| {
+            let (text, because_of, at) = fate.failed.clone()?;
+            Some((*rank, End::Failed { text, because_of }, at.elapsed()))
+        });
+        let gone = fates.iter().filter_map(|(rank, fate)| {
+            let (end, at) = fate.gone.clone()?;
+            Some((*rank, end, at.elapsed()))
+        });
+        failed.chain(gone).collect()
+    }
+
+    /// Whether a rank has left, died or failed.
+    pub fn has_gone(&self, rank: u32) -> bool {
+        !self.is_quiet()
+            && self.lock().get(&rank).is_some_and(|fate| fate.gone.is_some() || fate.failed.is_some())
+    }
+
+    /// Who is to blame, as an error; none while nobody is, or the news are too fresh.
+    pub fn verdict(&self) -> Option<Error> {
+        if self.is_quiet() {
+            return None;
+        }
+        let fates = self.lock();
+        let first = first_trouble(&fates)?;
+        if first.elapsed() < SETTLE { None } else { self.blame(&fates, &self.guilty(&fates)) }
+    }
+
+    /// When [`Roster::verdict`] may have something to say.
+    pub fn verdict_at(&self) -> Option<Instant> {
+        if self.is_quiet() { None } else { Some(first_trouble(&self.lock())? + SETTLE) }
+    }
+
+    /// Whether a wait for `peer`, in which nothing has moved since a moment, is in vain. `of_all`: all ranks
+    /// take part in what is waited for.
+    ///
+    /// # Errors
+    /// `Remote`: it is; the text names who is to blame.
+    pub fn check(&self, peer: u32, since: Instant, of_all: bool) -> Result<()> {
+        if self.is_quiet() || since.elapsed() < IN_VAIN {
+            return Ok(());
+        }
+        let verdict = self.verdict();
+        let fates = self.lock();
+        let Some(fate) = fates.get(&peer) else {
+            let is_in_vain = of_all || since.elapsed() >= IN_VAIN_FOR_OTHERS;
+            return verdict.filter(|_| is_in_vain).map_or(Ok(()), Err);
+        };
+        if let Some(error) = verdict {
+            return Err(error);
+        }
+        match &fate.gone {
+            Some((End::Left(_), at)) if at.elapsed() >= IN_VAIN => {
+                self.blame(&fates, &[peer]).map_or(Ok(()), Err)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Who is to blame, for an error that may be a consequence: waits for the news that explain it, for a
+    /// short time.
+    pub fn explain(&self) -> Option<Error> {
+        let end = Instant::now() + NEWS;
+        let mut fates = self.lock();
+        loop {
+            let now = Instant::now();
+            match first_trouble(&fates) {
+                Some(first) if first.elapsed() >= SETTLE => return self.blame(&fates, &self.guilty(&fates)),
+                Some(first) => fates = self.rest(fates, SETTLE.saturating_sub(now - first)),
+                None if now >= end => return None,
+                None => fates = self.rest(fates, end - now),
+            }
+        }
+    }
+
+    fn rest<'a>(
+        &self,
+        fates: MutexGuard<'a, BTreeMap<u32, Fate>>,
+        limit: Duration,
+    ) -> MutexGuard<'a, BTreeMap<u32, Fate>> {
+        let limit = limit.max(Duration::from_millis(1));
+        self.changed.wait_timeout(fates, limit).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// The ranks that failed or died and blame nobody, and those who are blamed.
+    fn guilty(&self, fates: &BTreeMap<u32, Fate>) -> Vec<u32> {
+        let mut blamed = BTreeSet::new();
+        let first = first_trouble(fates).unwrap_or_else(Instant::now);
+        for (rank, fate) in fates {
+            match (&fate.failed, &fate.gone) {
+                (Some((_, because_of, _)), _) => drop(blamed.insert(because_of.unwrap_or(*rank))),
+                (None, Some((End::Died(_), at))) if *at <= first + TOGETHER => drop(blamed.insert(*rank)),
+                _ => {}
+            }
+        }
+        let is_consequence =
+            |rank: &u32| fates.get(rank).is_some_and(|f| f.failed.as_ref().is_some_and(|f| f.1.is_some()));
+        let others = || blamed.iter().copied().filter(|rank| *rank != self.rank);
+        let causes: Vec<u32> = others().filter(|rank| !is_consequence(rank)).collect();
+        if causes.is_empty() { others().collect() } else { causes }
+    }
+
+    fn blame(&self, fates: &BTreeMap<u32, Fate>, guilty: &[u32]) -> Option<Error> {
+        let first = *guilty.first()?;
+        let texts: Vec<String> = guilty.iter().take(4).map(|rank| self.sentence(fates, *rank)).collect();
+        let more = guilty.len().saturating_sub(4);
+        let tail = if more > 0 { format!(", and {more} more") } else { String::new() };
+        let error = Error::remote(format!("{}{tail}", texts.join("; "))).with_peer(first);
+        Some(error.remedy("see what that process wrote last"))
+    }
+
+    /// What is known of one rank.
+    fn sentence(&self, fates: &BTreeMap<u32, Fate>, rank: u32) -> String {
+        let who = self.name(rank);
+        let ago = |at: &Instant| format!("{:.1} s ago", at.elapsed().as_secs_f32());
+        match fates.get(&rank) {
+            Some(Fate { failed: Some((text, ..)), .. }) => format!("{who} reports: {text}"),
+            Some(Fate { gone: Some((End::Died(how), at)), .. }) => {
+                format!("{who} has died {}: {how}", ago(at))
+            }
+            Some(Fate { gone: Some((End::Left(how), at)), .. }) => {
+                format!("{who} has left the communicator {}: {how}", ago(at))
+            }
+            _ => format!("{who} is blamed by other ranks"),
+        }
+    }
+
+    /// A rank in words: `rank 1 (rank 5 of the first communicator, process 4711 on alpha)`.
+    pub fn name(&self, rank: u32) -> String {
+        let Some(member) = self.members.get(rank as usize) else { return format!("rank {rank}") };
+        let world = match member.world {
+            world if world == rank => String::new(),
+            world => format!("rank {world} of the first communicator, "),
+        };
+        format!("rank {rank} ({world}process {} on host {})", member.pid, member.host())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Fate>> {
+        self.fates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// When this rank learned that somebody died or failed.
+fn first_trouble(fates: &BTreeMap<u32, Fate>) -> Option<Instant> {
+    let died = |fate: &Fate| match &fate.gone {
+        Some((End::Died(_), at)) => Some(*at),
+        _ => None,
+    };
+    fates.values().flat_map(|fate| [died(fate), fate.failed.as_ref().map(|f| f.2)]).flatten().min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roster(rank: u32) -> Roster {
+        Roster::new(rank, (0..8).map(|world| Identity::own(world, None)).collect())
+    }
+
+    fn died() -> End {
+        End::Died("its process ended".into())
+    }
+
+    fn failed(because_of: Option<u32>) -> End {
+        End::Failed { text: "no".into(), because_of }
+    }
+
+    const LONG: Duration = Duration::from_secs(5);
+
+    fn long_ago() -> Instant {
+        Instant::now().checked_sub(LONG).unwrap_or_else(Instant::now)
+    }
+
+    #[test]
+    fn who_blames_another_is_not_to_blame() {
+        let roster = roster(0);
+        assert_eq!(roster.verdict(), None);
+        assert!(roster.note(1, &died(), LONG) && !roster.note(1, &died(), LONG));
+        assert_eq!(roster.verdict().unwrap().peer, Some(1));
+        assert!(roster.note(1, &failed(Some(2)), LONG));
+        assert_eq!(roster.verdict().unwrap().peer, Some(2), "also while nothing else is known of it");
+        assert!(roster.note(2, &died(), LONG));
+        let error = roster.verdict().unwrap();
+        assert!(error.text.contains("rank 2 (process") && error.text.contains("has died 5"), "{error}");
+        assert!(!error.text.contains("rank 1"), "{error}");
+    }
+
+    #[test]
+    fn fresh_news_wait_for_their_explanation() {
+        let roster = roster(0);
+        roster.note(1, &died(), Duration::ZERO);
+        assert!(roster.verdict_at().is_some());
+        let explained = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| roster.explain());
+            roster.note(1, &failed(Some(3)), Duration::ZERO);
+            asked.join().unwrap()
+        });
+        assert_eq!(explained.unwrap().peer, Some(3));
+    }
+
+    #[test]
+    fn leaving_in_peace_ends_only_waits_for_that_rank() {
+        let roster = roster(0);
+        roster.note(2, &died(), LONG);
+        assert!(roster.note(2, &End::Left("it destroyed it".into()), LONG), "the word came late");
+        assert!(!roster.note(2, &died(), LONG));
+        assert_eq!(roster.verdict(), None);
+        roster.check(1, long_ago(), true).unwrap();
+        roster.check(2, Instant::now(), true).unwrap();
+        let error = roster.check(2, long_ago(), false).unwrap_err();
+        assert!(error.text.contains("has left the communicator") && error.peer == Some(2), "{error}");
+        // A rank that waited for it says so, and then it is to blame for all that wait for that rank.
+        roster.note(1, &failed(Some(2)), LONG);
+        assert_eq!(roster.check(1, long_ago(), false).unwrap_err().peer, Some(2));
+        let moments_ago = Instant::now().checked_sub(IN_VAIN * 2).unwrap();
+        roster.check(3, moments_ago, false).unwrap();
+        assert_eq!(roster.check(3, moments_ago, true).unwrap_err().peer, Some(2));
+        assert_eq!(roster.check(3, long_ago(), false).unwrap_err().peer, Some(2));
+    }
+
+    #[test]
+    fn who_ends_later_is_not_to_blame() {
+        let roster = roster(0);
+        roster.note(3, &died(), LONG);
+        roster.note(1, &died(), LONG - TOGETHER * 2);
+        assert_eq!(roster.verdict().unwrap().peer, Some(3));
+        assert!(!roster.verdict().unwrap().text.contains("rank 1"));
+    }
+
+    #[test]
+    fn a_split_names_the_first_communicator_too() {
+        let mut members: Vec<Identity> = (0..2).map(|world| Identity::own(world, None)).collect();
+        members[1].world = 5;
+        let roster = Roster::new(0, members);
+        assert!(roster.name(1).starts_with("rank 1 (rank 5 of the first communicator, process "));
+        assert!(!roster.note(7, &died(), LONG), "no rank of it");
+        assert_eq!(roster.explain(), None);
+    }
+}
