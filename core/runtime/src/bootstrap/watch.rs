@@ -11,6 +11,7 @@
 use super::wire::{Fields, FrameReader, Incoming, Kind, frame_bytes, malformed};
 use super::{Settings, lock, log};
 use crate::error::{Error, ErrorKind, Result};
+use crate::liveness::forked::ClosedInChildren;
 use crate::liveness::process::{Found, find};
 use crate::liveness::{End, Identity, Roster};
 use crate::wait::AbortFlag;
@@ -53,6 +54,8 @@ type Hook = Box<dyn Fn(&Error) + Send + Sync>;
 
 /// The way to another watcher.
 struct Out {
+    /// A child that held it open would hide the end of its parent.
+    _closed_in_children: ClosedInChildren,
     stream: Arc<Stream>,
     /// What the kernel has not taken yet.
     waiting: Vec<u8>,
@@ -103,7 +106,8 @@ impl Watch {
             let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, limit);
         }
         let stream = Arc::new(stream);
-        let mut out = Out { stream: stream.clone(), waiting: Vec::new() };
+        let closed = ClosedInChildren::new(stream.as_fd());
+        let mut out = Out { _closed_in_children: closed, stream: stream.clone(), waiting: Vec::new() };
         let mut outs = lock(&self.outs);
         for (of, end, age) in self.roster.all() {
             out.push(&encode(of, &end, age));
@@ -293,6 +297,7 @@ impl Watcher {
             }
         };
         let rank = *rank;
+        // Also before the other end of the same descriptor is closed.
         lock(&self.watch.outs).remove(&rank);
         self.links.swap_remove(at);
         self.watch.learn(rank, &End::Died(end), Duration::ZERO, None);

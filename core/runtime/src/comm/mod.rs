@@ -34,7 +34,7 @@ mod tuners;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use hawser_plan::choose::Choice;
 use hawser_plan::p2p::Message;
@@ -62,6 +62,7 @@ use crate::device::Stream;
 use crate::env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::{self, Item, Job};
+use crate::liveness::forked;
 use crate::rules_update::{Outcome, Switch};
 use crate::wait::AbortFlag;
 use bringup::{Joining, bring_up};
@@ -126,6 +127,16 @@ pub struct Inner {
     changed: Condvar,
 }
 
+impl Drop for Inner {
+    /// A child of fork(2) frees nothing: memory and threads are its parent's.
+    fn drop(&mut self) {
+        if forked::is_child() {
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::replace(state, State::Gone));
+        }
+    }
+}
+
 /// This rank among the ranks.
 #[derive(Clone, Copy)]
 struct Place {
@@ -162,6 +173,7 @@ impl Comm {
     }
 
     fn prepare_init(ids: &[UniqueId], nranks: u32, rank: u32, ordinal: u32, config: Config) -> Result<Self> {
+        forked::refuse()?;
         let most = hawser_plan::algo::MAX_RANKS;
         if nranks == 0 || nranks > most {
             return Err(Error::invalid_argument(format!("{nranks} ranks: a communicator has 1 to {most}")));
@@ -198,6 +210,9 @@ impl Comm {
 
     /// What went wrong in the background; `InProgress` while a non-blocking call runs.
     pub fn async_error(&self) -> Option<Error> {
+        if forked::is_child() {
+            return Some(forked::refusal());
+        }
         let state = self.0.state.lock().ok()?;
         let in_progress = |what| Some(Error::new(ErrorKind::InProgress, what));
         match &*state {
@@ -213,6 +228,9 @@ impl Comm {
 
     /// Why bring-up failed, if it did.
     pub fn bring_up_error(&self) -> Option<Error> {
+        if forked::is_child() {
+            return Some(forked::refusal());
+        }
         match &*self.0.state.lock().ok()? {
             State::Failed(error) => Some(error.clone()),
             _ => None,
@@ -368,6 +386,7 @@ impl Comm {
 
     /// The live part, for operations.
     pub fn state(&self) -> Result<Arc<CommState>> {
+        forked::refuse()?;
         let refuse = |text: &str| Err(self.name_error(Error::invalid_usage(text)));
         match &*lock(&self.0.state)? {
             State::Ready { finalized: true, .. } => refuse("the communicator was finalized"),
@@ -408,6 +427,7 @@ impl Comm {
 
     fn new(place: Option<Place>, ordinal: u32, config: Config, abort: AbortFlag) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        forked::begin();
         Self(Arc::new(Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             place: place.map_or_else(OnceLock::new, OnceLock::from),

@@ -5,6 +5,7 @@ use std::sync::MutexGuard;
 use super::{Comm, State, lock};
 use crate::error::{Error, Result};
 use crate::group;
+use crate::liveness::forked;
 
 impl Comm {
     /// Waits for all operations on this rank, in the background if `config.blocking` is false; afterwards only destroy is of use.
@@ -60,6 +61,7 @@ impl Comm {
     /// # Errors
     /// `InvalidArgument` after destroy or abort.
     pub fn abort(&self) -> Result<()> {
+        forked::refuse()?;
         self.0.abort.raise();
         let mut state = lock(&self.0.state)?;
         match &*state {
@@ -84,6 +86,7 @@ impl Comm {
 
     /// Waits until bring-up is over and nothing runs in the background. Never `Starting` or `Gone`.
     fn settle(&self) -> Result<MutexGuard<'_, State>> {
+        forked::refuse()?;
         let mut state = lock(&self.0.state)?;
         loop {
             match &*state {

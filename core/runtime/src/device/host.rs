@@ -23,6 +23,7 @@ use super::{
 };
 use crate::env;
 use crate::error::{Error, Result};
+use crate::liveness::forked;
 use crate::pool::{self, Pool, Source, Ticket};
 
 /// A device that stands for one rank's share of the CPU.
@@ -145,6 +146,9 @@ fn map(bytes: u64, fd: Option<OwnedFd>) -> Result<Mapping> {
         Error::system(format!("mmap of {bytes} bytes of host memory"), e)
             .remedy("free memory or lower NCCL_BUFFSIZE")
     })?;
+    if fd.is_some() {
+        forked::keep_out(addr as usize, bytes);
+    }
     Ok(Mapping { addr: addr as usize, bytes, fd, is_exported: false.into(), ticket: None })
 }
 

@@ -14,6 +14,7 @@ use super::memory::{device_pointer, in_context};
 use super::result::code;
 use crate::device::size_text;
 use crate::error::{Error, Result};
+use crate::liveness::forked;
 use crate::log;
 
 /// Lengths are multiples of this: the largest page size of the supported machines.
@@ -71,6 +72,7 @@ impl HostRange {
         .map_err(|e| {
             Error::system(format_args!("{context}: mmap of {} of shared memory", size_text(bytes)), e)
         })?;
+        forked::keep_out(addr as usize, length);
         let mut range = HostRange { context: context.clone(), fd, addr, bytes: length, is_registered: false };
         let _scope = context.enter_relaxed()?;
         let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
