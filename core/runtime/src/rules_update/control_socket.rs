@@ -191,6 +191,10 @@ impl ControlSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
+        // Those of ranks that died with no time to do so.
+        if let Some(folder) = self.path.parent() {
+            sweep(folder);
+        }
     }
 }
 
@@ -220,12 +224,12 @@ pub fn socket_of(folder: &Path, pid: u32) -> PathBuf {
 pub fn processes_in(folder: &Path) -> Vec<u32> {
     let prefix = prefix();
     let pid = |path: PathBuf| path.file_stem()?.to_str()?.strip_prefix(&prefix)?.parse().ok();
-    sockets_in(folder).into_iter().filter_map(pid).collect()
+    sockets_in(folder, "rules").into_iter().filter_map(pid).collect()
 }
 
-fn sockets_in(folder: &Path) -> Vec<PathBuf> {
+fn sockets_in(folder: &Path, wanted: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.filter(|path| path.extension().is_some_and(|ending| ending == "rules")).collect()
+    entries.filter(|path| path.extension().is_some_and(|ending| ending == wanted)).collect()
 }
 
 /// Before the numbers of this PID namespace (pid_namespaces(7)).
@@ -252,11 +256,16 @@ fn make_folder(folder: &Path) -> Result<()> {
 
 /// Removes sockets of processes that have ended without doing so: nobody listens there.
 fn sweep(folder: &Path) {
-    for path in sockets_in(folder) {
-        if is_refused(&path).unwrap_or(false) {
-            let _ = std::fs::remove_file(path);
-        }
-    }
+    let left = sockets_in(folder, "rules").into_iter().filter(|path| is_refused(path).unwrap_or(false));
+    // One that nobody listens at yet refuses as well: here the process counts.
+    let prefix = prefix();
+    let is_over = |path: &PathBuf| {
+        let pid = path.file_stem().and_then(|stem| stem.to_str()?.strip_prefix(&prefix)?.parse().ok());
+        let pid = pid.and_then(rustix::process::Pid::from_raw);
+        pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH))
+    };
+    let unnamed = sockets_in(folder, "new").into_iter().filter(is_over);
+    left.chain(unnamed).for_each(|path| drop(std::fs::remove_file(path)));
 }
 
 /// Does not wait for one whose queue is full.
@@ -292,7 +301,13 @@ mod tests {
         drop(UnixListener::bind(socket_of(&folder, 1)).unwrap());
         drop(UnixListener::bind(folder.join("7-2.rules")).unwrap());
         std::fs::write(folder.join("other"), "").unwrap();
+        let beginning = [std::process::id(), i32::MAX as u32].map(|pid| {
+            let path = socket_of(&folder, pid).with_extension("new");
+            std::fs::write(&path, "").unwrap();
+            path
+        });
         sweep(&folder);
+        assert_eq!(beginning.map(|path| path.exists()), [true, false]);
         assert_eq!(processes_in(&folder), [std::process::id()]);
         assert!(folder.join("7-1.rules").exists() && !folder.join("7-2.rules").exists());
         std::fs::remove_dir_all(folder).unwrap();
