@@ -1,7 +1,9 @@
 //! Tests that cross crates: every collective through bootstrap, transports and executors, against an oracle
 //! of its own.
 
+pub mod attack;
 pub mod deadline;
+pub mod deaths;
 pub mod leaks;
 pub mod mail;
 pub mod mixed;

@@ -67,6 +67,11 @@ impl Process {
         self.wait_until(part, |got| got.contains(part));
     }
 
+    /// Waits for a line that ends like this, or for one with `other` in it.
+    pub fn wait_for_end_of_line(&mut self, end: &str, other: &str) {
+        self.wait_until(end, |got| got.ends_with(end) || got.contains(other));
+    }
+
     fn wait_until(&mut self, line: &str, is_it: impl Fn(&str) -> bool) {
         let until = Instant::now() + LIMIT;
         loop {
@@ -83,6 +88,22 @@ impl Process {
     /// Writes a line to the process.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.stdin.as_mut().expect("piped"), "{line}").expect("the process reads");
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether the process has ended. Does not wait.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a process of ours").is_some()
+    }
+
+    /// All it has written so far.
+    pub fn written(&mut self) -> &str {
+        self.output.extend(self.lines.try_iter().map(|line| line + "\n"));
+        &self.output
     }
 
     /// Kills the process with SIGKILL.

@@ -14,9 +14,12 @@
 //! writes "changed" after some changes of rules), `changes` (`follow` beside a thread that changes rules),
 //! `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`; other
 //! lines it writes back after one more round), `abort-on-stdin` (a thread aborts when a line comes), `mark`
-//! (writes "mark"), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`,
-//! `abort`, `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails
-//! writes `error KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
+//! (writes "mark"), `loop=COLLECTIVE` (calls of random lengths until one fails), `ring` (messages to the next
+//! rank until one fails), `splits` (splits, each with an all-reduce, until one fails), `send=PEER`,
+//! `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child that calls what it must
+//! not), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`, `abort`,
+//! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes `error
+//! KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
 
 use std::ffi::CStr;
 use std::io::stdin;
@@ -33,7 +36,7 @@ use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{leaks, mixed, vectors, world};
+use hawser_tests::{deaths, leaks, mixed, vectors, world};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -124,6 +127,13 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "gathers" => loop {
             world::run(comm, world::plain(Collective::AllGather, comm.ranks(), 30_011), false, 1)?;
         },
+        "fork" => deaths::fork_a_sleeper(),
+        "fork-calls" => deaths::fork_a_caller(comm),
+        "ring" => deaths::ring(comm),
+        "splits" => deaths::splits(comm),
+        looped if looped.starts_with("loop=") => deaths::looped(comm, &looped["loop=".len()..]),
+        sent if sent.starts_with("send=") => deaths::message(comm, true, &sent["send=".len()..]),
+        received if received.starts_with("recv=") => deaths::message(comm, false, &received["recv=".len()..]),
         "decision" => {
             println!("decision: {:?}", comm.last_decision()?.and_then(|last| last.rule));
             Ok(())

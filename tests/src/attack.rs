@@ -1,0 +1,177 @@
+//! Ranks that are killed at random moments, by seed: does every survivor end, how soon, and whom does it
+//! blame?
+
+use std::time::{Duration, Instant};
+
+use hawser_plan::Collective;
+use hawser_runtime::unique_id;
+
+use crate::process::Process;
+
+/// How long survivors may take before they count as hanging.
+const HANGS: Duration = Duration::from_secs(30);
+
+/// What ranks do when one of them is killed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Phase {
+    /// Some have joined and wait for one that never comes.
+    Meeting,
+    /// Bring-up: the victim has just begun the step of this name.
+    Init(&'static str),
+    /// Calls, by the name of the step of the test rank.
+    Calls(String),
+    /// Splits.
+    Splits,
+    /// The others destroy the communicator; the victim does not.
+    Destroy,
+}
+
+/// One kill.
+#[derive(Debug, Clone)]
+pub struct Kill {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// The rank that is killed.
+    pub victim: u32,
+    /// Number of "hosts".
+    pub hosts: u32,
+    /// What they do meanwhile.
+    pub phase: Phase,
+    /// How long after the phase began.
+    pub after: Duration,
+    /// Every rank has forked a child that lives longer than it, and holds what it inherited.
+    pub has_children: bool,
+}
+
+/// What became of the survivors of a kill.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// From the kill to the end of the last survivor.
+    pub last: Duration,
+    /// Texts of survivors that did not end.
+    pub hangs: Vec<String>,
+    /// Texts of survivors whose errors do not name the killed rank.
+    pub wrong: Vec<String>,
+}
+
+/// The steps of bring-up after whose begin a rank is killed, as the log names them.
+const STEPS: [&str; 5] = ["agreement", "links", "tuners", "transport", "ready"];
+
+impl Kill {
+    /// The kill of a seed.
+    pub fn of(seed: u64) -> Self {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
+        let mut below = |limit: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) % limit
+        };
+        let ranks = 2 + below(7) as u32;
+        let hosts = if below(2) == 0 { 1 } else { 2 + below(u64::from(ranks) - 1) as u32 };
+        let phase = match below(12) {
+            0 if ranks > 2 => Phase::Meeting,
+            0 | 1 => Phase::Init(STEPS[below(STEPS.len() as u64) as usize]),
+            2 | 3 => Phase::Splits,
+            4 => Phase::Destroy,
+            5 => Phase::Calls("ring".into()),
+            _ => {
+                let collective = Collective::ALL[below(Collective::ALL.len() as u64) as usize];
+                Phase::Calls(format!("loop={}", collective.name()))
+            }
+        };
+        // The rank that never comes to a meeting is the last one.
+        let victims = if phase == Phase::Meeting { ranks - 1 } else { ranks };
+        let victim = below(u64::from(victims)) as u32;
+        let after = Duration::from_micros(below(40_000));
+        Self { ranks, victim, hosts, phase, after, has_children: below(4) == 0 }
+    }
+
+    /// In words, for tables.
+    pub fn words(&self) -> String {
+        let Kill { ranks, victim, hosts, phase, has_children, .. } = self;
+        let children = if *has_children { ", with children" } else { "" };
+        format!("rank {victim} of {ranks} on {hosts} hosts in {phase:?}{children}")
+    }
+
+    /// Carries it out with ranks that run `binary`.
+    pub fn carry_out(&self, binary: &str) -> Outcome {
+        let mut all = self.start(binary);
+        self.wait(&mut all);
+        std::thread::sleep(self.after);
+        let mut victim = all.remove(self.victim as usize);
+        let pid = victim.id();
+        victim.kill();
+        let begin = Instant::now();
+        let mut outcome = Outcome::default();
+        let mut open: Vec<&mut Process> = all.iter_mut().collect();
+        while !open.is_empty() && begin.elapsed() < HANGS {
+            std::thread::sleep(Duration::from_millis(2));
+            open.retain_mut(|process| !process.has_ended());
+        }
+        outcome.last = begin.elapsed();
+        outcome.hangs = open.into_iter().map(|process| process.written().to_owned()).collect();
+        for process in all.into_iter().filter(|_| outcome.hangs.is_empty()) {
+            let ended = process.end();
+            if !self.is_right(&ended.output, ended.status.success(), pid) {
+                outcome.wrong.push(ended.output);
+            }
+        }
+        outcome
+    }
+
+    fn start(&self, binary: &str) -> Vec<Process> {
+        let id = unique_id().expect("a unique id");
+        let come = if self.phase == Phase::Meeting { self.ranks - 1 } else { self.ranks };
+        let start = |rank: u32| {
+            let host = format!("host {}", rank % self.hosts);
+            let mut settings = vec![];
+            if self.hosts > 1 {
+                settings.push(("NCCL_HOSTID", host.as_str()));
+            }
+            if matches!(self.phase, Phase::Init(_) | Phase::Meeting) && rank == self.victim {
+                settings.push(("NCCL_DEBUG", "INFO"));
+            }
+            let mut steps = if self.has_children { vec!["fork"] } else { vec![] };
+            match &self.phase {
+                Phase::Meeting | Phase::Init(_) => steps.push("loop=all_reduce"),
+                Phase::Calls(step) => steps.extend(["mark", step]),
+                Phase::Splits => steps.extend(["mark", "splits"]),
+                Phase::Destroy if rank == self.victim => steps.extend(["all_reduce", "mark", "sleep"]),
+                Phase::Destroy => steps.extend(["all_reduce", "mark", "destroy"]),
+            }
+            Process::rank(binary, &id, (rank, self.ranks), &steps, &settings)
+        };
+        (0..come).map(start).collect()
+    }
+
+    /// Waits until the phase has begun.
+    fn wait(&self, all: &mut [Process]) {
+        match self.phase {
+            Phase::Meeting => {
+                all[self.victim as usize].wait_for_part("bootstrap");
+                // Nothing says when the others are at the meeting point: this is far longer than it takes.
+                std::thread::sleep(Duration::from_millis(400));
+            }
+            Phase::Init(step) => {
+                let step = format!(": {step}");
+                all[self.victim as usize].wait_for_end_of_line(&step, "all_reduce");
+            }
+            _ => all.iter_mut().for_each(|process| process.wait_for("mark")),
+        }
+    }
+
+    /// Whether a survivor's output is what it should be.
+    fn is_right(&self, output: &str, has_succeeded: bool, pid: u32) -> bool {
+        let errors: Vec<&str> = output.lines().filter(|line| line.starts_with("error ")).collect();
+        let names = |line: &str| match self.phase {
+            // The others were told where it listens only after the meeting.
+            Phase::Meeting => line.contains(&format!("rank {} left", self.victim)),
+            _ => line.contains(&format!("process {pid} ")),
+        };
+        match self.phase {
+            Phase::Destroy => has_succeeded || errors.iter().all(|line| names(line)),
+            _ => !errors.is_empty() && errors.iter().all(|line| names(line)),
+        }
+    }
+}
