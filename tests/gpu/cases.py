@@ -1,19 +1,19 @@
 """Collectives with data that tells mistakes apart, what they must give, and buffers with guards.
 
 What only moves data moves bits of a hash (every eighth case all zeros, every eighth all ones: values that could pass
-for flags). What reduces gets small whole numbers, so that every sum is exact in its type in any order and results are
-compared bit by bit. Averages of floats get multiples of the number of ranks. The one exception is the average of float
-and double over a number of ranks that is no power of two (of 8-bit floats, if the number is not exact in the type):
-there every contribution and every partial sum may be rounded, and results may differ by `Case.tolerance()`.
+for flags). What reduces takes its data and its results from the project's oracle (`vectors.py`), chosen so that every
+partial result in every order is exact in its type; only the average of floats over a number of ranks that is no power
+of two has a tolerance.
 """
 
 import dataclasses
+
+import vectors
 
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter"]
 REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 OPS = ["sum", "prod", "max", "min", "avg", "premulsum"]
-FACTOR = 2
 FILL, GUARD = 0xA5, 256
 
 
@@ -86,15 +86,14 @@ class Case:
         """NCCL's number of the reduction; a pre-multiplied sum is made at its first use."""
         if self.op != "premulsum" or not self.reduces:
             return OPS.index(self.op) if self.reduces else 0
-        dtype = self.dtype
-        # Two is 0x40 and zeros in every float type.
-        factor = bytes(dtype.size - 1) + b"\x40" if dtype.digits else FACTOR.to_bytes(dtype.size, "little")
-        return communicator.premulsum(rank, dtype.number, factor)
+        factor = vectors.of(self.ranks).factor(self.dtype, OPS.index(self.op), rank)
+        return communicator.premulsum(rank, self.dtype.number, factor)
 
     def input(self, layer, place, rank, start, stop):
         """Bytes of the elements `start..stop` of the input of `rank`."""
         if self.reduces:
-            return layer.encode(self._numbers(layer, place, rank, start, stop), self.dtype)
+            first, last = self._shifted(start, stop)
+            return self._vectors().input(layer, place, self.dtype, OPS.index(self.op), rank, first, last)
         return self._bits(layer, place, rank, start, stop)
 
     def output(self, layer, place, rank):
@@ -112,49 +111,23 @@ class Case:
         start = own if self.collective == "all_to_all" else 0
         return layer.xp.concatenate([self.input(layer, place, r, start, start + n) for r in range(self.ranks)])
 
-    def wrong(self, layer, got, want):
-        """How many bytes (elements, if they may be rounded) of the output are wrong, on the device."""
-        tolerance = self.tolerance()
-        if tolerance is None:
+    def wrong(self, layer, place, rank, got, want):
+        """How many bytes (elements, of floats that are reduced) of the output are wrong, on the device."""
+        if not self.reduces or not self.dtype.is_float:
             return (got != want).sum()
+        start = rank * self.count if self.collective == "reduce_scatter" else 0
+        first, last = self._shifted(start, start + self.count)
+        tolerance = self._vectors().tolerance(layer, place, self.dtype, OPS.index(self.op), first, last)
         difference = layer.xp.abs(layer.decode(got, self.dtype) - layer.decode(want, self.dtype))
         return (~(difference <= tolerance)).sum()
 
-    def tolerance(self):
-        """None: bit by bit."""
-        if not self._is_float_mean() or self.dtype.digits <= 10 and self.ranks <= self.dtype.exact:
-            return None
-        terms = min(self.ranks, 3) if self.dtype.tiny else self.ranks
-        largest = terms * self._largest() / (1 if self._scale() > 1 else self.ranks)
-        smallest = {"f8e4m3": 2.0**-9, "f8e5m2": 2.0**-16}.get(self.dtype.name, 0.0)
-        return (terms + 1) * (largest * 2.0 ** -(self.dtype.digits + 1) + smallest)
+    def _vectors(self):
+        return vectors.of(self.ranks)
 
-    def _is_float_mean(self):
-        """Whether this is an average of floats over a number of ranks that is no power of two."""
-        return self.reduces and self.op == "avg" and self.dtype.digits > 0 and self.ranks & (self.ranks - 1) != 0
-
-    def _scale(self):
-        """Contributions are multiples of this, so that the mean's parts are whole."""
-        return self.ranks if self._is_float_mean() and self.ranks <= self.dtype.exact else 1
-
-    def _largest(self):
-        """The largest contribution, before scaling."""
-        if self.dtype.tiny:
-            return 1 if self._scale() > 1 else 2
-        return max(1, self.dtype.exact // (FACTOR * self.ranks))
-
-    def _numbers(self, layer, place, rank, start, stop):
-        h = seeded(layer, place, start, stop, self.tag, rank)
-        at = layer.index(place, start, stop)
-        sign = 1 - 2 * (h & 1) if self.dtype.signed else 1
-        if self.op == "prod":
-            return sign * (1 + ((at + rank) % self.ranks < min(2, self.ranks)))
-        if self.op in ("max", "min"):
-            return sign * ((h >> 1 & 0x7FFFFF) % (min(self.dtype.exact, 1 << 22) + 1))
-        sign = sign * self._scale()
-        if self.dtype.tiny:
-            return sign * (1 + (h >> 1) % self._largest()) * ((at + rank) % self.ranks < 3)
-        return sign * ((h >> 1 & 0x7FFFFF) % (self._largest() + 1))
+    def _shifted(self, start, stop):
+        """Where elements lie in the oracle's data: other cases begin elsewhere."""
+        shift = self.tag * 977 % self._vectors().period
+        return start + shift, stop + shift
 
     def _bits(self, layer, place, rank, start, stop):
         special = {6: 0, 7: -1}.get(self.tag % 8)
@@ -163,24 +136,8 @@ class Case:
         return layer.raw(layer.index(place, start, stop) * 0 + special, self.dtype.size)
 
     def _reduced(self, layer, place, start, stop):
-        xp, total = layer.xp, None
-        for rank in range(self.ranks):
-            x = self._numbers(layer, place, rank, start, stop)
-            if total is None:
-                total = x
-            elif self.op == "prod":
-                total = total * x
-            elif self.op in ("max", "min"):
-                total = (xp.maximum if self.op == "max" else xp.minimum)(total, x)
-            else:
-                total = total + x
-        if self.op == "premulsum":
-            total = total * FACTOR
-        if self.op == "avg" and self.dtype.digits:
-            total = layer.floats(total, self.dtype) / self.ranks
-        elif self.op == "avg":
-            total = xp.where(total < 0, -(-total // self.ranks), total // self.ranks)
-        return layer.encode(total, self.dtype)
+        first, last = self._shifted(start, stop)
+        return self._vectors().reduced(layer, place, self.dtype, OPS.index(self.op), first, last)
 
 
 class Buffer:
@@ -238,7 +195,7 @@ class RankWork:
         count = self.output.guards_wrong()
         got = self.output.part(self.output_at, self.output_bytes)
         if want is not None:
-            count = count + case.wrong(self.layer, got, want)
+            count = count + case.wrong(self.layer, self.place, self.rank, got, want)
         elif not self.in_place:
             count = count + (got != FILL).sum()
         if not self.in_place or want is None:

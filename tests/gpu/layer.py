@@ -11,30 +11,28 @@ import ctypes
 import os
 import time
 
-# Name, NCCL's number, bytes, largest whole number up to which all are used, signed, bits of mantissa (0 = integer).
+# Name, NCCL's number, bytes, whether it is a floating-point type.
 TYPES = [
-    ("int8", 0, 1, 127, True, 0),
-    ("uint8", 1, 1, 255, False, 0),
-    ("int32", 2, 4, 1 << 24, True, 0),
-    ("uint32", 3, 4, 1 << 24, False, 0),
-    ("int64", 4, 8, 1 << 24, True, 0),
-    ("uint64", 5, 8, 1 << 24, False, 0),
-    ("half", 6, 2, 2048, True, 10),
-    ("float", 7, 4, 1 << 24, True, 23),
-    ("double", 8, 8, 1 << 24, True, 52),
-    ("bfloat16", 9, 2, 256, True, 7),
-    ("f8e4m3", 10, 1, 16, True, 3),
-    ("f8e5m2", 11, 1, 8, True, 2),
+    ("int8", 0, 1, False),
+    ("uint8", 1, 1, False),
+    ("int32", 2, 4, False),
+    ("uint32", 3, 4, False),
+    ("int64", 4, 8, False),
+    ("uint64", 5, 8, False),
+    ("half", 6, 2, True),
+    ("float", 7, 4, True),
+    ("double", 8, 8, True),
+    ("bfloat16", 9, 2, True),
+    ("f8e4m3", 10, 1, True),
+    ("f8e5m2", 11, 1, True),
 ]
 
 
 class Type:
     """A data type of NCCL."""
 
-    def __init__(self, name, number, size, exact, signed, digits):
-        self.name, self.number, self.size = name, number, size
-        self.exact, self.signed, self.digits = exact, signed, digits
-        self.tiny = name.startswith("f8")
+    def __init__(self, name, number, size, is_float):
+        self.name, self.number, self.size, self.is_float = name, number, size, is_float
 
     def __repr__(self):
         return self.name
@@ -124,7 +122,7 @@ class TorchLayer:
 
     def encode(self, x, dtype):
         """Numbers as bytes of elements."""
-        if dtype.tiny:
+        if dtype.is_float and dtype.size == 1:
             x = x.to(self.torch.float32)
         return x.to(self.formats[dtype.number]).contiguous().view(self.torch.uint8)
 
@@ -140,8 +138,19 @@ class TorchLayer:
         formats = {1: self.torch.int8, 2: self.torch.int16, 4: self.torch.int32}
         return x.to(formats[size]).contiguous().view(self.torch.uint8)
 
-    def floats(self, x, dtype):
-        return x.to(self.torch.float64 if dtype.name == "double" else self.torch.float32)
+    def home(self, place):
+        """The memory of a place: places of one home share tables."""
+        return place % self.gpus
+
+    def upload(self, place, data):
+        return self.torch.frombuffer(bytearray(data), dtype=self.torch.uint8).to(self._device(place))
+
+    def tiled(self, x, rounds):
+        return x.repeat(rounds)
+
+    def doubles(self, raw):
+        """Bytes of doubles as numbers."""
+        return raw.contiguous().view(self.torch.float64)
 
     def address(self, x):
         return x.data_ptr()
@@ -259,7 +268,7 @@ class NumpyLayer:
         return self.xp.arange(start, stop, dtype=self.xp.int32)
 
     def encode(self, x, dtype):
-        if dtype.tiny:
+        if dtype.is_float and dtype.size == 1:
             x = x.astype(self.xp.float32)
         return x.astype(self.formats[dtype.number]).view(self.xp.uint8)
 
@@ -273,8 +282,17 @@ class NumpyLayer:
         formats = {1: self.xp.int8, 2: self.xp.int16, 4: self.xp.int32}
         return x.astype(formats[size]).view(self.xp.uint8)
 
-    def floats(self, x, dtype):
-        return x.astype(self.xp.float64 if dtype.name == "double" else self.xp.float32)
+    def home(self, place):
+        return 0
+
+    def upload(self, place, data):
+        return self.xp.frombuffer(data, dtype=self.xp.uint8)
+
+    def tiled(self, x, rounds):
+        return self.xp.tile(x, rounds)
+
+    def doubles(self, raw):
+        return raw.view(self.xp.float64)
 
     def address(self, x):
         return x.ctypes.data

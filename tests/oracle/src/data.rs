@@ -87,6 +87,13 @@ impl Data {
         })
     }
 
+    /// The factor of `rank` in a pre-multiplied sum as one element.
+    pub fn factor(&self, rank: u32) -> Vec<u8> {
+        let mut bytes = vec![0; self.dtype.size()];
+        encode(self.dtype, Number::Int(premul_factor(rank)), &mut bytes);
+        bytes
+    }
+
     fn combine_ints(&self, op: ReduceOp, inputs: &[(u32, i128)]) -> i128 {
         let values = inputs.iter().map(|(_, v)| *v);
         match op {
@@ -204,6 +211,16 @@ impl Data {
 }
 
 impl Expected {
+    /// One period of elements (fewer if fewer were asked for), as they lie in memory.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// By how much each element of the period may differ; empty if not at all.
+    pub fn tolerance(&self) -> &[f64] {
+        &self.tolerance
+    }
+
     /// Elements of `actual` that differ from elements `first..` of what is expected.
     pub fn count_wrong(&self, first: u64, actual: &[u8]) -> u64 {
         let size = self.dtype.size();

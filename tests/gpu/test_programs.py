@@ -1,0 +1,95 @@
+"""Each program of this folder as a test; what a program checks stands at its top."""
+
+import pytest
+
+
+@pytest.fixture
+def library(pytestconfig):
+    return pytestconfig.getoption("library")
+
+
+@pytest.fixture
+def quick(pytestconfig):
+    return pytestconfig.getoption("quick")
+
+
+@pytest.mark.torch
+def test_faults(script, library):
+    script("faults", library, seconds=240)
+
+
+@pytest.mark.torch
+def test_oversubscribed(script, library, ranks):
+    script("oversubscribed", library, 2 * ranks, seconds=240)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+def test_forced(script, library, ranks, quick):
+    words = ["--quick"] if quick else []
+    script("forced", library, ranks, *words, seconds=600 if quick else 3600)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+def test_determinism(script, library, ranks, quick, pytestconfig):
+    short = quick and not pytestconfig.getoption("host")
+    words = ["--repetitions", "8", "--largest", "16"] if short else []
+    script("determinism", library, ranks, *words, seconds=600 if quick else 1800)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+def test_groups(script, library, ranks, quick):
+    words = ["--groups", "15"] if quick else []
+    script("groups", library, ranks, *words, seconds=400 if quick else 1800)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "seed, words, env",
+    [(801, [], {}), (802, ["--threads"], {}), (803, [], {"NCCL_PASS_SM": "1"})],
+    ids=["one-thread", "threads", "sm-free"],
+)
+def test_soak(script, library, ranks, quick, seed, words, env):
+    minutes = 1 if quick else 10
+    words = ["--minutes", minutes, "--seed", seed, *words]
+    script("soak", library, ranks, *words, seconds=60 * minutes + 240, env=env)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+def test_pool(script, library, ranks):
+    script("pool", library, ranks, seconds=400)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+def test_vector(script, library, ranks):
+    script("vector", library, ranks, seconds=300)
+
+
+@pytest.mark.torch
+def test_pytorch(script, library, ranks):
+    script("pytorch", library, ranks, seconds=720)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+def test_adaptive(script, library, ranks):
+    script("adaptive", library, ranks, seconds=300)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+@pytest.mark.tool
+def test_live_rules(script, library, ranks, pytestconfig):
+    script("live_rules", library, pytestconfig.getoption("hawser"), ranks, "--switches", "50", seconds=400)
+
+
+@pytest.mark.torch
+@pytest.mark.nccl
+def test_tuner(script, ranks, pytestconfig):
+    option = pytestconfig.getoption
+    script("tuner", option("tuner"), option("nccl"), "--ranks", ranks, seconds=400)
