@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use hawser_plan::call::Scalar;
-use hawser_plan::{Call, Collective, PlanError, ReduceOp, error::PlanErrorKind};
-use hawser_runtime::{Error, Result, Stream};
+use hawser_plan::{Call, Collective, ReduceOp};
+use hawser_runtime::{Result, Stream};
 
 use crate::args::{self, In};
 use crate::config;
@@ -120,16 +120,6 @@ impl Request {
         // A buffer that this rank does not use may be anything.
         let input = if collective.has_input(rank, root) { self.send as u64 } else { 0 };
         let output = if collective.has_output(rank, root) { self.recv as u64 } else { 0 };
-        let call = Call { collective, count, dtype, op, scalar, root, input, output };
-        call.validate(ranks, rank).map_err(refused)?;
-        Ok(call)
-    }
-}
-
-fn refused(error: PlanError) -> Error {
-    match error.kind {
-        PlanErrorKind::InvalidArgument => Error::invalid_argument(error.into_text()),
-        PlanErrorKind::InvalidUsage => Error::invalid_usage(error.into_text()),
-        PlanErrorKind::BadProgram => Error::internal(error.into_text()),
+        Ok(Call { collective, count, dtype, op, scalar, root, input, output })
     }
 }

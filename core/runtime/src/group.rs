@@ -42,6 +42,9 @@ pub enum Item {
     Message(Message, Stream, u32),
 }
 
+/// The calls of a communicator for which an open group has room from the start.
+const USUAL_ITEMS: usize = 8;
+
 struct Group {
     depth: u32,
     /// Nested groups that were closed.
@@ -121,7 +124,11 @@ pub fn add(comm: &Comm, operation: Result<(Arc<CommState>, Item)>) -> Result<()>
         Ok((_, item)) => {
             GROUP.with_borrow_mut(|g| match g.comms.iter_mut().find(|(c, _)| c.id() == comm.id()) {
                 Some((_, items)) => items.push(item),
-                None => g.comms.push((comm.clone(), vec![item])),
+                None => {
+                    let mut items = Vec::with_capacity(USUAL_ITEMS);
+                    items.push(item);
+                    g.comms.push((comm.clone(), items));
+                }
             });
             Ok(())
         }

@@ -8,11 +8,10 @@
 use hawser_plan::p2p::Message;
 use smallvec::SmallVec;
 
-use crate::comm::MOST_KEPT_MESSAGES;
 use crate::group::Item;
 
-/// The messages of one phase.
-pub type Phase = SmallVec<[Message; MOST_KEPT_MESSAGES]>;
+/// The messages of one phase; most groups send one and receive one.
+pub type Phase = SmallVec<[Message; 2]>;
 
 /// The messages of a group, phase by phase.
 pub fn phases(items: &[Item]) -> impl Iterator<Item = Phase> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hawser_plan::Call;
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::exchange::bundle::{self, BundleLaunch, Gathering, Member, Place};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::comm::{CommState, Compiled, GroupSpans, Span, TimedOp};
 use crate::device::Stream;
@@ -44,7 +44,7 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
     }
     collectives.flush()?;
     for messages in phases(items) {
-        comm.resolve_messages(&messages, stream, spans.as_ref(), launches)?;
+        comm.resolve_messages(messages, stream, spans.as_ref(), launches)?;
     }
     if !others.is_empty()
         && let [first, ..] = &mut launches[first_launch..]
@@ -132,6 +132,10 @@ impl<'a> Collectives<'a> {
         if call.count == 0 {
             return Ok(());
         }
+        if comm.is_alone(call) {
+            self.copy(call, number);
+            return Ok(());
+        }
         let (compiled, timed) = comm.compiled(call, stream, number)?;
         let (chosen, blocks) = compiled.chosen();
         let choice = &chosen.choice;
@@ -147,6 +151,18 @@ impl<'a> Collectives<'a> {
         }
         self.waiting.push(resolved);
         Ok(())
+    }
+
+    /// Makes the launch of a call that is a copy, since there is no other rank. In place nothing is left to be done.
+    fn copy(&mut self, call: &Call, number: u64) {
+        log::info(Subsys::Coll, || {
+            let (name, rank) = (&self.comm.name, self.comm.rank);
+            let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
+            format!("{name} rank {rank} op {number}: {what}: a copy, there is no other rank")
+        });
+        if let Some(copy) = self.comm.own_copy(call) {
+            self.launches.push(Launch::new(self.comm, Work::Copies(smallvec![copy]), number, self.stream));
+        }
     }
 
     /// Whether a call shares a launch with those that wait. All ranks answer alike.
@@ -172,12 +188,7 @@ impl<'a> Collectives<'a> {
 
     fn launch_alone(&mut self, resolved: Resolved) -> Result<()> {
         let Resolved { compiled, call, number, event, timed } = resolved;
-        let is_alone = self.comm.is_alone(&call);
-        if is_alone && call.input == call.output {
-            return Ok(());
-        }
         let work = match &*compiled {
-            _ if is_alone => Work::Copies(self.comm.own_copies(&call)),
             Compiled::Steps(plan, program, _) => {
                 let mut plan = plan.clone();
                 (plan.args.works[0].base[0], plan.args.works[0].base[1]) = (call.input, call.output);

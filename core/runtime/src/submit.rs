@@ -43,10 +43,11 @@ pub fn submit(launches: &mut [Launch]) -> Result<()> {
 /// Submits the launches of one communicator: those of a rank in order, ranks in turns, since a device takes only so much
 /// before another rank has to go on.
 fn submit_in_turns(launches: &mut [Launch]) -> Result<()> {
-    if let [launch] = launches
-        && !matches!(launch.work, Work::CopyEngine(..))
+    let has_rounds = |launch: &Launch| matches!(launch.work, Work::CopyEngine(..));
+    let is_next_rank = |[a, b]: [&Launch; 2]| !Arc::ptr_eq(&a.comm, &b.comm);
+    if !launches.iter().any(has_rounds) && launches.windows(2).all(|pair| is_next_rank([&pair[0], &pair[1]]))
     {
-        return submit_one(launch).map(|_| ());
+        return launches.iter_mut().try_for_each(|launch| submit_one(launch).map(|_| ()));
     }
     let ranks = launches.chunk_by_mut(|a, b| Arc::ptr_eq(&a.comm, &b.comm));
     let mut ranks: Vec<Rank<'_>> = ranks.map(|left| Rank { left: left.iter_mut(), current: None }).collect();
@@ -67,7 +68,7 @@ fn submit_in_turns(launches: &mut [Launch]) -> Result<()> {
 /// The launches of one rank, and the one that is half submitted.
 struct Rank<'a> {
     left: std::slice::IterMut<'a, Launch>,
-    current: Option<CopyEngineLaunch<'a>>,
+    current: Option<Box<CopyEngineLaunch<'a>>>,
 }
 
 /// Gives each rank a turn; false when nobody has anything left.
@@ -87,7 +88,7 @@ fn take_turns(ranks: &mut [Rank<'_>]) -> Result<bool> {
 }
 
 /// Submits a launch to its stream, or begins to.
-fn submit_one(launch: &mut Launch) -> Result<Option<CopyEngineLaunch<'_>>> {
+fn submit_one(launch: &mut Launch) -> Result<Option<Box<CopyEngineLaunch<'_>>>> {
     let Launch { comm, work, number, stream, after, before, events, timed } = launch;
     let (comm, device, stream, number) = (&**comm, &*comm.device, *stream, *number);
     after.iter().try_for_each(|other| device.order(*other, stream))?;
@@ -96,7 +97,7 @@ fn submit_one(launch: &mut Launch) -> Result<Option<CopyEngineLaunch<'_>>> {
     match work {
         Work::CopyEngine(plan, program) => {
             let begun = CopyEngineLaunch::begin(comm, (plan, program.as_deref()), (stream, before), timed);
-            return begun.map(Some);
+            return begun.map(|begun| Some(Box::new(begun)));
         }
         Work::Steps(plan) => interpreter::submit(comm, plan, stream, timed)?,
         Work::Batch(batch) => interpreter::submit_batch(comm, batch, number, stream)?,

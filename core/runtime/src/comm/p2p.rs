@@ -25,20 +25,20 @@ impl CommState {
     /// A message cannot be sent as it is, or no connection can be made.
     pub fn resolve_messages(
         self: &Arc<Self>,
-        messages: &Phase,
+        messages: Phase,
         stream: Stream,
         spans: Option<&Arc<GroupSpans>>,
         launches: &mut Launches,
     ) -> Result<()> {
         let number = MESSAGES | self.next_batch.fetch_add(1, Ordering::Relaxed);
-        if let Some(copies) = self.own_messages(messages)? {
-            self.announce(BatchSummary::of_copies(messages), number)?;
+        if let Some(copies) = self.own_messages(&messages)? {
+            self.announce(BatchSummary::of_copies(&messages), number)?;
             if !copies.is_empty() {
                 launches.push(Launch::new(self, Work::Copies(copies), number, stream));
             }
             return Ok(());
         }
-        let kept = self.kept_batch(messages)?;
+        let kept = self.kept_batch(&messages)?;
         if let Some(kept) = &kept
             && self.submits_at_once()
         {
@@ -47,18 +47,18 @@ impl CommState {
                 (kept.plan.kernel, kept.summary)
             };
             self.announce(summary, number)?;
-            let batch = BatchLaunch { kernel, kept: kept.clone(), messages: messages.clone() };
+            let batch = BatchLaunch { kernel, kept: kept.clone(), messages };
             launches.push(Launch::new(self, Work::Batch(batch), number, stream));
             return Ok(());
         }
         let plans = match kept {
-            Some(kept) => vec![lock(&kept)?.bind(messages).clone()],
-            None => p2p::plan(messages, self.rank, self.topology.size(), &self.topology, &self.plan_config)?,
+            Some(kept) => vec![lock(&kept)?.bind(&messages).clone()],
+            None => p2p::plan(&messages, self.rank, self.topology.size(), &self.topology, &self.plan_config)?,
         };
-        if let Some(summary) = BatchSummary::of(messages, &plans) {
+        if let Some(summary) = BatchSummary::of(&messages, &plans) {
             self.announce(summary, number)?;
         }
-        let events = MessageEvents::start(messages, stream, spans);
+        let events = MessageEvents::start(&messages, stream, spans);
         for plan in plans {
             launches.push(self.launch_messages(plan, number, stream, spans, &events)?);
         }

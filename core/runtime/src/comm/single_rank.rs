@@ -5,6 +5,7 @@
 
 use hawser_plan::p2p::{self, Message, OwnCopy};
 use hawser_plan::{Call, ReduceOp};
+use smallvec::SmallVec;
 
 use super::state::CommState;
 use crate::device::Stream;
@@ -16,21 +17,19 @@ impl CommState {
         self.topology.size() == 1 && call.op != ReduceOp::PreMulSum && self.profiling.is_idle()
     }
 
-    /// The copies that a call is for which [`CommState::is_alone`] holds.
-    pub fn own_copies(&self, call: &Call) -> Vec<OwnCopy> {
-        match call.input == call.output {
-            true => Vec::new(),
-            false => vec![OwnCopy { from: call.input, to: call.output, bytes: call.block_bytes() }],
-        }
+    /// The copy that a call is for which [`CommState::is_alone`] holds; None in place.
+    pub fn own_copy(&self, call: &Call) -> Option<OwnCopy> {
+        let copy = OwnCopy { from: call.input, to: call.output, bytes: call.block_bytes() };
+        (copy.from != copy.to).then_some(copy)
     }
 
     /// The copies that a group's messages are, if there is no other rank.
     ///
     /// # Errors
     /// Sends and receives do not pair up.
-    pub fn own_messages(&self, messages: &[Message]) -> Result<Option<Vec<OwnCopy>>> {
+    pub fn own_messages(&self, messages: &[Message]) -> Result<Option<SmallVec<[OwnCopy; 1]>>> {
         let is_alone = self.topology.size() == 1 && self.profiling.is_idle();
-        if is_alone { Ok(Some(p2p::own_copies(messages, self.rank)?)) } else { Ok(None) }
+        if is_alone { Ok(Some(p2p::own_copies(messages, self.rank)?.into())) } else { Ok(None) }
     }
 
     /// Copies within the device on a stream; nothing where both addresses are one.

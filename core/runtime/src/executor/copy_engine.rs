@@ -49,7 +49,7 @@ impl<'a> CopyEngineLaunch<'a> {
     ///
     /// # Errors
     /// The driver refused something; the communicator is broken, since peers wait for this rank.
-    pub fn next_round(mut self) -> Result<Option<Self>> {
+    pub fn next_round(mut self: Box<Self>) -> Result<Option<Box<Self>>> {
         match self.emission.round() {
             Ok(true) => Ok(Some(self)),
             Ok(false) => self.finish().map(|()| None),

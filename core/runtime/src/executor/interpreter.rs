@@ -4,12 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use hawser_plan::device_plan::KernelKey;
 use hawser_plan::lower::LaunchPlan;
-use hawser_plan::p2p::Message;
-use smallvec::SmallVec;
 
-use crate::comm::{CommState, KeptBatch, MOST_KEPT_MESSAGES, TimedOp, lock};
+use crate::comm::{CommState, KeptBatch, TimedOp, lock};
 use crate::device::Stream;
 use crate::error::Result;
+use crate::phases::Phase;
 
 /// A small batch of messages: its launch is kept by the communicator and takes these addresses when it is submitted.
 pub struct BatchLaunch {
@@ -18,7 +17,7 @@ pub struct BatchLaunch {
     /// The launch that is kept.
     pub kept: Arc<Mutex<KeptBatch>>,
     /// The messages with their addresses.
-    pub messages: SmallVec<[Message; MOST_KEPT_MESSAGES]>,
+    pub messages: Phase,
 }
 
 /// Submits the steps of a program to a stream.

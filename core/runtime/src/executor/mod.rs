@@ -57,7 +57,6 @@ impl Launch {
 }
 
 /// What a launch runs, by executor.
-#[expect(clippy::large_enum_variant, reason = "a batch that came before is submitted without an allocation")]
 pub enum Work {
     /// The interpreter (on the host device: the host executor) runs the steps of a program.
     Steps(LaunchPlan),
@@ -70,7 +69,7 @@ pub enum Work {
     /// Copy engines run the steps of a program; the program is there if its steps do not travel in the plan.
     CopyEngine(LaunchPlan, Option<Arc<LoadedProgram>>),
     /// The driver copies within the device, for a communicator of one rank.
-    Copies(Vec<OwnCopy>),
+    Copies(SmallVec<[OwnCopy; 1]>),
 }
 
 impl Work {
