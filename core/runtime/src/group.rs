@@ -174,7 +174,9 @@ fn finish(group: Group) -> Result<()> {
     if let Some(error) = group.error {
         return Err(error);
     }
-    run_jobs(group.jobs)?;
+    if !group.jobs.is_empty() {
+        run_jobs(group.jobs)?;
+    }
     let mut parts = Vec::with_capacity(group.comms.len());
     for (comm, items) in &group.comms {
         parts.push((comm, comm.state()?, &items[..]));

@@ -37,6 +37,7 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
     let first_launch = launches.len();
     let spans = GroupSpans::start(&comm.profiling, &*comm.device, stream)?;
     let mut collectives = Collectives::new(comm, stream, spans.as_ref(), launches);
+    collectives.is_alone = items.len() == 1;
     for item in items {
         if let Item::Call(call, _) = item {
             collectives.add(call)?;
@@ -90,6 +91,8 @@ struct Collectives<'a> {
     stream: Stream,
     spans: Option<&'a Arc<GroupSpans>>,
     launches: &'a mut Launches,
+    /// Whether the group is one call, which shares no launch.
+    is_alone: bool,
     /// Calls that share a launch with what may come next.
     waiting: SmallVec<[Resolved; 1]>,
     gathering: Gathering,
@@ -122,7 +125,8 @@ impl<'a> Collectives<'a> {
         spans: Option<&'a Arc<GroupSpans>>,
         launches: &'a mut Launches,
     ) -> Self {
-        Self { comm, stream, spans, launches, waiting: SmallVec::new(), gathering: Gathering::default() }
+        let (waiting, gathering) = (SmallVec::new(), Gathering::default());
+        Self { comm, stream, spans, launches, is_alone: false, waiting, gathering }
     }
 
     /// Resolves the next call; one without elements needs no launch.
@@ -143,6 +147,9 @@ impl<'a> Collectives<'a> {
         let names = (choice.key.algorithm.name(), choice.route.name(), blocks);
         let event = self.spans.and_then(|spans| spans.collective(call, stream, number, names));
         let resolved = Resolved { compiled, call: *call, number, event, timed };
+        if self.is_alone {
+            return self.launch_alone(resolved);
+        }
         if !self.gather(&resolved) {
             self.flush()?;
             if !self.gather(&resolved) {

@@ -32,9 +32,9 @@ pub fn submit(
     timed: Option<TimedOp>,
 ) -> Result<()> {
     let FusedLaunch { plan, call, reach } = launch;
-    let mut args = plan.bind(call.input, call.output, plan.scalar(), number);
-    args.direct |= reach;
-    let mut launch = ExchangeLaunch { args, blocks: plan.blocks, threads: plan.threads };
+    let mut launch = ExchangeLaunch { args: plan.args, blocks: plan.blocks, threads: plan.threads };
+    plan.complete(&mut launch.args, (call.input, call.output), plan.scalar(), number);
+    launch.args.direct |= reach;
     comm.order.put(&*comm.device, stream, plan.blocks, |done| {
         launch.args.done = done;
         TimedOp::around(timed, stream, || comm.device.launch_exchange(plan.kernel, &launch, stream))

@@ -15,7 +15,8 @@ use crate::executor::launch::{PACK_BYTES, device_op, scalar};
 /// One launch, ready but for addresses: `src` and `dst` are offsets in the call's buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangePlan {
-    pub(super) args: ExchangeArgs,
+    /// The kernel's arguments.
+    pub args: ExchangeArgs,
     /// By rank: whether `dst` is a place in the output.
     pub(super) has_dst: u8,
     /// Offsets and lengths in few numbers.
@@ -100,6 +101,18 @@ impl ExchangePlan {
     /// The arguments of a launch for these buffers.
     pub fn bind(&self, input: u64, output: u64, scalar: u64, op_number: u64) -> ExchangeArgs {
         let mut args = self.args;
+        self.complete(&mut args, (input, output), scalar, op_number);
+        args
+    }
+
+    /// Makes a copy of the plan's arguments those of a launch for these buffers. They are long: this copies nothing.
+    pub fn complete(
+        &self,
+        args: &mut ExchangeArgs,
+        (input, output): (u64, u64),
+        scalar: u64,
+        op_number: u64,
+    ) {
         args.src.iter_mut().for_each(|src| *src += input);
         for (p, dst) in args.dst.iter_mut().enumerate() {
             *dst = if self.has_dst >> p & 1 == 1 { *dst + output } else { 0 };
@@ -116,7 +129,6 @@ impl ExchangePlan {
             }
         }
         (args.scalar, args.op_number) = (scalar, op_number);
-        args
     }
 
     /// Input and output as (address, bytes), if a launch for them has to know whether other ranks reach them
