@@ -1,10 +1,10 @@
-"""The programs of this folder, and nccl-tests, as tests: pytest tests/gpu --library libnccl.so.2 --hawser FILE
+"""The programs of this folder, and nccl-tests, as tests: pytest tests/gpu --library FILE --hawser FILE
 
-What to run on a machine that is new to the library. `--quick` takes minutes; without it forced.py has every type with
-every reduction, soak.py runs for 10 minutes three times, and nccl-tests take every power of two. `--host` takes the
-host device (numpy and ml_dtypes) for what can run there. Each test is a process of its own with a time limit and a log
-in `--logs`; markers say what it needs, and one that cannot run here is skipped with the reason. The last table has a
-line for each test. `-m` and `-k` choose tests as usual.
+What to run on a machine that is new to the library. `--quick` takes minutes; without it forced.py has every
+type with every reduction, soak.py runs for 10 minutes three times, and nccl-tests take every power of two.
+`--host` takes the host device (numpy and ml_dtypes) for what can run there. Each test is a process of its
+own with a time limit and a log in `--logs`; markers say what it needs, and one that cannot run here is
+skipped with the reason. The last table has a line for each test. `-m` and `-k` choose tests as usual.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("hawser")
     group.addoption("--library", type=os.path.abspath, help="the libnccl.so.2 under test")
     group.addoption("--hawser", type=os.path.abspath, help="the built tool, for rules that change")
-    group.addoption("--ranks", type=int, default=0, help="default: one per GPU, two if there is one; four on the host")
+    group.addoption("--ranks", type=int, default=0, help="default: one per GPU, at least two; four on the host")
     group.addoption("--host", action="store_true", help="the host device")
     group.addoption("--quick", action="store_true", help="fewer sizes, types and minutes")
     group.addoption("--nccl-tests", type=os.path.abspath, help="folder of all_reduce_perf and its siblings")
@@ -94,13 +94,13 @@ def ranks(request):
 
 @pytest.fixture
 def run(request):
-    """`run(command, seconds, environment)` runs a process to its end; its failure, or no end in time, fails the test."""
+    """`run(command…, seconds=…)` runs a process; its failure, or no end in time, fails the test."""
     return lambda *command, seconds, env=None: Run(request).run(list(map(str, command)), seconds, env or {})
 
 
 @pytest.fixture
 def script(request, run):
-    """`script(name, words…, seconds=…)` runs a program of this folder, on the host device if that is under test."""
+    """`script(name, words…, seconds=…)` runs a program of this folder, on the device under test."""
     host = ["--host"] if request.config.getoption("host") else []
 
     def call(name, *words, seconds, env=None):
@@ -133,7 +133,8 @@ class Run:
         """The exit code; None if the process had to be killed."""
         env = {**os.environ, "NCCL_NVLS_ENABLE": "0", "PYTHONUNBUFFERED": "1", **env}
         with open(log, "w") as file:
-            child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+            output = {"stdout": file, "stderr": subprocess.STDOUT}
+            child = subprocess.Popen(command, env=env, start_new_session=True, **output)
             try:
                 return child.wait(seconds)
             except subprocess.TimeoutExpired:

@@ -1,10 +1,12 @@
-"""NVIDIA's nccl-tests with their own check of results, in each way of making ranks: every type and reduction."""
+"""NVIDIA's nccl-tests with their own check of results: every type and reduction, in each way of making ranks."""
 
 import os
 
 import pytest
 
-PROGRAMS = "all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv hypercube".split()
+PROGRAMS = """
+all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv hypercube
+""".split()
 ENDLESS = 240, 1800
 
 
@@ -13,7 +15,8 @@ def perf(run, pytestconfig):
     """`perf(program, words, launcher, env)` runs one of their programs on the library under test."""
     option = pytestconfig.getoption
     quick = option("quick")
-    sizes = f"-b 8 -e {'8M' if quick else '256M'} -f {32 if quick else 2} -n 1 -w 0 -c 1 -d all -o all".split()
+    sizes = f"-b 8 -e {'8M' if quick else '256M'} -f {32 if quick else 2}".split()
+    sizes += "-n 1 -w 0 -c 1 -d all -o all".split()
 
     def call(program, words, launcher=(), env=None):
         binary = os.path.join(option("nccl_tests"), f"{program}_perf")

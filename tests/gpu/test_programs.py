@@ -18,6 +18,11 @@ def test_faults(script, library):
     script("faults", library, seconds=240)
 
 
+@pytest.mark.gpu
+def test_deaths(script, library, ranks, quick):
+    script("deaths", library, max(ranks, 4), "--kills", 12 if quick else 50, seconds=400 if quick else 1800)
+
+
 @pytest.mark.torch
 def test_oversubscribed(script, library, ranks):
     script("oversubscribed", library, 2 * ranks, seconds=240)

@@ -1,8 +1,8 @@
 """What ranks put into reductions and what must come out, from the project's one oracle (`tests/oracle`).
 
-The oracle's program `vectors` writes a file for each number of ranks; it is found beside this checkout's other
-programs (`cargo build -p hawser-oracle`), or where `HAWSER_VECTORS` says. Data repeat with a period, and `shift`
-moves where a buffer begins in it, so that different calls see different data.
+The oracle's program `vectors` writes a file for each number of ranks; it is found beside this checkout's
+other programs (`cargo build -p hawser-oracle`), or where `HAWSER_VECTORS` says. Data repeat with a period,
+and `shift` moves where a buffer begins in it, so that different calls see different data.
 """
 
 import functools

@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""Ranks that are killed on GPUs: tests/gpu/deaths.py libnccl.so.2 [ranks] [--kills N] [--seed S]
+
+Every rank is a process, and they share the GPUs that there are. One is killed (SIGKILL) at a random moment,
+with no settings for deadlines; with every second kill the dying rank has a forked child that lives on.
+Every survivor must end with an error that names the killed rank (in the phase `destroy` it may also end
+well). Prints a line for each kill with the time until the last survivor ended; the exit code is 1 if one
+hung or blamed another rank. Last, a forked child calls the library: it must get an error, and its parent's
+results must stay right. Needs a GPU, no framework.
+"""
+
+import argparse
+import ctypes
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+
+P, SIZE = ctypes.c_void_p, ctypes.c_size_t
+PHASES = ["init", "small", "large", "messages", "split", "destroy"]
+SLOWEST = 60
+FLOAT, SUM = 7, 0
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+
+
+def main():
+    options = parsed()
+    if options.child is not None:
+        return Rank(options).run()
+    if not has_gpu():
+        print("skipped: needs a GPU")
+        return 0
+    dice, bad, slowest = random.Random(options.seed), 0, 0.0
+    for number in range(options.kills):
+        phase, victim = PHASES[number % len(PHASES)], dice.randrange(options.ranks)
+        text, seconds = kill(options, dice, phase, victim, forked=number % 2 == 1)
+        bad += text is not None
+        slowest = max(slowest, seconds)
+        print(f"kill {number:3} {phase:9} rank {victim}  {seconds:5.2f} s  {text or 'ok'}", flush=True)
+    wrong = fork_and_call(options)
+    print(f"forked child that calls: {wrong or 'ok'}")
+    bad += wrong is not None
+    print(f"{options.kills} kills, {bad} wrong, the slowest survivor ended after {slowest:.2f} s")
+    return 1 if bad else 0
+
+
+def parsed():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", type=os.path.abspath)
+    parser.add_argument("ranks", type=int, nargs="?", default=4)
+    parser.add_argument("--kills", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--phase", help=argparse.SUPPRESS)
+    parser.add_argument("--identity", help=argparse.SUPPRESS)
+    parser.add_argument("--forked", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def has_gpu():
+    # In a process of its own: children are started from this one.
+    code = """
+import ctypes
+driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+print("GPUs" if found else "none")
+"""
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return asked.stdout.strip() == "GPUs"
+
+
+def start(options, phase, victim, forked, identity):
+    """The processes of all ranks."""
+    env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
+    ranks = []
+    for rank in range(options.ranks):
+        words = [sys.executable, __file__, options.library, str(options.ranks), "--child", str(rank)]
+        words += ["--phase", phase, "--identity", identity]
+        words += ["--forked"] if forked and rank == victim else []
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        ranks.append(subprocess.Popen(words, env=env, start_new_session=True, **pipes))
+    return ranks
+
+
+def kill(options, dice, phase, victim, forked):
+    """(what is wrong or None, seconds from the kill to the end of the last survivor)."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = start(options, phase, victim, forked, os.path.join(folder, "id"))
+        try:
+            if not all(said(rank, b"ready", 40) for rank in ranks):
+                return "a rank did not get ready", 0.0
+            time.sleep(dice.random() * (0.6 if phase == "init" else 0.3))
+            os.kill(ranks[victim].pid, signal.SIGKILL)
+            began, problems = time.monotonic(), []
+            for rank, child in enumerate(ranks):
+                if rank != victim:
+                    problem = judged(child, rank, victim, phase, began + SLOWEST)
+                    problems += [problem] if problem else []
+            return "; ".join(problems) or None, time.monotonic() - began
+        finally:
+            for child in ranks:
+                try:
+                    os.killpg(child.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+                child.wait()
+
+
+def judged(child, rank, victim, phase, deadline):
+    """What is wrong with the end of a survivor."""
+    try:
+        text = child.communicate(timeout=max(0.1, deadline - time.monotonic()))[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        return f"rank {rank} HANGS"
+    if child.returncode == 0 and phase in ("destroy", "init"):
+        return None
+    last = ([line for line in text.splitlines() if line.startswith("error: ")] or [text[-300:]])[-1]
+    if child.returncode != 3:
+        return f"rank {rank} ended with {child.returncode}: {last}"
+    if not re.search(rf"\brank {victim}\b", last):
+        return f"rank {rank} blames another: {last}"
+    return None
+
+
+def said(child, word, seconds):
+    """Whether a process says a word in time."""
+    end, text = time.monotonic() + seconds, b""
+    while word not in text:
+        if not select.select([child.stdout], [], [], max(0, end - time.monotonic()))[0]:
+            return False
+        more = os.read(child.stdout.fileno(), 4096)
+        if not more:
+            sys.stdout.write(text.decode(errors="replace")[-500:])
+            return False
+        text += more
+    return True
+
+
+def fork_and_call(options):
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = start(options, "fork", -1, False, os.path.join(folder, "id"))
+        try:
+            for rank, child in enumerate(ranks):
+                text = child.communicate(timeout=SLOWEST)[0].decode(errors="replace")
+                if child.returncode != 0:
+                    return f"rank {rank}: exit code {child.returncode}: {text[-300:]}"
+        except subprocess.TimeoutExpired:
+            return "a rank hangs"
+        finally:
+            for child in ranks:
+                child.kill()
+                child.wait()
+    return None
+
+
+class Failed(Exception):
+    """The library returned an error."""
+
+
+class Rank:
+    """One rank: a process with the driver, without any framework."""
+
+    def __init__(self, options):
+        self.options, self.rank = options, options.child
+        self.driver, self.nccl = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(options.library)
+        self.nccl.ncclGetLastError.restype = ctypes.c_char_p
+        self.nccl.ncclCommInitRank.argtypes = [P, ctypes.c_int, UniqueId, ctypes.c_int]
+        self.comm = P()
+
+    def run(self):
+        try:
+            self.open_gpu()
+            if self.options.phase == "init":
+                print("ready", flush=True)
+            self.join()
+            if self.options.phase == "fork":
+                return self.fork()
+            if self.options.forked and os.fork() == 0:
+                time.sleep(90)
+                os._exit(0)
+            if self.options.phase != "init":
+                self.collective(1 << 10)
+                print("ready", flush=True)
+            self.work()
+        except Failed as error:
+            print(f"error: {error}", flush=True)
+            os._exit(3)
+        os._exit(0)
+
+    def open_gpu(self):
+        count, device, context, self.stream = ctypes.c_int(), ctypes.c_int(), P(), P()
+        self.cuda("cuInit", 0)
+        self.cuda("cuDeviceGetCount", ctypes.byref(count))
+        self.cuda("cuDeviceGet", ctypes.byref(device), self.rank % count.value)
+        self.cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.cuda("cuCtxSetCurrent", context)
+        self.cuda("cuStreamCreate", ctypes.byref(self.stream), 1)
+        self.memory = []
+        for _ in range(2):
+            address = ctypes.c_uint64()
+            self.cuda("cuMemAlloc_v2", ctypes.byref(address), SIZE(64 << 20))
+            self.cuda("cuMemsetD32_v2", address, ctypes.c_uint(0x3F800000), SIZE(16 << 20))
+            self.memory.append(address.value)
+
+    def cuda(self, name, *words):
+        code = getattr(self.driver, name)(*words)
+        if code != 0:
+            raise Failed(f"{name} returned {code}")
+
+    def check(self, code):
+        if code != 0:
+            text = (self.nccl.ncclGetLastError(self.comm) or b"").decode().replace("\n", " ")
+            raise Failed(text or f"code {code}")
+
+    def join(self):
+        path, identity = self.options.identity, UniqueId()
+        if self.rank == 0:
+            self.check(self.nccl.ncclGetUniqueId(ctypes.byref(identity)))
+            with open(f"{path}.new", "wb") as file:
+                file.write(bytes(identity))
+            os.rename(f"{path}.new", path)
+        end = time.monotonic() + 30
+        while not os.path.exists(path):
+            if time.monotonic() > end:
+                os._exit(0 if self.options.phase == "init" else 4)
+            time.sleep(0.01)
+        with open(path, "rb") as file:
+            identity = UniqueId.from_buffer_copy(file.read())
+        comm, ranks = ctypes.byref(self.comm), self.options.ranks
+        self.check(self.nccl.ncclCommInitRank(comm, ranks, identity, self.rank))
+
+    def work(self):
+        """The phase, until something fails."""
+        end = time.monotonic() + SLOWEST
+        number = 0
+        while time.monotonic() < end:
+            number += 1
+            phase = self.options.phase
+            if phase == "large":
+                self.collective(16 << 20)
+            elif phase == "messages":
+                self.ring()
+            elif phase == "split":
+                self.split()
+            elif phase == "destroy" and number > 50 * (1 + self.rank):
+                self.check(self.nccl.ncclCommDestroy(self.comm))
+                return
+            else:
+                self.collective(1 << 10)
+
+    def collective(self, count):
+        send, recv = self.memory
+        self.check(self.nccl.ncclAllReduce(P(send), P(recv), SIZE(count), FLOAT, SUM, self.comm, self.stream))
+        self.settle()
+
+    def ring(self):
+        send, recv = self.memory
+        ranks = self.options.ranks
+        self.check(self.nccl.ncclGroupStart())
+        to, source = (self.rank + 1) % ranks, (self.rank - 1) % ranks
+        self.check(self.nccl.ncclSend(P(send), SIZE(1 << 16), FLOAT, to, self.comm, self.stream))
+        self.check(self.nccl.ncclRecv(P(recv), SIZE(1 << 16), FLOAT, source, self.comm, self.stream))
+        self.check(self.nccl.ncclGroupEnd())
+        self.settle()
+
+    def split(self):
+        part = P()
+        self.check(self.nccl.ncclCommSplit(self.comm, 0, self.rank, ctypes.byref(part), None))
+        whole, self.comm = self.comm, part
+        self.collective(1 << 10)
+        self.check(self.nccl.ncclCommDestroy(part))
+        self.comm = whole
+
+    def settle(self):
+        """Waits for the stream as programs with a watchdog do."""
+        while self.driver.cuStreamQuery(self.stream) == 600:
+            self.watch()
+        self.watch()
+
+    def watch(self):
+        state = ctypes.c_int()
+        self.check(self.nccl.ncclCommGetAsyncError(self.comm, ctypes.byref(state)))
+        self.check(state.value)
+
+    def fork(self):
+        """A child calls, which must be refused; then the parent's sum must be right."""
+        child = os.fork()
+        if child == 0:
+            send, recv = self.memory
+            code = self.nccl.ncclAllReduce(P(send), P(recv), SIZE(1024), FLOAT, SUM, self.comm, self.stream)
+            os._exit(0 if code != 0 else 1)
+        if os.waitpid(child, 0)[1] != 0:
+            raise Failed("a forked child's call was not refused")
+        self.collective(1024)
+        result = (ctypes.c_float * 1024)()
+        self.cuda("cuMemcpyDtoH_v2", result, ctypes.c_uint64(self.memory[1]), SIZE(4096))
+        if any(value != self.options.ranks for value in result):
+            raise Failed(f"the sum after a fork is {result[0]}, not {self.options.ranks}")
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
