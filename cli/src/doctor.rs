@@ -279,7 +279,7 @@ fn settings() -> Vec<Finding> {
     let mut findings: Vec<_> = set.into_iter().map(describe).collect();
     let of_plugins =
         [hawser_net_socket::Settings::from_environment().1, hawser_net_ib::Settings::from_environment().1];
-    let wrong = hawser_runtime::env::wrong_values().into_iter().chain(of_plugins.concat());
+    let wrong = hawser_base::env::wrong_values().into_iter().chain(of_plugins.concat());
     findings.extend(wrong.map(|text| Finding::bad(text, "mend the value")));
     findings
 }

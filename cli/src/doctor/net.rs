@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use hawser_base::log;
 use hawser_plugin::net::{
     MemoryKinds, NetConfig, NetContext, NetProperties, Receiver, Region, Request, Segment, Sender,
 };
@@ -24,7 +25,7 @@ pub fn run() -> Result<bool> {
     for candidate in plugins::nets(None)? {
         let net = &candidate.net.plugin;
         println!("{} ({})", net.name(), candidate.net.interface);
-        match net.open(&NetConfig::new(1, plugins::log())) {
+        match net.open(&NetConfig::new(1, log::for_plugins())) {
             Err(error) => println!("  off: {error}"),
             Ok(context) => fine &= examine(&*context).inspect_err(|e| println!("  !!  {e:#}")).is_ok(),
         }

@@ -1,7 +1,7 @@
 //! Judges the names of `NCCL_*`, `HAWSER_*` and `MSCCL_*` variables.
 
+use hawser_base::env::{self, Reader};
 use hawser_net_ib::{Regard, regard};
-use hawser_runtime::env::{self, Reader};
 
 /// Names that NCCL 2.32 and its plugins know, one per line.
 const NCCL: &str = include_str!("nccl_names.txt");

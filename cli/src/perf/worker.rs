@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use hawser_base::stages::{self, Stage};
 use hawser_plan::ReduceOp;
 use hawser_runtime::device::{self, Device, Graph};
-use hawser_runtime::stages::{self, Stage};
 
 use super::barrier::{self, Barrier};
 use super::collective::Test;

@@ -3,7 +3,8 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use hawser_runtime::{Error, ErrorKind, set_last_error};
+use hawser_base::log::set_last_error;
+use hawser_runtime::{Error, ErrorKind};
 
 use crate::args::Out;
 use crate::handle::{CommPtr, Handle};

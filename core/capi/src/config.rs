@@ -7,8 +7,9 @@
 use std::ffi::{c_int, c_uint};
 use std::ops::RangeInclusive;
 
-use hawser_runtime::log::{self, Subsys};
-use hawser_runtime::{Config, Error, Result, env};
+use hawser_base::env;
+use hawser_base::log::{self, Subsys};
+use hawser_runtime::{Config, Error, Result};
 
 use crate::args::In;
 use crate::handle::Handle;

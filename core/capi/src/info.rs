@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use hawser_runtime::{env, last_error};
+use hawser_base::{env, log::last_error};
 
 use crate::args::Out;
 use crate::handle::CommPtr;

@@ -3,7 +3,8 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use hawser_runtime::{Comm, Error, ErrorKind, Result, UniqueId, device, env, unique_id};
+use hawser_base::env;
+use hawser_runtime::{Comm, Error, ErrorKind, Result, UniqueId, device, unique_id};
 
 use crate::args::{In, Out};
 use crate::config::CommConfig;

@@ -4,8 +4,9 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hawser_runtime::log::{self, Subsys};
-use hawser_runtime::{Error, ErrorKind, Result, env, set_last_error};
+use hawser_base::env;
+use hawser_base::log::{self, Subsys, set_last_error};
+use hawser_runtime::{Error, ErrorKind, Result};
 
 use crate::types::result;
 
@@ -121,7 +122,7 @@ fn record(api: &str, error: &Error) {
         return;
     }
     let named = error.clone().in_call(api);
-    if error.is_logged() { set_last_error(&named.text) } else { named.log() }
+    if error.is_logged() { set_last_error(&named.text) } else { log::error(&named) }
 }
 
 fn bug(panic: &(dyn Any + Send)) -> Error {
@@ -133,7 +134,7 @@ fn bug(panic: &(dyn Any + Send)) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use hawser_runtime::last_error;
+    use hawser_base::log::last_error;
 
     use super::*;
 

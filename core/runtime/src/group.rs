@@ -9,15 +9,15 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread;
 
+use hawser_base::error::{Error, Result};
+use hawser_base::log;
 use hawser_plan::Call;
 use hawser_plan::p2p::Message;
 use hawser_plan::topology::DeviceKind;
 
 use crate::comm::{Busy, Comm, CommState};
 use crate::device::Stream;
-use crate::error::{Error, Result};
 use crate::executor::Launches;
-use crate::log;
 use crate::resolve::resolve;
 use crate::submit::submit;
 

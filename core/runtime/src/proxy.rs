@@ -1,7 +1,7 @@
 //! The proxy: one thread per device that moves slots between FIFOs and the network.
 //!
 //! It sweeps over the tasks of all communicators of its device. While something moves it does not rest, nor
-//! for [`LIVELY`](crate::wait::LIVELY) after the last movement or launch; then it sleeps for a small part of
+//! for [`LIVELY`](hawser_base::wait::LIVELY) after the last movement or launch; then it sleeps for a small part of
 //! the time in which nothing moved. It has to look by itself, since launches replayed from a CUDA graph are
 //! announced by nobody; a launch that the host sees wakes it ([`Proxy::wake`]).
 //!
@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use crate::error::{Error, Result};
-use crate::wait::Backoff;
+use hawser_base::error::{Error, Result};
+use hawser_base::wait::Backoff;
 
 /// The longest pause between two sweeps where launches may come unannounced.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use hawser_base::error::{Error, Result};
+use hawser_base::log::{self, Subsys};
 use hawser_plan::Call;
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::exchange::bundle::{self, BundleLaunch, Gathering, Member, Place};
@@ -13,11 +15,9 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::comm::{CommState, Compiled, GroupSpans, Span, TimedOp};
 use crate::device::Stream;
-use crate::error::{Error, Result};
 use crate::executor::fused::FusedLaunch;
 use crate::executor::{Events, Launch, Launches, Work};
 use crate::group::Item;
-use crate::log::{self, Subsys};
 use crate::phases::phases;
 
 /// Resolves what a group has for one communicator; the launches are added behind those that are there.

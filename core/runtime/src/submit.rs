@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use hawser_base::error::Result;
 use hawser_plan::topology::DeviceKind;
 
-use crate::error::Result;
 use crate::executor::copy_engine::CopyEngineLaunch;
 use crate::executor::{Launch, Work, fused, host, interpreter};
 

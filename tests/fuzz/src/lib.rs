@@ -65,7 +65,7 @@ fn unique_id(bytes: &[u8]) {
 
 fn settings_file(bytes: &[u8]) {
     if let Some(text) = as_text(bytes) {
-        hawser_runtime::env::fuzz_settings_file(text);
+        hawser_base::env::fuzz_settings_file(text);
     }
 }
 

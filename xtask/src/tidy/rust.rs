@@ -164,7 +164,7 @@ fn is_punct(token: Option<&TokenTree>, wanted: char) -> bool {
 fn env_var(source: &Source, paths: &[PathAt]) -> Vec<Finding> {
     let name = source.path.rsplit('/').next().unwrap_or_default();
     let of_plugin = source.path.starts_with("plugins/") && ["config.rs", "settings.rs"].contains(&name);
-    let allowed = source.path == "core/runtime/src/env.rs"
+    let allowed = source.path == "core/base/src/env.rs"
         || of_plugin
         || name == "build.rs"
         || source
@@ -177,7 +177,7 @@ fn env_var(source: &Source, paths: &[PathAt]) -> Vec<Finding> {
     let reads = |path: &[String]| {
         path.windows(2).any(|pair| pair[0] == "env" && ENV_FUNCTIONS.contains(&pair[1].as_str()))
     };
-    let text = "the environment is read in core/runtime/src/env.rs, and in a plugin's config.rs or \
+    let text = "the environment is read in core/base/src/env.rs, and in a plugin's config.rs or \
                 settings.rs, only: add the setting there";
     on_lines(source, "env-var", text, paths.iter().filter(|(path, _)| reads(path)))
 }
@@ -274,7 +274,7 @@ mod tests {
             assert_eq!(rules("core/runtime/src/comm.rs", text).len(), 1, "{text}");
         }
         for path in [
-            "core/runtime/src/env.rs",
+            "core/base/src/env.rs",
             "kernels/build.rs",
             "cli/src/a.rs",
             "core/capi/tests/a.rs",

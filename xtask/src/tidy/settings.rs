@@ -2,7 +2,7 @@
 //! some page, and every one that a page has in the first column of a table stands in some source.
 //!
 //! That docs/settings.md has all settings of the library is tested beside their table
-//! (`core/runtime/src/env/table.rs`).
+//! (`core/base/src/env/table.rs`).
 
 use std::collections::BTreeSet;
 

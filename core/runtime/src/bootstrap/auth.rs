@@ -4,10 +4,10 @@
 //! communicator's secret before a byte is believed. The greeting says what the connection is for, which rank
 //! comes, and to which rank it wants to come.
 
-use super::log;
+use super::detail;
 use super::wire::{Fields, malformed};
-use crate::error::Result;
-use crate::wait::Wait;
+use hawser_base::error::Result;
+use hawser_base::wait::Wait;
 use hawser_oob::accept::{self, Arrival, Limits, Unwanted};
 use hawser_oob::dial::{self, Offer};
 use hawser_oob::handshake::Protocol;
@@ -162,9 +162,9 @@ impl Acceptor {
                     });
                 }
                 Arrival::Stranger(from, why) => {
-                    log(&format!("bootstrap dropped a stranger at {from}: {why}"))
+                    detail(&format!("bootstrap dropped a stranger at {from}: {why}"))
                 }
-                Arrival::Trouble(error) => log(&format!("bootstrap cannot accept a connection: {error}")),
+                Arrival::Trouble(error) => detail(&format!("bootstrap cannot accept a connection: {error}")),
             }
         }
         done

@@ -6,8 +6,8 @@
 use super::Bootstrap;
 use super::auth::{self, Greeting, Key, Retry, Role};
 use super::wire::{HEADER, Header, Kind, malformed};
-use crate::error::{Error, Result};
-use crate::wait::Wait;
+use hawser_base::error::{Error, Result};
+use hawser_base::wait::Wait;
 use hawser_oob::socket::Address;
 use hawser_oob::stream::Stream;
 use rustix::event::PollFlags;

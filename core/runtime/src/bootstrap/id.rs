@@ -13,7 +13,7 @@
 use super::auth::Secret;
 use super::wire::Fields;
 use super::{Settings, listen_address, random, root};
-use crate::error::{Error, Result};
+use hawser_base::error::{Error, Result};
 use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
 use hawser_oob::interface::Family;
 use hawser_oob::socket::{self, Options};
@@ -145,7 +145,7 @@ fn from_comm_id(comm_id: &str, family: Option<Family>) -> Result<UniqueId> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
+    use hawser_base::error::ErrorKind;
     use proptest::prelude::*;
 
     fn sample(address: &str) -> UniqueId {

@@ -3,10 +3,10 @@
 use super::auth::{self, Greeting, Key, ROOT, Retry, Role};
 use super::id::UniqueId;
 use super::wire::{Fields, Frame, Kind, decode_failure, decode_ranks, encode_failure, malformed};
-use super::{Settings, log};
-use crate::error::{Error, ErrorKind, Result};
-use crate::liveness::Identity;
-use crate::wait::{AbortFlag, Wait};
+use super::{Settings, detail};
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::liveness::Identity;
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
 use hawser_oob::socket::{Address, Token};
 use hawser_oob::stream::Stream;
@@ -157,7 +157,7 @@ pub(super) fn release(
         Ok(Some(objection)) => Err(objection),
         Err(error) if error.kind == ErrorKind::Aborted => Err(error),
         Err(error) => {
-            log(&error.text);
+            detail(&error.text);
             Ok(())
         }
     }
@@ -172,7 +172,7 @@ pub(super) fn cannot_join(id: &UniqueId, rank: u32, failure: &Error, settings: &
         stream.read_frame::<Kind, _>(FAILURE_LIMIT, &wait, &describe)
     });
     if let Err(error) = told {
-        log(&error.text);
+        detail(&error.text);
     }
 }
 

@@ -32,13 +32,13 @@ pub use root::{stop_all_roots, stop_root};
 pub use service::MAX_MESSAGE;
 pub use star::MAX_CONTRIBUTION;
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::liveness::Roster;
-use crate::wait::{AbortFlag, Wait};
 use auth::{Role, Secret};
+use hawser_base::error::{Error, Result};
+use hawser_base::liveness::Roster;
+use hawser_base::wait::{AbortFlag, Wait};
+use hawser_base::{env, log};
 use hawser_oob::interface::{self, Family};
 use hawser_oob::socket;
-use hawser_oob::wait::Patience;
 use meet::{Hello, PeerAddress};
 use peer::Outgoing;
 use service::{Listeners, Service, Shared};
@@ -73,6 +73,24 @@ pub struct Settings {
     pub heartbeat: Option<Duration>,
     /// `NCCL_HOSTID`: ranks with different ones count as ranks of different hosts.
     pub host_id: Option<String>,
+}
+
+impl Settings {
+    /// What the user has set for this process.
+    pub fn of_process() -> Self {
+        let s = env::settings();
+        Self {
+            ifname: s.socket_ifname.clone(),
+            family: s.socket_family.map(|version| if version == 6 { Family::V6 } else { Family::V4 }),
+            init_timeout: s.join_timeout(),
+            handshake_timeout: s.handshake_timeout,
+            comm_id: s.comm_id.clone(),
+            retry_count: s.socket_retry_count,
+            retry_sleep: s.socket_retry_sleep,
+            heartbeat: s.heartbeat,
+            host_id: s.host_id.clone(),
+        }
+    }
 }
 
 impl Default for Settings {
@@ -330,7 +348,7 @@ fn release_own(ids: &[UniqueId], rank: u32, settings: &Settings, wait: &Wait) ->
 fn release_others(ids: &[UniqueId], rank: u32, failure: &Error, settings: &Settings, wait: &Wait) {
     for id in ids.iter().skip(1).filter(|id| !id.fixed) {
         if let Err(error) = meet::release(id, rank, Some(failure), settings, wait) {
-            log(&error.text);
+            detail(&error.text);
         }
     }
 }
@@ -353,32 +371,6 @@ fn random<const N: usize>() -> Result<[u8; N]> {
     socket::random().map_err(|errno| Error::system("getrandom", errno))
 }
 
-impl Patience for Wait {
-    type Error = Error;
-
-    fn check(&self, describe: &dyn Fn() -> String) -> Result<()> {
-        Wait::check(self, describe)
-    }
-
-    fn slice(&self) -> Duration {
-        Wait::slice(self)
-    }
-}
-
-impl From<hawser_oob::Error> for Error {
-    fn from(error: hawser_oob::Error) -> Self {
-        use hawser_oob::ErrorKind as Oob;
-        let kind = match error.kind {
-            Oob::Usage => ErrorKind::InvalidUsage,
-            Oob::System => ErrorKind::System,
-            Oob::Peer => ErrorKind::Remote,
-            Oob::Timeout => ErrorKind::Timeout,
-            Oob::Aborted => ErrorKind::Aborted,
-        };
-        Error::because(kind, error)
-    }
-}
-
 /// The weight of a remark of the bootstrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remark {
@@ -388,15 +380,19 @@ pub enum Remark {
     Warning,
 }
 
-static LOG: RwLock<fn(Remark, &str)> = RwLock::new(|_, _| {});
+/// Where the bootstrap's remarks go: strangers at the door and whatever has no caller to return an error to.
+static LOG: RwLock<fn(Remark, &str)> = RwLock::new(|remark, text| match remark {
+    Remark::Detail => log::info(log::Subsys::Bootstrap, || text.to_owned()),
+    Remark::Warning => log::warn(text),
+});
 
-/// Sets where the bootstrap's remarks go: strangers at the door and whatever has no caller to return an error
-/// to. Until then they go nowhere.
+/// Sets where the bootstrap's remarks go instead of the log.
+#[cfg(test)]
 pub fn set_log(hook: fn(Remark, &str)) {
     *LOG.write().unwrap_or_else(PoisonError::into_inner) = hook;
 }
 
-fn log(text: &str) {
+fn detail(text: &str) {
     remark(Remark::Detail, text);
 }
 

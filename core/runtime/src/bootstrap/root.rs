@@ -14,9 +14,9 @@ use super::wire::{
     FrameReader, Incoming, Kind, decode_failure, encode_failure, encode_ranks, frame_bytes, list_ranks,
     malformed,
 };
-use super::{Remark, Settings, lock, log, remark};
-use crate::error::{Error, ErrorKind, Result};
-use crate::wait::Wait;
+use super::{Remark, Settings, detail, lock, remark};
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::wait::Wait;
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::poll;
 use rustix::event::{PollFd, PollFlags};
@@ -65,7 +65,7 @@ impl RootHandle {
 
     fn join(&mut self) {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            log("the bootstrap root thread panicked");
+            detail("the bootstrap root thread panicked");
         }
     }
 }
@@ -133,7 +133,7 @@ fn start(
     let name = format!("root at {}", id.address);
     let run = move || {
         if let Err(error) = root.run() {
-            log(&format!("bootstrap {name}: {error}"));
+            detail(&format!("bootstrap {name}: {error}"));
         }
         at_end();
     };

@@ -14,10 +14,10 @@ use super::meet::PeerAddress;
 use super::stop::{StopSignal, earliest};
 use super::watch::{Watch, Watcher};
 use super::wire::{FrameReader, Incoming, Kind, malformed};
-use super::{Settings, listen_address, lock, log, random};
-use crate::error::{Error, Result};
-use crate::liveness::Identity;
-use crate::wait::Wait;
+use super::{Settings, detail, listen_address, lock, random};
+use hawser_base::error::{Error, Result};
+use hawser_base::liveness::Identity;
+use hawser_base::wait::Wait;
 use hawser_oob::socket::{self, Options};
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::poll;
@@ -243,7 +243,7 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.stop.raise();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            log("a bootstrap service thread panicked");
+            detail("a bootstrap service thread panicked");
         }
     }
 }
@@ -313,7 +313,7 @@ impl Server {
     fn admit(&mut self, accepted: Accepted) {
         let Accepted { stream, role, rank, from } = accepted;
         if rank >= self.nranks {
-            log(&format!("bootstrap dropped {from}: it says it is rank {rank} of {}", self.nranks));
+            detail(&format!("bootstrap dropped {from}: it says it is rank {rank} of {}", self.nranks));
             return;
         }
         let reader = match role {
@@ -347,7 +347,7 @@ impl Server {
         let Err(end) = outcome else { return };
         let link = self.links.swap_remove(at);
         if let Some(error) = end {
-            log(&error.context(format!("bootstrap connection from rank {}", link.rank)).text);
+            detail(&error.context(format!("bootstrap connection from rank {}", link.rank)).text);
         }
         if link.reader.is_some() {
             self.shared.put(|inbox| *inbox.connections.entry(link.rank).or_default() -= 1);

@@ -5,8 +5,8 @@ use super::meet::PeerAddress;
 use super::service::Listeners;
 use super::wire::{Fields, list_ranks};
 use super::{Bootstrap, Settings};
-use crate::error::{Error, Result};
-use crate::wait::Wait;
+use hawser_base::error::{Error, Result};
+use hawser_base::wait::Wait;
 use std::sync::atomic::Ordering;
 
 impl Bootstrap {

@@ -12,8 +12,8 @@ use super::wire::{
     encode_parts, encode_ranks, frame_bytes, list_ranks, malformed,
 };
 use super::{Bootstrap, lock};
-use crate::error::{Error, ErrorKind, Result};
-use crate::wait::Wait;
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::wait::Wait;
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::poll;
 use rustc_hash::FxHashMap;

@@ -1,7 +1,7 @@
 //! What the bootstrap's threads share: being told to stop, and one frame for many receivers.
 
-use crate::error::{Error, Result};
-use crate::wait::{AbortFlag, Wait};
+use hawser_base::error::{Error, Result};
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::{Bell, poll};
 use rustix::event::{PollFd, PollFlags};

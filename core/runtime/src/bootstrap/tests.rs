@@ -1,8 +1,8 @@
 //! Whole meetings: many ranks in threads, over real sockets.
 
 use super::*;
-use crate::error::ErrorKind;
-use crate::wait::AbortFlag;
+use hawser_base::error::ErrorKind;
+use hawser_base::wait::AbortFlag;
 use std::io::{Read, Seek, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};

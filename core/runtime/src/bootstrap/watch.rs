@@ -3,18 +3,18 @@
 //! Every other rank has a connection to rank 0 for this alone. The end of one tells rank 0 that a process or
 //! host has ended, and the end of rank 0's own tells all others; the kernel asks across hosts whether the
 //! other host is there ([`Settings::heartbeat`]), so that a process which is stopped or busy is not taken for
-//! dead. Processes of one host are watched by descriptors as well (see [`crate::liveness::process`]): those
+//! dead. Processes of one host are watched by descriptors as well (see [`hawser_base::liveness::process`]): those
 //! tell the end of a process also while somebody else holds its connections open.
 //!
 //! A rank that leaves in peace, or whose operation failed, says so before its connection ends.
 
 use super::wire::{Fields, FrameReader, Incoming, Kind, frame_bytes, malformed};
-use super::{Settings, lock, log};
-use crate::error::{Error, ErrorKind, Result};
-use crate::liveness::forked::ClosedInChildren;
-use crate::liveness::process::{Found, find};
-use crate::liveness::{End, Identity, Roster};
-use crate::wait::AbortFlag;
+use super::{Settings, detail, lock};
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::liveness::forked::ClosedInChildren;
+use hawser_base::liveness::process::{Found, find};
+use hawser_base::liveness::{End, Identity, Roster};
+use hawser_base::wait::AbortFlag;
 use hawser_oob::socket::{Keepalive, Options};
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::Bell;
@@ -224,7 +224,7 @@ impl Watcher {
                 Found::Running(descriptor) => processes.push((descriptor, ranks)),
                 Found::Over => over(&watch, &ranks),
                 Found::Unknown(errno) => {
-                    log(&format!("process {pid} of this host is watched by its connection only: {errno}"));
+                    detail(&format!("process {pid} of this host is watched by its connection only: {errno}"));
                 }
             }
         }
@@ -310,7 +310,7 @@ impl Watcher {
         }
         let mut flags = lock(&self.watch.flags);
         if let Some(error) = self.watch.roster.verdict() {
-            log(&format!("rank {}: {error}", self.watch.rank));
+            detail(&format!("rank {}: {error}", self.watch.rank));
             flags.drain(..).for_each(|flag| flag.doom(error.clone()));
             self.is_doomed = true;
             drop(flags);

@@ -1,7 +1,7 @@
 //! What bootstrap connections carry once the peer is known: the kinds of frames, and what is inside them. No
 //! input or output here. The frames themselves are those of [`hawser_oob::frame`].
 
-use crate::error::{Error, ErrorKind, Result};
+use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_oob::frame;
 
 pub(super) use hawser_oob::frame::{Fields, HEADER, frame_bytes};

@@ -8,12 +8,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use hawser_base::error::Result;
 use hawser_plan::Call;
 
 use super::state::CommState;
 use super::tuners::Tuners;
 use crate::device::Stream;
-use crate::error::Result;
 
 /// Where somebody learns from times, one of 2^4 collectives is timed, beside those of trials.
 const TIMED_BITS: u32 = 4;

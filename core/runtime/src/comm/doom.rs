@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use hawser_plan::topology::DeviceKind;
 
 use super::state::CommState;
-use crate::error::Error;
-use crate::log;
+use hawser_base::error::Error;
+use hawser_base::log;
 
 /// How long launches may take to their end after a death: the dead rank may have done its part.
 const IN_VAIN: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ fn look_after(state: &Weak<CommState>, why: Error) {
             busy_since = None;
         } else if busy_since.get_or_insert_with(Instant::now).elapsed() >= IN_VAIN {
             let error = why.context(format!("communicator {}, rank {}", state.name, state.rank));
-            error.log();
+            log::error(&error);
             state.bootstrap.report(&error);
             state.peer_memory.control.fail(error);
             return;

@@ -1,12 +1,13 @@
 //! What the last operation of a communicator ran, and why: what [`Comm::last_decision`] tells.
 
+use hawser_base::error::{Error, Result};
+use hawser_base::lock::lock;
 use hawser_plan::Route;
 use hawser_plan::topology::DeviceKind;
 
 use super::Comm;
 use super::plan_cache::{BatchSummary, Last};
-use super::state::{CommState, Compiled, lock};
-use crate::error::{Error, Result};
+use super::state::{CommState, Compiled};
 
 /// What the last operation of a communicator ran, and why.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use hawser_plan::Topology;
 use hawser_plan::cost::Constants;
 
-use crate::env::Settings;
-use crate::error::{Error, Result};
-use crate::log::{self, Subsys};
+use hawser_base::env::Settings;
+use hawser_base::error::{Error, Result};
+use hawser_base::log::{self, Subsys};
 
 /// Longest file that is read, in bytes.
 const MOST_BYTES: u64 = 64 << 10;
@@ -131,7 +131,7 @@ mod tests {
     }
 
     fn settings(links: Option<&str>, cache: Option<&Path>) -> Settings {
-        let own = crate::env::settings().clone();
+        let own = hawser_base::env::settings().clone();
         Settings { links: links.map(str::to_owned), cache: cache.map(Path::to_owned), ..own }
     }
 

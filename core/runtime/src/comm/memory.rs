@@ -2,12 +2,12 @@
 
 use std::sync::{Mutex, OnceLock};
 
+use hawser_base::env;
+use hawser_base::error::{Error, Result};
+use hawser_base::lock::lock;
 use rustc_hash::FxHashMap;
 
-use super::state::lock;
 use crate::device::{self, HeapKind, Memory};
-use crate::env;
-use crate::error::{Error, Result};
 
 /// Allocates device memory that suits every transport (VMM where supported). Zeroed; at least `bytes` long.
 pub fn mem_alloc(bytes: u64) -> Result<u64> {

@@ -45,6 +45,11 @@ use hawser_plugin::tuner::SettingsFile;
 
 pub use bringup::negotiate::{cache_file, knobs_of, outlook};
 pub use call_attributes::CallAttributes;
+use hawser_base::env;
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::lock::lock;
+use hawser_base::log;
+use hawser_base::wait::AbortFlag;
 pub use last_decision::Decision;
 pub use memory::{mem_alloc, mem_free};
 pub(crate) use op_timing::TimedOp;
@@ -59,14 +64,10 @@ pub use tuners::{Chosen, Tuners};
 
 use crate::bootstrap::UniqueId;
 use crate::device::Stream;
-use crate::env;
-use crate::error::{Error, ErrorKind, Result};
 use crate::group::{self, Item, Job};
-use crate::liveness::forked;
 use crate::rules_update::{Outcome, Switch};
-use crate::wait::AbortFlag;
 use bringup::{Joining, bring_up};
-pub(crate) use state::lock;
+use hawser_base::liveness::forked;
 
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
 #[derive(Debug, Clone)]
@@ -162,7 +163,7 @@ enum State {
 /// Makes a unique id and starts its meeting point in this process.
 pub fn unique_id() -> Result<UniqueId> {
     env::settings();
-    UniqueId::create(&env::bootstrap_settings())
+    UniqueId::create(&crate::bootstrap::Settings::of_process())
 }
 
 impl Comm {
@@ -405,7 +406,7 @@ impl Comm {
         comm_state: &CommState,
         job: impl FnOnce() + Send + 'static,
     ) -> Result<()> {
-        let worker = crate::progress::Worker::of(&comm_state.device.caps().id)?;
+        let worker = hawser_base::progress::Worker::of(&comm_state.device.caps().id)?;
         let (busy, keep) = (self.busy()?, worker.clone());
         worker.submit(move || {
             job();
@@ -510,7 +511,7 @@ impl Starting {
     /// Ends bring-up with an error, which it returns with the rank in front.
     fn fail(self, error: Error) -> Error {
         let error = self.0.name_error(error);
-        error.log();
+        log::error(&error);
         self.0.started(Err(error.clone()));
         error
     }

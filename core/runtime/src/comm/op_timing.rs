@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hawser_base::error::Result;
 use hawser_plan::{Call, Topology};
 use hawser_plugin::tuner::{Decision, Function};
 
@@ -12,7 +13,6 @@ use super::call_attributes::CallAttributes;
 use super::tuner_bridge;
 use super::tuners::Chosen;
 use crate::device::{Device, Moment, Stream};
-use crate::error::Result;
 
 /// OpTimings that wait to be collected, at most: whoever hangs has no use for more.
 const MOST_OPEN: usize = 256;

@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
+use hawser_base::error::Result;
+use hawser_base::lock::lock;
 use hawser_plan::Route;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
@@ -10,9 +12,8 @@ use hawser_plan::topology::DeviceKind;
 
 use super::plan_cache::{BatchForm, BatchSummary, KeptBatch};
 use super::profiling::{GroupSpans, Span};
-use super::state::{CommState, MESSAGES, lock};
+use super::state::{CommState, MESSAGES};
 use crate::device::Stream;
-use crate::error::Result;
 use crate::executor::interpreter::BatchLaunch;
 use crate::executor::{Events, Launch, Launches, Work};
 use crate::phases::Phase;

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use hawser_base::error::Result;
+use hawser_base::log;
 use hawser_compat::profiler::with_ancestors;
 use hawser_plan::p2p::Message;
 use hawser_plan::{Call, Topology};
@@ -13,8 +15,6 @@ use hawser_plugin::profiler::{
 };
 
 use crate::device::{Device, Stream};
-use crate::error::Result;
-use crate::log;
 use crate::plugins;
 
 /// The profilers of a communicator.
@@ -30,7 +30,7 @@ impl Profiling {
         let mut open = Vec::new();
         for candidate in plugins::profilers() {
             let profiler = &candidate.plugin;
-            let mut config = ProfilerConfig::new(comm_id, topology.size(), rank, plugins::log());
+            let mut config = ProfilerConfig::new(comm_id, topology.size(), rank, log::for_plugins());
             config.comm_name = name.map(str::to_owned);
             config.nodes = topology.hosts();
             match profiler.open(&config) {

@@ -12,9 +12,9 @@ use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::imported::{self, Handle};
 use rustc_hash::FxHashSet;
 
-use crate::env::Settings;
-use crate::error::{Error, Result};
-use crate::log::{self, Subsys};
+use hawser_base::env::Settings;
+use hawser_base::error::{Error, Result};
+use hawser_base::log::{self, Subsys};
 
 /// Longest file that is read, in bytes.
 const MOST_BYTES: u64 = 64 << 20;

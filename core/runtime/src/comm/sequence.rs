@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use super::state::{Choices, CommState, lock};
-use crate::error::{Error, ErrorKind, Result};
-use crate::log::{self, Subsys};
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::lock::lock;
+use hawser_base::log::{self, Subsys};
+
+use super::state::{Choices, CommState};
 use crate::rules_update::{Staged, Switch};
 
 impl CommState {

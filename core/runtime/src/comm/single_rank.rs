@@ -3,13 +3,13 @@
 //! Such communicators are common: groups of size 1 in tensor- or data-parallel programs. Their calls touch nothing but
 //! the user's buffers, and the driver copies with whatever is fastest for the size. Only a sum with a factor needs a kernel.
 
+use hawser_base::error::Result;
 use hawser_plan::p2p::{self, Message, OwnCopy};
 use hawser_plan::{Call, ReduceOp};
 use smallvec::SmallVec;
 
 use super::state::CommState;
 use crate::device::Stream;
-use crate::error::Result;
 
 impl CommState {
     /// Whether a call is a copy, or nothing, since there is no other rank.

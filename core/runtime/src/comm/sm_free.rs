@@ -2,15 +2,16 @@
 
 use std::sync::Mutex;
 
+use hawser_base::env;
+use hawser_base::lock::lock;
+use hawser_base::log;
 use hawser_plan::choose::{Choice, Outcome};
 use hawser_plan::dma::{self, far, fold};
 use hawser_plan::{Call, Collective, Route};
 use rustc_hash::FxHashSet;
 
-use super::state::{CommState, lock, op};
+use super::state::{CommState, op};
 use crate::device::size_text;
-use crate::env;
-use crate::log;
 
 /// What `NCCL_PASS_SM` comes to for a communicator.
 pub fn announcement(state: &CommState) -> String {

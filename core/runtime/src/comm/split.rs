@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use hawser_base::env;
+use hawser_base::error::{Error, Result};
+use hawser_base::wait::{AbortFlag, Wait};
+
 use super::bringup::Joining;
 use super::state::CommState;
 use super::{Busy, Comm, Config, Place, Starting};
 use crate::bootstrap::Bootstrap;
-use crate::env;
-use crate::error::{Error, Result};
 use crate::group::{self, Job};
-use crate::wait::{AbortFlag, Wait};
 
 impl Comm {
     /// Makes children: ranks with the same `color` form one, ordered by (`key`, rank). Collective over all ranks of

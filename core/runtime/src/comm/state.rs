@@ -2,10 +2,14 @@
 
 use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::lock::lock;
+use hawser_base::log::{self, Subsys};
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::choose::Choice;
 use hawser_plan::device_plan::{Args, DeviceOp, KernelKey, NO_DEP, Step};
@@ -27,13 +31,10 @@ use super::tuners::{Chosen, Tuners};
 use crate::bootstrap::Bootstrap;
 use crate::device::{Device, Memory, Stream};
 use crate::dma::{Dma, Emission, Who};
-use crate::error::{Error, ErrorKind, Result};
 use crate::executor::Work;
-use crate::log::{self, Subsys};
 use crate::rules_update::{Epoch, ServedParticipant, Staged};
 use crate::transport::net::{ConnectionKey, EventRecorder, Net};
 use crate::transport::{PeerMemory, bytes_of};
-use crate::wait::{AbortFlag, Wait};
 
 /// Everything a communicator has once bring-up is over. Freed when the last launch and handle let go.
 pub struct CommState {
@@ -488,18 +489,6 @@ impl CommState {
     }
 }
 
-impl From<hawser_plan::PlanError> for Error {
-    fn from(error: hawser_plan::PlanError) -> Self {
-        use hawser_plan::error::PlanErrorKind;
-        let kind = match error.kind {
-            PlanErrorKind::InvalidArgument => ErrorKind::InvalidArgument,
-            PlanErrorKind::InvalidUsage => ErrorKind::InvalidUsage,
-            PlanErrorKind::BadProgram => ErrorKind::Internal,
-        };
-        Self::because(kind, error)
-    }
-}
-
 /// The steps that a plan's blocks name, on the host.
 fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a LoadedProgram>) -> &'a [Step] {
     match loaded {
@@ -512,9 +501,4 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a LoadedProgram>) -> &'a 
 pub fn warm_up(state: &CommState) -> Result<()> {
     let protocol = hawser_plan::Route::SIMPLE;
     state.device.prepare(KernelKey::new(DeviceOp::Copy, hawser_plan::DataType::Uint8, protocol))
-}
-
-/// Locks a mutex; a poisoned one is an internal error, not a panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
-    mutex.lock().map_err(|_| Error::internal("a lock is poisoned by an earlier panic"))
 }

@@ -11,9 +11,10 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use super::state::lock;
+use hawser_base::error::Result;
+use hawser_base::lock::lock;
+
 use crate::device::{Device, Event, OwnedStream, RecordNode, Stream};
-use crate::error::Result;
 
 /// Captures that are remembered: several may take turns, and nobody tells when one is over.
 const CAPTURES: usize = 16;

@@ -2,10 +2,12 @@
 
 use std::sync::MutexGuard;
 
-use super::{Comm, State, lock};
-use crate::error::{Error, Result};
+use hawser_base::error::{Error, Result};
+use hawser_base::lock::lock;
+
+use super::{Comm, State};
 use crate::group;
-use crate::liveness::forked;
+use hawser_base::liveness::forked;
 
 impl Comm {
     /// Waits for all operations on this rank, in the background if `config.blocking` is false; afterwards only destroy is of use.

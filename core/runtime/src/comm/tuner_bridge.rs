@@ -1,6 +1,7 @@
 //! The bridge from the planner to tuner plugins: calls, candidates, choices and communicators in the terms of
 //! the plugin API. Nothing else of the runtime knows both.
 
+use hawser_base::log;
 use hawser_plan::choose::{Candidate, Choice, Outcome};
 use hawser_plan::topology::DeviceKind;
 use hawser_plan::{Algorithm, Call, Collective, PlanConfig, Protocol, ReduceOp, Route, Topology};
@@ -8,7 +9,6 @@ use hawser_plugin::collnet::DataType;
 use hawser_plugin::tuner::{self, Decision, Executor, Function, Question, Reduction, Status, TunerConfig};
 
 use super::call_attributes::CallAttributes;
-use crate::plugins;
 
 /// What tuners are asked about a call: the question, and the candidates in their terms. None for a call that
 /// tuners are not asked about.
@@ -64,7 +64,7 @@ pub fn config(
     topology.ranks.iter().for_each(|rank| per_host[rank.host as usize] += 1);
     let fewest = per_host.iter().copied().min().unwrap_or(0);
     let most = per_host.iter().copied().max().unwrap_or(0);
-    let mut config = TunerConfig::new(comm_id, topology.size(), topology.hosts(), plugins::log());
+    let mut config = TunerConfig::new(comm_id, topology.size(), topology.hosts(), log::for_plugins());
     config.domains = (topology.hosts(), fewest, most);
     config.name = name.unwrap_or_default().to_owned();
     for program in &plan_config.imports {

@@ -6,6 +6,9 @@ use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use hawser_base::env::{self, Explain};
+use hawser_base::error::{Error, Result};
+use hawser_base::log::{self, Subsys};
 use hawser_plan::choose::{self, Advice, Candidate, Choice};
 use hawser_plan::{Call, Collective, PlanConfig, ReduceOp, Topology};
 use hawser_plugin::Tuner;
@@ -14,9 +17,6 @@ use hawser_plugin::tuner::{self, Answer, Function, Question, SettingsFile, Tuner
 
 use super::call_attributes::CallAttributes;
 use super::tuner_bridge;
-use crate::env::{self, Explain};
-use crate::error::{Error, Result};
-use crate::log::{self, Subsys};
 use crate::plugins;
 
 /// First lines of what a rank tells the others: its tuners are open, or one of them cannot be.

@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use hawser_base::env;
+use hawser_base::error::{Error, Result};
+use hawser_base::liveness::forked;
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::Fold;
 use hawser_plan::exchange::bundle::BundleLaunch;
@@ -21,9 +24,6 @@ use super::{
     Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp,
     Moment, OwnedStream, RecordNode, Stream, StreamState,
 };
-use crate::env;
-use crate::error::{Error, Result};
-use crate::liveness::forked;
 use crate::pool::{self, Pool, Source, Ticket};
 
 /// A device that stands for one rank's share of the CPU.
@@ -39,7 +39,7 @@ impl HostDevice {
     /// # Errors
     /// The thread of `NCCL_CUMEM_MONITOR` could not be started.
     pub fn new(ordinal: u32) -> Result<Self> {
-        Self::with_pool(ordinal, &format!("host device {ordinal}"), &env::settings().pool())
+        Self::with_pool(ordinal, &format!("host device {ordinal}"), &pool::Policy::of(env::settings()))
     }
 
     /// One for memory that the ranks of a host share beside that of their devices: it does not count for the limits of pools.
@@ -120,7 +120,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by `map` and nobody holds this mapping any more.
         if let Err(e) = unsafe { munmap(self.addr as *mut _, self.bytes) } {
-            crate::log::warn(&format!("munmap of {} bytes failed: {e}", self.bytes));
+            hawser_base::log::warn(&format!("munmap of {} bytes failed: {e}", self.bytes));
         }
     }
 }

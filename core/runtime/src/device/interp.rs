@@ -8,6 +8,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::liveness::Roster;
+use hawser_base::wait::Backoff;
 use hawser_plan::DataType;
 use hawser_plan::Protocol;
 use hawser_plan::device_plan::{
@@ -19,9 +22,6 @@ use hawser_plan::dma::{STREAMS, What};
 use super::host_reduce::{Operand, Rule, reduce};
 use crate::comm::{MESSAGES, operation};
 use crate::dma::host::Copies;
-use crate::error::{Error, ErrorKind, Result};
-use crate::liveness::Roster;
-use crate::wait::Backoff;
 
 /// The longest pause between two looks: a rank that is seconds late costs next to nothing of a processor.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);

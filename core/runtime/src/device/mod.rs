@@ -14,14 +14,14 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use hawser_base::env;
+use hawser_base::error::{Error, Result};
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::Fold;
 use hawser_plan::exchange::ExchangeArgs;
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::topology::DeviceKind;
 
-use crate::env;
-use crate::error::{Error, Result};
 use crate::pool::Pool;
 
 /// A `cudaStream_t`; 0 is the default stream. The host device ignores it.

@@ -17,16 +17,17 @@ mod watch;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use hawser_base::error::{Error, Result};
+use hawser_base::lock::lock;
+use hawser_base::log::{self, Subsys};
 use hawser_plan::device_plan::Step;
 use hawser_plan::dma::{
     Bases, COPIES, Command, Counters, Direct, Emitter, FAR_SENDS, LANES, Leg, STREAMS, Way, What,
 };
 use hawser_plan::lower::LaunchPlan;
 
-use crate::comm::{Order, Turn, lock};
+use crate::comm::{Order, Turn};
 use crate::device::{Device, MemoryOp, OwnedStream, Stream};
-use crate::error::{Error, Result};
-use crate::log::{self, Subsys};
 use crate::transport::control::Control;
 use crate::transport::net::Stage;
 use rendezvous::CopyRequest;

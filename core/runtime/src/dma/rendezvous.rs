@@ -9,20 +9,20 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use hawser_base::env;
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::lock::lock;
+use hawser_base::log::{self, Subsys};
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_plan::dma::{Leg, Way};
 use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 
 use crate::bootstrap::Bootstrap;
-use crate::comm::lock;
 use crate::device::host::HostDevice;
 use crate::device::{Device, Exposed, HeapKind, Memory};
-use crate::env;
-use crate::error::{Error, ErrorKind, Result};
-use crate::log::{self, Subsys};
 use crate::transport::Peers;
 use crate::transport::control::Control;
-use crate::wait::{AbortFlag, Wait};
 
 /// Slots of a ring.
 const RING: u64 = 2048;

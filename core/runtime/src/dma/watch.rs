@@ -12,13 +12,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use hawser_base::env;
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::lock::lock;
 use hawser_plan::dma::Bases;
 
 use super::Who;
-use crate::comm::lock;
 use crate::device::{Device, MemoryOp, OwnedStream};
-use crate::env;
-use crate::error::{Error, ErrorKind, Result};
 use crate::transport::control::{Control, Replay};
 use crate::transport::net::Stage;
 

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
+use hawser_base::error::{Error, Result};
 use hawser_plan::lower::LaunchPlan;
 
 use crate::comm::{CommState, LoadedProgram, TimedOp};
 use crate::device::{Device, Moment, Stream};
 use crate::dma::Emission;
-use crate::error::{Error, Result};
 use crate::transport::control::Control;
 
 /// A launch of copy engines that is being put on its streams.

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use hawser_base::error::{Error, Result};
+use hawser_base::log;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
 use super::{Launch, Work};
 use crate::comm::{CommState, Span, TimedOp};
 use crate::device::Stream;
 use crate::device::interp::{self, HostLaunch};
-use crate::error::{Error, Result};
 use crate::transport::net::{EventRecorder, Helper, Net};
 
 /// Runs launches of the host device to their end.
@@ -37,7 +38,7 @@ pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
     failures.iter_mut().for_each(|(image, error)| explain(&launches, *image, error));
     for (image, error) in &failures {
         for launch in launches.iter().filter(|launch| runs_for(launch, *image)) {
-            error.log();
+            log::error(error);
             launch.comm.bootstrap.report(error);
             let _ = launch.comm.broken.set(error.clone());
         }

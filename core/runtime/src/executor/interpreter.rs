@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
+use hawser_base::error::Result;
+use hawser_base::lock::lock;
 use hawser_plan::device_plan::KernelKey;
 use hawser_plan::lower::LaunchPlan;
 
-use crate::comm::{CommState, KeptBatch, TimedOp, lock};
+use crate::comm::{CommState, KeptBatch, TimedOp};
 use crate::device::Stream;
-use crate::error::Result;
 use crate::phases::Phase;
 
 /// A small batch of messages: its launch is kept by the communicator and takes these addresses when it is submitted.

@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
+use hawser_base::error::{Error, Result};
 pub use policy::Policy;
 
 use crate::device::{Memory, size_text};
-use crate::error::{Error, Result};
 use monitor::{Board, Monitor};
 use segment::{Range, Segment};
 

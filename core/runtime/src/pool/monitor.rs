@@ -4,9 +4,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hawser_base::error::{Error, Result};
+use hawser_base::log;
+
 use super::Stats;
-use crate::error::{Error, Result};
-use crate::log;
 
 /// What a pool and its monitor share.
 pub struct Board {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hawser_base::env::Settings;
+
 /// The settings of every pool of this process (`NCCL_CUMEM_POOL_SIZE` and its kin).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
@@ -26,6 +28,18 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// What the user has set.
+    pub fn of(settings: &Settings) -> Self {
+        Self {
+            floor: settings.pool_size,
+            preallocate: settings.pool_preallocate,
+            growth: settings.pool_growth,
+            most: settings.pool_max,
+            trim: settings.pool_trim,
+            monitor: settings.pool_monitor.then_some(settings.pool_monitor_interval),
+        }
+    }
+
     /// Bytes to keep: `NCCL_CUMEM_POOL_SIZE` within the limit.
     pub fn floor(&self) -> u64 {
         self.floor.min(self.most.unwrap_or(u64::MAX))
@@ -56,6 +70,32 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn settings_make_a_policy() {
+        let given = [
+            ("NCCL_CUMEM_POOL_SIZE", "2G"),
+            ("NCCL_CUMEM_PREALLOC", "1"),
+            ("NCCL_CUMEM_GROWTH_FACTOR", "1.5"),
+            ("NCCL_CUMEM_MAX_SIZE", "8GB"),
+            ("NCCL_CUMEM_TRIM_THRESHOLD", "1gib"),
+            ("NCCL_CUMEM_MONITOR", "on"),
+            ("NCCL_CUMEM_MONITOR_INTERVAL", "500ms"),
+        ];
+        let policy = Policy {
+            floor: 2 << 30,
+            preallocate: true,
+            growth: 1.5,
+            most: Some(8 << 30),
+            trim: 1 << 30,
+            monitor: Some(Duration::from_millis(500)),
+        };
+        assert_eq!(Policy::of(&Settings::of(&given)), policy);
+        assert_eq!(Policy::of(&Settings::of(&[])), Policy::default());
+        let unlimited = Settings::of(&[("NCCL_CUMEM_MAX_SIZE", "0"), ("NCCL_CUMEM_MONITOR", "1")]);
+        let unlimited = Policy::of(&unlimited);
+        assert_eq!((unlimited.most, unlimited.monitor), (None, Some(Duration::from_secs(10))));
+    }
 
     #[test]
     fn growth_follows_the_factor_and_stays_under_the_limit() {

@@ -23,7 +23,7 @@ impl Source for Heap {
     fn take(&self, bytes: u64) -> Result<Memory> {
         assert_eq!(bytes % GRANULARITY, 0);
         if self.out.load(Ordering::Relaxed) + bytes > self.most {
-            return Err(Error::new(crate::error::ErrorKind::UnhandledCuda, "out of memory"));
+            return Err(Error::new(hawser_base::error::ErrorKind::UnhandledCuda, "out of memory"));
         }
         self.out.fetch_add(bytes, Ordering::Relaxed);
         let layout = Layout::from_size_align(bytes as usize, 4096).unwrap();
@@ -90,7 +90,7 @@ fn nothing_is_ever_taken_beyond_the_limit() {
     for part in ["device 7", "NCCL_CUMEM_MAX_SIZE allows 10 MiB", "6 MiB more", "4.0 MiB in use"] {
         assert!(error.text.contains(part), "{part}: {error}");
     }
-    assert_eq!(error.kind, crate::error::ErrorKind::InvalidUsage);
+    assert_eq!(error.kind, hawser_base::error::ErrorKind::InvalidUsage);
     assert!(pool.ticket(5 * MIB).is_err());
     assert_eq!((pool.stats().refusals, pool.stats().committed), (2, 6 * MIB));
     // What is idle makes room.

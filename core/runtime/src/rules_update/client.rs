@@ -5,11 +5,11 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use hawser_base::env;
+use hawser_base::error::{Error, Result};
 use hawser_plugin::tuner::SettingsFile;
 
 use super::{control_socket, wire};
-use crate::env;
-use crate::error::{Error, Result};
 
 /// What a process says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,15 +19,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use hawser_base::env::Settings;
+use hawser_base::error::{Error, Result};
+use hawser_base::log::{self, Subsys};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::participant::Participant;
 use super::protocol::Outcome;
 use super::wire;
-use crate::env::Settings;
-use crate::error::{Error, Result};
-use crate::log::{self, Subsys};
 
 /// The longest question, in bytes.
 const LONGEST: u64 = 64 << 20;

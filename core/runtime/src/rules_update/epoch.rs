@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hawser_base::error::{Error, ErrorKind, Result};
+
 use super::protocol::{Barrier, Pass};
-use crate::error::{Error, ErrorKind, Result};
 
 /// How long a call that is held sleeps before it looks for an abort.
 const SLICE: Duration = Duration::from_millis(20);

@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hawser_base::env::Settings;
+use hawser_base::log::{self, Subsys};
 use hawser_plugin::tuner::SettingsFile;
 
 use super::participant::Participant;
 use super::protocol::Outcome;
-use crate::env::Settings;
-use crate::log::{self, Subsys};
 
 /// Time between two looks.
 const EVERY: Duration = Duration::from_millis(500);

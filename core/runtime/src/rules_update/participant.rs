@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hawser_base::error::{Error, ErrorKind};
+use hawser_base::log::{self, Subsys};
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_plugin::tuner::{SettingsFile, TunerConfig};
 use rustc_hash::FxHashMap;
 
@@ -14,10 +17,7 @@ use super::protocol::{Barrier, Body, Coordinator, Limits, Member, Message, Outco
 use super::{service, wire};
 use crate::bootstrap::Bootstrap;
 use crate::comm::{OpTimings, Tuners};
-use crate::error::{Error, ErrorKind};
-use crate::log::{self, Subsys};
 use crate::transport::control::Control;
-use crate::wait::{AbortFlag, Wait};
 
 /// Tag of messages over the bootstrap.
 const TAG: u64 = 0x4e45_5408_0000;

@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hawser_base::env;
+use hawser_base::error::{Error, Result};
+use hawser_base::log::{self, Subsys};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::control_socket::ControlSocket;
 use super::files::Watched;
 use super::participant::Participant;
-use crate::env;
-use crate::error::{Error, Result};
-use crate::log::{self, Subsys};
 
 /// How soon time is looked at again while a change is open.
 const SOON: Duration = Duration::from_millis(20);
@@ -46,6 +46,7 @@ impl ServedParticipant {
     pub fn new(participant: Participant) -> Result<Self> {
         let _changing = lock(&CHANGING);
         bell()?;
+        log::on_stress(stressed);
         let participant = Arc::new(participant);
         let mut service = lock(&SERVICE);
         let service = service.get_or_insert_default();

@@ -4,10 +4,10 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use hawser_base::error::{Error, Result};
 use hawser_plan::device_plan::Report;
 
 use crate::device::{Device, HostWords};
-use crate::error::{Error, Result};
 
 /// Offset of the report in the host words; the abort flag is at 0.
 const REPORT_AT: usize = 64;

@@ -7,7 +7,7 @@ const TOP: [&str; 4] = ["cli", "fuzz", "tests", "xtask"];
 
 /// A crate's folder, and the folders of the crates that it may depend on. `*` stands for all crates of a
 /// folder.
-const LAYERS: [(&str, &[&str]); 22] = [
+const LAYERS: [(&str, &[&str]); 23] = [
     ("core/types", &[]),
     ("core/program", &["core/types"]),
     ("core/msccl", &["core/types", "core/program"]),
@@ -15,7 +15,8 @@ const LAYERS: [(&str, &[&str]); 22] = [
     ("kernels/abi", &["core/types"]),
     ("core/plan", &["core/types", "core/program", "core/msccl", "kernels/abi"]),
     ("core/oob", &["core/types"]),
-    ("core/device", &["core/types", "core/plan", "kernels", "kernels/abi"]),
+    ("core/base", &["core/types", "core/oob", "plugins/api", "plugins/compat"]),
+    ("core/device", &["core/types", "core/base", "core/plan", "kernels", "kernels/abi"]),
     ("core/runtime", &["core/*", "kernels", "kernels/abi", "plugins/api", "plugins/compat"]),
     ("core/capi", &["core/*", "plugins/*"]),
     ("plugins/api", &["core/types"]),

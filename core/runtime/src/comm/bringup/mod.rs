@@ -5,6 +5,10 @@ pub mod peer_info;
 
 use std::sync::{Arc, Mutex};
 
+use hawser_base::env;
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::log::{self, Subsys};
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_plan::dma::{Bases, far};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::topology::DeviceKind;
@@ -21,13 +25,9 @@ use super::tuner_bridge::config as tuner_config;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::device::{self, Device};
 use crate::dma::{Dma, Rendezvous};
-use crate::env;
-use crate::error::{Error, ErrorKind, Result};
-use crate::log::{self, Subsys};
 use crate::rules_update::{Epoch, Participant, Place, ServedParticipant, Staged};
 use crate::transport::net::{Net, Rail, Setup};
 use crate::transport::{PeerMemory, Peers};
-use crate::wait::{AbortFlag, Wait};
 
 /// How a rank meets the others.
 pub enum Joining {
@@ -56,7 +56,7 @@ pub fn bring_up(
     let settings = env::settings();
     settings.check().inspect_err(|error| {
         if let Joining::Ids { ids, .. } = &joining {
-            bootstrap::cannot_join(ids, rank, error, &env::bootstrap_settings());
+            bootstrap::cannot_join(ids, rank, error, &bootstrap::Settings::of_process());
         }
     })?;
     log::version_once();
@@ -220,7 +220,7 @@ fn make_ready(state: &CommState, wait: &Wait) -> Result<()> {
 fn meet(joining: Joining, rank: u32, wait: &Wait) -> Result<Bootstrap> {
     match joining {
         Joining::Ids { ids, nranks } => {
-            let joined = Bootstrap::join(&ids, rank, nranks, &env::bootstrap_settings(), wait);
+            let joined = Bootstrap::join(&ids, rank, nranks, &bootstrap::Settings::of_process(), wait);
             joined.inspect_err(|error| release_root(error, &ids))
         }
         Joining::Child { bootstrap } => Ok(*bootstrap),

@@ -4,6 +4,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use hawser_base::env::{self, Settings};
+use hawser_base::error::{Error, Result};
+use hawser_base::log;
+use hawser_base::wait::Wait;
 use hawser_plan::config::NET_SLOT_BYTES;
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::layout::HeapLayout;
@@ -19,14 +23,9 @@ use crate::comm::link_constants;
 use crate::comm::programs;
 use crate::comm::tuners::{self, Tuners};
 use crate::device::{self, Device, HeapKind, size_text};
-use crate::env::{self, Settings};
-use crate::error::{Error, Result};
-use crate::log;
-use crate::plugins;
 use crate::pool::GRANULARITY;
 use crate::rules_update::Known;
 use crate::transport::net::{self, Chosen};
-use crate::wait::Wait;
 
 /// Device memory that the FIFOs of one communicator may take, in bytes per rank.
 const HEAP_BUDGET: u64 = 71 << 20;
@@ -80,7 +79,7 @@ pub fn decide(
     let chosen = match topology.hosts() {
         1 => None,
         _ => {
-            let mut net_config = NetConfig::new(comm_id, plugins::log());
+            let mut net_config = NetConfig::new(comm_id, log::for_plugins());
             net_config.traffic_class = config.traffic_class;
             net_config.profiler = Some(net::report);
             Some(choose_net(

@@ -2,12 +2,12 @@
 
 use std::sync::OnceLock;
 
+use hawser_base::env::Settings;
+use hawser_base::error::{Error, Result};
 use hawser_plan::topology::{DeviceKind, Link, RankInfo};
 use hawser_plan::{PlanConfig, Topology};
 
 use crate::device::{Device, HeapKind};
-use crate::env::Settings;
-use crate::error::{Error, Result};
 
 /// Changes whenever ranks of two builds could not work together.
 const PROTOCOL: u32 = 7;
@@ -337,7 +337,7 @@ mod tests {
     fn two_ranks_on_one_gpu_are_refused_unless_allowed() {
         let peer_infos = [peer_info("a", &[]), peer_info("a", &[])];
         let error = agree(&peer_infos, false).err().unwrap();
-        assert_eq!(error.kind, crate::error::ErrorKind::InvalidUsage);
+        assert_eq!(error.kind, hawser_base::error::ErrorKind::InvalidUsage);
         assert!(error.text.contains("ranks 0 and 1"));
         assert!(agree(&peer_infos, true).is_ok());
     }

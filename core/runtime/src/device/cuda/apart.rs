@@ -10,12 +10,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{CUcontext, CUstream};
+use hawser_base::error::{Error, ErrorKind, Result};
 
 use super::context::Context;
 use super::result::code;
 use super::stream;
 use crate::device::MemoryOp;
-use crate::error::{Error, ErrorKind, Result};
 
 /// How long the operations may take.
 const LIMIT: Duration = Duration::from_secs(2);

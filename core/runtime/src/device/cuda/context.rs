@@ -12,10 +12,10 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUstreamCaptureMode};
+use hawser_base::error::{Error, ErrorKind, Result};
 
 use super::result::{MISSING, code};
 use super::sys::{self, Driver};
-use crate::error::{Error, ErrorKind, Result};
 
 /// The driver after `cuInit`, and the devices that this process sees.
 pub struct Platform {

@@ -8,11 +8,11 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUevent_wait_flags, CUgraph, CUgraphNode, CUstream};
+use hawser_base::error::{Error, Result};
 
 use super::context::Context;
 use super::memory::in_context;
 use crate::device::{Event, RecordNode};
-use crate::error::{Error, Result};
 
 /// A new event that streams and replays share; without a time.
 pub fn create(context: &Arc<Context>) -> Result<Event> {

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUpointer_attribute;
+use hawser_base::error::Result;
+use hawser_base::log::{self, Subsys};
 
 use super::CudaDevice;
 use super::context::platform;
@@ -13,8 +15,6 @@ use super::heap::{OpenedHandle, enable_peer_access, ipc_handle, is_shared};
 use super::memory::Block;
 use super::query;
 use crate::device::{Exposed, Memory};
-use crate::error::Result;
-use crate::log::{self, Subsys};
 
 impl CudaDevice {
     /// See [`crate::device::Device::expose`].

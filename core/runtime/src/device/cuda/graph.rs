@@ -4,11 +4,11 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
+use hawser_base::error::{Error, Result};
 
 use super::context::Context;
 use super::memory::in_context;
 use crate::device::Graph;
-use crate::error::{Error, Result};
 
 /// Records what this thread puts on `stream`, which must not be the legacy stream.
 pub fn begin_capture(context: &Context, stream: CUstream) -> Result<()> {

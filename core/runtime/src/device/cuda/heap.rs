@@ -17,6 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
+use hawser_base::env;
+use hawser_base::error::{Error, Result};
+use hawser_base::log;
 use rustc_hash::FxHashMap;
 
 use super::context::{Context, platform};
@@ -26,9 +29,6 @@ use super::shared::HostRange;
 use super::token::{self, Kind, Token};
 use super::vmm::{self, Mapping, Physical, Use};
 use crate::device::{Export, HeapKind, Memory};
-use crate::env;
-use crate::error::{Error, Result};
-use crate::log;
 use crate::pool::{GRANULARITY, Pool, Ticket};
 
 /// Heaps of this process by key.

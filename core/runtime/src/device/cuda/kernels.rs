@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 
 use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary, CUmodule};
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::log;
 use hawser_kernels::FATBINS;
 use hawser_plan::Route;
 use hawser_plan::call::DataType;
@@ -21,8 +23,6 @@ use rustc_hash::FxHashMap;
 use super::context::Context;
 use super::result::{MISSING, Status, code, installed_version};
 use crate::device::Caps;
-use crate::error::{Error, ErrorKind, Result};
-use crate::log;
 
 /// Slots of the cache: operations × types × protocols × (one exchange, several).
 const SLOTS: usize = 7 * 12 * PROTOCOLS * 2;

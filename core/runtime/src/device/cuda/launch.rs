@@ -5,13 +5,13 @@ use std::mem::zeroed;
 use std::ptr;
 
 use cudarc::driver::sys::{CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig};
+use hawser_base::error::Result;
 use hawser_plan::device_plan::KernelKey;
 
 use super::context::Context;
 use super::raw_stream;
 use super::result::{MISSING, Status, code};
 use crate::device::Stream;
-use crate::error::Result;
 
 /// How a kernel is launched.
 #[derive(Clone, Copy)]

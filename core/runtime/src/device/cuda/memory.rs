@@ -10,13 +10,13 @@ use std::sync::Arc;
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUdeviceptr, CUstream, CUstream_flags,
 };
+use hawser_base::env;
+use hawser_base::error::Result;
 
 use super::context::Context;
 use super::result::{Status, code};
 use super::vmm::{self, Mapping, Physical, Use};
 use crate::device::{HostWords, Memory, size_text};
-use crate::env;
-use crate::error::Result;
 use crate::pool::Source;
 
 /// The stream that fills and copies.

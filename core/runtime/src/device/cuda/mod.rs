@@ -35,6 +35,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
+use hawser_base::env;
+use hawser_base::error::Result;
 use hawser_plan::Route;
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::{Fold, fold};
@@ -52,8 +54,6 @@ use crate::device::{
     Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, Memory, MemoryOp,
     Moment, OwnedStream, RecordNode, Stream, StreamState,
 };
-use crate::env;
-use crate::error::Result;
 use crate::pool::{self, Pool, Source};
 
 pub use self::query::{DeviceSummary, PeerLink, summary};
@@ -105,7 +105,7 @@ impl CudaDevice {
         let name = format!("device {ordinal} ({})", caps.id);
         let source = || -> Result<Box<dyn Source>> { Ok(Box::new(copier.clone())) };
         Ok(CudaDevice {
-            pool: pool::of(&name, &env::settings().pool(), source)?,
+            pool: pool::of(&name, &pool::Policy::of(env::settings()), source)?,
             copier,
             events: Events::new(&context),
             kernels: Kernels::new(&context),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUevent_flags, CUstream};
+use hawser_base::error::{Error, Result};
 
 use super::context::Context;
 use super::event::Owned;
 use super::result::code;
 use crate::device::Moment;
-use crate::error::{Error, Result};
 
 /// Puts an event on a stream.
 pub fn moment(context: &Arc<Context>, stream: CUstream) -> Result<Moment> {

@@ -3,14 +3,14 @@
 use std::ffi::c_int;
 
 use cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUuuid};
-use hawser_plan::topology::DeviceKind;
+use hawser_base::env;
+use hawser_base::error::Result;
+use hawser_plan::topology::{DeviceKind, QUEUES};
 
 use super::context::{Platform, fixed_text, platform};
 use super::nvml;
 use super::result::installed_version;
 use crate::device::Caps;
-use crate::env;
-use crate::error::Result;
 
 /// One device, for `hawser doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub fn caps(ordinal: u32) -> Result<Caps> {
         peers,
         nvlink,
         multiprocessors: platform.attribute(MULTIPROCESSORS, device)?.max(1) as u32,
-        queues: env::gpu_queues(),
+        queues: env::gpu_queues().unwrap_or(QUEUES),
     })
 }
 

@@ -3,9 +3,10 @@
 use std::ffi::c_int;
 use std::fmt::{Display, Write};
 
+use hawser_base::error::{Error, ErrorKind, Result, SystemCode};
+use hawser_base::log;
+
 use super::sys;
-use crate::error::{Error, ErrorKind, Result, SystemCode};
-use crate::log;
 
 /// [`Status::code`] of an optional function that the driver lacks.
 pub const MISSING: c_int = -1;

@@ -6,6 +6,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE};
+use hawser_base::error::{Error, Result};
+use hawser_base::liveness::forked;
+use hawser_base::log;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -13,9 +16,6 @@ use super::context::Context;
 use super::memory::{device_pointer, in_context};
 use super::result::code;
 use crate::device::size_text;
-use crate::error::{Error, Result};
-use crate::liveness::forked;
-use crate::log;
 
 /// Lengths are multiples of this: the largest page size of the supported machines.
 const GRANULARITY: u64 = 64 << 10;

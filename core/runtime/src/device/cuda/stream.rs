@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::{
     CUevent_flags, CUstream, CUstream_flags, CUstreamBatchMemOpParams, CUstreamWaitValue_flags,
 };
+use hawser_base::error::Result;
 
 use super::context::Context;
 use super::event;
 use super::memory::in_context;
 use super::result::{MISSING, code};
 use crate::device::{MemoryOp, OwnedStream, Stream};
-use crate::error::Result;
 
 /// Priority of streams that ask for none, `cudaStreamCreate`'s.
 const DEFAULT_PRIORITY: c_int = 0;

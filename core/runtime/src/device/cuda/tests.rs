@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use hawser_base::log::last_error;
 use hawser_plan::Route;
 use hawser_plan::call::DataType;
 use hawser_plan::device_plan::DeviceOp;
@@ -20,7 +21,6 @@ use hawser_plan::topology::DeviceKind;
 use libloading::os::unix::{Library, RTLD_NOW};
 
 use super::*;
-use crate::log::last_error;
 
 /// Runs `body` in a process of its own that finds the stand-in as `libcuda.so.1`.
 fn with_fake_driver(test: &str, env: &[(&str, &str)], body: fn()) {

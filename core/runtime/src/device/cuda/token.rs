@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::error::{Error, Result};
+use hawser_base::error::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"HWHP";
 const VERSION: u8 = 1;

@@ -10,11 +10,11 @@ use cudarc::driver::sys::{
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
     CUmemLocationType,
 };
+use hawser_base::error::Result;
 
 use super::context::{Context, platform};
 use super::memory::in_context;
 use super::result::Status;
-use crate::error::Result;
 
 /// How handles travel: as file descriptors.
 const BY_FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

@@ -3,7 +3,7 @@
 
 use super::fifo::PAGE;
 use crate::device::{Device, HostWords, Memory};
-use crate::error::Result;
+use hawser_base::error::Result;
 
 /// Pieces per block, unless told otherwise.
 const PIECES: u64 = 16;

@@ -7,6 +7,9 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, TryRecvError};
 
+use hawser_base::error::{Error, Result};
+use hawser_base::log::{self, Subsys};
+use hawser_base::wait::Wait;
 use hawser_compat::search::Candidate;
 use hawser_plan::device_plan::TAG_SHIFT;
 use hawser_plugin::CollNet as Plugin;
@@ -16,10 +19,6 @@ use hawser_plugin::net::{HANDLE_BYTES, Handle, MemoryKinds, Registration, Reques
 use super::fifo::Fifo;
 use super::link::{Around, ConnectionKey};
 use crate::bootstrap::Bootstrap;
-use crate::error::{Error, Result};
-use crate::log::{self, Subsys};
-use crate::plugins;
-use crate::wait::Wait;
 
 /// Tag of handles in the bootstrap; the lane is added.
 const HANDLE_TAG: u64 = 0x4e45_5403_0000;
@@ -40,7 +39,7 @@ impl CollNet {
     /// Opens the collnet that came with the chosen net. Its failure does not hurt the net.
     pub fn open(candidate: &Candidate<dyn Plugin>, comm_id: u64) -> Option<Self> {
         let plugin = &candidate.plugin;
-        let opened = plugin.open(comm_id, &plugins::log()).map_err(Error::from);
+        let opened = plugin.open(comm_id, &log::for_plugins()).map_err(Error::from);
         let found = opened.and_then(|context| Self::with(plugin.name(), context));
         let complain = |e: &Error| {
             log::info(Subsys::Net, || format!("collnet {} cannot be used: {e}", plugin.name()));

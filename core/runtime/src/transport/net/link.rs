@@ -10,6 +10,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hawser_base::error::{Error, Result};
+use hawser_base::stages::{self, Trace};
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_plugin::net::{
     Connector, HANDLE_BYTES, Handle, Listener, NetContext, Receiver, Registration, Request, Sender,
 };
@@ -18,9 +21,6 @@ use super::fifo::Fifo;
 use super::recorder::EventRecorder;
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
-use crate::error::{Error, Result};
-use crate::stages::{self, Trace};
-use crate::wait::{AbortFlag, Wait};
 
 /// Tags in the bootstrap, to which the lane is added: a receiver's handle; its sender has begun to connect;
 /// the receiver has accepted. Plugins exist that wait in `accept` for their peer's `connect`, and in `test`
@@ -410,21 +410,5 @@ impl RecvLink {
             let _ = receiver.deregister(*registration);
         }
         self.state = RecvState::Closed;
-    }
-}
-
-impl From<hawser_plugin::Error> for Error {
-    fn from(error: hawser_plugin::Error) -> Self {
-        use crate::error::ErrorKind as Kind;
-        use hawser_plugin::ErrorKind as Theirs;
-        let kind = match error.kind {
-            Theirs::Cuda => Kind::UnhandledCuda,
-            Theirs::System => Kind::System,
-            Theirs::Internal => Kind::Internal,
-            Theirs::InvalidArgument => Kind::InvalidArgument,
-            Theirs::InvalidUsage | Theirs::Unsupported => Kind::InvalidUsage,
-            Theirs::Remote => Kind::Remote,
-        };
-        Self::because(kind, error)
     }
 }

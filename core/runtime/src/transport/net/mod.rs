@@ -30,6 +30,11 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hawser_base::env::Settings;
+use hawser_base::error::{Error, Result};
+use hawser_base::lock::lock;
+use hawser_base::log::{self, Subsys};
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_plan::device_plan::Conn;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::topology::DeviceKind;
@@ -41,12 +46,8 @@ use super::{ConnectionTable, bytes_of};
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
 use crate::device::Device;
-use crate::env::Settings;
-use crate::error::{Error, Result};
-use crate::log::{self, Subsys};
 use crate::plugins;
 use crate::proxy::{Proxy, Task, shielded_sweep};
-use crate::wait::{AbortFlag, Wait};
 use arena::Arena;
 use coll::{CollLink, CollNet};
 use fifo::Fifo;
@@ -260,7 +261,7 @@ impl Net {
     /// # Errors
     /// Why the network failed. Afterwards the communicator is over on all ranks.
     pub fn want(&self, keys: &[ConnectionKey]) -> Result<()> {
-        let mut connections = crate::comm::lock(&self.connections)?;
+        let mut connections = lock(&self.connections)?;
         for &key in keys {
             if !connections.keys.contains(&key) {
                 let wired =

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use hawser_base::error::{Error, Result};
+use hawser_base::log::{self, Subsys};
 use hawser_plugin::net::{MAX_VIRTUAL, MemoryKinds, NetContext, NetProperties};
 
 use crate::device::Caps;
-use crate::error::{Error, Result};
-use crate::log::{self, Subsys};
 
 /// Most devices that a plugin may have.
 const MOST_DEVICES: u32 = 1024;

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hawser_base::error::Result;
 use hawser_plan::dma::DEPTH;
 use hawser_plan::dma::far::{End, Far, WORDS};
 use rustc_hash::FxHashMap;
@@ -15,7 +16,6 @@ use super::arena::{Arena, Piece};
 use super::fifo::Fifo;
 use super::link::ConnectionKey;
 use crate::device::Device;
-use crate::error::Result;
 
 /// The slots of one communicator.
 pub struct Stage {

@@ -6,6 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::log::{self, Subsys};
+use hawser_base::stages::{self, Trace};
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_plugin::net::NetContext;
 use rustc_hash::FxHashSet;
 
@@ -14,12 +18,8 @@ use super::drain::{self, Drain};
 use super::link::{Around, ConnectionKey, RecvLink, SendLink};
 use crate::bootstrap::Bootstrap;
 use crate::comm::Span;
-use crate::error::{Error, ErrorKind, Result};
-use crate::log::{self, Subsys};
 use crate::proxy::Task;
-use crate::stages::{self, Trace};
 use crate::transport::control::Control;
-use crate::wait::{AbortFlag, Wait};
 
 /// Tags of messages over the bootstrap: a rank's network failed; a rank goes in peace; all that a rank which
 /// goes has sent has come.
@@ -385,7 +385,7 @@ impl NetTask {
 
     /// Ends the communicator on this rank and tells the others.
     fn fail(&self, error: Error) {
-        error.log();
+        log::error(&error);
         let text = error.text.clone();
         self.bootstrap.report(&error);
         let first = self.control.fail(error);

@@ -26,7 +26,8 @@ fn operations_are_ordered_without_streams_that_may_be_gone() {
         assert_eq!(put(other), (0, 1, true), "another stream waits for the word, not for the stream");
         let end = order.end(&*device).unwrap();
         assert_eq!((end.is_some(), fake("fake_value_waits")), (true, 2));
-        let failed = order.put(&*device, Stream(other), 4, |_| Err(crate::error::Error::internal("refused")));
+        let failed =
+            order.put(&*device, Stream(other), 4, |_| Err(hawser_base::error::Error::internal("refused")));
         assert!(failed.is_err());
         assert_eq!(put(other), (0, 0, true));
     });

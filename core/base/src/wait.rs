@@ -1,10 +1,11 @@
 //! The one way to wait: abortable, with a deadline, and able to say who waits for whom.
 //!
-//! Every loop of the runtime that depends on somebody else asks a [`Wait`] on each turn. How long a thread
+//! Every loop of the library that depends on somebody else asks a [`Wait`] on each turn. How long a thread
 //! rests between two looks is [`Backoff`]'s to say; a poll(2) never blocks longer than [`Wait::slice`], so an
 //! abort is seen within 20 ms.
 
 use crate::error::{Error, ErrorKind, Result};
+use hawser_oob::wait::Patience;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -258,6 +259,18 @@ impl Wait {
     /// How long one blocking system call may take now.
     pub fn slice(&self) -> Duration {
         self.remaining().map_or(LONGEST_SLICE, |left| left.min(LONGEST_SLICE))
+    }
+}
+
+impl Patience for Wait {
+    type Error = Error;
+
+    fn check(&self, describe: &dyn Fn() -> String) -> Result<()> {
+        Wait::check(self, describe)
+    }
+
+    fn slice(&self) -> Duration {
+        Wait::slice(self)
     }
 }
 

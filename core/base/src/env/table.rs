@@ -4,7 +4,7 @@
 //! are read as well), the kind of its value ([`kind`]), the default, and perhaps the page of `docs` that
 //! tells more and who reads it. The doc comment is the meaning, for readers of the code and of
 //! docs/settings.md alike. Parsing, the list of known names, that page and what `hawser doctor` says come
-//! from here. After a change, `BLESS=1 cargo test -p hawser-runtime --lib env` writes the page anew.
+//! from here. After a change, `BLESS=1 cargo test -p hawser-base --lib env` writes the page anew.
 
 use std::path::PathBuf;
 use std::time::Duration;

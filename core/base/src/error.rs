@@ -1,4 +1,4 @@
-//! The runtime's error: who is at fault, whom and what it concerns, the system's code, and a text for people.
+//! The library's error: who is at fault, whom and what it concerns, the system's code, and a text for people.
 //!
 //! Programs read the fields of a [`Report`]; nobody reads the text to decide something. The text says what
 //! failed, who is concerned (rank, peer), the operating system's or driver's reason, and what to do. It ends
@@ -9,7 +9,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The result of every fallible function of the runtime.
+/// The result of every fallible function of devices and of the runtime.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Who is at fault, one to one with the NCCL result codes the C interface returns.
@@ -72,7 +72,7 @@ impl fmt::Display for SystemCode {
 /// The error behind an error.
 pub type Source = Arc<dyn std::error::Error + Send + Sync>;
 
-/// An error of the runtime. It is one word, so that results stay small, and reads as its [`Report`].
+/// An error of the library. It is one word, so that results stay small, and reads as its [`Report`].
 #[derive(Clone)]
 pub struct Error(Box<Report>);
 
@@ -252,10 +252,9 @@ impl Error {
         self
     }
 
-    /// Writes the error to the log as a warning, and keeps its text for `ncclGetLastError`.
-    pub fn log(&self) {
+    /// Notes that the log has the error now.
+    pub(crate) fn note_logged(&self) {
         self.is_logged.store(true, Ordering::Relaxed);
-        crate::log::error(self);
     }
 
     /// Returns whether the log has this error or a clone of it.
@@ -295,6 +294,47 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+impl From<hawser_types::PlanError> for Error {
+    fn from(error: hawser_types::PlanError) -> Self {
+        use hawser_types::PlanErrorKind;
+        let kind = match error.kind {
+            PlanErrorKind::InvalidArgument => ErrorKind::InvalidArgument,
+            PlanErrorKind::InvalidUsage => ErrorKind::InvalidUsage,
+            PlanErrorKind::BadProgram => ErrorKind::Internal,
+        };
+        Self::because(kind, error)
+    }
+}
+
+impl From<hawser_plugin::Error> for Error {
+    fn from(error: hawser_plugin::Error) -> Self {
+        use hawser_plugin::ErrorKind as Theirs;
+        let kind = match error.kind {
+            Theirs::Cuda => ErrorKind::UnhandledCuda,
+            Theirs::System => ErrorKind::System,
+            Theirs::Internal => ErrorKind::Internal,
+            Theirs::InvalidArgument => ErrorKind::InvalidArgument,
+            Theirs::InvalidUsage | Theirs::Unsupported => ErrorKind::InvalidUsage,
+            Theirs::Remote => ErrorKind::Remote,
+        };
+        Self::because(kind, error)
+    }
+}
+
+impl From<hawser_oob::Error> for Error {
+    fn from(error: hawser_oob::Error) -> Self {
+        use hawser_oob::ErrorKind as Oob;
+        let kind = match error.kind {
+            Oob::Usage => ErrorKind::InvalidUsage,
+            Oob::System => ErrorKind::System,
+            Oob::Peer => ErrorKind::Remote,
+            Oob::Timeout => ErrorKind::Timeout,
+            Oob::Aborted => ErrorKind::Aborted,
+        };
+        Error::because(kind, error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,7 +367,7 @@ mod tests {
         assert_eq!(refused.resource.as_deref(), Some("binding 10.0.0.1:7"));
         assert!(refused.source.as_ref().is_some_and(|source| refused.text.contains(&source.to_string())));
         let clone = refused.clone();
-        refused.log();
+        refused.note_logged();
         assert!(clone.is_logged() && !error.is_logged());
     }
 

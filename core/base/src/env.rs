@@ -4,7 +4,7 @@
 //! then the file named by `NCCL_CONF_FILE` (else `~/.nccl.conf`), then `/etc/nccl.conf`; what names a setting
 //! first counts, also in a file, and an empty value counts as none. A value that does not parse is reported
 //! once and the default kept; an unknown `NCCL_*` name is reported with the nearest known one. `table` has
-//! all settings. This is the only file of the runtime that reads the environment.
+//! all settings. This is the only file of the library that reads the environment.
 
 mod kind;
 mod source;
@@ -16,18 +16,20 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use hawser_plan::topology::QUEUES;
+use hawser_compat::search;
 use hawser_plugin::env::EnvContext;
 
-use crate::bootstrap::Remark;
 use crate::error::{Error, Result};
-use crate::log;
-use crate::pool;
-use hawser_oob::interface::Family;
+use crate::{library, log};
 use source::Source;
 pub use table::{Explain, Reader, Setting, Settings, TABLE};
 
 impl Settings {
+    /// The settings that a process has where these names have these values, and no others.
+    pub fn of(values: &[(&str, &str)]) -> Self {
+        Source::of(values.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))).settings()
+    }
+
     /// Checks that all values that must mean something do.
     ///
     /// # Errors
@@ -47,15 +49,14 @@ impl Settings {
         self.init_seconds.unwrap_or(Duration::from_secs(1800))
     }
 
-    /// The limits of the memory that the library takes of each device.
-    pub fn pool(&self) -> pool::Policy {
-        pool::Policy {
-            floor: self.pool_size,
-            preallocate: self.pool_preallocate,
-            growth: self.pool_growth,
-            most: self.pool_max,
-            trim: self.pool_trim,
-            monitor: self.pool_monitor.then_some(self.pool_monitor_interval),
+    /// What the log is to be.
+    fn log(&self) -> log::Wanted<'_> {
+        log::Wanted {
+            level: self.debug.as_deref(),
+            subsystems: &self.debug_subsys,
+            file: self.debug_file.as_deref(),
+            json: self.log_json.as_deref(),
+            lines_apart: self.explain != Explain::No || self.pool_monitor || self.sm_free_verbose > 0,
         }
     }
 
@@ -108,11 +109,7 @@ pub fn settings() -> &'static Settings {
         let source = Source::read();
         hawser_plugin::settings::set_source(value);
         let settings = source.settings();
-        log::configure(&settings);
-        crate::bootstrap::set_log(|remark, text| match remark {
-            Remark::Detail => log::info(log::Subsys::Bootstrap, || text.to_owned()),
-            Remark::Warning => log::warn(text),
-        });
+        log::configure(&settings.log());
         for complaint in source.complaints().iter().chain(&settings.idle_values()).chain(&settings.faults) {
             log::warn(complaint);
         }
@@ -179,26 +176,10 @@ fn value(name: &str) -> Option<OsString> {
     found.map(OsString::from).or_else(|| std::env::var_os(name))
 }
 
-/// The part of the settings that the bootstrap needs.
-pub fn bootstrap_settings() -> crate::bootstrap::Settings {
-    let s = settings();
-    crate::bootstrap::Settings {
-        ifname: s.socket_ifname.clone(),
-        family: s.socket_family.map(|version| if version == 6 { Family::V6 } else { Family::V4 }),
-        init_timeout: s.join_timeout(),
-        handshake_timeout: s.handshake_timeout,
-        comm_id: s.comm_id.clone(),
-        retry_count: s.socket_retry_count,
-        retry_sleep: s.socket_retry_sleep,
-        heartbeat: s.heartbeat,
-        host_id: s.host_id.clone(),
-    }
-}
-
 impl Source {
     fn read() -> Self {
         let named = std::env::var("NCCL_ENV_PLUGIN").ok();
-        if let Some(plugin) = crate::plugins::env(named.as_deref()) {
+        if let Some(plugin) = open_plugin(named.as_deref()) {
             let values: Vec<_> =
                 names().filter_map(|name| Some((name.to_owned(), plugin.value(name)?))).collect();
             let _ = ORIGIN.set(Origin::Plugin(plugin));
@@ -215,16 +196,30 @@ impl Source {
     }
 }
 
+/// The env plugin, if there is one. Called while settings are read, so it asks for none.
+fn open_plugin(value: Option<&str>) -> Option<Box<dyn EnvContext>> {
+    let log = log::for_plugins();
+    let found = search::find_envs(&search::Request::new(value, library::folder(), &log));
+    found.candidates.into_iter().find_map(|candidate| {
+        let opened = candidate.plugin.open(library::NCCL_VERSION, &log);
+        let complain = |error: &hawser_plugin::Error| {
+            log::warn(&format!("env plugin {} is left out: {error}", candidate.plugin.name()));
+        };
+        opened.inspect_err(complain).ok()
+    })
+}
+
 /// The user's folder for caches. Only an absolute `XDG_CACHE_HOME` counts, as its specification demands.
 fn cache_folder() -> Option<PathBuf> {
     let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
 }
 
-/// Hardware queues of a context on a GPU, as the driver reads it from the environment: 1 to 32.
-pub fn gpu_queues() -> u32 {
+/// Hardware queues of a context on a GPU, 1 to 32, if the environment tells the driver how many there are to
+/// be.
+pub fn gpu_queues() -> Option<u32> {
     let asked = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|text| text.trim().parse().ok());
-    asked.map_or(QUEUES, |queues: u32| queues.clamp(1, 32))
+    asked.map(|queues: u32| queues.clamp(1, 32))
 }
 
 /// Reads the text of a settings file as the library would: for a fuzz target.

@@ -12,6 +12,7 @@
 
 mod json;
 mod lines;
+mod plugins;
 mod sink;
 
 use std::cell::Cell;
@@ -23,10 +24,10 @@ use tracing::{Level, Span};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::Registry;
 
-use crate::env::{Explain, Settings};
 use crate::error::Error;
 use json::JsonLines;
 use lines::{NcclLines, Verbosity};
+pub use plugins::{for_plugins, on_stress};
 use sink::Sink;
 
 /// Targets of lines that a setting of their own asks for, whatever `NCCL_DEBUG` is.
@@ -116,17 +117,31 @@ thread_local! {
     static DEVICE: Cell<i64> = const { Cell::new(-1) };
 }
 
+/// What the settings say about the log.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// `NCCL_DEBUG`.
+    pub level: Option<&'a str>,
+    /// `NCCL_DEBUG_SUBSYS`.
+    pub subsystems: &'a str,
+    /// `NCCL_DEBUG_FILE`. None: standard output.
+    pub file: Option<&'a str>,
+    /// `HAWSER_LOG_JSON`.
+    pub json: Option<&'a str>,
+    /// Whether other settings ask for lines of their own ([`explain`], [`monitor`]).
+    pub lines_apart: bool,
+}
+
 /// Makes the subscribers that the settings ask for the default of the process, unless it has one.
-pub fn configure(settings: &Settings) {
-    let verbosity = Verbosity::of(settings.debug.as_deref(), &settings.debug_subsys);
-    let asks_apart = settings.explain != Explain::No || settings.pool_monitor || settings.sm_free_verbose > 0;
-    let wants_lines = verbosity.level > lines::SILENT || asks_apart;
-    if !wants_lines && settings.log_json.is_none() || tracing::dispatcher::has_been_set() {
+pub fn configure(wanted: &Wanted<'_>) {
+    let verbosity = Verbosity::of(wanted.level, wanted.subsystems);
+    let wants_lines = verbosity.level > lines::SILENT || wanted.lines_apart;
+    if !wants_lines && wanted.json.is_none() || tracing::dispatcher::has_been_set() {
         return;
     }
-    let (lines_sink, failure) = Sink::open_or_stdout(settings.debug_file.as_deref());
+    let (lines_sink, failure) = Sink::open_or_stdout(wanted.file);
     let lines = wants_lines.then(|| NcclLines::new(lines_sink).with_filter(verbosity.filter()));
-    let (json, json_failure) = match settings.log_json.as_deref().map(Sink::open) {
+    let (json, json_failure) = match wanted.json.map(Sink::open) {
         Some(Ok(sink)) => (Some(JsonLines::new(sink).with_filter(json::filter(verbosity))), None),
         Some(Err(why)) => {
             (None, Some(format!("there is no log in JSON, as HAWSER_LOG_JSON cannot be opened: {why}")))
@@ -156,7 +171,8 @@ pub fn warn(text: &str) {
 }
 
 /// Writes an error with all that it knows at WARN and above, and keeps its text for [`last_error`].
-pub(crate) fn error(error: &Error) {
+pub fn error(error: &Error) {
+    error.note_logged();
     set_last_error(&error.text);
     tracing::warn!(
         target: "hawser",
@@ -172,7 +188,7 @@ pub(crate) fn error(error: &Error) {
 }
 
 /// The span of what is done for a communicator on one rank: all that is said in it concerns them.
-pub(crate) fn communicator_span(comm_id: Option<u64>, name: Option<&str>, rank: u32) -> Span {
+pub fn communicator_span(comm_id: Option<u64>, name: Option<&str>, rank: u32) -> Span {
     // Nothing of this is made unless somebody wants the span.
     let hex = |id: u64| tracing::field::display(format!("{id:x}"));
     tracing::info_span!(target: "hawser", "communicator", comm = comm_id.map(hex), name, rank)
@@ -180,7 +196,7 @@ pub(crate) fn communicator_span(comm_id: Option<u64>, name: Option<&str>, rank: 
 
 /// Enters the spans of putting `calls` calls of a communicator on the device. Where nobody wants spans this
 /// is one relaxed load.
-pub(crate) fn enter_operation(comm_id: u64, name: &str, rank: u32, calls: usize) -> Option<[EnteredSpan; 2]> {
+pub fn enter_operation(comm_id: u64, name: &str, rank: u32, calls: usize) -> Option<[EnteredSpan; 2]> {
     (Level::INFO <= LevelFilter::current()).then(|| {
         let communicator = communicator_span(Some(comm_id), Some(name), rank).entered();
         let operation = tracing::info_span!(target: "hawser", "operation", calls).entered();
@@ -190,7 +206,7 @@ pub(crate) fn enter_operation(comm_id: u64, name: &str, rank: u32, calls: usize)
 }
 
 /// The span of what happens to the connections with another rank.
-pub(crate) fn connection_span(rank: u32, peer: u32) -> Span {
+pub fn connection_span(rank: u32, peer: u32) -> Span {
     tracing::info_span!(target: "hawser", "connection", rank, peer)
 }
 

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use super::source::tests::source;
 use super::*;
-use crate::pool::Policy;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/settings.md");
-const BEGIN: &str = "<!-- The tables are made by `BLESS=1 cargo test -p hawser-runtime --lib env`. -->\n";
+const BEGIN: &str = "<!-- The tables are made by `BLESS=1 cargo test -p hawser-base --lib env`. -->\n";
 const END: &str = "<!-- End of the tables. -->\n";
 
 #[test]
@@ -21,7 +20,7 @@ fn the_page_has_the_table() {
     } else {
         assert!(
             tables == wanted,
-            "docs/settings.md is old: BLESS=1 cargo test -p hawser-runtime --lib env writes it"
+            "docs/settings.md is old: BLESS=1 cargo test -p hawser-base --lib env writes it"
         );
     }
 }
@@ -199,22 +198,15 @@ fn the_examples_mean_what_they_say() {
     ];
     let settings = source(&given).settings();
     assert_eq!(settings.faults, [""; 0]);
-    let policy = Policy {
-        floor: 2 << 30,
-        preallocate: true,
-        growth: 1.5,
-        most: Some(8 << 30),
-        trim: 1 << 30,
-        monitor: Some(Duration::from_millis(500)),
-    };
-    assert_eq!(settings.pool(), policy);
+    let bytes = (settings.pool_size, settings.pool_max, settings.pool_trim);
+    assert_eq!(bytes, (2 << 30, Some(8 << 30), 1 << 30));
+    assert_eq!((settings.pool_preallocate, settings.pool_growth, settings.pool_monitor), (true, 1.5, true));
+    assert_eq!(settings.pool_monitor_interval, Duration::from_millis(500));
     assert_eq!((settings.sm_free_verbose, settings.dma_enable), (2, false));
     assert_eq!((settings.reducing_ctas, settings.memory_adds), (Some(16), true));
     assert_eq!((settings.zero_copy, settings.direct_path), (None, Some(false)));
     let empty = source(&[]).settings();
-    assert_eq!((empty.pool(), empty.dma_enable, empty.direct_path), (Policy::default(), true, None));
-    let unlimited = source(&[("NCCL_CUMEM_MAX_SIZE", "0"), ("NCCL_CUMEM_MONITOR", "1")]).settings().pool();
-    assert_eq!((unlimited.most, unlimited.monitor), (None, Some(Duration::from_secs(10))));
+    assert_eq!((empty.dma_enable, empty.direct_path), (true, None));
 }
 
 #[test]

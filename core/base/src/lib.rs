@@ -1,0 +1,26 @@
+//! The floor that devices and the runtime stand on: what every part that acts needs, and what knows no
+//! device, no connection and no communicator.
+//!
+//! | module | has |
+//! |---|---|
+//! | [`error`] | the one error: who is at fault, whom and what it concerns, the system's code, the remedy |
+//! | [`log`] | the log in NCCL's form and as JSON, and the text of the last error |
+//! | [`mod@env`] | the table of settings; its file is the only one that reads the environment |
+//! | [`liveness`] | who of a communicator's ranks is alive, and what children of fork(2) may not touch |
+//! | [`library`] | the version that the library stands for, and the folder that it lies in |
+//! | [`lock`] | locks whose poison is an error |
+//! | [`wait`] | the one way to wait: it can be aborted, has a deadline and says who waits for whom |
+//! | [`stages`] | clocks for the stages that a slot passes between hosts |
+//! | [`progress`] | one background thread per device |
+
+pub mod env;
+pub mod error;
+pub mod library;
+pub mod liveness;
+pub mod lock;
+pub mod log;
+pub mod progress;
+pub mod stages;
+pub mod wait;
+
+pub use error::{Error, ErrorKind, Result};
