@@ -7,8 +7,8 @@ use std::fmt;
 use std::io::Write;
 use std::path::Path;
 
+use hawser_device::cuda;
 use hawser_kernels::{FATBINS, archs};
-use hawser_runtime::device::{self, cuda};
 use rustix::process::{Resource, getrlimit};
 
 /// Prints everything. Never fails: what cannot be found out is a finding.
@@ -77,7 +77,7 @@ impl fmt::Display for Finding {
 }
 
 fn device_section() -> Vec<Finding> {
-    if device::is_host() {
+    if hawser_device::is_host() {
         vec![Finding::note("collectives run on the CPU, on host memory (the host device)")]
     } else {
         vec![Finding::good("collectives run on the GPUs")]

@@ -13,7 +13,8 @@ use hawser_plan::cost::Constants;
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Call, Choice, Collective, DataType, PlanConfig, ReduceOp, Topology};
 use hawser_plugin::tuner::Decision;
-use hawser_runtime::comm::{self, CallAttributes, Chosen, Tuners};
+use hawser_runtime::comm;
+use hawser_runtime::tuning::{self, CallAttributes, Chosen, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
 
@@ -127,11 +128,11 @@ impl Line {
         let own = (choice.key.algorithm, choice.route);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.route) != own);
         let times = others.filter(|c| c.held.is_none()).filter_map(|c| match c.outcome {
-            Outcome::Predicted { us, .. } => Some((comm::in_their_terms(c, topology).decision, us)),
+            Outcome::Predicted { us, .. } => Some((tuning::in_their_terms(c, topology).decision, us)),
             Outcome::Filtered(_) => None,
         });
         let next = times.min_by(|a, b| a.1.total_cmp(&b.1));
-        let decision = comm::decision_of(&choice, topology);
+        let decision = tuning::decision_of(&choice, topology);
         let busbw = test.bandwidth(geometry, dtype, ranks, f64::from(choice.predicted_us) / 1e6).1;
         Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, decision, next, notes })
     }

@@ -17,7 +17,7 @@ use hawser_plan::cost::Constants;
 use hawser_plan::fit::{Fit, Run, Sample, fit, runs};
 use hawser_plan::topology::DeviceKind;
 use hawser_plan::{Collective, DataType, PlanConfig, Topology};
-use hawser_runtime::{comm, device};
+use hawser_runtime::comm;
 
 use crate::explain;
 use crate::perf::options::parse_size;
@@ -66,8 +66,8 @@ pub struct Options {
 /// # Errors
 /// The device, a run or the file failed.
 pub fn run(options: &Options) -> Result<()> {
-    let is_host = device::is_host();
-    let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { device::count() });
+    let is_host = hawser_device::is_host();
+    let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { hawser_device::count() });
     if ranks < 2 {
         bail!(
             "there is {ranks} GPU here, and a cost model needs at least 2 ranks; HAWSER_DEVICE=host takes \
@@ -75,7 +75,7 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     let ordinals: Vec<u32> = (0..ranks).collect();
-    let name = device::open(0)?.caps().name.clone();
+    let name = hawser_device::open(0)?.caps().name.clone();
     let (topology, plan_config) = comm::outlook(&ordinals)?;
     let out = destination(options, &name, ranks)?;
     let start =

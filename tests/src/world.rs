@@ -5,17 +5,17 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
-use hawser_runtime::{Comm, Config, Error, ErrorKind, Result, Stream, device, unique_id};
+use hawser_runtime::{Comm, Config, Error, ErrorKind, Result, Stream, unique_id};
 
 use crate::oracle::{Buffer, Case, RankBuffers};
 use crate::skip::skipped;
 
 /// Whether the tests can run: they use host memory.
 pub fn on_host() -> bool {
-    if !device::is_host() {
+    if !hawser_device::is_host() {
         skipped("it uses host memory; run it with HAWSER_DEVICE=host");
     }
-    device::is_host()
+    hawser_device::is_host()
 }
 
 /// One thread per rank, each with its own communicator, which is destroyed afterwards. When one fails, the

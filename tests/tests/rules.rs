@@ -9,7 +9,7 @@ use hawser_plan::ir::text::to_text;
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Collective, PlanConfig, Topology};
 use hawser_plugin::tuner::SettingsFile;
-use hawser_runtime::comm::{CallAttributes, Tuners};
+use hawser_runtime::tuning::{CallAttributes, Tuners};
 use hawser_runtime::{Stream, unique_id};
 use hawser_tests::oracle::RankBuffers;
 use hawser_tests::process::{Ended, Process};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use hawser_device::{Device, Graph, Memory, OwnedStream};
 use hawser_oracle::{Data, Expected};
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_runtime::Stream;
-use hawser_runtime::device::{Device, Graph, Memory, OwnedStream};
 
 use super::collective::{Geometry, Segment, Source, Test};
 use super::library::Communicator;

@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use hawser_plan::{DataType, ReduceOp};
-use hawser_runtime::device;
 
 use super::barrier::Barrier;
 use super::collective::Test;
@@ -25,7 +24,7 @@ pub fn run(options: &Options) -> Result<bool> {
         return launcher::spawn(options.processes.unwrap_or(1)).map(|()| true);
     }
     let shape = Shape::new(options, &place)?;
-    if options.graph > 0 && device::is_host() {
+    if options.graph > 0 && hawser_device::is_host() {
         bail!("graphs need CUDA: -G cannot be used on the host device");
     }
     let library = library::open(options.library.as_deref())?;
@@ -117,16 +116,16 @@ impl Series {
 impl Shape {
     fn new(options: &Options, place: &Place) -> Result<Self> {
         let chosen = place.launched || options.threads.is_some() || options.gpus.is_some();
-        let (threads, gpus) = match (chosen, device::is_host()) {
+        let (threads, gpus) = match (chosen, hawser_device::is_host()) {
             (true, _) => (options.threads.unwrap_or(1), options.gpus.unwrap_or(1)),
             (false, true) => (4, 1),
-            (false, false) => (1, device::count().max(1)),
+            (false, false) => (1, hawser_device::count().max(1)),
         };
         let local = threads * gpus;
         let ranks = local.checked_mul(place.processes).filter(|n| *n <= 1024);
         let ranks =
             ranks.ok_or_else(|| anyhow!("more than 1024 ranks: lower -t, -g or the number of processes"))?;
-        let shape = Self { threads, gpus, ranks, devices: device::count() };
+        let shape = Self { threads, gpus, ranks, devices: hawser_device::count() };
         if shape.devices == 0 {
             bail!("there is no device: HAWSER_DEVICE=host measures on the CPU");
         }
@@ -144,7 +143,7 @@ impl Shape {
         let mut lines = Vec::new();
         for index in 0..self.threads * self.gpus {
             let ordinal = self.ordinal(place, index);
-            let device = device::open(ordinal)?;
+            let device = hawser_device::open(ordinal)?;
             lines.push(format!(
                 "Rank {:>2} Pid {:>6} on {:>10} device {ordinal:>2} [{}] {}",
                 place.process * self.threads * self.gpus + index,

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use hawser_base::stages::{self, Stage};
+use hawser_device::{Device, Graph};
 use hawser_plan::ReduceOp;
-use hawser_runtime::device::{self, Device, Graph};
 
 use super::barrier::{self, Barrier};
 use super::collective::Test;
@@ -65,7 +65,7 @@ impl Worker<'_> {
     fn devices(&self) -> Result<Vec<Arc<dyn Device>>> {
         let first = self.thread * self.shape.gpus;
         let ordinals = (first..first + self.shape.gpus).map(|index| self.shape.ordinal(self.place, index));
-        ordinals.map(|ordinal| Ok(device::open(ordinal)?)).collect()
+        ordinals.map(|ordinal| Ok(hawser_device::open(ordinal)?)).collect()
     }
 
     /// The ranks of this thread in every communicator. A rank has the same buffers in all of them.

@@ -10,7 +10,8 @@ use hawser_plan::choose;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_plugin::Log;
 use hawser_plugin::tuner::Tuner;
-use hawser_runtime::comm::{self, CallAttributes, Tuners};
+use hawser_runtime::comm;
+use hawser_runtime::tuning::{self, CallAttributes, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::engine::{Engine, Outcome, describe};
 use hawser_tuner::files::RuleFile;
@@ -78,12 +79,12 @@ pub fn text(options: &Options) -> Result<String> {
     let candidates = choose::candidates(&call, &topology, &plan_config)?;
     let attributes =
         CallAttributes { in_graph: options.in_graph, registered: options.registered, trial: None };
-    let Some((question, table)) = comm::asked(&call, attributes, &topology, &candidates) else {
+    let Some((question, table)) = tuning::asked(&call, attributes, &topology, &candidates) else {
         bail!("rules are not asked about {}: it has one way only", collective.name());
     };
     let chosen = tuners.choose(&call, attributes, &topology, &plan_config)?;
 
-    let job = Job::from(&comm::tuner_config(0, &topology, &plan_config, name));
+    let job = Job::from(&tuning::tuner_config(0, &topology, &plan_config, name));
     let engine = Engine::new(&rules, "", &job, Log::silent());
     let mut seen: Vec<(&Rule, Outcome<'_>)> = Vec::new();
     engine.trace(&question, &table, |rule, outcome| seen.push((rule, outcome)));

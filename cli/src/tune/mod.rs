@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use hawser_plan::Collective;
-use hawser_runtime::{comm, device};
+use hawser_runtime::comm;
 use hawser_tuner::files::RuleFile;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -103,8 +103,8 @@ pub struct Options {
 /// # Errors
 /// The device, a measurement or a file failed, or a rule file is there already.
 pub fn run(options: &Options) -> Result<()> {
-    let is_host = device::is_host();
-    let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { device::count() });
+    let is_host = hawser_device::is_host();
+    let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { hawser_device::count() });
     if ranks < 2 {
         bail!(
             "there is {ranks} GPU here, and rules are for at least 2 ranks; HAWSER_DEVICE=host takes the CPU"
@@ -120,7 +120,7 @@ pub fn run(options: &Options) -> Result<()> {
             out.display()
         );
     }
-    let name = device::open(0)?.caps().name.clone();
+    let name = hawser_device::open(0)?.caps().name.clone();
     let (topology, plan_config) = comm::outlook(&(0..ranks).collect::<Vec<_>>())?;
     let bench = Bench::new(options, is_host, ranks, &topology, &plan_config)?;
     let mut state = State::open(&state_file(out), &bench.question(&name), options.restart)?;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use hawser_base::env;
-use hawser_runtime::{Comm, Error, ErrorKind, Result, UniqueId, device, unique_id};
+use hawser_runtime::{Comm, Error, ErrorKind, Result, UniqueId, unique_id};
 
 use crate::args::{In, Out};
 use crate::config::CommConfig;
@@ -103,7 +103,7 @@ fn init(
     let config = CommConfig::read(config).map_err(at)?;
     let ids: Vec<UniqueId> =
         ids.iter().map(|id| UniqueId::from_bytes(&id.0)).collect::<Result<_>>().map_err(at)?;
-    let made = Comm::init(&ids, ranks, rank, device::current()?, config.runtime.clone())?;
+    let made = Comm::init(&ids, ranks, rank, hawser_device::current()?, config.runtime.clone())?;
     let (pointer, handle) = CommPtr::publish(made, config.runtime.blocking, config.max_ctas());
     comm.set("comm", pointer)?;
     handle.progress()
@@ -142,7 +142,7 @@ fn ordinals(count: c_int, list: In<c_int>) -> Result<Vec<u32>> {
     } else {
         list.read_all("devlist", count as usize)?
     };
-    each_once(&wanted, device::count(), env::settings().multi_rank_gpu)
+    each_once(&wanted, hawser_device::count(), env::settings().multi_rank_gpu)
 }
 
 /// Devices that exist, named once each unless ranks may share one.

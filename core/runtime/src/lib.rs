@@ -8,20 +8,22 @@
 
 pub mod bootstrap;
 pub mod comm;
-pub mod device;
-pub mod dma;
+pub mod comm_state;
 pub mod executor;
-pub mod group;
+mod messages;
+mod op_number;
 mod phases;
 pub mod plugins;
-pub mod pool;
+mod profiling;
 pub mod proxy;
 pub mod resolve;
 pub mod rules_update;
+mod stream_order;
 pub mod submit;
 pub mod transport;
+pub mod tuning;
 
 pub use bootstrap::UniqueId;
-pub use comm::{Comm, Config, Decision, mem_alloc, mem_free, unique_id};
-pub use device::Stream;
+pub use comm::{Comm, Config, Decision, group, mem_alloc, mem_free, unique_id};
 pub use hawser_base::error::{Error, ErrorKind, Result};
+pub use hawser_device::Stream;

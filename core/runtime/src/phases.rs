@@ -6,12 +6,12 @@
 //! nested group or in two, a send that waits for the receive would wait for ever.
 
 use hawser_plan::p2p::Message;
-use smallvec::SmallVec;
 
-use crate::group::Item;
+use crate::executor::interpreter::Messages;
+use crate::resolve::Item;
 
-/// The messages of one phase; most groups send one and receive one.
-pub type Phase = SmallVec<[Message; 2]>;
+/// The messages of one phase.
+pub type Phase = Messages;
 
 /// The messages of a group, phase by phase.
 pub fn phases(items: &[Item]) -> impl Iterator<Item = Phase> {
@@ -82,7 +82,7 @@ impl Received {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Stream;
+    use hawser_device::Stream;
 
     /// Lengths of the phases of messages: (sends, address, bytes, nested group).
     fn lengths(messages: &[(bool, u64, u64, u32)]) -> Vec<usize> {

@@ -8,17 +8,27 @@ use std::sync::Arc;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
+use hawser_device::Stream;
 use hawser_plan::Call;
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::exchange::bundle::{self, BundleLaunch, Gathering, Member, Place};
+use hawser_plan::p2p::Message;
 use smallvec::{SmallVec, smallvec};
 
-use crate::comm::{CommState, Compiled, GroupSpans, Span, TimedOp};
-use crate::device::Stream;
+use crate::comm_state::{CommState, Compiled};
 use crate::executor::fused::FusedLaunch;
 use crate::executor::{Events, Launch, Launches, Work};
-use crate::group::Item;
 use crate::phases::phases;
+use crate::profiling::{GroupSpans, Span};
+use crate::tuning::TimedOp;
+
+/// One call of a group.
+pub enum Item {
+    /// A collective.
+    Call(Call, Stream),
+    /// A send or a receive, and how many nested groups had been closed before it.
+    Message(Message, Stream, u32),
+}
 
 /// Resolves what a group has for one communicator; the launches are added behind those that are there.
 ///
@@ -204,7 +214,7 @@ impl<'a> Collectives<'a> {
                 {
                     self.comm.expect(&plan, program.steps(), |_| Some(event));
                 }
-                self.comm.complete(plan, Some(program), number)?
+                Work::of_plan(self.comm.complete(plan, Some(program), number)?, Some(program))
             }
             Compiled::Exchange(plan, _) => {
                 let reach = self.comm.reach(plan, &call, number)?;

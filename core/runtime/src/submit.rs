@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hawser_base::error::Result;
 use hawser_plan::topology::DeviceKind;
 
-use crate::executor::copy_engine::CopyEngineLaunch;
+use crate::executor::rounds::CopyEngineLaunch;
 use crate::executor::{Launch, Work, fused, host, interpreter};
 
 /// Submits a group's launches: GPUs get theirs on the streams, the host device's run to their end here.

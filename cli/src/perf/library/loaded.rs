@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail};
+use hawser_device::Memory;
 use hawser_oracle::numbers::{Number, encode};
 use hawser_plan::call::Scalar;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_runtime::Stream;
-use hawser_runtime::device::Memory;
 
 use super::api::{Api, Comm, Config, CudaStream, Status, UniqueId};
 use super::{About, Communicator, ID_BYTES, Id, Joining, Library, Stop};

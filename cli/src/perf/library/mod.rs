@@ -9,9 +9,9 @@ mod loaded;
 use std::path::Path;
 
 use anyhow::Result;
+use hawser_device::{Device, Memory};
 use hawser_plan::Call;
 use hawser_runtime::Stream;
-use hawser_runtime::device::{Device, Memory};
 use serde::Serialize;
 
 /// Bytes of a unique id.

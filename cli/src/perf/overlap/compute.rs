@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use half::bf16;
+use hawser_device::{Device, Memory, OwnedStream};
 use hawser_kernels::tool;
 use hawser_runtime::Stream;
-use hawser_runtime::device::{Device, Memory, OwnedStream};
 
 use super::blas::Blas;
 use super::driver::{Driver, Kernel};

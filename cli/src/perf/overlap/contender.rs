@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use hawser_plan::{Collective, DataType, ReduceOp};
-use hawser_runtime::device;
 use serde::{Deserialize, Serialize};
 
 use super::super::barrier::{Barrier, Row};
@@ -126,7 +125,7 @@ struct Participant<'a> {
 
 impl Participant<'_> {
     fn run(&self) -> Result<Document> {
-        let device = device::open(self.ordinal)?;
+        let device = hawser_device::open(self.ordinal)?;
         // Current from now on, as in programs that use the CUDA runtime.
         let _current: Box<dyn Any> = device.enter()?;
         let zero_ctas = self.role == Role::ZeroCtas;
@@ -143,7 +142,7 @@ impl Participant<'_> {
         self.barrier.register(std::iter::once(comm.stop()));
         let rank = Rank::new(comm, self.rank, device.clone(), self.options.bytes(), 0)?;
         let (side, limit) = (self.options.side(), Duration::from_secs(self.options.timeout));
-        let engine = Engine::new(&device, device::is_host(), side, self.options.own_gemm, limit)?;
+        let engine = Engine::new(&device, hawser_device::is_host(), side, self.options.own_gemm, limit)?;
         let meter = Meter::open(&device.caps().id).ok();
         let mut figures = Vec::new();
         for &test in &self.options.collective.0 {
@@ -187,7 +186,7 @@ impl Participant<'_> {
         let (trial_gemm, trial) =
             (engine.run(3, &transfers(0))?, self.together(|| engine.run(0, &transfers(3)))?);
         let guess = self.largest([longest(&trial_gemm.gemm), longest(&trial.transfer), 0.0, 0.0])?;
-        let most = if device::is_host() { MOST_ON_CPU } else { MOST };
+        let most = if hawser_device::is_host() { MOST_ON_CPU } else { MOST };
         let count = |seconds: f64| ((window / seconds.max(1e-9)) as usize).clamp(4, most);
         let (gemms, moves) = (count(guess[0]), count(guess[1]));
         let metered = |run: &dyn Fn() -> Result<Marks>| {
@@ -223,7 +222,7 @@ impl Participant<'_> {
             let (marks, watts) = run(counts)?;
             let both = (marks.gemm[0].max(marks.transfer[0]), last(&marks.gemm).min(last(&marks.transfer)));
             // A shared CPU serves one side or the other for long: there everything counts.
-            let common = if device::is_host() { (f64::MIN, f64::MAX) } else { both };
+            let common = if hawser_device::is_host() { (f64::MIN, f64::MAX) } else { both };
             let (gemm, transfer) = (inside(&marks.gemm, common), inside(&marks.transfer, common));
             // Negative: the fewest of all ranks.
             let fewest =

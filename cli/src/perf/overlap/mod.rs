@@ -20,7 +20,6 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use hawser_runtime::device;
 
 use super::launcher::{self, Place};
 use super::options::{Tests, parse_size, parse_tests};
@@ -99,18 +98,18 @@ pub enum Role {
 impl Options {
     /// Ranks of the job.
     pub fn ranks(&self) -> u32 {
-        let all = || if device::is_host() { 2 } else { device::count() };
+        let all = || if hawser_device::is_host() { 2 } else { hawser_device::count() };
         self.processes.or(self.threads).unwrap_or_else(all)
     }
 
     /// Bytes of an operation.
     pub fn bytes(&self) -> u64 {
-        self.bytes.unwrap_or(if device::is_host() { 1 << 20 } else { 256 << 20 })
+        self.bytes.unwrap_or(if hawser_device::is_host() { 1 << 20 } else { 256 << 20 })
     }
 
     /// Rows of a matrix.
     pub fn side(&self) -> u32 {
-        self.gemm.unwrap_or(if device::is_host() { 192 } else { 8192 })
+        self.gemm.unwrap_or(if hawser_device::is_host() { 192 } else { 8192 })
     }
 }
 
@@ -126,7 +125,7 @@ pub fn run(options: &Options) -> Result<bool> {
         bail!(
             "overlap needs at least 2 GPUs, this process sees {}; run it where there are more, or with \
              HAWSER_DEVICE=host on the CPU",
-            device::count()
+            hawser_device::count()
         );
     }
     let place = Place::from_env()?;

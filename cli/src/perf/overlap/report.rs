@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
+use hawser_device::size_text;
 use hawser_plan::DataType;
-use hawser_runtime::device::size_text;
 use serde::Serialize;
 
 use super::Options;

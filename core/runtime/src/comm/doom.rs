@@ -1,6 +1,6 @@
 //! Launches on GPUs that wait for a rank that is dead: they are ended, with the error that names it.
 //!
-//! The host device asks while it waits (`device/interp.rs`). Kernels only poll the abort word, so a thread
+//! The host device asks while it waits (`executor/host/interp.rs`). Kernels only poll the abort word, so a thread
 //! looks after them from the moment on at which somebody is known to be dead.
 
 use std::sync::{Arc, Weak};
@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use hawser_plan::topology::DeviceKind;
 
-use super::state::CommState;
 use hawser_base::error::Error;
 use hawser_base::log;
+
+use crate::comm_state::CommState;
 
 /// How long launches may take to their end after a death: the dead rank may have done its part.
 const IN_VAIN: Duration = Duration::from_secs(1);

@@ -6,8 +6,8 @@ use hawser_plan::Route;
 use hawser_plan::topology::DeviceKind;
 
 use super::Comm;
-use super::plan_cache::{BatchSummary, Last};
-use super::state::{CommState, Compiled};
+use crate::comm_state::plan_cache::{BatchSummary, Last};
+use crate::comm_state::{CommState, Compiled};
 
 /// What the last operation of a communicator ran, and why.
 #[derive(Debug, Clone, PartialEq)]

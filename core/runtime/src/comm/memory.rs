@@ -7,12 +7,12 @@ use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
 use rustc_hash::FxHashMap;
 
-use crate::device::{self, HeapKind, Memory};
+use hawser_device::{HeapKind, Memory};
 
 /// Allocates device memory that suits every transport (VMM where supported). Zeroed; at least `bytes` long.
 pub fn mem_alloc(bytes: u64) -> Result<u64> {
     env::settings().check()?;
-    let device = device::open(device::current()?)?;
+    let device = hawser_device::open(hawser_device::current()?)?;
     let memory = device.alloc_heap(bytes.max(1), HeapKind::Device)?;
     device.share(&memory)?;
     let addr = memory.addr;

@@ -5,32 +5,20 @@
 //!     └─► Failed         any ─► Gone (abort, destroy)
 //! ```
 //!
-//! A [`Comm`] is a cheap handle. What needs the other ranks ([`CommState`]) appears when bring-up is over
+//! A [`Comm`] is a cheap handle. What needs the other ranks ([`CommState`], in `comm_state/`) appears when bring-up is over
 //! and goes when the communicator is destroyed and the last launch has let go of it. A communicator
 //! whose operation failed stays Ready, but refuses further calls with that failure.
 
 mod bringup;
-mod call_attributes;
-mod deferred_free;
+mod config;
 mod doom;
-mod inter_node;
+pub mod group;
 mod last_decision;
 mod link_constants;
 mod memory;
-mod op_timing;
-mod p2p;
-mod plan_cache;
-mod profiling;
 mod programs;
-mod sequence;
-mod single_rank;
-mod sm_free;
 mod split;
-mod state;
-mod stream_order;
 mod teardown;
-mod tuner_bridge;
-mod tuners;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,73 +32,23 @@ use hawser_plan::{Call, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 
 pub use bringup::negotiate::{cache_file, knobs_of, outlook};
-pub use call_attributes::CallAttributes;
+pub use config::Config;
 use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::liveness::forked;
 use hawser_base::lock::lock;
 use hawser_base::log;
 use hawser_base::wait::AbortFlag;
+use hawser_device::Stream;
 pub use last_decision::Decision;
 pub use memory::{mem_alloc, mem_free};
-pub(crate) use op_timing::TimedOp;
-pub use op_timing::{OpTimings, Ran, Taken};
-pub use plan_cache::{KeptBatch, MOST_KEPT_MESSAGES};
-pub(crate) use profiling::{GroupSpans, Span};
-pub use state::{CommState, Compiled, LoadedProgram, MESSAGES};
-pub(crate) use state::{op, operation};
-pub(crate) use stream_order::{Order, Turn};
-pub use tuner_bridge::{asked, config as tuner_config, decision_of, in_their_terms};
-pub use tuners::{Chosen, Tuners};
 
 use crate::bootstrap::UniqueId;
-use crate::device::Stream;
-use crate::group::{self, Item, Job};
+use crate::comm_state::CommState;
+use crate::resolve::Item;
 use crate::rules_update::{Outcome, Switch};
 use bringup::{Joining, bring_up};
-use hawser_base::liveness::forked;
-
-/// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Calls return when they are done; otherwise at once, and [`Comm::async_error`] tells.
-    pub blocking: bool,
-    /// Fewest CTAs of an operation.
-    pub min_ctas: Option<u32>,
-    /// Most CTAs of an operation.
-    pub max_ctas: Option<u32>,
-    /// Copy engines do what they can, as with `NCCL_PASS_SM=1`.
-    pub sm_free: bool,
-    /// Replays of graphs and other launches are put in order by the library: yes, unless this or the environment says no.
-    pub mixes_graphs: Option<bool>,
-    /// Name for logs and errors.
-    pub name: Option<String>,
-    /// Name of the net plugin between hosts, unless `NCCL_NET` names one.
-    pub net: Option<String>,
-    /// Traffic class of the communicator's packets, for net plugins that know such.
-    pub traffic_class: Option<i32>,
-    /// Name of the host that this rank counts as, instead of `NCCL_HOSTID` and the real one: lets the ranks of one
-    /// process be several hosts.
-    pub host: Option<String>,
-    /// Children share resources (accepted; every communicator has its own in this version).
-    pub split_share: bool,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            blocking: true,
-            min_ctas: None,
-            max_ctas: None,
-            sm_free: false,
-            mixes_graphs: None,
-            name: None,
-            net: None,
-            traffic_class: None,
-            host: None,
-            split_share: false,
-        }
-    }
-}
+use group::Job;
 
 /// A communicator. Clones are handles of the same one.
 #[derive(Clone)]
@@ -377,7 +315,7 @@ impl Comm {
     /// As [`Comm::state`].
     pub fn nvml_device(&self) -> Result<u32> {
         let comm_state = self.state()?;
-        Ok(crate::device::nvml_index(&comm_state.device.caps().id).unwrap_or(self.0.ordinal))
+        Ok(hawser_device::nvml_index(&comm_state.device.caps().id).unwrap_or(self.0.ordinal))
     }
 
     /// Device memory that this rank holds for the communicator, in bytes.
@@ -549,3 +487,6 @@ impl Comm {
         self.state().is_ok_and(|l| l.device.caps().kind == DeviceKind::Host)
     }
 }
+
+#[cfg(test)]
+mod tests;

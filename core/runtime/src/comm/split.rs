@@ -7,10 +7,10 @@ use hawser_base::error::{Error, Result};
 use hawser_base::wait::{AbortFlag, Wait};
 
 use super::bringup::Joining;
-use super::state::CommState;
 use super::{Busy, Comm, Config, Place, Starting};
 use crate::bootstrap::Bootstrap;
-use crate::group::{self, Job};
+use crate::comm::group::{self, Job};
+use crate::comm_state::CommState;
 
 impl Comm {
     /// Makes children: ranks with the same `color` form one, ordered by (`key`, rank). Collective over all ranks of

@@ -3,11 +3,11 @@
 use std::sync::MutexGuard;
 
 use hawser_base::error::{Error, Result};
+use hawser_base::liveness::forked;
 use hawser_base::lock::lock;
 
 use super::{Comm, State};
-use crate::group;
-use hawser_base::liveness::forked;
+use crate::comm::group;
 
 impl Comm {
     /// Waits for all operations on this rank, in the background if `config.blocking` is false; afterwards only destroy is of use.

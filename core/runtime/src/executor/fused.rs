@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use hawser_base::error::Result;
+use hawser_device::{ExchangeLaunch, Stream};
 use hawser_plan::Call;
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::exchange::bundle::BundleLaunch;
 
-use crate::comm::{CommState, TimedOp};
-use crate::device::{ExchangeLaunch, Stream};
+use crate::comm_state::CommState;
+use crate::tuning::TimedOp;
 
 /// One call that a fused kernel runs. The kernel's arguments are made where the launch is submitted: they are long.
 pub struct FusedLaunch {

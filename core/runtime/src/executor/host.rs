@@ -1,16 +1,20 @@
 //! The host executor: runs launches to their end in the calling thread, all communicators of a group side by side.
 
+pub mod interp;
+
 use std::sync::Arc;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::log;
+use hawser_device::Stream;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
+use self::interp::HostLaunch;
 use super::{Launch, Work};
-use crate::comm::{CommState, Span, TimedOp};
-use crate::device::Stream;
-use crate::device::interp::{self, HostLaunch};
+use crate::comm_state::CommState;
+use crate::profiling::Span;
 use crate::transport::net::{EventRecorder, Helper, Net};
+use crate::tuning::TimedOp;
 
 /// Runs launches of the host device to their end.
 ///

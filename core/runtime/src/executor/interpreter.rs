@@ -4,12 +4,19 @@ use std::sync::{Arc, Mutex};
 
 use hawser_base::error::Result;
 use hawser_base::lock::lock;
+use hawser_device::Stream;
 use hawser_plan::device_plan::KernelKey;
 use hawser_plan::lower::LaunchPlan;
 
-use crate::comm::{CommState, KeptBatch, TimedOp};
-use crate::device::Stream;
-use crate::phases::Phase;
+use hawser_plan::p2p::Message;
+use smallvec::SmallVec;
+
+use crate::comm_state::CommState;
+use crate::comm_state::plan_cache::KeptBatch;
+use crate::tuning::TimedOp;
+
+/// Messages that share launches; most groups send one and receive one.
+pub type Messages = SmallVec<[Message; 2]>;
 
 /// A small batch of messages: its launch is kept by the communicator and takes these addresses when it is submitted.
 pub struct BatchLaunch {
@@ -18,7 +25,7 @@ pub struct BatchLaunch {
     /// The launch that is kept.
     pub kept: Arc<Mutex<KeptBatch>>,
     /// The messages with their addresses.
-    pub messages: Phase,
+    pub messages: Messages,
 }
 
 /// Submits the steps of a program to a stream.

@@ -13,17 +13,21 @@ pub mod copy_engine;
 pub mod fused;
 pub mod host;
 pub mod interpreter;
+pub mod rounds;
 
 use std::sync::Arc;
 
+use hawser_device::Stream;
+use hawser_plan::Route;
 use hawser_plan::device_plan::KernelKey;
 use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::OwnCopy;
 use smallvec::SmallVec;
 
-use crate::comm::{CommState, GroupSpans, LoadedProgram, Span, TimedOp};
-use crate::device::Stream;
+use crate::comm_state::{CommState, LoadedProgram};
+use crate::profiling::{GroupSpans, Span};
+use crate::tuning::TimedOp;
 
 /// The launches of a group, in the order in which they are submitted. Most groups have one.
 pub type Launches = SmallVec<[Launch; 1]>;
@@ -73,6 +77,14 @@ pub enum Work {
 }
 
 impl Work {
+    /// What runs a plan whose addresses are filled in, with the program whose steps do not travel in it.
+    pub fn of_plan(plan: LaunchPlan, loaded: Option<&Arc<LoadedProgram>>) -> Self {
+        match plan.kernel.route {
+            Route::COPY_ENGINE => Self::CopyEngine(plan, loaded.cloned()),
+            _ => Self::Steps(plan),
+        }
+    }
+
     /// The kernel that runs the work, if one does.
     pub fn kernel(&self) -> Option<KernelKey> {
         match self {

@@ -15,7 +15,7 @@ use hawser_plugin::learner::{Learner, Measured, Proposal};
 
 use super::protocol::Outcome;
 use super::wire;
-use crate::comm::{Ran, Taken};
+use crate::tuning::{Ran, Taken};
 
 /// Operations of which some rank has not told its time, at most; the oldest is given up.
 const MOST_OPEN: usize = 512;

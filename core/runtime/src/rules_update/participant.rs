@@ -16,8 +16,8 @@ use super::learn::{self, Learning};
 use super::protocol::{Barrier, Body, Coordinator, Limits, Member, Message, Outcome, Todo};
 use super::{service, wire};
 use crate::bootstrap::Bootstrap;
-use crate::comm::{OpTimings, Tuners};
 use crate::transport::control::Control;
+use crate::tuning::{OpTimings, Tuners};
 
 /// Tag of messages over the bootstrap.
 const TAG: u64 = 0x4e45_5408_0000;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use hawser_base::error::{Error, Result};
 use hawser_plan::device_plan::Report;
 
-use crate::device::{Device, HostWords};
+use hawser_device::{Device, HostWords};
 
 /// Offset of the report in the host words; the abort flag is at 0.
 const REPORT_AT: usize = 64;
@@ -123,7 +123,7 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::HostDevice;
+    use hawser_device::host::HostDevice;
 
     #[test]
     fn replays_are_told_apart() {

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
+use hawser_device::{Device, HeapKind, Memory};
 use hawser_plan::device_plan::{COUNTER_BYTES, Conn, DevComm, Entry, MAX_BLOCKS};
 use hawser_plan::dma::Bases;
 use hawser_plan::layout::HeapLayout;
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{Device, HeapKind, Memory};
 use control::Control;
 
 /// Bytes of what the channels of a launch tell each other (`HawserDeps`); the counter of blocks that are over follows.

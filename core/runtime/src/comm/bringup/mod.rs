@@ -9,25 +9,25 @@ use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
+use hawser_device::Device;
 use hawser_plan::dma::{Bases, far};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::topology::DeviceKind;
 
 use self::negotiate::{Decided, decide};
-use super::Config;
+use super::config::Config;
 use super::doom;
-use super::op_timing::OpTimings;
-use super::profiling::Profiling;
-use super::sm_free::{self, SmFree};
-use super::state::{Choices, CommState, warm_up};
-use super::stream_order::Order;
-use super::tuner_bridge::config as tuner_config;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
-use crate::device::{self, Device};
-use crate::dma::{Dma, Rendezvous};
+use crate::comm_state::sm_free::{self, SmFree};
+use crate::comm_state::{Choices, CommState, warm_up};
+use crate::executor::copy_engine::{Dma, Rendezvous};
+use crate::profiling::Profiling;
 use crate::rules_update::{Epoch, Participant, Place, ServedParticipant, Staged};
+use crate::stream_order::Order;
 use crate::transport::net::{Net, Rail, Setup};
 use crate::transport::{PeerMemory, Peers};
+use crate::tuning::OpTimings;
+use crate::tuning::tuner_config;
 
 /// How a rank meets the others.
 pub enum Joining {
@@ -71,7 +71,7 @@ pub fn bring_up(
     let bootstrap = Arc::new(bootstrap);
     bootstrap.doom(abort);
     let own = |device| Own { rank, device, config, abort, step: &step };
-    let brought = device::open(ordinal).and_then(|device| own(device).bring_up(bootstrap.clone()));
+    let brought = hawser_device::open(ordinal).and_then(|device| own(device).bring_up(bootstrap.clone()));
     brought.map_err(|error| {
         let error = bootstrap.blame(error);
         bootstrap.report(&error);

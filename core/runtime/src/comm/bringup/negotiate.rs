@@ -8,6 +8,8 @@ use hawser_base::env::{self, Settings};
 use hawser_base::error::{Error, Result};
 use hawser_base::log;
 use hawser_base::wait::Wait;
+use hawser_device::pool::GRANULARITY;
+use hawser_device::{Device, HeapKind, size_text};
 use hawser_plan::config::NET_SLOT_BYTES;
 use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::layout::HeapLayout;
@@ -16,16 +18,14 @@ use hawser_plan::topology::DeviceKind;
 use hawser_plan::{PlanConfig, Routes, Topology, direct, exchange};
 use hawser_plugin::net::NetConfig;
 
-use super::Config;
 use super::peer_info::{self, Agreement, PeerInfo, agree};
 use crate::bootstrap::Bootstrap;
-use crate::comm::link_constants;
-use crate::comm::programs;
-use crate::comm::tuners::{self, Tuners};
-use crate::device::{self, Device, HeapKind, size_text};
-use crate::pool::GRANULARITY;
+use crate::comm::config::Config;
+use crate::comm::{link_constants, programs};
 use crate::rules_update::Known;
 use crate::transport::net::{self, Chosen};
+use crate::tuning::Tuners;
+use crate::tuning::tuners;
 
 /// Device memory that the FIFOs of one communicator may take, in bytes per rank.
 const HEAP_BUDGET: u64 = 71 << 20;
@@ -125,7 +125,7 @@ pub fn decide(
 /// A device cannot be opened, or settings are wrong.
 pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
     let settings = env::settings();
-    let devices = ordinals.iter().map(|&ordinal| device::open(ordinal)).collect::<Result<Vec<_>>>()?;
+    let devices = ordinals.iter().map(|&ordinal| hawser_device::open(ordinal)).collect::<Result<Vec<_>>>()?;
     let Some(first) = devices.first() else { return Err(Error::invalid_argument("no devices")) };
     let caps = first.caps();
     let mut plan_config = plan_config(caps.kind, settings, &Config::default())?;

@@ -7,7 +7,7 @@ use hawser_base::error::{Error, Result};
 use hawser_plan::topology::{DeviceKind, Link, RankInfo};
 use hawser_plan::{PlanConfig, Topology};
 
-use crate::device::{Device, HeapKind};
+use hawser_device::{Device, HeapKind};
 
 /// Changes whenever ranks of two builds could not work together.
 const PROTOCOL: u32 = 7;

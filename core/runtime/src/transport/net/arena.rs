@@ -2,8 +2,8 @@
 //! device, so the first block is there before anything runs.
 
 use super::fifo::PAGE;
-use crate::device::{Device, HostWords, Memory};
 use hawser_base::error::Result;
+use hawser_device::{Device, HostWords, Memory};
 
 /// Pieces per block, unless told otherwise.
 const PIECES: u64 = 16;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
-use crate::comm::Span;
+use crate::profiling::Span;
 
 /// Types of calls.
 const START: c_int = 0;

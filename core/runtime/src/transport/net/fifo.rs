@@ -189,8 +189,8 @@ impl Fifo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::HostDevice;
     use crate::transport::net::arena::Arena;
+    use hawser_device::host::HostDevice;
 
     /// What a stream does to both ends of a slot, and what a link makes of it.
     #[test]

@@ -20,7 +20,7 @@ use hawser_plugin::net::{
 use super::fifo::Fifo;
 use super::recorder::EventRecorder;
 use crate::bootstrap::Bootstrap;
-use crate::comm::Span;
+use crate::profiling::Span;
 
 /// Tags in the bootstrap, to which the lane is added: a receiver's handle; its sender has begun to connect;
 /// the receiver has accepted. Plugins exist that wait in `accept` for their peer's `connect`, and in `test`

@@ -7,7 +7,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_plugin::net::{MAX_VIRTUAL, MemoryKinds, NetContext, NetProperties};
 
-use crate::device::Caps;
+use hawser_device::Caps;
 
 /// Most devices that a plugin may have.
 const MOST_DEVICES: u32 = 1024;

@@ -12,7 +12,7 @@ use hawser_plugin::profiler::{EventMask, EventState, StateArgs, What};
 
 use super::events;
 use super::link::ConnectionKey;
-use crate::comm::Span;
+use crate::profiling::Span;
 
 /// Operations to come on a link, and slots on their way.
 #[derive(Default)]

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hawser_base::error::Result;
+use hawser_device::Device;
 use hawser_plan::dma::DEPTH;
 use hawser_plan::dma::far::{End, Far, WORDS};
 use rustc_hash::FxHashMap;
@@ -15,7 +16,6 @@ use rustc_hash::FxHashMap;
 use super::arena::{Arena, Piece};
 use super::fifo::Fifo;
 use super::link::ConnectionKey;
-use crate::device::Device;
 
 /// The slots of one communicator.
 pub struct Stage {
@@ -95,7 +95,7 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::HostDevice;
+    use hawser_device::host::HostDevice;
 
     #[test]
     fn directions_share_a_piece_and_release_sets_all_they_wait_for() {

@@ -17,7 +17,7 @@ use super::coll::CollLink;
 use super::drain::{self, Drain};
 use super::link::{Around, ConnectionKey, RecvLink, SendLink};
 use crate::bootstrap::Bootstrap;
-use crate::comm::Span;
+use crate::profiling::Span;
 use crate::proxy::Task;
 use crate::transport::control::Control;
 

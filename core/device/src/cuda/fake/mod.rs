@@ -1,0 +1,83 @@
+//! The stand-in for the CUDA driver (`libcuda.c`), for tests: it counts which calls are made, in which state.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use hawser_base::log::last_error;
+use libloading::os::unix::{Library, RTLD_NOW};
+
+/// Runs `body`, which is the test `test` of `module` (`module_path!()`), in a process of its own that finds the
+/// stand-in as `libcuda.so.1`.
+pub fn with_fake_driver(module: &str, test: &str, env: &[(&str, &str)], body: fn()) {
+    if is_fake() {
+        body();
+        // A destructor that fails warns, and warnings are kept.
+        assert_eq!(last_error(), "");
+        return;
+    }
+    let output =
+        this_test(module, test).env("LD_LIBRARY_PATH", fake_driver()).envs(env.iter().copied()).output();
+    assert_passed(&output.expect("starting this test again"));
+}
+
+/// A command that runs one test of this executable.
+pub fn this_test(module: &str, test: &str) -> Command {
+    let module = module.split_once("::").expect("a module in a crate").1;
+    let mut command = Command::new(std::env::current_exe().expect("path of this test"));
+    command.args(["--exact", &format!("{module}::{test}"), "--nocapture"]);
+    command
+}
+
+/// Panics unless one test ran, and passed.
+pub fn assert_passed(output: &std::process::Output) {
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// Compiles the stand-in beside the test executable, once per process; its folder.
+pub fn fake_driver() -> &'static PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let exe = std::env::current_exe().expect("path of this test");
+        let folder = exe.parent().expect("a folder").join("fake-cuda");
+        std::fs::create_dir_all(&folder).expect("a folder for the stand-in");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/fake/libcuda.c");
+        let unfinished = folder.join(format!("unfinished-{}", std::process::id()));
+        let status =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&unfinished).arg(source).status();
+        assert!(status.expect("a C compiler: apt-get install gcc").success());
+        std::fs::rename(&unfinished, folder.join("libcuda.so.1")).expect("renaming within a folder");
+        folder
+    })
+}
+
+/// The driver library that this process finds.
+pub fn driver_library() -> Option<Library> {
+    // SAFETY: a CUDA driver or the stand-in, which may both be loaded at any time.
+    unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW) }.ok()
+}
+
+/// Whether that is the stand-in.
+pub fn is_fake() -> bool {
+    // SAFETY: only its presence is asked for.
+    driver_library().is_some_and(|library| unsafe { library.get::<*mut ()>(b"fake_live") }.is_ok())
+}
+
+/// Asks the stand-in.
+pub fn fake(question: &str) -> i32 {
+    let library = driver_library().expect("the stand-in");
+    // SAFETY: the questions of libcuda.c take nothing and give an int.
+    unsafe { library.get::<unsafe extern "C" fn() -> i32>(question.as_bytes()).expect(question)() }
+}
+
+/// Tells the stand-in that some stream is being captured.
+pub fn set_capturing(on: i32) {
+    let library = driver_library().expect("the stand-in");
+    // SAFETY: libcuda.c declares it so.
+    unsafe {
+        library.get::<unsafe extern "C" fn(i32) -> i32>(b"fake_set_capturing").expect("fake_set_capturing")(
+            on,
+        )
+    };
+}

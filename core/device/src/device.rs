@@ -1,0 +1,329 @@
+//! Devices: where buffers live and programs run.
+//!
+//! [`Device`] is object-safe and called per launch, never per chunk. The caller validates
+//! arguments; a device only reports what the hardware or the driver refused. Addresses are `u64`
+//! and opaque to everyone but the device.
+
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hawser_base::error::Result;
+use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::dma::Fold;
+use hawser_plan::exchange::ExchangeArgs;
+use hawser_plan::exchange::bundle::BundleLaunch;
+use hawser_plan::topology::DeviceKind;
+
+use crate::memory::Memory;
+use crate::pool::Pool;
+
+/// A `cudaStream_t`; 0 is the default stream. The host device ignores it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Stream(pub u64);
+
+/// What a stream does with a `u32` in memory, without a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryOp {
+    /// Waits until it is not 0 (below 2^31).
+    Wait {
+        /// Where.
+        addr: u64,
+    },
+    /// Writes it, when everything before it on the stream can be seen.
+    Write {
+        /// Where.
+        addr: u64,
+        /// What.
+        value: u32,
+    },
+}
+
+/// What a stream is at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamState {
+    /// Tells it from streams that had or will have the same handle.
+    pub id: u64,
+    /// The capture that it takes part in, if any.
+    pub capture: Option<u64>,
+}
+
+/// What a device is and can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caps {
+    /// The kind, as the planner knows it.
+    pub kind: DeviceKind,
+    /// Ordinal in this process.
+    pub ordinal: u32,
+    /// Identity that is equal in all processes of the host: the PCI bus id (`0000:1b:00.0`), with the
+    /// MIG instance if any; on the host device a name unique per rank.
+    pub id: String,
+    /// For logs and `hawser doctor`.
+    pub name: String,
+    /// Identities of the devices whose memory this one can map (peer access).
+    pub peers: Vec<String>,
+    /// Whether peers are reached over NVLink.
+    pub nvlink: bool,
+    /// Most blocks that may run at the same time.
+    pub multiprocessors: u32,
+    /// Streams of a process that may wait for words while others go on.
+    pub queues: u32,
+}
+
+/// Where a heap lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeapKind {
+    /// Device memory that peers map (the p2p transport).
+    Device,
+    /// Host memory that all devices of the host map (the shm transport).
+    Host,
+}
+
+/// An allocation of the user that copy engines of peers can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exposed {
+    /// Its first byte.
+    pub base: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Tells it from those that were or will be at the same address.
+    pub id: u64,
+}
+
+/// How a peer may map a heap.
+pub struct Export {
+    /// Opaque bytes for [`Device::import`]; the same host only. At most 256 bytes.
+    pub token: Vec<u8>,
+    /// A descriptor that a peer in another process needs as well.
+    pub fd: Option<OwnedFd>,
+}
+
+/// Words that both the host and the device can reach (abort flag, report).
+pub struct HostWords {
+    /// Host address, valid as long as `memory` lives.
+    pub host: *mut u8,
+    /// The memory; `memory.addr` is the device address.
+    pub memory: Memory,
+}
+
+// SAFETY: the pointer is only an address; all accesses go through atomics or after completion.
+unsafe impl Send for HostWords {}
+// SAFETY: as above.
+unsafe impl Sync for HostWords {}
+
+/// A stream of one's own, destroyed when dropped; work that is on it still runs to its end.
+pub struct OwnedStream {
+    /// The handle, valid as long as `self` lives.
+    pub stream: Stream,
+    /// What must stay alive; dropping it destroys the stream.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+/// A captured and instantiated CUDA graph, destroyed when dropped; a launch that is on its way still
+/// runs to its end. What the captured calls used (communicators, buffers) must outlive its launches.
+pub struct Graph {
+    /// What only the device that made it knows.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+/// When everything is over that was on a stream at some point.
+pub struct Moment {
+    /// What only the device that made it knows.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+/// A point that streams and replays of graphs reach and wait for; over until it is recorded first.
+pub struct Event {
+    /// What only the device that made it knows.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+/// A node of a graph under capture that records an event at each replay.
+pub struct RecordNode {
+    /// The driver's handle.
+    pub node: u64,
+    /// The nodes that it comes after.
+    pub after: Vec<u64>,
+}
+
+/// A launch of an exchange kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct ExchangeLaunch {
+    /// What it reads.
+    pub args: ExchangeArgs,
+    /// Grid size.
+    pub blocks: u32,
+    /// Threads per block.
+    pub threads: u32,
+}
+
+/// A place where programs run.
+pub trait Device: Send + Sync {
+    /// What it is and can do.
+    fn caps(&self) -> &Caps;
+
+    /// Zeroed memory private to the device. Blocking; must work while a stream of the thread is being
+    /// captured.
+    fn alloc(&self, bytes: u64) -> Result<Memory>;
+
+    /// Zeroed memory that peers of the same host may map.
+    fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory>;
+
+    /// Where its memory comes from.
+    fn pool(&self) -> &Arc<Pool>;
+
+    /// Lets the other devices of this process that have peer access use `heap` too, as they may use
+    /// ordinary device memory in copies (`ncclMemAlloc`).
+    fn share(&self, heap: &Memory) -> Result<()>;
+
+    /// How peers map `heap`, which came from `alloc_heap(kind)`.
+    fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export>;
+
+    /// Maps a peer's heap for this device. `fd` is present when the peer lives in another process and
+    /// exported one.
+    fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory>;
+
+    /// Memory shared with the host, zeroed.
+    fn host_words(&self, bytes: u64) -> Result<HostWords>;
+
+    /// Copies bytes to device memory and returns when they are there. Must work during a capture.
+    fn upload(&self, addr: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Copies bytes from device memory and returns when they are here (tests, reports).
+    fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Loads a kernel; called for all launches of a group before the first one is launched.
+    fn prepare(&self, kernel: KernelKey) -> Result<()>;
+
+    /// Puts a launch on a stream and returns. Not called on the host device, whose launches the executor
+    /// polls.
+    fn launch(&self, kernel: KernelKey, args: &Args, threads: u32, stream: Stream) -> Result<()>;
+
+    /// Puts a launch of an exchange kernel on a stream and returns. It may begin while the launch before it
+    /// on the stream ends, and waits for its end in the kernel.
+    fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()>;
+
+    /// The same for a kernel that runs several exchanges.
+    fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()>;
+
+    /// Everything put on `later` from now on runs after what is on `earlier` now. Nothing happens when
+    /// the two are equal or belong to different captures.
+    fn order(&self, earlier: Stream, later: Stream) -> Result<()>;
+
+    /// The same, and `later`, a stream of our own, takes part in a capture of `earlier` from now on.
+    fn fork(&self, earlier: Stream, later: Stream) -> Result<()>;
+
+    /// Which stream it is, and which capture it takes part in.
+    fn stream_state(&self, stream: Stream) -> Result<StreamState>;
+
+    /// Everything put on `stream` from now on waits until the `u32` at `addr` has counted to `value` or
+    /// further (it may wrap). False: this device cannot do that.
+    fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool>;
+
+    /// A new event. Works during a capture; there are none on the host device.
+    fn event(&self) -> Result<Event>;
+
+    /// Everything put on `stream` from now on waits for what the event recorded last; in a capture, for what
+    /// it recorded last when the graph is replayed.
+    fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()>;
+
+    /// Records the event behind what is on `stream` now. Not during a capture.
+    fn record_event(&self, stream: Stream, event: &Event) -> Result<()>;
+
+    /// Records the event at each replay of what is captured, behind what is on `stream` now. Nothing captured
+    /// later waits for that; `node`, such a node of the same capture, is moved there.
+    fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode>;
+
+    /// Puts a copy on a stream, by whatever the driver takes for it. The addresses are this device's view of
+    /// any memory.
+    fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()>;
+
+    /// Puts a kernel on a stream that combines what copy engines moved. Not called on the host device.
+    fn fold(&self, fold: &Fold, stream: Stream) -> Result<()>;
+
+    /// Puts operations on words of memory on a stream, in order.
+    fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()>;
+
+    /// The same, at once and whatever streams wait for; slow. For when an abort finds no free queue. Writes
+    /// only.
+    fn memory_ops_apart(&self, ops: &[MemoryOp]) -> Result<()>;
+
+    /// A new stream that does not wait for the default stream; the default stream itself on the host
+    /// device. Must work while a stream of the thread is being captured.
+    ///
+    /// # Errors
+    /// The driver refused it.
+    fn stream(&self) -> Result<OwnedStream>;
+
+    /// The same with the highest priority: work of others does not share its hardware queue.
+    fn urgent_stream(&self) -> Result<OwnedStream>;
+
+    /// From now on calls on `stream`, not the default stream, are recorded instead of run, until
+    /// [`Device::end_capture`] on the same thread. Does not wait. Other threads are not affected
+    /// (`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`).
+    ///
+    /// # Errors
+    /// The stream is being captured already or is the default stream; there are no graphs on the host device.
+    fn begin_capture(&self, stream: Stream) -> Result<()>;
+
+    /// Ends the capture of `stream` and makes what was recorded ready to launch. Blocking, but does not
+    /// wait for work on the device. The capture is over in any case.
+    ///
+    /// # Errors
+    /// `stream` is not being captured by this thread, a recorded call broke the capture, or no memory
+    /// is left; there are no graphs on the host device.
+    fn end_capture(&self, stream: Stream) -> Result<Graph>;
+
+    /// Puts a launch of everything in `graph` on a stream and returns. Launches of one graph run one
+    /// after the other.
+    ///
+    /// # Errors
+    /// The graph is of another device, or the driver refused the launch; there are no graphs on the host
+    /// device.
+    fn launch_graph(&self, graph: &Graph, stream: Stream) -> Result<()>;
+
+    /// The moment when everything is over that is on `stream` now. Not during a capture.
+    fn moment(&self, stream: Stream) -> Result<Moment>;
+
+    /// The time from one moment to a later one; None while that has not come. Does not wait; other threads
+    /// may capture.
+    fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>>;
+
+    /// Waits until everything on `stream` is over. Not during a capture.
+    fn synchronize(&self, stream: Stream) -> Result<()>;
+
+    /// Whether everything on `stream` is over. Does not wait.
+    fn is_idle(&self, stream: Stream) -> Result<bool>;
+
+    /// Whether an address can be used by kernels of this device (host memory on the host device).
+    fn accepts(&self, addr: u64) -> Result<bool>;
+
+    /// Lets kernels of this device use ordinary memory of the devices with these [`Caps::id`]s in this
+    /// process, and the other way round. False: they cannot.
+    fn reach_all(&self, ids: &[&str]) -> Result<bool>;
+
+    /// Whether devices that were named to [`Device::reach_all`] can use `bytes` bytes at `addr`, which lie on
+    /// this device.
+    fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool>;
+
+    /// The allocation around an address if copy engines of other devices of this process can reach it after
+    /// [`Device::reach`], and those of other processes through [`Device::exposed_handle`]. Works during a
+    /// capture.
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>>;
+
+    /// What another process opens to map an allocation.
+    fn exposed_handle(&self, exposed: &Exposed) -> Result<[u8; 64]>;
+
+    /// Maps an allocation of a process of this host. `addr` is where its first byte is.
+    fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory>;
+
+    /// Zeroed memory as programs take it (`cudaMalloc`), outside the pool.
+    fn alloc_as_user(&self, bytes: u64) -> Result<Memory>;
+
+    /// Lets this device and another one of this process, which is open, reach each other's memory.
+    fn reach(&self, ordinal: u32) -> Result<()>;
+
+    /// Enters the device's context on this thread until the guard is dropped.
+    fn enter(&self) -> Result<Box<dyn Any>>;
+}

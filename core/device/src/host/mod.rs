@@ -1,0 +1,462 @@
+//! The host device: buffers are host memory, programs run on the CPU.
+//!
+//! Heaps are anonymous files (memfd) that other processes of the host map, so communicators of
+//! threads and of processes use the same path.
+
+pub mod reduce;
+
+use std::any::Any;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use hawser_base::env;
+use hawser_base::error::{Error, Result};
+use hawser_base::liveness::forked;
+use hawser_plan::device_plan::{Args, KernelKey};
+use hawser_plan::dma::Fold;
+use hawser_plan::exchange::bundle::BundleLaunch;
+use hawser_plan::topology::DeviceKind;
+use rustc_hash::FxHashMap;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::device::{
+    Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, MemoryOp, Moment,
+    OwnedStream, RecordNode, Stream, StreamState,
+};
+use crate::memory::Memory;
+use crate::pool::{self, Pool, Source, Ticket};
+
+/// A device that stands for one rank's share of the CPU.
+pub struct HostDevice {
+    caps: Caps,
+    pool: Arc<Pool>,
+}
+
+impl HostDevice {
+    /// A host device. Every one has an identity of its own, so any number of ranks fits a host; those of one ordinal share a
+    /// pool.
+    ///
+    /// # Errors
+    /// The thread of `NCCL_CUMEM_MONITOR` could not be started.
+    pub fn new(ordinal: u32) -> Result<Self> {
+        Self::with_pool(ordinal, &format!("host device {ordinal}"), &pool::Policy::of(env::settings()))
+    }
+
+    /// One for memory that the ranks of a host share beside that of their devices: it does not count for the limits of pools.
+    ///
+    /// # Errors
+    /// None in this version.
+    pub fn beside() -> Result<Self> {
+        Self::with_pool(0, "host memory beside devices", &pool::Policy::default())
+    }
+
+    fn with_pool(ordinal: u32, name: &str, policy: &pool::Policy) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = format!("host-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let caps = Caps {
+            kind: DeviceKind::Host,
+            ordinal,
+            id,
+            name: "host CPU".into(),
+            peers: Vec::new(),
+            nvlink: false,
+            multiprocessors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            queues: u32::MAX,
+        };
+        let source = || -> Result<Box<dyn Source>> { Ok(Box::new(HostSource)) };
+        let pool = pool::of(name, policy, source)?;
+        Ok(Self { caps, pool })
+    }
+}
+
+/// A mapping of this process, unmapped when dropped.
+struct Mapping {
+    addr: usize,
+    bytes: usize,
+    fd: Option<OwnedFd>,
+    /// Whether somebody was told how to map it: then it is never used for anything else.
+    is_exported: AtomicBool,
+    /// The pool's leave; none for an importer's mapping and for the pool's own.
+    ticket: Option<Arc<Ticket>>,
+}
+
+/// The owner's end of a heap.
+struct Heap {
+    /// Taken out when it is dropped.
+    mapping: Option<Arc<Mapping>>,
+    pool: Arc<Pool>,
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        let Some(mapping) = self.mapping.take() else { return };
+        let is_free = Arc::strong_count(&mapping) == 1 && !mapping.is_exported.load(Ordering::Acquire);
+        if let (Some(ticket), true) = (mapping.ticket.clone(), is_free) {
+            self.pool.keep(ticket, Box::new(mapping));
+        }
+    }
+}
+
+/// Anonymous memory for the pool.
+struct HostSource;
+
+impl Source for HostSource {
+    fn take(&self, bytes: u64) -> Result<Memory> {
+        Ok(memory(Arc::new(map(bytes, None)?)))
+    }
+
+    fn zero(&self, addr: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the pool owns the range and nobody else knows it.
+        unsafe { std::ptr::write_bytes(addr as *mut u8, 0, bytes as usize) };
+        Ok(())
+    }
+
+    fn is_zeroed(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map` and nobody holds this mapping any more.
+        if let Err(e) = unsafe { munmap(self.addr as *mut _, self.bytes) } {
+            hawser_base::log::warn(&format!("munmap of {} bytes failed: {e}", self.bytes));
+        }
+    }
+}
+
+/// Heaps of this process by key, so that ranks of one process share a mapping.
+fn registry() -> &'static Mutex<FxHashMap<u64, Weak<Mapping>>> {
+    static REGISTRY: OnceLock<Mutex<FxHashMap<u64, Weak<Mapping>>>> = OnceLock::new();
+    REGISTRY.get_or_init(Mutex::default)
+}
+
+fn map(bytes: u64, fd: Option<OwnedFd>) -> Result<Mapping> {
+    let bytes = usize::try_from(bytes.max(1))
+        .map_err(|_| Error::invalid_argument(format!("{bytes} bytes do not fit the address space")))?;
+    let (access, null) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
+    // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.
+    let addr = unsafe {
+        match &fd {
+            Some(fd) => mmap(null, bytes, access, MapFlags::SHARED, fd, 0),
+            None => mmap_anonymous(null, bytes, access, MapFlags::PRIVATE),
+        }
+    }
+    .map_err(|e| {
+        Error::system(format!("mmap of {bytes} bytes of host memory"), e)
+            .remedy("free memory or lower NCCL_BUFFSIZE")
+    })?;
+    if fd.is_some() {
+        forked::keep_out(addr as usize, bytes);
+    }
+    Ok(Mapping { addr: addr as usize, bytes, fd, is_exported: false.into(), ticket: None })
+}
+
+fn memory(mapping: Arc<Mapping>) -> Memory {
+    Memory { addr: mapping.addr as u64, bytes: mapping.bytes as u64, owner: Box::new(mapping) }
+}
+
+impl Device for HostDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Memory> {
+        self.pool.alloc(bytes)
+    }
+
+    fn alloc_heap(&self, bytes: u64, _kind: HeapKind) -> Result<Memory> {
+        let length = bytes.max(1);
+        let kept = self.pool.reuse(length).and_then(|(_, payload)| payload.downcast::<Arc<Mapping>>().ok());
+        let mapping = match kept {
+            Some(mapping) => {
+                HostSource.zero(mapping.addr as u64, length)?;
+                *mapping
+            }
+            None => {
+                let ticket = self.pool.ticket(length)?;
+                let fd = memfd_create("hawser-heap", MemfdFlags::CLOEXEC)
+                    .map_err(|e| Error::system("memfd_create", e))?;
+                ftruncate(&fd, length)
+                    .map_err(|e| Error::system(format!("reserving {bytes} bytes of shared memory"), e))?;
+                let mut mapping = map(length, Some(fd))?;
+                mapping.ticket = Some(ticket);
+                Arc::new(mapping)
+            }
+        };
+        let (addr, bytes) = (mapping.addr as u64, mapping.bytes as u64);
+        let owner = Heap { mapping: Some(mapping), pool: self.pool.clone() };
+        Ok(Memory { addr, bytes, owner: Box::new(owner) })
+    }
+
+    fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    fn share(&self, _heap: &Memory) -> Result<()> {
+        Ok(())
+    }
+
+    fn export(&self, heap: &Memory, _kind: HeapKind) -> Result<Export> {
+        let mapping = heap
+            .owner
+            .downcast_ref::<Heap>()
+            .and_then(|heap| heap.mapping.as_ref())
+            .ok_or_else(|| Error::internal("export of memory that is not a heap of the host device"))?;
+        let mut registry = registry().lock().map_err(|_| Error::internal("heap registry is poisoned"))?;
+        registry.retain(|_, mapping| mapping.strong_count() > 0);
+        registry.insert(heap.addr, Arc::downgrade(mapping));
+        let fd = mapping.fd.as_ref().ok_or_else(|| Error::internal("heap without a descriptor"))?;
+        let fd =
+            fd.as_fd().try_clone_to_owned().map_err(|e| Error::system("dup of a heap's descriptor", e))?;
+        mapping.is_exported.store(true, Ordering::Release);
+        let words = [u64::from(std::process::id()), heap.addr, heap.bytes];
+        Ok(Export { token: words.iter().flat_map(|w| w.to_le_bytes()).collect(), fd: Some(fd) })
+    }
+
+    fn import(&self, token: &[u8], fd: Option<OwnedFd>, _kind: HeapKind) -> Result<Memory> {
+        let word =
+            |i: usize| token.get(i * 8..i * 8 + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+        let (Some(_pid), Some(key), Some(bytes)) = (word(0), word(1), word(2)) else {
+            return Err(Error::remote(format!(
+                "a peer sent a heap token of {} bytes, expected 24",
+                token.len()
+            )));
+        };
+        if let Some(fd) = fd {
+            let size =
+                rustix::fs::fstat(&fd).map_err(|e| Error::system("fstat of a peer's heap", e))?.st_size;
+            if u64::try_from(size).ok() != Some(bytes) {
+                return Err(Error::remote(format!("a peer's heap has {size} bytes, its token says {bytes}")));
+            }
+            let mut mapping = map(bytes, Some(fd))?;
+            // The mapping keeps the memory: a descriptor per peer and communicator would run into ulimit -n.
+            mapping.fd = None;
+            return Ok(memory(Arc::new(mapping)));
+        }
+        let registry = registry().lock().map_err(|_| Error::internal("heap registry is poisoned"))?;
+        let mapping = registry.get(&key).and_then(Weak::upgrade);
+        mapping
+            .map(memory)
+            .ok_or_else(|| Error::remote("a peer of this process freed its heap during bring-up"))
+    }
+
+    fn host_words(&self, bytes: u64) -> Result<HostWords> {
+        let memory = memory(Arc::new(map(bytes, None)?));
+        Ok(HostWords { host: memory.addr as *mut u8, memory })
+    }
+
+    fn upload(&self, addr: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller names memory of this device (host memory) of at least this length.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: as in `upload`.
+        unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn prepare(&self, _kernel: KernelKey) -> Result<()> {
+        Ok(())
+    }
+
+    fn launch(&self, _kernel: KernelKey, _args: &Args, _threads: u32, _stream: Stream) -> Result<()> {
+        Err(Error::internal("launches of the host device are run by its interpreter"))
+    }
+
+    fn launch_exchange(&self, _kernel: KernelKey, _launch: &ExchangeLaunch, _stream: Stream) -> Result<()> {
+        Err(Error::internal("the host device runs the steps of a program"))
+    }
+
+    fn launch_bundle(&self, _launch: &BundleLaunch, _stream: Stream) -> Result<()> {
+        Err(Error::internal("the host device runs the steps of a program"))
+    }
+
+    fn reach_all(&self, _ids: &[&str]) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn is_reached(&self, _addr: u64, _bytes: u64) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn order(&self, _earlier: Stream, _later: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn fork(&self, _earlier: Stream, _later: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn stream_state(&self, stream: Stream) -> Result<StreamState> {
+        Ok(StreamState { id: stream.0, capture: None })
+    }
+
+    fn event(&self) -> Result<Event> {
+        Err(no_graphs())
+    }
+
+    fn wait_event(&self, _stream: Stream, _event: &Event, _is_captured: bool) -> Result<()> {
+        Err(no_graphs())
+    }
+
+    fn record_event(&self, _stream: Stream, _event: &Event) -> Result<()> {
+        Err(no_graphs())
+    }
+
+    fn record_in_graph(
+        &self,
+        _stream: Stream,
+        _event: &Event,
+        _node: Option<RecordNode>,
+    ) -> Result<RecordNode> {
+        Err(no_graphs())
+    }
+
+    fn copy(&self, _stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller names memory of this device (host memory) of at least this length; ranges may
+        // overlap.
+        unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
+        Ok(())
+    }
+
+    fn fold(&self, _fold: &Fold, _stream: Stream) -> Result<()> {
+        Err(Error::internal("the host device polls what it folds"))
+    }
+
+    fn memory_ops(&self, _stream: Stream, _ops: &[MemoryOp]) -> Result<()> {
+        Err(Error::internal("the host device polls its copies"))
+    }
+
+    fn memory_ops_apart(&self, ops: &[MemoryOp]) -> Result<()> {
+        self.memory_ops(Stream::default(), ops)
+    }
+
+    fn wait_value(&self, _stream: Stream, _addr: u64, _value: u32) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn stream(&self) -> Result<OwnedStream> {
+        Ok(OwnedStream { stream: Stream(0), owner: Box::new(()) })
+    }
+
+    fn urgent_stream(&self) -> Result<OwnedStream> {
+        self.stream()
+    }
+
+    fn begin_capture(&self, _stream: Stream) -> Result<()> {
+        Err(no_graphs())
+    }
+
+    fn end_capture(&self, _stream: Stream) -> Result<Graph> {
+        Err(no_graphs())
+    }
+
+    fn launch_graph(&self, _graph: &Graph, _stream: Stream) -> Result<()> {
+        Err(no_graphs())
+    }
+
+    fn moment(&self, _stream: Stream) -> Result<Moment> {
+        // What is called has run to its end.
+        Ok(Moment { owner: Box::new(Instant::now()) })
+    }
+
+    fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>> {
+        let of = |moment: &Moment| moment.owner.downcast_ref::<Instant>().copied();
+        let (earlier, later) =
+            of(earlier).zip(of(later)).ok_or_else(|| Error::internal("a moment of a GPU"))?;
+        Ok(Some(later - earlier))
+    }
+
+    fn synchronize(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_idle(&self, _stream: Stream) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn accepts(&self, addr: u64) -> Result<bool> {
+        Ok(addr != 0)
+    }
+
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
+        // Threads share everything.
+        Ok(Some(Exposed { base: addr, bytes: u64::MAX - addr, id: 0 }))
+    }
+
+    fn exposed_handle(&self, _exposed: &Exposed) -> Result<[u8; 64]> {
+        Err(Error::internal("another process cannot map the user's host memory"))
+    }
+
+    fn open_exposed(&self, _handle: &[u8; 64]) -> Result<Memory> {
+        Err(Error::internal("another process cannot map the user's host memory"))
+    }
+
+    fn alloc_as_user(&self, bytes: u64) -> Result<Memory> {
+        Ok(memory(Arc::new(map(bytes, None)?)))
+    }
+
+    fn reach(&self, _ordinal: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn enter(&self) -> Result<Box<dyn Any>> {
+        Ok(Box::new(()))
+    }
+}
+
+fn no_graphs() -> Error {
+    Error::invalid_usage("graphs need CUDA: the host device has none")
+        .remedy("run on a GPU, or launch the operations one by one")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heap_is_shared_within_and_through_its_descriptor() {
+        let device = HostDevice::new(0).unwrap();
+        let heap = device.alloc_heap(4096, HeapKind::Host).unwrap();
+        let export = device.export(&heap, HeapKind::Host).unwrap();
+        let near = device.import(&export.token, None, HeapKind::Host).unwrap();
+        let far = device.import(&export.token, export.fd, HeapKind::Host).unwrap();
+        device.upload(heap.addr + 8, b"rope").unwrap();
+        for seen in [&near, &far] {
+            let mut bytes = [0; 4];
+            device.download(seen.addr + 8, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"rope");
+        }
+        assert_eq!(near.addr, heap.addr);
+        assert_ne!(far.addr, heap.addr);
+    }
+
+    #[test]
+    fn there_is_a_stream_but_no_graphs() {
+        let device = HostDevice::new(0).unwrap();
+        let stream = device.stream().unwrap().stream;
+        assert_eq!(stream, Stream(0));
+        let graph = Graph { owner: Box::new(()) };
+        let refused = [
+            device.begin_capture(stream).err(),
+            device.end_capture(stream).err(),
+            device.launch_graph(&graph, stream).err(),
+        ];
+        for error in refused {
+            assert!(error.unwrap().text.contains("graphs need CUDA"));
+        }
+    }
+
+    #[test]
+    fn bad_tokens_are_refused() {
+        let device = HostDevice::new(0).unwrap();
+        assert!(device.import(b"short", None, HeapKind::Host).is_err());
+        assert!(device.import(&[7; 24], None, HeapKind::Host).is_err());
+    }
+}

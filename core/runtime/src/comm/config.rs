@@ -1,0 +1,44 @@
+//! The options of a communicator.
+
+/// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Calls return when they are done; otherwise at once, and [`Comm::async_error`] tells.
+    pub blocking: bool,
+    /// Fewest CTAs of an operation.
+    pub min_ctas: Option<u32>,
+    /// Most CTAs of an operation.
+    pub max_ctas: Option<u32>,
+    /// Copy engines do what they can, as with `NCCL_PASS_SM=1`.
+    pub sm_free: bool,
+    /// Replays of graphs and other launches are put in order by the library: yes, unless this or the environment says no.
+    pub mixes_graphs: Option<bool>,
+    /// Name for logs and errors.
+    pub name: Option<String>,
+    /// Name of the net plugin between hosts, unless `NCCL_NET` names one.
+    pub net: Option<String>,
+    /// Traffic class of the communicator's packets, for net plugins that know such.
+    pub traffic_class: Option<i32>,
+    /// Name of the host that this rank counts as, instead of `NCCL_HOSTID` and the real one: lets the ranks of one
+    /// process be several hosts.
+    pub host: Option<String>,
+    /// Children share resources (accepted; every communicator has its own in this version).
+    pub split_share: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            blocking: true,
+            min_ctas: None,
+            max_ctas: None,
+            sm_free: false,
+            mixes_graphs: None,
+            name: None,
+            net: None,
+            traffic_class: None,
+            host: None,
+            split_share: false,
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Groups: what is called between start and end is launched together at the outermost end.
+//!
+//! A group belongs to a thread. It may hold calls on several communicators and the creation of
+//! communicators, which then run side by side. An error of any call is returned again by the end,
+//! and nothing is launched.
+
+use std::cell::RefCell;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::thread;
+
+use hawser_base::error::{Error, Result};
+use hawser_base::log;
+use hawser_plan::topology::DeviceKind;
+
+use crate::comm::{Busy, Comm};
+use crate::comm_state::CommState;
+use crate::executor::Launches;
+use crate::resolve::{Item, resolve};
+use crate::submit::submit;
+
+/// The creation of a communicator.
+pub(crate) struct Job {
+    /// Jobs of one owner run in the order of their calls: the parent of a split, else the new communicator.
+    pub owner: Comm,
+    /// Whether somebody waits for it.
+    pub blocking: bool,
+    /// What it does. The guard keeps the owner busy and is dropped when the owner is not needed any more.
+    pub work: Work,
+}
+
+/// See [`Job::work`].
+pub(crate) type Work = Box<dyn FnOnce(Option<Busy>) -> Result<()> + Send>;
+
+/// The calls of a communicator for which an open group has room from the start.
+const USUAL_ITEMS: usize = 8;
+
+struct Group {
+    depth: u32,
+    /// Nested groups that were closed.
+    closed: u32,
+    error: Option<Error>,
+    jobs: Vec<Job>,
+    comms: Vec<(Comm, Vec<Item>)>,
+}
+
+thread_local! {
+    /// Without a destructor, since destructors of static objects may still call.
+    static GROUP: RefCell<ManuallyDrop<Group>> = const { RefCell::new(ManuallyDrop::new(Group::NONE)) };
+}
+
+impl Group {
+    const NONE: Self = Self { depth: 0, closed: 0, error: None, jobs: Vec::new(), comms: Vec::new() };
+}
+
+/// Opens a group, or one level more.
+pub fn start() -> Result<()> {
+    GROUP.with_borrow_mut(|g| g.depth += 1);
+    Ok(())
+}
+
+/// Levels that are open on this thread.
+pub fn depth() -> u32 {
+    GROUP.with_borrow(|g| g.depth)
+}
+
+/// How many nested groups were closed in the open group.
+pub(crate) fn nested() -> u32 {
+    GROUP.with_borrow(|g| g.closed)
+}
+
+/// Closes a level; the outermost one creates communicators, then launches everything.
+///
+/// Blocking: returns when GPU work is on its streams; on the host device when it is over.
+pub fn end() -> Result<()> {
+    match close()? {
+        Some(group) => finish(group),
+        None => Ok(()),
+    }
+}
+
+/// Closes the outermost level without launching anything; an estimate in microseconds for its operations.
+pub fn simulate_end() -> Result<f32> {
+    let Some(group) = close()? else { return Ok(0.0) };
+    if let Some(error) = group.error {
+        return Err(error);
+    }
+    let mut longest = 0f32;
+    for (comm, items) in &group.comms {
+        let mut total = 0f32;
+        for item in items {
+            if let Item::Call(call, ..) = item
+                && call.count > 0
+            {
+                total += comm.explain(call)?.predicted_us;
+            }
+        }
+        longest = longest.max(total);
+    }
+    Ok(longest)
+}
+
+/// Adds an operation of `comm` to the open group. Without one it is a group of its own, which runs at once; so is a
+/// collective of a communicator of one rank, which waits for nobody (as in NCCL).
+pub fn add(comm: &Comm, operation: Result<(Arc<CommState>, Item)>) -> Result<()> {
+    match operation {
+        Err(error) => {
+            record(&error);
+            Err(error)
+        }
+        Ok((comm_state, item)) if depth() == 0 || is_alone(&comm_state, &item) => {
+            launch(&mut [(comm, comm_state, &[item])]).inspect_err(record)
+        }
+        Ok((_, item)) => {
+            GROUP.with_borrow_mut(|g| match g.comms.iter_mut().find(|(c, _)| c.id() == comm.id()) {
+                Some((_, items)) => items.push(item),
+                None => {
+                    let mut items = Vec::with_capacity(USUAL_ITEMS);
+                    items.push(item);
+                    g.comms.push((comm.clone(), items));
+                }
+            });
+            Ok(())
+        }
+    }
+}
+
+fn is_alone(comm_state: &CommState, item: &Item) -> bool {
+    matches!(item, Item::Call(call, _) if comm_state.is_alone(call))
+}
+
+/// Records an error of a call of the open group, if there is one, so that its end returns it.
+pub fn record(error: &Error) {
+    GROUP.with_borrow_mut(|g| {
+        if g.depth > 0 {
+            g.error.get_or_insert_with(|| error.clone());
+        }
+    });
+}
+
+/// Creates a communicator: now, at the end of the open group, or in the background.
+pub(crate) fn create(job: Job) -> Result<()> {
+    if depth() > 0 {
+        GROUP.with_borrow_mut(|g| g.jobs.push(job));
+        return Ok(());
+    }
+    if job.blocking { (job.work)(None) } else { run_jobs(vec![job]) }
+}
+
+/// Takes the group out of the thread when the outermost level closes.
+fn close() -> Result<Option<Group>> {
+    GROUP.with_borrow_mut(|g| match g.depth {
+        0 => Err(Error::invalid_usage("ncclGroupEnd without ncclGroupStart")),
+        1 => Ok(Some(std::mem::replace(&mut **g, Group::NONE))),
+        _ => {
+            g.depth -= 1;
+            g.closed += 1;
+            Ok(None)
+        }
+    })
+}
+
+fn finish(group: Group) -> Result<()> {
+    if let Some(error) = group.error {
+        return Err(error);
+    }
+    if !group.jobs.is_empty() {
+        run_jobs(group.jobs)?;
+    }
+    let mut parts = Vec::with_capacity(group.comms.len());
+    for (comm, items) in &group.comms {
+        parts.push((comm, comm.state()?, &items[..]));
+    }
+    // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream would
+    // otherwise wait for each other.
+    parts.sort_by_key(|(_, comm_state, _)| comm_state.comm_id);
+    launch(&mut parts)
+}
+
+/// What a group has for one communicator.
+type Part<'a> = (&'a Comm, Arc<CommState>, &'a [Item]);
+
+/// Resolves everything, then submits it: an error on the way leaves nothing half done.
+fn launch(parts: &mut [Part<'_>]) -> Result<()> {
+    let (mut here, mut background) = (Launches::new(), Vec::new());
+    for (comm, comm_state, items) in parts {
+        let state = &**comm_state;
+        let _spans = log::enter_operation(state.comm_id, &state.name, state.rank, items.len());
+        let is_host = comm_state.device.caps().kind == DeviceKind::Host;
+        if comm.is_blocking() || !is_host {
+            resolve(comm_state, items, &mut here)?;
+        } else {
+            let mut launches = Launches::new();
+            resolve(comm_state, items, &mut launches)?;
+            background.push((*comm, comm_state, launches));
+        }
+    }
+    for (comm, comm_state, mut launches) in background {
+        // A failure stays with the communicator, where `Comm::async_error` finds it.
+        comm.in_background(comm_state, move || drop(submit(&mut launches)))?;
+    }
+    submit(&mut here)
+}
+
+/// Jobs that run one after the other.
+struct Chain {
+    owner: u64,
+    blocking: bool,
+    work: Vec<(Work, Option<Busy>)>,
+}
+
+/// Runs the creation of communicators side by side; waits for the blocking ones.
+fn run_jobs(jobs: Vec<Job>) -> Result<()> {
+    let mut chains: Vec<Chain> = Vec::new();
+    for Job { owner, blocking, work } in jobs {
+        let busy = if blocking { None } else { owner.busy()? };
+        let owner = owner.id();
+        match chains.iter_mut().find(|chain| chain.owner == owner) {
+            Some(chain) => {
+                chain.blocking |= blocking;
+                chain.work.push((work, busy));
+            }
+            None => chains.push(Chain { owner, blocking, work: vec![(work, busy)] }),
+        }
+    }
+    let mut waiting = Vec::new();
+    for Chain { blocking, work, .. } in chains {
+        // All of a chain run, also after a failure: the other ranks wait for this one in each.
+        let run = move || {
+            let outcomes: Vec<Result<()>> = work.into_iter().map(|(work, busy)| work(busy)).collect();
+            outcomes.into_iter().collect::<Result<()>>()
+        };
+        let thread = thread::Builder::new().name("hawser-init".into()).spawn(run);
+        let thread = thread.map_err(|e| Error::system("starting an init thread", e))?;
+        if blocking {
+            waiting.push(thread);
+        }
+    }
+    let mut outcome = Ok(());
+    for thread in waiting {
+        let ended = thread.join().unwrap_or_else(|_| Err(Error::internal("a panic during bring-up")));
+        outcome = outcome.and(ended);
+    }
+    outcome
+}

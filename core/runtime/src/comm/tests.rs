@@ -1,0 +1,98 @@
+//! Groups of several ranks in one thread, the short way and the long one.
+
+use hawser_plan::call::{Call, Collective, ReduceOp, Scalar};
+
+use hawser_device::cuda::fake::{fake, with_fake_driver};
+use hawser_plan::DataType;
+
+use crate::comm::{Comm, group};
+
+#[test]
+fn every_rank_of_a_group_launches_once_whichever_way_it_goes() {
+    let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
+    with_fake_driver(
+        module_path!(),
+        "every_rank_of_a_group_launches_once_whichever_way_it_goes",
+        &env,
+        || {
+            if hawser_kernels::FATBINS.is_empty() {
+                return;
+            }
+            let devices = [0, 1].map(|ordinal| hawser_device::cuda::open(ordinal).unwrap());
+            let comms = Comm::init_all(&[0, 1]).unwrap();
+            let buffers = devices.each_ref().map(|device| device.alloc_as_user(1 << 12).unwrap());
+            let streams = devices.each_ref().map(|device| device.stream().unwrap());
+            let reduce = |rank: usize| {
+                comms[rank].collective(all_reduce(buffers[rank].addr), streams[rank].stream).unwrap();
+            };
+            let swap = |rank: usize, bytes: u64| {
+                let (peer, stream) = (1 - rank as u32, streams[rank].stream);
+                comms[rank].send(buffers[rank].addr, bytes, peer, stream).unwrap();
+                comms[rank].recv(buffers[rank].addr + 2048, bytes, peer, stream).unwrap();
+            };
+            // Launches of a group, and the number of the last operation of each rank.
+            let run = |calls: &dyn Fn(usize)| {
+                let before = fake("fake_launches");
+                group::start().unwrap();
+                [1, 0].into_iter().for_each(calls);
+                group::end().unwrap();
+                let last = comms.iter().map(|comm| comm.last_decision().unwrap().unwrap().operation);
+                (fake("fake_launches") - before, last.collect::<Vec<_>>())
+            };
+            for number in 0..3 {
+                assert_eq!(run(&reduce), (2, vec![number; 2]));
+            }
+            for number in 0..3 {
+                assert_eq!(run(&|rank| swap(rank, 512)), (2, vec![number; 2]), "planned, then kept");
+            }
+            // Calls have their numbers when it shows that messages need the long way, and keep them.
+            let both = |rank| {
+                reduce(rank);
+                swap(rank, 512);
+            };
+            assert_eq!(run(&both), (4, vec![3; 2]));
+            assert_eq!(run(&|rank| if rank == 0 { reduce(0) } else { both(1) }).0, 3);
+            assert_eq!(run(&reduce), (2, vec![5; 2]));
+            comms.iter().for_each(|comm| comm.destroy().unwrap());
+        },
+    );
+}
+
+/// A group is as if it were on each of its streams: the others join before its launches and go on after them.
+#[test]
+fn streams_of_a_group_meet_before_and_after_it() {
+    let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
+    with_fake_driver(module_path!(), "streams_of_a_group_meet_before_and_after_it", &env, || {
+        if hawser_kernels::FATBINS.is_empty() {
+            return;
+        }
+        let device = hawser_device::cuda::open(0).unwrap();
+        let comms = Comm::init_all(&[0, 1]).unwrap();
+        let buffer = device.alloc_as_user(1 << 12).unwrap();
+        let streams = [device.stream().unwrap(), device.stream().unwrap()];
+        let waits = || ["fake_waits", "fake_value_waits", "fake_launches"].map(fake);
+        let before = waits();
+        group::start().unwrap();
+        streams.iter().for_each(|own| comms[0].collective(all_reduce(buffer.addr), own.stream).unwrap());
+        comms[0].send(buffer.addr, 512, 1, streams[1].stream).unwrap();
+        assert_eq!(waits(), before, "nothing before the end");
+        group::end().unwrap();
+        let after = waits();
+        let [events, words, launches] = [0, 1, 2].map(|i| after[i] - before[i]);
+        assert_eq!((events, words), (2, 0), "one stream for all {launches} launches");
+        comms.iter().for_each(|comm| comm.abort().unwrap());
+    });
+}
+
+fn all_reduce(buffer: u64) -> Call {
+    Call {
+        collective: Collective::AllReduce,
+        count: 100,
+        dtype: DataType::Float32,
+        op: ReduceOp::Sum,
+        scalar: Scalar::Immediate(0),
+        root: 0,
+        input: buffer,
+        output: buffer + 2048,
+    }
+}

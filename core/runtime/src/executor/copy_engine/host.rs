@@ -1,0 +1,103 @@
+//! The host device's copy engines: the streams of a launch, polled.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use hawser_plan::dma::fold::{DIVIDE, SCALE};
+use hawser_plan::dma::{Fold, What};
+
+use hawser_device::host::reduce::{Operand, Rule, reduce};
+
+/// A launch on its way.
+pub struct Copies {
+    streams: Vec<VecDeque<What>>,
+}
+
+impl Copies {
+    /// With these commands by stream.
+    pub fn new<const N: usize>(streams: [Vec<What>; N]) -> Self {
+        Self { streams: streams.into_iter().map(VecDeque::from).collect() }
+    }
+
+    /// Whether all streams are through.
+    pub fn is_over(&self) -> bool {
+        self.streams.iter().all(VecDeque::is_empty)
+    }
+
+    /// Runs every stream until it has to wait; says whether anything moved.
+    ///
+    /// # Safety
+    /// The addresses are those of a communicator's live staging and of user buffers of the promised lengths.
+    pub unsafe fn poll(&mut self) -> bool {
+        let mut moved = false;
+        for stream in &mut self.streams {
+            // SAFETY: passed on to the caller.
+            while stream.front().is_some_and(|what| unsafe { run(what) }) {
+                stream.pop_front();
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    /// The rank that the first waiting stream waits for.
+    pub fn awaited(&self) -> Option<u32> {
+        self.streams.iter().find_map(|stream| match stream.front() {
+            Some(What::Await { peer, .. }) => Some(*peer),
+            _ => None,
+        })
+    }
+}
+
+/// Runs one command; false if it has to wait.
+///
+/// # Safety
+/// As [`Copies::poll`].
+unsafe fn run(what: &What) -> bool {
+    // SAFETY: words are aligned, live as long as the communicator, and are only touched as atomics, here and in other processes.
+    let word = |addr: u64| unsafe { &*(addr as *const AtomicU32) };
+    match *what {
+        What::Await { addr, .. } => {
+            // Set by the peer, taken here: nobody writes it in between.
+            let ready = word(addr).load(Ordering::Acquire) != 0;
+            if ready {
+                word(addr).store(0, Ordering::Relaxed);
+            }
+            ready
+        }
+        What::Set { addr } => {
+            word(addr).store(1, Ordering::Release);
+            true
+        }
+        What::Tell { addr, value } => {
+            word(addr).store(value, Ordering::Release);
+            true
+        }
+        What::Copy { dst, src, bytes } => {
+            // SAFETY: the caller's promise; ranges of one buffer may overlap.
+            unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
+            true
+        }
+        What::Fold(fold) => {
+            // SAFETY: as above; the value goes to a place of its own, or to that of an operand.
+            unsafe { combine(&fold) };
+            true
+        }
+    }
+}
+
+/// Combines what a fold reads.
+///
+/// # Safety
+/// As [`Copies::poll`].
+unsafe fn combine(what: &Fold) {
+    let (args, dtype) = (&what.args, what.kernel.dtype);
+    let len = args.bytes as usize / dtype.size();
+    let scaled = args.form & SCALE != 0;
+    let from = &args.from[..usize::from(args.n)];
+    let operands: Vec<Operand> = from.iter().map(|&addr| Operand { addr, len, scaled }).collect();
+    let divisor = if args.form & DIVIDE != 0 { args.divisor } else { 1 };
+    let rule = Rule { op: what.kernel.op, scalar: args.scalar, scalar_is_address: false, divisor };
+    // SAFETY: passed on to the caller.
+    unsafe { reduce(dtype, &rule, &operands, &[(args.to, len)]) };
+}

@@ -1,0 +1,492 @@
+//! Where both ends of a direct transfer meet: rings in memory of the host that both processes map.
+//!
+//! Neither end knows the other's buffer when it is called. Each direction between two ranks has a ring; its n-th slot is for
+//! their n-th transfer, whichever end comes first. The first end leaves its **posting**, an address and how to map it, and goes
+//! on; the second takes it and copies. A sender gives the receiver a moment to come first, since pushing is faster than pulling.
+//! Otherwise nobody waits, unless one end is [`RING`] transfers ahead.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hawser_base::env;
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::lock::lock;
+use hawser_base::log::{self, Subsys};
+use hawser_base::wait::{AbortFlag, Wait};
+use hawser_device::host::HostDevice;
+use hawser_device::{Device, Exposed, HeapKind, Memory};
+use hawser_plan::dma::{Leg, Way};
+use hawser_plan::topology::DeviceKind;
+use rustc_hash::FxHashMap;
+
+use crate::bootstrap::Bootstrap;
+use crate::transport::Peers;
+use crate::transport::control::Control;
+
+/// Slots of a ring.
+const RING: u64 = 2048;
+/// Mappings of a peer's buffers that are kept at most, unless more are in use at once.
+const MOST_OPENED: usize = 32;
+/// Bytes of a sample: smaller allocations share a block, and IPC shares whole blocks.
+const SAMPLE_BYTES: u64 = 2 << 20;
+/// How often a rank that is a ring ahead looks at the abort flag.
+const SLICE: Duration = Duration::from_millis(20);
+
+/// The call that comes to a leg.
+#[derive(Clone, Copy)]
+pub struct CopyRequest<'a> {
+    /// It is being captured into a graph.
+    pub is_captured: bool,
+    /// Only senders copy.
+    pub is_pushed: bool,
+    /// The launch's number, which wraps, and the latest one that is known to be over.
+    pub number: u32,
+    /// See `number`.
+    pub over: u32,
+    /// Ends waits.
+    pub control: &'a Control,
+}
+
+/// What an end leaves.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Descriptor {
+    /// 0: this transfer goes through staging.
+    is_direct: u32,
+    /// The call is being captured into a graph.
+    is_captured: u32,
+    /// Where the end begins in its process, and its bytes.
+    addr: u64,
+    bytes: u64,
+    /// The allocation around it.
+    base: u64,
+    id: u64,
+    handle: [u8; 64],
+}
+
+/// One transfer. Its generation counts how often the slot was used: `claim` is 3 g when both ends are still to come,
+/// 3 g + 1 when the sender was first, 3 g + 2 when the receiver was.
+#[repr(C, align(64))]
+struct Slot {
+    claim: AtomicU64,
+    /// By side: the sender's, the receiver's.
+    descriptors: [std::cell::UnsafeCell<Descriptor>; 2],
+}
+
+#[repr(C, align(64))]
+struct Ring {
+    /// By side: transfers that it has come to.
+    counts: [Padded; 2],
+    slots: [Slot; RING as usize],
+}
+
+#[repr(C, align(64))]
+struct Padded(AtomicU64);
+
+/// A ring in shared memory.
+#[derive(Clone, Copy)]
+struct RingAt(*const Ring);
+
+// SAFETY: an address; whatever it points at is reached through atomics, or owned by one side at a time as `claim` says.
+unsafe impl Send for RingAt {}
+// SAFETY: as above.
+unsafe impl Sync for RingAt {}
+
+/// The rings between this rank and those of its host that it can copy to and from directly.
+pub struct Rendezvous {
+    rank: u32,
+    /// By rank.
+    ends: Vec<Option<End>>,
+    /// Handles of this rank's allocations by their base and number.
+    handles: Mutex<FxHashMap<(u64, u64), [u8; 64]>>,
+    abort: AbortFlag,
+    _memory: Vec<Memory>,
+}
+
+/// What leads to a peer.
+struct End {
+    sends: RingAt,
+    receives: RingAt,
+    is_near: bool,
+    opened: Mutex<Vec<Opened>>,
+}
+
+/// A peer's allocation, mapped here.
+struct Opened {
+    base: u64,
+    id: u64,
+    /// A graph holds its address.
+    is_captured: bool,
+    /// The latest launch that uses it.
+    used: u32,
+    memory: Memory,
+}
+
+impl Rendezvous {
+    /// Connects the boards of the ranks of a host. Collective. None: no peer takes part.
+    pub fn connect(
+        device: &dyn Device,
+        bootstrap: &Bootstrap,
+        peers: &Peers<'_>,
+        abort: &AbortFlag,
+        wait: &Wait,
+    ) -> Result<Option<Self>> {
+        let possible = probe(device, bootstrap, peers, wait)?;
+        if !possible.iter().flatten().any(|can| *can) {
+            return Ok(None);
+        }
+        let me = peers.rank as usize;
+        let local = peers.places.iter().max().map_or(1, |place| place + 1);
+        // The device of the CPU maps memory of the host, whatever runs the programs.
+        let host = HostDevice::beside()?;
+        let heap = host.alloc_heap(u64::from(local) * size_of::<Ring>() as u64, HeapKind::Host)?;
+        let mapped = crate::transport::exchange(&host, bootstrap, peers, &heap, wait)?;
+        let ring = |base: u64, place: u32| {
+            RingAt((base + u64::from(place) * size_of::<Ring>() as u64) as *const Ring)
+        };
+        let end = |(peer, memory): (usize, &Option<Memory>)| {
+            let theirs = memory.as_ref().filter(|_| possible[me][peer] && possible[peer][me])?;
+            Some(End {
+                sends: ring(theirs.addr, peers.places[me]),
+                receives: ring(heap.addr, peers.places[peer]),
+                is_near: peers.processes[peer] == peers.processes[me],
+                opened: Mutex::default(),
+            })
+        };
+        let ends: Vec<Option<End>> = mapped.iter().enumerate().map(end).collect();
+        log::info(Subsys::Init, || {
+            let direct: Vec<String> =
+                (0..ends.len()).filter(|p| ends[*p].is_some()).map(|p| p.to_string()).collect();
+            format!("SM_FREE rank {me}: direct copies with ranks {}", direct.join(", "))
+        });
+        let mut memory: Vec<Memory> = mapped.into_iter().flatten().collect();
+        memory.push(heap);
+        Ok(Some(Self {
+            rank: peers.rank,
+            ends,
+            handles: Mutex::default(),
+            abort: abort.clone(),
+            _memory: memory,
+        }))
+    }
+
+    /// Comes to a leg: posts this end, or takes the other one, for which a sender waits until `until`.
+    ///
+    /// # Errors
+    /// The peer is a ring behind until the deadline; only one end is captured into a graph; a peer's memory cannot be mapped.
+    pub fn meet(
+        &self,
+        device: &dyn Device,
+        leg: &Leg,
+        call: &CopyRequest<'_>,
+        until: Instant,
+    ) -> Result<Way> {
+        let &CopyRequest { is_captured, is_pushed, control, .. } = call;
+        let Some(end) = &self.ends[leg.peer as usize] else { return Ok(Way::Staged) };
+        let own = self.descriptor(device, leg, is_captured, end.is_near)?;
+        let (ring, side) = if leg.send { (end.sends, 0) } else { (end.receives, 1) };
+        let Some(theirs) = self.exchange(ring, side, own, (leg.peer, until), control)? else {
+            // What is pushed by tiles is staged if its sender comes first.
+            let is_direct = own.is_direct == 1 && !(leg.send && is_pushed);
+            return Ok(if is_direct { Way::First } else { Way::Staged });
+        };
+        if theirs.is_direct == 0 || !leg.send && is_pushed {
+            return Ok(Way::Staged);
+        }
+        if theirs.is_captured != own.is_captured {
+            let (this, that) = (self.rank, leg.peer);
+            let (captures, runs) = if is_captured { (this, that) } else { (that, this) };
+            return Err(Error::invalid_usage(format!(
+                "rank {captures} captures a transfer into a graph that rank {runs} runs at once"
+            ))
+            .remedy("capture the call on both ranks, or on none"));
+        }
+        let addr = if end.is_near { theirs.addr } else { mapped(device, end, &theirs, leg.peer, call)? };
+        Ok(Way::Second { addr, bytes: theirs.bytes })
+    }
+
+    fn descriptor(
+        &self,
+        device: &dyn Device,
+        leg: &Leg,
+        is_captured: bool,
+        is_near: bool,
+    ) -> Result<Descriptor> {
+        let mut descriptor = Descriptor {
+            is_direct: 0,
+            is_captured: u32::from(is_captured),
+            addr: leg.addr,
+            bytes: leg.bytes,
+            base: 0,
+            id: 0,
+            handle: [0; 64],
+        };
+        let Some(exposed) = device.expose(leg.addr)? else { return Ok(descriptor) };
+        // A buffer that leaves its allocation is made of several.
+        if leg.addr + leg.bytes > exposed.base + exposed.bytes {
+            return Ok(descriptor);
+        }
+        if !is_near {
+            // Memory that this process has itself from another one, say, has no handle.
+            match self.handle(device, &exposed) {
+                Ok(handle) => descriptor.handle = handle,
+                Err(error) => {
+                    log::info(Subsys::Coll, || {
+                        format!("SM_FREE rank {}: a buffer is staged: {error}", self.rank)
+                    });
+                    return Ok(descriptor);
+                }
+            }
+        }
+        (descriptor.is_direct, descriptor.base, descriptor.id) = (1, exposed.base, exposed.id);
+        Ok(descriptor)
+    }
+
+    fn handle(&self, device: &dyn Device, exposed: &Exposed) -> Result<[u8; 64]> {
+        let key = (exposed.base, exposed.id);
+        let mut handles = lock(&self.handles)?;
+        if let Some(handle) = handles.get(&key) {
+            return Ok(*handle);
+        }
+        // One allocation at an address: those before it are gone.
+        handles.retain(|(base, _), _| *base != exposed.base);
+        let handle = device.exposed_handle(exposed)?;
+        handles.insert(key, handle);
+        Ok(handle)
+    }
+
+    /// The posting of the other end if it has come before.
+    fn exchange(
+        &self,
+        RingAt(ring): RingAt,
+        side: usize,
+        own: Descriptor,
+        (peer, until): (u32, Instant),
+        control: &Control,
+    ) -> Result<Option<Descriptor>> {
+        // SAFETY: the ring lives in memory that `self` keeps mapped; all of it is valid for any bytes.
+        let ring = unsafe { &*ring };
+        let number = ring.counts[side].0.load(Ordering::Relaxed);
+        self.await_room(
+            || number - ring.counts[1 - side].0.load(Ordering::Acquire).min(number) < RING,
+            peer,
+            control,
+        )?;
+        let slot = &ring.slots[(number % RING) as usize];
+        let empty = number / RING * 3;
+        // Who sends had better come second.
+        while side == 0
+            && slot.claim.load(Ordering::Relaxed) == empty
+            && Instant::now() < until
+            && !control.is_aborted()
+        {
+            std::hint::spin_loop();
+        }
+        // SAFETY: until this side has claimed the slot, or found it claimed, nobody else touches its posting of this generation;
+        // the peer was through with the last generation's when it counted it.
+        unsafe { slot.descriptors[side].get().write(own) };
+        let claim =
+            slot.claim.compare_exchange(empty, empty + 1 + side as u64, Ordering::AcqRel, Ordering::Acquire);
+        let found = match claim {
+            Ok(_) => None,
+            Err(found) if found == empty + 2 - side as u64 => {
+                // SAFETY: the peer wrote it before its claim and leaves it alone until this side has counted.
+                let theirs = unsafe { slot.descriptors[1 - side].get().read() };
+                slot.claim.store(empty + 3, Ordering::Release);
+                Some(theirs)
+            }
+            Err(found) => {
+                return Err(Error::internal(format!(
+                    "rank {} and rank {peer} are out of step: transfer {number} was claimed as {found}",
+                    self.rank
+                )));
+            }
+        };
+        ring.counts[side].0.store(number + 1, Ordering::Release);
+        Ok(found)
+    }
+
+    fn await_room(&self, has_room: impl Fn() -> bool, peer: u32, control: &Control) -> Result<()> {
+        if has_room() {
+            return Ok(());
+        }
+        let what = || format!("rank {} is {RING} transfers ahead of rank {peer} and waits for it", self.rank);
+        let wait = Wait::new(self.abort.clone(), env::settings().op_timeout);
+        while !has_room() {
+            wait.check(what)?;
+            if control.is_aborted() {
+                return Err(Error::new(ErrorKind::Aborted, format!("aborted while {}", what())));
+            }
+            std::thread::sleep(SLICE / 20);
+        }
+        Ok(())
+    }
+}
+
+/// A peer's end as this device sees it.
+fn mapped(
+    device: &dyn Device,
+    end: &End,
+    theirs: &Descriptor,
+    peer: u32,
+    &CopyRequest { number, over, .. }: &CopyRequest<'_>,
+) -> Result<u64> {
+    let mut opened = lock(&end.opened)?;
+    let offset = theirs.addr - theirs.base;
+    let is_captured = theirs.is_captured != 0;
+    if let Some(at) = opened.iter().position(|o| (o.base, o.id) == (theirs.base, theirs.id)) {
+        // The last one used comes last.
+        opened[at..].rotate_left(1);
+        let last = opened.len() - 1;
+        opened[last].is_captured |= is_captured;
+        opened[last].used = number;
+        return Ok(opened[last].memory.addr + offset);
+    }
+    let memory = device.open_exposed(&theirs.handle).map_err(|error| {
+        error
+            .context(format!("mapping a buffer of rank {peer}"))
+            .remedy("set NCCL_ZERO_COPY=0 on all ranks where CUDA IPC is not allowed")
+    })?;
+    let addr = memory.addr + offset;
+    // An allocation at the same place means that the older one is gone. The mappings that were not used for longest go too, once
+    // nothing on a stream copies to them any more: to close one waits for copies.
+    let may_go = |o: &Opened| !o.is_captured && over.wrapping_sub(o.used) as i32 >= 0;
+    let gone = opened.iter().position(|o| o.base == theirs.base && !o.is_captured);
+    let oldest = || opened.iter().position(may_go).filter(|_| opened.len() >= MOST_OPENED);
+    if let Some(at) = gone.or_else(oldest) {
+        opened.remove(at);
+    }
+    opened.push(Opened { base: theirs.base, id: theirs.id, is_captured, used: number, memory });
+    Ok(addr)
+}
+
+/// Which ranks can reach which: `[rank][peer]`. Collective.
+fn probe(
+    device: &dyn Device,
+    bootstrap: &Bootstrap,
+    peers: &Peers<'_>,
+    wait: &Wait,
+) -> Result<Vec<Vec<bool>>> {
+    let me = peers.rank as usize;
+    let wanted = env::settings().zero_copy != Some(false);
+    // With peer access between the GPUs of a process, calls of the driver wait for all of them: to load a kernel in one thread
+    // may wait for what another thread has not called yet. Who asks for direct copies there knows.
+    let near = env::settings().zero_copy == Some(true) || device.caps().kind == DeviceKind::Host;
+    let elsewhere =
+        |p: usize| p != me && peers.hosts[p] == peers.hosts[me] && peers.processes[p] != peers.processes[me];
+    let is_asked = wanted && (0..peers.hosts.len()).any(elsewhere);
+    let sample = is_asked.then(|| device.alloc_as_user(SAMPLE_BYTES)).transpose()?;
+    let exposed = sample.as_ref().map(|memory| device.expose(memory.addr)).transpose()?.flatten();
+    let handle = exposed.and_then(|exposed| device.exposed_handle(&exposed).ok());
+    let mut token = vec![u8::from(wanted), u8::from(handle.is_some())];
+    token.extend(device.caps().ordinal.to_le_bytes());
+    token.extend(handle.unwrap_or([0; 64]));
+    let tokens = bootstrap.all_gather(&token, wait)?;
+    let reaches = |peer: usize| {
+        let token = &tokens[peer];
+        if peer == me || peers.hosts[peer] != peers.hosts[me] || !wanted || token.len() != 70 || token[0] == 0
+        {
+            return false;
+        }
+        let ordinal = u32::from_le_bytes([token[2], token[3], token[4], token[5]]);
+        match elsewhere(peer) {
+            false => near && device.reach(ordinal).is_ok(),
+            true => {
+                let mut handle = [0; 64];
+                handle.copy_from_slice(&token[6..]);
+                token[1] == 1 && device.open_exposed(&handle).is_ok()
+            }
+        }
+    };
+    let own: Vec<u8> = (0..tokens.len()).map(|peer| u8::from(reaches(peer))).collect();
+    // Once everybody has said what it could open, it has closed it again, and samples can go.
+    let all = bootstrap.all_gather(&own, wait)?;
+    drop(sample);
+    let ranks = tokens.len();
+    let line = |bytes: &Vec<u8>| (0..ranks).map(|p| bytes.get(p) == Some(&1)).collect();
+    Ok(all.iter().map(line).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> Instant {
+        Instant::now()
+    }
+
+    /// Both sides of one ring, each in a thread: exactly one end of each transfer gets the other's posting, and the right one.
+    #[test]
+    fn of_two_ends_one_is_second() {
+        const TRANSFERS: u64 = 3 * RING + 5;
+        let host = HostDevice::beside().unwrap();
+        let memory = host.alloc_heap(size_of::<Ring>() as u64, HeapKind::Host).unwrap();
+        let control = Control::new(&host).unwrap();
+        let side = |side: usize| {
+            let rendezvous = Rendezvous {
+                rank: side as u32,
+                ends: Vec::new(),
+                handles: Mutex::default(),
+                abort: AbortFlag::new(),
+                _memory: Vec::new(),
+            };
+            let mut seconds = Vec::new();
+            for number in 0..TRANSFERS {
+                let own = Descriptor {
+                    is_direct: 1,
+                    is_captured: 0,
+                    addr: number * 2 + side as u64,
+                    bytes: number,
+                    base: 0,
+                    id: 0,
+                    handle: [side as u8; 64],
+                };
+                let ring = RingAt(memory.addr as *const Ring);
+                if let Some(theirs) =
+                    rendezvous.exchange(ring, side, own, (1 - side as u32, now()), &control).unwrap()
+                {
+                    assert_eq!((theirs.addr, theirs.bytes), (number * 2 + 1 - side as u64, number));
+                    assert_eq!(theirs.handle, [1 - side as u8; 64]);
+                    seconds.push(number);
+                }
+                if number % 7 == side as u64 {
+                    std::thread::yield_now();
+                }
+            }
+            seconds
+        };
+        let (mut all, other) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| side(1));
+            (side(0), other.join().unwrap())
+        });
+        all.extend(other);
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..TRANSFERS));
+    }
+
+    /// Nobody goes further ahead than the ring is long.
+    #[test]
+    fn a_side_that_is_a_ring_ahead_waits_until_aborted() {
+        let host = HostDevice::beside().unwrap();
+        let memory = host.alloc_heap(size_of::<Ring>() as u64, HeapKind::Host).unwrap();
+        let (control, abort) = (Control::new(&host).unwrap(), AbortFlag::new());
+        let rendezvous = Rendezvous {
+            rank: 0,
+            ends: Vec::new(),
+            handles: Mutex::default(),
+            abort: abort.clone(),
+            _memory: Vec::new(),
+        };
+        let own =
+            Descriptor { is_direct: 0, is_captured: 0, addr: 0, bytes: 0, base: 0, id: 0, handle: [0; 64] };
+        let ring = || RingAt(memory.addr as *const Ring);
+        for _ in 0..RING {
+            assert!(rendezvous.exchange(ring(), 0, own, (1, now()), &control).unwrap().is_none());
+        }
+        abort.raise();
+        let error = rendezvous.exchange(ring(), 0, own, (1, now()), &control).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Aborted);
+        assert!(error.text.contains("ahead of rank 1"), "{error}");
+    }
+}

@@ -1,0 +1,430 @@
+//! The host interpreter: runs the same lowered steps as the CUDA kernels, as polled state machines.
+//!
+//! Every block of a launch is a small state machine that never blocks: [`run`] polls all blocks of
+//! all communicators that the calling thread drives, so one thread can run a whole group. The rules
+//! of the FIFOs are those of [`hawser_plan::device_plan::Conn`].
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::liveness::Roster;
+use hawser_base::wait::Backoff;
+use hawser_device::host::reduce::{Operand, Rule, reduce};
+use hawser_plan::DataType;
+use hawser_plan::Protocol;
+use hawser_plan::device_plan::{
+    ACC_DST, Args, Block, Conn, DevComm, DeviceOp, HAS_DST, HAS_SRC, KernelKey, NO_DEP, POST, PRE, Place,
+    Span, Step,
+};
+use hawser_plan::dma::{STREAMS, What};
+
+use crate::executor::copy_engine::host::Copies;
+use crate::op_number::{MESSAGES, operation};
+
+/// The longest pause between two looks: a rank that is seconds late costs next to nothing of a processor.
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+
+/// A launch for the interpreter. Launches of one communicator (`args.comm`) run in order.
+pub struct HostLaunch<'a> {
+    /// Which kernel a GPU would run: operation and data type.
+    pub kernel: KernelKey,
+    /// The arguments a GPU would get; addresses are host addresses.
+    pub args: &'a Args,
+    /// Name of the communicator, for errors.
+    pub name: &'a str,
+    /// The commands by stream if copy engines run it instead of a kernel.
+    pub copies: Option<[Vec<What>; STREAMS as usize]>,
+    /// What is known of the other ranks.
+    pub roster: &'a Roster,
+}
+
+/// Runs launches to their end and returns the failures: address of the communicator's image, and `Aborted`,
+/// `Timeout` or, where a rank is gone, `Remote` with a sentence that says who waits for whom.
+///
+/// Blocking: until all communicators are through, aborted or past their deadline. One that fails does not
+/// hold up the others; its remaining launches are dropped. Between two looks the thread calls `help`, which
+/// moves what launches wait for as far as this process has to move it, and says whether it did.
+///
+/// # Safety
+/// All addresses in the arguments must be those of a communicator's live memory and of user buffers of
+/// the promised lengths.
+pub unsafe fn run(launches: Vec<HostLaunch<'_>>, help: impl Fn() -> bool) -> Vec<(u64, Error)> {
+    let mut queues: Vec<Queue<'_>> = Vec::new();
+    for launch in launches.into_iter().filter(|l| l.args.n_blocks > 0) {
+        let comm = launch.args.comm;
+        // SAFETY: passed on to the caller.
+        let run = unsafe { Run::new(launch) };
+        match queues.iter_mut().find(|q| q.comm == comm) {
+            Some(queue) => queue.runs.push_back(run),
+            None => queues.push(Queue { comm, runs: [run].into(), waiting_since: None }),
+        }
+    }
+    let mut failures = Vec::new();
+    let mut backoff = Backoff::new();
+    while !queues.is_empty() {
+        let mut moved = false;
+        queues.retain_mut(|queue| match queue.turn() {
+            Ok(has_moved) => {
+                moved |= has_moved;
+                !queue.runs.is_empty()
+            }
+            Err(error) => {
+                failures.push((queue.comm, error));
+                false
+            }
+        });
+        if moved | help() {
+            backoff.reset();
+        } else {
+            backoff.rest(LONGEST_PAUSE);
+        }
+    }
+    failures
+}
+
+/// The launches of one communicator, in order.
+struct Queue<'a> {
+    /// Address of its image.
+    comm: u64,
+    runs: VecDeque<Run<'a>>,
+    /// When nothing moved any more.
+    waiting_since: Option<Instant>,
+}
+
+impl Queue<'_> {
+    /// Polls the first launch; says whether anything moved.
+    fn turn(&mut self) -> Result<bool> {
+        let Some(current) = self.runs.front_mut() else { return Ok(false) };
+        let moved = current.poll();
+        if moved || current.is_over() {
+            self.waiting_since = None;
+        } else {
+            current.check(*self.waiting_since.get_or_insert_with(Instant::now))?;
+        }
+        if current.is_over() {
+            self.runs.pop_front();
+        }
+        Ok(moved)
+    }
+}
+
+/// A launch on its way.
+struct Run<'a> {
+    kernel: KernelKey,
+    name: &'a str,
+    args: &'a Args,
+    comm: DevComm,
+    steps: &'a [Step],
+    blocks: Vec<At>,
+    /// Copy engines run it, not the blocks.
+    copies: Option<Copies>,
+    roster: &'a Roster,
+}
+
+/// A block on its way.
+#[derive(Debug, Clone, Copy)]
+struct At {
+    place: Place,
+    over: bool,
+}
+
+impl<'a> Run<'a> {
+    /// # Safety
+    /// As [`run`].
+    unsafe fn new(launch: HostLaunch<'a>) -> Self {
+        let args = launch.args;
+        let used = &args.blocks[..usize::from(args.n_blocks)];
+        let n_steps =
+            used.iter().map(|b| usize::from(b.first_step) + usize::from(b.n_steps)).max().unwrap_or(0);
+        let steps = if args.steps == 0 {
+            &args.inline_steps[..n_steps]
+        } else {
+            // SAFETY: `args.steps` is the address of at least the steps that the blocks name, alive as long as the launch.
+            unsafe { std::slice::from_raw_parts(args.steps as *const Step, n_steps) }
+        };
+        // SAFETY: `args.comm` is the address of the communicator's image.
+        let comm = unsafe { *(args.comm as *const DevComm) };
+        let at = |b: &Block| {
+            let nothing = args.works[usize::from(b.work)].tiles == 0 || b.n_steps == 0;
+            At { place: Place::default(), over: nothing }
+        };
+        let blocks = used.iter().map(at).collect();
+        let copies = launch.copies.map(Copies::new);
+        let (kernel, name, roster) = (launch.kernel, launch.name, launch.roster);
+        Self { kernel, name, args, comm, steps, blocks, copies, roster }
+    }
+
+    fn is_over(&self) -> bool {
+        if let Some(copies) = &self.copies {
+            return copies.is_over();
+        }
+        self.blocks.iter().all(|b| b.over)
+    }
+
+    /// Runs every block until it has to wait; says whether anything moved.
+    fn poll(&mut self) -> bool {
+        if let Some(copies) = &mut self.copies {
+            // SAFETY: the caller of `run` promised it.
+            return unsafe { copies.poll() };
+        }
+        let mut moved = false;
+        for i in 0..self.blocks.len() {
+            while !self.blocks[i].over && self.awaited(i).is_none() {
+                self.execute(i);
+                self.advance(i);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    fn step(&self, i: usize) -> &'a Step {
+        &self.steps[usize::from(self.args.blocks[i].first_step) + self.blocks[i].place.step as usize]
+    }
+
+    /// What block `i` waits for: None when it can run its step.
+    fn awaited(&self, i: usize) -> Option<Awaited> {
+        let step = self.step(i);
+        if step.after_channel != NO_DEP && !self.dependency_met(i, step) {
+            return Some(Awaited { what: "another channel", peer: self.comm.rank });
+        }
+        for &peer in &step.recv[..usize::from(step.n_recv)] {
+            let fifo = self.fifo(i, peer);
+            if fifo.tail().load(Ordering::Acquire) <= fifo.taken().load(Ordering::Relaxed) {
+                return Some(Awaited { what: "data", peer: u32::from(peer) });
+            }
+        }
+        for &peer in &step.send[..usize::from(step.n_send)] {
+            let fifo = self.fifo(i, peer);
+            let (sent, credit) = (fifo.sent().load(Ordering::Relaxed), fifo.credit().load(Ordering::Acquire));
+            if sent >= credit + u64::from(self.comm.depth) {
+                return Some(Awaited { what: "room", peer: u32::from(peer) });
+            }
+        }
+        None
+    }
+
+    fn dependency_met(&self, i: usize, step: &Step) -> bool {
+        let mine = &self.args.blocks[i];
+        let same = |b: &Block| {
+            b.work == mine.work && b.instance == mine.instance && u16::from(b.channel) == step.after_channel
+        };
+        let Some(other) = self.args.blocks[..self.blocks.len()].iter().position(same) else { return true };
+        let (their, mine) = (&self.args.blocks[other], self.blocks[i].place.tile);
+        let awaited = &self.steps[usize::from(their.first_step) + usize::from(step.after_step)];
+        let slices = self.args.works[usize::from(their.work)].slices.max(1);
+        let at = &self.blocks[other].place;
+        let target = (mine / slices, u32::from(step.after_step), awaited.times - 1, mine % slices);
+        self.blocks[other].over || (at.tile / slices, at.step, at.repetition, at.tile % slices) > target
+    }
+
+    /// Runs one repetition of a step: everything it needs is there.
+    fn execute(&self, i: usize) {
+        let (step, at) = (self.step(i), self.blocks[i].place);
+        let work = &self.args.works[usize::from(self.args.blocks[i].work)];
+        let dtype = if self.kernel.op == DeviceOp::Copy { DataType::Uint8 } else { self.kernel.dtype };
+        let span = Span::new(work, self.args.blocks[i].instance, at, step, dtype.size());
+        let local = |buf: u8, chunk: u32, scaled| {
+            let (addr, len) = span.local(work, buf, chunk);
+            Operand { addr, len, scaled }
+        };
+        let mut operands: Vec<Operand> = Vec::with_capacity(usize::from(step.n_recv) + 2);
+        let slots: Vec<u64> =
+            step.recv[..usize::from(step.n_recv)].iter().map(|&p| self.fifo(i, p).take_slot()).collect();
+        operands.extend(slots.iter().map(|&addr| Operand { addr, len: span.nominal, scaled: false }));
+        let order = usize::from(step.order).min(operands.len());
+        if step.flags & HAS_SRC != 0 {
+            operands.insert(order, local(step.src_buf, step.src_chunk, step.flags & PRE != 0));
+        }
+        if step.flags & ACC_DST != 0 {
+            operands.insert(order, local(step.dst_buf, step.dst_chunk, false));
+        }
+        let mut to: Vec<(u64, usize)> = Vec::with_capacity(usize::from(step.n_send) + 1);
+        if step.flags & HAS_DST != 0 {
+            to.push(span.local(work, step.dst_buf, step.dst_chunk));
+        }
+        to.extend(
+            step.send[..usize::from(step.n_send)]
+                .iter()
+                .map(|&p| (self.fifo(i, p).send_slot(), span.nominal)),
+        );
+        self.combine(dtype, step, &operands, &to);
+        self.publish(i, step, (span.nominal * span.size) as u32 | work.tag);
+    }
+
+    fn combine(&self, dtype: DataType, step: &Step, operands: &[Operand], to: &[(u64, usize)]) {
+        let divisor = if step.flags & POST != 0 { self.args.divisor } else { 1 };
+        if let ([one], 1) = (operands, divisor)
+            && !one.scaled
+        {
+            for &(addr, len) in to {
+                let bytes = len.min(one.len) * dtype.size();
+                // SAFETY: both ranges are within a FIFO slot or a user buffer (see `Span::local`); equal ranges are allowed.
+                unsafe { std::ptr::copy(one.addr as *const u8, addr as *mut u8, bytes) };
+            }
+            return;
+        }
+        let rule = Rule {
+            op: self.kernel.op,
+            scalar: self.args.scalar,
+            scalar_is_address: self.args.scalar_is_address != 0,
+            divisor,
+        };
+        // SAFETY: as above.
+        unsafe { reduce(dtype, &rule, operands, to) };
+    }
+
+    /// Tells the peers: slots filled with `bytes` bytes (and the work's tag), slots free again.
+    fn publish(&self, i: usize, step: &Step, bytes: u32) {
+        for &peer in &step.recv[..usize::from(step.n_recv)] {
+            let fifo = self.fifo(i, peer);
+            let taken = fifo.taken().load(Ordering::Relaxed) + 1;
+            fifo.taken().store(taken, Ordering::Relaxed);
+            fifo.peer_credit().store(taken, Ordering::Release);
+        }
+        for &peer in &step.send[..usize::from(step.n_send)] {
+            let fifo = self.fifo(i, peer);
+            let sent = fifo.sent().load(Ordering::Relaxed) + 1;
+            if let Some(size) = fifo.size_of(sent - 1) {
+                size.store(bytes, Ordering::Relaxed);
+            }
+            fifo.sent().store(sent, Ordering::Relaxed);
+            fifo.peer_tail().store(sent, Ordering::Release);
+        }
+    }
+
+    fn advance(&mut self, i: usize) {
+        let (times, n_steps) = (self.step(i).times, u32::from(self.args.blocks[i].n_steps));
+        let work = &self.args.works[usize::from(self.args.blocks[i].work)];
+        let at = &mut self.blocks[i];
+        at.place.advance(work, times, n_steps);
+        at.over = at.place.tile >= work.tiles;
+    }
+
+    fn fifo(&self, i: usize, peer: u16) -> Fifo {
+        let index = usize::from(self.args.blocks[i].lane) * self.comm.ranks as usize + usize::from(peer);
+        // SAFETY: lowering checked lane and peer against the communicator; the table has lanes * ranks entries.
+        let conn = unsafe { *(self.comm.conns as *const Conn).add(index) };
+        let p = Protocol::Simple as usize;
+        let (offset, stride) = (u64::from(self.comm.fifo_offset[p]), u64::from(self.comm.slot_stride[p]));
+        Fifo { conn, offset, stride, depth: u64::from(self.comm.depth) }
+    }
+
+    /// Whether the run may go on waiting.
+    fn check(&self, waiting_since: Instant) -> Result<()> {
+        // SAFETY: the abort word lives as long as the communicator.
+        let aborted = unsafe { &*(self.comm.abort as *const AtomicU32) }.load(Ordering::Acquire) != 0;
+        let limit = Duration::from_nanos(self.comm.deadline_ns);
+        let late = self.comm.deadline_ns != 0 && waiting_since.elapsed() >= limit;
+        let in_vain = if self.roster.is_quiet() { None } else { self.in_vain(waiting_since) };
+        if !aborted && !late && in_vain.is_none() {
+            return Ok(());
+        }
+        let sentence = match &self.copies {
+            // Copy engines use no FIFOs: there may be none.
+            Some(copies) => {
+                copies.awaited().map(|peer| format!(" while copy engines waited for rank {peer}"))
+            }
+            None => (0..self.blocks.len()).filter(|i| !self.blocks[*i].over).find_map(|i| {
+                let Awaited { what, peer } = self.awaited(i)?;
+                let Place { step, tile, .. } = self.blocks[i].place;
+                Some(format!(
+                    " while it waited for {what} of rank {peer} (block {i}, step {step}, tile {tile})"
+                ))
+            }),
+        };
+        let sentence = sentence.unwrap_or_default();
+        let who = format!(
+            "communicator {}, rank {}, {}",
+            self.name,
+            self.comm.rank,
+            operation(self.args.op_number)
+        );
+        Err(if let Some(why) = in_vain {
+            let text = format!("{who}: {}; it happened{sentence}", why.text);
+            why.with_text(text)
+        } else if aborted {
+            Error::new(ErrorKind::Aborted, format!("{who}: aborted{sentence}"))
+        } else {
+            let text = format!("{who}: deadline of {:?} passed{sentence}", limit);
+            Error::new(ErrorKind::Timeout, text).remedy("look at that rank, or raise HAWSER_OP_TIMEOUT")
+        })
+    }
+}
+
+impl Run<'_> {
+    /// Why the run waits in vain, if it does: for a rank that has gone, or in an operation of all ranks one of which
+    /// is dead.
+    #[cold]
+    fn in_vain(&self, waiting_since: Instant) -> Option<Error> {
+        let of_all = self.args.op_number & MESSAGES == 0;
+        let copies = self.copies.iter().filter_map(Copies::awaited);
+        let blocks = (0..self.blocks.len()).filter(|i| self.copies.is_none() && !self.blocks[*i].over);
+        let peers = blocks.filter_map(|i| self.awaited(i)).map(|awaited| awaited.peer);
+        copies.chain(peers).find_map(|peer| self.roster.check(peer, waiting_since, of_all).err())
+    }
+}
+
+/// What a block waits for.
+struct Awaited {
+    what: &'static str,
+    peer: u32,
+}
+
+/// One FIFO pair of (lane, peer) as the interpreter uses it (protocol Simple).
+struct Fifo {
+    conn: Conn,
+    offset: u64,
+    stride: u64,
+    depth: u64,
+}
+
+impl Fifo {
+    fn take_slot(&self) -> u64 {
+        self.conn.recv_fifo + self.offset + self.taken().load(Ordering::Relaxed) % self.depth * self.stride
+    }
+
+    fn send_slot(&self) -> u64 {
+        self.conn.send_fifo + self.offset + self.sent().load(Ordering::Relaxed) % self.depth * self.stride
+    }
+
+    /// Where the bytes in slot `number` are told, if anybody asks.
+    fn size_of(&self, number: u64) -> Option<&AtomicU32> {
+        let at = self.conn.send_bytes + 4 * (number % self.depth);
+        // SAFETY: as in `word`: `depth` 4-byte words lie there.
+        (self.conn.send_bytes != 0).then(|| unsafe { &*(at as *const AtomicU32) })
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        word(self.conn.recv_tail, 64)
+    }
+
+    fn peer_tail(&self) -> &AtomicU64 {
+        word(self.conn.send_tail, 64)
+    }
+
+    fn credit(&self) -> &AtomicU64 {
+        word(self.conn.send_credit, 64)
+    }
+
+    fn peer_credit(&self) -> &AtomicU64 {
+        word(self.conn.recv_credit, 64)
+    }
+
+    fn sent(&self) -> &AtomicU64 {
+        word(self.conn.counters, 8)
+    }
+
+    fn taken(&self) -> &AtomicU64 {
+        word(self.conn.counters + 24, 8)
+    }
+}
+
+/// The counter of protocol Simple in a table with one counter per `spacing` bytes.
+fn word<'a>(base: u64, spacing: u64) -> &'a AtomicU64 {
+    // SAFETY: the transport filled the table with addresses of live, 8-byte aligned counters of mapped heaps; they are
+    // only touched as atomics, here and in other processes.
+    unsafe { &*((base + spacing * Protocol::Simple as u64) as *const AtomicU64) }
+}

@@ -1,0 +1,307 @@
+//! What profiler plugins see of a communicator, in NCCL's event model.
+//!
+//! An event is a [`Span`]: it starts when it is made and stops when the last owner lets go. A span owns its parent, so
+//! parents stop after their children. Without profilers everything here is a look at an empty list.
+
+use std::sync::Arc;
+
+use hawser_base::error::Result;
+use hawser_base::log;
+use hawser_compat::profiler::with_ancestors;
+use hawser_device::{Device, Stream};
+use hawser_plan::p2p::Message;
+use hawser_plan::{Call, Topology};
+use hawser_plugin::profiler::{
+    Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs, What,
+};
+
+use crate::plugins;
+
+/// The profilers of a communicator.
+#[derive(Default)]
+pub struct Profiling {
+    rank: u32,
+    open: Vec<Box<dyn ProfilerContext>>,
+}
+
+impl Profiling {
+    /// Opens all profilers of the process for a communicator. One that fails is left out.
+    pub fn open(comm_id: u64, name: Option<&str>, topology: &Topology, rank: u32) -> Self {
+        let mut open = Vec::new();
+        for candidate in plugins::profilers() {
+            let profiler = &candidate.plugin;
+            let mut config = ProfilerConfig::new(comm_id, topology.size(), rank, log::for_plugins());
+            config.comm_name = name.map(str::to_owned);
+            config.nodes = topology.hosts();
+            match profiler.open(&config) {
+                Ok(context) => open.push(context),
+                Err(error) => log::warn(&format!("profiler {} is left out: {error}", profiler.name())),
+            }
+        }
+        Self { rank, open }
+    }
+
+    /// Whether nobody looks.
+    pub fn is_idle(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Whether any profiler wants events of this kind, or of one that comes with it.
+    pub fn wants(&self, kind: EventMask) -> bool {
+        self.open.iter().any(|p| with_ancestors(p.mask()).0 & kind.0 != 0)
+    }
+
+    /// Starts an event without a parent; None if nobody wants it.
+    pub fn span(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
+        self.start(None, None, what)
+    }
+
+    fn start(
+        self: &Arc<Self>,
+        parent: Option<&Arc<Span>>,
+        group: Option<&Arc<Span>>,
+        what: &What<'_>,
+    ) -> Option<Arc<Span>> {
+        if self.open.is_empty() {
+            return None;
+        }
+        let mut handles = Vec::with_capacity(self.open.len());
+        // Profilers of NCCL's versions 1 to 4 have no place for calls, but for the operations inside them: an event that is
+        // wanted exists even if no profiler takes it.
+        let mut is_wanted = parent.is_some();
+        for (index, profiler) in self.open.iter().enumerate() {
+            let wanted = with_ancestors(profiler.mask()).contains(what.kind());
+            is_wanted |= wanted;
+            let known = |span: Option<&Arc<Span>>| span.and_then(|s| s.handles[index]);
+            let what = in_group(what, known(group));
+            let event = Event { parent: known(parent), rank: self.rank, what };
+            handles.push(wanted.then(|| profiler.start(&event)).flatten());
+        }
+        let span = Span { profiling: self.clone(), parent: parent.cloned(), _group: group.cloned(), handles };
+        is_wanted.then(|| Arc::new(span))
+    }
+}
+
+/// The event with its group as one profiler knows it.
+fn in_group<'a>(what: &What<'a>, handle: Option<EventHandle>) -> What<'a> {
+    let mut what = what.clone();
+    if let What::Coll { group, .. } | What::P2p { group, .. } = &mut what {
+        *group = handle;
+    }
+    what
+}
+
+/// A running event, as every profiler knows it.
+pub struct Span {
+    profiling: Arc<Profiling>,
+    parent: Option<Arc<Span>>,
+    /// Kept open while this event lasts.
+    _group: Option<Arc<Span>>,
+    handles: Vec<Option<EventHandle>>,
+}
+
+impl Span {
+    /// Starts an event inside this one.
+    pub fn child(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
+        self.profiling.start(Some(self), None, what)
+    }
+
+    /// Starts an event inside this one that belongs to a group.
+    fn child_of_group(self: &Arc<Self>, group: Option<&Arc<Span>>, what: &What<'_>) -> Option<Arc<Span>> {
+        self.profiling.start(Some(self), group, what)
+    }
+
+    /// Whether any profiler wants events of this kind.
+    pub fn wants(&self, kind: EventMask) -> bool {
+        self.profiling.wants(kind)
+    }
+
+    /// The event is in a new state.
+    pub fn record(&self, state: EventState, args: StateArgs) {
+        for (profiler, handle) in self.profiling.open.iter().zip(&self.handles) {
+            if let Some(handle) = handle {
+                profiler.record(*handle, state, args);
+            }
+        }
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        for (profiler, handle) in self.profiling.open.iter().zip(&self.handles) {
+            if let Some(handle) = handle {
+                profiler.stop(*handle);
+            }
+        }
+        self.parent = None;
+    }
+}
+
+/// The events around one group of calls on a communicator.
+pub struct GroupSpans {
+    api: Option<Arc<Span>>,
+    group: Option<Arc<Span>>,
+    /// The calls are captured: they move nothing now, and nobody knows when their replays do.
+    pub is_captured: bool,
+}
+
+impl GroupSpans {
+    /// A group is handed over, for this stream; None while no profiler watches.
+    pub fn start(
+        profiling: &Arc<Profiling>,
+        device: &dyn Device,
+        stream: Stream,
+    ) -> Result<Option<Arc<Self>>> {
+        if profiling.is_idle() {
+            return Ok(None);
+        }
+        let is_captured = device.stream_state(stream)?.capture.is_some();
+        let api = profiling.span(&What::GroupApi { depth: 1, captured: is_captured });
+        Ok(Some(Arc::new(Self { api, group: profiling.span(&What::Group), is_captured })))
+    }
+
+    /// A collective of the group; `launches` are its channels.
+    pub fn collective(
+        &self,
+        call: &Call,
+        stream: Stream,
+        number: u64,
+        chosen: (&str, &str, u8),
+    ) -> Option<Arc<Span>> {
+        let (func, datatype) = (nccl_name(call.collective.name()), nccl_type(call.dtype.name()));
+        let root = call.root;
+        let api = What::CollApi {
+            func,
+            count: call.count,
+            datatype,
+            root,
+            stream: stream.0,
+            captured: self.is_captured,
+        };
+        let api = self.api.as_ref()?.child(&api)?;
+        let (algo, proto, channels) = chosen;
+        // NCCL's spelling.
+        let (algo, proto) = (algo.to_ascii_uppercase(), proto.to_ascii_uppercase());
+        let what = What::Coll {
+            seq: number,
+            func,
+            send: call.input,
+            recv: call.output,
+            count: call.count,
+            root,
+            datatype,
+            channels,
+            warps: 16,
+            algo: &algo,
+            proto: &proto,
+            group: None,
+        };
+        api.child_of_group(self.group.as_ref(), &what)
+    }
+
+    /// A message of the group.
+    pub fn message(&self, message: &Message, stream: Stream) -> Option<Arc<Span>> {
+        let func = if message.send { "Send" } else { "Recv" };
+        let (count, datatype) = (message.bytes, "ncclInt8");
+        let api = What::P2pApi { func, count, datatype, stream: stream.0, captured: self.is_captured };
+        let api = self.api.as_ref()?.child(&api)?;
+        let (buff, peer) = (message.addr, message.peer);
+        let what = What::P2p { func, buff, datatype, count, peer, channels: 1, group: None };
+        api.child_of_group(self.group.as_ref(), &what)
+    }
+
+    /// A launch of the group is put on a stream; what the returned span lasts.
+    pub fn launch(&self, stream: Stream) -> Option<Arc<Span>> {
+        self.api.as_ref()?.child(&What::KernelLaunch { stream: stream.0 })
+    }
+}
+
+/// `all_reduce` is `AllReduce` in NCCL's events.
+fn nccl_name(name: &str) -> &'static str {
+    match name {
+        "all_reduce" => "AllReduce",
+        "all_gather" => "AllGather",
+        "reduce_scatter" => "ReduceScatter",
+        "broadcast" => "Broadcast",
+        "reduce" => "Reduce",
+        "alltoall" | "all_to_all" => "AlltoAll",
+        "gather" => "Gather",
+        "scatter" => "Scatter",
+        _ => "Unknown",
+    }
+}
+
+/// `float` is `ncclFloat32` in NCCL's events.
+fn nccl_type(name: &str) -> &'static str {
+    match name {
+        "int8" => "ncclInt8",
+        "uint8" => "ncclUint8",
+        "int32" => "ncclInt32",
+        "uint32" => "ncclUint32",
+        "int64" => "ncclInt64",
+        "uint64" => "ncclUint64",
+        "half" => "ncclFloat16",
+        "float" => "ncclFloat32",
+        "double" => "ncclFloat64",
+        "bfloat16" => "ncclBfloat16",
+        "f8e4m3" => "ncclFloat8e4m3",
+        "f8e5m2" => "ncclFloat8e5m2",
+        _ => "Unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use hawser_plan::call::Scalar;
+    use hawser_plan::{Collective, DataType, ReduceOp};
+
+    use super::*;
+
+    type Seen = (Option<EventHandle>, Option<EventHandle>, String);
+
+    /// A profiler that knows groups and operations but no calls, as NCCL's below version 5.
+    struct Old(Arc<Mutex<Vec<Seen>>>);
+
+    impl ProfilerContext for Old {
+        fn mask(&self) -> EventMask {
+            EventMask::COLL
+        }
+
+        fn start(&self, event: &Event<'_>) -> Option<EventHandle> {
+            let (group, text) = match &event.what {
+                What::Group => (None, "group".to_owned()),
+                What::Coll { group, algo, proto, .. } => (*group, format!("{algo} {proto}")),
+                _ => return None,
+            };
+            let mut seen = self.0.lock().unwrap();
+            seen.push((event.parent, group, text));
+            Some(EventHandle(seen.len() as u64))
+        }
+
+        fn stop(&self, _event: EventHandle) {}
+    }
+
+    #[test]
+    fn a_profiler_without_calls_sees_operations_in_their_group() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let profiling = Arc::new(Profiling { rank: 0, open: vec![Box::new(Old(seen.clone()))] });
+        let call = Call {
+            collective: Collective::AllReduce,
+            count: 1,
+            dtype: DataType::Float32,
+            op: ReduceOp::Sum,
+            scalar: Scalar::Immediate(0),
+            root: 0,
+            input: 16,
+            output: 16,
+        };
+        let device = hawser_device::host::HostDevice::beside().unwrap();
+        let spans = GroupSpans::start(&profiling, &device, Stream(0)).unwrap().unwrap();
+        let event = spans.collective(&call, Stream(0), 0, ("Ring", "Simple", 1));
+        assert!(event.is_some());
+        let group = (None, None, "group".to_owned());
+        assert_eq!(*seen.lock().unwrap(), [group, (None, Some(EventHandle(1)), "RING SIMPLE".to_owned())]);
+    }
+}
