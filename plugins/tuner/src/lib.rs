@@ -36,6 +36,7 @@
 //! ```
 
 pub mod adaptive;
+pub mod contents;
 pub mod csv;
 pub mod engine;
 pub mod files;
@@ -56,8 +57,9 @@ use hawser_plugin::tuner::{SettingsFile, TunerConfig, TunerContext};
 use hawser_plugin::{BuiltIn, Component, Result, Subsys, Tuner, inventory};
 
 use adaptive::Learning;
+use contents::Contents;
 use engine::Engine;
-use files::{Absent, Contents, Form, RuleFile};
+use files::{Absent, Form, RuleFile};
 use rule::Job;
 
 /// Where CSV rules are looked for by the plugin for NVIDIA's NCCL if nothing is set: NVIDIA's example has the

@@ -1,7 +1,7 @@
 //! Rules that are right and yet do not do what their author may think.
 
+use crate::rule::Problem;
 use crate::rule::{self, Action, Rule};
-use crate::schema::Problem;
 
 /// Rules that can never count, because an earlier one takes all their calls. In the order in which rules are
 /// looked at.

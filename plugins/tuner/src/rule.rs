@@ -374,3 +374,18 @@ impl fmt::Display for Way {
         self.write_details(f)
     }
 }
+
+/// Something wrong in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The place of the fault.
+    pub place: Place,
+    /// The fault, and what would be right.
+    pub text: String,
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.place, self.text)
+    }
+}

@@ -10,10 +10,10 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::adaptive::MOST_BUDGET;
-use crate::files::{Contents, Mode};
+use crate::contents::{Contents, Mode};
 use crate::names::{self, COLLECTIVES, DATA_TYPES};
 use crate::range;
-use crate::rule::{Match, Place, Ranges, Rule};
+use crate::rule::{Match, Place, Problem, Ranges, Rule};
 
 mod action;
 
@@ -34,21 +34,6 @@ const MATCH_KEYS: [&str; 11] = [
     "operations",
     "communicator",
 ];
-
-/// Something wrong in a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
-    /// The place of the fault.
-    pub place: Place,
-    /// The fault, and what would be right.
-    pub text: String,
-}
-
-impl std::fmt::Display for Problem {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.place, self.text)
-    }
-}
 
 /// The rules of a file in TOML; `file` is its name for places.
 ///

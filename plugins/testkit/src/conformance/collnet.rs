@@ -7,7 +7,7 @@ use hawser_plugin::collnet::{CollNet, CollNetComm, CollNetContext, CollNetSegmen
 use hawser_plugin::net::{Handle, MAX_REQUESTS, MemoryKinds, Region, Registration, Request};
 use hawser_plugin::{ErrorKind, Log};
 
-use super::{Case, Options, Outcome, Trial, check_name, only, want};
+use super::case::{Case, Options, Outcome, Trial, check_name, only, want};
 
 /// The cases, in the order in which they run.
 pub const CASES: &[Case<dyn CollNet>] = &[

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hawser_plugin::Log;
 use hawser_plugin::env::{Env, EnvContext};
 
-use super::{Case, Options, Outcome, Trial, check_name, only, want};
+use super::case::{Case, Options, Outcome, Trial, check_name, only, want};
 
 /// The cases, in the order in which they run.
 pub const CASES: &[Case<dyn Env>] = &[

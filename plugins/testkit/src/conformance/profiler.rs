@@ -7,7 +7,7 @@ use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, Profiler, ProfilerConfig, ProfilerContext, StateArgs, What,
 };
 
-use super::{Case, Options, Outcome, Trial, check_name, only, want};
+use super::case::{Case, Options, Outcome, Trial, check_name, only, want};
 
 /// The cases, in the order in which they run.
 pub const CASES: &[Case<dyn Profiler>] = &[

@@ -8,7 +8,7 @@ use hawser_plugin::tuner::{
 };
 use hawser_plugin::{Log, Result};
 
-use super::{Case, Options, Outcome, Trial, check_name, only, want};
+use super::case::{Case, Options, Outcome, Trial, check_name, only, want};
 
 /// The cases, in the order in which they run.
 pub const CASES: &[Case<dyn Tuner>] = &[

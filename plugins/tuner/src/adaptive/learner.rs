@@ -9,7 +9,8 @@ use hawser_plugin::{Log, Subsys};
 
 use super::policy::{Class, Learned, Policy, Table, Way};
 use super::{Adaptive, is_tried};
-use crate::files::{Contents, RuleFile};
+use crate::contents::Contents;
+use crate::files::RuleFile;
 use crate::rule::{Action, Match, Place, Ranges, Rule, RunBy};
 use crate::write;
 

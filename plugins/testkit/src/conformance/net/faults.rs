@@ -7,7 +7,7 @@ use super::wire::{
     Fails, Meeting, Memory, Receives, Sends, Wire, connect, messages, register_receiver, register_sender,
     told,
 };
-use crate::conformance::{Outcome, Patience, Trial, want};
+use crate::conformance::case::{Outcome, Patience, Trial, want};
 
 /// Polls that a connector to nowhere gets.
 const STUBBORN: usize = 200;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use hawser_plugin::Net;
 
-use super::{Case, Options, only};
+use super::case::{Case, Options, only};
 
 /// The cases, in the order in which they run.
 pub const CASES: &[Case<dyn Net>] = &[

@@ -8,7 +8,7 @@ use hawser_plugin::{ErrorKind, Log};
 use super::wire::{
     Fails, Meeting, Memory, Pair, connect, messages, register_receiver, register_sender, told,
 };
-use crate::conformance::{Outcome, Trial, check_name, want};
+use crate::conformance::case::{Outcome, Trial, check_name, want};
 
 pub fn name_is_constant(trial: &Trial<dyn Net>) -> Outcome {
     let first = trial.plugin.name().to_owned();

@@ -6,7 +6,7 @@ use super::wire::{
     Fails, Memory, Pair, Receives, Sends, connect, exchange, messages, register_receiver, register_sender,
     told,
 };
-use crate::conformance::{Outcome, Trial, want};
+use crate::conformance::case::{Outcome, Trial, want};
 
 /// Turns in which one end works alone.
 const ALONE: usize = 300;

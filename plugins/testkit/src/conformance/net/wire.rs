@@ -8,7 +8,7 @@ use hawser_plugin::net::{
 };
 use hawser_plugin::{Log, Result};
 
-use crate::conformance::{Outcome, Patience, Trial, want};
+use crate::conformance::case::{Outcome, Patience, Trial, want};
 
 /// The byte that memory holds before anything is received.
 const BLANK: u8 = 0xa5;
