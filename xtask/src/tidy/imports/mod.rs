@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `layers` | a crate depends only on the crates of ours that the table in `layers.rs` allows |
 //! | `circle` | files of different folders of a crate do not import each other in a circle |
+//! | `rooms` | a room of a crate imports only those below it, by the table in `rooms.rs` |
 //!
 //! `cargo xtask circles` prints every circle with the imports that close it.
 
 mod circles;
 mod layers;
 mod modules;
+mod rooms;
 
 use super::{Finding, Source};
 use circles::Circle;
@@ -21,8 +23,24 @@ pub fn check(sources: &[Source]) -> Vec<Finding> {
     for krate in modules::crates(sources) {
         let circles = circles::between_folders(&krate);
         findings.extend(circles.iter().map(|circle| finding(&krate, circle)));
+        findings.extend(rooms(&krate));
     }
     findings
+}
+
+fn rooms(krate: &Crate) -> Vec<Finding> {
+    let (up, homeless) = rooms::check(krate);
+    let finding = |file: usize, line, text| {
+        let path = krate.files[file].path.clone();
+        Finding { path, line, rule: "rooms", text, warning: false }
+    };
+    let up = up.into_iter().map(|import| {
+        let to = &krate.files[import.to].path;
+        let text = format!("imports {to}, which stands above it: see xtask/src/tidy/imports/rooms.rs");
+        finding(import.from, import.line, text)
+    });
+    let no_room = "the file has no room: name it in xtask/src/tidy/imports/rooms.rs";
+    up.chain(homeless.into_iter().map(|file| finding(file, 0, no_room.into()))).collect()
 }
 
 fn finding(krate: &Crate, circle: &Circle) -> Finding {
@@ -101,6 +119,22 @@ mod tests {
         ];
         assert_eq!(circles(&files).len(), 1);
         assert_eq!(circles(&files[..4]), [""; 0], "without the last import there is none");
+    }
+
+    #[test]
+    fn a_room_imports_no_room_above_it_and_each_file_has_one() {
+        let manifest = Source::planted("core/runtime/Cargo.toml", MANIFEST);
+        let file = |name: &str, text: &str| Source::planted(&format!("core/runtime/src/{name}"), text);
+        let sources = [
+            manifest,
+            file("lib.rs", "mod transport; mod comm; mod attic;"),
+            file("transport/mod.rs", "use crate::comm::Comm; pub struct Wire;"),
+            file("comm/mod.rs", "pub struct Comm;"),
+            file("attic.rs", "pub struct Dust;"),
+        ];
+        let found = check(&sources);
+        let found: Vec<_> = found.iter().filter(|f| f.rule == "rooms").map(|f| (&*f.path, f.line)).collect();
+        assert_eq!(found, [("core/runtime/src/transport/mod.rs", 1), ("core/runtime/src/attic.rs", 0)]);
     }
 
     #[test]
