@@ -236,7 +236,10 @@ impl Rank {
     /// # Errors
     /// The device refused it.
     pub fn begin_capture(&self) -> Result<()> {
-        self.device.begin_capture(self.stream()).with_context(|| format!("rank {}", self.rank))
+        self.device
+            .needs_graphs()
+            .and_then(|graphs| graphs.begin_capture(self.stream()))
+            .with_context(|| format!("rank {}", self.rank))
     }
 
     /// Ends the recording; also if something that was started failed.
@@ -244,7 +247,10 @@ impl Rank {
     /// # Errors
     /// A recorded call does not fit a graph.
     pub fn end_capture(&self) -> Result<Graph> {
-        self.device.end_capture(self.stream()).with_context(|| format!("rank {}", self.rank))
+        self.device
+            .needs_graphs()
+            .and_then(|graphs| graphs.end_capture(self.stream()))
+            .with_context(|| format!("rank {}", self.rank))
     }
 
     /// Puts everything in `graph` on the device.
@@ -252,7 +258,10 @@ impl Rank {
     /// # Errors
     /// The device refused it.
     pub fn launch(&self, graph: &Graph) -> Result<()> {
-        self.device.launch_graph(graph, self.stream()).with_context(|| format!("rank {}", self.rank))
+        self.device
+            .needs_graphs()
+            .and_then(|graphs| graphs.launch_graph(graph, self.stream()))
+            .with_context(|| format!("rank {}", self.rank))
     }
 
     /// Polls until everything that was started is over, as nccl-tests does.

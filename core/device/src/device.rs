@@ -1,6 +1,8 @@
 //! Devices: where buffers live and programs run.
 //!
-//! [`Device`] is object-safe and called per launch, never per chunk. The caller validates
+//! A device implements [`Device`], [`Streams`] and [`SharedMemory`]; what only some kinds can do ([`Kernels`],
+//! [`StreamWords`], [`Graphs`], [`Ipc`]) it has or has not, and nobody asks for its kind. The traits are object-safe
+//! and called per launch, never per chunk. The caller validates
 //! arguments; a device only reports what the hardware or the driver refused. Addresses are `u64`
 //! and opaque to everyone but the device.
 
@@ -9,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hawser_base::error::Result;
+use hawser_base::error::{Error, Result};
 use hawser_plan::device_plan::{Args, KernelKey};
 use hawser_plan::dma::Fold;
 use hawser_plan::exchange::ExchangeArgs;
@@ -93,7 +95,7 @@ pub struct Exposed {
 
 /// How a peer may map a heap.
 pub struct Export {
-    /// Opaque bytes for [`Device::import`]; the same host only. At most 256 bytes.
+    /// Opaque bytes for [`SharedMemory::import`]; the same host only. At most 256 bytes.
     pub token: Vec<u8>,
     /// A descriptor that a peer in another process needs as well.
     pub fd: Option<OwnedFd>,
@@ -158,31 +160,24 @@ pub struct ExchangeLaunch {
     pub threads: u32,
 }
 
-/// A place where programs run.
-pub trait Device: Send + Sync {
+/// A device: what it is, and memory of its own. Every kind has this, streams and memory that peers use; what only some kinds
+/// have is behind an `Option`.
+pub trait Device: Streams + SharedMemory {
     /// What it is and can do.
     fn caps(&self) -> &Caps;
+
+    /// Enters the device's context on this thread until the guard is dropped.
+    fn enter(&self) -> Result<Box<dyn Any>>;
+
+    /// Where its memory comes from.
+    fn pool(&self) -> &Arc<Pool>;
 
     /// Zeroed memory private to the device. Blocking; must work while a stream of the thread is being
     /// captured.
     fn alloc(&self, bytes: u64) -> Result<Memory>;
 
-    /// Zeroed memory that peers of the same host may map.
-    fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory>;
-
-    /// Where its memory comes from.
-    fn pool(&self) -> &Arc<Pool>;
-
-    /// Lets the other devices of this process that have peer access use `heap` too, as they may use
-    /// ordinary device memory in copies (`ncclMemAlloc`).
-    fn share(&self, heap: &Memory) -> Result<()>;
-
-    /// How peers map `heap`, which came from `alloc_heap(kind)`.
-    fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export>;
-
-    /// Maps a peer's heap for this device. `fd` is present when the peer lives in another process and
-    /// exported one.
-    fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory>;
+    /// Zeroed memory as programs take it (`cudaMalloc`), outside the pool.
+    fn alloc_as_user(&self, bytes: u64) -> Result<Memory>;
 
     /// Memory shared with the host, zeroed.
     fn host_words(&self, bytes: u64) -> Result<HostWords>;
@@ -193,62 +188,33 @@ pub trait Device: Send + Sync {
     /// Copies bytes from device memory and returns when they are here (tests, reports).
     fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Loads a kernel; called for all launches of a group before the first one is launched.
-    fn prepare(&self, kernel: KernelKey) -> Result<()>;
+    /// Whether an address can be used by kernels of this device (host memory on the host device).
+    fn accepts(&self, addr: u64) -> Result<bool>;
 
-    /// Puts a launch on a stream and returns. Not called on the host device, whose launches the executor
-    /// polls.
-    fn launch(&self, kernel: KernelKey, args: &Args, threads: u32, stream: Stream) -> Result<()>;
+    /// Its kernels. None: programs run on the CPU, by polling.
+    fn kernels(&self) -> Option<&dyn Kernels> {
+        None
+    }
 
-    /// Puts a launch of an exchange kernel on a stream and returns. It may begin while the launch before it
-    /// on the stream ends, and waits for its end in the kernel.
-    fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()>;
+    /// What its streams can do with words of memory.
+    fn stream_words(&self) -> Option<&dyn StreamWords> {
+        None
+    }
 
-    /// The same for a kernel that runs several exchanges.
-    fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()>;
+    /// Its graphs.
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        None
+    }
 
-    /// Everything put on `later` from now on runs after what is on `earlier` now. Nothing happens when
-    /// the two are equal or belong to different captures.
-    fn order(&self, earlier: Stream, later: Stream) -> Result<()>;
+    /// What lets other processes map the memory of programs.
+    fn ipc(&self) -> Option<&dyn Ipc> {
+        None
+    }
+}
 
-    /// The same, and `later`, a stream of our own, takes part in a capture of `earlier` from now on.
-    fn fork(&self, earlier: Stream, later: Stream) -> Result<()>;
-
-    /// Which stream it is, and which capture it takes part in.
-    fn stream_state(&self, stream: Stream) -> Result<StreamState>;
-
-    /// Everything put on `stream` from now on waits until the `u32` at `addr` has counted to `value` or
-    /// further (it may wrap). False: this device cannot do that.
-    fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool>;
-
-    /// A new event. Works during a capture; there are none on the host device.
-    fn event(&self) -> Result<Event>;
-
-    /// Everything put on `stream` from now on waits for what the event recorded last; in a capture, for what
-    /// it recorded last when the graph is replayed.
-    fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()>;
-
-    /// Records the event behind what is on `stream` now. Not during a capture.
-    fn record_event(&self, stream: Stream, event: &Event) -> Result<()>;
-
-    /// Records the event at each replay of what is captured, behind what is on `stream` now. Nothing captured
-    /// later waits for that; `node`, such a node of the same capture, is moved there.
-    fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode>;
-
-    /// Puts a copy on a stream, by whatever the driver takes for it. The addresses are this device's view of
-    /// any memory.
-    fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()>;
-
-    /// Puts a kernel on a stream that combines what copy engines moved. Not called on the host device.
-    fn fold(&self, fold: &Fold, stream: Stream) -> Result<()>;
-
-    /// Puts operations on words of memory on a stream, in order.
-    fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()>;
-
-    /// The same, at once and whatever streams wait for; slow. For when an abort finds no free queue. Writes
-    /// only.
-    fn memory_ops_apart(&self, ops: &[MemoryOp]) -> Result<()>;
-
+/// Streams of a device: work that is put on one runs in order. On the host device there is one, whose work is over when the call
+/// returns.
+pub trait Streams: Send + Sync {
     /// A new stream that does not wait for the default stream; the default stream itself on the host
     /// device. Must work while a stream of the thread is being captured.
     ///
@@ -259,29 +225,19 @@ pub trait Device: Send + Sync {
     /// The same with the highest priority: work of others does not share its hardware queue.
     fn urgent_stream(&self) -> Result<OwnedStream>;
 
-    /// From now on calls on `stream`, not the default stream, are recorded instead of run, until
-    /// [`Device::end_capture`] on the same thread. Does not wait. Other threads are not affected
-    /// (`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`).
-    ///
-    /// # Errors
-    /// The stream is being captured already or is the default stream; there are no graphs on the host device.
-    fn begin_capture(&self, stream: Stream) -> Result<()>;
+    /// Which stream it is, and which capture it takes part in.
+    fn stream_state(&self, stream: Stream) -> Result<StreamState>;
 
-    /// Ends the capture of `stream` and makes what was recorded ready to launch. Blocking, but does not
-    /// wait for work on the device. The capture is over in any case.
-    ///
-    /// # Errors
-    /// `stream` is not being captured by this thread, a recorded call broke the capture, or no memory
-    /// is left; there are no graphs on the host device.
-    fn end_capture(&self, stream: Stream) -> Result<Graph>;
+    /// Everything put on `later` from now on runs after what is on `earlier` now. Nothing happens when
+    /// the two are equal or belong to different captures.
+    fn order(&self, earlier: Stream, later: Stream) -> Result<()>;
 
-    /// Puts a launch of everything in `graph` on a stream and returns. Launches of one graph run one
-    /// after the other.
-    ///
-    /// # Errors
-    /// The graph is of another device, or the driver refused the launch; there are no graphs on the host
-    /// device.
-    fn launch_graph(&self, graph: &Graph, stream: Stream) -> Result<()>;
+    /// The same, and `later`, a stream of our own, takes part in a capture of `earlier` from now on.
+    fn fork(&self, earlier: Stream, later: Stream) -> Result<()>;
+
+    /// Puts a copy on a stream, by whatever the driver takes for it. The addresses are this device's view of
+    /// any memory.
+    fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()>;
 
     /// The moment when everything is over that is on `stream` now. Not during a capture.
     fn moment(&self, stream: Stream) -> Result<Moment>;
@@ -295,35 +251,162 @@ pub trait Device: Send + Sync {
 
     /// Whether everything on `stream` is over. Does not wait.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
+}
 
-    /// Whether an address can be used by kernels of this device (host memory on the host device).
-    fn accepts(&self, addr: u64) -> Result<bool>;
+/// Memory of a device that other ranks of the host use.
+pub trait SharedMemory: Send + Sync {
+    /// Zeroed memory that peers of the same host may map.
+    fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory>;
+
+    /// Lets the other devices of this process that have peer access use `heap` too, as they may use
+    /// ordinary device memory in copies (`ncclMemAlloc`).
+    fn share(&self, heap: &Memory) -> Result<()>;
+
+    /// How peers map `heap`, which came from `alloc_heap(kind)`.
+    fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export>;
+
+    /// Maps a peer's heap for this device. `fd` is present when the peer lives in another process and
+    /// exported one.
+    fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory>;
+
+    /// The allocation around an address if copy engines of other devices of this process can reach it after
+    /// [`SharedMemory::reach`], and those of other processes through [`Ipc::exposed_handle`]. Works during a
+    /// capture.
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>>;
+
+    /// Lets this device and another one of this process, which is open, reach each other's memory.
+    fn reach(&self, ordinal: u32) -> Result<()>;
+}
+
+/// Kernels of a device, and the memory that they use in place. A device without them runs programs on the CPU, where an executor
+/// polls them.
+pub trait Kernels: Send + Sync {
+    /// Loads a kernel; called for all launches of a group before the first one is launched.
+    fn prepare(&self, kernel: KernelKey) -> Result<()>;
+
+    /// Puts a launch on a stream and returns.
+    fn launch(&self, kernel: KernelKey, args: &Args, threads: u32, stream: Stream) -> Result<()>;
+
+    /// Puts a launch of an exchange kernel on a stream and returns. It may begin while the launch before it
+    /// on the stream ends, and waits for its end in the kernel.
+    fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()>;
+
+    /// The same for a kernel that runs several exchanges.
+    fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()>;
+
+    /// Puts a kernel on a stream that combines what copy engines moved.
+    fn fold(&self, fold: &Fold, stream: Stream) -> Result<()>;
 
     /// Lets kernels of this device use ordinary memory of the devices with these [`Caps::id`]s in this
     /// process, and the other way round. False: they cannot.
     fn reach_all(&self, ids: &[&str]) -> Result<bool>;
 
-    /// Whether devices that were named to [`Device::reach_all`] can use `bytes` bytes at `addr`, which lie on
+    /// Whether devices that were named to [`Kernels::reach_all`] can use `bytes` bytes at `addr`, which lie on
     /// this device.
     fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool>;
+}
 
-    /// The allocation around an address if copy engines of other devices of this process can reach it after
-    /// [`Device::reach`], and those of other processes through [`Device::exposed_handle`]. Works during a
-    /// capture.
-    fn expose(&self, addr: u64) -> Result<Option<Exposed>>;
+/// Operations of streams on words of memory, without a kernel.
+pub trait StreamWords: Send + Sync {
+    /// Puts operations on words of memory on a stream, in order.
+    fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()>;
 
+    /// The same, at once and whatever streams wait for; slow. For when an abort finds no free queue. Writes
+    /// only.
+    fn memory_ops_apart(&self, ops: &[MemoryOp]) -> Result<()>;
+
+    /// Everything put on `stream` from now on waits until the `u32` at `addr` has counted to `value` or
+    /// further (it may wrap). False: this device cannot do that.
+    fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool>;
+}
+
+/// Graphs of captured work, and the events by which replays and other work wait for each other.
+pub trait Graphs: Send + Sync {
+    /// From now on calls on `stream`, not the default stream, are recorded instead of run, until
+    /// [`Graphs::end_capture`] on the same thread. Does not wait. Other threads are not affected
+    /// (`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`).
+    ///
+    /// # Errors
+    /// The stream is being captured already or is the default stream.
+    fn begin_capture(&self, stream: Stream) -> Result<()>;
+
+    /// Ends the capture of `stream` and makes what was recorded ready to launch. Blocking, but does not
+    /// wait for work on the device. The capture is over in any case.
+    ///
+    /// # Errors
+    /// `stream` is not being captured by this thread, a recorded call broke the capture, or no memory
+    /// is left.
+    fn end_capture(&self, stream: Stream) -> Result<Graph>;
+
+    /// Puts a launch of everything in `graph` on a stream and returns. Launches of one graph run one
+    /// after the other.
+    ///
+    /// # Errors
+    /// The graph is of another device, or the driver refused the launch.
+    fn launch_graph(&self, graph: &Graph, stream: Stream) -> Result<()>;
+
+    /// A new event. Works during a capture.
+    fn event(&self) -> Result<Event>;
+
+    /// Records the event behind what is on `stream` now. Not during a capture.
+    fn record_event(&self, stream: Stream, event: &Event) -> Result<()>;
+
+    /// Everything put on `stream` from now on waits for what the event recorded last; in a capture, for what
+    /// it recorded last when the graph is replayed.
+    fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()>;
+
+    /// Records the event at each replay of what is captured, behind what is on `stream` now. Nothing captured
+    /// later waits for that; `node`, such a node of the same capture, is moved there.
+    fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode>;
+}
+
+/// Ordinary memory of a program, as other processes of the host map it.
+pub trait Ipc: Send + Sync {
     /// What another process opens to map an allocation.
     fn exposed_handle(&self, exposed: &Exposed) -> Result<[u8; 64]>;
 
     /// Maps an allocation of a process of this host. `addr` is where its first byte is.
     fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory>;
+}
 
-    /// Zeroed memory as programs take it (`cudaMalloc`), outside the pool.
-    fn alloc_as_user(&self, bytes: u64) -> Result<Memory>;
+impl dyn Device + '_ {
+    /// Its kernels, for a launch that was made for a device which has some.
+    ///
+    /// # Errors
+    /// `Internal`: it has none.
+    #[inline]
+    pub fn needs_kernels(&self) -> Result<&dyn Kernels> {
+        self.kernels().ok_or_else(|| Error::internal("a launch of a kernel on a device that has none"))
+    }
 
-    /// Lets this device and another one of this process, which is open, reach each other's memory.
-    fn reach(&self, ordinal: u32) -> Result<()>;
+    /// What its streams can do with words, for a launch of copy engines.
+    ///
+    /// # Errors
+    /// `Internal`: it polls its copies.
+    #[inline]
+    pub fn needs_stream_words(&self) -> Result<&dyn StreamWords> {
+        self.stream_words()
+            .ok_or_else(|| Error::internal("a device that polls its copies has no words of streams"))
+    }
 
-    /// Enters the device's context on this thread until the guard is dropped.
-    fn enter(&self) -> Result<Box<dyn Any>>;
+    /// Its graphs.
+    ///
+    /// # Errors
+    /// `InvalidUsage`: it has none.
+    #[inline]
+    pub fn needs_graphs(&self) -> Result<&dyn Graphs> {
+        self.graphs().ok_or_else(|| {
+            Error::invalid_usage("graphs need CUDA: the host device has none")
+                .remedy("run on a GPU, or launch the operations one by one")
+        })
+    }
+
+    /// What lets other processes map the memory of programs.
+    ///
+    /// # Errors
+    /// `Internal`: they cannot.
+    #[inline]
+    pub fn needs_ipc(&self) -> Result<&dyn Ipc> {
+        self.ipc().ok_or_else(|| Error::internal("another process cannot map the user's host memory"))
+    }
 }

@@ -9,7 +9,6 @@ use hawser_device::Stream;
 use hawser_plan::Route;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
-use hawser_plan::topology::DeviceKind;
 
 use crate::comm_state::CommState;
 use crate::comm_state::plan_cache::{BatchForm, BatchSummary, KeptBatch};
@@ -89,7 +88,7 @@ impl CommState {
 
     /// Whether a kept batch needs nothing but its addresses: a GPU without a network, while no profiler watches.
     fn submits_at_once(&self) -> bool {
-        self.net.is_none() && self.profiling.is_idle() && self.device.caps().kind != DeviceKind::Host
+        self.net.is_none() && self.profiling.is_idle() && self.device.kernels().is_some()
     }
 
     /// Says that a batch runs.

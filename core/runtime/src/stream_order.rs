@@ -90,7 +90,7 @@ impl Order {
             return Ok(Turn { stream, id: now.id, capture: now.capture, done: 0, before: 0 });
         }
         match (&state.event, state.eager) {
-            (Some(event), _) => device.wait_event(stream, event, false)?,
+            (Some(event), _) => device.needs_graphs()?.wait_event(stream, event, false)?,
             (None, Some((_, id))) if id != now.id => self.after_eager(&state, device, stream)?,
             (None, _) => {}
         }
@@ -104,11 +104,13 @@ impl Order {
         if turn.capture.is_none() {
             state.eager = Some((turn.stream, turn.id));
             state.blocks = turn.before.wrapping_add(blocks);
-            return state.event.as_ref().map_or(Ok(()), |event| device.record_event(turn.stream, event));
+            let Some(event) = &state.event else { return Ok(()) };
+            return device.needs_graphs()?.record_event(turn.stream, event);
         }
         let capture = captures.iter_mut().find(|capture| Some(capture.id) == turn.capture);
         if let Some((capture, event)) = capture.zip(event.as_ref()) {
-            capture.node = Some(device.record_in_graph(turn.stream, event, capture.node.take())?);
+            capture.node =
+                Some(device.needs_graphs()?.record_in_graph(turn.stream, event, capture.node.take())?);
         }
         Ok(())
     }
@@ -132,7 +134,7 @@ impl Order {
         let own = device.stream()?;
         self.after_eager(&state, device, own.stream)?;
         if let Some(event) = &state.event {
-            device.wait_event(own.stream, event, false)?;
+            device.needs_graphs()?.wait_event(own.stream, event, false)?;
         }
         Ok(Some(own))
     }
@@ -150,8 +152,9 @@ impl Order {
             if state.event.is_none() {
                 state.event = Some(self.event(state, device)?);
             }
-            let event = state.event.as_ref();
-            event.map_or(Ok(()), |event| device.wait_event(stream, event, true))?;
+            if let Some(event) = &state.event {
+                device.needs_graphs()?.wait_event(stream, event, true)?;
+            }
         }
         if state.captures.len() == CAPTURES {
             state.captures.pop_front();
@@ -162,11 +165,11 @@ impl Order {
 
     /// The event, recorded behind all eager launches so far.
     fn event(&self, state: &State, device: &dyn Device) -> Result<Event> {
-        let event = device.event()?;
+        let event = device.needs_graphs()?.event()?;
         if state.eager.is_some() {
             let own = device.stream()?;
             self.after_eager(state, device, own.stream)?;
-            device.record_event(own.stream, &event)?;
+            device.needs_graphs()?.record_event(own.stream, &event)?;
         }
         Ok(event)
     }
@@ -174,10 +177,11 @@ impl Order {
     /// Puts a stream behind all eager launches, whose streams may be gone.
     fn after_eager(&self, state: &State, device: &dyn Device, stream: Stream) -> Result<()> {
         match state.eager {
-            Some((latest, _)) if !device.wait_value(stream, self.done, state.blocks)? => {
-                device.order(latest, stream)
-            }
-            _ => Ok(()),
+            None => Ok(()),
+            Some((latest, _)) => match device.stream_words() {
+                Some(words) if words.wait_value(stream, self.done, state.blocks)? => Ok(()),
+                _ => device.order(latest, stream),
+            },
         }
     }
 }

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use hawser_base::error::Result;
-use hawser_plan::topology::DeviceKind;
 
 use crate::executor::rounds::CopyEngineLaunch;
 use crate::executor::{Launch, Work, fused, host, interpreter};
@@ -19,10 +18,12 @@ use crate::executor::{Launch, Work, fused, host, interpreter};
 /// # Errors
 /// The first failure. On the host device every communicator keeps its own, and refuses further operations.
 pub fn submit(launches: &mut [Launch]) -> Result<()> {
-    let is_host = |launch: &Launch| launch.comm.device.caps().kind == DeviceKind::Host;
+    let is_host = |launch: &Launch| launch.comm.device.kernels().is_none();
     if launches.len() > 1 {
         for launch in launches.iter().filter(|launch| !is_host(launch)) {
-            launch.work.kernel().map_or(Ok(()), |kernel| launch.comm.device.prepare(kernel))?;
+            if let (Some(kernel), Some(kernels)) = (launch.work.kernel(), launch.comm.device.kernels()) {
+                kernels.prepare(kernel)?;
+            }
         }
     }
     // One communicator after the other, in the order that all ranks have; its ranks in this thread side by side.

@@ -18,7 +18,7 @@ use crate::device::Exposed;
 use crate::memory::Memory;
 
 impl CudaDevice {
-    /// See [`crate::device::Device::expose`].
+    /// See [`crate::device::SharedMemory::expose`].
     pub(super) fn allocation(&self, addr: u64) -> Result<Option<Exposed>> {
         use CUpointer_attribute::{
             CU_POINTER_ATTRIBUTE_BUFFER_ID as BUFFER_ID, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
@@ -38,12 +38,12 @@ impl CudaDevice {
         Ok(Some(Exposed { base, bytes: bytes as u64, id }))
     }
 
-    /// See [`crate::device::Device::exposed_handle`].
+    /// See [`crate::device::Ipc::exposed_handle`].
     pub(super) fn handle_of(&self, exposed: &Exposed) -> Result<[u8; 64]> {
         ipc_handle(&self.context, exposed.base)
     }
 
-    /// See [`crate::device::Device::open_exposed`].
+    /// See [`crate::device::Ipc::open_exposed`].
     pub(super) fn open_handle(&self, handle: &[u8; 64]) -> Result<Memory> {
         let opened = OpenedHandle::open(&self.context, handle)?;
         Ok(Memory { addr: opened.addr, bytes: 0, owner: Box::new(opened) })
@@ -56,7 +56,7 @@ impl CudaDevice {
         Ok(Memory { addr: block.addr, bytes, owner: Box::new(block) })
     }
 
-    /// See [`crate::device::Device::reach`].
+    /// See [`crate::device::SharedMemory::reach`].
     pub(super) fn reach_device(&self, ordinal: u32) -> Result<()> {
         if ordinal == self.context.ordinal {
             return Ok(());
@@ -68,7 +68,7 @@ impl CudaDevice {
         self.kernels.prepare_all(&self.caps)
     }
 
-    /// See [`crate::device::Device::reach_all`].
+    /// See [`crate::device::Kernels::reach_all`].
     pub(super) fn reach_devices(&self, ids: &[&str]) -> Result<bool> {
         for ordinal in 0..platform()?.devices.len() as u32 {
             if !ids.contains(&query::id_of(ordinal)?.as_str()) {
@@ -82,7 +82,7 @@ impl CudaDevice {
         Ok(true)
     }
 
-    /// See [`crate::device::Device::is_reached`].
+    /// See [`crate::device::Kernels::is_reached`].
     pub(super) fn is_open(&self, addr: u64, bytes: u64) -> Result<bool> {
         let within =
             |e: Exposed| addr.checked_sub(e.base).is_some_and(|at| at <= e.bytes && bytes <= e.bytes - at);

@@ -53,8 +53,9 @@ use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
 use crate::device::{
-    Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, MemoryOp, Moment,
-    OwnedStream, RecordNode, Stream, StreamState,
+    Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, Graphs, HeapKind, HostWords, Ipc,
+    Kernels as KernelLaunches, MemoryOp, Moment, OwnedStream, RecordNode, SharedMemory, Stream, StreamState,
+    StreamWords, Streams,
 };
 use crate::memory::Memory;
 use crate::pool::{self, Pool, Source};
@@ -158,28 +159,20 @@ impl Device for CudaDevice {
         &self.caps
     }
 
-    fn alloc(&self, bytes: u64) -> Result<Memory> {
-        self.pool.alloc(bytes)
-    }
-
-    fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory> {
-        heap::alloc(&self.pool, &self.copier, &self.context, bytes, kind)
+    fn enter(&self) -> Result<Box<dyn Any>> {
+        Ok(Box::new(self.context.enter()?))
     }
 
     fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
-    fn share(&self, heap: &Memory) -> Result<()> {
-        heap::share(&self.context, heap)
+    fn alloc(&self, bytes: u64) -> Result<Memory> {
+        self.pool.alloc(bytes)
     }
 
-    fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export> {
-        heap::export(&self.context, heap, kind)
-    }
-
-    fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory> {
-        heap::import(&self.context, token, fd, kind)
+    fn alloc_as_user(&self, bytes: u64) -> Result<Memory> {
+        self.user_memory(bytes)
     }
 
     fn host_words(&self, bytes: u64) -> Result<HostWords> {
@@ -194,6 +187,128 @@ impl Device for CudaDevice {
         self.copier.download(addr, bytes)
     }
 
+    fn accepts(&self, addr: u64) -> Result<bool> {
+        use CUpointer_attribute::{
+            CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as ACCESS, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
+            CU_POINTER_ATTRIBUTE_IS_MANAGED as IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+        };
+        if addr == 0 {
+            return Ok(false);
+        }
+        let _scope = self.context.enter()?;
+        match self.pointer_attribute(MEMORY_TYPE, addr)? {
+            None => return Ok(false),
+            Some(DEVICE_MEMORY) => {}
+            Some(_) => return Ok(true),
+        }
+        if self.pointer_attribute(ORDINAL, addr)? == Some(u64::from(self.context.ordinal)) {
+            return Ok(true);
+        }
+        // Another GPU's memory: refused only if the driver says that this one has no access.
+        let asked = |attribute| self.pointer_attribute(attribute, addr).ok().flatten();
+        Ok(asked(IS_MANAGED) == Some(1) || asked(ACCESS) != Some(0))
+    }
+
+    fn kernels(&self) -> Option<&dyn KernelLaunches> {
+        Some(self)
+    }
+
+    fn stream_words(&self) -> Option<&dyn StreamWords> {
+        Some(self)
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        Some(self)
+    }
+
+    fn ipc(&self) -> Option<&dyn Ipc> {
+        Some(self)
+    }
+}
+
+impl Streams for CudaDevice {
+    fn stream(&self) -> Result<OwnedStream> {
+        stream::create(&self.context, false)
+    }
+
+    fn urgent_stream(&self) -> Result<OwnedStream> {
+        stream::create(&self.context, true)
+    }
+
+    fn stream_state(&self, stream: Stream) -> Result<StreamState> {
+        let _scope = self.context.enter()?;
+        let stream = raw_stream(stream);
+        let capture = stream::capture(&self.context, stream)?;
+        // The driver does not tell the id of a stream in a capture, and nobody needs it.
+        let id = if capture.is_some() { 0 } else { stream::id(&self.context, stream)? };
+        Ok(StreamState { id, capture })
+    }
+
+    fn order(&self, earlier: Stream, later: Stream) -> Result<()> {
+        if earlier == later {
+            return Ok(());
+        }
+        self.events.order(raw_stream(earlier), raw_stream(later))
+    }
+
+    fn fork(&self, earlier: Stream, later: Stream) -> Result<()> {
+        self.events.fork(raw_stream(earlier), raw_stream(later))
+    }
+
+    fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {
+        let _scope = self.context.enter()?;
+        stream::copy(&self.context, raw_stream(stream), dst, src, bytes)
+    }
+
+    fn moment(&self, stream: Stream) -> Result<Moment> {
+        moment::moment(&self.context, raw_stream(stream))
+    }
+
+    fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>> {
+        moment::between(&self.context, earlier, later)
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<()> {
+        let _scope = self.context.enter_relaxed()?;
+        // SAFETY: the caller's stream; the driver checks it.
+        unsafe { self.context.driver.stream_synchronize(raw_stream(stream)) }.check(&self.context)
+    }
+
+    fn is_idle(&self, stream: Stream) -> Result<bool> {
+        let _scope = self.context.enter_relaxed()?;
+        // SAFETY: the caller's stream; the driver checks it.
+        let status = unsafe { self.context.driver.stream_query(raw_stream(stream)) };
+        if status.code == code::NOT_READY { Ok(false) } else { status.check(&self.context).map(|()| true) }
+    }
+}
+
+impl SharedMemory for CudaDevice {
+    fn alloc_heap(&self, bytes: u64, kind: HeapKind) -> Result<Memory> {
+        heap::alloc(&self.pool, &self.copier, &self.context, bytes, kind)
+    }
+
+    fn share(&self, heap: &Memory) -> Result<()> {
+        heap::share(&self.context, heap)
+    }
+
+    fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export> {
+        heap::export(&self.context, heap, kind)
+    }
+
+    fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory> {
+        heap::import(&self.context, token, fd, kind)
+    }
+
+    fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
+        self.allocation(addr)
+    }
+
+    fn reach(&self, ordinal: u32) -> Result<()> {
+        self.reach_device(ordinal)
+    }
+}
+
+impl KernelLaunches for CudaDevice {
     fn prepare(&self, kernel: KernelKey) -> Result<()> {
         self.kernels.prepare(kernel, &self.caps)?;
         match kernel.route {
@@ -223,47 +338,6 @@ impl Device for CudaDevice {
         self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
-    fn order(&self, earlier: Stream, later: Stream) -> Result<()> {
-        if earlier == later {
-            return Ok(());
-        }
-        self.events.order(raw_stream(earlier), raw_stream(later))
-    }
-
-    fn fork(&self, earlier: Stream, later: Stream) -> Result<()> {
-        self.events.fork(raw_stream(earlier), raw_stream(later))
-    }
-
-    fn stream_state(&self, stream: Stream) -> Result<StreamState> {
-        let _scope = self.context.enter()?;
-        let stream = raw_stream(stream);
-        let capture = stream::capture(&self.context, stream)?;
-        // The driver does not tell the id of a stream in a capture, and nobody needs it.
-        let id = if capture.is_some() { 0 } else { stream::id(&self.context, stream)? };
-        Ok(StreamState { id, capture })
-    }
-
-    fn event(&self) -> Result<Event> {
-        event::create(&self.context)
-    }
-
-    fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()> {
-        event::wait(&self.context, raw_stream(stream), event, is_captured)
-    }
-
-    fn record_event(&self, stream: Stream, event: &Event) -> Result<()> {
-        event::record(&self.context, raw_stream(stream), event)
-    }
-
-    fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode> {
-        event::record_in_graph(&self.context, raw_stream(stream), event, node)
-    }
-
-    fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {
-        let _scope = self.context.enter()?;
-        stream::copy(&self.context, raw_stream(stream), dst, src, bytes)
-    }
-
     fn fold(&self, fold: &Fold, stream: Stream) -> Result<()> {
         let fold =
             Some(fold).filter(|_| env::settings().memory_adds).and_then(Fold::in_memory).unwrap_or(*fold);
@@ -276,6 +350,16 @@ impl Device for CudaDevice {
         })
     }
 
+    fn reach_all(&self, ids: &[&str]) -> Result<bool> {
+        self.reach_devices(ids)
+    }
+
+    fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool> {
+        self.is_open(addr, bytes)
+    }
+}
+
+impl StreamWords for CudaDevice {
     fn memory_ops(&self, stream: Stream, ops: &[MemoryOp]) -> Result<()> {
         let _scope = self.context.enter()?;
         ops.chunks(stream::MOST_OPS)
@@ -290,15 +374,9 @@ impl Device for CudaDevice {
         let _scope = self.context.enter()?;
         stream::wait_value(&self.context, raw_stream(stream), addr, value)
     }
+}
 
-    fn stream(&self) -> Result<OwnedStream> {
-        stream::create(&self.context, false)
-    }
-
-    fn urgent_stream(&self) -> Result<OwnedStream> {
-        stream::create(&self.context, true)
-    }
-
+impl Graphs for CudaDevice {
     fn begin_capture(&self, stream: Stream) -> Result<()> {
         graph::begin_capture(&self.context, raw_stream(stream))
     }
@@ -311,79 +389,30 @@ impl Device for CudaDevice {
         graph::launch(&self.context, graph, raw_stream(stream))
     }
 
-    fn moment(&self, stream: Stream) -> Result<Moment> {
-        moment::moment(&self.context, raw_stream(stream))
+    fn event(&self) -> Result<Event> {
+        event::create(&self.context)
     }
 
-    fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>> {
-        moment::between(&self.context, earlier, later)
+    fn record_event(&self, stream: Stream, event: &Event) -> Result<()> {
+        event::record(&self.context, raw_stream(stream), event)
     }
 
-    fn synchronize(&self, stream: Stream) -> Result<()> {
-        let _scope = self.context.enter_relaxed()?;
-        // SAFETY: the caller's stream; the driver checks it.
-        unsafe { self.context.driver.stream_synchronize(raw_stream(stream)) }.check(&self.context)
+    fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()> {
+        event::wait(&self.context, raw_stream(stream), event, is_captured)
     }
 
-    fn is_idle(&self, stream: Stream) -> Result<bool> {
-        let _scope = self.context.enter_relaxed()?;
-        // SAFETY: the caller's stream; the driver checks it.
-        let status = unsafe { self.context.driver.stream_query(raw_stream(stream)) };
-        if status.code == code::NOT_READY { Ok(false) } else { status.check(&self.context).map(|()| true) }
+    fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode> {
+        event::record_in_graph(&self.context, raw_stream(stream), event, node)
     }
+}
 
-    fn accepts(&self, addr: u64) -> Result<bool> {
-        use CUpointer_attribute::{
-            CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as ACCESS, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL,
-            CU_POINTER_ATTRIBUTE_IS_MANAGED as IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
-        };
-        if addr == 0 {
-            return Ok(false);
-        }
-        let _scope = self.context.enter()?;
-        match self.pointer_attribute(MEMORY_TYPE, addr)? {
-            None => return Ok(false),
-            Some(DEVICE_MEMORY) => {}
-            Some(_) => return Ok(true),
-        }
-        if self.pointer_attribute(ORDINAL, addr)? == Some(u64::from(self.context.ordinal)) {
-            return Ok(true);
-        }
-        // Another GPU's memory: refused only if the driver says that this one has no access.
-        let asked = |attribute| self.pointer_attribute(attribute, addr).ok().flatten();
-        Ok(asked(IS_MANAGED) == Some(1) || asked(ACCESS) != Some(0))
-    }
-
-    fn reach_all(&self, ids: &[&str]) -> Result<bool> {
-        self.reach_devices(ids)
-    }
-
-    fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool> {
-        self.is_open(addr, bytes)
-    }
-
-    fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
-        self.allocation(addr)
-    }
-
+impl Ipc for CudaDevice {
     fn exposed_handle(&self, exposed: &Exposed) -> Result<[u8; 64]> {
         self.handle_of(exposed)
     }
 
     fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory> {
         self.open_handle(handle)
-    }
-
-    fn alloc_as_user(&self, bytes: u64) -> Result<Memory> {
-        self.user_memory(bytes)
-    }
-
-    fn reach(&self, ordinal: u32) -> Result<()> {
-        self.reach_device(ordinal)
-    }
-
-    fn enter(&self) -> Result<Box<dyn Any>> {
-        Ok(Box::new(self.context.enter()?))
     }
 }
 

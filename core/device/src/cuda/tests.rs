@@ -27,8 +27,8 @@ fn this_test(test: &str) -> Command {
     fake::this_test(module_path!(), test)
 }
 
-fn opened(ordinal: u32) -> Arc<dyn Device> {
-    open(ordinal).expect("a device of the stand-in")
+fn opened(ordinal: u32) -> Arc<CudaDevice> {
+    super::opened(ordinal).expect("a device of the stand-in")
 }
 
 fn bytes_at(device: &dyn Device, addr: u64, length: usize) -> Vec<u8> {

@@ -14,17 +14,14 @@ use std::time::{Duration, Instant};
 use hawser_base::env;
 use hawser_base::error::{Error, Result};
 use hawser_base::liveness::forked;
-use hawser_plan::device_plan::{Args, KernelKey};
-use hawser_plan::dma::Fold;
-use hawser_plan::exchange::bundle::BundleLaunch;
 use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::device::{
-    Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, HeapKind, HostWords, MemoryOp, Moment,
-    OwnedStream, RecordNode, Stream, StreamState,
+    Caps, Device, Export, Exposed, HeapKind, HostWords, Moment, OwnedStream, SharedMemory, Stream,
+    StreamState, Streams,
 };
 use crate::memory::Memory;
 use crate::pool::{self, Pool, Source, Ticket};
@@ -164,10 +161,94 @@ impl Device for HostDevice {
         &self.caps
     }
 
+    fn enter(&self) -> Result<Box<dyn Any>> {
+        Ok(Box::new(()))
+    }
+
+    fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
     fn alloc(&self, bytes: u64) -> Result<Memory> {
         self.pool.alloc(bytes)
     }
 
+    fn alloc_as_user(&self, bytes: u64) -> Result<Memory> {
+        Ok(memory(Arc::new(map(bytes, None)?)))
+    }
+
+    fn host_words(&self, bytes: u64) -> Result<HostWords> {
+        let memory = memory(Arc::new(map(bytes, None)?));
+        Ok(HostWords { host: memory.addr as *mut u8, memory })
+    }
+
+    fn upload(&self, addr: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller names memory of this device (host memory) of at least this length.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: as in `upload`.
+        unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn accepts(&self, addr: u64) -> Result<bool> {
+        Ok(addr != 0)
+    }
+}
+
+impl Streams for HostDevice {
+    fn stream(&self) -> Result<OwnedStream> {
+        Ok(OwnedStream { stream: Stream(0), owner: Box::new(()) })
+    }
+
+    fn urgent_stream(&self) -> Result<OwnedStream> {
+        self.stream()
+    }
+
+    fn stream_state(&self, stream: Stream) -> Result<StreamState> {
+        Ok(StreamState { id: stream.0, capture: None })
+    }
+
+    fn order(&self, _earlier: Stream, _later: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn fork(&self, _earlier: Stream, _later: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn copy(&self, _stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller names memory of this device (host memory) of at least this length; ranges may
+        // overlap.
+        unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
+        Ok(())
+    }
+
+    fn moment(&self, _stream: Stream) -> Result<Moment> {
+        // What is called has run to its end.
+        Ok(Moment { owner: Box::new(Instant::now()) })
+    }
+
+    fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>> {
+        let of = |moment: &Moment| moment.owner.downcast_ref::<Instant>().copied();
+        let (earlier, later) =
+            of(earlier).zip(of(later)).ok_or_else(|| Error::internal("a moment of a GPU"))?;
+        Ok(Some(later - earlier))
+    }
+
+    fn synchronize(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_idle(&self, _stream: Stream) -> Result<bool> {
+        Ok(true)
+    }
+}
+
+impl SharedMemory for HostDevice {
     fn alloc_heap(&self, bytes: u64, _kind: HeapKind) -> Result<Memory> {
         let length = bytes.max(1);
         let kept = self.pool.reuse(length).and_then(|(_, payload)| payload.downcast::<Arc<Mapping>>().ok());
@@ -190,10 +271,6 @@ impl Device for HostDevice {
         let (addr, bytes) = (mapping.addr as u64, mapping.bytes as u64);
         let owner = Heap { mapping: Some(mapping), pool: self.pool.clone() };
         Ok(Memory { addr, bytes, owner: Box::new(owner) })
-    }
-
-    fn pool(&self) -> &Arc<Pool> {
-        &self.pool
     }
 
     fn share(&self, _heap: &Memory) -> Result<()> {
@@ -244,176 +321,14 @@ impl Device for HostDevice {
             .ok_or_else(|| Error::remote("a peer of this process freed its heap during bring-up"))
     }
 
-    fn host_words(&self, bytes: u64) -> Result<HostWords> {
-        let memory = memory(Arc::new(map(bytes, None)?));
-        Ok(HostWords { host: memory.addr as *mut u8, memory })
-    }
-
-    fn upload(&self, addr: u64, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the caller names memory of this device (host memory) of at least this length.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
-        Ok(())
-    }
-
-    fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()> {
-        // SAFETY: as in `upload`.
-        unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
-    }
-
-    fn prepare(&self, _kernel: KernelKey) -> Result<()> {
-        Ok(())
-    }
-
-    fn launch(&self, _kernel: KernelKey, _args: &Args, _threads: u32, _stream: Stream) -> Result<()> {
-        Err(Error::internal("launches of the host device are run by its interpreter"))
-    }
-
-    fn launch_exchange(&self, _kernel: KernelKey, _launch: &ExchangeLaunch, _stream: Stream) -> Result<()> {
-        Err(Error::internal("the host device runs the steps of a program"))
-    }
-
-    fn launch_bundle(&self, _launch: &BundleLaunch, _stream: Stream) -> Result<()> {
-        Err(Error::internal("the host device runs the steps of a program"))
-    }
-
-    fn reach_all(&self, _ids: &[&str]) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn is_reached(&self, _addr: u64, _bytes: u64) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn order(&self, _earlier: Stream, _later: Stream) -> Result<()> {
-        Ok(())
-    }
-
-    fn fork(&self, _earlier: Stream, _later: Stream) -> Result<()> {
-        Ok(())
-    }
-
-    fn stream_state(&self, stream: Stream) -> Result<StreamState> {
-        Ok(StreamState { id: stream.0, capture: None })
-    }
-
-    fn event(&self) -> Result<Event> {
-        Err(no_graphs())
-    }
-
-    fn wait_event(&self, _stream: Stream, _event: &Event, _is_captured: bool) -> Result<()> {
-        Err(no_graphs())
-    }
-
-    fn record_event(&self, _stream: Stream, _event: &Event) -> Result<()> {
-        Err(no_graphs())
-    }
-
-    fn record_in_graph(
-        &self,
-        _stream: Stream,
-        _event: &Event,
-        _node: Option<RecordNode>,
-    ) -> Result<RecordNode> {
-        Err(no_graphs())
-    }
-
-    fn copy(&self, _stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller names memory of this device (host memory) of at least this length; ranges may
-        // overlap.
-        unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
-        Ok(())
-    }
-
-    fn fold(&self, _fold: &Fold, _stream: Stream) -> Result<()> {
-        Err(Error::internal("the host device polls what it folds"))
-    }
-
-    fn memory_ops(&self, _stream: Stream, _ops: &[MemoryOp]) -> Result<()> {
-        Err(Error::internal("the host device polls its copies"))
-    }
-
-    fn memory_ops_apart(&self, ops: &[MemoryOp]) -> Result<()> {
-        self.memory_ops(Stream::default(), ops)
-    }
-
-    fn wait_value(&self, _stream: Stream, _addr: u64, _value: u32) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn stream(&self) -> Result<OwnedStream> {
-        Ok(OwnedStream { stream: Stream(0), owner: Box::new(()) })
-    }
-
-    fn urgent_stream(&self) -> Result<OwnedStream> {
-        self.stream()
-    }
-
-    fn begin_capture(&self, _stream: Stream) -> Result<()> {
-        Err(no_graphs())
-    }
-
-    fn end_capture(&self, _stream: Stream) -> Result<Graph> {
-        Err(no_graphs())
-    }
-
-    fn launch_graph(&self, _graph: &Graph, _stream: Stream) -> Result<()> {
-        Err(no_graphs())
-    }
-
-    fn moment(&self, _stream: Stream) -> Result<Moment> {
-        // What is called has run to its end.
-        Ok(Moment { owner: Box::new(Instant::now()) })
-    }
-
-    fn between(&self, earlier: &Moment, later: &Moment) -> Result<Option<Duration>> {
-        let of = |moment: &Moment| moment.owner.downcast_ref::<Instant>().copied();
-        let (earlier, later) =
-            of(earlier).zip(of(later)).ok_or_else(|| Error::internal("a moment of a GPU"))?;
-        Ok(Some(later - earlier))
-    }
-
-    fn synchronize(&self, _stream: Stream) -> Result<()> {
-        Ok(())
-    }
-
-    fn is_idle(&self, _stream: Stream) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn accepts(&self, addr: u64) -> Result<bool> {
-        Ok(addr != 0)
-    }
-
     fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
         // Threads share everything.
         Ok(Some(Exposed { base: addr, bytes: u64::MAX - addr, id: 0 }))
     }
 
-    fn exposed_handle(&self, _exposed: &Exposed) -> Result<[u8; 64]> {
-        Err(Error::internal("another process cannot map the user's host memory"))
-    }
-
-    fn open_exposed(&self, _handle: &[u8; 64]) -> Result<Memory> {
-        Err(Error::internal("another process cannot map the user's host memory"))
-    }
-
-    fn alloc_as_user(&self, bytes: u64) -> Result<Memory> {
-        Ok(memory(Arc::new(map(bytes, None)?)))
-    }
-
     fn reach(&self, _ordinal: u32) -> Result<()> {
         Ok(())
     }
-
-    fn enter(&self) -> Result<Box<dyn Any>> {
-        Ok(Box::new(()))
-    }
-}
-
-fn no_graphs() -> Error {
-    Error::invalid_usage("graphs need CUDA: the host device has none")
-        .remedy("run on a GPU, or launch the operations one by one")
 }
 
 #[cfg(test)]
@@ -440,17 +355,10 @@ mod tests {
     #[test]
     fn there_is_a_stream_but_no_graphs() {
         let device = HostDevice::new(0).unwrap();
-        let stream = device.stream().unwrap().stream;
-        assert_eq!(stream, Stream(0));
-        let graph = Graph { owner: Box::new(()) };
-        let refused = [
-            device.begin_capture(stream).err(),
-            device.end_capture(stream).err(),
-            device.launch_graph(&graph, stream).err(),
-        ];
-        for error in refused {
-            assert!(error.unwrap().text.contains("graphs need CUDA"));
-        }
+        assert_eq!(device.stream().unwrap().stream, Stream(0));
+        let device: &dyn Device = &device;
+        assert!(device.kernels().is_none() && device.stream_words().is_none() && device.ipc().is_none());
+        assert!(device.needs_graphs().err().unwrap().text.contains("graphs need CUDA"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Calls return when they are done; otherwise at once, and [`Comm::async_error`] tells.
+    /// Calls return when they are done; otherwise at once, and [`async_error`](super::Comm::async_error) tells.
     pub blocking: bool,
     /// Fewest CTAs of an operation.
     pub min_ctas: Option<u32>,

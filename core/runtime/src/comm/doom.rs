@@ -7,8 +7,6 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hawser_plan::topology::DeviceKind;
-
 use hawser_base::error::Error;
 use hawser_base::log;
 
@@ -22,7 +20,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 
 /// From the death of a rank on, ends launches of this communicator that do not end by themselves.
 pub(super) fn end_launches_in_vain(state: &Arc<CommState>) {
-    if state.device.caps().kind == DeviceKind::Host {
+    if state.device.kernels().is_none() {
         return;
     }
     let weak = Arc::downgrade(state);

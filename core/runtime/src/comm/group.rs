@@ -11,7 +11,6 @@ use std::thread;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::log;
-use hawser_plan::topology::DeviceKind;
 
 use crate::comm::{Busy, Comm};
 use crate::comm_state::CommState;
@@ -186,7 +185,7 @@ fn launch(parts: &mut [Part<'_>]) -> Result<()> {
     for (comm, comm_state, items) in parts {
         let state = &**comm_state;
         let _spans = log::enter_operation(state.comm_id, &state.name, state.rank, items.len());
-        let is_host = comm_state.device.caps().kind == DeviceKind::Host;
+        let is_host = comm_state.device.kernels().is_none();
         if comm.is_blocking() || !is_host {
             resolve(comm_state, items, &mut here)?;
         } else {

@@ -26,7 +26,6 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use hawser_plan::choose::Choice;
 use hawser_plan::p2p::Message;
-use hawser_plan::topology::DeviceKind;
 use hawser_plan::vector::Vector;
 use hawser_plan::{Call, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
@@ -484,7 +483,7 @@ impl Drop for Busy {
 impl Comm {
     /// Whether programs of this communicator run on the host device.
     pub fn is_host(&self) -> bool {
-        self.state().is_ok_and(|l| l.device.caps().kind == DeviceKind::Host)
+        self.state().is_ok_and(|l| l.device.kernels().is_none())
     }
 }
 

@@ -156,7 +156,7 @@ impl CommState {
     pub fn reach(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<u8> {
         let Some(buffers) = plan.to_reach(call.input, call.output) else { return Ok(0) };
         for (addr, bytes) in buffers.into_iter().filter(|(_, bytes)| *bytes > 0) {
-            if !self.device.is_reached(addr, bytes)? {
+            if !self.device.needs_kernels()?.is_reached(addr, bytes)? {
                 let text = "other GPUs cannot use these buffers in place (those of cudaMalloc and ncclMemAlloc can be): staged";
                 log::info(Subsys::Coll, || format!("{} rank {} op {number}: {text}", self.name, self.rank));
                 return Ok(0);
@@ -508,5 +508,6 @@ fn steps_of<'a>(plan: &'a LaunchPlan, loaded: Option<&'a LoadedProgram>) -> &'a 
 /// Loads the kernels that most programs start with, so that the first operation does not wait for them.
 pub fn warm_up(state: &CommState) -> Result<()> {
     let protocol = hawser_plan::Route::SIMPLE;
-    state.device.prepare(KernelKey::new(DeviceOp::Copy, hawser_plan::DataType::Uint8, protocol))
+    let Some(kernels) = state.device.kernels() else { return Ok(()) };
+    kernels.prepare(KernelKey::new(DeviceOp::Copy, hawser_plan::DataType::Uint8, protocol))
 }

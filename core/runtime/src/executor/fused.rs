@@ -36,9 +36,10 @@ pub fn submit(
     let mut launch = ExchangeLaunch { args: plan.args, blocks: plan.blocks, threads: plan.threads };
     plan.complete(&mut launch.args, (call.input, call.output), plan.scalar(), number);
     launch.args.direct |= reach;
+    let kernels = comm.device.needs_kernels()?;
     comm.order.put(&*comm.device, stream, plan.blocks, |done| {
         launch.args.done = done;
-        TimedOp::around(timed, stream, || comm.device.launch_exchange(plan.kernel, &launch, stream))
+        TimedOp::around(timed, stream, || kernels.launch_exchange(plan.kernel, &launch, stream))
     })
 }
 
@@ -47,8 +48,9 @@ pub fn submit(
 /// # Errors
 /// The driver refused the launch.
 pub fn submit_batch(comm: &CommState, launch: &mut BundleLaunch, stream: Stream) -> Result<()> {
+    let kernels = comm.device.needs_kernels()?;
     comm.order.put(&*comm.device, stream, launch.blocks, |done| {
         launch.args.done = done;
-        comm.device.launch_bundle(launch, stream)
+        kernels.launch_bundle(launch, stream)
     })
 }

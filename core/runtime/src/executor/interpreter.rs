@@ -34,9 +34,10 @@ pub struct BatchLaunch {
 /// The driver refused the launch.
 pub fn submit(comm: &CommState, plan: &mut LaunchPlan, stream: Stream, timed: Option<TimedOp>) -> Result<()> {
     let LaunchPlan { kernel, args, threads, .. } = plan;
+    let kernels = comm.device.needs_kernels()?;
     comm.order.put(&*comm.device, stream, args.n_blocks.into(), |done| {
         args.done = done;
-        TimedOp::around(timed, stream, || comm.device.launch(*kernel, args, *threads, stream))
+        TimedOp::around(timed, stream, || kernels.launch(*kernel, args, *threads, stream))
     })
 }
 

@@ -12,7 +12,6 @@ use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
 use hawser_plan::dma::{Bases, far};
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::topology::DeviceKind;
 
 use self::negotiate::{Decided, decide};
 use super::config::Config;
@@ -142,7 +141,7 @@ impl Own<'_> {
             let wait = (self.step)("direct copies");
             let rendezvous = Rendezvous::connect(device, bootstrap, &peers, self.abort, &wait)?;
             let stage = net.as_ref().and_then(Net::stage).cloned();
-            let is_host = device.caps().kind == DeviceKind::Host;
+            let is_host = device.kernels().is_none();
             Dma::new(bases.clone(), (rendezvous, stage), &self.device, &peer_memory.control, is_host)
         };
         let dma = peer_memory.staging().map(copies).transpose()?;
@@ -204,9 +203,7 @@ impl Own<'_> {
 
 /// The last step: nothing is left to load, and all ranks are there.
 fn make_ready(state: &CommState, wait: &Wait) -> Result<()> {
-    if state.device.caps().kind != DeviceKind::Host {
-        warm_up(state)?;
-    }
+    warm_up(state)?;
     state.device.pool().fill()?;
     state.bootstrap.barrier(wait)?;
     log::info(Subsys::Init, || announcement(state));

@@ -169,7 +169,7 @@ fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings
 /// Whether this rank's device and those of all ranks, in this process, use each other's memory from now on.
 fn reaches_all(device: &dyn Device, topology: &Topology) -> Result<bool> {
     let ids: Vec<&str> = topology.ranks.iter().map(|rank| rank.device.as_str()).collect();
-    device.reach_all(&ids)
+    device.kernels().map_or(Ok(false), |kernels| kernels.reach_all(&ids))
 }
 
 /// Two records in one.

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
-use hawser_device::{Device, MemoryOp, OwnedStream, Stream};
+use hawser_device::{Device, MemoryOp, OwnedStream, Stream, StreamWords};
 use hawser_plan::device_plan::Step;
 use hawser_plan::dma::{
     Bases, COPIES, Command, Counters, Direct, Emitter, FAR_SENDS, LANES, Leg, STREAMS, Way, What,
@@ -118,6 +118,7 @@ impl Dma {
         stream: Stream,
         who: Who<'_>,
     ) -> Result<Emission<'a>> {
+        let words = device.needs_stream_words()?;
         let turn = order.begin(device, stream)?;
         let streams = [stream, self.second(device, turn.capture)?];
         let is_captured = device.stream_state(stream)?.capture.is_some();
@@ -125,13 +126,14 @@ impl Dma {
         let arrival = self.arrive(device, &emitter, plan, is_captured)?;
         if let Some(watched) = &self.watched {
             let first = watched.begin(who, peers(plan, steps), turn.done == 0)?;
-            first.map_or(Ok(()), |op| device.memory_ops(stream, &[op]))?;
+            first.map_or(Ok(()), |op| words.memory_ops(stream, &[op]))?;
         }
         let pending = Vec::new();
         let (is_serial, is_forked) = (plan.folds(), false);
         Ok(Emission {
             dma: self,
             device,
+            words,
             order,
             emitter,
             arrival,
@@ -269,6 +271,7 @@ impl Arrival<'_> {
 pub struct Emission<'a> {
     dma: &'a Dma,
     device: &'a dyn Device,
+    words: &'a dyn StreamWords,
     order: &'a Order,
     emitter: Emitter<'a>,
     /// Until the first round.
@@ -311,7 +314,7 @@ impl Emission<'_> {
                 }
                 What::Fold(fold) => {
                     self.flush()?;
-                    self.device.fold(&fold, self.streams[index])?;
+                    self.device.needs_kernels()?.fold(&fold, self.streams[index])?;
                 }
             }
         }
@@ -330,7 +333,7 @@ impl Emission<'_> {
         let last = self.dma.watched.as_ref().and_then(|watched| watched.end(is_captured));
         let ops: Vec<MemoryOp> = [count, last].into_iter().flatten().collect();
         if !ops.is_empty() {
-            self.device.memory_ops(self.streams[0], &ops)?;
+            self.words.memory_ops(self.streams[0], &ops)?;
         }
         self.order.finish(self.device, &self.turn, 1)
     }
@@ -354,7 +357,7 @@ impl Emission<'_> {
     fn flush(&mut self) -> Result<()> {
         for batch in self.pending.chunk_by(|a, b| a.0 == b.0) {
             let ops: Vec<MemoryOp> = batch.iter().map(|(_, op)| *op).collect();
-            self.device.memory_ops(self.streams[batch[0].0], &ops)?;
+            self.words.memory_ops(self.streams[batch[0].0], &ops)?;
         }
         self.pending.clear();
         Ok(())

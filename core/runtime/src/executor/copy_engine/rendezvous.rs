@@ -15,9 +15,8 @@ use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::host::HostDevice;
-use hawser_device::{Device, Exposed, HeapKind, Memory};
+use hawser_device::{Device, Exposed, HeapKind, Memory, SharedMemory};
 use hawser_plan::dma::{Leg, Way};
-use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 
 use crate::bootstrap::Bootstrap;
@@ -251,7 +250,7 @@ impl Rendezvous {
         }
         // One allocation at an address: those before it are gone.
         handles.retain(|(base, _), _| *base != exposed.base);
-        let handle = device.exposed_handle(exposed)?;
+        let handle = device.needs_ipc()?.exposed_handle(exposed)?;
         handles.insert(key, handle);
         Ok(handle)
     }
@@ -343,7 +342,7 @@ fn mapped(
         opened[last].used = number;
         return Ok(opened[last].memory.addr + offset);
     }
-    let memory = device.open_exposed(&theirs.handle).map_err(|error| {
+    let memory = device.needs_ipc()?.open_exposed(&theirs.handle).map_err(|error| {
         error
             .context(format!("mapping a buffer of rank {peer}"))
             .remedy("set NCCL_ZERO_COPY=0 on all ranks where CUDA IPC is not allowed")
@@ -372,13 +371,13 @@ fn probe(
     let wanted = env::settings().zero_copy != Some(false);
     // With peer access between the GPUs of a process, calls of the driver wait for all of them: to load a kernel in one thread
     // may wait for what another thread has not called yet. Who asks for direct copies there knows.
-    let near = env::settings().zero_copy == Some(true) || device.caps().kind == DeviceKind::Host;
+    let near = env::settings().zero_copy == Some(true) || device.kernels().is_none();
     let elsewhere =
         |p: usize| p != me && peers.hosts[p] == peers.hosts[me] && peers.processes[p] != peers.processes[me];
     let is_asked = wanted && (0..peers.hosts.len()).any(elsewhere);
     let sample = is_asked.then(|| device.alloc_as_user(SAMPLE_BYTES)).transpose()?;
     let exposed = sample.as_ref().map(|memory| device.expose(memory.addr)).transpose()?.flatten();
-    let handle = exposed.and_then(|exposed| device.exposed_handle(&exposed).ok());
+    let handle = exposed.and_then(|exposed| device.ipc()?.exposed_handle(&exposed).ok());
     let mut token = vec![u8::from(wanted), u8::from(handle.is_some())];
     token.extend(device.caps().ordinal.to_le_bytes());
     token.extend(handle.unwrap_or([0; 64]));
@@ -395,7 +394,7 @@ fn probe(
             true => {
                 let mut handle = [0; 64];
                 handle.copy_from_slice(&token[6..]);
-                token[1] == 1 && device.open_exposed(&handle).is_ok()
+                token[1] == 1 && device.ipc().is_some_and(|ipc| ipc.open_exposed(&handle).is_ok())
             }
         }
     };

@@ -217,11 +217,12 @@ impl Watched {
         if let Some(stage) = &self.stage {
             stage.release();
         }
+        let Some(words) = self.device.stream_words() else { return };
         if self.device.is_idle(self.stream.stream).unwrap_or(true) {
             state.stuck = None;
-            let _ = self.device.memory_ops(self.stream.stream, &self.release);
+            let _ = words.memory_ops(self.stream.stream, &self.release);
         } else if state.stuck.get_or_insert_with(Instant::now).elapsed() > STUCK {
-            let _ = self.device.memory_ops_apart(&self.release);
+            let _ = words.memory_ops_apart(&self.release);
             state.stuck = None;
         }
     }

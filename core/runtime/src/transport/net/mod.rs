@@ -38,7 +38,6 @@ use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
 use hawser_plan::device_plan::Conn;
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::topology::DeviceKind;
 use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
 use rustc_hash::FxHashSet;
 
@@ -212,7 +211,7 @@ impl Net {
     /// Starts serving a communicator. No connection exists yet.
     pub fn start(chosen: Chosen, setup: Setup<'_>, settings: &Settings) -> Result<Self> {
         let Setup { device, bootstrap, control, layout, place, rail, connections, staged, abort } = setup;
-        let on_gpu = device.caps().kind != DeviceKind::Host;
+        let on_gpu = device.kernels().is_some();
         let collnet_reaches = chosen.collnet.as_ref().is_none_or(|c| c.reaches_gpus);
         let in_device = settings.gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
         let slot = u64::from(layout.slot_stride[2]);
