@@ -70,6 +70,8 @@ pub mod accept;
 pub mod dial;
 pub mod error;
 pub mod frame;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod handle;
 pub mod handshake;
 pub mod interface;

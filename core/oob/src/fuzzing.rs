@@ -1,0 +1,32 @@
+//! What fuzz targets ask of handles and handshakes, for every crate that uses them.
+
+use crate::handle::{ConnectInfo, HANDLE_BYTES, seal};
+use crate::handshake::{Connector, Key, Protocol, Responder};
+
+/// Reads bytes as the handle of a listener, as they are and with the right beginning and check sum.
+///
+/// # Panics
+/// What was read does not come back when it is written.
+pub fn handle(magic: [u8; 4], bytes: &[u8; HANDLE_BYTES]) {
+    let _ = ConnectInfo::decode(magic, bytes);
+    let mut bytes = *bytes;
+    seal(magic, &mut bytes);
+    if let Ok(info) = ConnectInfo::decode(magic, &bytes) {
+        assert_eq!(ConnectInfo::decode(magic, &info.encode(magic)), Ok(info));
+    }
+}
+
+/// Reads bytes as the messages of a handshake, by either end, which know a key that the sender does not know.
+///
+/// # Panics
+/// Bytes without the key pass for a proof.
+pub fn handshake(protocol: Protocol, key: &Key, bytes: &[u8]) {
+    if let Some((greeting, rest)) = bytes.split_at_checked(protocol.greeting_bytes()) {
+        let _ = protocol.read_greeting(greeting);
+        assert!(Responder::new(protocol, key, greeting, [0; 32]).0.check(rest).is_none());
+    }
+    let greeting = vec![0; protocol.greeting];
+    let mut connector = Connector::new(protocol, key, [0; 32], &greeting);
+    assert!(connector.answer(bytes, &vec![0; protocol.answer]).is_err());
+    assert!(connector.welcomed(bytes).is_err());
+}
