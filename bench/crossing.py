@@ -202,7 +202,7 @@ class Experiment:
 def asked(communicator):
     """What the last operation ran."""
     last = communicator.decision()
-    return f"{last.algorithm.decode()}/{last.protocol.decode()} x {last.channels}"
+    return f"{last.algorithm.decode()}/{last.executor.decode()}/{last.protocol.decode()} x {last.channels}"
 
 
 def cell(point, best):

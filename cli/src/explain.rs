@@ -8,13 +8,12 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::Outcome;
+use hawser_plan::choose::Candidate;
 use hawser_plan::cost::Constants;
 use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{Call, Choice, Collective, DataType, PlanConfig, ReduceOp, Topology};
-use hawser_plugin::tuner::Decision;
+use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, ReduceOp, Topology};
 use hawser_runtime::comm;
-use hawser_runtime::tuning::{self, CallAttributes, Chosen, Tuners};
+use hawser_runtime::tuning::{CallAttributes, Chosen, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
 
@@ -95,13 +94,11 @@ pub struct Line {
     /// Bytes of the larger of input and output.
     pub bytes: u64,
     /// The choice of the planner.
-    pub choice: Choice,
+    pub choice: Decision,
     /// GB/s of the bus that were predicted.
     pub busbw: f64,
-    /// The decision: algorithm, executor, protocol and channels.
-    pub decision: Decision,
-    /// The fastest of the other candidates, and its time in µs.
-    pub next: Option<(Decision, f32)>,
+    /// The fastest of the other candidates.
+    pub next: Option<Candidate>,
     /// The notes of rules about it.
     notes: Vec<String>,
 }
@@ -127,14 +124,11 @@ impl Line {
             tuners.choose(&call, CallAttributes::default(), topology, plan_config)?;
         let own = (choice.key.algorithm, choice.route);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.route) != own);
-        let times = others.filter(|c| c.held.is_none()).filter_map(|c| match c.outcome {
-            Outcome::Predicted { us, .. } => Some((tuning::in_their_terms(c, topology).decision, us)),
-            Outcome::Filtered(_) => None,
-        });
-        let next = times.min_by(|a, b| a.1.total_cmp(&b.1));
-        let decision = tuning::decision_of(&choice, topology);
+        let possible = others.filter(|c| c.held.is_none() && c.us().is_some());
+        let next = possible.min_by(|a, b| a.us().unwrap_or_default().total_cmp(&b.us().unwrap_or_default()));
+        let next = next.cloned();
         let busbw = test.bandwidth(geometry, dtype, ranks, f64::from(choice.predicted_us) / 1e6).1;
-        Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, decision, next, notes })
+        Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, next, notes })
     }
 
     /// True if another algorithm or protocol is chosen than in `other`.
@@ -146,21 +140,24 @@ impl Line {
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let route = self.choice.route;
         write!(
             f,
-            "{:>14}  {:18} {:11} {:8} {:>8} {:>7} {:>12.1} {:>10.2}",
+            "{:>14}  {:18} {:11} {:8} {:9} {:>8} {:>7} {:>12.1} {:>10.2}",
             self.bytes,
-            self.decision.algorithm.name(),
-            self.decision.executor.name(),
-            self.decision.protocol.name(),
-            self.decision.channels,
+            self.choice.key.algorithm.name(),
+            route.executor.name(),
+            route.protocol.name(),
+            if route.zero_copy { "zero_copy" } else { "-" },
+            self.choice.channels,
             self.choice.threads,
             self.choice.predicted_us,
             self.busbw
         )?;
-        match self.next {
-            Some((decision, us)) => {
-                write!(f, "  {:34} {us:>10.1}", decision.with_channels(0).to_string())
+        match &self.next {
+            Some(next) => {
+                let way = format!("{} {}", next.algorithm.name(), next.route.name());
+                write!(f, "  {way:34} {:>10.1}", next.us().unwrap_or_default())
             }
             None => write!(f, "  {:34} {:>10}", "-", "-"),
         }
@@ -212,11 +209,12 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     );
     let _ = writeln!(
         text,
-        "# {:>12}  {:18} {:11} {:8} {:>8} {:>7} {:>12} {:>10}  {:34} {:>10}",
+        "# {:>12}  {:18} {:11} {:8} {:9} {:>8} {:>7} {:>12} {:>10}  {:34} {:>10}",
         "bytes",
         "algorithm",
         "executor",
         "protocol",
+        "strategy",
         "channels",
         "threads",
         "predicted/us",
@@ -352,7 +350,7 @@ mod tests {
         let all = Options { bytes: (8, 8 << 30), ..options(Collective::AllReduce, device, (8, 1)) };
         let text = table(&all, Collective::AllReduce).unwrap();
         let few = table(&Options { changes: true, ..all }, Collective::AllReduce).unwrap();
-        let way = |row: &str| row.split_whitespace().skip(1).take(3).map(str::to_owned).collect::<Vec<_>>();
+        let way = |row: &str| row.split_whitespace().skip(1).take(4).map(str::to_owned).collect::<Vec<_>>();
         let mut expected = rows(&text);
         assert_eq!(expected.len(), 31, "{text}");
         expected.dedup_by_key(|row| way(row));
@@ -371,7 +369,7 @@ mod tests {
         let host = with(DeviceKind::Host, Link::NvLink).unwrap_err().to_string();
         assert!(host.contains("--link host"), "{host}");
         let text = with(DeviceKind::Cuda { sm: 90 }, Link::Pcie).unwrap();
-        assert!(text.contains("cuda:90 over pcie, built-in") && !text.contains("ll128"), "{text}");
+        assert!(text.contains("cuda:90 over pcie, built-in") && !text.contains("LL128"), "{text}");
     }
 
     #[test]
@@ -390,16 +388,16 @@ mod tests {
         for row in rows(&text) {
             let mut words = row.split_whitespace();
             let large = words.next().unwrap().parse::<u64>().unwrap() >= 64 << 10;
-            assert_eq!(words.next() == Some("tree"), large, "{row}");
+            assert_eq!(words.next() == Some("Tree"), large, "{row}");
             assert!(
-                words.nth(4).unwrap().parse::<f64>().unwrap() > 0.0,
+                words.nth(5).unwrap().parse::<f64>().unwrap() > 0.0,
                 "an order has a predicted time: {row}"
             );
         }
         let place = format!("tuner hawser-rules: rule at {name}:1:1");
         assert!(text.contains(&format!("#     {place}")) && text.contains("no rule decided"), "{text}");
         let few = table(&Options { changes: true, full: false, ..ruled }, Collective::AllReduce).unwrap();
-        assert_eq!(rows(&few).last().map(|row| row.contains(" tree ")), Some(true), "{few}");
+        assert_eq!(rows(&few).last().map(|row| row.contains(" Tree ")), Some(true), "{few}");
         std::fs::write(&path, "[[rule]]\nuse = 1\n").unwrap();
         let broken = options(Collective::AllReduce, DeviceKind::Host, (2, 1));
         let broken = Options { rules: Some(name.clone()), ..broken };

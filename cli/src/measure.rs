@@ -20,6 +20,7 @@ use hawser_plan::{Collective, DataType, PlanConfig, Topology};
 use hawser_runtime::comm;
 
 use crate::explain;
+use crate::perf::Decided;
 use crate::perf::options::parse_size;
 use crate::subprocess::{self, Folder, Row, Sweep};
 
@@ -164,7 +165,7 @@ impl Bench<'_> {
             let sample = run.sample(collective, count, us, &self.topology, &self.plan_config)?;
             let sample = sample.with_context(|| format!("{name} of {count} floats is not possible so"))?;
             let row = rows.iter().find(|row| (row.collective.as_str(), row.count) == (name, count));
-            check(row.and_then(|row| row.choice.as_deref()).unwrap_or_default(), &sample)?;
+            check(row.and_then(|row| row.decision.as_ref()), &sample)?;
             if us > 0.0 {
                 samples.push(sample);
             }
@@ -176,8 +177,8 @@ impl Bench<'_> {
     fn report(&self, old: &Constants, found: &Fit, samples: &[Sample]) -> Result<String> {
         let mut text = format!("#\n# {:20} {:>12} {:>12}\n", "constant", "in use", "fitted");
         let is_measured = |name: &str| {
-            let section = name.split('.').next().unwrap_or_default();
-            section == "link" || samples.iter().any(|s| s.route.name() == section)
+            let section = name.rsplit_once('.').map_or("", |(section, _)| section);
+            section == "link" || samples.iter().any(|s| hawser_plan::cost::section(s.route) == section)
         };
         let pairs = old.named().into_iter().zip(found.constants.named());
         for ((name, old), (_, new)) in pairs.filter(|((name, _), _)| is_measured(name)) {
@@ -292,17 +293,17 @@ fn mean(losses: &[Loss]) -> f64 {
     100.0 * sum / losses.len().max(1) as f64
 }
 
-/// That the run did what was asked for, in as many blocks as the planner says here.
-fn check(choice: &str, sample: &Sample) -> Result<()> {
+/// Checks that the run did what was asked for, in as many blocks as the planner says here.
+fn check(decision: Option<&Decided>, sample: &Sample) -> Result<()> {
     let (instances, channels) = sample.grid;
-    let (algorithm, route) = (sample.key.algorithm.name(), sample.route.name());
-    let expected = format!("decided: {algorithm} with {route} in {instances} × {channels} blocks");
-    let decided = choice.lines().last().unwrap_or_default().trim();
-    if !decided.starts_with(&expected) {
+    let is_same =
+        |d: &Decided| d.is(sample.key.algorithm, sample.route) && d.channels == instances * channels;
+    if !decision.is_some_and(is_same) {
+        let ran = decision.map_or_else(|| "nothing known".to_owned(), Decided::to_string);
+        let rule = decision.and_then(|d| d.rule.as_deref()).map_or_else(String::new, |r| format!(" by {r}"));
         bail!(
-            "{}: \"{decided}\" instead of \"{expected}\": a tuner or an env plugin decides; unset \
-                NCCL_TUNER_PLUGIN \
-             and NCCL_ENV_PLUGIN",
+            "{}: {ran}{rule} ran instead: a tuner or an env plugin decides; unset NCCL_TUNER_PLUGIN and \
+             NCCL_ENV_PLUGIN",
             title(sample)
         );
     }
@@ -381,8 +382,20 @@ mod tests {
         Run { algorithm: Algorithm::AllPairs, route: Route::FUSED_LL, max_ctas: 8, collectives }
     }
 
-    fn row(time: f64, decided: &str) -> Row {
-        let choice = Some(format!("all_reduce of …\n  decided: {decided}"));
+    fn decided(algorithm: Algorithm, rule: Option<&str>) -> Decided {
+        Decided {
+            algorithm: algorithm.name().into(),
+            executor: "fused".into(),
+            protocol: "LL".into(),
+            zero_copy: false,
+            channels: 1,
+            predicted_us: 1.0,
+            rule: rule.map(str::to_owned),
+        }
+    }
+
+    fn row(time: f64, decision: &Decided) -> Row {
+        let decision = Some(decision.clone());
         let out_of_place = Time { time };
         Row {
             communicator: None,
@@ -390,7 +403,7 @@ mod tests {
             size: 4096,
             count: 1024,
             out_of_place,
-            choice,
+            decision,
         }
     }
 
@@ -398,12 +411,12 @@ mod tests {
     fn medians_of_what_was_asked_for_become_samples() {
         let options = options();
         let bench = bench(&options);
-        let right = "AllPairs with SymLL in 1 × 1 blocks of 128 threads is predicted fastest: 1 µs";
+        let right = &decided(Algorithm::AllPairs, None);
         let rows = [row(5.0, right), row(90.0, right), row(4.0, right)];
         let samples = bench.samples(&run(), &rows).unwrap();
         assert_eq!(samples.len(), 1);
         assert_eq!((samples[0].us, samples[0].bytes, samples[0].grid), (5.0, 4096, (1, 1)));
-        let wrong = "Ring with Simple in 1 × 1 blocks of 512 threads is fastest by tuner x: 1 µs";
+        let wrong = &decided(Algorithm::Ring, Some("tuner x"));
         let error = bench.samples(&run(), &[row(5.0, wrong)]).unwrap_err().to_string();
         assert!(error.contains("by tuner x") && error.contains("NCCL_TUNER_PLUGIN"), "{error}");
     }

@@ -10,6 +10,8 @@ use anyhow::{Context, Result, bail};
 use hawser_plan::Collective;
 use serde::Deserialize;
 
+use crate::perf::Decided;
+
 /// Deadline of `hawser perf`'s waits, in seconds. It is killed after so long for each communicator, and once
 /// more.
 const RUN_SECONDS: u64 = 120;
@@ -50,8 +52,8 @@ pub struct Row {
     pub count: u64,
     /// The time of an operation out of place.
     pub out_of_place: Time,
-    /// The algorithm that ran, and why.
-    pub choice: Option<String>,
+    /// The decision by which it ran.
+    pub decision: Option<Decided>,
 }
 
 /// The time of an operation.

@@ -66,7 +66,7 @@ fn an_interrupted_run_goes_on_and_writes_rules() {
     std::fs::write(file("tree.toml"), "[[rule]]\nuse = { algorithm = \"tree\" }\n").unwrap();
     let check = ["tune", "all_reduce", "-g", "3", "-b", "4K", "-e", "4K", "--point-ms", "1", "--within", "1"];
     let (_, text) = told(hawser(folder, &[&check[..], &["--check", "tree.toml"]].concat()));
-    assert!(text.contains("what the rules ran") && text.contains("Tree/Simple x"), "{text}");
+    assert!(text.contains("what the rules ran") && text.contains("Tree/host/Simple x"), "{text}");
     let (right, text) = told(hawser(folder, &["tune", "all_reduce", "-g", "3", "--check", "absent.toml"]));
     assert!(!right && text.contains("cannot read absent.toml"), "{text}");
 

@@ -1,7 +1,7 @@
-// SymDirect: the ranks of one process move user data straight between their buffers. For large sizes.
+// zero_copy: the ranks of one process move user data straight between their buffers. For large sizes.
 //
 // The blocks of all ranks meet (exchange_meet.cuh). If some rank's buffers cannot be reached by the others, all ranks see that and
-// take the way of SymSimple. What is combined is read from all ranks. What only moves is written to where it belongs, or read by
+// take the way of Simple. What is combined is read from all ranks. What only moves is written to where it belongs, or read by
 // those who get it where one rank has it all or gets it all (HAWSER_DIRECT_PULL): reading in one direction fills a link with
 // fewer blocks, in both directions writing is faster. A value that stays here and goes to peers too is passed on when all have been
 // combined, each by the lane that has combined it: first everybody reads, then everybody writes (DIRECT_PASSERS).

@@ -1,4 +1,4 @@
-// SymLL128: lines of 128 bytes carry 120 bytes of data and the epoch. Eight lanes store a line with one instruction and load
+// LL128: lines of 128 bytes carry 120 bytes of data and the epoch. Eight lanes store a line with one instruction and load
 // it with one; that a line lands whole is a property of NVLink. A warp owns the same lines of every slot and needs nobody
 // else of its block. Between small sizes, where half of the wire may be flags, and large ones, where a fence costs nothing.
 #pragma once

@@ -1,4 +1,4 @@
-// How blocks of SymDirect meet: each block of a rank tells the same block of all others where they may read and write (a
+// How blocks of zero_copy meet: each block of a rank tells the same block of all others where they may read and write (a
 // **line**), and none leaves before all others are done with its buffers. What there is to do then is a list of jobs.
 #pragma once
 

@@ -1,4 +1,4 @@
-// SymSimple: every warp moves tiles of plain data and then raises a flag at each peer. Warps need no barrier between them:
+// Simple: every warp moves tiles of plain data and then raises a flag at each peer. Warps need no barrier between them:
 // while some wait for a fence or a flag, others move data. For medium and large sizes.
 #pragma once
 

@@ -1,4 +1,4 @@
-// SymLL: words of 16 bytes carry 8 bytes of data between two copies of the epoch, so whoever sees both has the data. A
+// LL: words of 16 bytes carry 8 bytes of data between two copies of the epoch, so whoever sees both has the data. A
 // thread owns the same word of every slot. For small sizes: one or two hops, no fence.
 #pragma once
 

@@ -153,13 +153,13 @@ constexpr uint32_t HAWSER_WORD_SLOT = 8192; // a word of 16 bytes for each of 51
 constexpr uint32_t HAWSER_LINE_SLOT = 4096; // eight rows of four lines
 constexpr uint32_t HAWSER_TILE_SLOT = 8192; // of eight ranks
 constexpr uint32_t HAWSER_UNIT_FLAGS = 32; // bytes of a warp's flags: one of 4 bytes for each rank
-constexpr uint32_t HAWSER_TILE_UNITS = 704; // warps that have such flags; behind them lie the lines of SymDirect
+constexpr uint32_t HAWSER_TILE_UNITS = 704; // warps that have such flags; behind them lie the lines of zero_copy
 constexpr uint32_t HAWSER_DIRECT_BLOCKS = 44;
 constexpr uint32_t HAWSER_DIRECT_LINE = 32;     // read address, write address, state and epoch; for block, parity and rank
 constexpr uint32_t HAWSER_BULK_SHARED = 196608; // bytes of shared memory that launches ask for which combine by bulk copies
 
 // HawserExchange::direct
-constexpr uint32_t HAWSER_DIRECT_TRY = 1;   // SymDirect
+constexpr uint32_t HAWSER_DIRECT_TRY = 1;   // zero_copy
 constexpr uint32_t HAWSER_DIRECT_READY = 2; // peers reach this rank's buffers
 constexpr uint32_t HAWSER_DIRECT_PULL = 4;  // data are read by those who get them
 

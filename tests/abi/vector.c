@@ -8,7 +8,7 @@ typedef int ncclDataType_t;
 
 #include "../../core/capi/include/hawser.h"
 
-_Static_assert(sizeof(hawserDecision_t) == 432, "hawserDecision_t");
+_Static_assert(sizeof(hawserDecision_t) == 448, "hawserDecision_t");
 
 enum { RANKS = 4, MOST = 4096 };
 
@@ -72,6 +72,12 @@ static void decision(ncclComm_t comm) {
     uint64_t operation = last.operation;
     OK(hawserLastDecision(comm, &last, few, sizeof few));
     WANT(last.operation == operation && strlen(few) == sizeof few - 1 && !strncmp(few, text, sizeof few - 1));
+    struct { hawserDecision_t head; char guard[8]; } first = {HAWSER_DECISION_INITIALIZER, "guarded"};
+    first.head.version = 1, first.head.size = 432; /* a program that was built with version 1 of the struct */
+    memset((char *)&first.head + 432, 'x', 16);
+    OK(hawserLastDecision(comm, &first.head, NULL, 0));
+    WANT(first.head.known && !strcmp((char *)&first.head + 168, "host") && !strcmp(first.head.protocol, "Simple"));
+    WANT(((char *)&first.head)[432] == 'x');
     last.magic = 1;
     WANT(hawserLastDecision(comm, &last, NULL, 0) == INVALID_ARGUMENT);
     WANT(strstr(ncclGetLastError(NULL), "HAWSER_DECISION_INITIALIZER"));

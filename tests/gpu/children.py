@@ -12,7 +12,7 @@ DEFAULT = "default"
 
 
 def in_child(pair, work, timeout):
-    """What `work()` gives in a forked process with `pair` (`Ring/LL` or `default`) forced, with `seconds` added.
+    """What `work()` gives in a forked process with `pair` (`Ring/LL`, `OneShot/fused/LL` or `default`) forced, with `seconds` added.
 
     The child opens GPUs and library, this process does not. A child that ends otherwise gives `failed`.
     """
@@ -58,8 +58,8 @@ def force(pair):
     for name in ("NCCL_ALGO", "NCCL_PROTO"):
         os.environ.pop(name, None)
     if pair != DEFAULT:
-        algorithm, protocol = pair.split("/")
+        algorithm, protocol = pair.split("/", 1)
         os.environ["NCCL_ALGO"] = ";".join(f"{function}:{algorithm}" for function in FUNCTIONS)
         os.environ["NCCL_PROTO"] = protocol
-        if protocol == "DMA":
+        if protocol.startswith("copy_engine"):
             os.environ["NCCL_PASS_SM"] = "1"

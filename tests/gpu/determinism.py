@@ -20,8 +20,9 @@ import layer as layers
 import nccl
 import program
 
+FUSED = ("fused/LL", "fused/Simple", "fused/Simple/zero_copy")
 PAIRS = [children.DEFAULT, "Ring/Simple", "Tree/Simple"]
-PAIRS += [f"{a}/{p}" for a in ("OneShot", "AllPairs") for p in ("LL", "LL128", "Simple", "SymLL", "SymSimple", "SymDirect")]
+PAIRS += [f"{a}/{p}" for a in ("OneShot", "AllPairs") for p in ("LL", "LL128", "Simple", *FUSED)]
 IN_RANK_ORDER = ("OneShot", "AllPairs")
 MOST_IN_ONE_STEP = 8
 # Exponent bits, mantissa bits, smallest and largest exponent.

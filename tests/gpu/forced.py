@@ -4,7 +4,7 @@
 A process per pair (`NCCL_ALGO` and `NCCL_PROTO` are read once), first one with nothing forced. Types, reductions,
 counts, roots, in place and not, buffers aligned and not; results, inputs, outputs that must stay and guards around all
 buffers are compared (`cases.py` says how exactly). What the library refuses with "no algorithm and protocol left" is
-listed as not offered. Copy engines (`DMA`) come with `NCCL_PASS_SM=1`; `NCCL_ZERO_COPY=1` lets them copy from buffer to buffer.
+listed as not offered. Copy engines (`copy_engine`) come with `NCCL_PASS_SM=1`; `NCCL_ZERO_COPY=1` lets them copy from buffer to buffer.
 One thread drives all ranks, which share GPUs if there are more. Needs PyTorch and a GPU, or
 `--host` with numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if a result is wrong or a pair
 did not end.
@@ -23,7 +23,7 @@ import program
 
 ALGORITHMS = ["Ring", "Tree", "OneShot", "AllPairs", "Direct"]
 ALGORITHMS += ["RecursiveDoubling", "HalvingDoubling", "Bruck", "Pairwise", "Knomial", "PAT"]
-PROTOCOLS = ["LL", "LL128", "Simple", "SymLL", "SymSimple", "SymDirect", "DMA"]
+PROTOCOLS = ["LL", "LL128", "Simple", "fused/LL", "fused/Simple", "fused/Simple/zero_copy", "copy_engine"]
 COUNTS = [0, 1, 2, 3, 7, 15, 16, 17, 127, 1000, 4095, 4096, 4097, 100_003, (1 << 20) + 3]
 
 
@@ -128,7 +128,7 @@ class Suite:
                     turn += 1
                     in_place, shift = places[turn // 2 % len(places)]
                     yield self.maker(collective, dtype, op, count, last * (turn & 1), in_place, shift)
-        if self.pair.endswith("SymDirect"):
+        if self.pair.endswith("zero_copy"):
             yield from self.direct(collective, ops, places)
         for name, (in_place, shift) in (("float", places[0]), ("bfloat16", places[-1])):
             dtype = next(t for t in types if t.name == name)

@@ -22,7 +22,7 @@ import layer as layers
 import nccl
 import program
 
-PAIRS = [children.DEFAULT, "OneShot/SymLL", "AllPairs/SymLL", "OneShot/SymSimple"]
+PAIRS = [children.DEFAULT, "OneShot/fused/LL", "AllPairs/fused/LL", "OneShot/fused/Simple"]
 LAUNCHES = [2, 8, 16, 64]
 
 

@@ -15,7 +15,7 @@ P, SIZE, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 INVALID_USAGE = 5
 NO_COLOR = -1
 PREMULSUM_HOST = 1
-DECISION_MAGIC, DECISION_VERSION = 0x52415748, 1
+DECISION_MAGIC, DECISION_VERSION = 0x52415748, 2
 
 CALLS = {
     "all_reduce": ("ncclAllReduce", "type op"),
@@ -63,8 +63,10 @@ class Decision(ctypes.Structure):
         ("collective", ctypes.c_char * 32),
         ("algorithm", ctypes.c_char * 64),
         ("protocol", ctypes.c_char * 16),
-        ("executor", ctypes.c_char * 8),
+        ("executor", ctypes.c_char * 16),
         ("rule", ctypes.c_char * 256),
+        ("zero_copy", ctypes.c_uint),
+        ("reserved", ctypes.c_uint),
     ]
 
 

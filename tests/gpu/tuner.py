@@ -29,7 +29,7 @@ BORDER, CHANNELS, REPEATS = 256 << 10, 2, 5
 DIFFERS = 1.2
 PLUGIN = re.compile(r"TUNER/Plugin: Using (?:tuner plugin )?(\S+)(?: \((v\d+)\))?")
 CHOSEN = re.compile(r"AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?")
-OURS = re.compile(r"all_reduce (\d+) x float: (\w+)/(\w+) x (\d+)")
+OURS = re.compile(r"all_reduce (\d+) x float: (\w+)/\w+/(\w+)(?:/zero_copy)? x (\d+)")
 NUMBERS = {"0": "TREE", "1": "RING"}, {"0": "LL", "1": "LL128", "2": "SIMPLE"}
 
 

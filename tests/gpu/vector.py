@@ -149,7 +149,7 @@ class Trial:
     def decision(self):
         last = self.library.decision(self.world.handles[0])
         executor = last.executor.decode()
-        expected = "dma" if self.pass_sm == "1" else "host" if self.layer.on_host else "sm"
+        expected = "copy_engine" if self.pass_sm == "1" else "host" if self.layer.on_host else "interpreter"
         if not last.known or last.collective != b"sendrecv" or executor != expected:
             self.wrong.append(f"the last decision is {last.collective} by {executor}, not sendrecv by {expected}")
         return f"{last.collective.decode()} of {last.bytes} bytes by {executor}, {last.protocol.decode()} x {last.channels}"

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use hawser_plan::Collective;
 use hawser_plugin::tuner::SettingsFile;
-use hawser_runtime::comm::Decision;
+use hawser_runtime::comm::LastDecision;
 use hawser_runtime::rules_update::{self, Switch};
 use hawser_runtime::{Comm, Config, group};
 use hawser_tests::deadline::Deadline;
@@ -40,10 +40,10 @@ fn a_slow_floor_is_replaced_on_all_ranks_at_one_collective() {
         let issued: Vec<_> = comms.iter().map(|comm| issue(comm, case, false, 0).unwrap()).collect();
         group::end().unwrap();
         assert_eq!(issued.iter().find_map(Issued::fault), None);
-        let decisions: Vec<Decision> =
+        let decisions: Vec<LastDecision> =
             comms.iter().map(|comm| comm.last_decision().unwrap().unwrap()).collect();
         let what =
-            |decision: &Decision| (decision.operation, decision.algorithm.clone(), decision.rule.clone());
+            |decision: &LastDecision| (decision.operation, decision.algorithm.clone(), decision.rule.clone());
         assert!(
             decisions.iter().all(|other| what(other) == what(&decisions[0])),
             "ranks differ: {decisions:?}"

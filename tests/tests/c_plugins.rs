@@ -33,7 +33,7 @@ fn a_collnet_reduces() {
             ("NCCL_ALGO", "CollnetDirect"),
         ];
         let ended = run("aabb", &["all_reduce", "destroy"], &settings);
-        ended.expect_lines(&[&format!("ncclCollNetPlugin_v{version}"), "CollNet/Simple"]);
+        ended.expect_lines(&[&format!("ncclCollNetPlugin_v{version}"), "CollNet/host/Simple"]);
     }
 }
 

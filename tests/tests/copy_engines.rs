@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hawser_plan::Collective;
+use hawser_plan::{Collective, Executor};
 use hawser_runtime::{Config, unique_id};
 use hawser_tests::process::Process;
 use hawser_tests::world::{self, on_host, on_hosts};
@@ -37,13 +37,18 @@ fn moves_go_by_copy_engines_with_right_results_and_small_reductions_by_kernels()
         for collective in ["all_gather", "alltoall", "broadcast", "gather", "scatter"] {
             let lines = calls(&ended.output, collective);
             assert!(!lines.is_empty(), "{collective}");
-            assert!(lines.iter().all(|line| line.contains("/DMA x ")), "{collective}: {lines:?}");
+            assert!(
+                lines.iter().all(|line| line.contains("/copy_engine/Simple x ")),
+                "{collective}: {lines:?}"
+            );
         }
         // One of them has more than 1 MiB.
         let reduced = calls(&ended.output, "all_reduce");
-        let large = reduced.iter().filter(|line| line.contains("AllPairs/DMA x 2"));
+        let large = reduced.iter().filter(|line| line.contains("AllPairs/copy_engine/Simple x 2"));
         assert_eq!(large.count(), ranks.len(), "{reduced:?}");
-        assert!(reduced.iter().all(|line| line.contains("/Simple x ") || line.contains("300007 x float:")));
+        assert!(
+            reduced.iter().all(|line| line.contains("/host/Simple x ") || line.contains("300007 x float:"))
+        );
         assert!(ended.output.contains("SM_FREE"), "told at bring-up");
         // Threads reach each other's buffers.
         let direct = ended.output.lines().filter(|line| line.contains("transfers direct"));
@@ -58,7 +63,7 @@ fn moves_go_by_copy_engines_with_right_results_and_small_reductions_by_kernels()
     }
     let without = threads("aa", &["small", "destroy"], &[]);
     without.expect_success();
-    assert!(!without.output.contains("/DMA") && !without.output.contains("SM_FREE"));
+    assert!(!without.output.contains("/copy_engine/Simple") && !without.output.contains("SM_FREE"));
 }
 
 #[test]
@@ -84,7 +89,7 @@ fn what_cannot_be_is_refused_or_goes_another_way() {
     let tree = [("NCCL_ALGO", "Broadcast:Tree"), ("NCCL_PASS_SM", "1")];
     let lenient = threads("ab", &["small", "destroy"], &tree);
     lenient.expect_success();
-    assert!(calls(&lenient.output, "broadcast").iter().all(|line| line.contains("/Simple x ")));
+    assert!(calls(&lenient.output, "broadcast").iter().all(|line| line.contains("/host/Simple x ")));
     let must = threads("ab", &["small"], &[tree[0], ("NCCL_PASS_SM", "2")]);
     must.expect_error("InvalidUsage", &["NCCL_PASS_SM=2", "cannot run without multiprocessors"]);
     // Ranks that differ in the setting.
@@ -132,7 +137,7 @@ fn a_rule_gives_single_calls_to_copy_engines_or_takes_them_away() {
     let by_copies = |output: &str, collective| {
         let lines = calls(output, collective);
         assert!(!lines.is_empty(), "{output}");
-        lines.iter().filter(|line| line.contains("/DMA")).count() as f64 / lines.len() as f64
+        lines.iter().filter(|line| line.contains("/copy_engine/Simple")).count() as f64 / lines.len() as f64
     };
     rules("[[rule]]\nmatch.collective = \"all_gather\"\nuse = { executor = \"dma\" }\n");
     let output = run("0");
@@ -158,11 +163,11 @@ fn a_communicator_may_ask_for_itself() {
         let seen = std::sync::Mutex::new(Vec::new());
         on_hosts("aa", &config, |comm| {
             world::run(comm, world::plain(Collective::AllGather, 2, 10_000), false, 0).unwrap();
-            seen.lock().unwrap().push(comm.last_decision().unwrap().unwrap().executor);
+            seen.lock().unwrap().push(comm.last_decision().unwrap().unwrap().route.executor);
         });
         seen.into_inner().unwrap()
     };
-    assert_eq!((ran(true), ran(false)), (vec!["dma"; 2], vec!["host"; 2]));
+    assert_eq!((ran(true), ran(false)), (vec![Executor::CopyEngine; 2], vec![Executor::Host; 2]));
 }
 
 /// Hosts of several shapes, over a net that is as awkward as its contract allows; and as must, through
@@ -182,10 +187,13 @@ fn moves_between_hosts_go_by_copy_engines_and_the_net() {
         for collective in ["all_gather", "alltoall", "broadcast", "gather", "scatter"] {
             let lines = calls(&ended.output, collective);
             assert!(!lines.is_empty(), "{collective}");
-            assert!(lines.iter().all(|line| line.contains("/DMA x ")), "{collective}: {lines:?}");
+            assert!(
+                lines.iter().all(|line| line.contains("/copy_engine/Simple x ")),
+                "{collective}: {lines:?}"
+            );
         }
         let reduced = calls(&ended.output, "all_reduce");
-        assert!(!reduced.is_empty() && reduced.iter().all(|line| line.contains("/Simple x ")));
+        assert!(!reduced.is_empty() && reduced.iter().all(|line| line.contains("/host/Simple x ")));
         let told = format!("by copy engines, between hosts by net {net} from slots of 4 KiB in host memory");
         let told = if hosts == "ab" {
             told
@@ -197,7 +205,9 @@ fn moves_between_hosts_go_by_copy_engines_and_the_net() {
     let staged = [("NCCL_PASS_SM", "2"), ("NCCL_ZERO_COPY", "0"), ("NCCL_ALGO", "Ring"), SMALL_SLOTS];
     let ended = threads("aabb", &["small", "mixed", "destroy"], &staged);
     ended.expect_success();
-    assert!(calls(&ended.output, "all_gather").iter().all(|line| line.contains(": Ring/DMA x ")));
+    assert!(
+        calls(&ended.output, "all_gather").iter().all(|line| line.contains(": Ring/copy_engine/Simple x "))
+    );
 }
 
 #[test]

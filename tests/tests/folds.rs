@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use hawser_plan::{Collective, DataType, ReduceOp};
+use hawser_plan::{Collective, DataType, Executor, ReduceOp};
 use hawser_runtime::{Comm, Config, group, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::{Ended, Process};
@@ -53,7 +53,8 @@ fn moved(output: &str, collective: Collective) -> f64 {
     let lines: Vec<&str> =
         output.lines().filter(|line| line.contains(" op ") && line.contains(&named)).collect();
     assert!(!lines.is_empty(), "{output}");
-    lines.iter().filter(|line| line.contains("AllPairs/DMA x ")).count() as f64 / lines.len() as f64
+    lines.iter().filter(|line| line.contains("AllPairs/copy_engine/Simple x ")).count() as f64
+        / lines.len() as f64
 }
 
 /// All types by turns, all operations, no elements, one, odd ones, many tiles, in place and not, in any
@@ -113,7 +114,7 @@ fn large_calls_of_all_types_are_light() {
             let case = Case { collective, dtype, op, ranks: 4, root: 2, count };
             world::run(comm, case, turn % 2 == 1, turn % 3).unwrap();
             let last = comm.last_decision().unwrap().unwrap();
-            assert_eq!((last.executor, last.channels), ("dma", 2), "{}", last.text);
+            assert_eq!((last.route.executor, last.channels), (Executor::CopyEngine, 2), "{}", last.text);
         }
     });
 }
@@ -170,7 +171,7 @@ fn an_abort_ends_a_reduction_that_waits() {
         let config = Config { sm_free: true, host: Some("a".into()), ..Config::default() };
         let comm = Comm::init(&[id], 2, rank, rank, config).unwrap();
         world::all_reduce(&comm, 300_000).unwrap();
-        assert_eq!(comm.last_decision().unwrap().unwrap().executor, "dma");
+        assert_eq!(comm.last_decision().unwrap().unwrap().route.executor, Executor::CopyEngine);
         if rank == 0 {
             let aborting = comm.clone();
             let thread = std::thread::spawn(move || {

@@ -107,7 +107,7 @@ fn programs_run_between_hosts() {
         let program = algo::program(&ProgramKey::new(Collective::AllReduce, algorithm, 4, 0)).unwrap();
         let path = folder.join("program.xml");
         std::fs::write(&path, to_xml(&program, &window).unwrap()).unwrap();
-        let name = format!(": {}/Simple x ", algo::name(Collective::AllReduce, algorithm));
+        let name = format!(": {}/host/Simple x ", algo::name(Collective::AllReduce, algorithm));
         for of in ["aabb", "abab", "abcd"] {
             let output = hosts(
                 of,
@@ -137,7 +137,10 @@ fn algorithms_that_nobody_measured_run_by_name() {
         for of in ["aaaaa", "aabb", "aaabbbccc"] {
             let output = hosts(of, &["small", "destroy"], &[("NCCL_ALGO", list)]);
             for name in names {
-                assert!(output.contains(&format!("float: {name}/Simple x ")), "{name} on {of}: {output}");
+                assert!(
+                    output.contains(&format!("float: {name}/host/Simple x ")),
+                    "{name} on {of}: {output}"
+                );
             }
         }
     }
@@ -163,14 +166,14 @@ fn a_window_is_kept_and_what_lies_outside_goes_the_usual_way() {
     };
     // 20,000 bytes fit.
     let inside = run(&["all_reduce", "destroy"], &[]);
-    assert!(inside.contains("all_reduce 5000 x float: mine/Simple"), "{inside}");
+    assert!(inside.contains("all_reduce 5000 x float: mine/host/Simple"), "{inside}");
     assert!(inside.contains("the first of your programs that fits"), "{inside}");
     assert!(inside.contains("broken.xml:1:") && inside.contains("left out"), "{inside}");
     // With a name of its own in NCCL_ALGO, and without.
     let named = run(&["all_reduce", "destroy"], &[("NCCL_ALGO", "MINE")]);
-    assert!(named.contains("mine/Simple"), "{named}");
+    assert!(named.contains("mine/host/Simple"), "{named}");
     let ring = run(&["all_reduce", "destroy"], &[("NCCL_ALGO", "ring")]);
-    assert!(ring.contains("Ring/Simple") && ring.contains("left out by NCCL_ALGO"), "{ring}");
+    assert!(ring.contains("Ring/host/Simple") && ring.contains("left out by NCCL_ALGO"), "{ring}");
     let text = std::fs::read_to_string(folder.join("mine.xml")).unwrap();
     std::fs::write(folder.join("mine.xml"), text.replace("maxBytes=\"20000\"", "maxBytes=\"19999\""))
         .unwrap();
@@ -276,7 +279,7 @@ fn check(path: &Path, runs: bool) {
     assert!(ended.status.success(), "{}: {last}", path.display());
     let operations: Vec<&str> = output.lines().filter(|line| line.contains(" op ")).collect();
     assert!(!operations.is_empty(), "{}: {last}", path.display());
-    let by_it = |line: &&&str| line.contains(&format!(": {name}/Simple x "));
+    let by_it = |line: &&&str| line.contains(&format!(": {name}/host/Simple x "));
     let ran = operations.iter().filter(by_it).count();
     assert_eq!(ran, if runs { operations.len() } else { 0 }, "{}: {last}", path.display());
 }

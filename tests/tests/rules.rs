@@ -39,7 +39,7 @@ fn run(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> String {
     ended.output
 }
 
-/// What ran: `Ring/Simple x 2` and the like, of the only operation.
+/// What ran: `Ring/host/Simple x 2` and the like, of the only operation.
 fn ran(output: &str) -> &str {
     let what = "all_reduce 5000 x float: ";
     let mut all = output.lines().filter_map(|line| line.split_once(what)).map(|(_, ran)| ran);
@@ -62,7 +62,7 @@ fn a_rule_changes_the_algorithm_that_runs() {
             &format!("[[rule]]\nmatch.collective = \"all_reduce\"\nuse = {{ algorithm = \"{name}\" }}\n"),
         );
         let output = run("aaaa", &["all_reduce", "destroy"], &[("HAWSER_RULES", &rules)]);
-        assert!(ran(&output).starts_with(&format!("{algorithm}/Simple x ")), "{output}");
+        assert!(ran(&output).starts_with(&format!("{algorithm}/host/Simple x ")), "{output}");
         let place = format!("advice of tuner hawser-rules: rule at {rules}:1:1");
         assert!(output.contains(&place) && !default.contains("advice of"), "{output}");
     }
@@ -80,12 +80,12 @@ fn channels_and_chunks_are_followed_with_right_results() {
     };
     for channels in [1, 2] {
         let output = run("aaa", &["all_reduce", "small", "destroy"], &[("HAWSER_RULES", &with(channels))]);
-        let wanted = format!("all_reduce 5000 x float: Ring/Simple x {channels}");
+        let wanted = format!("all_reduce 5000 x float: Ring/host/Simple x {channels}");
         assert_eq!(output.lines().filter(|line| line.contains(&wanted)).count(), 3, "{output}");
     }
     // Between hosts a chunk is a message.
     let output = run("aabb", &["all_reduce", "destroy"], &[("HAWSER_RULES", &with(1))]);
-    assert!(ran(&output).starts_with("Ring/Simple x 1"), "{output}");
+    assert!(ran(&output).starts_with("Ring/host/Simple x 1"), "{output}");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn rules_also_count_for_what_nccl_asks_no_tuner_about() {
         let text = format!("[[rule]]\nmatch.collective = \"alltoall\"\nuse = {{ algorithm = \"{name}\" }}\n");
         let output = run("aaa", &["small", "destroy"], &[("HAWSER_RULES", &file("toml", &text))]);
         let lines: Vec<&str> = output.lines().filter(|line| line.contains(": alltoall ")).collect();
-        let wanted = format!(": {algorithm}/Simple");
+        let wanted = format!(": {algorithm}/host/Simple");
         assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&wanted)), "{output}");
     }
 }
@@ -181,7 +181,7 @@ fn nccls_csv_file_counts_too() {
     let rules = file("conf", "allreduce,0,-1,tree,simple,1,-1,-1\n");
     for variable in ["NCCL_TUNER_CONFIG_FILE", "HAWSER_RULES"] {
         let output = run("aa", &["all_reduce", "destroy"], &[(variable, &rules)]);
-        assert!(ran(&output).starts_with("Tree/Simple"), "{variable}: {output}");
+        assert!(ran(&output).starts_with("Tree/host/Simple"), "{variable}: {output}");
     }
 }
 
@@ -203,7 +203,7 @@ fn why_is_written_once_per_call() {
     assert_eq!(count("rank 0: all_reduce of 20000 bytes on 3 ranks"), 1, "{output}");
     for part in [
         "Ring     Simple",
-        "the host device has the Simple protocol only",
+        "fused kernels are for GPUs",
         &format!(
             "decided: Tree with Simple in 1 × 2 blocks of 1 threads is fastest \
              by tuner hawser-rules: rule \"trees\" ({rules}:1:1)"

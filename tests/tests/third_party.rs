@@ -52,7 +52,7 @@ fn the_example_tuner_decides() {
             ended.expect_success();
             has_line(&ended, &["Initializing tuner for 2 nodes, 4 ranks"]);
             has_line(&ended, &["allreduce of 20000 bytes", "advice of tuner Example"]);
-            has_line(&ended, &[&format!("all_reduce 5000 x float: {algorithm}/Simple x 2")]);
+            has_line(&ended, &[&format!("all_reduce 5000 x float: {algorithm}/host/Simple x 2")]);
         }
     }
 }
@@ -65,7 +65,7 @@ fn the_basic_tuner_decides() {
     for ended in job(4, &["all_reduce", "destroy"], &log("TUNING,COLL", &settings)) {
         ended.expect_success();
         has_line(&ended, &["allreduce of 20000 bytes", "advice of tuner Basic"]);
-        has_line(&ended, &["all_reduce 5000 x float: Ring/Simple x 1"]);
+        has_line(&ended, &["all_reduce 5000 x float: Ring/host/Simple x 1"]);
     }
 }
 
@@ -79,7 +79,7 @@ fn the_mixed_plugin_gives_its_tuner() {
     for ended in job(4, &["all_reduce", "destroy"], &log("TUNING,COLL", &settings)) {
         ended.expect_success();
         has_line(&ended, &["allreduce of 20000 bytes", "advice of tuner Plugin"]);
-        has_line(&ended, &["all_reduce 5000 x float: Ring/Simple x 1"]);
+        has_line(&ended, &["all_reduce 5000 x float: Ring/host/Simple x 1"]);
     }
 }
 

@@ -81,17 +81,11 @@ fn the_last_decision_says_what_ran_and_why() {
         all_reduce(comm, 1000).unwrap();
         let reduced = comm.last_decision().unwrap().unwrap();
         assert_eq!((reduced.operation, reduced.collective.as_str(), reduced.bytes), (1, "all_reduce", 4000));
-        assert_eq!(
-            (reduced.executor, reduced.protocol.as_str(), reduced.rule.as_ref()),
-            ("host", "Simple", None)
-        );
+        assert_eq!((reduced.route.name(), reduced.rule.as_ref()), ("host/Simple", None));
         assert!(reduced.channels > 0 && reduced.predicted_us > 0.0);
-        for part in [
-            reduced.algorithm.as_str(),
-            "decided:",
-            "is predicted fastest",
-            "the host device has the Simple protocol only",
-        ] {
+        for part in
+            [reduced.algorithm.as_str(), "decided:", "is predicted fastest", "fused kernels are for GPUs"]
+        {
             assert!(reduced.text.contains(part), "{part}: {}", reduced.text);
         }
         vectors::run_all(comm).unwrap();

@@ -19,6 +19,7 @@ mod report;
 mod run;
 mod worker;
 
+pub use library::Decided;
 pub use options::Options;
 
 use anyhow::{Result, anyhow};

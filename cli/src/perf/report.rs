@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use super::collective::Test;
-use super::library::About;
+use super::library::{About, Decided};
 use super::options::Options;
 
 /// One direction (out of place or in place) of one row.
@@ -55,9 +55,12 @@ pub struct Row {
     pub out_of_place: Outcome,
     /// The same buffer; None if that was left out.
     pub in_place: Option<Outcome>,
-    /// The choice and its reason, if they were asked for.
+    /// The candidates and what decided between them, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<String>,
+    /// The decision itself, if that was asked for and there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decision: Option<Decided>,
     /// The table of stages that its time went to, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<String>,
@@ -413,6 +416,7 @@ mod tests {
                 operations: 20,
             }),
             choice: None,
+            decision: None,
             stages: None,
         }
     }

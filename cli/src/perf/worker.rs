@@ -12,7 +12,7 @@ use hawser_plan::ReduceOp;
 use super::barrier::{self, Barrier};
 use super::collective::Test;
 use super::launcher::Place;
-use super::library::{Communicator, Id, Joining, Library};
+use super::library::{Communicator, Decided, Id, Joining, Library};
 use super::options::{Options, Repetitions};
 use super::rank::{Case, Rank};
 use super::report::{Outcome, Reporter, Row};
@@ -171,6 +171,8 @@ impl Worker<'_> {
             let (outcome, more) = self.bench(ranks, &self.case(series, bytes, true), seed + 1)?;
             (in_place, outside) = (Some(outcome), outside + more);
         }
+        let explained = self.options.explain.then(|| explain(&ranks[0], &case));
+        let (choice, decision) = explained.map_or((None, None), |(text, decision)| (Some(text), decision));
         let row = Row {
             communicator: None,
             collective: series.test.name(),
@@ -181,7 +183,8 @@ impl Worker<'_> {
             root: series.root.map_or(-1, i64::from),
             out_of_place,
             in_place,
-            choice: self.options.explain.then(|| explain(&ranks[0], &case)),
+            choice,
+            decision,
             stages,
         };
         Ok((row, outside))
@@ -389,9 +392,14 @@ fn stage_table(outcome: &Outcome) -> String {
     text
 }
 
-fn explain(rank: &Rank, case: &Case) -> String {
-    match rank.call(case) {
-        Some(call) => rank.comm.explain(&call),
-        None => "sends and receives: no algorithm to choose".into(),
+/// What a row says of the decision for a case: in words, and the decision itself if there is one.
+fn explain(rank: &Rank, case: &Case) -> (String, Option<Decided>) {
+    let Some(call) = rank.call(case) else {
+        return ("sends and receives: no algorithm to choose".into(), None);
+    };
+    match rank.comm.explain(&call) {
+        Ok(Some(explained)) => (explained.text, Some(explained.decision)),
+        Ok(None) => ("a loaded library does not tell".into(), None),
+        Err(error) => (format!("no choice: {error:#}"), None),
     }
 }

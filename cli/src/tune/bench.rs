@@ -47,14 +47,15 @@ impl Way {
     /// The words of a rule's `use`; empty for the default.
     pub fn action(name: &str) -> String {
         let mut parts = name.split('/');
-        let (Some(algorithm), Some(route)) = (parts.next(), parts.next()) else { return String::new() };
-        let channels = parts.next().map_or_else(String::new, |channels| format!(", channels = {channels}"));
-        let (algorithm, route) = (snake(algorithm), route.to_lowercase());
-        let (executor, protocol) = match route.strip_prefix("sym") {
-            Some(of_fused) => (", executor = \"fused\"", of_fused),
-            None => ("", &*route),
+        let (Some(algorithm), Some(executor), Some(protocol)) = (parts.next(), parts.next(), parts.next())
+        else {
+            return String::new();
         };
-        format!("{{ algorithm = \"{algorithm}\"{executor}, protocol = \"{protocol}\"{channels} }}")
+        let channels = parts.next().map_or_else(String::new, |channels| format!(", channels = {channels}"));
+        let (algorithm, protocol) = (snake(algorithm), protocol.to_lowercase());
+        format!(
+            "{{ algorithm = \"{algorithm}\", executor = \"{executor}\", protocol = \"{protocol}\"{channels} }}"
+        )
     }
 }
 
@@ -79,7 +80,7 @@ pub struct Sample {
     pub bytes: u64,
     /// Microseconds of one operation.
     pub us: f64,
-    /// The algorithm, protocol and number of blocks that ran.
+    /// The decision by which it ran.
     pub ran: String,
 }
 
@@ -208,26 +209,20 @@ fn samples(way: &Way, rows: &[Row], name: &str) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     let is_own = |row: &&Row| row.communicator.as_deref() == Some(name);
     for row in rows.iter().filter(is_own).filter(|row| row.count > 0 && row.out_of_place.time > 0.0) {
-        let choice = row.choice.clone().unwrap_or_default();
-        let decided = choice.lines().find_map(|line| line.trim().strip_prefix("decided: "));
-        let decided = decided.context("hawser perf does not tell what ran")?;
-        let (ran, by) = decided.split_once(" blocks").context("hawser perf tells otherwise than expected")?;
+        let decision = row.decision.as_ref().context("hawser perf does not tell what ran")?;
         let is_forced = match way {
             Way::Default => {
-                if by.contains("by tuner") {
-                    bail!("\"{decided}\": a tuner decides; unset NCCL_TUNER_PLUGIN");
+                if let Some(rule) = &decision.rule {
+                    bail!("\"{decision}\" by {rule}: a tuner decides; unset NCCL_TUNER_PLUGIN");
                 }
                 true
             }
             Way::Rules(_) => true,
-            Way::Forced { algorithm, route, .. } => {
-                ran.starts_with(&format!("{} with {} in ", algorithm.name(), route.name()))
-            }
+            Way::Forced { algorithm, route, .. } => decision.is(*algorithm, *route),
         };
         if is_forced {
             let (collective, bytes, us) = (row.collective.clone(), row.size, row.out_of_place.time);
-            let ran = ran.replace(" with ", "/").replace(" in ", " x ").replace(" × ", "x");
-            samples.push(Sample { collective, bytes, us, ran });
+            samples.push(Sample { collective, bytes, us, ran: decision.to_string() });
         }
     }
     Ok(samples)
@@ -248,23 +243,36 @@ fn call(collective: Collective, bytes: u64, ranks: u32) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::perf::Decided;
     use crate::subprocess::Time;
 
     fn forced() -> Way {
         Way::Forced { algorithm: Algorithm::AllPairs, route: Route::FUSED_LL, channels: Some(4) }
     }
 
-    fn row(decided: &str) -> Row {
-        let choice = Some(format!("all_reduce of …\n  decided: {decided}"));
+    fn decided(algorithm: &str, (executor, protocol): (&str, &str), rule: Option<&str>) -> Decided {
+        Decided {
+            algorithm: algorithm.into(),
+            executor: executor.into(),
+            protocol: protocol.into(),
+            zero_copy: false,
+            channels: 4,
+            predicted_us: 1.0,
+            rule: rule.map(str::to_owned),
+        }
+    }
+
+    fn row(decision: &Decided) -> Row {
+        let decision = Some(decision.clone());
         let out_of_place = Time { time: 5.0 };
         let communicator = Some("x".into());
-        Row { communicator, collective: "all_reduce".into(), size: 4096, count: 1024, out_of_place, choice }
+        Row { communicator, collective: "all_reduce".into(), size: 4096, count: 1024, out_of_place, decision }
     }
 
     #[test]
     fn ways_are_actions_of_rules() {
         let way = forced().to_string();
-        assert_eq!(way, "AllPairs/SymLL/4");
+        assert_eq!(way, "AllPairs/fused/LL/4");
         let action = Way::action(&way);
         assert_eq!(Way::action("default"), "");
         assert_eq!(hawser_tuner::files::RuleFile::named("x").parse(&rule(&way)).unwrap().len(), 1);
@@ -275,21 +283,21 @@ mod tests {
         let rules = format!("[[rule]]\nuse = {action}\n");
         let file = hawser_tuner::files::RuleFile::named("x.toml");
         for algorithm in ["Ring", "Tree", "HalvingDoubling", "Bruck", "OneShot"] {
-            let text = rules
-                .replace("all_pairs", &snake(algorithm))
-                .replace("executor = \"fused\", protocol = \"ll\"", "protocol = \"simple\"");
+            let text = rules.replace("all_pairs", &snake(algorithm)).replace(
+                "executor = \"fused\", protocol = \"ll\"",
+                "executor = \"host\", protocol = \"simple\"",
+            );
             assert_eq!(file.parse(&text).unwrap().len(), 1, "{text}");
         }
     }
 
     #[test]
     fn sizes_that_ran_otherwise_are_left_out() {
-        let right =
-            "AllPairs with SymLL in 1 × 4 blocks of 128 threads is fastest by tuner hawser-rules: 1 µs";
-        let other = "Ring with Simple in 1 × 1 blocks of 512 threads is predicted fastest: 1 µs";
+        let right = &decided("AllPairs", ("fused", "LL"), Some("tuner hawser-rules: rule at x:1:1"));
+        let other = &decided("Ring", ("interpreter", "Simple"), None);
         let got = samples(&forced(), &[row(right), row(other)], "x").unwrap();
         assert_eq!(got.len(), 1);
-        assert_eq!((got[0].bytes, got[0].us, got[0].ran.as_str()), (4096, 5.0, "AllPairs/SymLL x 1x4"));
+        assert_eq!((got[0].bytes, got[0].us, got[0].ran.as_str()), (4096, 5.0, "AllPairs/fused/LL x 4"));
         assert_eq!(samples(&Way::Default, &[row(other)], "x").unwrap().len(), 1);
         assert!(samples(&Way::Default, &[row(other)], "y").unwrap().is_empty(), "another communicator's");
         let error = samples(&Way::Default, &[row(right)], "x").unwrap_err().to_string();

@@ -311,7 +311,7 @@ mod tests {
             let late = f64::from(round) / 10.0;
             for (bytes, a, b) in [(1 << 10, 10.0, 8.0), (1 << 12, 12.0, 9.0), (1 << 14, 20.0, 30.0)] {
                 samples.push(("default", sample(bytes, a + late)));
-                samples.push(("AllPairs/SymLL/4", sample(bytes, b + late)));
+                samples.push(("AllPairs/fused/LL/4", sample(bytes, b + late)));
             }
         }
         let tables = decide::tables(samples.iter().map(|(way, sample)| (*way, sample)));
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(rules.len(), 1);
         assert_eq!(rules[0].name.as_deref(), Some("tuned all_reduce 1K..8K"));
         let summary = summary(&tables, &found);
-        assert!(summary.contains("AllPairs/SymLL/4") && summary.lines().count() == 4, "{summary}");
+        assert!(summary.contains("AllPairs/fused/LL/4") && summary.lines().count() == 4, "{summary}");
     }
 
     #[test]

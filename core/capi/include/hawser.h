@@ -51,12 +51,14 @@ typedef struct {
     size_t textBytes;            /* length of the text with its final zero byte */
     char collective[32];         /* all_reduce, sendrecv, ... */
     char algorithm[64];          /* Ring, AllPairs, the name of a program of the user, ... */
-    char protocol[16];           /* LL, Simple, SymLL, DMA, ... */
-    char executor[8];            /* sm (a kernel), dma (copy engines), host */
+    char protocol[16];           /* LL, LL128, Simple */
+    char executor[16];           /* interpreter, fused, copy_engine, host */
     char rule[256];              /* the tuner and its rule with file and line; empty if the cost model decided */
+    unsigned int zeroCopy;       /* 1: a fused kernel moved data straight between the buffers of one process */
+    unsigned int reserved;       /* 0 */
 } hawserDecision_t;
 
-#define HAWSER_DECISION_INITIALIZER { sizeof(hawserDecision_t), 0x52415748, 1, 0, 0, 0, 0, 0, 0, 0, "", "", "", "", "" }
+#define HAWSER_DECISION_INITIALIZER { sizeof(hawserDecision_t), 0x52415748, 2, 0, 0, 0, 0, 0, 0, 0, "", "", "", "", "", 0, 0 }
 
 /* The decision, and in text (at most capacity bytes with the final zero byte; NULL for none) all candidates with what removed each
  * or its predicted time, what decided, and the rules that had a say. Operations of an open group count when it is closed. */

@@ -71,6 +71,13 @@ impl<T: Copy> Out<T> {
     }
 }
 
+impl<T> Out<T> {
+    /// The same place, for a struct of another version.
+    pub fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+}
+
 impl<T: Plain> Out<T> {
     /// Writes the first `bytes` bytes of `value`, at most all of it: an older caller's struct is shorter.
     pub fn set_prefix(self, name: &str, value: &T, bytes: usize) -> Result<()> {

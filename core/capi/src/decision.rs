@@ -2,6 +2,9 @@
 
 use std::ffi::{c_char, c_uint};
 
+use hawser_plan::{Executor, Route};
+use hawser_runtime::LastDecision;
+
 use crate::args::{Out, Plain};
 use crate::handle::CommPtr;
 
@@ -25,15 +28,42 @@ pub struct Answer {
     collective: [u8; 32],
     algorithm: [u8; 64],
     protocol: [u8; 16],
-    executor: [u8; 8],
+    executor: [u8; 16],
     rule: [u8; 256],
+    zero_copy: c_uint,
+    reserved: c_uint,
 }
 
 // SAFETY: integers, a float and bytes behind NCCL's header: any bytes are a value.
 unsafe impl Plain for Answer {}
 
+/// `hawserDecision_t` as programs of version 1 know it: with shorter names of executors (`sm`, `dma`, `host`), and with
+/// protocols that say who runs them (`SymLL`, `DMA`).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FirstAnswer {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    operation: u64,
+    bytes: u64,
+    predicted_us: f32,
+    channels: c_uint,
+    threads: c_uint,
+    known: c_uint,
+    text_bytes: usize,
+    collective: [u8; 32],
+    algorithm: [u8; 64],
+    protocol: [u8; 16],
+    executor: [u8; 8],
+    rule: [u8; 256],
+}
+
+// SAFETY: as for `Answer`.
+unsafe impl Plain for FirstAnswer {}
+
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Answer>() == 432);
+const _: () = assert!(size_of::<Answer>() == 448 && size_of::<FirstAnswer>() == 432);
 
 hawser_api! {
     /// Tells what the last operation of a communicator ran, and why.
@@ -41,24 +71,21 @@ hawser_api! {
         let handle = comm.ready()?;
         let given = decision.input().read_versioned("decision", Answer::unset(), MAGIC)?;
         let mut answer = Answer { size: given.size, version: given.version, ..Answer::unset() };
-        let mut said = String::new();
-        if let Some(last) = handle.name(handle.comm.last_decision())? {
-            (answer.known, answer.operation, answer.bytes) = (1, last.operation, last.bytes);
-            answer.predicted_us = last.predicted_us;
-            (answer.channels, answer.threads) = (last.channels, last.threads);
-            fill(&mut answer.collective, &last.collective);
-            fill(&mut answer.algorithm, &last.algorithm);
-            fill(&mut answer.protocol, &last.protocol);
-            fill(&mut answer.executor, last.executor);
-            fill(&mut answer.rule, last.rule.as_deref().unwrap_or(""));
-            said = last.text;
+        let last = handle.name(handle.comm.last_decision())?;
+        if let Some(last) = &last {
+            answer.take(last);
         }
+        let said = last.as_ref().map_or("", |last| &last.text);
         answer.text_bytes = said.len() + 1;
         if !text.is_null() && capacity > 0 {
-            let part = cut(&said, capacity - 1).bytes().map(|byte| byte as c_char);
+            let part = cut(said, capacity - 1).bytes().map(|byte| byte as c_char);
             text.set_all("text", part.chain([0]))?;
         }
-        decision.set_prefix("decision", &answer, given.size)
+        if given.version > 1 {
+            return decision.set_prefix("decision", &answer, given.size);
+        }
+        let first = FirstAnswer::new(&answer, last.map(|last| last.route));
+        decision.cast::<FirstAnswer>().set_prefix("decision", &first, given.size)
     }
 }
 
@@ -78,8 +105,59 @@ impl Answer {
             collective: [0; 32],
             algorithm: [0; 64],
             protocol: [0; 16],
-            executor: [0; 8],
+            executor: [0; 16],
             rule: [0; 256],
+            zero_copy: 0,
+            reserved: 0,
+        }
+    }
+
+    /// Fills in a decision.
+    fn take(&mut self, last: &LastDecision) {
+        (self.known, self.operation, self.bytes) = (1, last.operation, last.bytes);
+        (self.predicted_us, self.channels, self.threads) = (last.predicted_us, last.channels, last.threads);
+        self.zero_copy = last.route.zero_copy.into();
+        fill(&mut self.collective, &last.collective);
+        fill(&mut self.algorithm, &last.algorithm);
+        fill(&mut self.protocol, last.route.protocol.name());
+        fill(&mut self.executor, last.route.executor.name());
+        fill(&mut self.rule, last.rule.as_deref().unwrap_or(""));
+    }
+}
+
+impl FirstAnswer {
+    fn new(answer: &Answer, route: Option<Route>) -> Self {
+        let Answer { size, magic, version, operation, bytes, predicted_us, channels, threads, known, .. } =
+            *answer;
+        let Answer { text_bytes, collective, algorithm, rule, .. } = *answer;
+        let (mut protocol, mut executor) = ([0; 16], [0; 8]);
+        if let Some(route) = route {
+            fill(&mut protocol, route.old_name());
+            fill(
+                &mut executor,
+                match route.executor {
+                    Executor::Interpreter | Executor::Fused => "sm",
+                    Executor::CopyEngine => "dma",
+                    Executor::Host => "host",
+                },
+            );
+        }
+        Self {
+            size,
+            magic,
+            version,
+            operation,
+            bytes,
+            predicted_us,
+            channels,
+            threads,
+            known,
+            text_bytes,
+            collective,
+            algorithm,
+            protocol,
+            executor,
+            rule,
         }
     }
 }
@@ -99,6 +177,19 @@ fn cut(text: &str, most: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_of_version_1_get_its_words() {
+        let words = |route| {
+            let first = FirstAnswer::new(&Answer::unset(), Some(route));
+            let text = |field: &[u8]| String::from_utf8_lossy(field).trim_end_matches('\0').to_owned();
+            (text(&first.protocol), text(&first.executor))
+        };
+        let pair = |protocol: &str, executor: &str| (protocol.to_owned(), executor.to_owned());
+        assert_eq!(words(Route::ZERO_COPY), pair("SymDirect", "sm"));
+        assert_eq!(words(Route::COPY_ENGINE), pair("DMA", "dma"));
+        assert_eq!(words(Route::HOST), pair("Simple", "host"));
+    }
 
     #[test]
     fn texts_are_cut_between_characters() {

@@ -4,9 +4,9 @@
 //! give equal choices on all ranks. Callers may keep the choice per (collective, count, type, root).
 
 use crate::algo::{self, Needs, ProgramKey};
-pub use crate::choice::{Advice, Candidate, Choice, Outcome, Why};
 use crate::config::PlanConfig;
 pub use crate::config::{ALL_PROGRAMS, algorithm_bit, program_bit};
+pub use crate::decision::{Advice, Candidate, Decision, Outcome, Why};
 use crate::executor::copy_engine as dma;
 use crate::executor::fused as exchange;
 use crate::executor::launch::device_op;
@@ -14,13 +14,13 @@ use crate::executor::{self, EXECUTORS, Grid, Query};
 use crate::imported;
 use crate::topology::Topology;
 use hawser_kernels_abi::DeviceOp;
-use hawser_types::{Algorithm, Call, Collective, PlanError, Result, Route};
+use hawser_types::{Algorithm, Call, Collective, DeviceKind, PlanError, Result, Route};
 
 /// Chooses for a call that moves data between the ranks of `topology`.
 ///
 /// # Errors
 /// `InvalidUsage` when `NCCL_ALGO`, `NCCL_PROTO` or the device leave nothing; the text names which.
-pub fn choose(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Choice> {
+pub fn choose(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Decision> {
     decide(call, topology, config, candidates(call, topology, config)?, None)
 }
 
@@ -30,6 +30,7 @@ pub fn choose(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<C
 /// A program that cannot be made: a bug of this crate.
 pub fn candidates(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
     let mut candidates = brought(call, topology, config)?;
+    let simple = Route::simple(topology.device);
     let networks = algo::algorithms_of_networks(call.collective).filter(|_| topology.collnet != 0);
     for algorithm in algo::algorithms(call.collective).iter().copied().chain(networks) {
         let key = key(call, algorithm, topology);
@@ -38,10 +39,12 @@ pub fn candidates(call: &Call, topology: &Topology, config: &PlanConfig) -> Resu
             .flatten()
         {
             let outcome = Outcome::Filtered(reason);
-            candidates.push(Candidate::new(algorithm, Route::SIMPLE, outcome, topology));
+            candidates.push(Candidate::new(algorithm, simple, outcome, topology));
             continue;
         }
-        for executor in EXECUTORS.iter().filter(|executor| executor.offers(call.collective, algorithm)) {
+        for executor in
+            EXECUTORS.iter().filter(|executor| executor.offers(call.collective, algorithm, topology.device))
+        {
             for &route in executor.routes() {
                 let query = Query { call, key, route, topology, config };
                 candidates.push(Candidate::new(algorithm, route, outcome(&query)?, topology));
@@ -70,9 +73,9 @@ fn pass_sm(
     let is_possible = |c: &Candidate| matches!(c.outcome, Outcome::Predicted { .. });
     let is_small = reduces && call.total_bytes(topology.size()) < dma::fold::LEAST_BYTES;
     let held = match config.pass_sm {
-        0 => Some("for a rule with executor = \"dma\""),
+        0 => Some("for a rule with executor = \"copy_engine\""),
         _ if is_small && candidates.iter().any(|c| c.route != Route::COPY_ENGINE && is_possible(c)) => {
-            Some("kernels are faster below 1 MiB; for a rule with executor = \"dma\"")
+            Some("kernels are faster below 1 MiB; for a rule with executor = \"copy_engine\"")
         }
         _ => None,
     };
@@ -83,7 +86,7 @@ fn pass_sm(
     if candidates.iter().any(|c| c.route == Route::COPY_ENGINE && is_possible(c)) {
         for candidate in candidates.iter_mut().filter(|c| c.route != Route::COPY_ENGINE) {
             match config.pass_sm {
-                1 => candidate.held = Some("NCCL_PASS_SM; for a rule with executor = \"sm\""),
+                1 => candidate.held = Some("NCCL_PASS_SM; for a rule with executor = \"not_copy_engine\""),
                 _ => candidate.outcome = Outcome::Filtered("left out by NCCL_PASS_SM".into()),
             }
         }
@@ -113,7 +116,11 @@ fn brought(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<
         let key = key(call, Algorithm::Imported(handle), topology);
         let own = Route::interpreter(program.protocol);
         let others = [Route::SIMPLE, Route::LL, Route::LL128].into_iter().filter(|&route| route != own);
-        for route in [own].into_iter().chain(others) {
+        let routes = match topology.device {
+            DeviceKind::Host => vec![Route::HOST],
+            DeviceKind::Cuda { .. } => [own].into_iter().chain(others).collect(),
+        };
+        for route in routes {
             let refused = imported::refuses(program, call, topology.size(), config);
             let outcome = match refused {
                 Some(reason) => Outcome::Filtered(reason),
@@ -136,7 +143,7 @@ pub fn decide(
     config: &PlanConfig,
     candidates: Vec<Candidate>,
     advice: Option<&Advice>,
-) -> Result<Choice> {
+) -> Result<Decision> {
     let ranks = topology.size();
     let bytes = call.total_bytes(ranks);
     let advised = advice.and_then(|advice| Some((best_advised(&candidates, advice)?, advice)));
@@ -166,7 +173,7 @@ pub fn decide(
     );
     let rule = advised.map(|(_, advice)| advice.source.clone());
     let why = Why { collective: call.collective, bytes, ranks, candidates, decided, rule };
-    Ok(Choice { key, route, instances, threads, predicted_us: us, why })
+    Ok(Decision { key, route, instances, channels: instances * channels, threads, predicted_us: us, why })
 }
 
 /// The program of a family for a call.
@@ -217,7 +224,7 @@ fn refused_by_settings(query: &Query<'_>) -> Option<String> {
     let most = algo::max_ranks(key.collective, key.algorithm);
     if key.ranks == 1 {
         // One copy: settings about algorithms and protocols have nothing to act on.
-        return (route != Route::SIMPLE).then(|| "one rank only copies".to_string());
+        return (route != Route::simple(topology.device)).then(|| "one rank only copies".to_string());
     }
     if key.ranks > most {
         return Some(format!("offered up to {most} ranks"));

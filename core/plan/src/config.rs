@@ -1,6 +1,6 @@
 //! Settings that steer the choice. Equal on all ranks: their digest is compared at init.
 
-use hawser_types::{Algorithm, Collective, Digest, Handle, PlanError, Result, Route, Routes};
+use hawser_types::{Algorithm, Collective, Digest, Executor, Handle, PlanError, Result, Route, Routes};
 
 /// Settings of the planner, from `NCCL_*` variables and `ncclConfig_t`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,11 +96,24 @@ impl PlanConfig {
     /// `InvalidUsage` that names the unknown word.
     pub fn parse_proto(text: &str) -> Result<[Option<Routes>; 8]> {
         let bit = |route: Route| 1u64 << route.index();
-        let short = Route::ALL.map(|route| (route.name(), bit(route)));
-        let long = Route::ALL.map(|route| (route.long_name(), bit(route)));
-        let masks = parse_lists("NCCL_PROTO", text, &[short, long].concat(), &Collective::ALL)?;
-        let routes = |mask: u64| Routes::that(|route| mask & bit(route) != 0);
+        let mut words: Vec<(&str, u64)> = Route::ALL.map(|route| (route.name(), bit(route))).to_vec();
+        words.extend(PROTO_WORDS.map(|(word, route)| (word, bit(route))));
+        let of = |executor| Route::ALL.into_iter().filter(move |route| route.executor == executor);
+        words.extend(Executor::ALL.map(|executor| (executor.name(), of(executor).map(bit).sum())));
+        let masks = parse_lists("NCCL_PROTO", text, &words, &Collective::ALL)?;
+        // The host device runs what the interpreter runs on GPUs: its words hold for both.
+        let has = |mask: u64, route| mask & bit(route) != 0;
+        let routes =
+            |mask| Routes::that(|route| has(mask, route) || route == Route::HOST && has(mask, Route::SIMPLE));
         Ok(masks.map(|mask| mask.map(routes)))
+    }
+
+    /// The old words in a text for `NCCL_PROTO`, each with the word that took its place.
+    pub fn old_protos(text: &str) -> Vec<(&'static str, &'static str)> {
+        let words: Vec<&str> = text.split([';', ',', ':', '^']).map(str::trim).collect();
+        let is_there = |old: &str| words.iter().any(|word| word.eq_ignore_ascii_case(old));
+        let old = Route::ALL.into_iter().filter(|route| route.is_fused() || route.is_copied());
+        old.map(|route| (route.old_name(), route.name())).filter(|(old, _)| is_there(old)).collect()
     }
 
     /// Most CTAs of an operation. Computing keeps the others when copy engines are asked for: what reduces gets few then.
@@ -146,6 +159,19 @@ const TUNED: [Collective; 5] = [
     Collective::AllGather,
     Collective::ReduceScatter,
     Collective::AllReduce,
+];
+
+/// Other words of `NCCL_PROTO` for a route: NCCL's protocols, which the interpreter runs, and those of earlier versions.
+const PROTO_WORDS: [(&str, Route); 9] = [
+    (Route::LL.old_name(), Route::LL),
+    (Route::LL128.old_name(), Route::LL128),
+    (Route::SIMPLE.old_name(), Route::SIMPLE),
+    (Route::FUSED_LL.old_name(), Route::FUSED_LL),
+    (Route::FUSED_LL128.old_name(), Route::FUSED_LL128),
+    (Route::FUSED_SIMPLE.old_name(), Route::FUSED_SIMPLE),
+    (Route::ZERO_COPY.old_name(), Route::ZERO_COPY),
+    ("fused/zero_copy", Route::ZERO_COPY),
+    (Route::COPY_ENGINE.old_name(), Route::COPY_ENGINE),
 ];
 
 fn parse_lists(
@@ -268,11 +294,18 @@ mod tests {
     fn ncclproto_grammar() {
         let masks = PlanConfig::parse_proto("^LL;allreduce:ll128,simple;alltoall:LL").unwrap();
         assert_eq!(mask(&masks, Collective::Scatter), Some(Routes::that(|r| r != Route::LL)));
-        let both = Routes::that(|r| r == Route::LL128 || r == Route::SIMPLE);
+        let both = Routes::that(|r| [Route::LL128, Route::SIMPLE, Route::HOST].contains(&r));
         assert_eq!(mask(&masks, Collective::AllReduce), Some(both));
         assert_eq!(mask(&masks, Collective::AllToAll), Some(Routes::that(|r| r == Route::LL)));
         let parse = |text| mask(&PlanConfig::parse_proto(text).unwrap(), Collective::AllReduce);
         assert_eq!(parse("SymLL,symdirect,dma"), parse("fused/LL,fused/zero_copy,copy_engine"));
+        assert_eq!(parse("fused"), Some(Routes::that(Route::is_fused)));
+        assert_eq!(parse("host"), Some(Routes::that(|r| r == Route::HOST)));
+        for route in Route::ALL {
+            assert!(parse(route.name()).is_some_and(|routes| routes.contains(route)), "{route:?}");
+        }
+        let old = [("SymLL", "fused/LL"), ("DMA", "copy_engine/Simple")];
+        assert_eq!(PlanConfig::old_protos("^LL;allreduce:dma, symll,Simple"), old);
         assert!(PlanConfig::parse_proto("LL64").unwrap_err().text.contains("LL64"));
     }
 

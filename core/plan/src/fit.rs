@@ -170,8 +170,9 @@ struct Problem<'a> {
 impl<'a> Problem<'a> {
     fn new(samples: &'a [Sample], topology: &'a Topology, config: &'a PlanConfig) -> Self {
         let names = topology.constants.named();
+        // What the protocol of an interpreter carries beside the data fixes its share; fused kernels wait besides.
         let fixed_by_format = |name: &str| {
-            name.starts_with("net.") || name.ends_with(".wire_share") && !name.starts_with("Sym")
+            name.starts_with("net.") || name.ends_with(".wire_share") && !name.starts_with("fused.")
         };
         let free = names.iter().enumerate().filter(|(_, (name, _))| !fixed_by_format(name));
         let start = topology.constants.values().into_iter().map(|v| v.max(1e-3)).collect();

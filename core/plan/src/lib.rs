@@ -37,10 +37,10 @@
 #![forbid(unsafe_code)]
 
 pub mod algo;
-pub mod choice;
 pub mod choose;
 pub mod config;
 pub mod cost;
+pub mod decision;
 pub mod executor;
 pub mod fit;
 pub mod imported;
@@ -50,8 +50,8 @@ pub mod p2p;
 pub mod topology;
 pub mod vector;
 
-pub use choice::{Choice, Why};
 pub use config::PlanConfig;
+pub use decision::{Decision, Why};
 pub use executor::copy_engine as dma;
 pub use executor::fused as exchange;
 pub use executor::fused::zero_copy as direct;
@@ -60,8 +60,8 @@ pub use hawser_msccl as msccl;
 pub use hawser_program as ir;
 pub use hawser_program::Program;
 pub use hawser_types::{
-    Algorithm, Call, Collective, DataType, Decision, Executor, Measured, PlanError, Protocol, ReduceOp,
-    Result, Route, Routes,
+    Algorithm, Call, Collective, DataType, Executor, Measured, PlanError, Protocol, ReduceOp, Result, Route,
+    Routes,
 };
 pub use topology::Topology;
 

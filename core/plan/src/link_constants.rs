@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use hawser_types::{DeviceKind, Digest, Link, PlanError, Result, Route};
 
-/// How one protocol moves data.
+/// How one route moves data.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Path {
     /// Fixed time of an operation, µs.
@@ -38,13 +38,13 @@ pub struct Constants {
     /// What one more message to or from another host costs a rank that has several of them at a time, µs of
     /// its proxy.
     pub net_message_us: f64,
-    /// By protocol, in the order of [`Route::ALL`].
-    pub paths: [Path; 8],
+    /// The numbers of each route, in the order of [`Route::ALL`].
+    pub paths: [Path; Route::ALL.len()],
 }
 
-/// The numbers of the FIFO protocols (LL, LL128, Simple) and of the fused kernels (SymLL, SymLL128, SymSimple; SymDirect
-/// is the last), and of copy engines (DMA): fixed µs, µs of a hop, µs of a further round, GB/s of a block, share of the wire, µs of a block. H200 GPUs, NVLink without
-/// multicast, calls one by one (in a graph about 0.6 µs less).
+/// The numbers of the routes of GPUs over NVLink, in the order of [`Route::ALL`] without the last: fixed µs, µs of a hop, µs
+/// of a further round, GB/s of a block, share of the wire, µs of a block. Measured on H200 GPUs without multicast, calls one
+/// by one (in a graph about 0.6 µs less).
 const NVLINK: [[f64; 6]; 8] = [
     [5.6, 1.25, 1.25, 3.5, 0.5, 0.04],
     [5.6, 1.5, 1.5, 14.0, 0.9375, 0.04],
@@ -77,8 +77,8 @@ const HOST_MEMORY: [[f64; 6]; 8] = [
     [20.0, 12.0, 4.0, 12.0, 1.0, 1.0],
     [12.0, 2.0, 2.0, 12.0, 0.9, 0.005],
 ];
-/// The same for threads of the CPU, roughly; only Simple counts.
-const CPU: [[f64; 6]; 8] = [[20.0, 5.0, 1.5, 3.0, 1.0, 10.0]; 8];
+/// The same for what moves between CPUs, roughly: by the host's threads, or by what stands in for copy engines there.
+const CPU: [f64; 6] = [20.0, 5.0, 1.5, 3.0, 1.0, 10.0];
 
 /// What a number may be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Constants {
     /// The built-in numbers.
     pub fn builtin(device: DeviceKind, link: Link) -> Self {
         let (wire_gbs, all_to_all, table) = match (device, link) {
-            (DeviceKind::Host, _) => (3.0, 0.9, &CPU),
+            (DeviceKind::Host, _) => (3.0, 0.9, &[CPU; 8]),
             (_, Link::NvLink) => (364.0, 0.85, &NVLINK),
             (_, Link::Pcie) => (20.0, 0.7, &PCIE),
             (_, Link::HostMemory) => (10.0, 0.85, &HOST_MEMORY),
@@ -114,7 +114,7 @@ impl Constants {
             wire_share,
             block_us,
         };
-        let paths = std::array::from_fn(|i| path(&table[i]));
+        let paths = std::array::from_fn(|i| path(table.get(i).unwrap_or(&CPU)));
         Self { wire_gbs, all_to_all, net_hop_us: 20.0, net_round_us: 6.0, net_message_us: 7.5, paths }
     }
 
@@ -134,7 +134,7 @@ impl Constants {
                 continue;
             }
             if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-                section = known_section(name.trim()).map_err(wrong)?;
+                section = known_section(name.trim(), device).map_err(wrong)?;
                 continue;
             }
             let (key, value) =
@@ -170,12 +170,12 @@ impl Constants {
         text
     }
 
-    /// The numbers of a protocol.
+    /// The numbers of a route.
     pub fn path(&self, route: Route) -> &Path {
         &self.paths[route.index()]
     }
 
-    /// All numbers with their names (`SymLL.hop_us`), to compare them.
+    /// All numbers with their names (`fused.LL.hop_us`), to compare them.
     pub fn named(&self) -> Vec<(String, f64)> {
         let mut copy = *self;
         copy.entries()
@@ -210,9 +210,9 @@ impl Constants {
 
     fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
         let mut entries = self.entries().into_iter();
-        let found = entries.find(|(section, key, ..)| name.split_once('.') == Some((section, key)));
+        let found = entries.find(|(section, key, ..)| name.rsplit_once('.') == Some((section, key)));
         let Some((_, _, kind, place)) = found else {
-            let section = name.split_once('.').map_or("", |(section, _)| section);
+            let section = name.rsplit_once('.').map_or("", |(section, _)| section);
             let keys: Vec<&str> =
                 self.entries().iter().filter(|e| e.0 == section).map(|(_, key, ..)| *key).collect();
             let known = if section.is_empty() { "device, link and ranks".into() } else { keys.join(", ") };
@@ -242,7 +242,7 @@ impl Constants {
             ("net", "message_us", Kind::Time, &mut self.net_message_us),
         ];
         for (route, path) in Route::ALL.into_iter().zip(&mut self.paths) {
-            let name = route.name();
+            let name = section(route);
             all.push((name, "fixed_us", Kind::Time, &mut path.fixed_us));
             all.push((name, "hop_us", Kind::Time, &mut path.hop_us));
             all.push((name, "round_us", Kind::Time, &mut path.round_us));
@@ -261,10 +261,29 @@ impl Path {
     }
 }
 
-fn known_section(name: &str) -> std::result::Result<String, String> {
-    let protocols = Route::ALL.map(Route::name);
-    let mut known = ["link", "net"].into_iter().chain(protocols);
-    known.clone().find(|k| *k == name).map(str::to_owned).ok_or_else(|| {
+/// The section of a route in a text of constants: its words with points between them, without the protocol where there is one only.
+pub fn section(route: Route) -> &'static str {
+    match route {
+        Route::LL => "interpreter.LL",
+        Route::LL128 => "interpreter.LL128",
+        Route::SIMPLE => "interpreter.Simple",
+        Route::FUSED_LL => "fused.LL",
+        Route::FUSED_LL128 => "fused.LL128",
+        Route::FUSED_SIMPLE => "fused.Simple",
+        Route::ZERO_COPY => "fused.zero_copy",
+        Route::COPY_ENGINE => "copy_engine",
+        _ => "host",
+    }
+}
+
+/// The section that a text names, by its name or by the one word that files of earlier versions have.
+fn known_section(name: &str, device: DeviceKind) -> std::result::Result<String, String> {
+    let sections = Route::ALL.map(section);
+    let mut known = ["link", "net"].into_iter().chain(sections);
+    let simple = Route::simple(device);
+    let of_old_name = Route::ALL.into_iter().find(|route| route.old_name() == name);
+    let renamed = of_old_name.map(|route| section(if route == Route::SIMPLE { simple } else { route }));
+    known.clone().find(|k| *k == name).or(renamed).map(str::to_owned).ok_or_else(|| {
         let names = known.by_ref().collect::<Vec<_>>().join(", ");
         format!("[{name}] is no section; known are {names}")
     })

@@ -68,7 +68,8 @@ pub fn plan(
     }
     let copies = own_copies(messages, rank)?;
     let remote = keyed(messages, rank, ranks, topology, config);
-    let own = if by_copy_engines(topology, config) { Route::COPY_ENGINE } else { Route::SIMPLE };
+    let own =
+        if by_copy_engines(topology, config) { Route::COPY_ENGINE } else { Route::simple(topology.device) };
     let mut launches = Launches { config, rank, topology, list: Vec::new(), used: Vec::new() };
     let route = remote.first().map_or(own, |(key, _)| key.route);
     for OwnCopy { from, to, bytes } in copies {
@@ -94,7 +95,7 @@ pub fn route(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig)
     if by_copy_engines(topology, config) {
         return Route::COPY_ENGINE;
     }
-    let DeviceKind::Cuda { sm } = topology.device else { return Route::SIMPLE };
+    let DeviceKind::Cuda { sm } = topology.device else { return Route::HOST };
     if is_far {
         return Route::SIMPLE;
     }

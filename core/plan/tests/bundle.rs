@@ -3,7 +3,7 @@
 
 use hawser_plan::algo::ProgramKey;
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::{Choice, Why};
+use hawser_plan::choose::{Decision, Why};
 use hawser_plan::device_plan::DeviceOp;
 use hawser_plan::exchange::bundle::{
     self, BundleArgs, BundleLaunch, BundleOp, CUT, Gathering, Member, NO_RANK, OPS, Place, SPREAD_DST,
@@ -89,7 +89,8 @@ impl Common {
             Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
         let key = ProgramKey::new(collective, algorithm, ranks, call.root);
         let route = self.route;
-        let choice = Choice { key, route, instances: 64, threads: 512, predicted_us: 0.0, why };
+        let choice =
+            Decision { key, route, instances: 64, channels: 64, threads: 512, predicted_us: 0.0, why };
         let mut plan = ExchangePlan::new(&call, &choice, rank, ranks, config);
         let areas: Vec<u64> = (1..=u64::from(ranks)).map(|r| r << 32).collect();
         plan.connect(&areas, 7 << 20, 9 << 20);

@@ -11,7 +11,7 @@ use hawser_plan::lower::{bind, device_op, lower};
 use hawser_plan::msccl::{Window, to_xml};
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{
-    Algorithm, Call, Choice, Collective, DataType, Measured, PlanConfig, ReduceOp, Route, Topology,
+    Algorithm, Call, Collective, DataType, Decision, Measured, PlanConfig, ReduceOp, Route, Topology,
 };
 
 const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
@@ -29,7 +29,7 @@ fn call(collective: Collective, count: u64) -> Call {
     }
 }
 
-fn pick(collective: Collective, count: u64, topology: &Topology, config: &PlanConfig) -> Choice {
+fn pick(collective: Collective, count: u64, topology: &Topology, config: &PlanConfig) -> Decision {
     choose(&call(collective, count), topology, config).unwrap()
 }
 
@@ -172,7 +172,7 @@ fn the_host_device_takes_simple_and_one_or_two_instances() {
     let topology = Topology::single_host(4, DeviceKind::Host, Link::HostMemory);
     for power in 0..24 {
         let choice = pick(Collective::AllReduce, 1 << power, &topology, &PlanConfig::default());
-        assert_eq!(choice.route, Route::SIMPLE);
+        assert_eq!(choice.route, Route::HOST);
         assert!(choice.instances <= if power <= 14 { 1 } else { 2 });
     }
 }

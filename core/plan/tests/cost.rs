@@ -6,13 +6,13 @@ use hawser_plan::cost::Constants;
 use hawser_plan::error::PlanErrorKind;
 use hawser_plan::fit::{Sample, fit, runs};
 use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{Call, Choice, Collective, DataType, PlanConfig, ReduceOp, Route, Topology};
+use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, ReduceOp, Route, Topology};
 
 const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
 const MACHINES: [(DeviceKind, Link); 4] =
     [(GPU, Link::NvLink), (GPU, Link::Pcie), (GPU, Link::HostMemory), (DeviceKind::Host, Link::HostMemory)];
 
-fn pick(collective: Collective, bytes: u64, topology: &Topology) -> Choice {
+fn pick(collective: Collective, bytes: u64, topology: &Topology) -> Decision {
     let ranks = topology.size();
     let blocks = u64::from(collective.input_blocks(ranks).max(collective.output_blocks(ranks)));
     let call = Call {
@@ -65,19 +65,32 @@ fn a_text_may_say_little_and_is_for_its_machine_only() {
 }
 
 #[test]
+fn sections_of_earlier_versions_are_read() {
+    let text = "[Simple]\nhop_us = 7\n[DMA]\nhop_us = 8\n[SymDirect]\nhop_us = 9\n";
+    let gpu = Constants::parse(text, GPU, Link::NvLink).unwrap().unwrap();
+    let hops = [Route::SIMPLE, Route::COPY_ENGINE, Route::ZERO_COPY].map(|route| gpu.path(route).hop_us);
+    assert_eq!(hops, [7.0, 8.0, 9.0]);
+    let host = Constants::parse(text, DeviceKind::Host, Link::HostMemory).unwrap().unwrap();
+    assert_eq!(host.path(Route::HOST).hop_us, 7.0);
+}
+
+#[test]
 fn what_is_wrong_in_a_text_is_named() {
     for (text, words) in [
         ("wire_gbs = 3", "line 1: wire_gbs is not known; known are device, link and ranks"),
         ("[link]\n\nwire = 3", "line 3: link.wire is not known; known are wire_gbs, all_to_all"),
-        ("[LL]\nhop_us = fast", "line 2: LL.hop_us = fast: it must be a number of µs"),
-        ("[LL]\nhop_us = -1", "line 2: LL.hop_us = -1"),
+        ("[fused.LL]\nhop_us = fast", "line 2: fused.LL.hop_us = fast: it must be a number of µs"),
+        ("[LL]\nhop_us = -1", "line 2: interpreter.LL.hop_us = -1"),
         ("[LL]\nhop_us = nan", "LL.hop_us = nan"),
         ("[LL]\nhop_us = inf", "LL.hop_us = inf"),
         ("[LL]\nblock_gbs = 0", "above 0"),
         ("[link]\nall_to_all = 1.5", "at most 1"),
-        ("[LL64]", "line 1: [LL64] is no section; known are link, net, LL, LL128, Simple, SymLL"),
+        (
+            "[LL64]",
+            "line 1: [LL64] is no section; known are link, net, interpreter.LL, interpreter.LL128, interpreter.Simple, fused.LL",
+        ),
         ("[LL]\nhop_us 3", "line 2: \"hop_us 3\" is no key = value"),
-        ("[LL]\nhop_us = 3\n[LL]\nhop_us = 4", "line 4: LL.hop_us is there twice"),
+        ("[LL]\nhop_us = 3\n[interpreter.LL]\nhop_us = 4", "line 4: interpreter.LL.hop_us is there twice"),
     ] {
         let error = Constants::parse(text, GPU, Link::NvLink).unwrap_err();
         assert_eq!(error.kind, PlanErrorKind::InvalidUsage);
@@ -171,7 +184,7 @@ fn a_fit_finds_the_constants_behind_the_times() {
         assert!(found.error_before > 1.1 && found.error < 1.005, "{ranks} ranks: {found:?}");
         let mut wrong = differences(&found.constants, &truth, 0.05);
         // What never decides about a time cannot be seen in it.
-        let unseen = ["round_us", "block_gbs", "block_us", "SymLL128.wire_share"]; // rows decide, not the wire
+        let unseen = ["round_us", "block_gbs", "block_us", "fused.LL128.wire_share"]; // rows decide, not the wire
         wrong.retain(|text| !unseen.iter().any(|name| text.contains(name)));
         assert!(wrong.is_empty(), "{ranks} ranks: {wrong:#?}");
     }
@@ -198,11 +211,11 @@ fn a_fit_bears_noise_and_a_wild_sample() {
 #[test]
 fn what_was_not_measured_stays() {
     let topology = Topology::single_host(4, DeviceKind::Host, Link::HostMemory);
-    assert!(runs(&topology, &PlanConfig::default()).unwrap().iter().all(|run| run.route == Route::SIMPLE));
+    assert!(runs(&topology, &PlanConfig::default()).unwrap().iter().all(|run| run.route == Route::HOST));
     let nothing = fit(&[], &topology, &PlanConfig::default());
     assert_eq!((nothing.constants, nothing.error), (topology.constants, 1.0));
     let mut truth = topology.constants;
-    truth.paths[2].fixed_us *= 2.0;
+    truth.paths[Route::HOST.index()].fixed_us *= 2.0;
     let found = fit(&synthetic(&truth, &topology, 0.0), &topology, &PlanConfig::default()).constants;
     assert_eq!((found.paths[0], found.paths[5]), (topology.constants.paths[0], topology.constants.paths[5]));
     assert!((found.paths[2].fixed_us / truth.paths[2].fixed_us - 1.0).abs() < 0.05, "{found:?}");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hawser_plan::algo::ProgramKey;
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::{Choice, Why, choose};
+use hawser_plan::choose::{Decision, Why, choose};
 use hawser_plan::device_plan::COUNTER_BYTES;
 use hawser_plan::exchange::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
 use hawser_plan::topology::{DeviceKind, Link};
@@ -18,10 +18,10 @@ const INPUT: u64 = 1 << 40;
 const OUTPUT: u64 = 1 << 50;
 const RANK_BYTES: u64 = 1 << 30;
 
-fn choice(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, route: Route) -> Choice {
+fn choice(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, route: Route) -> Decision {
     let why = Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
     let key = ProgramKey::new(collective, algorithm, ranks, root);
-    Choice { key, route, instances: 64, threads: 512, predicted_us: 0.0, why }
+    Decision { key, route, instances: 64, channels: 64, threads: 512, predicted_us: 0.0, why }
 }
 
 fn call(collective: Collective, count: u64, root: u32, rank: u32, in_place: bool) -> Call {

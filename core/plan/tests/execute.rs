@@ -6,7 +6,7 @@ mod machine;
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::{Choice, Why};
+use hawser_plan::choose::{Decision, Why};
 use hawser_plan::imported::{self, Handle};
 use hawser_plan::ir::text::to_text;
 use hawser_plan::lower::{bind, device_op, lower};
@@ -164,10 +164,11 @@ impl Case {
             decided: String::new(),
             rule: None,
         };
-        let choice = Choice {
+        let choice = Decision {
             key: self.key,
             route: self.route,
             instances: self.instances,
+            channels: self.instances,
             threads: 1,
             predicted_us: 0.0,
             why,

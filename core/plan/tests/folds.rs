@@ -5,7 +5,7 @@ mod copies;
 use copies::{Machine, OUTPUT, address, combined, settings, topology};
 use hawser_plan::algo::{rank_program, shape};
 use hawser_plan::call::Scalar;
-use hawser_plan::choose::{self, Advice, Choice, Outcome, choose};
+use hawser_plan::choose::{self, Advice, Decision, Outcome, choose};
 use hawser_plan::device_plan::Step;
 use hawser_plan::dma;
 use hawser_plan::lower::{LaunchPlan, bind, device_op, lower};
@@ -16,7 +16,7 @@ use proptest::prelude::*;
 const KINDS: [Collective; 3] = [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce];
 
 /// What a rule with `executor = "dma"` brings about: copy engines for any size.
-fn asked_for(call: &Call, topology: &Topology, config: &PlanConfig) -> Option<Choice> {
+fn asked_for(call: &Call, topology: &Topology, config: &PlanConfig) -> Option<Decision> {
     let candidates = choose::candidates(call, topology, config).unwrap();
     let possible = |c: &choose::Candidate| {
         c.route == Route::COPY_ENGINE && matches!(c.outcome, Outcome::Predicted { .. })

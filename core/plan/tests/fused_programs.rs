@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::call::Scalar;
-use hawser_plan::choice::{Choice, Why};
+use hawser_plan::decision::{Decision, Why};
 use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::ir::{Buf, Program, Ref, Step};
 use hawser_plan::lower::PACK_BYTES;
@@ -106,7 +106,15 @@ fn compare(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, 
     let program = algo::program(&key).unwrap();
     let call = call(collective, count, dtype, root);
     let why = Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
-    let choice = Choice { key, route: Route::FUSED_LL, instances: 8, threads: 256, predicted_us: 0.0, why };
+    let choice = Decision {
+        key,
+        route: Route::FUSED_LL,
+        instances: 8,
+        channels: 8,
+        threads: 256,
+        predicted_us: 0.0,
+        why,
+    };
     let config = PlanConfig::default();
     let plan = |rank| ExchangePlan::new(&call, &choice, rank, ranks, &config);
     let plans: Vec<ExchangePlan> = (0..ranks).map(plan).collect();

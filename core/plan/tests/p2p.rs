@@ -189,7 +189,7 @@ fn the_host_and_host_memory_have_no_ll128() {
     let config = PlanConfig::default();
     for bytes in [1, 20_000, 200_000, 1 << 24] {
         let host = Topology::single_host(2, DeviceKind::Host, Link::HostMemory);
-        assert_eq!(p2p::route(bytes, false, &host, &config), Route::SIMPLE);
+        assert_eq!(p2p::route(bytes, false, &host, &config), Route::HOST);
         for link in [Link::Pcie, Link::HostMemory] {
             let topology = Topology::single_host(2, DeviceKind::Cuda { sm: 90 }, link);
             assert_ne!(p2p::route(bytes, false, &topology, &config), Route::LL128);

@@ -13,6 +13,7 @@ pub mod executor;
 mod messages;
 mod op_number;
 mod phases;
+mod plugin_types;
 pub mod plugins;
 mod profiling;
 pub mod proxy;
@@ -24,6 +25,6 @@ pub mod transport;
 pub mod tuning;
 
 pub use bootstrap::UniqueId;
-pub use comm::{Comm, Config, Decision, group, mem_alloc, mem_free, unique_id};
+pub use comm::{Comm, Config, LastDecision, group, mem_alloc, mem_free, unique_id};
 pub use hawser_base::error::{Error, ErrorKind, Result};
 pub use hawser_device::Stream;

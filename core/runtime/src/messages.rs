@@ -33,7 +33,7 @@ impl CommState {
     ) -> Result<()> {
         let number = MESSAGES | self.next_batch.fetch_add(1, Ordering::Relaxed);
         if let Some(copies) = self.own_messages(&messages)? {
-            self.announce(BatchSummary::of_copies(&messages), number)?;
+            self.announce(BatchSummary::of_copies(&messages, self.topology.device), number)?;
             if !copies.is_empty() {
                 launches.push(Launch::new(self, Work::Copies(copies), number, stream));
             }
@@ -151,9 +151,9 @@ impl MessageEvents {
 
 impl BatchSummary {
     /// Messages of a rank that is alone.
-    fn of_copies(messages: &[Message]) -> Self {
+    fn of_copies(messages: &[Message], device: DeviceKind) -> Self {
         let bytes = messages.iter().map(|message| message.bytes).sum();
-        Self { messages: messages.len(), bytes, route: Route::SIMPLE, channels: 0 }
+        Self { messages: messages.len(), bytes, route: Route::simple(device), channels: 0 }
     }
 
     /// Messages that these plans carry; None if nothing is to be carried.

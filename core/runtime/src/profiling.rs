@@ -10,7 +10,7 @@ use hawser_base::log;
 use hawser_compat::profiler::with_ancestors;
 use hawser_device::{Device, Stream};
 use hawser_plan::p2p::Message;
-use hawser_plan::{Call, Topology};
+use hawser_plan::{Call, Route, Topology};
 use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs, What,
 };
@@ -166,7 +166,7 @@ impl GroupSpans {
         call: &Call,
         stream: Stream,
         number: u64,
-        chosen: (&str, &str, u8),
+        (algorithm, route, channels): (&str, Route, u8),
     ) -> Option<Arc<Span>> {
         let (func, datatype) = (nccl_name(call.collective.name()), nccl_type(call.dtype.name()));
         let root = call.root;
@@ -179,9 +179,12 @@ impl GroupSpans {
             captured: self.is_captured,
         };
         let api = self.api.as_ref()?.child(&api)?;
-        let (algo, proto, channels) = chosen;
-        // NCCL's spelling.
-        let (algo, proto) = (algo.to_ascii_uppercase(), proto.to_ascii_uppercase());
+        // NCCL's spelling; an executor that NCCL does not have stands behind the algorithm.
+        let mut algo = algorithm.to_ascii_uppercase();
+        if route.is_fused() || route.is_copied() {
+            algo.extend(["/", &route.executor.name().to_ascii_uppercase()]);
+        }
+        let proto = route.protocol.name().to_ascii_uppercase();
         let what = What::Coll {
             seq: number,
             func,
@@ -299,7 +302,7 @@ mod tests {
         };
         let device = hawser_device::host::HostDevice::beside().unwrap();
         let spans = GroupSpans::start(&profiling, &device, Stream(0)).unwrap().unwrap();
-        let event = spans.collective(&call, Stream(0), 0, ("Ring", "Simple", 1));
+        let event = spans.collective(&call, Stream(0), 0, ("Ring", Route::SIMPLE, 1));
         assert!(event.is_some());
         let group = (None, None, "group".to_owned());
         assert_eq!(*seen.lock().unwrap(), [group, (None, Some(EventHandle(1)), "RING SIMPLE".to_owned())]);

@@ -154,7 +154,7 @@ impl<'a> Collectives<'a> {
         let (chosen, blocks) = compiled.chosen();
         let choice = &chosen.choice;
         comm.log_call(call, choice, blocks, number);
-        let names = (choice.key.algorithm.name(), choice.route.name(), blocks);
+        let names = (choice.key.algorithm.name(), choice.route, blocks);
         let event = self.spans.and_then(|spans| spans.collective(call, stream, number, names));
         let resolved = Resolved { compiled, call: *call, number, event, timed };
         if self.is_alone {

@@ -1,7 +1,7 @@
 //! The words that all of Hawser shares: what a user asks for, and how a decision about it is named.
 //!
 //! This crate holds plain values without behaviour of their own: [`Collective`], [`DataType`], [`ReduceOp`], the validated
-//! [`Call`], the names of algorithms and protocols, the kinds of devices and links, and the error of the planner. It imports
+//! [`Call`], the names of algorithms, executors and protocols, the kinds of devices and links, and the error of the planner. It imports
 //! no other crate of Hawser, so every crate may use it.
 //!
 //! ```
@@ -28,18 +28,18 @@ mod algorithm;
 mod call;
 mod collective;
 mod data;
-mod decision;
 mod device;
 mod digest;
 mod error;
 mod protocol;
+mod route;
 
 pub use algorithm::{Algorithm, Handle, Measured};
 pub use call::Call;
 pub use collective::Collective;
 pub use data::{DataType, ReduceOp, Scalar};
-pub use decision::{Decision, Executor, Route, Routes};
 pub use device::{DeviceKind, Link};
 pub use digest::Digest;
 pub use error::{PlanError, PlanErrorKind, Result};
 pub use protocol::Protocol;
+pub use route::{Executor, Route, Routes};

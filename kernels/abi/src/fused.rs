@@ -69,7 +69,7 @@ pub struct ExchangeArgs {
     pub mine: u64,
     /// Address of the rank's [`crate::DevComm`].
     pub comm: u64,
-    /// Address of this rank's counters of exchanges: `u32` for each block (SymLL) or warp.
+    /// Address of this rank's counters of exchanges: `u32` for each block (LL) or warp.
     pub epochs: u64,
     /// As [`crate::Args::scalar`].
     pub scalar: u64,
@@ -83,9 +83,9 @@ pub struct ExchangeArgs {
     pub least: u64,
     /// Divisor for [`DIVIDE`].
     pub divisor: u32,
-    /// Bytes of everything that a warp moves at a time (SymLL128: a multiple of 480; SymSimple: of 512).
+    /// Bytes of everything that a warp moves at a time (LL128: a multiple of 480; Simple: of 512).
     pub tile: u32,
-    /// Offset of the flags in an area (SymSimple).
+    /// Offset of the flags in an area (Simple).
     pub flags_at: u32,
     /// This rank.
     pub rank: u8,

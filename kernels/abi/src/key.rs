@@ -44,9 +44,9 @@ impl KernelKey {
     /// runs several exchanges.
     /// Sums, products and pre-multiplied sums of integers do not depend on the sign and share the unsigned kernel.
     pub fn symbol(&self) -> String {
-        // One kernel does both: SymDirect is a way that its arguments ask for.
+        // One kernel does both: zero copy is a strategy that its arguments ask for.
         let route = if self.route == Route::ZERO_COPY { Route::FUSED_SIMPLE } else { self.route };
-        let mut route = route.name().to_ascii_lowercase();
+        let mut route = route.old_name().to_ascii_lowercase();
         if self.bundle {
             route.push_str("_bundle");
         }
@@ -80,7 +80,9 @@ impl KernelKey {
 /// The number of a route in [`crate::Args::protocol`], as the compiled kernels and devices read it: LL 0, LL128 1, Simple 2 for
 /// the interpreter, 3 to 5 and 7 for fused kernels, 6 for copy engines.
 pub fn protocol_number(route: Route) -> u8 {
-    route.index() as u8
+    // The host device reads what the interpreter reads on a GPU.
+    let of_kernels = if route == Route::HOST { Route::SIMPLE } else { route };
+    of_kernels.index() as u8
 }
 
 #[cfg(test)]
@@ -92,5 +94,6 @@ mod tests {
         let numbers =
             [Route::LL, Route::LL128, Route::SIMPLE, Route::FUSED_LL, Route::COPY_ENGINE, Route::ZERO_COPY];
         assert_eq!(numbers.map(protocol_number), [0, 1, 2, 3, 6, 7]);
+        assert_eq!(protocol_number(Route::HOST), protocol_number(Route::SIMPLE));
     }
 }

@@ -53,8 +53,10 @@ pub(crate) const FUSED_PROTOCOLS: [(Protocol, &str); 3] =
     [(Protocol::Ll, "symll"), (Protocol::Ll128, "symll128"), (Protocol::Simple, "symsimple")];
 
 /// The word of rule files for every executor but copy engines.
-pub(crate) const KERNELS: &str = "sm";
-/// The word from when [`Executor::CopyEngine`] was called so.
+pub(crate) const KERNELS: &str = "not_copy_engine";
+/// The word that stood for [`KERNELS`] in earlier versions.
+pub(crate) const OLD_KERNELS: &str = "sm";
+/// The word that stood for [`Executor::CopyEngine`] in earlier versions.
 pub(crate) const OLD_COPY_ENGINE: &str = "dma";
 
 /// True if an executor may have a form of an algorithm.
@@ -170,7 +172,7 @@ mod tests {
         all.extend(FUSED_PROTOCOLS.iter().map(|(_, name)| *name));
         all.extend(Protocol::ALL.map(Protocol::name));
         all.extend(Executor::ALL.map(Executor::name));
-        all.extend([KERNELS, OLD_COPY_ENGINE]);
+        all.extend([KERNELS, OLD_KERNELS, OLD_COPY_ENGINE]);
         let count = all.len();
         all.sort_unstable();
         all.dedup();

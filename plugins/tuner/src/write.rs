@@ -251,7 +251,7 @@ mod tests {
 name = "a \"b\" \\ c"
 priority = -3
 match = { collective = ["all_gather", "all_reduce", "alltoall"], bytes = ["..64K", "1M..=2M"], ranks = "8", hosts = "2..", data_type = ["half", "bfloat16"], op = "premulsum", registered = true, in_graph = false, operations = 2, communicator = ["tp*", "x"] }
-use = [{ algorithm = "all_pairs", executor = "fused", protocol = "ll" }, { protocol = "simple", channels = 4, chunk = "64K" }, { executor = "sm" }, { program = "my one" }, { algorithm = "ring", executor = "copy_engine" }, "default"]
+use = [{ algorithm = "all_pairs", executor = "fused", protocol = "ll" }, { protocol = "simple", channels = 4, chunk = "64K" }, { executor = "not_copy_engine" }, { program = "my one" }, { algorithm = "ring", executor = "copy_engine" }, "default"]
 never_worse = true
 "#;
 

@@ -1,10 +1,10 @@
 //! The runtime that this program is linked with, called without the C interface between.
 
 use anyhow::{Context, Result};
-use hawser_plan::{Call, Route};
+use hawser_plan::Call;
 use hawser_runtime::{Comm, Config, Stream, UniqueId, group, unique_id};
 
-use super::{About, Communicator, Id, Joining, Library, Stop};
+use super::{About, Communicator, Decided, Explained, Id, Joining, Library, Stop};
 
 /// The linked runtime.
 pub struct Linked {
@@ -63,7 +63,7 @@ impl Communicator for Rank {
     fn ctas(&self) -> Option<u32> {
         let last = self.0.last_decision().ok()??;
         let reduces = ["all_reduce", "reduce_scatter", "reduce"].contains(&&*last.collective);
-        Some(if last.protocol == Route::COPY_ENGINE.name() && !reduces { 0 } else { last.channels })
+        Some(if last.route.is_copied() && !reduces { 0 } else { last.channels })
     }
 
     fn healthy(&self) -> Result<()> {
@@ -81,11 +81,9 @@ impl Communicator for Rank {
         })
     }
 
-    fn explain(&self, call: &Call) -> String {
-        match self.0.explain(call) {
-            Ok(choice) => choice.why.to_string(),
-            Err(error) => format!("no choice: {error}"),
-        }
+    fn explain(&self, call: &Call) -> Result<Option<Explained>> {
+        let decision = self.0.explain(call)?;
+        Ok(Some(Explained { decision: Decided::from(&decision), text: decision.why.to_string() }))
     }
 
     fn destroy(&self) -> Result<()> {

@@ -6,13 +6,14 @@ mod api;
 mod linked;
 mod loaded;
 
+use std::fmt;
 use std::path::Path;
 
 use anyhow::Result;
 use hawser_device::{Device, Memory};
-use hawser_plan::Call;
+use hawser_plan::{Algorithm, Call, Decision, Route};
 use hawser_runtime::Stream;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Bytes of a unique id.
 pub const ID_BYTES: usize = 128;
@@ -48,6 +49,66 @@ pub struct Joining<'a> {
     pub name: Option<String>,
     /// With the zero-CTA policy, which needs [`Communicator::window`]s.
     pub zero_ctas: bool,
+}
+
+/// What a library decided for a call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explained {
+    /// The decision.
+    pub decision: Decided,
+    /// The candidates and what decided, for people.
+    pub text: String,
+}
+
+/// A decision in the library's own words: algorithm, executor, protocol and channels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Decided {
+    /// The name of the algorithm or program.
+    pub algorithm: String,
+    /// The name of the executor.
+    pub executor: String,
+    /// The name of the protocol.
+    pub protocol: String,
+    /// Whether data go straight between the buffers of one process.
+    pub zero_copy: bool,
+    /// The number of blocks.
+    pub channels: u32,
+    /// The predicted time in µs.
+    pub predicted_us: f32,
+    /// The tuner and its rule, if one decided.
+    pub rule: Option<String>,
+}
+
+impl Decided {
+    /// Whether it is this algorithm by this route.
+    pub fn is(&self, algorithm: Algorithm, route: Route) -> bool {
+        let of_route = (route.executor.name(), route.protocol.name(), route.zero_copy);
+        self.algorithm == algorithm.name() && (&*self.executor, &*self.protocol, self.zero_copy) == of_route
+    }
+}
+
+/// `AllPairs/fused/LL x 8`.
+impl fmt::Display for Decided {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { algorithm, executor, protocol, channels, .. } = self;
+        let strategy = if self.zero_copy { "/zero_copy" } else { "" };
+        write!(f, "{algorithm}/{executor}/{protocol}{strategy} x {channels}")
+    }
+}
+
+impl From<&Decision> for Decided {
+    fn from(decision: &Decision) -> Self {
+        let route = decision.route;
+        Self {
+            algorithm: decision.key.algorithm.name().into(),
+            executor: route.executor.name().into(),
+            protocol: route.protocol.name().into(),
+            zero_copy: route.zero_copy,
+            channels: decision.channels,
+            predicted_us: decision.predicted_us,
+            rule: decision.why.rule.clone(),
+        }
+    }
 }
 
 /// A library that makes communicators.
@@ -96,8 +157,11 @@ pub trait Communicator {
     /// Returns a function with which another thread stops the communicator.
     fn stop(&self) -> Stop;
 
-    /// Why a call runs as it does.
-    fn explain(&self, call: &Call) -> String;
+    /// What is decided for a call; None if the library does not tell.
+    ///
+    /// # Errors
+    /// Nothing is left to choose from.
+    fn explain(&self, call: &Call) -> Result<Option<Explained>>;
 
     /// Frees it after its last operation.
     fn destroy(&self) -> Result<()>;

@@ -257,6 +257,7 @@ fn keys() -> impl Iterator<Item = KernelKey> {
 /// Whether there is such a kernel.
 fn is_built(key: &KernelKey) -> bool {
     match key.route.is_fused() {
+        _ if key.route == Route::HOST => false,
         _ if key.bundle && key.route != Route::FUSED_LL => false,
         _ if key.route == Route::COPY_ENGINE => dma::fold::has_kernel(key.op, key.dtype),
         true => exchange::has_kernel(key.op, key.dtype),

@@ -3,7 +3,7 @@
 //! The formulas are here, the numbers in [`Constants`]: built-in ones, or those that `hawser measure` found on a machine
 //! ([`crate::fit`]). A model never has to be right, only to order the candidates; `Why` prints what it said.
 
-pub use crate::link_constants::{Constants, Path};
+pub use crate::link_constants::{Constants, Path, section};
 
 use crate::algo::{self, Across, Load, NetTraffic, ProgramKey, Traffic};
 use crate::config::PlanConfig;

@@ -2,17 +2,18 @@
 
 pub mod copy_engine;
 pub mod fused;
+pub mod host;
 pub mod interpreter;
 pub mod launch;
 pub mod query;
 
 use hawser_types::Executor;
 
-pub use query::{Grid, Load, PlanExecutor, Query};
+pub use query::{Decided, Grid, Load, Plan, PlanExecutor, Query};
 
 /// All executors, in the order in which ties are decided.
-pub static EXECUTORS: [&dyn PlanExecutor; 3] =
-    [&interpreter::Interpreter, &fused::Fused, &copy_engine::CopyEngine];
+pub static EXECUTORS: [&dyn PlanExecutor; 4] =
+    [&interpreter::Interpreter, &fused::Fused, &copy_engine::CopyEngine, &host::Host];
 
 /// The executor of a name.
 pub fn of(executor: Executor) -> &'static dyn PlanExecutor {

@@ -1,10 +1,13 @@
 //! What the chooser asks of an executor.
 
-use hawser_types::{Algorithm, Call, Collective, Executor, Result, Route};
+use hawser_types::{Algorithm, Call, Collective, DeviceKind, Executor, PlanError, Result, Route};
 
 use crate::algo::ProgramKey;
-use crate::choice::Outcome;
 use crate::config::PlanConfig;
+use crate::decision::{Decision, Outcome};
+use crate::executor::fused::ExchangePlan;
+use crate::executor::interpreter::{Lowered, bind};
+use crate::executor::launch::LaunchPlan;
 use crate::topology::Topology;
 
 /// A call with a program and a route that it might take.
@@ -49,6 +52,30 @@ pub struct Load<'a> {
     pub bytes: u64,
 }
 
+/// A call for which everything is decided, as one rank compiles it.
+#[derive(Debug, Clone, Copy)]
+pub struct Decided<'a> {
+    /// The call.
+    pub call: &'a Call,
+    /// The decision about it.
+    pub decision: &'a Decision,
+    /// The rank that compiles.
+    pub rank: u32,
+    /// What is known of the job and the machine.
+    pub topology: &'a Topology,
+    /// The settings.
+    pub config: &'a PlanConfig,
+}
+
+/// What an executor compiles: a launch, but for what only the runtime knows.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Plan {
+    /// The steps of a program over the data of a call.
+    Steps(LaunchPlan),
+    /// A call of a fused kernel.
+    Fused(Box<ExchangePlan>),
+}
+
 /// An executor as the planner sees it.
 pub trait PlanExecutor: Sync {
     /// The name of the executor.
@@ -57,8 +84,8 @@ pub trait PlanExecutor: Sync {
     /// The routes that it has.
     fn routes(&self) -> &'static [Route];
 
-    /// Whether it may be a candidate at all for a family's program.
-    fn offers(&self, collective: Collective, algorithm: Algorithm) -> bool;
+    /// Whether it may be a candidate at all for a family's program, on ranks of a kind of device.
+    fn offers(&self, collective: Collective, algorithm: Algorithm, device: DeviceKind) -> bool;
 
     /// Whether it can run a call.
     ///
@@ -83,4 +110,28 @@ pub trait PlanExecutor: Sync {
 
     /// The threads of a block.
     fn threads(&self, query: &Query<'_>, grid: Grid) -> u32;
+
+    /// Whether its plans are made of a rank's lowered program.
+    fn runs_steps(&self) -> bool {
+        true
+    }
+
+    /// The plan of a call. `program` is the rank's lowered program; an executor that does not run steps derives what it moves
+    /// from the same generator's description.
+    ///
+    /// # Errors
+    /// `InvalidUsage` when the settings leave too few lanes for the program's channels; `InvalidProgram` for an executor
+    /// that runs steps and gets no program.
+    fn compile(&self, decided: &Decided<'_>, program: Option<&Lowered>) -> Result<Plan>;
+}
+
+/// Compiles the steps of a program under some settings, for the executors that run steps.
+pub(super) fn compile_steps(
+    decided: &Decided<'_>,
+    program: Option<&Lowered>,
+    config: &PlanConfig,
+) -> Result<Plan> {
+    let program = program.ok_or_else(|| PlanError::program("steps are compiled without a program"))?;
+    let Decided { call, decision, topology, .. } = *decided;
+    Ok(Plan::Steps(bind(program, call, decision, topology.size(), config)?))
 }

@@ -2,8 +2,7 @@
 
 use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
-use hawser_plan::Route;
-use hawser_plan::topology::DeviceKind;
+use hawser_plan::{Decision, Executor, Route};
 
 use super::Comm;
 use crate::comm_state::plan_cache::{BatchSummary, Last};
@@ -11,7 +10,7 @@ use crate::comm_state::{CommState, Compiled};
 
 /// What the last operation of a communicator ran, and why.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Decision {
+pub struct LastDecision {
     /// Number of the operation, from 0 on.
     pub operation: u64,
     /// Snake-case name of the collective; `sendrecv` for messages.
@@ -20,10 +19,8 @@ pub struct Decision {
     pub bytes: u64,
     /// Name of the algorithm or program; empty for messages.
     pub algorithm: String,
-    /// Name of the protocol.
-    pub protocol: String,
-    /// Who ran it: `sm` (kernels), `dma` (copy engines) or `host`.
-    pub executor: &'static str,
+    /// The executor, the protocol and the strategy.
+    pub route: Route,
     /// Blocks of the launches.
     pub channels: u32,
     /// Threads of each; 0 where there are none.
@@ -41,14 +38,14 @@ impl Comm {
     ///
     /// # Errors
     /// The communicator is not up.
-    pub fn last_decision(&self) -> Result<Option<Decision>> {
+    pub fn last_decision(&self) -> Result<Option<LastDecision>> {
         let state = self.state()?;
         let found = {
             let choices = lock(&state.choices)?;
             let cache = &choices.cache;
             match cache.last() {
                 None => return Ok(None),
-                Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(&state, *number, *batch))),
+                Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(*number, *batch))),
                 Some(Last::Once(number, compiled)) => (*number, compiled.clone()),
                 Some(Last::Kept(number, key)) => {
                     let compiled = cache.kept(key);
@@ -56,30 +53,28 @@ impl Comm {
                 }
             }
         };
-        Ok(Some(of_choice(&state, found.0, &found.1)))
+        Ok(Some(of_choice(found.0, &found.1)))
     }
 }
 
-fn of_choice(state: &CommState, operation: u64, compiled: &Compiled) -> Decision {
+fn of_choice(operation: u64, compiled: &Compiled) -> LastDecision {
     let (chosen, blocks) = compiled.chosen();
     let choice = &chosen.choice;
-    Decision {
+    LastDecision {
         operation,
         collective: choice.why.collective.name().into(),
         bytes: choice.why.bytes,
         algorithm: choice.key.algorithm.name().into(),
-        protocol: choice.route.name().into(),
-        executor: executor(state, choice.route),
+        route: choice.route,
         channels: blocks.into(),
-        threads: if executor(state, choice.route) == "sm" { choice.threads } else { 0 },
+        threads: threads(choice),
         predicted_us: choice.predicted_us,
         rule: choice.why.rule.clone(),
         text: chosen.to_string(),
     }
 }
 
-fn of_batch(state: &CommState, operation: u64, batch: BatchSummary) -> Decision {
-    let executor = executor(state, batch.route);
+fn of_batch(operation: u64, batch: BatchSummary) -> LastDecision {
     let text = format!(
         "{} messages of {} bytes in all\n  decided: {} in {} blocks by their sizes and by what connects the ranks",
         batch.messages,
@@ -87,13 +82,12 @@ fn of_batch(state: &CommState, operation: u64, batch: BatchSummary) -> Decision 
         batch.route.name(),
         batch.channels
     );
-    Decision {
+    LastDecision {
         operation,
         collective: "sendrecv".into(),
         bytes: batch.bytes,
         algorithm: String::new(),
-        protocol: batch.route.name().into(),
-        executor,
+        route: batch.route,
         channels: batch.channels,
         threads: 0,
         predicted_us: 0.0,
@@ -102,10 +96,10 @@ fn of_batch(state: &CommState, operation: u64, batch: BatchSummary) -> Decision 
     }
 }
 
-fn executor(state: &CommState, route: Route) -> &'static str {
-    match (route, state.topology.device) {
-        (Route::COPY_ENGINE, _) => "dma",
-        (_, DeviceKind::Host) => "host",
-        _ => "sm",
+/// The threads of a block; 0 where no kernel runs.
+fn threads(choice: &Decision) -> u32 {
+    match choice.route.executor {
+        Executor::Interpreter | Executor::Fused => choice.threads,
+        Executor::CopyEngine | Executor::Host => 0,
     }
 }

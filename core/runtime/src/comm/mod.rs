@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
-use hawser_plan::choose::Choice;
+use hawser_plan::choose::Decision;
 use hawser_plan::p2p::Message;
 use hawser_plan::vector::Vector;
 use hawser_plan::{Call, DataType, PlanError};
@@ -39,7 +39,7 @@ use hawser_base::lock::lock;
 use hawser_base::log;
 use hawser_base::wait::AbortFlag;
 use hawser_device::Stream;
-pub use last_decision::Decision;
+pub use last_decision::LastDecision;
 pub use memory::{mem_alloc, mem_free};
 
 use crate::bootstrap::UniqueId;
@@ -207,7 +207,7 @@ impl Comm {
     }
 
     /// Why a call would run as it would.
-    pub fn explain(&self, call: &Call) -> Result<Choice> {
+    pub fn explain(&self, call: &Call) -> Result<Decision> {
         self.state()?.choose(call)
     }
 

@@ -9,7 +9,6 @@ mod sequence;
 mod single_rank;
 pub mod sm_free;
 
-use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -21,9 +20,10 @@ use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::{Device, Memory, Stream};
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::choose::Choice;
+use hawser_plan::choose::Decision;
 use hawser_plan::device_plan::{Args, DeviceOp, KernelKey, NO_DEP, Step};
 use hawser_plan::exchange::ExchangePlan;
+use hawser_plan::executor::{self, Decided, Plan};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
 use hawser_plan::{Call, PlanConfig, ReduceOp, Route, Topology, direct, dma};
@@ -166,12 +166,12 @@ impl CommState {
     }
 
     /// Says what was chosen for a call.
-    pub fn log_call(&self, call: &Call, choice: &Choice, blocks: u8, number: u64) {
+    pub fn log_call(&self, call: &Call, choice: &Decision, blocks: u8, number: u64) {
         self.sm_free.call(self, call, choice, number);
         log::info(Subsys::Coll, || {
-            let (algorithm, protocol) = (choice.key.algorithm.name(), choice.route.name());
+            let (algorithm, route) = (choice.key.algorithm.name(), choice.route.name());
             let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
-            format!("{} rank {} op {number}: {what}: {algorithm}/{protocol} x {blocks}", self.name, self.rank)
+            format!("{} rank {} op {number}: {what}: {algorithm}/{route} x {blocks}", self.name, self.rank)
         });
     }
 
@@ -228,25 +228,26 @@ impl CommState {
             tuners.show(&self.name, self.rank, (call, attributes), &chosen);
         }
         let choice = &chosen.choice;
-        let compiled = if choice.route.is_fused() {
-            let (size, image) = (self.topology.size(), self.peer_memory.dev_comm.addr);
-            let mut plan = ExchangePlan::new(call, choice, self.rank, size, &self.plan_config);
-            let exchange = self.peer_memory.exchange();
-            let exchange = exchange.ok_or_else(|| Error::internal("an exchange without areas"))?;
-            plan.connect(&exchange.areas, exchange.epochs, image);
-            Arc::new(Compiled::Exchange(Arc::new(plan), chosen))
-        } else {
-            let loaded = self.program(choice.key, lower::device_op(call))?;
-            let bytes = call.total_bytes(self.topology.size());
-            let plan_config = match choice.route {
-                Route::COPY_ENGINE => {
-                    Cow::Owned(dma::config_for(&choice.key, bytes, &self.topology, &self.plan_config))
-                }
-                _ => tuners.plan_config(call, attributes, &self.topology, choice, &self.plan_config),
-            };
-            let plan = lower::bind(&loaded.lowered, call, choice, self.topology.size(), &plan_config)?;
-            self.connect(&plan, &loaded.lowered.steps)?;
-            Arc::new(Compiled::Steps(plan, loaded, chosen))
+        let executor = executor::of(choice.route.executor);
+        let program = match executor.runs_steps() {
+            true => Some(self.program(choice.key, lower::device_op(call))?),
+            false => None,
+        };
+        let plan_config = &*tuners.plan_config(call, attributes, &self.topology, choice, &self.plan_config);
+        let (rank, topology) = (self.rank, &self.topology);
+        let decided = Decided { call, decision: choice, rank, topology, config: plan_config };
+        let compiled = match (executor.compile(&decided, program.as_ref().map(|p| &p.lowered))?, program) {
+            (Plan::Steps(plan), Some(program)) => {
+                self.connect(&plan, &program.lowered.steps)?;
+                Arc::new(Compiled::Steps(plan, program, chosen))
+            }
+            (Plan::Fused(mut plan), _) => {
+                let exchange = self.peer_memory.exchange();
+                let exchange = exchange.ok_or_else(|| Error::internal("a fused kernel without areas"))?;
+                plan.connect(&exchange.areas, exchange.epochs, self.peer_memory.dev_comm.addr);
+                Arc::new(Compiled::Exchange(Arc::from(plan), chosen))
+            }
+            (Plan::Steps(_), None) => return Err(Error::internal("steps of no program")),
         };
         // The factor of a pre-multiplied sum is part of the plan but not of the key.
         let mut choices = lock(&self.choices)?;
@@ -256,7 +257,7 @@ impl CommState {
     }
 
     /// The choice for a call, by the cost model and what tuners make of it.
-    pub fn choose(&self, call: &Call) -> Result<Choice> {
+    pub fn choose(&self, call: &Call) -> Result<Decision> {
         let tuners = lock(&self.choices)?.tuners.clone();
         Ok(tuners.choose(call, CallAttributes::default(), &self.topology, &self.plan_config)?.choice)
     }

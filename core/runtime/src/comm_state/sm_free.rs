@@ -6,7 +6,7 @@ use hawser_base::env;
 use hawser_base::lock::lock;
 use hawser_base::log;
 use hawser_device::size_text;
-use hawser_plan::choose::{Choice, Outcome};
+use hawser_plan::choose::{Decision, Outcome};
 use hawser_plan::dma::{self, far, fold};
 use hawser_plan::{Call, Collective, Route};
 use rustc_hash::FxHashSet;
@@ -74,7 +74,7 @@ impl SmFree {
     }
 
     /// A call runs.
-    pub fn call(&self, state: &CommState, call: &Call, choice: &Choice, number: u64) {
+    pub fn call(&self, state: &CommState, call: &Call, choice: &Decision, number: u64) {
         if self.level == 0 {
             return;
         }

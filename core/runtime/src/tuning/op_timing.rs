@@ -116,7 +116,7 @@ impl TimedOp {
         (chosen, attributes): (&Chosen, CallAttributes),
         number: u64,
     ) -> Option<Self> {
-        let (function, decision) = tuner_bridge::in_terms(call.collective, &chosen.choice, topology)?;
+        let (function, decision) = tuner_bridge::in_terms(call.collective, &chosen.choice)?;
         let (bytes, trial) = (call.total_bytes(topology.size()), attributes.trial.is_some());
         Some(Self { times: times.clone(), number, ran: Ran { function, bytes, decision, trial } })
     }

@@ -1,14 +1,13 @@
 //! The bridge from the planner to tuner plugins: calls, candidates, choices and communicators in the terms of
-//! the plugin API. Nothing else of the runtime knows both.
+//! the plugin API. The words of both are in [`crate::plugin_types`].
 
 use hawser_base::log;
-use hawser_plan::choose::{Candidate, Choice, Outcome};
-use hawser_plan::topology::DeviceKind;
-use hawser_plan::{Algorithm, Call, Collective, PlanConfig, Protocol, ReduceOp, Route, Topology};
-use hawser_plugin::collnet::DataType;
-use hawser_plugin::tuner::{self, Decision, Executor, Function, Question, Reduction, Status, TunerConfig};
+use hawser_plan::choose::{Candidate, Outcome};
+use hawser_plan::{Algorithm, Call, Collective, PlanConfig, Route, Topology};
+use hawser_plugin::tuner::{self, Decision, Function, Question, Status, TunerConfig};
 
 use super::call_attributes::CallAttributes;
+use crate::plugin_types;
 
 /// What tuners are asked about a call: the question, and the candidates in their terms. None for a call that
 /// tuners are not asked about.
@@ -18,39 +17,25 @@ pub fn asked<'c>(
     topology: &Topology,
     candidates: &'c [Candidate],
 ) -> Option<(Question, Vec<tuner::Candidate<'c>>)> {
-    let terms = |candidate| in_their_terms(candidate, topology);
-    Some((question(call, attributes, topology)?, candidates.iter().map(terms).collect()))
+    Some((question(call, attributes, topology)?, candidates.iter().map(in_their_terms).collect()))
 }
 
-/// A choice in the terms of tuners: the collective and the decision. None for a collective that tuners are
+/// A decision in the terms of tuners: the collective and the decision. None for a collective that tuners are
 /// not asked about.
-pub fn in_terms(
-    collective: Collective,
-    choice: &Choice,
-    topology: &Topology,
-) -> Option<(Function, Decision)> {
-    Some((function(collective)?, decision_of(choice, topology)))
+pub fn in_terms(collective: Collective, choice: &hawser_plan::Decision) -> Option<(Function, Decision)> {
+    Some((plugin_types::function(collective)?, decision_of(choice)))
 }
 
-/// The decision of a choice.
-pub fn decision_of(choice: &Choice, topology: &Topology) -> Decision {
-    let taken = taken(choice).map(|candidate| &candidate.outcome);
-    let channels = match taken {
-        Some(Outcome::Predicted { channels, .. }) => *channels,
-        Some(Outcome::Filtered(_)) | None => 1,
-    };
-    decision(choice.key.algorithm, choice.route, channels * choice.instances, topology)
+/// The decision of the planner in the terms of tuners.
+pub fn decision_of(choice: &hawser_plan::Decision) -> Decision {
+    decision(choice.key.algorithm, choice.route, choice.channels)
 }
 
-/// The candidate that a choice took, with the channels that run.
-pub fn chosen<'c>(choice: &'c Choice, topology: &Topology) -> Option<tuner::Candidate<'c>> {
-    let candidate = in_their_terms(taken(choice)?, topology);
-    Some(tuner::Candidate { decision: decision_of(choice, topology), ..candidate })
-}
-
-fn taken(choice: &Choice) -> Option<&Candidate> {
+/// The candidate that a decision took, with the channels that run.
+pub fn chosen(choice: &hawser_plan::Decision) -> Option<tuner::Candidate<'_>> {
     let own = (choice.key.algorithm, choice.route);
-    choice.why.candidates.iter().find(|c| (c.algorithm, c.route) == own)
+    let taken = choice.why.candidates.iter().find(|c| (c.algorithm, c.route) == own)?;
+    Some(tuner::Candidate { decision: decision_of(choice), ..in_their_terms(taken) })
 }
 
 /// The attributes about a communicator that tuners are opened with.
@@ -79,37 +64,17 @@ pub fn config(
 
 /// The question to tuners about a call; None for a call that tuners are not asked about.
 pub fn question(call: &Call, attributes: CallAttributes, topology: &Topology) -> Option<Question> {
-    let mut question = Question::new(function(call.collective)?, call.total_bytes(topology.size()));
-    question.data_type = DataType::ALL.get(call.dtype as usize).copied();
-    question.op = call.collective.reduces().then_some(match call.op {
-        ReduceOp::Sum => Reduction::Sum,
-        ReduceOp::Prod => Reduction::Prod,
-        ReduceOp::Max => Reduction::Max,
-        ReduceOp::Min => Reduction::Min,
-        ReduceOp::Avg => Reduction::Avg,
-        ReduceOp::PreMulSum => Reduction::PreMulSum,
-    });
+    let mut question =
+        Question::new(plugin_types::function(call.collective)?, call.total_bytes(topology.size()));
+    question.data_type = Some(plugin_types::data_type(call.dtype));
+    question.op = call.collective.reduces().then(|| plugin_types::reduction(call.op));
     (question.in_graph, question.registered, question.trial) =
         (Some(attributes.in_graph), attributes.registered, attributes.trial);
     Some(question)
 }
 
-fn function(collective: Collective) -> Option<Function> {
-    Some(match collective {
-        Collective::AllReduce => Function::AllReduce,
-        Collective::AllGather => Function::AllGather,
-        Collective::ReduceScatter => Function::ReduceScatter,
-        Collective::Broadcast => Function::Broadcast,
-        Collective::Reduce => Function::Reduce,
-        Collective::AllToAll => Function::AllToAll,
-        Collective::Gather => Function::Gather,
-        Collective::Scatter => Function::Scatter,
-        Collective::SendRecv => return None,
-    })
-}
-
 /// A candidate for tuners.
-pub fn in_their_terms<'c>(candidate: &'c Candidate, topology: &Topology) -> tuner::Candidate<'c> {
+pub fn in_their_terms(candidate: &Candidate) -> tuner::Candidate<'_> {
     let Candidate { algorithm, route, outcome, held, is_measured } = candidate;
     let (us, channels) = match outcome {
         Outcome::Predicted { us, instances, channels } => (*us, instances * channels),
@@ -121,42 +86,15 @@ pub fn in_their_terms<'c>(candidate: &'c Candidate, topology: &Topology) -> tune
         _ if *is_measured => Status::Predicted,
         _ => Status::Unmeasured,
     };
-    tuner::Candidate { decision: decision(*algorithm, *route, channels, topology), us, status }
+    tuner::Candidate { decision: decision(*algorithm, *route, channels), us, status }
 }
 
 /// What the planner decides, as tuners have it.
-fn decision(algorithm: Algorithm, route: Route, channels: u32, topology: &Topology) -> Decision {
-    let executor = match (route.executor, topology.device) {
-        (hawser_plan::Executor::Fused, _) => Executor::Fused,
-        (hawser_plan::Executor::CopyEngine, _) => Executor::CopyEngine,
-        (hawser_plan::Executor::Interpreter, DeviceKind::Host) => Executor::Host,
-        (hawser_plan::Executor::Interpreter, DeviceKind::Cuda { .. }) => Executor::Interpreter,
-    };
-    let protocol = match route.protocol {
-        Protocol::Ll => tuner::Protocol::Ll,
-        Protocol::Ll128 => tuner::Protocol::Ll128,
-        Protocol::Simple => tuner::Protocol::Simple,
-    };
-    Decision { algorithm: number(algorithm), executor, protocol, channels }
-}
-
-/// The number of an algorithm for tuners.
-fn number(algorithm: Algorithm) -> tuner::Algorithm {
-    match algorithm {
-        Algorithm::Ring => tuner::Algorithm::RING,
-        Algorithm::Tree => tuner::Algorithm::TREE,
-        Algorithm::OneShot => tuner::Algorithm::ONE_SHOT,
-        Algorithm::AllPairs => tuner::Algorithm::ALL_PAIRS,
-        Algorithm::Hierarchical => tuner::Algorithm::HIERARCHICAL,
-        Algorithm::Direct => tuner::Algorithm::DIRECT,
-        Algorithm::CollNet => tuner::Algorithm::COLLNET_CHAIN,
-        Algorithm::Pat => tuner::Algorithm::PAT,
-        Algorithm::RecursiveDoubling => tuner::Algorithm::RECURSIVE_DOUBLING,
-        Algorithm::HalvingDoubling => tuner::Algorithm::HALVING_DOUBLING,
-        Algorithm::Bruck => tuner::Algorithm::BRUCK,
-        Algorithm::Pairwise => tuner::Algorithm::PAIRWISE,
-        Algorithm::Knomial => tuner::Algorithm::KNOMIAL,
-        Algorithm::DoubleRing => tuner::Algorithm::DOUBLE_RING,
-        Algorithm::Imported(program) => tuner::Algorithm::program(program.place()),
+fn decision(algorithm: Algorithm, route: Route, channels: u32) -> Decision {
+    Decision {
+        algorithm: plugin_types::algorithm(algorithm),
+        executor: plugin_types::executor(route.executor),
+        protocol: plugin_types::protocol(route.protocol),
+        channels,
     }
 }

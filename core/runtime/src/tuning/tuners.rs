@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use hawser_base::env::{self, Explain};
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
-use hawser_plan::choose::{self, Advice, Candidate, Choice};
+use hawser_plan::choose::{self, Advice, Candidate, Decision};
 use hawser_plan::{Call, Collective, PlanConfig, ReduceOp, Topology};
 use hawser_plugin::Tuner;
 use hawser_plugin::learner::Learner;
@@ -65,7 +65,7 @@ struct Open {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chosen {
     /// The choice.
-    pub choice: Choice,
+    pub choice: Decision,
     /// What each tuner that has something to say makes of the call, in lines.
     pub notes: Vec<String>,
 }
@@ -233,14 +233,17 @@ impl Tuners {
         call: &Call,
         attributes: CallAttributes,
         topology: &Topology,
-        choice: &Choice,
+        choice: &Decision,
         plan_config: &'k PlanConfig,
     ) -> Cow<'k, PlanConfig> {
         let (question, taken) =
-            (tuner_bridge::question(call, attributes, topology), tuner_bridge::chosen(choice, topology));
+            (tuner_bridge::question(call, attributes, topology), tuner_bridge::chosen(choice));
         let (Some(question), Some(taken)) = (question, taken) else { return Cow::Borrowed(plan_config) };
-        let at = choice.route.index();
-        let Some(&slot) = plan_config.slot_bytes.get(at) else { return Cow::Borrowed(plan_config) };
+        if choice.route.is_fused() || choice.route.is_copied() {
+            return Cow::Borrowed(plan_config);
+        }
+        let at = choice.route.slots();
+        let slot = plan_config.slot_bytes[at];
         let ask = |tuner: &Open| {
             let asked = tuner.context.chunk_bytes(&question, &taken);
             asked.map_err(|error| tuner.complain(&error)).ok().flatten()

@@ -186,10 +186,13 @@ impl Reader<'_> {
         if names::same(word, names::KERNELS) {
             return Some(RunBy::Kernels);
         }
-        if names::same(word, names::OLD_COPY_ENGINE) {
-            let executor = Executor::CopyEngine;
-            self.hint(value.span(), word, &format!("executor = \"{}\"", executor.name()));
-            return Some(RunBy::Only(executor));
+        let old = [
+            (names::OLD_KERNELS, RunBy::Kernels),
+            (names::OLD_COPY_ENGINE, RunBy::Only(Executor::CopyEngine)),
+        ];
+        if let Some((_, run_by)) = old.into_iter().find(|(old, _)| names::same(word, old)) {
+            self.hint(value.span(), word, &format!("executor = \"{}\"", run_by.name()));
+            return Some(run_by);
         }
         let words = || Executor::ALL.into_iter().map(Executor::name).chain([names::KERNELS, AUTO]);
         self.unknown(value.span(), "executor", word, words(), &words().collect::<Vec<_>>().join(", "));

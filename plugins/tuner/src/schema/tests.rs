@@ -46,7 +46,7 @@ fn every_key_is_read() {
     assert_eq!(
         large.to_string(),
         "bytes 1M..=2M|4M..8M|77, ranks_per_host 4|8, hosts 2.., registered true, in_graph false, operations 2, \
-         communicator tp*|dp_? -> any/sm/simple chunk 128K"
+         communicator tp*|dp_? -> any/not_copy_engine/simple chunk 128K"
     );
     assert_eq!(parse("a", ""), Ok(vec![]));
 }
@@ -107,6 +107,7 @@ fn old_spellings_are_read_with_a_hint() {
             "a:2:46: \"SymLL128\" is written executor = \"fused\", protocol = \"ll128\" now",
             "a:2:74: \"dma_ring\" is written algorithm = \"ring\", executor = \"copy_engine\" now",
             "a:3:14: \"dma\" is written executor = \"copy_engine\" now",
+            "a:3:36: \"sm\" is written executor = \"not_copy_engine\" now",
             "a:5:21: \"sym_direct\" is written algorithm = \"direct\", executor = \"fused\" now",
         ]
     );
@@ -189,7 +190,7 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
     (
         "[[rule]]\nuse = { executor = \"fusd\" }",
         (2, 20),
-        "did you mean \"fused\"? Known are interpreter, fused, copy_engine, host, sm, auto",
+        "did you mean \"fused\"? Known are interpreter, fused, copy_engine, host, not_copy_engine, auto",
     ),
     (
         "[[rule]]\nuse = { executor = \"copy_engine\", protocol = \"symll\" }",

@@ -1,4 +1,4 @@
-//! What SymDirect asks of the driver, and the kernels that combine beside copy engines.
+//! What zero_copy asks of the driver, and the kernels that combine beside copy engines.
 
 use hawser_plan::dma::{Fold, FoldArgs, fold};
 

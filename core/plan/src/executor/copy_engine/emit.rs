@@ -47,7 +47,7 @@ pub struct Emitter<'a> {
 }
 
 impl<'a> Emitter<'a> {
-    /// For a launch of protocol `DMA` with the steps that its blocks name. `far` has the ends of all its peers on
+    /// For a launch of copy engines with the steps that its blocks name. `far` has the ends of all its peers on
     /// other hosts.
     pub fn new(plan: &'a LaunchPlan, steps: &'a [Step], bases: &'a Bases, far: Arc<Far>) -> Self {
         let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];

@@ -1,17 +1,17 @@
 //! What copy engines take.
 
-use hawser_types::{Algorithm, Collective, Executor, Result, Route};
+use hawser_types::{Algorithm, Collective, DeviceKind, Executor, Result, Route};
 
 use super::fold::ctas;
 use super::staging::LANES;
 use super::support::{is_known, refused};
 use super::tiles::config_for;
 use crate::algo;
-use crate::choice::Outcome;
 use crate::config::PlanConfig;
 use crate::cost;
-use crate::executor::interpreter::fold;
-use crate::executor::query::{Grid, Load, PlanExecutor, Query};
+use crate::decision::Outcome;
+use crate::executor::interpreter::{Lowered, fold};
+use crate::executor::query::{Decided, Grid, Load, Plan, PlanExecutor, Query, compile_steps};
 use crate::topology::Topology;
 
 /// The executor whose moves need no multiprocessors.
@@ -28,7 +28,7 @@ impl PlanExecutor for CopyEngine {
     }
 
     /// Moves are listed with the reason where their program's channels wait for each other; reductions are not.
-    fn offers(&self, collective: Collective, algorithm: Algorithm) -> bool {
+    fn offers(&self, collective: Collective, algorithm: Algorithm, _device: DeviceKind) -> bool {
         !collective.reduces() || is_known(collective, algorithm)
     }
 
@@ -62,5 +62,11 @@ impl PlanExecutor for CopyEngine {
 
     fn threads(&self, query: &Query<'_>, _grid: Grid) -> u32 {
         cost::threads(query.topology.device, query.route)
+    }
+
+    fn compile(&self, decided: &Decided<'_>, program: Option<&Lowered>) -> Result<Plan> {
+        let Decided { call, decision, topology, config, .. } = *decided;
+        let config = config_for(&decision.key, call.total_bytes(topology.size()), topology, config);
+        compile_steps(decided, program, &config)
     }
 }

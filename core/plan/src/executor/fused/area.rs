@@ -11,7 +11,7 @@ pub(super) const SLOT: [u64; 3] = [8 << 10, 4 << 10, 8 << 10];
 /// Most blocks by protocol: each has slots of its own. A block fills a multiprocessor, and kernels of several communicators
 /// must find room side by side, in whatever order they come: three of 44 blocks fit into 132 multiprocessors.
 pub(super) const BLOCKS: [u32; 3] = [32, 32, TILE_BLOCKS];
-/// Those of SymSimple and SymDirect.
+/// Most blocks of kernels with tiles, and of zero copy.
 pub const TILE_BLOCKS: u32 = 44;
 /// Warps of a block at most.
 pub(super) const WARPS: u64 = THREADS as u64 / 32;
@@ -27,13 +27,13 @@ const LINES_BYTES: u64 = TILE_BLOCKS as u64 * RANKS as u64 * (2 * LINE_BYTES + 4
 pub struct Area {
     /// Offset of the slots by protocol.
     pub slots: [u64; 3],
-    /// Offset of the flags of SymSimple.
+    /// Offset of the flags of Simple.
     pub flags: u64,
-    /// Offset of the lines of SymDirect.
+    /// Offset of the lines by which blocks with zero copy meet.
     pub lines: u64,
     /// Bytes of an area.
     pub bytes: u64,
-    /// Offset of the counters by protocol in the rank's private memory; those of SymDirect follow.
+    /// Offset of the counters by protocol in the rank's private memory; those of zero copy follow.
     pub epochs: [u64; 3],
     /// Bytes of the counters.
     pub epoch_bytes: u64,
@@ -61,7 +61,7 @@ impl Area {
         }
     }
 
-    /// The same without what SymSimple and SymDirect use: a third of it.
+    /// The same without what Simple uses, with or without zero copy: a third of it.
     pub fn without_tiles(self) -> Self {
         Self { bytes: self.slots[2], ..self }
     }
@@ -93,15 +93,15 @@ pub fn area(topology: &Topology, config: &PlanConfig) -> Option<Area> {
 /// Why the ranks of a topology have no areas, if so.
 pub(super) fn refused_topology(topology: &Topology) -> Option<String> {
     match (topology.device, topology.link) {
-        (DeviceKind::Host, _) => Some("the host device has the Simple protocol only".into()),
-        _ if topology.hosts() > 1 => Some("exchanges are for the ranks of one host".into()),
+        (DeviceKind::Host, _) => Some("fused kernels are for GPUs".into()),
+        _ if topology.hosts() > 1 => Some("fused kernels are for the ranks of one host".into()),
         _ if !(2..=RANKS as u32).contains(&topology.size()) => {
-            Some(format!("exchanges are for 2 to {RANKS} ranks"))
+            Some(format!("fused kernels are for 2 to {RANKS} ranks"))
         }
         (DeviceKind::Cuda { sm }, _) if sm < 90 => {
             Some(format!("exchange kernels need sm_90, this is sm_{sm}"))
         }
-        (_, Link::HostMemory) => Some("exchanges need peer access between GPUs".into()),
+        (_, Link::HostMemory) => Some("fused kernels need peer access between GPUs".into()),
         _ => None,
     }
 }
@@ -115,7 +115,7 @@ pub(super) fn slot(index: usize, ranks: u64) -> u64 {
     }
 }
 
-/// Position of a protocol among those that have slots: SymDirect has those of SymSimple.
+/// Position of a protocol among those that have slots: zero copy has those of Simple.
 pub(super) fn index(route: Route) -> usize {
     match route {
         Route::FUSED_LL => 0,

@@ -1,14 +1,16 @@
 //! What fused kernels take.
 
-use hawser_types::{Algorithm, Collective, Executor, Result, Route};
+use hawser_types::{Algorithm, Collective, DeviceKind, Executor, Result, Route};
 
+use super::ExchangePlan;
 use super::grid::{grid, longest_part, most_blocks, rounds};
 use super::support::{is_known, refused};
 use crate::algo::ProgramKey;
-use crate::choice::Outcome;
 use crate::config::PlanConfig;
 use crate::cost;
-use crate::executor::query::{Grid, Load, PlanExecutor, Query};
+use crate::decision::Outcome;
+use crate::executor::interpreter::Lowered;
+use crate::executor::query::{Decided, Grid, Load, Plan, PlanExecutor, Query};
 use crate::topology::Topology;
 
 /// The executor that runs a whole call in one kernel.
@@ -24,7 +26,7 @@ impl PlanExecutor for Fused {
         &[Route::FUSED_LL, Route::FUSED_LL128, Route::FUSED_SIMPLE, Route::ZERO_COPY]
     }
 
-    fn offers(&self, collective: Collective, algorithm: Algorithm) -> bool {
+    fn offers(&self, collective: Collective, algorithm: Algorithm, _device: DeviceKind) -> bool {
         is_known(collective, algorithm)
     }
 
@@ -57,6 +59,16 @@ impl PlanExecutor for Fused {
     fn threads(&self, query: &Query<'_>, grid_of: Grid) -> u32 {
         let most = longest_of(&query.key, query.bytes());
         grid(query.route, query.key.ranks, most, grid_of.instances).1
+    }
+
+    fn runs_steps(&self) -> bool {
+        false
+    }
+
+    fn compile(&self, decided: &Decided<'_>, _program: Option<&Lowered>) -> Result<Plan> {
+        let Decided { call, decision, rank, topology, config } = *decided;
+        let plan = ExchangePlan::new(call, decision, rank, topology.size(), config);
+        Ok(Plan::Fused(Box::new(plan)))
     }
 }
 

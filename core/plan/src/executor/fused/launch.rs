@@ -8,8 +8,8 @@ use super::area::{Area, index, slot};
 use super::grid::{grid, longest_part};
 use super::partition::{Parts, Shape};
 use super::zero_copy;
-use crate::choice::Choice;
 use crate::config::PlanConfig;
+use crate::decision::Decision;
 use crate::executor::launch::{PACK_BYTES, device_op, scalar};
 
 /// One launch, ready but for addresses: `src` and `dst` are offsets in the call's buffers.
@@ -39,7 +39,7 @@ pub struct ExchangePlan {
 
 impl ExchangePlan {
     /// Plans `call` for `rank`. The choice must be one that the fused executor supports.
-    pub fn new(call: &Call, choice: &Choice, rank: u32, ranks: u32, config: &PlanConfig) -> Self {
+    pub fn new(call: &Call, choice: &Decision, rank: u32, ranks: u32, config: &PlanConfig) -> Self {
         let op = device_op(call);
         let bytes = call.block_bytes();
         let mut parts = Parts::new(rank, ranks);

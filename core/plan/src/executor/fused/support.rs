@@ -32,7 +32,7 @@ pub fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
     }
 }
 
-/// Why a call has no exchange kernel of `protocol` by the program `key` in this topology, if so.
+/// Why a call has no fused kernel of `route` by the program `key` in this topology, if so.
 pub fn refused(call: &Call, key: &ProgramKey, route: Route, topology: &Topology) -> Option<String> {
     if let Some(reason) = refused_topology(topology) {
         return Some(reason);
@@ -41,7 +41,7 @@ pub fn refused(call: &Call, key: &ProgramKey, route: Route, topology: &Topology)
         return Some(format!("no fused kernel reduces {} by {}", call.dtype.name(), call.op.name()));
     }
     if route == Route::FUSED_LL128 && topology.link != Link::NvLink {
-        return Some("SymLL128 needs lines that land whole: NVLink only".into());
+        return Some("LL128 needs lines that land whole: NVLink only".into());
     }
     if !is_known(key.collective, key.algorithm) {
         return Some("its steps are no exchanges".into());

@@ -1,9 +1,9 @@
-//! SymDirect: exchanges between the buffers of one process, without staging (`kernels/cuda/exchange_direct.cuh`).
+//! The strategy zero_copy: exchanges between the buffers of one process, without staging (`kernels/cuda/exchange_direct.cuh`).
 //!
 //! The ranks' kernels tell each other addresses, then data go straight between the buffers: what is combined is read from all
 //! ranks, everything else is written where it belongs or, where one rank has it all or gets it all, read by who gets it.
 //! Whether all buffers can be reached is known to the kernels only: where some cannot, they go on as
-//! `SymSimple`, whose arguments and kernel these are.
+//! `fused/Simple`, whose arguments and kernel these are.
 
 pub use hawser_kernels_abi::fused::{PULL, READY, TRY};
 use hawser_types::{Algorithm, Call, Collective, Link, ReduceOp, Route};
@@ -29,13 +29,13 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Opt
     let bytes = call.block_bytes();
     let most = longest_part(call.collective, key.algorithm, bytes, topology.size());
     if topology.link != Link::NvLink {
-        return Some("SymDirect reads other GPUs' memory: NVLink only".into());
+        return Some("zero_copy reads other GPUs' memory: NVLink only".into());
     }
     if !topology.direct {
-        return Some("SymDirect is for GPUs of one process that reach each other's memory".into());
+        return Some("zero_copy is for GPUs of one process that reach each other's memory".into());
     }
     if call.collective.reduces() && call.op == ReduceOp::PreMulSum {
-        return Some("every rank has a factor of its own, and SymDirect reads other ranks' data".into());
+        return Some("every rank has a factor of its own, and zero_copy reads other ranks' data".into());
     }
     if (call.collective, key.algorithm) == (Collective::AllReduce, Algorithm::OneShot) {
         return Some("in place, ranks would overwrite what others still read".into());
@@ -45,7 +45,7 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Opt
     if blocks > 1 && !bytes.is_multiple_of(PACK_BYTES) {
         return Some(format!("parts of {bytes} bytes are no multiple of {PACK_BYTES}"));
     }
-    (most < LEAST_PART).then(|| format!("parts of {most} bytes are too small for SymDirect"))
+    (most < LEAST_PART).then(|| format!("parts of {most} bytes are too small for zero_copy"))
 }
 
 /// What a launch asks for: [`TRY`], and who moves the data.

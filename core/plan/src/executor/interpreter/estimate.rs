@@ -2,12 +2,12 @@
 
 use hawser_types::{Algorithm, Collective, Executor, Protocol, Result, Route};
 
-use super::fold;
+use super::{Lowered, fold};
 use crate::algo;
-use crate::choice::Outcome;
 use crate::config::PlanConfig;
 use crate::cost;
-use crate::executor::query::{Grid, Load, PlanExecutor, Query};
+use crate::decision::Outcome;
+use crate::executor::query::{Decided, Grid, Load, Plan, PlanExecutor, Query, compile_steps};
 use crate::topology::{DeviceKind, Link, Topology};
 
 /// Numbers of instances that are tried.
@@ -35,18 +35,18 @@ impl PlanExecutor for Interpreter {
         &[Route::LL, Route::LL128, Route::SIMPLE]
     }
 
-    fn offers(&self, _collective: Collective, _algorithm: Algorithm) -> bool {
-        true
+    fn offers(&self, _collective: Collective, _algorithm: Algorithm, device: DeviceKind) -> bool {
+        device != DeviceKind::Host
     }
 
     fn supports(&self, query: &Query<'_>) -> std::result::Result<(), String> {
-        let Query { route, topology, config, .. } = *query;
-        if config.slot_bytes[route.slots()] < 128 {
-            return Err("its FIFO slots are configured away".to_string());
+        let Query { route, topology, .. } = *query;
+        if let Some(reason) = refused_slots(query) {
+            return Err(reason);
         }
         match (route.protocol, topology.device, topology.link) {
+            (_, DeviceKind::Host, _) => Err("ranks have no GPU".to_string()),
             (Protocol::Simple, _, _) => Ok(()),
-            (_, DeviceKind::Host, _) => Err("the host device has the Simple protocol only".to_string()),
             _ if topology.hosts() > 1 => Err("networks carry the Simple protocol only".to_string()),
             (Protocol::Ll128, DeviceKind::Cuda { sm }, _) if sm < 70 => {
                 Err(format!("LL128 needs sm_70, this is sm_{sm}"))
@@ -59,52 +59,15 @@ impl PlanExecutor for Interpreter {
     }
 
     fn estimate(&self, query: &Query<'_>) -> Result<Outcome> {
-        let Query { key, route, topology, config, .. } = *query;
-        let bytes = query.bytes();
-        let fold = match fold(&key, algo::channels(&key)?, config) {
-            Ok(fold) => fold,
-            Err(error) => return Ok(Outcome::Filtered(error.into_text())),
-        };
-        let channels = fold.blocks;
-        let most = config.most_ctas(key.collective);
-        if channels > most && most < config.max_ctas {
-            let reason = format!("needs {channels} CTAs, HAWSER_SM_FREE_CTAS allows {most}");
-            return Ok(Outcome::Filtered(reason));
-        }
-        let limit = fold.most_instances.min((most / channels).max(1));
-        let limit = match topology.device {
-            DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
-            DeviceKind::Host => limit.min(2),
-            DeviceKind::Cuda { .. } if topology.hosts() > 1 => limit.min(NET_INSTANCES),
-            DeviceKind::Cuda { .. } => limit,
-        };
-        let useful_bytes = if topology.hosts() > 1 { NET_USEFUL_BYTES } else { USEFUL_BYTES };
-        let chunk = bytes / u64::from(algo::shape(&key)?.per_block);
-        let useful = u64::from(limit).min(chunk.div_ceil(useful_bytes).max(1)) as u32;
-        let least = config.min_ctas.div_ceil(channels).min(limit);
-        let limit = useful.max(least);
-        let load = Load { key: &key, route, bytes };
-        let mut best: Option<(f32, u32)> = None;
-        for instances in INSTANCES.into_iter().map(|i| i.clamp(least, limit)) {
-            let us = self.predict(&load, Grid { instances, channels }, topology, config) as f32;
-            if best.is_none_or(|(cheapest, _)| us < cheapest) {
-                best = Some((us, instances));
-            }
-        }
-        let (us, instances) = best.unwrap_or((f32::MAX, 1));
-        Ok(Outcome::Predicted { us, instances, channels })
+        cheapest(query)
     }
 
     fn predict(&self, load: &Load<'_>, grid: Grid, topology: &Topology, config: &PlanConfig) -> f64 {
-        let Grid { instances, channels } = grid;
-        cost::predict(load.key, channels, load.route, instances, load.bytes, topology, config)
+        predict(load, grid, topology, config)
     }
 
     fn advised(&self, query: &Query<'_>, best: Grid, blocks: u32) -> Result<u32> {
-        let Query { call, key, config, .. } = *query;
-        let most = fold(&key, algo::channels(&key)?, config)?.most_instances;
-        let room = (config.most_ctas(call.collective) / best.channels).max(1);
-        Ok(blocks.div_ceil(best.channels).clamp(1, most.min(room)))
+        advised(query, best, blocks)
     }
 
     fn threads(&self, query: &Query<'_>, grid: Grid) -> u32 {
@@ -112,4 +75,72 @@ impl PlanExecutor for Interpreter {
         let bytes_per_block = query.bytes() / u64::from(grid.instances * grid.channels);
         if query.route == Route::LL && bytes_per_block > 4096 { usual * 2 } else { usual }
     }
+
+    fn compile(&self, decided: &Decided<'_>, program: Option<&Lowered>) -> Result<Plan> {
+        compile_steps(decided, program, decided.config)
+    }
+}
+
+/// Why a protocol has no slots to move data through, if so.
+pub fn refused_slots(query: &Query<'_>) -> Option<String> {
+    let is_away = query.config.slot_bytes[query.route.slots()] < 128;
+    is_away.then(|| "its FIFO slots are configured away".to_string())
+}
+
+/// The cheapest grid of a program that is run step by step, and its time.
+///
+/// # Errors
+/// A program that cannot be made: a bug of this crate.
+pub fn cheapest(query: &Query<'_>) -> Result<Outcome> {
+    let Query { key, route, topology, config, .. } = *query;
+    let bytes = query.bytes();
+    let fold = match fold(&key, algo::channels(&key)?, config) {
+        Ok(fold) => fold,
+        Err(error) => return Ok(Outcome::Filtered(error.into_text())),
+    };
+    let channels = fold.blocks;
+    let most = config.most_ctas(key.collective);
+    if channels > most && most < config.max_ctas {
+        let reason = format!("needs {channels} CTAs, HAWSER_SM_FREE_CTAS allows {most}");
+        return Ok(Outcome::Filtered(reason));
+    }
+    let limit = fold.most_instances.min((most / channels).max(1));
+    let limit = match topology.device {
+        DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
+        DeviceKind::Host => limit.min(2),
+        DeviceKind::Cuda { .. } if topology.hosts() > 1 => limit.min(NET_INSTANCES),
+        DeviceKind::Cuda { .. } => limit,
+    };
+    let useful_bytes = if topology.hosts() > 1 { NET_USEFUL_BYTES } else { USEFUL_BYTES };
+    let chunk = bytes / u64::from(algo::shape(&key)?.per_block);
+    let useful = u64::from(limit).min(chunk.div_ceil(useful_bytes).max(1)) as u32;
+    let least = config.min_ctas.div_ceil(channels).min(limit);
+    let limit = useful.max(least);
+    let load = Load { key: &key, route, bytes };
+    let mut best: Option<(f32, u32)> = None;
+    for instances in INSTANCES.into_iter().map(|i| i.clamp(least, limit)) {
+        let us = predict(&load, Grid { instances, channels }, topology, config) as f32;
+        if best.is_none_or(|(cheapest, _)| us < cheapest) {
+            best = Some((us, instances));
+        }
+    }
+    let (us, instances) = best.unwrap_or((f32::MAX, 1));
+    Ok(Outcome::Predicted { us, instances, channels })
+}
+
+/// The predicted time in µs of a program that is run step by step in a given grid.
+pub fn predict(load: &Load<'_>, grid: Grid, topology: &Topology, config: &PlanConfig) -> f64 {
+    let Grid { instances, channels } = grid;
+    cost::predict(load.key, channels, load.route, instances, load.bytes, topology, config)
+}
+
+/// The copies of a program where a tuner asks for so many blocks.
+///
+/// # Errors
+/// As [`cheapest`].
+pub fn advised(query: &Query<'_>, best: Grid, blocks: u32) -> Result<u32> {
+    let Query { call, key, config, .. } = *query;
+    let most = fold(&key, algo::channels(&key)?, config)?.most_instances;
+    let room = (config.most_ctas(call.collective) / best.channels).max(1);
+    Ok(blocks.div_ceil(best.channels).clamp(1, most.min(room)))
 }

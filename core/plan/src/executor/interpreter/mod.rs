@@ -1,13 +1,13 @@
 //! From a program to the image that a device reads: [`lower`] once per program and operation,
 //! [`bind`] once per call.
 
-mod estimate;
+pub(crate) mod estimate;
 
 pub use estimate::Interpreter;
 
 use crate::algo::{self, ProgramKey};
-use crate::choice::Choice;
 use crate::config::PlanConfig;
+use crate::decision::Decision;
 use crate::executor::launch::{Direct, LaunchPlan, PACK_BYTES, device_op, scalar};
 use crate::imported::{Imported, kept};
 use hawser_kernels_abi::{
@@ -106,7 +106,7 @@ pub fn lower(shape: &Shape, program: &RankProgram, reduces: DeviceOp) -> Result<
 pub fn bind(
     lowered: &Lowered,
     call: &Call,
-    choice: &Choice,
+    choice: &Decision,
     world_ranks: u32,
     config: &PlanConfig,
 ) -> Result<LaunchPlan> {

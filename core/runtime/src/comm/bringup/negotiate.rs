@@ -256,6 +256,9 @@ fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Resu
         plan_config.algorithms = masks.map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
     }
     if let Some(text) = &settings.proto {
+        for (old, new) in PlanConfig::old_protos(text) {
+            log::info(Subsys::Init, || format!("NCCL_PROTO: {old} is written {new} now"));
+        }
         plan_config.routes =
             PlanConfig::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
     } else if plan_config.pass_sm > 0 {

@@ -19,6 +19,7 @@ use hawser_plugin::net::{HANDLE_BYTES, Handle, MemoryKinds, Registration, Reques
 use super::fifo::Fifo;
 use super::link::{Around, ConnectionKey};
 use crate::bootstrap::Bootstrap;
+use crate::plugin_types::data_type;
 
 /// Tag of handles in the bootstrap; the lane is added.
 const HANDLE_TAG: u64 = 0x4e45_5403_0000;
@@ -254,10 +255,10 @@ impl CollLink {
 /// Bytes, type and operation of a slot.
 fn decode(told: u32, most: usize) -> Result<(usize, DataType, ReduceOp)> {
     let bytes = (told & ((1 << TAG_SHIFT) - 1)) as usize;
-    let (dtype, op) = ((told >> TAG_SHIFT & 0xf) as usize, (told >> (TAG_SHIFT + 4)) as usize);
+    let (dtype, op) = ((told >> TAG_SHIFT & 0xf) as i32, (told >> (TAG_SHIFT + 4)) as usize);
     let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
-    match (DataType::ALL.get(dtype), ops.get(op)) {
-        (Some(&dtype), Some(&op)) if bytes <= most => Ok((bytes, dtype, op)),
+    match (hawser_plan::DataType::from_raw(dtype), ops.get(op)) {
+        (Some(dtype), Some(&op)) if bytes <= most => Ok((bytes, data_type(dtype), op)),
         _ => Err(Error::internal(format!("a slot of {most} bytes is marked {told:#x}"))),
     }
 }

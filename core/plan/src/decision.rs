@@ -1,4 +1,4 @@
-//! What is decided for a call: the candidates, the choice among them, and why.
+//! What is decided for a call: the candidates, the decision among them, and why.
 
 use std::fmt;
 
@@ -7,48 +7,58 @@ use hawser_types::{Algorithm, Collective, Measured, Route};
 use crate::algo::{self, ProgramKey};
 use crate::topology::Topology;
 
-/// What was decided for a call.
+/// What was decided for a call: three words (algorithm, executor, protocol) and a number (channels), with what follows
+/// from them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Choice {
-    /// Which program.
+pub struct Decision {
+    /// The program, which the algorithm makes for the collective.
     pub key: ProgramKey,
-    /// Which protocol.
+    /// The executor, the protocol and the strategy.
     pub route: Route,
-    /// How often the program is laid over the data.
+    /// The number of copies of the program that are laid over the data.
     pub instances: u32,
-    /// Threads per block.
+    /// The number of blocks: the copies times the channels of the program.
+    pub channels: u32,
+    /// The number of threads of a block.
     pub threads: u32,
-    /// What the cost model says, in µs.
+    /// The predicted time in µs, by the cost model or by the tuner that decided.
     pub predicted_us: f32,
-    /// The reasons.
+    /// The candidates and what decided between them.
     pub why: Why,
+}
+
+/// `AllPairs/fused/LL x 8`: algorithm, executor, protocol and channels.
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} x {}", self.key.algorithm.name(), self.route.name(), self.channels)
+    }
 }
 
 /// The candidates, what filtered each, what each would cost, and what decided.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Why {
-    /// Which collective.
+    /// The collective that was asked for.
     pub collective: Collective,
-    /// Bytes of the larger of input and output.
+    /// The bytes of the larger of input and output.
     pub bytes: u64,
-    /// Number of ranks.
+    /// The number of ranks.
     pub ranks: u32,
     /// All candidates in the order in which they were looked at.
     pub candidates: Vec<Candidate>,
-    /// What decided.
+    /// The decision in words, and who made it.
     pub decided: String,
     /// The tuner and its rule, with file and line, if one decided.
     pub rule: Option<String>,
 }
 
-/// One algorithm with one protocol.
+/// A decision that could be made: an algorithm with a route.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
-    /// Which family.
+    /// The family of the program.
     pub algorithm: Algorithm,
-    /// Which protocol.
+    /// The executor, the protocol and the strategy.
     pub route: Route,
-    /// Cost or reason.
+    /// The predicted time, or the reason why it is out.
     pub outcome: Outcome,
     /// Why it is taken only if advice orders it, if so.
     pub held: Option<&'static str>,
@@ -64,6 +74,14 @@ impl Candidate {
             Measured::Nowhere => false,
         };
         Self { algorithm, route, outcome, held: None, is_measured }
+    }
+
+    /// The predicted time in µs; None if it is out.
+    pub fn us(&self) -> Option<f32> {
+        match self.outcome {
+            Outcome::Predicted { us, .. } => Some(us),
+            Outcome::Filtered(_) => None,
+        }
     }
 }
 
@@ -98,7 +116,7 @@ pub struct Advice {
 
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:8} {:6} ", self.algorithm.name(), self.route.name())?;
+        write!(f, "{:12} {:22} ", self.algorithm.name(), self.route.name())?;
         match &self.outcome {
             Outcome::Predicted { us, instances, channels } => {
                 write!(f, "{us:10.1} µs  {instances} × {channels} blocks")?;

@@ -1,31 +1,32 @@
-//! How a program runs: the executor, the protocol, and a decision as users see it.
+//! How a program runs: the executor, the protocol and the strategy.
 
-use std::fmt;
-
-use crate::algorithm::Algorithm;
+use crate::device::DeviceKind;
 use crate::protocol::Protocol;
 
 /// What runs a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Executor {
-    /// Blocks of a kernel, or threads of the host device, that follow the program's steps over FIFOs.
+    /// Blocks of a kernel that follow the steps of any program over FIFOs.
     Interpreter,
     /// A kernel that runs a whole call as one or two exchanges between the ranks of one host.
     Fused,
-    /// Copy engines and stream memory operations; a small kernel combines where the call reduces.
+    /// Copy engines and stream memory operations; a small kernel reduces where the call does.
     CopyEngine,
+    /// Threads of the CPU that follow the steps of any program, for ranks without a GPU.
+    Host,
 }
 
 impl Executor {
     /// All executors.
-    pub const ALL: [Executor; 3] = [Self::Interpreter, Self::Fused, Self::CopyEngine];
+    pub const ALL: [Executor; 4] = [Self::Interpreter, Self::Fused, Self::CopyEngine, Self::Host];
 
-    /// The name in texts.
+    /// The name in logs, settings, files and answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Interpreter => "interpreter",
             Self::Fused => "fused",
             Self::CopyEngine => "copy_engine",
+            Self::Host => "host",
         }
     }
 }
@@ -58,9 +59,11 @@ impl Route {
     pub const COPY_ENGINE: Route = Self::new(Executor::CopyEngine, Protocol::Simple);
     /// A fused kernel whose data go straight between the buffers of one process.
     pub const ZERO_COPY: Route = Self { zero_copy: true, ..Self::FUSED_SIMPLE };
+    /// Threads of the CPU with plain data and counters.
+    pub const HOST: Route = Self::new(Executor::Host, Protocol::Simple);
 
     /// All routes, in the order in which ties are decided.
-    pub const ALL: [Route; 8] = [
+    pub const ALL: [Route; 9] = [
         Self::LL,
         Self::LL128,
         Self::SIMPLE,
@@ -69,6 +72,7 @@ impl Route {
         Self::FUSED_SIMPLE,
         Self::COPY_ENGINE,
         Self::ZERO_COPY,
+        Self::HOST,
     ];
 
     /// An executor with a protocol, without a strategy.
@@ -81,6 +85,14 @@ impl Route {
         Self::new(Executor::Interpreter, protocol)
     }
 
+    /// The route that runs any program with plain data on a device: the interpreter's or the host's.
+    pub const fn simple(device: DeviceKind) -> Self {
+        match device {
+            DeviceKind::Host => Self::HOST,
+            DeviceKind::Cuda { .. } => Self::SIMPLE,
+        }
+    }
+
     /// The position in [`Route::ALL`].
     pub fn index(self) -> usize {
         Self::ALL.iter().position(|route| *route == self).unwrap_or(0)
@@ -89,7 +101,7 @@ impl Route {
     /// The position of the size of its slots among the three of the settings; staging has the last one.
     pub const fn slots(self) -> usize {
         match self.executor {
-            Executor::Interpreter => self.protocol as usize,
+            Executor::Interpreter | Executor::Host => self.protocol as usize,
             Executor::Fused | Executor::CopyEngine => Protocol::Simple as usize,
         }
     }
@@ -104,29 +116,31 @@ impl Route {
         self.executor == Executor::CopyEngine
     }
 
-    /// One word for it: in `NCCL_PROTO`, in files of constants, and in the names of kernels.
+    /// The executor, the protocol and the strategy, as logs, answers and files have them and `NCCL_PROTO` reads them.
     pub const fn name(self) -> &'static str {
-        match (self.executor, self.protocol) {
-            (Executor::Interpreter, protocol) => protocol.name(),
-            (Executor::Fused, Protocol::Ll) => "SymLL",
-            (Executor::Fused, Protocol::Ll128) => "SymLL128",
-            (Executor::Fused, Protocol::Simple) if self.zero_copy => "SymDirect",
-            (Executor::Fused, Protocol::Simple) => "SymSimple",
-            (Executor::CopyEngine, _) => "DMA",
-        }
-    }
-
-    /// The clear form of the word: the executor, the protocol, and the strategy. `NCCL_PROTO` reads both.
-    pub const fn long_name(self) -> &'static str {
         match (self.executor, self.protocol) {
             (Executor::Interpreter, Protocol::Ll) => "interpreter/LL",
             (Executor::Interpreter, Protocol::Ll128) => "interpreter/LL128",
             (Executor::Interpreter, Protocol::Simple) => "interpreter/Simple",
             (Executor::Fused, Protocol::Ll) => "fused/LL",
             (Executor::Fused, Protocol::Ll128) => "fused/LL128",
-            (Executor::Fused, Protocol::Simple) if self.zero_copy => "fused/zero_copy",
+            (Executor::Fused, Protocol::Simple) if self.zero_copy => "fused/Simple/zero_copy",
             (Executor::Fused, Protocol::Simple) => "fused/Simple",
-            (Executor::CopyEngine, _) => "copy_engine",
+            (Executor::CopyEngine, _) => "copy_engine/Simple",
+            (Executor::Host, _) => "host/Simple",
+        }
+    }
+
+    /// The one word from when every route counted as a protocol of its own. Settings and files still read it; NCCL's own
+    /// words for the interpreter (`LL`, `LL128`, `Simple`) are among them.
+    pub const fn old_name(self) -> &'static str {
+        match (self.executor, self.protocol) {
+            (Executor::Interpreter | Executor::Host, protocol) => protocol.name(),
+            (Executor::Fused, Protocol::Ll) => "SymLL",
+            (Executor::Fused, Protocol::Ll128) => "SymLL128",
+            (Executor::Fused, Protocol::Simple) if self.zero_copy => "SymDirect",
+            (Executor::Fused, Protocol::Simple) => "SymSimple",
+            (Executor::CopyEngine, _) => "DMA",
         }
     }
 }
@@ -166,26 +180,6 @@ impl Routes {
     /// A number that differs when sets differ, for digests.
     pub fn number(&self) -> u64 {
         self.iter().fold(0, |all, route| all | 1 << route.index())
-    }
-}
-
-/// What was decided for a call: three words and a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Decision {
-    /// The family of the program.
-    pub algorithm: Algorithm,
-    /// What runs the program.
-    pub executor: Executor,
-    /// How data travel.
-    pub protocol: Protocol,
-    /// The blocks of a launch: copies of the program times its channels.
-    pub channels: u32,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, executor, protocol, channels } = self;
-        write!(f, "{} / {} / {} / {channels}", algorithm.name(), executor.name(), protocol.name())
     }
 }
 
