@@ -75,7 +75,7 @@ fn kernels(out: &Path) -> Result<Vec<String>, String> {
     }
 }
 
-/// What the environment says about where nvcc is.
+/// The environment's hints about where nvcc is.
 fn surroundings(manifest: &Path) -> nvcc::Surroundings {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     nvcc::Surroundings {

@@ -403,8 +403,8 @@ mod tests {
             )
         };
         let text = format!(
-            r#"{{"name": "swap", "collective": "allgather", "protocol": "LL", "inplace": true, "max_message_size": 4096,
-            "gpus": [{}, {}]}}"#,
+            r#"{{"name": "swap", "collective": "allgather", "protocol": "LL", "inplace": true,
+            "max_message_size": 4096, "gpus": [{}, {}]}}"#,
             gpu(0),
             gpu(1)
         );

@@ -209,7 +209,8 @@ mod tests {
             (format!("{good_name}: 1 rule\n"), true)
         );
         let warned = format!(
-            "{good_name}: 1 rule\n{late_name}: 1 rule\n{late_name}:1:1: warning: can never count: rule at {good_name}:1:1 comes \
+            "{good_name}: 1 rule\n{late_name}: 1 rule\n{late_name}:1:1: warning: can never count: rule at \
+             {good_name}:1:1 comes \
              before it and takes all its calls\n"
         );
         assert_eq!(check(&[good.clone(), late.clone()], false).unwrap(), (warned.clone(), true));

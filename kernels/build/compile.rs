@@ -17,11 +17,11 @@ pub struct Job<'a> {
     pub archs: &'a [String],
     /// The folder with `.cu` files and the headers they include.
     pub sources: &'a Path,
-    /// Where `<stem>.fatbin` goes.
+    /// The path that `<stem>.fatbin` is written to.
     pub out: &'a Path,
     /// Results by content, shared by all profiles and feature sets. `None`: no cache.
     pub cache: Option<PathBuf>,
-    /// How many processes may run at once.
+    /// The number of processes that may run at once.
     pub jobs: usize,
 }
 
@@ -112,7 +112,8 @@ impl Job<'_> {
         arguments
     }
 
-    /// A number that changes with the compiler, the arguments, the unit and the files of the folder that it includes.
+    /// A number that changes with the compiler, the arguments, the unit and the files of the folder that it
+    /// includes.
     fn inputs(&self, unit: &Path) -> Result<u64, String> {
         let mut hasher = DefaultHasher::new();
         (&self.nvcc.path, &self.nvcc.version, self.arguments()).hash(&mut hasher);

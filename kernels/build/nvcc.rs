@@ -18,7 +18,7 @@ pub struct Surroundings {
     pub path: OsString,
     /// Virtual environments are looked for here and in the folders above.
     pub start: PathBuf,
-    /// Where toolkits install themselves.
+    /// The folder in which toolkits install themselves.
     pub usual: PathBuf,
 }
 
@@ -78,7 +78,7 @@ fn children(folder: &Path) -> Vec<PathBuf> {
 
 /// A compiler that answered.
 pub struct Nvcc {
-    /// Where it is.
+    /// The path of the compiler.
     pub path: PathBuf,
     /// The C++ compiler it calls.
     pub host_compiler: String,
@@ -90,7 +90,7 @@ pub struct Nvcc {
     pub compress_mode: bool,
 }
 
-/// What to compile for.
+/// The architectures to compile for.
 pub struct Archs {
     /// nvcc's `-gencode` values.
     pub targets: Vec<String>,

@@ -1,4 +1,4 @@
-//! What a release must carry. Runs only with feature `require-kernels`.
+//! The kernels that a release must carry. Runs only with feature `require-kernels`.
 
 use hawser_kernels::{Arch, FATBINS, archs};
 

@@ -1,4 +1,5 @@
-//! Runs the kernel source on the CPU (`cuda/emulated`): results, guards, barriers, launches in a row, leaving early.
+//! Runs the kernel source on the CPU (`cuda/emulated`): results, guards, barriers, launches in a row, leaving
+//! early.
 //!
 //! Needs a C++ compiler and CUDA's headers (for the fp8 and half types); says so and passes without them.
 

@@ -202,10 +202,10 @@ fn why_is_written_once_per_call() {
     let count = |part: &str| lines.iter().filter(|line| line.contains(part)).count();
     assert_eq!(count("rank 0: all_reduce of 20000 bytes on 3 ranks"), 1, "{output}");
     for part in [
-        "Ring     Simple",
+        "Ring         host/Simple",
         "fused kernels are for GPUs",
         &format!(
-            "decided: Tree with Simple in 1 × 2 blocks of 1 threads is fastest \
+            "decided: Tree with host/Simple in 1 × 2 blocks of 1 threads is fastest \
              by tuner hawser-rules: rule \"trees\" ({rules}:1:1)"
         ),
         &format!("  tuner hawser-rules: rule \"trees\" ({rules}:1:1)"),

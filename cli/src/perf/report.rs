@@ -445,15 +445,19 @@ mod tests {
         let want = format!(
             "\
 # hawser {} perf all_reduce
-# nThread 2 nGpus 1 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0
+# nThread 2 nGpus 1 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 \
+validation: 1 graph: 0 unalign: 0
 # library: libnccl.so.2, version 2.28.9
 #
 # Using devices
 #  Rank  0 on host
 #
-#                                                                 out-of-place                           in-place
-#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)        
+#                                                                 out-of-place                      \
+\x20    in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   \
+algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  \
+(GB/s)  (GB/s)        
 ",
             env!("CARGO_PKG_VERSION")
         );

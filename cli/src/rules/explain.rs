@@ -167,18 +167,23 @@ mod tests {
     }
 
     const RULES: &str = "[[rule]]\nmatch.ranks = 16\nuse = { algorithm = \"ring\" }\n\
-                         [[rule]]\nname = \"small\"\npriority = 1\nmatch.bytes = \"..4K\"\nuse = { algorithm = \"one_shot\" }\n\
-                         [[rule]]\nname = \"rest\"\nmatch.communicator = \"tp*\"\nuse = [{ algorithm = \"nvls\" }, { algorithm = \"tree\" }]\n\
+                         [[rule]]\nname = \"small\"\npriority = 1\nmatch.bytes = \"..4K\"\nuse = \
+                              { algorithm = \"one_shot\" }\n\
+                         [[rule]]\nname = \"rest\"\nmatch.communicator = \"tp*\"\nuse = \
+                              [{ algorithm = \"nvls\" }, { algorithm = \"tree\" }]\n\
                          [[rule]]\nuse = { algorithm = \"ring\" }\n";
 
     #[test]
     fn every_rule_and_the_winner_are_shown() {
         let text = explained(RULES, &["--bytes", "64K", "--ranks", "4", "--communicator", "tp_1"]);
-        let wanted = "all_reduce of 65536 bytes of float by sum on 4 ranks, 1 host, host over host, built-in constants\n\
+        let wanted = "all_reduce of 65536 bytes of float by sum on 4 ranks, 1 host, host over host, built-in \
+                      constants\n\
                       rules of hawser-rules, in the order in which they are looked at:\n  \
-                      rule \"small\" (R:4:1): bytes ..4K -> one_shot priority 1\n    another call is meant (bytes)\n  \
+                      rule \"small\" (R:4:1): bytes ..4K -> one_shot priority 1\n    another call is meant \
+                             (bytes)\n  \
                       rule at R:1:1: ranks 16 -> ring\n    another communicator is meant (ranks)\n  \
-                      rule \"rest\" (R:9:1): communicator tp* -> nvls, else tree\n    nvls: impossible here\n    WINS: tree: takes tree/host/simple channels ";
+                      rule \"rest\" (R:9:1): communicator tp* -> nvls, else tree\n    nvls: impossible \
+                             here\n    WINS: tree: takes tree/host/simple channels ";
         assert!(text.starts_with(wanted), "{text}");
         for part in [
             "  rule at R:13:1: always -> ring\n    not looked at",

@@ -53,7 +53,8 @@ fn converted(name: &str, text: &str, from: Option<From>) -> Result<String> {
     let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
     if first.is_some_and(|line| line.starts_with('{')) {
         bail!(
-            "{name} is JSON (Open MPI's version 3), which cannot be imported: give the table of numbers (version 1 or 2)"
+            "{name} is JSON (Open MPI's version 3), which cannot be imported: give the table of numbers \
+             (version 1 or 2)"
         );
     }
     let looks = if first.is_some_and(|line| line.contains(',')) { From::Nccl } else { From::Ompi };

@@ -54,7 +54,8 @@ impl Way {
         let channels = parts.next().map_or_else(String::new, |channels| format!(", channels = {channels}"));
         let (algorithm, protocol) = (snake(algorithm), protocol.to_lowercase());
         format!(
-            "{{ algorithm = \"{algorithm}\", executor = \"{executor}\", protocol = \"{protocol}\"{channels} }}"
+            "{{ algorithm = \"{algorithm}\", executor = \"{executor}\", protocol = \"{protocol}\"{channels} \
+             }}"
         )
     }
 }

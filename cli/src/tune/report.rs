@@ -27,9 +27,12 @@ pub fn rule_file(tables: &Tables, found: &[Found], attributes: &CallAttributes<'
     let CallAttributes { device, ranks, rounds, gain } = attributes;
     let mut text = format!(
         "# Rules by hawser tune {} for {ranks} ranks of one host on {device}, {}.\n\
-         # Every way was measured in {rounds} rounds (float, sums, out of place), in fewer if it took half as long again at all\n\
-         # sizes. A rule stands where a way was faster than what the cost model takes in all of them but the extreme fifth on either side, and by at least {gain} % in the median.\n\
-         # Sizes that were not measured have no rule. Times in µs: median, and half the width of the range in percent.\n\
+         # Every way was measured in {rounds} rounds (float, sums, out of place), in fewer if it took half \
+         as long again at all\n\
+         # sizes. A rule stands where a way was faster than what the cost model takes in all of them but the \
+         extreme fifth on either side, and by at least {gain} % in the median.\n\
+         # Sizes that were not measured have no rule. Times in µs: median, and half the width of the range \
+         in percent.\n\
          version = 1\n",
         env!("CARGO_PKG_VERSION"),
         date()

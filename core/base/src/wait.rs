@@ -158,8 +158,8 @@ impl AbortFlag {
         self.0.raised.store(true, Ordering::Release);
     }
 
-    /// Waits on this flag are in vain, since somebody is dead. Those that find nothing for a while end with this
-    /// error; nothing else changes. The first reason counts.
+    /// Waits on this flag are in vain, since somebody is dead. Those that find nothing for a while end with
+    /// this error; nothing else changes. The first reason counts.
     pub fn doom(&self, why: Error) {
         let _ = self.0.doom.set((Instant::now(), why));
     }
@@ -175,7 +175,7 @@ impl AbortFlag {
         parent.and_then(|parent| parent.end_in_vain(began))
     }
 
-    /// Whether somebody raised the flag.
+    /// True if somebody raised the flag.
     pub fn is_raised(&self) -> bool {
         let by_parent = || {
             self.0.parent.as_ref().is_some_and(|p| !self.0.parted.load(Ordering::Acquire) && p.is_raised())
@@ -210,11 +210,12 @@ impl Wait {
         &self.abort
     }
 
-    /// May the caller go on waiting? `describe` says who waits for whom, as in `rank 2 waits for rank 5 in all_gather`.
+    /// May the caller go on waiting? `describe` says who waits for whom, as in
+    /// `rank 2 waits for rank 5 in all_gather`.
     ///
     /// # Errors
-    /// `Aborted` when the flag is raised, `Timeout` with the sentence and the limit when the deadline has passed, or why
-    /// the wait is in vain ([`AbortFlag::doom`]).
+    /// `Aborted` when the flag is raised, `Timeout` with the sentence and the limit when the deadline has
+    /// passed, or why the wait is in vain ([`AbortFlag::doom`]).
     pub fn check<S: Into<String>>(&self, describe: impl FnOnce() -> S) -> Result<()> {
         if self.abort.is_raised() {
             return Err(Error::new(ErrorKind::Aborted, format!("aborted while {}", describe().into())));
@@ -256,7 +257,7 @@ impl Wait {
         self.limit.map(|limit| limit.saturating_sub(self.started.elapsed()))
     }
 
-    /// How long one blocking system call may take now.
+    /// The time that one blocking system call may take now.
     pub fn slice(&self) -> Duration {
         self.remaining().map_or(LONGEST_SLICE, |left| left.min(LONGEST_SLICE))
     }

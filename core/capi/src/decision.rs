@@ -37,8 +37,8 @@ pub struct Answer {
 // SAFETY: integers, a float and bytes behind NCCL's header: any bytes are a value.
 unsafe impl Plain for Answer {}
 
-/// `hawserDecision_t` as programs of version 1 know it: with shorter names of executors (`sm`, `dma`, `host`), and with
-/// protocols that say who runs them (`SymLL`, `DMA`).
+/// `hawserDecision_t` as programs of version 1 know it: with shorter names of executors (`sm`, `dma`,
+/// `host`), and with protocols that say who runs them (`SymLL`, `DMA`).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FirstAnswer {

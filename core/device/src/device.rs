@@ -25,24 +25,24 @@ use crate::pool::Pool;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Stream(pub u64);
 
-/// What a stream does with a `u32` in memory, without a kernel.
+/// The operations of a stream on a `u32` in memory, without a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryOp {
     /// Waits until it is not 0 (below 2^31).
     Wait {
-        /// Where.
+        /// The address of the word.
         addr: u64,
     },
     /// Writes it, when everything before it on the stream can be seen.
     Write {
-        /// Where.
+        /// The address of the word.
         addr: u64,
-        /// What.
+        /// The value that is written.
         value: u32,
     },
 }
 
-/// What a stream is at the moment.
+/// The state of a stream at the moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamState {
     /// Tells it from streams that had or will have the same handle.
@@ -51,7 +51,7 @@ pub struct StreamState {
     pub capture: Option<u64>,
 }
 
-/// What a device is and can do.
+/// The capabilities of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
     /// The kind, as the planner knows it.
@@ -65,7 +65,7 @@ pub struct Caps {
     pub name: String,
     /// Identities of the devices whose memory this one can map (peer access).
     pub peers: Vec<String>,
-    /// Whether peers are reached over NVLink.
+    /// True if peers are reached over NVLink.
     pub nvlink: bool,
     /// Most blocks that may run at the same time.
     pub multiprocessors: u32,
@@ -93,7 +93,7 @@ pub struct Exposed {
     pub id: u64,
 }
 
-/// How a peer may map a heap.
+/// The ways in which a peer may map a heap.
 pub struct Export {
     /// Opaque bytes for [`SharedMemory::import`]; the same host only. At most 256 bytes.
     pub token: Vec<u8>,
@@ -118,26 +118,26 @@ unsafe impl Sync for HostWords {}
 pub struct OwnedStream {
     /// The handle, valid as long as `self` lives.
     pub stream: Stream,
-    /// What must stay alive; dropping it destroys the stream.
+    /// The owner of the stream; dropping it destroys the stream.
     pub owner: Box<dyn Any + Send + Sync>,
 }
 
 /// A captured and instantiated CUDA graph, destroyed when dropped; a launch that is on its way still
 /// runs to its end. What the captured calls used (communicators, buffers) must outlive its launches.
 pub struct Graph {
-    /// What only the device that made it knows.
+    /// The data that only the device that made it knows.
     pub owner: Box<dyn Any + Send + Sync>,
 }
 
-/// When everything is over that was on a stream at some point.
+/// A point in a stream's work that can be waited for.
 pub struct Moment {
-    /// What only the device that made it knows.
+    /// The data that only the device that made it knows.
     pub owner: Box<dyn Any + Send + Sync>,
 }
 
 /// A point that streams and replays of graphs reach and wait for; over until it is recorded first.
 pub struct Event {
-    /// What only the device that made it knows.
+    /// The data that only the device that made it knows.
     pub owner: Box<dyn Any + Send + Sync>,
 }
 
@@ -152,7 +152,7 @@ pub struct RecordNode {
 /// A launch of an exchange kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeLaunch {
-    /// What it reads.
+    /// The arguments that the kernel reads.
     pub args: ExchangeArgs,
     /// Grid size.
     pub blocks: u32,
@@ -249,7 +249,7 @@ pub trait Streams: Send + Sync {
     /// Waits until everything on `stream` is over. Not during a capture.
     fn synchronize(&self, stream: Stream) -> Result<()>;
 
-    /// Whether everything on `stream` is over. Does not wait.
+    /// Returns true if everything on `stream` is over. Does not wait.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
 }
 

@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 /// Most blocks of a rank: a launch has no more.
 pub(super) const MOST_BLOCKS: usize = hawser_program::limits::MAX_CHANNELS;
 
-/// Most contributions to chunks of all ranks, chunks that steps move, and blocks times steps, so that the proof of no file
-/// exhausts memory.
+/// Most contributions to chunks of all ranks, chunks that steps move, and blocks times steps, so that the
+/// proof of no file exhausts memory.
 const MOST_VALUES: u64 = 1 << 26;
 const MOST_MOVES: u64 = 1 << 24;
 const MOST_ORDERS: u64 = 1 << 28;
@@ -84,7 +84,7 @@ fn shape(algo: &Algo) -> Result<()> {
     Ok(())
 }
 
-/// What it takes to follow every value and every block has limits.
+/// Checks that following every value and every block stays within limits.
 fn size(algo: &Algo) -> Result<()> {
     let blocks = || algo.gpus.iter().flat_map(|gpu| &gpu.blocks);
     let steps = || blocks().flat_map(|block| &block.steps);

@@ -1,7 +1,8 @@
 //! Programs as MSCCL's XML.
 //!
-//! A block of MSCCL talks to one rank each way, so a channel becomes as many blocks as it has peers, and every step waits
-//! for the one before it if that is in another block. What a step does with several peers is spread over several steps.
+//! A block of MSCCL talks to one rank each way, so a channel becomes as many blocks as it has peers, and
+//! every step waits for the one before it if that is in another block. What a step does with several peers is
+//! spread over several steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -18,7 +19,7 @@ use hawser_types::{PlanError, Result};
 const MOST_STEPS: usize = 256;
 const MOST_CHANNELS: u32 = 32;
 
-/// When a runtime may take the program.
+/// The conditions under which a runtime may take the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// The protocol.
@@ -30,7 +31,8 @@ pub struct Window {
 /// Writes `program` in the dialect of Azure's executor and RCCL, for calls in place and out of place.
 ///
 /// # Errors
-/// `BadProgram` for what the format cannot say: a network, native steps, a protocol without FIFOs, too many channels or steps.
+/// `BadProgram` for what the format cannot say: a network, native steps, a protocol without FIFOs, too many
+/// channels or steps.
 pub fn to_xml(program: &Program, window: &Window) -> Result<String> {
     let shape = &program.shape;
     let bad = |text: String| Err(PlanError::program(format!("{}: {text}", shape.name)));
@@ -45,7 +47,8 @@ pub fn to_xml(program: &Program, window: &Window) -> Result<String> {
     let root = if shape.collective.rooted() { format!(" root=\"{}\"", shape.root) } else { String::new() };
     let (least, most) = window.bytes;
     let mut text = format!(
-        "<algo name=\"{}\" proto=\"{}\" nchannels=\"{lanes}\" nchunksperloop=\"{}\" ngpus=\"{}\" coll=\"{}\"{root} \
+        "<algo name=\"{}\" proto=\"{}\" nchannels=\"{lanes}\" nchunksperloop=\"{}\" ngpus=\"{}\" \
+         coll=\"{}\"{root} \
          inplace=\"1\" outofplace=\"1\" minBytes=\"{least}\" maxBytes=\"{}\">\n",
         escaped(&shape.name),
         window.protocol.name(),
@@ -111,7 +114,7 @@ struct Rank<'a> {
     scratch: u32,
     /// The latest step of the channel.
     last: Option<(usize, usize)>,
-    /// What the next step waits for.
+    /// The steps that the next step waits for.
     pending: Vec<(u32, u32)>,
     /// Blocks of the channel by peer.
     senders: FxHashMap<u32, usize>,
@@ -158,8 +161,8 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// One block per pair of peers that steps join, if neither is met in the other direction too, then one per peer that is
-    /// left: so a rank talks to a peer on a channel in one block only.
+    /// One block per pair of peers that steps join, if neither is met in the other direction too, then one
+    /// per peer that is left: so a rank talks to a peer on a channel in one block only.
     fn make_blocks(&mut self, steps: &[Step], lane: u32) {
         (self.senders, self.receivers) = (FxHashMap::default(), FxHashMap::default());
         self.local = self.blocks.len();
@@ -346,7 +349,8 @@ fn print_step(text: &mut String, out: &Out, number: usize, waits: &[(usize, usiz
         let s = number - nops.len() + index;
         let _ = writeln!(
             text,
-            "      <step s=\"{s}\" type=\"nop\" srcbuf=\"i\" srcoff=\"-1\" dstbuf=\"o\" dstoff=\"-1\" cnt=\"0\" \
+            "      <step s=\"{s}\" type=\"nop\" srcbuf=\"i\" srcoff=\"-1\" dstbuf=\"o\" dstoff=\"-1\" \
+             cnt=\"0\" \
              depid=\"{block}\" deps=\"{step}\" hasdep=\"0\"/>"
         );
     }
@@ -354,7 +358,8 @@ fn print_step(text: &mut String, out: &Out, number: usize, waits: &[(usize, usiz
     let buf = |reference: Ref| ["i", "o", "s"][reference.buf as usize];
     let _ = writeln!(
         text,
-        "      <step s=\"{number}\" type=\"{}\" srcbuf=\"{}\" srcoff=\"{}\" dstbuf=\"{}\" dstoff=\"{}\" cnt=\"1\" \
+        "      <step s=\"{number}\" type=\"{}\" srcbuf=\"{}\" srcoff=\"{}\" dstbuf=\"{}\" dstoff=\"{}\" \
+         cnt=\"1\" \
          depid=\"{depid}\" deps=\"{deps}\" hasdep=\"{}\"/>",
         out.kind.name(),
         buf(out.src),

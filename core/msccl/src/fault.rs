@@ -1,4 +1,4 @@
-//! What can be wrong with a file, with the place in it.
+//! The faults of a file, with the place in it.
 
 use std::fmt;
 
@@ -74,13 +74,13 @@ impl Class {
 /// Why a file is refused: prints as `line:column: class: what is wrong`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportError {
-    /// What kind of fault.
+    /// The kind of the fault.
     pub class: Class,
     /// Line, from 1.
     pub line: u32,
     /// Column, from 1.
     pub column: u32,
-    /// What is wrong, in the terms of the algorithm.
+    /// The fault in the terms of the algorithm.
     pub text: String,
 }
 

@@ -1,10 +1,10 @@
 //! MSCCL's XML files: [`read`] imports them in all three dialects, [`to_xml`] writes programs as such files.
 //!
-//! An import reads elements (`xml`), checks what can be checked step by step (`check`), finds an order of all steps or the
-//! deadlock (`run`), then makes a program and follows every value (`translate`). The program is proved by
-//! [`hawser_program::verify`] like any other; what that finds is told as a place in the file. At last steps are joined where
-//! that changes nothing (`optimise`). In `rrc`, `rrs` and `rrcs` the local operand is the source, as in every kernel that runs
-//! these files.
+//! An import reads elements (`xml`), checks what can be checked step by step (`check`), finds an order of all
+//! steps or the deadlock (`run`), then makes a program and follows every value (`translate`). The program is
+//! proved by [`hawser_program::verify`] like any other; what that finds is told as a place in the file. At
+//! last steps are joined where that changes nothing (`optimise`). In `rrc`, `rrs` and `rrcs` the local
+//! operand is the source, as in every kernel that runs these files.
 //!
 //! ```
 //! use hawser_msccl::{Window, read, to_xml};
@@ -12,7 +12,8 @@
 //! use hawser_types::Protocol;
 //!
 //! let plan = "hawser-plan 1\nname mine\ncollective broadcast\nranks 2\nroot 0\nper_block 1\nscratch 0\n\
-//!             rank 0\nchannel 0\ncopy_send src in:0 dst out:0 to 1\nrank 1\nchannel 0\nrecv from 0 dst out:0\n";
+//!             rank 0\nchannel 0\ncopy_send src in:0 dst out:0 to 1\n\
+//!             rank 1\nchannel 0\nrecv from 0 dst out:0\n";
 //! let window = Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) };
 //! let xml = to_xml(&from_text(plan)?, &window)?;
 //! let import = read(&xml).unwrap();
@@ -58,14 +59,15 @@ pub const MOST_SLOTS: u32 = 64;
 pub struct Import {
     /// The program, and when it may run.
     pub imported: Imported,
-    /// Which form the file has.
+    /// The form of the file.
     pub dialect: Dialect,
     algo: Algo,
 }
 
 impl Import {
-    /// The largest call (bytes of the larger buffer) that the program survives in a runtime with these FIFOs; None = every
-    /// size. Hawser itself moves chunk by chunk and gives every program the slots it was proved with.
+    /// The largest call (bytes of the larger buffer) that the program survives in a runtime with these FIFOs;
+    /// None = every size. Hawser itself moves chunk by chunk and gives every program the slots it was proved
+    /// with.
     pub fn safe_bytes(&self, fifos: Fifos) -> Option<u64> {
         run::safe_bytes(&self.algo, fifos)
     }
@@ -130,7 +132,7 @@ fn prove(algo: &Algo, translated: &Translated) -> Result<(u32, bool)> {
     }
 }
 
-/// What the verifier found, as a place in the file.
+/// The error for what the verifier found, with the place in the file.
 fn refusal(algo: &Algo, translated: &Translated, fault: &Fault, how: &str) -> ImportError {
     let place = |at: &At| -> Pos {
         let channel = translated.source.get(at.rank as usize).and_then(|rank| rank.get(at.channel as usize));

@@ -29,7 +29,7 @@ impl Value {
         Self { parts, blame, hops: self.hops.max(other.hops) }
     }
 
-    /// Whether every rank has contributed once.
+    /// True if every rank has contributed once.
     pub fn is_complete(&self, ranks: u32) -> bool {
         self.blame.is_none() && self.parts.len() == ranks as usize
     }
@@ -51,9 +51,10 @@ struct Cell {
 
 /// The memory of a rank.
 ///
-/// Programs never write to the input: what a file writes there goes to the output, or to more scratch where the
-/// output does not lie there. A place that was not written yet is read from the input, later from where it was written.
-/// So a program is right in place and out of place, and the factor of a pre-multiplied sum is applied once.
+/// Programs never write to the input: what a file writes there goes to the output, or to more scratch where
+/// the output does not lie there. A place that was not written yet is read from the input, later from where
+/// it was written. So a program is right in place and out of place, and the factor of a pre-multiplied sum is
+/// applied once.
 #[derive(Debug)]
 pub(super) struct Memory {
     cells: Vec<Cell>,
@@ -98,7 +99,7 @@ impl Memory {
         Self { cells, first_input, first_output, first_scratch, scratch }
     }
 
-    /// Places.
+    /// The number of places.
     pub fn len(&self) -> usize {
         self.cells.len()
     }
@@ -130,7 +131,7 @@ impl Memory {
         Some((at, value))
     }
 
-    /// Where a program writes a chunk.
+    /// The place that a program writes a chunk to.
     pub fn place(&mut self, buf: Buf, chunk: u32) -> Ref {
         let next = self.scratch;
         let cell = self.cell(buf, chunk);

@@ -1,9 +1,10 @@
 //! Fewer and larger steps, as far as the verifier agrees.
 //!
-//! Files are written for runtimes that send neighbouring chunks as one; here every chunk is a step of its own. Where all
-//! transfers move whole groups of chunks, a group becomes one chunk, and what several blocks did for a chunk of the group
-//! each (local sums, as a rule), one of them does for all. Then waits are moved to the first step that needs them, so that fewer
-//! steps only wait. What comes out is proved like the file itself, else it is left as it was.
+//! Files are written for runtimes that send neighbouring chunks as one; here every chunk is a step of its
+//! own. Where all transfers move whole groups of chunks, a group becomes one chunk, and what several blocks
+//! did for a chunk of the group each (local sums, as a rule), one of them does for all. Then waits are moved
+//! to the first step that needs them, so that fewer steps only wait. What comes out is proved like the file
+//! itself, else it is left as it was.
 
 use super::MOST_SLOTS;
 use hawser_program::verify::verify;
@@ -11,7 +12,8 @@ use hawser_program::{Buf, Channel, Dep, Op, Program, RankProgram, Ref, Step};
 use hawser_types::Collective;
 use rustc_hash::FxHashMap;
 
-/// Steps of a channel from which on nothing is tried: it takes times that grow with their square, and no device takes so many.
+/// Steps of a channel from which on nothing is tried: it takes times that grow with their square, and no
+/// device takes so many.
 const MOST_STEPS: usize = 8192;
 
 /// The better program of the same meaning, and the slots that it needs; None: there is none.
@@ -51,7 +53,7 @@ fn coarsened(program: &Program, factor: u32) -> Option<Program> {
     Some(coarse)
 }
 
-/// What becomes of a step.
+/// The fates of a step.
 enum Fate {
     /// It moves whole groups.
     Wide(Step),
@@ -171,7 +173,8 @@ fn sunk(program: &Program) -> Program {
     sunk
 }
 
-/// The chunks that a step reads and writes. Where calls in place lay input over output chunk by chunk, both are one.
+/// The chunks that a step reads and writes. Where calls in place lay input over output chunk by chunk, both
+/// are one.
 fn uses(step: &Step, collective: Collective) -> Vec<(Ref, bool)> {
     let laid_over = matches!(collective, Collective::AllReduce | Collective::Reduce | Collective::Broadcast);
     let place = |reference: Ref| match reference.buf {

@@ -1,4 +1,5 @@
-//! Whether everything that two blocks do to a chunk is ordered: by the order within blocks, by dependencies, by messages.
+//! Whether everything that two blocks do to a chunk is ordered: by the order within blocks, by dependencies,
+//! by messages.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -10,7 +11,7 @@ use super::memory::Memory;
 use super::run::Place;
 use super::xml::{Algo, Pos};
 
-/// What a block knows: how many steps of every block are over.
+/// The knowledge of a block: the number of steps of every block that are over.
 type Clock = Rc<Vec<u32>>;
 
 /// The latest uses of a chunk, as block, number of its step, and place in the file.
@@ -85,7 +86,8 @@ pub(super) fn check(algo: &Algo, root: u32, order: &[Place]) -> Result<()> {
 fn race(one: Pos, two: Pos, gpu: u32, buf: &str, chunk: u32) -> ImportError {
     let (first, last) = (one.min(two), one.max(two));
     let text = format!(
-        "uses chunk {chunk} of the {buf} of gpu {gpu}, as line {} does, and nothing orders the two: let one wait for the other",
+        "uses chunk {chunk} of the {buf} of gpu {gpu}, as line {} does, and nothing orders the \
+         two: let one wait for the other",
         first.line
     );
     ImportError::new(Class::Race, last, text)

@@ -7,11 +7,11 @@ use rustc_hash::FxHashMap;
 use super::fault::{Class, ImportError, Result};
 use super::xml::{Algo, Step};
 
-/// Where a step is: rank, block, step.
+/// The place of a step: rank, block, step.
 pub(super) type Place = (usize, usize, usize);
 
-/// Runs all steps with FIFOs of `depth` slots, a transfer of `cnt` chunks taking as many slots as pieces of `fused` chunks.
-/// Returns the order in which steps were begun.
+/// Runs all steps with FIFOs of `depth` slots, a transfer of `cnt` chunks taking as many slots as pieces of
+/// `fused` chunks. Returns the order in which steps were begun.
 pub(super) fn order(algo: &Algo, depth: u64, fused: u32) -> Result<Vec<Place>> {
     let mut state = State::new(algo, depth, fused);
     let mut queue: VecDeque<usize> = (0..state.blocks.len()).collect();
@@ -88,7 +88,7 @@ impl<'a> State<'a> {
         self.algo.gpus[at.rank].blocks[at.block].steps.get(at.step)
     }
 
-    /// What a block waits for.
+    /// The reason why a block waits, if it does.
     fn obstacle(&self, index: usize, step: &Step) -> Option<String> {
         let at = &self.blocks[index];
         let gpu = &self.algo.gpus[at.rank];
@@ -164,8 +164,8 @@ pub struct Fifos {
     pub bytes: u64,
 }
 
-/// The largest call (bytes of the larger buffer) that a program survives with these FIFOs, where a runtime sends as many
-/// chunks of a step at once as fit a slot; None = every size, `Some(0)` = none.
+/// The largest call (bytes of the larger buffer) that a program survives with these FIFOs, where a runtime
+/// sends as many chunks of a step at once as fit a slot; None = every size, `Some(0)` = none.
 pub(super) fn safe_bytes(algo: &Algo, fifos: Fifos) -> Option<u64> {
     let steps = algo.gpus.iter().flat_map(|gpu| &gpu.blocks).flat_map(|block| &block.steps);
     let widest = steps.map(|step| step.count).max().unwrap_or(1).max(1);

@@ -1,4 +1,5 @@
-//! From the file's steps to a program: follows every value, so that each step knows what it reads and completes.
+//! From the file's steps to a program: follows every value, so that each step knows what it reads and
+//! completes.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -67,7 +68,7 @@ struct State<'a> {
     source: Vec<Vec<Vec<Pos>>>,
     /// The last step that a step of the file became, by rank, block and step.
     last: FxHashMap<(usize, u32, u32), u32>,
-    /// What the next step of a block waits for, by rank and block.
+    /// The steps that the next step of a block waits for, by rank and block.
     waits: FxHashMap<(usize, usize), Vec<Dep>>,
 }
 
@@ -280,7 +281,8 @@ fn runs(units: Vec<Unit>) -> Vec<ir::Step> {
     steps
 }
 
-/// Gives blocks that share a connection one lane, and blocks of a rank that share a peer different ones, as few as possible.
+/// Gives blocks that share a connection one lane, and blocks of a rank that share a peer different ones, as
+/// few as possible.
 fn lanes(algo: &Algo, ranks: &mut [RankProgram]) {
     let mut group: FxHashMap<(u32, u32), usize> = FxHashMap::default();
     let mut members: Vec<Vec<(u32, u32)>> = Vec::new();

@@ -36,7 +36,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Which of the incompatible forms a file has.
+/// The incompatible forms of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// microsoft/msccl and msccl-tools: `inplace`, an optional window of sizes that excludes its end.
@@ -115,7 +115,7 @@ pub(super) struct Step {
     pub has_dep: bool,
 }
 
-/// What a step does; the names are the file's.
+/// The kinds of steps; the names are the file's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     S,
@@ -154,17 +154,17 @@ impl Kind {
         matches!(self, Self::R | Self::Rcs | Self::Rrc | Self::Rrs | Self::Rrcs)
     }
 
-    /// Whether it combines values.
+    /// True if it combines values.
     pub fn reduces(self) -> bool {
         matches!(self, Self::Rrc | Self::Rrs | Self::Rrcs | Self::Re)
     }
 
-    /// Whether `src` names memory that it reads.
+    /// True if `src` names memory that it reads.
     pub fn reads(self) -> bool {
         matches!(self, Self::S | Self::Cpy) || self.reduces()
     }
 
-    /// Whether `dst` names memory that it writes.
+    /// True if `dst` names memory that it writes.
     pub fn writes(self) -> bool {
         matches!(self, Self::R | Self::Rcs | Self::Rrc | Self::Rrcs | Self::Cpy | Self::Re)
     }

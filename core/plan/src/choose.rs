@@ -55,8 +55,8 @@ pub fn candidates(call: &Call, topology: &Topology, config: &PlanConfig) -> Resu
     Ok(candidates)
 }
 
-/// `NCCL_PASS_SM`: where copy engines can do a call, all else is held back, or out if they have to. Without it they are held
-/// back. Reductions are never out: nobody can do them without multiprocessors.
+/// `NCCL_PASS_SM`: where copy engines can do a call, all else is held back, or out if they have to. Without
+/// it they are held back. Reductions are never out: nobody can do them without multiprocessors.
 ///
 /// # Errors
 /// `InvalidUsage` where they have to and cannot; the text names why each program is out.
@@ -98,14 +98,15 @@ fn pass_sm(
     let reasons: Vec<String> =
         candidates.iter().filter(|c| c.route == Route::COPY_ENGINE).map(|c| format!("\n  {c}")).collect();
     Err(PlanError::usage(format!(
-        "NCCL_PASS_SM=2: {} cannot run without multiprocessors:{}\nset NCCL_PASS_SM=1 to let kernels do what copy engines cannot",
+        "NCCL_PASS_SM=2: {} cannot run without multiprocessors:{}\nset NCCL_PASS_SM=1 to let kernels do what \
+         copy engines cannot",
         call.collective.name(),
         reasons.concat()
     )))
 }
 
-/// The user's programs for the collective. Each is offered with its author's protocol first; another one is for topologies
-/// that do not have that.
+/// The user's programs for the collective. Each is offered with its author's protocol first; another one is
+/// for topologies that do not have that.
 fn brought(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
     for &handle in &config.imports {
@@ -132,8 +133,8 @@ fn brought(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<
     Ok(candidates)
 }
 
-/// Takes the fastest candidate by the advice if there is any that leaves one; else the first program that the user brought;
-/// else the fastest by the cost model.
+/// Takes the fastest candidate by the advice if there is any that leaves one; else the first program that the
+/// user brought; else the fastest by the cost model.
 ///
 /// # Errors
 /// As [`choose`].
@@ -187,7 +188,7 @@ pub(crate) fn key(call: &Call, algorithm: Algorithm, topology: &Topology) -> Pro
     }
 }
 
-/// Whether the collnet plugin cannot reduce what a call asks for.
+/// The reason why the collnet plugin cannot reduce what a call asks for, if so.
 fn refused_by_network(call: &Call, topology: &Topology) -> Option<String> {
     let op = match device_op(call) {
         DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => 0,
@@ -200,7 +201,7 @@ fn refused_by_network(call: &Call, topology: &Topology) -> Option<String> {
     refuses.then(|| format!("the network does not reduce {} by {}", call.dtype.name(), call.op.name()))
 }
 
-/// What becomes of a candidate.
+/// Predicts a candidate, or says why it is out.
 ///
 /// # Errors
 /// A program that cannot be made: a bug of this crate.

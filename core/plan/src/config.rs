@@ -5,7 +5,8 @@ use hawser_types::{Algorithm, Collective, Digest, Executor, Handle, PlanError, R
 /// Settings of the planner, from `NCCL_*` variables and `ncclConfig_t`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanConfig {
-    /// `NCCL_ALGO`: per collective (index of [`crate::Collective::ALL`]) a set of [`algorithm_bit`]s; None = all.
+    /// `NCCL_ALGO`: per collective (index of [`crate::Collective::ALL`]) a set of [`algorithm_bit`]s; None =
+    /// all.
     pub algorithms: [Option<u64>; 8],
     /// Programs that the user brought, in the order in which they are tried.
     pub imports: Vec<Handle>,
@@ -37,8 +38,8 @@ pub struct PlanConfig {
     pub message_bytes: u64,
 }
 
-/// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message. Measured over TCP,
-/// 128 KiB reach a third of what this does.
+/// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message.
+/// Measured over TCP, 128 KiB reach a third of what this does.
 pub const NET_SLOT_BYTES: u32 = 512 << 10;
 
 impl Default for PlanConfig {
@@ -64,11 +65,11 @@ impl Default for PlanConfig {
 }
 
 impl PlanConfig {
-    /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`, where a list may begin with `^` (all but
-    /// these). Any case. A list without a function holds for the five collectives that NCCL tunes
-    /// (broadcast, reduce, all-gather, reduce-scatter, all-reduce). NCCL's other algorithms
-    /// (NVLS, NVLSTree) are known words that select nothing here; `CollnetDirect` and `CollnetChain` are `CollNet`.
-    /// `MSCCL` is all programs that the user brought.
+    /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`, where a list may begin with `^` (all but these).
+    /// Any case. A list without a function holds for the five collectives that NCCL tunes (broadcast, reduce,
+    /// all-gather, reduce-scatter, all-reduce). NCCL's other algorithms (NVLS, NVLSTree) are known words that
+    /// select nothing here; `CollnetDirect` and `CollnetChain` are `CollNet`. `MSCCL` is all programs that
+    /// the user brought.
     ///
     /// # Errors
     /// `InvalidUsage` that names the unknown word.
@@ -76,7 +77,8 @@ impl PlanConfig {
         Self::parse_algo_with(text, &[])
     }
 
-    /// The same, where `programs` are the names of programs that the user brought, in the order of [`Handle::place`].
+    /// The same, where `programs` are the names of programs that the user brought, in the order of
+    /// [`Handle::place`].
     ///
     /// # Errors
     /// As [`PlanConfig::parse_algo`].
@@ -116,7 +118,8 @@ impl PlanConfig {
         old.map(|route| (route.old_name(), route.name())).filter(|(old, _)| is_there(old)).collect()
     }
 
-    /// Most CTAs of an operation. Computing keeps the others when copy engines are asked for: what reduces gets few then.
+    /// Most CTAs of an operation. Computing keeps the others when copy engines are asked for: what reduces
+    /// gets few then.
     pub fn most_ctas(&self, collective: Collective) -> u32 {
         if self.pass_sm > 0 && collective.reduces() {
             self.max_ctas.min(self.reducing_ctas)
@@ -125,7 +128,8 @@ impl PlanConfig {
         }
     }
 
-    /// Lanes per peer for messages, half of them for each direction. Few beside copy engines, which move most messages.
+    /// Lanes per peer for messages, half of them for each direction. Few beside copy engines, which move most
+    /// messages.
     pub fn message_lanes(&self) -> u32 {
         self.lanes.min(if self.pass_sm > 0 { 4 } else { 24 }).next_multiple_of(2)
     }
@@ -161,7 +165,8 @@ const TUNED: [Collective; 5] = [
     Collective::AllReduce,
 ];
 
-/// Other words of `NCCL_PROTO` for a route: NCCL's protocols, which the interpreter runs, and those of earlier versions.
+/// Other words of `NCCL_PROTO` for a route: NCCL's protocols, which the interpreter runs, and those of
+/// earlier versions.
 const PROTO_WORDS: [(&str, Route); 9] = [
     (Route::LL.old_name(), Route::LL),
     (Route::LL128.old_name(), Route::LL128),
@@ -191,7 +196,8 @@ fn parse_lists(
             None if number == 0 => (default.to_vec(), entry),
             None => {
                 return Err(PlanError::usage(format!(
-                    "{variable}: only the first list may lack a function, \"{entry}\" does: write function:list"
+                    "{variable}: only the first list may lack a function, \"{entry}\" does: write \
+                     function:list"
                 )));
             }
         };
@@ -209,7 +215,8 @@ fn function_named(variable: &str, name: &str) -> Result<Collective> {
     let plain = |text: &str| text.trim().replace('_', "").to_ascii_lowercase();
     Collective::ALL.into_iter().find(|c| plain(c.name()) == plain(name)).ok_or_else(|| {
         PlanError::usage(format!(
-            "{variable}: unknown function \"{}\": write Broadcast, Reduce, AllGather, ReduceScatter, AllReduce, \
+            "{variable}: unknown function \"{}\": write Broadcast, Reduce, AllGather, ReduceScatter, \
+             AllReduce, \
              AllToAll, Gather or Scatter",
             name.trim()
         ))

@@ -7,8 +7,8 @@ use hawser_types::{Algorithm, Collective, Measured, Route};
 use crate::algo::{self, ProgramKey};
 use crate::topology::Topology;
 
-/// What was decided for a call: three words (algorithm, executor, protocol) and a number (channels), with what follows
-/// from them.
+/// What was decided for a call: three words (algorithm, executor, protocol) and a number (channels), with
+/// what follows from them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// The program, which the algorithm makes for the collective.
@@ -85,12 +85,12 @@ impl Candidate {
     }
 }
 
-/// What became of a candidate.
+/// The outcome of a candidate.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// It is possible and would take this long.
     Predicted {
-        /// Microseconds.
+        /// The predicted time in µs.
         us: f32,
         /// The cheapest number of instances.
         instances: u32,
@@ -101,7 +101,7 @@ pub enum Outcome {
     Filtered(String),
 }
 
-/// What a tuner said about the candidates of a call.
+/// The advice of a tuner about the candidates of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
     /// The tuner that gave the advice, for `Why`.

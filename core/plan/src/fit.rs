@@ -1,7 +1,7 @@
 //! Constants from measured times: which runs to make, and the least-squares fit to what they took.
 //!
-//! Times go in as logarithms, so that a size counts as much as another. Constants move as logarithms too, from the ones
-//! that are there; a weak pull back keeps those that no sample says anything about.
+//! Times go in as logarithms, so that a size counts as much as another. Constants move as logarithms too,
+//! from the ones that are there; a weak pull back keeps those that no sample says anything about.
 
 use crate::algo::{self, ProgramKey};
 use crate::choose::{self, Outcome};
@@ -14,22 +14,22 @@ use hawser_types::{Algorithm, Call, Collective, DataType, ReduceOp, Result, Rout
 /// A measurement to make: these collectives, forced onto one algorithm and protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// Which family (`NCCL_ALGO`).
+    /// The family of the program (`NCCL_ALGO`).
     pub algorithm: Algorithm,
-    /// Which protocol (`NCCL_PROTO`).
+    /// The executor and the protocol (`NCCL_PROTO`).
     pub route: Route,
     /// Most blocks (`NCCL_MAX_CTAS`).
     pub max_ctas: u32,
-    /// What to measure.
+    /// The collectives to measure.
     pub collectives: Vec<Collective>,
 }
 
-/// What one operation took.
+/// A measured time of an operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Which program.
+    /// The program that ran.
     pub key: ProgramKey,
-    /// Which protocol.
+    /// The executor and the protocol that ran it.
     pub route: Route,
     /// Instances of the program, and blocks of one.
     pub grid: (u32, u32),
@@ -40,7 +40,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What the model of `topology` says of it.
+    /// The time that the model of `topology` predicts for it.
     pub fn predicted_us(&self, topology: &Topology, config: &PlanConfig) -> f64 {
         let load = Load { key: &self.key, route: self.route, bytes: self.bytes };
         let (instances, channels) = self.grid;
@@ -48,7 +48,7 @@ impl Sample {
     }
 }
 
-/// What the fit found.
+/// The result of a fit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fit {
     /// The constants.
@@ -65,7 +65,8 @@ const COLLECTIVES: [Collective; 3] =
 /// Families that are measured: they differ in hops and traffic.
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::Ring, Algorithm::OneShot, Algorithm::AllPairs];
 
-/// The runs for a topology: every algorithm with every protocol that it can have, and some of them in one block.
+/// The runs for a topology: every algorithm with every protocol that it can have, and some of them in one
+/// block.
 ///
 /// # Errors
 /// A program that cannot be made: a bug of this crate.
@@ -170,7 +171,8 @@ struct Problem<'a> {
 impl<'a> Problem<'a> {
     fn new(samples: &'a [Sample], topology: &'a Topology, config: &'a PlanConfig) -> Self {
         let names = topology.constants.named();
-        // What the protocol of an interpreter carries beside the data fixes its share; fused kernels wait besides.
+        // What the protocol of an interpreter carries beside the data fixes its share; fused kernels wait
+        // besides.
         let fixed_by_format = |name: &str| {
             name.starts_with("net.") || name.ends_with(".wire_share") && !name.starts_with("fused.")
         };

@@ -51,7 +51,7 @@ pub fn read(source: &str) -> Result<Imported> {
     Ok(Imported { program, protocol, bytes: (0, u64::MAX), min_depth, right_in_place, traffic })
 }
 
-/// What a program file is for.
+/// The head of a program file, which says what it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     /// The name of the algorithm.
@@ -74,7 +74,7 @@ pub fn head(source: &str) -> Result<Head> {
     Ok(Head { name: head.0, ranks: head.1 })
 }
 
-/// Whether a file is JSON, as MSCCL++ writes plans.
+/// True if a file is JSON, as MSCCL++ writes plans.
 pub fn is_json(source: &str) -> bool {
     source.trim_start().starts_with('{')
 }
@@ -83,7 +83,8 @@ pub fn is_json(source: &str) -> bool {
 fn refuse_json(source: &str) -> Result<()> {
     match is_json(source) {
         true => Err(PlanError::program(
-            "1:1: syntax: JSON, as MSCCL++ writes plans: `hawser plan import FILE.json -o FILE.xml` proves it and writes what is read here",
+            "1:1: syntax: JSON, as MSCCL++ writes plans: `hawser plan import FILE.json -o FILE.xml` proves \
+             it and writes what is read here",
         )),
         false => Ok(()),
     }
@@ -128,8 +129,10 @@ mod tests {
 
     #[test]
     fn forms_are_told_apart() {
-        let plan = "# mine\n\nhawser-plan 1\nname copy\ncollective broadcast\nranks 2\nroot 0\nper_block 1\nscratch 0\n\
-                    rank 0\nchannel 0\ncopy_send src in:0 dst out:0 to 1\nrank 1\nchannel 0\nrecv from 0 dst out:0\n";
+        let plan = "# mine\n\nhawser-plan 1\nname copy\ncollective broadcast\nranks 2\nroot 0\nper_block \
+                    1\nscratch 0\n\
+                    rank 0\nchannel 0\ncopy_send src in:0 dst out:0 to 1\n\
+                    rank 1\nchannel 0\nrecv from 0 dst out:0\n";
         assert_eq!(head(plan), Ok(Head { name: "copy".into(), ranks: 2 }));
         let program = read(plan).unwrap();
         assert!(program.right_in_place && program.min_depth == 1 && program.lanes() == 1);
@@ -154,7 +157,8 @@ mod tests {
         let rank = |rank: u32, between: &str| {
             let peer = 1 - rank;
             format!(
-                "rank {rank}\nchannel 0\nsend src in:0 to {peer}\n{between}recv_reduce_copy from {peer} src in:0 dst out:0 order {peer} finish\n"
+                "rank {rank}\nchannel 0\nsend src in:0 to {peer}\n{between}recv_reduce_copy from {peer} src \
+                 in:0 dst out:0 order {peer} finish\n"
             )
         };
         let with = |between: &str| format!("{head}{}{}", rank(0, between), rank(1, ""));
@@ -175,13 +179,15 @@ mod tests {
             let peer = 1 - rank;
             let doubled = format!("reduce src out:0 dst out:0 times {times}\n");
             format!(
-                "rank {rank}\nchannel 0\nsend src in:0 to {peer}\ncopy src in:0 dst out:0\n{}recv_reduce_copy from {peer} src out:0 order 1 dst out:0 finish\n",
+                "rank {rank}\nchannel 0\nsend src in:0 to {peer}\ncopy src in:0 dst \
+                 out:0\n{}recv_reduce_copy from {peer} src out:0 order 1 dst out:0 finish\n",
                 if times > 0 { doubled } else { String::new() }
             )
         };
         for (times, is_right) in [(0, true), (1, false), (31, false), (32, false), (40, false)] {
             let text = format!(
-                "hawser-plan 1\nname own\ncollective all_reduce\nranks 2\nroot 0\nper_block 1\nscratch 0\n{}{}",
+                "hawser-plan 1\nname own\ncollective all_reduce\nranks 2\nroot 0\nper_block 1\nscratch \
+                 0\n{}{}",
                 rank(0, times),
                 rank(1, times)
             );

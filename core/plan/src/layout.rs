@@ -41,7 +41,8 @@ pub struct HeapLayout {
 }
 
 impl HeapLayout {
-    /// The layout for `ranks` ranks, at most `local` of them on a host. A slot of 0 bytes leaves a protocol out.
+    /// The layout for `ranks` ranks, at most `local` of them on a host. A slot of 0 bytes leaves a protocol
+    /// out.
     pub fn new(ranks: u32, local: u32, config: &PlanConfig) -> Self {
         let slot_bytes = config.slot_bytes;
         let slot_stride = [slot_bytes[0] * 2, slot_bytes[1].div_ceil(120) * 128, slot_bytes[2]];

@@ -8,9 +8,10 @@
 //! and no `unsafe`. A choice is a pure function of what all ranks agreed on ([`Topology`], [`PlanConfig`])
 //! and of the [`Call`], so equal inputs on every rank give equal plans on every rank.
 //!
-//! Modules import only what stands above them in this list: [`link_constants`], [`topology`] and [`config`] (what the planner
-//! knows), [`imported`] and [`algo`] (programs), [`choice`] (the words of a decision), [`executor`] (how programs run),
-//! [`cost`], [`choose`], [`fit`], [`p2p`] and [`vector`] (messages), [`layout`] (the memory that peers write into).
+//! Modules import only what stands above them in this list: [`link_constants`], [`topology`] and [`config`]
+//! (what the planner knows), [`imported`] and [`algo`] (programs), [`decision`] (the words of a decision),
+//! [`executor`] (how programs run), [`cost`], [`choose`], [`fit`], [`p2p`] and [`vector`] (messages),
+//! [`layout`] (the memory that peers write into).
 //!
 //! ```
 //! use hawser_plan::topology::{DeviceKind, Link, Topology};

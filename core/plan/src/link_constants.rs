@@ -1,13 +1,13 @@
 //! The numbers of the cost model: built-in ones by device and link, and their form as text.
 //!
-//! The text is a small part of TOML: comments, `[section]` and `key = value`. What a text leaves out keeps its built-in
-//! value, so a file may hold one line. `hawser measure` writes such files.
+//! The text is a small part of TOML: comments, `[section]` and `key = value`. What a text leaves out keeps
+//! its built-in value, so a file may hold one line. `hawser measure` writes such files.
 
 use std::fmt::Write as _;
 
 use hawser_types::{DeviceKind, Digest, Link, PlanError, Result, Route};
 
-/// How one route moves data.
+/// The figures of one route.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Path {
     /// Fixed time of an operation, µs.
@@ -16,7 +16,7 @@ pub struct Path {
     pub hop_us: f64,
     /// The same for each further tile or round, µs.
     pub round_us: f64,
-    /// What one block streams, GB/s of payload.
+    /// The rate that one block streams at, GB/s of payload.
     pub block_gbs: f64,
     /// Share of [`Constants::wire_gbs`] that its payload reaches.
     pub wire_share: f64,
@@ -24,7 +24,8 @@ pub struct Path {
     pub block_us: f64,
 }
 
-/// All numbers of the cost model for one kind of device and link. All are finite; rates and shares are above 0.
+/// All numbers of the cost model for one kind of device and link. All are finite; rates and shares are above
+/// 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Constants {
     /// Plain stores out of one rank when all ranks send to one peer each, GB/s.
@@ -42,9 +43,9 @@ pub struct Constants {
     pub paths: [Path; Route::ALL.len()],
 }
 
-/// The numbers of the routes of GPUs over NVLink, in the order of [`Route::ALL`] without the last: fixed µs, µs of a hop, µs
-/// of a further round, GB/s of a block, share of the wire, µs of a block. Measured on H200 GPUs without multicast, calls one
-/// by one (in a graph about 0.6 µs less).
+/// The numbers of the routes of GPUs over NVLink, in the order of [`Route::ALL`] without the last: fixed µs,
+/// µs of a hop, µs of a further round, GB/s of a block, share of the wire, µs of a block. Measured on H200
+/// GPUs without multicast, calls one by one (in a graph about 0.6 µs less).
 const NVLINK: [[f64; 6]; 8] = [
     [5.6, 1.25, 1.25, 3.5, 0.5, 0.04],
     [5.6, 1.5, 1.5, 14.0, 0.9375, 0.04],
@@ -77,10 +78,11 @@ const HOST_MEMORY: [[f64; 6]; 8] = [
     [20.0, 12.0, 4.0, 12.0, 1.0, 1.0],
     [12.0, 2.0, 2.0, 12.0, 0.9, 0.005],
 ];
-/// The same for what moves between CPUs, roughly: by the host's threads, or by what stands in for copy engines there.
+/// The same for what moves between CPUs, roughly: by the host's threads, or by what stands in for copy
+/// engines there.
 const CPU: [f64; 6] = [20.0, 5.0, 1.5, 3.0, 1.0, 10.0];
 
-/// What a number may be.
+/// The kinds of numbers, by the values that they may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// µs, not negative.
@@ -255,13 +257,14 @@ impl Constants {
 }
 
 impl Path {
-    /// What one block streams, bytes per µs.
+    /// The rate that one block streams at, bytes per µs.
     pub(crate) fn block(&self) -> f64 {
         self.block_gbs * 1e3
     }
 }
 
-/// The section of a route in a text of constants: its words with points between them, without the protocol where there is one only.
+/// The section of a route in a text of constants: its words with points between them, without the protocol
+/// where there is one only.
 pub fn section(route: Route) -> &'static str {
     match route {
         Route::LL => "interpreter.LL",

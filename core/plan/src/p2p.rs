@@ -83,13 +83,14 @@ pub fn plan(
     Ok(launches.list)
 }
 
-/// Whether copy engines carry messages: rules are not asked about them.
+/// True if copy engines carry messages: rules are not asked about them.
 fn by_copy_engines(topology: &Topology, config: &PlanConfig) -> bool {
     config.pass_sm > 0 && dma::has_staging(topology, config)
 }
 
-/// The protocol of a message: equal at both ends because sizes and settings are. Over NVLink a block of LL moves what little it
-/// has in less time than the other protocols take to begin, up to 16 KiB (2 H200: 128 KiB in 12 blocks 5.5 µs, LL128 7.0).
+/// The protocol of a message: equal at both ends because sizes and settings are. Over NVLink a block of LL
+/// moves what little it has in less time than the other protocols take to begin, up to 16 KiB (2 H200: 128
+/// KiB in 12 blocks 5.5 µs, LL128 7.0).
 pub fn route(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig) -> Route {
     const SMALL: u64 = 16 << 10;
     if by_copy_engines(topology, config) {
@@ -133,7 +134,8 @@ pub fn instances(bytes: u64, is_far: bool, topology: &Topology, config: &PlanCon
     wanted.min(most_each_way(topology, config))
 }
 
-/// Most blocks of a message, so that one that is sent and one that is received stay within the CTAs of a launch.
+/// Most blocks of a message, so that one that is sent and one that is received stay within the CTAs of a
+/// launch.
 fn most_each_way(topology: &Topology, config: &PlanConfig) -> u32 {
     let ctas = if topology.device == DeviceKind::Host { config.max_ctas } else { config.max_ctas / 2 };
     ctas.min(config.message_lanes() / 2).max(1)
@@ -145,7 +147,7 @@ fn most_blocks(topology: &Topology, config: &PlanConfig) -> u32 {
     share.min(most_each_way(topology, config))
 }
 
-/// What orders messages, the first field first; equal at both ends.
+/// The order of messages, the first field first; equal at both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     pass: u32,
@@ -336,7 +338,7 @@ impl Launches<'_> {
         cut(work, instances(part.bytes, is_far, self.topology, self.config), route, 1, self.config)
     }
 
-    /// Whether a part would share an end of a FIFO with the last launch.
+    /// True if a part would share an end of a FIFO with the last launch.
     fn meets(&self, part: &Part) -> bool {
         self.used.contains(&(part.peer, part.send))
     }

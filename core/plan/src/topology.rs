@@ -1,4 +1,4 @@
-//! What the planner may know of the job and the machine. Equal on all ranks.
+//! The facts about the job and the machine that the planner may use. Equal on all ranks.
 
 use hawser_types::Digest;
 pub use hawser_types::{DeviceKind, Link};
@@ -8,7 +8,8 @@ use crate::link_constants::Constants;
 /// One rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankInfo {
-    /// Index of the host, dense from 0 in order of first rank. Ranks that share no memory count as hosts of their own.
+    /// Index of the host, dense from 0 in order of first rank. Ranks that share no memory count as hosts of
+    /// their own.
     pub host: u32,
     /// PCI bus id of the device, or its index as text on the host device.
     pub device: String,
@@ -27,12 +28,13 @@ pub struct Topology {
     pub net_mbps: u32,
     /// What the network itself can reduce: bit `5 * type + operation`, with NCCL's numbers; 0 = nothing.
     pub collnet: u64,
-    /// Whether all ranks are in one process and their devices reach each other's ordinary memory ([`crate::direct`]).
+    /// Whether all ranks are in one process and their devices reach each other's ordinary memory
+    /// ([`crate::direct`]).
     pub direct: bool,
-    /// Hardware queues of a process on its device, the fewest that a rank has (`CUDA_DEVICE_MAX_CONNECTIONS`): a stream that waits
-    /// for a word holds one.
+    /// Hardware queues of a process on its device, the fewest that a rank has
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): a stream that waits for a word holds one.
     pub queues: u32,
-    /// What the cost model knows of device and link.
+    /// The constants of the cost model for device and link.
     pub constants: Constants,
 }
 
@@ -67,8 +69,8 @@ impl Topology {
         self.ranks.iter().map(|r| r.host + 1).max().unwrap_or(1)
     }
 
-    /// Whether two ranks are on different hosts: what passes between them goes through the network. So does what passes
-    /// between a rank and a network that reduces, "rank" [`Topology::size`].
+    /// Whether two ranks are on different hosts: what passes between them goes through the network. So does
+    /// what passes between a rank and a network that reduces, "rank" [`Topology::size`].
     pub fn is_far(&self, a: u32, b: u32) -> bool {
         let host = |rank: u32| self.ranks.get(rank as usize).map(|r| r.host);
         host(a) != host(b)

@@ -1,4 +1,5 @@
-//! Collectives whose parts differ in length: which messages carry them. Only moves are possible, one message for each part.
+//! Collectives whose parts differ in length: which messages carry them. Only moves are possible, one message
+//! for each part.
 
 use crate::p2p::Message;
 use hawser_types::{DataType, PlanError, Result};
@@ -8,12 +9,12 @@ use hawser_types::{DataType, PlanError, Result};
 pub struct Parts<'a> {
     /// Elements of each part.
     pub counts: &'a [u64],
-    /// Where each begins; None = one behind the other, in rank order.
+    /// The element at which each begins; None = one behind the other, in rank order.
     pub displs: Option<&'a [u64]>,
 }
 
-/// A call. Buffers are opaque addresses; counts are elements. What one rank sends to another must be as long as what that one
-/// receives from it.
+/// A call. Buffers are opaque addresses; counts are elements. What one rank sends to another must be as long
+/// as what that one receives from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vector<'a> {
     /// Part `p` of the input goes to rank `p`; part `p` of the output comes from it.
@@ -77,11 +78,13 @@ impl Vector<'_> {
         }
     }
 
-    /// The messages of `rank`, in the order of their peers. Those without bytes are left out, as at the other end.
+    /// The messages of `rank`, in the order of their peers. Those without bytes are left out, as at the other
+    /// end.
     ///
     /// # Errors
-    /// `InvalidArgument` for a root that is no rank, for too few counts, for lengths that exceed the address space, for parts of an
-    /// output that overlap, for a buffer that is NULL, and where the two ends of the rank's own part differ in length.
+    /// `InvalidArgument` for a root that is no rank, for too few counts, for lengths that exceed the address
+    /// space, for parts of an output that overlap, for a buffer that is NULL, and where the two ends of the
+    /// rank's own part differ in length.
     pub fn messages(&self, dtype: DataType, rank: u32, ranks: u32) -> Result<Vec<Message>> {
         let at = |mut error: PlanError| {
             error.text = format!("{}: {}", self.name(), error.text);
@@ -112,7 +115,7 @@ impl Vector<'_> {
         Ok(all.filter(|m| m.bytes > 0 && !(is_there && m.peer == rank)).collect())
     }
 
-    /// What this rank sends and receives.
+    /// The elements that this rank sends and receives.
     fn ends(&self, size: u64, rank: u32, ranks: u32) -> Result<Ends> {
         let everybody = |span: Span| (0..ranks).map(|peer| (peer, span)).collect();
         let check_root = |root: u32| match root < ranks {

@@ -1,5 +1,6 @@
-//! Bundles: all ranks place the calls of a group alike, whatever their buffers and streams; launches of a rank hold nothing that
-//! depends on each other; and what a kernel reads says the same as the arguments of each call alone.
+//! Bundles: all ranks place the calls of a group alike, whatever their buffers and streams; launches of a
+//! rank hold nothing that depends on each other; and what a kernel reads says the same as the arguments of
+//! each call alone.
 
 use hawser_plan::algo::ProgramKey;
 use hawser_plan::call::Scalar;
@@ -29,7 +30,7 @@ const PROGRAMS: [(Collective, Algorithm); 11] = [
 const TYPES: [DataType; 4] = [DataType::Uint32, DataType::Float16, DataType::Float64, DataType::Float8e4m3];
 const AREA: u64 = 1 << 40;
 
-/// What all ranks know of a call.
+/// The facts that all ranks know of a call.
 #[derive(Debug, Clone, Copy)]
 struct Common {
     program: usize,
@@ -40,7 +41,8 @@ struct Common {
     route: Route,
 }
 
-/// What one rank knows of it: offsets of its buffers in a few kilobytes, so that many overlap; and its stream.
+/// What one rank knows of it: offsets of its buffers in a few kilobytes, so that many overlap; and its
+/// stream.
 #[derive(Debug, Clone, Copy)]
 struct Local {
     input: u64,
@@ -144,7 +146,8 @@ fn comparable(mut args: ExchangeArgs) -> ExchangeArgs {
     args
 }
 
-/// What a rank makes of a group: for each bundle of at least two calls their indices, places and threads, and its launches.
+/// What a rank makes of a group: for each bundle of at least two calls their indices, places and threads, and
+/// its launches.
 #[derive(Debug)]
 struct Planned {
     bundles: Vec<(Vec<usize>, Vec<Place>, u32)>,
@@ -299,11 +302,14 @@ proptest! {
     fn ranks_agree_and_launches_are_sound(
         ranks in 2..=8u32,
         group in prop::collection::vec(common(), 1..90),
-        locals in prop::collection::vec(prop::collection::vec(prop_oneof![1 => local(40), 8 => local(1 << 20)], 90), 8),
+        locals in prop::collection::vec(
+            prop::collection::vec(prop_oneof![1 => local(40), 8 => local(1 << 20)], 90), 8
+        ),
         max_ctas in prop_oneof![3 => Just(64u32), 1 => 1..32u32],
         (pass_sm, reducing_ctas) in prop_oneof![2 => Just((0, 2)), 1 => (Just(1), 1..9u32)],
     ) {
-        check(ranks, &group, &locals, &PlanConfig { max_ctas, pass_sm, reducing_ctas, ..PlanConfig::default() });
+        let config = PlanConfig { max_ctas, pass_sm, reducing_ctas, ..PlanConfig::default() };
+        check(ranks, &group, &locals, &config);
     }
 }
 
@@ -366,7 +372,8 @@ fn groups_of_reductions_beside_copy_engines_are_light() {
 fn moves_share_launches_with_reductions_of_their_size() {
     let config = PlanConfig::default();
     let mut commons = many(4, 100);
-    // All-gather and all-to-all of the same size, then an all-gather of bytes, which is a bundle's beginning of its own.
+    // All-gather and all-to-all of the same size, then an all-gather of bytes, which is a bundle's beginning
+    // of its own.
     (commons[1].program, commons[2].program) = (6, 8);
     let (group, streams) = group_of(&commons, &apart(4), &config);
     let together = planned(&group, &streams, &config);

@@ -1,4 +1,5 @@
-//! The cost model: its constants as text, what it says of growing sizes, and how it is fitted to measured times.
+//! The cost model: its constants as text, what it says of growing sizes, and how it is fitted to measured
+//! times.
 
 use hawser_plan::call::Scalar;
 use hawser_plan::choose::choose;
@@ -87,7 +88,8 @@ fn what_is_wrong_in_a_text_is_named() {
         ("[link]\nall_to_all = 1.5", "at most 1"),
         (
             "[LL64]",
-            "line 1: [LL64] is no section; known are link, net, interpreter.LL, interpreter.LL128, interpreter.Simple, fused.LL",
+            "line 1: [LL64] is no section; known are link, net, interpreter.LL, interpreter.LL128, \
+             interpreter.Simple, fused.LL",
         ),
         ("[LL]\nhop_us 3", "line 2: \"hop_us 3\" is no key = value"),
         ("[LL]\nhop_us = 3\n[interpreter.LL]\nhop_us = 4", "line 4: interpreter.LL.hop_us is there twice"),
@@ -184,7 +186,8 @@ fn a_fit_finds_the_constants_behind_the_times() {
         assert!(found.error_before > 1.1 && found.error < 1.005, "{ranks} ranks: {found:?}");
         let mut wrong = differences(&found.constants, &truth, 0.05);
         // What never decides about a time cannot be seen in it.
-        let unseen = ["round_us", "block_gbs", "block_us", "fused.LL128.wire_share"]; // rows decide, not the wire
+        // Of the last one rows decide, not the wire.
+        let unseen = ["round_us", "block_gbs", "block_us", "fused.LL128.wire_share"];
         wrong.retain(|text| !unseen.iter().any(|name| text.contains(name)));
         assert!(wrong.is_empty(), "{ranks} ranks: {wrong:#?}");
     }

@@ -96,7 +96,9 @@ proptest! {
 
     #[test]
     fn collectives_end_right_whatever_streams_do(
-        ranks in 2u32..6, per_host in 1u32..6, kinds in prop::collection::vec((0usize..5, 1u64..60_000), 1..4),
+        ranks in 2u32..6,
+        per_host in 1u32..6,
+        kinds in prop::collection::vec((0usize..5, 1u64..60_000), 1..4),
         alias: bool, direct: bool, ring: bool, seed: u64
     ) {
         let mut machine = Machine::on(hosts(ranks, per_host));
@@ -128,7 +130,8 @@ proptest! {
             used[from as usize] = src + bytes;
             used[to as usize] = dst + bytes;
             for i in 0..bytes {
-                machine.memory[from as usize][(src + i) as usize] = ((number as u64 * 91) ^ i ^ (i >> 8)) as u8;
+                let byte = ((number as u64 * 91) ^ i ^ (i >> 8)) as u8;
+                machine.memory[from as usize][(src + i) as usize] = byte;
             }
             messages[from as usize].push(Message { peer: to, send: true, addr: address(from, src), bytes });
             messages[to as usize].push(Message { peer: from, send: false, addr: address(to, dst), bytes });

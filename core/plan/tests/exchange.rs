@@ -133,8 +133,8 @@ impl Machine {
     }
 }
 
-/// The way of SymDirect, one rank after the other: what a rank reads from others it takes when its turn comes, and what it
-/// writes it writes then. So it must not matter who is first.
+/// The way of SymDirect, one rank after the other: what a rank reads from others it takes when its turn
+/// comes, and what it writes it writes then. So it must not matter who is first.
 fn run_direct(machine: &mut Machine, order: &[usize]) {
     let (args, n) = (machine.args.clone(), machine.args.len());
     for &rank in order {
@@ -236,7 +236,7 @@ fn check_with(
     }
 }
 
-/// What a rank must get.
+/// The values that a rank must get.
 fn meaning(collective: Collective, ranks: u32, root: u32, rank: u32, count: u64) -> Vec<i64> {
     use Collective as C;
     let all = 0..u64::from(ranks) * count;
@@ -368,7 +368,7 @@ fn worlds_without_exchanges_say_why() {
     let call = call(Collective::AllReduce, 8, 0, 0, false);
     let gpu = |sm| DeviceKind::Cuda { sm };
     let cases = [
-        (Topology::single_host(4, DeviceKind::Host, Link::HostMemory), "host device"),
+        (Topology::single_host(4, DeviceKind::Host, Link::HostMemory), "for GPUs"),
         (Topology::single_host(9, gpu(90), Link::NvLink), "2 to 8 ranks"),
         (Topology::of_hosts(4, 2, gpu(90), Link::NvLink), "one host"),
         (Topology::single_host(4, gpu(80), Link::NvLink), "sm_90"),
@@ -500,7 +500,9 @@ fn addresses_are_filled_in() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
-    fn any_count(which in 0..11usize, ranks in 2..=8u32, root in 0..8u32, count in 1..3000u64, in_place: bool) {
+    fn any_count(
+        which in 0..11usize, ranks in 2..=8u32, root in 0..8u32, count in 1..3000u64, in_place: bool
+    ) {
         let (collective, algorithm) = programs()[which];
         let root = if collective.rooted() { root % ranks } else { 0 };
         check(collective, algorithm, ranks, root, count, in_place && collective != Collective::AllToAll);

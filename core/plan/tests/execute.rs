@@ -303,7 +303,7 @@ fn imported_programs() {
     }
 }
 
-/// What was exported computes the same.
+/// A program that was exported computes the same as before.
 #[test]
 fn exported_programs() {
     let window = Window { protocol: hawser_plan::Protocol::Ll, bytes: (0, u64::MAX) };

@@ -1,4 +1,5 @@
-//! Reductions whose moves copy engines make, on simulated ranks that combine bytes in a way that tells their order.
+//! Reductions whose moves copy engines make, on simulated ranks that combine bytes in a way that tells their
+//! order.
 
 mod copies;
 
@@ -38,7 +39,7 @@ struct Reduction {
     kind: Collective,
     in_place: bool,
     count: u64,
-    /// Where its buffers begin, from those of others on.
+    /// The address at which its buffers begin, from those of others on.
     base: u64,
     ctas: u32,
     seed: u64,

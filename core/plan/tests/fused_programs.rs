@@ -1,6 +1,6 @@
-//! A fused kernel moves and combines what the program of its name says: who sends which bytes to whom, and in which order
-//! values are combined, for every collective, 2 to 8 ranks, every root and odd sizes. (Copy engines need no such test: their
-//! commands are made from the program's steps.)
+//! A fused kernel moves and combines what the program of its name says: who sends which bytes to whom, and in
+//! which order values are combined, for every collective, 2 to 8 ranks, every root and odd sizes. (Copy
+//! engines need no such test: their commands are made from the program's steps.)
 
 use std::collections::BTreeSet;
 
@@ -15,11 +15,11 @@ use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, R
 /// Bytes that go from one rank to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Transfer {
-    /// Whether they are combined or passed on, and no input of the sender's.
+    /// True if they are combined or passed on, and no input of the sender's.
     is_second: bool,
     from: u32,
     to: u32,
-    /// Where they lie in the sender's input, or belong in the output.
+    /// The place of the bytes in the sender's input, or in the output.
     at: u64,
     bytes: u64,
 }
@@ -40,7 +40,7 @@ fn span(program: &Program, chunk: u32, block_bytes: u64) -> (u64, u64) {
     (block * block_bytes + start, end.saturating_sub(start))
 }
 
-/// What the steps of a program send.
+/// The transfers of the steps of a program.
 fn of_program(program: &Program, block_bytes: u64) -> BTreeSet<Transfer> {
     let mut all = BTreeSet::new();
     for (from, rank) in (0..).zip(&program.ranks) {
@@ -61,7 +61,7 @@ fn of_program(program: &Program, block_bytes: u64) -> BTreeSet<Transfer> {
     all
 }
 
-/// What the exchanges of all ranks send.
+/// The transfers of the exchanges of all ranks.
 fn of_exchanges(plans: &[ExchangePlan]) -> BTreeSet<Transfer> {
     let mut all = BTreeSet::new();
     let ranks = plans.len() as u32;

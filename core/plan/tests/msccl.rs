@@ -54,11 +54,15 @@ proptest! {
     #[test]
     fn files_with_other_values_are_refused_or_right(
         file in 0..6_usize,
-        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<proptest::sample::Index>()), 1..4),
+        changes in proptest::collection::vec(
+            (any::<proptest::sample::Index>(), any::<proptest::sample::Index>()), 1..4
+        ),
     ) {
         const VALUES: [&str; 16] =
-            ["-1", "0", "1", "2", "3", "7", "65536", "4294967295", "s", "r", "rrc", "rrs", "re", "i", "o", "nop"];
-        let valid: Vec<(String, String)> = files::own().into_iter().filter(|(n, _)| n.starts_with("valid")).collect();
+            ["-1", "0", "1", "2", "3", "7", "65536", "4294967295", "s", "r", "rrc", "rrs", "re", "i", "o",
+                "nop"];
+        let own = files::own().into_iter();
+        let valid: Vec<(String, String)> = own.filter(|(n, _)| n.starts_with("valid")).collect();
         let mut text = valid[file % valid.len()].1.clone();
         for (place, value) in changes {
             let quotes: Vec<usize> = text.match_indices('"').map(|(at, _)| at).collect();
@@ -70,7 +74,8 @@ proptest! {
         }
         if let Ok(import) = msccl::read(&text) {
             let verdict = verify(&import.imported.program, msccl::MOST_SLOTS, false);
-            prop_assert!(verdict.is_ok_and(|verdict| verdict.min_depth == import.imported.min_depth), "{text}");
+            prop_assert!(verdict.is_ok_and(|verdict| verdict.min_depth == import.imported.min_depth),
+                "{text}");
         }
     }
 }
@@ -101,18 +106,21 @@ fn dialects_and_windows() {
 #[test]
 fn the_largest_safe_size_is_found() {
     let mut text = String::from(
-        "<algo name=\"swap\" proto=\"Simple\" nchannels=\"1\" nchunksperloop=\"16\" ngpus=\"2\" coll=\"alltoall\" inplace=\"0\">",
+        "<algo name=\"swap\" proto=\"Simple\" nchannels=\"1\" nchunksperloop=\"16\" ngpus=\"2\" \
+         coll=\"alltoall\" inplace=\"0\">",
     );
     let step = |s: u32, kind: &str, src: (&str, u32), dst: (&str, u32), cnt: u32| {
         format!(
-            "<step s=\"{s}\" type=\"{kind}\" srcbuf=\"{}\" srcoff=\"{}\" dstbuf=\"{}\" dstoff=\"{}\" cnt=\"{cnt}\" depid=\"-1\" deps=\"-1\" hasdep=\"0\"/>",
+            "<step s=\"{s}\" type=\"{kind}\" srcbuf=\"{}\" srcoff=\"{}\" dstbuf=\"{}\" dstoff=\"{}\" \
+             cnt=\"{cnt}\" depid=\"-1\" deps=\"-1\" hasdep=\"0\"/>",
             src.0, src.1, dst.0, dst.1
         )
     };
     for rank in 0..2 {
         let (own, other) = (8 * rank, 8 * (1 - rank));
         text += &format!(
-            "<gpu id=\"{rank}\" i_chunks=\"16\" o_chunks=\"16\" s_chunks=\"0\"><tb id=\"0\" send=\"{0}\" recv=\"{0}\" chan=\"0\">",
+            "<gpu id=\"{rank}\" i_chunks=\"16\" o_chunks=\"16\" s_chunks=\"0\"><tb id=\"0\" send=\"{0}\" \
+             recv=\"{0}\" chan=\"0\">",
             1 - rank
         );
         text += &step(0, "s", ("i", other), ("o", own), 8);

@@ -1,5 +1,5 @@
-//! MSCCL++'s JSON plans: those of every operation that programs have are proved, broken ones are refused with class and
-//! place, no text makes the reader fail in another way.
+//! MSCCL++'s JSON plans: those of every operation that programs have are proved, broken ones are refused with
+//! class and place, no text makes the reader fail in another way.
 
 mod plans;
 
@@ -142,11 +142,15 @@ proptest! {
     #[test]
     fn plans_with_other_values_are_refused_or_right(
         file in any::<proptest::sample::Index>(),
-        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<proptest::sample::Index>()), 1..4),
+        changes in proptest::collection::vec(
+            (any::<proptest::sample::Index>(), any::<proptest::sample::Index>()), 1..4
+        ),
     ) {
         const VALUES: [&str; 22] = [
-            "-1", "0", "1", "2", "3", "65536", "4294967295", "18446744073709551616", "1e3", "null", "[]", "{}", "[0,0]",
-            "\"i\"", "\"o\"", "\"s\"", "\"wait\"", "\"put\"", "\"re\"", "\"upkt\"", "\"barrier\"", "\"signal\"",
+            "-1", "0", "1", "2", "3", "65536", "4294967295", "18446744073709551616", "1e3", "null", "[]",
+            "{}", "[0,0]",
+            "\"i\"", "\"o\"", "\"s\"", "\"wait\"", "\"put\"", "\"re\"", "\"upkt\"", "\"barrier\"",
+            "\"signal\"",
         ];
         let mut text = SMALL[file.index(SMALL.len())].1.clone();
         for (place, value) in changes {
@@ -160,19 +164,25 @@ proptest! {
             }
             let comma = if lines[at].ends_with(',') { "," } else { "" };
             let new = format!("{}{}{comma}", &line[..start], VALUES[value.index(VALUES.len())]);
-            text = lines.iter().enumerate().map(|(number, line)| if number == at { &new } else { *line }.to_owned() + "\n").collect();
+            let changed = |(number, line): (usize, &&str)| {
+                let line: &str = if number == at { &new } else { line };
+                format!("{line}\n")
+            };
+            text = lines.iter().enumerate().map(changed).collect();
         }
         match msccl::read_mscclpp(&text) {
             Ok(import) => {
                 let verdict = verify(&import.imported.program, msccl::MOST_SLOTS, false);
-                prop_assert!(verdict.is_ok_and(|verdict| verdict.min_depth == import.imported.min_depth), "{text}");
+                prop_assert!(verdict.is_ok_and(|verdict| verdict.min_depth == import.imported.min_depth),
+                    "{text}");
             }
             Err(error) => prop_assert!(error.line > 0 && !error.text.is_empty(), "{error}"),
         }
     }
 }
 
-/// Plans of other people's generators, from the folder that a variable names: right, or refused for what programs lack.
+/// Plans of other people's generators, from the folder that a variable names: right, or refused for what
+/// programs lack.
 #[test]
 fn corpus() {
     let Some(folder) = std::env::var_os("HAWSER_MSCCLPP_DIR") else { return };

@@ -202,7 +202,11 @@ proptest! {
     #[test]
     fn random_batches_end_and_move_every_byte(
         ranks in 1u32..9,
-        raw in proptest::collection::vec((0u32..8, 0u32..8, prop_oneof![0u64..2000, 15_000u64..20_000, 60_000u64..140_000, 200_000u64..300_000]), 0..40),
+        raw in proptest::collection::vec((
+            0u32..8,
+            0u32..8,
+            prop_oneof![0u64..2000, 15_000u64..20_000, 60_000u64..140_000, 200_000u64..300_000],
+        ), 0..40),
         lanes in 1u32..25,
     ) {
         let traffic = raw.into_iter().map(|(from, to, bytes)| (from % ranks, to % ranks, bytes)).collect();

@@ -59,7 +59,8 @@ pub fn to_svg(program: &Program) -> String {
         let (cx, y1, y2) = (x + WIDTH / 2, y + 12, y + 24);
         let _ = writeln!(
             svg,
-            r#"<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" class="{}"/><text x="{cx}" y="{y1}">{}</text><text x="{cx}" y="{y2}">{}</text>"#,
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" class=\"{}\"/>\
+             <text x=\"{cx}\" y=\"{y1}\">{}</text><text x=\"{cx}\" y=\"{y2}\">{}</text>",
             b.class, b.title, b.detail
         );
     }
@@ -179,11 +180,15 @@ fn head(program: &Program, width: usize, height: usize, unfinished: bool) -> Str
     let shape = &program.shape;
     let note = if unfinished { " — red: not run (a deadlock, or the picture was cut off)" } else { "" };
     format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="10" text-anchor="middle">
-<style>rect{{stroke:#456;rx:4}}.move{{fill:#e8eef6}}.reduce{{fill:#fdf0d5}}.finish{{fill:#d8f0dc}}.stuck{{fill:#f8d0d0}}line{{stroke:#789}}.head{{font-size:12px;font-weight:bold}}</style>
-<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#789"/></marker></defs>
+        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"
+ viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="10" text-anchor="middle">
+<style>rect{{stroke:#456;rx:4}}.move{{fill:#e8eef6}}.reduce{{fill:#fdf0d5}}.finish{{fill:#d8f0dc}}
+.stuck{{fill:#f8d0d0}}line{{stroke:#789}}.head{{font-size:12px;font-weight:bold}}</style>
+<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
+<path d="M0 0L8 4L0 8z" fill="#789"/></marker></defs>
 <rect width="{width}" height="{height}" fill="#fff"/>
-<text x="{GAP}" y="24" text-anchor="start" font-size="16">{} — {} of {} ranks, root {}, {} chunks per block{note}</text>
+<text x="{GAP}" y="24" text-anchor="start" font-size="16">
+{} — {} of {} ranks, root {}, {} chunks per block{note}</text>
 "##,
         escape(&shape.name),
         shape.collective.name(),

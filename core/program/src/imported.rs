@@ -15,13 +15,13 @@ pub struct Imported {
     pub bytes: (u64, u64),
     /// FIFO slots that it needs.
     pub min_depth: u32,
-    /// Whether input and output may be the same memory.
+    /// True if input and output may be the same memory.
     pub right_in_place: bool,
-    /// What the cost model may know.
+    /// The figures of the program that the cost model uses.
     pub traffic: Traffic,
 }
 
-/// What the busiest rank of a program does.
+/// The traffic of the busiest rank of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
     /// Messages on the longest way.

@@ -5,13 +5,14 @@
 //! [`Collective::input_blocks`]) and every block into [`Shape::per_block`] chunks, so chunk `c`
 //! lies in block `c / per_block`. Bytes appear only when a program is compiled for one call.
 //!
-//! Two ranks talk over a FIFO named by (lane, sender, receiver); the lane of a channel is its number unless the program
-//! says otherwise. One execution of a step sends or takes one slot per peer. A device runs the whole program once per
-//! *tile* (a piece of every chunk that fits into a slot), so a program that is free of deadlock with the device's FIFO
-//! depth is so for every size.
+//! Two ranks talk over a FIFO named by (lane, sender, receiver); the lane of a channel is its number unless
+//! the program says otherwise. One execution of a step sends or takes one slot per peer. A device runs the
+//! whole program once per *tile* (a piece of every chunk that fits into a slot), so a program that is free of
+//! deadlock with the device's FIFO depth is so for every size.
 //!
-//! The crate has a builder ([`build`]), a text form ([`text`]), drawings ([`draw`]), a verifier that proves a program right
-//! for all sizes ([`verify`]), the limits of devices ([`limits`]), and the programs that users bring ([`imported`]).
+//! The crate has a builder ([`build`]), a text form ([`text`]), drawings ([`draw`]), a verifier that proves a
+//! program right for all sizes ([`verify`]), the limits of devices ([`limits`]), and the programs that users
+//! bring ([`imported`]).
 //!
 //! ```
 //! use hawser_program::build::{input, output, recv, send};
@@ -65,14 +66,14 @@ pub enum Buf {
 /// A chunk of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ref {
-    /// Which buffer.
+    /// The buffer that the chunk is in.
     pub buf: Buf,
-    /// Which chunk of it.
+    /// The number of the chunk in its buffer.
     pub chunk: u32,
 }
 
-/// What a step does. `x` is the value that the step computes; operands are folded in the order
-/// given by [`Step::order`].
+/// The operations of steps. `x` is the value that the step computes; operands are combined in the order given
+/// by [`Step::order`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// `dst = src`
@@ -93,7 +94,8 @@ pub enum Op {
     RecvReduceCopy,
     /// `x = recv… ⊕ src`; `dst = x`; send `x`
     RecvReduceCopySend,
-    /// A hand-written kernel inside a program. None is offered: fused kernels are protocols of whole programs (ADR 8).
+    /// A hand-written kernel inside a program. None is offered: fused kernels are protocols of whole programs
+    /// (ADR 8).
     Native(u32),
 }
 
@@ -109,7 +111,7 @@ pub struct Dep {
 /// One step of a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// What it does.
+    /// The operation of the step.
     pub op: Op,
     /// Ranks from which one slot each is taken.
     pub recv: Vec<u32>,
@@ -117,7 +119,7 @@ pub struct Step {
     pub send: Vec<u32>,
     /// Local operand.
     pub src: Option<Ref>,
-    /// Where the value is kept.
+    /// The chunk in which the value is kept.
     pub dst: Option<Ref>,
     /// Position of the local operand among the operands: 0 = before the first peer of `recv`.
     /// Fixes the order of the reduction.
@@ -139,22 +141,22 @@ pub struct Channel {
     pub steps: Vec<Step>,
 }
 
-/// What one rank runs: its channels run side by side.
+/// The program of one rank: its channels run side by side.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankProgram {
     /// The channels.
     pub channels: Vec<Channel>,
-    /// The lane of each channel, which names its FIFOs; empty = channel `c` has lane `c`. Channels of a rank that share a
-    /// lane share no peer.
+    /// The lane of each channel, which names its FIFOs; empty = channel `c` has lane `c`. Channels of a rank
+    /// that share a lane share no peer.
     pub lanes: Vec<u32>,
 }
 
-/// What is equal for all ranks of a program.
+/// The part of a program that is equal for all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// A name for logs, files and `Why`.
     pub name: String,
-    /// What it computes.
+    /// The collective that the program computes.
     pub collective: Collective,
     /// Number of ranks.
     pub ranks: u32,
@@ -180,10 +182,10 @@ impl Shape {
 /// A whole program: all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// What is equal for all ranks.
+    /// The part that is equal for all ranks.
     pub shape: Shape,
-    /// One entry per rank. Entries after the last rank are networks: they have no buffers and only add up what they
-    /// are sent. A rank's own program calls its network "rank `shape.ranks`".
+    /// One entry per rank. Entries after the last rank are networks: they have no buffers and only add up
+    /// what they are sent. A rank's own program calls its network "rank `shape.ranks`".
     pub ranks: Vec<RankProgram>,
 }
 

@@ -1,7 +1,7 @@
 //! What a device can run: the limits of a launch, and how steps are counted against them.
 //!
-//! A program that is right may still be too large for a launch. What one rank could not launch, the others would wait
-//! for, so [`check`] looks at all ranks before a program is taken.
+//! A program that is right may still be too large for a launch. What one rank could not launch, the others
+//! would wait for, so [`check`] looks at all ranks before a program is taken.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub const MAX_CHANNELS: usize = 64;
 /// Most lanes of one rank: a device's block counts them in a byte.
 const MAX_LANES: u32 = 256;
 
-/// Whether every rank's part fits into a launch.
+/// Checks that every rank's part fits into a launch.
 ///
 /// # Errors
 /// `BadProgram`: more than devices take, or ranks that are none of the communicator.
@@ -47,7 +47,7 @@ pub fn check(program: &Program) -> Result<()> {
     Ok(())
 }
 
-/// Whether the part of one rank fits into a launch.
+/// Checks that the part of one rank fits into a launch.
 ///
 /// # Errors
 /// The limit that it exceeds, in words.
@@ -57,7 +57,8 @@ pub fn check_rank(program: &RankProgram) -> std::result::Result<(), String> {
         let steps = device_steps(channel);
         if steps > MAX_CHANNEL_STEPS as usize {
             return Err(format!(
-                "channel {index} has {steps} steps, a block takes {MAX_CHANNEL_STEPS}: spread them over more channels"
+                "channel {index} has {steps} steps, a block takes {MAX_CHANNEL_STEPS}: spread them over more \
+                 channels"
             ));
         }
         if total > usize::from(u16::MAX) {
@@ -118,8 +119,8 @@ pub fn device_steps(channel: &Channel) -> usize {
     channel.steps.iter().map(device_steps_of).sum()
 }
 
-/// The steps that a device runs for one step: a device's step waits for one other step, so one that waits for several
-/// has steps before it that only wait.
+/// The steps that a device runs for one step: a device's step waits for one other step, so one that waits for
+/// several has steps before it that only wait.
 fn device_steps_of(step: &Step) -> usize {
     let channel = |at: usize| step.after[at].channel;
     let is_first = |at: &usize| (0..*at).all(|before| channel(before) != channel(*at));

@@ -17,8 +17,9 @@
 //! ```
 //!
 //! A step is an operation and clauses in any order: `from RANK,…`, `src BUF:CHUNK`, `order N`,
-//! `dst BUF:CHUNK`, `to RANK,…`, `times N`, `stride N`, `finish`, `after CHANNEL.STEP,…`. Buffers are
-//! `in`, `out` and `scratch`. `channel 3 lane 0` is a channel whose FIFOs are not those of its number. `#` begins a comment. Ranks and channels come in ascending order.
+//! `dst BUF:CHUNK`, `to RANK,…`, `times N`, `stride N`, `finish`, `after CHANNEL.STEP,…`. Buffers are `in`,
+//! `out` and `scratch`. `channel 3 lane 0` is a channel whose FIFOs are not those of its number. `#` begins a
+//! comment. Ranks and channels come in ascending order.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -283,7 +284,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// What follows the first word.
+    /// Returns the text after the first word.
     fn rest(&self) -> String {
         self.text.trim().split_once(char::is_whitespace).map_or("", |(_, rest)| rest.trim()).to_string()
     }

@@ -25,7 +25,7 @@ pub use values::{add_up, expected};
 
 use super::Program;
 
-/// What was proved of a program.
+/// The result of a proof: figures of a program that is right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     /// All ranks that compute the same value compute it in the same order: equal to the last bit.

@@ -9,6 +9,7 @@ use hawser_device::Stream;
 use hawser_plan::Route;
 use hawser_plan::lower::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
+use hawser_plan::topology::DeviceKind;
 
 use crate::comm_state::CommState;
 use crate::comm_state::plan_cache::{BatchForm, BatchSummary, KeptBatch};
@@ -20,7 +21,8 @@ use crate::profiling::{GroupSpans, Span};
 use crate::transport::net::ConnectionKey;
 
 impl CommState {
-    /// Resolves messages that run side by side, on `stream`; the launches are added behind those that are there.
+    /// Resolves messages that run side by side, on `stream`; the launches are added behind those that are
+    /// there.
     ///
     /// # Errors
     /// A message cannot be sent as it is, or no connection can be made.
@@ -86,7 +88,8 @@ impl CommState {
         Ok(launch)
     }
 
-    /// Whether a kept batch needs nothing but its addresses: a GPU without a network, while no profiler watches.
+    /// Whether a kept batch needs nothing but its addresses: a GPU without a network, while no profiler
+    /// watches.
     fn submits_at_once(&self) -> bool {
         self.net.is_none() && self.profiling.is_idle() && self.device.kernels().is_some()
     }

@@ -1,9 +1,10 @@
 //! Phases of a group: which of its messages run side by side, and which wait for others.
 //!
-//! In most groups all messages run side by side. Where what a nested group receives is sent on by a later one, the later one
-//! waits: programs put steps of an algorithm into groups of their own, and these into one for several devices of a thread.
-//! Only a nested group that sends and receives is such a step: where ranks swap or shift a buffer in place, be it in one
-//! nested group or in two, a send that waits for the receive would wait for ever.
+//! In most groups all messages run side by side. Where what a nested group receives is sent on by a later
+//! one, the later one waits: programs put steps of an algorithm into groups of their own, and these into one
+//! for several devices of a thread. Only a nested group that sends and receives is such a step: where ranks
+//! swap or shift a buffer in place, be it in one nested group or in two, a send that waits for the receive
+//! would wait for ever.
 
 use hawser_plan::p2p::Message;
 
@@ -42,7 +43,7 @@ fn has_nested_groups(items: &[Item]) -> bool {
     items.iter().any(|item| nested(item).is_some_and(|nested| Some(nested) != first))
 }
 
-/// What the messages of a phase receive, and where.
+/// The buffers that the messages of a phase receive into.
 #[derive(Default)]
 struct Received {
     /// Nested groups that send.

@@ -1,9 +1,9 @@
-//! The words of this library in the words of the plugin API: types of data, reductions, collectives, algorithms, executors,
-//! protocols.
+//! The words of this library in the words of the plugin API: types of data, reductions, collectives,
+//! algorithms, executors, protocols.
 //!
-//! The plugin API is a crate of its own with layouts that never change, so both sides define these words. Each is turned into
-//! the other here and nowhere else, by a match that names every variant: a word that is added on one side does not compile
-//! until it stands here too. The tests compare names and numbers.
+//! The plugin API is a crate of its own with layouts that never change, so both sides define these words.
+//! Each is turned into the other here and nowhere else, by a match that names every variant: a word that is
+//! added on one side does not compile until it stands here too. The tests compare names and numbers.
 
 use hawser_plan::{Algorithm, Collective, DataType, Executor, Protocol, ReduceOp};
 use hawser_plugin::{collnet, tuner};

@@ -1,7 +1,8 @@
 //! What profiler plugins see of a communicator, in NCCL's event model.
 //!
-//! An event is a [`Span`]: it starts when it is made and stops when the last owner lets go. A span owns its parent, so
-//! parents stop after their children. Without profilers everything here is a look at an empty list.
+//! An event is a [`Span`]: it starts when it is made and stops when the last owner lets go. A span owns its
+//! parent, so parents stop after their children. Without profilers everything here is a look at an empty
+//! list.
 
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ impl Profiling {
         Self { rank, open }
     }
 
-    /// Whether nobody looks.
+    /// True if nobody looks.
     pub fn is_idle(&self) -> bool {
         self.open.is_empty()
     }
@@ -66,8 +67,8 @@ impl Profiling {
             return None;
         }
         let mut handles = Vec::with_capacity(self.open.len());
-        // Profilers of NCCL's versions 1 to 4 have no place for calls, but for the operations inside them: an event that is
-        // wanted exists even if no profiler takes it.
+        // Profilers of NCCL's versions 1 to 4 have no place for calls, but for the operations inside them: an
+        // event that is wanted exists even if no profiler takes it.
         let mut is_wanted = parent.is_some();
         for (index, profiler) in self.open.iter().enumerate() {
             let wanted = with_ancestors(profiler.mask()).contains(what.kind());
@@ -111,7 +112,7 @@ impl Span {
         self.profiling.start(Some(self), group, what)
     }
 
-    /// Whether any profiler wants events of this kind.
+    /// True if any profiler wants events of this kind.
     pub fn wants(&self, kind: EventMask) -> bool {
         self.profiling.wants(kind)
     }

@@ -9,9 +9,9 @@
 //! ([`Task::is_helped`]), since on few processors two threads that look keep each other from running. The
 //! proxy leaves such tasks alone until they are left to it again.
 //!
-//! Rules between the threads: (1) the list of tasks is touched under its lock only, which a sweep holds; (2) who wants
-//! the lock raises `waiting` first, and the thread pauses between sweeps until it is down again; (3) after
-//! [`Proxy::remove`] returned, the task is not in a sweep and never will be.
+//! Rules between the threads: (1) the list of tasks is touched under its lock only, which a sweep holds; (2)
+//! who wants the lock raises `waiting` first, and the thread pauses between sweeps until it is down again;
+//! (3) after [`Proxy::remove`] returned, the task is not in a sweep and never will be.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -30,7 +30,7 @@ const LONGEST_REST: Duration = Duration::from_millis(5);
 /// The longest pause when there is nothing to look at.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// What a communicator has to do. Called by the proxy thread only.
+/// A task of a communicator. Called by the proxy thread only.
 pub trait Task: Send + Sync {
     /// One look at everything, without waiting; says whether anything moved.
     fn sweep(&self) -> bool;
@@ -40,7 +40,7 @@ pub trait Task: Send + Sync {
         false
     }
 
-    /// Whether everything that it has to move is announced by a wake-up.
+    /// True if everything that it has to move is announced by a wake-up.
     fn is_announced(&self) -> bool {
         false
     }
@@ -63,7 +63,7 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// What a sweep over all tasks found.
+/// The result of a sweep over all tasks.
 #[derive(Default)]
 struct Swept {
     /// Tasks that are there, and those of them that were swept.

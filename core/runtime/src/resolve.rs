@@ -1,8 +1,9 @@
 //! Resolving: from what a program asked for to launches that are ready to be submitted.
 //!
-//! A call whose form came before is a hit in the communicator's plan cache; the others are chosen, compiled and connected
-//! first. Small collectives that follow each other share launches where all ranks agree that they can ([`bundle`]); all
-//! others get one each, in the order of the calls. The messages of a phase go together, after the collectives.
+//! A call whose form came before is a hit in the communicator's plan cache; the others are chosen, compiled
+//! and connected first. Small collectives that follow each other share launches where all ranks agree that
+//! they can ([`bundle`]); all others get one each, in the order of the calls. The messages of a phase go
+//! together, after the collectives.
 
 use std::sync::Arc;
 
@@ -32,8 +33,9 @@ pub enum Item {
 
 /// Resolves what a group has for one communicator; the launches are added behind those that are there.
 ///
-/// All run on the first of the group's streams. As NCCL promises, the others join before the first launch and go on after the
-/// last: a group is as if it were on each of them. Nothing is submitted here, so an error leaves nothing half done.
+/// All run on the first of the group's streams. As NCCL promises, the others join before the first launch and
+/// go on after the last: a group is as if it were on each of them. Nothing is submitted here, so an error
+/// leaves nothing half done.
 ///
 /// # Errors
 /// A call cannot be planned or connected, or the streams belong to different captures.
@@ -101,7 +103,7 @@ struct Collectives<'a> {
     stream: Stream,
     spans: Option<&'a Arc<GroupSpans>>,
     launches: &'a mut Launches,
-    /// Whether the group is one call, which shares no launch.
+    /// True if the group is one call, which shares no launch.
     is_alone: bool,
     /// Calls that share a launch with what may come next.
     waiting: SmallVec<[Resolved; 1]>,
@@ -170,7 +172,8 @@ impl<'a> Collectives<'a> {
         Ok(())
     }
 
-    /// Makes the launch of a call that is a copy, since there is no other rank. In place nothing is left to be done.
+    /// Makes the launch of a call that is a copy, since there is no other rank. In place nothing is left to
+    /// be done.
     fn copy(&mut self, call: &Call, number: u64) {
         log::info(Subsys::Coll, || {
             let (name, rank) = (&self.comm.name, self.comm.rank);
@@ -182,7 +185,7 @@ impl<'a> Collectives<'a> {
         }
     }
 
-    /// Whether a call shares a launch with those that wait. All ranks answer alike.
+    /// True if a call shares a launch with those that wait. All ranks answer alike.
     fn gather(&mut self, resolved: &Resolved) -> bool {
         resolved.fused().is_some_and(|plan| self.gathering.take(plan, &self.comm.plan_config))
     }

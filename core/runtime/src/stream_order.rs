@@ -1,12 +1,13 @@
 //! Operations of a communicator run in call order, whatever streams they are put on.
 //!
-//! Streams may be gone when the next operation comes, so none is looked at again. Every block of an eager launch counts a
-//! word of device memory up at its end; a launch on another stream than the one before waits there, by a stream memory
-//! operation, until the word has counted all blocks before it. Captured launches do not count, since nobody knows how often
-//! they are replayed: within a capture streams are ordered by the capture's own events. From the first capture on, an event of
-//! the communicator puts replays and eager launches in the order in which the program launched them: each waits for it first
-//! and records it last. In a graph the first launch waits for it, and one node that nothing waits for records it, behind the
-//! last launch (`NCCL_GRAPH_MIXING_SUPPORT=0` leaves that order to the program).
+//! Streams may be gone when the next operation comes, so none is looked at again. Every block of an eager
+//! launch counts a word of device memory up at its end; a launch on another stream than the one before waits
+//! there, by a stream memory operation, until the word has counted all blocks before it. Captured launches do
+//! not count, since nobody knows how often they are replayed: within a capture streams are ordered by the
+//! capture's own events. From the first capture on, an event of the communicator puts replays and eager
+//! launches in the order in which the program launched them: each waits for it first and records it last. In
+//! a graph the first launch waits for it, and one node that nothing waits for records it, behind the last
+//! launch (`NCCL_GRAPH_MIXING_SUPPORT=0` leaves that order to the program).
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -45,7 +46,7 @@ struct Capture {
     id: u64,
     /// Stream of the latest launch.
     stream: Stream,
-    /// What records the event.
+    /// The node of the graph that records the event.
     node: Option<RecordNode>,
 }
 
@@ -57,7 +58,7 @@ pub struct Turn {
     pub capture: Option<u64>,
     /// Address of the word that it counts; 0 in a capture.
     pub done: u64,
-    /// What the word says before.
+    /// The value of the word before.
     pub before: u32,
 }
 
@@ -67,8 +68,8 @@ impl Order {
         Self { done, mixes_graphs, state: Mutex::default() }
     }
 
-    /// Runs `launch`, which puts that many blocks on `stream`, behind all earlier launches. It gets the address that each of
-    /// the blocks must count, or 0.
+    /// Runs `launch`, which puts that many blocks on `stream`, behind all earlier launches. It gets the
+    /// address that each of the blocks must count, or 0.
     pub fn put(
         &self,
         device: &dyn Device,
@@ -81,7 +82,8 @@ impl Order {
         self.finish(device, &turn, blocks)
     }
 
-    /// Puts `stream` behind all earlier launches. What follows ends with [`Order::finish`], before the next begins.
+    /// Puts `stream` behind all earlier launches. What follows ends with [`Order::finish`], before the next
+    /// begins.
     pub fn begin(&self, device: &dyn Device, stream: Stream) -> Result<Turn> {
         let mut state = lock(&self.state)?;
         let now = device.stream_state(stream)?;
@@ -120,7 +122,7 @@ impl Order {
         self.state.lock().is_ok_and(|state| !state.captures.is_empty())
     }
 
-    /// Whether graphs may be replayed of which this does not know.
+    /// True if graphs may be replayed of which this does not know.
     pub fn has_unknown_replays(&self) -> bool {
         self.state.lock().is_ok_and(|state| !state.captures.is_empty() && state.event.is_none())
     }
@@ -139,7 +141,8 @@ impl Order {
         Ok(Some(own))
     }
 
-    /// Puts a stream behind the launches of its capture; the first one of a capture waits for what comes before a replay.
+    /// Puts a stream behind the launches of its capture; the first one of a capture waits for what comes
+    /// before a replay.
     fn capture(&self, state: &mut State, device: &dyn Device, stream: Stream, id: u64) -> Result<()> {
         if let Some(known) = state.captures.iter_mut().find(|known| known.id == id) {
             if known.stream != stream {

@@ -1,7 +1,7 @@
 //! Submitting: the one place where launches are put on streams.
 //!
-//! Here is what all executors share: the order of streams, profiler events, timing, and who goes first where one
-//! thread serves several ranks. How a launch reaches its device is the executor's ([`crate::executor`]).
+//! Here is what all executors share: the order of streams, profiler events, timing, and who goes first where
+//! one thread serves several ranks. How a launch reaches its device is the executor's ([`crate::executor`]).
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::executor::{Launch, Work, fused, host, interpreter};
 
 /// Submits a group's launches: GPUs get theirs on the streams, the host device's run to their end here.
 ///
-/// Where there are several, all kernels are loaded before the first launch, since a kernel that is already spinning can
-/// keep the driver from loading another one.
+/// Where there are several, all kernels are loaded before the first launch, since a kernel that is already
+/// spinning can keep the driver from loading another one.
 ///
 /// # Errors
 /// The first failure. On the host device every communicator keeps its own, and refuses further operations.
@@ -26,7 +26,8 @@ pub fn submit(launches: &mut [Launch]) -> Result<()> {
             }
         }
     }
-    // One communicator after the other, in the order that all ranks have; its ranks in this thread side by side.
+    // One communicator after the other, in the order that all ranks have; its ranks in this thread side by
+    // side.
     for of_comm in launches.chunk_by_mut(|a, b| a.comm.comm_id == b.comm.comm_id) {
         if !is_host(&of_comm[0]) {
             submit_in_turns(of_comm)?;
@@ -41,8 +42,8 @@ pub fn submit(launches: &mut [Launch]) -> Result<()> {
     if of_host.is_empty() { Ok(()) } else { host::run(&mut of_host) }
 }
 
-/// Submits the launches of one communicator: those of a rank in order, ranks in turns, since a device takes only so much
-/// before another rank has to go on.
+/// Submits the launches of one communicator: those of a rank in order, ranks in turns, since a device takes
+/// only so much before another rank has to go on.
 fn submit_in_turns(launches: &mut [Launch]) -> Result<()> {
     let has_rounds = |launch: &Launch| matches!(launch.work, Work::CopyEngine(..));
     let is_next_rank = |[a, b]: [&Launch; 2]| !Arc::ptr_eq(&a.comm, &b.comm);

@@ -1,6 +1,7 @@
 //! The families of programs, and the names of programs that users bring.
 
-/// Declares the families: one line with the name that users write. What is known of each is in the registry of the planner.
+/// Declares the families: one line with the name that users write. What is known of each is in the registry
+/// of the planner.
 macro_rules! algorithms {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// Families of programs.
@@ -43,7 +44,8 @@ algorithms! {
     CollNet = "CollNet",
     /// Everything to a partner at twice the distance each time: log2 hops, all bytes in each.
     RecursiveDoubling = "RecursiveDoubling",
-    /// Rabenseifner's: halves to partners until every rank has one part, then back. log2 hops twice, bytes as a ring.
+    /// Rabenseifner's: halves to partners until every rank has one part, then back. log2 hops twice, bytes as
+    /// a ring.
     HalvingDoubling = "HalvingDoubling",
     /// Blocks travel by the binary digits of their distance: log2 peers per rank.
     Bruck = "Bruck",
@@ -57,7 +59,7 @@ algorithms! {
     DoubleRing = "DoubleRing",
 }
 
-/// Where an algorithm has been measured on GPUs.
+/// The places where an algorithm has been measured on GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measured {
     /// Within a host and between hosts.
@@ -68,7 +70,8 @@ pub enum Measured {
     Nowhere,
 }
 
-/// Names a program that a user brought. The program itself is kept by the planner, which finds it by this handle.
+/// Names a program that a user brought. The program itself is kept by the planner, which finds it by this
+/// handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle {
     /// The name of the algorithm; it lives as long as the process.
@@ -97,7 +100,8 @@ impl Handle {
         self.digest
     }
 
-    /// The place of the program in the list of all programs of the process, which gives it its bit in the settings.
+    /// The place of the program in the list of all programs of the process, which gives it its bit in the
+    /// settings.
     pub const fn place(self) -> u32 {
         self.place
     }

@@ -7,7 +7,7 @@ use crate::error::{PlanError, Result};
 /// A collective call after validation. Buffers are opaque addresses: only a device looks behind them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Which collective.
+    /// The collective that is called.
     pub collective: Collective,
     /// NCCL's count argument: elements per block (see [`Collective::input_blocks`]).
     pub count: u64,

@@ -48,12 +48,12 @@ impl Collective {
         Self::ALL.into_iter().chain([Self::SendRecv]).find(|c| c.name() == name)
     }
 
-    /// Whether values are combined on the way.
+    /// True if values are combined on the way.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Whether the call names a root.
+    /// True if the call names a root.
     pub const fn rooted(self) -> bool {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
     }

@@ -1,4 +1,4 @@
-//! What the elements of a buffer are, and how they are combined.
+//! The types of the elements of a buffer, and the ways to combine them.
 
 /// Element types, with NCCL's numbers (`ncclDataType_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -51,7 +51,7 @@ impl DataType {
         }
     }
 
-    /// Whether the type is a floating-point one.
+    /// True if the type is a floating-point one.
     pub const fn is_float(self) -> bool {
         matches!(
             self,
@@ -83,8 +83,8 @@ impl DataType {
     }
 }
 
-/// Reductions. The first five have NCCL's numbers (`ncclRedOp_t`); `PreMulSum` stands for every
-/// handle made by `ncclRedOpCreatePreMulSum`, whose factor travels in [`crate::Call::scalar`].
+/// The reductions. The first five have NCCL's numbers (`ncclRedOp_t`); `PreMulSum` stands for every handle
+/// made by `ncclRedOpCreatePreMulSum`, whose factor travels in [`crate::Call::scalar`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // the names say it
 pub enum ReduceOp {

@@ -34,7 +34,7 @@ impl DeviceKind {
     }
 }
 
-/// What joins two ranks of one host.
+/// The kind of link that joins two ranks of one host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Link {
     /// Loads and stores over NVLink.

@@ -1,6 +1,7 @@
 //! Digests that all ranks compare.
 
-/// A running FNV-1a hash: it is the same on all hosts and in all builds, so ranks can compare what they hashed.
+/// A running FNV-1a hash: it is the same on all hosts and in all builds, so ranks can compare what they
+/// hashed.
 #[derive(Debug, Clone)]
 pub struct Digest(u64);
 

@@ -1,4 +1,4 @@
-//! What the planner can refuse.
+//! The error with which the planner refuses a call, a setting or a program.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ pub type Result<T> = std::result::Result<T, PlanError>;
 /// A refusal: what was asked, why it cannot be, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanError {
-    /// Who is at fault.
+    /// The kind of the error, which says who is at fault.
     pub kind: PlanErrorKind,
     /// One sentence that names the cause and the remedy.
     pub text: String,
 }
 
-/// Who is at fault for a [`PlanError`].
+/// The kinds of a [`PlanError`], by who is at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanErrorKind {
     /// An argument of the call is out of range (`ncclInvalidArgument`).

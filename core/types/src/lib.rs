@@ -1,8 +1,8 @@
 //! The words that all of Hawser shares: what a user asks for, and how a decision about it is named.
 //!
-//! This crate holds plain values without behaviour of their own: [`Collective`], [`DataType`], [`ReduceOp`], the validated
-//! [`Call`], the names of algorithms, executors and protocols, the kinds of devices and links, and the error of the planner. It imports
-//! no other crate of Hawser, so every crate may use it.
+//! This crate holds plain values without behaviour of their own: [`Collective`], [`DataType`], [`ReduceOp`],
+//! the validated [`Call`], the names of algorithms, executors and protocols, the kinds of devices and links,
+//! and the error of the planner. It imports no other crate of Hawser, so every crate may use it.
 //!
 //! ```
 //! use hawser_types::{Call, Collective, DataType, ReduceOp, Scalar};

@@ -1,9 +1,9 @@
-//! How a program runs: the executor, the protocol and the strategy.
+//! The ways to run a program: executor, protocol and strategy.
 
 use crate::device::DeviceKind;
 use crate::protocol::Protocol;
 
-/// What runs a program.
+/// An executor: the machinery that runs a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Executor {
     /// Blocks of a kernel that follow the steps of any program over FIFOs.
@@ -34,9 +34,9 @@ impl Executor {
 /// An executor with the protocol and the strategy that it uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Route {
-    /// What runs the program.
+    /// The executor that runs the program.
     pub executor: Executor,
-    /// How data travel.
+    /// The protocol by which data travel.
     pub protocol: Protocol,
     /// Whether data go straight between the buffers of one process, without staging.
     pub zero_copy: bool,
@@ -106,17 +106,18 @@ impl Route {
         }
     }
 
-    /// Whether a fused kernel runs the program.
+    /// True if a fused kernel runs the program.
     pub fn is_fused(self) -> bool {
         self.executor == Executor::Fused
     }
 
-    /// Whether copy engines move the data.
+    /// True if copy engines move the data.
     pub fn is_copied(self) -> bool {
         self.executor == Executor::CopyEngine
     }
 
-    /// The executor, the protocol and the strategy, as logs, answers and files have them and `NCCL_PROTO` reads them.
+    /// The executor, the protocol and the strategy, as logs, answers and files have them and `NCCL_PROTO`
+    /// reads them.
     pub const fn name(self) -> &'static str {
         match (self.executor, self.protocol) {
             (Executor::Interpreter, Protocol::Ll) => "interpreter/LL",
@@ -131,8 +132,8 @@ impl Route {
         }
     }
 
-    /// The one word from when every route counted as a protocol of its own. Settings and files still read it; NCCL's own
-    /// words for the interpreter (`LL`, `LL128`, `Simple`) are among them.
+    /// The one word from when every route counted as a protocol of its own. Settings and files still read it;
+    /// NCCL's own words for the interpreter (`LL`, `LL128`, `Simple`) are among them.
     pub const fn old_name(self) -> &'static str {
         match (self.executor, self.protocol) {
             (Executor::Interpreter | Executor::Host, protocol) => protocol.name(),
@@ -161,7 +162,7 @@ impl Routes {
         Self { has: Route::ALL.map(is) }
     }
 
-    /// Whether a route is in the set.
+    /// True if a route is in the set.
     pub fn contains(&self, route: Route) -> bool {
         self.has[route.index()]
     }

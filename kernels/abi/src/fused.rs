@@ -31,7 +31,7 @@ pub const READY: u8 = 2;
 /// [`ExchangeArgs::direct`]: data are read by those who get them.
 pub const PULL: u8 = 4;
 
-/// What one or two exchanges do with the parts, and between whom.
+/// The moves of one or two exchanges, and the ranks that take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Flow {
@@ -89,13 +89,13 @@ pub struct ExchangeArgs {
     pub flags_at: u32,
     /// This rank.
     pub rank: u8,
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: u8,
-    /// What is done with the parts, and who takes part.
+    /// The moves of the parts, and the ranks that take part.
     pub flow: Flow,
     /// [`TRY`], [`READY`], [`PULL`].
     pub direct: u8,
-    /// Zero.
+    /// The padding, which is zero.
     pub pad: [u8; 2],
 }
 
@@ -138,7 +138,7 @@ pub struct BundleOp {
     pub skipped: u8,
     /// Its first block.
     pub first: u8,
-    /// Zero.
+    /// The padding, which is zero.
     pub pad: [u8; 5],
 }
 
@@ -162,11 +162,11 @@ pub struct BundleArgs {
     pub rank: u8,
     /// As [`ExchangeArgs::ranks`].
     pub ranks: u8,
-    /// Which block the first one of the launch is.
+    /// The number of the launch's first block.
     pub first: u8,
-    /// Operations.
+    /// The number of operations.
     pub n_ops: u8,
-    /// Zero.
+    /// The padding, which is zero.
     pub pad: [u8; 4],
     /// The operations.
     pub ops: [BundleOp; OPS],

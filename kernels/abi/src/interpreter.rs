@@ -54,7 +54,7 @@ pub struct Step {
     pub after_channel: u16,
     /// Step of that channel.
     pub after_step: u16,
-    /// Zero.
+    /// The padding, which is zero.
     pub pad: u16,
     /// Chunk of the local operand in repetition 0.
     pub src_chunk: u32,
@@ -64,7 +64,7 @@ pub struct Step {
     pub times: u32,
     /// Chunks added per repetition, modulo the chunks of the buffer.
     pub stride: i32,
-    /// Zero.
+    /// The padding, which is zero.
     pub pad2: u32,
     /// Ranks to receive from.
     pub recv: [u16; MAX_FAN],
@@ -72,7 +72,7 @@ pub struct Step {
     pub send: [u16; MAX_FAN],
 }
 
-/// Which steps, data and FIFOs a block uses (8 bytes).
+/// The steps, the data and the FIFOs that a block uses (8 bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Block {
@@ -82,7 +82,8 @@ pub struct Block {
     pub n_steps: u8,
     /// FIFO lane.
     pub lane: u8,
-    /// Which instance of the program: takes elements `[instance * instance_elems, +instance_elems)` of every chunk.
+    /// Which instance of the program: takes elements `[instance * instance_elems, +instance_elems)` of every
+    /// chunk.
     pub instance: u16,
     /// Index into `works`.
     pub work: u8,
@@ -90,7 +91,7 @@ pub struct Block {
     pub channel: u8,
 }
 
-/// Where the data lies (80 bytes).
+/// The places of the data (80 bytes).
 ///
 /// Chunk `c` of a buffer: block `b = c / per_block`, `j = c % per_block`; elements
 /// `[b * count + j * chunk, min(b * count + (j + 1) * chunk, (b + 1) * count))`, which may be empty.
@@ -101,7 +102,8 @@ pub struct Block {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Work {
-    /// Addresses of input, output, scratch (scratch blocks are `chunk * scratch chunks` long: `count = per_block * chunk`).
+    /// Addresses of input, output, scratch (scratch blocks are `chunk * scratch chunks` long:
+    /// `count = per_block * chunk`).
     pub base: [u64; 3],
     /// Elements per block.
     pub count: u64,
@@ -120,14 +122,16 @@ pub struct Work {
     /// Tiles that every repetition of a step moves before the next one starts: while one is on the wire,
     /// the next is being written. `slices` times the slots that the program needs is at most the depth.
     pub slices: u32,
-    /// Added to the bytes told in `Conn::send_bytes`: [`tag`] of the type and the operation, for networks that reduce.
+    /// Added to the bytes told in `Conn::send_bytes`: [`tag`] of the type and the operation, for networks
+    /// that reduce.
     pub tag: u32,
 }
 
 /// Bits of a told size that are bytes; the type and the operation are above.
 pub const TAG_SHIFT: u32 = 24;
 
-/// Type (NCCL's number) and reduction (sum, product, maximum, minimum: 0 to 3) of a slot's elements, above its bytes.
+/// Type (NCCL's number) and reduction (sum, product, maximum, minimum: 0 to 3) of a slot's elements, above
+/// its bytes.
 pub fn tag(dtype: DataType, op: DeviceOp) -> u32 {
     let op = match op {
         DeviceOp::Copy | DeviceOp::Sum | DeviceOp::PreMulSum | DeviceOp::SumDiv => 0,
@@ -142,7 +146,7 @@ pub fn tag(dtype: DataType, op: DeviceOp) -> u32 {
 /// every repetition, for each repetition the tiles of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Place {
-    /// Tile.
+    /// The number of the tile.
     pub tile: u32,
     /// Step of the channel.
     pub step: u32,
@@ -220,7 +224,8 @@ pub struct Args {
     pub comm: u64,
     /// Address of the steps in device memory; 0 = `inline_steps`.
     pub steps: u64,
-    /// Factor for `PRE`: f32 bits (half, float, bfloat16, fp8), f64 bits (double) or integer; an address if `scalar_is_address`.
+    /// Factor for `PRE`: f32 bits (half, float, bfloat16, fp8), f64 bits (double) or integer; an address if
+    /// `scalar_is_address`.
     pub scalar: u64,
     /// Divisor for `POST`.
     pub divisor: u32,
@@ -236,7 +241,7 @@ pub struct Args {
     pub op_number: u64,
     /// Address of a `u32` to which every block adds 1 at its end; 0 = none.
     pub done: u64,
-    /// Where kernels begin; other executors look it up.
+    /// The place where kernels begin; other executors look it up.
     pub entry: Entry,
     /// One entry per block.
     pub blocks: [Block; MAX_BLOCKS],
@@ -246,7 +251,8 @@ pub struct Args {
     pub inline_steps: [Step; INLINE_STEPS],
 }
 
-/// What a kernel would have to look up in [`DevComm`] and the `Conn` table before it can begin: each look takes 0.7 µs.
+/// What a kernel would have to look up in [`DevComm`] and the `Conn` table before it can begin: each look
+/// takes 0.7 µs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Entry {
@@ -262,8 +268,8 @@ pub struct Entry {
     pub fifo_offset: u32,
 }
 
-/// Bytes of a connection's private counters: `sent[3]`, `taken[3]`, the credit of LL that a sending block saw last, padded to a
-/// cache line.
+/// Bytes of a connection's private counters: `sent[3]`, `taken[3]`, the credit of LL that a sending block saw
+/// last, padded to a cache line.
 pub const COUNTER_BYTES: u64 = 64;
 
 /// A FIFO end as the kernel sees it (64 bytes). `Conn` tables are indexed `[lane * columns + peer]`.
@@ -271,11 +277,13 @@ pub const COUNTER_BYTES: u64 = 64;
 /// Rules of a FIFO (per protocol `p`, slots of `slot_bytes[p]`, `depth` slots):
 /// 1. The sender owns `sent`, the receiver `taken`; both count slots from 0 and persist between launches.
 /// 2. Slot `s` lies at `fifo + (s % depth) * stride`. The sender may write it when `credit >= s + 1 - depth`.
-/// 3. Simple: the sender writes data, then publishes `tail = s + 1` (release); the receiver waits for `tail >= s + 1` (acquire).
+/// 3. Simple: the sender writes data, then publishes `tail = s + 1` (release); the receiver waits for
+///    `tail >= s + 1` (acquire).
 /// 4. LL and LL128: every word or line carries the flag `(u32 or u64)(s + 1)`; there is no tail.
 /// 5. The receiver has read a slot, then publishes `credit = s + 1` (release) at the sender.
 /// 6. Where `send_bytes` is not 0 (Simple only), the sender writes the bytes that it put into slot `s` to
-///    `send_bytes[s % depth]`, with the work's tag added, before it publishes the tail: who carries slots over a network need not know the program.
+///    `send_bytes[s % depth]`, with the work's tag added, before it publishes the tail: who carries slots
+///    over a network need not know the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Conn {
@@ -291,13 +299,14 @@ pub struct Conn {
     pub recv_tail: u64,
     /// Peer's credit counters, written by us.
     pub recv_credit: u64,
-    /// Local persistent counters ([`COUNTER_BYTES`]): `u64 sent[3]`, `u64 taken[3]`, private to the block that uses the lane.
+    /// Local persistent counters ([`COUNTER_BYTES`]): `u64 sent[3]`, `u64 taken[3]`, private to the block
+    /// that uses the lane.
     pub counters: u64,
     /// Address of `u32[depth]` for the bytes of each slot that we send; 0 = nobody asks.
     pub send_bytes: u64,
 }
 
-/// What a kernel must know of its communicator, in device memory.
+/// The facts that a kernel must know of its communicator, in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct DevComm {
@@ -315,7 +324,7 @@ pub struct DevComm {
     pub slot_stride: [u32; 3],
     /// Offset of each protocol's FIFO from `send_fifo` / `recv_fifo`.
     pub fifo_offset: [u32; 3],
-    /// Zero.
+    /// The padding, which is zero.
     pub pad: u32,
     /// Address of the `Conn` table.
     pub conns: u64,
@@ -335,7 +344,7 @@ pub struct DevComm {
 pub struct Report {
     /// 0 = nothing, 1 = aborted, 2 = deadline, 3 = the rest is being written.
     pub code: u32,
-    /// Block.
+    /// The number of the block.
     pub block: u32,
     /// Step of the block's channel.
     pub step: u32,
@@ -343,7 +352,7 @@ pub struct Report {
     pub peer: u32,
     /// 0 = waited to receive, 1 = waited to send, 2 = waited for another channel.
     pub what: u32,
-    /// Tile.
+    /// The number of the tile.
     pub tile: u32,
     /// Operation number.
     pub op_number: u64,

@@ -1,19 +1,19 @@
-//! Which kernel runs a launch.
+//! The key of a kernel: operation, type, and executor with protocol.
 
 use hawser_types::{DataType, Route};
 
-/// What a kernel does to the values. `Copy` moves bytes of any type.
+/// The operation of a kernel on values. `Copy` moves bytes of any type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceOp {
     /// No reduction.
     Copy,
-    /// Sum.
+    /// A sum.
     Sum,
-    /// Product.
+    /// A product.
     Prod,
-    /// Maximum.
+    /// The largest value.
     Max,
-    /// Minimum.
+    /// The smallest value.
     Min,
     /// Sum of pre-multiplied inputs; averages of floating-point types too (factor 1/ranks).
     PreMulSum,
@@ -21,14 +21,14 @@ pub enum DeviceOp {
     SumDiv,
 }
 
-/// Which kernel runs a launch.
+/// The key of a kernel that runs a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KernelKey {
-    /// Operation.
+    /// The operation on values.
     pub op: DeviceOp,
     /// Element type (`Uint8` for `Copy`).
     pub dtype: DataType,
-    /// What runs it, and by which protocol.
+    /// The executor and the protocol of the launch.
     pub route: Route,
     /// It runs several exchanges ([`crate::fused::BundleArgs`]).
     pub bundle: bool,
@@ -40,9 +40,9 @@ impl KernelKey {
         Self { op, dtype, route, bundle: false }
     }
 
-    /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`; `_bundle` follows where it
-    /// runs several exchanges.
-    /// Sums, products and pre-multiplied sums of integers do not depend on the sign and share the unsigned kernel.
+    /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`; `_bundle`
+    /// follows where it runs several exchanges. Sums, products and pre-multiplied sums of integers do not
+    /// depend on the sign and share the unsigned kernel.
     pub fn symbol(&self) -> String {
         // One kernel does both: zero copy is a strategy that its arguments ask for.
         let route = if self.route == Route::ZERO_COPY { Route::FUSED_SIMPLE } else { self.route };
@@ -77,8 +77,8 @@ impl KernelKey {
     }
 }
 
-/// The number of a route in [`crate::Args::protocol`], as the compiled kernels and devices read it: LL 0, LL128 1, Simple 2 for
-/// the interpreter, 3 to 5 and 7 for fused kernels, 6 for copy engines.
+/// The number of a route in [`crate::Args::protocol`], as the compiled kernels and devices read it: LL 0,
+/// LL128 1, Simple 2 for the interpreter, 3 to 5 and 7 for fused kernels, 6 for copy engines.
 pub fn protocol_number(route: Route) -> u8 {
     // The host device reads what the interpreter reads on a GPU.
     let of_kernels = if route == Route::HOST { Route::SIMPLE } else { route };

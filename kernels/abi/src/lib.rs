@@ -1,8 +1,9 @@
 //! What Hawser's kernels are launched with: the types that kernels, planner and runtime share.
 //!
-//! Every type is `repr(C)` and has a twin in `kernels/cuda`; assertions pin sizes and offsets on both sides. There is a module
-//! for each kind of kernel: the interpreter's image (at the root of the crate), the arguments of fused kernels ([`fused`]) and
-//! those of the reduce kernel beside copy engines ([`reduce`]). A [`KernelKey`] names a kernel and its symbol.
+//! Every type is `repr(C)` and has a twin in `kernels/cuda`; assertions pin sizes and offsets on both sides.
+//! There is a module for each kind of kernel: the interpreter's image (at the root of the crate), the
+//! arguments of fused kernels ([`fused`]) and those of the reduce kernel beside copy engines ([`reduce`]). A
+//! [`KernelKey`] names a kernel and its symbol.
 //!
 //! ```
 //! use hawser_kernels_abi::{DeviceOp, KernelKey};

@@ -15,7 +15,7 @@ pub const DIVIDE: u8 = 2;
 pub struct FoldArgs {
     /// Addresses of the operands, in the order in which they are combined.
     pub from: [u64; OPERANDS],
-    /// Where the value goes: apart from all operands, or equal to one.
+    /// The address that the value is written to: apart from all operands, or equal to one.
     pub to: u64,
     /// Bytes of it.
     pub bytes: u64,
@@ -23,13 +23,14 @@ pub struct FoldArgs {
     pub scalar: u64,
     /// Divisor for [`DIVIDE`].
     pub divisor: u32,
-    /// Operands.
+    /// The number of operands.
     pub n: u8,
     /// [`SCALE`] and [`DIVIDE`].
     pub form: u8,
-    /// What memory adds, for the kernel that lets it: 1 half, 2 bfloat16, 3 float, 4 double, 5 and 6 integers of 32 and 64 bits.
+    /// What memory adds, for the kernel that lets it: 1 half, 2 bfloat16, 3 float, 4 double, 5 and 6 integers
+    /// of 32 and 64 bits.
     pub adds: u8,
-    /// Zero.
+    /// The padding, which is zero.
     pub pad: u8,
 }
 

@@ -24,8 +24,11 @@ const EXCEPTIONS: &str = "xtask/tidy-exceptions.txt";
 /// Rules that the tree does not keep everywhere yet, and the beginnings of the paths where breaking them is
 /// an error already. Elsewhere they are warnings, of which `cargo xtask tidy` prints the number and `cargo
 /// xtask tidy --all` each. Add a folder when it is clean; `""` stands for the whole tree.
-const BEING_MENDED: [(&str, &[&str]); 3] =
-    [("riddle", &["xtask/"]), ("way-of-a-call", &[]), ("width", &["xtask/", "tests/src/", "tests/tests/"])];
+const BEING_MENDED: [(&str, &[&str]); 3] = [
+    ("riddle", &["cli/", "core/", "kernels/", "xtask/"]),
+    ("way-of-a-call", &[]),
+    ("width", &["cli/", "core/", "kernels/abi/", "kernels/build", "tests/src/", "tests/tests/", "xtask/"]),
+];
 
 /// Checks every file that git tracks or would track. Prints what it finds; warnings of rules that are being
 /// mended only if `all` is set, else their number.

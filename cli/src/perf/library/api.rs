@@ -212,7 +212,8 @@ impl Api {
         }
         // SAFETY: takes any number and returns a text that is never freed.
         let name = text(unsafe { (self.error_string)(status) }).unwrap_or_default();
-        // SAFETY: the communicator is optional; the text is valid until the library's next error, copied before.
+        // SAFETY: the communicator is optional; the text is valid until the library's next error, copied
+        // before.
         let last = self.last_error.and_then(|last| text(unsafe { last(std::ptr::null_mut()) }));
         let mut message = format!("{who}: {call} failed: {name} (ncclResult_t {status})");
         if let Some(last) = last.filter(|last| !last.is_empty()) {

@@ -319,7 +319,8 @@ struct Windowed {
 
 impl Drop for Windowed {
     fn drop(&mut self) {
-        // SAFETY: the library gave it, and the communicator that knew it is gone. A failure leaves it allocated.
+        // SAFETY: the library gave it, and the communicator that knew it is gone. A failure leaves it
+        // allocated.
         let _ = unsafe { (self.free)(ptr::with_exposed_provenance_mut(self.address)) };
     }
 }

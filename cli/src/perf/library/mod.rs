@@ -51,7 +51,7 @@ pub struct Joining<'a> {
     pub zero_ctas: bool,
 }
 
-/// What a library decided for a call.
+/// The decision of a library for a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explained {
     /// The decision.
@@ -69,7 +69,7 @@ pub struct Decided {
     pub executor: String,
     /// The name of the protocol.
     pub protocol: String,
-    /// Whether data go straight between the buffers of one process.
+    /// True if data go straight between the buffers of one process.
     pub zero_copy: bool,
     /// The number of blocks.
     pub channels: u32,
@@ -80,7 +80,7 @@ pub struct Decided {
 }
 
 impl Decided {
-    /// Whether it is this algorithm by this route.
+    /// True if it is this algorithm by this route.
     pub fn is(&self, algorithm: Algorithm, route: Route) -> bool {
         let of_route = (route.executor.name(), route.protocol.name(), route.zero_copy);
         self.algorithm == algorithm.name() && (&*self.executor, &*self.protocol, self.zero_copy) == of_route
@@ -157,7 +157,7 @@ pub trait Communicator {
     /// Returns a function with which another thread stops the communicator.
     fn stop(&self) -> Stop;
 
-    /// What is decided for a call; None if the library does not tell.
+    /// The decision for a call; None if the library does not tell.
     ///
     /// # Errors
     /// Nothing is left to choose from.

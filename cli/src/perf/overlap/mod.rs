@@ -1,7 +1,8 @@
 //! `hawser perf overlap`: what a collective and computing on the same GPUs cost each other.
 //!
 //! ```text
-//! contest (this process) ─► a process per contender and round ─► contender (a thread per GPU): GEMM alone, transfer alone, both
+//! contest (this process) ─► a process per contender and round ─► contender (a thread per GPU):
+//!                                                                GEMM alone, transfer alone, both
 //!    └► report: table, JSON, picture                               ├ compute: cuBLAS, our kernel, or the CPU
 //!                                                                  └ power
 //! ```

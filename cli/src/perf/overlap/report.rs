@@ -211,7 +211,8 @@ fn bars(text: &mut String, top: f64, lines: &[&Line], scale: f64) {
     let _ = writeln!(
         text,
         "<text x=\"20\" y=\"{:.0}\" font-weight=\"bold\">{}</text>\
-         <text x=\"{LEFT}\" y=\"{:.0}\" fill=\"{}\">GEMM</text><text x=\"{:.0}\" y=\"{:.0}\" fill=\"{}\">transfer</text>",
+         <text x=\"{LEFT}\" y=\"{:.0}\" fill=\"{}\">GEMM</text><text x=\"{:.0}\" y=\"{:.0}\" \
+                   fill=\"{}\">transfer</text>",
         top + 14.0,
         first.collective,
         top + 14.0,
@@ -235,7 +236,8 @@ fn bars(text: &mut String, top: f64, lines: &[&Line], scale: f64) {
             let _ = writeln!(
                 text,
                 "<rect x=\"{LEFT}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{colour}\"/>\
-                 <path d=\"M{:.1} {:.1}H{:.1}\" stroke=\"black\"/><text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10\">{:+.1} %</text>",
+                 <path d=\"M{:.1} {:.1}H{:.1}\" stroke=\"black\"/><text x=\"{:.1}\" y=\"{:.1}\" \
+                           font-size=\"10\">{:+.1} %</text>",
                 middle.max(1.0),
                 BAR - 1.0,
                 LEFT + least,

@@ -93,7 +93,7 @@ pub(super) const FAMILY: Kind<u8> =
         _ => None,
     });
 
-/// How near a NIC must be to read and write GPU memory. Only "never" means something here.
+/// The distance at which a NIC may read and write GPU memory. Only "never" means something here.
 pub(super) const GPU_DIRECT: Kind<bool> = Kind::lenient("a distance such as LOC or SYS", |text| {
     Some(text != "0" && !text.eq_ignore_ascii_case("LOC"))
 });

@@ -138,8 +138,8 @@ settings! {
             unset "the configuration's, else 64";
         /// 0: small collectives of a group do not share launches.
         fuse: bool = "HAWSER_FUSE", SWITCH_ON, default "1";
-        /// Who writes why calls run as they do, once per call that differs. 0: nobody, 1: rank 0, `all`:
-        /// every rank.
+        /// The ranks that write why calls run as they do, once per call that differs. 0: nobody, 1: rank 0,
+        /// `all`: every rank.
         explain: Explain = "HAWSER_EXPLAIN", EXPLAIN, default "0";
         /// File with what the cost model knows of the machine, as `hawser measure` writes it; `none`:
         /// built-in values.

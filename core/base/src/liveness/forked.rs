@@ -52,7 +52,8 @@ pub fn is_child() -> bool {
     unsafe { &*mark }.load(Ordering::Relaxed) == 0
 }
 
-/// Where the kernel is too old to clear the mark.
+/// Returns true in a child of a fork, by the number of the process: for kernels that are too old to clear the
+/// mark.
 #[cold]
 fn is_child_by_number() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);

@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Bytes of a host's name that other ranks are told.
 const NAME: usize = 32;
 
-/// What the ranks of a communicator know of the process of each.
+/// The knowledge of the ranks of a communicator about the process of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Equal for processes that see each other's process ids, and count as ranks of one host.
@@ -77,7 +77,7 @@ impl Identity {
         name.chars().filter(|letter| !letter.is_control()).collect()
     }
 
-    /// Whether the two are one process.
+    /// True if the two are one process.
     pub fn is_same_process(&self, other: &Self) -> bool {
         (self.machine, self.pid, self.start) == (other.machine, other.pid, other.start)
     }
@@ -88,7 +88,7 @@ impl Identity {
     }
 }
 
-/// What a look for a process found.
+/// The result of a look for a process.
 #[derive(Debug)]
 pub enum Found {
     /// It runs; the descriptor becomes readable when it ends.

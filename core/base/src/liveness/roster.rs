@@ -26,10 +26,10 @@ const IN_VAIN_FOR_OTHERS: Duration = Duration::from_millis(1200);
 /// Who ends later than this after the first is not to blame: errors of waits take longer than that.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// How long an error waits for the news that explain it.
+/// The time that an error waits for the news that explain it.
 const NEWS: Duration = Duration::from_millis(500);
 
-/// How a rank's part in a communicator ended.
+/// The ends of a rank's part in a communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// In peace: it destroyed the communicator, or its process ended in order.
@@ -45,7 +45,7 @@ pub enum End {
     },
 }
 
-/// What is known of every rank.
+/// The roster of a communicator: the knowledge of every rank.
 #[derive(Debug)]
 pub struct Roster {
     rank: u32,
@@ -58,9 +58,9 @@ pub struct Roster {
 
 #[derive(Debug, Default)]
 struct Fate {
-    /// How it ended, and when this rank learned of it.
+    /// The end of the rank, and the time at which this rank learned of it.
     gone: Option<(End, Instant)>,
-    /// What it reported.
+    /// The failure that the rank reported.
     failed: Option<(String, Option<u32>, Instant)>,
 }
 
@@ -81,7 +81,7 @@ impl Roster {
         u32::try_from(at).ok()
     }
 
-    /// Whether nothing has become of anybody.
+    /// True if nothing has become of anybody.
     pub fn is_quiet(&self) -> bool {
         self.is_quiet.load(Ordering::Acquire)
     }
@@ -130,7 +130,7 @@ impl Roster {
         failed.chain(gone).collect()
     }
 
-    /// Whether a rank has left, died or failed.
+    /// True if a rank has left, died or failed.
     pub fn has_gone(&self, rank: u32) -> bool {
         !self.is_quiet()
             && self.lock().get(&rank).is_some_and(|fate| fate.gone.is_some() || fate.failed.is_some())
@@ -146,7 +146,7 @@ impl Roster {
         if first.elapsed() < SETTLE { None } else { self.blame(&fates, &self.guilty(&fates)) }
     }
 
-    /// When [`Roster::verdict`] may have something to say.
+    /// The time at which [`Roster::verdict`] may have something to say.
     pub fn verdict_at(&self) -> Option<Instant> {
         if self.is_quiet() { None } else { Some(first_trouble(&self.lock())? + SETTLE) }
     }
@@ -229,7 +229,7 @@ impl Roster {
         Some(error.remedy("see what that process wrote last"))
     }
 
-    /// What is known of one rank.
+    /// The sentence about one rank.
     fn sentence(&self, fates: &BTreeMap<u32, Fate>, rank: u32) -> String {
         let who = self.name(rank);
         let ago = |at: &Instant| format!("{:.1} s ago", at.elapsed().as_secs_f32());
@@ -260,7 +260,7 @@ impl Roster {
     }
 }
 
-/// When this rank learned that somebody died or failed.
+/// The time at which this rank learned that somebody died or failed.
 fn first_trouble(fates: &BTreeMap<u32, Fate>) -> Option<Instant> {
     let died = |fate: &Fate| match &fate.gone {
         Some((End::Died(_), at)) => Some(*at),

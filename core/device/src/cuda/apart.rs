@@ -1,9 +1,10 @@
 //! Operations on words that get through whatever the streams of the process wait for.
 //!
-//! A GPU serves a few queues of a context (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default), which all streams share. A stream that
-//! waits for a word holds its queue; once all are held nothing moves on any stream, of whatever priority. A context that is made
-//! then has queues of its own (measured on H200: 0.05 to 0.17 s, with 1 to 20 streams waiting, for memory of both kinds). It is
-//! kept: to destroy it while many streams wait hangs in the driver, with its lock held.
+//! A GPU serves a few queues of a context (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default), which all streams
+//! share. A stream that waits for a word holds its queue; once all are held nothing moves on any stream, of
+//! whatever priority. A context that is made then has queues of its own (measured on H200: 0.05 to 0.17 s,
+//! with 1 to 20 streams waiting, for memory of both kinds). It is kept: to destroy it while many streams wait
+//! hangs in the driver, with its lock held.
 
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +18,7 @@ use super::result::code;
 use super::stream;
 use crate::device::MemoryOp;
 
-/// How long the operations may take.
+/// The time that the operations may take.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// Of each device that needed one.

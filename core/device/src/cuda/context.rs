@@ -1,8 +1,10 @@
 //! The driver once initialised, and the contexts of its devices.
 //!
 //! Rules:
-//! 1. The primary context is used, the one the CUDA runtime and PyTorch use, retained as long as a [`Context`] lives.
-//! 2. The caller's current context is as it was after every call: [`Scope`] sets ours and puts the old one back.
+//! 1. The primary context is used, the one the CUDA runtime and PyTorch use, retained as long as a
+//!    [`Context`] lives.
+//! 2. The caller's current context is as it was after every call: [`Scope`] sets ours and puts the old one
+//!    back.
 //! 3. Calls that may allocate run in the relaxed capture mode, since any thread may be capturing.
 
 use std::ffi::{c_char, c_int};

@@ -1,7 +1,7 @@
 //! Events: who owns them, and those that streams and replays of graphs share.
 //!
-//! In a graph a shared event is external: a node waits for whatever recorded it last before the replay, and another node records
-//! it at each replay (`cuda.h`, `CU_EVENT_WAIT_EXTERNAL`; `cuGraphAddEventRecordNode`).
+//! In a graph a shared event is external: a node waits for whatever recorded it last before the replay, and
+//! another node records it at each replay (`cuda.h`, `CU_EVENT_WAIT_EXTERNAL`; `cuGraphAddEventRecordNode`).
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
@@ -54,7 +54,8 @@ pub fn record_in_graph(
         None => {
             let mut handle: CUgraphNode = ptr::null_mut();
             let (nodes, count) = (after.as_ptr(), after.len());
-            // SAFETY: valid for the handle; as many nodes as told, all of the graph under capture; a live event.
+            // SAFETY: valid for the handle; as many nodes as told, all of the graph under capture; a live
+            // event.
             unsafe { context.driver.graph_add_event_record(&mut handle, graph, nodes, count, raw) }
                 .check(context)?;
             handle
@@ -64,7 +65,8 @@ pub fn record_in_graph(
             let before: Vec<CUgraphNode> =
                 earlier.after.iter().map(|n| ptr::with_exposed_provenance_mut(*n as usize)).collect();
             let (old, new) = (vec![handle; before.len()], vec![handle; after.len()]);
-            // SAFETY: the edges were added here, in the capture that still goes on; its nodes are never removed.
+            // SAFETY: the edges were added here, in the capture that still goes on; its nodes are never
+            // removed.
             unsafe {
                 context.driver.graph_remove_dependencies(graph, before.as_ptr(), old.as_ptr(), old.len())
             }
@@ -84,7 +86,8 @@ fn captured(context: &Context, stream: CUstream) -> Result<(CUgraph, Vec<CUgraph
     let (mut status, mut id): (c_int, u64) = (0, 0);
     let mut graph: CUgraph = ptr::null_mut();
     let (mut nodes, mut count): (*const CUgraphNode, usize) = (ptr::null(), 0);
-    // SAFETY: valid for a status (an enum of C int size) and all the rest; the driver checks the caller's stream.
+    // SAFETY: valid for a status (an enum of C int size) and all the rest; the driver checks the caller's
+    // stream.
     unsafe {
         let status = (&raw mut status).cast();
         context.driver.stream_capture_info(stream, status, &mut id, &mut graph, &mut nodes, &mut count)
@@ -129,8 +132,8 @@ unsafe impl Sync for Owned {}
 impl Drop for Owned {
     fn drop(&mut self) {
         in_context(&self.context, || {
-            // SAFETY: created in `new`, in nobody's hands, and graphs that name it are not replayed without their communicator; what
-            // has been recorded is freed when it is reached.
+            // SAFETY: created in `new`, in nobody's hands, and graphs that name it are not replayed without
+            // their communicator; what has been recorded is freed when it is reached.
             unsafe { self.context.driver.event_destroy(self.raw) }
         });
     }

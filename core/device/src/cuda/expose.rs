@@ -1,7 +1,7 @@
 //! The user's memory for peers: which allocation an address is in, and how a peer's device reaches it.
 //!
-//! Only memory of `cuMemAlloc` (`cudaMalloc`): peers of the process reach it once peer access is on, other processes open
-//! its IPC handle. Other memory may be made of pieces, or mapped for its own device alone.
+//! Only memory of `cuMemAlloc` (`cudaMalloc`): peers of the process reach it once peer access is on, other
+//! processes open its IPC handle. Other memory may be made of pieces, or mapped for its own device alone.
 
 use std::sync::Arc;
 
@@ -63,8 +63,8 @@ impl CudaDevice {
         }
         let peer = super::opened(ordinal)?;
         enable_peer_access(&self.context, Arc::as_ref(&peer.context))?;
-        // From now on, to load a kernel is to wait for all GPUs that reach this one, and they may wait for what this
-        // thread would launch next.
+        // From now on, to load a kernel is to wait for all GPUs that reach this one, and they may wait for
+        // what this thread would launch next.
         self.kernels.prepare_all(&self.caps)
     }
 

@@ -6,7 +6,8 @@
 //! | legacy (`cuMemAlloc`) | the same pointer, peer access enabled | `cuIpcOpenMemHandle` |
 //! | host memory | the same registered range | the memfd mapped and registered once more |
 //!
-//! Lengths are multiples of the pool's granularity: smaller legacy allocations share a block, and IPC shares whole blocks.
+//! Lengths are multiples of the pool's granularity: smaller legacy allocations share a block, and IPC shares
+//! whole blocks.
 //!
 //! Rule: [`REGISTRY`] holds weak references, so it never keeps memory alive; every user of a heap in
 //! this process, owner or importer, holds an `Arc` of its [`Body`].
@@ -35,7 +36,7 @@ use crate::pool::{GRANULARITY, Pool, Ticket};
 /// Heaps of this process by key.
 static REGISTRY: LazyLock<Mutex<FxHashMap<u64, Weak<Body>>>> = LazyLock::new(Mutex::default);
 
-/// What everybody in this process who uses a heap holds. Fields are dropped in this order.
+/// The part of a heap that everybody in this process who uses it holds. Fields are dropped in this order.
 struct Body {
     made_of: Made,
     /// Whether somebody was told how to map it: then it is never used for anything else.
@@ -47,7 +48,7 @@ struct Body {
 /// Where heaps lie that all devices of this process with peer access may use: (device, first address, bytes).
 static SHARED: Mutex<Vec<(u32, CUdeviceptr, u64)>> = Mutex::new(Vec::new());
 
-/// What a heap is made of.
+/// The memory that a heap is made of.
 enum Made {
     Vmm(Physical),
     Legacy(Block),
@@ -203,7 +204,7 @@ fn shared() -> MutexGuard<'static, Vec<(u32, CUdeviceptr, u64)>> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How a peer maps a heap that [`alloc`] made.
+/// Returns the way in which a peer maps a heap that [`alloc`] made.
 pub fn export(context: &Arc<Context>, heap: &Memory, kind: HeapKind) -> Result<Export> {
     let heap: &Heap = heap
         .owner
@@ -339,7 +340,7 @@ pub fn ipc_handle(context: &Context, addr: CUdeviceptr) -> Result<[u8; 64]> {
 /// Another process's memory, opened by its IPC handle.
 pub struct OpenedHandle {
     context: Arc<Context>,
-    /// Where it is mapped.
+    /// The address at which it is mapped.
     pub addr: CUdeviceptr,
 }
 
@@ -351,9 +352,14 @@ impl OpenedHandle {
         let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
         let mut addr = 0;
         // SAFETY: valid for the address; the driver checks the handle.
-        unsafe { context.driver.ipc_open_mem_handle(&mut addr, handle, flags) }.check(context).map_err(|e| {
-            e.remedy("set NCCL_P2P_DISABLE=1 on all ranks where CUDA IPC is not allowed (containers need --ipc=host or a shared PID namespace)")
-        })?;
+        unsafe { context.driver.ipc_open_mem_handle(&mut addr, handle, flags) }.check(context).map_err(
+            |e| {
+                e.remedy(
+                    "set NCCL_P2P_DISABLE=1 on all ranks where CUDA IPC is not allowed (containers need \
+                      --ipc=host or a shared PID namespace)",
+                )
+            },
+        )?;
         Ok(OpenedHandle { context: context.clone(), addr })
     }
 }

@@ -29,7 +29,7 @@ const SLOTS: usize = 7 * 12 * PROTOCOLS * 2;
 /// Kinds of kernels.
 const PROTOCOLS: usize = Route::ALL.len();
 
-/// What an image became. Images are `'static`, so their index names them.
+/// An image that was loaded. Images are `'static`, so their index names them.
 #[derive(Clone, Copy)]
 enum LoadedProgram {
     /// By `cuLibraryLoadData`.
@@ -99,7 +99,10 @@ impl Kernels {
         log_images();
         if FATBINS.is_empty() {
             return Err(Error::new(ErrorKind::Internal, "this library was built without CUDA kernels")
-                .remedy("build it where nvcc is found (`make setup` gets it, NVCC or CUDA_HOME name it), or run on the CPU with HAWSER_DEVICE=host"));
+                .remedy(
+                    "build it where nvcc is found (`make setup` gets it, NVCC or CUDA_HOME name it), or \
+                         run on the CPU with HAWSER_DEVICE=host",
+                ));
         }
         let _scope = self.context.enter_relaxed()?;
         let function = self.find(key, caps)?;
@@ -213,8 +216,8 @@ impl Kernels {
         unsafe { self.context.driver.func_attribute(&mut value, attribute, function) }.check(&self.context)
     }
 
-    /// Lets launches ask for so much shared memory, on multiprocessors that have as much of it as they can: one that is set to
-    /// less does not take a block before all others on it are over.
+    /// Lets launches ask for so much shared memory, on multiprocessors that have as much of it as they can:
+    /// one that is set to less does not take a block before all others on it are over.
     fn allow_shared(&self, function: CUfunction, bytes: u32) -> Result<()> {
         use CUfunction_attribute::{
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST,
@@ -254,7 +257,7 @@ fn keys() -> impl Iterator<Item = KernelKey> {
         .flat_map(move |op| DataType::ALL.into_iter().flat_map(move |dtype| of_type(op, dtype)))
 }
 
-/// Whether there is such a kernel.
+/// True if there is such a kernel.
 fn is_built(key: &KernelKey) -> bool {
     match key.route.is_fused() {
         _ if key.route == Route::HOST => false,
@@ -271,7 +274,8 @@ fn slot(key: KernelKey) -> usize {
     one * 2 + usize::from(key.bundle)
 }
 
-/// The image that should hold a kernel, by the operation and type in its symbol (`hawser_<op>_<type>_<protocol>`).
+/// The image that should hold a kernel, by the operation and type in its symbol
+/// (`hawser_<op>_<type>_<protocol>`).
 fn unit(symbol: &str) -> &'static str {
     let mut parts = symbol.split('_').skip(1);
     if symbol.ends_with("_dma") {

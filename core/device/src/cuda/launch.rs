@@ -13,28 +13,29 @@ use super::raw_stream;
 use super::result::{MISSING, Status, code};
 use crate::device::Stream;
 
-/// How a kernel is launched.
+/// The size and the manner of a kernel's launch.
 #[derive(Clone, Copy)]
 pub struct Grid {
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u32,
     /// Threads of a block.
     pub threads: u32,
     /// Bytes of shared memory of a block beyond what the kernel always has.
     pub shared_bytes: u32,
-    /// What is asked for beside that.
+    /// The manner of the launch.
     pub manner: Manner,
 }
 
-/// How a kernel goes with others.
+/// The ways in which a kernel goes with others.
 #[derive(Clone, Copy)]
 pub enum Manner {
     /// After what is before it on the stream.
     Plain,
-    /// The kernel waits itself for the end of the one before it on the stream (`griddepcontrol.wait`), so it may start
-    /// earlier (programmatic dependent launch).
+    /// The kernel waits itself for the end of the one before it on the stream (`griddepcontrol.wait`), so it
+    /// may start earlier (programmatic dependent launch).
     Overlapping,
-    /// Its blocks come before those of other kernels that wait for a multiprocessor: a priority as streams have it.
+    /// Its blocks come before those of other kernels that wait for a multiprocessor: a priority as streams
+    /// have it.
     Urgent(c_int),
 }
 

@@ -1,8 +1,9 @@
 //! NVIDIA GPUs, through the CUDA driver.
 //!
 //! ```text
-//! CudaDevice (the Device trait) ─► memory, heap (vmm, shared, token), kernels, launch, stream, event, graph, query (nvml)
-//!                                   └─► context (current context, capture mode) ─► sys (dlopen) ─► libcuda.so.1
+//! CudaDevice (the Device trait)
+//!   └─► memory, heap (vmm, shared, token), kernels, launch, stream, event, graph, query (nvml)
+//!         └─► context (current context, capture mode) ─► sys (dlopen) ─► libcuda.so.1
 //! ```
 //!
 //! Invariants: nothing here panics or links without a driver; the caller's current context is

@@ -25,7 +25,7 @@ pub struct DeviceSummary {
     pub sm: u32,
     /// Device memory in bytes.
     pub memory_bytes: u64,
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub multiprocessors: u32,
     /// Highest CUDA version that the driver supports, such as `CUDA 13.0`.
     pub driver: String,
@@ -34,13 +34,13 @@ pub struct DeviceSummary {
 }
 
 impl DeviceSummary {
-    /// Whether some peer is reached over NVLink.
+    /// True if some peer is reached over NVLink.
     pub fn nvlink(&self) -> bool {
         self.peers.contains(&PeerLink::NvLink)
     }
 }
 
-/// How a device reaches another one.
+/// The ways in which a device reaches another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerLink {
     /// The device itself.
@@ -78,7 +78,7 @@ fn summary_of(platform: &Platform, ordinal: u32) -> Result<DeviceSummary> {
     })
 }
 
-/// What a device is and can do.
+/// Asks the driver what a device is and can do.
 pub fn caps(ordinal: u32) -> Result<Caps> {
     use CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS;
     let platform = platform()?;
@@ -120,7 +120,8 @@ fn peers(platform: &Platform, device: CUdevice, id: &str) -> Result<(Vec<String>
     Ok((reachable.into_iter().map(|(peer, _)| peer).collect(), nvlink))
 }
 
-/// How `device` reaches each visible device. What the driver refuses to say counts as no link.
+/// Returns the way in which `device` reaches each visible device. What the driver refuses to say counts as no
+/// link.
 fn peer_links(platform: &Platform, device: CUdevice) -> Vec<PeerLink> {
     platform.devices.iter().map(|peer| peer_link(platform, device, *peer)).collect()
 }

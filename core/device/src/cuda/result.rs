@@ -39,7 +39,7 @@ pub mod code {
     pub const STREAM_CAPTURE_WRONG_THREAD: c_int = 908;
 }
 
-/// What one driver call answered.
+/// The answer of a driver call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Status {
@@ -52,7 +52,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// Whether the call succeeded.
+    /// True if the call succeeded.
     pub fn is_ok(self) -> bool {
         self.code == code::SUCCESS
     }
@@ -83,7 +83,8 @@ impl Status {
         if code == MISSING {
             let (needs, has) = (version_text(since), installed_version());
             return format!(
-                "{call} failed on {place}: the CUDA driver ({has}) lacks it, it came with CUDA {needs}; update the driver"
+                "{call} failed on {place}: the CUDA driver ({has}) lacks it, it came with CUDA \
+                {needs}; update the driver"
             );
         }
         let mut text = format!("{call} failed on {place}: ");
@@ -117,7 +118,7 @@ pub fn installed_version() -> String {
     }
 }
 
-/// What the user can do, where the code alone tells.
+/// The advice to the user, where the code alone tells it.
 fn remedy(error: c_int) -> Option<&'static str> {
     Some(match error {
         code::INVALID_CONTEXT | code::INVALID_HANDLE => {
@@ -129,7 +130,8 @@ fn remedy(error: c_int) -> Option<&'static str> {
             "update the driver, or rebuild the kernels with a CUDA toolkit no newer than the driver"
         }
         code::ILLEGAL_ADDRESS | code::LAUNCH_FAILED => {
-            "an earlier kernel of this process faulted and the device is unusable for it; compute-sanitizer finds the kernel"
+            "an earlier kernel of this process faulted and the device is unusable for it; compute-sanitizer \
+             finds the kernel"
         }
         code::SYSTEM_NOT_READY => {
             "start nvidia-fabricmanager (hosts with NVSwitch need it) or nvidia-persistenced"

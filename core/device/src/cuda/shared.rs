@@ -56,7 +56,8 @@ impl HostRange {
         let seals = fcntl_get_seals(&fd).unwrap_or(SealFlags::empty());
         if (length as u64) < bytes || !seals.contains(SealFlags::SHRINK) {
             return Err(Error::remote(format!(
-                "{context}: a peer's shared host memory is not what it said: {length} bytes instead of {bytes}, sealed: {}",
+                "{context}: a peer's shared host memory is not what it said: {length} bytes instead of \
+                 {bytes}, sealed: {}",
                 seals.contains(SealFlags::SHRINK)
             )));
         }
@@ -79,7 +80,8 @@ impl HostRange {
         // SAFETY: the range is mapped until `range` is dropped, which unregisters it first.
         let status = unsafe { context.driver.mem_host_register(addr, length, flags) };
         if !status.is_ok() {
-            let advice = "raise the limits of locked memory (ulimit -l unlimited, docker --ulimit memlock=-1) and of the memory cgroup";
+            let advice = "raise the limits of locked memory (ulimit -l unlimited, docker --ulimit \
+                          memlock=-1) and of the memory cgroup";
             let error = status.error(context).remedy(format!("asked for {}", size_text(bytes)));
             return Err(if status.code == code::OUT_OF_MEMORY { error.remedy(advice) } else { error });
         }

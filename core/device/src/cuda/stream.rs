@@ -58,8 +58,8 @@ impl Drop for Owned {
     }
 }
 
-/// A number that no other stream of the process ever has; the handle where the driver cannot tell. The context must be
-/// current, as in all that follows.
+/// A number that no other stream of the process ever has; the handle where the driver cannot tell. The
+/// context must be current, as in all that follows.
 pub fn id(context: &Context, stream: CUstream) -> Result<u64> {
     let mut id = 0;
     // SAFETY: valid for the id; the driver checks the caller's stream.
@@ -82,10 +82,12 @@ pub fn capture(context: &Context, stream: CUstream) -> Result<Option<u64>> {
     }
 }
 
-/// Lets the stream wait until the word at `addr` has counted to `value`; false where the driver or the GPU cannot do that.
+/// Lets the stream wait until the word at `addr` has counted to `value`; false where the driver or the GPU
+/// cannot do that.
 pub fn wait_value(context: &Context, stream: CUstream, addr: u64, value: u32) -> Result<bool> {
     let flags = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
-    // SAFETY: the word is device memory that lives until the work on the stream is over (`CommState`); the driver checks the rest.
+    // SAFETY: the word is device memory that lives until the work on the stream is over (`CommState`); the
+    // driver checks the rest.
     let waited = unsafe { context.driver.stream_wait_value(stream, addr, value, flags) };
     match waited.code {
         MISSING | code::NOT_SUPPORTED => Ok(false),
@@ -98,7 +100,8 @@ pub const MOST_OPS: usize = 256;
 
 /// Puts a copy on a stream.
 pub fn copy(context: &Context, stream: CUstream, dst: u64, src: u64, bytes: u64) -> Result<()> {
-    // SAFETY: the caller's memory, which lives until the work on the stream is over; the driver checks the rest.
+    // SAFETY: the caller's memory, which lives until the work on the stream is over; the driver checks the
+    // rest.
     unsafe { context.driver.memcpy_async(dst, src, bytes as usize, stream) }.check(context)
 }
 
@@ -128,7 +131,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// None yet.
+    /// Makes an empty set.
     pub fn new(context: &Arc<Context>) -> Self {
         Events { context: context.clone(), free: Mutex::default() }
     }

@@ -115,34 +115,46 @@ driver_table! {
         device_at = cuDeviceGet @ 2000 (device: *mut CUdevice, ordinal: c_int);
         device_name = cuDeviceGetName @ 2000 (name: *mut c_char, len: c_int, dev: CUdevice);
         device_total_mem = cuDeviceTotalMem_v2 @ 3020 (bytes: *mut usize, dev: CUdevice);
-        device_attribute = cuDeviceGetAttribute @ 2000 (value: *mut c_int, attribute: CUdevice_attribute, dev: CUdevice);
+        device_attribute = cuDeviceGetAttribute @ 2000 (value: *mut c_int, attribute: CUdevice_attribute,
+            dev: CUdevice);
         device_bus_id = cuDeviceGetPCIBusId @ 4010 (bus_id: *mut c_char, len: c_int, dev: CUdevice);
-        device_can_access_peer = cuDeviceCanAccessPeer @ 4000 (can: *mut c_int, dev: CUdevice, peer: CUdevice);
+        device_can_access_peer = cuDeviceCanAccessPeer @ 4000 (can: *mut c_int, dev: CUdevice,
+            peer: CUdevice);
         primary_ctx_retain = cuDevicePrimaryCtxRetain @ 7000 (ctx: *mut CUcontext, dev: CUdevice);
         primary_ctx_release = cuDevicePrimaryCtxRelease_v2 @ 11000 (dev: CUdevice);
         ctx_current = cuCtxGetCurrent @ 4000 (ctx: *mut CUcontext);
         ctx_set_current = cuCtxSetCurrent @ 4000 (ctx: CUcontext);
         ctx_device = cuCtxGetDevice @ 2000 (dev: *mut CUdevice);
-        ctx_stream_priority_range = cuCtxGetStreamPriorityRange @ 5050 (least: *mut c_int, greatest: *mut c_int);
+        ctx_stream_priority_range = cuCtxGetStreamPriorityRange @ 5050 (least: *mut c_int,
+            greatest: *mut c_int);
         ctx_enable_peer_access = cuCtxEnablePeerAccess @ 4000 (peer: CUcontext, flags: c_uint);
         mem_alloc = cuMemAlloc_v2 @ 3020 (ptr: *mut CUdeviceptr, bytes: usize);
         mem_free = cuMemFree_v2 @ 3020 (ptr: CUdeviceptr);
-        mem_address_range = cuMemGetAddressRange_v2 @ 3020 (base: *mut CUdeviceptr, bytes: *mut usize, ptr: CUdeviceptr);
+        mem_address_range = cuMemGetAddressRange_v2 @ 3020 (base: *mut CUdeviceptr, bytes: *mut usize,
+            ptr: CUdeviceptr);
         mem_info = cuMemGetInfo_v2 @ 3020 (free: *mut usize, total: *mut usize);
         mem_host_alloc = cuMemHostAlloc @ 2020 (ptr: *mut *mut c_void, bytes: usize, flags: c_uint);
         mem_free_host = cuMemFreeHost @ 2000 (ptr: *mut c_void);
         mem_host_register = cuMemHostRegister_v2 @ 6050 (ptr: *mut c_void, bytes: usize, flags: c_uint);
         mem_host_unregister = cuMemHostUnregister @ 4000 (ptr: *mut c_void);
-        mem_host_device_pointer = cuMemHostGetDevicePointer_v2 @ 3020 (dev_ptr: *mut CUdeviceptr, ptr: *mut c_void, flags: c_uint);
-        memset_d8_async = cuMemsetD8Async @ 3020 (dst: CUdeviceptr, value: c_uchar, n: usize, stream: CUstream);
-        memcpy_htod_async = cuMemcpyHtoDAsync_v2 @ 3020 (dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream);
-        memcpy_async = cuMemcpyAsync @ 4000 (dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
-        memcpy_dtoh_async = cuMemcpyDtoHAsync_v2 @ 3020 (dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream);
-        pointer_attribute = cuPointerGetAttribute @ 4000 (data: *mut c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr);
+        mem_host_device_pointer = cuMemHostGetDevicePointer_v2 @ 3020 (dev_ptr: *mut CUdeviceptr,
+            ptr: *mut c_void, flags: c_uint);
+        memset_d8_async = cuMemsetD8Async @ 3020 (dst: CUdeviceptr, value: c_uchar, n: usize,
+            stream: CUstream);
+        memcpy_htod_async = cuMemcpyHtoDAsync_v2 @ 3020 (dst: CUdeviceptr, src: *const c_void, bytes: usize,
+            stream: CUstream);
+        memcpy_async = cuMemcpyAsync @ 4000 (dst: CUdeviceptr, src: CUdeviceptr, bytes: usize,
+            stream: CUstream);
+        memcpy_dtoh_async = cuMemcpyDtoHAsync_v2 @ 3020 (dst: *mut c_void, src: CUdeviceptr, bytes: usize,
+            stream: CUstream);
+        pointer_attribute = cuPointerGetAttribute @ 4000 (data: *mut c_void, attribute: CUpointer_attribute,
+            ptr: CUdeviceptr);
         ipc_mem_handle = cuIpcGetMemHandle @ 4010 (handle: *mut CUipcMemHandle, ptr: CUdeviceptr);
-        ipc_open_mem_handle = cuIpcOpenMemHandle_v2 @ 11000 (ptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
+        ipc_open_mem_handle = cuIpcOpenMemHandle_v2 @ 11000 (ptr: *mut CUdeviceptr, handle: CUipcMemHandle,
+            flags: c_uint);
         ipc_close_mem_handle = cuIpcCloseMemHandle @ 4010 (ptr: CUdeviceptr);
-        stream_create_with_priority = cuStreamCreateWithPriority @ 5050 (stream: *mut CUstream, flags: c_uint, priority: c_int);
+        stream_create_with_priority = cuStreamCreateWithPriority @ 5050 (stream: *mut CUstream,
+            flags: c_uint, priority: c_int);
         stream_priority_range = cuCtxGetStreamPriorityRange @ 5050 (least: *mut c_int, greatest: *mut c_int);
         stream_destroy = cuStreamDestroy_v2 @ 4000 (stream: CUstream);
         stream_synchronize = cuStreamSynchronize @ 2000 (stream: CUstream);
@@ -153,10 +165,14 @@ driver_table! {
         event_destroy = cuEventDestroy_v2 @ 4000 (event: CUevent);
         event_elapsed = cuEventElapsedTime @ 2000 (milliseconds: *mut f32, start: CUevent, end: CUevent);
         module_load_data = cuModuleLoadData @ 2000 (module: *mut CUmodule, image: *const c_void);
-        module_function = cuModuleGetFunction @ 2000 (function: *mut CUfunction, module: CUmodule, name: *const c_char);
-        func_attribute = cuFuncGetAttribute @ 2020 (value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
-        func_set_attribute = cuFuncSetAttribute @ 9000 (function: CUfunction, attribute: CUfunction_attribute, value: c_int);
-        launch_kernel = cuLaunchKernel @ 4000 (function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        module_function = cuModuleGetFunction @ 2000 (function: *mut CUfunction, module: CUmodule,
+            name: *const c_char);
+        func_attribute = cuFuncGetAttribute @ 2020 (value: *mut c_int, attribute: CUfunction_attribute,
+            function: CUfunction);
+        func_set_attribute = cuFuncSetAttribute @ 9000 (function: CUfunction,
+            attribute: CUfunction_attribute, value: c_int);
+        launch_kernel = cuLaunchKernel @ 4000 (function: CUfunction, grid_x: c_uint, grid_y: c_uint,
+            grid_z: c_uint,
             block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: CUstream,
             params: *mut *mut c_void, extra: *mut *mut c_void);
     }
@@ -165,19 +181,25 @@ driver_table! {
         ctx_pop = cuCtxPopCurrent_v2 @ 4000 (ctx: *mut CUcontext);
         launch_kernel_ex = cuLaunchKernelEx @ 11060 (config: *const CUlaunchConfig, function: CUfunction,
             params: *mut *mut c_void, extra: *mut *mut c_void);
-        device_p2p_attribute = cuDeviceGetP2PAttribute @ 8000 (value: *mut c_int, attribute: CUdevice_P2PAttribute, src: CUdevice, dst: CUdevice);
+        device_p2p_attribute = cuDeviceGetP2PAttribute @ 8000 (value: *mut c_int,
+            attribute: CUdevice_P2PAttribute, src: CUdevice, dst: CUdevice);
         device_uuid = cuDeviceGetUuid @ 9020 (uuid: *mut CUuuid, dev: CUdevice);
         device_uuid_v2 = cuDeviceGetUuid_v2 @ 11040 (uuid: *mut CUuuid, dev: CUdevice);
-        thread_exchange_capture_mode = cuThreadExchangeStreamCaptureMode @ 10010 (mode: *mut CUstreamCaptureMode);
-        stream_capture_info = cuStreamGetCaptureInfo_v2 @ 11030 (stream: CUstream, status: *mut CUstreamCaptureStatus,
-            id: *mut cuuint64_t, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode, n_dependencies: *mut usize);
+        thread_exchange_capture_mode = cuThreadExchangeStreamCaptureMode @ 10010 (
+            mode: *mut CUstreamCaptureMode);
+        stream_capture_info = cuStreamGetCaptureInfo_v2 @ 11030 (stream: CUstream,
+            status: *mut CUstreamCaptureStatus,
+            id: *mut cuuint64_t, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode,
+                n_dependencies: *mut usize);
         stream_id = cuStreamGetId @ 12000 (stream: CUstream, id: *mut c_ulonglong);
         stream_batch_mem_op = cuStreamBatchMemOp_v2 @ 11070 (stream: CUstream, count: c_uint,
             ops: *mut CUstreamBatchMemOpParams, flags: c_uint);
-        stream_wait_value = cuStreamWaitValue32_v2 @ 11070 (stream: CUstream, addr: CUdeviceptr, value: cuuint32_t, flags: c_uint);
+        stream_wait_value = cuStreamWaitValue32_v2 @ 11070 (stream: CUstream, addr: CUdeviceptr,
+            value: cuuint32_t, flags: c_uint);
         stream_begin_capture = cuStreamBeginCapture_v2 @ 10010 (stream: CUstream, mode: CUstreamCaptureMode);
         stream_end_capture = cuStreamEndCapture @ 10000 (stream: CUstream, graph: *mut CUgraph);
-        graph_instantiate = cuGraphInstantiateWithFlags @ 11040 (exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
+        graph_instantiate = cuGraphInstantiateWithFlags @ 11040 (exec: *mut CUgraphExec, graph: CUgraph,
+            flags: c_ulonglong);
         graph_launch = cuGraphLaunch @ 10000 (exec: CUgraphExec, stream: CUstream);
         graph_exec_destroy = cuGraphExecDestroy @ 10000 (exec: CUgraphExec);
         graph_destroy = cuGraphDestroy @ 10000 (graph: CUgraph);
@@ -185,22 +207,31 @@ driver_table! {
             dependencies: *const CUgraphNode, n_dependencies: usize, event: CUevent);
         graph_add_dependencies = cuGraphAddDependencies @ 10000 (graph: CUgraph, from: *const CUgraphNode,
             to: *const CUgraphNode, count: usize);
-        graph_remove_dependencies = cuGraphRemoveDependencies @ 10000 (graph: CUgraph, from: *const CUgraphNode,
+        graph_remove_dependencies = cuGraphRemoveDependencies @ 10000 (graph: CUgraph,
+            from: *const CUgraphNode,
             to: *const CUgraphNode, count: usize);
-        mem_create = cuMemCreate @ 10020 (handle: *mut CUmemGenericAllocationHandle, bytes: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong);
+        mem_create = cuMemCreate @ 10020 (handle: *mut CUmemGenericAllocationHandle, bytes: usize,
+            prop: *const CUmemAllocationProp, flags: c_ulonglong);
         mem_release = cuMemRelease @ 10020 (handle: CUmemGenericAllocationHandle);
-        mem_address_reserve = cuMemAddressReserve @ 10020 (ptr: *mut CUdeviceptr, bytes: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong);
+        mem_address_reserve = cuMemAddressReserve @ 10020 (ptr: *mut CUdeviceptr, bytes: usize,
+            alignment: usize, addr: CUdeviceptr, flags: c_ulonglong);
         mem_address_free = cuMemAddressFree @ 10020 (ptr: CUdeviceptr, bytes: usize);
-        mem_map = cuMemMap @ 10020 (ptr: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: c_ulonglong);
+        mem_map = cuMemMap @ 10020 (ptr: CUdeviceptr, bytes: usize, offset: usize,
+            handle: CUmemGenericAllocationHandle, flags: c_ulonglong);
         mem_unmap = cuMemUnmap @ 10020 (ptr: CUdeviceptr, bytes: usize);
-        mem_set_access = cuMemSetAccess @ 10020 (ptr: CUdeviceptr, bytes: usize, desc: *const CUmemAccessDesc, count: usize);
-        mem_granularity = cuMemGetAllocationGranularity @ 10020 (granularity: *mut usize, prop: *const CUmemAllocationProp, option: CUmemAllocationGranularity_flags);
-        mem_export = cuMemExportToShareableHandle @ 10020 (shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: c_ulonglong);
-        mem_import = cuMemImportFromShareableHandle @ 10020 (handle: *mut CUmemGenericAllocationHandle, os_handle: *mut c_void, kind: CUmemAllocationHandleType);
+        mem_set_access = cuMemSetAccess @ 10020 (ptr: CUdeviceptr, bytes: usize,
+            desc: *const CUmemAccessDesc, count: usize);
+        mem_granularity = cuMemGetAllocationGranularity @ 10020 (granularity: *mut usize,
+            prop: *const CUmemAllocationProp, option: CUmemAllocationGranularity_flags);
+        mem_export = cuMemExportToShareableHandle @ 10020 (shareable: *mut c_void,
+            handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: c_ulonglong);
+        mem_import = cuMemImportFromShareableHandle @ 10020 (handle: *mut CUmemGenericAllocationHandle,
+            os_handle: *mut c_void, kind: CUmemAllocationHandleType);
         library_load_data = cuLibraryLoadData @ 12000 (library: *mut CUlibrary, code: *const c_void,
             jit_options: *mut CUjit_option, jit_values: *mut *mut c_void, n_jit: c_uint,
             library_options: *mut CUlibraryOption, library_values: *mut *mut c_void, n_library: c_uint);
-        library_kernel = cuLibraryGetKernel @ 12000 (kernel: *mut CUkernel, library: CUlibrary, name: *const c_char);
+        library_kernel = cuLibraryGetKernel @ 12000 (kernel: *mut CUkernel, library: CUlibrary,
+            name: *const c_char);
         kernel_function = cuKernelGetFunction @ 12000 (function: *mut CUfunction, kernel: CUkernel);
         func_load = cuFuncLoad @ 12040 (function: CUfunction);
     }

@@ -27,7 +27,7 @@ const ID_BYTES: usize = 52;
 /// No heap is larger: beyond it a length is a corrupt token.
 const MOST_BYTES: u64 = 1 << 47;
 
-/// What a heap is made of.
+/// The kinds of memory that a heap is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A VMM allocation; a peer in another process needs its descriptor.
@@ -41,7 +41,7 @@ pub enum Kind {
 /// The decoded token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Token {
-    /// What the heap is made of.
+    /// The kind of memory that the heap is made of.
     pub kind: Kind,
     /// Process id of the owner, for texts only.
     pub pid: u32,
@@ -60,7 +60,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// Whether the heap's owner is this process.
+    /// True if the heap's owner is this process.
     pub fn is_local(&self) -> bool {
         self.process == *process() && self.pid == std::process::id()
     }

@@ -16,10 +16,10 @@ use super::context::{Context, platform};
 use super::memory::in_context;
 use super::result::Status;
 
-/// How handles travel: as file descriptors.
+/// The form in which handles travel: file descriptors.
 const BY_FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Whether the device has VMM and can share it by file descriptor.
+/// True if the device has VMM and can share it by file descriptor.
 pub fn is_supported(context: &Context) -> bool {
     use CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as SHARES,
@@ -49,7 +49,8 @@ pub struct Physical {
 }
 
 impl Physical {
-    /// Takes at least `bytes` bytes of the device's memory. The outer result is ours, the inner the allocation's.
+    /// Takes at least `bytes` bytes of the device's memory. The outer result is ours, the inner the
+    /// allocation's.
     pub fn create(context: &Arc<Context>, bytes: u64, of: Use) -> Result<std::result::Result<Self, Status>> {
         let _scope = context.enter_relaxed()?;
         let properties = properties(context, of);

@@ -33,8 +33,8 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// A host device. Every one has an identity of its own, so any number of ranks fits a host; those of one ordinal share a
-    /// pool.
+    /// A host device. Every one has an identity of its own, so any number of ranks fits a host; those of one
+    /// ordinal share a pool.
     ///
     /// # Errors
     /// The thread of `NCCL_CUMEM_MONITOR` could not be started.
@@ -42,7 +42,8 @@ impl HostDevice {
         Self::with_pool(ordinal, &format!("host device {ordinal}"), &pool::Policy::of(env::settings()))
     }
 
-    /// One for memory that the ranks of a host share beside that of their devices: it does not count for the limits of pools.
+    /// One for memory that the ranks of a host share beside that of their devices: it does not count for the
+    /// limits of pools.
     ///
     /// # Errors
     /// None in this version.

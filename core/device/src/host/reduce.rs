@@ -24,10 +24,10 @@ pub struct Operand {
     pub scaled: bool,
 }
 
-/// What to do with the reduced value.
+/// The rule by which values are reduced.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    /// Reduction.
+    /// The operation of the reduction.
     pub op: DeviceOp,
     /// Factor bits as in `Args::scalar`, or its address.
     pub scalar: u64,
@@ -52,7 +52,8 @@ pub unsafe fn reduce(dtype: DataType, rule: &Rule, operands: &[Operand], to: &[(
             }
         };
     }
-    by_type!(Int8 => i8, Uint8 => u8, Int32 => i32, Uint32 => u32, Int64 => i64, Uint64 => u64, Float16 => f16,
+    by_type!(Int8 => i8, Uint8 => u8, Int32 => i32, Uint32 => u32, Int64 => i64, Uint64 => u64,
+        Float16 => f16,
         Float32 => f32, Float64 => f64, Bfloat16 => bf16, Float8e4m3 => E4m3, Float8e5m2 => E5m2);
 }
 

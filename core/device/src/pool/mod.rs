@@ -1,12 +1,15 @@
 //! The memory that the library takes of a device: one pool per device and process, with a limit.
 //!
-//! | memory | how it is taken | when it comes back |
-//! |---|---|---|
-//! | **shared**: scratch, programs, tables, slots for NICs | ranges of segments that several users share | free ranges serve the next user |
-//! | **whole**: heaps (FIFOs, staging) and `ncclMemAlloc` | a handle of its own each, since peers map whole handles | used again for the same size, unless it was exported |
+//! There are two kinds of memory:
 //!
-//! A handle that went to another process is never used again: a late peer may still write there. It goes back to the driver
-//! when it is dropped, and the memory with the last peer's mapping. What is idle goes back beyond a threshold.
+//! * **shared**: scratch, programs, tables, slots for NICs. They are ranges of segments that several users
+//!   share; free ranges serve the next user.
+//! * **whole**: heaps (FIFOs, staging) and `ncclMemAlloc`. Each is a handle of its own, since peers map whole
+//!   handles, and is used again for the same size, unless it was exported.
+//!
+//! A handle that went to another process is never used again: a late peer may still write there. It goes back
+//! to the driver when it is dropped, and the memory with the last peer's mapping. What is idle goes back
+//! beyond a threshold.
 
 mod monitor;
 mod policy;
@@ -29,9 +32,10 @@ use segment::{Range, Segment};
 /// Segments are multiples of this: what VMM gives at least.
 pub const GRANULARITY: u64 = 2 << 20;
 
-/// Where a pool takes memory from.
+/// A source that a pool takes memory from.
 pub trait Source: Send + Sync {
-    /// A handle of at least `bytes` bytes, a multiple of [`GRANULARITY`], that this device alone uses. Must work during a capture.
+    /// A handle of at least `bytes` bytes, a multiple of [`GRANULARITY`], that this device alone uses. Must
+    /// work during a capture.
     ///
     /// # Errors
     /// The system or the driver refused.
@@ -43,7 +47,7 @@ pub trait Source: Send + Sync {
     /// The driver refused.
     fn zero(&self, addr: u64, bytes: u64) -> Result<()>;
 
-    /// Whether what [`Source::take`] gives is zero.
+    /// True if what [`Source::take`] gives is zero.
     fn is_zeroed(&self) -> bool;
 }
 
@@ -59,11 +63,11 @@ pub struct Stats {
     pub in_use: u64,
     /// Most that ever was committed.
     pub peak: u64,
-    /// How often memory was taken.
+    /// The number of times that memory was taken.
     pub growths: u64,
-    /// How often idle memory was given back.
+    /// The number of times that idle memory was given back.
     pub trims: u64,
-    /// How often the limit stood in the way.
+    /// The number of times that the limit stood in the way.
     pub refusals: u64,
 }
 
@@ -87,7 +91,7 @@ struct State {
     idle: Vec<(Arc<Ticket>, Payload)>,
 }
 
-/// Where whole memory counts.
+/// The places where whole memory counts.
 #[derive(Clone, Copy)]
 enum Phase {
     InUse,
@@ -109,7 +113,8 @@ struct Taken {
     range: Range,
 }
 
-/// The pool of a device of this process: `device` names it, `source` is asked for where it takes from if nobody has it yet.
+/// The pool of a device of this process: `device` names it, `source` is asked for where it takes from if
+/// nobody has it yet.
 ///
 /// # Errors
 /// `source` failed, or the thread of `NCCL_CUMEM_MONITOR` could not be started.

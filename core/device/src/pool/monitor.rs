@@ -9,7 +9,7 @@ use hawser_base::log;
 
 use super::Stats;
 
-/// What a pool and its monitor share.
+/// The state that a pool and its monitor share.
 pub struct Board {
     name: String,
     figures: Mutex<(Stats, bool)>,
@@ -36,7 +36,8 @@ impl Board {
     pub fn write(&self, stats: &Stats, limit: Option<u64>, why: &str) {
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         log::monitor(&format!(
-            "MEMORY_POOL {}: committed {}, in use {}, idle {}, peak {}, limit {}, growths {}, trims {}, refusals {} ({why})",
+            "MEMORY_POOL {}: committed {}, in use {}, idle {}, peak {}, limit {}, growths {}, trims {}, \
+             refusals {} ({why})",
             self.name,
             mib(stats.committed),
             mib(stats.in_use),

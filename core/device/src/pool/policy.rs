@@ -1,4 +1,4 @@
-//! What the pool may take and keep: pure arithmetic on the settings.
+//! The policy of the pool, which says how much it may take and keep: pure arithmetic on the settings.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ pub struct Policy {
     pub most: Option<u64>,
     /// `NCCL_CUMEM_TRIM_THRESHOLD`: idle bytes beyond which memory goes back.
     pub trim: u64,
-    /// `NCCL_CUMEM_MONITOR`, `NCCL_CUMEM_MONITOR_INTERVAL`: lines with figures, at this period; zero: at events only.
+    /// `NCCL_CUMEM_MONITOR`, `NCCL_CUMEM_MONITOR_INTERVAL`: lines with figures, at this period; zero: at
+    /// events only.
     pub monitor: Option<Duration>,
 }
 
@@ -45,8 +46,8 @@ impl Policy {
         self.floor.min(self.most.unwrap_or(u64::MAX))
     }
 
-    /// Sizes of the next piece of shared memory in the order in which they are tried: what growing by the factor comes to, then
-    /// just the need.
+    /// Sizes of the next piece of shared memory in the order in which they are tried: what growing by the
+    /// factor comes to, then just the need.
     pub fn growth(&self, committed: u64, need: u64, granularity: u64) -> [u64; 2] {
         let target = (committed as f64 * self.growth) as u64;
         let wished = target.saturating_sub(committed).next_multiple_of(granularity);

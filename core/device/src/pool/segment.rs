@@ -19,11 +19,11 @@ pub struct Segment {
 /// A range of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// Address.
+    /// The address of the range.
     pub addr: u64,
     /// Bytes, rounded up.
     pub bytes: u64,
-    /// Whether somebody had it before.
+    /// True if somebody had it before.
     pub is_used: bool,
 }
 
@@ -39,12 +39,12 @@ impl Segment {
         self.memory.bytes
     }
 
-    /// Whether nobody has a range of it.
+    /// True if nobody has a range of it.
     pub fn is_idle(&self) -> bool {
         self.free == [(0, self.memory.bytes)]
     }
 
-    /// Whether the address lies in it.
+    /// True if the address lies in it.
     pub fn holds(&self, addr: u64) -> bool {
         (self.memory.addr..self.memory.addr + self.memory.bytes).contains(&addr)
     }
@@ -124,7 +124,8 @@ mod tests {
                     prop_assert!(range.bytes >= bytes && segment.holds(range.addr));
                     prop_assert!(segment.holds(range.addr + range.bytes - 1));
                     for other in &taken {
-                        prop_assert!(range.addr + range.bytes <= other.addr || other.addr + other.bytes <= range.addr);
+                        let is_before = range.addr + range.bytes <= other.addr;
+                        prop_assert!(is_before || other.addr + other.bytes <= range.addr);
                     }
                     taken.push(range);
                 }

@@ -1,9 +1,10 @@
 //! From what a plan moves to blocks that send and receive, in the terms of MSCCL's files.
 //!
-//! A put is a send here and a receive at the peer, a read of remote memory is a send of the peer. Signals, barriers and flags are
-//! not kept: a message carries its data, and what uses a chunk on one rank in several blocks waits as the data demand. All
-//! blocks do their steps in one order that was found possible, so none of them can wait for ever.
-//! A rank has a block for each pair of peers: instances make more of them for large sizes.
+//! A put is a send here and a receive at the peer, a read of remote memory is a send of the peer. Signals,
+//! barriers and flags are not kept: a message carries its data, and what uses a chunk on one rank in several
+//! blocks waits as the data demand. All blocks do their steps in one order that was found possible, so none
+//! of them can wait for ever. A rank has a block for each pair of peers: instances make more of them for
+//! large sizes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +53,7 @@ struct Uses {
     reads: Vec<(usize, u32)>,
 }
 
-/// What a rank has so far.
+/// The part of a rank that is written so far.
 struct Rank<'a> {
     memory: &'a Memory,
     blocks: Vec<Block>,

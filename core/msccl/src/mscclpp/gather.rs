@@ -1,8 +1,8 @@
 //! The moves of a plan in an order in which they can happen, with moves of neighbouring chunks as one.
 //!
-//! Threadblocks share out the chunks of a buffer; here instances do that for all programs alike, and few large moves are
-//! better than many small ones. A move is kept back until one comes that uses its chunks otherwise; until then it grows
-//! by moves that do the same to the chunks that follow.
+//! Threadblocks share out the chunks of a buffer; here instances do that for all programs alike, and few
+//! large moves are better than many small ones. A move is kept back until one comes that uses its chunks
+//! otherwise; until then it grows by moves that do the same to the chunks that follow.
 
 use std::collections::BTreeSet;
 
@@ -122,7 +122,7 @@ fn operands(one: &Move) -> impl Iterator<Item = (&Place, bool)> {
     reads.chain(one.to.iter().map(|place| (place, true)))
 }
 
-/// Where the operands of a move begin, or where they end.
+/// The operations at which operands of a move begin, or end.
 fn next(job: &Job, end: bool) -> Next {
     let of = |places: &[Place]| {
         let at = |place: &Place| (place.rank, place.buf, place.first + if end { place.count } else { 0 });

@@ -1,4 +1,5 @@
-//! JSON with places: values are looked at one level at a time, as parts of the file's text, so that each knows its line.
+//! JSON with places: values are looked at one level at a time, as parts of the file's text, so that each
+//! knows its line.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! MSCCL++'s JSON plans: [`read`] imports them in the present dialect and in that before MSCCL++ 0.8.
 //!
-//! Such plans put data into the memory of other ranks and tell them by signals; programs here send and receive. So a plan is
-//! read (`json`, `plan`, `op`), run with its signals, barriers, semaphores and packets, which finds an order of all
-//! operations or what is not ordered (`run`), its moves are put together (`gather`), and written as a file of MSCCL's that moves the same (`emit`), which is proved like
-//! any other.
+//! Such plans put data into the memory of other ranks and tell them by signals; programs here send and
+//! receive. So a plan is read (`json`, `plan`, `op`), run with its signals, barriers, semaphores and packets,
+//! which finds an order of all operations or what is not ordered (`run`), its moves are put together
+//! (`gather`), and written as a file of MSCCL's that moves the same (`emit`), which is proved like any other.
 
 mod emit;
 mod gather;

@@ -17,7 +17,7 @@ pub(super) struct Op {
     pub act: Act,
 }
 
-/// What it does.
+/// The acts of operations.
 pub(super) enum Act {
     /// Tells the far ends of channels that all before is done; also after data.
     Signal(Vec<Channel>),
@@ -69,7 +69,7 @@ impl Op {
     }
 }
 
-/// Which memory an operand is.
+/// The kinds of memory that an operand may be in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Here,
@@ -115,7 +115,8 @@ impl Reader<'_> {
             let name = op.required("name").and_then(Node::word).map_err(here)?;
             let name: String = name.chars().take(20).collect();
             let place = format!("{place} ({name})");
-            // A pipeline does the same to one piece of the data after the other; here all programs run piece by piece.
+            // A pipeline does the same to one piece of the data after the other; here all programs run piece
+            // by piece.
             if name == "pipeline" && !self.is_old {
                 let inner = op.required("ops").and_then(Node::list).map_err(|error| named(error, &place))?;
                 if inner.iter().any(|node| is_pipeline(*node)) {
@@ -134,7 +135,8 @@ impl Reader<'_> {
     fn act(&self, name: &str, op: &Object<'_>) -> Result<Option<Act>> {
         let count = if self.is_old { "nthread_blocks" } else { "num_threadblocks" };
         Ok(Some(match name {
-            // All threads of a threadblock; a step is over for all of them anyway. What was put is on its way anyway.
+            // All threads of a threadblock; a step is over for all of them anyway. What was put is on its way
+            // anyway.
             "nop" | "flush" => return Ok(None),
             "signal" | "rlxsignal" => Act::Signal(self.channels(op, "o_cids", "o_buff")?),
             "wait" | "rlxwait" => Act::Wait(self.channels(op, "i_cids", "i_buff")?),
@@ -297,7 +299,8 @@ impl Reader<'_> {
         ids.into_iter().map(|id| channel(op, known, id)).collect()
     }
 
-    /// Channels of the older dialect with the buffer at the far end and the offset there; None = there is no such list.
+    /// Channels of the older dialect with the buffer at the far end and the offset there; None = there is no
+    /// such list.
     fn old_channels(
         &self,
         op: &Object<'_>,

@@ -1,4 +1,5 @@
-//! The file as it is written, in both dialects: ranks, threadblocks and the channels and buffers that each of them names.
+//! The file as it is written, in both dialects: ranks, threadblocks and the channels and buffers that each of
+//! them names.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +22,12 @@ const MOST_PARTS: u32 = 64;
 
 /// A plan.
 pub(super) struct Plan {
-    /// What it says of itself and its ranks; without blocks.
+    /// The file's description of itself and its ranks, without blocks.
     pub algo: Algo,
     pub ranks: Vec<Rank>,
 }
 
-/// What one rank does.
+/// The operations of one rank.
 pub(super) struct Rank {
     /// First values of its semaphores.
     pub semaphores: Vec<u32>,
@@ -34,7 +35,7 @@ pub(super) struct Rank {
     pub blocks: Vec<Vec<Op>>,
 }
 
-/// How data is carried.
+/// The ways in which data are carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Wire {
     Memory,
@@ -52,7 +53,7 @@ pub(super) struct Channel {
 /// The buffers that a channel of the older dialect joins: here, and at the peer.
 pub(super) type Ends = Option<(Buf, Buf)>;
 
-/// What the operations of a threadblock name by numbers.
+/// The channels and buffers that the operations of a threadblock name by numbers.
 #[derive(Default)]
 pub(super) struct Wires {
     pub channels: BTreeMap<(Wire, Ends), Vec<Channel>>,
@@ -232,7 +233,7 @@ fn remote_buffers(gpu: &Object<'_>, ranks: u32) -> Result<Vec<(u32, Buf)>> {
     gpu.list("remote_buffers")?.into_iter().map(read).collect()
 }
 
-/// What the numbers of a threadblock stand for.
+/// Reads the list that the numbers of a threadblock stand for.
 fn wires(block: &Object<'_>, joined: &Joined, buffers: &[(u32, Buf)], is_old: bool) -> Result<Wires> {
     let mut wires = Wires::default();
     let (kind, ids) = if is_old { ("ctype", "cids") } else { ("channel_type", "channel_ids") };
@@ -285,7 +286,8 @@ pub(super) fn buffer(node: Node<'_>) -> Result<Buf> {
     }
 }
 
-/// Threadblocks of a group share an operation, each a part of its bytes: chunks are cut until every part is whole chunks.
+/// Threadblocks of a group share an operation, each a part of its bytes: chunks are cut until every part is
+/// whole chunks.
 fn cut(plan: &mut Plan) -> Result<()> {
     let places = plan.ranks.iter().flat_map(|rank| rank.blocks.iter().flatten()).flat_map(Op::places);
     let (mut parts, mut most, mut is_shared) = (1, 0, false);

@@ -1,8 +1,9 @@
-//! Runs a plan: an order in which its operations can happen, and whether signals, barriers, semaphores and packets order
-//! everything that two threadblocks do to a chunk.
+//! Runs a plan: an order in which its operations can happen, and whether signals, barriers, semaphores and
+//! packets order everything that two threadblocks do to a chunk.
 //!
-//! Signals and semaphores count. Which release an acquire has waited for is certain only where the count leaves no other
-//! choice: the m-th acquire of a threadblock has seen a release if all others together could not have let it through.
+//! Signals and semaphores count. Which release an acquire has waited for is certain only where the count
+//! leaves no other choice: the m-th acquire of a threadblock has seen a release if all others together could
+//! not have let it through.
 
 use std::rc::Rc;
 
@@ -14,16 +15,16 @@ use crate::fault::{Class, ImportError, Result};
 use crate::memory::Memory;
 use hawser_program::Buf;
 
-/// Where an operation is: rank, threadblock, operation.
+/// The place of an operation: rank, threadblock, operation.
 pub(super) type At = (usize, usize, usize);
 
 /// Most threadblocks times operations.
 const MOST_ORDERS: u64 = 1 << 28;
 
-/// How many operations of every threadblock are known to be over.
+/// The number of operations of every threadblock that are known to be over.
 type Clock = Rc<Vec<u32>>;
 
-/// What is counted.
+/// The counters of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Counter {
     /// The `nth` channel of a kind from one rank to another.
@@ -163,7 +164,7 @@ impl<'a> State<'a> {
         Ok(true)
     }
 
-    /// What an operation waits for.
+    /// The reason why an operation waits, if it does.
     fn obstacle(&self, index: usize, op: &Op) -> Option<String> {
         let (rank, _) = self.blocks[index];
         let wanted = acquires(rank, op);
@@ -269,7 +270,8 @@ impl<'a> State<'a> {
                 if let Some(&(other, _)) = uses.write.iter().chain(readers).find(|use_| !is_ordered(use_)) {
                     let (rank, block) = self.blocks[other];
                     let text = format!(
-                        "uses chunks from {} of the {name} of gpu {}, as gpu {rank} threadblock {block} does, and nothing \
+                        "uses chunks from {} of the {name} of gpu {}, as gpu {rank} threadblock {block} \
+                         does, and nothing \
                          orders the two: a signal, a barrier or a semaphore is missing",
                         place.first, place.rank
                     );
@@ -283,7 +285,8 @@ impl<'a> State<'a> {
                 }
                 if place.packet && uses.packet.is_some() {
                     let text = format!(
-                        "writes packets to chunk {} of the {name} of gpu {} again: readers cannot tell them apart",
+                        "writes packets to chunk {} of the {name} of gpu {} again: readers cannot tell them \
+                         apart",
                         place.first, place.rank
                     );
                     return Err((Class::Race, text));
@@ -333,7 +336,8 @@ impl<'a> State<'a> {
                 if let Some((writer, _)) = uses.write.filter(|(writer, count)| end[*writer] < *count) {
                     let (from, block) = self.blocks[writer];
                     let text = format!(
-                        "gpu {from} threadblock {block} writes chunk {chunk} of the output of gpu {rank}, which does not wait \
+                        "gpu {from} threadblock {block} writes chunk {chunk} of the output of gpu {rank}, \
+                         which does not wait \
                          for it and may end before"
                     );
                     return Err(ImportError::new(Class::Race, self.plan.algo.gpus[rank].pos, text));
@@ -355,7 +359,7 @@ fn join(mine: &mut [u32], other: &[u32]) {
     mine.iter_mut().zip(other).for_each(|(mine, other)| *mine = (*mine).max(*other));
 }
 
-/// What an operation waits for.
+/// The counters that an operation waits for.
 fn acquires(rank: usize, op: &Op) -> Vec<Counter> {
     match &op.act {
         Act::Wait(channels) => {
@@ -366,7 +370,7 @@ fn acquires(rank: usize, op: &Op) -> Vec<Counter> {
     }
 }
 
-/// What an operation releases when it is over.
+/// The counters that an operation releases when it is over.
 fn releases(rank: usize, op: &Op) -> Vec<Counter> {
     let signal = |c: &Channel| Counter::Signal(rank as u32, c.peer, c.wire, c.nth);
     match &op.act {

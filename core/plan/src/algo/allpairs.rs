@@ -95,7 +95,8 @@ fn across(load: &Across) -> NetTraffic {
     NetTraffic { out, hops, busiest: 2.0 * far, more_messages }
 }
 
-/// A rank that is not the root has no place for partial results of a reduction: it takes all peers in one step.
+/// A rank that is not the root has no place for partial results of a reduction: it takes all peers in one
+/// step.
 const MAX_REDUCE_RANKS: u32 = MAX_FAN as u32 + 1;
 
 /// Above this, a rank's steps (two per peer) and FIFOs are better spent on rings and trees.
@@ -140,8 +141,8 @@ fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
     program
 }
 
-/// The root sends every other rank a chunk, which that one passes on to all but the root: as many bytes leave the root
-/// as it has.
+/// The root sends every other rank a chunk, which that one passes on to all but the root: as many bytes leave
+/// the root as it has.
 fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
     let peers = others(rank, key.ranks);
     if rank == key.root {
@@ -162,7 +163,8 @@ fn broadcast(key: &ProgramKey, rank: u32) -> RankProgram {
     RankProgram::single(steps)
 }
 
-/// Every rank but the root reduces a chunk and sends it to the root: as many bytes come to the root as it gets.
+/// Every rank but the root reduces a chunk and sends it to the root: as many bytes come to the root as it
+/// gets.
 fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let peers: Vec<u32> = others(rank, key.ranks).filter(|&peer| peer != key.root).collect();
     let mut steps: Vec<Step> = peers.iter().map(|&peer| send(input(chunk(key, peer)), vec![peer])).collect();

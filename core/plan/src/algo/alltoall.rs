@@ -66,8 +66,8 @@ fn most_bruck_steps(ranks: u32) -> u32 {
     (0..bruck_channels(ranks)).map(steps).max().unwrap_or(1)
 }
 
-/// The block for the rank at distance `d` goes 2^k ranks on for every digit k of `d` that is set, the lowest first:
-/// a rank talks to log2 others each way. Blocks are passed on as they come and need no memory.
+/// The block for the rank at distance `d` goes 2^k ranks on for every digit k of `d` that is set, the lowest
+/// first: a rank talks to log2 others each way. Blocks are passed on as they come and need no memory.
 fn bruck_all_to_all(key: &ProgramKey, rank: u32) -> RankProgram {
     let n = key.ranks;
     let count = bruck_channels(n);

@@ -1,7 +1,8 @@
-//! Two rings in opposite directions, each for half of the data, so that links that carry both ways at once are used both ways.
+//! Two rings in opposite directions, each for half of the data, so that links that carry both ways at once
+//! are used both ways.
 //!
-//! Channel 0 runs the ring 0 → 1 → … on the first half of the chunks, channel 1 the ring … → 1 → 0 on the second half. The
-//! second one is the first seen from a rank that counts the others backwards.
+//! Channel 0 runs the ring 0 → 1 → … on the first half of the chunks, channel 1 the ring … → 1 → 0 on the
+//! second half. The second one is the first seen from a rank that counts the others backwards.
 
 use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
@@ -66,8 +67,8 @@ fn all_reduce_across(load: &Across) -> NetTraffic {
     NetTraffic { more_messages: 1.0, ..NetTraffic::new(2.0 * load.ring(), 2.0 * load.hosts) }
 }
 
-/// Reduce-scatter, then all-gather, in both directions: chunk `c` of a half starts at the rank `c` of that direction, is complete
-/// at the one before it and goes round once more.
+/// Reduce-scatter, then all-gather, in both directions: chunk `c` of a half starts at the rank `c` of that
+/// direction, is complete at the one before it and goes round once more.
 fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     both(key, rank, |ring| {
         let n = ring.ranks;
@@ -101,7 +102,8 @@ fn all_gather(key: &ProgramKey, rank: u32) -> RankProgram {
     })
 }
 
-/// Half of block `b` starts at the rank after `b` and is complete at rank `b`, the other half comes the other way.
+/// Half of block `b` starts at the rank after `b` and is complete at rank `b`, the other half comes the other
+/// way.
 fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
     both(key, rank, |ring| {
         let mut steps = vec![send(ring.block(input, 1), ring.next())];

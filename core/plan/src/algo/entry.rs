@@ -44,7 +44,8 @@ pub enum Needs {
 pub struct Entry {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Where it has been measured on GPUs: elsewhere the cost model does not take it unless the user names nothing else.
+    /// Where it has been measured on GPUs: elsewhere the cost model does not take it unless the user names
+    /// nothing else.
     pub measured: Measured,
     /// The kind of topology that the algorithm needs besides its ranks.
     pub needs: Needs,
@@ -52,7 +53,8 @@ pub struct Entry {
     pub generators: &'static [Generator],
 }
 
-/// How the program of one collective is made, and what it costs. Functions are called for two ranks or more.
+/// The maker of an algorithm's program for one collective, and its cost. Functions are called for two ranks
+/// or more.
 #[derive(Debug)]
 pub struct Generator {
     /// The collective that the program computes.
@@ -229,7 +231,8 @@ pub struct NetTraffic {
     pub hops: f64,
     /// Messages to and from other hosts that the busiest rank has for a tile, if the program has a root.
     pub busiest: f64,
-    /// Messages that the busiest rank has for the first tile beside one each way for each hop, if it has no root.
+    /// Messages that the busiest rank has for the first tile beside one each way for each hop, if it has no
+    /// root.
     pub more_messages: f64,
 }
 
@@ -274,8 +277,8 @@ impl Across {
         self.bytes * (self.ranks() - 1.0) / self.ranks()
     }
 
-    /// Bytes out of a host all of whose ranks send a share of their bytes to every far rank. Many senders to one receiver do
-    /// not fill its link.
+    /// Bytes out of a host all of whose ranks send a share of their bytes to every far rank. Many senders to
+    /// one receiver do not fill its link.
     pub fn pairs(&self) -> f64 {
         self.bytes * self.local * self.far() / self.ranks() / if self.hosts > 2.0 { 0.85 } else { 1.0 }
     }

@@ -1,9 +1,10 @@
 //! Hosts of equally many ranks: reduce inside each host, all-reduce across, gather inside.
 //!
-//! Rank `h * L + l` is rank `l` of host `h`. Inside a host everyone sends everyone its share (all pairs). Across, the
-//! ranks with equal `l` of all hosts reduce their share among themselves: in one exchange on two hosts, round a ring on
-//! more. So a byte leaves a host `2 (H - 1) / H` times, as in the best ring, after `2 (H - 1)` steps instead of
-//! `2 (H L - 1)`. Chunk `(r, l)` has number `r * L + l`: a step of a ring moves by `L` chunks.
+//! Rank `h * L + l` is rank `l` of host `h`. Inside a host everyone sends everyone its share (all pairs).
+//! Across, the ranks with equal `l` of all hosts reduce their share among themselves: in one exchange on two
+//! hosts, round a ring on more. So a byte leaves a host `2 (H - 1) / H` times, as in the best ring, after
+//! `2 (H - 1)` steps instead of `2 (H L - 1)`. Chunk `(r, l)` has number `r * L + l`: a step of a ring moves
+//! by `L` chunks.
 
 use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic};
 use hawser_program::build::{
@@ -94,7 +95,7 @@ fn per_block(key: &ProgramKey) -> u32 {
     per_host(key) * rounds(key)
 }
 
-/// See the module.
+/// The all-reduce of the module's description.
 fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let place = Place::new(key, rank);
     let mut steps = Vec::new();
@@ -115,8 +116,8 @@ fn all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     RankProgram::single(steps)
 }
 
-/// As [`all_reduce`], but the network reduces across: peer `key.ranks` of every rank takes its share and gives back the
-/// sum of all hosts' shares.
+/// As [`all_reduce`], but the network reduces across: peer `key.ranks` of every rank takes its share and
+/// gives back the sum of all hosts' shares.
 fn collnet_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let place = Place { rounds: 1, ..Place::new(key, rank) };
     let own = place.chunk(0, place.inside);
@@ -134,7 +135,8 @@ fn collnet_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     RankProgram::single(steps)
 }
 
-/// The networks that [`collnet_all_reduce`] talks to, as programs for the verifier: one for each place on a host.
+/// The networks that [`collnet_all_reduce`] talks to, as programs for the verifier: one for each place on a
+/// host.
 pub fn networks(key: &ProgramKey) -> Vec<RankProgram> {
     let local = per_host(key);
     let network = |place: u32| {

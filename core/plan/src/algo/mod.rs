@@ -1,11 +1,12 @@
-//! The registry of algorithms, and the programs that they make: (collective, algorithm) → program, for any rank count and root.
+//! The registry of algorithms, and the programs that they make: (collective, algorithm) → program, for any
+//! rank count and root.
 //!
 //! A generator is a pure function of (key, rank) and costs O(steps of that rank), so a rank of
 //! 1,024 never builds the other 1,023 programs. Every generator is proved by
 //! [`hawser_program::verify`] for 1…64 ranks in this crate's tests.
 //!
-//! To add an algorithm, write its file with an [`Entry`] and name that in `REGISTRY`: settings, the chooser, the cost model,
-//! executors, texts and tests read the registry.
+//! To add an algorithm, write its file with an [`Entry`] and name that in `REGISTRY`: settings, the chooser,
+//! the cost model, executors, texts and tests read the registry.
 
 mod allpairs;
 mod alltoall;
@@ -57,7 +58,8 @@ static OFFERED: LazyLock<Vec<Vec<Algorithm>>> = LazyLock::new(|| {
     Collective::ALL.into_iter().map(of).collect()
 });
 
-/// The families that have a generator for `collective` and need no network that reduces, in the order in which ties are decided.
+/// The families that have a generator for `collective` and need no network that reduces, in the order in
+/// which ties are decided.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     let index = Collective::ALL.iter().position(|c| *c == collective);
     index.map_or(&[], |index| &OFFERED[index])
@@ -199,7 +201,7 @@ enum Source {
     Generated(&'static Generator),
 }
 
-/// Where the program of a key comes from, if the key is right.
+/// Returns the source of the program of a key, if the key is right.
 fn checked(key: &ProgramKey) -> Result<Source> {
     let ProgramKey { collective, algorithm, ranks, root, .. } = *key;
     if ranks == 0 || ranks > max_ranks(collective, algorithm) {

@@ -1,9 +1,9 @@
-//! Parallel aggregated trees: a binomial tree from every rank, all at once, the largest distance first, so that what
-//! crosses the most of the machine is the least.
+//! Parallel aggregated trees: a binomial tree from every rank, all at once, the largest distance first, so
+//! that what crosses the most of the machine is the least.
 //!
-//! In the tree of block `b`, a rank's place is its distance from `b`. Its parent is its place without the lowest digit
-//! that is set, so messages go over distances that are powers of two. All ranks take places in the same order, which
-//! keeps every FIFO in order.
+//! In the tree of block `b`, a rank's place is its distance from `b`. Its parent is its place without the
+//! lowest digit that is set, so messages go over distances that are powers of two. All ranks take places in
+//! the same order, which keeps every FIFO in order.
 
 use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic};
 use hawser_program::build::{

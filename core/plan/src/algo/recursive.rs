@@ -1,7 +1,7 @@
 //! Partners at doubling distances: recursive doubling, and Rabenseifner's halving and doubling.
 //!
-//! Both want a power of two. Of `n` ranks, the first `2 * (n - p)` form pairs: the odd one gives its data to the even one
-//! and gets the result at the end, so that `p` ranks are left.
+//! Both want a power of two. Of `n` ranks, the first `2 * (n - p)` form pairs: the odd one gives its data to
+//! the even one and gets the result at the end, so that `p` ranks are left.
 
 use super::entry::{Across, Entry, Generator, Load, MAX_RANKS, Needs, NetTraffic, ProgramKey, Traffic};
 use hawser_program::build::{input, output, recv, recv_reduce_copy, send};
@@ -78,7 +78,8 @@ fn doubling_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     RankProgram::single(steps)
 }
 
-/// Halves of what is left go to partners, the farthest first, until every rank has one reduced part; then the parts go back.
+/// Halves of what is left go to partners, the farthest first, until every rank has one reduced part; then the
+/// parts go back.
 fn halving_doubling_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
     let role = Role::new(key, rank);
     let parts = power(key);
@@ -118,7 +119,7 @@ fn power(key: &ProgramKey) -> u32 {
     1 << key.ranks.ilog2()
 }
 
-/// What a rank is among the power of two.
+/// The part of a rank in the exchange among the ranks of a power of two.
 struct Role {
     /// Its number there; None = its partner works for it.
     id: Option<u32>,
@@ -142,7 +143,7 @@ impl Role {
         if id < self.pairs { 2 * id } else { id + self.pairs }
     }
 
-    /// What the odd one of a pair does.
+    /// The steps of the rank of a pair that takes no part in between.
     fn idle(&self, chunks: u32) -> Vec<Step> {
         let there = |peer| send(input(0), vec![peer]).repeat(chunks, 1);
         let back = |peer| recv(peer, output(0)).repeat(chunks, 1);

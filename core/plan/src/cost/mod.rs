@@ -1,7 +1,8 @@
 //! What a candidate costs: latency of its hops, bytes on the busiest link, work of its blocks.
 //!
-//! The formulas are here, the numbers in [`Constants`]: built-in ones, or those that `hawser measure` found on a machine
-//! ([`crate::fit`]). A model never has to be right, only to order the candidates; `Why` prints what it said.
+//! The formulas are here, the numbers in [`Constants`]: built-in ones, or those that `hawser measure` found
+//! on a machine ([`crate::fit`]). A model never has to be right, only to order the candidates; `Why` prints
+//! what it said.
 
 pub use crate::link_constants::{Constants, Path, section};
 
@@ -48,8 +49,8 @@ pub fn predict(
     path.fixed_us + traffic.hops * path.hop_us + far_hops + fill + moved + blocks * path.block_us
 }
 
-/// Predicted time in µs of a reduction whose moves are made by copy engines and whose sums by `ctas` CTAs, from everybody to
-/// everybody: one after the other, tile by tile.
+/// Predicted time in µs of a reduction whose moves are made by copy engines and whose sums by `ctas` CTAs,
+/// from everybody to everybody: one after the other, tile by tile.
 pub fn predict_folds(
     key: &ProgramKey,
     ctas: u32,
@@ -92,8 +93,9 @@ pub fn predict_exchange(
     path.fixed_us + path.hop_us * exchanges + (out / rate).max(waits) + f64::from(blocks) * path.block_us
 }
 
-/// Share of the wire's rate that a program reaches, and of the speed of its rounds. Where the root has more to do than the others, its part of the second
-/// exchange waits for theirs; where every rank combines all of the data, tiles wait for that.
+/// Share of the wire's rate that a program reaches, and of the speed of its rounds. Where the root has more
+/// to do than the others, its part of the second exchange waits for theirs; where every rank combines all of
+/// the data, tiles wait for that.
 fn program_share(key: &ProgramKey) -> f64 {
     match (key.algorithm, key.collective) {
         (Algorithm::AllPairs, Collective::Broadcast) => 0.85,
@@ -103,9 +105,9 @@ fn program_share(key: &ProgramKey) -> f64 {
     }
 }
 
-/// What ways without staging gain where tiles are said to have their share of the wire: set so that both meet where they did when
-/// measured on two GPUs (`bench/`), between 4 and 64 MiB. What is combined gains nothing, it seems, where many read from many: kernels
-/// pull 312 GB/s on eight GPUs, NCCL reaches 347.
+/// What ways without staging gain where tiles are said to have their share of the wire: set so that both meet
+/// where they did when measured on two GPUs (`bench/`), between 4 and 64 MiB. What is combined gains nothing,
+/// it seems, where many read from many: kernels pull 312 GB/s on eight GPUs, NCCL reaches 347.
 fn direct_share(key: &ProgramKey) -> f64 {
     use Collective::{AllGather, AllReduce, AllToAll, Gather, ReduceScatter, Scatter};
     match key.collective {
@@ -151,7 +153,7 @@ fn net(key: &ProgramKey, bytes: f64, tiles: f64, topology: &Topology) -> (f64, f
     (out / (f64::from(mbps) / 8.0) + waits, begin)
 }
 
-/// What a program sends between hosts.
+/// The traffic of a program between hosts.
 fn net_traffic(across: &Across) -> NetTraffic {
     let ProgramKey { collective, algorithm, .. } = across.key;
     match (algorithm, algo::generator(collective, algorithm)) {
@@ -164,7 +166,7 @@ fn net_traffic(across: &Across) -> NetTraffic {
     }
 }
 
-/// What a rank of a program does with `bytes` bytes.
+/// The traffic of the busiest rank of a program of `bytes` bytes.
 fn traffic(key: &ProgramKey, bytes: f64, all_to_all: f64) -> Traffic {
     let load = Load { key: *key, bytes, all_to_all };
     match (key.algorithm, algo::generator(key.collective, key.algorithm)) {

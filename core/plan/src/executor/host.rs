@@ -1,7 +1,7 @@
 //! The host executor: threads of the CPU follow the steps of a program, where ranks have no GPU.
 //!
-//! It takes what the interpreter's plans say (`executor/interpreter`) and differs in who runs them. So it has no protocol
-//! with flags: threads of a CPU see data and counters in order.
+//! It takes what the interpreter's plans say (`executor/interpreter`) and differs in who runs them. So it has
+//! no protocol with flags: threads of a CPU see data and counters in order.
 
 use hawser_types::{Algorithm, Collective, DeviceKind, Executor, Result, Route};
 

@@ -14,20 +14,21 @@ pub const PACK_BYTES: u64 = 16;
 pub struct LaunchPlan {
     /// Kernel arguments.
     pub args: Box<Args>,
-    /// Which kernel.
+    /// The kernel that runs the launch.
     pub kernel: KernelKey,
     /// Threads per block.
     pub threads: u32,
     /// Scratch memory needed, in bytes.
     pub scratch_bytes: u64,
-    /// How copy engines may move it from user buffer to user buffer.
+    /// The way in which copy engines may move it from user buffer to user buffer.
     pub direct: Direct,
     /// Most CTAs at once that combine what copy engines move.
     pub ctas: u32,
 }
 
 impl LaunchPlan {
-    /// Whether copy engines make the moves of a reduction, and kernels of [`LaunchPlan::ctas`] blocks combine.
+    /// Whether copy engines make the moves of a reduction, and kernels of [`LaunchPlan::ctas`] blocks
+    /// combine.
     pub fn folds(&self) -> bool {
         self.kernel.route == Route::COPY_ENGINE && self.kernel.op != DeviceOp::Copy
     }
@@ -66,15 +67,15 @@ const LEAST_IN_STEP: u64 = 1 << 20;
 /// Ranks above this have steps with several peers.
 const MOST_IN_STEP: u32 = 9;
 
-/// How a launch moves data without staging. Equal on all ranks.
+/// The ways in which a launch moves data without staging. Equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direct {
     /// Not at all.
     No,
     /// Each leg as a whole, when both ends are ready.
     Free,
-    /// Each leg as a whole, and every rank sends to one peer and receives from one at a time: the next turn of a rank begins when
-    /// its last one is over.
+    /// Each leg as a whole, and every rank sends to one peer and receives from one at a time: the next turn
+    /// of a rank begins when its last one is over.
     LockStep,
     /// Tile by tile along a chain of ranks, each of which passes on what came into its user's buffer.
     Chain,

@@ -1,4 +1,5 @@
-//! Executors: how a program runs. Each has a folder with an implementation of [`PlanExecutor`], and a line in [`EXECUTORS`].
+//! Executors: how a program runs. Each has a folder with an implementation of [`PlanExecutor`], and a line in
+//! [`EXECUTORS`].
 
 pub mod copy_engine;
 pub mod fused;

@@ -1,4 +1,4 @@
-//! What the chooser asks of an executor.
+//! The interface of an executor: the questions of the chooser, and the plans that are compiled.
 
 use hawser_types::{Algorithm, Call, Collective, DeviceKind, Executor, PlanError, Result, Route};
 
@@ -19,7 +19,7 @@ pub struct Query<'a> {
     pub key: ProgramKey,
     /// The executor, the protocol and the strategy.
     pub route: Route,
-    /// What is known of the job and the machine.
+    /// The facts about the job and the machine.
     pub topology: &'a Topology,
     /// The settings.
     pub config: &'a PlanConfig,
@@ -61,7 +61,7 @@ pub struct Decided<'a> {
     pub decision: &'a Decision,
     /// The rank that compiles.
     pub rank: u32,
-    /// What is known of the job and the machine.
+    /// The facts about the job and the machine.
     pub topology: &'a Topology,
     /// The settings.
     pub config: &'a PlanConfig,
@@ -87,7 +87,7 @@ pub trait PlanExecutor: Sync {
     /// Whether it may be a candidate at all for a family's program, on ranks of a kind of device.
     fn offers(&self, collective: Collective, algorithm: Algorithm, device: DeviceKind) -> bool;
 
-    /// Whether it can run a call.
+    /// Checks that it can run a call.
     ///
     /// # Errors
     /// The reason why it cannot.
@@ -102,7 +102,8 @@ pub trait PlanExecutor: Sync {
     /// The predicted time in µs with a given grid.
     fn predict(&self, load: &Load<'_>, grid: Grid, topology: &Topology, config: &PlanConfig) -> f64;
 
-    /// The copies of the program where a tuner asks for so many blocks. `best` is the grid that the estimate found.
+    /// The copies of the program where a tuner asks for so many blocks. `best` is the grid that the estimate
+    /// found.
     ///
     /// # Errors
     /// As [`PlanExecutor::estimate`].
@@ -111,17 +112,17 @@ pub trait PlanExecutor: Sync {
     /// The threads of a block.
     fn threads(&self, query: &Query<'_>, grid: Grid) -> u32;
 
-    /// Whether its plans are made of a rank's lowered program.
+    /// True if its plans are made of a rank's lowered program.
     fn runs_steps(&self) -> bool {
         true
     }
 
-    /// The plan of a call. `program` is the rank's lowered program; an executor that does not run steps derives what it moves
-    /// from the same generator's description.
+    /// The plan of a call. `program` is the rank's lowered program; an executor that does not run steps
+    /// derives what it moves from the same generator's description.
     ///
     /// # Errors
-    /// `InvalidUsage` when the settings leave too few lanes for the program's channels; `InvalidProgram` for an executor
-    /// that runs steps and gets no program.
+    /// `InvalidUsage` when the settings leave too few lanes for the program's channels; `InvalidProgram` for
+    /// an executor that runs steps and gets no program.
     fn compile(&self, decided: &Decided<'_>, program: Option<&Lowered>) -> Result<Plan>;
 }
 

@@ -1,5 +1,5 @@
-//! Simulated ranks with copy engines: streams that progress in any order, and devices that run all streams of a rank as one;
-//! hosts whose proxies carry slots whenever they like.
+//! Simulated ranks with copy engines: streams that progress in any order, and devices that run all streams of
+//! a rank as one; hosts whose proxies carry slots whenever they like.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -27,8 +27,8 @@ pub fn hosts(ranks: u32, per_host: u32) -> Topology {
     Topology::of_hosts(ranks, per_host, DeviceKind::Cuda { sm: 90 }, Link::NvLink)
 }
 
-/// Memory of all ranks: rank r's byte i has the address (r + 1) << 32 | i. User buffers come first, staging at `STAGING`,
-/// slots that the network carries at `FAR`.
+/// Memory of all ranks: rank r's byte i has the address (r + 1) << 32 | i. User buffers come first, staging
+/// at `STAGING`, slots that the network carries at `FAR`.
 pub struct Machine {
     pub topology: Topology,
     pub memory: Vec<Vec<u8>>,
@@ -104,7 +104,7 @@ impl Machine {
         self.at(addr, 4).first_chunk_mut().unwrap()
     }
 
-    /// What a proxy does about a slot; whether it did anything.
+    /// Does what a proxy does about a slot; true if it did anything.
     pub fn carry(&mut self, index: usize) -> bool {
         let Wire { from: (out, a), to: (into, b), is_posted } = self.wires[index];
         if !is_posted {
@@ -135,8 +135,8 @@ impl Machine {
         &mut self.memory[rank][at..at + bytes as usize]
     }
 
-    /// Runs one launch sequence per rank to its end; chance chooses who is called next, and who goes on. `alias`: one queue per
-    /// rank. `direct`: launches may copy from user buffer to user buffer.
+    /// Runs one launch sequence per rank to its end; chance chooses who is called next, and who goes on.
+    /// `alias`: one queue per rank. `direct`: launches may copy from user buffer to user buffer.
     pub fn run(
         &mut self,
         launches: &[Vec<(LaunchPlan, Vec<Step>)>],
@@ -275,7 +275,8 @@ impl Machine {
     }
 }
 
-/// Lets all streams of a rank wait for what each of them has had: a launch begins when the one before is over.
+/// Lets all streams of a rank wait for what each of them has had: a launch begins when the one before is
+/// over.
 fn join(queues: &mut [VecDeque<Entry>]) {
     let before: Vec<usize> = queues.iter().map(VecDeque::len).collect();
     for queue in queues {
@@ -283,7 +284,7 @@ fn join(queues: &mut [VecDeque<Entry>]) {
     }
 }
 
-/// What stands in a queue.
+/// An entry of a queue.
 #[derive(Clone, Copy)]
 enum Entry {
     Do(What),
@@ -311,7 +312,7 @@ pub fn blocks_at_once(commands: &[Command]) -> u32 {
 /// An end that was called first: its address and bytes, or None for staging.
 pub type Offer = Option<(u64, u64)>;
 
-/// What a leg's end gets when it is called.
+/// Returns what a leg's end gets when it is called.
 pub fn meet(
     board: &mut HashMap<(u32, u32), VecDeque<(bool, Offer)>>,
     rank: u32,

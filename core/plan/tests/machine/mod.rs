@@ -186,7 +186,7 @@ fn moved(chunk: u32, step: &Step, repetition: u32, chunks: u32) -> u32 {
     moved.rem_euclid(i64::from(chunks.max(1))) as u32
 }
 
-/// Which part of every chunk a tile of an instance is.
+/// The part of every chunk that a tile of an instance is.
 struct Range {
     /// First element within the chunk.
     first: u64,

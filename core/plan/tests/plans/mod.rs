@@ -83,14 +83,17 @@ fn buffers_of(peers: &[u32], kind: &str) -> Value {
         .collect()
 }
 
-/// All-reduce with packets: chunks go to their owner, which adds them up and sends the sum to all. A threadblock per peer, and one that adds.
+/// All-reduce with packets: chunks go to their owner, which adds them up and sends the sum to all. A
+/// threadblock per peer, and one that adds.
 fn packets(ranks: u32) -> Value {
     let rank = |me: u32| {
         let others = peers(ranks, me);
         let put = |(at, &peer): (usize, &u32)| {
             let ops = vec![
                 op("ppkt", vec![here("i", peer, 1)], vec![there(0, me, 1)]),
-                json!({ "name": "upkt", "src_buff": [here("s", ranks + peer, 1)], "dst_buff": [here("i", peer, 1)] }),
+                json!({
+                    "name": "upkt", "src_buff": [here("s", ranks + peer, 1)], "dst_buff": [here("i", peer, 1)]
+                }),
             ];
             block(at as u32, &[at as u32], &[at as u32], ops)
         };
@@ -107,7 +110,8 @@ fn packets(ranks: u32) -> Value {
     plan("packets", "allreduce", "LL", true, (0..ranks).map(rank).collect())
 }
 
-/// All-reduce that reads its peers' inputs, adds them up and writes the sum back; the data in two pieces, a threadblock each.
+/// All-reduce that reads its peers' inputs, adds them up and writes the sum back; the data in two pieces, a
+/// threadblock each.
 fn reads(ranks: u32) -> Value {
     let rank = |me: u32| {
         let others = peers(ranks, me);
@@ -189,7 +193,8 @@ fn gets(ranks: u32) -> Value {
     plan("gets", "alltoall", "Simple", false, (0..ranks).map(rank).collect())
 }
 
-/// Reduce-scatter: one threadblock puts into scratch, another adds up what has come, behind semaphores, in a pipeline.
+/// Reduce-scatter: one threadblock puts into scratch, another adds up what has come, behind semaphores, in a
+/// pipeline.
 fn scatter(ranks: u32) -> Value {
     let rank = |me: u32| {
         let others = peers(ranks, me);
@@ -276,15 +281,24 @@ fn old_reads() -> Value {
     let rank = |me: u32| {
         let at = json!([{ "id": 0, "off": me }]);
         let ops = vec![
-            json!({ "name": "signal", "o_buff": ends, "o_cids": [{ "id": 0, "off": 0 }], "ctype": "sm", "cnt": 1 }),
-            json!({ "name": "wait", "i_buff": ends, "i_cids": [{ "id": 0, "off": 0 }], "ctype": "sm", "cnt": 1 }),
+            json!({
+                "name": "signal", "o_buff": ends, "o_cids": [{ "id": 0, "off": 0 }], "ctype": "sm", "cnt": 1
+            }),
+            json!({
+                "name": "wait", "i_buff": ends, "i_cids": [{ "id": 0, "off": 0 }], "ctype": "sm", "cnt": 1
+            }),
             json!({ "name": "nop", "deps": [{ "tb": 0, "step": 1 }] }),
             json!({
-                "name": "rrcs", "i_buff": ends, "i_cids": at, "o_buff": ends, "o_cids": at, "src": me, "srcbuff": "i",
+                "name": "rrcs", "i_buff": ends, "i_cids": at, "o_buff": ends, "o_cids": at, "src": me,
+                "srcbuff": "i",
                 "srcoff": me, "dst": me, "dstbuff": "i", "dstoff": me, "ctype": "sm", "cnt": 1
             }),
-            json!({ "name": "signal", "o_buff": ends, "o_cids": [{ "id": 0, "off": 0 }], "ctype": "sm", "cnt": 1 }),
-            json!({ "name": "wait", "i_buff": ends, "i_cids": [{ "id": 0, "off": 0 }], "ctype": "sm", "cnt": 1 }),
+            json!({
+                "name": "signal", "o_buff": ends, "o_cids": [{ "id": 0, "off": 0 }], "ctype": "sm", "cnt": 1
+            }),
+            json!({
+                "name": "wait", "i_buff": ends, "i_cids": [{ "id": 0, "off": 0 }], "ctype": "sm", "cnt": 1
+            }),
         ];
         old_gpu(me, 0, ["i", "i"], ops)
     };
@@ -298,15 +312,18 @@ fn old_packets() -> Value {
         let other = 1 - me;
         let ops = vec![
             json!({
-                "name": "ppkt", "o_buff": ends, "o_cids": [{ "id": 0, "off": 0 }], "srcs": [{ "buff": "i", "off": other }],
+                "name": "ppkt", "o_buff": ends, "o_cids": [{ "id": 0, "off": 0 }],
+                "srcs": [{ "buff": "i", "off": other }],
                 "ctype": "sm", "cnt": 1
             }),
             json!({
-                "name": "rspkt", "o_buff": ends, "o_cids": [{ "id": 0, "off": 1 }], "srcs": [{ "buff": "s", "off": 0 }],
+                "name": "rspkt", "o_buff": ends, "o_cids": [{ "id": 0, "off": 1 }],
+                "srcs": [{ "buff": "s", "off": 0 }],
                 "srcbuff": "i", "srcoff": me, "dstbuff": "i", "dstoff": me, "ctype": "sm", "cnt": 1
             }),
             json!({
-                "name": "cpkt", "srcbuff": "s", "srcoff": 1, "dstbuff": "i", "dstoff": other, "ctype": "none", "cnt": 1
+                "name": "cpkt", "srcbuff": "s", "srcoff": 1, "dstbuff": "i", "dstoff": other,
+                "ctype": "none", "cnt": 1
             }),
         ];
         old_gpu(me, 2, ["i", "s"], ops)

@@ -1,4 +1,4 @@
-//! What can be wrong with a program.
+//! The faults that the verifier finds in a program.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::{Buf, Ref};
 /// A place in a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct At {
-    /// Rank.
+    /// The number of the rank.
     pub rank: u32,
     /// Channel of the rank.
     pub channel: u32,
@@ -35,16 +35,16 @@ pub enum Fault {
     },
     /// A step has the wrong operands or peers for its operation.
     BadStep {
-        /// Where.
+        /// The place of the fault.
         at: At,
-        /// What is wrong.
+        /// The fault in words.
         what: String,
     },
     /// A step names a chunk that does not exist.
     OutOfBounds {
-        /// Where.
+        /// The place of the fault.
         at: At,
-        /// Which chunk.
+        /// The chunk that the step names.
         reference: Ref,
         /// Chunks of the buffer on this rank.
         chunks: u32,
@@ -53,32 +53,32 @@ pub enum Fault {
     Deadlock {
         /// Slots per FIFO.
         depth: u32,
-        /// Who waits for whom.
+        /// The steps that wait, each with what it waits for.
         waits: Vec<(At, Wait)>,
     },
     /// Slots were sent and never taken.
     UnbalancedFifo {
         /// Lane of the FIFO.
         lane: u32,
-        /// Sender.
+        /// The rank that sends.
         from: u32,
-        /// Receiver.
+        /// The rank that receives.
         to: u32,
         /// Slots left over.
         slots: u32,
     },
     /// A step reads what nobody wrote.
     UndefinedRead {
-        /// Where.
+        /// The place of the fault.
         at: At,
-        /// Which chunk.
+        /// The chunk that the step reads.
         reference: Ref,
     },
     /// A step reads an input that was overwritten in place.
     OverwrittenInput {
-        /// Where.
+        /// The place of the fault.
         at: At,
-        /// Which chunk.
+        /// The chunk that the step names.
         reference: Ref,
     },
     /// Two channels of a rank use a chunk and nothing orders them; at least one writes.
@@ -87,7 +87,7 @@ pub enum Fault {
         at: At,
         /// The earlier.
         other: At,
-        /// Which chunk.
+        /// The chunk that both steps use.
         reference: Ref,
     },
     /// An output holds a contribution that does not belong there.
@@ -109,7 +109,7 @@ pub enum Fault {
         chunk: u32,
         /// Rank it came from.
         source: u32,
-        /// How often.
+        /// The number of times that the contribution is in the sum.
         count: u32,
     },
     /// An output lacks a contribution.
@@ -130,12 +130,12 @@ pub enum Fault {
     },
     /// The finishing operation is applied to a finished value, or a finished value is reduced further.
     FinishedTwice {
-        /// Where.
+        /// The place of the fault.
         at: At,
     },
 }
 
-/// What a channel waits for.
+/// The reasons why a channel waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wait {
     /// A slot from this rank.
@@ -144,9 +144,9 @@ pub enum Wait {
     Room(u32),
     /// The end of a step of another channel of the same rank.
     Step {
-        /// Channel.
+        /// The number of the channel.
         channel: u32,
-        /// Step.
+        /// The number of the step.
         step: u32,
     },
 }
@@ -205,15 +205,18 @@ impl fmt::Display for Fault {
             }
             Self::WrongContribution { rank, chunk, source, source_chunk } => write!(
                 f,
-                "wrong contribution: output chunk {chunk} of rank {rank} holds input chunk {source_chunk} of rank {source}"
+                "wrong contribution: output chunk {chunk} of rank {rank} holds input chunk {source_chunk} of \
+                 rank {source}"
             ),
             Self::DoubleCount { rank, chunk, source, count } => write!(
                 f,
-                "double count: output chunk {chunk} of rank {rank} holds the contribution of rank {source} {count} times"
+                "double count: output chunk {chunk} of rank {rank} holds the contribution of rank {source} \
+                 {count} times"
             ),
             Self::Missing { rank, chunk, source } => write!(
                 f,
-                "missing contribution: output chunk {chunk} of rank {rank} lacks the contribution of rank {source}"
+                "missing contribution: output chunk {chunk} of rank {rank} lacks the contribution of rank \
+                 {source}"
             ),
             Self::NotFinished { rank, chunk } => write!(
                 f,

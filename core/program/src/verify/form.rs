@@ -89,7 +89,7 @@ fn check_shape(program: &Program) -> Result<(), Fault> {
     check_clocks(program, (program.ranks.len() * channels) as u64)
 }
 
-/// What it takes to know what happened before what.
+/// Checks that the order of all steps can be kept track of.
 fn check_clocks(program: &Program, processes: u64) -> Result<(), Fault> {
     let is_concurrent =
         |rank: &RankProgram| rank.channels.iter().filter(|channel| !channel.steps.is_empty()).count() > 1;
@@ -98,7 +98,8 @@ fn check_clocks(program: &Program, processes: u64) -> Result<(), Fault> {
     let clocks = processes.saturating_mul(processes.saturating_add(awaited));
     if clocks > MOST_CLOCKS && program.ranks.iter().any(is_concurrent) {
         return Err(Fault::BadShape(format!(
-            "{processes} channels of all ranks and {awaited} waits between them are too many to prove: use fewer channels"
+            "{processes} channels of all ranks and {awaited} waits between them are too many to prove: use \
+             fewer channels"
         )));
     }
     Ok(())

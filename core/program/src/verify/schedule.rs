@@ -64,7 +64,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Where a process stands and its step, if it has not ended.
+    /// Returns the place and the step of a process that has not ended.
     fn current(&self, process: usize) -> Option<(At, &'a Step)> {
         let (rank, channel) = (process / self.channels, process % self.channels);
         let (step, repetition) = self.next[process];
@@ -72,7 +72,7 @@ impl<'a> Network<'a> {
         Some((At { rank: rank as u32, channel: channel as u32, step, repetition }, found))
     }
 
-    /// What keeps a step from running now.
+    /// Returns the reason why a step cannot run now.
     fn obstacle(&self, at: At, step: &Step) -> Option<Wait> {
         let base = at.rank as usize * self.channels;
         let lane = self.lanes[base + at.channel as usize];

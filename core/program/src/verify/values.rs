@@ -50,7 +50,7 @@ struct Cell {
 }
 
 type Clock = Rc<Vec<u32>>;
-/// What travels: a value and what its sender knew.
+/// A message: a value, and what its sender knew.
 type Slot = (Rc<Value>, Clock);
 
 struct Run<'a> {
@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
         Ref { chunk: step.chunk_at(reference.chunk, at.repetition, chunks), ..reference }
     }
 
-    /// Whether `earlier` happened before what `process` does now.
+    /// True if `earlier` happened before what `process` does now.
     fn ordered(&self, earlier: &Access, process: usize) -> bool {
         earlier.process == process || self.clocks[process][earlier.process] >= earlier.count
     }

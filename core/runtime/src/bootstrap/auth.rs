@@ -50,7 +50,7 @@ pub(super) enum Role {
     Peer = 4,
     /// File descriptors from rank to rank (unix-domain only).
     Descriptor = 5,
-    /// What becomes of ranks, to and from rank 0.
+    /// The news of what becomes of ranks, to and from rank 0.
     Watch = 6,
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// The time that a rank spends to tell a root that it is not needed.
 const RELEASE_TIME: Duration = Duration::from_secs(5);
 
-/// Where a rank listens, and which process it is.
+/// The places where a rank listens, and its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerAddress {
     /// The address of the TCP listener.

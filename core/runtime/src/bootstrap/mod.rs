@@ -124,7 +124,7 @@ pub struct Bootstrap {
     splits: AtomicU32,
     /// The inbox: everything that came from other ranks (and from this one).
     shared: Arc<Shared>,
-    /// What is known of the other ranks.
+    /// The knowledge of the other ranks.
     watch: Arc<Watch>,
     /// `None` for a communicator of one rank.
     _service: Option<Service>,
@@ -242,7 +242,7 @@ impl Bootstrap {
         Ok(())
     }
 
-    /// What is known of the other ranks.
+    /// The knowledge of the other ranks.
     pub fn roster(&self) -> &Roster {
         &self.watch.roster
     }

@@ -259,7 +259,7 @@ struct Server {
     stop: Arc<StopSignal>,
 }
 
-/// What other ranks may connect for over TCP.
+/// The roles in which other ranks may connect over TCP.
 const ROLES: &[Role] = &[Role::Star, Role::Peer, Role::Watch];
 
 /// An incoming connection.

@@ -33,9 +33,9 @@ const TEXT_LIMIT: usize = 2 << 10;
 /// Bytes that may wait for a rank that takes none.
 const MOST_WAITING: usize = 1 << 20;
 
-/// What a rank knows of the others, and its connections for news.
+/// The knowledge of a rank about the others, and its connections for news.
 pub(super) struct Watch {
-    /// What is known of all ranks.
+    /// The knowledge of all ranks.
     pub roster: Roster,
     rank: u32,
     outs: Mutex<FxHashMap<u32, Out>>,
@@ -46,7 +46,7 @@ pub(super) struct Watch {
     flags: Mutex<Vec<AbortFlag>>,
     /// Told, in the service thread, that somebody is dead.
     hook: OnceLock<Hook>,
-    /// How long another host may give no sign of life.
+    /// The time for which another host may give no sign of life.
     heartbeat: Option<Duration>,
 }
 
@@ -57,7 +57,7 @@ struct Out {
     /// A child that held it open would hide the end of its parent.
     _closed_in_children: ClosedInChildren,
     stream: Arc<Stream>,
-    /// What the kernel has not taken yet.
+    /// The bytes that the kernel has not taken yet.
     waiting: Vec<u8>,
 }
 
@@ -440,7 +440,8 @@ mod tests {
             for end in [End::Left(text.clone()), End::Died(text), failed] {
                 let frame = encode(rank, &end, Duration::from_millis(age.into()));
                 let payload = &frame[super::super::wire::HEADER..];
-                prop_assert_eq!(decode(rank.into(), payload).unwrap(), (rank, end, Duration::from_millis(age.into())));
+                let age = Duration::from_millis(age.into());
+                prop_assert_eq!(decode(rank.into(), payload).unwrap(), (rank, end, age));
             }
             let _ = decode(7, &bytes);
         }

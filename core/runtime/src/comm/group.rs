@@ -22,9 +22,10 @@ use crate::submit::submit;
 pub(crate) struct Job {
     /// Jobs of one owner run in the order of their calls: the parent of a split, else the new communicator.
     pub owner: Comm,
-    /// Whether somebody waits for it.
+    /// True if somebody waits for it.
     pub blocking: bool,
-    /// What it does. The guard keeps the owner busy and is dropped when the owner is not needed any more.
+    /// The function that does the work. The guard keeps the owner busy and is dropped when the owner is not
+    /// needed any more.
     pub work: Work,
 }
 
@@ -63,7 +64,7 @@ pub fn depth() -> u32 {
     GROUP.with_borrow(|g| g.depth)
 }
 
-/// How many nested groups were closed in the open group.
+/// The number of nested groups that were closed in the open group.
 pub(crate) fn nested() -> u32 {
     GROUP.with_borrow(|g| g.closed)
 }
@@ -99,8 +100,8 @@ pub fn simulate_end() -> Result<f32> {
     Ok(longest)
 }
 
-/// Adds an operation of `comm` to the open group. Without one it is a group of its own, which runs at once; so is a
-/// collective of a communicator of one rank, which waits for nobody (as in NCCL).
+/// Adds an operation of `comm` to the open group. Without one it is a group of its own, which runs at once;
+/// so is a collective of a communicator of one rank, which waits for nobody (as in NCCL).
 pub fn add(comm: &Comm, operation: Result<(Arc<CommState>, Item)>) -> Result<()> {
     match operation {
         Err(error) => {
@@ -170,13 +171,13 @@ fn finish(group: Group) -> Result<()> {
     for (comm, items) in &group.comms {
         parts.push((comm, comm.state()?, &items[..]));
     }
-    // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream would
-    // otherwise wait for each other.
+    // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream
+    // would otherwise wait for each other.
     parts.sort_by_key(|(_, comm_state, _)| comm_state.comm_id);
     launch(&mut parts)
 }
 
-/// What a group has for one communicator.
+/// The part of a group that belongs to one communicator.
 type Part<'a> = (&'a Comm, Arc<CommState>, &'a [Item]);
 
 /// Resolves everything, then submits it: an error on the way leaves nothing half done.

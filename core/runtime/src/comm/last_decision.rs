@@ -5,10 +5,10 @@ use hawser_base::lock::lock;
 use hawser_plan::{Decision, Executor, Route};
 
 use super::Comm;
+use crate::comm_state::Compiled;
 use crate::comm_state::plan_cache::{BatchSummary, Last};
-use crate::comm_state::{CommState, Compiled};
 
-/// What the last operation of a communicator ran, and why.
+/// The record of the last operation of a communicator: what ran, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LastDecision {
     /// Number of the operation, from 0 on.
@@ -34,7 +34,8 @@ pub struct LastDecision {
 }
 
 impl Comm {
-    /// What the last operation that was put on a stream ran, and why. None before the first one, and after choices were forgotten.
+    /// The record of the last operation that was put on a stream. None before the first one, and after
+    /// choices were forgotten.
     ///
     /// # Errors
     /// The communicator is not up.
@@ -76,7 +77,8 @@ fn of_choice(operation: u64, compiled: &Compiled) -> LastDecision {
 
 fn of_batch(operation: u64, batch: BatchSummary) -> LastDecision {
     let text = format!(
-        "{} messages of {} bytes in all\n  decided: {} in {} blocks by their sizes and by what connects the ranks",
+        "{} messages of {} bytes in all\n  decided: {} in {} blocks by their sizes and by what connects the \
+         ranks",
         batch.messages,
         batch.bytes,
         batch.route.name(),

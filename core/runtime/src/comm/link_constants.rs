@@ -1,7 +1,7 @@
 //! Constants of the cost model from a file: rank 0 reads it, all ranks take what it read.
 //!
-//! `HAWSER_LINKS` names the file. Without it, the one that `hawser measure` left in the user's cache for this device and
-//! number of ranks counts if it is there. Ranks never compare files: rank 0's text is everybody's.
+//! `HAWSER_LINKS` names the file. Without it, the one that `hawser measure` left in the user's cache for this
+//! device and number of ranks counts if it is there. Ranks never compare files: rank 0's text is everybody's.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +18,8 @@ use hawser_base::log::{self, Subsys};
 const MOST_BYTES: u64 = 64 << 10;
 /// Value of `HAWSER_LINKS` that stands for no file.
 const NONE: &str = "none";
-/// First words of what rank 0 sends: the text of a file that was named, or found in the cache, or what went wrong.
+/// First words of what rank 0 sends: the text of a file that was named, or found in the cache, or what went
+/// wrong.
 const NAMED: &str = "named";
 const CACHED: &str = "cached";
 const FAILED: &str = "failed";
@@ -72,15 +73,15 @@ pub fn take(offered: &[u8], topology: &mut Topology) -> Result<()> {
     Ok(())
 }
 
-/// Where `hawser measure` leaves its constants for so many ranks of a host on a device of this name; None where the
-/// user has no folder for caches.
+/// Where `hawser measure` leaves its constants for so many ranks of a host on a device of this name; None
+/// where the user has no folder for caches.
 pub fn cache_file(settings: &Settings, device: &str, ranks: u32) -> Option<PathBuf> {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let device: String = device.chars().map(plain).collect();
     Some(settings.cache.as_ref()?.join("hawser").join(format!("links-{device}-{ranks}.toml")))
 }
 
-/// What to send of the file in the cache. One that is broken is a warning and does not count.
+/// The text to send of the file in the cache. One that is broken is a warning and does not count.
 fn cached(settings: &Settings, device: &str, topology: &Topology) -> Option<String> {
     let first = topology.ranks.first()?.host;
     let ranks = topology.ranks.iter().filter(|rank| rank.host == first).count() as u32;

@@ -25,7 +25,8 @@ pub fn mem_free(addr: u64) -> Result<()> {
     if addr == 0 {
         return Ok(());
     }
-    // Freed when the table is unlocked again: that may wait for the GPU, and so for ranks that want memory of their own.
+    // Freed when the table is unlocked again: that may wait for the GPU, and so for ranks that want memory of
+    // their own.
     let memory = lock(table())?.remove(&addr);
     if memory.is_some() {
         return Ok(());

@@ -53,7 +53,7 @@ use group::Job;
 #[derive(Clone)]
 pub struct Comm(Arc<Inner>);
 
-/// What all handles of a communicator share.
+/// The state that all handles of a communicator share.
 pub struct Inner {
     id: u64,
     /// A child of a split learns it during bring-up.
@@ -92,7 +92,7 @@ enum State {
         finalized: bool,
     },
     Failed(Error),
-    /// What it had is being freed.
+    /// The communicator is over, and what it had is being freed.
     Ending,
     Gone,
 }
@@ -191,8 +191,8 @@ impl Comm {
         self.message(Message { peer, send: false, addr, bytes }, stream)
     }
 
-    /// Puts a collective whose parts differ in length on a stream, or into the open group. It is carried by messages, which
-    /// match those of other ranks in the order of the calls.
+    /// Puts a collective whose parts differ in length on a stream, or into the open group. It is carried by
+    /// messages, which match those of other ranks in the order of the calls.
     pub fn vector(&self, vector: &Vector<'_>, dtype: DataType, stream: Stream) -> Result<()> {
         let planned = || {
             self.state()?;
@@ -211,9 +211,9 @@ impl Comm {
         self.state()?.choose(call)
     }
 
-    /// Changes the rules of this communicator on all ranks, from one collective on, to those in these files; without files to
-    /// none. One rank asks, from any thread; the others need not know. Returns the first collective (counted from 0 on
-    /// each rank) with the new rules. It may be one that nobody has called yet.
+    /// Changes the rules of this communicator on all ranks, from one collective on, to those in these files;
+    /// without files to none. One rank asks, from any thread; the others need not know. Returns the first
+    /// collective (counted from 0 on each rank) with the new rules. It may be one that nobody has called yet.
     ///
     /// # Errors
     /// `InvalidUsage`: nothing has changed on any rank, and why; `Remote`: rank 0 could not be asked.
@@ -253,8 +253,8 @@ impl Comm {
         }
     }
 
-    /// A buffer of this rank is a symmetric window of the communicator: all ranks say so of theirs. Calls whose buffers lie in
-    /// such count as registered for rules.
+    /// A buffer of this rank is a symmetric window of the communicator: all ranks say so of theirs. Calls
+    /// whose buffers lie in such count as registered for rules.
     ///
     /// # Errors
     /// The communicator is not up.
@@ -285,7 +285,7 @@ impl Comm {
         self.0.ordinal
     }
 
-    /// Whether calls wait for their end.
+    /// True if calls wait for their end.
     pub fn is_blocking(&self) -> bool {
         self.0.config.blocking
     }
@@ -481,7 +481,7 @@ impl Drop for Busy {
 }
 
 impl Comm {
-    /// Whether programs of this communicator run on the host device.
+    /// True if programs of this communicator run on the host device.
     pub fn is_host(&self) -> bool {
         self.state().is_ok_and(|l| l.device.kernels().is_none())
     }

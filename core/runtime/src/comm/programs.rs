@@ -1,5 +1,5 @@
-//! Programs that users bring: `MSCCL_XML_FILES` and `MSCCL_ALGO_DIR`. Files are read once per process and proved when a
-//! communicator of their number of ranks is made; ranks compare what they have.
+//! Programs that users bring: `MSCCL_XML_FILES` and `MSCCL_ALGO_DIR`. Files are read once per process and
+//! proved when a communicator of their number of ranks is made; ranks compare what they have.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -56,7 +56,8 @@ pub fn names(settings: &Settings) -> Vec<String> {
     files(settings).programs.iter().map(|program| program.name.clone()).collect()
 }
 
-/// The programs for communicators of `ranks` ranks. Files that are wrong are left out unless the user named them.
+/// The programs for communicators of `ranks` ranks. Files that are wrong are left out unless the user named
+/// them.
 pub fn load(settings: &Settings, ranks: u32) -> Programs {
     let files = files(settings);
     let mut programs = Programs { failed: files.failed.clone(), ..Programs::default() };
@@ -73,7 +74,7 @@ pub fn load(settings: &Settings, ranks: u32) -> Programs {
 }
 
 impl Programs {
-    /// What this rank tells the others.
+    /// The record that this rank sends to the others.
     pub fn peer_info(&self) -> Vec<u8> {
         if let Some(error) = &self.failed {
             return format!("{FAILED}\n{error}").into_bytes();
@@ -147,7 +148,8 @@ pub fn check(peer_infos: &[Vec<u8>]) -> Result<()> {
         };
         let place = at.unwrap_or(0) + 1;
         let text = format!(
-            "the programs of MSCCL_XML_FILES and MSCCL_ALGO_DIR differ: number {place} of rank 0 is {}, of rank {rank} {}",
+            "the programs of MSCCL_XML_FILES and MSCCL_ALGO_DIR differ: number {place} of rank 0 is {}, of \
+             rank {rank} {}",
             name(&first),
             name(&other)
         );
@@ -237,7 +239,8 @@ impl Program {
     }
 }
 
-/// Program files of a folder, sorted, so that all ranks have one order; JSON is among them so that its remedy is told.
+/// Program files of a folder, sorted, so that all ranks have one order; JSON is among them so that its remedy
+/// is told.
 fn listed(folder: &Path) -> Vec<PathBuf> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -292,7 +295,8 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let algo = |name: &str, ranks: u32| {
             format!(
-                "<algo name=\"{name}\" proto=\"LL\" nchannels=\"1\" nchunksperloop=\"2\" ngpus=\"{ranks}\" coll=\"allreduce\"></algo>"
+                "<algo name=\"{name}\" proto=\"LL\" nchannels=\"1\" nchunksperloop=\"2\" ngpus=\"{ranks}\" \
+                 coll=\"allreduce\"></algo>"
             )
         };
         for (file, name, ranks) in [("b.xml", "pairs", 2), ("a.xml", "Pairs", 4), ("c.xml", "other", 2)] {

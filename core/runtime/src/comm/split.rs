@@ -13,14 +13,15 @@ use crate::comm::group::{self, Job};
 use crate::comm_state::CommState;
 
 impl Comm {
-    /// Makes children: ranks with the same `color` form one, ordered by (`key`, rank). Collective over all ranks of
-    /// this communicator; `color == -1` takes part but gets none. In an open group the work is done at its end; if this
-    /// communicator does not block, it goes on in the background. Until then this communicator is in progress, and the child
-    /// does not know its rank. `config == None` takes this communicator's options.
+    /// Makes children: ranks with the same `color` form one, ordered by (`key`, rank). Collective over all
+    /// ranks of this communicator; `color == -1` takes part but gets none. In an open group the work is done
+    /// at its end; if this communicator does not block, it goes on in the background. Until then this
+    /// communicator is in progress, and the child does not know its rank. `config == None` takes this
+    /// communicator's options.
     ///
     /// # Errors
-    /// `InvalidArgument` for a color below -1; `InvalidUsage` while another call on this communicator is in progress;
-    /// otherwise as [`Comm::init`].
+    /// `InvalidArgument` for a color below -1; `InvalidUsage` while another call on this communicator is in
+    /// progress; otherwise as [`Comm::init`].
     pub fn split(&self, color: i32, key: i32, config: Option<Config>) -> Result<Option<Self>> {
         self.prepare_split(color, key, config).inspect_err(group::record)
     }

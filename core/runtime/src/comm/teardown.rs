@@ -1,4 +1,4 @@
-//! How a communicator ends: finalize, destroy, abort.
+//! The ends of a communicator: finalize, destroy, abort.
 
 use std::sync::MutexGuard;
 
@@ -10,7 +10,8 @@ use super::{Comm, State};
 use crate::comm::group;
 
 impl Comm {
-    /// Waits for all operations on this rank, in the background if `config.blocking` is false; afterwards only destroy is of use.
+    /// Waits for all operations on this rank, in the background if `config.blocking` is false; afterwards
+    /// only destroy is of use.
     ///
     /// # Errors
     /// What made bring-up or an earlier operation fail; `InvalidArgument` after destroy or abort.
@@ -57,8 +58,8 @@ impl Comm {
         Ok(())
     }
 
-    /// Ends everything that this communicator waits for, from any thread, and frees it. Returns when nothing in the
-    /// background uses its buffers any more; bring-up may still be unwinding.
+    /// Ends everything that this communicator waits for, from any thread, and frees it. Returns when nothing
+    /// in the background uses its buffers any more; bring-up may still be unwinding.
     ///
     /// # Errors
     /// `InvalidArgument` after destroy or abort.

@@ -1,8 +1,8 @@
-//! What an aborted communicator leaves.
+//! The memory that an aborted communicator leaves.
 //!
-//! The driver frees page-locked and device memory when the GPU is through with all it has, the waits of other communicators
-//! too, and meanwhile lets nobody make a stream. So that a caller can abort several that hang one after the other, a thread
-//! frees what each of them had, once no copy engines wait any more.
+//! The driver frees page-locked and device memory when the GPU is through with all it has, the waits of other
+//! communicators too, and meanwhile lets nobody make a stream. So that a caller can abort several that hang
+//! one after the other, a thread frees what each of them had, once no copy engines wait any more.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::transport::control::Control;
 
-/// How long an abort waits for its memory to be freed.
+/// The time that an abort waits for its memory to be freed.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Frees it when dropped.

@@ -1,4 +1,4 @@
-//! Which connections over the network a launch needs.
+//! The connections over the network that a launch needs.
 
 use std::collections::BTreeMap;
 

@@ -26,7 +26,7 @@ use hawser_plan::exchange::ExchangePlan;
 use hawser_plan::executor::{self, Decided, Plan};
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::lower::{self, LaunchPlan, Lowered};
-use hawser_plan::{Call, PlanConfig, ReduceOp, Route, Topology, direct, dma};
+use hawser_plan::{Call, PlanConfig, ReduceOp, Topology, direct, dma};
 use rustc_hash::FxHashMap;
 
 use self::deferred_free::Remains;
@@ -46,11 +46,11 @@ use crate::tuning::{CallAttributes, Chosen, OpTimings, TimedOp, Tuners, Windows}
 pub struct CommState {
     /// This rank.
     pub rank: u32,
-    /// What all ranks agreed on.
+    /// The topology that all ranks agreed on.
     pub topology: Topology,
     /// See `topology`.
     pub plan_config: PlanConfig,
-    /// Where FIFOs lie.
+    /// The places of FIFOs in a heap.
     pub layout: HeapLayout,
     /// Name for logs and errors.
     pub name: String,
@@ -82,7 +82,7 @@ pub struct CommState {
     pub next_batch: AtomicU64,
     /// Why an operation failed on this rank: the FIFOs are in an undefined state from then on.
     pub broken: OnceLock<Error>,
-    /// See there.
+    /// The order of launches on streams.
     pub order: Order,
     /// Copy engines, if ranks have staging for them.
     pub dma: Option<Dma>,
@@ -90,7 +90,7 @@ pub struct CommState {
     pub sm_free: SmFree,
     /// Symmetric windows.
     pub windows: Windows,
-    /// How long operations took, if somebody wants to know.
+    /// The times of operations, if somebody wants to know them.
     pub times: Arc<OpTimings>,
     /// After an abort; the last to go.
     pub remains: Remains,
@@ -100,7 +100,7 @@ pub struct CommState {
 pub struct Choices {
     /// Tuner plugins.
     pub tuners: Arc<Tuners>,
-    /// What was compiled with them.
+    /// The plans that were compiled with them.
     pub cache: PlanCache,
 }
 
@@ -175,7 +175,8 @@ impl CommState {
         });
     }
 
-    /// The choice for a call, bound to its size, and how it is timed, if it is. Kept: training repeats a few calls for ever.
+    /// The choice for a call, bound to its size, and how it is timed, if it is. Kept: training repeats a few
+    /// calls for ever.
     pub fn compiled(
         &self,
         call: &Call,
@@ -287,7 +288,8 @@ impl CommState {
         self.dma.as_ref().ok_or_else(|| Error::internal("a launch of copy engines without staging"))
     }
 
-    /// Waits for all operations on this rank, or until they are aborted: their stream may be stuck in other work then.
+    /// Waits for all operations on this rank, or until they are aborted: their stream may be stuck in other
+    /// work then.
     pub fn flush(&self) -> Result<()> {
         let aborted = || Error::new(ErrorKind::Aborted, "aborted while its last operations ran");
         if let Some(end) = self.order.end(&*self.device)? {
@@ -310,7 +312,7 @@ impl CommState {
         self.broken.get().cloned().or_else(net).or_else(|| self.device_error())
     }
 
-    /// What a kernel reported when it gave up, as an error.
+    /// The error that a kernel reported when it gave up.
     fn device_error(&self) -> Option<Error> {
         let report = self.peer_memory.control.report();
         let (kind, why) = match report.code {
@@ -470,7 +472,8 @@ impl CommState {
         self.settle_replays();
     }
 
-    /// Nobody knows of replays whose order is the program's. After an abort their kernels leave within this time.
+    /// Nobody knows of replays whose order is the program's. After an abort their kernels leave within this
+    /// time.
     fn settle_replays(&self) {
         if self.peer_memory.control.is_aborted() && self.order.has_unknown_replays() {
             thread::sleep(REPLAYS);

@@ -1,5 +1,5 @@
-//! The plan cache of a communicator: programs repeat their calls, so what was chosen and compiled for a call, or for a
-//! small batch of messages, is kept by the call's form and found again for other buffers.
+//! The plan cache of a communicator: programs repeat their calls, so what was chosen and compiled for a call,
+//! or for a small batch of messages, is kept by the call's form and found again for other buffers.
 
 use std::sync::{Arc, Mutex};
 
@@ -26,7 +26,8 @@ pub struct PlanCache {
     last: Option<Last>,
 }
 
-/// What the plan of a call depends on within a communicator: all of the call but its buffers, and what tuners may ask.
+/// What the plan of a call depends on within a communicator: all of the call but its buffers, and what tuners
+/// may ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CallKey {
     collective: Collective,
@@ -34,7 +35,7 @@ pub struct CallKey {
     dtype: DataType,
     op: ReduceOp,
     root: u32,
-    /// What tuners may ask about the call.
+    /// The attributes of the call that tuners may ask about.
     pub attributes: CallAttributes,
 }
 
@@ -80,7 +81,7 @@ pub struct KeptBatch {
     pub plan: LaunchPlan,
     /// By message: the work and the base that take its address; None for a message without bytes.
     pub places: Vec<Option<(usize, usize)>>,
-    /// What is said of the batch.
+    /// The summary that is told of the batch.
     pub summary: BatchSummary,
 }
 
@@ -96,7 +97,7 @@ impl KeptBatch {
     }
 }
 
-/// What is said of messages that ran together.
+/// The summary of messages that ran together.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchSummary {
     /// The number of messages.

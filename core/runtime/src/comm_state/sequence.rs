@@ -10,7 +10,8 @@ use super::{Choices, CommState};
 use crate::rules_update::{Staged, Switch};
 
 impl CommState {
-    /// The number of a collective that begins now: all ranks count alike. Rules that count from there on are taken.
+    /// The number of a collective that begins now: all ranks count alike. Rules that count from there on are
+    /// taken.
     #[inline]
     pub(crate) fn begin(&self) -> Result<u64> {
         let (number, asks) = self.epoch.begin();
@@ -33,7 +34,8 @@ impl CommState {
             log::info(Subsys::Tuning, || {
                 let (name, rank, rules) = (&self.name, self.rank, tuners.sources());
                 format!(
-                    "{name} rank {rank} op {number}: change {change} of the rules counts from here on: {rules}"
+                    "{name} rank {rank} op {number}: change {change} of the rules counts from here on: \
+                     {rules}"
                 )
             });
             self.times.want(tuners.wants().times);

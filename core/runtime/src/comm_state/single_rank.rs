@@ -1,7 +1,8 @@
 //! Communicators of one rank: what others move is at most a copy here, and nothing in place.
 //!
-//! Such communicators are common: groups of size 1 in tensor- or data-parallel programs. Their calls touch nothing but
-//! the user's buffers, and the driver copies with whatever is fastest for the size. Only a sum with a factor needs a kernel.
+//! Such communicators are common: groups of size 1 in tensor- or data-parallel programs. Their calls touch
+//! nothing but the user's buffers, and the driver copies with whatever is fastest for the size. Only a sum
+//! with a factor needs a kernel.
 
 use hawser_base::error::Result;
 use hawser_device::Stream;
@@ -12,7 +13,7 @@ use smallvec::SmallVec;
 use super::CommState;
 
 impl CommState {
-    /// Whether a call is a copy, or nothing, since there is no other rank.
+    /// True if a call is a copy, or nothing, since there is no other rank.
     pub fn is_alone(&self, call: &Call) -> bool {
         self.topology.size() == 1 && call.op != ReduceOp::PreMulSum && self.profiling.is_idle()
     }

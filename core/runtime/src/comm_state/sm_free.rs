@@ -14,7 +14,7 @@ use rustc_hash::FxHashSet;
 use super::CommState;
 use crate::op_number::op;
 
-/// What `NCCL_PASS_SM` comes to for a communicator.
+/// The line that says what `NCCL_PASS_SM` comes to for a communicator.
 pub fn announcement(state: &CommState) -> String {
     let (name, rank, level) = (&state.name, state.rank, state.plan_config.pass_sm);
     let who = match level {
@@ -47,7 +47,8 @@ pub fn announcement(state: &CommState) -> String {
         (0, _) => String::new(),
         (_, true) => format!("by kernels of at most {ctas} CTAs, which move what they reduce between hosts"),
         _ => format!(
-            "SM-light, with at most {ctas} CTAs, as copy engines do not reduce: they move for calls of {} and more",
+            "SM-light, with at most {ctas} CTAs, as copy engines do not reduce: they move for calls of {} \
+             and more",
             size_text(fold::LEAST_BYTES)
         ),
     };
@@ -56,11 +57,12 @@ pub fn announcement(state: &CommState) -> String {
         how => format!("; all_reduce, reduce_scatter and reduce {how}"),
     };
     format!(
-        "{who}: {messages}all_gather, all_to_all, broadcast, gather and scatter by copy engines{near}{far}{reductions}{zero_copy}"
+        "{who}: {messages}all_gather, all_to_all, broadcast, gather and scatter by copy \
+         engines{near}{far}{reductions}{zero_copy}"
     )
 }
 
-/// What `NCCL_SM_FREE_VERBOSE` asks a communicator for.
+/// The reports that `NCCL_SM_FREE_VERBOSE` asks a communicator for.
 pub struct SmFree {
     level: u8,
     /// Collectives and size classes that had their line.

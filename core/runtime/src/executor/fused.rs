@@ -11,7 +11,8 @@ use hawser_plan::exchange::bundle::BundleLaunch;
 use crate::comm_state::CommState;
 use crate::tuning::TimedOp;
 
-/// One call that a fused kernel runs. The kernel's arguments are made where the launch is submitted: they are long.
+/// One call that a fused kernel runs. The kernel's arguments are made where the launch is submitted: they are
+/// long.
 pub struct FusedLaunch {
     /// The plan for calls of this form.
     pub plan: Arc<ExchangePlan>,

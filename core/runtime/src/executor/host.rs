@@ -1,4 +1,5 @@
-//! The host executor: runs launches to their end in the calling thread, all communicators of a group side by side.
+//! The host executor: runs launches to their end in the calling thread, all communicators of a group side by
+//! side.
 
 pub mod interp;
 
@@ -28,7 +29,8 @@ pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
     let channels = channels(&launches);
     let helpers = helpers(&launches);
     let from: Vec<_> = timed.iter().map(|timed| timed.begin(Stream::default())).collect();
-    // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the user's promise.
+    // SAFETY: the launches keep their communicators, and so all FIFOs and images, alive; the buffers are the
+    // user's promise.
     let mut failures = unsafe { interp::run(host, || sweep(&helpers)) };
     // What was written last is on its way before the thread leaves, if it can be.
     helpers.iter().filter(|net| !net.is_drained()).for_each(|net| while net.sweep() {});
@@ -50,13 +52,13 @@ pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
     failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
 }
 
-/// Whether a launch belongs to the communicator with this image.
+/// True if a launch belongs to the communicator with this image.
 fn runs_for(launch: &Launch, image: u64) -> bool {
     launch.comm.peer_memory.dev_comm.addr == image
 }
 
-/// The networks of the launches, whose slots this thread moves while it waits for them. Where a profiler wants to hear of
-/// slots the proxy moves them, since plugins count by thread.
+/// The networks of the launches, whose slots this thread moves while it waits for them. Where a profiler
+/// wants to hear of slots the proxy moves them, since plugins count by thread.
 fn helpers<'a>(launches: &[&'a Launch]) -> Vec<Helper<'a>> {
     let mut comms: Vec<&Arc<CommState>> = Vec::new();
     for launch in launches {

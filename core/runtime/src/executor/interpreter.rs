@@ -18,7 +18,8 @@ use crate::tuning::TimedOp;
 /// Messages that share launches; most groups send one and receive one.
 pub type Messages = SmallVec<[Message; 2]>;
 
-/// A small batch of messages: its launch is kept by the communicator and takes these addresses when it is submitted.
+/// A small batch of messages: its launch is kept by the communicator and takes these addresses when it is
+/// submitted.
 pub struct BatchLaunch {
     /// The kernel of the launch.
     pub kernel: KernelKey,

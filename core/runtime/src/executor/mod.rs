@@ -36,7 +36,7 @@ pub type Launches = SmallVec<[Launch; 1]>;
 pub struct Launch {
     /// The communicator that the launch belongs to.
     pub comm: Arc<CommState>,
-    /// What runs.
+    /// The work that runs.
     pub work: Work,
     /// The number of the first operation that the launch runs.
     pub number: u64,
@@ -60,7 +60,7 @@ impl Launch {
     }
 }
 
-/// What a launch runs, by executor.
+/// The work of a launch, by executor.
 pub enum Work {
     /// The interpreter (on the host device: the host executor) runs the steps of a program.
     Steps(LaunchPlan),

@@ -1,7 +1,7 @@
 //! Copy engines on a GPU: the steps of a program as copies and memory operations of streams.
 //!
-//! A device takes only so many commands before another rank of the same thread has to go on, so a launch is submitted in
-//! rounds: [`CopyEngineLaunch::next_round`] puts one on the streams.
+//! A device takes only so many commands before another rank of the same thread has to go on, so a launch is
+//! submitted in rounds: [`CopyEngineLaunch::next_round`] puts one on the streams.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct CopyEngineLaunch<'a> {
     /// Streams whose later work comes after the launch.
     before: &'a [Stream],
     control: Arc<Control>,
-    /// When the launch began, and who wants to know how long it takes.
+    /// The moment at which the launch began, and the operation that is timed.
     timed: Option<(Option<Moment>, TimedOp)>,
 }
 

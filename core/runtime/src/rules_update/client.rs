@@ -11,7 +11,7 @@ use hawser_plugin::tuner::SettingsFile;
 
 use super::{control_socket, wire};
 
-/// What a process says of itself.
+/// A process, as it describes itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Its number.
@@ -31,20 +31,20 @@ pub struct Communicator {
     pub name: String,
     /// The rank.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: u32,
     /// Collectives that this rank has begun.
     pub begun: u64,
 }
 
-/// What became of a communicator.
+/// The outcome of a change for a communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Its number.
     pub id: String,
     /// Its name.
     pub name: String,
-    /// What became of it.
+    /// The outcome of the change.
     pub outcome: super::Outcome,
 }
 
@@ -119,7 +119,8 @@ fn ask(pid: u32, question: &str, bytes: &[u8], limit: Duration) -> Result<Vec<Ve
     let what = |error: std::io::Error| {
         let gone = matches!(error.kind(), Io::NotFound | Io::ConnectionRefused);
         let text = format!("asking process {pid} through {}", path.display());
-        let remedy = "is it there, on this host, of this user, with the same HAWSER_RUNTIME_DIR, and does it have a \
+        let remedy = "is it there, on this host, of this user, with the same HAWSER_RUNTIME_DIR, and does it \
+                      have a \
                       communicator of more than one rank?";
         if gone { Error::system(text, error).remedy(remedy) } else { Error::system(text, error) }
     };

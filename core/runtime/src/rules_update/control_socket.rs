@@ -1,12 +1,13 @@
-//! The door of a process: a unix-domain socket in a folder of its owner, through which other programs of the same user list
-//! its communicators and change their rules. Nobody else gets through the folder.
+//! The door of a process: a unix-domain socket in a folder of its owner, through which other programs of the
+//! same user list its communicators and change their rules. Nobody else gets through the folder.
 //!
-//! A question is a line of words, then perhaps bytes, then the end of the stream. Answers are lines of fields with tabs
-//! between them, the last of which is `end`:
+//! A question is a line of words, then perhaps bytes, then the end of the stream. Answers are lines of fields
+//! with tabs between them, the last of which is `end`:
 //!
 //! ```text
 //! list             communicator ID NAME RANK RANKS COLLECTIVES; job NAME
-//! apply ID,ID..    changed ID NAME COLLECTIVE; unchanged ID NAME WHY; unknown ID NAME WHY   (the bytes are the rules)
+//! apply ID,ID..    changed ID NAME COLLECTIVE; unchanged ID NAME WHY; unknown ID NAME WHY
+//!                  (the bytes are the rules)
 //! ```
 
 use std::fmt::Write as _;
@@ -31,7 +32,7 @@ use super::wire;
 
 /// The longest question, in bytes.
 const LONGEST: u64 = 64 << 20;
-/// How long somebody may take to ask, and to take the answer.
+/// The time that somebody may take to ask, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest path that a socket can have, in bytes.
 const LONGEST_PATH: usize = 107;
@@ -57,7 +58,8 @@ impl ControlSocket {
     /// Opens the door; None if the settings want none.
     ///
     /// # Errors
-    /// `System` or `InvalidUsage`: the folder cannot be made or is somebody else's, or the socket cannot be made.
+    /// `System` or `InvalidUsage`: the folder cannot be made or is somebody else's, or the socket cannot be
+    /// made.
     pub fn open(settings: &Settings) -> Result<Option<Self>> {
         let Some(folder) = &settings.runtime_folder() else { return Ok(None) };
         make_folder(folder)?;
@@ -215,7 +217,8 @@ impl Client {
     }
 }
 
-/// The socket of a process in this process's PID namespace: containers that share a folder have the same numbers.
+/// The socket of a process in this process's PID namespace: containers that share a folder have the same
+/// numbers.
 pub fn socket_of(folder: &Path, pid: u32) -> PathBuf {
     folder.join(format!("{}{pid}.rules", prefix()))
 }

@@ -1,5 +1,5 @@
-//! What stands between the calls of a rank and changes: a number that calls compare themselves with, and behind it, for the
-//! few that come near a change, the [`Barrier`].
+//! What stands between the calls of a rank and changes: a number that calls compare themselves with, and
+//! behind it, for the few that come near a change, the [`Barrier`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 
 use super::protocol::{Barrier, Pass};
 
-/// How long a call that is held sleeps before it looks for an abort.
+/// The time that a call that is held sleeps before it looks for an abort.
 const SLICE: Duration = Duration::from_millis(20);
 
 /// Counts the collectives of a rank and turns its rules over. `S` is what a change brings.
@@ -42,13 +42,13 @@ impl<S> Epoch<S> {
         (number, number >= self.asks.load(Ordering::SeqCst))
     }
 
-    /// How many have begun.
+    /// The number of collectives that have begun.
     pub fn begun(&self) -> u64 {
         self.begun.load(Ordering::SeqCst)
     }
 
-    /// Takes the changes that count from this collective on, and waits where the decision is open. `stop` says why waiting makes
-    /// no sense any more.
+    /// Takes the changes that count from this collective on, and waits where the decision is open. `stop`
+    /// says why waiting makes no sense any more.
     ///
     /// # Errors
     /// What `stop` says; `Remote` when the decision may never come.
@@ -117,7 +117,8 @@ mod tests {
         assert_eq!((epoch.begin(), epoch.begin()), ((0, false), (1, false)));
     }
 
-    /// A thread that calls as fast as it can never passes a fence, wherever it comes up, and takes each change in its place.
+    /// A thread that calls as fast as it can never passes a fence, wherever it comes up, and takes each
+    /// change in its place.
     #[test]
     fn a_fence_is_never_overrun() {
         let (epoch, stop) = (Epoch::<u64>::default(), AtomicBool::new(false));

@@ -1,5 +1,6 @@
-//! Rule files that are watched (`HAWSER_RULES_WATCH`): when one changes, the new text is proposed to the communicators of
-//! which this process holds rank 0. Looked at by time stamps, which works on network file systems too.
+//! Rule files that are watched (`HAWSER_RULES_WATCH`): when one changes, the new text is proposed to the
+//! communicators of which this process holds rank 0. Looked at by time stamps, which works on network file
+//! systems too.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -31,13 +32,13 @@ pub struct Watched {
     next: Duration,
 }
 
-/// What a communicator has of the files, on its rank 0.
+/// The versions of the files that a communicator has, on its rank 0.
 pub struct Known {
     /// They were so when they were read, or proposed, last.
     stamps: Vec<Stamp>,
     /// They do not count.
     pub(super) failed: bool,
-    /// When they are proposed again.
+    /// The time at which they are proposed again.
     again: Option<Duration>,
     pause: Duration,
 }
@@ -55,7 +56,7 @@ impl Known {
         Self { stamps, failed: false, again: None, pause: AGAIN }
     }
 
-    /// Whether files that are so now have to be proposed.
+    /// True if files that are so now have to be proposed.
     fn is_due(&mut self, seen: &[Stamp], now: Duration) -> bool {
         if self.stamps != seen {
             *self = Self::of(seen.to_vec());
@@ -99,7 +100,7 @@ impl Watched {
         EVERY
     }
 
-    /// Whether files are as they were at the last look.
+    /// True if files are as they were at the last look.
     fn is_still(&mut self) -> bool {
         let now = stamps(&self.paths);
         std::mem::replace(&mut self.seen, now) == self.seen

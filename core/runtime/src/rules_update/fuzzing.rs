@@ -1,4 +1,5 @@
-//! Entry points for fuzz targets: what other ranks and clients of the control socket send about changes of rules.
+//! Entry points for fuzz targets: what other ranks and clients of the control socket send about changes of
+//! rules.
 
 use super::{learn, wire};
 

@@ -1,8 +1,8 @@
 //! Rank 0's learner: gets the times that ranks took, and proposes rules as anybody else does.
 //!
 //! ```text
-//! each rank: Times ─take─► (collective, nanoseconds)... ─message─► rank 0: Gather ─all ranks told─► Learner
-//!                                                                          Learner ─Proposal─► the protocol (ADR 10)
+//! each rank: Times ─take─► (collective, nanoseconds)... ─message─► rank 0: Gather
+//! rank 0:    Gather ─all ranks told─► Learner ─Proposal─► the protocol (ADR 10)
 //! ```
 //!
 //! The shortest time of all ranks is that of the operation: whoever begins last does not wait for anybody.

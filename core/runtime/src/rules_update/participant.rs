@@ -53,7 +53,7 @@ pub struct Switch {
     pub digest: u64,
 }
 
-/// What a seat is made of.
+/// The parts of a communicator that a participant is made of.
 pub struct Place {
     /// Number of the communicator.
     pub comm_id: u64,
@@ -65,13 +65,13 @@ pub struct Place {
     pub control: Arc<Control>,
     /// The tuners that it began with.
     pub tuners: Arc<Tuners>,
-    /// What tuners learn of it.
+    /// The settings that tuners are opened with.
     pub config: TunerConfig,
-    /// What its calls pass.
+    /// The epoch that its calls pass.
     pub epoch: Arc<Epoch<Staged>>,
-    /// How long its operations took, if rules want to know.
+    /// The times of its operations, if rules want to know them.
     pub times: Arc<OpTimings>,
-    /// How long ranks may take for each step.
+    /// The time that ranks may take for each step.
     pub limit: Duration,
 }
 
@@ -83,7 +83,7 @@ pub struct Participant {
     pub name: String,
     /// This rank.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: u32,
     /// On how many hosts.
     pub hosts: u32,
@@ -115,9 +115,9 @@ struct Work {
     /// Whether this rank ever had part in a change: only then others have to hear that it goes.
     has_met: bool,
     gone: Vec<bool>,
-    /// What ranks have not taken yet, in order: they are slow, not gone.
+    /// The messages that ranks have not taken yet, in order: they are slow, not gone.
     unsent: Vec<(u32, Message)>,
-    /// When sending to each rank goes on.
+    /// The time at which sending to each rank goes on.
     next: Vec<Duration>,
     limit: Duration,
     /// Rank 0: what learns from times.
@@ -162,7 +162,8 @@ impl Participant {
         }
     }
 
-    /// Proposes other rules for all ranks. `done` is told the outcome from the thread that serves seats; it must not wait.
+    /// Proposes other rules for all ranks. `done` is told the outcome from the thread that serves seats; it
+    /// must not wait.
     pub fn propose(&self, files: &[SettingsFile], done: Done) {
         let content = wire::pack(files);
         let most = crate::bootstrap::MAX_MESSAGE / 2;
@@ -174,7 +175,7 @@ impl Participant {
         service::ring();
     }
 
-    /// What it has of the files that are watched.
+    /// The versions of the watched files that it has.
     pub fn known(&self) -> MutexGuard<'_, Known> {
         lock(&self.known)
     }

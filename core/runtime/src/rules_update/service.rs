@@ -1,7 +1,8 @@
-//! The thread of a process that serves the seats of its communicators, answers other programs and watches rule files.
+//! The thread of a process that serves the seats of its communicators, answers other programs and watches
+//! rule files.
 //!
-//! It sleeps until a message comes, somebody asks or proposes, or a change is open. It is there as long as the process has a
-//! communicator of more than one rank.
+//! It sleeps until a message comes, somebody asks or proposes, or a change is open. It is there as long as
+//! the process has a communicator of more than one rank.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,7 @@ use super::control_socket::ControlSocket;
 use super::files::Watched;
 use super::participant::Participant;
 
-/// How soon time is looked at again while a change is open.
+/// The time after which the clock is looked at again while a change is open.
 const SOON: Duration = Duration::from_millis(20);
 /// How soon times of operations are looked at again where rules want to know them.
 const TIMES: Duration = Duration::from_millis(50);
@@ -58,7 +59,8 @@ impl ServedParticipant {
                 let work = std::panic::AssertUnwindSafe(|| serve(&told));
                 if std::panic::catch_unwind(work).is_err() {
                     log::warn(
-                        "the thread for changes of rules panicked: a bug in this library; rules stay as they are",
+                        "the thread for changes of rules panicked: a bug in this library; rules stay as they \
+                         are",
                     );
                 }
             };
@@ -107,7 +109,7 @@ impl Drop for ServedParticipant {
     }
 }
 
-/// Whether a communicator of this process can change its rules.
+/// True if a communicator of this process can change its rules.
 pub fn process_has_participants() -> bool {
     !participants().is_empty()
 }

@@ -1,5 +1,5 @@
-//! What ends the work of a communicator on this rank: the abort word that its launches poll, what a launch reported, and
-//! why the network gave up.
+//! What ends the work of a communicator on this rank: the abort word that its launches poll, what a launch
+//! reported, and why the network gave up.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +20,7 @@ const REPLAY_AT: usize = 48;
 pub struct Control {
     words: HostWords,
     fault: OnceLock<Error>,
-    /// What else has to know of an abort.
+    /// The function that wakes whoever else has to know of an abort.
     wakes: OnceLock<fn()>,
 }
 
@@ -46,7 +46,8 @@ impl Control {
         (self.words.memory.addr, self.words.memory.addr + REPORT_AT as u64)
     }
 
-    /// Device addresses of two counters that streams write: operations of copy engines that have begun, and that are over.
+    /// Device addresses of two counters that streams write: operations of copy engines that have begun, and
+    /// that are over.
     pub fn marks(&self) -> [u64; 2] {
         MARKS_AT.map(|at| self.words.memory.addr + at as u64)
     }
@@ -57,7 +58,8 @@ impl Control {
         MARKS_AT.map(|at| unsafe { &*self.words.host.add(at).cast::<AtomicU32>() }.load(Ordering::Acquire))
     }
 
-    /// Device address of a word that captured operations of copy engines set to 1 at their begin and to 0 at their end.
+    /// Device address of a word that captured operations of copy engines set to 1 at their begin and to 0 at
+    /// their end.
     pub fn replay(&self) -> u64 {
         self.words.memory.addr + REPLAY_AT as u64
     }
@@ -86,12 +88,13 @@ impl Control {
         let _ = self.wakes.set(wake);
     }
 
-    /// Whether [`Control::abort`] was called.
+    /// True if [`Control::abort`] was called.
     pub fn is_aborted(&self) -> bool {
         self.word().load(Ordering::Acquire) != 0
     }
 
-    /// The network failed: remembers the first reason and makes launches end. Says whether this was the first.
+    /// The network failed: remembers the first reason and makes launches end. Says whether this was the
+    /// first.
     pub fn fail(&self, error: Error) -> bool {
         let first = self.fault.set(error).is_ok();
         self.abort();
@@ -103,14 +106,15 @@ impl Control {
         self.fault.get()
     }
 
-    /// What a launch wrote when it gave up; `code` is 0 when none did.
+    /// The report that a launch wrote when it gave up; `code` is 0 when none did.
     pub fn report(&self) -> Report {
         // SAFETY: as in `word`; `code` comes first and is aligned to 4 bytes.
         let code = unsafe { &*self.words.host.add(REPORT_AT).cast::<AtomicU32>() }.load(Ordering::Acquire);
         if code == 0 || code == Report::BEING_WRITTEN {
             return Report::default();
         }
-        // SAFETY: the words are 128 bytes and live as long as `self`; a report is plain integers, written once, `code` last.
+        // SAFETY: the words are 128 bytes and live as long as `self`; a report is plain integers, written
+        // once, `code` last.
         unsafe { self.words.host.add(REPORT_AT).cast::<Report>().read_volatile() }
     }
 

@@ -1,9 +1,9 @@
 //! Transports: memory in which the FIFOs between ranks lie.
 //!
-//! Inside a host every rank owns a **heap** that its peers map and write into ([`HeapLayout`] says where). With the
-//! *p2p* transport heaps are device memory, with *shm* host memory that all devices reach. Between hosts, FIFOs end
-//! in memory of the same rank, and the proxy carries slots over a net plugin ([`net`]). The executors see only the
-//! resulting [`Conn`] table: how a FIFO's memory came about is known here alone.
+//! Inside a host every rank owns a **heap** that its peers map and write into ([`HeapLayout`] says where).
+//! With the *p2p* transport heaps are device memory, with *shm* host memory that all devices reach. Between
+//! hosts, FIFOs end in memory of the same rank, and the proxy carries slots over a net plugin ([`net`]). The
+//! executors see only the resulting [`Conn`] table: how a FIFO's memory came about is known here alone.
 
 pub mod control;
 pub mod net;
@@ -22,7 +22,8 @@ use hawser_plan::layout::HeapLayout;
 use crate::bootstrap::Bootstrap;
 use control::Control;
 
-/// Bytes of what the channels of a launch tell each other (`HawserDeps`); the counter of blocks that are over follows.
+/// Bytes of what the channels of a launch tell each other (`HawserDeps`); the counter of blocks that are over
+/// follows.
 const DEPS_BYTES: u64 = 8 + 8 * MAX_BLOCKS as u64;
 /// Tag under which heap descriptors are passed.
 const HEAP_TAG: u64 = 1;
@@ -31,7 +32,7 @@ const HEAP_TAG: u64 = 1;
 pub struct PeerMemory {
     /// Image of the communicator for the executors.
     pub dev_comm: Memory,
-    /// What ends its launches.
+    /// The control words that end its launches.
     pub control: Arc<Control>,
     held: Vec<Memory>,
     connections: ConnectionTable,
@@ -59,7 +60,7 @@ pub struct ConnectionTable {
     pub table: Vec<Conn>,
 }
 
-/// What connecting needs to know of the peers.
+/// The facts about the peers that connecting needs.
 pub struct Peers<'a> {
     /// This rank.
     pub rank: u32,
@@ -69,21 +70,22 @@ pub struct Peers<'a> {
     pub hosts: &'a [u32],
     /// Place of each rank on its host.
     pub places: &'a [u32],
-    /// Where heaps lie.
+    /// The kind of memory that heaps lie in.
     pub kind: HeapKind,
     /// Nanoseconds that a wait on the device may last; 0 = for ever.
     pub deadline_ns: u64,
 }
 
 impl Peers<'_> {
-    /// Whether a rank is another one on this rank's host.
+    /// True if a rank is another one on this rank's host.
     fn is_near(&self, peer: usize) -> bool {
         peer != self.rank as usize && self.hosts[peer] == self.hosts[self.rank as usize]
     }
 }
 
 impl PeerMemory {
-    /// Allocates this rank's heap, exchanges heaps with the peers of its host and builds the image. Collective.
+    /// Allocates this rank's heap, exchanges heaps with the peers of its host and builds the image.
+    /// Collective.
     pub fn connect(
         device: &dyn Device,
         bootstrap: &Bootstrap,
@@ -138,7 +140,7 @@ impl PeerMemory {
         })
     }
 
-    /// Where kernels of a protocol begin.
+    /// The place where kernels of a protocol begin.
     pub fn entry(&self, protocol: u8) -> Entry {
         let fifo_offset = self.fifo_offset.get(usize::from(protocol)).copied().unwrap_or(0);
         Entry { fifo_offset, ..self.entry }
@@ -243,7 +245,8 @@ fn exchange_areas(
     Ok(Some((Exchange { areas: areas?, epochs: epochs.addr }, epochs)))
 }
 
-/// Everybody's staging, with this rank's slots free. Nobody looks at them before all ranks have passed a barrier.
+/// Everybody's staging, with this rank's slots free. Nobody looks at them before all ranks have passed a
+/// barrier.
 fn staging(
     device: &dyn Device,
     layout: &HeapLayout,
@@ -305,6 +308,7 @@ fn conn_table(
 
 /// The bytes of plain-old-data structures of `device_plan`.
 pub(crate) fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
-    // SAFETY: all `repr(C)` types of `device_plan` are integers without implicit padding, and any byte may be read.
+    // SAFETY: all `repr(C)` types of `device_plan` are integers without implicit padding, and any byte may be
+    // read.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }

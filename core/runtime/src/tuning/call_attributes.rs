@@ -1,9 +1,9 @@
 //! What a choice depends on beside the call: all ranks find the same, by NCCL's contract.
 //!
-//! Whether an operation is captured into a graph is a property of the operation on all ranks, as NCCL demands it. Buffers count
-//! as registered if both lie in symmetric windows (`ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`), which all ranks
-//! make and use alike. A registration that a rank makes by itself (`ncclCommRegister`) tells nothing about the others, so it
-//! does not count.
+//! Whether an operation is captured into a graph is a property of the operation on all ranks, as NCCL demands
+//! it. Buffers count as registered if both lie in symmetric windows (`ncclCommWindowRegister` with
+//! `NCCL_WIN_COLL_SYMMETRIC`), which all ranks make and use alike. A registration that a rank makes by itself
+//! (`ncclCommRegister`) tells nothing about the others, so it does not count.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use hawser_plan::Call;
 /// Where somebody learns from times, one of 2^4 collectives is timed, beside those of trials.
 const TIMED_BITS: u32 = 4;
 
-/// What tuners may ask about a call that is not in it.
+/// The attributes of a call that tuners may ask about and the call itself does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CallAttributes {
     /// It is captured into a graph.

@@ -1,5 +1,5 @@
-//! OpTimings of operations, for those who learn from them: taken where they are launched, collected by the thread that serves
-//! changes of rules (`rules_update/learn.rs`).
+//! OpTimings of operations, for those who learn from them: taken where they are launched, collected by the
+//! thread that serves changes of rules (`rules_update/learn.rs`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,16 +17,16 @@ use super::tuners::Chosen;
 /// OpTimings that wait to be collected, at most: whoever hangs has no use for more.
 const MOST_OPEN: usize = 256;
 
-/// What a timed operation was.
+/// The operation that a time belongs to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ran {
     /// The collective.
     pub function: Function,
     /// Bytes of the larger of send and receive side.
     pub bytes: u64,
-    /// What ran.
+    /// The decision that ran.
     pub decision: Decision,
-    /// Whether it was for a trial.
+    /// True if it was for a trial.
     pub trial: bool,
 }
 
@@ -50,9 +50,9 @@ struct Open {
 pub struct Taken {
     /// Of which collective.
     pub number: u64,
-    /// What it was.
+    /// The operation that was timed.
     pub ran: Ran,
-    /// How long it took on this rank, with the waiting for others.
+    /// The time that it took on this rank, with the waiting for others.
     pub time: Duration,
 }
 
@@ -65,13 +65,13 @@ pub struct TimedOp {
 }
 
 impl OpTimings {
-    /// None yet.
+    /// Makes a list without times.
     pub fn new(device: &Arc<dyn Device>, is_wanted: bool) -> Arc<Self> {
         let (device, is_wanted) = (device.clone(), AtomicBool::new(is_wanted));
         Arc::new(Self { device, is_wanted, open: Mutex::default() })
     }
 
-    /// Whether rules that count want them.
+    /// True if rules that count want them.
     pub fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Acquire)
     }
@@ -121,7 +121,7 @@ impl TimedOp {
         Some(Self { times: times.clone(), number, ran: Ran { function, bytes, decision, trial } })
     }
 
-    /// Which collective it is.
+    /// The number of the collective.
     pub fn number(&self) -> u64 {
         self.number
     }

@@ -89,7 +89,7 @@ pub fn in_their_terms(candidate: &Candidate) -> tuner::Candidate<'_> {
     tuner::Candidate { decision: decision(*algorithm, *route, channels), us, status }
 }
 
-/// What the planner decides, as tuners have it.
+/// A decision of the planner in the terms of tuners.
 fn decision(algorithm: Algorithm, route: Route, channels: u32) -> Decision {
     Decision {
         algorithm: plugin_types::algorithm(algorithm),

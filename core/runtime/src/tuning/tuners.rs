@@ -455,7 +455,8 @@ fn differing<'a>(tuner: &str, ranks: usize, rank: usize, field: impl Fn(usize, u
         format!("{has} {}{more}: {}", all[..few].join(", "), field(first, 2))
     };
     let text = format!("the rules of tuner {tuner} differ between ranks. {}; {}", of(0), of(rank));
-    let remedy = "give all ranks the same files (HAWSER_RULES, or hawser-rules.toml beside the library) and the same \
+    let remedy = "give all ranks the same files (HAWSER_RULES, or hawser-rules.toml beside the library) and \
+                  the same \
                   name of the communicator";
     Error::invalid_usage(text).remedy(remedy)
 }

@@ -13,7 +13,8 @@ fn private_memory_shares_segments_without_handles_for_others() {
             let device = opened(0);
             let before = fake("fake_live");
             let memory: Vec<Memory> = (0..50).map(|_| device.alloc(1000).unwrap()).collect();
-            // A handle, an address range and a mapping for all of them, though handles that can be shared are forbidden.
+            // A handle, an address range and a mapping for all of them, though handles that can be shared are
+            // forbidden.
             assert_eq!(fake("fake_live") - before, 3);
             assert_eq!(device.pool().stats().committed, 2 * MIB);
             for pair in memory.windows(2) {

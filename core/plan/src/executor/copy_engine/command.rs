@@ -6,9 +6,9 @@ use super::staging::LANES;
 /// One thing to put on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// Which of the launch's streams, below [`STREAMS`].
+    /// The number of the launch's stream that runs it, below [`STREAMS`].
     pub stream: u32,
-    /// What.
+    /// The operation that the stream runs.
     pub what: What,
 }
 
@@ -24,11 +24,11 @@ pub enum What {
     },
     /// Copy bytes.
     Copy {
-        /// To.
+        /// The address that is written.
         dst: u64,
-        /// From.
+        /// The address that is read.
         src: u64,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
     /// Make the word at `addr` 1 when everything before it on the stream is there.
@@ -47,14 +47,15 @@ pub enum What {
     Fold(Fold),
 }
 
-/// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive, one for what
-/// stays on the rank, and two that send to other hosts and receive from there. Steps that only move do not read
-/// what others have written to the user's memory, so they need no order among each other; reductions are on the first alone.
+/// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive,
+/// one for what stays on the rank, and two that send to other hosts and receive from there. Steps that only
+/// move do not read what others have written to the user's memory, so they need no order among each other;
+/// reductions are on the first alone.
 pub const STREAMS: u32 = NEAR_STREAMS + 2;
 /// Those that launches within a host use, which come first.
 const NEAR_STREAMS: u32 = 2 * LANES + 1;
 /// The last of these.
 pub const COPIES: u32 = 2 * LANES;
-/// What goes to other hosts.
+/// The stream of what is sent to other hosts.
 pub const FAR_SENDS: u32 = NEAR_STREAMS;
 pub(super) const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;

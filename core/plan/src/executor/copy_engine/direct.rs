@@ -1,8 +1,9 @@
 //! Transfers from user buffer to user buffer: what may go that way, and in which order.
 //!
-//! Neither end knows the other's buffer when it is called. Receivers say first where theirs is, senders give them a moment
-//! for that, and then **push**: copy engines write to a peer at the link's rate, however many GPUs do so, and a process that
-//! only pushes keeps one direction of its links busy. A receiver that comes later still pulls.
+//! Neither end knows the other's buffer when it is called. Receivers say first where theirs is, senders give
+//! them a moment for that, and then **push**: copy engines write to a peer at the link's rate, however many
+//! GPUs do so, and a process that only pushes keeps one direction of its links busy. A receiver that comes
+//! later still pulls.
 
 /// What a step of this rank sends to a peer, or gets from it, as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,7 +12,7 @@ pub struct Leg {
     pub peer: u32,
     /// True: to the peer.
     pub send: bool,
-    /// Where this rank's end begins.
+    /// The address at which this rank's end begins.
     pub addr: u64,
     /// Bytes of this rank's end.
     pub bytes: u64,
@@ -19,7 +20,7 @@ pub struct Leg {
     pub(super) at: (usize, u32, u32),
 }
 
-/// How a leg goes. Both ends agree.
+/// The ways of a leg. Both ends agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Through staging.

@@ -17,16 +17,19 @@ const OPEN_TURNS: usize = 1;
 
 /// Puts out the commands of one launch, round after round.
 ///
-/// **Direct transfers.** [`Emitter::legs`] lists what could go straight from user buffer to user buffer, [`Emitter::agree`] takes
-/// what both ends have made of it. Whoever was called first says at the beginning of its launch that its ends are ready; whoever
-/// was called second copies when it comes to the leg; the first waits for all its legs at the end of its launch. So a device
-/// that runs all its streams as one still gets to the end.
+/// **Direct transfers.** [`Emitter::legs`] lists what could go straight from user buffer to user buffer,
+/// [`Emitter::agree`] takes what both ends have made of it. Whoever was called first says at the beginning of
+/// its launch that its ends are ready; whoever was called second copies when it comes to the leg; the first
+/// waits for all its legs at the end of its launch. So a device that runs all its streams as one still gets
+/// to the end.
 ///
-/// In **lock-step** the first says that its ends of a turn are ready when the turn before is over, and waits for them at the end
-/// of the turn. Along a **chain** the words of staging tell of tiles, whose bytes lie in the users' buffers.
+/// In **lock-step** the first says that its ends of a turn are ready when the turn before is over, and waits
+/// for them at the end of the turn. Along a **chain** the words of staging tell of tiles, whose bytes lie in
+/// the users' buffers.
 ///
-/// Blocks that follow one another and have the same channel go side by side; those with another channel come after them. So
-/// ranks begin messages in the order of their keys of messages, also where all streams are one.
+/// Blocks that follow one another and have the same channel go side by side; those with another channel come
+/// after them. So ranks begin messages in the order of their keys of messages, also where all streams are
+/// one.
 pub struct Emitter<'a> {
     pub(super) plan: &'a LaunchPlan,
     pub(super) steps: &'a [Step],
@@ -47,8 +50,8 @@ pub struct Emitter<'a> {
 }
 
 impl<'a> Emitter<'a> {
-    /// For a launch of copy engines with the steps that its blocks name. `far` has the ends of all its peers on
-    /// other hosts.
+    /// For a launch of copy engines with the steps that its blocks name. `far` has the ends of all its peers
+    /// on other hosts.
     pub fn new(plan: &'a LaunchPlan, steps: &'a [Step], bases: &'a Bases, far: Arc<Far>) -> Self {
         let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
         let busy = |b: &&Block| plan.args.works[usize::from(b.work)].tiles > 0 && b.n_steps > 0;
@@ -67,8 +70,8 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Legs that may be direct, in an order that is the same at both ends for each pair of ranks and direction; the first one
-    /// of each.
+    /// Legs that may be direct, in an order that is the same at both ends for each pair of ranks and
+    /// direction; the first one of each.
     pub fn legs(&self) -> Vec<Leg> {
         let mut legs: Vec<Leg> = Vec::new();
         match self.plan.direct {
@@ -126,7 +129,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Whether nothing goes through staging; known before the first round.
+    /// True if nothing goes through staging; known before the first round.
     pub fn is_direct(&self) -> bool {
         let legs = |block: &Block| {
             let steps = self.steps.iter().skip(block.first_step.into()).take(block.n_steps.into());
@@ -237,8 +240,8 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// The stream for what a block exchanges with a peer. All that comes from one peer comes on one stream: its slots are taken
-    /// in their order. So a block that passes anything on has one stream.
+    /// The stream for what a block exchanges with a peer. All that comes from one peer comes on one stream:
+    /// its slots are taken in their order. So a block that passes anything on has one stream.
     fn stream(&self, block: &Block, peer: u32, send: bool) -> u32 {
         let first = usize::from(block.first_step);
         let steps = &self.steps[first..first + usize::from(block.n_steps)];
@@ -257,12 +260,13 @@ impl<'a> Emitter<'a> {
         self.bases.layout.slot_bytes
     }
 
-    /// Whether a peer is on another host.
+    /// True if a peer is on another host.
     fn is_far(&self, peer: u32) -> bool {
         self.bases.staging[peer as usize] == 0
     }
 
-    /// The peers on other hosts of which an end is missing, if any: a launch without them would wait for nobody.
+    /// The peers on other hosts of which an end is missing, if any: a launch without them would wait for
+    /// nobody.
     pub fn missing(&self) -> Option<u32> {
         let blocks = self.left.iter().map(|(_, block)| block);
         let steps = blocks.flat_map(|b| self.steps.iter().skip(b.first_step.into()).take(b.n_steps.into()));
@@ -291,7 +295,8 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Tells a peer of a slot; the proxy in its place how many bytes it has. A message of no bytes is not every network's.
+    /// Tells a peer of a slot; the proxy in its place how many bytes it has. A message of no bytes is not
+    /// every network's.
     fn signal(&self, peer: u32, addr: u64, bytes: u64) -> What {
         if self.is_far(peer) {
             What::Tell { addr, value: 1 + bytes.max(1) as u32 }
@@ -402,8 +407,8 @@ struct Slots<'a> {
     far: &'a mut Counters,
 }
 
-/// Addresses of the words of a direct leg: "whoever was called first is ready" and "whoever was called second has copied", in this
-/// rank's memory and in the peer's.
+/// Addresses of the words of a direct leg: "whoever was called first is ready" and "whoever was called second
+/// has copied", in this rank's memory and in the peer's.
 pub(super) struct DirectWords {
     pub(super) first_here: u64,
     done_here: u64,
@@ -411,7 +416,8 @@ pub(super) struct DirectWords {
     pub(super) done_there: u64,
 }
 
-/// Addresses of a slot number in both directions: our slot that the peer fills, its slot that we fill, and their words.
+/// Addresses of a slot number in both directions: our slot that the peer fills, its slot that we fill, and
+/// their words.
 pub(super) struct Ends {
     pub(super) slot_here: u64,
     pub(super) full_here: u64,
@@ -429,9 +435,9 @@ struct Chain<'e> {
     work: &'e Work,
     from: Option<u32>,
     to: Option<u32>,
-    /// What comes is written to the user's buffer by the peer.
+    /// True if the peer writes what comes into the user's buffer.
     arrives: bool,
-    /// What goes is written to the peer's buffer.
+    /// The leg that this rank writes into the peer's buffer, and its way.
     goes: Option<(&'e Leg, Way)>,
     /// Tiles of a group.
     at_once: u32,
@@ -458,7 +464,8 @@ impl Chain<'_> {
         out.extend(taken.map(|signal| self.command(signal)));
     }
 
-    /// Waits for what comes; through staging it is copied to the user's buffer. Returns what is still to be told.
+    /// Waits for what comes; through staging it is copied to the user's buffer. Returns what is still to be
+    /// told.
     fn take(
         &self,
         peer: u32,
@@ -484,7 +491,7 @@ impl Chain<'_> {
         None
     }
 
-    /// What the first of the chain keeps itself.
+    /// Emits the copies of what the first rank of a chain keeps itself.
     fn keep(&self, tiles: &Range<u32>, out: &mut Vec<Command>) {
         let (src, bytes) = self.end(tiles);
         let (dst, _) = self.local(tiles, self.step.dst_buf, self.step.dst_chunk);

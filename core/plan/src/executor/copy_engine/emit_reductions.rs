@@ -19,7 +19,7 @@ struct Tile<'a> {
 }
 
 impl Emitter<'_> {
-    /// Whether the launch reduces.
+    /// True if the launch reduces.
     pub(super) fn folds(&self) -> bool {
         self.plan.folds()
     }
@@ -103,7 +103,8 @@ impl Emitter<'_> {
         out.extend(all.map(|what| Command { stream: STREAM, what }));
     }
 
-    /// Combines a tile of everybody's, whose slots are then free. Returns where the value is, and what frees that, if it is in slots.
+    /// Combines a tile of everybody's, whose slots are then free. Returns where the value is, and what frees
+    /// that, if it is in slots.
     fn fold(
         &self,
         step: &Step,
@@ -172,15 +173,17 @@ impl Emitter<'_> {
         out.extend(all.map(|what| Command { stream: STREAM, what }));
     }
 
-    /// The slots that a tile takes, in both directions: the first ones, which follow each other in memory. The first one's word
-    /// tells that all are full; each has a word that tells that it is free, since moves use them one by one.
+    /// The slots that a tile takes, in both directions: the first ones, which follow each other in memory.
+    /// The first one's word tells that all are full; each has a word that tells that it is free, since moves
+    /// use them one by one.
     fn slots(&self, peer: u32, work: &Work) -> Vec<Ends> {
         let bytes = work.tile as u64 * self.element() as u64;
         let slots = bytes.div_ceil(self.slot_bytes()).max(1) as u32;
         (0..slots).map(|slot| self.ends(peer, 0, slot)).collect()
     }
 
-    /// What is done to values. The operands are what users gave: none has been multiplied before it was sent.
+    /// The rule by which a kernel combines the values of a step. The operands are what users gave: none has
+    /// been multiplied before it was sent.
     fn rule(&self, step: &Step) -> FoldArgs {
         let args = &self.plan.args;
         let scale = if self.plan.kernel.op == DeviceOp::PreMulSum { SCALE } else { 0 };
@@ -189,7 +192,7 @@ impl Emitter<'_> {
     }
 }
 
-/// What tells a peer that slots are free again.
+/// The writes that tell a peer that slots are free again.
 fn freed(slots: &[Ends]) -> Vec<What> {
     slots.iter().map(|ends| What::Set { addr: ends.free_there }).collect()
 }

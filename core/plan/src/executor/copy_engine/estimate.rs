@@ -1,4 +1,4 @@
-//! What copy engines take.
+//! The executor of copy engines as the chooser sees it.
 
 use hawser_types::{Algorithm, Collective, DeviceKind, Executor, Result, Route};
 
@@ -27,7 +27,8 @@ impl PlanExecutor for CopyEngine {
         &[Route::COPY_ENGINE]
     }
 
-    /// Moves are listed with the reason where their program's channels wait for each other; reductions are not.
+    /// Moves are listed with the reason where their program's channels wait for each other; reductions are
+    /// not.
     fn offers(&self, collective: Collective, algorithm: Algorithm, _device: DeviceKind) -> bool {
         !collective.reduces() || is_known(collective, algorithm)
     }

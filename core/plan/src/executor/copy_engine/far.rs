@@ -1,9 +1,10 @@
 //! Staging between hosts: slots in this rank's own memory, whose other end the network carries.
 //!
-//! A direction between two ranks of different hosts has [`DEPTH`] slots at either end. Slot `i` of the sender becomes slot `i` of
-//! the receiver, over a connection of its own, so slots depend on nothing but themselves. A slot has two words that the CPU
-//! reaches too: the stream waits for `ready` and clears it, and writes `told` when it has filled or emptied the slot; the
-//! proxy does the reverse. Every launch begins with the first slot, so one end may replay what the other calls anew.
+//! A direction between two ranks of different hosts has [`DEPTH`] slots at either end. Slot `i` of the sender
+//! becomes slot `i` of the receiver, over a connection of its own, so slots depend on nothing but themselves.
+//! A slot has two words that the CPU reaches too: the stream waits for `ready` and clears it, and writes
+//! `told` when it has filled or emptied the slot; the proxy does the reverse. Every launch begins with the
+//! first slot, so one end may replay what the other calls anew.
 
 use super::staging::{DEPTH, LEAST_SLOT};
 use crate::config::PlanConfig;
@@ -16,7 +17,7 @@ const BYTES: u64 = 384 << 20;
 const MOST_SLOT: u64 = 4 << 20;
 /// Bytes of a slot's words: a cache line each.
 pub const WORDS: u64 = 128;
-/// Where `told` lies behind `ready`.
+/// The distance of `told` from `ready` in bytes.
 pub const TOLD: u64 = 64;
 
 /// Bytes of a slot that the network carries. A function of what all ranks agree on.

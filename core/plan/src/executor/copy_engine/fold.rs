@@ -47,7 +47,7 @@ pub struct Fold {
     pub kernel: KernelKey,
     /// Blocks of the kernel.
     pub blocks: u32,
-    /// What it reads.
+    /// The arguments that the kernel reads.
     pub args: FoldArgs,
 }
 

@@ -1,26 +1,28 @@
-//! Staging: the memory through which copy engines move what cannot go straight from user buffer to user buffer.
+//! Staging: the memory through which copy engines move what cannot go straight from user buffer to user
+//! buffer.
 
 use crate::config::PlanConfig;
 
-/// Streams in each direction, and staging lanes per peer. A second lane would take half of the slots' memory, and larger slots are
-/// faster.
+/// Streams in each direction, and staging lanes per peer. A second lane would take half of the slots' memory,
+/// and larger slots are faster.
 pub const LANES: u32 = 1;
 /// Slots of a lane.
 pub const DEPTH: u32 = 3;
-/// Staging of a rank, unless the user says otherwise: the slots of a peer take its part of a reduction of 256 MiB, so that one
-/// kernel does it (2, 4 and 8 ranks).
+/// Staging of a rank, unless the user says otherwise: the slots of a peer take its part of a reduction of 256
+/// MiB, so that one kernel does it (2, 4 and 8 ranks).
 pub(super) const STAGING_BYTES: u64 = 225 << 20;
 /// Largest and smallest slot.
 pub(super) const MOST_SLOT: u64 = 48 << 20;
 pub(super) const LEAST_SLOT: u64 = 4 << 10;
 /// Bytes from word to word.
 pub(super) const WORD: u64 = 16;
-/// Words of direct transfers with a peer: "first" and "done", for what goes there and for what comes from there.
+/// Words of direct transfers with a peer: "first" and "done", for what goes there and for what comes from
+/// there.
 pub(super) const DIRECT_WORDS: u64 = 4;
 /// Alignment of slots.
 pub(super) const PAGE: u64 = 64 << 10;
 
-/// Where staging lies in a rank's heap, from its start on.
+/// The places of staging in a rank's heap, from its start on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staging {
     /// Ranks of the largest host.

@@ -1,4 +1,4 @@
-//! What copy engines can do.
+//! The calls that copy engines can do, and the reasons why not others.
 
 use hawser_types::{Algorithm, Call, Collective, DeviceKind, Link, Route};
 
@@ -24,7 +24,8 @@ pub fn refused_topology(topology: &Topology, config: &PlanConfig) -> Option<Stri
         }
         _ if topology.size() < 2 => Some("there is one rank only".into()),
         _ if topology.queues < LEAST_QUEUES => Some(format!(
-            "streams that wait for a copy hold the GPU's queues, of which CUDA_DEVICE_MAX_CONNECTIONS leaves {}: {LEAST_QUEUES} are needed, 32 are best",
+            "streams that wait for a copy hold the GPU's queues, of which CUDA_DEVICE_MAX_CONNECTIONS leaves \
+             {}: {LEAST_QUEUES} are needed, 32 are best",
             topology.queues
         )),
         Link::HostMemory if topology.device != DeviceKind::Host && topology.places().1 > 1 => {

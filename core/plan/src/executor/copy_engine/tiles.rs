@@ -33,7 +33,8 @@ pub fn config(config: &PlanConfig, topology: &Topology, bytes: u64) -> PlanConfi
     with_tiles(config, tile(bytes).min(slot))
 }
 
-/// Tiles of so many bytes. One block runs all channels, so that ranks go through their peers in the same order.
+/// Tiles of so many bytes. One block runs all channels, so that ranks go through their peers in the same
+/// order.
 fn with_tiles(config: &PlanConfig, tile: u64) -> PlanConfig {
     PlanConfig {
         slot_bytes: [0, 0, tile as u32],
@@ -45,7 +46,8 @@ fn with_tiles(config: &PlanConfig, tile: u64) -> PlanConfig {
     }
 }
 
-/// Bytes of a part that a call of a program gives each peer; less along a chain, whose later ranks wait for the first tile.
+/// Bytes of a part that a call of a program gives each peer; less along a chain, whose later ranks wait for
+/// the first tile.
 pub fn part(key: &ProgramKey, bytes: u64) -> u64 {
     let part = bytes / algo::shape(key).map_or(1, |shape| u64::from(shape.per_block.max(1)));
     match (key.algorithm, key.ranks) {
@@ -54,8 +56,9 @@ pub fn part(key: &ProgramKey, bytes: u64) -> u64 {
     }
 }
 
-/// The tile with which a message is fastest: each costs about 8 µs (measured: copies and stream memory operations take
-/// turns), and the first and the last of them are alone on their way. Largest where a slot takes no more.
+/// The tile with which a message is fastest: each costs about 8 µs (measured: copies and stream memory
+/// operations take turns), and the first and the last of them are alone on their way. Largest where a slot
+/// takes no more.
 pub(super) fn tile(bytes: u64) -> u64 {
     /// Bytes that a link moves in the time that a tile costs.
     const COST: u64 = 3 << 20;

@@ -6,10 +6,12 @@ use hawser_types::{DeviceKind, Link, Protocol, Route, Routes};
 use crate::config::PlanConfig;
 use crate::topology::Topology;
 
-/// Bytes of a slot: a word of 16 bytes for each thread; eight rows of four lines; a tile, if there are [`RANKS`].
+/// Bytes of a slot: a word of 16 bytes for each thread; eight rows of four lines; a tile, if there are
+/// [`RANKS`].
 pub(super) const SLOT: [u64; 3] = [8 << 10, 4 << 10, 8 << 10];
-/// Most blocks by protocol: each has slots of its own. A block fills a multiprocessor, and kernels of several communicators
-/// must find room side by side, in whatever order they come: three of 44 blocks fit into 132 multiprocessors.
+/// Most blocks by protocol: each has slots of its own. A block fills a multiprocessor, and kernels of several
+/// communicators must find room side by side, in whatever order they come: three of 44 blocks fit into 132
+/// multiprocessors.
 pub(super) const BLOCKS: [u32; 3] = [32, 32, TILE_BLOCKS];
 /// Most blocks of kernels with tiles, and of zero copy.
 pub const TILE_BLOCKS: u32 = 44;
@@ -22,7 +24,7 @@ const LINE_BYTES: u64 = 32;
 /// Bytes of lines, and of the flags behind them, of an area.
 const LINES_BYTES: u64 = TILE_BLOCKS as u64 * RANKS as u64 * (2 * LINE_BYTES + 4);
 
-/// Where the slots of the protocols lie in an area. Every rank has one area, which its peers write into.
+/// The places of the protocols' slots in an area. Every rank has one area, which its peers write into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Area {
     /// Offset of the slots by protocol.
@@ -67,7 +69,7 @@ impl Area {
     }
 }
 
-/// Whether the settings let some call take one of these routes.
+/// True if the settings let some call take one of these routes.
 pub(super) fn is_allowed(config: &PlanConfig, routes: &Routes) -> bool {
     let allowed = |some: &Option<Routes>| some.unwrap_or(Routes::ALL);
     config.routes.iter().any(|some| allowed(some).iter().any(|route| routes.contains(route)))
@@ -106,7 +108,8 @@ pub(super) fn refused_topology(topology: &Topology) -> Option<String> {
     }
 }
 
-/// Bytes of a slot where there are `ranks` ranks. Larger tiles wait less often for peers; few ranks have room for them.
+/// Bytes of a slot where there are `ranks` ranks. Larger tiles wait less often for peers; few ranks have room
+/// for them.
 pub(super) fn slot(index: usize, ranks: u64) -> u64 {
     match (index, ranks) {
         (2, ..=2) => 4 * SLOT[2],

@@ -2,14 +2,16 @@
 //!
 //! Three questions, and who answers them:
 //!
-//! * **Which calls belong together** ([`Gathering`]) and **in which blocks each one runs** ([`places`]): all ranks alike, since
-//!   only what they have agreed on counts: the choices for the calls of the group, in the order of the calls. Blocks own slots
-//!   and counters, so ranks that would answer otherwise would wait for each other.
-//! * **In how many launches** ([`cut`]): each rank for itself. Operations of one launch run side by side, so those that use
-//!   each other's buffers, or were put on different streams, get launches of their own on this rank; the blocks stay
-//!   the same, and other ranks need not know.
+//! * **Which calls belong together** ([`Gathering`]) and **in which blocks each one runs** ([`places`]): all
+//!   ranks alike, since only what they have agreed on counts: the choices for the calls of the group, in the
+//!   order of the calls. Blocks own slots and counters, so ranks that would answer otherwise would wait for
+//!   each other.
+//! * **In how many launches** ([`cut`]): each rank for itself. Operations of one launch run side by side, so
+//!   those that use each other's buffers, or were put on different streams, get launches of their own on this
+//!   rank; the blocks stay the same, and other ranks need not know.
 //!
-//! A block runs the operations that were placed in it in the order of the calls, so its exchanges have one order everywhere.
+//! A block runs the operations that were placed in it in the order of the calls, so its exchanges have one
+//! order everywhere.
 
 use std::ops::Range;
 
@@ -66,7 +68,8 @@ fn is_small(plan: &ExchangePlan) -> bool {
         && rounds(Route::FUSED_LL, plan.args.most, plan.blocks, plan.threads, 0) == 1
 }
 
-/// Most blocks of a launch. What reduces beside copy engines keeps few multiprocessors, together with others too.
+/// Most blocks of a launch. What reduces beside copy engines keeps few multiprocessors, together with others
+/// too.
 fn limit(reduces: bool, config: &PlanConfig) -> u32 {
     let most = config.most_ctas(if reduces { Collective::AllReduce } else { Collective::AllGather });
     most.clamp(1, MOST_BLOCKS as u32)
@@ -99,16 +102,16 @@ pub fn places(plans: &[&ExchangePlan], config: &PlanConfig) -> (Vec<Place>, u32)
     (plans.iter().map(place).collect(), threads)
 }
 
-/// What this rank knows of an operation of a bundle.
+/// The facts that this rank knows of an operation of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The stream that it was put on.
     pub stream: u64,
-    /// What it reads, as (address, bytes): input and scalar.
+    /// The memory that it reads, as (address, bytes): input and scalar.
     pub reads: [(u64, u64); 2],
-    /// What it writes.
+    /// The memory that it writes.
     pub writes: (u64, u64),
-    /// Whether only the kernel of bytes can do it.
+    /// True if only the kernel of bytes can do it.
     pub is_odd: bool,
 }
 
@@ -122,7 +125,7 @@ impl Member {
         Self { stream, reads, writes, is_odd: plan.only_moves() && !is_whole }
     }
 
-    /// Whether it must run after `earlier`, which was called before.
+    /// True if it must run after `earlier`, which was called before.
     fn follows(&self, earlier: &Self) -> bool {
         let meet = |(a, a_bytes): (u64, u64), (b, b_bytes): (u64, u64)| {
             a_bytes > 0 && b_bytes > 0 && a < b.saturating_add(b_bytes) && b < a.saturating_add(a_bytes)
@@ -154,9 +157,9 @@ pub fn cut(members: &[Member]) -> Vec<Range<usize>> {
 /// A launch of a bundle, ready but for the word that counts its end.
 #[derive(Debug, Clone)]
 pub struct BundleLaunch {
-    /// What it reads.
+    /// The arguments that the kernel reads.
     pub args: BundleArgs,
-    /// Which kernel.
+    /// The kernel that runs the batch.
     pub kernel: KernelKey,
     /// Grid size.
     pub blocks: u32,
@@ -165,8 +168,8 @@ pub struct BundleLaunch {
 }
 
 impl BundleLaunch {
-    /// A launch of these operations, of which there is at least one and at most [`OPS`]: plan, arguments for the call's buffers
-    /// ([`ExchangePlan::bind`]), call and place.
+    /// A launch of these operations, of which there is at least one and at most [`OPS`]: plan, arguments for
+    /// the call's buffers ([`ExchangePlan::bind`]), call and place.
     pub fn new(ops: &[(&ExchangePlan, ExchangeArgs, &Call, Place)], threads: u32) -> Self {
         let first = ops.iter().map(|(.., place)| place.start).min().unwrap_or(0);
         let end = ops.iter().map(|(.., place)| place.end).max().unwrap_or(first);
@@ -189,7 +192,7 @@ impl BundleLaunch {
 }
 
 impl ExchangePlan {
-    /// Whether no value is combined, so that any kernel can do it.
+    /// True if no value is combined, so that any kernel can do it.
     fn only_moves(&self) -> bool {
         self.kernel.op == DeviceOp::Copy && self.args.flow.form & FOLD == 0
     }

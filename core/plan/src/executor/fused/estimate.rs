@@ -1,4 +1,4 @@
-//! What fused kernels take.
+//! The executor of fused kernels as the chooser sees it.
 
 use hawser_types::{Algorithm, Collective, DeviceKind, Executor, Result, Route};
 

@@ -46,8 +46,8 @@ pub fn grid(route: Route, ranks: u32, most: u64, max_ctas: u32) -> (u32, u32, u3
     }
 }
 
-/// How often a block or warp begins anew (a warp of lines: with the next row), since the grid does not hold everything at
-/// once.
+/// How often a block or warp begins anew (a warp of lines: with the next row), since the grid does not hold
+/// everything at once.
 pub fn rounds(route: Route, most: u64, blocks: u32, threads: u32, tile: u32) -> u64 {
     let warps = u64::from(blocks * threads / 32).max(1);
     match route {

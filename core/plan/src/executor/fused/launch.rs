@@ -23,13 +23,13 @@ pub struct ExchangePlan {
     pub(super) shape: Shape,
     /// Bytes of an element.
     pub(super) element: u64,
-    /// Whether all offsets are multiples of a pack.
+    /// True if all offsets are multiples of a pack.
     aligned: bool,
     /// Bytes of input and output that this rank has.
     pub(super) used: [u64; 2],
     /// Whether, in place, ranks would overwrite what has not been sent yet.
     needs_two_buffers: bool,
-    /// Which kernel.
+    /// The kernel that runs the call.
     pub kernel: KernelKey,
     /// Grid size.
     pub blocks: u32,
@@ -105,7 +105,8 @@ impl ExchangePlan {
         args
     }
 
-    /// Makes a copy of the plan's arguments those of a launch for these buffers. They are long: this copies nothing.
+    /// Makes a copy of the plan's arguments those of a launch for these buffers. They are long: this copies
+    /// nothing.
     pub fn complete(
         &self,
         args: &mut ExchangeArgs,

@@ -1,13 +1,14 @@
-//! Fused kernels: collectives of one host as one or two **exchanges**, in which every rank writes into the areas of all others
-//! and then waits for all.
+//! Fused kernels: collectives of one host as one or two **exchanges**, in which every rank writes into the
+//! areas of all others and then waits for all.
 //!
-//! A fused kernel runs a whole call that way and equals the program of the same name and algorithm, which other executors run
-//! step by step: `OneShot`, `AllPairs` and `Direct`. [`ExchangePlan::new`] says which bytes go where,
-//! `kernels/cuda/exchange*.cuh` moves them.
+//! A fused kernel runs a whole call that way and equals the program of the same name and algorithm, which
+//! other executors run step by step: `OneShot`, `AllPairs` and `Direct`. [`ExchangePlan::new`] says which
+//! bytes go where, `kernels/cuda/exchange*.cuh` moves them.
 //!
-//! In an exchange, rank `a` sends rank `b` a **part**. In the first one the part has the length of `b`'s entry of
-//! [`ExchangeArgs::len`], in the second that of `a`'s. Peers are counted from the own rank on (`k`: rank + k) where data
-//! leave, and by rank (`p`) where they come in, since values are combined in the order of ranks.
+//! In an exchange, rank `a` sends rank `b` a **part**. In the first one the part has the length of `b`'s
+//! entry of [`ExchangeArgs::len`], in the second that of `a`'s. Peers are counted from the own rank on (`k`:
+//! rank + k) where data leave, and by rank (`p`) where they come in, since values are combined in the order
+//! of ranks.
 
 mod area;
 pub mod batch;

@@ -1,4 +1,4 @@
-//! Which bytes go where in the exchanges of a program.
+//! The partition of a call's bytes among the exchanges of a program.
 
 use hawser_kernels_abi::fused::{
     CUT, ExchangeArgs, FOLD, Flow, NO_RANK, OWN, SAME, SECOND, SPREAD_DST, SPREAD_SRC,
@@ -11,7 +11,7 @@ use crate::executor::launch::PACK_BYTES;
 pub(super) struct Parts {
     /// Offsets and lengths.
     pub args: ExchangeArgs,
-    /// Masks.
+    /// The masks of ranks, and the form of the exchanges.
     pub flow: Flow,
     /// By rank: whether `dst` is a place in the output.
     pub has_dst: u8,
@@ -24,7 +24,8 @@ pub(super) struct Parts {
     all_p: u8,
 }
 
-/// Where parts lie, in few numbers: offsets and lengths follow from them (`kernels/cuda/exchange_bundle.cuh`).
+/// Where parts lie, in few numbers: offsets and lengths follow from them
+/// (`kernels/cuda/exchange_bundle.cuh`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     /// Bytes of a part; where `total` is cut into parts, of all but the last ones.
@@ -198,7 +199,7 @@ impl Parts {
         }
     }
 
-    /// What comes from rank `p` is block `p` of the output.
+    /// Keeps what comes from rank `p` as block `p` of the output.
     fn keep_blocks(&mut self, bytes: u64) {
         self.shape.flags |= SPREAD_DST;
         (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));

@@ -1,4 +1,4 @@
-//! What fused kernels can do.
+//! The calls that fused kernels can do, and the reasons why not others.
 
 use hawser_kernels_abi::DeviceOp;
 use hawser_types::{Algorithm, Call, Collective, DataType, Link, Route};
@@ -9,13 +9,13 @@ use crate::algo::{self, ProgramKey};
 use crate::executor::launch::device_op;
 use crate::topology::Topology;
 
-/// Whether the program of a family is exchanges, for a collective.
+/// True if the program of a family is exchanges, for a collective.
 pub fn is_known(collective: Collective, algorithm: Algorithm) -> bool {
     algo::generator(collective, algorithm).is_some_and(|generator| generator.exchanges > 0)
 }
 
-/// Whether there are exchange kernels for an operation on a type: those that training and inference call all the time.
-/// Each takes seconds to compile and kilobytes of the library.
+/// Whether there are exchange kernels for an operation on a type: those that training and inference call all
+/// the time. Each takes seconds to compile and kilobytes of the library.
 pub fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
     use DataType::{
         Bfloat16, Float8e4m3, Float8e5m2, Float16, Float32, Float64, Int32, Int64, Uint32, Uint64,

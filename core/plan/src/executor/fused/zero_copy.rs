@@ -1,9 +1,10 @@
-//! The strategy zero_copy: exchanges between the buffers of one process, without staging (`kernels/cuda/exchange_direct.cuh`).
+//! The strategy zero_copy: exchanges between the buffers of one process, without staging
+//! (`kernels/cuda/exchange_direct.cuh`).
 //!
-//! The ranks' kernels tell each other addresses, then data go straight between the buffers: what is combined is read from all
-//! ranks, everything else is written where it belongs or, where one rank has it all or gets it all, read by who gets it.
-//! Whether all buffers can be reached is known to the kernels only: where some cannot, they go on as
-//! `fused/Simple`, whose arguments and kernel these are.
+//! The ranks' kernels tell each other addresses, then data go straight between the buffers: what is combined
+//! is read from all ranks, everything else is written where it belongs or, where one rank has it all or gets
+//! it all, read by who gets it. Whether all buffers can be reached is known to the kernels only: where some
+//! cannot, they go on as `fused/Simple`, whose arguments and kernel these are.
 
 pub use hawser_kernels_abi::fused::{PULL, READY, TRY};
 use hawser_types::{Algorithm, Call, Collective, Link, ReduceOp, Route};
@@ -17,7 +18,8 @@ use crate::topology::Topology;
 
 /// Parts below this do not pay for telling addresses.
 const LEAST_PART: u64 = 64 << 10;
-/// Whether ranks should try to reach each other's memory at bring-up: they share a process and some call may use it.
+/// Whether ranks should try to reach each other's memory at bring-up: they share a process and some call may
+/// use it.
 pub fn is_wanted(topology: &Topology, config: &PlanConfig, processes: &[u64]) -> bool {
     let together = processes.windows(2).all(|pair| pair[0] == pair[1]);
     let allowed = config.routes.iter().any(|some| some.is_none_or(|some| some.contains(Route::ZERO_COPY)));
@@ -48,7 +50,7 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Opt
     (most < LEAST_PART).then(|| format!("parts of {most} bytes are too small for zero_copy"))
 }
 
-/// What a launch asks for: [`TRY`], and who moves the data.
+/// The flags of a launch: [`TRY`], and the side that moves the data.
 pub(super) fn wish(key: &ProgramKey) -> u8 {
     let pulls = key.algorithm != Algorithm::AllPairs
         && matches!(key.collective, Collective::Broadcast | Collective::Gather | Collective::Scatter);

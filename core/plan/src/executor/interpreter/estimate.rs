@@ -1,4 +1,4 @@
-//! What the interpreter can run, and how long it takes.
+//! The executor of the interpreter as the chooser sees it.
 
 use hawser_types::{Algorithm, Collective, Executor, Protocol, Result, Route};
 
@@ -14,8 +14,9 @@ use crate::topology::{DeviceKind, Link, Topology};
 const INSTANCES: [u32; 7] = [1, 2, 4, 8, 12, 16, 24];
 /// A chunk is not cut into pieces smaller than this.
 const USEFUL_BYTES: u64 = 2 << 10;
-/// Over a network, a chunk is not cut into pieces smaller than this, nor into more pieces than [`NET_INSTANCES`]: measured
-/// over TCP, where one connection at a time is fastest up to a few MiB, and four are from 16 MiB on.
+/// Over a network, a chunk is not cut into pieces smaller than this, nor into more pieces than
+/// [`NET_INSTANCES`]: measured over TCP, where one connection at a time is fastest up to a few MiB, and four
+/// are from 16 MiB on.
 const NET_USEFUL_BYTES: u64 = 1 << 20;
 /// Most pieces of a chunk that goes over a network.
 const NET_INSTANCES: u32 = 4;

@@ -34,7 +34,7 @@ pub struct Lowered {
     pub lanes: Vec<u8>,
     /// Chunks of scratch.
     pub scratch_chunks: u32,
-    /// Whether some channel waits for another one.
+    /// True if some channel waits for another one.
     pub signals: bool,
     /// Chunks of input, output and scratch.
     pub chunks: [u32; 3],
@@ -45,7 +45,8 @@ pub struct Lowered {
 /// Lowers the program of one rank. Reads of the input get `PRE` for a pre-multiplied sum, finishing
 /// steps get `POST` for a divided one.
 ///
-/// A device's step waits for one other step: one that waits for several gets steps that do nothing but wait before it.
+/// A device's step waits for one other step: one that waits for several gets steps that do nothing but wait
+/// before it.
 ///
 /// # Errors
 /// `BadProgram` for what the device image cannot say: more than [`MAX_FAN`] peers, more than
@@ -57,7 +58,8 @@ pub fn lower(shape: &Shape, program: &RankProgram, reduces: DeviceOp) -> Result<
         let total = device_steps(channel);
         let count = u8::try_from(total).map_err(|_| {
             PlanError::program(format!(
-                "{}: channel {index} has {total} steps, a block takes {MAX_CHANNEL_STEPS}: spread them over more channels",
+                "{}: channel {index} has {total} steps, a block takes {MAX_CHANNEL_STEPS}: spread them over \
+                 more channels",
                 shape.name,
             ))
         })?;
@@ -124,7 +126,8 @@ pub fn bind(
     let fold = fold(&choice.key, lowered.channels.len() as u32, config)?;
     if lowered.signals && fold.channels_per_block > 1 {
         return Err(PlanError::usage(format!(
-            "the program's {} channels wait for each other and need a lane each, there are {}: raise the number of lanes",
+            "the program's {} channels wait for each other and need a lane each, there are {}: raise the \
+             number of lanes",
             lowered.channels.len(),
             config.lanes
         )));
@@ -183,7 +186,7 @@ pub(crate) fn cut(work: &mut Work, wanted: u32, route: Route, elem: u64, config:
     Ok(work.chunk.div_ceil(work.instance) as u32)
 }
 
-/// How channels share blocks; equal on all ranks.
+/// The way in which channels share blocks; equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fold {
     /// Channels that one block runs one after the other.

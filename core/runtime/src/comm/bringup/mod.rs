@@ -28,7 +28,7 @@ use crate::transport::{PeerMemory, Peers};
 use crate::tuning::OpTimings;
 use crate::tuning::tuner_config;
 
-/// How a rank meets the others.
+/// The ways in which a rank meets the others.
 pub enum Joining {
     /// By unique ids.
     Ids {
@@ -78,7 +78,7 @@ pub fn bring_up(
     })
 }
 
-/// What a rank brings along.
+/// The part of a communicator that is this rank's own.
 struct Own<'a> {
     rank: u32,
     device: Arc<dyn Device>,
@@ -244,7 +244,8 @@ fn announcement(state: &CommState) -> String {
     )
 }
 
-/// A rank that was aborted may not have reached its root, which would wait for it as long as this process lives.
+/// A rank that was aborted may not have reached its root, which would wait for it as long as this process
+/// lives.
 fn release_root(error: &Error, ids: &[UniqueId]) {
     if error.kind == ErrorKind::Aborted {
         for id in ids {

@@ -1,12 +1,13 @@
-//! What all ranks of a communicator decide together at bring-up: who is where, which net joins the hosts, what the tuners
-//! are, and the planner's settings. Every decision follows from records that all ranks exchange, so all decide alike.
+//! What all ranks of a communicator decide together at bring-up: who is where, which net joins the hosts,
+//! what the tuners are, and the planner's settings. Every decision follows from records that all ranks
+//! exchange, so all decide alike.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use hawser_base::env::{self, Settings};
 use hawser_base::error::{Error, Result};
-use hawser_base::log;
+use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
 use hawser_device::pool::GRANULARITY;
 use hawser_device::{Device, HeapKind, size_text};
@@ -37,23 +38,23 @@ const NET_HEAP_BUDGET: u64 = 193 << 20;
 /// Programs have up to this many channels, each on a lane of its own.
 const MIN_LANES: u32 = 8;
 
-/// What was decided.
+/// The result of the negotiation.
 pub struct Decided {
     /// Control connections to the other ranks.
     pub bootstrap: Arc<Bootstrap>,
-    /// Who is where.
+    /// The places of the ranks, and what joins them.
     pub topology: Topology,
     /// Settings of the planner.
     pub plan_config: PlanConfig,
     /// Process of each rank.
     pub processes: Vec<u64>,
-    /// Where heaps lie.
+    /// The kind of memory that heaps lie in.
     pub heap: HeapKind,
     /// Names the communicator, equal on all ranks.
     pub comm_id: u64,
     /// Tuner plugins, the same on all ranks.
     pub tuners: Tuners,
-    /// What they have of the files that are watched.
+    /// The versions of the watched files that the tuners have read.
     pub known: Known,
     /// The net that joins the hosts, if there are several.
     pub chosen: Option<Chosen>,
@@ -119,7 +120,8 @@ pub fn decide(
     Ok(Decided { bootstrap, topology, plan_config, processes, heap, comm_id, tuners, known, chosen })
 }
 
-/// The topology and the settings of a communicator whose ranks have these devices of this process, without making one.
+/// The topology and the settings of a communicator whose ranks have these devices of this process, without
+/// making one.
 ///
 /// # Errors
 /// A device cannot be opened, or settings are wrong.
@@ -153,7 +155,7 @@ pub fn knobs_of(topology: &Topology) -> Result<PlanConfig> {
     Ok(plan_config)
 }
 
-/// What is left to settle for a topology that is only thought of.
+/// Settles what is left for a topology that is only thought of.
 fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings) -> Result<()> {
     let far = topology.hosts() > 1;
     if far {
@@ -290,7 +292,8 @@ fn fit(plan_config: &mut PlanConfig, ranks: u32, local: u32, least_lanes: u32) {
     }
 }
 
-/// `NCCL_PASS_SM`, or what the communicator's own options ask for, if `NCCL_DMA_ENABLE` lets copy engines move data.
+/// `NCCL_PASS_SM`, or what the communicator's own options ask for, if `NCCL_DMA_ENABLE` lets copy engines
+/// move data.
 fn pass_sm(settings: &Settings, config: &Config) -> Result<u8> {
     match settings.pass_sm.max(settings.no_ctas.unwrap_or(config.sm_free).into()) {
         level if settings.dma_enable || level == 0 => Ok(level),
@@ -305,7 +308,8 @@ fn pass_sm(settings: &Settings, config: &Config) -> Result<u8> {
     }
 }
 
-/// Lowers staging, lanes, fused kernels and slots until a rank's memory fits what is left under `NCCL_CUMEM_MAX_SIZE` on the poorest rank.
+/// Lowers staging, lanes, fused kernels and slots until a rank's memory fits what is left under
+/// `NCCL_CUMEM_MAX_SIZE` on the poorest rank.
 fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_lanes: u32) -> Result<()> {
     /// Tables and counters, whose segment may be new.
     const TABLES: u64 = 2 * GRANULARITY;
@@ -328,7 +332,8 @@ fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_
             plan_config.staging_bytes = bytes;
         } else {
             let text = format!(
-                "a communicator of {} ranks needs {} of device memory at least, NCCL_CUMEM_MAX_SIZE leaves {} on one of them",
+                "a communicator of {} ranks needs {} of device memory at least, NCCL_CUMEM_MAX_SIZE leaves \
+                 {} on one of them",
                 topology.size(),
                 size_text(need(plan_config)),
                 size_text(room)

@@ -90,7 +90,8 @@ impl PeerInfo {
     pub fn decode(bytes: &[u8], rank: usize) -> Result<Self> {
         let bad = || {
             Error::remote(format!(
-                "rank {rank} sent a bring-up record that this version does not understand; use the same build everywhere"
+                "rank {rank} sent a bring-up record that this version does not understand; use the same \
+                 build everywhere"
             ))
         };
         let text = std::str::from_utf8(bytes).map_err(|_| bad())?;
@@ -130,7 +131,7 @@ pub struct Agreement {
     pub topology: Topology,
     /// Process of each rank.
     pub processes: Vec<u64>,
-    /// Where heaps lie.
+    /// The kind of memory that heaps lie in.
     pub heap: HeapKind,
     /// A number that names the communicator, equal on all ranks.
     pub comm_id: u64,
@@ -148,13 +149,16 @@ pub fn agree(peer_infos: &[PeerInfo], multi_rank_gpu: bool) -> Result<Agreement>
         }
         if peer_info.plan_config != first.plan_config {
             let text = format!(
-                "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, NCCL_PASS_SM, NCCL_PSM_BUFFER_SIZE, the CTA limits and policy, HAWSER_FUSE and HAWSER_SM_FREE_CTAS must be equal on all ranks"
+                "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, \
+                 NCCL_PASS_SM, NCCL_PSM_BUFFER_SIZE, the CTA limits and policy, HAWSER_FUSE and \
+                 HAWSER_SM_FREE_CTAS must be equal on all ranks"
             );
             return Err(Error::invalid_usage(text));
         }
         if (peer_info.sm == 0) != (first.sm == 0) {
             return Err(Error::invalid_usage(format!(
-                "rank {rank} and rank 0 differ: one runs on a GPU, the other on the host device; set HAWSER_DEVICE alike"
+                "rank {rank} and rank 0 differ: one runs on a GPU, the other on the host device; set \
+                 HAWSER_DEVICE alike"
             )));
         }
     }
@@ -189,8 +193,8 @@ pub fn room(peer_infos: &[PeerInfo]) -> u64 {
     peer_infos.iter().map(|peer_info| peer_info.room / sharing(peer_info)).min().unwrap_or(u64::MAX)
 }
 
-/// CTAs of every rank that run at once on the weakest device, beside those of other ranks on the same GPU: they wait for
-/// each other.
+/// CTAs of every rank that run at once on the weakest device, beside those of other ranks on the same GPU:
+/// they wait for each other.
 pub fn most_ctas(peer_infos: &[PeerInfo]) -> u32 {
     let sharing = |peer_info: &PeerInfo| match peer_info.sm {
         0 => 1,
@@ -208,16 +212,17 @@ fn check_duplicates(peer_infos: &[PeerInfo], allowed: bool) -> Result<()> {
         let same = |r: &PeerInfo| r.device == second.device && r.host == second.host;
         if let (Some(a), false) = (peer_infos[..b].iter().position(same), allowed) {
             let text = format!("ranks {a} and {b} both use device {}: duplicate GPU", second.device);
-            return Err(Error::invalid_usage(text)
-                .remedy(
-                    "give every rank a GPU of its own (cudaSetDevice, CUDA_VISIBLE_DEVICES), or set NCCL_MULTI_RANK_GPU_ENABLE=1",
-                ));
+            return Err(Error::invalid_usage(text).remedy(
+                "give every rank a GPU of its own (cudaSetDevice, CUDA_VISIBLE_DEVICES), or set \
+                     NCCL_MULTI_RANK_GPU_ENABLE=1",
+            ));
         }
     }
     Ok(())
 }
 
-/// The weakest device, the slowest link between ranks of one host, and where their heaps lie: None if they share no memory.
+/// The weakest device, the slowest link between ranks of one host, and where their heaps lie: None if they
+/// share no memory.
 fn links(peer_infos: &[PeerInfo]) -> (DeviceKind, Link, Option<HeapKind>) {
     let sm = peer_infos.iter().map(|c| c.sm).min().unwrap_or(0);
     let shm = peer_infos.iter().all(|c| c.shm);
@@ -296,9 +301,10 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What another rank sends is an error at worst.
+        /// Bytes that another rank sends are an error at worst.
         #[test]
-        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, text in "([0-9]{1,22}\n){3,9}[01 ]{0,6}\n.{0,9}\n.{0,9}") {
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, text in "([0-9]{1,22}\n){3,9}[01 \
+             ]{0,6}\n.{0,9}\n.{0,9}") {
             for bytes in [bytes, text.into_bytes()] {
                 if let Ok(peer_info) = PeerInfo::decode(&bytes, 3) {
                     let _ = agree(&[peer_info.clone(), peer_info], true);

@@ -19,7 +19,7 @@ impl Copies {
         Self { streams: streams.into_iter().map(VecDeque::from).collect() }
     }
 
-    /// Whether all streams are through.
+    /// True if all streams are through.
     pub fn is_over(&self) -> bool {
         self.streams.iter().all(VecDeque::is_empty)
     }
@@ -54,7 +54,8 @@ impl Copies {
 /// # Safety
 /// As [`Copies::poll`].
 unsafe fn run(what: &What) -> bool {
-    // SAFETY: words are aligned, live as long as the communicator, and are only touched as atomics, here and in other processes.
+    // SAFETY: words are aligned, live as long as the communicator, and are only touched as atomics, here and
+    // in other processes.
     let word = |addr: u64| unsafe { &*(addr as *const AtomicU32) };
     match *what {
         What::Await { addr, .. } => {

@@ -41,7 +41,7 @@ const MOST_IN_GROUP: u32 = 4096;
 /// The longest that a launch waits for those who receive from it.
 const MOST_PATIENCE: Duration = Duration::from_micros(500);
 
-/// What a communicator's launches for copy engines share.
+/// The state that a communicator's launches for copy engines share.
 pub struct Dma {
     bases: Bases,
     rendezvous: Option<Rendezvous>,
@@ -61,10 +61,10 @@ struct State {
     seconds: Vec<(Option<u64>, OwnedStream)>,
 }
 
-/// Who a launch is for, in errors.
+/// The name and rank that errors of a launch say.
 #[derive(Clone, Copy)]
 pub struct Who<'a> {
-    /// Communicator.
+    /// The name of the communicator.
     pub name: &'a str,
     /// This rank.
     pub rank: u32,
@@ -338,7 +338,8 @@ impl Emission<'_> {
         self.order.finish(self.device, &self.turn, 1)
     }
 
-    /// Which stream a command is put on. Commands come in an order in which one stream could do them all.
+    /// Returns the number of the stream that a command is put on. Commands come in an order in which one
+    /// stream could do them all.
     fn stream(&mut self, command: &Command) -> Result<usize> {
         /// Copies within a rank below this are over before another stream has begun.
         const LARGE: u64 = 1 << 20;

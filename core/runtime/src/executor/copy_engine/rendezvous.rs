@@ -1,9 +1,10 @@
 //! Where both ends of a direct transfer meet: rings in memory of the host that both processes map.
 //!
-//! Neither end knows the other's buffer when it is called. Each direction between two ranks has a ring; its n-th slot is for
-//! their n-th transfer, whichever end comes first. The first end leaves its **posting**, an address and how to map it, and goes
-//! on; the second takes it and copies. A sender gives the receiver a moment to come first, since pushing is faster than pulling.
-//! Otherwise nobody waits, unless one end is [`RING`] transfers ahead.
+//! Neither end knows the other's buffer when it is called. Each direction between two ranks has a ring; its
+//! n-th slot is for their n-th transfer, whichever end comes first. The first end leaves its **posting**, an
+//! address and how to map it, and goes on; the second takes it and copies. A sender gives the receiver a
+//! moment to come first, since pushing is faster than pulling. Otherwise nobody waits, unless one end is
+//! [`RING`] transfers ahead.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +30,7 @@ const RING: u64 = 2048;
 const MOST_OPENED: usize = 32;
 /// Bytes of a sample: smaller allocations share a block, and IPC shares whole blocks.
 const SAMPLE_BYTES: u64 = 2 << 20;
-/// How often a rank that is a ring ahead looks at the abort flag.
+/// The time between two looks at the abort flag by a rank that is a ring ahead.
 const SLICE: Duration = Duration::from_millis(20);
 
 /// The call that comes to a leg.
@@ -47,7 +48,7 @@ pub struct CopyRequest<'a> {
     pub control: &'a Control,
 }
 
-/// What an end leaves.
+/// The descriptor that an end leaves for its peer.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Descriptor {
@@ -55,7 +56,7 @@ struct Descriptor {
     is_direct: u32,
     /// The call is being captured into a graph.
     is_captured: u32,
-    /// Where the end begins in its process, and its bytes.
+    /// The address at which the end begins in its process, and its bytes.
     addr: u64,
     bytes: u64,
     /// The allocation around it.
@@ -64,8 +65,8 @@ struct Descriptor {
     handle: [u8; 64],
 }
 
-/// One transfer. Its generation counts how often the slot was used: `claim` is 3 g when both ends are still to come,
-/// 3 g + 1 when the sender was first, 3 g + 2 when the receiver was.
+/// One transfer. Its generation counts how often the slot was used: `claim` is 3 g when both ends are still
+/// to come, 3 g + 1 when the sender was first, 3 g + 2 when the receiver was.
 #[repr(C, align(64))]
 struct Slot {
     claim: AtomicU64,
@@ -87,7 +88,8 @@ struct Padded(AtomicU64);
 #[derive(Clone, Copy)]
 struct RingAt(*const Ring);
 
-// SAFETY: an address; whatever it points at is reached through atomics, or owned by one side at a time as `claim` says.
+// SAFETY: an address; whatever it points at is reached through atomics, or owned by one side at a time as
+// `claim` says.
 unsafe impl Send for RingAt {}
 // SAFETY: as above.
 unsafe impl Sync for RingAt {}
@@ -103,7 +105,7 @@ pub struct Rendezvous {
     _memory: Vec<Memory>,
 }
 
-/// What leads to a peer.
+/// The memory that leads to a peer.
 struct End {
     sends: RingAt,
     receives: RingAt,
@@ -173,7 +175,8 @@ impl Rendezvous {
     /// Comes to a leg: posts this end, or takes the other one, for which a sender waits until `until`.
     ///
     /// # Errors
-    /// The peer is a ring behind until the deadline; only one end is captured into a graph; a peer's memory cannot be mapped.
+    /// The peer is a ring behind until the deadline; only one end is captured into a graph; a peer's memory
+    /// cannot be mapped.
     pub fn meet(
         &self,
         device: &dyn Device,
@@ -282,8 +285,8 @@ impl Rendezvous {
         {
             std::hint::spin_loop();
         }
-        // SAFETY: until this side has claimed the slot, or found it claimed, nobody else touches its posting of this generation;
-        // the peer was through with the last generation's when it counted it.
+        // SAFETY: until this side has claimed the slot, or found it claimed, nobody else touches its posting
+        // of this generation; the peer was through with the last generation's when it counted it.
         unsafe { slot.descriptors[side].get().write(own) };
         let claim =
             slot.claim.compare_exchange(empty, empty + 1 + side as u64, Ordering::AcqRel, Ordering::Acquire);
@@ -348,8 +351,8 @@ fn mapped(
             .remedy("set NCCL_ZERO_COPY=0 on all ranks where CUDA IPC is not allowed")
     })?;
     let addr = memory.addr + offset;
-    // An allocation at the same place means that the older one is gone. The mappings that were not used for longest go too, once
-    // nothing on a stream copies to them any more: to close one waits for copies.
+    // An allocation at the same place means that the older one is gone. The mappings that were not used for
+    // longest go too, once nothing on a stream copies to them any more: to close one waits for copies.
     let may_go = |o: &Opened| !o.is_captured && over.wrapping_sub(o.used) as i32 >= 0;
     let gone = opened.iter().position(|o| o.base == theirs.base && !o.is_captured);
     let oldest = || opened.iter().position(may_go).filter(|_| opened.len() >= MOST_OPENED);
@@ -360,7 +363,7 @@ fn mapped(
     Ok(addr)
 }
 
-/// Which ranks can reach which: `[rank][peer]`. Collective.
+/// Finds out which ranks can reach which: `[rank][peer]`. Collective.
 fn probe(
     device: &dyn Device,
     bootstrap: &Bootstrap,
@@ -415,7 +418,8 @@ mod tests {
         Instant::now()
     }
 
-    /// Both sides of one ring, each in a thread: exactly one end of each transfer gets the other's posting, and the right one.
+    /// Both sides of one ring, each in a thread: exactly one end of each transfer gets the other's posting,
+    /// and the right one.
     #[test]
     fn of_two_ends_one_is_second() {
         const TRANSFERS: u64 = 3 * RING + 5;

@@ -1,12 +1,13 @@
 //! Ends launches of copy engines that are aborted or late.
 //!
-//! Streams mark in host memory which launch has begun and which is over; one thread of the process looks at the marks while
-//! launches are under way. A launch that lasts longer than the deadline, or whose communicator is aborted, is released: the
-//! thread sets every word that this rank's streams may wait for, again and again, until the launches are over. What they
-//! move then is worthless, and the communicator is broken.
+//! Streams mark in host memory which launch has begun and which is over; one thread of the process looks at
+//! the marks while launches are under way. A launch that lasts longer than the deadline, or whose
+//! communicator is aborted, is released: the thread sets every word that this rank's streams may wait for,
+//! again and again, until the launches are over. What they move then is worthless, and the communicator is
+//! broken.
 //!
-//! Launches in a graph cannot count, since nobody knows how often they are replayed: with a deadline they set a word at their
-//! begin and clear it at their end.
+//! Launches in a graph cannot count, since nobody knows how often they are replayed: with a deadline they set
+//! a word at their begin and clear it at their end.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -120,7 +121,7 @@ impl Watched {
         Ok(Some(first))
     }
 
-    /// What the stream of the latest launch does last.
+    /// The operation that the stream of the latest launch does last.
     pub fn end(&self, is_captured: bool) -> Option<MemoryOp> {
         if is_captured {
             let op = MemoryOp::Write { addr: self.control.replay(), value: 0 };
@@ -136,7 +137,8 @@ impl Watched {
         (issued.wrapping_add(1), self.control.marked()[1])
     }
 
-    /// Releases what waits, if the communicator is aborted: replayed graphs too, which the thread knows nothing of.
+    /// Releases what waits, if the communicator is aborted: replayed graphs too, which the thread knows
+    /// nothing of.
     pub fn release(&self) {
         if self.control.is_aborted() {
             self.look(None);
@@ -211,8 +213,8 @@ impl Watched {
         }
     }
 
-    /// Sets all words. Not before the last time is over: a stream takes only so much. What cannot be put on a stream any more has
-    /// nothing to release: the device is lost.
+    /// Sets all words. Not before the last time is over: a stream takes only so much. What cannot be put on a
+    /// stream any more has nothing to release: the device is lost.
     fn release_words(&self, state: &mut State) {
         if let Some(stage) = &self.stage {
             stage.release();
@@ -238,7 +240,8 @@ fn late(launch: &Launch, limit: Duration) -> Error {
     Error::new(ErrorKind::Timeout, text).remedy("look at those ranks, or raise HAWSER_OP_TIMEOUT")
 }
 
-/// Waits until the launches of all communicators of the process that are under way now are over, as far as is known.
+/// Waits until the launches of all communicators of the process that are under way now are over, as far as is
+/// known.
 pub fn wait_for_launches() {
     let Ok(watcher) = Watcher::get() else { return };
     let all: Vec<_> = watcher.list.lock().unwrap_or_else(PoisonError::into_inner).0.clone();

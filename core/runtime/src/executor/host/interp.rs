@@ -28,7 +28,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
 /// A launch for the interpreter. Launches of one communicator (`args.comm`) run in order.
 pub struct HostLaunch<'a> {
-    /// Which kernel a GPU would run: operation and data type.
+    /// The kernel that a GPU would run: operation and data type.
     pub kernel: KernelKey,
     /// The arguments a GPU would get; addresses are host addresses.
     pub args: &'a Args,
@@ -36,7 +36,7 @@ pub struct HostLaunch<'a> {
     pub name: &'a str,
     /// The commands by stream if copy engines run it instead of a kernel.
     pub copies: Option<[Vec<What>; STREAMS as usize]>,
-    /// What is known of the other ranks.
+    /// The knowledge of the other ranks.
     pub roster: &'a Roster,
 }
 
@@ -89,7 +89,7 @@ struct Queue<'a> {
     /// Address of its image.
     comm: u64,
     runs: VecDeque<Run<'a>>,
-    /// When nothing moved any more.
+    /// The time since which nothing has moved.
     waiting_since: Option<Instant>,
 }
 
@@ -141,7 +141,8 @@ impl<'a> Run<'a> {
         let steps = if args.steps == 0 {
             &args.inline_steps[..n_steps]
         } else {
-            // SAFETY: `args.steps` is the address of at least the steps that the blocks name, alive as long as the launch.
+            // SAFETY: `args.steps` is the address of at least the steps that the blocks name, alive as long
+            // as the launch.
             unsafe { std::slice::from_raw_parts(args.steps as *const Step, n_steps) }
         };
         // SAFETY: `args.comm` is the address of the communicator's image.
@@ -184,7 +185,7 @@ impl<'a> Run<'a> {
         &self.steps[usize::from(self.args.blocks[i].first_step) + self.blocks[i].place.step as usize]
     }
 
-    /// What block `i` waits for: None when it can run its step.
+    /// The slot that block `i` waits for; None when it can run its step.
     fn awaited(&self, i: usize) -> Option<Awaited> {
         let step = self.step(i);
         if step.after_channel != NO_DEP && !self.dependency_met(i, step) {
@@ -261,7 +262,8 @@ impl<'a> Run<'a> {
         {
             for &(addr, len) in to {
                 let bytes = len.min(one.len) * dtype.size();
-                // SAFETY: both ranges are within a FIFO slot or a user buffer (see `Span::local`); equal ranges are allowed.
+                // SAFETY: both ranges are within a FIFO slot or a user buffer (see `Span::local`); equal
+                // ranges are allowed.
                 unsafe { std::ptr::copy(one.addr as *const u8, addr as *mut u8, bytes) };
             }
             return;
@@ -305,14 +307,15 @@ impl<'a> Run<'a> {
 
     fn fifo(&self, i: usize, peer: u16) -> Fifo {
         let index = usize::from(self.args.blocks[i].lane) * self.comm.ranks as usize + usize::from(peer);
-        // SAFETY: lowering checked lane and peer against the communicator; the table has lanes * ranks entries.
+        // SAFETY: lowering checked lane and peer against the communicator; the table has lanes * ranks
+        // entries.
         let conn = unsafe { *(self.comm.conns as *const Conn).add(index) };
         let p = Protocol::Simple as usize;
         let (offset, stride) = (u64::from(self.comm.fifo_offset[p]), u64::from(self.comm.slot_stride[p]));
         Fifo { conn, offset, stride, depth: u64::from(self.comm.depth) }
     }
 
-    /// Whether the run may go on waiting.
+    /// Checks that the run may go on waiting.
     fn check(&self, waiting_since: Instant) -> Result<()> {
         // SAFETY: the abort word lives as long as the communicator.
         let aborted = unsafe { &*(self.comm.abort as *const AtomicU32) }.load(Ordering::Acquire) != 0;
@@ -355,8 +358,8 @@ impl<'a> Run<'a> {
 }
 
 impl Run<'_> {
-    /// Why the run waits in vain, if it does: for a rank that has gone, or in an operation of all ranks one of which
-    /// is dead.
+    /// Why the run waits in vain, if it does: for a rank that has gone, or in an operation of all ranks one
+    /// of which is dead.
     #[cold]
     fn in_vain(&self, waiting_since: Instant) -> Option<Error> {
         let of_all = self.args.op_number & MESSAGES == 0;
@@ -367,7 +370,7 @@ impl Run<'_> {
     }
 }
 
-/// What a block waits for.
+/// The slot that a block waits for.
 struct Awaited {
     what: &'static str,
     peer: u32,
@@ -390,7 +393,7 @@ impl Fifo {
         self.conn.send_fifo + self.offset + self.sent().load(Ordering::Relaxed) % self.depth * self.stride
     }
 
-    /// Where the bytes in slot `number` are told, if anybody asks.
+    /// The word that tells the bytes in slot `number`, if anybody asks.
     fn size_of(&self, number: u64) -> Option<&AtomicU32> {
         let at = self.conn.send_bytes + 4 * (number % self.depth);
         // SAFETY: as in `word`: `depth` 4-byte words lie there.
@@ -424,7 +427,7 @@ impl Fifo {
 
 /// The counter of protocol Simple in a table with one counter per `spacing` bytes.
 fn word<'a>(base: u64, spacing: u64) -> &'a AtomicU64 {
-    // SAFETY: the transport filled the table with addresses of live, 8-byte aligned counters of mapped heaps; they are
-    // only touched as atomics, here and in other processes.
+    // SAFETY: the transport filled the table with addresses of live, 8-byte aligned counters of mapped heaps;
+    // they are only touched as atomics, here and in other processes.
     unsafe { &*((base + spacing * Protocol::Simple as u64) as *const AtomicU64) }
 }

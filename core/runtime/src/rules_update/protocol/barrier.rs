@@ -1,4 +1,5 @@
-//! What the calls of a rank pass: the fence that it promised, and changes that are decided for collectives to come.
+//! What the calls of a rank pass: the fence that it promised, and changes that are decided for collectives to
+//! come.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ pub struct Barrier<S> {
     decided: VecDeque<(u64, u64, S)>,
 }
 
-/// What becomes of a collective at the gate.
+/// The ways in which a collective passes the barrier.
 #[derive(Debug)]
 pub enum Pass<S> {
     /// It may begin.
@@ -35,8 +36,8 @@ impl<S> Default for Barrier<S> {
 }
 
 impl<S> Barrier<S> {
-    /// Puts a fence up for a rank that has begun collectives 0 to `begun - 1`; says where it stands. Behind everything that
-    /// is decided, so that changes come one after the other.
+    /// Puts a fence up for a rank that has begun collectives 0 to `begun - 1`; says where it stands. Behind
+    /// everything that is decided, so that changes come one after the other.
     pub fn fence(&mut self, begun: u64, margin: u64) -> u64 {
         let after = self.decided.back().map_or(0, |(_, at, _)| at + 1);
         let fence = begun.saturating_add(margin).max(after);
@@ -60,7 +61,7 @@ impl<S> Barrier<S> {
         self.doubt = self.fence.map(|_| why);
     }
 
-    /// Whether no further change can be waited for.
+    /// True if no further change can be waited for.
     pub fn is_full(&self) -> bool {
         self.decided.len() >= MOST_WAITING
     }
@@ -71,7 +72,7 @@ impl<S> Barrier<S> {
         self.fence.map_or(next, |fence| fence.min(next))
     }
 
-    /// What becomes of collective number `number`. Asked in the order of calls.
+    /// Returns the way in which collective number `number` passes. Asked in the order of calls.
     pub fn pass(&mut self, number: u64) -> Pass<S> {
         if self.decided.front().is_some_and(|(_, at, _)| *at <= number)
             && let Some((change, at, staged)) = self.decided.pop_front()

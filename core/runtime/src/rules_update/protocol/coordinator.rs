@@ -53,7 +53,7 @@ impl Coordinator {
         Self { size, limits, last: 0, queue: VecDeque::new(), phase: Phase::Idle, gone: BTreeMap::new() }
     }
 
-    /// Whether time matters: a change is open.
+    /// True if time matters: a change is open.
     pub fn is_busy(&self) -> bool {
         !matches!(self.phase, Phase::Idle)
     }

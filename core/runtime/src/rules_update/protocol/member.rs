@@ -47,7 +47,7 @@ impl<S> Member<S> {
         Self { limits, last: 0, state: State::Idle, proposed: Vec::new(), is_alone: false }
     }
 
-    /// Whether time matters: a change or a proposal is open.
+    /// True if time matters: a change or a proposal is open.
     pub fn is_busy(&self) -> bool {
         !matches!(self.state, State::Idle) || !self.proposed.is_empty()
     }
@@ -107,7 +107,8 @@ impl<S> Member<S> {
                 self.give_up(change, "rank 0 has not gone on with it in time", fences, todo);
             }
             State::Promised { change, until, .. } if now >= *until => fences.doubt(format!(
-                "this rank waits at its fence for the decision of rank 0 on change {change} of the rules, which has not \
+                "this rank waits at its fence for the decision of rank 0 on change {change} of the rules, \
+                 which has not \
                  come within {} times HAWSER_RULES_TIMEOUT",
                 DOUBT
             )),
@@ -187,7 +188,7 @@ impl<S> Member<S> {
         }
     }
 
-    /// What was promised for a change, which then is over.
+    /// Takes out what was promised for a change, which then is over.
     fn take(&mut self, change: u64) -> Option<S> {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Promised { change: own, staged, .. } if own == change => {

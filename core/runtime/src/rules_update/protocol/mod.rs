@@ -1,17 +1,20 @@
-//! How all ranks of a communicator come to use other rules from one collective on. Pure: no I/O, no clock (time is passed
-//! in), no thread; `tests` runs it under random schedules.
+//! How all ranks of a communicator come to use other rules from one collective on. Pure: no I/O, no clock
+//! (time is passed in), no thread; `tests` runs it under random schedules.
 //!
-//! Rank 0 coordinates ([`Coordinator`]); every rank, also rank 0, is a [`Member`]; the calls of a rank pass its [`Barrier`].
+//! Rank 0 coordinates ([`Coordinator`]); every rank, also rank 0, is a [`Member`]; the calls of a rank pass
+//! its [`Barrier`].
 //!
 //! ```text
-//! proposer ─Propose─► rank 0 ─Stage─► all: read, check ─Staged(digest)─► rank 0: all alike?
-//!                            ─Ask───► all: fence = begun + margin ─Promised(fence)─► rank 0: at = the largest fence
-//!                            ─Commit(at)─► all: new rules from collective `at` on ─Heard─► rank 0 ─Outcome─► proposer
+//! proposer ─Propose─► rank 0
+//! rank 0 ─Stage─► all: read, check                          all ─Staged(digest)─► rank 0: all alike?
+//! rank 0 ─Ask───► all: fence = begun + margin               all ─Promised(fence)─► rank 0: at = the largest
+//! rank 0 ─Commit(at)─► all: new rules from collective `at`  all ─Heard─► rank 0 ─Outcome─► proposer
 //! ```
 //!
-//! A rank that promised does not begin the collective of its fence before it knows the decision, so none can have passed
-//! `at`, which is no less than any fence. Until rank 0 has all promises it may give the change up ([`Body::Drop`]): refused
-//! or late anywhere, it is dropped everywhere. What happens when a rank ends in the middle is in `docs/adr/0010`.
+//! A rank that promised does not begin the collective of its fence before it knows the decision, so none can
+//! have passed `at`, which is no less than any fence. Until rank 0 has all promises it may give the change up
+//! ([`Body::Drop`]): refused or late anywhere, it is dropped everywhere. What happens when a rank ends in the
+//! middle is in `docs/adr/0010`.
 
 mod barrier;
 mod coordinator;
@@ -35,12 +38,13 @@ pub const MOST_QUEUED: usize = 16;
 /// A rank that was asked and hears nothing for so many times the limit of a step is in doubt.
 pub const DOUBT: u32 = 3;
 
-/// What ranks tell one another.
+/// A message that ranks send one another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// The change that is meant; of a proposal and its outcome the proposer's number for it; 0 for a farewell.
+    /// The change that is meant; of a proposal and its outcome the proposer's number for it; 0 for a
+    /// farewell.
     pub number: u64,
-    /// What of it.
+    /// The content of the message.
     pub body: Body,
 }
 
@@ -73,7 +77,7 @@ pub enum Body {
     Farewell,
 }
 
-/// What became of a proposal.
+/// The outcomes of a proposal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// All ranks have the new rules from this collective on.
@@ -84,7 +88,7 @@ pub enum Outcome {
     Unknown(String),
 }
 
-/// What a step of a machine wants done.
+/// The actions that a step of a machine wants done.
 #[derive(Debug, Default)]
 pub struct Todo {
     /// Messages to be sent, in order.
@@ -106,7 +110,7 @@ impl Todo {
 /// Limits in time.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// How long ranks may take for each step.
+    /// The time that ranks may take for each step.
     pub step: Duration,
 }
 

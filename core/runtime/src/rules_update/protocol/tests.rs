@@ -1,5 +1,5 @@
-//! The protocol under random schedules: messages late and out of order, ranks far ahead of one another, refusals, several
-//! proposals at once, ranks that leave or end at any moment. Time is simulated.
+//! The protocol under random schedules: messages late and out of order, ranks far ahead of one another,
+//! refusals, several proposals at once, ranks that leave or end at any moment. Time is simulated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::*;
 const STEP: Duration = Duration::from_millis(100);
 const NOBODY: u8 = u8::MAX;
 
-/// What a case does.
+/// A plan of what a case does.
 #[derive(Debug, Clone)]
 struct Plan {
     seed: u64,
@@ -92,7 +92,7 @@ struct Sim {
     now: u64,
     serial: u64,
     events: BTreeMap<(u64, u64), Event>,
-    /// When the last message between two ranks comes.
+    /// The time at which the last message between two ranks comes.
     last: BTreeMap<(u32, u32), u64>,
     ranks: Vec<Rank>,
     coordinator: Coordinator,
@@ -159,7 +159,7 @@ impl Sim {
         }
     }
 
-    /// splitmix64.
+    /// A number below `end`, by splitmix64.
     fn below(&mut self, end: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
@@ -383,7 +383,8 @@ fn calm(ranks: u32, seed: u64) -> Plan {
     Plan { seed, ranks, delay: 500, late: 0, in_order: true, proposals: 1, killed, leaving, fences: true }
 }
 
-/// Whatever message is the last that a rank hears or sends: the others stay consistent, and those who wait are told.
+/// Whatever message is the last that a rank hears or sends: the others stay consistent, and those who wait
+/// are told.
 #[test]
 fn a_rank_may_end_at_any_moment() {
     let (mut failed, mut outcomes) = (0, BTreeSet::new());

@@ -1,5 +1,5 @@
-//! Memory for the FIFOs in front of the network, in large blocks: page-locking is slow, and may have to wait for the
-//! device, so the first block is there before anything runs.
+//! Memory for the FIFOs in front of the network, in large blocks: page-locking is slow, and may have to wait
+//! for the device, so the first block is there before anything runs.
 
 use super::fifo::PAGE;
 use hawser_base::error::Result;
@@ -36,7 +36,7 @@ pub struct Piece {
     pub slots: u64,
     /// The slots' address for the plugin: a host address, or `slots` in device memory.
     pub slots_for_net: u64,
-    /// Whether the slots lie in device memory.
+    /// True if the slots lie in device memory.
     pub in_device: bool,
 }
 

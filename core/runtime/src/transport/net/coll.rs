@@ -1,8 +1,8 @@
-//! The FIFO pair in front of a network that reduces: what the device sends to "the network" is reduced with the slots
-//! of the other hosts and comes back as the slot that the device receives from it.
+//! The FIFO pair in front of a network that reduces: what the device sends to "the network" is reduced with
+//! the slots of the other hosts and comes back as the slot that the device receives from it.
 //!
-//! One connection joins the ranks that have the same place on their hosts, for each lane. The plugin may block while it
-//! joins them, so that is done by a thread of its own.
+//! One connection joins the ranks that have the same place on their hosts, for each lane. The plugin may
+//! block while it joins them, so that is done by a thread of its own.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, TryRecvError};
@@ -30,9 +30,9 @@ pub struct CollNet {
     pub name: String,
     context: Box<dyn CollNetContext>,
     device: u32,
-    /// What it reduces: see [`hawser_plan::Topology::collnet`].
+    /// The reductions that it can do: see [`hawser_plan::Topology::collnet`].
     pub reduces: u64,
-    /// Whether it reads and writes GPU memory.
+    /// True if it reads and writes GPU memory.
     pub reaches_gpus: bool,
 }
 
@@ -139,7 +139,7 @@ impl CollLink {
         &self.rail.ranks
     }
 
-    /// Whether everything that the device wrote has been reduced.
+    /// True if everything that the device wrote has been reduced.
     pub fn is_drained(&self) -> bool {
         self.done == self.send.filled()
     }
@@ -204,7 +204,8 @@ impl CollLink {
             let (bytes, dtype, op) = decode(told, self.send.slot_bytes())?;
             let from = (self.send.slot_address(self.posted), *send);
             let to = (self.recv.slot_address(self.posted), *recv);
-            // SAFETY: both slots lie in registered FIFOs, which the device leaves alone until the counters below move.
+            // SAFETY: both slots lie in registered FIFOs, which the device leaves alone until the counters
+            // below move.
             let request = unsafe { comm.iall_reduce(from, to, bytes / dtype.size(), dtype, op) }?;
             let Some(request) = request else { break };
             self.requests.push_back(request);

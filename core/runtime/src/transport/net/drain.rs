@@ -1,9 +1,9 @@
-//! How ranks part: one that leaves says how many slots it has sent over which lanes, and stays until they have come.
-//! Plugins exist whose receivers lose what is on its way when the sender closes the connection.
+//! How ranks part: one that leaves says how many slots it has sent over which lanes, and stays until they
+//! have come. Plugins exist whose receivers lose what is on its way when the sender closes the connection.
 //!
-//! It says too how many slots it has posted receives for, and posts no more; so does its peer when it thanks, since it posted
-//! ahead. Both senders send as many empty messages as it takes until no receive is left: plugins exist whose connections
-//! cannot be closed with receives in flight, NCCL having none.
+//! It says too how many slots it has posted receives for, and posts no more; so does its peer when it thanks,
+//! since it posted ahead. Both senders send as many empty messages as it takes until no receive is left:
+//! plugins exist whose connections cannot be closed with receives in flight, NCCL having none.
 
 use super::link::ConnectionKey;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// Bytes of a link in a goodbye or thanks: lane, direction, slots.
 const ENTRY: usize = 16;
 
-/// What a rank knows of those that leave.
+/// The knowledge of a rank about those that leave.
 #[derive(Default)]
 pub struct Drain {
     /// Ranks that said goodbye.
@@ -32,8 +32,8 @@ pub fn tell(links: impl Iterator<Item = (ConnectionKey, u64)>) -> Vec<u8> {
     links.flat_map(entry).collect()
 }
 
-/// What rank `peer` told, by this rank's links: how many slots come over those from it, and how many receives those to it have
-/// to fill. What does not parse counts as nothing.
+/// What rank `peer` told, by this rank's links: how many slots come over those from it, and how many receives
+/// those to it have to fill. What does not parse counts as nothing.
 pub fn told(peer: u32, text: &[u8]) -> impl Iterator<Item = (ConnectionKey, u64)> + '_ {
     text.chunks_exact(ENTRY).filter_map(move |bytes| {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
@@ -55,22 +55,22 @@ impl Drain {
         self.thanked.insert(peer);
     }
 
-    /// Whether `peer` said goodbye.
+    /// True if `peer` said goodbye.
     pub fn has_parted(&self, peer: u32) -> bool {
         self.parted.contains(&peer)
     }
 
-    /// Whether `peer` needs this rank no more. One that leaves has got all that it waited for.
+    /// True if `peer` needs this rank no more. One that leaves has got all that it waited for.
     pub fn is_content(&self, peer: u32) -> bool {
         self.parted.contains(&peer) || self.thanked.contains(&peer)
     }
 
-    /// Whether this rank has to look at what others say more often.
+    /// True if this rank has to look at what others say more often.
     pub fn is_going_on(&self) -> bool {
         self.is_leaving || !self.sent.is_empty()
     }
 
-    /// Whether the peer has left and sent more than the `come` slots.
+    /// True if the peer has left and sent more than the `come` slots.
     pub fn is_short(&self, key: ConnectionKey, come: u64) -> bool {
         let sent = self.sent.get(&key.peer).and_then(|lanes| lanes.get(&key.lane));
         !key.send && sent.is_some_and(|sent| *sent > come)

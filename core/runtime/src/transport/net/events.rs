@@ -1,4 +1,5 @@
-//! Events of net plugins: NCCL's callback, which plugins call with a handle of a [`Span`] that their request belongs to.
+//! Events of net plugins: NCCL's callback, which plugins call with a handle of a [`Span`] that their request
+//! belongs to.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +15,7 @@ const STOP: c_int = 1;
 const UPDATE: c_int = 2;
 const UPDATE_AND_STOP: c_int = 3;
 
-/// What plugins know a span by, valid while the span lives.
+/// The number by which plugins know a span, valid while the span lives.
 pub fn handle(span: &Arc<Span>) -> u64 {
     Arc::as_ptr(span) as u64
 }
@@ -22,8 +23,8 @@ pub fn handle(span: &Arc<Span>) -> u64 {
 /// The callback. Returns 0, or 3 (`ncclInternalError`) for a type that does not exist.
 ///
 /// # Safety
-/// To start, `event` is valid for a write and `parent` is NULL or a handle of a span that lives; else `event` is one that
-/// this function wrote and that was not stopped. The payload is only handed on.
+/// To start, `event` is valid for a write and `parent` is NULL or a handle of a span that lives; else `event`
+/// is one that this function wrote and that was not stopped. The payload is only handed on.
 pub unsafe extern "C" fn report(
     event: *mut *mut c_void,
     kind: c_int,
@@ -54,7 +55,8 @@ unsafe fn carry_out(
             None
         } else {
             let parent = parent.cast_const().cast::<Span>();
-            // SAFETY: a handle is the address of a span that an `Arc` holds now; this takes a share of its own.
+            // SAFETY: a handle is the address of a span that an `Arc` holds now; this takes a share of its
+            // own.
             let parent = unsafe {
                 Arc::increment_strong_count(parent);
                 Arc::from_raw(parent)

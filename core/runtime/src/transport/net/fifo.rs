@@ -1,8 +1,9 @@
 //! Memory between the device and the proxy: slots, and how each tells the other that they are full or empty.
 //!
-//! FIFOs of kernels count: tails and credits only grow, and a page says how many bytes each slot has. Slots of copy engines
-//! ([`hawser_plan::dma::far`]) are FIFOs of one slot with two words, since a stream can only wait for a value and write one: the
-//! words are turned into the same counts here, so links know one kind of FIFO.
+//! FIFOs of kernels count: tails and credits only grow, and a page says how many bytes each slot has. Slots
+//! of copy engines ([`hawser_plan::dma::far`]) are FIFOs of one slot with two words, since a stream can only
+//! wait for a value and write one: the words are turned into the same counts here, so links know one kind of
+//! FIFO.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -32,7 +33,7 @@ pub struct Fifo {
     words: Option<Words>,
 }
 
-/// How a slot with words has been used so far.
+/// The use of a slot with words so far.
 struct Words {
     /// Offset of its words in the page.
     at: u64,
@@ -133,7 +134,7 @@ impl Fifo {
         self.slot_bytes
     }
 
-    /// Whether the slots lie in device memory.
+    /// True if the slots lie in device memory.
     pub fn in_device(&self) -> bool {
         self.piece.in_device
     }
@@ -175,13 +176,14 @@ impl Fifo {
 
     fn counter(&self, at: u64) -> &AtomicU64 {
         let at = self.piece.page as u64 + at + 64 * Protocol::Simple as u64;
-        // SAFETY: the page is zeroed, 64-byte aligned host memory that lives as long as `self`; only atomics touch it.
+        // SAFETY: the page is zeroed, 64-byte aligned host memory that lives as long as `self`; only atomics
+        // touch it.
         unsafe { &*(at as *const AtomicU64) }
     }
 
     fn word(&self, at: u64) -> &AtomicU32 {
-        // SAFETY: as in `counter`; `at` is a multiple of 4 within the page: there are at most `MOST_SLOTS` sizes, and few slots
-        // have words.
+        // SAFETY: as in `counter`; `at` is a multiple of 4 within the page: there are at most `MOST_SLOTS`
+        // sizes, and few slots have words.
         unsafe { &*((self.piece.page as u64 + at) as *const AtomicU32) }
     }
 }

@@ -29,33 +29,33 @@ use crate::profiling::Span;
 const HANDLE_TAG: u64 = 0x4e45_5400;
 const CALLING_TAG: u64 = 0x4e45_5404_0000;
 const ACCEPTED_TAG: u64 = 0x4e45_5405_0000;
-/// How long telling the other end may take.
+/// The time that telling the other end may take.
 const TELL: Duration = Duration::from_secs(20);
 
-/// Which end of which connection.
+/// The key of a connection's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConnectionKey {
     /// FIFO lane; behind the lanes, a slot of staging (`stage.rs`).
     pub lane: u32,
     /// The rank at the other end.
     pub peer: u32,
-    /// Whether this rank sends.
+    /// True if this rank sends.
     pub send: bool,
 }
 
-/// What a link needs of its communicator.
+/// The parts of its communicator that a link needs.
 pub struct Around<'a> {
     /// The plugin.
     pub context: &'a dyn NetContext,
     /// Carries handles.
     pub bootstrap: &'a Bootstrap,
-    /// Whether receives into device memory must be flushed.
+    /// True if receives into device memory must be flushed.
     pub flush: bool,
     /// Raised when the communicator is over.
     pub over: AbortFlag,
     /// Ranks that could not be told something: each costs a sweep its deadline once.
     pub silent: RefCell<Vec<u32>>,
-    /// Where the time goes, if anybody wants to know.
+    /// The trace of where the time goes, if anybody wants to know.
     pub trace: &'a RefCell<Trace>,
 }
 
@@ -70,7 +70,7 @@ impl Around<'_> {
         sent.inspect_err(|_| self.silent.borrow_mut().push(key.peer))
     }
 
-    /// Whether the rank at the other end has told it. True once.
+    /// True if the rank at the other end has told it. True once.
     fn was_told(&self, key: ConnectionKey, tag: u64) -> bool {
         self.bootstrap.take(key.peer, tag + u64::from(key.lane)).is_some()
     }
@@ -121,7 +121,7 @@ impl SendLink {
         }
     }
 
-    /// Which end this is.
+    /// The key of this end.
     pub fn key(&self) -> ConnectionKey {
         self.key
     }
@@ -143,12 +143,12 @@ impl SendLink {
         self.wanted = posted;
     }
 
-    /// Whether the peer has no receive that waits for something.
+    /// True if the peer has no receive that waits for something.
     pub fn has_filled(&self) -> bool {
         self.posted + self.empties >= self.wanted && self.requests.is_empty()
     }
 
-    /// Whether everything that the device wrote has been sent.
+    /// True if everything that the device wrote has been sent.
     pub fn is_drained(&self) -> bool {
         self.done == self.fifo.filled()
     }
@@ -280,7 +280,7 @@ impl RecvLink {
         Ok(Self { key, fifo, state, posted: 0, done: 0, end: None, requests, flush: None, recorder })
     }
 
-    /// Which end this is.
+    /// The key of this end.
     pub fn key(&self) -> ConnectionKey {
         self.key
     }
@@ -300,7 +300,7 @@ impl RecvLink {
         self.end = Some(slots.max(self.end.unwrap_or(self.done)));
     }
 
-    /// Whether no receive is in flight.
+    /// True if no receive is in flight.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.flush.is_none()
     }

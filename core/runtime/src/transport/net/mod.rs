@@ -56,7 +56,7 @@ use task::NetTask;
 
 /// How long a destroy waits for data that are on their way, unless `HAWSER_OP_TIMEOUT` says otherwise.
 const DRAIN: Duration = Duration::from_secs(60);
-/// How long sending a goodbye to one rank may take.
+/// The time that sending a goodbye to one rank may take.
 const GOODBYE: Duration = Duration::from_millis(500);
 /// How long a rank that leaves stays until others have received what it sent.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -117,7 +117,7 @@ impl Chosen {
     }
 }
 
-/// What all ranks' nets have in common.
+/// The properties that all ranks' nets have in common.
 pub struct Agreed {
     /// Megabits per second of the slowest rank.
     pub mbps: u32,
@@ -149,7 +149,8 @@ pub fn agree(cards: &[Vec<u8>]) -> Result<Agreed> {
         if !expected.eq_ignore_ascii_case(name) {
             let text = format!("rank 0 chose the net \"{expected}\" and rank {rank} the net \"{name}\"");
             return Err(Error::invalid_usage(text).remedy(
-                "give all ranks the same NCCL_NET and NCCL_NET_PLUGIN, and the same plugins (NCCL_DEBUG=INFO says what each found)",
+                "give all ranks the same NCCL_NET and NCCL_NET_PLUGIN, and the same plugins (NCCL_DEBUG=INFO \
+                 says what each found)",
             ));
         }
         agreed.mbps = agreed.mbps.min(mbps);
@@ -174,18 +175,18 @@ pub struct Net {
     connections: Mutex<Connections>,
     stage: Option<Arc<Stage>>,
     deadline: Option<Duration>,
-    /// How long a message of bring-up may take.
+    /// The time that a message of bring-up may take.
     init_timeout: Duration,
 }
 
-/// What exists so far.
+/// The connections that exist so far.
 struct Connections {
     keys: FxHashSet<ConnectionKey>,
     table: Vec<Conn>,
     arena: Arena,
 }
 
-/// What [`Net::start`] needs besides the plugin.
+/// The parts that [`Net::start`] needs besides the plugin.
 pub struct Setup<'a> {
     /// The device.
     pub device: Arc<dyn Device>,
@@ -193,7 +194,7 @@ pub struct Setup<'a> {
     pub bootstrap: Arc<Bootstrap>,
     /// Ends launches when the network fails.
     pub control: Arc<Control>,
-    /// Where FIFOs lie.
+    /// The places of FIFOs in a heap.
     pub layout: &'a HeapLayout,
     /// This rank's place on its host.
     pub place: u32,
@@ -404,7 +405,7 @@ impl Helper<'_> {
 }
 
 impl Helper<'_> {
-    /// Whether everything that the device wrote has been sent.
+    /// True if everything that the device wrote has been sent.
     pub fn is_drained(&self) -> bool {
         self.0.task.is_drained()
     }
@@ -435,9 +436,11 @@ mod tests {
     use super::*;
 
     proptest::proptest! {
-        /// What another rank sends is an error at worst.
+        /// Bytes that another rank sends are an error at worst.
         #[test]
-        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, text in "[0-9]{0,12}\n[0-9]{0,22}\n.{0,9}\n[0-9]{0,22}\n.{0,9}") {
+        fn any_bytes_are_read_or_refused(
+            bytes: Vec<u8>, text in "[0-9]{0,12}\n[0-9]{0,22}\n.{0,9}\n[0-9]{0,22}\n.{0,9}"
+        ) {
             let _ = agree(&[bytes.clone(), text.clone().into_bytes()]);
             let _ = agree(&[text.into_bytes(), bytes]);
         }

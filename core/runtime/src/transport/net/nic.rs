@@ -1,5 +1,5 @@
-//! Which NICs of a net plugin a rank uses: those nearest to its device, as one device if the plugin then survives the
-//! loss of a NIC, else spread over lanes and the ranks of the host.
+//! Which NICs of a net plugin a rank uses: those nearest to its device, as one device if the plugin then
+//! survives the loss of a NIC, else spread over lanes and the ranks of the host.
 
 use std::path::{Path, PathBuf};
 
@@ -97,7 +97,7 @@ impl Nics {
         self.properties.iter().map(|p| p.max_p2p_bytes.min(p.max_collective_bytes)).min().unwrap_or(0)
     }
 
-    /// Whether all of them read and write GPU memory.
+    /// True if all of them read and write GPU memory.
     pub fn reach_gpus(&self) -> bool {
         self.properties.iter().all(|p| p.memory.contains(MemoryKinds::CUDA))
     }

@@ -1,7 +1,8 @@
 //! What profilers see of a link: an event per operation and direction, and one per slot.
 //!
-//! A launch says how many slots it will move over a link; the proxy then reports slots as they begin and end. Launches
-//! that the host does not see (replayed graphs) move slots that belong to no operation: they are not reported.
+//! A launch says how many slots it will move over a link; the proxy then reports slots as they begin and end.
+//! Launches that the host does not see (replayed graphs) move slots that belong to no operation: they are not
+//! reported.
 //!
 //! Its events start and stop in the proxy's thread, as with NCCL: plugins exist that count them per thread.
 
@@ -46,8 +47,8 @@ impl Op {
 }
 
 impl EventRecorder {
-    /// The next `slots` slots belong to an operation whose event is `parent`. `done` slots have passed so far: some may
-    /// be of this operation already, but no more than the `depth` of the FIFO.
+    /// The next `slots` slots belong to an operation whose event is `parent`. `done` slots have passed so
+    /// far: some may be of this operation already, but no more than the `depth` of the FIFO.
     pub fn expect(
         &mut self,
         key: ConnectionKey,
@@ -83,13 +84,13 @@ impl EventRecorder {
         }
     }
 
-    /// Whether an operation is expected and none of its slots is on its way.
+    /// True if an operation is expected and none of its slots is on its way.
     pub fn is_waiting(&self) -> bool {
         self.steps.is_empty() && !self.ops.is_empty()
     }
 
-    /// Slot `number` is about to be given to the plugin, perhaps for the second time. What the plugin's own events belong
-    /// to, valid until the slot is [`sent`](Self::sent); 0 = nobody wants them.
+    /// Slot `number` is about to be given to the plugin, perhaps for the second time. What the plugin's own
+    /// events belong to, valid until the slot is [`sent`](Self::sent); 0 = nobody wants them.
     pub fn sending(&mut self, number: u64) -> u64 {
         if self.steps.back().is_none_or(|(last, _)| *last != number) {
             self.begin(number);

@@ -1,8 +1,8 @@
-//! Slots for copy engines whose other end is on another host: page-locked host memory, since a copy within a GPU would be
-//! made by multiprocessors, and one between GPU and host by a copy engine.
+//! Slots for copy engines whose other end is on another host: page-locked host memory, since a copy within a
+//! GPU would be made by multiprocessors, and one between GPU and host by a copy engine.
 //!
-//! A direction between two ranks is a piece with [`DEPTH`] slots, each carried by a link of its own: "lanes" behind those of the
-//! FIFOs.
+//! A direction between two ranks is a piece with [`DEPTH`] slots, each carried by a link of its own: "lanes"
+//! behind those of the FIFOs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,7 @@ impl Stage {
         Ok(Self { slot_bytes, lanes, state })
     }
 
-    /// What a link of slot `slot` is called.
+    /// The key of the link of slot `slot`.
     pub fn key(lanes: u32, peer: u32, send: bool, slot: u32) -> ConnectionKey {
         ConnectionKey { lane: lanes + slot, peer, send }
     }
@@ -75,7 +75,8 @@ impl Stage {
     pub fn release(&self) {
         for piece in self.lock().pieces.values() {
             for slot in 0..u64::from(DEPTH) {
-                // SAFETY: the page lives as long as the arena; its words are only touched as atomics, and by streams.
+                // SAFETY: the page lives as long as the arena; its words are only touched as atomics, and by
+                // streams.
                 let word = unsafe { &*piece.page.add((slot * WORDS) as usize).cast::<AtomicU32>() };
                 word.store(1, Ordering::Release);
             }

@@ -33,7 +33,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How long a connection that the peer closed waits beyond that: a peer that failed tells the cause
 /// meanwhile.
 const CAUSE_GRACE: Duration = Duration::from_millis(500);
-/// How long telling one rank of a failure may take.
+/// The time that telling one rank of a failure may take.
 const TELL: Duration = Duration::from_secs(2);
 
 /// The proxy's part of a communicator.
@@ -66,7 +66,7 @@ struct Links {
 }
 
 impl Links {
-    /// What a rank told when it left, or when this rank does.
+    /// Takes what a rank told when it left, or when this rank does.
     fn part(&mut self, peer: u32, text: &[u8]) {
         for (key, slots) in drain::told(peer, text) {
             if let Some(link) = self.sends.iter_mut().find(|link| link.key() == key) {
@@ -103,7 +103,7 @@ impl Lost {
         self.error.kind != ErrorKind::Remote
     }
 
-    /// Whether nothing more is awaited that could explain the loss.
+    /// True if nothing more is awaited that could explain the loss.
     fn is_due(&self) -> bool {
         let waits = if self.is_cause() { GRACE } else { GRACE + CAUSE_GRACE };
         self.since.elapsed() > waits
@@ -134,7 +134,7 @@ impl NetTask {
         }
     }
 
-    /// What links need.
+    /// The parts of the communicator that links need.
     pub fn around<'a>(&'a self, trace: &'a RefCell<Trace>) -> Around<'a> {
         let (context, bootstrap) = (self.context.as_ref(), &*self.bootstrap);
         let over = self.abort_flag();
@@ -199,7 +199,7 @@ impl NetTask {
         self.control.is_aborted()
     }
 
-    /// Whether everything that the device wrote has been sent.
+    /// True if everything that the device wrote has been sent.
     pub fn is_drained(&self) -> bool {
         let links = self.lock();
         links.sends.iter().all(SendLink::is_drained) && links.colls.iter().all(CollLink::is_drained)
@@ -223,7 +223,7 @@ impl NetTask {
         }
     }
 
-    /// What to tell whom at this rank's end.
+    /// The farewells of this rank: the peers, and the texts for them.
     fn farewells(&self) -> Vec<(u32, Vec<u8>)> {
         let mut links = self.lock();
         let Links { sends, recvs, colls, drain, .. } = &mut *links;
