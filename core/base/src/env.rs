@@ -49,7 +49,7 @@ impl Settings {
         self.init_seconds.unwrap_or(Duration::from_secs(1800))
     }
 
-    /// What the log is to be.
+    /// The form in which the log is written.
     fn log(&self) -> log::Wanted<'_> {
         log::Wanted {
             level: self.debug.as_deref(),

@@ -117,7 +117,7 @@ thread_local! {
     static DEVICE: Cell<i64> = const { Cell::new(-1) };
 }
 
-/// What the settings say about the log.
+/// The settings of the log.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
     /// `NCCL_DEBUG`.

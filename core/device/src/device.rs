@@ -1,10 +1,10 @@
 //! Devices: where buffers live and programs run.
 //!
-//! A device implements [`Device`], [`Streams`] and [`SharedMemory`]; what only some kinds can do ([`Kernels`],
-//! [`StreamWords`], [`Graphs`], [`Ipc`]) it has or has not, and nobody asks for its kind. The traits are object-safe
-//! and called per launch, never per chunk. The caller validates
-//! arguments; a device only reports what the hardware or the driver refused. Addresses are `u64`
-//! and opaque to everyone but the device.
+//! A device implements [`Device`], [`Streams`] and [`SharedMemory`]; what only some kinds can do
+//! ([`Kernels`], [`StreamWords`], [`Graphs`], [`Ipc`]) it has or has not, and nobody asks for its kind. The
+//! traits are object-safe and called per launch, never per chunk. The caller validates arguments; a device
+//! only reports what the hardware or the driver refused. Addresses are `u64` and opaque to everyone but the
+//! device.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -73,7 +73,7 @@ pub struct Caps {
     pub queues: u32,
 }
 
-/// Where a heap lies.
+/// The kind of memory that a heap lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeapKind {
     /// Device memory that peers map (the p2p transport).
@@ -160,16 +160,16 @@ pub struct ExchangeLaunch {
     pub threads: u32,
 }
 
-/// A device: what it is, and memory of its own. Every kind has this, streams and memory that peers use; what only some kinds
-/// have is behind an `Option`.
+/// A device: what it is, and memory of its own. Every kind has this, streams and memory that peers use;
+/// what only some kinds have is behind an `Option`.
 pub trait Device: Streams + SharedMemory {
-    /// What it is and can do.
+    /// The device's identity and abilities.
     fn caps(&self) -> &Caps;
 
     /// Enters the device's context on this thread until the guard is dropped.
     fn enter(&self) -> Result<Box<dyn Any>>;
 
-    /// Where its memory comes from.
+    /// The pool that its memory comes from.
     fn pool(&self) -> &Arc<Pool>;
 
     /// Zeroed memory private to the device. Blocking; must work while a stream of the thread is being
@@ -196,7 +196,7 @@ pub trait Device: Streams + SharedMemory {
         None
     }
 
-    /// What its streams can do with words of memory.
+    /// The waits and writes of its streams on words of memory, if it has them.
     fn stream_words(&self) -> Option<&dyn StreamWords> {
         None
     }
@@ -206,14 +206,14 @@ pub trait Device: Streams + SharedMemory {
         None
     }
 
-    /// What lets other processes map the memory of programs.
+    /// The means by which other processes map the memory of programs.
     fn ipc(&self) -> Option<&dyn Ipc> {
         None
     }
 }
 
-/// Streams of a device: work that is put on one runs in order. On the host device there is one, whose work is over when the call
-/// returns.
+/// Streams of a device: work that is put on one runs in order. On the host device there is one, whose work
+/// is over when the call returns.
 pub trait Streams: Send + Sync {
     /// A new stream that does not wait for the default stream; the default stream itself on the host
     /// device. Must work while a stream of the thread is being captured.
@@ -225,7 +225,7 @@ pub trait Streams: Send + Sync {
     /// The same with the highest priority: work of others does not share its hardware queue.
     fn urgent_stream(&self) -> Result<OwnedStream>;
 
-    /// Which stream it is, and which capture it takes part in.
+    /// The identity of a stream, and the capture that it takes part in.
     fn stream_state(&self, stream: Stream) -> Result<StreamState>;
 
     /// Everything put on `later` from now on runs after what is on `earlier` now. Nothing happens when
@@ -262,7 +262,7 @@ pub trait SharedMemory: Send + Sync {
     /// ordinary device memory in copies (`ncclMemAlloc`).
     fn share(&self, heap: &Memory) -> Result<()>;
 
-    /// How peers map `heap`, which came from `alloc_heap(kind)`.
+    /// The handle by which peers map `heap`, which came from `alloc_heap(kind)`.
     fn export(&self, heap: &Memory, kind: HeapKind) -> Result<Export>;
 
     /// Maps a peer's heap for this device. `fd` is present when the peer lives in another process and
@@ -278,8 +278,8 @@ pub trait SharedMemory: Send + Sync {
     fn reach(&self, ordinal: u32) -> Result<()>;
 }
 
-/// Kernels of a device, and the memory that they use in place. A device without them runs programs on the CPU, where an executor
-/// polls them.
+/// Kernels of a device, and the memory that they use in place. A device without them runs programs on the
+/// CPU, where an executor polls them.
 pub trait Kernels: Send + Sync {
     /// Loads a kernel; called for all launches of a group before the first one is launched.
     fn prepare(&self, kernel: KernelKey) -> Result<()>;
@@ -301,8 +301,8 @@ pub trait Kernels: Send + Sync {
     /// process, and the other way round. False: they cannot.
     fn reach_all(&self, ids: &[&str]) -> Result<bool>;
 
-    /// Whether devices that were named to [`Kernels::reach_all`] can use `bytes` bytes at `addr`, which lie on
-    /// this device.
+    /// Whether devices that were named to [`Kernels::reach_all`] can use `bytes` bytes at `addr`, which lie
+    /// on this device.
     fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool>;
 }
 
@@ -362,7 +362,7 @@ pub trait Graphs: Send + Sync {
 
 /// Ordinary memory of a program, as other processes of the host map it.
 pub trait Ipc: Send + Sync {
-    /// What another process opens to map an allocation.
+    /// The handle that another process opens to map an allocation.
     fn exposed_handle(&self, exposed: &Exposed) -> Result<[u8; 64]>;
 
     /// Maps an allocation of a process of this host. `addr` is where its first byte is.
@@ -379,7 +379,7 @@ impl dyn Device + '_ {
         self.kernels().ok_or_else(|| Error::internal("a launch of a kernel on a device that has none"))
     }
 
-    /// What its streams can do with words, for a launch of copy engines.
+    /// The waits and writes of its streams on words, for a launch of copy engines.
     ///
     /// # Errors
     /// `Internal`: it polls its copies.
@@ -401,7 +401,7 @@ impl dyn Device + '_ {
         })
     }
 
-    /// What lets other processes map the memory of programs.
+    /// The means by which other processes map the memory of programs.
     ///
     /// # Errors
     /// `Internal`: they cannot.

@@ -1,7 +1,7 @@
 //! Hawser's devices: where buffers live and programs run.
 //!
-//! A device implements the traits of [`device`]; what runs on it knows nothing else of it. [`open`] opens the one
-//! that is asked for.
+//! A device implements the traits of [`device`]; what runs on it knows nothing else of it. [`open`] opens
+//! the one that is asked for.
 //!
 //! | module | has |
 //! |---|---|

@@ -8,7 +8,7 @@ pub struct Memory {
     pub addr: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// What must stay alive; dropping it frees the memory.
+    /// The owner of the memory, which must stay alive; dropping it frees the memory.
     pub owner: Box<dyn Any + Send + Sync>,
 }
 

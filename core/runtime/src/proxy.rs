@@ -1,9 +1,9 @@
 //! The proxy: one thread per device that moves slots between FIFOs and the network.
 //!
 //! It sweeps over the tasks of all communicators of its device. While something moves it does not rest, nor
-//! for [`LIVELY`](hawser_base::wait::LIVELY) after the last movement or launch; then it sleeps for a small part of
-//! the time in which nothing moved. It has to look by itself, since launches replayed from a CUDA graph are
-//! announced by nobody; a launch that the host sees wakes it ([`Proxy::wake`]).
+//! for [`LIVELY`](hawser_base::wait::LIVELY) after the last movement or launch; then it sleeps for a small
+//! part of the time in which nothing moved. It has to look by itself, since launches replayed from a CUDA
+//! graph are announced by nobody; a launch that the host sees wakes it ([`Proxy::wake`]).
 //!
 //! A thread that waits for an operation of the host device moves the slots of its communicator itself
 //! ([`Task::is_helped`]), since on few processors two threads that look keep each other from running. The

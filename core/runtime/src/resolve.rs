@@ -259,7 +259,7 @@ impl<'a> Collectives<'a> {
     }
 }
 
-/// What [`BundleLaunch::new`] takes of a call.
+/// The parts of a call that [`BundleLaunch::new`] takes.
 fn operation<'p>(
     (plan, resolved): (&'p ExchangePlan, &'p Resolved),
     place: &Place,

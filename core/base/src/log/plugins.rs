@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use hawser_plugin::{Level, Listener, Log};
 
-/// What to do with a remark about stress that a plugin sees.
+/// The function that is told when a plugin remarks on stress.
 static ON_STRESS: OnceLock<fn(&str)> = OnceLock::new();
 
 /// Returns the log that plugins write to, which is the library's own.

@@ -29,7 +29,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// What the user has set.
+    /// The user's settings of the pool.
     pub fn of(settings: &Settings) -> Self {
         Self {
             floor: settings.pool_size,

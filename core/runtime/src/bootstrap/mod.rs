@@ -76,7 +76,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What the user has set for this process.
+    /// The settings of this process.
     pub fn of_process() -> Self {
         let s = env::settings();
         Self {

@@ -3,8 +3,8 @@
 //! Every other rank has a connection to rank 0 for this alone. The end of one tells rank 0 that a process or
 //! host has ended, and the end of rank 0's own tells all others; the kernel asks across hosts whether the
 //! other host is there ([`Settings::heartbeat`]), so that a process which is stopped or busy is not taken for
-//! dead. Processes of one host are watched by descriptors as well (see [`hawser_base::liveness::process`]): those
-//! tell the end of a process also while somebody else holds its connections open.
+//! dead. Processes of one host are watched by descriptors as well (see [`hawser_base::liveness::process`]):
+//! those tell the end of a process also while somebody else holds its connections open.
 //!
 //! A rank that leaves in peace, or whose operation failed, says so before its connection ends.
 

@@ -3,7 +3,8 @@
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Calls return when they are done; otherwise at once, and [`async_error`](super::Comm::async_error) tells.
+    /// Calls return when they are done; otherwise at once, and [`async_error`](super::Comm::async_error)
+    /// tells.
     pub blocking: bool,
     /// Fewest CTAs of an operation.
     pub min_ctas: Option<u32>,
@@ -11,7 +12,8 @@ pub struct Config {
     pub max_ctas: Option<u32>,
     /// Copy engines do what they can, as with `NCCL_PASS_SM=1`.
     pub sm_free: bool,
-    /// Replays of graphs and other launches are put in order by the library: yes, unless this or the environment says no.
+    /// Replays of graphs and other launches are put in order by the library: yes, unless this or the
+    /// environment says no.
     pub mixes_graphs: Option<bool>,
     /// Name for logs and errors.
     pub name: Option<String>,
@@ -19,8 +21,8 @@ pub struct Config {
     pub net: Option<String>,
     /// Traffic class of the communicator's packets, for net plugins that know such.
     pub traffic_class: Option<i32>,
-    /// Name of the host that this rank counts as, instead of `NCCL_HOSTID` and the real one: lets the ranks of one
-    /// process be several hosts.
+    /// Name of the host that this rank counts as, instead of `NCCL_HOSTID` and the real one: lets the ranks
+    /// of one process be several hosts.
     pub host: Option<String>,
     /// Children share resources (accepted; every communicator has its own in this version).
     pub split_share: bool,

@@ -1,7 +1,7 @@
 //! Launches on GPUs that wait for a rank that is dead: they are ended, with the error that names it.
 //!
-//! The host device asks while it waits (`executor/host/interp.rs`). Kernels only poll the abort word, so a thread
-//! looks after them from the moment on at which somebody is known to be dead.
+//! The host device asks while it waits (`executor/host/interp.rs`). Kernels only poll the abort word, so a
+//! thread looks after them from the moment on at which somebody is known to be dead.
 
 use std::sync::{Arc, Weak};
 use std::thread;

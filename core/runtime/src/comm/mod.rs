@@ -5,9 +5,9 @@
 //!     └─► Failed         any ─► Gone (abort, destroy)
 //! ```
 //!
-//! A [`Comm`] is a cheap handle. What needs the other ranks ([`CommState`], in `comm_state/`) appears when bring-up is over
-//! and goes when the communicator is destroyed and the last launch has let go of it. A communicator
-//! whose operation failed stays Ready, but refuses further calls with that failure.
+//! A [`Comm`] is a cheap handle. What needs the other ranks ([`CommState`], in `comm_state/`) appears when
+//! bring-up is over and goes when the communicator is destroyed and the last launch has let go of it. A
+//! communicator whose operation failed stays Ready, but refuses further calls with that failure.
 
 mod bringup;
 mod config;

@@ -157,7 +157,8 @@ impl CommState {
         let Some(buffers) = plan.to_reach(call.input, call.output) else { return Ok(0) };
         for (addr, bytes) in buffers.into_iter().filter(|(_, bytes)| *bytes > 0) {
             if !self.device.needs_kernels()?.is_reached(addr, bytes)? {
-                let text = "other GPUs cannot use these buffers in place (those of cudaMalloc and ncclMemAlloc can be): staged";
+                let text = "other GPUs cannot use these buffers in place \
+                            (those of cudaMalloc and ncclMemAlloc can be): staged";
                 log::info(Subsys::Coll, || format!("{} rank {} op {number}: {text}", self.name, self.rank));
                 return Ok(0);
             }

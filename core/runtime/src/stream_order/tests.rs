@@ -44,7 +44,8 @@ fn replays_and_launches_are_ordered_from_the_first_capture_on() {
             let device = hawser_device::cuda::open(0).unwrap();
             let word = device.alloc(4).unwrap();
             let order = Order::new(word.addr, true);
-            // What the launch on that stream waits for and records: the event outside and inside of graphs, the word.
+            // What the launch on that stream waits for and records: the event outside and inside of graphs,
+            // the word.
             let put = |stream: u64| {
                 let all = ["fake_waits", "fake_records", "fake_external_waits", "fake_value_waits"];
                 let before = all.map(fake);

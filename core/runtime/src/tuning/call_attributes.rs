@@ -52,7 +52,7 @@ impl Windows {
         self.any.store(!list.is_empty(), Ordering::Release);
     }
 
-    /// Whether both buffers of a call lie in windows.
+    /// True if both buffers of a call lie in windows.
     pub fn hold(&self, call: &Call, ranks: u32) -> bool {
         if !self.any.load(Ordering::Acquire) {
             return false;
@@ -67,7 +67,7 @@ impl Windows {
     }
 }
 
-/// Whether a collective is timed. Drawn, since calls repeat and each has to have its turn.
+/// True if a collective is timed. Drawn, since calls repeat and each has to have its turn.
 pub fn is_drawn(number: u64) -> bool {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - TIMED_BITS) == 0
 }

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use hawser_base::log::last_error;
 use libloading::os::unix::{Library, RTLD_NOW};
 
-/// Runs `body`, which is the test `test` of `module` (`module_path!()`), in a process of its own that finds the
-/// stand-in as `libcuda.so.1`.
+/// Runs `body`, which is the test `test` of `module` (`module_path!()`), in a process of its own that finds
+/// the stand-in as `libcuda.so.1`.
 pub fn with_fake_driver(module: &str, test: &str, env: &[(&str, &str)], body: fn()) {
     if is_fake() {
         body();
@@ -58,7 +58,7 @@ pub fn driver_library() -> Option<Library> {
     unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW) }.ok()
 }
 
-/// Whether that is the stand-in.
+/// True if that is the stand-in.
 pub fn is_fake() -> bool {
     // SAFETY: only its presence is asked for.
     driver_library().is_some_and(|library| unsafe { library.get::<*mut ()>(b"fake_live") }.is_ok())

@@ -372,8 +372,9 @@ fn probe(
 ) -> Result<Vec<Vec<bool>>> {
     let me = peers.rank as usize;
     let wanted = env::settings().zero_copy != Some(false);
-    // With peer access between the GPUs of a process, calls of the driver wait for all of them: to load a kernel in one thread
-    // may wait for what another thread has not called yet. Who asks for direct copies there knows.
+    // With peer access between the GPUs of a process, calls of the driver wait for all of them: to load a
+    // kernel in one thread may wait for what another thread has not called yet. Who asks for direct copies
+    // there knows.
     let near = env::settings().zero_copy == Some(true) || device.kernels().is_none();
     let elsewhere =
         |p: usize| p != me && peers.hosts[p] == peers.hosts[me] && peers.processes[p] != peers.processes[me];
