@@ -54,7 +54,7 @@ fn what_was_measured_is_used_from_then_on() {
     let report = text(hawser(cache, &QUICK).output().expect("run"));
     let file = cache.join("hawser/links-host-cpu-2.toml");
     for words in
-        ["1/4: Ring Simple", "one block", "Simple.fixed_us", "all_reduce: from", file.to_str().unwrap()]
+        ["1/4: Ring host/Simple", "one block", "host.fixed_us", "all_reduce: from", file.to_str().unwrap()]
     {
         assert!(report.contains(words), "{words}: {report}");
     }

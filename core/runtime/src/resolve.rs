@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use hawser_base::error::{Error, Result};
+use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
 use hawser_device::Stream;
 use hawser_plan::Call;
@@ -149,8 +150,7 @@ impl<'a> Collectives<'a> {
             return Ok(());
         }
         if comm.is_alone(call) {
-            self.copy(call, number);
-            return Ok(());
+            return self.copy(call, number);
         }
         let (compiled, timed) = comm.compiled(call, stream, number)?;
         let (chosen, blocks) = compiled.chosen();
@@ -174,7 +174,8 @@ impl<'a> Collectives<'a> {
 
     /// Makes the launch of a call that is a copy, since there is no other rank. In place nothing is left to
     /// be done.
-    fn copy(&mut self, call: &Call, number: u64) {
+    fn copy(&mut self, call: &Call, number: u64) -> Result<()> {
+        lock(&self.comm.choices)?.cache.note_copy(number, call);
         log::info(Subsys::Coll, || {
             let (name, rank) = (&self.comm.name, self.comm.rank);
             let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
@@ -183,6 +184,7 @@ impl<'a> Collectives<'a> {
         if let Some(copy) = self.comm.own_copy(call) {
             self.launches.push(Launch::new(self.comm, Work::Copies(smallvec![copy]), number, self.stream));
         }
+        Ok(())
     }
 
     /// True if a call shares a launch with those that wait. All ranks answer alike.

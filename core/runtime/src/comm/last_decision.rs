@@ -2,6 +2,7 @@
 
 use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
+use hawser_device::Stream;
 use hawser_plan::{Decision, Executor, Route};
 
 use super::Comm;
@@ -46,6 +47,11 @@ impl Comm {
             let cache = &choices.cache;
             match cache.last() {
                 None => return Ok(None),
+                Some(Last::Copy(number, call)) => {
+                    let (number, call) = (*number, *call);
+                    drop(choices);
+                    (number, state.compiled(&call, Stream::default(), number)?.0)
+                }
                 Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(*number, *batch))),
                 Some(Last::Once(number, compiled)) => (*number, compiled.clone()),
                 Some(Last::Kept(number, key)) => {

@@ -118,6 +118,8 @@ pub enum Last {
     Once(u64, Arc<Compiled>),
     /// A batch of messages.
     Batch(u64, BatchSummary),
+    /// A collective that was a copy, since there is no other rank: it is planned when somebody asks.
+    Copy(u64, Call),
 }
 
 impl PlanCache {
@@ -164,6 +166,11 @@ impl PlanCache {
     /// Remembers that messages ran.
     pub fn note_batch(&mut self, number: u64, batch: BatchSummary) {
         self.last = Some(Last::Batch(number, batch));
+    }
+
+    /// Remembers that a collective was a copy.
+    pub fn note_copy(&mut self, number: u64, call: &Call) {
+        self.last = Some(Last::Copy(number, *call));
     }
 
     /// The last operation; None before the first one and after all plans were forgotten.
