@@ -40,6 +40,10 @@ def main():
     if not has_gpu():
         print("skipped: needs a GPU")
         return 0
+    if options.leave:
+        wrong = leave(options)
+        print(f"rank 0 left in peace: {wrong or 'ok'}")
+        return 1 if wrong else 0
     dice, bad, slowest = random.Random(options.seed), 0, 0.0
     for number in range(options.kills):
         phase, victim = PHASES[number % len(PHASES)], dice.randrange(options.ranks)
@@ -60,6 +64,7 @@ def parsed():
     parser.add_argument("ranks", type=int, nargs="?", default=4)
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--leave", action="store_true", help="only: rank 0 leaves in peace, others call")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--phase", help=argparse.SUPPRESS)
     parser.add_argument("--identity", help=argparse.SUPPRESS)
@@ -144,6 +149,20 @@ def said(child, word, seconds):
             return False
         text += more
     return True
+
+
+def leave(options):
+    """Rank 0 destroys its communicator: the others, which call once more, must end with an error that names it."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = start(options, "leave", -1, False, os.path.join(folder, "id"))
+        try:
+            end = time.monotonic() + SLOWEST
+            problems = [judged(child, rank, 0, "leave", end) for rank, child in enumerate(ranks) if rank]
+        finally:
+            for child in ranks:
+                child.kill()
+                child.wait()
+    return "; ".join(problem for problem in problems if problem) or None
 
 
 def fork_and_call(options):
@@ -252,6 +271,9 @@ class Rank:
                 self.ring()
             elif phase == "split":
                 self.split()
+            elif phase == "leave" and number > 100 and self.rank == 0:
+                self.check(self.nccl.ncclCommDestroy(self.comm))
+                return
             elif phase == "destroy" and number > 100:
                 # All have done the same: nobody waits for one that has left.
                 time.sleep(0.1 * self.rank)

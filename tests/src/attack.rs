@@ -8,10 +8,10 @@ use hawser_runtime::unique_id;
 
 use crate::process::Process;
 
-/// How long survivors may take before they count as hanging.
+/// The time after which survivors count as hanging.
 const HANGS: Duration = Duration::from_secs(30);
 
-/// What ranks do when one of them is killed.
+/// The work of ranks when one of them is killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
     /// Some have joined and wait for one that never comes.

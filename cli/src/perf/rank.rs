@@ -133,7 +133,7 @@ impl Rank {
     /// Destroys the communicator, then frees buffers and stream.
     ///
     /// # Errors
-    /// What the library reports.
+    /// The library reports a failure.
     pub fn close(self) -> Result<()> {
         self.comm.destroy()
     }
@@ -182,7 +182,7 @@ impl Rank {
     /// one of its group; what is checked is number 0.
     ///
     /// # Errors
-    /// What the library reports.
+    /// The library reports a failure.
     pub fn start(&self, case: &Case, turn: u32) -> Result<()> {
         let shift = case.shift(turn, self.room);
         match case.test {
@@ -207,7 +207,7 @@ impl Rank {
     /// Step `step` of the hypercube: ranks that differ in that bit exchange all they have.
     ///
     /// # Errors
-    /// What the library reports.
+    /// The library reports a failure.
     pub fn start_hypercube(&self, case: &Case, step: u32) -> Result<()> {
         let (input, output) = self.addresses(case);
         let block = case.bytes(case.geometry.count);

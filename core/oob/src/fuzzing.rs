@@ -6,7 +6,7 @@ use crate::handshake::{Connector, Key, Protocol, Responder};
 /// Reads bytes as the handle of a listener, as they are and with the right beginning and check sum.
 ///
 /// # Panics
-/// What was read does not come back when it is written.
+/// Bytes that were read do not come back when they are written.
 pub fn handle(magic: [u8; 4], bytes: &[u8; HANDLE_BYTES]) {
     let _ = ConnectInfo::decode(magic, bytes);
     let mut bytes = *bytes;

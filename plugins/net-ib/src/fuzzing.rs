@@ -20,7 +20,7 @@ pub fn message(bytes: &[u8]) {
 /// Reads bytes as the handle of a listener.
 ///
 /// # Panics
-/// What was read does not come back when it is written.
+/// Bytes that were read do not come back when they are written.
 pub fn handle(bytes: &Handle) {
     fuzzing::handle(HANDLE, bytes);
 }

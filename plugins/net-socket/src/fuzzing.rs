@@ -11,7 +11,7 @@ use crate::greeting::{Answer, HANDLE, Hello, PROTOCOL, Welcome, key};
 /// Reads bytes as records of the control connection and as headers of chunks.
 ///
 /// # Panics
-/// What was read does not come back when it is written.
+/// Bytes that were read do not come back when they are written.
 pub fn frame(bytes: &[u8]) {
     let mut rest = bytes;
     while let Ok(Some((record, used))) = Record::parse(rest) {
@@ -30,7 +30,7 @@ pub fn frame(bytes: &[u8]) {
 /// Reads bytes as the handle of a listener.
 ///
 /// # Panics
-/// What was read does not come back when it is written.
+/// Bytes that were read do not come back when they are written.
 pub fn handle(bytes: &Handle) {
     fuzzing::handle(HANDLE, bytes);
 }

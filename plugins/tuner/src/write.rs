@@ -259,7 +259,8 @@ never_worse = true
     fn a_rule_is_written_as_it_is_read() {
         let rules = parse("a", RULES).unwrap();
         assert_eq!(toml(&rules[0]), RULES);
-        let old = "[[rule]]\nuse = [{ algorithm = \"sym_direct\", protocol = \"symll\" }, { algorithm = \"dma_ring\" }]\n";
+        let old = "[[rule]]\n\
+                   use = [{ algorithm = \"sym_direct\", protocol = \"symll\" }, { algorithm = \"dma_ring\" }]\n";
         let new = "[[rule]]\nuse = [{ algorithm = \"direct\", executor = \"fused\", protocol = \"ll\" }, \
                    { algorithm = \"ring\", executor = \"copy_engine\" }]\n";
         assert_eq!(toml(&parse("a", old).unwrap()[0]), new);

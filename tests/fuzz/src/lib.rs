@@ -1,8 +1,8 @@
 //! The functions that fuzzers call: one for each parser and wire format that a stranger or a file reaches.
 //!
-//! Each takes any bytes, and panics only if the library does, or if what was read does not come back when it is written
-//! and read again. `fuzz/` runs them under libFuzzer; the test of this crate runs each over its corpus and over some
-//! thousand mutations of it, on the stable toolchain.
+//! Each takes any bytes, and panics only if the library does, or if what was read does not come back when
+//! it is written and read again. `fuzz/` runs them under libFuzzer; the test of this crate runs each over
+//! its corpus and over some thousand mutations of it, on the stable toolchain.
 
 pub mod mutate;
 

@@ -27,7 +27,7 @@ pub struct Data {
     pub seed: u64,
 }
 
-/// What a stretch of output must hold.
+/// The data that a stretch of output must hold.
 pub struct Expected {
     dtype: DataType,
     /// One period, encoded.

@@ -51,7 +51,7 @@ impl<S> Epoch<S> {
     /// says why waiting makes no sense any more.
     ///
     /// # Errors
-    /// What `stop` says; `Remote` when the decision may never come.
+    /// The error that `stop` gives; `Remote` when the decision may never come.
     pub fn pass(
         &self,
         number: u64,

@@ -15,7 +15,8 @@ pub const CASES: &[Case<dyn Tuner>] = &[
     Case { name: "name_is_constant", wants: "one name that fits into a log line", run: name_is_constant },
     Case {
         name: "every_question_is_answered",
-        wants: "times and orders that make sense for all functions, sizes and candidates, or an error with a text",
+        wants: "times and orders that make sense for all functions, sizes and candidates, \
+                or an error with a text",
         run: every_question_is_answered,
     },
     Case {

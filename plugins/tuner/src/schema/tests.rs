@@ -98,8 +98,10 @@ fn an_algorithm_means_all_executors_and_old_names_one() {
 
 #[test]
 fn old_spellings_are_read_with_a_hint() {
-    let text = "[[rule]]\nuse = [{ algorithm = \"all_pairs\", protocol = \"SymLL128\" }, { algorithm = \"dma_ring\" },\n\
-                { executor = \"dma\" }, { executor = \"sm\" }]\n[[avoid]]\nuse = { algorithm = \"sym_direct\" }";
+    let text = "[[rule]]\n\
+                use = [{ algorithm = \"all_pairs\", protocol = \"SymLL128\" }, { algorithm = \"dma_ring\" },\n\
+                { executor = \"dma\" }, { executor = \"sm\" }]\n\
+                [[avoid]]\nuse = { algorithm = \"sym_direct\" }";
     let hints: Vec<String> = contents("a", text).unwrap().hints.iter().map(ToString::to_string).collect();
     assert_eq!(
         hints,

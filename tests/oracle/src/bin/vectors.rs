@@ -1,10 +1,11 @@
-//! Writes the oracle's data for reductions into a file, for programs that are not written in Rust: `vectors RANKS FILE`.
+//! Writes the oracle's data for reductions into a file, for programs that are not written in Rust:
+//! `vectors RANKS FILE`.
 //!
-//! The file begins with one line of JSON: `ranks`, `period` (elements after which all data repeat) and `parts`, a list of
-//! `[type, reduction, kind, rank, offset, bytes]`. Types and reductions are NCCL's numbers (5 is the pre-multiplied sum). An
-//! `input` is what `rank` puts in, `reduced` what must come out, `tolerance` the double by which each element may differ (no
-//! such part: not at all), and `factor` the element by which `rank` multiplies in a pre-multiplied sum. Offsets count from the
-//! byte after the line.
+//! The file begins with one line of JSON: `ranks`, `period` (elements after which all data repeat) and
+//! `parts`, a list of `[type, reduction, kind, rank, offset, bytes]`. Types and reductions are NCCL's
+//! numbers (5 is the pre-multiplied sum). An `input` is what `rank` puts in, `reduced` what must come out,
+//! `tolerance` the double by which each element may differ (no such part: not at all), and `factor` the
+//! element by which `rank` multiplies in a pre-multiplied sum. Offsets count from the byte after the line.
 
 use std::io::Write;
 use std::process::ExitCode;
