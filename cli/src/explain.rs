@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use hawser_plan::call::Scalar;
+use hawser_plan::Scalar;
 use hawser_plan::choose::Candidate;
 use hawser_plan::cost::Constants;
 use hawser_plan::topology::{DeviceKind, Link};

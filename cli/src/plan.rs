@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use hawser_msccl::{Dialect, Window};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported;
-use hawser_plan::ir::{Buf, draw, text, verify};
-use hawser_plan::msccl::{self, Dialect, Window};
 use hawser_plan::{Collective, Measured, Program, Protocol};
+use hawser_program::{Buf, draw, text, verify};
 
 /// Options of `hawser plan`.
 #[derive(Debug, Args)]
@@ -152,7 +152,7 @@ fn write(out: &mut impl Write, export: &Export) -> Result<()> {
     };
     let text = match export.form.plan {
         true => text::to_text(&program),
-        false => msccl::to_xml(&program, &Window { protocol, bytes: (export.min_bytes, most) })?,
+        false => hawser_msccl::to_xml(&program, &Window { protocol, bytes: (export.min_bytes, most) })?,
     };
     match &export.out {
         Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
@@ -171,7 +171,7 @@ fn convert(out: &mut impl Write, import: &Import) -> Result<bool> {
     });
     let text = match import.out.extension().and_then(|e| e.to_str()) {
         Some("plan") => text::to_text(&program),
-        Some("xml") => msccl::to_xml(&program, &window)?,
+        Some("xml") => hawser_msccl::to_xml(&program, &window)?,
         _ => bail!("{}: the name of the new file ends in .xml or .plan", import.out.display()),
     };
     let (report, ok) = of_a_file(&program);
@@ -185,7 +185,7 @@ fn convert(out: &mut impl Write, import: &Import) -> Result<bool> {
 }
 
 /// The attributes of an MSCCL file, and what follows from them.
-fn attributes(import: &msccl::Import) -> String {
+fn attributes(import: &hawser_msccl::Import) -> String {
     let (least, most) = import.imported.bytes;
     let size = |bytes: u64| if bytes == u64::MAX { "any size".to_owned() } else { format!("{bytes} bytes") };
     if import.dialect == Dialect::Mscclpp {
@@ -231,7 +231,7 @@ fn list() -> String {
 }
 
 /// The program, and what its MSCCL file says if it is from one.
-fn load(which: &Which) -> Result<(Program, Option<msccl::Import>)> {
+fn load(which: &Which) -> Result<(Program, Option<hawser_msccl::Import>)> {
     if let Some((collective, algorithm)) = algo::find(&which.program) {
         if which.root >= which.ranks {
             bail!("--root {} is not one of {} ranks", which.root, which.ranks);
@@ -247,11 +247,11 @@ fn load(which: &Which) -> Result<(Program, Option<msccl::Import>)> {
     load_file(path)
 }
 
-fn load_file(path: &Path) -> Result<(Program, Option<msccl::Import>)> {
+fn load_file(path: &Path) -> Result<(Program, Option<hawser_msccl::Import>)> {
     let source = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let read = match source.trim_start().chars().next() {
-        _ if imported::is_json(&source) => Some(msccl::read_mscclpp(&source)),
-        Some('<') => Some(msccl::read(&source)),
+        _ if imported::is_json(&source) => Some(hawser_msccl::read_mscclpp(&source)),
+        Some('<') => Some(hawser_msccl::read(&source)),
         _ => None,
     };
     if let Some(import) = read {
@@ -274,7 +274,7 @@ fn of_a_file(program: &Program) -> (String, bool) {
 /// What the verifier says about both uses of the buffers, and whether the program is right.
 fn verdicts(program: &Program) -> (String, bool) {
     let shape = &program.shape;
-    let depth = msccl::MOST_SLOTS;
+    let depth = hawser_msccl::MOST_SLOTS;
     let chunks = |buf| shape.chunks(buf);
     let mut report = format!(
         "# {}: {} on {} ranks, root {}, chunks: {} input, {} output, {} scratch\n",

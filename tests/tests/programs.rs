@@ -11,11 +11,11 @@ mod plans;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use hawser_msccl::{Window, read_mscclpp, to_xml};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported::{self, Imported};
-use hawser_plan::ir::text::to_text;
-use hawser_plan::msccl::{Window, read_mscclpp, to_xml};
 use hawser_plan::{Algorithm, Collective, DataType, Protocol, ReduceOp};
+use hawser_program::text::to_text;
 use hawser_runtime::{Comm, Stream, group, unique_id};
 use hawser_tests::deadline::Deadline;
 use hawser_tests::oracle::{Case, RankBuffers};

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported;
-use hawser_plan::ir::text::to_text;
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Collective, PlanConfig, Topology};
 use hawser_plugin::tuner::SettingsFile;
+use hawser_program::text::to_text;
 use hawser_runtime::tuning::{CallAttributes, Tuners};
 use hawser_runtime::{Stream, unique_id};
 use hawser_tests::oracle::RankBuffers;

@@ -174,7 +174,7 @@ impl Test {
         if collective == Collective::SendRecv {
             return None;
         }
-        let scalar = hawser_plan::call::Scalar::Immediate(0);
+        let scalar = hawser_plan::Scalar::Immediate(0);
         Some(Call {
             collective,
             count,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use hawser_plan::call::Scalar;
+use hawser_plan::Scalar;
 use hawser_plan::choose::{self, Outcome};
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route, Topology};
 use serde::{Deserialize, Serialize};

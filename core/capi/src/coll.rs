@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use hawser_plan::call::Scalar;
+use hawser_plan::Scalar;
 use hawser_plan::{Call, Collective, ReduceOp};
 use hawser_runtime::{Result, Stream};
 

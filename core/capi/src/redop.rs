@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use half::{bf16, f16};
-use hawser_plan::call::Scalar;
+use hawser_plan::Scalar;
 use hawser_plan::{DataType, ReduceOp};
 use hawser_runtime::{Error, Result};
 

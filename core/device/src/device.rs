@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hawser_base::error::{Error, Result};
-use hawser_plan::device_plan::{Args, KernelKey};
-use hawser_plan::dma::Fold;
-use hawser_plan::exchange::ExchangeArgs;
-use hawser_plan::exchange::bundle::BundleLaunch;
+use hawser_kernels_abi::{Args, KernelKey};
+use hawser_plan::executor::copy_engine::Fold;
+use hawser_plan::executor::fused::ExchangeArgs;
+use hawser_plan::executor::fused::batch::BundleLaunch;
 use hawser_plan::topology::DeviceKind;
 
 use crate::memory::Memory;

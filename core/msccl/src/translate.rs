@@ -13,7 +13,7 @@ use super::race;
 use super::run::order;
 use super::xml::{Algo, Kind, Pos, Step};
 use hawser_program::verify::expected;
-use hawser_program::{self as ir, Buf, Dep, Op, Program, RankProgram, Ref, Shape};
+use hawser_program::{Buf, Dep, Op, Program, RankProgram, Ref, Shape};
 
 /// A program and where its steps come from.
 pub(super) struct Translated {
@@ -128,7 +128,8 @@ impl<'a> State<'a> {
         for run in runs(before).into_iter().chain(runs(units)) {
             let is_copy = matches!(run.op, Op::Copy | Op::Reduce);
             let ends = if is_copy { (Vec::new(), Vec::new()) } else { (peers(from), peers(to)) };
-            let run = ir::Step { recv: ends.0, send: ends.1, after: std::mem::take(&mut after), ..run };
+            let run =
+                hawser_program::Step { recv: ends.0, send: ends.1, after: std::mem::take(&mut after), ..run };
             self.ranks[rank].channels[block].push(run);
             self.source[rank][block].push(step.pos);
         }
@@ -255,8 +256,8 @@ fn op(kind: Kind) -> Op {
 }
 
 /// Joins chunks that follow one another into repeated steps, without peers.
-fn runs(units: Vec<Unit>) -> Vec<ir::Step> {
-    let mut steps: Vec<ir::Step> = Vec::new();
+fn runs(units: Vec<Unit>) -> Vec<hawser_program::Step> {
+    let mut steps: Vec<hawser_program::Step> = Vec::new();
     let follows = |first: Option<Ref>, next: Option<Ref>, by: u32| match (first, next) {
         (None, None) => true,
         (Some(first), Some(next)) => first.buf == next.buf && first.chunk + by == next.chunk,
@@ -274,8 +275,13 @@ fn runs(units: Vec<Unit>) -> Vec<ir::Step> {
         // What arrived is the first operand, as in every kernel that runs these files.
         let order =
             u32::from(matches!(unit.op, Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend));
-        let step =
-            ir::Step { src: unit.src, dst: unit.dst, finish: unit.finish, order, ..ir::Step::new(unit.op) };
+        let step = hawser_program::Step {
+            src: unit.src,
+            dst: unit.dst,
+            finish: unit.finish,
+            order,
+            ..hawser_program::Step::new(unit.op)
+        };
         steps.push(step);
     }
     steps

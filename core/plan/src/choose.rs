@@ -7,10 +7,9 @@ use crate::algo::{self, Needs, ProgramKey};
 use crate::config::PlanConfig;
 pub use crate::config::{ALL_PROGRAMS, algorithm_bit, program_bit};
 pub use crate::decision::{Advice, Candidate, Decision, Outcome, Why};
-use crate::executor::copy_engine as dma;
-use crate::executor::fused as exchange;
 use crate::executor::launch::device_op;
 use crate::executor::{self, EXECUTORS, Grid, Query};
+use crate::executor::{copy_engine, fused};
 use crate::imported;
 use crate::topology::Topology;
 use hawser_kernels_abi::DeviceOp;
@@ -71,7 +70,7 @@ fn pass_sm(
     }
     let reduces = call.collective.reduces();
     let is_possible = |c: &Candidate| matches!(c.outcome, Outcome::Predicted { .. });
-    let is_small = reduces && call.total_bytes(topology.size()) < dma::fold::LEAST_BYTES;
+    let is_small = reduces && call.total_bytes(topology.size()) < copy_engine::fold::LEAST_BYTES;
     let held = match config.pass_sm {
         0 => Some("for a rule with executor = \"copy_engine\""),
         _ if is_small && candidates.iter().any(|c| c.route != Route::COPY_ENGINE && is_possible(c)) => {
@@ -245,7 +244,7 @@ fn refused_by_settings(query: &Query<'_>) -> Option<String> {
         return Some("left out by NCCL_ALGO".to_string());
     }
     if config.routes[index].is_some_and(|routes| !routes.contains(route)) {
-        let is_spared = config.pass_sm > 0 && exchange::tile_routes().contains(route);
+        let is_spared = config.pass_sm > 0 && fused::tile_routes().contains(route);
         let why = if is_spared { "NCCL_PASS_SM, whose staging has its memory" } else { "NCCL_PROTO" };
         return Some(format!("left out by {why}"));
     }

@@ -3,7 +3,7 @@
 
 use std::sync::{PoisonError, RwLock};
 
-use hawser_msccl::{self as msccl, MOST_SLOTS};
+use hawser_msccl::MOST_SLOTS;
 pub use hawser_program::imported::{Imported, Traffic};
 pub use hawser_program::limits::check as fits_devices;
 use hawser_program::{limits, text, verify};
@@ -37,7 +37,7 @@ pub fn kept(handle: Handle) -> &'static Imported {
 pub fn read(source: &str) -> Result<Imported> {
     refuse_json(source)?;
     if !is_plan(source) {
-        let import = msccl::read(source).map_err(|error| PlanError::program(error.to_string()))?;
+        let import = hawser_msccl::read(source).map_err(|error| PlanError::program(error.to_string()))?;
         return Ok(import.imported);
     }
     let program = text::from_text(source)?;
@@ -70,7 +70,7 @@ pub fn head(source: &str) -> Result<Head> {
         let shape = text::from_text(source)?.shape;
         return Ok(Head { name: shape.name, ranks: shape.ranks });
     }
-    let head = msccl::head(source).map_err(|error| PlanError::program(error.to_string()))?;
+    let head = hawser_msccl::head(source).map_err(|error| PlanError::program(error.to_string()))?;
     Ok(Head { name: head.0, ranks: head.1 })
 }
 

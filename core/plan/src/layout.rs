@@ -5,8 +5,8 @@
 //! Only ranks of one host write into each other's heaps: peers are counted by their place on the host.
 
 use crate::config::PlanConfig;
-use crate::executor::copy_engine::{self as dma, Staging};
-use crate::executor::fused::{self as exchange, Area};
+use crate::executor::copy_engine::{self, Staging};
+use crate::executor::fused::{self, Area};
 use crate::topology::Topology;
 use hawser_kernels_abi::DevComm;
 
@@ -71,8 +71,8 @@ impl HeapLayout {
     /// The layout of a communicator, with all that its heaps hold.
     pub fn of(topology: &Topology, config: &PlanConfig) -> Self {
         let mut layout = Self::new(topology.size(), topology.places().1, config);
-        layout.area = exchange::area(topology, config);
-        if dma::has_staging(topology, config) {
+        layout.area = fused::area(topology, config);
+        if copy_engine::has_staging(topology, config) {
             layout = layout.with_staging(config);
         }
         layout

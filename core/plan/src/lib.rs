@@ -15,14 +15,14 @@
 //!
 //! ```
 //! use hawser_plan::topology::{DeviceKind, Link, Topology};
-//! use hawser_plan::{Call, Collective, DataType, PlanConfig, ReduceOp, algo, choose};
+//! use hawser_plan::{Call, Collective, DataType, PlanConfig, ReduceOp, Scalar, algo, choose};
 //!
 //! let call = Call {
 //!     collective: Collective::AllReduce,
 //!     count: 1 << 20,
 //!     dtype: DataType::Float32,
 //!     op: ReduceOp::Sum,
-//!     scalar: hawser_plan::call::Scalar::Immediate(0),
+//!     scalar: Scalar::Immediate(0),
 //!     root: 0,
 //!     input: 0x1000,
 //!     output: 0x1000,
@@ -53,31 +53,9 @@ pub mod vector;
 
 pub use config::PlanConfig;
 pub use decision::{Decision, Why};
-pub use executor::copy_engine as dma;
-pub use executor::fused as exchange;
-pub use executor::fused::zero_copy as direct;
-pub use hawser_kernels_abi as device_plan;
-pub use hawser_msccl as msccl;
-pub use hawser_program as ir;
 pub use hawser_program::Program;
 pub use hawser_types::{
-    Algorithm, Call, Collective, DataType, Executor, Measured, PlanError, Protocol, ReduceOp, Result, Route,
-    Routes,
+    Algorithm, Call, Collective, DataType, Executor, Measured, PlanError, PlanErrorKind, Protocol, ReduceOp,
+    Result, Route, Routes, Scalar,
 };
 pub use topology::Topology;
-
-/// The call and the types of its data.
-pub mod call {
-    pub use hawser_types::{Call, Collective, DataType, ReduceOp, Scalar};
-}
-
-/// The planner's error.
-pub mod error {
-    pub use hawser_types::{PlanError, PlanErrorKind, Result};
-}
-
-/// From programs to launches of the interpreter.
-pub mod lower {
-    pub use crate::executor::interpreter::*;
-    pub use crate::executor::launch::{LaunchPlan, PACK_BYTES, device_op, scalar};
-}

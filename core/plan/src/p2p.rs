@@ -21,7 +21,7 @@
 //! with the same peer either (a device keeps the counters of both directions together).
 
 use crate::config::PlanConfig;
-use crate::executor::copy_engine as dma;
+use crate::executor::copy_engine;
 use crate::executor::interpreter::cut;
 use crate::executor::launch::LaunchPlan;
 use crate::topology::Topology;
@@ -85,7 +85,7 @@ pub fn plan(
 
 /// True if copy engines carry messages: rules are not asked about them.
 fn by_copy_engines(topology: &Topology, config: &PlanConfig) -> bool {
-    config.pass_sm > 0 && dma::has_staging(topology, config)
+    config.pass_sm > 0 && copy_engine::has_staging(topology, config)
 }
 
 /// The protocol of a message: equal at both ends because sizes and settings are. Over NVLink a block of LL
@@ -331,8 +331,8 @@ impl Launches<'_> {
     /// Cuts a part's work into tiles and blocks; returns the number of blocks.
     fn cut(&self, work: &mut Work, part: &Part, route: Route) -> Result<u32> {
         if route == Route::COPY_ENGINE {
-            let staged = dma::config(self.config, self.topology, part.bytes);
-            return cut(work, dma::LANES, route, 1, &staged);
+            let staged = copy_engine::config(self.config, self.topology, part.bytes);
+            return cut(work, copy_engine::LANES, route, 1, &staged);
         }
         let is_far = self.topology.is_far(self.rank, part.peer);
         cut(work, instances(part.bytes, is_far, self.topology, self.config), route, 1, self.config)
@@ -347,6 +347,6 @@ impl Launches<'_> {
         let kernel = KernelKey::new(DeviceOp::Copy, DataType::Uint8, route);
         let threads = crate::cost::threads(self.topology.device, route);
         let args = Box::new(Args { protocol: protocol_number(route), ..Args::default() });
-        LaunchPlan { args, kernel, threads, scratch_bytes: 0, direct: dma::Direct::Free, ctas: 0 }
+        LaunchPlan { args, kernel, threads, scratch_bytes: 0, direct: copy_engine::Direct::Free, ctas: 0 }
     }
 }

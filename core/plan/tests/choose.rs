@@ -1,14 +1,15 @@
 //! The chooser: what it picks, what it refuses, and that it explains itself.
 
+use hawser_kernels_abi::MAX_BLOCKS;
+use hawser_msccl::{Window, to_xml};
+use hawser_plan::PlanErrorKind;
+use hawser_plan::Scalar;
 use hawser_plan::algo;
-use hawser_plan::call::Scalar;
 use hawser_plan::choose::{self, Advice, Outcome, choose};
-use hawser_plan::device_plan::MAX_BLOCKS;
-use hawser_plan::error::PlanErrorKind;
-use hawser_plan::exchange::ExchangePlan;
+use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::interpreter::{bind, lower};
+use hawser_plan::executor::launch::device_op;
 use hawser_plan::imported;
-use hawser_plan::lower::{bind, device_op, lower};
-use hawser_plan::msccl::{Window, to_xml};
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{
     Algorithm, Call, Collective, DataType, Decision, Measured, PlanConfig, ReduceOp, Route, Topology,

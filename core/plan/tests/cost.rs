@@ -1,10 +1,10 @@
 //! The cost model: its constants as text, what it says of growing sizes, and how it is fitted to measured
 //! times.
 
-use hawser_plan::call::Scalar;
+use hawser_plan::PlanErrorKind;
+use hawser_plan::Scalar;
 use hawser_plan::choose::choose;
 use hawser_plan::cost::Constants;
-use hawser_plan::error::PlanErrorKind;
 use hawser_plan::fit::{Sample, fit, runs};
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, ReduceOp, Route, Topology};

@@ -1,8 +1,8 @@
 //! Drawings of generated programs.
 
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::ir::draw::to_svg;
 use hawser_plan::{Algorithm, Collective};
+use hawser_program::draw::to_svg;
 
 #[test]
 fn every_transfer_has_its_arrow() {

@@ -4,14 +4,15 @@
 mod files;
 mod machine;
 
+use hawser_msccl::{Window, to_xml};
+use hawser_plan::Scalar;
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::call::Scalar;
 use hawser_plan::choose::{Decision, Why};
+use hawser_plan::executor::interpreter::{bind, lower};
+use hawser_plan::executor::launch::device_op;
 use hawser_plan::imported::{self, Handle};
-use hawser_plan::ir::text::to_text;
-use hawser_plan::lower::{bind, device_op, lower};
-use hawser_plan::msccl::{Window, to_xml};
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
+use hawser_program::text::to_text;
 use machine::{Launch, Machine};
 
 /// Bytes of every element in these tests.

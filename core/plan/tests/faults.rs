@@ -1,12 +1,12 @@
 //! The verifier catches a planted fault of every class, and names it.
 
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::ir::build::{
+use hawser_plan::{Algorithm, Collective};
+use hawser_program::build::{
     copy, copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, reduce, scratch, send,
 };
-use hawser_plan::ir::verify::{Fault, verify};
-use hawser_plan::ir::{Channel, Op, Program, RankProgram, Shape, Step};
-use hawser_plan::{Algorithm, Collective};
+use hawser_program::verify::{Fault, verify};
+use hawser_program::{Channel, Op, Program, RankProgram, Shape, Step};
 
 const DEPTH: u32 = 4;
 

@@ -4,12 +4,13 @@
 mod copies;
 
 use copies::{Machine, OUTPUT, address, combined, settings, topology};
+use hawser_kernels_abi::Step;
+use hawser_plan::Scalar;
 use hawser_plan::algo::{rank_program, shape};
-use hawser_plan::call::Scalar;
 use hawser_plan::choose::{self, Advice, Decision, Outcome, choose};
-use hawser_plan::device_plan::Step;
-use hawser_plan::dma;
-use hawser_plan::lower::{LaunchPlan, bind, device_op, lower};
+use hawser_plan::executor::copy_engine;
+use hawser_plan::executor::interpreter::{bind, lower};
+use hawser_plan::executor::launch::{LaunchPlan, device_op};
 use hawser_plan::topology::{DeviceKind, Link, Topology};
 use hawser_plan::{Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use proptest::prelude::*;
@@ -89,7 +90,7 @@ impl Reduction {
         assert_eq!(choice.route, Route::COPY_ENGINE, "{}", choice.why);
         let program = rank_program(&choice.key, rank).unwrap();
         let lowered = lower(&shape(&choice.key).unwrap(), &program, device_op(&call)).unwrap();
-        let config = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
+        let config = copy_engine::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
         (bind(&lowered, &call, &choice, ranks, &config).unwrap(), lowered.steps)
     }
 

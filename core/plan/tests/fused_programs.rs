@@ -4,13 +4,13 @@
 
 use std::collections::BTreeSet;
 
+use hawser_plan::Scalar;
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::call::Scalar;
 use hawser_plan::decision::{Decision, Why};
-use hawser_plan::exchange::ExchangePlan;
-use hawser_plan::ir::{Buf, Program, Ref, Step};
-use hawser_plan::lower::PACK_BYTES;
+use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::launch::PACK_BYTES;
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
+use hawser_program::{Buf, Program, Ref, Step};
 
 /// Bytes that go from one rank to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

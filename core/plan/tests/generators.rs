@@ -1,8 +1,8 @@
 //! Every generator is proved for 1 to 64 ranks, out of place and in place.
 
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::ir::verify::verify;
 use hawser_plan::{Algorithm, Collective};
+use hawser_program::verify::verify;
 
 /// Slots per FIFO on every device.
 const DEPTH: u32 = 4;

@@ -3,11 +3,11 @@
 
 mod files;
 
+use hawser_msccl::{Class, Dialect, Fifos, Window};
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::ir::text::{from_text, to_text};
-use hawser_plan::ir::verify::verify;
-use hawser_plan::msccl::{self, Class, Dialect, Fifos, Window};
 use hawser_plan::{Collective, Protocol};
+use hawser_program::text::{from_text, to_text};
+use hawser_program::verify::verify;
 use proptest::prelude::*;
 
 const WINDOW: Window = Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) };
@@ -18,7 +18,7 @@ fn broken_files_are_refused_with_class_and_place() {
     let mut wrong = Vec::new();
     for (name, text) in files::own() {
         let class = name.split('.').next().unwrap().replace('_', " ");
-        let (found, said) = match msccl::read(&text) {
+        let (found, said) = match hawser_msccl::read(&text) {
             Ok(_) => ("right".to_owned(), String::new()),
             Err(error) => {
                 (format!("{}:{} {}", error.line, error.column, error.class.name()), error.to_string())
@@ -42,7 +42,7 @@ fn texts_that_were_cut_anywhere_are_refused() {
     for (name, text) in files::own().into_iter().filter(|(name, _)| name.starts_with("valid")) {
         let end = text.rfind("</algo>").unwrap();
         for cut in (0..end).step_by(7).filter(|cut| text.is_char_boundary(*cut)) {
-            assert!(msccl::read(&text[..cut]).is_err(), "{name} cut at {cut}");
+            assert!(hawser_msccl::read(&text[..cut]).is_err(), "{name} cut at {cut}");
         }
     }
 }
@@ -72,8 +72,8 @@ proptest! {
             let pair = place.index(quotes.len() / 2);
             text.replace_range(quotes[2 * pair] + 1..quotes[2 * pair + 1], VALUES[value.index(VALUES.len())]);
         }
-        if let Ok(import) = msccl::read(&text) {
-            let verdict = verify(&import.imported.program, msccl::MOST_SLOTS, false);
+        if let Ok(import) = hawser_msccl::read(&text) {
+            let verdict = verify(&import.imported.program, hawser_msccl::MOST_SLOTS, false);
             prop_assert!(verdict.is_ok_and(|verdict| verdict.min_depth == import.imported.min_depth),
                 "{text}");
         }
@@ -83,7 +83,7 @@ proptest! {
 #[test]
 fn dialects_and_windows() {
     let file = |name: &str| files::own().into_iter().find(|(n, _)| n == name).unwrap().1;
-    let read = |text: &str| msccl::read(text).unwrap();
+    let read = |text: &str| hawser_msccl::read(text).unwrap();
     assert_eq!(read(&file("valid.pair")).dialect, Dialect::Research);
     assert_eq!(read(&file("valid.azure")).dialect, Dialect::Azure);
     let synthesizer = read(&file("valid.synthesizer"));
@@ -129,7 +129,7 @@ fn the_largest_safe_size_is_found() {
         text += "</tb></gpu>";
     }
     text += "</algo>";
-    let import = msccl::read(&text).unwrap();
+    let import = hawser_msccl::read(&text).unwrap();
     // Eight chunks, two slots: at least four must fit a slot.
     assert_eq!(import.safe_bytes(Fifos { slots: 2, bytes: 1 << 20 }), Some(16 * (1 << 20) / 4));
     assert_eq!(import.safe_bytes_of_msccl(), Some(16 * (2 << 20) / 4));
@@ -149,8 +149,8 @@ fn exports_come_back() {
                 let root = if collective.rooted() { ranks - 1 } else { 0 };
                 let key = ProgramKey::new(collective, algorithm, ranks, root);
                 let program = algo::program(&key).unwrap();
-                let xml = msccl::to_xml(&program, &WINDOW).unwrap_or_else(|error| panic!("{error}"));
-                let import = msccl::read(&xml)
+                let xml = hawser_msccl::to_xml(&program, &WINDOW).unwrap_or_else(|error| panic!("{error}"));
+                let import = hawser_msccl::read(&xml)
                     .unwrap_or_else(|e| panic!("{} of {ranks}: {e}\n{xml}", program.shape.name));
                 let found = &import.imported;
                 let shape = &found.program.shape;
@@ -165,7 +165,8 @@ fn exports_come_back() {
                     shape.name,
                     found.min_depth
                 );
-                let again = msccl::read(&msccl::to_xml(&found.program, &WINDOW).unwrap()).unwrap();
+                let again =
+                    hawser_msccl::read(&hawser_msccl::to_xml(&found.program, &WINDOW).unwrap()).unwrap();
                 assert_eq!(again.imported.program.shape.collective, collective);
                 let plan = from_text(&to_text(&found.program)).unwrap();
                 assert_eq!(plan, found.program);
@@ -179,13 +180,13 @@ fn what_msccl_cannot_say_is_refused() {
     let key = ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::Ring, 2, 0);
     let mut program = algo::program(&key).unwrap();
     program.ranks.iter_mut().for_each(|rank| rank.lanes = vec![32]);
-    assert!(msccl::to_xml(&program, &WINDOW).unwrap_err().text.contains("33 channels"));
+    assert!(hawser_msccl::to_xml(&program, &WINDOW).unwrap_err().text.contains("33 channels"));
     let key = ProgramKey {
         per_host: 2,
         ..ProgramKey::new(Collective::AllReduce, hawser_plan::Algorithm::CollNet, 4, 0)
     };
     let network = algo::program(&key).unwrap();
-    assert!(msccl::to_xml(&network, &WINDOW).unwrap_err().text.contains("networks"));
+    assert!(hawser_msccl::to_xml(&network, &WINDOW).unwrap_err().text.contains("networks"));
 }
 
 /// Files of other people's generators, with the verdicts that their README gives, from the folder that a
@@ -194,7 +195,7 @@ fn what_msccl_cannot_say_is_refused() {
 fn corpus() {
     let Some(folder) = files::corpus() else { return };
     for (name, text) in folder {
-        let found = msccl::read(&text);
+        let found = hawser_msccl::read(&text);
         let class = found.as_ref().map_err(|error| error.class).map(|_| ());
         match name.as_str() {
             "ar_pcie_hier_8_LL_i1" => assert_eq!(class, Err(Class::DoubleCount), "{name}"),
@@ -206,12 +207,12 @@ fn corpus() {
                 let safe = if name == "ar_rhd_8_Simple_i1" { Some(8 << 20) } else { None };
                 assert_eq!(import.safe_bytes_of_msccl(), safe, "{name}");
                 // The owner of a chunk reduces it, but for programs in which everybody reduces all.
-                let verdict = verify(&import.imported.program, msccl::MOST_SLOTS, true).unwrap();
+                let verdict = verify(&import.imported.program, hawser_msccl::MOST_SLOTS, true).unwrap();
                 assert_eq!(verdict.bitwise_equal, !name.starts_with("ar_1step"), "{name}");
             }
         }
         if name == "ar_allpairs_8_LL_i1" || name == "ar_allpairs_8_LL_i2" {
-            let import = msccl::read(&text).unwrap();
+            let import = hawser_msccl::read(&text).unwrap();
             let safe = import.safe_bytes(Fifos::of_msccl(Protocol::Simple));
             assert_eq!(safe, Some(if name.ends_with("i2") { 64 << 20 } else { 32 << 20 }), "{name}");
         }

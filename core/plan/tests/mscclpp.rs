@@ -5,15 +5,16 @@ mod plans;
 
 use std::sync::LazyLock;
 
-use hawser_plan::ir::verify::verify;
-use hawser_plan::msccl::{self, Class, Dialect, ImportError, Window};
+use hawser_msccl::{Class, Dialect, ImportError, Window};
 use hawser_plan::{Collective, Protocol};
+use hawser_program::verify::verify;
 use proptest::prelude::*;
 
 #[test]
 fn plans_are_proved_and_come_back_as_xml() {
     for (name, text) in plans::all() {
-        let import = msccl::read_mscclpp(&text).unwrap_or_else(|error| panic!("{name}: {error}\n{text}"));
+        let import =
+            hawser_msccl::read_mscclpp(&text).unwrap_or_else(|error| panic!("{name}: {error}\n{text}"));
         let found = &import.imported;
         assert_eq!(import.dialect, Dialect::Mscclpp);
         assert!(found.right_in_place || name.starts_with("scatter"), "{name}");
@@ -22,18 +23,18 @@ fn plans_are_proved_and_come_back_as_xml() {
             "{name}: a block for each peer"
         );
         let window = Window { protocol: found.protocol, bytes: found.bytes };
-        let again = msccl::read(&msccl::to_xml(&found.program, &window).unwrap());
+        let again = hawser_msccl::read(&hawser_msccl::to_xml(&found.program, &window).unwrap());
         let again = again.unwrap_or_else(|error| panic!("{name}: {error}")).imported;
         assert_eq!((again.bytes, again.protocol), (found.bytes, found.protocol), "{name}");
         assert_eq!(again.program.shape.collective, found.program.shape.collective, "{name}");
     }
-    let reads = msccl::read_mscclpp(&plans::named("reads_4")).unwrap().imported;
+    let reads = hawser_msccl::read_mscclpp(&plans::named("reads_4")).unwrap().imported;
     assert_eq!((reads.bytes, reads.protocol), ((0, 1 << 20), Protocol::Simple));
     // What two threadblocks did for half of the data each is done for all at once.
     assert_eq!(reads.program.shape.per_block, 4);
-    let packets = msccl::read_mscclpp(&plans::named("packets_4")).unwrap().imported;
+    let packets = hawser_msccl::read_mscclpp(&plans::named("packets_4")).unwrap().imported;
     assert_eq!((packets.bytes, packets.protocol), ((0, u64::MAX), Protocol::Ll));
-    let gets = msccl::read_mscclpp(&plans::named("gets_3")).unwrap().imported;
+    let gets = hawser_msccl::read_mscclpp(&plans::named("gets_3")).unwrap().imported;
     assert_eq!(gets.program.shape.collective, Collective::AllToAll);
 }
 
@@ -45,7 +46,7 @@ fn broken(name: &str, changes: &[(&str, &str)]) -> ImportError {
         assert!(text.contains(old), "{name} has no {old}: {text}");
         text = text.replacen(old, new, 1);
     }
-    match msccl::read_mscclpp(&text) {
+    match hawser_msccl::read_mscclpp(&text) {
         Ok(_) => panic!("{name} with {changes:?} is taken"),
         Err(error) => error,
     }
@@ -110,11 +111,11 @@ fn broken_plans_are_refused_by_name() {
     let reads = plans::named("reads_2");
     let compact: serde_json::Value = serde_json::from_str(&reads).unwrap();
     let last = r#"{"channel_ids":[0],"channel_type":"memory","name":"wait"}"#;
-    let error = msccl::read_mscclpp(&compact.to_string().replace(last, nop)).unwrap_err();
+    let error = hawser_msccl::read_mscclpp(&compact.to_string().replace(last, nop)).unwrap_err();
     assert!(error.class == Class::Race && error.text.contains("does not wait for it"), "{error}");
     // The place is that of the operation.
     let at = reads.lines().position(|line| line.contains("\"rres\"")).unwrap();
-    let error = msccl::read_mscclpp(&reads.replacen("\"rres\"", "\"gstore\"", 1)).unwrap_err();
+    let error = hawser_msccl::read_mscclpp(&reads.replacen("\"rres\"", "\"gstore\"", 1)).unwrap_err();
     assert!((1..=at as u32 + 1).contains(&error.line) && error.column > 1, "{error}");
     assert!(reads.lines().nth(error.line as usize - 1).unwrap().trim_start().starts_with('{'), "{error}");
 }
@@ -124,11 +125,11 @@ fn texts_that_were_cut_anywhere_are_refused() {
     for name in ["packets_2", "ring_3", "old_packets_2"] {
         let text = plans::named(name);
         for cut in (0..text.trim_end().len()).step_by(11) {
-            assert!(msccl::read_mscclpp(&text[..cut]).is_err(), "{name} cut at {cut}");
+            assert!(hawser_msccl::read_mscclpp(&text[..cut]).is_err(), "{name} cut at {cut}");
         }
     }
     for text in ["", "{", "[]", "{}", "nothing", "{\"gpus\": []}", "\u{feff}{}"] {
-        assert!(msccl::read_mscclpp(text).is_err(), "{text}");
+        assert!(hawser_msccl::read_mscclpp(text).is_err(), "{text}");
     }
 }
 
@@ -170,9 +171,9 @@ proptest! {
             };
             text = lines.iter().enumerate().map(changed).collect();
         }
-        match msccl::read_mscclpp(&text) {
+        match hawser_msccl::read_mscclpp(&text) {
             Ok(import) => {
-                let verdict = verify(&import.imported.program, msccl::MOST_SLOTS, false);
+                let verdict = verify(&import.imported.program, hawser_msccl::MOST_SLOTS, false);
                 prop_assert!(verdict.is_ok_and(|verdict| verdict.min_depth == import.imported.min_depth),
                     "{text}");
             }
@@ -193,7 +194,7 @@ fn corpus() {
     for path in paths {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         let multicast = name.contains("nvls") || name.contains("allreduce_pipeline");
-        match msccl::read_mscclpp(&std::fs::read_to_string(&path).unwrap()) {
+        match hawser_msccl::read_mscclpp(&std::fs::read_to_string(&path).unwrap()) {
             Ok(import) => assert!(import.imported.right_in_place && !multicast, "{name}"),
             Err(error) if multicast => assert_eq!(error.class, Class::Operation, "{name}: {error}"),
             Err(error) if name.contains("send") => {

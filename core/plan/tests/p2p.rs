@@ -2,9 +2,9 @@
 
 mod machine;
 
-use hawser_plan::device_plan::{DeviceOp, MAX_BLOCKS, MAX_WORKS};
-use hawser_plan::error::PlanErrorKind;
-use hawser_plan::lower::LaunchPlan;
+use hawser_kernels_abi::{DeviceOp, MAX_BLOCKS, MAX_WORKS};
+use hawser_plan::PlanErrorKind;
+use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{PlanConfig, Route, Topology};

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::ir::text::{from_text, to_text};
-use hawser_plan::ir::{Buf, Channel, Dep, Op, Program, RankProgram, Ref, Shape, Step};
 use hawser_plan::{Algorithm, Collective};
+use hawser_program::text::{from_text, to_text};
+use hawser_program::{Buf, Channel, Dep, Op, Program, RankProgram, Ref, Shape, Step};
 use proptest::prelude::*;
 
 fn generators() -> impl Iterator<Item = (Collective, Algorithm)> {

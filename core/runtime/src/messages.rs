@@ -7,7 +7,7 @@ use hawser_base::error::Result;
 use hawser_base::lock::lock;
 use hawser_device::Stream;
 use hawser_plan::Route;
-use hawser_plan::lower::LaunchPlan;
+use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::topology::DeviceKind;
 

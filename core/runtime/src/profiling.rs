@@ -258,7 +258,7 @@ fn nccl_type(name: &str) -> &'static str {
 mod tests {
     use std::sync::Mutex;
 
-    use hawser_plan::call::Scalar;
+    use hawser_plan::Scalar;
     use hawser_plan::{Collective, DataType, ReduceOp};
 
     use super::*;

@@ -12,8 +12,8 @@ use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
 use hawser_device::Stream;
 use hawser_plan::Call;
-use hawser_plan::exchange::ExchangePlan;
-use hawser_plan::exchange::bundle::{self, BundleLaunch, Gathering, Member, Place};
+use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::fused::batch::{self, BundleLaunch, Gathering, Member, Place};
 use hawser_plan::p2p::Message;
 use smallvec::{SmallVec, smallvec};
 
@@ -239,12 +239,12 @@ impl<'a> Collectives<'a> {
         let pairs: Vec<(&ExchangePlan, &Resolved)> =
             calls.iter().filter_map(|resolved| Some((&**resolved.fused()?, resolved))).collect();
         let plans: Vec<&ExchangePlan> = pairs.iter().map(|(plan, _)| *plan).collect();
-        let (places, threads) = bundle::places(&plans, &self.comm.plan_config);
+        let (places, threads) = batch::places(&plans, &self.comm.plan_config);
         let stream = self.stream;
         let member =
             |(plan, resolved): &(&ExchangePlan, &Resolved)| Member::new(plan, &resolved.call, stream.0);
         let members: Vec<Member> = pairs.iter().map(member).collect();
-        for range in bundle::cut(&members) {
+        for range in batch::cut(&members) {
             let (pairs, places) = (&pairs[range.clone()], &places[range]);
             let ops: Vec<_> = pairs.iter().zip(places).map(|(pair, place)| operation(*pair, place)).collect();
             let launch = BundleLaunch::new(&ops, threads);
@@ -265,7 +265,7 @@ impl<'a> Collectives<'a> {
 fn operation<'p>(
     (plan, resolved): (&'p ExchangePlan, &'p Resolved),
     place: &Place,
-) -> (&'p ExchangePlan, hawser_plan::exchange::ExchangeArgs, &'p Call, Place) {
+) -> (&'p ExchangePlan, hawser_plan::executor::fused::ExchangeArgs, &'p Call, Place) {
     let call = &resolved.call;
     (plan, plan.bind(call.input, call.output, plan.scalar(), resolved.number), call, place.clone())
 }

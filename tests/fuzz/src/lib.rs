@@ -6,7 +6,6 @@
 
 pub mod mutate;
 
-use hawser_msccl as msccl;
 use hawser_plugin::net::HANDLE_BYTES;
 use hawser_program::text;
 use hawser_runtime::UniqueId;
@@ -98,13 +97,13 @@ fn rules_csv(bytes: &[u8]) {
 
 fn msccl_xml(bytes: &[u8]) {
     if let Some(text) = as_text(bytes) {
-        let _ = (msccl::head(text), msccl::read(text).map(drop));
+        let _ = (hawser_msccl::head(text), hawser_msccl::read(text).map(drop));
     }
 }
 
 fn mscclpp_json(bytes: &[u8]) {
     if let Some(text) = as_text(bytes) {
-        let _ = msccl::read_mscclpp(text).map(drop);
+        let _ = hawser_msccl::read_mscclpp(text).map(drop);
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, anyhow, bail};
 use hawser_device::Memory;
 use hawser_oracle::numbers::{Number, encode};
-use hawser_plan::call::Scalar;
+use hawser_plan::Scalar;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_runtime::Stream;
 

@@ -13,11 +13,11 @@ use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::log;
 use hawser_kernels::FATBINS;
+use hawser_kernels_abi::{DeviceOp, KernelKey};
+use hawser_plan::DataType;
 use hawser_plan::Route;
-use hawser_plan::call::DataType;
-use hawser_plan::device_plan::{DeviceOp, KernelKey};
+use hawser_plan::executor::{copy_engine, fused};
 use hawser_plan::topology::DeviceKind;
-use hawser_plan::{dma, exchange};
 use rustc_hash::FxHashMap;
 
 use super::context::Context;
@@ -83,7 +83,8 @@ impl Kernels {
             return Ok(());
         }
         let is_used = |key: &KernelKey| key.op != DeviceOp::Copy || key.dtype == DataType::Uint8;
-        let can_run = |key: &KernelKey| key.route != Route::COPY_ENGINE || dma::fold::has_room(caps.kind);
+        let can_run =
+            |key: &KernelKey| key.route != Route::COPY_ENGINE || copy_engine::fold::has_room(caps.kind);
         keys()
             .filter(|key| is_built(key) && is_used(key) && can_run(key))
             .try_for_each(|key| self.prepare(key, caps))?;
@@ -108,7 +109,7 @@ impl Kernels {
         let function = self.find(key, caps)?;
         self.load_code(function)?;
         if key.route == Route::COPY_ENGINE {
-            self.allow_shared(function, dma::fold::SHARED_BYTES)?;
+            self.allow_shared(function, copy_engine::fold::SHARED_BYTES)?;
         }
         self.functions[slot(key)].store(function, Ordering::Release);
         Ok(())
@@ -262,8 +263,8 @@ fn is_built(key: &KernelKey) -> bool {
     match key.route.is_fused() {
         _ if key.route == Route::HOST => false,
         _ if key.bundle && key.route != Route::FUSED_LL => false,
-        _ if key.route == Route::COPY_ENGINE => dma::fold::has_kernel(key.op, key.dtype),
-        true => exchange::has_kernel(key.op, key.dtype),
+        _ if key.route == Route::COPY_ENGINE => copy_engine::fold::has_kernel(key.op, key.dtype),
+        true => fused::has_kernel(key.op, key.dtype),
         false => key.op != DeviceOp::SumDiv || !key.dtype.is_float(),
     }
 }

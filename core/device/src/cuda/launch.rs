@@ -6,7 +6,7 @@ use std::ptr;
 
 use cudarc::driver::sys::{CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig};
 use hawser_base::error::Result;
-use hawser_plan::device_plan::KernelKey;
+use hawser_kernels_abi::KernelKey;
 
 use super::context::Context;
 use super::raw_stream;

@@ -40,10 +40,10 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUpointer_attribute, CUstream};
 use hawser_base::env;
 use hawser_base::error::Result;
+use hawser_kernels_abi::{Args, KernelKey};
 use hawser_plan::Route;
-use hawser_plan::device_plan::{Args, KernelKey};
-use hawser_plan::dma::{Fold, fold};
-use hawser_plan::exchange::bundle::BundleLaunch;
+use hawser_plan::executor::copy_engine::{Fold, fold};
+use hawser_plan::executor::fused::batch::BundleLaunch;
 use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 

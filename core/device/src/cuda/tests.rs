@@ -9,9 +9,9 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 
+use hawser_kernels_abi::DeviceOp;
+use hawser_plan::DataType;
 use hawser_plan::Route;
-use hawser_plan::call::DataType;
-use hawser_plan::device_plan::DeviceOp;
 use hawser_plan::topology::DeviceKind;
 
 use super::fake::{assert_passed, fake, set_capturing};
@@ -463,7 +463,8 @@ fn the_machines_own_driver_agrees() {
         for route in Route::ALL.into_iter().filter(|p| ![Route::COPY_ENGINE, Route::HOST].contains(p)) {
             device.prepare(KernelKey::new(DeviceOp::Copy, DataType::Uint8, route)).unwrap();
             let fused = route.is_fused();
-            let has = |dtype: &DataType| !fused || hawser_plan::exchange::has_kernel(DeviceOp::Sum, *dtype);
+            let has =
+                |dtype: &DataType| !fused || hawser_plan::executor::fused::has_kernel(DeviceOp::Sum, *dtype);
             for dtype in DataType::ALL.into_iter().filter(has) {
                 device.prepare(KernelKey::new(DeviceOp::Sum, dtype, route)).unwrap();
             }

@@ -5,8 +5,8 @@
 mod fp8;
 
 use half::{bf16, f16};
+use hawser_kernels_abi::DeviceOp;
 use hawser_plan::DataType;
-use hawser_plan::device_plan::DeviceOp;
 
 use self::fp8::{E4m3, E5m2};
 

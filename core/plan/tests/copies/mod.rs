@@ -4,13 +4,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use hawser_kernels_abi::Step;
 use hawser_plan::PlanConfig;
-use hawser_plan::device_plan::Step;
-use hawser_plan::dma::far::{self, End, Far, WORDS};
-use hawser_plan::dma::{
+use hawser_plan::executor::copy_engine::far::{self, End, Far, WORDS};
+use hawser_plan::executor::copy_engine::{
     Bases, Command, Counters, DEPTH, Direct, Emitter, Fold, Leg, STREAMS, Staging, Way, What,
 };
-use hawser_plan::lower::LaunchPlan;
+use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::topology::{DeviceKind, Link, Topology};
 
 /// Slots of 4 KiB.

@@ -3,11 +3,11 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use hawser_plan::DataType;
-use hawser_plan::device_plan::{
+use hawser_kernels_abi::{
     ACC_DST, Block, DeviceOp, HAS_DST, HAS_SRC, INLINE_STEPS, NO_DEP, POST, PRE, Place, Step, Work,
 };
-use hawser_plan::lower::LaunchPlan;
+use hawser_plan::DataType;
+use hawser_plan::executor::launch::LaunchPlan;
 
 /// One launch of a rank with its steps (which may not have fitted inline).
 pub struct Launch {

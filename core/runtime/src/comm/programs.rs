@@ -7,8 +7,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use hawser_kernels_abi::MAX_BLOCKS;
 use hawser_plan::PlanConfig;
-use hawser_plan::device_plan::MAX_BLOCKS;
 use hawser_plan::imported::{self, Handle};
 use rustc_hash::FxHashSet;
 

@@ -1,6 +1,6 @@
 //! Groups of several ranks in one thread, the short way and the long one.
 
-use hawser_plan::call::{Call, Collective, ReduceOp, Scalar};
+use hawser_plan::{Call, Collective, ReduceOp, Scalar};
 
 use hawser_device::cuda::fake::{fake, with_fake_driver};
 use hawser_plan::DataType;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use hawser_plan::device_plan::Step;
-use hawser_plan::dma::{self, far};
+use hawser_kernels_abi::Step;
+use hawser_plan::executor::copy_engine::{self, far};
+use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::lower::LaunchPlan;
 use hawser_plan::{Route, Topology};
 
 use crate::transport::net::{ConnectionKey, Stage};
@@ -44,7 +44,7 @@ fn staged(ends: impl Iterator<Item = (ConnectionKey, u64)>, lanes: u32) -> Vec<(
     }
     let slots = |((peer, send), tiles): ((u32, bool), u64)| {
         let end = move |slot| (Stage::key(lanes, peer, send, slot), far::passes(tiles, slot));
-        (0..dma::DEPTH).map(end)
+        (0..copy_engine::DEPTH).map(end)
     };
     tiles.into_iter().flat_map(slots).filter(|(_, passes)| *passes > 0).collect()
 }

@@ -19,14 +19,17 @@ use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::{Device, Memory, Stream};
+use hawser_kernels_abi::{Args, DeviceOp, KernelKey, NO_DEP, Step};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::choose::Decision;
-use hawser_plan::device_plan::{Args, DeviceOp, KernelKey, NO_DEP, Step};
-use hawser_plan::exchange::ExchangePlan;
+use hawser_plan::executor::copy_engine;
+use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::fused::zero_copy;
+use hawser_plan::executor::interpreter::{Lowered, lower};
+use hawser_plan::executor::launch::{LaunchPlan, device_op};
 use hawser_plan::executor::{self, Decided, Plan};
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::lower::{self, LaunchPlan, Lowered};
-use hawser_plan::{Call, PlanConfig, ReduceOp, Topology, direct, dma};
+use hawser_plan::{Call, PlanConfig, ReduceOp, Topology};
 use rustc_hash::FxHashMap;
 
 use self::deferred_free::Remains;
@@ -152,7 +155,7 @@ impl LoadedProgram {
 }
 
 impl CommState {
-    /// [`direct::READY`] if a call's launch may say so to other ranks, else 0.
+    /// [`zero_copy::READY`] if a call's launch may say so to other ranks, else 0.
     pub fn reach(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<u8> {
         let Some(buffers) = plan.to_reach(call.input, call.output) else { return Ok(0) };
         for (addr, bytes) in buffers.into_iter().filter(|(_, bytes)| *bytes > 0) {
@@ -163,7 +166,7 @@ impl CommState {
                 return Ok(0);
             }
         }
-        Ok(direct::READY)
+        Ok(zero_copy::READY)
     }
 
     /// Says what was chosen for a call.
@@ -232,7 +235,7 @@ impl CommState {
         let choice = &chosen.choice;
         let executor = executor::of(choice.route.executor);
         let program = match executor.runs_steps() {
-            true => Some(self.program(choice.key, lower::device_op(call))?),
+            true => Some(self.program(choice.key, device_op(call))?),
             false => None,
         };
         let plan_config = &*tuners.plan_config(call, attributes, &self.topology, choice, &self.plan_config);
@@ -281,7 +284,7 @@ impl CommState {
         &self,
         plan: &LaunchPlan,
         loaded: Option<&LoadedProgram>,
-    ) -> Result<[Vec<dma::What>; dma::STREAMS as usize]> {
+    ) -> Result<[Vec<copy_engine::What>; copy_engine::STREAMS as usize]> {
         self.copier()?.commands(&*self.device, plan, steps_of(plan, loaded))
     }
 
@@ -344,8 +347,8 @@ impl CommState {
         if let Some(loaded) = programs.get(&(key, op)) {
             return Ok(loaded.clone());
         }
-        let lowered = lower::lower(&algo::shape(&key)?, &algo::rank_program(&key, self.rank)?, op)?;
-        let fits = lowered.steps.len() <= hawser_plan::device_plan::INLINE_STEPS;
+        let lowered = lower(&algo::shape(&key)?, &algo::rank_program(&key, self.rank)?, op)?;
+        let fits = lowered.steps.len() <= hawser_kernels_abi::INLINE_STEPS;
         let image = if fits { None } else { Some(self.upload(bytes_of(&lowered.steps))?) };
         let has_waits = lowered.steps.iter().any(|step| step.after_channel != NO_DEP);
         let loaded = Arc::new(LoadedProgram { lowered, image, has_waits });

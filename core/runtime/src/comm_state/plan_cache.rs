@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use hawser_plan::lower::LaunchPlan;
+use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::Message;
 use hawser_plan::{Call, Collective, DataType, ReduceOp, Route};
 use rustc_hash::FxHashMap;

@@ -7,7 +7,7 @@ use hawser_base::lock::lock;
 use hawser_base::log;
 use hawser_device::size_text;
 use hawser_plan::choose::{Decision, Outcome};
-use hawser_plan::dma::{self, far, fold};
+use hawser_plan::executor::copy_engine::{self, far, fold};
 use hawser_plan::{Call, Collective, Route};
 use rustc_hash::FxHashSet;
 
@@ -22,7 +22,7 @@ pub fn announcement(state: &CommState) -> String {
         _ => format!("SM_FREE {name} rank {rank}: NCCL_PASS_SM={level}"),
     };
     let Some(staging) = state.layout.staging else {
-        let reason = dma::refused_topology(&state.topology, &state.plan_config);
+        let reason = copy_engine::refused_topology(&state.topology, &state.plan_config);
         let reason = reason.unwrap_or_else(|| "left out by NCCL_PROTO".into());
         return format!("{who}: everything by kernels: {reason}");
     };
@@ -101,7 +101,8 @@ impl SmFree {
     /// A batch of messages runs, `bytes` in all.
     pub fn messages(&self, state: &CommState, bytes: u64, number: u64, is_free: bool) {
         if self.level > 0 {
-            let reason = || dma::refused_topology(&state.topology, &state.plan_config).unwrap_or_default();
+            let reason =
+                || copy_engine::refused_topology(&state.topology, &state.plan_config).unwrap_or_default();
             self.tell(state, Collective::SendRecv, bytes, number, is_free, reason);
         }
     }
@@ -127,7 +128,7 @@ impl SmFree {
                 )
             }
             (true, Some(_)) => {
-                let slot = dma::config(&state.plan_config, &state.topology, u64::MAX).slot_bytes[2];
+                let slot = copy_engine::config(&state.plan_config, &state.topology, u64::MAX).slot_bytes[2];
                 format!("copy engines, slots of at most {} KiB", slot >> 10)
             }
             _ if what.reduces() && state.plan_config.pass_sm > 0 => {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use hawser_base::error::Result;
 use hawser_device::{ExchangeLaunch, Stream};
 use hawser_plan::Call;
-use hawser_plan::exchange::ExchangePlan;
-use hawser_plan::exchange::bundle::BundleLaunch;
+use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::fused::batch::BundleLaunch;
 
 use crate::comm_state::CommState;
 use crate::tuning::TimedOp;

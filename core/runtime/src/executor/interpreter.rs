@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use hawser_base::error::Result;
 use hawser_base::lock::lock;
 use hawser_device::Stream;
-use hawser_plan::device_plan::KernelKey;
-use hawser_plan::lower::LaunchPlan;
+use hawser_kernels_abi::KernelKey;
+use hawser_plan::executor::launch::LaunchPlan;
 
 use hawser_plan::p2p::Message;
 use smallvec::SmallVec;

@@ -18,10 +18,10 @@ pub mod rounds;
 use std::sync::Arc;
 
 use hawser_device::Stream;
+use hawser_kernels_abi::KernelKey;
 use hawser_plan::Route;
-use hawser_plan::device_plan::KernelKey;
-use hawser_plan::exchange::bundle::BundleLaunch;
-use hawser_plan::lower::LaunchPlan;
+use hawser_plan::executor::fused::batch::BundleLaunch;
+use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::OwnCopy;
 use smallvec::SmallVec;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hawser_base::error::{Error, Result};
 use hawser_device::{Device, Moment, Stream};
-use hawser_plan::lower::LaunchPlan;
+use hawser_plan::executor::launch::LaunchPlan;
 
 use crate::comm_state::{CommState, LoadedProgram};
 use crate::executor::copy_engine::Emission;

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use hawser_base::error::{Error, Result};
-use hawser_plan::device_plan::Report;
+use hawser_kernels_abi::Report;
 
 use hawser_device::{Device, HostWords};
 

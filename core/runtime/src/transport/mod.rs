@@ -15,8 +15,8 @@ use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
 use hawser_device::{Device, HeapKind, Memory};
-use hawser_plan::device_plan::{COUNTER_BYTES, Conn, DevComm, Entry, MAX_BLOCKS};
-use hawser_plan::dma::Bases;
+use hawser_kernels_abi::{COUNTER_BYTES, Conn, DevComm, Entry, MAX_BLOCKS};
+use hawser_plan::executor::copy_engine::Bases;
 use hawser_plan::layout::HeapLayout;
 
 use crate::bootstrap::Bootstrap;

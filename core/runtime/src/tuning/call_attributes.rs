@@ -74,7 +74,7 @@ pub fn is_drawn(number: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use hawser_plan::call::Scalar;
+    use hawser_plan::Scalar;
     use hawser_plan::{Collective, DataType, ReduceOp};
 
     use super::*;

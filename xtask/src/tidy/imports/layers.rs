@@ -16,7 +16,7 @@ const LAYERS: [(&str, &[&str]); 23] = [
     ("core/plan", &["core/types", "core/program", "core/msccl", "kernels/abi"]),
     ("core/oob", &["core/types"]),
     ("core/base", &["core/types", "core/oob", "plugins/api", "plugins/compat"]),
-    ("core/device", &["core/base", "core/plan", "kernels"]),
+    ("core/device", &["core/base", "core/plan", "kernels", "kernels/abi"]),
     ("core/runtime", &["core/*", "kernels", "kernels/abi", "plugins/api", "plugins/compat"]),
     ("core/capi", &["core/*", "plugins/*"]),
     ("plugins/api", &["core/types"]),

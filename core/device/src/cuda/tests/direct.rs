@@ -1,6 +1,6 @@
 //! What zero_copy asks of the driver, and the kernels that combine beside copy engines.
 
-use hawser_plan::dma::{Fold, FoldArgs, fold};
+use hawser_plan::executor::copy_engine::{Fold, FoldArgs, fold};
 
 use super::*;
 

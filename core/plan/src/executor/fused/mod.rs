@@ -20,7 +20,6 @@ mod support;
 pub mod zero_copy;
 
 pub use area::{Area, TILE_BLOCKS, area, area_routes, tile_routes};
-pub use batch as bundle;
 pub use estimate::Fused;
 pub use grid::{grid, longest_part, most_blocks, rounds};
 pub use hawser_kernels_abi::fused::*;

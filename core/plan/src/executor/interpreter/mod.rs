@@ -15,7 +15,7 @@ use hawser_kernels_abi::{
     SIGNAL, Step, Work, protocol_number, tag,
 };
 use hawser_program::limits::{awaited, device_steps};
-use hawser_program::{self as ir, Buf, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
+use hawser_program::{Buf, MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Shape};
 use hawser_types::{Algorithm, Call, DataType, PlanError, Result, Route};
 
 /// FIFO slots that every generated program gets by with (the tests prove it with the verifier).
@@ -258,7 +258,7 @@ fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, fold: &Fold) {
     args.n_blocks = n as u8;
 }
 
-fn lower_step(step: &ir::Step, reduces: DeviceOp) -> std::result::Result<Step, String> {
+fn lower_step(step: &hawser_program::Step, reduces: DeviceOp) -> std::result::Result<Step, String> {
     let mut out = Step { times: step.times.max(1), stride: step.stride, ..Step::default() };
     if let Op::Native(id) = step.op {
         return Err(format!("native kernel {id} is not built in: use the steps that it stands for"));
@@ -397,7 +397,7 @@ mod tests {
     fn what_the_image_cannot_say_is_refused() {
         let cases = [
             (copy(input(0), output(0)).after(5, 0), "which does not exist"),
-            (ir::Step::new(Op::Native(7)), "native kernel 7"),
+            (hawser_program::Step::new(Op::Native(7)), "native kernel 7"),
             (send(input(0), (0..9).collect()), "9 peers"),
             (send(input(0), vec![70_000]), "rank 70000"),
         ];

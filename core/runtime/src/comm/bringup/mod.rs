@@ -10,7 +10,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
-use hawser_plan::dma::{Bases, far};
+use hawser_plan::executor::copy_engine::{Bases, far};
 use hawser_plan::layout::HeapLayout;
 
 use self::negotiate::{Decided, decide};

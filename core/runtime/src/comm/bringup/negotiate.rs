@@ -11,12 +11,13 @@ use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
 use hawser_device::pool::GRANULARITY;
 use hawser_device::{Device, HeapKind, size_text};
+use hawser_kernels_abi::MAX_BLOCKS;
 use hawser_plan::config::NET_SLOT_BYTES;
-use hawser_plan::device_plan::MAX_BLOCKS;
+use hawser_plan::executor::fused;
+use hawser_plan::executor::fused::zero_copy;
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::msccl;
 use hawser_plan::topology::DeviceKind;
-use hawser_plan::{PlanConfig, Routes, Topology, direct, exchange};
+use hawser_plan::{PlanConfig, Routes, Topology};
 use hawser_plugin::net::NetConfig;
 
 use super::peer_info::{self, Agreement, PeerInfo, agree};
@@ -96,14 +97,17 @@ pub fn decide(
     };
     let offers = link_constants::offer(bootstrap.rank(), settings, &caps.name, &topology);
     let direct = settings.direct
-        && direct::is_wanted(&topology, &plan_config, &processes)
+        && zero_copy::is_wanted(&topology, &plan_config, &processes)
         && reaches_all(device, &topology)?;
     let records = bootstrap.all_gather(&pair(&offers, &[u8::from(direct)]), &step("links"))?;
     let (offers, direct): (Vec<_>, Vec<_>) = records.iter().map(|record| unpair(record)).unzip();
     link_constants::take(&offers[0], &mut topology)?;
     topology.direct = direct.iter().all(|said| said[..] == [1]);
     let programs = programs::load(settings, topology.size());
-    programs.take(&mut plan_config, if topology.hosts() > 1 { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    programs.take(
+        &mut plan_config,
+        if topology.hosts() > 1 { net::MOST_SLOTS } else { hawser_msccl::MOST_SLOTS },
+    );
     let known = Known::now(settings);
     let tuners = Tuners::open(comm_id, &topology, &plan_config, config.name.as_deref());
     // What programs and tuners need to have in common goes round together.
@@ -136,7 +140,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
     let Agreement { mut topology, processes, .. } = agree(&peer_infos, settings.multi_rank_gpu)?;
     limit_ctas(&mut plan_config, &peer_infos);
     link_constants::take(&link_constants::offer(0, settings, &caps.name, &topology), &mut topology)?;
-    topology.direct = settings.direct && direct::is_wanted(&topology, &plan_config, &processes);
+    topology.direct = settings.direct && zero_copy::is_wanted(&topology, &plan_config, &processes);
     for device in &devices {
         topology.direct = topology.direct && reaches_all(device.as_ref(), &topology)?;
     }
@@ -163,7 +167,7 @@ fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings
     }
     let programs = programs::load(settings, topology.size());
     programs::check(&[programs.peer_info()])?;
-    programs.take(plan_config, if far { net::MOST_SLOTS } else { msccl::MOST_SLOTS });
+    programs.take(plan_config, if far { net::MOST_SLOTS } else { hawser_msccl::MOST_SLOTS });
     fit(plan_config, topology.size(), topology.places().1, programs.lanes());
     Ok(())
 }
@@ -265,7 +269,7 @@ fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Resu
             PlanConfig::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
     } else if plan_config.pass_sm > 0 {
         // What is large enough for tiles is moved by copy engines.
-        leave_out(&mut plan_config, exchange::tile_routes());
+        leave_out(&mut plan_config, fused::tile_routes());
     }
     Ok(plan_config)
 }
@@ -325,7 +329,7 @@ fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_
         } else if plan_config.lanes > MIN_LANES.max(least_lanes) {
             plan_config.lanes -= 1;
         } else if layout(plan_config).area.is_some() {
-            leave_out(plan_config, exchange::area_routes());
+            leave_out(plan_config, fused::area_routes());
         } else if plan_config.slot_bytes[2] > 4096 {
             plan_config.slot_bytes = plan_config.slot_bytes.map(|bytes| bytes / 2);
         } else if let Some(bytes) = halved(0) {
@@ -379,7 +383,7 @@ mod tests {
     fn memory_fits_what_is_left_or_the_limit_is_named() {
         let topology = Topology::single_host(8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
         let mut full = PlanConfig { pass_sm: 1, ..PlanConfig::default() };
-        leave_out(&mut full, exchange::tile_routes());
+        leave_out(&mut full, fused::tile_routes());
         fit(&mut full, 8, 8, 0);
         let unlimited = bytes(&topology, &full);
         for room in [u64::MAX, 1 << 30, 256 << 20, 128 << 20, 64 << 20, 12 << 20] {

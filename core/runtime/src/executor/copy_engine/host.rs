@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use hawser_plan::dma::fold::{DIVIDE, SCALE};
-use hawser_plan::dma::{Fold, What};
+use hawser_plan::executor::copy_engine::fold::{DIVIDE, SCALE};
+use hawser_plan::executor::copy_engine::{Fold, What};
 
 use hawser_device::host::reduce::{Operand, Rule, reduce};
 

@@ -1,5 +1,5 @@
-//! The executor of copy engines: launches whose moves need no kernel ([`hawser_plan::dma`] says what they
-//! do).
+//! The executor of copy engines: launches whose moves need no kernel.
+//! [`hawser_plan::executor::copy_engine`] says what they do.
 //!
 //! A launch puts copies and operations on words on the caller's stream; where staging is used, what comes
 //! goes over a stream of the communicator, which is forked and joined. Nothing waits on the host. `watch.rs`
@@ -21,11 +21,11 @@ use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
 use hawser_device::{Device, MemoryOp, OwnedStream, Stream, StreamWords};
-use hawser_plan::device_plan::Step;
-use hawser_plan::dma::{
+use hawser_kernels_abi::Step;
+use hawser_plan::executor::copy_engine::{
     Bases, COPIES, Command, Counters, Direct, Emitter, FAR_SENDS, LANES, Leg, STREAMS, Way, What,
 };
-use hawser_plan::lower::LaunchPlan;
+use hawser_plan::executor::launch::LaunchPlan;
 
 use crate::stream_order::{Order, Turn};
 use crate::transport::control::Control;

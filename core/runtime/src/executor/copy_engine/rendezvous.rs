@@ -17,7 +17,7 @@ use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::host::HostDevice;
 use hawser_device::{Device, Exposed, HeapKind, Memory, SharedMemory};
-use hawser_plan::dma::{Leg, Way};
+use hawser_plan::executor::copy_engine::{Leg, Way};
 use rustc_hash::FxHashMap;
 
 use crate::bootstrap::Bootstrap;

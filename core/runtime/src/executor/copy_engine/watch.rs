@@ -17,7 +17,7 @@ use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::lock::lock;
 use hawser_device::{Device, MemoryOp, OwnedStream};
-use hawser_plan::dma::Bases;
+use hawser_plan::executor::copy_engine::Bases;
 
 use super::Who;
 use crate::transport::control::{Control, Replay};

@@ -2,7 +2,7 @@
 //!
 //! Every block of a launch is a small state machine that never blocks: [`run`] polls all blocks of
 //! all communicators that the calling thread drives, so one thread can run a whole group. The rules
-//! of the FIFOs are those of [`hawser_plan::device_plan::Conn`].
+//! of the FIFOs are those of [`hawser_kernels_abi::Conn`].
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::Roster;
 use hawser_base::wait::Backoff;
 use hawser_device::host::reduce::{Operand, Rule, reduce};
-use hawser_plan::DataType;
-use hawser_plan::Protocol;
-use hawser_plan::device_plan::{
+use hawser_kernels_abi::{
     ACC_DST, Args, Block, Conn, DevComm, DeviceOp, HAS_DST, HAS_SRC, KernelKey, NO_DEP, POST, PRE, Place,
     Span, Step,
 };
-use hawser_plan::dma::{STREAMS, What};
+use hawser_plan::DataType;
+use hawser_plan::Protocol;
+use hawser_plan::executor::copy_engine::{STREAMS, What};
 
 use crate::executor::copy_engine::host::Copies;
 use crate::op_number::{MESSAGES, operation};

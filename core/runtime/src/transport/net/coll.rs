@@ -11,7 +11,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
 use hawser_compat::search::Candidate;
-use hawser_plan::device_plan::TAG_SHIFT;
+use hawser_kernels_abi::TAG_SHIFT;
 use hawser_plugin::CollNet as Plugin;
 use hawser_plugin::collnet::{CollNetComm, CollNetContext, CollNetListener, DataType, ReduceOp};
 use hawser_plugin::net::{HANDLE_BYTES, Handle, MemoryKinds, Registration, Request};
@@ -267,7 +267,7 @@ fn decode(told: u32, most: usize) -> Result<(usize, DataType, ReduceOp)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hawser_plan::device_plan::{DeviceOp, tag};
+    use hawser_kernels_abi::{DeviceOp, tag};
 
     #[test]
     fn tags_are_read_back() {

@@ -36,7 +36,7 @@ use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
-use hawser_plan::device_plan::Conn;
+use hawser_kernels_abi::Conn;
 use hawser_plan::layout::HeapLayout;
 use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
 use rustc_hash::FxHashSet;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hawser_base::error::Result;
 use hawser_device::Device;
-use hawser_plan::dma::DEPTH;
-use hawser_plan::dma::far::{End, Far, WORDS};
+use hawser_plan::executor::copy_engine::DEPTH;
+use hawser_plan::executor::copy_engine::far::{End, Far, WORDS};
 use rustc_hash::FxHashMap;
 
 use super::arena::{Arena, Piece};

@@ -38,7 +38,7 @@ fn call() -> Call {
         count: 1000,
         dtype: hawser_plan::DataType::Float16,
         op: ReduceOp::Max,
-        scalar: hawser_plan::call::Scalar::Immediate(0),
+        scalar: hawser_plan::Scalar::Immediate(0),
         root: 0,
         input: 16,
         output: 16,

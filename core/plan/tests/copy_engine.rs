@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use copies::{Machine, OUTPUT, address, blocks_at_once, hosts, meet, settings, topology};
+use hawser_plan::Scalar;
 use hawser_plan::algo::{rank_program, shape};
-use hawser_plan::call::Scalar;
 use hawser_plan::choose::{self, Outcome, choose};
-use hawser_plan::dma::{self, Bases, Counters, Direct, Emitter, Staging, Way, What};
-use hawser_plan::exchange::ExchangePlan;
-use hawser_plan::lower::{bind, device_op, lower};
+use hawser_plan::executor::copy_engine::{self, Bases, Counters, Direct, Emitter, Staging, Way, What};
+use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::interpreter::{bind, lower};
+use hawser_plan::executor::launch::device_op;
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::topology::{DeviceKind, Link, Topology};
 use hawser_plan::{Call, Collective, DataType, PlanConfig, ReduceOp, Route};
@@ -50,7 +51,7 @@ fn collective(
         let lowered =
             lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
                 .unwrap();
-        let staged = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, config);
+        let staged = copy_engine::config_for(&choice.key, call.total_bytes(ranks), &topology, config);
         let mut plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
         // As large calls do.
         let in_step = matches!(collective, Collective::AllGather | Collective::AllToAll)
@@ -239,7 +240,8 @@ fn reductions_are_light() {
             let blocks = if choice.route.is_fused() {
                 ExchangePlan::new(&call, &choice, 1, ranks, &config).blocks
             } else if choice.route == Route::COPY_ENGINE {
-                let config = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
+                let config =
+                    copy_engine::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
                 let plan = bind(&lowered, &call, &choice, ranks, &config).unwrap();
                 let (places, layout) = ((0..ranks).collect(), Staging::new(ranks, &config));
                 let bases = Bases { rank: 1, staging: vec![1 << 40; ranks as usize], places, layout };
@@ -299,7 +301,7 @@ fn what_is_direct_touches_no_staging() {
         let lowered =
             lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
                 .unwrap();
-        let staged = dma::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
+        let staged = copy_engine::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);
         let plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
         assert_eq!(plan.direct, Direct::Free);
         let mut emitter = Emitter::new(&plan, &lowered.steps, &machine.bases[rank as usize], Arc::default());
@@ -326,10 +328,10 @@ fn what_is_direct_touches_no_staging() {
 #[test]
 fn few_queues_leave_nothing_to_copy_engines() {
     let few = Topology { queues: 3, ..topology(2) };
-    assert!(!dma::has_staging(&few, &settings()));
-    let reason = dma::refused_topology(&few, &settings()).unwrap();
+    assert!(!copy_engine::has_staging(&few, &settings()));
+    let reason = copy_engine::refused_topology(&few, &settings()).unwrap();
     assert!(reason.contains("CUDA_DEVICE_MAX_CONNECTIONS leaves 3"), "{reason}");
-    assert!(dma::has_staging(&Topology { queues: 4, ..few }, &settings()));
+    assert!(copy_engine::has_staging(&Topology { queues: 4, ..few }, &settings()));
 }
 
 /// A captured launch that one end replays as often as the other calls it.
@@ -353,6 +355,6 @@ fn between_hosts_one_end_may_replay_what_the_other_calls() {
     let received: Vec<_> = (0..3).map(|_| commands(&machine, 1, &mut counters[1])).collect();
     assert!(received.iter().all(|again| *again == received[0]), "each call is like the first");
     assert_eq!(commands(&machine, 0, &mut counters[0]), first);
-    let told = |c: &&dma::Command| matches!(c.what, What::Tell { .. });
+    let told = |c: &&copy_engine::Command| matches!(c.what, What::Tell { .. });
     assert_eq!(first.iter().filter(told).count(), 5);
 }

@@ -2,15 +2,15 @@
 //! rank hold nothing that depends on each other; and what a kernel reads says the same as the arguments of
 //! each call alone.
 
+use hawser_kernels_abi::DeviceOp;
+use hawser_plan::Scalar;
 use hawser_plan::algo::ProgramKey;
-use hawser_plan::call::Scalar;
 use hawser_plan::choose::{Decision, Why};
-use hawser_plan::device_plan::DeviceOp;
-use hawser_plan::exchange::bundle::{
+use hawser_plan::executor::fused::batch::{
     self, BundleArgs, BundleLaunch, BundleOp, CUT, Gathering, Member, NO_RANK, OPS, Place, SPREAD_DST,
     SPREAD_SRC,
 };
-use hawser_plan::exchange::{ExchangeArgs, ExchangePlan, THREADS};
+use hawser_plan::executor::fused::{ExchangeArgs, ExchangePlan, THREADS};
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use proptest::prelude::*;
 
@@ -169,10 +169,10 @@ fn planned(group: &[(Call, ExchangePlan)], streams: &[u64], config: &PlanConfig)
             continue;
         }
         let plans: Vec<&ExchangePlan> = group[range.clone()].iter().map(|(_, plan)| plan).collect();
-        let (places, threads) = bundle::places(&plans, config);
+        let (places, threads) = batch::places(&plans, config);
         let members: Vec<Member> =
             range.clone().map(|i| Member::new(&group[i].1, &group[i].0, streams[i])).collect();
-        for cut in bundle::cut(&members) {
+        for cut in batch::cut(&members) {
             let ops: Vec<_> = cut
                 .clone()
                 .map(|at| {
@@ -195,7 +195,7 @@ fn planned(group: &[(Call, ExchangePlan)], streams: &[u64], config: &PlanConfig)
 
 /// By block: the numbers of the operations that it runs, in order.
 fn orders(planned: &Planned) -> Vec<Vec<u64>> {
-    let mut orders = vec![Vec::new(); bundle::MOST_BLOCKS];
+    let mut orders = vec![Vec::new(); batch::MOST_BLOCKS];
     for (_, launch) in &planned.launches {
         for block in 0..launch.blocks as usize {
             let todo = launch.args.todo[block];
@@ -231,7 +231,7 @@ fn check_blocks(group: &[(Call, ExchangePlan)], planned: &Planned, config: &Plan
 fn check_launches(group: &[(Call, ExchangePlan)], streams: &[u64], ranks: u32, planned: &Planned) {
     for (indices, launch) in &planned.launches {
         assert!(launch.threads.is_multiple_of(32) && launch.threads <= THREADS && launch.blocks >= 1);
-        assert!(u32::from(launch.args.first) + launch.blocks <= bundle::MOST_BLOCKS as u32);
+        assert!(u32::from(launch.args.first) + launch.blocks <= batch::MOST_BLOCKS as u32);
         assert_eq!(usize::from(launch.args.n_ops), indices.len());
         for (n, &i) in indices.iter().enumerate() {
             let (call, plan) = &group[i];
@@ -429,7 +429,7 @@ fn the_kernels_count_with_the_same_numbers() {
         rest.split(';').next().unwrap().parse().expect(name)
     };
     assert_eq!(number("HAWSER_BUNDLE_OPS"), OPS as u64);
-    assert_eq!(number("HAWSER_BUNDLE_BLOCKS"), bundle::MOST_BLOCKS as u64);
+    assert_eq!(number("HAWSER_BUNDLE_BLOCKS"), batch::MOST_BLOCKS as u64);
     for (name, bit) in [("SPREAD_SRC", SPREAD_SRC), ("SPREAD_DST", SPREAD_DST), ("CUT", CUT)] {
         assert_eq!(number(&format!("HAWSER_{name}")), u64::from(bit), "{name}");
     }

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use hawser_kernels_abi::COUNTER_BYTES;
+use hawser_plan::Scalar;
 use hawser_plan::algo::ProgramKey;
-use hawser_plan::call::Scalar;
 use hawser_plan::choose::{Decision, Why, choose};
-use hawser_plan::device_plan::COUNTER_BYTES;
-use hawser_plan::exchange::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
+use hawser_plan::executor::copy_engine;
+use hawser_plan::executor::fused::zero_copy;
+use hawser_plan::executor::fused::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route, Topology};
-use hawser_plan::{direct, dma};
 use proptest::prelude::*;
 
 const SYM: [Route; 3] = [Route::FUSED_LL, Route::FUSED_LL128, Route::FUSED_SIMPLE];
@@ -139,14 +140,14 @@ fn run_direct(machine: &mut Machine, order: &[usize]) {
     let (args, n) = (machine.args.clone(), machine.args.len());
     for &rank in order {
         let a = args[rank];
-        assert!(a.direct & direct::TRY != 0 && a.direct == args[0].direct);
+        assert!(a.direct & zero_copy::TRY != 0 && a.direct == args[0].direct);
         assert_eq!(a.flow.form & FOLD, args[0].flow.form & FOLD, "all read or all write");
         let k_of = |p: usize| (p + n - rank) % n;
         for p in (0..n).filter(|p| a.flow.keep >> p & 1 == 1) {
             let kept = machine.read(a.src[k_of(p)], a.src_len[k_of(p)]);
             machine.write(a.dst[p], &kept);
         }
-        if a.flow.form & FOLD == 0 && a.direct & direct::PULL != 0 {
+        if a.flow.form & FOLD == 0 && a.direct & zero_copy::PULL != 0 {
             for p in (0..n).filter(|p| a.flow.recv1 >> p & 1 == 1) {
                 let k = (n - k_of(p)) % n;
                 assert!(args[p].flow.send1 >> k & 1 == 1 && args[p].src_len[k] == a.len[rank]);
@@ -211,7 +212,7 @@ fn check_with(
     for rank in 0..ranks {
         let call = call(collective, count, root, rank, in_place);
         let plan = ExchangePlan::new(&call, &chosen, rank, ranks, &PlanConfig::default());
-        assert!(plan.blocks >= 1 && plan.threads.is_multiple_of(32) && plan.threads <= exchange::THREADS);
+        assert!(plan.blocks >= 1 && plan.threads.is_multiple_of(32) && plan.threads <= fused::THREADS);
         machine.args.push(plan.bind(call.input, call.output, 0, 0));
         if call.input != 0 {
             let elements = count * u64::from(collective.input_blocks(ranks));
@@ -294,8 +295,8 @@ fn areas_fit_their_slots() {
         for route in SYM {
             for power in 0..34 {
                 let most = 16u64 << power;
-                let (blocks, threads, tile) = exchange::grid(route, ranks, most, config.max_ctas);
-                let rounds = exchange::rounds(route, most, blocks, threads, tile);
+                let (blocks, threads, tile) = fused::grid(route, ranks, most, config.max_ctas);
+                let rounds = fused::rounds(route, most, blocks, threads, tile);
                 assert!(rounds >= 1 && blocks >= 1, "{route:?} {most}");
                 let units = u64::from(blocks * threads / 32);
                 let (slot, ranks) = (8192, u64::from(ranks));
@@ -330,7 +331,7 @@ fn the_kernels_count_with_the_same_numbers() {
     };
     let (area, ranks, blocks, tile_blocks, warps) = (Area::new(8), 8, 32, 44, 16);
     let slots = |at: usize, end: u64, units: u64| (end - area.slots[at]) / (units * 2 * ranks);
-    assert_eq!(number("HAWSER_EXCHANGE_RANKS"), exchange::RANKS as u64);
+    assert_eq!(number("HAWSER_EXCHANGE_RANKS"), fused::RANKS as u64);
     assert_eq!(number("HAWSER_WORD_SLOT"), slots(0, area.slots[1], blocks));
     assert_eq!(number("HAWSER_LINE_SLOT"), slots(1, area.slots[2], blocks * warps));
     assert_eq!(number("HAWSER_TILE_SLOT"), slots(2, area.flags, tile_blocks * warps));
@@ -348,16 +349,16 @@ fn the_kernels_count_with_the_same_numbers() {
     assert_eq!(number("HAWSER_TILE_UNITS"), tile_blocks * warps);
     assert_eq!(number("HAWSER_TILE_UNITS"), (area.epoch_bytes - area.epochs[2]) / 4 - tile_blocks);
     assert_eq!(number("HAWSER_DIRECT_BLOCKS"), tile_blocks);
-    assert_eq!(number("HAWSER_BULK_SHARED"), u64::from(dma::fold::SHARED_BYTES));
+    assert_eq!(number("HAWSER_BULK_SHARED"), u64::from(copy_engine::fold::SHARED_BYTES));
     // A line for each parity and a flag, of every rank and block.
     let of_rank = (area.bytes - area.lines) / (tile_blocks * ranks);
     assert_eq!(of_rank, 2 * number("HAWSER_DIRECT_LINE") + 4);
-    for (name, bit) in [("TRY", direct::TRY), ("READY", direct::READY), ("PULL", direct::PULL)] {
+    for (name, bit) in [("TRY", zero_copy::TRY), ("READY", zero_copy::READY), ("PULL", zero_copy::PULL)] {
         assert_eq!(number(&format!("HAWSER_DIRECT_{name}")), u64::from(bit), "{name}");
     }
     let forms = [("FOLD", FOLD), ("OWN", OWN), ("SECOND", SECOND), ("SAME", SAME)];
-    let more = [("SCALE", exchange::SCALE), ("DIVIDE", exchange::DIVIDE), ("ALIGNED", exchange::ALIGNED)];
-    for (name, bit) in forms.into_iter().chain(more).chain([("EIGHTS", exchange::EIGHTS)]) {
+    let more = [("SCALE", fused::SCALE), ("DIVIDE", fused::DIVIDE), ("ALIGNED", fused::ALIGNED)];
+    for (name, bit) in forms.into_iter().chain(more).chain([("EIGHTS", fused::EIGHTS)]) {
         assert_eq!(number(&format!("HAWSER_{name}")), u64::from(bit), "{name}");
     }
 }
@@ -376,13 +377,13 @@ fn worlds_without_exchanges_say_why() {
         (Topology::single_host(4, gpu(90), Link::Pcie), "NVLink only"),
     ];
     for (topology, part) in cases {
-        let reason = exchange::refused(&call, &key, Route::FUSED_LL128, &topology).unwrap();
+        let reason = fused::refused(&call, &key, Route::FUSED_LL128, &topology).unwrap();
         assert!(reason.contains(part), "{reason}");
     }
     let topology = Topology::single_host(4, gpu(90), Link::NvLink);
-    assert!(SYM.iter().all(|p| exchange::refused(&call, &key, *p, &topology).is_none()));
+    assert!(SYM.iter().all(|p| fused::refused(&call, &key, *p, &topology).is_none()));
     let rare = Call { op: ReduceOp::Prod, ..call };
-    assert!(exchange::refused(&rare, &key, Route::FUSED_LL, &topology).unwrap().contains("int32 by prod"));
+    assert!(fused::refused(&rare, &key, Route::FUSED_LL, &topology).unwrap().contains("int32 by prod"));
 }
 
 #[test]
@@ -390,7 +391,7 @@ fn direct_exchanges_say_what_they_cannot_do() {
     let mut topology = Topology::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
     let refused = |topology: &Topology, call: &Call, algorithm| {
         let key = ProgramKey::new(call.collective, algorithm, 4, 0);
-        exchange::refused(call, &key, Route::ZERO_COPY, topology)
+        fused::refused(call, &key, Route::ZERO_COPY, topology)
     };
     let sum = call(Collective::AllReduce, 1 << 20, 0, 0, false);
     let gather = |count| call(Collective::AllGather, count, 0, 0, false);
@@ -428,7 +429,7 @@ fn large_calls_of_one_process_go_direct() {
     for collective in [AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast, Reduce, Gather, Scatter] {
         let large = pick(&direct, collective, 256 << 20, &plain);
         assert_eq!(large.route, Route::ZERO_COPY, "{}", large.why);
-        assert!(large.instances <= exchange::TILE_BLOCKS);
+        assert!(large.instances <= fused::TILE_BLOCKS);
         assert_ne!(pick(&direct, collective, 256 << 10, &plain).route, Route::ZERO_COPY);
         assert_ne!(pick(&apart, collective, 256 << 20, &plain).route, Route::ZERO_COPY);
         let without =
@@ -443,12 +444,12 @@ fn large_calls_of_one_process_go_direct() {
     for combined in [AllReduce, ReduceScatter] {
         assert_eq!(pick(&four, combined, 256 << 20, &plain).route, Route::FUSED_SIMPLE);
     }
-    assert!(direct::is_wanted(&apart, &plain, &[7, 7]) && !direct::is_wanted(&apart, &plain, &[7, 8]));
+    assert!(zero_copy::is_wanted(&apart, &plain, &[7, 7]) && !zero_copy::is_wanted(&apart, &plain, &[7, 8]));
     let without =
         PlanConfig { routes: PlanConfig::parse_proto("^symdirect").unwrap(), ..PlanConfig::default() };
-    assert!(!direct::is_wanted(&apart, &without, &[7, 7]));
+    assert!(!zero_copy::is_wanted(&apart, &without, &[7, 7]));
     let staged = Topology::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::HostMemory);
-    assert!(!direct::is_wanted(&staged, &plain, &[7, 7]));
+    assert!(!zero_copy::is_wanted(&staged, &plain, &[7, 7]));
 }
 
 fn collective_blocks(collective: Collective, ranks: u32) -> u64 {
@@ -470,7 +471,7 @@ fn direct_launches_know_their_buffers() {
     let gather = plan(Collective::AllGather, 1, Route::ZERO_COPY);
     assert_eq!(gather.to_reach(16, 32), Some([(16, 4 << 20), (32, 16 << 20)]));
     assert_eq!((gather.blocks, gather.threads), (43, 512));
-    assert_eq!(gather.args().direct, direct::TRY);
+    assert_eq!(gather.args().direct, zero_copy::TRY);
     assert_eq!(gather.kernel.symbol(), "hawser_copy_u8_symsimple");
     let reduce = plan(Collective::Reduce, 1, Route::ZERO_COPY);
     assert_eq!(reduce.to_reach(16, 0), Some([(16, 4 << 20), (0, 0)]), "only the root has an output");
@@ -493,8 +494,8 @@ fn addresses_are_filled_in() {
     assert_eq!(args.mine, (2 << 30) + area.slots[2]);
     assert_eq!(args.to[3], (1 << 30) + area.slots[2] + 16384, "rank 0 is three after rank 1");
     assert_eq!((args.src[0], args.dst[1], args.src[3], args.dst[0]), (4096 + 64, 8192 + 64, 4096, 8192));
-    assert_ne!(args.flow.form & exchange::ALIGNED, 0);
-    assert_eq!(plan.bind(4100, 8192, 0, 0).flow.form & exchange::ALIGNED, 0);
+    assert_ne!(args.flow.form & fused::ALIGNED, 0);
+    assert_eq!(plan.bind(4100, 8192, 0, 0).flow.form & fused::ALIGNED, 0);
 }
 
 proptest! {
