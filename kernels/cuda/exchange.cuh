@@ -40,11 +40,12 @@ __device__ __noinline__ bool stop_waiting(const HawserExchange& a, u32 number, u
     u64 now = now_ns();
     if (since == 0) since = now;
     u32 code = 0;
-    if (comm.abort != 0 && load_relaxed_sys_u32(comm.abort) != 0) code = HAWSER_ABORTED;
+    const Waited waited{number % 2, peer, HAWSER_WAIT_RECV, number / 2, a.op_number};
+    if (told_to_leave(comm, waited)) code = HAWSER_ABORTED;
     else if (comm.deadline_ns != 0 && now - since > comm.deadline_ns) code = HAWSER_DEADLINE;
     if (code == 0) return false;
     *lost = 1;
-    write_report(comm.report, code, {number % 2, peer, HAWSER_WAIT_RECV, number / 2, a.op_number});
+    write_report(comm.report, code, waited);
     return true;
 }
 

@@ -27,10 +27,15 @@ constexpr int HAWSER_LL = 0;
 constexpr int HAWSER_LL128 = 1;
 constexpr int HAWSER_SIMPLE = 2;
 
+// The word at HawserDevComm::abort: 0, "leave", or "whoever waits for rank p says so and goes on waiting" (HAWSER_ASK + p).
+constexpr uint32_t HAWSER_LEAVE = 1;
+constexpr uint32_t HAWSER_ASK = 1u << 31;
+
 // HawserReport::code and HawserReport::what
 constexpr uint32_t HAWSER_ABORTED = 1;
 constexpr uint32_t HAWSER_DEADLINE = 2;
 constexpr uint32_t HAWSER_REPORTING = 3; // the rest is being written
+constexpr uint32_t HAWSER_WAITING = 4;   // the answer to HAWSER_ASK
 constexpr uint32_t HAWSER_WAIT_RECV = 0;
 constexpr uint32_t HAWSER_WAIT_SEND = 1;
 constexpr uint32_t HAWSER_WAIT_CHANNEL = 2;

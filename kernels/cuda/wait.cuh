@@ -17,12 +17,13 @@ __device__ __noinline__ bool give_up(u32 turn, u32 record, u32 what, u32 peer, u
     u32 code = 0;
     u64 now = now_ns();
     if (since == 0) since = now;
-    if (sh.comm.abort != 0 && load_relaxed_sys_u32(sh.comm.abort) != 0) code = HAWSER_ABORTED;
+    const auto& at = sh.records[record % STAGES];
+    const Waited waited{at.step, peer, what, at.tile, sh.op_number};
+    if (told_to_leave(sh.comm, waited)) code = HAWSER_ABORTED;
     else if (sh.comm.deadline_ns != 0 && now - since > sh.comm.deadline_ns) code = HAWSER_DEADLINE;
     if (code == 0) return false;
     atomicMin(&sh.given_up, turn);
-    const auto& at = sh.records[record % STAGES];
-    write_report(sh.comm.report, code, {at.step, peer, what, at.tile, sh.op_number});
+    write_report(sh.comm.report, code, waited);
     return true;
 }
 

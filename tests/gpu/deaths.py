@@ -25,6 +25,8 @@ sys.dont_write_bytecode = True
 
 P, SIZE = ctypes.c_void_p, ctypes.c_size_t
 PHASES = ["init", "small", "large", "messages", "split", "destroy"]
+LEAVING = ["leave-small", "leave-large", "leave-messages"]
+PLACES = ["one host", "a host for each rank"]
 SLOWEST = 60
 FLOAT, SUM = 7, 0
 
@@ -41,9 +43,10 @@ def main():
         print("skipped: needs a GPU")
         return 0
     if options.leave:
-        wrong = leave(options)
-        print(f"rank 0 left in peace: {wrong or 'ok'}")
-        return 1 if wrong else 0
+        wrong = {f"{phase}, {place}": leave(options, phase, place) for phase in LEAVING for place in PLACES}
+        for case, what in wrong.items():
+            print(f"rank 0 left in peace, {case}: {what or 'ok'}")
+        return 1 if any(wrong.values()) else 0
     dice, bad, slowest = random.Random(options.seed), 0, 0.0
     for number in range(options.kills):
         phase, victim = PHASES[number % len(PHASES)], dice.randrange(options.ranks)
@@ -84,7 +87,7 @@ print("GPUs" if found else "none")
     return asked.stdout.strip() == "GPUs"
 
 
-def start(options, phase, victim, forked, identity):
+def start(options, phase, victim, forked, identity, place="one host"):
     """The processes of all ranks."""
     env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
     ranks = []
@@ -92,6 +95,8 @@ def start(options, phase, victim, forked, identity):
         words = [sys.executable, __file__, options.library, str(options.ranks), "--child", str(rank)]
         words += ["--phase", phase, "--identity", identity]
         words += ["--forked"] if forked and rank == victim else []
+        if place != "one host":
+            env = {**env, "NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         ranks.append(subprocess.Popen(words, env=env, start_new_session=True, **pipes))
     return ranks
@@ -151,13 +156,17 @@ def said(child, word, seconds):
     return True
 
 
-def leave(options):
+def leave(options, phase, place):
     """Rank 0 destroys its communicator: the others, which call once more, must end with an error that names it."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = start(options, "leave", -1, False, os.path.join(folder, "id"))
+        ranks = start(options, phase, -1, False, os.path.join(folder, "id"), place)
         try:
             end = time.monotonic() + SLOWEST
-            problems = [judged(child, rank, 0, "leave", end) for rank, child in enumerate(ranks) if rank]
+            problems = [judged(child, rank, 0, phase, end) for rank, child in enumerate(ranks) if rank]
+            if ranks[0].wait(timeout=SLOWEST) != 0:
+                problems.append(f"rank 0 ended with {ranks[0].returncode}")
+        except subprocess.TimeoutExpired:
+            problems.append("rank 0 HANGS")
         finally:
             for child in ranks:
                 child.kill()
@@ -265,15 +274,15 @@ class Rank:
         while time.monotonic() < end:
             number += 1
             phase = self.options.phase
-            if phase == "large":
+            if phase in LEAVING and number > 100 and self.rank == 0:
+                self.check(self.nccl.ncclCommDestroy(self.comm))
+                return
+            if phase in ("large", "leave-large"):
                 self.collective(16 << 20)
-            elif phase == "messages":
+            elif phase in ("messages", "leave-messages"):
                 self.ring()
             elif phase == "split":
                 self.split()
-            elif phase == "leave" and number > 100 and self.rank == 0:
-                self.check(self.nccl.ncclCommDestroy(self.comm))
-                return
             elif phase == "destroy" and number > 100:
                 # All have done the same: nobody waits for one that has left.
                 time.sleep(0.1 * self.rank)

@@ -176,3 +176,27 @@ fn a_wait_for_a_rank_that_left_in_peace() {
         drop(other);
     }
 }
+
+/// Rank 0 passes news on. After it has left another rank does: the death of one is known to the others, also
+/// to one that only waits for a third.
+#[test]
+fn news_pass_after_rank_0_has_left() {
+    if !on_host() {
+        return;
+    }
+    for host in [["a", "a", "a", "a"], ["a", "b", "c", "d"]] {
+        let id = unique_id().unwrap();
+        let start = |r: u32, steps| rank(&id, (r, 4), steps, &[("NCCL_HOSTID", host[r as usize])]);
+        let leaves = start(0, &["all_reduce", "destroy", "sleep"]);
+        let mut dies = start(2, &["all_reduce", "mark", "sleep"]);
+        let waits = [start(1, &["all_reduce", "?recv=3"]), start(3, &["all_reduce", "?recv=2"])];
+        dies.wait_for("mark");
+        // Nothing says when the others have noticed that rank 0 has left: this is longer than it takes.
+        std::thread::sleep(Duration::from_millis(800));
+        dies.kill();
+        for process in waits {
+            process.end().expect_error("Remote", &["rank 2 (process"]);
+        }
+        drop(leaves);
+    }
+}

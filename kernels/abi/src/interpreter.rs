@@ -328,9 +328,10 @@ pub struct DevComm {
     pub pad: u32,
     /// Address of the `Conn` table.
     pub conns: u64,
-    /// Address of a host-mapped `u32`: not 0 = leave at once.
+    /// Address of a host-mapped `u32` with a value of [`abort_word`].
     pub abort: u64,
-    /// Address of a host-mapped [`Report`], written by the first block that gives up.
+    /// Address of two host-mapped [`Report`]s: the first block that gives up writes the first one, and a
+    /// block that waits for the rank that the host asks about writes the second one.
     pub report: u64,
     /// Nanoseconds that a wait may last; 0 = for ever.
     pub deadline_ns: u64,
@@ -338,11 +339,20 @@ pub struct DevComm {
     pub deps: u64,
 }
 
-/// Why a block gave up, in host memory (32 bytes).
+/// Values of the abort word, which every wait of a launch reads now and then; 0 means nothing.
+pub mod abort_word {
+    /// All leave at once.
+    pub const LEAVE: u32 = 1;
+    /// With a rank added: a block that waits for that rank says so
+    /// ([`Report::WAITING`](super::Report::WAITING)), and goes on waiting.
+    pub const ASK: u32 = 1 << 31;
+}
+
+/// Why a block gave up, or what it waits for, in host memory (32 bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Report {
-    /// 0 = nothing, 1 = aborted, 2 = deadline, 3 = the rest is being written.
+    /// 0 = nothing, 1 = aborted, 2 = deadline, 3 = the rest is being written, 4 = the block waits.
     pub code: u32,
     /// The number of the block.
     pub block: u32,
@@ -361,6 +371,8 @@ pub struct Report {
 impl Report {
     /// `code` while the rest is being written.
     pub const BEING_WRITTEN: u32 = 3;
+    /// `code` of the answer to [`abort_word::ASK`].
+    pub const WAITING: u32 = 4;
 }
 
 impl Default for Args {

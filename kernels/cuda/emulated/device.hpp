@@ -156,6 +156,12 @@ inline uint32_t __vmaxs4(uint32_t a, uint32_t b) { return each_byte<int8_t>(a, b
 inline uint32_t __vmins4(uint32_t a, uint32_t b) { return each_byte<int8_t>(a, b, [](int x, int y) { return x < y ? x : y; }); }
 
 #include "../memory.cuh"
+#include "../plan.h"
+
+// What the blocks of a rank tell the host: why they gave up, and what they answered. The address of the first is given to them.
+struct Told {
+    HawserReport report, answer;
+};
 
 namespace hawser {
 

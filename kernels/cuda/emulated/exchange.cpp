@@ -263,14 +263,15 @@ static void absence_is_noticed(u32 ranks, int protocol, bool aborted) {
     if (alone) calls.push_back(alone.get());
     else for (auto& op : several->ops) calls.push_back(op.get());
     u32 silent = dice() % ranks;
-    m.abort = aborted;
+    bool asked = !aborted && dice() % 2;
+    m.abort = aborted ? HAWSER_LEAVE : asked ? HAWSER_ASK + silent : 0;
     for (auto& c : m.comms) c.deadline_ns = aborted ? 0 : 1000 * 1000;
     whole_warps = !LANES_LEAVE_ALONE;
     run(chain, silent, false);
     whole_warps = true;
     for (const Launch* call : calls) call->guards_are_whole(silent);
     for (u32 r = 0; r < ranks; r++) {
-        const HawserReport& q = m.reports[r];
+        const auto& [q, answer] = m.reports[r];
         if (r == silent) continue;
         u64 which = q.op_number - 7;
         // In a bundle a rank may be at a later call, and wait for one that waits itself.
@@ -278,6 +279,9 @@ static void absence_is_noticed(u32 ranks, int protocol, bool aborted) {
         REQUIRE(which < calls.size() && q.what == HAWSER_WAIT_RECV && q.block < MAX_GRID, "rank %u: what %u", r, q.what);
         REQUIRE(q.step == 0 && q.tile == 0 && q.peer < ranks && q.peer != r && (aborted || several || q.peer == silent),
                 "%s: rank %u waited for %u in step %u of tile %u, %u was away", calls[which]->name(), r, q.peer, q.step, q.tile, silent);
+        bool answers = answer.code == HAWSER_WAITING;
+        REQUIRE(asked ? answers || several : answer.code == 0, "%s: rank %u: answer %u", calls[0]->name(), r, answer.code);
+        REQUIRE(!answers || (answer.peer == silent && answer.op_number - 7 < calls.size()), "rank %u: about %u", r, answer.peer);
     }
 }
 
@@ -297,7 +301,7 @@ static void one_gives_up_before_the_last_comes(u32 ranks) {
     run(chain, late, false, early);
     whole_warps = true;
     launch->is_left_alone(early);
-    for (u32 r = 0; r < ranks; r++) REQUIRE(m.reports[r].code == HAWSER_DEADLINE, "rank %u: code %u", r, m.reports[r].code);
+    for (u32 r = 0; r < ranks; r++) REQUIRE(m.reports[r].report.code == HAWSER_DEADLINE, "rank %u: code %u", r, m.reports[r].report.code);
 }
 
 bool exchanges_are_right(u32 rounds) {

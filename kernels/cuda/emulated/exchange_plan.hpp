@@ -86,7 +86,7 @@ struct Machine {
     std::vector<std::vector<u32>> areas;
     std::vector<std::vector<u32>> epochs[3];
     std::vector<HawserDevComm> comms;
-    std::vector<HawserReport> reports;
+    std::vector<Told> reports;
 
     explicit Machine(u32 n) : ranks(n), base(dice() % 3 == 0 ? 0 - dice() % 8 : dice() % 3 ? dice() : 0), comms(n), reports(n) {
         sizes[WORDS] = (u64)MAX_GRID * 2 * HAWSER_EXCHANGE_RANKS * HAWSER_WORD_SLOT;
@@ -98,7 +98,7 @@ struct Machine {
         for (u32 r = 0; r < n; r++) {
             areas.emplace_back(end / 4 + 128, base);
             for (auto& e : epochs) e.emplace_back(&e == &epochs[TILES] ? TILE_COUNTERS : MAX_UNITS, base);
-            comms[r] = HawserDevComm{}, reports[r] = HawserReport{};
+            comms[r] = HawserDevComm{}, reports[r] = Told{};
             comms[r].rank = r, comms[r].ranks = n, comms[r].abort = (u64)&abort, comms[r].report = (u64)&reports[r];
         }
     }
@@ -107,7 +107,7 @@ struct Machine {
     // All ranks have counted alike, nobody gave up, and nothing lies between the areas.
     void check() const {
         for (u32 r = 0; r < ranks; r++) {
-            REQUIRE(reports[r].code == 0, "rank %u gave up", r);
+            REQUIRE(reports[r].report.code == 0, "rank %u gave up", r);
             for (int p = 0; p < 3; p++) {
                 REQUIRE(epochs[p][r] == epochs[p][0], "protocol %d: rank %u has counted otherwise than rank 0", p, r);
                 for (u64 at = area(r, p) - CANARY; at < area(r, p); at += 4)

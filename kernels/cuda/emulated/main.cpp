@@ -28,7 +28,7 @@ struct World {
     std::vector<HawserDevComm> comms;
     std::vector<HawserDeps> deps;
     u32 abort = 0;
-    std::vector<HawserReport> reports;
+    std::vector<Told> reports;
 
     World(u32 n, u32 lanes_, u32 depth_) : ranks(n), lanes(lanes_), depth(depth_) {
         u32 bytes[3] = {512, 960, 1024};
@@ -408,7 +408,7 @@ int main(int argc, char** argv) {
         u32 silent = dice() % w.ranks;
         bool aborted = dice() % 2;
         for (auto& c : w.comms) c.deadline_ns = aborted ? 0 : 100000;
-        w.abort = aborted;
+        w.abort = aborted ? HAWSER_LEAVE : HAWSER_ASK + silent;
         Case c{4, 1, 96 + 32 * (u32)(dice() % 2), 1000, 0, false, false, silent};
         auto make = [](int v) { return (float)v; };
         bool by_messages = dice() % 3 == 0; // those who exchange none with the silent rank end well
@@ -416,8 +416,11 @@ int main(int argc, char** argv) {
         else check<float, Math<float, Op::Sum>>(w, "silent", dice() % 2 ? ring(w.ranks) : one_shot(w.ranks), c, dice() % 3, 0, nullptr, make);
         for (u32 r = 0; r < w.ranks; r++) {
             if (r == silent || (by_messages && (silent + 1) % w.ranks != r)) continue;
-            const HawserReport& q = w.reports[r];
+            const auto& [q, answer] = w.reports[r];
             REQUIRE(q.code == (aborted ? HAWSER_ABORTED : HAWSER_DEADLINE) && q.op_number == 7 && q.what < 2, "rank %u: code %u what %u", r, q.code, q.what);
+            // Others wait for the silent rank, or for one that waits itself.
+            bool answers = answer.code == HAWSER_WAITING && answer.peer == silent && answer.op_number == 7;
+            REQUIRE(answers || (answer.code == 0 && (aborted || q.peer != silent)), "rank %u: answer %u about %u", r, answer.code, answer.peer);
         }
         std::printf("round %u: %u ranks, depth %u: good\n", round, w.ranks, w.depth);
         std::fflush(stdout);

@@ -136,6 +136,19 @@ impl Roster {
             && self.lock().get(&rank).is_some_and(|fate| fate.gone.is_some() || fate.failed.is_some())
     }
 
+    /// The lowest rank that has neither left nor died.
+    pub fn first_present(&self) -> u32 {
+        let fates = self.lock();
+        let is_present = |rank: &u32| fates.get(rank).is_none_or(|fate| fate.gone.is_none());
+        (0..self.members.len() as u32).find(is_present).unwrap_or(self.rank)
+    }
+
+    /// The ranks that have left in peace.
+    pub fn left(&self) -> Vec<u32> {
+        let has_left = |fate: &Fate| matches!(fate.gone, Some((End::Left(_), _)));
+        self.lock().iter().filter(|(_, fate)| has_left(fate)).map(|(rank, _)| *rank).collect()
+    }
+
     /// Who is to blame, as an error; none while nobody is, or the news are too fresh.
     pub fn verdict(&self) -> Option<Error> {
         if self.is_quiet() {
@@ -325,6 +338,7 @@ mod tests {
         assert!(roster.note(2, &End::Left("it destroyed it".into()), LONG), "the word came late");
         assert!(!roster.note(2, &died(), LONG));
         assert_eq!(roster.verdict(), None);
+        assert_eq!((roster.left(), roster.first_present()), (vec![2], 0));
         roster.check(1, long_ago(), true).unwrap();
         roster.check(2, Instant::now(), true).unwrap();
         let error = roster.check(2, long_ago(), false).unwrap_err();

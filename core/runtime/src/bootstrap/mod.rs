@@ -40,7 +40,7 @@ use hawser_base::{env, log};
 use hawser_oob::interface::{self, Family};
 use hawser_oob::socket;
 use meet::{Hello, PeerAddress};
-use peer::Outgoing;
+use peer::{Dialer, Outgoing};
 use service::{Listeners, Service, Shared};
 use star::Star;
 use std::fmt;
@@ -121,6 +121,7 @@ pub struct Bootstrap {
     near: Option<IpAddr>,
     star: Mutex<Star>,
     outgoing: Outgoing,
+    dialer: Arc<Dialer>,
     splits: AtomicU32,
     /// The inbox: everything that came from other ranks (and from this one).
     shared: Arc<Shared>,
@@ -208,7 +209,9 @@ impl Bootstrap {
     ) -> Result<Bootstrap> {
         let nranks = peers.len().max(1) as u32;
         let shared = Arc::new(Shared::default());
-        let watch = Watch::new(rank, peers.iter().map(|peer| peer.process).collect(), settings)?;
+        let dialer = Arc::new(Dialer::new(rank, &secret, &peers, settings));
+        let members = peers.iter().map(|peer| peer.process).collect();
+        let watch = Watch::new(rank, members, dialer.clone(), settings)?;
         watch.doom(wait.abort_flag());
         let service = listeners
             .map(|own| Service::start(own, (shared.clone(), watch.clone()), &secret, rank, nranks, settings));
@@ -222,6 +225,7 @@ impl Bootstrap {
             near: None,
             star: Mutex::default(),
             outgoing: Outgoing::default(),
+            dialer,
             splits: AtomicU32::new(0),
             shared,
             watch,
@@ -252,10 +256,10 @@ impl Bootstrap {
         self.watch.doom(flag);
     }
 
-    /// Calls `hook`, in a thread of the bootstrap, when it is clear that a rank is dead, and which. It must
+    /// Calls `hook` once, in a thread of the bootstrap, when the first rank has left, died or failed. It must
     /// not wait. There is one hook; the first counts.
-    pub fn on_verdict(&self, hook: impl Fn(&Error) + Send + Sync + 'static) {
-        self.watch.on_verdict(Box::new(hook));
+    pub fn on_first_news(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.watch.on_first_news(Box::new(hook));
     }
 
     /// An error of this rank that may be the consequence of another one's: says who is to blame, if that is

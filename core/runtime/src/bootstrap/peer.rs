@@ -1,10 +1,10 @@
 //! Messages from rank to rank, over connections made on first use.
 
-use super::Bootstrap;
-use super::auth::{self, Greeting, Key, Retry, Role};
-use super::lock;
+use super::auth::{self, Greeting, Key, Retry, Role, Secret};
+use super::meet::PeerAddress;
 use super::service::MAX_MESSAGE;
 use super::wire::Kind;
+use super::{Bootstrap, Settings, lock};
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
 use hawser_oob::socket::Address;
@@ -116,14 +116,34 @@ impl Bootstrap {
         wait: &Wait,
         describe: &dyn Fn() -> String,
     ) -> Result<Stream> {
+        self.dialer.dial(role, peer, wait, describe)
+    }
+}
+
+/// The way to the other ranks: their addresses, and the key that they ask for.
+pub(super) struct Dialer {
+    rank: u32,
+    key: Key,
+    addresses: Vec<Address>,
+    retry: Retry,
+}
+
+impl Dialer {
+    /// The dialer of `rank`.
+    pub fn new(rank: u32, secret: &Secret, peers: &[PeerAddress], settings: &Settings) -> Self {
         let retry = Retry {
-            count: self.settings.retry_count,
-            sleep: self.settings.retry_sleep,
+            count: settings.retry_count,
+            sleep: settings.retry_sleep,
             refused: false,
             when_refused: "that rank has ended or left the communicator",
         };
+        let addresses = peers.iter().map(|peer| Address::Tcp(peer.tcp)).collect();
+        Self { rank, key: Key::derive(secret, "peer"), addresses, retry }
+    }
+
+    /// An authenticated TCP connection to `peer`.
+    pub fn dial(&self, role: Role, peer: u32, wait: &Wait, describe: &dyn Fn() -> String) -> Result<Stream> {
         let greeting = Greeting { role, rank: self.rank, target: peer };
-        let address = Address::Tcp(self.peers[peer as usize].tcp);
-        auth::connect(&address, &Key::derive(&self.secret, "peer"), greeting, retry, wait, describe)
+        auth::connect(&self.addresses[peer as usize], &self.key, greeting, self.retry, wait, describe)
     }
 }

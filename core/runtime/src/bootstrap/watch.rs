@@ -1,20 +1,24 @@
 //! What becomes of ranks: the service thread notices it, and rank 0 passes it on to all.
 //!
-//! Every other rank has a connection to rank 0 for this alone. The end of one tells rank 0 that a process or
-//! host has ended, and the end of rank 0's own tells all others; the kernel asks across hosts whether the
-//! other host is there ([`Settings::heartbeat`]), so that a process which is stopped or busy is not taken for
-//! dead. Processes of one host are watched by descriptors as well (see [`hawser_base::liveness::process`]):
-//! those tell the end of a process also while somebody else holds its connections open.
+//! Every other rank has a connection to rank 0, the **centre**, for this alone. The end of one tells the
+//! centre that a process or host has ended, and the end of the centre's own tells all others; the kernel asks
+//! across hosts whether the other host is there ([`Settings::heartbeat`]), so that a process which is stopped
+//! or busy is not taken for dead. When the centre has gone, the lowest rank that has not takes its place: the
+//! others connect to that one. Processes of one host are watched by descriptors as well (see
+//! [`hawser_base::liveness::process`]): those tell the end of a process also while somebody else holds its
+//! connections open.
 //!
 //! A rank that leaves in peace, or whose operation failed, says so before its connection ends.
 
+use super::auth::Role;
+use super::peer::Dialer;
 use super::wire::{Fields, FrameReader, Incoming, Kind, frame_bytes, malformed};
 use super::{Settings, detail, lock};
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::forked::ClosedInChildren;
 use hawser_base::liveness::process::{Found, find};
 use hawser_base::liveness::{End, Identity, Roster};
-use hawser_base::wait::AbortFlag;
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_oob::socket::{Keepalive, Options};
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::Bell;
@@ -30,6 +34,12 @@ const FRAME_LIMIT: usize = 4 << 10;
 /// Bytes of the longest reason that is told.
 const TEXT_LIMIT: usize = 2 << 10;
 
+/// How long after the end of a centre the next one is connected to: all may be about to leave.
+const MOVE: Duration = Duration::from_millis(200);
+
+/// The time that a connection to the next centre may take.
+const CONNECT: Duration = Duration::from_secs(5);
+
 /// Bytes that may wait for a rank that takes none.
 const MOST_WAITING: usize = 1 << 20;
 
@@ -44,13 +54,16 @@ pub(super) struct Watch {
     bell: Bell,
     /// Ended by the death of a rank.
     flags: Mutex<Vec<AbortFlag>>,
-    /// Told, in the service thread, that somebody is dead.
+    /// Called once, in the service thread, when the first news have come.
     hook: OnceLock<Hook>,
     /// The time for which another host may give no sign of life.
     heartbeat: Option<Duration>,
+    dialer: Arc<Dialer>,
+    /// Raised when the service thread ends.
+    is_over: AbortFlag,
 }
 
-type Hook = Box<dyn Fn(&Error) + Send + Sync>;
+type Hook = Box<dyn Fn() + Send + Sync>;
 
 /// The way to another watcher.
 struct Out {
@@ -80,7 +93,12 @@ impl Out {
 
 impl Watch {
     /// All ranks are alive, and there are no connections yet.
-    pub fn new(rank: u32, members: Vec<Identity>, settings: &Settings) -> Result<Arc<Watch>> {
+    pub fn new(
+        rank: u32,
+        members: Vec<Identity>,
+        dialer: Arc<Dialer>,
+        settings: &Settings,
+    ) -> Result<Arc<Watch>> {
         let bell = Bell::new().map_err(|errno| Error::system("eventfd for the bootstrap", errno))?;
         let watch = Arc::new(Watch {
             roster: Roster::new(rank, members),
@@ -91,6 +109,8 @@ impl Watch {
             flags: Mutex::default(),
             hook: OnceLock::new(),
             heartbeat: settings.heartbeat,
+            dialer,
+            is_over: AbortFlag::new(),
         });
         all::register(&watch);
         Ok(watch)
@@ -115,6 +135,30 @@ impl Watch {
         outs.insert(rank, out);
         lock(&self.come).push((rank, stream));
         self.bell.ring();
+    }
+
+    /// Connects to the lowest rank that is there.
+    fn connect_to_the_next_centre(&self) {
+        loop {
+            let centre = self.roster.first_present();
+            if centre == self.rank {
+                return;
+            }
+            let describe =
+                || format!("rank {} connects to rank {centre}, which tells the news now", self.rank);
+            let wait = Wait::new(self.is_over.clone(), Some(CONNECT));
+            match self.dialer.dial(Role::Watch, centre, &wait, &describe) {
+                Ok(stream) => return self.connect(centre, stream),
+                Err(error) if error.kind == ErrorKind::Aborted => return,
+                // Its process is stopped or busy.
+                Err(error) if error.kind == ErrorKind::Timeout => {}
+                // Who left at the same time as the last centre could tell nobody.
+                Err(error) => {
+                    let how = format!("it cannot be reached ({})", cut(&error.text, TEXT_LIMIT / 2));
+                    self.learn(centre, &End::Left(how), Duration::ZERO, None);
+                }
+            }
+        }
     }
 
     /// Notes what became of a rank, and passes it on: `from` knows it already.
@@ -142,12 +186,11 @@ impl Watch {
         }
     }
 
-    /// Calls `hook`, in the service thread, when somebody is dead. It must not wait. The first one counts.
-    pub fn on_verdict(&self, hook: Hook) {
+    /// Calls `hook` once, in the service thread, when something has become of a rank. It must not wait. The
+    /// first hook counts.
+    pub fn on_first_news(&self, hook: Hook) {
         let _ = self.hook.set(hook);
-        if let (Some(hook), Some(error)) = (self.hook.get(), self.roster.verdict()) {
-            hook(&error);
-        }
+        self.bell.ring();
     }
 
     /// An error with those who are to blame for it, if anybody is known to be. The others are told.
@@ -199,6 +242,11 @@ pub(super) struct Watcher {
     links: Vec<Link>,
     processes: Vec<(Arc<OwnedFd>, Vec<u32>)>,
     is_doomed: bool,
+    /// The hook was called.
+    has_called: bool,
+    /// The rank that passes news on, and the time from which this rank connects to the next one.
+    centre: u32,
+    next_centre_at: Option<Instant>,
 }
 
 struct Link {
@@ -228,7 +276,15 @@ impl Watcher {
                 }
             }
         }
-        Watcher { watch, links: Vec::new(), processes, is_doomed: false }
+        Watcher {
+            watch,
+            links: Vec::new(),
+            processes,
+            is_doomed: false,
+            has_called: false,
+            centre: 0,
+            next_centre_at: None,
+        }
     }
 
     /// Adds everything that it waits for.
@@ -245,7 +301,8 @@ impl Watcher {
 
     /// The moment at which [`Watcher::serve`] must be called even if nothing happens.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.is_doomed { None } else { self.watch.roster.verdict_at() }
+        let verdict = if self.is_doomed { None } else { self.watch.roster.verdict_at() };
+        verdict.into_iter().chain(self.next_centre_at).min()
     }
 
     /// Takes all steps that need no waiting: `ready` says which of the registered descriptors are.
@@ -271,6 +328,13 @@ impl Watcher {
             self.links.push(Link { rank, stream, reader: FrameReader::new(FRAME_LIMIT) });
             self.listen_to(self.links.len() - 1);
         }
+        if let (Some(hook), false, false) =
+            (self.watch.hook.get(), self.has_called, self.watch.roster.is_quiet())
+        {
+            self.has_called = true;
+            hook();
+        }
+        self.follow_the_centre();
         self.pass_sentence();
     }
 
@@ -303,6 +367,30 @@ impl Watcher {
         self.watch.learn(rank, &End::Died(end), Duration::ZERO, None);
     }
 
+    /// Connects to the rank that takes the place of a centre that has gone, if this rank is still there then.
+    fn follow_the_centre(&mut self) {
+        let roster = &self.watch.roster;
+        if roster.is_quiet() || roster.first_present() == self.centre {
+            return;
+        }
+        let now = Instant::now();
+        if now < *self.next_centre_at.get_or_insert(now + MOVE) {
+            return;
+        }
+        self.next_centre_at = None;
+        self.centre = roster.first_present();
+        let is_linked = self.links.iter().any(|link| link.rank == self.centre);
+        if self.centre == self.watch.rank || is_linked {
+            return;
+        }
+        let watch = self.watch.clone();
+        // This thread must not wait.
+        let thread = std::thread::Builder::new().name("hawser-centre".into());
+        if let Err(error) = thread.spawn(move || watch.connect_to_the_next_centre()) {
+            detail(&format!("rank {}: nobody tells it news any more: no thread: {error}", self.watch.rank));
+        }
+    }
+
     /// Ends the waits that are in vain, once it is clear who is to blame.
     fn pass_sentence(&mut self) {
         if self.is_doomed {
@@ -313,10 +401,6 @@ impl Watcher {
             detail(&format!("rank {}: {error}", self.watch.rank));
             flags.drain(..).for_each(|flag| flag.doom(error.clone()));
             self.is_doomed = true;
-            drop(flags);
-            if let Some(hook) = self.watch.hook.get() {
-                hook(&error);
-            }
         }
     }
 }
@@ -324,6 +408,7 @@ impl Watcher {
 impl Drop for Watcher {
     /// What has come unread would destroy this rank's last words on their way.
     fn drop(&mut self) {
+        self.watch.is_over.raise();
         for link in &self.links {
             let mut bytes = [0; 512];
             while let Ok(hawser_oob::socket::Moved::Bytes(_)) = link.stream.read_some(&mut bytes) {}

@@ -11,10 +11,10 @@
 
 mod bringup;
 mod config;
-mod doom;
 pub mod group;
 mod last_decision;
 mod link_constants;
+mod lost_waits;
 mod memory;
 mod programs;
 mod split;

@@ -1,18 +1,23 @@
 //! What ends the work of a communicator on this rank: the abort word that its launches poll, what a launch
-//! reported, and why the network gave up.
+//! reported, and why the network gave up. The same word asks launches whom they wait for.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use hawser_base::error::{Error, Result};
-use hawser_kernels_abi::Report;
+use hawser_kernels_abi::{Report, abort_word};
 
 use hawser_device::{Device, HostWords};
 
-/// Offset of the report in the host words; the abort flag is at 0.
+/// Offset of the report in the host words; the abort word is at 0.
 const REPORT_AT: usize = 64;
+/// Offset of the answer to a question. Kernels find it behind the report.
+const ANSWER_AT: usize = REPORT_AT + size_of::<Report>();
 /// Offsets of the counters of copy engines' operations.
 const MARKS_AT: [usize; 2] = [16, 32];
+/// Bytes of the host words.
+const BYTES: usize = 128;
 /// Offset of the word of replays.
 const REPLAY_AT: usize = 48;
 
@@ -38,7 +43,7 @@ pub enum Replay {
 impl Control {
     /// Nothing has happened yet.
     pub fn new(device: &dyn Device) -> Result<Self> {
-        Ok(Self { words: device.host_words(128)?, fault: OnceLock::new(), wakes: OnceLock::new() })
+        Ok(Self { words: device.host_words(BYTES as u64)?, fault: OnceLock::new(), wakes: OnceLock::new() })
     }
 
     /// Device addresses of the abort word and of the report.
@@ -54,8 +59,7 @@ impl Control {
 
     /// The counters at [`Control::marks`].
     pub fn marked(&self) -> [u32; 2] {
-        // SAFETY: as in `word`; aligned to 4 bytes.
-        MARKS_AT.map(|at| unsafe { &*self.words.host.add(at).cast::<AtomicU32>() }.load(Ordering::Acquire))
+        MARKS_AT.map(|at| self.word_at(at).load(Ordering::Acquire))
     }
 
     /// Device address of a word that captured operations of copy engines set to 1 at their begin and to 0 at
@@ -66,9 +70,7 @@ impl Control {
 
     /// What the word says: no replay is under way, one that was not seen before, or still that one.
     pub fn see_replay(&self) -> Replay {
-        // SAFETY: as in `word`; aligned to 4 bytes.
-        let word = unsafe { &*self.words.host.add(REPLAY_AT).cast::<AtomicU32>() };
-        match word.compare_exchange(1, 2, Ordering::AcqRel, Ordering::Acquire) {
+        match self.word_at(REPLAY_AT).compare_exchange(1, 2, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Replay::New,
             Err(0) => Replay::None,
             Err(_) => Replay::Same,
@@ -77,7 +79,7 @@ impl Control {
 
     /// Makes every wait of this communicator's launches end.
     pub fn abort(&self) {
-        self.word().store(1, Ordering::Release);
+        self.word_at(0).store(abort_word::LEAVE, Ordering::Release);
         if let Some(wake) = self.wakes.get() {
             wake();
         }
@@ -90,7 +92,7 @@ impl Control {
 
     /// True if [`Control::abort`] was called.
     pub fn is_aborted(&self) -> bool {
-        self.word().load(Ordering::Acquire) != 0
+        self.word_at(0).load(Ordering::Acquire) == abort_word::LEAVE
     }
 
     /// The network failed: remembers the first reason and makes launches end. Says whether this was the
@@ -108,19 +110,52 @@ impl Control {
 
     /// The report that a launch wrote when it gave up; `code` is 0 when none did.
     pub fn report(&self) -> Report {
-        // SAFETY: as in `word`; `code` comes first and is aligned to 4 bytes.
-        let code = unsafe { &*self.words.host.add(REPORT_AT).cast::<AtomicU32>() }.load(Ordering::Acquire);
-        if code == 0 || code == Report::BEING_WRITTEN {
-            return Report::default();
-        }
-        // SAFETY: the words are 128 bytes and live as long as `self`; a report is plain integers, written
-        // once, `code` last.
-        unsafe { self.words.host.add(REPORT_AT).cast::<Report>().read_volatile() }
+        self.read(REPORT_AT).unwrap_or_default()
     }
 
-    fn word(&self) -> &AtomicU32 {
-        // SAFETY: the words are at least 128 bytes, aligned, and live as long as `self`.
-        unsafe { &*(self.words.host as *const AtomicU32) }
+    /// Asks the launches under way on a GPU whether a block waits for `peer`, for at most `patience`. Returns
+    /// what the first such block said; that block goes on waiting.
+    pub fn ask_who_waits_for(&self, peer: u32, patience: Duration) -> Option<Report> {
+        let end = Instant::now() + patience;
+        let pause = || std::thread::sleep(Duration::from_millis(1));
+        let code = self.word_at(ANSWER_AT);
+        // The last answer, if it came after its question was withdrawn.
+        while code.load(Ordering::Acquire) == Report::BEING_WRITTEN && Instant::now() < end {
+            pause();
+        }
+        code.store(0, Ordering::Release);
+        let (word, question) = (self.word_at(0), abort_word::ASK + peer);
+        if word.compare_exchange(0, question, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return None;
+        }
+        let answer = loop {
+            match self.read(ANSWER_AT) {
+                Some(answer) => break Some(answer),
+                None if self.is_aborted() || Instant::now() >= end => break None,
+                None => pause(),
+            }
+        };
+        // An abort meanwhile stays.
+        let _ = word.compare_exchange(question, 0, Ordering::AcqRel, Ordering::Acquire);
+        answer.filter(|answer| answer.peer == peer)
+    }
+
+    /// Reads the report that a block has written at this offset, if it is whole.
+    fn read(&self, at: usize) -> Option<Report> {
+        let code = self.word_at(at).load(Ordering::Acquire);
+        if code == 0 || code == Report::BEING_WRITTEN {
+            return None;
+        }
+        // SAFETY: the words are `BYTES` bytes and live as long as `self`; a report is plain integers, whose
+        // `code` was written last.
+        Some(unsafe { self.words.host.add(at).cast::<Report>().read_volatile() })
+    }
+
+    /// The word at this offset.
+    fn word_at(&self, at: usize) -> &AtomicU32 {
+        debug_assert!(at + 4 <= BYTES && at.is_multiple_of(4));
+        // SAFETY: the words are `BYTES` bytes, aligned to 16, and live as long as `self`.
+        unsafe { &*self.words.host.add(at).cast::<AtomicU32>() }
     }
 }
 
@@ -128,6 +163,34 @@ impl Control {
 mod tests {
     use super::*;
     use hawser_device::host::HostDevice;
+
+    #[test]
+    fn a_block_that_waits_answers_and_an_abort_ends_questions() {
+        let device = HostDevice::beside().unwrap();
+        let control = Control::new(&device).unwrap();
+        let patience = Duration::from_secs(20);
+        let waits = Report { code: Report::WAITING, peer: 5, op_number: 7, ..Report::default() };
+        let answer = std::thread::scope(|scope| {
+            // What a block does that waits for rank 5.
+            scope.spawn(|| {
+                while control.word_at(0).load(Ordering::Acquire) != abort_word::ASK + 5 {
+                    std::thread::yield_now();
+                }
+                let at = (control.addresses().1 as usize + size_of::<Report>()) as *mut Report;
+                // SAFETY: the place of the answer, which nobody reads before its code is written.
+                unsafe { at.write_volatile(Report { code: Report::BEING_WRITTEN, ..waits }) };
+                control.word_at(ANSWER_AT).store(Report::WAITING, Ordering::Release);
+            });
+            control.ask_who_waits_for(5, patience)
+        });
+        assert_eq!(answer, Some(waits));
+        assert_eq!(control.word_at(0).load(Ordering::Acquire), 0, "the question is withdrawn");
+        assert_eq!(control.ask_who_waits_for(4, Duration::ZERO), None, "the old answer is gone");
+        assert!(!control.is_aborted() && control.report().code == 0);
+        control.abort();
+        assert_eq!(control.ask_who_waits_for(5, patience), None);
+        assert!(control.is_aborted());
+    }
 
     #[test]
     fn replays_are_told_apart() {

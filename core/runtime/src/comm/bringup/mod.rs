@@ -15,7 +15,7 @@ use hawser_plan::layout::HeapLayout;
 
 use self::negotiate::{Decided, decide};
 use super::config::Config;
-use super::doom;
+use super::lost_waits;
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::comm_state::sm_free::{self, SmFree};
 use crate::comm_state::{Choices, CommState, warm_up};
@@ -106,7 +106,7 @@ impl Own<'_> {
         let state = self.assemble(decided, paths, profiling)?;
         make_ready(&state, &step("ready"))?;
         let state = Arc::new(state);
-        doom::end_launches_in_vain(&state);
+        lost_waits::end_from_first_news(&state);
         Ok(state)
     }
 

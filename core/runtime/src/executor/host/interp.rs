@@ -12,6 +12,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::Roster;
 use hawser_base::wait::Backoff;
 use hawser_device::host::reduce::{Operand, Rule, reduce};
+use hawser_kernels_abi::abort_word;
 use hawser_kernels_abi::{
     ACC_DST, Args, Block, Conn, DevComm, DeviceOp, HAS_DST, HAS_SRC, KernelKey, NO_DEP, POST, PRE, Place,
     Span, Step,
@@ -318,7 +319,8 @@ impl<'a> Run<'a> {
     /// Checks that the run may go on waiting.
     fn check(&self, waiting_since: Instant) -> Result<()> {
         // SAFETY: the abort word lives as long as the communicator.
-        let aborted = unsafe { &*(self.comm.abort as *const AtomicU32) }.load(Ordering::Acquire) != 0;
+        let aborted =
+            unsafe { &*(self.comm.abort as *const AtomicU32) }.load(Ordering::Acquire) == abort_word::LEAVE;
         let limit = Duration::from_nanos(self.comm.deadline_ns);
         let late = self.comm.deadline_ns != 0 && waiting_since.elapsed() >= limit;
         let in_vain = if self.roster.is_quiet() { None } else { self.in_vain(waiting_since) };

@@ -216,7 +216,10 @@ impl NetTask {
                 told.push(peer);
             }
         }
-        let content = || (self.is_over() || self.lock().are_content(&told)).then_some(());
+        let content = || {
+            told.retain(|peer| !self.bootstrap.roster().has_gone(*peer));
+            (self.is_over() || self.lock().are_content(&told)).then_some(())
+        };
         let wait = Wait::new(self.abort_flag(), Some(patience));
         if let Err(error) = wait.until(content, || "the last data come to where they were sent".to_owned()) {
             log::info(Subsys::Net, || format!("connections are closed early: {error}"));
@@ -232,7 +235,10 @@ impl NetTask {
         let ends = sends.iter().map(SendLink::key).chain(recvs.iter().map(RecvLink::key));
         let rails = colls.iter().flat_map(|l| l.ranks().to_vec());
         let peers: FxHashSet<u32> = ends.map(|key| key.peer).chain(rails).collect();
-        let stay = |peer: &u32| *peer != self.bootstrap.rank() && !drain.has_parted(*peer);
+        let roster = self.bootstrap.roster();
+        let stay = |peer: &u32| {
+            *peer != self.bootstrap.rank() && !drain.has_parted(*peer) && !roster.has_gone(*peer)
+        };
         let farewell = |peer: u32| {
             let sent = sends.iter().map(|link| (link.key(), link.sent()));
             let posted = recvs.iter().map(|link| (link.key(), link.posted()));
