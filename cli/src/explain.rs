@@ -13,7 +13,7 @@ use hawser_plan::cost::Constants;
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, ReduceOp, Topology};
 use hawser_runtime::comm;
-use hawser_runtime::tuning::{CallAttributes, Chosen, Tuners};
+use hawser_runtime::tuning::{CallAttributes, TunedDecision, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
 
@@ -120,7 +120,7 @@ impl Line {
         let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
         let call =
             Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
-        let Chosen { choice, notes } =
+        let TunedDecision { choice, notes } =
             tuners.choose(&call, CallAttributes::default(), topology, plan_config)?;
         let own = (choice.key.algorithm, choice.route);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.route) != own);
@@ -225,7 +225,7 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     for line in lines {
         let _ = writeln!(text, "{line}");
         if options.full || bytes.0 == bytes.1 {
-            let chosen = Chosen { choice: line.choice, notes: line.notes };
+            let chosen = TunedDecision { choice: line.choice, notes: line.notes };
             for line in chosen.to_string().lines() {
                 let _ = writeln!(text, "#   {line}");
             }

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use hawser_base::error::{Error, Result};
 use hawser_kernels_abi::{Args, KernelKey};
-use hawser_plan::executor::copy_engine::Fold;
-use hawser_plan::executor::fused::ExchangeArgs;
-use hawser_plan::executor::fused::batch::BundleLaunch;
+use hawser_plan::executor::copy_engine::ReduceKernel;
+use hawser_plan::executor::fused::FusedArgs;
+use hawser_plan::executor::fused::batch::FusedBatch;
 use hawser_plan::topology::DeviceKind;
 
 use crate::memory::Memory;
@@ -149,11 +149,11 @@ pub struct RecordNode {
     pub after: Vec<u64>,
 }
 
-/// A launch of an exchange kernel.
+/// A launch of a fused kernel.
 #[derive(Debug, Clone, Copy)]
-pub struct ExchangeLaunch {
+pub struct FusedKernelLaunch {
     /// The arguments that the kernel reads.
-    pub args: ExchangeArgs,
+    pub args: FusedArgs,
     /// Grid size.
     pub blocks: u32,
     /// Threads per block.
@@ -287,15 +287,15 @@ pub trait Kernels: Send + Sync {
     /// Puts a launch on a stream and returns.
     fn launch(&self, kernel: KernelKey, args: &Args, threads: u32, stream: Stream) -> Result<()>;
 
-    /// Puts a launch of an exchange kernel on a stream and returns. It may begin while the launch before it
+    /// Puts a launch of a fused kernel on a stream and returns. It may begin while the launch before it
     /// on the stream ends, and waits for its end in the kernel.
-    fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()>;
+    fn launch_fused(&self, kernel: KernelKey, launch: &FusedKernelLaunch, stream: Stream) -> Result<()>;
 
     /// The same for a kernel that runs several exchanges.
-    fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()>;
+    fn launch_batch(&self, launch: &FusedBatch, stream: Stream) -> Result<()>;
 
     /// Puts a kernel on a stream that combines what copy engines moved.
-    fn fold(&self, fold: &Fold, stream: Stream) -> Result<()>;
+    fn reduce(&self, reduce: &ReduceKernel, stream: Stream) -> Result<()>;
 
     /// Lets kernels of this device use ordinary memory of the devices with these [`Caps::id`]s in this
     /// process, and the other way round. False: they cannot.

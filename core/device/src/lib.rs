@@ -22,8 +22,9 @@ use hawser_base::env;
 use hawser_base::error::{Error, Result};
 
 pub use device::{
-    Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, Graphs, HeapKind, HostWords, Ipc, Kernels,
-    MemoryOp, Moment, OwnedStream, RecordNode, SharedMemory, Stream, StreamState, StreamWords, Streams,
+    Caps, Device, Event, Export, Exposed, FusedKernelLaunch, Graph, Graphs, HeapKind, HostWords, Ipc,
+    Kernels, MemoryOp, Moment, OwnedStream, RecordNode, SharedMemory, Stream, StreamState, StreamWords,
+    Streams,
 };
 pub use memory::{Memory, size_text};
 

@@ -70,7 +70,7 @@ fn pass_sm(
     }
     let reduces = call.collective.reduces();
     let is_possible = |c: &Candidate| matches!(c.outcome, Outcome::Predicted { .. });
-    let is_small = reduces && call.total_bytes(topology.size()) < copy_engine::fold::LEAST_BYTES;
+    let is_small = reduces && call.total_bytes(topology.size()) < copy_engine::reduce_kernel::LEAST_BYTES;
     let held = match config.pass_sm {
         0 => Some("for a rule with executor = \"copy_engine\""),
         _ if is_small && candidates.iter().any(|c| c.route != Route::COPY_ENGINE && is_possible(c)) => {

@@ -6,7 +6,7 @@ use hawser_plan::PlanErrorKind;
 use hawser_plan::Scalar;
 use hawser_plan::algo;
 use hawser_plan::choose::{self, Advice, Outcome, choose};
-use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::interpreter::{bind, lower};
 use hawser_plan::executor::launch::device_op;
 use hawser_plan::imported;
@@ -83,7 +83,7 @@ fn check_bound(call: &Call, topology: &Topology, config: &PlanConfig) {
     let choice = choose(call, topology, config).unwrap();
     assert_eq!(choice, choose(call, topology, config).unwrap());
     if choice.route.is_fused() {
-        let plan = ExchangePlan::new(call, &choice, ranks - 1, ranks, config);
+        let plan = FusedPlan::new(call, &choice, ranks - 1, ranks, config);
         assert!(plan.blocks <= config.max_ctas && plan.blocks >= 1);
         assert_eq!(plan.threads, choice.threads);
         return;

@@ -10,7 +10,7 @@ use hawser_plan::Scalar;
 use hawser_plan::algo::{rank_program, shape};
 use hawser_plan::choose::{self, Outcome, choose};
 use hawser_plan::executor::copy_engine::{self, Bases, Counters, Direct, Emitter, Staging, Way, What};
-use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::interpreter::{bind, lower};
 use hawser_plan::executor::launch::device_op;
 use hawser_plan::p2p::{self, Message};
@@ -238,7 +238,7 @@ fn reductions_are_light() {
             let large = ranks <= 9 && call.total_bytes(ranks) >= 1 << 20;
             assert_eq!(choice.route == Route::COPY_ENGINE, large, "{}", choice.why);
             let blocks = if choice.route.is_fused() {
-                ExchangePlan::new(&call, &choice, 1, ranks, &config).blocks
+                FusedPlan::new(&call, &choice, 1, ranks, &config).blocks
             } else if choice.route == Route::COPY_ENGINE {
                 let config =
                     copy_engine::config_for(&choice.key, call.total_bytes(ranks), &topology, &config);

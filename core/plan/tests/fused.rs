@@ -8,7 +8,7 @@ use hawser_plan::algo::ProgramKey;
 use hawser_plan::choose::{Decision, Why, choose};
 use hawser_plan::executor::copy_engine;
 use hawser_plan::executor::fused::zero_copy;
-use hawser_plan::executor::fused::{self, Area, ExchangeArgs, ExchangePlan, FOLD, OWN, SAME, SECOND};
+use hawser_plan::executor::fused::{self, Area, FusedArgs, FusedPlan, OWN, REDUCE, SAME, SECOND};
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route, Topology};
 use proptest::prelude::*;
@@ -59,7 +59,7 @@ fn value(rank: u32, element: u64) -> i64 {
 
 struct Machine {
     memory: Memory,
-    args: Vec<ExchangeArgs>,
+    args: Vec<FusedArgs>,
 }
 
 impl Machine {
@@ -98,7 +98,7 @@ impl Machine {
                 self.write(a.dst[p], &kept);
             }
             let received = (0..n).filter(|p| a.flow.recv1 >> p & 1 == 1);
-            if a.flow.form & FOLD == 0 {
+            if a.flow.form & REDUCE == 0 {
                 for p in received {
                     let data = sent[p][rank].clone().expect("data that was sent");
                     assert_eq!(data.len() as u64 * 4, a.len[rank]);
@@ -141,13 +141,13 @@ fn run_direct(machine: &mut Machine, order: &[usize]) {
     for &rank in order {
         let a = args[rank];
         assert!(a.direct & zero_copy::TRY != 0 && a.direct == args[0].direct);
-        assert_eq!(a.flow.form & FOLD, args[0].flow.form & FOLD, "all read or all write");
+        assert_eq!(a.flow.form & REDUCE, args[0].flow.form & REDUCE, "all read or all write");
         let k_of = |p: usize| (p + n - rank) % n;
         for p in (0..n).filter(|p| a.flow.keep >> p & 1 == 1) {
             let kept = machine.read(a.src[k_of(p)], a.src_len[k_of(p)]);
             machine.write(a.dst[p], &kept);
         }
-        if a.flow.form & FOLD == 0 && a.direct & zero_copy::PULL != 0 {
+        if a.flow.form & REDUCE == 0 && a.direct & zero_copy::PULL != 0 {
             for p in (0..n).filter(|p| a.flow.recv1 >> p & 1 == 1) {
                 let k = (n - k_of(p)) % n;
                 assert!(args[p].flow.send1 >> k & 1 == 1 && args[p].src_len[k] == a.len[rank]);
@@ -156,7 +156,7 @@ fn run_direct(machine: &mut Machine, order: &[usize]) {
             }
             continue;
         }
-        if a.flow.form & FOLD == 0 {
+        if a.flow.form & REDUCE == 0 {
             for k in (1..n).filter(|k| a.flow.send1 >> k & 1 == 1) {
                 let to = args[(rank + k) % n];
                 assert!(to.flow.recv1 >> rank & 1 == 1 && to.len[usize::from(to.rank)] == a.src_len[k]);
@@ -211,7 +211,7 @@ fn check_with(
     let mut machine = Machine { memory: Memory::new(), args: Vec::new() };
     for rank in 0..ranks {
         let call = call(collective, count, root, rank, in_place);
-        let plan = ExchangePlan::new(&call, &chosen, rank, ranks, &PlanConfig::default());
+        let plan = FusedPlan::new(&call, &chosen, rank, ranks, &PlanConfig::default());
         assert!(plan.blocks >= 1 && plan.threads.is_multiple_of(32) && plan.threads <= fused::THREADS);
         machine.args.push(plan.bind(call.input, call.output, 0, 0));
         if call.input != 0 {
@@ -349,14 +349,14 @@ fn the_kernels_count_with_the_same_numbers() {
     assert_eq!(number("HAWSER_TILE_UNITS"), tile_blocks * warps);
     assert_eq!(number("HAWSER_TILE_UNITS"), (area.epoch_bytes - area.epochs[2]) / 4 - tile_blocks);
     assert_eq!(number("HAWSER_DIRECT_BLOCKS"), tile_blocks);
-    assert_eq!(number("HAWSER_BULK_SHARED"), u64::from(copy_engine::fold::SHARED_BYTES));
+    assert_eq!(number("HAWSER_BULK_SHARED"), u64::from(copy_engine::reduce_kernel::SHARED_BYTES));
     // A line for each parity and a flag, of every rank and block.
     let of_rank = (area.bytes - area.lines) / (tile_blocks * ranks);
     assert_eq!(of_rank, 2 * number("HAWSER_DIRECT_LINE") + 4);
     for (name, bit) in [("TRY", zero_copy::TRY), ("READY", zero_copy::READY), ("PULL", zero_copy::PULL)] {
         assert_eq!(number(&format!("HAWSER_DIRECT_{name}")), u64::from(bit), "{name}");
     }
-    let forms = [("FOLD", FOLD), ("OWN", OWN), ("SECOND", SECOND), ("SAME", SAME)];
+    let forms = [("FOLD", REDUCE), ("OWN", OWN), ("SECOND", SECOND), ("SAME", SAME)];
     let more = [("SCALE", fused::SCALE), ("DIVIDE", fused::DIVIDE), ("ALIGNED", fused::ALIGNED)];
     for (name, bit) in forms.into_iter().chain(more).chain([("EIGHTS", fused::EIGHTS)]) {
         assert_eq!(number(&format!("HAWSER_{name}")), u64::from(bit), "{name}");
@@ -460,13 +460,7 @@ fn collective_blocks(collective: Collective, ranks: u32) -> u64 {
 fn direct_launches_know_their_buffers() {
     let plan = |collective, rank, route| {
         let chosen = choice(collective, Algorithm::AllPairs, 4, 0, route);
-        ExchangePlan::new(
-            &call(collective, 1 << 20, 0, rank, false),
-            &chosen,
-            rank,
-            4,
-            &PlanConfig::default(),
-        )
+        FusedPlan::new(&call(collective, 1 << 20, 0, rank, false), &chosen, rank, 4, &PlanConfig::default())
     };
     let gather = plan(Collective::AllGather, 1, Route::ZERO_COPY);
     assert_eq!(gather.to_reach(16, 32), Some([(16, 4 << 20), (32, 16 << 20)]));
@@ -486,7 +480,7 @@ fn direct_launches_know_their_buffers() {
 fn addresses_are_filled_in() {
     let chosen = choice(Collective::AllReduce, Algorithm::AllPairs, 4, 0, Route::FUSED_SIMPLE);
     let call = call(Collective::AllReduce, 64, 0, 1, false);
-    let mut plan = ExchangePlan::new(&call, &chosen, 1, 4, &PlanConfig::default());
+    let mut plan = FusedPlan::new(&call, &chosen, 1, 4, &PlanConfig::default());
     let area = Area::new(4);
     plan.connect(&[1 << 30, 2 << 30, 3 << 30, 4 << 30], 1 << 20, 77);
     let args = plan.bind(4096, 8192, 5, 6);

@@ -1,4 +1,4 @@
-//! Bundles: all ranks place the calls of a group alike, whatever their buffers and streams; launches of a
+//! Batches: all ranks place the calls of a group alike, whatever their buffers and streams; launches of a
 //! rank hold nothing that depends on each other; and what a kernel reads says the same as the arguments of
 //! each call alone.
 
@@ -7,10 +7,9 @@ use hawser_plan::Scalar;
 use hawser_plan::algo::ProgramKey;
 use hawser_plan::choose::{Decision, Why};
 use hawser_plan::executor::fused::batch::{
-    self, BundleArgs, BundleLaunch, BundleOp, CUT, Gathering, Member, NO_RANK, OPS, Place, SPREAD_DST,
-    SPREAD_SRC,
+    self, BatchArgs, BatchOp, CUT, FusedBatch, Gathering, Member, NO_RANK, OPS, Place, SPREAD_DST, SPREAD_SRC,
 };
-use hawser_plan::executor::fused::{ExchangeArgs, ExchangePlan, THREADS};
+use hawser_plan::executor::fused::{FusedArgs, FusedPlan, THREADS};
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use proptest::prelude::*;
 
@@ -84,7 +83,7 @@ impl Common {
         }
     }
 
-    fn plan(&self, ranks: u32, rank: u32, local: &Local, config: &PlanConfig) -> (Call, ExchangePlan) {
+    fn plan(&self, ranks: u32, rank: u32, local: &Local, config: &PlanConfig) -> (Call, FusedPlan) {
         let call = self.call(ranks, rank, local);
         let (collective, algorithm) = PROGRAMS[self.program];
         let why =
@@ -93,7 +92,7 @@ impl Common {
         let route = self.route;
         let choice =
             Decision { key, route, instances: 64, channels: 64, threads: 512, predicted_us: 0.0, why };
-        let mut plan = ExchangePlan::new(&call, &choice, rank, ranks, config);
+        let mut plan = FusedPlan::new(&call, &choice, rank, ranks, config);
         let areas: Vec<u64> = (1..=u64::from(ranks)).map(|r| r << 32).collect();
         plan.connect(&areas, 7 << 20, 9 << 20);
         (call, plan)
@@ -101,10 +100,10 @@ impl Common {
 }
 
 /// The arguments that a kernel makes of an operation: `kernels/cuda/exchange_bundle.cuh`, said once more.
-fn unfolded(args: &BundleArgs, op: &BundleOp) -> ExchangeArgs {
+fn expanded(args: &BatchArgs, op: &BatchOp) -> FusedArgs {
     let (rank, ranks) = (usize::from(args.rank), usize::from(args.ranks));
     let is_cut = op.shape & CUT != 0;
-    let mut whole = ExchangeArgs {
+    let mut whole = FusedArgs {
         to: args.to,
         mine: args.mine,
         comm: args.comm,
@@ -118,7 +117,7 @@ fn unfolded(args: &BundleArgs, op: &BundleOp) -> ExchangeArgs {
         rank: args.rank,
         ranks: args.ranks,
         flow: op.flow,
-        ..ExchangeArgs::default()
+        ..FusedArgs::default()
     };
     for p in 0..ranks {
         let is_skipped = p == usize::from(op.skipped);
@@ -139,23 +138,23 @@ fn unfolded(args: &BundleArgs, op: &BundleOp) -> ExchangeArgs {
 }
 
 /// The same but for what kernels of words do not read: what is beyond the ranks, and the tile.
-fn comparable(mut args: ExchangeArgs) -> ExchangeArgs {
+fn comparable(mut args: FusedArgs) -> FusedArgs {
     let ranks = usize::from(args.ranks);
     args.src[ranks..].fill(0);
     (args.tile, args.flags_at) = (0, 0);
     args
 }
 
-/// What a rank makes of a group: for each bundle of at least two calls their indices, places and threads, and
+/// What a rank makes of a group: for each batch of at least two calls their indices, places and threads, and
 /// its launches.
 #[derive(Debug)]
 struct Planned {
-    bundles: Vec<(Vec<usize>, Vec<Place>, u32)>,
-    launches: Vec<(Vec<usize>, BundleLaunch)>,
+    batches: Vec<(Vec<usize>, Vec<Place>, u32)>,
+    launches: Vec<(Vec<usize>, FusedBatch)>,
 }
 
-fn planned(group: &[(Call, ExchangePlan)], streams: &[u64], config: &PlanConfig) -> Planned {
-    let mut all = Planned { bundles: Vec::new(), launches: Vec::new() };
+fn planned(group: &[(Call, FusedPlan)], streams: &[u64], config: &PlanConfig) -> Planned {
+    let mut all = Planned { batches: Vec::new(), launches: Vec::new() };
     let mut index = 0;
     while index < group.len() {
         let mut gathering = Gathering::default();
@@ -168,7 +167,7 @@ fn planned(group: &[(Call, ExchangePlan)], streams: &[u64], config: &PlanConfig)
         if range.len() < 2 {
             continue;
         }
-        let plans: Vec<&ExchangePlan> = group[range.clone()].iter().map(|(_, plan)| plan).collect();
+        let plans: Vec<&FusedPlan> = group[range.clone()].iter().map(|(_, plan)| plan).collect();
         let (places, threads) = batch::places(&plans, config);
         let members: Vec<Member> =
             range.clone().map(|i| Member::new(&group[i].1, &group[i].0, streams[i])).collect();
@@ -182,13 +181,13 @@ fn planned(group: &[(Call, ExchangePlan)], streams: &[u64], config: &PlanConfig)
                     (plan, bound, call, places[at].clone())
                 })
                 .collect();
-            let launch = BundleLaunch::new(&ops, threads);
+            let launch = FusedBatch::new(&ops, threads);
             for (op, (_, bound, ..)) in launch.args.ops.iter().zip(&ops) {
-                assert_eq!(comparable(unfolded(&launch.args, op)), comparable(*bound));
+                assert_eq!(comparable(expanded(&launch.args, op)), comparable(*bound));
             }
             all.launches.push((cut.map(|at| range.start + at).collect(), launch));
         }
-        all.bundles.push((range.collect(), places, threads));
+        all.batches.push((range.collect(), places, threads));
     }
     all
 }
@@ -221,14 +220,14 @@ fn touch(a: &std::ops::Range<u64>, b: &std::ops::Range<u64>) -> bool {
 }
 
 /// No launch takes more blocks than the settings allow, those for reductions if it has one.
-fn check_blocks(group: &[(Call, ExchangePlan)], planned: &Planned, config: &PlanConfig) {
+fn check_blocks(group: &[(Call, FusedPlan)], planned: &Planned, config: &PlanConfig) {
     for (indices, launch) in &planned.launches {
         let most = indices.iter().map(|&i| config.most_ctas(group[i].0.collective)).min().unwrap();
         assert!(launch.blocks <= most, "{} blocks of {most}: {indices:?}", launch.blocks);
     }
 }
 
-fn check_launches(group: &[(Call, ExchangePlan)], streams: &[u64], ranks: u32, planned: &Planned) {
+fn check_launches(group: &[(Call, FusedPlan)], streams: &[u64], ranks: u32, planned: &Planned) {
     for (indices, launch) in &planned.launches {
         assert!(launch.threads.is_multiple_of(32) && launch.threads <= THREADS && launch.blocks >= 1);
         assert!(u32::from(launch.args.first) + launch.blocks <= batch::MOST_BLOCKS as u32);
@@ -271,7 +270,7 @@ fn check(ranks: u32, group: &[Common], locals: &[Vec<Local>], config: &PlanConfi
             Local { input: local.input - odd, output: local.output - odd_out, stream: local.stream }
         };
         let locals: Vec<Local> = group.iter().zip(locals).map(local).collect();
-        let plans: Vec<(Call, ExchangePlan)> = group
+        let plans: Vec<(Call, FusedPlan)> = group
             .iter()
             .zip(&locals)
             .map(|(common, local)| common.plan(ranks, rank, local, config))
@@ -281,11 +280,11 @@ fn check(ranks: u32, group: &[Common], locals: &[Vec<Local>], config: &PlanConfi
         check_launches(&plans, &streams, ranks, &planned);
         check_blocks(&plans, &planned, config);
         let launched: usize = planned.launches.iter().map(|(indices, _)| indices.len()).sum();
-        assert_eq!(launched, planned.bundles.iter().map(|(indices, ..)| indices.len()).sum::<usize>());
+        assert_eq!(launched, planned.batches.iter().map(|(indices, ..)| indices.len()).sum::<usize>());
         match &first {
             None => first = Some(planned),
             Some(of_first) => {
-                assert_eq!(planned.bundles, of_first.bundles, "rank {rank} and rank 0 place calls alike");
+                assert_eq!(planned.batches, of_first.batches, "rank {rank} and rank 0 place calls alike");
                 assert_eq!(
                     orders(&planned),
                     orders(of_first),
@@ -324,16 +323,12 @@ fn apart(n: usize) -> Vec<Local> {
     (0..n).map(|i| Local { input: at(2 * i), output: at(2 * i + 1), stream: 1 }).collect()
 }
 
-fn group_of(
-    commons: &[Common],
-    locals: &[Local],
-    config: &PlanConfig,
-) -> (Vec<(Call, ExchangePlan)>, Vec<u64>) {
+fn group_of(commons: &[Common], locals: &[Local], config: &PlanConfig) -> (Vec<(Call, FusedPlan)>, Vec<u64>) {
     let plans = commons.iter().zip(locals).map(|(common, local)| common.plan(4, 1, local, config)).collect();
     (plans, locals.iter().map(|local| local.stream).collect())
 }
 
-fn planned_of(group: &[(Call, ExchangePlan)], streams: &[u64], config: &PlanConfig) -> usize {
+fn planned_of(group: &[(Call, FusedPlan)], streams: &[u64], config: &PlanConfig) -> usize {
     planned(group, streams, config).launches.len()
 }
 
@@ -372,7 +367,7 @@ fn groups_of_reductions_beside_copy_engines_are_light() {
 fn moves_share_launches_with_reductions_of_their_size() {
     let config = PlanConfig::default();
     let mut commons = many(4, 100);
-    // All-gather and all-to-all of the same size, then an all-gather of bytes, which is a bundle's beginning
+    // All-gather and all-to-all of the same size, then an all-gather of bytes, which is a batch's beginning
     // of its own.
     (commons[1].program, commons[2].program) = (6, 8);
     let (group, streams) = group_of(&commons, &apart(4), &config);
@@ -382,7 +377,7 @@ fn moves_share_launches_with_reductions_of_their_size() {
     commons[2].dtype = DataType::Uint8;
     let (group, streams) = group_of(&commons, &apart(4), &config);
     let split = planned(&group, &streams, &config);
-    assert_eq!(split.bundles.iter().map(|(i, ..)| i.clone()).collect::<Vec<_>>(), [vec![0, 1]], "{split:?}");
+    assert_eq!(split.batches.iter().map(|(i, ..)| i.clone()).collect::<Vec<_>>(), [vec![0, 1]], "{split:?}");
 }
 
 #[test]
@@ -394,7 +389,7 @@ fn what_depends_on_each_other_is_cut_on_this_rank_only() {
         change(&mut locals);
         let (group, streams) = group_of(&commons, &locals, &config);
         let planned = planned(&group, &streams, &config);
-        assert_eq!(planned.bundles.len(), 1);
+        assert_eq!(planned.batches.len(), 1);
         planned.launches.into_iter().map(|(indices, _)| indices).collect::<Vec<_>>()
     };
     assert_eq!(launches(|_| ()), [vec![0, 1, 2, 3]]);
@@ -407,7 +402,7 @@ fn what_depends_on_each_other_is_cut_on_this_rank_only() {
 }
 
 #[test]
-fn what_has_no_bundle_stays_alone() {
+fn what_has_no_batch_stays_alone() {
     let config = PlanConfig::default();
     let launches = |commons: &[Common], config: &PlanConfig| {
         let (group, streams) = group_of(commons, &apart(commons.len()), config);

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use hawser_plan::Scalar;
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::decision::{Decision, Why};
-use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::launch::PACK_BYTES;
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use hawser_program::{Buf, Program, Ref, Step};
@@ -62,7 +62,7 @@ fn of_program(program: &Program, block_bytes: u64) -> BTreeSet<Transfer> {
 }
 
 /// The transfers of the exchanges of all ranks.
-fn of_exchanges(plans: &[ExchangePlan]) -> BTreeSet<Transfer> {
+fn of_fused(plans: &[FusedPlan]) -> BTreeSet<Transfer> {
     let mut all = BTreeSet::new();
     let ranks = plans.len() as u32;
     for (from, plan) in (0..).zip(plans) {
@@ -116,10 +116,10 @@ fn compare(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, 
         why,
     };
     let config = PlanConfig::default();
-    let plan = |rank| ExchangePlan::new(&call, &choice, rank, ranks, &config);
-    let plans: Vec<ExchangePlan> = (0..ranks).map(plan).collect();
+    let plan = |rank| FusedPlan::new(&call, &choice, rank, ranks, &config);
+    let plans: Vec<FusedPlan> = (0..ranks).map(plan).collect();
     let what = format!("{} of {ranks} ranks, root {root}, {count} {}", program.shape.name, dtype.name());
-    let moved = of_exchanges(&plans);
+    let moved = of_fused(&plans);
     assert_eq!(moved.is_empty(), count == 0, "{what}");
     assert_eq!(moved, of_program(&program, call.block_bytes()), "{what}");
     for (rank, steps) in (0..).zip(&program.ranks) {

@@ -2,7 +2,7 @@
 //!
 //! A call whose form came before is a hit in the communicator's plan cache; the others are chosen, compiled
 //! and connected first. Small collectives that follow each other share launches where all ranks agree that
-//! they can ([`bundle`]); all others get one each, in the order of the calls. The messages of a phase go
+//! they can ([`batch`]); all others get one each, in the order of the calls. The messages of a phase go
 //! together, after the collectives.
 
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
 use hawser_device::Stream;
 use hawser_plan::Call;
-use hawser_plan::executor::fused::ExchangePlan;
-use hawser_plan::executor::fused::batch::{self, BundleLaunch, Gathering, Member, Place};
+use hawser_plan::executor::fused::FusedPlan;
+use hawser_plan::executor::fused::batch::{self, FusedBatch, Gathering, Member, Place};
 use hawser_plan::p2p::Message;
 use smallvec::{SmallVec, smallvec};
 
@@ -123,9 +123,9 @@ struct Resolved {
 
 impl Resolved {
     /// The plan, if a fused kernel runs the call.
-    fn fused(&self) -> Option<&Arc<ExchangePlan>> {
+    fn fused(&self) -> Option<&Arc<FusedPlan>> {
         match &*self.compiled {
-            Compiled::Exchange(plan, _) => Some(plan),
+            Compiled::Fused(plan, _) => Some(plan),
             Compiled::Steps(..) => None,
         }
     }
@@ -221,7 +221,7 @@ impl<'a> Collectives<'a> {
                 }
                 Work::of_plan(self.comm.complete(plan, Some(program), number)?, Some(program))
             }
-            Compiled::Exchange(plan, _) => {
+            Compiled::Fused(plan, _) => {
                 let reach = self.comm.reach(plan, &call, number)?;
                 Work::Fused(FusedLaunch { plan: plan.clone(), call, reach })
             }
@@ -236,18 +236,17 @@ impl<'a> Collectives<'a> {
 
     /// Puts calls that were gathered into as few launches as this rank can.
     fn launch_together(&mut self, calls: &[Resolved]) {
-        let pairs: Vec<(&ExchangePlan, &Resolved)> =
+        let pairs: Vec<(&FusedPlan, &Resolved)> =
             calls.iter().filter_map(|resolved| Some((&**resolved.fused()?, resolved))).collect();
-        let plans: Vec<&ExchangePlan> = pairs.iter().map(|(plan, _)| *plan).collect();
+        let plans: Vec<&FusedPlan> = pairs.iter().map(|(plan, _)| *plan).collect();
         let (places, threads) = batch::places(&plans, &self.comm.plan_config);
         let stream = self.stream;
-        let member =
-            |(plan, resolved): &(&ExchangePlan, &Resolved)| Member::new(plan, &resolved.call, stream.0);
+        let member = |(plan, resolved): &(&FusedPlan, &Resolved)| Member::new(plan, &resolved.call, stream.0);
         let members: Vec<Member> = pairs.iter().map(member).collect();
         for range in batch::cut(&members) {
             let (pairs, places) = (&pairs[range.clone()], &places[range]);
             let ops: Vec<_> = pairs.iter().zip(places).map(|(pair, place)| operation(*pair, place)).collect();
-            let launch = BundleLaunch::new(&ops, threads);
+            let launch = FusedBatch::new(&ops, threads);
             let (first, last) = (pairs[0].1.number, pairs[pairs.len() - 1].1.number);
             log::info(Subsys::Coll, || {
                 let (name, rank, blocks) = (&self.comm.name, self.comm.rank, launch.blocks);
@@ -261,11 +260,11 @@ impl<'a> Collectives<'a> {
     }
 }
 
-/// The parts of a call that [`BundleLaunch::new`] takes.
+/// The parts of a call that [`FusedBatch::new`] takes.
 fn operation<'p>(
-    (plan, resolved): (&'p ExchangePlan, &'p Resolved),
+    (plan, resolved): (&'p FusedPlan, &'p Resolved),
     place: &Place,
-) -> (&'p ExchangePlan, hawser_plan::executor::fused::ExchangeArgs, &'p Call, Place) {
+) -> (&'p FusedPlan, hawser_plan::executor::fused::FusedArgs, &'p Call, Place) {
     let call = &resolved.call;
     (plan, plan.bind(call.input, call.output, plan.scalar(), resolved.number), call, place.clone())
 }

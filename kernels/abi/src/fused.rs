@@ -8,7 +8,7 @@ pub const RANKS: usize = 8;
 pub const THREADS: u32 = 512;
 
 /// Form: what comes first is combined into one value.
-pub const FOLD: u8 = 1;
+pub const REDUCE: u8 = 1;
 /// Form: `src[0]` is an operand too.
 pub const OWN: u8 = 2;
 /// Form: the value goes on in a second exchange.
@@ -24,18 +24,18 @@ pub const ALIGNED: u8 = 64;
 /// Form: all of `len` are multiples of 8 bytes.
 pub const EIGHTS: u8 = 128;
 
-/// [`ExchangeArgs::direct`]: it is wanted.
+/// [`FusedArgs::direct`]: it is wanted.
 pub const TRY: u8 = 1;
-/// [`ExchangeArgs::direct`]: the other ranks can reach this rank's buffers.
+/// [`FusedArgs::direct`]: the other ranks can reach this rank's buffers.
 pub const READY: u8 = 2;
-/// [`ExchangeArgs::direct`]: data are read by those who get them.
+/// [`FusedArgs::direct`]: data are read by those who get them.
 pub const PULL: u8 = 4;
 
 /// The moves of one or two exchanges, and the ranks that take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Flow {
-    /// [`FOLD`] … [`EIGHTS`].
+    /// [`REDUCE`] … [`EIGHTS`].
     pub form: u8,
     /// 1 when `scalar` is an address.
     pub scalar_is_address: u8,
@@ -51,10 +51,10 @@ pub struct Flow {
     pub recv2: u8,
 }
 
-/// Arguments of an exchange kernel, passed by value (408 bytes).
+/// Arguments of a fused kernel, passed by value (408 bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
-pub struct ExchangeArgs {
+pub struct FusedArgs {
     /// By k: where this rank's slots lie in the area of rank + k.
     pub to: [u64; RANKS],
     /// By k: user data for rank + k; `src[0]` is this rank's own.
@@ -112,25 +112,25 @@ pub const CUT: u8 = 4;
 /// No rank.
 pub const NO_RANK: u8 = 255;
 
-/// One operation of a bundle (56 bytes): [`ExchangeArgs`] follow from it.
+/// One operation of a batch (56 bytes): [`FusedArgs`] follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
-pub struct BundleOp {
+pub struct BatchOp {
     /// Address of the input.
     pub input: u64,
     /// Address of the output.
     pub output: u64,
-    /// As [`ExchangeArgs::scalar`].
+    /// As [`FusedArgs::scalar`].
     pub scalar: u64,
-    /// As [`ExchangeArgs::op_number`].
+    /// As [`FusedArgs::op_number`].
     pub op_number: u64,
     /// Bytes of a part; of all but the last ones with [`CUT`].
     pub part: u32,
     /// Bytes of all parts with [`CUT`].
     pub total: u32,
-    /// As [`ExchangeArgs::flow`].
+    /// As [`FusedArgs::flow`].
     pub flow: Flow,
-    /// By rank: whether [`ExchangeArgs::dst`] is a place in the output.
+    /// By rank: whether [`FusedArgs::dst`] is a place in the output.
     pub has_dst: u8,
     /// [`SPREAD_SRC`], [`SPREAD_DST`], [`CUT`].
     pub shape: u8,
@@ -142,25 +142,25 @@ pub struct BundleOp {
     pub pad: [u8; 5],
 }
 
-/// Arguments of a bundle's kernel, passed by value (3944 bytes).
+/// Arguments of a batch's kernel, passed by value (3944 bytes).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[repr(C)]
-pub struct BundleArgs {
-    /// As [`ExchangeArgs::to`].
+pub struct BatchArgs {
+    /// As [`FusedArgs::to`].
     pub to: [u64; RANKS],
     /// By block, from `first` on: a bit for each operation that it runs.
     pub todo: [u64; MOST_BLOCKS],
-    /// As [`ExchangeArgs::mine`].
+    /// As [`FusedArgs::mine`].
     pub mine: u64,
-    /// As [`ExchangeArgs::comm`].
+    /// As [`FusedArgs::comm`].
     pub comm: u64,
-    /// As [`ExchangeArgs::epochs`].
+    /// As [`FusedArgs::epochs`].
     pub epochs: u64,
-    /// As [`ExchangeArgs::done`].
+    /// As [`FusedArgs::done`].
     pub done: u64,
-    /// As [`ExchangeArgs::rank`].
+    /// As [`FusedArgs::rank`].
     pub rank: u8,
-    /// As [`ExchangeArgs::ranks`].
+    /// As [`FusedArgs::ranks`].
     pub ranks: u8,
     /// The number of the launch's first block.
     pub first: u8,
@@ -169,10 +169,10 @@ pub struct BundleArgs {
     /// The padding, which is zero.
     pub pad: [u8; 4],
     /// The operations.
-    pub ops: [BundleOp; OPS],
+    pub ops: [BatchOp; OPS],
 }
 
-impl Default for BundleArgs {
+impl Default for BatchArgs {
     fn default() -> Self {
         Self {
             to: [0; RANKS],
@@ -186,20 +186,20 @@ impl Default for BundleArgs {
             first: 0,
             n_ops: 0,
             pad: [0; 4],
-            ops: [BundleOp::default(); OPS],
+            ops: [BatchOp::default(); OPS],
         }
     }
 }
 
 const _: () = {
-    assert!(size_of::<ExchangeArgs>() == 408 && offset_of!(ExchangeArgs, mine) == 320);
-    assert!(offset_of!(ExchangeArgs, flow) == 398 && offset_of!(ExchangeArgs, direct) == 405);
+    assert!(size_of::<FusedArgs>() == 408 && offset_of!(FusedArgs, mine) == 320);
+    assert!(offset_of!(FusedArgs, flow) == 398 && offset_of!(FusedArgs, direct) == 405);
 };
 
 const _: () = {
     assert!(
-        size_of::<BundleOp>() == 56 && offset_of!(BundleOp, part) == 32 && offset_of!(BundleOp, first) == 50
+        size_of::<BatchOp>() == 56 && offset_of!(BatchOp, part) == 32 && offset_of!(BatchOp, first) == 50
     );
-    assert!(size_of::<BundleArgs>() == 3944 && offset_of!(BundleArgs, mine) == 320);
-    assert!(offset_of!(BundleArgs, rank) == 352 && offset_of!(BundleArgs, ops) == 360);
+    assert!(size_of::<BatchArgs>() == 3944 && offset_of!(BatchArgs, mine) == 320);
+    assert!(offset_of!(BatchArgs, rank) == 352 && offset_of!(BatchArgs, ops) == 360);
 };

@@ -30,14 +30,14 @@ pub struct KernelKey {
     pub dtype: DataType,
     /// The executor and the protocol of the launch.
     pub route: Route,
-    /// It runs several exchanges ([`crate::fused::BundleArgs`]).
-    pub bundle: bool,
+    /// It runs several exchanges ([`crate::fused::BatchArgs`]).
+    pub batch: bool,
 }
 
 impl KernelKey {
     /// A kernel of one program or exchange.
     pub const fn new(op: DeviceOp, dtype: DataType, route: Route) -> Self {
-        Self { op, dtype, route, bundle: false }
+        Self { op, dtype, route, batch: false }
     }
 
     /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`; `_bundle`
@@ -47,7 +47,7 @@ impl KernelKey {
         // One kernel does both: zero copy is a strategy that its arguments ask for.
         let route = if self.route == Route::ZERO_COPY { Route::FUSED_SIMPLE } else { self.route };
         let mut route = route.old_name().to_ascii_lowercase();
-        if self.bundle {
+        if self.batch {
             route.push_str("_bundle");
         }
         let (op, signed) = match self.op {

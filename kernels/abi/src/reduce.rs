@@ -2,7 +2,7 @@
 
 use std::mem::{offset_of, size_of};
 
-/// Operands of a fold at most: the ranks of a reduction by copy engines.
+/// Operands of a reduction at most: the ranks of a reduction by copy engines.
 pub const OPERANDS: usize = crate::MAX_FAN + 1;
 /// Form: operands are multiplied by the scalar on reading.
 pub const SCALE: u8 = 1;
@@ -12,7 +12,7 @@ pub const DIVIDE: u8 = 2;
 /// Arguments of the kernel, passed by value (104 bytes); its twin is in `kernels/cuda/plan.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
-pub struct FoldArgs {
+pub struct ReduceArgs {
     /// Addresses of the operands, in the order in which they are combined.
     pub from: [u64; OPERANDS],
     /// The address that the value is written to: apart from all operands, or equal to one.
@@ -35,6 +35,6 @@ pub struct FoldArgs {
 }
 
 const _: () = {
-    assert!(size_of::<FoldArgs>() == 104 && offset_of!(FoldArgs, to) == 72);
-    assert!(offset_of!(FoldArgs, divisor) == 96 && offset_of!(FoldArgs, adds) == 102);
+    assert!(size_of::<ReduceArgs>() == 104 && offset_of!(ReduceArgs, to) == 72);
+    assert!(offset_of!(ReduceArgs, divisor) == 96 && offset_of!(ReduceArgs, adds) == 102);
 };

@@ -83,8 +83,9 @@ impl Kernels {
             return Ok(());
         }
         let is_used = |key: &KernelKey| key.op != DeviceOp::Copy || key.dtype == DataType::Uint8;
-        let can_run =
-            |key: &KernelKey| key.route != Route::COPY_ENGINE || copy_engine::fold::has_room(caps.kind);
+        let can_run = |key: &KernelKey| {
+            key.route != Route::COPY_ENGINE || copy_engine::reduce_kernel::has_room(caps.kind)
+        };
         keys()
             .filter(|key| is_built(key) && is_used(key) && can_run(key))
             .try_for_each(|key| self.prepare(key, caps))?;
@@ -109,7 +110,7 @@ impl Kernels {
         let function = self.find(key, caps)?;
         self.load_code(function)?;
         if key.route == Route::COPY_ENGINE {
-            self.allow_shared(function, copy_engine::fold::SHARED_BYTES)?;
+            self.allow_shared(function, copy_engine::reduce_kernel::SHARED_BYTES)?;
         }
         self.functions[slot(key)].store(function, Ordering::Release);
         Ok(())
@@ -251,7 +252,7 @@ fn keys() -> impl Iterator<Item = KernelKey> {
     use DeviceOp::{Copy, Max, Min, PreMulSum, Prod, Sum, SumDiv};
     let of_type = |op, dtype| {
         let kinds = Route::ALL.into_iter().flat_map(|route| [(route, false), (route, true)]);
-        kinds.map(move |(route, bundle)| KernelKey { op, dtype, route, bundle })
+        kinds.map(move |(route, batch)| KernelKey { op, dtype, route, batch })
     };
     [Copy, Sum, Prod, Max, Min, PreMulSum, SumDiv]
         .into_iter()
@@ -262,8 +263,8 @@ fn keys() -> impl Iterator<Item = KernelKey> {
 fn is_built(key: &KernelKey) -> bool {
     match key.route.is_fused() {
         _ if key.route == Route::HOST => false,
-        _ if key.bundle && key.route != Route::FUSED_LL => false,
-        _ if key.route == Route::COPY_ENGINE => copy_engine::fold::has_kernel(key.op, key.dtype),
+        _ if key.batch && key.route != Route::FUSED_LL => false,
+        _ if key.route == Route::COPY_ENGINE => copy_engine::reduce_kernel::has_kernel(key.op, key.dtype),
         true => fused::has_kernel(key.op, key.dtype),
         false => key.op != DeviceOp::SumDiv || !key.dtype.is_float(),
     }
@@ -272,7 +273,7 @@ fn is_built(key: &KernelKey) -> bool {
 /// Position in the cache.
 fn slot(key: KernelKey) -> usize {
     let one = (key.op as usize * 12 + key.dtype as usize) * PROTOCOLS + key.route.index();
-    one * 2 + usize::from(key.bundle)
+    one * 2 + usize::from(key.batch)
 }
 
 /// The image that should hold a kernel, by the operation and type in its symbol

@@ -42,8 +42,8 @@ use hawser_base::env;
 use hawser_base::error::Result;
 use hawser_kernels_abi::{Args, KernelKey};
 use hawser_plan::Route;
-use hawser_plan::executor::copy_engine::{Fold, fold};
-use hawser_plan::executor::fused::batch::BundleLaunch;
+use hawser_plan::executor::copy_engine::{ReduceKernel, reduce_kernel};
+use hawser_plan::executor::fused::batch::FusedBatch;
 use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
 
@@ -54,7 +54,7 @@ use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
 use crate::device::{
-    Caps, Device, Event, ExchangeLaunch, Export, Exposed, Graph, Graphs, HeapKind, HostWords, Ipc,
+    Caps, Device, Event, Export, Exposed, FusedKernelLaunch, Graph, Graphs, HeapKind, HostWords, Ipc,
     Kernels as KernelLaunches, MemoryOp, Moment, OwnedStream, RecordNode, SharedMemory, Stream, StreamState,
     StreamWords, Streams,
 };
@@ -314,7 +314,7 @@ impl KernelLaunches for CudaDevice {
         self.kernels.prepare(kernel, &self.caps)?;
         match kernel.route {
             // Takes its place where it can; nothing may be loaded while streams wait.
-            Route::COPY_ENGINE => self.kernels.prepare(fold::ADDER, &self.caps),
+            Route::COPY_ENGINE => self.kernels.prepare(reduce_kernel::ADDER, &self.caps),
             _ => Ok(()),
         }
     }
@@ -327,26 +327,28 @@ impl KernelLaunches for CudaDevice {
         self.launch_kernel(kernel, grid, ptr::from_ref(args).cast(), stream)
     }
 
-    fn launch_exchange(&self, kernel: KernelKey, launch: &ExchangeLaunch, stream: Stream) -> Result<()> {
-        let &ExchangeLaunch { blocks, threads, .. } = launch;
+    fn launch_fused(&self, kernel: KernelKey, launch: &FusedKernelLaunch, stream: Stream) -> Result<()> {
+        let &FusedKernelLaunch { blocks, threads, .. } = launch;
         let grid = Grid { blocks, threads, shared_bytes: 0, manner: self.manner() };
         self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
-    fn launch_bundle(&self, launch: &BundleLaunch, stream: Stream) -> Result<()> {
-        let &BundleLaunch { kernel, blocks, threads, .. } = launch;
+    fn launch_batch(&self, launch: &FusedBatch, stream: Stream) -> Result<()> {
+        let &FusedBatch { kernel, blocks, threads, .. } = launch;
         let grid = Grid { blocks, threads, shared_bytes: 0, manner: self.manner() };
         self.launch_kernel(kernel, grid, ptr::from_ref(&launch.args).cast(), stream)
     }
 
-    fn fold(&self, fold: &Fold, stream: Stream) -> Result<()> {
-        let fold =
-            Some(fold).filter(|_| env::settings().memory_adds).and_then(Fold::in_memory).unwrap_or(*fold);
-        let (threads, shared_bytes) = fold.block();
+    fn reduce(&self, reduce: &ReduceKernel, stream: Stream) -> Result<()> {
+        let reduce = Some(reduce)
+            .filter(|_| env::settings().memory_adds)
+            .and_then(ReduceKernel::in_memory)
+            .unwrap_or(*reduce);
+        let (threads, shared_bytes) = reduce.block();
         let _scope = self.context.enter()?;
         let manner = Manner::Urgent(stream::highest_priority(&self.context)?);
-        let grid = Grid { blocks: fold.blocks, threads, shared_bytes, manner };
-        fold.pieces().try_for_each(|piece| {
+        let grid = Grid { blocks: reduce.blocks, threads, shared_bytes, manner };
+        reduce.pieces().try_for_each(|piece| {
             self.launch_kernel(piece.kernel, grid, ptr::from_ref(&piece.args).cast(), stream)
         })
     }

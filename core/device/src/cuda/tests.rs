@@ -317,21 +317,21 @@ fn kernels_are_loaded_and_launched() {
 }
 
 #[test]
-fn exchange_kernels_may_start_early() {
-    with_fake_driver("exchange_kernels_may_start_early", &[], || {
+fn fused_kernels_may_start_early() {
+    with_fake_driver("fused_kernels_may_start_early", &[], || {
         let device = opened(0);
         let key = KernelKey::new(DeviceOp::Sum, DataType::Float32, Route::FUSED_LL);
-        let launch = ExchangeLaunch { args: Default::default(), blocks: 5, threads: 256 };
+        let launch = FusedKernelLaunch { args: Default::default(), blocks: 5, threads: 256 };
         if hawser_kernels::FATBINS.is_empty() {
-            assert!(device.launch_exchange(key, &launch, Stream(0)).is_err());
+            assert!(device.launch_fused(key, &launch, Stream(0)).is_err());
             return;
         }
-        device.launch_exchange(key, &launch, Stream(0)).unwrap();
+        device.launch_fused(key, &launch, Stream(0)).unwrap();
         assert_eq!((fake("fake_launches"), fake("fake_grid"), fake("fake_block")), (1, 5, 256));
         assert_eq!(fake("fake_overlapping"), 1);
-        let kernel = KernelKey { bundle: true, ..key };
-        let bundle = BundleLaunch { args: Default::default(), kernel, blocks: 9, threads: 128 };
-        device.launch_bundle(&bundle, Stream(0)).unwrap();
+        let kernel = KernelKey { batch: true, ..key };
+        let batch = FusedBatch { args: Default::default(), kernel, blocks: 9, threads: 128 };
+        device.launch_batch(&batch, Stream(0)).unwrap();
         assert_eq!((fake("fake_launches"), fake("fake_grid"), fake("fake_block")), (2, 9, 128));
         assert_eq!(fake("fake_overlapping"), 2);
     });

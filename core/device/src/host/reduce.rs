@@ -75,7 +75,7 @@ unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]
             // SAFETY: `at + count <= operand.len`, readable by the caller's promise.
             unsafe { read(operand.addr as *const T, at, values) };
             if operand.scaled {
-                // Rounded to the type, as a peer would receive it: all ranks fold the same values.
+                // Rounded to the type, as a peer would receive it: all ranks reduce the same values.
                 values.iter_mut().for_each(|x| *x = T::narrow(T::times(*x, factor)).widen());
             }
             if have > 0 {
@@ -127,7 +127,7 @@ unsafe fn write<T: Element>(to: *mut T, at: usize, values: &[T::Wide]) {
     }
 }
 
-/// An element type with the wide type it is folded in.
+/// An element type with the wide type it is reduced in.
 trait Element: Copy {
     type Wide: Copy;
     fn widen(self) -> Self::Wide;
@@ -217,7 +217,7 @@ mod tests {
         let operands: Vec<Operand> = parts.iter().map(operand).collect();
         let total = 2 * TILE + 9;
         for op in [DeviceOp::Sum, DeviceOp::Prod, DeviceOp::Max, DeviceOp::Min] {
-            let fold_of = |e: usize| {
+            let reduction_of = |e: usize| {
                 let present = parts.iter().filter_map(|part| part.get(e).copied());
                 present.reduce(|a, b| match op {
                     DeviceOp::Prod => a * b,
@@ -226,7 +226,7 @@ mod tests {
                     _ => a + b,
                 })
             };
-            let expected: Vec<i64> = (0..total).map(|e| fold_of(e).unwrap_or(0)).collect();
+            let expected: Vec<i64> = (0..total).map(|e| reduction_of(e).unwrap_or(0)).collect();
             let (mut all, mut some) = (vec![-1_i64; total], vec![-1_i64; TILE + 1]);
             let to = [(all.as_mut_ptr() as u64, total), (some[..TILE].as_mut_ptr() as u64, TILE)];
             let rule = Rule { op, scalar: 0, scalar_is_address: false, divisor: 1 };

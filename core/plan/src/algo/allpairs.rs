@@ -2,7 +2,7 @@
 //!
 //! Every chunk has one reducer. It takes its peers in ascending order, at most [`MAX_FAN`] per
 //! step; its own operand comes at its place among the first [`MAX_FAN`] peers, or after them for a
-//! rank above. Later groups fold onto the partial result, which is kept in the output. One reducer
+//! rank above. Later groups are reduced onto the partial result, which is kept in the output. One reducer
 //! per chunk makes the results of all ranks equal to the last bit.
 
 use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic, others, ranks};

@@ -51,7 +51,7 @@ pub fn predict(
 
 /// Predicted time in µs of a reduction whose moves are made by copy engines and whose sums by `ctas` CTAs,
 /// from everybody to everybody: one after the other, tile by tile.
-pub fn predict_folds(
+pub fn predict_reduction(
     key: &ProgramKey,
     ctas: u32,
     bytes: u64,
@@ -70,12 +70,12 @@ pub fn predict_folds(
     let slot = f64::from(config.slot_bytes[Route::COPY_ENGINE.slots()].max(1));
     let tiles = (traffic.chunk / slot).ceil().max(1.0);
     let hops = if key.collective == Collective::ReduceScatter { 2.0 } else { 3.0 };
-    let folded = f64::from(key.ranks) * traffic.chunk / (f64::from(ctas) * reads);
-    path.fixed_us + tiles * hops * path.hop_us + folded + traffic.out / wire
+    let reduced = f64::from(key.ranks) * traffic.chunk / (f64::from(ctas) * reads);
+    path.fixed_us + tiles * hops * path.hop_us + reduced + traffic.out / wire
 }
 
-/// Predicted time in µs of an exchange kernel in `blocks` blocks that begin `rounds` times.
-pub fn predict_exchange(
+/// Predicted time in µs of a fused kernel in `blocks` blocks that begin `rounds` times.
+pub fn predict_fused(
     key: &ProgramKey,
     route: Route,
     (blocks, rounds): (u32, u64),

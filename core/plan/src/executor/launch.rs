@@ -29,7 +29,7 @@ pub struct LaunchPlan {
 impl LaunchPlan {
     /// Whether copy engines make the moves of a reduction, and kernels of [`LaunchPlan::ctas`] blocks
     /// combine.
-    pub fn folds(&self) -> bool {
+    pub fn reduces(&self) -> bool {
         self.kernel.route == Route::COPY_ENGINE && self.kernel.op != DeviceOp::Copy
     }
 }

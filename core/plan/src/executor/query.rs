@@ -5,7 +5,7 @@ use hawser_types::{Algorithm, Call, Collective, DeviceKind, Executor, PlanError,
 use crate::algo::ProgramKey;
 use crate::config::PlanConfig;
 use crate::decision::{Decision, Outcome};
-use crate::executor::fused::ExchangePlan;
+use crate::executor::fused::FusedPlan;
 use crate::executor::interpreter::{Lowered, bind};
 use crate::executor::launch::LaunchPlan;
 use crate::topology::Topology;
@@ -73,7 +73,7 @@ pub enum Plan {
     /// The steps of a program over the data of a call.
     Steps(LaunchPlan),
     /// A call of a fused kernel.
-    Fused(Box<ExchangePlan>),
+    Fused(Box<FusedPlan>),
 }
 
 /// An executor as the planner sees it.

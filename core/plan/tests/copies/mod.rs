@@ -8,7 +8,7 @@ use hawser_kernels_abi::Step;
 use hawser_plan::PlanConfig;
 use hawser_plan::executor::copy_engine::far::{self, End, Far, WORDS};
 use hawser_plan::executor::copy_engine::{
-    Bases, Command, Counters, DEPTH, Direct, Emitter, Fold, Leg, STREAMS, Staging, Way, What,
+    Bases, Command, Counters, DEPTH, Direct, Emitter, Leg, ReduceKernel, STREAMS, Staging, Way, What,
 };
 use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::topology::{DeviceKind, Link, Topology};
@@ -171,7 +171,7 @@ impl Machine {
             }
             while emitter.round(&mut self.counters[rank], &mut commands) {}
             assert!(blocks_at_once(&commands) <= plan.ctas, "{} CTAs", blocks_at_once(&commands));
-            if plan.folds() && !alias {
+            if plan.reduces() && !alias {
                 join(&mut queues[rank * per_rank..][..per_rank]);
             }
             for command in commands {
@@ -237,17 +237,17 @@ impl Machine {
                 self.at(dst, bytes).copy_from_slice(&data);
                 true
             }
-            What::Fold(fold) => {
-                assert_eq!((fold.args.to >> 32) as u32 - 1, rank, "combines in its own memory");
-                self.combine(&fold);
+            What::Reduce(reduce) => {
+                assert_eq!((reduce.args.to >> 32) as u32 - 1, rank, "combines in its own memory");
+                self.combine(&reduce);
                 true
             }
         }
     }
 
     /// Not a sum but what tells the order of the operands.
-    fn combine(&mut self, fold: &Fold) {
-        let args = &fold.args;
+    fn combine(&mut self, reduce: &ReduceKernel) {
+        let args = &reduce.args;
         let from = &args.from[..usize::from(args.n)];
         let operands: Vec<Vec<u8>> = from.iter().map(|addr| self.at(*addr, args.bytes).to_vec()).collect();
         for (i, byte) in self.at(args.to, args.bytes).iter_mut().enumerate() {
@@ -301,9 +301,9 @@ pub fn combined(all: u8, next: u8) -> u8 {
 pub fn blocks_at_once(commands: &[Command]) -> u32 {
     let mut most = [0; STREAMS as usize];
     for command in commands {
-        if let What::Fold(fold) = command.what {
+        if let What::Reduce(reduce) = command.what {
             let most = &mut most[command.stream as usize];
-            *most = fold.blocks.max(*most);
+            *most = reduce.blocks.max(*most);
         }
     }
     most.iter().sum()

@@ -23,7 +23,7 @@ use hawser_kernels_abi::{Args, DeviceOp, KernelKey, NO_DEP, Step};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::choose::Decision;
 use hawser_plan::executor::copy_engine;
-use hawser_plan::executor::fused::ExchangePlan;
+use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::fused::zero_copy;
 use hawser_plan::executor::interpreter::{Lowered, lower};
 use hawser_plan::executor::launch::{LaunchPlan, device_op};
@@ -43,7 +43,7 @@ use crate::stream_order::Order;
 use crate::transport::net::{ConnectionKey, EventRecorder, Net};
 use crate::transport::{PeerMemory, bytes_of};
 use crate::tuning::call_attributes::is_drawn;
-use crate::tuning::{CallAttributes, Chosen, OpTimings, TimedOp, Tuners, Windows};
+use crate::tuning::{CallAttributes, OpTimings, TimedOp, TunedDecision, Tuners, Windows};
 
 /// Everything a communicator has once bring-up is over. Freed when the last launch and handle let go.
 pub struct CommState {
@@ -117,18 +117,18 @@ impl Choices {
 /// A choice bound to a call's size.
 pub enum Compiled {
     /// Steps of a program.
-    Steps(LaunchPlan, Arc<LoadedProgram>, Chosen),
+    Steps(LaunchPlan, Arc<LoadedProgram>, TunedDecision),
     /// A fused kernel.
-    Exchange(Arc<ExchangePlan>, Chosen),
+    Fused(Arc<FusedPlan>, TunedDecision),
 }
 
 impl Compiled {
     /// The choice, and the blocks that it runs in.
-    pub fn chosen(&self) -> (&Chosen, u8) {
+    pub fn chosen(&self) -> (&TunedDecision, u8) {
         match self {
-            Self::Steps(plan, _, chosen) if plan.folds() => (chosen, plan.ctas as u8),
+            Self::Steps(plan, _, chosen) if plan.reduces() => (chosen, plan.ctas as u8),
             Self::Steps(plan, _, chosen) => (chosen, plan.args.n_blocks),
-            Self::Exchange(plan, chosen) => (chosen, plan.blocks as u8),
+            Self::Fused(plan, chosen) => (chosen, plan.blocks as u8),
         }
     }
 }
@@ -156,7 +156,7 @@ impl LoadedProgram {
 
 impl CommState {
     /// [`zero_copy::READY`] if a call's launch may say so to other ranks, else 0.
-    pub fn reach(&self, plan: &ExchangePlan, call: &Call, number: u64) -> Result<u8> {
+    pub fn reach(&self, plan: &FusedPlan, call: &Call, number: u64) -> Result<u8> {
         let Some(buffers) = plan.to_reach(call.input, call.output) else { return Ok(0) };
         for (addr, bytes) in buffers.into_iter().filter(|(_, bytes)| *bytes > 0) {
             if !self.device.needs_kernels()?.is_reached(addr, bytes)? {
@@ -247,10 +247,10 @@ impl CommState {
                 Arc::new(Compiled::Steps(plan, program, chosen))
             }
             (Plan::Fused(mut plan), _) => {
-                let exchange = self.peer_memory.exchange();
-                let exchange = exchange.ok_or_else(|| Error::internal("a fused kernel without areas"))?;
-                plan.connect(&exchange.areas, exchange.epochs, self.peer_memory.dev_comm.addr);
-                Arc::new(Compiled::Exchange(Arc::from(plan), chosen))
+                let areas = self.peer_memory.fused_areas();
+                let areas = areas.ok_or_else(|| Error::internal("a fused kernel without areas"))?;
+                plan.connect(&areas.areas, areas.epochs, self.peer_memory.dev_comm.addr);
+                Arc::new(Compiled::Fused(Arc::from(plan), chosen))
             }
             (Plan::Steps(_), None) => return Err(Error::internal("steps of no program")),
         };

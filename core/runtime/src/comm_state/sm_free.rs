@@ -7,7 +7,7 @@ use hawser_base::lock::lock;
 use hawser_base::log;
 use hawser_device::size_text;
 use hawser_plan::choose::{Decision, Outcome};
-use hawser_plan::executor::copy_engine::{self, far, fold};
+use hawser_plan::executor::copy_engine::{self, far, reduce_kernel};
 use hawser_plan::{Call, Collective, Route};
 use rustc_hash::FxHashSet;
 
@@ -49,7 +49,7 @@ pub fn announcement(state: &CommState) -> String {
         _ => format!(
             "SM-light, with at most {ctas} CTAs, as copy engines do not reduce: they move for calls of {} \
              and more",
-            size_text(fold::LEAST_BYTES)
+            size_text(reduce_kernel::LEAST_BYTES)
         ),
     };
     let reductions = match &*reductions {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use hawser_base::error::Result;
-use hawser_device::{ExchangeLaunch, Stream};
+use hawser_device::{FusedKernelLaunch, Stream};
 use hawser_plan::Call;
-use hawser_plan::executor::fused::ExchangePlan;
-use hawser_plan::executor::fused::batch::BundleLaunch;
+use hawser_plan::executor::fused::FusedPlan;
+use hawser_plan::executor::fused::batch::FusedBatch;
 
 use crate::comm_state::CommState;
 use crate::tuning::TimedOp;
@@ -15,7 +15,7 @@ use crate::tuning::TimedOp;
 /// long.
 pub struct FusedLaunch {
     /// The plan for calls of this form.
-    pub plan: Arc<ExchangePlan>,
+    pub plan: Arc<FusedPlan>,
     /// The call with its addresses.
     pub call: Call,
     /// Whether other ranks reach the buffers in place (see [`CommState::reach`]).
@@ -34,13 +34,13 @@ pub fn submit(
     timed: Option<TimedOp>,
 ) -> Result<()> {
     let FusedLaunch { plan, call, reach } = launch;
-    let mut launch = ExchangeLaunch { args: plan.args, blocks: plan.blocks, threads: plan.threads };
+    let mut launch = FusedKernelLaunch { args: plan.args, blocks: plan.blocks, threads: plan.threads };
     plan.complete(&mut launch.args, (call.input, call.output), plan.scalar(), number);
     launch.args.direct |= reach;
     let kernels = comm.device.needs_kernels()?;
     comm.order.put(&*comm.device, stream, plan.blocks, |done| {
         launch.args.done = done;
-        TimedOp::around(timed, stream, || kernels.launch_exchange(plan.kernel, &launch, stream))
+        TimedOp::around(timed, stream, || kernels.launch_fused(plan.kernel, &launch, stream))
     })
 }
 
@@ -48,10 +48,10 @@ pub fn submit(
 ///
 /// # Errors
 /// The driver refused the launch.
-pub fn submit_batch(comm: &CommState, launch: &mut BundleLaunch, stream: Stream) -> Result<()> {
+pub fn submit_batch(comm: &CommState, launch: &mut FusedBatch, stream: Stream) -> Result<()> {
     let kernels = comm.device.needs_kernels()?;
     comm.order.put(&*comm.device, stream, launch.blocks, |done| {
         launch.args.done = done;
-        kernels.launch_bundle(launch, stream)
+        kernels.launch_batch(launch, stream)
     })
 }

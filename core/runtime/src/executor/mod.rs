@@ -20,7 +20,7 @@ use std::sync::Arc;
 use hawser_device::Stream;
 use hawser_kernels_abi::KernelKey;
 use hawser_plan::Route;
-use hawser_plan::executor::fused::batch::BundleLaunch;
+use hawser_plan::executor::fused::batch::FusedBatch;
 use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::OwnCopy;
 use smallvec::SmallVec;
@@ -69,7 +69,7 @@ pub enum Work {
     /// A fused kernel runs one call.
     Fused(fused::FusedLaunch),
     /// A fused kernel runs several small calls of a group.
-    FusedBatch(Box<BundleLaunch>),
+    FusedBatch(Box<FusedBatch>),
     /// Copy engines run the steps of a program; the program is there if its steps do not travel in the plan.
     CopyEngine(LaunchPlan, Option<Arc<LoadedProgram>>),
     /// The driver copies within the device, for a communicator of one rank.
@@ -92,7 +92,7 @@ impl Work {
             Self::Batch(batch) => Some(batch.kernel),
             Self::Fused(launch) => Some(launch.plan.kernel),
             Self::FusedBatch(launch) => Some(launch.kernel),
-            Self::CopyEngine(plan, _) => plan.folds().then_some(plan.kernel),
+            Self::CopyEngine(plan, _) => plan.reduces().then_some(plan.kernel),
             Self::Copies(_) => None,
         }
     }

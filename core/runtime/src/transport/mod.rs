@@ -38,13 +38,13 @@ pub struct PeerMemory {
     connections: ConnectionTable,
     entry: Entry,
     fifo_offset: [u32; 3],
-    exchange: Option<Exchange>,
+    fused: Option<FusedAreas>,
     staging: Option<Bases>,
     done: u64,
 }
 
-/// What exchange kernels need: the areas of all ranks as this device sees them, and this rank's counters.
-pub struct Exchange {
+/// What fused kernels need: the areas of all ranks as this device sees them, and this rank's counters.
+pub struct FusedAreas {
     /// Addresses by rank.
     pub areas: Vec<u64>,
     /// Address of the counters.
@@ -123,7 +123,7 @@ impl PeerMemory {
         let connections = ConnectionTable { conns: conns.addr, table };
         let done = deps.addr + DEPS_BYTES;
         let staging = staging(device, layout, peers, &heap, &mapped)?;
-        let (exchange, epochs) = exchange_areas(device, layout, peers, &heap, &mapped)?.unzip();
+        let (fused, epochs) = fused_areas(device, layout, peers, &heap, &mapped)?.unzip();
         let mut held = vec![heap, counters, conns, deps];
         held.extend(epochs);
         held.extend(mapped.into_iter().flatten());
@@ -134,7 +134,7 @@ impl PeerMemory {
             connections,
             entry,
             fifo_offset: layout.fifo_offset,
-            exchange,
+            fused,
             staging,
             done,
         })
@@ -161,9 +161,9 @@ impl PeerMemory {
         self.staging.as_ref()
     }
 
-    /// The areas for exchanges, if ranks have any.
-    pub fn exchange(&self) -> Option<&Exchange> {
-        self.exchange.as_ref()
+    /// The areas of fused kernels, if ranks have any.
+    pub fn fused_areas(&self) -> Option<&FusedAreas> {
+        self.fused.as_ref()
     }
 
     /// Takes the memory out: it lives as long as the answer.
@@ -175,7 +175,7 @@ impl PeerMemory {
 
     /// Device memory that this rank allocated (without what is mapped from peers).
     pub fn bytes(&self) -> u64 {
-        self.held.iter().take(if self.exchange.is_some() { 5 } else { 4 }).map(|m| m.bytes).sum::<u64>()
+        self.held.iter().take(if self.fused.is_some() { 5 } else { 4 }).map(|m| m.bytes).sum::<u64>()
             + self.dev_comm.bytes
     }
 }
@@ -226,13 +226,13 @@ pub(crate) fn exchange(
 }
 
 /// The areas of all ranks, and the memory of this rank's counters.
-fn exchange_areas(
+fn fused_areas(
     device: &dyn Device,
     layout: &HeapLayout,
     peers: &Peers<'_>,
     heap: &Memory,
     mapped: &[Option<Memory>],
-) -> Result<Option<(Exchange, Memory)>> {
+) -> Result<Option<(FusedAreas, Memory)>> {
     let Some(area) = layout.area else { return Ok(None) };
     let epochs = device.alloc(area.epoch_bytes)?;
     let base = |rank: usize| match &mapped[rank] {
@@ -242,7 +242,7 @@ fn exchange_areas(
     };
     let areas: Result<Vec<u64>> =
         (0..mapped.len()).map(|rank| base(rank).map(|base| base + layout.area_at())).collect();
-    Ok(Some((Exchange { areas: areas?, epochs: epochs.addr }, epochs)))
+    Ok(Some((FusedAreas { areas: areas?, epochs: epochs.addr }, epochs)))
 }
 
 /// Everybody's staging, with this rank's slots free. Nobody looks at them before all ranks have passed a

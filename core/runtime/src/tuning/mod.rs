@@ -8,4 +8,4 @@ pub mod tuners;
 pub use call_attributes::{CallAttributes, Windows};
 pub use op_timing::{OpTimings, Ran, Taken, TimedOp};
 pub use tuner_bridge::{asked, config as tuner_config, decision_of, in_their_terms};
-pub use tuners::{Chosen, Tuners};
+pub use tuners::{TunedDecision, Tuners};

@@ -12,7 +12,7 @@ use hawser_plugin::tuner::{Decision, Function};
 
 use super::call_attributes::CallAttributes;
 use super::tuner_bridge;
-use super::tuners::Chosen;
+use super::tuners::TunedDecision;
 
 /// OpTimings that wait to be collected, at most: whoever hangs has no use for more.
 const MOST_OPEN: usize = 256;
@@ -113,7 +113,7 @@ impl TimedOp {
     pub fn new(
         times: &Arc<OpTimings>,
         (call, topology): (&Call, &Topology),
-        (chosen, attributes): (&Chosen, CallAttributes),
+        (chosen, attributes): (&TunedDecision, CallAttributes),
         number: u64,
     ) -> Option<Self> {
         let (function, decision) = tuner_bridge::in_terms(call.collective, &chosen.choice)?;

@@ -63,7 +63,7 @@ struct Open {
 
 /// A choice and what tuners had to do with it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
+pub struct TunedDecision {
     /// The choice.
     pub choice: Decision,
     /// What each tuner that has something to say makes of the call, in lines.
@@ -71,7 +71,7 @@ pub struct Chosen {
 }
 
 /// Candidates, what removed each, predicted times, what decided, and the rules of tuners.
-impl fmt::Display for Chosen {
+impl fmt::Display for TunedDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.choice.why)?;
         for note in &self.notes {
@@ -219,11 +219,11 @@ impl Tuners {
         attributes: CallAttributes,
         topology: &Topology,
         plan_config: &PlanConfig,
-    ) -> Result<Chosen> {
+    ) -> Result<TunedDecision> {
         let candidates = choose::candidates(call, topology, plan_config)?;
         let (advice, notes) = self.advise(call, attributes, topology, &candidates);
         let choice = choose::decide(call, topology, plan_config, candidates, advice.as_ref())?;
-        Ok(Chosen { choice, notes })
+        Ok(TunedDecision { choice, notes })
     }
 
     /// Settings for laying a choice over a call: with the chunk size that the last tuner with an opinion
@@ -264,7 +264,13 @@ impl Tuners {
 
     /// Writes why a call runs as it does, if `HAWSER_EXPLAIN` wants that of this rank: once per call that
     /// differs.
-    pub fn show(&self, name: &str, rank: u32, (call, attributes): (&Call, CallAttributes), chosen: &Chosen) {
+    pub fn show(
+        &self,
+        name: &str,
+        rank: u32,
+        (call, attributes): (&Call, CallAttributes),
+        chosen: &TunedDecision,
+    ) {
         let wanted = match env::settings().explain {
             Explain::No => false,
             Explain::First => rank == 0,

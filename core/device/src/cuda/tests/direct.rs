@@ -1,18 +1,18 @@
 //! What zero_copy asks of the driver, and the kernels that combine beside copy engines.
 
-use hawser_plan::executor::copy_engine::{Fold, FoldArgs, fold};
+use hawser_plan::executor::copy_engine::{ReduceArgs, ReduceKernel, reduce_kernel};
 
 use super::*;
 
 #[test]
-fn folds_get_their_shared_memory() {
-    with_fake_driver("direct::folds_get_their_shared_memory", &[("HAWSER_SM_FREE_ADD", "1")], || {
+fn reductions_get_their_shared_memory() {
+    with_fake_driver("direct::reductions_get_their_shared_memory", &[("HAWSER_SM_FREE_ADD", "1")], || {
         let device = opened(0);
-        let mut args = FoldArgs { n: 2, to: 1 << 24, bytes: 9 << 20, ..FoldArgs::default() };
+        let mut args = ReduceArgs { n: 2, to: 1 << 24, bytes: 9 << 20, ..ReduceArgs::default() };
         args.from[..2].copy_from_slice(&[1 << 25, 1 << 26]);
         let of = |op| {
             let kernel = KernelKey::new(op, DataType::Float32, Route::COPY_ENGINE);
-            device.fold(&Fold { kernel, blocks: 2, args }, Stream(0))
+            device.reduce(&ReduceKernel { kernel, blocks: 2, args }, Stream(0))
         };
         let launched = of(DeviceOp::Max);
         if hawser_kernels::FATBINS.is_empty() {
@@ -20,13 +20,16 @@ fn folds_get_their_shared_memory() {
             return;
         }
         launched.unwrap();
-        assert_eq!((fake("fake_grid"), fake("fake_shared")), (2, fold::SHARED_BYTES as i32));
+        assert_eq!((fake("fake_grid"), fake("fake_shared")), (2, reduce_kernel::SHARED_BYTES as i32));
         device.prepare(KernelKey::new(DeviceOp::Sum, DataType::Float32, Route::COPY_ENGINE)).unwrap();
         let (before, loaded) = (fake("fake_launches"), fake("fake_loaded"));
         of(DeviceOp::Sum).unwrap();
         assert_eq!(fake("fake_loaded"), loaded, "streams may wait for one another by then");
         let pieces = fake("fake_launches") - before;
-        assert_eq!((fake("fake_grid"), fake("fake_shared"), pieces), (32, fold::ADD_SHARED_BYTES as i32, 2));
+        assert_eq!(
+            (fake("fake_grid"), fake("fake_shared"), pieces),
+            (32, reduce_kernel::ADD_SHARED_BYTES as i32, 2)
+        );
     });
 }
 

@@ -1,6 +1,6 @@
 //! The commands that streams get.
 
-use super::fold::Fold;
+use super::reduce_kernel::ReduceKernel;
 use super::staging::LANES;
 
 /// One thing to put on a stream.
@@ -44,7 +44,7 @@ pub enum What {
         value: u32,
     },
     /// Combine what came with what is here: by few multiprocessors.
-    Fold(Fold),
+    Reduce(ReduceKernel),
 }
 
 /// Streams of a launch: [`LANES`] that send, or pass on what they receive, then as many that only receive,

@@ -151,7 +151,7 @@ impl<'a> Emitter<'a> {
             let step = &self.steps[usize::from(block.first_step) + place.step as usize];
             match self.chain((*index, block), *place, step) {
                 Some(chain) => chain.tile(*place, &mut slots, out),
-                None if self.folds() => self.reduction((*index, block), *place, step, out),
+                None if self.reduces() => self.reduction((*index, block), *place, step, out),
                 None => self.tile((*index, block), *place, step, &mut slots, out),
             }
             self.end_turn((*index, place.step, place.repetition), place.tile, out);

@@ -1,12 +1,12 @@
 //! The commands of reductions: pushes to owners, kernels that combine, and what is passed on.
 
-use hawser_kernels_abi::reduce::{DIVIDE, FoldArgs, OPERANDS, SCALE};
+use hawser_kernels_abi::reduce::{DIVIDE, OPERANDS, ReduceArgs, SCALE};
 use hawser_kernels_abi::{Block, DeviceOp, HAS_DST, HAS_SRC, POST, Place, Span, Step, Work};
 
 use super::command::{Command, What};
 use super::direct::{Leg, Way};
 use super::emit::{Emitter, Ends};
-use super::fold::Fold;
+use super::reduce_kernel::ReduceKernel;
 
 /// All is on one stream: a GPU attends to two queues that wait at once, and computing is one of them (ADR 9).
 const STREAM: u32 = 0;
@@ -20,13 +20,13 @@ struct Tile<'a> {
 
 impl Emitter<'_> {
     /// True if the launch reduces.
-    pub(super) fn folds(&self) -> bool {
-        self.plan.folds()
+    pub(super) fn reduces(&self) -> bool {
+        self.plan.reduces()
     }
 
     /// Bytes of an element.
     pub(super) fn element(&self) -> usize {
-        if self.folds() { self.plan.kernel.dtype.size() } else { 1 }
+        if self.reduces() { self.plan.kernel.dtype.size() } else { 1 }
     }
 
     /// Legs of a reduction: what is passed on.
@@ -86,7 +86,7 @@ impl Emitter<'_> {
                 staged.for_each(|(peer, _)| self.get(peer, work, kept.unwrap_or_default(), out));
             }
             (_, true) => {
-                let (value, freed) = self.fold(step, work, own, kept, out);
+                let (value, freed) = self.reduce(step, work, own, kept, out);
                 let to = step.send[..usize::from(step.n_send)].iter().map(leg);
                 to.for_each(|to| self.pass_on(to, &tile, own.0, (value, own.1), out));
                 out.extend(freed.into_iter().map(|what| Command { stream: STREAM, what }));
@@ -105,7 +105,7 @@ impl Emitter<'_> {
 
     /// Combines a tile of everybody's, whose slots are then free. Returns where the value is, and what frees
     /// that, if it is in slots.
-    fn fold(
+    fn reduce(
         &self,
         step: &Step,
         work: &Work,
@@ -113,7 +113,7 @@ impl Emitter<'_> {
         kept: Option<(u64, u64)>,
         out: &mut Vec<Command>,
     ) -> (u64, Vec<What>) {
-        let mut args = FoldArgs { bytes, n: step.n_recv + 1, ..self.rule(step) };
+        let mut args = ReduceArgs { bytes, n: step.n_recv + 1, ..self.rule(step) };
         args.from[usize::from(step.order)] = own;
         let mut taken = Vec::with_capacity(OPERANDS);
         for (i, &peer) in step.recv[..usize::from(step.n_recv)].iter().enumerate() {
@@ -130,9 +130,9 @@ impl Emitter<'_> {
         };
         args.to = to;
         let (kernel, blocks) = (self.plan.kernel, self.plan.ctas.max(1));
-        let fold = (bytes > 0).then_some(What::Fold(Fold { kernel, blocks, args }));
+        let reduce = (bytes > 0).then_some(What::Reduce(ReduceKernel { kernel, blocks, args }));
         let free = taken.into_iter().flat_map(|(_, what)| what);
-        out.extend(fold.into_iter().chain(free).map(|what| Command { stream: STREAM, what }));
+        out.extend(reduce.into_iter().chain(free).map(|what| Command { stream: STREAM, what }));
         (to, freed)
     }
 
@@ -184,11 +184,16 @@ impl Emitter<'_> {
 
     /// The rule by which a kernel combines the values of a step. The operands are what users gave: none has
     /// been multiplied before it was sent.
-    fn rule(&self, step: &Step) -> FoldArgs {
+    fn rule(&self, step: &Step) -> ReduceArgs {
         let args = &self.plan.args;
         let scale = if self.plan.kernel.op == DeviceOp::PreMulSum { SCALE } else { 0 };
         let divide = if step.flags & POST != 0 { DIVIDE } else { 0 };
-        FoldArgs { scalar: args.scalar, divisor: args.divisor, form: scale | divide, ..FoldArgs::default() }
+        ReduceArgs {
+            scalar: args.scalar,
+            divisor: args.divisor,
+            form: scale | divide,
+            ..ReduceArgs::default()
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use hawser_types::{Algorithm, Collective, DeviceKind, Executor, Result, Route};
 
-use super::fold::ctas;
+use super::reduce_kernel::ctas;
 use super::staging::LANES;
 use super::support::{is_known, refused};
 use super::tiles::config_for;
@@ -10,7 +10,7 @@ use crate::algo;
 use crate::config::PlanConfig;
 use crate::cost;
 use crate::decision::Outcome;
-use crate::executor::interpreter::{Lowered, fold};
+use crate::executor::interpreter::{Lowered, packing};
 use crate::executor::query::{Decided, Grid, Load, Plan, PlanExecutor, Query, compile_steps};
 use crate::topology::Topology;
 
@@ -41,12 +41,12 @@ impl PlanExecutor for CopyEngine {
         let Query { ref key, route, topology, config, .. } = *query;
         let bytes = query.bytes();
         let config = config_for(key, bytes, topology, config);
-        if let Err(error) = fold(key, algo::channels(key)?, &config) {
+        if let Err(error) = packing(key, algo::channels(key)?, &config) {
             return Ok(Outcome::Filtered(error.into_text()));
         }
         let load = Load { key, route, bytes };
         let us = match key.collective.reduces() {
-            true => cost::predict_folds(key, ctas(&config), bytes, topology, &config),
+            true => cost::predict_reduction(key, ctas(&config), bytes, topology, &config),
             false => self.predict(&load, Grid { instances: LANES, channels: 1 }, topology, &config),
         };
         Ok(Outcome::Predicted { us: us as f32, instances: LANES, channels: 1 })

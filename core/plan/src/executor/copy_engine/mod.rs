@@ -7,7 +7,7 @@
 //! replayed graph finds the words as it left them. Commands come out in rounds, the sends of a round before
 //! its receives: a device that runs all its streams one after the other in that order still gets to the end.
 //! Between hosts both words and slots are this rank's own, and the proxy is the peer ([`far`]). Reductions
-//! have steps that combine: by few multiprocessors ([`fold`]).
+//! have steps that combine: by few multiprocessors ([`reduce_kernel`]).
 
 mod command;
 mod direct;
@@ -15,7 +15,7 @@ mod emit;
 mod emit_reductions;
 mod estimate;
 pub mod far;
-pub mod fold;
+pub mod reduce_kernel;
 mod staging;
 mod support;
 mod tiles;
@@ -25,7 +25,7 @@ pub use command::{COPIES, Command, FAR_SENDS, STREAMS, What};
 pub use direct::{Leg, Way};
 pub use emit::Emitter;
 pub use estimate::CopyEngine;
-pub use fold::{Fold, FoldArgs};
+pub use reduce_kernel::{ReduceArgs, ReduceKernel};
 pub use staging::{Bases, Counters, DEPTH, LANES, Staging};
 pub use support::{has_staging, is_known, refused, refused_topology};
 pub use tiles::{config, config_for, part};

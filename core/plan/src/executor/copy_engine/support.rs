@@ -2,7 +2,7 @@
 
 use hawser_types::{Algorithm, Call, Collective, DeviceKind, Link, Route};
 
-use super::fold;
+use super::reduce_kernel;
 use crate::algo::{self, ProgramKey};
 use crate::config::PlanConfig;
 use crate::topology::Topology;
@@ -41,7 +41,7 @@ pub fn refused(call: &Call, key: &ProgramKey, topology: &Topology, config: &Plan
         return Some(reason);
     }
     if key.collective.reduces() {
-        return fold::refused(call, key, topology);
+        return reduce_kernel::refused(call, key, topology);
     }
     (!is_known(key.collective, key.algorithm)).then(|| "its channels wait for each other".into())
 }

@@ -3,7 +3,7 @@
 use hawser_types::Algorithm;
 
 use super::staging::{DEPTH, LANES, LEAST_SLOT, Staging};
-use super::{far, fold};
+use super::{far, reduce_kernel};
 use crate::algo::{self, ProgramKey};
 use crate::config::PlanConfig;
 use crate::topology::Topology;
@@ -20,7 +20,7 @@ pub fn config_for(key: &ProgramKey, bytes: u64, topology: &Topology, config: &Pl
     let per_block = algo::shape(key).map_or(1, |shape| shape.per_block.max(1));
     let part = bytes / u64::from(blocks.max(1)) / u64::from(per_block);
     let room = u64::from(DEPTH) * Staging::new(topology.places().1, config).slot_bytes;
-    with_tiles(config, fold::tile(part, room))
+    with_tiles(config, reduce_kernel::tile(part, room))
 }
 
 /// The settings under which programs are bound to calls that give each peer `bytes` bytes.

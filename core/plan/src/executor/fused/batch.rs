@@ -1,4 +1,4 @@
-//! Bundles: small collectives of a group that share one launch, each in blocks of its own.
+//! Batches: small collectives of a group that share one launch, each in blocks of its own.
 //!
 //! Three questions, and who answers them:
 //!
@@ -16,14 +16,14 @@
 use std::ops::Range;
 
 pub use hawser_kernels_abi::fused::{
-    BundleArgs, BundleOp, CUT, ExchangeArgs, MOST_BLOCKS, NO_RANK, OPS, SPREAD_DST, SPREAD_SRC,
+    BatchArgs, BatchOp, CUT, FusedArgs, MOST_BLOCKS, NO_RANK, OPS, SPREAD_DST, SPREAD_SRC,
 };
-use hawser_kernels_abi::fused::{FOLD, THREADS};
+use hawser_kernels_abi::fused::{REDUCE, THREADS};
 use hawser_kernels_abi::{DeviceOp, KernelKey};
 use hawser_types::{Call, Collective, DataType, Route};
 
 use super::grid::rounds;
-use super::launch::ExchangePlan;
+use super::launch::FusedPlan;
 use crate::config::PlanConfig;
 
 /// Calls that may share a launch, as they come.
@@ -40,7 +40,7 @@ pub struct Gathering {
 
 impl Gathering {
     /// Takes a call in, if it may share a launch with those before. All ranks answer alike.
-    pub fn take(&mut self, plan: &ExchangePlan, config: &PlanConfig) -> bool {
+    pub fn take(&mut self, plan: &FusedPlan, config: &PlanConfig) -> bool {
         if !config.fuse || self.calls == OPS || !is_small(plan) {
             return false;
         }
@@ -61,8 +61,8 @@ impl Gathering {
     }
 }
 
-/// Whether a call needs its blocks only once, and its words are the protocol of bundles.
-fn is_small(plan: &ExchangePlan) -> bool {
+/// Whether a call needs its blocks only once, and its words are the protocol of batches.
+fn is_small(plan: &FusedPlan) -> bool {
     plan.kernel.route == Route::FUSED_LL
         && plan.args.most > 0
         && rounds(Route::FUSED_LL, plan.args.most, plan.blocks, plan.threads, 0) == 1
@@ -84,7 +84,7 @@ fn needed(most: u64, threads: u32) -> u32 {
 pub type Place = Range<u32>;
 
 /// The blocks of each operation, and the threads of all. All ranks answer alike.
-pub fn places(plans: &[&ExchangePlan], config: &PlanConfig) -> (Vec<Place>, u32) {
+pub fn places(plans: &[&FusedPlan], config: &PlanConfig) -> (Vec<Place>, u32) {
     let limit = limit(plans.iter().any(|plan| !plan.only_moves()), config);
     let all = |threads| plans.iter().map(|plan| needed(plan.args.most, threads)).sum::<u32>();
     let mut threads = plans.iter().map(|plan| plan.threads).max().unwrap_or(THREADS);
@@ -93,7 +93,7 @@ pub fn places(plans: &[&ExchangePlan], config: &PlanConfig) -> (Vec<Place>, u32)
         threads = THREADS;
     }
     let mut end = 0;
-    let place = |plan: &&ExchangePlan| {
+    let place = |plan: &&FusedPlan| {
         let needed = needed(plan.args.most, threads);
         let first = if end + needed > limit { 0 } else { end };
         end = first + needed;
@@ -117,7 +117,7 @@ pub struct Member {
 
 impl Member {
     /// Of a call.
-    pub fn new(plan: &ExchangePlan, call: &Call, stream: u64) -> Self {
+    pub fn new(plan: &FusedPlan, call: &Call, stream: u64) -> Self {
         let [input, output] = plan.used;
         let scalar = if plan.args.flow.scalar_is_address == 1 { (plan.args.scalar, 8) } else { (0, 0) };
         let is_whole = (call.input | call.output).is_multiple_of(plan.element);
@@ -137,7 +137,7 @@ impl Member {
     }
 }
 
-/// The launches of a bundle on this rank, each a stretch of its operations.
+/// The launches of a batch on this rank, each a stretch of its operations.
 pub fn cut(members: &[Member]) -> Vec<Range<usize>> {
     let mut launches: Vec<Range<usize>> = Vec::new();
     for (index, member) in members.iter().enumerate() {
@@ -154,11 +154,11 @@ pub fn cut(members: &[Member]) -> Vec<Range<usize>> {
     launches
 }
 
-/// A launch of a bundle, ready but for the word that counts its end.
+/// A launch of a batch, ready but for the word that counts its end.
 #[derive(Debug, Clone)]
-pub struct BundleLaunch {
+pub struct FusedBatch {
     /// The arguments that the kernel reads.
-    pub args: BundleArgs,
+    pub args: BatchArgs,
     /// The kernel that runs the batch.
     pub kernel: KernelKey,
     /// Grid size.
@@ -167,39 +167,39 @@ pub struct BundleLaunch {
     pub threads: u32,
 }
 
-impl BundleLaunch {
+impl FusedBatch {
     /// A launch of these operations, of which there is at least one and at most [`OPS`]: plan, arguments for
-    /// the call's buffers ([`ExchangePlan::bind`]), call and place.
-    pub fn new(ops: &[(&ExchangePlan, ExchangeArgs, &Call, Place)], threads: u32) -> Self {
+    /// the call's buffers ([`FusedPlan::bind`]), call and place.
+    pub fn new(ops: &[(&FusedPlan, FusedArgs, &Call, Place)], threads: u32) -> Self {
         let first = ops.iter().map(|(.., place)| place.start).min().unwrap_or(0);
         let end = ops.iter().map(|(.., place)| place.end).max().unwrap_or(first);
-        let mut args = BundleArgs { first: first as u8, ..BundleArgs::default() };
+        let mut args = BatchArgs { first: first as u8, ..BatchArgs::default() };
         let mut kernel = None;
         for (index, (plan, bound, call, place)) in ops.iter().enumerate() {
             (args.to, args.mine, args.comm, args.epochs) = (bound.to, bound.mine, bound.comm, bound.epochs);
             (args.rank, args.ranks) = (bound.rank, bound.ranks);
-            args.ops[index] = plan.in_bundle(bound, call, place.start);
+            args.ops[index] = plan.in_batch(bound, call, place.start);
             place.clone().for_each(|block| args.todo[(block - first) as usize] |= 1 << index);
             if kernel.is_none() || !plan.only_moves() {
-                kernel = Some(KernelKey { bundle: true, ..plan.kernel });
+                kernel = Some(KernelKey { batch: true, ..plan.kernel });
             }
         }
         args.n_ops = ops.len() as u8;
         let moves =
-            KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, route: Route::FUSED_LL, bundle: true };
+            KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, route: Route::FUSED_LL, batch: true };
         Self { args, kernel: kernel.unwrap_or(moves), blocks: end - first, threads }
     }
 }
 
-impl ExchangePlan {
+impl FusedPlan {
     /// True if no value is combined, so that any kernel can do it.
     fn only_moves(&self) -> bool {
-        self.kernel.op == DeviceOp::Copy && self.args.flow.form & FOLD == 0
+        self.kernel.op == DeviceOp::Copy && self.args.flow.form & REDUCE == 0
     }
 
     /// The same in few numbers. `bound`: the arguments for the buffers of `call`.
-    fn in_bundle(&self, bound: &ExchangeArgs, call: &Call, first: u32) -> BundleOp {
-        BundleOp {
+    fn in_batch(&self, bound: &FusedArgs, call: &Call, first: u32) -> BatchOp {
+        BatchOp {
             input: call.input,
             output: call.output,
             scalar: bound.scalar,

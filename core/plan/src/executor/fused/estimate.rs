@@ -2,7 +2,7 @@
 
 use hawser_types::{Algorithm, Collective, DeviceKind, Executor, Result, Route};
 
-use super::ExchangePlan;
+use super::FusedPlan;
 use super::grid::{grid, longest_part, most_blocks, rounds};
 use super::support::{is_known, refused};
 use crate::algo::ProgramKey;
@@ -49,7 +49,7 @@ impl PlanExecutor for Fused {
         let most = longest_of(key, bytes);
         let (blocks, threads, tile) = grid(route, key.ranks, most, grid_of.instances);
         let rounds = rounds(route, most, blocks, threads, tile);
-        cost::predict_exchange(key, route, (blocks, rounds), bytes, topology)
+        cost::predict_fused(key, route, (blocks, rounds), bytes, topology)
     }
 
     fn advised(&self, _query: &Query<'_>, best: Grid, blocks: u32) -> Result<u32> {
@@ -67,7 +67,7 @@ impl PlanExecutor for Fused {
 
     fn compile(&self, decided: &Decided<'_>, _program: Option<&Lowered>) -> Result<Plan> {
         let Decided { call, decision, rank, topology, config } = *decided;
-        let plan = ExchangePlan::new(call, decision, rank, topology.size(), config);
+        let plan = FusedPlan::new(call, decision, rank, topology.size(), config);
         Ok(Plan::Fused(Box::new(plan)))
     }
 }

@@ -1,6 +1,6 @@
 //! One launch of a fused kernel.
 
-use hawser_kernels_abi::fused::{ALIGNED, DIVIDE, EIGHTS, ExchangeArgs, FOLD, SCALE, TRY};
+use hawser_kernels_abi::fused::{ALIGNED, DIVIDE, EIGHTS, FusedArgs, REDUCE, SCALE, TRY};
 use hawser_kernels_abi::{DeviceOp, KernelKey};
 use hawser_types::{Call, Collective, DataType, Route};
 
@@ -14,9 +14,9 @@ use crate::executor::launch::{PACK_BYTES, device_op, scalar};
 
 /// One launch, ready but for addresses: `src` and `dst` are offsets in the call's buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExchangePlan {
+pub struct FusedPlan {
     /// The kernel's arguments.
-    pub args: ExchangeArgs,
+    pub args: FusedArgs,
     /// By rank: whether `dst` is a place in the output.
     pub(super) has_dst: u8,
     /// Offsets and lengths in few numbers.
@@ -37,7 +37,7 @@ pub struct ExchangePlan {
     pub threads: u32,
 }
 
-impl ExchangePlan {
+impl FusedPlan {
     /// Plans `call` for `rank`. The choice must be one that the fused executor supports.
     pub fn new(call: &Call, choice: &Decision, rank: u32, ranks: u32, config: &PlanConfig) -> Self {
         let op = device_op(call);
@@ -66,7 +66,7 @@ impl ExchangePlan {
         if choice.route == Route::ZERO_COPY {
             args.direct = zero_copy::wish(&choice.key);
             // Where values are combined all data are read, also those of ranks that get none.
-            args.flow.form |= if call.collective.reduces() { FOLD } else { 0 };
+            args.flow.form |= if call.collective.reduces() { REDUCE } else { 0 };
         }
         let offsets = args.src.iter().chain(&args.dst);
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
@@ -99,7 +99,7 @@ impl ExchangePlan {
     }
 
     /// The arguments of a launch for these buffers.
-    pub fn bind(&self, input: u64, output: u64, scalar: u64, op_number: u64) -> ExchangeArgs {
+    pub fn bind(&self, input: u64, output: u64, scalar: u64, op_number: u64) -> FusedArgs {
         let mut args = self.args;
         self.complete(&mut args, (input, output), scalar, op_number);
         args
@@ -107,13 +107,7 @@ impl ExchangePlan {
 
     /// Makes a copy of the plan's arguments those of a launch for these buffers. They are long: this copies
     /// nothing.
-    pub fn complete(
-        &self,
-        args: &mut ExchangeArgs,
-        (input, output): (u64, u64),
-        scalar: u64,
-        op_number: u64,
-    ) {
+    pub fn complete(&self, args: &mut FusedArgs, (input, output): (u64, u64), scalar: u64, op_number: u64) {
         args.src.iter_mut().for_each(|src| *src += input);
         for (p, dst) in args.dst.iter_mut().enumerate() {
             *dst = if self.has_dst >> p & 1 == 1 { *dst + output } else { 0 };
@@ -145,7 +139,7 @@ impl ExchangePlan {
     }
 
     /// The plan's arguments; `src` and `dst` are offsets.
-    pub fn args(&self) -> &ExchangeArgs {
+    pub fn args(&self) -> &FusedArgs {
         &self.args
     }
 }

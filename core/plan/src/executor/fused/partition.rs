@@ -1,7 +1,7 @@
 //! The partition of a call's bytes among the exchanges of a program.
 
 use hawser_kernels_abi::fused::{
-    CUT, ExchangeArgs, FOLD, Flow, NO_RANK, OWN, SAME, SECOND, SPREAD_DST, SPREAD_SRC,
+    CUT, Flow, FusedArgs, NO_RANK, OWN, REDUCE, SAME, SECOND, SPREAD_DST, SPREAD_SRC,
 };
 use hawser_types::{Algorithm, Collective};
 
@@ -10,7 +10,7 @@ use crate::executor::launch::PACK_BYTES;
 /// Fills in what goes where.
 pub(super) struct Parts {
     /// Offsets and lengths.
-    pub args: ExchangeArgs,
+    pub args: FusedArgs,
     /// The masks of ranks, and the form of the exchanges.
     pub flow: Flow,
     /// By rank: whether `dst` is a place in the output.
@@ -42,7 +42,7 @@ impl Parts {
     /// Nothing yet.
     pub fn new(rank: u32, ranks: u32) -> Self {
         let everyone = ((1u32 << ranks) - 1) as u8;
-        let args = ExchangeArgs { rank: rank as u8, ranks: ranks as u8, ..ExchangeArgs::default() };
+        let args = FusedArgs { rank: rank as u8, ranks: ranks as u8, ..FusedArgs::default() };
         let all_p = everyone & !(1 << rank);
         let shape = Shape { part: 0, total: 0, flags: 0, skipped: NO_RANK };
         let (rank, ranks) = (rank as usize, ranks as usize);
@@ -74,7 +74,7 @@ impl Parts {
     fn all_reduce(&mut self, bytes: u64) {
         self.equal_parts(bytes);
         self.keep_at(self.rank, 0);
-        (self.flow.form, self.flow.send1, self.flow.recv1) = (FOLD | OWN | SAME, self.all_k, self.all_p);
+        (self.flow.form, self.flow.send1, self.flow.recv1) = (REDUCE | OWN | SAME, self.all_k, self.all_p);
     }
 
     fn broadcast(&mut self, root: usize, bytes: u64) {
@@ -92,7 +92,7 @@ impl Parts {
         self.equal_parts(bytes);
         if self.rank == root {
             self.keep_at(root, 0);
-            (self.flow.form, self.flow.recv1) = (FOLD | OWN, self.all_p);
+            (self.flow.form, self.flow.recv1) = (REDUCE | OWN, self.all_p);
         } else {
             self.flow.send1 = 1 << self.k_of(root);
         }
@@ -109,7 +109,7 @@ impl Parts {
         self.equal_parts(bytes);
         self.send_blocks(bytes);
         self.keep_at(self.rank, 0);
-        (self.flow.form, self.flow.send1, self.flow.recv1) = (FOLD | OWN, self.all_k, self.all_p);
+        (self.flow.form, self.flow.send1, self.flow.recv1) = (REDUCE | OWN, self.all_k, self.all_p);
     }
 
     fn all_to_all(&mut self, bytes: u64) {
@@ -146,7 +146,7 @@ impl Parts {
         let owners: Vec<usize> = (0..self.ranks).collect();
         self.shards(&owners, bytes);
         owners.iter().for_each(|&p| self.has_dst |= 1 << p);
-        self.flow.form = FOLD | OWN | SECOND;
+        self.flow.form = REDUCE | OWN | SECOND;
         (self.flow.send1, self.flow.send2) = (self.all_k, self.all_k);
         (self.flow.recv1, self.flow.recv2) = (self.all_p, self.all_p);
     }
@@ -156,7 +156,7 @@ impl Parts {
         let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
         self.shards(&owners, bytes);
         owners.iter().for_each(|&p| self.has_dst |= 1 << p);
-        self.flow.form = FOLD | SECOND;
+        self.flow.form = REDUCE | SECOND;
         if self.rank == root {
             (self.flow.send1, self.flow.keep) = (self.all_k, self.all_p);
             return;
@@ -170,7 +170,7 @@ impl Parts {
     fn reduce_in_shards(&mut self, root: usize, bytes: u64) {
         let owners: Vec<usize> = (0..self.ranks).filter(|&p| p != root).collect();
         self.shards(&owners, bytes);
-        self.flow.form = FOLD | SECOND;
+        self.flow.form = REDUCE | SECOND;
         self.flow.send1 = self.all_k;
         if self.rank == root {
             owners.iter().for_each(|&p| self.has_dst |= 1 << p);

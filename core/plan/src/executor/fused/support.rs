@@ -14,7 +14,7 @@ pub fn is_known(collective: Collective, algorithm: Algorithm) -> bool {
     algo::generator(collective, algorithm).is_some_and(|generator| generator.exchanges > 0)
 }
 
-/// Whether there are exchange kernels for an operation on a type: those that training and inference call all
+/// Whether there are fused kernels for an operation on a type: those that training and inference call all
 /// the time. Each takes seconds to compile and kilobytes of the library.
 pub fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
     use DataType::{

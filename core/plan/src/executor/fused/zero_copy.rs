@@ -26,7 +26,7 @@ pub fn is_wanted(topology: &Topology, config: &PlanConfig, processes: &[u64]) ->
     together && allowed && topology.link == Link::NvLink && refused_topology(topology).is_none()
 }
 
-/// Why a call of which exchange kernels are capable cannot be done so, if so.
+/// Why a call of which fused kernels are capable cannot be done so, if so.
 pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Option<String> {
     let bytes = call.block_bytes();
     let most = longest_part(call.collective, key.algorithm, bytes, topology.size());

@@ -2,7 +2,7 @@
 
 use hawser_types::{Algorithm, Collective, Executor, Protocol, Result, Route};
 
-use super::{Lowered, fold};
+use super::{Lowered, packing};
 use crate::algo;
 use crate::config::PlanConfig;
 use crate::cost;
@@ -95,17 +95,17 @@ pub fn refused_slots(query: &Query<'_>) -> Option<String> {
 pub fn cheapest(query: &Query<'_>) -> Result<Outcome> {
     let Query { key, route, topology, config, .. } = *query;
     let bytes = query.bytes();
-    let fold = match fold(&key, algo::channels(&key)?, config) {
-        Ok(fold) => fold,
+    let packing = match packing(&key, algo::channels(&key)?, config) {
+        Ok(packing) => packing,
         Err(error) => return Ok(Outcome::Filtered(error.into_text())),
     };
-    let channels = fold.blocks;
+    let channels = packing.blocks;
     let most = config.most_ctas(key.collective);
     if channels > most && most < config.max_ctas {
         let reason = format!("needs {channels} CTAs, HAWSER_SM_FREE_CTAS allows {most}");
         return Ok(Outcome::Filtered(reason));
     }
-    let limit = fold.most_instances.min((most / channels).max(1));
+    let limit = packing.most_instances.min((most / channels).max(1));
     let limit = match topology.device {
         DeviceKind::Host if bytes <= HOST_SPLIT_BYTES => 1,
         DeviceKind::Host => limit.min(2),
@@ -141,7 +141,7 @@ pub fn predict(load: &Load<'_>, grid: Grid, topology: &Topology, config: &PlanCo
 /// As [`cheapest`].
 pub fn advised(query: &Query<'_>, best: Grid, blocks: u32) -> Result<u32> {
     let Query { call, key, config, .. } = *query;
-    let most = fold(&key, algo::channels(&key)?, config)?.most_instances;
+    let most = packing(&key, algo::channels(&key)?, config)?.most_instances;
     let room = (config.most_ctas(call.collective) / best.channels).max(1);
     Ok(blocks.div_ceil(best.channels).clamp(1, most.min(room)))
 }

@@ -123,8 +123,8 @@ pub fn bind(
         chunks: lowered.chunks,
         ..Work::default()
     };
-    let fold = fold(&choice.key, lowered.channels.len() as u32, config)?;
-    if lowered.signals && fold.channels_per_block > 1 {
+    let packing = packing(&choice.key, lowered.channels.len() as u32, config)?;
+    if lowered.signals && packing.channels_per_block > 1 {
         return Err(PlanError::usage(format!(
             "the program's {} channels wait for each other and need a lane each, there are {}: raise the \
              number of lanes",
@@ -133,14 +133,14 @@ pub fn bind(
         )));
     }
     let instances =
-        cut(&mut work, choice.instances.clamp(1, fold.most_instances), choice.route, elem, config)?;
+        cut(&mut work, choice.instances.clamp(1, packing.most_instances), choice.route, elem, config)?;
     work.slices = (config.depth / slots_needed(&choice.key)).max(1);
     work.tag = tag(dtype, op);
     let mut args =
         Box::new(Args { protocol: protocol_number(choice.route), divisor: world_ranks, ..Args::default() });
     (args.scalar, args.scalar_is_address) = scalar(call, world_ranks);
     args.works[0] = work;
-    blocks(&mut args, lowered, instances, &fold);
+    blocks(&mut args, lowered, instances, &packing);
     if lowered.steps.len() <= INLINE_STEPS {
         args.inline_steps[..lowered.steps.len()].copy_from_slice(&lowered.steps);
         args.n_inline = lowered.steps.len() as u8;
@@ -188,7 +188,7 @@ pub(crate) fn cut(work: &mut Work, wanted: u32, route: Route, elem: u64, config:
 
 /// The way in which channels share blocks; equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fold {
+pub(crate) struct Packing {
     /// Channels that one block runs one after the other.
     pub channels_per_block: u32,
     /// Blocks of one instance.
@@ -202,12 +202,12 @@ pub(crate) struct Fold {
 /// Decides how many channels share a block when lanes, blocks or `NCCL_MAX_CTAS` are fewer than the
 /// program's channels. Channels that follow one another on every rank in the same order, on the
 /// same FIFOs, are programs run one after the other: what was free of deadlock stays so.
-pub(crate) fn fold(key: &ProgramKey, channels: u32, config: &PlanConfig) -> Result<Fold> {
+pub(crate) fn packing(key: &ProgramKey, channels: u32, config: &PlanConfig) -> Result<Packing> {
     let channels = channels.max(1);
     if let Algorithm::Imported(program) = key.algorithm
         && key.ranks > 1
     {
-        return fold_imported(kept(program), config);
+        return packing_imported(kept(program), config);
     }
     let available = config.lanes.min(MAX_BLOCKS as u32);
     let wanted = available.min(config.most_ctas(key.collective)).max(1);
@@ -221,15 +221,15 @@ pub(crate) fn fold(key: &ProgramKey, channels: u32, config: &PlanConfig) -> Resu
             config.lanes
         )));
     }
-    Ok(Fold { channels_per_block, blocks, lanes: blocks, most_instances: available / blocks })
+    Ok(Packing { channels_per_block, blocks, lanes: blocks, most_instances: available / blocks })
 }
 
 /// The user's programs say which channels share lanes; every channel is a block.
-fn fold_imported(program: &Imported, config: &PlanConfig) -> Result<Fold> {
+fn packing_imported(program: &Imported, config: &PlanConfig) -> Result<Packing> {
     let (lanes, blocks) = (program.lanes(), program.channels());
     let instances = (config.lanes / lanes).min(MAX_BLOCKS as u32 / blocks);
     if instances > 0 {
-        return Ok(Fold { channels_per_block: 1, blocks, lanes, most_instances: instances });
+        return Ok(Packing { channels_per_block: 1, blocks, lanes, most_instances: instances });
     }
     Err(PlanError::usage(format!(
         "needs {lanes} FIFO lanes and {blocks} blocks, there are {} and {MAX_BLOCKS}",
@@ -237,10 +237,10 @@ fn fold_imported(program: &Imported, config: &PlanConfig) -> Result<Fold> {
     )))
 }
 
-fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, fold: &Fold) {
+fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, packing: &Packing) {
     let mut n = 0;
     for instance in 0..instances {
-        for (index, group) in lowered.channels.chunks(fold.channels_per_block as usize).enumerate() {
+        for (index, group) in lowered.channels.chunks(packing.channels_per_block as usize).enumerate() {
             let (first_step, _) = group[0];
             let n_steps = group.iter().map(|&(_, n)| n).sum();
             if n_steps == 0 {
@@ -248,8 +248,8 @@ fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, fold: &Fold) {
             }
             // Channels that share a block use its lane one after the other, as if they were one channel.
             let own =
-                if fold.channels_per_block == 1 { u32::from(lowered.lanes[index]) } else { index as u32 };
-            let lane = (own + instance * fold.lanes) as u8;
+                if packing.channels_per_block == 1 { u32::from(lowered.lanes[index]) } else { index as u32 };
+            let lane = (own + instance * packing.lanes) as u8;
             args.blocks[n] =
                 Block { first_step, n_steps, lane, instance: instance as u16, work: 0, channel: index as u8 };
             n += 1;

@@ -25,7 +25,7 @@ use crate::bootstrap::Bootstrap;
 use crate::comm::config::Config;
 use crate::comm::{link_constants, programs};
 use crate::rules_update::Known;
-use crate::transport::net::{self, Chosen};
+use crate::transport::net::{self, ChosenNet};
 use crate::tuning::Tuners;
 use crate::tuning::tuners;
 
@@ -58,7 +58,7 @@ pub struct Decided {
     /// The versions of the watched files that the tuners have read.
     pub known: Known,
     /// The net that joins the hosts, if there are several.
-    pub chosen: Option<Chosen>,
+    pub chosen: Option<ChosenNet>,
 }
 
 /// Decides with all other ranks. `step` starts the clock of a named step.
@@ -205,12 +205,12 @@ fn choose_net(
     topology: &mut Topology,
     plan_config: &mut PlanConfig,
     wait: &Wait,
-) -> Result<Chosen> {
+) -> Result<ChosenNet> {
     let with_collnet = env::settings().collnet && topology.per_host().is_some();
-    let chosen = Chosen::open(net_config, asked, device, with_collnet);
+    let chosen = ChosenNet::open(net_config, asked, device, with_collnet);
     // The others wait for this rank's record, also if it has no net.
     let none = |error: &Error| format!("0\n0\nnone ({})\n0\n", error.text.replace('\n', " ")).into_bytes();
-    let peer_info = chosen.as_ref().map_or_else(none, Chosen::record);
+    let peer_info = chosen.as_ref().map_or_else(none, ChosenNet::record);
     let peer_infos = bootstrap.all_gather(&peer_info, wait)?;
     let mut chosen = chosen?;
     let agreed = net::agree(&peer_infos)?;

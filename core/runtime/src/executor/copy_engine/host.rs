@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use hawser_plan::executor::copy_engine::fold::{DIVIDE, SCALE};
-use hawser_plan::executor::copy_engine::{Fold, What};
+use hawser_plan::executor::copy_engine::reduce_kernel::{DIVIDE, SCALE};
+use hawser_plan::executor::copy_engine::{ReduceKernel, What};
 
 use hawser_device::host::reduce::{Operand, Rule, reduce};
 
@@ -79,19 +79,19 @@ unsafe fn run(what: &What) -> bool {
             unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
             true
         }
-        What::Fold(fold) => {
+        What::Reduce(reduce) => {
             // SAFETY: as above; the value goes to a place of its own, or to that of an operand.
-            unsafe { combine(&fold) };
+            unsafe { combine(&reduce) };
             true
         }
     }
 }
 
-/// Combines what a fold reads.
+/// Combines what a reduction reads.
 ///
 /// # Safety
 /// As [`Copies::poll`].
-unsafe fn combine(what: &Fold) {
+unsafe fn combine(what: &ReduceKernel) {
     let (args, dtype) = (&what.args, what.kernel.dtype);
     let len = args.bytes as usize / dtype.size();
     let scaled = args.form & SCALE != 0;

@@ -129,7 +129,7 @@ impl Dma {
             first.map_or(Ok(()), |op| words.memory_ops(stream, &[op]))?;
         }
         let pending = Vec::new();
-        let (is_serial, is_forked) = (plan.folds(), false);
+        let (is_serial, is_forked) = (plan.reduces(), false);
         Ok(Emission {
             dma: self,
             device,
@@ -312,9 +312,9 @@ impl Emission<'_> {
                     self.flush()?;
                     self.device.copy(self.streams[index], dst, src, bytes)?;
                 }
-                What::Fold(fold) => {
+                What::Reduce(reduce) => {
                     self.flush()?;
-                    self.device.needs_kernels()?.fold(&fold, self.streams[index])?;
+                    self.device.needs_kernels()?.reduce(&reduce, self.streams[index])?;
                 }
             }
         }

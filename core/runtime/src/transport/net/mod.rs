@@ -62,7 +62,7 @@ const GOODBYE: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A net plugin that was chosen for a communicator, before connections are possible.
-pub struct Chosen {
+pub struct ChosenNet {
     /// The plugin's name.
     pub name: String,
     context: Box<dyn NetContext>,
@@ -70,7 +70,7 @@ pub struct Chosen {
     collnet: Option<CollNet>,
 }
 
-impl Chosen {
+impl ChosenNet {
     /// Opens the first usable net plugin, of the name `asked` if there is one.
     ///
     /// # Errors
@@ -210,7 +210,7 @@ pub struct Setup<'a> {
 
 impl Net {
     /// Starts serving a communicator. No connection exists yet.
-    pub fn start(chosen: Chosen, setup: Setup<'_>, settings: &Settings) -> Result<Self> {
+    pub fn start(chosen: ChosenNet, setup: Setup<'_>, settings: &Settings) -> Result<Self> {
         let Setup { device, bootstrap, control, layout, place, rail, connections, staged, abort } = setup;
         let on_gpu = device.kernels().is_some();
         let collnet_reaches = chosen.collnet.as_ref().is_none_or(|c| c.reaches_gpus);

@@ -6,7 +6,7 @@
 //! everybody's, and a peer's copy of that tile is overwritten by what the owner passes on: after it has the
 //! peer's push. So no rank has to say that its output may be written, beyond that it has begun.
 
-pub use hawser_kernels_abi::reduce::{DIVIDE, FoldArgs, OPERANDS, SCALE};
+pub use hawser_kernels_abi::reduce::{DIVIDE, OPERANDS, ReduceArgs, SCALE};
 use hawser_kernels_abi::{DeviceOp, KernelKey};
 use hawser_types::{Algorithm, Call, DataType, DeviceKind, ReduceOp, Route};
 
@@ -23,7 +23,7 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 
 /// Bytes of shared memory of a block.
 pub const SHARED_BYTES: u32 = 192 << 10;
-/// The kernel that lets memory add ([`Fold::in_memory`]).
+/// The kernel that lets memory add ([`ReduceKernel::in_memory`]).
 pub const ADDER: KernelKey = KernelKey::new(DeviceOp::Copy, DataType::Uint8, Route::COPY_ENGINE);
 /// Its blocks in place of one of the other: together they take less of a multiprocessor (16 threads and 76
 /// KiB), and beside a GEMM each finds room for its 5 KiB.
@@ -42,16 +42,16 @@ const SMALL_SM: u32 = 120;
 
 /// Combines the elements of several places into one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fold {
+pub struct ReduceKernel {
     /// Operation and type.
     pub kernel: KernelKey,
     /// Blocks of the kernel.
     pub blocks: u32,
     /// The arguments that the kernel reads.
-    pub args: FoldArgs,
+    pub args: ReduceArgs,
 }
 
-impl Fold {
+impl ReduceKernel {
     /// The same by a kernel that lets memory add, if memory gets the same result. Its blocks are so small
     /// that they begin beside those of a GEMM.
     pub fn in_memory(&self) -> Option<Self> {
@@ -74,24 +74,24 @@ impl Fold {
             Self {
                 kernel: ADDER,
                 blocks: (self.blocks * ADD_BLOCKS).min(tiles),
-                args: FoldArgs { adds, ..*args },
+                args: ReduceArgs { adds, ..*args },
             }
         })
     }
 
-    /// The parts of a fold by memory, a kernel each: a GEMM that begins meanwhile does not get the
+    /// The parts of a reduction by memory, a kernel each: a GEMM that begins meanwhile does not get the
     /// multiprocessors of their blocks before they are over. One part of others.
     pub fn pieces(&self) -> impl Iterator<Item = Self> {
         let step = if self.kernel == ADDER { ADD_PIECE } else { u64::MAX };
         let whole = *self;
         let pieces = self.args.bytes.div_ceil(step);
         (0..pieces).map(move |piece| {
-            let (at, mut fold) = (piece * step, whole);
-            let args = &mut fold.args;
+            let (at, mut reduce) = (piece * step, whole);
+            let args = &mut reduce.args;
             args.from.iter_mut().take(args.n.into()).for_each(|from| *from += at);
             args.to += at;
             args.bytes = (args.bytes - at).min(step);
-            fold
+            reduce
         })
     }
 
@@ -101,7 +101,7 @@ impl Fold {
     }
 }
 
-/// The number in [`FoldArgs::adds`] of a type whose sums memory makes, bit for bit as a kernel would
+/// The number in [`ReduceArgs::adds`] of a type whose sums memory makes, bit for bit as a kernel would
 /// (bench/README.md).
 fn memory_adds(dtype: DataType) -> Option<u8> {
     Some(match dtype {
@@ -176,16 +176,16 @@ pub fn ctas(config: &PlanConfig) -> u32 {
 mod tests {
     use super::*;
 
-    fn sum(dtype: DataType, from: &[u64], to: u64) -> Fold {
-        let mut args = FoldArgs { to, bytes: 1 << 20, n: from.len() as u8, ..FoldArgs::default() };
+    fn sum(dtype: DataType, from: &[u64], to: u64) -> ReduceKernel {
+        let mut args = ReduceArgs { to, bytes: 1 << 20, n: from.len() as u8, ..ReduceArgs::default() };
         args.from[..from.len()].copy_from_slice(from);
-        Fold { kernel: KernelKey::new(DeviceOp::Sum, dtype, Route::COPY_ENGINE), blocks: 2, args }
+        ReduceKernel { kernel: KernelKey::new(DeviceOp::Sum, dtype, Route::COPY_ENGINE), blocks: 2, args }
     }
 
     #[test]
     fn memory_adds_what_it_adds_right() {
         use DataType::{Bfloat16, Float16, Float32, Float64, Int32, Uint8, Uint64};
-        let adds = |dtype, from: &[u64], to| sum(dtype, from, to).in_memory().map(|fold| fold.args.adds);
+        let adds = |dtype, from: &[u64], to| sum(dtype, from, to).in_memory().map(|reduce| reduce.args.adds);
         let [a, b, c, d] = [4096, 8192, 1 << 20, 2 << 20];
         assert_eq!((adds(Float16, &[a, b], c), adds(Bfloat16, &[a, b], b)), (Some(1), Some(2)));
         assert_eq!(
@@ -203,22 +203,24 @@ mod tests {
             (None, None),
             "odd addresses"
         );
-        let odd = |change: fn(&mut Fold)| {
-            let mut fold = sum(Int32, &[a, b], c);
-            change(&mut fold);
-            fold.in_memory().is_none()
+        let odd = |change: fn(&mut ReduceKernel)| {
+            let mut reduce = sum(Int32, &[a, b], c);
+            change(&mut reduce);
+            reduce.in_memory().is_none()
         };
-        assert!(odd(|fold| fold.args.bytes = 1000) && odd(|fold| fold.args.form = DIVIDE));
-        assert!(odd(|fold| fold.kernel.op = DeviceOp::Max) && odd(|fold| fold.blocks = 4));
+        assert!(odd(|reduce| reduce.args.bytes = 1000) && odd(|reduce| reduce.args.form = DIVIDE));
+        assert!(odd(|reduce| reduce.kernel.op = DeviceOp::Max) && odd(|reduce| reduce.blocks = 4));
     }
 
     #[test]
     fn blocks_that_let_memory_add_are_small_and_no_more_than_tiles() {
-        let fold = sum(DataType::Int32, &[4096, 8192], 1 << 20);
-        let small = fold.in_memory().unwrap();
-        assert_eq!((small.blocks, small.block(), fold.block()), (32, (1, 4608), (THREADS, SHARED_BYTES)));
-        let pieces: Vec<Fold> =
-            Fold { args: FoldArgs { bytes: 2 * ADD_PIECE + 32, ..small.args }, ..small }.pieces().collect();
+        let reduce = sum(DataType::Int32, &[4096, 8192], 1 << 20);
+        let small = reduce.in_memory().unwrap();
+        assert_eq!((small.blocks, small.block(), reduce.block()), (32, (1, 4608), (THREADS, SHARED_BYTES)));
+        let pieces: Vec<ReduceKernel> =
+            ReduceKernel { args: ReduceArgs { bytes: 2 * ADD_PIECE + 32, ..small.args }, ..small }
+                .pieces()
+                .collect();
         let cut: Vec<_> = pieces
             .iter()
             .map(|piece| (piece.args.from[1] - 8192, piece.args.to - (1 << 20), piece.args.bytes))
@@ -228,8 +230,11 @@ mod tests {
             [(0, 0, ADD_PIECE), (ADD_PIECE, ADD_PIECE, ADD_PIECE), (2 * ADD_PIECE, 2 * ADD_PIECE, 32)]
         );
         assert!(pieces.iter().all(|piece| piece.args.from[2] == 0));
-        assert_eq!(Fold { args: FoldArgs { bytes: 1 << 30, ..fold.args }, ..fold }.pieces().count(), 1);
-        let short = Fold { args: FoldArgs { bytes: 3 * 1152 + 16, ..fold.args }, ..fold };
+        assert_eq!(
+            ReduceKernel { args: ReduceArgs { bytes: 1 << 30, ..reduce.args }, ..reduce }.pieces().count(),
+            1
+        );
+        let short = ReduceKernel { args: ReduceArgs { bytes: 3 * 1152 + 16, ..reduce.args }, ..reduce };
         assert_eq!(short.in_memory().unwrap().blocks, 4);
     }
 

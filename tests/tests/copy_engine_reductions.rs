@@ -20,7 +20,7 @@ struct Rules(std::path::PathBuf);
 
 impl Rules {
     fn new(test: &str) -> Self {
-        let file = std::env::temp_dir().join(format!("hawser-folds-{test}-{}.toml", std::process::id()));
+        let file = std::env::temp_dir().join(format!("hawser-reductions-{test}-{}.toml", std::process::id()));
         let rules = REDUCING.map(|collective| {
             let name = collective.name();
             format!("[[rule]]\nmatch.collective = \"{name}\"\nuse = {{ executor = \"dma\" }}\n")
