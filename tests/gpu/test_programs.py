@@ -85,6 +85,11 @@ def test_pytorch(script, library, ranks):
     script("pytorch", library, ranks, seconds=720)
 
 
+@pytest.mark.torch
+def test_ddp_shapes(script, library, ranks):
+    script("ddp_shapes", library, max(ranks, 4), seconds=180)
+
+
 @pytest.mark.host
 @pytest.mark.torch
 def test_adaptive(script, library, ranks):
