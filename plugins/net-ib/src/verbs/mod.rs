@@ -6,6 +6,8 @@
 //! through it any more, nothing is read for it, and none of its completions is polled afterwards.
 
 pub(crate) mod gid;
+#[cfg(test)]
+mod headers;
 pub(crate) mod real;
 pub mod soft;
 pub(crate) mod sys;

@@ -1,7 +1,7 @@
 //! libibverbs as it is in memory: only what this plugin touches, laid out by hand (LP64) and found by dlopen,
 //! so that neither headers nor the library are needed to build or to start. The layouts are those of the
-//! stable ABI of libibverbs.so.1; the offsets below are those that a C compiler found in the headers of
-//! rdma-core 44.
+//! stable ABI of libibverbs.so.1. The offsets below are those that a C compiler found in the headers of
+//! rdma-core 44; where headers are installed, a test asks a compiler again (`headers.rs`).
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -11,7 +11,12 @@ macro_rules! pinned {
             assert!(std::mem::size_of::<$type>() == $bytes);
             $(assert!(std::mem::offset_of!($type, $field) == $at);)*
         };
-    )* };
+    )*
+        /// Each type with its size and the offsets of its fields, for the comparison with the headers.
+        #[cfg(test)]
+        pub(crate) const PINNED: &[(&str, usize, &[(&str, usize)])] =
+            &[$((stringify!($type), $bytes, &[$((stringify!($field), $at)),*])),*];
+    };
 }
 
 pub(crate) enum IbvDevice {}
