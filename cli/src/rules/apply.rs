@@ -121,8 +121,8 @@ fn find(who: &Who) -> Result<Vec<Process>> {
     if let Some(pid) = who.pid {
         return Ok(vec![client::list(pid).map_err(|error| anyhow::anyhow!("{error}"))?]);
     }
-    let mut all: Vec<Process> =
-        client::processes().into_iter().filter_map(|pid| client::list(pid).ok()).collect();
+    let there = client::processes().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let mut all: Vec<Process> = there.into_iter().filter_map(|pid| client::list(pid).ok()).collect();
     all.sort_by_key(|process| process.pid);
     all.retain(|process| !process.communicators.is_empty());
     all.retain(|process| who.job.as_ref().is_none_or(|job| process.job == *job));

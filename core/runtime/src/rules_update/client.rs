@@ -1,15 +1,20 @@
 //! Asking another process about its communicators, and changing their rules.
 
-use std::io::{BufRead, BufReader, ErrorKind as Io, Write};
+use std::io::{ErrorKind as Io, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use hawser_base::env;
 use hawser_base::error::{Error, Result};
 use hawser_plugin::tuner::SettingsFile;
 
+use super::same_user::{self, printable};
 use super::{control_socket, wire};
+
+/// The longest answer that is read, in bytes.
+const LONGEST_ANSWER: usize = 4 << 20;
 
 /// A process, as it describes itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,8 +54,16 @@ pub struct Answer {
 }
 
 /// Processes of this user on this host that may be asked. Some may have ended.
-pub fn processes() -> Vec<u32> {
-    env::settings().runtime_folder().as_deref().map_or_else(Vec::new, control_socket::processes_in)
+///
+/// # Errors
+/// The folder of the sockets is not one of this user alone.
+pub fn processes() -> Result<Vec<u32>> {
+    let Some(folder) = env::settings().runtime_folder() else { return Ok(Vec::new()) };
+    if std::fs::symlink_metadata(&folder).is_err_and(|error| error.kind() == Io::NotFound) {
+        return Ok(Vec::new());
+    }
+    same_user::check_folder(&folder)?;
+    Ok(control_socket::processes_in(&folder))
 }
 
 /// Asks a process about its communicators.
@@ -85,7 +98,13 @@ pub fn list(pid: u32) -> Result<Process> {
 /// # Errors
 /// As [`list`].
 pub fn apply(pid: u32, ids: &[String], files: &[SettingsFile], limit: Duration) -> Result<Vec<Answer>> {
-    let lines = ask(pid, &format!("apply {}", ids.join(",")), &wire::pack(files), limit)?;
+    let content = wire::pack(files);
+    if content.len() > wire::MOST_RULES {
+        let most = wire::MOST_RULES;
+        let text = format!("{} bytes of rules are more than the {most} of a change", content.len());
+        return Err(Error::invalid_usage(text).remedy("are these the right files?"));
+    }
+    let lines = ask(pid, &format!("apply {}", ids.join(",")), &content, limit)?;
     let mut answers = Vec::new();
     for fields in lines {
         let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
@@ -109,12 +128,22 @@ pub fn apply(pid: u32, ids: &[String], files: &[SettingsFile], limit: Duration) 
     Ok(answers)
 }
 
-/// The lines of an answer without the last, by their fields.
+/// The lines of an answer without the last, by their fields, which can be printed.
 fn ask(pid: u32, question: &str, bytes: &[u8], limit: Duration) -> Result<Vec<Vec<String>>> {
     let folder = env::settings().runtime_folder();
     let folder = folder
         .as_deref()
         .ok_or_else(|| Error::invalid_usage("HAWSER_RUNTIME_DIR=none: no process can be asked"))?;
+    ask_in(folder, pid, question, bytes, limit)
+}
+
+fn ask_in(
+    folder: &Path,
+    pid: u32,
+    question: &str,
+    bytes: &[u8],
+    limit: Duration,
+) -> Result<Vec<Vec<String>>> {
     let path = control_socket::socket_of(folder, pid);
     let what = |error: std::io::Error| {
         let gone = matches!(error.kind(), Io::NotFound | Io::ConnectionRefused);
@@ -124,22 +153,122 @@ fn ask(pid: u32, question: &str, bytes: &[u8], limit: Duration) -> Result<Vec<Ve
                       communicator of more than one rank?";
         if gone { Error::system(text, error).remedy(remedy) } else { Error::system(text, error) }
     };
+    if let Err(error) = std::fs::symlink_metadata(&path) {
+        return Err(what(error));
+    }
+    same_user::check_folder(folder)?;
+    same_user::check_socket(&path)?;
+    let until = Instant::now() + limit;
     let mut stream = UnixStream::connect(&path).map_err(what)?;
-    let set = stream.set_read_timeout(Some(limit)).and_then(|()| stream.set_write_timeout(Some(limit)));
-    set.map_err(what)?;
+    same_user::check_peer(&stream)?;
+    stream.set_write_timeout(Some(limit)).map_err(what)?;
     let asked = stream.write_all(format!("{question}\n").as_bytes()).and_then(|()| stream.write_all(bytes));
-    asked.and_then(|()| stream.shutdown(Shutdown::Write)).map_err(what)?;
+    let asked = asked.and_then(|()| stream.shutdown(Shutdown::Write));
+    // Who hangs up in the middle of a question may have said why.
+    asked.or_else(|error| if error.kind() == Io::BrokenPipe { Ok(()) } else { Err(error) }).map_err(what)?;
+    let answer = read_answer(&mut stream, until).map_err(what)?;
     let mut lines = Vec::new();
-    for line in BufReader::new(stream).lines() {
-        let line = line.map_err(what)?;
+    for line in String::from_utf8_lossy(&answer).lines() {
         if line == "end" {
             return Ok(lines);
         }
-        lines.push(line.split('\t').map(|field| field.replace('\u{b}', "\n")).collect());
+        lines.push(line.split('\t').map(|field| printable(&field.replace('\u{b}', "\n"))).collect());
     }
     Err(Error::remote(format!("process {pid} hung up in the middle of its answer: has it ended?")))
 }
 
+/// All that comes until the other end hangs up.
+fn read_answer(stream: &mut UnixStream, until: Instant) -> std::io::Result<Vec<u8>> {
+    let mut answer = Vec::new();
+    let mut part = [0; 16 << 10];
+    while !answer.ends_with(b"\nend\n") && answer != b"end\n" {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Io::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part) {
+            Ok(0) => break,
+            Ok(count) => answer.extend(&part[..count]),
+            Err(error) if error.kind() == Io::Interrupted => {}
+            Err(error) if error.kind() == Io::WouldBlock => return Err(Io::TimedOut.into()),
+            Err(error) => return Err(error),
+        }
+        if answer.len() > LONGEST_ANSWER {
+            let text = format!("the answer is longer than {LONGEST_ANSWER} bytes");
+            return Err(std::io::Error::new(Io::InvalidData, text));
+        }
+    }
+    Ok(answer)
+}
+
 fn nonsense(pid: u32, text: &str) -> Error {
     Error::remote(format!("process {pid} answered \"{text}\", which is no number: another version?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// A folder of its own, of this user alone.
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("hawser-ask-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+        folder
+    }
+
+    /// Somebody who gives an answer to whatever is asked.
+    fn answering(folder: &Path, pid: u32, answer: &'static [u8]) -> std::thread::JoinHandle<()> {
+        let listener = UnixListener::bind(control_socket::socket_of(folder, pid)).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.write_all(answer);
+        })
+    }
+
+    #[test]
+    fn a_folder_that_others_can_look_into_is_not_asked() {
+        let folder = folder("open");
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let listener = UnixListener::bind(control_socket::socket_of(&folder, 7)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let error = ask_in(&folder, 7, "list", &[], LIMIT).unwrap_err();
+        assert!(error.text.contains("mode 700"), "{error}");
+        assert!(listener.accept().is_err(), "nobody was asked, so rules went to nobody");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_an_answer_does_to_a_terminal_is_left_out() {
+        let folder = folder("escapes");
+        let there = answering(&folder, 7, b"job\t\x1b]0;owned\x07\x1b[2Jx\nend\n");
+        let lines = ask_in(&folder, 7, "list", &[], LIMIT).unwrap();
+        assert_eq!(lines, [["job", "?]0;owned??[2Jx"]]);
+        there.join().unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn more_rules_than_anybody_writes_are_not_sent() {
+        let files = [SettingsFile { name: "a.toml".into(), text: "#".repeat(wire::MOST_RULES) }];
+        let error = apply(std::process::id(), &[], &files, LIMIT).unwrap_err();
+        assert!(error.text.contains("are more than the 1048576"), "{error}");
+    }
+
+    #[test]
+    fn an_endless_answer_is_an_error() {
+        let folder = folder("endless");
+        let there = answering(&folder, 7, Vec::leak(vec![b'x'; LONGEST_ANSWER + (1 << 20)]));
+        let error = ask_in(&folder, 7, "list", &[], LIMIT).unwrap_err();
+        assert!(error.to_string().contains("the answer is longer"), "{error}");
+        there.join().unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -12,7 +12,7 @@
 
 use std::fmt::Write as _;
 use std::io::{ErrorKind as Io, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -28,10 +28,12 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::participant::Participant;
 use super::protocol::Outcome;
-use super::wire;
+use super::{same_user, wire};
 
-/// The longest question, in bytes.
-const LONGEST: u64 = 64 << 20;
+/// The longest question, in bytes: rules, their names, and the line before them.
+const LONGEST: usize = wire::MOST_RULES + (64 << 10);
+/// The most that are asking or waiting at once; who comes then takes the place of who came first.
+const MOST_GUESTS: usize = 16;
 /// The time that somebody may take to ask, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest path that a socket can have, in bytes.
@@ -42,16 +44,27 @@ pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
     job: String,
-    clients: Vec<Client>,
+    guests: Vec<Guest>,
     patience: Duration,
 }
 
-/// Somebody who waits for outcomes.
-struct Client {
+/// Somebody who has come through the door. Nobody waits for one: its connection never blocks.
+struct Guest {
     stream: UnixStream,
-    open: usize,
-    outcomes: Receiver<String>,
+    state: State,
+    /// The bytes of the answer that it has not taken yet.
+    answer: Vec<u8>,
     until: Instant,
+}
+
+/// The part of its visit that a guest is in.
+enum State {
+    /// It asks; so much of the question has come.
+    Asks(Vec<u8>),
+    /// It waits for so many outcomes.
+    Waits(usize, Receiver<String>),
+    /// It has all of its answer, but for what it has not taken yet.
+    Leaves,
 }
 
 impl ControlSocket {
@@ -62,6 +75,14 @@ impl ControlSocket {
     /// made.
     pub fn open(settings: &Settings) -> Result<Option<Self>> {
         let Some(folder) = &settings.runtime_folder() else { return Ok(None) };
+        let socket = Self::at(folder, settings.job().unwrap_or_default(), settings.rules_timeout * 8)?;
+        log::info(Subsys::Init, || {
+            format!("rules of this process can be changed through {}", socket.path.display())
+        });
+        Ok(Some(socket))
+    }
+
+    fn at(folder: &Path, job: String, patience: Duration) -> Result<Self> {
         make_folder(folder)?;
         let path = socket_of(folder, std::process::id());
         // Moved to its name when it listens: one that refuses is one that was left.
@@ -80,67 +101,72 @@ impl ControlSocket {
             Ok(listener)
         };
         let listener = open().map_err(|error| Error::system(format!("socket {}", path.display()), error))?;
-        log::info(Subsys::Init, || {
-            format!("rules of this process can be changed through {}", path.display())
-        });
-        let (job, patience) = (settings.job().unwrap_or_default(), settings.rules_timeout * 8);
-        Ok(Some(Self { listener, path, job, clients: Vec::new(), patience }))
+        at_exit::register(&path);
+        Ok(Self { listener, path, job, guests: Vec::new(), patience })
     }
 
-    /// For poll(2).
-    pub fn listener(&self) -> &impl AsFd {
-        &self.listener
+    /// For poll(2): the door, and who is asking.
+    pub fn readable(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let asking = self.guests.iter().filter(|guest| matches!(guest.state, State::Asks(_)));
+        std::iter::once(self.listener.as_fd()).chain(asking.map(|guest| guest.stream.as_fd()))
     }
 
-    /// Answers who asks, and who waits. Says whether somebody waits.
+    /// Answers who asks, and who waits. Says whether somebody is there. Waits for nobody.
     pub fn serve(&mut self, participants: &[Arc<Participant>]) -> bool {
         while let Ok((stream, _)) = self.listener.accept() {
-            match self.welcome(stream, participants) {
-                Ok(client) => self.clients.extend(client),
-                Err(error) => {
-                    log::info(Subsys::Init, || format!("somebody asked about rules, but: {error}"));
-                }
+            match admit(stream) {
+                Ok(guest) => self.guests.push(guest),
+                Err(error) => log::info(Subsys::Init, || format!("nobody is told about rules: {error}")),
+            }
+            if self.guests.len() > MOST_GUESTS {
+                self.guests.remove(0);
             }
         }
-        self.clients.retain_mut(Client::goes_on);
-        !self.clients.is_empty()
+        let mut guests = std::mem::take(&mut self.guests);
+        guests.retain_mut(|guest| match self.go_on(guest, participants) {
+            Ok(stays) => stays,
+            Err(error) => {
+                log::info(Subsys::Init, || format!("somebody asked about rules, but: {error}"));
+                false
+            }
+        });
+        self.guests = guests;
+        !self.guests.is_empty()
+    }
+
+    /// Does for a guest what can be done now; false when it can go.
+    fn go_on(&self, guest: &mut Guest, participants: &[Arc<Participant>]) -> std::io::Result<bool> {
+        if let State::Asks(question) = &mut guest.state {
+            if read_all(&mut guest.stream, question)? {
+                let question = std::mem::take(question);
+                self.answer(guest, &question, participants);
+            } else if Instant::now() >= guest.until {
+                return Err(std::io::Error::new(Io::TimedOut, "the question did not end in time"));
+            }
+        }
+        guest.go_on()
     }
 
     /// Answers a question, or begins to.
-    fn welcome(
-        &self,
-        mut stream: UnixStream,
-        participants: &[Arc<Participant>],
-    ) -> std::io::Result<Option<Client>> {
-        stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let mut question = Vec::new();
-        let deadline = Instant::now() + PATIENCE;
-        let mut part = [0; 64 << 10];
-        loop {
-            let count = stream.read(&mut part)?;
-            if count == 0 {
-                break;
-            }
-            question.extend(&part[..count]);
-            if question.len() as u64 > LONGEST || Instant::now() > deadline {
-                return Err(std::io::Error::new(Io::InvalidData, "the question is too long or too slow"));
-            }
-        }
+    fn answer(&self, guest: &mut Guest, question: &[u8], participants: &[Arc<Participant>]) {
         let line = question.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let content = question.get(line.len() + 1..).unwrap_or_default();
         let line = String::from_utf8_lossy(line);
+        guest.state = State::Leaves;
+        guest.until = Instant::now() + PATIENCE;
         match line.split_once(' ').unwrap_or((&line, "")) {
-            ("list", _) => stream.write_all(self.list(participants).as_bytes()).map(|()| None),
+            ("list", _) => guest.answer = self.list(participants).into_bytes(),
             ("apply", wanted) => match wire::unpack(content) {
-                Some(files) => Ok(Some(self.apply(stream, wanted, &files, participants))),
-                None => stream.write_all(b"refused\tthe rules came damaged\nend\n").map(|()| None),
+                Some(files) => {
+                    guest.state = apply(wanted, &files, participants);
+                    guest.until = Instant::now() + self.patience;
+                }
+                None => guest.answer = b"refused\tthe rules came damaged\nend\n".into(),
             },
             (other, _) => {
                 let other = plain(other);
                 let text = format!("refused\tthis version of the library does not know \"{other}\"\nend\n");
-                stream.write_all(text.as_bytes()).map(|()| None)
+                guest.answer = text.into_bytes();
             }
         }
     }
@@ -154,66 +180,136 @@ impl ControlSocket {
         }
         text + "end\n"
     }
+}
 
-    /// Proposes rules to the communicators that are named, each by its lowest rank here.
-    fn apply(
-        &self,
-        stream: UnixStream,
-        wanted: &str,
-        files: &[hawser_plugin::tuner::SettingsFile],
-        participants: &[Arc<Participant>],
-    ) -> Client {
-        let (tell, outcomes) = channel();
-        let mut open = 0;
-        for id in wanted.split(',').filter(|id| !id.is_empty()) {
-            let of = |participant: &&Arc<Participant>| format!("{:016x}", participant.comm_id) == id;
-            let Some(participant) = participants.iter().filter(of).min_by_key(|participant| participant.rank)
-            else {
-                let _ = tell.send(format!("unchanged\t{}\t?\tit is not there any more\n", plain(id)));
-                open += 1;
-                continue;
-            };
-            let (tell, id, name) = (tell.clone(), id.to_owned(), plain(&participant.name));
-            let done = move |outcome| {
-                let line = match outcome {
-                    Outcome::Changed(at) => format!("changed\t{id}\t{name}\t{at}\n"),
-                    Outcome::Unchanged(why) => format!("unchanged\t{id}\t{name}\t{}\n", plain(&why)),
-                    Outcome::Unknown(why) => format!("unknown\t{id}\t{name}\t{}\n", plain(&why)),
-                };
-                let _ = tell.send(line);
-                super::service::ring();
-            };
-            participant.propose(files, Box::new(done));
-            open += 1;
+/// Lets somebody in, if it is of this user.
+fn admit(stream: UnixStream) -> Result<Guest> {
+    same_user::check_peer(&stream)?;
+    stream.set_nonblocking(true).map_err(|error| Error::system("a socket", error))?;
+    let until = Instant::now() + PATIENCE;
+    Ok(Guest { stream, state: State::Asks(Vec::new()), answer: Vec::new(), until })
+}
+
+/// Reads what has come of a question; true when that was all.
+fn read_all(stream: &mut UnixStream, question: &mut Vec<u8>) -> std::io::Result<bool> {
+    let mut part = [0; 16 << 10];
+    loop {
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(true),
+            Ok(count) => question.extend(&part[..count]),
+            Err(error) if error.kind() == Io::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == Io::Interrupted => {}
+            Err(error) => return Err(error),
         }
-        Client { stream, open, outcomes, until: Instant::now() + self.patience }
+        if question.len() > LONGEST {
+            let text = format!("the question is longer than {LONGEST} bytes");
+            return Err(std::io::Error::new(Io::InvalidData, text));
+        }
     }
+}
+
+/// Proposes rules to the communicators that are named, each by its lowest rank here.
+fn apply(
+    wanted: &str,
+    files: &[hawser_plugin::tuner::SettingsFile],
+    participants: &[Arc<Participant>],
+) -> State {
+    let (tell, outcomes) = channel();
+    let mut open = 0;
+    for id in wanted.split(',').filter(|id| !id.is_empty()) {
+        let of = |participant: &&Arc<Participant>| format!("{:016x}", participant.comm_id) == id;
+        let Some(participant) = participants.iter().filter(of).min_by_key(|participant| participant.rank)
+        else {
+            let _ = tell.send(format!("unchanged\t{}\t?\tit is not there any more\n", plain(id)));
+            open += 1;
+            continue;
+        };
+        let (tell, id, name) = (tell.clone(), id.to_owned(), plain(&participant.name));
+        let done = move |outcome| {
+            let line = match outcome {
+                Outcome::Changed(at) => format!("changed\t{id}\t{name}\t{at}\n"),
+                Outcome::Unchanged(why) => format!("unchanged\t{id}\t{name}\t{}\n", plain(&why)),
+                Outcome::Unknown(why) => format!("unknown\t{id}\t{name}\t{}\n", plain(&why)),
+            };
+            let _ = tell.send(line);
+            super::service::ring();
+        };
+        participant.propose(files, Box::new(done));
+        open += 1;
+    }
+    State::Waits(open, outcomes)
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-        // Those of ranks that died with no time to do so.
-        if let Some(folder) = self.path.parent() {
-            sweep(folder);
+        remove(&self.path);
+    }
+}
+
+/// Removes the socket of this process, and those of ranks that died with no time to do so.
+fn remove(path: &Path) {
+    let _ = std::fs::remove_file(path);
+    if let Some(folder) = path.parent() {
+        sweep(folder);
+    }
+}
+
+/// The socket of a process that ends before it has destroyed its communicators.
+mod at_exit {
+    use super::{Path, PathBuf};
+    use std::sync::{Mutex, Once, TryLockError};
+
+    /// The socket that is open, and the process that opened it.
+    static OPEN: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
+
+    pub fn register(path: &Path) {
+        static HANDLER: Once = Once::new();
+        HANDLER.call_once(|| {
+            // SAFETY: the handler may be called at any time, also while other threads run; it waits for
+            // nobody. Without it the socket stays until the next process sweeps.
+            unsafe { libc::atexit(remove_open) };
+        });
+        let open = Some((std::process::id(), path.to_owned()));
+        *OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = open;
+    }
+
+    extern "C" fn remove_open() {
+        let open = match OPEN.try_lock() {
+            Ok(open) => open,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        // A child of a fork ends as well, and leaves its parent's alone.
+        if let Some((_, path)) = open.as_ref().filter(|(owner, _)| *owner == std::process::id()) {
+            super::remove(path);
         }
     }
 }
 
-impl Client {
-    /// Passes outcomes on; false when there is nothing left to tell.
-    fn goes_on(&mut self) -> bool {
-        while let Ok(line) = self.outcomes.try_recv() {
-            self.open -= 1;
-            if self.stream.write_all(line.as_bytes()).is_err() {
-                return false;
+impl Guest {
+    /// Passes on what there is to tell; false when there is nothing left.
+    fn go_on(&mut self) -> std::io::Result<bool> {
+        if let State::Waits(open, outcomes) = &mut self.state {
+            while let Ok(line) = outcomes.try_recv() {
+                *open -= 1;
+                self.answer.extend(line.as_bytes());
+            }
+            if *open == 0 || Instant::now() >= self.until {
+                self.answer.extend(b"end\n");
+                self.state = State::Leaves;
+                self.until = Instant::now() + PATIENCE;
             }
         }
-        if self.open == 0 || Instant::now() >= self.until {
-            let _ = self.stream.write_all(b"end\n");
-            return false;
+        while !self.answer.is_empty() {
+            match self.stream.write(&self.answer) {
+                Ok(count) => drop(self.answer.drain(..count)),
+                Err(error) if error.kind() == Io::WouldBlock => break,
+                Err(error) if error.kind() == Io::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
-        true
+        let has_all = matches!(self.state, State::Leaves) && self.answer.is_empty();
+        Ok(!has_all && Instant::now() < self.until)
     }
 }
 
@@ -242,19 +338,11 @@ fn prefix() -> String {
 
 /// Makes a folder that nobody else can look into, or checks that it is one.
 fn make_folder(folder: &Path) -> Result<()> {
-    let name = || format!("the folder {}", folder.display());
     let made = std::fs::DirBuilder::new().recursive(false).mode(0o700).create(folder);
-    match made {
-        Err(error) if error.kind() != Io::AlreadyExists => return Err(Error::system(name(), error)),
-        _ => {}
+    if let Err(error) = made.or_else(|e| if e.kind() == Io::AlreadyExists { Ok(()) } else { Err(e) }) {
+        return Err(Error::system(format!("the folder {}", folder.display()), error));
     }
-    let meta = std::fs::symlink_metadata(folder).map_err(|error| Error::system(name(), error))?;
-    let is_ours = meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw();
-    if !is_ours || meta.mode() & 0o077 != 0 {
-        let text = format!("{} is not a folder of this user alone (mode 700)", name());
-        return Err(Error::invalid_usage(text).remedy("set HAWSER_RUNTIME_DIR to one"));
-    }
-    Ok(())
+    same_user::check_folder(folder)
 }
 
 /// Removes sockets of processes that have ended without doing so: nobody listens there.
@@ -264,11 +352,20 @@ fn sweep(folder: &Path) {
     let prefix = prefix();
     let is_over = |path: &PathBuf| {
         let pid = path.file_stem().and_then(|stem| stem.to_str()?.strip_prefix(&prefix)?.parse().ok());
-        let pid = pid.and_then(rustix::process::Pid::from_raw);
-        pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH))
+        pid.and_then(rustix::process::Pid::from_raw).is_some_and(has_ended)
     };
     let unnamed = sockets_in(folder, "new").into_iter().filter(is_over);
     left.chain(unnamed).for_each(|path| drop(std::fs::remove_file(path)));
+}
+
+/// Whether a process has ended, also when its parent has not asked how (proc_pid_stat(5)).
+fn has_ended(pid: rustix::process::Pid) -> bool {
+    if rustix::process::test_kill_process(pid) == Err(Errno::SRCH) {
+        return true;
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('Z' | 'X'))
 }
 
 /// Does not wait for one whose queue is full.
@@ -285,6 +382,80 @@ fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A door in a folder of its own, and a way through it.
+    fn door(name: &str) -> (ControlSocket, PathBuf) {
+        let folder = std::env::temp_dir().join(format!("hawser-guests-{}-{name}", std::process::id()));
+        let door = ControlSocket::at(&folder, "some\tjob".into(), PATIENCE).unwrap();
+        (door, folder)
+    }
+
+    fn knock(folder: &Path) -> UnixStream {
+        UnixStream::connect(socket_of(folder, std::process::id())).unwrap()
+    }
+
+    /// The whole answer of the door to a question.
+    fn ask(door: &mut ControlSocket, mut stream: UnixStream, question: &[u8]) -> String {
+        stream.write_all(question).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        while door.serve(&[]) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    #[test]
+    fn who_says_nothing_keeps_nobody_waiting() {
+        let (mut door, folder) = door("silent");
+        let silent: Vec<UnixStream> = (0..MOST_GUESTS).map(|_| knock(&folder)).collect();
+        assert!(door.serve(&[]), "they may still ask");
+        assert_eq!(door.guests.len(), MOST_GUESTS);
+        let talks = knock(&folder);
+        let mut slow = talks.try_clone().unwrap();
+        slow.write_all(b"li").unwrap();
+        assert!(door.serve(&[]));
+        assert_eq!(door.guests.len(), MOST_GUESTS, "the first has left for the last");
+        drop(silent);
+        assert_eq!(ask(&mut door, talks, b"st\n"), "job\tsome job\nend\n");
+        drop(door);
+        std::fs::remove_dir(folder).expect("the socket is gone");
+    }
+
+    #[test]
+    fn a_question_without_end_is_cut_off() {
+        let (mut door, folder) = door("long");
+        let mut stream = knock(&folder);
+        let writer = std::thread::spawn(move || {
+            let some = [b'x'; 64 << 10];
+            (0..).take_while(|_| stream.write_all(&some).is_ok()).count()
+        });
+        while !writer.is_finished() {
+            door.serve(&[]);
+            assert!(door.guests.iter().all(|guest| match &guest.state {
+                State::Asks(question) => question.len() <= LONGEST,
+                _ => true,
+            }));
+        }
+        let sent = writer.join().unwrap() * (64 << 10);
+        assert!(sent <= LONGEST + (1 << 20), "{sent} bytes were taken");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_killed_process_that_nobody_has_asked_about_has_ended() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        assert!(!has_ended(pid));
+        child.kill().unwrap();
+        // Waits for its end, but leaves it as it is.
+        let options = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(pid), options).unwrap();
+        assert!(has_ended(pid));
+        child.wait().unwrap();
+        assert!(has_ended(pid));
+    }
 
     #[test]
     fn a_folder_of_somebody_else_is_refused() {

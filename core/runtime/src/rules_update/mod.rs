@@ -7,7 +7,8 @@
 //! | `participant` | a rank's part: machines, connections, proposals |
 //! | `wire` | messages and rules as bytes |
 //! | `service` | the thread of a process that serves its seats |
-//! | `socket` | what other programs ask, and how |
+//! | `control_socket` | what other programs ask, and how |
+//! | `same_user` | who may ask, and who may answer |
 //! | `client` | asking another process |
 //! | `files` | rule files that are watched |
 //! | `learn` | rules that are learned from measured times |
@@ -23,6 +24,7 @@ pub mod fuzzing;
 mod learn;
 mod participant;
 mod protocol;
+mod same_user;
 mod service;
 mod wire;
 

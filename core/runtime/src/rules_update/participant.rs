@@ -166,9 +166,10 @@ impl Participant {
     /// must not wait.
     pub fn propose(&self, files: &[SettingsFile], done: Done) {
         let content = wire::pack(files);
-        let most = crate::bootstrap::MAX_MESSAGE / 2;
+        let most = wire::MOST_RULES.min(crate::bootstrap::MAX_MESSAGE / 2);
         if content.len() > most {
-            let why = format!("{} bytes of rules are more than the {most} that can be sent", content.len());
+            let why =
+                format!("{} bytes of rules are more than the {most} that a change may have", content.len());
             return done(Outcome::Unchanged(why));
         }
         lock(&self.fresh).push_back(Proposal { content, done });

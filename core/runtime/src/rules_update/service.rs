@@ -180,7 +180,8 @@ fn wait_for_events(
     pause: Option<Duration>,
 ) -> Result<()> {
     let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
-    fds.extend(control_socket.map(|control_socket| PollFd::new(control_socket.listener(), PollFlags::IN)));
+    let readable = control_socket.into_iter().flat_map(ControlSocket::readable);
+    fds.extend(readable.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
     match poll(&mut fds, pause.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

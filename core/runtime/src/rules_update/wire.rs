@@ -9,6 +9,10 @@ use super::protocol::{Body, Message, Outcome};
 /// Longest text of a refusal that travels, in bytes.
 const LONGEST_WHY: usize = 64 << 10;
 
+/// The most bytes of rules, with the names of their files, that a change may have. A rank
+/// takes up to a hundred times as much memory while it reads them.
+pub const MOST_RULES: usize = 1 << 20;
+
 /// A message as bytes.
 pub fn encode(message: &Message) -> Vec<u8> {
     let (kind, number, rest): (u8, u64, &[u8]) = match &message.body {
