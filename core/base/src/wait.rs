@@ -225,8 +225,11 @@ impl Wait {
         }
         match self.limit {
             Some(limit) if self.started.elapsed() >= limit => {
-                let text =
+                let mut text =
                     format!("{}: no end within the deadline of {}", describe().into(), in_seconds(limit));
+                if let Some(why) = hawser_oob::strangers::trouble() {
+                    text = format!("{text} ({why})");
+                }
                 Err(Error::new(ErrorKind::Timeout, text))
             }
             _ => Ok(()),

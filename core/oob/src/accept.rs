@@ -6,10 +6,21 @@
 
 use crate::handshake::{Key, Protocol, Responder};
 use crate::socket::{self, Caller, Moved, Options};
+use crate::strangers::{self, Place};
 use crate::stream::Stream;
+use crate::wait;
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
+
+/// Part of its grace for a visitor that has not said a word: who knows the secret speaks at once.
+const SILENT: u32 = 50;
+
+/// The most connections that are taken before those that are there are heard.
+const AT_ONCE: usize = 256;
 
 /// How long a listener rests when the process has no descriptors left.
 pub const REST: Duration = Duration::from_millis(20);
@@ -18,6 +29,7 @@ pub const REST: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Visitor {
     fd: OwnedFd,
+    _place: Place,
     /// The address that the connection came from.
     pub from: Caller,
     /// The moment at which the connection was accepted.
@@ -82,10 +94,10 @@ pub fn send_whole(fd: BorrowedFd<'_>, bytes: &[u8]) -> bool {
 }
 
 impl Visitor {
-    /// A connection that was just accepted.
-    pub fn new(fd: OwnedFd, from: Caller, protocol: Protocol) -> Self {
+    /// A connection that was just accepted, and its place in the budget of strangers.
+    pub fn new(fd: OwnedFd, from: Caller, protocol: Protocol, place: Place) -> Self {
         let since = Instant::now();
-        Self { fd, from, since, protocol, message: Vec::new(), have: 0, answered: None }
+        Self { fd, _place: place, from, since, protocol, message: Vec::new(), have: 0, answered: None }
     }
 
     /// Goes on as far as possible without waiting. `admit` is given what the greeting adds, and returns the
@@ -126,6 +138,15 @@ impl Visitor {
         }
     }
 
+    /// The time for which it is safe from those that wait for its place.
+    fn grace(&self, grace: Duration) -> Duration {
+        if self.is_silent() { grace / SILENT } else { grace }
+    }
+
+    fn is_silent(&self) -> bool {
+        self.have == 0 && self.answered.is_none()
+    }
+
     fn greet(
         &self,
         admit: &mut impl FnMut(&[u8]) -> Result<Key, Unwanted>,
@@ -155,12 +176,52 @@ impl AsFd for Visitor {
     }
 }
 
+/// The visitor that gives way to one that waits, of those that are no longer safe: rather one that has not
+/// said a word, then one of the address with the most visitors, then the oldest.
+pub fn first_to_go<'a, K>(
+    visitors: impl Iterator<Item = (K, &'a Visitor)>,
+    now: Instant,
+    grace: Duration,
+) -> Option<K> {
+    let all: Vec<(K, &Visitor)> = visitors.collect();
+    let address = |visitor: &Visitor| visitor.from.0.map(|from| from.ip());
+    let mut counts: BTreeMap<Option<IpAddr>, usize> = BTreeMap::new();
+    for (_, visitor) in &all {
+        *counts.entry(address(visitor)).or_default() += 1;
+    }
+    let worth = |visitor: &Visitor| {
+        let crowd = counts.get(&address(visitor)).copied().unwrap_or_default();
+        (!visitor.is_silent(), std::cmp::Reverse(crowd), visitor.since)
+    };
+    let unsafe_now = all.into_iter().filter(|(_, visitor)| now >= visitor.since + visitor.grace(grace));
+    unsafe_now.min_by_key(|(_, visitor)| worth(visitor)).map(|(key, _)| key)
+}
+
+/// Checks that a connection of this host comes from a process of this user, of root, or of a user that this
+/// process's namespace has no number for. Connections of other hosts are not looked at.
+///
+/// # Errors
+/// Who it is instead.
+pub fn check_user(fd: BorrowedFd<'_>, from: Caller) -> Result<(), String> {
+    /// Users of other namespaces are shown so (user_namespaces(7)).
+    const UNMAPPED: u32 = 65_534;
+    if from.0.is_some() {
+        return Ok(());
+    }
+    let peer = rustix::net::sockopt::socket_peercred(fd).map_err(|errno| errno.to_string())?.uid.as_raw();
+    if [rustix::process::geteuid().as_raw(), 0, UNMAPPED].contains(&peer) {
+        return Ok(());
+    }
+    Err(format!("it is a process of user {peer}"))
+}
+
 /// How many visitors an [`Acceptor`] has at a time, and how much time they get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Handshakes in progress at most; beyond it the oldest gives way once it is older than `grace`.
+    /// Handshakes in progress at most; beyond it, and where the process has no place left
+    /// ([`strangers`]), one gives way ([`first_to_go`]).
     pub pending: usize,
-    /// How long the oldest handshake is safe from those that wait for its slot.
+    /// How long a handshake is safe from those that wait for its place; a part of it before its first byte.
     pub grace: Duration,
     /// The time that a handshake may take.
     pub patience: Duration,
@@ -186,8 +247,8 @@ pub enum Arrival {
     Accepted(Accepted),
     /// A connection that was dropped, and why.
     Stranger(Caller, String),
-    /// The listener cannot accept connections for a while, and why.
-    Trouble(std::io::Error),
+    /// The listener cannot accept connections for a while; why, and what to do.
+    Trouble(String),
 }
 
 /// A listener and the handshakes in progress on it.
@@ -209,7 +270,7 @@ impl Acceptor {
 
     /// Adds everything this acceptor waits for.
     pub fn register<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
-        if self.rest_until.is_none() && self.pending.len() < self.limits.pending {
+        if self.rest_until.is_none() && self.has_room() {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         fds.extend(self.pending.iter().map(|pending| PollFd::new(pending, PollFlags::IN)));
@@ -217,10 +278,17 @@ impl Acceptor {
 
     /// The moment at which [`Acceptor::advance`] must be called even if nothing happens.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let Limits { pending, grace, patience } = self.limits;
-        let limit = if self.pending.len() < pending { patience } else { patience.min(grace) };
-        let oldest = self.pending.first().map(|pending| pending.since + limit);
-        [oldest, self.rest_until].into_iter().flatten().min()
+        let Limits { grace, patience, .. } = self.limits;
+        let has_room = self.has_room();
+        let limit = |visitor: &Visitor| {
+            if has_room { patience } else { patience.min(visitor.grace(grace)) }
+        };
+        let first = self.pending.iter().map(|visitor| visitor.since + limit(visitor)).min();
+        [first, self.rest_until].into_iter().flatten().min()
+    }
+
+    fn has_room(&self) -> bool {
+        self.pending.len() < self.limits.pending && Place::take(self.pending.len()).is_some()
     }
 
     /// Takes all steps that need no waiting. `admit` is given what a greeting adds, and returns the key that
@@ -233,11 +301,25 @@ impl Acceptor {
     ) -> Vec<Arrival> {
         let now = Instant::now();
         let mut arrivals = Vec::new();
-        self.make_room(now, &mut arrivals);
+        // Who has spoken meanwhile is no longer silent when others want its place.
+        if !self.has_room() {
+            self.hear(now, &mut admit, &mut welcome, &mut arrivals);
+        }
         self.accept_waiting(now, &mut arrivals);
+        self.hear(now, &mut admit, &mut welcome, &mut arrivals);
+        arrivals
+    }
+
+    fn hear(
+        &mut self,
+        now: Instant,
+        admit: &mut impl FnMut(&[u8]) -> Result<Key, Unwanted>,
+        welcome: &mut impl FnMut(&Proved) -> Vec<u8>,
+        arrivals: &mut Vec<Arrival>,
+    ) {
         for visitor in std::mem::take(&mut self.pending) {
             let from = visitor.from;
-            let why = match visitor.advance(&mut admit) {
+            let why = match visitor.advance(&mut *admit) {
                 Step::Wait(visitor) if now >= visitor.since + self.limits.patience => {
                     "no proof within the time limit".to_string()
                 }
@@ -259,14 +341,18 @@ impl Acceptor {
             };
             arrivals.push(Arrival::Stranger(from, why));
         }
-        arrivals
     }
 
-    fn make_room(&mut self, now: Instant, arrivals: &mut Vec<Arrival>) {
-        if self.pending.len() >= self.limits.pending && now >= self.pending[0].since + self.limits.grace {
-            let oldest = self.pending.remove(0);
-            arrivals.push(Arrival::Stranger(oldest.from, "too many handshakes at once".into()));
-        }
+    /// Lets one go, if one is no longer safe; false if there is none.
+    fn make_room(&mut self, now: Instant, grace: Duration, why: &str, arrivals: &mut Vec<Arrival>) -> bool {
+        let Some(at) = first_to_go(self.pending.iter().enumerate(), now, grace) else { return false };
+        arrivals.push(Arrival::Stranger(self.pending.remove(at).from, why.into()));
+        true
+    }
+
+    fn is_somebody_waiting(&self) -> bool {
+        let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
+        wait::poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|ready| ready > 0)
     }
 
     fn accept_waiting(&mut self, now: Instant, arrivals: &mut Vec<Arrival>) {
@@ -274,12 +360,30 @@ impl Acceptor {
             return;
         }
         self.rest_until = None;
-        while self.pending.len() < self.limits.pending {
+        for _ in 0..AT_ONCE {
+            let place =
+                if self.pending.len() < self.limits.pending { Place::take(self.pending.len()) } else { None };
+            let Some(place) = place else {
+                let why = "too many handshakes at once";
+                if self.is_somebody_waiting() && self.make_room(now, self.limits.grace, why, arrivals) {
+                    continue;
+                }
+                return;
+            };
             match socket::accept(self.listener.as_fd(), &self.options) {
-                Ok(Some((fd, from))) => self.pending.push(Visitor::new(fd, from, self.protocol)),
+                Ok(Some((fd, from))) => {
+                    strangers::forget_trouble();
+                    match check_user(fd.as_fd(), from) {
+                        Ok(()) => self.pending.push(Visitor::new(fd, from, self.protocol, place)),
+                        Err(why) => arrivals.push(Arrival::Stranger(from, why)),
+                    }
+                }
                 Ok(None) => return,
+                // The descriptors of strangers are the first to be given up.
+                Err(Errno::MFILE | Errno::NFILE)
+                    if self.make_room(now, Duration::ZERO, "no descriptors are left", arrivals) => {}
                 Err(errno) => {
-                    arrivals.push(Arrival::Trouble(errno.into()));
+                    arrivals.push(Arrival::Trouble(strangers::remember_trouble(errno)));
                     self.rest_until = Some(now + REST);
                     return;
                 }

@@ -76,6 +76,7 @@ pub mod handle;
 pub mod handshake;
 pub mod interface;
 pub mod socket;
+pub mod strangers;
 pub mod stream;
 pub mod wait;
 

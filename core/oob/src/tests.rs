@@ -1,12 +1,14 @@
 //! Dials and listeners against each other, over real sockets: slow, late, lost and hostile ones.
 
-use crate::accept::{Acceptor, Arrival, Limits, Unwanted};
+use crate::accept::{Acceptor, Arrival, Limits, Step, Unwanted, Visitor, check_user, first_to_go};
 use crate::dial::{self, Dial, Ended, Offer, Retry};
 use crate::error::ErrorKind;
 use crate::handshake::{Failure, Key, Protocol};
-use crate::socket::{self, Address, Moved, Options, Origin};
+use crate::socket::{self, Address, Caller, Moved, Options, Origin};
+use crate::strangers::Place;
 use crate::stream::Stream;
-use crate::wait::Until;
+use crate::wait::{self, Until};
+use rustix::event::{PollFd, PollFlags};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -242,6 +244,57 @@ fn silent_strangers_give_way_and_end_in_time() {
     let _silent = raw(&address);
     let gone = until(|| look(&mut impatient).pop());
     assert!(matches!(&gone, Arrival::Stranger(_, why) if why.contains("time limit")), "{gone:?}");
+}
+
+/// Many silent connections wait before a friend: they make way for it, and for each other.
+#[test]
+fn a_friend_comes_in_behind_a_crowd() {
+    let (mut acceptor, address) = acceptor(LIMITS);
+    let _crowd: Vec<Stream> = (0..100).map(|_| raw(&address)).collect();
+    assert_eq!(outcome(&mut acceptor, &address, &offer(&key())), Ok(b"me!".to_vec()));
+}
+
+/// Who gives way: the silent before those that speak, then the address with the most, then the oldest; nobody
+/// within its grace.
+#[test]
+fn a_crowd_of_one_address_gives_way_before_others() {
+    let (listener, address) = listen();
+    let mut visitors = Vec::new();
+    let mut ends = Vec::new();
+    for host in [1, 2, 2, 2, 3] {
+        let near = raw(&address);
+        let (fd, _) = until(|| socket::accept(listener.as_fd(), &Options::default()).unwrap());
+        let from = Caller(Some(SocketAddr::from(([10, 0, 0, host], 7))));
+        let visitor = Visitor::new(fd, from, PROTOCOL, Place::take(0).unwrap());
+        let visitor = if host == 3 || ends.len() == 2 {
+            near.write_all(b"HAWS", false, &patient(), &test).unwrap();
+            until(|| wait::poll(&mut [PollFd::new(&visitor, PollFlags::IN)], None).ok().filter(|n| *n > 0));
+            let Step::Wait(visitor) = visitor.advance(|_| panic!("half a greeting")) else { panic!() };
+            visitor
+        } else {
+            visitor
+        };
+        visitors.push(visitor);
+        ends.push(near);
+    }
+    let (grace, mut order) = (Duration::from_secs(1000), Vec::new());
+    let mut left: Vec<usize> = (0..5).collect();
+    let go = |left: &[usize], now| first_to_go(left.iter().map(|at| (*at, &visitors[*at])), now, grace);
+    assert_eq!(go(&left, Instant::now()), None, "all are safe");
+    while let Some(at) = go(&left, Instant::now() + grace) {
+        order.push(at);
+        left.retain(|other| *other != at);
+    }
+    assert_eq!(order, [1, 3, 0, 2, 4]);
+}
+
+#[test]
+fn a_socket_of_this_host_is_for_this_user() {
+    let token = socket::random().unwrap();
+    let listener = socket::listen_unix(&token).unwrap();
+    let _near = raw(&Address::Unix(token));
+    let (fd, from) = until(|| socket::accept(listener.as_fd(), &Options::default()).unwrap());
+    assert_eq!(check_user(fd.as_fd(), from), Ok(()));
 }
 
 /// The network is away when the proof is on its way, for longer than the acceptor waits.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hawser_oob::accept::{Accepted, Acceptor, Arrival, Limits, Unwanted};
 use hawser_oob::handle::ConnectInfo;
+use hawser_oob::strangers;
 use hawser_oob::{interface, socket};
 use hawser_plugin::net::{
     Connector, Handle, Listener, MAX_RECVS, MAX_REQUESTS, MAX_VIRTUAL, MemoryKinds, NetConfig, NetContext,
@@ -319,9 +320,14 @@ impl IbListener {
                     stats::add(&stats::STRANGERS, 1);
                     format!("refused a connection from {from}: {why}")
                 }
-                Arrival::Trouble(error) => format!("cannot accept a connection: {error}"),
+                Arrival::Trouble(why) => {
+                    let line = strangers::line(format!("IB: {why}"));
+                    line.into_iter().for_each(|line| self.shared.config.log.warn(line));
+                    continue;
+                }
             };
-            self.shared.config.log.info(Subsys::NET, format!("IB: {text}"));
+            let line = strangers::line(format!("IB: {text}"));
+            line.into_iter().for_each(|line| self.shared.config.log.info(Subsys::NET, line));
         }
     }
 

@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hawser_oob::accept::Visitor;
+use hawser_oob::accept::{Visitor, first_to_go};
 use hawser_oob::socket::{self, Options};
+use hawser_oob::strangers::{self, Place};
 use hawser_oob::wait::Bell;
 use hawser_plugin::{Log, Subsys};
 use rustc_hash::FxHashMap;
@@ -34,7 +35,7 @@ const IDLE_TICK: Duration = Duration::from_secs(1);
 const GOODBYE: Duration = Duration::from_secs(2);
 /// The pause between two looks at goodbyes.
 const GOODBYE_TICK: Duration = Duration::from_millis(5);
-/// Handshakes of strangers and friends at a time; beyond it the oldest gives way.
+/// Handshakes of strangers and friends at a time; beyond it one gives way.
 const MOST_GUESTS: usize = 512;
 /// The time that listeners rest when the process has no descriptors left.
 const REST: Duration = Duration::from_millis(50);
@@ -358,26 +359,45 @@ impl Body {
     }
 
     fn accept(&mut self, listener: &OwnedFd) {
+        let now = Instant::now();
         loop {
             let (fd, from) = match socket::accept(listener.as_fd(), &self.service.options) {
                 Ok(Some(found)) => found,
                 Ok(None) => return,
+                // The descriptors of strangers are the first to be given up.
+                Err(Errno::MFILE | Errno::NFILE) if self.make_room(now) => continue,
                 Err(errno) => {
-                    let text = format!("Socket: no connection can be accepted: {errno}; trying again");
-                    self.service.log.info(Subsys::NET, text);
+                    let why = strangers::remember_trouble(errno);
+                    let line = strangers::line(format!("Socket: {why}; trying again"));
+                    line.into_iter().for_each(|line| self.service.log.warn(line));
                     return self.rest();
                 }
             };
-            if self.guests.len() >= MOST_GUESTS {
-                let oldest = self.guests.iter().min_by_key(|(_, guest)| guest.since).map(|(&t, _)| t);
-                oldest.and_then(|token| self.guests.remove(&token));
-            }
+            let Some(place) = self.place(now) else { continue };
             let token = self.service.token();
             let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
             if epoll::add(&self.service.epoll, &fd, epoll::EventData::new_u64(token), flags).is_ok() {
-                self.guests.insert(token, Visitor::new(fd, from, PROTOCOL));
+                self.guests.insert(token, Visitor::new(fd, from, PROTOCOL, place));
             }
         }
+    }
+
+    /// A place for one more guest, in place of another if it has to be.
+    fn place(&mut self, now: Instant) -> Option<Place> {
+        if self.guests.len() >= MOST_GUESTS {
+            self.make_room(now);
+        }
+        Place::take(self.guests.len()).or_else(|| {
+            self.make_room(now);
+            Place::take(self.guests.len())
+        })
+    }
+
+    /// Lets a guest go; false if there is none that was there before.
+    fn make_room(&mut self, now: Instant) -> bool {
+        let guests = self.guests.iter().map(|(&token, guest)| (token, guest));
+        let token = first_to_go(guests, now, Duration::ZERO);
+        token.and_then(|token| self.guests.remove(&token)).is_some()
     }
 
     /// The process has no descriptors left: a listener that stays ready would make this thread spin.
@@ -406,8 +426,8 @@ impl Body {
                 let text = format!("Socket: dropped a connection from {from}: {reason}");
                 if self.strangers == 1 {
                     self.service.log.warn(text);
-                } else {
-                    self.service.log.info(Subsys::NET, text);
+                } else if let Some(line) = strangers::line(text) {
+                    self.service.log.info(Subsys::NET, line);
                 }
             }
         }

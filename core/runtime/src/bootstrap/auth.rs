@@ -4,14 +4,15 @@
 //! communicator's secret before a byte is believed. The greeting says what the connection is for, which rank
 //! comes, and to which rank it wants to come.
 
-use super::detail;
 use super::wire::{Fields, malformed};
+use super::{Remark, detail, remark};
 use hawser_base::error::Result;
 use hawser_base::wait::Wait;
 use hawser_oob::accept::{self, Arrival, Limits, Unwanted};
 use hawser_oob::dial::{self, Offer};
 use hawser_oob::handshake::Protocol;
 use hawser_oob::socket::{Address, Options};
+use hawser_oob::strangers;
 use hawser_oob::stream::Stream;
 use rustix::event::PollFd;
 use std::os::fd::OwnedFd;
@@ -32,8 +33,8 @@ const GREETING: usize = 9;
 const PROTOCOL: Protocol =
     Protocol { magic: *b"HAWSboot", version: 5, greeting: GREETING, answer: 0, welcome: 0 };
 
-/// Handshakes in progress at one listener; beyond it the oldest gives way once it is older than [`GRACE`].
-const MOST_PENDING: usize = 128;
+/// Handshakes in progress at one listener; beyond it one that is older than [`GRACE`] gives way.
+const MOST_PENDING: usize = strangers::MOST;
 const GRACE: Duration = Duration::from_millis(250);
 
 /// The purpose of a connection.
@@ -162,9 +163,13 @@ impl Acceptor {
                     });
                 }
                 Arrival::Stranger(from, why) => {
-                    detail(&format!("bootstrap dropped a stranger at {from}: {why}"))
+                    let text = format!("bootstrap dropped a stranger at {from}: {why}");
+                    strangers::line(text).into_iter().for_each(|line| detail(&line));
                 }
-                Arrival::Trouble(error) => detail(&format!("bootstrap cannot accept a connection: {error}")),
+                Arrival::Trouble(why) => {
+                    let line = strangers::line(format!("bootstrap: {why}"));
+                    line.into_iter().for_each(|line| remark(Remark::Warning, &line));
+                }
             }
         }
         done
