@@ -30,21 +30,34 @@ BANDS = ((1 << 16, "to 64K"), (1 << 20, "to 1M"), (16 << 20, "to 16M"), (math.in
 def main():
     args = options()
     libraries = {"ours": args.ours, "nccl": args.nccl}
-    about = {"gpus": args.gpus, "rounds": args.rounds, "graph": args.graph, "date": datetime.date.today().isoformat()}
+    about = {
+        "gpus": args.gpus,
+        "rounds": args.rounds,
+        "graph": args.graph,
+        "date": datetime.date.today().isoformat(),
+    }
     times, facts = {}, {}
     if args.hawser:
         for side in SIDES:
             check(args, libraries[side])
     for number in range(args.rounds):
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
-            rows, fact = by_hawser(args, libraries[side]) if args.hawser else by_nccl_tests(args, libraries[side])
+            rows, fact = (
+                by_hawser(args, libraries[side]) if args.hawser else by_nccl_tests(args, libraries[side])
+            )
             for op, size, us, busbw in rows:
-                times.setdefault((op, size), {name: [] for name in SIDES})[side].append((round(us, 3), round(busbw, 4)))
+                times.setdefault((op, size), {name: [] for name in SIDES})[side].append(
+                    (round(us, 3), round(busbw, 4))
+                )
             if fact:
                 facts.setdefault("init_ms", {}).setdefault(side, []).append(round(fact.pop("init_ms"), 3))
                 facts.setdefault("libraries", {})[side] = fact.pop("version")
                 facts.update(fact)
-            print(f"round {number + 1} of {args.rounds}, {side}: {len(rows)} points", file=sys.stderr, flush=True)
+            print(
+                f"round {number + 1} of {args.rounds}, {side}: {len(rows)} points",
+                file=sys.stderr,
+                flush=True,
+            )
     report(times, facts)
     if args.json:
         rows = [{"op": op, "bytes": size, **sides} for (op, size), sides in times.items()]
@@ -53,7 +66,9 @@ def main():
 
 
 def options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     program = parser.add_mutually_exclusive_group(required=True)
     program.add_argument("--hawser", help="the built hawser")
     program.add_argument("--bin", help="folder of nccl-tests' programs")
@@ -64,11 +79,19 @@ def options():
     parser.add_argument("--sizes", default="8:1G:8", help="first:last:factor")
     parser.add_argument("--iters", default="50")
     parser.add_argument("--warmup", default="10")
-    parser.add_argument("--point-ms", help="with --hawser: fewer iterations where a measurement takes longer than this")
-    parser.add_argument("--graph", type=int, default=0, help="launches of a CUDA graph of all iterations; 0 = no graph")
+    parser.add_argument(
+        "--point-ms", help="with --hawser: fewer iterations where a measurement takes longer than this"
+    )
+    parser.add_argument(
+        "--graph", type=int, default=0, help="launches of a CUDA graph of all iterations; 0 = no graph"
+    )
     parser.add_argument("--timeout", type=int, default=300, help="seconds that one process may take")
     parser.add_argument("--json")
-    parser.add_argument("ops", nargs="*", default=["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv", "broadcast"])
+    parser.add_argument(
+        "ops",
+        nargs="*",
+        default=["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv", "broadcast"],
+    )
     args = parser.parse_args()
     for side, path in (("ours", args.ours), ("nccl", args.nccl)):
         if not os.path.isfile(path):
@@ -87,13 +110,35 @@ def check(args, library):
 
 def by_hawser(args, library):
     first, last, factor = args.sizes.split(":")
-    more = ["-b", first, "-e", last, "-f", factor, "-n", args.iters, "-w", args.warmup, "-c", "0", "--skip-in-place"]
+    more = [
+        "-b",
+        first,
+        "-e",
+        last,
+        "-f",
+        factor,
+        "-n",
+        args.iters,
+        "-w",
+        args.warmup,
+        "-c",
+        "0",
+        "--skip-in-place",
+    ]
     more += ["--point-ms", args.point_ms] if args.point_ms else []
     data = perf(args, library, more + ["-G", str(args.graph)])
-    rows = [(row["collective"], row["size"], row["out_of_place"]["time"], row["out_of_place"]["bus_bw"]) for row in data["results"] if row["size"] > 0]
+    rows = [
+        (row["collective"], row["size"], row["out_of_place"]["time"], row["out_of_place"]["bus_bw"])
+        for row in data["results"]
+        if row["size"] > 0
+    ]
     config = data["config"]
     devices = sorted({line.split("] ", 1)[-1] for line in config["devices"]})
-    facts = {"init_ms": config["init_ms"], "version": config["library"]["version"], "devices": ", ".join(devices)}
+    facts = {
+        "init_ms": config["init_ms"],
+        "version": config["library"]["version"],
+        "devices": ", ".join(devices),
+    }
     return rows, facts
 
 
@@ -102,7 +147,17 @@ def perf(args, library, more):
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out.json")
         command = [args.hawser, "perf", ",".join(args.ops), "--library", os.path.abspath(library)]
-        command += ["-t", str(args.gpus), "-g", "1", "-T", str(max(args.timeout - 10, 1)), "--json", out, *more]
+        command += [
+            "-t",
+            str(args.gpus),
+            "-g",
+            "1",
+            "-T",
+            str(max(args.timeout - 10, 1)),
+            "--json",
+            out,
+            *more,
+        ]
         run(args, command, {})
         with open(out) as file:
             return json.load(file)
@@ -115,7 +170,18 @@ def by_nccl_tests(args, library):
         with tempfile.TemporaryDirectory() as folder:
             os.symlink(os.path.abspath(library), os.path.join(folder, "libnccl.so.2"))
             command = [os.path.join(args.bin, f"{op}_perf"), "-b", first, "-e", last, "-f", factor]
-            command += ["-t", str(args.gpus), "-g", "1", "-n", args.iters, "-w", args.warmup, "-G", str(args.graph)]
+            command += [
+                "-t",
+                str(args.gpus),
+                "-g",
+                "1",
+                "-n",
+                args.iters,
+                "-w",
+                args.warmup,
+                "-G",
+                str(args.graph),
+            ]
             text = run(args, command, {"LD_LIBRARY_PATH": folder})
         found = [match.groups() for match in map(ROW.match, text.splitlines()) if match]
         if not found or any(wrong not in ("0", "N/A") for *_, wrong in found):
@@ -134,19 +200,32 @@ def run(args, command, env):
     except OSError as error:
         sys.exit(f"{command[0]} cannot be run: {error}")
     if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed (exit {done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        sys.exit(
+            f"{' '.join(command)} failed (exit {done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
 def report(times, facts):
     for op in dict.fromkeys(op for op, _ in times):
-        rows = [(size, [summary(sides[side]) for side in SIDES]) for (name, size), sides in times.items() if name == op]
-        print(f"\n{op:15} {'ours us':>10} {'spread':>7} {'nccl us':>10} {'spread':>7} {'time ratio':>10} {'busbw ours':>10} {'nccl':>7}")
+        rows = [
+            (size, [summary(sides[side]) for side in SIDES])
+            for (name, size), sides in times.items()
+            if name == op
+        ]
+        print(
+            f"\n{op:15} {'ours us':>10} {'spread':>7} {'nccl us':>10} {'spread':>7} {'time ratio':>10} {'busbw ours':>10} {'nccl':>7}"
+        )
         for size, (ours, nccl) in rows:
-            print(f"{size:>15} {ours[0]:>10.2f} {ours[1]:>6.0%} {nccl[0]:>10.2f} {nccl[1]:>6.0%} {ours[0] / nccl[0]:>10.2f} {ours[2]:>10.1f} {nccl[2]:>7.1f}")
+            print(
+                f"{size:>15} {ours[0]:>10.2f} {ours[1]:>6.0%} {nccl[0]:>10.2f} {nccl[1]:>6.0%} {ours[0] / nccl[0]:>10.2f} {ours[2]:>10.1f} {nccl[2]:>7.1f}"
+            )
         print(f"{'worst ratio':>15} {worst(rows)}")
     if "init_ms" in facts:
-        print("\ncommunicators made in " + ", ".join(f"{side} {statistics.median(facts['init_ms'][side]):.0f} ms" for side in SIDES))
+        print(
+            "\ncommunicators made in "
+            + ", ".join(f"{side} {statistics.median(facts['init_ms'][side]):.0f} ms" for side in SIDES)
+        )
 
 
 def worst(rows):

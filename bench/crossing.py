@@ -35,7 +35,14 @@ WAYS = {
     "hierarchical": ('{ program = "two_levels" }', "two_levels"),
     "pipeline": ('{ program = "pipeline" }', "pipeline"),
 }
-COLOURS = {"ring": "#2e6fb0", "tree": "#8e6fb5", "all-pairs": "#c0392b", "hierarchical": "#d68910", "pipeline": "#2e8b57", "rule": "black"}
+COLOURS = {
+    "ring": "#2e6fb0",
+    "tree": "#8e6fb5",
+    "all-pairs": "#c0392b",
+    "hierarchical": "#d68910",
+    "pipeline": "#2e8b57",
+    "rule": "black",
+}
 SLOWER = 1.05
 
 
@@ -44,7 +51,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         rules, programs = os.path.join(folder, "rules.toml"), os.path.join(folder, "programs")
         os.mkdir(programs)
-        os.environ.update(HAWSER_RULES=rules, MSCCL_ALGO_DIR=programs, HAWSER_RUNTIME_DIR="none", NCCL_NVLS_ENABLE="0")
+        os.environ.update(
+            HAWSER_RULES=rules, MSCCL_ALGO_DIR=programs, HAWSER_RUNTIME_DIR="none", NCCL_NVLS_ENABLE="0"
+        )
         layer, reason = layers.open_layer(options.ranks, options.host)
         if layer is None:
             print(f"skipped: {reason}")
@@ -53,7 +62,9 @@ def main():
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("library")
     parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
     parser.add_argument("--least", type=int, default=128, help="bytes of the first size")
@@ -106,14 +117,21 @@ class Experiment:
         while size <= self.options.most:
             sizes.append(size)
             size *= self.options.factor
-        write(self.rules, "".join(rule(f'communicator = "{way}"', use) for way, (use, _) in self.ways.items()))
+        write(
+            self.rules, "".join(rule(f'communicator = "{way}"', use) for way, (use, _) in self.ways.items())
+        )
         table = self.measure({way: ran for way, (_, ran) in self.ways.items()}, sizes)
         at = crossing(table, sizes)
         text = chosen(table, sizes, at)
-        write(self.rules, text.replace("match = {", 'match = { communicator = "rule",') + "".join(
-            rule(f'communicator = "{way}"', self.ways[way][0]) for way in ("ring", "all-pairs")))
+        write(
+            self.rules,
+            text.replace("match = {", 'match = { communicator = "rule",')
+            + "".join(rule(f'communicator = "{way}"', self.ways[way][0]) for way in ("ring", "all-pairs")),
+        )
         both = {way: self.ways[way][1] for way in ("ring", "all-pairs")}
-        second = self.measure({**both, "rule": lambda size: both["all-pairs" if size < at else "ring"]}, sizes)
+        second = self.measure(
+            {**both, "rule": lambda size: both["all-pairs" if size < at else "ring"]}, sizes
+        )
         slower = [size for size in sizes if is_slower(second[size])]
         report = self.report(table, second, at, slower)
         print(report)
@@ -134,7 +152,9 @@ class Experiment:
             self.watchdog.step(lambda: f"{size} bytes by {', '.join(ways)}")
             case = cases.Case("all_reduce", self.float, "sum", size // 4, 0, self.ranks, size % 97)
             works = self.works(case)
-            running = {way: self.ready(communicator, works, size) for way, communicator in communicators.items()}
+            running = {
+                way: self.ready(communicator, works, size) for way, communicator in communicators.items()
+            }
             table[size] = {way: Point([], asked(one.communicator)) for way, one in running.items()}
             for _ in range(self.options.rounds):
                 for way, one in running.items():
@@ -151,13 +171,21 @@ class Experiment:
 
     def ready(self, communicator, works, size):
         """A communicator and one size: checked, and ready to be timed."""
-        one = Timed(self.layer, self.streams, communicator, works, 50 if size <= 1 << 18 else 20 if size <= 4 << 20 else 8)
+        one = Timed(
+            self.layer,
+            self.streams,
+            communicator,
+            works,
+            50 if size <= 1 << 18 else 20 if size <= 4 << 20 else 8,
+        )
         if counts := one.wrong():
             self.wrong.append(f"{communicator.name} at {size} bytes: bytes wrong by rank: {counts}")
         before = asked(communicator)
         one.capture()
         if asked(communicator) != before:
-            self.wrong.append(f"{communicator.name} at {size} bytes: {asked(communicator)} in a graph, {before} before")
+            self.wrong.append(
+                f"{communicator.name} at {size} bytes: {asked(communicator)} in a graph, {before} before"
+            )
         return one
 
     def works(self, case):
@@ -170,23 +198,36 @@ class Experiment:
 
     def title(self):
         place = "in place" if self.options.in_place else "out of place"
-        return f"all-reduce of float, {place}, {self.ranks} ranks on {self.devices()}, {datetime.date.today()}"
+        return (
+            f"all-reduce of float, {place}, {self.ranks} ranks on {self.devices()}, {datetime.date.today()}"
+        )
 
     def devices(self):
         if self.layer.on_host:
             return "the host device"
-        names = [self.layer.torch.cuda.get_device_name(gpu) for gpu in range(min(self.ranks, self.layer.gpus))]
+        names = [
+            self.layer.torch.cuda.get_device_name(gpu) for gpu in range(min(self.ranks, self.layer.gpus))
+        ]
         return f"{len(names)} x {names[0]}"
 
     def report(self, table, second, at, slower):
         ways = list(self.ways)
-        lines = [f"## {self.title()}", "", f"Medians of {self.options.rounds} rounds in turns, µs, and what ran (protocol, blocks).", ""]
+        lines = [
+            f"## {self.title()}",
+            "",
+            f"Medians of {self.options.rounds} rounds in turns, µs, and what ran (protocol, blocks).",
+            "",
+        ]
         lines += ["| bytes | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|"]
         for size, row in table.items():
             best = min((point.median() for point in row.values()), default=0)
             cells = [cell(row.get(way), best) for way in ways]
             lines.append(f"| {plot.unit(size)} | " + " | ".join(cells) + " |")
-        lines += ["", f"All-pairs below {at} bytes, ring from there on:" if at > min(table) else "Ring for all sizes:", ""]
+        lines += [
+            "",
+            f"All-pairs below {at} bytes, ring from there on:" if at > min(table) else "Ring for all sizes:",
+            "",
+        ]
         lines += ["| bytes | ring | all-pairs | rule | rule / better | ran |", "|---|---|---|---|---|---|"]
         for size, row in second.items():
             if len(row) == 3:
@@ -194,7 +235,9 @@ class Experiment:
                 figures = [f"{row[way].median():.1f}" for way in ("ring", "all-pairs", "rule")]
                 mark = " **slower**" if size in slower else ""
                 ratio = f"{row['rule'].median() / better:.2f}{mark}"
-                lines.append(f"| {plot.unit(size)} | " + " | ".join([*figures, ratio, row["rule"].ran]) + " |")
+                lines.append(
+                    f"| {plot.unit(size)} | " + " | ".join([*figures, ratio, row["rule"].ran]) + " |"
+                )
         said = "never slower than the better of both beyond noise" if not slower else f"SLOWER at {slower}"
         return "\n".join([*lines, "", f"The rule is {said}."])
 
@@ -219,17 +262,24 @@ def crossing(table, sizes):
     rows = [(size, table[size]) for size in sizes if {"ring", "all-pairs"} <= set(table[size])]
     if not rows:
         return 0
+
     def cost(at):
         points = [row["all-pairs" if size < at else "ring"].median() for size, row in rows]
         return statistics.geometric_mean(points)
+
     return min([*(size for size, _ in rows), sizes[-1] + 1], key=cost)
 
 
 def chosen(table, sizes, at):
     """The rule file, with the times around the crossing."""
     near = [size for size in sizes if at // 4 <= size <= at * 4 and {"ring", "all-pairs"} <= set(table[size])]
-    text = "".join(f"# {size:>9} bytes: ring {table[size]['ring'].median():.1f} µs, all-pairs {table[size]['all-pairs'].median():.1f} µs\n" for size in near)
-    text += rule(f'collective = "all_reduce", bytes = "..{at}"', WAYS["all-pairs"][0]) if at > sizes[0] else ""
+    text = "".join(
+        f"# {size:>9} bytes: ring {table[size]['ring'].median():.1f} µs, all-pairs {table[size]['all-pairs'].median():.1f} µs\n"
+        for size in near
+    )
+    text += (
+        rule(f'collective = "all_reduce", bytes = "..{at}"', WAYS["all-pairs"][0]) if at > sizes[0] else ""
+    )
     return text + (rule(f'collective = "all_reduce", bytes = "{at}.."', WAYS["ring"][0]))
 
 
@@ -257,6 +307,7 @@ def plan(name, ranks, per_block, programs):
 
 def pipeline(ranks):
     """Sums go along a chain and back, half of the data from either end: tiles follow one another."""
+
     def along(rank, chunk):
         chain = list(range(ranks)) if chunk == 0 else list(reversed(range(ranks)))
         at = chain.index(rank)
@@ -264,14 +315,21 @@ def pipeline(ranks):
         if at == 0:
             return [f"send src in:{chunk} to {after}", f"recv from {after} dst out:{chunk}"]
         if at == ranks - 1:
-            return [f"recv_reduce_copy_send from {before} src in:{chunk} order 1 dst out:{chunk} to {before} finish"]
-        return [f"recv_reduce_send from {before} src in:{chunk} order 1 to {after}", f"recv_copy_send from {after} dst out:{chunk} to {before}"]
+            return [
+                f"recv_reduce_copy_send from {before} src in:{chunk} order 1 dst out:{chunk} to {before} finish"
+            ]
+        return [
+            f"recv_reduce_send from {before} src in:{chunk} order 1 to {after}",
+            f"recv_copy_send from {after} dst out:{chunk} to {before}",
+        ]
+
     return plan("pipeline", ranks, 2, [[along(rank, chunk) for chunk in (0, 1)] for rank in range(ranks)])
 
 
 def two_levels(ranks):
     """All pairs inside each half of the ranks, an exchange between the halves, all pairs again."""
     half = ranks // 2
+
     def steps(rank):
         own, first = rank % half, rank // half * half
         peers, twin = [first + i for i in range(half) if i != own], (rank + half) % ranks
@@ -283,13 +341,16 @@ def two_levels(ranks):
         if peers:
             out.append(f"send src out:{own} to {','.join(map(str, peers))}")
         return out + [f"recv from {peer} dst out:{peer - first}" for peer in peers]
+
     return plan("two_levels", ranks, half, [[steps(rank)] for rank in range(ranks)])
 
 
 def picture(table, second, sizes, title):
     """Time against size, both logarithmic; below it the rule's time divided by the better one's."""
     width, height = 640, 400
-    curves = {way: [(size, row[way].median()) for size, row in table.items() if way in row] for way in COLOURS}
+    curves = {
+        way: [(size, row[way].median()) for size, row in table.items() if way in row] for way in COLOURS
+    }
     curves["rule"] = [(size, row["rule"].median()) for size, row in second.items() if "rule" in row]
     every = [us for points in curves.values() for _, us in points]
     low, high = min(every), max(max(every), min(every) * 1.1)
@@ -302,13 +363,17 @@ def picture(table, second, sizes, title):
                 body += plot.line(0, y(us), width, y(us)) + plot.label(-6, y(us) + 4, f"{us} µs", "end")
         mark *= 10
     for size in sizes[:: max(1, len(sizes) // 9)]:
-        body += plot.line(x(size), 0, x(size), height) + plot.label(x(size), height + 18, plot.unit(size), "middle")
+        body += plot.line(x(size), 0, x(size), height) + plot.label(
+            x(size), height + 18, plot.unit(size), "middle"
+        )
     for index, (way, points) in enumerate(curves.items()):
         style = ' stroke-dasharray="3 4"' if way == "rule" else ""
         body += plot.curve([(x(size), y(us)) for size, us in points], COLOURS[way], style) if points else ""
         body += plot.label(14, 20 + 16 * index, way, "start", COLOURS[way])
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + 110}" height="{height + 90}" font-family="sans-serif" '
-            f'font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n<g transform="translate(80,44)">\n{body}</g>\n</svg>\n')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + 110}" height="{height + 90}" font-family="sans-serif" '
+        f'font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n<g transform="translate(80,44)">\n{body}</g>\n</svg>\n'
+    )
 
 
 def write(path, text):

@@ -71,7 +71,9 @@ def compare(options, way, ranks):
 
 
 def perf(tool, options, way, ranks):
-    iterations = str(options.iterations if tool == options.hawser or way == "shm" else options.before_iterations)
+    iterations = str(
+        options.iterations if tool == options.hawser or way == "shm" else options.before_iterations
+    )
     command = [
         tool,
         "perf",

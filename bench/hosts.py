@@ -25,7 +25,11 @@ def main():
     sides = variants(options)
     layouts = [1] if options.plugin else options.hosts
     results = []
-    print(f"{'program':15} {'hosts':>5} {'bytes':>11}  " + "  ".join(f"{name:>22}" for name, _, _ in sides) + "   ratio")
+    print(
+        f"{'program':15} {'hosts':>5} {'bytes':>11}  "
+        + "  ".join(f"{name:>22}" for name, _, _ in sides)
+        + "   ratio"
+    )
     for hosts in layouts:
         for program in options.programs:
             results += compare(options, sides, hosts, program)
@@ -35,7 +39,9 @@ def main():
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bin", required=True, help="folder of nccl-tests' programs, built with MPI")
     parser.add_argument("--ours", help="Hawser's libnccl.so.2")
     parser.add_argument("--nccl", required=True, help="NVIDIA's libnccl.so.2")
@@ -72,9 +78,24 @@ def compare(options, sides, hosts, program):
     rows = []
     for size in options.sizes:
         medians = [statistics.median(busbw[name, size]) for name, _, _ in sides]
-        cells = [f"{m:8.2f} {min(busbw[n, size]):6.2f}-{max(busbw[n, size]):6.2f}" for m, (n, _, _) in zip(medians, sides)]
-        print(f"{program:15} {hosts:5} {number(size):11}  " + "  ".join(f"{c:>22}" for c in cells) + f"  {medians[0] / medians[1]:6.2f}", flush=True)
-        rows.append({"program": program, "hosts": hosts, "bytes": number(size), **{n: busbw[n, size] for n, _, _ in sides}})
+        cells = [
+            f"{m:8.2f} {min(busbw[n, size]):6.2f}-{max(busbw[n, size]):6.2f}"
+            for m, (n, _, _) in zip(medians, sides)
+        ]
+        print(
+            f"{program:15} {hosts:5} {number(size):11}  "
+            + "  ".join(f"{c:>22}" for c in cells)
+            + f"  {medians[0] / medians[1]:6.2f}",
+            flush=True,
+        )
+        rows.append(
+            {
+                "program": program,
+                "hosts": hosts,
+                "bytes": number(size),
+                **{n: busbw[n, size] for n, _, _ in sides},
+            }
+        )
     return rows
 
 
@@ -82,14 +103,50 @@ def run(options, library, env, hosts, program, size):
     """Bus bandwidth out of place of one run, in GB/s."""
     with tempfile.TemporaryDirectory() as folder:
         os.symlink(os.path.abspath(library), os.path.join(folder, "libnccl.so.2"))
-        place = f"export NCCL_HOSTID=host$((OMPI_COMM_WORLD_RANK * {hosts} / OMPI_COMM_WORLD_SIZE)); exec \"$@\""
-        command = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-np", str(options.ranks), "bash", "-c", place, "-"]
-        command += [os.path.join(options.bin, f"{program}_perf"), "-b", size, "-e", size, "-c", "1", "-w", "2", "-n", str(options.iters)]
-        settings = {"LD_LIBRARY_PATH": folder, "NCCL_SOCKET_IFNAME": options.interface, "NCCL_NVLS_ENABLE": "0", **env}
-        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=300)
-    rows = [line.split() for line in done.stdout.splitlines() if line[:1] == " " and line.split()[0].isdigit()]
+        place = (
+            f'export NCCL_HOSTID=host$((OMPI_COMM_WORLD_RANK * {hosts} / OMPI_COMM_WORLD_SIZE)); exec "$@"'
+        )
+        command = [
+            "mpirun",
+            "--allow-run-as-root",
+            "--bind-to",
+            "none",
+            "-np",
+            str(options.ranks),
+            "bash",
+            "-c",
+            place,
+            "-",
+        ]
+        command += [
+            os.path.join(options.bin, f"{program}_perf"),
+            "-b",
+            size,
+            "-e",
+            size,
+            "-c",
+            "1",
+            "-w",
+            "2",
+            "-n",
+            str(options.iters),
+        ]
+        settings = {
+            "LD_LIBRARY_PATH": folder,
+            "NCCL_SOCKET_IFNAME": options.interface,
+            "NCCL_NVLS_ENABLE": "0",
+            **env,
+        }
+        done = subprocess.run(
+            command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=300
+        )
+    rows = [
+        line.split() for line in done.stdout.splitlines() if line[:1] == " " and line.split()[0].isdigit()
+    ]
     if done.returncode != 0 or not rows or rows[0][8] != "0":
-        sys.exit(f"{program} with {library} failed ({done.returncode}):\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        sys.exit(
+            f"{program} with {library} failed ({done.returncode}):\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        )
     return float(rows[0][7])
 
 

@@ -73,15 +73,20 @@ def read(paths):
             sys.exit(f"{path} is of {data['gpus']} GPUs, the files before are of {gpus}")
         gpus = data["gpus"]
         for row in data["rows"]:
-            ours, nccl = ([statistics.median(column) for column in zip(*row[side])] for side in ("ours", "nccl"))
+            ours, nccl = (
+                [statistics.median(column) for column in zip(*row[side])] for side in ("ours", "nccl")
+            )
             points[row["op"], row["bytes"]] = (ours[0], nccl[0], ours[1])
     return gpus, points
 
 
 def checks(gpus, points):
     """Prints a line for each mark that has points; whether it is met."""
+
     def mark(ops, first, last, text, value, holds):
-        values = {key: value(point) for key, point in points.items() if key[0] in ops and first <= key[1] <= last}
+        values = {
+            key: value(point) for key, point in points.items() if key[0] in ops and first <= key[1] <= last
+        }
         if not values:
             return
         bad = [key for key, at in values.items() if not holds(at)]

@@ -16,7 +16,9 @@ FULL = ("broadcast", "reduce", "sendrecv")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results")
     parser.add_argument("picture")
     parser.add_argument("--limit", type=float, help="what a link carries, in GB/s; no line without")
@@ -33,7 +35,9 @@ def main():
     text = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">\n'
     text += '<rect width="100%" height="100%" fill="white"/>\n'
     for index, op in enumerate(operations):
-        text += f'<g transform="translate({LEFT + index % columns * across},{TOP + index // columns * down})">\n'
+        text += (
+            f'<g transform="translate({LEFT + index % columns * across},{TOP + index // columns * down})">\n'
+        )
         text += panel(data, op, args.limit) + "</g>\n"
     with open(args.picture, "w") as out:
         out.write(text + "</svg>\n")
@@ -42,16 +46,22 @@ def main():
 def panel(data, op, limit):
     rows = sorted((row for row in data["rows"] if row["op"] == op), key=lambda row: row["bytes"])
     sizes = [row["bytes"] for row in rows]
-    sides = {side: [statistics.median(us for us, _ in row[side]) for row in rows] for side in ("ours", "nccl")}
+    sides = {
+        side: [statistics.median(us for us, _ in row[side]) for row in rows] for side in ("ours", "nccl")
+    }
     every = sides["ours"] + sides["nccl"]
     low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
     x, y = scale(sizes[0], sizes[-1], 0, WIDTH), scale(10**low, 10 ** max(high, low + 1), HEIGHT, 0)
     how = ", CUDA graphs" if data.get("graph") else ""
     out = f'<text x="0" y="-14" font-size="15">{op}, {data["gpus"]} GPUs{how}: time per operation</text>\n'
     for power in range(low, max(high, low + 1) + 1):
-        out += line(0, y(10**power), WIDTH, y(10**power)) + label(-6, y(10**power) + 4, f"{10**power:g} µs", "end")
+        out += line(0, y(10**power), WIDTH, y(10**power)) + label(
+            -6, y(10**power) + 4, f"{10**power:g} µs", "end"
+        )
     for size in sizes[:: max(1, math.ceil(len(sizes) / 8))]:
-        out += line(x(size), 0, x(size), HEIGHT + STRIP) + label(x(size), HEIGHT + STRIP + 16, unit(size), "middle")
+        out += line(x(size), 0, x(size), HEIGHT + STRIP) + label(
+            x(size), HEIGHT + STRIP + 16, unit(size), "middle"
+        )
     out += f'<rect width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>\n'
     if limit:
         out += limit_line(sizes, limit, factor(op, data["gpus"]), 10**low, x, y)
@@ -77,7 +87,9 @@ def ratios(sizes, values, x):
     y = lambda ratio: HEIGHT + STRIP - ratio / top * (STRIP - 14)
     out = f'<rect y="{HEIGHT}" width="{WIDTH}" height="{STRIP}" fill="none" stroke="#999"/>\n'
     for mark in (0.5, 1.0):
-        out += line(0, y(mark), WIDTH, y(mark), "#999" if mark == 1 else "#ddd") + label(-6, y(mark) + 4, f"{mark:g}", "end")
+        out += line(0, y(mark), WIDTH, y(mark), "#999" if mark == 1 else "#ddd") + label(
+            -6, y(mark) + 4, f"{mark:g}", "end"
+        )
     out += label(WIDTH - 6, HEIGHT + 13, "time ratio", "end", "#555")
     return out + curve([(x(size), y(ratio)) for size, ratio in zip(sizes, values)], COLOURS["ours"])
 

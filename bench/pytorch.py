@@ -29,7 +29,10 @@ def main():
         times = [loop(x, max(10, min(CALLS, (1 << 32) // size))) for _ in range(LOOPS)]
         if rank == 0:
             spread = f"{min(times):.1f} to {max(times):.1f}"
-            print(f"{size:>10} B  {statistics.median(times):8.1f} us  ({spread})  {'right' if right else 'WRONG'}", flush=True)
+            print(
+                f"{size:>10} B  {statistics.median(times):8.1f} us  ({spread})  {'right' if right else 'WRONG'}",
+                flush=True,
+            )
     dist.destroy_process_group()
 
 

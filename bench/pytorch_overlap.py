@@ -25,9 +25,13 @@ PARTS = ("pipeline", "fsdp")
 
 
 def options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help="pipeline, fsdp; default: both")
-    parser.add_argument("--mib", type=int, default=256, help="MiB of a message, or of a layer's weights (default 256)")
+    parser.add_argument(
+        "--mib", type=int, default=256, help="MiB of a message, or of a layer's weights (default 256)"
+    )
     parser.add_argument("--side", type=int, default=8192, help="rows of the matrices (default 8192)")
     parser.add_argument("--matmuls", type=int, default=2, help="per micro-batch or layer (default 2)")
     parser.add_argument("--count", type=int, default=8, help="micro-batches or layers of a step (default 8)")
@@ -48,7 +52,9 @@ class Job:
     def __init__(self, args):
         self.args = args
         self.on_gpu = torch.cuda.is_available()
-        self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if self.on_gpu else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if self.on_gpu else torch.device("cpu")
+        )
         if self.on_gpu:
             torch.cuda.set_device(self.device)
             dist.init_process_group("nccl", device_id=self.device)
@@ -56,7 +62,9 @@ class Job:
             dist.init_process_group("gloo")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         if self.ranks < 2:
-            raise SystemExit("there is nobody to exchange with: start it with torchrun --nproc_per_node=2 or more")
+            raise SystemExit(
+                "there is nobody to exchange with: start it with torchrun --nproc_per_node=2 or more"
+            )
         shape = (args.side, args.side)
         self.x, self.y = (torch.randn(shape, dtype=torch.bfloat16, device=self.device) for _ in range(2))
         self.z = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
@@ -135,7 +143,9 @@ class Fsdp:
     def __init__(self, job):
         self.job = job
         self.part = (job.args.mib << 19) // job.ranks // 8 * 8
-        self.shards = [job.empty(self.part).fill_(job.rank + 1 + layer % 2) for layer in range(job.args.count)]
+        self.shards = [
+            job.empty(self.part).fill_(job.rank + 1 + layer % 2) for layer in range(job.args.count)
+        ]
         self.whole = [job.empty(self.part * job.ranks) for _ in range(2)]
 
     def begin(self, layer):
@@ -166,8 +176,13 @@ def main():
     version = "NCCL " + ".".join(map(str, torch.cuda.nccl.version())) if job.on_gpu else "gloo"
     if job.rank == 0:
         sizes = f"{args.count} x ({args.mib} MiB, {args.matmuls} matmuls of {args.side}^3 bf16)"
-        settings = " ".join(f"{name}={os.environ[name]}" for name in ("LD_PRELOAD", "NCCL_PASS_SM") if name in os.environ)
-        print(f"# {job.ranks} ranks, {version} {settings}\n# a step: {sizes}; ms: median (least to most)", flush=True)
+        settings = " ".join(
+            f"{name}={os.environ[name]}" for name in ("LD_PRELOAD", "NCCL_PASS_SM") if name in os.environ
+        )
+        print(
+            f"# {job.ranks} ranks, {version} {settings}\n# a step: {sizes}; ms: median (least to most)",
+            flush=True,
+        )
     wrong = False
     for name, kind in zip(PARTS, (Pipeline, Fsdp)):
         if args.parts and name not in args.parts:
@@ -187,10 +202,16 @@ def main():
 
 def report(name, times, right):
     middle = {way: statistics.median(samples) for way, samples in times.items()}
-    cells = [f"{way} {middle[way]:8.2f} ({min(samples):.2f} to {max(samples):.2f})" for way, samples in times.items()]
+    cells = [
+        f"{way} {middle[way]:8.2f} ({min(samples):.2f} to {max(samples):.2f})"
+        for way, samples in times.items()
+    ]
     longer = max(middle["computing"], middle["transfers"])
     over = (middle["both"] / longer - 1) * 100
-    print(f"{name:<9} {'  '.join(cells)}  {over:+.1f} % over the longer  {'right' if right else 'WRONG'}", flush=True)
+    print(
+        f"{name:<9} {'  '.join(cells)}  {over:+.1f} % over the longer  {'right' if right else 'WRONG'}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

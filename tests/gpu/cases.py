@@ -10,7 +10,16 @@ import dataclasses
 
 import vectors
 
-COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter"]
+COLLECTIVES = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+]
 REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 OPS = ["sum", "prod", "max", "min", "avg", "premulsum"]
@@ -59,7 +68,9 @@ class Case:
         return self.count > 0
 
     def input_length(self):
-        return self.count * (self.ranks if self.collective in ("reduce_scatter", "all_to_all", "scatter") else 1)
+        return self.count * (
+            self.ranks if self.collective in ("reduce_scatter", "all_to_all", "scatter") else 1
+        )
 
     def output_length(self):
         return self.count * (self.ranks if self.collective in ("all_gather", "all_to_all", "gather") else 1)
@@ -109,7 +120,9 @@ class Case:
         if self.collective == "scatter":
             return self.input(layer, place, self.root, own, own + n)
         start = own if self.collective == "all_to_all" else 0
-        return layer.xp.concatenate([self.input(layer, place, r, start, start + n) for r in range(self.ranks)])
+        return layer.xp.concatenate(
+            [self.input(layer, place, r, start, start + n) for r in range(self.ranks)]
+        )
 
     def wrong(self, layer, place, rank, got, want):
         """How many bytes (elements, of floats that are reduced) of the output are wrong, on the device."""
@@ -187,7 +200,9 @@ class RankWork:
     def issue(self, communicator, stream):
         case, op = self.case, self.case.op_number(communicator, self.rank)
         number = case.dtype.number
-        communicator.call(case.collective, self.rank, self.addresses(), case.count, number, op, case.root, stream)
+        communicator.call(
+            case.collective, self.rank, self.addresses(), case.count, number, op, case.root, stream
+        )
 
     def wrong(self):
         """What is wrong, counted on the device: output, input that must stay, guards."""

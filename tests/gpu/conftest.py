@@ -27,7 +27,9 @@ def pytest_addoption(parser):
     group = parser.getgroup("hawser")
     group.addoption("--library", type=os.path.abspath, help="the libnccl.so.2 under test")
     group.addoption("--hawser", type=os.path.abspath, help="the built tool, for rules that change")
-    group.addoption("--ranks", type=int, default=0, help="default: one per GPU, at least two; four on the host")
+    group.addoption(
+        "--ranks", type=int, default=0, help="default: one per GPU, at least two; four on the host"
+    )
     group.addoption("--host", action="store_true", help="the host device")
     group.addoption("--quick", action="store_true", help="fewer sizes, types and minutes")
     group.addoption("--nccl-tests", type=os.path.abspath, help="folder of all_reduce_perf and its siblings")

@@ -213,7 +213,9 @@ class Trial:
         total = ordered(self.layer, self.case, range(self.ranks))
         backwards = ordered(self.layer, self.case, reversed(range(self.ranks)))
         if self.ranks > 2 and self.input_bytes > 4096 and not int((total != backwards).sum()):
-            self.suite.wrong.append(f"{self.case}: the data does not tell orders apart: a mistake of this program")
+            self.suite.wrong.append(
+                f"{self.case}: the data does not tell orders apart: a mistake of this program"
+            )
         for rank in range(self.ranks):
             start = rank * self.output_bytes if self.case.collective == "reduce_scatter" else 0
             part = total[start : start + self.output_bytes]
@@ -237,7 +239,11 @@ def values(layer, place, rank, case):
     cancel, the order shows in 16-bit types too, which else round it away at the end.
     """
     exponent_bits, mantissa_bits, least, most = FORMATS[case.dtype.name]
-    n, lowest, width = case.input_length(), (1 << (exponent_bits - 1)) - 1 + least, exponent_bits + mantissa_bits
+    n, lowest, width = (
+        case.input_length(),
+        (1 << (exponent_bits - 1)) - 1 + least,
+        exponent_bits + mantissa_bits,
+    )
 
     def random_bits(rank):
         h, e = (cases.seeded(layer, place, 0, n, case.tag, rank, word) for word in (0, 1))

@@ -34,15 +34,23 @@ def main():
         print("skipped: needs PyTorch and a GPU")
         return 0
     aborts = (abort_releases_a_hang, abort_releases_a_free, abort_releases_a_replay, abort_behind_other_work)
-    all_checks = (crossed_order_in_a_group, streams_that_are_gone, *aborts, abort_releases_a_destroy, calls_after_abort,
-                  rounds_leak_nothing)
+    all_checks = (
+        crossed_order_in_a_group,
+        streams_that_are_gone,
+        *aborts,
+        abort_releases_a_destroy,
+        calls_after_abort,
+        rounds_leak_nothing,
+    )
     parts = [
         ({}, (two_ranks_on_one_gpu,)),
         ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, all_checks),
         ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1"}, (*aborts, abort_with_all_queues_held)),
         ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1", "HAWSER_OP_TIMEOUT": "2"}, (late_replay,)),
-        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-         (receives_before_computing, abort_releases_a_hang)),
+        (
+            {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_PASS_SM": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            (receives_before_computing, abort_releases_a_hang),
+        ),
     ]
     failed = []
     for env, checks in parts:
@@ -106,7 +114,9 @@ def pair(nccl):
 def all_reduce(nccl, comm, rank, stream):
     x = torch.ones(1024, device=f"cuda:{gpu(rank)}")
     torch.cuda.current_stream(gpu(rank)).synchronize()
-    code = nccl.ncclAllReduce(P(x.data_ptr()), P(x.data_ptr()), ctypes.c_size_t(1024), 7, 0, comm, P(stream.cuda_stream))
+    code = nccl.ncclAllReduce(
+        P(x.data_ptr()), P(x.data_ptr()), ctypes.c_size_t(1024), 7, 0, comm, P(stream.cuda_stream)
+    )
     return code, x
 
 
@@ -117,7 +127,7 @@ def crossed_order_in_a_group(nccl):
     size = 8 << 20  # does not fit into FIFOs: each kernel needs its partner
     nccl.ncclGroupStart()
     for rank in range(2):
-        for comm in (comms if rank == 0 else comms[::-1]):
+        for comm in comms if rank == 0 else comms[::-1]:
             x = torch.ones(size, device=f"cuda:{gpu(rank)}")
             torch.cuda.synchronize(gpu(rank))
             buffers.append(x)
@@ -232,7 +242,10 @@ def abort_behind_other_work(nccl):
     word = torch.zeros(1, dtype=torch.int32, device="cuda:0")
     torch.cuda.synchronize()
     at = ctypes.c_uint64(word.data_ptr())
-    codes = [driver.cuStreamWaitValue32_v2(P(stream.cuda_stream), at, ctypes.c_uint32(1), 0), all_gather(nccl, comms[0], x, stream)]
+    codes = [
+        driver.cuStreamWaitValue32_v2(P(stream.cuda_stream), at, ctypes.c_uint32(1), 0),
+        all_gather(nccl, comms[0], x, stream),
+    ]
     expect("a call behind other work", codes == [0, 0], f"-> {codes}")
     finalize_and_abort(nccl, comms, "other work")
     expect("the other work goes on", not stream.query())
@@ -279,14 +292,21 @@ def late_replay(nccl):
     state = ctypes.c_int(-1)
     nccl.ncclCommGetAsyncError(comms[0], ctypes.byref(state))
     text = nccl.ncclGetLastError(comms[0]).decode()
-    expect("a replay ends at the deadline", state.value not in (0, 7) and "in a graph" in text, f"-> {state.value}: {text}")
+    expect(
+        "a replay ends at the deadline",
+        state.value not in (0, 7) and "in a graph" in text,
+        f"-> {state.value}: {text}",
+    )
     [nccl.ncclCommAbort(comm) for comm in comms]
 
 
 def receives_before_computing(nccl):
     """Receives that wait on streams do not keep computing on others from going on, whose results the peer waits for."""
     there, back = pair(nccl), pair(nccl)
-    xs = [[torch.full((1 << 20,), float(rank), device=f"cuda:{gpu(rank)}") for _ in range(2)] for rank in range(2)]
+    xs = [
+        [torch.full((1 << 20,), float(rank), device=f"cuda:{gpu(rank)}") for _ in range(2)]
+        for rank in range(2)
+    ]
     streams = [[torch.cuda.Stream(gpu(rank)) for _ in range(2)] for rank in range(2)]
     [both[0].add_(0) for both in xs]  # a kernel's code could not be loaded beside one that waits
     [torch.cuda.synchronize(gpu(rank)) for rank in range(2)]
@@ -346,7 +366,9 @@ def abort_releases_a_destroy(nccl):
 
 def calls_after_abort(nccl):
     code, _ = all_reduce(nccl, ABORTED, 0, torch.cuda.Stream(0))
-    expect("a call after abort", code == INVALID_ARGUMENT, f"-> {code}: {nccl.ncclGetLastError(None).decode()}")
+    expect(
+        "a call after abort", code == INVALID_ARGUMENT, f"-> {code}: {nccl.ncclGetLastError(None).decode()}"
+    )
 
 
 def rounds_leak_nothing(nccl):
@@ -372,8 +394,11 @@ def rounds_leak_nothing(nccl):
     after = count()
     lost = max(b - a for b, a in zip(before[2], after[2]))
     expect("200 rounds of init, all-reduce, destroy", codes == {0}, f"-> {codes}")
-    expect("threads, descriptors and device memory return", after[:2] == before[:2] and lost <= 2 << 20,
-           f"{before[:2]} -> {after[:2]}, {lost >> 20} MiB lost")
+    expect(
+        "threads, descriptors and device memory return",
+        after[:2] == before[:2] and lost <= 2 << 20,
+        f"{before[:2]} -> {after[:2]}, {lost >> 20} MiB lost",
+    )
 
 
 if __name__ == "__main__":

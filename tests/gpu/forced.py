@@ -62,8 +62,12 @@ def arguments():
 
 def describe(pair, row):
     ran = " ".join(f"{name}:{n}" for name, n in row["ran"].items()) or "-"
-    refused = " ".join(name if name not in row["ran"] else f"{name}({what})" for name, what in row["refused"].items())
-    lines = [f"{pair:18} {'WRONG ' + str(row['wrong']) if row['wrong'] else 'ok'}  {row['seconds']:.0f} s  {ran}"]
+    refused = " ".join(
+        name if name not in row["ran"] else f"{name}({what})" for name, what in row["refused"].items()
+    )
+    lines = [
+        f"{pair:18} {'WRONG ' + str(row['wrong']) if row['wrong'] else 'ok'}  {row['seconds']:.0f} s  {ran}"
+    ]
     if refused:
         lines.append(f"{'':18} not offered: {refused}")
     return "\n".join(lines + [f"{'':18} {text}" for text in row["texts"]])
@@ -103,14 +107,19 @@ class Suite:
         return self.report()
 
     def report(self):
-        ranges = {name: f"{len(all_)} cases, {min(all_)} to {max(all_)} bytes" for name, all_ in self.refused.items()}
+        ranges = {
+            name: f"{len(all_)} cases, {min(all_)} to {max(all_)} bytes"
+            for name, all_ in self.refused.items()
+        }
         return {"ran": self.ran, "refused": ranges, "wrong": self.wrong, "texts": self.texts}
 
     def plan(self, collective):
         """(case, maker of a rank's work) for all cases of a collective; few, if those are refused."""
         types, turn, last = self.layer.types, 0, self.ranks - 1
         for count in (1, 4097, 1 << 20):
-            yield self.maker(collective, next(t for t in types if t.name == "float"), "sum", count, 0, False, 0)
+            yield self.maker(
+                collective, next(t for t in types if t.name == "float"), "sum", count, 0, False, 0
+            )
         if collective not in self.ran:
             return
         places = [(False, 0), (False, 1), (True, 0), (True, 1)]
@@ -187,7 +196,9 @@ class Suite:
         except nccl.NcclError as error:
             if not error.not_offered:
                 raise
-            self.refused.setdefault(name, []).append(max(case.input_length(), case.output_length()) * case.dtype.size)
+            self.refused.setdefault(name, []).append(
+                max(case.input_length(), case.output_length()) * case.dtype.size
+            )
             return
         counts = []
         for stream, work in zip(self.streams, works):
@@ -199,7 +210,9 @@ class Suite:
         if any(counts):
             self.wrong += 1
             if len(self.texts) < 20:
-                self.texts.append(f"wrong: {case}, in place {getattr(works[0], 'in_place', False)}: per rank {counts}")
+                self.texts.append(
+                    f"wrong: {case}, in place {getattr(works[0], 'in_place', False)}: per rank {counts}"
+                )
 
 
 if __name__ == "__main__":

@@ -95,7 +95,9 @@ class Suite:
         texts = []
         for count in LAUNCHES:
             made = [cases.Case("all_reduce", dtype, "sum", 256, 0, self.ranks, tag) for tag in range(count)]
-            works = self.each(lambda rank: [cases.RankWork(self.layer, c, rank, rank, False, 0) for c in made])
+            works = self.each(
+                lambda rank: [cases.RankWork(self.layer, c, rank, rank, False, 0) for c in made]
+            )
             streams = list(enumerate(self.streams[0]))
             try:
                 graphs = self.layer.capture(streams, lambda: self.issue(works, [0] * count))
@@ -149,7 +151,9 @@ class Group:
 
     def call(self, dice, ranks, tag):
         collective, dtype = dice.choice(self.kinds), dice.choice(self.types)
-        parts = ranks if collective in ("reduce_scatter", "all_to_all", "scatter", "all_gather", "gather") else 1
+        parts = (
+            ranks if collective in ("reduce_scatter", "all_to_all", "scatter", "all_gather", "gather") else 1
+        )
         most = max(1, self.suite.options.largest // dtype.size // parts)
         count = 1 + int(most ** dice.random() - 1) if dice.random() < 0.9 else dice.randrange(most + 1)
         op = dice.choice(["sum"] * 8 + cases.OPS)
@@ -256,7 +260,9 @@ class Chain:
                 for step in range(self.STEPS):
                     addresses = self.place(rank, step).address, self.place(rank, step + 1).address
                     stream = layer.handle(self.suite.streams[0][rank])
-                    self.suite.world.call("all_reduce", rank, addresses, self.count, dtype.number, 0, 0, stream)
+                    self.suite.world.call(
+                        "all_reduce", rank, addresses, self.count, dtype.number, 0, 0, stream
+                    )
         counts = self.suite.each(self.wrong)
         layer.synchronize()
         counts = [layer.number(count) for count in counts]

@@ -171,11 +171,15 @@ class TorchLayer:
         for place, stream in streams:
             self.use(place)
             graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
-            self._check(self.driver.cuStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph)))
+            self._check(
+                self.driver.cuStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph))
+            )
             count = ctypes.c_size_t()
             self._check(self.driver.cuGraphGetNodes(graph, None, ctypes.byref(count)))
             self.nodes.append(count.value)
-            self._check(self.driver.cuGraphInstantiateWithFlags(ctypes.byref(ready), graph, ctypes.c_ulonglong(0)))
+            self._check(
+                self.driver.cuGraphInstantiateWithFlags(ctypes.byref(ready), graph, ctypes.c_ulonglong(0))
+            )
             self._check(self.driver.cuGraphDestroy(graph))
             graphs.append(ready)
         return graphs

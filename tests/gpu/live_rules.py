@@ -27,9 +27,23 @@ import cases
 import layer as layers
 import nccl
 
-ALGORITHMS = [("ring", "simple"), ("tree", "ll"), ("one_shot", "symll"), ("all_pairs", "ll128"), ("all_pairs", "symll")]
+ALGORITHMS = [
+    ("ring", "simple"),
+    ("tree", "ll"),
+    ("one_shot", "symll"),
+    ("all_pairs", "ll128"),
+    ("all_pairs", "symll"),
+]
 ALGORITHMS += [("ring", "ll"), ("tree", "simple"), ("all_pairs", "symsimple"), ("halving_doubling", "simple")]
-COLLECTIVES = ["all_reduce", "all_gather", "all_reduce", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
+COLLECTIVES = [
+    "all_reduce",
+    "all_gather",
+    "all_reduce",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+]
 SIZES = [4, 1000, 4096, 30_000, 100_000, 700_000]
 ROUNDS_IN_A_CHECK = 16
 # So many collectives lie between a promise and the decision at most.
@@ -40,7 +54,11 @@ TAKEN = re.compile(r"(\S+) rank (\d+) op (\d+): change (\d+) of the rules counts
 def main():
     options = arguments()
     folder = tempfile.TemporaryDirectory()
-    settings = {"HAWSER_RUNTIME_DIR": f"{folder.name}/run", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING"}
+    settings = {
+        "HAWSER_RUNTIME_DIR": f"{folder.name}/run",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "TUNING",
+    }
     os.environ.update(settings, NCCL_DEBUG_FILE=f"{folder.name}/log")
     layer, reason = layers.open_layer(options.ranks, options.host)
     if layer is None:
@@ -54,9 +72,11 @@ def main():
         faults = changer.faults + record(log.read(), load, changer)
     for fault in faults[:20]:
         print(fault)
-    print(f"{ranks} ranks, {changer.changed} changes of 2 communicators, {changer.refused} refused, "
-          f"{changer.waited} tried again, {load.calls} calls, "
-          f"{load.replays} replays, {load.wrong} wrong, {len(faults)} faults")
+    print(
+        f"{ranks} ranks, {changer.changed} changes of 2 communicators, {changer.refused} refused, "
+        f"{changer.waited} tried again, {load.calls} calls, "
+        f"{load.replays} replays, {load.wrong} wrong, {len(faults)} faults"
+    )
     load.destroy()
     return 1 if load.wrong or faults or changer.changed < options.switches else 0
 
@@ -68,7 +88,9 @@ def arguments():
     parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
     parser.add_argument("--switches", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--deadline", type=float, default=60, help="seconds without progress that count as a hang")
+    parser.add_argument(
+        "--deadline", type=float, default=60, help="seconds without progress that count as a hang"
+    )
     parser.add_argument("--host", action="store_true", help="the host device, numpy")
     return parser.parse_args()
 
@@ -94,7 +116,9 @@ class Changer(threading.Thread):
 
     def change(self, number):
         algorithm, protocol = ALGORITHMS[number % len(ALGORITHMS)]
-        action = f'{{ algorithm = "{algorithm}", protocol = "{protocol}" }}, {{ channels = {1 + number % 7} }}'
+        action = (
+            f'{{ algorithm = "{algorithm}", protocol = "{protocol}" }}, {{ channels = {1 + number % 7} }}'
+        )
         code, text = self.apply(f"{number}.toml", f"[[rule]]\nuse = [{action}]\n")
         while code != 0 and "too many changes wait" in text:
             # A change counts some collectives after its decision, and so many may wait for theirs.
@@ -118,8 +142,12 @@ class Changer(threading.Thread):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         command = [self.options.hawser, "rules", "apply", path, "--pid", str(os.getpid())]
-        settings = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("NCCL_DEBUG")}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=self.options.deadline, env=settings)
+        settings = {
+            k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("NCCL_DEBUG")
+        }
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=self.options.deadline, env=settings
+        )
         return done.returncode, done.stdout + done.stderr
 
 
@@ -137,7 +165,9 @@ class Load:
         self.bad = [layer.counters(place, 1) for place in range(ranks)]
         self.types = [t for t in layer.types if t.name in ("float", "bfloat16", "int32")]
         self.calls = self.replays = self.wrong = self.rounds = 0
-        self.graphs = [] if layer.on_host else [self.capture(c, n) for c in self.communicators for n in (5000, 400_000)]
+        self.graphs = (
+            [] if layer.on_host else [self.capture(c, n) for c in self.communicators for n in (5000, 400_000)]
+        )
 
     def run(self, changer):
         self.warm_up()

@@ -36,9 +36,23 @@ class UniqueId(ctypes.Structure):
 class Config(ctypes.Structure):
     """`ncclConfig_t` of 2.27 with a name and nothing else set."""
 
-    _fields_ = [("size", SIZE), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", INT), ("cga", INT),
-                ("min_ctas", INT), ("max_ctas", INT), ("net", ctypes.c_char_p), ("split_share", INT), ("traffic", INT),
-                ("name", ctypes.c_char_p), ("collnet", INT), ("policy", INT), ("shrink_share", INT), ("nvls_ctas", INT)]
+    _fields_ = [
+        ("size", SIZE),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", INT),
+        ("cga", INT),
+        ("min_ctas", INT),
+        ("max_ctas", INT),
+        ("net", ctypes.c_char_p),
+        ("split_share", INT),
+        ("traffic", INT),
+        ("name", ctypes.c_char_p),
+        ("collnet", INT),
+        ("policy", INT),
+        ("shrink_share", INT),
+        ("nvls_ctas", INT),
+    ]
 
     def __init__(self, name):
         unset = {field: -(1 << 31) for field, kind in self._fields_ if kind is INT}
@@ -150,7 +164,9 @@ class Communicator:
         if key not in self.user_ops:
             number, scalar = INT(), ctypes.create_string_buffer(factor, len(factor))
             create = self.library.lib.ncclRedOpCreatePreMulSum
-            self.library.check(create(ctypes.byref(number), scalar, dtype, PREMULSUM_HOST, self.handles[rank]))
+            self.library.check(
+                create(ctypes.byref(number), scalar, dtype, PREMULSUM_HOST, self.handles[rank])
+            )
             self.user_ops[key] = number.value
         return self.user_ops[key]
 
@@ -194,7 +210,9 @@ def split(parent, layer, colors, keys, name):
         for rank, handle in enumerate(handles):
             layer.use(parent.places[rank])
             function = parent.library.lib.ncclCommSplit
-            parent.library.check(function(parent.handles[rank], colors[rank], keys[rank], ctypes.byref(handle), None))
+            parent.library.check(
+                function(parent.handles[rank], colors[rank], keys[rank], ctypes.byref(handle), None)
+            )
     parts = []
     for color in sorted(set(colors) - {NO_COLOR}):
         members = sorted((r for r in range(parent.size) if colors[r] == color), key=lambda r: (keys[r], r))

@@ -50,7 +50,11 @@ class World:
         self.nccl.ncclGroupStart()
         for rank in range(self.ranks):
             arguments = [P(sent[rank].data_ptr()), P(got[rank].data_ptr()), SIZE(count)]
-            self.check(getattr(self.nccl, name)(*arguments, *tail, self.comms[rank], P(self.streams[rank].cuda_stream)))
+            self.check(
+                getattr(self.nccl, name)(
+                    *arguments, *tail, self.comms[rank], P(self.streams[rank].cuda_stream)
+                )
+            )
         self.check(self.nccl.ncclGroupEnd())
         for stream in self.streams:
             stream.synchronize()
@@ -65,7 +69,11 @@ def main():
     faulthandler.dump_traceback_later(200, exit=True)
     world = World(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 8)
     wrong = [case for count in COUNTS for case in cases(world, count)]
-    print(f"{world.ranks} ranks on {world.gpus} GPUs, {os.environ.get('NCCL_ALGO', '-')}/{os.environ.get('NCCL_PROTO', '-')}:", wrong or "0 wrong", flush=True)
+    print(
+        f"{world.ranks} ranks on {world.gpus} GPUs, {os.environ.get('NCCL_ALGO', '-')}/{os.environ.get('NCCL_PROTO', '-')}:",
+        wrong or "0 wrong",
+        flush=True,
+    )
     return 1 if wrong else 0
 
 
@@ -83,7 +91,13 @@ def cases(world, count):
             ("ncclReduceScatter", b, count, (code, 0), lambda r: totals[r * count : (r + 1) * count]),
             ("ncclAllGather", a, count * n, (code,), lambda r: torch.cat(a)),
             ("ncclBroadcast", a, count, (code, root), lambda r: a[root]),
-            ("ncclAlltoAll", b, count * n, (code,), lambda r: torch.cat([x[r * count : (r + 1) * count] for x in b])),
+            (
+                "ncclAlltoAll",
+                b,
+                count * n,
+                (code,),
+                lambda r: torch.cat([x[r * count : (r + 1) * count] for x in b]),
+            ),
             ("ncclGather", a, count * n, (code, root), lambda r: torch.cat(a) if r == root else None),
             ("ncclScatter", b, count, (code, root), lambda r: b[root][r * count : (r + 1) * count]),
         ]

@@ -24,7 +24,9 @@ import program
 
 MIB = 1 << 20
 EVENTS = {"NCCL_CUMEM_MONITOR": "1", "NCCL_CUMEM_MONITOR_INTERVAL": "0"}
-LINE = re.compile(r"MEMORY_POOL (.*?): committed ([\d.]+) MiB, in use ([\d.]+) MiB, .*peak ([\d.]+) MiB.*\((\w+)\)")
+LINE = re.compile(
+    r"MEMORY_POOL (.*?): committed ([\d.]+) MiB, in use ([\d.]+) MiB, .*peak ([\d.]+) MiB.*\((\w+)\)"
+)
 
 SETTINGS = {
     "default": EVENTS,
@@ -43,7 +45,9 @@ SETTINGS = {
 
 def main():
     options = program.parser(__doc__).parse_args()
-    parts = [(name, children.DEFAULT, Trial(options, name, settings).run) for name, settings in SETTINGS.items()]
+    parts = [
+        (name, children.DEFAULT, Trial(options, name, settings).run) for name, settings in SETTINGS.items()
+    ]
     return program.run(parts, 180, "settings")
 
 
@@ -138,7 +142,10 @@ class Trial:
     def user_memory(self):
         """ncclMemAlloc: the same size again and again takes no more than twice what it is."""
         lib = self.library.lib
-        lib.ncclMemAlloc.argtypes, lib.ncclMemFree.argtypes = [ctypes.c_void_p, ctypes.c_size_t], [ctypes.c_void_p]
+        lib.ncclMemAlloc.argtypes, lib.ncclMemFree.argtypes = (
+            [ctypes.c_void_p, ctypes.c_size_t],
+            [ctypes.c_void_p],
+        )
         self.layer.use(0)
         before = self.free()
         for _ in range(20):
@@ -174,9 +181,16 @@ class Trial:
         if "trim" in self.name:
             # A line for each piece that goes back: the last one in a row counts.
             pools = [[line for line in lines if line[1] == name] for name in {line[1] for line in lines}]
-            last = [a for pool in pools for a, b in zip(pool, pool[1:] + [None]) if a[5] == "trim" and (b is None or b[5] != "trim")]
+            last = [
+                a
+                for pool in pools
+                for a, b in zip(pool, pool[1:] + [None])
+                if a[5] == "trim" and (b is None or b[5] != "trim")
+            ]
             idle = [float(line[2]) - float(line[3]) for line in last]
-            self.expect(all(mib <= 64 for mib in idle), f"after trimming {max(idle, default=0)} MiB were idle")
+            self.expect(
+                all(mib <= 64 for mib in idle), f"after trimming {max(idle, default=0)} MiB were idle"
+            )
         self.expect(lines[-1][5] == "end" or "interval" in {line[5] for line in lines}, "no line at the end")
 
     def expect(self, good, text):

@@ -12,7 +12,9 @@ def parser(doc, pairs=None):
     made.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
     made.add_argument("--host", action="store_true", help="the host device, numpy")
     if pairs:
-        made.add_argument("--pairs", default=",".join(pairs), help="such as OneShot/fused/LL,AllPairs/Simple,default")
+        made.add_argument(
+            "--pairs", default=",".join(pairs), help="such as OneShot/fused/LL,AllPairs/Simple,default"
+        )
         made.add_argument("--timeout", type=float, default=300, help="seconds for a pair")
     return made
 

@@ -21,9 +21,13 @@ STEPS, LIMIT = 50, 240
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("library", type=os.path.abspath)
-    parser.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU, two if there is one")
+    parser.add_argument(
+        "ranks", type=int, nargs="?", default=0, help="default: one per GPU, two if there is one"
+    )
     parser.add_argument("--without", default="", help="names of parts")
     options = parser.parse_args()
     try:
@@ -54,7 +58,9 @@ def run(name, ranks, options, env):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "RANK_PROGRAM": "1", "WITHOUT": options.without, **env}
     program = [*launch, os.path.abspath(__file__)]
-    child = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True)
+    child = subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
+    )
     try:
         output = child.communicate(timeout=LIMIT)[0]
     except subprocess.TimeoutExpired:
@@ -73,8 +79,13 @@ def agree(name, ranks, got, wanted):
     ok = True
     for part, text in got.items():
         ours, theirs = [[float(word) for word in losses.split()] for losses in (text, wanted.get(part, text))]
-        close = ours == theirs if ranks == 2 else all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(ours, theirs))
-        print(f"{name}: {part}: {ours[0]} to {ours[-1]}, {'as' if close else 'NOT as'} the reference ({theirs[-1]})", flush=True)
+        close = (
+            ours == theirs if ranks == 2 else all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(ours, theirs))
+        )
+        print(
+            f"{name}: {part}: {ours[0]} to {ours[-1]}, {'as' if close else 'NOT as'} the reference ({theirs[-1]})",
+            flush=True,
+        )
         ok &= close and ours[-1] < ours[0]
     return ok
 
@@ -101,7 +112,12 @@ def of_rank():
         torch.cuda.synchronize()
         dist.barrier()
         if parts.rank == 0:
-            print(f"losses of {part}: {' '.join(f'{loss:.7g}' for loss in losses)}" if losses else f"right: {part}", flush=True)
+            print(
+                f"losses of {part}: {' '.join(f'{loss:.7g}' for loss in losses)}"
+                if losses
+                else f"right: {part}",
+                flush=True,
+            )
     dist.destroy_process_group()
     if parts.rank == 0:
         print("all parts are through", flush=True)
@@ -128,11 +144,21 @@ class Parts:
         return self.torch.full((count,), value, dtype=dtype or self.torch.float32, device=self.device)
 
     def same(self, tensor, value, what):
-        assert bool((tensor == value).all()), f"rank {self.rank}: {what} gives {tensor.flatten()[:8].tolist()}, not {value}"
+        assert bool((tensor == value).all()), (
+            f"rank {self.rank}: {what} gives {tensor.flatten()[:8].tolist()}, not {value}"
+        )
 
     def collectives(self):
         torch, dist, rank, ranks = self.torch, self.dist, self.rank, self.ranks
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8):
+        for dtype in (
+            torch.float32,
+            torch.bfloat16,
+            torch.float16,
+            torch.float64,
+            torch.int64,
+            torch.int32,
+            torch.uint8,
+        ):
             for count in (1, 1000, 300_001, 5_000_000):
                 text = f"of {count} {dtype}"
                 x = self.full(count, rank + 1, dtype)
@@ -173,9 +199,14 @@ class Parts:
     def uneven(self):
         torch, dist, rank, ranks = self.torch, self.dist, self.rank, self.ranks
         length = lambda a, b: (a * 5 + b * 3) % 4 * (a + 1000 * b)
-        to, of = [[length(*pair) for pair in pairs] for pairs in ([(rank, p) for p in range(ranks)], [(p, rank) for p in range(ranks)])]
+        to, of = [
+            [length(*pair) for pair in pairs]
+            for pairs in ([(rank, p) for p in range(ranks)], [(p, rank) for p in range(ranks)])
+        ]
         got = self.full(sum(of), 0)
-        dist.all_to_all_single(got, torch.cat([self.full(n, 10 * rank + p) for p, n in enumerate(to)]), of, to)
+        dist.all_to_all_single(
+            got, torch.cat([self.full(n, 10 * rank + p) for p, n in enumerate(to)]), of, to
+        )
         for peer, part in enumerate(got.split(of)):
             self.same(part, 10 * peer + rank, "uneven all_to_all")
         parts = [self.full(1000 * (peer + 1), 0) for peer in range(ranks)]
@@ -195,7 +226,9 @@ class Parts:
         right, left = (rank + 1) % ranks, (rank - 1) % ranks
         for count in (1, 10_007, 3_000_000):
             x, got = self.full(count, rank + 1), self.full(count, 0)
-            for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, got, left)]):
+            for request in dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, got, left)]
+            ):
                 request.wait()
             self.same(got, left + 1, f"messages of {count}")
             if rank < ranks // 2 * 2:
@@ -240,7 +273,10 @@ class Parts:
         torch, dist = self.torch, self.dist
         side, a = torch.cuda.Stream(), torch.randn(2048, 2048, device=self.device)
         for _ in range(10):
-            works = [(x, dist.all_reduce(x, async_op=True)) for x in [self.full(1_000_000, self.rank + 1) for _ in range(4)]]
+            works = [
+                (x, dist.all_reduce(x, async_op=True))
+                for x in [self.full(1_000_000, self.rank + 1) for _ in range(4)]
+            ]
             b = a @ a
             with torch.cuda.stream(side):
                 y = self.full(30_000, self.rank + 1)

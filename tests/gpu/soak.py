@@ -38,7 +38,9 @@ def main():
         return 0
     ranks = options.ranks or layer.default_ranks()
     if options.threads and not layer.on_host and ranks > layer.gpus:
-        sys.exit("--threads needs a GPU per rank: a driver call that waits for a GPU would wait for other ranks on it")
+        sys.exit(
+            "--threads needs a GPU per rank: a driver call that waits for a GPU would wait for other ranks on it"
+        )
     try:
         soak = Soak(options, layer, ranks)
         soak.run()
@@ -89,9 +91,15 @@ class Soak:
             self.follow(list(range(self.ranks)), self.end_window)
         else:
             if not self.layer.on_host:
-                [self.layer.reserve(place, stream) for place in range(self.ranks) for stream in self.streams[place]]
+                [
+                    self.layer.reserve(place, stream)
+                    for place in range(self.ranks)
+                    for stream in self.streams[place]
+                ]
             barrier = threading.Barrier(self.ranks, action=self.end_window)
-            threads = [threading.Thread(target=self.thread, args=(place, barrier)) for place in range(self.ranks)]
+            threads = [
+                threading.Thread(target=self.thread, args=(place, barrier)) for place in range(self.ranks)
+            ]
             [thread.start() for thread in threads]
             [thread.join() for thread in threads]
         for communicator in reversed(self.communicators):
@@ -111,7 +119,9 @@ class Soak:
         """Does the part of these places in every step, until time is up."""
         position = 0
         items = [graph.items for graph in self.graphs]
-        for step in script.Script(self.options.seed, self.layer, self.communicators, self.ranks, self.options, items):
+        for step in script.Script(
+            self.options.seed, self.layer, self.communicators, self.ranks, self.options, items
+        ):
             if places[0] == 0:
                 self.window.append(step)
             self.one(step, places, position)
@@ -203,7 +213,10 @@ class Soak:
         for communicator in self.communicators:
             states = [communicator.state(rank) for rank in range(communicator.size)]
             if any(states):
-                print(f"FAIL: {communicator.name} has asynchronous errors {states}; {self.pending()}", flush=True)
+                print(
+                    f"FAIL: {communicator.name} has asynchronous errors {states}; {self.pending()}",
+                    flush=True,
+                )
                 os._exit(1)
         for step in self.window:
             self.count(step)
@@ -225,19 +238,25 @@ class Soak:
 
     def line(self, word):
         seconds = time.monotonic() - self.begin
-        amount = f"{self.steps} steps, {self.counts['replay']} replays, {self.bytes / 1e9:.1f} GB per rank at most"
+        amount = (
+            f"{self.steps} steps, {self.counts['replay']} replays, {self.bytes / 1e9:.1f} GB per rank at most"
+        )
         how = f"{self.ranks} ranks, {'threads' if self.options.threads else 'one thread'}, seed {self.options.seed}, "
         return f"{word}: {seconds:.0f} s, {amount}, {self.wrong} wrong ({how}{len(self.communicators)} communicators)"
 
     def pending(self):
-        streams = [(place, s, stream) for place, pair in enumerate(self.streams) for s, stream in enumerate(pair)]
+        streams = [
+            (place, s, stream) for place, pair in enumerate(self.streams) for s, stream in enumerate(pair)
+        ]
         busy = [(place, s) for place, s, stream in streams if self.layer.busy(stream)]
         steps = "\n  ".join(str(step) for step in self.window)
         return f"(place, stream) still busy: {busy}; steps since the last check:\n  {steps}"
 
     def capture(self):
         """Two graphs for each communicator: one call, and a group of calls."""
-        writer = script.Script(self.options.seed + 1, self.layer, self.communicators, self.ranks, self.options)
+        writer = script.Script(
+            self.options.seed + 1, self.layer, self.communicators, self.ranks, self.options
+        )
         largest, graphs = min(self.options.largest, script.LARGEST_IN_A_GRAPH), []
         for communicator in self.communicators:
             groups = [[writer.item(communicator, largest)], writer.group(communicator, largest, False)]

@@ -28,7 +28,9 @@ BORDER, CHANNELS, REPEATS = 256 << 10, 2, 5
 # The least factor between the slowest and the fastest rule, at the size where they differ most.
 DIFFERS = 1.2
 PLUGIN = re.compile(r"TUNER/Plugin: Using (?:tuner plugin )?(\S+)(?: \((v\d+)\))?")
-CHOSEN = re.compile(r"AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?")
+CHOSEN = re.compile(
+    r"AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?"
+)
 OURS = re.compile(r"all_reduce (\d+) x float: (\w+)/\w+/(\w+)(?:/zero_copy)? x (\d+)")
 NUMBERS = {"0": "TREE", "1": "RING"}, {"0": "LL", "1": "LL128", "2": "SIMPLE"}
 
@@ -47,7 +49,9 @@ def main():
             wrong = row.get("wrong", [row.get("failed")])
             rows[name] = row.get("us", {})
             times = "  ".join(f"{us:9.1f}" for us in rows[name].values())
-            print(f"    {name:14} {'WRONG' if wrong else 'ok':5} {times}  {row.get('plugin', '')}", flush=True)
+            print(
+                f"    {name:14} {'WRONG' if wrong else 'ok':5} {times}  {row.get('plugin', '')}", flush=True
+            )
             for text in wrong[:20]:
                 print(f"        {text}")
             bad += len(wrong)
@@ -56,7 +60,9 @@ def main():
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("plugin")
     parser.add_argument("libraries", nargs="+")
     parser.add_argument("--ranks", type=int, default=0, help="default: one per GPU")
@@ -81,8 +87,10 @@ def rule_files(options):
         FORCED[:] = ["Tree/Simple", "Ring/Simple"]
     every |= {way: f'[[rule]]\nmatch.collective = "all_reduce"\nuse = {action(way)}\n' for way in FORCED}
     channels = f", channels = {CHANNELS}"
-    every["by size"] = (f'[[rule]]\nmatch = {{ collective = "all_reduce", bytes = "..{BORDER}" }}\nuse = {action(FORCED[0])}\n'
-                        f'[[rule]]\nmatch = {{ collective = "all_reduce", bytes = "{BORDER}.." }}\nuse = {action("Ring/Simple", channels)}\n')
+    every["by size"] = (
+        f'[[rule]]\nmatch = {{ collective = "all_reduce", bytes = "..{BORDER}" }}\nuse = {action(FORCED[0])}\n'
+        f'[[rule]]\nmatch = {{ collective = "all_reduce", bytes = "{BORDER}.." }}\nuse = {action("Ring/Simple", channels)}\n'
+    )
     return every
 
 
@@ -100,7 +108,10 @@ def differences(options, rows):
         us = [rows[way][size] for way in FORCED if size in rows[way]]
         if len(us) > 1:
             factors[int(size)] = max(us) / min(us)
-    print("    slowest rule / fastest: " + ", ".join(f"{size >> 10} KiB {factor:.2f}" for size, factor in factors.items()))
+    print(
+        "    slowest rule / fastest: "
+        + ", ".join(f"{size >> 10} KiB {factor:.2f}" for size, factor in factors.items())
+    )
     if options.host or not factors or max(factors.values()) >= DIFFERS:
         return 0
     print(f"        WRONG: times do not change with the rule, by {DIFFERS} at no size")
@@ -119,7 +130,9 @@ class Trial:
             with open(file, "w", encoding="utf-8") as out:
                 out.write(self.rules)
             os.environ.update(NCCL_TUNER_PLUGIN=os.path.abspath(self.options.plugin), HAWSER_RULES=file)
-            os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,ENV,TUNING,COLL", NCCL_DEBUG_FILE=self.log)
+            os.environ.update(
+                NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,ENV,TUNING,COLL", NCCL_DEBUG_FILE=self.log
+            )
             os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
             layer, reason = layers.open_layer(self.options.ranks, self.options.host)
             if layer is None:

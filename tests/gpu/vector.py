@@ -73,15 +73,20 @@ class Trial:
         root = self.ranks - 1
         if function != "alltoallv":
             fixed = length
-            length = {"all_gatherv": lambda a, b: fixed(a, 0), "gatherv": lambda a, b: fixed(a, 0) if b == root else 0,
-                      "scatterv": lambda a, b: fixed(0, b) if a == root else 0}[function]
+            length = {
+                "all_gatherv": lambda a, b: fixed(a, 0),
+                "gatherv": lambda a, b: fixed(a, 0) if b == root else 0,
+                "scatterv": lambda a, b: fixed(0, b) if a == root else 0,
+            }[function]
         buffers = [self.buffers(function, rank, length, root) for rank in range(self.ranks)]
         self.fill(buffers, length, function, 1)
         self.issue(function, buffers, length, root)
         self.check(f"{function}, {name}", buffers, length, function, 1)
         if self.layer.on_host:
             return
-        graphs = self.layer.capture(list(enumerate(self.streams)), lambda: self.issue(function, buffers, length, root))
+        graphs = self.layer.capture(
+            list(enumerate(self.streams)), lambda: self.issue(function, buffers, length, root)
+        )
         for tag in range(2, 2 + REPLAYS):
             self.fill(buffers, length, function, tag)
             for rank, stream in enumerate(self.streams):
@@ -99,7 +104,12 @@ class Trial:
         given = (sends[0] if function == "all_gatherv" else sends[root]) if same else sum(sends)
         self.layer.use(rank)
         with self.layer.on(self.streams[rank]):
-            return (cases.Buffer(self.layer, rank, 4 * given, 0), sends, cases.Buffer(self.layer, rank, 4 * sum(recvs), 0), recvs)
+            return (
+                cases.Buffer(self.layer, rank, 4 * given, 0),
+                sends,
+                cases.Buffer(self.layer, rank, 4 * sum(recvs), 0),
+                recvs,
+            )
 
     def data(self, rank, source, target, count, function, tag):
         """Bytes that go from one rank to another; a gather sends the same to all."""
@@ -118,9 +128,13 @@ class Trial:
             with self.layer.on(self.streams[rank]):
                 output.bytes[:] = cases.FILL
                 if function in ("all_gatherv", "gatherv"):
-                    data = self.data(rank, rank, 0, given.length // 4, function, tag) if given.length else None
+                    data = (
+                        self.data(rank, rank, 0, given.length // 4, function, tag) if given.length else None
+                    )
                 else:
-                    data = self.joined(rank, [self.data(rank, rank, p, n, function, tag) for p, n in enumerate(sends) if n])
+                    data = self.joined(
+                        rank, [self.data(rank, rank, p, n, function, tag) for p, n in enumerate(sends) if n]
+                    )
                 if data is not None:
                     given.bytes[:] = data
 
@@ -130,10 +144,18 @@ class Trial:
                 handle, stream = self.world.handles[rank], self.layer.handle(self.streams[rank])
                 to, at, own = given.address, output.address, given.length // 4
                 calls = {
-                    "alltoallv": lambda: self.lib.hawserAlltoAllv(to, array(sends), None, at, array(recvs), None, INT32, handle, stream),
-                    "all_gatherv": lambda: self.lib.hawserAllGatherv(to, own, at, array(recvs), None, INT32, handle, stream),
-                    "gatherv": lambda: self.lib.hawserGatherv(to, own, at, array(recvs), None, INT32, root, handle, stream),
-                    "scatterv": lambda: self.lib.hawserScatterv(to, array(sends), None, at, recvs[root], INT32, root, handle, stream),
+                    "alltoallv": lambda: self.lib.hawserAlltoAllv(
+                        to, array(sends), None, at, array(recvs), None, INT32, handle, stream
+                    ),
+                    "all_gatherv": lambda: self.lib.hawserAllGatherv(
+                        to, own, at, array(recvs), None, INT32, handle, stream
+                    ),
+                    "gatherv": lambda: self.lib.hawserGatherv(
+                        to, own, at, array(recvs), None, INT32, root, handle, stream
+                    ),
+                    "scatterv": lambda: self.lib.hawserScatterv(
+                        to, array(sends), None, at, recvs[root], INT32, root, handle, stream
+                    ),
                 }
                 self.library.check(calls[function]())
 
@@ -141,8 +163,12 @@ class Trial:
         for rank, (_, _, output, recvs) in enumerate(buffers):
             self.layer.use(rank)
             with self.layer.on(self.streams[rank]):
-                want = self.joined(rank, [self.data(rank, p, rank, n, function, tag) for p, n in enumerate(recvs) if n])
-                wrong = int(output.guards_wrong()) + (int((output.bytes != want).sum()) if want is not None else 0)
+                want = self.joined(
+                    rank, [self.data(rank, p, rank, n, function, tag) for p, n in enumerate(recvs) if n]
+                )
+                wrong = int(output.guards_wrong()) + (
+                    int((output.bytes != want).sum()) if want is not None else 0
+                )
             if wrong:
                 self.wrong.append(f"{what}, rank {rank}: {wrong} bytes wrong")
 
@@ -151,7 +177,9 @@ class Trial:
         executor = last.executor.decode()
         expected = "copy_engine" if self.pass_sm == "1" else "host" if self.layer.on_host else "interpreter"
         if not last.known or last.collective != b"sendrecv" or executor != expected:
-            self.wrong.append(f"the last decision is {last.collective} by {executor}, not sendrecv by {expected}")
+            self.wrong.append(
+                f"the last decision is {last.collective} by {executor}, not sendrecv by {expected}"
+            )
         return f"{last.collective.decode()} of {last.bytes} bytes by {executor}, {last.protocol.decode()} x {last.channels}"
 
 

@@ -5,9 +5,11 @@ import time
 from guests import nic
 
 # Packets of the rail that start with an acknowledgement's opcode (17) go to a band that loses them.
-ACKS = ("tc qdisc add dev {nic} root handle 1: prio bands 4; tc qdisc add dev {nic} parent 1:4 handle 40: netem loss 100%; "
-        "tc filter add dev {nic} parent 1: protocol ip u32 match ip protocol 17 0xff match u16 4791 0xffff at 22 "
-        "match u8 17 0xff at 28 flowid 1:4")
+ACKS = (
+    "tc qdisc add dev {nic} root handle 1: prio bands 4; tc qdisc add dev {nic} parent 1:4 handle 40: netem loss 100%; "
+    "tc filter add dev {nic} parent 1: protocol ip u32 match ip protocol 17 0xff match u16 4791 0xffff at 22 "
+    "match u8 17 0xff at 28 flowid 1:4"
+)
 
 
 def cable(guest, rail, start, end):
@@ -17,25 +19,34 @@ def cable(guest, rail, start, end):
 
 def silence(guest, rail, start, end, loss="100%"):
     """What the guest sends over a rail vanishes; ports stay active."""
-    return [(start, "run", guest, f"tc qdisc add dev {nic(rail)} root netem loss {loss}"),
-            (end, "run", guest, f"tc qdisc del dev {nic(rail)} root")]
+    return [
+        (start, "run", guest, f"tc qdisc add dev {nic(rail)} root netem loss {loss}"),
+        (end, "run", guest, f"tc qdisc del dev {nic(rail)} root"),
+    ]
 
 
 def deaf(guest, rail, start, end):
     """Acknowledgements of the guest vanish: data land, and their sender does not learn it."""
-    return [(start, "run", guest, ACKS.format(nic=nic(rail))),
-            (end, "run", guest, f"tc qdisc del dev {nic(rail)} root")]
+    return [
+        (start, "run", guest, ACKS.format(nic=nic(rail))),
+        (end, "run", guest, f"tc qdisc del dev {nic(rail)} root"),
+    ]
 
 
 def address(guest, rail, start, end):
     """The rail's address goes away and comes back, and its GID with it."""
-    return [(start, "run", guest, f"ip addr del 10.0.{rail}.{guest}/24 dev {nic(rail)}"),
-            (end, "run", guest, f"ip addr add 10.0.{rail}.{guest}/24 dev {nic(rail)}")]
+    return [
+        (start, "run", guest, f"ip addr del 10.0.{rail}.{guest}/24 dev {nic(rail)}"),
+        (end, "run", guest, f"ip addr add 10.0.{rail}.{guest}/24 dev {nic(rail)}"),
+    ]
 
 
 def down(guest, rail, start, end):
     """The interface is taken down inside, and with it its address where that is IPv6."""
-    return [(start, "run", guest, f"ip link set {nic(rail)} down"), (end, "run", guest, f"ip link set {nic(rail)} up")]
+    return [
+        (start, "run", guest, f"ip link set {nic(rail)} down"),
+        (end, "run", guest, f"ip link set {nic(rail)} up"),
+    ]
 
 
 class Injection:
@@ -65,7 +76,9 @@ def injection(kind, dice, rails=2):
     if kind == "receiver-cable":
         return Injection(kind, cable(1, rail, 0, length), EVENT)
     if kind == "both-ends-cable":
-        return Injection(kind, cable(1, rail, 0, length) + cable(2, rail, dice.uniform(0, 0.2), length), EVENT)
+        return Injection(
+            kind, cable(1, rail, 0, length) + cable(2, rail, dice.uniform(0, 0.2), length), EVENT
+        )
     if kind == "down-inside":
         return Injection(kind, down(guest, rail, 0, length), EVENT)
     if kind == "address":
@@ -79,7 +92,11 @@ def injection(kind, dice, rails=2):
     if kind == "loss":
         return Injection(kind, silence(guest, rail, 0, length + 1, "1%"), SILENCE, stops=False)
     if kind == "flaps":
-        flaps = [fault for n in range(3) for fault in cable(guest, rail, 0.5 * n, 0.5 * n + dice.uniform(0.05, 0.4))]
+        flaps = [
+            fault
+            for n in range(3)
+            for fault in cable(guest, rail, 0.5 * n, 0.5 * n + dice.uniform(0.05, 0.4))
+        ]
         return Injection(kind, flaps, EVENT, stops=False)
     if kind == "second-fault":
         # While the first rail is away, the other one goes too: no rail until that returns.
@@ -94,8 +111,20 @@ def injection(kind, dice, rails=2):
     raise ValueError(kind)
 
 
-KINDS = ["sender-cable", "receiver-cable", "both-ends-cable", "down-inside", "address", "silent-sender", "silent-receiver",
-         "lost-acks", "loss", "flaps", "second-fault", "one-left-silent"]
+KINDS = [
+    "sender-cable",
+    "receiver-cable",
+    "both-ends-cable",
+    "down-inside",
+    "address",
+    "silent-sender",
+    "silent-receiver",
+    "lost-acks",
+    "loss",
+    "flaps",
+    "second-fault",
+    "one-left-silent",
+]
 
 
 def inject(lab, fault):

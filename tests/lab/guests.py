@@ -20,7 +20,9 @@ PACKAGES = {
     "ip": "iproute2",
     "tc": "iproute2",
 }
-KERNEL_HINT = "give --kernel DIR: `apt-get download linux-image-...-amd64` and `dpkg-deb -x` of any Debian 12 kernel"
+KERNEL_HINT = (
+    "give --kernel DIR: `apt-get download linux-image-...-amd64` and `dpkg-deb -x` of any Debian 12 kernel"
+)
 
 # How often it is looked whether a guest gets the host's processors.
 SAMPLE = 0.03
@@ -73,7 +75,9 @@ def initramfs(kernel, folder):
         out.write(INIT)
     os.chmod(os.path.join(root, "init"), 0o755)
     image = os.path.join(folder, "init.gz")
-    subprocess.run("find . | busybox cpio -o -H newc 2>/dev/null | gzip -1 > " + image, shell=True, check=True, cwd=root)
+    subprocess.run(
+        "find . | busybox cpio -o -H newc 2>/dev/null | gzip -1 > " + image, shell=True, check=True, cwd=root
+    )
     return image
 
 
@@ -87,20 +91,51 @@ class Guest:
 
     def __init__(self, number, lab):
         self.log = os.path.join(lab.folder, f"vm{number}.log")
-        self.monitor_path, self.line_path = (os.path.join(lab.folder, f"{kind}{number}") for kind in ("mon", "cmd"))
+        self.monitor_path, self.line_path = (
+            os.path.join(lab.folder, f"{kind}{number}") for kind in ("mon", "cmd")
+        )
         self.number, self.lab, self.open, self.heard, self.samples = number, lab, {}, [], []
         kernel = sorted(glob.glob(os.path.join(lab.kernel, "boot/vmlinuz-*")))[-1]
-        append = (f"console=ttyS0 quiet panic=-1 mitigations=off net.ifnames=0 vmid={number} script={HERE}/guest.sh "
-                  f"folder={os.getcwd()}")
-        command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "1024",
-                   "-display", "none", "-no-reboot", "-serial", f"file:{self.log}",
-                   "-serial", f"unix:{self.line_path},server,nowait", "-monitor", f"unix:{self.monitor_path},server,nowait",
-                   "-kernel", kernel, "-initrd", lab.image, "-append", append,
-                   "-fsdev", "local,id=h,path=/,security_model=none,readonly=on,multidevs=remap",
-                   "-device", "virtio-9p-pci,fsdev=h,mount_tag=host"]
+        append = (
+            f"console=ttyS0 quiet panic=-1 mitigations=off net.ifnames=0 vmid={number} script={HERE}/guest.sh "
+            f"folder={os.getcwd()}"
+        )
+        command = [
+            "qemu-system-x86_64",
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "max",
+            "-smp",
+            "1",
+            "-m",
+            "1024",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-serial",
+            f"file:{self.log}",
+            "-serial",
+            f"unix:{self.line_path},server,nowait",
+            "-monitor",
+            f"unix:{self.monitor_path},server,nowait",
+            "-kernel",
+            kernel,
+            "-initrd",
+            lab.image,
+            "-append",
+            append,
+            "-fsdev",
+            "local,id=h,path=/,security_model=none,readonly=on,multidevs=remap",
+            "-device",
+            "virtio-9p-pci,fsdev=h,mount_tag=host",
+        ]
         for link in range(1 + lab.rails):
             command += self.wires(link)
-            command += ["-device", f"virtio-net-pci,id=nic{link},netdev=n{link},mac=52:54:00:00:{link:02x}:{number:02x}"]
+            command += [
+                "-device",
+                f"virtio-net-pci,id=nic{link},netdev=n{link},mac=52:54:00:00:{link:02x}:{number:02x}",
+            ]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         self.ended = False
         self.reader = threading.Thread(target=self.listen, daemon=True)
@@ -115,8 +150,12 @@ class Guest:
             return ["-netdev", f"socket,id=n{link},listen=127.0.0.1:{ports[0]}"]
         wires = ["-netdev", f"hubport,id=n{link},hubid={link}"]
         for other in range(count - 1):
-            wires += ["-netdev", f"socket,id=s{link}x{other},listen=127.0.0.1:{ports[other]}",
-                      "-netdev", f"hubport,id=h{link}x{other},hubid={link},netdev=s{link}x{other}"]
+            wires += [
+                "-netdev",
+                f"socket,id=s{link}x{other},listen=127.0.0.1:{ports[other]}",
+                "-netdev",
+                f"hubport,id=h{link}x{other},hubid={link},netdev=s{link}x{other}",
+            ]
         return wires
 
     def listen(self):
@@ -164,11 +203,12 @@ class Guest:
 
     def starved_between(self, start, end):
         """The part of a time for which the virtual processor was starved."""
+
         def at(when):
             right = bisect.bisect_left(self.samples, (when,))
             if right in (0, len(self.samples)):
                 return self.samples[min(right, len(self.samples) - 1)][1]
-            (t0, s0), (t1, s1) = self.samples[right - 1:right + 1]
+            (t0, s0), (t1, s1) = self.samples[right - 1 : right + 1]
             return s0 + (s1 - s0) * (when - t0) / (t1 - t0)
 
         return at(end) - at(start) if self.samples else 0.0

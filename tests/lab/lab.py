@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Virtual machines with soft-RoCE, connections of the IB plugin between them, and faults from outside. See README.md.
 
-    tests/lab/lab.py --kernel DIR [--only ci] [--case NAME ...] [--seed N]
-    tests/lab/lab.py --kernel DIR --injections 300 --record FILE
-    tests/lab/lab.py --kernel DIR --run collectives|harness|doctor|rates|ring
+tests/lab/lab.py --kernel DIR [--only ci] [--case NAME ...] [--seed N]
+tests/lab/lab.py --kernel DIR --injections 300 --record FILE
+tests/lab/lab.py --kernel DIR --run collectives|harness|doctor|rates|ring
 """
 
 import argparse
@@ -105,7 +105,9 @@ def judge(case, lab, mark, options):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kernel", default=os.environ.get("HAWSER_LAB_KERNEL", "/"))
     parser.add_argument("--program", default="target/debug/examples/lab_end")
     parser.add_argument("--case", action="append", help="one of the cases; may be given again")
@@ -117,11 +119,15 @@ def parse():
     parser.add_argument("--run", choices=sorted(PROGRAMS), help="something else than a pair of programs")
     parser.add_argument("--rank", default="target/debug/hawser-test-rank", help="collectives: the program")
     parser.add_argument("--faults", type=int, default=12, help="collectives: so many")
-    parser.add_argument("--plugin", default="target/debug/libnccl_net_hawser_ib.so", help="harness: the library")
+    parser.add_argument(
+        "--plugin", default="target/debug/libnccl_net_hawser_ib.so", help="harness: the library"
+    )
     parser.add_argument("--hawser", default="target/debug/hawser", help="doctor: the program")
     parser.add_argument("--seconds", type=int, default=6, help="rates: of each measurement")
     parser.add_argument("--rounds", type=int, default=5, help="rates: turns")
-    parser.add_argument("--strict", action="store_true", help="a gap above its bar is a failure (idle machines only)")
+    parser.add_argument(
+        "--strict", action="store_true", help="a gap above its bar is a failure (idle machines only)"
+    )
     parser.add_argument("--bytes", type=int, default=65536)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()

@@ -29,7 +29,7 @@ class Soak:
             turn = self.options.kinds.split(",") if self.options.kinds else make.KINDS[:]
             dice.shuffle(turn)
             kinds += turn
-        kinds = kinds[:self.options.injections]
+        kinds = kinds[: self.options.injections]
         while kinds and not self.wrong:
             self.connection(kinds[:EACH], dice)
             kinds = kinds[EACH:]
@@ -45,16 +45,26 @@ class Soak:
         for kind in kinds:
             self.one(make.injection(kind, dice), mark)
             time.sleep(dice.uniform(0.2, 0.8))
-            if any("end exit" in line or "panicked" in line for guest in self.lab.guests for line in guest.lines(mark[guest.number - 1])):
+            if any(
+                "end exit" in line or "panicked" in line
+                for guest in self.lab.guests
+                for line in guest.lines(mark[guest.number - 1])
+            ):
                 break
         for guest in self.lab.guests:
             guest.run("touch /run/lab-stop")
         self.lab.wait("LAB end exit", 60, mark)
         for guest, start in zip(self.lab.guests, mark):
-            last = [line for line in guest.lines(start) if "end done" in line or "end error" in line or "panicked" in line]
+            last = [
+                line
+                for line in guest.lines(start)
+                if "end done" in line or "end error" in line or "panicked" in line
+            ]
             print(f"guest {guest.number}: {last[-1] if last else 'nothing'}", flush=True)
             if not last or "end done" not in last[-1]:
-                self.wrong.append(f"guest {guest.number} did not end in peace\n" + "\n".join(self.lab.tails(start, 40)))
+                self.wrong.append(
+                    f"guest {guest.number} did not end in peace\n" + "\n".join(self.lab.tails(start, 40))
+                )
 
     def one(self, what, mark):
         """Makes a fault, waits until all is well again, and writes down what it cost."""
@@ -64,23 +74,33 @@ class Soak:
         healed = time.monotonic()
         back = self.wait_for_rails(mark, healed)
         row = {
-            "number": len(self.rows) + 1, "kind": what.kind, "what": str(what), "bar": what.bar, **self.gaps(done, heard),
+            "number": len(self.rows) + 1,
+            "kind": what.kind,
+            "what": str(what),
+            "bar": what.bar,
+            **self.gaps(done, heard),
             "back": round(back - healed, 2) if back else None,
             "starved": [round(guest.starved() - was, 2) for guest, was in zip(self.lab.guests, starved)],
-            "seconds": round(time.monotonic() - start, 1), "load": os.getloadavg()[0],
+            "seconds": round(time.monotonic() - start, 1),
+            "load": os.getloadavg()[0],
         }
         if row["gap"] > what.bar:
             row["story"] = self.story(start, heard)
         self.rows.append(row)
         over = "" if row["gap"] <= what.bar else f" OVER {what.bar:.1f}"
-        print(f"{row['number']:4} {what.kind:16} gap {row['gap']:5.2f}{over} starved in it {row['without']:.2f} own "
-              f"{row['own']} detected {row['detected']} "
-              f"stops {row['stops']} back {row['back']} starved {row['starved']} load {row['load']:.1f}", flush=True)
+        print(
+            f"{row['number']:4} {what.kind:16} gap {row['gap']:5.2f}{over} starved in it {row['without']:.2f} own "
+            f"{row['own']} detected {row['detected']} "
+            f"stops {row['stops']} back {row['back']} starved {row['starved']} load {row['load']:.1f}",
+            flush=True,
+        )
         if self.record:
             self.record.write(json.dumps(row) + "\n")
             self.record.flush()
         if back is None:
-            self.wrong.append(f"injection {row['number']}: rails did not come back\n" + "\n".join(self.lab.tails(0, 40)))
+            self.wrong.append(
+                f"injection {row['number']}: rails did not come back\n" + "\n".join(self.lab.tails(0, 40))
+            )
 
     def gaps(self, start, heard):
         """The longest pause at the receiver, how long its process did not look in it, and how long a guest had no processor of
@@ -100,8 +120,12 @@ class Soak:
 
     def story(self, start, heard):
         """What both ends said, with the seconds since the fault."""
-        said = [(when - start, f"{guest.number}: {line[8:]}") for guest, since in zip(self.lab.guests, heard)
-                for when, line in list(guest.heard[since:]) if line.startswith("LAB end ")]
+        said = [
+            (when - start, f"{guest.number}: {line[8:]}")
+            for guest, since in zip(self.lab.guests, heard)
+            for when, line in list(guest.heard[since:])
+            if line.startswith("LAB end ")
+        ]
         return [f"{when:.2f} {line}" for when, line in sorted(said)]
 
     def wait_for_rails(self, mark, healed):
@@ -115,7 +139,11 @@ class Soak:
                     return since
             else:
                 since = None
-            if any("end exit" in line for guest in self.lab.guests for line in guest.lines(mark[guest.number - 1])):
+            if any(
+                "end exit" in line
+                for guest in self.lab.guests
+                for line in guest.lines(mark[guest.number - 1])
+            ):
                 return None
             time.sleep(0.02)
         return None
@@ -133,17 +161,29 @@ class Soak:
 
     def report(self):
         print(f"\n{len(self.rows)} injections, seed {self.options.seed}")
-        print(f"{'kind':16} {'count':>5} {'gap: median':>12} {'largest':>8} {'bar':>6} {'over':>5} {'unexplained':>11} {'back: median':>13} {'largest':>8}")
+        print(
+            f"{'kind':16} {'count':>5} {'gap: median':>12} {'largest':>8} {'bar':>6} {'over':>5} {'unexplained':>11} {'back: median':>13} {'largest':>8}"
+        )
         for kind in make.KINDS:
             rows = [row for row in self.rows if row["kind"] == kind]
             if rows:
-                gaps, backs = [row["gap"] for row in rows], [row["back"] for row in rows if row["back"] is not None]
+                gaps, backs = (
+                    [row["gap"] for row in rows],
+                    [row["back"] for row in rows if row["back"] is not None],
+                )
                 over = sum(row["gap"] > row["bar"] for row in rows)
                 bare = sum(row["gap"] - row["without"] > row["bar"] for row in rows)
                 middle = statistics.median(backs) if backs else float("nan")
-                print(f"{kind:16} {len(rows):5} {statistics.median(gaps):12.2f} {max(gaps):8.2f} {rows[0]['bar']:6.1f} {over:5} {bare:11} "
-                      f"{middle:13.2f} {max(backs, default=0):8.2f}")
+                print(
+                    f"{kind:16} {len(rows):5} {statistics.median(gaps):12.2f} {max(gaps):8.2f} {rows[0]['bar']:6.1f} {over:5} {bare:11} "
+                    f"{middle:13.2f} {max(backs, default=0):8.2f}"
+                )
         late = sum(row["back"] is None or row["back"] > BACK for row in self.rows)
         print(f"back later than {BACK:.0f} s: {late}")
-        print("over: gaps above their bar; unexplained: still above it without the time for which a guest had no processor")
-        print("\n".join(f"WRONG: {text}" for text in self.wrong) or "nothing lost, doubled, changed, late or out of order")
+        print(
+            "over: gaps above their bar; unexplained: still above it without the time for which a guest had no processor"
+        )
+        print(
+            "\n".join(f"WRONG: {text}" for text in self.wrong)
+            or "nothing lost, doubled, changed, late or out of order"
+        )

@@ -11,6 +11,7 @@ pub mod net;
 pub mod netns;
 pub mod process;
 pub mod skip;
+pub mod stops;
 pub mod vectors;
 pub mod world;
 

@@ -1,7 +1,9 @@
-//! Kills ranks at random moments for some minutes, and says what became of the others.
+//! Kills ranks at random moments for some minutes, and says what became of the others; or stops ranks for 1
+//! to 60 seconds each, several jobs at a time.
 //!
 //! ```text
 //! cargo run -p hawser-tests --bin attack -- --minutes 30 [--seed S] [--kills N]
+//! cargo run -p hawser-tests --bin attack -- --stops 100 [--seed S]
 //! ```
 //!
 //! Every kill has a seed of its own: that given, the next one and so on, so that one that goes wrong can be
@@ -14,6 +16,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hawser_tests::attack::{Kill, Phase};
+use hawser_tests::stops::Stop;
+
+/// The number of jobs with stopped ranks at a time: they wait for most of it.
+const SIDE_BY_SIDE: usize = 10;
 
 /// What was found in one kind of kills.
 #[derive(Default)]
@@ -34,6 +40,9 @@ fn main() -> ExitCode {
     let (first, most) = (value("--seed").unwrap_or(1), value("--kills").unwrap_or(u64::MAX));
     let binary = std::env::current_exe().expect("this program").with_file_name("hawser-test-rank");
     let binary = binary.to_str().expect("a path in UTF-8");
+    if let Some(stops) = value("--stops") {
+        return stop(binary, first, stops);
+    }
     let end = Instant::now() + Duration::from_secs(60 * minutes);
     let before = in_shm();
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
@@ -58,6 +67,34 @@ fn main() -> ExitCode {
     println!("files left in /dev/shm: {left}");
     let is_good = rows.values().all(|row| row.hangs + row.wrong == 0) && left == 0;
     ExitCode::from(u8::from(!is_good))
+}
+
+/// Stops ranks, by so many seeds from `first` on. Ends with 1 if a job failed or left something behind.
+fn stop(binary: &str, first: u64, stops: u64) -> ExitCode {
+    let before = in_shm();
+    let seeds: Vec<u64> = (first..first + stops).collect();
+    let mut failures = 0;
+    for some in seeds.chunks(SIDE_BY_SIDE) {
+        let run = |seed: &u64| (*seed, Stop::of(*seed).carry_out(binary));
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let jobs: Vec<_> = some.iter().map(|seed| scope.spawn(move || run(seed))).collect();
+            jobs.into_iter().map(|job| job.join().expect("a job says what failed")).collect()
+        });
+        for (seed, outcome) in outcomes {
+            println!(
+                "seed {seed}: {}: {}",
+                Stop::of(seed).words(),
+                outcome.as_ref().map_or("FAILED", |()| "ok")
+            );
+            if let Err(text) = outcome {
+                failures += 1;
+                println!("{text}");
+            }
+        }
+    }
+    let left = in_shm().saturating_sub(before);
+    println!("{stops} stops, {failures} failures; files left in /dev/shm: {left}");
+    ExitCode::from(u8::from(failures > 0 || left > 0))
 }
 
 fn name(phase: &Phase) -> String {
