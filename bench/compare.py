@@ -4,11 +4,11 @@
     bench/compare.py --hawser FILE --ours FILE --nccl FILE [--gpus N] [--rounds 5] [--json OUT] [op ...]
     bench/compare.py --bin DIR --ours FILE --nccl FILE ...
 
-FILE of --hawser is the built program, whose `perf --library` runs either library; it measures all operations in one
-process, after results of both were checked. DIR holds built nccl-tests binaries (all_reduce_perf, ...), which run one
-operation per process. Every round runs both libraries, in alternating order, one thread and one GPU per rank, NVLink
-multicast off for both. The time is the out-of-place one; wrong results end the program.
-"""
+FILE of --hawser is the built program, whose `perf --library` runs either library; it measures all operations
+in one process, after results of both were checked. DIR holds built nccl-tests binaries (all_reduce_perf,
+...), which run one operation per process. Every round runs both libraries, in alternating order, one thread
+and one GPU per rank, NVLink multicast off for both. The time is the out-of-place one; wrong results end the
+program."""
 
 import argparse
 import datetime

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Five all-reduce algorithms by rules on one machine, and the rule that follows: bench/crossing.py libnccl.so.2 [ranks]
+"""Five all-reduce algorithms by rules on one machine, and the rule that follows: bench/crossing.py
+libnccl.so.2 [ranks]
 
-A communicator for each of ring, tree, all-pairs, a hierarchical and a pipeline program, told apart in one rule file by
-their names. Every size from 128 B to 32 MiB is run by each of them in turns, in rounds; results are checked before, and
-after every measurement the library is asked what really ran: what ran otherwise is no measurement. Then a rule
-"all-pairs up to the crossing, ring above" is made of the times, and its communicator is measured beside ring and
-all-pairs: it must not be slower than the better of them at any size, beyond noise.
-Times are those of CUDA graphs of many operations. With --out NAME it writes NAME.md, NAME.svg and NAME.toml (the rule). Needs
-PyTorch and GPUs, or `--host` with numpy and ml_dtypes. The exit code is 1 if a result is wrong, something else ran, or the rule is slower.
-"""
+A communicator for each of ring, tree, all-pairs, a hierarchical and a pipeline program, told apart in one
+rule file by their names. Every size from 128 B to 32 MiB is run by each of them in turns, in rounds; results
+are checked before, and after every measurement the library is asked what really ran: what ran otherwise is no
+measurement. Then a rule "all-pairs up to the crossing, ring above" is made of the times, and its communicator
+is measured beside ring and all-pairs: it must not be slower than the better of them at any size, beyond
+noise. Times are those of CUDA graphs of many operations. With --out NAME it writes NAME.md, NAME.svg and
+NAME.toml (the rule). Needs PyTorch and GPUs, or `--host` with numpy and ml_dtypes. The exit code is 1 if a
+result is wrong, something else ran, or the rule is slower."""
 
 import argparse
 import dataclasses
@@ -258,7 +259,8 @@ def cell(point, best):
 
 
 def crossing(table, sizes):
-    """The size from which ring is taken: where the product of all times is least; 0 = always, past the last = never."""
+    """The size from which ring is taken: where the product of all times is least; 0 = always, past the last =
+    never."""
     rows = [(size, table[size]) for size in sizes if {"ring", "all-pairs"} <= set(table[size])]
     if not rows:
         return 0

@@ -4,9 +4,8 @@
     mpicc -O2 bench/mpi_allreduce.c -o mpi_allreduce
     bench/host_latency.py --hawser target/release/hawser --mpi ./mpi_allreduce --ranks 2 4 8 --rounds 5
 
-Takes both in turns and prints us: median of the rounds, smallest and largest, and the ratio. --before FILE adds
-an older build of the tool. Without --mpi only Hawser is measured.
-"""
+Takes both in turns and prints us: median of the rounds, smallest and largest, and the ratio. --before FILE
+adds an older build of the tool. Without --mpi only Hawser is measured."""
 
 import argparse
 import json

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Ranks of one machine as several hosts over TCP: two libraries, or one with and without a net plugin, in turns.
+"""Ranks of one machine as several hosts over TCP: two libraries, or one with and without a net plugin, in
+turns.
 
     bench/hosts.py --bin nccl-tests/build --ours target/release/libnccl.so.2 --nccl .../libnccl.so.2 \
         --ranks 8 --hosts 2 4 --rounds 3 --sizes 16M 256M all_reduce all_gather
     bench/hosts.py --bin ... --nccl .../libnccl.so.2 --plugin libnccl-net-hawser-socket.so --ranks 8 all_reduce
 
-nccl-tests must be built with MPI. With --plugin, NVIDIA's library runs with peer-to-peer and shared memory off, once with
-its own sockets and once with the plugin. Prints busbw in GB/s: median, smallest and largest of the rounds, and the ratio.
-"""
+nccl-tests must be built with MPI. With --plugin, NVIDIA's library runs with peer-to-peer and shared memory
+off, once with its own sockets and once with the plugin. Prints busbw in GB/s: median, smallest and largest of
+the rounds, and the ratio. """
 
 import argparse
 import json

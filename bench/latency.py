@@ -7,11 +7,11 @@
 
 Every rank is a process and a host of its own (NCCL_HOSTID) and shares the GPUs there are, so this is for
 latency over sockets on loopback, never for a link's speed. With one GPU start MPS before
-(nvidia-cuda-mps-control -d): else the processes' kernels take turns. nccl-tests must be built with MPI. A side
-may have settings of its own: --side plugin=.../libnccl.so.2,NCCL_NET_PLUGIN=/path/libnccl-net-hawser-socket.so.
-The first side is compared with the others. Prints us out of place (in place too with --alone): median of the
-rounds, smallest and largest, and the ratio.
-"""
+(nvidia-cuda-mps-control -d): else the processes' kernels take turns. nccl-tests must be built with MPI. A
+side may have settings of its own: --side
+plugin=.../libnccl.so.2,NCCL_NET_PLUGIN=/path/libnccl-net-hawser-socket.so. The first side is compared with
+the others. Prints us out of place (in place too with --alone): median of the rounds, smallest and largest,
+and the ratio. """
 
 import argparse
 import json

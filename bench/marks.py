@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Says which marks the JSON of compare.py meets: bench/marks.py results.json [...]
 
-The marks are those of one NVLink host of H200 with NVLink multicast off (bench/README.md): for each collective and range of
-sizes the most time in parts of NVIDIA's, in one run, and on 8 GPUs also times in µs and bus bandwidths in GB/s at some sizes.
-On fewer GPUs nothing may take longer than NVIDIA's library, and small sizes have the marks of 8. Medians are compared as
-they are, without allowance for noise. Several files are taken as one measurement: a size in a later file counts there.
-Prints a line for each mark with the worst size; the exit code is 1 if one is missed.
-"""
+The marks are those of one NVLink host of H200 with NVLink multicast off (bench/README.md): for each
+collective and range of sizes the most time in parts of NVIDIA's, in one run, and on 8 GPUs also times in µs
+and bus bandwidths in GB/s at some sizes. On fewer GPUs nothing may take longer than NVIDIA's library, and
+small sizes have the marks of 8. Medians are compared as they are, without allowance for noise. Several files
+are taken as one measurement: a size in a later file counts there. Prints a line for each mark with the worst
+size; the exit code is 1 if one is missed."""
 
 import json
 import statistics

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Draws the JSON of compare.py: bench/plot.py results.json picture.svg [--limit GB/s] [operation ...]
 
-One panel per operation: time against size, both axes logarithmic, medians, and the time that the links would need at
-the limit, which is a bus bandwidth; below it the ratio of the two times.
-"""
+One panel per operation: time against size, both axes logarithmic, medians, and the time that the links would
+need at the limit, which is a bus bandwidth; below it the ratio of the two times."""
 
 import argparse
 import json

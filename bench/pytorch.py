@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""PyTorch's eager all_reduce, one process per GPU: torchrun --nproc_per_node=N bench/pytorch.py [sizes in bytes ...]
+"""PyTorch's eager all_reduce, one process per GPU: torchrun --nproc_per_node=N bench/pytorch.py [sizes in
+bytes ...]
 
-Run it once as it is (NVIDIA's library) and once with LD_PRELOAD=libnccl.so.2. Prints µs per call of bfloat16 buffers, the
-median of five loops of 200 calls, and whether the sums are right.
-"""
+Run it once as it is (NVIDIA's library) and once with LD_PRELOAD=libnccl.so.2. Prints µs per call of bfloat16
+buffers, the median of five loops of 200 calls, and whether the sums are right."""
 
 import os
 import statistics

@@ -3,15 +3,15 @@
 
     torchrun --nproc_per_node=N bench/pytorch_overlap.py [pipeline] [fsdp] [options]
 
-pipeline  every rank is a stage: while it multiplies one micro-batch, the result of the last one goes to the next stage and the
-          next one comes from the stage before (the last stage sends to the first, so all ranks are equally busy)
-fsdp      every layer's weights are spread over all ranks: while one layer multiplies, the weights of the next are gathered in
-          place (FSDP2's way), into one of two buffers
+pipeline every rank is a stage: while it multiplies one micro-batch, the result of the last one goes to the
+next stage and the next one comes from the stage before (the last stage sends to the first, so all ranks are
+equally busy) fsdp every layer's weights are spread over all ranks: while one layer multiplies, the weights of
+the next are gathered in place (FSDP2's way), into one of two buffers
 
-Run it once as it is (NVIDIA's library), once with LD_PRELOAD=libnccl.so.2, and once with NCCL_PASS_SM=1 as well. Prints for each
-the time of a step that only computes, that only transfers, and that does both: median, least and most of the steps, on the
-slowest rank; and whether what arrived is right. Without GPUs it runs over gloo, to try it out.
-"""
+Run it once as it is (NVIDIA's library), once with LD_PRELOAD=libnccl.so.2, and once with NCCL_PASS_SM=1 as
+well. Prints for each the time of a step that only computes, that only transfers, and that does both: median,
+least and most of the steps, on the slowest rank; and whether what arrived is right. Without GPUs it runs over
+gloo, to try it out."""
 
 import argparse
 import os

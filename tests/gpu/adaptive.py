@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Rules that look at the running job: tests/gpu/adaptive.py libnccl.so.2 [ranks]
 
-One process learns: the floor is a rule that is slow on purpose, adaptive mode has to replace it on all ranks at one
-collective; a graph that was captured before keeps its plan and its results. Another process checks the conditions
-`in_graph` and `registered`: captured calls and calls in symmetric windows take other algorithms. All results are
-checked. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says so and ends with 0
-otherwise. The exit code is 1 if something is wrong.
-"""
+One process learns: the floor is a rule that is slow on purpose, adaptive mode has to replace it on all ranks
+at one collective; a graph that was captured before keeps its plan and its results. Another process checks the
+conditions `in_graph` and `registered`: captured calls and calls in symmetric windows take other algorithms.
+All results are checked. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says
+so and ends with 0 otherwise. The exit code is 1 if something is wrong."""
 
 import ctypes
 import dataclasses

@@ -1,10 +1,9 @@
 """Collectives with data that tells mistakes apart, what they must give, and buffers with guards.
 
-What only moves data moves bits of a hash (every eighth case all zeros, every eighth all ones: values that could pass
-for flags). What reduces takes its data and its results from the project's oracle (`vectors.py`), chosen so that every
-partial result in every order is exact in its type; only the average of floats over a number of ranks that is no power
-of two has a tolerance.
-"""
+What only moves data moves bits of a hash (every eighth case all zeros, every eighth all ones: values that
+could pass for flags). What reduces takes its data and its results from the project's oracle (`vectors.py`),
+chosen so that every partial result in every order is exact in its type; only the average of floats over a
+number of ranks that is no power of two has a tolerance."""
 
 import dataclasses
 

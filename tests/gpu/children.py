@@ -1,4 +1,5 @@
-"""A process for each forced algorithm and protocol, since the library reads `NCCL_ALGO` and `NCCL_PROTO` once."""
+"""A process for each forced algorithm and protocol, since the library reads `NCCL_ALGO` and `NCCL_PROTO`
+once."""
 
 import json
 import os
@@ -12,7 +13,8 @@ DEFAULT = "default"
 
 
 def in_child(pair, work, timeout):
-    """What `work()` gives in a forked process with `pair` (`Ring/LL`, `OneShot/fused/LL` or `default`) forced, with `seconds` added.
+    """What `work()` gives in a forked process with `pair` (`Ring/LL`, `OneShot/fused/LL` or `default`)
+    forced, with `seconds` added.
 
     The child opens GPUs and library, this process does not. A child that ends otherwise gives `failed`.
     """

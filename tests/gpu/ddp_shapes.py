@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """DDP of models with different shapes: tests/gpu/ddp_shapes.py libnccl.so.2 [ranks]
 
-PyTorch compares the shapes of all ranks with those of rank 0. Ranks whose shapes differ raise and leave, while
-rank 0 goes on to send its parameters, which nobody takes. No rank may hang: those that differ end with
-PyTorch's error, and rank 0 ends well, or with an error that names a rank that has left. Prints a line for each
-rank; the exit code is 1 if something is wrong. Needs PyTorch and a GPU; says so and ends with 0 otherwise.
-"""
+PyTorch compares the shapes of all ranks with those of rank 0. Ranks whose shapes differ raise and leave,
+while rank 0 goes on to send its parameters, which nobody takes. No rank may hang: those that differ end with
+PyTorch's error, and rank 0 ends well, or with an error that names a rank that has left. Prints a line for
+each rank; the exit code is 1 if something is wrong. Needs PyTorch and a GPU; says so and ends with 0
+otherwise."""
 
 import os
 import re

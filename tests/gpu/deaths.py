@@ -157,7 +157,8 @@ def said(child, word, seconds):
 
 
 def leave(options, phase, place):
-    """Rank 0 destroys its communicator: the others, which call once more, must end with an error that names it."""
+    """Rank 0 destroys its communicator: the others, which call once more, must end with an error that names
+    it."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(options, phase, -1, False, os.path.join(folder, "id"), place)
         try:

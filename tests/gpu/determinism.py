@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """The same bits every time: tests/gpu/determinism.py libnccl.so.2 [ranks]
 
-Random floats over a wide range of exponents, many of which cancel, so that the order of additions shows. all_reduce
-must give the same bits on all ranks; all_reduce, reduce_scatter and reduce the same bits in every repetition, eager and
-as a replayed CUDA graph, in place, and in buffers that are not aligned, while ranks are delayed at random. With OneShot
-or AllPairs forced the sum must be x0 + x1 + ... in the order of ranks, folded in float and rounded once (16-bit types:
-up to 8 ranks). A process per forced pair, as in forced.py. Needs PyTorch and a GPU, or `--host` with numpy and
-ml_dtypes (no graphs there); says so and ends with 0 otherwise. The exit code is 1 if bits differ.
-"""
+Random floats over a wide range of exponents, many of which cancel, so that the order of additions shows.
+all_reduce must give the same bits on all ranks; all_reduce, reduce_scatter and reduce the same bits in every
+repetition, eager and as a replayed CUDA graph, in place, and in buffers that are not aligned, while ranks are
+delayed at random. With OneShot or AllPairs forced the sum must be x0 + x1 + ... in the order of ranks, folded
+in float and rounded once (16-bit types: up to 8 ranks). A process per forced pair, as in forced.py. Needs
+PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says so and ends with 0 otherwise.
+The exit code is 1 if bits differ."""
 
 import random
 import sys
@@ -235,9 +235,8 @@ class Trial:
 def values(layer, place, rank, case):
     """Bytes of random floats of both signs.
 
-    About half of the values of an odd rank are those of the rank before it with the other sign: where large values
-    cancel, the order shows in 16-bit types too, which else round it away at the end.
-    """
+    About half of the values of an odd rank are those of the rank before it with the other sign: where large
+    values cancel, the order shows in 16-bit types too, which else round it away at the end."""
     exponent_bits, mantissa_bits, least, most = FORMATS[case.dtype.name]
     n, lowest, width = (
         case.input_length(),

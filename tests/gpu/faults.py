@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Bad input and faults on real GPUs through the C interface: tests/gpu/faults.py libnccl.so.2
 
-Needs PyTorch (for device memory and streams) and a GPU, which two ranks share if there is one only; says so and ends with
-0 where they are missing. Every check prints a line; the exit code is 1 if one failed. A time limit ends a hanging run.
-"""
+Needs PyTorch (for device memory and streams) and a GPU, which two ranks share if there is one only; says so
+and ends with 0 where they are missing. Every check prints a line; the exit code is 1 if one failed. A time
+limit ends a hanging run."""
 
 import ctypes
 import os
@@ -121,7 +121,8 @@ def all_reduce(nccl, comm, rank, stream):
 
 
 def crossed_order_in_a_group(nccl):
-    """One group calls two communicators in different orders on the two ranks, everything of a rank on one stream."""
+    """One group calls two communicators in different orders on the two ranks, everything of a rank on one
+    stream."""
     comms, buffers = [pair(nccl), pair(nccl)], []
     streams = [torch.cuda.Stream(gpu(rank)) for rank in range(2)]
     size = 8 << 20  # does not fit into FIFOs: each kernel needs its partner
@@ -186,7 +187,8 @@ def abort_releases_a_hang(nccl):
 
 
 def abort_releases_a_free(nccl):
-    """cudaFree waits for all that the GPU does; the library's own work for the abort must not wait behind it."""
+    """cudaFree waits for all that the GPU does; the library's own work for the abort must not wait behind
+    it."""
     comms, driver = pair(nccl), ctypes.CDLL("libcuda.so.1")
     torch.cuda.set_device(0)
     stream, ours, theirs = torch.cuda.Stream(0), ctypes.c_uint64(), ctypes.c_uint64()
@@ -235,7 +237,8 @@ def abort_releases_a_replay(nccl):
 
 
 def abort_behind_other_work(nccl):
-    """A call has not begun, since its stream waits for something else, when its communicator is aborted; later it runs."""
+    """A call has not begun, since its stream waits for something else, when its communicator is aborted;
+    later it runs."""
     comms, driver = pair(nccl), ctypes.CDLL("libcuda.so.1")
     torch.cuda.set_device(0)
     stream, x = torch.cuda.Stream(0), torch.ones(1 << 20, device="cuda:0")
@@ -301,7 +304,8 @@ def late_replay(nccl):
 
 
 def receives_before_computing(nccl):
-    """Receives that wait on streams do not keep computing on others from going on, whose results the peer waits for."""
+    """Receives that wait on streams do not keep computing on others from going on, whose results the peer
+    waits for."""
     there, back = pair(nccl), pair(nccl)
     xs = [
         [torch.full((1 << 20,), float(rank), device=f"cuda:{gpu(rank)}") for _ in range(2)]

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """Every collective with every algorithm and protocol forced in turn: tests/gpu/forced.py libnccl.so.2 [ranks]
 
-A process per pair (`NCCL_ALGO` and `NCCL_PROTO` are read once), first one with nothing forced. Types, reductions,
-counts, roots, in place and not, buffers aligned and not; results, inputs, outputs that must stay and guards around all
-buffers are compared (`cases.py` says how exactly). What the library refuses with "no algorithm and protocol left" is
-listed as not offered. Copy engines (`copy_engine`) come with `NCCL_PASS_SM=1`; `NCCL_ZERO_COPY=1` lets them copy from buffer to buffer.
-One thread drives all ranks, which share GPUs if there are more. Needs PyTorch and a GPU, or
-`--host` with numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if a result is wrong or a pair
-did not end.
-"""
+A process per pair (`NCCL_ALGO` and `NCCL_PROTO` are read once), first one with nothing forced. Types,
+reductions, counts, roots, in place and not, buffers aligned and not; results, inputs, outputs that must stay
+and guards around all buffers are compared (`cases.py` says how exactly). What the library refuses with "no
+algorithm and protocol left" is listed as not offered. Copy engines (`copy_engine`) come with
+`NCCL_PASS_SM=1`; `NCCL_ZERO_COPY=1` lets them copy from buffer to buffer. One thread drives all ranks, which
+share GPUs if there are more. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes; says so and ends
+with 0 otherwise. The exit code is 1 if a result is wrong or a pair did not end."""
 
 import sys
 import time
@@ -146,7 +145,8 @@ class Suite:
             yield self.maker(collective, dtype, "sum", count, last * shift, in_place, shift)
 
     def direct(self, collective, ops, places):
-        """Sizes that this protocol takes; where a block is the whole, also such that leave bytes behind the last 16."""
+        """Sizes that this protocol takes; where a block is the whole, also such that leave bytes behind the
+        last 16."""
         aligned, shifted = ([place for place in places if place[1] == shift] for shift in (0, 1))
         is_whole, turn = collective in ("all_reduce", "reduce", "broadcast"), 0
         for dtype in self.layer.types[:: 3 if self.options.quick else 1]:
@@ -164,7 +164,8 @@ class Suite:
         return case, lambda rank: cases.RankWork(self.layer, case, rank, rank, in_place, shift)
 
     def exchanges(self):
-        """Send and receive go by size, not by `NCCL_ALGO`: they run where nothing is forced and with Direct."""
+        """Send and receive go by size, not by `NCCL_ALGO`: they run where nothing is forced and with
+        Direct."""
         if self.pair != children.DEFAULT and not self.pair.startswith("Direct"):
             return
         n, types = self.ranks, self.layer.types

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Groups of many small calls: tests/gpu/groups.py libnccl.so.2 [ranks]
 
-Random groups of 2 to 70 small collectives, of one kind or mixed, in place and not, aligned and not, on one stream or two,
-with messages beside them. Each runs call by call, then as a group (eager, and as replayed CUDA graphs), while
-ranks are delayed at random: results, inputs, outputs that must stay and guards are compared, and the bits of a group with those
-of the calls alone. Then groups whose calls use each other's results, on each rank in other buffers (`--apart` leaves these
-out: NVIDIA's library promises nothing for them). Graphs tell how many launches a rank makes. A process with nothing
-forced and one for each pair of `--pairs`, as in forced.py; `HAWSER_FUSE=0` gives every call a launch of its own. Needs
-PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says so and ends with 0 otherwise.
-The exit code is 1 if a result is wrong.
-"""
+Random groups of 2 to 70 small collectives, of one kind or mixed, in place and not, aligned and not, on one
+stream or two, with messages beside them. Each runs call by call, then as a group (eager, and as replayed CUDA
+graphs), while ranks are delayed at random: results, inputs, outputs that must stay and guards are compared,
+and the bits of a group with those of the calls alone. Then groups whose calls use each other's results, on
+each rank in other buffers (`--apart` leaves these out: NVIDIA's library promises nothing for them). Graphs
+tell how many launches a rank makes. A process with nothing forced and one for each pair of `--pairs`, as in
+forced.py; `HAWSER_FUSE=0` gives every call a launch of its own. Needs PyTorch and a GPU, or `--host` with
+numpy and ml_dtypes (no graphs there); says so and ends with 0 otherwise. The exit code is 1 if a result is
+wrong."""
 
 import random
 import sys
@@ -110,7 +110,8 @@ class Suite:
         return f"; all-reduces of 1 KiB in a group: launches {', '.join(texts)}"
 
     def issue(self, works, lanes):
-        """All calls of all ranks in one group. `lanes`: which stream each call is put on, by rank or for all."""
+        """All calls of all ranks in one group. `lanes`: which stream each call is put on, by rank or for
+        all."""
         with self.world.library.group():
             for rank, mine in enumerate(works):
                 for index, work in enumerate(mine):
@@ -227,8 +228,8 @@ class Group:
 
 
 class Chain:
-    """Sums of sums: each call of the group takes the result of the one before. Some ranks keep all results, others work in
-    place, so that calls depend on each other in other ways on every rank."""
+    """Sums of sums: each call of the group takes the result of the one before. Some ranks keep all results,
+    others work in place, so that calls depend on each other in other ways on every rank."""
 
     STEPS = 6
 

@@ -1,10 +1,10 @@
-"""Memory, streams and arithmetic for the programs of this folder: PyTorch on GPUs, or numpy on the host device.
+"""Memory, streams and arithmetic for the programs of this folder: PyTorch on GPUs, or numpy on the host
+device.
 
-`open_layer(ranks, host)` gives one of the two, or None with the reason why there is none. Arrays are one-dimensional;
-buffers are arrays of bytes. What both libraries spell alike (`+`, slices, `layer.xp.where`) is used as it is.
-With `host` the library under test takes host memory (`HAWSER_DEVICE=host`), streams are null and calls return when
-their work is done; numpy and ml_dtypes are needed.
-"""
+`open_layer(ranks, host)` gives one of the two, or None with the reason why there is none. Arrays are
+one-dimensional; buffers are arrays of bytes. What both libraries spell alike (`+`, slices, `layer.xp.where`)
+is used as it is. With `host` the library under test takes host memory (`HAWSER_DEVICE=host`), streams are
+null and calls return when their work is done; numpy and ml_dtypes are needed."""
 
 import contextlib
 import ctypes
@@ -103,8 +103,9 @@ class TorchLayer:
         return f"cuda:{place % self.gpus}"
 
     def reserve(self, place, stream):
-        """Memory that later tensors of the stream are made of: with peer access between the GPUs of a process, cudaMalloc may
-        wait for all of them, and so for calls that other threads have not made yet."""
+        """Memory that later tensors of the stream are made of: with peer access between the GPUs of a
+        process, cudaMalloc may wait for all of them, and so for calls that other threads have not made
+        yet."""
         with self.on(stream):
             device = self._device(place)
             small = [self.torch.empty(1 << 19, dtype=self.torch.uint8, device=device) for _ in range(512)]
@@ -162,7 +163,8 @@ class TorchLayer:
         return int(x)
 
     def capture(self, streams, work):
-        """Executable graphs of what `work()` puts on the streams, one each. `nodes` says how many nodes each has."""
+        """Executable graphs of what `work()` puts on the streams, one each. `nodes` says how many nodes each
+        has."""
         graphs, relaxed, self.nodes = [], 2, []
         for place, stream in streams:
             self.use(place)

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Rules that change under load: tests/gpu/live_rules.py libnccl.so.2 path/to/hawser [ranks] --switches 50
 
-One thread drives all ranks of two communicators: collectives of many sizes in groups, ranks delayed at random, and
-replays of CUDA graphs that were captured before the first change. Meanwhile `hawser rules apply` changes the rules of
-this process again and again, now and then to a file that is refused. Every result is checked on the GPU; at the end the
-log must show every change on every rank at the same collective, and the refused ones nowhere. Needs PyTorch and a GPU,
-or `--host` with numpy and ml_dtypes (no graphs there); says so and ends with 0 otherwise. The exit code is 1 if anything
-is wrong.
-"""
+One thread drives all ranks of two communicators: collectives of many sizes in groups, ranks delayed at
+random, and replays of CUDA graphs that were captured before the first change. Meanwhile `hawser rules apply`
+changes the rules of this process again and again, now and then to a file that is refused. Every result is
+checked on the GPU; at the end the log must show every change on every rank at the same collective, and the
+refused ones nowhere. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says so
+and ends with 0 otherwise. The exit code is 1 if anything is wrong."""
 
 import argparse
 import collections

@@ -1,8 +1,8 @@
-"""The part of NCCL's C interface that the programs of this folder use, by ctypes, and communicators of one process.
+"""The part of NCCL's C interface that the programs of this folder use, by ctypes, and communicators of one
+process.
 
-One thread drives all ranks: calls of several ranks are between `group()`. A `Watchdog` ends the process with a line
-that says what hung.
-"""
+One thread drives all ranks: calls of several ranks are between `group()`. A `Watchdog` ends the process with
+a line that says what hung."""
 
 import contextlib
 import ctypes
@@ -93,7 +93,8 @@ class NcclError(Exception):
 
     @property
     def not_offered(self):
-        """Whether the settings left nothing that could do the call, or name what the library does not know."""
+        """Whether the settings left nothing that could do the call, or name what the library does not
+        know."""
         words = ("no algorithm and protocol left", "unknown word")
         return self.code == INVALID_USAGE and any(word in self.text for word in words)
 
@@ -187,7 +188,8 @@ class Communicator:
 
 
 def world(library, layer, ranks, name=None):
-    """A communicator of `ranks` ranks, rank `r` on place `r`; the library knows it by its name, if it has one."""
+    """A communicator of `ranks` ranks, rank `r` on place `r`; the library knows it by its name, if it has
+    one."""
     identity = UniqueId()
     library.check(library.lib.ncclGetUniqueId(ctypes.byref(identity)))
     handles = [P() for _ in range(ranks)]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""More ranks than GPUs: programs for many ranks on real GPUs. tests/gpu/oversubscribed.py libnccl.so.2 [ranks]
+"""More ranks than GPUs: programs for many ranks on real GPUs. tests/gpu/oversubscribed.py libnccl.so.2
+[ranks]
 
 Ranks share GPUs in turn (NCCL_MULTI_RANK_GPU_ENABLE=1), one thread drives them all through groups. Every
 collective is compared with PyTorch on the host. Needs PyTorch and a GPU; says so and ends with 0 otherwise.

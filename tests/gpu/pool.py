@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The memory pool on GPUs: tests/gpu/pool.py libnccl.so.2 [ranks]
 
-A process for each setting: no setting, limits down to one that must be refused, memory mapped ahead, memory kept idle,
-lines at an interval, copy engines. In each, all collectives are checked, with a communicator beside the first, and what
-the device's free memory and the pool's own lines say is compared. Needs PyTorch and a GPU, or `--host` with numpy and
-ml_dtypes (no figures of free memory there); says so and ends with 0 otherwise. The exit code is 1 if something is wrong.
-"""
+A process for each setting: no setting, limits down to one that must be refused, memory mapped ahead, memory
+kept idle, lines at an interval, copy engines. In each, all collectives are checked, with a communicator
+beside the first, and what the device's free memory and the pool's own lines say is compared. Needs PyTorch
+and a GPU, or `--host` with numpy and ml_dtypes (no figures of free memory there); says so and ends with 0
+otherwise. The exit code is 1 if something is wrong."""
 
 import ctypes
 import os

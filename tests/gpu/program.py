@@ -1,4 +1,5 @@
-"""What programs of this folder have in common: their options, and a line for each of the processes that they run."""
+"""What programs of this folder have in common: their options, and a line for each of the processes that they
+run."""
 
 import argparse
 
@@ -6,7 +7,8 @@ import children
 
 
 def parser(doc, pairs=None):
-    """`library`, `ranks` and `--host`; with `pairs` also `--pairs` (split them by `pair_list`) and `--timeout`."""
+    """`library`, `ranks` and `--host`; with `pairs` also `--pairs` (split them by `pair_list`) and
+    `--timeout`."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("library")
     made.add_argument("ranks", type=int, nargs="?", default=0, help="default: one per GPU")
@@ -26,11 +28,12 @@ def options_with_pairs(made):
 
 
 def run(parts, timeout, unit, word="wrong"):
-    """The exit code of a program that runs each of `parts`, which are (name, forced pair, work), in a process.
+    """The exit code of a program that runs each of `parts`, which are (name, forced pair, work), in a
+    process.
 
-    `work()` gives `wrong`, a list of mistakes, `done`, the number of things tried, and `text`, what it has to say; or
-    `skipped`, the reason why nothing can be tried here. Something wrong or nothing tried is a failure.
-    """
+    `work()` gives `wrong`, a list of mistakes, `done`, the number of things tried, and `text`, what it has to
+    say; or `skipped`, the reason why nothing can be tried here. Something wrong or nothing tried is a
+    failure."""
     bad = done = 0
     width = max(18, *(len(name) for name, _, _ in parts))
     for name, pair, work in parts:

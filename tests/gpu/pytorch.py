@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """PyTorch on the library, a process per rank: tests/gpu/pytorch.py libnccl.so.2 [ranks] [--without PART,...]
 
-Runs itself under torchrun, first with the library in LD_PRELOAD, then with NVIDIA's (with gloo where ranks share a GPU, which
-NVIDIA's does not allow). Checks collectives of several types, uneven ones, messages, coalesced calls, groups and splits,
-operations beside computing, and graphs that are replayed between eager calls; then trains models by DDP, FSDP and a pipeline
-for 50 steps each. The losses must equal the other library's to the last printed digit with 2 ranks; with more, where sums
-depend on their order, to 1 in 1000. All of it once more with TORCH_NCCL_USE_COMM_NONBLOCKING=1. Needs PyTorch and a GPU; says
-so and ends with 0 otherwise. The exit code is 1 if something is wrong.
-"""
+Runs itself under torchrun, first with the library in LD_PRELOAD, then with NVIDIA's (with gloo where ranks
+share a GPU, which NVIDIA's does not allow). Checks collectives of several types, uneven ones, messages,
+coalesced calls, groups and splits, operations beside computing, and graphs that are replayed between eager
+calls; then trains models by DDP, FSDP and a pipeline for 50 steps each. The losses must equal the other
+library's to the last printed digit with 2 ranks; with more, where sums depend on their order, to 1 in 1000.
+All of it once more with TORCH_NCCL_USE_COMM_NONBLOCKING=1. Needs PyTorch and a GPU; says so and ends with 0
+otherwise. The exit code is 1 if something is wrong."""
 
 import argparse
 import os

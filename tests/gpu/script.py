@@ -1,4 +1,5 @@
-"""What a soak does: random steps without end that depend on seed and communicators only, equal for all ranks."""
+"""What a soak does: random steps without end that depend on seed and communicators only, equal for all
+ranks."""
 
 import dataclasses
 import math

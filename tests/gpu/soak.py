@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Random work with checked results: tests/gpu/soak.py libnccl.so.2 [ranks] --minutes 10 --seed 1
 
-Random sizes (each order of magnitude as often), types, reductions, roots, collectives, exchanges of messages, groups of
-several of them on one or several communicators (the world, the world in reverse, parts), two streams per rank, calls in
-between replays of CUDA graphs, which the library puts in order (with NCCL_GRAPH_MIXING_SUPPORT=0 this program does). Every
-result is checked on the GPU. A seed makes the same steps again. `--threads` gives each rank a thread; else one thread
-drives all ranks, which share GPUs if there are more. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no
-graphs); says so and ends with 0 otherwise. The exit code is 1 if a result is wrong, a call fails or nothing moves for
-`--deadline` seconds; then the steps since the last check are printed, and `--window 1` with the same seed finds the one.
-"""
+Random sizes (each order of magnitude as often), types, reductions, roots, collectives, exchanges of messages,
+groups of several of them on one or several communicators (the world, the world in reverse, parts), two
+streams per rank, calls in between replays of CUDA graphs, which the library puts in order (with
+NCCL_GRAPH_MIXING_SUPPORT=0 this program does). Every result is checked on the GPU. A seed makes the same
+steps again. `--threads` gives each rank a thread; else one thread drives all ranks, which share GPUs if there
+are more. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs); says so and ends with 0
+otherwise. The exit code is 1 if a result is wrong, a call fails or nothing moves for `--deadline` seconds;
+then the steps since the last check are printed, and `--window 1` with the same seed finds the one."""
 
 import collections
 import dataclasses
@@ -153,7 +153,8 @@ class Soak:
                     self.bad[place][position] += work.wrong()
 
     def prepare(self, step, place, stream):
-        """[(communicator, filled work)] of one place, with `stream` behind what the library cannot know of."""
+        """[(communicator, filled work)] of one place, with `stream` behind what the library cannot know
+        of."""
         if step.graph is None:
             works = []
             for item in step.items:
@@ -176,7 +177,8 @@ class Soak:
         return works
 
     def order(self, communicator, place, stream, replay):
-        """Calls of one communicator must not overlap with replays: the library sees to it unless it was told not to."""
+        """Calls of one communicator must not overlap with replays: the library sees to it unless it was told
+        not to."""
         if MIXES_GRAPHS:
             return
         earlier, was_replay = self.last.get((communicator, place), (stream, False))

@@ -1,4 +1,5 @@
-"""NVIDIA's nccl-tests with their own check of results: every type and reduction, in each way of making ranks."""
+"""NVIDIA's nccl-tests with their own check of results: every type and reduction, in each way of making
+ranks."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""One collective of all ranks that is checked once and then timed: as CUDA graphs of many, or call by call on the host device."""
+"""One collective of all ranks that is checked once and then timed: as CUDA graphs of many, or call by call on
+the host device."""
 
 
 class Timed:
@@ -30,7 +31,8 @@ class Timed:
             self.graphs = self.layer.capture(list(enumerate(self.streams)), self._many)
 
     def microseconds(self):
-        """The time of an operation. A first replay is under way when the clock starts, so that all ranks are."""
+        """The time of an operation. A first replay is under way when the clock starts, so that all ranks
+        are."""
         if self.graphs is None:
             start = self.layer.mark(0, None)
             self._many()

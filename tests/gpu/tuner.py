@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""A rule file in NVIDIA's NCCL: tests/gpu/tuner.py libnccl_tuner_hawser.so libnccl.so.2 [libnccl.so.2 ...] [--ranks N]
+"""A rule file in NVIDIA's NCCL: tests/gpu/tuner.py libnccl_tuner_hawser.so libnccl.so.2 [libnccl.so.2 ...]
+[--ranks N]
 
-For each NCCL a process for each rule file, with the plugin as `NCCL_TUNER_PLUGIN`: without rules, with one combination of
-algorithm and protocol forced, and with two combinations by size. The log has to say which table of the plugin was taken and,
-for every size, the algorithm and protocol of the rule; results are checked; times of CUDA graphs are printed side by side and
-have to change with the rule. Libraries of several versions take several tables (v4 to v6). Needs PyTorch and GPUs; with `--host` the
-same goes through Hawser's library on the host device (numpy and ml_dtypes). The exit code is 1 if something is wrong.
-"""
+For each NCCL a process for each rule file, with the plugin as `NCCL_TUNER_PLUGIN`: without rules, with one
+combination of algorithm and protocol forced, and with two combinations by size. The log has to say which
+table of the plugin was taken and, for every size, the algorithm and protocol of the rule; results are
+checked; times of CUDA graphs are printed side by side and have to change with the rule. Libraries of several
+versions take several tables (v4 to v6). Needs PyTorch and GPUs; with `--host` the same goes through Hawser's
+library on the host device (numpy and ml_dtypes). The exit code is 1 if something is wrong."""
 
 import argparse
 import os

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """hawser.h on GPUs: tests/gpu/vector.py libnccl.so.2 [ranks]
 
-Collectives with parts of different lengths (uneven, empty, one large), alone, in one group with a collective, and as
-a CUDA graph that is replayed with new data, plain and with NCCL_PASS_SM=1 (a process each); then what the query of the
-last operation says. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says so and ends
-with 0 otherwise. The exit code is 1 if something is wrong.
-"""
+Collectives with parts of different lengths (uneven, empty, one large), alone, in one group with a collective,
+and as a CUDA graph that is replayed with new data, plain and with NCCL_PASS_SM=1 (a process each); then what
+the query of the last operation says. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs
+there); says so and ends with 0 otherwise. The exit code is 1 if something is wrong."""
 
 import os
 import sys

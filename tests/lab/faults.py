@@ -50,7 +50,8 @@ def down(guest, rail, start, end):
 
 
 class Injection:
-    """Some faults that belong together. `bar`: seconds that the traffic may rest; `back`: rails return within 5 s."""
+    """Some faults that belong together. `bar`: seconds that the traffic may rest; `back`: rails return within
+    5 s."""
 
     def __init__(self, kind, faults, bar, stops=True):
         self.kind, self.faults, self.bar, self.stops = kind, sorted(faults), bar, stops
@@ -139,7 +140,8 @@ def inject(lab, fault):
 
 
 def carry_out(lab, faults, before=0):
-    """Does all of it, `before` seconds from now. The clock of the faults begins when the first one is done. Returns that."""
+    """Does all of it, `before` seconds from now. The clock of the faults begins when the first one is done.
+    Returns that."""
     time.sleep(before)
     start = None
     for fault in faults:

@@ -87,7 +87,8 @@ def nic(rail):
 
 
 class Guest:
-    """A virtual machine: what it says, with the time at which it was said, its monitor and its command line."""
+    """A virtual machine: what it says, with the time at which it was said, its monitor and its command
+    line."""
 
     def __init__(self, number, lab):
         self.log = os.path.join(lab.folder, f"vm{number}.log")
@@ -191,7 +192,8 @@ class Guest:
         self.say(self.line_path, command)
 
     def starved(self):
-        """Seconds for which the virtual processor wanted to run and the host had none free, or had lost its own to others."""
+        """Seconds for which the virtual processor wanted to run and the host had none free, or had lost its
+        own to others."""
         waits = [0.0]
         for path in glob.glob(f"/proc/{self.process.pid}/task/*/schedstat"):
             try:
@@ -222,7 +224,8 @@ class Guest:
 
 
 def stolen():
-    """Seconds that a hypervisor below the host took from each of its processors (proc(5), `steal`), on average."""
+    """Seconds that a hypervisor below the host took from each of its processors (proc(5), `steal`), on
+    average."""
     with open("/proc/stat") as file:
         ticks = int(file.readline().split()[8])
     return ticks / os.sysconf("SC_CLK_TCK") / os.cpu_count()

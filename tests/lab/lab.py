@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Virtual machines with soft-RoCE, connections of the IB plugin between them, and faults from outside. See README.md.
+"""Virtual machines with soft-RoCE, connections of the IB plugin between them, and faults from outside. See
+README.md.
 
 tests/lab/lab.py --kernel DIR [--only ci] [--case NAME ...] [--seed N]
 tests/lab/lab.py --kernel DIR --injections 300 --record FILE

@@ -1,4 +1,5 @@
-"""What runs in the guests besides the soak's pair: the library's collectives, the C harness, `hawser doctor --net`, perftest."""
+"""What runs in the guests besides the soak's pair: the library's collectives, the C harness, `hawser doctor
+--net`, perftest."""
 
 import os
 import random
@@ -30,8 +31,8 @@ def tell(lab, mark, wrong):
 
 
 def collectives(lab, options):
-    """Two ranks on each of two hosts go through all-reduce, all-gather, all-to-all and reduce-scatter, each result checked,
-    while rails fail; after each fault a whole round must succeed."""
+    """Two ranks on each of two hosts go through all-reduce, all-gather, all-to-all and reduce-scatter, each
+    result checked, while rails fail; after each fault a whole round must succeed."""
     dice, mark = random.Random(options.seed), lab.mark()
     settings = (
         f"HAWSER_DEVICE=host NCCL_NET=IB NCCL_COMM_ID={PLACE} NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET "
@@ -140,7 +141,8 @@ def theirs(lab, seconds, port):
 
 
 def rates(lab, options):
-    """Bandwidth in turns: perftest over one rail; ours over one rail, over two, and over one without failover."""
+    """Bandwidth in turns: perftest over one rail; ours over one rail, over two, and over one without
+    failover."""
     one = "NCCL_IB_HCA==rxe1"
     sides = {
         "ib_write_bw": lambda port: theirs(lab, options.seconds, port),
@@ -172,7 +174,8 @@ def rates(lab, options):
 
 
 def ring(lab, options):
-    """Three hosts with four rails each: each sends to the next one, while rails of all of them fail one by one."""
+    """Three hosts with four rails each: each sends to the next one, while rails of all of them fail one by
+    one."""
     dice, mark, seconds, wrong = random.Random(options.seed), lab.mark(), 40, []
     for guest in lab.guests:
         following = guest.number % lab.count + 1

@@ -103,8 +103,8 @@ class Soak:
             )
 
     def gaps(self, start, heard):
-        """The longest pause at the receiver, how long its process did not look in it, and how long a guest had no processor of
-        the host in it; when the first rail was stopped."""
+        """The longest pause at the receiver, how long its process did not look in it, and how long a guest
+        had no processor of the host in it; when the first rail was stopped."""
         gap, own, end, stopped, stops = 0.0, 0.0, 0.0, None, 0
         for guest, since in zip(self.lab.guests, heard):
             for when, line in list(guest.heard[since:]):

@@ -20,7 +20,7 @@ pub enum Phase {
     Init(&'static str),
     /// Calls, by the name of the step of the test rank.
     Calls(String),
-    /// Splits.
+    /// Communicators are split.
     Splits,
     /// The others destroy the communicator; the victim does not.
     Destroy,
@@ -35,15 +35,15 @@ pub struct Kill {
     pub victim: u32,
     /// Number of "hosts".
     pub hosts: u32,
-    /// What they do meanwhile.
+    /// The work of the ranks meanwhile.
     pub phase: Phase,
-    /// How long after the phase began.
+    /// The time of the kill, after the phase began.
     pub after: Duration,
     /// Every rank has forked a child that lives longer than it, and holds what it inherited.
     pub has_children: bool,
 }
 
-/// What became of the survivors of a kill.
+/// The ends of the survivors of a kill.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// From the kill to the end of the last survivor.
@@ -161,7 +161,7 @@ impl Kill {
         }
     }
 
-    /// Whether a survivor's output is what it should be.
+    /// Returns true if a survivor's output is what it should be.
     fn is_right(&self, output: &str, has_succeeded: bool, pid: u32) -> bool {
         let errors: Vec<&str> = output.lines().filter(|line| line.starts_with("error ")).collect();
         let names = |line: &str| match self.phase {

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// How long a test, or a process that it started, may take. Far beyond what any of them needs.
+/// The time that a test, or a process that it started, may take. Far beyond what any of them needs.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// While it lives, the process ends with a text once [`LIMIT`] has passed.

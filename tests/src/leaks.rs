@@ -7,7 +7,7 @@ use hawser_runtime::{Comm, Config, ErrorKind, UniqueId, unique_id};
 use crate::deadline::{Deadline, LIMIT};
 use crate::world::{all_reduce, in_threads, non_blocking};
 
-/// What a process holds.
+/// The things that a process holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Holdings {
     descriptors: usize,
@@ -30,7 +30,7 @@ impl Holdings {
         }
     }
 
-    /// Whether rounds added nothing. A leak of one thing per round would be at least fifty.
+    /// Returns true if rounds added nothing. A leak of one thing per round would be at least fifty.
     fn is_near(&self, before: &Self) -> bool {
         self.descriptors <= before.descriptors
             && self.threads <= before.threads

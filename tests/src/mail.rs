@@ -7,15 +7,15 @@ use crate::oracle::Buffer;
 /// A message from one rank to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parcel {
-    /// Sender.
+    /// The rank that sends.
     pub from: u32,
-    /// Receiver.
+    /// The rank that receives.
     pub to: u32,
-    /// Length.
+    /// The length in elements.
     pub bytes: usize,
 }
 
-/// What one rank has posted: buffers and what they are to hold.
+/// The buffers that one rank has posted, and what they are to hold.
 pub struct Mail {
     rank: u32,
     sent: Vec<Buffer>,

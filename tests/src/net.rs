@@ -19,7 +19,7 @@ inventory::submit! {
     BuiltIn { name: "test", priority: 1, make: || Component::Net(Arc::new(TestNet)) }
 }
 
-/// See the module.
+/// The plugin that the module describes.
 pub struct TestNet;
 
 /// Bytes that connections of the whole process carried so far.
@@ -29,7 +29,7 @@ pub fn bytes_carried() -> u64 {
 
 static CARRIED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether the plugin was opened with this traffic class.
+/// Returns true if the plugin was opened with this traffic class.
 pub fn was_opened_with(traffic_class: i32) -> bool {
     CLASSES.lock().unwrap_or_else(PoisonError::into_inner).contains(&traffic_class)
 }
@@ -50,7 +50,7 @@ pub fn closed_with_receives() -> u64 {
 
 static CLOSED_EARLY: AtomicU64 = AtomicU64::new(0);
 
-/// What both ends of a connection share.
+/// The state that both ends of a connection share.
 #[derive(Default)]
 struct Pipe {
     sends: VecDeque<(u64, Segment)>,

@@ -14,10 +14,10 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// What names of namespaces begin with.
+/// The beginning of the names of namespaces.
 const PREFIX: &str = "hawser-test-";
 
-/// Which addresses hosts have. Never both kinds.
+/// The addresses that hosts have. Never both kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// 10.77.NIC.HOST+1, in subnets of 24 bits.
@@ -88,7 +88,7 @@ impl Network {
         self.set_port(host, nic, "up");
     }
 
-    /// Where somebody on a host waits for TCP connections.
+    /// The places where somebody on a host waits for TCP connections.
     pub fn listening(&self, host: u32) -> Vec<SocketAddr> {
         let read = || ["tcp", "tcp6"].map(|f| std::fs::read_to_string(format!("/proc/thread-self/net/{f}")));
         let tables = self.on(host, read);

@@ -17,7 +17,7 @@ pub struct Process {
     output: String,
 }
 
-/// How a process ended.
+/// The end of a process.
 pub struct Ended {
     /// Its exit status.
     pub status: ExitStatus,
@@ -95,7 +95,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Whether the process has ended. Does not wait.
+    /// Returns true if the process has ended. Does not wait.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("a process of ours").is_some()
     }

@@ -9,7 +9,7 @@ const NOTHING: i32 = i32::MIN;
 /// Elements before, between and behind the parts of an output that nothing may touch.
 const GAP: u64 = 3;
 
-/// How long what goes from one rank to another is.
+/// The lengths of what goes from one rank to another.
 pub type Length = fn(u32, u32) -> u64;
 
 /// Lengths of all kinds: all equal, none at all, uneven with zeros, one large.

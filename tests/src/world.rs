@@ -10,7 +10,7 @@ use hawser_runtime::{Comm, Config, Error, ErrorKind, Result, Stream, unique_id};
 use crate::oracle::{Buffer, Case, RankBuffers};
 use crate::skip::skipped;
 
-/// Whether the tests can run: they use host memory.
+/// Returns true if the tests can run: they use host memory.
 pub fn on_host() -> bool {
     if !hawser_device::is_host() {
         skipped("it uses host memory; run it with HAWSER_DEVICE=host");
@@ -92,7 +92,7 @@ pub fn issue(comm: &Comm, case: Case, in_place: bool, shift: usize) -> Result<Is
 }
 
 impl Issued {
-    /// What is wrong with the result, once the operation is over.
+    /// Says what is wrong with the result, once the operation is over.
     pub fn fault(&self) -> Option<String> {
         self.buffers.fault(&self.case, self.rank)
     }
@@ -115,7 +115,7 @@ pub fn all_reduce(comm: &Comm, count: usize) -> Result<()> {
     run(comm, plain(Collective::AllReduce, comm.ranks(), count), false, 0)
 }
 
-/// Whether rank 0 says yes; all ranks ask.
+/// Returns true if rank 0 says yes; all ranks ask.
 ///
 /// # Errors
 /// The library's.

@@ -112,7 +112,7 @@ fn one_thread_for_all_hosts() {
     comms.iter().for_each(|comm| comm.destroy().unwrap());
 }
 
-/// What the user asks of the packets arrives at the plugin.
+/// The settings of packets that the user makes arrive at the plugin.
 #[test]
 fn the_traffic_class_reaches_the_net() {
     if !on_host() {

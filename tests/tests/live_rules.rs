@@ -38,7 +38,7 @@ fn some_rules(number: u64) -> Vec<SettingsFile> {
     ))
 }
 
-/// splitmix64.
+/// The next number of the generator splitmix64.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

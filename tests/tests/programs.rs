@@ -120,7 +120,7 @@ fn programs_run_between_hosts() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// What the cost model does not take by itself runs by name.
+/// Programs that the cost model does not take by itself run by name.
 #[test]
 fn algorithms_that_nobody_measured_run_by_name() {
     if !on_host() {

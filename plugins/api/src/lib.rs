@@ -2,9 +2,9 @@
 //!
 //! A plugin implements one or more of [`Net`] (moves bytes between hosts), [`CollNet`] (lets the network
 //! compute), [`Tuner`] (chooses how a collective is done), [`Profiler`] (watches) and [`Env`] (gives
-//! settings). They are ordinary, object-safe Rust traits whose documentation is the contract. How they cross a
-//! library boundary is not the author's business: the export macros wrap an implementation for Hawser's own ABI
-//! (checked layouts, panics caught), and `hawser-compat` has macros for NCCL's C ABIs.
+//! settings). They are ordinary, object-safe Rust traits whose documentation is the contract. How they cross
+//! a library boundary is not the author's business: the export macros wrap an implementation for Hawser's own
+//! ABI (checked layouts, panics caught), and `hawser-compat` has macros for NCCL's C ABIs.
 //!
 //! `CHANGELOG.md` beside this crate lists what changed and what an author has to do.
 //!

@@ -1,5 +1,5 @@
-//! The log lines of net plugins, in both directions. C callbacks have one sink per process, so these tests have a
-//! process of their own and take turns.
+//! The log lines of net plugins, in both directions. C callbacks have one sink per process, so these tests
+//! have a process of their own and take turns.
 
 #[path = "net_support/loopback.rs"]
 mod loopback;

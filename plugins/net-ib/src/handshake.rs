@@ -37,7 +37,7 @@ pub(crate) struct Block {
     pub qps: u8,
     /// The sender's choice for both.
     pub pairing: Pairing,
-    /// Whether the end goes on after the loss of a rail.
+    /// The end goes on after the loss of a rail if this is set.
     pub failover: bool,
 }
 

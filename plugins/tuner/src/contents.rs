@@ -1,4 +1,4 @@
-//! What stands in rule files: rules, and how they come about.
+//! The contents of rule files: rules, and how they come about.
 
 use crate::adaptive::{Adaptive, DEFAULT_BUDGET};
 use crate::rule::{Problem, Rule};

@@ -8,7 +8,8 @@ use hawser_fuzz_targets::mutate::{Dice, mutate};
 
 /// Mutated inputs for each target.
 const ROUNDS: u64 = 3_000;
-/// Larger files of a corpus are run as they are, and not mutated: a mutation of a large program takes long to refuse.
+/// Larger files of a corpus are run as they are, and not mutated: a mutation of a large program takes long to
+/// refuse.
 const MOST_BYTES: usize = 16 << 10;
 
 fn folder() -> PathBuf {

@@ -1,11 +1,12 @@
-//! A call of a collective in host memory: its buffers with guards around them, and what is wrong with a result.
+//! A call of a collective in host memory: its buffers with guards around them, and what is wrong with a
+//! result.
 
 use hawser_types::{Collective, DataType, ReduceOp, Scalar};
 
 use crate::data::{Data, Expected};
 use crate::numbers::decode;
 
-/// What one test case runs.
+/// The operation of one test case.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     /// The collective that is called.

@@ -21,7 +21,7 @@ use hawser_tests::stops::Stop;
 /// The number of jobs with stopped ranks at a time: they wait for most of it.
 const SIDE_BY_SIDE: usize = 10;
 
-/// What was found in one kind of kills.
+/// The findings in one kind of kills.
 #[derive(Default)]
 struct Row {
     kills: u32,

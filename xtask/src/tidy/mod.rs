@@ -25,9 +25,28 @@ const EXCEPTIONS: &str = "xtask/tidy-exceptions.txt";
 /// an error already. Elsewhere they are warnings, of which `cargo xtask tidy` prints the number and `cargo
 /// xtask tidy --all` each. Add a folder when it is clean; `""` stands for the whole tree.
 const BEING_MENDED: [(&str, &[&str]); 3] = [
-    ("riddle", &["cli/", "core/", "kernels/", "xtask/"]),
+    ("riddle", &[""]),
     ("way-of-a-call", &[]),
-    ("width", &["cli/", "core/", "kernels/abi/", "kernels/build", "tests/src/", "tests/tests/", "xtask/"]),
+    (
+        "width",
+        &[
+            "ARCHITECTURE",
+            "CONTRIBUTING",
+            "README",
+            "SECURITY",
+            "cli/",
+            "core/",
+            "docs/",
+            "kernels/",
+            "plugins/example-net/",
+            "plugins/net-ib/",
+            "plugins/net-socket/",
+            "tests/oracle/",
+            "tests/src/",
+            "tests/tests/",
+            "xtask/",
+        ],
+    ),
 ];
 
 /// Checks every file that git tracks or would track. Prints what it finds; warnings of rules that are being

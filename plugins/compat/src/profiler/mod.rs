@@ -3,7 +3,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `v1` .. `v6` | one ABI version each: layouts, and what becomes of our events and states, from v4 on both ways |
+//! | `v1` .. `v6` | one ABI version each: layouts, and what becomes of our events and states, from v4 on both
+//! ways |
 //! | `abi` | what the versions have in common, as a trait of each |
 //! | `adapter` | our trait over any of them |
 //! | `names` | our strings as C strings that outlive the call, and as numbers for v1 |

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! measured ─► slow loop: is a way clearly better, hopeless, or not better any more? ─┐
-//!        └──► fast loop: far over the usual, or a rank late, three times in a row? ──┼─► wanted table ─► wish ─► agreed
-//! stressed ─► ───────────────────────────────────────────────────────────────────────┘
+//! └──► fast loop: far over the usual, or a rank late, three times in a row? ──┼─► wanted table ─► wish ─►
+//! agreed stressed ─► ───────────────────────────────────────────────────────────────────────┘
 //! ```
 
 use std::collections::BTreeMap;

@@ -5,8 +5,10 @@
 //!
 //! | C has | here it is |
 //! |---|---|
-//! | the context of v11 and v12 | a [`NetContext`](hawser_plugin::net::NetContext), opened by `init`, dropped by `finalize` and the last connection |
-//! | no context (v8 to v10) | one for the process, opened by the first `init`; v10 has one per traffic class, opened by `connect` |
+//! | the context of v11 and v12 | a [`NetContext`](hawser_plugin::net::NetContext), opened by `init`, dropped
+//! by `finalize` and the last connection |
+//! | no context (v8 to v10) | one for the process, opened by the first `init`; v10 has one per traffic class,
+//! opened by `connect` |
 //! | listenComm, sendComm, recvComm | boxes; each holds its context open |
 //! | request | a slot of its connection, as `test` gets nothing else |
 //! | mhandle | the registration plus 1, so that none is NULL, which NCCL takes for "not registered" |
