@@ -17,6 +17,7 @@ mod plugin_types;
 pub mod plugins;
 mod profiling;
 pub mod proxy;
+mod record;
 pub mod resolve;
 pub mod rules_update;
 mod stream_order;

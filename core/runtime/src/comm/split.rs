@@ -11,6 +11,7 @@ use super::{Busy, Comm, Config, Place, Starting};
 use crate::bootstrap::Bootstrap;
 use crate::comm::group::{self, Job};
 use crate::comm_state::CommState;
+use crate::record;
 
 impl Comm {
     /// Makes children: ranks with the same `color` form one, ordered by (`key`, rank). Collective over all
@@ -78,11 +79,11 @@ impl Split {
     /// Learns who has the same color and connects to them; None without a color.
     fn meet(&self) -> Result<Option<(Bootstrap, Place)>> {
         let wait = Wait::new(self.abort.clone(), Some(env::settings().join_timeout()));
-        let mine: Vec<u8> = self.color.to_le_bytes().into_iter().chain(self.key.to_le_bytes()).collect();
+        let mine = record::encode(&(self.color, self.key));
         let all = self.state.bootstrap.all_gather(&mine, &wait)?;
         let mut members = Vec::new();
         for (rank, bytes) in all.iter().enumerate() {
-            let (Some(color), Some(key)) = (int_at(bytes, 0), int_at(bytes, 4)) else {
+            let Some((color, key)) = record::decode::<(i32, i32)>(bytes) else {
                 return Err(Error::remote(format!("rank {rank} sent a malformed split request")));
             };
             if self.color >= 0 && color == self.color {
@@ -95,8 +96,4 @@ impl Split {
         let place = Place { rank, ranks: members.len() as u32 };
         Ok(self.state.bootstrap.split(&members, &wait)?.map(|bootstrap| (bootstrap, place)))
     }
-}
-
-fn int_at(bytes: &[u8], at: usize) -> Option<i32> {
-    bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(i32::from_le_bytes)
 }

@@ -161,7 +161,10 @@ impl ControlSocket {
                     guest.state = apply(wanted, &files, participants);
                     guest.until = Instant::now() + self.patience;
                 }
-                None => guest.answer = b"refused\tthe rules came damaged\nend\n".into(),
+                None => {
+                    let text = b"refused\tthe rules came damaged, or from another version of the tool\nend\n";
+                    guest.answer = text.into();
+                }
             },
             (other, _) => {
                 let other = plain(other);

@@ -15,6 +15,7 @@ use hawser_plugin::learner::{Learner, Measured, Proposal};
 
 use super::protocol::Outcome;
 use super::wire;
+use crate::record;
 use crate::tuning::{Ran, Taken};
 
 /// Operations of which some rank has not told its time, at most; the oldest is given up.
@@ -148,16 +149,14 @@ fn measured(ran: &Ran, times: &BTreeMap<u32, u64>) -> Option<Measured> {
     Some(Measured { function, bytes, decision, trial, us: micros(least), late })
 }
 
-/// Times as a message.
+/// Times as a message: the number of each operation, and its nanoseconds.
 pub fn encode(taken: &[Taken]) -> Vec<u8> {
-    taken.iter().flat_map(|t| [t.number, nanos(t.time)]).flat_map(u64::to_le_bytes).collect()
+    record::encode(&taken.iter().map(|t| (t.number, nanos(t.time))).collect::<Vec<_>>())
 }
 
 /// Inverse of [`encode`]; None for what no rank sends.
 pub fn decode(bytes: &[u8]) -> Option<Vec<(u64, u64)>> {
-    let (pairs, rest) = bytes.as_chunks::<16>();
-    let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    rest.is_empty().then(|| pairs.iter().map(|pair| (word(&pair[..8]), word(&pair[8..]))).collect())
+    record::decode(bytes)
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -244,6 +243,6 @@ mod tests {
         let taken = |number, micros| Taken { number, ran: RAN, time: Duration::from_micros(micros) };
         let bytes = encode(&[taken(7, 3), taken(u64::MAX, 0)]);
         assert_eq!(decode(&bytes), Some(vec![(7, 3_000), (u64::MAX, 0)]));
-        assert_eq!((decode(&[]), decode(&bytes[1..])), (Some(vec![]), None));
+        assert_eq!((decode(&encode(&[])), decode(&bytes[1..])), (Some(vec![]), None));
     }
 }

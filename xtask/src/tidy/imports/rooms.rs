@@ -7,7 +7,15 @@ use super::modules::{Crate, Import};
 const ROOMS: [(&str, &[&[&str]]); 1] = [(
     "core/runtime",
     &[
-        &["op_number.rs", "plugin_types.rs", "bootstrap/", "plugins.rs", "proxy.rs", "stream_order"],
+        &[
+            "op_number.rs",
+            "record.rs",
+            "plugin_types.rs",
+            "bootstrap/",
+            "plugins.rs",
+            "proxy.rs",
+            "stream_order",
+        ],
         &["profiling.rs"],
         &["transport/"],
         &["tuning/"],

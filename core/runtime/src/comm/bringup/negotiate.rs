@@ -19,13 +19,15 @@ use hawser_plan::layout::HeapLayout;
 use hawser_plan::topology::DeviceKind;
 use hawser_plan::{PlanConfig, Routes, Topology};
 use hawser_plugin::net::NetConfig;
+use serde::de::DeserializeOwned;
 
 use super::peer_info::{self, Agreement, PeerInfo, agree};
 use crate::bootstrap::Bootstrap;
 use crate::comm::config::Config;
 use crate::comm::{link_constants, programs};
+use crate::record;
 use crate::rules_update::Known;
-use crate::transport::net::{self, ChosenNet};
+use crate::transport::net::{self, ChosenNet, NetRecord};
 use crate::tuning::Tuners;
 use crate::tuning::tuners;
 
@@ -99,10 +101,10 @@ pub fn decide(
     let direct = settings.direct
         && zero_copy::is_wanted(&topology, &plan_config, &processes)
         && reaches_all(device, &topology)?;
-    let records = bootstrap.all_gather(&pair(&offers, &[u8::from(direct)]), &step("links"))?;
-    let (offers, direct): (Vec<_>, Vec<_>) = records.iter().map(|record| unpair(record)).unzip();
+    let records = bootstrap.all_gather(&record::encode(&(offers, direct)), &step("links"))?;
+    let (offers, direct): (Vec<Vec<u8>>, Vec<bool>) = records.iter().map(|record| two(record)).unzip();
     link_constants::take(&offers[0], &mut topology)?;
-    topology.direct = direct.iter().all(|said| said[..] == [1]);
+    topology.direct = direct.iter().all(|said| *said);
     let programs = programs::load(settings, topology.size());
     programs.take(
         &mut plan_config,
@@ -111,12 +113,12 @@ pub fn decide(
     let known = Known::now(settings);
     let tuners = Tuners::open(comm_id, &topology, &plan_config, config.name.as_deref());
     // What programs and tuners need to have in common goes round together.
-    let peer_infos =
-        bootstrap.all_gather(&pair(&tuners.peer_info(), &programs.peer_info()), &step("tuners"))?;
-    let (tuner_cards, program_cards): (Vec<_>, Vec<_>) =
-        peer_infos.iter().map(|peer_info| unpair(peer_info)).unzip();
-    tuners::check(&tuner_cards)?;
-    programs::check(&program_cards)?;
+    let own = record::encode(&(tuners.peer_info(), programs.peer_info()));
+    let records = bootstrap.all_gather(&own, &step("tuners"))?;
+    let (of_tuners, of_programs): (Vec<Vec<u8>>, Vec<Vec<u8>>) =
+        records.iter().map(|record| two(record)).unzip();
+    tuners::check(&of_tuners)?;
+    programs::check(&of_programs)?;
     // Rules that count are equal on all ranks by now.
     plan_config.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
     fit(&mut plan_config, topology.size(), topology.places().1, programs.lanes());
@@ -178,17 +180,9 @@ fn reaches_all(device: &dyn Device, topology: &Topology) -> Result<bool> {
     device.kernels().map_or(Ok(false), |kernels| kernels.reach_all(&ids))
 }
 
-/// Two records in one.
-fn pair(a: &[u8], b: &[u8]) -> Vec<u8> {
-    [&(a.len() as u64).to_le_bytes(), a, b].concat()
-}
-
-/// Inverse of [`pair`]; a record that is too short gives empty ones, which no rank sends.
-fn unpair(record: &[u8]) -> (Vec<u8>, Vec<u8>) {
-    let parts = record
-        .split_first_chunk()
-        .and_then(|(length, rest)| rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?));
-    parts.map_or_else(Default::default, |(a, b)| (a.to_vec(), b.to_vec()))
+/// The two values of a rank's record; bytes that no rank sends give empty ones.
+fn two<A: DeserializeOwned + Default, B: DeserializeOwned + Default>(bytes: &[u8]) -> (A, B) {
+    record::decode(bytes).unwrap_or_default()
 }
 
 /// Where `hawser measure` leaves its constants for so many ranks of a host on a device of this name.
@@ -209,11 +203,10 @@ fn choose_net(
     let with_collnet = env::settings().collnet && topology.per_host().is_some();
     let chosen = ChosenNet::open(net_config, asked, device, with_collnet);
     // The others wait for this rank's record, also if it has no net.
-    let none = |error: &Error| format!("0\n0\nnone ({})\n0\n", error.text.replace('\n', " ")).into_bytes();
-    let peer_info = chosen.as_ref().map_or_else(none, ChosenNet::record);
-    let peer_infos = bootstrap.all_gather(&peer_info, wait)?;
+    let own = chosen.as_ref().map_or_else(NetRecord::none, ChosenNet::record);
+    let records = bootstrap.all_gather(&record::encode(&own), wait)?;
     let mut chosen = chosen?;
-    let agreed = net::agree(&peer_infos)?;
+    let agreed = net::agree(&records)?;
     (topology.net_mbps, topology.collnet) = (agreed.mbps, agreed.collnet);
     if agreed.collnet == 0 {
         chosen.without_collnet();

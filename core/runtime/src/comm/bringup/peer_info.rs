@@ -6,16 +6,19 @@ use hawser_base::env::Settings;
 use hawser_base::error::{Error, Result};
 use hawser_plan::topology::{DeviceKind, Link, RankInfo};
 use hawser_plan::{PlanConfig, Topology};
+use serde::{Deserialize, Serialize};
 
 use hawser_device::{Device, HeapKind};
 
-/// Changes whenever ranks of two builds could not work together.
-const PROTOCOL: u32 = 7;
+use crate::record;
 
-/// One rank's card.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Changes whenever ranks of two builds could not work together.
+const PROTOCOL: u32 = 8;
+
+/// The record in which a rank describes itself and its device to all others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
-    protocol: u32,
+    /// The digest of the planner's settings.
     plan_config: u64,
     /// A random number; rank 0's names the communicator.
     nonce: u64,
@@ -37,7 +40,7 @@ pub struct PeerInfo {
 }
 
 impl PeerInfo {
-    /// The card of this rank.
+    /// The record of this rank.
     pub fn new(
         device: &dyn Device,
         settings: &Settings,
@@ -48,7 +51,6 @@ impl PeerInfo {
         Self {
             room: device.pool().room(),
             pool: device.pool().id(),
-            protocol: PROTOCOL,
             plan_config: plan_config.digest(),
             nonce: random(),
             process: process_identity(),
@@ -67,26 +69,15 @@ impl PeerInfo {
         }
     }
 
-    /// Lines of text, one per field.
+    /// The record as bytes: the number of the protocol, which every build can read, then the rest.
     pub fn encode(&self) -> Vec<u8> {
-        let flags = [self.nvlink, self.p2p, self.shm].map(u8::from);
-        let head = format!(
-            "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n",
-            self.protocol,
-            self.plan_config,
-            self.nonce,
-            self.process,
-            self.room,
-            self.pool,
-            self.sm,
-            self.multiprocessors,
-            self.queues,
-            flags.map(|f| f.to_string()).join(" ")
-        );
-        format!("{head}{}\n{}\n{}", self.host, self.device, self.peers.join("\n")).into_bytes()
+        [&PROTOCOL.to_le_bytes()[..], &record::encode(self)].concat()
     }
 
     /// Inverse of [`PeerInfo::encode`].
+    ///
+    /// # Errors
+    /// The rank runs another build, or what it sent is no record.
     pub fn decode(bytes: &[u8], rank: usize) -> Result<Self> {
         let bad = || {
             Error::remote(format!(
@@ -94,38 +85,19 @@ impl PeerInfo {
                  build everywhere"
             ))
         };
-        let text = std::str::from_utf8(bytes).map_err(|_| bad())?;
-        let mut lines = text.split('\n');
-        let mut next = || lines.next().ok_or_else(bad);
-        let mut number = |_: &str| -> Result<u64> { next()?.parse().map_err(|_| bad()) };
-        let (protocol, plan_config, nonce) = (number("protocol")?, number("settings")?, number("nonce")?);
-        let (process, room, pool, sm) = (number("process")?, number("room")?, number("pool")?, number("sm")?);
-        let (multiprocessors, queues) = (number("multiprocessors")?, number("queues")?);
-        let flags: Vec<bool> = next()?.split(' ').map(|f| f == "1").collect();
-        let [nvlink, p2p, shm] = flags[..] else { return Err(bad()) };
-        let (host, device) = (next()?.to_owned(), next()?.to_owned());
-        let peers = lines.filter(|l| !l.is_empty()).map(str::to_owned).collect();
-        Ok(Self {
-            protocol: protocol as u32,
-            plan_config,
-            nonce,
-            process,
-            room,
-            pool,
-            host,
-            device,
-            peers,
-            sm: sm as u32,
-            multiprocessors: multiprocessors as u32,
-            queues: queues as u32,
-            nvlink,
-            p2p,
-            shm,
-        })
+        let (protocol, rest) = bytes.split_first_chunk().ok_or_else(bad)?;
+        match u32::from_le_bytes(*protocol) {
+            PROTOCOL => record::decode(rest).ok_or_else(bad),
+            _ => Err(Error::invalid_usage(format!(
+                "rank {rank} runs another build than this one (its bring-up record is not of protocol \
+                 {PROTOCOL}); use the same build everywhere"
+            ))),
+        }
     }
 }
 
-/// What follows from all cards: the planner's topology, the process of every rank, and where heaps lie.
+/// What follows from the records of all ranks: the planner's topology, the process of every rank, and where
+/// heaps lie.
 pub struct Agreement {
     /// The topology.
     pub topology: Topology,
@@ -137,16 +109,10 @@ pub struct Agreement {
     pub comm_id: u64,
 }
 
-/// Checks that the ranks fit together. The same on every rank, since all see the same cards.
+/// Checks that the ranks fit together. The same on every rank, since all see the same records.
 pub fn agree(peer_infos: &[PeerInfo], multi_rank_gpu: bool) -> Result<Agreement> {
     for (rank, peer_info) in peer_infos.iter().enumerate() {
         let first = &peer_infos[0];
-        if peer_info.protocol != first.protocol {
-            return Err(Error::invalid_usage(format!(
-                "rank {rank} runs another build than rank 0 (protocol {} and {})",
-                peer_info.protocol, first.protocol
-            )));
-        }
         if peer_info.plan_config != first.plan_config {
             let text = format!(
                 "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, \
@@ -262,7 +228,7 @@ fn random() -> u64 {
 /// The name given (`NCCL_HOSTID`), else host name and boot id.
 fn host_identity(given: Option<&str>) -> String {
     if let Some(name) = given {
-        return name.replace('\n', " ");
+        return name.to_owned();
     }
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     format!("{} {}", rustix::system::uname().nodename().to_string_lossy(), boot.trim())
@@ -274,7 +240,6 @@ mod tests {
 
     fn peer_info(device: &str, peers: &[&str]) -> PeerInfo {
         PeerInfo {
-            protocol: PROTOCOL,
             plan_config: 7,
             nonce: 11,
             process: 1,
@@ -293,19 +258,23 @@ mod tests {
     }
 
     #[test]
-    fn cards_survive_the_wire() {
+    fn records_survive_the_wire() {
         let original = peer_info("a", &["b", "c"]);
-        assert_eq!(PeerInfo::decode(&original.encode(), 0).unwrap(), original);
-        assert!(PeerInfo::decode(b"\xff\xfe", 3).unwrap_err().text.contains("rank 3"));
-        assert!(PeerInfo::decode(b"1\n2", 3).is_err());
+        let bytes = original.encode();
+        assert_eq!(PeerInfo::decode(&bytes, 0).unwrap(), original);
+        for short in 0..bytes.len() {
+            assert!(PeerInfo::decode(&bytes[..short], 3).unwrap_err().text.contains("rank 3"), "{short}");
+        }
+        let of_before = b"7\n5\n1\n2\n";
+        assert!(PeerInfo::decode(of_before, 3).unwrap_err().text.contains("rank 3 runs another build"));
     }
 
     proptest::proptest! {
         /// Bytes that another rank sends are an error at worst.
         #[test]
-        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, text in "([0-9]{1,22}\n){3,9}[01 \
-             ]{0,6}\n.{0,9}\n.{0,9}") {
-            for bytes in [bytes, text.into_bytes()] {
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
+            let of_this_build = [&PROTOCOL.to_le_bytes()[..], &bytes].concat();
+            for bytes in [bytes, of_this_build] {
                 if let Ok(peer_info) = PeerInfo::decode(&bytes, 3) {
                     let _ = agree(&[peer_info.clone(), peer_info], true);
                 }

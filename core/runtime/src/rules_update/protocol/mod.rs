@@ -29,6 +29,8 @@ pub use member::{Fences, Member};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// Collectives that a rank may begin between its promise and the decision without waiting.
 pub const MARGIN: u64 = 16;
 /// Changes that are decided but not reached yet, at most.
@@ -39,7 +41,7 @@ pub const MOST_QUEUED: usize = 16;
 pub const DOUBT: u32 = 3;
 
 /// A message that ranks send one another.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// The change that is meant; of a proposal and its outcome the proposer's number for it; 0 for a
     /// farewell.
@@ -48,8 +50,8 @@ pub struct Message {
     pub body: Body,
 }
 
-/// See [`Message`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The content of a [`Message`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
     /// To rank 0: please change to this.
     Propose(Arc<[u8]>),
@@ -78,7 +80,7 @@ pub enum Body {
 }
 
 /// The outcomes of a proposal.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// All ranks have the new rules from this collective on.
     Changed(u64),

@@ -5,11 +5,13 @@
 //! since it posted ahead. Both senders send as many empty messages as it takes until no receive is left:
 //! plugins exist whose connections cannot be closed with receives in flight, NCCL having none.
 
-use super::link::ConnectionKey;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Bytes of a link in a goodbye or thanks: lane, direction, slots.
-const ENTRY: usize = 16;
+use super::link::ConnectionKey;
+use crate::record;
+
+/// A link in a goodbye or thanks: its lane, whether it sends, and its slots.
+type Entry = (u32, bool, u64);
 
 /// The knowledge of a rank about those that leave.
 #[derive(Default)]
@@ -26,20 +28,14 @@ pub struct Drain {
 
 /// A goodbye or thanks to a rank: slots that were sent over the links to it, and posted at those from it.
 pub fn tell(links: impl Iterator<Item = (ConnectionKey, u64)>) -> Vec<u8> {
-    let entry = |(key, slots): (ConnectionKey, u64)| {
-        [&key.lane.to_le_bytes()[..], &u32::from(key.send).to_le_bytes(), &slots.to_le_bytes()].concat()
-    };
-    links.flat_map(entry).collect()
+    record::encode(&links.map(|(key, slots)| (key.lane, key.send, slots)).collect::<Vec<Entry>>())
 }
 
 /// What rank `peer` told, by this rank's links: how many slots come over those from it, and how many receives
 /// those to it have to fill. What does not parse counts as nothing.
-pub fn told(peer: u32, text: &[u8]) -> impl Iterator<Item = (ConnectionKey, u64)> + '_ {
-    text.chunks_exact(ENTRY).filter_map(move |bytes| {
-        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let slots = u64::from_le_bytes(bytes.get(8..)?.try_into().ok()?);
-        Some((ConnectionKey { lane: word(0)?, peer, send: word(4)? == 0 }, slots))
-    })
+pub fn told(peer: u32, bytes: &[u8]) -> impl Iterator<Item = (ConnectionKey, u64)> {
+    let entries: Vec<Entry> = record::decode(bytes).unwrap_or_default();
+    entries.into_iter().map(move |(lane, sends, slots)| (ConnectionKey { lane, peer, send: !sends }, slots))
 }
 
 impl Drain {

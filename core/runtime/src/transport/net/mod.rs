@@ -40,6 +40,7 @@ use hawser_kernels_abi::Conn;
 use hawser_plan::layout::HeapLayout;
 use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
 use rustc_hash::FxHashSet;
+use serde::{Deserialize, Serialize};
 
 use super::control::Control;
 use super::{ConnectionTable, bytes_of};
@@ -47,6 +48,7 @@ use crate::bootstrap::Bootstrap;
 use crate::plugins;
 use crate::profiling::Span;
 use crate::proxy::{Proxy, Task, shielded_sweep};
+use crate::record;
 use arena::Arena;
 use coll::{CollLink, CollNet};
 use fifo::Fifo;
@@ -103,17 +105,43 @@ impl ChosenNet {
         Err(Error::invalid_usage(text).remedy("see NCCL_NET, NCCL_NET_PLUGIN and NCCL_SOCKET_IFNAME"))
     }
 
-    /// What the other ranks must know: megabits per second, longest message, name, and what the network
-    /// reduces.
-    pub fn record(&self) -> Vec<u8> {
+    /// The record of the net, which the other ranks get.
+    pub fn record(&self) -> NetRecord {
         let (collnet, reduces) = self.collnet.as_ref().map_or(("", 0), |c| (c.name.as_str(), c.reduces));
-        let (mbps, bytes) = (self.nics.mbps(), self.nics.most_bytes());
-        format!("{mbps}\n{bytes}\n{}\n{reduces}\n{collnet}", self.name).into_bytes()
+        NetRecord {
+            mbps: self.nics.mbps(),
+            most_bytes: self.nics.most_bytes(),
+            name: self.name.clone(),
+            reduces,
+            collnet: collnet.to_owned(),
+        }
     }
 
     /// Does without the network's own reductions: not all ranks have them.
     pub fn without_collnet(&mut self) {
         self.collnet = None;
+    }
+}
+
+/// The record in which a rank describes its net to the others.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct NetRecord {
+    /// Megabits per second.
+    mbps: u32,
+    /// The longest message in bytes.
+    most_bytes: u64,
+    /// The plugin's name.
+    name: String,
+    /// The reductions that the network makes, as in [`hawser_plan::Topology::collnet`].
+    reduces: u64,
+    /// The name of the collnet plugin; empty without one.
+    collnet: String,
+}
+
+impl NetRecord {
+    /// The record of a rank that has no net, with the reason.
+    pub fn none(error: &Error) -> Self {
+        Self { name: format!("none ({})", error.text), ..Self::default() }
     }
 }
 
@@ -129,24 +157,18 @@ pub struct Agreed {
 }
 
 /// Checks that all ranks chose the same net.
-pub fn agree(cards: &[Vec<u8>]) -> Result<Agreed> {
+///
+/// # Errors
+/// Ranks differ in it, or a rank sent what is no record.
+pub fn agree(records: &[Vec<u8>]) -> Result<Agreed> {
     let mut agreed = Agreed { mbps: u32::MAX, most_bytes: u64::MAX, collnet: u64::MAX };
-    let mut first: Option<(&str, &str)> = None;
-    for (rank, card) in cards.iter().enumerate() {
-        let fields = std::str::from_utf8(card).ok().map(|text| text.splitn(5, '\n').collect::<Vec<_>>());
-        let parsed = fields.as_deref().and_then(|f| match f {
-            [mbps, bytes, name, reduces, collnet] => {
-                let numbers =
-                    (mbps.parse::<u32>().ok()?, bytes.parse::<u64>().ok()?, reduces.parse::<u64>().ok()?);
-                Some((numbers, *name, *collnet))
-            }
-            _ => None,
-        });
-        let Some(((mbps, most_bytes, reduces), name, collnet)) = parsed else {
+    let mut first: Option<(String, String)> = None;
+    for (rank, bytes) in records.iter().enumerate() {
+        let Some(NetRecord { mbps, most_bytes, name, reduces, collnet }) = record::decode(bytes) else {
             return Err(Error::remote(format!("rank {rank} sent a net record that does not parse")));
         };
-        let (expected, expected_collnet) = *first.get_or_insert((name, collnet));
-        if !expected.eq_ignore_ascii_case(name) {
+        let (expected, expected_collnet) = first.get_or_insert((name.clone(), collnet.clone()));
+        if !expected.eq_ignore_ascii_case(&name) {
             let text = format!("rank 0 chose the net \"{expected}\" and rank {rank} the net \"{name}\"");
             return Err(Error::invalid_usage(text).remedy(
                 "give all ranks the same NCCL_NET and NCCL_NET_PLUGIN, and the same plugins (NCCL_DEBUG=INFO \
@@ -155,7 +177,7 @@ pub fn agree(cards: &[Vec<u8>]) -> Result<Agreed> {
         }
         agreed.mbps = agreed.mbps.min(mbps);
         agreed.most_bytes = agreed.most_bytes.min(most_bytes);
-        agreed.collnet &= if collnet == expected_collnet { reduces } else { 0 };
+        agreed.collnet &= if collnet == *expected_collnet { reduces } else { 0 };
     }
     Ok(agreed)
 }
@@ -438,21 +460,21 @@ mod tests {
     proptest::proptest! {
         /// Bytes that another rank sends are an error at worst.
         #[test]
-        fn any_bytes_are_read_or_refused(
-            bytes: Vec<u8>, text in "[0-9]{0,12}\n[0-9]{0,22}\n.{0,9}\n[0-9]{0,22}\n.{0,9}"
-        ) {
-            let _ = agree(&[bytes.clone(), text.clone().into_bytes()]);
-            let _ = agree(&[text.into_bytes(), bytes]);
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, other: Vec<u8>) {
+            let _ = agree(&[bytes, other]);
         }
     }
 
     #[test]
     fn ranks_must_choose_the_same_net() {
-        let card =
-            |mbps: u32, bytes: u64, name: &str| format!("{mbps}\n{bytes}\n{name}\n6\nsharp").into_bytes();
+        let of = |mbps: u32, most_bytes: u64, name: &str, reduces, collnet: &str| {
+            let (name, collnet) = (name.to_owned(), collnet.to_owned());
+            record::encode(&NetRecord { mbps, most_bytes, name, reduces, collnet })
+        };
+        let card = |mbps, bytes, name| of(mbps, bytes, name, 6, "sharp");
         let agreed = agree(&[card(100, 7, "Socket"), card(50, 9, "SOCKET")]).unwrap();
         assert_eq!((agreed.mbps, agreed.most_bytes, agreed.collnet), (50, 7, 6));
-        let other = b"1\n1\nSocket\n7\nother".to_vec();
+        let other = of(1, 1, "Socket", 7, "other");
         assert_eq!(agree(&[card(100, 7, "Socket"), other]).unwrap().collnet, 0);
         let error = agree(&[card(1, 1, "IB"), card(1, 1, "Socket")]).err().unwrap();
         assert!(
