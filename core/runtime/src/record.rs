@@ -3,8 +3,23 @@
 //! Formats of the data path, which devices and plugins read, are not records: they are `repr(C)` and
 //! asserted.
 
-use serde::Serialize;
+use hawser_base::error::{Error, Result};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// A tuner or a program of a rank, which all ranks of a communicator need alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shared {
+    /// The name of the tuner or program.
+    pub name: String,
+    /// The digest of everything that its answers depend on; ranks compare it.
+    pub digest: u64,
+    /// The place that it was read from, for errors.
+    pub source: String,
+}
+
+/// The tuners or programs of a rank in their order, or the reason why it has none.
+pub type SharedRecord = std::result::Result<Vec<Shared>, String>;
 
 /// A record as bytes. Nothing that is sent can fail to be written; if it did, the bytes would be those of no
 /// record.
@@ -20,6 +35,20 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     }
 }
 
+/// The records of all ranks. `what` names the kind of record in the error.
+///
+/// # Errors
+/// `RemoteError` that names the first rank whose bytes are no record.
+pub fn decode_all<T: DeserializeOwned>(records: &[Vec<u8>], what: &str) -> Result<Vec<T>> {
+    let one = |(rank, bytes): (usize, &Vec<u8>)| {
+        decode(bytes).ok_or_else(|| {
+            Error::remote(format!("rank {rank} sent a {what} that this build cannot read"))
+                .remedy("use the same build everywhere")
+        })
+    };
+    records.iter().enumerate().map(one).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -32,5 +61,14 @@ mod tests {
         assert!((0..bytes.len()).all(|short| read(&bytes[..short]).is_none()));
         assert_eq!(read(&[&bytes[..], &[0]].concat()), None);
         assert_eq!(decode::<Vec<u64>>(&[0xff; 9]), None, "a length that nobody can hold");
+    }
+
+    #[test]
+    fn the_rank_of_a_broken_record_is_named() {
+        let own: SharedRecord = Err("no".into());
+        let records = [encode(&own), encode(&own)];
+        assert_eq!(decode_all::<SharedRecord>(&records, "x").unwrap(), [own.clone(), own]);
+        let error = decode_all::<SharedRecord>(&[records[0].clone(), vec![9]], "list").unwrap_err();
+        assert!(error.text.contains("rank 1 sent a list"), "{error}");
     }
 }

@@ -1,7 +1,6 @@
 //! Programs that users bring: `MSCCL_XML_FILES` and `MSCCL_ALGO_DIR`. Files are read once per process and
 //! proved when a communicator of their number of ranks is made; ranks compare what they have.
 
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -16,11 +15,10 @@ use hawser_base::env::Settings;
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
 
+use crate::record::{Shared, SharedRecord};
+
 /// Longest file that is read, in bytes.
 const MOST_BYTES: u64 = 64 << 20;
-/// First lines of what a rank tells the others: its programs, or why it has none.
-const OPEN: &str = "open";
-const FAILED: &str = "failed";
 const REMEDY: &str =
     "correct the file, or take it out of MSCCL_XML_FILES; hawser plan verify FILE tells more";
 
@@ -74,17 +72,17 @@ pub fn load(settings: &Settings, ranks: u32) -> Programs {
 }
 
 impl Programs {
-    /// The record that this rank sends to the others.
-    pub fn peer_info(&self) -> Vec<u8> {
+    /// The record of this rank: the programs that it has.
+    pub fn shared(&self) -> SharedRecord {
         if let Some(error) = &self.failed {
-            return format!("{FAILED}\n{error}").into_bytes();
+            return Err(error.clone());
         }
-        let mut text = OPEN.to_owned();
-        for (program, path) in &self.handles {
-            let path = path.to_string_lossy().replace(['\n', '\t'], " ");
-            let _ = write!(text, "\n{}\t{:016x}\t{path}", program.name(), program.digest());
-        }
-        text.into_bytes()
+        let shared = self.handles.iter().map(|(program, path)| Shared {
+            name: program.name().to_owned(),
+            digest: program.digest(),
+            source: path.to_string_lossy().into_owned(),
+        });
+        Ok(shared.collect())
     }
 
     /// Makes them candidates: the settings get the lanes and slots that they need.
@@ -120,38 +118,26 @@ impl Programs {
 ///
 /// # Errors
 /// `InvalidUsage` that names ranks, programs and files.
-pub fn check(peer_infos: &[Vec<u8>]) -> Result<()> {
-    let peer_infos: Vec<String> =
-        peer_infos.iter().map(|peer_info| String::from_utf8_lossy(peer_info).into_owned()).collect();
-    for (rank, peer_info) in peer_infos.iter().enumerate() {
-        if let Some((FAILED, text)) = peer_info.split_once('\n') {
-            return Err(Error::invalid_usage(format!("rank {rank}: {text}")).remedy(REMEDY));
-        }
+pub fn check(records: &[SharedRecord]) -> Result<()> {
+    let mut told: Vec<&[Shared]> = Vec::with_capacity(records.len());
+    for (rank, record) in records.iter().enumerate() {
+        let failed = |text: &String| Error::invalid_usage(format!("rank {rank}: {text}")).remedy(REMEDY);
+        told.push(record.as_ref().map_err(failed)?);
     }
-    let told = |rank: usize| -> Vec<Vec<&str>> {
-        peer_infos[rank].lines().skip(1).map(|line| line.splitn(3, '\t').collect()).collect()
+    let compared = |rank: usize, at: usize| told[rank].get(at).map(|program| (&program.name, program.digest));
+    let name = |rank: usize, at: usize| match told[rank].get(at) {
+        Some(Shared { name, digest, source }) => format!("{name} ({digest:016x}) from {source}"),
+        None => "none".to_owned(),
     };
-    let first = told(0);
-    let same = |a: &[Vec<&str>], b: &[Vec<&str>]| {
-        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a[..2.min(a.len())] == b[..2.min(b.len())])
-    };
-    for rank in 1..peer_infos.len() {
-        let other = told(rank);
-        if same(&first, &other) {
-            continue;
-        }
-        let at = (0..first.len().max(other.len()))
-            .find(|&at| first.get(at).map(|line| line.get(..2)) != other.get(at).map(|line| line.get(..2)));
-        let name = |list: &[Vec<&str>]| match at.and_then(|at| list.get(at)).map(Vec::as_slice) {
-            Some([name, digest, path]) => format!("{name} ({digest}) from {path}"),
-            _ => "none".to_owned(),
-        };
-        let place = at.unwrap_or(0) + 1;
+    for rank in 1..told.len() {
+        let most = told[0].len().max(told[rank].len());
+        let Some(at) = (0..most).find(|at| compared(0, *at) != compared(rank, *at)) else { continue };
         let text = format!(
-            "the programs of MSCCL_XML_FILES and MSCCL_ALGO_DIR differ: number {place} of rank 0 is {}, of \
-             rank {rank} {}",
-            name(&first),
-            name(&other)
+            "the programs of MSCCL_XML_FILES and MSCCL_ALGO_DIR differ: number {} of rank 0 is {}, of rank \
+             {rank} {}",
+            at + 1,
+            name(0, at),
+            name(rank, at)
         );
         return Err(Error::invalid_usage(text).remedy("give all ranks the same files in the same order"));
     }
@@ -272,16 +258,22 @@ mod tests {
 
     #[test]
     fn ranks_with_other_programs_are_told_apart() {
-        let peer_info = |lines: &[&str]| [&[OPEN], lines].concat().join("\n").into_bytes();
-        let (a, b) = (peer_info(&["x\t01\t/a/x.xml"]), peer_info(&["x\t01\t/b/x.xml"]));
+        let one = |digest, source: &str| -> SharedRecord {
+            Ok(vec![Shared { name: "x".into(), digest, source: source.into() }])
+        };
+        let (a, b) = (one(1, "/a/x.xml"), one(1, "/b/x.xml"));
         assert!(check(&[a.clone(), b, a.clone()]).is_ok(), "where a file lies does not matter");
-        let error = check(&[a.clone(), a.clone(), peer_info(&["x\t02\t/c/x.xml"])]).unwrap_err().to_string();
-        for part in ["rank 0 is x (01) from /a/x.xml", "of rank 2 x (02) from /c/x.xml", "same files"] {
+        let error = check(&[a.clone(), a.clone(), one(2, "/c/x.xml")]).unwrap_err().to_string();
+        for part in [
+            "rank 0 is x (0000000000000001) from /a/x.xml",
+            "of rank 2 x (0000000000000002) from /c/x.xml",
+            "same files",
+        ] {
             assert!(error.contains(part), "{error}");
         }
-        let error = check(&[a.clone(), peer_info(&[])]).unwrap_err().to_string();
+        let error = check(&[a.clone(), Ok(Vec::new())]).unwrap_err().to_string();
         assert!(error.contains("of rank 1 none"), "{error}");
-        let failed = format!("{FAILED}\nf.xml:1:2: syntax: bad").into_bytes();
+        let failed = Err("f.xml:1:2: syntax: bad".to_owned());
         let error = check(&[a, failed]).unwrap_err().to_string();
         assert!(
             error.contains("rank 1: f.xml:1:2: syntax: bad") && error.contains("hawser plan verify"),

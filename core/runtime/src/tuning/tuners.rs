@@ -2,7 +2,7 @@
 //! does.
 
 use std::borrow::Cow;
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -18,10 +18,8 @@ use hawser_plugin::tuner::{self, Answer, Function, Question, SettingsFile, Tuner
 use super::call_attributes::CallAttributes;
 use super::tuner_bridge;
 use crate::plugins;
+use crate::record::{self, Shared, SharedRecord};
 
-/// First lines of what a rank tells the others: its tuners are open, or one of them cannot be.
-const OPEN: &str = "open";
-const FAILED: &str = "failed";
 /// The smallest chunk that is followed, in bytes.
 const LEAST_CHUNK: u64 = 512;
 /// So many calls are remembered as explained.
@@ -157,7 +155,10 @@ impl Tuners {
             let text = format!("no tuner takes rules here; there are \"{}\"", all.join(", "));
             return Err(Error::invalid_usage(text));
         }
-        let digest = hmac_sha256::Hash::hash(&without_sources(&tuners.peer_info()));
+        let shared = tuners.shared();
+        let compared: Vec<(&str, u64)> =
+            shared.iter().flatten().map(|tuner| (&*tuner.name, tuner.digest)).collect();
+        let digest = hmac_sha256::Hash::hash(&record::encode(&compared));
         let first = digest.first_chunk().copied().unwrap_or_default();
         Ok((tuners, u64::from_le_bytes(first)))
     }
@@ -194,19 +195,17 @@ impl Tuners {
         self.open.iter().find_map(of)
     }
 
-    /// What this rank tells the others: which tuners it has and what their answers depend on.
-    pub fn peer_info(&self) -> Vec<u8> {
+    /// The record of this rank: the tuners that it has, with what their answers depend on.
+    pub fn shared(&self) -> SharedRecord {
         if let Some(error) = &self.failed {
-            return format!("{FAILED}\n{error}").into_bytes();
+            return Err(error.clone());
         }
-        let mut text = OPEN.to_owned();
-        for tuner in &self.open {
-            let (digest, source) =
-                tuner.context.agreement().map_or((0, String::new()), |a| (a.digest, a.source));
-            let plain = |text: &str| text.replace(['\n', '\t'], " ");
-            let _ = write!(text, "\n{}\t{digest:016x}\t{}", plain(&tuner.name), plain(&source));
-        }
-        text.into_bytes()
+        let shared = self.open.iter().map(|tuner| {
+            let agreement = tuner.context.agreement();
+            let (digest, source) = agreement.map_or((0, String::new()), |a| (a.digest, a.source));
+            Shared { name: tuner.name.clone(), digest, source }
+        });
+        Ok(shared.collect())
     }
 
     /// The choice for a call, by the cost model and what tuners make of it.
@@ -406,64 +405,52 @@ impl Open {
     }
 }
 
-/// A card with names and digests only.
-fn without_sources(peer_info: &[u8]) -> Vec<u8> {
-    let text = String::from_utf8_lossy(peer_info);
-    let kept = |line: &str| line.split('\t').take(2).collect::<Vec<_>>().join("\t");
-    text.lines().map(kept).collect::<Vec<_>>().join("\n").into_bytes()
-}
-
 /// Compares what all ranks told: with different tuners or rules they would decide differently.
 ///
 /// # Errors
 /// `InvalidUsage` that names ranks, tuners and where their settings are from.
-pub fn check(peer_infos: &[Vec<u8>]) -> Result<()> {
-    let peer_infos: Vec<Cow<'_, str>> =
-        peer_infos.iter().map(|peer_info| String::from_utf8_lossy(peer_info)).collect();
-    let failed = |peer_info: &Cow<'_, str>| {
-        peer_info.split_once('\n').filter(|(kind, _)| *kind == FAILED).map(|(_, text)| text.to_owned())
-    };
-    if let Some((rank, text)) =
-        peer_infos.iter().map(failed).enumerate().find_map(|(rank, text)| Some((rank, text?)))
-    {
-        let others = peer_infos.iter().filter(|peer_info| failed(peer_info).is_some()).count() - 1;
+pub fn check(records: &[SharedRecord]) -> Result<()> {
+    let mut failed =
+        records.iter().enumerate().filter_map(|(rank, record)| Some((rank, record.as_ref().err()?)));
+    if let Some((rank, text)) = failed.next() {
+        let others = failed.count();
         let also = if others == 0 { String::new() } else { format!(" (and {others} more ranks)") };
         return Err(Error::invalid_usage(format!("rank {rank}{also}: {text}")));
     }
-    let told: Vec<Vec<Vec<&str>>> = peer_infos
-        .iter()
-        .map(|peer_info| peer_info.lines().skip(1).map(|line| line.split('\t').collect()).collect())
-        .collect();
-    let names = |rank: usize| told[rank].iter().map(|tuner| tuner[0]).collect::<Vec<_>>();
+    let told: Vec<&[Shared]> = records.iter().flatten().map(Vec::as_slice).collect();
+    let names = |rank: usize| told[rank].iter().map(|tuner| &*tuner.name).collect::<Vec<_>>();
     if let Some(rank) = (1..told.len()).find(|rank| names(*rank) != names(0)) {
         let [first, other] = [0, rank].map(|rank| names(rank).join(", "));
         let text = format!("rank 0 has the tuners \"{first}\", rank {rank} has \"{other}\"");
         return Err(Error::invalid_usage(text)
             .remedy("give all ranks the same NCCL_TUNER_PLUGIN, readable everywhere"));
     }
-    for at in 0..told.first().map_or(0, Vec::len) {
-        let field = |rank: usize, field: usize| told[rank][at].get(field).copied().unwrap_or_default();
-        if let Some(rank) = (1..told.len()).find(|rank| field(*rank, 1) != field(0, 1)) {
-            return Err(differing(told[0][at][0], told.len(), rank, field));
+    for at in 0..told.first().map_or(0, |first| first.len()) {
+        let by_rank: Vec<&Shared> = told.iter().map(|tuners| &tuners[at]).collect();
+        if let Some(rank) = by_rank.iter().position(|tuner| tuner.digest != by_rank[0].digest) {
+            return Err(differing(&by_rank, rank));
         }
     }
     Ok(())
 }
 
-/// Ranks differ in what a tuner depends on: field 1 is its digest, field 2 its source.
-fn differing<'a>(tuner: &str, ranks: usize, rank: usize, field: impl Fn(usize, usize) -> &'a str) -> Error {
+/// The error that says that rank `rank` and rank 0 differ in what a tuner depends on, of which each rank has
+/// one.
+fn differing(by_rank: &[&Shared], rank: usize) -> Error {
     let of = |first: usize| {
-        let all: Vec<String> =
-            (0..ranks).filter(|r| field(*r, 1) == field(first, 1)).map(|r| r.to_string()).collect();
+        let all: Vec<String> = (0..by_rank.len())
+            .filter(|rank| by_rank[*rank].digest == by_rank[first].digest)
+            .map(|rank| rank.to_string())
+            .collect();
         let few = all.len().min(8);
         let more = if few < all.len() { format!(" and {} more", all.len() - few) } else { String::new() };
         let has = if all.len() == 1 { "rank" } else { "ranks" };
-        format!("{has} {}{more}: {}", all[..few].join(", "), field(first, 2))
+        format!("{has} {}{more}: {}", all[..few].join(", "), by_rank[first].source)
     };
+    let tuner = &by_rank[0].name;
     let text = format!("the rules of tuner {tuner} differ between ranks. {}; {}", of(0), of(rank));
     let remedy = "give all ranks the same files (HAWSER_RULES, or hawser-rules.toml beside the library) and \
-                  the same \
-                  name of the communicator";
+                  the same name of the communicator";
     Error::invalid_usage(text).remedy(remedy)
 }
 

@@ -19,13 +19,12 @@ use hawser_plan::layout::HeapLayout;
 use hawser_plan::topology::DeviceKind;
 use hawser_plan::{PlanConfig, Routes, Topology};
 use hawser_plugin::net::NetConfig;
-use serde::de::DeserializeOwned;
 
 use super::peer_info::{self, Agreement, PeerInfo, agree};
 use crate::bootstrap::Bootstrap;
 use crate::comm::config::Config;
 use crate::comm::{link_constants, programs};
-use crate::record;
+use crate::record::{self, SharedRecord};
 use crate::rules_update::Known;
 use crate::transport::net::{self, ChosenNet, NetRecord};
 use crate::tuning::Tuners;
@@ -102,21 +101,22 @@ pub fn decide(
         && zero_copy::is_wanted(&topology, &plan_config, &processes)
         && reaches_all(device, &topology)?;
     let records = bootstrap.all_gather(&record::encode(&(offers, direct)), &step("links"))?;
-    let (offers, direct): (Vec<Vec<u8>>, Vec<bool>) = records.iter().map(|record| two(record)).unzip();
+    let (offers, direct): (Vec<Vec<u8>>, Vec<bool>) =
+        record::decode_all::<(Vec<u8>, bool)>(&records, "record of its links")?.into_iter().unzip();
     link_constants::take(&offers[0], &mut topology)?;
     topology.direct = direct.iter().all(|said| *said);
     let programs = programs::load(settings, topology.size());
-    programs.take(
-        &mut plan_config,
-        if topology.hosts() > 1 { net::MOST_SLOTS } else { hawser_msccl::MOST_SLOTS },
-    );
+    let most_slots = if topology.hosts() > 1 { net::MOST_SLOTS } else { hawser_msccl::MOST_SLOTS };
+    programs.take(&mut plan_config, most_slots);
     let known = Known::now(settings);
     let tuners = Tuners::open(comm_id, &topology, &plan_config, config.name.as_deref());
     // What programs and tuners need to have in common goes round together.
-    let own = record::encode(&(tuners.peer_info(), programs.peer_info()));
+    let own = record::encode(&(tuners.shared(), programs.shared()));
     let records = bootstrap.all_gather(&own, &step("tuners"))?;
-    let (of_tuners, of_programs): (Vec<Vec<u8>>, Vec<Vec<u8>>) =
-        records.iter().map(|record| two(record)).unzip();
+    let (of_tuners, of_programs): (Vec<SharedRecord>, Vec<SharedRecord>) =
+        record::decode_all::<(SharedRecord, SharedRecord)>(&records, "record of its tuners and programs")?
+            .into_iter()
+            .unzip();
     tuners::check(&of_tuners)?;
     programs::check(&of_programs)?;
     // Rules that count are equal on all ranks by now.
@@ -168,7 +168,7 @@ fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings
         knobs_for_network(plan_config, settings);
     }
     let programs = programs::load(settings, topology.size());
-    programs::check(&[programs.peer_info()])?;
+    programs::check(&[programs.shared()])?;
     programs.take(plan_config, if far { net::MOST_SLOTS } else { hawser_msccl::MOST_SLOTS });
     fit(plan_config, topology.size(), topology.places().1, programs.lanes());
     Ok(())
@@ -178,11 +178,6 @@ fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings
 fn reaches_all(device: &dyn Device, topology: &Topology) -> Result<bool> {
     let ids: Vec<&str> = topology.ranks.iter().map(|rank| rank.device.as_str()).collect();
     device.kernels().map_or(Ok(false), |kernels| kernels.reach_all(&ids))
-}
-
-/// The two values of a rank's record; bytes that no rank sends give empty ones.
-fn two<A: DeserializeOwned + Default, B: DeserializeOwned + Default>(bytes: &[u8]) -> (A, B) {
-    record::decode(bytes).unwrap_or_default()
 }
 
 /// Where `hawser measure` leaves its constants for so many ranks of a host on a device of this name.

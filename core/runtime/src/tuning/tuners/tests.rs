@@ -5,9 +5,19 @@ use hawser_plugin::tuner::Reduction;
 
 use super::*;
 
-fn text(peer_infos: &[&str]) -> Option<String> {
-    let peer_infos: Vec<Vec<u8>> = peer_infos.iter().map(|peer_info| peer_info.as_bytes().to_vec()).collect();
-    check(&peer_infos).err().map(|error| error.to_string())
+/// The error of ranks with these records.
+fn text(records: &[SharedRecord]) -> Option<String> {
+    check(records).err().map(|error| error.to_string())
+}
+
+/// The record of a rank with these tuners: name, digest and source.
+fn tuners(all: &[(&str, u64, &str)]) -> SharedRecord {
+    let one = |&(name, digest, source): &(&str, u64, &str)| Shared {
+        name: name.to_owned(),
+        digest,
+        source: source.to_owned(),
+    };
+    Ok(all.iter().map(one).collect())
 }
 
 /// Orders trees, in chunks of so many bytes.
@@ -117,17 +127,17 @@ fn what_is_impossible_cannot_be_ordered_or_brought_back() {
 
 #[test]
 fn equal_ranks_agree() {
-    assert_eq!(text(&["open"; 3]), None);
-    let one = "open\nrules\t00ff\t2 of 3 rules in a\nx\t0000\t";
-    assert_eq!(text(&[one, one]), None);
-    assert_eq!(text(&[one, &one.replace("in a", "in b")]), None, "only what counts is compared");
+    assert_eq!(text(&[tuners(&[]), tuners(&[]), tuners(&[])]), None);
+    let of = |file| tuners(&[("rules", 0xff, file), ("x", 0, "")]);
+    assert_eq!(text(&[of("2 of 3 rules in a"), of("2 of 3 rules in a")]), None);
+    assert_eq!(text(&[of("in a"), of("in b")]), None, "only what counts is compared");
 }
 
 #[test]
 fn other_rules_name_ranks_and_files() {
-    let peer_info = |digest, source| format!("open\nother\t0001\t\nrules\t{digest}\t{source}");
-    let (a, b) = (peer_info("00aa", "1 of 1 rules in a.toml"), peer_info("00bb", "no rules"));
-    let text = text(&[&a, &b, &a, &b]).unwrap();
+    let of = |digest, source| tuners(&[("other", 1, ""), ("rules", digest, source)]);
+    let (a, b) = (of(0xaa, "1 of 1 rules in a.toml"), of(0xbb, "no rules"));
+    let text = text(&[a.clone(), b.clone(), a, b]).unwrap();
     for part in [
         "the rules of tuner rules differ",
         "ranks 0, 2: 1 of 1 rules in a.toml; ranks 1, 3: no rules",
@@ -139,11 +149,12 @@ fn other_rules_name_ranks_and_files() {
 
 #[test]
 fn other_tuners_and_failures_are_told() {
-    let text = |peer_infos: &[&str]| text(peer_infos).unwrap();
-    let names = text(&["open\na\t1\t\nb\t2\t", "open\na\t1\t"]);
+    let text = |records: &[SharedRecord]| text(records).unwrap();
+    let one = tuners(&[("a", 1, "")]);
+    let names = text(&[tuners(&[("a", 1, ""), ("b", 2, "")]), one.clone()]);
     assert!(names.contains("rank 0 has the tuners \"a, b\", rank 1 has \"a\""), "{names}");
-    let alike = text(&["open\na, b\t1\t", "open\na\t1\t\nb\t1\t"]);
+    let alike = text(&[tuners(&[("a, b", 1, "")]), tuners(&[("a", 1, ""), ("b", 1, "")])]);
     assert!(alike.contains("rank 1 has"), "{alike}");
-    let broken = text(&["open\na\t1\t", "failed\nr.toml:1:2: no\nsecond line", "failed\nx"]);
+    let broken = text(&[one, Err("r.toml:1:2: no\nsecond line".into()), Err("x".into())]);
     assert!(broken.contains("rank 1 (and 1 more ranks): r.toml:1:2: no\nsecond line"), "{broken}");
 }
