@@ -9,18 +9,15 @@
 use hawser_plan::p2p::Message;
 
 use crate::executor::interpreter::Messages;
-use crate::resolve::Item;
 
 /// The messages of one phase.
 pub type Phase = Messages;
 
-/// The messages of a group, phase by phase.
-pub fn phases(items: &[Item]) -> impl Iterator<Item = Phase> {
-    let is_nested = has_nested_groups(items);
-    let mut left = items.iter().filter_map(|item| match item {
-        Item::Message(message, _, nested) => Some((*message, *nested)),
-        Item::Call(..) => None,
-    });
+/// The messages of a group, phase by phase. Each comes with the number of nested groups that had been closed
+/// before it.
+pub fn phases(messages: impl Iterator<Item = (Message, u32)> + Clone) -> impl Iterator<Item = Phase> {
+    let is_nested = has_nested_groups(messages.clone());
+    let mut left = messages;
     let mut next = left.next();
     std::iter::from_fn(move || {
         let (mut messages, mut received) = (Phase::new(), Received::default());
@@ -37,10 +34,9 @@ pub fn phases(items: &[Item]) -> impl Iterator<Item = Phase> {
 }
 
 /// Whether messages of a group come from several nested groups: all others are one phase.
-fn has_nested_groups(items: &[Item]) -> bool {
-    let nested = |item: &Item| if let Item::Message(.., nested) = item { Some(*nested) } else { None };
-    let first = items.iter().find_map(nested);
-    items.iter().any(|item| nested(item).is_some_and(|nested| Some(nested) != first))
+fn has_nested_groups(mut messages: impl Iterator<Item = (Message, u32)>) -> bool {
+    let first = messages.next();
+    first.is_some_and(|(_, first)| messages.any(|(_, nested)| nested != first))
 }
 
 /// The buffers that the messages of a phase receive into.
@@ -83,15 +79,13 @@ impl Received {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hawser_device::Stream;
 
     /// Lengths of the phases of messages: (sends, address, bytes, nested group).
     fn lengths(messages: &[(bool, u64, u64, u32)]) -> Vec<usize> {
-        let item = |&(send, addr, bytes, nested): &(bool, u64, u64, u32)| {
-            Item::Message(Message { peer: 1, send, addr, bytes }, Stream(0), nested)
+        let message = |&(send, addr, bytes, nested): &(bool, u64, u64, u32)| {
+            (Message { peer: 1, send, addr, bytes }, nested)
         };
-        let items: Vec<Item> = messages.iter().map(item).collect();
-        phases(&items).map(|phase| phase.len()).collect()
+        phases(messages.iter().map(message)).map(|phase| phase.len()).collect()
     }
 
     #[test]

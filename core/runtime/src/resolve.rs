@@ -57,7 +57,7 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
         }
     }
     collectives.flush()?;
-    for messages in phases(items) {
+    for messages in phases(messages(items)) {
         comm.resolve_messages(messages, stream, spans.as_ref(), launches)?;
     }
     if !others.is_empty()
@@ -69,6 +69,15 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
         }
     }
     Ok(())
+}
+
+/// The messages among the calls of a group, each with the number of nested groups that had been closed before
+/// it.
+fn messages(items: &[Item]) -> impl Iterator<Item = (Message, u32)> + Clone {
+    items.iter().filter_map(|item| match item {
+        Item::Message(message, _, nested) => Some((*message, *nested)),
+        Item::Call(..) => None,
+    })
 }
 
 /// The streams of a group, each once, in the order of the calls.
