@@ -52,7 +52,7 @@ fn a_broken_file_of_rank_0_is_an_error_on_all_ranks() {
     for ended in ended {
         ended.expect_error(
             "InvalidUsage",
-            &["HAWSER_LINKS=", "0.toml", "line 2: host.hop_us = fast", "unset"],
+            &["HAWSER_LINKS=", "0.toml", "line 2: Simple.hop_us = fast", "unset"],
         );
     }
 }

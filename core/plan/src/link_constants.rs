@@ -127,7 +127,8 @@ impl Constants {
     pub fn parse(text: &str, device: DeviceKind, link: Link) -> Result<Option<Self>> {
         let mut constants = Self::builtin(device, link);
         let mut is_for_this = true;
-        let mut section = String::new();
+        // The section by its name, and by the word that the text has for it.
+        let (mut section, mut written) = (String::new(), "");
         let mut seen: Vec<String> = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
             let wrong = |what: String| PlanError::usage(format!("line {number}: {what}"));
@@ -136,21 +137,29 @@ impl Constants {
                 continue;
             }
             if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-                section = known_section(name.trim(), device).map_err(wrong)?;
+                written = name.trim();
+                section = known_section(written, device).map_err(wrong)?;
                 continue;
             }
             let (key, value) =
                 line.split_once('=').ok_or_else(|| wrong(format!("\"{line}\" is no key = value")))?;
             let (key, value) = (key.trim(), value.trim());
-            let name = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
+            let in_section = |section: &str| match section {
+                "" => key.to_owned(),
+                _ => format!("{section}.{key}"),
+            };
+            let name = in_section(&section);
             if seen.contains(&name) {
-                return Err(wrong(format!("{name} is there twice")));
+                return Err(wrong(format!("{} is there twice", in_section(written))));
             }
             is_for_this &= match (section.as_str(), key) {
                 ("", "device") => unquoted(value) == device.to_string(),
                 ("", "link") => unquoted(value) == link.name(),
                 ("", "ranks") => true,
-                _ => constants.set(&name, value).map_err(wrong).map(|()| true)?,
+                _ => constants
+                    .set((&section, key), value)
+                    .map_err(|what| wrong(format!("{}{what}", in_section(written))))
+                    .map(|()| true)?,
             };
             seen.push(name);
         }
@@ -210,15 +219,15 @@ impl Constants {
         self
     }
 
-    fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
+    /// Sets the number of a section and a key. The error is what follows the name in a message.
+    fn set(&mut self, (section, key): (&str, &str), value: &str) -> std::result::Result<(), String> {
         let mut entries = self.entries().into_iter();
-        let found = entries.find(|(section, key, ..)| name.rsplit_once('.') == Some((section, key)));
+        let found = entries.find(|entry| (entry.0, entry.1) == (section, key));
         let Some((_, _, kind, place)) = found else {
-            let section = name.rsplit_once('.').map_or("", |(section, _)| section);
             let keys: Vec<&str> =
                 self.entries().iter().filter(|e| e.0 == section).map(|(_, key, ..)| *key).collect();
             let known = if section.is_empty() { "device, link and ranks".into() } else { keys.join(", ") };
-            return Err(format!("{name} is not known; known are {known}"));
+            return Err(format!(" is not known; known are {known}"));
         };
         let accepted = match kind {
             Kind::Time => "a number of µs, at least 0",
@@ -230,7 +239,7 @@ impl Constants {
             Kind::Rate => *v > 1.0 / MOST && *v <= MOST,
             Kind::Share => *v > 1.0 / MOST && *v <= 1.0,
         });
-        *place = number.ok_or_else(|| format!("{name} = {value}: it must be {accepted}"))?;
+        *place = number.ok_or_else(|| format!(" = {value}: it must be {accepted}"))?;
         Ok(())
     }
 

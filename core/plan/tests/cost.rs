@@ -73,6 +73,8 @@ fn sections_of_earlier_versions_are_read() {
     assert_eq!(hops, [7.0, 8.0, 9.0]);
     let host = Constants::parse(text, DeviceKind::Host, Link::HostMemory).unwrap().unwrap();
     assert_eq!(host.path(Route::HOST).hop_us, 7.0);
+    let error = Constants::parse("[Simple]\nhop_us = x", DeviceKind::Host, Link::HostMemory).unwrap_err();
+    assert!(error.text.contains("line 2: Simple.hop_us = x"), "errors have the words of the text: {error}");
 }
 
 #[test]
@@ -81,7 +83,7 @@ fn what_is_wrong_in_a_text_is_named() {
         ("wire_gbs = 3", "line 1: wire_gbs is not known; known are device, link and ranks"),
         ("[link]\n\nwire = 3", "line 3: link.wire is not known; known are wire_gbs, all_to_all"),
         ("[fused.LL]\nhop_us = fast", "line 2: fused.LL.hop_us = fast: it must be a number of µs"),
-        ("[LL]\nhop_us = -1", "line 2: interpreter.LL.hop_us = -1"),
+        ("[LL]\nhop_us = -1", "line 2: LL.hop_us = -1"),
         ("[LL]\nhop_us = nan", "LL.hop_us = nan"),
         ("[LL]\nhop_us = inf", "LL.hop_us = inf"),
         ("[LL]\nblock_gbs = 0", "above 0"),
@@ -93,6 +95,8 @@ fn what_is_wrong_in_a_text_is_named() {
         ),
         ("[LL]\nhop_us 3", "line 2: \"hop_us 3\" is no key = value"),
         ("[LL]\nhop_us = 3\n[interpreter.LL]\nhop_us = 4", "line 4: interpreter.LL.hop_us is there twice"),
+        ("[interpreter.LL]\nhop_us = 3\n[LL]\nhop_us = 4", "line 4: LL.hop_us is there twice"),
+        ("[Simple]\nhop = 7", "line 2: Simple.hop is not known; known are fixed_us, hop_us"),
     ] {
         let error = Constants::parse(text, GPU, Link::NvLink).unwrap_err();
         assert_eq!(error.kind, PlanErrorKind::InvalidUsage);

@@ -164,9 +164,7 @@ mod tests {
     fn a_broken_file_is_an_error_for_all_and_names_line_and_key() {
         let folder = folder("broken");
         let file = folder.join("links.toml");
-        for (text, words) in
-            [("[LL]\nhop_us = x\n", "line 2: interpreter.LL.hop_us = x"), ("\u{1}", "line 1")]
-        {
+        for (text, words) in [("[LL]\nhop_us = x\n", "line 2: LL.hop_us = x"), ("\u{1}", "line 1")] {
             std::fs::write(&file, text).unwrap();
             let offered = offer(0, &settings(file.to_str(), None), "x", &topology());
             let error = take(&offered, &mut topology()).unwrap_err();
