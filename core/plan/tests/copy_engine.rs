@@ -344,8 +344,12 @@ fn between_hosts_one_end_may_replay_what_the_other_calls() {
     let commands = |machine: &Machine, rank: u32, counters: &mut Counters| {
         let plan = p2p::plan(&[message(rank)], rank, 2, &topology, &config).unwrap().remove(0);
         let steps = plan.args.inline_steps.to_vec();
-        let mut emitter =
-            Emitter::new(&plan, &steps, &machine.bases[rank as usize], machine.far[rank as usize].clone());
+        let mut emitter = Emitter::new(
+            &plan,
+            &steps,
+            &machine.bases[rank as usize],
+            machine.inter_node[rank as usize].clone(),
+        );
         let mut commands = Vec::new();
         while emitter.round(counters, &mut commands) {}
         commands

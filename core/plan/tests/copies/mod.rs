@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hawser_kernels_abi::Step;
 use hawser_plan::PlanConfig;
-use hawser_plan::executor::copy_engine::far::{self, End, Far, WORDS};
+use hawser_plan::executor::copy_engine::inter_node::{self, End, InterNodeEnds, WORDS};
 use hawser_plan::executor::copy_engine::{
     Bases, Command, Counters, DEPTH, Direct, Emitter, Leg, ReduceKernel, STREAMS, Staging, Way, What,
 };
@@ -33,7 +33,7 @@ pub struct Machine {
     pub topology: Topology,
     pub memory: Vec<Vec<u8>>,
     pub bases: Vec<Bases>,
-    pub far: Vec<Arc<Far>>,
+    pub inter_node: Vec<Arc<InterNodeEnds>>,
     wires: Vec<Wire>,
     pub counters: Vec<Counters>,
 }
@@ -64,7 +64,7 @@ impl Machine {
         let ranks = topology.size();
         let (places, local) = topology.places();
         let layout = Staging::new(local, &settings());
-        let slot = far::slot_bytes(&topology, &settings());
+        let slot = inter_node::slot_bytes(&topology, &settings());
         let end_bytes = u64::from(DEPTH) * (WORDS + slot);
         let bytes = FAR + 2 * u64::from(ranks) * end_bytes;
         let mut memory: Vec<Vec<u8>> = (0..ranks).map(|_| vec![0; bytes as usize]).collect();
@@ -84,20 +84,27 @@ impl Machine {
             let words = address(rank, FAR + u64::from(2 * peer + u32::from(send)) * end_bytes);
             End { words, slots: words + u64::from(DEPTH) * WORDS, stride: slot }
         };
-        let (mut far, mut wires) = (vec![Far::default(); ranks as usize], Vec::new());
+        let (mut inter_node, mut wires) = (vec![InterNodeEnds::default(); ranks as usize], Vec::new());
         for (from, to) in
             (0..ranks * ranks).map(|i| (i / ranks, i % ranks)).filter(|(a, b)| topology.is_far(*a, *b))
         {
             let (out, into) = (end(from, to, true), end(to, from, false));
-            far[from as usize].add(to, true, out);
-            far[to as usize].add(from, false, into);
+            inter_node[from as usize].add(to, true, out);
+            inter_node[to as usize].add(from, false, into);
             for slot in 0..DEPTH {
                 memory[from as usize][(out.ready(slot) & 0xffff_ffff) as usize] = 1;
                 wires.push(Wire { from: (out, slot), to: (into, slot), is_posted: true });
             }
         }
-        let (bases, far) = (bases.collect(), far.into_iter().map(Arc::new).collect());
-        Self { topology, memory, bases, far, wires, counters: vec![Counters::default(); ranks as usize] }
+        let (bases, inter_node) = (bases.collect(), inter_node.into_iter().map(Arc::new).collect());
+        Self {
+            topology,
+            memory,
+            bases,
+            inter_node,
+            wires,
+            counters: vec![Counters::default(); ranks as usize],
+        }
     }
 
     pub fn word(&mut self, addr: u64) -> &mut [u8; 4] {
@@ -156,7 +163,7 @@ impl Machine {
             let rank = chance(left.len());
             let Some((plan, steps)) = left[rank].pop_front() else { continue };
             let mut commands = Vec::new();
-            let mut emitter = Emitter::new(plan, steps, &self.bases[rank], self.far[rank].clone());
+            let mut emitter = Emitter::new(plan, steps, &self.bases[rank], self.inter_node[rank].clone());
             assert_eq!(emitter.missing(), None);
             if direct {
                 let legs = emitter.legs();

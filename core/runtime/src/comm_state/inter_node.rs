@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hawser_kernels_abi::Step;
-use hawser_plan::executor::copy_engine::{self, far};
+use hawser_plan::executor::copy_engine::{self, inter_node};
 use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::{Route, Topology};
@@ -43,7 +43,7 @@ fn staged(ends: impl Iterator<Item = (ConnectionKey, u64)>, lanes: u32) -> Vec<(
         *tiles.entry((key.peer, key.send)).or_default() += slots;
     }
     let slots = |((peer, send), tiles): ((u32, bool), u64)| {
-        let end = move |slot| (Stage::key(lanes, peer, send, slot), far::passes(tiles, slot));
+        let end = move |slot| (Stage::key(lanes, peer, send, slot), inter_node::passes(tiles, slot));
         (0..copy_engine::DEPTH).map(end)
     };
     tiles.into_iter().flat_map(slots).filter(|(_, passes)| *passes > 0).collect()

@@ -7,7 +7,7 @@ use hawser_base::lock::lock;
 use hawser_base::log;
 use hawser_device::size_text;
 use hawser_plan::choose::{Decision, Outcome};
-use hawser_plan::executor::copy_engine::{self, far, reduce_kernel};
+use hawser_plan::executor::copy_engine::{self, inter_node, reduce_kernel};
 use hawser_plan::{Call, Collective, Route};
 use rustc_hash::FxHashSet;
 
@@ -32,7 +32,7 @@ pub fn announcement(state: &CommState) -> String {
     };
     let far = match &state.net {
         Some(net) => {
-            let slot = far::slot_bytes(&state.topology, &state.plan_config) >> 10;
+            let slot = inter_node::slot_bytes(&state.topology, &state.plan_config) >> 10;
             format!(", between hosts by net {} from slots of {slot} KiB in host memory", net.name())
         }
         None => String::new(),

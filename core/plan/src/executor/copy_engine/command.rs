@@ -57,5 +57,5 @@ const NEAR_STREAMS: u32 = 2 * LANES + 1;
 /// The last of these.
 pub const COPIES: u32 = 2 * LANES;
 /// The stream of what is sent to other hosts.
-pub const FAR_SENDS: u32 = NEAR_STREAMS;
-pub(super) const FAR_RECEIVES: u32 = NEAR_STREAMS + 1;
+pub const INTER_NODE_SENDS: u32 = NEAR_STREAMS;
+pub(super) const INTER_NODE_RECEIVES: u32 = NEAR_STREAMS + 1;

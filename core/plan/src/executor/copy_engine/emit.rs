@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use hawser_kernels_abi::{Block, HAS_DST, HAS_SRC, Place, Span, Step, Work};
 
-use super::command::{COPIES, Command, FAR_RECEIVES, FAR_SENDS, What};
+use super::command::{COPIES, Command, INTER_NODE_RECEIVES, INTER_NODE_SENDS, What};
 use super::direct::{Leg, Turn, Way, turns};
-use super::far::Far;
+use super::inter_node::InterNodeEnds;
 use super::staging::{At, Bases, Counters, LANES, WORD};
 use super::tiles::tile;
 use crate::executor::launch::{Direct, LaunchPlan};
@@ -34,7 +34,7 @@ pub struct Emitter<'a> {
     pub(super) plan: &'a LaunchPlan,
     pub(super) steps: &'a [Step],
     bases: &'a Bases,
-    far: Arc<Far>,
+    inter_node: Arc<InterNodeEnds>,
     /// Slots between hosts that this launch has filled and emptied so far.
     far_counters: Counters,
     /// Blocks that are left, with their indices, the next one last.
@@ -50,9 +50,14 @@ pub struct Emitter<'a> {
 }
 
 impl<'a> Emitter<'a> {
-    /// For a launch of copy engines with the steps that its blocks name. `far` has the ends of all its peers
-    /// on other hosts.
-    pub fn new(plan: &'a LaunchPlan, steps: &'a [Step], bases: &'a Bases, far: Arc<Far>) -> Self {
+    /// For a launch of copy engines with the steps that its blocks name. `inter_node` has the ends of all its
+    /// peers on other hosts.
+    pub fn new(
+        plan: &'a LaunchPlan,
+        steps: &'a [Step],
+        bases: &'a Bases,
+        inter_node: Arc<InterNodeEnds>,
+    ) -> Self {
         let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
         let busy = |b: &&Block| plan.args.works[usize::from(b.work)].tiles > 0 && b.n_steps > 0;
         let left = used.iter().enumerate().filter(|(_, b)| busy(b)).rev().map(|(i, b)| (i, *b)).collect();
@@ -60,7 +65,7 @@ impl<'a> Emitter<'a> {
             plan,
             steps,
             bases,
-            far,
+            inter_node,
             far_counters: Counters::default(),
             left,
             current: Vec::new(),
@@ -250,8 +255,8 @@ impl<'a> Emitter<'a> {
             _ if steps.iter().any(|step| step.n_recv > 0 && step.n_send > 0) => lane,
             (false, true) => lane,
             (false, false) => lane + LANES,
-            (true, true) => FAR_SENDS,
-            (true, false) => FAR_RECEIVES,
+            (true, true) => INTER_NODE_SENDS,
+            (true, false) => INTER_NODE_RECEIVES,
         }
     }
 
@@ -274,13 +279,14 @@ impl<'a> Emitter<'a> {
             let sends = step.send[..step.n_send.into()].iter().map(|peer| (u32::from(*peer), true));
             sends.chain(step.recv[..step.n_recv.into()].iter().map(|peer| (u32::from(*peer), false)))
         });
-        let found = ends.find(|(peer, send)| self.is_far(*peer) && self.far.end(*peer, *send).is_none());
+        let found =
+            ends.find(|(peer, send)| self.is_far(*peer) && self.inter_node.end(*peer, *send).is_none());
         found.map(|(peer, _)| peer)
     }
 
     /// The slot that is next in a direction.
     fn next(&self, slots: &mut Slots<'_>, (peer, send): (u32, bool), lane: u32) -> Ends {
-        let far = self.far.end(peer, send).filter(|_| self.is_far(peer));
+        let far = self.inter_node.end(peer, send).filter(|_| self.is_far(peer));
         let counters = if far.is_some() { &mut *slots.far } else { &mut *slots.near };
         let slot = Counters::next(if send { &mut counters.sent } else { &mut counters.taken }, peer, lane);
         let Some(end) = far else { return self.ends(peer, lane, slot) };

@@ -6,22 +6,22 @@
 //! memory of that peer, set by the owner that has emptied it. Whoever waits for a word clears it, so a
 //! replayed graph finds the words as it left them. Commands come out in rounds, the sends of a round before
 //! its receives: a device that runs all its streams one after the other in that order still gets to the end.
-//! Between hosts both words and slots are this rank's own, and the proxy is the peer ([`far`]). Reductions
-//! have steps that combine: by few multiprocessors ([`reduce_kernel`]).
+//! Between hosts both words and slots are this rank's own, and the proxy is the peer ([`inter_node`]).
+//! Reductions have steps that combine: by few multiprocessors ([`reduce_kernel`]).
 
 mod command;
 mod direct;
 mod emit;
 mod emit_reductions;
 mod estimate;
-pub mod far;
+pub mod inter_node;
 pub mod reduce_kernel;
 mod staging;
 mod support;
 mod tiles;
 
 pub use crate::executor::launch::Direct;
-pub use command::{COPIES, Command, FAR_SENDS, STREAMS, What};
+pub use command::{COPIES, Command, INTER_NODE_SENDS, STREAMS, What};
 pub use direct::{Leg, Way};
 pub use emit::Emitter;
 pub use estimate::CopyEngine;

@@ -3,7 +3,7 @@
 use hawser_types::Algorithm;
 
 use super::staging::{DEPTH, LANES, LEAST_SLOT, Staging};
-use super::{far, reduce_kernel};
+use super::{inter_node, reduce_kernel};
 use crate::algo::{self, ProgramKey};
 use crate::config::PlanConfig;
 use crate::topology::Topology;
@@ -29,7 +29,7 @@ pub fn config(config: &PlanConfig, topology: &Topology, bytes: u64) -> PlanConfi
         1 => MOST_TILE,
         local => Staging::new(local, config).slot_bytes,
     };
-    let slot = if topology.hosts() > 1 { far::slot_bytes(topology, config).min(near) } else { near };
+    let slot = if topology.hosts() > 1 { inter_node::slot_bytes(topology, config).min(near) } else { near };
     with_tiles(config, tile(bytes).min(slot))
 }
 

@@ -10,7 +10,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
-use hawser_plan::executor::copy_engine::{Bases, far};
+use hawser_plan::executor::copy_engine::{Bases, inter_node};
 use hawser_plan::layout::HeapLayout;
 
 use self::negotiate::{Decided, decide};
@@ -132,7 +132,7 @@ impl Own<'_> {
                 rail: rail(hosts, places, rank),
                 connections: peer_memory.connections(),
                 abort: self.abort,
-                staged: layout.staging.map(|_| far::slot_bytes(topology, plan_config)),
+                staged: layout.staging.map(|_| inter_node::slot_bytes(topology, plan_config)),
             };
             Net::start(chosen, setup, settings)
         });

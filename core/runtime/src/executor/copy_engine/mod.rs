@@ -23,7 +23,7 @@ use hawser_base::log::{self, Subsys};
 use hawser_device::{Device, MemoryOp, OwnedStream, Stream, StreamWords};
 use hawser_kernels_abi::Step;
 use hawser_plan::executor::copy_engine::{
-    Bases, COPIES, Command, Counters, Direct, Emitter, FAR_SENDS, LANES, Leg, STREAMS, Way, What,
+    Bases, COPIES, Command, Counters, Direct, Emitter, INTER_NODE_SENDS, LANES, Leg, STREAMS, Way, What,
 };
 use hawser_plan::executor::launch::LaunchPlan;
 
@@ -345,7 +345,7 @@ impl Emission<'_> {
         const LARGE: u64 = 1 << 20;
         let is_second = match command.what {
             What::Copy { bytes, .. } if command.stream == COPIES && self.is_serial => bytes >= LARGE,
-            _ => !self.is_serial && command.stream >= LANES && command.stream != FAR_SENDS,
+            _ => !self.is_serial && command.stream >= LANES && command.stream != INTER_NODE_SENDS,
         };
         // Before the first stream waits for anything: what the second does may be what a peer waits for.
         if (is_second || !self.is_serial) && !std::mem::replace(&mut self.is_forked, true) {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hawser_base::error::Result;
 use hawser_device::Device;
 use hawser_plan::executor::copy_engine::DEPTH;
-use hawser_plan::executor::copy_engine::far::{End, Far, WORDS};
+use hawser_plan::executor::copy_engine::inter_node::{End, InterNodeEnds, WORDS};
 use rustc_hash::FxHashMap;
 
 use super::arena::{Arena, Piece};
@@ -28,7 +28,7 @@ pub struct Stage {
 struct State {
     arena: Arena,
     pieces: FxHashMap<(u32, bool), Piece>,
-    ends: Arc<Far>,
+    ends: Arc<InterNodeEnds>,
 }
 
 impl Stage {
@@ -67,7 +67,7 @@ impl Stage {
     }
 
     /// The directions that have slots.
-    pub fn ends(&self) -> Arc<Far> {
+    pub fn ends(&self) -> Arc<InterNodeEnds> {
         self.lock().ends.clone()
     }
 

@@ -61,11 +61,11 @@ impl End {
 
 /// The ends that exist, by the other rank and whether this one sends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Far {
+pub struct InterNodeEnds {
     ends: FxHashMap<(u32, bool), End>,
 }
 
-impl Far {
+impl InterNodeEnds {
     /// Adds an end.
     pub fn add(&mut self, peer: u32, send: bool, end: End) {
         self.ends.insert((peer, send), end);
