@@ -72,6 +72,36 @@ fn a_rank_dies_while_the_others_destroy() {
     kill(3, 0, 3, Phase::Destroy);
 }
 
+/// Neither a killed rank nor survivors that end without destroying leave their sockets for rules behind.
+#[test]
+fn sockets_for_rules_go_with_their_processes() {
+    if !on_host() {
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("hawser-deaths-{}", std::process::id()));
+    let settings = [("HAWSER_RUNTIME_DIR", folder.to_str().unwrap())];
+    let id = unique_id().unwrap();
+    let start = |r: u32| rank(&id, (r, 3), &["mark", "loop=all_reduce"], &settings);
+    let mut all: Vec<Process> = (0..3).map(start).collect();
+    all.iter_mut().for_each(|process| process.wait_for("mark"));
+    let sockets = || {
+        std::fs::read_dir(&folder)
+            .unwrap()
+            .flatten()
+            .filter(|e| e.path().extension().is_some_and(|ending| ending == "rules"))
+    };
+    let has_all = (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        sockets().count() == 3
+    });
+    assert!(has_all, "each process has a socket");
+    all.remove(1).kill();
+    all.into_iter().for_each(|process| drop(process.end()));
+    let left = std::fs::read_dir(&folder).unwrap().count();
+    assert_eq!(left, 0, "sockets are left");
+    std::fs::remove_dir(folder).unwrap();
+}
+
 /// Kills by seed, a few of what `attack` does for as long as it is told.
 #[test]
 fn some_random_kills() {

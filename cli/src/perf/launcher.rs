@@ -12,6 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 /// Variables by which `-p` tells its children their place.
 const PROCESS: &str = "HAWSER_PROCESS";
 const PROCESSES: &str = "HAWSER_PROCESSES";
+const STARTED_BY: &str = "HAWSER_PROCESS_STARTED_BY";
 const MEETING_FILE: &str = "HAWSER_MEETING_FILE";
 
 /// The time for which the others may live on after one process failed.
@@ -70,6 +71,7 @@ pub fn spawn(processes: u32) -> Result<()> {
             .env(PROCESS, process.to_string())
             .env(PROCESSES, processes.to_string())
             .env(MEETING_FILE, &file)
+            .env(STARTED_BY, std::process::id().to_string())
             .spawn()
             .with_context(|| format!("cannot start process {process} of {processes}"))
     });
@@ -87,6 +89,19 @@ pub fn spawn(processes: u32) -> Result<()> {
     let result = wait(&mut started, failure);
     let _ = std::fs::remove_file(&file);
     result
+}
+
+/// Ends this process with the one that has started it by [`spawn`], whichever way that ends.
+pub fn end_with_starter() {
+    let Some(starter) = std::env::var(STARTED_BY).ok().and_then(|text| text.parse::<i32>().ok()) else {
+        return;
+    };
+    // A failure leaves things as they are without this.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    // It may have ended just before.
+    if rustix::process::getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != starter) {
+        std::process::exit(1);
+    }
 }
 
 /// Waits for all children; once something failed, the rest gets a moment and is then stopped.

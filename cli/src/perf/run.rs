@@ -17,6 +17,7 @@ use super::worker::Worker;
 /// # Errors
 /// Options, launcher, bring-up or an operation failed.
 pub fn run(options: &Options) -> Result<bool> {
+    launcher::end_with_starter();
     options.validate()?;
     allow_sharing();
     let place = Place::from_env()?;

@@ -12,7 +12,7 @@ mod table;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use hawser_compat::search;
 use hawser_plugin::env::EnvContext;
 
 use crate::error::{Error, Result};
+use crate::files::{MOST_SETTINGS, keep_standard_descriptors, read_text};
 use crate::{library, log};
 use source::Source;
 pub use table::{Explain, Reader, Setting, Settings, TABLE};
@@ -106,6 +107,7 @@ impl Settings {
 pub fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(|| {
+        keep_standard_descriptors();
         let source = Source::read();
         hawser_plugin::settings::set_source(value);
         let settings = source.settings();
@@ -188,11 +190,21 @@ impl Source {
         let home = std::env::var("HOME").map(|h| format!("{h}/.nccl.conf")).ok();
         let own = std::env::var("NCCL_CONF_FILE").ok().filter(|path| !path.is_empty()).or(home);
         let files = [own, Some("/etc/nccl.conf".to_owned())].into_iter().flatten();
-        let texts: Vec<String> = files.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
+        let mut texts = Vec::new();
+        let mut unusable = Vec::new();
+        for path in files {
+            match read_text(Path::new(&path), MOST_SETTINGS) {
+                Ok(text) => texts.push(text),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => unusable.push(format!("settings of the file {path} are not read: {error}")),
+            }
+        }
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|p| name.starts_with(p)));
-        Self::of(environment.chain(texts.iter().flat_map(|text| source::parse_file(text))))
+        let source = Self::of(environment.chain(texts.iter().flat_map(|text| source::parse_file(text))));
+        source.complain(unusable);
+        source
     }
 }
 

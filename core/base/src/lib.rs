@@ -7,6 +7,7 @@
 //! | [`log`] | the log in NCCL's form and as JSON, and the text of the last error |
 //! | [`mod@env`] | the table of settings; its file is the only one that reads the environment |
 //! | [`liveness`] | who of a communicator's ranks is alive, and what children of fork(2) may not touch |
+//! | [`files`] | files that users name, descriptors that are the program's, and limits of files |
 //! | [`library`] | the version that the library stands for, and the folder that it lies in |
 //! | [`lock`] | locks whose poison is an error |
 //! | [`wait`] | the one way to wait: it can be aborted, has a deadline and says who waits for whom |
@@ -15,6 +16,7 @@
 
 pub mod env;
 pub mod error;
+pub mod files;
 pub mod library;
 pub mod liveness;
 pub mod lock;

@@ -29,6 +29,11 @@ impl Source {
         Self { values, complaints: Default::default(), faults: Default::default() }
     }
 
+    /// Adds sentences about what is ignored.
+    pub(super) fn complain(&self, texts: Vec<String>) {
+        self.complaints.borrow_mut().extend(texts);
+    }
+
     /// Returns the value of the first of these names that has one of this kind.
     pub(super) fn unset<T>(&self, names: &[&str], kind: &Kind<T>, _otherwise: &str) -> Option<T> {
         names.iter().find_map(|name| self.value(name, kind))

@@ -4,6 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::Mutex;
 
+use crate::files::write_within_limit;
+
 /// The destination of a log. One line is one `write(2)`, so that lines of several processes do not mix.
 pub(super) enum Sink {
     /// The standard output.
@@ -40,7 +42,7 @@ impl Sink {
     /// call.
     pub fn write(&self, line: &str) {
         match self {
-            Self::File(file) => drop(file.lock().map(|mut file| file.write_all(line.as_bytes()))),
+            Self::File(file) => drop(file.lock().map(|file| write_within_limit(&file, line.as_bytes()))),
             Self::Stdout => drop(std::io::stdout().lock().write_all(line.as_bytes())),
         }
     }

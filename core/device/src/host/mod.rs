@@ -16,7 +16,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::liveness::forked;
 use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::device::{
@@ -260,10 +260,13 @@ impl SharedMemory for HostDevice {
             }
             None => {
                 let ticket = self.pool.ticket(length)?;
-                let fd = memfd_create("hawser-heap", MemfdFlags::CLOEXEC)
+                let fd = memfd_create("hawser-heap", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
                     .map_err(|e| Error::system("memfd_create", e))?;
                 ftruncate(&fd, length)
                     .map_err(|e| Error::system(format!("reserving {bytes} bytes of shared memory"), e))?;
+                // A peer that made it shorter would kill who touches it (SIGBUS).
+                fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+                    .map_err(|e| Error::system("sealing shared memory", e))?;
                 let mut mapping = map(length, Some(fd))?;
                 mapping.ticket = Some(ticket);
                 Arc::new(mapping)
@@ -310,6 +313,9 @@ impl SharedMemory for HostDevice {
             if u64::try_from(size).ok() != Some(bytes) {
                 return Err(Error::remote(format!("a peer's heap has {size} bytes, its token says {bytes}")));
             }
+            if !fcntl_get_seals(&fd).unwrap_or(SealFlags::empty()).contains(SealFlags::SHRINK) {
+                return Err(Error::remote("a peer's heap is not sealed: it could become shorter under us"));
+            }
             let mut mapping = map(bytes, Some(fd))?;
             // The mapping keeps the memory: a descriptor per peer and communicator would run into ulimit -n.
             mapping.fd = None;
@@ -351,6 +357,20 @@ mod tests {
         }
         assert_eq!(near.addr, heap.addr);
         assert_ne!(far.addr, heap.addr);
+    }
+
+    /// A peer cannot make memory shorter under those who use it, and what could become shorter is not mapped.
+    #[test]
+    fn a_heap_keeps_its_length() {
+        let device = HostDevice::new(0).unwrap();
+        let heap = device.alloc_heap(4096, HeapKind::Host).unwrap();
+        let export = device.export(&heap, HeapKind::Host).unwrap();
+        let fd = export.fd.unwrap();
+        assert_eq!(ftruncate(&fd, 0), Err(rustix::io::Errno::PERM));
+        let loose = memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&loose, 4096).unwrap();
+        let error = device.import(&export.token, Some(loose), HeapKind::Host).err().unwrap();
+        assert!(error.text.contains("not sealed"), "{error}");
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub use bringup::negotiate::{cache_file, knobs_of, outlook};
 pub use config::Config;
 use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::files::keep_standard_descriptors;
 use hawser_base::liveness::forked;
 use hawser_base::lock::lock;
 use hawser_base::log;
@@ -99,6 +100,7 @@ enum State {
 
 /// Makes a unique id and starts its meeting point in this process.
 pub fn unique_id() -> Result<UniqueId> {
+    keep_standard_descriptors();
     env::settings();
     UniqueId::create(&crate::bootstrap::Settings::of_process())
 }
@@ -366,6 +368,7 @@ impl Comm {
     fn new(place: Option<Place>, ordinal: u32, config: Config, abort: AbortFlag) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         forked::begin();
+        keep_standard_descriptors();
         Self(Arc::new(Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             place: place.map_or_else(OnceLock::new, OnceLock::from),

@@ -1,8 +1,6 @@
 //! Programs that users bring: `MSCCL_XML_FILES` and `MSCCL_ALGO_DIR`. Files are read once per process and
 //! proved when a communicator of their number of ranks is made; ranks compare what they have.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -243,13 +241,7 @@ fn listed(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn read(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    let mut file = File::open(path)?.take(MOST_BYTES + 1);
-    file.read_to_string(&mut text)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(std::io::Error::other(format!("longer than {MOST_BYTES} bytes")));
-    }
-    Ok(text)
+    hawser_base::files::read_text(path, MOST_BYTES)
 }
 
 #[cfg(test)]

@@ -1,0 +1,94 @@
+//! Files and descriptors, with care: what a user names may be a pipe or have no end, descriptors 0 to 2 are
+//! the program's, and a file may reach the limit of its size.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{FdFlags, fcntl_setfd};
+
+/// The most bytes of a file with settings.
+pub const MOST_SETTINGS: u64 = 1 << 20;
+
+/// The text of a regular file of at most so many bytes. Waits for nobody: a pipe or a device is an error.
+///
+/// # Errors
+/// The file cannot be opened or read, is no regular file or too long, or its text is not UTF-8.
+pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
+    // Opening a pipe would wait for somebody to write.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    file.take(most + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > most {
+        return Err(io::Error::other(format!("it is longer than {most} bytes")));
+    }
+    Ok(text)
+}
+
+/// Keeps descriptors 0 to 2 out of use: one that the program has closed leads to `/dev/null` from now on, so
+/// that what is printed never goes into a connection. Asked before anything is opened for a communicator.
+pub fn keep_standard_descriptors() {
+    for _ in 0..3 {
+        let Ok(null) = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else { return };
+        let number = null.as_raw_fd();
+        if number > 2 {
+            return;
+        }
+        // Programs that are started later expect the three as well.
+        let _ = fcntl_setfd(&null, FdFlags::empty());
+        let _ = null.into_raw_fd();
+    }
+}
+
+/// Writes all bytes to a file; where that reaches the limit of a file's size (`ulimit -f`) it is an error,
+/// and not the end of the process (SIGXFSZ).
+///
+/// # Errors
+/// As [`io::Write::write_all`].
+pub fn write_within_limit(mut file: &std::fs::File, bytes: &[u8]) -> io::Result<()> {
+    let mut meant = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are written before they are read, and the mask is this thread's alone.
+    unsafe {
+        libc::sigemptyset(meant.as_mut_ptr());
+        libc::sigaddset(meant.as_mut_ptr(), libc::SIGXFSZ);
+        libc::pthread_sigmask(libc::SIG_BLOCK, meant.as_ptr(), before.as_mut_ptr());
+    }
+    let written = io::Write::write_all(&mut file, bytes);
+    let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the sets were written above; the signal that the write raised for this thread is taken before
+    // it is let through again.
+    unsafe {
+        if written.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EFBIG)) {
+            libc::sigtimedwait(meant.as_ptr(), std::ptr::null_mut(), &raw const no_time);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_is_no_file_with_settings_and_neither_is_one_without_end() {
+        let folder = std::env::temp_dir().join(format!("hawser-files-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (pipe, file) = (folder.join("pipe"), folder.join("file"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        std::fs::write(&file, "text").unwrap();
+        assert_eq!(read_text(&file, 4).unwrap(), "text");
+        assert!(read_text(&file, 3).unwrap_err().to_string().contains("longer than 3"));
+        for endless in [&pipe, Path::new("/dev/zero"), &folder] {
+            assert!(read_text(endless, MOST_SETTINGS).unwrap_err().to_string().contains("no regular file"));
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
