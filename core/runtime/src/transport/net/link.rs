@@ -8,17 +8,17 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::stages::{self, Trace};
-use hawser_base::wait::{AbortFlag, Wait};
+use hawser_base::wait::Wait;
 use hawser_plugin::net::{
     Connector, HANDLE_BYTES, Handle, Listener, NetContext, Receiver, Registration, Request, Sender,
 };
 
 use super::fifo::Fifo;
 use super::recorder::EventRecorder;
+use super::teller::Teller;
 use crate::bootstrap::Bootstrap;
 use crate::profiling::Span;
 
@@ -29,8 +29,6 @@ use crate::profiling::Span;
 const HANDLE_TAG: u64 = 0x4e45_5400;
 const CALLING_TAG: u64 = 0x4e45_5404_0000;
 const ACCEPTED_TAG: u64 = 0x4e45_5405_0000;
-/// The time that telling the other end may take.
-const TELL: Duration = Duration::from_secs(20);
 
 /// The key of a connection's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,10 +49,8 @@ pub struct Around<'a> {
     pub bootstrap: &'a Bootstrap,
     /// True if receives into device memory must be flushed.
     pub flush: bool,
-    /// Raised when the communicator is over.
-    pub over: AbortFlag,
-    /// Ranks that could not be told something: each costs a sweep its deadline once.
-    pub silent: RefCell<Vec<u32>>,
+    /// Carries short messages to the other ends.
+    pub teller: &'a Teller,
     /// The trace of where the time goes, if anybody wants to know.
     pub trace: &'a RefCell<Trace>,
 }
@@ -62,12 +58,7 @@ pub struct Around<'a> {
 impl Around<'_> {
     /// Tells the rank at the other end of a link something about it.
     fn tell(&self, key: ConnectionKey, tag: u64) -> Result<()> {
-        if self.silent.borrow().contains(&key.peer) {
-            return Err(Error::remote(format!("rank {} could not be reached just before", key.peer)));
-        }
-        let wait = Wait::new(self.over.clone(), Some(TELL));
-        let sent = self.bootstrap.send(key.peer, tag + u64::from(key.lane), &[], &wait);
-        sent.inspect_err(|_| self.silent.borrow_mut().push(key.peer))
+        self.teller.tell(key.peer, tag + u64::from(key.lane))
     }
 
     /// True if the rank at the other end has told it. True once.

@@ -18,6 +18,7 @@ mod nic;
 mod recorder;
 mod stage;
 mod task;
+mod teller;
 
 pub use coll::Rail;
 pub use events::report;

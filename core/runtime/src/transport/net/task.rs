@@ -16,6 +16,7 @@ use rustc_hash::FxHashSet;
 use super::coll::CollLink;
 use super::drain::{self, Drain};
 use super::link::{Around, ConnectionKey, RecvLink, SendLink};
+use super::teller::Teller;
 use crate::bootstrap::Bootstrap;
 use crate::profiling::Span;
 use crate::proxy::Task;
@@ -51,6 +52,7 @@ pub struct NetTask {
     /// Operations may be launched that the host does not see: replays of graphs.
     is_unannounced: AtomicBool,
     ended: AbortFlag,
+    teller: Teller,
     /// The thread that tells the other ranks of a failure.
     telling: Mutex<Option<JoinHandle<()>>>,
 }
@@ -119,8 +121,10 @@ impl NetTask {
         flush: bool,
         abort: &AbortFlag,
     ) -> Self {
+        let ended = abort.child();
         Self {
             context,
+            teller: Teller::new(bootstrap.clone(), ended.clone()),
             bootstrap,
             control,
             flush,
@@ -129,7 +133,7 @@ impl NetTask {
             listened: AtomicU64::new(0),
             helpers: AtomicU32::new(0),
             is_unannounced: AtomicBool::new(false),
-            ended: abort.child(),
+            ended,
             telling: Mutex::default(),
         }
     }
@@ -137,8 +141,7 @@ impl NetTask {
     /// The parts of the communicator that links need.
     pub fn around<'a>(&'a self, trace: &'a RefCell<Trace>) -> Around<'a> {
         let (context, bootstrap) = (self.context.as_ref(), &*self.bootstrap);
-        let over = self.abort_flag();
-        Around { context, bootstrap, flush: self.flush, over, silent: RefCell::default(), trace }
+        Around { context, bootstrap, flush: self.flush, teller: &self.teller, trace }
     }
 
     /// Operations were launched.
@@ -250,6 +253,7 @@ impl NetTask {
     /// Closes all connections. Not while the proxy sweeps.
     pub fn close(&self) {
         self.ended.raise();
+        self.teller.close();
         self.wait_until_told();
         let mut links = self.lock();
         links.sends.iter_mut().for_each(SendLink::close);
