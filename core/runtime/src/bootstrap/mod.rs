@@ -256,8 +256,8 @@ impl Bootstrap {
         self.watch.doom(flag);
     }
 
-    /// Calls `hook` once, in a thread of the bootstrap, when the first rank has left, died or failed. It must
-    /// not wait. There is one hook; the first counts.
+    /// Calls `hook` once, in a thread of the bootstrap, 300 ms after the first rank has left, died or
+    /// failed, if this one is still there. It must not wait. There is one hook; the first counts.
     pub fn on_first_news(&self, hook: impl Fn() + Send + Sync + 'static) {
         self.watch.on_first_news(Box::new(hook));
     }

@@ -34,6 +34,9 @@ const FRAME_LIMIT: usize = 4 << 10;
 /// Bytes of the longest reason that is told.
 const TEXT_LIMIT: usize = 2 << 10;
 
+/// How long after the first news the hook is called: all may be about to leave.
+const HOOK: Duration = Duration::from_millis(300);
+
 /// How long after the end of a centre the next one is connected to: all may be about to leave.
 const MOVE: Duration = Duration::from_millis(200);
 
@@ -54,7 +57,7 @@ pub(super) struct Watch {
     bell: Bell,
     /// Ended by the death of a rank.
     flags: Mutex<Vec<AbortFlag>>,
-    /// Called once, in the service thread, when the first news have come.
+    /// Called once, in the service thread, some time after the first news.
     hook: OnceLock<Hook>,
     /// The time for which another host may give no sign of life.
     heartbeat: Option<Duration>,
@@ -186,8 +189,8 @@ impl Watch {
         }
     }
 
-    /// Calls `hook` once, in the service thread, when something has become of a rank. It must not wait. The
-    /// first hook counts.
+    /// Calls `hook` once, in the service thread, when something has become of a rank and this one is still
+    /// there 300 ms later. It must not wait. The first hook counts.
     pub fn on_first_news(&self, hook: Hook) {
         let _ = self.hook.set(hook);
         self.bell.ring();
@@ -242,7 +245,8 @@ pub(super) struct Watcher {
     links: Vec<Link>,
     processes: Vec<(Arc<OwnedFd>, Vec<u32>)>,
     is_doomed: bool,
-    /// The hook was called.
+    /// The time from which the hook is called, and whether it was.
+    hook_at: Option<Instant>,
     has_called: bool,
     /// The rank that passes news on, and the time from which this rank connects to the next one.
     centre: u32,
@@ -281,6 +285,7 @@ impl Watcher {
             links: Vec::new(),
             processes,
             is_doomed: false,
+            hook_at: None,
             has_called: false,
             centre: 0,
             next_centre_at: None,
@@ -302,7 +307,7 @@ impl Watcher {
     /// The moment at which [`Watcher::serve`] must be called even if nothing happens.
     pub fn next_deadline(&self) -> Option<Instant> {
         let verdict = if self.is_doomed { None } else { self.watch.roster.verdict_at() };
-        verdict.into_iter().chain(self.next_centre_at).min()
+        verdict.into_iter().chain(self.next_centre_at).chain(self.hook_at).min()
     }
 
     /// Takes all steps that need no waiting: `ready` says which of the registered descriptors are.
@@ -328,12 +333,7 @@ impl Watcher {
             self.links.push(Link { rank, stream, reader: FrameReader::new(FRAME_LIMIT) });
             self.listen_to(self.links.len() - 1);
         }
-        if let (Some(hook), false, false) =
-            (self.watch.hook.get(), self.has_called, self.watch.roster.is_quiet())
-        {
-            self.has_called = true;
-            hook();
-        }
+        self.call_the_hook();
         self.follow_the_centre();
         self.pass_sentence();
     }
@@ -365,6 +365,19 @@ impl Watcher {
         lock(&self.watch.outs).remove(&rank);
         self.links.swap_remove(at);
         self.watch.learn(rank, &End::Died(end), Duration::ZERO, None);
+    }
+
+    /// Calls the hook a while after the first news, if this rank is still there then.
+    fn call_the_hook(&mut self) {
+        let Some(hook) = self.watch.hook.get() else { return };
+        if self.has_called || self.watch.roster.is_quiet() {
+            return;
+        }
+        let now = Instant::now();
+        if now >= *self.hook_at.get_or_insert(now + HOOK) {
+            (self.hook_at, self.has_called) = (None, true);
+            hook();
+        }
     }
 
     /// Connects to the rank that takes the place of a centre that has gone, if this rank is still there then.

@@ -19,9 +19,6 @@ use crate::comm_state::CommState;
 /// How long launches may take to their end after a death: the dead rank may have done its part.
 const IN_VAIN: Duration = Duration::from_secs(1);
 
-/// How long after the first news launches are left alone: communicators that are destroyed end meanwhile.
-const FIRST: Duration = Duration::from_millis(300);
-
 /// The pause between two looks.
 const PERIOD: Duration = Duration::from_millis(50);
 
@@ -47,13 +44,9 @@ pub(super) fn end_from_first_news(state: &Arc<CommState>) {
 }
 
 fn look_after(state: &Weak<CommState>) {
-    let begin = Instant::now();
     let mut launches = Launches::default();
     while state.strong_count() > 0 {
         thread::sleep(PERIOD);
-        if begin.elapsed() < FIRST {
-            continue;
-        }
         let Some(state) = state.upgrade() else { return };
         if state.peer_memory.control.is_aborted() {
             return;
