@@ -3,7 +3,7 @@
 //! * **Descriptors.** All listeners together hold at most an eighth of the limit of open files
 //!   (`RLIMIT_NOFILE`) for them, and never more than [`MOST`]; each listener has [`FEW`] besides, so that
 //!   none is shut by others.
-//! * **Log lines.** At most [`LINES`] in [`WINDOW`]; the next line says how many were left out.
+//! * **Log lines.** At most [`LINES`] of a listener in [`WINDOW`]; the next line says how many were left out.
 //! * **Trouble.** A process that cannot accept remembers why, for the errors of those who wait.
 
 use rustix::process::{Resource, getrlimit};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub const MOST: usize = 512;
 /// The handshakes that a listener may have whatever others have.
 pub const FEW: usize = 4;
-/// The most lines about strangers in a [`WINDOW`].
+/// The most lines of a listener about strangers in a [`WINDOW`].
 pub const LINES: u32 = 10;
 /// The time in which lines are counted.
 pub const WINDOW: Duration = Duration::from_secs(10);
@@ -56,20 +56,21 @@ pub fn most() -> usize {
     usize::try_from(files / SHARE).unwrap_or(MOST).min(MOST)
 }
 
-/// A line about a stranger as it is written to the log, or `None` if there have been too many lately.
-pub fn line(text: String) -> Option<String> {
-    static TALLY: Mutex<Tally> = Mutex::new(Tally { since: None, written: 0, left_out: 0 });
-    TALLY.lock().unwrap_or_else(PoisonError::into_inner).line(text, Instant::now())
-}
-
-struct Tally {
+/// The lines that a listener writes about strangers.
+#[derive(Debug, Default)]
+pub struct Lines {
     since: Option<Instant>,
     written: u32,
     left_out: u64,
 }
 
-impl Tally {
-    fn line(&mut self, text: String, now: Instant) -> Option<String> {
+impl Lines {
+    /// A line as it is written to the log, or `None` if there have been too many lately.
+    pub fn line(&mut self, text: String) -> Option<String> {
+        self.line_at(text, Instant::now())
+    }
+
+    fn line_at(&mut self, text: String, now: Instant) -> Option<String> {
         if self.since.is_none_or(|since| now >= since + WINDOW) {
             (self.since, self.written) = (Some(now), 0);
         }
@@ -136,12 +137,12 @@ mod tests {
 
     #[test]
     fn lines_are_counted_and_summed_up() {
-        let mut tally = Tally { since: None, written: 0, left_out: 0 };
+        let mut tally = Lines::default();
         let now = Instant::now();
-        let written = (0..1000).filter_map(|_| tally.line("x".into(), now)).count();
+        let written = (0..1000).filter_map(|_| tally.line_at("x".into(), now)).count();
         assert_eq!(written, LINES as usize);
-        let next = tally.line("x".into(), now + WINDOW).unwrap();
+        let next = tally.line_at("x".into(), now + WINDOW).unwrap();
         assert_eq!(next, "x (and 990 more before, of which nothing was written)");
-        assert_eq!(tally.line("y".into(), now + WINDOW).unwrap(), "y");
+        assert_eq!(tally.line_at("y".into(), now + WINDOW).unwrap(), "y");
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hawser_oob::accept::{Accepted, Acceptor, Arrival, Limits, Unwanted};
 use hawser_oob::handle::ConnectInfo;
-use hawser_oob::strangers;
+use hawser_oob::strangers::Lines;
 use hawser_oob::{interface, socket};
 use hawser_plugin::net::{
     Connector, Handle, Listener, MAX_RECVS, MAX_REQUESTS, MAX_VIRTUAL, MemoryKinds, NetConfig, NetContext,
@@ -229,7 +229,18 @@ impl NetContext for IbContext {
         let info = ConnectInfo { listener: u64::from_le_bytes(random()?), secret: random()?, addresses };
         let handle = info.encode(handshake::HANDLE);
         let acceptor = Acceptor::new(tcp, control_channel::options(), PROTOCOL, LIMITS);
-        Ok((handle, Box::new(IbListener { shared, ports, tiers, info, acceptor, conn: None })))
+        Ok((
+            handle,
+            Box::new(IbListener {
+                shared,
+                ports,
+                tiers,
+                info,
+                acceptor,
+                lines: Lines::default(),
+                conn: None,
+            }),
+        ))
     }
 
     fn connect(&self, device: u32, handle: &Handle) -> Result<Box<dyn Connector>> {
@@ -295,6 +306,7 @@ struct IbListener {
     tiers: Vec<u8>,
     info: ConnectInfo,
     acceptor: Acceptor,
+    lines: Lines,
     conn: Option<Arc<Mutex<Conn<Rx>>>>,
 }
 
@@ -321,12 +333,12 @@ impl IbListener {
                     format!("refused a connection from {from}: {why}")
                 }
                 Arrival::Trouble(why) => {
-                    let line = strangers::line(format!("IB: {why}"));
+                    let line = self.lines.line(format!("IB: {why}"));
                     line.into_iter().for_each(|line| self.shared.config.log.warn(line));
                     continue;
                 }
             };
-            let line = strangers::line(format!("IB: {text}"));
+            let line = self.lines.line(format!("IB: {text}"));
             line.into_iter().for_each(|line| self.shared.config.log.info(Subsys::NET, line));
         }
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use hawser_oob::accept::{Visitor, first_to_go};
 use hawser_oob::socket::{self, Options};
-use hawser_oob::strangers::{self, Place};
+use hawser_oob::strangers::{self, Lines, Place};
 use hawser_oob::wait::Bell;
 use hawser_plugin::{Log, Subsys};
 use rustc_hash::FxHashMap;
@@ -205,6 +205,7 @@ struct Body {
     /// Listeners that are out of the epoll until then.
     resting: Option<Instant>,
     strangers: u64,
+    lines: Lines,
 }
 
 impl Body {
@@ -220,6 +221,7 @@ impl Body {
             next_tick: Instant::now(),
             resting: None,
             strangers: 0,
+            lines: Lines::default(),
         }
     }
 
@@ -368,7 +370,7 @@ impl Body {
                 Err(Errno::MFILE | Errno::NFILE) if self.make_room(now) => continue,
                 Err(errno) => {
                     let why = strangers::remember_trouble(errno);
-                    let line = strangers::line(format!("Socket: {why}; trying again"));
+                    let line = self.lines.line(format!("Socket: {why}; trying again"));
                     line.into_iter().for_each(|line| self.service.log.warn(line));
                     return self.rest();
                 }
@@ -426,7 +428,7 @@ impl Body {
                 let text = format!("Socket: dropped a connection from {from}: {reason}");
                 if self.strangers == 1 {
                     self.service.log.warn(text);
-                } else if let Some(line) = strangers::line(text) {
+                } else if let Some(line) = self.lines.line(text) {
                     self.service.log.info(Subsys::NET, line);
                 }
             }

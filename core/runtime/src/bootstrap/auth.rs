@@ -12,7 +12,7 @@ use hawser_oob::accept::{self, Arrival, Limits, Unwanted};
 use hawser_oob::dial::{self, Offer};
 use hawser_oob::handshake::Protocol;
 use hawser_oob::socket::{Address, Options};
-use hawser_oob::strangers;
+use hawser_oob::strangers::{self, Lines};
 use hawser_oob::stream::Stream;
 use rustix::event::PollFd;
 use std::os::fd::OwnedFd;
@@ -108,6 +108,7 @@ pub(super) fn connect(
 /// A listener of a rank or a root, and the handshakes in progress on it.
 pub(super) struct Acceptor {
     inner: accept::Acceptor,
+    lines: Lines,
     key: Key,
     target: u32,
     roles: &'static [Role],
@@ -130,7 +131,7 @@ impl Acceptor {
     pub fn new(listener: OwnedFd, key: Key, target: u32, roles: &'static [Role], limit: Duration) -> Self {
         let limits = Limits { pending: MOST_PENDING, grace: GRACE, patience: limit };
         let inner = accept::Acceptor::new(listener, Options::default(), PROTOCOL, limits);
-        Acceptor { inner, key, target, roles }
+        Acceptor { inner, lines: Lines::default(), key, target, roles }
     }
 
     /// Adds everything this acceptor waits for.
@@ -145,7 +146,7 @@ impl Acceptor {
 
     /// Takes all steps that need no waiting and returns the connections that proved the secret.
     pub fn advance(&mut self) -> Vec<Accepted> {
-        let Acceptor { inner, key, target, roles } = self;
+        let Acceptor { inner, lines, key, target, roles } = self;
         let admit = |bytes: &[u8]| is_for(bytes, *target, roles).map(|()| key.clone());
         let mut done = Vec::new();
         for arrival in inner.advance(admit, |_| Vec::new()) {
@@ -164,10 +165,10 @@ impl Acceptor {
                 }
                 Arrival::Stranger(from, why) => {
                     let text = format!("bootstrap dropped a stranger at {from}: {why}");
-                    strangers::line(text).into_iter().for_each(|line| detail(&line));
+                    lines.line(text).into_iter().for_each(|line| detail(&line));
                 }
                 Arrival::Trouble(why) => {
-                    let line = strangers::line(format!("bootstrap: {why}"));
+                    let line = lines.line(format!("bootstrap: {why}"));
                     line.into_iter().for_each(|line| remark(Remark::Warning, &line));
                 }
             }
