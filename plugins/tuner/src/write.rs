@@ -271,11 +271,9 @@ never_worse = true
     #[test]
     fn the_layout_is_tidied_and_nothing_else() {
         let untidy = "\u{feff}# top  \r\n\r\n\r\nversion=1\n[[rule]]  # one\n  name=\"a  =  b\"\n\tmatch . bytes = [ \"..4K\" ,\n \"8K\",# eight\n]\n\
-                      # evidence\n# 12.5 µs\n[[ rule ]]\nuse=[{algorithm=\"ring\",channels = 2},\"default\"
-                      # ]\n\n\n";
+                      # evidence\n#  12.5 µs\n[[ rule ]]\nuse=[{algorithm=\"ring\",channels = 2},\"default\" ]\n\n\n";
         let tidy = "# top\n\nversion = 1\n\n[[rule]] # one\nname = \"a  =  b\"\nmatch.bytes = [\"..4K\",\n    \"8K\", # eight\n]\n\n\
-                    # evidence\n# 12.5 µs\n[[rule]]\nuse = [{ algorithm = \"ring\", channels = 2 },
-                    # \"default\"]\n";
+                    # evidence\n#  12.5 µs\n[[rule]]\nuse = [{ algorithm = \"ring\", channels = 2 }, \"default\"]\n";
         assert_eq!(layout(untidy), tidy);
         assert_eq!(layout(tidy), tidy);
         assert_eq!(layout(RULES), RULES);
