@@ -29,7 +29,7 @@ pub struct Topology {
     /// What the network itself can reduce: bit `5 * type + operation`, with NCCL's numbers; 0 = nothing.
     pub collnet: u64,
     /// Whether all ranks are in one process and their devices reach each other's ordinary memory
-    /// ([`crate::direct`]).
+    /// ([`crate::executor::fused::zero_copy`]).
     pub direct: bool,
     /// Hardware queues of a process on its device, the fewest that a rank has
     /// (`CUDA_DEVICE_MAX_CONNECTIONS`): a stream that waits for a word holds one.
