@@ -57,16 +57,22 @@ pub struct Outcome {
 /// The steps of bring-up after whose begin a rank is killed, as the log names them.
 const STEPS: [&str; 5] = ["agreement", "links", "tuners", "transport", "ready"];
 
+/// Numbers below a limit by a seed, the same ones each time (xorshift64). `kind` tells one use of a seed from
+/// another.
+pub(crate) fn dice(seed: u64, kind: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ kind;
+    move |limit| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) % limit
+    }
+}
+
 impl Kill {
     /// The kill of a seed.
     pub fn of(seed: u64) -> Self {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
-        let mut below = |limit: u64| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) % limit
-        };
+        let mut below = dice(seed, 0x5851_f42d_4c95_7f2d);
         let ranks = 2 + below(7) as u32;
         let hosts = if below(2) == 0 { 1 } else { 2 + below(u64::from(ranks) - 1) as u32 };
         let phase = match below(12) {

@@ -42,7 +42,7 @@ impl Holdings {
 /// Runs a scenario: some rounds to warm up, then many whose remains are counted.
 ///
 /// # Errors
-/// What was left behind, or that the scenario is unknown.
+/// The text says what was left behind, or that the scenario is unknown.
 pub fn run(scenario: &str) -> Result<(), String> {
     let (round, rounds): (fn(), u32) = match scenario {
         "init" => (init, 200),

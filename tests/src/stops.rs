@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hawser_runtime::unique_id;
 
+use crate::attack::dice;
 use crate::process::Process;
 
 /// A job some of whose ranks are stopped and go on later.
@@ -22,13 +23,7 @@ pub struct Stop {
 impl Stop {
     /// The stop of a seed: of one rank, of some or of all, for 1 to 60 seconds.
     pub fn of(seed: u64) -> Self {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
-        let mut below = |limit: u64| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) % limit
-        };
+        let mut below = dice(seed, 0x2545_f491_4f6c_dd1d);
         let ranks = 2 + below(3) as u32;
         let hosts = if below(2) == 0 { 1 } else { 2 + below(u64::from(ranks) - 1) as u32 };
         let stopped = match below(4) {
@@ -48,7 +43,7 @@ impl Stop {
     /// Carries it out with ranks that run `binary`.
     ///
     /// # Errors
-    /// What a rank wrote that did not end well.
+    /// The text is what the ranks wrote that did not end well.
     pub fn carry_out(&self, binary: &str) -> Result<(), String> {
         let id = unique_id().expect("a unique id");
         let start = |rank: u32| {

@@ -201,7 +201,7 @@ pub fn first_to_go<'a, K>(
 /// process's namespace has no number for. Connections of other hosts are not looked at.
 ///
 /// # Errors
-/// Who it is instead.
+/// The text names the user that it comes from instead.
 pub fn check_user(fd: BorrowedFd<'_>, from: Caller) -> Result<(), String> {
     /// Users of other namespaces are shown so (user_namespaces(7)).
     const UNMAPPED: u32 = 65_534;

@@ -72,7 +72,7 @@ impl Block {
     }
 
     /// # Errors
-    /// What is wrong.
+    /// The text says what is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         let bytes = bytes.first_chunk::<BLOCK>().ok_or("the peer's description of its ports is too short")?;
         let count = usize::from(bytes[0]);

@@ -133,7 +133,7 @@ impl Tuners {
     /// that is equal on ranks that then choose alike. Nothing changes here.
     ///
     /// # Errors
-    /// What is wrong with the files, or that no tuner takes any.
+    /// The text says what is wrong with the files, or that no tuner takes any.
     pub fn with_settings(&self, config: &TunerConfig, files: &[SettingsFile]) -> Result<(Self, u64)> {
         let mut tuners = Self::default();
         let mut taken = false;
