@@ -7,6 +7,7 @@
 //! all settings. This is the only file of the library that reads the environment.
 
 mod kind;
+mod parameter;
 mod source;
 mod table;
 
@@ -22,6 +23,8 @@ use hawser_plugin::env::EnvContext;
 use crate::error::{Error, Result};
 use crate::files::{MOST_SETTINGS, keep_standard_descriptors, read_text};
 use crate::{library, log};
+pub use kind::Form;
+pub use parameter::{Parameter, Value, parameter, parameters};
 use source::Source;
 pub use table::{Explain, Reader, Setting, Settings, TABLE};
 
@@ -176,6 +179,12 @@ fn value(name: &str) -> Option<OsString> {
         None => None,
     };
     found.map(OsString::from).or_else(|| std::env::var_os(name))
+}
+
+/// Returns whether a value of a setting is the environment's.
+fn is_in_environment(setting: &Setting, text: &str) -> bool {
+    let mut names = std::iter::once(&setting.name).chain(setting.older_names);
+    names.any(|name| std::env::var(name).is_ok_and(|found| found.trim() == text))
 }
 
 impl Source {

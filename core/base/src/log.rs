@@ -235,6 +235,16 @@ pub fn monitor(text: &str) {
     tracing::info!(target: MONITOR, message = text);
 }
 
+/// Lines that a program asked for by a call: written where lines are written, whatever the settings ask for.
+pub fn dump(text: &str, file: Option<&str>) {
+    let is_taken = tracing::enabled!(target: MONITOR, Level::INFO);
+    if is_taken {
+        text.lines().for_each(monitor);
+    } else {
+        Sink::open_or_stdout(file).0.write(text);
+    }
+}
+
 /// Returns whether anybody wants the lines of a subsystem.
 pub fn wants(subsys: Subsys) -> bool {
     // Where nobody wants anything, the relaxed load behind `current` is all that happens.

@@ -30,7 +30,8 @@
 //! | `coll`, `p2p`, `redop` | work on a stream, groups, reductions of the user |
 //! | `vector`, `decision` | functions of our own (`hawser.h`): parts of different lengths; what ran and why |
 //! | `mem`, `info` | buffers and windows; version and errors |
-//! | `device_api`, `later`, `param` | names that exist, and what they answer for now |
+//! | `param` | settings by name |
+//! | `device_api`, `later` | names that exist, and what they answer for now |
 
 #[macro_use]
 mod macros;

@@ -298,19 +298,12 @@ fn functions_that_are_not_offered_say_so() {
         ("ncclDevCommCreate", word, INVALID_USAGE, |c| ncclDevCommCreate(c, null(), null())),
         ("ncclSetEncryption", word, INVALID_USAGE, |_| ncclSetEncryption(null())),
         ("ncclSignal", word, INVALID_USAGE, |c| ncclSignal(0, 0, 0, 0, c, null())),
-        ("ncclParamBind", word, INVALID_USAGE, |_| ncclParamBind(&mut data(), c"NCCL_ALGO".as_ptr())),
-        ("ncclParamGetI64", word, INVALID_USAGE, |_| ncclParamGetI64(null(), &mut 7)),
-        ("ncclParamGetStr", word, INVALID_USAGE, |_| ncclParamGetStr(null(), &mut null())),
         ("ncclGetLsaDevicePointer", word, INVALID_USAGE, |_| {
             ncclGetLsaDevicePointer(null(), 0, 0, &mut null())
         }),
         ("ncclTeamRail", word, 0, |c| c_int::from(ncclTeamRail(c) != Team(0, 0, 0))),
         ("ncclTeamRankToWorld", word, -1, |c| ncclTeamRankToWorld(c, Team(1, 0, 1), 0)),
         ("ncclLLA2ACalcSlots", word, 0, |_| ncclLLA2ACalcSlots(4, 4)),
-        ("ncclParamDumpAll", word, 0, |_| {
-            ncclParamDumpAll();
-            0
-        }),
     ];
     check(comm, cases);
     ncclResetDebugInit();

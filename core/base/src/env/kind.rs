@@ -3,7 +3,25 @@
 
 use std::time::Duration;
 
+use super::parameter::LEVELS;
 use super::table::Explain;
+
+/// The form in which programs read the value of a setting (`ncclParam…`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A text.
+    Text,
+    /// An integer of any width that holds it.
+    Number,
+    /// NCCL's `bool`: one byte.
+    Flag,
+    /// NCCL's `ncclDebugLogLevel`.
+    Level,
+    /// Levels of the log, as bits of a `uint32_t`.
+    Levels,
+    /// Parts of the log, as bits of a `uint64_t`.
+    Subsystems,
+}
 
 /// The longest deadline that can be set, in seconds (30 years): clocks can count that far.
 const MOST_SECONDS: u32 = 1_000_000_000;
@@ -17,26 +35,56 @@ pub(super) struct Kind<T> {
     /// Whether a value that is not accepted is a fault with which no communicator comes up. A limit that
     /// silently does not hold would be worse. Values of other kinds are ignored with a warning.
     pub is_strict: bool,
+    /// The form in which programs read it.
+    pub form: Form,
 }
 
 impl<T> Kind<T> {
     /// A kind whose wrong values are ignored with a warning.
     const fn lenient(accepted: &'static str, parse: fn(&str) -> Option<T>) -> Self {
-        Self { accepted, parse, is_strict: false }
+        Self { accepted, parse, is_strict: false, form: Form::Number }
     }
 
     /// A kind whose wrong values are faults.
     const fn strict(accepted: &'static str, parse: fn(&str) -> Option<T>) -> Self {
-        Self { accepted, parse, is_strict: true }
+        Self { accepted, parse, is_strict: true, form: Form::Number }
+    }
+
+    /// The same kind, which programs read in this form.
+    const fn in_form(self, form: Form) -> Self {
+        Self { form, ..self }
     }
 }
 
 /// Any text.
-pub(super) const TEXT: Kind<String> = Kind::lenient("a text", |text| Some(text.to_owned()));
+pub(super) const TEXT: Kind<String> =
+    Kind::lenient("a text", |text| Some(text.to_owned())).in_form(Form::Text);
+
+/// A level of NCCL's log.
+pub(super) const LOG_LEVEL: Kind<String> = TEXT.in_form(Form::Level);
+
+/// Parts of NCCL's log.
+pub(super) const LOG_PARTS: Kind<String> = TEXT.in_form(Form::Subsystems);
+
+/// Levels of NCCL's log, in any number.
+pub(super) const LOG_LEVELS: Kind<u32> =
+    Kind::lenient("VERSION, WARN, ATTN, INFO, ABORT, TRACE or ALL, with commas between them", |text| {
+        u32::try_from(LEVELS.bits(text)?).ok()
+    })
+    .in_form(Form::Levels);
+
+/// Yes or no as NCCL's newer parameters have it.
+pub(super) const NCCL_FLAG: Kind<bool> =
+    Kind::lenient("1, T, TRUE, 0, F or FALSE", |text| match text.to_ascii_uppercase().as_str() {
+        "1" | "T" | "TRUE" => Some(true),
+        "0" | "F" | "FALSE" => Some(false),
+        _ => None,
+    })
+    .in_form(Form::Flag);
 
 /// 0 for no, 1 for yes, or the program that tries plugins first.
 pub(super) const PROBE: Kind<Option<String>> =
-    Kind::lenient("0, 1 or a path", |text| Some((text != "0").then(|| text.to_owned())));
+    Kind::lenient("0, 1 or a path", |text| Some((text != "0").then(|| text.to_owned()))).in_form(Form::Text);
 
 /// Yes or no as a number: all but 0 is yes.
 pub(super) const FLAG: Kind<bool> = Kind::lenient("0 or 1", |text| Some(text.parse::<i64>().ok()? != 0));
@@ -83,7 +131,8 @@ pub(super) const RULES_SECONDS: Kind<Duration> =
 pub(super) const DEVICE: Kind<String> = Kind::lenient("one of auto, host, cuda", |text| {
     let word = text.to_ascii_lowercase();
     ["auto", "host", "cuda"].contains(&word.as_str()).then_some(word)
-});
+})
+.in_form(Form::Text);
 
 /// A family of network addresses, as the number of its version.
 pub(super) const FAMILY: Kind<u8> =
@@ -91,12 +140,14 @@ pub(super) const FAMILY: Kind<u8> =
         "AF_INET" => Some(4),
         "AF_INET6" => Some(6),
         _ => None,
-    });
+    })
+    .in_form(Form::Text);
 
 /// The distance at which a NIC may read and write GPU memory. Only "never" means something here.
 pub(super) const GPU_DIRECT: Kind<bool> = Kind::lenient("a distance such as LOC or SYS", |text| {
     Some(text != "0" && !text.eq_ignore_ascii_case("LOC"))
-});
+})
+.in_form(Form::Text);
 
 /// The ranks that explain calls.
 pub(super) const EXPLAIN: Kind<Explain> =
@@ -105,7 +156,8 @@ pub(super) const EXPLAIN: Kind<Explain> =
         "1" => Some(Explain::First),
         "all" => Some(Explain::All),
         _ => None,
-    });
+    })
+    .in_form(Form::Text);
 
 /// Yes, no or as it comes.
 pub(super) const SWITCH: Kind<Option<bool>> = Kind::strict("0, 1 or auto", switch);
@@ -137,13 +189,15 @@ pub(super) const LIMIT: Kind<Option<u64>> =
 /// A factor by which the pool grows.
 pub(super) const GROWTH: Kind<f64> = Kind::strict("a number from 1.0 to 8.0", |text| {
     text.parse().ok().filter(|factor| (1.0..=8.0).contains(factor))
-});
+})
+.in_form(Form::Text);
 
 /// A time between two lines of a monitor.
 pub(super) const INTERVAL: Kind<Duration> =
     Kind::strict("0 or a number of seconds from 0.1 on, such as 10, 500ms or 2m", |text| {
         parse_time(text).filter(|time| time.is_zero() || *time >= Duration::from_millis(100))
-    });
+    })
+    .in_form(Form::Text);
 
 /// NCCL's choice of host memory, which has no effect here.
 pub(super) const HOST_MEMORY: Kind<i64> =
@@ -158,9 +212,11 @@ pub(super) const CTA_POLICY: Kind<bool> =
         let is = |word: &str, name: &str| word.trim().eq_ignore_ascii_case(name);
         let known = |word: &str| ["DEFAULT", "EFFICIENCY", "ZERO"].iter().any(|name| is(word, name));
         text.split('|').all(known).then(|| text.split('|').any(|word| is(word, "ZERO")))
-    });
+    })
+    .in_form(Form::Text);
 
-fn switch(text: &str) -> Option<Option<bool>> {
+/// Yes, no or, by `auto`, as it comes.
+pub(super) fn switch(text: &str) -> Option<Option<bool>> {
     match text.to_ascii_lowercase().as_str() {
         "0" | "off" | "no" | "false" => Some(Some(false)),
         "1" | "on" | "yes" | "true" => Some(Some(true)),
@@ -177,7 +233,7 @@ fn seconds(text: &str, most: u32) -> Option<Duration> {
 }
 
 /// Bytes: a number, perhaps with K, M, G or T (binary), perhaps followed by B or iB.
-fn parse_size(text: &str) -> Option<u64> {
+pub(super) fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

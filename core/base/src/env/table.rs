@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::kind;
+use super::kind::{self, Form};
 use super::source::Source;
 
 /// The part of the library that acts on the value of a setting.
@@ -39,6 +39,12 @@ pub struct Setting {
     pub is_strict: bool,
     /// The default: a value, or words for what happens where the setting has none.
     pub default: &'static str,
+    /// True if `default` is a value, false if it is words.
+    pub has_default: bool,
+    /// The form in which programs read the value by name.
+    pub form: Form,
+    /// Returns whether a text is a value of this setting.
+    pub accepts: fn(&str) -> bool,
     /// A description of what the setting does, in Markdown.
     pub meaning: &'static str,
     /// The page of `docs` that tells more.
@@ -79,6 +85,9 @@ macro_rules! settings {
             accepted: kind::$kind.accepted,
             is_strict: kind::$kind.is_strict,
             default: $default,
+            has_default: is_value!($absent),
+            form: kind::$kind.form,
+            accepts: |text| (kind::$kind.parse)(text).is_some(),
             meaning: concat!($($meaning),+),
             page: first!($(Some($page),)? None),
             reader: first!($($reader,)? Reader::Library),
@@ -98,6 +107,16 @@ macro_rules! settings {
     };
 }
 
+/// Tells whether an entry gives its default as a value.
+macro_rules! is_value {
+    (default) => {
+        true
+    };
+    (unset) => {
+        false
+    };
+}
+
 /// The first of its arguments.
 macro_rules! first {
     ($first:expr $(, $other:expr)*) => {
@@ -111,11 +130,29 @@ settings! {
         /// are any.
         device: String = "HAWSER_DEVICE", DEVICE, default "auto";
         /// The log's level: `VERSION`, `WARN`, `INFO` or `TRACE`. Any other word is `INFO`.
-        debug: Option<String> = "NCCL_DEBUG", TEXT, unset "nothing is written";
+        debug: Option<String> = "NCCL_DEBUG", LOG_LEVEL, unset "nothing is written";
         /// Parts of the log that are written, with commas between them; `^` in front inverts the list.
-        debug_subsys: String = "NCCL_DEBUG_SUBSYS", TEXT, default "INIT,BOOTSTRAP,ENV";
+        debug_subsys: String = "NCCL_DEBUG_SUBSYS", LOG_PARTS, default "INIT,BOOTSTRAP,ENV";
         /// File of the log. `%h` stands for the host, `%p` for the process.
         debug_file: Option<String> = "NCCL_DEBUG_FILE", TEXT, unset "standard output";
+        /// Levels that are written besides those of `NCCL_DEBUG`. Hawser's log has the levels of
+        /// `NCCL_DEBUG`.
+        debug_levels: Option<u32> = "NCCL_DEBUG_LEVELS", LOG_LEVELS, unset "none", reader Reader::Nobody;
+        /// Form of the time in lines of the log. Hawser's lines have none; those of `HAWSER_LOG_JSON` have.
+        timestamp_format: String = "NCCL_DEBUG_TIMESTAMP_FORMAT", TEXT, default "[%F %T] ",
+            reader Reader::Nobody;
+        /// Levels of the log whose lines have the time.
+        timestamp_levels: u32 = "NCCL_DEBUG_TIMESTAMP_LEVELS", LOG_LEVELS, default "WARN,ATTN",
+            reader Reader::Nobody;
+        /// 1: everything is written from the first warning on.
+        warn_enables_info: bool = "NCCL_WARN_ENABLE_DEBUG_INFO", NCCL_FLAG, default "FALSE",
+            reader Reader::Nobody;
+        /// 1: NCCL names its threads. Hawser's threads have names for both values.
+        set_thread_name: bool = "NCCL_SET_THREAD_NAME", NCCL_FLAG, default "FALSE", reader Reader::Nobody;
+        /// Settings that NCCL reads anew at each use. Hawser reads settings once.
+        no_cache: Option<String> = "NCCL_NO_CACHE", TEXT, unset "none", reader Reader::Nobody;
+        /// 1: `ncclParamGetAllParameterKeys` and `ncclParamDumpAll` give NCCL's private parameters too.
+        param_dump_all: bool = "NCCL_PARAM_DUMP_ALL", NCCL_FLAG, default "FALSE";
         /// File of a second log: an object of JSON per line for every event of level INFO and above, whatever
         /// `NCCL_DEBUG` is, with the communicator, operation and connection that it concerns. `%h` and `%p`
         /// as above.

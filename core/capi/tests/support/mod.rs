@@ -195,7 +195,21 @@ unsafe extern "C" {
         stream: Ptr,
     ) -> c_int;
     pub safe fn ncclParamBind(out: *mut Ptr, key: *const c_char) -> c_int;
+    pub safe fn ncclParamGetI8(handle: Ptr, out: *mut i8) -> c_int;
+    pub safe fn ncclParamGetI16(handle: Ptr, out: *mut i16) -> c_int;
+    pub safe fn ncclParamGetI32(handle: Ptr, out: *mut i32) -> c_int;
     pub safe fn ncclParamGetI64(handle: Ptr, out: *mut i64) -> c_int;
+    pub safe fn ncclParamGetU8(handle: Ptr, out: *mut u8) -> c_int;
+    pub safe fn ncclParamGetU16(handle: Ptr, out: *mut u16) -> c_int;
+    pub safe fn ncclParamGetU32(handle: Ptr, out: *mut u32) -> c_int;
+    pub safe fn ncclParamGetU64(handle: Ptr, out: *mut u64) -> c_int;
+    pub safe fn ncclParamGet(handle: Ptr, out: *mut u8, room: c_int, bytes: *mut c_int) -> c_int;
+    pub safe fn ncclParamGetParameter(
+        key: *const c_char,
+        out: *mut *const c_char,
+        bytes: *mut c_int,
+    ) -> c_int;
+    pub safe fn ncclParamGetAllParameterKeys(out: *mut *const *const c_char, count: *mut c_int) -> c_int;
     pub safe fn ncclParamGetStr(handle: Ptr, out: *mut *const c_char) -> c_int;
     pub safe fn ncclTeamRail(comm: Comm) -> Team;
     pub safe fn ncclTeamRankToWorld(comm: Comm, team: Team, rank: c_int) -> c_int;
