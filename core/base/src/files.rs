@@ -4,7 +4,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, open};
@@ -13,22 +13,56 @@ use rustix::io::{FdFlags, fcntl_setfd};
 /// The most bytes of a file with settings.
 pub const MOST_SETTINGS: u64 = 1 << 20;
 
+/// The most bytes of a file with a key.
+const MOST_KEY: u64 = 4096;
+
+/// The fewest bytes of a key.
+const LEAST_KEY: usize = 16;
+
 /// The text of a regular file of at most so many bytes. Waits for nobody: a pipe or a device is an error.
 ///
 /// # Errors
 /// The file cannot be opened or read, is no regular file or too long, or its text is not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
+    String::from_utf8(read_bytes(path, most)?).map_err(|_| io::Error::other("its text is not UTF-8"))
+}
+
+/// The key of a file, for a secret that ranks share: all its bytes but the white space at its ends.
+///
+/// # Errors
+/// The file cannot be opened or read, is no regular file, or too short or long for a key; the text says what
+/// to do.
+pub fn read_key(path: &Path) -> io::Result<Vec<u8>> {
+    let bytes = read_bytes(path, MOST_KEY)?;
+    let key = bytes.trim_ascii();
+    if key.len() < LEAST_KEY {
+        return Err(io::Error::other(format!(
+            "its key has {} bytes, which can be guessed; {LEAST_KEY} are the least. Make one with \
+             'openssl rand -hex 32'",
+            key.len()
+        )));
+    }
+    Ok(key.to_vec())
+}
+
+/// Tells whether others than its owner and group may read a file.
+pub fn is_readable_by_others(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| metadata.mode() & 0o004 != 0)
+}
+
+/// The bytes of a regular file, at most so many. Waits for nobody.
+fn read_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     // Opening a pipe would wait for somebody to write.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
-    let mut text = String::new();
-    file.take(most + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > most {
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
         return Err(io::Error::other(format!("it is longer than {most} bytes")));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 /// Keeps descriptors 0 to 2 out of use: one that the program has closed leads to `/dev/null` from now on, so
@@ -90,5 +124,21 @@ mod tests {
             assert!(read_text(endless, MOST_SETTINGS).unwrap_err().to_string().contains("no regular file"));
         }
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_key_is_any_bytes_without_the_end_of_the_line_and_not_a_few() {
+        let file = std::env::temp_dir().join(format!("hawser-key-{}", std::process::id()));
+        std::fs::write(&file, b"\xff123456789abcdef\n").unwrap();
+        assert_eq!(read_key(&file).unwrap(), b"\xff123456789abcdef");
+        for (wrong, why) in
+            [(&b"15 bytes, no key\n"[..15], "15 bytes"), (b" \n", "0 bytes"), (&[7; 4097], "longer")]
+        {
+            std::fs::write(&file, wrong).unwrap();
+            let error = read_key(&file).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(read_key(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

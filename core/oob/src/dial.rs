@@ -174,7 +174,12 @@ pub struct Retry {
     pub refused: bool,
     /// The advice for a user whose connection was refused.
     pub when_refused: &'static str,
+    /// The advice for a user whose secret the listener does not have.
+    pub when_strange: &'static str,
 }
+
+/// The advice where ranks have their secret from a unique id.
+pub const SAME_ID: &str = "check that all ranks got the same, fresh unique id";
 
 /// Connects, proves the secret both ways, and returns the connection with what the welcome adds. Waits, and
 /// tries again.
@@ -251,9 +256,7 @@ fn explain(to: &Address, ended: &Ended, retry: &Retry, describe: &dyn Fn() -> St
     let Ended::Unreachable(errno) = *ended else {
         let text = format!("{}: {ended}", describe());
         return match ended {
-            Ended::Handshake(_) => {
-                Error::usage(text).remedy("check that all ranks got the same, fresh unique id")
-            }
+            Ended::Handshake(_) => Error::usage(text).remedy(retry.when_strange),
             _ => Error::peer(text),
         };
     };

@@ -51,6 +51,7 @@
 //!             sleep: Duration::ZERO,
 //!             refused: false,
 //!             when_refused: "start the listener first",
+//!             when_strange: dial::SAME_ID,
 //!         };
 //!         dial::connect(&Address::Tcp(at), &offer, retry, &wait, &|| "rank 7 connects".into())
 //!     });

@@ -92,7 +92,13 @@ fn look(acceptor: &mut Acceptor) -> Vec<Arrival> {
 }
 
 fn retry(count: u32) -> Retry {
-    Retry { count, sleep: Duration::from_millis(20), refused: false, when_refused: "nobody listens" }
+    Retry {
+        count,
+        sleep: Duration::from_millis(20),
+        refused: false,
+        when_refused: "nobody listens",
+        when_strange: dial::SAME_ID,
+    }
 }
 
 fn test() -> String {

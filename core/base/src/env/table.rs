@@ -218,8 +218,15 @@ settings! {
         heartbeat: Option<Duration> = "HAWSER_HEARTBEAT", DEADLINE, default "60";
         /// 0: communicators do not block, 1: they do, whatever their configuration says.
         comm_blocking: Option<bool> = "NCCL_COMM_BLOCKING", FLAG, unset "the configuration's";
-        /// Address `host:port` where rank 0 listens, instead of the unique id's.
-        comm_id: Option<String> = "NCCL_COMM_ID", TEXT, unset "the unique id's";
+        /// Address `host:port` where rank 0 listens, instead of the unique id's. It is no secret: without
+        /// `HAWSER_COMM_ID_KEY_FILE` whoever reaches the port can take a rank's place.
+        comm_id: Option<String> = "NCCL_COMM_ID", TEXT, unset "the unique id's", page "../SECURITY.md";
+        /// File with a random key of 16 bytes or more, the same for all ranks (each host may have a copy),
+        /// which lets ranks in where they meet at `NCCL_COMM_ID`. `hawser perf` lets its processes in by it
+        /// too. `openssl rand -hex 32` makes one; only its owner should be able to read it. A file that
+        /// cannot be read is an error.
+        comm_id_key_file: Option<String> = "HAWSER_COMM_ID_KEY_FILE", TEXT, unset "none",
+            page "../SECURITY.md";
         /// Identity of the host: ranks with the same one share memory.
         host_id: Option<String> = "NCCL_HOSTID", TEXT, unset "host name and boot id";
         /// Interfaces of bring-up and of the TCP plugin.

@@ -18,7 +18,7 @@ use rustix::event::PollFd;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-pub(super) use hawser_oob::dial::Retry;
+pub(super) use hawser_oob::dial::{Retry, SAME_ID};
 pub(super) use hawser_oob::handshake::Key;
 
 /// The secret everything else is derived from.

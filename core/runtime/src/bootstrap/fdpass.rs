@@ -4,7 +4,7 @@
 //! network namespace: ranks in containers reach each other only if they share it.
 
 use super::Bootstrap;
-use super::auth::{self, Greeting, Key, Retry, Role};
+use super::auth::{self, Greeting, Key, Retry, Role, SAME_ID};
 use super::wire::{HEADER, Header, Kind, malformed};
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
@@ -43,6 +43,7 @@ impl Bootstrap {
             sleep: self.settings.retry_sleep,
             refused: false,
             when_refused: "that rank is on another host, in another network namespace, or has left",
+            when_strange: SAME_ID,
         };
         let greeting = Greeting { role: Role::Descriptor, rank: self.rank, target: peer };
         let key = Key::derive(&self.secret, "peer");

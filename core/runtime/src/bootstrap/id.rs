@@ -12,14 +12,13 @@
 
 use super::auth::Secret;
 use super::wire::Fields;
-use super::{Settings, listen_address, random, root};
+use super::{Settings, comm_id, listen_address, random, root};
 use hawser_base::error::{Error, Result};
 use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
-use hawser_oob::interface::Family;
 use hawser_oob::socket::{self, Options};
-use hmac_sha256::{HMAC, Hash};
+use hmac_sha256::Hash;
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 
 const MAGIC: [u8; 8] = *b"HAWSERid";
 const VERSION: u8 = 3;
@@ -46,15 +45,14 @@ impl UniqueId {
     /// nobody comes for `settings.init_timeout` after the first one, or on [`super::stop_root`].
     ///
     /// With `settings.comm_id` there is no root yet: rank 0 starts it in [`super::Bootstrap::join`]. The
-    /// secret is then derived from the address, so it keeps out accidents only; the network has to keep out
-    /// attackers.
+    /// secret then comes from `settings.comm_id_key_file`; see `comm_id`.
     ///
     /// # Errors
-    /// `InvalidUsage` when no interface fits or `comm_id` is malformed; `System` when the listener cannot be
-    /// opened.
+    /// `InvalidUsage` when no interface fits, `comm_id` is malformed or its key cannot be read; `System` when
+    /// the listener cannot be opened.
     pub fn create(settings: &Settings) -> Result<UniqueId> {
         if let Some(comm_id) = &settings.comm_id {
-            return from_comm_id(comm_id, settings.family);
+            return comm_id::unique_id(comm_id, settings);
         }
         let ip = listen_address(settings, None)?;
         let (listener, address) = socket::listen(SocketAddr::new(ip, 0), &Options::default())
@@ -123,25 +121,6 @@ fn checksum(bytes: &[u8; UniqueId::LEN]) -> [u8; UniqueId::LEN - SUM_AT] {
     sum
 }
 
-/// The same id on every rank that has the same `NCCL_COMM_ID`.
-fn from_comm_id(comm_id: &str, family: Option<Family>) -> Result<UniqueId> {
-    let refuse = |why: String| {
-        Error::invalid_usage(format!("NCCL_COMM_ID={comm_id}: {why}"))
-            .remedy("give it as host:port or [ipv6]:port")
-    };
-    let mut found = comm_id.trim().to_socket_addrs().map_err(|error| refuse(error.to_string()))?;
-    let address = found.find(|address| family.is_none_or(|family| family.has(address.ip())));
-    let address = address.ok_or_else(|| refuse("no address of the wanted family".into()))?;
-    if address.port() == 0 {
-        return Err(refuse("port 0".into()));
-    }
-    let place = address.to_string();
-    let secret = HMAC::mac(&place, "hawser bootstrap NCCL_COMM_ID secret");
-    let mut nonce = [0; 16];
-    nonce.copy_from_slice(&Hash::hash(place.as_bytes())[..16]);
-    Ok(UniqueId { address: SocketAddr::new(address.ip(), address.port()), fixed: true, secret, nonce })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,18 +154,6 @@ mod tests {
             let mut bad = good;
             bad[at] ^= 0x10;
             assert!(text(&bad).contains("damaged"), "byte {at}");
-        }
-    }
-
-    #[test]
-    fn comm_id_gives_the_same_id_everywhere() {
-        let settings = Settings { comm_id: Some("127.0.0.1:7788".into()), ..Settings::default() };
-        let id = UniqueId::create(&settings).unwrap();
-        assert_eq!(id, UniqueId::create(&settings).unwrap());
-        assert_eq!(id.address().to_string(), "127.0.0.1:7788");
-        for bad in ["127.0.0.1", "127.0.0.1:0", "127.0.0.1:port", ""] {
-            let settings = Settings { comm_id: Some(bad.into()), ..Settings::default() };
-            assert_eq!(UniqueId::create(&settings).unwrap_err().kind, ErrorKind::InvalidUsage, "{bad}");
         }
     }
 

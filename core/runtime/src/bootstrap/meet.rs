@@ -1,6 +1,6 @@
 //! The rank's side of the meeting at the root: hand in one's addresses, get everybody's.
 
-use super::auth::{self, Greeting, Key, ROOT, Retry, Role};
+use super::auth::{self, Greeting, Key, ROOT, Retry, Role, SAME_ID};
 use super::id::UniqueId;
 use super::wire::{Fields, Frame, Kind, decode_failure, decode_ranks, encode_failure, malformed};
 use super::{Settings, detail};
@@ -194,6 +194,11 @@ fn connect(
         } else {
             "the process that created the id is gone or the id was used already; make a fresh id for every \
              communicator"
+        },
+        when_strange: if id.fixed {
+            "all ranks need the same NCCL_COMM_ID and the same key (HAWSER_COMM_ID_KEY_FILE), or none at all"
+        } else {
+            SAME_ID
         },
     };
     let greeting = Greeting { role, rank, target: ROOT };

@@ -13,6 +13,7 @@
 //! as [`Settings`].
 
 mod auth;
+mod comm_id;
 mod fdpass;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -45,6 +46,7 @@ use service::{Listeners, Service, Shared};
 use star::Star;
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -64,6 +66,8 @@ pub struct Settings {
     pub handshake_timeout: Duration,
     /// `NCCL_COMM_ID`: `host:port` of the root that rank 0 starts. `None`: the id's creator starts it.
     pub comm_id: Option<String>,
+    /// `HAWSER_COMM_ID_KEY_FILE`: the file with the key of the ranks that meet at `comm_id`.
+    pub comm_id_key_file: Option<PathBuf>,
     /// `NCCL_SOCKET_RETRY_CNT`: further tries when a connection is refused or times out.
     pub retry_count: u32,
     /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: pause between tries, times the number of the try.
@@ -85,6 +89,7 @@ impl Settings {
             init_timeout: s.join_timeout(),
             handshake_timeout: s.handshake_timeout,
             comm_id: s.comm_id.clone(),
+            comm_id_key_file: s.comm_id_key_file.as_ref().map(PathBuf::from),
             retry_count: s.socket_retry_count,
             retry_sleep: s.socket_retry_sleep,
             heartbeat: s.heartbeat,
@@ -101,6 +106,7 @@ impl Default for Settings {
             init_timeout: Duration::from_secs(300),
             handshake_timeout: Duration::from_secs(5),
             comm_id: None,
+            comm_id_key_file: None,
             retry_count: 34,
             retry_sleep: Duration::from_millis(100),
             heartbeat: Some(Duration::from_secs(60)),

@@ -1,6 +1,6 @@
 //! Messages from rank to rank, over connections made on first use.
 
-use super::auth::{self, Greeting, Key, Retry, Role, Secret};
+use super::auth::{self, Greeting, Key, Retry, Role, SAME_ID, Secret};
 use super::meet::PeerAddress;
 use super::service::MAX_MESSAGE;
 use super::wire::Kind;
@@ -136,6 +136,7 @@ impl Dialer {
             sleep: settings.retry_sleep,
             refused: false,
             when_refused: "that rank has ended or left the communicator",
+            when_strange: SAME_ID,
         };
         let addresses = peers.iter().map(|peer| Address::Tcp(peer.tcp)).collect();
         Self { rank, key: Key::derive(secret, "peer"), addresses, retry }

@@ -354,6 +354,41 @@ fn a_fixed_address_serves_one_communicator_after_the_other() {
 }
 
 #[test]
+fn a_fixed_address_with_a_key_is_for_ranks_that_have_it() {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let free = socket::listen(([127, 78, high, low], 0).into(), &socket::Options::default()).unwrap().1;
+    let file = |name: &str| std::env::temp_dir().join(format!("hawser-key-{name}-{}", std::process::id()));
+    let with = |key_file: Option<PathBuf>| Settings {
+        comm_id: Some(free.to_string()),
+        comm_id_key_file: key_file,
+        retry_count: 1000,
+        retry_sleep: Duration::from_millis(1),
+        ..settings()
+    };
+    let join = |rank: u32, settings: &Settings| {
+        let id = UniqueId::create(settings).unwrap();
+        Bootstrap::join(&[id], rank, 2, settings, &patient())
+    };
+    let (right, wrong) = (file("right"), file("wrong"));
+    std::fs::write(&right, "the key of this job\n").unwrap();
+    std::fs::write(&wrong, "the key of another job\n").unwrap();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| join(0, &with(Some(right.clone()))).map(drop));
+        for key_file in [Some(wrong.clone()), None] {
+            let error = join(1, &with(key_file)).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::InvalidUsage);
+            let text = error.into_text();
+            assert!(text.contains("wrong secret") && text.contains("HAWSER_COMM_ID_KEY_FILE"), "{text}");
+        }
+        join(1, &with(Some(right.clone()))).unwrap();
+        first.join().unwrap().unwrap();
+    });
+    for file in [right, wrong] {
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
+#[test]
 fn descriptors_travel_between_ranks() {
     world(4, |boot| {
         let me = boot.rank();
