@@ -12,7 +12,7 @@ fn hawser(args: &str) -> Command {
             command.env_remove(name);
         }
     }
-    command.env_remove("RANK").env_remove("WORLD_SIZE");
+    command.env_remove("RANK").env_remove("WORLD_SIZE").env_remove("TORCHELASTIC_RUN_ID");
     command.env("HAWSER_DEVICE", "host").env("HAWSER_INIT_TIMEOUT", "60");
     command.args(args.split_whitespace());
     command
@@ -148,6 +148,57 @@ fn under_a_launcher() {
         .collect();
     assert_right(&texts[0], 1);
     assert_eq!(texts[1], "");
+}
+
+/// Two processes as torchrun starts them, with these settings; what each writes to its outputs.
+fn under_torchrun(local_processes: &str, settings: &[(&str, &str)]) -> Vec<(String, String)> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
+    let port = listener.local_addr().expect("address").port();
+    drop(listener);
+    let start = |rank: u32| {
+        let mut command = hawser("perf all_reduce -b 1K -e 1K -n 2");
+        command
+            .envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", local_processes)])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("TORCHELASTIC_RUN_ID", "none")])
+            .env("MASTER_PORT", (port - 1).to_string())
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .envs(settings.iter().copied())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
+        command.spawn().expect("start")
+    };
+    let children: Vec<_> = (0..2).map(start).collect();
+    let end = |child: std::process::Child| {
+        let output = child.wait_with_output().expect("wait");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        (checked("under torchrun", output), error)
+    };
+    children.into_iter().map(end).collect()
+}
+
+#[test]
+fn processes_under_torchrun_know_each_other_by_a_file_or_a_key_or_say_so() {
+    let warning = "guesses the job's name";
+    let key = scratch("key");
+    std::fs::write(&key, "a key for this test").expect("write");
+    let key_file = [("HAWSER_COMM_ID_KEY_FILE", key.to_str().expect("UTF-8"))];
+    for (local_processes, settings, is_warned) in
+        [("2", &[][..], false), ("1", &key_file, false), ("1", &[], true)]
+    {
+        let outputs = under_torchrun(local_processes, settings);
+        assert_right(&outputs[0].0, 1);
+        assert_eq!(outputs[0].1.contains(warning), is_warned, "{}", outputs[0].1);
+        assert!(!outputs[1].1.contains(warning), "{}", outputs[1].1);
+    }
+    std::fs::remove_file(&key).expect("remove");
+    let missing = hawser("perf all_reduce -b 1K -e 1K")
+        .envs([("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
+        .envs(key_file)
+        .output()
+        .expect("start");
+    let error = String::from_utf8_lossy(&missing.stderr);
+    assert!(!missing.status.success() && error.contains("HAWSER_COMM_ID_KEY_FILE="), "{error}");
 }
 
 #[test]

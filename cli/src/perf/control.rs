@@ -1,24 +1,17 @@
 //! The processes of a job talk about addresses, times and counts here, apart from the library under test.
 //!
-//! A star: process 0 listens, everybody else connects and proves by a word that it belongs to the
-//! job. [`Control::exchange`] is the only operation: everyone gives some bytes and gets everyone's.
+//! A star: everybody has a connection to process 0 (see [`super::meeting`]). [`Control::exchange`] is the
+//! only operation: everyone gives some bytes and gets everyone's.
 
-use std::fs::OpenOptions;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::net::TcpStream;
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 
-use super::launcher::{Meeting, Place, unique};
+use super::launcher::Place;
+use super::meeting;
 
-const MAGIC: &[u8; 8] = b"hawser01";
-/// Ports tried from the first one on.
-const PORTS: u16 = 16;
-const MEETING_DEADLINE: Duration = Duration::from_secs(120);
-const STRANGER_DEADLINE: Duration = Duration::from_secs(1);
 /// A message larger than this is nonsense.
 const LIMIT: usize = 16 << 20;
 
@@ -35,19 +28,7 @@ impl Control {
     /// # Errors
     /// No meeting within two minutes, or the meeting point cannot be used; the text says what to do.
     pub fn meet(place: &Place, timeout: Duration) -> Result<Self> {
-        let streams = match (&place.meeting, place.process) {
-            (Meeting::Alone, _) => Vec::new(),
-            (Meeting::File(path), 0) => {
-                let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on 127.0.0.1")?;
-                let word = format!("{:016x}{:016x}", unique(), unique());
-                write_meeting_file(path, &format!("{} {word}", listener.local_addr()?))?;
-                let streams = gather(&listener, place.processes, &word);
-                let _ = std::fs::remove_file(path);
-                streams?
-            }
-            (Meeting::Host { port, job, .. }, 0) => gather(&listen(*port)?, place.processes, job)?,
-            (meeting, process) => vec![join(meeting, process)?],
-        };
+        let streams = meeting::meet(place)?;
         for stream in &streams {
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(timeout))?;
@@ -107,145 +88,11 @@ fn read_frame(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn listen(first: u16) -> Result<TcpListener> {
-    let ports = first..first.saturating_add(PORTS);
-    let listener = ports.clone().find_map(|port| {
-        TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))).ok()
-    });
-    listener.ok_or_else(|| {
-        anyhow!("none of the ports {ports:?} is free on this host; choose another MASTER_PORT")
-    })
-}
-
-/// Accepts until every other process has come. Strangers are turned away.
-fn gather(listener: &TcpListener, processes: u32, word: &str) -> Result<Vec<TcpStream>> {
-    let deadline = Instant::now() + MEETING_DEADLINE;
-    let mut streams: Vec<Option<TcpStream>> = (1..processes).map(|_| None).collect();
-    listener.set_nonblocking(true)?;
-    while let Some(missing) = streams.iter().position(Option::is_none) {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                if let Some((process, stream)) = admit(stream, word)
-                    && let Some(slot @ None) = streams.get_mut((process as usize).wrapping_sub(1))
-                {
-                    *slot = Some(stream);
-                }
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
-                std::thread::sleep(Duration::from_millis(2))
-            }
-            Err(e) => return Err(e).context("cannot accept connections"),
-        }
-        if Instant::now() > deadline {
-            bail!(
-                "process {} of {processes} did not come within {} s",
-                missing + 1,
-                MEETING_DEADLINE.as_secs()
-            );
-        }
-    }
-    Ok(streams.into_iter().flatten().collect())
-}
-
-/// The process index of a connection that knows the word.
-fn admit(mut stream: TcpStream, word: &str) -> Option<(u32, TcpStream)> {
-    stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(STRANGER_DEADLINE)).ok()?;
-    let mut hello = vec![0; MAGIC.len() + 4 + word.len()];
-    stream.read_exact(&mut hello).ok()?;
-    let process = u32::from_le_bytes(hello[8..12].try_into().ok()?);
-    if &hello[..8] != MAGIC || &hello[12..] != word.as_bytes() {
-        return None;
-    }
-    stream.write_all(MAGIC).ok()?;
-    Some((process, stream))
-}
-
-/// Connects to process 0, which may not be there yet.
-fn join(meeting: &Meeting, process: u32) -> Result<TcpStream> {
-    let deadline = Instant::now() + MEETING_DEADLINE;
-    loop {
-        let reason = match try_join(meeting, process) {
-            Ok(stream) => return Ok(stream),
-            Err(reason) => reason,
-        };
-        if Instant::now() > deadline {
-            return Err(reason.context(format!("process {process} did not reach process 0 ({meeting:?})")));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-fn try_join(meeting: &Meeting, process: u32) -> Result<TcpStream> {
-    let (addresses, word) = match meeting {
-        Meeting::Alone => bail!("a single process has nobody to join"),
-        Meeting::File(path) => read_meeting_file(path)?,
-        Meeting::Host { host, port, job } => {
-            let ports = *port..port.saturating_add(PORTS);
-            (ports.map(|port| (host.clone(), port)).collect(), job.clone())
-        }
-    };
-    let mut last = anyhow!("no address");
-    for (host, port) in addresses {
-        match greet(&host, port, process, &word) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-fn greet(host: &str, port: u16, process: u32, word: &str) -> Result<TcpStream> {
-    let addresses = (host, port).to_socket_addrs().with_context(|| format!("cannot find host {host}"))?;
-    let mut last = anyhow!("host {host} has no address");
-    for address in addresses {
-        let attempt = || -> Result<TcpStream> {
-            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-            stream.write_all(&[MAGIC.as_slice(), &process.to_le_bytes(), word.as_bytes()].concat())?;
-            let mut answer = [0; 8];
-            stream.read_exact(&mut answer)?;
-            if &answer != MAGIC {
-                bail!("somebody else listens there");
-            }
-            Ok(stream)
-        };
-        match attempt() {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error.context(format!("connecting to {address}")),
-        }
-    }
-    Err(last)
-}
-
-/// Appears whole or not at all, readable by this user only.
-fn write_meeting_file(path: &Path, text: &str) -> Result<()> {
-    let staging = path.with_extension(format!("{:x}", unique()));
-    let remedy = || format!("cannot write {}; remove it, or set MASTER_ADDR and MASTER_PORT", path.display());
-    let mut file =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&staging).with_context(remedy)?;
-    file.write_all(text.as_bytes()).with_context(remedy)?;
-    std::fs::rename(&staging, path).with_context(remedy)
-}
-
-fn read_meeting_file(path: &Path) -> Result<(Vec<(String, u16)>, String)> {
-    let mut file =
-        std::fs::File::open(path).with_context(|| format!("process 0 has not written {}", path.display()))?;
-    if file.metadata()?.uid() != rustix::process::geteuid().as_raw() {
-        bail!("{} belongs to another user", path.display());
-    }
-    let mut text = String::new();
-    file.read_to_string(&mut text)?;
-    let parsed = text.split_once(' ').and_then(|(address, word)| {
-        let (host, port) = address.rsplit_once(':')?;
-        Some((vec![(host.to_owned(), port.parse().ok()?)], word.to_owned()))
-    });
-    parsed.ok_or_else(|| anyhow!("{} holds no address", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::launcher::{Meeting, unique};
     use super::*;
+    use std::net::TcpListener;
 
     fn places(meeting: &Meeting, processes: u32) -> Vec<Place> {
         (0..processes)
@@ -300,23 +147,8 @@ mod tests {
     fn processes_meet_on_a_port_beside_strangers() {
         // Occupies the first port by somebody who answers nonsense.
         let stranger = TcpListener::bind("127.0.0.1:0").expect("listen");
-        let port = stranger.local_addr().expect("address").port().min(u16::MAX - PORTS);
+        let port = stranger.local_addr().expect("address").port().min(u16::MAX - 16);
         exchange_everywhere(&Meeting::Host { host: "127.0.0.1".into(), port, job: "test".into() });
-    }
-
-    #[test]
-    fn strangers_are_turned_away() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
-        let port = listener.local_addr().expect("address").port();
-        let thread = std::thread::spawn(move || {
-            let mut garbage = TcpStream::connect(("127.0.0.1", port)).expect("connect");
-            garbage.write_all(&[7; 64]).expect("write");
-            let wrong = greet("127.0.0.1", port, 1, "nope");
-            let right = greet("127.0.0.1", port, 1, "word");
-            (wrong.is_err(), right.is_ok())
-        });
-        assert_eq!(gather(&listener, 2, "word").expect("gather").len(), 1);
-        assert_eq!(thread.join().expect("thread"), (true, true));
     }
 
     #[test]

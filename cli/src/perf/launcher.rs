@@ -1,7 +1,7 @@
 //! Where this process stands in the job: read from the launcher's variables, or made by `-p`.
 //!
 //! torchrun, Open MPI, MPICH and Intel MPI (PMI) and srun are known. All that a launcher has to
-//! provide are three numbers; processes then meet over TCP (see [`super::control`]).
+//! provide are three numbers; processes then meet over TCP (see [`super::meeting`]).
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(5);
 pub enum Meeting {
     /// There is only one process.
     Alone,
-    /// Process 0 writes its address into this file; for one host.
+    /// Process 0 writes its address and a secret into this file; for one host.
     File(PathBuf),
     /// Process 0 listens on this host, on the first free one of a few ports.
     Host {
@@ -31,7 +31,7 @@ pub enum Meeting {
         host: String,
         /// First port.
         port: u16,
-        /// Proves that a connection belongs to this job.
+        /// The name of the job, which other jobs do not have and strangers may guess.
         job: String,
     },
 }
@@ -176,11 +176,16 @@ fn launched(env: Variables, launcher: &str, names: [&str; 4]) -> Result<Place> {
     let of_host = number(names[3])?;
     let one_host = of_host == Some(processes) || hosts == Some(1) || (of_host.is_none() && hosts.is_none());
     let local = number(names[2])?.unwrap_or(process);
-    let meeting = if processes == 1 { Meeting::Alone } else { meeting(env, launcher, one_host)? };
+    let meeting = if processes == 1 {
+        Meeting::Alone
+    } else {
+        meeting(env, launcher, one_host, of_host == Some(processes))?
+    };
     Ok(Place { process, processes, local, launched: true, meeting })
 }
 
-fn meeting(env: Variables, launcher: &str, one_host: bool) -> Result<Meeting> {
+/// `one_host`: as far as is known. `is_told`: the launcher says so.
+fn meeting(env: Variables, launcher: &str, one_host: bool, is_told: bool) -> Result<Meeting> {
     if let Some(file) = env(MEETING_FILE) {
         return Ok(Meeting::File(file.into()));
     }
@@ -197,6 +202,11 @@ fn meeting(env: Variables, launcher: &str, one_host: bool) -> Result<Meeting> {
     }
     if let (Some(host), Some(port)) = (env("MASTER_ADDR"), env("MASTER_PORT")) {
         let number: u16 = port.trim().parse().map_err(|_| anyhow!("MASTER_PORT={port} is not a port"))?;
+        if is_told {
+            // A file needs no name that nobody guesses. The port tells jobs of one name apart.
+            let job = job.unwrap_or_default();
+            return Ok(Meeting::File(private_dir().join(format!("hawser-{job}-{number}"))));
+        }
         let job = shared(&host, number);
         // The launcher itself may listen on this one.
         return Ok(Meeting::Host { host, port: number.saturating_add(1), job });
@@ -266,6 +276,26 @@ mod tests {
         assert_eq!(numbers(&env), (5, 8, 1));
         let meeting = read(&env).expect("a place").meeting;
         assert_eq!(meeting, Meeting::Host { host: "node0".into(), port: 29501, job: "a_b".into() });
+    }
+
+    #[test]
+    fn torchrun_on_one_host_meets_in_a_file() {
+        let env = [
+            ("RANK", "1"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "node0"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RUN_ID", "none"),
+        ];
+        match read(&env).expect("a place").meeting {
+            Meeting::File(path) => assert!(path.ends_with("hawser-none-29500"), "{path:?}"),
+            other => panic!("{other:?}"),
+        }
+        // Without the number of processes of this host, the others may be elsewhere.
+        let without: Vec<_> = env.into_iter().filter(|(name, _)| *name != "LOCAL_WORLD_SIZE").collect();
+        assert!(matches!(read(&without).expect("a place").meeting, Meeting::Host { port: 29501, .. }));
     }
 
     #[test]

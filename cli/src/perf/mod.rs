@@ -12,6 +12,7 @@ pub mod collective;
 mod control;
 mod launcher;
 mod library;
+mod meeting;
 pub mod options;
 mod overlap;
 mod rank;
