@@ -1,5 +1,5 @@
-//! Ranks that are killed at random moments, by seed: does every survivor end, how soon, and whom does it
-//! blame?
+//! Ranks that are killed at random moments, by seed: does every survivor end, how soon, whom does it blame,
+//! and can the survivors go on without it?
 
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ pub enum Phase {
     Calls(String),
     /// Communicators are split.
     Splits,
+    /// Communicators without one rank are made.
+    Shrinks,
     /// The others destroy the communicator; the victim does not.
     Destroy,
 }
@@ -50,7 +52,7 @@ pub struct Outcome {
     pub last: Duration,
     /// Texts of survivors that did not end.
     pub hangs: Vec<String>,
-    /// Texts of survivors whose errors do not name the killed rank.
+    /// Texts of survivors whose errors do not name the killed rank, or that cannot go on without it.
     pub wrong: Vec<String>,
 }
 
@@ -75,12 +77,13 @@ impl Kill {
         let mut below = dice(seed, 0x5851_f42d_4c95_7f2d);
         let ranks = 2 + below(7) as u32;
         let hosts = if below(2) == 0 { 1 } else { 2 + below(u64::from(ranks) - 1) as u32 };
-        let phase = match below(12) {
+        let phase = match below(13) {
             0 if ranks > 2 => Phase::Meeting,
             0 | 1 => Phase::Init(STEPS[below(STEPS.len() as u64) as usize]),
             2 | 3 => Phase::Splits,
             4 => Phase::Destroy,
             5 => Phase::Calls("ring".into()),
+            6 => Phase::Shrinks,
             _ => {
                 let collective = Collective::ALL[below(Collective::ALL.len() as u64) as usize];
                 Phase::Calls(format!("loop={}", collective.name()))
@@ -139,10 +142,17 @@ impl Kill {
                 settings.push(("NCCL_DEBUG", "INFO"));
             }
             let mut steps = if self.has_children { vec!["fork"] } else { vec![] };
+            let failing = match &self.phase {
+                Phase::Calls(step) => format!("?{step}"),
+                Phase::Shrinks => "?shrinks".into(),
+                _ => "?splits".into(),
+            };
+            let survive = format!("survive={}", self.victim);
             match &self.phase {
                 Phase::Meeting | Phase::Init(_) => steps.push("loop=all_reduce"),
-                Phase::Calls(step) => steps.extend(["mark", step]),
-                Phase::Splits => steps.extend(["mark", "splits"]),
+                Phase::Calls(_) | Phase::Splits | Phase::Shrinks => {
+                    steps.extend(["mark", &failing, &survive]);
+                }
                 Phase::Destroy if rank == self.victim => steps.extend(["all_reduce", "mark", "sleep"]),
                 Phase::Destroy => steps.extend(["all_reduce", "mark", "destroy"]),
             }
@@ -176,6 +186,10 @@ impl Kill {
             _ => line.contains(&format!("process {pid} ")),
         };
         match self.phase {
+            Phase::Calls(_) | Phase::Splits | Phase::Shrinks => {
+                let is_named = !errors.is_empty() && errors.iter().all(|line| names(line));
+                is_named && has_succeeded && output.lines().any(|line| line == "survived")
+            }
             Phase::Destroy => has_succeeded || errors.iter().all(|line| names(line)),
             _ => !errors.is_empty() && errors.iter().all(|line| names(line)),
         }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hawser_plan::Collective;
-use hawser_runtime::{Comm, Error, Result, Stream, group};
+use hawser_runtime::{Comm, Error, Result, Shrink, Stream, group};
 
 use crate::oracle::Buffer;
 use crate::world;
@@ -49,6 +49,32 @@ pub fn splits(comm: &Comm) -> Result<()> {
         world::all_reduce(&child, 2_000)?;
         child.destroy()?;
     }
+    Ok(())
+}
+
+/// Communicators without one rank, another one each time, and an all-reduce of all ranks, until something fails.
+pub fn shrinks(comm: &Comm) -> Result<()> {
+    for round in 0.. {
+        let excluded = round % comm.ranks();
+        if excluded != comm.rank() {
+            let child = comm.shrink(&[excluded.cast_signed()], None, Shrink::Keep)?;
+            world::all_reduce(&child, 2_000)?;
+            child.destroy()?;
+        }
+        world::all_reduce(comm, 100)?;
+    }
+    Ok(())
+}
+
+/// What survivors do: they go on without the rank that has died, and without the communicator that it was in.
+pub fn survive(comm: &Comm, dead: &str) -> Result<()> {
+    let dead = dead.parse().map_err(|_| Error::invalid_argument("dead rank"))?;
+    let child = comm.shrink(&[dead], None, Shrink::Abort)?;
+    world::all_reduce(&child, 70_001)?;
+    comm.destroy()?;
+    world::all_reduce(&child, 5_000)?;
+    child.destroy()?;
+    println!("survived");
     Ok(())
 }
 

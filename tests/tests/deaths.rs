@@ -56,6 +56,12 @@ fn a_rank_dies_in_splits() {
 }
 
 #[test]
+fn a_rank_dies_in_shrinks() {
+    kill(4, 2, 1, Phase::Shrinks);
+    kill(4, 0, 2, Phase::Shrinks);
+}
+
+#[test]
 fn a_rank_dies_in_bring_up() {
     kill(4, 2, 1, Phase::Init("transport"));
     kill(4, 0, 2, Phase::Init("agreement"));

@@ -112,6 +112,16 @@ impl CommPtr {
         handle.comm.bring_up_error().map_or(Ok(handle), Err)
     }
 
+    /// The communicator once its bring-up is over, also while a call on it is in progress: those that end
+    /// such a call.
+    ///
+    /// # Errors
+    /// As [`CommPtr::live`], and what made bring-up fail.
+    pub fn even_busy(self) -> Result<Arc<Handle>> {
+        let handle = self.live()?;
+        handle.comm.bring_up_error().map_or(Ok(handle), Err)
+    }
+
     /// Destroys the communicator. A refusal because of how it was called leaves it as it was; after
     /// anything else the handle is dead.
     pub fn destroy(self) -> Result<()> {

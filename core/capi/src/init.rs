@@ -90,7 +90,8 @@ fn begun(handle: &Arc<Handle>) -> Result<()> {
     }
 }
 
-fn init(
+/// Joins a communicator.
+pub fn init(
     comm: Out<CommPtr>,
     nranks: c_int,
     ids: &[IdBytes],
@@ -101,12 +102,16 @@ fn init(
     comm.set("comm", CommPtr::NULL)?;
     let at = |error: Error| error.context(format!("rank {rank} of {ranks}"));
     let config = CommConfig::read(config).map_err(at)?;
-    let ids: Vec<UniqueId> =
-        ids.iter().map(|id| UniqueId::from_bytes(&id.0)).collect::<Result<_>>().map_err(at)?;
+    let ids: Vec<UniqueId> = ids.iter().map(read_id).collect::<Result<_>>().map_err(at)?;
     let made = Comm::init(&ids, ranks, rank, hawser_device::current()?, config.runtime.clone())?;
     let (pointer, handle) = CommPtr::publish(made, config.runtime.blocking, config.max_ctas());
     comm.set("comm", pointer)?;
     handle.progress()
+}
+
+/// Reads an id that came from C.
+pub fn read_id(id: &IdBytes) -> Result<UniqueId> {
+    UniqueId::from_bytes(&id.0)
 }
 
 fn check_size(comm: Out<CommPtr>, nranks: c_int, rank: c_int) -> Result<(u32, u32)> {

@@ -1,14 +1,13 @@
-//! Functions that exist and are not offered yet: growing, shrinking and pausing communicators,
-//! one-sided transfers, encryption. Each says so and stores a safe value where the caller expects one.
+//! Functions that exist and are not offered yet: pausing communicators, one-sided transfers, encryption.
+//! Each says so and stores a safe value where the caller expects one.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use hawser_runtime::Error;
 
-use crate::args::{In, Out};
+use crate::args::Out;
 use crate::handle::CommPtr;
 use crate::p2p::grouped;
-use crate::types::{IdBytes, NcclConfig};
 
 /// The refusal of a function; its name is put in front at the boundary.
 pub fn not_offered(instead: &str) -> Error {
@@ -17,37 +16,6 @@ pub fn not_offered(instead: &str) -> Error {
 }
 
 nccl_api! {
-    /// Stops a communicator's work and keeps it for its children.
-    fn ncclCommRevoke / pncclCommRevoke(_comm: CommPtr, _revokeFlags: c_int) {
-        Err(not_offered("use ncclCommAbort and make a new communicator"))
-    }
-
-    /// Makes a communicator without some ranks.
-    fn ncclCommShrink / pncclCommShrink(
-        _comm: CommPtr, _excludeRanksList: In<c_int>, _excludeRanksCount: c_int, newcomm: Out<CommPtr>,
-        _config: In<NcclConfig>, _shrinkFlags: c_int,
-    ) {
-        newcomm.set_if_given(CommPtr::NULL);
-        Err(not_offered(
-            "use ncclCommSplit, or ncclCommAbort and a new communicator of the ranks that are left",
-        ))
-    }
-
-    /// Makes an id for ranks that join a communicator.
-    fn ncclCommGetUniqueId / pncclCommGetUniqueId(_comm: CommPtr, uniqueId: Out<IdBytes>) {
-        uniqueId.set_if_given(IdBytes([0; 128]));
-        Err(not_offered("make a new communicator of all ranks with ncclGetUniqueId"))
-    }
-
-    /// Makes a communicator with more ranks.
-    fn ncclCommGrow / pncclCommGrow(
-        _comm: CommPtr, _nRanks: c_int, _uniqueId: In<IdBytes>, _rank: c_int, newcomm: Out<CommPtr>,
-        _config: In<NcclConfig>,
-    ) {
-        newcomm.set_if_given(CommPtr::NULL);
-        Err(not_offered("make a new communicator of all ranks with ncclGetUniqueId"))
-    }
-
     /// Gives memory of an idle communicator back.
     fn ncclCommSuspend / pncclCommSuspend(_comm: CommPtr, _flags: c_int) {
         Err(not_offered("destroy the communicator and make it again"))

@@ -26,7 +26,7 @@
 //! | `args` | pointers and numbers from C, checked where they are used |
 //! | `handle` | the table of live communicators |
 //! | `types`, `config` | layouts, and how versioned structs are read |
-//! | `init`, `comm` | communicators: make, split, end, ask |
+//! | `init`, `comm`, `elastic` | communicators: make, split, end, ask; revoke, shrink, grow |
 //! | `coll`, `p2p`, `redop` | work on a stream, groups, reductions of the user |
 //! | `vector`, `decision` | functions of our own (`hawser.h`): parts of different lengths; what ran and why |
 //! | `mem`, `info` | buffers and windows; version and errors |
@@ -42,6 +42,7 @@ mod comm;
 mod config;
 mod decision;
 mod device_api;
+mod elastic;
 mod handle;
 mod info;
 mod init;

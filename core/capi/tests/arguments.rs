@@ -106,6 +106,8 @@ fn handles_that_are_none() {
         ("ncclCommCuDevice", |c| ncclCommCuDevice(c, &mut 0)),
         ("ncclCommGetAsyncError", |c| ncclCommGetAsyncError(c, &mut 0)),
         ("ncclCommSplit", |c| ncclCommSplit(c, 0, 0, &mut null_mut(), null())),
+        ("ncclCommShrink", |c| ncclCommShrink(c, &0, 1, &mut null_mut(), null(), 0)),
+        ("ncclCommGetUniqueId", |c| ncclCommGetUniqueId(c, &mut Id([0; 128]))),
         ("ncclRedOpCreatePreMulSum", |c| ncclRedOpCreatePreMulSum(&mut 0, data(), 7, 1, c)),
         ("ncclRedOpDestroy", |c| ncclRedOpDestroy(5, c)),
         ("ncclCommRegister", |c| ncclCommRegister(c, data(), 4, &mut null())),
@@ -124,6 +126,8 @@ fn handles_that_are_none() {
         }
     }
     // As NCCL: nothing to end is no error, ending twice is.
+    ok(ncclCommRevoke(null_mut(), 0));
+    assert_eq!(ncclCommRevoke(dead, 0), INVALID_ARGUMENT);
     for end in [ncclCommDestroy, ncclCommAbort, ncclCommFinalize] {
         ok(end(null_mut()));
         assert_eq!(end(dead), INVALID_ARGUMENT);
@@ -168,6 +172,19 @@ fn making_communicators() {
         ("ncclCommSplit", "newcomm is NULL", INVALID_ARGUMENT, |c| {
             ncclCommSplit(c, 0, 0, null_mut(), null())
         }),
+        ("ncclCommShrink", "excludeRanksCount is 0", INVALID_ARGUMENT, |c| shrink(c, &[], 0)),
+        ("ncclCommShrink", "excluded rank 5 does not exist", INVALID_ARGUMENT, |c| shrink(c, &[5], 0)),
+        ("ncclCommShrink", "excluded itself", INVALID_ARGUMENT, |c| shrink(c, &[0], 1)),
+        ("ncclCommShrink", "shrinkFlags 2", INVALID_ARGUMENT, |c| shrink(c, &[0], 2)),
+        ("ncclCommShrink", "newcomm is NULL", INVALID_ARGUMENT, |c| {
+            ncclCommShrink(c, &0, 1, null_mut(), null(), 0)
+        }),
+        ("ncclCommRevoke", "revokeFlags 3", INVALID_ARGUMENT, |c| ncclCommRevoke(c, 3)),
+        ("ncclCommGetUniqueId", "uniqueId is NULL", INVALID_ARGUMENT, |c| ncclCommGetUniqueId(c, null_mut())),
+        ("ncclCommGrow", "grow to 1 ranks", INVALID_ARGUMENT, |c| grow(c, 1, -1)),
+        ("ncclCommGrow", "nRanks -2", INVALID_ARGUMENT, |c| grow(c, -2, -1)),
+        ("ncclCommGrow", "rank 1 is given", INVALID_ARGUMENT, |c| grow(c, 2, 1)),
+        ("ncclCommGrow", "uniqueId is NULL", INVALID_ARGUMENT, |_| grow(null_mut(), 2, 1)),
         ("ncclCommCount", "count is NULL", INVALID_ARGUMENT, |c| ncclCommCount(c, null_mut())),
         ("ncclCommUserRank", "rank is NULL", INVALID_ARGUMENT, |c| ncclCommUserRank(c, null_mut())),
         ("ncclCommCuDevice", "device is NULL", INVALID_ARGUMENT, |c| ncclCommCuDevice(c, null_mut())),
@@ -188,6 +205,20 @@ fn init(ranks: c_int, rank: c_int) -> c_int {
 
 fn init_config(config: &Config) -> c_int {
     ncclCommInitRankConfig(&mut null_mut(), 1, Id([0; 128]), 0, config)
+}
+
+fn shrink(comm: Comm, excluded: &[c_int], flags: c_int) -> c_int {
+    let mut out = dangling_mut();
+    let code = ncclCommShrink(comm, excluded.as_ptr(), excluded.len() as c_int, &mut out, null(), flags);
+    assert!(out.is_null());
+    code
+}
+
+fn grow(comm: Comm, ranks: c_int, rank: c_int) -> c_int {
+    let mut out = dangling_mut();
+    let code = ncclCommGrow(comm, ranks, null(), rank, &mut out, null());
+    assert!(out.is_null());
+    code
 }
 
 fn scalable(count: c_int, given: bool) -> c_int {
@@ -286,13 +317,6 @@ fn functions_that_are_not_offered_say_so() {
     let comm = single();
     let word = "not offered at Hawser API level";
     let cases: &[Case] = &[
-        ("ncclCommShrink", word, INVALID_USAGE, |c| {
-            let mut out = dangling_mut();
-            let code = ncclCommShrink(c, &0, 1, &mut out, null(), 0);
-            assert!(out.is_null());
-            code
-        }),
-        ("ncclCommRevoke", word, INVALID_USAGE, |c| ncclCommRevoke(c, 0)),
         ("ncclCommSuspend", word, INVALID_USAGE, |c| ncclCommSuspend(c, 1)),
         ("ncclCommMemStats", word, INVALID_USAGE, |c| ncclCommMemStats(c, 3, &mut 9)),
         ("ncclDevCommCreate", word, INVALID_USAGE, |c| ncclDevCommCreate(c, null(), null())),

@@ -46,6 +46,58 @@ fn an_error_in_a_group_fails_its_end_and_launches_nothing() {
     comms.iter().for_each(|c| ok(ncclCommDestroy(*c)));
 }
 
+/// From one thread: the ranks of each step in a group, as of communicators.
+#[test]
+fn a_communicator_shrinks_grows_and_is_revoked() {
+    let _turn = turn();
+    let world = several(3);
+    let mut shrunk: [Comm; 2] = [null_mut(); 2];
+    ok(ncclGroupStart());
+    for (comm, out) in world[1..].iter().zip(&mut shrunk) {
+        ok(ncclCommShrink(*comm, &0, 1, out, null(), 0));
+    }
+    ok(ncclGroupEnd());
+    check_sum(&shrunk);
+
+    let mut id = Id([0; 128]);
+    ok(ncclCommGetUniqueId(shrunk[1], &mut id));
+    let mut grown: [Comm; 3] = [null_mut(); 3];
+    ok(ncclGroupStart());
+    ok(ncclCommGrow(shrunk[0], 3, null(), -1, &mut grown[0], null()));
+    ok(ncclCommGrow(shrunk[1], 3, &id, -1, &mut grown[1], null()));
+    ok(ncclCommGrow(null_mut(), 3, &id, 2, &mut grown[2], null()));
+    ok(ncclGroupEnd());
+    check_sum(&grown);
+
+    for comm in world {
+        ok(ncclCommRevoke(comm, 0));
+        assert_eq!(all_reduce(comm, &mut [0.0], SUM), INVALID_USAGE);
+        assert!(last_error().contains("revoked"), "{}", last_error());
+        assert_eq!(ncclCommFinalize(comm), INVALID_USAGE);
+        let mut state = SUCCESS;
+        ok(ncclCommGetAsyncError(comm, &mut state));
+        assert_eq!(state, INVALID_USAGE);
+        ok(ncclCommDestroy(comm));
+    }
+    check_sum(&grown);
+    shrunk.iter().chain(&grown).for_each(|comm| ok(ncclCommDestroy(*comm)));
+}
+
+/// The ranks add up what each has.
+fn check_sum(comms: &[Comm]) {
+    let mut data = vec![[1f32; 3]; comms.len()];
+    ok(ncclGroupStart());
+    for ((rank, comm), data) in (0..).zip(comms).zip(&mut data) {
+        let (mut own, mut ranks) = (-1, 0);
+        ok(ncclCommUserRank(*comm, &mut own));
+        ok(ncclCommCount(*comm, &mut ranks));
+        assert_eq!((own, ranks as usize), (rank, comms.len()));
+        ok(all_reduce(*comm, data, SUM));
+    }
+    ok(ncclGroupEnd());
+    assert_eq!(data, vec![[comms.len() as f32; 3]; comms.len()]);
+}
+
 #[test]
 fn a_reduction_of_the_user_is_bound_to_communicator_and_type() {
     let _turn = turn();

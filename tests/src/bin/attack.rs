@@ -103,6 +103,7 @@ fn name(phase: &Phase) -> String {
         Phase::Init(_) => "init".into(),
         Phase::Calls(step) => step.trim_start_matches("loop=").into(),
         Phase::Splits => "split".into(),
+        Phase::Shrinks => "shrinks".into(),
         Phase::Destroy => "destroy".into(),
     }
 }

@@ -15,8 +15,8 @@
 //! `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`; other
 //! lines it writes back after one more round), `abort-on-stdin` (a thread aborts when a line comes), `mark`
 //! (writes "mark"), `loop=COLLECTIVE` (calls of random lengths until one fails), `ring` (messages to the next
-//! rank until one fails), `splits` (splits, each with an all-reduce, until one fails), `send=PEER`,
-//! `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child that calls what it must
+//! rank until one fails), `splits` and `shrinks` (new communicators, each with an all-reduce, until one
+//! fails), `survive=RANK` (makes a communicator without a dead rank, and uses it), `send=PEER`, `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child that calls what it must
 //! not), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes `error
 //! KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
@@ -131,6 +131,8 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "fork-calls" => deaths::fork_a_caller(comm),
         "ring" => deaths::ring(comm),
         "splits" => deaths::splits(comm),
+        "shrinks" => deaths::shrinks(comm),
+        survived if survived.starts_with("survive=") => deaths::survive(comm, &survived["survive=".len()..]),
         looped if looped.starts_with("loop=") => deaths::looped(comm, &looped["loop=".len()..]),
         sent if sent.starts_with("send=") => deaths::message(comm, true, &sent["send=".len()..]),
         received if received.starts_with("recv=") => deaths::message(comm, false, &received["recv=".len()..]),

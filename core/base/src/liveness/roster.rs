@@ -136,6 +136,15 @@ impl Roster {
             && self.lock().get(&rank).is_some_and(|fate| fate.gone.is_some() || fate.failed.is_some())
     }
 
+    /// How a rank has left or died, as an error; none while it is there, whatever has failed on it.
+    pub fn absence(&self, rank: u32) -> Option<Error> {
+        if self.is_quiet() {
+            return None;
+        }
+        let sentence = self.gone_sentence(rank, self.lock().get(&rank)?.gone.as_ref()?);
+        Some(Error::remote(sentence).with_peer(rank).remedy("see what that process wrote last"))
+    }
+
     /// The lowest rank that has neither left nor died.
     pub fn first_present(&self) -> u32 {
         let fates = self.lock();
@@ -244,17 +253,19 @@ impl Roster {
 
     /// The sentence about one rank.
     fn sentence(&self, fates: &BTreeMap<u32, Fate>, rank: u32) -> String {
-        let who = self.name(rank);
-        let ago = |at: &Instant| format!("{:.1} s ago", at.elapsed().as_secs_f32());
         match fates.get(&rank) {
-            Some(Fate { failed: Some((text, ..)), .. }) => format!("{who} reports: {text}"),
-            Some(Fate { gone: Some((End::Died(how), at)), .. }) => {
-                format!("{who} has died {}: {how}", ago(at))
-            }
-            Some(Fate { gone: Some((End::Left(how), at)), .. }) => {
-                format!("{who} has left the communicator {}: {how}", ago(at))
-            }
-            _ => format!("{who} is blamed by other ranks"),
+            Some(Fate { failed: Some((text, ..)), .. }) => format!("{} reports: {text}", self.name(rank)),
+            Some(Fate { gone: Some(gone), .. }) => self.gone_sentence(rank, gone),
+            _ => format!("{} is blamed by other ranks", self.name(rank)),
+        }
+    }
+
+    fn gone_sentence(&self, rank: u32, (end, at): &(End, Instant)) -> String {
+        let (who, ago) = (self.name(rank), format!("{:.1} s ago", at.elapsed().as_secs_f32()));
+        match end {
+            End::Died(how) => format!("{who} has died {ago}: {how}"),
+            End::Left(how) => format!("{who} has left the communicator {ago}: {how}"),
+            End::Failed { text, .. } => format!("{who} reports: {text}"),
         }
     }
 

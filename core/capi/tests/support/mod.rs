@@ -181,6 +181,15 @@ unsafe extern "C" {
         config: *const Config,
         flags: c_int,
     ) -> c_int;
+    pub safe fn ncclCommGetUniqueId(comm: Comm, id: *mut Id) -> c_int;
+    pub safe fn ncclCommGrow(
+        comm: Comm,
+        ranks: c_int,
+        id: *const Id,
+        rank: c_int,
+        out: *mut Comm,
+        config: *const Config,
+    ) -> c_int;
     pub safe fn ncclCommRevoke(comm: Comm, flags: c_int) -> c_int;
     pub safe fn ncclCommSuspend(comm: Comm, flags: c_int) -> c_int;
     pub safe fn ncclCommMemStats(comm: Comm, stat: c_int, out: *mut u64) -> c_int;

@@ -5,7 +5,7 @@
 //! root, gets everybody's addresses, and connects to rank 0. Then there are collectives
 //! ([`Bootstrap::all_gather`], [`Bootstrap::barrier`]), messages ([`Bootstrap::send`], [`Bootstrap::recv`]),
 //! descriptors between ranks of one host ([`Bootstrap::send_fd`], [`Bootstrap::recv_fd`]) and children
-//! ([`Bootstrap::split`]).
+//! ([`Bootstrap::split`], [`Bootstrap::subset`]).
 //!
 //! Invariants: no byte of a connection is believed before its peer proved the secret of the id (see `auth`).
 //! No length from a peer is allocated unchecked. No wait is without abort flag and deadline. Dropping a
@@ -17,6 +17,7 @@ mod comm_id;
 mod fdpass;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod grow;
 mod id;
 mod meet;
 mod peer;
@@ -25,6 +26,7 @@ mod service;
 mod split;
 mod star;
 mod stop;
+mod subset;
 mod watch;
 mod wire;
 
@@ -272,6 +274,11 @@ impl Bootstrap {
     /// known within half a second, and tells the others.
     pub fn blame(&self, error: Error) -> Error {
         self.watch.blame(error)
+    }
+
+    /// The same for an error that is no end of this rank's part: the others are not told.
+    pub fn name_the_guilty(&self, error: Error) -> Error {
+        self.watch.name_the_guilty(error)
     }
 
     /// Tells the others why this rank fails.

@@ -173,6 +173,11 @@ impl Shared {
         probe(&mut lock(&self.inbox))
     }
 
+    /// Rests until something has come, for at most `longest`.
+    pub fn rest(&self, longest: Duration) {
+        drop(self.arrived.wait_timeout(lock(&self.inbox), longest));
+    }
+
     /// Changes the inbox and rings the bell.
     pub fn put(&self, change: impl FnOnce(&mut Inbox)) {
         change(&mut lock(&self.inbox));

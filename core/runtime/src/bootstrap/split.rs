@@ -21,7 +21,7 @@ impl Bootstrap {
     pub fn split(&self, members: &[u32], wait: &Wait) -> Result<Option<Bootstrap>> {
         let count = self.splits.fetch_add(1, Ordering::Relaxed);
         let prepared = self.prepare(members);
-        let digest = members_digest(members);
+        let digest = digest_of_members(members);
         // Also those who failed already take part: nobody waits for them.
         let card = match &prepared {
             Ok(None) => vec![NOT_A_MEMBER],
@@ -70,18 +70,23 @@ impl Bootstrap {
             return Err(refuse("the calling rank is not among the members".into()));
         }
         let settings = Settings { comm_id: None, ..self.settings.clone() };
-        let world = self.peers.get(self.rank as usize).map_or(0, |own| own.process.world);
-        Listeners::open(&settings, self.near, world).map(Some)
+        Listeners::open(&settings, self.near, self.own_world()).map(Some)
+    }
+
+    /// This rank in the first communicator.
+    pub(super) fn own_world(&self) -> u32 {
+        self.peers.get(self.rank as usize).map_or(0, |own| own.process.world)
     }
 }
 
 const NOT_A_MEMBER: u8 = 0;
-const MEMBER: u8 = 1;
+/// First byte of a member's card.
+pub(super) const MEMBER: u8 = 1;
 const FAILED: u8 = 2;
 const TEXT_LIMIT: usize = 4096;
 
 /// The address on a member's card, if it agrees with us about the members.
-fn read_card(rank: u32, card: &[u8], digest: &[u8; 32]) -> Result<PeerAddress> {
+pub(super) fn read_card(rank: u32, card: &[u8], digest: &[u8; 32]) -> Result<PeerAddress> {
     let mut fields = Fields::new(card);
     match fields.u8()? {
         MEMBER => {}
@@ -104,7 +109,8 @@ fn disagreement(rank: u32, what: &str) -> Error {
         .remedy("all ranks of one color must agree on their list")
 }
 
-fn members_digest(members: &[u32]) -> [u8; 32] {
+/// Tells lists of members apart.
+pub(super) fn digest_of_members(members: &[u32]) -> [u8; 32] {
     let bytes: Vec<u8> = members.iter().flat_map(|member| member.to_le_bytes()).collect();
     hmac_sha256::Hash::hash(&bytes)
 }

@@ -155,13 +155,26 @@ impl Watch {
                 Err(error) if error.kind == ErrorKind::Aborted => return,
                 // Its process is stopped or busy.
                 Err(error) if error.kind == ErrorKind::Timeout => {}
-                // Who left at the same time as the last centre could tell nobody.
-                Err(error) => {
-                    let how = format!("it cannot be reached ({})", cut(&error.text, TEXT_LIMIT / 2));
-                    self.learn(centre, &End::Left(how), Duration::ZERO, None);
-                }
+                Err(error) => self.is_out_of_reach(centre, &error),
             }
         }
+    }
+
+    /// Looks whether a rank that is not known to have gone can be reached, for as long as `wait` allows.
+    pub fn look_for(&self, rank: u32, wait: &Wait) {
+        let describe = || format!("rank {} looks for rank {rank}", self.rank);
+        match self.dialer.dial(Role::Peer, rank, wait, &describe) {
+            Err(error) if !matches!(error.kind, ErrorKind::Timeout | ErrorKind::Aborted) => {
+                self.is_out_of_reach(rank, &error);
+            }
+            _ => {}
+        }
+    }
+
+    /// Who left at the same time as the last centre could tell nobody.
+    fn is_out_of_reach(&self, rank: u32, error: &Error) {
+        let how = format!("it cannot be reached ({})", cut(&error.text, TEXT_LIMIT / 2));
+        self.learn(rank, &End::Left(how), Duration::ZERO, None);
     }
 
     /// Notes what became of a rank, and passes it on: `from` knows it already.
@@ -198,9 +211,16 @@ impl Watch {
 
     /// An error with those who are to blame for it, if anybody is known to be. The others are told.
     pub fn blame(&self, error: Error) -> Error {
-        let may_be_consequence =
-            matches!(error.kind, ErrorKind::Remote | ErrorKind::System | ErrorKind::Timeout);
-        if !may_be_consequence || self.roster.members().len() < 2 {
+        let error = self.name_the_guilty(error);
+        if may_be_consequence(&error) && self.roster.members().len() > 1 {
+            self.report(&error);
+        }
+        error
+    }
+
+    /// An error with those who are to blame for it, if anybody is known to be.
+    pub fn name_the_guilty(&self, error: Error) -> Error {
+        if !may_be_consequence(&error) || self.roster.members().len() < 2 {
             return error;
         }
         let verdict = match self.roster.verdict() {
@@ -208,15 +228,13 @@ impl Watch {
             None => self.roster.explain(),
             verdict => verdict,
         };
-        let error = match verdict {
+        match verdict {
             Some(why) if !error.text.contains(&why.text) => {
                 let text = format!("{}; it showed as: {}", why.text, error.text);
                 why.with_text(text)
             }
             _ => error,
-        };
-        self.report(&error);
-        error
+        }
     }
 
     /// Tells the others why this rank fails; where a process is to blame, in all communicators that it is
@@ -428,6 +446,10 @@ impl Drop for Watcher {
         }
         lock(&self.watch.outs).clear();
     }
+}
+
+fn may_be_consequence(error: &Error) -> bool {
+    matches!(error.kind, ErrorKind::Remote | ErrorKind::System | ErrorKind::Timeout)
 }
 
 /// The process of these ranks has ended.

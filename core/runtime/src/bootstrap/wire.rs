@@ -76,6 +76,14 @@ pub(super) fn encode_parts(parts: &[Vec<u8>]) -> Result<Vec<u8>> {
 
 /// The inverse of [`encode_parts`] for a known number of parts.
 pub(super) fn decode_parts(bytes: &[u8], count: usize) -> Result<Vec<Vec<u8>>> {
+    match decode_leading_parts(bytes, count)? {
+        (parts, []) => Ok(parts),
+        (_, rest) => Err(malformed(format!("{} bytes too many", rest.len()))),
+    }
+}
+
+/// The same where something follows, which is returned too.
+pub(super) fn decode_leading_parts(bytes: &[u8], count: usize) -> Result<(Vec<Vec<u8>>, &[u8])> {
     let mut fields = Fields::new(bytes);
     let lengths = fields.bytes(4 * count)?;
     let mut parts = Vec::with_capacity(count);
@@ -83,8 +91,7 @@ pub(super) fn decode_parts(bytes: &[u8], count: usize) -> Result<Vec<Vec<u8>>> {
         let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
         parts.push(fields.bytes(length as usize)?.to_vec());
     }
-    fields.end()?;
-    Ok(parts)
+    Ok((parts, fields.rest()))
 }
 
 /// The payload of a `Failure` frame.

@@ -7,10 +7,12 @@
 //!
 //! A [`Comm`] is a cheap handle. What needs the other ranks ([`CommState`], in `comm_state/`) appears when
 //! bring-up is over and goes when the communicator is destroyed and the last launch has let go of it. A
-//! communicator whose operation failed stays Ready, but refuses further calls with that failure.
+//! communicator whose operation failed stays Ready, but refuses further calls with that failure; it can be
+//! shrunk, split and destroyed.
 
 mod bringup;
 mod config;
+mod elastic;
 pub mod group;
 mod last_decision;
 mod link_constants;
@@ -20,8 +22,9 @@ mod programs;
 mod split;
 mod teardown;
 
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use hawser_plan::choose::Decision;
@@ -32,6 +35,7 @@ use hawser_plugin::tuner::SettingsFile;
 
 pub use bringup::negotiate::{cache_file, knobs_of, outlook};
 pub use config::Config;
+pub use elastic::Shrink;
 use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::files::keep_standard_descriptors;
@@ -54,6 +58,12 @@ use group::Job;
 #[derive(Clone)]
 pub struct Comm(Arc<Inner>);
 
+impl fmt::Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Comm({} of {}, number {})", self.rank(), self.ranks(), self.id())
+    }
+}
+
 /// The state that all handles of a communicator share.
 pub struct Inner {
     id: u64,
@@ -62,6 +72,8 @@ pub struct Inner {
     ordinal: u32,
     config: Config,
     abort: AbortFlag,
+    /// [`Comm::revoke`] was called.
+    is_revoked: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -375,6 +387,7 @@ impl Comm {
             ordinal,
             config,
             abort,
+            is_revoked: AtomicBool::new(false),
             state: Mutex::new(State::Starting),
             changed: Condvar::new(),
         }))

@@ -1,6 +1,7 @@
 //! Splitting: children of a communicator.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hawser_base::env;
 use hawser_base::error::{Error, Result};
@@ -18,7 +19,7 @@ impl Comm {
     /// ranks of this communicator; `color == -1` takes part but gets none. In an open group the work is done
     /// at its end; if this communicator does not block, it goes on in the background. Until then this
     /// communicator is in progress, and the child does not know its rank. `config == None` takes this
-    /// communicator's options.
+    /// communicator's options. After [`Comm::revoke`] the ranks that are still there form the children.
     ///
     /// # Errors
     /// `InvalidArgument` for a color below -1; `InvalidUsage` while another call on this communicator is in
@@ -32,13 +33,11 @@ impl Comm {
             let text = format!("color {color} must be -1 (none) or not negative");
             return Err(self.name_error(Error::invalid_argument(text)));
         }
-        let state = self.state()?;
-        if self.is_busy()? {
-            let text = "split: another call on this communicator is in progress";
-            return Err(
-                self.name_error(Error::invalid_usage(text).remedy("poll ncclCommGetAsyncError first"))
-            );
+        if self.0.is_revoked.load(Ordering::Acquire) {
+            return self.split_what_is_left(color, key, config);
         }
+        let state = self.state()?;
+        self.refuse_if_busy("split")?;
         let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
         config.name.get_or_insert_with(|| format!("{}/{color}", state.name));
         config.host = config.host.or_else(|| self.0.config.host.clone());
