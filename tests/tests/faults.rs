@@ -29,7 +29,7 @@ fn init_in_threads(ranks: &[(u32, u32, &[UniqueId])]) -> Vec<Result<Comm>> {
 #[track_caller]
 fn assert_all_fail(outcomes: &[Result<Comm>], kind: ErrorKind, parts: &[&str]) {
     for outcome in outcomes {
-        let error = outcome.as_ref().err().expect("no error");
+        let error = outcome.as_ref().expect_err("no error");
         assert_eq!(error.kind, kind, "{error}");
         assert!(parts.iter().all(|part| error.text.contains(part)), "{parts:?} not in: {error}");
     }
