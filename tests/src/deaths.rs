@@ -52,7 +52,8 @@ pub fn splits(comm: &Comm) -> Result<()> {
     Ok(())
 }
 
-/// Communicators without one rank, another one each time, and an all-reduce of all ranks, until something fails.
+/// Communicators without one rank, another one each time, and an all-reduce of all ranks, until something
+/// fails.
 pub fn shrinks(comm: &Comm) -> Result<()> {
     for round in 0.. {
         let excluded = round % comm.ranks();

@@ -16,7 +16,8 @@
 //! lines it writes back after one more round), `abort-on-stdin` (a thread aborts when a line comes), `mark`
 //! (writes "mark"), `loop=COLLECTIVE` (calls of random lengths until one fails), `ring` (messages to the next
 //! rank until one fails), `splits` and `shrinks` (new communicators, each with an all-reduce, until one
-//! fails), `survive=RANK` (makes a communicator without a dead rank, and uses it), `send=PEER`, `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child that calls what it must
+//! fails), `survive=RANK` (makes a communicator without a dead rank, and uses it), `send=PEER`,
+//! `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child that calls what it must
 //! not), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes `error
 //! KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.

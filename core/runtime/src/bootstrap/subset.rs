@@ -23,7 +23,7 @@ const SUBSET_TAG: u64 = 0x5355_4253_0001;
 /// Tag of the messages of [`Bootstrap::all_gather_of_present`].
 const PRESENT_TAG: u64 = 0x5355_4253_0002;
 
-/// How long a leader that fails tries to tell the others.
+/// The time for which a leader that fails tries to tell the others.
 const TELL: Duration = Duration::from_secs(1);
 
 /// How long a rank may be missing before it is looked for, and how long that takes at most: who left at the
@@ -42,7 +42,7 @@ const ALL: u8 = 1;
 /// failure.
 const FAILED: u8 = 0;
 
-/// What ranks collect.
+/// A call by which ranks collect what each of them gives.
 struct Call<'a> {
     members: &'a [u32],
     tag: u64,
@@ -240,7 +240,7 @@ impl Bootstrap {
         others.filter_map(|member| self.roster().absence(*member)).next().map_or(Ok(()), Err)
     }
 
-    /// Whether a rank has left or died. This one is there.
+    /// Returns true if a rank has left or died. This one is there.
     fn is_gone(&self, rank: u32) -> bool {
         rank != self.rank && self.roster().absence(rank).is_some()
     }

@@ -171,7 +171,7 @@ impl Watch {
         }
     }
 
-    /// Who left at the same time as the last centre could tell nobody.
+    /// Notes that a rank has left: one that left at the same time as the last centre could tell nobody.
     fn is_out_of_reach(&self, rank: u32, error: &Error) {
         let how = format!("it cannot be reached ({})", cut(&error.text, TEXT_LIMIT / 2));
         self.learn(rank, &End::Left(how), Duration::ZERO, None);

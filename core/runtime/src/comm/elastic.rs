@@ -19,7 +19,7 @@ use crate::comm::group::{self, Job};
 use crate::comm_state::CommState;
 use crate::record;
 
-/// What a shrink does to the parent's operations.
+/// The choice between letting the parent's operations go on and ending them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shrink {
     /// They go on; the parent can be used afterwards.
