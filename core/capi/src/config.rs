@@ -152,8 +152,11 @@ fn check(c: &NcclConfig) -> Result<()> {
     in_range("maxP2pPeers", c.maxP2pPeers, positive)?;
     in_range("graphStreamOrdering", c.graphStreamOrdering, 0..=1)?;
     in_range("launchOrderImplicit", c.launchOrderImplicit, 0..=1)?;
+    in_range("numRmaSig", c.numRmaSig, 0..=c_int::MAX)?;
     in_range("rmaEagerInit", c.rmaEagerInit, 0..=1)?;
-    in_range("hostCftMode", c.hostCftMode, 1..=3)
+    in_range("hostCftMode", c.hostCftMode, 1..=3)?;
+    // Two bits, or all of them for NVLS as it may become.
+    if c.nvlsHostMode == c_int::MAX { Ok(()) } else { in_range("nvlsHostMode", c.nvlsHostMode, 0..=3) }
 }
 
 fn in_range(field: &str, value: c_int, allowed: RangeInclusive<c_int>) -> Result<()> {
@@ -247,6 +250,13 @@ mod tests {
     }
 
     #[test]
+    fn nvls_can_be_off_in_parts_and_as_a_whole() {
+        for mode in [0, 1, 2, 3, c_int::MAX] {
+            read(&NcclConfig { nvlsHostMode: mode, ..NcclConfig::UNDEFINED }).unwrap();
+        }
+    }
+
+    #[test]
     fn min_without_max_is_accepted() {
         assert_eq!(
             read(&NcclConfig { minCTAs: 16, ..NcclConfig::UNDEFINED }).unwrap().runtime.min_ctas,
@@ -290,6 +300,9 @@ mod tests {
             (NcclConfig { CTAPolicy: 4, ..base }, "CTAPolicy"),
             (NcclConfig { nChannelsPerNetPeer: 65, ..base }, "nChannelsPerNetPeer"),
             (NcclConfig { graphUsageMode: 3, ..base }, "graphUsageMode"),
+            (NcclConfig { numRmaSig: -5, ..base }, "numRmaSig"),
+            (NcclConfig { nvlsHostMode: 77, ..base }, "nvlsHostMode"),
+            (NcclConfig { nvlsHostMode: -1, ..base }, "nvlsHostMode"),
         ] {
             let error = read(&raw).unwrap_err();
             assert_eq!(error.kind, ErrorKind::InvalidArgument);

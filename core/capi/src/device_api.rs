@@ -16,7 +16,8 @@ nccl_api! {
     /// What the communicator can do; writes no more than the caller's struct holds.
     fn ncclCommQueryProperties / pncclCommQueryProperties(comm: CommPtr, props: Out<CommProperties>) {
         let handle = comm.ready()?;
-        let given = props.input().read_versioned("props", NOTHING, API_MAGIC)?;
+        let given = props.input().read_versioned("props", NOTHING, API_MAGIC);
+        let given = if props.is_null() { given? } else { given.map_err(uninitialised)? };
         let (ranks, rank, device) = (handle.comm.ranks(), handle.comm.rank(), handle.comm.ordinal());
         let known = CommProperties {
             size: given.size, magic: given.magic, version: given.version,
@@ -27,14 +28,14 @@ nccl_api! {
     }
 
     /// A communicator for kernels.
-    fn ncclDevCommCreate / pncclDevCommCreate(_comm: CommPtr, _reqs: *const c_void,
+    fn ncclDevCommCreate / pncclDevCommCreate(comm: CommPtr, _reqs: *const c_void,
         _outDevComm: *const c_void) {
-        Err(refusal())
+        comm.ready().and_then(|_| Err(refusal()))
     }
 
     /// Frees a communicator for kernels.
-    fn ncclDevCommDestroy / pncclDevCommDestroy(_comm: CommPtr, _devComm: *const c_void) {
-        Err(refusal())
+    fn ncclDevCommDestroy / pncclDevCommDestroy(comm: CommPtr, _devComm: *const c_void) {
+        comm.ready().and_then(|_| Err(refusal()))
     }
 
     /// All ranks as a team.
@@ -188,6 +189,11 @@ const NOTHING: CommProperties = CommProperties {
     cft_multicast_support: 0,
     cft_counted_support: 0,
 };
+
+/// A struct without its initialiser: NCCL has `ncclInvalidUsage` for it here.
+fn uninitialised(error: Error) -> Error {
+    Error::invalid_usage(error.text.as_str())
+}
 
 fn refusal() -> Error {
     not_offered("the device API is missing as a whole; ncclCommQueryProperties says deviceApiSupport = false")

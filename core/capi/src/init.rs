@@ -99,7 +99,6 @@ pub fn init(
     config: In<NcclConfig>,
 ) -> Result<()> {
     let (ranks, rank) = check_size(comm, nranks, rank)?;
-    comm.set("comm", CommPtr::NULL)?;
     let at = |error: Error| error.context(format!("rank {rank} of {ranks}"));
     let config = CommConfig::read(config).map_err(at)?;
     let ids: Vec<UniqueId> = ids.iter().map(read_id).collect::<Result<_>>().map_err(at)?;
@@ -114,8 +113,9 @@ pub fn read_id(id: &IdBytes) -> Result<UniqueId> {
     UniqueId::from_bytes(&id.0)
 }
 
+/// Checks how many ranks there are to be, and stores that there is no communicator yet.
 fn check_size(comm: Out<CommPtr>, nranks: c_int, rank: c_int) -> Result<(u32, u32)> {
-    comm.check("comm")?;
+    comm.set("comm", CommPtr::NULL)?;
     if !(1..=MOST_RANKS).contains(&nranks) {
         return Err(Error::invalid_argument(format!(
             "nranks {nranks} is not a number of ranks (this is rank {rank})"

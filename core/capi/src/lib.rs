@@ -16,9 +16,10 @@
 //! ncclCommDestroy(comm);
 //! ```
 //!
-//! Every name that NCCL 2.32.3 exports is here, as `ncclX` and `pncclX` (a profiler interposes the first and
-//! forwards to the second), with the names of `hawser.h`, and nothing else. Both call one private body, never
-//! each other. A function that this API level does not offer returns `ncclInvalidUsage` and leaves a text.
+//! Every name that NCCL 2.32.3 exports is here, as `ncclX` and `pncclX` (a profiler interposes the first,
+//! which is weak, and forwards to the second), with the names of `hawser.h`, and nothing else. Both are names
+//! of one function. A function that this API level does not offer returns `ncclInvalidUsage` and leaves a
+//! text.
 //!
 //! | file | holds |
 //! |---|---|

@@ -10,7 +10,7 @@ use hawser_runtime::{Error, ErrorKind, Result};
 
 use crate::types::result;
 
-/// Declares exported functions. Each gets a private body and two names that call it.
+/// Declares exported functions: each is a private function that gets two names.
 ///
 /// `fn ncclX / pncclX(args) { … }` has a body of type `Result<()>` and returns an `ncclResult_t`.
 /// `fn ncclX / pncclX(args) -> T, else fallback { … }` has a body of type `Result<T>` and returns
@@ -18,33 +18,17 @@ use crate::types::result;
 macro_rules! nccl_api {
     ($($(#[doc = $doc:literal])* fn $name:ident / $twin:ident($($arg:ident: $type:ty),* $(,)?)
         $(-> $value:ty, else $fallback:expr,)? $body:block)*) => {$(
-        const _: () = {
-            $(#[doc = $doc])*
-            #[allow(non_snake_case, clippy::too_many_arguments)] // parameters are NCCL's
-            fn body($($arg: $type),*) -> nccl_api!(@type $($value)?) {
-                let run = move || -> hawser_runtime::Result<nccl_api!(@result $($value)?)> {
-                    $crate::macros::trace(stringify!($name), &[$((stringify!($arg), &$arg)),*]);
-                    $body
-                };
-                nccl_api!(@guard stringify!($name), run $(, $value, $fallback)?)
-            }
+        $(#[doc = $doc])*
+        #[allow(non_snake_case, clippy::too_many_arguments)] // parameters are NCCL's
+        extern "C" fn $twin($($arg: $type),*) -> nccl_api!(@type $($value)?) {
+            let run = move || -> hawser_runtime::Result<nccl_api!(@result $($value)?)> {
+                $crate::macros::trace(stringify!($name), &[$((stringify!($arg), &$arg)),*]);
+                $body
+            };
+            nccl_api!(@guard stringify!($name), run $(, $value, $fallback)?)
+        }
 
-            /// # Safety
-            /// Pointers are NULL or what NCCL's documentation of the function asks for.
-            #[allow(non_snake_case, clippy::too_many_arguments)]
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($arg: $type),*) -> nccl_api!(@type $($value)?) {
-                body($($arg),*)
-            }
-
-            /// # Safety
-            /// As its twin without the `p`.
-            #[allow(non_snake_case, clippy::too_many_arguments)]
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $twin($($arg: $type),*) -> nccl_api!(@type $($value)?) {
-                body($($arg),*)
-            }
-        };
+        nccl_names! { $name / $twin($($arg: $type),*) -> nccl_api!(@type $($value)?) }
     )*};
     (@type) => { std::ffi::c_int };
     (@type $value:ty) => { $value };
@@ -53,6 +37,57 @@ macro_rules! nccl_api {
     (@guard $name:expr, $run:ident) => { $crate::macros::guard($name, $run) };
     (@guard $name:expr, $run:ident, $value:ty, $fallback:expr) => {
         $crate::macros::guard_value($name, $fallback, $run)
+    };
+}
+
+/// Gives a function its two names, as NVIDIA's library has them: `pncclX`, and at the same address `ncclX`,
+/// which is weak, so that a program or a tool may have a function of that name.
+///
+/// Rust has no weak names, so both are made in assembly; a list of exported names (`build.rs`) tells the
+/// linker of them. An argument on the stack stays where it is: the jump changes no register.
+#[cfg(weak_names)]
+macro_rules! nccl_names {
+    ($name:ident / $twin:ident($($arg:ident: $type:ty),*) -> $value:ty) => {
+        std::arch::global_asm!(
+            concat!(".pushsection .text.", stringify!($twin), ",\"ax\",@progbits"),
+            ".p2align 4",
+            concat!(".globl ", stringify!($twin)),
+            concat!(".weak ", stringify!($name)),
+            concat!(".type ", stringify!($twin), ",@function"),
+            concat!(".type ", stringify!($name), ",@function"),
+            concat!(stringify!($twin), ":"),
+            concat!(stringify!($name), ":"),
+            "jmp {entry}",
+            concat!(".size ", stringify!($twin), ", . - ", stringify!($twin)),
+            concat!(".size ", stringify!($name), ", . - ", stringify!($name)),
+            ".popsection",
+            entry = sym $twin,
+        );
+    };
+}
+
+/// Gives a function its two names. Other linkers than rustc's own take no second list of exported names, so
+/// both are strong there.
+#[cfg(not(weak_names))]
+macro_rules! nccl_names {
+    ($name:ident / $twin:ident($($arg:ident: $type:ty),*) -> $value:ty) => {
+        const _: () = {
+            /// # Safety
+            /// Pointers are NULL or what NCCL's documentation of the function asks for.
+            #[allow(non_snake_case, clippy::too_many_arguments)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> $value {
+                self::$twin($($arg),*)
+            }
+
+            /// # Safety
+            /// As its twin without the `p`.
+            #[allow(non_snake_case, clippy::too_many_arguments)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $twin($($arg: $type),*) -> $value {
+                self::$twin($($arg),*)
+            }
+        };
     };
 }
 

@@ -17,6 +17,8 @@ use crate::handle::CommPtr;
 const WINDOW_FLAGS: c_int = 15;
 /// `NCCL_WIN_COLL_SYMMETRIC`.
 const SYMMETRIC: c_int = 1;
+/// `NCCL_WIN_GIN_ONLY` and `NCCL_WIN_CFT_COUNTED`.
+const RESTRICTIONS: c_int = 4 | 8;
 
 nccl_api! {
     /// Allocates memory on the current device that peers can map. Size 0 gives NULL.
@@ -43,7 +45,7 @@ nccl_api! {
     fn ncclCommDeregister / pncclCommDeregister(comm: CommPtr, handle: *const c_void) {
         let live = comm.ready()?;
         let known = handle.is_null() || live.buffers.remove(handle).is_some();
-        if known { Ok(()) } else { live.name(Err(no_registration("handle", handle, "ncclCommRegister"))) }
+        if known { Ok(()) } else { live.name(Err(no_buffer(handle))) }
     }
 
     /// Registers a buffer as a window. All ranks call it.
@@ -131,11 +133,24 @@ impl Registrations {
 }
 
 fn check_flags(flags: c_int) -> Result<()> {
+    if flags & SYMMETRIC != 0 && flags & RESTRICTIONS != 0 {
+        return Err(Error::invalid_argument(format!(
+            "winFlags {flags:#x}: NCCL_WIN_COLL_SYMMETRIC cannot be combined with NCCL_WIN_GIN_ONLY or \
+             NCCL_WIN_CFT_COUNTED"
+        ))
+        .remedy("leave out one of them: a symmetric window is for everything"));
+    }
     if flags & !WINDOW_FLAGS == 0 {
         return Ok(());
     }
     Err(Error::invalid_argument(format!("winFlags {flags:#x} has bits that mean nothing"))
         .remedy("combine the NCCL_WIN_ flags 1, 2, 4 and 8 only"))
+}
+
+/// A registration that is none: NCCL has `ncclInvalidUsage` for it, unlike for windows.
+fn no_buffer(handle: *const c_void) -> Error {
+    Error::invalid_usage(format!("handle {handle:?} is not registered with this communicator"))
+        .remedy("pass what ncclCommRegister stored, and only until it was taken back")
 }
 
 fn no_registration(name: &str, value: *const c_void, maker: &str) -> Error {

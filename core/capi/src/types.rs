@@ -176,6 +176,33 @@ pub struct NcclConfigExt {
     pub value: *const c_void,
 }
 
+/// `ncclEncryptionConfig_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct EncryptionConfig {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub mode: c_int,
+    pub psk: *const c_char,
+}
+
+impl EncryptionConfig {
+    /// `NCCL_ENCRYPTION_MODE_NONE`.
+    pub const NO_ENCRYPTION: c_int = 0;
+    /// `NCCL_ENCRYPTION_MODE_PSK`.
+    pub const PRE_SHARED_KEY: c_int = 1;
+
+    /// As `NCCL_ENCRYPTION_CONFIG_INITIALIZER` of 2.32.3.
+    pub const UNDEFINED: Self = Self {
+        size: size_of::<Self>(),
+        magic: API_MAGIC,
+        version: VERSION_CODE as c_uint,
+        mode: Self::NO_ENCRYPTION,
+        psk: std::ptr::null(),
+    };
+}
+
 /// `ncclSimInfo_t`: the answer of `ncclGroupSimulateEnd`; the time is in microseconds.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -228,6 +255,8 @@ unsafe impl Plain for NcclConfig {}
 // SAFETY: as above.
 unsafe impl Plain for NcclCollConfig {}
 // SAFETY: as above.
+unsafe impl Plain for EncryptionConfig {}
+// SAFETY: as above.
 unsafe impl Plain for SimInfo {}
 // SAFETY: as above; the C `bool`s are declared as bytes.
 unsafe impl Plain for CommProperties {}
@@ -246,6 +275,7 @@ const _: () = {
     assert!(offset_of!(NcclCollConfig, userProfilerTag) == 56);
     assert!(offset_of!(NcclCollConfig, launchCompletionEvent) == 64);
     assert!(size_of::<NcclConfigExt>() == 24 && offset_of!(NcclConfigExt, value) == 16);
+    assert!(size_of::<EncryptionConfig>() == 32 && offset_of!(EncryptionConfig, psk) == 24);
     assert!(size_of::<SimInfo>() == 24 && offset_of!(SimInfo, estimated_time) == 16);
     assert!(size_of::<Team>() == 12);
     assert!(size_of::<CommProperties>() == 152 && offset_of!(CommProperties, gin_type) == 36);

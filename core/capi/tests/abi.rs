@@ -1,6 +1,6 @@
 //! The shared object as loaders and C programs see it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,8 @@ use std::{env, fs};
 
 use elf::ElfBytes;
 use elf::abi::{
-    DF_1_NODELETE, DF_SYMBOLIC, DT_FLAGS, DT_FLAGS_1, DT_NEEDED, DT_SONAME, DT_SYMBOLIC, SHN_UNDEF, STT_FUNC,
+    DF_1_NODELETE, DF_SYMBOLIC, DT_FLAGS, DT_FLAGS_1, DT_NEEDED, DT_SONAME, DT_SYMBOLIC, SHN_UNDEF,
+    STB_GLOBAL, STB_WEAK, STT_FUNC,
 };
 use elf::endian::NativeEndian;
 
@@ -46,6 +47,26 @@ fn every_name_has_its_twin() {
     let alone: Vec<_> =
         names.iter().filter(|n| n.starts_with("nccl") && !names.contains(format!("p{n}").as_str())).collect();
     assert_eq!(alone, [&"ncclResetDebugInitInternal"]);
+}
+
+/// As in NVIDIA's library: `ncclX` is weak, `pncclX` strong, both are one function.
+#[test]
+#[cfg(weak_names)]
+fn names_are_weak_and_twins_strong_at_one_address() {
+    let bytes = fs::read(library()).unwrap();
+    let elf = ElfBytes::<NativeEndian>::minimal_parse(&bytes).unwrap();
+    let (symbols, names) = elf.dynamic_symbol_table().unwrap().unwrap();
+    let exported = symbols.iter().filter(|s| s.st_shndx != SHN_UNDEF);
+    let places: BTreeMap<&str, (u8, u64)> =
+        exported.map(|s| (names.get(s.st_name as usize).unwrap(), (s.st_bind(), s.st_value))).collect();
+    let mut twins = 0;
+    for (name, (bind, address)) in places.iter().filter(|(name, _)| name.starts_with("nccl")) {
+        let Some((twin_bind, twin_address)) = places.get(format!("p{name}").as_str()) else { continue };
+        assert_eq!((*bind, *twin_bind), (STB_WEAK, STB_GLOBAL), "{name}");
+        assert_eq!(address, twin_address, "{name}");
+        twins += 1;
+    }
+    assert_eq!(twins, 96);
 }
 
 #[test]

@@ -114,6 +114,11 @@ fn handles_that_are_none() {
         ("ncclCommDeregister", |c| ncclCommDeregister(c, null())),
         ("ncclCommWindowRegister", |c| ncclCommWindowRegister(c, data(), 4, &mut null(), 0)),
         ("ncclCommQueryProperties", |c| ncclCommQueryProperties(c, null_mut())),
+        ("ncclPutSignal", |c| ncclPutSignal(data(), 1, 7, 0, null(), 0, 0, 0, 0, c, null())),
+        ("ncclSignal", |c| ncclSignal(0, 0, 0, 0, c, null())),
+        ("ncclWaitSignal", |c| ncclWaitSignal(0, null(), c, null())),
+        ("ncclDevCommCreate", |c| ncclDevCommCreate(c, null(), null())),
+        ("ncclDevCommDestroy", |c| ncclDevCommDestroy(c, null())),
     ];
     let garbage: Comm = dangling_mut::<c_void>();
     for (comm, word) in
@@ -243,7 +248,7 @@ fn memory_and_reductions() {
         ("ncclCommRegister", "exceeds", INVALID_ARGUMENT, |c| {
             ncclCommRegister(c, data(), usize::MAX, &mut null())
         }),
-        ("ncclCommDeregister", "not registered", INVALID_ARGUMENT, |c| ncclCommDeregister(c, data())),
+        ("ncclCommDeregister", "not registered", INVALID_USAGE, |c| ncclCommDeregister(c, data())),
         ("ncclCommWindowRegister", "winFlags 0x10", INVALID_ARGUMENT, |c| {
             ncclCommWindowRegister(c, data(), 8, &mut null(), 16)
         }),
@@ -320,7 +325,6 @@ fn functions_that_are_not_offered_say_so() {
         ("ncclCommSuspend", word, INVALID_USAGE, |c| ncclCommSuspend(c, 1)),
         ("ncclCommMemStats", word, INVALID_USAGE, |c| ncclCommMemStats(c, 3, &mut 9)),
         ("ncclDevCommCreate", word, INVALID_USAGE, |c| ncclDevCommCreate(c, null(), null())),
-        ("ncclSetEncryption", word, INVALID_USAGE, |_| ncclSetEncryption(null())),
         ("ncclSignal", word, INVALID_USAGE, |c| ncclSignal(0, 0, 0, 0, c, null())),
         ("ncclGetLsaDevicePointer", word, INVALID_USAGE, |_| {
             ncclGetLsaDevicePointer(null(), 0, 0, &mut null())
@@ -331,5 +335,75 @@ fn functions_that_are_not_offered_say_so() {
     ];
     check(comm, cases);
     ncclResetDebugInit();
+    ok(ncclCommDestroy(comm));
+}
+
+#[test]
+fn encryption_is_none_or_refused() {
+    let _turn = turn();
+    let none = EncryptionConfig { size: 32, magic: 0xcafe_beef, version: 23203, mode: 0, psk: null() };
+    ok(ncclSetEncryption(null()));
+    ok(ncclSetEncryption(&none));
+    let refused = |config: EncryptionConfig, code, word: &str| {
+        assert_eq!(ncclSetEncryption(&config), code, "{word}");
+        let text = last_error();
+        assert!(text.starts_with("ncclSetEncryption: ") && text.contains(word), "{text}");
+    };
+    let psk = EncryptionConfig { mode: 1, ..none };
+    refused(psk, INVALID_ARGUMENT, "32 bytes");
+    refused(
+        EncryptionConfig { psk: c"thirty-one bytes are not enough".as_ptr(), ..psk },
+        INVALID_ARGUMENT,
+        "32",
+    );
+    let key = c"thirty-two bytes are just enough";
+    refused(EncryptionConfig { psk: key.as_ptr(), ..psk }, INVALID_USAGE, "no TLS");
+    refused(EncryptionConfig { mode: 2, ..none }, INVALID_ARGUMENT, "mode 2");
+    refused(EncryptionConfig { mode: -1, ..none }, INVALID_ARGUMENT, "mode -1");
+    refused(EncryptionConfig { magic: 1, ..none }, INVALID_ARGUMENT, "magic");
+}
+
+#[test]
+fn failed_inits_leave_no_communicator() {
+    let _turn = turn();
+    let mut id = Id([0; 128]);
+    ok(ncclGetUniqueId(&mut id));
+    let after = |init: &dyn Fn(*mut Comm) -> c_int| {
+        let mut comm: Comm = dangling_mut();
+        assert_eq!(init(&mut comm), INVALID_ARGUMENT);
+        assert!(comm.is_null());
+    };
+    after(&|comm| ncclCommInitRank(comm, 0, id, 0));
+    after(&|comm| ncclCommInitRank(comm, 1, id, 3));
+    after(&|comm| ncclCommInitRank(comm, 1, Id([0; 128]), 0));
+    after(&|comm| ncclCommInitRankConfig(comm, -1, id, 0, null()));
+    after(&|comm| ncclCommInitRankScalable(comm, 1, 1, 1, &id, null()));
+    after(&|comm| ncclCommInitRankScalable(comm, 1, 0, 0, &id, null()));
+}
+
+#[test]
+fn flags_of_windows_and_structs_of_properties() {
+    let _turn = turn();
+    let comm = single();
+    let cases: &[Case] = &[
+        ("ncclCommWindowRegister", "cannot be combined", INVALID_ARGUMENT, |c| {
+            ncclCommWindowRegister(c, data(), 64, &mut null(), 1 | 4)
+        }),
+        ("ncclCommWindowRegister", "cannot be combined", INVALID_ARGUMENT, |c| {
+            ncclCommWindowRegister(c, data(), 64, &mut null(), 1 | 2 | 8)
+        }),
+        ("ncclCommQueryProperties", "magic", INVALID_USAGE, |c| {
+            ncclCommQueryProperties(c, [0u64; 19].as_mut_ptr().cast())
+        }),
+        ("ncclCommQueryProperties", "props is NULL", INVALID_ARGUMENT, |c| {
+            ncclCommQueryProperties(c, null_mut())
+        }),
+    ];
+    check(comm, cases);
+    for flags in [0, 2, 4, 8, 4 | 8, 1, 1 | 2] {
+        let mut win = null();
+        ok(ncclCommWindowRegister(comm, data(), 64, &mut win, flags));
+        ok(ncclCommWindowDeregister(comm, win));
+    }
     ok(ncclCommDestroy(comm));
 }

@@ -145,11 +145,11 @@ fn memory_registrations_and_windows() {
     ok(ncclWinGetUserPtr(comm, win, &mut base));
     assert_eq!(base, memory.cast_const());
     // A window is no registration and the other way round; each goes back once.
-    assert_eq!(ncclCommDeregister(comm, win), INVALID_ARGUMENT);
+    assert_eq!(ncclCommDeregister(comm, win), INVALID_USAGE);
     ok(ncclCommWindowDeregister(comm, win));
     assert_eq!(ncclCommWindowDeregister(comm, win), INVALID_ARGUMENT);
     ok(ncclCommDeregister(comm, handle));
-    assert_eq!(ncclCommDeregister(comm, handle), INVALID_ARGUMENT);
+    assert_eq!(ncclCommDeregister(comm, handle), INVALID_USAGE);
     ok(ncclCommDeregister(comm, null()));
     ok(ncclCommWindowDeregister(comm, null()));
     ok(ncclMemFree(memory));

@@ -47,6 +47,17 @@ pub struct SimInfo {
     pub time: f32,
 }
 
+/// `ncclEncryptionConfig_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct EncryptionConfig {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub mode: c_int,
+    pub psk: *const c_char,
+}
+
 // SAFETY: the signatures are those of the headers. Safe to call from these tests, which pass live
 // buffers, NULL, or what is refused before anything is followed.
 unsafe extern "C" {
@@ -194,7 +205,22 @@ unsafe extern "C" {
     pub safe fn ncclCommSuspend(comm: Comm, flags: c_int) -> c_int;
     pub safe fn ncclCommMemStats(comm: Comm, stat: c_int, out: *mut u64) -> c_int;
     pub safe fn ncclDevCommCreate(comm: Comm, requirements: Ptr, out: Ptr) -> c_int;
-    pub safe fn ncclSetEncryption(config: Ptr) -> c_int;
+    pub safe fn ncclDevCommDestroy(comm: Comm, dev_comm: Ptr) -> c_int;
+    pub safe fn ncclPutSignal(
+        local: Ptr,
+        n: usize,
+        t: c_int,
+        peer: c_int,
+        win: Ptr,
+        offset: usize,
+        sig: c_int,
+        ctx: c_int,
+        flags: c_uint,
+        comm: Comm,
+        stream: Ptr,
+    ) -> c_int;
+    pub safe fn ncclWaitSignal(n: c_int, descriptors: Ptr, comm: Comm, stream: Ptr) -> c_int;
+    pub safe fn ncclSetEncryption(config: *const EncryptionConfig) -> c_int;
     pub safe fn ncclSignal(
         peer: c_int,
         sig: c_int,
