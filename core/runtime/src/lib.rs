@@ -11,6 +11,7 @@ pub mod comm;
 pub mod comm_state;
 pub mod executor;
 mod messages;
+mod model;
 mod op_number;
 mod phases;
 mod plugin_types;

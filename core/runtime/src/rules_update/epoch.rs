@@ -1,13 +1,16 @@
 //! What stands between the calls of a rank and changes: a number that calls compare themselves with, and
 //! behind it, for the few that come near a change, the [`Barrier`].
+//!
+//! The tests of `loom` try every order of a rank's calls and a fence (CONTRIBUTING.md, Models).
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hawser_base::error::{Error, ErrorKind, Result};
 
 use super::protocol::{Barrier, Pass};
+use crate::model::{AtomicU64, Condvar, Mutex, MutexGuard, sequential};
 
 /// The time that a call that is held sleeps before it looks for an abort.
 const SLICE: Duration = Duration::from_millis(20);
@@ -27,7 +30,7 @@ impl<S> Default for Epoch<S> {
         Self {
             begun: AtomicU64::new(0),
             asks: AtomicU64::new(u64::MAX),
-            barrier: Mutex::default(),
+            barrier: Mutex::new(Barrier::default()),
             changed: Condvar::new(),
         }
     }
@@ -39,6 +42,7 @@ impl<S> Epoch<S> {
     pub fn begin(&self) -> (u64, bool) {
         // Both orders matter: whoever is not seen by `fence` sees the fence.
         let number = self.begun.fetch_add(1, Ordering::SeqCst);
+        sequential();
         (number, number >= self.asks.load(Ordering::SeqCst))
     }
 
@@ -93,6 +97,7 @@ impl<S> Epoch<S> {
         loop {
             let fence = barrier.fence(self.begun(), margin);
             self.asks.store(barrier.epoch(), Ordering::SeqCst);
+            sequential();
             // A call that began in between may not have seen it.
             if self.begun() <= fence {
                 return fence;
@@ -105,7 +110,47 @@ impl<S> Epoch<S> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+
+    /// The collectives that a rank begins in the model.
+    const CALLS: u64 = 3;
+
+    /// Whatever the order: a change that is decided for a collective is taken by exactly that one, or by none
+    /// where the rank begins no more, and no collective is run by two sets of rules.
+    #[test]
+    fn loom_a_change_is_taken_by_the_collective_that_it_was_decided_for() {
+        for margin in 0..2 {
+            loom::model(move || {
+                let epoch = Arc::new(Epoch::<u64>::default());
+                let rank = epoch.clone();
+                let caller = loom::thread::spawn(move || {
+                    let mut taken = Vec::new();
+                    for _ in 0..CALLS {
+                        let (number, asks) = rank.begin();
+                        if asks {
+                            let take = |_, at, fence| {
+                                taken.push((number, at, fence));
+                                Ok(())
+                            };
+                            rank.pass(number, || None, take).unwrap();
+                        }
+                    }
+                    taken
+                });
+                let fence = epoch.fence(margin);
+                epoch.with(|barrier| barrier.commit(1, fence, fence));
+                let taken = caller.join().unwrap();
+                let expected: &[_] = if fence < CALLS { &[(fence, fence, fence)] } else { &[] };
+                assert_eq!(taken, expected);
+            });
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use std::sync::atomic::AtomicBool;
 

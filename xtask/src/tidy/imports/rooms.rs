@@ -9,6 +9,7 @@ const ROOMS: [(&str, &[&[&str]]); 1] = [(
     &[
         &[
             "op_number.rs",
+            "model.rs",
             "record.rs",
             "plugin_types.rs",
             "bootstrap/",

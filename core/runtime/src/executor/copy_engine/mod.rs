@@ -12,6 +12,7 @@
 
 pub mod host;
 mod rendezvous;
+mod ring;
 mod watch;
 
 use std::sync::{Arc, Mutex};

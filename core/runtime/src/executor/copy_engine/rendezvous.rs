@@ -1,13 +1,12 @@
 //! Where both ends of a direct transfer meet: rings in memory of the host that both processes map.
 //!
 //! Neither end knows the other's buffer when it is called. Each direction between two ranks has a ring; its
-//! n-th slot is for their n-th transfer, whichever end comes first. The first end leaves its **posting**, an
-//! address and how to map it, and goes on; the second takes it and copies. A sender gives the receiver a
-//! moment to come first, since pushing is faster than pulling. Otherwise nobody waits, unless one end is
-//! [`RING`] transfers ahead.
+//! n-th slot is for their n-th transfer, whichever end comes first (`ring.rs`). The first end leaves its
+//! **posting**, an address and how to map it, and goes on; the second takes it and copies. A sender gives the
+//! receiver a moment to come first, since pushing is faster than pulling. Otherwise nobody waits, unless one
+//! end is [`RING`] transfers ahead.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hawser_base::env;
@@ -20,12 +19,11 @@ use hawser_device::{Device, Exposed, HeapKind, Memory, SharedMemory};
 use hawser_plan::executor::copy_engine::{Leg, Way};
 use rustc_hash::FxHashMap;
 
+use super::ring::{RING, Ring};
 use crate::bootstrap::Bootstrap;
 use crate::transport::Peers;
 use crate::transport::control::Control;
 
-/// Slots of a ring.
-const RING: u64 = 2048;
 /// Mappings of a peer's buffers that are kept at most, unless more are in use at once.
 const MOST_OPENED: usize = 32;
 /// Bytes of a sample: smaller allocations share a block, and IPC shares whole blocks.
@@ -65,31 +63,11 @@ struct Descriptor {
     handle: [u8; 64],
 }
 
-/// One transfer. Its generation counts how often the slot was used: `claim` is 3 g when both ends are still
-/// to come, 3 g + 1 when the sender was first, 3 g + 2 when the receiver was.
-#[repr(C, align(64))]
-struct Slot {
-    claim: AtomicU64,
-    /// By side: the sender's, the receiver's.
-    descriptors: [std::cell::UnsafeCell<Descriptor>; 2],
-}
-
-#[repr(C, align(64))]
-struct Ring {
-    /// By side: transfers that it has come to.
-    counts: [Padded; 2],
-    slots: [Slot; RING as usize],
-}
-
-#[repr(C, align(64))]
-struct Padded(AtomicU64);
-
 /// A ring in shared memory.
 #[derive(Clone, Copy)]
-struct RingAt(*const Ring);
+struct RingAt(*const Ring<Descriptor>);
 
-// SAFETY: an address; whatever it points at is reached through atomics, or owned by one side at a time as
-// `claim` says.
+// SAFETY: an address of something that sides share.
 unsafe impl Send for RingAt {}
 // SAFETY: as above.
 unsafe impl Sync for RingAt {}
@@ -125,7 +103,7 @@ struct Opened {
 }
 
 impl Rendezvous {
-    /// Connects the boards of the ranks of a host. Collective. None: no peer takes part.
+    /// Connects the rings of the ranks of a host. Collective. None: no peer takes part.
     pub fn connect(
         device: &dyn Device,
         bootstrap: &Bootstrap,
@@ -141,10 +119,11 @@ impl Rendezvous {
         let local = peers.places.iter().max().map_or(1, |place| place + 1);
         // The device of the CPU maps memory of the host, whatever runs the programs.
         let host = HostDevice::beside()?;
-        let heap = host.alloc_heap(u64::from(local) * size_of::<Ring>() as u64, HeapKind::Host)?;
+        let heap =
+            host.alloc_heap(u64::from(local) * size_of::<Ring<Descriptor>>() as u64, HeapKind::Host)?;
         let mapped = crate::transport::exchange(&host, bootstrap, peers, &heap, wait)?;
         let ring = |base: u64, place: u32| {
-            RingAt((base + u64::from(place) * size_of::<Ring>() as u64) as *const Ring)
+            RingAt((base + u64::from(place) * size_of::<Ring<Descriptor>>() as u64) as *const Ring<_>)
         };
         let end = |(peer, memory): (usize, &Option<Memory>)| {
             let theirs = memory.as_ref().filter(|_| possible[me][peer] && possible[peer][me])?;
@@ -269,44 +248,11 @@ impl Rendezvous {
     ) -> Result<Option<Descriptor>> {
         // SAFETY: the ring lives in memory that `self` keeps mapped; all of it is valid for any bytes.
         let ring = unsafe { &*ring };
-        let number = ring.counts[side].0.load(Ordering::Relaxed);
-        self.await_room(
-            || number - ring.counts[1 - side].0.load(Ordering::Acquire).min(number) < RING,
-            peer,
-            control,
-        )?;
-        let slot = &ring.slots[(number % RING) as usize];
-        let empty = number / RING * 3;
+        self.await_room(|| ring.has_room(side), peer, control)?;
         // Who sends had better come second.
-        while side == 0
-            && slot.claim.load(Ordering::Relaxed) == empty
-            && Instant::now() < until
-            && !control.is_aborted()
-        {
-            std::hint::spin_loop();
-        }
-        // SAFETY: until this side has claimed the slot, or found it claimed, nobody else touches its posting
-        // of this generation; the peer was through with the last generation's when it counted it.
-        unsafe { slot.descriptors[side].get().write(own) };
-        let claim =
-            slot.claim.compare_exchange(empty, empty + 1 + side as u64, Ordering::AcqRel, Ordering::Acquire);
-        let found = match claim {
-            Ok(_) => None,
-            Err(found) if found == empty + 2 - side as u64 => {
-                // SAFETY: the peer wrote it before its claim and leaves it alone until this side has counted.
-                let theirs = unsafe { slot.descriptors[1 - side].get().read() };
-                slot.claim.store(empty + 3, Ordering::Release);
-                Some(theirs)
-            }
-            Err(found) => {
-                return Err(Error::internal(format!(
-                    "rank {} and rank {peer} are out of step: transfer {number} was claimed as {found}",
-                    self.rank
-                )));
-            }
-        };
-        ring.counts[side].0.store(number + 1, Ordering::Release);
-        Ok(found)
+        let lingers = || side == 0 && Instant::now() < until && !control.is_aborted();
+        ring.come(side, own, lingers)
+            .map_err(|error| error.context(format!("rank {} and rank {peer}", self.rank)))
     }
 
     fn await_room(&self, has_room: impl Fn() -> bool, peer: u32, control: &Control) -> Result<()> {
@@ -411,7 +357,7 @@ fn probe(
     Ok(all.iter().map(line).collect())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 
@@ -425,7 +371,7 @@ mod tests {
     fn of_two_ends_one_is_second() {
         const TRANSFERS: u64 = 3 * RING + 5;
         let host = HostDevice::beside().unwrap();
-        let memory = host.alloc_heap(size_of::<Ring>() as u64, HeapKind::Host).unwrap();
+        let memory = host.alloc_heap(size_of::<Ring<Descriptor>>() as u64, HeapKind::Host).unwrap();
         let control = Control::new(&host).unwrap();
         let side = |side: usize| {
             let rendezvous = Rendezvous {
@@ -446,7 +392,7 @@ mod tests {
                     id: 0,
                     handle: [side as u8; 64],
                 };
-                let ring = RingAt(memory.addr as *const Ring);
+                let ring = RingAt(memory.addr as *const Ring<_>);
                 if let Some(theirs) =
                     rendezvous.exchange(ring, side, own, (1 - side as u32, now()), &control).unwrap()
                 {
@@ -473,7 +419,7 @@ mod tests {
     #[test]
     fn a_side_that_is_a_ring_ahead_waits_until_aborted() {
         let host = HostDevice::beside().unwrap();
-        let memory = host.alloc_heap(size_of::<Ring>() as u64, HeapKind::Host).unwrap();
+        let memory = host.alloc_heap(size_of::<Ring<Descriptor>>() as u64, HeapKind::Host).unwrap();
         let (control, abort) = (Control::new(&host).unwrap(), AbortFlag::new());
         let rendezvous = Rendezvous {
             rank: 0,
@@ -484,7 +430,7 @@ mod tests {
         };
         let own =
             Descriptor { is_direct: 0, is_captured: 0, addr: 0, bytes: 0, base: 0, id: 0, handle: [0; 64] };
-        let ring = || RingAt(memory.addr as *const Ring);
+        let ring = || RingAt(memory.addr as *const Ring<_>);
         for _ in 0..RING {
             assert!(rendezvous.exchange(ring(), 0, own, (1, now()), &control).unwrap().is_none());
         }
