@@ -28,6 +28,11 @@ def test_a_rank_leaves_in_peace(script, library, ranks):
     script("deaths", library, max(ranks, 4), "--leave", seconds=400)
 
 
+@pytest.mark.gpu
+def test_elastic(script, library, ranks, quick):
+    script("elastic", library, max(ranks, 4), "--kills", 6 if quick else 50, seconds=400 if quick else 1800)
+
+
 @pytest.mark.torch
 def test_oversubscribed(script, library, ranks):
     script("oversubscribed", library, 2 * ranks, seconds=240)

@@ -254,3 +254,36 @@ fn shrinks_do_not_block_where_nothing_does() {
         }
     });
 }
+
+/// Memory goes and comes back while plans, FIFOs and counters stay: what ran before runs after.
+#[test]
+fn communicators_sleep_and_wake() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    in_threads(4, |comm| {
+        let (own, other) = (comm, comm.split(0, 3 - comm.rank() as i32, None).unwrap().unwrap());
+        let stats = own.memory_stats().unwrap();
+        assert!(stats.suspendable > 0 && !stats.is_suspended);
+        for round in 0..3 {
+            for collective in hawser_plan::Collective::ALL {
+                for count in [1, 30_011, 300_007] {
+                    let case = hawser_tests::world::plain(collective, 4, count);
+                    hawser_tests::world::run(own, case, false, round % 2).unwrap();
+                }
+            }
+            own.suspend().unwrap();
+            let error = all_reduce(own, 10).unwrap_err();
+            assert!(error.text.contains("suspended"), "{error}");
+            assert_eq!(own.suspend().unwrap_err().kind, ErrorKind::InvalidUsage);
+            assert!(own.memory_stats().unwrap().is_suspended);
+            all_reduce(&other, 5_000).unwrap();
+            own.resume().unwrap();
+            assert_eq!(own.memory_stats().unwrap(), stats);
+            assert_eq!(own.resume().unwrap_err().kind, ErrorKind::InvalidUsage);
+        }
+        other.suspend().unwrap();
+        other.destroy().unwrap();
+    });
+}

@@ -38,7 +38,18 @@ fn matrix(ranks: u32) {
     }
     let id = unique_id().unwrap();
     let start = |rank| {
-        let steps = ["matrix", "finalize", "destroy"];
+        let steps = [
+            "matrix",
+            "suspend",
+            "?all_reduce",
+            "resume",
+            "small",
+            "suspend",
+            "resume",
+            "small",
+            "finalize",
+            "destroy",
+        ];
         Process::rank(env!("CARGO_BIN_EXE_hawser-test-rank"), &id, (rank, ranks), &steps, &[])
     };
     let processes: Vec<Process> = (0..ranks).map(start).collect();

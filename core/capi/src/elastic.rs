@@ -1,4 +1,4 @@
-//! Communicators that outlive their members: revoke, shrink and grow.
+//! Communicators that outlive their members, and those that sleep: revoke, shrink, grow, suspend, resume.
 
 use std::ffi::c_int;
 
@@ -13,6 +13,15 @@ use crate::types::{IdBytes, NcclConfig};
 
 /// `NCCL_SHRINK_DEFAULT` and `NCCL_SHRINK_ABORT`.
 const SHRINK_FLAGS: [(c_int, Shrink); 2] = [(0, Shrink::Keep), (1, Shrink::Abort)];
+
+/// `NCCL_SUSPEND_MEM`: device memory is given back.
+const SUSPEND_MEM: c_int = 1;
+
+/// `ncclStatGpuMemSuspend` and what follows it in `ncclCommMemStat_t`.
+const MEM_SUSPENDABLE: c_int = 0;
+const MEM_IS_SUSPENDED: c_int = 1;
+const MEM_PERSISTENT: c_int = 2;
+const MEM_TOTAL: c_int = 3;
 
 /// The rank that ranks of the communicator that grows pass: they keep theirs.
 const KEEPS_ITS_RANK: c_int = -1;
@@ -56,6 +65,52 @@ nccl_api! {
     ) {
         grouped(grow(comm, nRanks, uniqueId, rank, newcomm, config))
     }
+}
+
+nccl_api! {
+    /// Waits for the communicator's operations and gives its device memory back. All ranks call it. Addresses
+    /// stay; until `ncclCommResume` nothing may be called or replayed.
+    fn ncclCommSuspend / pncclCommSuspend(comm: CommPtr, flags: c_int) {
+        grouped(suspend(comm, flags))
+    }
+
+    /// Takes back what `ncclCommSuspend` gave. All ranks call it.
+    fn ncclCommResume / pncclCommResume(comm: CommPtr) {
+        grouped(resume(comm))
+    }
+
+    /// Device memory that a communicator holds, in bytes, or whether it is suspended.
+    fn ncclCommMemStats / pncclCommMemStats(comm: CommPtr, stat: c_int, value: Out<u64>) {
+        let handle = comm.even_busy()?;
+        value.check("value")?;
+        let stats = handle.name(handle.comm.memory_stats())?;
+        value.set("value", match stat {
+            MEM_SUSPENDABLE => stats.suspendable,
+            MEM_IS_SUSPENDED => stats.is_suspended.into(),
+            MEM_PERSISTENT => stats.persistent,
+            MEM_TOTAL => stats.suspendable + stats.persistent,
+            other => {
+                let text = format!("stat {other} is not an ncclCommMemStat_t");
+                return Err(Error::invalid_argument(text).remedy("use ncclStatGpuMemSuspend (0) to ncclStatGpuMemTotal (3)"));
+            }
+        })
+    }
+}
+
+fn suspend(comm: CommPtr, flags: c_int) -> Result<()> {
+    let handle = comm.ready()?;
+    if flags != SUSPEND_MEM {
+        let text = format!("flags {flags} are not NCCL_SUSPEND_MEM");
+        return Err(Error::invalid_argument(text).remedy("pass NCCL_SUSPEND_MEM (1)"));
+    }
+    handle.name(handle.comm.suspend())?;
+    handle.progress()
+}
+
+fn resume(comm: CommPtr) -> Result<()> {
+    let handle = comm.ready()?;
+    handle.name(handle.comm.resume())?;
+    handle.progress()
 }
 
 fn shrink(

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use hawser_runtime::Error;
 
-use crate::args::{In, Out};
+use crate::args::In;
 use crate::handle::CommPtr;
 use crate::p2p::grouped;
 use crate::types::{API_MAGIC, EncryptionConfig};
@@ -17,22 +17,6 @@ pub fn not_offered(instead: &str) -> Error {
 }
 
 nccl_api! {
-    /// Gives memory of an idle communicator back.
-    fn ncclCommSuspend / pncclCommSuspend(_comm: CommPtr, _flags: c_int) {
-        Err(not_offered("destroy the communicator and make it again"))
-    }
-
-    /// Takes back what `ncclCommSuspend` gave.
-    fn ncclCommResume / pncclCommResume(_comm: CommPtr) {
-        Err(not_offered("destroy the communicator and make it again"))
-    }
-
-    /// Memory that a communicator holds.
-    fn ncclCommMemStats / pncclCommMemStats(_comm: CommPtr, _stat: c_int, value: Out<u64>) {
-        value.set_if_given(0);
-        Err(not_offered("read the device's free memory instead"))
-    }
-
     /// Writes to a peer's window and raises a signal there.
     fn ncclPutSignal / pncclPutSignal(
         _localbuff: *const c_void, _count: usize, _datatype: c_int, _peer: c_int, _peerWin: *const c_void,

@@ -107,6 +107,9 @@ fn handles_that_are_none() {
         ("ncclCommGetAsyncError", |c| ncclCommGetAsyncError(c, &mut 0)),
         ("ncclCommSplit", |c| ncclCommSplit(c, 0, 0, &mut null_mut(), null())),
         ("ncclCommShrink", |c| ncclCommShrink(c, &0, 1, &mut null_mut(), null(), 0)),
+        ("ncclCommSuspend", |c| ncclCommSuspend(c, 1)),
+        ("ncclCommResume", |c| ncclCommResume(c)),
+        ("ncclCommMemStats", |c| ncclCommMemStats(c, 3, &mut 0)),
         ("ncclCommGetUniqueId", |c| ncclCommGetUniqueId(c, &mut Id([0; 128]))),
         ("ncclRedOpCreatePreMulSum", |c| ncclRedOpCreatePreMulSum(&mut 0, data(), 7, 1, c)),
         ("ncclRedOpDestroy", |c| ncclRedOpDestroy(5, c)),
@@ -184,6 +187,10 @@ fn making_communicators() {
         ("ncclCommShrink", "newcomm is NULL", INVALID_ARGUMENT, |c| {
             ncclCommShrink(c, &0, 1, null_mut(), null(), 0)
         }),
+        ("ncclCommSuspend", "flags 2", INVALID_ARGUMENT, |c| ncclCommSuspend(c, 2)),
+        ("ncclCommResume", "not suspended", INVALID_USAGE, |c| ncclCommResume(c)),
+        ("ncclCommMemStats", "stat 4", INVALID_ARGUMENT, |c| ncclCommMemStats(c, 4, &mut 9)),
+        ("ncclCommMemStats", "value is NULL", INVALID_ARGUMENT, |c| ncclCommMemStats(c, 3, null_mut())),
         ("ncclCommRevoke", "revokeFlags 3", INVALID_ARGUMENT, |c| ncclCommRevoke(c, 3)),
         ("ncclCommGetUniqueId", "uniqueId is NULL", INVALID_ARGUMENT, |c| ncclCommGetUniqueId(c, null_mut())),
         ("ncclCommGrow", "grow to 1 ranks", INVALID_ARGUMENT, |c| grow(c, 1, -1)),
@@ -322,8 +329,6 @@ fn functions_that_are_not_offered_say_so() {
     let comm = single();
     let word = "not offered at Hawser API level";
     let cases: &[Case] = &[
-        ("ncclCommSuspend", word, INVALID_USAGE, |c| ncclCommSuspend(c, 1)),
-        ("ncclCommMemStats", word, INVALID_USAGE, |c| ncclCommMemStats(c, 3, &mut 9)),
         ("ncclDevCommCreate", word, INVALID_USAGE, |c| ncclDevCommCreate(c, null(), null())),
         ("ncclSignal", word, INVALID_USAGE, |c| ncclSignal(0, 0, 0, 0, c, null())),
         ("ncclGetLsaDevicePointer", word, INVALID_USAGE, |_| {

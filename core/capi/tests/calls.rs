@@ -83,6 +83,40 @@ fn a_communicator_shrinks_grows_and_is_revoked() {
     shrunk.iter().chain(&grown).for_each(|comm| ok(ncclCommDestroy(*comm)));
 }
 
+#[test]
+fn a_communicator_sleeps_and_wakes() {
+    let _turn = turn();
+    let comms = several(3);
+    let stats = |comm| {
+        [0, 1, 2, 3].map(|stat| {
+            let mut value = 7;
+            ok(ncclCommMemStats(comm, stat, &mut value));
+            value
+        })
+    };
+    check_sum(&comms);
+    let before = stats(comms[0]);
+    assert!(before[0] > 0 && before[1] == 0 && before[2] > 0 && before[3] == before[0] + before[2]);
+    for _ in 0..2 {
+        ok(ncclGroupStart());
+        comms.iter().for_each(|comm| ok(ncclCommSuspend(*comm, 1)));
+        ok(ncclGroupEnd());
+        assert_eq!(stats(comms[1])[1], 1);
+        assert_eq!(all_reduce(comms[0], &mut [0.0], SUM), INVALID_USAGE);
+        assert!(last_error().contains("suspended"), "{}", last_error());
+        assert_eq!(ncclCommSuspend(comms[2], 1), INVALID_USAGE);
+        ok(ncclGroupStart());
+        comms.iter().for_each(|comm| ok(ncclCommResume(*comm)));
+        ok(ncclGroupEnd());
+        assert_eq!(stats(comms[0]), before);
+        check_sum(&comms);
+    }
+    ok(ncclGroupStart());
+    comms.iter().for_each(|comm| ok(ncclCommSuspend(*comm, 1)));
+    ok(ncclGroupEnd());
+    comms.iter().for_each(|comm| ok(ncclCommDestroy(*comm)));
+}
+
 /// The ranks add up what each has.
 fn check_sum(comms: &[Comm]) {
     let mut data = vec![[1f32; 3]; comms.len()];

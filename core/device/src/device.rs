@@ -269,6 +269,28 @@ pub trait SharedMemory: Send + Sync {
     /// exported one.
     fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory>;
 
+    /// True if the memory of a heap, or of a peer's heap mapped here, can be taken from under its addresses.
+    fn can_detach(&self, memory: &Memory) -> bool;
+
+    /// Gives the memory of a heap, or the mapping of a peer's heap, back. The addresses stay reserved and must
+    /// not be used until they are attached again; what the memory held is lost.
+    ///
+    /// # Errors
+    /// `InvalidUsage` where [`SharedMemory::can_detach`] says no; the system or the driver refused.
+    fn detach(&self, memory: &Memory) -> Result<()>;
+
+    /// Takes memory for a heap again, at the same addresses. It is to be exported again.
+    ///
+    /// # Errors
+    /// There is no memory, or the driver refused.
+    fn attach(&self, heap: &Memory) -> Result<()>;
+
+    /// Maps a peer's heap again, at the same addresses; otherwise as [`SharedMemory::import`].
+    ///
+    /// # Errors
+    /// As [`SharedMemory::import`].
+    fn attach_peer(&self, memory: &Memory, token: &[u8], fd: Option<OwnedFd>) -> Result<()>;
+
     /// The allocation around an address if copy engines of other devices of this process can reach it after
     /// [`SharedMemory::reach`], and those of other processes through [`Ipc::exposed_handle`]. Works during a
     /// capture.

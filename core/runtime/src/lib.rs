@@ -27,6 +27,6 @@ pub mod transport;
 pub mod tuning;
 
 pub use bootstrap::UniqueId;
-pub use comm::{Comm, Config, LastDecision, Shrink, group, mem_alloc, mem_free, unique_id};
+pub use comm::{Comm, Config, LastDecision, MemoryStats, Shrink, group, mem_alloc, mem_free, unique_id};
 pub use hawser_base::error::{Error, ErrorKind, Result};
 pub use hawser_device::Stream;

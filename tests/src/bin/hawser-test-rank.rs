@@ -171,6 +171,8 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
             });
             Ok(())
         }
+        "suspend" => comm.suspend(),
+        "resume" => comm.resume(),
         "finalize" => comm.finalize(),
         "destroy" => comm.destroy(),
         "abort" => comm.abort(),

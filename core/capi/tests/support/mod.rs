@@ -203,6 +203,7 @@ unsafe extern "C" {
     ) -> c_int;
     pub safe fn ncclCommRevoke(comm: Comm, flags: c_int) -> c_int;
     pub safe fn ncclCommSuspend(comm: Comm, flags: c_int) -> c_int;
+    pub safe fn ncclCommResume(comm: Comm) -> c_int;
     pub safe fn ncclCommMemStats(comm: Comm, stat: c_int, out: *mut u64) -> c_int;
     pub safe fn ncclDevCommCreate(comm: Comm, requirements: Ptr, out: Ptr) -> c_int;
     pub safe fn ncclDevCommDestroy(comm: Comm, dev_comm: Ptr) -> c_int;

@@ -50,7 +50,8 @@ static SHARED: Mutex<Vec<(u32, CUdeviceptr, u64)>> = Mutex::new(Vec::new());
 
 /// The memory that a heap is made of.
 enum Made {
-    Vmm(Physical),
+    /// None while it is detached.
+    Vmm(Mutex<Option<Physical>>),
     Legacy(Block),
     Host(HostRange),
 }
@@ -97,8 +98,14 @@ impl Drop for Heap {
 
 /// An importer's end of a heap of the same process. Fields are dropped in this order.
 struct Shared {
-    _mapping: Option<Mapping>,
-    _body: Arc<Body>,
+    mapping: Option<Mapping>,
+    body: Arc<Body>,
+}
+
+/// An importer's end of a VMM heap of another process. Fields are dropped in this order.
+struct Remote {
+    mapping: Mapping,
+    physical: Mutex<Option<Physical>>,
 }
 
 /// Zeroed memory for peers to map.
@@ -158,7 +165,7 @@ fn new_device_heap(context: &Arc<Context>, bytes: u64) -> Result<(Option<Mapping
         match Physical::create(context, bytes, Use::Shared)? {
             Ok(physical) => {
                 let mapping = Mapping::new(context, &physical).map_err(advise_sharing)?;
-                return Ok((Some(mapping), Made::Vmm(physical)));
+                return Ok((Some(mapping), Made::Vmm(Mutex::new(Some(physical)))));
             }
             // Some containers forbid handles that can be shared.
             Err(status)
@@ -226,6 +233,8 @@ pub fn export(context: &Arc<Context>, heap: &Memory, kind: HeapKind) -> Result<E
     };
     let fd = match (&body.made_of, kind) {
         (Made::Vmm(physical), HeapKind::Device) => {
+            let physical = taken(physical);
+            let physical = physical.as_ref().ok_or_else(|| Error::internal("export of a detached heap"))?;
             token.mapped = physical.bytes;
             Some(physical.export().map_err(advise_sharing)?)
         }
@@ -273,6 +282,8 @@ fn import_local(context: &Arc<Context>, token: &Token) -> Result<Memory> {
     let body = found.ok_or_else(|| Error::remote("its owner has freed it"))?;
     let (mapping, addr) = match &body.made_of {
         Made::Vmm(physical) => {
+            let physical = taken(physical);
+            let physical = physical.as_ref().ok_or_else(|| Error::remote("its owner has detached it"))?;
             let mapping = Mapping::new(context, physical).map_err(advise_sharing)?;
             let addr = mapping.addr;
             (Some(mapping), addr)
@@ -286,7 +297,7 @@ fn import_local(context: &Arc<Context>, token: &Token) -> Result<Memory> {
             (None, range.device_pointer(context)?)
         }
     };
-    Ok(Memory { addr, bytes: token.bytes, owner: Box::new(Shared { _mapping: mapping, _body: body }) })
+    Ok(Memory { addr, bytes: token.bytes, owner: Box::new(Shared { mapping, body }) })
 }
 
 fn import_remote(context: &Arc<Context>, token: &Token, fd: Option<OwnedFd>) -> Result<Memory> {
@@ -297,7 +308,8 @@ fn import_remote(context: &Arc<Context>, token: &Token, fd: Option<OwnedFd>) -> 
             let fd = fd.ok_or_else(need_fd)?;
             let physical = Physical::import(context, &fd, token.mapped).map_err(advise_sharing)?;
             let mapping = Mapping::new(context, &physical).map_err(advise_sharing)?;
-            Ok(Memory { addr: mapping.addr, bytes, owner: Box::new((mapping, physical)) })
+            let (addr, physical) = (mapping.addr, Mutex::new(Some(physical)));
+            Ok(Memory { addr, bytes, owner: Box::new(Remote { mapping, physical }) })
         }
         Kind::Legacy => {
             let opened = OpenedHandle::open(context, &token.ipc)?;
@@ -309,6 +321,82 @@ fn import_remote(context: &Arc<Context>, token: &Token, fd: Option<OwnedFd>) -> 
             Ok(Memory { addr: range.device_pointer(context)?, bytes, owner: Box::new(range) })
         }
     }
+}
+
+/// True if the memory is VMM's: only that can be taken from under its addresses.
+pub fn can_detach(memory: &Memory) -> bool {
+    mapping_of(memory).is_some()
+}
+
+/// See [`crate::SharedMemory::detach`].
+pub fn detach(memory: &Memory) -> Result<()> {
+    let mapping = mapping_of(memory).ok_or_else(|| {
+        Error::invalid_usage("memory that is not VMM's cannot be given back under its address")
+            .remedy("use a device with VMM, and do not set NCCL_CUMEM_ENABLE=0")
+    })?;
+    mapping.unmap()?;
+    if let Some(Held { body, .. }) = memory.owner.downcast_ref::<Heap>().and_then(|heap| heap.held.as_ref())
+        && let Made::Vmm(physical) = &body.made_of
+    {
+        taken(physical).take();
+    } else if let Some(remote) = memory.owner.downcast_ref::<Remote>() {
+        taken(&remote.physical).take();
+    }
+    Ok(())
+}
+
+/// See [`crate::SharedMemory::attach`].
+pub fn attach(context: &Arc<Context>, heap: &Memory) -> Result<()> {
+    let held = heap.owner.downcast_ref::<Heap>().and_then(|heap| heap.held.as_ref());
+    let Some(Held { mapping: Some(mapping), body }) = held else {
+        return Err(Error::internal(format!("{context}: attach of memory that is no VMM heap")));
+    };
+    let Made::Vmm(slot) = &body.made_of else {
+        return Err(Error::internal(format!("{context}: a mapping of memory that is not VMM's")));
+    };
+    let length = heap.bytes.max(1).next_multiple_of(GRANULARITY);
+    let physical = match Physical::create(context, length, Use::Shared)? {
+        Ok(physical) => physical,
+        Err(status) => return check_allocation(context, status, length),
+    };
+    mapping.map(&physical, &[context.device])?;
+    *taken(slot) = Some(physical);
+    Ok(())
+}
+
+/// See [`crate::SharedMemory::attach_peer`].
+pub fn attach_peer(context: &Arc<Context>, memory: &Memory, token: &[u8], fd: Option<OwnedFd>) -> Result<()> {
+    let token = Token::decode(token)?;
+    if let Some(Shared { mapping: Some(mapping), body }) = memory.owner.downcast_ref() {
+        let Made::Vmm(physical) = &body.made_of else {
+            return Err(Error::internal(format!("{context}: a mapping of memory that is not VMM's")));
+        };
+        let physical = taken(physical);
+        let physical = physical.as_ref().ok_or_else(|| Error::remote("its owner has detached it"))?;
+        return mapping.map(physical, &[context.device]);
+    }
+    let Some(remote) = memory.owner.downcast_ref::<Remote>() else {
+        return Err(Error::internal(format!("{context}: attach of memory that is no peer's VMM heap")));
+    };
+    let fd = fd.ok_or_else(|| Error::internal("the heap's file descriptor did not come with its token"))?;
+    let physical = Physical::import(context, &fd, token.mapped).map_err(advise_sharing)?;
+    remote.mapping.map(&physical, &[context.device])?;
+    *taken(&remote.physical) = Some(physical);
+    Ok(())
+}
+
+/// The mapping of a heap, or of a peer's heap.
+fn mapping_of(memory: &Memory) -> Option<&Mapping> {
+    let owner = &memory.owner;
+    if let Some(heap) = owner.downcast_ref::<Heap>() {
+        return heap.held.as_ref()?.mapping.as_ref();
+    }
+    let shared = owner.downcast_ref::<Shared>().and_then(|shared| shared.mapping.as_ref());
+    shared.or_else(|| owner.downcast_ref::<Remote>().map(|remote| &remote.mapping))
+}
+
+fn taken(physical: &Mutex<Option<Physical>>) -> MutexGuard<'_, Option<Physical>> {
+    physical.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Lets the context's device reach memory of `owner`'s device, and the other way round.

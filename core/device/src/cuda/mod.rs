@@ -300,6 +300,22 @@ impl SharedMemory for CudaDevice {
         heap::import(&self.context, token, fd, kind)
     }
 
+    fn can_detach(&self, memory: &Memory) -> bool {
+        heap::can_detach(memory)
+    }
+
+    fn detach(&self, memory: &Memory) -> Result<()> {
+        heap::detach(memory)
+    }
+
+    fn attach(&self, heap: &Memory) -> Result<()> {
+        heap::attach(&self.context, heap)
+    }
+
+    fn attach_peer(&self, memory: &Memory, token: &[u8], fd: Option<OwnedFd>) -> Result<()> {
+        heap::attach_peer(&self.context, memory, token, fd)
+    }
+
     fn expose(&self, addr: u64) -> Result<Option<Exposed>> {
         self.allocation(addr)
     }

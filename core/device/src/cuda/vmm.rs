@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{
     CUdevice, CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc,
@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
     CUmemLocationType,
 };
-use hawser_base::error::Result;
+use hawser_base::error::{Error, Result};
 
 use super::context::{Context, platform};
 use super::memory::in_context;
@@ -102,13 +102,15 @@ impl Drop for Physical {
     }
 }
 
-/// Physical memory at an address range that one device may read and write.
+/// Physical memory at an address range that some devices may read and write. The memory can be taken away
+/// and replaced; the range stays.
 pub struct Mapping {
     context: Arc<Context>,
     /// Address of the first byte.
     pub addr: CUdeviceptr,
     bytes: usize,
-    is_mapped: bool,
+    /// The devices that may use what is mapped; none while nothing is.
+    granted: Mutex<Option<Vec<CUdevice>>>,
 }
 
 impl Mapping {
@@ -119,12 +121,45 @@ impl Mapping {
         let mut addr = 0;
         // SAFETY: valid for the address; no alignment or place is asked for.
         unsafe { driver.mem_address_reserve(&mut addr, bytes, 0, 0, 0) }.check(&context)?;
-        let mut mapping = Mapping { context: context.clone(), addr, bytes, is_mapped: false };
-        // SAFETY: the range was just reserved, the handle is alive.
-        unsafe { driver.mem_map(addr, bytes, 0, physical.handle, 0) }.check(&context)?;
-        mapping.is_mapped = true;
-        mapping.grant(context.device)?;
+        let mapping = Mapping { context: context.clone(), addr, bytes, granted: Mutex::default() };
+        mapping.map(physical, &[context.device])?;
         Ok(mapping)
+    }
+
+    /// Maps physical memory of the same length where nothing is mapped, for these devices.
+    ///
+    /// # Errors
+    /// The length is another one, or the driver refused.
+    pub fn map(&self, physical: &Physical, devices: &[CUdevice]) -> Result<()> {
+        if physical.bytes as usize != self.bytes {
+            let text = format!("memory of {} bytes for a range of {}", physical.bytes, self.bytes);
+            return Err(Error::internal(text));
+        }
+        let scope = self.context.enter_relaxed()?;
+        // SAFETY: the range is reserved and nothing is mapped there, the handle is alive.
+        unsafe { self.context.driver.mem_map(self.addr, self.bytes, 0, physical.handle, 0) }
+            .check(&self.context)?;
+        drop(scope);
+        *self.granted() = Some(Vec::new());
+        devices.iter().try_for_each(|device| self.grant(*device))
+    }
+
+    /// Takes the memory away. Returns the devices that could use it; none if nothing was mapped.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn unmap(&self) -> Result<Option<Vec<CUdevice>>> {
+        let mut granted = self.granted();
+        if granted.is_some() {
+            let _scope = self.context.enter_relaxed()?;
+            // SAFETY: mapped by `map`; whoever used the range has let go of it.
+            unsafe { self.context.driver.mem_unmap(self.addr, self.bytes) }.check(&self.context)?;
+        }
+        Ok(granted.take())
+    }
+
+    fn granted(&self) -> MutexGuard<'_, Option<Vec<CUdevice>>> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets a device read and write the range.
@@ -135,15 +170,22 @@ impl Mapping {
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the range is mapped; valid for the one description.
-        unsafe { self.context.driver.mem_set_access(self.addr, self.bytes, &access, 1) }.check(&self.context)
+        unsafe { self.context.driver.mem_set_access(self.addr, self.bytes, &access, 1) }
+            .check(&self.context)?;
+        if let Some(granted) = &mut *self.granted()
+            && !granted.contains(&device)
+        {
+            granted.push(device);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.is_mapped {
+        if self.granted().is_some() {
             in_context(&self.context, || {
-                // SAFETY: mapped in `new`; whoever used the range has let go of it.
+                // SAFETY: mapped by `map`; whoever used the range has let go of it.
                 unsafe { self.context.driver.mem_unmap(self.addr, self.bytes) }
             });
         }

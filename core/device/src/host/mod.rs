@@ -16,7 +16,10 @@ use hawser_base::error::{Error, Result};
 use hawser_base::liveness::forked;
 use hawser_plan::topology::DeviceKind;
 use rustc_hash::FxHashMap;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
+    memfd_create,
+};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::device::{
@@ -326,6 +329,28 @@ impl SharedMemory for HostDevice {
         mapping
             .map(memory)
             .ok_or_else(|| Error::remote("a peer of this process freed its heap during bring-up"))
+    }
+
+    fn can_detach(&self, _memory: &Memory) -> bool {
+        true
+    }
+
+    /// The pages go; whoever touches them finds zeros, and takes memory again.
+    fn detach(&self, memory: &Memory) -> Result<()> {
+        let heap = memory.owner.downcast_ref::<Heap>().and_then(|heap| heap.mapping.as_ref());
+        // A peer's heap is given back by its owner.
+        let Some(mapping) = heap else { return Ok(()) };
+        let fd = mapping.fd.as_ref().ok_or_else(|| Error::internal("heap without a descriptor"))?;
+        fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, mapping.bytes as u64)
+            .map_err(|e| Error::system("giving the pages of shared memory back", e))
+    }
+
+    fn attach(&self, _heap: &Memory) -> Result<()> {
+        Ok(())
+    }
+
+    fn attach_peer(&self, _memory: &Memory, _token: &[u8], _fd: Option<OwnedFd>) -> Result<()> {
+        Ok(())
     }
 
     fn expose(&self, addr: u64) -> Result<Option<Exposed>> {

@@ -20,6 +20,7 @@ mod lost_waits;
 mod memory;
 mod programs;
 mod split;
+mod suspend;
 mod teardown;
 
 use std::fmt;
@@ -46,6 +47,7 @@ use hawser_base::wait::AbortFlag;
 use hawser_device::Stream;
 pub use last_decision::LastDecision;
 pub use memory::{mem_alloc, mem_free};
+pub use suspend::MemoryStats;
 
 use crate::bootstrap::UniqueId;
 use crate::comm_state::CommState;
@@ -103,6 +105,8 @@ enum State {
         pending: u32,
         /// Only destroy is of use.
         finalized: bool,
+        /// Only resume and destroy are of use.
+        is_suspended: bool,
     },
     Failed(Error),
     /// The communicator is over, and what it had is being freed.
@@ -342,6 +346,9 @@ impl Comm {
         let refuse = |text: &str| Err(self.name_error(Error::invalid_usage(text)));
         match &*lock(&self.0.state)? {
             State::Ready { finalized: true, .. } => refuse("the communicator was finalized"),
+            State::Ready { is_suspended: true, comm_state, .. } if comm_state.failure().is_none() => {
+                refuse("the communicator is suspended; call ncclCommResume on all ranks first")
+            }
             State::Ready { comm_state, .. } => {
                 comm_state.failure().map_or_else(|| Ok(comm_state.clone()), Err)
             }
@@ -402,6 +409,7 @@ impl Comm {
                 comm_state,
                 pending: 0,
                 finalized: false,
+                is_suspended: false,
             });
             self.0.abort.part();
         }

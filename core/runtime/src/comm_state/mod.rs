@@ -41,6 +41,7 @@ use crate::profiling::{Profiling, Span};
 use crate::rules_update::{Epoch, ServedParticipant, Staged};
 use crate::stream_order::Order;
 use crate::transport::net::{ConnectionKey, EventRecorder, Net};
+use crate::transport::suspend::Suspended;
 use crate::transport::{PeerMemory, bytes_of};
 use crate::tuning::call_attributes::is_drawn;
 use crate::tuning::{CallAttributes, OpTimings, TimedOp, TunedDecision, Tuners, Windows};
@@ -95,6 +96,8 @@ pub struct CommState {
     pub windows: Windows,
     /// The times of operations, if somebody wants to know them.
     pub times: Arc<OpTimings>,
+    /// What the heap held before the communicator was suspended.
+    pub suspended: Mutex<Option<Suspended>>,
     /// After an abort; the last to go.
     pub remains: Remains,
 }
@@ -308,6 +311,26 @@ impl CommState {
             Wait::new(self.abort.clone(), None).until(is_over, || "its last operations ran")??;
         }
         self.net.as_ref().map_or(Ok(()), Net::drain)
+    }
+
+    /// Waits for the operations of all ranks and gives device memory back. Collective.
+    pub fn suspend(&self, wait: &Wait) -> Result<()> {
+        self.flush()?;
+        // Peers write into this rank's heap until they have passed it.
+        self.bootstrap.barrier(wait)?;
+        let before = self.peer_memory.suspendable_bytes(&*self.device);
+        *lock(&self.suspended)? = Some(self.peer_memory.suspend(&*self.device)?);
+        log::info(Subsys::Alloc, || {
+            format!("{} rank {}: suspended, {} KiB given back", self.name, self.rank, before >> 10)
+        });
+        Ok(())
+    }
+
+    /// Takes the memory again that [`CommState::suspend`] gave back. Collective.
+    pub fn resume(&self, wait: &Wait) -> Result<()> {
+        let suspended = lock(&self.suspended)?.take();
+        let suspended = suspended.ok_or_else(|| Error::internal("nothing is kept of a suspended heap"))?;
+        self.peer_memory.resume(&*self.device, &self.bootstrap, suspended, wait)
     }
 
     /// Why no further operation can work, if so: an operation failed on this rank.

@@ -7,6 +7,7 @@
 
 pub mod control;
 pub mod net;
+pub mod suspend;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -34,6 +35,10 @@ pub struct PeerMemory {
     pub dev_comm: Memory,
     /// The control words that end its launches.
     pub control: Arc<Control>,
+    heap: Memory,
+    kind: HeapKind,
+    /// The heaps of the other ranks of the host.
+    mapped: Vec<(Near, Memory)>,
     held: Vec<Memory>,
     connections: ConnectionTable,
     entry: Entry,
@@ -41,6 +46,13 @@ pub struct PeerMemory {
     fused: Option<FusedAreas>,
     staging: Option<Bases>,
     done: u64,
+}
+
+/// Another rank of this host.
+struct Near {
+    rank: u32,
+    /// It lives in another process.
+    is_elsewhere: bool,
 }
 
 /// What fused kernels need: the areas of all ranks as this device sees them, and this rank's counters.
@@ -124,12 +136,19 @@ impl PeerMemory {
         let done = deps.addr + DEPS_BYTES;
         let staging = staging(device, layout, peers, &heap, &mapped)?;
         let (fused, epochs) = fused_areas(device, layout, peers, &heap, &mapped)?.unzip();
-        let mut held = vec![heap, counters, conns, deps];
+        let mut held = vec![counters, conns, deps];
         held.extend(epochs);
-        held.extend(mapped.into_iter().flatten());
+        let own = peers.processes[peers.rank as usize];
+        let mapped = (0..).zip(mapped).filter_map(|(rank, memory)| {
+            let near = Near { rank, is_elsewhere: peers.processes[rank as usize] != own };
+            Some((near, memory?))
+        });
         Ok(Self {
             dev_comm,
             control: Arc::new(control),
+            heap,
+            kind: peers.kind,
+            mapped: mapped.collect(),
             held,
             connections,
             entry,
@@ -167,16 +186,18 @@ impl PeerMemory {
     }
 
     /// Takes the memory out: it lives as long as the answer.
-    pub fn take_memory(&mut self) -> (Vec<Memory>, Memory) {
-        let nothing = Memory { addr: 0, bytes: 0, owner: Box::new(()) };
-        let dev_comm = std::mem::replace(&mut self.dev_comm, nothing);
-        (std::mem::take(&mut self.held), dev_comm)
+    pub fn take_memory(&mut self) -> Vec<Memory> {
+        let nothing = || Memory { addr: 0, bytes: 0, owner: Box::new(()) };
+        let heap = std::mem::replace(&mut self.heap, nothing());
+        let dev_comm = std::mem::replace(&mut self.dev_comm, nothing());
+        let mapped = std::mem::take(&mut self.mapped).into_iter().map(|(_, memory)| memory);
+        let held = std::mem::take(&mut self.held).into_iter();
+        [heap, dev_comm].into_iter().chain(held).chain(mapped).collect()
     }
 
     /// Device memory that this rank allocated (without what is mapped from peers).
     pub fn bytes(&self) -> u64 {
-        self.held.iter().take(if self.fused.is_some() { 5 } else { 4 }).map(|m| m.bytes).sum::<u64>()
-            + self.dev_comm.bytes
+        self.heap.bytes + self.held.iter().map(|m| m.bytes).sum::<u64>() + self.dev_comm.bytes
     }
 }
 
@@ -188,22 +209,10 @@ pub(crate) fn exchange(
     heap: &Memory,
     wait: &Wait,
 ) -> Result<Vec<Option<Memory>>> {
-    let export = device.export(heap, peers.kind)?;
-    let tokens = bootstrap.all_gather(&export.token, wait)?;
     let me = peers.rank as usize;
     let elsewhere = |peer: usize| peers.is_near(peer) && peers.processes[peer] != peers.processes[me];
-    let with_fd = export.fd.is_some();
-    let mut received: Vec<Option<OwnedFd>> = tokens.iter().map(|_| None).collect();
-    if let Some(fd) = &export.fd {
-        for peer in (0..tokens.len()).filter(|&p| elsewhere(p)) {
-            bootstrap.send_fd(peer as u32, HEAP_TAG, fd.as_fd(), wait)?;
-        }
-    }
-    for (peer, slot) in received.iter_mut().enumerate() {
-        if with_fd && elsewhere(peer) {
-            *slot = Some(bootstrap.recv_fd(peer as u32, HEAP_TAG, wait)?);
-        }
-    }
+    let others: Vec<u32> = (0..bootstrap.nranks()).filter(|peer| elsewhere(*peer as usize)).collect();
+    let (tokens, received) = pass_handles(device, bootstrap, &others, (heap, peers.kind), wait)?;
     let mut mapped = Vec::with_capacity(tokens.len());
     for (peer, (token, fd)) in tokens.iter().zip(received).enumerate() {
         let memory = peers.is_near(peer).then(|| device.import(token, fd, peers.kind)).transpose();
@@ -223,6 +232,29 @@ pub(crate) fn exchange(
     // Nobody frees its heap or reuses its token before all peers have mapped it.
     bootstrap.barrier(wait)?;
     Ok(mapped)
+}
+
+/// Tells all ranks how to map this rank's heap, and learns it of theirs: the tokens, and the descriptors of
+/// the ranks that live in other processes of this host. Collective.
+fn pass_handles(
+    device: &dyn Device,
+    bootstrap: &Bootstrap,
+    elsewhere: &[u32],
+    (heap, kind): (&Memory, HeapKind),
+    wait: &Wait,
+) -> Result<(Vec<Vec<u8>>, Vec<Option<OwnedFd>>)> {
+    let export = device.export(heap, kind)?;
+    let tokens = bootstrap.all_gather(&export.token, wait)?;
+    let mut received: Vec<Option<OwnedFd>> = tokens.iter().map(|_| None).collect();
+    if let Some(fd) = &export.fd {
+        for peer in elsewhere {
+            bootstrap.send_fd(*peer, HEAP_TAG, fd.as_fd(), wait)?;
+        }
+        for peer in elsewhere {
+            received[*peer as usize] = Some(bootstrap.recv_fd(*peer, HEAP_TAG, wait)?);
+        }
+    }
+    Ok((tokens, received))
 }
 
 /// The areas of all ranks, and the memory of this rank's counters.

@@ -196,6 +196,7 @@ impl Own<'_> {
             sm_free: SmFree::new(settings.sm_free_verbose),
             windows: Default::default(),
             times,
+            suspended: Default::default(),
             remains: Default::default(),
         })
     }
