@@ -91,7 +91,8 @@ nccl_api! {
             MEM_TOTAL => stats.suspendable + stats.persistent,
             other => {
                 let text = format!("stat {other} is not an ncclCommMemStat_t");
-                return Err(Error::invalid_argument(text).remedy("use ncclStatGpuMemSuspend (0) to ncclStatGpuMemTotal (3)"));
+                let remedy = "use ncclStatGpuMemSuspend (0) to ncclStatGpuMemTotal (3)";
+                return Err(Error::invalid_argument(text).remedy(remedy));
             }
         })
     }

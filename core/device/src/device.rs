@@ -272,8 +272,8 @@ pub trait SharedMemory: Send + Sync {
     /// True if the memory of a heap, or of a peer's heap mapped here, can be taken from under its addresses.
     fn can_detach(&self, memory: &Memory) -> bool;
 
-    /// Gives the memory of a heap, or the mapping of a peer's heap, back. The addresses stay reserved and must
-    /// not be used until they are attached again; what the memory held is lost.
+    /// Gives the memory of a heap, or the mapping of a peer's heap, back. The addresses stay reserved and
+    /// must not be used until they are attached again; what the memory held is lost.
     ///
     /// # Errors
     /// `InvalidUsage` where [`SharedMemory::can_detach`] says no; the system or the driver refused.

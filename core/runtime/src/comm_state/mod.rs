@@ -96,7 +96,7 @@ pub struct CommState {
     pub windows: Windows,
     /// The times of operations, if somebody wants to know them.
     pub times: Arc<OpTimings>,
-    /// What the heap held before the communicator was suspended.
+    /// The content of the heap while the communicator is suspended.
     pub suspended: Mutex<Option<Suspended>>,
     /// After an abort; the last to go.
     pub remains: Remains,

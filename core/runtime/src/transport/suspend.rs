@@ -10,7 +10,7 @@ use hawser_device::Device;
 use super::{PeerMemory, pass_handles};
 use crate::bootstrap::Bootstrap;
 
-/// What the heap of a suspended communicator held.
+/// The content of the heap of a suspended communicator; none if its memory has stayed.
 pub struct Suspended(Option<Vec<u8>>);
 
 impl PeerMemory {
