@@ -234,6 +234,9 @@ pub(crate) fn exchange(
     Ok(mapped)
 }
 
+/// The tokens of heaps and their descriptors, by rank.
+type Handles = (Vec<Vec<u8>>, Vec<Option<OwnedFd>>);
+
 /// Tells all ranks how to map this rank's heap, and learns it of theirs: the tokens, and the descriptors of
 /// the ranks that live in other processes of this host. Collective.
 fn pass_handles(
@@ -242,7 +245,7 @@ fn pass_handles(
     elsewhere: &[u32],
     (heap, kind): (&Memory, HeapKind),
     wait: &Wait,
-) -> Result<(Vec<Vec<u8>>, Vec<Option<OwnedFd>>)> {
+) -> Result<Handles> {
     let export = device.export(heap, kind)?;
     let tokens = bootstrap.all_gather(&export.token, wait)?;
     let mut received: Vec<Option<OwnedFd>> = tokens.iter().map(|_| None).collect();
