@@ -72,6 +72,11 @@ impl<T: Copy> Out<T> {
 }
 
 impl<T> Out<T> {
+    /// The address itself, to be stored somewhere.
+    pub fn address(self) -> *const c_void {
+        self.0.cast_const().cast()
+    }
+
     /// The same place, for a struct of another version.
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())

@@ -1,5 +1,6 @@
-//! The device API: not offered. Its structs are compiled into users' kernels, so half an answer would
-//! be worse than none; `ncclCommQueryProperties` says `deviceApiSupport = false`, and callers go by that.
+//! The device API: not offered, but for teams and addresses (`teams`) and what resources need
+//! (`requirements`). Its structs are compiled into users' kernels, so half an answer would be worse than
+//! none; `ncclCommQueryProperties` says `deviceApiSupport = false`, and callers go by that.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,9 +9,8 @@ use hawser_runtime::Error;
 use crate::args::Out;
 use crate::handle::CommPtr;
 use crate::later::not_offered;
+use crate::teams::{self, NO_TEAM};
 use crate::types::{API_MAGIC, CommProperties, Team};
-
-const NO_TEAM: Team = Team { ranks: 0, rank: 0, stride: 0 };
 
 nccl_api! {
     /// What the communicator can do; writes no more than the caller's struct holds.
@@ -22,7 +22,8 @@ nccl_api! {
         let known = CommProperties {
             size: given.size, magic: given.magic, version: given.version,
             rank: rank.cast_signed(), ranks: ranks.cast_signed(), cuda_device: device.cast_signed(),
-            nvml_device: handle.comm.nvml_device()?.cast_signed(), comm_hash: handle.comm.hash()?, ..NOTHING
+            nvml_device: handle.comm.nvml_device()?.cast_signed(), comm_hash: handle.comm.hash()?,
+            lsa_teams: (ranks / handle.comm.load_store_ranks()?).cast_signed(), ..NOTHING
         };
         props.set_prefix("props", &known, given.size)
     }
@@ -38,21 +39,6 @@ nccl_api! {
         comm.ready().and_then(|_| Err(refusal()))
     }
 
-    /// All ranks as a team.
-    fn ncclTeamWorld / pncclTeamWorld(_comm: CommPtr) -> Team, else NO_TEAM, {
-        Err(refusal())
-    }
-
-    /// Ranks that load and store each other's memory, as a team.
-    fn ncclTeamLsa / pncclTeamLsa(_comm: CommPtr) -> Team, else NO_TEAM, {
-        Err(refusal())
-    }
-
-    /// Ranks on the same rail, as a team.
-    fn ncclTeamRail / pncclTeamRail(_comm: CommPtr) -> Team, else NO_TEAM, {
-        Err(refusal())
-    }
-
     /// Ranks reached by counted transfers, as a team.
     fn ncclTeamCft / pncclTeamCft(_comm: CommPtr, _mode: c_int) -> Team, else NO_TEAM, {
         Err(refusal())
@@ -63,105 +49,26 @@ nccl_api! {
         Err(refusal())
     }
 
-    /// A team's rank as one of the communicator; -1 here.
-    fn ncclTeamRankToWorld / pncclTeamRankToWorld(_comm: CommPtr, _team: Team, _rank: c_int) -> c_int,
-        else -1, {
-        Err(refusal())
-    }
-
-    /// A team's rank as one of the load-store team; -1 here.
-    fn ncclTeamRankToLsa / pncclTeamRankToLsa(_comm: CommPtr, _team: Team, _rank: c_int) -> c_int, else -1, {
-        Err(refusal())
-    }
-
-    /// Resources that a barrier of a load-store team needs.
-    fn ncclLsaBarrierCreateRequirement / pncclLsaBarrierCreateRequirement(
-        _team: Team, _nBarriers: c_int, _outHandle: *const c_void, _outReq: *const c_void,
-    ) {
-        Err(refusal())
-    }
-
-    /// Resources that a barrier over the network needs.
-    fn ncclGinBarrierCreateRequirement / pncclGinBarrierCreateRequirement(
-        _comm: CommPtr, _team: Team, _nBarriers: c_int, _outHandle: *const c_void, _outReq: *const c_void,
-    ) {
-        Err(refusal())
-    }
-
-    /// Resources that an inbox of an all-to-all over the network needs.
-    fn ncclGinInboxA2ACreateRequirement / pncclGinInboxA2ACreateRequirement(
-        _peers: Team, _nBlocks: c_int, _sizeLog2: c_int, _outHandle: *const c_void, _outReq: *const c_void,
-    ) {
-        Err(refusal())
-    }
-
-    /// Resources that an outbox for the network needs.
-    fn ncclGinOutboxCreateRequirement / pncclGinOutboxCreateRequirement(
-        _nBlocks: c_int, _sizeLog2: c_int, _outHandle: *const c_void, _outReq: *const c_void,
-    ) {
-        Err(refusal())
-    }
-
-    /// Slots of a low-latency all-to-all; 0 here.
-    fn ncclLLA2ACalcSlots / pncclLLA2ACalcSlots(_maxElts: c_int, _maxEltSize: c_int) -> c_int, else 0, {
-        Err(refusal())
-    }
-
-    /// Resources that a low-latency all-to-all needs.
-    fn ncclLLA2ACreateRequirement / pncclLLA2ACreateRequirement(
-        _nBlocks: c_int, _nSlots: c_int, _outHandle: *const c_void, _outReq: *const c_void,
-    ) {
-        Err(refusal())
-    }
-
-    /// Address of a load-store peer's window.
-    fn ncclGetLsaDevicePointer / pncclGetLsaDevicePointer(
-        _window: *const c_void, _offset: usize, _lsaRank: c_int, outPtr: Out<*const c_void>,
-    ) {
-        no_address(outPtr)
-    }
-
-    /// Address of a peer's window.
-    fn ncclGetPeerDevicePointer / pncclGetPeerDevicePointer(
-        _window: *const c_void, _offset: usize, _peer: c_int, outPtr: Out<*const c_void>,
-    ) {
-        no_address(outPtr)
-    }
-
-    /// Multicast address of a window in the load-store team.
-    fn ncclGetLsaMultimemDevicePointer / pncclGetLsaMultimemDevicePointer(
-        _window: *const c_void, _offset: usize, outPtr: Out<*const c_void>,
-    ) {
-        no_address(outPtr)
-    }
-
-    /// Multicast address of a window. The multicast handle is a struct of one pointer.
-    fn ncclGetMultimemDevicePointer / pncclGetMultimemDevicePointer(
-        _window: *const c_void, _offset: usize, _multimem: *const c_void, outPtr: Out<*const c_void>,
-    ) {
-        no_address(outPtr)
-    }
-
     /// Logical endpoint of a window in a counted team.
     fn ncclGetCftDeviceLeInfo / pncclGetCftDeviceLeInfo(
-        _window: *const c_void, _offset: usize, _peerCft: c_int, _cftTeam: Team, leId: Out<u32>,
+        window: *const c_void, _offset: usize, _peerCft: c_int, _cftTeam: Team, leId: Out<u32>,
         leOffset: Out<usize>,
     ) {
-        no_endpoint(leId, leOffset)
+        no_endpoint(window, leId, leOffset)
     }
 
     /// Logical endpoint of a peer's window.
     fn ncclGetPeerDeviceLeInfo / pncclGetPeerDeviceLeInfo(
-        _window: *const c_void, _offset: usize, _peerWorld: c_int, leId: Out<u32>, leOffset: Out<usize>,
+        window: *const c_void, _offset: usize, _peerWorld: c_int, leId: Out<u32>, leOffset: Out<usize>,
     ) {
-        no_endpoint(leId, leOffset)
+        no_endpoint(window, leId, leOffset)
     }
 
     /// Multicast logical endpoint of a window.
     fn ncclGetMultimemDeviceLeInfo / pncclGetMultimemDeviceLeInfo(
-        _window: *const c_void, _offset: usize, leId: Out<u32>, leOffset: Out<usize>,
+        window: *const c_void, _offset: usize, leId: Out<u32>, leOffset: Out<usize>,
     ) {
-        no_endpoint(leId, leOffset)
+        no_endpoint(window, leId, leOffset)
     }
 }
 
@@ -199,13 +106,9 @@ fn refusal() -> Error {
     not_offered("the device API is missing as a whole; ncclCommQueryProperties says deviceApiSupport = false")
 }
 
-fn no_address(out: Out<*const c_void>) -> Result<(), Error> {
-    out.set_if_given(std::ptr::null());
-    Err(refusal())
-}
-
 /// All ones is NCCL's invalid endpoint.
-fn no_endpoint(id: Out<u32>, offset: Out<usize>) -> Result<(), Error> {
+fn no_endpoint(window: *const c_void, id: Out<u32>, offset: Out<usize>) -> Result<(), Error> {
+    teams::owner(window)?;
     id.set_if_given(u32::MAX);
     offset.set_if_given(0);
     Err(refusal())

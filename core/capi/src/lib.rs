@@ -32,6 +32,7 @@
 //! | `vector`, `decision` | functions of our own (`hawser.h`): parts of different lengths; what ran and why |
 //! | `mem`, `info` | buffers and windows; version and errors |
 //! | `param` | settings by name |
+//! | `teams`, `requirements` | teams of ranks, addresses of windows, needs of the device API |
 //! | `device_api`, `later` | names that exist, and what they answer for now |
 
 #[macro_use]
@@ -52,6 +53,8 @@ mod mem;
 mod p2p;
 mod param;
 mod redop;
+mod requirements;
+mod teams;
 mod types;
 mod vector;
 

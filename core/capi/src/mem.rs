@@ -85,21 +85,32 @@ nccl_api! {
         let live = comm.ready()?;
         outUserPtr.set("outUserPtr", std::ptr::null())?;
         let unknown = || no_registration("win", win, "ncclCommWindowRegister");
-        let base = live.windows.base(win).ok_or_else(unknown);
-        let base = live.name(base)?;
-        outUserPtr.set("outUserPtr", base as *const c_void)
+        let window = live.name(live.windows.find(win).ok_or_else(unknown))?;
+        outUserPtr.set("outUserPtr", window.base as *const c_void)
     }
 }
 
 /// Registered buffers or windows of one communicator, with the handles that C has.
 #[derive(Default)]
-pub struct Registrations(Mutex<Vec<(u64, Registered)>>);
+pub struct Registrations(Mutex<Table>);
+
+/// The registrations that are live, and the number of all that there were.
+#[derive(Default)]
+struct Table {
+    live: Vec<(u64, Registered)>,
+    made: u64,
+}
 
 /// A registered buffer.
 #[derive(Debug, Clone, Copy)]
-struct Registered {
-    base: u64,
-    bytes: u64,
+pub struct Registered {
+    /// Its address.
+    pub base: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Number of registrations of the communicator before it: all ranks register windows in one order, so it
+    /// tells which windows belong together.
+    pub place: u64,
     is_symmetric: bool,
 }
 
@@ -113,21 +124,30 @@ impl Registrations {
         let base = args::buffer("buff", buff, size)?;
         // Odd, so that nobody takes it for an address.
         let handle = NEXT.fetch_add(2, Ordering::Relaxed);
-        self.table().push((handle, Registered { base, bytes: size as u64, is_symmetric }));
+        let mut table = self.table();
+        let place = table.made;
+        table.made += 1;
+        table.live.push((handle, Registered { base, bytes: size as u64, place, is_symmetric }));
         Ok(handle as *const c_void)
     }
 
     fn remove(&self, handle: *const c_void) -> Option<Registered> {
-        let mut table = self.table();
-        let at = table.iter().position(|(of, _)| *of == handle as u64)?;
-        Some(table.swap_remove(at).1)
+        let live = &mut self.table().live;
+        let at = live.iter().position(|(of, _)| *of == handle as u64)?;
+        Some(live.swap_remove(at).1)
     }
 
-    fn base(&self, handle: *const c_void) -> Option<u64> {
-        self.table().iter().find(|(of, _)| *of == handle as u64).map(|(_, window)| window.base)
+    /// The registration that a handle stands for.
+    pub fn find(&self, handle: *const c_void) -> Option<Registered> {
+        self.table().live.iter().find(|(of, _)| *of == handle as u64).map(|(_, window)| *window)
     }
 
-    fn table(&self) -> MutexGuard<'_, Vec<(u64, Registered)>> {
+    /// The registration that had so many before it, if it was not taken back.
+    pub fn at(&self, place: u64) -> Option<Registered> {
+        self.table().live.iter().map(|(_, window)| *window).find(|window| window.place == place)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

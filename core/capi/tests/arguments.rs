@@ -331,12 +331,6 @@ fn functions_that_are_not_offered_say_so() {
     let cases: &[Case] = &[
         ("ncclDevCommCreate", word, INVALID_USAGE, |c| ncclDevCommCreate(c, null(), null())),
         ("ncclSignal", word, INVALID_USAGE, |c| ncclSignal(0, 0, 0, 0, c, null())),
-        ("ncclGetLsaDevicePointer", word, INVALID_USAGE, |_| {
-            ncclGetLsaDevicePointer(null(), 0, 0, &mut null())
-        }),
-        ("ncclTeamRail", word, 0, |c| c_int::from(ncclTeamRail(c) != Team(0, 0, 0))),
-        ("ncclTeamRankToWorld", word, -1, |c| ncclTeamRankToWorld(c, Team(1, 0, 1), 0)),
-        ("ncclLLA2ACalcSlots", word, 0, |_| ncclLLA2ACalcSlots(4, 4)),
     ];
     check(comm, cases);
     ncclResetDebugInit();

@@ -19,6 +19,8 @@ pub const UNDEF: c_int = c_int::MIN;
 
 pub type Ptr = *const c_void;
 pub type Comm = *mut c_void;
+/// Room for a struct of the device API.
+pub type Words = *mut u32;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -247,7 +249,34 @@ unsafe extern "C" {
     ) -> c_int;
     pub safe fn ncclParamGetAllParameterKeys(out: *mut *const *const c_char, count: *mut c_int) -> c_int;
     pub safe fn ncclParamGetStr(handle: Ptr, out: *mut *const c_char) -> c_int;
+    pub safe fn ncclTeamWorld(comm: Comm) -> Team;
+    pub safe fn ncclTeamLsa(comm: Comm) -> Team;
     pub safe fn ncclTeamRail(comm: Comm) -> Team;
+    pub safe fn ncclTeamRankToLsa(comm: Comm, team: Team, rank: c_int) -> c_int;
+    pub safe fn ncclGetPeerDevicePointer(win: Ptr, offset: usize, rank: c_int, out: *mut Ptr) -> c_int;
+    pub safe fn ncclGetLsaMultimemDevicePointer(win: Ptr, offset: usize, out: *mut Ptr) -> c_int;
+    pub safe fn ncclLsaBarrierCreateRequirement(team: Team, n: c_int, handle: Words, out: Words) -> c_int;
+    pub safe fn ncclGinBarrierCreateRequirement(
+        comm: Comm,
+        team: Team,
+        n: c_int,
+        handle: Words,
+        out: Words,
+    ) -> c_int;
+    pub safe fn ncclGinInboxA2ACreateRequirement(
+        team: Team,
+        blocks: c_int,
+        log2: c_int,
+        handle: Words,
+        out: Words,
+    ) -> c_int;
+    pub safe fn ncclGinOutboxCreateRequirement(
+        blocks: c_int,
+        log2: c_int,
+        handle: Words,
+        out: Words,
+    ) -> c_int;
+    pub safe fn ncclLLA2ACreateRequirement(blocks: c_int, slots: c_int, handle: Words, out: Words) -> c_int;
     pub safe fn ncclTeamRankToWorld(comm: Comm, team: Team, rank: c_int) -> c_int;
     pub safe fn ncclLLA2ACalcSlots(elements: c_int, size: c_int) -> c_int;
     pub safe fn ncclGetLsaDevicePointer(win: Ptr, offset: usize, rank: c_int, out: *mut Ptr) -> c_int;

@@ -335,6 +335,26 @@ impl Comm {
         Ok(hawser_device::nvml_index(&comm_state.device.caps().id).unwrap_or(self.0.ordinal))
     }
 
+    /// Number of ranks whose buffers this rank loads and stores, itself included: all, or itself alone.
+    /// Memory of users in other processes is not mapped.
+    ///
+    /// # Errors
+    /// As [`Comm::state`].
+    pub fn load_store_ranks(&self) -> Result<u32> {
+        self.state().map(|comm_state| if comm_state.is_load_store { self.ranks() } else { 1 })
+    }
+
+    /// True if the other ranks of a load-store team can use a buffer of this one.
+    ///
+    /// # Errors
+    /// As [`Comm::state`], or the driver's.
+    pub fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool> {
+        match self.state()?.device.kernels() {
+            Some(kernels) => kernels.is_reached(addr, bytes),
+            None => Ok(true),
+        }
+    }
+
     /// Device memory that this rank holds for the communicator, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.state().map_or(0, |l| l.memory_bytes())

@@ -94,6 +94,9 @@ pub struct CommState {
     pub sm_free: SmFree,
     /// Symmetric windows.
     pub windows: Windows,
+    /// Whether each rank loads and stores the buffers of all others: they are in one process, whose devices
+    /// reach each other's ordinary memory.
+    pub is_load_store: bool,
     /// The times of operations, if somebody wants to know them.
     pub times: Arc<OpTimings>,
     /// The content of the heap while the communicator is suspended.

@@ -151,7 +151,7 @@ impl Own<'_> {
     /// The communicator of what was decided and connected.
     fn assemble(self, decided: Decided, paths: Paths, profiling: Profiling) -> Result<CommState> {
         let (settings, config) = (env::settings(), self.config);
-        let Decided { bootstrap, topology, plan_config, comm_id, tuners, known, .. } = decided;
+        let Decided { bootstrap, topology, plan_config, processes, comm_id, tuners, known, .. } = decided;
         let Paths { layout, peer_memory, net, dma } = paths;
         let name = config.name.clone().unwrap_or_else(|| "world".into());
         let (epoch, tuners) = (Arc::<Epoch<Staged>>::default(), Arc::new(tuners));
@@ -171,7 +171,10 @@ impl Own<'_> {
             .then(|| ServedParticipant::new(Participant::new(place, known)))
             .transpose()?;
         let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
+        let is_one_process = topology.hosts() == 1 && processes.windows(2).all(|pair| pair[0] == pair[1]);
+        let is_host = self.device.kernels().is_none();
         Ok(CommState {
+            is_load_store: is_one_process && (is_host || topology.direct),
             rank: self.rank,
             topology,
             plan_config,
