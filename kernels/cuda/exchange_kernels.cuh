@@ -1,5 +1,5 @@
 // The exchange kernels of an operation and a type, named as KernelKey::symbol says: hawser_<operation>_<type>_<protocol>.
-// core/plan/src/exchange.rs lists which there are.
+// core/plan/src/executor/fused/support.rs says which calls they run.
 #pragma once
 
 #include "exchange_bundle.cuh"

@@ -154,7 +154,8 @@ __device__ __forceinline__ void fold_operands(const HawserFold& a) {
 #define HAWSER_FOLDS_SINCE_SM90(...) __VA_ARGS__
 #endif
 
-// The kernel of an operation and a type, named as KernelKey::symbol says. core/plan/src/dma/fold.rs lists which there are.
+// The kernel of an operation and a type, named as KernelKey::symbol says. core/plan/src/executor/copy_engine/reduce_kernel.rs
+// says which calls have one.
 #define HAWSER_FOLD(OP, op, T, type)                                                                                  \
     extern "C" __global__ void __launch_bounds__(HAWSER_FOLD_THREADS, 1)                                              \
         hawser_##op##_##type##_dma(const __grid_constant__ HawserFold args) {                                         \

@@ -18,7 +18,7 @@ __device__ __forceinline__ void follow_previous_grid() {
 // peers that the block waits for are known to run: a grid that occupies room while this one waits could keep away the very kernel
 // that the peer must run first. The first thread has the first bytes of all that its block waits for, so it has heard from each.
 //
-// The host counts blocks that are over (core/runtime/src/comm/order.rs): later operations of the communicator may come from another
+// The host counts blocks that are over (core/runtime/src/stream_order.rs): later operations of the communicator may come from another
 // stream.
 __device__ __forceinline__ void end_block(u64 done) {
 #if !defined(HAWSER_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

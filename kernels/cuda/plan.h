@@ -1,4 +1,4 @@
-// The image that a launch reads: the C twin of core/plan/src/device_plan.rs, which documents every
+// The image that a launch reads: the C twin of kernels/abi/src/interpreter.rs, which documents every
 // field. Sizes and offsets are pinned on both sides. Usable from host C++ as well.
 #pragma once
 
@@ -152,7 +152,7 @@ struct HawserDeps {
     uint64_t progress[HAWSER_MAX_BLOCKS];
 };
 
-// What a kernel of one or two exchanges reads: core/plan/src/exchange.rs documents every field.
+// What a kernel of one or two exchanges reads: kernels/abi/src/fused.rs documents every field.
 constexpr int HAWSER_EXCHANGE_RANKS = 8;
 constexpr uint32_t HAWSER_WORD_SLOT = 8192; // a word of 16 bytes for each of 512 threads
 constexpr uint32_t HAWSER_LINE_SLOT = 4096; // eight rows of four lines
@@ -208,7 +208,7 @@ struct HawserExchange {
     uint8_t pad[2];
 };
 
-// What a kernel of several exchanges reads: core/plan/src/exchange/bundle.rs documents every field.
+// What a kernel of several exchanges reads: kernels/abi/src/fused.rs documents every field.
 constexpr int HAWSER_BUNDLE_OPS = 64;
 constexpr int HAWSER_BUNDLE_BLOCKS = 32;
 
@@ -253,7 +253,7 @@ struct HawserBundle {
     HawserBundleOp ops[HAWSER_BUNDLE_OPS];
 };
 
-// What a kernel reads that combines what copy engines moved: core/plan/src/dma/fold.rs documents every field.
+// What a kernel reads that combines what copy engines moved: kernels/abi/src/reduce.rs documents every field.
 constexpr int HAWSER_FOLD_OPERANDS = HAWSER_MAX_FAN + 1;
 constexpr int HAWSER_FOLD_THREADS = 544;
 

@@ -18,6 +18,11 @@ use hawser_plan::topology::{DeviceKind, Link, Topology};
 use hawser_plan::{Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use proptest::prelude::*;
 
+/// The byte at offset `i` of a rank's input.
+fn pattern(seed: u64, rank: u32, i: u64) -> u8 {
+    (seed ^ (u64::from(rank) * 31) ^ (i * 7) ^ (i >> 8)) as u8
+}
+
 fn collective(
     machine: &mut Machine,
     collective: Collective,
@@ -42,15 +47,13 @@ fn collective(
             output: address(rank, OUTPUT),
         };
         for i in 0..u64::from(ins) * bytes {
-            machine.memory[rank as usize][i as usize] =
-                (seed ^ (u64::from(rank) * 31) ^ (i * 7) ^ (i >> 8)) as u8;
+            machine.memory[rank as usize][i as usize] = pattern(seed, rank, i);
         }
         machine.memory[rank as usize][OUTPUT as usize..][..(u64::from(outs) * bytes) as usize].fill(0xee);
         let choice = choose(&call, &topology, config).unwrap();
         assert_eq!(choice.route, Route::COPY_ENGINE, "{}", choice.why);
-        let lowered =
-            lower(&shape(&choice.key).unwrap(), &rank_program(&choice.key, rank).unwrap(), device_op(&call))
-                .unwrap();
+        let program = rank_program(&choice.key, rank).unwrap();
+        let lowered = lower(&shape(&choice.key).unwrap(), &program, device_op(&call)).unwrap();
         let staged = copy_engine::config_for(&choice.key, call.total_bytes(ranks), &topology, config);
         let mut plan = bind(&lowered, &call, &choice, ranks, &staged).unwrap();
         // As large calls do.
@@ -63,10 +66,7 @@ fn collective(
         launches.push(vec![(plan, lowered.steps)]);
     }
     machine.run(&launches, (alias, direct), seed);
-    let input = |rank: u32, block: u64, i: u64| {
-        let i = block * bytes + i;
-        (seed ^ (u64::from(rank) * 31) ^ (i * 7) ^ (i >> 8)) as u8
-    };
+    let input = |rank: u32, block: u64, i: u64| pattern(seed, rank, block * bytes + i);
     for rank in 0..ranks {
         for block in 0..u64::from(outs) {
             let expected = |i: u64| match collective {

@@ -36,7 +36,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 /// The pause between two looks at goodbyes.
 const GOODBYE_TICK: Duration = Duration::from_millis(5);
 /// Handshakes of strangers and friends at a time; beyond it one gives way.
-const MOST_GUESTS: usize = 512;
+const MOST_HANDSHAKES: usize = 512;
 /// The time that listeners rest when the process has no descriptors left.
 const REST: Duration = Duration::from_millis(50);
 
@@ -195,7 +195,7 @@ impl Service {
 struct Body {
     service: Arc<Service>,
     listeners: FxHashMap<u64, Arc<OwnedFd>>,
-    guests: FxHashMap<u64, Visitor>,
+    handshakes: FxHashMap<u64, Visitor>,
     dials: FxHashMap<u64, Dial>,
     /// Dials that wait for their time.
     later: Vec<Errand>,
@@ -213,7 +213,7 @@ impl Body {
         Self {
             service,
             listeners: FxHashMap::default(),
-            guests: FxHashMap::default(),
+            handshakes: FxHashMap::default(),
             dials: FxHashMap::default(),
             later: Vec::new(),
             members: Vec::new(),
@@ -290,7 +290,7 @@ impl Body {
         for token in late {
             self.end_dial(token, Ended::late());
         }
-        self.guests.retain(|_, guest| guest.since + inbound::PATIENCE > now);
+        self.handshakes.retain(|_, visitor| visitor.since + inbound::PATIENCE > now);
         if self.resting.is_some_and(|until| until <= now) {
             self.resting = None;
             for (&token, listener) in &self.listeners {
@@ -322,10 +322,10 @@ impl Body {
         let tick = (!self.members.is_empty()).then_some(self.next_tick);
         let goodbye = (!self.leaving.is_empty()).then(|| now + GOODBYE_TICK);
         let dials = self.dials.values().map(|dial| dial.deadline);
-        let guests = self.guests.values().map(|guest| guest.since + inbound::PATIENCE);
+        let handshakes = self.handshakes.values().map(|visitor| visitor.since + inbound::PATIENCE);
         let later = self.later.iter().map(|errand| errand.at);
         let fixed = [tick, goodbye, self.resting].into_iter().flatten();
-        let next = dials.chain(guests).chain(later).chain(fixed).min();
+        let next = dials.chain(handshakes).chain(later).chain(fixed).min();
         let timeout = next.map(|next| {
             // A millisecond more than needed, because older kernels count in those.
             let rest = next.saturating_duration_since(now) + Duration::from_millis(1);
@@ -343,8 +343,8 @@ impl Body {
             let listener = listener.clone();
             return self.accept(&listener);
         }
-        if self.guests.contains_key(&token) {
-            return self.host(token);
+        if self.handshakes.contains_key(&token) {
+            return self.hear(token);
         }
         if let Some(dial) = self.dials.get_mut(&token) {
             if let Some(ended) = dial.advance() {
@@ -379,27 +379,27 @@ impl Body {
             let token = self.service.token();
             let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
             if epoll::add(&self.service.epoll, &fd, epoll::EventData::new_u64(token), flags).is_ok() {
-                self.guests.insert(token, Visitor::new(fd, from, PROTOCOL, place));
+                self.handshakes.insert(token, Visitor::new(fd, from, PROTOCOL, place));
             }
         }
     }
 
-    /// A place for one more guest, in place of another if it has to be.
+    /// A place for one more handshake, in place of another if it has to be.
     fn place(&mut self, now: Instant) -> Option<Place> {
-        if self.guests.len() >= MOST_GUESTS {
+        if self.handshakes.len() >= MOST_HANDSHAKES {
             self.make_room(now);
         }
-        Place::take(self.guests.len()).or_else(|| {
+        Place::take(self.handshakes.len()).or_else(|| {
             self.make_room(now);
-            Place::take(self.guests.len())
+            Place::take(self.handshakes.len())
         })
     }
 
-    /// Lets a guest go; false if there is none that was there before.
+    /// Ends a handshake; false if there is none that was there before.
     fn make_room(&mut self, now: Instant) -> bool {
-        let guests = self.guests.iter().map(|(&token, guest)| (token, guest));
-        let token = first_to_go(guests, now, Duration::ZERO);
-        token.and_then(|token| self.guests.remove(&token)).is_some()
+        let handshakes = self.handshakes.iter().map(|(&token, visitor)| (token, visitor));
+        let token = first_to_go(handshakes, now, Duration::ZERO);
+        token.and_then(|token| self.handshakes.remove(&token)).is_some()
     }
 
     /// The process has no descriptors left: a listener that stays ready would make this thread spin.
@@ -410,12 +410,13 @@ impl Body {
         self.resting = Some(Instant::now() + REST);
     }
 
-    fn host(&mut self, token: u64) {
-        let Some(guest) = self.guests.remove(&token) else { return };
-        let from = guest.from;
-        match inbound::advance(guest, &self.service.registry) {
-            Visit::Wait(guest) => {
-                self.guests.insert(token, guest);
+    /// Goes on with a handshake as far as possible.
+    fn hear(&mut self, token: u64) {
+        let Some(visitor) = self.handshakes.remove(&token) else { return };
+        let from = visitor.from;
+        match inbound::advance(visitor, &self.service.registry) {
+            Visit::Wait(visitor) => {
+                self.handshakes.insert(token, visitor);
             }
             Visit::Friend(friend) => {
                 // The connection watches its sockets itself.

@@ -164,11 +164,7 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
             std::thread::sleep(Duration::from_secs(1));
         },
         "abort-on-stdin" => {
-            let comm = comm.clone();
-            std::thread::spawn(move || {
-                let _ = stdin().read_line(&mut String::new());
-                comm.abort()
-            });
+            abort_on_stdin(comm.clone());
             Ok(())
         }
         "suspend" => comm.suspend(),
@@ -179,6 +175,14 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         recorded if recorded.starts_with("recorded=") => print_recorded(&recorded["recorded=".len()..]),
         other => Err(Error::invalid_argument(format!("no step is called {other}"))),
     }
+}
+
+/// Starts a thread that aborts when a line comes.
+fn abort_on_stdin(comm: Comm) {
+    std::thread::spawn(move || {
+        let _ = stdin().read_line(&mut String::new());
+        comm.abort()
+    });
 }
 
 /// All collectives over a choice of types, operations and sizes: nothing, one, odd, unaligned, several tiles.

@@ -26,7 +26,7 @@ use hawser_base::error::{Error, Result};
 pub use policy::Policy;
 
 use crate::memory::{Memory, size_text};
-use monitor::{Board, Monitor};
+use monitor::{Monitor, SharedStats};
 use segment::{Range, Segment};
 
 /// Segments are multiples of this: what VMM gives at least.
@@ -79,7 +79,7 @@ pub struct Pool {
     name: String,
     policy: Policy,
     state: Mutex<State>,
-    board: Arc<Board>,
+    shared_stats: Arc<SharedStats>,
     source: Box<dyn Source>,
 }
 
@@ -140,10 +140,11 @@ impl Pool {
     /// # Errors
     /// The thread of `NCCL_CUMEM_MONITOR` could not be started.
     pub fn new(name: &str, policy: Policy, source: Box<dyn Source>) -> Result<Arc<Self>> {
-        let board = Arc::new(Board::new(name.to_owned()));
+        let shared_stats = Arc::new(SharedStats::new(name.to_owned()));
         let interval = policy.monitor.filter(|interval| *interval > Duration::ZERO);
-        let monitor =
-            interval.map(|interval| Monitor::start(board.clone(), interval, policy.most)).transpose()?;
+        let monitor = interval
+            .map(|interval| Monitor::start(shared_stats.clone(), interval, policy.most))
+            .transpose()?;
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(Self {
@@ -152,7 +153,7 @@ impl Pool {
             name: name.to_owned(),
             policy,
             state: Mutex::default(),
-            board,
+            shared_stats,
             source,
         }))
     }
@@ -195,7 +196,7 @@ impl Pool {
         let (ticket, payload) = state.idle.swap_remove(index);
         ticket.phase.store(Phase::InUse as u8, Ordering::Relaxed);
         state.stats.in_use += bytes;
-        self.board.set(state.stats);
+        self.shared_stats.set(state.stats);
         Some((ticket, payload))
     }
 
@@ -206,7 +207,7 @@ impl Pool {
         state.stats.in_use -= ticket.bytes;
         state.idle.push((ticket, payload));
         self.trim(&mut state);
-        self.board.set(state.stats);
+        self.shared_stats.set(state.stats);
     }
 
     /// Takes what `NCCL_CUMEM_PREALLOC` asks for beside what there is.
@@ -245,7 +246,7 @@ impl Pool {
 
     /// The figures now.
     pub fn stats(&self) -> Stats {
-        self.board.stats()
+        self.shared_stats.stats()
     }
 
     fn range(&self, bytes: u64) -> Result<Range> {
@@ -256,7 +257,7 @@ impl Pool {
             None => self.grow(&mut state, bytes)?,
         };
         state.stats.in_use += range.bytes;
-        self.board.set(state.stats);
+        self.shared_stats.set(state.stats);
         Ok(range)
     }
 
@@ -362,9 +363,9 @@ impl Pool {
 
     /// Makes the figures known, with a line if every event gets one.
     fn tell(&self, state: &State, why: &str) {
-        self.board.set(state.stats);
+        self.shared_stats.set(state.stats);
         if self.policy.monitor == Some(Duration::ZERO) {
-            self.board.write(&state.stats, self.policy.most, why);
+            self.shared_stats.write(&state.stats, self.policy.most, why);
         }
     }
 
@@ -377,7 +378,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         drop(self.monitor.take());
         if self.policy.monitor.is_some() {
-            self.board.write(&self.stats(), self.policy.most, "end");
+            self.shared_stats.write(&self.stats(), self.policy.most, "end");
         }
     }
 }
@@ -390,7 +391,7 @@ impl Drop for Taken {
             segment.give(self.range);
         }
         self.pool.trim(&mut state);
-        self.pool.board.set(state.stats);
+        self.pool.shared_stats.set(state.stats);
     }
 }
 
@@ -405,7 +406,7 @@ impl Drop for Ticket {
         if self.phase.load(Ordering::Relaxed) == Phase::InUse as u8 {
             state.stats.in_use -= self.bytes;
         }
-        pool.board.set(state.stats);
+        pool.shared_stats.set(state.stats);
     }
 }
 

@@ -10,13 +10,13 @@ use hawser_base::log;
 use super::Stats;
 
 /// The state that a pool and its monitor share.
-pub struct Board {
+pub struct SharedStats {
     name: String,
     figures: Mutex<(Stats, bool)>,
     changed: Condvar,
 }
 
-impl Board {
+impl SharedStats {
     /// Nothing taken yet.
     pub fn new(name: String) -> Self {
         Self { name, figures: Mutex::default(), changed: Condvar::new() }
@@ -53,7 +53,7 @@ impl Board {
 
 /// A thread that writes a line at every interval until it is dropped.
 pub struct Monitor {
-    board: Arc<Board>,
+    shared_stats: Arc<SharedStats>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -62,37 +62,37 @@ impl Monitor {
     ///
     /// # Errors
     /// The system has no thread left.
-    pub fn start(board: Arc<Board>, interval: Duration, limit: Option<u64>) -> Result<Self> {
-        let seen = board.clone();
+    pub fn start(shared_stats: Arc<SharedStats>, interval: Duration, limit: Option<u64>) -> Result<Self> {
+        let seen = shared_stats.clone();
         let thread = std::thread::Builder::new()
             .name("hawser-pool".into())
             .spawn(move || watch(&seen, interval, limit))
             .map_err(|e| Error::system("starting the thread of NCCL_CUMEM_MONITOR", e))?;
-        Ok(Self { board, thread: Some(thread) })
+        Ok(Self { shared_stats, thread: Some(thread) })
     }
 }
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        self.board.figures.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
-        self.board.changed.notify_all();
+        self.shared_stats.figures.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        self.shared_stats.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn watch(board: &Board, interval: Duration, limit: Option<u64>) {
-    let mut figures = board.figures.lock().unwrap_or_else(PoisonError::into_inner);
+fn watch(shared_stats: &SharedStats, interval: Duration, limit: Option<u64>) {
+    let mut figures = shared_stats.figures.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        let waited = board.changed.wait_timeout_while(figures, interval, |(_, over)| !*over);
+        let waited = shared_stats.changed.wait_timeout_while(figures, interval, |(_, over)| !*over);
         let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if !timeout.timed_out() {
             return;
         }
         let stats = guard.0;
         drop(guard);
-        board.write(&stats, limit, "interval");
-        figures = board.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        shared_stats.write(&stats, limit, "interval");
+        figures = shared_stats.figures.lock().unwrap_or_else(PoisonError::into_inner);
     }
 }

@@ -100,14 +100,10 @@ impl Machine {
             .map(|&peer| self.fifos.get_mut(&key(peer, me)).unwrap().pop_front().unwrap())
             .collect();
         let range = Range::new(work, block, at, launch.plan.kernel.dtype.size());
-        assert!(
-            range.nominal <= self.slot_bytes[usize::from(args.protocol)] as usize,
-            "a tile exceeds a slot"
-        );
-        assert!(
-            operands.iter().all(|operand| operand.len() == range.nominal),
-            "lengths differ between ranks"
-        );
+        let slot = self.slot_bytes[usize::from(args.protocol)] as usize;
+        assert!(range.nominal <= slot, "a tile exceeds a slot");
+        let is_whole = |operand: &Vec<u8>| operand.len() == range.nominal;
+        assert!(operands.iter().all(is_whole), "lengths differ between ranks");
         if step.flags & HAS_SRC != 0 {
             let chunk = moved(step.src_chunk, step, at.repetition, work.chunks[usize::from(step.src_buf)]);
             let mut local = self.load(rank, work, step.src_buf, chunk, &range);

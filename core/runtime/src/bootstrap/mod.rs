@@ -397,7 +397,7 @@ pub enum Remark {
     Warning,
 }
 
-/// Where the bootstrap's remarks go: strangers at the door and whatever has no caller to return an error to.
+/// Where the bootstrap's remarks go: those about strangers, and whatever has no caller to return an error to.
 static LOG: RwLock<fn(Remark, &str)> = RwLock::new(|remark, text| match remark {
     Remark::Detail => log::info(log::Subsys::Bootstrap, || text.to_owned()),
     Remark::Warning => log::warn(text),

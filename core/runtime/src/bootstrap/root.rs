@@ -126,7 +126,7 @@ fn start(
         patience: settings.init_timeout,
         linger: LINGER,
         is_fixed: id.fixed,
-        guests: Vec::new(),
+        connections: Vec::new(),
         plan: None,
         status: Vec::new(),
     };
@@ -150,14 +150,14 @@ struct Root {
     linger: Duration,
     /// The address is needed for the next meeting.
     is_fixed: bool,
-    guests: Vec<Guest>,
+    connections: Vec<Connection>,
     plan: Option<Plan>,
     /// Ranks missing at the last status.
     status: Vec<u32>,
 }
 
-/// An authenticated connection.
-struct Guest {
+/// An authenticated connection of a rank.
+struct Connection {
     stream: Stream,
     reader: FrameReader,
     rank: u32,
@@ -208,16 +208,16 @@ impl Root {
             let text = "the root of the unique id was stopped before all ranks had joined";
             return Err(Error::new(ErrorKind::Aborted, text));
         }
-        for at in (0..self.guests.len()).rev().filter(|at| ready[*at]) {
+        for at in (0..self.connections.len()).rev().filter(|at| ready[*at]) {
             match self.listen_to(at)? {
                 Next::Wait => {}
                 next => return Ok(next),
             }
         }
-        // All of them become guests before one is heard: an error must reach every one.
-        let known = self.guests.len();
-        self.guests.extend(self.acceptor.advance().into_iter().map(Guest::new));
-        for at in (known..self.guests.len()).rev() {
+        // All of them are there before one is heard: an error must reach every one.
+        let known = self.connections.len();
+        self.connections.extend(self.acceptor.advance().into_iter().map(Connection::new));
+        for at in (known..self.connections.len()).rev() {
             match self.listen_to(at)? {
                 Next::Wait => {}
                 next => return Ok(next),
@@ -227,51 +227,54 @@ impl Root {
         Ok(Next::Wait)
     }
 
-    /// Blocks until something happens or `clock` strikes; says which guests have something to read.
+    /// Blocks until something happens or `clock` strikes; says which connections have something to read.
     fn wait_for_events(&self, clock: Option<Instant>) -> Result<Vec<bool>> {
         let timeout = earliest([clock, self.acceptor.next_deadline()]);
         let mut fds = vec![self.stop.poll_fd()];
-        fds.extend(self.guests.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)));
+        fds.extend(self.connections.iter().map(|connection| PollFd::new(&connection.stream, PollFlags::IN)));
         self.acceptor.register(&mut fds);
         poll(&mut fds, timeout)?;
-        Ok(fds[1..=self.guests.len()].iter().map(|fd| !fd.revents().is_empty()).collect())
+        Ok(fds[1..=self.connections.len()].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
 
-    /// Reads what guest number `at` has to say.
+    /// Reads what connection number `at` has to say.
     fn listen_to(&mut self, at: usize) -> Result<Next> {
-        let guest = &mut self.guests[at];
-        let frame = match guest.reader.advance(&guest.stream) {
+        let connection = &mut self.connections[at];
+        let frame = match connection.reader.advance(&connection.stream) {
             Ok(Incoming::Frame(frame)) => frame,
             Ok(Incoming::Nothing) => return Ok(Next::Wait),
             Ok(Incoming::Closed) => return self.farewell(at, "it closed its connection"),
             Err(error) => return self.farewell(at, &error.text),
         };
-        match (guest.role, frame.kind) {
-            (Role::Join, Kind::Hello) if !guest.came => {
-                guest.came = true;
-                let rank = guest.rank;
+        match (connection.role, frame.kind) {
+            (Role::Join, Kind::Hello) if !connection.came => {
+                connection.came = true;
+                let rank = connection.rank;
                 self.admit(rank, Hello::decode(&frame.payload)?)
             }
             (Role::Release, Kind::Release) => self.release(at, &frame.payload),
             (Role::Release, Kind::Failure) => {
                 self.linger = self.linger.max(if self.is_fixed { LINGER } else { self.patience });
                 let error = decode_failure(&frame.payload);
-                Err(error.context(format!("rank {} could not join", guest.rank)))
+                Err(error.context(format!("rank {} could not join", connection.rank)))
             }
-            (role, kind) => Err(malformed(format!("{kind:?} from rank {} as {role:?}", guest.rank))),
+            (role, kind) => Err(malformed(format!("{kind:?} from rank {} as {role:?}", connection.rank))),
         }
     }
 
-    /// A guest left. Before its hello that is its own business, afterwards the meeting cannot succeed any
-    /// more.
+    /// Ends a connection that a rank has left. Before its hello that is its own business, afterwards the
+    /// meeting cannot succeed any more.
     fn farewell(&mut self, at: usize, why: &str) -> Result<Next> {
-        let guest = self.guests.swap_remove(at);
-        if !guest.came {
+        let connection = self.connections.swap_remove(at);
+        if !connection.came {
             return Ok(Next::Wait);
         }
         let missing = self.missing();
-        let text =
-            format!("rank {} left while {} had not joined yet ({why})", guest.rank, list_ranks(&missing));
+        let text = format!(
+            "rank {} left while {} had not joined yet ({why})",
+            connection.rank,
+            list_ranks(&missing)
+        );
         Err(Error::remote(text).remedy("see the error of that rank"))
     }
 
@@ -316,7 +319,7 @@ impl Root {
 
     /// Somebody says this root is not where its ranks meet.
     fn release(&mut self, at: usize, payload: &[u8]) -> Result<Next> {
-        let releaser = self.guests[at].rank;
+        let releaser = self.connections[at].rank;
         if let Some(plan) = &self.plan {
             return Err(match payload {
                 [] => Error::invalid_usage(format!(
@@ -328,8 +331,8 @@ impl Root {
                 _ => decode_failure(payload).context(format!("rank {releaser} could not join")),
             });
         }
-        let guest = &self.guests[at];
-        let _ = guest.stream.write_some(&frame_bytes(Kind::Released, 0, &[])?, false);
+        let connection = &self.connections[at];
+        let _ = connection.stream.write_some(&frame_bytes(Kind::Released, 0, &[])?, false);
         Ok(Next::End)
     }
 
@@ -376,8 +379,8 @@ impl Root {
     /// connection.
     fn tell_all(&self, kind: Kind, payload: &[u8]) {
         let Ok(bytes) = frame_bytes(kind, 0, payload) else { return };
-        self.guests.iter().for_each(|guest| {
-            let _ = guest.stream.write_some(&bytes, false);
+        self.connections.iter().for_each(|connection| {
+            let _ = connection.stream.write_some(&bytes, false);
         });
     }
 
@@ -386,7 +389,7 @@ impl Root {
         let failure = encode_failure(error);
         self.tell_all(Kind::Failure, &failure);
         let Ok(bytes) = frame_bytes(Kind::Failure, 0, &failure) else { return };
-        let came = self.guests.iter().filter(|guest| guest.came).count();
+        let came = self.connections.iter().filter(|connection| connection.came).count();
         // Without a hello nobody knows how many will come; the rank that failed will not.
         let ranks = match &self.plan {
             Some(plan) => plan.nranks as usize,
@@ -394,20 +397,20 @@ impl Root {
             None => return,
         };
         let mut untold = ranks.saturating_sub(came);
-        self.guests.retain(|guest| !guest.came);
+        self.connections.retain(|connection| !connection.came);
         let end = Instant::now() + self.linger;
         while untold > 0 && Instant::now() < end && !self.stop.is_raised() {
             if self.wait_for_events(Some(end)).is_err() {
                 return;
             }
-            self.guests.extend(self.acceptor.advance().into_iter().map(Guest::new));
+            self.connections.extend(self.acceptor.advance().into_iter().map(Connection::new));
             // Answered only when the hello was read: closing with unread bytes would destroy the answer on
             // its way.
-            self.guests.retain_mut(|guest| match guest.reader.advance(&guest.stream) {
+            self.connections.retain_mut(|connection| match connection.reader.advance(&connection.stream) {
                 Ok(Incoming::Nothing) => true,
                 Ok(Incoming::Frame(_)) => {
-                    let _ = guest.stream.write_some(&bytes, false);
-                    untold = untold.saturating_sub((guest.role == Role::Join).into());
+                    let _ = connection.stream.write_some(&bytes, false);
+                    untold = untold.saturating_sub((connection.role == Role::Join).into());
                     false
                 }
                 Ok(Incoming::Closed) | Err(_) => false,
@@ -416,13 +419,16 @@ impl Root {
     }
 
     fn send_table(self) -> Result<()> {
-        let Root { acceptor, guests, plan, stop, .. } = self;
+        let Root { acceptor, connections, plan, stop, .. } = self;
         // Closed first: who comes now, for another meeting at the same address, is refused at once.
         drop(acceptor);
         let Some(plan) = plan else { return Ok(()) };
         let table: Vec<u8> = plan.addresses.values().flat_map(PeerAddress::encode).collect();
-        let streams: Vec<&Stream> =
-            guests.iter().filter(|guest| guest.came).map(|guest| &guest.stream).collect();
+        let streams: Vec<&Stream> = connections
+            .iter()
+            .filter(|connection| connection.came)
+            .map(|connection| &connection.stream)
+            .collect();
         let wait = Wait::new(stop.flag(), Some(TABLE_TIME));
         broadcast(&streams, &frame_bytes(Kind::Table, 0, &table)?, &wait, &|slow| {
             format!("the root still sends the table to {slow} ranks")
@@ -431,9 +437,9 @@ impl Root {
     }
 }
 
-impl Guest {
-    fn new(accepted: Accepted) -> Guest {
+impl Connection {
+    fn new(accepted: Accepted) -> Connection {
         let Accepted { stream, role, rank, .. } = accepted;
-        Guest { stream, reader: FrameReader::new(FRAME_LIMIT), rank, role, came: false }
+        Connection { stream, reader: FrameReader::new(FRAME_LIMIT), rank, role, came: false }
     }
 }

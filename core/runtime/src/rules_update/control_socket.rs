@@ -1,5 +1,6 @@
-//! The door of a process: a unix-domain socket in a folder of its owner, through which other programs of the
-//! same user list its communicators and change their rules. Nobody else gets through the folder.
+//! The control socket of a process: a unix-domain socket in a folder of its owner, through which other
+//! programs of the same user list its communicators and change their rules. Nobody else gets through the
+//! folder.
 //!
 //! A question is a line of words, then perhaps bytes, then the end of the stream. Answers are lines of fields
 //! with tabs between them, the last of which is `end`:
@@ -33,23 +34,23 @@ use super::{same_user, wire};
 /// The longest question, in bytes: rules, their names, and the line before them.
 const LONGEST: usize = wire::MOST_RULES + (64 << 10);
 /// The most that are asking or waiting at once; who comes then takes the place of who came first.
-const MOST_GUESTS: usize = 16;
+const MOST_CLIENTS: usize = 16;
 /// The time that somebody may take to ask, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest path that a socket can have, in bytes.
 const LONGEST_PATH: usize = 107;
 
-/// The open door. Dropping it removes the socket.
+/// The listening socket. Dropping it removes its file.
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
     job: String,
-    guests: Vec<Guest>,
+    clients: Vec<Client>,
     patience: Duration,
 }
 
-/// Somebody who has come through the door. Nobody waits for one: its connection never blocks.
-struct Guest {
+/// A program that has connected. Nobody waits for it: its connection never blocks.
+struct Client {
     stream: UnixStream,
     state: State,
     /// The bytes of the answer that it has not taken yet.
@@ -57,7 +58,7 @@ struct Guest {
     until: Instant,
 }
 
-/// The part of its visit that a guest is in.
+/// The stage of its request that a client is in.
 enum State {
     /// It asks; so much of the question has come.
     Asks(Vec<u8>),
@@ -68,7 +69,7 @@ enum State {
 }
 
 impl ControlSocket {
-    /// Opens the door; None if the settings want none.
+    /// Opens the socket; None if the settings want none.
     ///
     /// # Errors
     /// `System` or `InvalidUsage`: the folder cannot be made or is somebody else's, or the socket cannot be
@@ -102,74 +103,74 @@ impl ControlSocket {
         };
         let listener = open().map_err(|error| Error::system(format!("socket {}", path.display()), error))?;
         at_exit::register(&path);
-        Ok(Self { listener, path, job, guests: Vec::new(), patience })
+        Ok(Self { listener, path, job, clients: Vec::new(), patience })
     }
 
-    /// For poll(2): the door, and who is asking.
+    /// The descriptors for poll(2): the listener, and who is asking.
     pub fn readable(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let asking = self.guests.iter().filter(|guest| matches!(guest.state, State::Asks(_)));
-        std::iter::once(self.listener.as_fd()).chain(asking.map(|guest| guest.stream.as_fd()))
+        let asking = self.clients.iter().filter(|client| matches!(client.state, State::Asks(_)));
+        std::iter::once(self.listener.as_fd()).chain(asking.map(|client| client.stream.as_fd()))
     }
 
     /// Answers who asks, and who waits. Says whether somebody is there. Waits for nobody.
     pub fn serve(&mut self, participants: &[Arc<Participant>]) -> bool {
         while let Ok((stream, _)) = self.listener.accept() {
             match admit(stream) {
-                Ok(guest) => self.guests.push(guest),
+                Ok(client) => self.clients.push(client),
                 Err(error) => log::info(Subsys::Init, || format!("nobody is told about rules: {error}")),
             }
-            if self.guests.len() > MOST_GUESTS {
-                self.guests.remove(0);
+            if self.clients.len() > MOST_CLIENTS {
+                self.clients.remove(0);
             }
         }
-        let mut guests = std::mem::take(&mut self.guests);
-        guests.retain_mut(|guest| match self.go_on(guest, participants) {
+        let mut clients = std::mem::take(&mut self.clients);
+        clients.retain_mut(|client| match self.go_on(client, participants) {
             Ok(stays) => stays,
             Err(error) => {
                 log::info(Subsys::Init, || format!("somebody asked about rules, but: {error}"));
                 false
             }
         });
-        self.guests = guests;
-        !self.guests.is_empty()
+        self.clients = clients;
+        !self.clients.is_empty()
     }
 
-    /// Does for a guest what can be done now; false when it can go.
-    fn go_on(&self, guest: &mut Guest, participants: &[Arc<Participant>]) -> std::io::Result<bool> {
-        if let State::Asks(question) = &mut guest.state {
-            if read_all(&mut guest.stream, question)? {
+    /// Does for a client what can be done now; false when it can go.
+    fn go_on(&self, client: &mut Client, participants: &[Arc<Participant>]) -> std::io::Result<bool> {
+        if let State::Asks(question) = &mut client.state {
+            if read_all(&mut client.stream, question)? {
                 let question = std::mem::take(question);
-                self.answer(guest, &question, participants);
-            } else if Instant::now() >= guest.until {
+                self.answer(client, &question, participants);
+            } else if Instant::now() >= client.until {
                 return Err(std::io::Error::new(Io::TimedOut, "the question did not end in time"));
             }
         }
-        guest.go_on()
+        client.go_on()
     }
 
     /// Answers a question, or begins to.
-    fn answer(&self, guest: &mut Guest, question: &[u8], participants: &[Arc<Participant>]) {
+    fn answer(&self, client: &mut Client, question: &[u8], participants: &[Arc<Participant>]) {
         let line = question.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let content = question.get(line.len() + 1..).unwrap_or_default();
         let line = String::from_utf8_lossy(line);
-        guest.state = State::Leaves;
-        guest.until = Instant::now() + PATIENCE;
+        client.state = State::Leaves;
+        client.until = Instant::now() + PATIENCE;
         match line.split_once(' ').unwrap_or((&line, "")) {
-            ("list", _) => guest.answer = self.list(participants).into_bytes(),
+            ("list", _) => client.answer = self.list(participants).into_bytes(),
             ("apply", wanted) => match wire::unpack(content) {
                 Some(files) => {
-                    guest.state = apply(wanted, &files, participants);
-                    guest.until = Instant::now() + self.patience;
+                    client.state = apply(wanted, &files, participants);
+                    client.until = Instant::now() + self.patience;
                 }
                 None => {
                     let text = b"refused\tthe rules came damaged, or from another version of the tool\nend\n";
-                    guest.answer = text.into();
+                    client.answer = text.into();
                 }
             },
             (other, _) => {
                 let other = plain(other);
                 let text = format!("refused\tthis version of the library does not know \"{other}\"\nend\n");
-                guest.answer = text.into_bytes();
+                client.answer = text.into_bytes();
             }
         }
     }
@@ -186,11 +187,11 @@ impl ControlSocket {
 }
 
 /// Lets somebody in, if it is of this user.
-fn admit(stream: UnixStream) -> Result<Guest> {
+fn admit(stream: UnixStream) -> Result<Client> {
     same_user::check_peer(&stream)?;
     stream.set_nonblocking(true).map_err(|error| Error::system("a socket", error))?;
     let until = Instant::now() + PATIENCE;
-    Ok(Guest { stream, state: State::Asks(Vec::new()), answer: Vec::new(), until })
+    Ok(Client { stream, state: State::Asks(Vec::new()), answer: Vec::new(), until })
 }
 
 /// Reads what has come of a question; true when that was all.
@@ -289,7 +290,7 @@ mod at_exit {
     }
 }
 
-impl Guest {
+impl Client {
     /// Passes on what there is to tell; false when there is nothing left.
     fn go_on(&mut self) -> std::io::Result<bool> {
         if let State::Waits(open, outcomes) = &mut self.state {
@@ -386,22 +387,22 @@ fn plain(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A door in a folder of its own, and a way through it.
-    fn door(name: &str) -> (ControlSocket, PathBuf) {
-        let folder = std::env::temp_dir().join(format!("hawser-guests-{}-{name}", std::process::id()));
-        let door = ControlSocket::at(&folder, "some\tjob".into(), PATIENCE).unwrap();
-        (door, folder)
+    /// A control socket in a folder of its own.
+    fn control(name: &str) -> (ControlSocket, PathBuf) {
+        let folder = std::env::temp_dir().join(format!("hawser-clients-{}-{name}", std::process::id()));
+        let control = ControlSocket::at(&folder, "some\tjob".into(), PATIENCE).unwrap();
+        (control, folder)
     }
 
     fn knock(folder: &Path) -> UnixStream {
         UnixStream::connect(socket_of(folder, std::process::id())).unwrap()
     }
 
-    /// The whole answer of the door to a question.
-    fn ask(door: &mut ControlSocket, mut stream: UnixStream, question: &[u8]) -> String {
+    /// The whole answer to a question.
+    fn ask(control: &mut ControlSocket, mut stream: UnixStream, question: &[u8]) -> String {
         stream.write_all(question).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
-        while door.serve(&[]) {
+        while control.serve(&[]) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut answer = String::new();
@@ -411,32 +412,32 @@ mod tests {
 
     #[test]
     fn who_says_nothing_keeps_nobody_waiting() {
-        let (mut door, folder) = door("silent");
-        let silent: Vec<UnixStream> = (0..MOST_GUESTS).map(|_| knock(&folder)).collect();
-        assert!(door.serve(&[]), "they may still ask");
-        assert_eq!(door.guests.len(), MOST_GUESTS);
+        let (mut control, folder) = control("silent");
+        let silent: Vec<UnixStream> = (0..MOST_CLIENTS).map(|_| knock(&folder)).collect();
+        assert!(control.serve(&[]), "they may still ask");
+        assert_eq!(control.clients.len(), MOST_CLIENTS);
         let talks = knock(&folder);
         let mut slow = talks.try_clone().unwrap();
         slow.write_all(b"li").unwrap();
-        assert!(door.serve(&[]));
-        assert_eq!(door.guests.len(), MOST_GUESTS, "the first has left for the last");
+        assert!(control.serve(&[]));
+        assert_eq!(control.clients.len(), MOST_CLIENTS, "the first has left for the last");
         drop(silent);
-        assert_eq!(ask(&mut door, talks, b"st\n"), "job\tsome job\nend\n");
-        drop(door);
+        assert_eq!(ask(&mut control, talks, b"st\n"), "job\tsome job\nend\n");
+        drop(control);
         std::fs::remove_dir(folder).expect("the socket is gone");
     }
 
     #[test]
     fn a_question_without_end_is_cut_off() {
-        let (mut door, folder) = door("long");
+        let (mut control, folder) = control("long");
         let mut stream = knock(&folder);
         let writer = std::thread::spawn(move || {
             let some = [b'x'; 64 << 10];
             (0..).take_while(|_| stream.write_all(&some).is_ok()).count()
         });
         while !writer.is_finished() {
-            door.serve(&[]);
-            assert!(door.guests.iter().all(|guest| match &guest.state {
+            control.serve(&[]);
+            assert!(control.clients.iter().all(|client| match &client.state {
                 State::Asks(question) => question.len() <= LONGEST,
                 _ => true,
             }));
@@ -462,7 +463,7 @@ mod tests {
 
     #[test]
     fn a_folder_of_somebody_else_is_refused() {
-        let folder = std::env::temp_dir().join(format!("hawser-door-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("hawser-control-{}", std::process::id()));
         make_folder(&folder).unwrap();
         make_folder(&folder).unwrap();
         let set = |mode| std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -472,7 +473,7 @@ mod tests {
         let link = folder.join("link");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
         assert!(make_folder(&link).is_err(), "a link may lead anywhere");
-        let _door = UnixListener::bind(socket_of(&folder, std::process::id())).unwrap();
+        let _listener = UnixListener::bind(socket_of(&folder, std::process::id())).unwrap();
         let _other = UnixListener::bind(folder.join("7-1.rules")).unwrap();
         // Nobody listens there any more.
         drop(UnixListener::bind(socket_of(&folder, 1)).unwrap());
