@@ -105,8 +105,8 @@ impl Request {
 
     fn submit_to(&self, handle: &Arc<Handle>) -> Result<()> {
         let call = self.call(handle)?;
-        config::check_call(self.config, handle)?;
-        handle.comm.collective(call, Stream(self.stream as u64))?;
+        let options = config::read_call(self.config, handle)?;
+        handle.comm.collective_with(call, options, Stream(self.stream as u64))?;
         handle.progress()
     }
 

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 
 use hawser_base::env;
 use hawser_base::log::{self, Subsys};
+use hawser_plan::{CallOptions, Selection};
 use hawser_runtime::{Config, Error, Result};
 
 use crate::args::In;
@@ -22,6 +23,11 @@ const MOST_OPTIONS: usize = 4096;
 
 /// `NCCL_CTA_POLICY_ZERO`: no CTAs where that is possible.
 const CTA_POLICY_ZERO: c_int = 2;
+
+/// Bytes of the first `ncclCollConfig_t`, NCCL 2.31's.
+const LEAST_CALL_BYTES: usize = 64;
+const NO_EFFECT_OF_CALL: &str =
+    "accepted, no effect: there are no NVLS and no clusters of blocks, and profiler plugins get no tags";
 
 /// `graphUsageMode`: graphs and other calls, in any number. The other modes leave their order to the program.
 const GRAPHS_AND_CALLS: c_int = 2;
@@ -46,6 +52,7 @@ impl CommConfig {
             without_newer_fields(raw)
         };
         check(&raw)?;
+        idle_fields(&raw).for_each(|text| log::info(Subsys::Init, || text));
         let runtime = Config {
             // The environment beats the struct, as in NCCL.
             blocking: env::settings().comm_blocking.unwrap_or(raw.blocking != 0),
@@ -68,36 +75,62 @@ impl CommConfig {
     }
 }
 
-/// Checks the configuration of one call. What it may ask for and this build cannot do is refused; the
-/// rest are hints and of no effect yet.
+/// Reads the configuration of one call; NULL and untouched fields ask for nothing. As NCCL does, numbers of
+/// CTAs out of range are ignored with a line in the log.
 ///
 /// # Errors
-/// `InvalidArgument` for a struct without initialiser and for a value out of range; `InvalidUsage`
-/// for an algorithm filter that cannot be kept and for a completion event.
-pub fn check_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<()> {
+/// `InvalidArgument` for a struct without initialiser, for a word or a policy that is none, and for a list of
+/// options without end; `InvalidUsage` for a completion event.
+pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<CallOptions> {
     if config.is_null() {
-        return Ok(());
+        return Ok(CallOptions::default());
     }
     let raw = config.read_versioned("config", NcclCollConfig::UNDEFINED, API_MAGIC)?;
-    let most = c_int::try_from(handle.max_ctas).unwrap_or(c_int::MAX);
-    in_range("minCTAs", raw.minCTAs, 1..=most)?;
-    in_range("maxCTAs", raw.maxCTAs, 1..=most)?;
-    ordered(raw.minCTAs, raw.maxCTAs)?;
-    in_range("nvlsCTAs", raw.nvlsCTAs, 1..=c_int::MAX)?;
-    in_range("cgaClusterSize", raw.cgaClusterSize, 0..=8)?;
+    if raw.size < LEAST_CALL_BYTES {
+        return Err(Error::invalid_argument(format!("config has size {}, less than NCCL 2.31's", raw.size))
+            .remedy("leave the field size as NCCL_COLLCONFIG_INITIALIZER set it"));
+    }
     in_range("forceAlgSelection", raw.forceAlgSelection, 0..=1)?;
     in_range("CTAPolicy", raw.CTAPolicy, 0..=3)?;
     let options = options(&raw)?;
     if options > 0 {
         log::info(Subsys::Coll, || format!("config->ext: {options} options, none of them Hawser's, ignored"));
     }
-    algorithm_filter(&raw)?;
+    for (field, is_set) in [
+        ("nvlsCTAs", raw.nvlsCTAs != UNDEF_INT),
+        ("cgaClusterSize", raw.cgaClusterSize != UNDEF_INT),
+        ("userProfilerTag", raw.userProfilerTag != 0),
+    ] {
+        if is_set {
+            log::info(Subsys::Coll, || format!("config->{field} of a call: {NO_EFFECT_OF_CALL}"));
+        }
+    }
     // The event came with 2.32; in an older header's struct these bytes are the caller's next variable.
     if raw.version >= 23200 && !raw.launchCompletionEvent.is_null() {
         return Err(Error::invalid_usage("config->launchCompletionEvent is not offered at this API level")
             .remedy("leave it NULL and record an event on the stream after the call"));
     }
-    Ok(())
+    let max_ctas = ctas("maxCTAs", raw.maxCTAs, handle.max_ctas);
+    let min_ctas = ctas("minCTAs", raw.minCTAs, handle.max_ctas);
+    Ok(CallOptions {
+        selection: selection(&raw)?,
+        is_forced: raw.forceAlgSelection != 0,
+        // As in NCCL: a minimum above the maximum counts as 1.
+        min_ctas: min_ctas.map(|min| if max_ctas.is_some_and(|max| min > max) { 1 } else { min }),
+        max_ctas,
+        copy_engines: (raw.CTAPolicy != UNDEF_INT).then_some(raw.CTAPolicy & CTA_POLICY_ZERO != 0),
+    })
+}
+
+/// A number of CTAs that a call asks for, unless it is out of range.
+fn ctas(field: &str, value: c_int, most: u32) -> Option<u32> {
+    let asked = u32::try_from(value).ok().filter(|ctas| (1..=most).contains(ctas));
+    if asked.is_none() && value != UNDEF_INT {
+        log::info(Subsys::Coll, || {
+            format!("config->{field} {value} of a call is ignored: not in 1 to {most}")
+        });
+    }
+    asked
 }
 
 /// First version whose header has the field (NCCL's gates), with what unsets it.
@@ -159,6 +192,32 @@ fn check(c: &NcclConfig) -> Result<()> {
     if c.nvlsHostMode == c_int::MAX { Ok(()) } else { in_range("nvlsHostMode", c.nvlsHostMode, 0..=3) }
 }
 
+/// A sentence about each field that is set and has no effect, with the reason (docs/nccl-config.md).
+fn idle_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
+    let nvls = "there is no NVLink multicast";
+    let one_sided = "there are no one-sided transfers";
+    [
+        ("cgaClusterSize", c.cgaClusterSize, "kernels have no clusters of blocks"),
+        ("splitShare", c.splitShare, "every communicator has its own resources"),
+        ("shrinkShare", c.shrinkShare, "every communicator has its own resources"),
+        ("collnetEnable", c.collnetEnable, "NCCL_COLLNET_ENABLE alone says it, for the process"),
+        ("nvlsCTAs", c.nvlsCTAs, nvls),
+        ("nChannelsPerNetPeer", c.nChannelsPerNetPeer, "the planner chooses lanes by the size of a call"),
+        ("nvlinkCentricSched", c.nvlinkCentricSched, "messages have one schedule"),
+        ("numRmaCtx", c.numRmaCtx, one_sided),
+        ("maxP2pPeers", c.maxP2pPeers, "connections are made when they are needed"),
+        ("graphStreamOrdering", c.graphStreamOrdering, "graphUsageMode says how graphs are ordered"),
+        ("launchOrderImplicit", c.launchOrderImplicit, "communicators of a group have one order always"),
+        ("numRmaSig", c.numRmaSig, one_sided),
+        ("rmaEagerInit", c.rmaEagerInit, one_sided),
+        ("hostCftMode", c.hostCftMode, "there are no counted transfers"),
+        ("nvlsHostMode", c.nvlsHostMode, nvls),
+    ]
+    .into_iter()
+    .filter(|(_, value, _)| *value != UNDEF_INT)
+    .map(|(field, value, why)| format!("config->{field} = {value}: accepted, no effect because {why}"))
+}
+
 fn in_range(field: &str, value: c_int, allowed: RangeInclusive<c_int>) -> Result<()> {
     if value == UNDEF_INT || allowed.contains(&value) {
         return Ok(());
@@ -194,21 +253,20 @@ fn options(config: &NcclCollConfig) -> Result<usize> {
         .remedy("end the list with next = NULL"))
 }
 
-fn algorithm_filter(config: &NcclCollConfig) -> Result<()> {
-    let Some(filter) = In::inside(config.algSelection).text().filter(|text| !text.trim().is_empty()) else {
-        return Ok(());
-    };
-    if config.forceAlgSelection == 0 {
-        log::info(Subsys::Tuning, || {
-            format!("config->algSelection \"{filter}\" is ignored: not offered at this API level")
-        });
-        return Ok(());
+fn selection(config: &NcclCollConfig) -> Result<Selection> {
+    let text = In::inside(config.algSelection).text().filter(|text| !text.trim().is_empty());
+    let Some(text) = text else { return Ok(Selection::default()) };
+    match Selection::parse(&text) {
+        Err(error) if config.forceAlgSelection != 0 => {
+            Err(Error::invalid_argument(format!("config->algSelection \"{text}\": {error}"))
+                .remedy("write such words, or set forceAlgSelection = 0"))
+        }
+        Err(error) => {
+            log::info(Subsys::Tuning, || format!("config->algSelection \"{text}\" is ignored: {error}"));
+            Ok(Selection::default())
+        }
+        Ok(selection) => Ok(selection),
     }
-    Err(Error::invalid_usage(format!("config->algSelection \"{filter}\" cannot be kept at this API level"))
-        .remedy(
-            "set NCCL_ALGO or NCCL_PROTO for the process, or forceAlgSelection = 0, or leave \
-            algSelection NULL",
-        ))
 }
 
 #[cfg(test)]
@@ -247,6 +305,41 @@ mod tests {
         assert!(!config.blocking && config.split_share);
         assert_eq!((config.min_ctas, config.max_ctas), (Some(4), Some(8)));
         assert_eq!((config.name.as_deref(), config.net.as_deref()), (Some("trainer"), Some("Socket")));
+    }
+
+    #[test]
+    fn fields_without_effect_are_told_with_the_reason() {
+        assert_eq!(idle_fields(&NcclConfig::UNDEFINED).count(), 0);
+        let raw = NcclConfig { nvlsCTAs: 4, blocking: 1, maxCTAs: 8, numRmaSig: 2, ..NcclConfig::UNDEFINED };
+        let told: Vec<String> = idle_fields(&raw).collect();
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told[0].contains("nvlsCTAs = 4") && told[0].contains("no effect because"), "{told:?}");
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/nccl-config.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let all = NcclConfig {
+            cgaClusterSize: 1,
+            splitShare: 1,
+            collnetEnable: 1,
+            shrinkShare: 1,
+            nvlsCTAs: 1,
+            nChannelsPerNetPeer: 1,
+            nvlinkCentricSched: 1,
+            numRmaCtx: 1,
+            maxP2pPeers: 1,
+            graphStreamOrdering: 1,
+            launchOrderImplicit: 1,
+            numRmaSig: 1,
+            rmaEagerInit: 1,
+            hostCftMode: 1,
+            nvlsHostMode: 1,
+            ..NcclConfig::UNDEFINED
+        };
+        for text in idle_fields(&all) {
+            let field = text["config->".len()..].split(' ').next().unwrap();
+            let why = text.split(" because ").nth(1).unwrap();
+            let row = format!("| `{field}` | accepted, no effect because {why} |");
+            assert!(page.contains(&row), "no line {row}");
+        }
     }
 
     #[test]

@@ -292,14 +292,8 @@ fn configurations_of_one_call() {
         ("ncclAllReduceConfig", "magic", INVALID_ARGUMENT, |c| {
             with_config(c, &CollConfig::with(CollConfig::MAGIC, 0))
         }),
-        ("ncclAllReduceConfig", "minCTAs is 0", INVALID_ARGUMENT, |c| {
-            with_config(c, &CollConfig::with(CollConfig::MIN_CTAS, 0))
-        }),
-        ("ncclAllReduceConfig", "maxCTAs is 65", INVALID_ARGUMENT, |c| {
-            with_config(c, &CollConfig::with(CollConfig::MAX_CTAS, 65))
-        }),
-        ("ncclAllReduceConfig", "cgaClusterSize", INVALID_ARGUMENT, |c| {
-            with_config(c, &CollConfig::with(CollConfig::CGA, 9))
+        ("ncclAllReduceConfig", "size 40", INVALID_ARGUMENT, |c| {
+            with_config(c, &CollConfig::with(CollConfig::SIZE, 40))
         }),
         ("ncclAllReduceConfig", "forceAlgSelection", INVALID_ARGUMENT, |c| {
             with_config(c, &CollConfig::with(CollConfig::FORCE, 2))
@@ -307,12 +301,19 @@ fn configurations_of_one_call() {
         ("ncclAllReduceConfig", "launchCompletionEvent", INVALID_USAGE, |c| {
             with_config(c, &CollConfig::with(CollConfig::EVENT, 64))
         }),
-        ("ncclAllReduceConfig", "algSelection \"warp\"", INVALID_USAGE, |c| {
+        ("ncclAllReduceConfig", "algSelection \"warp\"", INVALID_ARGUMENT, |c| {
             with_config(c, &CollConfig::filter(c"warp", 1))
         }),
     ];
     check(comm, cases);
     ok(with_config(comm, &CollConfig::filter(c"warp", 0)));
+    // As NCCL: numbers out of range are ignored.
+    for (field, value) in [(CollConfig::MIN_CTAS, 0), (CollConfig::MAX_CTAS, 128), (CollConfig::CGA, 99)] {
+        ok(with_config(comm, &CollConfig::with(field, value)));
+    }
+    let mut crossed = CollConfig::with(CollConfig::MIN_CTAS, 8);
+    crossed.0[CollConfig::MAX_CTAS] = 4;
+    ok(with_config(comm, &crossed));
     ok(with_config(comm, &CollConfig::filter(c"", 1)));
     ok(with_config(comm, &CollConfig::with(CollConfig::MIN_CTAS, 4)));
     ok(ncclCommDestroy(comm));

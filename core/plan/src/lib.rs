@@ -38,6 +38,7 @@
 #![forbid(unsafe_code)]
 
 pub mod algo;
+pub mod call_options;
 pub mod choose;
 pub mod config;
 pub mod cost;
@@ -51,6 +52,7 @@ pub mod p2p;
 pub mod topology;
 pub mod vector;
 
+pub use call_options::{CallOptions, Selection};
 pub use config::PlanConfig;
 pub use decision::{Decision, Why};
 pub use hawser_program::Program;

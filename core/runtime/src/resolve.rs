@@ -11,10 +11,10 @@ use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
 use hawser_device::Stream;
-use hawser_plan::Call;
 use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::fused::batch::{self, FusedBatch, Gathering, Member, Place};
 use hawser_plan::p2p::Message;
+use hawser_plan::{Call, CallOptions};
 use smallvec::{SmallVec, smallvec};
 
 use crate::comm_state::{CommState, Compiled};
@@ -27,7 +27,7 @@ use crate::tuning::TimedOp;
 /// One call of a group.
 pub enum Item {
     /// A collective.
-    Call(Call, Stream),
+    Call(Call, CallOptions, Stream),
     /// A send or a receive, and how many nested groups had been closed before it.
     Message(Message, Stream, u32),
 }
@@ -52,8 +52,8 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
     let mut collectives = Collectives::new(comm, stream, spans.as_ref(), launches);
     collectives.is_alone = items.len() == 1;
     for item in items {
-        if let Item::Call(call, _) = item {
-            collectives.add(call)?;
+        if let Item::Call(call, options, _) = item {
+            collectives.add(call, *options)?;
         }
     }
     collectives.flush()?;
@@ -84,7 +84,7 @@ fn messages(items: &[Item]) -> impl Iterator<Item = (Message, u32)> + Clone {
 fn streams(items: &[Item]) -> SmallVec<[Stream; 4]> {
     let mut streams = SmallVec::new();
     for item in items {
-        let (Item::Call(_, stream) | Item::Message(_, stream, _)) = item;
+        let (Item::Call(_, _, stream) | Item::Message(_, stream, _)) = item;
         if !streams.contains(stream) {
             streams.push(*stream);
         }
@@ -152,7 +152,7 @@ impl<'a> Collectives<'a> {
     }
 
     /// Resolves the next call; one without elements needs no launch.
-    fn add(&mut self, call: &Call) -> Result<()> {
+    fn add(&mut self, call: &Call, options: CallOptions) -> Result<()> {
         let (comm, stream) = (self.comm, self.stream);
         let number = comm.begin()?;
         if call.count == 0 {
@@ -161,7 +161,7 @@ impl<'a> Collectives<'a> {
         if comm.is_alone(call) {
             return self.copy(call, number);
         }
-        let (compiled, timed) = comm.compiled(call, stream, number)?;
+        let (compiled, timed) = comm.compiled(call, options, stream, number)?;
         let (chosen, blocks) = compiled.chosen();
         let choice = &chosen.choice;
         comm.log_call(call, choice, blocks, number);
@@ -169,6 +169,11 @@ impl<'a> Collectives<'a> {
         let event = self.spans.and_then(|spans| spans.collective(call, stream, number, names));
         let resolved = Resolved { compiled, call: *call, number, event, timed };
         if self.is_alone {
+            return self.launch_alone(resolved);
+        }
+        // Launches are shared by the communicator's settings: a call with its own has one for itself.
+        if !options.is_default() {
+            self.flush()?;
             return self.launch_alone(resolved);
         }
         if !self.gather(&resolved) {

@@ -300,6 +300,7 @@ impl Config {
 }
 
 impl CollConfig {
+    pub const SIZE: usize = 0;
     pub const MAGIC: usize = 2;
     pub const MIN_CTAS: usize = 6;
     pub const MAX_CTAS: usize = 7;

@@ -126,7 +126,7 @@ pub fn add(comm: &Comm, operation: Result<(Arc<CommState>, Item)>) -> Result<()>
 }
 
 fn is_alone(comm_state: &CommState, item: &Item) -> bool {
-    matches!(item, Item::Call(call, _) if comm_state.is_alone(call))
+    matches!(item, Item::Call(call, ..) if comm_state.is_alone(call))
 }
 
 /// Records an error of a call of the open group, if there is one, so that its end returns it.

@@ -31,7 +31,7 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use hawser_plan::choose::Decision;
 use hawser_plan::p2p::Message;
 use hawser_plan::vector::Vector;
-use hawser_plan::{Call, DataType, PlanError};
+use hawser_plan::{Call, CallOptions, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 
 pub use bringup::negotiate::{cache_file, knobs_of, outlook};
@@ -195,8 +195,13 @@ impl Comm {
 
     /// Puts a collective on a stream, or into the open group.
     pub fn collective(&self, call: Call, stream: Stream) -> Result<()> {
+        self.collective_with(call, CallOptions::default(), stream)
+    }
+
+    /// The same, with options of this call, which all ranks have alike.
+    pub fn collective_with(&self, call: Call, options: CallOptions, stream: Stream) -> Result<()> {
         let checked = self.check_call(&call);
-        group::add(self, checked.map(|comm_state| (comm_state, Item::Call(call, stream))))
+        group::add(self, checked.map(|comm_state| (comm_state, Item::Call(call, options, stream))))
     }
 
     /// Sends `bytes` bytes to `peer`, matched by its `recv`.

@@ -9,6 +9,7 @@ mod sequence;
 mod single_rank;
 pub mod sm_free;
 
+use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -29,7 +30,7 @@ use hawser_plan::executor::interpreter::{Lowered, lower};
 use hawser_plan::executor::launch::{LaunchPlan, device_op};
 use hawser_plan::executor::{self, Decided, Plan};
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::{Call, PlanConfig, ReduceOp, Topology};
+use hawser_plan::{Call, CallOptions, PlanConfig, ReduceOp, Selection, Topology};
 use rustc_hash::FxHashMap;
 
 use self::deferred_free::Remains;
@@ -190,12 +191,13 @@ impl CommState {
     pub fn compiled(
         &self,
         call: &Call,
+        options: CallOptions,
         stream: Stream,
         number: u64,
     ) -> Result<(Arc<Compiled>, Option<TimedOp>)> {
         let mut choices = lock(&self.choices)?;
         let (attributes, is_timed) = self.attributes(&choices.tuners, call, stream, number)?;
-        let key = CallKey::new(call, attributes);
+        let key = CallKey::new(call, attributes, options);
         let compiled = match choices.cache.find(&key, number) {
             Some(compiled) => compiled,
             None => {
@@ -234,7 +236,7 @@ impl CommState {
     /// Makes the choice for a call, and keeps it.
     fn compile(&self, call: &Call, key: CallKey, tuners: &Arc<Tuners>, number: u64) -> Result<Arc<Compiled>> {
         let attributes = key.attributes;
-        let chosen = tuners.choose(call, attributes, &self.topology, &self.plan_config)?;
+        let (chosen, plan_config) = self.choose_by_options(call, key, tuners)?;
         if attributes.trial.is_none() {
             tuners.show(&self.name, self.rank, (call, attributes), &chosen);
         }
@@ -244,7 +246,7 @@ impl CommState {
             true => Some(self.program(choice.key, device_op(call))?),
             false => None,
         };
-        let plan_config = &*tuners.plan_config(call, attributes, &self.topology, choice, &self.plan_config);
+        let plan_config = &*tuners.plan_config(call, attributes, &self.topology, choice, &plan_config);
         let (rank, topology) = (self.rank, &self.topology);
         let decided = Decided { call, decision: choice, rank, topology, config: plan_config };
         let compiled = match (executor.compile(&decided, program.as_ref().map(|p| &p.lowered))?, program) {
@@ -265,6 +267,40 @@ impl CommState {
         let again = call.op != ReduceOp::PreMulSum && Arc::ptr_eq(&choices.tuners, tuners);
         choices.cache.keep(key, number, &compiled, again);
         Ok(compiled)
+    }
+
+    /// The choice for a call with options, and the settings that it was made by.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the call insists on a selection that leaves nothing.
+    fn choose_by_options(
+        &self,
+        call: &Call,
+        key: CallKey,
+        tuners: &Tuners,
+    ) -> Result<(TunedDecision, Cow<'_, PlanConfig>)> {
+        let CallKey { attributes, options, .. } = key;
+        let config_of = |options: &CallOptions| match options.is_default() {
+            true => Cow::Borrowed(&self.plan_config),
+            false => Cow::Owned(self.plan_config.of_call(call.collective, options)),
+        };
+        let config = config_of(&options);
+        match tuners.choose(call, attributes, &self.topology, &config) {
+            Ok(chosen) => Ok((chosen, config)),
+            Err(error) if options.selection.is_free() => Err(error),
+            Err(error) if options.is_forced => {
+                let text = format!("config->algSelection cannot be kept: {error}");
+                Err(Error::invalid_argument(text)
+                    .remedy("set forceAlgSelection = 0 to let the library choose"))
+            }
+            Err(error) => {
+                log::info(Subsys::Tuning, || {
+                    format!("config->algSelection cannot be kept, so the choice is free: {error}")
+                });
+                let config = config_of(&CallOptions { selection: Selection::default(), ..options });
+                Ok((tuners.choose(call, attributes, &self.topology, &config)?, config))
+            }
+        }
     }
 
     /// The choice for a call, by the cost model and what tuners make of it.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::Message;
-use hawser_plan::{Call, Collective, DataType, ReduceOp, Route};
+use hawser_plan::{Call, CallOptions, Collective, DataType, ReduceOp, Route};
 use rustc_hash::FxHashMap;
 
 use super::Compiled;
@@ -37,13 +37,15 @@ pub struct CallKey {
     root: u32,
     /// The attributes of the call that tuners may ask about.
     pub attributes: CallAttributes,
+    /// The options that the call has.
+    pub options: CallOptions,
 }
 
 impl CallKey {
-    /// The key of a call with these attributes.
-    pub fn new(call: &Call, attributes: CallAttributes) -> Self {
+    /// The key of a call with these attributes and options.
+    pub fn new(call: &Call, attributes: CallAttributes, options: CallOptions) -> Self {
         let Call { collective, count, dtype, op, root, .. } = *call;
-        Self { collective, count, dtype, op, root, attributes }
+        Self { collective, count, dtype, op, root, attributes, options }
     }
 }
 
