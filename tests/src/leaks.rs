@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hawser_runtime::{Comm, Config, ErrorKind, UniqueId, unique_id};
+use hawser_runtime::{Comm, Config, ErrorKind, Shrink, UniqueId, unique_id};
 
 use crate::deadline::{Deadline, LIMIT};
 use crate::world::{all_reduce, in_threads, non_blocking};
@@ -49,6 +49,8 @@ pub fn run(scenario: &str) -> Result<(), String> {
         "abort" => (abort, 50),
         "split" => (split, 50),
         "failed" => (failed, 50),
+        "elastic" => (elastic, 50),
+        "elastic-long" => (elastic, 1_000),
         other => return Err(format!("no scenario is called {other}")),
     };
     let _deadline = Deadline::start();
@@ -105,6 +107,25 @@ fn split() {
             all_reduce(&child, 1_000).unwrap();
             child.destroy().unwrap();
         }
+    });
+}
+
+/// Everything that makes a communicator of another one, or gives memory back and takes it again.
+fn elastic() {
+    in_threads(3, |comm| {
+        all_reduce(comm, 1_000).unwrap();
+        comm.suspend().unwrap();
+        comm.resume().unwrap();
+        let part = comm.split(0, 0, None).unwrap().unwrap();
+        if comm.rank() != 1 {
+            let shrunk = part.shrink(&[1], None, Shrink::Abort).unwrap();
+            all_reduce(&shrunk, 1_000).unwrap();
+            shrunk.revoke().unwrap();
+            shrunk.split(0, 0, None).unwrap().unwrap().destroy().unwrap();
+            shrunk.destroy().unwrap();
+        }
+        all_reduce(comm, 1_000).unwrap();
+        part.destroy().unwrap();
     });
 }
 

@@ -3,7 +3,8 @@
 //! ```text
 //! hawser-test-rank rank ID RANKS RANK STEP...   joins, then carries out the steps in order
 //! hawser-test-rank hosts HOSTS STEP...           a thread per rank; letter i names the host of rank i
-//! hawser-test-rank leaks init|abort|split       counts what many rounds leave behind
+//! hawser-test-rank leaks SCENARIO               counts what many rounds leave behind
+//! hawser-test-rank elastic RANKS                measures a shrink by one rank and growth by one
 //! ```
 //!
 //! ID `env` is the one that `NCCL_COMM_ID` stands for.
@@ -45,6 +46,10 @@ fn main() -> ExitCode {
     let outcome = match args[..] {
         ["rank", id, ranks, rank, ref steps @ ..] => serve(id, ranks, rank, steps),
         ["hosts", hosts, ref steps @ ..] => serve_hosts(hosts, steps),
+        ["elastic", ranks] => ranks
+            .parse()
+            .map_err(|_| Error::invalid_argument("elastic RANKS"))
+            .and_then(hawser_tests::elastic::measure),
         ["leaks", scenario] => leaks::run(scenario).map_err(Error::internal),
         _ => Err(Error::invalid_argument(format!("{args:?}: see the source"))),
     };
