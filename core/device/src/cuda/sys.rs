@@ -6,6 +6,7 @@
 //! that the Rust enum does not.
 
 use std::ffi::{CString, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::mem::ManuallyDrop;
 use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
@@ -245,7 +246,8 @@ impl Driver {
         // SAFETY: the driver's initialisers may run at any time and place.
         let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|e| format!("cannot load {LIBRARY}: {}", with_sources(&e)))?;
-        let library: &'static Library = Box::leak(Box::new(library));
+        // Never closed: what was looked up stays valid.
+        let library = ManuallyDrop::new(library);
         // SAFETY: the signature is cuGetProcAddress_v2's of CUDA 12.0.
         let proc_address = unsafe { library.get::<ProcAddress>(b"cuGetProcAddress_v2\0") }.ok().map(|s| *s);
         let lookup = |exact: &str, version: c_int| {
