@@ -191,6 +191,10 @@ class Elastic(Rank):
         self.check(self.nccl.ncclCommSuspend(self.comm, SUSPEND_MEM))
         self.check(self.nccl.ncclCommDestroy(self.comm))
 
+    def destroy(self, comm):
+        """Before the process ends: what others wait for may be on its way still."""
+        self.check(self.nccl.ncclCommDestroy(comm))
+
     def shrunk(self, excluded, flags=0):
         made, ranks = P(), (ctypes.c_int * 1)(excluded)
         self.check(self.nccl.ncclCommShrink(self.comm, ranks, 1, ctypes.byref(made), None, flags))
@@ -233,6 +237,7 @@ class Elastic(Rank):
         self.sum(made)
         if self.comm:
             self.sum()
+        self.destroy(made)
 
     def revoke(self):
         """The last rank revokes, the others wait for it in an all-reduce; then all but it go on."""
@@ -250,8 +255,9 @@ class Elastic(Rank):
         self.check(self.nccl.ncclCommRevoke(self.comm, 0))
         part = self.shrunk(last)
         self.sum(part)
-        self.check(self.nccl.ncclCommDestroy(self.comm))
+        self.destroy(self.comm)
         self.sum(part)
+        self.destroy(part)
 
     def survive(self, work):
         """Calls until one fails; then the others go on."""
@@ -267,8 +273,9 @@ class Elastic(Rank):
                 raise Failed(f"blames another: {error}") from error
         part = self.shrunk(self.options.victim, ABORT)
         self.sum(part)
-        self.check(self.nccl.ncclCommDestroy(self.comm))
+        self.destroy(self.comm)
         self.sum(part)
+        self.destroy(part)
 
 
 if __name__ == "__main__":
