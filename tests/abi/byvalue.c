@@ -52,6 +52,8 @@ int main(void) {
     properties(comm);
     simulate(comm);
     ncclTeam_t team = ncclTeamWorld(comm);
+    WANT(team.nRanks == 1 && team.rank == 0 && team.stride == 1);
+    team = ncclTeamWorld(NULL);
     WANT(team.nRanks == 0 && team.rank == 0 && team.stride == 0);
     WANT(strstr(ncclGetLastError(NULL), "ncclTeamWorld") != NULL);
     OK(ncclCommDestroy(comm));
