@@ -213,7 +213,7 @@ impl Pool {
     /// Takes what `NCCL_CUMEM_PREALLOC` asks for beside what there is.
     ///
     /// # Errors
-    /// What the driver said.
+    /// The driver refused to give the memory.
     pub fn fill(&self) -> Result<()> {
         if !self.policy.preallocate {
             return Ok(());
