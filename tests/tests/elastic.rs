@@ -283,6 +283,13 @@ fn communicators_sleep_and_wake() {
             assert_eq!(own.memory_stats().unwrap(), stats);
             assert_eq!(own.resume().unwrap_err().kind, ErrorKind::InvalidUsage);
         }
+        // A group that fails runs nothing: nobody sleeps.
+        group::start().unwrap();
+        own.suspend().unwrap();
+        own.send(0, 64, own.rank(), Stream(0)).unwrap_err();
+        group::end().unwrap_err();
+        assert!(!own.memory_stats().unwrap().is_suspended);
+        all_reduce(own, 100).unwrap();
         other.suspend().unwrap();
         other.destroy().unwrap();
     });

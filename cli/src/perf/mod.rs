@@ -1,7 +1,7 @@
 //! `hawser perf`: measures collectives and checks their results.
 //!
 //! ```text
-//! options ─► launcher (who am I) ─► control (processes meet) ─► run ─► worker (one thread: loops) ─► report
+//! options ─► launcher (who am I) ─► control (processes meet) ─► run ─► worker (a thread) ─► report
 //!                                                    rank (one rank: buffers, oracle) ┘
 //!                                                     └► library (linked, or a libnccl.so.2)
 //! ```

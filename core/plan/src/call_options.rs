@@ -33,8 +33,8 @@ impl Selection {
     /// Reads words with commas between them, in any case, with or without underscores: names of algorithms
     /// (`RING`, `COLLNET_DIRECT`), of protocols, routes and executors (`LL128`, `fused/LL`, `copy_engine`),
     /// and both together (`RING_LL`). A call runs one of the algorithms, if any is named, by one of the
-    /// routes, if any is named. NVLS and NCCL's symmetric kernels (`SYMK_…`) are known words for which there
-    /// is nothing here.
+    /// routes, if any is named. NVLS and NCCL's symmetric kernels (`SYMK_…`) are known words for which
+    /// there is nothing here.
     ///
     /// # Errors
     /// `InvalidArgument` that names the unknown word.

@@ -39,7 +39,9 @@ impl Comm {
         let state = self.state()?;
         self.refuse_if_busy("suspend")?;
         self.set_suspended(true)?;
+        let unless_run = Awake(Some(self.clone()));
         self.in_turn(move || {
+            unless_run.forget();
             let wait = Wait::new(state.abort.clone(), Some(env::settings().join_timeout()));
             fail_with(&state, state.suspend(&wait))
         })
@@ -94,6 +96,23 @@ impl Comm {
             *is_suspended = now;
         }
         Ok(())
+    }
+}
+
+/// A communicator that is awake again if its suspend is dropped unrun, as when its group fails.
+struct Awake(Option<Comm>);
+
+impl Awake {
+    fn forget(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        if let Some(comm) = &self.0 {
+            let _ = comm.set_suspended(false);
+        }
     }
 }
 
