@@ -91,6 +91,12 @@ def test_pytorch(script, library, ranks):
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_examples(script, library, ranks):
+    script("examples", library, ranks, seconds=900)
+
+
+@pytest.mark.torch
 def test_ddp_shapes(script, library, ranks):
     script("ddp_shapes", library, max(ranks, 4), seconds=180)
 
