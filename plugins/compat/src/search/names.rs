@@ -59,6 +59,7 @@ pub fn attempts(kind: Kind, name: &str, beside: Option<&Path>) -> Vec<PathBuf> {
     }
     if !(name.starts_with("lib") && name.ends_with(".so")) {
         names.push(PathBuf::from(format!("libnccl-{}-{name}.so", kind.word())));
+        names.push(PathBuf::from(format!("lib{name}.so")));
     }
     let beside: Vec<PathBuf> =
         beside.iter().flat_map(|folder| names.iter().map(|name| folder.join(name))).collect();
@@ -101,13 +102,15 @@ mod tests {
             let paths = attempts(Kind::Net, name, beside.map(Path::new));
             paths.iter().map(|path| path.display().to_string()).collect()
         };
-        assert_eq!(tried("aws", None), ["aws", "libnccl-net-aws.so"]);
+        assert_eq!(tried("aws", None), ["aws", "libnccl-net-aws.so", "libaws.so"]);
         assert_eq!(tried("libaws.so", None), ["libaws.so"]);
-        assert_eq!(tried("aws.so", None), ["aws.so", "libnccl-net-aws.so.so"]);
-        assert_eq!(tried("libaws", None), ["libaws", "libnccl-net-libaws.so"]);
-        assert_eq!(tried("libaws.so.1", None), ["libaws.so.1", "libnccl-net-libaws.so.1.so"]);
+        assert_eq!(tried("aws.so", None), ["aws.so", "libnccl-net-aws.so.so", "libaws.so.so"]);
+        assert_eq!(tried("libaws", None), ["libaws", "libnccl-net-libaws.so", "liblibaws.so"]);
+        let versioned = ["libaws.so.1", "libnccl-net-libaws.so.1.so", "liblibaws.so.1.so"];
+        assert_eq!(tried("libaws.so.1", None), versioned);
         assert_eq!(tried("./aws", Some("/opt")), ["./aws"], "a path is a path");
-        let both = ["aws", "libnccl-net-aws.so", "/opt/aws", "/opt/libnccl-net-aws.so"];
+        let names = ["aws", "libnccl-net-aws.so", "libaws.so"];
+        let both = [names.map(str::to_owned), names.map(|name| format!("/opt/{name}"))].concat();
         assert_eq!(tried("aws", Some("/opt")), both);
         assert_eq!(tried("libnccl-net.so", Some("/opt")), ["libnccl-net.so", "/opt/libnccl-net.so"]);
     }
