@@ -23,3 +23,12 @@ fn steps_that_cannot_run_are_shown() {
     let svg = to_svg(&program);
     assert!(svg.contains(r#"class="stuck""#) && svg.contains("a&lt;b"));
 }
+
+/// A picture that ends early shows no deadlock.
+#[test]
+fn large_programs_are_cut_off_and_say_so() {
+    let key = ProgramKey::new(Collective::AllReduce, Algorithm::Ring, 48, 0);
+    let svg = to_svg(&algo::program(&key).unwrap());
+    assert!(svg.contains("the picture ends there") && !svg.contains("deadlock"));
+    assert!(!svg.contains("class=\"stuck\""));
+}

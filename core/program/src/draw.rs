@@ -34,11 +34,11 @@ pub fn to_svg(program: &Program) -> String {
             }
         }
     }
-    let (boxes, arrows) = lay_out(&mut columns);
+    let (boxes, arrows, end) = lay_out(&mut columns);
     let rows = boxes.iter().map(|b| b.row + 1).max().unwrap_or(0);
     let width = columns.len().max(1) * COLUMN + GAP;
     let height = TOP + rows * (HEIGHT + GAP) + GAP;
-    let mut svg = head(program, width, height, columns.iter().any(|column| column.current().is_some()));
+    let mut svg = head(program, width, height, end);
     for (index, column) in columns.iter().enumerate() {
         let x = GAP + index * COLUMN + WIDTH / 2;
         let _ = writeln!(
@@ -128,8 +128,19 @@ impl Boxed {
     }
 }
 
+/// How the steps of a program that are drawn end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// All have run.
+    Done,
+    /// Some never can run.
+    Deadlock,
+    /// There are more than a picture holds.
+    CutOff,
+}
+
 /// Lets every column run one step per row if its slots have arrived; FIFOs have no limit here.
-fn lay_out(columns: &mut [Column<'_>]) -> (Vec<Boxed>, Vec<(usize, usize)>) {
+fn lay_out(columns: &mut [Column<'_>]) -> (Vec<Boxed>, Vec<(usize, usize)>, End) {
     let mut fifos: FxHashMap<(u32, u32, u32), std::collections::VecDeque<usize>> = FxHashMap::default();
     let (mut boxes, mut arrows) = (Vec::new(), Vec::new());
     let mut row = 0;
@@ -168,17 +179,27 @@ fn lay_out(columns: &mut [Column<'_>]) -> (Vec<Boxed>, Vec<(usize, usize)>) {
         }
         row += 1;
     }
+    if columns.iter().all(|column| column.current().is_none()) {
+        return (boxes, arrows, End::Done);
+    }
+    if boxes.len() >= MAX_BOXES {
+        return (boxes, arrows, End::CutOff);
+    }
     for (index, column) in columns.iter().enumerate() {
         if let Some(step) = column.current() {
             boxes.push(Boxed::new(index, row, step, column.next.1, true));
         }
     }
-    (boxes, arrows)
+    (boxes, arrows, End::Deadlock)
 }
 
-fn head(program: &Program, width: usize, height: usize, unfinished: bool) -> String {
+fn head(program: &Program, width: usize, height: usize, end: End) -> String {
     let shape = &program.shape;
-    let note = if unfinished { " — red: not run (a deadlock, or the picture was cut off)" } else { "" };
+    let note = match end {
+        End::Done => String::new(),
+        End::Deadlock => " — red: never run, a deadlock".to_owned(),
+        End::CutOff => format!(" — the first {MAX_BOXES} steps or so, the picture ends there"),
+    };
     format!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"
  viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="10" text-anchor="middle">
