@@ -202,7 +202,7 @@ fn why_is_written_once_per_call() {
     let count = |part: &str| lines.iter().filter(|line| line.contains(part)).count();
     assert_eq!(count("rank 0: all_reduce of 20000 bytes on 3 ranks"), 1, "{output}");
     for part in [
-        "Ring         host/Simple",
+        "Ring               host/Simple",
         "fused kernels are for GPUs",
         &format!(
             "decided: Tree with host/Simple in 1 × 2 blocks of 1 threads is fastest \

@@ -166,10 +166,12 @@ pub fn decide(
         (None, Algorithm::Imported(_)) => "the first of your programs that fits".into(),
         _ => "predicted fastest".into(),
     };
+    let passed_over = if advised.is_none() { passed_over(&candidates, best) } else { None };
     let decided = format!(
-        "{} with {} in {instances} × {channels} blocks of {threads} threads is {who}: {us:.1} µs",
+        "{} with {} in {instances} × {channels} blocks of {threads} threads is {who}: {us:.1} µs{}",
         algorithm.name(),
-        route.name()
+        route.name(),
+        passed_over.unwrap_or_default()
     );
     let rule = advised.map(|(_, advice)| advice.source.clone());
     let why = Why { collective: call.collective, bytes, ranks, candidates, decided, rule };
@@ -273,6 +275,24 @@ fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
     let brought = possible().find(|best| matches!(best.candidate.algorithm, Algorithm::Imported(_)));
     let measured = || least(possible().filter(|best| best.candidate.is_measured));
     brought.or_else(measured).or_else(|| least(possible()))
+}
+
+/// A sentence about the fastest candidate that would be faster than the one taken, but was not measured in a
+/// topology of this form, so that its prediction means little.
+fn passed_over(candidates: &[Candidate], best: Best<'_>) -> Option<String> {
+    let faster = |candidate: &&Candidate| {
+        let is_open = candidate.held.is_none() && !candidate.is_measured && best.candidate.is_measured;
+        is_open && candidate.us().is_some_and(|us| us < best.us)
+    };
+    let time = |candidate: &Candidate| candidate.us().unwrap_or_default();
+    let fastest = candidates.iter().filter(faster).min_by(|a, b| time(a).total_cmp(&time(b)))?;
+    Some(format!(
+        ", of what was measured on such machines; {} with {} ({:.1} µs) was not, and runs only if NCCL_ALGO or \
+         a rule names it",
+        fastest.algorithm.name(),
+        fastest.route.name(),
+        time(fastest)
+    ))
 }
 
 /// What the advice orders, else the fastest by it; it cannot bring back what is impossible.

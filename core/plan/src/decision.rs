@@ -116,11 +116,15 @@ pub struct Advice {
 
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:12} {:22} ", self.algorithm.name(), self.route.name())?;
+        write!(f, "{:18} {:22} ", self.algorithm.name(), self.route.name())?;
         match &self.outcome {
             Outcome::Predicted { us, instances, channels } => {
                 write!(f, "{us:10.1} µs  {instances} × {channels} blocks")?;
-                self.held.map_or(Ok(()), |reason| write!(f, "  held back: {reason}"))
+                match self.held {
+                    Some(reason) => write!(f, "  held back: {reason}"),
+                    None if !self.is_measured => f.write_str("  not measured on such machines"),
+                    None => Ok(()),
+                }
             }
             Outcome::Filtered(reason) => write!(f, "{:>10}     {reason}", "-"),
         }

@@ -159,6 +159,20 @@ fn what_nobody_measured_is_taken_by_name_only() {
     }
 }
 
+/// A faster prediction that is not believed is told beside the one that is taken.
+#[test]
+fn what_is_passed_over_is_said() {
+    let topology = Topology::of_hosts(32, 8, GPU, Link::NvLink);
+    let choice = pick(Collective::AllReduce, 256, &topology, &PlanConfig::default());
+    let faster = choice.why.candidates.iter().filter(|c| c.us().is_some_and(|us| us < choice.predicted_us));
+    assert!(faster.clone().all(|c| !c.is_measured) && faster.count() > 0, "{}", choice.why);
+    for part in
+        ["of what was measured on such machines; RecursiveDoubling with ", "not measured on such machines"]
+    {
+        assert!(choice.why.to_string().contains(part), "{}", choice.why);
+    }
+}
+
 #[test]
 fn one_rank_copies_whatever_the_settings() {
     let algorithms = PlanConfig::parse_algo("Tree").unwrap();
