@@ -1,39 +1,87 @@
 //! `hawser doctor`: what this machine offers, what is missing, and how to get it.
 
-pub mod net;
+mod net;
+mod settings;
 mod variables;
 
 use std::fmt;
-use std::io::Write;
 use std::path::Path;
 
+use anyhow::Result;
+use clap::Args;
+use hawser_compat::search::probe;
 use hawser_device::cuda;
 use hawser_kernels::{FATBINS, archs};
 use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use serde_json::json;
 
-/// Prints everything. Never fails: what cannot be found out is a finding.
-pub fn run() {
+use crate::output::{self, styled};
+
+/// Options of `hawser doctor`.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Only load a plugin library and try its first steps: net, tuner, profiler or env, and its path.
+    /// What the library does with `HAWSER_PLUGIN_PROBE=.../hawser`
+    #[arg(long, num_args = 2, value_names = ["KIND", "PATH"], conflicts_with = "json")]
+    probe: Vec<String>,
+    /// Open every net, list its devices, send some data from each net to itself and show what its rails
+    /// counted
+    #[arg(long, conflicts_with_all = ["probe", "json"])]
+    net: bool,
+    /// Print the findings as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `hawser doctor`. False: something is missing or wrong.
+///
+/// # Errors
+/// The output cannot be written, or a net or a plugin cannot be tried.
+pub fn run(options: &Options) -> Result<bool> {
+    if options.net {
+        return net::run();
+    }
+    if let [kind, path] = &options.probe[..] {
+        return probe::helper(kind, Path::new(path), std::io::stdout()).map_err(anyhow::Error::msg);
+    }
     let sections = [
         ("Device", device_section()),
         ("GPUs", gpus()),
         ("Kernels", kernels()),
         ("Network", network()),
         ("System", system()),
-        ("Settings", settings()),
+        ("Settings", settings::findings()),
     ];
+    let all = || sections.iter().flat_map(|(_, findings)| findings);
+    let problems = all().filter(|finding| finding.level == Level::Bad).count();
+    if options.json {
+        let sections =
+            sections.each_ref().map(|(title, findings)| json!({"title": title, "findings": findings}));
+        output::print_json(&json!({
+            "version": env!("CARGO_PKG_VERSION"), "problems": problems, "sections": sections
+        }))?;
+        return Ok(problems == 0);
+    }
     let mut text = format!("hawser {}\n", env!("CARGO_PKG_VERSION"));
-    for (title, findings) in sections {
-        text += &format!("\n{title}\n");
+    for (title, findings) in &sections {
+        text += &format!("\n{}\n", output::styled(output::HEADING, title));
         for finding in findings {
             text += &format!("{finding}\n");
         }
     }
-    // A reader that went away (`| head`) is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    text += &match problems {
+        0 => "\nno problem found\n".to_owned(),
+        1 => "\n1 problem found, marked with !!\n".to_owned(),
+        _ => format!("\n{problems} problems found, marked with !!\n"),
+    };
+    output::print(&text)?;
+    Ok(problems == 0)
 }
 
 /// The weight of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 enum Level {
     Good,
     /// Fine, but worth knowing.
@@ -43,7 +91,7 @@ enum Level {
 }
 
 /// One line, and what to do about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Finding {
     level: Level,
     text: String,
@@ -66,12 +114,11 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mark = match self.level {
-            Level::Good => "ok  ",
-            Level::Note => "    ",
-            Level::Bad => "!!  ",
-        };
-        write!(f, "  {mark}{}", self.text)?;
+        match self.level {
+            Level::Good => write!(f, "  {}  {}", styled(output::GOOD, "ok"), self.text)?,
+            Level::Note => write!(f, "      {}", self.text)?,
+            Level::Bad => write!(f, "  {}  {}", styled(output::BAD, "!!"), self.text)?,
+        }
         self.remedy.iter().try_for_each(|remedy| write!(f, "\n      -> {remedy}"))
     }
 }
@@ -79,6 +126,11 @@ impl fmt::Display for Finding {
 fn device_section() -> Vec<Finding> {
     if hawser_device::is_host() {
         vec![Finding::note("collectives run on the CPU, on host memory (the host device)")]
+    } else if hawser_device::count() == 0 {
+        vec![Finding::bad(
+            "collectives cannot run: HAWSER_DEVICE=cuda, and there is no GPU",
+            "mend what is wrong under GPUs, or unset HAWSER_DEVICE: then they run on the CPU",
+        )]
     } else {
         vec![Finding::good("collectives run on the GPUs")]
     }
@@ -87,6 +139,10 @@ fn device_section() -> Vec<Finding> {
 fn gpus() -> Vec<Finding> {
     let mut findings = match cuda::count() {
         Ok(count) => vec![Finding::good(format!("{count} visible GPUs"))],
+        // Without a GPU and without the wish to use one nothing is wrong.
+        Err(error) if hawser_device::is_host() && !has_driver() => {
+            return vec![Finding::note(format!("no GPU can be used: {error}"))];
+        }
         Err(error) => return vec![Finding::bad(format!("no GPU can be used: {error}"), driver_remedy())],
     };
     let gpus = cuda::summary();
@@ -109,8 +165,13 @@ fn gpus() -> Vec<Finding> {
     findings
 }
 
+/// Returns whether the kernel has NVIDIA's driver.
+fn has_driver() -> bool {
+    Path::new("/proc/driver/nvidia/version").exists()
+}
+
 fn driver_remedy() -> String {
-    if Path::new("/proc/driver/nvidia/version").exists() {
+    if has_driver() {
         "the kernel driver is loaded but libcuda.so.1 does not work here: in a container, start it with \
          the NVIDIA container toolkit (--gpus all)"
             .into()
@@ -157,10 +218,13 @@ fn peer_findings(gpus: &[cuda::DeviceSummary]) -> Option<Finding> {
 
 fn kernels() -> Vec<Finding> {
     if FATBINS.is_empty() {
-        return vec![Finding::bad(
-            "this build holds no CUDA kernels: only the host device works",
-            "install the CUDA compiler (nvcc on PATH, or `make` fetches it from PyPI) and build again",
-        )];
+        let text = "this build holds no CUDA kernels: only the host device works";
+        let remedy =
+            "install the CUDA compiler (nvcc on PATH, or `make` fetches it from PyPI) and build again";
+        return match hawser_device::is_host() && !has_driver() {
+            true => vec![Finding::note(text)],
+            false => vec![Finding::bad(text, remedy)],
+        };
     }
     let describe = |(name, image): &(&str, &[u8])| {
         let archs: Vec<String> = archs(image).iter().map(ToString::to_string).collect();
@@ -252,36 +316,6 @@ fn shm(bytes: u64) -> Finding {
     }
     // Our own heaps are anonymous files that this limit does not touch; others' are not.
     Finding::note(format!("{text}: small, frameworks' data loaders may fail (docker: --shm-size=1g)"))
-}
-
-fn settings() -> Vec<Finding> {
-    let set = std::env::vars_os()
-        .filter_map(|(n, v)| Some((n.into_string().ok()?, v.to_string_lossy().into_owned())));
-    let is_ours = |name: &str| ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|prefix| name.starts_with(prefix));
-    let mut set: Vec<_> = set.filter(|(name, _)| is_ours(name)).collect();
-    set.sort();
-    if set.is_empty() {
-        return vec![Finding::note("no NCCL_*, HAWSER_* or MSCCL_* variables are set")];
-    }
-    let describe = |(name, value): (String, String)| match variables::judge(&name) {
-        variables::Judgement::Honoured => Finding::good(format!("{name}={value}")),
-        variables::Judgement::Known => {
-            Finding::note(format!("{name}={value} (a setting of NCCL without effect here yet)"))
-        }
-        variables::Judgement::Refused(why) => {
-            Finding::note(format!("{name}={value} (no effect here: {why})"))
-        }
-        variables::Judgement::Unknown(near) => Finding::bad(
-            format!("{name}={value} is not a known setting"),
-            near.map_or("remove it".into(), |near| format!("did you mean {near}?")),
-        ),
-    };
-    let mut findings: Vec<_> = set.into_iter().map(describe).collect();
-    let of_plugins =
-        [hawser_net_socket::Settings::from_environment().1, hawser_net_ib::Settings::from_environment().1];
-    let wrong = hawser_base::env::wrong_values().into_iter().chain(of_plugins.concat());
-    findings.extend(wrong.map(|text| Finding::bad(text, "mend the value")));
-    findings
 }
 
 fn entries(folder: &str) -> Vec<String> {

@@ -2,7 +2,6 @@
 //! why, without running anything.
 
 use std::fmt::{self, Write as _};
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +16,7 @@ use hawser_runtime::tuning::{CallAttributes, TunedDecision, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
 
+use crate::output;
 use crate::perf::collective::Test;
 use crate::perf::options::{parse_size, parse_type};
 
@@ -83,9 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
         );
     };
     let text = table(options, collective)?;
-    // A reader that went away (`| head`) is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
-    Ok(())
+    output::print(&text)
 }
 
 /// The decision for one size.
@@ -97,7 +95,7 @@ pub struct Line {
     pub choice: Decision,
     /// GB/s of the bus that were predicted.
     pub busbw: f64,
-    /// The fastest of the other candidates.
+    /// The fastest of the other candidates that the planner may take by itself.
     pub next: Option<Candidate>,
     /// The notes of rules about it.
     notes: Vec<String>,
@@ -124,7 +122,8 @@ impl Line {
             tuners.choose(&call, CallAttributes::default(), topology, plan_config)?;
         let own = (choice.key.algorithm, choice.route);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.route) != own);
-        let possible = others.filter(|c| c.held.is_none() && c.us().is_some());
+        // What was not measured in such a topology is taken only if somebody names it.
+        let possible = others.filter(|c| c.held.is_none() && c.is_measured && c.us().is_some());
         let next = possible.min_by(|a, b| a.us().unwrap_or_default().total_cmp(&b.us().unwrap_or_default()));
         let next = next.cloned();
         let busbw = test.bandwidth(geometry, dtype, ranks, f64::from(choice.predicted_us) / 1e6).1;

@@ -9,7 +9,9 @@
 
 mod doctor;
 mod explain;
+mod files;
 mod measure;
+mod output;
 mod perf;
 mod plan;
 mod rules;
@@ -17,7 +19,6 @@ mod subprocess;
 mod svg;
 mod tune;
 
-use std::path::Path;
 use std::process::ExitCode;
 
 // Built-in plugins: named here, or the linker would leave them out.
@@ -25,7 +26,6 @@ use hawser_net_ib as _;
 use hawser_net_socket as _;
 
 use clap::{Parser, Subcommand};
-use hawser_compat::search::probe;
 
 /// Collectives for GPUs and CPUs: measure, explain, examine.
 #[derive(Parser)]
@@ -50,16 +50,7 @@ enum Command {
     /// Find rules for this machine: measure what can run, and write down what is surely faster
     Tune(tune::Options),
     /// Say what this machine offers, what is missing and how to get it
-    Doctor {
-        /// Only load a plugin library and try its first steps: net, tuner, profiler or env, and its path.
-        /// What the library does with `HAWSER_PLUGIN_PROBE=.../hawser`
-        #[arg(long, num_args = 2, value_names = ["KIND", "PATH"])]
-        probe: Vec<String>,
-        /// Open every net, list its devices, send some data from each net to itself and show what its rails
-        /// counted
-        #[arg(long, conflicts_with = "probe")]
-        net: bool,
-    },
+    Doctor(doctor::Options),
 }
 
 fn main() -> ExitCode {
@@ -70,16 +61,7 @@ fn main() -> ExitCode {
         Command::Rules(options) => rules::run(&options),
         Command::Measure(options) => measure::run(&options).map(|()| true),
         Command::Tune(options) => tune::run(&options).map(|()| true),
-        Command::Doctor { net: true, .. } => doctor::net::run(),
-        Command::Doctor { probe, .. } => match &probe[..] {
-            [kind, path] => probe::helper(kind, Path::new(path), std::io::stdout())
-                .map(|()| true)
-                .map_err(anyhow::Error::msg),
-            _ => {
-                doctor::run();
-                Ok(true)
-            }
-        },
+        Command::Doctor(options) => doctor::run(&options),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

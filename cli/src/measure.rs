@@ -7,8 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -20,8 +19,10 @@ use hawser_plan::{Collective, DataType, PlanConfig, Topology};
 use hawser_runtime::comm;
 
 use crate::explain;
+use crate::files;
+use crate::output::print;
 use crate::perf::Decided;
-use crate::perf::options::parse_size;
+use crate::perf::options::{check_sizes, parse_size};
 use crate::subprocess::{self, Folder, Row, Sweep};
 
 /// Measures collectives and fits the constants of the cost model to this machine.
@@ -52,7 +53,7 @@ pub struct Options {
     )]
     point_ms: u64,
     /// File to write, instead of the one that communicators of this user read by default
-    #[arg(long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Write no file
     #[arg(long)]
@@ -69,6 +70,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     let is_host = hawser_device::is_host();
     let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { hawser_device::count() });
+    check_sizes(options.min_bytes, last(options, is_host))?;
     if ranks < 2 {
         bail!(
             "there is {ranks} GPU here, and a cost model needs at least 2 ranks; HAWSER_DEVICE=host takes \
@@ -83,30 +85,45 @@ pub fn run(options: &Options) -> Result<()> {
         Topology { constants: Constants::builtin(topology.device, topology.link), ..topology.clone() };
     let bench = Bench { options, is_host, topology: start, plan_config: plain(&plan_config) };
     let runs = runs(&bench.topology, &bench.plan_config)?;
-    print(&format!("# {ranks} ranks on {name}, {} over {}\n", topology.device, topology.link.name()));
+    print(&format!("# {ranks} ranks on {name}, {} over {}\n", topology.device, topology.link.name()))?;
     let mut samples = Vec::new();
     for (number, run) in (1..).zip(&runs) {
         let blocks = if run.max_ctas == bench.plan_config.max_ctas { "" } else { ", one block" };
         let what = format!("{} {}{blocks}", run.algorithm.name(), run.route.name());
-        print(&format!("# {number}/{}: {what}\n", runs.len()));
+        print(&format!("# {number}/{}: {what}\n", runs.len()))?;
         samples.extend(bench.measure(run).with_context(|| what)?);
     }
     let found = fit(&samples, &bench.topology, &bench.plan_config);
-    print(&bench.report(&topology.constants, &found, &samples)?);
+    print(&bench.report(&topology.constants, &found, &samples)?)?;
     match out {
         Some(path) => {
-            write(&path, &file(&found, &bench.topology, &name))?;
-            print(&format!("# written: {}\n", path.display()));
+            // The default place is ours to make.
+            if options.out.is_none()
+                && let Some(folder) = path.parent()
+            {
+                std::fs::create_dir_all(folder)
+                    .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+            }
+            files::write(&path, &file(&found, &bench.topology, &name))?;
+            print(&format!("# written: {}\n", path.display()))?;
         }
-        None => print("# nothing written (--dry-run)\n"),
+        None => print("# nothing written (--dry-run)\n")?,
     }
     Ok(())
+}
+
+/// The last size to measure.
+fn last(options: &Options, is_host: bool) -> u64 {
+    options.max_bytes.unwrap_or(if is_host { 4 << 20 } else { 256 << 20 })
 }
 
 /// The file to write, which is found out before anything is measured.
 fn destination(options: &Options, device: &str, ranks: u32) -> Result<Option<PathBuf>> {
     if options.dry_run {
         return Ok(None);
+    }
+    if let Some(path) = &options.out {
+        files::check_place(path)?;
     }
     let path = options.out.clone().or_else(|| comm::cache_file(device, ranks));
     path.map(Some).ok_or_else(|| {
@@ -137,10 +154,7 @@ impl Bench<'_> {
             collectives: &run.collectives,
             names: &[],
             ranks: self.topology.size(),
-            bytes: (
-                self.options.min_bytes,
-                self.options.max_bytes.unwrap_or(if self.is_host { 4 << 20 } else { 256 << 20 }),
-            ),
+            bytes: (self.options.min_bytes, last(self.options, self.is_host)),
             factor: self.options.factor,
             cycles: self.options.cycles,
             point_ms: self.options.point_ms,
@@ -331,27 +345,6 @@ fn file(found: &Fit, topology: &Topology, name: &str) -> String {
         topology.size(),
         found.constants.text(topology.device, topology.link)
     )
-}
-
-/// Readers see the old file or the new one, never a part.
-fn write(path: &Path, text: &str) -> Result<()> {
-    let place = || format!("cannot write {}", path.display());
-    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).with_context(place)?;
-    }
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&beside);
-    }
-    written.with_context(place)
-}
-
-/// A reader that went away (`| head`) is no reason to stop measuring.
-fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 #[cfg(test)]

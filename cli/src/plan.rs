@@ -1,6 +1,5 @@
 //! `hawser plan`: prints, verifies, draws and exports programs, from a file or from a generator's name.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -10,6 +9,9 @@ use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported;
 use hawser_plan::{Collective, Measured, Program, Protocol};
 use hawser_program::{Buf, draw, text, verify};
+
+use crate::files;
+use crate::output::print;
 
 /// Options of `hawser plan`.
 #[derive(Debug, Args)]
@@ -110,36 +112,34 @@ struct Which {
 /// # Errors
 /// The program does not exist or does not parse, or a file cannot be written.
 pub fn run(options: &Options) -> Result<bool> {
-    let mut out = std::io::stdout().lock();
     let (which, show) = match &options.command {
         Command::List => {
-            print(&mut out, &list());
+            print(&list())?;
             return Ok(true);
         }
         Command::Show(which) => (which, true),
         Command::Verify(which) => (which, false),
-        Command::Export(export) => return write(&mut out, export).map(|()| true),
-        Command::Import(import) => return convert(&mut out, import),
+        Command::Export(export) => return write(export).map(|()| true),
+        Command::Import(import) => return convert(import),
     };
     let (program, import) = load(which)?;
     if show {
-        print(&mut out, &text::to_text(&program));
+        print(&text::to_text(&program))?;
     }
     if let Some(path) = &which.svg {
-        std::fs::write(path, draw::to_svg(&program))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        print(&mut out, &format!("# drawn into {}\n", path.display()));
+        files::write(path, &draw::to_svg(&program))?;
+        print(&format!("# drawn into {}\n", path.display()))?;
     }
     let (report, ok) = match algo::find(&which.program) {
         Some(_) => verdicts(&program),
         None => of_a_file(&program),
     };
-    print(&mut out, &report);
-    print(&mut out, &import.map_or_else(String::new, |import| attributes(&import)));
+    print(&report)?;
+    print(&import.map_or_else(String::new, |import| attributes(&import)))?;
     Ok(ok)
 }
 
-fn write(out: &mut impl Write, export: &Export) -> Result<()> {
+fn write(export: &Export) -> Result<()> {
     let (program, _) = load(&export.which)?;
     let most = if export.max_bytes == 0 { u64::MAX } else { export.max_bytes };
     if export.min_bytes > most {
@@ -155,16 +155,13 @@ fn write(out: &mut impl Write, export: &Export) -> Result<()> {
         false => hawser_msccl::to_xml(&program, &Window { protocol, bytes: (export.min_bytes, most) })?,
     };
     match &export.out {
-        Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
-        None => {
-            print(out, &text);
-            Ok(())
-        }
+        Some(path) => files::write(path, &text),
+        None => print(&text),
     }
 }
 
 /// Reads a file and writes it in another form.
-fn convert(out: &mut impl Write, import: &Import) -> Result<bool> {
+fn convert(import: &Import) -> Result<bool> {
     let (program, said) = load_file(&import.file)?;
     let window = said.as_ref().map_or(Window { protocol: Protocol::Simple, bytes: (0, u64::MAX) }, |said| {
         Window { protocol: said.imported.protocol, bytes: said.imported.bytes }
@@ -176,11 +173,10 @@ fn convert(out: &mut impl Write, import: &Import) -> Result<bool> {
     };
     let (report, ok) = of_a_file(&program);
     if ok {
-        std::fs::write(&import.out, text)
-            .with_context(|| format!("cannot write {}", import.out.display()))?;
-        print(out, &format!("# written: {}\n", import.out.display()));
+        files::write(&import.out, &text)?;
+        print(&format!("# written: {}\n", import.out.display()))?;
     }
-    print(out, &report);
+    print(&report)?;
     Ok(ok)
 }
 
@@ -204,11 +200,6 @@ fn attributes(import: &hawser_msccl::Import) -> String {
         import.imported.protocol.name(),
         size(most)
     )
-}
-
-/// A reader that went away (`| head`) is no error.
-fn print(out: &mut impl Write, text: &str) {
-    let _ = out.write_all(text.as_bytes());
 }
 
 fn list() -> String {
@@ -371,7 +362,7 @@ mod tests {
                 min_bytes: 0,
                 max_bytes: 4096,
             };
-            write(&mut Vec::new(), &export).expect("an export");
+            write(&export).expect("an export");
             let (program, import) = load(&which(out.to_str().expect("a plain path"), 0, 0)).expect("a file");
             assert!(verdicts(&program).1 && import.is_none() == plan);
             let said = import.map(|import| attributes(&import)).unwrap_or_default();
@@ -411,8 +402,7 @@ mod tests {
         std::fs::write(&json, &text).expect("a file");
         let said = load_file(&json).expect("a plan").1.map(|import| attributes(&import)).unwrap_or_default();
         assert!(said.contains("MSCCL++       LL, for 0 bytes to 4096 bytes"), "{said}");
-        let import =
-            |out: &str| convert(&mut Vec::new(), &Import { file: json.clone(), out: folder.join(out) });
+        let import = |out: &str| convert(&Import { file: json.clone(), out: folder.join(out) });
         assert!(
             import("swap.xml").expect("xml")
                 && import("swap.plan").expect("plan")

@@ -7,7 +7,6 @@ mod import;
 mod ompi;
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -18,6 +17,8 @@ use hawser_tuner::files::{Form, RuleFile};
 use hawser_tuner::lint::lint;
 use hawser_tuner::rule::Rule;
 use hawser_tuner::write;
+
+use crate::output;
 
 /// Options of `hawser rules`.
 #[derive(Debug, Args)]
@@ -51,7 +52,13 @@ enum Command {
     /// Change the rules of processes that run: on all ranks of a communicator at one collective, or nowhere
     Apply(apply::Options),
     /// Show the processes of this user on this host whose rules can be changed, and their communicators
-    List(apply::Who),
+    List {
+        #[command(flatten)]
+        who: apply::Who,
+        /// Print the list as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Turn an NCCL tuner file (CSV) or an Open MPI table (coll_tuned_dynamic_rules_filename) into TOML
     FromCsv(import::Options),
 }
@@ -66,11 +73,10 @@ pub fn run(options: &Options) -> Result<bool> {
         Command::Explain(options) => (explain::text(options)?, true),
         Command::Fmt { files, check } => layout(files, *check)?,
         Command::Apply(options) => apply::apply(options)?,
-        Command::List(who) => (apply::list(who)?, true),
+        Command::List { who, json } => (apply::list(who, *json)?, true),
         Command::FromCsv(options) => (import::run(options)?, true),
     };
-    // A reader that went away (`| head`) is no error.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    output::print(&text)?;
     Ok(right)
 }
 

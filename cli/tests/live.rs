@@ -95,10 +95,15 @@ fn rules_of_a_job_that_works_are_changed() {
     let bad = file("bad.toml", "[[rule]]\nuse = { algorithm = \"tre\" }\n");
     let mut job = start(folder);
 
-    let listed = ask_until(folder, &["rules", "list"], "rank    2 of 3");
-    let pid = listed.lines().find_map(|line| line.strip_prefix("process ")).unwrap();
-    let (pid, name) = pid.split_once(", job ").unwrap();
-    assert_eq!((pid, name), (job.0.id().to_string().as_str(), "night"), "{listed}");
+    ask_until(folder, &["rules", "list"], " 2      3 ");
+    let (_, listed) = ask(folder, &["rules", "list"]);
+    let rows: Vec<Vec<&str>> = listed.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    let pid = job.0.id().to_string();
+    let pid = pid.as_str();
+    assert!(rows.len() == 3 && rows.iter().all(|row| row[..2] == [pid, "night"]), "{listed}");
+    let (_, json) = ask(folder, &["rules", "list", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["processes"][0]["communicators"].as_array().map(Vec::len), Some(3), "{json}");
 
     let (right, text) = ask(folder, &["rules", "apply", &good, "--pid", pid]);
     assert!(right && text.contains("): changed from collective ") && text.lines().count() == 1, "{text}");
@@ -119,6 +124,13 @@ fn rules_of_a_job_that_works_are_changed() {
         let (right, text) = ask(folder, args);
         assert!(!right && text.contains(part), "{args:?}: {text}");
     }
+    // A process that is stopped is told, and nobody waits for it.
+    rustix::process::kill_process(rustix::process::Pid::from_child(&job.0), rustix::process::Signal::STOP)
+        .unwrap();
+    let text = ask_until(folder, &["rules", "list"], "is stopped and cannot answer: kill -CONT");
+    assert!(text.contains(&format!("process {pid} is stopped")), "{text}");
+    let (right, text) = ask(folder, &["rules", "list", "--pid", pid]);
+    assert!(!right && text.contains("is stopped and cannot answer"), "{text}");
     job.0.kill().unwrap();
     job.0.wait().unwrap();
     let (_, text) = ask(folder, &["rules", "list"]);

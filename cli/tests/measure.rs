@@ -86,11 +86,17 @@ fn a_named_file_or_none() {
     assert!(
         report.contains("nothing written") && std::fs::read_dir(&folder.0).expect("folder").next().is_none()
     );
-    args = [&QUICK[..], &["-g", "3", "--samples", "--out", named.to_str().unwrap()]].concat();
+    args = [&QUICK[..], &["--out", named.to_str().unwrap()]].concat();
+    let error = refused(hawser(&folder.0, &args));
+    assert!(error.contains("there is no folder") && error.contains("mkdir -p"), "{error}");
+    std::fs::create_dir(named.parent().unwrap()).expect("folder");
+    args = [&QUICK[..], &["-g", "3", "--samples", "-o", named.to_str().unwrap()]].concat();
     let report = text(hawser(&folder.0, &args).output().expect("run"));
     assert!(report.contains("3 ranks on host CPU") && report.contains("ratio"), "{report}");
     assert!(std::fs::read_to_string(&named).expect("the file").contains("ranks = 3"));
     assert!(refused(hawser(&folder.0, &["measure", "-g", "1"])).contains("1 is not in 2..=1024"));
+    let backwards = refused(hawser(&folder.0, &["measure", "-b", "1M", "-e", "1K"]));
+    assert!(backwards.contains("-b 1048576 is larger than -e 1024"), "{backwards}");
 }
 
 #[test]

@@ -376,7 +376,9 @@ fn choices_are_explained() {
 fn the_doctor_finds_typing_errors() {
     let mut doctor = hawser("doctor");
     doctor.env("NCCL_P2P_DISABEL", "1").env("HAWSER_SOCKET_CHUNK", "many").env("NCCL_PASS_SM", "3");
-    let text = checked("doctor", doctor.output().expect("run"));
+    let output = doctor.output().expect("run");
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     for word in ["GPUs", "Kernels", "Network", "/dev/shm", "did you mean NCCL_P2P_DISABLE?"] {
         assert!(text.contains(word), "{word}: {text}");
     }

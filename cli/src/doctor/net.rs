@@ -10,6 +10,8 @@ use hawser_plugin::net::{
 };
 use hawser_runtime::plugins;
 
+use crate::output::{self, print, styled};
+
 /// Bytes of a message.
 const BYTES: usize = 1 << 20;
 /// Messages under way.
@@ -24,10 +26,15 @@ pub fn run() -> Result<bool> {
     let mut fine = true;
     for candidate in plugins::nets(None)? {
         let net = &candidate.net.plugin;
-        println!("{} ({})", net.name(), candidate.net.interface);
+        print(&format!("{} ({})\n", net.name(), candidate.net.interface))?;
         match net.open(&NetConfig::new(1, log::for_plugins())) {
-            Err(error) => println!("  off: {error}"),
-            Ok(context) => fine &= examine(&*context).inspect_err(|e| println!("  !!  {e:#}")).is_ok(),
+            Err(error) => print(&format!("  off: {error}\n"))?,
+            Ok(context) => {
+                if let Err(error) = examine(&*context) {
+                    print(&format!("  {}  {error:#}\n", styled(output::BAD, "!!")))?;
+                    fine = false;
+                }
+            }
         }
     }
     Ok(fine)
@@ -36,13 +43,13 @@ pub fn run() -> Result<bool> {
 fn examine(context: &dyn NetContext) -> Result<()> {
     let count = context.devices()?;
     if count == 0 {
-        println!("  no devices");
+        print("  no devices\n")?;
         return Ok(());
     }
     let mut all = Vec::new();
     for device in 0..count {
         let properties = context.properties(device)?;
-        println!("  device {device}: {}", describe(&properties));
+        print(&format!("  device {device}: {}\n", describe(&properties)))?;
         all.push(device);
     }
     let joined = if all.len() > 1 { context.make_virtual(&all).ok() } else { None };
@@ -50,9 +57,10 @@ fn examine(context: &dyn NetContext) -> Result<()> {
     let mut ends = Ends::open(context, device).context("a connection to itself")?;
     let rate = ends.send().context("a transfer to itself")?;
     let which = if joined.is_some() { "all devices as one" } else { "device 0" };
-    println!("  ok  {which}: {:.0} MB/s to itself, messages of 1 MiB", rate / 1e6);
+    let ok = styled(output::GOOD, "ok");
+    print(&format!("  {ok}  {which}: {:.0} MB/s to itself, messages of 1 MiB\n", rate / 1e6))?;
     for rail in hawser_net_ib::rails().iter().filter(|rail| rail.chunks > 0) {
-        println!("  rail {}: {rail}", rail.rail);
+        print(&format!("  rail {}: {rail}\n", rail.rail))?;
     }
     Ok(())
 }

@@ -3,9 +3,6 @@
 use hawser_base::env::{self, Reader};
 use hawser_net_ib::{Regard, regard};
 
-/// Names that NCCL 2.32 and its plugins know, one per line.
-const NCCL: &str = include_str!("nccl_names.txt");
-
 /// Variables of programs around NCCL, which no library reads.
 const FOREIGN: &[&str] = &[
     "NCCL_TESTS_",
@@ -49,10 +46,10 @@ pub fn judge(name: &str) -> Judgement {
         Regard::Refused(why) => return Judgement::Refused(why),
         Regard::Foreign => {}
     }
-    if NCCL.lines().any(|known| known == name) || FOREIGN.iter().any(|prefix| name.starts_with(prefix)) {
+    if env::nccl_names().any(|known| known == name) || FOREIGN.iter().any(|prefix| name.starts_with(prefix)) {
         return Judgement::Known;
     }
-    let known = env::names().chain(PROFILER.iter().copied()).chain(NCCL.lines());
+    let known = env::names().chain(PROFILER.iter().copied()).chain(env::nccl_names());
     let nearest = known.map(|known| (env::distance(name, known), known)).min();
     Judgement::Unknown(nearest.filter(|(d, _)| *d <= 3).map(|(_, known)| known))
 }
@@ -68,7 +65,7 @@ mod tests {
         assert!(matches!(judge("NCCL_PXN_DISABLE"), Judgement::Refused(why) if why.contains("relay")));
         assert_eq!(judge("NCCL_NVLS_ENABLE"), Judgement::Known);
         assert_eq!(judge("NCCL_IB_HCA"), Judgement::Honoured);
-        let of_ib = NCCL.lines().filter(|name| name.starts_with("NCCL_IB_"));
+        let of_ib = env::nccl_names().filter(|name| name.starts_with("NCCL_IB_"));
         for name in of_ib {
             assert!(!matches!(judge(name), Judgement::Known), "nobody says what becomes of {name}");
         }

@@ -151,9 +151,7 @@ impl Options {
     /// # Errors
     /// Names the options.
     pub fn validate(&self) -> Result<()> {
-        if self.min_bytes > self.max_bytes {
-            bail!("-b {} is larger than -e {}", self.min_bytes, self.max_bytes);
-        }
+        check_sizes(self.min_bytes, self.max_bytes)?;
         if self.step_factor <= 1 && self.step_bytes == 0 && self.min_bytes != self.max_bytes {
             bail!("-i 0 never reaches -e; give -i a size or -f a factor of at least 2");
         }
@@ -236,6 +234,17 @@ impl Options {
     pub fn deadline(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
+}
+
+/// Refuses a range of sizes that has none.
+///
+/// # Errors
+/// The first size is above the last.
+pub fn check_sizes(first: u64, last: u64) -> Result<()> {
+    if first > last {
+        bail!("-b {first} is larger than -e {last}: no size is left; swap them, or leave one out");
+    }
+    Ok(())
 }
 
 /// A size in bytes: a number, fractions allowed, and K, M or G for powers of 1024.

@@ -1,5 +1,6 @@
 //! The table, in nccl-tests' form, and the same as JSON.
 
+use std::cell::OnceCell;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -11,6 +12,7 @@ use serde::Serialize;
 use super::collective::Test;
 use super::library::{About, Decided};
 use super::options::Options;
+use crate::{files, output};
 
 /// One direction (out of place or in place) of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -172,6 +174,8 @@ pub struct Reporter<'a> {
     totals: Totals,
     init_ms: f64,
     start: u64,
+    /// The reason why some of the table was lost.
+    lost: OnceCell<anyhow::Error>,
 }
 
 impl<'a> Reporter<'a> {
@@ -181,6 +185,7 @@ impl<'a> Reporter<'a> {
     /// The JSON file cannot be created.
     pub fn new(options: &'a Options, job: Job, rows: u64) -> Result<Self> {
         let json = options.json.as_ref().map(|path| {
+            files::check_place(path)?;
             File::create(path).with_context(|| format!("cannot create {} for -J", path.display()))
         });
         let target = if std::io::stderr().is_terminal() {
@@ -200,6 +205,7 @@ impl<'a> Reporter<'a> {
             totals: Totals::default(),
             init_ms: 0.0,
             start: now(),
+            lost: OnceCell::new(),
         })
     }
 
@@ -244,7 +250,7 @@ impl<'a> Reporter<'a> {
     /// Prints the last lines and writes the JSON file. Returns whether all was right.
     ///
     /// # Errors
-    /// The JSON file cannot be written.
+    /// The JSON file, or a line of the table, cannot be written.
     pub fn finish(mut self) -> Result<bool> {
         self.progress.finish_and_clear();
         self.print(&footer(&self.totals));
@@ -253,15 +259,17 @@ impl<'a> Reporter<'a> {
                 .context("cannot write the JSON file")?;
             file.write_all(b"\n").context("cannot write the JSON file")?;
         }
-        Ok(self.totals.errors == 0)
+        match self.lost.take() {
+            Some(error) => Err(error),
+            None => Ok(self.totals.errors == 0),
+        }
     }
 
-    /// A reader that went away (`| head`) is no reason to stop measuring with a panic.
+    /// Measuring goes on without the output: [`Reporter::finish`] tells of the first failure.
     fn print(&self, text: &str) {
-        self.progress.suspend(|| {
-            let mut out = std::io::stdout().lock();
-            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        });
+        if let Err(error) = self.progress.suspend(|| output::print(text)) {
+            let _ = self.lost.set(error);
+        }
     }
 
     fn document(&self) -> Document<'_> {

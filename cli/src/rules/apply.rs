@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -11,6 +11,8 @@ use hawser_plugin::tuner::SettingsFile;
 use hawser_runtime::rules_update::Outcome;
 use hawser_runtime::rules_update::client::{self, Process};
 use hawser_tuner::files::RuleFile;
+
+use crate::output::{Align, Table};
 
 /// Options of `hawser rules apply`.
 #[derive(Debug, Args)]
@@ -43,27 +45,64 @@ pub struct Who {
     job: Option<String>,
 }
 
-/// Processes and their communicators.
+/// Processes and their communicators, as a table or as JSON.
 ///
 /// # Errors
 /// The process that is named cannot be asked.
-pub fn list(who: &Who) -> Result<String> {
-    let mut text = String::new();
-    for process in find(who)? {
-        let job = if process.job.is_empty() { String::new() } else { format!(", job {}", process.job) };
-        let _ = writeln!(text, "process {}{job}", process.pid);
+pub fn list(who: &Who, json: bool) -> Result<String> {
+    let Found { processes, silent } = find(who)?;
+    if json {
+        let processes: Vec<_> = processes.iter().map(of_process).collect();
+        let silent = silent.iter().map(|Silent { pid, why }| serde_json::json!({ "pid": pid, "why": why }));
+        let silent: Vec<_> = silent.collect();
+        let value = serde_json::json!({ "processes": processes, "silent": silent });
+        return Ok(serde_json::to_string_pretty(&value).context("the list as JSON")? + "\n");
+    }
+    let mut table = Table::new([
+        ("process", Align::Right),
+        ("job", Align::Left),
+        ("communicator", Align::Left),
+        ("name", Align::Left),
+        ("rank", Align::Right),
+        ("ranks", Align::Right),
+        ("collectives begun", Align::Right),
+    ]);
+    for process in &processes {
+        let job = if process.job.is_empty() { "-" } else { &process.job };
         for c in &process.communicators {
-            let _ = writeln!(
-                text,
-                "  {:16}  {:20}  rank {:>4} of {:<4}  {} collectives begun",
-                c.id, c.name, c.rank, c.ranks, c.begun
-            );
+            table.row([
+                process.pid.to_string(),
+                job.to_owned(),
+                c.id.clone(),
+                c.name.clone(),
+                c.rank.to_string(),
+                c.ranks.to_string(),
+                c.begun.to_string(),
+            ]);
         }
     }
-    if text.is_empty() {
-        text.push_str("no process of this user on this host has a communicator of more than one rank\n");
+    let mut text = match processes.is_empty() {
+        true => {
+            "no process of this user on this host has a communicator of more than one rank that answers\n"
+                .to_owned()
+        }
+        false => table.lines().join("\n") + "\n",
+    };
+    for Silent { pid, why } in &silent {
+        let _ = writeln!(text, "process {pid} {why}");
     }
     Ok(text)
+}
+
+fn of_process(process: &Process) -> serde_json::Value {
+    let communicators = process.communicators.iter().map(|c| {
+        serde_json::json!({
+            "id": c.id, "name": c.name, "rank": c.rank, "ranks": c.ranks, "collectives_begun": c.begun
+        })
+    });
+    serde_json::json!({
+        "pid": process.pid, "job": process.job, "communicators": communicators.collect::<Vec<_>>()
+    })
 }
 
 /// Changes the rules; says what became of each communicator, and whether all have changed.
@@ -75,12 +114,15 @@ pub fn apply(options: &Options) -> Result<(String, bool)> {
     if options.who.pid.is_none() && options.who.job.is_none() {
         bail!("whose rules? Give --pid or --job; hawser rules list shows what is there");
     }
-    let processes = find(&options.who)?;
+    let Found { processes, silent } = find(&options.who)?;
     let chosen = choose(&processes, options.communicator.as_deref());
     if chosen.is_empty() {
         bail!("there is no such communicator of more than one rank; hawser rules list shows what is there");
     }
     let (mut text, mut right) = (String::new(), true);
+    for Silent { pid, why } in &silent {
+        let _ = writeln!(text, "process {pid} {why}");
+    }
     for (pid, ids) in chosen {
         let limit = Duration::from_secs(options.timeout);
         let answers = client::apply(pid, &ids, &files, limit).unwrap_or_else(|error| {
@@ -116,17 +158,64 @@ fn read(paths: &[PathBuf]) -> Result<Vec<SettingsFile>> {
     paths.iter().map(read).collect()
 }
 
+/// The processes that were asked.
+struct Found {
+    /// Those that answered and have communicators.
+    processes: Vec<Process>,
+    /// Those that are there and did not answer.
+    silent: Vec<Silent>,
+}
+
+/// A process that is there and did not answer.
+struct Silent {
+    pid: u32,
+    why: String,
+}
+
 /// The processes that are meant; those that have ended meanwhile are left out unless they were named.
-fn find(who: &Who) -> Result<Vec<Process>> {
+fn find(who: &Who) -> Result<Found> {
     if let Some(pid) = who.pid {
-        return Ok(vec![client::list(pid).map_err(|error| anyhow::anyhow!("{error}"))?]);
+        let processes = vec![client::list(pid, PATIENCE).map_err(|error| match is_stopped(pid) {
+            true => anyhow::anyhow!("process {pid} {STOPPED}"),
+            false => anyhow::anyhow!("{error}"),
+        })?];
+        return Ok(Found { processes, silent: Vec::new() });
     }
     let there = client::processes().map_err(|error| anyhow::anyhow!("{error}"))?;
-    let mut all: Vec<Process> = there.into_iter().filter_map(|pid| client::list(pid).ok()).collect();
-    all.sort_by_key(|process| process.pid);
-    all.retain(|process| !process.communicators.is_empty());
-    all.retain(|process| who.job.as_ref().is_none_or(|job| process.job == *job));
-    Ok(all)
+    let ask = |pid: u32| match is_stopped(pid) {
+        true => Err(Silent { pid, why: STOPPED.to_owned() }),
+        false => client::list(pid, PATIENCE)
+            .map_err(|error| Silent { pid, why: format!("does not answer: {error}") }),
+    };
+    // All at once: one that hangs holds up nobody.
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let asked: Vec<_> = there.into_iter().map(|pid| scope.spawn(move || ask(pid))).collect();
+        asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    let mut found = Found { processes: Vec::new(), silent: Vec::new() };
+    for answer in answers {
+        match answer {
+            Ok(process) => found.processes.push(process),
+            Err(silent) => found.silent.push(silent),
+        }
+    }
+    found.processes.sort_by_key(|process| process.pid);
+    found.processes.retain(|process| !process.communicators.is_empty());
+    found.processes.retain(|process| who.job.as_ref().is_none_or(|job| process.job == *job));
+    found.silent.sort_by_key(|silent| silent.pid);
+    found.silent.retain(|silent| Path::new(&format!("/proc/{}", silent.pid)).exists());
+    Ok(found)
+}
+
+/// The time that a process may take to answer. It has a thread that does nothing else.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const STOPPED: &str = "is stopped and cannot answer: kill -CONT lets it go on";
+
+/// Whether a process was stopped by a signal or a debugger, so that asking it is of no use.
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
 /// Which process is asked for which communicators: each once, by the lowest rank that is here.

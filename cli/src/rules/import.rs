@@ -10,6 +10,7 @@ use hawser_tuner::files::{Form, RuleFile};
 use hawser_tuner::{csv, write};
 
 use super::ompi;
+use crate::files;
 
 /// Options of `hawser rules from-csv`.
 #[derive(Debug, Args)]
@@ -20,8 +21,8 @@ pub struct Options {
     #[arg(long, value_enum)]
     from: Option<From>,
     /// Write a new file instead of to standard output
-    #[arg(long, short)]
-    output: Option<PathBuf>,
+    #[arg(short, long, alias = "output", value_name = "FILE")]
+    out: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,8 +41,9 @@ pub fn run(options: &Options) -> Result<String> {
     let name = options.file.display().to_string();
     let before = std::fs::read_to_string(&options.file).with_context(|| format!("cannot read {name}"))?;
     let text = converted(&name, &before, options.from)?;
-    let Some(output) = &options.output else { return Ok(text) };
+    let Some(output) = &options.out else { return Ok(text) };
     let shown = output.display();
+    files::check_place(output)?;
     let file = std::fs::OpenOptions::new().write(true).create_new(true).open(output);
     let mut file =
         file.with_context(|| format!("cannot make {shown} (a file that is there is not replaced)"))?;
@@ -130,7 +132,7 @@ mod tests {
     fn a_file_that_is_there_is_not_replaced() {
         let path = std::env::temp_dir().join(format!("hawser-import-{}.csv", std::process::id()));
         std::fs::write(&path, CSV).unwrap();
-        let options = Options { file: path.clone(), from: None, output: Some(path.clone()) };
+        let options = Options { file: path.clone(), from: None, out: Some(path.clone()) };
         assert!(format!("{:#}", run(&options).unwrap_err()).contains("is not replaced"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), CSV);
         std::fs::remove_file(path).unwrap();

@@ -62,12 +62,14 @@ impl Way {
 
 /// `AllPairs` as rules spell it.
 fn snake(name: &str) -> String {
-    let mut text = String::new();
-    for (at, c) in name.chars().enumerate() {
-        if c.is_uppercase() && at > 0 {
+    let (mut text, mut before) = (String::new(), None);
+    for c in name.chars() {
+        // Of two words, not of letters that stand for words (PAT).
+        if c.is_uppercase() && before.is_some_and(char::is_lowercase) {
             text.push('_');
         }
         text.extend(c.to_lowercase());
+        before = Some(c);
     }
     text
 }
@@ -229,7 +231,8 @@ fn samples(way: &Way, rows: &[Row], name: &str) -> Result<Vec<Sample>> {
     Ok(samples)
 }
 
-fn last(options: &Options, is_host: bool) -> u64 {
+/// The last size to measure.
+pub fn last(options: &Options, is_host: bool) -> u64 {
     options.max_bytes.unwrap_or(if is_host { 1 << 20 } else { 256 << 20 })
 }
 
@@ -283,7 +286,11 @@ mod tests {
         );
         let rules = format!("[[rule]]\nuse = {action}\n");
         let file = hawser_tuner::files::RuleFile::named("x.toml");
-        for algorithm in ["Ring", "Tree", "HalvingDoubling", "Bruck", "OneShot"] {
+        let known: Vec<&str> = hawser_plugin::tuner::Algorithm::NAMES.iter().map(|(_, name)| *name).collect();
+        for algorithm in Algorithm::ALL.map(Algorithm::name) {
+            assert!(known.contains(&snake(algorithm).as_str()) || algorithm == "CollNet", "{algorithm}");
+        }
+        for algorithm in ["Ring", "Tree", "HalvingDoubling", "Bruck", "OneShot", "PAT"] {
             let text = rules.replace("all_pairs", &snake(algorithm)).replace(
                 "executor = \"fused\", protocol = \"ll\"",
                 "executor = \"host\", protocol = \"simple\"",

@@ -88,6 +88,17 @@ pub fn tables<'a>(samples: impl Iterator<Item = (&'a str, &'a Sample)>) -> Table
     tables
 }
 
+/// The part of the sizes at which the times of the cost model's own choice differ by more than [`NOISE`] from
+/// round to round. Where it is large, another run may well find other rules.
+pub fn noisy_part(tables: &Tables) -> f64 {
+    let spreads =
+        || tables.values().flat_map(|table| table.values()).filter_map(Row::default).map(Times::spread);
+    spreads().filter(|spread| *spread > NOISE).count() as f64 / spreads().count().max(1) as f64
+}
+
+/// The spread above which times are called noisy: half of the range, as a part of the median.
+pub const NOISE: f64 = 0.15;
+
 /// How much slower than the default a way is at all sizes that is not measured again.
 const HOPELESS: f64 = 1.5;
 
@@ -218,6 +229,21 @@ mod tests {
         // Two rounds are not enough for anything.
         assert_eq!(one(&[("default", &[10.0, 10.0]), ("a", &[1.0, 1.0])]), None);
         assert_eq!(one(&[("a", EIGHT)]), None, "nothing to compare with");
+    }
+
+    #[test]
+    fn a_busy_machine_is_told_from_an_idle_one() {
+        let busy: &[f64] = &[10.0, 14.0, 9.0, 22.0, 10.0];
+        let part = |times: [&[f64]; 3]| {
+            let rows: Vec<Vec<(&str, &[f64])>> =
+                times.iter().map(|us| vec![("default", *us), ("a", busy)]).collect();
+            let rows: Vec<(u64, Ways<'_>)> =
+                (10..).zip(&rows).map(|(at, ways)| (1 << at, &ways[..])).collect();
+            noisy_part(&table(&rows))
+        };
+        assert_eq!((part([TEN, EIGHT, TEN]), part([busy, busy, busy])), (0.0, 1.0));
+        assert!((part([TEN, busy, TEN]) - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(noisy_part(&Tables::new()), 0.0);
     }
 
     #[test]

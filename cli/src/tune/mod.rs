@@ -29,7 +29,9 @@ use hawser_runtime::comm;
 use hawser_tuner::files::RuleFile;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::perf::options::parse_size;
+use crate::files;
+use crate::output::print;
+use crate::perf::options::{check_sizes, parse_size};
 use bench::{Bench, Sample, Way};
 use state::State;
 
@@ -105,6 +107,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     let is_host = hawser_device::is_host();
     let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { hawser_device::count() });
+    check_sizes(options.min_bytes, bench::last(options, is_host))?;
     if ranks < 2 {
         bail!(
             "there is {ranks} GPU here, and rules are for at least 2 ranks; HAWSER_DEVICE=host takes the CPU"
@@ -120,29 +123,53 @@ pub fn run(options: &Options) -> Result<()> {
             out.display()
         );
     }
+    files::check_place(out)?;
+    if let Some(plot) = &options.plot {
+        files::check_place(plot)?;
+    }
     let name = hawser_device::open(0)?.caps().name.clone();
     let (topology, plan_config) = comm::outlook(&(0..ranks).collect::<Vec<_>>())?;
     let bench = Bench::new(options, is_host, ranks, &topology, &plan_config)?;
     let mut state = State::open(&state_file(out), &bench.question(&name), options.restart)?;
-    println!("# {ranks} ranks on {name}, {} ways, {} rounds", bench.ways().len(), options.rounds);
+    print(&format!("# {ranks} ranks on {name}, {} ways, {} rounds\n", bench.ways().len(), options.rounds))?;
     if state.rounds() > 0 {
-        println!("# going on after {} rounds of an interrupted run", state.rounds());
+        print(&format!("# going on after {} rounds of an interrupted run\n", state.rounds()))?;
     }
     let rounds = measure(options, &bench, &mut state)?;
     let tables = decide::tables(state.samples());
     let found = decide::rules(&tables, options.gain / 100.0);
     let attributes = report::CallAttributes { device: &name, ranks, rounds, gain: options.gain };
-    let text = report::rule_file(&tables, &found, &attributes);
+    let mut text = report::rule_file(&tables, &found, &attributes);
+    if let Some(warning) = noise(&tables) {
+        eprintln!("hawser: warning: {warning}");
+        text = format!("# WARNING: {warning}\n{text}");
+    }
     // What is written has to be what the library reads.
     RuleFile::named(out).parse(&text).context("the rules that were found cannot be read: a bug")?;
-    write(out, &text)?;
+    files::write(out, &text)?;
     let plot = options.plot.clone().unwrap_or_else(|| out.with_extension("svg"));
-    write(&plot, &report::svg(&tables, &found, &attributes))?;
+    files::write(&plot, &report::svg(&tables, &found, &attributes))?;
     state.remove();
-    print!("{}", report::summary(&tables, &found));
-    println!("# written: {} ({} rules), {}", out.display(), found.len(), plot.display());
-    Ok(())
+    print(&report::summary(&tables, &found))?;
+    print(&format!("# written: {} ({} rules), {}\n", out.display(), found.len(), plot.display()))
 }
+
+/// A sentence about a machine that was too busy for rules that can be relied on.
+fn noise(tables: &decide::Tables) -> Option<String> {
+    let part = decide::noisy_part(tables);
+    (part > MOST_NOISE).then(|| {
+        format!(
+            "at {:.0} % of the sizes the same choice took times that differ by more than {:.0} % from \
+             round to round: this machine is busy, and another run may find other rules; run again when it \
+             is idle, with more --rounds or a longer --point-ms",
+            part * 100.0,
+            decide::NOISE * 200.0
+        )
+    })
+}
+
+/// The part of noisy sizes from which on the user is warned.
+const MOST_NOISE: f64 = 0.25;
 
 /// Measures a rule file and the cost model in turns.
 fn check(options: &Options, is_host: bool, ranks: u32, rules: &Path) -> Result<()> {
@@ -169,7 +196,10 @@ fn check(options: &Options, is_host: bool, ranks: u32, rules: &Path) -> Result<(
     }
     let tables = decide::tables(samples.iter().map(|(way, sample)| (way.as_str(), sample)));
     let (text, slower) = report::comparison(&tables, options.gain / 100.0);
-    print!("{text}");
+    if let Some(warning) = noise(&tables) {
+        eprintln!("hawser: warning: {warning}");
+    }
+    print(&text)?;
     match slower {
         0 => Ok(()),
         _ => bail!("the rules are surely slower than the cost model at {slower} sizes"),
@@ -221,17 +251,6 @@ fn state_file(out: &Path) -> PathBuf {
     let mut name = out.as_os_str().to_owned();
     name.push(".tuning.json");
     name.into()
-}
-
-/// Readers see the old file or the new one, never a part.
-fn write(path: &Path, text: &str) -> Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&beside);
-    }
-    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn collective(text: &str) -> Result<Collective, String> {

@@ -63,7 +63,7 @@ impl State {
     pub fn add(&mut self, round: Vec<(String, Vec<Sample>)>) -> Result<()> {
         self.kept.rounds.push(round);
         let text = serde_json::to_string(&self.kept).context("measurements as JSON")?;
-        super::write(&self.path, &text)
+        crate::files::write(&self.path, &text)
     }
 
     /// Everything: ways and what was measured of them, in the order of rounds.

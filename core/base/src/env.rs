@@ -141,9 +141,16 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().flat_map(|setting| std::iter::once(&setting.name).chain(setting.older_names)).copied()
 }
 
-/// The name of a setting that looks most like this one.
+/// Names that NCCL 2.32 and its plugins know. Not all have an effect here.
+pub fn nccl_names() -> impl Iterator<Item = &'static str> {
+    include_str!("env/nccl_names.txt").lines()
+}
+
+/// The name that looks most like this one, of the settings and of what NCCL and its plugins know; None if
+/// this one is known.
 fn nearest(name: &str) -> Option<&'static str> {
-    names().min_by_key(|known| distance(name, known))
+    let nearest = names().chain(nccl_names()).min_by_key(|known| distance(name, known))?;
+    (nearest != name).then_some(nearest)
 }
 
 /// Insertions, deletions and replacements of bytes that turn `a` into `b`.

@@ -287,8 +287,8 @@ fn passed_over(candidates: &[Candidate], best: Best<'_>) -> Option<String> {
     let time = |candidate: &Candidate| candidate.us().unwrap_or_default();
     let fastest = candidates.iter().filter(faster).min_by(|a, b| time(a).total_cmp(&time(b)))?;
     Some(format!(
-        ", of what was measured on such machines; {} with {} ({:.1} µs) was not, and runs only if NCCL_ALGO or \
-         a rule names it",
+        ", of what was measured on such machines; {} with {} ({:.1} µs) was not, and runs only if NCCL_ALGO \
+         or a rule names it",
         fastest.algorithm.name(),
         fastest.route.name(),
         time(fastest)

@@ -128,7 +128,7 @@ impl Boxed {
     }
 }
 
-/// How the steps of a program that are drawn end.
+/// The way in which the steps of a drawing end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// All have run.

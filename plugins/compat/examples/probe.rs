@@ -10,7 +10,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     match hawser_compat::search::probe::helper(kind, Path::new(path), std::io::stdout()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(is_there) => ExitCode::from(u8::from(!is_there)),
         Err(error) => {
             eprintln!("{error}");
             ExitCode::FAILURE

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use hawser_plan::Call;
-use hawser_runtime::{Comm, Config, Stream, UniqueId, group, unique_id};
+use hawser_runtime::{Comm, Config, Error, Stream, UniqueId, group, unique_id};
 
 use super::{About, Communicator, Decided, Explained, Id, Joining, Library, Stop};
 
@@ -32,7 +32,7 @@ impl Library for Linked {
         let config = Config { host, name, ..Config::default() };
         let id = UniqueId::from_bytes(joining.id)?;
         let comm = Comm::init(&[id], joining.ranks, joining.rank, joining.device.caps().ordinal, config)
-            .with_context(|| format!("rank {}", joining.rank))?;
+            .map_err(|error| of_rank(error, joining.rank))?;
         Ok(Box::new(Rank(comm)))
     }
 
@@ -43,6 +43,11 @@ impl Library for Linked {
     fn group_end(&self) -> Result<()> {
         Ok(group::end()?)
     }
+}
+
+/// An error with its rank in front, unless it names that already.
+fn of_rank(error: Error, rank: u32) -> Error {
+    error.on_rank(rank, format_args!("rank {rank}"))
 }
 
 struct Rank(Comm);
@@ -68,7 +73,7 @@ impl Communicator for Rank {
 
     fn healthy(&self) -> Result<()> {
         match self.0.async_error() {
-            Some(error) => Err(anyhow::Error::new(error).context(format!("rank {}", self.0.rank()))),
+            Some(error) => Err(of_rank(error, self.0.rank()).into()),
             None => Ok(()),
         }
     }

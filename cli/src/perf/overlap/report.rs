@@ -10,6 +10,8 @@ use serde::Serialize;
 use super::Options;
 use super::contender::{Figures, median};
 use super::contest::Score;
+use crate::files;
+use crate::output::print;
 use crate::perf::collective::Test;
 use crate::svg::{self, COLOURS, escaped};
 
@@ -50,7 +52,7 @@ struct Line {
 /// A file cannot be written.
 pub fn write(options: &Options, scores: &[Score], about: &About) -> Result<()> {
     let lines = lines(options, scores);
-    print!("{}", table(options, scores, &lines, about));
+    print(&table(options, scores, &lines, about))?;
     if let Some(path) = &options.json {
         let document = serde_json::json!({
             "config": {
@@ -64,12 +66,12 @@ pub fn write(options: &Options, scores: &[Score], about: &About) -> Result<()> {
             },
             "results": lines,
         });
-        let text = serde_json::to_vec_pretty(&document).context("the results as JSON")?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        let text = serde_json::to_string_pretty(&document).context("the results as JSON")?;
+        files::write(path, &(text + "\n"))?;
     }
     if let Some(path) = &options.plot {
         let picture = picture(options, scores, &lines, about);
-        std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
+        files::write(path, &picture)?;
     }
     Ok(())
 }

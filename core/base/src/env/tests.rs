@@ -162,6 +162,12 @@ fn typing_errors_get_the_nearest_name() {
     let complaints = source(&[("NCCL_ALGOS", "Ring"), ("NCCL_UNRELATED_SETTING", "1")]).complaints();
     assert_eq!(complaints.len(), 1);
     assert!(complaints[0].contains("NCCL_ALGO?"));
+    // Names of NCCL and of plugins count too: as what was meant, and as what is no typing error.
+    let complaints = source(&[("NCCL_IB_HCAA", "mlx5_0"), ("NCCL_IB_HCA", "mlx5_0"), ("NCCL_IB_TC", "1")]);
+    assert_eq!(
+        complaints.complaints(),
+        ["NCCL_IB_HCAA is not a setting of this library; did you mean NCCL_IB_HCA?"]
+    );
 }
 
 #[test]

@@ -34,7 +34,7 @@ use hawser_plan::vector::Vector;
 use hawser_plan::{Call, CallOptions, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 
-pub use bringup::negotiate::{cache_file, knobs_of, outlook};
+pub use bringup::negotiate::{cache_file, knobs_of, outlook, program_names};
 pub use config::Config;
 pub use elastic::Shrink;
 use hawser_base::env;

@@ -69,9 +69,9 @@ pub fn processes() -> Result<Vec<u32>> {
 /// Asks a process about its communicators.
 ///
 /// # Errors
-/// It is not there, is another user's, does not use this library, or does not answer.
-pub fn list(pid: u32) -> Result<Process> {
-    let lines = ask(pid, "list", &[], Duration::from_secs(10))?;
+/// It is not there, is another user's, does not use this library, or does not answer within `limit`.
+pub fn list(pid: u32, limit: Duration) -> Result<Process> {
+    let lines = ask(pid, "list", &[], limit)?;
     let mut process = Process { pid, job: String::new(), communicators: Vec::new() };
     for fields in lines {
         let fields: Vec<&str> = fields.iter().map(String::as_str).collect();

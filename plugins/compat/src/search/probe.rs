@@ -63,28 +63,41 @@ pub fn probe(path: &Path, kind: Kind, how: &Probe<'_>) -> Result<(), Failed> {
     }
 }
 
-/// The other process's part, for helper programs: reports to `out` (standard output).
-pub fn helper(kind: &str, path: &Path, mut out: impl Write) -> Result<(), String> {
+/// The other process's part, for helper programs: reports to `out` (standard output). Returns whether the library
+/// can be opened and has a plugin of the kind.
+///
+/// # Errors
+/// There is no such kind.
+pub fn helper(kind: &str, path: &Path, mut out: impl Write) -> Result<bool, String> {
     let kind = Kind::ALL.into_iter().find(|known| known.word() == kind);
     let kind = kind.ok_or("the kind is one of net, tuner, profiler, env")?;
-    steps(kind, path, &mut |line| {
+    Ok(steps(kind, path, &mut |line| {
         let _ = writeln!(out, "{MARK}{line}").and_then(|()| out.flush());
-    });
-    Ok(())
+    }))
 }
 
-/// Tries the first steps of a plugin. Errors are as good as success: the host will see them again and report
-/// them.
-fn steps(kind: Kind, path: &Path, report: &mut dyn FnMut(&str)) {
+/// Tries the first steps of a plugin. Errors of the plugin are as good as success: the host will see them again
+/// and report them. Returns whether there is a plugin of the kind.
+fn steps(kind: Kind, path: &Path, report: &mut dyn FnMut(&str)) -> bool {
     report("step loading");
     let library = match Library::open(path) {
         Ok(library) => library,
-        Err(error) => return report(&format!("refused {}", error.replace('\n', " "))),
+        Err(error) => {
+            report(&format!("refused {}", error.replace('\n', " ")));
+            return false;
+        }
     };
     report("step reading");
+    let mut is_there = false;
     if contents::identity(&library).is_some() {
         let log = Log::silent();
         let contents = Contents::read(&library, &READERS, &log);
+        is_there = match kind {
+            Kind::Net => !contents.nets.is_empty(),
+            Kind::Tuner => !contents.tuners.is_empty(),
+            Kind::Profiler => !contents.profilers.is_empty(),
+            Kind::Env => !contents.envs.is_empty(),
+        };
         match kind {
             Kind::Net => open_nets(&contents, &log, report),
             Kind::Tuner => contents.tuners.iter().for_each(|tuner| {
@@ -101,7 +114,11 @@ fn steps(kind: Kind, path: &Path, report: &mut dyn FnMut(&str)) {
             }),
         }
     }
+    if !is_there {
+        report(&format!("missing the library has no {} plugin", kind.word()));
+    }
     report("done");
+    is_there
 }
 
 fn open_nets(contents: &Contents, log: &Log, report: &mut dyn FnMut(&str)) {

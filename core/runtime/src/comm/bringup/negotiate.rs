@@ -161,6 +161,11 @@ pub fn knobs_of(topology: &Topology) -> Result<PlanConfig> {
     Ok(plan_config)
 }
 
+/// The names of the programs that the user brought, which `NCCL_ALGO` may have among its words.
+pub fn program_names() -> Vec<String> {
+    programs::names(env::settings())
+}
+
 /// Settles what is left for a topology that is only thought of.
 fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings) -> Result<()> {
     let far = topology.hosts() > 1;
@@ -247,14 +252,13 @@ fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Resu
     plan_config.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, plan_config.max_ctas);
     if let Some(text) = &settings.algo {
         let masks = PlanConfig::parse_algo_with(text, &programs::names(settings));
-        plan_config.algorithms = masks.map_err(|e| Error::from(e).context("NCCL_ALGO"))?;
+        plan_config.algorithms = masks?;
     }
     if let Some(text) = &settings.proto {
         for (old, new) in PlanConfig::old_protos(text) {
             log::info(Subsys::Init, || format!("NCCL_PROTO: {old} is written {new} now"));
         }
-        plan_config.routes =
-            PlanConfig::parse_proto(text).map_err(|e| Error::from(e).context("NCCL_PROTO"))?;
+        plan_config.routes = PlanConfig::parse_proto(text)?;
     } else if plan_config.pass_sm > 0 {
         // What is large enough for tiles is moved by copy engines.
         leave_out(&mut plan_config, fused::tile_routes());

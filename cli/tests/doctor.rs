@@ -1,0 +1,132 @@
+//! `hawser doctor` finds what init would fail of, and ends with 1 then.
+
+use std::process::{Command, Output};
+
+/// `hawser` with these settings and no others.
+fn hawser(args: &[&str], settings: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hawser"));
+    for (name, _) in std::env::vars_os() {
+        let is_ours = |name: &str| ["NCCL_", "HAWSER_", "MSCCL_"].iter().any(|p| name.starts_with(p));
+        if name.to_str().is_some_and(is_ours) {
+            command.env_remove(name);
+        }
+    }
+    command.env("HAWSER_RUNTIME_DIR", "none").args(args).envs(settings.iter().copied());
+    command.output().expect("run")
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+}
+
+const HOST: (&str, &str) = ("HAWSER_DEVICE", "host");
+
+#[test]
+fn nothing_is_wrong_with_the_host_device() {
+    let output = hawser(&["doctor"], &[HOST]);
+    let text = told(&output);
+    assert!(output.status.success() && text.contains("no problem found"), "{text}");
+    assert!(!text.contains('\x1b'), "no colours outside of terminals: {text}");
+}
+
+/// Settings with which a communicator does not come up, or that are ignored: one line each, marked, and 1 at
+/// the end.
+#[test]
+fn what_init_fails_of_is_found() {
+    for ((name, value), part) in [
+        (("NCCL_ALGO", "rng"), "NCCL_ALGO: unknown word \"rng\""),
+        (("NCCL_PROTO", "ll999"), "NCCL_PROTO: unknown word \"ll999\""),
+        (("HAWSER_RULES", "/nope"), "the rule file /nope cannot be used: there is no such file"),
+        (("HAWSER_LINKS", "/nope"), "/nope"),
+        (("MSCCL_XML_FILES", "/nope.xml"), "/nope.xml"),
+        (("NCCL_IB_HCAA", "mlx5_0"), "did you mean NCCL_IB_HCA?"),
+        (("NCCL_PASS_SM", "3"), "NCCL_PASS_SM=3 means nothing"),
+    ] {
+        let output = hawser(&["doctor"], &[HOST, (name, value)]);
+        let text = told(&output);
+        assert_eq!(output.status.code(), Some(1), "{name}: {text}");
+        let marked: Vec<&str> = text.lines().filter(|line| line.starts_with("  !!")).collect();
+        assert_eq!(marked.len(), 1, "{name}: {text}");
+        assert!(text.contains(part) && text.contains("1 problem found"), "{part}: {text}");
+        assert!(!text.contains(&format!("ok  {name}")), "{name}: {text}");
+        let json = hawser(&["doctor", "--json"], &[HOST, (name, value)]);
+        let value: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+        assert_eq!((json.status.code(), value["problems"].as_u64()), (Some(1), Some(1)), "{value}");
+    }
+}
+
+#[test]
+fn a_device_that_is_none_is_told_once() {
+    let output = hawser(&["doctor"], &[("HAWSER_DEVICE", "gpu")]);
+    let text = told(&output);
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("HAWSER_DEVICE=gpu")).collect();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let own: Vec<&&str> = lines.iter().filter(|line| line.starts_with("  ")).collect();
+    assert!(own.len() == 1 && own[0].starts_with("  !!"), "{text}");
+}
+
+/// Asking for a GPU where there is none is a problem.
+#[test]
+fn gpus_that_are_asked_for_have_to_be_there() {
+    if std::path::Path::new("/proc/driver/nvidia/version").exists() {
+        return;
+    }
+    let output = hawser(&["doctor"], &[("HAWSER_DEVICE", "cuda")]);
+    let text = told(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("collectives cannot run: HAWSER_DEVICE=cuda, and there is no GPU"), "{text}");
+    let perf = hawser(&["perf", "all_reduce", "-b", "8", "-e", "8"], &[("HAWSER_DEVICE", "cuda")]);
+    let text = told(&perf);
+    assert!(!perf.status.success() && text.contains("HAWSER_DEVICE=host measures on the CPU"), "{text}");
+}
+
+#[test]
+fn a_library_without_the_plugin_is_no_success() {
+    // Cargo builds it for this test, beside the test's executable.
+    let library = std::env::current_exe().expect("path").with_file_name("libnccl.so");
+    let none = std::env::temp_dir().join(format!("hawser-no-library-{}", std::process::id()));
+    std::fs::write(&none, "text").expect("write");
+    for (kind, path, part) in [
+        ("net", none.to_str().expect("UTF-8"), "refused"),
+        ("tuner", library.to_str().expect("UTF-8"), "missing the library has no tuner plugin"),
+        ("nett", "/nope", "the kind is one of net, tuner, profiler, env"),
+    ] {
+        let output = hawser(&["doctor", "--probe", kind, path], &[HOST]);
+        let text = told(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains(part), "{text}");
+    }
+    std::fs::remove_file(none).expect("remove");
+}
+
+/// An error names its rank and its setting once.
+#[test]
+fn errors_say_things_once() {
+    let args = ["perf", "all_reduce", "-t", "4", "-b", "8", "-e", "8"];
+    let output = hawser(&args, &[HOST, ("NCCL_ALGO", "rng")]);
+    let text = told(&output);
+    assert!(!output.status.success(), "{text}");
+    let line = text.lines().find(|line| line.starts_with("hawser: ")).expect("an error");
+    assert_eq!((line.matches("NCCL_ALGO").count(), line.matches("rank ").count()), (1, 1), "{line}");
+}
+
+/// Whoever redirects to a full disk hears of it, from all commands.
+#[test]
+fn lost_output_is_an_error() {
+    for args in [
+        &["doctor"][..],
+        &["doctor", "--json"],
+        &["perf", "all_reduce", "-t", "2", "-b", "8", "-e", "8"],
+        &["plan", "list"],
+        &["plan", "show", "ring_all_reduce"],
+        &["explain", "all_reduce"],
+        &["rules", "list"],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("open");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hawser"));
+        let output = command.args(args).env("HAWSER_DEVICE", "host").stdout(full).output().expect("run");
+        let text = told(&output);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(text.contains("cannot write to the standard output: No space left"), "{args:?}: {text}");
+    }
+}
