@@ -8,6 +8,7 @@
 //! ```
 
 mod doctor;
+mod exec;
 mod explain;
 mod files;
 mod measure;
@@ -51,10 +52,13 @@ enum Command {
     Tune(tune::Options),
     /// Say what this machine offers, what is missing and how to get it
     Doctor(doctor::Options),
+    /// Run a program with this library in place of any other NCCL
+    Exec(exec::Options),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Exec(options) => return exec::run(&options).unwrap_or_else(|error| failed(&error)),
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
         Command::Explain(options) => explain::run(&options).map(|()| true),
@@ -66,9 +70,12 @@ fn main() -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("hawser: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
+}
+
+/// Tells what went wrong.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("hawser: {error:#}");
+    ExitCode::FAILURE
 }
