@@ -106,3 +106,74 @@ fn library_folder(built: &Path) -> PathBuf {
     }
     folder
 }
+
+/// The tool that cargo has built, for scripts of examples.
+fn script(path: &str) -> Command {
+    let tool = built().join("hawser");
+    assert!(tool.is_file(), "no hawser: run cargo build -p hawser-cli");
+    let mut command = command(in_repository(path));
+    command.env("HAWSER", tool);
+    command
+}
+
+#[test]
+fn an_algorithm_of_ones_own_is_proved_drawn_and_run() {
+    let folder = std::env::temp_dir().join(format!("hawser-msccl-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder for what is written");
+    let text = text(script("examples/msccl/run.sh").arg(&folder));
+    assert!(text.contains("in place      right: 8 steps"), "{text}");
+    assert_eq!(text.matches("decided: line with host/Simple").count(), 3, "{text}");
+    assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
+    assert!(std::fs::read_to_string(folder.join("line.svg")).expect("a picture").contains("<svg"));
+    std::fs::remove_dir_all(&folder).expect("the folder is ours");
+}
+
+#[test]
+fn rules_of_a_running_job_change_twice() {
+    let text = text(&mut script("examples/live_rules/run.sh"));
+    assert_eq!(text.matches(", on all ranks").count(), 2, "{text}");
+    assert_eq!(text.matches("collectives begun").count(), 4, "{text}");
+}
+
+#[test]
+fn the_rust_example_sums_on_the_host_device() {
+    let target = built().join("examples-rust");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    // The crates that it needs are the workspace's too, so they are there unless Cargo.lock has newer ones.
+    build.args(["build", "--quiet", "--offline", "--locked", "--manifest-path"]);
+    build.arg(in_repository("examples/rust/Cargo.toml")).arg("--target-dir").arg(&target);
+    let output = build.output().expect("cargo runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    if error.contains("--offline") {
+        return skipped(format!("crates are missing: {}", error.lines().next().unwrap_or_default()));
+    }
+    assert!(output.status.success(), "{error}");
+    let mut program = command(target.join("debug/all-reduce"));
+    let text = text(program.env("LD_LIBRARY_PATH", built()));
+    assert!(text.starts_with("libnccl.so has the interface of NCCL 2."), "{text}");
+    assert_eq!(text.matches(" has 6, 10, 14, ...").count(), 4, "{text}");
+    assert!(text.ends_with("all right\n"), "{text}");
+}
+
+#[test]
+fn the_plugins_are_taken() {
+    let tool = built().join("hawser");
+    let log = |variable: &str, name: &str| {
+        let library = built().join(name);
+        assert!(
+            library.is_file(),
+            "no {name}: run cargo build -p hawser-example-tuner -p hawser-example-profiler"
+        );
+        let mut perf = command(&tool);
+        perf.args(["perf", "all_reduce", "-t", "2", "-b", "1K", "-e", "64K", "-f", "8"])
+            .env(variable, library);
+        text(perf.env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "TUNING,PROFILE"))
+    };
+    let tuned = log("NCCL_TUNER_PLUGIN", "libhawser_example_tuner.so");
+    assert_eq!(tuned.matches("one_ring: reductions of 2 ranks go by ring").count(), 2, "{tuned}");
+    let counted = log("NCCL_PROFILER_PLUGIN", "libhawser_example_profiler.so");
+    for rank in ["rank 0 of 2: AllReduce ", "rank 1 of 2: AllReduce "] {
+        assert_eq!(counted.matches(rank).count(), 1, "{counted}");
+    }
+}

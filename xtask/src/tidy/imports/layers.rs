@@ -3,11 +3,11 @@
 use super::super::{Finding, Source};
 
 /// The crates that only the programs and tests at the top of the tree may use as they like.
-const TOP: [&str; 4] = ["cli", "fuzz", "tests", "xtask"];
+const TOP: [&str; 5] = ["cli", "examples/rust", "fuzz", "tests", "xtask"];
 
 /// A crate's folder, and the folders of the crates that it may depend on. `*` stands for all crates of a
 /// folder.
-const LAYERS: [(&str, &[&str]); 23] = [
+const LAYERS: [(&str, &[&str]); 25] = [
     ("core/types", &[]),
     ("core/program", &["core/types"]),
     ("core/msccl", &["core/types", "core/program"]),
@@ -31,6 +31,8 @@ const LAYERS: [(&str, &[&str]); 23] = [
     ("plugins/profiler", &["plugins/api"]),
     ("plugins/profiler/export", &["plugins/api", "plugins/compat", "plugins/profiler"]),
     ("plugins/example-net", &["plugins/api"]),
+    ("examples/plugins/tuner", &["plugins/api"]),
+    ("examples/plugins/profiler", &["plugins/api"]),
 ];
 
 /// Checks the dependencies that each manifest names. What only tests use is free.
