@@ -5,10 +5,11 @@
 # make plugins libnccl-net-hawser-socket.so and its siblings, for NVIDIA's NCCL
 # make check   formatting, lints, documentation, house rules
 # make lab     what the tests between virtual machines need (Debian; else it says what is missing)
-# make install PREFIX=/usr/local
+# make install    into PREFIX (/opt/hawser), below DESTDIR; make uninstall takes it away
+# make packages   tarball, Debian package and wheel in target/packages
 
 SHELL  := /bin/bash
-PREFIX ?= /usr/local
+PREFIX ?= /opt/hawser
 ARGS   ?= -b 8 -e 64M -f 8
 
 CARGO_HOME ?= $(HOME)/.cargo
@@ -19,7 +20,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # in the library do not tell where it was built.
 lib plugins: export RUSTFLAGS := $(RUSTFLAGS) -C force-frame-pointers=yes --remap-path-prefix=$(CARGO_HOME)/registry/src=deps
 
-.PHONY: run test lib plugins check setup lab install
+.PHONY: run test lib plugins check setup lab install uninstall packages
 
 run: lib
 	$(TARGET)/release/hawser perf all_reduce $(ARGS)
@@ -61,7 +62,11 @@ setup:
 lab:
 	@scripts/lab.sh
 
-install: lib
-	install -D -m 755 $(TARGET)/release/libnccl.so.2 $(DESTDIR)$(PREFIX)/lib/libnccl.so.2
-	ln -sf libnccl.so.2 $(DESTDIR)$(PREFIX)/lib/libnccl.so
-	install -D -m 755 $(TARGET)/release/hawser $(DESTDIR)$(PREFIX)/bin/hawser
+install: lib plugins
+	@packaging/install.sh install $(TARGET)/release $(PREFIX) $(DESTDIR)
+
+uninstall:
+	@packaging/install.sh uninstall $(PREFIX) $(DESTDIR)
+
+packages: lib plugins
+	@packaging/build.py --built $(TARGET)/release --out $(TARGET)/packages
