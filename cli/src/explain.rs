@@ -1,7 +1,7 @@
 //! `hawser explain`: shows which algorithm, executor, protocol and number of channels each size gets, and
 //! why, without running anything.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -15,8 +15,9 @@ use hawser_runtime::comm;
 use hawser_runtime::tuning::{CallAttributes, TunedDecision, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
+use serde_json::json;
 
-use crate::output;
+use crate::output::{self, Align, Table, size};
 use crate::perf::collective::Test;
 use crate::perf::options::{parse_size, parse_type};
 
@@ -41,6 +42,9 @@ pub struct Options {
     /// All candidates of every size, and what rules make of it
     #[arg(long)]
     full: bool,
+    /// Print the choices as JSON
+    #[arg(long, conflicts_with = "full")]
+    json: bool,
     #[command(flatten)]
     machine: Machine,
 }
@@ -137,30 +141,65 @@ impl Line {
     }
 }
 
-impl fmt::Display for Line {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let route = self.choice.route;
-        write!(
-            f,
-            "{:>14}  {:18} {:11} {:8} {:9} {:>8} {:>7} {:>12.1} {:>10.2}",
-            self.bytes,
-            self.choice.key.algorithm.name(),
-            route.executor.name(),
-            route.protocol.name(),
-            if route.zero_copy { "zero_copy" } else { "-" },
-            self.choice.channels,
-            self.choice.threads,
-            self.choice.predicted_us,
-            self.busbw
-        )?;
-        match &self.next {
-            Some(next) => {
-                let way = format!("{} {}", next.algorithm.name(), next.route.name());
-                write!(f, "  {way:34} {:>10.1}", next.us().unwrap_or_default())
-            }
-            None => write!(f, "  {:34} {:>10}", "-", "-"),
-        }
+/// The lines as a table, its headings first.
+pub fn table_of(lines: &[Line]) -> Vec<String> {
+    let mut table = Table::new([
+        ("size", Align::Right),
+        ("algorithm", Align::Left),
+        ("executor", Align::Left),
+        ("protocol", Align::Left),
+        ("strategy", Align::Left),
+        ("channels", Align::Right),
+        ("threads", Align::Right),
+        ("predicted µs", Align::Right),
+        ("busbw GB/s", Align::Right),
+        ("next best", Align::Left),
+        ("µs", Align::Right),
+    ]);
+    for line in lines {
+        let route = line.choice.route;
+        let (next, us) = match &line.next {
+            Some(next) => (
+                format!("{} {}", next.algorithm.name(), next.route.name()),
+                format!("{:.1}", next.us().unwrap_or_default()),
+            ),
+            None => ("-".to_owned(), "-".to_owned()),
+        };
+        table.row([
+            size(line.bytes),
+            line.choice.key.algorithm.name().to_owned(),
+            route.executor.name().to_owned(),
+            route.protocol.name().to_owned(),
+            if route.zero_copy { "zero_copy" } else { "-" }.to_owned(),
+            line.choice.channels.to_string(),
+            line.choice.threads.to_string(),
+            format!("{:.1}", line.choice.predicted_us),
+            format!("{:.2}", line.busbw),
+            next,
+            us,
+        ]);
     }
+    table.lines()
+}
+
+fn json_of(line: &Line) -> serde_json::Value {
+    let route = line.choice.route;
+    json!({
+        "bytes": line.bytes,
+        "algorithm": line.choice.key.algorithm.name(),
+        "executor": route.executor.name(),
+        "protocol": route.protocol.name(),
+        "zero_copy": route.zero_copy,
+        "channels": line.choice.channels,
+        "threads": line.choice.threads,
+        "predicted_us": line.choice.predicted_us,
+        "busbw_gbs": line.busbw,
+        "next": line.next.as_ref().map(|next| json!({
+            "algorithm": next.algorithm.name(), "route": next.route.name(), "predicted_us": next.us()
+        })),
+        "why": line.choice.why.to_string(),
+        "rules": line.notes,
+    })
 }
 
 /// The sizes of a range at which the way changes, the first size included. Without rules.
@@ -199,6 +238,14 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     let all =
         sizes(bytes).map(|bytes| Line::new(collective, bytes, dtype, (&topology, &plan_config), &tuners));
     let lines = if options.changes { changing(all)? } else { all.collect::<Result<_>>()? };
+    if options.json {
+        let value = json!({
+            "collective": collective.name(), "ranks": topology.size(), "hosts": topology.hosts(),
+            "device": topology.device.to_string(), "link": topology.link.name(), "constants": source,
+            "choices": lines.iter().map(json_of).collect::<Vec<_>>(),
+        });
+        return Ok(serde_json::to_string_pretty(&value).context("the choices as JSON")? + "\n");
+    }
     let mut text = format!(
         "# {} on {} ranks, {} over {}, {source} constants{rules}\n",
         collective.name(),
@@ -206,23 +253,11 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
         topology.device,
         topology.link.name()
     );
-    let _ = writeln!(
-        text,
-        "# {:>12}  {:18} {:11} {:8} {:9} {:>8} {:>7} {:>12} {:>10}  {:34} {:>10}",
-        "bytes",
-        "algorithm",
-        "executor",
-        "protocol",
-        "strategy",
-        "channels",
-        "threads",
-        "predicted/us",
-        "busbw/GB/s",
-        "next best",
-        "us"
-    );
-    for line in lines {
-        let _ = writeln!(text, "{line}");
+    let rows = table_of(&lines);
+    let (head, rows) = rows.split_first().context("a table without a head")?;
+    let _ = writeln!(text, "{}", output::styled(output::HEADING, head));
+    for (row, line) in rows.iter().zip(lines) {
+        let _ = writeln!(text, "{row}");
         if options.full || bytes.0 == bytes.1 {
             let chosen = TunedDecision { choice: line.choice, notes: line.notes };
             for line in chosen.to_string().lines() {
@@ -247,14 +282,19 @@ impl Machine {
             (DeviceKind::Cuda { .. }, link) => link.unwrap_or(Link::NvLink),
         };
         if !self.ranks.is_multiple_of(self.hosts) {
-            bail!("{} ranks are not spread evenly over {} hosts", self.ranks, self.hosts);
+            bail!(
+                "{} ranks are not spread evenly over {1} hosts: give --ranks a multiple of {1}",
+                self.ranks,
+                self.hosts
+            );
         }
         let mut topology = Topology::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link);
         topology.direct = self.one_process;
         let Some(path) = &self.links else { return Ok((topology, "built-in".into())) };
         let name = path.display();
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {name} for --links"))?;
+        let text = std::fs::read_to_string(path).with_context(|| {
+            format!("cannot read {name} for --links, which hawser measure -o {name} would write")
+        })?;
         let constants = Constants::parse(&text, self.device, link).with_context(|| name.to_string())?;
         let Some(constants) = constants else {
             bail!(
@@ -297,7 +337,7 @@ fn parse_link(text: &str) -> Result<Link, String> {
 fn parse_range(text: &str) -> Result<(u64, u64), String> {
     let (first, last) = text.split_once("..").unwrap_or((text, text));
     let range = (parse_size(first)?, parse_size(last.trim_start_matches('='))?);
-    if range.0 > range.1 { Err(format!("{text} is empty")) } else { Ok(range) }
+    if range.0 > range.1 { Err(format!("{text} is empty: write the smaller size first")) } else { Ok(range) }
 }
 
 #[cfg(test)]
@@ -321,12 +361,13 @@ mod tests {
             rules: Some("none".into()),
             changes: false,
             full: false,
+            json: false,
             machine: Machine { ranks, hosts, device, link: None, links: None, one_process: false },
         }
     }
 
     fn rows(text: &str) -> Vec<&str> {
-        text.lines().filter(|l| !l.starts_with('#')).collect()
+        text.lines().filter(|l| l.contains("iB  ") || l.contains(" B  ")).collect()
     }
 
     #[test]
@@ -349,11 +390,12 @@ mod tests {
         let all = Options { bytes: (8, 8 << 30), ..options(Collective::AllReduce, device, (8, 1)) };
         let text = table(&all, Collective::AllReduce).unwrap();
         let few = table(&Options { changes: true, ..all }, Collective::AllReduce).unwrap();
-        let way = |row: &str| row.split_whitespace().skip(1).take(4).map(str::to_owned).collect::<Vec<_>>();
-        let mut expected = rows(&text);
+        let way = |row: &str| row.split_whitespace().skip(2).take(4).map(str::to_owned).collect::<Vec<_>>();
+        let mut expected: Vec<_> = rows(&text).into_iter().map(way).collect();
         assert_eq!(expected.len(), 31, "{text}");
-        expected.dedup_by_key(|row| way(row));
-        assert!(expected.len() > 2 && expected == rows(&few), "{few}");
+        expected.dedup();
+        let few_ways: Vec<_> = rows(&few).into_iter().map(way).collect();
+        assert!(expected.len() > 2 && expected == few_ways, "{few}");
     }
 
     #[test]
@@ -386,7 +428,8 @@ mod tests {
         assert!(text.lines().next().unwrap().ends_with(&format!("constants, rules of {name}")), "{text}");
         for row in rows(&text) {
             let mut words = row.split_whitespace();
-            let large = words.next().unwrap().parse::<u64>().unwrap() >= 64 << 10;
+            let number = words.next().unwrap().parse::<u64>().unwrap();
+            let large = words.next() == Some("MiB") || number >= 64;
             assert_eq!(words.next() == Some("Tree"), large, "{row}");
             assert!(
                 words.nth(5).unwrap().parse::<f64>().unwrap() > 0.0,

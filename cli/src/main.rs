@@ -13,52 +13,120 @@ mod explain;
 mod files;
 mod measure;
 mod output;
+mod pages;
 mod perf;
 mod plan;
+mod progress;
 mod rules;
 mod subprocess;
 mod svg;
 mod tune;
 
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 // Built-in plugins: named here, or the linker would leave them out.
 use hawser_net_ib as _;
 use hawser_net_socket as _;
 
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// Collectives for GPUs and CPUs: measure, explain, examine.
+/// Collectives for GPUs and CPUs: measure, explain, examine
 #[derive(Parser)]
-#[command(version, about)]
+#[command(name = "hawser", version = VERSION.as_str(), about, max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
+
+const EXIT_CODES: &str = "Exit codes:
+  0  all is right
+  1  something is wrong: a result, a rule, a program, a finding of doctor; or a command failed
+  2  the command line cannot be understood
+  hawser exec ends as the program that it runs; 126 and 127 if that cannot be run or is not found";
+
+/// The text for a person who has typed `hawser` for the first time.
+const FIRST_STEPS: &str = "Hawser: collectives for GPUs and CPUs, in place of NCCL
+
+What to do first:
+  hawser doctor                                        what this machine offers, and what is missing
+  hawser perf all_reduce -b 8 -e 64M -f 4              measure and check (HAWSER_DEVICE=host: on the CPU)
+  hawser exec -- python train.py                       run a program with this library
+  hawser explain all_reduce --ranks 8                  what runs at which size, and why
+
+Then:
+  hawser measure                                       let the cost model know this machine
+  hawser tune                                          find rules that are faster here
+  hawser help COMMAND                                  options and examples of a command
+";
 
 #[derive(Subcommand)]
 enum Command {
     /// Measure a collective and check its results (nccl-tests' options and columns)
     Perf(Box<perf::Perf>),
     /// Show, verify or draw a program
+    #[command(after_help = "Examples:
+  hawser plan list
+  hawser plan show ring_all_reduce --ranks 8 --svg ring.svg
+  hawser plan verify mine.xml")]
     Plan(plan::Options),
     /// Show which algorithm is chosen for which size, and why
+    #[command(after_help = "Examples:
+  hawser explain all_reduce --ranks 8
+  hawser explain all_gather --ranks 16 --hosts 2 --bytes 1M
+  hawser explain all_reduce --rules mine.toml --changes --json")]
     Explain(explain::Options),
     /// Check, explain, lay out and import rule files; change the rules of processes that run
+    #[command(after_help = "Examples:
+  hawser rules check mine.toml
+  hawser rules list
+  hawser rules apply mine.toml --job night")]
     Rules(rules::Options),
     /// Measure this machine, so that algorithms are chosen by its own figures
+    #[command(after_help = "Examples:
+  hawser measure
+  hawser measure -g 4 -e 64M -o links.toml
+  HAWSER_DEVICE=host hawser measure --dry-run --samples")]
     Measure(measure::Options),
     /// Find rules for this machine: measure what can run, and write down what is surely faster
+    #[command(after_help = "Examples:
+  hawser tune
+  hawser tune all_reduce -b 1K -e 64M -o rules.toml
+  hawser tune all_reduce --check rules.toml")]
     Tune(tune::Options),
     /// Say what this machine offers, what is missing and how to get it
+    #[command(after_help = "Examples:
+  hawser doctor
+  hawser doctor --net
+  hawser doctor --json | jq .problems
+
+Exit codes: 0 if no problem was found, 1 if there is one (marked with !!).")]
     Doctor(doctor::Options),
     /// Run a program with this library in place of any other NCCL
     Exec(exec::Options),
+    /// Write man pages into a folder, for packages
+    #[command(hide = true, after_help = "Examples:\n  hawser man /usr/share/man/man1")]
+    Man(pages::Man),
+    /// Print completions for a shell, for packages
+    #[command(hide = true, after_help = "Examples:\n  hawser completions bash > hawser.bash")]
+    Completions(pages::Completions),
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Exec(options) => return exec::run(&options).unwrap_or_else(|error| failed(&error)),
+    let Some(command) = Cli::parse().command else {
+        return output::print(FIRST_STEPS).map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS);
+    };
+    let outcome = match command {
+        Command::Exec(options) => exec::run(&options),
+        other => run(other).map(|right| if right { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
+    };
+    outcome.unwrap_or_else(|error| failed(&error))
+}
+
+/// Runs a command. Returns whether all is right.
+fn run(command: Command) -> Result<bool> {
+    match command {
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
         Command::Explain(options) => explain::run(&options).map(|()| true),
@@ -66,16 +134,21 @@ fn main() -> ExitCode {
         Command::Measure(options) => measure::run(&options).map(|()| true),
         Command::Tune(options) => tune::run(&options).map(|()| true),
         Command::Doctor(options) => doctor::run(&options),
-    };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => failed(&error),
+        Command::Exec(options) => exec::run(&options).map(|code| code == ExitCode::SUCCESS),
+        Command::Man(options) => pages::man(&options).map(|()| true),
+        Command::Completions(options) => pages::completions(&options).map(|()| true),
     }
 }
 
 /// Tells what went wrong.
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("hawser: {error:#}");
+    eprintln!("{} {error:#}", output::styled_for_errors(output::BAD, "hawser:"));
     ExitCode::FAILURE
 }
+
+/// The version of the tool, the commit that it was built from, and the version of NCCL's interface.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let (major, minor, patch) = hawser_base::library::NCCL_VERSION;
+    let (own, commit) = (env!("CARGO_PKG_VERSION"), env!("HAWSER_COMMIT"));
+    format!("{own} (commit {commit}, NCCL API {major}.{minor}.{patch})")
+});

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -17,12 +17,14 @@ use hawser_plan::fit::{Fit, Run, Sample, fit, runs};
 use hawser_plan::topology::DeviceKind;
 use hawser_plan::{Collective, DataType, PlanConfig, Topology};
 use hawser_runtime::comm;
+use serde_json::{Value, json};
 
 use crate::explain;
 use crate::files;
-use crate::output::print;
+use crate::output::{self, Align, Table, print};
 use crate::perf::Decided;
 use crate::perf::options::{check_sizes, parse_size};
+use crate::progress::Progress;
 use crate::subprocess::{self, Folder, Row, Sweep};
 
 /// Measures collectives and fits the constants of the cost model to this machine.
@@ -61,6 +63,9 @@ pub struct Options {
     /// Show every sample: measured and predicted times
     #[arg(long)]
     samples: bool,
+    /// Print constants and samples as JSON
+    #[arg(long, conflicts_with = "samples")]
+    json: bool,
 }
 
 /// Runs `hawser measure`.
@@ -85,16 +90,24 @@ pub fn run(options: &Options) -> Result<()> {
         Topology { constants: Constants::builtin(topology.device, topology.link), ..topology.clone() };
     let bench = Bench { options, is_host, topology: start, plan_config: plain(&plan_config) };
     let runs = runs(&bench.topology, &bench.plan_config)?;
-    print(&format!("# {ranks} ranks on {name}, {} over {}\n", topology.device, topology.link.name()))?;
+    let say = |text: &str| if options.json { Ok(()) } else { print(text) };
+    say(&format!("# {ranks} ranks on {name}, {} over {}\n", topology.device, topology.link.name()))?;
+    let progress = Progress::new(runs.len() as u64, "runs");
     let mut samples = Vec::new();
     for (number, run) in (1..).zip(&runs) {
         let blocks = if run.max_ctas == bench.plan_config.max_ctas { "" } else { ", one block" };
         let what = format!("{} {}{blocks}", run.algorithm.name(), run.route.name());
-        print(&format!("# {number}/{}: {what}\n", runs.len()))?;
+        progress.suspend(|| say(&format!("# {number}/{}: {what}\n", runs.len())))?;
         samples.extend(bench.measure(run).with_context(|| what)?);
+        progress.inc();
     }
+    progress.end();
     let found = fit(&samples, &bench.topology, &bench.plan_config);
-    print(&bench.report(&topology.constants, &found, &samples)?)?;
+    if options.json {
+        output::print_json(&bench.json(&topology.constants, &found, &samples, out.as_deref()))?;
+    } else {
+        print(&bench.report(&topology.constants, &found, &samples)?)?;
+    }
     match out {
         Some(path) => {
             // The default place is ours to make.
@@ -105,9 +118,9 @@ pub fn run(options: &Options) -> Result<()> {
                     .with_context(|| format!("cannot make the folder {}", folder.display()))?;
             }
             files::write(&path, &file(&found, &bench.topology, &name))?;
-            print(&format!("# written: {}\n", path.display()))?;
+            say(&format!("# written: {}\n", path.display()))?;
         }
-        None => print("# nothing written (--dry-run)\n")?,
+        None => say("# nothing written (--dry-run)\n")?,
     }
     Ok(())
 }
@@ -187,18 +200,48 @@ impl Bench<'_> {
         Ok(samples)
     }
 
+    /// The report as a record.
+    fn json(&self, old: &Constants, found: &Fit, samples: &[Sample], out: Option<&Path>) -> Value {
+        let constants = old
+            .named()
+            .into_iter()
+            .zip(found.constants.named())
+            .map(|((name, old), (_, new))| json!({ "name": name, "in_use": old, "fitted": new }));
+        let samples = samples.iter().map(|sample| {
+            json!({
+                "collective": sample.key.collective.name(), "bytes": sample.bytes,
+                "algorithm": sample.key.algorithm.name(), "route": sample.route.name(), "us": sample.us
+            })
+        });
+        json!({
+            "ranks": self.topology.size(),
+            "device": self.topology.device.to_string(),
+            "link": self.topology.link.name(),
+            "constants": constants.collect::<Vec<_>>(),
+            "samples": samples.collect::<Vec<_>>(),
+            "median_error": { "built_in": found.error_before - 1.0, "fitted": found.error - 1.0 },
+            "file": out.map(|path| path.display().to_string()),
+        })
+    }
+
     /// Old and new constants, errors, regrets, switch-over points.
     fn report(&self, old: &Constants, found: &Fit, samples: &[Sample]) -> Result<String> {
-        let mut text = format!("#\n# {:20} {:>12} {:>12}\n", "constant", "in use", "fitted");
+        let mut table = Table::new([
+            ("constant", Align::Left),
+            ("in use", Align::Right),
+            ("fitted", Align::Right),
+            ("", Align::Left),
+        ]);
         let is_measured = |name: &str| {
             let section = name.rsplit_once('.').map_or("", |(section, _)| section);
             section == "link" || samples.iter().any(|s| hawser_plan::cost::section(s.route) == section)
         };
         let pairs = old.named().into_iter().zip(found.constants.named());
         for ((name, old), (_, new)) in pairs.filter(|((name, _), _)| is_measured(name)) {
-            let mark = if (new / old).ln().abs() > 0.02 { "" } else { "  same" };
-            let _ = writeln!(text, "  {name:20} {old:>12.4} {new:>12.4}{mark}");
+            let mark = if (new / old).ln().abs() > 0.02 { "" } else { "same" };
+            table.row([name.to_string(), format!("{old:.4}"), format!("{new:.4}"), mark.to_owned()]);
         }
+        let mut text = "#\n".to_owned() + &table.lines().join("\n") + "\n";
         let topology = Topology { constants: found.constants, ..self.topology.clone() };
         let _ = writeln!(text, "#\n# {} samples; predicted times are off by", samples.len());
         let _ =
@@ -212,13 +255,14 @@ impl Bench<'_> {
             let _ = writeln!(text, "#\n# {}: from these sizes on (in use, then fitted)", collective.name());
             for constants in [*old, found.constants] {
                 let topology = Topology { constants, ..self.topology.clone() };
-                for line in explain::changes(
+                let changes = explain::changes(
                     collective,
                     (8, 8 << 30),
                     DataType::Float32,
                     &topology,
                     &self.plan_config,
-                )? {
+                )?;
+                for line in explain::table_of(&changes) {
                     let _ = writeln!(text, "{line}");
                 }
                 text += "#\n";
@@ -228,20 +272,33 @@ impl Bench<'_> {
     }
 
     fn sample_lines(&self, topology: &Topology, samples: &[Sample]) -> String {
-        let mut text =
-            format!("#\n# {:58} {:>10} {:>10} {:>6}\n", "sample", "measured", "predicted", "ratio");
+        let mut table = Table::new([
+            ("sample", Align::Left),
+            ("measured µs", Align::Right),
+            ("predicted µs", Align::Right),
+            ("ratio", Align::Right),
+        ]);
         for sample in samples {
             let predicted = sample.predicted_us(topology, &self.plan_config);
             let ratio = predicted / sample.us;
-            let _ =
-                writeln!(text, "  {:58} {:>10.1} {predicted:>10.1} {ratio:>6.2}", title(sample), sample.us);
+            table.row([
+                title(sample),
+                format!("{:.1}", sample.us),
+                format!("{predicted:.1}"),
+                format!("{ratio:.2}"),
+            ]);
         }
-        text
+        "#\n".to_owned() + &table.lines().join("\n") + "\n"
     }
 
     /// For every size: how much slower what the model takes is than the fastest that was measured.
     fn regrets(&self, topology: &Topology, samples: &[Sample]) -> String {
-        let mut text = format!("#\n# {:14} {:>12} {:>10}  to\n", "collective", "bytes", "lost");
+        let mut table = Table::new([
+            ("collective", Align::Left),
+            ("size", Align::Right),
+            ("lost %", Align::Right),
+            ("to", Align::Left),
+        ]);
         let losses = self.losses(topology, samples);
         for Loss { taken, fastest } in &losses {
             let to = if taken == fastest {
@@ -249,9 +306,15 @@ impl Bench<'_> {
             } else {
                 format!("{} instead of {}", way(taken), way(fastest))
             };
-            let (name, bytes, lost) = (taken.key.collective.name(), taken.bytes, taken.us / fastest.us);
-            let _ = writeln!(text, "  {name:14} {bytes:>12} {:>8.1} %  {to}", (lost - 1.0) * 100.0);
+            let lost = (taken.us / fastest.us - 1.0) * 100.0;
+            table.row([
+                taken.key.collective.name().to_owned(),
+                output::size(taken.bytes),
+                format!("{lost:.1}"),
+                to,
+            ]);
         }
+        let mut text = "#\n".to_owned() + &table.lines().join("\n") + "\n";
         let (fitted, builtin) = (mean(&losses), mean(&self.losses(&self.topology, samples)));
         let _ = writeln!(text, "# mean loss: fitted {fitted:.1} %, built-in {builtin:.1} %");
         if fitted > builtin {
@@ -325,7 +388,7 @@ fn check(decision: Option<&Decided>, sample: &Sample) -> Result<()> {
 }
 
 fn title(sample: &Sample) -> String {
-    format!("{} {} {}", sample.key.collective.name(), sample.bytes, way(sample))
+    format!("{} {} {}", sample.key.collective.name(), output::size(sample.bytes), way(sample))
 }
 
 fn way(sample: &Sample) -> String {

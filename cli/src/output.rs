@@ -23,6 +23,14 @@ pub fn styled(style: Style, text: impl Display) -> String {
     format!("{style}{text}{style:#}")
 }
 
+/// A text in a style for standard error, or without if that is no terminal.
+pub fn styled_for_errors(style: Style, text: &str) -> String {
+    match anstream::AutoStream::choice(&std::io::stderr()) {
+        anstream::ColorChoice::Never => text.to_owned(),
+        _ => styled(style, text),
+    }
+}
+
 /// Writes to the standard output. A reader that went away (`| head`) is no error: it has what it wanted.
 ///
 /// # Errors
@@ -44,6 +52,16 @@ pub fn print(text: &str) -> Result<()> {
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).context("the result as JSON")?;
     print(&(text + "\n"))
+}
+
+/// A size as people write it: `64 KiB`, `1.5 MiB`, `12 B`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) if bytes.is_multiple_of(*unit) => format!("{} {name}", bytes / unit),
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} B"),
+    }
 }
 
 /// The side on which the text of a column stands.
@@ -102,5 +120,11 @@ mod tests {
             "Ring               1234.0",
         ];
         assert_eq!(table.lines(), wanted);
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        let texts = [0, 12, 1 << 10, 3 << 19, 64 << 20, 1 << 30].map(size);
+        assert_eq!(texts, ["0 B", "12 B", "1 KiB", "1.5 MiB", "64 MiB", "1 GiB"]);
     }
 }

@@ -9,9 +9,11 @@ use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported;
 use hawser_plan::{Collective, Measured, Program, Protocol};
 use hawser_program::{Buf, draw, text, verify};
+use serde_json::{Value, json};
 
 use crate::files;
-use crate::output::print;
+use crate::output::{self, Align, Table, print};
+use crate::progress::Progress;
 
 /// Options of `hawser plan`.
 #[derive(Debug, Args)]
@@ -23,14 +25,30 @@ pub struct Options {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Names of the built-in programs
-    List,
+    #[command(after_help = "Examples:
+  hawser plan list --json")]
+    List {
+        /// Print the list as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Print a program as text, with what the verifier says
+    #[command(after_help = "Examples:
+  hawser plan show tree_all_reduce --ranks 8
+  hawser plan show ring_all_reduce --ranks 8 --svg ring.svg")]
     Show(Which),
     /// Only verify it
+    #[command(after_help = "Examples:
+  hawser plan verify mine.xml
+  hawser plan verify allpairs_all_gather --ranks 16 --json")]
     Verify(Which),
     /// Write it as a file for MSCCL_XML_FILES
+    #[command(after_help = "Examples:
+  hawser plan export tree_all_reduce --ranks 8 --msccl --protocol LL -o tree.xml")]
     Export(Export),
     /// Prove a file, MSCCL++'s JSON too, and write it as one that the library reads
+    #[command(after_help = "Examples:
+  hawser plan import theirs.json -o ours.xml")]
     Import(Import),
 }
 
@@ -103,8 +121,11 @@ struct Which {
     #[arg(long, default_value_t = 0)]
     per_host: u32,
     /// Draw it into this file
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Print what the verifier says as JSON, and no text
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs `hawser plan`. Returns whether the program is right.
@@ -113,27 +134,32 @@ struct Which {
 /// The program does not exist or does not parse, or a file cannot be written.
 pub fn run(options: &Options) -> Result<bool> {
     let (which, show) = match &options.command {
-        Command::List => {
-            print(&list())?;
-            return Ok(true);
-        }
+        Command::List { json: true } => return output::print_json(&json_list()).map(|()| true),
+        Command::List { json: false } => return print(&list()).map(|()| true),
         Command::Show(which) => (which, true),
         Command::Verify(which) => (which, false),
         Command::Export(export) => return write(export).map(|()| true),
         Command::Import(import) => return convert(import),
     };
     let (program, import) = load(which)?;
-    if show {
+    if show && !which.json {
         print(&text::to_text(&program))?;
     }
     if let Some(path) = &which.svg {
         files::write(path, &draw::to_svg(&program))?;
-        print(&format!("# drawn into {}\n", path.display()))?;
+        if !which.json {
+            print(&format!("# drawn into {}\n", path.display()))?;
+        }
     }
+    let waiting = Progress::waiting("verifying");
     let (report, ok) = match algo::find(&which.program) {
         Some(_) => verdicts(&program),
         None => of_a_file(&program),
     };
+    waiting.end();
+    if which.json {
+        return output::print_json(&json_verdicts(&program)).map(|()| ok);
+    }
     print(&report)?;
     print(&import.map_or_else(String::new, |import| attributes(&import)))?;
     Ok(ok)
@@ -202,30 +228,73 @@ fn attributes(import: &hawser_msccl::Import) -> String {
     )
 }
 
+/// A built-in program, and when it runs.
+struct Entry {
+    name: String,
+    most: u32,
+    measured: Measured,
+}
+
+fn entries() -> Vec<Entry> {
+    let of = |collective: Collective| {
+        algo::algorithms(collective).iter().map(move |&algorithm| Entry {
+            name: algo::name(collective, algorithm),
+            most: algo::max_ranks(collective, algorithm),
+            measured: algo::measured(algorithm),
+        })
+    };
+    Collective::ALL.into_iter().flat_map(of).collect()
+}
+
 fn list() -> String {
-    let mut text = String::new();
-    for collective in Collective::ALL {
-        for algorithm in algo::algorithms(collective) {
-            let most = algo::max_ranks(collective, *algorithm);
-            let note = match algo::measured(*algorithm) {
-                Measured::Everywhere => "",
-                Measured::BetweenHosts => {
-                    ", measured between hosts of one rank: elsewhere runs only if NCCL_ALGO or a rule names \
-                     it"
-                }
-                Measured::Nowhere => ", not measured yet: runs only if NCCL_ALGO or a rule names it",
-            };
-            text += &format!("{:28} up to {most} ranks{note}\n", algo::name(collective, *algorithm));
-        }
+    let columns = [("program", Align::Left), ("most ranks", Align::Right), ("measured", Align::Left)];
+    let mut table = Table::new(columns);
+    for Entry { name, most, measured } in entries() {
+        let note = match measured {
+            Measured::Everywhere => "everywhere",
+            Measured::BetweenHosts => {
+                "between hosts of one rank; elsewhere runs only if NCCL_ALGO or a rule names it"
+            }
+            Measured::Nowhere => "not yet; runs only if NCCL_ALGO or a rule names it",
+        };
+        table.row([name, most.to_string(), note.to_owned()]);
     }
-    text
+    table.lines().join("\n") + "\n"
+}
+
+fn json_list() -> Value {
+    let entry = |Entry { name, most, measured }: Entry| {
+        let measured = match measured {
+            Measured::Everywhere => "everywhere",
+            Measured::BetweenHosts => "between_hosts",
+            Measured::Nowhere => "nowhere",
+        };
+        json!({ "program": name, "most_ranks": most, "measured": measured })
+    };
+    Value::Array(entries().into_iter().map(entry).collect())
+}
+
+/// The verdicts on both uses of the buffers as a record.
+fn json_verdicts(program: &Program) -> Value {
+    let shape = &program.shape;
+    let verdict = |in_place| match verify::verify(program, hawser_msccl::MOST_SLOTS, in_place) {
+        Ok(verdict) => json!({
+            "in_place": in_place, "right": true, "steps": verdict.steps, "fifo_slots": verdict.min_depth,
+            "bitwise_equal": verdict.bitwise_equal, "deterministic": verdict.deterministic
+        }),
+        Err(fault) => json!({ "in_place": in_place, "right": false, "fault": fault.to_string() }),
+    };
+    json!({
+        "name": shape.name, "collective": shape.collective.name(), "ranks": shape.ranks, "root": shape.root,
+        "verdicts": [verdict(false), verdict(true)]
+    })
 }
 
 /// The program, and what its MSCCL file says if it is from one.
 fn load(which: &Which) -> Result<(Program, Option<hawser_msccl::Import>)> {
     if let Some((collective, algorithm)) = algo::find(&which.program) {
         if which.root >= which.ranks {
-            bail!("--root {} is not one of {} ranks", which.root, which.ranks);
+            bail!("--root {} is not one of {} ranks: 0 to {}", which.root, which.ranks, which.ranks - 1);
         }
         let key = ProgramKey::new(collective, algorithm, which.ranks, which.root);
         let key = ProgramKey { per_host: which.per_host, ..key };
@@ -306,13 +375,13 @@ mod tests {
     use super::*;
 
     fn which(program: &str, ranks: u32, root: u32) -> Which {
-        Which { program: program.into(), ranks, root, per_host: 0, svg: None }
+        Which { program: program.into(), ranks, root, per_host: 0, svg: None, json: false }
     }
 
     #[test]
     fn every_listed_program_loads_and_is_right() {
         let names: Vec<String> =
-            list().lines().map(|l| l.split_whitespace().next().unwrap_or("").to_owned()).collect();
+            list().lines().skip(1).map(|l| l.split_whitespace().next().unwrap_or("").to_owned()).collect();
         assert!(names.contains(&"ring_all_reduce".to_owned()) && names.len() > 10, "{names:?}");
         for name in names {
             let (program, _) = load(&which(&name, 3, 0)).unwrap_or_else(|e| panic!("{name}: {e}"));

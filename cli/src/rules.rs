@@ -6,7 +6,7 @@ mod explain;
 mod import;
 mod ompi;
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +17,7 @@ use hawser_tuner::files::{Form, RuleFile};
 use hawser_tuner::lint::lint;
 use hawser_tuner::rule::Rule;
 use hawser_tuner::write;
+use serde::Serialize;
 
 use crate::output;
 
@@ -30,6 +31,8 @@ pub struct Options {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Say all that is wrong in rule files, and which rules can never count
+    #[command(after_help = "Examples:
+  hawser rules check --strict mine.toml")]
     Check {
         /// Rule files: TOML, or NCCL's CSV by the endings .csv and .conf
         #[arg(required = true)]
@@ -37,10 +40,17 @@ enum Command {
         /// Warnings fail too
         #[arg(long)]
         strict: bool,
+        /// Print the findings as JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Show which rules match a call, which wins, and what becomes of it
+    #[command(after_help = "Examples:
+  hawser rules explain mine.toml --collective all_reduce --bytes 64K --ranks 8")]
     Explain(explain::Options),
     /// Lay TOML rule files out: spaces, empty lines; comments and order stay
+    #[command(after_help = "Examples:
+  hawser rules fmt --check *.toml")]
     Fmt {
         /// Rule files, changed in place
         #[arg(required = true)]
@@ -50,8 +60,13 @@ enum Command {
         check: bool,
     },
     /// Change the rules of processes that run: on all ranks of a communicator at one collective, or nowhere
+    #[command(after_help = "Examples:
+  hawser rules apply mine.toml --pid 4711
+  hawser rules apply --none --job night")]
     Apply(apply::Options),
     /// Show the processes of this user on this host whose rules can be changed, and their communicators
+    #[command(after_help = "Examples:
+  hawser rules list --json")]
     List {
         #[command(flatten)]
         who: apply::Who,
@@ -60,6 +75,8 @@ enum Command {
         json: bool,
     },
     /// Turn an NCCL tuner file (CSV) or an Open MPI table (coll_tuned_dynamic_rules_filename) into TOML
+    #[command(after_help = "Examples:
+  hawser rules from-csv tuner.csv -o rules.toml")]
     FromCsv(import::Options),
 }
 
@@ -69,7 +86,13 @@ enum Command {
 /// A file cannot be read or written, or what is asked for makes no sense.
 pub fn run(options: &Options) -> Result<bool> {
     let (text, right) = match &options.command {
-        Command::Check { files, strict } => check(files, *strict)?,
+        Command::Check { files, strict, json } => {
+            let (findings, right) = check(files, *strict);
+            match json {
+                true => (serde_json::to_string_pretty(&findings).context("findings as JSON")? + "\n", right),
+                false => (findings.iter().map(|finding| format!("{finding}\n")).collect(), right),
+            }
+        }
         Command::Explain(options) => (explain::text(options)?, true),
         Command::Fmt { files, check } => layout(files, *check)?,
         Command::Apply(options) => apply::apply(options)?,
@@ -92,41 +115,58 @@ pub fn read(files: &[RuleFile]) -> Result<Vec<Rule>> {
     Ok(rules)
 }
 
-fn check(files: &[PathBuf], strict: bool) -> Result<(String, bool)> {
-    let (mut text, mut rules, mut right) = (String::new(), Vec::new(), true);
+/// Something that `hawser rules check` says of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Finding {
+    /// The file, with line and column if it is about one.
+    place: String,
+    /// One of rules, hint, warning, error.
+    kind: &'static str,
+    text: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            "rules" => write!(f, "{}: {}", self.place, self.text),
+            kind => write!(f, "{}: {kind}: {}", self.place, self.text),
+        }
+    }
+}
+
+fn check(files: &[PathBuf], strict: bool) -> (Vec<Finding>, bool) {
+    let (mut findings, mut rules, mut right) = (Vec::new(), Vec::new(), true);
+    let mut say = |place: String, kind, text| findings.push(Finding { place, kind, text });
     for path in files {
         match RuleFile::named(path).read() {
             Ok(read) => {
                 let read = read.unwrap_or_default();
                 let count = read.rules.len();
                 let adaptive = read.adaptive().map_or_else(String::new, |a| format!(", {}", describe(a)));
-                let _ = writeln!(
-                    text,
-                    "{}: {count} {}{adaptive}",
-                    path.display(),
-                    if count == 1 { "rule" } else { "rules" }
-                );
+                let word = if count == 1 { "rule" } else { "rules" };
+                say(path.display().to_string(), "rules", format!("{count} {word}{adaptive}"));
                 for hint in &read.hints {
-                    let _ = writeln!(text, "{}: hint: {}", hint.place, hint.text);
+                    say(hint.place.to_string(), "hint", hint.text.clone());
                 }
                 rules.extend(read.rules);
             }
             Err(unusable) => {
                 right = false;
-                for problem in &unusable.problems {
-                    let _ = match problem.place.line {
-                        0 => writeln!(text, "{}: error: {}", unusable.file, problem.text),
-                        _ => writeln!(text, "{}: error: {}", problem.place, problem.text),
+                for problem in unusable.problems {
+                    let place = match problem.place.line {
+                        0 => unusable.file.clone(),
+                        _ => problem.place.to_string(),
                     };
+                    say(place, "error", problem.text);
                 }
             }
         }
     }
     for warning in lint(&rules) {
-        let _ = writeln!(text, "{}: warning: {}", warning.place, warning.text);
+        say(warning.place.to_string(), "warning", warning.text);
         right &= !strict;
     }
-    Ok((text, right))
+    (findings, right)
 }
 
 fn layout(files: &[PathBuf], check: bool) -> Result<(String, bool)> {
@@ -210,28 +250,29 @@ mod tests {
         let bad = file("bad.toml", "\n[[rule]]\nuse = { algorithm = \"rng\" }\n");
         let csv = file("some.csv", "allreduce,0,-1,tree,ll,2,1,-1\n");
         let (good_name, late_name, bad_name) = (good.display(), late.display(), bad.display());
-        assert_eq!(
-            check(std::slice::from_ref(&good), true).unwrap(),
-            (format!("{good_name}: 1 rule\n"), true)
-        );
+        let check = |files: &[PathBuf], strict| {
+            let (findings, right) = check(files, strict);
+            (findings.iter().map(|finding| format!("{finding}\n")).collect::<String>(), right)
+        };
+        assert_eq!(check(std::slice::from_ref(&good), true), (format!("{good_name}: 1 rule\n"), true));
         let warned = format!(
             "{good_name}: 1 rule\n{late_name}: 1 rule\n{late_name}:1:1: warning: can never count: rule at \
              {good_name}:1:1 comes \
              before it and takes all its calls\n"
         );
-        assert_eq!(check(&[good.clone(), late.clone()], false).unwrap(), (warned.clone(), true));
-        assert_eq!(check(&[good.clone(), late.clone()], true).unwrap(), (warned, false));
-        let (text, right) = check(&[bad.clone(), csv], false).unwrap();
+        assert_eq!(check(&[good.clone(), late.clone()], false), (warned.clone(), true));
+        assert_eq!(check(&[good.clone(), late.clone()], true), (warned, false));
+        let (text, right) = check(&[bad.clone(), csv], false);
         let start = format!(
             "{bad_name}:3:21: error: algorithm \"rng\" is not known; did you mean \"ring\"? Known are tree,"
         );
         assert!(!right && text.starts_with(&start) && text.ends_with("some.csv: 1 rule\n"), "{text}");
         let old = file("old.toml", "[[rule]]\nuse = { algorithm = \"dma_ring\" }\n");
         let hint = "algorithm = \"ring\", executor = \"copy_engine\" now";
-        let (text, right) = check(std::slice::from_ref(&old), true).unwrap();
+        let (text, right) = check(std::slice::from_ref(&old), true);
         let line = format!("{}:2:21: hint: \"dma_ring\" is written {hint}\n", old.display());
         assert!(right && text.contains(&line), "{text}");
-        let (text, right) = check(&[folder.join("none.toml")], false).unwrap();
+        let (text, right) = check(&[folder.join("none.toml")], false);
         assert!(!right && text.ends_with("none.toml: error: there is no such file\n"), "{text}");
         std::fs::remove_dir_all(folder).unwrap();
     }

@@ -130,3 +130,48 @@ fn lost_output_is_an_error() {
         assert!(text.contains("cannot write to the standard output: No space left"), "{args:?}: {text}");
     }
 }
+
+/// Every command that shows something can show it to programs.
+#[test]
+fn what_is_shown_can_be_had_as_json() {
+    for args in [
+        &["plan", "list", "--json"][..],
+        &["plan", "show", "tree_all_reduce", "--json"],
+        &["plan", "verify", "ring_all_gather", "--ranks", "3", "--json"],
+        &["explain", "all_reduce", "--json"],
+        &["rules", "list", "--json"],
+        &["doctor", "--json"],
+        &["measure", "-b", "1K", "-e", "8K", "-N", "1", "--point-ms", "1", "--dry-run", "--json"],
+    ] {
+        let output = hawser(args, &[HOST]);
+        let value: Result<serde_json::Value, _> = serde_json::from_slice(&output.stdout);
+        assert!(output.status.success() && value.is_ok(), "{args:?}: {}", told(&output));
+    }
+}
+
+#[test]
+fn the_first_call_says_what_to_do_first() {
+    let output = hawser(&[], &[]);
+    let text = told(&output);
+    assert!(output.status.success() && text.contains("What to do first:\n  hawser doctor"), "{text}");
+    let text = told(&hawser(&["--version"], &[]));
+    assert!(
+        text.starts_with("hawser ") && text.contains("(commit ") && text.contains("NCCL API 2."),
+        "{text}"
+    );
+}
+
+#[test]
+fn packages_get_man_pages_and_completions() {
+    let folder = std::env::temp_dir().join(format!("hawser-man-{}", std::process::id()));
+    let output = hawser(&["man", folder.to_str().expect("UTF-8")], &[]);
+    assert!(output.status.success(), "{}", told(&output));
+    for page in ["hawser.1", "hawser-perf.1", "hawser-rules-apply.1"] {
+        let text = std::fs::read_to_string(folder.join(page)).expect(page);
+        assert!(text.contains(".TH"), "{page}: {text}");
+    }
+    std::fs::remove_dir_all(folder).expect("remove");
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(told(&hawser(&["completions", shell], &[])).contains("hawser"), "{shell}");
+    }
+}

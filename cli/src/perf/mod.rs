@@ -39,6 +39,9 @@ pub struct Perf {
 #[derive(Subcommand)]
 enum Kind {
     /// Measure what a collective and a GEMM on the same GPUs cost each other, and compare
+    #[command(after_help = "Examples:
+  hawser perf overlap all_reduce --plot overlap.svg
+  hawser perf overlap all_gather -b 64M --library /usr/lib/x86_64-linux-gnu/libnccl.so.2")]
     Overlap(overlap::Options),
 }
 

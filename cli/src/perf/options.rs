@@ -12,9 +12,15 @@ use super::rank;
 
 /// Measures a collective and checks its results.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Ranks = processes * threads * gpus. Without -t, -g and -p: all GPUs in one thread, \
-    or 4 threads on the host device. Runs under torchrun, mpirun and srun as it is. \
-    Unlike in nccl-tests, -p is a number of processes; threads always initialize in parallel.")]
+#[command(after_help = "Examples:
+  hawser perf all_reduce -b 8 -e 1G -f 2 -g 8
+  HAWSER_DEVICE=host hawser perf all -t 4 -b 1K -e 1M -f 32
+  torchrun --nproc-per-node 8 --no-python hawser perf all_gather -b 1M -e 1G -f 4
+  hawser perf all_reduce -b 1M -e 1M -J results.json
+
+Ranks = processes * threads * gpus. Without -t, -g and -p: all GPUs in one thread, or 4 threads on
+the host device. Runs under torchrun, mpirun and srun as it is. Unlike in nccl-tests, -p is a number
+of processes; threads always initialize in parallel.")]
 pub struct Options {
     /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather, scatter, sendrecv,
     /// hypercube, several of them with commas between, or all
@@ -82,7 +88,13 @@ pub struct Options {
     #[arg(short = 'G', long = "cudagraph", default_value_t = 0)]
     pub graph: u32,
     /// File for the results as JSON
-    #[arg(short = 'J', long = "output_file", visible_alias = "json")]
+    #[arg(
+        short = 'J',
+        long = "output_file",
+        visible_alias = "json",
+        visible_alias = "out",
+        value_name = "FILE"
+    )]
     pub json: Option<PathBuf>,
     /// Reported time: 0 = rank 0, 1 = mean, 2 = least, 3 = most of all threads
     #[arg(

@@ -180,7 +180,8 @@ fn plan(options: &Options, ranks: u32) -> Result<Vec<Series>> {
     for &test in &options.collective.0 {
         if test == Test::Hypercube && !ranks.is_power_of_two() {
             if options.collective.0.len() == 1 {
-                bail!("hypercube needs a power of two of ranks, not {ranks}");
+                let less = 1 << ranks.ilog2();
+                bail!("hypercube needs a power of two of ranks, not {ranks}: take {less} or {}", 2 * less);
             }
             continue;
         }

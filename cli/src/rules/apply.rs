@@ -31,6 +31,9 @@ pub struct Options {
     /// How long to wait for the outcome, in seconds
     #[arg(long, default_value_t = 120)]
     timeout: u64,
+    /// Print the outcomes as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// The processes that are meant.
@@ -119,30 +122,37 @@ pub fn apply(options: &Options) -> Result<(String, bool)> {
     if chosen.is_empty() {
         bail!("there is no such communicator of more than one rank; hawser rules list shows what is there");
     }
-    let (mut text, mut right) = (String::new(), true);
-    for Silent { pid, why } in &silent {
-        let _ = writeln!(text, "process {pid} {why}");
-    }
+    let mut outcomes: Vec<(u32, Option<String>, String, bool)> = silent
+        .into_iter()
+        .map(|Silent { pid, why }| (pid, None, format!("process {pid} {why}"), true))
+        .collect();
     for (pid, ids) in chosen {
         let limit = Duration::from_secs(options.timeout);
         let answers = client::apply(pid, &ids, &files, limit).unwrap_or_else(|error| {
             // What became of the others is told all the same.
-            let _ = writeln!(text, "process {pid}: {error}");
-            right = false;
+            outcomes.push((pid, None, format!("process {pid}: {error}"), false));
             Vec::new()
         });
         for answer in answers {
-            let (id, name) = (answer.id, answer.name);
             let what = match &answer.outcome {
                 Outcome::Changed(at) => format!("changed from collective {at} on, on all ranks"),
                 Outcome::Unchanged(why) => format!("unchanged on all ranks: {why}"),
                 Outcome::Unknown(why) => format!("not known what became of it: {why}"),
             };
-            right &= matches!(answer.outcome, Outcome::Changed(_));
-            let _ = writeln!(text, "communicator {name} ({id}): {what}");
+            let text = format!("communicator {} ({}): {what}", answer.name, answer.id);
+            outcomes.push((pid, Some(answer.id), text, matches!(answer.outcome, Outcome::Changed(_))));
         }
     }
-    Ok((text, right))
+    let right = outcomes.iter().all(|(.., right)| *right);
+    if options.json {
+        let outcomes = outcomes.iter().map(|(pid, id, text, right)| {
+            let changed = id.is_some() && *right;
+            serde_json::json!({ "pid": pid, "communicator": id, "text": text, "changed": changed })
+        });
+        let outcomes: Vec<_> = outcomes.collect();
+        return Ok((serde_json::to_string_pretty(&outcomes).context("outcomes as JSON")? + "\n", right));
+    }
+    Ok((outcomes.iter().map(|(_, _, text, _)| text.clone() + "\n").collect(), right))
 }
 
 /// The texts of files that can be used as rules.

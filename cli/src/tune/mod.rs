@@ -18,7 +18,6 @@ mod decide;
 mod report;
 mod state;
 
-use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -27,11 +26,11 @@ use clap::Args;
 use hawser_plan::Collective;
 use hawser_runtime::comm;
 use hawser_tuner::files::RuleFile;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::files;
-use crate::output::print;
+use crate::output::{self, print};
 use crate::perf::options::{check_sizes, parse_size};
+use crate::progress::Progress;
 use bench::{Bench, Sample, Way};
 use state::State;
 
@@ -89,6 +88,9 @@ pub struct Options {
     /// Measure this rule file beside the cost model instead, and fail where it is surely slower
     #[arg(long, value_name = "RULES")]
     check: Option<PathBuf>,
+    /// Print what was measured and found as JSON
+    #[arg(long)]
+    json: bool,
     /// Forget what an interrupted run has measured
     #[arg(long)]
     restart: bool,
@@ -131,9 +133,10 @@ pub fn run(options: &Options) -> Result<()> {
     let (topology, plan_config) = comm::outlook(&(0..ranks).collect::<Vec<_>>())?;
     let bench = Bench::new(options, is_host, ranks, &topology, &plan_config)?;
     let mut state = State::open(&state_file(out), &bench.question(&name), options.restart)?;
-    print(&format!("# {ranks} ranks on {name}, {} ways, {} rounds\n", bench.ways().len(), options.rounds))?;
+    let say = |text: &str| if options.json { Ok(()) } else { print(text) };
+    say(&format!("# {ranks} ranks on {name}, {} ways, {} rounds\n", bench.ways().len(), options.rounds))?;
     if state.rounds() > 0 {
-        print(&format!("# going on after {} rounds of an interrupted run\n", state.rounds()))?;
+        say(&format!("# going on after {} rounds of an interrupted run\n", state.rounds()))?;
     }
     let rounds = measure(options, &bench, &mut state)?;
     let tables = decide::tables(state.samples());
@@ -150,6 +153,9 @@ pub fn run(options: &Options) -> Result<()> {
     let plot = options.plot.clone().unwrap_or_else(|| out.with_extension("svg"));
     files::write(&plot, &report::svg(&tables, &found, &attributes))?;
     state.remove();
+    if options.json {
+        return output::print_json(&report::json(&tables, &found));
+    }
     print(&report::summary(&tables, &found))?;
     print(&format!("# written: {} ({} rules), {}\n", out.display(), found.len(), plot.display()))
 }
@@ -179,6 +185,7 @@ fn check(options: &Options, is_host: bool, ranks: u32, rules: &Path) -> Result<(
     let bench = Bench::of_rules(options, is_host, ranks, &rules);
     let mut samples: Vec<(String, Sample)> = Vec::new();
     let (begin, mut took) = (Instant::now(), Duration::ZERO);
+    let progress = Progress::new(u64::from(options.rounds), "rounds");
     for round in 0..options.rounds {
         if is_late(options, round, begin, took) {
             break;
@@ -192,14 +199,19 @@ fn check(options: &Options, is_host: bool, ranks: u32, rules: &Path) -> Result<(
                 |(name, found): (String, Vec<Sample>)| found.into_iter().map(move |s| (name.clone(), s));
             samples.extend(measured.into_iter().flat_map(pairs));
         }
+        progress.inc();
         took = started.elapsed();
     }
+    progress.end();
     let tables = decide::tables(samples.iter().map(|(way, sample)| (way.as_str(), sample)));
     let (text, slower) = report::comparison(&tables, options.gain / 100.0);
     if let Some(warning) = noise(&tables) {
         eprintln!("hawser: warning: {warning}");
     }
-    print(&text)?;
+    match options.json {
+        true => output::print_json(&report::json(&tables, &[]))?,
+        false => print(&text)?,
+    }
     match slower {
         0 => Ok(()),
         _ => bail!("the rules are surely slower than the cost model at {slower} sizes"),
@@ -214,14 +226,8 @@ fn is_late(options: &Options, round: u32, begin: Instant, took: Duration) -> boo
 
 /// Measures the rounds that are not measured yet. Returns how many there are then.
 fn measure(options: &Options, bench: &Bench<'_>, state: &mut State) -> Result<u32> {
-    let bar = ProgressBar::new(u64::from(options.rounds));
-    if !std::io::stderr().is_terminal() {
-        bar.set_draw_target(ProgressDrawTarget::hidden());
-    }
-    let style = ProgressStyle::with_template("{bar:30} round {pos} of {len} {msg} ({eta} left)");
-    bar.set_style(style.context("the progress bar's template")?);
-    bar.set_position(u64::from(state.rounds()));
-    bar.enable_steady_tick(Duration::from_millis(500));
+    let bar = Progress::new(u64::from(options.rounds), "rounds");
+    bar.set(u64::from(state.rounds()));
     let (begin, mut took, before) = (Instant::now(), Duration::ZERO, state.rounds());
     for round in before..options.rounds {
         if is_late(options, round, begin, took) {
@@ -233,16 +239,16 @@ fn measure(options: &Options, bench: &Bench<'_>, state: &mut State) -> Result<u3
         let started = Instant::now();
         let hopeful = |way: &&Way| !decide::is_hopeless(state.samples(), &way.to_string());
         let mut ways: Vec<&Way> = bench.ways().iter().filter(hopeful).collect();
-        bar.set_message(format!("{} ways", ways.len()));
+        bar.say(format!("of {} ways", ways.len()));
         // Nobody is always first.
         let first = round as usize % ways.len().max(1);
         ways.rotate_left(first);
         let measured = bench.measure(&ways).with_context(|| format!("measuring round {}", round + 1))?;
         state.add(measured)?;
-        bar.inc(1);
+        bar.inc();
         took = started.elapsed();
     }
-    bar.finish_and_clear();
+    bar.end();
     Ok(state.rounds())
 }
 
@@ -255,7 +261,8 @@ fn state_file(out: &Path) -> PathBuf {
 
 fn collective(text: &str) -> Result<Collective, String> {
     let known = Collective::from_name(text).filter(|c| *c != Collective::SendRecv);
-    known.ok_or_else(|| format!("{text} is no collective that rules are asked about"))
+    let all = || Collective::ALL.map(Collective::name).join(", ");
+    known.ok_or_else(|| format!("{text} is no collective that rules are asked about; known are {}", all()))
 }
 
 fn percent(text: &str) -> Result<f64, String> {

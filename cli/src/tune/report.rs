@@ -5,9 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use hawser_tuner::range;
 use hawser_tuner::write::quoted;
+use serde_json::{Map, Value, json};
 
 use super::bench::Way;
 use super::decide::{Found, Table, Tables, Times};
+use crate::output::{self, Align};
 use crate::svg::{self, COLOURS, escaped};
 
 /// A description of the machine and of the measurement.
@@ -80,12 +82,17 @@ pub fn rule_file(tables: &Tables, found: &[Found], attributes: &CallAttributes<'
     text
 }
 
-/// Returns the findings as text for the terminal.
+/// Returns the findings as a table for the terminal.
 pub fn summary(tables: &Tables, found: &[Found]) -> String {
-    let mut text = String::new();
-    for (collective, table) in tables {
-        let _ = writeln!(text, "# {collective}: {:>8}  {:>18}  {:>18}  way", "bytes", "cost model", "winner");
-        for (size, row) in table {
+    let mut table = output::Table::new([
+        ("collective", Align::Left),
+        ("size", Align::Right),
+        ("cost model µs", Align::Right),
+        ("winner µs", Align::Right),
+        ("way", Align::Left),
+    ]);
+    for (collective, sizes) in tables {
+        for (size, row) in sizes {
             let Some(default) = row.default() else { continue };
             let rule = found.iter().find(|f| f.collective == *collective && f.sizes.contains(size));
             let times = rule.and_then(|rule| row.ways.get(&rule.way));
@@ -93,43 +100,61 @@ pub fn summary(tables: &Tables, found: &[Found]) -> String {
                 (Some(times), Some(rule)) => (figure(times), rule.way.as_str()),
                 _ => ("-".to_owned(), "-"),
             };
-            let size = range::size(*size);
-            let gap = collective.len();
-            let _ = writeln!(text, "  {:gap$}  {size:>8}  {:>18}  {winner:>18}  {way}", "", figure(default));
+            table.row([collective.clone(), output::size(*size), figure(default), winner, way.to_owned()]);
         }
     }
-    text
+    table.lines().join("\n") + "\n"
+}
+
+/// The findings as a record.
+pub fn json(tables: &Tables, found: &[Found]) -> Value {
+    let rules = found.iter().map(|Found { collective, bytes, way, .. }| {
+        json!({ "collective": collective, "bytes": [bytes.0, bytes.1], "way": way })
+    });
+    let rows = tables.iter().flat_map(|(collective, sizes)| {
+        sizes.iter().map(move |(bytes, row)| {
+            let ways = row.ways.iter().map(|(way, times)| {
+                (
+                    way.clone(),
+                    json!({ "median_us": times.median(), "spread": times.spread(), "ran": times.ran }),
+                )
+            });
+            json!({ "collective": collective, "bytes": bytes, "ways": ways.collect::<Map<_, _>>() })
+        })
+    });
+    json!({ "rules": rules.collect::<Vec<_>>(), "rows": rows.collect::<Vec<_>>() })
 }
 
 /// The cost model beside a rule file, and at how many sizes the rules are surely slower, by at least `gain`.
 pub fn comparison(tables: &Tables, gain: f64) -> (String, usize) {
-    let (mut text, mut slower) = (String::new(), 0);
-    for (collective, table) in tables {
-        let _ = writeln!(
-            text,
-            "# {collective}: {:>8}  {:>18}  {:>18}  {:>6}  what the rules ran",
-            "bytes", "cost model", "rules", "ratio"
-        );
-        for (size, row) in table {
+    let mut slower = 0;
+    let mut table = output::Table::new([
+        ("collective", Align::Left),
+        ("size", Align::Right),
+        ("cost model µs", Align::Right),
+        ("rules µs", Align::Right),
+        ("ratio", Align::Right),
+        ("what the rules ran", Align::Left),
+        ("", Align::Left),
+    ]);
+    for (collective, sizes) in tables {
+        for (size, row) in sizes {
             let (Some(default), Some(rules)) = (row.default(), row.ways.get("rules")) else { continue };
             let is_slower =
                 default.surely_faster_than(rules) && default.median() <= rules.median() * (1.0 - gain);
             slower += usize::from(is_slower);
-            let _ = writeln!(
-                text,
-                "  {:gap$}  {:>8}  {:>18}  {:>18}  {:>6.2}  {}{}",
-                "",
-                range::size(*size),
+            table.row([
+                collective.clone(),
+                output::size(*size),
                 figure(default),
                 figure(rules),
-                rules.median() / default.median(),
-                rules.ran,
-                if is_slower { "  SLOWER" } else { "" },
-                gap = collective.len()
-            );
+                format!("{:.2}", rules.median() / default.median()),
+                rules.ran.clone(),
+                if is_slower { "SLOWER" } else { "" }.to_owned(),
+            ]);
         }
     }
-    (text, slower)
+    (table.lines().join("\n") + "\n", slower)
 }
 
 fn figure(times: &Times) -> String {
@@ -367,7 +392,7 @@ mod tests {
         let (text, slower) = comparison(&tables, 0.05);
         assert_eq!((slower, text.matches("SLOWER").count(), text.lines().count()), (1, 1, 5), "{text}");
         let row = text.lines().find(|line| line.contains("SLOWER")).unwrap();
-        assert!(row.contains(" 64 ") && row.contains("1.45") && row.contains("Tree/LL x 1x2"), "{text}");
+        assert!(row.contains(" 64 B ") && row.contains("1.45") && row.contains("Tree/LL x 1x2"), "{text}");
     }
 
     #[test]

@@ -75,7 +75,13 @@ pub struct Options {
     )]
     pub timeout: u64,
     /// File for the figures as JSON
-    #[arg(short = 'J', long = "output_file", visible_alias = "json")]
+    #[arg(
+        short = 'J',
+        long = "output_file",
+        visible_alias = "json",
+        visible_alias = "out",
+        value_name = "FILE"
+    )]
     pub json: Option<PathBuf>,
     /// File for a picture as SVG
     #[arg(long)]
