@@ -33,6 +33,11 @@ def test_elastic(script, library, ranks, quick):
     script("elastic", library, max(ranks, 4), "--kills", 6 if quick else 50, seconds=400 if quick else 1800)
 
 
+@pytest.mark.gpu
+def test_rma(script, library, ranks):
+    script("rma", library, max(ranks, 4), seconds=400)
+
+
 @pytest.mark.torch
 def test_oversubscribed(script, library, ranks):
     script("oversubscribed", library, 2 * ranks, seconds=240)

@@ -11,6 +11,7 @@ pub mod mixed;
 pub mod net;
 pub mod netns;
 pub mod process;
+pub mod puts;
 pub mod skip;
 pub mod stops;
 pub mod vectors;

@@ -40,6 +40,12 @@ fn a_rank_dies_in_a_ring_of_messages() {
 }
 
 #[test]
+fn a_rank_dies_in_a_loop_of_puts() {
+    kill(4, 2, 1, Phase::Calls("put-loop".into()));
+    kill(3, 0, 3, Phase::Calls("put-loop".into()));
+}
+
+#[test]
 fn a_rank_dies_between_hosts() {
     kill(4, 1, 2, Phase::Calls("loop=all_reduce".into()));
 }

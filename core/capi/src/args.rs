@@ -193,6 +193,15 @@ pub fn data_type(value: c_int) -> Result<DataType> {
     })
 }
 
+/// The bytes of `count` elements.
+pub fn bytes(count: usize, dtype: DataType) -> Result<usize> {
+    let size = dtype.size();
+    count.checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
+        Error::invalid_argument(format!("count {count} of {size} bytes exceeds the address space"))
+            .remedy("pass the count in elements")
+    })
+}
+
 /// A rank of a communicator of `ranks`: a root or a peer.
 pub fn rank(name: &str, value: c_int, ranks: u32) -> Result<u32> {
     u32::try_from(value).ok().filter(|rank| *rank < ranks).ok_or_else(|| {

@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use hawser_base::env;
 use hawser_base::log::{self, Subsys};
 use hawser_plan::{CallOptions, Selection};
+use hawser_runtime::rma::Limits;
 use hawser_runtime::{Config, Error, Result};
 
 use crate::args::In;
@@ -18,6 +19,8 @@ use crate::types::{API_MAGIC, NcclCollConfig, NcclConfig, UNDEF_INT};
 
 /// CTAs of one operation where nobody says otherwise.
 const DEFAULT_MAX_CTAS: u32 = 64;
+/// Signals, and contexts of them, where nobody says otherwise.
+const DEFAULT_RMA: u32 = 1;
 /// Longest list of vendor options; a longer one is taken for a cycle.
 const MOST_OPTIONS: usize = 4096;
 
@@ -65,6 +68,10 @@ impl CommConfig {
             traffic_class: (raw.trafficClass != UNDEF_INT).then_some(raw.trafficClass),
             host: None,
             split_share: raw.splitShare == 1,
+            rma: Limits {
+                signals: given(raw.numRmaSig).unwrap_or(DEFAULT_RMA),
+                contexts: env::settings().num_rma_ctx.or(given(raw.numRmaCtx)).unwrap_or(DEFAULT_RMA),
+            },
         };
         Ok(Self { runtime })
     }
@@ -195,7 +202,6 @@ fn check(c: &NcclConfig) -> Result<()> {
 /// A sentence about each field that is set and has no effect, with the reason (docs/nccl-config.md).
 fn idle_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
     let nvls = "there is no NVLink multicast";
-    let one_sided = "there are no one-sided transfers";
     [
         ("cgaClusterSize", c.cgaClusterSize, "kernels have no clusters of blocks"),
         ("splitShare", c.splitShare, "every communicator has its own resources"),
@@ -204,12 +210,10 @@ fn idle_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
         ("nvlsCTAs", c.nvlsCTAs, nvls),
         ("nChannelsPerNetPeer", c.nChannelsPerNetPeer, "the planner chooses lanes by the size of a call"),
         ("nvlinkCentricSched", c.nvlinkCentricSched, "messages have one schedule"),
-        ("numRmaCtx", c.numRmaCtx, one_sided),
         ("maxP2pPeers", c.maxP2pPeers, "connections are made when they are needed"),
         ("graphStreamOrdering", c.graphStreamOrdering, "graphUsageMode says how graphs are ordered"),
         ("launchOrderImplicit", c.launchOrderImplicit, "communicators of a group have one order always"),
-        ("numRmaSig", c.numRmaSig, one_sided),
-        ("rmaEagerInit", c.rmaEagerInit, one_sided),
+        ("rmaEagerInit", c.rmaEagerInit, "signals are ready from the start"),
         ("hostCftMode", c.hostCftMode, "there are no counted transfers"),
         ("nvlsHostMode", c.nvlsHostMode, nvls),
     ]
@@ -298,9 +302,11 @@ mod tests {
             commName: name.as_ptr(),
             netName: net.as_ptr(),
             graphUsageMode: 1,
+            numRmaSig: 3,
             ..NcclConfig::UNDEFINED
         };
         let config = read(&raw).unwrap().runtime;
+        assert_eq!(config.rma, Limits { signals: 3, contexts: 1 });
         assert_eq!(config.mixes_graphs, Some(false));
         assert!(!config.blocking && config.split_share);
         assert_eq!((config.min_ctas, config.max_ctas), (Some(4), Some(8)));
@@ -310,7 +316,8 @@ mod tests {
     #[test]
     fn fields_without_effect_are_told_with_the_reason() {
         assert_eq!(idle_fields(&NcclConfig::UNDEFINED).count(), 0);
-        let raw = NcclConfig { nvlsCTAs: 4, blocking: 1, maxCTAs: 8, numRmaSig: 2, ..NcclConfig::UNDEFINED };
+        let raw =
+            NcclConfig { nvlsCTAs: 4, blocking: 1, maxCTAs: 8, rmaEagerInit: 1, ..NcclConfig::UNDEFINED };
         let told: Vec<String> = idle_fields(&raw).collect();
         assert_eq!(told.len(), 2, "{told:?}");
         assert!(told[0].contains("nvlsCTAs = 4") && told[0].contains("no effect because"), "{told:?}");
@@ -324,11 +331,9 @@ mod tests {
             nvlsCTAs: 1,
             nChannelsPerNetPeer: 1,
             nvlinkCentricSched: 1,
-            numRmaCtx: 1,
             maxP2pPeers: 1,
             graphStreamOrdering: 1,
             launchOrderImplicit: 1,
-            numRmaSig: 1,
             rmaEagerInit: 1,
             hostCftMode: 1,
             nvlsHostMode: 1,

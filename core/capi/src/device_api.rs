@@ -8,7 +8,6 @@ use hawser_runtime::Error;
 
 use crate::args::Out;
 use crate::handle::CommPtr;
-use crate::later::not_offered;
 use crate::teams::{self, NO_TEAM};
 use crate::types::{API_MAGIC, CommProperties, Team};
 
@@ -23,6 +22,7 @@ nccl_api! {
             size: given.size, magic: given.magic, version: given.version,
             rank: rank.cast_signed(), ranks: ranks.cast_signed(), cuda_device: device.cast_signed(),
             nvml_device: handle.comm.nvml_device()?.cast_signed(), comm_hash: handle.comm.hash()?,
+            host_rma_support: 1,
             lsa_teams: (ranks / handle.comm.load_store_ranks()?).cast_signed(), ..NOTHING
         };
         props.set_prefix("props", &known, given.size)
@@ -103,7 +103,8 @@ fn uninitialised(error: Error) -> Error {
 }
 
 fn refusal() -> Error {
-    not_offered("the device API is missing as a whole; ncclCommQueryProperties says deviceApiSupport = false")
+    Error::invalid_usage("this function is not offered at Hawser API level 1 (names of NCCL 2.32.3)")
+        .remedy("the device API is missing as a whole; ncclCommQueryProperties says deviceApiSupport = false")
 }
 
 /// All ones is NCCL's invalid endpoint.

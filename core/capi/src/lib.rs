@@ -28,12 +28,12 @@
 //! | `handle` | the table of live communicators |
 //! | `types`, `config` | layouts, and how versioned structs are read |
 //! | `init`, `comm`, `elastic` | communicators: make, split, end, ask; revoke, shrink, grow |
-//! | `coll`, `p2p`, `redop` | work on a stream, groups, reductions of the user |
+//! | `coll`, `p2p`, `rma`, `redop` | work on a stream, groups, one-sided transfers, reductions of the user |
 //! | `vector`, `decision` | functions of our own (`hawser.h`): parts of different lengths; what ran and why |
 //! | `mem`, `info` | buffers and windows; version and errors |
 //! | `param` | settings by name |
 //! | `teams`, `requirements` | teams of ranks, addresses of windows, needs of the device API |
-//! | `device_api`, `later` | names that exist, and what they answer for now |
+//! | `device_api`, `encryption` | names that exist, and what they answer for now |
 
 #[macro_use]
 mod macros;
@@ -45,15 +45,16 @@ mod config;
 mod decision;
 mod device_api;
 mod elastic;
+mod encryption;
 mod handle;
 mod info;
 mod init;
-mod later;
 mod mem;
 mod p2p;
 mod param;
 mod redop;
 mod requirements;
+mod rma;
 mod teams;
 mod types;
 mod vector;

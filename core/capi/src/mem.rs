@@ -8,10 +8,11 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use hawser_runtime::rma::Window;
 use hawser_runtime::{Error, Result, mem_alloc, mem_free};
 
 use crate::args::{self, Out};
-use crate::handle::CommPtr;
+use crate::handle::{CommPtr, Handle};
 
 /// All of NCCL's window flags: symmetric, strict ordering, GIN only, CFT counted.
 const WINDOW_FLAGS: c_int = 15;
@@ -57,11 +58,9 @@ nccl_api! {
         check_flags(winFlags)?;
         let is_symmetric = winFlags & SYMMETRIC != 0;
         let made = live.name(live.windows.add(buff, size, is_symmetric))?;
-        if is_symmetric {
-            live.comm.add_window(buff as u64, size as u64).inspect_err(|_| {
-                live.windows.remove(made);
-            })?;
-        }
+        expose(&live, made).inspect_err(|_| {
+            live.windows.remove(made);
+        })?;
         win.set("win", made)
     }
 
@@ -73,6 +72,7 @@ nccl_api! {
             let unknown = || live.name(Err(no_registration("win", win, "ncclCommWindowRegister")));
             return if known { Ok(()) } else { unknown() };
         };
+        live.comm.hide(window.place);
         if window.is_symmetric {
             live.comm.remove_window(window.base, window.bytes);
         }
@@ -88,6 +88,15 @@ nccl_api! {
         let window = live.name(live.windows.find(win).ok_or_else(unknown))?;
         outUserPtr.set("outUserPtr", window.base as *const c_void)
     }
+}
+
+/// Tells the communicator of a window that was registered.
+fn expose(handle: &Handle, window: *const c_void) -> Result<()> {
+    let Some(Registered { base, bytes, place, is_symmetric }) = handle.windows.find(window) else {
+        return Err(Error::internal("a window vanished while it was registered"));
+    };
+    handle.comm.expose(place, Window { addr: base, bytes, is_symmetric })?;
+    if is_symmetric { handle.comm.add_window(base, bytes) } else { Ok(()) }
 }
 
 /// Registered buffers or windows of one communicator, with the handles that C has.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use hawser_runtime::{Error, ErrorKind, Result, Stream, group};
+use hawser_runtime::{ErrorKind, Result, Stream, group};
 
 use crate::args::{self, Out};
 use crate::handle::{CommPtr, Handle};
@@ -52,9 +52,10 @@ nccl_api! {
         // The group is closed in any case, as in NCCL.
         let time = group::simulate_end();
         forget();
+        let time = time?;
         let unset = SimInfo { size: 0, magic: 0, version: 0, estimated_time: -1.0 };
         let given = simInfo.input().read_versioned("simInfo", unset, SIM_INFO_MAGIC)?;
-        simInfo.set_prefix("simInfo", &SimInfo { estimated_time: time?, ..given }, given.size)
+        simInfo.set_prefix("simInfo", &SimInfo { estimated_time: time, ..given }, given.size)
     }
 }
 
@@ -109,13 +110,9 @@ fn message(
     submit: impl FnOnce(&Handle, u64, u64, u32) -> Result<()>,
 ) -> Result<()> {
     let checked = |handle: &Arc<Handle>| {
-        let size = args::data_type(datatype)?.size();
+        let dtype = args::data_type(datatype)?;
         let peer = args::rank("peer", peer, handle.comm.ranks())?;
-        let bytes =
-            count.checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
-                Error::invalid_argument(format!("count {count} of {size} bytes exceeds the address space"))
-                    .remedy("pass the count in elements")
-            })?;
+        let bytes = args::bytes(count, dtype)?;
         let addr = if bytes == 0 { buffer as u64 } else { args::buffer(name, buffer, bytes)? };
         submit(handle, addr, bytes as u64, peer)?;
         handle.progress()

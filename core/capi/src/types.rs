@@ -203,6 +203,16 @@ impl EncryptionConfig {
     };
 }
 
+/// `ncclWaitSignalDesc_t`: how many raises of a signal are waited for.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct WaitSignalDesc {
+    pub op_count: c_int,
+    pub peer: c_int,
+    pub signal: c_int,
+    pub context: c_int,
+}
+
 /// `ncclSimInfo_t`: the answer of `ncclGroupSimulateEnd`; the time is in microseconds.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -276,6 +286,7 @@ const _: () = {
     assert!(offset_of!(NcclCollConfig, launchCompletionEvent) == 64);
     assert!(size_of::<NcclConfigExt>() == 24 && offset_of!(NcclConfigExt, value) == 16);
     assert!(size_of::<EncryptionConfig>() == 32 && offset_of!(EncryptionConfig, psk) == 24);
+    assert!(size_of::<WaitSignalDesc>() == 16);
     assert!(size_of::<SimInfo>() == 24 && offset_of!(SimInfo, estimated_time) == 16);
     assert!(size_of::<Team>() == 12);
     assert!(size_of::<CommProperties>() == 152 && offset_of!(CommProperties, gin_type) == 36);

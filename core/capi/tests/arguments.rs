@@ -329,12 +329,75 @@ fn functions_that_are_not_offered_say_so() {
     let _turn = turn();
     let comm = single();
     let word = "not offered at Hawser API level";
-    let cases: &[Case] = &[
-        ("ncclDevCommCreate", word, INVALID_USAGE, |c| ncclDevCommCreate(c, null(), null())),
-        ("ncclSignal", word, INVALID_USAGE, |c| ncclSignal(0, 0, 0, 0, c, null())),
-    ];
+    let cases: &[Case] =
+        &[("ncclDevCommCreate", word, INVALID_USAGE, |c| ncclDevCommCreate(c, null(), null()))];
     check(comm, cases);
     ncclResetDebugInit();
+    ok(ncclCommDestroy(comm));
+}
+
+/// `ncclWaitSignalDesc_t`: count, peer, index, context.
+fn wait_for(comm: Comm, count: c_int, words: [c_int; 4]) -> c_int {
+    ncclWaitSignal(count, words.as_ptr().cast(), comm, null())
+}
+
+#[test]
+fn one_sided_transfers() {
+    let _turn = turn();
+    let comm = single();
+    let mut win = null();
+    ok(ncclCommWindowRegister(comm, data(), 256, &mut win, 1));
+    let mut plain = null();
+    ok(ncclCommWindowRegister(comm, data(), 256, &mut plain, 0));
+    let put = |buffer, n, t, peer, win, offset, sig, ctx, flags| {
+        ncclPutSignal(buffer, n, t, peer, win, offset, sig, ctx, flags, comm, null())
+    };
+    let stranger = 0f32;
+    let stranger: Ptr = (&raw const stranger).cast();
+    let cases: &[(&str, &str, &dyn Fn() -> c_int)] = &[
+        ("ncclPutSignal", "localbuff is NULL", &|| put(null(), 1, 7, 0, win, 0, 0, 0, 0)),
+        ("ncclPutSignal", "localbuff is NULL", &|| put(null(), 0, 7, 0, win, 0, 0, 0, 0)),
+        ("ncclPutSignal", "peerWin is NULL", &|| put(data(), 1, 7, 0, null(), 0, 0, 0, 0)),
+        ("ncclPutSignal", "not registered", &|| put(data(), 1, 7, 0, data(), 0, 0, 0, 0)),
+        ("ncclPutSignal", "not symmetric", &|| put(data(), 1, 7, 0, plain, 0, 0, 0, 0)),
+        ("ncclPutSignal", "symmetric window", &|| put(stranger, 1, 7, 0, win, 0, 0, 0, 0)),
+        ("ncclPutSignal", "symmetric window", &|| put(data(), 65, 7, 0, win, 0, 0, 0, 0)),
+        ("ncclPutSignal", "do not fit", &|| put(data(), 64, 7, 0, win, 4, 0, 0, 0)),
+        ("ncclPutSignal", "do not fit", &|| put(data(), 0, 7, 0, win, 257, 0, 0, 0)),
+        ("ncclPutSignal", "datatype 12", &|| put(data(), 1, 12, 0, win, 0, 0, 0, 0)),
+        ("ncclPutSignal", "count", &|| put(data(), usize::MAX, 7, 0, win, 0, 0, 0, 0)),
+        ("ncclPutSignal", "peer 1", &|| put(data(), 1, 7, 1, win, 0, 0, 0, 0)),
+        ("ncclPutSignal", "peer -1", &|| put(data(), 1, 7, -1, win, 0, 0, 0, 0)),
+        ("ncclPutSignal", "sigIdx 1", &|| put(data(), 1, 7, 0, win, 0, 1, 0, 0)),
+        ("ncclPutSignal", "sigIdx -1", &|| put(data(), 1, 7, 0, win, 0, -1, 0, 0)),
+        ("ncclPutSignal", "ctx 1", &|| put(data(), 1, 7, 0, win, 0, 0, 1, 0)),
+        ("ncclPutSignal", "flags 1", &|| put(data(), 1, 7, 0, win, 0, 0, 0, 1)),
+        ("ncclSignal", "peer 1", &|| ncclSignal(1, 0, 0, 0, comm, null())),
+        ("ncclSignal", "sigIdx 2", &|| ncclSignal(0, 2, 0, 0, comm, null())),
+        ("ncclSignal", "ctx -1", &|| ncclSignal(0, 0, -1, 0, comm, null())),
+        ("ncclSignal", "flags 4", &|| ncclSignal(0, 0, 0, 4, comm, null())),
+        ("ncclWaitSignal", "signalDescs is NULL", &|| ncclWaitSignal(1, null(), comm, null())),
+        ("ncclWaitSignal", "nDesc is 0", &|| wait_for(comm, 0, [1, 0, 0, 0])),
+        ("ncclWaitSignal", "nDesc is -1", &|| wait_for(comm, -1, [1, 0, 0, 0])),
+        ("ncclWaitSignal", "opCnt is 0", &|| wait_for(comm, 1, [0, 0, 0, 0])),
+        ("ncclWaitSignal", "opCnt is -1", &|| wait_for(comm, 1, [-1, 0, 0, 0])),
+        ("ncclWaitSignal", "peer 1", &|| wait_for(comm, 1, [1, 1, 0, 0])),
+        ("ncclWaitSignal", "sigIdx 1", &|| wait_for(comm, 1, [1, 0, 1, 0])),
+        ("ncclWaitSignal", "ctx 99", &|| wait_for(comm, 1, [1, 0, 0, 99])),
+    ];
+    for (function, word, call) in cases {
+        let got = call();
+        let text = last_error();
+        assert_eq!(got, INVALID_ARGUMENT, "{function} ({word}): {text}");
+        let names = text.starts_with(&format!("{function}: ")) && text.contains(word);
+        assert!(names && text.contains(';'), "{function} ({word}): {text}");
+    }
+    // None of them raised anything; what is right does.
+    ok(put(data(), 0, 7, 0, win, 256, 0, 0, 0));
+    ok(ncclSignal(0, 0, 0, 0, comm, null()));
+    ok(wait_for(comm, 1, [2, 0, 0, 0]));
+    ok(ncclCommWindowDeregister(comm, win));
+    assert_eq!(put(data(), 1, 7, 0, win, 0, 0, 0, 0), INVALID_ARGUMENT);
     ok(ncclCommDestroy(comm));
 }
 

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 use std::ptr::{null, null_mut};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -164,6 +164,56 @@ fn a_factor_in_device_memory_is_read_when_the_operation_runs() {
     ok(all_reduce(comm, &mut data, op));
     assert_eq!(data, [4.0; 3]);
     ok(ncclCommDestroy(comm));
+}
+
+/// From one thread, with signals and contexts of the communicators' configuration.
+#[test]
+fn puts_and_signals_around_a_ring() {
+    const NUM_RMA_CTX: usize = 21;
+    const NUM_RMA_SIG: usize = 25;
+    let _turn = turn();
+    let mut config = Config::with(NUM_RMA_SIG, 3);
+    config.0[NUM_RMA_CTX] = 2;
+    let mut id = Id([0; 128]);
+    ok(ncclGetUniqueId(&mut id));
+    let mut comms: [Comm; 3] = [null_mut(); 3];
+    ok(ncclGroupStart());
+    for (rank, comm) in (0..).zip(&mut comms) {
+        ok(ncclCommInitRankConfig(comm, 3, id, rank, &config));
+    }
+    ok(ncclGroupEnd());
+    let mut memory = [[0f32; 8]; 3];
+    let mut windows = [null(); 3];
+    ok(ncclGroupStart());
+    for ((comm, memory), win) in comms.iter().zip(&mut memory).zip(&mut windows) {
+        ok(ncclCommWindowRegister(*comm, memory.as_mut_ptr().cast(), 32, win, 1));
+    }
+    ok(ncclGroupEnd());
+    for (value, memory) in [1f32, 2.0, 3.0].into_iter().zip(&mut memory) {
+        memory[..4].fill(value);
+    }
+    ok(ncclGroupStart());
+    for (rank, comm) in comms.iter().enumerate() {
+        let next = c_int::try_from((rank + 1) % 3).unwrap();
+        let from = memory[rank].as_ptr().cast();
+        ok(ncclPutSignal(from, 4, FLOAT32, next, windows[rank], 16, 2, 1, 0, *comm, null()));
+        ok(ncclSignal(next, 0, 1, 0, *comm, null()));
+    }
+    ok(ncclGroupEnd());
+    ok(ncclGroupStart());
+    for (rank, comm) in comms.iter().enumerate() {
+        let before = c_int::try_from((rank + 2) % 3).unwrap();
+        // Count, peer, index, context.
+        let descriptors: [[c_int; 4]; 2] = [[1, before, 2, 1], [1, before, 0, 1]];
+        ok(ncclWaitSignal(2, descriptors.as_ptr().cast(), *comm, null()));
+    }
+    ok(ncclGroupEnd());
+    for (rank, memory) in memory.iter().enumerate() {
+        assert_eq!(memory[4..], [((rank + 2) % 3 + 1) as f32; 4]);
+    }
+    assert_eq!(ncclSignal(0, 3, 0, 0, comms[0], null()), INVALID_ARGUMENT);
+    assert_eq!(ncclSignal(0, 0, 2, 0, comms[0], null()), INVALID_ARGUMENT);
+    comms.iter().for_each(|comm| ok(ncclCommDestroy(*comm)));
 }
 
 #[test]

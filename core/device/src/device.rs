@@ -340,6 +340,11 @@ pub trait StreamWords: Send + Sync {
     /// Everything put on `stream` from now on waits until the `u32` at `addr` has counted to `value` or
     /// further (it may wrap). False: this device cannot do that.
     fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool>;
+
+    /// Calls a function of the host when everything is over that is on the stream before it; what is put on
+    /// the stream afterwards waits for its end. In a capture it is called at each replay. The thread is the
+    /// driver's and serves all streams: the function must neither wait nor call the device.
+    fn call(&self, stream: Stream, call: Box<dyn Fn() + Send + Sync>) -> Result<()>;
 }
 
 /// Graphs of captured work, and the events by which replays and other work wait for each other.

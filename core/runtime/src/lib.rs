@@ -20,6 +20,7 @@ mod profiling;
 pub mod proxy;
 mod record;
 pub mod resolve;
+pub mod rma;
 pub mod rules_update;
 mod stream_order;
 pub mod submit;

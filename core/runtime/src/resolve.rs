@@ -3,7 +3,7 @@
 //! A call whose form came before is a hit in the communicator's plan cache; the others are chosen, compiled
 //! and connected first. Small collectives that follow each other share launches where all ranks agree that
 //! they can ([`batch`]); all others get one each, in the order of the calls. The messages of a phase go
-//! together, after the collectives.
+//! together, after the collectives, and one-sided operations come last.
 
 use std::sync::Arc;
 
@@ -22,12 +22,15 @@ use crate::executor::fused::FusedLaunch;
 use crate::executor::{Events, Launch, Launches, Work};
 use crate::phases::phases;
 use crate::profiling::{GroupSpans, Span};
+use crate::rma::RmaOp;
 use crate::tuning::TimedOp;
 
 /// One call of a group.
 pub enum Item {
     /// A collective.
     Call(Call, CallOptions, Stream),
+    /// A one-sided operation.
+    OneSided(RmaOp, Stream),
     /// A send or a receive, and how many nested groups had been closed before it.
     Message(Message, Stream, u32),
 }
@@ -60,6 +63,13 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
     for messages in phases(messages(items)) {
         comm.resolve_messages(messages, stream, spans.as_ref(), launches)?;
     }
+    // What is put goes before all waits of the group.
+    for is_wait in [false, true] {
+        let ops: Vec<RmaOp> = one_sided(items).filter(|op| op.is_wait() == is_wait).cloned().collect();
+        if !ops.is_empty() {
+            launches.push(Launch::new(comm, Work::OneSided(ops), 0, stream));
+        }
+    }
     if !others.is_empty()
         && let [first, ..] = &mut launches[first_launch..]
     {
@@ -76,7 +86,15 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
 fn messages(items: &[Item]) -> impl Iterator<Item = (Message, u32)> + Clone {
     items.iter().filter_map(|item| match item {
         Item::Message(message, _, nested) => Some((*message, *nested)),
-        Item::Call(..) => None,
+        Item::Call(..) | Item::OneSided(..) => None,
+    })
+}
+
+/// The one-sided operations among the calls of a group.
+fn one_sided(items: &[Item]) -> impl Iterator<Item = &RmaOp> {
+    items.iter().filter_map(|item| match item {
+        Item::OneSided(op, _) => Some(op),
+        Item::Call(..) | Item::Message(..) => None,
     })
 }
 
@@ -84,7 +102,7 @@ fn messages(items: &[Item]) -> impl Iterator<Item = (Message, u32)> + Clone {
 fn streams(items: &[Item]) -> SmallVec<[Stream; 4]> {
     let mut streams = SmallVec::new();
     for item in items {
-        let (Item::Call(_, _, stream) | Item::Message(_, stream, _)) = item;
+        let (Item::Call(_, _, stream) | Item::Message(_, stream, _) | Item::OneSided(_, stream)) = item;
         if !streams.contains(stream) {
             streams.push(*stream);
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hawser_base::error::Result;
 
 use crate::executor::rounds::CopyEngineLaunch;
-use crate::executor::{Launch, Work, fused, host, interpreter};
+use crate::executor::{Launch, Work, fused, host, interpreter, one_sided};
 
 /// Submits a group's launches: GPUs get theirs on the streams, the host device's run to their end here.
 ///
@@ -92,6 +92,7 @@ fn take_turns(ranks: &mut [Rank<'_>]) -> Result<bool> {
 /// Submits a launch to its stream, or begins to.
 fn submit_one(launch: &mut Launch) -> Result<Option<Box<CopyEngineLaunch<'_>>>> {
     let Launch { comm, work, number, stream, after, before, events, timed } = launch;
+    let launch_comm = &*comm;
     let (comm, device, stream, number) = (&**comm, &*comm.device, *stream, *number);
     after.iter().try_for_each(|other| device.order(*other, stream))?;
     let event = events.group.as_ref().and_then(|group| group.launch(stream));
@@ -106,6 +107,7 @@ fn submit_one(launch: &mut Launch) -> Result<Option<Box<CopyEngineLaunch<'_>>>> 
         Work::Fused(launch) => fused::submit(comm, launch, number, stream, timed)?,
         Work::FusedBatch(launch) => fused::submit_batch(comm, launch, stream)?,
         Work::Copies(copies) => copies.iter().try_for_each(|copy| comm.copy(copy, stream))?,
+        Work::OneSided(ops) => one_sided::submit(launch_comm, ops, stream)?,
     }
     drop(event);
     before.iter().try_for_each(|other| device.order(stream, *other))?;

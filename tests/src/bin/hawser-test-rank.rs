@@ -9,19 +9,21 @@
 //!
 //! ID `env` is the one that `NCCL_COMM_ID` stands for.
 //!
-//! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors` (parts of
-//! different lengths), `mixed` (groups of collectives and messages), `gathers` (all-gathers until one fails),
-//! `decision` (writes which rule decided last), `again` (all-reduces until one fails), `follow` (the same;
-//! writes "changed" after some changes of rules), `changes` (`follow` beside a thread that changes rules),
-//! `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`; other
-//! lines it writes back after one more round), `abort-on-stdin` (a thread aborts when a line comes), `mark`
-//! (writes "mark"), `loop=COLLECTIVE` (calls of random lengths until one fails), `ring` (messages to the next
-//! rank until one fails), `splits` and `shrinks` (new communicators, each with an all-reduce, until one
-//! fails), `survive=RANK` (makes a communicator without a dead rank, and uses it), `send=PEER`,
-//! `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child that calls what it must
-//! not), `break` (the test net fails soon), `sleep` (until killed), `finalize`, `destroy`, `abort`,
-//! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes `error
-//! KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
+//! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors`
+//! (parts of different lengths), `puts` (one-sided transfers), `put-loop` (the same until one fails),
+//! `mixed` (groups of collectives and messages), `gathers` (all-gathers until one fails), `decision`
+//! (writes which rule decided last), `again` (all-reduces until one fails), `follow` (the same; writes
+//! "changed" after some changes of rules), `changes` (`follow` beside a thread that changes rules),
+//! `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`;
+//! other lines it writes back after one more round), `abort-on-stdin` (a thread aborts when a line
+//! comes), `mark` (writes "mark"), `loop=COLLECTIVE` (calls of random lengths until one fails), `ring`
+//! (messages to the next rank until one fails), `splits` and `shrinks` (new communicators, each with an
+//! all-reduce, until one fails), `survive=RANK` (makes a communicator without a dead rank, and uses
+//! it), `send=PEER`, `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child
+//! that calls what it must not), `break` (the test net fails soon), `sleep` (until killed), `finalize`,
+//! `destroy`, `abort`, `recorded=PATH` (writes what the test plugin in this library wrote down). A step
+//! that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its name the next
+//! step follows.
 
 use std::ffi::CStr;
 use std::io::stdin;
@@ -38,7 +40,7 @@ use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{deaths, leaks, mixed, vectors, world};
+use hawser_tests::{deaths, leaks, mixed, puts, vectors, world};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -129,6 +131,8 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "matrix" => matrix(comm),
         "small" => small(comm),
         "vectors" => vectors::run_all(comm),
+        "puts" => puts::run_all(comm),
+        "put-loop" => puts::looped(comm),
         "mixed" => (0..3).try_for_each(|_| mixed::run(comm)),
         "gathers" => loop {
             world::run(comm, world::plain(Collective::AllGather, comm.ranks(), 30_011), false, 1)?;

@@ -173,6 +173,9 @@ settings! {
         /// Most CTAs of an operation, cut to 1 to 64. Overrules the communicator's configuration.
         max_ctas: Option<u32> = "NCCL_MAX_CTAS" | "NCCL_MAX_NCHANNELS" | "NCCL_MAX_NRINGS", COUNT,
             unset "the configuration's, else 64";
+        /// Contexts of signals for one-sided transfers. Overrules the communicator's configuration.
+        num_rma_ctx: Option<u32> = "NCCL_NUM_RMA_CTX", COUNT, unset "the configuration's, else 1",
+            page "one-sided.md";
         /// 0: small collectives of a group do not share launches.
         fuse: bool = "HAWSER_FUSE", SWITCH_ON, default "1";
         /// The ranks that write why calls run as they do, once per call that differs. 0: nobody, 1: rank 0,

@@ -10,6 +10,7 @@
 //! never changed; the legacy stream is never used on our own account; nothing waits for a whole device.
 
 mod apart;
+mod call;
 mod context;
 mod event;
 mod expose;
@@ -392,6 +393,11 @@ impl StreamWords for CudaDevice {
     fn wait_value(&self, stream: Stream, addr: u64, value: u32) -> Result<bool> {
         let _scope = self.context.enter()?;
         stream::wait_value(&self.context, raw_stream(stream), addr, value)
+    }
+
+    fn call(&self, stream: Stream, call: Box<dyn Fn() + Send + Sync>) -> Result<()> {
+        let _scope = self.context.enter()?;
+        call::put(&self.context, raw_stream(stream), call)
     }
 }
 

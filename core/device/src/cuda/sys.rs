@@ -197,6 +197,8 @@ driver_table! {
             ops: *mut CUstreamBatchMemOpParams, flags: c_uint);
         stream_wait_value = cuStreamWaitValue32_v2 @ 11070 (stream: CUstream, addr: CUdeviceptr,
             value: cuuint32_t, flags: c_uint);
+        launch_host_func = cuLaunchHostFunc @ 10000 (stream: CUstream, function: CUhostFn,
+            data: *mut c_void);
         stream_begin_capture = cuStreamBeginCapture_v2 @ 10010 (stream: CUstream, mode: CUstreamCaptureMode);
         stream_end_capture = cuStreamEndCapture @ 10000 (stream: CUstream, graph: *mut CUgraph);
         graph_instantiate = cuGraphInstantiateWithFlags @ 11040 (exec: *mut CUgraphExec, graph: CUgraph,

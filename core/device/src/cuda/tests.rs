@@ -8,6 +8,7 @@ mod pool;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use hawser_kernels_abi::DeviceOp;
 use hawser_plan::DataType;
@@ -486,5 +487,28 @@ fn words_are_waited_for_and_written_without_a_kernel() {
         assert_eq!(fake("fake_value_waits"), 300);
         device.copy(stream.stream, other, word, 4).unwrap();
         assert_eq!(bytes_at(&*device, other, 4), [7, 0, 0, 0]);
+    });
+}
+
+#[test]
+fn a_stream_calls_the_host() {
+    with_fake_driver("a_stream_calls_the_host", &[], || {
+        let device = opened(0);
+        let stream = device.stream().unwrap();
+        let calls = Arc::new(AtomicU32::new(0));
+        let call = |panics: bool| -> Box<dyn Fn() + Send + Sync> {
+            let calls = calls.clone();
+            Box::new(move || {
+                calls.fetch_add(1, Ordering::Relaxed);
+                assert!(!panics, "the driver does not see this");
+            })
+        };
+        device.call(stream.stream, call(false)).unwrap();
+        device.call(stream.stream, call(true)).unwrap();
+        assert_eq!((calls.load(Ordering::Relaxed), Arc::strong_count(&calls)), (2, 1), "they are freed");
+        device.begin_capture(stream.stream).unwrap();
+        device.call(stream.stream, call(false)).unwrap();
+        device.end_capture(stream.stream).unwrap();
+        assert_eq!((calls.load(Ordering::Relaxed), Arc::strong_count(&calls)), (3, 2), "kept for replays");
     });
 }

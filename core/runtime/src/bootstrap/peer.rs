@@ -92,6 +92,14 @@ impl Bootstrap {
         self.shared.hook(tag, Box::new(hook));
     }
 
+    /// Hands messages with `tag` to `server`, with their sender, in a thread of the bootstrap, instead of
+    /// keeping them for [`Bootstrap::recv`]. It must not wait for other ranks, nor panic, nor hold this
+    /// `Bootstrap`; while it works senders wait. To be called before peers may send. There is one server; the
+    /// first counts.
+    pub fn serve(&self, tag: u64, server: impl Fn(u32, &[u8]) + Send + Sync + 'static) {
+        self.shared.serve(tag, Box::new(server));
+    }
+
     /// Whether `peer` had connections with this rank and closed them: it has ended, or dropped its
     /// `Bootstrap`. What it sent before can still be taken.
     pub fn has_left(&self, peer: u32) -> bool {

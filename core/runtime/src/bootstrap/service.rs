@@ -142,9 +142,13 @@ pub(super) struct Shared {
     arrived: Condvar,
     /// Told of messages with a tag, and of connections that end.
     hook: OnceLock<Hook>,
+    /// Takes the messages with a tag instead of the inbox.
+    server: OnceLock<(u64, Handler)>,
 }
 
 type Hook = (u64, Box<dyn Fn() + Send + Sync>);
+/// A function that takes messages, with their senders.
+pub(super) type Handler = Box<dyn Fn(u32, &[u8]) + Send + Sync>;
 
 impl Shared {
     /// Waits until `probe` finds something in the inbox.
@@ -188,6 +192,24 @@ impl Shared {
     /// The first one counts.
     pub fn hook(&self, tag: u64, hook: Box<dyn Fn() + Send + Sync>) {
         let _ = self.hook.set((tag, hook));
+    }
+
+    /// Hands messages with `tag` to `server`, with their sender, instead of putting them into the inbox. It
+    /// is called in the service thread, so while it works nothing else is received, and senders wait. The
+    /// first one counts.
+    pub fn serve(&self, tag: u64, server: Handler) {
+        let _ = self.server.set((tag, server));
+    }
+
+    /// Returns true if a message was for the server of its tag.
+    fn is_served(&self, from: u32, tag: u64, message: &[u8]) -> bool {
+        match self.server.get() {
+            Some((wanted, server)) if tag == *wanted => {
+                server(from, message);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// `tag`: of what has come; None when a connection ended.
@@ -374,8 +396,10 @@ impl Link {
         match reader.advance(&self.stream).map_err(|error| Some(error.into()))? {
             Incoming::Frame(frame) if frame.kind == Kind::Message => {
                 let tag = frame.tag;
-                shared.put(|inbox| inbox.push_message(rank, tag, frame.payload));
-                shared.tell_hook(Some(tag));
+                if !shared.is_served(rank, tag, &frame.payload) {
+                    shared.put(|inbox| inbox.push_message(rank, tag, frame.payload));
+                    shared.tell_hook(Some(tag));
+                }
                 Ok(true)
             }
             Incoming::Frame(frame) => {

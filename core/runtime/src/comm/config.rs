@@ -1,5 +1,7 @@
 //! The options of a communicator.
 
+use crate::rma::Limits;
+
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -24,6 +26,8 @@ pub struct Config {
     /// Name of the host that this rank counts as, instead of `NCCL_HOSTID` and the real one: lets the ranks
     /// of one process be several hosts.
     pub host: Option<String>,
+    /// Signals and contexts of one-sided transfers, alike on all ranks.
+    pub rma: Limits,
     /// Children share resources (accepted; every communicator has its own in this version).
     pub split_share: bool,
 }
@@ -40,6 +44,7 @@ impl Default for Config {
             net: None,
             traffic_class: None,
             host: None,
+            rma: Limits { signals: 1, contexts: 1 },
             split_share: false,
         }
     }

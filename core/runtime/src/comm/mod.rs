@@ -18,6 +18,7 @@ mod last_decision;
 mod link_constants;
 mod lost_waits;
 mod memory;
+mod one_sided;
 mod programs;
 mod split;
 mod suspend;
@@ -52,6 +53,7 @@ pub use suspend::MemoryStats;
 use crate::bootstrap::UniqueId;
 use crate::comm_state::CommState;
 use crate::resolve::Item;
+use crate::rma::{RmaOp, Window};
 use crate::rules_update::{Outcome, Switch};
 use bringup::{Joining, bring_up};
 use group::Job;
@@ -214,6 +216,12 @@ impl Comm {
         self.message(Message { peer, send: false, addr, bytes }, stream)
     }
 
+    /// Puts a one-sided operation on a stream, or into the open group.
+    pub fn one_sided(&self, op: RmaOp, stream: Stream) -> Result<()> {
+        let checked = self.check_one_sided(&op);
+        group::add(self, checked.map(|comm_state| (comm_state, Item::OneSided(op, stream))))
+    }
+
     /// Puts a collective whose parts differ in length on a stream, or into the open group. It is carried by
     /// messages, which match those of other ranks in the order of the calls.
     pub fn vector(&self, vector: &Vector<'_>, dtype: DataType, stream: Stream) -> Result<()> {
@@ -290,6 +298,23 @@ impl Comm {
     pub fn remove_window(&self, addr: u64, bytes: u64) {
         if let Ok(State::Ready { comm_state, .. }) = lock(&self.0.state).as_deref() {
             comm_state.windows.remove(addr, bytes);
+        }
+    }
+
+    /// A buffer of this rank is its window with this number, which is the number of windows that were
+    /// registered before it. Others may put into it if it is symmetric.
+    ///
+    /// # Errors
+    /// The communicator is not up.
+    pub fn expose(&self, number: u64, window: Window) -> Result<()> {
+        self.state()?.rma.exposed().register(number, window);
+        Ok(())
+    }
+
+    /// Takes a window of [`Comm::expose`] back.
+    pub fn hide(&self, number: u64) {
+        if let Ok(State::Ready { comm_state, .. }) = lock(&self.0.state).as_deref() {
+            comm_state.rma.exposed().deregister(number);
         }
     }
 
@@ -464,6 +489,18 @@ impl Comm {
             return Ok(comm_state);
         };
         Err(self.name_error(Error::invalid_argument(format!("{verb} rank {}: {fault}", message.peer))))
+    }
+
+    fn check_one_sided(&self, op: &RmaOp) -> Result<Arc<CommState>> {
+        let comm_state = self.state()?;
+        let exposed = comm_state.rma.exposed();
+        let checked = match op {
+            RmaOp::Signal { peer, put, signal } => one_sided::check(self.ranks(), exposed, *peer, *signal)
+                .and_then(|()| put.map_or(Ok(()), |put| one_sided::check_put(exposed, &put))),
+            RmaOp::Wait(awaited) => one_sided::check_wait(self.ranks(), exposed, awaited),
+        };
+        let checked = checked.and_then(|()| one_sided::check_device(&*comm_state.device));
+        checked.map_err(|error| self.name_error(error)).map(|()| comm_state)
     }
 
     fn gone(&self) -> Error {

@@ -4,10 +4,12 @@
 
 mod deferred_free;
 mod inter_node;
+mod one_sided;
 pub mod plan_cache;
 mod sequence;
 mod single_rank;
 pub mod sm_free;
+mod stream_ops;
 
 use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
@@ -36,9 +38,11 @@ use rustc_hash::FxHashMap;
 use self::deferred_free::Remains;
 use self::plan_cache::{CallKey, PlanCache};
 use self::sm_free::SmFree;
+use self::stream_ops::StreamOps;
 use crate::bootstrap::Bootstrap;
 use crate::executor::copy_engine::{Dma, Emission, Who};
 use crate::profiling::{Profiling, Span};
+use crate::rma::Rma;
 use crate::rules_update::{Epoch, ServedParticipant, Staged};
 use crate::stream_order::Order;
 use crate::transport::net::{ConnectionKey, EventRecorder, Net};
@@ -95,6 +99,10 @@ pub struct CommState {
     pub sm_free: SmFree,
     /// Symmetric windows.
     pub windows: Windows,
+    /// The windows and signals of one-sided operations.
+    pub rma: Rma,
+    /// The thread for one-sided operations of a GPU, once there was one.
+    pub stream_ops: OnceLock<Arc<StreamOps>>,
     /// Whether each rank loads and stores the buffers of all others: they are in one process, whose devices
     /// reach each other's ordinary memory.
     pub is_load_store: bool,
@@ -498,6 +506,10 @@ impl Drop for CommState {
     fn drop(&mut self) {
         // The others need not wait for this rank to change rules.
         drop(self.participant.take());
+        // Streams may still come to one-sided operations: they are released from now on.
+        if let Some(ops) = self.stream_ops.get() {
+            ops.close();
+        }
         // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
         self.settle();
         if self.dma.as_ref().is_some_and(|dma| !dma.close()) {
@@ -563,7 +575,8 @@ impl CommState {
         // The images of steps are the programs'.
         let programs = self.programs.get_mut().map(std::mem::take);
         let scratch = self.scratch.get_mut().map(std::mem::take);
-        (self.dma.take(), programs.ok(), scratch.ok(), self.peer_memory.take_memory())
+        let words = self.stream_ops.take();
+        (self.dma.take(), programs.ok(), scratch.ok(), words, self.peer_memory.take_memory())
     }
 }
 

@@ -43,13 +43,29 @@ pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
     drop(channels);
     failures.iter_mut().for_each(|(image, error)| explain(&launches, *image, error));
     for (image, error) in &failures {
-        for launch in launches.iter().filter(|launch| runs_for(launch, *image)) {
-            log::error(error);
-            launch.comm.bootstrap.report(error);
-            let _ = launch.comm.broken.set(error.clone());
+        launches.iter().filter(|launch| runs_for(launch, *image)).for_each(|launch| fail(launch, error));
+    }
+    failures.into_iter().next().map_or_else(|| one_sided(&launches), |(_, error)| Err(error))
+}
+
+/// Carries out one-sided operations, after all else: first what is put by all ranks of the thread, then the
+/// waits.
+fn one_sided(launches: &[&Launch]) -> Result<()> {
+    for is_wait in [false, true] {
+        for launch in launches {
+            let Work::OneSided(ops) = &launch.work else { continue };
+            let mut ops = ops.iter().filter(|op| op.is_wait() == is_wait);
+            ops.try_for_each(|op| launch.comm.one_sided(op)).inspect_err(|error| fail(launch, error))?;
         }
     }
-    failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+    Ok(())
+}
+
+/// A communicator's operation has failed: it refuses further ones, and the other ranks are told.
+fn fail(launch: &Launch, error: &Error) {
+    log::error(error);
+    launch.comm.bootstrap.report(error);
+    let _ = launch.comm.broken.set(error.clone());
 }
 
 /// True if a launch belongs to the communicator with this image.
@@ -102,6 +118,7 @@ fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
             let copied = copies.iter().try_for_each(|copy| launch.comm.copy(copy, launch.stream));
             return copied.err().map(Err);
         }
+        Work::OneSided(_) => return None,
         Work::Batch(_) | Work::Fused(_) | Work::FusedBatch(_) => {
             return Some(Err(Error::internal("a launch for GPUs on the host device")));
         }

@@ -6,6 +6,7 @@
 //! | fused | whole collectives of one host, by a kernel made for them | [`fused`] |
 //! | copy engine | the steps of a program as copies and memory operations of streams | [`copy_engine`] |
 //! | host | the steps of any program on the CPU, in the calling thread | [`host`] |
+//! | one-sided | no program: puts, signals and waits, in the order of a stream | [`one_sided`] |
 //!
 //! What all of them have in common (stream order, profiler events, timing, failures) is in [`crate::submit`].
 
@@ -13,6 +14,7 @@ pub mod copy_engine;
 pub mod fused;
 pub mod host;
 pub mod interpreter;
+pub mod one_sided;
 pub mod rounds;
 
 use std::sync::Arc;
@@ -27,6 +29,7 @@ use smallvec::SmallVec;
 
 use crate::comm_state::{CommState, LoadedProgram};
 use crate::profiling::{GroupSpans, Span};
+use crate::rma::RmaOp;
 use crate::tuning::TimedOp;
 
 /// The launches of a group, in the order in which they are submitted. Most groups have one.
@@ -74,6 +77,8 @@ pub enum Work {
     CopyEngine(LaunchPlan, Option<Arc<LoadedProgram>>),
     /// The driver copies within the device, for a communicator of one rank.
     Copies(SmallVec<[OwnCopy; 1]>),
+    /// One-sided operations: signals with what is put before them, or waits.
+    OneSided(Vec<RmaOp>),
 }
 
 impl Work {
@@ -93,7 +98,7 @@ impl Work {
             Self::Fused(launch) => Some(launch.plan.kernel),
             Self::FusedBatch(launch) => Some(launch.kernel),
             Self::CopyEngine(plan, _) => plan.reduces().then_some(plan.kernel),
-            Self::Copies(_) => None,
+            Self::Copies(_) | Self::OneSided(_) => None,
         }
     }
 
@@ -101,7 +106,7 @@ impl Work {
     pub fn channels(&self) -> u8 {
         match self {
             Self::Steps(plan) | Self::CopyEngine(plan, _) => plan.args.n_blocks,
-            Self::Batch(_) | Self::Fused(_) | Self::FusedBatch(_) | Self::Copies(_) => 0,
+            Self::Batch(_) | Self::Fused(_) | Self::FusedBatch(_) | Self::Copies(_) | Self::OneSided(_) => 0,
         }
     }
 }

@@ -19,7 +19,7 @@ const ROOMS: [(&str, &[&[&str]]); 1] = [(
         ],
         &["profiling.rs"],
         &["transport/"],
-        &["tuning/"],
+        &["tuning/", "rma/"],
         &["rules_update/"],
         &["executor/copy_engine/"],
         &["comm_state/"],

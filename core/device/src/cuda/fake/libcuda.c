@@ -324,6 +324,13 @@ API cuStreamBatchMemOp_v2(struct stream *s, unsigned count, struct memop *ops, u
   }
   return OK;
 }
+/* Called at once; a captured call is called when it is captured, in place of its replays. */
+API cuLaunchHostFunc(struct stream *s, void (*function)(void *), void *data) {
+  (void)s;
+  if (!current || !function) return INVALID_VALUE;
+  function(data);
+  return OK;
+}
 API cuStreamWaitValue32_v2(struct stream *s, ptr_t p, unsigned value, unsigned flags) {
   (void)s, (void)value;
   if (!current || flags || !p || p % 4) return INVALID_VALUE;

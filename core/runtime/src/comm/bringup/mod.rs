@@ -10,6 +10,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
+use hawser_plan::Topology;
 use hawser_plan::executor::copy_engine::{Bases, inter_node};
 use hawser_plan::layout::HeapLayout;
 
@@ -21,6 +22,7 @@ use crate::comm_state::sm_free::{self, SmFree};
 use crate::comm_state::{Choices, CommState, warm_up};
 use crate::executor::copy_engine::{Dma, Rendezvous};
 use crate::profiling::Profiling;
+use crate::rma::Rma;
 use crate::rules_update::{Epoch, Participant, Place, ServedParticipant, Staged};
 use crate::stream_order::Order;
 use crate::transport::net::{Net, Rail, Setup};
@@ -173,6 +175,13 @@ impl Own<'_> {
         let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
         let is_one_process = topology.hosts() == 1 && processes.windows(2).all(|pair| pair[0] == pair[1]);
         let is_host = self.device.kernels().is_none();
+        let rma = Rma::open(
+            &bootstrap,
+            comm_id,
+            is_near(&topology, &processes, self.rank as usize),
+            config.rma,
+            (&self.device, &peer_memory.control),
+        )?;
         Ok(CommState {
             is_load_store: is_one_process && (is_host || topology.direct),
             rank: self.rank,
@@ -198,11 +207,21 @@ impl Own<'_> {
             dma,
             sm_free: SmFree::new(settings.sm_free_verbose),
             windows: Default::default(),
+            rma,
+            stream_ops: Default::default(),
             times,
             suspended: Default::default(),
             remains: Default::default(),
         })
     }
+}
+
+/// By rank: whether it is in this rank's process, and counts as a rank of its host.
+fn is_near(topology: &Topology, processes: &[u64], rank: usize) -> Vec<bool> {
+    let is_near = |peer: usize| {
+        processes[peer] == processes[rank] && topology.ranks[peer].host == topology.ranks[rank].host
+    };
+    (0..processes.len()).map(is_near).collect()
 }
 
 /// The last step: nothing is left to load, and all ranks are there.

@@ -1,0 +1,368 @@
+//! What a rank exposes to the others: its windows and the counters of its signals.
+//!
+//! All of it is under one lock. Messages are written into windows under it too, so that what came first is
+//! there first, also where a window is registered while messages come.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use hawser_base::error::{Error, Result};
+use hawser_base::log;
+use hawser_device::Device;
+
+use super::message::Header;
+use super::{Awaited, Limits, Signal};
+use crate::transport::control::Control;
+
+/// The longest rest of a thread that waits for a signal before it looks whether it may go on.
+const SLICE: Duration = Duration::from_millis(10);
+
+/// Most bytes that come for windows that are not registered yet.
+const MOST_EARLY: usize = 256 << 20;
+
+/// A registered window of this rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Its address.
+    pub addr: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// All ranks have made it alike (`NCCL_WIN_COLL_SYMMETRIC`), so that others may put into it.
+    pub is_symmetric: bool,
+}
+
+/// The windows and counters of one rank.
+pub struct Exposed {
+    rank: u32,
+    limits: Limits,
+    device: Arc<dyn Device>,
+    control: Arc<Control>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Windows by number, which is the number of registrations before.
+    windows: BTreeMap<u64, Window>,
+    /// Registrations so far.
+    made: u64,
+    counters: FxHashMap<(u32, Signal), Counter>,
+    /// Messages for windows that are not registered yet, with their senders, and what these sent afterwards.
+    early: VecDeque<(u32, Vec<u8>)>,
+    early_bytes: usize,
+}
+
+/// A signal of one rank.
+#[derive(Default, Clone, Copy)]
+struct Counter {
+    /// The number of raises so far.
+    raised: u64,
+    /// The number of raises that waits have taken, or will take.
+    taken: u64,
+}
+
+/// A window as its number finds it.
+enum Found {
+    /// It can be written to.
+    Here(Window),
+    /// This rank has not registered it yet.
+    NotYet,
+}
+
+impl Exposed {
+    /// Nothing is registered, and no signal was raised.
+    pub fn new(rank: u32, limits: Limits, device: Arc<dyn Device>, control: Arc<Control>) -> Self {
+        Self { rank, limits, device, control, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// The device that the windows are memory of.
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// The numbers of signals and contexts.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Registers a window; what has come for it already is written.
+    pub fn register(&self, number: u64, window: Window) {
+        let mut state = self.state();
+        state.windows.insert(number, window);
+        state.made = state.made.max(number + 1);
+        state.early_bytes = 0;
+        for (from, message) in std::mem::take(&mut state.early) {
+            self.receive(&mut state, from, &message);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Takes a window back.
+    pub fn deregister(&self, number: u64) {
+        self.state().windows.remove(&number);
+    }
+
+    /// True if these bytes lie in one symmetric window.
+    pub fn holds(&self, addr: u64, bytes: u64) -> bool {
+        let holds = |window: &Window| {
+            let at = addr.checked_sub(window.addr);
+            window.is_symmetric && at.is_some_and(|at| at < window.bytes && bytes <= window.bytes - at)
+        };
+        self.state().windows.values().any(holds)
+    }
+
+    /// The window with a number, if it is registered.
+    pub fn window(&self, number: u64) -> Option<Window> {
+        self.state().windows.get(&number).copied()
+    }
+
+    /// The address for a put into a window of this rank. If it is not registered yet, waits for that as long
+    /// as `may_wait` allows.
+    ///
+    /// # Errors
+    /// `Remote`: there is no such place; and what `may_wait` says.
+    pub fn place(
+        &self,
+        (number, offset, bytes): (u64, u64, u64),
+        may_wait: impl Fn() -> Result<()>,
+    ) -> Result<u64> {
+        let mut state = self.state();
+        loop {
+            if let Found::Here(window) = self.find(&state, number)? {
+                return self.within(&window, number, offset, bytes);
+            }
+            drop(state);
+            may_wait()?;
+            state = self.rest(self.state());
+        }
+    }
+
+    /// Raises a signal of rank `from` here.
+    ///
+    /// # Errors
+    /// `Remote`: this rank has no such signal.
+    pub fn raise(&self, from: u32, signal: Signal) -> Result<()> {
+        self.count(&mut self.state(), from, signal)?;
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Takes as many raises as are asked for. Waits for those that are missing, as long as `may_wait` allows:
+    /// it is told what is waited for, how many raises are missing, and since when nothing has come.
+    ///
+    /// # Errors
+    /// What `may_wait` says.
+    pub fn take(
+        &self,
+        awaited: &[Awaited],
+        may_wait: impl Fn(&Awaited, u64, Instant) -> Result<()>,
+    ) -> Result<()> {
+        let mut state = self.state();
+        let mut targets = Vec::with_capacity(awaited.len());
+        for one in awaited {
+            let counter = state.counters.entry((one.peer, one.signal)).or_default();
+            counter.taken += one.count;
+            targets.push((one, counter.taken));
+        }
+        for (one, target) in targets {
+            let (mut seen, mut since) = (0, Instant::now());
+            loop {
+                let raised = state.counters.get(&(one.peer, one.signal)).map_or(0, |counter| counter.raised);
+                if raised >= target {
+                    break;
+                }
+                if raised != seen {
+                    (seen, since) = (raised, Instant::now());
+                }
+                drop(state);
+                may_wait(one, target - raised, since)?;
+                state = self.state();
+                let now = state.counters.get(&(one.peer, one.signal)).map_or(0, |counter| counter.raised);
+                if now == raised {
+                    state = self.rest(state);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out a message of rank `from`. What cannot be carried out ends the communicator on this rank:
+    /// the sender does not learn of it.
+    pub fn serve(&self, from: u32, message: &[u8]) {
+        self.receive(&mut self.state(), from, message);
+        self.changed.notify_all();
+    }
+
+    fn receive(&self, state: &mut State, from: u32, message: &[u8]) {
+        let is_behind = state.early.iter().any(|(sender, _)| *sender == from);
+        let outcome = match is_behind {
+            true => Ok(false),
+            false => self.carry_out(state, from, message),
+        };
+        let outcome = outcome.and_then(|is_done| if is_done { Ok(()) } else { keep(state, from, message) });
+        if let Err(error) = outcome {
+            let error = error.context(format!("rank {}: a put or signal of rank {from}", self.rank));
+            log::error(&error);
+            self.control.fail(error.with_peer(from));
+        }
+    }
+
+    /// False if the window is not registered yet.
+    fn carry_out(&self, state: &mut State, from: u32, message: &[u8]) -> Result<bool> {
+        match Header::read(message)? {
+            (Header::Raise(signal), _) => self.count(state, from, signal)?,
+            (Header::Put { window: number, offset }, bytes) => {
+                let Found::Here(window) = self.find(state, number)? else { return Ok(false) };
+                let addr = self.within(&window, number, offset, bytes.len() as u64)?;
+                self.device.upload(addr, bytes)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn count(&self, state: &mut State, from: u32, signal: Signal) -> Result<()> {
+        let Limits { signals, contexts } = self.limits;
+        if signal.index >= signals || signal.context >= contexts {
+            let text = format!(
+                "signal {} of context {}, but rank {} has {signals} signals and {contexts} contexts",
+                signal.index, signal.context, self.rank
+            );
+            return Err(Error::remote(text).remedy("set numRmaSig and numRmaCtx alike on all ranks"));
+        }
+        state.counters.entry((from, signal)).or_default().raised += 1;
+        Ok(())
+    }
+
+    fn find(&self, state: &State, number: u64) -> Result<Found> {
+        let refuse = |what: &str| {
+            Err(Error::remote(format!("window {number} of rank {} {what}", self.rank))
+                .remedy("register windows in the same order and with the same flags on all ranks"))
+        };
+        match state.windows.get(&number) {
+            Some(window) if window.is_symmetric => Ok(Found::Here(*window)),
+            Some(_) => refuse("is not symmetric (NCCL_WIN_COLL_SYMMETRIC)"),
+            None if number < state.made => refuse("was taken back"),
+            None => Ok(Found::NotYet),
+        }
+    }
+
+    /// The address at an offset of a window that has room for so many bytes.
+    fn within(&self, window: &Window, number: u64, offset: u64, bytes: u64) -> Result<u64> {
+        if offset <= window.bytes && bytes <= window.bytes - offset {
+            return Ok(window.addr + offset);
+        }
+        let text = format!(
+            "{bytes} bytes at offset {offset} do not fit window {number} of rank {}, which has {}",
+            self.rank, window.bytes
+        );
+        Err(Error::remote(text).remedy("register windows of the same size on all ranks"))
+    }
+
+    fn rest<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, SLICE).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps a message until its window is registered.
+fn keep(state: &mut State, from: u32, message: &[u8]) -> Result<()> {
+    state.early_bytes += message.len();
+    if state.early_bytes > MOST_EARLY {
+        let text = format!("more than {} MiB came before their window was registered", MOST_EARLY >> 20);
+        return Err(Error::remote(text).remedy("register the window on all ranks before the first put"));
+    }
+    state.early.push_back((from, message.to_vec()));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hawser_device::host::HostDevice;
+
+    const SIGNAL: Signal = Signal { index: 1, context: 0 };
+
+    fn exposed() -> Exposed {
+        let device = HostDevice::beside().unwrap();
+        let control = Arc::new(Control::new(&device).unwrap());
+        Exposed::new(2, Limits { signals: 2, contexts: 1 }, Arc::new(device), control)
+    }
+
+    fn put(window: u64, offset: u64, bytes: &[u8]) -> Vec<u8> {
+        let fill = |room: &mut [u8]| {
+            room.copy_from_slice(bytes);
+            Ok(())
+        };
+        Header::Put { window, offset }.message(bytes.len(), fill).unwrap()
+    }
+
+    fn never(_: &Awaited, missing: u64, _: Instant) -> Result<()> {
+        Err(Error::internal(format!("{missing} are missing")))
+    }
+
+    /// What a rank sends before the window is registered keeps its order, and holds up nobody else.
+    #[test]
+    fn early_messages_wait_for_their_window() {
+        let exposed = exposed();
+        let memory = vec![0u8; 8];
+        let raise = Header::Raise(SIGNAL).message(0, |_| Ok(())).unwrap();
+        exposed.serve(0, &put(0, 4, b"rope"));
+        exposed.serve(0, &raise);
+        exposed.serve(1, &raise);
+        let of = |peer, count| [Awaited { peer, signal: SIGNAL, count }];
+        exposed.take(&of(1, 1), never).unwrap();
+        assert_eq!(exposed.take(&of(0, 1), never).unwrap_err().text, "1 are missing");
+        let window = Window { addr: memory.as_ptr() as u64, bytes: 8, is_symmetric: true };
+        exposed.register(0, window);
+        assert_eq!(memory, *b"\0\0\0\0rope");
+        // The wait that failed has its share.
+        assert_eq!(exposed.take(&of(0, 1), never).unwrap_err().text, "1 are missing");
+        exposed.raise(0, SIGNAL).unwrap();
+        exposed.take(&of(0, 0), never).unwrap();
+        assert!(exposed.control.fault().is_none());
+    }
+
+    #[test]
+    fn what_does_not_fit_ends_the_communicator() {
+        let memory = [0u8; 8];
+        let window = |is_symmetric| Window { addr: memory.as_ptr() as u64, bytes: 8, is_symmetric };
+        let wrong_signal = Header::Raise(Signal { index: 2, context: 0 }).message(0, |_| Ok(())).unwrap();
+        for (message, word) in [
+            (put(0, 5, b"rope"), "do not fit window 0 of rank 2"),
+            (put(0, u64::MAX, b"rope"), "do not fit window 0"),
+            (put(1, 0, b"rope"), "is not symmetric"),
+            (put(2, 0, b"rope"), "was taken back"),
+            (wrong_signal, "has 2 signals"),
+            (vec![9], "no put and no signal"),
+        ] {
+            let exposed = exposed();
+            exposed.register(0, window(true));
+            exposed.register(1, window(false));
+            exposed.register(2, window(true));
+            exposed.deregister(2);
+            exposed.serve(3, &message);
+            let fault = exposed.control.fault().unwrap();
+            assert!(fault.text.contains(word) && fault.text.contains("rank 3"), "{fault}");
+        }
+        assert_eq!(memory, [0; 8]);
+    }
+
+    #[test]
+    fn only_symmetric_windows_hold_buffers() {
+        let exposed = exposed();
+        exposed.register(0, Window { addr: 1000, bytes: 100, is_symmetric: true });
+        exposed.register(1, Window { addr: 2000, bytes: 100, is_symmetric: false });
+        assert!(exposed.holds(1000, 100) && exposed.holds(1099, 1) && exposed.holds(1050, 0));
+        for (addr, bytes) in [(999, 1), (1000, 101), (1100, 0), (1001, u64::MAX), (2000, 1)] {
+            assert!(!exposed.holds(addr, bytes), "{addr} {bytes}");
+        }
+    }
+}

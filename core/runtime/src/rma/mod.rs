@@ -1,0 +1,197 @@
+//! One-sided transfers: a rank writes into a window of another one and raises a signal there, and the other
+//! waits for signals, not for calls (`ncclPutSignal`, `ncclSignal`, `ncclWaitSignal`).
+//!
+//! A signal is a counter: one for each rank that raises it, index and context. A wait takes a number of
+//! raises from each of several counters; what came before it was called counts as well. Everything that a
+//! rank puts to another one, and the signals that it raises there, arrive in the order of its calls, whatever
+//! the context.
+//!
+//! The part of a rank that others reach is [`Exposed`]: its windows by number and its counters. Ranks of one
+//! process reach each other's directly. All others send what they put as messages over the control
+//! connections (`message.rs`), which the thread of the bootstrap writes into the window; the rank itself
+//! takes no part. ADR 22 says why, and what would be faster.
+
+mod exposed;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod message;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
+
+use serde::{Deserialize, Serialize};
+
+use hawser_base::error::{Error, Result};
+use hawser_base::lock::lock;
+use hawser_base::wait::Wait;
+use hawser_device::Device;
+
+pub use self::exposed::{Exposed, Window};
+use self::message::Header;
+use crate::bootstrap::Bootstrap;
+use crate::transport::control::Control;
+
+/// The tag of the messages that puts and signals travel in.
+const TAG: u64 = 0x4e45_5409_0000;
+
+/// Most bytes of a put in one message.
+pub const CHUNK: u64 = 1 << 20;
+
+/// The numbers of signals and contexts that a communicator has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Signals of each context (`numRmaSig`).
+    pub signals: u32,
+    /// Contexts (`numRmaCtx`).
+    pub contexts: u32,
+}
+
+/// One signal of a rank, of which each other rank has a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Signal {
+    /// Its index (`sigIdx`).
+    pub index: u32,
+    /// Its context.
+    pub context: u32,
+}
+
+/// A number of raises that a rank waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Awaited {
+    /// The rank that raises the signal.
+    pub peer: u32,
+    /// The signal.
+    pub signal: Signal,
+    /// The number of raises that there have to be.
+    pub count: u64,
+}
+
+/// Bytes that are written into a window of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Put {
+    /// The address that the bytes come from.
+    pub from: u64,
+    /// Their number.
+    pub bytes: u64,
+    /// The number of the window, the same on all ranks.
+    pub window: u64,
+    /// The offset in the window of the peer.
+    pub offset: u64,
+}
+
+/// A one-sided operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RmaOp {
+    /// Writes into a window of `peer`, if there is anything to write, then raises a signal there.
+    Signal {
+        /// The rank that is written to.
+        peer: u32,
+        /// The bytes that are written before.
+        put: Option<Put>,
+        /// The signal that is raised.
+        signal: Signal,
+    },
+    /// Waits for signals.
+    Wait(Vec<Awaited>),
+}
+
+impl RmaOp {
+    /// True for a wait.
+    pub fn is_wait(&self) -> bool {
+        matches!(self, Self::Wait(_))
+    }
+}
+
+/// The part of a communicator for one-sided operations.
+pub struct Rma {
+    comm_id: u64,
+    rank: u32,
+    exposed: Arc<Exposed>,
+    /// By rank: whether it is in this process.
+    is_near: Vec<bool>,
+}
+
+/// The ranks of this process, by communicator and number.
+static NEAR: Mutex<BTreeMap<(u64, u32), Weak<Exposed>>> = Mutex::new(BTreeMap::new());
+
+impl Rma {
+    /// Exposes nothing yet; from now on messages of other ranks are served. To be called before they may
+    /// come.
+    ///
+    /// # Errors
+    /// A thread panicked while it changed the list of this process.
+    pub fn open(
+        bootstrap: &Bootstrap,
+        comm_id: u64,
+        is_near: Vec<bool>,
+        limits: Limits,
+        (device, control): (&Arc<dyn Device>, &Arc<Control>),
+    ) -> Result<Self> {
+        let rank = bootstrap.rank();
+        let exposed = Arc::new(Exposed::new(rank, limits, device.clone(), control.clone()));
+        let weak = Arc::downgrade(&exposed);
+        bootstrap.serve(TAG, move |from, message| {
+            if let Some(exposed) = weak.upgrade() {
+                exposed.serve(from, message);
+            }
+        });
+        lock(&NEAR)?.insert((comm_id, rank), Arc::downgrade(&exposed));
+        Ok(Self { comm_id, rank, exposed, is_near })
+    }
+
+    /// The windows and counters of this rank.
+    pub fn exposed(&self) -> &Exposed {
+        &self.exposed
+    }
+
+    /// What `peer` exposes, if it is in this process; None for ranks elsewhere.
+    ///
+    /// # Errors
+    /// `Remote`: it has destroyed its communicator.
+    pub fn near(&self, peer: u32) -> Result<Option<Arc<Exposed>>> {
+        if !self.is_near[peer as usize] {
+            return Ok(None);
+        }
+        let found = lock(&NEAR)?.get(&(self.comm_id, peer)).and_then(Weak::upgrade);
+        let gone = || Error::remote(format!("rank {peer} has ended its communicator")).with_peer(peer);
+        found.ok_or_else(gone).map(Some)
+    }
+
+    /// Sends a put to a rank elsewhere.
+    ///
+    /// # Errors
+    /// As [`Bootstrap::send`].
+    pub fn send_put(
+        &self,
+        bootstrap: &Bootstrap,
+        device: &dyn Device,
+        (peer, put): (u32, &Put),
+        wait: &Wait,
+    ) -> Result<()> {
+        let mut at = 0;
+        while at < put.bytes {
+            let bytes = CHUNK.min(put.bytes - at);
+            let header = Header::Put { window: put.window, offset: put.offset + at };
+            let message = header.message(bytes as usize, |room| device.download(put.from + at, room))?;
+            bootstrap.send(peer, TAG, &message, wait)?;
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    /// Raises a signal at a rank elsewhere, behind what was put there.
+    ///
+    /// # Errors
+    /// As [`Bootstrap::send`].
+    pub fn send_signal(&self, bootstrap: &Bootstrap, peer: u32, signal: Signal, wait: &Wait) -> Result<()> {
+        bootstrap.send(peer, TAG, &Header::Raise(signal).message(0, |_| Ok(()))?, wait)
+    }
+}
+
+impl Drop for Rma {
+    fn drop(&mut self) {
+        if let Ok(mut near) = NEAR.lock() {
+            near.remove(&(self.comm_id, self.rank));
+        }
+    }
+}

@@ -1,0 +1,337 @@
+#!/usr/bin/env python3
+"""One-sided transfers on GPUs: tests/gpu/rma.py libnccl.so.2 [ranks] [--only PHASE]
+
+`put`: every rank puts into every window, little and much, alone and in groups, and checks what came. `order`:
+what a stream does behind a wait sees what was put. `counters`: signals and contexts count for themselves.
+`graph`: puts and waits in a graph that is replayed with new data, between calls outside of it. `revoke` and
+`kill`: what ends a wait. These have a process for each rank, as ranks of one host and of a host each; `thread`
+has all ranks in one thread. The ranks share the GPUs that there are. Prints a line for each; the exit code is 1
+if anything was wrong. Needs a GPU, no framework.
+"""
+
+import argparse
+import array
+import ctypes
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+
+from deaths import SIZE, Failed, P, Rank, UniqueId, has_gpu, said
+from elastic import PLACES, judged
+
+PHASES = ["put", "order", "counters", "graph", "revoke", "kill"]
+SIGNALS, CONTEXTS = 3, 2
+UINT32, SYMMETRIC, UNSET = 3, 1, -(1 << 31)
+# Elements: nothing, little, odd, more than a message of the control connection holds.
+COUNTS = [0, 1, 1000, 65537, 1 << 20]
+PART = 1 << 20
+
+
+def main():
+    options = parsed()
+    if options.child is not None:
+        return Putter(options).run()
+    if not has_gpu():
+        print("skipped: needs a GPU")
+        return 0
+    bad = 0
+    for phase in PHASES + ["thread"] if options.only is None else [options.only]:
+        for place in PLACES if phase != "thread" else ["one process"]:
+            wrong = carry_out(options, phase, place)
+            print(f"{phase:9} {place:20} {wrong or 'ok'}", flush=True)
+            bad += wrong is not None
+    return 1 if bad else 0
+
+
+def parsed():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", type=os.path.abspath)
+    parser.add_argument("ranks", type=int, nargs="?", default=4)
+    parser.add_argument("--only", choices=[*PHASES, "thread"])
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--phase", help=argparse.SUPPRESS)
+    parser.add_argument("--identity", help=argparse.SUPPRESS)
+    parser.add_argument("--forked", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def carry_out(options, phase, place):
+    """What is wrong, or None."""
+    processes = 1 if phase == "thread" else options.ranks
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for rank in range(processes):
+            env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
+            if place == PLACES[1]:
+                env = {**env, "NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+            words = [sys.executable, __file__, options.library, str(options.ranks), "--child", str(rank)]
+            words += ["--phase", phase, "--identity", os.path.join(folder, "id")]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            ranks.append(subprocess.Popen(words, env=env, start_new_session=True, **pipes))
+        try:
+            victim = processes - 1 if phase == "kill" else -1
+            if phase == "kill":
+                if not all(said(rank, b"ready", 60) for rank in ranks):
+                    return "a rank did not get ready"
+                os.kill(ranks[victim].pid, signal.SIGKILL)
+            problems = [judged(child, rank) for rank, child in enumerate(ranks) if rank != victim]
+            return "; ".join(filter(None, problems)) or None
+        finally:
+            for child in ranks:
+                child.kill()
+                child.wait()
+
+
+class WaitFor(ctypes.Structure):
+    """`ncclWaitSignalDesc_t`."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("count", "peer", "index", "context")]
+
+
+def config():
+    """`ncclConfig_t` with signals and contexts, and nothing else set."""
+    words = array.array("i", [UNSET] * 30)
+    words[0:4] = array.array("i", [120, 0, struct.unpack("i", b"\xef\xbe\xfe\xca")[0], 23203])
+    for pointer in (8, 9, 12, 13):
+        words[pointer] = 0
+    words[21], words[25] = CONTEXTS, SIGNALS
+    return words.tobytes()
+
+
+def word(source, target, tag):
+    """What a rank puts to another one."""
+    return (tag * 1009 + source * 37 + target * 11 + 1) & 0x7FFFFFFF
+
+
+class Putter(Rank):
+    """A rank that puts into windows of others."""
+
+    def run(self):
+        try:
+            self.declare()
+            self.open_gpu()
+            if self.options.phase == "thread":
+                self.thread()
+            else:
+                self.join()
+                self.register()
+                getattr(self, self.options.phase)()
+        except Failed as error:
+            print(f"error: {error}", flush=True)
+            os._exit(3)
+        os._exit(0)
+
+    def declare(self):
+        i, lib = ctypes.c_int, self.nccl
+        lib.ncclPutSignal.argtypes = [P, SIZE, i, i, P, SIZE, i, i, ctypes.c_uint, P, P]
+        lib.ncclSignal.argtypes = [i, i, i, ctypes.c_uint, P, P]
+        lib.ncclWaitSignal.argtypes = [i, P, P, P]
+        lib.ncclCommWindowRegister.argtypes = [P, P, SIZE, P, i]
+        lib.ncclCommInitRankConfig.argtypes = [P, i, UniqueId, i, ctypes.c_char_p]
+        lib.ncclCommInitRank = lambda comm, ranks, identity, rank: lib.ncclCommInitRankConfig(
+            comm, ranks, identity, rank, config()
+        )
+
+    def register(self):
+        self.windows = []
+        for memory in self.memory:
+            window = P()
+            made = self.nccl.ncclCommWindowRegister(
+                self.comm, P(memory), SIZE(64 << 20), ctypes.byref(window), SYMMETRIC
+            )
+            self.check(made)
+            self.windows.append(window)
+
+    def put_to(self, peer, count, index=0, context=0):
+        """From the part of the peer in the first window into the part of this rank in the second."""
+        source = self.memory[0] + 4 * PART * peer
+        self.check(
+            self.nccl.ncclPutSignal(
+                source, count, UINT32, peer, self.windows[1], 4 * PART * self.rank, index, context, 0,
+                self.comm, self.stream,
+            )
+        )  # fmt: skip
+
+    def signal(self, peer, index=0, context=0):
+        self.check(self.nccl.ncclSignal(peer, index, context, 0, self.comm, self.stream))
+
+    def wait_for(self, peers, count=1, index=0, context=0):
+        wanted = (WaitFor * len(peers))(*[WaitFor(count, peer, index, context) for peer in peers])
+        self.check(self.nccl.ncclWaitSignal(len(peers), wanted, self.comm, self.stream))
+
+    def fill(self, peer, count, tag):
+        """On the stream, so that what is put has to wait for it."""
+        if count:
+            where = ctypes.c_uint64(self.memory[0] + 4 * PART * peer)
+            value = ctypes.c_uint(word(self.rank, peer, tag))
+            self.cuda("cuMemsetD32Async", where, value, SIZE(count), self.stream)
+
+    def expect(self, source, count, tag, at=None):
+        host = ctypes.create_string_buffer(4 * max(count, 1))
+        where = self.memory[1] + 4 * PART * source if at is None else at
+        self.cuda("cuMemcpyDtoH_v2", host, ctypes.c_uint64(where), SIZE(4 * count))
+        if host.raw[: 4 * count] != struct.pack("i", word(source, self.rank, tag)) * count:
+            raise Failed(f"{count} elements from rank {source}, {tag}: wrong")
+
+    def everybody(self):
+        return list(range(self.options.ranks))
+
+    def meet(self):
+        """All ranks have come here, with what they put before."""
+        for peer in self.everybody():
+            self.signal(peer, index=2)
+        self.wait_for(self.everybody(), index=2)
+        self.settle()
+
+    def put(self):
+        for tag, count in enumerate(COUNTS * 2):
+            for peer in self.everybody():
+                self.fill(peer, count, tag)
+            if tag % 2:
+                self.check(self.nccl.ncclGroupStart())
+                self.wait_for(self.everybody())
+            for peer in self.everybody():
+                self.put_to(peer, count)
+            if tag % 2:
+                self.check(self.nccl.ncclGroupEnd())
+            else:
+                self.wait_for(self.everybody()[::-1])
+            self.settle()
+            for peer in self.everybody():
+                self.expect(peer, count, tag)
+            self.meet()
+
+    def order(self):
+        """A copy behind the wait, which is on its way long before the put."""
+        ranks, count = self.options.ranks, PART
+        after, before = (self.rank + 1) % ranks, (self.rank - 1) % ranks
+        copied = ctypes.c_uint64()
+        self.cuda("cuMemAlloc_v2", ctypes.byref(copied), SIZE(4 * count))
+        other = P()
+        self.cuda("cuStreamCreate", ctypes.byref(other), 1)
+        for tag in range(10):
+            self.meet()
+            if self.rank % 2 == 0:
+                self.fill(after, count, tag)
+                self.put_to(after, count)
+            self.wait_for([before])
+            came = ctypes.c_uint64(self.memory[1] + 4 * PART * before)
+            self.cuda("cuMemcpyDtoDAsync_v2", copied, came, SIZE(4 * count), self.stream)
+            if self.rank % 2 == 1:
+                time.sleep(0.02)
+                self.fill(after, count, tag)
+                self.put_to(after, count)
+            self.settle()
+            self.expect(before, count, tag, copied.value)
+
+    def counters(self):
+        ranks = self.options.ranks
+        for peer in range(ranks):
+            for index in range(SIGNALS - 1):
+                for context in range(CONTEXTS):
+                    for _ in range(1 + self.rank + index + 2 * context):
+                        self.signal(peer, index, context)
+        for peer in range(ranks):
+            for index in range(SIGNALS - 1):
+                for context in range(CONTEXTS):
+                    for _ in range(peer + index + 2 * context):
+                        self.wait_for([peer], 1, index, context)
+                    self.wait_for([peer], 1, index, context)
+        self.settle()
+        self.meet()
+
+    def graph(self):
+        ranks, count = self.options.ranks, 70001
+        after, before = (self.rank + 1) % ranks, (self.rank - 1) % ranks
+        graph, replay = P(), P()
+        self.cuda("cuStreamBeginCapture_v2", self.stream, 1)
+        self.put_to(after, count)
+        self.wait_for([before])
+        self.cuda("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        self.cuda("cuGraphInstantiateWithFlags", ctypes.byref(replay), graph, ctypes.c_uint64(0))
+        for tag in range(30):
+            self.fill(after, count, tag)
+            if tag % 3 == 2:
+                self.put_to(after, count)
+                self.wait_for([before])
+            else:
+                self.cuda("cuGraphLaunch", replay, self.stream)
+            self.settle()
+            self.expect(before, count, tag)
+            self.meet()
+
+    def revoke(self):
+        if self.rank == 0:
+            self.wait_for([self.options.ranks - 1])
+            time.sleep(0.3)
+            if self.driver.cuStreamQuery(self.stream) != 600:
+                raise Failed("the wait has ended by itself")
+            self.check(self.nccl.ncclCommRevoke(self.comm, 0))
+            end = time.monotonic() + 5
+            while self.driver.cuStreamQuery(self.stream) == 600:
+                if time.monotonic() > end:
+                    raise Failed("the wait goes on after the communicator was revoked")
+                time.sleep(0.001)
+        else:
+            time.sleep(1)
+
+    def kill(self):
+        """The last rank is killed while the others wait for it."""
+        victim = self.options.ranks - 1
+        if self.rank == victim:
+            self.meet()
+            print("ready", flush=True)
+            time.sleep(60)
+            return
+        self.meet()
+        self.wait_for([victim])
+        print("ready", flush=True)
+        try:
+            self.settle()
+        except Failed as error:
+            if f"rank {victim}" in str(error):
+                return
+            raise Failed(f"blames another: {error}") from error
+        raise Failed("a wait for a rank that was killed has ended well")
+
+    def thread(self):
+        """All ranks in this thread, each with a stream and windows of its own."""
+        all_ranks, identity = [], UniqueId()
+        self.check(self.nccl.ncclGetUniqueId(ctypes.byref(identity)))
+        for rank in self.everybody():
+            one = Putter(self.options)
+            one.nccl, one.rank = self.nccl, rank
+            one.open_gpu()
+            all_ranks.append(one)
+        self.grouped(all_ranks, lambda one: one.check(
+            one.nccl.ncclCommInitRank(ctypes.byref(one.comm), one.options.ranks, identity, one.rank)
+        ))  # fmt: skip
+        self.grouped(all_ranks, Putter.register)
+        for tag, count in enumerate(COUNTS):
+            for one in all_ranks:
+                for peer in self.everybody():
+                    one.fill(peer, count, tag)
+            self.grouped(all_ranks, lambda one: [one.put_to(peer, count) for peer in self.everybody()])
+            self.grouped(all_ranks, lambda one: one.wait_for(self.everybody()))
+            for one in all_ranks:
+                one.settle()
+                for peer in self.everybody():
+                    one.expect(peer, count, tag)
+        for one in all_ranks:
+            one.check(one.nccl.ncclCommDestroy(one.comm))
+
+    def grouped(self, all_ranks, work):
+        self.check(self.nccl.ncclGroupStart())
+        for one in all_ranks:
+            work(one)
+        self.check(self.nccl.ncclGroupEnd())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
