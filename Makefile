@@ -4,6 +4,7 @@
 # make lib     target/release/libnccl.so.2
 # make plugins libnccl-net-hawser-socket.so and its siblings, for NVIDIA's NCCL
 # make check   formatting, lints, documentation, house rules
+# make docs    the book, target/book/index.html (needs mdbook)
 # make lab     what the tests between virtual machines need (Debian; else it says what is missing)
 # make install    into PREFIX (/opt/hawser), below DESTDIR; make uninstall takes it away
 # make packages   tarball, Debian package and wheel in target/packages
@@ -20,7 +21,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # in the library do not tell where it was built.
 lib plugins: export RUSTFLAGS := $(RUSTFLAGS) -C force-frame-pointers=yes --remap-path-prefix=$(CARGO_HOME)/registry/src=deps
 
-.PHONY: run test lib plugins check setup lab install uninstall packages
+.PHONY: docs run test lib plugins check setup lab install uninstall packages
 
 run: lib
 	$(TARGET)/release/hawser perf all_reduce $(ARGS)
@@ -55,6 +56,11 @@ check: setup
 	cargo clippy --quiet --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --document-private-items
 	cargo xtask tidy
+
+# tidy checks the links of all pages (make check).
+docs:
+	@command -v mdbook > /dev/null || { echo "docs: mdbook is missing: cargo install mdbook"; exit 1; }
+	mdbook build
 
 setup:
 	@scripts/setup.sh

@@ -26,6 +26,21 @@ fill() {
     rm -f "$filled"
 }
 
+# pages PROGRAM: what the program writes about itself.
+pages() {
+    local folder page
+    folder=$(mktemp -d)
+    "$1" man "$folder/man" > /dev/null
+    for page in "$folder"/man/*; do put 644 "$page" "share/man/man1/${page##*/}"; done
+    "$1" completions bash > "$folder/text"
+    put 644 "$folder/text" share/bash-completion/completions/hawser
+    "$1" completions zsh > "$folder/text"
+    put 644 "$folder/text" share/zsh/site-functions/_hawser
+    "$1" completions fish > "$folder/text"
+    put 644 "$folder/text" share/fish/vendor_completions.d/hawser.fish
+    rm -rf "$folder"
+}
+
 install_all() {
     local built=$1 name version
     version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -40,6 +55,7 @@ install_all() {
         put 644 "$built/libnccl-$name.so" "lib/libnccl-$name.so"
     done
     put 755 "$built/hawser" bin/hawser
+    pages "$built/hawser"
     put 644 core/capi/include/hawser.h include/hawser.h
     put 644 plugins/api/include/hawser_plugin.h include/hawser_plugin.h
     fill packaging/files/hawser.pc.in lib/pkgconfig/hawser.pc
@@ -51,15 +67,16 @@ install_all() {
 }
 
 uninstall_all() {
-    local file
+    local file folder list
     [ -f "$root/$LIST" ] || fail "$root has no $LIST: nothing was installed there by make install"
-    sort "$root/$LIST" > "$root/$LIST.sorted"
-    while read -r file; do rm -f "${root:?}/$file"; done < "$root/$LIST.sorted"
-    rm -f "$root/$LIST.sorted"
-    # Folders go if they are empty, from the innermost out.
-    for file in share/hawser share/doc/hawser share/doc share lib/cmake/Hawser lib/cmake lib/pkgconfig lib include bin .; do
-        rmdir "$root/$file" 2> /dev/null || true
-    done
+    list=$(< "$root/$LIST")
+    while read -r file; do rm -f "${root:?}/$file"; done <<< "$list"
+    # Folders that held these files go if they are empty now, from the innermost out.
+    while read -r file; do
+        folder=$(dirname "$file")
+        while [ "$folder" != . ] && rmdir "$root/$folder" 2> /dev/null; do folder=$(dirname "$folder"); done
+    done <<< "$list"
+    rmdir "$root" 2> /dev/null || true
     echo "uninstall: done in $root"
 }
 

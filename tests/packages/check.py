@@ -17,6 +17,11 @@ import zipfile
 sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGING = ROOT / "packaging"
+# As the tool: man pages go into a folder, completions to the standard output, where its other words go too.
+PROGRAM = """#!/bin/sh
+[ "$1" != man ] || { mkdir -p "$2" && : > "$2/hawser.1"; }
+echo "hawser $*"
+"""
 PLUGINS = ["net-hawser-socket", "net-hawser-ib", "tuner-hawser", "profiler-hawser"]
 
 
@@ -43,7 +48,7 @@ def stand_ins(built):
     run("cc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", library, source)
     for name in PLUGINS:
         shutil.copy(library, built / f"libnccl-{name}.so")
-    (built / "hawser").write_text('#!/bin/sh\necho "hawser $*"\n')
+    (built / "hawser").write_text(PROGRAM)
     (built / "hawser").chmod(0o755)
     return built
 
@@ -70,13 +75,20 @@ def installs_and_leaves_nothing(built, root):
         "lib/libnccl.so",
         "lib/libnccl.so.2",
         "lib/pkgconfig/hawser.pc",
+        "share/bash-completion/completions/hawser",
+        "share/fish/vendor_completions.d/hawser.fish",
+        "share/man/man1/hawser.1",
+        "share/zsh/site-functions/_hawser",
         *(f"lib/libnccl-{name}.so" for name in PLUGINS),
     ):
         assert wanted in found, f"{wanted} is not among {found}"
     assert "prefix=/opt/hawser\n" in (root / "opt/hawser/lib/pkgconfig/hawser.pc").read_text()
     (root / "opt/hawser/lib/of-the-user").touch()
+    (root / "opt/hawser/empty").mkdir()
     run(PACKAGING / "install.sh", "uninstall", "/opt/hawser", root)
-    assert files_of(root) == ["opt/hawser/lib/of-the-user"], files_of(root)
+    left = sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
+    users = ["empty", "lib", "lib/of-the-user"]
+    assert left == ["opt", "opt/hawser", *(f"opt/hawser/{path}" for path in users)], left
 
 
 def packages_are_equal(built, folder):
@@ -109,7 +121,7 @@ def deb_is_whole(path, folder):
 
 
 def wheel_works(path, folder):
-    """As pip unpacks it: the module finds the library, `run` sets LD_PRELOAD, other words go to the program."""
+    """As pip unpacks it: the module finds the library, its command runs the program."""
     site = folder / "site"
     with zipfile.ZipFile(path) as archive:
         archive.extractall(site)
@@ -117,14 +129,13 @@ def wheel_works(path, folder):
             assert entry.external_attr >> 28 == 0o10, f"{entry.filename} is no plain file"
             (site / entry.filename).chmod(entry.external_attr >> 16 & 0o777)
     assert "manylinux_2_34" in path.name
-    env = {**os.environ, "PYTHONPATH": str(site), "LD_PRELOAD": ""}
+    env = {**os.environ, "PYTHONPATH": str(site)}
     library = site / "hawser/lib/libnccl.so.2"
     assert run(sys.executable, "-m", "hawser.path", env=env).strip() == str(library)
     command = [sys.executable, "-m", "hawser.command"]
     assert run(*command, "perf", "all_reduce", env=env) == "hawser perf all_reduce\n"
-    assert run(*command, "run", "--", "sh", "-c", "echo $LD_PRELOAD", env=env).strip() == str(library)
-    wrong = subprocess.run([*command, "run", "--", "no-such-command"], env=env, capture_output=True, text=True)
-    assert wrong.returncode == 1 and "no-such-command: No such file" in wrong.stderr, wrong
+    words = ["--verify", "--", "sh", "-c", "true"]
+    assert run(*command, "run", *words, env=env) == "hawser exec --verify -- sh -c true\n"
 
 
 def newer_symbols_are_refused(built, folder):

@@ -4,6 +4,7 @@
 mod imports;
 mod layout;
 mod length;
+mod links;
 mod riddles;
 mod rust;
 mod settings;
@@ -97,6 +98,7 @@ fn check(sources: &[Source]) -> Vec<Finding> {
     findings.extend(settings::check(sources));
     findings.extend(imports::check(sources));
     findings.extend(stops::check(sources));
+    findings.extend(links::check(sources));
     for source in sources {
         findings.extend(length::check(source));
         findings.extend(text::check(source));
