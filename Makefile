@@ -4,6 +4,7 @@
 # make lib     target/release/libnccl.so.2
 # make plugins libnccl-net-hawser-socket.so and its siblings, for NVIDIA's NCCL
 # make check   formatting, lints, documentation, house rules
+# make crates  packs the crates that others may use (those without publish = false), for crates.io
 # make docs    the book, target/book/index.html (needs mdbook)
 # make lab     what the tests between virtual machines need (Debian; else it says what is missing)
 # make install    into PREFIX (/opt/hawser), below DESTDIR; make uninstall takes it away
@@ -21,7 +22,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # in the library do not tell where it was built.
 lib plugins: export RUSTFLAGS := $(RUSTFLAGS) -C force-frame-pointers=yes --remap-path-prefix=$(CARGO_HOME)/registry/src=deps
 
-.PHONY: docs run test lib plugins check setup lab install uninstall packages
+.PHONY: crates docs run test lib plugins check setup lab install uninstall packages
 
 run: lib
 	$(TARGET)/release/hawser perf all_reduce $(ARGS)
@@ -56,6 +57,10 @@ check: setup
 	cargo clippy --quiet --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --document-private-items
 	cargo xtask tidy
+
+crates: setup
+	@names=$$(git grep -L '^publish = false' -- 'core/*/Cargo.toml' 'kernels/abi/Cargo.toml' 'plugins/*/Cargo.toml' | \
+		xargs sed -n 's/^name = "\(hawser[^"]*\)"/-p \1/p') && cargo package --no-verify $$names
 
 # tidy checks the links of all pages (make check).
 docs:

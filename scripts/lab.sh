@@ -17,6 +17,7 @@ done
 if [ -n "$missing" ]; then
     [ "$(id -u)" = 0 ] || without "as root: apt-get update && apt-get install -y$missing"
     step "installing$missing"
+    # shellcheck disable=SC2086 # a word for each package
     { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing >/dev/null; } ||
         without "apt-get did not install$missing (see above)"
 fi
