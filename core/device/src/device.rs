@@ -239,6 +239,10 @@ pub trait Streams: Send + Sync {
     /// any memory.
     fn copy(&self, stream: Stream, dst: u64, src: u64, bytes: u64) -> Result<()>;
 
+    /// Copies on a stream of our own, as [`Streams::copy`], and returns when that is over. Other threads may
+    /// capture.
+    fn copy_and_wait(&self, own: &OwnedStream, dst: u64, src: u64, bytes: u64) -> Result<()>;
+
     /// The moment when everything is over that is on `stream` now. Not during a capture.
     fn moment(&self, stream: Stream) -> Result<Moment>;
 

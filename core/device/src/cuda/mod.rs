@@ -262,6 +262,13 @@ impl Streams for CudaDevice {
         stream::copy(&self.context, raw_stream(stream), dst, src, bytes)
     }
 
+    fn copy_and_wait(&self, own: &OwnedStream, dst: u64, src: u64, bytes: u64) -> Result<()> {
+        let _scope = self.context.enter_relaxed()?;
+        stream::copy(&self.context, raw_stream(own.stream), dst, src, bytes)?;
+        // SAFETY: a stream of our own, which lives as long as its owner.
+        unsafe { self.context.driver.stream_synchronize(raw_stream(own.stream)) }.check(&self.context)
+    }
+
     fn moment(&self, stream: Stream) -> Result<Moment> {
         moment::moment(&self.context, raw_stream(stream))
     }

@@ -505,6 +505,8 @@ fn a_stream_calls_the_host() {
         };
         device.call(stream.stream, call(false)).unwrap();
         device.call(stream.stream, call(true)).unwrap();
+        assert!(hawser_base::log::last_error().contains("panicked"));
+        hawser_base::log::set_last_error("");
         assert_eq!((calls.load(Ordering::Relaxed), Arc::strong_count(&calls)), (2, 1), "they are freed");
         device.begin_capture(stream.stream).unwrap();
         device.call(stream.stream, call(false)).unwrap();

@@ -231,6 +231,10 @@ impl Streams for HostDevice {
         Ok(())
     }
 
+    fn copy_and_wait(&self, own: &OwnedStream, dst: u64, src: u64, bytes: u64) -> Result<()> {
+        self.copy(own.stream, dst, src, bytes)
+    }
+
     fn moment(&self, _stream: Stream) -> Result<Moment> {
         // What is called has run to its end.
         Ok(Moment { owner: Box::new(Instant::now()) })

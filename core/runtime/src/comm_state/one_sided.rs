@@ -6,7 +6,6 @@ use std::time::Instant;
 use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::wait::Wait;
-use hawser_device::Stream;
 
 use super::CommState;
 use crate::rma::{Awaited, CHUNK, Exposed, Put, RmaOp, Signal};
@@ -33,7 +32,7 @@ impl CommState {
         let Some(near) = self.rma.near(peer)? else {
             let wait = Wait::new(self.abort.clone(), env::settings().op_timeout);
             if let Some(put) = put {
-                self.rma.send_put(&self.bootstrap, &*self.device, (peer, put), &wait)?;
+                self.rma.send_put(&self.bootstrap, (peer, put), &wait)?;
             }
             return self.rma.send_signal(&self.bootstrap, peer, signal, &wait);
         };
@@ -53,22 +52,19 @@ impl CommState {
 
     /// Copies into the window of a rank of this process, and waits for the end.
     fn copy_near(&self, near: &Exposed, to: u64, put: &Put) -> Result<()> {
-        let Some(ops) = self.stream_ops.get() else {
-            return self.device.copy(Stream::default(), to, put.from, put.bytes);
-        };
-        if self.is_load_store || self.device.caps().id == near.device().caps().id {
-            let stream = ops.copies().stream;
-            self.device.copy(stream, to, put.from, put.bytes)?;
-            return self.device.synchronize(stream);
+        let own = self.rma.exposed();
+        let is_reached = self.is_load_store || self.device.caps().id == near.device().caps().id;
+        if is_reached || self.device.kernels().is_none() {
+            return own.copy(to, put.from, put.bytes);
         }
         // The devices do not reach each other's memory.
-        let mut bytes = vec![0; CHUNK.min(put.bytes) as usize];
+        let mut room = vec![0u8; CHUNK.min(put.bytes) as usize];
         let mut at = 0;
         while at < put.bytes {
-            let chunk = &mut bytes[..CHUNK.min(put.bytes - at) as usize];
-            self.device.download(put.from + at, chunk)?;
-            near.device().upload(to + at, chunk)?;
-            at += chunk.len() as u64;
+            let (bytes, between) = (CHUNK.min(put.bytes - at), room.as_mut_ptr() as u64);
+            own.copy(between, put.from + at, bytes)?;
+            near.copy(to + at, between, bytes)?;
+            at += bytes;
         }
         Ok(())
     }

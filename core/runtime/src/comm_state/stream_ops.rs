@@ -16,7 +16,7 @@ use std::thread;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::log;
-use hawser_device::{Device, HostWords, MemoryOp, OwnedStream};
+use hawser_device::{Device, HostWords, MemoryOp};
 
 use super::CommState;
 use crate::rma::RmaOp;
@@ -29,8 +29,6 @@ const WORD_BYTES: u64 = 64;
 pub struct StreamOps {
     state: Mutex<State>,
     rung: Condvar,
-    /// The stream that the thread copies on.
-    copies: OwnedStream,
 }
 
 #[derive(Default)]
@@ -78,19 +76,13 @@ impl StreamOps {
     /// Starts the thread, which ends after [`StreamOps::close`].
     ///
     /// # Errors
-    /// There is no thread or no stream left.
+    /// There is no thread left.
     pub fn start(comm: &Arc<CommState>) -> Result<Arc<Self>> {
-        let copies = comm.device.urgent_stream()?;
-        let ops = Arc::new(Self { state: Mutex::default(), rung: Condvar::new(), copies });
+        let ops = Arc::new(Self { state: Mutex::default(), rung: Condvar::new() });
         let (served, weak) = (ops.clone(), Arc::downgrade(comm));
         let spawned = thread::Builder::new().name("hawser-rma".into()).spawn(move || served.serve(&weak));
         spawned.map_err(|error| Error::system("starting a thread for one-sided transfers", error))?;
         Ok(ops)
-    }
-
-    /// The stream where the thread copies.
-    pub fn copies(&self) -> &OwnedStream {
-        &self.copies
     }
 
     /// What a stream does for operations: a call of the host, then these operations on a word.
@@ -208,7 +200,7 @@ impl CommState {
     /// What one-sided operations of a GPU need, made when the first comes.
     ///
     /// # Errors
-    /// There is no thread or no stream left.
+    /// There is no thread left.
     pub fn stream_ops(self: &Arc<Self>) -> Result<&Arc<StreamOps>> {
         if let Some(ops) = self.stream_ops.get() {
             return Ok(ops);
@@ -223,7 +215,6 @@ impl CommState {
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
-    use hawser_device::Streams;
     use hawser_device::host::HostDevice;
 
     use super::*;
@@ -238,8 +229,7 @@ mod tests {
     #[test]
     fn a_word_serves_the_next_once_the_stream_has_cleared_it() {
         let device = HostDevice::beside().unwrap();
-        let copies = device.urgent_stream().unwrap();
-        let ops = Arc::new(StreamOps { state: Mutex::default(), rung: Condvar::new(), copies });
+        let ops = Arc::new(StreamOps { state: Mutex::default(), rung: Condvar::new() });
         let [first, captured, second] =
             [false, true, false].map(|is_captured| ops.prepare(&device, &[], is_captured).unwrap());
         let addresses = [&first, &captured, &second].map(|(_, [wait, _])| value(wait).as_ptr());

@@ -4,14 +4,14 @@
 //! there first, also where a window is registered while messages come.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::log;
-use hawser_device::Device;
+use hawser_device::{Device, OwnedStream};
 
 use super::message::Header;
 use super::{Awaited, Limits, Signal};
@@ -40,6 +40,8 @@ pub struct Exposed {
     limits: Limits,
     device: Arc<dyn Device>,
     control: Arc<Control>,
+    /// The stream that bytes are copied on, once there were any.
+    stream: OnceLock<OwnedStream>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -76,12 +78,33 @@ enum Found {
 impl Exposed {
     /// Nothing is registered, and no signal was raised.
     pub fn new(rank: u32, limits: Limits, device: Arc<dyn Device>, control: Arc<Control>) -> Self {
-        Self { rank, limits, device, control, state: Mutex::default(), changed: Condvar::new() }
+        let (stream, state, changed) = (OnceLock::new(), Mutex::default(), Condvar::new());
+        Self { rank, limits, device, control, stream, state, changed }
     }
 
     /// The device that the windows are memory of.
     pub fn device(&self) -> &dyn Device {
         &*self.device
+    }
+
+    /// Copies between any memory that this rank's device reaches, and waits for the end. The stream is an
+    /// urgent one: streams that wait for a signal do not hold up what they wait for.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let stream = match self.stream.get() {
+            Some(stream) => stream,
+            None => {
+                // Another thread may be faster.
+                let _ = self.stream.set(self.device.urgent_stream()?);
+                self.stream.get().ok_or_else(|| Error::internal("a stream vanished"))?
+            }
+        };
+        self.device.copy_and_wait(stream, to, from, bytes)
     }
 
     /// The numbers of signals and contexts.
@@ -219,7 +242,7 @@ impl Exposed {
             (Header::Put { window: number, offset }, bytes) => {
                 let Found::Here(window) = self.find(state, number)? else { return Ok(false) };
                 let addr = self.within(&window, number, offset, bytes.len() as u64)?;
-                self.device.upload(addr, bytes)?;
+                self.copy(addr, bytes.as_ptr() as u64, bytes.len() as u64)?;
             }
         }
         Ok(true)

@@ -161,18 +161,13 @@ impl Rma {
     ///
     /// # Errors
     /// As [`Bootstrap::send`].
-    pub fn send_put(
-        &self,
-        bootstrap: &Bootstrap,
-        device: &dyn Device,
-        (peer, put): (u32, &Put),
-        wait: &Wait,
-    ) -> Result<()> {
+    pub fn send_put(&self, bootstrap: &Bootstrap, (peer, put): (u32, &Put), wait: &Wait) -> Result<()> {
         let mut at = 0;
         while at < put.bytes {
             let bytes = CHUNK.min(put.bytes - at);
             let header = Header::Put { window: put.window, offset: put.offset + at };
-            let message = header.message(bytes as usize, |room| device.download(put.from + at, room))?;
+            let fill = |room: &mut [u8]| self.exposed.copy(room.as_mut_ptr() as u64, put.from + at, bytes);
+            let message = header.message(bytes as usize, fill)?;
             bootstrap.send(peer, TAG, &message, wait)?;
             at += bytes;
         }
