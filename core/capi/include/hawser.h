@@ -38,6 +38,12 @@ ncclResult_t hawserGatherv(const void *sendbuff, size_t sendcount, void *recvbuf
 ncclResult_t hawserScatterv(const void *sendbuff, const size_t sendcounts[], const size_t sdispls[], void *recvbuff,
                             size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream);
 
+/* Options of one call, in the list that begins at the field ext of ncclCollConfig_t: this vendor, one of these numbers, and a text.
+ * They narrow what algSelection leaves; what cannot be kept is an error unless forceAlgSelection is 0. Other libraries skip them. */
+#define HAWSER_VENDOR 0x485752
+#define HAWSER_OPTION_EXECUTOR 1 /* "interpreter", "fused", "copy_engine" or "host" */
+#define HAWSER_OPTION_PROTOCOL 2 /* "LL", "LL128" or "Simple", by any executor */
+
 /* What the last operation of a communicator ran, and why. Fill with HAWSER_DECISION_INITIALIZER. */
 typedef struct {
     size_t size;                 /* as the initialiser sets it */

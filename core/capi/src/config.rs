@@ -4,7 +4,7 @@
 //! have is unset; a field that is newer than the version it states is ignored. Unlike NCCL, `minCTAs`
 //! without `maxCTAs` is fine: an unset bound bounds nothing.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint};
 use std::ops::RangeInclusive;
 
 use hawser_base::env;
@@ -13,9 +13,9 @@ use hawser_plan::{CallOptions, Selection};
 use hawser_runtime::rma::Limits;
 use hawser_runtime::{Config, Error, Result};
 
-use crate::args::In;
+use crate::args::{self, In};
 use crate::handle::Handle;
-use crate::types::{API_MAGIC, NcclCollConfig, NcclConfig, UNDEF_INT};
+use crate::types::{API_MAGIC, NcclCollConfig, NcclConfig, NcclConfigExt, UNDEF_INT};
 
 /// CTAs of one operation where nobody says otherwise.
 const DEFAULT_MAX_CTAS: u32 = 64;
@@ -23,6 +23,11 @@ const DEFAULT_MAX_CTAS: u32 = 64;
 const DEFAULT_RMA: u32 = 1;
 /// Longest list of vendor options; a longer one is taken for a cycle.
 const MOST_OPTIONS: usize = 4096;
+
+/// `HAWSER_VENDOR`, and its options.
+const VENDOR: c_int = 0x48_5752;
+const OPTION_EXECUTOR: c_int = 1;
+const OPTION_PROTOCOL: c_int = 2;
 
 /// `NCCL_CTA_POLICY_ZERO`: no CTAs where that is possible.
 const CTA_POLICY_ZERO: c_int = 2;
@@ -99,10 +104,7 @@ pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<CallOpti
     }
     in_range("forceAlgSelection", raw.forceAlgSelection, 0..=1)?;
     in_range("CTAPolicy", raw.CTAPolicy, 0..=3)?;
-    let options = options(&raw)?;
-    if options > 0 {
-        log::info(Subsys::Coll, || format!("config->ext: {options} options, none of them Hawser's, ignored"));
-    }
+    let selection = with_options(selection(&raw)?, &raw)?;
     for (field, is_set) in [
         ("nvlsCTAs", raw.nvlsCTAs != UNDEF_INT),
         ("cgaClusterSize", raw.cgaClusterSize != UNDEF_INT),
@@ -120,7 +122,7 @@ pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<CallOpti
     let max_ctas = ctas("maxCTAs", raw.maxCTAs, handle.max_ctas);
     let min_ctas = ctas("minCTAs", raw.minCTAs, handle.max_ctas);
     Ok(CallOptions {
-        selection: selection(&raw)?,
+        selection,
         is_forced: raw.forceAlgSelection != 0,
         // As in NCCL: a minimum above the maximum counts as 1.
         min_ctas: min_ctas.map(|min| if max_ctas.is_some_and(|max| min > max) { 1 } else { min }),
@@ -244,17 +246,46 @@ fn given(value: c_int) -> Option<u32> {
     u32::try_from(value).ok()
 }
 
-/// Walks the vendor options. Hawser has none of its own yet, and other vendors' are not for it.
-fn options(config: &NcclCollConfig) -> Result<usize> {
-    let mut next = config.ext;
-    for count in 0..MOST_OPTIONS {
+/// Walks the vendor options: ours narrow the selection, other vendors' are not for us.
+fn with_options(mut selection: Selection, config: &NcclCollConfig) -> Result<Selection> {
+    let (mut next, mut others) = (config.ext, 0);
+    for _ in 0..MOST_OPTIONS {
         if next.is_null() {
-            return Ok(count);
+            if others > 0 {
+                log::info(Subsys::Coll, || {
+                    format!("config->ext: {others} options of other vendors, ignored")
+                });
+            }
+            return Ok(selection);
         }
-        next = In::inside(next).read("config->ext")?.next;
+        let option = In::inside(next).read("config->ext")?;
+        match option.vendor {
+            VENDOR => selection = with_option(selection, &option)?,
+            _ => others += 1,
+        }
+        next = option.next;
     }
     Err(Error::invalid_argument(format!("config->ext has more than {MOST_OPTIONS} entries"))
         .remedy("end the list with next = NULL"))
+}
+
+/// An option of `hawser.h`, whose value is a text.
+fn with_option(selection: Selection, option: &NcclConfigExt) -> Result<Selection> {
+    let text = || {
+        let text = In::<c_char>::inside(option.value.cast()).text();
+        text.ok_or_else(|| args::null(&format!("config->ext: the text of option {}", option.option)))
+    };
+    let narrowed = match option.option {
+        OPTION_EXECUTOR => selection.by_executor(&text()?),
+        OPTION_PROTOCOL => selection.by_protocol(&text()?),
+        other => {
+            return Err(Error::invalid_argument(format!("config->ext: option {other} of HAWSER_VENDOR"))
+                .remedy("use HAWSER_OPTION_EXECUTOR (1) or HAWSER_OPTION_PROTOCOL (2)"));
+        }
+    };
+    narrowed.map_err(|error| {
+        Error::invalid_argument(format!("config->ext: {error}")).remedy("write such a word, in any case")
+    })
 }
 
 fn selection(config: &NcclCollConfig) -> Result<Selection> {

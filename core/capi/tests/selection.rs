@@ -90,6 +90,75 @@ fn what_cannot_be_selected_is_an_error_or_left_to_the_library() {
     end(comms);
 }
 
+/// `ncclConfigExt_t`.
+#[repr(C)]
+struct Option_ {
+    next: *const Option_,
+    vendor: c_int,
+    option: c_int,
+    value: *const c_char,
+}
+
+const VENDOR: c_int = 0x48_5752;
+const EXECUTOR: c_int = 1;
+const PROTOCOL: c_int = 2;
+
+/// An all-reduce with an option of ours behind one of another vendor, and with `RING` beside it.
+fn with_option(comms: &[Comm], option: c_int, value: Option<&CStr>, force: c_int) -> c_int {
+    let value = value.map_or(null(), CStr::as_ptr);
+    let ours = Option_ { next: null(), vendor: VENDOR, option, value };
+    let first = Option_ { next: &ours, vendor: 7, option: 1, value: null() };
+    let mut config = CollConfig::filter(c"RING", force);
+    let address = (&raw const first) as u64;
+    (config.0[4], config.0[5]) = (address as c_int, (address >> 32) as c_int);
+    all_reduce(comms, &config)
+}
+
+#[test]
+fn options_of_ours_narrow_the_selection() {
+    let _turn = turn();
+    let comms = several(2);
+    for (option, word) in [(EXECUTOR, c"host"), (EXECUTOR, c"Interpreter"), (PROTOCOL, c"simple")] {
+        ok(with_option(&comms, option, Some(word), 1));
+        assert_eq!(last(comms[0]).0, "Ring", "{word:?}");
+    }
+    // The host device has neither.
+    for (option, word) in [(EXECUTOR, c"fused"), (PROTOCOL, c"LL128")] {
+        assert_eq!(with_option(&comms, option, Some(word), 1), INVALID_ARGUMENT, "{word:?}");
+        ok(with_option(&comms, option, Some(word), 0));
+    }
+    end(comms);
+}
+
+#[test]
+fn options_of_ours_that_are_none_are_refused() {
+    let _turn = turn();
+    let comm = single();
+    let data = [0f32; 4];
+    for (option, value, word) in [
+        (EXECUTOR, Some(c"warp"), "no executor"),
+        (PROTOCOL, Some(c"LL64"), "no protocol"),
+        (EXECUTOR, None, "the text of option 1"),
+        (9, Some(c"host"), "option 9"),
+    ] {
+        let value = value.map_or(null(), CStr::as_ptr);
+        let ours = Option_ { next: null(), vendor: VENDOR, option, value };
+        let mut config = CollConfig::with(CollConfig::FORCE, 1);
+        let address = (&raw const ours) as u64;
+        (config.0[4], config.0[5]) = (address as c_int, (address >> 32) as c_int);
+        let (address, mut out) = (data.as_ptr().cast(), data);
+        let code =
+            ncclAllReduceConfig(address, out.as_mut_ptr().cast(), 4, FLOAT32, SUM, comm, null(), &config);
+        assert_eq!(code, INVALID_ARGUMENT, "{word}");
+        let text = last_error();
+        assert!(
+            text.starts_with("ncclAllReduceConfig: ") && text.contains(word) && text.contains(';'),
+            "{text}"
+        );
+    }
+    ok(ncclCommDestroy(comm));
+}
+
 #[test]
 fn ctas_of_one_call_are_bounded() {
     let _turn = turn();

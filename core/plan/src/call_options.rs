@@ -55,6 +55,44 @@ impl Selection {
         Ok(selection)
     }
 
+    /// The same, by one executor only: `interpreter`, `fused`, `copy_engine` or `host`. The host device runs
+    /// what the interpreter runs on GPUs.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the unknown word.
+    pub fn by_executor(self, name: &str) -> Result<Self> {
+        let executor = Executor::ALL.into_iter().find(|executor| plain(executor.name()) == plain(name));
+        let executor = executor.ok_or_else(|| {
+            let known = Executor::ALL.map(Executor::name).join(", ");
+            PlanError::argument(format!("\"{}\" is no executor: use one of {known}", name.trim()))
+        })?;
+        Ok(self.by(|route| {
+            let stands_for = if route == Route::HOST { Executor::Interpreter } else { route.executor };
+            executor == route.executor || executor == stands_for
+        }))
+    }
+
+    /// The same, by one protocol only, whatever the executor: `LL`, `LL128` or `Simple`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the unknown word.
+    pub fn by_protocol(self, name: &str) -> Result<Self> {
+        let is_it = |route: &Route| plain(route.protocol.name()) == plain(name);
+        if !Route::ALL.iter().any(is_it) {
+            let text = format!("\"{}\" is no protocol: use LL, LL128 or Simple", name.trim());
+            return Err(PlanError::argument(text));
+        }
+        Ok(self.by(|route| is_it(&route)))
+    }
+
+    /// The same, by some of the routes only.
+    fn by(self, may_run: impl Fn(Route) -> bool) -> Self {
+        let bit = |route: Route| 1u64 << route.index();
+        let bits =
+            Route::ALL.into_iter().filter(|route| may_run(*route)).map(bit).fold(0, |all, bit| all | bit);
+        Self { routes: Some(self.routes.unwrap_or(u64::MAX) & bits), ..self }
+    }
+
     /// True if everything may run.
     pub fn is_free(&self) -> bool {
         *self == Self::default()
@@ -167,6 +205,17 @@ mod tests {
         assert_eq!(parse("COLLNET_DIRECT_SIMPLE").0, Some(algorithm_bit(Algorithm::CollNet)));
         assert_eq!(parse("NVLSTREE_SIMPLE").0, Some(0));
         assert_eq!(parse("SYMK_AGxLL_R"), (Some(0), None));
+        let narrowed = |selection: Selection| selection.routes;
+        let free = Selection::default();
+        let fused = free.by_executor("Fused").unwrap();
+        let is_fused = [Route::FUSED_LL, Route::FUSED_LL128, Route::FUSED_SIMPLE, Route::ZERO_COPY];
+        assert_eq!(narrowed(fused), routes(&is_fused));
+        assert_eq!(narrowed(fused.by_protocol("ll").unwrap()), routes(&[Route::FUSED_LL]));
+        let plain = free.by_protocol("Simple").unwrap().by_executor("interpreter").unwrap();
+        assert_eq!(narrowed(plain), routes(&[Route::SIMPLE, Route::HOST]));
+        let nothing = Selection::parse("LL").unwrap().by_executor("copy_engine").unwrap();
+        assert_eq!(narrowed(nothing), Some(0));
+        assert!(free.by_executor("LL").is_err() && free.by_protocol("fused").is_err());
         for algorithm in Algorithm::ALL {
             assert_eq!(parse(algorithm.name()).0, Some(algorithm_bit(algorithm)));
         }
