@@ -105,8 +105,12 @@ impl Request {
 
     fn submit_to(&self, handle: &Arc<Handle>) -> Result<()> {
         let call = self.call(handle)?;
-        let options = config::read_call(self.config, handle)?;
-        handle.comm.collective_with(call, options, Stream(self.stream as u64))?;
+        let (options, event) = config::read_call(self.config, handle)?;
+        let stream = Stream(self.stream as u64);
+        match event {
+            None => handle.comm.collective_with(call, options, stream)?,
+            Some(event) => handle.comm.collective_recorded(call, options, event, stream)?,
+        }
         handle.progress()
     }
 

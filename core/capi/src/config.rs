@@ -92,10 +92,10 @@ impl CommConfig {
 ///
 /// # Errors
 /// `InvalidArgument` for a struct without initialiser, for a word or a policy that is none, and for a list of
-/// options without end; `InvalidUsage` for a completion event.
-pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<CallOptions> {
+/// options without end.
+pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<(CallOptions, Option<u64>)> {
     if config.is_null() {
-        return Ok(CallOptions::default());
+        return Ok((CallOptions::default(), None));
     }
     let raw = config.read_versioned("config", NcclCollConfig::UNDEFINED, API_MAGIC)?;
     if raw.size < LEAST_CALL_BYTES {
@@ -115,20 +115,18 @@ pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<CallOpti
         }
     }
     // The event came with 2.32; in an older header's struct these bytes are the caller's next variable.
-    if raw.version >= 23200 && !raw.launchCompletionEvent.is_null() {
-        return Err(Error::invalid_usage("config->launchCompletionEvent is not offered at this API level")
-            .remedy("leave it NULL and record an event on the stream after the call"));
-    }
+    let event = Some(raw.launchCompletionEvent as u64).filter(|event| raw.version >= 23200 && *event != 0);
     let max_ctas = ctas("maxCTAs", raw.maxCTAs, handle.max_ctas);
     let min_ctas = ctas("minCTAs", raw.minCTAs, handle.max_ctas);
-    Ok(CallOptions {
+    let options = CallOptions {
         selection,
         is_forced: raw.forceAlgSelection != 0,
         // As in NCCL: a minimum above the maximum counts as 1.
         min_ctas: min_ctas.map(|min| if max_ctas.is_some_and(|max| min > max) { 1 } else { min }),
         max_ctas,
         copy_engines: (raw.CTAPolicy != UNDEF_INT).then_some(raw.CTAPolicy & CTA_POLICY_ZERO != 0),
-    })
+    };
+    Ok((options, event))
 }
 
 /// A number of CTAs that a call asks for, unless it is out of range.

@@ -382,6 +382,12 @@ pub trait Graphs: Send + Sync {
     /// Records the event behind what is on `stream` now. Not during a capture.
     fn record_event(&self, stream: Stream, event: &Event) -> Result<()>;
 
+    /// Records an event of the program, a `cudaEvent_t`, behind what is on `stream` now.
+    ///
+    /// # Errors
+    /// The driver does not know the event.
+    fn record_users_event(&self, stream: Stream, event: u64) -> Result<()>;
+
     /// Everything put on `stream` from now on waits for what the event recorded last; in a capture, for what
     /// it recorded last when the graph is replayed.
     fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()>;

@@ -31,6 +31,8 @@ pub enum Item {
     Call(Call, CallOptions, Stream),
     /// A one-sided operation.
     OneSided(RmaOp, Stream),
+    /// An event of the program that is recorded when the group's launches begin.
+    Record(u64, Stream),
     /// A send or a receive, and how many nested groups had been closed before it.
     Message(Message, Stream, u32),
 }
@@ -70,6 +72,13 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
             launches.push(Launch::new(comm, Work::OneSided(ops), 0, stream));
         }
     }
+    let record: Vec<u64> = recorded(items).collect();
+    if !record.is_empty() {
+        if launches.len() == first_launch {
+            launches.push(Launch::new(comm, Work::Copies(SmallVec::new()), 0, stream));
+        }
+        launches[first_launch].record = record;
+    }
     if !others.is_empty()
         && let [first, ..] = &mut launches[first_launch..]
     {
@@ -86,7 +95,7 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
 fn messages(items: &[Item]) -> impl Iterator<Item = (Message, u32)> + Clone {
     items.iter().filter_map(|item| match item {
         Item::Message(message, _, nested) => Some((*message, *nested)),
-        Item::Call(..) | Item::OneSided(..) => None,
+        Item::Call(..) | Item::OneSided(..) | Item::Record(..) => None,
     })
 }
 
@@ -94,15 +103,23 @@ fn messages(items: &[Item]) -> impl Iterator<Item = (Message, u32)> + Clone {
 fn one_sided(items: &[Item]) -> impl Iterator<Item = &RmaOp> {
     items.iter().filter_map(|item| match item {
         Item::OneSided(op, _) => Some(op),
-        Item::Call(..) | Item::Message(..) => None,
+        Item::Call(..) | Item::Message(..) | Item::Record(..) => None,
     })
+}
+
+/// The events of the program that the group records.
+fn recorded(items: &[Item]) -> impl Iterator<Item = u64> {
+    items.iter().filter_map(|item| if let Item::Record(event, _) = item { Some(*event) } else { None })
 }
 
 /// The streams of a group, each once, in the order of the calls.
 fn streams(items: &[Item]) -> SmallVec<[Stream; 4]> {
     let mut streams = SmallVec::new();
     for item in items {
-        let (Item::Call(_, _, stream) | Item::Message(_, stream, _) | Item::OneSided(_, stream)) = item;
+        let (Item::Call(_, _, stream)
+        | Item::Message(_, stream, _)
+        | Item::OneSided(_, stream)
+        | Item::Record(_, stream)) = item;
         if !streams.contains(stream) {
             streams.push(*stream);
         }

@@ -429,6 +429,13 @@ impl Graphs for CudaDevice {
         event::record(&self.context, raw_stream(stream), event)
     }
 
+    fn record_users_event(&self, stream: Stream, event: u64) -> Result<()> {
+        let _scope = self.context.enter()?;
+        let event = ptr::with_exposed_provenance_mut(event as usize);
+        // SAFETY: the program's event; the driver checks it and the stream.
+        unsafe { self.context.driver.event_record(event, raw_stream(stream)) }.check(&self.context)
+    }
+
     fn wait_event(&self, stream: Stream, event: &Event, is_captured: bool) -> Result<()> {
         event::wait(&self.context, raw_stream(stream), event, is_captured)
     }

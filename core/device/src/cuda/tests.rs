@@ -491,6 +491,18 @@ fn words_are_waited_for_and_written_without_a_kernel() {
 }
 
 #[test]
+fn events_of_programs_are_recorded() {
+    with_fake_driver("events_of_programs_are_recorded", &[], || {
+        let device = opened(0);
+        let stream = device.stream().unwrap();
+        let before = fake("fake_records");
+        device.record_users_event(stream.stream, 64).unwrap();
+        assert_eq!(fake("fake_records"), before + 1);
+        assert!(device.record_users_event(stream.stream, 0).is_err(), "no event");
+    });
+}
+
+#[test]
 fn a_stream_calls_the_host() {
     with_fake_driver("a_stream_calls_the_host", &[], || {
         let device = opened(0);

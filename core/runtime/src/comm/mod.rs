@@ -206,6 +206,29 @@ impl Comm {
         group::add(self, checked.map(|comm_state| (comm_state, Item::Call(call, options, stream))))
     }
 
+    /// The same, and records an event of the program, a `cudaEvent_t`, right before the first launch of the
+    /// group that the call belongs to.
+    ///
+    /// # Errors
+    /// `InvalidUsage` on the host device, which has no events.
+    pub fn collective_recorded(
+        &self,
+        call: Call,
+        options: CallOptions,
+        event: u64,
+        stream: Stream,
+    ) -> Result<()> {
+        let state = self.state().inspect_err(group::record)?;
+        if state.device.graphs().is_none() {
+            let error = Error::invalid_usage("launchCompletionEvent: the host device has no events");
+            return Err(self.name_error(error.remedy("leave it NULL"))).inspect_err(group::record);
+        }
+        group::start()?;
+        let added = self.collective_with(call, options, stream);
+        let recorded = group::add(self, Ok((state, Item::Record(event, stream))));
+        group::end().and(added).and(recorded)
+    }
+
     /// Sends `bytes` bytes to `peer`, matched by its `recv`.
     pub fn send(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()> {
         self.message(Message { peer, send: true, addr, bytes }, stream)

@@ -49,6 +49,8 @@ pub struct Launch {
     pub after: Vec<Stream>,
     /// Other streams of its group whose later work comes after the launch.
     pub before: Vec<Stream>,
+    /// Events of the program that are recorded right before the launch.
+    pub record: Vec<u64>,
     /// What profilers see of the launch; the events stop when it is dropped.
     pub events: Events,
     /// Takes the time of the launch, if somebody wants to know it.
@@ -58,8 +60,8 @@ pub struct Launch {
 impl Launch {
     /// A launch without events, on one stream.
     pub fn new(comm: &Arc<CommState>, work: Work, number: u64, stream: Stream) -> Self {
-        let (after, before, events) = (Vec::new(), Vec::new(), Events::default());
-        Self { comm: comm.clone(), work, number, stream, after, before, events, timed: None }
+        let (after, before, record, events) = (Vec::new(), Vec::new(), Vec::new(), Events::default());
+        Self { comm: comm.clone(), work, number, stream, after, before, record, events, timed: None }
     }
 }
 
