@@ -50,15 +50,15 @@ const EXIT_CODES: &str = "Exit codes:
 const FIRST_STEPS: &str = "Hawser: collectives for GPUs and CPUs, in place of NCCL
 
 What to do first:
-  hawser doctor                                        what this machine offers, and what is missing
-  hawser perf all_reduce -b 8 -e 64M -f 4              measure and check (HAWSER_DEVICE=host: on the CPU)
-  hawser exec -- python train.py                       run a program with this library
-  hawser explain all_reduce --ranks 8                  what runs at which size, and why
+  hawser doctor                               what this machine offers, and what is missing
+  hawser perf all_reduce -b 8 -e 64M -f 4     measure and check (HAWSER_DEVICE=host: on the CPU)
+  hawser exec -- python train.py              run a program with this library
+  hawser explain all_reduce --ranks 8         what runs at which size, and why
 
 Then:
-  hawser measure                                       let the cost model know this machine
-  hawser tune                                          find rules that are faster here
-  hawser help COMMAND                                  options and examples of a command
+  hawser measure                              let the cost model know this machine
+  hawser tune                                 find rules that are faster here
+  hawser help COMMAND                         options and examples of a command
 ";
 
 #[derive(Subcommand)]
