@@ -123,6 +123,9 @@ struct Which {
     /// Draw it into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Draw it into a page in which the transfers of the step under the pointer stand out
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print what the verifier says as JSON, and no text
     #[arg(long)]
     json: bool,
@@ -145,12 +148,8 @@ pub fn run(options: &Options) -> Result<bool> {
     if show && !which.json {
         print(&text::to_text(&program))?;
     }
-    if let Some(path) = &which.svg {
-        files::write(path, &draw::to_svg(&program))?;
-        if !which.json {
-            print(&format!("# drawn into {}\n", path.display()))?;
-        }
-    }
+    draw(&program, draw::to_svg, which.svg.as_deref(), which.json)?;
+    draw(&program, draw::to_html, which.html.as_deref(), which.json)?;
     let waiting = Progress::waiting("verifying");
     let (report, ok) = match algo::find(&which.program) {
         Some(_) => verdicts(&program),
@@ -163,6 +162,13 @@ pub fn run(options: &Options) -> Result<bool> {
     print(&report)?;
     print(&import.map_or_else(String::new, |import| attributes(&import)))?;
     Ok(ok)
+}
+
+/// Draws a program into a file, if one is named.
+fn draw(program: &Program, form: fn(&Program) -> String, path: Option<&Path>, quiet: bool) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    files::write(path, &form(program))?;
+    if quiet { Ok(()) } else { print(&format!("# drawn into {}\n", path.display())) }
 }
 
 fn write(export: &Export) -> Result<()> {
@@ -375,7 +381,7 @@ mod tests {
     use super::*;
 
     fn which(program: &str, ranks: u32, root: u32) -> Which {
-        Which { program: program.into(), ranks, root, per_host: 0, svg: None, json: false }
+        Which { program: program.into(), ranks, root, per_host: 0, svg: None, html: None, json: false }
     }
 
     #[test]

@@ -11,10 +11,12 @@
 //! | `bench` | ways to run, one measurement |
 //! | `state` | what was measured so far, kept over an interruption |
 //! | `decide` | which way is surely faster where: pure |
-//! | `report` | the rule file with its evidence, and the plot |
+//! | `report` | the rule file with its evidence |
+//! | `plot` | the plot |
 
 mod bench;
 mod decide;
+mod plot;
 mod report;
 mod state;
 
@@ -151,7 +153,7 @@ pub fn run(options: &Options) -> Result<()> {
     RuleFile::named(out).parse(&text).context("the rules that were found cannot be read: a bug")?;
     files::write(out, &text)?;
     let plot = options.plot.clone().unwrap_or_else(|| out.with_extension("svg"));
-    files::write(&plot, &report::svg(&tables, &found, &attributes))?;
+    files::write(&plot, &plot::svg(&tables, &found, &attributes))?;
     state.remove();
     if options.json {
         return output::print_json(&report::json(&tables, &found));

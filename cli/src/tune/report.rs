@@ -8,9 +8,8 @@ use hawser_tuner::write::quoted;
 use serde_json::{Map, Value, json};
 
 use super::bench::Way;
-use super::decide::{Found, Table, Tables, Times};
+use super::decide::{Found, Tables, Times};
 use crate::output::{self, Align};
-use crate::svg::{self, COLOURS, escaped};
 
 /// A description of the machine and of the measurement.
 pub struct CallAttributes<'a> {
@@ -181,157 +180,14 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (year + era * 400 + u64::from(month <= 2), month, day)
 }
 
-const WIDTH: f64 = 900.0;
-const PANEL: f64 = 340.0;
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 230.0;
-const TOP: f64 = 50.0;
-const BAND: f64 = 26.0;
-
-/// The plot: a panel for each collective with the times of all ways, and a band that shows the winner by
-/// size.
-pub fn svg(tables: &Tables, found: &[Found], attributes: &CallAttributes<'_>) -> String {
-    let height = TOP + PANEL * tables.len() as f64;
-    let title = format!(
-        "hawser tune: {} ranks on {}, medians of {} rounds",
-        attributes.ranks, attributes.device, attributes.rounds
-    );
-    let mut text = svg::begin((WIDTH, height), LEFT, &title);
-    for (at, (collective, table)) in tables.iter().enumerate() {
-        let own: Vec<&Found> = found.iter().filter(|f| f.collective == *collective).collect();
-        panel(&mut text, TOP + PANEL * at as f64, collective, table, &own);
-    }
-    text + "</svg>\n"
-}
-
-/// From sizes and times to places.
-struct Scale {
-    x: (f64, f64),
-    y: (f64, f64),
-    top: f64,
-}
-
-impl Scale {
-    fn new(table: &Table, top: f64) -> Option<Self> {
-        let medians = table.values().flat_map(|row| row.ways.values()).map(|times| times.median().ln());
-        let (low, high) = medians.fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
-        let (first, last) = (*table.keys().next()?, *table.keys().next_back()?);
-        let wide =
-            |low: f64, high: f64| if high - low < 1e-6 { (low - 0.5, high + 0.5) } else { (low, high) };
-        let (x, y) = (wide((first as f64).ln(), (last as f64).ln()), wide(low, high));
-        Some(Self { x, y, top })
-    }
-
-    fn x(&self, bytes: u64) -> f64 {
-        let part = ((bytes as f64).ln() - self.x.0) / (self.x.1 - self.x.0);
-        LEFT + part.clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT)
-    }
-
-    fn y(&self, us: f64) -> f64 {
-        let part = (us.ln() - self.y.0) / (self.y.1 - self.y.0);
-        self.top + (1.0 - part) * (PANEL - BAND - 70.0)
-    }
-}
-
-fn panel(text: &mut String, top: f64, collective: &str, table: &Table, found: &[&Found]) {
-    let Some(scale) = Scale::new(table, top + 20.0) else { return };
-    let _ =
-        writeln!(text, "<text x=\"{LEFT}\" y=\"{:.0}\" font-weight=\"bold\">{collective}</text>", top + 8.0);
-    let mut ways: Vec<&str> = found.iter().map(|f| f.way.as_str()).collect();
-    ways.sort_unstable();
-    ways.dedup();
-    let colour = |way: &str| ways.iter().position(|w| *w == way).map(|at| COLOURS[at % COLOURS.len()]);
-    let all: std::collections::BTreeSet<&str> =
-        table.values().flat_map(|row| row.ways.keys()).map(String::as_str).collect();
-    // What wins and the default are drawn last, above the others.
-    let (plain, marked): (Vec<&str>, Vec<&str>) =
-        all.into_iter().partition(|way| colour(way).is_none() && *way != "default");
-    for way in plain.into_iter().chain(marked) {
-        let stroke = match way {
-            "default" => "stroke=\"black\" stroke-width=\"2\" stroke-dasharray=\"5 3\"".to_owned(),
-            _ => match colour(way) {
-                Some(colour) => format!("stroke=\"{colour}\" stroke-width=\"2.5\""),
-                None => "stroke=\"#c8c8c8\" stroke-width=\"1\"".to_owned(),
-            },
-        };
-        let point = |(bytes, row): (&u64, &super::decide::Row)| {
-            row.ways.get(way).map(|times| format!("{:.1},{:.1}", scale.x(*bytes), scale.y(times.median())))
-        };
-        let points: Vec<String> = table.iter().filter_map(point).collect();
-        let _ = writeln!(
-            text,
-            "<polyline fill=\"none\" {stroke} points=\"{}\"><title>{}</title></polyline>",
-            points.join(" "),
-            escaped(way)
-        );
-    }
-    axes(text, &scale, table);
-    band(text, &scale, found, &colour);
-    let mut y = top + 30.0;
-    let entries = ways.iter().map(|way| (*way, colour(way).unwrap_or("black")));
-    for (way, colour) in
-        entries.chain([("what the cost model takes (dashed)", "black"), ("others", "#a0a0a0")])
-    {
-        let x = WIDTH - RIGHT + 16.0;
-        let _ = writeln!(text, "<text x=\"{x:.0}\" y=\"{y:.0}\" fill=\"{colour}\">{}</text>", escaped(way));
-        y += 17.0;
-    }
-}
-
-fn axes(text: &mut String, scale: &Scale, table: &Table) {
-    let bottom = scale.top + PANEL - BAND - 70.0;
-    let right = WIDTH - RIGHT;
-    let _ = writeln!(
-        text,
-        "<path d=\"M{LEFT} {:.0}V{bottom:.0}H{right:.0}\" fill=\"none\" stroke=\"black\"/>",
-        scale.top
-    );
-    for bytes in table.keys() {
-        let (x, y) = (scale.x(*bytes), bottom + BAND + 18.0);
-        let size = range::size(*bytes);
-        let _ = writeln!(
-            text,
-            "<text x=\"{x:.1}\" y=\"{y:.0}\" text-anchor=\"middle\" font-size=\"10\">{size}</text>"
-        );
-    }
-    for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
-        let us = (scale.y.0 + part * (scale.y.1 - scale.y.0)).exp();
-        let (x, y) = (LEFT - 6.0, scale.y(us));
-        let us = if us < 10.0 { format!("{us:.1}") } else { format!("{us:.0}") };
-        let _ = writeln!(
-            text,
-            "<text x=\"{x:.0}\" y=\"{:.1}\" text-anchor=\"end\" font-size=\"10\">{us} µs</text>",
-            y + 3.0
-        );
-    }
-}
-
-/// The winner by size.
-fn band<'c>(text: &mut String, scale: &Scale, found: &[&Found], colour: &impl Fn(&str) -> Option<&'c str>) {
-    let y = scale.top + PANEL - BAND - 64.0;
-    let width = WIDTH - LEFT - RIGHT;
-    let _ =
-        writeln!(text, "<rect x=\"{LEFT}\" y=\"{y:.0}\" width=\"{width}\" height=\"14\" fill=\"#eeeeee\"/>");
-    for Found { bytes: (first, last), way, .. } in found {
-        let (x, end) = (scale.x(*first), scale.x(*last));
-        let _ = writeln!(
-            text,
-            "<rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{:.1}\" height=\"14\" \
-                fill=\"{}\"><title>{}</title></rect>",
-            (end - x).max(3.0),
-            colour(way).unwrap_or("black"),
-            escaped(way)
-        );
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::tune::bench::Sample;
     use crate::tune::decide;
 
-    fn measured() -> (Tables, Vec<Found>) {
+    /// Times of two ways at three sizes, and what follows.
+    pub(in crate::tune) fn measured() -> (Tables, Vec<Found>) {
         let sample =
             |bytes, us| Sample { collective: "all_reduce".into(), bytes, us, ran: "Ring/LL x 1x2".into() };
         let mut samples = Vec::new();
@@ -393,19 +249,6 @@ mod tests {
         assert_eq!((slower, text.matches("SLOWER").count(), text.lines().count()), (1, 1, 5), "{text}");
         let row = text.lines().find(|line| line.contains("SLOWER")).unwrap();
         assert!(row.contains(" 64 B ") && row.contains("1.45") && row.contains("Tree/LL x 1x2"), "{text}");
-    }
-
-    #[test]
-    fn the_plot_has_a_line_per_way_and_the_winners() {
-        let (tables, found) = measured();
-        let text = svg(&tables, &found, &attributes());
-        assert_eq!((text.matches("<polyline").count(), text.matches("height=\"14\"").count()), (2, 2));
-        assert!(text.contains("&lt;H200>") && !text.contains("NaN") && !text.contains("inf"), "{text}");
-        // One size, one time.
-        let one = [("default", Sample { collective: "x".into(), bytes: 8, us: 1.0, ran: String::new() })];
-        let tables = decide::tables(one.iter().map(|(way, sample)| (*way, sample)));
-        let text = svg(&tables, &[], &attributes());
-        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
     }
 
     #[test]

@@ -172,7 +172,7 @@ fn table(options: &Options, scores: &[Score], lines: &[Line], about: &About) -> 
 
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 150.0;
-const RIGHT: f64 = 60.0;
+const RIGHT: f64 = 72.0;
 const TOP: f64 = 70.0;
 const BAR: f64 = 13.0;
 const GAP: f64 = 12.0;
@@ -184,16 +184,25 @@ fn picture(options: &Options, scores: &[Score], lines: &[Line], about: &About) -
         |test: &Test| lines.iter().filter(|line| line.collective == test.name()).collect::<Vec<_>>();
     let panels: Vec<Vec<&Line>> = options.collective.0.iter().map(of_test).collect();
     let height =
-        TOP + panels.iter().map(|lines| panel(lines.len())).sum::<f64>() + 18.0 * scores.len() as f64;
-    let mut text = svg::begin((WIDTH, height), 20.0, "GEMM beside transfers: how much longer each takes");
+        TOP + panels.iter().map(|lines| panel(lines.len())).sum::<f64>() + 18.0 * scores.len() as f64 + 10.0;
+    let mut text = svg::begin(
+        (WIDTH, height),
+        20.0,
+        "GEMM beside transfers: how much longer each takes",
+        "Bars: by how many percent a GEMM and a transfer take longer side by side than alone, medians; \
+         lines: least and most of the rounds.",
+    );
     let _ = writeln!(text, "<text x=\"20\" y=\"44\">{}</text>", escaped(&title(options, about)));
     let most = lines.iter().flat_map(|line| [line.gemm_slower[2], line.transfer_slower[2]]);
-    let scale = (WIDTH - LEFT - RIGHT) / most.fold(10.0, f64::max);
+    let most = most.fold(10.0, f64::max);
+    let scale = (WIDTH - LEFT - RIGHT) / most;
     let mut top = TOP;
     for lines in &panels {
+        axis(&mut text, (top, panel(lines.len())), most, scale);
         bars(&mut text, top, lines, scale);
         top += panel(lines.len());
     }
+    top += 10.0;
     for score in scores {
         let (name, what, version) = (score.contender.name, &score.contender.what, &score.version);
         let state = if score.failure.is_some() { "failed" } else { version };
@@ -206,6 +215,26 @@ fn picture(options: &Options, scores: &[Score], lines: &[Line], about: &About) -
         top += 18.0;
     }
     text + "</svg>\n"
+}
+
+/// Lines at round numbers of percent, for one operation.
+fn axis(text: &mut String, (top, height): (f64, f64), most: f64, scale: f64) {
+    let (first, last) = (top + 20.0, top + height - 24.0);
+    let _ = writeln!(
+        text,
+        "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\" font-size=\"10\">percent longer</text>",
+        LEFT - 8.0,
+        last + 12.0
+    );
+    for tick in svg::round_ticks(most) {
+        let x = LEFT + tick * scale;
+        let _ = writeln!(
+            text,
+            "<path d=\"M{x:.1} {first:.0}V{last:.0}\" stroke=\"#dddddd\"/><text x=\"{x:.1}\" y=\"{:.0}\" \
+             text-anchor=\"middle\" font-size=\"10\">{tick}</text>",
+            last + 12.0
+        );
+    }
 }
 
 fn bars(text: &mut String, top: f64, lines: &[&Line], scale: f64) {
