@@ -15,7 +15,7 @@ const FOREIGN: &[&str] = &[
 ];
 
 /// Of the profiler plugin.
-const PROFILER: &[&str] = &["HAWSER_PROFILER_FILE", "NCCL_PROFILE_EVENT_MASK"];
+const PROFILER: &[&str] = &["HAWSER_PROFILER_FILE", "HAWSER_PROFILER_MAX_SIZE", "NCCL_PROFILE_EVENT_MASK"];
 
 /// The verdict on the name of a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! A communicator that is watched.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -8,11 +9,12 @@ use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs,
 };
 use hawser_plugin::{Log, Subsys};
+use rustc_hash::FxHashSet;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::count::Counts;
 use crate::file::TraceFile;
-use crate::record::{Record, dropped_line, process_line};
+use crate::record::{Record, dropped_line, process_line, rank_line, thread_lines};
 use crate::settings::host;
 use crate::tree::Tree;
 
@@ -32,6 +34,8 @@ struct Trace {
     process: u32,
     tree: Mutex<Tree>,
     last_event: Arc<AtomicU64>,
+    /// The threads that have a name in the trace.
+    threads: Mutex<FxHashSet<u32>>,
 }
 
 impl Context {
@@ -49,8 +53,10 @@ impl Context {
         let trace = file.map(|file| {
             let process = process_number(number);
             let title = format!("{label}, {} {}", host(), std::process::id());
-            file.send_line(process_line(process, &title), TraceFile::deadline());
-            Trace { file, process, tree: Mutex::new(Tree::new(process, mask)), last_event }
+            file.send_head(process_line(process, &title), TraceFile::deadline());
+            file.send_head(rank_line(process, config.rank), TraceFile::deadline());
+            let tree = Mutex::new(Tree::new(process, mask));
+            Trace { file, process, tree, last_event, threads: Mutex::default() }
         });
         let (counts, dropped) = (Mutex::default(), AtomicU64::new(0));
         Self { mask, log: config.log.clone(), label, counts, dropped, trace }
@@ -72,6 +78,7 @@ impl ProfilerContext for Context {
     fn start(&self, event: &Event<'_>) -> Option<EventHandle> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).add(&event.what);
         let trace = self.trace.as_ref()?;
+        trace.name_thread();
         let id = trace.last_event.fetch_add(1, Ordering::Relaxed) + 1;
         if !trace.tree().start(id, event, thread(), now()) {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -97,6 +104,26 @@ impl ProfilerContext for Context {
 impl Trace {
     fn tree(&self) -> MutexGuard<'_, Tree> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Trace {
+    /// Gives the calling thread its name in the trace, if it has none there yet.
+    fn name_thread(&self) {
+        thread_local!(static NAMED: Cell<u32> = const { Cell::new(0) });
+        // Most threads work for one communicator: they ask no lock.
+        if NAMED.replace(self.process) == self.process {
+            return;
+        }
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let thread = thread();
+        if !threads.insert(thread) {
+            return;
+        }
+        let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).unwrap_or_default();
+        let name = format!("{} ({thread})", name.trim());
+        // Nothing waits for the writer here; without its name a thread has its number.
+        self.file.send_head(thread_lines(self.process, thread, &name, threads.len()), Instant::now());
     }
 }
 

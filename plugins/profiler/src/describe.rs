@@ -67,6 +67,7 @@ pub fn particulars(what: &What<'_>) -> Particulars {
         What::Coll { seq, send, recv, count, root, datatype, channels, warps, algo, proto, .. } => vec![
             ("seq", Value::Number(seq)),
             ("count", Value::Number(count)),
+            ("bytes", bytes(count, datatype)),
             ("datatype", text(datatype)),
             ("algo", text(algo)),
             ("proto", text(proto)),
@@ -79,6 +80,7 @@ pub fn particulars(what: &What<'_>) -> Particulars {
         What::P2p { buff, datatype, count, peer, channels, .. } => vec![
             ("peer", small(peer)),
             ("count", Value::Number(count)),
+            ("bytes", bytes(count, datatype)),
             ("datatype", text(datatype)),
             ("channels", small(channels.into())),
             ("buff", Value::Hex(buff)),
@@ -99,6 +101,11 @@ pub fn particulars(what: &What<'_>) -> Particulars {
     }
 }
 
+/// The bytes of so many elements.
+fn bytes(count: u64, datatype: &str) -> Value {
+    Value::Number(count.saturating_mul(element_bytes(datatype)))
+}
+
 /// Those of the user's calls and of copy engines.
 fn call_particulars(what: &What<'_>) -> Particulars {
     let text = |text: &str| Value::Text(text.to_owned());
@@ -109,6 +116,7 @@ fn call_particulars(what: &What<'_>) -> Particulars {
         }
         What::CollApi { count, datatype, root, stream, captured, .. } => vec![
             ("count", Value::Number(count)),
+            ("bytes", bytes(count, datatype)),
             ("datatype", text(datatype)),
             ("root", small(root)),
             ("stream", Value::Hex(stream)),
@@ -116,6 +124,7 @@ fn call_particulars(what: &What<'_>) -> Particulars {
         ],
         What::P2pApi { count, datatype, stream, captured, .. } => vec![
             ("count", Value::Number(count)),
+            ("bytes", bytes(count, datatype)),
             ("datatype", text(datatype)),
             ("stream", Value::Hex(stream)),
             ("captured", Value::Truth(captured)),
@@ -124,6 +133,7 @@ fn call_particulars(what: &What<'_>) -> Particulars {
         What::CeColl { seq, send, recv, count, root, datatype, stream, .. } => vec![
             ("seq", Value::Number(seq)),
             ("count", Value::Number(count)),
+            ("bytes", bytes(count, datatype)),
             ("datatype", text(datatype)),
             ("root", small(root)),
             ("send", Value::Hex(send)),

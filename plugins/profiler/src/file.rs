@@ -2,11 +2,14 @@
 //!
 //! The end of the array is written with every batch and overwritten by the next one, so a process may end at
 //! any time and leave a file that any reader takes; what is lost then is the last batch.
+//!
+//! A file that has reached half of the most bytes is put aside, in the place of the one before it, and a new one
+//! begins with the lines that name processes and threads: of a long run the last part is kept.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,16 +44,19 @@ pub struct TraceFile {
 enum Message {
     Record(Record),
     Line(String),
+    /// A line that every file begins with from then on.
+    Head(String),
     /// Answered when everything before it is written.
     Flush(SyncSender<()>),
 }
 
 impl TraceFile {
-    /// Opens a file, `again` to continue what this process wrote before, and starts its writer.
+    /// Opens a file, `again` to continue what this process wrote before, and starts its writer. With
+    /// `most_bytes` the file and the one put aside are together no longer than that, but for a batch.
     ///
     /// # Errors
     /// It cannot be written, or another process writes it.
-    pub fn open(path: &Path, again: bool, log: &Log) -> Result<Self> {
+    pub fn open(path: &Path, again: bool, most_bytes: Option<u64>, log: &Log) -> Result<Self> {
         let name = path.display().to_string();
         let sink = Sink::open(path, again).map_err(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => {
@@ -64,7 +70,11 @@ impl TraceFile {
         let (queue, messages) = mpsc::sync_channel(QUEUE);
         let (ended, over) = mpsc::sync_channel(1);
         let lost = Arc::new(AtomicU64::new(0));
-        let writer = Writer { sink, name, log: log.clone(), lost: lost.clone(), said: false };
+        let heads = Vec::new();
+        let most_bytes = most_bytes.map(|bytes| bytes / 2);
+        let path = path.to_owned();
+        let writer =
+            Writer { sink, path, most_bytes, heads, name, log: log.clone(), lost: lost.clone(), said: false };
         let run = move || {
             writer.run(&messages);
             let _ = ended.send(());
@@ -82,6 +92,11 @@ impl TraceFile {
     /// Hands a line to the writer and waits for room until `deadline`.
     pub fn send_line(&self, line: String, deadline: Instant) -> bool {
         self.wait(Message::Line(line), deadline)
+    }
+
+    /// Hands a line to the writer that is in every part of the trace; waits for room until `deadline`.
+    pub fn send_head(&self, line: String, deadline: Instant) -> bool {
+        self.wait(Message::Head(line), deadline)
     }
 
     /// Hands a record to the writer and waits for room until `deadline`.
@@ -130,6 +145,11 @@ impl Drop for TraceFile {
 /// The state of the writer's thread.
 struct Writer {
     sink: Sink,
+    path: PathBuf,
+    /// The length from which on a file is put aside.
+    most_bytes: Option<u64>,
+    /// The lines that every file begins with.
+    heads: Vec<String>,
     name: String,
     log: Log,
     lost: Arc<AtomicU64>,
@@ -151,9 +171,34 @@ impl Writer {
                 }
             }
             self.write(&batch);
+            self.heads.append(&mut batch.heads);
+            self.put_aside_if_full();
             batch.waiting.iter().for_each(|waiting| {
                 let _ = waiting.send(());
             });
+        }
+    }
+
+    /// Begins a new file if this one is long enough. Where that fails, this one goes on.
+    fn put_aside_if_full(&mut self) {
+        if self.most_bytes.is_none_or(|most| self.sink.end < most) {
+            return;
+        }
+        let begin = || -> io::Result<Sink> {
+            std::fs::rename(&self.path, aside(&self.path))?;
+            let mut sink = Sink::open(&self.path, false)?;
+            sink.append(&self.heads.join(SEPARATOR))?;
+            Ok(sink)
+        };
+        match begin() {
+            Ok(sink) => self.sink = sink,
+            Err(error) => {
+                // Once is enough.
+                self.most_bytes = None;
+                let name = &self.name;
+                self.log
+                    .warn(format!("profiler: the trace {name} grows on, it cannot be put aside: {error}"));
+            }
         }
     }
 
@@ -172,6 +217,7 @@ impl Writer {
 struct Batch {
     text: String,
     count: u64,
+    heads: Vec<String>,
     waiting: Vec<SyncSender<()>>,
 }
 
@@ -180,6 +226,10 @@ impl Batch {
         let line = match message {
             Message::Record(record) => record.lines(),
             Message::Line(line) => line,
+            Message::Head(line) => {
+                self.heads.push(line.clone());
+                line
+            }
             Message::Flush(waiting) => return self.waiting.push(waiting),
         };
         if !self.text.is_empty() {
@@ -188,6 +238,12 @@ impl Batch {
         self.text.push_str(&line);
         self.count += 1;
     }
+}
+
+/// The file that a trace is put aside in: `trace.json` becomes `trace.1.json`.
+fn aside(path: &Path) -> PathBuf {
+    let ending = path.extension().map_or_else(|| "1".into(), |e| format!("1.{}", e.to_string_lossy()));
+    path.with_extension(ending)
 }
 
 /// The file itself.
@@ -265,7 +321,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace");
         std::fs::write(&path, "something old and longer than what comes").unwrap();
-        let file = TraceFile::open(&path, false, &Log::silent()).unwrap();
+        let file = TraceFile::open(&path, false, None, &Log::silent()).unwrap();
         assert_eq!(parsed(&path), json!([]));
         for count in 1..=3 {
             line(&file, &format!("{{\"n\":{count}}}"));
@@ -288,13 +344,13 @@ mod tests {
             (false, 3, json!([3])),
             (true, 4, json!([3, 4])),
         ] {
-            let file = TraceFile::open(&path, again, &Log::silent()).unwrap();
+            let file = TraceFile::open(&path, again, None, &Log::silent()).unwrap();
             line(&file, &number.to_string());
             drop(file);
             assert_eq!(parsed(&path), expected);
         }
         std::fs::write(&path, "[\n1").unwrap();
-        drop(TraceFile::open(&path, true, &Log::silent()).unwrap());
+        drop(TraceFile::open(&path, true, None, &Log::silent()).unwrap());
         assert_eq!(parsed(&path), json!([]), "what is no whole array is written anew");
     }
 
@@ -310,7 +366,10 @@ mod tests {
         // A descriptor that cannot be written stands for a full disk.
         let sink = Sink { file: File::open(&path).unwrap(), end: 2 };
         let lost = Arc::new(AtomicU64::new(0));
-        let mut writer = Writer { sink, name: "trace".into(), log, lost: lost.clone(), said: false };
+        let (heads, name) = (Vec::new(), "trace".to_owned());
+        let lost_here = lost.clone();
+        let mut writer =
+            Writer { sink, path, most_bytes: None, heads, name, log, lost: lost_here, said: false };
         for _ in 0..2 {
             let mut batch = Batch::default();
             batch.add(Message::Line("1".into()));
@@ -322,9 +381,39 @@ mod tests {
     }
 
     #[test]
+    fn a_long_trace_keeps_its_last_part_and_its_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let most = 20_000;
+        let file = TraceFile::open(&path, false, Some(most), &Log::silent()).unwrap();
+        assert!(file.send_head("\"head\"".to_owned(), TraceFile::deadline()));
+        for number in 0..200 {
+            line(&file, &format!("{{\"n\":{number},\"text\":\"{}\"}}", "x".repeat(500)));
+            assert!(file.flush(TraceFile::deadline()));
+        }
+        drop(file);
+        let parts = [aside(&path), path.clone()].map(|path| parsed(&path));
+        assert_eq!(aside(&path), folder.path().join("trace.1.json"));
+        for part in &parts {
+            assert_eq!(part[0], json!("head"), "every part begins with the names");
+        }
+        let numbers: Vec<u64> = parts
+            .iter()
+            .flat_map(|part| part.as_array().unwrap())
+            .filter_map(|line| line["n"].as_u64())
+            .collect();
+        let first = numbers[0];
+        assert!(first > 100 && numbers == (first..200).collect::<Vec<_>>(), "{numbers:?}");
+        let bytes: u64 =
+            std::fs::read_dir(folder.path()).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
+        assert!(bytes <= most + 2 * 600, "{bytes}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
     fn a_folder_is_no_trace() {
         let folder = tempfile::tempdir().unwrap();
-        let error = TraceFile::open(folder.path(), false, &Log::silent()).err().unwrap();
+        let error = TraceFile::open(folder.path(), false, None, &Log::silent()).err().unwrap();
         assert!(error.text.contains("writing the trace"), "{error}");
     }
 }

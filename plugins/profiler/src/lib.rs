@@ -18,7 +18,7 @@
 //! use hawser_profiler::{Settings, TraceProfiler};
 //!
 //! // Counts collectives and writes no trace.
-//! let settings = Settings { mask: EventMask::COLL, file: None };
+//! let settings = Settings { mask: EventMask::COLL, file: None, ..Settings::default() };
 //! assert!(!TraceProfiler::new(settings).name().is_empty());
 //! ```
 
@@ -77,12 +77,12 @@ impl TraceProfiler {
     }
 
     /// The file for a path, shared with those that have it open.
-    fn file(&self, path: &Path, config: &ProfilerConfig) -> Result<Arc<TraceFile>> {
+    fn file(&self, path: &Path, most_bytes: Option<u64>, config: &ProfilerConfig) -> Result<Arc<TraceFile>> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = files.open.get(path).and_then(Weak::upgrade) {
             return Ok(file);
         }
-        let file = TraceFile::open(path, files.written.contains(path), &config.log)?;
+        let file = TraceFile::open(path, files.written.contains(path), most_bytes, &config.log)?;
         let file = Arc::new(file);
         files.written.insert(path.to_owned());
         files.open.insert(path.to_owned(), Arc::downgrade(&file));
@@ -99,7 +99,7 @@ impl Profiler for TraceProfiler {
         let settings = self.settings.as_ref().map_err(Clone::clone)?;
         let wanted = settings.mask != EventMask::NONE;
         let path = settings.file_of(config.rank).filter(|_| wanted);
-        let file = path.map(|path| self.file(&path, config)).transpose()?;
+        let file = path.map(|path| self.file(&path, settings.most_bytes, config)).transpose()?;
         let number = self.contexts.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(Context::new(config, settings.mask, file, number, self.last_event.clone())))
     }

@@ -89,6 +89,22 @@ pub fn process_line(process: u32, name: &str) -> String {
         .to_string()
 }
 
+/// The line by which viewers put the communicators of a host in the order of their ranks.
+pub fn rank_line(process: u32, rank: u32) -> String {
+    let args = json!({ "sort_index": rank });
+    json!({ "ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": args }).to_string()
+}
+
+/// The lines that name a thread and say where it stands among those of its communicator.
+pub fn thread_lines(process: u32, thread: u32, name: &str, place: usize) -> String {
+    let line = |kind: &str, args: serde_json::Value| {
+        json!({ "ph": "M", "name": kind, "pid": process, "tid": thread, "args": args }).to_string()
+    };
+    let named = line("thread_name", json!({ "name": name }));
+    let placed = line("thread_sort_index", json!({ "sort_index": place }));
+    format!("{named}{}{placed}", crate::file::SEPARATOR)
+}
+
 /// The line that says how many events of a communicator are missing.
 pub fn dropped_line(process: u32, count: u64) -> String {
     let labels = format!("{count} events are missing");

@@ -24,7 +24,11 @@ fn listening() -> (Log, Lines) {
 }
 
 fn profiler(file: &Path, mask: u64) -> TraceProfiler {
-    TraceProfiler::new(Settings { mask: EventMask(mask), file: Some(file.to_str().unwrap().to_owned()) })
+    TraceProfiler::new(Settings {
+        mask: EventMask(mask),
+        file: Some(file.to_str().unwrap().to_owned()),
+        ..Settings::default()
+    })
 }
 
 fn open(profiler: &TraceProfiler, rank: u32) -> (Box<dyn ProfilerContext>, Lines) {
@@ -174,7 +178,7 @@ fn communicators_share_a_file_and_later_ones_continue_it() {
 
 #[test]
 fn without_a_file_events_are_counted() {
-    let profiler = TraceProfiler::new(Settings { mask: EventMask::COLL, file: None });
+    let profiler = TraceProfiler::new(Settings { mask: EventMask::COLL, file: None, ..Settings::default() });
     let (context, lines) = open(&profiler, 0);
     for _ in 0..3 {
         assert_eq!(context.start(&Event { parent: None, rank: 0, what: coll(1) }), None);
@@ -221,4 +225,34 @@ fn a_trace_that_cannot_be_written_is_an_error() {
     let (log, _) = listening();
     let error = profiler(&file, 1).open(&ProfilerConfig::new(1, 1, 0, log)).err().unwrap();
     assert!(error.text.contains("none/trace.json") && error.text.contains("No such file"), "{error}");
+}
+
+/// What viewers need: threads have names, communicators stand in the order of ranks, calls have bytes.
+#[test]
+fn threads_have_names_and_calls_have_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.json");
+    let (context, _lines) = open(&profiler(&file, 0x7fff), 3);
+    let run = || {
+        let event = start(&*context, None, coll(0));
+        context.stop(event);
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("worker".into()).spawn_scoped(scope, || {
+            run();
+            run();
+        });
+        thread.unwrap().join().unwrap();
+        run();
+    });
+    drop(context);
+    let trace = trace(&file);
+    assert_eq!(with(&trace, "name", "process_sort_index")[0]["args"]["sort_index"], json!(3));
+    let names = with(&trace, "name", "thread_name");
+    assert_eq!(names.len(), 2, "each thread has one: {names:?}");
+    assert!(names[0]["args"]["name"].as_str().unwrap().starts_with("worker ("), "{names:?}");
+    assert_eq!(with(&trace, "name", "thread_sort_index").len(), 2);
+    let events = with(&trace, "ph", "b");
+    assert!(events.iter().all(|event| event["args"]["bytes"] == json!(4 << 20)), "{events:?}");
+    assert!(events.iter().all(|event| names.iter().any(|name| name["tid"] == event["tid"])), "{events:?}");
 }
