@@ -20,6 +20,7 @@ mod progress;
 mod rules;
 mod subprocess;
 mod svg;
+mod trace;
 mod tune;
 
 use std::process::ExitCode;
@@ -95,6 +96,12 @@ enum Command {
   hawser tune all_reduce -b 1K -e 64M -o rules.toml
   hawser tune all_reduce --check rules.toml")]
     Tune(tune::Options),
+    /// Say why nothing moves: which rank keeps the others waiting, and in what
+    #[command(after_help = "Examples:
+  hawser trace hang
+  hawser trace hang --pid 4711
+  hawser trace hang --open --json | jq .[].sentence")]
+    Trace(trace::Options),
     /// Say what this machine offers, what is missing and how to get it
     #[command(after_help = "Examples:
   hawser doctor
@@ -133,6 +140,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Rules(options) => rules::run(&options),
         Command::Measure(options) => measure::run(&options).map(|()| true),
         Command::Tune(options) => tune::run(&options).map(|()| true),
+        Command::Trace(options) => trace::run(&options).map(|()| true),
         Command::Doctor(options) => doctor::run(&options),
         Command::Exec(options) => exec::run(&options).map(|code| code == ExitCode::SUCCESS),
         Command::Man(options) => pages::man(&options).map(|()| true),

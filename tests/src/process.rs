@@ -85,6 +85,15 @@ impl Process {
         }
     }
 
+    /// Waits until the process has written all that it will.
+    pub fn wait_for_nothing_more(&mut self) {
+        let until = Instant::now() + LIMIT;
+        while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            self.output += &format!("{line}\n");
+        }
+        assert!(Instant::now() < until, "the process has not ended; it wrote:\n{}", self.output);
+    }
+
     /// Writes a line to the process.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.stdin.as_mut().expect("piped"), "{line}").expect("the process reads");

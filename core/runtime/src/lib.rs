@@ -17,6 +17,7 @@ mod phases;
 mod plugin_types;
 pub mod plugins;
 mod profiling;
+pub mod progress;
 pub mod proxy;
 mod record;
 pub mod resolve;

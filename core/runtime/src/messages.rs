@@ -34,10 +34,11 @@ impl CommState {
         launches: &mut Launches,
     ) -> Result<()> {
         let number = MESSAGES | self.next_batch.fetch_add(1, Ordering::Relaxed);
+        let place = (number, self.journal.call_messages(number, &messages));
         if let Some(copies) = self.own_messages(&messages)? {
             self.announce(BatchSummary::of_copies(&messages, self.topology.device), number)?;
             if !copies.is_empty() {
-                launches.push(Launch::new(self, Work::Copies(copies), number, stream));
+                launches.push(Launch::new(self, Work::Copies(copies), place, stream));
             }
             return Ok(());
         }
@@ -51,7 +52,7 @@ impl CommState {
             };
             self.announce(summary, number)?;
             let batch = BatchLaunch { kernel, kept: kept.clone(), messages };
-            launches.push(Launch::new(self, Work::Batch(batch), number, stream));
+            launches.push(Launch::new(self, Work::Batch(batch), place, stream));
             return Ok(());
         }
         let plans = match kept {
@@ -63,7 +64,7 @@ impl CommState {
         }
         let events = MessageEvents::start(&messages, stream, spans);
         for plan in plans {
-            launches.push(self.launch_messages(plan, number, stream, spans, &events)?);
+            launches.push(self.launch_messages(plan, place, stream, spans, &events)?);
         }
         Ok(())
     }
@@ -72,7 +73,7 @@ impl CommState {
     fn launch_messages(
         self: &Arc<Self>,
         plan: LaunchPlan,
-        number: u64,
+        place: (u64, u64),
         stream: Stream,
         spans: Option<&Arc<GroupSpans>>,
         events: &MessageEvents,
@@ -81,9 +82,9 @@ impl CommState {
         if spans.is_some_and(|spans| !spans.is_captured) && !events.0.is_empty() {
             self.expect(&plan, &plan.args.inline_steps, |key| events.find(key));
         }
-        let work = Work::of_plan(self.complete(plan, None, number)?, None);
+        let work = Work::of_plan(self.complete(plan, None, place.0)?, None);
         let operations = events.0.iter().map(|(_, _, event)| event.clone()).collect();
-        let mut launch = Launch::new(self, work, number, stream);
+        let mut launch = Launch::new(self, work, place, stream);
         launch.events = Events { group: spans.cloned(), operations };
         Ok(launch)
     }

@@ -6,6 +6,7 @@
 //! together, after the collectives, and one-sided operations come last.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
@@ -20,6 +21,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::comm_state::{CommState, Compiled};
 use crate::executor::fused::FusedLaunch;
 use crate::executor::{Events, Launch, Launches, Work};
+use crate::op_number::MESSAGES;
 use crate::phases::phases;
 use crate::profiling::{GroupSpans, Span};
 use crate::rma::RmaOp;
@@ -69,7 +71,8 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
     for is_wait in [false, true] {
         let ops: Vec<RmaOp> = one_sided(items).filter(|op| op.is_wait() == is_wait).cloned().collect();
         if !ops.is_empty() {
-            launches.push(Launch::new(comm, Work::OneSided(ops), 0, stream));
+            let place = note_one_sided(comm, &ops);
+            launches.push(Launch::new(comm, Work::OneSided(ops), place, stream));
         }
     }
     let record: Vec<u64> = recorded(items).collect();
@@ -88,6 +91,24 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
         }
     }
     Ok(())
+}
+
+/// Notes one-sided operations in the journal, as messages: they have no numbers of their own.
+fn note_one_sided(comm: &CommState, ops: &[RmaOp]) -> (u64, u64) {
+    let number = MESSAGES | comm.next_batch.load(Ordering::Relaxed);
+    let message = |peer, send, bytes| Message { peer, send, addr: 0, bytes };
+    let messages: SmallVec<[Message; 2]> = ops
+        .iter()
+        .flat_map(|op| -> SmallVec<[Message; 2]> {
+            match op {
+                RmaOp::Signal { peer, put, .. } => {
+                    smallvec![message(*peer, true, put.as_ref().map_or(0, |put| put.bytes))]
+                }
+                RmaOp::Wait(awaited) => awaited.iter().map(|of| message(of.peer, false, 0)).collect(),
+            }
+        })
+        .collect();
+    (number, comm.journal.call_messages(number, &messages))
 }
 
 /// The messages among the calls of a group, each with the number of nested groups that had been closed before
@@ -160,6 +181,8 @@ struct Resolved {
     compiled: Arc<Compiled>,
     call: Call,
     number: u64,
+    /// Its place in the journal.
+    sequence: u64,
     event: Option<Arc<Span>>,
     /// How the call is timed, where it has a launch of its own: one of several tells nothing about each.
     timed: Option<TimedOp>,
@@ -190,11 +213,12 @@ impl<'a> Collectives<'a> {
     fn add(&mut self, call: &Call, options: CallOptions) -> Result<()> {
         let (comm, stream) = (self.comm, self.stream);
         let number = comm.begin()?;
+        let sequence = comm.journal.call(number, call);
         if call.count == 0 {
             return Ok(());
         }
         if comm.is_alone(call) {
-            return self.copy(call, number);
+            return self.copy(call, (number, sequence));
         }
         let (compiled, timed) = comm.compiled(call, options, stream, number)?;
         let (chosen, blocks) = compiled.chosen();
@@ -202,7 +226,7 @@ impl<'a> Collectives<'a> {
         comm.log_call(call, choice, blocks, number);
         let names = (choice.key.algorithm.name(), choice.route, blocks);
         let event = self.spans.and_then(|spans| spans.collective(call, stream, number, names));
-        let resolved = Resolved { compiled, call: *call, number, event, timed };
+        let resolved = Resolved { compiled, call: *call, number, sequence, event, timed };
         if self.is_alone {
             return self.launch_alone(resolved);
         }
@@ -223,7 +247,7 @@ impl<'a> Collectives<'a> {
 
     /// Makes the launch of a call that is a copy, since there is no other rank. In place nothing is left to
     /// be done.
-    fn copy(&mut self, call: &Call, number: u64) -> Result<()> {
+    fn copy(&mut self, call: &Call, (number, sequence): (u64, u64)) -> Result<()> {
         lock(&self.comm.choices)?.cache.note_copy(number, call);
         log::info(Subsys::Coll, || {
             let (name, rank) = (&self.comm.name, self.comm.rank);
@@ -231,7 +255,8 @@ impl<'a> Collectives<'a> {
             format!("{name} rank {rank} op {number}: {what}: a copy, there is no other rank")
         });
         if let Some(copy) = self.comm.own_copy(call) {
-            self.launches.push(Launch::new(self.comm, Work::Copies(smallvec![copy]), number, self.stream));
+            let place = (number, sequence);
+            self.launches.push(Launch::new(self.comm, Work::Copies(smallvec![copy]), place, self.stream));
         }
         Ok(())
     }
@@ -258,7 +283,7 @@ impl<'a> Collectives<'a> {
     }
 
     fn launch_alone(&mut self, resolved: Resolved) -> Result<()> {
-        let Resolved { compiled, call, number, event, timed } = resolved;
+        let Resolved { compiled, call, number, sequence, event, timed } = resolved;
         let work = match &*compiled {
             Compiled::Steps(plan, program, _) => {
                 let mut plan = plan.clone();
@@ -275,7 +300,7 @@ impl<'a> Collectives<'a> {
                 Work::Fused(FusedLaunch { plan: plan.clone(), call, reach })
             }
         };
-        let mut launch = Launch::new(self.comm, work, number, self.stream);
+        let mut launch = Launch::new(self.comm, work, (number, sequence), self.stream);
         launch.events.group = self.spans.cloned();
         launch.events.operations.extend(event);
         launch.timed = timed;
@@ -301,7 +326,8 @@ impl<'a> Collectives<'a> {
                 let (name, rank, blocks) = (&self.comm.name, self.comm.rank, launch.blocks);
                 format!("{name} rank {rank} op {first} to {last}: one launch of {blocks} x {threads}")
             });
-            let mut launch = Launch::new(self.comm, Work::FusedBatch(Box::new(launch)), first, stream);
+            let place = (first, pairs[pairs.len() - 1].1.sequence);
+            let mut launch = Launch::new(self.comm, Work::FusedBatch(Box::new(launch)), place, stream);
             let operations = pairs.iter().filter_map(|(_, resolved)| resolved.event.clone()).collect();
             launch.events = Events { group: self.spans.cloned(), operations };
             self.launches.push(launch);

@@ -91,9 +91,10 @@ fn take_turns(ranks: &mut [Rank<'_>]) -> Result<bool> {
 
 /// Submits a launch to its stream, or begins to.
 fn submit_one(launch: &mut Launch) -> Result<Option<Box<CopyEngineLaunch<'_>>>> {
-    let Launch { comm, work, number, stream, after, before, record, events, timed } = launch;
+    let Launch { comm, work, number, sequence, stream, after, before, record, events, timed } = launch;
     let launch_comm = &*comm;
     let (comm, device, stream, number) = (&**comm, &*comm.device, *stream, *number);
+    comm.journal.submitted(*sequence);
     after.iter().try_for_each(|other| device.order(*other, stream))?;
     for event in record.iter() {
         device.needs_graphs()?.record_users_event(stream, *event)?;

@@ -21,9 +21,10 @@
 //! all-reduce, until one fails), `survive=RANK` (makes a communicator without a dead rank, and uses
 //! it), `send=PEER`, `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child
 //! that calls what it must not), `break` (the test net fails soon), `sleep` (until killed), `finalize`,
-//! `destroy`, `abort`, `recorded=PATH` (writes what the test plugin in this library wrote down). A step
-//! that fails writes `error KIND: TEXT` and ends the process with 3; with `?` before its name the next
-//! step follows.
+//! `destroy`, `abort`, `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
+//! `queued=COUNT`, `child=first|second|late`, `spin` and `read` (for hangs, see `hangs.rs`),
+//! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes
+//! `error KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
 
 use std::ffi::CStr;
 use std::io::stdin;
@@ -40,7 +41,7 @@ use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{deaths, leaks, mixed, puts, vectors, world};
+use hawser_tests::{deaths, hangs, leaks, mixed, puts, vectors, world};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -182,7 +183,8 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "destroy" => comm.destroy(),
         "abort" => comm.abort(),
         recorded if recorded.starts_with("recorded=") => print_recorded(&recorded["recorded=".len()..]),
-        other => Err(Error::invalid_argument(format!("no step is called {other}"))),
+        other => hangs::step(comm, other)
+            .unwrap_or_else(|| Err(Error::invalid_argument(format!("no step is called {other}")))),
     }
 }
 

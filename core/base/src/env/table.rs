@@ -214,6 +214,13 @@ settings! {
         handshake_timeout: Duration = "HAWSER_HANDSHAKE_TIMEOUT", SECONDS, default "5";
         /// Seconds that an operation may wait for a peer; 0: for ever.
         op_timeout: Option<Duration> = "HAWSER_OP_TIMEOUT", DEADLINE, default "0";
+        /// Seconds after which an operation that is still open makes its ranks compare what each has called
+        /// and whom it waits for; one sentence names who is to blame, at every level of `NCCL_DEBUG`. Nothing
+        /// is ended by it. 0: nobody asks by itself (`hawser trace hang` does).
+        hang_after: Option<Duration> = "HAWSER_HANG_AFTER", DEADLINE, default "60", page "hangs.md";
+        /// Folder where the last operations of each process stay when it has ended. Without it other
+        /// processes of the user read them while the process lives.
+        progress_dir: Option<String> = "HAWSER_PROGRESS_DIR", TEXT, unset "memory", page "hangs.md";
         /// Seconds without a sign of life after which another host counts as dead, 2 at least; 0: as the
         /// kernel has it. As long as connections of the TCP plugin do without any path by default. The end
         /// of a process is noticed at once, whatever the value. A process that is stopped or slow is not

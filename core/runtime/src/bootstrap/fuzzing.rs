@@ -1,7 +1,7 @@
 //! Entry point for a fuzz target: what other processes send while a communicator comes up.
 
+use super::fate;
 use super::meet::Hello;
-use super::watch;
 use super::wire::{HEADER, Header, decode_failure, decode_parts, decode_ranks};
 
 /// The longest payload that the target lets a header announce, in bytes.
@@ -22,9 +22,9 @@ pub fn frame(bytes: &[u8]) {
     for count in [0, 1, 3] {
         let _ = decode_parts(payload, count);
     }
-    let _ = watch::decode(u64::MAX, payload);
-    if let Ok((rank, end, age)) = watch::decode(3, payload) {
-        let _ = watch::encode(rank, &end, age);
+    let _ = fate::decode(u64::MAX, payload);
+    if let Ok((rank, end, age)) = fate::decode(3, payload) {
+        let _ = fate::encode(rank, &end, age);
     }
     let _ = decode_ranks(payload);
     let _ = decode_failure(payload);

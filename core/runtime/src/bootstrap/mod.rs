@@ -12,8 +12,10 @@
 //! [`Bootstrap`] joins its thread and closes its descriptors. The environment is not read here; it comes in
 //! as [`Settings`].
 
+mod asking;
 mod auth;
 mod comm_id;
+mod fate;
 mod fdpass;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -284,6 +286,26 @@ impl Bootstrap {
     /// Tells the others why this rank fails.
     pub fn report(&self, error: &Error) {
         self.watch.report(error);
+    }
+
+    /// Sets what this rank answers when it is asked how it is, and what it does with a sentence that another
+    /// rank tells all. Both run in threads of the bootstrap. The first counts.
+    pub fn on_ask(
+        &self,
+        answer: impl Fn() -> Vec<u8> + Send + Sync + 'static,
+        notice: impl Fn(u32, &str) + Send + Sync + 'static,
+    ) {
+        self.watch.asking.on_ask(Box::new(answer), Box::new(notice));
+    }
+
+    /// Asks all ranks how they are, and returns the answers that come within `limit`. Waits for no operation.
+    pub fn ask(&self, limit: Duration) -> Vec<(u32, Vec<u8>)> {
+        self.watch.ask(limit)
+    }
+
+    /// Tells all other ranks a sentence.
+    pub fn notify(&self, sentence: &str) {
+        self.watch.notify(sentence);
     }
 
     fn check_peer(&self, peer: u32) -> Result<()> {

@@ -10,9 +10,11 @@
 //!
 //! A rank that leaves in peace, or whose operation failed, says so before its connection ends.
 
+use super::asking::{Asking, LONGEST_ANSWER};
 use super::auth::Role;
+use super::fate::{TEXT_LIMIT, cut, decode, encode};
 use super::peer::Dialer;
-use super::wire::{Fields, FrameReader, Incoming, Kind, frame_bytes, malformed};
+use super::wire::{FrameReader, Incoming, Kind};
 use super::{Settings, detail, lock};
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::forked::ClosedInChildren;
@@ -29,10 +31,7 @@ use std::sync::{Arc, Mutex, Once, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// Bytes of the longest frame between watchers.
-const FRAME_LIMIT: usize = 4 << 10;
-
-/// Bytes of the longest reason that is told.
-const TEXT_LIMIT: usize = 2 << 10;
+const FRAME_LIMIT: usize = LONGEST_ANSWER + 64;
 
 /// How long after the first news the hook is called: all may be about to leave.
 const HOOK: Duration = Duration::from_millis(300);
@@ -44,7 +43,7 @@ const MOVE: Duration = Duration::from_millis(200);
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// Bytes that may wait for a rank that takes none.
-const MOST_WAITING: usize = 1 << 20;
+const MOST_WAITING: usize = 8 << 20;
 
 /// The knowledge of a rank about the others, and its connections for news.
 pub(super) struct Watch {
@@ -64,6 +63,8 @@ pub(super) struct Watch {
     dialer: Arc<Dialer>,
     /// Raised when the service thread ends.
     is_over: AbortFlag,
+    /// Questions how ranks are.
+    pub(super) asking: Asking,
 }
 
 type Hook = Box<dyn Fn() + Send + Sync>;
@@ -114,6 +115,7 @@ impl Watch {
             heartbeat: settings.heartbeat,
             dialer,
             is_over: AbortFlag::new(),
+            asking: Asking::default(),
         });
         all::register(&watch);
         Ok(watch)
@@ -175,6 +177,34 @@ impl Watch {
     fn is_out_of_reach(&self, rank: u32, error: &Error) {
         let how = format!("it cannot be reached ({})", cut(&error.text, TEXT_LIMIT / 2));
         self.learn(rank, &End::Left(how), Duration::ZERO, None);
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The number of ranks that have neither left nor died.
+    pub fn present(&self) -> usize {
+        let is_gone = |rank: &u32| self.roster.absence(*rank).is_some();
+        let ranks = self.roster.members().len() as u32;
+        (0..ranks).filter(|rank| !is_gone(rank)).count().max(1)
+    }
+
+    /// Sends a frame to a rank that has a connection to this one.
+    pub fn push_to(&self, rank: u32, bytes: &[u8]) {
+        if let Some(out) = lock(&self.outs).get_mut(&rank) {
+            out.push(bytes);
+        }
+        self.bell.ring();
+    }
+
+    /// Sends a frame to all that have a connection to this rank, but for the one that it came from.
+    pub fn push_to_others(&self, from: Option<u32>, bytes: &[u8]) {
+        let mut outs = lock(&self.outs);
+        outs.iter_mut().filter(|(to, _)| Some(**to) != from).for_each(|(_, out)| out.push(bytes));
+        drop(outs);
+        self.bell.ring();
     }
 
     /// Notes what became of a rank, and passes it on: `from` knows it already.
@@ -370,6 +400,7 @@ impl Watcher {
                     };
                     self.watch.learn(of, &end, age, Some(*rank));
                 }
+                Ok(Incoming::Frame(frame)) if self.watch.take_question(*rank, &frame) => {}
                 Ok(Incoming::Frame(_)) => break "it sent nonsense".into(),
                 Ok(Incoming::Nothing) => return,
                 Ok(Incoming::Closed) => {
@@ -467,44 +498,6 @@ fn keepalive(period: Duration) -> Keepalive {
     Keepalive { idle: interval, interval, count: count.saturating_sub(1).max(1) }
 }
 
-const LEFT: u8 = 0;
-const DIED: u8 = 1;
-const FAILED: u8 = 2;
-
-/// A frame that says what became of a rank.
-pub(super) fn encode(rank: u32, end: &End, age: Duration) -> Vec<u8> {
-    let (code, text, because_of) = match end {
-        End::Left(how) => (LEFT, how, None),
-        End::Died(how) => (DIED, how, None),
-        End::Failed { text, because_of } => (FAILED, text, *because_of),
-    };
-    let mut payload = vec![code];
-    payload.extend_from_slice(&u32::try_from(age.as_millis()).unwrap_or(u32::MAX).to_le_bytes());
-    payload.extend_from_slice(&because_of.unwrap_or(u32::MAX).to_le_bytes());
-    payload.extend_from_slice(cut(text, TEXT_LIMIT).as_bytes());
-    frame_bytes(Kind::Fate, u64::from(rank), &payload).unwrap_or_default()
-}
-
-/// Reads the payload of a frame of [`encode`].
-pub(super) fn decode(rank: u64, payload: &[u8]) -> Result<(u32, End, Duration)> {
-    let mut fields = Fields::new(payload);
-    let (code, age, because_of) = (fields.u8()?, fields.u32()?, fields.u32()?);
-    let text = String::from_utf8_lossy(fields.rest()).into_owned();
-    let end = match code {
-        LEFT => End::Left(text),
-        DIED => End::Died(text),
-        FAILED => End::Failed { text, because_of: (because_of != u32::MAX).then_some(because_of) },
-        _ => return Err(malformed(format!("fate {code}"))),
-    };
-    let rank = u32::try_from(rank).map_err(|_| malformed("fate of no rank"))?;
-    Ok((rank, end, Duration::from_millis(age.into())))
-}
-
-fn cut(text: &str, most: usize) -> &str {
-    let end = (0..=text.len().min(most)).rev().find(|at| text.is_char_boundary(*at));
-    &text[..end.unwrap_or(0)]
-}
-
 /// The watches of this process. One that ends in order says so for all its communicators that were not
 /// destroyed.
 mod all {
@@ -549,23 +542,6 @@ mod all {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn fates_survive_the_wire_and_nonsense_is_refused(
-            rank: u32, age: u32, text in ".{0,40}", because_of: Option<u16>, bytes: Vec<u8>
-        ) {
-            let failed = End::Failed { text: text.clone(), because_of: because_of.map(u32::from) };
-            for end in [End::Left(text.clone()), End::Died(text), failed] {
-                let frame = encode(rank, &end, Duration::from_millis(age.into()));
-                let payload = &frame[super::super::wire::HEADER..];
-                let age = Duration::from_millis(age.into());
-                prop_assert_eq!(decode(rank.into(), payload).unwrap(), (rank, end, age));
-            }
-            let _ = decode(7, &bytes);
-        }
-    }
 
     #[test]
     fn a_host_that_is_gone_is_known_in_time() {

@@ -32,6 +32,12 @@ pub(super) enum Kind {
     Released = 10,
     /// Rank to rank 0 and back: what became of rank `tag`.
     Fate = 11,
+    /// Rank to rank 0 and on to all: say how you are.
+    Ask = 12,
+    /// The answer, the same way back.
+    Answer = 13,
+    /// Rank to rank 0 and on to all: a sentence for the logs.
+    Notice = 14,
 }
 
 impl frame::Kind for Kind {
@@ -41,9 +47,12 @@ impl frame::Kind for Kind {
 
     fn parse(code: u8) -> Option<Kind> {
         use Kind::*;
-        [Hello, Table, Status, Failure, Release, Gather, Result, Message, Descriptor, Released, Fate]
-            .into_iter()
-            .find(|kind| *kind as u8 == code)
+        [
+            Hello, Table, Status, Failure, Release, Gather, Result, Message, Descriptor, Released, Fate, Ask,
+            Answer, Notice,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == code)
     }
 }
 

@@ -82,6 +82,7 @@ pub fn end() -> Result<()> {
 /// Closes the outermost level without launching anything; an estimate in microseconds for its operations.
 pub fn simulate_end() -> Result<f32> {
     let Some(group) = close()? else { return Ok(0.0) };
+    unqueue(&group);
     if let Some(error) = group.error {
         return Err(error);
     }
@@ -111,7 +112,8 @@ pub fn add(comm: &Comm, operation: Result<(Arc<CommState>, Item)>) -> Result<()>
         Ok((comm_state, item)) if depth() == 0 || is_alone(&comm_state, &item) => {
             launch(&mut [(comm, comm_state, &[item])]).inspect_err(record)
         }
-        Ok((_, item)) => {
+        Ok((comm_state, item)) => {
+            comm_state.journal.queue();
             GROUP.with_borrow_mut(|g| match g.comms.iter_mut().find(|(c, _)| c.id() == comm.id()) {
                 Some((_, items)) => items.push(item),
                 None => {
@@ -160,7 +162,17 @@ fn close() -> Result<Option<Group>> {
     })
 }
 
+/// Notes in the journals that the calls of a group do not wait for its end any more.
+fn unqueue(group: &Group) {
+    for (comm, items) in &group.comms {
+        if let Ok(state) = comm.state() {
+            state.journal.unqueue(items.len() as u64);
+        }
+    }
+}
+
 fn finish(group: Group) -> Result<()> {
+    unqueue(&group);
     if let Some(error) = group.error {
         return Err(error);
     }

@@ -106,7 +106,7 @@ fn is_same_wait(before: &Report, now: &Report) -> bool {
 }
 
 /// Whether launches are on their way, or may be: nobody tells of replays whose order is the program's.
-fn is_busy(state: &CommState) -> bool {
+pub(super) fn is_busy(state: &CommState) -> bool {
     let device = &*state.device;
     let is_on_its_way = match state.order.end(device) {
         Ok(Some(end)) => device.is_idle(end.stream).is_ok_and(|idle| !idle),

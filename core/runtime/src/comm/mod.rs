@@ -14,6 +14,7 @@ mod bringup;
 mod config;
 mod elastic;
 pub mod group;
+mod hangs;
 mod last_decision;
 mod link_constants;
 mod lost_waits;

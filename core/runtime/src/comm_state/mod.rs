@@ -4,6 +4,7 @@
 
 mod deferred_free;
 mod inter_node;
+mod loaded_program;
 mod one_sided;
 pub mod plan_cache;
 mod sequence;
@@ -28,7 +29,7 @@ use hawser_plan::choose::Decision;
 use hawser_plan::executor::copy_engine;
 use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::fused::zero_copy;
-use hawser_plan::executor::interpreter::{Lowered, lower};
+use hawser_plan::executor::interpreter::lower;
 use hawser_plan::executor::launch::{LaunchPlan, device_op};
 use hawser_plan::executor::{self, Decided, Plan};
 use hawser_plan::layout::HeapLayout;
@@ -36,12 +37,15 @@ use hawser_plan::{Call, CallOptions, PlanConfig, ReduceOp, Selection, Topology};
 use rustc_hash::FxHashMap;
 
 use self::deferred_free::Remains;
+pub use self::loaded_program::LoadedProgram;
 use self::plan_cache::{CallKey, PlanCache};
 use self::sm_free::SmFree;
 use self::stream_ops::StreamOps;
 use crate::bootstrap::Bootstrap;
 use crate::executor::copy_engine::{Dma, Emission, Who};
 use crate::profiling::{Profiling, Span};
+use crate::progress::journal::Journal;
+use crate::progress::members::Registered;
 use crate::rma::Rma;
 use crate::rules_update::{Epoch, ServedParticipant, Staged};
 use crate::stream_order::Order;
@@ -71,6 +75,10 @@ pub struct CommState {
     pub participant: Option<ServedParticipant>,
     /// Profiler plugins.
     pub profiling: Arc<Profiling>,
+    /// The last operations of this rank, for those who look why nothing moves.
+    pub journal: Journal,
+    /// Lets this rank be asked how it is; not set where it is alone.
+    pub asked: OnceLock<Registered>,
     /// Control connections to the other ranks.
     pub bootstrap: Arc<Bootstrap>,
     /// The network, where ranks share no memory. Before `peer_memory`, which it works on: it goes first.
@@ -153,21 +161,6 @@ const AFTER_ABORT: Duration = Duration::from_secs(2);
 
 /// How long after an abort kernels of replays may still look at the communicator's memory.
 const REPLAYS: Duration = Duration::from_millis(100);
-
-/// A program lowered for this rank, with its image on the device if it does not travel in the arguments.
-pub struct LoadedProgram {
-    lowered: Lowered,
-    image: Option<Memory>,
-    /// Channels wait for each other.
-    has_waits: bool,
-}
-
-impl LoadedProgram {
-    /// The steps, on the host.
-    pub fn steps(&self) -> &[Step] {
-        &self.lowered.steps
-    }
-}
 
 impl CommState {
     /// [`zero_copy::READY`] if a call's launch may say so to other ranks, else 0.

@@ -26,6 +26,7 @@ pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
     let launches: Vec<&Launch> = launches.iter().map(|launch| &**launch).collect();
     let host: Vec<HostLaunch<'_>> =
         launches.iter().filter_map(|launch| host_launch(launch)).collect::<Result<_>>()?;
+    launches.iter().for_each(|launch| launch.comm.journal.submitted(launch.sequence));
     let channels = channels(&launches);
     let helpers = helpers(&launches);
     let from: Vec<_> = timed.iter().map(|timed| timed.begin(Stream::default())).collect();
@@ -36,6 +37,8 @@ pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
     helpers.iter().filter(|net| !net.is_drained()).for_each(|net| while net.sweep() {});
     drop(helpers);
     if failures.is_empty() {
+        let is_over = |launch: &&&Launch| !matches!(launch.work, Work::OneSided(_));
+        launches.iter().filter(is_over).for_each(|launch| launch.comm.journal.done(launch.sequence));
         timed.into_iter().zip(from).for_each(|(timed, from)| timed.end(from, Stream::default()));
     }
     let timer = now_ns();
@@ -58,6 +61,7 @@ fn one_sided(launches: &[&Launch]) -> Result<()> {
             ops.try_for_each(|op| launch.comm.one_sided(op)).inspect_err(|error| fail(launch, error))?;
         }
     }
+    launches.iter().for_each(|launch| launch.comm.journal.done(launch.sequence));
     Ok(())
 }
 
@@ -124,7 +128,8 @@ fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
         }
     };
     let (name, roster) = (&launch.comm.name, launch.comm.bootstrap.roster());
-    let with = |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, copies, roster };
+    let journal = &launch.comm.journal;
+    let with = |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, copies, roster, journal };
     Some(copies.transpose().map(with))
 }
 

@@ -43,6 +43,8 @@ pub struct Launch {
     pub work: Work,
     /// The number of the first operation that the launch runs.
     pub number: u64,
+    /// The place of the last operation that the launch runs in the journal of its rank.
+    pub sequence: u64,
     /// The stream that the launch is submitted to.
     pub stream: Stream,
     /// Other streams of its group whose work the launch comes after.
@@ -58,10 +60,22 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// A launch without events, on one stream.
-    pub fn new(comm: &Arc<CommState>, work: Work, number: u64, stream: Stream) -> Self {
+    /// A launch without events, on one stream. `number` is that of the first operation, `sequence` the place
+    /// of the last one in the journal.
+    pub fn new(comm: &Arc<CommState>, work: Work, (number, sequence): (u64, u64), stream: Stream) -> Self {
         let (after, before, record, events) = (Vec::new(), Vec::new(), Vec::new(), Events::default());
-        Self { comm: comm.clone(), work, number, stream, after, before, record, events, timed: None }
+        Self {
+            comm: comm.clone(),
+            work,
+            number,
+            sequence,
+            stream,
+            after,
+            before,
+            record,
+            events,
+            timed: None,
+        }
     }
 }
 

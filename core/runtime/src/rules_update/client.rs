@@ -12,6 +12,7 @@ use hawser_plugin::tuner::SettingsFile;
 
 use super::same_user::{self, printable};
 use super::{control_socket, wire};
+use crate::progress::verdict::Verdict;
 
 /// The longest answer that is read, in bytes.
 const LONGEST_ANSWER: usize = 4 << 20;
@@ -91,6 +92,28 @@ pub fn list(pid: u32, limit: Duration) -> Result<Process> {
         }
     }
     Ok(process)
+}
+
+/// Asks a process why nothing moves in its communicators; it asks their other ranks. An answer takes up to
+/// 1.5 s where somebody does not answer.
+///
+/// # Errors
+/// As [`list`].
+pub fn hang(pid: u32) -> Result<Vec<Verdict>> {
+    let lines = ask(pid, "hang", &[], Duration::from_secs(4))?;
+    let mut verdicts = Vec::new();
+    for fields in lines {
+        let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
+        match fields[..] {
+            ["verdict", json] => {
+                let read = serde_json::from_str(json);
+                verdicts.push(read.map_err(|error| nonsense(pid, &error.to_string()))?);
+            }
+            ["refused", why] => return Err(Error::invalid_usage(format!("process {pid}: {why}"))),
+            _ => {}
+        }
+    }
+    Ok(verdicts)
 }
 
 /// Has a process propose rules for communicators of which it holds ranks; waits for the outcome of each.

@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! list             communicator ID NAME RANK RANKS COLLECTIVES; job NAME
+//! hang             verdict JSON, one for each communicator (see `progress/verdict.rs`)
 //! apply ID,ID..    changed ID NAME COLLECTIVE; unchanged ID NAME WHY; unknown ID NAME WHY
 //!                  (the bytes are the rules)
 //! ```
@@ -30,6 +31,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::participant::Participant;
 use super::protocol::Outcome;
 use super::{same_user, wire};
+use crate::progress::{hang_watch, members};
 
 /// The longest question, in bytes: rules, their names, and the line before them.
 const LONGEST: usize = wire::MOST_RULES + (64 << 10);
@@ -167,6 +169,10 @@ impl ControlSocket {
                     client.answer = text.into();
                 }
             },
+            ("hang", _) => {
+                client.state = judge();
+                client.until = Instant::now() + hang_watch::LIMIT + PATIENCE;
+            }
             (other, _) => {
                 let other = plain(other);
                 let text = format!("refused\tthis version of the library does not know \"{other}\"\nend\n");
@@ -242,6 +248,27 @@ fn apply(
         open += 1;
     }
     State::Waits(open, outcomes)
+}
+
+/// Asks the ranks of all communicators of this process how they are, each in a thread of its own.
+fn judge() -> State {
+    let (tell, verdicts) = channel();
+    let members = members::lowest();
+    let open = members.len();
+    for member in members {
+        let tell = tell.clone();
+        let judge = move || {
+            let verdict = member.judge(hang_watch::LIMIT);
+            let text = verdict.and_then(|verdict| serde_json::to_string(&verdict).ok());
+            let _ = tell.send(text.map_or_else(String::new, |text| format!("verdict\t{}\n", plain(&text))));
+            super::service::ring();
+        };
+        if std::thread::Builder::new().name("hawser-judge".into()).spawn(judge).is_err() {
+            // The client hears of all others, and of this one nothing.
+            continue;
+        }
+    }
+    State::Waits(open, verdicts)
 }
 
 impl Drop for ControlSocket {

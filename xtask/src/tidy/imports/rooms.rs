@@ -12,6 +12,7 @@ const ROOMS: [(&str, &[&[&str]]); 1] = [(
             "model.rs",
             "record.rs",
             "plugin_types.rs",
+            "progress/",
             "bootstrap/",
             "plugins.rs",
             "proxy.rs",

@@ -3,7 +3,7 @@
 pub mod negotiate;
 pub mod peer_info;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
@@ -16,12 +16,13 @@ use hawser_plan::layout::HeapLayout;
 
 use self::negotiate::{Decided, decide};
 use super::config::Config;
-use super::lost_waits;
+use super::{hangs, lost_waits};
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::comm_state::sm_free::{self, SmFree};
 use crate::comm_state::{Choices, CommState, warm_up};
 use crate::executor::copy_engine::{Dma, Rendezvous};
 use crate::profiling::Profiling;
+use crate::progress::journal::{self, Journal};
 use crate::rma::Rma;
 use crate::rules_update::{Epoch, Participant, Place, ServedParticipant, Staged};
 use crate::stream_order::Order;
@@ -109,6 +110,7 @@ impl Own<'_> {
         make_ready(&state, &step("ready"))?;
         let state = Arc::new(state);
         lost_waits::end_from_first_news(&state);
+        hangs::let_be_asked(&state);
         Ok(state)
     }
 
@@ -175,6 +177,9 @@ impl Own<'_> {
         let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
         let is_one_process = topology.hosts() == 1 && processes.windows(2).all(|pair| pair[0] == pair[1]);
         let is_host = self.device.kernels().is_none();
+        let world = bootstrap.roster().members().get(self.rank as usize).map_or(self.rank, |own| own.world);
+        let place_of_journal = journal::Place { rank: self.rank, ranks: topology.size(), world };
+        let journal = Journal::new(comm_id, &name, place_of_journal, is_host);
         let rma = Rma::open(
             &bootstrap,
             comm_id,
@@ -193,6 +198,8 @@ impl Own<'_> {
             epoch,
             participant,
             profiling: Arc::new(profiling),
+            journal,
+            asked: OnceLock::new(),
             bootstrap,
             net,
             device: self.device,

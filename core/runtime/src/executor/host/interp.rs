@@ -22,10 +22,15 @@ use hawser_plan::Protocol;
 use hawser_plan::executor::copy_engine::{STREAMS, What};
 
 use crate::executor::copy_engine::host::Copies;
-use crate::op_number::{MESSAGES, operation};
+use crate::op_number::{MESSAGES, operation as number_text};
+use crate::progress::journal::Journal;
+use crate::progress::operation;
 
 /// The longest pause between two looks: a rank that is seconds late costs next to nothing of a processor.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+
+/// A wait is noted in the journal every so many looks, first after half as many.
+const LOOKS: u32 = 256;
 
 /// A launch for the interpreter. Launches of one communicator (`args.comm`) run in order.
 pub struct HostLaunch<'a> {
@@ -39,6 +44,8 @@ pub struct HostLaunch<'a> {
     pub copies: Option<[Vec<What>; STREAMS as usize]>,
     /// The knowledge of the other ranks.
     pub roster: &'a Roster,
+    /// Learns what the launch waits for.
+    pub journal: &'a Journal,
 }
 
 /// Runs launches to their end and returns the failures: address of the communicator's image, and `Aborted`,
@@ -59,7 +66,7 @@ pub unsafe fn run(launches: Vec<HostLaunch<'_>>, help: impl Fn() -> bool) -> Vec
         let run = unsafe { Run::new(launch) };
         match queues.iter_mut().find(|q| q.comm == comm) {
             Some(queue) => queue.runs.push_back(run),
-            None => queues.push(Queue { comm, runs: [run].into(), waiting_since: None }),
+            None => queues.push(Queue { comm, runs: [run].into(), waiting_since: None, looks: 0 }),
         }
     }
     let mut failures = Vec::new();
@@ -90,8 +97,9 @@ struct Queue<'a> {
     /// Address of its image.
     comm: u64,
     runs: VecDeque<Run<'a>>,
-    /// The time since which nothing has moved.
+    /// The time since which nothing has moved, and how often the launch has been looked at meanwhile.
     waiting_since: Option<Instant>,
+    looks: u32,
 }
 
 impl Queue<'_> {
@@ -100,8 +108,12 @@ impl Queue<'_> {
         let Some(current) = self.runs.front_mut() else { return Ok(false) };
         let moved = current.poll();
         if moved || current.is_over() {
-            self.waiting_since = None;
+            (self.waiting_since, self.looks) = (None, 0);
         } else {
+            self.looks = self.looks.wrapping_add(1);
+            if self.looks % LOOKS == LOOKS / 2 {
+                current.note_wait();
+            }
             current.check(*self.waiting_since.get_or_insert_with(Instant::now))?;
         }
         if current.is_over() {
@@ -122,6 +134,7 @@ struct Run<'a> {
     /// Copy engines run it, not the blocks.
     copies: Option<Copies>,
     roster: &'a Roster,
+    journal: &'a Journal,
 }
 
 /// A block on its way.
@@ -154,8 +167,8 @@ impl<'a> Run<'a> {
         };
         let blocks = used.iter().map(at).collect();
         let copies = launch.copies.map(Copies::new);
-        let (kernel, name, roster) = (launch.kernel, launch.name, launch.roster);
-        Self { kernel, name, args, comm, steps, blocks, copies, roster }
+        let (kernel, name, roster, journal) = (launch.kernel, launch.name, launch.roster, launch.journal);
+        Self { kernel, name, args, comm, steps, blocks, copies, roster, journal }
     }
 
     fn is_over(&self) -> bool {
@@ -190,19 +203,19 @@ impl<'a> Run<'a> {
     fn awaited(&self, i: usize) -> Option<Awaited> {
         let step = self.step(i);
         if step.after_channel != NO_DEP && !self.dependency_met(i, step) {
-            return Some(Awaited { what: "another channel", peer: self.comm.rank });
+            return Some(Awaited { what: operation::Awaited::Channel, peer: self.comm.rank });
         }
         for &peer in &step.recv[..usize::from(step.n_recv)] {
             let fifo = self.fifo(i, peer);
             if fifo.tail().load(Ordering::Acquire) <= fifo.taken().load(Ordering::Relaxed) {
-                return Some(Awaited { what: "data", peer: u32::from(peer) });
+                return Some(Awaited { what: operation::Awaited::Data, peer: u32::from(peer) });
             }
         }
         for &peer in &step.send[..usize::from(step.n_send)] {
             let fifo = self.fifo(i, peer);
             let (sent, credit) = (fifo.sent().load(Ordering::Relaxed), fifo.credit().load(Ordering::Acquire));
             if sent >= credit + u64::from(self.comm.depth) {
-                return Some(Awaited { what: "room", peer: u32::from(peer) });
+                return Some(Awaited { what: operation::Awaited::Room, peer: u32::from(peer) });
             }
         }
         None
@@ -345,7 +358,7 @@ impl<'a> Run<'a> {
             "communicator {}, rank {}, {}",
             self.name,
             self.comm.rank,
-            operation(self.args.op_number)
+            number_text(self.args.op_number)
         );
         Err(if let Some(why) = in_vain {
             let text = format!("{who}: {}; it happened{sentence}", why.text);
@@ -360,6 +373,26 @@ impl<'a> Run<'a> {
 }
 
 impl Run<'_> {
+    /// Notes in the journal what the first block that waits is waiting for.
+    #[cold]
+    fn note_wait(&self) {
+        let number = self.args.op_number;
+        if let Some(copies) = &self.copies {
+            if let Some(peer) = copies.awaited() {
+                self.journal.waits(number, peer, operation::Awaited::Copy, (0, 0));
+            }
+            return;
+        }
+        let waiting = (0..self.blocks.len()).filter(|i| !self.blocks[*i].over);
+        let mut waiting = waiting.filter_map(|i| Some((i, self.awaited(i)?)));
+        // What another rank has to do says more than what another channel has.
+        let is_of_peer = |(_, awaited): &(usize, Awaited)| awaited.peer != self.comm.rank;
+        if let Some((i, awaited)) = waiting.find(is_of_peer) {
+            let place = (i as u32, self.blocks[i].place.step);
+            self.journal.waits(number, awaited.peer, awaited.what, place);
+        }
+    }
+
     /// Why the run waits in vain, if it does: for a rank that has gone, or in an operation of all ranks one
     /// of which is dead.
     #[cold]
@@ -374,7 +407,7 @@ impl Run<'_> {
 
 /// The slot that a block waits for.
 struct Awaited {
-    what: &'static str,
+    what: operation::Awaited,
     peer: u32,
 }
 

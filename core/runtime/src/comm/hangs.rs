@@ -1,0 +1,168 @@
+//! Lets other ranks and programs ask a communicator how it is, and judges why nothing moves.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use hawser_base::liveness::{End, Identity};
+use hawser_base::log::{self, Subsys};
+use hawser_kernels_abi::Report;
+
+use crate::comm_state::CommState;
+use crate::progress::hang_watch::note_notice;
+use crate::progress::journal::now_ms;
+use crate::progress::members::{self, Member, Registered};
+use crate::progress::operation::{Awaited, Waits};
+use crate::progress::process_state::ProcessState;
+use crate::progress::report::{CommReport, ProcessReport};
+use crate::progress::verdict::{Evidence, Verdict, verdict};
+use crate::record;
+
+/// How long launches on a GPU may take to say whom they wait for, for each peer and in all.
+const PATIENCE: [Duration; 2] = [Duration::from_millis(40), Duration::from_millis(700)];
+
+/// Other processes of the host about which an answer tells.
+const MOST_NEIGHBOURS: usize = 64;
+
+/// The longest answer that travels, in bytes.
+const LONGEST: usize = 11 << 10;
+
+/// Lets a communicator be asked, by its ranks and by other programs.
+pub(super) fn let_be_asked(state: &Arc<CommState>) {
+    if state.topology.size() < 2 {
+        return;
+    }
+    let (asked, told) = (Arc::downgrade(state), Arc::downgrade(state));
+    let answer = move || asked.upgrade().map_or_else(Vec::new, |state| answer(&state));
+    let notice = move |from: u32, sentence: &str| {
+        if let Some(state) = told.upgrade() {
+            let (name, rank) = (&state.name, state.rank);
+            log::info(Subsys::Coll, || format!("{name} rank {rank}: rank {from} says: {sentence}"));
+            note_notice(&Asked(Arc::downgrade(&state)));
+        }
+    };
+    state.bootstrap.on_ask(answer, notice);
+    let _ = state.asked.set(Registered::new(Arc::new(Asked(Arc::downgrade(state)))));
+}
+
+/// A rank that can be asked.
+struct Asked(Weak<CommState>);
+
+impl Member for Asked {
+    fn comm_id(&self) -> u64 {
+        self.0.upgrade().map_or(0, |state| state.comm_id)
+    }
+
+    fn rank(&self) -> u32 {
+        self.0.upgrade().map_or(0, |state| state.rank)
+    }
+
+    fn report(&self) -> Option<CommReport> {
+        let state = self.0.upgrade()?;
+        note_what_is_over(&state);
+        state.journal.view().map(CommReport::of_view)
+    }
+
+    fn open(&self) -> Option<(u64, Duration)> {
+        let report = self.report()?;
+        let open = report.open()?;
+        Some((open.sequence, Duration::from_millis(open.age_ms)))
+    }
+
+    fn judge(&self, limit: Duration) -> Option<Verdict> {
+        let state = self.0.upgrade()?;
+        let answers = state.bootstrap.ask(limit);
+        let reports = answers.iter().filter_map(|(_, bytes)| record::decode::<ProcessReport>(bytes));
+        let roster = state.bootstrap.roster();
+        let members = (0..).zip(roster.members()).map(|(rank, member)| {
+            let (machine, host, pid) = (member.machine(), member.host(), member.pid);
+            (rank, crate::progress::verdict::Member { machine, host, pid })
+        });
+        let how = |end: End| match end {
+            End::Left(how) => format!("it has left ({how})"),
+            End::Died(how) => format!("it has died ({how})"),
+            End::Failed { text, .. } => format!("it has failed ({text})"),
+        };
+        let evidence = Evidence {
+            comm_id: state.comm_id,
+            members: members.collect(),
+            gone: roster.all().into_iter().map(|(rank, end, _)| (rank, how(end))).collect(),
+            reports: reports.collect(),
+        };
+        Some(verdict(&evidence))
+    }
+
+    fn notify(&self, verdict: &Verdict) {
+        if let Some(state) = self.0.upgrade() {
+            state.bootstrap.notify(&verdict.sentence);
+        }
+    }
+}
+
+/// Makes the answer of this rank.
+fn answer(state: &Arc<CommState>) -> Vec<u8> {
+    note_what_is_over(state);
+    let Some(view) = state.journal.view() else { return Vec::new() };
+    let mut own = CommReport::of_view(view);
+    own.waits.extend(ask_kernels(state, &own));
+    let members = state.bootstrap.roster().members();
+    let Some(identity) = members.get(state.rank as usize) else { return Vec::new() };
+    let others: Vec<CommReport> = members::all().iter().filter_map(|member| member.report()).collect();
+    let ranks_here = others.iter().filter(|other| other.comm_id == own.comm_id).count();
+    let is_of_this_rank =
+        |other: &CommReport| other.comm_id != own.comm_id && (ranks_here < 2 || other.world == own.world);
+    let others = others.into_iter().filter(is_of_this_rank).collect();
+    let mut report = ProcessReport::of_rank(identity, own, others);
+    report.neighbours = neighbours(identity, members);
+    let mut bytes = record::encode(&report);
+    // A record that is cut is none.
+    while bytes.len() > LONGEST && (report.neighbours.pop().is_some() || report.comms.len() > 1) {
+        if report.neighbours.is_empty() {
+            report.comms.truncate(1.max(report.comms.len() / 2));
+        }
+        bytes = record::encode(&report);
+    }
+    bytes
+}
+
+/// Notes in the journal of a GPU what is over, if its stream is idle.
+fn note_what_is_over(state: &CommState) {
+    let journal = &state.journal;
+    let submitted = journal.last_submitted();
+    if state.device.kernels().is_none() || journal.last_done() == submitted {
+        return;
+    }
+    if !super::lost_waits::is_busy(state) {
+        journal.done(submitted);
+    }
+}
+
+/// Asks the launches under way on a GPU whom they wait for.
+fn ask_kernels(state: &CommState, own: &CommReport) -> Option<Waits> {
+    state.device.kernels()?;
+    own.open()?;
+    let until = now_ms() + PATIENCE[1].as_millis() as u64;
+    let peers = (0..state.topology.size()).filter(|peer| *peer != state.rank);
+    let mut peers = peers.take_while(|_| now_ms() < until);
+    let report = peers.find_map(|peer| state.peer_memory.control.ask_who_waits_for(peer, PATIENCE[0]))?;
+    Some(of_kernel(&report))
+}
+
+fn of_kernel(report: &Report) -> Waits {
+    let Report { block, step, peer, what, op_number, .. } = *report;
+    let awaited = match what {
+        0 => Awaited::Data,
+        1 => Awaited::Room,
+        _ => Awaited::Channel,
+    };
+    Waits { number: op_number, peer, awaited, block, step, since_ms: 0 }
+}
+
+/// The states of the other processes of this host.
+fn neighbours(own: &Identity, members: &[Identity]) -> Vec<(u32, ProcessState)> {
+    let mut pids: Vec<u32> =
+        members.iter().filter(|member| member.is_near(own)).map(|member| member.pid).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids.truncate(MOST_NEIGHBOURS);
+    pids.into_iter().filter_map(|pid| Some((pid, ProcessState::of(pid)?))).collect()
+}

@@ -1,0 +1,146 @@
+//! The thread that looks after operations that stay open: after `HAWSER_HANG_AFTER` the ranks are compared,
+//! and the verdict is written at every level of `NCCL_DEBUG`. It ends nothing.
+//!
+//! There is one per process, as long as it has a communicator of more than one rank.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hawser_base::{env, log};
+use rustc_hash::FxHashMap;
+
+use super::members::{self, Member};
+
+/// The time that ranks have to answer.
+pub const LIMIT: Duration = Duration::from_millis(1500);
+/// The shortest and longest pause between two looks.
+const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(10)];
+/// What every rank but 0 waits longer, since rank 0 asks for all if it waits too, and how much more each.
+const LATER: [Duration; 2] = [Duration::from_millis(2500), Duration::from_millis(50)];
+/// The longest of that.
+const LATEST: Duration = Duration::from_secs(30);
+
+/// By communicator and rank: the operation that was told of, and when.
+type Told = FxHashMap<(u64, u32), (u64, Instant)>;
+
+static WATCH: Mutex<Option<Watch>> = Mutex::new(None);
+static CHANGED: Condvar = Condvar::new();
+/// The verdicts that have been told.
+static TOLD: Mutex<Option<Told>> = Mutex::new(None);
+
+/// The thread, and what it shares with who ends it.
+struct Watch {
+    thread: JoinHandle<()>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    is_over: AtomicBool,
+    /// It waits for answers, and for nobody else.
+    is_judging: AtomicBool,
+}
+
+/// Starts the thread, if it is wanted and not there.
+pub(super) fn start() {
+    let Some(after) = env::settings().hang_after else { return };
+    let mut watch = lock();
+    if watch.is_some() {
+        return;
+    }
+    let shared = Arc::new(Shared::default());
+    let told = shared.clone();
+    let run = move || {
+        let work = std::panic::AssertUnwindSafe(|| look_after(after, &told));
+        if std::panic::catch_unwind(work).is_err() {
+            log::warn("the thread that looks after hangs panicked: a bug in this library");
+        }
+    };
+    match std::thread::Builder::new().name("hawser-hangs".into()).spawn(run) {
+        Ok(thread) => *watch = Some(Watch { thread, shared }),
+        Err(error) => log::warn(&format!("nobody looks after hangs: no thread: {error}")),
+    }
+}
+
+/// Ends the thread. One that waits for answers ends a little later by itself.
+pub(super) fn stop() {
+    let Some(Watch { thread, shared }) = lock().take() else { return };
+    shared.is_over.store(true, Ordering::Release);
+    CHANGED.notify_all();
+    let is_own = thread.thread().id() == std::thread::current().id();
+    if !is_own && !shared.is_judging.load(Ordering::Acquire) {
+        let _ = thread.join();
+    }
+}
+
+fn look_after(after: Duration, shared: &Shared) {
+    let pause = (after / 8).clamp(PAUSES[0], PAUSES[1]);
+    let is_over = || shared.is_over.load(Ordering::Acquire);
+    loop {
+        let waited = CHANGED.wait_timeout_while(lock(), pause, |_| !is_over());
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        if is_over() {
+            return;
+        }
+        let members = members::all();
+        forget_the_gone(&members);
+        shared.is_judging.store(true, Ordering::Release);
+        for member in members.iter().filter(|_| !is_over()) {
+            look_at(&**member, after);
+        }
+        drop(members);
+        shared.is_judging.store(false, Ordering::Release);
+    }
+}
+
+/// Judges a communicator whose operation has been open for long, once per operation and then now and then.
+fn look_at(member: &dyn Member, after: Duration) {
+    let rank = member.rank();
+    let later = if rank == 0 { Duration::ZERO } else { (LATER[0] + LATER[1] * rank).min(LATEST) };
+    let Some((sequence, age)) = member.open() else { return };
+    if age < after + later.min(after.max(LATER[0])) || was_told(member, sequence, after) {
+        return;
+    }
+    let Some(verdict) = member.judge(LIMIT) else { return };
+    // It may have gone on meanwhile.
+    if member.open().is_none_or(|(now, _)| now != sequence) {
+        return;
+    }
+    remember(member.comm_id(), rank, sequence);
+    let text = format!("nothing has moved for {} s\n{}", age.as_secs(), verdict.text());
+    log::dump(&text, env::settings().debug_file.as_deref());
+    member.notify(&verdict);
+}
+
+/// Notes that another rank of a communicator has told a verdict, which holds for what is open on this one.
+pub fn note_notice(member: &dyn Member) {
+    if let Some((sequence, _)) = member.open() {
+        remember(member.comm_id(), member.rank(), sequence);
+    }
+}
+
+fn was_told(member: &dyn Member, sequence: u64, after: Duration) -> bool {
+    let told = lock_told();
+    let told = told.as_ref().and_then(|told| told.get(&(member.comm_id(), member.rank())));
+    told.is_some_and(|(of, at)| *of == sequence && at.elapsed() < after * 10)
+}
+
+fn remember(comm_id: u64, rank: u32, sequence: u64) {
+    lock_told().get_or_insert_default().insert((comm_id, rank), (sequence, Instant::now()));
+}
+
+fn forget_the_gone(members: &[Arc<dyn Member>]) {
+    if let Some(told) = &mut *lock_told() {
+        told.retain(|of, _| members.iter().any(|member| (member.comm_id(), member.rank()) == *of));
+    }
+}
+
+fn lock() -> MutexGuard<'static, Option<Watch>> {
+    WATCH.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock_told() -> MutexGuard<'static, Option<Told>> {
+    TOLD.lock().unwrap_or_else(PoisonError::into_inner)
+}

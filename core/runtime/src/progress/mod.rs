@@ -1,0 +1,29 @@
+//! Progress: what every rank has called, what of it is over, and whom it waits for; and the verdict that is
+//! made of that when nothing moves.
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`operation`] | an operation as its rank called it, and whom it waits for |
+//! | [`memory`] | the memory of a process's journals, which other processes of the user may read |
+//! | [`journal`] | the last operations of a rank, written at every call |
+//! | [`reader`] | reading the journals of another process |
+//! | [`report`] | what a process says of itself when it is asked |
+//! | [`process_state`] | whether a process runs, is stopped or is held by a debugger |
+//! | [`verdict`] | from the reports of all ranks to one sentence that names who is to blame |
+//! | [`table`] | a verdict as text, with a line for every rank |
+//! | [`members`] | the communicators of this process that can be asked |
+//! | [`hang_watch`] | the thread that asks by itself when nothing has moved for `HAWSER_HANG_AFTER` |
+//!
+//! A journal is written by whoever calls and by nobody else, costs a few stores per operation, and needs no
+//! thread to be read: also the operations of a process that is stopped can be seen.
+
+pub mod hang_watch;
+pub mod journal;
+pub mod members;
+mod memory;
+pub mod operation;
+pub mod process_state;
+pub mod reader;
+pub mod report;
+pub mod table;
+pub mod verdict;

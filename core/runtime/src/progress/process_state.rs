@@ -1,0 +1,135 @@
+//! Whether a process runs, is stopped or is held by a debugger, and what its main thread does.
+
+use serde::{Deserialize, Serialize};
+
+/// The state of a process, as the kernel tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessState {
+    /// The state's letter in `/proc/PID/status`: `R`, `S`, `D`, `T`, `t`, `Z` (see proc_pid_stat(5)).
+    pub letter: char,
+    /// The process that traces it; 0 for none.
+    pub tracer: u32,
+    /// What the main thread does: "runs", "in futex(2)"; empty if that cannot be read.
+    pub main_thread: String,
+}
+
+impl ProcessState {
+    /// The state of a process of this host; None if there is none with this number.
+    pub fn of(pid: u32) -> Option<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let mut state = Self::parse(&status)?;
+        let main = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/syscall"));
+        state.main_thread = main.map(|text| main_thread(&text)).unwrap_or_default();
+        Some(state)
+    }
+
+    /// Reads the text of `/proc/PID/status`.
+    fn parse(status: &str) -> Option<Self> {
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let letter = field("State:")?.chars().next()?;
+        let tracer = field("TracerPid:").and_then(|pid| pid.parse().ok()).unwrap_or(0);
+        Some(Self { letter, tracer, main_thread: String::new() })
+    }
+
+    /// True if somebody has stopped it by a signal.
+    pub fn is_stopped(&self) -> bool {
+        self.letter == 'T'
+    }
+
+    /// True if a debugger holds it.
+    pub fn is_held(&self) -> bool {
+        self.letter == 't'
+    }
+
+    /// True if it has ended.
+    pub fn is_over(&self) -> bool {
+        matches!(self.letter, 'Z' | 'X')
+    }
+
+    /// A few words for a table.
+    pub fn text(&self) -> String {
+        let word = match self.letter {
+            'R' => "running",
+            'S' | 'I' => "sleeping",
+            'D' => "waits for a disk or driver",
+            'T' => "stopped",
+            't' => "held by a debugger",
+            'Z' | 'X' => "ended",
+            _ => "?",
+        };
+        match self.tracer {
+            0 => word.into(),
+            tracer => format!("{word} (traced by {tracer})"),
+        }
+    }
+}
+
+/// Puts the text of `/proc/PID/task/TID/syscall` into words.
+fn main_thread(text: &str) -> String {
+    let first = text.split_ascii_whitespace().next().unwrap_or_default();
+    match first.parse::<i64>() {
+        Ok(number) if number >= 0 => match call_name(number) {
+            Some(name) => format!("in {name}(2)"),
+            None => format!("in system call {number}"),
+        },
+        Ok(_) => "blocked outside of a system call".into(),
+        Err(_) if first == "running" => "runs".into(),
+        Err(_) => String::new(),
+    }
+}
+
+/// The names of calls in which a main thread may stay.
+fn call_name(number: i64) -> Option<&'static str> {
+    let known = [
+        (libc::SYS_read, "read"),
+        (libc::SYS_write, "write"),
+        (libc::SYS_pread64, "pread"),
+        (libc::SYS_ppoll, "ppoll"),
+        (libc::SYS_epoll_pwait, "epoll_pwait"),
+        (libc::SYS_futex, "futex"),
+        (libc::SYS_nanosleep, "nanosleep"),
+        (libc::SYS_clock_nanosleep, "clock_nanosleep"),
+        (libc::SYS_recvfrom, "recvfrom"),
+        (libc::SYS_recvmsg, "recvmsg"),
+        (libc::SYS_sendto, "sendto"),
+        (libc::SYS_accept4, "accept4"),
+        (libc::SYS_connect, "connect"),
+        (libc::SYS_wait4, "wait4"),
+        (libc::SYS_ioctl, "ioctl"),
+        (libc::SYS_fsync, "fsync"),
+        (libc::SYS_openat, "openat"),
+        (libc::SYS_sched_yield, "sched_yield"),
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_poll, "poll"),
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_select, "select"),
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_epoll_wait, "epoll_wait"),
+    ];
+    known.into_iter().find(|(known, _)| *known == number).map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_read() {
+        let own = ProcessState::of(std::process::id()).unwrap();
+        assert!(!own.is_stopped() && !own.is_over());
+        assert_eq!(ProcessState::of(u32::MAX), None);
+        let held = ProcessState::parse("Name:\tx\nState:\tt (tracing stop)\nTracerPid:\t77\n").unwrap();
+        assert!(held.is_held() && held.text().contains("traced by 77"));
+        let stopped = ProcessState::parse("State:\tT (stopped)\nTracerPid:\t0\n").unwrap();
+        assert!(stopped.is_stopped() && !stopped.is_held());
+        assert_eq!(ProcessState::parse("nonsense"), None);
+    }
+
+    #[test]
+    fn system_calls_have_their_names() {
+        assert_eq!(main_thread(&format!("{} 0x1 0x2 0x7f", libc::SYS_futex)), "in futex(2)");
+        assert_eq!(main_thread("running"), "runs");
+        assert_eq!(main_thread("999 0x1"), "in system call 999");
+        assert_eq!(main_thread(""), "");
+    }
+}

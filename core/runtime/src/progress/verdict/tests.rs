@@ -1,0 +1,214 @@
+use super::*;
+use crate::progress::operation::{Awaited, OneMessage};
+
+const COMM: u64 = 0xa;
+const OTHER: u64 = 0xb;
+
+fn all_reduce(count: u64) -> What {
+    What::Collective { collective: 0, dtype: 7, op: 0, count, root: 0 }
+}
+
+fn broadcast(root: u32) -> What {
+    What::Collective { collective: 2, dtype: 7, op: 0, count: 64, root }
+}
+
+fn messages(of: &[(u32, bool)]) -> What {
+    let one = |(peer, is_send): &(u32, bool)| OneMessage { peer: *peer, is_send: *is_send, bytes: 1 << 20 };
+    What::Messages { total: of.len() as u32, first: of.iter().map(one).collect() }
+}
+
+fn operation(number: u64, what: What, stage: Stage) -> Operation {
+    Operation { sequence: (number & !MESSAGES) + 1, number, what, stage, age_ms: 65_000 }
+}
+
+fn waits(number: u64, peer: u32) -> Waits {
+    Waits { number, peer, awaited: Awaited::Data, block: 0, step: 1, since_ms: 64_000 }
+}
+
+/// A rank of four, which has called these operations.
+fn comm(comm_id: u64, rank: u32, operations: Vec<Operation>, waits_for: Option<(u64, u32)>) -> CommReport {
+    let collectives = operations.iter().filter(|operation| operation.what.is_collective());
+    CommReport {
+        comm_id,
+        name: if comm_id == COMM { "world".into() } else { "tp".into() },
+        rank,
+        ranks: 4,
+        world: rank,
+        is_exact: true,
+        collectives: collectives.map(|operation| operation.number + 1).max().unwrap_or(0),
+        queued: None,
+        waits: waits_for.into_iter().map(|(number, peer)| waits(number, peer)).collect(),
+        operations,
+    }
+}
+
+fn process(rank: u32, comms: Vec<CommReport>) -> ProcessReport {
+    let state = ProcessState { letter: 'S', tracer: 0, main_thread: "in clock_nanosleep(2)".into() };
+    let (machine, host, pid) = ([1; 16], "alpha".into(), 100 + rank);
+    ProcessReport { machine, host, pid, state: Some(state), comms, neighbours: Vec::new() }
+}
+
+/// The evidence of four ranks on one host.
+fn evidence(reports: Vec<ProcessReport>) -> Evidence {
+    let member = |rank| (rank, Member { machine: [1; 16], host: "alpha".into(), pid: 100 + rank });
+    Evidence { comm_id: COMM, members: (0..4).map(member).collect(), gone: Vec::new(), reports }
+}
+
+/// All ranks are in all-reduce 3; each waits for the next one.
+fn all_in_one() -> Vec<CommReport> {
+    let of = |rank: u32| {
+        let operations =
+            vec![operation(2, all_reduce(8), Stage::Done), operation(3, all_reduce(64), Stage::Submitted)];
+        comm(COMM, rank, operations, Some((3, (rank + 3) % 4)))
+    };
+    (0..4).map(of).collect()
+}
+
+fn each_alone(comms: Vec<CommReport>) -> Vec<ProcessReport> {
+    comms.into_iter().map(|comm| process(comm.rank, vec![comm])).collect()
+}
+
+#[track_caller]
+fn check(evidence: &Evidence, cause: Cause, guilty: &[u32], parts: &[&str]) {
+    let verdict = verdict(evidence);
+    assert_eq!((verdict.cause, &verdict.guilty[..]), (cause, guilty), "{}", verdict.text());
+    let text = verdict.text();
+    parts.iter().for_each(|part| assert!(text.contains(part), "no '{part}' in:\n{text}"));
+    assert_eq!(verdict.rows.len(), 4);
+    let json = serde_json::to_string(&verdict).unwrap();
+    assert_eq!(serde_json::from_str::<Verdict>(&json).unwrap(), verdict);
+}
+
+#[test]
+fn a_rank_that_has_not_called_is_named() {
+    let mut comms = all_in_one();
+    comms[2].operations.pop();
+    (comms[2].collectives, comms[2].waits) = (3, Vec::new());
+    let parts = [
+        "rank 2 (host alpha, process 102) has not called what the others wait for",
+        "its last was operation 2, all_reduce(8 x float, sum)",
+        "its main thread is in clock_nanosleep(2)",
+        "rank 0 has waited in operation 3, all_reduce(64 x float, sum) for 65.0 s",
+    ];
+    check(&evidence(each_alone(comms)), Cause::NotCalled, &[2], &parts);
+}
+
+#[test]
+fn calls_that_differ_are_named_with_both_sides() {
+    let cases: [(What, &str); 4] = [
+        (broadcast(0), "another collective"),
+        (all_reduce(65), "another count"),
+        (What::Collective { collective: 0, dtype: 6, op: 0, count: 64, root: 0 }, "another type"),
+        (What::Collective { collective: 0, dtype: 7, op: 2, count: 64, root: 0 }, "another reduction"),
+    ];
+    for (what, difference) in cases {
+        let mut comms = all_in_one();
+        comms[3].operations[1].what = what;
+        let parts = ["rank 3 (host alpha, process 103)", difference, "where rank 0 called all_reduce(64"];
+        check(&evidence(each_alone(comms)), Cause::Mismatch, &[3], &parts);
+    }
+    let mut comms = all_in_one();
+    comms.iter_mut().for_each(|comm| comm.operations[1].what = broadcast(0));
+    comms[1].operations[1].what = broadcast(1);
+    check(&evidence(each_alone(comms)), Cause::Mismatch, &[1], &["another root"]);
+}
+
+#[test]
+fn stopped_held_and_silent_processes_are_named() {
+    let mut comms = all_in_one();
+    comms.remove(1);
+    let mut seen = evidence(each_alone(comms));
+    check(&seen, Cause::Silent, &[1], &["rank 1 (host alpha, process 101) does not answer"]);
+    let state = |letter, tracer| ProcessState { letter, tracer, main_thread: String::new() };
+    for (letter, cause) in
+        [('T', Cause::Stopped), ('t', Cause::Debugger), ('D', Cause::Uninterruptible), ('Z', Cause::Gone)]
+    {
+        seen.reports[0].neighbours = vec![(101, state(letter, 77))];
+        check(&seen, cause, &[1], &["process 101"]);
+    }
+    // A process of the same number on another host says nothing about it.
+    seen.reports.iter_mut().for_each(|report| report.machine = [2; 16]);
+    check(&seen, Cause::Silent, &[1], &[]);
+}
+
+#[test]
+fn ranks_that_have_gone_come_first() {
+    let mut seen = evidence(each_alone(all_in_one().drain(1..).collect()));
+    seen.gone = vec![(0, "it has died (its process ended)".into())];
+    check(&seen, Cause::Gone, &[0], &["rank 0 (host alpha, process 100): it has died"]);
+}
+
+#[test]
+fn a_group_that_is_not_ended_is_named() {
+    let mut comms = all_in_one();
+    comms[1].operations.pop();
+    (comms[1].collectives, comms[1].waits, comms[1].queued) = (3, Vec::new(), Some((2, 9_000)));
+    check(&evidence(each_alone(comms)), Cause::GroupOpen, &[1], &["queued 2 calls in a group for 9.0 s"]);
+}
+
+#[test]
+fn orders_of_two_communicators_that_differ_are_a_circle() {
+    let open = |comm_id, rank, number| {
+        let operations = vec![operation(number, all_reduce(4), Stage::Submitted)];
+        comm(comm_id, rank, operations, Some((number, (rank + 1) % 4)))
+    };
+    let idle = |comm_id, rank| comm(comm_id, rank, Vec::new(), None);
+    // Ranks 0 to 2 are in `world`, rank 3 is in `tp`, where it waits for rank 0.
+    let mut reports: Vec<ProcessReport> =
+        (0..3).map(|rank| process(rank, vec![open(COMM, rank, 0), idle(OTHER, rank)])).collect();
+    reports.push(process(3, vec![idle(COMM, 3), open(OTHER, 3, 0)]));
+    let parts = ["2 communicators in different orders", "communicator tp", "communicator world"];
+    check(&evidence(reports), Cause::OtherOrder, &[0, 3], &parts);
+}
+
+#[test]
+fn messages_that_wait_for_each_other_are_a_circle_and_a_missing_one_is_not() {
+    let sends = |rank: u32, peer: u32| {
+        let operations = vec![operation(MESSAGES, messages(&[(peer, true)]), Stage::Submitted)];
+        comm(COMM, rank, operations, Some((MESSAGES, peer)))
+    };
+    let idle = |rank| comm(COMM, rank, Vec::new(), None);
+    let crossed = evidence(each_alone(vec![sends(0, 1), sends(1, 0), idle(2), idle(3)]));
+    check(&crossed, Cause::MessagesCross, &[0, 1], &["wait for each other's messages", "send to 1"]);
+    let missing = evidence(each_alone(vec![sends(0, 1), idle(1), idle(2), idle(3)]));
+    check(&missing, Cause::NotCalled, &[1], &["it has called nothing yet"]);
+}
+
+#[test]
+fn a_kernel_that_waits_for_nobody_is_named() {
+    let mut comms = all_in_one();
+    comms.iter_mut().for_each(|comm| comm.is_exact = false);
+    comms[0].waits = vec![waits(3, 2)];
+    comms[2].waits.clear();
+    let parts = ["rank 2", "its kernel waits for no rank"];
+    check(&evidence(each_alone(comms)), Cause::KernelSilent, &[2], &parts);
+}
+
+#[test]
+fn a_rank_that_still_plans_is_named() {
+    let mut comms = all_in_one();
+    comms[2].waits.clear();
+    comms[2].operations[1].stage = Stage::Called;
+    check(&evidence(each_alone(comms)), Cause::NotSubmitted, &[2], &["makes its connections"]);
+}
+
+#[test]
+fn what_was_sent_and_did_not_come_is_a_circle_of_one_operation() {
+    let parts = ["what was sent did not come", "rank 0 waits for data of rank 3 (block 0, step 1)"];
+    check(&evidence(each_alone(all_in_one())), Cause::Lost, &[0, 3, 2, 1], &parts);
+}
+
+#[test]
+fn nothing_open_blames_nobody() {
+    let mut comms = all_in_one();
+    for comm in &mut comms {
+        comm.operations.iter_mut().for_each(|operation| operation.stage = Stage::Done);
+        comm.waits.clear();
+    }
+    check(&evidence(each_alone(comms)), Cause::NothingOpen, &[], &["4 collectives are over"]);
+}
+
+#[test]
+fn no_evidence_is_no_crash() {
+    assert_eq!(verdict(&Evidence::default()).cause, Cause::NothingOpen);
+}

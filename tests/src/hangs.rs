@@ -1,0 +1,142 @@
+//! What ranks do in the tests of hangs, and a hang as a test stages it.
+
+use std::time::{Duration, Instant};
+
+use hawser_plan::{Collective, DataType, ReduceOp};
+use hawser_runtime::progress::verdict::{Cause, Verdict};
+use hawser_runtime::rules_update::client;
+use hawser_runtime::{Comm, Error, Result, Stream, group, unique_id};
+
+use crate::deadline::LIMIT;
+use crate::oracle::{Buffer, Case};
+use crate::process::Process;
+use crate::world;
+
+/// Bytes of a message that no staging holds.
+const BIG: usize = 32 << 20;
+
+/// Carries out a step of a rank in a hang; None if the step is none of these.
+pub fn step(comm: &Comm, step: &str) -> Option<Result<()>> {
+    let (name, argument) = step.split_once('=').unwrap_or((step, ""));
+    Some(match name {
+        "call" => call(comm, argument),
+        "big-send" => message(comm, true, argument),
+        "big-recv" => message(comm, false, argument),
+        "queued" => queued(comm, argument),
+        "child" => child(comm, argument),
+        "spin" => loop {
+            std::hint::spin_loop();
+        },
+        "read" => std::io::stdin()
+            .read_line(&mut String::new())
+            .map(drop)
+            .map_err(|error| Error::system("read", error)),
+        _ => return None,
+    })
+}
+
+/// `COLLECTIVE/COUNT[/TYPE[/REDUCTION[/ROOT]]]`.
+fn call(comm: &Comm, text: &str) -> Result<()> {
+    let bad = || Error::invalid_argument(format!("no call {text}"));
+    let mut parts = text.split('/');
+    let collective = parts.next().and_then(Collective::from_name).ok_or_else(bad)?;
+    let count = parts.next().unwrap_or("1000").parse().map_err(|_| bad())?;
+    let by_name = |name: &str| DataType::ALL.into_iter().find(|dtype| dtype.name() == name);
+    let dtype = parts.next().map_or(Some(DataType::Float32), by_name).ok_or_else(bad)?;
+    let by_name = |name: &str| ReduceOp::ALL.into_iter().find(|op| op.name() == name);
+    let op = parts.next().map_or(Some(ReduceOp::Sum), by_name).ok_or_else(bad)?;
+    let root = parts.next().unwrap_or("0").parse().map_err(|_| bad())?;
+    world::run(comm, Case { collective, dtype, op, ranks: comm.ranks(), root, count }, false, 0)
+}
+
+/// A message that is too long to be buffered.
+fn message(comm: &Comm, send: bool, peer: &str) -> Result<()> {
+    let peer = peer.parse().map_err(|_| Error::invalid_argument("peer"))?;
+    let buffer = Buffer::new(BIG, 0);
+    match send {
+        true => comm.send(buffer.addr(), BIG as u64, peer, Stream(0)),
+        false => comm.recv(buffer.addr(), BIG as u64, peer, Stream(0)),
+    }
+}
+
+/// So many calls in a group that is never ended.
+fn queued(comm: &Comm, count: &str) -> Result<()> {
+    let count: u32 = count.parse().map_err(|_| Error::invalid_argument("count"))?;
+    group::start()?;
+    let case = world::plain(Collective::AllReduce, comm.ranks(), 100);
+    let _calls: Vec<_> = (0..count).map(|_| world::issue(comm, case, false, 0)).collect::<Result<_>>()?;
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// Makes a second communicator of all ranks and calls an all-reduce on it: `first`: there and then on the
+/// first one, `second`: the other way round, `late`: not at all.
+fn child(comm: &Comm, order: &str) -> Result<()> {
+    let child = comm.split(0, comm.rank().cast_signed(), None)?;
+    let child = child.ok_or_else(|| Error::internal("no child"))?;
+    match order {
+        "first" => world::all_reduce(&child, 5_000).and_then(|()| world::all_reduce(comm, 5_000)),
+        "second" => world::all_reduce(comm, 5_000).and_then(|()| world::all_reduce(&child, 5_000)),
+        _ => loop {
+            std::thread::sleep(Duration::from_secs(1));
+        },
+    }
+}
+
+/// A job that hangs.
+pub struct Hang {
+    ranks: Vec<Process>,
+}
+
+impl Hang {
+    /// Starts a rank for each list of steps, with words between blanks; `hosts` "hosts" take them in turns.
+    pub fn start(binary: &str, hosts: usize, steps: &[&str], settings: &[(&str, &str)]) -> Self {
+        let id = unique_id().expect("a unique id");
+        let ranks = steps.len() as u32;
+        let begin = |(rank, steps): (u32, &&str)| {
+            let host = format!("host {}", rank as usize % hosts);
+            let mut settings = settings.to_vec();
+            if hosts > 1 {
+                settings.push(("NCCL_HOSTID", &host));
+            }
+            let words: Vec<&str> = std::iter::once("mark").chain(steps.split(' ')).collect();
+            Process::rank(binary, &id, (rank, ranks), &words, &settings)
+        };
+        let mut ranks: Vec<Process> = (0..).zip(steps).map(begin).collect();
+        ranks.iter_mut().for_each(|rank| rank.wait_for("mark"));
+        Self { ranks }
+    }
+
+    /// The process of a rank.
+    pub fn rank(&mut self, rank: usize) -> &mut Process {
+        &mut self.ranks[rank]
+    }
+
+    /// Asks the process of a rank until its verdict on the first communicator is the one that is expected.
+    ///
+    /// # Panics
+    /// It is another one for too long.
+    #[track_caller]
+    pub fn expect(&mut self, asked: usize, cause: Cause, guilty: &[u32], parts: &[&str]) -> Verdict {
+        let until = Instant::now() + LIMIT;
+        let pid = self.ranks[asked].id();
+        loop {
+            let verdicts = client::hang(pid);
+            let is_it = |verdict: &Verdict| {
+                let text = verdict.text();
+                (verdict.cause, &verdict.guilty[..]) == (cause, guilty)
+                    && parts.iter().all(|part| text.contains(part))
+            };
+            let found = verdicts.as_ref().ok().and_then(|verdicts| verdicts.iter().find(|v| is_it(v)));
+            if let Some(found) = found {
+                return found.clone();
+            }
+            if Instant::now() >= until {
+                let texts = verdicts.map(|verdicts| verdicts.iter().map(Verdict::text).collect::<String>());
+                panic!("no verdict {cause:?} on {guilty:?} with {parts:?}, but:\n{texts:?}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Staged hangs: whoever is asked names the rank that is to blame, and why.
+
+use hawser_runtime::progress::reader;
+use hawser_runtime::progress::verdict::{Cause, Evidence, verdict};
+use hawser_tests::hangs::Hang;
+use hawser_tests::world::on_host;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
+
+/// Ranks that carry out these steps hang, and rank `asked` knows why.
+#[track_caller]
+fn check(hosts: usize, steps: &[&str], asked: usize, cause: Cause, guilty: &[u32], parts: &[&str]) {
+    if on_host() {
+        Hang::start(BINARY, hosts, steps, &[]).expect(asked, cause, guilty, parts);
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls() {
+    let steps = ["all_reduce all_reduce", "all_reduce sleep", "all_reduce all_reduce"];
+    let parts =
+        ["has not called what the others wait for", "its last was operation 0, all_reduce(5000 x float"];
+    check(1, &steps, 0, Cause::NotCalled, &[1], &parts);
+    check(
+        1,
+        &["sleep", "all_reduce", "all_reduce"],
+        2,
+        Cause::NotCalled,
+        &[0],
+        &["it has called nothing yet"],
+    );
+    check(3, &steps, 2, Cause::NotCalled, &[1], &parts);
+}
+
+#[test]
+fn what_the_main_thread_of_a_late_rank_does() {
+    let steps = |late| ["all_reduce", "all_reduce", late];
+    check(1, &steps("sleep"), 0, Cause::NotCalled, &[2], &["main thread is in clock_nanosleep(2)"]);
+    check(1, &steps("spin"), 0, Cause::NotCalled, &[2], &["main thread runs"]);
+    check(1, &steps("read"), 1, Cause::NotCalled, &[2], &["main thread is in read(2)"]);
+}
+
+#[test]
+fn ranks_of_a_rooted_collective_wait_for_one() {
+    let root_is_late = ["sleep", "call=broadcast/70000", "call=broadcast/70000"];
+    check(1, &root_is_late, 1, Cause::NotCalled, &[0], &["broadcast(70000 x float, root 0)"]);
+    let leaf_is_late = ["call=gather/900000", "call=gather/900000", "sleep"];
+    check(1, &leaf_is_late, 0, Cause::NotCalled, &[2], &["gather(900000 x float, root 0)"]);
+}
+
+#[test]
+fn calls_that_differ() {
+    // What differs may hang, fail, or end with a wrong result.
+    let right = "?call=all_reduce/1000 sleep";
+    let cases = [
+        ("?call=all_gather/1000 sleep", "another collective"),
+        ("?call=all_reduce/900000 sleep", "another count"),
+        ("?call=all_reduce/1000/double sleep", "another type"),
+        ("?call=all_reduce/1000/float/max sleep", "another reduction"),
+    ];
+    for (wrong, difference) in cases {
+        let parts = [difference, "rank 1", "where rank 0 called all_reduce(1000"];
+        check(1, &[right, wrong, right], 0, Cause::Mismatch, &[1], &parts);
+    }
+    let of_root = |root| format!("?call=broadcast/1000/float/sum/{root} sleep");
+    let steps = [of_root(0), of_root(0), of_root(1)];
+    let steps = steps.each_ref().map(String::as_str);
+    check(1, &steps, 0, Cause::Mismatch, &[2], &["another root"]);
+}
+
+#[test]
+fn calls_that_differ_between_hosts() {
+    let steps = ["?call=all_reduce/1000 sleep", "?call=all_reduce/900000 sleep"];
+    check(2, &steps, 0, Cause::Mismatch, &[1], &["another count"]);
+}
+
+#[test]
+fn a_group_without_an_end() {
+    let parts = ["has queued 3 calls in a group", "ncclGroupEnd"];
+    check(1, &["all_reduce", "queued=3"], 0, Cause::GroupOpen, &[1], &parts);
+    check(2, &["queued=3", "all_reduce", "all_reduce"], 1, Cause::GroupOpen, &[0], &parts);
+}
+
+#[test]
+fn messages_that_cross_or_are_missing() {
+    let parts = ["wait for each other's messages", "send to 1", "send to 0"];
+    check(1, &["big-send=1 big-recv=1", "big-send=0 big-recv=0"], 0, Cause::MessagesCross, &[0, 1], &parts);
+    let parts = ["rank 1", "has not called", "send to 1"];
+    check(1, &["big-send=1", "sleep"], 0, Cause::NotCalled, &[1], &parts);
+    check(2, &["big-recv=1", "sleep"], 0, Cause::NotCalled, &[1], &["receive from 1"]);
+    // Rank 0 waits for 2, which waits for 1.
+    check(1, &["big-recv=2", "sleep", "big-recv=1"], 0, Cause::NotCalled, &[1], &["rank 1"]);
+}
+
+#[test]
+fn a_message_where_the_others_are_in_a_collective() {
+    let steps = ["all_reduce", "big-recv=0"];
+    check(1, &steps, 0, Cause::MessagesCross, &[0, 1], &["all_reduce", "receive from 0"]);
+}
+
+#[test]
+fn two_communicators_in_different_orders() {
+    let parts = ["communicators in different orders"];
+    check(1, &["child=first", "child=second"], 0, Cause::OtherOrder, &[0, 1], &parts);
+    check(2, &["child=first", "child=second"], 1, Cause::OtherOrder, &[0, 1], &parts);
+}
+
+#[test]
+fn a_rank_that_is_held_up_in_another_communicator() {
+    // Ranks 0 and 1 are in the child, for which rank 2 is late.
+    check(1, &["child=first", "child=first", "child=late"], 0, Cause::NotCalled, &[2], &["has not called"]);
+}
+
+#[test]
+fn a_process_that_is_stopped() {
+    if !on_host() {
+        return;
+    }
+    for stopped in [1, 0] {
+        let mut hang = Hang::start(BINARY, 1, &["again", "again", "again"], &[]);
+        hang.rank(stopped).signal("STOP");
+        let parts = ["is stopped by a signal", "kill -CONT"];
+        hang.expect(2, Cause::Stopped, &[stopped as u32], &parts);
+        hang.rank(stopped).signal("CONT");
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_is_read_without_its_help() {
+    if !on_host() {
+        return;
+    }
+    let mut hang = Hang::start(BINARY, 1, &["all_reduce all_reduce", "all_reduce sleep"], &[]);
+    hang.expect(0, Cause::NotCalled, &[1], &[]);
+    (0..2).for_each(|rank| hang.rank(rank).signal("STOP"));
+    let pids: Vec<u32> = (0..2).map(|rank| hang.rank(rank).id()).collect();
+    assert!(pids.iter().all(|pid| reader::processes().contains(pid)));
+    let reports: Vec<_> = pids.iter().map(|pid| reader::read(*pid).expect("its journals")).collect();
+    let comm_id = reports[0].comms[0].comm_id;
+    let found = verdict(&Evidence { comm_id, reports: reports.clone(), ..Evidence::default() });
+    assert_eq!(found.cause, Cause::Stopped, "{}", found.text());
+    assert_eq!((reports[0].comms[0].collectives, reports[1].comms[0].collectives), (2, 1));
+    (0..2).for_each(|rank| hang.rank(rank).signal("CONT"));
+}
+
+#[test]
+fn what_a_process_called_last_outlives_it() {
+    if !on_host() {
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("hawser-progress-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let settings = [("HAWSER_PROGRESS_DIR", folder.to_str().expect("text"))];
+    let mut hang = Hang::start(BINARY, 1, &["all_reduce", "sleep"], &settings);
+    hang.expect(0, Cause::NotCalled, &[1], &[]);
+    drop(hang);
+    let files: Vec<_> = std::fs::read_dir(&folder).expect("the folder").flatten().map(|e| e.path()).collect();
+    assert_eq!(files.len(), 2, "{files:?}");
+    let reports: Vec<_> = files.iter().map(|file| reader::read_file(file).expect("journals")).collect();
+    let comm_id = reports[0].comms[0].comm_id;
+    let found = verdict(&Evidence { comm_id, reports, ..Evidence::default() });
+    assert_eq!((found.cause, &found.guilty[..]), (Cause::NotCalled, &[1][..]), "{}", found.text());
+    std::fs::remove_dir_all(&folder).expect("the folder");
+}
+
+#[test]
+fn nobody_has_to_ask() {
+    if !on_host() {
+        return;
+    }
+    let settings = [("HAWSER_HANG_AFTER", "1")];
+    let mut hang = Hang::start(
+        BINARY,
+        1,
+        &["all_reduce all_reduce", "all_reduce sleep", "all_reduce all_reduce"],
+        &settings,
+    );
+    hang.rank(0).wait_for_part("nothing has moved for");
+    hang.rank(0).wait_for_part("rank 1 (host");
+    // Also where rank 0 is to blame.
+    let mut hang = Hang::start(BINARY, 2, &["sleep", "all_reduce"], &settings);
+    hang.rank(1).wait_for_part("has not called what the others wait for");
+}
+
+#[test]
+fn ranks_that_work_are_not_blamed() {
+    if !on_host() {
+        return;
+    }
+    let mut hang = Hang::start(BINARY, 1, &["all_reduce read", "all_reduce read"], &[]);
+    hang.expect(0, Cause::NothingOpen, &[], &["1 collectives are over"]);
+    let settings = [("HAWSER_HANG_AFTER", "2")];
+    let mut hang = Hang::start(BINARY, 1, &["rounds destroy", "rounds destroy"], &settings);
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    hang.rank(0).tell("stop");
+    for rank in 0..2 {
+        hang.rank(rank).wait_for_nothing_more();
+        assert!(!hang.rank(rank).written().contains("nothing has moved"));
+    }
+}
