@@ -165,7 +165,7 @@ mod tests {
     fn every_kind_has_its_own_code() {
         use frame::Kind as _;
         let known: Vec<Kind> = (0..=u8::MAX).filter_map(Kind::parse).collect();
-        assert_eq!(known.len(), 11);
+        assert_eq!(known.len(), 14);
         assert!(known.iter().all(|kind| Kind::parse(kind.code()) == Some(*kind)));
     }
 
