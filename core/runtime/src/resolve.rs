@@ -78,7 +78,7 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
     let record: Vec<u64> = recorded(items).collect();
     if !record.is_empty() {
         if launches.len() == first_launch {
-            launches.push(Launch::new(comm, Work::Copies(SmallVec::new()), 0, stream));
+            launches.push(Launch::new(comm, Work::Copies(SmallVec::new()), NOTHING, stream));
         }
         launches[first_launch].record = record;
     }
@@ -92,6 +92,9 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
     }
     Ok(())
 }
+
+/// The number and the place in the journal of a launch that runs no operation.
+const NOTHING: (u64, u64) = (0, 0);
 
 /// Notes one-sided operations in the journal, as messages: they have no numbers of their own.
 fn note_one_sided(comm: &CommState, ops: &[RmaOp]) -> (u64, u64) {

@@ -1,7 +1,7 @@
 //! The journal of a rank: its last operations, and what it waits for, in words that other processes may
 //! read while they are written.
 //!
-//! Words of a slot: the head ([`Head`]), then [`ENTRIES`] entries of 16 words each, of which the one of
+//! Words of a slot: the head (`Head`), then [`ENTRIES`] entries of 16 words each, of which the one of
 //! operation `s` is number `s % ENTRIES`. The first word of an entry is the operation's sequence number; it
 //! is 0 while the rest is being written, so a reader takes an entry only if that word was the same before
 //! and after.

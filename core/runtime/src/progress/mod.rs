@@ -4,7 +4,7 @@
 //! | file | holds |
 //! |---|---|
 //! | [`operation`] | an operation as its rank called it, and whom it waits for |
-//! | [`memory`] | the memory of a process's journals, which other processes of the user may read |
+//! | `memory` | the memory of a process's journals, which other processes of the user may read |
 //! | [`journal`] | the last operations of a rank, written at every call |
 //! | [`reader`] | reading the journals of another process |
 //! | [`report`] | what a process says of itself when it is asked |
