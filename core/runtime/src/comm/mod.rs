@@ -37,6 +37,7 @@ use hawser_plan::{Call, CallOptions, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 
 pub use bringup::negotiate::{cache_file, knobs_of, outlook, program_names};
+pub use bringup::unique_id;
 pub use config::Config;
 pub use elastic::Shrink;
 use hawser_base::env;
@@ -115,13 +116,6 @@ enum State {
     /// The communicator is over, and what it had is being freed.
     Ending,
     Gone,
-}
-
-/// Makes a unique id and starts its meeting point in this process.
-pub fn unique_id() -> Result<UniqueId> {
-    keep_standard_descriptors();
-    env::settings();
-    UniqueId::create(&crate::bootstrap::Settings::of_process())
 }
 
 impl Comm {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::files::keep_standard_descriptors;
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
@@ -45,6 +46,13 @@ pub enum Joining {
         /// The child's control connections, already up.
         bootstrap: Box<Bootstrap>,
     },
+}
+
+/// Makes a unique id and starts its meeting point in this process.
+pub fn unique_id() -> Result<UniqueId> {
+    keep_standard_descriptors();
+    env::settings();
+    UniqueId::create(&bootstrap::Settings::of_process())
 }
 
 /// Brings a communicator up. Collective over its ranks.
