@@ -38,6 +38,12 @@ def test_rma(script, library, ranks):
     script("rma", library, max(ranks, 4), seconds=400)
 
 
+@pytest.mark.gpu
+@pytest.mark.tool
+def test_hangs(script, library, pytestconfig):
+    script("hangs", library, "--tool", pytestconfig.getoption("hawser"), seconds=600)
+
+
 @pytest.mark.torch
 def test_oversubscribed(script, library, ranks):
     script("oversubscribed", library, 2 * ranks, seconds=240)

@@ -62,6 +62,13 @@ impl Member for Asked {
         state.journal.view().map(CommReport::of_view)
     }
 
+    fn full_report(&self) -> Option<CommReport> {
+        let state = self.0.upgrade()?;
+        let mut report = self.report()?;
+        report.waits.extend(ask_kernels(&state, &report));
+        Some(report)
+    }
+
     fn open(&self) -> Option<(u64, Duration)> {
         let report = self.report()?;
         let open = report.open()?;
@@ -100,17 +107,10 @@ impl Member for Asked {
 
 /// Makes the answer of this rank.
 fn answer(state: &Arc<CommState>) -> Vec<u8> {
-    note_what_is_over(state);
-    let Some(view) = state.journal.view() else { return Vec::new() };
-    let mut own = CommReport::of_view(view);
-    own.waits.extend(ask_kernels(state, &own));
+    let Some(own) = Asked(Arc::downgrade(state)).full_report() else { return Vec::new() };
     let members = state.bootstrap.roster().members();
     let Some(identity) = members.get(state.rank as usize) else { return Vec::new() };
-    let others: Vec<CommReport> = members::all().iter().filter_map(|member| member.report()).collect();
-    let ranks_here = others.iter().filter(|other| other.comm_id == own.comm_id).count();
-    let is_of_this_rank =
-        |other: &CommReport| other.comm_id != own.comm_id && (ranks_here < 2 || other.world == own.world);
-    let others = others.into_iter().filter(is_of_this_rank).collect();
+    let others = others(&own);
     let mut report = ProcessReport::of_rank(identity, own, others);
     report.neighbours = neighbours(identity, members);
     let mut bytes = record::encode(&report);
@@ -122,6 +122,21 @@ fn answer(state: &Arc<CommState>) -> Vec<u8> {
         bytes = record::encode(&report);
     }
     bytes
+}
+
+/// The reports of the other communicators of this rank. Launches are asked as long as there is time.
+fn others(own: &CommReport) -> Vec<CommReport> {
+    let members = members::all();
+    let ranks_here = members.iter().filter(|member| member.comm_id() == own.comm_id).count();
+    let is_of_this_rank =
+        |other: &CommReport| other.comm_id != own.comm_id && (ranks_here < 2 || other.world == own.world);
+    let until = now_ms() + PATIENCE[1].as_millis() as u64 / 2;
+    let report = |member: &Arc<dyn Member>| {
+        let report = member.report().filter(is_of_this_rank)?;
+        let is_asked = report.open().is_some() && now_ms() < until;
+        if is_asked { member.full_report() } else { Some(report) }
+    };
+    members.iter().filter_map(report).collect()
 }
 
 /// Notes in the journal of a GPU what is over, if its stream is idle.

@@ -18,6 +18,9 @@ pub trait Member: Send + Sync {
     /// Reads its journal; None when the communicator has gone.
     fn report(&self) -> Option<CommReport>;
 
+    /// The same with what launches on a GPU wait for, which are asked; that takes up to 0.7 s.
+    fn full_report(&self) -> Option<CommReport>;
+
     /// The sequence number of the oldest open operation, and for how long it has been open. A GPU is asked
     /// whether it is idle, nothing is waited for.
     fn open(&self) -> Option<(u64, Duration)>;

@@ -298,6 +298,14 @@ impl<'a> Case<'a> {
         if let Some(peer) = self.peer_of_messages(comm_id, rank, &open.what) {
             return Ok((comm_id, peer));
         }
+        // A kernel that has not begun may be behind one of another communicator on its stream.
+        let is_before =
+            |other: &&CommReport| self.is_elsewhere(report, comm, other) && !other.waits.is_empty();
+        if let Some(other) = report.comms.iter().find(is_before)
+            && !comm.is_exact
+        {
+            return Ok((other.comm_id, other.rank));
+        }
         Err(Box::new(self.waits_for_nobody(comm, open)))
     }
 
@@ -313,12 +321,7 @@ impl<'a> Case<'a> {
             let remedy = "is a call of ncclGroupEnd missing, or does that rank wait inside the group?";
             return Err(Box::new(finding(Cause::GroupOpen, comm.rank, text, remedy)));
         }
-        let elsewhere = |other: &&CommReport| {
-            let is_same_rank = report.comms.iter().filter(|c| c.comm_id == comm.comm_id).count() < 2
-                || other.world == comm.world;
-            other.comm_id != comm.comm_id && is_same_rank && other.open().is_some()
-        };
-        if let Some(other) = report.comms.iter().find(elsewhere) {
+        if let Some(other) = report.comms.iter().find(|other| self.is_elsewhere(report, comm, other)) {
             return Ok((other.comm_id, other.rank));
         }
         let last = match comm.last_done() {
@@ -330,6 +333,13 @@ impl<'a> Case<'a> {
         let text = format!("{who} has not called what the others wait for: {last}{main}");
         let remedy = "look at what that rank's program does (py-spy dump --pid PID, gdb -p PID)";
         Err(Box::new(finding(Cause::NotCalled, comm.rank, text, remedy)))
+    }
+
+    /// Returns true if something is open on another communicator of the same rank.
+    fn is_elsewhere(&self, report: &ProcessReport, comm: &CommReport, other: &CommReport) -> bool {
+        let ranks_here = report.comms.iter().filter(|known| known.comm_id == comm.comm_id).count();
+        let is_same_rank = ranks_here < 2 || other.world == comm.world;
+        other.comm_id != comm.comm_id && is_same_rank && other.open().is_some()
     }
 
     /// The lowest rank that has not called a collective yet.
@@ -369,7 +379,8 @@ impl<'a> Case<'a> {
         }
         let text = format!(
             "{who} has submitted {text} {age} ago, and its kernel waits for no rank: it has not begun (work \
-             before it on its stream is not over, or other kernels fill the GPU), or it moves data"
+             before it on its stream is not over, its graph was not replayed, or other kernels fill the \
+             GPU), or it moves data"
         );
         let remedy = "look at that stream: does a kernel or an event before the operation never end?";
         finding(Cause::KernelSilent, comm.rank, text, remedy)

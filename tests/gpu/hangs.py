@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""Hangs staged on GPUs: tests/gpu/hangs.py libnccl.so.2 --tool hawser [--only CASE]
+
+Three ranks, each a process, share the GPUs that there are. In each case rank 1 does something wrong, and
+`hawser trace hang` has to name it with the right reason, as ranks of one host and of a host each. Prints a
+line for each case with the time until the verdict came; the exit code is 1 if one is wrong. Needs a GPU, no
+framework.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+
+from deaths import FLOAT, SIZE, SUM, Failed, P, Rank, has_gpu, said
+from elastic import PLACES
+
+# The case, the cause that is expected, and who is to blame.
+CASES = {
+    "late": ("not_called", [1]),
+    "late-large": ("not_called", [1]),
+    "count": ("mismatch", [1]),
+    "collective": ("mismatch", [1]),
+    "root": ("mismatch", [1]),
+    "stopped": ("stopped", [1]),
+    "group": ("group_open", [1]),
+    "message": ("not_called", [1]),
+    "crossed": ("messages_cross", [0, 1]),
+    "stream": ("kernel_silent", [1]),
+    "graph": ("kernel_silent", [1]),
+    "graph-late": ("not_called", [1]),
+    "order": ("other_order", [0, 1]),
+}
+RANKS = 3
+LARGE = 8 << 20
+PATIENCE = 20
+
+
+def main():
+    options = parsed()
+    if options.child is not None:
+        return Hanging(options).run()
+    if not has_gpu():
+        print("skipped: needs a GPU")
+        return 0
+    bad = 0
+    for case in CASES if options.only is None else [options.only]:
+        for place in PLACES:
+            wrong, seconds = stage(options, case, place)
+            print(f"{case:11} {place:20} {seconds:5.2f} s  {wrong or 'ok'}", flush=True)
+            bad += wrong is not None
+    print(f"{bad} wrong")
+    return 1 if bad else 0
+
+
+def parsed():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", type=os.path.abspath)
+    parser.add_argument("--tool", required=True, type=os.path.abspath)
+    parser.add_argument("--only", choices=CASES)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--phase", help=argparse.SUPPRESS)
+    parser.add_argument("--identity", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.ranks, options.forked = RANKS, False
+    return options
+
+
+def stage(options, case, place):
+    """(what is wrong or None, seconds that the right verdict took to come)."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [start(options, case, place, rank, folder) for rank in range(RANKS)]
+        try:
+            if not all(said(rank, b"hangs", 60) for rank in ranks):
+                return "a rank did not get ready", 0.0
+            return wait_for_verdict(options, case, ranks[0].pid)
+        finally:
+            for child in ranks:
+                child.kill()
+                child.wait()
+
+
+def start(options, case, place, rank, folder):
+    env = {
+        **os.environ,
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        "NCCL_DEBUG": "WARN",
+        "HAWSER_HANG_AFTER": "0",
+    }
+    if place != "one host":
+        env = {**env, "NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+    words = [
+        sys.executable,
+        __file__,
+        options.library,
+        "--tool",
+        options.tool,
+        "--child",
+        str(rank),
+    ]
+    words += ["--phase", case, "--identity", os.path.join(folder, "id")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(words, env=env, start_new_session=True, **pipes)
+
+
+def wait_for_verdict(options, case, pid):
+    """Asks until the verdict on the first communicator is right: ranks need a moment to get stuck."""
+    cause, guilty = CASES[case]
+    end, found, seconds = time.monotonic() + PATIENCE, "no verdict", 0.0
+    while time.monotonic() < end:
+        began = time.monotonic()
+        words = [options.tool, "trace", "hang", "--pid", str(pid), "--json"]
+        told = subprocess.run(
+            words, capture_output=True, text=True, timeout=30, check=False
+        )
+        seconds = time.monotonic() - began
+        if told.returncode != 0:
+            found = told.stderr.strip()
+            continue
+        verdicts = json.loads(told.stdout)
+        if any(v["cause"] == cause and sorted(v["guilty"]) == guilty for v in verdicts):
+            return None, seconds
+        found = "; ".join(
+            f"{v['cause']} {v['guilty']}: {v['sentence']}" for v in verdicts
+        )
+        time.sleep(0.2)
+    return f"expected {cause} {guilty}, found {found}", seconds
+
+
+class Hanging(Rank):
+    """A rank that gets stuck, or makes others stuck."""
+
+    def run(self):
+        try:
+            self.open_gpu()
+            self.join()
+            self.collective(1 << 10)
+            print("hangs", flush=True)
+            getattr(self, "hang_" + self.options.phase.replace("-", "_"))(
+                self.rank == 1
+            )
+        except Failed as error:
+            print(f"error: {error}", flush=True)
+        time.sleep(120)
+        os._exit(0)
+
+    def sum(self, count=1 << 10, comm=None):
+        send, recv = self.memory
+        comm = comm or self.comm
+        self.check(
+            self.nccl.ncclAllReduce(
+                P(send), P(recv), SIZE(count), FLOAT, SUM, comm, self.stream
+            )
+        )
+
+    def broadcast(self, root):
+        send, recv = self.memory
+        words = (P(send), P(recv), SIZE(1 << 20), FLOAT, root, self.comm, self.stream)
+        self.check(self.nccl.ncclBroadcast(*words))
+
+    def hang_late(self, is_wrong):
+        if not is_wrong:
+            self.sum()
+
+    def hang_late_large(self, is_wrong):
+        if not is_wrong:
+            self.sum(LARGE)
+
+    def hang_count(self, is_wrong):
+        self.sum(LARGE if is_wrong else 1 << 10)
+        self.sum()
+
+    def hang_collective(self, is_wrong):
+        self.broadcast(0) if is_wrong else self.sum()
+
+    def hang_root(self, is_wrong):
+        self.broadcast(1 if is_wrong else 0)
+        self.sum()
+
+    def hang_stopped(self, is_wrong):
+        os.kill(os.getpid(), signal.SIGSTOP) if is_wrong else self.sum()
+
+    def hang_group(self, is_wrong):
+        if is_wrong:
+            self.check(self.nccl.ncclGroupStart())
+        self.sum()
+
+    def send(self, peer):
+        words = (P(self.memory[0]), SIZE(LARGE), FLOAT, peer, self.comm, self.stream)
+        self.check(self.nccl.ncclSend(*words))
+
+    def recv(self, peer):
+        words = (P(self.memory[1]), SIZE(LARGE), FLOAT, peer, self.comm, self.stream)
+        self.check(self.nccl.ncclRecv(*words))
+
+    def hang_message(self, _):
+        if self.rank == 0:
+            self.recv(1)
+
+    def hang_crossed(self, _):
+        if self.rank < 2:
+            self.recv(1 - self.rank)
+            self.send(1 - self.rank)
+
+    def hang_stream(self, is_wrong):
+        if is_wrong:
+            self.wait_for_ever()
+        self.sum()
+
+    def wait_for_ever(self):
+        """Nothing later on the stream begins."""
+        word = ctypes.c_uint64()
+        self.cuda("cuMemAlloc_v2", ctypes.byref(word), SIZE(4))
+        self.cuda("cuMemsetD32_v2", word, ctypes.c_uint(0), SIZE(1))
+        self.cuda(
+            "cuStreamWaitValue32_v2",
+            self.stream,
+            word,
+            ctypes.c_uint(1),
+            ctypes.c_uint(0),
+        )
+
+    def captured_sum(self):
+        graph, executable = P(), P()
+        self.cuda("cuStreamBeginCapture_v2", self.stream, 1)
+        self.sum()
+        self.cuda("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        self.cuda(
+            "cuGraphInstantiateWithFlags",
+            ctypes.byref(executable),
+            graph,
+            ctypes.c_uint64(0),
+        )
+        self.cuda("cuGraphLaunch", executable, self.stream)
+        self.cuda("cuStreamSynchronize", self.stream)
+        return executable
+
+    def hang_graph(self, is_wrong):
+        executable = self.captured_sum()
+        if not is_wrong:
+            self.cuda("cuGraphLaunch", executable, self.stream)
+
+    def hang_graph_late(self, is_wrong):
+        self.captured_sum()
+        if not is_wrong:
+            self.sum()
+
+    def hang_order(self, is_wrong):
+        part = P()
+        self.check(
+            self.nccl.ncclCommSplit(self.comm, 0, self.rank, ctypes.byref(part), None)
+        )
+        for comm in (part, self.comm) if is_wrong else (self.comm, part):
+            self.sum(comm=comm)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
