@@ -100,7 +100,7 @@ enum Command {
     #[command(after_help = "Examples:
   hawser trace hang
   hawser trace hang --pid 4711
-  hawser trace hang --open --json | jq .[].sentence")]
+  hawser trace hang --open --json")]
     Trace(trace::Options),
     /// Say what this machine offers, what is missing and how to get it
     #[command(after_help = "Examples:

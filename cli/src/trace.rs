@@ -30,6 +30,11 @@ pub struct Options {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Say for each communicator which rank keeps the others waiting, why, and what to do
+    #[command(after_help = "Examples:
+  hawser trace hang
+  hawser trace hang --pid 4711
+  hawser trace hang --open --json | jq '.[].sentence'
+  hawser trace hang --files progress/hawser-progress-*")]
     Hang(Hang),
 }
 

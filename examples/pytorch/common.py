@@ -85,11 +85,33 @@ def served_by(backend):
     """The library behind the calls, as this process has mapped it."""
     if backend == "gloo":
         return f"Gloo of PyTorch {torch.__version__} (no libnccl.so.2 is used)"
-    with open("/proc/self/maps") as maps:
-        files = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libnccl.so" in line}
-    if not files:
+    path = file_of("ncclGetVersion")
+    if path is None:
         return "an NCCL that is part of PyTorch: LD_PRELOAD does not reach it"
-    return " and ".join(name_of(path) for path in sorted(files))
+    return name_of(path)
+
+
+class Place(ctypes.Structure):
+    """Dl_info of dladdr(3)."""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
+
+
+def file_of(function):
+    """The file that a function comes from where it is called by its name; None if no file offers it.
+
+    PyTorch may have mapped NVIDIA's library as well, so the list of mapped files does not tell."""
+    program = ctypes.CDLL(None)
+    if not hasattr(program, function):
+        return None
+    place, address = Place(), ctypes.cast(getattr(program, function), ctypes.c_void_p)
+    program.dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(Place)]
+    return place.file.decode() if program.dladdr(address, ctypes.byref(place)) else None
 
 
 def name_of(path):

@@ -233,6 +233,7 @@ class Rank:
         self.cuda("cuDeviceGet", ctypes.byref(device), self.rank % count.value)
         self.cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.cuda("cuCtxSetCurrent", context)
+        self.context = context
         self.cuda("cuStreamCreate", ctypes.byref(self.stream), 1)
         self.memory = []
         for _ in range(2):

@@ -329,6 +329,8 @@ class Putter(Rank):
     def grouped(self, all_ranks, work):
         self.check(self.nccl.ncclGroupStart())
         for one in all_ranks:
+            # A communicator is made on the GPU whose context is current.
+            self.cuda("cuCtxSetCurrent", one.context)
             work(one)
         self.check(self.nccl.ncclGroupEnd())
 

@@ -1,8 +1,9 @@
 //! `hawser exec --verify`: a program that runs as a child, and what it and its children load.
 //!
 //! Before the start the head of the file tells whether `LD_PRELOAD` has an effect at all. Then
-//! `/proc/PID/maps` is read again and again: the preloaded library has to be there, and no other file called
-//! `libnccl.so…`. What is linked into another library cannot be seen.
+//! `/proc/PID/maps` is read again and again: a process that has a file called `libnccl.so…` has to have the
+//! preloaded library. Another one beside it is told of, but allowed: PyTorch maps the one of its package as
+//! well, and its calls go to the one that was preloaded. What is linked into another library cannot be seen.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -141,13 +142,22 @@ struct Watch {
     start: Instant,
     /// The program itself has the library.
     is_loaded: bool,
+    /// Another library beside ours was told of.
+    has_told: bool,
 }
 
 impl Watch {
     fn new(library: &Path, child: u32) -> Result<Self> {
         let found = std::fs::metadata(library).context("the library went away")?;
         let file = (found.dev(), found.ino());
-        Ok(Self { library: library.to_owned(), file, child, start: Instant::now(), is_loaded: false })
+        Ok(Self {
+            library: library.to_owned(),
+            file,
+            child,
+            start: Instant::now(),
+            is_loaded: false,
+            has_told: false,
+        })
     }
 
     /// Looks once.
@@ -160,12 +170,22 @@ impl Watch {
                 **path == self.library
                     || std::fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == self.file)
             };
-            self.is_loaded |= pid == self.child && loaded.iter().any(|path| is_ours(&path));
-            if let Some(other) = loaded.iter().find(|path| !is_ours(path)) {
+            let has_ours = loaded.iter().any(|path| is_ours(&path));
+            self.is_loaded |= pid == self.child && has_ours;
+            let Some(other) = loaded.iter().find(|path| !is_ours(path)) else { continue };
+            if has_ours && !self.has_told {
+                self.has_told = true;
+                eprintln!(
+                    "hawser: process {pid} ({}) has {} beside ours: calls by name go to ours, which comes \
+                     first; what a program takes from that file itself does not",
+                    name(pid),
+                    other.display()
+                );
+            }
+            if !has_ours {
                 bail!(
-                    "process {pid} ({}) has loaded {} although {} was preloaded: something opens it by its \
-                     path; it was ended. Put a link to ours in its place, or take it out (pip uninstall the \
-                     package nvidia-nccl)",
+                    "process {pid} ({}) has loaded {} and not {}, which was to be preloaded; it was ended. \
+                     Something between takes LD_PRELOAD out of the environment",
                     name(pid),
                     other.display(),
                     self.library.display()

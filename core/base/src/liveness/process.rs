@@ -87,6 +87,12 @@ impl Identity {
         (self.machine, self.pid, self.start) == (other.machine, other.pid, other.start)
     }
 
+    /// True if this host has a process of this number that began at the same time, whatever stands for the
+    /// host.
+    pub fn is_seen_here(&self) -> bool {
+        self.start != 0 && start_of(self.pid) == Some(self.start)
+    }
+
     /// Whether the end of one process can be noticed by the other through the kernel.
     pub fn is_near(&self, other: &Self) -> bool {
         self.machine == other.machine && !self.is_same_process(other)

@@ -64,8 +64,15 @@ impl Member for Asked {
 
     fn full_report(&self) -> Option<CommReport> {
         let state = self.0.upgrade()?;
-        let mut report = self.report()?;
-        report.waits.extend(ask_kernels(&state, &report));
+        let report = self.report()?;
+        let Some(waits) = ask_kernels(&state, &report) else { return Some(report) };
+        // What was called before the operation that waits is over: launches run in the order of the calls.
+        let waiting = report.operations.iter().find(|operation| operation.number == waits.number);
+        if let Some(waiting) = waiting.filter(|_| !state.order.has_captures()) {
+            state.journal.done(waiting.sequence - 1);
+        }
+        let mut report = state.journal.view().map(CommReport::of_view)?;
+        report.waits.push(waits);
         Some(report)
     }
 
@@ -81,8 +88,7 @@ impl Member for Asked {
         let reports = answers.iter().filter_map(|(_, bytes)| record::decode::<ProcessReport>(bytes));
         let roster = state.bootstrap.roster();
         let members = (0..).zip(roster.members()).map(|(rank, member)| {
-            let (machine, host, pid) = (member.machine(), member.host(), member.pid);
-            (rank, crate::progress::verdict::Member { machine, host, pid })
+            (rank, crate::progress::verdict::Member { host: member.host(), pid: member.pid })
         });
         let how = |end: End| match end {
             End::Left(how) => format!("it has left ({how})"),
@@ -172,12 +178,9 @@ fn of_kernel(report: &Report) -> Waits {
     Waits { number: op_number, peer, awaited, block, step, since_ms: 0 }
 }
 
-/// The states of the other processes of this host.
+/// The states of the processes of other ranks of this host, by rank.
 fn neighbours(own: &Identity, members: &[Identity]) -> Vec<(u32, ProcessState)> {
-    let mut pids: Vec<u32> =
-        members.iter().filter(|member| member.is_near(own)).map(|member| member.pid).collect();
-    pids.sort_unstable();
-    pids.dedup();
-    pids.truncate(MOST_NEIGHBOURS);
-    pids.into_iter().filter_map(|pid| Some((pid, ProcessState::of(pid)?))).collect()
+    let is_here = |member: &Identity| !member.is_same_process(own) && member.is_seen_here();
+    let near = (0..).zip(members).filter(|(_, member)| is_here(member)).take(MOST_NEIGHBOURS);
+    near.filter_map(|(rank, member)| Some((rank, ProcessState::of(member.pid)?))).collect()
 }

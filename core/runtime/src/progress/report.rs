@@ -27,7 +27,7 @@ pub struct ProcessReport {
     pub state: Option<ProcessState>,
     /// Its ranks.
     pub comms: Vec<CommReport>,
-    /// The kernel's word on other processes of its host.
+    /// The kernel's word on the processes of other ranks of its host, by rank of the first of `comms`.
     pub neighbours: Vec<(u32, ProcessState)>,
 }
 
@@ -73,8 +73,16 @@ impl CommReport {
         }
     }
 
-    /// The oldest operation that is not over.
+    /// The operation in which the rank is: on a GPU the one in which a kernel says that it waits, else the
+    /// oldest that is not over.
     pub fn open(&self) -> Option<&Operation> {
+        let says = self.waits.first().filter(|_| !self.is_exact);
+        let is_said = |operation: &&Operation| says.is_some_and(|waits| waits.number == operation.number);
+        self.operations.iter().find(is_said).or_else(|| self.oldest_open())
+    }
+
+    /// The oldest operation that is not known to be over.
+    pub fn oldest_open(&self) -> Option<&Operation> {
         self.operations.iter().find(|operation| operation.stage != Stage::Done)
     }
 

@@ -34,8 +34,6 @@ pub struct Evidence {
 /// The process of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// See [`ProcessReport::machine`].
-    pub machine: [u8; 16],
     /// Its host.
     pub host: String,
     /// Its process.
@@ -212,9 +210,11 @@ impl<'a> Case<'a> {
 
     /// The word of processes of the same host on a rank's process.
     fn state_of(&self, rank: u32) -> Option<ProcessState> {
-        let member = self.evidence.members.get(&rank)?;
-        let near = self.evidence.reports.iter().filter(|report| report.machine == member.machine);
-        let seen = near.flat_map(|report| &report.neighbours).find(|(pid, _)| *pid == member.pid);
+        let asked = |report: &&ProcessReport| {
+            report.comms.first().is_some_and(|comm| comm.comm_id == self.evidence.comm_id)
+        };
+        let neighbours = self.evidence.reports.iter().filter(asked).flat_map(|report| &report.neighbours);
+        let seen = neighbours.into_iter().find(|(neighbour, _)| *neighbour == rank);
         seen.map(|(_, state)| state.clone())
     }
 
@@ -289,7 +289,7 @@ impl<'a> Case<'a> {
         if open.number & MESSAGES == 0
             && let Some(late) = self.has_not_called(comm_id, open.number)
         {
-            return Ok((comm_id, late));
+            return self.late((comm_id, late));
         }
         if let Some(waits) = comm.waits.iter().find(|waits| waits.number == open.number && waits.peer != rank)
         {
@@ -309,6 +309,14 @@ impl<'a> Case<'a> {
         Err(Box::new(self.waits_for_nobody(comm, open)))
     }
 
+    /// A rank that has not called what another one waits in: on a GPU, what it called before may be over.
+    fn late(&self, (comm_id, rank): Node) -> Result<Node, Box<Finding>> {
+        match self.find(comm_id, rank) {
+            Some((report, comm)) if !comm.is_exact && comm.waits.is_empty() => self.idle(report, comm),
+            _ => Ok((comm_id, rank)),
+        }
+    }
+
     /// A rank without an open operation, for which another one waits: its program is busy elsewhere, if only
     /// in another communicator.
     fn idle(&self, report: &ProcessReport, comm: &CommReport) -> Result<Node, Box<Finding>> {
@@ -324,7 +332,7 @@ impl<'a> Case<'a> {
         if let Some(other) = report.comms.iter().find(|other| self.is_elsewhere(report, comm, other)) {
             return Ok((other.comm_id, other.rank));
         }
-        let last = match comm.last_done() {
+        let last = match comm.last_done().or(comm.operations.last()) {
             Some(last) => format!("its last was {}, called {} ago", last.text(), seconds(last.age_ms)),
             None => "it has called nothing yet".into(),
         };

@@ -50,7 +50,7 @@ fn process(rank: u32, comms: Vec<CommReport>) -> ProcessReport {
 
 /// The evidence of four ranks on one host.
 fn evidence(reports: Vec<ProcessReport>) -> Evidence {
-    let member = |rank| (rank, Member { machine: [1; 16], host: "alpha".into(), pid: 100 + rank });
+    let member = |rank| (rank, Member { host: "alpha".into(), pid: 100 + rank });
     Evidence { comm_id: COMM, members: (0..4).map(member).collect(), gone: Vec::new(), reports }
 }
 
@@ -123,11 +123,11 @@ fn stopped_held_and_silent_processes_are_named() {
     for (letter, cause) in
         [('T', Cause::Stopped), ('t', Cause::Debugger), ('D', Cause::Uninterruptible), ('Z', Cause::Gone)]
     {
-        seen.reports[0].neighbours = vec![(101, state(letter, 77))];
+        seen.reports[0].neighbours = vec![(1, state(letter, 77))];
         check(&seen, cause, &[1], &["process 101"]);
     }
-    // A process of the same number on another host says nothing about it.
-    seen.reports.iter_mut().for_each(|report| report.machine = [2; 16]);
+    // What is said of ranks of another communicator says nothing about it.
+    seen.reports[0].comms.insert(0, comm(OTHER, 0, Vec::new(), None));
     check(&seen, Cause::Silent, &[1], &[]);
 }
 
@@ -211,4 +211,19 @@ fn nothing_open_blames_nobody() {
 #[test]
 fn no_evidence_is_no_crash() {
     assert_eq!(verdict(&Evidence::default()).cause, Cause::NothingOpen);
+}
+
+#[test]
+fn on_gpus_what_a_kernel_says_counts() {
+    // Nobody has seen that operation 2 is over: it is open on all ranks, and 3 is what they wait in.
+    let mut comms = all_in_one();
+    for comm in &mut comms {
+        comm.is_exact = false;
+        comm.operations[0].stage = Stage::Submitted;
+        comm.waits = vec![waits(3, 1)];
+    }
+    comms[1].operations.pop();
+    (comms[1].collectives, comms[1].waits) = (3, Vec::new());
+    let parts = ["rank 1 (host alpha", "its last was operation 2", "rank 0 has waited in operation 3"];
+    check(&evidence(each_alone(comms)), Cause::NotCalled, &[1], &parts);
 }
