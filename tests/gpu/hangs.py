@@ -34,7 +34,7 @@ CASES = {
     "message": ("not_called", [1]),
     "crossed": ("messages_cross", [0, 1]),
     "stream": ("kernel_silent", [1]),
-    "graph": ("kernel_silent", [1]),
+    "graph": ("not_called", [1]),
     "graph-late": ("not_called", [1]),
     "order": ("other_order", [0, 1]),
 }

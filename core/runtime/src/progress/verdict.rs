@@ -275,6 +275,14 @@ impl<'a> Case<'a> {
             let age = seconds(open.age_ms);
             finding.sentence =
                 format!("{}; rank {from} has waited in {} for {age}", finding.sentence, open.text());
+            let is_known = |rank: &u32| {
+                let (_, guilty) = self.comms.get(rank)?;
+                (open.what.is_collective() && guilty.collectives > open.number).then_some(())
+            };
+            if finding.cause == Cause::NotCalled && finding.guilty.iter().find_map(is_known).is_some() {
+                finding.sentence +=
+                    ", which the other has called before: a graph with it was not replayed there";
+            }
         }
         finding
     }

@@ -227,3 +227,14 @@ fn on_gpus_what_a_kernel_says_counts() {
     let parts = ["rank 1 (host alpha", "its last was operation 2", "rank 0 has waited in operation 3"];
     check(&evidence(each_alone(comms)), Cause::NotCalled, &[1], &parts);
 }
+
+#[test]
+fn a_graph_that_was_not_replayed_is_told_as_such() {
+    // Rank 1 is through with all that it called, and rank 0 waits in an operation that both have called.
+    let mut comms = all_in_one();
+    comms.iter_mut().for_each(|comm| comm.is_exact = false);
+    comms[0].waits = vec![waits(3, 1)];
+    comms[1].operations.iter_mut().for_each(|operation| operation.stage = Stage::Done);
+    comms[1].waits.clear();
+    check(&evidence(each_alone(comms)), Cause::NotCalled, &[1], &["a graph with it was not replayed there"]);
+}
