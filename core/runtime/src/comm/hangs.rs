@@ -14,7 +14,7 @@ use crate::progress::members::{self, Member, Registered};
 use crate::progress::operation::{Awaited, Waits};
 use crate::progress::process_state::ProcessState;
 use crate::progress::report::{CommReport, ProcessReport};
-use crate::progress::verdict::{Evidence, Verdict, verdict};
+use crate::progress::verdict::{Evidence, Gone, Verdict, verdict};
 use crate::record;
 
 /// How long launches on a GPU may take to say whom they wait for, for each peer and in all.
@@ -90,15 +90,17 @@ impl Member for Asked {
         let members = (0..).zip(roster.members()).map(|(rank, member)| {
             (rank, crate::progress::verdict::Member { host: member.host(), pid: member.pid })
         });
-        let how = |end: End| match end {
-            End::Left(how) => format!("it has left ({how})"),
-            End::Died(how) => format!("it has died ({how})"),
-            End::Failed { text, .. } => format!("it has failed ({text})"),
+        let gone = |(rank, end, _)| match end {
+            End::Left(how) => Gone { rank, has_left: true, how: format!("it has left ({how})") },
+            End::Died(how) => Gone { rank, has_left: false, how: format!("it has died ({how})") },
+            End::Failed { text, .. } => {
+                Gone { rank, has_left: false, how: format!("it has failed ({text})") }
+            }
         };
         let evidence = Evidence {
             comm_id: state.comm_id,
             members: members.collect(),
-            gone: roster.all().into_iter().map(|(rank, end, _)| (rank, how(end))).collect(),
+            gone: roster.all().into_iter().map(gone).collect(),
             reports: reports.collect(),
         };
         Some(verdict(&evidence))

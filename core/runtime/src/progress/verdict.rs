@@ -25,10 +25,21 @@ pub struct Evidence {
     pub comm_id: u64,
     /// The process of each rank, as far as it is known.
     pub members: BTreeMap<u32, Member>,
-    /// The ranks that have left, died or failed, with a sentence about each.
-    pub gone: Vec<(u32, String)>,
+    /// The ranks that have left, died or failed.
+    pub gone: Vec<Gone>,
     /// The answers of the others.
     pub reports: Vec<ProcessReport>,
+}
+
+/// A rank that has left, died or failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gone {
+    /// The rank.
+    pub rank: u32,
+    /// True if it left in peace: what it had to do for the others may be done.
+    pub has_left: bool,
+    /// A sentence about it.
+    pub how: String,
 }
 
 /// The process of a rank.
@@ -157,9 +168,8 @@ impl<'a> Case<'a> {
 
     /// Ranks that have gone, are stopped or do not answer.
     fn absent(&self, is_open: bool) -> Option<Finding> {
-        if let Some((rank, how)) = self.evidence.gone.first().filter(|_| is_open) {
-            let remedy = "see what that process wrote last; ncclCommShrink goes on without it";
-            return Some(finding(Cause::Gone, *rank, format!("{}: {how}", self.who(*rank)), remedy));
+        if let Some(gone) = self.evidence.gone.iter().find(|gone| !gone.has_left && is_open) {
+            return Some(self.gone(gone));
         }
         let states = self.evidence.members.keys().filter_map(|rank| Some((*rank, self.state_of(*rank)?)));
         let mut states: Vec<(u32, ProcessState)> = states.collect();
@@ -201,9 +211,15 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// A rank that others wait for, and that is not there any more.
+    fn gone(&self, gone: &Gone) -> Finding {
+        let remedy = "see what that process wrote last; ncclCommShrink goes on without it";
+        finding(Cause::Gone, gone.rank, format!("{}: {}", self.who(gone.rank), gone.how), remedy)
+    }
+
     /// The ranks that should have answered and have not.
     fn silent(&self) -> impl Iterator<Item = u32> {
-        let is_gone = |rank: &u32| self.evidence.gone.iter().any(|(gone, _)| gone == rank);
+        let is_gone = |rank: &u32| self.evidence.gone.iter().any(|gone| gone.rank == *rank);
         let silent = self.evidence.members.keys().filter(move |rank| !self.comms.contains_key(rank));
         silent.filter(move |rank| !is_gone(rank)).copied()
     }
@@ -290,6 +306,10 @@ impl<'a> Case<'a> {
     /// Whom a rank waits for, or why it is to blame itself.
     fn next(&self, (comm_id, rank): Node) -> Result<Node, Box<Finding>> {
         let Some((report, comm)) = self.find(comm_id, rank) else {
+            let is_it = |gone: &&Gone| comm_id == self.evidence.comm_id && gone.rank == rank;
+            if let Some(gone) = self.evidence.gone.iter().find(is_it) {
+                return Err(Box::new(self.gone(gone)));
+            }
             let text = format!("rank {rank} of another communicator has not been heard of");
             return Err(Box::new(finding(Cause::Silent, rank, text, "look at that process")));
         };

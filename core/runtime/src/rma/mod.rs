@@ -32,7 +32,7 @@ use crate::bootstrap::Bootstrap;
 use crate::transport::control::Control;
 
 /// The tag of the messages that puts and signals travel in.
-const TAG: u64 = 0x4e45_5409_0000;
+const TAG: u64 = 0x4e45_540b_0000;
 
 /// Most bytes of a put in one message.
 pub const CHUNK: u64 = 1 << 20;

@@ -55,8 +55,8 @@ fn row(evidence: &Evidence, rank: u32) -> Row {
             fill(&mut row, comm);
         }
     }
-    if let Some((_, how)) = evidence.gone.iter().find(|(gone, _)| *gone == rank) {
-        row.state = how.clone();
+    if let Some(gone) = evidence.gone.iter().find(|gone| gone.rank == rank) {
+        row.state = gone.how.clone();
     }
     row
 }

@@ -134,8 +134,16 @@ fn stopped_held_and_silent_processes_are_named() {
 #[test]
 fn ranks_that_have_gone_come_first() {
     let mut seen = evidence(each_alone(all_in_one().drain(1..).collect()));
-    seen.gone = vec![(0, "it has died (its process ended)".into())];
+    let gone = |has_left, how: &str| Gone { rank: 0, has_left, how: how.into() };
+    seen.gone = vec![gone(false, "it has died (its process ended)")];
     check(&seen, Cause::Gone, &[0], &["rank 0 (host alpha, process 100): it has died"]);
+    // One that left in peace is to blame only where somebody waits for it.
+    seen.gone = vec![gone(true, "it has left")];
+    check(&seen, Cause::Gone, &[0], &["it has left", "rank 1 has waited"]);
+    seen.reports[2].comms[0].operations.pop();
+    seen.reports[2].comms[0].collectives = 3;
+    seen.reports[2].comms[0].waits.clear();
+    check(&seen, Cause::NotCalled, &[3], &["has not called"]);
 }
 
 #[test]
