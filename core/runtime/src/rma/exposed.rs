@@ -179,7 +179,7 @@ impl Exposed {
     /// it is told what is waited for, how many raises are missing, and since when nothing has come.
     ///
     /// # Errors
-    /// What `may_wait` says.
+    /// The answer of `may_wait`.
     pub fn take(
         &self,
         awaited: &[Awaited],

@@ -23,7 +23,7 @@ impl Header {
     /// A message with this header and `bytes` bytes, which `fill` writes.
     ///
     /// # Errors
-    /// What `fill` returns.
+    /// The errors of `fill`.
     pub fn message(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<u8>> {
         let failed = |error| Error::internal(format!("a header of a put cannot be written: {error}"));
         let mut message = postcard::to_extend(self, Vec::with_capacity(32 + bytes)).map_err(failed)?;
