@@ -1,5 +1,6 @@
-//! Four ranks in one process sum a thousand numbers, through cudarc's nccl module. cudarc loads `libnccl.so` from
-//! `LD_LIBRARY_PATH`. With a GPU the ranks share the GPUs that there are, else they run on Hawser's host device.
+//! Four ranks in one process sum a thousand numbers, through cudarc's nccl module. cudarc loads
+//! `libnccl.so` from `LD_LIBRARY_PATH`. With a GPU the ranks share the GPUs that there are, else they run
+//! on Hawser's host device.
 
 use std::error::Error;
 use std::ptr;

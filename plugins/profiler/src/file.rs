@@ -3,8 +3,8 @@
 //! The end of the array is written with every batch and overwritten by the next one, so a process may end at
 //! any time and leave a file that any reader takes; what is lost then is the last batch.
 //!
-//! A file that has reached half of the most bytes is put aside, in the place of the one before it, and a new one
-//! begins with the lines that name processes and threads: of a long run the last part is kept.
+//! A file that has reached half of the most bytes is put aside, in the place of the one before it, and a
+//! new one begins with the lines that name processes and threads: of a long run the last part is kept.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;

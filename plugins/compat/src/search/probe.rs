@@ -63,8 +63,8 @@ pub fn probe(path: &Path, kind: Kind, how: &Probe<'_>) -> Result<(), Failed> {
     }
 }
 
-/// The other process's part, for helper programs: reports to `out` (standard output). Returns whether the library
-/// can be opened and has a plugin of the kind.
+/// The other process's part, for helper programs: reports to `out` (standard output). Returns whether the
+/// library can be opened and has a plugin of the kind.
 ///
 /// # Errors
 /// There is no such kind.
@@ -76,8 +76,8 @@ pub fn helper(kind: &str, path: &Path, mut out: impl Write) -> Result<bool, Stri
     }))
 }
 
-/// Tries the first steps of a plugin. Errors of the plugin are as good as success: the host will see them again
-/// and report them. Returns whether there is a plugin of the kind.
+/// Tries the first steps of a plugin. Errors of the plugin are as good as success: the host will see them
+/// again and report them. Returns whether there is a plugin of the kind.
 fn steps(kind: Kind, path: &Path, report: &mut dyn FnMut(&str)) -> bool {
     report("step loading");
     let library = match Library::open(path) {
