@@ -125,6 +125,19 @@ __device__ __forceinline__ void pull_tile(const HawserExchange& a, const Tile& t
     }
 }
 
+// Sends what was combined to the ranks of the second exchange, if there is one.
+template <u32 B>
+__device__ __forceinline__ void send_folded(const HawserExchange& a, const Pack (&last)[B], u64 offset, u32 base, u32 end) {
+#pragma unroll 1
+    for (u32 k = 1; (a.form & HAWSER_SECOND) && k < a.ranks; k++) {
+        if (!in(a.send2, k)) continue;
+        u64 to = a.to[k] + offset;
+#pragma unroll
+        for (u32 b = 0; b < B; b++)
+            if (base + b * LANES * 16 < end) store_pack(to + b * LANES * 16, last[b]);
+    }
+}
+
 // Combines the operands of the first exchange in the order of ranks, keeps the value and sends it on.
 template <class M, bool WHOLE>
 __device__ __forceinline__ void fold_tile(const HawserExchange& a, const M& m, const Tile& t, u32 epoch) {
@@ -173,15 +186,7 @@ __device__ __forceinline__ void fold_tile(const HawserExchange& a, const M& m, c
 #pragma unroll
             for (u32 b = 0; b < B; b++) last[b] = {m.piece(low[b], divide), m.piece(high[b], divide)};
         }
-        u64 offset = t.slot(epoch + 1) + base;
-#pragma unroll 1
-        for (u32 k = 1; (a.form & HAWSER_SECOND) && k < a.ranks; k++) {
-            if (!in(a.send2, k)) continue;
-            u64 to = a.to[k] + offset;
-#pragma unroll
-            for (u32 b = 0; b < B; b++)
-                if (base + b * LANES * 16 < end) store_pack(to + b * LANES * 16, last[b]);
-        }
+        send_folded(a, last, t.slot(epoch + 1) + base, base, end);
         if (dst == 0) continue;
 #pragma unroll
         for (u32 b = 0; b < B; b++)

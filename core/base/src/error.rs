@@ -220,6 +220,14 @@ impl Error {
         self
     }
 
+    /// Says which other rank the failed operation was with, unless the error names one already: who is to
+    /// blame is not always the one at the other end.
+    #[must_use]
+    pub fn or_peer(mut self, peer: u32) -> Self {
+        self.0.peer.get_or_insert(peer);
+        self
+    }
+
     /// Says what could not be used. The text has it already.
     #[must_use]
     pub fn with_resource(mut self, resource: impl fmt::Display) -> Self {

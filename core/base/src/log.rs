@@ -205,9 +205,11 @@ pub fn enter_operation(comm_id: u64, name: &str, rank: u32, calls: usize) -> Opt
     })
 }
 
-/// The span of what happens to the connections with another rank.
-pub fn connection_span(rank: u32, peer: u32) -> Span {
-    tracing::info_span!(target: "hawser", "connection", rank, peer)
+/// Enters the span of what happens to the connections with another rank. Where nobody wants spans this is
+/// one relaxed load.
+pub fn enter_connection(rank: u32, peer: u32) -> Option<EnteredSpan> {
+    (Level::INFO <= LevelFilter::current())
+        .then(|| tracing::info_span!(target: "hawser", "connection", rank, peer).entered())
 }
 
 /// A line of a subsystem; `text` is made only when it is wanted.

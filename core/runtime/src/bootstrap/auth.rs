@@ -31,7 +31,7 @@ pub(super) const ROOT: u32 = u32::MAX;
 const GREETING: usize = 9;
 
 const PROTOCOL: Protocol =
-    Protocol { magic: *b"HAWSboot", version: 5, greeting: GREETING, answer: 0, welcome: 0 };
+    Protocol { magic: *b"HAWSboot", version: 6, greeting: GREETING, answer: 0, welcome: 0 };
 
 /// Handshakes in progress at one listener; beyond it one that is older than [`GRACE`] gives way.
 const MOST_PENDING: usize = strangers::MOST;

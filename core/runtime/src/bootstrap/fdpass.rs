@@ -49,7 +49,8 @@ impl Bootstrap {
         let key = Key::derive(&self.secret, "peer");
         let wait = wait.at_most(self.settings.init_timeout);
         let address = Address::Unix(self.peers[peer as usize].unix);
-        let stream = auth::connect(&address, &key, greeting, retry, &wait, &describe)?;
+        let stream = auth::connect(&address, &key, greeting, retry, &wait, &describe)
+            .map_err(|error| error.or_peer(peer))?;
         let header = Header { kind: Kind::Descriptor, tag, len: 0 }.encode()?;
         loop {
             match send(&stream, &header, fd) {
@@ -69,7 +70,8 @@ impl Bootstrap {
         self.check_peer(peer)?;
         let (rank, label) = (self.rank, &self.label);
         let describe = || format!("rank {rank} waits for rank {peer} to send a file descriptor ({label})");
-        self.shared.take(wait, &|_| describe(), |inbox| inbox.pop_descriptor(peer, tag).map(Ok))
+        let taken = self.shared.take(wait, &|_| describe(), |inbox| inbox.pop_descriptor(peer, tag).map(Ok));
+        taken.map_err(|error| error.or_peer(peer))
     }
 }
 

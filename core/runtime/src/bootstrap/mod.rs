@@ -29,6 +29,7 @@ mod split;
 mod star;
 mod stop;
 mod subset;
+mod tag;
 mod watch;
 mod wire;
 
@@ -36,6 +37,7 @@ pub use id::UniqueId;
 pub use root::{stop_all_roots, stop_root};
 pub use service::MAX_MESSAGE;
 pub use star::MAX_CONTRIBUTION;
+pub use tag::Tag;
 
 use auth::{Role, Secret};
 use hawser_base::error::{Error, Result};

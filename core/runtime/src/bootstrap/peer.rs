@@ -46,13 +46,12 @@ impl Bootstrap {
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         };
-        let mut slot = wait.until(free, describe)?;
-        let stream = match slot.take() {
-            Some(stream) => stream,
-            None => self.dial(Role::Peer, peer, &wait.at_most(self.settings.init_timeout), &describe)?,
-        };
+        let mut slot = wait.until(free, describe).map_err(|error| error.or_peer(peer))?;
+        let dial = || self.dial(Role::Peer, peer, &wait.at_most(self.settings.init_timeout), &describe);
+        let stream = slot.take().map_or_else(dial, Ok).map_err(|error| error.or_peer(peer))?;
         // Put back only if whole: a broken or cut off connection is not used again.
-        stream.write_frame(Kind::Message, tag, bytes, wait, &describe)?;
+        let written = stream.write_frame(Kind::Message, tag, bytes, wait, &describe);
+        written.map_err(|error| error.or_peer(peer))?;
         *slot = Some(stream);
         Ok(())
     }
@@ -64,13 +63,14 @@ impl Bootstrap {
     pub fn recv(&self, peer: u32, tag: u64, wait: &Wait) -> Result<Vec<u8>> {
         self.check_peer(peer)?;
         let describe = || format!("rank {} waits for a message from rank {peer} ({})", self.rank, self.label);
-        self.shared.take(wait, &|_| describe(), |inbox| match inbox.pop_message(peer, tag) {
+        let taken = self.shared.take(wait, &|_| describe(), |inbox| match inbox.pop_message(peer, tag) {
             Some(message) => Some(Ok(message)),
             None if inbox.has_left(peer) => {
                 Some(Err(Error::remote(format!("{}: that rank closed its connection", describe()))))
             }
             None => None,
-        })
+        });
+        taken.map_err(|error| error.or_peer(peer))
     }
 
     /// The next message that `peer` sent with `tag`, if it is there already. Does not wait.

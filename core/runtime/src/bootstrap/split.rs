@@ -92,7 +92,7 @@ pub(super) fn read_card(rank: u32, card: &[u8], digest: &[u8; 32]) -> Result<Pee
         MEMBER => {}
         FAILED => {
             let text = String::from_utf8_lossy(fields.rest());
-            return Err(Error::remote(format!("rank {rank} failed: {text}")));
+            return Err(Error::remote(format!("rank {rank} failed: {text}")).with_peer(rank));
         }
         _ => return Err(disagreement(rank, "is not to be a member by its own account")),
     }
@@ -106,6 +106,7 @@ pub(super) fn read_card(rank: u32, card: &[u8], digest: &[u8; 32]) -> Result<Pee
 
 fn disagreement(rank: u32, what: &str) -> Error {
     Error::invalid_usage(format!("rank {rank} {what}"))
+        .with_peer(rank)
         .remedy("all ranks of one color must agree on their list")
 }
 

@@ -205,13 +205,14 @@ impl Round<'_> {
             kind => Err(malformed(format!(
                 "rank {rank} sent {kind:?} number {} where {} '{}' is number {}",
                 frame.tag, self.what, self.label, self.number
-            ))),
+            ))
+            .with_peer(rank)),
         }
     }
 
     fn left(&self, rank: u32, why: &str) -> Error {
         let text = format!("rank {rank} left during {} '{}' ({why})", self.what, self.label);
-        Error::remote(text).remedy("see the error of that rank")
+        Error::remote(text).with_peer(rank).remedy("see the error of that rank")
     }
 
     /// A rank that gave up may itself have waited for those who are still missing, so they are named too.

@@ -12,16 +12,10 @@ use super::split::{MEMBER, digest_of_members, read_card};
 use super::wire::{
     decode_failure, decode_leading_parts, decode_parts, encode_failure, encode_parts, list_ranks, malformed,
 };
-use super::{Bootstrap, Settings, random};
+use super::{Bootstrap, Settings, Tag, random};
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::{AbortFlag, Wait};
 use hmac_sha256::HMAC;
-
-/// Tag of the messages by which a subset forms.
-const SUBSET_TAG: u64 = 0x5355_4253_0001;
-
-/// Tag of the messages of [`Bootstrap::all_gather_of_present`].
-const PRESENT_TAG: u64 = 0x5355_4253_0002;
 
 /// The time for which a leader that fails tries to tell the others.
 const TELL: Duration = Duration::from_secs(1);
@@ -70,7 +64,7 @@ impl Bootstrap {
         let digest = digest_of_members(members);
         let nonce: [u8; NONCE] = random()?;
         let mine = &[&nonce[..], &[MEMBER], &digest, &listeners.address.encode()].concat();
-        let call = Call { members, tag: SUBSET_TAG, is_urgent, skips_absent: false, mine, wait };
+        let call = Call { members, tag: Tag::Subset.word(), is_urgent, skips_absent: false, mine, wait };
         let cards = self.exchange(&call)?;
         let cards: Vec<Vec<u8>> = cards.into_iter().map(Option::unwrap_or_default).collect();
         let cards: Vec<_> = cards.iter().map(|card| card.split_at(card.len().min(NONCE))).collect();
@@ -94,7 +88,14 @@ impl Bootstrap {
     /// As [`Wait::check`], and what made the leader fail.
     pub fn all_gather_of_present(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Option<Vec<u8>>>> {
         let members: &[u32] = &(0..self.nranks).collect::<Vec<_>>();
-        self.exchange(&Call { members, tag: PRESENT_TAG, is_urgent: false, skips_absent: true, mine, wait })
+        self.exchange(&Call {
+            members,
+            tag: Tag::Present.word(),
+            is_urgent: false,
+            skips_absent: true,
+            mine,
+            wait,
+        })
     }
 
     /// Sends this rank's part to the leader and gets what all gave.

@@ -391,10 +391,8 @@ impl CommState {
         let place = format!("block {}, step {}, tile {}", report.block, report.step, report.tile);
         let operation = crate::op_number::operation(report.op_number);
         let who = format!("communicator {}, rank {}, {operation}", self.name, self.rank);
-        Some(Error::new(
-            kind,
-            format!("{who}: {why} while it waited for {what} of rank {} ({place})", report.peer),
-        ))
+        let text = format!("{who}: {why} while it waited for {what} of rank {} ({place})", report.peer);
+        Some(Error::new(kind, text).with_peer(report.peer))
     }
 
     /// Device memory held, in bytes.

@@ -28,11 +28,8 @@ use hawser_device::Device;
 
 pub use self::exposed::{Exposed, Window};
 use self::message::Header;
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Tag};
 use crate::transport::control::Control;
-
-/// The tag of the messages that puts and signals travel in.
-const TAG: u64 = 0x4e45_540b_0000;
 
 /// Most bytes of a put in one message.
 pub const CHUNK: u64 = 1 << 20;
@@ -130,7 +127,7 @@ impl Rma {
         let rank = bootstrap.rank();
         let exposed = Arc::new(Exposed::new(rank, limits, device.clone(), control.clone()));
         let weak = Arc::downgrade(&exposed);
-        bootstrap.serve(TAG, move |from, message| {
+        bootstrap.serve(Tag::OneSided.word(), move |from, message| {
             if let Some(exposed) = weak.upgrade() {
                 exposed.serve(from, message);
             }
@@ -168,7 +165,7 @@ impl Rma {
             let header = Header::Put { window: put.window, offset: put.offset + at };
             let fill = |room: &mut [u8]| self.exposed.copy(room.as_mut_ptr() as u64, put.from + at, bytes);
             let message = header.message(bytes as usize, fill)?;
-            bootstrap.send(peer, TAG, &message, wait)?;
+            bootstrap.send(peer, Tag::OneSided.word(), &message, wait)?;
             at += bytes;
         }
         Ok(())
@@ -179,7 +176,7 @@ impl Rma {
     /// # Errors
     /// As [`Bootstrap::send`].
     pub fn send_signal(&self, bootstrap: &Bootstrap, peer: u32, signal: Signal, wait: &Wait) -> Result<()> {
-        bootstrap.send(peer, TAG, &Header::Raise(signal).message(0, |_| Ok(()))?, wait)
+        bootstrap.send(peer, Tag::OneSided.word(), &Header::Raise(signal).message(0, |_| Ok(()))?, wait)
     }
 }
 

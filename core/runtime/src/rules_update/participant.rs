@@ -15,17 +15,11 @@ use super::files::Known;
 use super::learn::{self, Learning};
 use super::protocol::{Barrier, Body, Coordinator, Limits, Member, Message, Outcome, Todo};
 use super::{service, wire};
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Tag};
 use crate::transport::control::Control;
 use crate::tuning::{OpTimings, Tuners};
 
-/// Tag of messages over the bootstrap.
-const TAG: u64 = 0x4e45_5408_0000;
-/// The same of times, which nobody is woken for.
-const TIMES: u64 = 0x4e45_5409_0000;
-/// The same of what makes operations slow on a rank.
-const STRESS: u64 = 0x4e45_540a_0000;
-/// So much of it waits to be told.
+/// Most texts about what makes operations slow here that wait to be told.
 const MOST_STRESS: usize = 16;
 /// How long handing one message to a rank may take, and how long a rank that did not take it is left alone.
 const TELL: Duration = Duration::from_secs(2);
@@ -130,7 +124,7 @@ impl Participant {
     /// A seat that nobody serves yet. `known`: of the files that are watched.
     pub fn new(place: Place, known: Known) -> Self {
         let (rank, ranks, limit) = (place.bootstrap.rank(), place.bootstrap.nranks(), place.limit);
-        place.bootstrap.on_message(TAG, service::ring);
+        place.bootstrap.on_message(Tag::RulesUpdate.word(), service::ring);
         let limits = Limits { step: limit };
         let learner = (rank == 0).then(|| place.tuners.learner(&place.config)).flatten();
         Self {
@@ -267,8 +261,8 @@ impl Work {
     fn learn(&mut self, stress: Vec<String>, now: Duration, todo: &mut Todo) {
         let (taken, own) = (self.place.times.take(), self.place.bootstrap.rank());
         let Some(learning) = &mut self.learning else {
-            let times = (!taken.is_empty()).then(|| (TIMES, learn::encode(&taken)));
-            let stress = stress.into_iter().map(|text| (STRESS, text.into_bytes()));
+            let times = (!taken.is_empty()).then(|| (Tag::OpTimes.word(), learn::encode(&taken)));
+            let stress = stress.into_iter().map(|text| (Tag::Stress.word(), text.into_bytes()));
             for (tag, bytes) in times.into_iter().chain(stress) {
                 if self.gone[0] || self.place.bootstrap.has_left(0) {
                     return;
@@ -279,13 +273,13 @@ impl Work {
             }
             return;
         };
-        let heard = std::iter::from_fn(|| self.place.bootstrap.take_any(STRESS));
+        let heard = std::iter::from_fn(|| self.place.bootstrap.take_any(Tag::Stress.word()));
         let heard: Vec<_> =
             heard.map(|(from, bytes)| (from, String::from_utf8_lossy(&bytes).into_owned())).collect();
         for (from, text) in stress.into_iter().map(|text| (own, text)).chain(heard) {
             learning.stressed(&format!("rank {from}: {text}"), now);
         }
-        while let Some((from, bytes)) = self.place.bootstrap.take_any(TIMES) {
+        while let Some((from, bytes)) = self.place.bootstrap.take_any(Tag::OpTimes.word()) {
             if let Some(times) = learn::decode(&bytes) {
                 learning.hear(from, &times, now);
             }
@@ -313,7 +307,7 @@ impl Work {
         };
         let is_news = |other: &u32| !self.gone[*other as usize] && self.place.bootstrap.has_left(*other);
         let gone: Vec<u32> = watched.filter(|other| *other != rank).filter(is_news).collect();
-        while let Some((from, bytes)) = self.place.bootstrap.take_any(TAG) {
+        while let Some((from, bytes)) = self.place.bootstrap.take_any(Tag::RulesUpdate.word()) {
             match wire::decode(&bytes) {
                 Some(message) => self.hear(from, message, now),
                 None => {
@@ -434,7 +428,8 @@ impl Work {
             }
             if now >= *next {
                 let wait = Wait::new(AbortFlag::new(), Some(TELL));
-                let sent = self.place.bootstrap.send(to, TAG, &wire::encode(&message), &wait);
+                let sent =
+                    self.place.bootstrap.send(to, Tag::RulesUpdate.word(), &wire::encode(&message), &wait);
                 let Err(error) = sent else { continue };
                 log::info(Subsys::Tuning, || format!("communicator {}: {error}", self.place.name));
                 if error.kind != ErrorKind::Timeout {

@@ -20,14 +20,12 @@ use hawser_kernels_abi::{COUNTER_BYTES, Conn, DevComm, Entry, MAX_BLOCKS};
 use hawser_plan::executor::copy_engine::Bases;
 use hawser_plan::layout::HeapLayout;
 
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Tag};
 use control::Control;
 
 /// Bytes of what the channels of a launch tell each other (`HawserDeps`); the counter of blocks that are over
 /// follows.
 const DEPS_BYTES: u64 = 8 + 8 * MAX_BLOCKS as u64;
-/// Tag under which heap descriptors are passed.
-const HEAP_TAG: u64 = 1;
 
 /// All memory of a communicator on one rank.
 pub struct PeerMemory {
@@ -216,9 +214,10 @@ pub(crate) fn exchange(
     let mut mapped = Vec::with_capacity(tokens.len());
     for (peer, (token, fd)) in tokens.iter().zip(received).enumerate() {
         let memory = peers.is_near(peer).then(|| device.import(token, fd, peers.kind)).transpose();
-        mapped.push(
-            memory.map_err(|e: Error| e.context(format!("rank {me} cannot map the heap of rank {peer}")))?,
-        );
+        mapped.push(memory.map_err(|error: Error| {
+            let text = format!("rank {me} cannot map the heap of rank {peer}");
+            error.context(text).with_peer(peer as u32)
+        })?);
     }
     log::info(Subsys::Init, || {
         let near = (0..tokens.len()).filter(|&p| peers.is_near(p)).count();
@@ -251,10 +250,10 @@ fn pass_handles(
     let mut received: Vec<Option<OwnedFd>> = tokens.iter().map(|_| None).collect();
     if let Some(fd) = &export.fd {
         for peer in elsewhere {
-            bootstrap.send_fd(*peer, HEAP_TAG, fd.as_fd(), wait)?;
+            bootstrap.send_fd(*peer, Tag::Heap.word(), fd.as_fd(), wait)?;
         }
         for peer in elsewhere {
-            received[*peer as usize] = Some(bootstrap.recv_fd(*peer, HEAP_TAG, wait)?);
+            received[*peer as usize] = Some(bootstrap.recv_fd(*peer, Tag::Heap.word(), wait)?);
         }
     }
     Ok((tokens, received))

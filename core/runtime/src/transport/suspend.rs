@@ -60,7 +60,8 @@ impl PeerMemory {
             let fd: Option<OwnedFd> = handles[peer].take();
             if device.can_detach(memory) {
                 device.attach_peer(memory, &tokens[peer], fd).map_err(|error: Error| {
-                    error.context(format!("the heap of rank {peer} cannot be mapped again"))
+                    let text = format!("the heap of rank {peer} cannot be mapped again");
+                    error.context(text).with_peer(near.rank)
                 })?;
             }
         }

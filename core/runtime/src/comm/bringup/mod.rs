@@ -185,9 +185,7 @@ impl Own<'_> {
         let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
         let is_one_process = topology.hosts() == 1 && processes.windows(2).all(|pair| pair[0] == pair[1]);
         let is_host = self.device.kernels().is_none();
-        let world = bootstrap.roster().members().get(self.rank as usize).map_or(self.rank, |own| own.world);
-        let place_of_journal = journal::Place { rank: self.rank, ranks: topology.size(), world };
-        let journal = Journal::new(comm_id, &name, place_of_journal, is_host);
+        let journal = self.journal(&bootstrap, topology.size(), (comm_id, &name), is_host);
         let rma = Rma::open(
             &bootstrap,
             comm_id,
@@ -228,6 +226,20 @@ impl Own<'_> {
             suspended: Default::default(),
             remains: Default::default(),
         })
+    }
+
+    /// The journal of this rank, which other processes read.
+    fn journal(
+        &self,
+        bootstrap: &Bootstrap,
+        ranks: u32,
+        (comm_id, name): (u64, &str),
+        is_host: bool,
+    ) -> Journal {
+        let roster = bootstrap.roster();
+        let world = roster.members().get(self.rank as usize).map_or(self.rank, |own| own.world);
+        let place = journal::Place { rank: self.rank, ranks, world };
+        Journal::new(comm_id, name, place, is_host)
     }
 }
 

@@ -23,7 +23,8 @@ use hawser_plugin::net::NetConfig;
 use super::peer_info::{self, Agreement, PeerInfo, agree};
 use crate::bootstrap::Bootstrap;
 use crate::comm::config::Config;
-use crate::comm::{link_constants, programs};
+use crate::comm::link_constants;
+use crate::comm::programs::{self, Programs};
 use crate::record::{self, SharedRecord};
 use crate::rules_update::Known;
 use crate::transport::net::{self, ChosenNet, NetRecord};
@@ -79,38 +80,68 @@ pub fn decide(
     let room = peer_info::room(&peer_infos);
     limit_ctas(&mut plan_config, &peer_infos);
     let Agreement { mut topology, processes, heap, comm_id } = agree(&peer_infos, settings.multi_rank_gpu)?;
-    let chosen = match topology.hosts() {
-        1 => None,
-        _ => {
-            let mut net_config = NetConfig::new(comm_id, log::for_plugins());
-            net_config.traffic_class = config.traffic_class;
-            net_config.profiler = Some(net::report);
-            Some(choose_net(
-                &net_config,
-                config.net.as_deref(),
-                device,
-                &bootstrap,
-                &mut topology,
-                &mut plan_config,
-                &step("net"),
-            )?)
-        }
-    };
-    let offers = link_constants::offer(bootstrap.rank(), settings, &caps.name, &topology);
-    let direct = settings.direct
-        && zero_copy::is_wanted(&topology, &plan_config, &processes)
-        && reaches_all(device, &topology)?;
-    let records = bootstrap.all_gather(&record::encode(&(offers, direct)), &step("links"))?;
-    let (offers, direct): (Vec<Vec<u8>>, Vec<bool>) =
-        record::decode_all::<(Vec<u8>, bool)>(&records, "record of its links")?.into_iter().unzip();
-    link_constants::take(&offers[0], &mut topology)?;
-    topology.direct = direct.iter().all(|said| *said);
+    let chosen = agree_on_net(&bootstrap, device, config, (&mut topology, &mut plan_config), comm_id, step)?;
+    agree_on_links(&bootstrap, device, &mut topology, (&plan_config, &processes), step)?;
     let programs = programs::load(settings, topology.size());
     let most_slots = if topology.hosts() > 1 { net::MOST_SLOTS } else { hawser_msccl::MOST_SLOTS };
     programs.take(&mut plan_config, most_slots);
     let known = Known::now(settings);
     let tuners = Tuners::open(comm_id, &topology, &plan_config, config.name.as_deref());
-    // What programs and tuners need to have in common goes round together.
+    compare_shared(&bootstrap, &tuners, &programs, step)?;
+    // Rules that count are equal on all ranks by now.
+    plan_config.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
+    fit(&mut plan_config, topology.size(), topology.places().1, programs.lanes());
+    fit_room(&mut plan_config, &topology, room, programs.lanes())?;
+    Ok(Decided { bootstrap, topology, plan_config, processes, heap, comm_id, tuners, known, chosen })
+}
+
+/// Opens the net that all ranks have, if there are several hosts.
+fn agree_on_net(
+    bootstrap: &Bootstrap,
+    device: &dyn Device,
+    config: &Config,
+    (topology, plan_config): (&mut Topology, &mut PlanConfig),
+    comm_id: u64,
+    step: &dyn Fn(&str) -> Wait,
+) -> Result<Option<ChosenNet>> {
+    if topology.hosts() == 1 {
+        return Ok(None);
+    }
+    let mut net_config = NetConfig::new(comm_id, log::for_plugins());
+    net_config.traffic_class = config.traffic_class;
+    net_config.profiler = Some(net::report);
+    let wanted = config.net.as_deref();
+    choose_net(&net_config, wanted, device, bootstrap, topology, plan_config, &step("net")).map(Some)
+}
+
+/// Takes rank 0's constants of the links, and finds out whether all ranks reach each other's buffers.
+fn agree_on_links(
+    bootstrap: &Bootstrap,
+    device: &dyn Device,
+    topology: &mut Topology,
+    (plan_config, processes): (&PlanConfig, &[u64]),
+    step: &dyn Fn(&str) -> Wait,
+) -> Result<()> {
+    let settings = env::settings();
+    let offers = link_constants::offer(bootstrap.rank(), settings, &device.caps().name, topology);
+    let direct = settings.direct
+        && zero_copy::is_wanted(topology, plan_config, processes)
+        && reaches_all(device, topology)?;
+    let records = bootstrap.all_gather(&record::encode(&(offers, direct)), &step("links"))?;
+    let (offers, direct): (Vec<Vec<u8>>, Vec<bool>) =
+        record::decode_all::<(Vec<u8>, bool)>(&records, "record of its links")?.into_iter().unzip();
+    link_constants::take(&offers[0], topology)?;
+    topology.direct = direct.iter().all(|said| *said);
+    Ok(())
+}
+
+/// Compares what tuners and imported programs need to have in common; both go round together.
+fn compare_shared(
+    bootstrap: &Bootstrap,
+    tuners: &Tuners,
+    programs: &Programs,
+    step: &dyn Fn(&str) -> Wait,
+) -> Result<()> {
     let own = record::encode(&(tuners.shared(), programs.shared()));
     let records = bootstrap.all_gather(&own, &step("tuners"))?;
     let (of_tuners, of_programs): (Vec<SharedRecord>, Vec<SharedRecord>) =
@@ -118,12 +149,7 @@ pub fn decide(
             .into_iter()
             .unzip();
     tuners::check(&of_tuners)?;
-    programs::check(&of_programs)?;
-    // Rules that count are equal on all ranks by now.
-    plan_config.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
-    fit(&mut plan_config, topology.size(), topology.places().1, programs.lanes());
-    fit_room(&mut plan_config, &topology, room, programs.lanes())?;
-    Ok(Decided { bootstrap, topology, plan_config, processes, heap, comm_id, tuners, known, chosen })
+    programs::check(&of_programs)
 }
 
 /// The topology and the settings of a communicator whose ranks have these devices of this process, without

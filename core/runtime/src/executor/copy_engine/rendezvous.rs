@@ -252,7 +252,7 @@ impl Rendezvous {
         // Who sends had better come second.
         let lingers = || side == 0 && Instant::now() < until && !control.is_aborted();
         ring.come(side, own, lingers)
-            .map_err(|error| error.context(format!("rank {} and rank {peer}", self.rank)))
+            .map_err(|error| error.context(format!("rank {} and rank {peer}", self.rank)).with_peer(peer))
     }
 
     fn await_room(&self, has_room: impl Fn() -> bool, peer: u32, control: &Control) -> Result<()> {
@@ -262,9 +262,10 @@ impl Rendezvous {
         let what = || format!("rank {} is {RING} transfers ahead of rank {peer} and waits for it", self.rank);
         let wait = Wait::new(self.abort.clone(), env::settings().op_timeout);
         while !has_room() {
-            wait.check(what)?;
+            wait.check(what).map_err(|error| error.or_peer(peer))?;
             if control.is_aborted() {
-                return Err(Error::new(ErrorKind::Aborted, format!("aborted while {}", what())));
+                let error = Error::new(ErrorKind::Aborted, format!("aborted while {}", what()));
+                return Err(error.with_peer(peer));
             }
             std::thread::sleep(SLICE / 20);
         }
@@ -294,6 +295,7 @@ fn mapped(
     let memory = device.needs_ipc()?.open_exposed(&theirs.handle).map_err(|error| {
         error
             .context(format!("mapping a buffer of rank {peer}"))
+            .with_peer(peer)
             .remedy("set NCCL_ZERO_COPY=0 on all ranks where CUDA IPC is not allowed")
     })?;
     let addr = memory.addr + offset;

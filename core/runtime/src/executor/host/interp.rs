@@ -340,19 +340,7 @@ impl<'a> Run<'a> {
         if !aborted && !late && in_vain.is_none() {
             return Ok(());
         }
-        let sentence = match &self.copies {
-            // Copy engines use no FIFOs: there may be none.
-            Some(copies) => {
-                copies.awaited().map(|peer| format!(" while copy engines waited for rank {peer}"))
-            }
-            None => (0..self.blocks.len()).filter(|i| !self.blocks[*i].over).find_map(|i| {
-                let Awaited { what, peer } = self.awaited(i)?;
-                let Place { step, tile, .. } = self.blocks[i].place;
-                Some(format!(
-                    " while it waited for {what} of rank {peer} (block {i}, step {step}, tile {tile})"
-                ))
-            }),
-        };
+        let (peer, sentence) = self.awaited_sentence().unzip();
         let sentence = sentence.unwrap_or_default();
         let who = format!(
             "communicator {}, rank {}, {}",
@@ -360,7 +348,11 @@ impl<'a> Run<'a> {
             self.comm.rank,
             number_text(self.args.op_number)
         );
-        Err(if let Some(why) = in_vain {
+        let with_peer = |error: Error| match peer {
+            Some(peer) => error.or_peer(peer),
+            None => error,
+        };
+        Err(with_peer(if let Some(why) = in_vain {
             let text = format!("{who}: {}; it happened{sentence}", why.text);
             why.with_text(text)
         } else if aborted {
@@ -368,6 +360,22 @@ impl<'a> Run<'a> {
         } else {
             let text = format!("{who}: deadline of {:?} passed{sentence}", limit);
             Error::new(ErrorKind::Timeout, text).remedy("look at that rank, or raise HAWSER_OP_TIMEOUT")
+        }))
+    }
+
+    /// The rank that the run waits for, and the end of a sentence that says so.
+    fn awaited_sentence(&self) -> Option<(u32, String)> {
+        if let Some(copies) = &self.copies {
+            // Copy engines use no FIFOs: there may be none.
+            let peer = copies.awaited()?;
+            return Some((peer, format!(" while copy engines waited for rank {peer}")));
+        }
+        (0..self.blocks.len()).filter(|i| !self.blocks[*i].over).find_map(|i| {
+            let Awaited { what, peer } = self.awaited(i)?;
+            let Place { step, tile, .. } = self.blocks[i].place;
+            let text =
+                format!(" while it waited for {what} of rank {peer} (block {i}, step {step}, tile {tile})");
+            Some((peer, text))
         })
     }
 }

@@ -18,11 +18,8 @@ use hawser_plugin::net::{HANDLE_BYTES, Handle, MemoryKinds, Registration, Reques
 
 use super::fifo::Fifo;
 use super::link::{Around, ConnectionKey};
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Tag};
 use crate::plugin_types::data_type;
-
-/// Tag of handles in the bootstrap; the lane is added.
-const HANDLE_TAG: u64 = 0x4e45_5403_0000;
 
 /// A collnet plugin, opened for a communicator.
 pub struct CollNet {
@@ -121,7 +118,7 @@ impl CollLink {
         let mut handles = vec![None; rail.ranks.len()];
         handles[rail.own] = Some(handle);
         for &peer in rail.ranks.iter().filter(|&&r| r != bootstrap.rank()) {
-            bootstrap.send(peer, HANDLE_TAG + u64::from(lane), &handle, wait)?;
+            bootstrap.send(peer, Tag::CollNetHandle.on_lane(lane), &handle, wait)?;
         }
         let state = State::Gathering { listener, handles };
         Ok(Self { lane, rail, send, recv, state, posted: 0, done: 0, requests: VecDeque::new(), flush: None })
@@ -170,7 +167,7 @@ impl CollLink {
     fn gather(&mut self, bootstrap: &Bootstrap) -> Result<bool> {
         let State::Gathering { handles, .. } = &mut self.state else { return Ok(false) };
         for (peer, handle) in self.rail.ranks.iter().zip(handles.iter_mut()).filter(|(_, h)| h.is_none()) {
-            if let Some(bytes) = bootstrap.take(*peer, HANDLE_TAG + u64::from(self.lane)) {
+            if let Some(bytes) = bootstrap.take(*peer, Tag::CollNetHandle.on_lane(self.lane)) {
                 *handle = Some(bytes.as_slice().try_into().map_err(|_| {
                     let text = format!("a collnet handle of {} bytes, expected {HANDLE_BYTES}", bytes.len());
                     Error::remote(text)

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hawser_base::error::{Error, Result};
+use hawser_base::log;
 use hawser_base::stages::{self, Trace};
 use hawser_base::wait::Wait;
 use hawser_plugin::net::{
@@ -19,16 +20,8 @@ use hawser_plugin::net::{
 use super::fifo::Fifo;
 use super::recorder::EventRecorder;
 use super::teller::Teller;
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Tag};
 use crate::profiling::Span;
-
-/// Tags in the bootstrap, to which the lane is added: a receiver's handle; its sender has begun to connect;
-/// the receiver has accepted. Plugins exist that wait in `accept` for their peer's `connect`, and in `test`
-/// for its `accept`; with these messages, what they wait for has been called already, and does not depend on
-/// what this thread does next.
-const HANDLE_TAG: u64 = 0x4e45_5400;
-const CALLING_TAG: u64 = 0x4e45_5404_0000;
-const ACCEPTED_TAG: u64 = 0x4e45_5405_0000;
 
 /// The key of a connection's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,14 +49,16 @@ pub struct Around<'a> {
 }
 
 impl Around<'_> {
-    /// Tells the rank at the other end of a link something about it.
-    fn tell(&self, key: ConnectionKey, tag: u64) -> Result<()> {
-        self.teller.tell(key.peer, tag + u64::from(key.lane))
+    /// Tells the rank at the other end of a link that it has begun to connect, or has accepted. Plugins exist
+    /// that wait in `accept` for their peer's `connect`, and in `test` for its `accept`; with these messages,
+    /// what they wait for has been called already, and does not depend on what this thread does next.
+    fn tell(&self, key: ConnectionKey, tag: Tag) -> Result<()> {
+        self.teller.tell(key.peer, tag.on_lane(key.lane))
     }
 
     /// True if the rank at the other end has told it. True once.
-    fn was_told(&self, key: ConnectionKey, tag: u64) -> bool {
-        self.bootstrap.take(key.peer, tag + u64::from(key.lane)).is_some()
+    fn was_told(&self, key: ConnectionKey, tag: Tag) -> bool {
+        self.bootstrap.take(key.peer, tag.on_lane(key.lane)).is_some()
     }
 }
 
@@ -146,9 +141,18 @@ impl SendLink {
 
     /// Moves on as far as possible without waiting; says whether anything moved.
     pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
+        if let SendState::Open(..) = &self.state {
+            self.accepted = self.accepted || around.was_told(self.key, Tag::LinkAccepted);
+            return if self.accepted { self.carry(around) } else { Ok(false) };
+        }
+        self.connect(around).map_err(|error| error.or_peer(self.key.peer))
+    }
+
+    /// Moves a connection that is not open yet one step on; says whether anything moved.
+    fn connect(&mut self, around: &Around<'_>) -> Result<bool> {
         match &mut self.state {
             SendState::Waiting => {
-                let tag = HANDLE_TAG + u64::from(self.key.lane);
+                let tag = Tag::NetHandle.on_lane(self.key.lane);
                 let Some(bytes) = around.bootstrap.take(self.key.peer, tag) else { return Ok(false) };
                 let handle: Handle = bytes.as_slice().try_into().map_err(|_| {
                     let text = format!("a net handle of {} bytes, expected {HANDLE_BYTES}", bytes.len());
@@ -158,9 +162,11 @@ impl SendLink {
                 Ok(true)
             }
             SendState::Connecting(connector, told) => {
+                // What the plugin says while it connects concerns this peer.
+                let _span = log::enter_connection(around.bootstrap.rank(), self.key.peer);
                 let sender = connector.poll()?;
                 if !*told {
-                    around.tell(self.key, CALLING_TAG)?;
+                    around.tell(self.key, Tag::LinkCalling)?;
                     *told = true;
                 }
                 let Some(mut sender) = sender else { return Ok(false) };
@@ -169,10 +175,7 @@ impl SendLink {
                 self.state = SendState::Open(sender, registration);
                 Ok(true)
             }
-            SendState::Open(..) => {
-                self.accepted = self.accepted || around.was_told(self.key, ACCEPTED_TAG);
-                if self.accepted { self.carry(around) } else { Ok(false) }
-            }
+            SendState::Open(..) => Ok(false),
         }
     }
 
@@ -265,7 +268,7 @@ impl RecvLink {
         wait: &Wait,
     ) -> Result<Self> {
         let (handle, listener) = around.context.listen(device)?;
-        around.bootstrap.send(key.peer, HANDLE_TAG + u64::from(key.lane), &handle, wait)?;
+        around.bootstrap.send(key.peer, Tag::NetHandle.on_lane(key.lane), &handle, wait)?;
         let state = RecvState::Listening(listener, false);
         let (requests, recorder) = (VecDeque::new(), EventRecorder::default());
         Ok(Self { key, fifo, state, posted: 0, done: 0, end: None, requests, flush: None, recorder })
@@ -306,14 +309,16 @@ impl RecvLink {
     pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
         match &mut self.state {
             RecvState::Listening(listener, called) => {
-                *called = *called || around.was_told(self.key, CALLING_TAG);
+                *called = *called || around.was_told(self.key, Tag::LinkCalling);
                 if !*called {
                     return Ok(false);
                 }
+                // What the plugin says while it accepts concerns this peer.
+                let _span = log::enter_connection(around.bootstrap.rank(), self.key.peer);
                 let Some(mut receiver) = listener.accept()? else { return Ok(false) };
                 // SAFETY: the FIFO's memory lives until `close` has deregistered it.
                 let registration = unsafe { receiver.register(&self.fifo.region()) }?;
-                around.tell(self.key, ACCEPTED_TAG)?;
+                around.tell(self.key, Tag::LinkAccepted)?;
                 self.state = RecvState::Open(receiver, registration);
                 Ok(true)
             }

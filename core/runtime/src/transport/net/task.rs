@@ -17,16 +17,11 @@ use super::coll::CollLink;
 use super::drain::{self, Drain};
 use super::link::{Around, ConnectionKey, RecvLink, SendLink};
 use super::teller::Teller;
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Tag};
 use crate::profiling::Span;
 use crate::proxy::Task;
 use crate::transport::control::Control;
 
-/// Tags of messages over the bootstrap: a rank's network failed; a rank goes in peace; all that a rank which
-/// goes has sent has come.
-const FAULT_TAG: u64 = 0x4e45_5401_0000;
-const GOODBYE_TAG: u64 = 0x4e45_5402_0000;
-const THANKS_TAG: u64 = 0x4e45_5406_0000;
 /// How often messages of other ranks are looked at while nothing moves.
 const LISTEN_EVERY: Duration = Duration::from_micros(200);
 /// How long a lost connection waits for its peer's goodbye, which travels another way.
@@ -215,7 +210,7 @@ impl NetTask {
         for (peer, text) in self.farewells() {
             // One that is gone already does not mind.
             let wait = Wait::new(AbortFlag::new(), Some(limit));
-            if self.bootstrap.send(peer, GOODBYE_TAG, &text, &wait).is_ok() && !text.is_empty() {
+            if self.bootstrap.send(peer, Tag::Goodbye.word(), &text, &wait).is_ok() && !text.is_empty() {
                 told.push(peer);
             }
         }
@@ -305,21 +300,21 @@ impl NetTask {
 
     /// Looks at what other ranks say.
     fn listen(&self, links: &mut Links) {
-        while let Some((peer, text)) = self.bootstrap.take_any(GOODBYE_TAG) {
+        while let Some((peer, text)) = self.bootstrap.take_any(Tag::Goodbye.word()) {
             links.drain.hear(peer, &text);
             links.part(peer, &text);
         }
-        while let Some((peer, text)) = self.bootstrap.take_any(THANKS_TAG) {
+        while let Some((peer, text)) = self.bootstrap.take_any(Tag::Thanks.word()) {
             links.drain.thank(peer);
             links.part(peer, &text);
         }
-        if let Some((peer, text)) = self.bootstrap.take_any(FAULT_TAG) {
+        if let Some((peer, text)) = self.bootstrap.take_any(Tag::NetFault.word()) {
             match links.lost.iter().find(|lost| lost.key.peer == peer && lost.is_cause()) {
                 // What the peer saw is that this rank's connection to it failed: the cause is here.
                 Some(lost) => self.fail(self.failure(lost)),
                 None => {
                     let text = format!("rank {peer} reports: {}", String::from_utf8_lossy(&text));
-                    self.control.fail(Error::remote(text));
+                    self.control.fail(Error::remote(text).with_peer(peer));
                     self.ended.raise();
                 }
             }
@@ -334,7 +329,7 @@ impl NetTask {
             let is_done = drain.is_leaving && drain.is_content(lost.key.peer);
             let peaceful = (is_done || drain.has_parted(lost.key.peer)) && !is_short(lost);
             if peaceful {
-                let _span = log::connection_span(self.bootstrap.rank(), lost.key.peer).entered();
+                let _span = log::enter_connection(self.bootstrap.rank(), lost.key.peer);
                 log::info(Subsys::Net, || format!("rank {} has closed its connections", lost.key.peer));
             }
             !peaceful
@@ -375,7 +370,12 @@ impl NetTask {
             let posted = recvs.iter().filter(|link| link.key().peer == peer);
             let text = drain::tell(posted.map(|link| (link.key(), link.posted())));
             // One that did not stay does not mind.
-            let _ = self.bootstrap.send(peer, THANKS_TAG, &text, &Wait::new(self.abort_flag(), Some(TELL)));
+            let _ = self.bootstrap.send(
+                peer,
+                Tag::Thanks.word(),
+                &text,
+                &Wait::new(self.abort_flag(), Some(TELL)),
+            );
         }
     }
 
@@ -409,7 +409,12 @@ impl NetTask {
             let text = &text.as_bytes()[..text.len().min(1024)];
             let is_there = |peer: &u32| *peer != bootstrap.rank() && !bootstrap.roster().has_gone(*peer);
             for peer in (0..bootstrap.nranks()).filter(is_there) {
-                let _ = bootstrap.send(peer, FAULT_TAG, text, &Wait::new(AbortFlag::new(), Some(TELL)));
+                let _ = bootstrap.send(
+                    peer,
+                    Tag::NetFault.word(),
+                    text,
+                    &Wait::new(AbortFlag::new(), Some(TELL)),
+                );
             }
         };
         // Without a thread the others find out by themselves.
