@@ -176,6 +176,16 @@ fn making_communicators() {
             ncclCommInitAll([null_mut(); 3].as_mut_ptr(), 3, [0, 1, 0].as_ptr())
         }),
         ("ncclCommInitAll", "device -1", INVALID_ARGUMENT, |_| ncclCommInitAll(&mut null_mut(), 1, &-1)),
+    ];
+    check(comm, cases);
+    ok(ncclCommDestroy(comm));
+}
+
+#[test]
+fn changing_and_asking_communicators() {
+    let _turn = turn();
+    let comm = single();
+    let cases: &[Case] = &[
         ("ncclCommSplit", "color -2", INVALID_ARGUMENT, |c| ncclCommSplit(c, -2, 0, &mut null_mut(), null())),
         ("ncclCommSplit", "newcomm is NULL", INVALID_ARGUMENT, |c| {
             ncclCommSplit(c, 0, 0, null_mut(), null())

@@ -147,6 +147,13 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         looped if looped.starts_with("loop=") => deaths::looped(comm, &looped["loop=".len()..]),
         sent if sent.starts_with("send=") => deaths::message(comm, true, &sent["send=".len()..]),
         received if received.starts_with("recv=") => deaths::message(comm, false, &received["recv=".len()..]),
+        other => live(comm, other),
+    }
+}
+
+/// Carries out a step that is no operation: of the communicator's life, of its rules, or of waiting.
+fn live(comm: &Comm, step: &str) -> Result<()> {
+    match step {
         "decision" => {
             println!("decision: {:?}", comm.last_decision()?.and_then(|last| last.rule));
             Ok(())
