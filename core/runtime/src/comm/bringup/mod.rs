@@ -179,20 +179,15 @@ impl Own<'_> {
             times: times.clone(),
             limit: settings.rules_timeout,
         };
-        let participant = (topology.size() > 1)
-            .then(|| ServedParticipant::new(Participant::new(place, known)))
-            .transpose()?;
+        let serve = || ServedParticipant::new(Participant::new(place, known));
+        let participant = (topology.size() > 1).then(serve).transpose()?;
         let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
         let is_one_process = topology.hosts() == 1 && processes.windows(2).all(|pair| pair[0] == pair[1]);
         let is_host = self.device.kernels().is_none();
         let journal = self.journal(&bootstrap, topology.size(), (comm_id, &name), is_host);
-        let rma = Rma::open(
-            &bootstrap,
-            comm_id,
-            is_near(&topology, &processes, self.rank as usize),
-            config.rma,
-            (&self.device, &peer_memory.control),
-        )?;
+        let near = is_near(&topology, &processes, self.rank as usize);
+        let memory = (&self.device, &peer_memory.control);
+        let rma = Rma::open(&bootstrap, comm_id, near, config.rma, memory)?;
         Ok(CommState {
             is_load_store: is_one_process && (is_host || topology.direct),
             rank: self.rank,
