@@ -43,6 +43,20 @@ pub fn break_after(sends: u64) {
 
 static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
 
+/// Flips a bit in the middle of one of the next messages of the whole process, after so many of more than
+/// 1,000 bytes; `u64::MAX` = never.
+pub fn flip_after(messages: u64) {
+    UNTIL_FLIP.store(messages, Ordering::Relaxed);
+}
+
+static UNTIL_FLIP: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Counts down to the number 0, of which it says true once.
+fn is_turn(left: &AtomicU64) -> bool {
+    let count = |left: u64| (left != u64::MAX).then(|| left.checked_sub(1).unwrap_or(u64::MAX));
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count) == Ok(0)
+}
+
 /// Connections whose receivers were closed with receives in flight.
 pub fn closed_with_receives() -> u64 {
     CLOSED_EARLY.load(Ordering::Relaxed)
@@ -71,6 +85,10 @@ impl Pipe {
             assert!(from.bytes <= to.bytes, "a send of {} bytes meets a receive of {}", from.bytes, to.bytes);
             // SAFETY: both ends promised memory that stays valid until their requests are done.
             unsafe { std::ptr::copy_nonoverlapping(from.addr as *const u8, to.addr as *mut u8, from.bytes) };
+            if from.bytes > 1000 && is_turn(&UNTIL_FLIP) {
+                // SAFETY: a byte of what was just written.
+                unsafe { *((to.addr as *mut u8).add(from.bytes / 2)) ^= 0x40 };
+            }
             CARRIED.fetch_add(from.bytes as u64, Ordering::Relaxed);
             self.done.extend([(send, from.bytes), (receive, from.bytes)]);
             self.sends.pop_front();
@@ -105,8 +123,7 @@ impl End {
     }
 
     fn post(&mut self, segment: &Segment) -> Result<Option<Request>> {
-        let count = |left: u64| (left != u64::MAX).then(|| left.checked_sub(1).unwrap_or(u64::MAX));
-        if self.side == 0 && LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count) == Ok(0) {
+        if self.side == 0 && is_turn(&LEFT) {
             let timed_out = std::io::Error::from_raw_os_error(110);
             return Err(Error::system("sending through the test net", timed_out));
         }

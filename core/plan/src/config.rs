@@ -36,6 +36,8 @@ pub struct PlanConfig {
     pub reducing_ctas: u32,
     /// The longest message that the network between hosts takes.
     pub message_bytes: u64,
+    /// Bytes in front of each Simple slot, for what the network says about it (`HAWSER_CHECKSUM`).
+    pub slot_lead: u32,
 }
 
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message.
@@ -60,6 +62,7 @@ impl Default for PlanConfig {
             fuse: true,
             reducing_ctas: 2,
             message_bytes: u64::MAX,
+            slot_lead: 0,
         }
     }
 }
@@ -152,6 +155,7 @@ impl PlanConfig {
         digest.add(u64::from(self.fuse));
         digest.add(u64::from(self.reducing_ctas));
         digest.add(self.message_bytes);
+        digest.add(u64::from(self.slot_lead));
         digest.value()
     }
 }
@@ -329,6 +333,7 @@ mod tests {
             PlanConfig { staging_bytes: 1, ..base.clone() },
             PlanConfig { fuse: false, ..base.clone() },
             PlanConfig { reducing_ctas: 1, ..base.clone() },
+            PlanConfig { slot_lead: 128, ..base.clone() },
             PlanConfig { algorithms: PlanConfig::parse_algo("ring").unwrap(), ..base.clone() },
             PlanConfig { routes: PlanConfig::parse_proto("ll").unwrap(), ..base.clone() },
         ];

@@ -28,6 +28,8 @@ pub struct HeapLayout {
     pub depth: u32,
     /// Payload bytes per slot by protocol (LL, LL128, Simple).
     pub slot_bytes: [u32; 3],
+    /// Bytes that the network uses in front of each of its slots, see [`PlanConfig::slot_lead`].
+    pub slot_lead: u32,
     /// Bytes from slot to slot by protocol.
     pub slot_stride: [u32; 3],
     /// Offset of each protocol's FIFO within an entry's FIFO memory.
@@ -45,7 +47,8 @@ impl HeapLayout {
     /// out.
     pub fn new(ranks: u32, local: u32, config: &PlanConfig) -> Self {
         let slot_bytes = config.slot_bytes;
-        let slot_stride = [slot_bytes[0] * 2, slot_bytes[1].div_ceil(120) * 128, slot_bytes[2]];
+        let slot_stride =
+            [slot_bytes[0] * 2, slot_bytes[1].div_ceil(120) * 128, slot_bytes[2] + config.slot_lead];
         let mut fifo_offset = [0; 3];
         let mut at = 0;
         for p in 0..3 {
@@ -60,6 +63,7 @@ impl HeapLayout {
             message_lanes: config.message_lanes(),
             depth: config.depth,
             slot_bytes,
+            slot_lead: config.slot_lead,
             slot_stride,
             fifo_offset,
             entry_bytes,

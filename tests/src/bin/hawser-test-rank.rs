@@ -20,8 +20,9 @@
 //! (messages to the next rank until one fails), `splits` and `shrinks` (new communicators, each with an
 //! all-reduce, until one fails), `survive=RANK` (makes a communicator without a dead rank, and uses
 //! it), `send=PEER`, `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child
-//! that calls what it must not), `break` (the test net fails soon), `sleep` (until killed), `finalize`,
-//! `destroy`, `abort`, `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
+//! that calls what it must not), `break` (the test net fails soon), `flip` (it changes a bit soon),
+//! `sleep` (until killed), `finalize`, `destroy`, `abort`,
+//! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
 //! `queued=COUNT`, `child=first|second|late`, `spin` and `read` (for hangs, see `hangs.rs`),
 //! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes
 //! `error KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
@@ -161,6 +162,10 @@ fn live(comm: &Comm, step: &str) -> Result<()> {
         "rounds" => rounds(comm),
         "break" => {
             hawser_tests::net::break_after(40);
+            Ok(())
+        }
+        "flip" => {
+            hawser_tests::net::flip_after(20);
             Ok(())
         }
         "changes" => {

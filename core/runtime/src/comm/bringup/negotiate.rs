@@ -238,7 +238,8 @@ fn choose_net(
         chosen.without_collnet();
     }
     knobs_for_network(plan_config, env::settings());
-    let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX) & !511;
+    let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX);
+    let most = most.saturating_sub(plan_config.slot_lead) & !511;
     if most < 512 {
         let text =
             format!("net {} sends at most {} bytes at once, 512 are needed", chosen.name, agreed.most_bytes);
@@ -253,6 +254,7 @@ fn choose_net(
 fn knobs_for_network(plan_config: &mut PlanConfig, settings: &Settings) {
     let simple = if settings.buffsize.is_some() { plan_config.slot_bytes[2] } else { NET_SLOT_BYTES };
     plan_config.slot_bytes = [0, 0, simple];
+    plan_config.slot_lead = if settings.checksum { net::LEAD } else { 0 };
     plan_config.depth = plan_config.depth.min(net::MOST_SLOTS);
 }
 

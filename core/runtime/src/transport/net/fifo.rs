@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use hawser_base::error::Result;
 use hawser_kernels_abi::{Conn, TAG_SHIFT};
 use hawser_plan::Protocol;
 use hawser_plan::executor::copy_engine::inter_node::{TOLD, WORDS};
@@ -14,6 +15,7 @@ use hawser_plan::layout::HeapLayout;
 use hawser_plugin::net::{MemoryKinds, Region, Registration, Segment};
 
 use super::arena::Piece;
+use super::checksum::{Checksum, RECORD};
 
 /// Offsets in the page in front of the slots: one counter per 64 bytes and protocol, then the bytes of slots.
 const TAILS: u64 = 0;
@@ -30,6 +32,8 @@ pub struct Fifo {
     depth: u64,
     stride: u64,
     slot_bytes: usize,
+    /// Bytes in front of each slot, for records of checksums; none without them.
+    lead: u64,
     words: Option<Words>,
 }
 
@@ -52,17 +56,20 @@ impl Fifo {
             depth: u64::from(layout.depth),
             stride: u64::from(layout.slot_stride[p]),
             slot_bytes: layout.slot_bytes[p] as usize,
+            lead: u64::from(layout.slot_lead),
             words: None,
         }
     }
 
-    /// Slot `slot` of a piece of slots with words. The sender's is free at first.
-    pub fn of_words(piece: Piece, slot: u32, bytes: u64, send: bool) -> Self {
-        let slots_for_net = piece.slots_for_net + u64::from(slot) * bytes;
+    /// Slot `slot` of a piece of slots with words, with `lead` bytes in front of each. The sender's is free
+    /// at first.
+    pub fn of_words(piece: Piece, slot: u32, (bytes, lead): (u64, u64), send: bool) -> Self {
+        let stride = bytes + lead;
+        let slots_for_net = piece.slots_for_net + u64::from(slot) * stride;
         let at = u64::from(slot) * WORDS;
         let words = Words { at, passed: AtomicU64::new(0), filled: AtomicU64::new(0) };
         let piece = Piece { slots_for_net, ..piece };
-        let fifo = Self { piece, depth: 1, stride: bytes, slot_bytes: bytes as usize, words: Some(words) };
+        let fifo = Self { piece, depth: 1, stride, slot_bytes: bytes as usize, lead, words: Some(words) };
         if send {
             fifo.set_ready(at);
         }
@@ -72,7 +79,8 @@ impl Fifo {
     /// Enters the FIFO into the device's table.
     pub fn enter(&self, conn: &mut Conn, send: bool, layout: &HeapLayout) {
         // Devices add the offset of the protocol; only Simple comes here.
-        let fifo = self.piece.slots.wrapping_sub(u64::from(layout.fifo_offset[Protocol::Simple as usize]));
+        let offset = u64::from(layout.fifo_offset[Protocol::Simple as usize]);
+        let fifo = (self.piece.slots + self.lead).wrapping_sub(offset);
         let (tail, credit) = (self.piece.page_addr + TAILS, self.piece.page_addr + CREDITS);
         if send {
             (conn.send_fifo, conn.send_tail, conn.send_credit) = (fifo, tail, credit);
@@ -141,7 +149,7 @@ impl Fifo {
 
     /// Address of a slot for the plugin.
     pub fn slot_address(&self, number: u64) -> u64 {
-        self.piece.slots_for_net + number % self.depth * self.stride
+        self.piece.slots_for_net + self.lead + number % self.depth * self.stride
     }
 
     /// The bytes that the device put into a slot, and the tag of the work. Only where FIFOs count.
@@ -157,9 +165,42 @@ impl Fifo {
         }
     }
 
-    /// A slot as the plugin knows it.
+    /// Bytes of a record in front of the data of a slot; 0 without checksums.
+    pub fn record_bytes(&self) -> usize {
+        if self.lead > 0 { RECORD } else { 0 }
+    }
+
+    /// A slot as the plugin knows it: its record, if slots have one, and `bytes` bytes of data.
     pub fn slot(&self, number: u64, bytes: usize, registration: Registration, tag: u32) -> Segment {
-        Segment { addr: self.slot_address(number), bytes, registration, tag: tag as i32, profile: 0 }
+        let record = self.record_bytes();
+        let addr = self.slot_address(number) - record as u64;
+        Segment { addr, bytes: record + bytes, registration, tag: tag as i32, profile: 0 }
+    }
+
+    /// Writes the record of a slot that the device has filled with `bytes` bytes.
+    pub fn write_record(&self, checksum: &Checksum, number: u64, bytes: usize) {
+        let slot = self.slot_address(number) as *mut u8;
+        // SAFETY: slots with records lie in host memory (`Net::start`) and have `lead` bytes in front; the
+        // device has filled this one and leaves it alone until it gets the credit, and `bytes` is at most the
+        // bytes of a slot (`SendLink::carry`).
+        unsafe {
+            let record = checksum.record(number, std::slice::from_raw_parts(slot, bytes));
+            slot.sub(RECORD).cast::<[u8; RECORD]>().write(record);
+        }
+    }
+
+    /// Compares a slot that the plugin has filled with its record.
+    ///
+    /// # Errors
+    /// As [`Checksum::check`].
+    pub fn check_record(&self, checksum: &Checksum, number: u64, rail: &str) -> Result<()> {
+        let slot = self.slot_address(number) as *const u8;
+        // SAFETY: as in `write_record`; the plugin is done with the slot, and the device reads it only after
+        // the tail was published.
+        unsafe {
+            let record = slot.sub(RECORD).cast::<[u8; RECORD]>().read();
+            checksum.check(number, &record, std::slice::from_raw_parts(slot, self.slot_bytes), rail)
+        }
     }
 
     /// All slots, to be registered.
@@ -200,7 +241,8 @@ mod tests {
         let device = HostDevice::beside().unwrap();
         let mut arena = Arena::new(&device, 3 * 8192, false).unwrap();
         let (out, into) = (arena.take(&device).unwrap(), arena.take(&device).unwrap());
-        let (send, recv) = (Fifo::of_words(out, 2, 8192, true), Fifo::of_words(into, 2, 8192, false));
+        let (send, recv) =
+            (Fifo::of_words(out, 2, (8192, 0), true), Fifo::of_words(into, 2, (8192, 0), false));
         // SAFETY: the pieces live as long as the arena.
         let word = |piece: &Piece, at: u64| unsafe { &*(piece.page.add(at as usize).cast::<AtomicU32>()) };
         let take = |piece: &Piece| word(piece, 2 * WORDS).swap(0, Ordering::AcqRel);

@@ -14,9 +14,10 @@ use hawser_base::log;
 use hawser_base::stages::{self, Trace};
 use hawser_base::wait::Wait;
 use hawser_plugin::net::{
-    Connector, HANDLE_BYTES, Handle, Listener, NetContext, Receiver, Registration, Request, Sender,
+    Connector, HANDLE_BYTES, Handle, Listener, NetContext, Receiver, Registration, Request, Segment, Sender,
 };
 
+use super::checksum::Checksum;
 use super::fifo::Fifo;
 use super::recorder::EventRecorder;
 use super::teller::Teller;
@@ -72,6 +73,9 @@ pub struct SendLink {
     accepted: bool,
     posted: u64,
     done: u64,
+    /// Writes records, if slots have them, of which so many are written.
+    checksum: Option<Checksum>,
+    recorded: u64,
     /// Receives that the peer posted, once the two part; the messages behind the last slot are empty.
     wanted: u64,
     empties: u64,
@@ -89,8 +93,9 @@ enum SendState {
 }
 
 impl SendLink {
-    /// A link that connects as soon as its receiver says where. `device` is the plugin's.
-    pub fn new(key: ConnectionKey, device: u32, fifo: Fifo) -> Self {
+    /// A link that connects as soon as its receiver says where. `device` is the plugin's; slots get records
+    /// if there is a checksum.
+    pub fn new(key: ConnectionKey, device: u32, fifo: Fifo, checksum: Option<Checksum>) -> Self {
         let state = SendState::Waiting;
         Self {
             key,
@@ -100,6 +105,8 @@ impl SendLink {
             accepted: false,
             posted: 0,
             done: 0,
+            checksum,
+            recorded: 0,
             wanted: 0,
             empties: 0,
             requests: VecDeque::new(),
@@ -190,6 +197,12 @@ impl SendLink {
                 let text = format!("a slot of {room} bytes was filled with {bytes}");
                 return Err(Error::internal(text));
             }
+            if let Some(checksum) = &self.checksum
+                && self.recorded == self.posted
+            {
+                self.fifo.write_record(checksum, self.posted, bytes);
+                self.recorded += 1;
+            }
             let mut segment = self.fifo.slot(self.posted, bytes, *registration, self.key.lane);
             segment.profile = self.recorder.sending(self.posted);
             let filled = around.trace.borrow_mut().filled();
@@ -203,7 +216,8 @@ impl SendLink {
             moved = true;
         }
         while self.posted == tail && self.posted + self.empties < self.wanted {
-            let segment = self.fifo.slot(self.posted, 0, *registration, self.key.lane);
+            let segment =
+                Segment { bytes: 0, ..self.fifo.slot(self.posted, 0, *registration, self.key.lane) };
             // SAFETY: nothing is read: the message is empty.
             let Some(request) = unsafe { sender.isend(&segment) }? else { break };
             self.requests.push_back(request);
@@ -249,7 +263,12 @@ pub struct RecvLink {
     /// A flush of the slot at `done`.
     flush: Option<Request>,
     recorder: EventRecorder,
+    /// Looks at records, if slots have them, with the name of the NIC that they come through.
+    check: Option<Check>,
 }
+
+/// The comparison of slots with their records, and the NIC that they come through.
+pub type Check = (Checksum, Box<str>);
 
 enum RecvState {
     /// With whether the sender has begun to connect.
@@ -259,11 +278,12 @@ enum RecvState {
 }
 
 impl RecvLink {
-    /// Listens, and tells the sender where. May wait for the bootstrap to carry the message.
+    /// Listens, and tells the sender where. May wait for the bootstrap to carry the message. Slots have
+    /// records if there is a `check`.
     pub fn new(
         key: ConnectionKey,
         device: u32,
-        fifo: Fifo,
+        (fifo, check): (Fifo, Option<Check>),
         around: &Around<'_>,
         wait: &Wait,
     ) -> Result<Self> {
@@ -271,7 +291,7 @@ impl RecvLink {
         around.bootstrap.send(key.peer, Tag::NetHandle.on_lane(key.lane), &handle, wait)?;
         let state = RecvState::Listening(listener, false);
         let (requests, recorder) = (VecDeque::new(), EventRecorder::default());
-        Ok(Self { key, fifo, state, posted: 0, done: 0, end: None, requests, flush: None, recorder })
+        Ok(Self { key, fifo, state, posted: 0, done: 0, end: None, requests, flush: None, recorder, check })
     }
 
     /// The key of this end.
@@ -367,8 +387,9 @@ impl RecvLink {
                 self.flush = None;
             } else {
                 let Some(&request) = self.requests.front() else { break };
+                let (room, record) = (self.fifo.slot_bytes(), self.fifo.record_bytes());
                 // What counts if the plugin does not say.
-                let mut sizes = [self.fifo.slot_bytes()];
+                let mut sizes = [room + record];
                 if !receiver.test(request, &mut sizes)? {
                     break;
                 }
@@ -376,11 +397,14 @@ impl RecvLink {
                 if self.end.is_some_and(|end| self.done >= end) {
                     continue;
                 }
-                if sizes[0] > self.fifo.slot_bytes() {
-                    let text = format!("{} bytes arrived for a slot of {}", sizes[0], self.fifo.slot_bytes());
+                if sizes[0] > room + record {
+                    let text = format!("{} bytes arrived for a slot of {}", sizes[0], room + record);
                     return Err(Error::remote(text));
                 }
-                self.recorder.received(self.done, sizes[0]);
+                if let Some((checksum, rail)) = &self.check {
+                    self.fifo.check_record(checksum, self.done, rail)?;
+                }
+                self.recorder.received(self.done, sizes[0].saturating_sub(record));
                 if around.flush && self.fifo.in_device() {
                     let segment =
                         self.fifo.slot(self.done, self.fifo.slot_bytes(), *registration, self.key.lane);

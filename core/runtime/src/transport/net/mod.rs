@@ -9,6 +9,7 @@
 //! and stays until all that it sent has come.
 
 mod arena;
+mod checksum;
 mod coll;
 mod drain;
 mod events;
@@ -20,6 +21,7 @@ mod stage;
 mod task;
 mod teller;
 
+pub use checksum::LEAD;
 pub use coll::Rail;
 pub use events::report;
 pub use fifo::MOST_SLOTS;
@@ -31,7 +33,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hawser_base::env::Settings;
+use hawser_base::env::{self, Settings};
 use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
@@ -51,6 +53,7 @@ use crate::profiling::Span;
 use crate::proxy::{Proxy, Task, shielded_sweep};
 use crate::record;
 use arena::Arena;
+use checksum::Checksum;
 use coll::{CollLink, CollNet};
 use fifo::Fifo;
 use link::{RecvLink, SendLink};
@@ -115,6 +118,7 @@ impl ChosenNet {
             name: self.name.clone(),
             reduces,
             collnet: collnet.to_owned(),
+            has_checksums: env::settings().checksum,
         }
     }
 
@@ -137,6 +141,8 @@ pub struct NetRecord {
     reduces: u64,
     /// The name of the collnet plugin; empty without one.
     collnet: String,
+    /// True if the rank's slots have checksums (`HAWSER_CHECKSUM`).
+    has_checksums: bool,
 }
 
 impl NetRecord {
@@ -163,18 +169,29 @@ pub struct Agreed {
 /// Ranks differ in it, or a rank sent what is no record.
 pub fn agree(records: &[Vec<u8>]) -> Result<Agreed> {
     let mut agreed = Agreed { mbps: u32::MAX, most_bytes: u64::MAX, collnet: u64::MAX };
-    let mut first: Option<(String, String)> = None;
+    let mut first: Option<(String, String, bool)> = None;
     for (rank, bytes) in records.iter().enumerate() {
-        let Some(NetRecord { mbps, most_bytes, name, reduces, collnet }) = record::decode(bytes) else {
+        let Some(theirs) = record::decode(bytes) else {
             return Err(Error::remote(format!("rank {rank} sent a net record that does not parse")));
         };
-        let (expected, expected_collnet) = first.get_or_insert((name.clone(), collnet.clone()));
+        let NetRecord { mbps, most_bytes, name, reduces, collnet, has_checksums } = theirs;
+        let (expected, expected_collnet, expected_checksums) =
+            first.get_or_insert((name.clone(), collnet.clone(), has_checksums));
         if !expected.eq_ignore_ascii_case(&name) {
             let text = format!("rank 0 chose the net \"{expected}\" and rank {rank} the net \"{name}\"");
             return Err(Error::invalid_usage(text).remedy(
                 "give all ranks the same NCCL_NET and NCCL_NET_PLUGIN, and the same plugins (NCCL_DEBUG=INFO \
                  says what each found)",
             ));
+        }
+        if *expected_checksums != has_checksums {
+            let has = |has: bool| if has { "checksums" } else { "no checksums" };
+            let text = format!(
+                "rank 0 has {} for what crosses the network and rank {rank} {}",
+                has(*expected_checksums),
+                has(has_checksums)
+            );
+            return Err(Error::invalid_usage(text).remedy("give all ranks the same HAWSER_CHECKSUM"));
         }
         agreed.mbps = agreed.mbps.min(mbps);
         agreed.most_bytes = agreed.most_bytes.min(most_bytes);
@@ -237,15 +254,20 @@ impl Net {
         let Setup { device, bootstrap, control, layout, place, rail, connections, staged, abort } = setup;
         let on_gpu = device.kernels().is_some();
         let collnet_reaches = chosen.collnet.as_ref().is_none_or(|c| c.reaches_gpus);
-        let in_device = settings.gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
+        // A CPU cannot read memory of a GPU well enough to make sums of it.
+        let has_checksums = layout.slot_lead > 0;
+        let gpu_direct = settings.gpu_direct && !has_checksums;
+        let in_device = gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
         let slot = u64::from(layout.slot_stride[2]);
         let arena = Arena::new(device.as_ref(), slot * u64::from(layout.depth), in_device)?;
-        let stage = staged.map(|slot| Stage::new(device.as_ref(), slot, layout.lanes)).transpose()?;
+        let stage = staged.map(|slot| Stage::new(device.as_ref(), (slot, layout.slot_lead), layout.lanes));
+        let stage = stage.transpose()?;
         let proxy = Proxy::of(if on_gpu { &device.caps().id } else { "host" })?;
         log::info(Subsys::Init, || {
             let names: Vec<&str> = chosen.nics.properties.iter().map(|p| p.name.as_str()).collect();
             let memory = if in_device { "GPU memory" } else { "host memory" };
-            format!("net {} on {} from {memory}", chosen.name, names.join(", "))
+            let checksums = if has_checksums { ", with checksums" } else { "" };
+            format!("net {} on {} from {memory}{checksums}", chosen.name, names.join(", "))
         });
         let flows = Flows {
             max_peers: layout.ranks as i32 - 1,
@@ -310,12 +332,14 @@ impl Net {
             }
         };
         let device = self.nics.device(self.place, key.lane);
+        let checksum = (self.layout.slot_lead > 0).then(|| Checksum::of(key, self.task.rank()));
         if key.send {
-            self.task.add_send(SendLink::new(key, device, fifo));
+            self.task.add_send(SendLink::new(key, device, fifo, checksum));
         } else {
             let wait = Wait::new(self.task.abort_flag(), Some(self.init_timeout));
             let trace = RefCell::default();
-            let link = RecvLink::new(key, device, fifo, &self.task.around(&trace), &wait)?;
+            let check = checksum.map(|checksum| (checksum, self.nics.name(self.place, key.lane).into()));
+            let link = RecvLink::new(key, device, (fifo, check), &self.task.around(&trace), &wait)?;
             self.task.add_recv(link);
         }
         connections.keys.insert(key);

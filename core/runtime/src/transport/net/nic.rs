@@ -85,6 +85,11 @@ impl Nics {
         self.near[(place + lane) as usize % self.near.len()]
     }
 
+    /// The name of the device for a lane.
+    pub fn name(&self, place: u32, lane: u32) -> &str {
+        &self.properties[(place + lane) as usize % self.near.len()].name
+    }
+
     /// Megabits per second of all of them; 0 if one does not say.
     pub fn mbps(&self) -> u32 {
         let known = self.properties.iter().all(|p| p.speed_mbps > 0);

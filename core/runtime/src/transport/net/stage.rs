@@ -20,6 +20,8 @@ use super::link::ConnectionKey;
 /// The slots of one communicator.
 pub struct Stage {
     slot_bytes: u64,
+    /// Bytes in front of each slot, for records of checksums.
+    lead: u64,
     /// Lanes of FIFOs.
     lanes: u32,
     state: Mutex<State>,
@@ -32,11 +34,13 @@ struct State {
 }
 
 impl Stage {
-    /// Slots of that many bytes, where FIFOs have so many lanes; the first memory is there.
-    pub fn new(device: &dyn Device, slot_bytes: u64, lanes: u32) -> Result<Self> {
-        let arena = Arena::with_pieces(device, slot_bytes * u64::from(DEPTH), false, 2)?;
+    /// Slots of that many bytes with `lead` bytes in front of each, where FIFOs have so many lanes; the first
+    /// memory is there.
+    pub fn new(device: &dyn Device, (slot_bytes, lead): (u64, u32), lanes: u32) -> Result<Self> {
+        let lead = u64::from(lead);
+        let arena = Arena::with_pieces(device, (slot_bytes + lead) * u64::from(DEPTH), false, 2)?;
         let state = Mutex::new(State { arena, pieces: FxHashMap::default(), ends: Arc::default() });
-        Ok(Self { slot_bytes, lanes, state })
+        Ok(Self { slot_bytes, lead, lanes, state })
     }
 
     /// The key of the link of slot `slot`.
@@ -57,13 +61,14 @@ impl Stage {
             Some(piece) => *piece,
             None => {
                 let piece = state.arena.take(device)?;
-                let end = End { words: piece.page_addr, slots: piece.slots, stride: self.slot_bytes };
+                let stride = self.slot_bytes + self.lead;
+                let end = End { words: piece.page_addr, slots: piece.slots + self.lead, stride };
                 state.pieces.insert(direction, piece);
                 Arc::make_mut(&mut state.ends).add(key.peer, key.send, end);
                 piece
             }
         };
-        Ok(Fifo::of_words(piece, slot, self.slot_bytes, key.send))
+        Ok(Fifo::of_words(piece, slot, (self.slot_bytes, self.lead), key.send))
     }
 
     /// The directions that have slots.
@@ -100,8 +105,12 @@ mod tests {
 
     #[test]
     fn directions_share_a_piece_and_release_sets_all_they_wait_for() {
+        [0, 128].into_iter().for_each(directions_share_a_piece);
+    }
+
+    fn directions_share_a_piece(lead: u32) {
         let device = HostDevice::beside().unwrap();
-        let stage = Stage::new(&device, 8192, 24).unwrap();
+        let stage = Stage::new(&device, (8192, lead), 24).unwrap();
         // SAFETY: words of pages that live as long as the stage.
         let word = |addr: u64| unsafe { &*(addr as *const AtomicU32) }.load(Ordering::Acquire);
         assert_eq!(stage.slot_of(ConnectionKey { lane: 23, peer: 1, send: true }), None);

@@ -13,6 +13,7 @@ use hawser_base::wait::{AbortFlag, Wait};
 use hawser_plugin::net::NetContext;
 use rustc_hash::FxHashSet;
 
+use super::checksum::Mismatch;
 use super::coll::CollLink;
 use super::drain::{self, Drain};
 use super::link::{Around, ConnectionKey, RecvLink, SendLink};
@@ -144,6 +145,11 @@ impl NetTask {
         if stages::now().is_some() {
             self.lock().trace.get_mut().launched();
         }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.bootstrap.rank()
     }
 
     /// A flag that is raised when the network has failed or the communicator is aborted.
@@ -327,14 +333,18 @@ impl NetTask {
         let is_short = |lost: &Lost| drain.is_short(lost.key, lost.come);
         links.lost.retain(|lost| {
             let is_done = drain.is_leaving && drain.is_content(lost.key.peer);
-            let peaceful = (is_done || drain.has_parted(lost.key.peer)) && !is_short(lost);
+            let has_parted = is_done || drain.has_parted(lost.key.peer);
+            let peaceful = has_parted && !is_short(lost) && !Mismatch::is_behind(&lost.error);
             if peaceful {
                 let _span = log::enter_connection(self.bootstrap.rank(), lost.key.peer);
                 log::info(Subsys::Net, || format!("rank {} has closed its connections", lost.key.peer));
             }
             !peaceful
         });
-        let sure = |lost: &Lost| lost.error.kind != ErrorKind::Remote && lost.error.kind != ErrorKind::System;
+        let sure = |lost: &Lost| {
+            let may_pass = matches!(lost.error.kind, ErrorKind::Remote | ErrorKind::System);
+            !may_pass || Mismatch::is_behind(&lost.error)
+        };
         let fatal = links.lost.iter().find(|lost| sure(lost) || is_short(lost) || lost.is_due());
         // Nobody waits for the words of a peer that has gone, once it is known who is to blame.
         let roster = self.bootstrap.roster();
