@@ -494,7 +494,8 @@ mod tests {
     fn ranks_must_choose_the_same_net() {
         let of = |mbps: u32, most_bytes: u64, name: &str, reduces, collnet: &str| {
             let (name, collnet) = (name.to_owned(), collnet.to_owned());
-            record::encode(&NetRecord { mbps, most_bytes, name, reduces, collnet })
+            let has_checksums = false;
+            record::encode(&NetRecord { mbps, most_bytes, name, reduces, collnet, has_checksums })
         };
         let card = |mbps, bytes, name| of(mbps, bytes, name, 6, "sharp");
         let agreed = agree(&[card(100, 7, "Socket"), card(50, 9, "SOCKET")]).unwrap();
