@@ -4,18 +4,23 @@
 use std::time::{Duration, Instant};
 
 use hawser_plan::Collective;
-use hawser_runtime::unique_id;
+use hawser_runtime::{UniqueId, unique_id};
 
 use crate::process::Process;
 
 /// The time after which survivors count as hanging.
 const HANGS: Duration = Duration::from_secs(30);
 
+/// Nothing says when ranks are at the meeting point, or have met: this is far longer than it takes.
+const AT_THE_MEETING: Duration = Duration::from_millis(400);
+
 /// The work of ranks when one of them is killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
     /// Some have joined and wait for one that never comes.
     Meeting,
+    /// All have met, and the victim has no connection to another one yet.
+    Met,
     /// Bring-up: the victim has just begun the step of this name.
     Init(&'static str),
     /// Calls, by the name of the step of the test rank.
@@ -77,8 +82,9 @@ impl Kill {
         let mut below = dice(seed, 0x5851_f42d_4c95_7f2d);
         let ranks = 2 + below(7) as u32;
         let hosts = if below(2) == 0 { 1 } else { 2 + below(u64::from(ranks) - 1) as u32 };
-        let phase = match below(13) {
+        let phase = match below(14) {
             0 if ranks > 2 => Phase::Meeting,
+            13 => Phase::Met,
             0 | 1 => Phase::Init(STEPS[below(STEPS.len() as u64) as usize]),
             2 | 3 => Phase::Splits,
             4 => Phase::Destroy,
@@ -105,8 +111,19 @@ impl Kill {
 
     /// Carries it out with ranks that run `binary`.
     pub fn carry_out(&self, binary: &str) -> Outcome {
-        let mut all = self.start(binary);
-        self.wait(&mut all);
+        let id = unique_id().expect("a unique id");
+        let late = (self.phase == Phase::Met).then_some((self.victim + 1) % self.ranks);
+        let come = if self.phase == Phase::Meeting { self.ranks - 1 } else { self.ranks };
+        let start = |rank: u32| self.start(binary, &id, rank);
+        let mut all: Vec<Process> = (0..come).filter(|rank| Some(*rank) != late).map(start).collect();
+        let victim = self.victim - u32::from(late == Some(0) && self.victim > 0);
+        self.wait(&mut all, victim as usize);
+        if let Some(late) = late {
+            // It has handed in its address, and cannot use those of the others.
+            all[victim as usize].signal("STOP");
+            all.insert(late as usize, start(late));
+            std::thread::sleep(AT_THE_MEETING);
+        }
         std::thread::sleep(self.after);
         let mut victim = all.remove(self.victim as usize);
         let pid = victim.id();
@@ -129,49 +146,43 @@ impl Kill {
         outcome
     }
 
-    fn start(&self, binary: &str) -> Vec<Process> {
-        let id = unique_id().expect("a unique id");
-        let come = if self.phase == Phase::Meeting { self.ranks - 1 } else { self.ranks };
-        let start = |rank: u32| {
-            let host = format!("host {}", rank % self.hosts);
-            let mut settings = vec![];
-            if self.hosts > 1 {
-                settings.push(("NCCL_HOSTID", host.as_str()));
-            }
-            if matches!(self.phase, Phase::Init(_) | Phase::Meeting) && rank == self.victim {
-                settings.push(("NCCL_DEBUG", "INFO"));
-            }
-            let mut steps = if self.has_children { vec!["fork"] } else { vec![] };
-            let failing = match &self.phase {
-                Phase::Calls(step) => format!("?{step}"),
-                Phase::Shrinks => "?shrinks".into(),
-                _ => "?splits".into(),
-            };
-            let survive = format!("survive={}", self.victim);
-            match &self.phase {
-                Phase::Meeting | Phase::Init(_) => steps.push("loop=all_reduce"),
-                Phase::Calls(_) | Phase::Splits | Phase::Shrinks => {
-                    steps.extend(["mark", &failing, &survive]);
-                }
-                Phase::Destroy if rank == self.victim => steps.extend(["all_reduce", "mark", "sleep"]),
-                Phase::Destroy => steps.extend(["all_reduce", "mark", "destroy"]),
-            }
-            Process::rank(binary, &id, (rank, self.ranks), &steps, &settings)
+    fn start(&self, binary: &str, id: &UniqueId, rank: u32) -> Process {
+        let host = format!("host {}", rank % self.hosts);
+        let mut settings = vec![];
+        if self.hosts > 1 {
+            settings.push(("NCCL_HOSTID", host.as_str()));
+        }
+        if matches!(self.phase, Phase::Init(_) | Phase::Meeting | Phase::Met) && rank == self.victim {
+            settings.push(("NCCL_DEBUG", "INFO"));
+        }
+        let mut steps = if self.has_children { vec!["fork"] } else { vec![] };
+        let failing = match &self.phase {
+            Phase::Calls(step) => format!("?{step}"),
+            Phase::Shrinks => "?shrinks".into(),
+            _ => "?splits".into(),
         };
-        (0..come).map(start).collect()
+        let survive = format!("survive={}", self.victim);
+        match &self.phase {
+            Phase::Meeting | Phase::Met | Phase::Init(_) => steps.push("loop=all_reduce"),
+            Phase::Calls(_) | Phase::Splits | Phase::Shrinks => {
+                steps.extend(["mark", &failing, &survive]);
+            }
+            Phase::Destroy if rank == self.victim => steps.extend(["all_reduce", "mark", "sleep"]),
+            Phase::Destroy => steps.extend(["all_reduce", "mark", "destroy"]),
+        }
+        Process::rank(binary, id, (rank, self.ranks), &steps, &settings)
     }
 
-    /// Waits until the phase has begun.
-    fn wait(&self, all: &mut [Process]) {
+    /// Waits until the phase has begun; the victim is number `victim` of those that were started.
+    fn wait(&self, all: &mut [Process], victim: usize) {
         match self.phase {
-            Phase::Meeting => {
-                all[self.victim as usize].wait_for_part("bootstrap");
-                // Nothing says when the others are at the meeting point: this is far longer than it takes.
-                std::thread::sleep(Duration::from_millis(400));
+            Phase::Meeting | Phase::Met => {
+                all[victim].wait_for_part("bootstrap");
+                std::thread::sleep(AT_THE_MEETING);
             }
             Phase::Init(step) => {
                 let step = format!(": {step}");
-                all[self.victim as usize].wait_for_end_of_line(&step, "all_reduce");
+                all[victim].wait_for_end_of_line(&step, "all_reduce");
             }
             _ => all.iter_mut().for_each(|process| process.wait_for("mark")),
         }

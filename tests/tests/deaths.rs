@@ -78,6 +78,16 @@ fn a_rank_dies_where_all_meet() {
     kill(4, 1, 1, Phase::Meeting);
 }
 
+/// It has no connection yet whose end would tell the others.
+#[test]
+fn a_rank_dies_between_the_meeting_and_its_first_connection() {
+    for hosts in [1, 3] {
+        kill(3, 1, hosts, Phase::Met);
+        kill(3, 0, hosts, Phase::Met);
+        kill(3, 2, hosts, Phase::Met);
+    }
+}
+
 #[test]
 fn a_rank_dies_while_the_others_destroy() {
     kill(3, 1, 1, Phase::Destroy);

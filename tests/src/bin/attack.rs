@@ -100,6 +100,7 @@ fn stop(binary: &str, first: u64, stops: u64) -> ExitCode {
 fn name(phase: &Phase) -> String {
     match phase {
         Phase::Meeting => "meeting".into(),
+        Phase::Met => "met".into(),
         Phase::Init(_) => "init".into(),
         Phase::Calls(step) => step.trim_start_matches("loop=").into(),
         Phase::Splits => "split".into(),

@@ -9,9 +9,9 @@ use super::{Remark, detail, remark};
 use hawser_base::error::Result;
 use hawser_base::wait::Wait;
 use hawser_oob::accept::{self, Arrival, Limits, Unwanted};
-use hawser_oob::dial::{self, Offer};
+use hawser_oob::dial::{self, Dial, Ended, Offer};
 use hawser_oob::handshake::Protocol;
-use hawser_oob::socket::{Address, Options};
+use hawser_oob::socket::{Address, Options, Origin};
 use hawser_oob::strangers::{self, Lines};
 use hawser_oob::stream::Stream;
 use rustix::event::PollFd;
@@ -29,6 +29,10 @@ pub(super) const ROOT: u32 = u32::MAX;
 
 /// Bytes that a greeting adds: role, rank, target.
 const GREETING: usize = 9;
+
+/// The advice where two ranks have different keys.
+const SAME_KEY: &str = "if it is a rank of this job, give all ranks the same unique id, or the same NCCL_COMM_ID and \
+                        key (HAWSER_COMM_ID_KEY_FILE)";
 
 const PROTOCOL: Protocol =
     Protocol { magic: *b"HAWSboot", version: 6, greeting: GREETING, answer: 0, welcome: 0 };
@@ -53,6 +57,13 @@ pub(super) enum Role {
     Descriptor = 5,
     /// The news of what becomes of ranks, to and from rank 0.
     Watch = 6,
+    /// A look whether a rank is there; the connection carries nothing.
+    Look = 7,
+}
+
+impl Role {
+    const ALL: [Role; 7] =
+        [Role::Join, Role::Release, Role::Star, Role::Peer, Role::Descriptor, Role::Watch, Role::Look];
 }
 
 /// The first words on a connection: who connects to whom, and why.
@@ -78,9 +89,10 @@ impl Greeting {
     fn parse(bytes: &[u8]) -> Result<Greeting> {
         let mut fields = Fields::new(bytes);
         let code = fields.u8()?;
-        let roles = [Role::Join, Role::Release, Role::Star, Role::Peer, Role::Descriptor, Role::Watch];
-        let role =
-            roles.into_iter().find(|role| *role as u8 == code).ok_or_else(|| malformed("unknown role"))?;
+        let role = Role::ALL
+            .into_iter()
+            .find(|role| *role as u8 == code)
+            .ok_or_else(|| malformed("unknown role"))?;
         let greeting = Greeting { role, rank: fields.u32()?, target: fields.u32()? };
         fields.end()?;
         Ok(greeting)
@@ -105,10 +117,20 @@ pub(super) fn connect(
     dial::connect(to, &offer, retry, wait, describe).map(|(stream, _)| stream)
 }
 
+/// Begins to connect, for one that looks now and then how far it is.
+///
+/// # Errors
+/// What fails at once.
+pub(super) fn begin(to: &Address, key: &Key, greeting: Greeting) -> std::result::Result<Dial, Ended> {
+    let offer = Offer { protocol: PROTOCOL, key, greeting: &greeting.encode(), answer: &[] };
+    Dial::begin(&Origin::default(), to, &Options::default(), &offer)
+}
+
 /// A listener of a rank or a root, and the handshakes in progress on it.
 pub(super) struct Acceptor {
     inner: accept::Acceptor,
     lines: Lines,
+    last_wrong_key: Option<String>,
     key: Key,
     target: u32,
     roles: &'static [Role],
@@ -131,7 +153,7 @@ impl Acceptor {
     pub fn new(listener: OwnedFd, key: Key, target: u32, roles: &'static [Role], limit: Duration) -> Self {
         let limits = Limits { pending: MOST_PENDING, grace: GRACE, patience: limit };
         let inner = accept::Acceptor::new(listener, Options::default(), PROTOCOL, limits);
-        Acceptor { inner, lines: Lines::default(), key, target, roles }
+        Acceptor { inner, lines: Lines::default(), last_wrong_key: None, key, target, roles }
     }
 
     /// Adds everything this acceptor waits for.
@@ -144,9 +166,14 @@ impl Acceptor {
         self.inner.next_deadline()
     }
 
+    /// Who came last with a wrong key, in words. Nothing of it is proved but the address.
+    pub fn last_wrong_key(&self) -> Option<&str> {
+        self.last_wrong_key.as_deref()
+    }
+
     /// Takes all steps that need no waiting and returns the connections that proved the secret.
     pub fn advance(&mut self) -> Vec<Accepted> {
-        let Acceptor { inner, lines, key, target, roles } = self;
+        let Acceptor { inner, lines, last_wrong_key, key, target, roles } = self;
         let admit = |bytes: &[u8]| is_for(bytes, *target, roles).map(|()| key.clone());
         let mut done = Vec::new();
         for arrival in inner.advance(admit, |_| Vec::new()) {
@@ -163,6 +190,13 @@ impl Acceptor {
                         from: accepted.from.to_string(),
                     });
                 }
+                Arrival::WrongKey(from, greeting) => {
+                    let text = wrong_key(&from.to_string(), &greeting);
+                    let line = lines.line(format!("bootstrap: {text}; {SAME_KEY}"));
+                    let weight = if *target == ROOT { Remark::Warning } else { Remark::Detail };
+                    line.into_iter().for_each(|line| remark(weight, &line));
+                    *last_wrong_key = Some(text);
+                }
                 Arrival::Stranger(from, why) => {
                     let text = format!("bootstrap dropped a stranger at {from}: {why}");
                     lines.line(text).into_iter().for_each(|line| detail(&line));
@@ -175,6 +209,13 @@ impl Acceptor {
         }
         done
     }
+}
+
+/// The sentence about a caller with another key: `greeting` says who it wants to be.
+fn wrong_key(from: &str, greeting: &[u8]) -> String {
+    let who =
+        Greeting::parse(greeting).map_or(String::new(), |who| format!(" that says it is rank {}", who.rank));
+    format!("a caller from {from}{who} proved a wrong key")
 }
 
 /// Checks that a greeting asks for one of `roles` of rank `target`. Who does not is told nothing.

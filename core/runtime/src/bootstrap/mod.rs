@@ -24,6 +24,7 @@ mod id;
 mod meet;
 mod peer;
 mod root;
+mod search;
 mod service;
 mod split;
 mod star;
@@ -40,12 +41,13 @@ pub use star::MAX_CONTRIBUTION;
 pub use tag::Tag;
 
 use auth::{Role, Secret};
-use hawser_base::error::{Error, Result};
+use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::Roster;
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_base::{env, log};
 use hawser_oob::interface::{self, Family};
 use hawser_oob::socket;
+use hawser_oob::stream::Stream;
 use meet::{Hello, PeerAddress};
 use peer::{Dialer, Outgoing};
 use service::{Listeners, Service, Shared};
@@ -254,8 +256,19 @@ impl Bootstrap {
             return Ok(());
         }
         let describe = || format!("rank {} connects to rank 0 in init '{}'", self.rank, self.label);
-        self.watch.connect(0, self.dial(Role::Watch, 0, wait, &describe)?);
+        self.watch.connect(0, self.dial_rank_0(Role::Watch, wait, &describe)?);
         Ok(())
+    }
+
+    /// A connection to rank 0 while the communicator forms. The error names its process if that has ended.
+    fn dial_rank_0(&self, role: Role, wait: &Wait, describe: &dyn Fn() -> String) -> Result<Stream> {
+        self.dial(role, 0, wait, describe).map_err(|error| match error.kind {
+            ErrorKind::System | ErrorKind::Remote => {
+                self.watch.is_out_of_reach(0, &error.text);
+                self.roster().absence(0).unwrap_or(error)
+            }
+            _ => error,
+        })
     }
 
     /// The knowledge of the other ranks.

@@ -7,6 +7,7 @@ use super::wire::Kind;
 use super::{Bootstrap, Settings, lock};
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
+use hawser_oob::dial::{Dial, Ended};
 use hawser_oob::socket::Address;
 use hawser_oob::stream::Stream;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -154,5 +155,14 @@ impl Dialer {
     pub fn dial(&self, role: Role, peer: u32, wait: &Wait, describe: &dyn Fn() -> String) -> Result<Stream> {
         let greeting = Greeting { role, rank: self.rank, target: peer };
         auth::connect(&self.addresses[peer as usize], &self.key, greeting, self.retry, wait, describe)
+    }
+
+    /// Begins to look whether `peer` is there.
+    ///
+    /// # Errors
+    /// What fails at once.
+    pub fn begin_to_look(&self, peer: u32) -> std::result::Result<Dial, Ended> {
+        let greeting = Greeting { role: Role::Look, rank: self.rank, target: peer };
+        auth::begin(&self.addresses[peer as usize], &self.key, greeting)
     }
 }

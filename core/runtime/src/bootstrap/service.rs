@@ -287,7 +287,7 @@ struct Server {
 }
 
 /// The roles in which other ranks may connect over TCP.
-const ROLES: &[Role] = &[Role::Star, Role::Peer, Role::Watch];
+const ROLES: &[Role] = &[Role::Star, Role::Peer, Role::Watch, Role::Look];
 
 /// An incoming connection.
 struct Link {
@@ -351,6 +351,8 @@ impl Server {
                 return;
             }
             Role::Watch => return self.watch.connect(rank, stream),
+            // It has its answer.
+            Role::Look => return,
             Role::Descriptor => None,
             _ => {
                 self.shared.put(|inbox| *inbox.connections.entry(rank).or_default() += 1);

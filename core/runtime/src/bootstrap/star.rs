@@ -6,6 +6,8 @@
 
 use super::auth::Role;
 use super::root::MOST_RANKS;
+use super::search::Search;
+use super::service::Inbox;
 use super::stop::broadcast;
 use super::wire::{
     Frame, FrameReader, Incoming, Kind, decode_failure, decode_parts, decode_ranks, encode_failure,
@@ -16,7 +18,6 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::wait::Wait;
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::poll;
-use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags};
 use std::time::{Duration, Instant};
 
@@ -99,25 +100,42 @@ impl Bootstrap {
         let ends = if self.nranks == 1 {
             Ends::Alone
         } else if self.rank == 0 {
-            let absent = |there: &FxHashMap<u32, Stream>| {
-                list_ranks(&(1..self.nranks).filter(|rank| !there.contains_key(rank)).collect::<Vec<_>>())
-            };
-            let arms = self.shared.take(
-                wait,
-                &|inbox| format!("rank 0 waits for {} to connect in init '{label}'", absent(&inbox.star)),
-                |inbox| {
-                    (1..self.nranks)
-                        .map(|rank| inbox.star.get(&rank))
-                        .all(|arm| arm.is_some())
-                        .then(|| Ok((1..self.nranks).filter_map(|rank| inbox.star.remove(&rank)).collect()))
-                },
-            )?;
-            Ends::Hub(arms)
+            Ends::Hub(self.wait_for_arms(wait)?)
         } else {
             let describe = || format!("rank {} connects to rank 0 in init '{label}'", self.rank);
-            Ends::Arm(self.dial(Role::Star, 0, wait, &describe)?)
+            Ends::Arm(self.dial_rank_0(Role::Star, wait, &describe)?)
         };
         Ok(Star { ends, number: 0, broken: None })
+    }
+
+    /// Rank 0 waits for the arms of all other ranks. One that has met and then dies has no connection whose
+    /// end would tell it: those that do not come are looked for.
+    fn wait_for_arms(&self, wait: &Wait) -> Result<Vec<Stream>> {
+        let mut search = Search::new(self.settings.heartbeat);
+        loop {
+            let missing = |inbox: &Inbox| -> Vec<u32> {
+                (1..self.nranks).filter(|rank| !inbox.star.contains_key(rank)).collect()
+            };
+            let absent = self.shared.look(|inbox| Some(missing(inbox))).unwrap_or_default();
+            let describe = || {
+                let absent = list_ranks(&absent);
+                format!("rank 0 waits for {absent} to connect in init '{}'", self.label)
+            };
+            // The inbox says as well why nothing will come any more.
+            let look = self.shared.take(&wait.at_most(wait.slice()), &|_| describe(), |inbox| {
+                let is_whole = missing(inbox).is_empty();
+                is_whole.then(|| Ok((1..self.nranks).filter_map(|rank| inbox.star.remove(&rank)).collect()))
+            });
+            match look {
+                Err(error) if error.kind == ErrorKind::Timeout => wait.check(describe)?,
+                done => return done,
+            }
+            if let Some((rank, why)) = search.step(&self.dialer, &absent) {
+                self.watch.is_out_of_reach(rank, &why);
+                let error = self.roster().absence(rank).unwrap_or_else(|| Error::remote(why));
+                return Err(error.context(format!("rank 0 in init '{}'", self.label)));
+            }
+        }
     }
 }
 

@@ -157,7 +157,7 @@ impl Watch {
                 Err(error) if error.kind == ErrorKind::Aborted => return,
                 // Its process is stopped or busy.
                 Err(error) if error.kind == ErrorKind::Timeout => {}
-                Err(error) => self.is_out_of_reach(centre, &error),
+                Err(error) => self.is_out_of_reach(centre, &error.text),
             }
         }
     }
@@ -165,17 +165,17 @@ impl Watch {
     /// Looks whether a rank that is not known to have gone can be reached, for as long as `wait` allows.
     pub fn look_for(&self, rank: u32, wait: &Wait) {
         let describe = || format!("rank {} looks for rank {rank}", self.rank);
-        match self.dialer.dial(Role::Peer, rank, wait, &describe) {
+        match self.dialer.dial(Role::Look, rank, wait, &describe) {
             Err(error) if !matches!(error.kind, ErrorKind::Timeout | ErrorKind::Aborted) => {
-                self.is_out_of_reach(rank, &error);
+                self.is_out_of_reach(rank, &error.text);
             }
             _ => {}
         }
     }
 
     /// Notes that a rank has left: one that left at the same time as the last centre could tell nobody.
-    fn is_out_of_reach(&self, rank: u32, error: &Error) {
-        let how = format!("it cannot be reached ({})", cut(&error.text, TEXT_LIMIT / 2));
+    pub fn is_out_of_reach(&self, rank: u32, why: &str) {
+        let how = format!("it cannot be reached ({})", cut(why, TEXT_LIMIT / 2));
         self.learn(rank, &End::Left(how), Duration::ZERO, None);
     }
 
