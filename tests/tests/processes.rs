@@ -92,8 +92,12 @@ fn an_address_without_a_key_is_a_warning_and_with_one_a_secret() {
         ended.expect_success();
         assert_eq!(warnings(&ended), 0, "{}", ended.output);
     }
-    let [_, stranger] = meet_at_an_address(&[setting(right)], &[setting(wrong)]);
+    let [told, stranger] = meet_at_an_address(&[setting(right)], &[setting(wrong)]);
     stranger.expect_error("InvalidUsage", &["wrong secret", "HAWSER_COMM_ID_KEY_FILE"]);
+    let wrong_key = "a caller from 127.0.0.1:";
+    told.expect_error("Timeout", &["rank 1", wrong_key, "that says it is rank 1 proved a wrong key"]);
+    let is_warned = |line: &str| line.contains("WARN bootstrap: a caller from");
+    assert_eq!(told.output.lines().filter(|line| is_warned(line)).count(), 1, "{}", told.output);
     std::fs::remove_file(right).unwrap();
     std::fs::remove_file(wrong).unwrap();
     for ended in meet_at_an_address(&[setting(right)], &[]) {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use hawser_base::env::settings;
 use hawser_base::files::read_key;
-use hawser_oob::accept::{Acceptor, Arrival, Limits};
+use hawser_oob::accept::{Acceptor, Arrival, Limits, WRONG_KEY};
 use hawser_oob::dial::{self, Offer, Retry};
 use hawser_oob::error::ErrorKind;
 use hawser_oob::handshake::{Key, Protocol, SECRET};
@@ -121,6 +121,7 @@ fn gather(listener: TcpListener, processes: u32, secret: &Secret) -> Result<Vec<
                     }
                 }
                 Arrival::Stranger(from, why) => trouble = Some(format!("{from} was turned away: {why}")),
+                Arrival::WrongKey(from, _) => trouble = Some(format!("{from} was turned away: {WRONG_KEY}")),
                 Arrival::Trouble(why) => trouble = Some(why),
             }
         }

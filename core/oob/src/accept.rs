@@ -48,9 +48,14 @@ pub enum Step {
     Wait(Visitor),
     /// It knows the secret.
     Proved(Proved),
+    /// It has another key; the bytes that the greeting added, which nothing proves.
+    WrongKey(Vec<u8>),
     /// It does not, for this reason.
     Stranger(String),
 }
+
+/// The reason to drop a connection whose other end has another key.
+pub const WRONG_KEY: &str = "it does not know the secret (wrong proof)";
 
 /// Why a listener does not go on with a visitor after its greeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +137,7 @@ impl Visitor {
                 continue;
             };
             let Some(answer) = responder.check(&self.message).map(<[u8]>::to_vec) else {
-                return stranger("it does not know the secret (wrong proof)");
+                return Step::WrongKey(greeting);
             };
             return Step::Proved(Proved { fd: self.fd, from: self.from, greeting, answer, responder });
         }
@@ -247,6 +252,8 @@ pub enum Arrival {
     Accepted(Accepted),
     /// A connection that was dropped, and why.
     Stranger(Caller, String),
+    /// A connection that was dropped since its other end has another key, and what its greeting added.
+    WrongKey(Caller, Vec<u8>),
     /// The listener cannot accept connections for a while; why, and what to do.
     Trouble(String),
 }
@@ -336,6 +343,10 @@ impl Acceptor {
                         }
                         None => "it takes no bytes".to_string(),
                     }
+                }
+                Step::WrongKey(greeting) => {
+                    arrivals.push(Arrival::WrongKey(from, greeting));
+                    continue;
                 }
                 Step::Stranger(why) => why,
             };

@@ -64,6 +64,7 @@ pub struct Dial {
     fd: OwnedFd,
     connector: Connector,
     answer: Vec<u8>,
+    complaint: Vec<u8>,
     stage: Stage,
     /// The message that is being read: its first `have` bytes are there.
     message: Vec<u8>,
@@ -85,6 +86,7 @@ impl Dial {
             fd,
             connector: Connector::new(protocol, key, nonce, greeting),
             answer: answer.to_vec(),
+            complaint: protocol.complaint(),
             stage: Stage::Connecting,
             message: Vec::new(),
             have: 0,
@@ -119,8 +121,13 @@ impl Dial {
             if !self.read(self.challenge_bytes)? {
                 return Ok(None);
             }
-            let answer = self.connector.answer(&self.message, &self.answer).map_err(Ended::Handshake)?;
-            self.say(&answer)?;
+            let answer = self.connector.answer(&self.message, &self.answer).inspect_err(|failure| {
+                if *failure == Failure::WrongSecret {
+                    // Whether it comes or not, there will be no connection.
+                    let _ = self.say(&self.complaint);
+                }
+            });
+            self.say(&answer.map_err(Ended::Handshake)?)?;
             (self.stage, self.have) = (Stage::Answered, 0);
         }
         if !self.read(self.welcome_bytes)? {

@@ -10,8 +10,8 @@
 //! A proof is the keyed hash (HMAC-SHA256) of the number of the step, of everything that both ends have said,
 //! and of what the message adds. No proof can be replayed, because both ends bring random bytes, or
 //! reflected, because the steps have numbers. The listener believes nothing before step 3, the connector
-//! nothing before step 2. A refusal in step 2 is the only message without a proof. What follows the handshake
-//! is not encrypted.
+//! nothing before step 2. Two messages have no proof: a refusal in step 2, and the complaint of a connector
+//! whose key is another than the listener's, in place of step 3. What follows the handshake is not encrypted.
 //!
 //! A [`Protocol`] says how many bytes its users add to each message; the messages have fixed lengths.
 
@@ -89,6 +89,12 @@ impl Protocol {
             ));
         }
         Ok(&bytes[MARK + NONCE..])
+    }
+
+    /// What a connector says in place of an answer to a listener that has another key: so the listener, which
+    /// cannot know which of the two is wrong, is able to tell its user.
+    pub fn complaint(&self) -> Vec<u8> {
+        vec![0; self.answer_bytes()]
     }
 
     /// The challenge of a listener that does not want the connector; `code` says why and is not 0.

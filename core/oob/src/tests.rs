@@ -233,7 +233,24 @@ fn a_recorded_handshake_opens_nothing() {
     let (first, answer) = talk(None);
     assert!(matches!(first, Arrival::Accepted(_)), "{first:?}");
     let (second, _) = talk(Some(answer));
-    assert!(matches!(&second, Arrival::Stranger(_, why) if why.contains("wrong proof")), "{second:?}");
+    assert!(matches!(&second, Arrival::WrongKey(_, greeting) if greeting == b"rank"), "{second:?}");
+}
+
+/// A connector that has another key believes nothing of the listener's, and yet the listener learns of it.
+#[test]
+fn both_ends_learn_of_different_keys() {
+    let (mut acceptor, address) = acceptor(LIMITS);
+    let other = Key::derive(&[77; 32], "test");
+    let origin = Origin::default();
+    let mut dial = Dial::begin(&origin, &address, &Options::default(), &offer(&other)).unwrap();
+    let mut seen = Vec::new();
+    let ended = until(|| {
+        seen.extend(look(&mut acceptor));
+        dial.advance().err()
+    });
+    assert_eq!(ended, Ended::Handshake(Failure::WrongSecret));
+    let told = until(|| seen.pop().or_else(|| look(&mut acceptor).pop()));
+    assert!(matches!(&told, Arrival::WrongKey(_, greeting) if greeting == b"rank"), "{told:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use hawser_oob::accept::{Accepted, Acceptor, Arrival, Limits, Unwanted};
+use hawser_oob::accept::{Accepted, Acceptor, Arrival, Limits, Unwanted, WRONG_KEY};
 use hawser_oob::handle::ConnectInfo;
 use hawser_oob::strangers::Lines;
 use hawser_oob::{interface, socket};
@@ -331,6 +331,10 @@ impl IbListener {
                 Arrival::Stranger(from, why) => {
                     stats::add(&stats::STRANGERS, 1);
                     format!("refused a connection from {from}: {why}")
+                }
+                Arrival::WrongKey(from, _) => {
+                    stats::add(&stats::STRANGERS, 1);
+                    format!("refused a connection from {from}: {WRONG_KEY}")
                 }
                 Arrival::Trouble(why) => {
                     let line = self.lines.line(format!("IB: {why}"));

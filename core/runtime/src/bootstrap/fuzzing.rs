@@ -27,5 +27,6 @@ pub fn frame(bytes: &[u8]) {
         let _ = fate::encode(rank, &end, age);
     }
     let _ = decode_ranks(payload);
+    let _ = decode_status(payload);
     let _ = decode_failure(payload);
 }

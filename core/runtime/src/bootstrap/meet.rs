@@ -2,7 +2,7 @@
 
 use super::auth::{self, Greeting, Key, ROOT, Retry, Role, SAME_ID};
 use super::id::UniqueId;
-use super::wire::{Fields, Frame, Kind, decode_failure, decode_ranks, encode_failure, malformed};
+use super::wire::{Fields, Frame, Kind, decode_failure, decode_status, encode_failure, malformed};
 use super::{Settings, detail};
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::Identity;
@@ -104,15 +104,18 @@ pub(super) fn meet(
     let stream = connect(id, rank, Role::Join, settings, wait, &describe)?;
     stream.write_frame(Kind::Hello, 0, &hello.encode(), wait, &describe)?;
     let limit = (PeerAddress::LEN * hello.nranks as usize).max(FAILURE_LIMIT);
-    let mut missing = None;
+    let mut missing: Option<(String, String)> = None;
     loop {
         let describe = || match &missing {
-            Some(missing) => format!("rank {rank} waits for {missing} to join (root at {})", id.address),
+            Some((missing, wrong_key)) => {
+                let note = if wrong_key.is_empty() { String::new() } else { format!("; {wrong_key}") };
+                format!("rank {rank} waits for {missing} to join (root at {}{note})", id.address)
+            }
             None => describe(),
         };
         let frame = stream.read_frame(limit, wait, &describe)?;
         match frame.kind {
-            Kind::Status => missing = Some(decode_ranks(&frame.payload)?),
+            Kind::Status => missing = Some(decode_status(&frame.payload)?),
             Kind::Failure => return Err(decode_failure(&frame.payload)),
             Kind::Table => return decode_table(&frame.payload, hello.nranks),
             other => return Err(malformed(format!("{other:?} from the root"))),

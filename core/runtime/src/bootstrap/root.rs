@@ -11,7 +11,7 @@ use super::id::UniqueId;
 use super::meet::{Hello, PeerAddress};
 use super::stop::{StopSignal, broadcast, earliest};
 use super::wire::{
-    FrameReader, Incoming, Kind, decode_failure, encode_failure, encode_ranks, frame_bytes, list_ranks,
+    FrameReader, Incoming, Kind, decode_failure, encode_failure, encode_status, frame_bytes, list_ranks,
     malformed,
 };
 use super::{Remark, Settings, detail, lock, remark};
@@ -152,8 +152,8 @@ struct Root {
     is_fixed: bool,
     connections: Vec<Connection>,
     plan: Option<Plan>,
-    /// Ranks missing at the last status.
-    status: Vec<u32>,
+    /// The last status: which ranks are missing.
+    status: Vec<u8>,
 }
 
 /// An authenticated connection of a rank.
@@ -340,8 +340,9 @@ impl Root {
         let now = Instant::now();
         let Some(plan) = &mut self.plan else { return Ok(()) };
         if now >= plan.started + self.patience {
+            let note = self.acceptor.last_wrong_key().map(|text| format!(" ({text})")).unwrap_or_default();
             let text = format!(
-                "{} did not join within {} s",
+                "{} did not join within {} s{note}",
                 list_ranks(&self.missing()),
                 self.patience.as_secs_f32()
             );
@@ -362,9 +363,10 @@ impl Root {
         if now >= plan.next_status {
             plan.next_status = now + STATUS_PERIOD;
             let missing = self.missing();
-            if missing != self.status {
-                self.tell_all(Kind::Status, &encode_ranks(&missing));
-                self.status = missing;
+            let status = encode_status(&missing, self.acceptor.last_wrong_key());
+            if status != self.status {
+                self.tell_all(Kind::Status, &status);
+                self.status = status;
             }
         }
         Ok(())

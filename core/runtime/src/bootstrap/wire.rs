@@ -139,6 +139,21 @@ pub(super) fn decode_ranks(bytes: &[u8]) -> Result<String> {
     Ok(rank_words(&named, total))
 }
 
+/// The payload of a root's `Status` frame: the missing ranks, and who came last with a wrong key.
+pub(super) fn encode_status(ranks: &[u32], wrong_key: Option<&str>) -> Vec<u8> {
+    let mut bytes = encode_ranks(ranks);
+    bytes.extend_from_slice(wrong_key.unwrap_or_default().as_bytes());
+    bytes
+}
+
+/// Reads what [`encode_status`] wrote into words such as `ranks 3, 5`, and the sentence about a wrong key.
+pub(super) fn decode_status(bytes: &[u8]) -> Result<(String, String)> {
+    let total = Fields::new(bytes).u32()? as usize;
+    let length = (4 + 4 * total.min(NAMED_RANKS)).min(bytes.len());
+    let (ranks, wrong_key) = bytes.split_at(length);
+    Ok((decode_ranks(ranks)?, String::from_utf8_lossy(wrong_key).into_owned()))
+}
+
 /// Ranks named in one message before the rest is only counted.
 const NAMED_RANKS: usize = 16;
 
@@ -176,6 +191,10 @@ mod tests {
         let many: Vec<u32> = (0..40).collect();
         assert!(list_ranks(&many).ends_with("15 and 24 more"));
         assert_eq!(decode_ranks(&encode_ranks(&many)).unwrap(), list_ranks(&many));
+        for text in ["", "a caller"] {
+            let status = encode_status(&many, Some(text).filter(|text| !text.is_empty()));
+            assert_eq!(decode_status(&status).unwrap(), (list_ranks(&many), text.into()));
+        }
     }
 
     #[test]
@@ -195,6 +214,7 @@ mod tests {
                 prop_assert_eq!(encode_parts(&parts).unwrap(), bytes.clone());
             }
             let _ = decode_ranks(&bytes);
+            let _ = decode_status(&bytes);
             let _ = decode_failure(&bytes);
         }
 
