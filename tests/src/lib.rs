@@ -5,6 +5,7 @@ pub mod attack;
 pub mod deadline;
 pub mod deaths;
 pub mod elastic;
+pub mod floods;
 pub mod hangs;
 pub mod leaks;
 pub mod mail;

@@ -183,13 +183,18 @@ fn listen(pipe: impl Read + Send + 'static, to: Sender<String>) {
     });
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Inverse of [`hex`].
+pub(crate) fn bytes_from_hex(text: &str) -> Option<Vec<u8>> {
+    let byte = |i: usize| u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok();
+    (0..text.len() / 2).map(byte).collect()
 }
 
 /// Inverse of the id's form in the arguments.
 pub fn id_from_hex(text: &str) -> Option<UniqueId> {
-    let byte = |i: usize| u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok();
-    let bytes: Vec<u8> = (0..UniqueId::LEN).map(byte).collect::<Option<_>>()?;
-    UniqueId::from_bytes(&bytes.try_into().ok()?).ok()
+    UniqueId::from_bytes(&bytes_from_hex(text)?.try_into().ok()?).ok()
 }

@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 /// Part of its grace for a visitor that has not said a word: who knows the secret speaks at once.
 const SILENT: u32 = 50;
 
+/// Of a crowd of silent visitors this part gives way at once: one at a time would take longer than others need
+/// to come.
+const SOME: usize = 4;
+
 /// The most connections that are taken before those that are there are heard.
 const AT_ONCE: usize = 256;
 
@@ -188,6 +192,15 @@ pub fn first_to_go<'a, K>(
     now: Instant,
     grace: Duration,
 ) -> Option<K> {
+    in_order_to_go(visitors, now, grace).into_iter().next()
+}
+
+/// The visitors that are no longer safe, in the order in which they give way.
+fn in_order_to_go<'a, K>(
+    visitors: impl Iterator<Item = (K, &'a Visitor)>,
+    now: Instant,
+    grace: Duration,
+) -> Vec<K> {
     let all: Vec<(K, &Visitor)> = visitors.collect();
     let address = |visitor: &Visitor| visitor.from.0.map(|from| from.ip());
     let mut counts: BTreeMap<Option<IpAddr>, usize> = BTreeMap::new();
@@ -198,8 +211,13 @@ pub fn first_to_go<'a, K>(
         let crowd = counts.get(&address(visitor)).copied().unwrap_or_default();
         (!visitor.is_silent(), std::cmp::Reverse(crowd), visitor.since)
     };
-    let unsafe_now = all.into_iter().filter(|(_, visitor)| now >= visitor.since + visitor.grace(grace));
-    unsafe_now.min_by_key(|(_, visitor)| worth(visitor)).map(|(key, _)| key)
+    let mut unsafe_now: Vec<_> = all
+        .into_iter()
+        .filter(|(_, visitor)| now >= visitor.since + visitor.grace(grace))
+        .map(|(key, visitor)| (worth(visitor), key))
+        .collect();
+    unsafe_now.sort_by(|(one, _), (other, _)| one.cmp(other));
+    unsafe_now.into_iter().map(|(_, key)| key).collect()
 }
 
 /// Checks that a connection of this host comes from a process of this user, of root, or of a user that this
@@ -354,11 +372,16 @@ impl Acceptor {
         }
     }
 
-    /// Lets one go, if one is no longer safe; false if there is none.
+    /// Lets one go, if one is no longer safe, or some of a crowd of silent ones; false if there is none.
     fn make_room(&mut self, now: Instant, grace: Duration, why: &str, arrivals: &mut Vec<Arrival>) -> bool {
-        let Some(at) = first_to_go(self.pending.iter().enumerate(), now, grace) else { return false };
-        arrivals.push(Arrival::Stranger(self.pending.remove(at).from, why.into()));
-        true
+        let mut going: Vec<usize> = in_order_to_go(self.pending.iter().enumerate(), now, grace);
+        let silent = going.iter().take_while(|at| self.pending[**at].is_silent()).count();
+        going.truncate((silent / SOME).max(1));
+        going.sort_unstable();
+        for at in going.iter().rev() {
+            arrivals.push(Arrival::Stranger(self.pending.swap_remove(*at).from, why.into()));
+        }
+        !going.is_empty()
     }
 
     fn is_somebody_waiting(&self) -> bool {

@@ -5,7 +5,7 @@ use crate::handshake::{Connector, Failure, Key, Protocol};
 use crate::socket::{self, Address, Moved, Options, Origin};
 use crate::stream::Stream;
 use crate::wait::{self, Patience};
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -185,6 +185,20 @@ pub struct Retry {
     pub when_strange: &'static str,
 }
 
+/// The pause after the first connection that a busy listener closed; then twice as long each time.
+const BUSY: Duration = Duration::from_millis(5);
+
+impl Retry {
+    /// The pause after so many failed tries.
+    fn pause(&self, tries: u32, ended: &Ended) -> Duration {
+        let pause = self.sleep.saturating_mul(tries);
+        match ended {
+            Ended::Broken(_) | Ended::Closed => pause.min(BUSY.saturating_mul(1 << tries.min(16))),
+            _ => pause,
+        }
+    }
+}
+
 /// The advice where ranks have their secret from a unique id.
 pub const SAME_ID: &str = "check that all ranks got the same, fresh unique id";
 
@@ -212,13 +226,20 @@ pub fn connect<P: Patience>(
             return Err(error.into());
         }
         tries += 1;
-        let (since, pause) = (Instant::now(), retry.sleep.saturating_mul(tries));
+        let (since, pause) = (Instant::now(), retry.pause(tries, &ended));
         while since.elapsed() < pause {
             wait.check(&|| format!("{} ({error}; try {tries} of {})", describe(), retry.count))?;
             std::thread::sleep(wait.slice().min(pause.saturating_sub(since.elapsed())));
         }
     }
 }
+
+/// How long a connection may be unanswered before another one is begun beside it, the first time. Where a
+/// listener's queue is full the kernel drops what comes, and asks again after 1, 3 and 7 seconds only.
+const UNANSWERED: Duration = Duration::from_millis(50);
+
+/// The most connections that are begun beside each other.
+const AT_ONCE: usize = 5;
 
 /// The outcome of one try: the connection with its welcome, or why there is none.
 type Attempt = Result<(Stream, Vec<u8>), Ended>;
@@ -230,20 +251,56 @@ fn attempt<P: Patience>(
     wait: &P,
     describe: &dyn Fn() -> String,
 ) -> Result<Attempt, P::Error> {
-    let begun = Dial::begin(&Origin::default(), to, &Options::default(), offer);
-    let mut dial = match begun {
-        Ok(dial) => dial,
+    let begin = || Dial::begin(&Origin::default(), to, &Options::default(), offer);
+    let mut dials = match begin() {
+        Ok(dial) => vec![dial],
         Err(ended) => return Ok(Err(ended)),
     };
+    let (mut next, mut pause) = (Instant::now() + UNANSWERED, UNANSWERED);
     loop {
-        match dial.advance() {
-            Ok(Some(welcome)) => return Ok(Ok((dial.into_stream(), welcome))),
+        match advance_first(&mut dials) {
+            Ok(Some(welcome)) => {
+                let won = dials.pop().map(|dial| (dial.into_stream(), welcome));
+                return Ok(won.ok_or(Ended::Closed));
+            }
             Ok(None) => {}
             Err(ended) => return Ok(Err(ended)),
         }
-        let stage = if dial.is_connecting() { "" } else { " (handshake)" };
-        wait::ready(dial.as_fd(), dial.events(), wait, &|| format!("{}{stage}", describe()))?;
+        let is_unanswered = dials.iter().all(Dial::is_connecting);
+        let now = Instant::now();
+        if is_unanswered && now >= next && dials.len() < AT_ONCE {
+            dials.extend(begin().ok());
+            (next, pause) = (now + 2 * pause, 2 * pause);
+        }
+        let stage = if is_unanswered { "" } else { " (handshake)" };
+        wait.check(&|| format!("{}{stage}", describe()))?;
+        let mut fds: Vec<PollFd<'_>> = dials.iter().map(|dial| PollFd::new(dial, dial.events())).collect();
+        wait::poll(&mut fds, Some(wait.slice()))?;
     }
+}
+
+/// Takes the next steps of connections to one place, the first of which that is answered counts: the others
+/// are dropped before they have said a word. The one whose handshake is over is then the last.
+///
+/// # Errors
+/// Why there will be no connection, if none is left.
+fn advance_first(dials: &mut Vec<Dial>) -> Result<Option<Vec<u8>>, Ended> {
+    let mut at = 0;
+    while let Some(dial) = dials.get_mut(at) {
+        let outcome = dial.advance();
+        let is_answered = !dial.is_connecting();
+        match outcome {
+            Err(ended) if dials.len() == 1 => return Err(ended),
+            Err(_) => drop(dials.remove(at)),
+            Ok(welcome) if is_answered => {
+                dials.swap(0, at);
+                dials.truncate(1);
+                return Ok(welcome);
+            }
+            Ok(_) => at += 1,
+        }
+    }
+    Ok(None)
 }
 
 fn may_pass(ended: &Ended, refused: bool) -> bool {

@@ -4,6 +4,7 @@
 //! ```text
 //! cargo run -p hawser-tests --bin attack -- --minutes 30 [--seed S] [--kills N]
 //! cargo run -p hawser-tests --bin attack -- --stops 100 [--seed S]
+//! cargo run -p hawser-tests --bin attack -- --flood ROUNDS [--strangers N] [--of-another-user N] [--nice N]
 //! ```
 //!
 //! Every kill has a seed of its own: that given, the next one and so on, so that one that goes wrong can be
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hawser_tests::attack::{Kill, Phase};
+use hawser_tests::floods::{Flood, Outcome};
 use hawser_tests::stops::Stop;
 
 /// The number of jobs with stopped ranks at a time: they wait for most of it.
@@ -42,6 +44,17 @@ fn main() -> ExitCode {
     let binary = binary.to_str().expect("a path in UTF-8");
     if let Some(stops) = value("--stops") {
         return stop(binary, first, stops);
+    }
+    if let Some(rounds) = value("--flood") {
+        let count = |name: &str, most: u32| value(name).map_or(most, |n| n.min(u64::from(most)) as u32);
+        let flood = Flood {
+            ranks: 4,
+            files: 1024,
+            from_strangers: count("--strangers", 10_000),
+            from_another_user: count("--of-another-user", 1_000),
+            nice: value("--nice").unwrap_or(0) as u32,
+        };
+        return floods(binary, flood, rounds);
     }
     let end = Instant::now() + Duration::from_secs(60 * minutes);
     let before = in_shm();
@@ -95,6 +108,43 @@ fn stop(binary: &str, first: u64, stops: u64) -> ExitCode {
     let left = in_shm().saturating_sub(before);
     println!("{stops} stops, {failures} failures; files left in /dev/shm: {left}");
     ExitCode::from(u8::from(failures > 0 || left > 0))
+}
+
+/// Runs a job without a flood and under one, in turns. Ends with 1 if a rank failed, or one of the program's
+/// own files could not be opened.
+fn floods(binary: &str, flood: Flood, rounds: u64) -> ExitCode {
+    let quiet = Flood { from_strangers: 0, from_another_user: 0, ..flood };
+    println!("{flood:?}");
+    println!(
+        "{:<8} {:>10} {:>6} {:>12} {:>8} {:>7} {:>6}",
+        "", "init ms", "ports", "connections", "opened", "failed", "lines"
+    );
+    let mut inits = [vec![], vec![]];
+    let mut is_good = true;
+    for _ in 0..rounds {
+        for (at, (name, flood)) in [("quiet", quiet), ("flooded", flood)].into_iter().enumerate() {
+            match flood.carry_out(binary) {
+                Ok(Outcome { init, ports, connections, opened, failed, lines }) => {
+                    let init = 1e3 * init.as_secs_f64();
+                    println!(
+                        "{name:<8} {init:>10.1} {ports:>6} {connections:>12} {opened:>8} {failed:>7} {lines:>6}"
+                    );
+                    inits[at].push(init);
+                    is_good &= failed == 0;
+                }
+                Err(text) => {
+                    println!("{name}: A RANK FAILED\n{text}");
+                    is_good = false;
+                }
+            }
+        }
+    }
+    let [quiet, flooded] = inits.map(|mut inits| {
+        inits.sort_by(f64::total_cmp);
+        inits.get(inits.len() / 2).copied().unwrap_or(f64::NAN)
+    });
+    println!("init, median: {quiet:.1} ms, flooded {flooded:.1} ms: {:.2} times", flooded / quiet);
+    ExitCode::from(u8::from(!is_good))
 }
 
 fn name(phase: &Phase) -> String {

@@ -4,6 +4,8 @@
 //! hawser-test-rank rank ID RANKS RANK STEP...   joins, then carries out the steps in order
 //! hawser-test-rank hosts HOSTS STEP...           a thread per rank; letter i names the host of rank i
 //! hawser-test-rank leaks SCENARIO               counts what many rounds leave behind
+//! hawser-test-rank flooded ID RANKS RANK FILES  a rank that strangers flood (ID `new`: makes one)
+//! hawser-test-rank stranger CONNECTIONS USER NICE  makes silent connections to the ports that it reads
 //! hawser-test-rank elastic RANKS                measures a shrink by one rank and growth by one
 //! ```
 //!
@@ -42,7 +44,7 @@ use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{deaths, hangs, leaks, mixed, puts, vectors, world};
+use hawser_tests::{deaths, floods, hangs, leaks, mixed, puts, vectors, world};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -54,6 +56,8 @@ fn main() -> ExitCode {
             .parse()
             .map_err(|_| Error::invalid_argument("elastic RANKS"))
             .and_then(hawser_tests::elastic::measure),
+        ["flooded", id, ranks, rank, files] => flooded(id, [ranks, rank, files]),
+        ["stranger", connections, user, nice] => stranger([connections, user, nice]),
         ["leaks", scenario] => leaks::run(scenario).map_err(Error::internal),
         _ => Err(Error::invalid_argument(format!("{args:?}: see the source"))),
     };
@@ -64,6 +68,19 @@ fn main() -> ExitCode {
             ExitCode::from(3)
         }
     }
+}
+
+fn flooded(id: &str, numbers: [&str; 3]) -> Result<()> {
+    end_with_parent();
+    let bad = |_| Error::invalid_argument("flooded ID RANKS RANK FILES");
+    let [ranks, rank, files] = numbers.map(str::parse::<u32>);
+    floods::rank(id, ranks.map_err(bad)?, rank.map_err(bad)?, files.map_err(bad)?.into())
+}
+
+fn stranger(numbers: [&str; 3]) -> Result<()> {
+    let bad = |_| Error::invalid_argument("stranger CONNECTIONS USER NICE");
+    let [connections, user, nice] = numbers.map(str::parse::<u32>);
+    floods::stranger(connections.map_err(bad)?, user.map_err(bad)?, nice.map_err(bad)?)
 }
 
 fn serve(id: &str, ranks: &str, rank: &str, steps: &[&str]) -> Result<()> {
