@@ -216,7 +216,7 @@ fn in_order_to_go<'a, K>(
         .filter(|(_, visitor)| now >= visitor.since + visitor.grace(grace))
         .map(|(key, visitor)| (worth(visitor), key))
         .collect();
-    unsafe_now.sort_by(|(one, _), (other, _)| one.cmp(other));
+    unsafe_now.sort_by_key(|(worth, _)| *worth);
     unsafe_now.into_iter().map(|(_, key)| key).collect()
 }
 
