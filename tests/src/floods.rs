@@ -70,7 +70,7 @@ impl Flood {
         let settings = |host| [("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_DEBUG", "INFO"), ("NCCL_HOSTID", host)];
         let start = |id: &str, rank: u32| {
             let args = ["flooded", id, &self.ranks.to_string(), &rank.to_string(), &self.files.to_string()];
-            let host = if rank % 2 == 0 { "even" } else { "odd" };
+            let host = if rank.is_multiple_of(2) { "even" } else { "odd" };
             Process::start(binary, &args.map(str::to_owned), &settings(host))
         };
         let mut ranks = vec![start("new", 0)];
@@ -315,7 +315,7 @@ fn make(port: &str, connections: u32, open: &mut Vec<OwnedFd>) -> u32 {
             Ok(connection) => {
                 open.push(connection);
                 made += 1;
-                if made % 1024 == 0 {
+                if made.is_multiple_of(1024) {
                     keep_open_ones(open);
                 }
             }

@@ -64,7 +64,6 @@ pub struct Dial {
     fd: OwnedFd,
     connector: Connector,
     answer: Vec<u8>,
-    complaint: Vec<u8>,
     stage: Stage,
     /// The message that is being read: its first `have` bytes are there.
     message: Vec<u8>,
@@ -86,7 +85,6 @@ impl Dial {
             fd,
             connector: Connector::new(protocol, key, nonce, greeting),
             answer: answer.to_vec(),
-            complaint: protocol.complaint(),
             stage: Stage::Connecting,
             message: Vec::new(),
             have: 0,
@@ -124,7 +122,7 @@ impl Dial {
             let answer = self.connector.answer(&self.message, &self.answer).inspect_err(|failure| {
                 if *failure == Failure::WrongSecret {
                     // Whether it comes or not, there will be no connection.
-                    let _ = self.say(&self.complaint);
+                    let _ = self.say(&self.connector.complaint());
                 }
             });
             self.say(&answer.map_err(Ended::Handshake)?)?;

@@ -91,12 +91,6 @@ impl Protocol {
         Ok(&bytes[MARK + NONCE..])
     }
 
-    /// What a connector says in place of an answer to a listener that has another key: so the listener, which
-    /// cannot know which of the two is wrong, is able to tell its user.
-    pub fn complaint(&self) -> Vec<u8> {
-        vec![0; self.answer_bytes()]
-    }
-
     /// The challenge of a listener that does not want the connector; `code` says why and is not 0.
     pub fn refusal(&self, code: u8) -> Vec<u8> {
         let mut bytes = vec![0; self.challenge_bytes()];
@@ -204,6 +198,12 @@ impl Connector {
         let proved = self.talk.hear(CHALLENGE, fields.rest());
         proved.filter(|nonce| nonce.len() == NONCE).ok_or(Failure::WrongSecret)?;
         Ok(self.talk.say(ANSWER, body))
+    }
+
+    /// What is said in place of an answer to a listener that has another key: so the listener, which cannot know
+    /// which of the two is wrong, is able to tell its user.
+    pub fn complaint(&self) -> Vec<u8> {
+        vec![0; self.protocol.answer_bytes()]
     }
 
     /// Reads the welcome; returns what it adds.

@@ -2,7 +2,7 @@
 
 use super::fate;
 use super::meet::Hello;
-use super::wire::{HEADER, Header, decode_failure, decode_parts, decode_ranks};
+use super::wire::{HEADER, Header, decode_failure, decode_parts, decode_ranks, decode_status};
 
 /// The longest payload that the target lets a header announce, in bytes.
 const LIMIT: usize = 1 << 20;
