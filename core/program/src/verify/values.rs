@@ -23,13 +23,23 @@ pub(super) fn check(program: &Program, order: &[At], in_place: bool) -> Result<b
 /// A symbolic value.
 #[derive(Debug, Clone)]
 struct Value {
-    /// (source rank, input chunk, count), sorted.
-    parts: Vec<(u32, u32, u32)>,
+    /// The inputs that it is the sum of.
+    parts: Vec<Part>,
     /// An input as the user gave it.
     raw: bool,
     finished: bool,
     /// Hash of the expression: equal means equal to the last bit.
     hash: u64,
+}
+
+/// The same input chunk of neighbouring ranks, the same number of times. Most values are sums over neighbours, so
+/// few of these say what hundreds of ranks gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    /// The first source rank, and the one behind the last.
+    sources: (u32, u32),
+    chunk: u32,
+    count: u32,
 }
 
 /// One access: which process, at which count of its clock, where.
@@ -94,7 +104,8 @@ impl<'a> Run<'a> {
         for rank in 0..shape.ranks {
             for chunk in 0..chunks_on(shape, Buf::Input, rank) {
                 let hash = mix(mix(1, u64::from(rank)), u64::from(chunk));
-                let value = Value { parts: vec![(rank, chunk, 1)], raw: true, finished: false, hash };
+                let parts = vec![Part { sources: (rank, rank + 1), chunk, count: 1 }];
+                let value = Value { parts, raw: true, finished: false, hash };
                 let cell = run.cell_of(rank, Buf::Input, chunk);
                 run.cells[rank as usize][cell].value = Some(Rc::new(value));
             }
@@ -292,15 +303,21 @@ fn check_output(shape: &Shape, rank: u32, chunk: u32, value: Option<&Value>) -> 
     let (sources, source_chunk) = expected(shape, rank, chunk);
     let empty = Value { parts: Vec::new(), raw: false, finished: true, hash: 0 };
     let value = value.unwrap_or(&empty);
-    for &(source, from, count) in &value.parts {
-        if from != source_chunk || !sources.contains(&source) {
-            return Err(Fault::WrongContribution { rank, chunk, source, source_chunk: from });
-        }
-        if count > 1 {
-            return Err(Fault::DoubleCount { rank, chunk, source, count });
-        }
+    // The first of them by source and chunk.
+    let wrong =
+        value.parts.iter().filter_map(|part| Some((part.first_wrong(&sources, source_chunk)?, *part)));
+    if let Some((source, part)) = wrong.min_by_key(|(source, part)| (*source, part.chunk)) {
+        return Err(match part.chunk != source_chunk || !sources.contains(&source) {
+            true => Fault::WrongContribution { rank, chunk, source, source_chunk: part.chunk },
+            false => Fault::DoubleCount { rank, chunk, source, count: part.count },
+        });
     }
-    if let Some(source) = sources.clone().find(|source| !value.parts.iter().any(|part| part.0 == *source)) {
+    // What is left is of these sources, each once; neighbours are one part.
+    let source = match value.parts.first() {
+        Some(part) if part.sources.0 == sources.start => part.sources.1,
+        _ => sources.start,
+    };
+    if source < sources.end {
         return Err(Fault::Missing { rank, chunk, source });
     }
     if shape.collective.reduces() && (value.raw || !value.finished) {
@@ -346,13 +363,52 @@ fn combine(at: At, operands: Vec<Rc<Value>>, finish: bool) -> Result<Rc<Value>, 
         // Addition of two floating-point numbers commutes to the last bit.
         value.hash = mix(value.hash.min(operand.hash), value.hash.max(operand.hash));
     }
-    add_up(&mut value.parts);
+    if reduced {
+        add_parts_up(&mut value.parts);
+    }
     value.finished |= finish;
     if reduced {
         // The result of a step is rounded to the data type; sums within a step are not.
         value.hash = mix(value.hash, 2);
     }
     Ok(first)
+}
+
+impl Part {
+    /// The first source that does not belong into a sum over `sources` of their chunk `chunk`, each once.
+    fn first_wrong(&self, sources: &std::ops::Range<u32>, chunk: u32) -> Option<u32> {
+        let (first, end) = self.sources;
+        let is_wrong = self.chunk != chunk || self.count > 1 || first < sources.start;
+        if is_wrong { Some(first) } else { (end > sources.end).then(|| first.max(sources.end)) }
+    }
+}
+
+/// Sorts parts by their first source and chunk, and adds up what comes from the same sources.
+fn add_parts_up(parts: &mut Vec<Part>) {
+    // A sweep over the ends of all parts of a chunk: the count changes at each.
+    let ends = parts.iter().flat_map(|part| {
+        let Part { sources: (first, end), chunk, count } = *part;
+        [(chunk, first, i64::from(count)), (chunk, end, -i64::from(count))]
+    });
+    let mut ends: Vec<(u32, u32, i64)> = ends.collect();
+    ends.sort_unstable();
+    parts.clear();
+    let mut count = 0;
+    for (at, &(chunk, source, change)) in ends.iter().enumerate() {
+        count += change;
+        let Some(&(_, next, _)) = ends.get(at + 1).filter(|next| count > 0 && next.1 > source) else {
+            continue;
+        };
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        match parts
+            .last_mut()
+            .filter(|last| (last.chunk, last.count, last.sources.1) == (chunk, count, source))
+        {
+            Some(last) => last.sources.1 = next,
+            None => parts.push(Part { sources: (source, next), chunk, count }),
+        }
+    }
+    parts.sort_unstable_by_key(|part| (part.sources.0, part.chunk));
 }
 
 /// Sorts parts of a value (source rank, chunk of its input, count) and adds equal ones up.
@@ -374,4 +430,31 @@ fn mix(a: u64, b: u64) -> u64 {
     x ^= x >> 27;
     x = x.wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_say_what_single_sources_say(
+            pieces in proptest::collection::vec((0u32..12, 1u32..6, 0u32..3, 1u32..3), 0..12)
+        ) {
+            let (mut parts, mut single) = (Vec::new(), Vec::new());
+            for (first, length, chunk, count) in pieces {
+                parts.push(Part { sources: (first, first + length), chunk, count });
+                single.extend((first..first + length).map(|source| (source, chunk, count)));
+            }
+            add_parts_up(&mut parts);
+            add_up(&mut single);
+            let spread = parts.iter().flat_map(|part| {
+                (part.sources.0..part.sources.1).map(|source| (source, part.chunk, part.count))
+            });
+            let mut spread: Vec<(u32, u32, u32)> = spread.collect();
+            spread.sort_unstable();
+            prop_assert_eq!(spread, single);
+        }
+    }
 }
