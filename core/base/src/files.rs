@@ -6,6 +6,8 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -19,12 +21,34 @@ const MOST_KEY: u64 = 4096;
 /// The fewest bytes of a key.
 const LEAST_KEY: usize = 16;
 
-/// The text of a regular file of at most so many bytes. Waits for nobody: a pipe or a device is an error.
+/// The time that reading a file may take, whatever its file system does.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The text of a regular file of at most so many bytes. A pipe or a device is an error, and so is a file
+/// system that does not answer in 30 s.
 ///
 /// # Errors
 /// The file cannot be opened or read, is no regular file or too long, or its text is not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     String::from_utf8(read_bytes(path, most)?).map_err(|_| io::Error::other("its text is not UTF-8"))
+}
+
+/// Does what a slow file system may hold up in a thread of its own, and waits for at most so long: a system
+/// call cannot be given up. A thread that is held goes on alone.
+///
+/// # Errors
+/// As `work`; `TimedOut` where it takes longer; the thread cannot be started.
+pub fn in_time<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let (done, outcome) = mpsc::sync_channel(1);
+    let run = move || drop(done.send(work()));
+    std::thread::Builder::new().name("hawser-file".into()).spawn(run)?;
+    outcome.recv_timeout(limit).unwrap_or_else(|_| {
+        let text = format!("its file system has not answered for {} s", limit.as_secs_f32());
+        Err(io::Error::new(io::ErrorKind::TimedOut, text))
+    })
 }
 
 /// The key of a file, for a secret that ranks share: all its bytes but the white space at its ends.
@@ -50,8 +74,16 @@ pub fn is_readable_by_others(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.mode() & 0o004 != 0)
 }
 
-/// The bytes of a regular file, at most so many. Waits for nobody.
-fn read_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+/// The bytes of a regular file, at most so many.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let path = path.to_owned();
+    in_time(PATIENCE, move || read_at_once(&path, most))
+}
+
+fn read_at_once(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     // Opening a pipe would wait for somebody to write.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
@@ -124,6 +156,18 @@ mod tests {
             assert!(read_text(endless, MOST_SETTINGS).unwrap_err().to_string().contains("no regular file"));
         }
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_system_that_does_not_answer_is_an_error() {
+        let (held, holds) = mpsc::channel::<()>();
+        let error = in_time(Duration::from_millis(20), move || holds.recv().map_err(io::Error::other));
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("has not answered"), "{error}");
+        drop(held);
+        assert_eq!(in_time(PATIENCE, || Ok(7)).unwrap(), 7);
+        assert_eq!(in_time(PATIENCE, || Err::<(), _>(io::Error::other("no"))).unwrap_err().to_string(), "no");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hawser_plugin::{Error, ErrorKind, Log, Result};
+use rustix::process::{Resource, getrlimit};
 
 use crate::record::Record;
 
@@ -261,6 +262,7 @@ impl Sink {
             return Ok(Self { file, end });
         }
         file.set_len(0)?;
+        fits((OPENING.len() + CLOSING.len()) as u64)?;
         file.write_all_at(format!("{OPENING}{CLOSING}").as_bytes(), 0)?;
         Ok(Self { file, end: OPENING.len() as u64 })
     }
@@ -272,9 +274,30 @@ impl Sink {
         }
         let separator = if self.end > OPENING.len() as u64 { SEPARATOR } else { "" };
         let text = format!("{separator}{lines}{CLOSING}");
-        self.file.write_all_at(text.as_bytes(), self.end)?;
+        let written = fits(self.end + text.len() as u64)
+            .and_then(|()| self.file.write_all_at(text.as_bytes(), self.end));
+        if let Err(error) = written {
+            self.close();
+            return Err(error);
+        }
         self.end += (text.len() - CLOSING.len()) as u64;
         Ok(())
+    }
+
+    /// Takes back what was written of a batch: what came before stays a whole trace, also on a full disk.
+    fn close(&mut self) {
+        let _ = self.file.write_all_at(CLOSING.as_bytes(), self.end);
+        let _ = self.file.set_len(self.end + CLOSING.len() as u64);
+    }
+}
+
+/// Checks that a file may be so long. A write beyond the limit of a file's size (`ulimit -f`) would end the
+/// process (SIGXFSZ).
+fn fits(length: u64) -> io::Result<()> {
+    let limit = getrlimit(Resource::Fsize).current;
+    match limit {
+        Some(limit) if length > limit => Err(io::ErrorKind::FileTooLarge.into()),
+        _ => Ok(()),
     }
 }
 

@@ -3,8 +3,12 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::Mutex;
+use std::time::Duration;
 
-use crate::files::write_within_limit;
+use crate::files::{in_time, write_within_limit};
+
+/// The time that opening a log may take. A pipe that nobody reads is given up then.
+const OPENING: Duration = Duration::from_secs(5);
 
 /// The destination of a log. One line is one `write(2)`, so that lines of several processes do not mix.
 pub(super) enum Sink {
@@ -21,7 +25,9 @@ impl Sink {
     /// The name of the file, and why it cannot be opened.
     pub fn open(name: &str) -> Result<Self, String> {
         let path = name.replace("%h", &host_name()).replace("%p", &std::process::id().to_string());
-        let file = OpenOptions::new().create(true).append(true).open(&path);
+        let name = path.clone();
+        let open = move || OpenOptions::new().create(true).append(true).open(name);
+        let file = in_time(OPENING, open);
         file.map(|file| Self::File(Mutex::new(file))).map_err(|error| format!("{path}: {error}"))
     }
 

@@ -3,8 +3,6 @@
 //! `HAWSER_LINKS` names the file. Without it, the one that `hawser measure` left in the user's cache for this
 //! device and number of ranks counts if it is there. Ranks never compare files: rank 0's text is everybody's.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use hawser_plan::Topology;
@@ -12,6 +10,7 @@ use hawser_plan::cost::Constants;
 
 use hawser_base::env::Settings;
 use hawser_base::error::{Error, Result};
+use hawser_base::files;
 use hawser_base::log::{self, Subsys};
 
 /// Longest file that is read, in bytes.
@@ -104,18 +103,7 @@ fn cached(settings: &Settings, device: &str, topology: &Topology) -> Option<Stri
 }
 
 fn read(path: &Path) -> std::result::Result<String, String> {
-    // Opening a pipe would wait for somebody to write.
-    if !std::fs::metadata(path).map_err(|e| e.to_string())?.is_file() {
-        return Err("it is no regular file".into());
-    }
-    let mut text = String::new();
-    let file = File::open(path).map_err(|e| e.to_string())?;
-    file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(|e| e.to_string())?;
-    if text.len() as u64 > MOST_BYTES {
-        Err(format!("it is longer than {MOST_BYTES} bytes"))
-    } else {
-        Ok(text)
-    }
+    files::read_text(path, MOST_BYTES).map_err(|error| error.to_string())
 }
 
 fn one_line(text: &str) -> String {

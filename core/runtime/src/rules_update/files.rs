@@ -2,14 +2,14 @@
 //! communicators of which this process holds rank 0. Looked at by time stamps, which works on network file
 //! systems too.
 
-use std::fs::{File, Metadata};
-use std::io::Read;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hawser_base::env::Settings;
+use hawser_base::files;
 use hawser_base::log::{self, Subsys};
 use hawser_plugin::tuner::SettingsFile;
 
@@ -109,11 +109,7 @@ impl Watched {
     /// What stands in them; None, with a line in the log, if one cannot be read.
     fn read(&self) -> Option<Vec<SettingsFile>> {
         let read = |path: &PathBuf| -> std::io::Result<SettingsFile> {
-            let mut text = String::new();
-            File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
-            if text.len() as u64 > MOST_BYTES {
-                return Err(std::io::Error::other("it is larger than 16 MiB: is it the right one?"));
-            }
+            let text = files::read_text(path, MOST_BYTES)?;
             Ok(SettingsFile { name: path.display().to_string(), text })
         };
         let complain = |path: &PathBuf, error: &std::io::Error| {
@@ -168,7 +164,7 @@ mod tests {
         assert!(due(&mut watched, now));
         assert!(!due(&mut watched, now + AGAIN * 100), "once");
         assert_eq!(watched.read().unwrap()[0].text, "more");
-        File::create(&path).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(MOST_BYTES + 1).unwrap();
         assert!(watched.read().is_none(), "half of the rules are none");
         std::fs::remove_file(&path).unwrap();
         assert!(!due(&mut watched, now));
