@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 /// Part of its grace for a visitor that has not said a word: who knows the secret speaks at once.
 const SILENT: u32 = 50;
 
-/// Of a crowd of silent visitors this part gives way at once: one at a time would take longer than others need
-/// to come.
+/// Of a crowd of silent visitors this part gives way at once: one at a time would take longer than others
+/// need to come.
 const SOME: usize = 4;
 
 /// The most connections that are taken before those that are there are heard.

@@ -200,8 +200,8 @@ impl Connector {
         Ok(self.talk.say(ANSWER, body))
     }
 
-    /// What is said in place of an answer to a listener that has another key: so the listener, which cannot know
-    /// which of the two is wrong, is able to tell its user.
+    /// The message in place of an answer to a listener that has another key: so the listener, which cannot
+    /// know which of the two is wrong, is able to tell its user.
     pub fn complaint(&self) -> Vec<u8> {
         vec![0; self.protocol.answer_bytes()]
     }

@@ -32,8 +32,8 @@ struct Value {
     hash: u64,
 }
 
-/// The same input chunk of neighbouring ranks, the same number of times. Most values are sums over neighbours, so
-/// few of these say what hundreds of ranks gave.
+/// The same input chunk of neighbouring ranks, the same number of times. Most values are sums over
+/// neighbours, so few of these say what hundreds of ranks gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part {
     /// The first source rank, and the one behind the last.

@@ -31,8 +31,8 @@ pub(super) const ROOT: u32 = u32::MAX;
 const GREETING: usize = 9;
 
 /// The advice where two ranks have different keys.
-const SAME_KEY: &str = "if it is a rank of this job, give all ranks the same unique id, or the same NCCL_COMM_ID and \
-                        key (HAWSER_COMM_ID_KEY_FILE)";
+const SAME_KEY: &str = "if it is a rank of this job, give all ranks the same unique id, or the same \
+                        NCCL_COMM_ID and key (HAWSER_COMM_ID_KEY_FILE)";
 
 const PROTOCOL: Protocol =
     Protocol { magic: *b"HAWSboot", version: 6, greeting: GREETING, answer: 0, welcome: 0 };
@@ -166,7 +166,7 @@ impl Acceptor {
         self.inner.next_deadline()
     }
 
-    /// Who came last with a wrong key, in words. Nothing of it is proved but the address.
+    /// The caller that came last with a wrong key, in words. Nothing of it is proved but the address.
     pub fn last_wrong_key(&self) -> Option<&str> {
         self.last_wrong_key.as_deref()
     }
