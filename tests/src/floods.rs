@@ -1,8 +1,8 @@
 //! A job whose ports are flooded with connections that say nothing, while it begins and while it works.
 //!
-//! Traffic stays on the loopback interface; the number of connections and the time are bounded. The ranks have
-//! a small limit of open files and open files all the time, as a program does; they name the ports on which
-//! they listen, so that strangers need not look for them.
+//! Traffic stays on the loopback interface; the number of connections and the time are bounded. The ranks
+//! have a small limit of open files and open files all the time, as a program does; they name the ports on
+//! which they listen, so that strangers need not look for them.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -38,7 +38,7 @@ pub struct Flood {
     pub nice: u32,
 }
 
-/// What a job looked like under a flood, or without one.
+/// The figures of a job under a flood, or without one.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
     /// The longest init of a rank.
@@ -47,9 +47,9 @@ pub struct Outcome {
     pub ports: usize,
     /// Connections that strangers made.
     pub connections: u64,
-    /// Files that the ranks opened for themselves, and how many could not be opened.
+    /// Files that the ranks opened for themselves.
     pub opened: u64,
-    /// The latter.
+    /// Files that could not be opened.
     pub failed: u64,
     /// The most log lines of a rank about strangers.
     pub lines: usize,
@@ -210,7 +210,7 @@ pub fn rank(id: &str, ranks: u32, rank: u32, files: u64) -> Result<()> {
     Ok(())
 }
 
-/// What a program does beside its communicators: it opens files. It also names the ports of the process.
+/// The program beside its communicators: it opens files. It also names the ports of the process.
 struct Program {
     is_over: Arc<AtomicBool>,
     counts: Arc<[AtomicU64; 2]>,

@@ -229,6 +229,29 @@ fn a_wait_for_a_rank_that_left_in_peace() {
     }
 }
 
+/// What fits into staging is sent whether or not its receivers ever come, as NCCL does it.
+#[test]
+fn small_data_are_sent_whether_or_not_their_receivers_come() {
+    if !on_host() {
+        return;
+    }
+    for host in [["a", "a", "a"], ["a", "b", "c"]] {
+        let sends = [
+            "call=broadcast/16/float/sum/0",
+            "call=scatter/16/float/sum/0",
+            "call=gather/16/float/sum/1",
+            "send=1",
+        ];
+        for send in sends {
+            let id = unique_id().unwrap();
+            let start =
+                |r: u32, steps: &[&str]| rank(&id, (r, 3), steps, &[("NCCL_HOSTID", host[r as usize])]);
+            let _never_come = [1, 2].map(|r| start(r, &["all_reduce", "sleep"]));
+            start(0, &["all_reduce", send, "mark", "sleep"]).wait_for("mark");
+        }
+    }
+}
+
 /// Rank 0 passes news on. After it has left another rank does: the death of one is known to the others, also
 /// to one that only waits for a third.
 #[test]

@@ -1,16 +1,18 @@
-//! Kills ranks at random moments for some minutes, and says what became of the others; or stops ranks for 1
-//! to 60 seconds each, several jobs at a time.
+//! Attacks jobs for some minutes by all scenarios in turn (kills, stops, floods, forks, misuse, damaged
+//! files); or kills so many ranks and says what became of the others, or stops ranks for 1 to 60 seconds
+//! each, several jobs at a time, or measures floods.
 //!
 //! ```text
-//! cargo run -p hawser-tests --bin attack -- --minutes 30 [--seed S] [--kills N]
+//! cargo run -p hawser-tests --bin attack -- --minutes 30 [--seed S]
+//! cargo run -p hawser-tests --bin attack -- --kills N [--seed S]
 //! cargo run -p hawser-tests --bin attack -- --stops 100 [--seed S]
 //! cargo run -p hawser-tests --bin attack -- --flood ROUNDS [--strangers N] [--of-another-user N] [--nice N]
 //! ```
 //!
-//! Every kill has a seed of its own: that given, the next one and so on, so that one that goes wrong can be
-//! repeated with `--seed S --kills 1`. Ends with 1 if a survivor hung or blamed another rank. Build all of
-//! the crate's programs first (`cargo build -p hawser-tests`): ranks run `hawser-test-rank`, which lies
-//! beside this one.
+//! Every attack has a seed of its own: that given, the next one and so on, so that one that goes wrong can be
+//! repeated with `--seed S --kills 1`, or with `--seed S --minutes 0` where scenarios are in turn. Ends with
+//! 1 if a survivor hung or blamed another rank, or another attack did harm. Build all of the crate's programs
+//! first (`cargo build -p hawser-tests`): ranks run `hawser-test-rank`, which lies beside this one.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -18,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use hawser_tests::attack::{Kill, Phase};
 use hawser_tests::floods::{Flood, Outcome};
+use hawser_tests::scenarios::Scenario;
 use hawser_tests::stops::Stop;
 
 /// The number of jobs with stopped ranks at a time: they wait for most of it.
@@ -56,13 +59,12 @@ fn main() -> ExitCode {
         };
         return floods(binary, flood, rounds);
     }
-    let end = Instant::now() + Duration::from_secs(60 * minutes);
+    if most == u64::MAX {
+        return scenarios(binary, first, Duration::from_secs(60 * minutes));
+    }
     let before = in_shm();
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     for seed in (first..).take(usize::try_from(most).unwrap_or(usize::MAX)) {
-        if most == u64::MAX && Instant::now() >= end {
-            break;
-        }
         let kill = Kill::of(seed);
         let outcome = kill.carry_out(binary);
         let hosts = if kill.hosts == 1 { "one host" } else { "hosts" };
@@ -80,6 +82,34 @@ fn main() -> ExitCode {
     println!("files left in /dev/shm: {left}");
     let is_good = rows.values().all(|row| row.hangs + row.wrong == 0) && left == 0;
     ExitCode::from(u8::from(!is_good))
+}
+
+/// All scenarios in turn, a seed each from `first` on, for so long. Ends with 1 if one went wrong or left
+/// something behind.
+fn scenarios(binary: &str, first: u64, lasting: Duration) -> ExitCode {
+    let (begin, before) = (Instant::now(), in_shm());
+    let mut rows: BTreeMap<Scenario, [u32; 2]> = BTreeMap::new();
+    for seed in first.. {
+        let scenario = Scenario::of(seed);
+        let [attacks, wrong] = rows.entry(scenario).or_default();
+        *attacks += 1;
+        if let Err(text) = scenario.carry_out(seed, binary) {
+            *wrong += 1;
+            println!("seed {seed}: {scenario:?}: WRONG: {text}");
+        }
+        if begin.elapsed() >= lasting {
+            break;
+        }
+    }
+    println!("{:<8} {:>8} {:>6}", "", "attacks", "wrong");
+    rows.iter().for_each(|(scenario, [attacks, wrong])| {
+        let name = format!("{scenario:?}");
+        println!("{name:<8} {attacks:>8} {wrong:>6}");
+    });
+    let left = in_shm().saturating_sub(before);
+    println!("files left in /dev/shm: {left}");
+    let wrong: u32 = rows.values().map(|[_, wrong]| wrong).sum();
+    ExitCode::from(u8::from(wrong > 0 || left > 0))
 }
 
 /// Stops ranks, by so many seeds from `first` on. Ends with 1 if a job failed or left something behind.
@@ -127,7 +157,7 @@ fn floods(binary: &str, flood: Flood, rounds: u64) -> ExitCode {
                 Ok(Outcome { init, ports, connections, opened, failed, lines }) => {
                     let init = 1e3 * init.as_secs_f64();
                     println!(
-                        "{name:<8} {init:>10.1} {ports:>6} {connections:>12} {opened:>8} {failed:>7} {lines:>6}"
+                        "{name:<8} {init:>10.1} {ports:>6} {connections:>12} {opened:>8} {failed:>7} {lines}"
                     );
                     inits[at].push(init);
                     is_good &= failed == 0;

@@ -22,7 +22,8 @@
 //! (messages to the next rank until one fails), `splits` and `shrinks` (new communicators, each with an
 //! all-reduce, until one fails), `survive=RANK` (makes a communicator without a dead rank, and uses
 //! it), `send=PEER`, `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child
-//! that calls what it must not), `break` (the test net fails soon), `flip` (it changes a bit soon),
+//! that calls what it must not), `misuse=SEED` (wrong calls of several threads), `late` (one after
+//! `destroy`), `break` (the test net fails soon), `flip` (it changes a bit soon),
 //! `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
 //! `queued=COUNT`, `child=first|second|late`, `spin` and `read` (for hangs, see `hangs.rs`),
@@ -44,7 +45,7 @@ use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{deaths, floods, hangs, leaks, mixed, puts, vectors, world};
+use hawser_tests::{deaths, floods, hangs, leaks, misuse, mixed, puts, vectors, world};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -161,6 +162,8 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "ring" => deaths::ring(comm),
         "splits" => deaths::splits(comm),
         "shrinks" => deaths::shrinks(comm),
+        "late" => misuse::late(comm),
+        misused if misused.starts_with("misuse=") => misuse::run(comm, &misused["misuse=".len()..]),
         survived if survived.starts_with("survive=") => deaths::survive(comm, &survived["survive=".len()..]),
         looped if looped.starts_with("loop=") => deaths::looped(comm, &looped["loop=".len()..]),
         sent if sent.starts_with("send=") => deaths::message(comm, true, &sent["send=".len()..]),

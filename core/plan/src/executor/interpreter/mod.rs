@@ -174,7 +174,10 @@ pub(crate) fn cut(work: &mut Work, wanted: u32, route: Route, elem: u64, config:
     if work.count == 0 {
         return Ok(0);
     }
-    work.chunk = work.count.div_ceil(u64::from(work.per_block)).next_multiple_of(pack);
+    let chunk = work.count.div_ceil(u64::from(work.per_block)).checked_next_multiple_of(pack);
+    work.chunk = chunk.filter(|chunk| chunk.checked_mul(elem).is_some()).ok_or_else(|| {
+        PlanError::argument(format!("{} elements are more than memory can hold", work.count))
+    })?;
     let useful = (work.chunk * elem).div_ceil(MIN_INSTANCE_BYTES);
     let instances = u64::from(wanted).min(useful).max(1);
     work.instance = work.chunk.div_ceil(instances).next_multiple_of(pack);
