@@ -14,7 +14,7 @@ const LIMIT: u64 = 16 << 10;
 #[test]
 fn a_trace_that_reaches_the_limit_of_a_files_size_stays_whole() {
     let before = getrlimit(Resource::Fsize);
-    setrlimit(Resource::Fsize, Rlimit { current: Some(LIMIT), ..before.clone() }).unwrap();
+    setrlimit(Resource::Fsize, Rlimit { current: Some(LIMIT), ..before }).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
     let settings = Settings {

@@ -226,9 +226,9 @@ settings! {
         /// of a process is noticed at once, whatever the value. A process that is stopped or slow is not
         /// dead.
         heartbeat: Option<Duration> = "HAWSER_HEARTBEAT", DEADLINE, default "60";
-        /// 1: what crosses the network between hosts has checksums from one rank's memory to the other's; data
-        /// that were changed on the way end the communicator with an error that names the NIC. Slots of GPUs
-        /// lie in host memory then. All ranks need the same value.
+        /// 1: what crosses the network between hosts has checksums from one rank's memory to the other's;
+        /// data that were changed on the way end the communicator with an error that names the NIC. Slots of
+        /// GPUs lie in host memory then. All ranks need the same value.
         checksum: bool = "HAWSER_CHECKSUM", SWITCH_OFF, default "0", page "../SECURITY.md";
         /// 0: communicators do not block, 1: they do, whatever their configuration says.
         comm_blocking: Option<bool> = "NCCL_COMM_BLOCKING", FLAG, unset "the configuration's";

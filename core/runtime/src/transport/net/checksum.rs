@@ -1,5 +1,5 @@
-//! Checksums of slots that cross a network (`HAWSER_CHECKSUM`): the sender's proxy writes a record in front of
-//! a slot when it takes the slot, and the receiver's looks at it before the device may read the slot.
+//! Checksums of slots that cross a network (`HAWSER_CHECKSUM`): the sender's proxy writes a record in front
+//! of a slot when it takes the slot, and the receiver's looks at it before the device may read the slot.
 //!
 //! | bytes | hold |
 //! |---|---|
@@ -124,8 +124,8 @@ impl Checksum {
         }
         let Label { number, lane, from, to, .. } = said;
         Err(Mismatch(format!(
-            "{where_}: the data of another slot came: number {number} of lane {lane} from rank {from} to rank \
-             {to}"
+            "{where_}: the data of another slot came: number {number} of lane {lane} from rank {from} to \
+             rank {to}"
         )))
     }
 }
