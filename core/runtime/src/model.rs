@@ -5,12 +5,18 @@
 //! with and without the feature `loom`.
 
 #[cfg(not(all(test, feature = "loom")))]
-pub use std::sync::{Condvar, Mutex, MutexGuard, atomic::AtomicU64};
+pub use std::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64},
+};
 
 #[cfg(all(test, feature = "loom"))]
 pub use loom::{
     cell::UnsafeCell,
-    sync::{Condvar, Mutex, MutexGuard, atomic::AtomicU64},
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicU32, AtomicU64},
+    },
 };
 
 /// A cell whose content is reached by a pointer, as that of loom is.

@@ -1,6 +1,7 @@
 //! The host executor: runs launches to their end in the calling thread, all communicators of a group side by
 //! side.
 
+mod fifo;
 pub mod interp;
 
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //! of the FIFOs are those of [`hawser_kernels_abi::Conn`].
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use hawser_base::error::{Error, ErrorKind, Result};
@@ -21,6 +21,7 @@ use hawser_plan::DataType;
 use hawser_plan::Protocol;
 use hawser_plan::executor::copy_engine::{STREAMS, What};
 
+use super::fifo::Fifo;
 use crate::executor::copy_engine::host::Copies;
 use crate::op_number::{MESSAGES, operation as number_text};
 use crate::progress::journal::Journal;
@@ -206,15 +207,12 @@ impl<'a> Run<'a> {
             return Some(Awaited { what: operation::Awaited::Channel, peer: self.comm.rank });
         }
         for &peer in &step.recv[..usize::from(step.n_recv)] {
-            let fifo = self.fifo(i, peer);
-            if fifo.tail().load(Ordering::Acquire) <= fifo.taken().load(Ordering::Relaxed) {
+            if !self.fifo(i, peer).receiver().has_data() {
                 return Some(Awaited { what: operation::Awaited::Data, peer: u32::from(peer) });
             }
         }
         for &peer in &step.send[..usize::from(step.n_send)] {
-            let fifo = self.fifo(i, peer);
-            let (sent, credit) = (fifo.sent().load(Ordering::Relaxed), fifo.credit().load(Ordering::Acquire));
-            if sent >= credit + u64::from(self.comm.depth) {
+            if !self.fifo(i, peer).sender().has_room() {
                 return Some(Awaited { what: operation::Awaited::Room, peer: u32::from(peer) });
             }
         }
@@ -247,7 +245,7 @@ impl<'a> Run<'a> {
         };
         let mut operands: Vec<Operand> = Vec::with_capacity(usize::from(step.n_recv) + 2);
         let slots: Vec<u64> =
-            step.recv[..usize::from(step.n_recv)].iter().map(|&p| self.fifo(i, p).take_slot()).collect();
+            step.recv[..usize::from(step.n_recv)].iter().map(|&p| self.fifo(i, p).slot_to_take()).collect();
         operands.extend(slots.iter().map(|&addr| Operand { addr, len: span.nominal, scaled: false }));
         let order = usize::from(step.order).min(operands.len());
         if step.flags & HAS_SRC != 0 {
@@ -263,7 +261,7 @@ impl<'a> Run<'a> {
         to.extend(
             step.send[..usize::from(step.n_send)]
                 .iter()
-                .map(|&p| (self.fifo(i, p).send_slot(), span.nominal)),
+                .map(|&p| (self.fifo(i, p).slot_to_fill(), span.nominal)),
         );
         self.combine(dtype, step, &operands, &to);
         self.publish(i, step, (span.nominal * span.size) as u32 | work.tag);
@@ -295,19 +293,10 @@ impl<'a> Run<'a> {
     /// Tells the peers: slots filled with `bytes` bytes (and the work's tag), slots free again.
     fn publish(&self, i: usize, step: &Step, bytes: u32) {
         for &peer in &step.recv[..usize::from(step.n_recv)] {
-            let fifo = self.fifo(i, peer);
-            let taken = fifo.taken().load(Ordering::Relaxed) + 1;
-            fifo.taken().store(taken, Ordering::Relaxed);
-            fifo.peer_credit().store(taken, Ordering::Release);
+            self.fifo(i, peer).receiver().give_back();
         }
         for &peer in &step.send[..usize::from(step.n_send)] {
-            let fifo = self.fifo(i, peer);
-            let sent = fifo.sent().load(Ordering::Relaxed) + 1;
-            if let Some(size) = fifo.size_of(sent - 1) {
-                size.store(bytes, Ordering::Relaxed);
-            }
-            fifo.sent().store(sent, Ordering::Relaxed);
-            fifo.peer_tail().store(sent, Ordering::Release);
+            self.fifo(i, peer).hand_over(bytes);
         }
     }
 
@@ -417,60 +406,4 @@ impl Run<'_> {
 struct Awaited {
     what: operation::Awaited,
     peer: u32,
-}
-
-/// One FIFO pair of (lane, peer) as the interpreter uses it (protocol Simple).
-struct Fifo {
-    conn: Conn,
-    offset: u64,
-    stride: u64,
-    depth: u64,
-}
-
-impl Fifo {
-    fn take_slot(&self) -> u64 {
-        self.conn.recv_fifo + self.offset + self.taken().load(Ordering::Relaxed) % self.depth * self.stride
-    }
-
-    fn send_slot(&self) -> u64 {
-        self.conn.send_fifo + self.offset + self.sent().load(Ordering::Relaxed) % self.depth * self.stride
-    }
-
-    /// The word that tells the bytes in slot `number`, if anybody asks.
-    fn size_of(&self, number: u64) -> Option<&AtomicU32> {
-        let at = self.conn.send_bytes + 4 * (number % self.depth);
-        // SAFETY: as in `word`: `depth` 4-byte words lie there.
-        (self.conn.send_bytes != 0).then(|| unsafe { &*(at as *const AtomicU32) })
-    }
-
-    fn tail(&self) -> &AtomicU64 {
-        word(self.conn.recv_tail, 64)
-    }
-
-    fn peer_tail(&self) -> &AtomicU64 {
-        word(self.conn.send_tail, 64)
-    }
-
-    fn credit(&self) -> &AtomicU64 {
-        word(self.conn.send_credit, 64)
-    }
-
-    fn peer_credit(&self) -> &AtomicU64 {
-        word(self.conn.recv_credit, 64)
-    }
-
-    fn sent(&self) -> &AtomicU64 {
-        word(self.conn.counters, 8)
-    }
-
-    fn taken(&self) -> &AtomicU64 {
-        word(self.conn.counters + 24, 8)
-    }
-}
-
-/// The counter of protocol Simple in a table with one counter per `spacing` bytes.
-fn word<'a>(base: u64, spacing: u64) -> &'a AtomicU64 {
-    // SAFETY: the transport filled the table with addresses of live, 8-byte aligned counters of mapped heaps;
-    // they are only touched as atomics, here and in other processes.
-    unsafe { &*((base + spacing * Protocol::Simple as u64) as *const AtomicU64) }
 }
