@@ -1,9 +1,11 @@
 // What kernels of one or two exchanges share: every rank writes into the areas of all others, then waits for all others.
 //
 // An exchange has a number, the **epoch**, which grows by one from exchange to exchange and lives in device memory, so
-// replayed graphs go on counting. Its slots are used by turns (epoch % 2). Every exchange sends something to every peer and
-// waits for every peer, if only for a flag: whoever has seen all flags of epoch e knows that all peers have read what was
-// sent in e - 1, so the slots of e + 1 are free. No credits, no barriers between ranks.
+// replayed graphs go on counting. Its slots are used by turns (epoch % 2). Every exchange sends something to every peer, if
+// only a flag: whoever has seen all flags of epoch e knows that all peers have read what was sent in e - 1, so the slots of
+// e + 1 are free. No credits, no barriers between ranks. An exchange waits for the ranks that it receives from. Flags of the
+// others are **owed**: who sends the next time looks at them first. So the root of a small broadcast, or whoever sends to it in
+// a gather, ends although the others have not come yet. The second exchange of a launch owes nothing, nor does the one before it.
 //
 // Names: `k` counts peers from the own rank on (to, src, send1, send2), so that no two ranks begin with the same peer; `p` is
 // a rank (dst, len, recv1, recv2, keep), since values are combined in the order of ranks.
@@ -49,10 +51,24 @@ __device__ __noinline__ bool stop_waiting(const HawserExchange& a, u32 number, u
     return true;
 }
 
+// What lasts from launch to launch, per block (LL) or warp: the epoch, and the ranks whose flags of it are owed.
+struct Count {
+    u64 address;
+    u32 epoch, owed;
+
+    __device__ __forceinline__ Count(u64 counts, u32 unit) : address(counts + HAWSER_COUNT_BYTES * (u64)unit) {
+        u64 both = load_relaxed_sys(address);
+        epoch = (u32)both, owed = (u32)(both >> 32);
+    }
+    __device__ __forceinline__ void store() const { store_relaxed_sys(address, (u64)owed << 32 | epoch); }
+};
+
 __device__ __forceinline__ bool in(u32 mask, u32 bit) { return mask >> bit & 1; }
 // All ranks but the first peer number, or but the own rank.
 __device__ __forceinline__ u32 all_k(const HawserExchange& a) { return (1u << a.ranks) - 2; }
 __device__ __forceinline__ u32 all_p(const HawserExchange& a) { return ((1u << a.ranks) - 1) & ~(1u << a.rank); }
+// The ranks that a launch waits for in its first exchange.
+__device__ __forceinline__ u32 awaited(const HawserExchange& a) { return a.form & HAWSER_SECOND ? all_p(a) : a.recv1; }
 __device__ __forceinline__ u32 rank_of(const HawserExchange& a, u32 k) {
     u32 p = a.rank + k;
     return p < a.ranks ? p : p - a.ranks;

@@ -39,8 +39,8 @@ template <class M>
 __device__ __forceinline__ void exchange_bundle(const HawserBundle& b) {
     follow_previous_grid();
     u32 block = b.first + blockIdx.x, bytes = 8 * blockDim.x;
-    u64 counter = b.epochs + 4 * (u64)block, offset = (u64)block * (2 * PEERS * HAWSER_WORD_SLOT) + 16 * threadIdx.x;
-    u32 epoch = load_relaxed_sys_u32(counter);
+    Count count(b.epochs, block);
+    u64 offset = (u64)block * (2 * PEERS * HAWSER_WORD_SLOT) + 16 * threadIdx.x;
     bool good = true;
     if (threadIdx.x == 0) block_lost = 0;
     for (u64 todo = b.todo[blockIdx.x]; todo != 0; todo &= todo - 1) {
@@ -56,11 +56,10 @@ __device__ __forceinline__ void exchange_bundle(const HawserBundle& b) {
         m.load_factor(a.scalar, a.scalar_is_address != 0);
         u64 base = (u64)(block - op.first) * bytes, at = base + 8 * threadIdx.x;
         bool whole = (a.form & HAWSER_ALIGNED) && base + bytes <= a.least;
-        good = whole ? exchange_word<M, true>(a, m, at, offset, epoch + 1, 0)
-                     : exchange_word<M, false>(a, m, at, offset, epoch + 1, 0);
-        epoch += a.form & HAWSER_SECOND ? 2 : 1;
+        good = whole ? exchange_word<M, true>(a, m, at, offset, count, 0)
+                     : exchange_word<M, false>(a, m, at, offset, count, 0);
     }
-    if (threadIdx.x == 0) store_relaxed_sys_u32(counter, epoch);
+    if (threadIdx.x == 0) count.store();
     end_block(b.done);
 }
 

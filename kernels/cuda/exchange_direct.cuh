@@ -151,8 +151,8 @@ __device__ __noinline__ void move_ends(const HawserExchange& a, const M& m, cons
 template <class M>
 __device__ __noinline__ bool exchange_direct(const HawserExchange& a) {
     Direct& direct = own_direct();
-    u64 counter = a.epochs + 4 * (u64)(HAWSER_TILE_UNITS + blockIdx.x);
-    u32 epoch = load_relaxed_sys_u32(counter) + 1, warp = threadIdx.x / LANES;
+    Count count(a.epochs, HAWSER_TILE_UNITS + blockIdx.x);
+    u32 epoch = ++count.epoch, warp = threadIdx.x / LANES;
     DirectPlace place(a, epoch);
     if (warp == 0) {
         Meeting meeting = meet(a, direct, place, epoch);
@@ -163,7 +163,7 @@ __device__ __noinline__ bool exchange_direct(const HawserExchange& a) {
         }
     }
     __syncthreads();
-    if (threadIdx.x == 0) store_relaxed_sys_u32(counter, epoch);
+    if (threadIdx.x == 0) count.store();
     if (direct.meeting == Meeting::Open) {
         M m;
         m.divisor = a.divisor;

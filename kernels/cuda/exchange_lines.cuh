@@ -192,11 +192,17 @@ __device__ __forceinline__ void send_row(const HawserExchange& a, const LinePart
 
 // One or two exchanges of the warp's tile at `at`. `offset`: of its lines of even epochs.
 template <class M, bool EVEN>
-__device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& m, u64 at, u64 offset, u32 epoch, u32 number) {
+__device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& m, u64 at, u64 offset, Count& count, u32 number) {
     LinePart part;
+    u32 epoch = count.epoch + 1;
     u32 rank = a.rank, form = a.form, rows = (u32)(rest(a.most, at, (i32)a.tile) + ROW_DATA - 1) / ROW_DATA;
     u64 parity = a.ranks * HAWSER_LINE_SLOT, here = offset + epoch % 2 * parity, there = offset + (epoch + 1) % 2 * parity;
     bool fold = form & HAWSER_FOLD, second = form & HAWSER_SECOND;
+    Pack v[PEERS], next = {0, 0};
+    // A bare line lies in the first row.
+    if (count.owed != 0 && !receive_row_in_turns(a, part, a.mine + there, count.owed, epoch - 1, number, v)) return false;
+    count.owed = all_p(a) & ~awaited(a);
+    count.epoch += second ? 2 : 1;
     send_bare_lines(a, part, a.send1, here, epoch);
     send_rows<M, EVEN>(a, m, part, at, here, rows, epoch, 0);
     if constexpr (!EVEN) {
@@ -204,12 +210,11 @@ __device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& 
         send_rows<M, EVEN>(a, m, part, at, here, rows, epoch, 1);
     }
     u64 dst = in(a.keep, rank) ? 0 : a.dst[rank], len = a.len[rank];
-    Pack v[PEERS], next = {0, 0};
     if (form & HAWSER_OWN) next = part.template get<M, EVEN>(a.src[0], a.src_len[0], at);
 #pragma unroll 1
     for (u32 row = 0; row < rows; row++) {
         u64 row_at = at + row * ROW_DATA;
-        u32 mask = row == 0 ? all_p(a) : a.recv1;
+        u32 mask = row == 0 ? awaited(a) : a.recv1;
         Pack own = next; // one row ahead, under way while we wait
         if ((form & HAWSER_OWN) && row + 1 < rows) next = part.template get<M, EVEN>(a.src[0], a.src_len[0], row_at + ROW_DATA);
         if (!receive<EVEN>(a, part, a.mine + here + row * ROW_BYTES, mask, epoch, number, v)) return false;
@@ -240,8 +245,8 @@ template <class M>
 __device__ __forceinline__ void exchange_lines(const HawserExchange& a) {
     follow_previous_grid();
     u32 warps = blockDim.x / LANES, unit = blockIdx.x * warps + threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    u64 counter = a.epochs + 4 * (u64)unit;
-    u32 epoch = load_relaxed_sys_u32(counter), number = 0;
+    Count count(a.epochs, unit);
+    u32 number = 0;
     M m;
     m.divisor = a.divisor;
     m.load_factor(a.scalar, a.scalar_is_address != 0);
@@ -250,14 +255,13 @@ __device__ __forceinline__ void exchange_lines(const HawserExchange& a) {
     u64 offset = (u64)unit * (2 * a.ranks * HAWSER_LINE_SLOT) + 16 * lane;
     for (u64 at = (u64)unit * a.tile; at < a.most; at += (u64)gridDim.x * warps * a.tile) {
         bool even = (a.form & HAWSER_ALIGNED) && (a.form & HAWSER_EIGHTS);
-        bool good = even ? exchange_rows<M, true>(a, m, at, offset, epoch + 1, number)
-                          : exchange_rows<M, false>(a, m, at, offset, epoch + 1, number);
+        bool good = even ? exchange_rows<M, true>(a, m, at, offset, count, number)
+                          : exchange_rows<M, false>(a, m, at, offset, count, number);
         if (!good) break;
-        epoch += a.form & HAWSER_SECOND ? 2 : 1;
         number += 2;
     }
     __syncwarp();
-    if (lane == 0) store_relaxed_sys_u32(counter, epoch);
+    if (lane == 0) count.store();
     end_block(a.done);
 }
 

@@ -26,10 +26,10 @@ struct Tile {
             store_relaxed_sys_u32(flag_to, epoch);
         }
     }
-    // Waits for all peers. False: given up.
-    __device__ __forceinline__ bool await(const HawserExchange& a, u32 epoch, u32 number) const {
+    // Waits for the ranks of `mask`. False: given up.
+    __device__ __forceinline__ bool await(const HawserExchange& a, u32 mask, u32 epoch, u32 number) const {
         u64 since = 0;
-        bool there = !has_peer;
+        bool there = !has_peer || !in(mask, rank_of(a, lane));
         for (u32 polls = 1;; polls++) {
             if (!there) there = (i32)(load_acquire_sys_u32(flag_of) - epoch) >= 0;
             if (__all_sync(WHOLE_WARP, there)) break;
@@ -195,9 +195,13 @@ __device__ __forceinline__ void fold_tile(const HawserExchange& a, const M& m, c
 }
 
 template <class M, bool WHOLE>
-__device__ __forceinline__ bool exchange_tile(const HawserExchange& a, const M& m, const Tile& t, u32 epoch, u32 number) {
+__device__ __forceinline__ bool exchange_tile(const HawserExchange& a, const M& m, const Tile& t, Count& count, u32 number) {
+    u32 epoch = count.epoch + 1;
+    if (count.owed != 0 && !t.await(a, count.owed, epoch - 1, number)) return false;
+    count.owed = all_p(a) & ~awaited(a);
+    count.epoch += a.form & HAWSER_SECOND ? 2 : 1;
     push_tile<M, WHOLE>(a, m, t, epoch);
-    if (!t.await(a, epoch, number)) return false;
+    if (!t.await(a, awaited(a), epoch, number)) return false;
     if (!(a.form & HAWSER_FOLD)) {
         pull_tile<M, WHOLE>(a, t, a.recv1, true, epoch);
         return true;
@@ -205,7 +209,7 @@ __device__ __forceinline__ bool exchange_tile(const HawserExchange& a, const M& 
     fold_tile<M, WHOLE>(a, m, t, epoch);
     if (!(a.form & HAWSER_SECOND)) return true;
     t.publish(epoch + 1);
-    if (!t.await(a, epoch + 1, number + 1)) return false;
+    if (!t.await(a, all_p(a), epoch + 1, number + 1)) return false;
     pull_tile<M, WHOLE>(a, t, a.recv2, false, epoch + 1);
     return true;
 }
@@ -230,21 +234,20 @@ __device__ __forceinline__ void exchange_tiles(const HawserExchange& a) {
     __syncthreads();
     if (a.direct != 0 && exchange_direct<M>(a)) return end_block(a.done);
     u32 warps = blockDim.x / LANES, unit = blockIdx.x * warps + threadIdx.x / LANES;
-    u64 counter = a.epochs + 4 * (u64)unit;
-    u32 epoch = load_relaxed_sys_u32(counter), number = 0;
+    Count count(a.epochs, unit);
+    u32 number = 0;
     M m;
     m.divisor = a.divisor;
     m.load_factor(a.scalar, a.scalar_is_address != 0);
     Tile t = own_tile(a, unit);
     for (t.at = (u64)unit * a.tile; t.at < a.most; t.at += (u64)gridDim.x * warps * a.tile) {
         bool whole = (a.form & HAWSER_ALIGNED) && t.at + a.tile <= a.least;
-        bool good = whole ? exchange_tile<M, true>(a, m, t, epoch + 1, number) : exchange_tile<M, false>(a, m, t, epoch + 1, number);
+        bool good = whole ? exchange_tile<M, true>(a, m, t, count, number) : exchange_tile<M, false>(a, m, t, count, number);
         if (!good) break;
-        epoch += a.form & HAWSER_SECOND ? 2 : 1;
         number += 2;
     }
     __syncwarp();
-    if (t.lane == 0) store_relaxed_sys_u32(counter, epoch);
+    if (t.lane == 0) count.store();
     end_block(a.done);
 }
 

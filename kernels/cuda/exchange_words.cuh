@@ -86,14 +86,24 @@ __device__ __forceinline__ u64 send_words(const HawserExchange& a, const M& m, u
     return prepared(m, sent[0], form);
 }
 
+// Waits for the flags of the ranks `owed`, whose words lie at `slots`. False: all threads leave.
+__device__ __forceinline__ bool settle_words(const HawserExchange& a, u64 slots, u32 owed, u32 epoch, u32 number) {
+    u64 data[PEERS];
+    bool good = receive_words(a, slots, threadIdx.x == 0 ? owed : 0, epoch, number, data);
+    return !__syncthreads_or(!good);
+}
+
 // One word of every slot: 8 bytes at `at` of everything. `offset`: of this thread's words of even epochs.
 template <class M, bool WHOLE>
-__device__ __forceinline__ bool exchange_word(const HawserExchange& a, const M& m, u64 at, u64 offset, u32 epoch, u32 number) {
+__device__ __forceinline__ bool exchange_word(const HawserExchange& a, const M& m, u64 at, u64 offset, Count& count, u32 number) {
     constexpr u64 PARITY = PEERS * HAWSER_WORD_SLOT;
     u32 form = a.form, rank = a.rank;
     bool active = WHOLE || at < a.most;
+    u32 epoch = count.epoch + 1, everyone = threadIdx.x == 0 ? awaited(a) : 0;
     u64 here = offset + (epoch % 2) * PARITY, there = offset + (epoch + 1) % 2 * PARITY;
-    u32 everyone = threadIdx.x == 0 ? all_p(a) : 0;
+    if (count.owed != 0 && !settle_words(a, a.mine + there, count.owed, epoch - 1, number)) return false;
+    count.owed = all_p(a) & ~awaited(a);
+    count.epoch += form & HAWSER_SECOND ? 2 : 1;
     u64 own = 0, data[PEERS];
     send_flags(a, a.send1, here, epoch);
     if (active) own = send_words<M, WHOLE>(a, m, at, here, epoch);
@@ -127,8 +137,8 @@ __device__ __forceinline__ bool exchange_word(const HawserExchange& a, const M& 
 template <class M>
 __device__ __forceinline__ void exchange_words(const HawserExchange& a) {
     follow_previous_grid();
-    u64 counter = a.epochs + 4 * (u64)blockIdx.x;
-    u32 epoch = load_relaxed_sys_u32(counter), number = 0;
+    Count count(a.epochs, blockIdx.x);
+    u32 number = 0;
     M m;
     m.divisor = a.divisor;
     m.load_factor(a.scalar, a.scalar_is_address != 0);
@@ -141,12 +151,11 @@ __device__ __forceinline__ void exchange_words(const HawserExchange& a) {
         // The block has read all words of the exchange before the last; all leave, or none.
         if (number != 0 && __syncthreads_or(!good)) break;
         bool whole = (a.form & HAWSER_ALIGNED) && base + bytes <= a.least;
-        good = whole ? exchange_word<M, true>(a, m, base + in_block, offset, epoch + 1, number)
-                     : exchange_word<M, false>(a, m, base + in_block, offset, epoch + 1, number);
-        epoch += a.form & HAWSER_SECOND ? 2 : 1;
+        good = whole ? exchange_word<M, true>(a, m, base + in_block, offset, count, number)
+                     : exchange_word<M, false>(a, m, base + in_block, offset, count, number);
         number += 2;
     }
-    if (threadIdx.x == 0) store_relaxed_sys_u32(counter, epoch);
+    if (threadIdx.x == 0) count.store();
     end_block(a.done);
 }
 

@@ -50,6 +50,12 @@ __device__ __forceinline__ u32 load_relaxed_sys_u32(u64 address) {
     return v;
 }
 
+__device__ __forceinline__ u64 load_relaxed_sys(u64 address) {
+    u64 v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(address) : "memory");
+    return v;
+}
+
 __device__ __forceinline__ u32 load_acquire_sys_u32(u64 address) {
     u32 v;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");

@@ -158,6 +158,7 @@ constexpr uint32_t HAWSER_WORD_SLOT = 8192; // a word of 16 bytes for each of 51
 constexpr uint32_t HAWSER_LINE_SLOT = 4096; // eight rows of four lines
 constexpr uint32_t HAWSER_TILE_SLOT = 8192; // of eight ranks
 constexpr uint32_t HAWSER_UNIT_FLAGS = 32; // bytes of a warp's flags: one of 4 bytes for each rank
+constexpr uint32_t HAWSER_COUNT_BYTES = 8; // what a block or warp keeps from launch to launch: epoch, ranks whose flags are owed
 constexpr uint32_t HAWSER_TILE_UNITS = 704; // warps that have such flags; behind them lie the lines of zero_copy
 constexpr uint32_t HAWSER_DIRECT_BLOCKS = 44;
 constexpr uint32_t HAWSER_DIRECT_LINE = 32;     // read address, write address, state and epoch; for block, parity and rank

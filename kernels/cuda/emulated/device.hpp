@@ -182,6 +182,7 @@ inline void fence_acq_rel_sys() {
     for (unsigned n = dice() % 50; n > 0; n--) yield_fiber();
 }
 inline u32 load_relaxed_sys_u32(u64 a) { return at<u32>(a); }
+inline u64 load_relaxed_sys(u64 a) { return at<u64>(a); }
 inline u64 now_ns() { return emulated_ns; }
 inline u32 add_acq_rel_gpu(u32* a, u32 v) { u32 old = *a; *a += v; return old; }
 inline void add_release_gpu(u64 a, u32 v) { at<u32>(a) += v; }

@@ -84,7 +84,7 @@ struct Machine {
     u32 ranks, abort = 0, base;
     u64 starts[3], sizes[3], flags_at;
     std::vector<std::vector<u32>> areas;
-    std::vector<std::vector<u32>> epochs[3];
+    std::vector<std::vector<u64>> epochs[3];
     std::vector<HawserDevComm> comms;
     std::vector<Told> reports;
 
@@ -109,7 +109,8 @@ struct Machine {
         for (u32 r = 0; r < ranks; r++) {
             REQUIRE(reports[r].report.code == 0, "rank %u gave up", r);
             for (int p = 0; p < 3; p++) {
-                REQUIRE(epochs[p][r] == epochs[p][0], "protocol %d: rank %u has counted otherwise than rank 0", p, r);
+                for (size_t unit = 0; unit < epochs[p][r].size(); unit++)
+                    REQUIRE((u32)epochs[p][r][unit] == (u32)epochs[p][0][unit], "protocol %d: rank %u has counted otherwise than rank 0", p, r);
                 for (u64 at = area(r, p) - CANARY; at < area(r, p); at += 4)
                     REQUIRE(*(const u32*)at == base, "rank %u: stored before the area of protocol %d", r, p);
                 for (u64 at = area(r, p) + sizes[p], end = at + CANARY / 2; at < end; at += 4)

@@ -19,6 +19,9 @@ pub const TILE_BLOCKS: u32 = 44;
 pub(super) const WARPS: u64 = THREADS as u64 / 32;
 /// Bytes of the flags of a warp: four for each rank.
 pub(super) const UNIT_FLAGS: u64 = 32;
+/// Bytes that a block or warp keeps from launch to launch: its epoch, and the ranks whose flags it has not
+/// looked at.
+const COUNT_BYTES: u64 = 8;
 /// Bytes of a line: what a rank tells a peer's block, twice by parity.
 const LINE_BYTES: u64 = 32;
 /// Bytes of lines, and of the flags behind them, of an area.
@@ -52,14 +55,14 @@ impl Area {
         let tiles = units(2) * 2 * ranks * slot(2, ranks);
         let flags = words + lines + tiles;
         let end = flags + units(2) * UNIT_FLAGS;
-        let counters = [u64::from(BLOCKS[0]) * 4, units(1) * 4, units(2) * 4];
+        let counters = [u64::from(BLOCKS[0]), units(1), units(2)].map(|units| units * COUNT_BYTES);
         Self {
             slots: [0, words, words + lines],
             flags,
             lines: end,
             bytes: end + LINES_BYTES,
             epochs: [0, counters[0], counters[0] + counters[1]],
-            epoch_bytes: counters.iter().sum::<u64>() + u64::from(TILE_BLOCKS) * 4,
+            epoch_bytes: counters.iter().sum::<u64>() + u64::from(TILE_BLOCKS) * COUNT_BYTES,
         }
     }
 
