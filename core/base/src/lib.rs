@@ -13,6 +13,20 @@
 //! | [`wait`] | the one way to wait: it can be aborted, has a deadline and says who waits for whom |
 //! | [`stages`] | clocks for the stages that a slot passes between hosts |
 //! | [`progress`] | one background thread per device |
+//!
+//! Whoever waits says for whom, and an error says what to do:
+//!
+//! ```
+//! use hawser_base::wait::{AbortFlag, Wait};
+//! use hawser_base::{Error, ErrorKind};
+//! use std::time::Duration;
+//!
+//! let wait = Wait::new(AbortFlag::new(), Some(Duration::from_millis(20)));
+//! let late: Result<u32, Error> = wait.until(|| None, || "rank 2 waits for rank 5");
+//! let error = late.unwrap_err().with_peer(5).remedy("look at that rank");
+//! assert_eq!(error.kind, ErrorKind::Timeout);
+//! assert_eq!(error.text, "rank 2 waits for rank 5: no end within the deadline of 0.02 s; look at that rank");
+//! ```
 
 pub mod env;
 pub mod error;

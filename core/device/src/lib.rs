@@ -9,6 +9,18 @@
 //! | [`cuda`] | NVIDIA GPUs, through the CUDA driver |
 //! | [`host`] | the CPU: buffers are host memory, and the arithmetic that reduces them |
 //! | [`pool`] | the memory of a device, with a limit |
+//!
+//! ```
+//! use hawser_device::host::HostDevice;
+//! use hawser_device::{Device, Streams};
+//!
+//! let device = HostDevice::new(0)?;
+//! let (from, to) = (device.alloc(64)?, device.alloc(64)?);
+//! let stream = device.stream()?;
+//! device.copy_and_wait(&stream, to.addr, from.addr, 64)?;
+//! assert!(device.kernels().is_none(), "the host runs programs on its own threads");
+//! # Ok::<(), hawser_base::Error>(())
+//! ```
 
 pub mod cuda;
 pub mod device;

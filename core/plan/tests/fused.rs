@@ -347,7 +347,10 @@ fn the_kernels_count_with_the_same_numbers() {
     assert_eq!(number("HAWSER_COUNTER_BYTES"), COUNTER_BYTES);
     assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.lines - area.flags) / (tile_blocks * warps));
     assert_eq!(number("HAWSER_TILE_UNITS"), tile_blocks * warps);
-    assert_eq!(number("HAWSER_TILE_UNITS"), (area.epoch_bytes - area.epochs[2]) / number("HAWSER_COUNT_BYTES") - tile_blocks);
+    assert_eq!(
+        number("HAWSER_TILE_UNITS"),
+        (area.epoch_bytes - area.epochs[2]) / number("HAWSER_COUNT_BYTES") - tile_blocks
+    );
     assert_eq!(number("HAWSER_DIRECT_BLOCKS"), tile_blocks);
     assert_eq!(number("HAWSER_BULK_SHARED"), u64::from(copy_engine::reduce_kernel::SHARED_BYTES));
     // A line for each parity and a flag, of every rank and block.

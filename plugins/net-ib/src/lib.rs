@@ -16,6 +16,18 @@
 //! | `flush` | GPU memory: makes what arrived visible |
 //! | `stats`, `profile` | counters, and events for profilers |
 //! | `context`, `endpoint` | the plugin interface |
+//!
+//! ```
+//! use hawser_net_ib::IbNet;
+//! use hawser_plugin::{Log, Net};
+//! use hawser_plugin::net::NetConfig;
+//!
+//! let net = IbNet::new();
+//! match net.open(&NetConfig::new(1, Log::silent())) {
+//!     Ok(context) => println!("{} has {:?} devices", net.name(), context.devices()),
+//!     Err(error) => println!("no InfiniBand here: {error}"),
+//! }
+//! ```
 
 mod clock;
 mod config;

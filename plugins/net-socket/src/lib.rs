@@ -20,6 +20,20 @@
 //! | `cpu_contention`, `path_health` | whether threads find processors, whether paths are alive |
 //! | `context`, `endpoint` | the plugin interface |
 //!
+//! A program that links this crate has the net among its plugins; another may open it itself:
+//!
+//! ```
+//! use hawser_net_socket::SocketNet;
+//! use hawser_plugin::{Log, Net};
+//! use hawser_plugin::net::NetConfig;
+//!
+//! let net = SocketNet::new();
+//! // A machine without an interface that is up has no device.
+//! if let Ok(context) = net.open(&NetConfig::new(1, Log::silent())) {
+//!     println!("{} has {:?} devices", net.name(), context.devices());
+//! }
+//! ```
+//!
 //! The rules that keep threads and peers in step are numbered in `stream`, `queue`, `table`, `tx`, `rx`,
 //! `pool` and `service`.
 

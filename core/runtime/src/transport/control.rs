@@ -176,9 +176,19 @@ mod tests {
                 while control.word_at(0).load(Ordering::Acquire) != abort_word::ASK + 5 {
                     std::thread::yield_now();
                 }
-                let at = (control.addresses().1 as usize + size_of::<Report>()) as *mut Report;
-                // SAFETY: the place of the answer, which nobody reads before its code is written.
-                unsafe { at.write_volatile(Report { code: Report::BEING_WRITTEN, ..waits }) };
+                control.word_at(ANSWER_AT).store(Report::BEING_WRITTEN, Ordering::Relaxed);
+                let (from, to) = (&raw const waits, control.addresses().1 as usize + size_of::<Report>());
+                let behind_code = size_of::<u32>();
+                // SAFETY: the place of the answer; nobody reads what lies behind its code before that is
+                // written.
+                unsafe {
+                    let (from, to) = (from.byte_add(behind_code), (to as *mut Report).byte_add(behind_code));
+                    std::ptr::copy_nonoverlapping(
+                        from.cast::<u8>(),
+                        to.cast(),
+                        size_of::<Report>() - behind_code,
+                    );
+                }
                 control.word_at(ANSWER_AT).store(Report::WAITING, Ordering::Release);
             });
             control.ask_who_waits_for(5, patience)
