@@ -25,7 +25,8 @@
 //! let late: Result<u32, Error> = wait.until(|| None, || "rank 2 waits for rank 5");
 //! let error = late.unwrap_err().with_peer(5).remedy("look at that rank");
 //! assert_eq!(error.kind, ErrorKind::Timeout);
-//! assert_eq!(error.text, "rank 2 waits for rank 5: no end within the deadline of 0.02 s; look at that rank");
+//! let text = "rank 2 waits for rank 5: no end within the deadline of 0.02 s; look at that rank";
+//! assert_eq!(error.text, text);
 //! ```
 
 pub mod env;

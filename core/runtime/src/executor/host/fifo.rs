@@ -14,11 +14,11 @@ use crate::model::{AtomicU32, AtomicU64};
 pub struct Fifo {
     /// The addresses of both ends.
     pub conn: Conn,
-    /// Where the protocol's slots begin in a FIFO's memory.
+    /// The place of the protocol's slots in a FIFO's memory.
     pub offset: u64,
     /// Bytes from slot to slot.
     pub stride: u64,
-    /// Slots.
+    /// The number of slots.
     pub depth: u64,
 }
 
