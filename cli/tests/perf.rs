@@ -123,6 +123,34 @@ fn processes_of_its_own() {
     assert_right(&both, 1);
 }
 
+/// The processes of a run that is killed do not outlive it.
+#[test]
+fn a_run_that_is_killed_leaves_no_processes() {
+    let mut run = hawser("perf all_reduce -b 1K -e 1K -n 1000000000 -p 3");
+    let mut run = run.stdout(std::process::Stdio::null()).spawn().expect("the tool starts");
+    let children = |parent: u32| -> Vec<u32> {
+        let tasks = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+        tasks.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    };
+    let until = |is_so: &dyn Fn() -> bool| {
+        (0..6_000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            is_so()
+        })
+    };
+    let parent = run.id();
+    assert!(until(&|| children(parent).len() >= 2), "no processes of its own");
+    let started = children(parent);
+    run.kill().expect("a process of this test");
+    run.wait().expect("a process of this test");
+    // One that has ended and that nobody has waited for yet is a zombie.
+    let runs = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
+    };
+    assert!(until(&|| !started.iter().any(runs)), "{started:?} outlive their parent");
+}
+
 #[test]
 fn under_a_launcher() {
     let job = format!("test-{}", std::process::id());
