@@ -33,7 +33,8 @@
 //! | `mem`, `info` | buffers and windows; version and errors |
 //! | `param` | settings by name |
 //! | `teams`, `requirements` | teams of ranks, addresses of windows, needs of the device API |
-//! | `device_api`, `encryption` | names that exist, and what they answer for now |
+//! | `encryption` | the pre-shared key |
+//! | `device_api` | names that exist, and what they answer for now |
 
 #[macro_use]
 mod macros;

@@ -89,7 +89,7 @@ impl Proved {
     /// Sends the welcome. `None` if the connection does not take it.
     pub fn welcome(self, body: &[u8]) -> Option<Accepted> {
         send_whole(self.fd.as_fd(), &self.responder.welcome(body)).then(|| Accepted {
-            stream: Stream::from(self.fd),
+            stream: Stream::with_keys(self.fd, self.responder.session()),
             from: self.from,
             greeting: self.greeting,
             answer: self.answer,

@@ -134,9 +134,12 @@ impl Dial {
         self.connector.welcomed(&self.message).map(|body| Some(body.to_vec())).map_err(Ended::Handshake)
     }
 
-    /// The connection, once the handshake is over.
+    /// The connection, once the handshake is over. It has the keys to be sealed, and is not.
     pub fn into_stream(self) -> Stream {
-        Stream::from(self.fd)
+        match self.connector.session() {
+            Some(keys) => Stream::with_keys(self.fd, keys.clone()),
+            None => Stream::from(self.fd),
+        }
     }
 
     /// Reads a message of `length` bytes and not one byte more; `false` if it is not whole yet.

@@ -6,6 +6,7 @@
 //! allocated for them.
 
 use crate::error::{Error, Result};
+use crate::seal;
 use crate::socket::Moved;
 use crate::stream::Stream;
 use std::fmt;
@@ -130,10 +131,13 @@ impl<K: Kind> FrameReader<K> {
     /// Reads without blocking until a frame is whole or nothing is left.
     ///
     /// # Errors
-    /// `System` with its errno for a broken connection, `Peer` for a malformed header; the stream is useless
-    /// afterwards.
+    /// `System` with its errno for a broken connection, `Peer` for a malformed header or a wrong seal; the
+    /// stream is useless afterwards.
     pub fn advance(&mut self, stream: &Stream) -> Result<Incoming<K>> {
-        let read_error = |errno| Error::system("reading from a connection", errno);
+        let read_error = |errno| match errno {
+            seal::FORGED => Error::peer(seal::reason(errno)),
+            errno => Error::system("reading from a connection", errno),
+        };
         loop {
             let Some((header, payload)) = &mut self.open else {
                 match stream.read_some(&mut self.header[self.have..]).map_err(read_error)? {

@@ -11,11 +11,13 @@
 //! and of what the message adds. No proof can be replayed, because both ends bring random bytes, or
 //! reflected, because the steps have numbers. The listener believes nothing before step 3, the connector
 //! nothing before step 2. Two messages have no proof: a refusal in step 2, and the complaint of a connector
-//! whose key is another than the listener's, in place of step 3. What follows the handshake is not encrypted.
+//! whose key is another than the listener's, in place of step 3. Both
+//! ends get the same keys for what follows ([`crate::seal`]); it is the users' choice to use them.
 //!
 //! A [`Protocol`] says how many bytes its users add to each message; the messages have fixed lengths.
 
 use crate::frame::Fields;
+use crate::seal::SessionKeys;
 use hmac_sha256::HMAC;
 use std::fmt;
 
@@ -153,6 +155,11 @@ impl Transcript {
         is_right.then_some(body)
     }
 
+    /// The keys for what follows, after the answer.
+    fn session(&self, is_connector: bool) -> SessionKeys {
+        SessionKeys::derive(&self.key.0, &self.said, is_connector)
+    }
+
     fn proof(&self, step: u8, body: &[u8]) -> HMAC {
         let mut proof = HMAC::new(self.key.0);
         let length = (self.said.len() as u64).to_le_bytes();
@@ -166,6 +173,7 @@ impl Transcript {
 pub struct Connector {
     protocol: Protocol,
     talk: Transcript,
+    session: Option<Box<SessionKeys>>,
 }
 
 impl Connector {
@@ -174,7 +182,7 @@ impl Connector {
         debug_assert_eq!(body.len(), protocol.greeting);
         let version = protocol.version.to_le_bytes();
         let said = [&protocol.magic[..], &version, &nonce, body].concat();
-        Self { protocol, talk: Transcript { key: key.clone(), said } }
+        Self { protocol, talk: Transcript { key: key.clone(), said }, session: None }
     }
 
     /// The greeting as sent. To be asked before the challenge is read.
@@ -197,7 +205,15 @@ impl Connector {
         }
         let proved = self.talk.hear(CHALLENGE, fields.rest());
         proved.filter(|nonce| nonce.len() == NONCE).ok_or(Failure::WrongSecret)?;
-        Ok(self.talk.say(ANSWER, body))
+        let answer = self.talk.say(ANSWER, body);
+        self.session = Some(Box::new(self.talk.session(true)));
+        Ok(answer)
+    }
+
+    /// The keys for what follows the handshake, once the challenge was answered. The listener is known to
+    /// have them when its welcome was right.
+    pub fn session(&self) -> Option<&SessionKeys> {
+        self.session.as_deref()
     }
 
     /// The message in place of an answer to a listener that has another key: so the listener, which cannot
@@ -246,6 +262,11 @@ impl Responder {
         self.talk.hear(ANSWER, answer).filter(|body| body.len() == self.protocol.answer)
     }
 
+    /// The keys for what follows the handshake, once the answer was right.
+    pub fn session(&self) -> SessionKeys {
+        self.talk.session(false)
+    }
+
     /// The welcome for a connector whose answer was right; `body` is what it adds.
     pub fn welcome(&self, body: &[u8]) -> Vec<u8> {
         debug_assert_eq!(body.len(), self.protocol.welcome);
@@ -290,6 +311,11 @@ mod tests {
         assert_eq!(far.check(&answer), Some(&[1; 8][..]));
         assert_eq!(near.clone().welcomed(&far.welcome(&[2; 16])), Ok(&[2; 16][..]));
         assert_eq!(near.clone().welcomed(&far.refuse(7)), Err(Failure::Refused(7)));
+        // Both have the same keys, each for its own direction.
+        let (mut sealer, mut data) = (near.session().unwrap().clone().into_ends().0, *b"data");
+        let tag = sealer.seal(&[], &mut data);
+        assert_eq!(far.session().into_ends().1.open(&[], &mut data, &tag), Ok(()));
+        assert_eq!(&data, b"data");
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! | [`mod@frame`] | messages with a length in front, and the fields inside them |
 //! | [`handle`] | the 128 bytes that lead from a listener to the end that dials it |
 //! | [`handshake`] | the proof of a shared secret, as pure functions |
+//! | [`wire`], [`seal`] | the protection of what follows: which is wanted, and how it is done |
 //! | [`mod@dial`], [`accept`] | the handshake over sockets: the connector's side and the listener's |
 //! | [`error`] | the one error type of this crate; a user converts it to its own |
 //!
@@ -76,10 +77,12 @@ pub mod fuzzing;
 pub mod handle;
 pub mod handshake;
 pub mod interface;
+pub mod seal;
 pub mod socket;
 pub mod strangers;
 pub mod stream;
 pub mod wait;
+pub mod wire;
 
 pub use error::{Error, ErrorKind, Result};
 

@@ -2,22 +2,28 @@
 
 use crate::error::Error;
 use crate::frame::{Frame, FrameReader, Header, Incoming, Kind};
+use crate::seal::{self, Records, SessionKeys};
 use crate::socket::{self, Moved};
 use crate::wait::{self, Patience};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 
 /// A connected stream, non-blocking.
 #[derive(Debug)]
 pub struct Stream {
     fd: OwnedFd,
+    /// The keys of its handshake, until it is sealed.
+    keys: Option<Box<SessionKeys>>,
+    /// The sealed records on it, if it is sealed.
+    records: Option<Box<Mutex<Records>>>,
 }
 
 impl From<OwnedFd> for Stream {
     /// Takes a connected, non-blocking socket.
     fn from(fd: OwnedFd) -> Self {
-        Self { fd }
+        Self { fd, keys: None, records: None }
     }
 }
 
@@ -34,12 +40,39 @@ impl AsFd for Stream {
 }
 
 impl Stream {
+    /// A connection after a handshake that gave it keys. Nothing is sealed before [`Stream::seal`].
+    pub fn with_keys(fd: OwnedFd, keys: SessionKeys) -> Self {
+        Self { fd, keys: Some(Box::new(keys)), records: None }
+    }
+
+    /// From now on everything is encrypted and authenticated, in both directions; the other end has to do the
+    /// same. A writer whose bytes were not taken has to come with the same bytes again.
+    ///
+    /// # Errors
+    /// `Usage` when no handshake gave it keys, or it is sealed already.
+    pub fn seal(&mut self) -> Result<(), Error> {
+        let missing = || Error::usage("a connection without keys of a handshake cannot be sealed");
+        let keys = self.keys.take().ok_or_else(missing)?;
+        self.records = Some(Box::new(Mutex::new(Records::new(*keys, false))));
+        Ok(())
+    }
+
+    /// The socket and the keys of its handshake, for who seals by himself.
+    pub fn into_parts(self) -> (OwnedFd, Option<SessionKeys>) {
+        (self.fd, self.keys.map(|keys| *keys))
+    }
+
     /// Reads what is there.
     ///
     /// # Errors
-    /// The connection is broken.
+    /// The connection is broken; [`seal::FORGED`] when it is sealed and what came is not what was sent.
     pub fn read_some(&self, into: &mut [u8]) -> Result<Moved, Errno> {
-        socket::receive(self.as_fd(), into)
+        match &self.records {
+            Some(records) => {
+                records.lock().unwrap_or_else(PoisonError::into_inner).receive(self.as_fd(), into)
+            }
+            None => socket::receive(self.as_fd(), into),
+        }
     }
 
     /// Writes what fits, possibly nothing. `more` says that further bytes follow at once.
@@ -47,8 +80,13 @@ impl Stream {
     /// # Errors
     /// The connection is broken.
     pub fn write_some(&self, bytes: &[u8], more: bool) -> Result<usize, Errno> {
-        let moved =
-            if more { socket::send_more(self.as_fd(), bytes) } else { socket::send(self.as_fd(), bytes) };
+        let moved = match &self.records {
+            Some(records) => {
+                records.lock().unwrap_or_else(PoisonError::into_inner).send(self.as_fd(), bytes, more)
+            }
+            None if more => socket::send_more(self.as_fd(), bytes),
+            None => socket::send(self.as_fd(), bytes),
+        };
         moved.map(|moved| if let Moved::Bytes(count) = moved { count } else { 0 })
     }
 
@@ -112,6 +150,10 @@ impl Stream {
         describe: &dyn Fn() -> String,
     ) -> Result<(), P::Error> {
         let header = Header { kind, tag, len: payload.len() }.encode()?;
+        if self.records.is_some() {
+            // Not a record for the header alone.
+            return self.write_all(&[&header, payload].concat(), false, wait, describe);
+        }
         self.write_all(&header, !payload.is_empty(), wait, describe)?;
         self.write_all(payload, false, wait, describe)
     }
@@ -151,7 +193,7 @@ impl Stream {
 }
 
 fn broken(errno: Errno, describe: &dyn Fn() -> String) -> Error {
-    let reason = std::io::Error::from(errno);
+    let reason = seal::reason(errno);
     Error::peer(format!("{}: the connection broke: {reason}", describe()))
 }
 
@@ -161,6 +203,7 @@ fn closed(describe: &dyn Fn() -> String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::error::ErrorKind;
     use crate::tests::{patient, stream_pair};
 
@@ -170,6 +213,33 @@ mod tests {
         near.write_frame((), 1, &[7; 101], &patient(), &|| "test".into()).unwrap();
         let error = far.read_frame::<(), _>(100, &patient(), &|| "test".into()).unwrap_err();
         assert!(error.text.contains("101"), "{error}");
+    }
+
+    #[test]
+    fn sealed_streams_carry_frames_and_notice_what_is_not_theirs() {
+        let (near, far) = stream_pair();
+        let keys = |is_connector| SessionKeys::derive(&[1; 32], b"said", is_connector);
+        let mut near = Stream::with_keys(near.into(), keys(true));
+        let mut far = Stream::with_keys(far.into(), keys(false));
+        near.seal().unwrap();
+        far.seal().unwrap();
+        assert_eq!(near.seal().unwrap_err().kind, ErrorKind::Usage);
+        let payload: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
+        let test = || "test".to_string();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                near.write_frame((), 9, &payload, &patient(), &test).unwrap();
+                near.write_frame((), 10, &[], &patient(), &test).unwrap();
+            });
+            let frame = far.read_frame::<(), _>(payload.len(), &patient(), &test).unwrap();
+            assert!(frame.payload == payload && frame.tag == 9);
+            assert_eq!(far.read_frame::<(), _>(0, &patient(), &test).unwrap().tag, 10);
+        });
+        // Somebody who has no keys writes into the connection.
+        crate::socket::send(near.as_fd(), &[3; 64]).unwrap();
+        let error = far.read_frame::<(), _>(100, &patient(), &test).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Peer);
+        assert!(error.text.contains("wrong seal"), "{error}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub mod submit;
 pub mod transport;
 pub mod tuning;
 
-pub use bootstrap::UniqueId;
+pub use bootstrap::{UniqueId, set_pre_shared_key};
 pub use comm::{Comm, Config, LastDecision, MemoryStats, Shrink, group, mem_alloc, mem_free, unique_id};
 pub use hawser_base::error::{Error, ErrorKind, Result};
 pub use hawser_device::Stream;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hawser_oob::interface::Family;
 use hawser_oob::socket::{Keepalive, Options};
+use hawser_oob::wire::Wire;
 
 /// Sockets of a connection at most (NCCL's limit too).
 pub const MAX_SOCKETS: usize = 64;
@@ -46,6 +47,9 @@ pub struct Settings {
     pub spin: Duration,
     /// `HAWSER_SOCKET_HELP`: whether the calling threads move long messages beside the threads.
     pub help: Help,
+    /// The protection of what connections carry. The program that opens the plugin asks for it
+    /// ([`hawser_oob::wire::offer`]); both ends need the same.
+    pub wire: Wire,
     /// Devices with these names and addresses instead of what the host has. For tests.
     #[doc(hidden)]
     pub forced: Vec<(String, IpAddr)>,
@@ -79,6 +83,7 @@ impl Settings {
             chunk: 256 * KIB,
             spin: Duration::from_micros(if processors >= 16 { 20 } else { 0 }),
             help: Help::WhenCrowded,
+            wire: Wire::Plain,
             forced: Vec::new(),
         }
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use hawser_oob::handle::ConnectInfo;
 use hawser_oob::interface::{self, Interface};
 use hawser_oob::socket;
+use hawser_oob::wire;
 use hawser_plugin::net::{
     Connector, Handle, Listener, NetConfig, NetContext, NetProperties, Receiver, Sender,
 };
@@ -38,7 +39,11 @@ struct Lazy {
 }
 
 impl SocketContext {
-    pub fn open(settings: Settings, config: &NetConfig) -> Result<Self> {
+    pub fn open(mut settings: Settings, config: &NetConfig) -> Result<Self> {
+        let wanted = wire::take();
+        if wanted.is_sealed() {
+            settings.wire = wanted;
+        }
         let interfaces = if settings.forced.is_empty() {
             find_interfaces(&settings)?
         } else {
@@ -49,8 +54,9 @@ impl SocketContext {
             interfaces.iter().map(|one| format!("{} ({})", one.name, one.address)).collect();
         let (threads, sockets) = (settings.threads, settings.sockets);
         let text = format!(
-            "Socket: {threads} threads, {sockets} data sockets per connection, on {}",
-            named.join(", ")
+            "Socket: {threads} threads, {sockets} data sockets per connection, on {}{}",
+            named.join(", "),
+            if settings.wire.is_sealed() { ", encrypted" } else { "" }
         );
         config.log.info(Subsys::NET, text);
         let numbered = (0..).zip(interfaces);

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use hawser_oob::seal::{self, Records, SessionKeys};
 use hawser_oob::socket::{self, Moved};
 use rustix::io::Errno;
 
@@ -66,6 +67,8 @@ impl From<String> for Trouble {
 #[derive(Debug)]
 pub(crate) struct Control {
     socket: Option<OwnedFd>,
+    /// The sealed records on this socket, if it is sealed.
+    records: Option<Records>,
     /// Reports the end of the socket to the service thread.
     watch: Option<Watch>,
     /// Reports what comes to the host's threads.
@@ -92,6 +95,7 @@ impl Control {
     pub fn new() -> Self {
         Self {
             socket: None,
+            records: None,
             watch: None,
             reported: None,
             out: Outgoing::default(),
@@ -146,10 +150,15 @@ impl Control {
             }
             let bytes = if first.is_empty() { second } else { first };
             let asked = bytes.len();
-            match socket::send(socket.as_fd(), bytes) {
+            let moved = match &mut self.records {
+                Some(records) => records.send(socket.as_fd(), bytes, false),
+                None => socket::send(socket.as_fd(), bytes),
+            };
+            match moved {
                 Ok(Moved::Bytes(count)) => {
                     self.out.sent(count);
-                    if count < asked {
+                    // A record that is gone says nothing of the room for the next.
+                    if count < asked && self.records.is_none() {
                         return Ok(());
                     }
                 }
@@ -169,7 +178,11 @@ impl Control {
         while let Some(socket) = &self.socket {
             let space = self.inc.space();
             let asked = space.len();
-            match socket::receive(socket.as_fd(), space) {
+            let moved = match &mut self.records {
+                Some(records) => records.receive(socket.as_fd(), space),
+                None => socket::receive(socket.as_fd(), space),
+            };
+            match moved {
                 Ok(Moved::Bytes(count)) => {
                     let (out, peer_left) = (&mut self.out, &mut self.peer_left);
                     self.inc.filled::<Trouble>(count, |record| {
@@ -189,6 +202,7 @@ impl Control {
                     end = true;
                     break;
                 }
+                Err(seal::FORGED) => return Err(Trouble::Peer(seal::reason(seal::FORGED))),
                 Err(errno) => return Err(self.lose(Loss::of(errno))),
             }
         }
@@ -219,15 +233,16 @@ impl Control {
 
     fn drop_socket(&mut self) {
         (self.socket, self.watch, self.reported) = (None, None, None);
+        self.records = None;
     }
 
-    /// Goes on with another socket.
+    /// Goes on with another socket, sealed if there are keys.
     ///
     /// # Errors
     /// The peer speaks nonsense.
     pub fn attach(
         &mut self,
-        socket: OwnedFd,
+        (socket, keys): (OwnedFd, Option<SessionKeys>),
         watch: Option<Watch>,
         reported: Option<Reported>,
         generation: u32,
@@ -236,6 +251,7 @@ impl Control {
         self.out.resume(peer_consumed)?;
         self.inc.restart();
         self.generation = generation;
+        self.records = keys.map(|keys| Records::new(keys, true));
         (self.socket, self.watch, self.reported) = (Some(socket), watch, reported);
         self.path_health.restart();
         self.down = None;
@@ -322,8 +338,8 @@ mod tests {
     fn a_lost_socket_loses_no_record() {
         let (mut a, mut b) = (Control::new(), Control::new());
         let (near, far) = sockets();
-        a.attach(near, None, None, 1, 0).unwrap();
-        b.attach(far, None, None, 1, 0).unwrap();
+        a.attach((near, None), None, None, 1, 0).unwrap();
+        b.attach((far, None), None, None, 1, 0).unwrap();
         for slot in 0..3 {
             a.push(&Record::Done { slot });
         }
@@ -337,8 +353,8 @@ mod tests {
         a.flush().unwrap();
         let (near, far) = sockets();
         let (to_a, to_b) = (b.consumed(), a.consumed());
-        a.attach(near, None, None, 2, to_a).unwrap();
-        b.attach(far, None, None, 2, to_b).unwrap();
+        a.attach((near, None), None, None, 2, to_a).unwrap();
+        b.attach((far, None), None, None, 2, to_b).unwrap();
         a.flush().unwrap();
         assert_eq!(pump(&mut b), (vec![3, 4], Ok(())));
         assert!(b.down_for().is_none());
@@ -348,8 +364,8 @@ mod tests {
     fn a_goodbye_is_confirmed() {
         let (mut a, mut b) = (Control::new(), Control::new());
         let (near, far) = sockets();
-        a.attach(near, None, None, 1, 0).unwrap();
-        b.attach(far, None, None, 1, 0).unwrap();
+        a.attach((near, None), None, None, 1, 0).unwrap();
+        b.attach((far, None), None, None, 1, 0).unwrap();
         a.push(&Record::Done { slot: 0 });
         a.say_bye();
         a.flush().unwrap();
@@ -366,7 +382,7 @@ mod tests {
     fn nonsense_is_told_apart_from_a_lost_socket() {
         let mut a = Control::new();
         let (near, far) = sockets();
-        a.attach(near, None, None, 1, 0).unwrap();
+        a.attach((near, None), None, None, 1, 0).unwrap();
         socket::send(far.as_fd(), &[0xff; 8]).unwrap();
         assert!(matches!(pump(&mut a).1, Err(Trouble::Peer(_))));
     }

@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use hawser_oob::frame::Fields;
 use hawser_oob::handle::{ADDRESS_BYTES, MOST_ADDRESSES, read_addresses, write_addresses};
 use hawser_oob::handshake::{Key, Protocol};
+use hawser_oob::wire::Wire;
 use hawser_plugin::net::{HANDLE_BYTES, MAX_VIRTUAL};
 
 /// The first bytes of this plugin's handles.
@@ -19,9 +20,9 @@ pub(crate) const HANDLE: [u8; 4] = *b"HwS3";
 
 /// The parameters of the handshake.
 pub(crate) const PROTOCOL: Protocol =
-    Protocol { magic: *b"HAWSsock", version: 3, greeting: HELLO, answer: ANSWER, welcome: WELCOME };
+    Protocol { magic: *b"HAWSsock", version: 4, greeting: HELLO, answer: ANSWER, welcome: WELCOME };
 
-const HELLO: usize = 25;
+const HELLO: usize = 26;
 const ANSWER: usize = 8;
 const ADDRESSES: usize = MAX_VIRTUAL * ADDRESS_BYTES;
 const WELCOME: usize = 8 + 1 + ADDRESSES;
@@ -55,6 +56,8 @@ pub(crate) struct Hello {
     pub pipes: u16,
     /// Counts the sockets that were dialled for this purpose, from 1.
     pub generation: u32,
+    /// The protection of what follows.
+    pub wire: Wire,
 }
 
 impl Hello {
@@ -70,7 +73,7 @@ impl Hello {
         bytes[16..20].copy_from_slice(&self.generation.to_le_bytes());
         bytes[20..22].copy_from_slice(&pipe.to_le_bytes());
         bytes[22..24].copy_from_slice(&self.pipes.to_le_bytes());
-        bytes[24] = kind;
+        (bytes[24], bytes[25]) = (kind, self.wire.code());
         bytes
     }
 
@@ -84,9 +87,10 @@ impl Hello {
             (1, pipe) if pipe < pipes => Socket::Pipe(pipe),
             _ => return None,
         };
+        let wire = Wire::of_code(fields.u8().ok()?)?;
         fields.end().ok()?;
         let is_sane = (1..=crate::config::MAX_SOCKETS).contains(&usize::from(pipes));
-        is_sane.then_some(Hello { listener, connection, socket, pipes, generation })
+        is_sane.then_some(Hello { listener, connection, socket, pipes, generation, wire })
     }
 }
 
@@ -100,6 +104,8 @@ pub(crate) enum Refusal {
     Taken = 2,
     /// A younger socket has taken the place, or the connection is not up.
     Stale = 3,
+    /// The listener has another protection.
+    OtherWire = 4,
 }
 
 impl Refusal {
@@ -110,7 +116,7 @@ impl Refusal {
 
     /// The refusal of a code.
     pub fn parse(code: u8) -> Option<Refusal> {
-        [Self::Unknown, Self::Taken, Self::Stale].into_iter().find(|one| one.code() == code)
+        [Self::Unknown, Self::Taken, Self::Stale, Self::OtherWire].into_iter().find(|one| one.code() == code)
     }
 }
 
@@ -167,7 +173,8 @@ mod tests {
     #[test]
     fn what_goes_in_comes_out() {
         for socket in [Socket::Control, Socket::Pipe(3)] {
-            let hello = Hello { listener: 1, connection: 2, socket, pipes: 4, generation: 3 };
+            let wire = Wire::Encrypt;
+            let hello = Hello { listener: 1, connection: 2, socket, pipes: 4, generation: 3, wire };
             assert_eq!(Hello::parse(&hello.encode()), Some(hello));
         }
         let answer = Answer { consumed: 77 };
@@ -179,7 +186,7 @@ mod tests {
 
     #[test]
     fn refusals_have_codes_and_none_is_zero() {
-        for refusal in [Refusal::Unknown, Refusal::Taken, Refusal::Stale] {
+        for refusal in [Refusal::Unknown, Refusal::Taken, Refusal::Stale, Refusal::OtherWire] {
             assert_eq!(Refusal::parse(refusal.code()), Some(refusal));
         }
         assert_eq!(Refusal::parse(0), None);
@@ -191,7 +198,7 @@ mod tests {
             let mut bytes = bytes;
             if sane {
                 bytes.resize(HELLO, 0);
-                bytes[20..25].copy_from_slice(&[0, 0, 1, 0, 0]);
+                bytes[20..26].copy_from_slice(&[0, 0, 1, 0, 0, 1]);
             }
             if let Some(hello) = Hello::parse(&bytes) {
                 prop_assert_eq!(&hello.encode()[..], &bytes);

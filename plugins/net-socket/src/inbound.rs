@@ -107,6 +107,7 @@ impl Listening {
         let state = lock(&self.state);
         match &state.connection {
             Some((number, _)) if *number != hello.connection => Err(Refusal::Taken),
+            _ if hello.wire != self.shared.settings.wire => Err(Refusal::OtherWire),
             _ => Ok(()),
         }
     }
@@ -154,6 +155,7 @@ fn find(greeting: &[u8], registry: &Registry) -> Result<(Hello, Arc<Listening>),
     let listening = found.map_err(|refusal| {
         let why = match refusal {
             Refusal::Taken => "its handle is already in use",
+            Refusal::OtherWire => "its end has another protection (HAWSER_WIRE)",
             _ => "its handle is none of ours (any more)",
         };
         Unwanted { code: Some(refusal.code()), why: why.into() }

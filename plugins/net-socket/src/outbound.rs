@@ -140,8 +140,13 @@ impl Dial {
     pub fn finish(self, ended: Ended) -> Option<(Errand, Ended)> {
         let Ended::Well { consumed, addresses } = ended else { return Some((self.errand, ended)) };
         let connection = self.errand.connection.upgrade()?;
-        let fd = self.inner.into_stream().into();
-        let used = connection.dialled(fd, &self.hello, self.to, consumed, addresses);
+        let used = connection.dialled(
+            self.inner.into_stream().into_parts(),
+            &self.hello,
+            self.to,
+            consumed,
+            addresses,
+        );
         used.err().map(|reason| (self.errand, Ended::Failed(reason)))
     }
 }

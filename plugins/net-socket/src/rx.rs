@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use hawser_oob::accept::send_whole;
 use hawser_oob::handshake::Responder;
+use hawser_oob::seal::SessionKeys;
 use hawser_oob::socket::Caller;
 use hawser_plugin::net::Segment;
 use hawser_plugin::{Error, ErrorKind, Result};
@@ -95,6 +96,7 @@ impl RxConn {
             return;
         }
         let addresses = listening.addresses.clone();
+        let keys = hello.wire.is_sealed().then(|| responder.session());
         match hello.socket {
             Socket::Control => {
                 let mut control = lock(&self.control);
@@ -109,7 +111,7 @@ impl RxConn {
                 let member: Weak<dyn Member> = self.me.clone();
                 let watch = self.shared.service.watch(fd.as_fd(), member, Socket::Control);
                 let reported = self.shared.ready.report(fd.as_fd(), &self.readable);
-                match control.attach(fd, watch, Some(reported), hello.generation, answer.consumed) {
+                match control.attach((fd, keys), watch, Some(reported), hello.generation, answer.consumed) {
                     Ok(()) => self.pump_locked(control),
                     Err(text) => {
                         drop(control);
@@ -118,14 +120,14 @@ impl RxConn {
                 }
             }
             Socket::Pipe(pipe) => {
-                self.admit_pipe(fd, hello.generation, usize::from(pipe), responder, addresses)
+                self.admit_pipe((fd, keys), hello.generation, usize::from(pipe), responder, addresses)
             }
         }
     }
 
     fn admit_pipe(
         &self,
-        fd: OwnedFd,
+        (fd, keys): (OwnedFd, Option<SessionKeys>),
         generation: u32,
         index: usize,
         responder: &Responder,
@@ -144,7 +146,7 @@ impl RxConn {
             Some(Joined { ticket, _watch: watch, _reported: reported })
         };
         let welcome = responder.welcome(&Welcome { consumed: 0, addresses }.encode());
-        let last = pipe.attach(fd, generation, join, |fd| send_whole(fd, &welcome));
+        let last = pipe.attach((fd, keys), generation, join, |fd| send_whole(fd, &welcome));
         if self.link.is_dead() {
             pipe.close();
         }

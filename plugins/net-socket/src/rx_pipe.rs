@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use hawser_oob::seal::{self, Forged, Opener, SessionKeys, TAG};
 use hawser_oob::socket::{self, Moved};
 
 use crate::control::Loss;
@@ -38,9 +39,13 @@ pub(crate) struct Lane {
     generation: u32,
     /// Whole chunks that this socket brought.
     chunks: u64,
-    header: [u8; CHUNK_HEADER],
-    /// Bytes of the header that are there.
+    /// What comes between payloads: where chunks are sealed, the tag of the one before; then the header, and
+    /// its tag.
+    between: [u8; TAG + CHUNK_HEADER + TAG],
+    /// Bytes of that which are there.
     have: usize,
+    /// Looks at the seals of chunks, if they have any.
+    opener: Option<Opener>,
     current: Option<Current>,
     /// No socket comes any more: the host's memory is its own again.
     is_barred: bool,
@@ -82,8 +87,9 @@ impl RxPipe {
             joined: Joined::default(),
             generation: 0,
             chunks: 0,
-            header: [0; CHUNK_HEADER],
+            between: [0; TAG + CHUNK_HEADER + TAG],
             have: 0,
+            opener: None,
             current: None,
             is_barred: false,
         });
@@ -117,12 +123,12 @@ impl RxPipe {
         Some(drive_lane(try_lock(&self.lane)?, table, share, false, complete))
     }
 
-    /// A new socket, unless a younger one was here or `join` finds nobody to read it; `welcome` says the last
-    /// words of the handshake on it. If an old one was still here it is closed now, and the result says how
-    /// far it came.
+    /// A new socket, sealed if there are keys, unless a younger one was here or `join` finds nobody to read
+    /// it; `welcome` says the last words of the handshake on it. If an old one was still here it is closed
+    /// now, and the result says how far it came.
     pub fn attach(
         &self,
-        socket: OwnedFd,
+        (socket, keys): (OwnedFd, Option<SessionKeys>),
         generation: u32,
         join: impl FnOnce(BorrowedFd<'_>) -> Option<Joined>,
         welcome: impl FnOnce(BorrowedFd<'_>) -> bool,
@@ -138,6 +144,7 @@ impl RxPipe {
             return Some(last);
         }
         (lane.chunks, lane.have, lane.current) = (0, 0, None);
+        lane.opener = keys.map(|keys| keys.into_ends().1);
         lane.joined = joined;
         lane.socket = Some(socket);
         // Data may have come before the threads knew the socket.
@@ -217,55 +224,190 @@ impl Lane {
             Some(current) => {
                 Span { addr: current.addr + (current.len - current.left) as u64, len: current.left }
             }
-            None => Span { addr: self.header.as_ptr() as u64, len: 0 },
+            None => Span { addr: self.between.as_ptr() as u64, len: 0 },
         };
-        let header = Span::of_mut(&mut self.header[self.have..]);
-        let asked = payload.len + header.len;
-        // SAFETY: the header is this lane's own. The payload lies in a posted segment, as `Table::place` has
-        // checked; the host leaves it alone until the receive is over, and that needs these bytes; `close`
-        // ends the writing for good.
-        let count = match unsafe { sys::receive_spans(socket.as_fd(), [payload, header]) } {
+        let wanted = self.between_len();
+        let between = Span::of_mut(&mut self.between[self.have..wanted]);
+        let asked = payload.len + between.len;
+        // SAFETY: what comes between payloads is this lane's own. The payload lies in a posted segment, as
+        // `Table::place` has checked; the host leaves it alone until the receive is over, and that needs
+        // these bytes; `close` ends the writing for good.
+        let count = match unsafe { sys::receive_spans(socket.as_fd(), [payload, between]) } {
             Ok(Moved::Bytes(count)) => count,
             Ok(Moved::Nothing) => return Ok(Read::Short(0)),
             Ok(Moved::Closed) => return Ok(Read::End(Loss::end_of_stream())),
             Err(errno) => return Ok(Read::End(Loss::of(errno))),
         };
         let of_payload = count.min(payload.len);
+        self.have += count - of_payload;
         if let Some(current) = &mut self.current {
             current.left -= of_payload;
-            if current.left == 0 {
-                if lock(table).arrived(current.slot, current.len as u64)? {
-                    complete.push(current.slot);
-                }
-                self.chunks += 1;
-                self.current = None;
+            if current.left == 0 && (self.opener.is_none() || self.have >= TAG) {
+                self.finish(table, complete)?;
             }
         }
-        self.have += count - of_payload;
-        if self.have == CHUNK_HEADER {
-            let chunk = ChunkHeader::parse(&self.header)?;
-            let addr = lock(table).place(&chunk)?;
-            let len = chunk.len as usize;
-            self.current = Some(Current { slot: chunk.slot, addr, len, left: len });
-            self.have = 0;
+        if self.current.is_none() && self.have == self.between_len() {
+            self.begin(table)?;
         }
         Ok(if count == asked { Read::Full(count) } else { Read::Short(count) })
+    }
+
+    /// Bytes that come before the next payload.
+    fn between_len(&self) -> usize {
+        match (&self.opener, &self.current) {
+            (None, _) => CHUNK_HEADER,
+            (Some(_), None) => CHUNK_HEADER + TAG,
+            (Some(_), Some(_)) => TAG + CHUNK_HEADER + TAG,
+        }
+    }
+
+    /// The payload of the current chunk is there, and its tag if it has one.
+    fn finish(&mut self, table: &Mutex<Table>, complete: &mut Vec<u64>) -> Result<(), String> {
+        let Some(Current { slot, addr, len, .. }) = self.current.take() else { return Ok(()) };
+        if let Some(opener) = &mut self.opener {
+            // SAFETY: as in `read`: the payload is still this lane's.
+            let payload = unsafe { std::slice::from_raw_parts_mut(addr as *mut u8, len) };
+            let tag = self.between.first_chunk::<TAG>().ok_or("no tag")?;
+            opener.open(&[], payload, tag).map_err(|Forged| seal::reason(seal::FORGED))?;
+            self.between.copy_within(TAG..self.have, 0);
+            self.have -= TAG;
+        }
+        if lock(table).arrived(slot, len as u64)? {
+            complete.push(slot);
+        }
+        self.chunks += 1;
+        Ok(())
+    }
+
+    /// The header of the next chunk is there, and its tag if it has one. Nothing of it is believed before.
+    fn begin(&mut self, table: &Mutex<Table>) -> Result<(), String> {
+        let (header, rest) = self.between.split_at_mut(CHUNK_HEADER);
+        if let (Some(opener), Some(tag)) = (&mut self.opener, rest.first_chunk::<TAG>()) {
+            opener.open(&[], header, tag).map_err(|Forged| seal::reason(seal::FORGED))?;
+        }
+        let header = header.first_chunk::<CHUNK_HEADER>().ok_or("no header")?;
+        let chunk = ChunkHeader::parse(header)?;
+        let addr = lock(table).place(&chunk)?;
+        let len = chunk.len as usize;
+        self.current = Some(Current { slot: chunk.slot, addr, len, left: len });
+        self.have = 0;
+        Ok(())
     }
 
     /// Drops the socket. Some: there was one.
     fn close(&mut self) -> Option<Final> {
         let last = Final { generation: self.generation, chunks: self.chunks };
         self.joined = Joined::default();
-        (self.current, self.have) = (None, 0);
+        (self.current, self.have, self.opener) = (None, 0, None);
         self.socket.take().map(|_| last)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::os::unix::net::UnixStream;
 
+    use hawser_oob::handshake::{Connector, Key, Protocol, Responder};
+    use hawser_oob::seal::Sealer;
+    use hawser_plugin::net::{Registration, Segment};
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// The keys of both ends of a connection.
+    fn keys() -> (SessionKeys, SessionKeys) {
+        let protocol = Protocol { magic: *b"HAWStest", version: 1, greeting: 0, answer: 0, welcome: 0 };
+        let key = Key::derive(&[5; 32], "test");
+        let mut near = Connector::new(protocol, &key, [1; 32], &[]);
+        let (mut far, challenge) = Responder::new(protocol, &key, near.greeting(), [2; 32]);
+        far.check(&near.answer(&challenge, &[]).unwrap()).unwrap();
+        (near.session().unwrap().clone(), far.session())
+    }
+
+    /// A sealed chunk of `data` as the only one of its message, for slot `slot`.
+    fn chunk(sealer: &mut Sealer, slot: u64, data: &[u8]) -> Vec<u8> {
+        let length = data.len();
+        let mut header = ChunkHeader { slot, total: length as u64, offset: 0, len: length as u32 }.encode();
+        let mut payload = data.to_vec();
+        let tags = [sealer.seal(&[], &mut header), sealer.seal(&[], &mut payload)];
+        [&header[..], &tags[0], &payload, &tags[1]].concat()
+    }
+
+    /// The slots that a pipe takes for complete when `wire` comes, in pieces of `piece` bytes, and whether it
+    /// says that the peer speaks nonsense. `memory` is what is posted, one segment each.
+    fn taken(memory: &mut [[u8; 300]], wire: &[u8], piece: usize, keys: SessionKeys) -> (Vec<u64>, bool) {
+        let table = Mutex::new(Table::default());
+        for segment in memory {
+            let segment = Segment {
+                addr: segment.as_mut_ptr() as u64,
+                bytes: segment.len(),
+                registration: Registration(0),
+                tag: 0,
+                profile: 0,
+            };
+            lock(&table).post(&[segment]).unwrap();
+        }
+        let (here, mut there) = UnixStream::pair().unwrap();
+        let (pipe, mut complete) = (RxPipe::new(), Vec::new());
+        pipe.attach((here.into(), Some(keys)), 1, |_| Some(Joined::default()), |_| true).unwrap();
+        for part in wire.chunks(piece) {
+            there.write_all(part).unwrap();
+            if let Driven::Nonsense(text) = pipe.drive(&table, usize::MAX, false, &mut complete) {
+                assert!(text.contains("wrong seal"), "{text}");
+                return (complete, true);
+            }
+        }
+        (complete, false)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Chunks that somebody changes, repeats, swaps or leaves out are not taken, nor any behind them.
+        #[test]
+        fn sealed_chunks_are_taken_as_they_were_sent(
+            sizes in prop::collection::vec(1usize..300, 2..5), piece in 1usize..400, kind in 0u8..5,
+            at: prop::sample::Index, other: prop::sample::Index, bit in 0u8..8
+        ) {
+            let (near, far) = keys();
+            let mut sealer = near.into_ends().0;
+            let data: Vec<Vec<u8>> =
+                sizes.iter().enumerate().map(|(i, size)| vec![i as u8 + 1; *size]).collect();
+            let mut sent: Vec<Vec<u8>> =
+                (0..).zip(&data).map(|(slot, data)| chunk(&mut sealer, slot, data)).collect();
+            let (i, j) = (at.index(sent.len()), other.index(sent.len()));
+            let good = match kind {
+                0 => {
+                    let byte = other.index(sent[i].len());
+                    sent[i][byte] ^= 1 << bit;
+                    Some(i)
+                }
+                1 => {
+                    let copy = sent[i.min(j)].clone();
+                    sent.insert(i.max(j) + 1, copy);
+                    Some(i.max(j) + 1)
+                }
+                2 if i != j => {
+                    sent.swap(i, j);
+                    Some(i.min(j))
+                }
+                3 if i + 1 < sent.len() => {
+                    sent.remove(i);
+                    Some(i)
+                }
+                _ => None,
+            };
+            let mut memory = vec![[0; 300]; data.len()];
+            let (complete, is_nonsense) = taken(&mut memory, &sent.concat(), piece, far);
+            let whole = good.unwrap_or(data.len());
+            prop_assert_eq!(complete, (0..whole as u64).collect::<Vec<_>>());
+            prop_assert_eq!(is_nonsense, good.is_some());
+            for (memory, data) in memory.iter().zip(&data[..whole]) {
+                prop_assert_eq!(&memory[..data.len()], &data[..]);
+            }
+        }
+    }
 
     #[test]
     fn a_closed_pipe_welcomes_nobody() {
@@ -274,7 +416,7 @@ mod tests {
         let mut come = |generation, has_reader: bool| {
             let (here, _there) = UnixStream::pair().unwrap();
             let last = pipe.attach(
-                here.into(),
+                (here.into(), None),
                 generation,
                 |_| has_reader.then(Joined::default),
                 |_| {

@@ -38,15 +38,15 @@ impl Span {
 ///
 /// # Safety
 /// The spans are readable memory.
-pub(crate) unsafe fn send_spans(
+pub(crate) unsafe fn send_spans<const N: usize>(
     fd: BorrowedFd<'_>,
-    spans: [Span; 2],
+    spans: [Span; N],
     zero_copy: bool,
 ) -> Result<Moved, Errno> {
     let mut iovecs = spans.map(Span::iovec);
     let mut message = message(&mut iovecs);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | if zero_copy { libc::MSG_ZEROCOPY } else { 0 };
-    // SAFETY: the message describes two iovecs that live until the call returns; the caller vouches for what
+    // SAFETY: the message describes iovecs that live until the call returns; the caller vouches for what
     // they name.
     let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw mut message, flags) };
     outcome(sent, false)
@@ -59,13 +59,13 @@ pub(crate) unsafe fn send_spans(
 pub(crate) unsafe fn receive_spans(fd: BorrowedFd<'_>, spans: [Span; 2]) -> Result<Moved, Errno> {
     let mut iovecs = spans.map(Span::iovec);
     let mut message = message(&mut iovecs);
-    // SAFETY: the message describes two iovecs that live until the call returns; the caller vouches for what
+    // SAFETY: the message describes iovecs that live until the call returns; the caller vouches for what
     // they name.
     let got = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     outcome(got, true)
 }
 
-fn message(iovecs: &mut [libc::iovec; 2]) -> libc::msghdr {
+fn message(iovecs: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: all-zero is a valid msghdr: no name, no control data, no iovecs.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = iovecs.as_mut_ptr();

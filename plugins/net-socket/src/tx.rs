@@ -195,7 +195,9 @@ impl TxConn {
     fn begin(&self, target: Target, segment: &Segment) -> (u64, bool) {
         let sockets = self.pipes.len();
         // With one socket there is no reason to cut, but that all sockets of a thread get their turn.
-        let most = self.shared.settings.chunk.max(if sockets == 1 { SHARE } else { 0 });
+        // A sealed chunk is encrypted as a whole before its first byte goes out.
+        let is_whole = sockets == 1 && !self.shared.settings.wire.is_sealed();
+        let most = self.shared.settings.chunk.max(if is_whole { SHARE } else { 0 });
         let mut queue = lock(&self.queue);
         let is_alone = !queue.any_open();
         let request = queue.begin(target, segment.addr, segment.bytes, sockets, most);

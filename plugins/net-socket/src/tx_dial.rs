@@ -6,6 +6,8 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use hawser_oob::seal::SessionKeys;
+use hawser_oob::wire::Wire;
 use hawser_plugin::Error;
 
 use crate::control::Trouble;
@@ -71,6 +73,7 @@ impl TxConn {
             socket,
             pipes: self.pipes.len() as u16,
             generation,
+            wire: self.shared.settings.wire,
         };
         let key = greeting::key(&self.info.secret);
         Some(Start { origin, to, hello, key, answer: Answer { consumed } })
@@ -82,16 +85,17 @@ impl TxConn {
     /// Why it cannot be used; it has to be dialled again.
     pub fn dialled(
         &self,
-        fd: OwnedFd,
+        (fd, keys): (OwnedFd, Option<SessionKeys>),
         hello: &Hello,
         to: SocketAddr,
         consumed: u64,
         addresses: Vec<SocketAddr>,
     ) -> Result<(), String> {
+        let keys = keys.filter(|_| hello.wire.is_sealed());
         match hello.socket {
             Socket::Control => {
                 let watch = self.watch(&fd, hello.socket);
-                self.control_dialled(fd, hello, watch, consumed, addresses);
+                self.control_dialled((fd, keys), hello, watch, consumed, addresses);
             }
             Socket::Pipe(pipe) => {
                 let index = usize::from(pipe);
@@ -100,11 +104,18 @@ impl TxConn {
                     self.shared.pool.attach(fd.as_fd(), connection, index, index + self.number as usize);
                 let ticket = ticket.map_err(|error| format!("no thread drives a data socket: {error}"))?;
                 let is_far = !path::is_local(to.ip());
-                let zero_copy = is_far && self.shared.settings.zero_copy;
+                // What is encrypted is a copy already.
+                let zero_copy = is_far && self.shared.settings.zero_copy && keys.is_none();
                 // The kernel reports the end of zero-copy sends as it does the end of a socket.
                 let watch = if zero_copy { None } else { self.watch(&fd, hello.socket) };
                 if !self.link.is_dead()
-                    && self.pipes[index].attach(fd, hello.generation, ticket, watch, is_far, zero_copy)
+                    && self.pipes[index].attach(
+                        (fd, keys),
+                        hello.generation,
+                        (ticket, watch),
+                        is_far,
+                        zero_copy,
+                    )
                 {
                     if hello.generation > 1 {
                         stats::add(&stats::REDIALLED, 1);
@@ -124,7 +135,7 @@ impl TxConn {
 
     fn control_dialled(
         &self,
-        fd: OwnedFd,
+        (fd, keys): (OwnedFd, Option<SessionKeys>),
         hello: &Hello,
         watch: Option<Watch>,
         consumed: u64,
@@ -140,7 +151,7 @@ impl TxConn {
             paths.refused = None;
         }
         let reported = self.shared.ready.report(fd.as_fd(), &self.readable);
-        if let Err(text) = control.attach(fd, watch, Some(reported), hello.generation, consumed) {
+        if let Err(text) = control.attach((fd, keys), watch, Some(reported), hello.generation, consumed) {
             drop(control);
             return self.handle(Err(Trouble::Peer(text)));
         }
@@ -167,9 +178,16 @@ impl TxConn {
     /// Decides whether the peer is gone for good.
     fn judge(&self, ended: &Ended) {
         let mut paths = lock(&self.paths);
+        let own = self.shared.settings.wire;
         let (reason, is_refusal) = match ended {
             Ended::Refused => ("its process is gone (connection refused)".to_string(), true),
             Ended::Unwanted(Refusal::Unknown) => ("it has closed its end".into(), true),
+            Ended::Unwanted(Refusal::OtherWire) => {
+                let theirs = if own.is_sealed() { Wire::Plain } else { Wire::Encrypt };
+                let text =
+                    format!("this end has HAWSER_WIRE={own}, the receiver {theirs}: give both the same");
+                (text, true)
+            }
             Ended::Unwanted(Refusal::Taken) => ("another sender has used the handle".into(), true),
             Ended::Wrong => ("what listens there does not know the secret of the handle".into(), true),
             Ended::Unwanted(Refusal::Stale) => ("an older connection is still there".into(), false),

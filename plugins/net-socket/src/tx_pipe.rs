@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use hawser_oob::seal::{Sealer, SessionKeys, TAG};
 use hawser_oob::socket::{self, Moved};
 use rustix::io::Errno;
 
@@ -50,6 +51,9 @@ pub(crate) struct Lane {
     /// No socket comes any more: the host's memory is its own again.
     is_barred: bool,
     current: Option<Current>,
+    /// Seals chunks, if anything does, and has room for the one that is being sent.
+    sealer: Option<Sealer>,
+    sealed: Vec<u8>,
     /// Chunks given to this socket, without the first `forgotten`, whose messages are over.
     given: VecDeque<Chunk>,
     forgotten: u64,
@@ -58,11 +62,16 @@ pub(crate) struct Lane {
     path_health: PathHealth,
 }
 
+/// A chunk that is being sent: header, payload and, where it is sealed, a tag behind each of them.
 struct Current {
-    header: [u8; CHUNK_HEADER],
+    header: [u8; CHUNK_HEADER + TAG],
+    /// Bytes of the header with its tag.
+    header_len: usize,
     addr: u64,
-    /// Of header and payload.
-    len: usize,
+    payload_len: usize,
+    /// The payload's tag.
+    tail: [u8; TAG],
+    tail_len: usize,
     sent: usize,
 }
 
@@ -89,6 +98,8 @@ impl TxPipe {
                 is_dying: false,
                 is_barred: false,
                 current: None,
+                sealer: None,
+                sealed: Vec::new(),
                 given: VecDeque::new(),
                 forgotten: 0,
                 zero_copy: false,
@@ -149,12 +160,16 @@ impl TxPipe {
             if lane.socket.is_none() {
                 return Driven::Wait;
             }
-            if lane.current.is_none() && !lane.claim(&mut lock(queue), &waiting) {
-                self.state.store(IDLE, Ordering::SeqCst);
-                if waiting(&lock(queue)) == 0 || !self.rouse() {
-                    return Driven::Wait;
-                }
-                continue;
+            if lane.current.is_none() {
+                let claimed = lane.claim(&mut lock(queue), &waiting);
+                let Some(chunk) = claimed else {
+                    self.state.store(IDLE, Ordering::SeqCst);
+                    if waiting(&lock(queue)) == 0 || !self.rouse() {
+                        return Driven::Wait;
+                    }
+                    continue;
+                };
+                lane.begin(&chunk);
             }
             match lane.push() {
                 Ok(Moved::Bytes(count)) => moved += count,
@@ -203,13 +218,12 @@ impl TxPipe {
         Some(lane.dialled)
     }
 
-    /// A new socket, to another host if `is_far`. False: it is not wanted any more.
+    /// A new socket, sealed if there are keys, to another host if `is_far`. False: it is not wanted any more.
     pub fn attach(
         &self,
-        socket: OwnedFd,
+        (socket, keys): (OwnedFd, Option<SessionKeys>),
         generation: u32,
-        ticket: Option<Ticket>,
-        watch: Option<Watch>,
+        (ticket, watch): (Option<Ticket>, Option<Watch>),
         is_far: bool,
         zero_copy: bool,
     ) -> bool {
@@ -222,6 +236,7 @@ impl TxPipe {
         }
         lane.zero_copy = is_far && zero_copy && sys::allow_zero_copy(socket.as_fd());
         (lane.socket, lane.ticket, lane._watch) = (Some(socket), ticket, watch);
+        lane.sealer = keys.map(|keys| keys.into_ends().0);
         lane.generation = generation;
         lane.given.clear();
         lane.forgotten = 0;
@@ -277,21 +292,44 @@ impl TxPipe {
 }
 
 impl Lane {
-    /// Takes a chunk; false if there is none.
-    fn claim(&mut self, queue: &mut Queue, waiting: &impl Fn(&Queue) -> usize) -> bool {
+    /// Takes a chunk, if there is one.
+    fn claim(&mut self, queue: &mut Queue, waiting: &impl Fn(&Queue) -> usize) -> Option<Chunk> {
         while self.given.front().is_some_and(|chunk| !queue.is_open(chunk.request)) {
             self.given.pop_front();
             self.forgotten += 1;
         }
-        let Some(chunk) = queue.claim() else { return false };
+        let chunk = queue.claim()?;
         waiting(queue);
         self.given.push_back(chunk);
-        let Chunk { slot, total, offset, len, addr, .. } = chunk;
-        let header = ChunkHeader { slot, total, offset, len }.encode();
-        self.current = Some(Current { header, addr, len: CHUNK_HEADER + len as usize, sent: 0 });
         stats::add(&stats::CHUNKS, 1);
-        stats::add(&stats::CHUNK_BYTES, u64::from(len));
-        true
+        stats::add(&stats::CHUNK_BYTES, u64::from(chunk.len));
+        Some(chunk)
+    }
+
+    /// Makes the bytes of a chunk that was claimed.
+    fn begin(&mut self, chunk: &Chunk) {
+        let &Chunk { slot, total, offset, len, addr, .. } = chunk;
+        let plain = ChunkHeader { slot, total, offset, len }.encode();
+        let mut header = [0; CHUNK_HEADER + TAG];
+        header[..CHUNK_HEADER].copy_from_slice(&plain);
+        let (payload_len, tail) = (len as usize, [0; TAG]);
+        let current =
+            Current { header, header_len: CHUNK_HEADER, addr, payload_len, tail, tail_len: 0, sent: 0 };
+        let current = match &mut self.sealer {
+            None => current,
+            Some(sealer) => {
+                let (head, head_tag) = header.split_at_mut(CHUNK_HEADER);
+                head_tag.copy_from_slice(&sealer.seal(&[], head));
+                // SAFETY: the payload is part of a message that is not over, as in `push`.
+                let payload = unsafe { std::slice::from_raw_parts(addr as *const u8, payload_len) };
+                self.sealed.clear();
+                self.sealed.extend_from_slice(payload);
+                let tail = sealer.seal(&[], &mut self.sealed);
+                let (header_len, addr) = (header.len(), self.sealed.as_ptr() as u64);
+                Current { header, header_len, addr, tail, tail_len: TAG, ..current }
+            }
+        };
+        self.current = Some(current);
     }
 
     /// Sends what there is room for of the current chunk.
@@ -299,22 +337,26 @@ impl Lane {
         let (Some(socket), Some(current)) = (&self.socket, &mut self.current) else {
             return Ok(Moved::Nothing);
         };
-        let header = &current.header[current.sent.min(CHUNK_HEADER)..];
-        let done = current.sent.saturating_sub(CHUNK_HEADER);
-        let payload = Span { addr: current.addr + done as u64, len: current.len - CHUNK_HEADER - done };
+        let header = &current.header[current.sent.min(current.header_len)..current.header_len];
+        let behind = current.sent.saturating_sub(current.header_len);
+        let done = behind.min(current.payload_len);
+        let payload = Span { addr: current.addr + done as u64, len: current.payload_len - done };
+        let tail = &current.tail[behind - done..current.tail_len];
+        let whole = current.header_len + current.payload_len + current.tail_len;
         let pinned = self.zero_copy && payload.len >= ZERO_COPY_FROM && header.is_empty();
         // With zero copy the header goes alone: its memory is ours and changes.
         let first = if self.zero_copy && !header.is_empty() { Span { len: 0, ..payload } } else { payload };
-        // SAFETY: the header lives in `current`; the payload is part of a message that is not over, because
-        // messages are only over when the receiver has all of their bytes, or after `close` has emptied this
-        // lane under its lock.
-        let moved = unsafe { sys::send_spans(socket.as_fd(), [Span::of(header), first], pinned) };
+        // SAFETY: header and tail live in `current`; the payload lies in `sealed`, or it is part of a message
+        // that is not over, because messages are only over when the receiver has all of their bytes, or after
+        // `close` has emptied this lane under its lock.
+        let moved =
+            unsafe { sys::send_spans(socket.as_fd(), [Span::of(header), first, Span::of(tail)], pinned) };
         let moved = match moved {
             // No room for another notice: this once by copying.
             Err(Errno::NOBUFS) if pinned => {
                 sys::drop_notices(socket.as_fd());
                 // SAFETY: as above.
-                unsafe { sys::send_spans(socket.as_fd(), [Span::of(header), first], false) }
+                unsafe { sys::send_spans(socket.as_fd(), [Span::of(header), first, Span::of(tail)], false) }
             }
             other => other,
         };
@@ -326,7 +368,7 @@ impl Lane {
         }
         if let Ok(Moved::Bytes(count)) = moved {
             current.sent += count;
-            if current.sent == current.len {
+            if current.sent == whole {
                 self.current = None;
             }
         }
@@ -336,7 +378,7 @@ impl Lane {
     /// Drops the socket; its chunks stay until the receiver has said how far it came.
     fn lose(&mut self) -> u32 {
         (self.socket, self.ticket, self._watch) = (None, None, None);
-        self.current = None;
+        (self.current, self.sealer) = (None, None);
         self.is_dying = true;
         self.generation
     }

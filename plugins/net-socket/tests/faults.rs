@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use common::{Buffer, Stream, connect, open, open_with_log, pattern, settings, until};
 use hawser_net_socket::{Help, Settings, connections, cut, stats};
+use hawser_oob::wire::Wire;
 use hawser_plugin::net::HANDLE_BYTES;
 use hawser_plugin::{ErrorKind, Log};
 
@@ -54,11 +55,18 @@ fn mixed_sizes(dice: &mut Dice, count: usize) -> Vec<usize> {
 fn random_cuts_lose_no_byte() {
     let _turn = turn();
     let (never, always) = (Help::Never, Help::Always);
-    for (threads, sockets, help) in
-        [(0, 1, never), (0, 2, never), (2, 4, never), (2, 4, always), (1, 2, always)]
-    {
+    let (plain, sealed) = (Wire::Plain, Wire::Encrypt);
+    for (threads, sockets, help, wire) in [
+        (0, 1, never, plain),
+        (0, 2, never, plain),
+        (2, 4, never, plain),
+        (2, 4, always, plain),
+        (1, 2, always, plain),
+        (0, 2, never, sealed),
+        (2, 4, always, sealed),
+    ] {
         let mut settings = settings(threads, sockets);
-        settings.help = help;
+        (settings.help, settings.wire) = (help, wire);
         let (from, to) = (open(&settings), open(&settings));
         let (mut sender, mut receiver) = connect(from.as_ref(), to.as_ref(), 0);
         let mut dice = Dice(threads as u64 * 100 + sockets as u64);
@@ -282,7 +290,7 @@ fn strangers_are_dropped_and_block_nobody() {
     let dial = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     let mut silent: Vec<TcpStream> = (0..20).map(|_| dial()).collect();
     let mut half = dial();
-    half.write_all(b"HAWSsock\x03\x00").unwrap();
+    half.write_all(b"HAWSsock\x04\x00").unwrap();
     let mut talkative = dial();
     let _ = talkative.write_all(&pattern(1, 100_000));
     let mut end = [0];
@@ -290,9 +298,9 @@ fn strangers_are_dropped_and_block_nobody() {
     drop(silent.pop());
     // One that knows the number of the listener but not the secret.
     let mut forged = dial();
-    let mut greeting = [0u8; 67];
+    let mut greeting = [0u8; 68];
     greeting[..8].copy_from_slice(b"HAWSsock");
-    greeting[8] = 3; // version; then 32 random bytes, listener, connection
+    greeting[8] = 4; // version; then 32 random bytes, listener, connection
     greeting[42..50].copy_from_slice(&handle[8..16]);
     greeting[58] = 1; // generation
     greeting[64] = 1; // data sockets

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use hawser_oob::wire::Wire;
+
 use super::parameter::LEVELS;
 use super::table::Explain;
 
@@ -169,6 +171,9 @@ pub(super) const SWITCH_ON: Kind<bool> =
 /// Yes or no, where `auto` is no.
 pub(super) const SWITCH_OFF: Kind<bool> =
     Kind::strict("0, 1 or auto", |text| Some(switch(text)?.unwrap_or(false)));
+
+/// A protection of connections.
+pub(super) const WIRE: Kind<Wire> = Kind::strict("plain or encrypt", Wire::parse).in_form(Form::Text);
 
 /// One of three levels.
 pub(super) const LEVEL: Kind<u8> =

@@ -9,6 +9,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hawser_oob::wire::Wire;
+
 use super::kind::{self, Form};
 use super::source::Source;
 
@@ -230,6 +232,11 @@ settings! {
         /// data that were changed on the way end the communicator with an error that names the NIC. Slots of
         /// GPUs lie in host memory then. All ranks need the same value.
         checksum: bool = "HAWSER_CHECKSUM", SWITCH_OFF, default "0", page "../SECURITY.md";
+        /// Protection of what goes over TCP between ranks, control connections and data: `plain` (none after
+        /// the proof of the unique id) or `encrypt` (AES-256-GCM, with keys of their own for each
+        /// connection). Nets that cannot encrypt, such as InfiniBand, are refused with it. All ranks need the
+        /// same value, and so does the process that makes the unique id.
+        wire: Wire = "HAWSER_WIRE", WIRE, default "plain", page "../SECURITY.md";
         /// 0: communicators do not block, 1: they do, whatever their configuration says.
         comm_blocking: Option<bool> = "NCCL_COMM_BLOCKING", FLAG, unset "the configuration's";
         /// Address `host:port` where rank 0 listens, instead of the unique id's. It is no secret: without

@@ -27,6 +27,16 @@ pub(super) fn unique_id(comm_id: &str, settings: &Settings) -> Result<UniqueId> 
     let place = address.to_string();
     let key = match &settings.comm_id_key_file {
         Some(file) => key(file)?,
+        None if settings.wire.is_sealed() && settings.pre_shared.is_none() => {
+            let text = format!(
+                "HAWSER_WIRE={} with NCCL_COMM_ID needs a secret, and the address is none",
+                settings.wire
+            );
+            return Err(Error::invalid_usage(text).remedy(
+                "give all ranks a file with the same random key (HAWSER_COMM_ID_KEY_FILE), or a pre-shared \
+                 key (ncclSetEncryption)",
+            ));
+        }
         None => {
             warn_of_weakness(&place);
             NO_KEY.to_vec()

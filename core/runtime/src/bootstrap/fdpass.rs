@@ -49,7 +49,8 @@ impl Bootstrap {
         let key = Key::derive(&self.secret, "peer");
         let wait = wait.at_most(self.settings.init_timeout);
         let address = Address::Unix(self.peers[peer as usize].unix);
-        let stream = auth::connect(&address, &key, greeting, retry, &wait, &describe)
+        let key = (&key, self.settings.wire);
+        let stream = auth::connect(&address, key, greeting, retry, &wait, &describe)
             .map_err(|error| error.or_peer(peer))?;
         let header = Header { kind: Kind::Descriptor, tag, len: 0 }.encode()?;
         loop {

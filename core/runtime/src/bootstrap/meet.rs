@@ -1,6 +1,6 @@
 //! The rank's side of the meeting at the root: hand in one's addresses, get everybody's.
 
-use super::auth::{self, Greeting, Key, ROOT, Retry, Role, SAME_ID};
+use super::auth::{self, Greeting, Key, ROOT, Retry, Role};
 use super::id::UniqueId;
 use super::wire::{Fields, Frame, Kind, decode_failure, decode_status, encode_failure, malformed};
 use super::{Settings, detail};
@@ -201,13 +201,13 @@ fn connect(
         when_strange: if id.fixed {
             "all ranks need the same NCCL_COMM_ID and the same key (HAWSER_COMM_ID_KEY_FILE), or none at all"
         } else {
-            SAME_ID
+            settings.when_strange()
         },
     };
     let greeting = Greeting { role, rank, target: ROOT };
     auth::connect(
         &Address::Tcp(id.address),
-        &Key::derive(&id.secret, "root"),
+        (&Key::derive(&settings.secret_of(id), "root"), settings.wire),
         greeting,
         retry,
         wait,

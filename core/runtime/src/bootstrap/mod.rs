@@ -23,6 +23,7 @@ mod grow;
 mod id;
 mod meet;
 mod peer;
+mod pre_shared;
 mod root;
 mod search;
 mod service;
@@ -35,6 +36,7 @@ mod watch;
 mod wire;
 
 pub use id::UniqueId;
+pub use pre_shared::set_pre_shared_key;
 pub use root::{stop_all_roots, stop_root};
 pub use service::MAX_MESSAGE;
 pub use star::MAX_CONTRIBUTION;
@@ -48,6 +50,7 @@ use hawser_base::{env, log};
 use hawser_oob::interface::{self, Family};
 use hawser_oob::socket;
 use hawser_oob::stream::Stream;
+use hawser_oob::wire::Wire;
 use meet::{Hello, PeerAddress};
 use peer::{Dialer, Outgoing};
 use service::{Listeners, Service, Shared};
@@ -85,13 +88,36 @@ pub struct Settings {
     pub heartbeat: Option<Duration>,
     /// `NCCL_HOSTID`: ranks with different ones count as ranks of different hosts.
     pub host_id: Option<String>,
+    /// `HAWSER_WIRE`: the protection of all connections; [`Wire::Encrypt`] where there is a pre-shared key.
+    pub wire: Wire,
+    /// The key of [`set_pre_shared_key`].
+    pub pre_shared: Option<[u8; 32]>,
 }
 
 impl Settings {
+    /// The secret of the meeting of an id.
+    fn secret_of(&self, id: &UniqueId) -> Secret {
+        pre_shared::mixed(&id.secret, self.pre_shared.as_ref())
+    }
+
+    /// The advice where the other end does not know the secret.
+    fn when_strange(&self) -> &'static str {
+        match self.pre_shared {
+            Some(_) => {
+                "check that all ranks got the same, fresh unique id, and set the same pre-shared key \
+                 (ncclSetEncryption) before it was made"
+            }
+            None => auth::SAME_ID,
+        }
+    }
+
     /// The settings of this process.
     pub fn of_process() -> Self {
         let s = env::settings();
+        let pre_shared = pre_shared::pre_shared_key();
         Self {
+            wire: if pre_shared.is_some() { Wire::Encrypt } else { s.wire },
+            pre_shared,
             ifname: s.socket_ifname.clone(),
             family: s.socket_family.map(|version| if version == 6 { Family::V6 } else { Family::V4 }),
             init_timeout: s.join_timeout(),
@@ -119,6 +145,8 @@ impl Default for Settings {
             retry_sleep: Duration::from_millis(100),
             heartbeat: Some(Duration::from_secs(60)),
             host_id: None,
+            wire: Wire::Plain,
+            pre_shared: None,
         }
     }
 }
@@ -170,7 +198,15 @@ impl Bootstrap {
             if !ids[0].fixed && !stop_root(&ids[0]) {
                 meet::release(&ids[0], rank, None, settings, wait)?;
             }
-            return Bootstrap::assemble(0, label, ids[0].secret, Vec::new(), None, settings, wait);
+            return Bootstrap::assemble(
+                0,
+                label,
+                settings.secret_of(&ids[0]),
+                Vec::new(),
+                None,
+                settings,
+                wait,
+            );
         }
         let in_init = |error: Error| error.context(format!("rank {rank} of {nranks}"));
         let listeners = Listeners::open(settings, near, rank)
@@ -185,8 +221,15 @@ impl Bootstrap {
         if let Some(root) = own_root {
             root.finish();
         }
-        let mut joined =
-            Bootstrap::assemble(rank, label, ids[0].secret, peers, Some(listeners), settings, wait)?;
+        let mut joined = Bootstrap::assemble(
+            rank,
+            label,
+            settings.secret_of(&ids[0]),
+            peers,
+            Some(listeners),
+            settings,
+            wait,
+        )?;
         joined.near = near;
         Ok(joined)
     }
@@ -194,6 +237,11 @@ impl Bootstrap {
     /// This rank.
     pub fn rank(&self) -> u32 {
         self.rank
+    }
+
+    /// The protection of this communicator's connections.
+    pub fn wire(&self) -> Wire {
+        self.settings.wire
     }
 
     /// The number of ranks.
@@ -460,5 +508,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+#[cfg(test)]
+mod sealed_tests;
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ use hawser_base::wait::Wait;
 use hawser_oob::dial::{Dial, Ended};
 use hawser_oob::socket::Address;
 use hawser_oob::stream::Stream;
+use hawser_oob::wire::Wire;
 use std::sync::{Arc, Mutex, TryLockError};
 
 use rustc_hash::FxHashMap;
@@ -133,6 +134,7 @@ impl Bootstrap {
 pub(super) struct Dialer {
     rank: u32,
     key: Key,
+    wire: Wire,
     addresses: Vec<Address>,
     retry: Retry,
 }
@@ -148,13 +150,14 @@ impl Dialer {
             when_strange: SAME_ID,
         };
         let addresses = peers.iter().map(|peer| Address::Tcp(peer.tcp)).collect();
-        Self { rank, key: Key::derive(secret, "peer"), addresses, retry }
+        Self { rank, key: Key::derive(secret, "peer"), wire: settings.wire, addresses, retry }
     }
 
     /// An authenticated TCP connection to `peer`.
     pub fn dial(&self, role: Role, peer: u32, wait: &Wait, describe: &dyn Fn() -> String) -> Result<Stream> {
         let greeting = Greeting { role, rank: self.rank, target: peer };
-        auth::connect(&self.addresses[peer as usize], &self.key, greeting, self.retry, wait, describe)
+        let (to, key) = (&self.addresses[peer as usize], (&self.key, self.wire));
+        auth::connect(to, key, greeting, self.retry, wait, describe)
     }
 
     /// Begins to look whether `peer` is there.
@@ -163,6 +166,6 @@ impl Dialer {
     /// What fails at once.
     pub fn begin_to_look(&self, peer: u32) -> std::result::Result<Dial, Ended> {
         let greeting = Greeting { role: Role::Look, rank: self.rank, target: peer };
-        auth::begin(&self.addresses[peer as usize], &self.key, greeting)
+        auth::begin(&self.addresses[peer as usize], (&self.key, self.wire), greeting)
     }
 }

@@ -6,7 +6,7 @@
 //! it. While ranks are missing, those who wait are told which, so that their own deadlines can name them.
 //! Before the first hello the root waits as long as its process lives.
 
-use super::auth::{Accepted, Acceptor, Key, ROOT, Role};
+use super::auth::{Accepted, Acceptor, Key, ROOT, Role, differs};
 use super::id::UniqueId;
 use super::meet::{Hello, PeerAddress};
 use super::stop::{StopSignal, broadcast, earliest};
@@ -19,6 +19,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::wait::Wait;
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::poll;
+use hawser_oob::wire::Wire;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -117,11 +118,17 @@ fn start(
     at_end: impl FnOnce() + Send + 'static,
 ) -> Result<RootHandle> {
     let stop = Arc::new(StopSignal::new()?);
-    let key = Key::derive(&id.secret, "root");
-    let acceptor =
-        Acceptor::new(listener, key, ROOT, &[Role::Join, Role::Release], settings.handshake_timeout);
+    let key = Key::derive(&settings.secret_of(id), "root");
+    let acceptor = Acceptor::new(
+        listener,
+        (key, settings.wire),
+        ROOT,
+        &[Role::Join, Role::Release],
+        settings.handshake_timeout,
+    );
     let root = Root {
         acceptor,
+        wire: settings.wire,
         stop: stop.clone(),
         patience: settings.init_timeout,
         linger: LINGER,
@@ -144,6 +151,7 @@ fn start(
 
 struct Root {
     acceptor: Acceptor,
+    wire: Wire,
     stop: Arc<StopSignal>,
     patience: Duration,
     /// How long a failed meeting tells the reason to those who come late.
@@ -216,7 +224,15 @@ impl Root {
         }
         // All of them are there before one is heard: an error must reach every one.
         let known = self.connections.len();
-        self.connections.extend(self.acceptor.advance().into_iter().map(Connection::new));
+        let accepted = self.acceptor.advance();
+        let other = accepted.iter().find_map(|one| one.other_wire.map(|wire| (one.rank, wire)));
+        self.connections.extend(accepted.into_iter().filter(Accepted::is_alike).map(Connection::new));
+        if let Some((rank, wire)) = other {
+            // That rank knows it from its welcome; those who come later are told.
+            self.linger_for_all();
+            let own = format!("the process that made the unique id has {}", self.wire);
+            return Err(differs(&format!("rank {rank} has HAWSER_WIRE={wire}, {own}")));
+        }
         for at in (known..self.connections.len()).rev() {
             match self.listen_to(at)? {
                 Next::Wait => {}
@@ -254,12 +270,18 @@ impl Root {
             }
             (Role::Release, Kind::Release) => self.release(at, &frame.payload),
             (Role::Release, Kind::Failure) => {
-                self.linger = self.linger.max(if self.is_fixed { LINGER } else { self.patience });
-                let error = decode_failure(&frame.payload);
-                Err(error.context(format!("rank {} could not join", connection.rank)))
+                let rank = connection.rank;
+                self.linger_for_all();
+                Err(decode_failure(&frame.payload).context(format!("rank {rank} could not join")))
             }
             (role, kind) => Err(malformed(format!("{kind:?} from rank {} as {role:?}", connection.rank))),
         }
+    }
+
+    /// The meeting fails before all have come: they are told for as long as they may take, unless the address
+    /// is needed.
+    fn linger_for_all(&mut self) {
+        self.linger = self.linger.max(if self.is_fixed { LINGER } else { self.patience });
     }
 
     /// Ends a connection that a rank has left. Before its hello that is its own business, afterwards the
@@ -405,7 +427,8 @@ impl Root {
             if self.wait_for_events(Some(end)).is_err() {
                 return;
             }
-            self.connections.extend(self.acceptor.advance().into_iter().map(Connection::new));
+            let accepted = self.acceptor.advance().into_iter().filter(Accepted::is_alike);
+            self.connections.extend(accepted.map(Connection::new));
             // Answered only when the hello was read: closing with unread bytes would destroy the answer on
             // its way.
             self.connections.retain_mut(|connection| match connection.reader.advance(&connection.stream) {

@@ -245,8 +245,8 @@ impl Service {
         let stop = Arc::new(StopSignal::new()?);
         let (key, limit) = (Key::derive(secret, "peer"), settings.handshake_timeout);
         let mut server = Server {
-            tcp: Acceptor::new(listeners.tcp, key.clone(), rank, ROLES, limit),
-            unix: Acceptor::new(listeners.unix, key, rank, &[Role::Descriptor], limit),
+            tcp: Acceptor::new(listeners.tcp, (key.clone(), settings.wire), rank, ROLES, limit),
+            unix: Acceptor::new(listeners.unix, (key, settings.wire), rank, &[Role::Descriptor], limit),
             links: Vec::new(),
             nranks,
             shared,
@@ -338,7 +338,11 @@ impl Server {
     }
 
     fn admit(&mut self, accepted: Accepted) {
-        let Accepted { stream, role, rank, from } = accepted;
+        let Accepted { stream, role, rank, from, other_wire } = accepted;
+        if let Some(wire) = other_wire {
+            detail(&format!("bootstrap dropped {from}: rank {rank} has HAWSER_WIRE={wire}"));
+            return;
+        }
         if rank >= self.nranks {
             detail(&format!("bootstrap dropped {from}: it says it is rank {rank} of {}", self.nranks));
             return;

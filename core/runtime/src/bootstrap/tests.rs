@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::thread::{self, Builder};
 
-fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     Settings {
         ifname: Some("=lo".into()),
         family: Some(hawser_oob::interface::Family::V4),
@@ -16,12 +16,12 @@ fn settings() -> Settings {
     }
 }
 
-fn patient() -> Wait {
+pub(super) fn patient() -> Wait {
     Wait::new(AbortFlag::new(), Some(Duration::from_secs(60)))
 }
 
 /// Runs `body` once per rank, each in a thread, and returns what they returned, by rank.
-fn in_threads<T: Send>(nranks: u32, body: impl Fn(u32) -> T + Sync) -> Vec<T> {
+pub(super) fn in_threads<T: Send>(nranks: u32, body: impl Fn(u32) -> T + Sync) -> Vec<T> {
     let body = &body;
     thread::scope(|scope| {
         let spawn =

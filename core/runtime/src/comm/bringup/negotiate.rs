@@ -226,8 +226,10 @@ fn choose_net(
     plan_config: &mut PlanConfig,
     wait: &Wait,
 ) -> Result<ChosenNet> {
-    let with_collnet = env::settings().collnet && topology.per_host().is_some();
-    let chosen = ChosenNet::open(net_config, asked, device, with_collnet);
+    let wire = bootstrap.wire();
+    // A network that reduces has to read what it reduces.
+    let with_collnet = env::settings().collnet && topology.per_host().is_some() && !wire.is_sealed();
+    let chosen = ChosenNet::open(net_config, asked, device, with_collnet, wire);
     // The others wait for this rank's record, also if it has no net.
     let own = chosen.as_ref().map_or_else(NetRecord::none, ChosenNet::record);
     let records = bootstrap.all_gather(&record::encode(&own), wait)?;

@@ -40,6 +40,7 @@ use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
 use hawser_kernels_abi::Conn;
+use hawser_oob::wire::{self, Wire};
 use hawser_plan::layout::HeapLayout;
 use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
 use rustc_hash::FxHashSet;
@@ -81,16 +82,22 @@ impl ChosenNet {
     ///
     /// # Errors
     /// There is none, or the one that `NCCL_NET` or `asked` names cannot be used; the text says why for each.
+    /// Or the first one cannot protect what it sends as `wire` wants it: a slower one is not taken in
+    /// silence.
     pub fn open(
         config: &NetConfig,
         asked: Option<&str>,
         device: &dyn Device,
         with_collnet: bool,
+        wire: Wire,
     ) -> Result<Self> {
         let mut reasons = String::new();
         for candidate in plugins::nets(asked)? {
             let net = &candidate.net.plugin;
-            let opened = net.open(config).map_err(Error::from);
+            let (opened, is_protected) = wire::offer(wire, || net.open(config).map_err(Error::from));
+            if wire.is_sealed() && !is_protected && opened.is_ok() {
+                return Err(cannot_protect(net.name(), wire));
+            }
             let chosen = opened.and_then(|context| {
                 let nics = Nics::of(context.as_ref(), device.caps())?;
                 let offered = candidate.collnet.as_ref().filter(|_| with_collnet);
@@ -126,6 +133,15 @@ impl ChosenNet {
     pub fn without_collnet(&mut self) {
         self.collnet = None;
     }
+}
+
+/// The error where a net has no protection and one is wanted.
+fn cannot_protect(net: &str, wire: Wire) -> Error {
+    let text = format!("the net {net} cannot protect what it sends, and HAWSER_WIRE={wire} asks for it");
+    Error::invalid_usage(text).remedy(
+        "set NCCL_NET=Socket, whose TCP connections are protected; or HAWSER_WIRE=plain, and keep strangers \
+         off that network",
+    )
 }
 
 /// The record in which a rank describes its net to the others.
