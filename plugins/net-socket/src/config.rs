@@ -79,7 +79,7 @@ impl Settings {
             send_buffer: None,
             timeout: Duration::from_secs(60),
             zero_copy: false,
-            inline: 64 * KIB,
+            inline: crate::frame::MAX_INLINE,
             chunk: 256 * KIB,
             spin: Duration::from_micros(if processors >= 16 { 20 } else { 0 }),
             help: Help::WhenCrowded,

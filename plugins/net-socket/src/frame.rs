@@ -10,8 +10,8 @@ use hawser_plugin::net::MAX_RECVS;
 
 /// Bytes of the fixed part of a record.
 pub(crate) const RECORD_HEADER: usize = 8;
-/// Longest message that may travel inside a record.
-pub(crate) const MAX_INLINE: usize = 64 << 10;
+/// Longest message that may travel inside a record: 64 KiB, and room for a checksum in front of them.
+pub(crate) const MAX_INLINE: usize = (64 << 10) + 64;
 /// Longest record.
 pub(crate) const MAX_RECORD: usize = RECORD_HEADER + 8 + MAX_INLINE;
 /// Longest chunk.
