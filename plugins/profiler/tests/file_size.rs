@@ -1,6 +1,7 @@
 //! A trace that reaches the limit of a file's size, in a process of its own: the limit is the whole process's.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use hawser_plugin::profiler::{Event, EventMask, ProfilerConfig, What};
 use hawser_plugin::{Level, Log, Profiler};
@@ -10,6 +11,8 @@ use serde_json::Value;
 
 /// The limit of a file's size, in bytes.
 const LIMIT: u64 = 16 << 10;
+/// The longest time that the profiler's thread may take for the first batch.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_trace_that_reaches_the_limit_of_a_files_size_stays_whole() {
@@ -31,21 +34,26 @@ fn a_trace_that_reaches_the_limit_of_a_files_size_stays_whole() {
     });
     let profiler = TraceProfiler::new(settings);
     let context = profiler.open(&ProfilerConfig::new(0xabc, 4, 0, log)).unwrap();
-    for round in 0..40 {
-        for _ in 0..20 {
+    let record = |calls: u64| {
+        for stream in 0..calls {
             let call = What::CollApi {
                 func: "AllReduce",
                 count: 1 << 20,
                 datatype: "ncclFloat32",
                 root: 0,
-                stream: round,
+                stream,
                 captured: false,
             };
             context.stop(context.start(&Event { parent: None, rank: 0, what: call }).unwrap());
         }
-        // Batches, of which the first fit.
-        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    // The first batch fits, and is in the file before the rest comes, which does not.
+    record(20);
+    let since = Instant::now();
+    while std::fs::metadata(&path).map_or(0, |file| file.len()) < 200 && since.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(5));
     }
+    record(2000);
     drop(context);
     setrlimit(Resource::Fsize, before).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();

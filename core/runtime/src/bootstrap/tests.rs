@@ -556,9 +556,3 @@ fn count_leaks() {
         .until(settled, || format!("{before:?} descriptors and threads before, now {:?}", counts()))
         .unwrap();
 }
-
-fn is_main_thread() -> bool {
-    std::fs::read_link("/proc/thread-self").is_ok_and(|link| {
-        link.file_name().is_some_and(|name| name.to_string_lossy() == std::process::id().to_string())
-    })
-}
