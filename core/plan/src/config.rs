@@ -68,7 +68,7 @@ impl Default for PlanConfig {
 }
 
 impl PlanConfig {
-    /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`, where a list may begin with `^` (all but these).
+    /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`; a list may begin with `^` (all but these).
     /// Any case. A list without a function holds for the five collectives that NCCL tunes (broadcast, reduce,
     /// all-gather, reduce-scatter, all-reduce). NCCL's other algorithms (NVLS, NVLSTree) are known words that
     /// select nothing here; `CollnetDirect` and `CollnetChain` are `CollNet`. `MSCCL` is all programs that

@@ -1,4 +1,5 @@
-//! A trace that reaches the limit of a file's size, in a process of its own: the limit is the whole process's.
+//! A trace that reaches the limit of a file's size, in a process of its own: the limit is the whole
+//! process's.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -155,7 +155,7 @@ pub(super) fn connect(
 /// Begins to connect, for one that looks now and then how far it is.
 ///
 /// # Errors
-/// What fails at once.
+/// The address is wrong, or the system refuses a socket: all that fails at once.
 pub(super) fn begin(
     to: &Address,
     (key, wire): (&Key, Wire),

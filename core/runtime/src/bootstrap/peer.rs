@@ -163,7 +163,7 @@ impl Dialer {
     /// Begins to look whether `peer` is there.
     ///
     /// # Errors
-    /// What fails at once.
+    /// The connection cannot be begun: all that fails at once.
     pub fn begin_to_look(&self, peer: u32) -> std::result::Result<Dial, Ended> {
         let greeting = Greeting { role: Role::Look, rank: self.rank, target: peer };
         auth::begin(&self.addresses[peer as usize], (&self.key, self.wire), greeting)

@@ -94,7 +94,7 @@ impl Checksum {
     /// Looks at slot `number`, into which a message came whose record is `record`; `slot` is the whole slot.
     ///
     /// # Errors
-    /// What came is not what was sent; the text names `rail`.
+    /// Other data came than were sent; the text names `rail`.
     pub fn check(&self, number: u64, record: &[u8; RECORD], slot: &[u8], rail: &str) -> Result<(), Error> {
         self.compare(number, record, slot, rail).map_err(|mismatch| mismatch.into_error(rail))
     }
