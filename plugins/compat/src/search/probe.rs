@@ -286,7 +286,8 @@ enum More {
 fn crashed(path: &Path, step: &str, how: &str) -> Failed {
     let file = path.display();
     Failed::Crashed(format!(
-        "{file} was tried in a process of its own and broke it in step '{step}': {how}. Report it to the plugin's maker, or leave it out"
+        "{file} was tried in a process of its own and broke it in step '{step}': {how}. Report it to \
+         the plugin's maker, or leave it out"
     ))
 }
 
