@@ -305,9 +305,7 @@ impl Server {
                 return Ok(());
             }
             self.watcher.serve(&watched);
-            for at in (0..self.links.len()).rev().filter(|at| ready[*at]) {
-                self.serve(at);
-            }
+            self.serve_links(|at, _| ready[at]);
             for accepted in self.tcp.advance().into_iter().chain(self.unix.advance()) {
                 self.admit(accepted);
             }
@@ -364,32 +362,44 @@ impl Server {
             }
         };
         self.links.push(Link { stream, rank, reader });
-        self.serve(self.links.len() - 1);
+        let newest = self.links.len() - 1;
+        // A rank sends its descriptors one after the other, each on a connection of its own: the older ones
+        // have come by now and go first.
+        self.serve_links(|at, link| at == newest || link.reader.is_none() && link.rank == rank);
     }
 
-    /// Moves whole messages from link number `at` to the inbox; removes the link when it ended.
-    fn serve(&mut self, at: usize) {
-        let outcome = loop {
-            let link = &mut self.links[at];
-            match link.receive(&self.shared) {
-                Ok(true) if !self.shared.is_full() => {}
-                Ok(_) => break Ok(false),
-                Err(end) => break Err(end),
-            }
-        };
-        let Err(end) = outcome else { return };
-        let link = self.links.swap_remove(at);
-        if let Some(error) = end {
-            detail(&error.context(format!("bootstrap connection from rank {}", link.rank)).text);
-        }
-        if link.reader.is_some() {
-            self.shared.put(|inbox| *inbox.connections.entry(link.rank).or_default() -= 1);
-            self.shared.tell_hook(None);
-        }
+    /// Moves whole messages to the inbox from the links that are `chosen`, the oldest link first, and removes
+    /// those that ended.
+    fn serve_links(&mut self, chosen: impl Fn(usize, &Link) -> bool) {
+        let mut at = 0;
+        let shared = &self.shared;
+        self.links.retain_mut(|link| {
+            at += 1;
+            !chosen(at - 1, link) || link.serve(shared)
+        });
     }
 }
 
 impl Link {
+    /// Moves whole messages to the inbox; `false` when the link has ended.
+    fn serve(&mut self, shared: &Shared) -> bool {
+        let end = loop {
+            match self.receive(shared) {
+                Ok(true) if !shared.is_full() => {}
+                Ok(_) => return true,
+                Err(end) => break end,
+            }
+        };
+        if let Some(error) = end {
+            detail(&error.context(format!("bootstrap connection from rank {}", self.rank)).text);
+        }
+        if self.reader.is_some() {
+            shared.put(|inbox| *inbox.connections.entry(self.rank).or_default() -= 1);
+            shared.tell_hook(None);
+        }
+        false
+    }
+
     /// One message or descriptor: `true` if there was one, an error (or none for a plain end) when the link
     /// is over.
     fn receive(&mut self, shared: &Shared) -> std::result::Result<bool, Option<Error>> {
