@@ -107,6 +107,8 @@ subsystems! {
     Reg = 12, "REG", "hawser::reg";
     /// Profiler plugins that are loaded.
     Profile = 13, "PROFILE", "hawser::profile";
+    /// The port that clients of RAS ask at.
+    Ras = 15, "RAS", "hawser::ras";
 }
 
 /// The latest error text of the process.

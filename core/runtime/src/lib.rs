@@ -19,6 +19,7 @@ pub mod plugins;
 mod profiling;
 pub mod progress;
 pub mod proxy;
+pub mod ras;
 mod record;
 pub mod resolve;
 pub mod rma;

@@ -20,10 +20,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     Target { name: "unique_id", run: unique_id },
     Target { name: "bootstrap", run: hawser_runtime::bootstrap::fuzzing::frame },
     Target { name: "one_sided", run: hawser_runtime::rma::fuzzing::message },
+    Target { name: "ras_session", run: hawser_runtime::ras::fuzzing::session },
     Target { name: "rules_update", run: hawser_runtime::rules_update::fuzzing::message },
     Target { name: "rules_pack", run: hawser_runtime::rules_update::fuzzing::content },
     Target { name: "settings_file", run: settings_file },

@@ -223,6 +223,15 @@ settings! {
         /// Folder where the last operations of each process stay when it has ended. Without it other
         /// processes of the user read them while the process lives.
         progress_dir: Option<String> = "HAWSER_PROGRESS_DIR", TEXT, unset "memory", page "hangs.md";
+        /// 0: the process does not listen for clients of RAS (`ncclras`), which are told what its job does.
+        ras_enable: bool = "NCCL_RAS_ENABLE", FLAG, default "1", page "operate.md#ras";
+        /// Address `host:port` where clients of RAS are answered; all processes of a user on a host may have
+        /// the same one. Whoever reaches it can read the state of the job.
+        ras_addr: String = "NCCL_RAS_ADDR", TEXT, default "localhost:28028", page "operate.md#ras";
+        /// Factor of NCCL's deadlines of RAS. Hawser's processes have 2 s to answer, or as long as the client
+        /// says.
+        ras_timeout_factor: u32 = "NCCL_RAS_TIMEOUT_FACTOR", COUNT, default "1", page "operate.md#ras",
+            reader Reader::Nobody;
         /// Seconds without a sign of life after which another host counts as dead, 2 at least; 0: as the
         /// kernel has it. As long as connections of the TCP plugin do without any path by default. The end
         /// of a process is noticed at once, whatever the value. A process that is stopped or slow is not

@@ -21,8 +21,25 @@ const LONGEST_NOTICE: usize = 2 << 10;
 /// Answers that may be under way at once; who asks more often gets none.
 const MOST_ANSWERING: u32 = 4;
 
+/// The things that ranks ask each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Question {
+    /// What do you run, and whom do you wait for?
+    Progress = 0,
+    /// Which ranks do you have, and what has each called?
+    Census = 1,
+}
+
+impl Question {
+    /// The question of a frame; `None` if this version does not know it.
+    fn parse(payload: &[u8]) -> Option<Self> {
+        [Self::Progress, Self::Census].into_iter().find(|question| payload == [*question as u8])
+    }
+}
+
 /// The function that makes a rank's answer.
-type Hook = Box<dyn Fn() -> Vec<u8> + Send + Sync>;
+type Hook = Box<dyn Fn(Question) -> Vec<u8> + Send + Sync>;
 /// The function that takes a notice: the rank that it comes from, and the sentence.
 type NoticeHook = Box<dyn Fn(u32, &str) + Send + Sync>;
 
@@ -50,13 +67,14 @@ impl Asking {
 
 impl Watch {
     /// Asks all ranks, this one too, and returns the answers that come within `limit`.
-    pub fn ask(self: &Arc<Self>, limit: Duration) -> Vec<(u32, Vec<u8>)> {
+    pub fn ask(self: &Arc<Self>, question: Question, limit: Duration) -> Vec<(u32, Vec<u8>)> {
         let until = Instant::now() + limit;
         let number = self.asking.next.fetch_add(1, Ordering::Relaxed);
         let (sender, answers) = channel();
         lock(&self.asking.open).insert(number, sender);
-        self.push_to_others(None, &frame_bytes(Kind::Ask, tag(self.rank(), number), &[]).unwrap_or_default());
-        self.answer(tag(self.rank(), number), None);
+        let asked = frame_bytes(Kind::Ask, tag(self.rank(), number), &[question as u8]);
+        self.push_to_others(None, &asked.unwrap_or_default());
+        self.answer(question, tag(self.rank(), number), None);
         let wanted = self.present();
         let collected = collect(&answers, wanted, until);
         lock(&self.asking.open).remove(&number);
@@ -75,8 +93,9 @@ impl Watch {
         let bytes = || frame_bytes(frame.kind, frame.tag, &frame.payload).unwrap_or_default();
         match frame.kind {
             Kind::Ask => {
+                let Some(question) = Question::parse(&frame.payload) else { return false };
                 self.push_to_others(Some(from), &bytes());
-                self.answer(frame.tag, Some(from));
+                self.answer(question, frame.tag, Some(from));
             }
             Kind::Answer if asker(frame.tag) == self.rank() => {
                 let mut fields = Fields::new(&frame.payload);
@@ -99,14 +118,14 @@ impl Watch {
 
     /// Answers a question in a thread of its own, since the answer may take a while: to the watcher that it
     /// came from, or to this rank itself.
-    fn answer(self: &Arc<Self>, tag: u64, to: Option<u32>) {
+    fn answer(self: &Arc<Self>, question: Question, tag: u64, to: Option<u32>) {
         if self.asking.answering.fetch_add(1, Ordering::AcqRel) >= MOST_ANSWERING {
             self.asking.answering.fetch_sub(1, Ordering::AcqRel);
             return;
         }
         let watch = self.clone();
         let answer = move || {
-            let mut bytes = watch.asking.hook.get().map_or_else(Vec::new, |hook| hook());
+            let mut bytes = watch.asking.hook.get().map_or_else(Vec::new, |hook| hook(question));
             bytes.truncate(LONGEST_ANSWER);
             match to {
                 None => {

@@ -35,6 +35,7 @@ mod tag;
 mod watch;
 mod wire;
 
+pub use asking::Question;
 pub use id::UniqueId;
 pub use pre_shared::set_pre_shared_key;
 pub use root::{stop_all_roots, stop_root};
@@ -355,15 +356,20 @@ impl Bootstrap {
     /// rank tells all. Both run in threads of the bootstrap. The first counts.
     pub fn on_ask(
         &self,
-        answer: impl Fn() -> Vec<u8> + Send + Sync + 'static,
+        answer: impl Fn(Question) -> Vec<u8> + Send + Sync + 'static,
         notice: impl Fn(u32, &str) + Send + Sync + 'static,
     ) {
         self.watch.asking.on_ask(Box::new(answer), Box::new(notice));
     }
 
     /// Asks all ranks how they are, and returns the answers that come within `limit`. Waits for no operation.
-    pub fn ask(&self, limit: Duration) -> Vec<(u32, Vec<u8>)> {
-        self.watch.ask(limit)
+    pub fn ask(&self, question: Question, limit: Duration) -> Vec<(u32, Vec<u8>)> {
+        self.watch.ask(question, limit)
+    }
+
+    /// The address at which a rank listens; `None` where there is but one rank, which does not.
+    pub fn address_of(&self, rank: u32) -> Option<IpAddr> {
+        Some(self.peers.get(rank as usize)?.tcp.ip())
     }
 
     /// Tells all other ranks a sentence.

@@ -7,6 +7,8 @@ use hawser_base::liveness::{End, Identity};
 use hawser_base::log::{self, Subsys};
 use hawser_kernels_abi::Report;
 
+use super::counts::{self, Counted};
+use crate::bootstrap::Question;
 use crate::comm_state::CommState;
 use crate::progress::hang_watch::note_notice;
 use crate::progress::journal::now_ms;
@@ -15,7 +17,7 @@ use crate::progress::operation::{Awaited, Waits};
 use crate::progress::process_state::ProcessState;
 use crate::progress::report::{CommReport, ProcessReport};
 use crate::progress::verdict::{Evidence, Gone, Verdict, verdict};
-use crate::record;
+use crate::{ras, record};
 
 /// How long launches on a GPU may take to say whom they wait for, for each peer and in all.
 const PATIENCE: [Duration; 2] = [Duration::from_millis(40), Duration::from_millis(700)];
@@ -28,11 +30,17 @@ const LONGEST: usize = 11 << 10;
 
 /// Lets a communicator be asked, by its ranks and by other programs.
 pub(super) fn let_be_asked(state: &Arc<CommState>) {
+    let ras = Arc::new(Counted(Arc::downgrade(state)));
+    let _ = state.counted.set(ras::Registered::new(ras));
     if state.topology.size() < 2 {
         return;
     }
     let (asked, told) = (Arc::downgrade(state), Arc::downgrade(state));
-    let answer = move || asked.upgrade().map_or_else(Vec::new, |state| answer(&state));
+    let answer = move |question| match (asked.upgrade(), question) {
+        (None, _) => Vec::new(),
+        (Some(state), Question::Progress) => answer(&state),
+        (Some(state), Question::Census) => counts::answer(&state),
+    };
     let notice = move |from: u32, sentence: &str| {
         if let Some(state) = told.upgrade() {
             let (name, rank) = (&state.name, state.rank);
@@ -84,7 +92,7 @@ impl Member for Asked {
 
     fn judge(&self, limit: Duration) -> Option<Verdict> {
         let state = self.0.upgrade()?;
-        let answers = state.bootstrap.ask(limit);
+        let answers = state.bootstrap.ask(Question::Progress, limit);
         let reports = answers.iter().filter_map(|(_, bytes)| record::decode::<ProcessReport>(bytes));
         let roster = state.bootstrap.roster();
         let members = (0..).zip(roster.members()).map(|(rank, member)| {

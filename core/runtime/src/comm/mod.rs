@@ -12,6 +12,7 @@
 
 mod bringup;
 mod config;
+mod counts;
 mod elastic;
 pub mod group;
 mod hangs;

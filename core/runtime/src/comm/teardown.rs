@@ -28,6 +28,7 @@ impl Comm {
                     return Err(self.name_error(error));
                 }
                 *finalized = true;
+                comm_state.journal.finalize();
                 comm_state.clone()
             }
             State::Failed(error) => return Err(error.clone()),

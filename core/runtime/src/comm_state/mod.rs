@@ -46,6 +46,7 @@ use crate::executor::copy_engine::{Dma, Emission, Who};
 use crate::profiling::{Profiling, Span};
 use crate::progress::journal::Journal;
 use crate::progress::members::Registered;
+use crate::ras;
 use crate::rma::Rma;
 use crate::rules_update::{Epoch, ServedParticipant, Staged};
 use crate::stream_order::Order;
@@ -79,6 +80,8 @@ pub struct CommState {
     pub journal: Journal,
     /// Lets this rank be asked how it is; not set where it is alone.
     pub asked: OnceLock<Registered>,
+    /// Lets clients of RAS hear of this rank.
+    pub counted: OnceLock<ras::Registered>,
     /// Control connections to the other ranks.
     pub bootstrap: Arc<Bootstrap>,
     /// The network, where ranks share no memory. Before `peer_memory`, which it works on: it goes first.

@@ -8,8 +8,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use hawser_plan::Call;
 use hawser_plan::p2p::Message;
+use hawser_plan::{Call, Collective};
 
 use super::memory::{SLOT_WORDS, Slot};
 use super::operation::{Awaited, KEPT_MESSAGES, OneMessage, Operation, Stage, Waits, What};
@@ -20,6 +20,8 @@ pub const ENTRIES: usize = (SLOT_WORDS - HEAD_WORDS) / ENTRY_WORDS;
 const HEAD_WORDS: usize = 64;
 const ENTRY_WORDS: usize = 16;
 const NAME_WORDS: usize = 8;
+/// Collectives that are counted.
+pub const COLLECTIVES: usize = Collective::ALL.len();
 
 /// The words of the head.
 #[derive(Clone, Copy)]
@@ -52,8 +54,12 @@ enum Head {
     Collectives = 12,
     /// The rank in the job's first communicator.
     World = 13,
+    /// 1 if `ncclCommFinalize` was called.
+    Finalized = 14,
     /// The communicator's name, in eight words.
     Name = 16,
+    /// How often each collective was called, by the number of its variant, in eight words.
+    Counts = 24,
 }
 
 /// The words of an entry.
@@ -123,6 +129,9 @@ impl Journal {
         entry[entry::COUNT].store(count, Ordering::Relaxed);
         self.end_entry(entry, sequence, number);
         self.set(Head::Collectives, number + 1);
+        if let Some(count) = self.counters().get(usize::from(collective)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
         sequence
     }
 
@@ -189,6 +198,26 @@ impl Journal {
     #[inline]
     pub fn unqueue(&self, count: u64) {
         self.head(Head::Queued).fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// Notes that the communicator was finalized.
+    pub fn finalize(&self) {
+        self.set(Head::Finalized, 1);
+    }
+
+    /// True if the communicator was finalized.
+    pub fn is_finalized(&self) -> bool {
+        self.get(Head::Finalized) == 1
+    }
+
+    /// How often each collective was called, by the number of its variant.
+    pub fn counts(&self) -> [u64; COLLECTIVES] {
+        let counters = self.counters();
+        std::array::from_fn(|at| counters[at].load(Ordering::Relaxed))
+    }
+
+    fn counters(&self) -> &[AtomicU64] {
+        &self.slot.words()[Head::Counts as usize..][..COLLECTIVES]
     }
 
     /// Reads what the journal says now.
@@ -361,7 +390,7 @@ pub fn now_ms() -> u64 {
 mod tests {
     use super::*;
     use crate::op_number::MESSAGES;
-    use hawser_plan::{Collective, DataType, ReduceOp, Scalar};
+    use hawser_plan::{DataType, ReduceOp, Scalar};
     use proptest::prelude::*;
 
     const PLACE: Place = Place { rank: 0, ranks: 2, world: 0 };
@@ -383,6 +412,13 @@ mod tests {
         journal.done(1);
         journal.waits(MESSAGES, 2, Awaited::Data, (4, 1));
         journal.queue();
+        assert_eq!(
+            (journal.counts()[Collective::AllReduce as usize], journal.counts().iter().sum::<u64>()),
+            (1, 1)
+        );
+        assert!(!journal.is_finalized());
+        journal.finalize();
+        assert!(journal.is_finalized());
         journal.queue();
         let view = journal.view().unwrap();
         assert_eq!((view.comm_id, &*view.name, view.rank, view.ranks), (0xabc, "dp_group", 3, 8));

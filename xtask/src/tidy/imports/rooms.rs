@@ -14,6 +14,7 @@ const ROOMS: [(&str, &[&[&str]]); 1] = [(
             "plugin_types.rs",
             "progress/",
             "bootstrap/",
+            "ras/",
             "plugins.rs",
             "proxy.rs",
             "stream_order",

@@ -201,6 +201,7 @@ impl Own<'_> {
             profiling: Arc::new(profiling),
             journal,
             asked: OnceLock::new(),
+            counted: OnceLock::new(),
             bootstrap,
             net,
             device: self.device,

@@ -1,0 +1,234 @@
+//! Clients of RAS, as NCCL's `ncclras` and those of Ray and SGLang speak: jobs of several processes on one
+//! port, whose ranks work, stop, die and leave.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use hawser_tests::deadline::LIMIT;
+use hawser_tests::hangs::Hang;
+use hawser_tests::world::on_host;
+use serde_json::Value;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
+
+/// An address that nobody listens at.
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its address").to_string()
+}
+
+/// A job whose clients are answered at an address.
+fn job(address: &str, hosts: usize, steps: &[&str]) -> Hang {
+    Hang::start(BINARY, hosts, steps, &[("NCCL_RAS_ADDR", address)])
+}
+
+/// Connects as soon as somebody listens there.
+fn connect(address: &str) -> TcpStream {
+    let until = Instant::now() + LIMIT;
+    loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => {
+                stream.set_read_timeout(Some(LIMIT)).expect("a deadline");
+                return stream;
+            }
+            Err(error) if Instant::now() >= until => panic!("{address}: {error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Sends lines and reads what comes until the server closes the connection.
+fn talk(address: &str, lines: &str) -> String {
+    let mut stream = connect(address);
+    stream.write_all(lines.as_bytes()).expect("a question");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// The state of the job as JSON, as SGLang's reader asks for it.
+fn json(address: &str) -> Value {
+    let answer = talk(address, "SET FORMAT json\nTIMEOUT 2\nSTATUS\n");
+    let json = answer.strip_prefix("OK\nOK\n").unwrap_or_else(|| panic!("no acknowledgement: {answer}"));
+    serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"))
+}
+
+/// Asks until the state is the one that is expected.
+#[track_caller]
+fn wait_until(address: &str, what: &str, is_it: impl Fn(&Value) -> bool) -> Value {
+    let until = Instant::now() + LIMIT;
+    loop {
+        let state = json(address);
+        if is_it(&state) {
+            return state;
+        }
+        assert!(Instant::now() < until, "not {what}: {state:#}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn world(state: &Value) -> &Value {
+    &state["communicators"][0]
+}
+
+fn all_reduces(rank: &Value) -> u64 {
+    rank["collective_counts"]["AllReduce"].as_u64().expect("a count")
+}
+
+#[test]
+fn the_state_of_a_job() {
+    if !on_host() {
+        return;
+    }
+    let address = free_address();
+    let steps = ["call=all_gather/100 all_reduce sleep", "call=all_gather/100 all_reduce sleep"];
+    let mut job = job(&address, 2, &[steps[0], steps[1], steps[0]]);
+    let has_called = |state: &Value| {
+        let ranks = world(state)["ranks"].as_array().is_some_and(|ranks| ranks.len() == 3);
+        ranks && (0..3).all(|rank| all_reduces(&world(state)["ranks"][rank]) == 1)
+    };
+    let state = wait_until(&address, "three ranks with one all-reduce", has_called);
+    let comm = world(&state);
+    assert_eq!((&comm["size"], &comm["missing_ranks_count"]), (&3.into(), &0.into()));
+    for rank in 0..3 {
+        let found = &comm["ranks"][rank];
+        assert_eq!((&found["rank"], &found["pid"]), (&rank.into(), &job.rank(rank).id().into()));
+        assert_eq!(found["collective_counts"]["AllGather"], 1);
+        assert_eq!(found["status"]["init_state"], 0);
+    }
+    // As `ncclras` does.
+    let answer = talk(&address, "CLIENT PROTOCOL 2\nTIMEOUT 5\nVERBOSE STATUS\n");
+    let parts = ["SERVER PROTOCOL 2\nOK\nNCCL version 2.", "Job summary", "RUNNING      OK\n"];
+    for part in parts {
+        assert!(answer.contains(part), "no {part:?} in:\n{answer}");
+    }
+    // As `echo status | nc` does, which closes its side at once.
+    let mut stream = connect(&address);
+    stream.write_all(b"status\n").expect("a question");
+    stream.shutdown(std::net::Shutdown::Write).expect("the end of the question");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.contains("Job summary") && answer.ends_with("Warnings\n========\n\n"), "{answer}");
+}
+
+#[test]
+fn a_rank_that_is_late_and_one_that_is_stopped() {
+    if !on_host() {
+        return;
+    }
+    let address = free_address();
+    let mut job = job(&address, 1, &["all_reduce all_reduce", "all_reduce sleep", "all_reduce all_reduce"]);
+    let counts = |state: &Value| {
+        let ranks = world(state)["ranks"].as_array().cloned().unwrap_or_default();
+        ranks.iter().map(all_reduces).collect::<Vec<_>>()
+    };
+    wait_until(&address, "rank 1 behind", |state| counts(state) == [2, 1, 2]);
+    let text = talk(&address, "status\n");
+    assert!(text.contains("MISMATCH") && text.contains("  Rank 1 -- GPU 0 managed by process"), "{text}");
+    job.rank(1).signal("STOP");
+    // A stopped process may be asked itself; then the kernel lets the client wait.
+    let until = Instant::now() + LIMIT;
+    loop {
+        let mut stream = connect(&address);
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a deadline");
+        stream.write_all(b"SET FORMAT json\nSTATUS\n").expect("a question");
+        let mut answer = String::new();
+        let state = stream
+            .read_to_string(&mut answer)
+            .ok()
+            .and_then(|_| serde_json::from_str::<Value>(answer.strip_prefix("OK\n")?).ok());
+        let missing = state.as_ref().map(|state| world(state)["missing_ranks"][0].clone());
+        let status = serde_json::json!({ "unresponsive": true, "considered_dead": false });
+        if missing.as_ref().is_some_and(|m| m["rank"] == 1 && m["status"] == status) {
+            break;
+        }
+        assert!(Instant::now() < until, "rank 1 does not count as unresponsive: {state:?}");
+    }
+    job.rank(1).signal("CONT");
+}
+
+#[test]
+fn a_dead_rank_is_named_by_those_that_are_left_and_told_to_monitors() {
+    if !on_host() {
+        return;
+    }
+    let address = free_address();
+    let mut job = job(&address, 1, &["sleep", "sleep", "sleep"]);
+    let is_up = |state: &Value| world(state)["ranks_count"] == 3;
+    wait_until(&address, "three ranks", is_up);
+    // Enough that others than the victim have some of them.
+    let mut monitors: Vec<BufReader<TcpStream>> =
+        (0..12).map(|_| BufReader::new(connect(&address))).collect();
+    for monitor in &mut monitors {
+        monitor.get_mut().write_all(b"SET FORMAT json\nSET FORMAT text\nMONITOR\n").expect("a question");
+        for _ in 0..3 {
+            let mut line = String::new();
+            monitor.read_line(&mut line).expect("an acknowledgement");
+            assert_eq!(line, "OK\n");
+        }
+    }
+    let pid = job.rank(0).id();
+    // What is known before is no news.
+    std::thread::sleep(Duration::from_secs(1));
+    job.rank(0).kill();
+    let is_dead = |state: &Value| {
+        let missing = &world(state)["missing_ranks"][0];
+        (&missing["rank"], &missing["pid"]) == (&0.into(), &pid.into())
+            && missing["status"]["considered_dead"] == Value::Bool(true)
+    };
+    wait_until(&address, "a dead rank 0", is_dead);
+    let wanted = format!("PEER_DEAD: Process {pid} on node ");
+    let told = monitors.into_iter().filter_map(|mut monitor| {
+        let mut line = String::new();
+        // Those of the dead process end.
+        (monitor.read_line(&mut line).unwrap_or(0) > 0).then_some(line)
+    });
+    let told: Vec<String> = told.collect();
+    assert!(!told.is_empty() && told.iter().all(|line| line.contains(&wanted)), "{told:?}");
+}
+
+#[test]
+fn the_port_can_be_closed_and_ends_with_the_last_communicator() {
+    if !on_host() {
+        return;
+    }
+    let address = free_address();
+    let off = [("NCCL_RAS_ADDR", &*address), ("NCCL_RAS_ENABLE", "0")];
+    let mut silent = Hang::start(BINARY, 1, &["all_reduce read", "all_reduce read"], &off);
+    assert!(TcpStream::connect(&address).is_err(), "NCCL_RAS_ENABLE=0 opens no port");
+    drop((silent.rank(0).id(), silent));
+    let mut job = job(&address, 1, &["rounds destroy sleep", "rounds destroy sleep"]);
+    wait_until(&address, "two ranks", |state| world(state)["ranks_count"] == 2);
+    job.rank(0).tell("stop");
+    let until = Instant::now() + LIMIT;
+    while TcpStream::connect(&address).is_ok() {
+        assert!(Instant::now() < until, "the port stays open without communicators");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn strangers_and_nonsense_shut_nobody_out() {
+    if !on_host() {
+        return;
+    }
+    let address = free_address();
+    let _job = job(&address, 1, &["again", "again"]);
+    wait_until(&address, "two ranks", |state| world(state)["ranks_count"] == 2);
+    // More silent ones than places.
+    let _silent: Vec<TcpStream> = (0..100).map(|_| connect(&address)).collect();
+    wait_until(&address, "two ranks beside strangers", |state| world(state)["ranks_count"] == 2);
+    let answer = talk(&address, "GET /metrics HTTP/1.1\r\nTIMEOUT x\nSTATUS\n");
+    assert!(
+        answer.starts_with("ERROR: Unknown command GET /metrics HTTP/1.1\nERROR: Invalid timeout"),
+        "{answer}"
+    );
+    // A line without end is cut.
+    let mut endless = connect(&address);
+    let _ = endless.write_all(&[b'x'; 64 << 10]);
+    let mut answer = Vec::new();
+    let _ = endless.read_to_end(&mut answer);
+    assert!(answer.is_empty());
+    wait_until(&address, "two ranks after nonsense", |state| world(state)["ranks_count"] == 2);
+}
