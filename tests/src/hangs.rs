@@ -24,6 +24,7 @@ pub fn step(comm: &Comm, step: &str) -> Option<Result<()>> {
         "big-recv" => message(comm, false, argument),
         "queued" => queued(comm, argument),
         "child" => child(comm, argument),
+        "unmapped" => unmapped(comm, argument),
         "spin" => loop {
             std::hint::spin_loop();
         },
@@ -47,6 +48,40 @@ fn call(comm: &Comm, text: &str) -> Result<()> {
     let op = parts.next().map_or(Some(ReduceOp::Sum), by_name).ok_or_else(bad)?;
     let root = parts.next().unwrap_or("0").parse().map_err(|_| bad())?;
     world::run(comm, Case { collective, dtype, op, ranks: comm.ranks(), root, count }, false, 0)
+}
+
+/// An all-reduce, or a message to the rank itself (`message`), whose buffer ends where no memory is.
+fn unmapped(comm: &Comm, what: &str) -> Result<()> {
+    // The first page is nobody's, nor is the end of what a user may have.
+    let (first, last) = (64, (1 << 47) - 4096);
+    if what == "message" {
+        return comm.send(last, 64, comm.rank(), Stream(0));
+    }
+    let mut case = world::plain(Collective::AllReduce, comm.ranks(), 16);
+    case.root = 0;
+    let buffer = Buffer::new(64, 0);
+    comm.collective(world::call(&case, comm.rank(), (buffer.addr(), first)), Stream(0))
+}
+
+/// All ranks in this thread, and all their calls in groups: one in which all call the same, then one in which
+/// the last rank calls another count. Gives the error of that.
+pub fn together(ranks: u32) -> Result<()> {
+    let comms = Comm::init_all(&(0..ranks).collect::<Vec<_>>())?;
+    for last in [1000, 999] {
+        group::start()?;
+        let count = |comm: &Comm| if comm.rank() + 1 == ranks { last } else { 1000 };
+        let issue = |comm: &Comm| {
+            let case = world::plain(Collective::AllReduce, ranks, count(comm));
+            world::issue(comm, case, false, 0)
+        };
+        let issued = comms.iter().map(issue).collect::<Result<Vec<_>>>()?;
+        group::end()?;
+        if let Some(fault) = issued.iter().find_map(world::Issued::fault) {
+            return Err(Error::internal(fault));
+        }
+        println!("all right");
+    }
+    Ok(())
 }
 
 /// A message that is too long to be buffered.

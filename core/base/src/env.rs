@@ -26,7 +26,7 @@ use crate::{library, log};
 pub use kind::Form;
 pub use parameter::{Parameter, Value, parameter, parameters};
 use source::Source;
-pub use table::{Explain, Reader, Setting, Settings, TABLE};
+pub use table::{CheckMode, Explain, Reader, Setting, Settings, TABLE};
 
 impl Settings {
     /// The settings that a process has where these names have these values, and no others.
@@ -40,6 +40,12 @@ impl Settings {
     /// `InvalidUsage` with the name, the value and the accepted form of each that does not.
     pub fn check(&self) -> Result<()> {
         if self.faults.is_empty() { Ok(()) } else { Err(Error::invalid_usage(self.faults.join("; "))) }
+    }
+
+    /// The checks of every call.
+    pub fn check_mode(&self) -> CheckMode {
+        let pointers = if self.check_pointers { CheckMode::Local } else { CheckMode::Default };
+        self.check_mode.max(pointers)
     }
 
     /// How long each step of bring-up may last, once all ranks are there.

@@ -188,7 +188,7 @@ pub trait Device: Streams + SharedMemory {
     /// Copies bytes from device memory and returns when they are here (tests, reports).
     fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Whether an address can be used by kernels of this device (host memory on the host device).
+    /// Whether an address can be used by kernels of this device (mapped memory on the host device).
     fn accepts(&self, addr: u64) -> Result<bool>;
 
     /// Its kernels. None: programs run on the CPU, by polling.

@@ -7,6 +7,7 @@
 //! ```
 
 pub mod bootstrap;
+mod call_check;
 pub mod comm;
 pub mod comm_state;
 pub mod executor;

@@ -18,6 +18,7 @@ use hawser_plan::p2p::Message;
 use hawser_plan::{Call, CallOptions};
 use smallvec::{SmallVec, smallvec};
 
+use crate::call_check;
 use crate::comm_state::{CommState, Compiled};
 use crate::executor::fused::FusedLaunch;
 use crate::executor::{Events, Launch, Launches, Work};
@@ -217,6 +218,9 @@ impl<'a> Collectives<'a> {
         let (comm, stream) = (self.comm, self.stream);
         let number = comm.begin()?;
         let sequence = comm.journal.call(number, call);
+        if call_check::compares() && comm.topology.size() > 1 {
+            call_check::compare(comm, call, number)?;
+        }
         if call.count == 0 {
             return Ok(());
         }

@@ -7,6 +7,7 @@
 //! hawser-test-rank flooded ID RANKS RANK FILES  a rank that strangers flood (ID `new`: makes one)
 //! hawser-test-rank stranger CONNECTIONS USER NICE  makes silent connections to the ports that it reads
 //! hawser-test-rank elastic RANKS                measures a shrink by one rank and growth by one
+//! hawser-test-rank together RANKS               all in one thread; in the second group one differs
 //! ```
 //!
 //! ID `env` is the one that `NCCL_COMM_ID` stands for.
@@ -26,7 +27,8 @@
 //! `destroy`), `break` (the test net fails soon), `flip` (it changes a bit soon),
 //! `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
-//! `queued=COUNT`, `child=first|second|late`, `spin` and `read` (for hangs, see `hangs.rs`),
+//! `queued=COUNT`, `child=first|second|late`, `unmapped[=message]` (a buffer where no memory is),
+//! `spin` and `read` (for hangs, see `hangs.rs`),
 //! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes
 //! `error KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
 
@@ -57,6 +59,9 @@ fn main() -> ExitCode {
             .parse()
             .map_err(|_| Error::invalid_argument("elastic RANKS"))
             .and_then(hawser_tests::elastic::measure),
+        ["together", ranks] => {
+            ranks.parse().map_err(|_| Error::invalid_argument("together RANKS")).and_then(hangs::together)
+        }
         ["flooded", id, ranks, rank, files] => flooded(id, [ranks, rank, files]),
         ["stranger", connections, user, nice] => stranger([connections, user, nice]),
         ["leaks", scenario] => leaks::run(scenario).map_err(Error::internal),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hawser_oob::wire::Wire;
 
 use super::parameter::LEVELS;
-use super::table::Explain;
+use super::table::{CheckMode, Explain};
 
 /// The form in which programs read the value of a setting (`ncclParam…`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,6 +150,18 @@ pub(super) const GPU_DIRECT: Kind<bool> = Kind::lenient("a distance such as LOC 
     Some(text != "0" && !text.eq_ignore_ascii_case("LOC"))
 })
 .in_form(Form::Text);
+
+/// The checks of calls.
+pub(super) const CHECK_MODE: Kind<CheckMode> =
+    Kind::lenient("one of DEFAULT, DEBUG_LOCAL, DEBUG_GLOBAL", |text| {
+        match text.to_ascii_uppercase().as_str() {
+            "DEFAULT" => Some(CheckMode::Default),
+            "DEBUG_LOCAL" => Some(CheckMode::Local),
+            "DEBUG_GLOBAL" => Some(CheckMode::Global),
+            _ => None,
+        }
+    })
+    .in_form(Form::Text);
 
 /// The ranks that explain calls.
 pub(super) const EXPLAIN: Kind<Explain> =

@@ -223,6 +223,13 @@ settings! {
         /// Folder where the last operations of each process stay when it has ended. Without it other
         /// processes of the user read them while the process lives.
         progress_dir: Option<String> = "HAWSER_PROGRESS_DIR", TEXT, unset "memory", page "hangs.md";
+        /// `DEBUG_LOCAL`: a call whose buffers the device cannot use is an error. `DEBUG_GLOBAL`: besides, a
+        /// collective that ranks call with another count, type, reduction or root, or another collective, is
+        /// an error on all of them before anything runs; ranks wait for each other in every call for it. All
+        /// ranks need the same value.
+        check_mode: CheckMode = "NCCL_CHECK_MODE", CHECK_MODE, default "DEFAULT", page "hangs.md#mismatches";
+        /// 1: as `NCCL_CHECK_MODE=DEBUG_LOCAL`, where that says nothing else.
+        check_pointers: bool = "NCCL_CHECK_POINTERS", FLAG, default "0", page "hangs.md#mismatches";
         /// 0: the process does not listen for clients of RAS (`ncclras`), which are told what its job does.
         ras_enable: bool = "NCCL_RAS_ENABLE", FLAG, default "1", page "operate.md#ras";
         /// Address `host:port` where clients of RAS are answered; all processes of a user on a host may have
@@ -374,6 +381,17 @@ settings! {
         /// forked child; the path of the `hawser` program: in that (a fork does not suit every process).
         plugin_probe: Option<String> = "HAWSER_PLUGIN_PROBE", PROBE, default "0", page "plugin-guide.md";
     }
+}
+
+/// Values of `NCCL_CHECK_MODE`: the checks of every call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CheckMode {
+    /// Arguments that are wrong by themselves are refused.
+    Default,
+    /// So are buffers that the device cannot use.
+    Local,
+    /// So are collectives that differ between ranks.
+    Global,
 }
 
 /// Values of `HAWSER_EXPLAIN`: which ranks write why calls run as they do.

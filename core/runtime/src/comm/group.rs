@@ -12,6 +12,7 @@ use std::thread;
 use hawser_base::error::{Error, Result};
 use hawser_base::log;
 
+use crate::call_check;
 use crate::comm::{Busy, Comm};
 use crate::comm_state::CommState;
 use crate::executor::Launches;
@@ -195,9 +196,12 @@ type Part<'a> = (&'a Comm, Arc<CommState>, &'a [Item]);
 /// Resolves everything, then submits it: an error on the way leaves nothing half done.
 fn launch(parts: &mut [Part<'_>]) -> Result<()> {
     let (mut here, mut background) = (Launches::new(), Vec::new());
+    if parts.len() > 1 && call_check::compares() {
+        here = resolve_side_by_side(parts)?;
+        return submit(&mut here);
+    }
     for (comm, comm_state, items) in parts {
-        let state = &**comm_state;
-        let _spans = log::enter_operation(state.comm_id, &state.name, state.rank, items.len());
+        let _spans = enter(comm_state, items);
         let is_host = comm_state.device.kernels().is_none();
         if comm.is_blocking() || !is_host {
             resolve(comm_state, items, &mut here)?;
@@ -212,6 +216,38 @@ fn launch(parts: &mut [Part<'_>]) -> Result<()> {
         comm.in_background(comm_state, move || drop(submit(&mut launches)))?;
     }
     submit(&mut here)
+}
+
+/// Marks what the log says as about a part of a group.
+fn enter(comm_state: &CommState, items: &[Item]) -> impl Sized + use<> {
+    log::enter_operation(comm_state.comm_id, &comm_state.name, comm_state.rank, items.len())
+}
+
+/// Resolves the parts of a group in a thread each, since ranks wait for each other in the comparison of
+/// calls, and several may be in this thread.
+fn resolve_side_by_side(parts: &[Part<'_>]) -> Result<Launches> {
+    let one = |(_, comm_state, items): &Part<'_>| {
+        let _spans = enter(comm_state, items);
+        let mut launches = Launches::new();
+        resolve(comm_state, items, &mut launches).map(|()| launches)
+    };
+    let outcomes: Vec<Result<Launches>> = thread::scope(|scope| {
+        let one = &one;
+        let begin =
+            |part| thread::Builder::new().name("hawser-check".into()).spawn_scoped(scope, move || one(part));
+        let threads: Vec<_> = parts.iter().map(begin).collect();
+        let end = |thread: std::io::Result<thread::ScopedJoinHandle<'_, Result<Launches>>>| {
+            let thread =
+                thread.map_err(|error| Error::system("starting a thread that compares calls", error))?;
+            thread.join().unwrap_or_else(|_| Err(Error::internal("a panic while calls were compared")))
+        };
+        threads.into_iter().map(end).collect()
+    });
+    let mut all = Launches::new();
+    for launches in outcomes {
+        all.extend(launches?);
+    }
+    Ok(all)
 }
 
 /// Jobs that run one after the other.

@@ -54,6 +54,7 @@ pub use memory::{mem_alloc, mem_free};
 pub use suspend::MemoryStats;
 
 use crate::bootstrap::UniqueId;
+use crate::call_check;
 use crate::comm_state::CommState;
 use crate::resolve::Item;
 use crate::rma::{RmaOp, Window};
@@ -488,6 +489,7 @@ impl Comm {
     fn check_call(&self, call: &Call) -> Result<Arc<CommState>> {
         let comm_state = self.state()?;
         call.validate(self.ranks(), self.rank()).map_err(|e: PlanError| self.name_error(e.into()))?;
+        call_check::check_call(&comm_state, call).map_err(|error| self.name_error(error))?;
         Ok(comm_state)
     }
 
@@ -505,7 +507,8 @@ impl Comm {
         } else if message.bytes > 0 && message.addr == 0 {
             "the buffer is NULL".into()
         } else {
-            return Ok(comm_state);
+            let checked = call_check::check_message(&comm_state, message);
+            return checked.map_err(|error| self.name_error(error)).map(|()| comm_state);
         };
         Err(self.name_error(Error::invalid_argument(format!("{verb} rank {}: {fault}", message.peer))))
     }

@@ -27,7 +27,7 @@ const ROOMS: [(&str, &[&[&str]]); 1] = [(
         &["comm_state/"],
         &["executor/"],
         &["submit.rs"],
-        &["resolve.rs", "phases.rs", "messages.rs"],
+        &["resolve.rs", "call_check.rs", "phases.rs", "messages.rs"],
         &["comm/"],
         &["lib.rs"],
     ],

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use hawser_base::env::Settings;
+use hawser_base::env::{CheckMode, Settings};
 use hawser_base::error::{Error, Result};
 use hawser_plan::topology::{DeviceKind, Link, RankInfo};
 use hawser_plan::{PlanConfig, Topology};
@@ -13,7 +13,7 @@ use hawser_device::{Device, HeapKind};
 use crate::record;
 
 /// Changes whenever ranks of two builds could not work together.
-const PROTOCOL: u32 = 8;
+const PROTOCOL: u32 = 9;
 
 /// The record in which a rank describes itself and its device to all others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +37,8 @@ pub struct PeerInfo {
     nvlink: bool,
     p2p: bool,
     shm: bool,
+    /// True if ranks compare every collective (`NCCL_CHECK_MODE=DEBUG_GLOBAL`).
+    compares: bool,
 }
 
 impl PeerInfo {
@@ -66,6 +68,7 @@ impl PeerInfo {
             nvlink: caps.nvlink,
             p2p: !settings.p2p_disable && settings.direct_path != Some(false),
             shm: !settings.shm_disable,
+            compares: settings.check_mode() == CheckMode::Global,
         }
     }
 
@@ -120,6 +123,13 @@ pub fn agree(peer_infos: &[PeerInfo], multi_rank_gpu: bool) -> Result<Agreement>
                  HAWSER_SM_FREE_CTAS must be equal on all ranks"
             );
             return Err(Error::invalid_usage(text));
+        }
+        if peer_info.compares != first.compares {
+            let (with, without) = if first.compares { (0, rank) } else { (rank, 0) };
+            let text = format!(
+                "rank {with} compares calls (NCCL_CHECK_MODE=DEBUG_GLOBAL) and rank {without} does not"
+            );
+            return Err(Error::invalid_usage(text).remedy("set NCCL_CHECK_MODE alike on all ranks"));
         }
         if (peer_info.sm == 0) != (first.sm == 0) {
             return Err(Error::invalid_usage(format!(
@@ -254,6 +264,7 @@ mod tests {
             nvlink: true,
             p2p: true,
             shm: true,
+            compares: false,
         }
     }
 
@@ -326,6 +337,18 @@ mod tests {
         assert_eq!(most_ctas(&vec![PeerInfo { sm: 0, ..on("host", 2) }; 3]), 2, "cores are shared as always");
         let far = PeerInfo { host: "elsewhere".into(), ..on("a", 132) };
         assert_eq!(most_ctas(&[on("a", 132), far]), 132);
+    }
+
+    #[test]
+    fn who_compares_calls_does_so_with_all() {
+        let compares = |compares| PeerInfo { compares, ..peer_info("a", &["b"]) };
+        let ranks = [compares(true), PeerInfo { compares: true, ..peer_info("b", &["a"]) }];
+        agree(&ranks, false).unwrap();
+        let error = agree(&[compares(false), compares(true)], true).err().unwrap();
+        assert!(
+            error.text.contains("rank 1 compares calls") && error.text.contains("rank 0 does not"),
+            "{error}"
+        );
     }
 
     #[test]
