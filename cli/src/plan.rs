@@ -157,10 +157,10 @@ pub fn run(options: &Options) -> Result<bool> {
     };
     waiting.end();
     if which.json {
-        return output::print_json(&json_verdicts(&program)).map(|()| ok);
+        return output::print_json(&json_verdicts(&program, import.as_ref())).map(|()| ok);
     }
     print(&report)?;
-    print(&import.map_or_else(String::new, |import| attributes(&import)))?;
+    print(&import.map_or_else(String::new, |import| attributes(&import) + &changes(&import)))?;
     Ok(ok)
 }
 
@@ -209,6 +209,7 @@ fn convert(import: &Import) -> Result<bool> {
         print(&format!("# written: {}\n", import.out.display()))?;
     }
     print(&report)?;
+    print(&said.as_ref().map_or_else(String::new, changes))?;
     Ok(ok)
 }
 
@@ -232,6 +233,11 @@ fn attributes(import: &hawser_msccl::Import) -> String {
         import.imported.protocol.name(),
         size(most)
     )
+}
+
+/// The changes that the import made, a line each.
+fn changes(import: &hawser_msccl::Import) -> String {
+    import.changes.iter().map(|change| format!("# changed       line {change}\n")).collect()
 }
 
 /// A built-in program, and when it runs.
@@ -281,7 +287,7 @@ fn json_list() -> Value {
 }
 
 /// The verdicts on both uses of the buffers as a record.
-fn json_verdicts(program: &Program) -> Value {
+fn json_verdicts(program: &Program, import: Option<&hawser_msccl::Import>) -> Value {
     let shape = &program.shape;
     let verdict = |in_place| match verify::verify(program, hawser_msccl::MOST_SLOTS, in_place) {
         Ok(verdict) => json!({
@@ -292,7 +298,8 @@ fn json_verdicts(program: &Program) -> Value {
     };
     json!({
         "name": shape.name, "collective": shape.collective.name(), "ranks": shape.ranks, "root": shape.root,
-        "verdicts": [verdict(false), verdict(true)]
+        "verdicts": [verdict(false), verdict(true)],
+        "changes": import.map_or(Vec::new(), |import| import.imported.changes.clone())
     })
 }
 
@@ -315,10 +322,10 @@ fn load(which: &Which) -> Result<(Program, Option<hawser_msccl::Import>)> {
 
 fn load_file(path: &Path) -> Result<(Program, Option<hawser_msccl::Import>)> {
     let source = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let read = match source.trim_start().chars().next() {
-        _ if imported::is_json(&source) => Some(hawser_msccl::read_mscclpp(&source)),
-        Some('<') => Some(hawser_msccl::read(&source)),
-        _ => None,
+    let read = match () {
+        () if imported::is_json(&source) => Some(hawser_msccl::read_mscclpp(&source)),
+        () if imported::is_plan(&source) => None,
+        () => Some(hawser_msccl::read(&source)),
     };
     if let Some(import) = read {
         let import = import.map_err(|error| anyhow!("{}:{error}", path.display()))?;
@@ -447,6 +454,22 @@ mod tests {
         let error = load(&which(folder.join("b.xml").to_str().expect("a path"), 4, 0)).expect_err("broken");
         assert!(error.to_string().contains("b.xml:1:1: syntax"), "{error}");
         std::fs::remove_dir_all(folder).expect("a folder");
+    }
+
+    #[test]
+    fn what_an_import_changed_is_told() {
+        let text = include_str!("../../core/plan/tests/msccl/valid.surroundings.xml");
+        let path = std::env::temp_dir().join(format!("hawser-changes-{}.xml", std::process::id()));
+        std::fs::write(&path, text).expect("a file");
+        let (program, import) = load_file(&path).expect("a program behind a log");
+        std::fs::remove_file(path).expect("the file");
+        let import = import.expect("MSCCL's XML");
+        let told = changes(&import);
+        assert!(told.starts_with("# changed       line 1:1: what stands before <algo>"), "{told}");
+        assert_eq!(told.lines().count(), 4, "{told}");
+        let json = json_verdicts(&program, Some(&import));
+        assert_eq!(json["changes"].as_array().map(Vec::len), Some(4), "{json}");
+        assert!(verdicts(&program).1);
     }
 
     #[test]

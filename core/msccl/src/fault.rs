@@ -98,4 +98,27 @@ impl fmt::Display for ImportError {
 
 impl std::error::Error for ImportError {}
 
+/// Something in a file that was read as something else than it says: prints as `line:column: what`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Line, from 1.
+    pub line: u32,
+    /// Column, from 1.
+    pub column: u32,
+    /// The old and the new form, and the reason.
+    pub text: String,
+}
+
+impl Change {
+    pub(super) fn new(at: Pos, text: impl Into<String>) -> Self {
+        Self { line: at.line, column: at.column, text: text.into() }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.line, self.column, self.text)
+    }
+}
+
 pub(super) type Result<T> = std::result::Result<T, ImportError>;

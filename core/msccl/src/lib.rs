@@ -1,9 +1,11 @@
 //! MSCCL's XML files: [`read`] imports them in all three dialects, [`to_xml`] writes programs as such files.
 //!
 //! An import reads elements (`xml`), checks what can be checked step by step (`check`), finds an order of all
-//! steps or the deadlock (`run`), then makes a program and follows every value (`translate`). The program is
-//! proved by [`hawser_program::verify`] like any other; what that finds is told as a place in the file. At
-//! last steps are joined where that changes nothing (`optimise`). In `rrc`, `rrs` and `rrcs` the local
+//! steps or the deadlock (`run`), then makes a program and follows every value (`translate`). What other
+//! runtimes take and a program cannot say is changed, and [`Import::changes`] tells it: blocks become two
+//! (`split`) or fewer (`fold`), inputs are copied (`apart`). The program is proved by
+//! [`hawser_program::verify`] like any other; what that finds is told as a place in the file. At last steps
+//! are joined where that changes nothing (`optimise`). In `rrc`, `rrs` and `rrcs` the local
 //! operand is the source, as in every kernel that runs these files.
 //!
 //! ```
@@ -23,20 +25,24 @@
 
 #![forbid(unsafe_code)]
 
+mod apart;
 mod check;
 mod export;
 mod fault;
+mod fold;
+mod lanes;
 mod memory;
 #[cfg(feature = "mscclpp")]
 mod mscclpp;
 mod optimise;
 mod race;
 mod run;
+mod split;
 mod translate;
 mod xml;
 
 pub use export::{Window, to_xml};
-pub use fault::{Class, ImportError};
+pub use fault::{Change, Class, ImportError};
 #[cfg(feature = "mscclpp")]
 pub use mscclpp::read as read_mscclpp;
 pub use run::Fifos;
@@ -61,6 +67,8 @@ pub struct Import {
     pub imported: Imported,
     /// The form of the file.
     pub dialect: Dialect,
+    /// The things in the file that were read as something else than they say.
+    pub changes: Vec<Change>,
     algo: Algo,
 }
 
@@ -108,16 +116,31 @@ pub fn read(text: &str) -> Result<Import> {
 /// Proves what a file says.
 fn finish(mut algo: Algo) -> Result<Import> {
     check::check(&mut algo)?;
-    let translated = translate::translate(&algo)?;
-    let (min_depth, right_in_place) = prove(&algo, &translated)?;
-    let hops = translated.hops;
-    let better = optimise::optimise(&translated.program, right_in_place);
-    let (program, min_depth) = better.unwrap_or((translated.program, min_depth));
+    let mut changes = std::mem::take(&mut algo.changes);
+    let mut whole = algo.clone();
+    changes.extend(split::split(&mut whole));
+    let translated = translate::translate(&whole)?;
+    changes.extend(translated.folded.clone());
+    let (mut min_depth, mut right_in_place) = prove(&algo, &translated)?;
+    let Translated { mut program, hops, .. } = translated;
+    if !right_in_place {
+        let copies = apart::with_copies(&program);
+        let verify = |in_place| verify::verify(&copies, MOST_SLOTS, in_place);
+        if let (Ok(verdict), Ok(_)) = (verify(false), verify(true)) {
+            let text =
+                "right out of place only: its input is copied to scratch first, so that it runs in place";
+            changes.push(Change::new(algo.pos, text));
+            (program, min_depth, right_in_place) = (copies, verdict.min_depth, true);
+        }
+    }
+    let better = optimise::optimise(&program, right_in_place);
+    let (program, min_depth) = better.unwrap_or((program, min_depth));
     limits::check(&program).map_err(|error| ImportError::new(Class::Limit, algo.pos, error.into_text()))?;
     let traffic = Traffic::of(&program, hops);
-    let imported =
-        Imported { program, protocol: algo.protocol, bytes: algo.window, min_depth, right_in_place, traffic };
-    Ok(Import { imported, dialect: algo.dialect, algo })
+    let texts = changes.iter().map(Change::to_string).collect();
+    let (protocol, bytes) = (algo.protocol, algo.window);
+    let imported = Imported { program, protocol, bytes, min_depth, right_in_place, traffic, changes: texts };
+    Ok(Import { imported, dialect: algo.dialect, changes, algo })
 }
 
 /// Slots needed, and whether the program is right in place.
@@ -138,9 +161,13 @@ fn refusal(algo: &Algo, translated: &Translated, fault: &Fault, how: &str) -> Im
         let channel = translated.source.get(at.rank as usize).and_then(|rank| rank.get(at.channel as usize));
         channel.and_then(|steps| steps.get(at.step as usize)).copied().unwrap_or(algo.pos)
     };
+    let first = |rank: u32, channel: usize| -> Pos {
+        let channel = translated.source.get(rank as usize).and_then(|rank| rank.get(channel));
+        channel.and_then(|steps| steps.first()).copied().unwrap_or(algo.pos)
+    };
     let (class, at) = match fault {
-        Fault::SharedLane { .. } => (Class::Connection, algo.pos),
-        Fault::BadShape(_) => (Class::Limit, algo.pos),
+        Fault::SharedLane { rank, channels, .. } => (Class::Connection, first(*rank, channels[1])),
+        Fault::BadShape(_) | Fault::TooDeep { .. } => (Class::Limit, algo.pos),
         Fault::BadStep { at, .. } => (Class::Peer, place(at)),
         Fault::OutOfBounds { at, .. } => (Class::Bounds, place(at)),
         Fault::Deadlock { waits, .. } => {

@@ -4,14 +4,18 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
+use super::MOST_SLOTS;
 use super::check::{per_block, root};
-use super::fault::{Class, ImportError, Result};
+use super::fault::{Change, Class, ImportError, Result};
+use super::fold::fold;
+use super::lanes::Groups;
 use super::memory::{Memory, Value};
 use super::race;
 use super::run::order;
 use super::xml::{Algo, Kind, Pos, Step};
+use hawser_program::limits::MAX_CHANNELS;
 use hawser_program::verify::expected;
 use hawser_program::{Buf, Dep, Op, Program, RankProgram, Ref, Shape};
 
@@ -22,13 +26,21 @@ pub(super) struct Translated {
     pub source: Vec<Vec<Vec<Pos>>>,
     /// Messages on the longest way to an output.
     pub hops: u32,
+    /// The blocks that were folded, in words.
+    pub folded: Option<Change>,
 }
+
+/// Slots with which an order of all steps is looked for, so that folded channels need few of them.
+const DEPTHS: [u64; 5] = [1, 2, 8, MOST_SLOTS as u64, u64::MAX];
 
 /// Translates a checked file.
 pub(super) fn translate(algo: &Algo) -> Result<Translated> {
     let root = root(algo)?;
     let mut state = State::new(algo, root);
-    let order = order(algo, u64::MAX, u32::MAX)?;
+    let is_large = algo.gpus.iter().any(|gpu| gpu.blocks.len() > MAX_CHANNELS);
+    let depths = if is_large { &DEPTHS[..] } else { &DEPTHS[DEPTHS.len() - 1..] };
+    let mut orders = depths.iter().map(|depth| order(algo, *depth, u32::MAX));
+    let order = orders.find_map(|order| order.ok()).map_or_else(|| order(algo, u64::MAX, u32::MAX), Ok)?;
     race::check(algo, root, &order)?;
     for (rank, block, step) in order {
         state.step(rank, block, &algo.gpus[rank].blocks[block].steps[step])?;
@@ -44,8 +56,15 @@ pub(super) fn translate(algo: &Algo) -> Result<Translated> {
         scratch,
     };
     let hops = state.check_outputs(&shape)?;
-    let (mut ranks, source) = (state.ranks, state.source);
-    lanes(algo, &mut ranks);
+    let (mut ranks, mut source) = (state.ranks, state.source);
+    let mut groups = Groups::new(algo);
+    let blocks = ranks.iter().map(|rank| rank.channels.len()).max().unwrap_or(0);
+    let folded = fold(&mut ranks, &mut groups, &state.channels).map(|places| {
+        source = moved(&source, &places);
+        let text = format!("{blocks} blocks of a gpu became {MAX_CHANNELS} at most, as a launch has");
+        Change::new(algo.pos, text)
+    });
+    groups.color(&mut ranks);
     let most = ranks.iter().map(|rank| rank.channels.len()).max().unwrap_or(0);
     for rank in &mut ranks {
         rank.channels.resize_with(most, Default::default);
@@ -54,7 +73,23 @@ pub(super) fn translate(algo: &Algo) -> Result<Translated> {
             rank.lanes.clear();
         }
     }
-    Ok(Translated { program: Program { shape, ranks }, source, hops })
+    Ok(Translated { program: Program { shape, ranks }, source, hops, folded })
+}
+
+/// Where the steps come from after they moved to other channels.
+fn moved(source: &[Vec<Vec<Pos>>], places: &[Vec<Vec<(u32, u32)>>]) -> Vec<Vec<Vec<Pos>>> {
+    let of_rank = |(source, places): (&Vec<Vec<Pos>>, &Vec<Vec<(u32, u32)>>)| {
+        let steps = source.iter().flatten().zip(places.iter().flatten());
+        let mut moved: Vec<((u32, u32), Pos)> = steps.map(|(pos, place)| (*place, *pos)).collect();
+        moved.sort_unstable_by_key(|(place, _)| *place);
+        let mut channels: Vec<Vec<Pos>> = Vec::new();
+        for ((channel, _), pos) in moved {
+            channels.resize_with(channels.len().max(channel as usize + 1), Vec::new);
+            channels[channel as usize].push(pos);
+        }
+        channels
+    };
+    source.iter().zip(places).map(of_rank).collect()
 }
 
 /// The chunks of one transfer.
@@ -66,6 +101,8 @@ struct State<'a> {
     fifos: FxHashMap<(u32, u32, u32), VecDeque<Message>>,
     ranks: Vec<RankProgram>,
     source: Vec<Vec<Vec<Pos>>>,
+    /// The channel of every step of a rank, in the order in which they were made.
+    channels: Vec<Vec<u32>>,
     /// The last step that a step of the file became, by rank, block and step.
     last: FxHashMap<(usize, u32, u32), u32>,
     /// The steps that the next step of a block waits for, by rank and block.
@@ -89,6 +126,7 @@ impl<'a> State<'a> {
             fifos: FxHashMap::default(),
             ranks: algo.gpus.iter().map(|gpu| RankProgram::with_channels(channels(gpu))).collect(),
             source: algo.gpus.iter().map(|gpu| vec![Vec::new(); channels(gpu)]).collect(),
+            channels: vec![Vec::new(); algo.gpus.len()],
             last: FxHashMap::default(),
             waits: FxHashMap::default(),
         }
@@ -132,6 +170,7 @@ impl<'a> State<'a> {
                 hawser_program::Step { recv: ends.0, send: ends.1, after: std::mem::take(&mut after), ..run };
             self.ranks[rank].channels[block].push(run);
             self.source[rank][block].push(step.pos);
+            self.channels[rank].push(block as u32);
         }
         let last = self.ranks[rank].channels[block].steps.len() as u32 - 1;
         self.last.insert((rank, block as u32, step.number), last);
@@ -196,6 +235,7 @@ impl<'a> State<'a> {
             for run in runs(memory.kept().into_iter().map(unit).collect()) {
                 self.ranks[rank].channels[0].push(run);
                 self.source[rank][0].push(self.algo.gpus[rank].pos);
+                self.channels[rank].push(0);
             }
         }
     }
@@ -285,74 +325,6 @@ fn runs(units: Vec<Unit>) -> Vec<hawser_program::Step> {
         steps.push(step);
     }
     steps
-}
-
-/// Gives blocks that share a connection one lane, and blocks of a rank that share a peer different ones, as
-/// few as possible.
-fn lanes(algo: &Algo, ranks: &mut [RankProgram]) {
-    let mut group: FxHashMap<(u32, u32), usize> = FxHashMap::default();
-    let mut members: Vec<Vec<(u32, u32)>> = Vec::new();
-    for gpu in &algo.gpus {
-        for block in &gpu.blocks {
-            group.insert((gpu.id, block.id), members.len());
-            members.push(vec![(gpu.id, block.id)]);
-        }
-    }
-    let mut senders: FxHashMap<(u32, u32, u32), (u32, u32)> = FxHashMap::default();
-    let active = |block: &super::xml::Block| peers(block);
-    for gpu in &algo.gpus {
-        for block in &gpu.blocks {
-            if let Some(to) = active(block).0 {
-                senders.insert((gpu.id, to, block.chan), (gpu.id, block.id));
-            }
-        }
-    }
-    for gpu in &algo.gpus {
-        for block in &gpu.blocks {
-            let Some(sender) = active(block).1.and_then(|from| senders.get(&(from, gpu.id, block.chan)))
-            else {
-                continue;
-            };
-            let (a, b) = (group[sender], group[&(gpu.id, block.id)]);
-            if a != b {
-                let moved = std::mem::take(&mut members[b]);
-                moved.iter().for_each(|member| {
-                    group.insert(*member, a);
-                });
-                members[a].extend(moved);
-            }
-        }
-    }
-    let mut taken: Vec<FxHashSet<(u32, u32)>> = Vec::new();
-    for rank in ranks.iter_mut() {
-        rank.lanes = vec![0; rank.channels.len()];
-    }
-    for blocks in members.iter().filter(|blocks| !blocks.is_empty()) {
-        let ends = |&(rank, block): &(u32, u32)| {
-            let (to, from) = active(&algo.gpus[rank as usize].blocks[block as usize]);
-            to.into_iter().chain(from).map(move |peer| (rank, peer))
-        };
-        let ends: Vec<(u32, u32)> = blocks.iter().flat_map(ends).collect();
-        if ends.is_empty() {
-            continue;
-        }
-        let free = taken.iter().position(|taken| !ends.iter().any(|end| taken.contains(end)));
-        let lane = free.unwrap_or(taken.len());
-        if lane == taken.len() {
-            taken.push(Default::default());
-        }
-        taken[lane].extend(ends);
-        for &(rank, block) in blocks {
-            ranks[rank as usize].lanes[block as usize] = lane as u32;
-        }
-    }
-}
-
-/// Whom a block really sends to and receives from.
-fn peers(block: &super::xml::Block) -> (Option<u32>, Option<u32>) {
-    let sends = block.steps.iter().any(|step| step.kind.sends());
-    let receives = block.steps.iter().any(|step| step.kind.receives());
-    (block.send.filter(|_| sends), block.recv.filter(|_| receives))
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! The file as it is written: elements and attributes with their places, in the terms of MSCCL.
 
+use std::borrow::Cow;
 use std::str::FromStr;
 
 use roxmltree::{Document, Node};
 
-use super::fault::{Class, ImportError, Result};
+use super::fault::{Change, Class, ImportError, Result};
 use hawser_program::Buf;
 use hawser_types::Collective;
 use hawser_types::Protocol;
@@ -62,7 +63,7 @@ impl Dialect {
 }
 
 /// An `algo` element.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Algo {
     pub pos: Pos,
     pub name: String,
@@ -81,9 +82,11 @@ pub(super) struct Algo {
     pub window: (u64, u64),
     pub dialect: Dialect,
     pub gpus: Vec<Gpu>,
+    /// The things in the file that were read as something else than they say.
+    pub changes: Vec<Change>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Gpu {
     pub pos: Pos,
     pub id: u32,
@@ -92,7 +95,7 @@ pub(super) struct Gpu {
     pub blocks: Vec<Block>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Block {
     pub pos: Pos,
     pub id: u32,
@@ -102,7 +105,7 @@ pub(super) struct Block {
     pub steps: Vec<Step>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Step {
     pub pos: Pos,
     pub number: u32,
@@ -178,25 +181,49 @@ const MOST_CHUNKS: u32 = 1 << 16;
 
 /// Name and number of ranks.
 pub(super) fn head(text: &str) -> Result<(String, u32)> {
-    let (document, lines) = parse(text)?;
+    let text = without_surroundings(text);
+    let (document, lines) = parse(&text)?;
     let algo = root(&document, &lines)?;
-    Ok((algo.required("name")?.trim().to_owned(), algo.number("ngpus", 1, MOST)?))
+    Ok((plain(algo.required("name")?), algo.number("ngpus", 1, MOST)?))
 }
 
 /// Reads a file.
 pub(super) fn read(text: &str) -> Result<Algo> {
-    let (document, lines) = parse(text)?;
+    let bare = without_surroundings(text);
+    let (document, lines) = parse(&bare)?;
     let algo = root(&document, &lines)?;
     let mut left = MOST_STEPS;
-    let gpus = algo.children("gpu")?.iter().map(|gpu| read_gpu(gpu, &mut left)).collect::<Result<_>>()?;
+    let mut gpus: Vec<Gpu> =
+        algo.children("gpu")?.iter().map(|gpu| read_gpu(gpu, &mut left)).collect::<Result<_>>()?;
     let (collective, root) = collective(&algo)?;
     let (dialect, aliased, window) = dialect(&algo)?;
     let in_place = algo.attribute("inplace") == Some("1");
+    let mut changes = Vec::new();
+    let mut change = |pos: Pos, text: String| changes.push(Change::new(pos, text));
+    if matches!(bare, Cow::Owned(_)) {
+        change(Pos { line: 1, column: 1 }, "what stands before <algo> is no part of the file".into());
+    }
+    let written = algo.required("name")?.trim();
+    let name = plain(written);
+    if name != written {
+        change(algo.pos(), format!("the name \"{written}\" became {name}: rules and logs need one word"));
+    }
+    let mut channels = algo.number("nchannels", 0, MOST)?;
+    if channels == 0 {
+        channels = gpus.iter().flat_map(|gpu| &gpu.blocks).map(|block| block.chan + 1).max().unwrap_or(1);
+        change(algo.pos(), format!("nchannels=\"0\" became {channels}, the channels that blocks use"));
+    }
+    let steps = gpus.iter_mut().flat_map(|gpu| &mut gpu.blocks).flat_map(|block| &mut block.steps);
+    let nops: Vec<&mut Step> = steps.filter(|step| step.kind == Kind::Nop && step.count > 0).collect();
+    if let Some(first) = nops.first() {
+        change(first.pos, format!("the cnt of {} nops was taken as 0: a nop moves nothing", nops.len()));
+    }
+    nops.into_iter().for_each(|nop| nop.count = 0);
     Ok(Algo {
         pos: algo.pos(),
-        name: algo.required("name")?.trim().to_owned(),
+        name,
         protocol: protocol(&algo)?,
-        channels: algo.number("nchannels", 1, MOST)?,
+        channels,
         chunks: algo.number("nchunksperloop", 1, MOST_CHUNKS)?,
         ranks: algo.number("ngpus", 1, MOST)?,
         collective,
@@ -206,7 +233,37 @@ pub(super) fn read(text: &str) -> Result<Algo> {
         window,
         dialect,
         gpus,
+        changes,
     })
+}
+
+/// A name as one word of rules, variables and logs.
+pub(super) fn plain(name: &str) -> String {
+    let mut plain = String::new();
+    for letter in name.trim().chars() {
+        match letter.is_whitespace() || letter.is_control() || "#,;:".contains(letter) {
+            true if plain.ends_with('_') => {}
+            true => plain.push('_'),
+            false => plain.push(letter),
+        }
+    }
+    plain
+}
+
+/// The text without what stands in front of `<algo>`: a byte order mark, or lines that a generator has printed,
+/// for which blanks come, so that lines and columns stay.
+fn without_surroundings(text: &str) -> Cow<'_, str> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    if text.trim_start().starts_with('<') {
+        return Cow::Borrowed(text);
+    }
+    let is_end = |c: char| c.is_whitespace() || c == '>';
+    let mut starts = text.match_indices("<algo").map(|(at, _)| at);
+    let Some(at) = starts.find(|at| text[at + "<algo".len()..].starts_with(is_end)) else {
+        return Cow::Borrowed(text);
+    };
+    let blank = |c: char| if c == '\n' { '\n' } else { ' ' };
+    Cow::Owned(text[..at].chars().map(blank).chain(text[at..].chars()).collect())
 }
 
 /// Generators print below the file what they think of it: that is no part of it.

@@ -40,7 +40,7 @@ pub fn read(source: &str) -> Result<Imported> {
         let import = hawser_msccl::read(source).map_err(|error| PlanError::program(error.to_string()))?;
         return Ok(import.imported);
     }
-    let program = text::from_text(source)?;
+    let program = text::from_text(without_mark(source))?;
     let at_start = |what: String| PlanError::program(format!("1:1: {what}"));
     limits::check(&program).map_err(|error| at_start(error.into_text()))?;
     let prove = |in_place| verify::verify(&program, MOST_SLOTS, in_place);
@@ -48,7 +48,8 @@ pub fn read(source: &str) -> Result<Imported> {
     let right_in_place = prove(true).is_ok();
     let traffic = Traffic::of(&program, program.shape.ranks.max(2).ilog2() + 1);
     let (protocol, min_depth) = (Protocol::Simple, verdict.min_depth);
-    Ok(Imported { program, protocol, bytes: (0, u64::MAX), min_depth, right_in_place, traffic })
+    let bytes = (0, u64::MAX);
+    Ok(Imported { program, protocol, bytes, min_depth, right_in_place, traffic, changes: Vec::new() })
 }
 
 /// The head of a program file, which says what it is for.
@@ -67,7 +68,7 @@ pub struct Head {
 pub fn head(source: &str) -> Result<Head> {
     refuse_json(source)?;
     if is_plan(source) {
-        let shape = text::from_text(source)?.shape;
+        let shape = text::from_text(without_mark(source))?.shape;
         return Ok(Head { name: shape.name, ranks: shape.ranks });
     }
     let head = hawser_msccl::head(source).map_err(|error| PlanError::program(error.to_string()))?;
@@ -76,7 +77,7 @@ pub fn head(source: &str) -> Result<Head> {
 
 /// True if a file is JSON, as MSCCL++ writes plans.
 pub fn is_json(source: &str) -> bool {
-    source.trim_start().starts_with('{')
+    without_mark(source).trim_start().starts_with('{')
 }
 
 /// Only the tool reads MSCCL++'s plans, so that the library stays small.
@@ -90,8 +91,14 @@ fn refuse_json(source: &str) -> Result<()> {
     }
 }
 
-fn is_plan(source: &str) -> bool {
-    source
+/// The text behind a byte order mark, which some editors write.
+fn without_mark(source: &str) -> &str {
+    source.strip_prefix('\u{feff}').unwrap_or(source)
+}
+
+/// True if a file is a `.plan`; what is neither that nor JSON is read as XML.
+pub fn is_plan(source: &str) -> bool {
+    without_mark(source)
         .lines()
         .map(str::trim)
         .find(|line| !line.is_empty() && !line.starts_with('#'))

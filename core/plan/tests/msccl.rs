@@ -1,11 +1,15 @@
 //! MSCCL's XML: broken files are refused with their class of fault and their line, right ones are proved,
-//! exports come back, sizes that are safe elsewhere are found.
+//! exports come back, sizes that are safe elsewhere are found. Files that other runtimes take and that no
+//! program can say are changed on import: the changes are told, and what comes out is proved.
 
 mod files;
 
-use hawser_msccl::{Class, Dialect, Fifos, Window};
+use std::fmt::Write as _;
+
+use hawser_msccl::{Class, Dialect, Fifos, Import, Window};
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::{Collective, Protocol};
+use hawser_program::limits::MAX_CHANNELS;
 use hawser_program::text::{from_text, to_text};
 use hawser_program::verify::verify;
 use proptest::prelude::*;
@@ -53,7 +57,7 @@ proptest! {
     /// Values of attributes are exchanged at random: what is accepted has been proved, whatever it is.
     #[test]
     fn files_with_other_values_are_refused_or_right(
-        file in 0..6_usize,
+        file in 0..8_usize,
         changes in proptest::collection::vec(
             (any::<proptest::sample::Index>(), any::<proptest::sample::Index>()), 1..4
         ),
@@ -89,7 +93,8 @@ fn dialects_and_windows() {
     let synthesizer = read(&file("valid.synthesizer"));
     assert_eq!((synthesizer.dialect, synthesizer.imported.bytes), (Dialect::Synthesizer, (0, u64::MAX)));
     assert!(synthesizer.imported.right_in_place);
-    assert!(!read(&file("valid.only_apart")).imported.right_in_place);
+    let apart = read(&file("valid.only_apart"));
+    assert!(apart.imported.right_in_place && apart.changes[0].text.contains("copied to scratch first"));
     let window =
         |text: &str, with: &str| read(&text.replacen("ngpus", &format!("{with} ngpus"), 1)).imported.bytes;
     let pair = file("valid.pair");
@@ -217,4 +222,144 @@ fn corpus() {
             assert_eq!(safe, Some(if name.ends_with("i2") { 64 << 20 } else { 32 << 20 }), "{name}");
         }
     }
+}
+
+fn own(name: &str) -> String {
+    files::own().into_iter().find(|(n, _)| n == name).unwrap().1
+}
+
+/// Reads a file that is changed on import, and proves what came out.
+fn read(text: &str) -> Import {
+    let import = hawser_msccl::read(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let program = &import.imported.program;
+    for in_place in [false, true] {
+        let verdict = verify(program, import.imported.min_depth, in_place);
+        assert!(verdict.is_ok(), "{}: {}", program.shape.name, verdict.unwrap_err());
+    }
+    import
+}
+
+fn texts(import: &Import) -> Vec<String> {
+    import.changes.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn what_is_around_a_file_and_in_its_head_is_told_and_left() {
+    let import = read(&own("valid.surroundings"));
+    assert_eq!(import.imported.program.shape.name, "mine_for_2_GPUs");
+    assert_eq!(hawser_msccl::head(&own("valid.surroundings")), Ok(("mine_for_2_GPUs".into(), 2)));
+    let said = texts(&import);
+    for (found, part) in said.iter().zip([
+        "1:1: what stands before <algo>",
+        "3:1: the name \"mine, for 2 GPUs\" became mine_for_2_GPUs",
+        "3:1: nchannels=\"0\" became 1",
+        "12:7: the cnt of 2 nops",
+    ]) {
+        assert!(found.starts_with(part), "{found}");
+    }
+    assert_eq!((said.len(), &said), (4, &import.imported.changes));
+    assert!(texts(&read(&own("valid.pair"))).is_empty());
+}
+
+/// A channel that blocks use must still be there if the file tells their number.
+#[test]
+fn faults_behind_a_log_have_their_line() {
+    let text = own("valid.surroundings").replacen("type=\"re\"", "type=\"rx\"", 1);
+    let error = hawser_msccl::read(&text).unwrap_err();
+    assert_eq!((error.class, error.line, error.column), (Class::Attribute, 13, 7), "{error}");
+    let error = hawser_msccl::read("a log without a program\n").unwrap_err();
+    assert_eq!((error.class, error.line), (Class::Syntax, 1), "{error}");
+}
+
+#[test]
+fn a_block_whose_directions_meet_two_blocks_becomes_two() {
+    let import = read(&own("valid.directions"));
+    let said = texts(&import);
+    assert!(said.len() == 1 && said[0].starts_with("4:5: tb 0 of gpu 0 became two blocks"), "{said:?}");
+    let ranks = &import.imported.program.ranks;
+    assert_eq!(ranks[0].channels.iter().filter(|channel| !channel.steps.is_empty()).count(), 2);
+}
+
+/// An all-gather in which every rank talks to every other one in `instances` blocks. `together`: a block sends
+/// and receives.
+fn all_gather(ranks: u32, instances: u32, together: bool) -> String {
+    let mut text = format!(
+        "<algo name=\"direct\" proto=\"LL\" nchannels=\"{instances}\" nchunksperloop=\"{}\" ngpus=\"{ranks}\" \
+         coll=\"allgather\" inplace=\"1\">\n",
+        ranks * instances
+    );
+    let step = |kind: &str, number: u32, chunk: u32| {
+        format!(
+            "<step s=\"{number}\" type=\"{kind}\" srcbuf=\"o\" srcoff=\"{chunk}\" dstbuf=\"o\" \
+             dstoff=\"{chunk}\" cnt=\"1\" depid=\"-1\" deps=\"-1\" hasdep=\"0\"/>\n"
+        )
+    };
+    for rank in 0..ranks {
+        let chunks = ranks * instances;
+        writeln!(text, "<gpu id=\"{rank}\" i_chunks=\"0\" o_chunks=\"{chunks}\" s_chunks=\"0\">").unwrap();
+        let mut id = 0;
+        for peer in (0..ranks).filter(|peer| *peer != rank) {
+            for chan in 0..instances {
+                let send = step("s", 0, rank * instances + chan);
+                let receive = |number| step("r", number, peer * instances + chan);
+                let blocks = match together {
+                    true => vec![(peer.to_string(), peer.to_string(), send + &receive(1))],
+                    false => vec![
+                        (peer.to_string(), "-1".into(), send),
+                        ("-1".into(), peer.to_string(), receive(0)),
+                    ],
+                };
+                for (to, from, steps) in blocks {
+                    writeln!(
+                        text,
+                        "<tb id=\"{id}\" send=\"{to}\" recv=\"{from}\" chan=\"{chan}\">\n{steps}</tb>"
+                    )
+                    .unwrap();
+                    id += 1;
+                }
+            }
+        }
+        text += "</gpu>\n";
+    }
+    text + "</algo>\n"
+}
+
+#[test]
+fn more_blocks_than_a_launch_has_are_folded() {
+    for (ranks, instances, together) in [(8, 16, true), (4, 22, true), (4, 16, false), (5, 10, false)] {
+        let import = read(&all_gather(ranks, instances, together));
+        let said = texts(&import);
+        assert!(said.len() == 1 && said[0].contains("blocks of a gpu became 64 at most"), "{said:?}");
+        assert!(import.imported.channels() <= MAX_CHANNELS as u32);
+    }
+    assert!(texts(&read(&all_gather(8, 9, true))).is_empty());
+}
+
+/// Blocks of one pair of ranks share its FIFOs if they are folded: those stay as they are.
+#[test]
+fn blocks_that_cannot_be_folded_are_a_limit() {
+    let error = hawser_msccl::read(&all_gather(2, 65, true)).unwrap_err();
+    assert_eq!(error.class, Class::Limit, "{error}");
+    assert!(error.text.contains("65 channels"), "{error}");
+    let error = hawser_msccl::read(&all_gather(2, 257, true)).unwrap_err();
+    assert!(error.class == Class::Limit && error.text.contains("257 blocks, at most 256"), "{error}");
+}
+
+/// What a change makes of a wrong file stays wrong.
+#[test]
+fn mutants_of_changed_files_are_refused() {
+    let wrong = |text: &str, old: &str, new: &str| {
+        assert!(text.contains(old), "{old}");
+        let changed = text.replacen(old, new, 1);
+        assert!(hawser_msccl::read(&changed).is_err(), "{old} -> {new}");
+    };
+    let directions = own("valid.directions");
+    wrong(&directions, "type=\"rrcs\"", "type=\"rcs\"");
+    wrong(&directions, "type=\"rrcs\"", "type=\"rrs\"");
+    let folded = all_gather(8, 16, true);
+    wrong(&folded, "dstoff=\"17\"", "dstoff=\"18\"");
+    wrong(&folded, "type=\"s\" srcbuf=\"o\" srcoff=\"1\"", "type=\"s\" srcbuf=\"o\" srcoff=\"2\"");
+    let apart = own("valid.only_apart");
+    wrong(&apart, "type=\"re\" srcbuf=\"i\"", "type=\"re\" srcbuf=\"o\"");
+    wrong(&apart, "inplace=\"0\" outofplace=\"1\"", "inplace=\"1\" outofplace=\"1\"");
 }

@@ -19,6 +19,8 @@ pub struct Imported {
     pub right_in_place: bool,
     /// The figures of the program that the cost model uses.
     pub traffic: Traffic,
+    /// Changes that the importer made to what the file says, each with its place.
+    pub changes: Vec<String>,
 }
 
 /// The traffic of the busiest rank of a program.

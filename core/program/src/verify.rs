@@ -53,10 +53,27 @@ pub fn verify(program: &Program, depth: u32, in_place: bool) -> Result<Verdict, 
     let order = loop {
         match schedule::run(program, min_depth) {
             Ok(order) => break order,
-            Err(fault) if min_depth >= depth => return Err(fault),
+            Err(fault) if min_depth >= depth => return Err(too_deep(program, depth, fault)),
             Err(_) => min_depth += 1,
         }
     };
     let bitwise_equal = values::check(program, &order, in_place)?;
     Ok(Verdict { bitwise_equal, min_depth, steps: order.len() as u64, deterministic: true })
+}
+
+/// Most slots with which a program is tried that runs with no fewer.
+const DEEPEST: u32 = 1 << 20;
+
+/// The fault of a program that does not run with `depth` slots: with enough of them it may.
+fn too_deep(program: &Program, depth: u32, fault: Fault) -> Fault {
+    let runs = |depth: u32| schedule::run(program, depth).is_ok();
+    if !matches!(fault, Fault::Deadlock { .. }) || !runs(DEEPEST) {
+        return fault;
+    }
+    let (mut low, mut high) = (depth, DEEPEST);
+    while low + 1 < high {
+        let middle = low.midpoint(high);
+        if runs(middle) { high = middle } else { low = middle }
+    }
+    Fault::TooDeep { depth, needed: high }
 }

@@ -115,7 +115,7 @@ fn head(root: &Object<'_>, ranks: u32) -> Result<Algo> {
     let in_place = root.required("inplace")?.flag()?;
     Ok(Algo {
         pos: root.pos(),
-        name: root.required("name")?.word()?.trim().to_owned(),
+        name: crate::xml::plain(&root.required("name")?.word()?),
         protocol,
         channels: 1,
         chunks: 0,
@@ -127,6 +127,7 @@ fn head(root: &Object<'_>, ranks: u32) -> Result<Algo> {
         window,
         dialect: Dialect::Mscclpp,
         gpus: Vec::new(),
+        changes: Vec::new(),
     })
 }
 

@@ -56,6 +56,13 @@ pub enum Fault {
         /// The steps that wait, each with what it waits for.
         waits: Vec<(At, Wait)>,
     },
+    /// It runs with more slots than there are.
+    TooDeep {
+        /// Slots per FIFO that there are.
+        depth: u32,
+        /// Slots per FIFO with which it runs.
+        needed: u32,
+    },
     /// Slots were sent and never taken.
     UnbalancedFifo {
         /// Lane of the FIFO.
@@ -186,6 +193,11 @@ impl fmt::Display for Fault {
                 write!(f, "out of bounds: {at} uses {name}, the buffer has {chunks} chunks on this rank")
             }
             Self::Deadlock { depth, waits } => deadlock(f, *depth, waits),
+            Self::TooDeep { depth, needed } => write!(
+                f,
+                "limit: needs FIFOs of {needed} slots, there are {depth}: receive earlier, or move more chunks \
+                 with one step"
+            ),
             Self::UnbalancedFifo { lane, from, to, slots } => write!(
                 f,
                 "unbalanced FIFO: {slots} slots from rank {from} to rank {to} on lane {lane} are never taken"

@@ -219,6 +219,9 @@ impl Program {
                 self.name, program.min_depth
             )
         });
+        for change in &program.changes {
+            log::info(Subsys::Tuning, || format!("{path}:{change}"));
+        }
         Ok(imported::keep(program, place))
     }
 }
