@@ -11,6 +11,7 @@ mod doctor;
 mod exec;
 mod explain;
 mod files;
+mod lint;
 mod measure;
 mod output;
 mod pages;
@@ -72,6 +73,14 @@ enum Command {
   hawser plan show ring_all_reduce --ranks 8 --svg ring.svg
   hawser plan verify mine.xml")]
     Plan(plan::Options),
+    /// Say what is wrong or unusual in program files, as a compiler would
+    #[command(after_help = "Examples:
+  hawser lint *.xml
+  hawser lint --strict mine.xml theirs.json
+  hawser lint --sarif *.xml > programs.sarif
+
+Exit codes: 0 if no file has an error (with --strict: nor a warning), 1 if one has.")]
+    Lint(lint::Options),
     /// Show which algorithm is chosen for which size, and why
     #[command(after_help = "Examples:
   hawser explain all_reduce --ranks 8
@@ -136,6 +145,7 @@ fn run(command: Command) -> Result<bool> {
     match command {
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
+        Command::Lint(options) => lint::run(&options),
         Command::Explain(options) => explain::run(&options).map(|()| true),
         Command::Rules(options) => rules::run(&options),
         Command::Measure(options) => measure::run(&options).map(|()| true),

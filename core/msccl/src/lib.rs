@@ -73,6 +73,11 @@ pub struct Import {
 }
 
 impl Import {
+    /// Line and column of the algorithm, from 1.
+    pub fn start(&self) -> (u32, u32) {
+        (self.algo.pos.line, self.algo.pos.column)
+    }
+
     /// The largest call (bytes of the larger buffer) that the program survives in a runtime with these FIFOs;
     /// None = every size. Hawser itself moves chunk by chunk and gives every program the slots it was proved
     /// with.
