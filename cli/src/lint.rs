@@ -268,7 +268,7 @@ mod tests {
         let place = file!("race.send_before_sum").split_whitespace().nth(1).expect("a place");
         assert!(lines[0].starts_with(&format!("race.xml:{place}: error: ")), "{lines:?}");
         assert!(lines[0].ends_with("[race]"), "{lines:?}");
-        assert!(lines[1].starts_with("directions.xml:3:5: note: tb 0 of gpu 0 became two"), "{lines:?}");
+        assert!(lines[1].starts_with("directions.xml:4:5: note: tb 0 of gpu 0 became two"), "{lines:?}");
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
                     rank 1\nchannel 0\nrecv from 1 dst out:0\n";
         let found = lint("plan", &[("bad.plan", plan), ("worse.plan", "hawser-plan 1\nname\n")]);
         assert!(found[0].text.contains("receives from itself") && found[0].class == "plan", "{found:?}");
-        assert_eq!((found[1].line, found.len()), (2, 2), "{found:?}");
+        assert_eq!((found[1].line, found.len()), (3, 2), "{found:?}");
         let (found, name) = look(Path::new("/nowhere/x.xml"));
         assert!(found[0].level == Level::Error && found[0].class == "file" && name.is_none(), "{found:?}");
     }

@@ -57,7 +57,7 @@ proptest! {
     /// Values of attributes are exchanged at random: what is accepted has been proved, whatever it is.
     #[test]
     fn files_with_other_values_are_refused_or_right(
-        file in 0..8_usize,
+        file in 0..9_usize,
         changes in proptest::collection::vec(
             (any::<proptest::sample::Index>(), any::<proptest::sample::Index>()), 1..4
         ),
