@@ -132,7 +132,7 @@ fn look(path: &Path) -> (Vec<Finding>, Option<String>) {
     }
 }
 
-/// What is to be said of a file that is right.
+/// The remarks about a file that is right.
 fn remarks(import: &Import) -> Vec<((u32, u32), Level, &'static str, String)> {
     let mut remarks: Vec<_> = import
         .changes

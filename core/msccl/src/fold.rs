@@ -88,8 +88,8 @@ impl Search {
         Some(folded)
     }
 
-    /// True if two channels of a rank can be one: they share no peer, whose messages would share a FIFO, and no
-    /// rank would have two channels of their set that share a peer.
+    /// True if two channels of a rank can be one: they share no peer, whose messages would share a FIFO, and
+    /// no rank would have two channels of their set that share a peer.
     fn can_join(&mut self, groups: &Groups, rank: u32, one: u32, other: u32) -> bool {
         let sets = [groups.of[&(rank, one)], groups.of[&(rank, other)]];
         let sets = if sets[0] == sets[1] { &sets[..1] } else { &sets[..] };

@@ -270,7 +270,8 @@ mod tests {
     use super::*;
     use crate::{check, prove, translate, xml};
 
-    /// A ring of three ranks that adds up three chunks: every block sends, receives and has all kinds of steps.
+    /// A ring of three ranks that adds up three chunks: every block sends, receives and has all kinds of
+    /// steps.
     fn ring() -> String {
         let mut text = String::from(
             "<algo name=\"ring\" proto=\"Simple\" nchannels=\"1\" nchunksperloop=\"3\" ngpus=\"3\" \
@@ -279,8 +280,8 @@ mod tests {
         for rank in 0..3_u32 {
             let (next, before) = ((rank + 1) % 3, (rank + 2) % 3);
             text += &format!(
-                "<gpu id=\"{rank}\" i_chunks=\"3\" o_chunks=\"0\" s_chunks=\"1\"><tb id=\"0\" send=\"{next}\" \
-                 recv=\"{before}\" chan=\"0\">"
+                "<gpu id=\"{rank}\" i_chunks=\"3\" o_chunks=\"0\" s_chunks=\"1\"><tb id=\"0\" \
+                 send=\"{next}\" recv=\"{before}\" chan=\"0\">"
             );
             let dep = "depid=\"1\" deps=\"0\"";
             for (number, (kind, back, dep)) in
@@ -298,8 +299,9 @@ mod tests {
             }
             // Another block begins, and ends with a copy of what the ring has stored.
             text += &format!(
-                "</tb><tb id=\"1\" send=\"-1\" recv=\"-1\" chan=\"0\"><step s=\"0\" type=\"cpy\" srcbuf=\"i\" \
-                 srcoff=\"{rank}\" dstbuf=\"s\" dstoff=\"0\" cnt=\"1\" depid=\"-1\" deps=\"-1\" hasdep=\"1\"/>\
+                "</tb><tb id=\"1\" send=\"-1\" recv=\"-1\" chan=\"0\"><step s=\"0\" type=\"cpy\" \
+                 srcbuf=\"i\" srcoff=\"{rank}\" dstbuf=\"s\" dstoff=\"0\" cnt=\"1\" depid=\"-1\" deps=\"-1\" \
+                 hasdep=\"1\"/>\
                  <step s=\"1\" type=\"cpy\" srcbuf=\"i\" srcoff=\"{rank}\" dstbuf=\"s\" dstoff=\"0\" \
                  cnt=\"1\" depid=\"0\" deps=\"3\" hasdep=\"0\"/></tb></gpu>"
             );

@@ -76,20 +76,24 @@ pub(super) fn translate(algo: &Algo) -> Result<Translated> {
     Ok(Translated { program: Program { shape, ranks }, source, hops, folded })
 }
 
-/// Where the steps come from after they moved to other channels.
-fn moved(source: &[Vec<Vec<Pos>>], places: &[Vec<Vec<(u32, u32)>>]) -> Vec<Vec<Vec<Pos>>> {
-    let of_rank = |(source, places): (&Vec<Vec<Pos>>, &Vec<Vec<(u32, u32)>>)| {
+/// The places in the file of the steps of a rank, by channel and step.
+type Source = Vec<Vec<Pos>>;
+
+/// The places in the file of all steps after they moved to other channels.
+fn moved(source: &[Source], places: &[Vec<Vec<(u32, u32)>>]) -> Vec<Source> {
+    let mut all = Vec::new();
+    for (source, places) in source.iter().zip(places) {
         let steps = source.iter().flatten().zip(places.iter().flatten());
         let mut moved: Vec<((u32, u32), Pos)> = steps.map(|(pos, place)| (*place, *pos)).collect();
         moved.sort_unstable_by_key(|(place, _)| *place);
-        let mut channels: Vec<Vec<Pos>> = Vec::new();
+        let mut channels = Source::new();
         for ((channel, _), pos) in moved {
             channels.resize_with(channels.len().max(channel as usize + 1), Vec::new);
             channels[channel as usize].push(pos);
         }
-        channels
-    };
-    source.iter().zip(places).map(of_rank).collect()
+        all.push(channels);
+    }
+    all
 }
 
 /// The chunks of one transfer.

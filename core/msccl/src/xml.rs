@@ -250,8 +250,8 @@ pub(super) fn plain(name: &str) -> String {
     plain
 }
 
-/// The text without what stands in front of `<algo>`: a byte order mark, or lines that a generator has printed,
-/// for which blanks come, so that lines and columns stay.
+/// The text without what stands in front of `<algo>`: a byte order mark, or lines that a generator has
+/// printed, for which blanks come, so that lines and columns stay.
 fn without_surroundings(text: &str) -> Cow<'_, str> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim_start().starts_with('<') {

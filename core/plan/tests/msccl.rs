@@ -280,12 +280,12 @@ fn a_block_whose_directions_meet_two_blocks_becomes_two() {
     assert_eq!(ranks[0].channels.iter().filter(|channel| !channel.steps.is_empty()).count(), 2);
 }
 
-/// An all-gather in which every rank talks to every other one in `instances` blocks. `together`: a block sends
-/// and receives.
+/// An all-gather in which every rank talks to every other one in `instances` blocks. `together`: a block
+/// sends and receives.
 fn all_gather(ranks: u32, instances: u32, together: bool) -> String {
     let mut text = format!(
-        "<algo name=\"direct\" proto=\"LL\" nchannels=\"{instances}\" nchunksperloop=\"{}\" ngpus=\"{ranks}\" \
-         coll=\"allgather\" inplace=\"1\">\n",
+        "<algo name=\"direct\" proto=\"LL\" nchannels=\"{instances}\" nchunksperloop=\"{}\" \
+         ngpus=\"{ranks}\" coll=\"allgather\" inplace=\"1\">\n",
         ranks * instances
     );
     let step = |kind: &str, number: u32, chunk: u32| {
@@ -345,7 +345,7 @@ fn blocks_that_cannot_be_folded_are_a_limit() {
     assert!(error.class == Class::Limit && error.text.contains("257 blocks, at most 256"), "{error}");
 }
 
-/// What a change makes of a wrong file stays wrong.
+/// A wrong file stays wrong when it is changed on import.
 #[test]
 fn mutants_of_changed_files_are_refused() {
     let wrong = |text: &str, old: &str, new: &str| {

@@ -195,8 +195,8 @@ impl fmt::Display for Fault {
             Self::Deadlock { depth, waits } => deadlock(f, *depth, waits),
             Self::TooDeep { depth, needed } => write!(
                 f,
-                "limit: needs FIFOs of {needed} slots, there are {depth}: receive earlier, or move more chunks \
-                 with one step"
+                "limit: needs FIFOs of {needed} slots, there are {depth}: receive earlier, or move more \
+                 chunks with one step"
             ),
             Self::UnbalancedFifo { lane, from, to, slots } => write!(
                 f,
